@@ -1,0 +1,90 @@
+//! `--set key=value` over a TOML file, and where in the file a key stands.
+
+use toml::{Table, Value};
+
+/// A `--set` that cannot be applied.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("--set {assignment}: {why}")]
+pub struct OverlayError {
+    /// As given.
+    pub assignment: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+/// Applies `a.b.c=value` to a table. The value is TOML (`0.1`, `true`, `[1, 2]`, `"text"`); what is no TOML is
+/// taken as text, so `train.mode=ssp:4` needs no quotes. Missing tables are made.
+pub fn apply(table: &mut Table, assignment: &str) -> Result<(), OverlayError> {
+    let bad = |why: &str| OverlayError { assignment: assignment.into(), why: why.into() };
+    let (path, text) = assignment.split_once('=').ok_or_else(|| bad("write key=value"))?;
+    let mut keys: Vec<&str> = path.trim().split('.').collect();
+    if keys.iter().any(|k| k.is_empty()) {
+        return Err(bad("the key has an empty part"));
+    }
+    let last = keys.pop().ok_or_else(|| bad("there is no key"))?;
+    let mut at = table;
+    for key in keys {
+        let next = at.entry(key).or_insert_with(|| Value::Table(Table::new()));
+        at = next.as_table_mut().ok_or_else(|| bad(&format!("`{key}` is a value, not a table")))?;
+    }
+    at.insert(last.to_string(), value(text.trim()));
+    Ok(())
+}
+
+fn value(text: &str) -> Value {
+    let parsed = toml::from_str::<Table>(&format!("v = {text}")).ok().and_then(|mut t| t.remove("v"));
+    parsed.unwrap_or_else(|| Value::String(text.to_string()))
+}
+
+/// The line, from 1, on which `a.b` is set in a TOML text: below a `[a]` header, or as a dotted key. Only
+/// for messages, so it reads lines rather than the grammar; `None` where it finds none.
+pub fn line_of(text: &str, path: &str) -> Option<usize> {
+    let mut section = String::new();
+    for (i, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if let Some(header) = line.strip_prefix('[').and_then(|l| l.split(']').next()) {
+            section = header.trim_matches('[').trim().to_string();
+            if section == path {
+                return Some(i + 1);
+            }
+        } else if let Some((key, _)) = line.split_once('=') {
+            let key = key.trim();
+            let full = if section.is_empty() { key.to_string() } else { format!("{section}.{key}") };
+            if full == path {
+                return Some(i + 1);
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_toml_or_text_and_tables_are_made() {
+        let mut t: Table = toml::from_str("[train]\nbatch = 3").expect("toml");
+        for a in ["train.batch=64", "train.mode=ssp:4", "optimizer.lr = 0.5", "x.y.z=[1, 2]", "name=\"a b\""] {
+            apply(&mut t, a).expect(a);
+        }
+        assert_eq!(t["train"]["batch"].as_integer(), Some(64));
+        assert_eq!(t["train"]["mode"].as_str(), Some("ssp:4"));
+        assert_eq!(t["optimizer"]["lr"].as_float(), Some(0.5));
+        assert_eq!(t["x"]["y"]["z"].as_array().map(Vec::len), Some(2));
+        assert_eq!(t["name"].as_str(), Some("a b"));
+        for a in ["novalue", "=1", "a..b=1", "train.batch.x=1"] {
+            assert!(apply(&mut t, a).is_err(), "{a}");
+        }
+    }
+
+    #[test]
+    fn keys_are_found_by_line() {
+        let text = "name = 1\n\n[train]\n# batch = 9\nbatch = 64\n\n[cluster.extra]\nx = 1\n";
+        assert_eq!(line_of(text, "name"), Some(1));
+        assert_eq!(line_of(text, "train.batch"), Some(5));
+        assert_eq!(line_of(text, "cluster.extra.x"), Some(8));
+        assert_eq!(line_of(text, "train"), Some(3));
+        assert_eq!(line_of(text, "train.lr"), None);
+    }
+}

@@ -1,0 +1,99 @@
+//! What the servers need to know of a job. It travels as TOML, the language of the job file, so that there is
+//! one parser and one validation, and lives in the replicated state.
+
+use crate::{
+    consistency::Mode,
+    layout::{Layout, TensorSpec},
+    optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
+};
+use serde::{Deserialize, Serialize};
+
+/// The servers' part of a job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServerJob {
+    /// The job's name.
+    pub name: String,
+    /// The model and everything else that the weights depend on; two workers with different ones do not
+    /// train together.
+    pub fingerprint: String,
+    /// Workers that must have joined before the first update.
+    pub workers: u32,
+    /// BSP, SSP(s) or ASP.
+    pub mode: Mode,
+    /// Trained values.
+    pub params_len: usize,
+    /// Running statistics, after the trained values.
+    pub buffers_len: usize,
+    /// Values in a bucket.
+    pub bucket_len: usize,
+    /// A worker whose connection breaks is taken out after this many milliseconds without a new one.
+    pub grace_ms: u64,
+    /// Stop before the last epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub early_stop: Option<EarlyStop>,
+    /// How gradients change weights.
+    pub optimizer: OptimizerConfig,
+    /// How the rate changes with the fleet's progress.
+    pub schedule: ScheduleConfig,
+    /// Clipping of gradients.
+    pub clip: ClipConfig,
+}
+
+/// Stop when the held-out loss has not fallen for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EarlyStop {
+    /// Evaluations without improvement before stopping, from 1.
+    pub patience: u32,
+    /// An improvement is a fall of the mean held-out loss by more than this, from 0.
+    #[serde(default)]
+    pub min_delta: f64,
+}
+
+/// Why a text is no server job.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the job that was sent is not valid: {0}")]
+pub struct ServerJobError(String);
+
+impl ServerJob {
+    /// Reads and checks the text; afterwards [`Self::layout`] cannot fail.
+    pub fn from_toml(text: &str) -> Result<Self, ServerJobError> {
+        let bad = |m: String| ServerJobError(m);
+        let job: ServerJob = toml::from_str(text).map_err(|e| bad(e.to_string()))?;
+        job.optimizer.validate().map_err(|e| bad(e.to_string()))?;
+        job.schedule.validate().map_err(|e| bad(e.to_string()))?;
+        job.clip.validate().map_err(|e| bad(e.to_string()))?;
+        let total = job.params_len.checked_add(job.buffers_len).unwrap_or(usize::MAX);
+        if job.params_len == 0 || total > MAX_VALUES {
+            return Err(bad(format!("{total} values; a job has from 1 to {MAX_VALUES}")));
+        }
+        if job.bucket_len == 0 || job.bucket_len > (1 << 20) / 4 {
+            return Err(bad(format!("bucket_len {} is not within 1 to {}", job.bucket_len, (1 << 20) / 4)));
+        }
+        if job.workers == 0 || job.workers > 65_536 {
+            return Err(bad(format!("{} workers; a job has from 1 to 65536", job.workers)));
+        }
+        Ok(job)
+    }
+
+    /// The text that [`Self::from_toml`] reads back.
+    pub fn to_toml(&self) -> Result<String, ServerJobError> {
+        toml::to_string(self).map_err(|e| ServerJobError(e.to_string()))
+    }
+
+    /// The buckets, as every process of the job computes them. The servers know lengths, not tensors.
+    ///
+    /// # Panics
+    /// Never for a job that came from [`Self::from_toml`].
+    pub fn layout(&self) -> Layout {
+        let mut tensors = vec![TensorSpec::param("params", &[self.params_len])];
+        if self.buffers_len > 0 {
+            tensors.push(TensorSpec::buffer("buffers", &[self.buffers_len]));
+        }
+        Layout::new(tensors, self.bucket_len).expect("from_toml has checked the lengths")
+    }
+}
+
+/// 2^34 values are 64 GiB of weights: more than a fleet of this version holds.
+const MAX_VALUES: usize = 1 << 34;

@@ -1,0 +1,115 @@
+//! One inequality decides who may go on.
+//!
+//! A worker that has finished `done` steps may start the next one when `slowest + staleness >= done`
+//! (Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013).
+//! BSP is staleness 0 with the pushes of one step averaged into one update, SSP(s) applies pushes as they
+//! arrive, ASP has no bound.
+
+use crate::id::Step;
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
+
+/// How far workers may drift apart, and whether their pushes are averaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Lock-step: the pushes of a step are averaged into one update.
+    Bsp,
+    /// Bounded staleness: pushes are applied as they arrive; the fastest worker is at most this many steps
+    /// ahead of the slowest.
+    Ssp(u32),
+    /// Asynchronous (Hogwild): pushes are applied as they arrive; nobody waits.
+    Asp,
+}
+
+impl Mode {
+    /// The bound in steps, or `None` where there is none.
+    pub fn staleness(self) -> Option<u64> {
+        match self {
+            Mode::Bsp => Some(0),
+            Mode::Ssp(s) => Some(u64::from(s)),
+            Mode::Asp => None,
+        }
+    }
+
+    /// Whether the pushes of one step become one averaged update.
+    pub fn averages(self) -> bool {
+        self == Mode::Bsp
+    }
+
+    /// The inequality: may a worker that finished `done` go on while the slowest finished `slowest`?
+    pub fn may_proceed(self, slowest: Step, done: Step) -> bool {
+        self.staleness().is_none_or(|s| slowest.0.saturating_add(s) >= done.0)
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Mode::Bsp => f.write_str("bsp"),
+            Mode::Ssp(s) => write!(f, "ssp:{s}"),
+            Mode::Asp => f.write_str("asp"),
+        }
+    }
+}
+
+/// A text that names no mode.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no consistency mode; write `bsp`, `ssp:S` with S from 0 to 1000000, or `asp`")]
+pub struct ParseModeError(String);
+
+impl FromStr for Mode {
+    type Err = ParseModeError;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        let bad = || ParseModeError(s.to_string());
+        match s {
+            "bsp" => Ok(Mode::Bsp),
+            "asp" => Ok(Mode::Asp),
+            _ => {
+                let n: u32 = s.strip_prefix("ssp:").ok_or_else(bad)?.parse().map_err(|_| bad())?;
+                if n <= 1_000_000 { Ok(Mode::Ssp(n)) } else { Err(bad()) }
+            }
+        }
+    }
+}
+
+impl Serialize for Mode {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Mode {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_inequality_at_its_edges() {
+        for (mode, slowest, done, may) in [
+            (Mode::Bsp, 3, 3, true),
+            (Mode::Bsp, 3, 4, false),
+            (Mode::Ssp(0), 3, 4, false),
+            (Mode::Ssp(2), 3, 5, true),
+            (Mode::Ssp(2), 3, 6, false),
+            (Mode::Asp, 0, u64::MAX, true),
+        ] {
+            assert_eq!(mode.may_proceed(Step(slowest), Step(done)), may, "{mode} {slowest} {done}");
+        }
+    }
+
+    #[test]
+    fn modes_read_back_what_they_print() {
+        for m in [Mode::Bsp, Mode::Ssp(0), Mode::Ssp(4), Mode::Asp] {
+            assert_eq!(m.to_string().parse(), Ok(m));
+        }
+        for bad in ["", "BSP", "ssp", "ssp:", "ssp:-1", "ssp:9999999", "async"] {
+            assert!(bad.parse::<Mode>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! From named tensors to buckets.
+//!
+//! A model is one flat vector of `f32`. Its tensors lie in it one after another in the order the model names
+//! them. The vector is cut into *buckets* of a fixed length; a tensor may cross a bucket's edge. Parameters
+//! and buffers (BatchNorm's running statistics) never share a bucket, since the servers update them by
+//! different rules: so all parameters come first and all buffers after them.
+//!
+//! ```text
+//!  offset 0                                   params_len          len
+//!  | tensor 0 | tensor 1 |  tensor 2 ...     | buffer 0 | buffer 1 |
+//!  |  bucket 0   |  bucket 1   |  bucket 2   |      bucket 3       |
+//! ```
+
+use crate::id::BucketId;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// What the servers do with a tensor's pushes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TensorKind {
+    /// Trained: the job's optimizer applies its gradient.
+    Param,
+    /// A running statistic: the servers subtract the pushed value as it is (plain SGD with rate 1, no decay,
+    /// no clipping, no schedule). See `docs/consistency.md`, "BatchNorm".
+    Buffer,
+}
+
+/// One tensor of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorSpec {
+    /// PyTorch's `state_dict` name, for example `0.weight`.
+    pub name: String,
+    /// PyTorch's shape, for example `[out, in]` for a linear layer's weight.
+    pub shape: Vec<usize>,
+    /// Parameter or buffer.
+    pub kind: TensorKind,
+}
+
+impl TensorSpec {
+    /// A trained tensor.
+    pub fn param(name: impl Into<String>, shape: &[usize]) -> Self {
+        Self { name: name.into(), shape: shape.to_vec(), kind: TensorKind::Param }
+    }
+
+    /// A running statistic.
+    pub fn buffer(name: impl Into<String>, shape: &[usize]) -> Self {
+        Self { name: name.into(), shape: shape.to_vec(), kind: TensorKind::Buffer }
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether it holds no value.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// One bucket: a range of the flat vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BucketSpec {
+    /// First value, counted from the start of the flat vector.
+    pub offset: usize,
+    /// Number of values.
+    pub len: usize,
+    /// Parameters or buffers; never both.
+    pub kind: TensorKind,
+}
+
+impl BucketSpec {
+    /// The bucket's place in the flat vector.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.len
+    }
+}
+
+/// The flat vector's tensors and buckets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    tensors: Vec<TensorSpec>,
+    offsets: Vec<usize>,
+    buckets: Vec<BucketSpec>,
+    params_len: usize,
+    len: usize,
+}
+
+/// Why a list of tensors is no layout.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// The list holds no parameter.
+    #[error("the model has no parameters")]
+    Empty,
+    /// A dimension is zero, or the product overflows.
+    #[error("tensor `{0}` has shape {1:?}, which holds no value or too many")]
+    BadShape(String, Vec<usize>),
+    /// Two tensors of one name.
+    #[error("two tensors are named `{0}`")]
+    DuplicateName(String),
+    /// A parameter after a buffer.
+    #[error("parameter `{0}` comes after a buffer; name all parameters first, then the buffers")]
+    BufferBeforeParam(String),
+    /// The bucket length is zero.
+    #[error("a bucket must hold at least one value")]
+    EmptyBucket,
+}
+
+impl Layout {
+    /// Lays the tensors out one after another and cuts the vector into buckets of at most `bucket_len` values.
+    ///
+    /// Errors say which tensor is wrong; nothing else can fail.
+    pub fn new(tensors: Vec<TensorSpec>, bucket_len: usize) -> Result<Self, LayoutError> {
+        if bucket_len == 0 {
+            return Err(LayoutError::EmptyBucket);
+        }
+        let mut names = std::collections::BTreeSet::new();
+        let (mut offsets, mut len, mut params_len, mut seen_buffer) = (Vec::new(), 0usize, 0, false);
+        for t in &tensors {
+            let n = t
+                .shape
+                .iter()
+                .try_fold(1usize, |a, &d| a.checked_mul(d))
+                .filter(|&n| n > 0 && n < (1 << 40))
+                .ok_or_else(|| LayoutError::BadShape(t.name.clone(), t.shape.clone()))?;
+            if !names.insert(t.name.as_str()) {
+                return Err(LayoutError::DuplicateName(t.name.clone()));
+            }
+            match t.kind {
+                TensorKind::Param if seen_buffer => {
+                    return Err(LayoutError::BufferBeforeParam(t.name.clone()));
+                }
+                TensorKind::Param => params_len += n,
+                TensorKind::Buffer => seen_buffer = true,
+            }
+            offsets.push(len);
+            len += n;
+        }
+        if params_len == 0 {
+            return Err(LayoutError::Empty);
+        }
+        let mut buckets = Vec::new();
+        for (start, end, kind) in [(0, params_len, TensorKind::Param), (params_len, len, TensorKind::Buffer)] {
+            let mut at = start;
+            while at < end {
+                let n = bucket_len.min(end - at);
+                buckets.push(BucketSpec { offset: at, len: n, kind });
+                at += n;
+            }
+        }
+        Ok(Self { tensors, offsets, buckets, params_len, len })
+    }
+
+    /// The tensors, in the order of the flat vector.
+    pub fn tensors(&self) -> &[TensorSpec] {
+        &self.tensors
+    }
+
+    /// Where tensor `i` lies in the flat vector.
+    pub fn tensor_range(&self, i: usize) -> Range<usize> {
+        self.offsets[i]..self.offsets[i] + self.tensors[i].len()
+    }
+
+    /// All buckets; a [`BucketId`] is an index into this slice.
+    pub fn buckets(&self) -> &[BucketSpec] {
+        &self.buckets
+    }
+
+    /// The bucket with this id, if there is one.
+    pub fn bucket(&self, id: BucketId) -> Option<&BucketSpec> {
+        self.buckets.get(id.0 as usize)
+    }
+
+    /// Values in the flat vector, buffers included.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never true: a layout has at least one parameter.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Values that are trained; the buffers follow them.
+    pub fn params_len(&self) -> usize {
+        self.params_len
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_cover_the_vector_once_and_never_mix_kinds() {
+        let l = Layout::new(
+            vec![
+                TensorSpec::param("a", &[3, 5]),
+                TensorSpec::param("b", &[4]),
+                TensorSpec::buffer("m", &[6]),
+            ],
+            4,
+        )
+        .expect("valid");
+        assert_eq!((l.len(), l.params_len()), (25, 19));
+        let mut at = 0;
+        for b in l.buckets() {
+            assert_eq!(b.offset, at);
+            assert_eq!(b.kind == TensorKind::Param, b.offset < 19);
+            at += b.len;
+        }
+        assert_eq!(at, 25);
+        assert_eq!(l.tensor_range(1), 15..19);
+    }
+
+    #[test]
+    fn wrong_tensors_are_named() {
+        let e = Layout::new(vec![TensorSpec::param("a", &[0])], 4).expect_err("zero");
+        assert!(e.to_string().contains("`a`"));
+        let two = vec![TensorSpec::param("a", &[1]), TensorSpec::param("a", &[1])];
+        assert_eq!(Layout::new(two, 4), Err(LayoutError::DuplicateName("a".into())));
+        let order = vec![TensorSpec::buffer("m", &[1]), TensorSpec::param("a", &[1])];
+        assert_eq!(Layout::new(order, 4), Err(LayoutError::BufferBeforeParam("a".into())));
+    }
+}

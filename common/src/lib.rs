@@ -1,0 +1,18 @@
+//! The domain of Paraft: ids, the layout of parameters, placement, optimizers, the consistency rule, the job
+//! file. Pure: no I/O, no clock, no async, no randomness of its own; time and random numbers are arguments.
+//!
+//! What it is not: it knows no wire format (that is `paraft-proto`) and no process (that is `paraft-deploy`).
+
+pub mod codec;
+pub mod config;
+pub mod consistency;
+pub mod histogram;
+pub mod id;
+pub mod layout;
+pub mod optim;
+pub mod placement;
+pub mod retry;
+
+pub use consistency::Mode;
+pub use id::{BucketId, Seq, ServerId, SessionId, ShardId, Step, Version, WorkerId};
+pub use layout::{BucketSpec, Layout, TensorKind, TensorSpec};

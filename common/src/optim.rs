@@ -1,0 +1,230 @@
+//! Optimizers: what a server does to a bucket's weights when an update is applied.
+//!
+//! Every replica of a shard runs this on the same entries in the same order and must end with the same bits,
+//! on any host. So the module keeps to operations IEEE 754 defines exactly (`+ - * /`, `sqrt`, comparison) in
+//! a fixed order for each value: no fused multiply-add (the compiler does not fuse on its own, and nobody here
+//! may call `mul_add`), no `exp`, `cos` or `powf` from the platform's libm ([`exact`] has our own). A value's
+//! update reads nothing but the value's own weight, slots and gradient, so the length of a bucket and the
+//! width of the vector unit change no bit. (One thing IEEE leaves open: the sign and payload of a NaN. Pushes
+//! that are not finite are refused before they get here.)
+//!
+//! An update goes through these stages, each in its own place:
+//!
+//! ```text
+//!  payload (LE f32) --> * scale --> clip by value --> + weight decay --> rule (adam, ...) --> weights, slots
+//!                       |           ^                                    ^
+//!                       |           [`ClipConfig::value`]                lr = config.lr() * schedule.factor()
+//!                       1 / contributions  * [`clip::norm_factor`]
+//! ```
+//!
+//! Formulas, names and defaults are those of `torch.optim` (PyTorch 2.15); `tools/golden/optimizers.py` writes
+//! the vectors the tests compare with.
+//!
+//! What it is not: it does not average pushes, count updates or keep the clock; the shard does.
+
+pub mod adagrad;
+pub mod adam;
+pub mod clip;
+pub mod exact;
+mod gradient;
+pub mod rmsprop;
+pub mod schedule;
+pub mod sgd;
+
+#[cfg(test)]
+mod golden;
+#[cfg(test)]
+mod identities;
+
+pub use adagrad::Adagrad;
+pub use adam::{Adam, AdamW};
+pub use clip::{ClipConfig, norm_factor};
+pub use gradient::{Gradient, apply_buffer};
+pub use rmsprop::RmsProp;
+pub use schedule::{LrScale, ScheduleConfig, Shape};
+pub use sgd::{Momentum, Nesterov, Sgd};
+
+use gradient::Prepared;
+use serde::{Deserialize, Serialize};
+
+/// The `[optimizer]` table of a job: `kind` and the options of that kind; other keys are refused.
+///
+/// ```
+/// use paraft_common::optim::OptimizerConfig;
+/// let adam: OptimizerConfig = toml::from_str("kind = \"adam\"\nlr = 0.01").expect("valid");
+/// assert_eq!((adam.lr(), adam.slots()), (0.01, 2));
+/// assert!(toml::from_str::<OptimizerConfig>("kind = \"adam\"\nbeta3 = 0.9").is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum OptimizerConfig {
+    /// Plain stochastic gradient descent.
+    Sgd(Sgd),
+    /// SGD with a momentum buffer.
+    Momentum(Momentum),
+    /// SGD with Nesterov's momentum.
+    Nesterov(Nesterov),
+    /// Adagrad.
+    Adagrad(Adagrad),
+    /// RMSprop.
+    RmsProp(RmsProp),
+    /// Adam; its weight decay is added to the gradient.
+    Adam(Adam),
+    /// AdamW; its weight decay shrinks the weights directly.
+    AdamW(AdamW),
+}
+
+/// What changes from one update to the next. It must be the same on every replica: derive it from replicated
+/// state or carry it in the entry.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hyper {
+    /// The rate of this update: the base rate times the schedule's factor.
+    pub lr: f32,
+    /// The number of this bucket's update, counted from 1 (0 is read as 1).
+    pub t: u64,
+    /// Bound on the size of each gradient value, after scaling.
+    pub clip_value: Option<f32>,
+}
+
+/// An option outside its range.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("[{section}] {key} = {value}: must be {range}")]
+pub struct OptimError {
+    /// The table of the job file.
+    pub section: &'static str,
+    /// The key in that table.
+    pub key: &'static str,
+    /// What was given.
+    pub value: f64,
+    /// What is allowed, in words.
+    pub range: &'static str,
+}
+
+impl OptimizerConfig {
+    /// SGD without decay.
+    pub fn sgd(lr: f64) -> Self {
+        Self::Sgd(Sgd { lr, ..Sgd::default() })
+    }
+
+    /// Adam with the default options.
+    pub fn adam(lr: f64) -> Self {
+        Self::Adam(Adam { lr, ..Adam::default() })
+    }
+
+    /// The kind, as the job file writes it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Sgd(_) => "sgd",
+            Self::Momentum(_) => "momentum",
+            Self::Nesterov(_) => "nesterov",
+            Self::Adagrad(_) => "adagrad",
+            Self::RmsProp(_) => "rmsprop",
+            Self::Adam(_) => "adam",
+            Self::AdamW(_) => "adamw",
+        }
+    }
+
+    /// The base rate, before the schedule.
+    pub fn lr(&self) -> f64 {
+        match self {
+            Self::Sgd(c) => c.lr,
+            Self::Momentum(c) => c.lr,
+            Self::Nesterov(c) => c.lr,
+            Self::Adagrad(c) => c.lr,
+            Self::RmsProp(c) => c.lr,
+            Self::Adam(c) => c.lr,
+            Self::AdamW(c) => c.lr,
+        }
+    }
+
+    /// Checks every option; the error names the key and its range.
+    pub fn validate(&self) -> Result<(), OptimError> {
+        match self {
+            Self::Sgd(c) => c.validate(),
+            Self::Momentum(c) => c.validate(),
+            Self::Nesterov(c) => c.validate(),
+            Self::Adagrad(c) => c.validate(),
+            Self::RmsProp(c) => c.validate(),
+            Self::Adam(c) => c.validate(),
+            Self::AdamW(c) => c.validate(),
+        }
+    }
+
+    /// State vectors this optimizer keeps, each as long as the weights.
+    pub fn slots(&self) -> usize {
+        match self {
+            Self::Sgd(_) => 0,
+            Self::Momentum(_) | Self::Nesterov(_) | Self::Adagrad(_) => 1,
+            Self::RmsProp(c) => c.slots(),
+            Self::Adam(_) | Self::AdamW(_) => 2,
+        }
+    }
+
+    /// The state of a bucket of `len` values before its first update.
+    pub fn new_slots(&self, len: usize) -> Vec<Vec<f32>> {
+        let first = match self {
+            Self::Adagrad(c) => c.initial_accumulator as f32,
+            _ => 0.0,
+        };
+        vec![vec![first; len]; self.slots()]
+    }
+
+    /// Applies one update to a bucket.
+    ///
+    /// # Panics
+    /// When the gradient, a slot or the number of slots does not fit the weights. Callers have checked the
+    /// length of what came from outside, and got the slots from [`Self::new_slots`].
+    pub fn apply(&self, hyper: &Hyper, weights: &mut [f32], slots: &mut [Vec<f32>], grad: Gradient<'_>) {
+        assert_eq!(slots.len(), self.slots(), "{} got the wrong number of slots", self.kind());
+        assert!(slots.iter().all(|s| s.len() == weights.len()), "slot and bucket differ in length");
+        let hyper = Hyper { t: hyper.t.max(1), ..*hyper };
+        let decay = match self {
+            Self::Sgd(c) => c.weight_decay,
+            Self::Momentum(c) => c.weight_decay,
+            Self::Nesterov(c) => c.weight_decay,
+            Self::Adagrad(c) => c.weight_decay,
+            Self::RmsProp(c) => c.weight_decay,
+            Self::Adam(c) => c.weight_decay,
+            Self::AdamW(_) => 0.0, // decoupled: its rule shrinks the weights itself
+        };
+        let grad = Prepared::new(grad, weights.len(), hyper.clip_value, decay as f32);
+        match (self, slots) {
+            (Self::Sgd(_), _) => sgd::plain(weights, grad, hyper.lr),
+            (Self::Momentum(c), [buf]) => c.apply(&hyper, weights, buf, grad),
+            (Self::Nesterov(c), [buf]) => c.apply(&hyper, weights, buf, grad),
+            (Self::Adagrad(c), [sum]) => c.apply(&hyper, weights, sum, grad),
+            (Self::RmsProp(c), slots) => c.apply(&hyper, weights, slots, grad),
+            (Self::Adam(c), [m, v]) => c.apply(&hyper, weights, m, v, grad),
+            (Self::AdamW(c), [m, v]) => c.apply(&hyper, weights, m, v, grad),
+            _ => unreachable!("the number of slots was checked above"),
+        }
+    }
+}
+
+/// Range checks with one wording, shared by the families.
+struct Check(&'static str);
+
+impl Check {
+    fn that(&self, key: &'static str, value: f64, ok: bool, range: &'static str) -> Result<(), OptimError> {
+        // Rates and factors reach the weights as f32: what overflows there is as wrong as infinity.
+        if ok && (value as f32).is_finite() {
+            return Ok(());
+        }
+        Err(OptimError { section: self.0, key, value, range })
+    }
+
+    fn not_negative(&self, key: &'static str, v: f64) -> Result<(), OptimError> {
+        self.that(key, v, v >= 0.0, "a finite number, 0 or more")
+    }
+
+    fn below_one(&self, key: &'static str, v: f64) -> Result<(), OptimError> {
+        self.that(key, v, (0.0..1.0).contains(&v), "at least 0 and less than 1")
+    }
+
+    /// `eps` keeps 0/0 away, so it must not become 0 as an `f32`.
+    fn eps(&self, v: f64) -> Result<(), OptimError> {
+        self.that("eps", v, (1e-30..=1.0).contains(&v), "between 1e-30 and 1")
+    }
+}
+
+const OPTIMIZER: Check = Check("optimizer");

@@ -1,0 +1,190 @@
+//! What must hold without an oracle: equalities between optimizers, and that no bit depends on how a vector is
+//! cut into buckets.
+
+use super::*;
+use crate::codec::put_f32_le;
+
+fn all_kinds() -> Vec<OptimizerConfig> {
+    let rms = RmsProp { weight_decay: 0.01, ..RmsProp::default() };
+    vec![
+        OptimizerConfig::sgd(0.1),
+        OptimizerConfig::Momentum(Momentum { dampening: 0.1, weight_decay: 0.01, ..Momentum::default() }),
+        OptimizerConfig::Nesterov(Nesterov::default()),
+        OptimizerConfig::Adagrad(Adagrad { initial_accumulator: 0.1, ..Adagrad::default() }),
+        OptimizerConfig::RmsProp(rms),
+        OptimizerConfig::RmsProp(RmsProp { momentum: 0.9, ..rms }),
+        OptimizerConfig::RmsProp(RmsProp { centered: true, ..rms }),
+        OptimizerConfig::RmsProp(RmsProp { centered: true, momentum: 0.9, ..rms }),
+        OptimizerConfig::adam(0.001),
+        OptimizerConfig::AdamW(AdamW::default()),
+    ]
+}
+
+/// Numbers of many sizes from a fixed recurrence (no random crate here, and none is needed).
+fn numbers(n: usize, seed: u32) -> Vec<f32> {
+    let mut x = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
+    let mut next = || {
+        x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (x >> 8) as f32 / 8_388_608.0 - 1.0
+    };
+    (0..n).map(|i| next() * [1.0, 1e-3, 10.0, 1e-6][i % 4]).collect()
+}
+
+fn le(values: &[f32]) -> Vec<u8> {
+    let mut out = vec![0xAA]; // one byte in front: payloads arrive at odd addresses
+    put_f32_le(values, &mut out);
+    out
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Ten updates of `n` weights cut in two at `cut`, each part with its own slots, as buckets have.
+fn train(config: &OptimizerConfig, n: usize, cut: usize) -> Vec<f32> {
+    let parts = [0..cut, cut..n];
+    let mut weights = numbers(n, 1);
+    let mut slots = parts.clone().map(|c| config.new_slots(c.len()));
+    for t in 1..=10 {
+        let hyper = Hyper { lr: 0.01, t, clip_value: Some(0.9) };
+        let payload = le(&numbers(n, 100 + t as u32));
+        for (at, slots) in parts.clone().into_iter().zip(&mut slots) {
+            let part = &payload[1 + at.start * 4..1 + at.end * 4];
+            config.apply(&hyper, &mut weights[at], slots, Gradient { le: part, scale: 0.25 });
+        }
+    }
+    weights
+}
+
+#[test]
+fn a_vector_cut_in_buckets_gives_the_same_bits_as_the_whole() {
+    for config in all_kinds() {
+        let whole = bits(&train(&config, 1003, 0));
+        for cut in [1, 7, 500, 1002] {
+            assert_eq!(whole, bits(&train(&config, 1003, cut)), "{config:?} cut at {cut}");
+        }
+    }
+}
+
+#[test]
+fn momentum_zero_is_sgd() {
+    let momentum = Momentum { momentum: 0.0, dampening: 0.5, weight_decay: 0.1, ..Momentum::default() };
+    let sgd = Sgd { weight_decay: 0.1, ..Sgd::default() };
+    let a = train(&OptimizerConfig::Momentum(momentum), 257, 0);
+    assert_eq!(bits(&a), bits(&train(&OptimizerConfig::Sgd(sgd), 257, 0)));
+}
+
+#[test]
+fn adamw_without_decay_is_adam() {
+    let adamw = OptimizerConfig::AdamW(AdamW { weight_decay: 0.0, ..AdamW::default() });
+    let adam = OptimizerConfig::adam(1e-3);
+    assert_eq!(bits(&train(&adamw, 257, 0)), bits(&train(&adam, 257, 0)));
+}
+
+#[test]
+fn weight_decay_on_sgd_shrinks_the_weights() {
+    let sgd = OptimizerConfig::Sgd(Sgd { lr: 0.1, weight_decay: 0.5 });
+    let start = numbers(64, 3);
+    let mut weights = start.clone();
+    let hyper = Hyper { lr: 0.1, t: 1, clip_value: None };
+    sgd.apply(&hyper, &mut weights, &mut [], Gradient { le: &le(&[0.0; 64])[1..], scale: 1.0 });
+    for (w, s) in weights.iter().zip(&start) {
+        // w - lr * (wd * w) and (1 - lr * wd) * w round at different places: two units in the last place.
+        assert!((w - 0.95 * s).abs() <= 2.0 * f32::EPSILON * s.abs());
+    }
+}
+
+#[test]
+fn a_buffer_is_plain_subtraction() {
+    let start = numbers(33, 4);
+    let push = numbers(33, 5);
+    let mut values = start.clone();
+    apply_buffer(&mut values, Gradient { le: &le(&push)[1..], scale: 0.5 });
+    for ((v, s), p) in values.iter().zip(&start).zip(&push) {
+        assert_eq!(v.to_bits(), (s - p * 0.5).to_bits());
+    }
+}
+
+#[test]
+fn constant_gradients_do_not_break_centred_rmsprop() {
+    let config = OptimizerConfig::RmsProp(RmsProp { alpha: 0.5, centered: true, ..RmsProp::default() });
+    let (mut weights, mut slots) = (vec![0f32; 64], config.new_slots(64));
+    let payload = le(&numbers(64, 9));
+    for t in 1..500 {
+        let hyper = Hyper { lr: 1e-6, t, clip_value: None };
+        config.apply(&hyper, &mut weights, &mut slots, Gradient { le: &payload[1..], scale: 1.0 });
+    }
+    assert!(weights.iter().all(|w| w.is_finite()));
+}
+
+/// The promise of equal replicas, pinned: if this hash changes, so do the bits of every running job, and a
+/// server of one version cannot follow a leader of another.
+#[test]
+fn the_bits_are_the_same_on_every_host_and_version() {
+    let mut hash = 0xcbf2_9ce4_8422_2325u64;
+    for config in all_kinds() {
+        for b in bits(&train(&config, 1003, 0)) {
+            hash = (hash ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+    assert_eq!(hash, PINNED, "the update rules gave other bits: {hash:#x}");
+}
+
+const PINNED: u64 = 0x8908_a328_4248_cc2c;
+
+#[test]
+fn wrong_options_are_named_with_their_range() {
+    let read = |s: &str| toml::from_str::<OptimizerConfig>(s);
+    let bad =
+        read("kind = \"momentum\"\nlr = 1\nmomentum = 1.5").expect("parses").validate().expect_err("range");
+    assert_eq!(bad.to_string(), "[optimizer] momentum = 1.5: must be at least 0 and less than 1");
+    for (text, key) in [
+        ("kind = \"sgd\"\nlr = -0.1", "lr"),
+        ("kind = \"sgd\"\nlr = nan", "lr"),
+        ("kind = \"sgd\"\nlr = 1e39", "lr"),
+        ("kind = \"nesterov\"\nmomentum = 0.0", "momentum"),
+        ("kind = \"adagrad\"\neps = 0.0", "eps"),
+        ("kind = \"rmsprop\"\nalpha = 1.0", "alpha"),
+        ("kind = \"adam\"\nbeta2 = 1.0", "beta2"),
+        ("kind = \"adamw\"\nweight_decay = inf", "weight_decay"),
+    ] {
+        assert_eq!(read(text).expect("parses").validate().expect_err(text).key, key);
+    }
+    for unknown in
+        ["kind = \"sgd\"\nmomentum = 0.9", "kind = \"lamb\"", "lr = 0.1", "kind = \"adam\"\nbetas = 1"]
+    {
+        assert!(read(unknown).is_err(), "{unknown}");
+    }
+    for config in all_kinds() {
+        config.validate().expect("valid");
+        let text = toml::to_string(&config).expect("writes");
+        assert_eq!(read(&text).expect("reads"), config);
+    }
+}
+
+#[test]
+#[should_panic(expected = "payload and bucket differ in length")]
+fn a_payload_of_another_length_is_a_bug_of_the_caller() {
+    let hyper = Hyper { lr: 0.1, t: 1, clip_value: None };
+    OptimizerConfig::sgd(0.1).apply(&hyper, &mut [0.0; 2], &mut [], Gradient { le: &[0; 7], scale: 1.0 });
+}
+
+/// Speed on this machine: `cargo test --release -p paraft-common optim -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement, not a check"]
+fn speed_on_buckets_of_one_mib() {
+    let n = (1 << 20) / 4;
+    let payload = le(&numbers(n, 7));
+    for config in all_kinds() {
+        let (mut weights, mut slots) = (numbers(n, 8), config.new_slots(n));
+        let hyper = |t| Hyper { lr: 1e-3, t, clip_value: None };
+        let mut best = f64::INFINITY;
+        for t in 1..60 {
+            let start = std::time::Instant::now();
+            config.apply(&hyper(t), &mut weights, &mut slots, Gradient { le: &payload[1..], scale: 0.5 });
+            best = best.min(start.elapsed().as_secs_f64());
+        }
+        let slots = config.slots();
+        println!("{:9} {slots} slots: {:.1} GB/s of gradient", config.kind(), n as f64 * 4e-9 / best);
+    }
+}

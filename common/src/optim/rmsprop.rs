@@ -1,0 +1,123 @@
+//! RMSprop: Tieleman, Hinton 2012, "Lecture 6.5" of Coursera's Neural Networks for Machine Learning; centred as
+//! in Graves 2013, "Generating Sequences With Recurrent Neural Networks". PyTorch: `torch.optim.RMSprop`.
+//!
+//! ```text
+//!  v <- alpha * v + (1 - alpha) * g * g
+//!  a <- a + (1 - alpha) * (g - a)                 (centred only)
+//!  d  = sqrt(v) + eps                             (centred: sqrt(v - a * a) + eps)
+//!  w <- w - lr * g / d
+//!  with momentum: b <- mu * b + g / d;  w <- w - lr * b
+//! ```
+//!
+//! One difference from PyTorch: rounding can make `v - a * a` negative when gradients hardly vary. PyTorch then
+//! takes the root of a negative number and the weight becomes NaN; here the difference is at least 0.
+
+use super::gradient::Prepared;
+use super::{Hyper, OPTIMIZER, OptimError};
+use crate::optim::adam::lerp;
+use serde::{Deserialize, Serialize};
+
+/// Options of RMSprop.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RmsProp {
+    /// Base rate, 0 or more. Default 0.01.
+    pub lr: f64,
+    /// What remains of the averages after an update, in `[0, 1)`. Default 0.99.
+    pub alpha: f64,
+    /// Added to the root, in `[1e-30, 1]`. Default 1e-8.
+    pub eps: f64,
+    /// What remains of the momentum buffer after an update, in `[0, 1)`. Default 0: no buffer.
+    pub momentum: f64,
+    /// Divide by the standard deviation rather than by the root mean square. Default false.
+    pub centered: bool,
+    /// L2 penalty, 0 or more. Default 0.
+    pub weight_decay: f64,
+}
+
+impl Default for RmsProp {
+    fn default() -> Self {
+        Self { lr: 1e-2, alpha: 0.99, eps: 1e-8, momentum: 0.0, centered: false, weight_decay: 0.0 }
+    }
+}
+
+impl RmsProp {
+    pub(super) fn validate(&self) -> Result<(), OptimError> {
+        OPTIMIZER.not_negative("lr", self.lr)?;
+        OPTIMIZER.below_one("alpha", self.alpha)?;
+        OPTIMIZER.eps(self.eps)?;
+        OPTIMIZER.below_one("momentum", self.momentum)?;
+        OPTIMIZER.not_negative("weight_decay", self.weight_decay)
+    }
+
+    /// The mean square, then the mean where centred, then the momentum buffer where there is momentum.
+    pub(super) fn slots(&self) -> usize {
+        1 + usize::from(self.centered) + usize::from(self.momentum > 0.0)
+    }
+
+    pub(super) fn apply(
+        &self,
+        hyper: &Hyper,
+        weights: &mut [f32],
+        slots: &mut [Vec<f32>],
+        grad: Prepared<'_>,
+    ) {
+        // One loop for each set of slots: a branch or an absent slice inside would keep the loop scalar.
+        let (lr, mu) = (hyper.lr, self.momentum as f32);
+        let n = Norm { keep: self.alpha as f32, enter: (1.0 - self.alpha) as f32, eps: self.eps as f32 };
+        match (slots, self.centered) {
+            ([v], false) => {
+                for ((w, v), word) in weights.iter_mut().zip(v).zip(grad.words()) {
+                    let g = grad.value(word, *w);
+                    *w -= lr * g / n.plain(g, v);
+                }
+            }
+            ([v, buf], false) => {
+                for (((w, v), b), word) in weights.iter_mut().zip(v).zip(buf).zip(grad.words()) {
+                    let g = grad.value(word, *w);
+                    *b = mu * *b + g / n.plain(g, v);
+                    *w -= lr * *b;
+                }
+            }
+            ([v, mean], true) => {
+                for (((w, v), a), word) in weights.iter_mut().zip(v).zip(mean).zip(grad.words()) {
+                    let g = grad.value(word, *w);
+                    *w -= lr * g / n.centered(g, v, a);
+                }
+            }
+            ([v, mean, buf], true) => {
+                let state = v.iter_mut().zip(mean).zip(buf);
+                for ((w, ((v, a), b)), word) in weights.iter_mut().zip(state).zip(grad.words()) {
+                    let g = grad.value(word, *w);
+                    *b = mu * *b + g / n.centered(g, v, a);
+                    *w -= lr * *b;
+                }
+            }
+            _ => unreachable!("the number of slots was checked by the caller"),
+        }
+    }
+}
+
+/// The divisor and the averages behind it.
+#[derive(Clone, Copy)]
+struct Norm {
+    keep: f32,
+    enter: f32,
+    eps: f32,
+}
+
+impl Norm {
+    #[inline(always)]
+    fn plain(self, g: f32, v: &mut f32) -> f32 {
+        *v = self.keep * *v + self.enter * g * g;
+        v.sqrt() + self.eps
+    }
+
+    #[inline(always)]
+    fn centered(self, g: f32, v: &mut f32, mean: &mut f32) -> f32 {
+        *v = self.keep * *v + self.enter * g * g;
+        *mean = lerp(*mean, g, self.enter);
+        let variance = *v - *mean * *mean;
+        (if variance > 0.0 { variance } else { 0.0 }).sqrt() + self.eps
+    }
+}

@@ -1,0 +1,246 @@
+//! The rate's course over a run.
+//!
+//! ```text
+//!  lr of an update = base lr * factor(clock, contributions)
+//!  factor          = shape(clock) * warmup(clock) * scale(contributions)
+//! ```
+//!
+//! The *clock* is the fleet's progress in steps, an `f64`: each update adds `contributions / members`, so it
+//! grows by 1 when every member has pushed one step, whether their pushes were averaged into one update (BSP)
+//! or applied one by one (SSP, ASP). One job file then means the same course in every mode and for every number
+//! of workers. The first update is at clock 0, as in PyTorch: `optimizer.step()` before `scheduler.step()`.
+//! Sums of fractions round, so with ten members a step of the shape may come one update early or late; all
+//! replicas round alike.
+//!
+//! Shapes: `torch.optim.lr_scheduler.StepLR` and `CosineAnnealingLR` (Loshchilov, Hutter 2017, "SGDR", without
+//! restarts; it stays at its end after `steps`, where PyTorch's would rise again). Warm-up and linear scaling:
+//! Goyal et al. 2017, "Accurate, Large Minibatch SGD". The warm-up multiplies the shape and does not move it:
+//! `steps` counts from the start of the run.
+
+use super::exact::{cos_pi, pow};
+use super::{Check, OptimError};
+use serde::{Deserialize, Serialize};
+
+/// The `[schedule]` table of a job: `kind` (default `constant`), that kind's options, and `warmup` and `scale`.
+/// Keys of another kind are refused.
+///
+/// ```
+/// use paraft_common::optim::ScheduleConfig;
+/// let s: ScheduleConfig = toml::from_str("kind = \"step\"\nevery = 100\ngamma = 0.5\nwarmup = 10").expect("valid");
+/// assert_eq!((s.factor(0.0, 1), s.factor(50.0, 1), s.factor(250.0, 1)), (0.1, 1.0, 0.25));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Table", into = "Table")]
+pub struct ScheduleConfig {
+    /// The course after the warm-up.
+    pub shape: Shape,
+    /// Ticks of the clock over which the rate rises linearly from `1 / warmup` to 1. Default 0: none.
+    pub warmup: u64,
+    /// Whether the rate grows with the number of pushes averaged into an update. Default none.
+    pub scale: LrScale,
+}
+
+/// A course over the clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Shape {
+    /// Always 1.
+    #[default]
+    Constant,
+    /// `gamma ^ floor(clock / every)`.
+    Step {
+        /// Ticks between two changes, 1 or more.
+        every: u64,
+        /// What the rate is multiplied by at each change, 0 or more. Default 0.1.
+        gamma: f64,
+    },
+    /// Half a cosine from 1 at clock 0 to `min_factor` at `steps`, and `min_factor` from there on.
+    Cosine {
+        /// Ticks to the end, 1 or more.
+        steps: u64,
+        /// The factor at the end, in `[0, 1]`. Default 0.
+        min_factor: f64,
+    },
+}
+
+/// How the rate depends on the number of pushes averaged into one update.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LrScale {
+    /// Not at all.
+    #[default]
+    None,
+    /// Proportionally: the average of `n` pushes is applied with `n` times the rate.
+    Linear,
+}
+
+impl ScheduleConfig {
+    /// Checks every option; the error names the key and its range.
+    pub fn validate(&self) -> Result<(), OptimError> {
+        let check = Check("schedule");
+        match self.shape {
+            Shape::Constant => Ok(()),
+            Shape::Step { every, gamma } => {
+                check.that("every", every as f64, every > 0, "1 or more")?;
+                check.not_negative("gamma", gamma)
+            }
+            Shape::Cosine { steps, min_factor } => {
+                check.that("steps", steps as f64, steps > 0, "1 or more")?;
+                let ok = (0.0..=1.0).contains(&min_factor);
+                check.that("min_factor", min_factor, ok, "between 0 and 1")
+            }
+        }
+    }
+
+    /// What the base rate is multiplied by for an update at `clock` (in steps of the fleet, 0 for the first)
+    /// that averages `contributions` pushes.
+    pub fn factor(&self, clock: f64, contributions: usize) -> f64 {
+        let clock = clock.max(0.0); // and 0 for NaN
+        let shape = match self.shape {
+            Shape::Constant => 1.0,
+            Shape::Step { every, gamma } => pow(gamma, (clock / every.max(1) as f64).floor() as u64),
+            Shape::Cosine { steps, min_factor } => {
+                let done = (clock / steps.max(1) as f64).min(1.0);
+                min_factor + (1.0 - min_factor) * (1.0 + cos_pi(done)) / 2.0
+            }
+        };
+        let warmup = self.warmup as f64;
+        let rise = if clock < warmup { ((clock + 1.0) / warmup).min(1.0) } else { 1.0 };
+        let scale = match self.scale {
+            LrScale::None => 1.0,
+            LrScale::Linear => contributions.max(1) as f64,
+        };
+        shape * rise * scale
+    }
+}
+
+/// The table as written. One flat struct, since serde cannot refuse unknown keys in a tagged enum that shares
+/// keys with all its variants; the conversion refuses the keys that belong to another kind.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Table {
+    kind: Kind,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    every: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gamma: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    steps: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    min_factor: Option<f64>,
+    warmup: u64,
+    scale: LrScale,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    #[default]
+    Constant,
+    Step,
+    Cosine,
+}
+
+impl TryFrom<Table> for ScheduleConfig {
+    type Error = String;
+
+    fn try_from(t: Table) -> Result<Self, String> {
+        let owners = [
+            ("every", t.every.is_some(), Kind::Step),
+            ("gamma", t.gamma.is_some(), Kind::Step),
+            ("steps", t.steps.is_some(), Kind::Cosine),
+            ("min_factor", t.min_factor.is_some(), Kind::Cosine),
+        ];
+        if let Some((key, _, owner)) = owners.iter().find(|(_, given, owner)| *given && *owner != t.kind) {
+            return Err(format!("`{key}` is an option of a {owner:?} schedule, this one is {:?}", t.kind));
+        }
+        let shape = match t.kind {
+            Kind::Constant => Shape::Constant,
+            Kind::Step => Shape::Step {
+                every: t.every.ok_or("a step schedule needs `every`, in steps")?,
+                gamma: t.gamma.unwrap_or(0.1),
+            },
+            Kind::Cosine => Shape::Cosine {
+                steps: t.steps.ok_or("a cosine schedule needs `steps`, the length of the run")?,
+                min_factor: t.min_factor.unwrap_or(0.0),
+            },
+        };
+        Ok(Self { shape, warmup: t.warmup, scale: t.scale })
+    }
+}
+
+impl From<ScheduleConfig> for Table {
+    fn from(s: ScheduleConfig) -> Self {
+        let common = Self { warmup: s.warmup, scale: s.scale, ..Self::default() };
+        match s.shape {
+            Shape::Constant => common,
+            Shape::Step { every, gamma } => {
+                Self { kind: Kind::Step, every: Some(every), gamma: Some(gamma), ..common }
+            }
+            Shape::Cosine { steps, min_factor } => {
+                Self { kind: Kind::Cosine, steps: Some(steps), min_factor: Some(min_factor), ..common }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_another_kind_and_unknown_keys_are_refused() {
+        for bad in [
+            "kind = \"constant\"\nevery = 3",
+            "kind = \"step\"",
+            "kind = \"step\"\nevery = 3\nsteps = 4",
+            "kind = \"cosine\"\nmin_factor = 0.1",
+            "kind = \"cosine\"\nsteps = 3\nlast = 1",
+            "kind = \"wave\"",
+        ] {
+            assert!(toml::from_str::<ScheduleConfig>(bad).is_err(), "{bad}");
+        }
+        assert_eq!(toml::from_str::<ScheduleConfig>(""), Ok(ScheduleConfig::default()));
+    }
+
+    #[test]
+    fn a_schedule_survives_toml() {
+        for text in
+            ["warmup = 5", "kind = \"step\"\nevery = 2", "kind = \"cosine\"\nsteps = 9\nscale = \"linear\""]
+        {
+            let s: ScheduleConfig = toml::from_str(text).expect("valid");
+            let back = toml::from_str(&toml::to_string(&s).expect("writes")).expect("reads");
+            assert_eq!(s, back);
+        }
+    }
+
+    #[test]
+    fn bad_ranges_are_named() {
+        let zero = ScheduleConfig { shape: Shape::Step { every: 0, gamma: 0.1 }, ..Default::default() };
+        let text = zero.validate().expect_err("zero").to_string();
+        assert_eq!(text, "[schedule] every = 0: must be 1 or more");
+        let up = ScheduleConfig { shape: Shape::Cosine { steps: 3, min_factor: 1.5 }, ..Default::default() };
+        assert_eq!(up.validate().expect_err("above 1").key, "min_factor");
+    }
+
+    #[test]
+    fn linear_scaling_follows_the_pushes_averaged_into_the_update() {
+        let linear = ScheduleConfig { scale: LrScale::Linear, ..Default::default() };
+        assert_eq!((linear.factor(3.0, 8), linear.factor(3.0, 1), linear.factor(3.0, 0)), (8.0, 1.0, 1.0));
+        assert_eq!(ScheduleConfig::default().factor(3.0, 8), 1.0);
+    }
+
+    #[test]
+    fn a_fraction_of_a_step_never_leaves_the_range() {
+        let s = ScheduleConfig {
+            shape: Shape::Cosine { steps: 10, min_factor: 0.2 },
+            warmup: 3,
+            scale: LrScale::None,
+        };
+        for i in 0..400 {
+            let f = s.factor(f64::from(i) * 0.05, 1);
+            assert!((0.0..=1.0).contains(&f), "{f} at {i}");
+        }
+        assert_eq!(s.factor(1e9, 1), 0.2);
+        assert_eq!(s.factor(f64::NAN, 1), s.factor(0.0, 1));
+    }
+}

@@ -1,0 +1,22 @@
+//! Bounds on what may travel, each next to its reason.
+
+use std::time::Duration;
+
+/// The largest bucket, in bytes: larger messages cost fresh pages for their buffers, and followers buffer up
+/// to 64 of them.
+pub const MAX_BUCKET_BYTES: usize = 1 << 20;
+/// The largest message: one bucket and its header. A longer length field is refused before anything is
+/// allocated for it.
+pub const MAX_MESSAGE_BYTES: usize = MAX_BUCKET_BYTES + (64 << 10);
+/// HTTP/2 frame: 16 KiB (the default) cost a third of the goodput, 16 MiB most of it.
+pub const FRAME_BYTES: u32 = 256 << 10;
+/// HTTP/2 windows: larger ones lose to page faults of fresh memory.
+pub const STREAM_WINDOW_BYTES: u32 = 8 << 20;
+/// Window of a connection, shared by its streams.
+pub const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// A silent connection is asked for a sign of life this often...
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
+/// ...and given up after this long without one.
+pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(6);
+/// The longest job text a session may open with.
+pub const MAX_JOB_BYTES: usize = 64 << 10;

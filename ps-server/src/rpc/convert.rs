@@ -1,0 +1,106 @@
+//! Wire to domain and back. Everything that can be refused without the leader's state is refused here, off the
+//! owner's task: length, bucket, NaN.
+
+use crate::shard::{
+    Shard,
+    command::EvalSums,
+    owner::{Message, Reply},
+};
+use bytes::Bytes;
+use paraft_common::{BucketId, Seq, Step, Version, codec::all_finite_le};
+use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, from_shard, to_shard};
+
+/// Checks a message that follows Open.
+pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
+    use to_shard::Kind;
+    match message.kind.ok_or(RefusalKind::Malformed)? {
+        Kind::Open(_) => Err(RefusalKind::AlreadyOpen.into()),
+        Kind::Init(m) => {
+            let bucket = BucketId(m.bucket);
+            check(shard, bucket, &m.payload, Step(0))?;
+            Ok(Message::Init { bucket, payload: m.payload })
+        }
+        Kind::Push(m) => {
+            let step = Step(m.step);
+            let refuse = |r: Refusal| Refusal { seq: m.seq, ..r };
+            let bucket = check(shard, BucketId(m.bucket), &m.payload, step).map_err(refuse)?;
+            if !m.sum_of_squares.is_finite() {
+                let kind = RefusalKind::NotFinite { bucket: BucketId(m.bucket), step };
+                return Err(refuse(kind.into()));
+            }
+            Ok(Message::Push {
+                seq: Seq(m.seq),
+                step,
+                bucket,
+                pulled: Version(m.version),
+                sum_of_squares: m.sum_of_squares.max(0.0),
+                payload: m.payload,
+            })
+        }
+        Kind::Pull(m) => Ok(Message::Pull { done: Step(m.done), last: m.r#final }),
+        Kind::Norm(m) => {
+            if !m.sum_of_squares.is_finite() || m.sum_of_squares < 0.0 {
+                return Err(RefusalKind::Malformed.into());
+            }
+            Ok(Message::Norm { step: Step(m.step), sum_of_squares: m.sum_of_squares })
+        }
+        Kind::Report(m) => {
+            let sums = EvalSums { loss_sum: m.loss_sum, correct: m.correct, count: m.count };
+            Ok(Message::Report { epoch: m.epoch, sums })
+        }
+        Kind::Finish(_) => Ok(Message::Finish),
+        Kind::Advance(m) => Ok(Message::Advance { step: Step(m.step) }),
+    }
+}
+
+/// The bucket's place on this shard, if the payload fits it and is finite.
+fn check(shard: &Shard, id: BucketId, payload: &Bytes, step: Step) -> Result<usize, Refusal> {
+    let conf = shard.configured().ok_or(RefusalKind::NotOpened)?;
+    let local = conf.local(id).ok_or(RefusalKind::WrongBucket { bucket: id, shard: shard.id() })?;
+    let expected = conf.buckets[local].spec.len * 4;
+    if payload.len() != expected {
+        return Err(RefusalKind::BucketLength { bucket: id, expected, got: payload.len() }.into());
+    }
+    if !all_finite_le(payload) {
+        return Err(RefusalKind::NotFinite { bucket: id, step }.into());
+    }
+    Ok(local)
+}
+
+/// To the wire.
+pub fn reply(server: u64, reply: Reply) -> FromShard {
+    use from_shard::Kind;
+    let kind = match reply {
+        Reply::Opened { session, last_seq, clock, initialised, term } => Kind::Opened(wire::Opened {
+            session: session.0,
+            last_seq: last_seq.0,
+            clock: clock.0,
+            initialised,
+            term,
+            server,
+        }),
+        Reply::Ack { seq, version } => Kind::Ack(wire::Ack { seq: seq.0, version: version.0 }),
+        Reply::Weights(w) => Kind::Weights(wire::Weights {
+            bucket: w.bucket.0,
+            version: w.version.0,
+            payload: w.payload,
+            last: w.last,
+            done: w.done.0,
+            slowest: w.slowest.0,
+            stop: w.stop,
+            finishers: w.finishers.iter().map(|w| w.0).collect(),
+        }),
+        Reply::RoundNorm { step, sum_of_squares } => {
+            Kind::RoundNorm(wire::RoundNorm { step: step.0, sum_of_squares })
+        }
+        Reply::Evaluated(e) => Kind::Reported(wire::Reported {
+            epoch: e.epoch,
+            loss_sum: e.sums.loss_sum,
+            correct: e.sums.correct,
+            count: e.sums.count,
+            stop: e.stop,
+        }),
+        Reply::Refused(r) => return r.into(),
+    };
+    FromShard { kind: Some(kind) }
+}

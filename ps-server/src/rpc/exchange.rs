@@ -1,0 +1,147 @@
+//! A worker's stream to a shard: checks each message and passes it to the shard's owner, in order.
+
+use super::{convert, status::StatusService};
+use crate::shard::{
+    Shard,
+    owner::{Event, Message, Reply},
+};
+use futures::{Stream, StreamExt};
+use paraft_common::{SessionId, ShardId, WorkerId};
+use paraft_proto::{
+    FromShard, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest, ToShard, limits,
+    shards_server::Shards, to_shard,
+};
+use std::{
+    collections::BTreeMap,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+/// Answers that may wait for a slow reader, beyond two for each bucket.
+const REPLY_QUEUE: usize = 64;
+
+/// A shard as the services see it.
+#[derive(Clone)]
+pub struct Hosted {
+    /// Its replicated state.
+    pub shard: Arc<Shard>,
+    /// Its owner's queue.
+    pub owner: mpsc::Sender<Event>,
+}
+
+/// The service for workers.
+#[derive(Clone)]
+pub struct ShardsService {
+    /// This server.
+    pub server: u64,
+    /// The shards hosted here.
+    pub hosted: Arc<BTreeMap<ShardId, Hosted>>,
+    /// Answers Status.
+    pub status: StatusService,
+    /// Numbers the streams.
+    pub streams: Arc<AtomicU64>,
+}
+
+#[tonic::async_trait]
+impl Shards for ShardsService {
+    type ExchangeStream = Pin<Box<dyn Stream<Item = Result<FromShard, Status>> + Send>>;
+
+    async fn exchange(
+        &self,
+        request: Request<Streaming<ToShard>>,
+    ) -> Result<Response<Self::ExchangeStream>, Status> {
+        let conn = self.streams.fetch_add(1, Relaxed) + 1;
+        let service = self.clone();
+        let mut inbound = request.into_inner();
+        // Nothing is awaited before the response goes out: the worker sends Open only once it has the stream.
+        let (tx, rx) = mpsc::channel(1);
+        tokio::spawn(async move {
+            if let Err(refusal) = service.serve(conn, &mut inbound, &tx).await {
+                let _ = tx.send(Source::One(Box::new(refusal.into()))).await;
+            }
+        });
+        let server = self.server;
+        let replies = ReceiverStream::new(rx).flat_map(move |source| -> Pin<Box<dyn Stream<Item = _> + Send>> {
+            match source {
+                Source::One(m) => Box::pin(futures::stream::iter([Ok(*m)])),
+                Source::Many(rx) => {
+                    Box::pin(ReceiverStream::new(rx).map(move |r| Ok(convert::reply(server, r))))
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(replies)))
+    }
+
+    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        Ok(Response::new(self.status.reply(request.into_inner().digest).await))
+    }
+}
+
+/// What a stream answers: a refusal before it is open, or the owner's replies.
+enum Source {
+    One(Box<FromShard>),
+    Many(mpsc::Receiver<Reply>),
+}
+
+impl ShardsService {
+    async fn serve(
+        &self,
+        conn: u64,
+        inbound: &mut Streaming<ToShard>,
+        out: &mpsc::Sender<Source>,
+    ) -> Result<(), Refusal> {
+        let first = inbound.message().await.map_err(|_| RefusalKind::Malformed)?;
+        let Some(to_shard::Kind::Open(open)) = first.and_then(|m| m.kind) else {
+            return Err(RefusalKind::NotOpened.into());
+        };
+        if open.protocol != PROTOCOL {
+            return Err(RefusalKind::Protocol { client: open.protocol, server: PROTOCOL }.into());
+        }
+        let shard = ShardId(open.shard);
+        let hosted = self.hosted.get(&shard).ok_or(RefusalKind::WrongShard { shard })?;
+        if open.job.len() > limits::MAX_JOB_BYTES {
+            return Err(RefusalKind::BadJob(format!("a job of {} bytes is too long", open.job.len())).into());
+        }
+        // A worker may have two answers outstanding for each bucket (an ack and its weights).
+        let job = paraft_common::config::ServerJob::from_toml(&open.job)
+            .map_err(|e| RefusalKind::BadJob(e.to_string()))?;
+        let buckets = (job.params_len + job.buffers_len).div_ceil(job.bucket_len) + 2;
+        let (tx, rx) = mpsc::channel(REPLY_QUEUE + 2 * buckets.min(1 << 20));
+        let _ = out.send(Source::Many(rx)).await;
+        let event = Event::Open {
+            conn,
+            tx: tx.clone(),
+            worker: WorkerId(open.worker),
+            session: (open.session > 0).then_some(SessionId(open.session)),
+            job: open.job,
+        };
+        if hosted.owner.send(event).await.is_err() {
+            return Ok(()); // shutting down
+        }
+        while let Ok(Some(m)) = inbound.message().await {
+            let m = match convert::message(&hosted.shard, m) {
+                Ok(m) => m,
+                Err(refusal) => {
+                    self.status.count_refusal(shard);
+                    let _ = tx.send(Reply::Refused(refusal)).await;
+                    continue;
+                }
+            };
+            let finish = matches!(m, Message::Finish);
+            if hosted.owner.send(Event::Message(conn, m)).await.is_err() {
+                break;
+            }
+            if finish {
+                tracing::debug!(shard = shard.0, worker = open.worker, "finished");
+            }
+        }
+        let _ = hosted.owner.send(Event::Closed(conn)).await;
+        Ok(())
+    }
+}

@@ -1,0 +1,11 @@
+//! The gRPC services. Wire types stop here.
+//!
+//! - [`exchange`]: a worker's stream to a shard.
+//! - [`peers`]: Raft messages of the other servers.
+//! - [`status`]: what this server knows.
+//! - `convert`: wire to domain and back, with every check that needs no state of the leader.
+
+pub mod convert;
+pub mod exchange;
+pub mod peers;
+pub mod status;

@@ -1,0 +1,109 @@
+//! What this server knows of its shards, for `paraft status`, the launcher and Prometheus.
+
+use crate::{
+    process,
+    raft::Group,
+    shard::{Shard, owner::Counters},
+};
+use paraft_common::ShardId;
+use paraft_proto::{Member, PROTOCOL, ShardStatus, StatusReply};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+/// A replica and its counters.
+#[derive(Clone)]
+pub struct Watched {
+    /// The replicated state.
+    pub shard: Arc<Shard>,
+    /// Replication.
+    pub group: Group,
+    /// What the owner counts.
+    pub counters: Arc<Counters>,
+}
+
+/// Builds status replies.
+#[derive(Clone)]
+pub struct StatusService {
+    /// This server.
+    pub server: u64,
+    /// Where it listens.
+    pub address: String,
+    /// The replicas hosted here.
+    pub watched: Arc<BTreeMap<ShardId, Watched>>,
+}
+
+impl StatusService {
+    /// Counts a message refused before it reached the owner.
+    pub fn count_refusal(&self, shard: ShardId) {
+        if let Some(w) = self.watched.get(&shard) {
+            w.counters.refused.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// The reply; with `digest`, the whole state is read and hashed.
+    pub async fn reply(&self, digest: bool) -> StatusReply {
+        let usage = process::usage();
+        let mut shards = Vec::new();
+        for w in self.watched.values() {
+            let mut s = shard_status(w);
+            if digest && let Ok((index, image)) = w.group.image().await {
+                s.applied_index = index;
+                s.digest = image.digest();
+                s.version = image.buckets.iter().map(|b| b.version.0).sum();
+            }
+            shards.push(s);
+        }
+        StatusReply {
+            server: self.server,
+            address: self.address.clone(),
+            protocol: PROTOCOL,
+            version: env!("CARGO_PKG_VERSION").into(),
+            shards,
+            cpu_seconds: usage.cpu_seconds,
+            peak_rss_bytes: usage.peak_rss_bytes,
+        }
+    }
+}
+
+fn shard_status(w: &Watched) -> ShardStatus {
+    let lead = *w.group.leadership().borrow();
+    let conf = w.shard.configured();
+    let c = &w.counters;
+    w.shard.read(|m| ShardStatus {
+        shard: w.shard.id().0,
+        role: lead.role.name().into(),
+        term: lead.term,
+        leader: lead.leader.map(|l| l.0),
+        version: conf.as_ref().map_or(0, |c| c.buckets.iter().map(|b| b.version().0).sum()),
+        applied_index: w.group.applied_index(),
+        mode: conf.as_ref().map(|c| c.job.mode.to_string()).unwrap_or_default(),
+        members: m
+            .members
+            .iter()
+            .map(|(worker, m)| Member {
+                worker: worker.0,
+                session: m.session.0,
+                clock: m.clock().0,
+                last_seq: m.last_seq.0,
+                finished: m.finished,
+            })
+            .collect(),
+        delay_counts: m.delays.counts().to_vec(),
+        pushes: m.pushes,
+        duplicates: m.duplicates,
+        refused: c.refused.load(Relaxed),
+        pulls: c.pulls.load(Relaxed),
+        pulls_waited: c.pulls_waited.load(Relaxed),
+        bytes_pushed: m.bytes_pushed,
+        bytes_pulled: c.bytes_pulled.load(Relaxed),
+        workers_lost: m.workers_lost,
+        buckets: conf.as_ref().map_or(0, |c| c.buckets.len() as u32),
+        values: conf.as_ref().map_or(0, |c| c.buckets.iter().map(|b| b.spec.len as u64).sum()),
+        digest: 0,
+        started: m.started,
+        expected_workers: conf.as_ref().map_or(0, |c| c.job.workers),
+        max_gap: c.max_gap.load(Relaxed),
+    })
+}

@@ -1,0 +1,126 @@
+//! One bucket: weights, optimizer slots, version. The unit of locking, of publishing and of copy-on-write.
+
+use bytes::Bytes;
+use paraft_common::{
+    BucketId, BucketSpec, TensorKind, Version,
+    codec::{get_f32_le, put_f32_le},
+    config::ServerJob,
+    optim::{Gradient, Hyper, apply_buffer},
+};
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
+
+/// What is replicated of a bucket.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BucketData {
+    /// `spec.len` values.
+    pub weights: Vec<f32>,
+    /// The optimizer's state vectors, each as long as `weights`.
+    pub slots: Vec<Vec<f32>>,
+    /// Updates applied.
+    pub version: Version,
+    /// The schedule's clock: steps of the whole fleet. Grows by contributions over members with each update,
+    /// so by one per step of the fleet in every mode.
+    pub clock: f64,
+    /// Whether the initial weights are in.
+    pub initialised: bool,
+}
+
+/// A bucket's place and data. Readers take the lock while they encode (a pull reads bucket by bucket while
+/// others change: that is the Hogwild read); a snapshot clones the `Arc` and never holds it.
+#[derive(Debug)]
+pub struct Bucket {
+    /// Its id in the job.
+    pub id: BucketId,
+    /// Its range and kind.
+    pub spec: BucketSpec,
+    data: RwLock<Arc<BucketData>>,
+    /// One encoding serves all pulls of a version: BSP's n workers all ask for the same one.
+    encoded: Mutex<Option<(Version, Bytes)>>,
+}
+
+impl Bucket {
+    /// Zeroed weights and slots.
+    pub fn new(id: BucketId, spec: BucketSpec, job: &ServerJob) -> Self {
+        let slots = match spec.kind {
+            TensorKind::Param => job.optimizer.new_slots(spec.len),
+            TensorKind::Buffer => Vec::new(),
+        };
+        let weights = vec![0.0; spec.len];
+        let data = BucketData { weights, slots, version: Version(0), clock: 0.0, initialised: false };
+        Self::with_data(id, spec, Arc::new(data))
+    }
+
+    /// A bucket from a snapshot.
+    pub fn with_data(id: BucketId, spec: BucketSpec, data: Arc<BucketData>) -> Self {
+        Self { id, spec, data: RwLock::new(data), encoded: Mutex::new(None) }
+    }
+
+    /// The data as it is now; later updates do not change it (copy on write).
+    pub fn image(&self) -> Arc<BucketData> {
+        self.data.read().clone()
+    }
+
+    /// Updates applied so far.
+    pub fn version(&self) -> Version {
+        self.data.read().version
+    }
+
+    /// Whether the initial weights are in.
+    pub fn initialised(&self) -> bool {
+        self.data.read().initialised
+    }
+
+    /// The weights as little-endian bytes, with their version.
+    pub fn encode(&self) -> (Version, Bytes) {
+        let data = self.data.read();
+        let mut encoded = self.encoded.lock();
+        if let Some((v, bytes)) = &*encoded
+            && *v == data.version
+        {
+            return (*v, bytes.clone());
+        }
+        let mut out = Vec::with_capacity(data.weights.len() * 4);
+        put_f32_le(&data.weights, &mut out);
+        let bytes = Bytes::from(out);
+        *encoded = Some((data.version, bytes.clone()));
+        (data.version, bytes)
+    }
+
+    /// Takes the initial weights, unless they are in already.
+    pub(super) fn init(&self, payload: &[u8]) {
+        let mut data = self.data.write();
+        if !data.initialised {
+            let data = Arc::make_mut(&mut data);
+            get_f32_le(payload, &mut data.weights);
+            data.initialised = true;
+            *self.encoded.lock() = None;
+        }
+    }
+
+    /// Applies one update; returns the version that contains it.
+    pub(super) fn update(
+        &self,
+        job: &ServerJob,
+        payload: &[u8],
+        factor: f32,
+        contributions: usize,
+        members: usize,
+    ) -> Version {
+        let mut guard = self.data.write();
+        let data = Arc::make_mut(&mut guard);
+        let gradient = Gradient { le: payload, scale: factor };
+        match self.spec.kind {
+            TensorKind::Buffer => apply_buffer(&mut data.weights, gradient),
+            TensorKind::Param => {
+                let rate = job.optimizer.lr() * job.schedule.factor(data.clock, contributions);
+                let hyper =
+                    Hyper { lr: rate as f32, t: data.version.0 + 1, clip_value: job.clip.value };
+                job.optimizer.apply(&hyper, &mut data.weights, &mut data.slots, gradient);
+            }
+        }
+        data.clock += contributions as f64 / members.max(1) as f64;
+        data.version.0 += 1;
+        data.version
+    }
+}

@@ -1,0 +1,171 @@
+//! What may be written to a shard's log, and what applying it gives back.
+
+use bytes::Bytes;
+use paraft_common::{BucketId, Seq, SessionId, Step, Version, WorkerId};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A change of the replicated state. The bulk of `Init` and `Update` travels beside it, in
+/// [`Proposal::payload`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Command {
+    /// Fixes the job; the first one counts. TOML of [`paraft_common::config::ServerJob`].
+    Configure {
+        /// The job's text.
+        job: String,
+    },
+    /// Initial weights of one bucket; the first one counts.
+    Init {
+        /// Which bucket.
+        bucket: BucketId,
+    },
+    /// Registers a worker under a new session.
+    Join {
+        /// Who.
+        worker: WorkerId,
+    },
+    /// Takes a worker out: its session is over, barriers and clocks go on without it.
+    Leave {
+        /// Who.
+        worker: WorkerId,
+        /// The session that ends; another one stays untouched.
+        session: SessionId,
+    },
+    /// The worker goes on from `step`: it joined shards whose clocks differ, and starts at the latest.
+    Advance {
+        /// Who.
+        worker: WorkerId,
+        /// Its session.
+        session: SessionId,
+        /// Counts as done, bucket by bucket, where it is later than what is recorded.
+        step: Step,
+    },
+    /// The worker has done all its steps.
+    Finish {
+        /// Who.
+        worker: WorkerId,
+        /// Its session.
+        session: SessionId,
+    },
+    /// One update of one bucket: a push, or the sum of a BSP round.
+    Update {
+        /// Which bucket.
+        bucket: BucketId,
+        /// Whose pushes the payload holds, by rising worker.
+        contributions: Vec<Contribution>,
+        /// Multiplies the payload: one over the number of contributions, times the clipping factor. Decided
+        /// once, by the leader, so that every replica multiplies by the same number.
+        factor: f32,
+    },
+    /// A worker's share of a held-out evaluation (shard 0 only).
+    Report {
+        /// Who.
+        worker: WorkerId,
+        /// Its session.
+        session: SessionId,
+        /// Which epoch was evaluated.
+        epoch: u64,
+        /// What it found.
+        sums: EvalSums,
+    },
+}
+
+/// One worker's part of an update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contribution {
+    /// Who pushed.
+    pub worker: WorkerId,
+    /// In which session.
+    pub session: SessionId,
+    /// The push's number in that session.
+    pub seq: Seq,
+    /// The worker's step.
+    pub step: Step,
+    /// The bucket's version in the weights that the gradient was computed from.
+    pub pulled: Version,
+}
+
+/// Sums over held-out samples; shares add up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EvalSums {
+    /// Sum of the loss over the samples.
+    pub loss_sum: f64,
+    /// Samples classified right.
+    pub correct: u64,
+    /// Samples seen.
+    pub count: u64,
+}
+
+/// A finished evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Evaluated {
+    /// Which epoch.
+    pub epoch: u64,
+    /// Over all members.
+    pub sums: EvalSums,
+    /// The job's early-stopping rule says: stop.
+    pub stop: bool,
+}
+
+/// What applying a command gave. Only the leader that proposed it reads this.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// Nothing to say (a blank or membership entry).
+    None,
+    /// Done, or it was so already.
+    Done,
+    /// The command does not fit the state; nothing changed.
+    Refused(String),
+    /// A new session.
+    Joined {
+        /// Whose.
+        worker: WorkerId,
+        /// Its number.
+        session: SessionId,
+    },
+    /// The bucket's version now; `applied` is false when every contribution was in already.
+    Updated {
+        /// Version of the bucket after the update.
+        version: Version,
+        /// Whether this entry changed the weights.
+        applied: bool,
+    },
+    /// Evaluations that became complete.
+    Evaluated(Vec<Evaluated>),
+}
+
+/// A command and its bulk.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+pub struct Proposal {
+    /// What to change.
+    pub command: Command,
+    /// Little-endian `f32` for `Init` and `Update`, else empty. Skipped by serde: the network sends it beside
+    /// the header, or it would be copied byte by byte.
+    #[serde(skip)]
+    pub payload: Bytes,
+}
+
+impl From<Command> for Proposal {
+    fn from(command: Command) -> Self {
+        Proposal { command, payload: Bytes::new() }
+    }
+}
+
+// By hand: openraft prints proposals, and a derived Debug would print a megabyte.
+impl fmt::Debug for Proposal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} + {} bytes", self.command, self.payload.len())
+    }
+}
+
+impl fmt::Display for Proposal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}

@@ -1,0 +1,81 @@
+//! Who takes part in a job, and how far each has come. Part of the replicated state.
+
+use paraft_common::{Seq, SessionId, Step, WorkerId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A registered worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// Its session.
+    pub session: SessionId,
+    /// The highest push applied.
+    pub last_seq: Seq,
+    /// For each bucket of the shard, the last step applied. This is what makes a retry recognisable: a push
+    /// for a step that is in already is a duplicate, whoever leads now.
+    pub steps: Vec<Step>,
+    /// It has done all its steps; clocks and barriers no longer wait for it.
+    pub finished: bool,
+}
+
+impl Member {
+    /// The last step that the shard has fully applied.
+    pub fn clock(&self) -> Step {
+        self.steps.iter().copied().min().unwrap_or_default()
+    }
+}
+
+/// All members, in the order of their ids.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Members {
+    by_id: BTreeMap<WorkerId, Member>,
+}
+
+impl Members {
+    /// The member, if the worker is one.
+    pub fn get(&self, worker: WorkerId) -> Option<&Member> {
+        self.by_id.get(&worker)
+    }
+
+    /// The member, if `session` is still its own.
+    pub fn in_session(&self, worker: WorkerId, session: SessionId) -> Option<&Member> {
+        self.get(worker).filter(|m| m.session == session)
+    }
+
+    pub(super) fn in_session_mut(&mut self, worker: WorkerId, session: SessionId) -> Option<&mut Member> {
+        self.by_id.get_mut(&worker).filter(|m| m.session == session)
+    }
+
+    /// Everyone, finished ones included.
+    pub fn iter(&self) -> impl Iterator<Item = (WorkerId, &Member)> {
+        self.by_id.iter().map(|(w, m)| (*w, m))
+    }
+
+    /// Those that still train.
+    pub fn active(&self) -> impl Iterator<Item = (WorkerId, &Member)> {
+        self.iter().filter(|(_, m)| !m.finished)
+    }
+
+    /// The slowest active member's clock, or `None` when nobody trains any more.
+    pub fn slowest(&self) -> Option<Step> {
+        self.active().map(|(_, m)| m.clock()).min()
+    }
+
+    /// Adds a member. It starts where the slowest of the others is, bucket by bucket, so that nobody waits
+    /// longer for it than for those already there.
+    pub(super) fn join(&mut self, worker: WorkerId, session: SessionId, buckets: usize) {
+        self.by_id.remove(&worker);
+        let steps = (0..buckets)
+            .map(|b| self.active().filter_map(|(_, m)| m.steps.get(b).copied()).min().unwrap_or_default())
+            .collect();
+        self.by_id.insert(worker, Member { session, last_seq: Seq(0), steps, finished: false });
+    }
+
+    pub(super) fn leave(&mut self, worker: WorkerId, session: SessionId) -> bool {
+        let there = self.in_session(worker, session).is_some();
+        if there {
+            self.by_id.remove(&worker);
+        }
+        there
+    }
+}

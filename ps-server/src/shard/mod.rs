@@ -1,0 +1,30 @@
+//! One shard of the parameters: what is replicated, and what only its leader knows.
+//!
+//! ```text
+//!   rpc ──Event──▶ owner ──Proposal──▶ raft ──apply──▶ Shard (state.rs)
+//!    ▲               │ leader-only: rounds, waiting pulls, proposals in flight
+//!    └──FromShard────┘                                   ▲
+//!                    └───────────── reads ───────────────┘
+//! ```
+//!
+//! - [`command`]: what may be written to the log, and what applying it gives back.
+//! - [`state`]: the replicated state machine; changes only in `apply`.
+//! - [`bucket`]: one bucket's weights and optimizer slots.
+//! - [`members`]: who takes part, and how far each has come.
+//! - [`admission`]: may this push be taken? Pure.
+//! - [`round`]: BSP's partial sums. Leader-only; may vanish.
+//! - [`owner`]: the task that owns everything leader-only.
+//!
+//! Nothing here knows openraft, and nothing but `owner` knows wire types.
+
+pub mod admission;
+pub mod bucket;
+pub mod command;
+pub mod image;
+pub mod members;
+pub mod owner;
+pub mod round;
+pub mod state;
+
+pub use command::{Command, Contribution, Outcome, Proposal};
+pub use state::Shard;

@@ -1,0 +1,305 @@
+//! The replicated state machine of a shard.
+//!
+//! Everything here is in the snapshot and in the digest. It changes only in [`Shard::apply`], from committed
+//! commands, deterministically: no clock, no randomness, no map whose order depends on the process.
+
+use super::{
+    bucket::{Bucket, BucketData},
+    command::{Command, Contribution, EvalSums, Evaluated, Outcome, Proposal},
+    members::Members,
+};
+use paraft_common::{
+    BucketId, Seq, SessionId, ShardId, Step, WorkerId, config::ServerJob, histogram::DelayHistogram, placement,
+};
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+/// A shard. One task applies; any number read.
+#[derive(Debug)]
+pub struct Shard {
+    id: ShardId,
+    shards: u32,
+    meta: RwLock<Meta>,
+    configured: RwLock<Option<Arc<Configured>>>,
+}
+
+/// What is fixed once the job is known.
+#[derive(Debug)]
+pub struct Configured {
+    /// The job.
+    pub job: ServerJob,
+    /// The shard's buckets, by rising id.
+    pub buckets: Vec<Bucket>,
+}
+
+impl Configured {
+    /// The position of a bucket among the shard's own.
+    pub fn local(&self, id: BucketId) -> Option<usize> {
+        self.buckets.binary_search_by_key(&id, |b| b.id).ok()
+    }
+}
+
+/// The small part of the replicated state.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Meta {
+    /// TOML of the job; empty before Configure.
+    pub job: String,
+    /// Who takes part.
+    pub members: Members,
+    /// Sessions given out so far.
+    pub sessions: u64,
+    /// All expected workers have been here; from then on rounds are applied.
+    pub started: bool,
+    /// Delay of every applied push.
+    pub delays: DelayHistogram,
+    /// Pushes applied.
+    pub pushes: u64,
+    /// Payload bytes of the applied pushes, before aggregation.
+    pub bytes_pushed: u64,
+    /// Entries that `apply` recognised as being in already.
+    pub duplicates: u64,
+    /// Members that left without finishing.
+    pub workers_lost: u64,
+    /// Open evaluations, by epoch.
+    evaluations: BTreeMap<u64, OpenEvaluation>,
+    /// The best mean loss so far and the evaluations since.
+    best: Option<(f64, u32)>,
+    /// Early stopping has fired.
+    pub stop: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct OpenEvaluation {
+    from: BTreeSet<WorkerId>,
+    sums: EvalSums,
+}
+
+impl Shard {
+    /// An empty shard, number `id` of `shards`.
+    pub fn new(id: ShardId, shards: u32) -> Self {
+        Self { id, shards, meta: RwLock::default(), configured: RwLock::new(None) }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> ShardId {
+        self.id
+    }
+
+    /// The job and the buckets, once there are any.
+    pub fn configured(&self) -> Option<Arc<Configured>> {
+        self.configured.read().clone()
+    }
+
+    /// Reads the small state; `f` must be quick, the next apply waits for it.
+    pub fn read<T>(&self, f: impl FnOnce(&Meta) -> T) -> T {
+        f(&self.meta.read())
+    }
+
+    /// Sum of the buckets' versions: the number of updates applied to the shard.
+    pub fn version(&self) -> u64 {
+        self.configured().map_or(0, |c| c.buckets.iter().map(|b| b.version().0).sum())
+    }
+
+    /// Applies one committed proposal. The only place where the replicated state changes.
+    pub fn apply(&self, proposal: &Proposal) -> Outcome {
+        match &proposal.command {
+            Command::Configure { job } => self.configure(job),
+            Command::Init { bucket } => self.init(*bucket, &proposal.payload),
+            Command::Join { worker } => self.join(*worker),
+            Command::Leave { worker, session } => {
+                let mut meta = self.meta.write();
+                let unfinished = meta.members.in_session(*worker, *session).is_some_and(|m| !m.finished);
+                if meta.members.leave(*worker, *session) && unfinished {
+                    meta.workers_lost += 1;
+                }
+                Outcome::Evaluated(self.close_evaluations(&mut meta))
+            }
+            Command::Advance { worker, session, step } => {
+                if let Some(m) = self.meta.write().members.in_session_mut(*worker, *session) {
+                    m.steps.iter_mut().for_each(|s| *s = (*s).max(*step));
+                }
+                Outcome::Done
+            }
+            Command::Finish { worker, session } => {
+                let mut meta = self.meta.write();
+                if let Some(m) = meta.members.in_session_mut(*worker, *session) {
+                    m.finished = true;
+                }
+                Outcome::Evaluated(self.close_evaluations(&mut meta))
+            }
+            Command::Update { bucket, contributions, factor } => {
+                self.update(*bucket, contributions, *factor, &proposal.payload)
+            }
+            Command::Report { worker, session, epoch, sums } => {
+                let mut meta = self.meta.write();
+                if meta.members.in_session(*worker, *session).is_some() {
+                    let open = meta.evaluations.entry(*epoch).or_default();
+                    if open.from.insert(*worker) {
+                        open.sums.loss_sum += sums.loss_sum;
+                        open.sums.correct += sums.correct;
+                        open.sums.count += sums.count;
+                    }
+                }
+                Outcome::Evaluated(self.close_evaluations(&mut meta))
+            }
+        }
+    }
+
+    fn configure(&self, text: &str) -> Outcome {
+        let mut meta = self.meta.write();
+        if !meta.job.is_empty() {
+            return if meta.job == text {
+                Outcome::Done
+            } else {
+                Outcome::Refused("another job is configured".into())
+            };
+        }
+        match ServerJob::from_toml(text) {
+            Err(e) => Outcome::Refused(e.to_string()),
+            Ok(job) => {
+                let layout = job.layout();
+                let buckets = placement::buckets_of(&layout, self.id, self.shards)
+                    .into_iter()
+                    .map(|(id, spec)| Bucket::new(id, spec, &job))
+                    .collect();
+                meta.job = text.to_string();
+                *self.configured.write() = Some(Arc::new(Configured { job, buckets }));
+                Outcome::Done
+            }
+        }
+    }
+
+    fn init(&self, id: BucketId, payload: &[u8]) -> Outcome {
+        match self.bucket(id, payload.len()) {
+            Err(e) => Outcome::Refused(e),
+            Ok((conf, i)) => {
+                conf.buckets[i].init(payload);
+                Outcome::Done
+            }
+        }
+    }
+
+    fn join(&self, worker: WorkerId) -> Outcome {
+        let Some(conf) = self.configured() else {
+            return Outcome::Refused("no job is configured".into());
+        };
+        let mut meta = self.meta.write();
+        meta.sessions += 1;
+        let session = SessionId(meta.sessions);
+        if meta.members.get(worker).is_some_and(|m| !m.finished) {
+            meta.workers_lost += 1;
+        }
+        meta.members.join(worker, session, conf.buckets.len());
+        meta.started |= meta.members.active().count() >= conf.job.workers as usize;
+        Outcome::Joined { worker, session }
+    }
+
+    fn update(&self, id: BucketId, contributions: &[Contribution], factor: f32, payload: &[u8]) -> Outcome {
+        let (conf, b) = match self.bucket(id, payload.len()) {
+            Ok(found) => found,
+            Err(e) => return Outcome::Refused(e),
+        };
+        let bucket = &conf.buckets[b];
+        let members = {
+            let mut meta = self.meta.write();
+            // The last line of defence for exactly-once: whatever the leader proposed, an update that holds a
+            // push which is in already changes nothing.
+            let member = |c: &Contribution| meta.members.in_session(c.worker, c.session);
+            let duplicate = contributions.iter().any(|c| member(c).is_some_and(|m| m.steps[b] >= c.step));
+            let orphan = contributions.iter().all(|c| member(c).is_none());
+            if duplicate || orphan {
+                meta.duplicates += u64::from(duplicate);
+                return Outcome::Updated { version: bucket.version(), applied: false };
+            }
+            meta.members.active().count()
+        };
+        let before = bucket.version();
+        let version = bucket.update(&conf.job, payload, factor, contributions.len(), members);
+        let mut meta = self.meta.write();
+        let here = contributions.iter().filter(|c| meta.members.in_session(c.worker, c.session).is_some());
+        for c in here.copied().collect::<Vec<_>>() {
+            meta.delays.record(before.0.saturating_sub(c.pulled.0));
+            meta.pushes += 1;
+            meta.bytes_pushed += payload.len() as u64;
+            // Recorded after the weights have changed: who sees the step sees the weights.
+            if let Some(m) = meta.members.in_session_mut(c.worker, c.session) {
+                m.steps[b] = c.step;
+                m.last_seq = Seq(m.last_seq.0.max(c.seq.0));
+            }
+        }
+        Outcome::Updated { version, applied: true }
+    }
+
+    fn bucket(&self, id: BucketId, bytes: usize) -> Result<(Arc<Configured>, usize), String> {
+        let conf = self.configured().ok_or("no job is configured")?;
+        let i = conf.local(id).ok_or_else(|| format!("{id} is not on {}", self.id))?;
+        let expected = conf.buckets[i].spec.len * 4;
+        if bytes != expected {
+            return Err(format!("{id} holds {expected} bytes, the entry brought {bytes}"));
+        }
+        Ok((conf, i))
+    }
+
+    /// Closes the evaluations for which nobody active is missing, and applies the early-stopping rule.
+    fn close_evaluations(&self, meta: &mut Meta) -> Vec<Evaluated> {
+        let missing = |open: &OpenEvaluation, members: &Members| {
+            members.active().any(|(w, _)| !open.from.contains(&w))
+        };
+        let done: Vec<u64> =
+            meta.evaluations.iter().filter(|(_, o)| !missing(o, &meta.members)).map(|(e, _)| *e).collect();
+        let rule = self.configured().and_then(|c| c.job.early_stop);
+        done.into_iter()
+            .filter_map(|epoch| {
+                let sums = meta.evaluations.remove(&epoch)?.sums;
+                let loss = sums.loss_sum / sums.count.max(1) as f64;
+                if let Some(rule) = rule {
+                    let (best, bad) = meta.best.unwrap_or((f64::INFINITY, 0));
+                    meta.best =
+                        Some(if loss < best - rule.min_delta { (loss, 0) } else { (best, bad + 1) });
+                    meta.stop |= meta.best.is_some_and(|(_, bad)| bad >= rule.patience);
+                }
+                Some(Evaluated { epoch, sums, stop: meta.stop })
+            })
+            .collect()
+    }
+
+    /// A consistent copy of the whole state; the bulk is shared until the next update (copy on write). Only the
+    /// task that applies may call it.
+    pub fn image(&self) -> super::image::Image {
+        let buckets = self.configured().map(|c| c.buckets.iter().map(|b| b.image()).collect());
+        super::image::Image { meta: self.meta.read().clone(), buckets: buckets.unwrap_or_default() }
+    }
+
+    /// Replaces the whole state by a snapshot's.
+    pub fn install(&self, image: &super::image::Image) -> Result<(), String> {
+        let configured = if image.meta.job.is_empty() {
+            None
+        } else {
+            let job = ServerJob::from_toml(&image.meta.job).map_err(|e| e.to_string())?;
+            let places = placement::buckets_of(&job.layout(), self.id, self.shards);
+            let fits = places.len() == image.buckets.len()
+                && places.iter().zip(&image.buckets).all(|((_, s), d)| s.len == d.weights.len());
+            if !fits {
+                return Err(format!("the snapshot of {} does not fit its job's buckets", self.id));
+            }
+            let buckets = places
+                .into_iter()
+                .zip(&image.buckets)
+                .map(|((id, spec), d): (_, &Arc<BucketData>)| Bucket::with_data(id, spec, d.clone()))
+                .collect();
+            Some(Arc::new(Configured { job, buckets }))
+        };
+        *self.configured.write() = configured;
+        *self.meta.write() = image.meta.clone();
+        Ok(())
+    }
+
+    /// The slowest active member's clock; where nobody trains any more, far away, so that nobody waits.
+    pub fn slowest(&self) -> Step {
+        self.read(|m| m.members.slowest()).unwrap_or(Step(u64::MAX))
+    }
+}

@@ -1,0 +1,176 @@
+//! Lines of a chart, computed from a record: pure functions, no drawing.
+//!
+//! A fleet's position at a moment is the sum of its workers' samples at that moment of their training clocks.
+//! Each worker's clock starts with its own first step, so a worker that joined late is drawn as if it had
+//! been there from the start.
+
+use crate::RunRecord;
+use std::collections::BTreeMap;
+
+/// At most this many points a loss line, so that it reads as a line and the page stays small.
+pub const LOSS_WINDOWS: usize = 300;
+
+/// At most this many points a throughput line: fewer than [`LOSS_WINDOWS`], as a rate over a short window
+/// shows the moment a worker logged more than its speed.
+pub const RATE_WINDOWS: usize = 60;
+
+/// The mean training loss of all workers in one window of the training clock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossPoint {
+    /// Mean training clock of the window's lines.
+    pub seconds: f64,
+    /// Fleet samples at that moment.
+    pub samples: f64,
+    /// Mean loss, weighted by samples; NaN when a worker's was.
+    pub loss: f64,
+}
+
+/// The fleet's throughput in one window of the training clock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RatePoint {
+    /// The window's middle.
+    pub seconds: f64,
+    /// Samples a second of all workers together.
+    pub samples_per_s: f64,
+}
+
+/// Training loss over the run, in at most [`LOSS_WINDOWS`] windows of equal time.
+pub fn train_loss(record: &RunRecord) -> Vec<LossPoint> {
+    let fleet = Fleet::new(record);
+    let windows = fleet.windows(record, LOSS_WINDOWS);
+    #[derive(Clone, Default)]
+    struct Sum {
+        lines: f64,
+        seconds: f64,
+        weight: f64,
+        loss: f64,
+    }
+    let mut sums = vec![Sum::default(); windows];
+    let mut before = BTreeMap::new();
+    for t in &record.train {
+        let done = before.insert(t.worker, t.samples).unwrap_or(0);
+        // A line without new samples still says something about the loss; it weighs as one sample.
+        let weight = t.samples.saturating_sub(done).max(1) as f64;
+        // Closed on the right: a line speaks of the time that ends with it.
+        let i = ((t.seconds / fleet.end * windows as f64).ceil() as usize).clamp(1, windows) - 1;
+        let sum = &mut sums[i];
+        sum.lines += 1.0;
+        sum.seconds += t.seconds;
+        sum.weight += weight;
+        sum.loss += weight * t.loss;
+    }
+    let point = |s: &Sum| {
+        let seconds = s.seconds / s.lines;
+        LossPoint { seconds, samples: fleet.samples_at(seconds), loss: s.loss / s.weight }
+    };
+    sums.iter().filter(|s| s.lines > 0.0).map(point).collect()
+}
+
+/// Throughput of the fleet over the run, in at most [`RATE_WINDOWS`] windows of equal time.
+pub fn throughput(record: &RunRecord) -> Vec<RatePoint> {
+    let fleet = Fleet::new(record);
+    if fleet.end <= 0.0 {
+        return Vec::new();
+    }
+    let windows = fleet.windows(record, RATE_WINDOWS);
+    let width = fleet.end / windows as f64;
+    let rate = |i: usize| {
+        let (from, to) = (i as f64 * width, (i + 1) as f64 * width);
+        let samples_per_s = (fleet.samples_at(to) - fleet.samples_at(from)) / width;
+        RatePoint { seconds: (from + to) / 2.0, samples_per_s }
+    };
+    (0..windows).map(rate).collect()
+}
+
+/// Every worker's samples over its training clock.
+struct Fleet {
+    tracks: Vec<Vec<(f64, f64)>>,
+    end: f64,
+}
+
+impl Fleet {
+    fn new(record: &RunRecord) -> Self {
+        let mut tracks = BTreeMap::<_, Vec<(f64, f64)>>::new();
+        let lines = record.train.iter().map(|t| (t.worker, t.seconds, t.samples));
+        let totals = record.workers.iter().map(|w| (w.worker, w.seconds, w.samples));
+        for (worker, seconds, samples) in lines.chain(totals) {
+            let track = tracks.entry(worker).or_insert_with(|| vec![(0.0, 0.0)]);
+            // Kept rising in both: a search needs it, and a worker that began again under its rank counts anew.
+            if let Some(&(s, n)) = track.last()
+                && seconds > s
+            {
+                track.push((seconds, n.max(samples as f64)));
+            }
+        }
+        let tracks: Vec<_> = tracks.into_values().collect();
+        let end = tracks.iter().filter_map(|t| t.last()).map(|p| p.0).fold(0.0, f64::max);
+        Self { tracks, end }
+    }
+
+    /// Samples of all workers when their clocks show `seconds`, on straight lines between what they logged.
+    fn samples_at(&self, seconds: f64) -> f64 {
+        let one = |track: &Vec<(f64, f64)>| {
+            let next = track.partition_point(|p| p.0 <= seconds).max(1);
+            let (s0, n0) = track[next - 1];
+            match track.get(next) {
+                Some((s1, n1)) => n0 + (n1 - n0) * ((seconds - s0) / (s1 - s0)).clamp(0.0, 1.0),
+                None => n0,
+            }
+        };
+        self.tracks.iter().map(one).sum()
+    }
+
+    /// As many windows as a worker has lines, so that each one has about a line of every worker.
+    fn windows(&self, record: &RunRecord, most: usize) -> usize {
+        (record.train.len() / self.tracks.len().max(1)).clamp(1, most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Event, Run, Train, Worker};
+    use paraft_common::WorkerId;
+
+    fn line(worker: u32, seconds: f64, samples: u64, loss: f64) -> Event {
+        let worker = WorkerId(worker);
+        Event::Train(Train { worker, seconds, samples, loss, ..Train::default() })
+    }
+
+    fn record(lines: Vec<Event>) -> RunRecord {
+        RunRecord::from_events([Event::Run(Run::default())].into_iter().chain(lines)).unwrap()
+    }
+
+    #[test]
+    fn a_window_is_the_mean_over_workers_weighted_by_samples() {
+        let r = record(vec![line(0, 1.0, 100, 4.0), line(1, 1.0, 300, 2.0)]);
+        assert_eq!(train_loss(&r), [LossPoint { seconds: 1.0, samples: 400.0, loss: 2.5 }]);
+    }
+
+    #[test]
+    fn throughput_adds_up_to_the_samples_even_when_a_worker_stops_early() {
+        let mut lines: Vec<_> = (1..=40).map(|i| line(0, i as f64 * 0.5, i * 10, 1.0)).collect();
+        lines.extend((1..=20).map(|i| line(1, i as f64 * 0.5, i * 30, 1.0)));
+        lines.push(Event::Worker(Worker {
+            worker: WorkerId(0),
+            seconds: 20.5,
+            samples: 410,
+            ..Default::default()
+        }));
+        let rates = throughput(&record(lines));
+        let width = 20.5 / rates.len() as f64;
+        let total: f64 = rates.iter().map(|r| r.samples_per_s * width).sum();
+        assert!((total - 1010.0).abs() < 1e-6, "{total}");
+        assert!((rates[0].samples_per_s - 80.0).abs() < 1e-9 && rates.last().unwrap().samples_per_s < 21.0);
+    }
+
+    #[test]
+    fn long_runs_are_thinned_and_empty_ones_are_empty() {
+        let r = record((1..=5000).map(|i| line(0, i as f64, i, 1.0 / i as f64)).collect());
+        assert_eq!((train_loss(&r).len(), throughput(&r).len()), (LOSS_WINDOWS, RATE_WINDOWS));
+        let r = record(vec![]);
+        assert!(train_loss(&r).is_empty() && throughput(&r).is_empty());
+        let r = record(vec![line(0, 0.0, 0, f64::NAN)]);
+        assert!(train_loss(&r)[0].loss.is_nan() && throughput(&r).is_empty());
+    }
+}

@@ -1,0 +1,262 @@
+//! The lines of `metrics.jsonl`.
+//!
+//! Each line is a JSON object whose `event` says which of these structs it is. `wall` is unix time in seconds.
+//! `seconds` is the writer's training clock: it starts with the worker's first step and stands still while
+//! the worker evaluates, so two modes are compared by the time they trained.
+//!
+//! Old files stay readable: a new field gets a default, a field is never renamed, an unknown field is ignored
+//! (`tests/samples/v1.jsonl` is such an old file). JSON has no NaN; a loss that is no longer a number is
+//! written as `null` and read as NaN, because a run that diverged must still have a record.
+
+use paraft_common::histogram::DelayHistogram;
+use paraft_common::{ServerId, ShardId, Step, Version, WorkerId};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// One line of `metrics.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// What was run: the first line.
+    Run(Run),
+    /// A worker's progress since its line before.
+    Train(Train),
+    /// A held-out evaluation.
+    Eval(Eval),
+    /// A worker's totals, written when it ends.
+    Worker(Worker),
+    /// A server's totals for a shard.
+    Shard(Shard),
+    /// A worker left, or its lease ended.
+    Leave(Leave),
+    /// The numbers of the whole run: the last line.
+    Summary(Summary),
+}
+
+/// What was run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// Unix time, seconds.
+    pub wall: f64,
+    /// The run's name, which is also its folder's.
+    pub name: String,
+    /// The consistency mode as users write it: `bsp`, `ssp:4`, `asp`.
+    pub mode: String,
+    /// Model name.
+    pub model: String,
+    /// Data set name.
+    pub data: String,
+    /// Workers at the start.
+    pub workers: u32,
+    /// Servers.
+    pub servers: u32,
+    /// Shards.
+    pub shards: u32,
+    /// Replicas of each shard.
+    pub replicas: u32,
+    /// Samples in a worker's step.
+    pub batch: u64,
+    /// Seed of weights and sample order.
+    pub seed: u64,
+    /// Passes over the training data.
+    pub epochs: u64,
+    /// Trainable numbers in the model.
+    pub parameters: u64,
+    /// Samples the whole fleet is to train on.
+    pub samples_budget: u64,
+    /// Optimizer name.
+    pub optimizer: String,
+    /// Learning rate.
+    pub lr: f64,
+    /// The accuracy (0 to 1) the run is measured against, if any.
+    #[serde(default)]
+    pub target_accuracy: Option<f64>,
+}
+
+/// A worker's progress since its line before.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Train {
+    /// Unix time, seconds.
+    pub wall: f64,
+    /// Who.
+    pub worker: WorkerId,
+    /// Its last finished step.
+    pub step: Step,
+    /// The pass over the data it is in, from 0.
+    pub epoch: u64,
+    /// Samples it has trained on so far.
+    pub samples: u64,
+    /// Its training clock.
+    pub seconds: f64,
+    /// Mean training loss since its line before.
+    #[serde(deserialize_with = "null_as_nan")]
+    pub loss: f64,
+    /// Its throughput since its line before.
+    #[serde(deserialize_with = "null_as_nan")]
+    pub samples_per_s: f64,
+    /// Seconds it has waited for others so far.
+    pub wait_seconds: f64,
+    /// Mean delay, in versions, of its pushes since its line before.
+    #[serde(default)]
+    pub delay_mean: Option<f64>,
+}
+
+/// A held-out evaluation. Several workers may log the same one; the first line of an epoch counts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Eval {
+    /// Unix time, seconds.
+    pub wall: f64,
+    /// Finished passes over the data.
+    pub epoch: u64,
+    /// Samples the fleet has trained on.
+    pub samples: u64,
+    /// The training clock of the worker that evaluated.
+    pub seconds: f64,
+    /// Mean held-out loss.
+    #[serde(deserialize_with = "null_as_nan")]
+    pub loss: f64,
+    /// Share of held-out samples classified rightly, 0 to 1; `None` where the model does not classify.
+    #[serde(default)]
+    pub accuracy: Option<f64>,
+    /// Held-out samples.
+    pub count: u64,
+    /// Whether this is the evaluation after the last push of the fleet.
+    #[serde(rename = "final", default)]
+    pub is_final: bool,
+}
+
+/// A worker's totals.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Worker {
+    /// Unix time, seconds.
+    pub wall: f64,
+    /// Who.
+    pub worker: WorkerId,
+    /// Steps finished.
+    pub steps: u64,
+    /// Samples trained on.
+    pub samples: u64,
+    /// Its training clock.
+    pub seconds: f64,
+    /// Seconds it waited for others.
+    pub wait_seconds: f64,
+    /// Gradient bytes it sent, as encoded.
+    pub bytes_pushed: u64,
+    /// Weight bytes it received, as encoded.
+    pub bytes_pulled: u64,
+    /// Processor time of its process, all cores, user and system.
+    pub cpu_seconds: f64,
+    /// Largest memory of its process.
+    pub peak_rss_bytes: u64,
+}
+
+/// What one server counted for one shard while it led it. A later line of the same server and shard replaces
+/// the earlier one; counts of several leaders of a shard add up.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Shard {
+    /// Unix time, seconds.
+    pub wall: f64,
+    /// Which shard.
+    pub shard: ShardId,
+    /// Who counted.
+    pub server: ServerId,
+    /// The shard's version.
+    pub version: Version,
+    /// `delay[d]` pushes were applied `d` versions after their weights were pulled.
+    pub delay: Vec<u64>,
+    /// Pushes applied.
+    pub pushes: u64,
+    /// Pulls that had to wait for other workers.
+    pub pulls_waited: u64,
+    /// Gradient bytes received, as encoded.
+    pub bytes_pushed: u64,
+    /// Weight bytes sent, as encoded.
+    pub bytes_pulled: u64,
+}
+
+impl Shard {
+    /// The delays as a histogram.
+    pub fn delays(&self) -> DelayHistogram {
+        DelayHistogram::from_counts(&self.delay)
+    }
+}
+
+/// A worker left.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Leave {
+    /// Unix time, seconds.
+    pub wall: f64,
+    /// Who.
+    pub worker: WorkerId,
+    /// Why, in words.
+    pub reason: String,
+}
+
+/// The numbers of a whole run, computed by [`RunRecord::summarize`](crate::RunRecord::summarize).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// The consistency mode.
+    pub mode: String,
+    /// Workers at the start.
+    pub workers: u32,
+    /// Samples trained on by all workers.
+    pub samples: u64,
+    /// The longest training clock of a worker.
+    pub seconds: f64,
+    /// `samples / seconds`; 0 when nothing was trained.
+    pub samples_per_s: f64,
+    /// Held-out loss at the end; without an evaluation, the mean of the workers' last training losses.
+    pub final_loss: Option<f64>,
+    /// Held-out accuracy at the end, 0 to 1.
+    pub final_accuracy: Option<f64>,
+    /// What the next two are measured against.
+    pub target_accuracy: Option<f64>,
+    /// Training clock at the first evaluation at or above the target; `None` when there was none.
+    pub seconds_to_target: Option<f64>,
+    /// Fleet samples at that evaluation.
+    pub samples_to_target: Option<u64>,
+    /// Half of all pushes had at most this delay, in versions.
+    pub delay_p50: Option<u64>,
+    /// 99 of 100 pushes had at most this delay.
+    pub delay_p99: Option<u64>,
+    /// The largest delay.
+    pub delay_max: Option<u64>,
+    /// Gradient bytes, workers to servers.
+    pub bytes_pushed: u64,
+    /// Weight bytes, servers to workers.
+    pub bytes_pulled: u64,
+    /// Processor time of the workers (not of the servers) for 1000 samples, over the workers that reported it.
+    pub cpu_seconds_per_1000_samples: Option<f64>,
+    /// Seconds waited for others, summed over workers.
+    pub wait_seconds: f64,
+    /// Workers that left and wrote no totals.
+    pub workers_lost: u32,
+}
+
+fn null_as_nan<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(d)?.unwrap_or(f64::NAN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_diverged_loss_survives_the_file() {
+        let line =
+            serde_json::to_string(&Event::Train(Train { loss: f64::NAN, ..Train::default() })).unwrap();
+        assert!(line.starts_with(r#"{"event":"train","#) && line.contains(r#""loss":null"#), "{line}");
+        let Event::Train(back) = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
+        assert!(back.loss.is_nan());
+    }
+
+    #[test]
+    fn lines_of_the_first_version_are_still_read() {
+        let kinds: Vec<Event> = include_str!("../tests/samples/v1.jsonl")
+            .lines()
+            .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{l}: {e}")))
+            .collect();
+        assert_eq!(kinds.len(), 7, "one line of each kind");
+        let Event::Eval(eval) = &kinds[2] else { panic!("{:?}", kinds[2]) };
+        assert_eq!((eval.epoch, eval.accuracy, eval.is_final), (1, Some(0.5), false));
+    }
+}

@@ -1,0 +1,29 @@
+//! What a training run leaves behind, and how people look at it.
+//!
+//! ```text
+//!  workers, servers --append--> metrics.jsonl --load--> RunRecord --summarize--> Summary
+//!                                                          |--write_report--> report.html
+//!                                                          `--export--------> events.out.tfevents.*
+//! ```
+//!
+//! [`metrics.jsonl`](METRICS_FILE) is the canonical record: one JSON object a line, any tool can read it.
+//! Everything else here is computed from it and may be deleted and made again. What this crate is not: it
+//! serves no live metrics (that is Prometheus, in the server) and draws no terminal tables.
+
+// A test that unwraps fails with the place and the value; that is what it should do.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod crc32c;
+pub mod curve;
+mod error;
+pub mod event;
+mod metrics_file;
+mod report;
+mod run;
+pub mod tensorboard;
+
+pub use error::RecordError;
+pub use event::{Eval, Event, Leave, Run, Shard, Summary, Train, Worker};
+pub use metrics_file::{METRICS_FILE, MetricsWriter, Tail, read_events};
+pub use report::{render_report, write_report};
+pub use run::RunRecord;

@@ -1,0 +1,237 @@
+//! The data of the charts, as the JSON that `assets/report.js` draws.
+
+use super::Entry;
+use crate::{Eval, curve};
+use paraft_common::histogram::DelayHistogram;
+use serde::Serialize;
+
+/// At most this many places on the delay axis; more bars cannot be told apart on a phone.
+const DELAY_BINS: u64 = 24;
+
+/// The loss axis is logarithmic when the largest loss is more than this many times the smallest.
+const LOG_FROM: f64 = 5.0;
+
+#[derive(Serialize)]
+struct Page<'a> {
+    runs: Vec<&'a str>,
+    groups: Vec<Group>,
+}
+
+#[derive(Serialize)]
+struct Group {
+    title: &'static str,
+    note: String,
+    charts: Vec<Chart>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Chart {
+    Lines(Lines),
+    Bars(Bars),
+}
+
+#[derive(Serialize)]
+struct Lines {
+    title: String,
+    /// `samples` or `seconds`.
+    x: &'static str,
+    lines: Vec<Line>,
+    /// What to say when no run has a point.
+    empty: &'static str,
+    percent: bool,
+    /// Whether the y axis starts at 0.
+    zero: bool,
+    /// Whether the y axis is logarithmic.
+    log: bool,
+    /// Whether points are marked, as there are few.
+    points: bool,
+    target: Option<f64>,
+}
+
+/// `y` has a `null` where a value is not a number.
+#[derive(Default, Serialize)]
+struct Line {
+    x: Vec<f64>,
+    y: Vec<f64>,
+}
+
+impl Line {
+    /// Points in the order of x; of several points at one x the last stays, as the chart needs.
+    fn new(points: impl Iterator<Item = (f64, f64)>) -> Self {
+        let mut line = Line::default();
+        for (x, y) in points.map(|(x, y)| (rounded(x), rounded(y))) {
+            match line.x.last() {
+                Some(&last) if x == last => _ = line.y.pop(),
+                Some(&last) if x < last => continue,
+                _ => line.x.push(x),
+            }
+            line.y.push(y);
+        }
+        line
+    }
+}
+
+#[derive(Serialize)]
+struct Bars {
+    title: &'static str,
+    empty: &'static str,
+    /// The delays of each place: `0`, `5–9`, `20+`.
+    bins: Vec<String>,
+    /// By run: the share of its pushes in each place, or nothing where no delay was recorded.
+    shares: Vec<Vec<f64>>,
+}
+
+/// The JSON, safe inside a `script` element: it has no `<`.
+pub(super) fn json(entries: &[Entry<'_>]) -> String {
+    let mut groups = Vec::new();
+    if !entries.is_empty() {
+        groups.push(loss(entries));
+        groups.extend(held_out(entries));
+        groups.push(servers(entries));
+    }
+    let page = Page { runs: entries.iter().map(|e| e.label.as_str()).collect(), groups };
+    // In JSON a `<` occurs inside strings only.
+    serde_json::to_string(&page).expect("strings and numbers have a JSON form").replace('<', "\\u003c")
+}
+
+fn loss(entries: &[Entry<'_>]) -> Group {
+    let points: Vec<_> = entries.iter().map(|e| curve::train_loss(e.record)).collect();
+    // A loss that fell far is a flat line on a plain axis, with the modes on top of each other.
+    let (low, high) = points
+        .iter()
+        .flatten()
+        .filter(|p| p.loss.is_finite())
+        .fold((f64::MAX, 0.0_f64), |(low, high), p| (low.min(p.loss), high.max(p.loss)));
+    let log = low > 0.0 && high > LOG_FROM * low;
+    let chart = |title: &str, x, place: fn(&curve::LossPoint) -> f64| {
+        let line = |p: &Vec<curve::LossPoint>| Line::new(p.iter().map(|p| (place(p), p.loss)));
+        Chart::Lines(Lines {
+            title: title.into(),
+            x,
+            lines: points.iter().map(line).collect(),
+            empty: "No training loss was recorded.",
+            percent: false,
+            zero: false,
+            log,
+            points: false,
+            target: None,
+        })
+    };
+    let most = points.iter().map(Vec::len).max().unwrap_or(0);
+    Group {
+        title: "Training loss",
+        note: format!(
+            "{}Smoothed: each point is the mean over all workers in one of at most {} equal windows of the run's \
+             time (here up to {most} points a line). Drag across a chart to zoom, double-click to zoom out.",
+            if log { "The loss axis is logarithmic. " } else { "" },
+            curve::LOSS_WINDOWS
+        ),
+        charts: vec![
+            chart("Against samples of the fleet", "samples", |p| p.samples),
+            chart("Against training time", "seconds", |p| p.seconds),
+        ],
+    }
+}
+
+/// Accuracy where any run has one, else the held-out loss; nothing without evaluations.
+fn held_out(entries: &[Entry<'_>]) -> Option<Group> {
+    let evals = || entries.iter().flat_map(|e| &e.record.evals);
+    evals().next()?;
+    let accuracy = evals().any(|e| e.accuracy.is_some());
+    let value = move |e: &Eval| if accuracy { e.accuracy } else { Some(e.loss) };
+    let target = entries.iter().find_map(|e| e.summary.target_accuracy).filter(|_| accuracy);
+    let chart = |title: &str, x, place: fn(&Eval) -> f64| {
+        let line = |e: &Entry<'_>| {
+            let mut points: Vec<_> =
+                e.record.evals.iter().filter_map(|eval| Some((place(eval), value(eval)?))).collect();
+            points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            Line::new(points.into_iter())
+        };
+        Chart::Lines(Lines {
+            title: title.into(),
+            x,
+            lines: entries.iter().map(line).collect(),
+            empty: "No evaluation was recorded.",
+            percent: accuracy,
+            zero: false,
+            log: false,
+            points: evals().count() <= 60 * entries.len(),
+            target,
+        })
+    };
+    Some(Group {
+        title: if accuracy { "Held-out accuracy" } else { "Held-out loss" },
+        note:
+            "Each point is one evaluation on data that is never trained on. The training clock stands still \
+               meanwhile."
+                .into(),
+        charts: vec![
+            chart("Against samples of the fleet", "samples", |e| e.samples as f64),
+            chart("Against training time", "seconds", |e| e.seconds),
+        ],
+    })
+}
+
+fn servers(entries: &[Entry<'_>]) -> Group {
+    let rate =
+        |e: &Entry<'_>| Line::new(curve::throughput(e.record).iter().map(|p| (p.seconds, p.samples_per_s)));
+    let throughput = Lines {
+        title: "Throughput of the fleet, samples/s".into(),
+        x: "seconds",
+        lines: entries.iter().map(rate).collect(),
+        empty: "No progress was recorded.",
+        percent: false,
+        zero: true,
+        log: false,
+        points: false,
+        target: None,
+    };
+    Group {
+        title: "Delay and throughput",
+        note: format!(
+            "Delay: how many versions old the weights of a gradient were when it was applied. Throughput: in at \
+             most {} equal windows; it falls when a worker ends before the others.",
+            curve::RATE_WINDOWS
+        ),
+        charts: vec![Chart::Bars(delays(entries)), Chart::Lines(throughput)],
+    }
+}
+
+/// Places for the delays of nearly all pushes, and one place for the long tail, which would otherwise squeeze
+/// everything into the first.
+fn delays(entries: &[Entry<'_>]) -> Bars {
+    let all: Vec<DelayHistogram> = entries.iter().map(|e| e.record.delays()).collect();
+    let most = |value: fn(&DelayHistogram) -> Option<u64>| all.iter().filter_map(value).max().unwrap_or(0);
+    let (nearly_all, max) = (most(|h| h.quantile(0.995)), most(DelayHistogram::max));
+    let width = [1, 2, 5, 10, 20, 50].into_iter().find(|w| nearly_all / w < DELAY_BINS).unwrap_or(100);
+    let exact = nearly_all / width + 1;
+    let tail = max >= exact * width || max >= DelayHistogram::EXACT as u64;
+    let name = |i: u64| match (i * width, width) {
+        (from, _) if i == exact => format!("{from}+"),
+        (from, 1) => from.to_string(),
+        (from, w) => format!("{from}–{}", from + w - 1),
+    };
+    let share = |h: &DelayHistogram| {
+        if h.total() == 0 {
+            return Vec::new();
+        }
+        let mut shares = vec![0.0; (exact + u64::from(tail)) as usize];
+        let last = shares.len() - 1;
+        for (delay, &n) in h.counts().iter().enumerate() {
+            shares[(delay / width as usize).min(last)] += n as f64 / h.total() as f64;
+        }
+        shares.into_iter().map(rounded).collect()
+    };
+    Bars {
+        title: "Delay of pushes, share of each mode's pushes",
+        empty: "No delay was recorded.",
+        bins: (0..exact + u64::from(tail)).map(name).collect(),
+        shares: all.iter().map(share).collect(),
+    }
+}
+
+/// Six significant digits: finer than a screen, and half the page's size.
+fn rounded(x: f64) -> f64 {
+    format!("{x:.5e}").parse().unwrap_or(x)
+}

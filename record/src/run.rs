@@ -1,0 +1,147 @@
+//! The events of one run, put in order, and the numbers computed from them.
+//!
+//! Nothing here trusts that a process ended well: a worker that was killed wrote no totals, so its last
+//! progress line stands in for them; and when a byte count of one side is short because a process died,
+//! the other side's count is used.
+
+use crate::{Eval, Event, Leave, METRICS_FILE, RecordError, Run, Shard, Summary, Train, Worker, read_events};
+use paraft_common::histogram::DelayHistogram;
+use paraft_common::{ServerId, ShardId, WorkerId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// What one run wrote, sorted by kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunRecord {
+    /// What was run. The first `run` line counts.
+    pub run: Run,
+    /// Progress of all workers, by training clock.
+    pub train: Vec<Train>,
+    /// Evaluations by samples; of several lines about one evaluation only the first is here.
+    pub evals: Vec<Eval>,
+    /// Totals of the workers that ended in order, by worker; the last line counts.
+    pub workers: Vec<Worker>,
+    /// The last counts of every (shard, server).
+    pub shards: Vec<Shard>,
+    /// Who left, in the order of the file.
+    pub leaves: Vec<Leave>,
+    /// What time-to-accuracy is measured against. Starts as the run's own target; a comparison may set one
+    /// target for all its runs.
+    pub target_accuracy: Option<f64>,
+}
+
+impl RunRecord {
+    /// Reads [`METRICS_FILE`] in the folder `dir`. Works on a run that is still going.
+    pub fn load(dir: impl AsRef<Path>) -> Result<Self, RecordError> {
+        let path = dir.as_ref().join(METRICS_FILE);
+        Self::from_events(read_events(&path)?).ok_or(RecordError::NoRun { path })
+    }
+
+    /// Sorts the events of one run; `None` when there is no `run` event. A `summary` event is left out: it can
+    /// be computed again.
+    pub fn from_events(events: impl IntoIterator<Item = Event>) -> Option<Self> {
+        let mut run = None;
+        let (mut train, mut evals, mut leaves) = (Vec::new(), Vec::new(), Vec::new());
+        let mut workers = BTreeMap::<WorkerId, Worker>::new();
+        let mut shards = BTreeMap::<(ShardId, ServerId), Shard>::new();
+        let mut evaluated = BTreeSet::new();
+        for event in events {
+            match event {
+                Event::Run(r) => run = run.or(Some(r)),
+                Event::Train(t) => train.push(t),
+                Event::Eval(e) if evaluated.insert((e.epoch, e.is_final)) => evals.push(e),
+                Event::Eval(_) | Event::Summary(_) => {}
+                Event::Worker(w) => _ = workers.insert(w.worker, w),
+                Event::Shard(s) => _ = shards.insert((s.shard, s.server), s),
+                Event::Leave(l) => leaves.push(l),
+            }
+        }
+        let run = run?;
+        train.sort_by(|a: &Train, b| a.seconds.total_cmp(&b.seconds));
+        evals.sort_by_key(|e: &Eval| (e.samples, e.epoch, e.is_final));
+        let target_accuracy = run.target_accuracy;
+        let (workers, shards) = (workers.into_values().collect(), shards.into_values().collect());
+        Some(Self { run, train, evals, workers, shards, leaves, target_accuracy })
+    }
+
+    /// The evaluation that stands for the end of the run: the one marked final, else the last epoch's.
+    pub fn final_eval(&self) -> Option<&Eval> {
+        self.evals.iter().rfind(|e| e.is_final).or_else(|| self.evals.iter().max_by_key(|e| e.epoch))
+    }
+
+    /// The delays of all pushes to all shards.
+    pub fn delays(&self) -> DelayHistogram {
+        let mut all = DelayHistogram::default();
+        for shard in &self.shards {
+            all.merge(&shard.delays());
+        }
+        all
+    }
+
+    /// The numbers of the whole run.
+    pub fn summarize(&self) -> Summary {
+        let totals = self.worker_totals();
+        let samples = totals.values().map(|w| w.samples).sum();
+        let seconds = totals.values().map(|w| w.seconds).fold(0.0, f64::max);
+
+        let end = self.final_eval();
+        let hit = self.target_accuracy.and_then(|target| {
+            let hits = self.evals.iter().filter(|e| e.accuracy.is_some_and(|a| a >= target));
+            hits.min_by(|a, b| a.seconds.total_cmp(&b.seconds))
+        });
+        let delays = self.delays();
+        let (reported_cpu, reported_samples) =
+            self.workers.iter().fold((0.0, 0), |(c, s), w| (c + w.cpu_seconds, s + w.samples));
+        // Both sides count the same payloads; the side that lost a process counts fewer.
+        let larger = |of_worker: fn(&Worker) -> u64, of_shard: fn(&Shard) -> u64| {
+            let sent: u64 = self.workers.iter().map(of_worker).sum();
+            sent.max(self.shards.iter().map(of_shard).sum())
+        };
+        let lost: BTreeSet<_> = self
+            .leaves
+            .iter()
+            .map(|l| l.worker)
+            .filter(|left| self.workers.iter().all(|w| w.worker != *left))
+            .collect();
+
+        Summary {
+            mode: self.run.mode.clone(),
+            workers: self.run.workers,
+            samples,
+            seconds,
+            samples_per_s: if seconds > 0.0 { samples as f64 / seconds } else { 0.0 },
+            final_loss: end.map(|e| e.loss).or_else(|| self.last_train_loss()),
+            final_accuracy: end.and_then(|e| e.accuracy),
+            target_accuracy: self.target_accuracy,
+            seconds_to_target: hit.map(|e| e.seconds),
+            samples_to_target: hit.map(|e| e.samples),
+            delay_p50: delays.quantile(0.5),
+            delay_p99: delays.quantile(0.99),
+            delay_max: delays.max(),
+            bytes_pushed: larger(|w| w.bytes_pushed, |s| s.bytes_pushed),
+            bytes_pulled: larger(|w| w.bytes_pulled, |s| s.bytes_pulled),
+            cpu_seconds_per_1000_samples: (reported_samples > 0)
+                .then(|| reported_cpu / reported_samples as f64 * 1000.0),
+            wait_seconds: totals.values().map(|w| w.wait_seconds).sum(),
+            workers_lost: lost.len() as u32,
+        }
+    }
+
+    /// Totals by worker; where a worker wrote none, as far as its last progress line knows them.
+    fn worker_totals(&self) -> BTreeMap<WorkerId, Worker> {
+        let mut totals = BTreeMap::new();
+        for t in &self.train {
+            let Train { wall, worker, samples, seconds, wait_seconds, .. } = *t;
+            let steps = t.step.0;
+            let so_far = Worker { wall, worker, steps, samples, seconds, wait_seconds, ..Worker::default() };
+            totals.insert(worker, so_far);
+        }
+        totals.extend(self.workers.iter().map(|w| (w.worker, w.clone())));
+        totals
+    }
+
+    fn last_train_loss(&self) -> Option<f64> {
+        let last: BTreeMap<_, _> = self.train.iter().map(|t| (t.worker, t.loss)).collect();
+        (!last.is_empty()).then(|| last.values().sum::<f64>() / last.len() as f64)
+    }
+}

@@ -1,0 +1,144 @@
+//! The page: complete, closed to the network, safe with any name, whole with little data.
+#![allow(clippy::unwrap_used)]
+
+use paraft_common::{ShardId, WorkerId};
+use paraft_record::{Eval, Event, Run, RunRecord, Shard, Train, Worker, render_report, write_report};
+
+fn record(mode: &str, accuracy: Option<f64>, delay: Vec<u64>) -> RunRecord {
+    let mut events = vec![Event::Run(Run {
+        name: "t1".into(),
+        mode: mode.into(),
+        model: "mlp".into(),
+        data: "digits".into(),
+        workers: 2,
+        target_accuracy: accuracy.map(|a| a - 0.1),
+        ..Run::default()
+    })];
+    for i in 1..=20 {
+        for worker in [0, 1].map(WorkerId) {
+            let (samples, seconds, loss) = (i * 100, i as f64 * 0.5, 2.0 / i as f64);
+            events.push(Event::Train(Train { worker, samples, seconds, loss, ..Train::default() }));
+        }
+    }
+    events.push(Event::Eval(Eval {
+        epoch: 1,
+        samples: 4000,
+        seconds: 10.0,
+        loss: 0.5,
+        accuracy,
+        ..Eval::default()
+    }));
+    events.push(Event::Worker(Worker {
+        samples: 2000,
+        seconds: 10.0,
+        cpu_seconds: 9.0,
+        ..Worker::default()
+    }));
+    events.push(Event::Shard(Shard { shard: ShardId(0), delay, ..Shard::default() }));
+    RunRecord::from_events(events).unwrap()
+}
+
+/// The JSON the charts are drawn from.
+fn data(page: &str) -> serde_json::Value {
+    let (_, rest) = page.split_once(r#"<script type="application/json" id="data">"#).unwrap();
+    serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
+}
+
+#[test]
+fn nothing_is_loaded_from_anywhere() {
+    let page = render_report(&[record("bsp", Some(0.9), vec![10])]);
+    assert!(page.contains("default-src 'none'"), "the policy forbids it");
+    for load in ["src=", "href=", "@import", "url(", "<link", "fetch(", "XMLHttpRequest"] {
+        assert!(!page.contains(load), "{load}");
+    }
+    assert!(!page.contains("{{"), "every place is filled");
+}
+
+#[test]
+fn modes_stand_side_by_side() {
+    let page =
+        render_report(&[record("bsp", Some(0.9), vec![9, 1]), record("asp", Some(0.8), vec![5, 0, 0, 5])]);
+    assert!(
+        page.contains("<th scope=\"col\" data-run=\"0\">bsp</th><th scope=\"col\" data-run=\"1\">asp</th>")
+    );
+    assert!(page.contains("<td>0 / 1 / 1</td><td>0 / 3 / 3</td>"), "delays");
+    assert!(
+        page.contains("<td><strong>90.0\u{a0}%</strong></td><td>80.0\u{a0}%</td>"),
+        "the better accuracy is bold"
+    );
+    let data = data(&page);
+    assert_eq!(data["runs"], serde_json::json!(["bsp", "asp"]));
+    assert_eq!(
+        data["groups"][2]["charts"][0]["shares"],
+        serde_json::json!([[0.9, 0.1, 0.0, 0.0], [0.5, 0.0, 0.0, 0.5]])
+    );
+    assert_eq!(data["groups"][0]["charts"][0]["lines"][0]["y"].as_array().unwrap().len(), 20);
+}
+
+#[test]
+fn hostile_names_stay_text() {
+    let evil = "</script><script>alert(1)</script>{{data}}\"'&";
+    let mut r = record(evil, None, vec![1]);
+    r.run.name = evil.into();
+    r.run.model = evil.into();
+    r.run.optimizer = evil.into();
+    let page = render_report(&[r.clone(), r]);
+    assert!(!page.contains("<script>alert"));
+    assert_eq!(page.matches("</script>").count(), 3, "only the page's own scripts end");
+    assert!(page.contains("&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;{{data}}&quot;&#39;&amp;"));
+    let labels = data(&page)["runs"].clone();
+    assert_eq!(labels[1], format!("{evil} ({evil}) #2"), "equal modes are told apart");
+}
+
+#[test]
+fn a_run_without_accuracy_shows_its_held_out_loss() {
+    let page = render_report(&[record("bsp", None, vec![7])]);
+    assert!(!page.contains("accuracy</th>"));
+    let data = data(&page);
+    assert_eq!(data["groups"][1]["title"], "Held-out loss");
+    assert_eq!(data["groups"][1]["charts"][0]["lines"][0]["y"], serde_json::json!([0.5]));
+    assert_eq!(data["groups"][2]["charts"][0]["bins"], serde_json::json!(["0"]), "only zero delays: one bar");
+}
+
+#[test]
+fn a_run_with_nothing_to_draw_still_has_a_page() {
+    let bare = RunRecord::from_events([Event::Run(Run { mode: "asp".into(), ..Run::default() })]).unwrap();
+    let data = data(&render_report(&[bare]));
+    assert_eq!(data["groups"].as_array().unwrap().len(), 2, "no evaluation, no such charts");
+    assert_eq!(data["groups"][1]["charts"][0]["shares"], serde_json::json!([[]]));
+    assert!(render_report(&[]).contains("No runs"));
+}
+
+#[test]
+fn a_diverged_run_shows_gaps_and_says_so() {
+    let mut r = record("asp", None, vec![1]);
+    r.train.iter_mut().skip(20).for_each(|t| t.loss = f64::NAN);
+    r.evals[0].loss = f64::NAN;
+    let page = render_report(&[r]);
+    assert!(page.contains("<td>not a number</td>"));
+    assert!(data(&page)["groups"][0]["charts"][0]["lines"][0]["y"][19].is_null());
+}
+
+#[test]
+fn long_tails_get_one_place_at_the_end() {
+    let mut delay = vec![10; 100];
+    delay.resize(900, 0);
+    delay.push(1);
+    let data = data(&render_report(&[record("asp", None, delay)]));
+    let bars = &data["groups"][2]["charts"][0];
+    assert_eq!((bars["bins"][0].as_str(), bars["bins"][20].as_str()), (Some("0–4"), Some("100+")));
+    assert_eq!(bars["shares"][0].as_array().unwrap().len(), 21);
+}
+
+#[test]
+fn the_file_is_written_whole_beside_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("report.html");
+    let records = [record("bsp", Some(0.9), vec![1])];
+    std::fs::write(&path, "old").unwrap();
+    write_report(&path, &records).unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), render_report(&records));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file stays");
+    let told = write_report(dir.path().join("no/report.html"), &records).unwrap_err().to_string();
+    assert!(told.contains("no/report.html"), "{told}");
+}

@@ -1,0 +1,135 @@
+//! The summary's numbers follow from the events.
+#![allow(clippy::unwrap_used)]
+
+use paraft_common::{ServerId, ShardId, Step, WorkerId};
+use paraft_record::{
+    Eval, Event, Leave, METRICS_FILE, MetricsWriter, RecordError, Run, RunRecord, Shard, Train, Worker,
+};
+
+fn run() -> Event {
+    Event::Run(Run {
+        name: "t".into(),
+        mode: "ssp:4".into(),
+        workers: 3,
+        target_accuracy: Some(0.9),
+        ..Run::default()
+    })
+}
+
+fn eval(epoch: u64, seconds: f64, accuracy: f64, is_final: bool) -> Event {
+    let (samples, accuracy, loss) = (epoch * 1000, Some(accuracy), 1.0 - accuracy);
+    Event::Eval(Eval { epoch, samples, seconds, accuracy, loss, is_final, ..Eval::default() })
+}
+
+fn train(worker: u32, samples: u64, seconds: f64, wait_seconds: f64) -> Event {
+    let (worker, step, loss) = (WorkerId(worker), Step(samples / 10), f64::from(worker));
+    Event::Train(Train { worker, step, samples, seconds, wait_seconds, loss, ..Train::default() })
+}
+
+fn worker(worker: u32, samples: u64, seconds: f64) -> Event {
+    let (worker, cpu_seconds, wait_seconds) = (WorkerId(worker), seconds * 2.0, 0.5);
+    let (bytes_pushed, bytes_pulled) = (samples * 4, samples * 8);
+    Event::Worker(Worker {
+        worker,
+        samples,
+        seconds,
+        wait_seconds,
+        cpu_seconds,
+        bytes_pushed,
+        bytes_pulled,
+        ..Worker::default()
+    })
+}
+
+fn shard(server: u64, delay: Vec<u64>) -> Event {
+    let (server, bytes_pushed) = (ServerId(server), 20_000);
+    Event::Shard(Shard { shard: ShardId(0), server, delay, bytes_pushed, ..Shard::default() })
+}
+
+/// Three workers; the third was killed. Evaluations come from two workers. Server 0 wrote its counts twice,
+/// then server 1 led.
+fn events() -> Vec<Event> {
+    vec![
+        run(),
+        train(0, 500, 2.0, 0.1),
+        train(2, 300, 2.5, 0.25),
+        eval(1, 5.0, 0.8, false),
+        eval(1, 5.5, 0.7, false),
+        shard(0, vec![1]),
+        Event::Leave(Leave { worker: WorkerId(2), reason: "its lease ended".into(), ..Leave::default() }),
+        eval(2, 9.0, 0.92, false),
+        eval(3, 13.0, 0.91, false),
+        shard(0, vec![60, 30]),
+        shard(1, vec![9, 0, 0, 0, 0, 1]),
+        worker(0, 1500, 14.0),
+        worker(1, 1200, 15.0),
+        Event::Leave(Leave { worker: WorkerId(0), reason: "done".into(), ..Leave::default() }),
+    ]
+}
+
+#[test]
+fn every_number_follows_from_the_events() {
+    let s = RunRecord::from_events(events()).unwrap().summarize();
+    assert_eq!((s.mode.as_str(), s.workers), ("ssp:4", 3));
+    assert_eq!((s.samples, s.seconds, s.samples_per_s), (3000, 15.0, 200.0), "the killed worker's 300 count");
+    assert_eq!(
+        (s.final_accuracy, s.seconds_to_target, s.samples_to_target),
+        (Some(0.91), Some(9.0), Some(2000))
+    );
+    assert!((s.final_loss.unwrap() - 0.09).abs() < 1e-12);
+    assert_eq!(
+        (s.delay_p50, s.delay_p99, s.delay_max),
+        (Some(0), Some(1), Some(5)),
+        "69 zeros, 30 ones, a five"
+    );
+    assert_eq!(s.bytes_pushed, 40_000, "the servers saw the killed worker's bytes too");
+    assert_eq!(s.bytes_pulled, 2700 * 8);
+    assert!((s.cpu_seconds_per_1000_samples.unwrap() - 58.0 / 2.7).abs() < 1e-12);
+    assert_eq!((s.wait_seconds, s.workers_lost), (1.25, 1));
+}
+
+#[test]
+fn of_several_lines_about_an_evaluation_the_first_counts_and_the_final_one_wins() {
+    let mut events = events();
+    events.insert(3, eval(3, 13.5, 0.95, true));
+    events.push(eval(3, 13.6, 0.99, true));
+    let record = RunRecord::from_events(events).unwrap();
+    assert_eq!(record.evals.iter().map(|e| e.seconds).collect::<Vec<_>>(), [5.0, 9.0, 13.0, 13.5]);
+    assert_eq!(record.summarize().final_accuracy, Some(0.95));
+}
+
+#[test]
+fn a_comparison_may_set_its_own_target() {
+    let mut record = RunRecord::from_events(events()).unwrap();
+    record.target_accuracy = Some(0.75);
+    assert_eq!(record.summarize().seconds_to_target, Some(5.0));
+    record.target_accuracy = Some(0.99);
+    assert_eq!(
+        (record.summarize().seconds_to_target, record.summarize().target_accuracy),
+        (None, Some(0.99))
+    );
+}
+
+#[test]
+fn a_run_that_has_only_begun_has_a_summary() {
+    let s = RunRecord::from_events([run()]).unwrap().summarize();
+    assert_eq!((s.samples, s.samples_per_s, s.final_loss, s.delay_max), (0, 0.0, None, None));
+    let s =
+        RunRecord::from_events([run(), train(1, 10, 1.0, 0.0), train(3, 10, 1.0, 0.0)]).unwrap().summarize();
+    assert_eq!(s.final_loss, Some(2.0), "without an evaluation: the mean of the last training losses");
+}
+
+#[test]
+fn a_record_is_loaded_from_its_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = MetricsWriter::append(dir.path().join(METRICS_FILE)).unwrap();
+    writer.write(&events()[1]).unwrap();
+    let told = RunRecord::load(dir.path()).unwrap_err();
+    assert!(matches!(told, RecordError::NoRun { .. }), "{told}");
+    for event in &events() {
+        writer.write(event).unwrap();
+    }
+    let record = RunRecord::load(dir.path()).unwrap();
+    writer.write(&Event::Summary(record.summarize())).unwrap();
+    assert_eq!(RunRecord::load(dir.path()).unwrap(), record, "its own summary changes nothing");
+}

@@ -1,0 +1,404 @@
+//! What a training loop calls. Blocking; the network runs on a thread of its own, so pushes go out while the
+//! backward pass goes on.
+
+use crate::{
+    connect::Transport,
+    error::ClientError,
+    link::{self, LinkOptions},
+    norms::Norms,
+};
+use bytes::Bytes;
+use paraft_common::{
+    BucketId, Layout, Mode, ShardId, Step, TensorKind, WorkerId,
+    codec::{F32_BYTES, get_f32_le, put_f32_le, sum_of_squares_le},
+    config::ServerJob,
+    placement,
+    retry::RetryPolicy,
+};
+use paraft_proto::{
+    Advance, Finish, Init, Norm, Pull, Push, Report, ToShard, Weights, to_shard,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How to take part in a job.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// All servers, the same list as theirs.
+    pub servers: Vec<String>,
+    /// Shards of the fleet.
+    pub shards: u32,
+    /// Replicas of each shard.
+    pub replicas: u32,
+    /// This worker's rank.
+    pub worker: WorkerId,
+    /// The job as the servers need it.
+    pub job: ServerJob,
+    /// TCP, or Unix sockets where they are.
+    pub transport: Transport,
+    /// Give up after this long without a leader.
+    pub patience: Duration,
+}
+
+/// To a link.
+#[derive(Clone, Debug)]
+pub(crate) enum Command {
+    Push(Push),
+    Pull(Pull),
+    Norm(Norm),
+    /// A report or Finish.
+    Sticky(ToShard),
+    /// Forget the session and open a new one.
+    Reset,
+}
+
+/// From a link.
+pub(crate) enum Event {
+    Opened { shard: ShardId, clock: u64, new: bool },
+    Weights(ShardId, Weights),
+    Reported(Reported),
+    SessionLost,
+    Failed(ClientError),
+}
+
+/// A complete held-out evaluation, summed over the members.
+pub type Reported = paraft_proto::Reported;
+
+/// What a pull brought.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pulled {
+    /// The step the worker is at. More than was asked for when it had lost its session and joined anew.
+    pub done: Step,
+    /// The slowest member over all shards.
+    pub slowest: Step,
+    /// The job has stopped early.
+    pub stop: bool,
+    /// After [`Client::pull_final`]: who finished.
+    pub finishers: Vec<WorkerId>,
+}
+
+/// A worker's session with all shards of a job.
+pub struct Client {
+    options: ClientOptions,
+    layout: Layout,
+    /// Shards that hold buckets.
+    links: BTreeMap<ShardId, tokio::sync::mpsc::UnboundedSender<Command>>,
+    events: mpsc::Receiver<Event>,
+    io: Option<thread::JoinHandle<()>>,
+    seq: BTreeMap<ShardId, u64>,
+    versions: Vec<u64>,
+    /// Pushes of this step that wait for the norm of the whole gradient.
+    held: Vec<Push>,
+    evaluations: Vec<Reported>,
+    counters: Counters,
+}
+
+/// Bytes of payload, both ways, and time spent waiting.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counters {
+    /// Payload pushed.
+    pub bytes_pushed: u64,
+    /// Payload pulled.
+    pub bytes_pulled: u64,
+    /// Time in [`Client::pull`].
+    pub waited: Duration,
+    /// Sessions that were lost and opened anew.
+    pub rejoins: u64,
+}
+
+impl Client {
+    /// Joins the job on every shard that holds buckets; `initial` are the weights that the servers get if they
+    /// have none yet. Returns the client and the step to go on from.
+    ///
+    /// Waits up to `patience` for leaders; errors name each address and its cause.
+    pub fn join(options: ClientOptions, initial: &[f32]) -> Result<(Self, Step), ClientError> {
+        let bad = |m: String| ClientError::Options(m);
+        if options.servers.is_empty() {
+            return Err(bad("the list of servers is empty".into()));
+        }
+        let layout = options.job.layout();
+        if initial.len() != layout.len() {
+            return Err(bad(format!("{} initial weights for a model of {}", initial.len(), layout.len())));
+        }
+        let text = options.job.to_toml().map_err(|e| bad(e.to_string()))?;
+        let (event_tx, events) = mpsc::channel();
+        let mut links = BTreeMap::new();
+        let mut receivers = Vec::new();
+        let mut trained = BTreeSet::new();
+        for (i, b) in (0u32..).zip(layout.buckets()) {
+            let shard = placement::shard_of(BucketId(i), options.shards);
+            if b.kind == TensorKind::Param {
+                trained.insert(shard);
+            }
+            links.entry(shard).or_insert_with(|| {
+                let (tx, rx) = tokio::sync::mpsc::unbounded_channel();
+                receivers.push((shard, rx));
+                tx
+            });
+        }
+        let norms = Arc::new(Mutex::new(Norms::new(trained.into_iter().collect())));
+        let siblings: Vec<_> = links.iter().map(|(s, tx)| (*s, tx.clone())).collect();
+        let started = receivers
+            .into_iter()
+            .map(|(shard, rx)| {
+                let link = LinkOptions {
+                    shard,
+                    shards: options.shards,
+                    replicas: options.replicas,
+                    worker: options.worker.0,
+                    servers: options.servers.clone(),
+                    job: text.clone(),
+                    transport: options.transport,
+                    retry: RetryPolicy {
+                        base: Duration::from_millis(20),
+                        max: Duration::from_millis(500),
+                        deadline: options.patience,
+                    },
+                    init: initial_of(&layout, shard, options.shards, initial),
+                };
+                // Only a weak hold on the siblings: a link must end when the client drops its senders.
+                link::run(link, rx, event_tx.clone(), norms.clone(), siblings.clone())
+            })
+            .collect::<Vec<_>>();
+        drop(siblings);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| bad(format!("no I/O runtime: {e}")))?;
+        let (end, ended) = tokio::sync::oneshot::channel::<()>();
+        let io = thread::Builder::new()
+            .name("paraft-io".into())
+            .spawn(move || {
+                runtime.block_on(async move {
+                    let all = futures::future::join_all(started);
+                    tokio::select! { _ = all => {}, _ = ended => {} }
+                });
+            })
+            .map_err(|e| bad(format!("no I/O thread: {e}")))?;
+        let buckets = layout.buckets().len();
+        let mut client = Self {
+            seq: links.keys().map(|s| (*s, 0)).collect(),
+            options,
+            layout,
+            links,
+            events,
+            io: Some(io),
+            versions: vec![0; buckets],
+            held: Vec::new(),
+            evaluations: Vec::new(),
+            counters: Counters::default(),
+        };
+        client.end_signal(end);
+        let start = client.opened()?;
+        Ok((client, start))
+    }
+
+    fn end_signal(&mut self, end: tokio::sync::oneshot::Sender<()>) {
+        // Dropped with the client: the I/O thread then ends even if a link is dialling.
+        self.io = self.io.take().map(|h| {
+            thread::spawn(move || {
+                let _keep = end;
+                let _ = h.join();
+            })
+        });
+    }
+
+    /// The job's buckets.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// What was moved and waited for so far.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Waits until every link has a session; gives the step to go on from.
+    fn opened(&mut self) -> Result<Step, ClientError> {
+        let mut clocks = BTreeMap::new();
+        while clocks.len() < self.links.len() {
+            match self.next()? {
+                Event::Opened { shard, clock, .. } => {
+                    clocks.insert(shard, clock);
+                }
+                Event::Failed(e) => return Err(e),
+                Event::SessionLost => {
+                    clocks.clear();
+                    self.reset();
+                }
+                Event::Weights(..) | Event::Reported(_) => {}
+            }
+        }
+        let start = clocks.values().copied().max().unwrap_or(0);
+        for (shard, clock) in clocks {
+            if clock < start {
+                self.send(shard, Command::Sticky(wrap(to_shard::Kind::Advance(Advance { step: start }))));
+            }
+        }
+        Ok(Step(start))
+    }
+
+    fn reset(&mut self) {
+        self.held.clear();
+        self.counters.rejoins += 1;
+        for link in self.links.values() {
+            let _ = link.send(Command::Reset);
+        }
+    }
+
+    fn next(&mut self) -> Result<Event, ClientError> {
+        // Links report their own failures; a closed channel means that their thread died.
+        self.events.recv().map_err(|_| ClientError::Options("the I/O thread ended unexpectedly".into()))
+    }
+
+    fn send(&self, shard: ShardId, command: Command) {
+        if let Some(link) = self.links.get(&shard) {
+            let _ = link.send(command);
+        }
+    }
+
+    /// Pushes one bucket's gradient for `step`; returns at once. The payload is copied once, into the bytes
+    /// that go to the network.
+    ///
+    /// # Panics
+    /// When `gradient` is not as long as the bucket.
+    pub fn push(&mut self, bucket: BucketId, step: Step, gradient: &[f32]) {
+        let spec = self.layout.buckets()[bucket.0 as usize];
+        assert_eq!(gradient.len(), spec.len, "the gradient of {bucket} has the wrong length");
+        let mut le = Vec::with_capacity(gradient.len() * F32_BYTES);
+        put_f32_le(gradient, &mut le);
+        self.counters.bytes_pushed += le.len() as u64;
+        let shard = placement::shard_of(bucket, self.options.shards);
+        let Some(seq) = self.seq.get_mut(&shard) else { return };
+        *seq += 1;
+        let version = self.versions[bucket.0 as usize];
+        let payload = Bytes::from(le);
+        let push = Push { seq: *seq, step: step.0, bucket: bucket.0, version, sum_of_squares: 0.0, payload };
+        // Applied on arrival and clipped by the norm of the worker's whole gradient: nothing can go out before
+        // the last bucket is known. (BSP clips the mean; there the servers exchange the norm.)
+        if self.options.job.clip.norm.is_some() && self.options.job.mode != Mode::Bsp {
+            self.held.push(push);
+            if self.held.len() == self.layout.buckets().len() {
+                self.release();
+            }
+        } else {
+            self.send(shard, Command::Push(push));
+        }
+    }
+
+    fn release(&mut self) {
+        let buckets = self.layout.buckets();
+        let trained = |p: &&Push| buckets[p.bucket as usize].kind == TensorKind::Param;
+        let total: f64 = self.held.iter().filter(trained).map(|p| sum_of_squares_le(&p.payload)).sum();
+        for mut p in std::mem::take(&mut self.held) {
+            p.sum_of_squares = total;
+            self.send(placement::shard_of(BucketId(p.bucket), self.options.shards), Command::Push(p));
+        }
+    }
+
+    /// Waits until the consistency rule lets a worker that finished `done` steps go on, and writes the weights.
+    pub fn pull(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
+        self.pull_any(done, false, weights)
+    }
+
+    /// Waits until every member has finished, and writes the final weights.
+    pub fn pull_final(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
+        self.pull_any(done, true, weights)
+    }
+
+    fn pull_any(&mut self, mut done: Step, last: bool, weights: &mut [f32]) -> Result<Pulled, ClientError> {
+        let began = Instant::now();
+        let mut pulled = Pulled { done, slowest: Step(u64::MAX), ..Pulled::default() };
+        let ask = |client: &Self, done: Step| {
+            for link in client.links.values() {
+                let _ = link.send(Command::Pull(Pull { done: done.0, r#final: last }));
+            }
+        };
+        ask(self, done);
+        let mut waiting: BTreeSet<ShardId> = self.links.keys().copied().collect();
+        while !waiting.is_empty() {
+            match self.next()? {
+                Event::Weights(shard, w) => {
+                    if w.last {
+                        waiting.remove(&shard);
+                        pulled.slowest = pulled.slowest.min(Step(w.slowest));
+                        pulled.stop |= w.stop;
+                        pulled.finishers = w.finishers.iter().map(|w| WorkerId(*w)).collect();
+                    }
+                    self.take(shard, &w, weights)?;
+                }
+                Event::Reported(r) => self.evaluations.push(r),
+                // A new leader: the link has asked again.
+                Event::Opened { new: false, .. } => {}
+                Event::Opened { new: true, .. } | Event::SessionLost => {
+                    self.reset();
+                    done = self.opened()?;
+                    pulled = Pulled { done, slowest: Step(u64::MAX), ..Pulled::default() };
+                    waiting = self.links.keys().copied().collect();
+                    ask(self, done);
+                }
+                Event::Failed(e) => return Err(e),
+            }
+        }
+        self.counters.waited += began.elapsed();
+        Ok(pulled)
+    }
+
+    fn take(&mut self, shard: ShardId, w: &Weights, weights: &mut [f32]) -> Result<(), ClientError> {
+        let broken = |what: String| ClientError::Protocol { shard, what };
+        let spec = self
+            .layout
+            .bucket(BucketId(w.bucket))
+            .ok_or_else(|| broken(format!("weights of bucket {}, which the model has not", w.bucket)))?;
+        let into = weights
+            .get_mut(spec.range())
+            .filter(|into| into.len() * F32_BYTES == w.payload.len())
+            .ok_or_else(|| broken(format!("{} bytes for bucket {}", w.payload.len(), w.bucket)))?;
+        get_f32_le(&w.payload, into);
+        self.versions[w.bucket as usize] = w.version;
+        self.counters.bytes_pulled += w.payload.len() as u64;
+        Ok(())
+    }
+
+    /// Gives this worker's share of a held-out evaluation to shard 0, which adds the shares up.
+    pub fn report(&mut self, epoch: u64, loss_sum: f64, correct: u64, count: u64) {
+        let report = Report { epoch, loss_sum, correct, count };
+        self.send(ShardId(0), Command::Sticky(wrap(to_shard::Kind::Report(report))));
+    }
+
+    /// Evaluations that became complete since the last call.
+    pub fn evaluations(&mut self) -> Vec<Reported> {
+        while let Ok(e) = self.events.try_recv() {
+            if let Event::Reported(r) = e {
+                self.evaluations.push(r);
+            }
+        }
+        std::mem::take(&mut self.evaluations)
+    }
+
+    /// Tells every shard that this worker has done all its steps.
+    pub fn finish(&mut self) {
+        for shard in self.links.keys() {
+            self.send(*shard, Command::Sticky(wrap(to_shard::Kind::Finish(Finish {}))));
+        }
+    }
+}
+
+fn wrap(kind: to_shard::Kind) -> ToShard {
+    ToShard { kind: Some(kind) }
+}
+
+fn initial_of(layout: &Layout, shard: ShardId, shards: u32, initial: &[f32]) -> Vec<Init> {
+    placement::buckets_of(layout, shard, shards)
+        .into_iter()
+        .map(|(id, spec)| {
+            let mut le = Vec::with_capacity(spec.len * F32_BYTES);
+            put_f32_le(&initial[spec.range()], &mut le);
+            Init { bucket: id.0, payload: le.into() }
+        })
+        .collect()
+}

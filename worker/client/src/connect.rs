@@ -1,0 +1,71 @@
+//! Channels to servers, over TCP or, on the same host, over the server's Unix socket.
+
+use hyper_util::rt::TokioIo;
+use paraft_proto::{StatusReply, StatusRequest, limits, local, shards_client::ShardsClient};
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+/// How to reach a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// The Unix socket where the server is on this host and has one, else TCP.
+    #[default]
+    Auto,
+    /// Always TCP.
+    Tcp,
+}
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Connects to one server. The error names the cause in words.
+pub async fn channel(address: &str, transport: Transport) -> Result<Channel, String> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|_| format!("`{address}` is no address (write host:port)"))?
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
+        .http2_keep_alive_interval(limits::KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(limits::KEEPALIVE_TIMEOUT)
+        .keep_alive_while_idle(true);
+    let socket = local::socket_path(address).filter(|p| transport == Transport::Auto && p.exists());
+    if let Some(path) = socket {
+        let connector = tower::service_fn(move |_: Uri| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        // A socket left by a process that was killed refuses; TCP then tells what is the matter.
+        if let Ok(channel) = endpoint.connect_with_connector(connector).await {
+            return Ok(channel);
+        }
+    }
+    endpoint.connect().await.map_err(|e| cause(&e))
+}
+
+/// The innermost cause: "transport error" alone helps nobody.
+fn cause(e: &dyn std::error::Error) -> String {
+    let mut at: &dyn std::error::Error = e;
+    while let Some(next) = at.source() {
+        at = next;
+    }
+    at.to_string()
+}
+
+/// A client for the shard service with this protocol's limits.
+pub fn shards(channel: Channel) -> ShardsClient<Channel> {
+    ShardsClient::new(channel).max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
+}
+
+/// Asks a server what it knows. With `digest` it also hashes its replicated state, which reads all of it.
+pub async fn status(address: &str, digest: bool, within: Duration) -> Result<StatusReply, String> {
+    let ask = async {
+        let mut client = shards(channel(address, Transport::Tcp).await?);
+        let reply = client.status(StatusRequest { digest }).await;
+        reply.map(|r| r.into_inner()).map_err(|s| s.message().to_string())
+    };
+    match tokio::time::timeout(within, ask).await {
+        Ok(r) => r,
+        Err(_) => Err(format!("no answer within {within:?}")),
+    }
+}

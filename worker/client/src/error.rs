@@ -1,0 +1,38 @@
+//! What can go wrong for a worker, in kinds that mean: the network, the input, the session, the job.
+
+use paraft_common::ShardId;
+use std::time::Duration;
+
+/// Why the client cannot go on.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ClientError {
+    /// No leader answered in time. Worth a retry by a scheduler.
+    #[error("{shard}: no leader was reached in {waited:.0?}:{}", causes.iter().map(|(a, c)| format!("\n  {a}: {c}")).collect::<String>())]
+    Unreachable {
+        /// Which shard.
+        shard: ShardId,
+        /// How long it was tried.
+        waited: Duration,
+        /// The last cause for each address.
+        causes: Vec<(String, String)>,
+    },
+    /// The servers refused what they were sent; the same again would be refused again.
+    #[error("{shard}: {message}")]
+    Refused {
+        /// Which shard.
+        shard: ShardId,
+        /// The server's words.
+        message: String,
+    },
+    /// A server sent what the protocol does not allow.
+    #[error("{shard}: the server broke the protocol: {what}")]
+    Protocol {
+        /// Which shard.
+        shard: ShardId,
+        /// What it sent.
+        what: String,
+    },
+    /// The options contradict each other.
+    #[error("{0}")]
+    Options(String),
+}

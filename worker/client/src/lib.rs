@@ -1,0 +1,22 @@
+//! The worker's side of the protocol: sessions, retries, routing. No GPU, no models.
+//!
+//! ```text
+//!  training thread                     I/O thread (one tokio runtime)
+//!  Client::push ──────commands──────▶ link to shard 0 ⇄ stream to its leader
+//!  Client::pull ◀─────events───────── link to shard 1 ⇄ ...
+//! ```
+//!
+//! - [`client`]: what a training loop calls; blocking.
+//! - `link`: one shard: finds the leader, keeps what is not acknowledged, pushes it again after a break.
+//! - [`connect`]: channels, over TCP or the server's Unix socket.
+//! - [`error`]: few kinds, which say what to do.
+
+pub mod client;
+pub mod connect;
+pub mod error;
+mod link;
+mod norms;
+
+pub use client::{Client, ClientOptions, Pulled, Reported};
+pub use connect::{Transport, status};
+pub use error::ClientError;

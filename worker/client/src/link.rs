@@ -1,0 +1,340 @@
+//! One shard's link: finds the leader, keeps what is not acknowledged, sends it again after a break.
+//!
+//! ```text
+//!  dialling ──stream open──▶ opening ──Opened──▶ open ──break / not leader──▶ dialling
+//!      └──deadline──▶ failed          └─refused─▶ failed, or session lost (wait for Reset)
+//! ```
+
+use crate::{
+    client::{Command, Event},
+    connect::{self, Transport},
+    error::ClientError,
+    norms::Norms,
+};
+use futures::StreamExt;
+use paraft_common::{ShardId, placement, retry::RetryPolicy};
+use paraft_proto::{
+    Advice, FromShard, Init, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, ToShard, from_shard, to_shard,
+};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::Streaming;
+
+/// What a link needs to know.
+pub(crate) struct LinkOptions {
+    pub shard: ShardId,
+    pub shards: u32,
+    pub replicas: u32,
+    pub worker: u32,
+    pub servers: Vec<String>,
+    pub job: String,
+    pub transport: Transport,
+    pub retry: RetryPolicy,
+    /// Initial weights of the shard's buckets, until the servers have them.
+    pub init: Vec<Init>,
+}
+
+/// Runs a link until its commands end or it fails; either way the client hears of it by an event.
+pub(crate) async fn run(
+    options: LinkOptions,
+    commands: mpsc::UnboundedReceiver<Command>,
+    events: std::sync::mpsc::Sender<Event>,
+    norms: Arc<Mutex<Norms>>,
+    siblings: Vec<(ShardId, mpsc::UnboundedSender<Command>)>,
+) {
+    let preferred = placement::replicas_of(options.shard, options.servers.len() as u32, options.replicas);
+    let next = preferred.first().map_or(0, |s| s.0 as usize);
+    let mut link = Link {
+        options,
+        events,
+        norms,
+        siblings,
+        session: 0,
+        next,
+        unacked: BTreeMap::new(),
+        asked: None,
+        sticky: Vec::new(),
+        trouble: None,
+        causes: BTreeMap::new(),
+    };
+    if let Err(e) = link.work(commands).await {
+        let _ = link.events.send(Event::Failed(e));
+    }
+}
+
+struct Link {
+    options: LinkOptions,
+    events: std::sync::mpsc::Sender<Event>,
+    norms: Arc<Mutex<Norms>>,
+    siblings: Vec<(ShardId, mpsc::UnboundedSender<Command>)>,
+    session: u64,
+    /// Which server to try next.
+    next: usize,
+    /// Pushes without an ack, by seq. Bounded by one step: a pull is answered only after them.
+    unacked: BTreeMap<u64, Push>,
+    /// The pull that waits for its answer.
+    asked: Option<Pull>,
+    /// Reports and Finish: sent again after a break, since applying them twice changes nothing.
+    sticky: Vec<ToShard>,
+    /// Since when, and how often, no leader was reached.
+    trouble: Option<(Instant, u32)>,
+    causes: BTreeMap<String, String>,
+}
+
+enum Break {
+    /// The client is done.
+    End,
+    /// Dial again, if known at this address.
+    Redial(Option<String>),
+    /// The session is over; the client decides.
+    SessionLost,
+}
+
+type Outbound = mpsc::UnboundedSender<ToShard>;
+
+impl Link {
+    async fn work(&mut self, mut commands: mpsc::UnboundedReceiver<Command>) -> Result<(), ClientError> {
+        loop {
+            let end = match self.dial().await {
+                Ok((out, inbound)) => self.serve(&mut commands, out, inbound).await?,
+                Err((address, cause)) => {
+                    self.causes.insert(address, cause);
+                    Break::Redial(None)
+                }
+            };
+            match end {
+                Break::End => return Ok(()),
+                Break::SessionLost => {
+                    let _ = self.events.send(Event::SessionLost);
+                    if !self.wait_for_reset(&mut commands).await {
+                        return Ok(());
+                    }
+                }
+                Break::Redial(to) => {
+                    match to.and_then(|a| self.options.servers.iter().position(|s| *s == a)) {
+                        Some(known) => self.next = known,
+                        None => self.next = (self.next + 1) % self.options.servers.len(),
+                    }
+                    self.pause().await?;
+                }
+            }
+        }
+    }
+
+    async fn pause(&mut self) -> Result<(), ClientError> {
+        let (since, attempt) = self.trouble.get_or_insert_with(|| (Instant::now(), 0));
+        *attempt += 1;
+        let delay = self.options.retry.delay(*attempt, since.elapsed(), rand::random());
+        let Some(delay) = delay else {
+            let causes = std::mem::take(&mut self.causes).into_iter().collect();
+            let (shard, waited) = (self.options.shard, since.elapsed());
+            return Err(ClientError::Unreachable { shard, waited, causes });
+        };
+        tokio::time::sleep(delay).await;
+        Ok(())
+    }
+
+    /// Throws away what belongs to the lost session and waits for the client's word.
+    async fn wait_for_reset(&mut self, commands: &mut mpsc::UnboundedReceiver<Command>) -> bool {
+        loop {
+            match commands.recv().await {
+                None => return false,
+                Some(Command::Reset) => {
+                    self.reset();
+                    return true;
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn reset(&mut self) {
+        self.session = 0;
+        self.unacked.clear();
+        self.asked = None;
+    }
+
+    async fn dial(&mut self) -> Result<(Outbound, Streaming<FromShard>), (String, String)> {
+        let address = self.options.servers[self.next].clone();
+        let fail = |cause: String| (address.clone(), cause);
+        let channel = connect::channel(&address, self.options.transport).await.map_err(&fail)?;
+        let (out, rx) = mpsc::unbounded_channel();
+        let open = Open {
+            protocol: PROTOCOL,
+            shard: self.options.shard.0,
+            worker: self.options.worker,
+            session: self.session,
+            job: self.options.job.clone(),
+        };
+        let _ = out.send(wrap(to_shard::Kind::Open(open)));
+        let mut client = connect::shards(channel);
+        let stream = client.exchange(UnboundedReceiverStream::new(rx)).await;
+        Ok((out, stream.map_err(|s| fail(s.message().to_string()))?.into_inner()))
+    }
+
+    async fn serve(
+        &mut self,
+        commands: &mut mpsc::UnboundedReceiver<Command>,
+        out: Outbound,
+        mut inbound: Streaming<FromShard>,
+    ) -> Result<Break, ClientError> {
+        let mut open = false;
+        loop {
+            tokio::select! {
+                biased;
+                message = inbound.next() => {
+                    let kind = match message {
+                        Some(Ok(m)) => m.kind,
+                        Some(Err(s)) => {
+                            self.note(s.message());
+                            return Ok(Break::Redial(None));
+                        }
+                        None => {
+                            self.note("the server closed the stream");
+                            return Ok(Break::Redial(None));
+                        }
+                    };
+                    match kind {
+                        Some(from_shard::Kind::Opened(o)) => {
+                            open = true;
+                            self.opened(&o, &out);
+                        }
+                        Some(from_shard::Kind::Refused(r)) => if let Some(end) = self.refused(r)? {
+                            return Ok(end);
+                        },
+                        Some(kind) => self.message(kind)?,
+                        None => return Err(self.broken("an empty message")),
+                    }
+                }
+                command = commands.recv() => match command {
+                    None => return Ok(Break::End),
+                    Some(Command::Reset) => {
+                        self.reset();
+                        return Ok(Break::Redial(Some(self.options.servers[self.next].clone())));
+                    }
+                    Some(c) => self.command(c, open.then_some(&out)),
+                },
+            }
+        }
+    }
+
+    /// Kept first, sent if the stream is open; what is kept goes out when it opens.
+    fn command(&mut self, command: Command, out: Option<&Outbound>) {
+        let kind = match command {
+            Command::Push(p) => {
+                self.unacked.insert(p.seq, p.clone());
+                to_shard::Kind::Push(p)
+            }
+            Command::Pull(p) => {
+                self.asked = Some(p);
+                to_shard::Kind::Pull(p)
+            }
+            Command::Norm(n) => to_shard::Kind::Norm(n),
+            Command::Sticky(m) => {
+                self.sticky.push(m.clone());
+                if let Some(out) = out {
+                    let _ = out.send(m);
+                }
+                return;
+            }
+            Command::Reset => return,
+        };
+        if let Some(out) = out {
+            let _ = out.send(wrap(kind));
+        }
+    }
+
+    fn opened(&mut self, o: &Opened, out: &Outbound) {
+        self.trouble = None;
+        self.causes.clear();
+        let new = self.session != o.session;
+        self.session = o.session;
+        if !o.initialised {
+            for init in &self.options.init {
+                let _ = out.send(wrap(to_shard::Kind::Init(init.clone())));
+            }
+        }
+        let kept = self.unacked.values().cloned().map(to_shard::Kind::Push);
+        let asked = self.asked.map(to_shard::Kind::Pull);
+        for kind in kept.chain(asked) {
+            let _ = out.send(wrap(kind));
+        }
+        for m in &self.sticky {
+            let _ = out.send(m.clone());
+        }
+        let _ = self.events.send(Event::Opened { shard: self.options.shard, clock: o.clock, new });
+    }
+
+    fn message(&mut self, kind: from_shard::Kind) -> Result<(), ClientError> {
+        match kind {
+            from_shard::Kind::Ack(a) => {
+                self.unacked.remove(&a.seq);
+            }
+            from_shard::Kind::Weights(w) => {
+                // An answer to an earlier pull (before a rejoin) is not wanted any more.
+                if self.asked.is_some_and(|p| p.done == w.done) {
+                    if w.last {
+                        self.asked = None;
+                        self.options.init.clear(); // the servers have them
+                    }
+                    let _ = self.events.send(Event::Weights(self.options.shard, w));
+                }
+            }
+            from_shard::Kind::RoundNorm(n) => {
+                let mut norms = self.norms.lock().unwrap_or_else(|e| e.into_inner());
+                if let Some((sum, tell)) = norms.add(n.step, self.options.shard, n.sum_of_squares) {
+                    for (shard, sibling) in &self.siblings {
+                        if tell.contains(shard) {
+                            let norm = Norm { step: n.step, sum_of_squares: sum };
+                            let _ = sibling.send(Command::Norm(norm));
+                        }
+                    }
+                }
+            }
+            from_shard::Kind::Reported(r) => {
+                let _ = self.events.send(Event::Reported(r));
+            }
+            from_shard::Kind::Opened(_) | from_shard::Kind::Refused(_) => {
+                return Err(self.broken("a message out of place"));
+            }
+        }
+        Ok(())
+    }
+
+    fn refused(&mut self, r: Refused) -> Result<Option<Break>, ClientError> {
+        self.note(&r.message);
+        // Right after a break the old stream may still be there on the server's side.
+        let rank_taken = r.message.contains("connected from another process");
+        let recent = self.trouble.is_none_or(|(since, _)| since.elapsed() < RANK_PATIENCE);
+        match r.advice() {
+            Advice::Redirect => Ok(Some(Break::Redial((!r.leader.is_empty()).then_some(r.leader)))),
+            Advice::Retry => Ok(Some(Break::Redial(Some(self.options.servers[self.next].clone())))),
+            Advice::Stop => Ok(Some(Break::SessionLost)),
+            Advice::Fix if rank_taken && recent => {
+                Ok(Some(Break::Redial(Some(self.options.servers[self.next].clone()))))
+            }
+            Advice::Fix | Advice::Unspecified => {
+                Err(ClientError::Refused { shard: self.options.shard, message: r.message })
+            }
+        }
+    }
+
+    fn note(&mut self, cause: &str) {
+        self.causes.insert(self.options.servers[self.next].clone(), cause.to_string());
+    }
+
+    fn broken(&self, what: &str) -> ClientError {
+        ClientError::Protocol { shard: self.options.shard, what: what.to_string() }
+    }
+}
+
+const RANK_PATIENCE: Duration = Duration::from_secs(3);
+
+fn wrap(kind: to_shard::Kind) -> ToShard {
+    ToShard { kind: Some(kind) }
+}

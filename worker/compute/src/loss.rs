@@ -1,0 +1,76 @@
+//! Losses over row-major slices: value, and gradient with respect to the model's output.
+
+/// Softmax and cross-entropy, mean over the batch: `torch.nn.functional.cross_entropy`.
+///
+/// `logits` is `[n, classes]`, `labels` is `[n]` with values below `classes`, `dlogits` like `logits`. The
+/// largest logit of a row is subtracted before the exponential, so any finite logits are fine.
+pub fn softmax_cross_entropy(logits: &[f32], labels: &[u32], classes: usize, dlogits: &mut [f32]) -> f32 {
+    assert_eq!(logits.len(), labels.len() * classes, "cross entropy: logits");
+    assert_eq!(dlogits.len(), logits.len(), "cross entropy: dlogits");
+    let scale = 1.0 / labels.len() as f32;
+    let mut loss = 0.0f64;
+    let rows = logits.chunks_exact(classes).zip(dlogits.chunks_exact_mut(classes));
+    for ((row, out), &label) in rows.zip(labels) {
+        let label = label as usize;
+        let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut sum = 0.0;
+        for (o, v) in out.iter_mut().zip(row) {
+            *o = (v - max).exp();
+            sum += *o;
+        }
+        for o in out.iter_mut() {
+            *o *= scale / sum;
+        }
+        out[label] -= scale;
+        loss += f64::from(sum.ln() - (row[label] - max));
+    }
+    (loss / labels.len() as f64) as f32
+}
+
+/// Sum of the cross-entropy over the rows, and how many rows have their largest logit at the label.
+pub fn cross_entropy_sum(logits: &[f32], labels: &[u32], classes: usize) -> (f64, u64) {
+    assert_eq!(logits.len(), labels.len() * classes, "cross entropy: logits");
+    let (mut loss, mut correct) = (0.0f64, 0);
+    for (row, &label) in logits.chunks_exact(classes).zip(labels) {
+        let label = label as usize;
+        let mut best = 0;
+        for (i, v) in row.iter().enumerate() {
+            if *v > row[best] {
+                best = i;
+            }
+        }
+        let sum: f64 = row.iter().map(|v| f64::from(v - row[best]).exp()).sum();
+        loss += sum.ln() - f64::from(row[label] - row[best]);
+        correct += u64::from(best == label);
+    }
+    (loss, correct)
+}
+
+/// Mean of the squared difference over all values: `torch.nn.functional.mse_loss`. `dy` is its gradient with
+/// respect to `y`; all three have one length.
+pub fn mse(y: &[f32], target: &[f32], dy: &mut [f32]) -> f32 {
+    assert_eq!(y.len(), target.len(), "mse: target");
+    assert_eq!(y.len(), dy.len(), "mse: dy");
+    let scale = 2.0 / y.len() as f32;
+    for ((d, a), b) in dy.iter_mut().zip(y).zip(target) {
+        *d = (a - b) * scale;
+    }
+    (squared_difference(y, target) / y.len() as f64) as f32
+}
+
+/// Sum of the squared difference over all values.
+pub fn squared_difference(y: &[f32], target: &[f32]) -> f64 {
+    assert_eq!(y.len(), target.len(), "squared difference: target");
+    let mut total = 0.0f64;
+    // Eight running sums let the compiler use vectors; each is short enough for single precision.
+    for (a, b) in y.chunks(1024).zip(target.chunks(1024)) {
+        let mut sums = [0.0f32; 8];
+        for (a, b) in a.chunks(8).zip(b.chunks(8)) {
+            for (s, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+                *s += (a - b) * (a - b);
+            }
+        }
+        total += f64::from(sums.iter().sum::<f32>());
+    }
+    total
+}

@@ -1,0 +1,361 @@
+//! BatchNorm, ReLU and 2x2 max pooling as one operator in the blocked layout.
+//!
+//! ```text
+//!  forward    y --stats--> mean, var      (one block at a time, right after the convolution wrote it)
+//!             y --norm_relu_pool--> p = pool(relu(a*y + b)), pick = the y that each maximum came from
+//!  backward   dp, pick --reduce--> Σg, Σg(pick - mean)   = gradients of beta and gamma
+//!             dp, pick, y --apply--> dy, over y's memory
+//! ```
+//!
+//! Of the three, only `y` and the pooled result are ever stored: the normalised and the rectified planes are
+//! four times the size of the pooled one and would cost more memory traffic than their arithmetic. `pick` lets
+//! the backward pass find the maximum again by equality; the first of equal values wins, as in PyTorch.
+//! Dead lanes add nothing to the statistics, and their `p` and `dy` are zero.
+
+use crate::blocked::{Geometry, Planes, live_lanes, live_mask};
+use crate::simd::{Cpu, Kernel, Lane, Simd};
+
+/// Added to the variance before the root, as in PyTorch.
+pub const EPSILON: f32 = 1e-5;
+/// Share of a batch's statistic in the running one, as in PyTorch.
+pub const MOMENTUM: f32 = 0.1;
+
+/// Mean and variance of each channel, collected block by block.
+#[derive(Clone, Debug)]
+pub struct ChannelStats {
+    mean: Vec<f64>,
+    /// Sum of squared distances from the mean.
+    spread: Vec<f64>,
+    count: f64,
+}
+
+impl ChannelStats {
+    /// Nothing collected yet.
+    pub fn new(channels: usize) -> Self {
+        Self { mean: vec![0.0; channels], spread: vec![0.0; channels], count: 0.0 }
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.mean.fill(0.0);
+        self.spread.fill(0.0);
+        self.count = 0.0;
+    }
+
+    /// Adds block `b` of a batch of `n`.
+    ///
+    /// Two passes over the block, mean first, then combined with the blocks before (Chan et al.): a plain sum
+    /// of squares loses the variance of a channel whose mean is large.
+    pub fn add_block(&mut self, cpu: Cpu, y: &Planes, b: usize, n: usize) {
+        let g = y.geometry();
+        assert_eq!(g.channels, self.mean.len(), "statistics: channels");
+        let live = live_lanes(n, b);
+        if live == 0 {
+            return;
+        }
+        let count = (live * g.height * g.width) as f64;
+        cpu.run(Stats { y: y.block(b), g, mask: live_mask(live), count, stats: self });
+        self.count += count;
+    }
+
+    /// Mean of channel `c`.
+    pub fn mean(&self, c: usize) -> f32 {
+        self.mean[c] as f32
+    }
+
+    /// Biased variance of channel `c`: what the batch is normalised by.
+    pub fn variance(&self, c: usize) -> f32 {
+        (self.spread[c] / self.count.max(1.0)) as f32
+    }
+
+    /// Unbiased variance of channel `c`: what goes into the running variance.
+    pub fn unbiased_variance(&self, c: usize) -> f32 {
+        (self.spread[c] / (self.count - 1.0).max(1.0)) as f32
+    }
+
+    /// Values a channel.
+    pub fn count(&self) -> f64 {
+        self.count
+    }
+}
+
+struct Stats<'a> {
+    y: &'a [Lane],
+    g: Geometry,
+    mask: Lane,
+    count: f64,
+    stats: &'a mut ChannelStats,
+}
+
+impl Kernel for Stats<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { y, g, mask, count, stats } = self;
+        let mask = s.load(&mask);
+        for c in 0..g.channels {
+            let mut total = 0.0;
+            for r in 0..g.height {
+                // One vector of sums a row: short sums keep their precision.
+                let mut sum = s.splat(0.0);
+                for lane in &y[g.at(c, r)..][..g.width] {
+                    sum = s.fma(s.load(lane), mask, sum);
+                }
+                total += f64::from(s.sum(sum));
+            }
+            let mean = total / count;
+            let centre = s.splat(mean as f32);
+            let mut spread = 0.0;
+            for r in 0..g.height {
+                let mut sum = s.splat(0.0);
+                for lane in &y[g.at(c, r)..][..g.width] {
+                    let d = s.mul(s.sub(s.load(lane), centre), mask);
+                    sum = s.fma(d, d, sum);
+                }
+                spread += f64::from(s.sum(sum));
+            }
+            let (before, all) = (stats.count, stats.count + count);
+            let apart = mean - stats.mean[c];
+            stats.spread[c] += spread + apart * apart * before * count / all;
+            stats.mean[c] += apart * count / all;
+        }
+    }
+}
+
+/// What a channel is normalised with: `z = scale * y + shift`, and the numbers that the gradients need.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ChannelNorm {
+    mean: f32,
+    inv_std: f32,
+    scale: f32,
+    shift: f32,
+}
+
+impl ChannelNorm {
+    /// For a channel with this mean and (biased) variance.
+    pub fn new(mean: f32, variance: f32, gamma: f32, beta: f32) -> Self {
+        let inv_std = 1.0 / (variance + EPSILON).sqrt();
+        let scale = gamma * inv_std;
+        Self { mean, inv_std, scale, shift: beta - mean * scale }
+    }
+}
+
+/// Block `b` of `p = max_pool2x2(relu(norm(y)))`, and `pick`, the values of `y` at the maxima.
+///
+/// `y`'s sides must be even; `p` and `pick` have half of them. `p` may have a border, `pick` has none.
+pub fn norm_relu_pool(
+    cpu: Cpu,
+    norms: &[ChannelNorm],
+    y: &Planes,
+    p: &mut Planes,
+    pick: &mut Planes,
+    (b, n): (usize, usize),
+) {
+    let (from, to, to_pick) = (y.geometry(), p.geometry(), pick.geometry());
+    check_pool(norms, from, to);
+    check_pool(norms, from, to_pick);
+    let mask = live_mask(live_lanes(n, b));
+    let (p, pick) = (p.block_mut(b), pick.block_mut(b));
+    cpu.run(Pool { norms, mask, y: y.block(b), from, p, to, pick, to_pick });
+}
+
+fn check_pool(norms: &[ChannelNorm], from: Geometry, to: Geometry) {
+    assert!(from.height.is_multiple_of(2) && from.width.is_multiple_of(2), "pooling: odd side in {from:?}");
+    let want = Geometry::new(norms.len(), from.height / 2, from.width / 2, to.pad);
+    assert!(from.channels == norms.len() && to == want, "pooling: {from:?} to {to:?}");
+}
+
+struct Pool<'a> {
+    norms: &'a [ChannelNorm],
+    mask: Lane,
+    y: &'a [Lane],
+    from: Geometry,
+    p: &'a mut [Lane],
+    to: Geometry,
+    pick: &'a mut [Lane],
+    to_pick: Geometry,
+}
+
+impl Kernel for Pool<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { norms, mask, y, from, p, to, pick, to_pick } = self;
+        let zero = s.splat(0.0);
+        let live = s.gt(s.load(&mask), zero);
+        for (c, norm) in norms.iter().enumerate() {
+            let (scale, shift) = (s.splat(norm.scale), s.splat(norm.shift));
+            for r in 0..to.height {
+                let above = &y[from.at(c, 2 * r)..][..from.width];
+                let below = &y[from.at(c, 2 * r + 1)..][..from.width];
+                let p = &mut p[to.at(c, r)..][..to.width];
+                let pick = &mut pick[to_pick.at(c, r)..][..to.width];
+                for x in 0..to.width {
+                    let mut best = s.load(&above[2 * x]);
+                    let mut z = s.fma(scale, best, shift);
+                    for other in [&above[2 * x + 1], &below[2 * x], &below[2 * x + 1]] {
+                        let v = s.load(other);
+                        let zv = s.fma(scale, v, shift);
+                        let more = s.gt(zv, z);
+                        z = s.select(more, zv, z);
+                        best = s.select(more, v, best);
+                    }
+                    // `0 > z` rather than `z > 0`: a NaN passes through.
+                    let z = s.select(s.gt(zero, z), zero, z);
+                    s.store(&mut p[x], s.select(live, z, zero));
+                    s.store(&mut pick[x], best);
+                }
+            }
+        }
+    }
+}
+
+/// Sums that the backward pass needs of the whole batch before it can change any value, for each channel.
+#[derive(Clone, Debug)]
+pub struct NormSums {
+    /// Σ g, the gradient of beta.
+    g: Vec<f64>,
+    /// Σ g (y - mean).
+    gy: Vec<f64>,
+    /// Σ dy, the gradient of the convolution's bias before the norm.
+    dy: Vec<f64>,
+}
+
+impl NormSums {
+    /// All zero.
+    pub fn new(channels: usize) -> Self {
+        Self { g: vec![0.0; channels], gy: vec![0.0; channels], dy: vec![0.0; channels] }
+    }
+
+    /// All zero again.
+    pub fn clear(&mut self) {
+        for v in [&mut self.g, &mut self.gy, &mut self.dy] {
+            v.fill(0.0);
+        }
+    }
+
+    /// Adds block `b`: `dp` is the gradient of the pooled result, zero in the dead lanes, without border.
+    pub fn add_block(&mut self, cpu: Cpu, norms: &[ChannelNorm], pick: &Planes, dp: &Planes, b: usize) {
+        assert_eq!(pick.geometry(), dp.geometry(), "norm gradient: shapes");
+        assert_eq!(norms.len(), self.g.len(), "norm gradient: channels");
+        let g = pick.geometry();
+        cpu.run(Reduce { norms, pick: pick.block(b), dp: dp.block(b), g, sums: self });
+    }
+
+    /// Writes the gradients of gamma and beta.
+    pub fn write(&self, norms: &[ChannelNorm], dgamma: &mut [f32], dbeta: &mut [f32]) {
+        for (c, norm) in norms.iter().enumerate() {
+            dgamma[c] = (self.gy[c] * f64::from(norm.inv_std)) as f32;
+            dbeta[c] = self.g[c] as f32;
+        }
+    }
+
+    /// Writes the gradient of the bias of the convolution before the norm; valid after [`apply_block`] on all
+    /// blocks. (In exact arithmetic it is zero, since the norm takes the mean away.)
+    pub fn write_bias(&self, dbias: &mut [f32]) {
+        for (d, v) in dbias.iter_mut().zip(&self.dy) {
+            *d = *v as f32;
+        }
+    }
+}
+
+struct Reduce<'a> {
+    norms: &'a [ChannelNorm],
+    pick: &'a [Lane],
+    dp: &'a [Lane],
+    g: Geometry,
+    sums: &'a mut NormSums,
+}
+
+impl Kernel for Reduce<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { norms, pick, dp, g, sums } = self;
+        let zero = s.splat(0.0);
+        for (c, norm) in norms.iter().enumerate() {
+            let (scale, shift, mean) = (s.splat(norm.scale), s.splat(norm.shift), s.splat(norm.mean));
+            let (mut sum, mut sum_y) = (zero, zero);
+            let place = g.at(c, 0)..g.at(c, 0) + g.height * g.width;
+            for (y, d) in pick[place.clone()].iter().zip(&dp[place]) {
+                let y = s.load(y);
+                let grad = s.select(s.gt(s.fma(scale, y, shift), zero), s.load(d), zero);
+                sum = s.add(sum, grad);
+                sum_y = s.fma(grad, s.sub(y, mean), sum_y);
+            }
+            sums.g[c] += f64::from(s.sum(sum));
+            sums.gy[c] += f64::from(s.sum(sum_y));
+        }
+    }
+}
+
+/// Block `b` of the gradient of `y`, written over `y`. `sums` must hold all blocks; `count` is the number of
+/// values a channel ([`ChannelStats::count`]).
+pub fn apply_block(
+    cpu: Cpu,
+    norms: &[ChannelNorm],
+    (sums, count): (&mut NormSums, f64),
+    (pick, dp): (&Planes, &Planes),
+    y: &mut Planes,
+    (b, n): (usize, usize),
+) {
+    let (g, half) = (y.geometry(), pick.geometry());
+    check_pool(norms, g, half);
+    assert_eq!(half, dp.geometry(), "norm gradient: shapes");
+    assert_eq!(half.pad, 0, "norm gradient: the pooled planes have no border");
+    let mask = live_mask(live_lanes(n, b));
+    let (pick, dp) = (pick.block(b), dp.block(b));
+    cpu.run(Apply { norms, mask, count, sums, pick, dp, half, y: y.block_mut(b), g });
+}
+
+struct Apply<'a> {
+    norms: &'a [ChannelNorm],
+    mask: Lane,
+    count: f64,
+    sums: &'a mut NormSums,
+    pick: &'a [Lane],
+    dp: &'a [Lane],
+    half: Geometry,
+    y: &'a mut [Lane],
+    g: Geometry,
+}
+
+impl Kernel for Apply<'_> {
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Self { norms, mask, count, sums, pick, dp, half, y, g } = self;
+        let zero = s.splat(0.0);
+        let live = s.gt(s.load(&mask), zero);
+        for (c, norm) in norms.iter().enumerate() {
+            let (scale, shift, mean) = (s.splat(norm.scale), s.splat(norm.shift), s.splat(norm.mean));
+            // dy = scale * (g - Σg/count - (y - mean) * inv_std² * Σg(y - mean)/count)
+            let inv = f64::from(norm.inv_std);
+            let constant = s.splat((-f64::from(norm.scale) * sums.g[c] / count) as f32);
+            let slope = s.splat((-f64::from(norm.scale) * inv * inv * sums.gy[c] / count) as f32);
+            let mut total = 0.0;
+            for r in 0..half.height {
+                let pick = &pick[half.at(c, r)..][..half.width];
+                let dp = &dp[half.at(c, r)..][..half.width];
+                let (above, below) = y[g.at(c, 2 * r)..][..g.row() + g.width].split_at_mut(g.row());
+                let mut sum = zero;
+                for x in 0..half.width {
+                    let best = s.load(&pick[x]);
+                    let passes = s.gt(s.fma(scale, best, shift), zero);
+                    let mut rest = s.select(passes, s.load(&dp[x]), zero);
+                    let (a, b) = (&mut above[2 * x..2 * x + 2], &mut below[2 * x..2 * x + 2]);
+                    let [a0, a1] = a else { return };
+                    let [b0, b1] = b else { return };
+                    for lane in [a0, a1, b0, b1] {
+                        let v = s.load(lane);
+                        let here = s.eq(v, best);
+                        let grad = s.select(here, rest, zero);
+                        rest = s.select(here, zero, rest);
+                        let d = s.fma(scale, grad, s.fma(slope, s.sub(v, mean), constant));
+                        let d = s.select(live, d, zero);
+                        sum = s.add(sum, d);
+                        s.store(lane, d);
+                    }
+                }
+                total += f64::from(s.sum(sum));
+            }
+            sums.dy[c] += total;
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The `[data]` table of a job.
+
+use crate::csv_file::{self, CsvOptions, Header, LabelColumn};
+use crate::text::{TextCorpus, TextVocab};
+use crate::{DataError, Split, digits, idx};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// Where the data comes from: `kind` and the options of that kind; other keys are refused. Paths are relative to
+/// the job file's folder.
+///
+/// ```
+/// use paraft_data::DataConfig;
+/// let data: DataConfig = toml::from_str("kind = \"digits\"").expect("valid");
+/// assert_eq!(data.load(std::path::Path::new(".")).expect("embedded").test.len(), 360);
+/// assert!(toml::from_str::<DataConfig>("kind = \"digits\"\npath = \"x\"").is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub enum DataConfig {
+    /// The embedded images of digits. (Braces, since serde lets a variant without them take any key.)
+    Digits {},
+    /// MNIST and its kin, see [`crate::read_idx_folder`].
+    Idx {
+        /// The folder with the four files.
+        path: PathBuf,
+    },
+    /// A table of numbers, see [`crate::read_csv`].
+    Csv {
+        /// The file.
+        path: PathBuf,
+        /// The file to evaluate on. Default: a part of `path`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        test_path: Option<PathBuf>,
+        /// The label's column: `first`, `last` (default), `none` or an index from 0.
+        #[serde(default)]
+        label: LabelColumn,
+        /// Whether the first row has names: `yes`, `no` or `auto` (default).
+        #[serde(default)]
+        header: Header,
+        /// Part of the rows held out, above 0 and below 1; not beside `test_path`. Default 0.2.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        test_fraction: Option<f64>,
+        /// Multiplies every feature. Default 1.
+        #[serde(default = "one")]
+        scale: f64,
+    },
+    /// Plain text, see [`DataConfig::load_text`].
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// Tokens in a window, 1 or more. Default 128.
+        #[serde(default = "context")]
+        context: usize,
+        /// What a token is: `byte` (default) or `char`.
+        #[serde(default)]
+        vocab: TextVocab,
+        /// Part of the text held out, from its end; above 0 and below 1. Default 0.1.
+        #[serde(default = "tenth")]
+        test_fraction: f64,
+    },
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+fn context() -> usize {
+    128
+}
+
+fn tenth() -> f64 {
+    0.1
+}
+
+impl Default for DataConfig {
+    /// The digits: the one that is always there.
+    fn default() -> Self {
+        Self::Digits {}
+    }
+}
+
+impl DataConfig {
+    /// Loads the data into memory; `base_dir` is the job file's folder. Errors name the file, the place and what
+    /// to do. Text has no [`Split`]: no built-in model trains on it yet.
+    pub fn load(&self, base_dir: &Path) -> Result<Split, DataError> {
+        match self {
+            Self::Digits {} => digits::digits(),
+            Self::Idx { path } => idx::read_idx_folder(&base_dir.join(path)),
+            Self::Csv { path, test_path, label, header, test_fraction, scale } => {
+                let options = CsvOptions {
+                    label: *label,
+                    header: *header,
+                    test_fraction: *test_fraction,
+                    scale: *scale,
+                };
+                let test_path = test_path.as_ref().map(|p| base_dir.join(p));
+                csv_file::read_csv(&base_dir.join(path), test_path.as_deref(), &options)
+            }
+            Self::Text { .. } => Err(DataError::NoTextModel),
+        }
+    }
+
+    /// Loads text for a custom model: the training part and the held-out part. `None` for other kinds.
+    pub fn load_text(&self, base_dir: &Path) -> Result<Option<(TextCorpus, TextCorpus)>, DataError> {
+        match self {
+            Self::Text { path, context, vocab, test_fraction } => {
+                let corpus = TextCorpus::read(&base_dir.join(path), *vocab, *context)?;
+                corpus.split(*test_fraction).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_and_missing_keys_are_refused() {
+        for bad in [
+            "kind = \"digits\"\nextra = 1",
+            "kind = \"idx\"",
+            "kind = \"idx\"\npath = \"a\"\nlabel = \"last\"",
+            "kind = \"csv\"\npath = \"a\"\nheaders = \"yes\"",
+            "kind = \"csv\"\npath = \"a\"\nlabel = \"middle\"",
+            "kind = \"csv\"\npath = \"a\"\nlabel = -1",
+            "kind = \"parquet\"",
+            "path = \"a\"",
+        ] {
+            assert!(toml::from_str::<DataConfig>(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_config_survives_toml() {
+        for text in [
+            "kind = \"digits\"",
+            "kind = \"idx\"\npath = \"mnist\"",
+            "kind = \"csv\"\npath = \"a.csv\"\nlabel = 3\nheader = \"no\"\ntest_fraction = 0.5",
+            "kind = \"csv\"\npath = \"a.csv\"\nlabel = \"none\"\ntest_path = \"b.csv\"\nscale = 2",
+            "kind = \"text\"\npath = \"a.txt\"\nvocab = \"char\"",
+        ] {
+            let config: DataConfig = toml::from_str(text).expect(text);
+            let back: DataConfig = toml::from_str(&toml::to_string(&config).expect("writes")).expect("reads");
+            assert_eq!(config, back);
+        }
+    }
+
+    #[test]
+    fn text_loads_as_text_only() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        std::fs::write(dir.path().join("a.txt"), "to be or not to be".repeat(9)).expect("writes");
+        let config: DataConfig =
+            toml::from_str("kind = \"text\"\npath = \"a.txt\"\ncontext = 4").expect("valid");
+        assert!(config.load(dir.path()).expect_err("no split").to_string().contains("no built-in model"));
+        let (train, held_out) = config.load_text(dir.path()).expect("reads").expect("is text");
+        assert_eq!((train.tokens().len(), held_out.tokens().len()), (146, 16));
+        assert!(DataConfig::default().load_text(dir.path()).expect("fine").is_none());
+    }
+}

@@ -1,0 +1,280 @@
+//! Comma-separated numbers: one sample a row, all columns features but the one that is the label. Plain or gzip.
+//!
+//! Every field must be a finite number and every row as long as the first; what is not is refused with its line,
+//! since a silent NaN would end as a silent NaN in the weights.
+
+use crate::input::{self, Input, MAX_BYTES};
+use crate::{DataError, Dataset, Place, Samples, Split};
+use csv::ByteRecord;
+use serde::de::{Deserializer, Error, Unexpected, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
+use std::io::Read;
+use std::path::Path;
+
+/// More classes than this mean that the column is no label; a model would make an output for each.
+const MAX_CLASSES: u32 = 1 << 16;
+/// Held out where nothing is said.
+const TEST_FRACTION: f64 = 0.2;
+
+/// How to read a table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CsvOptions {
+    /// The label's column. Default last.
+    pub label: LabelColumn,
+    /// Whether the first row has names. Default auto.
+    pub header: Header,
+    /// Part of the rows held out, above 0 and below 1, spread evenly (0.2: rows 5, 10, 15, ...). Default 0.2.
+    /// Not with a test file.
+    pub test_fraction: Option<f64>,
+    /// Multiplies every feature. Default 1.
+    pub scale: f64,
+}
+
+impl Default for CsvOptions {
+    fn default() -> Self {
+        Self { label: LabelColumn::default(), header: Header::default(), test_fraction: None, scale: 1.0 }
+    }
+}
+
+/// Which column is the label: a whole number from 0, the class. As text `first`, `last`, `none` or the index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LabelColumn {
+    /// Column 0.
+    First,
+    /// The last column.
+    #[default]
+    Last,
+    /// No column: all are features.
+    None,
+    /// This column, counted from 0.
+    Index(usize),
+}
+
+/// Whether the first row holds names rather than numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Header {
+    /// It does.
+    Yes,
+    /// It does not.
+    No,
+    /// It does when none of its fields is a number.
+    #[default]
+    Auto,
+}
+
+impl Serialize for LabelColumn {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::First => s.serialize_str("first"),
+            Self::Last => s.serialize_str("last"),
+            Self::None => s.serialize_str("none"),
+            Self::Index(i) => s.serialize_u64(*i as u64),
+        }
+    }
+}
+
+/// By hand, since an untagged enum would say no more than "did not match any variant".
+impl<'de> Deserialize<'de> for LabelColumn {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct Column;
+        impl Visitor<'_> for Column {
+            type Value = LabelColumn;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("\"first\", \"last\", \"none\" or the index of a column")
+            }
+
+            fn visit_str<E: Error>(self, s: &str) -> Result<LabelColumn, E> {
+                match s {
+                    "first" => Ok(LabelColumn::First),
+                    "last" => Ok(LabelColumn::Last),
+                    "none" => Ok(LabelColumn::None),
+                    _ => Err(E::invalid_value(Unexpected::Str(s), &self)),
+                }
+            }
+
+            fn visit_u64<E: Error>(self, i: u64) -> Result<LabelColumn, E> {
+                let index =
+                    usize::try_from(i).map_err(|_| E::invalid_value(Unexpected::Unsigned(i), &self))?;
+                Ok(LabelColumn::Index(index))
+            }
+
+            fn visit_i64<E: Error>(self, i: i64) -> Result<LabelColumn, E> {
+                let index = u64::try_from(i).map_err(|_| E::invalid_value(Unexpected::Signed(i), &self))?;
+                self.visit_u64(index)
+            }
+        }
+        d.deserialize_any(Column)
+    }
+}
+
+impl CsvOptions {
+    /// Checks the ranges; the error names the key.
+    pub fn validate(&self) -> Result<(), DataError> {
+        let option = |key, why: String| Err(DataError::Option { key, why });
+        if self.test_fraction.is_some_and(|f| !(f > 0.0 && f < 1.0)) {
+            return option("test_fraction", format!("{:?} is not above 0 and below 1", self.test_fraction));
+        }
+        if self.scale == 0.0 || !(self.scale as f32).is_finite() {
+            return option("scale", format!("{} is not a finite number other than 0", self.scale));
+        }
+        Ok(())
+    }
+}
+
+/// Reads a table and holds a part of it out, or takes what is held out from a second file.
+pub fn read_csv(path: &Path, test_path: Option<&Path>, options: &CsvOptions) -> Result<Split, DataError> {
+    options.validate()?;
+    let table = read_table(path, input::open(path)?, options)?;
+    let classes = |t: &Table| t.labels.iter().flatten().max().map_or(0, |&l| l as usize + 1);
+    let Some(test_path) = test_path else {
+        let n = table.rows;
+        let held_out = (n as f64 * options.test_fraction.unwrap_or(TEST_FRACTION)).round() as usize;
+        if held_out == 0 || held_out >= n {
+            let why =
+                format!("of {n} rows {held_out} would be held out; training and test need one each at least");
+            return Err(DataError::Option { key: "test_fraction", why });
+        }
+        let classes = classes(&table);
+        // Row i is held out when the running share passes a whole number: evenly spread, in integers.
+        let share = |i: usize| (i as u128 * held_out as u128) / n as u128;
+        return Ok(table.dataset(classes)?.split(|i| share(i + 1) > share(i)));
+    };
+    if options.test_fraction.is_some() {
+        let why = "it has no meaning beside `test_path`; leave one of them out".into();
+        return Err(DataError::Option { key: "test_fraction", why });
+    }
+    let test = read_table(test_path, input::open(test_path)?, options)?;
+    if table.columns != test.columns {
+        return Err(DataError::Mismatch(format!(
+            "{} has {} feature columns but {} has {}",
+            path.display(),
+            table.columns,
+            test_path.display(),
+            test.columns
+        )));
+    }
+    let classes = classes(&table).max(classes(&test));
+    Ok(Split { train: table.dataset(classes)?, test: test.dataset(classes)? })
+}
+
+/// A file's rows; the label's column is taken out of `values`.
+pub(crate) struct Table {
+    pub(crate) values: Vec<f32>,
+    pub(crate) labels: Option<Vec<u32>>,
+    columns: usize,
+    rows: usize,
+}
+
+impl Table {
+    fn dataset(self, classes: usize) -> Result<Dataset, DataError> {
+        let labels = self.labels.map(|l| (l, classes));
+        Dataset::new(Samples::Floats(self.values), vec![self.columns], labels)
+    }
+}
+
+/// Reads all rows of an opened file; `path` is for messages.
+pub(crate) fn read_table(path: &Path, file: Input<'_>, options: &CsvOptions) -> Result<Table, DataError> {
+    let mut reader = csv::ReaderBuilder::new()
+        .has_headers(false)
+        .flexible(true) // our own message for ragged rows
+        .trim(csv::Trim::All)
+        .from_reader(file.take(MAX_BYTES));
+    let (mut row, mut shape, mut first) = (ByteRecord::new(), None, true);
+    let mut table = Table { values: Vec::new(), labels: None, columns: 0, rows: 0 };
+    while read_row(&mut reader, &mut row)? {
+        let at = Place::Line(row.position().map_or(0, |p| p.line()));
+        let bad = |what: String, remedy| DataError::Malformed { path: path.to_owned(), at, what, remedy };
+        if std::mem::take(&mut first) && is_header(&row, options.header) {
+            shape = Some((row.len(), label_index(row.len(), options.label).map_err(|w| bad(w, LABEL))?));
+            continue;
+        }
+        let (width, label) = match shape {
+            Some(s) => s,
+            None => {
+                let label = label_index(row.len(), options.label).map_err(|w| bad(w, LABEL))?;
+                *shape.insert((row.len(), label))
+            }
+        };
+        if row.len() != width {
+            let what = format!("{} fields where the first row has {width}", row.len());
+            return Err(bad(what, "give every row as many fields"));
+        }
+        for (column, field) in row.iter().enumerate() {
+            let shown = || String::from_utf8_lossy(&field[..field.len().min(40)]).into_owned();
+            if label == Some(column) {
+                let class = class(field).ok_or_else(|| {
+                    let what =
+                        format!("label `{}` is no whole number from 0 to {}", shown(), MAX_CLASSES - 1);
+                    bad(what, "number the classes from 0, or set `label` to the right column")
+                })?;
+                table.labels.get_or_insert_default().push(class);
+                continue;
+            }
+            let value = number(field).ok_or_else(|| {
+                let remedy = "write a number; if these are names, set header = \"yes\"";
+                bad(format!("field {} is `{}`, not a number", column + 1, shown()), remedy)
+            })?;
+            let value = value * options.scale as f32;
+            if !value.is_finite() {
+                let what = format!("field {} is `{}`: not finite after scaling", column + 1, shown());
+                return Err(bad(what, "remove the row or fill the gap"));
+            }
+            table.values.push(value);
+        }
+        table.columns = width - usize::from(label.is_some());
+        table.rows += 1;
+    }
+    let input = reader.get_ref().get_ref();
+    if input.at() >= MAX_BYTES {
+        return Err(input.too_large(input.at(), MAX_BYTES));
+    }
+    if table.rows == 0 {
+        return Err(input.malformed(Place::File, "no row of numbers", "check that it is the right file"));
+    }
+    Ok(table)
+}
+
+const LABEL: &str = "set `label` to a column that exists, and leave one for the features";
+
+type Reader<'a> = csv::Reader<std::io::Take<Input<'a>>>;
+
+fn read_row(reader: &mut Reader<'_>, row: &mut ByteRecord) -> Result<bool, DataError> {
+    reader.read_byte_record(row).map_err(|e| match e.into_kind() {
+        csv::ErrorKind::Io(e) => reader.get_ref().get_ref().failed(e),
+        other => reader.get_ref().get_ref().failed(std::io::Error::other(format!("{other:?}"))),
+    })
+}
+
+fn is_header(row: &ByteRecord, header: Header) -> bool {
+    match header {
+        Header::Yes => true,
+        Header::No => false,
+        Header::Auto => row.iter().all(|f| number(f).is_none()),
+    }
+}
+
+/// Where the label is in a row of `width` fields.
+fn label_index(width: usize, label: LabelColumn) -> Result<Option<usize>, String> {
+    let index = match label {
+        LabelColumn::None => return Ok(None),
+        LabelColumn::First => 0,
+        LabelColumn::Last => width.saturating_sub(1),
+        LabelColumn::Index(i) => i,
+    };
+    if width < 2 || index >= width {
+        return Err(format!("the label is column {index} (from 0) but the row has {width} fields"));
+    }
+    Ok(Some(index))
+}
+
+fn number(field: &[u8]) -> Option<f32> {
+    std::str::from_utf8(field).ok()?.parse().ok()
+}
+
+/// A class, also where a tool has written it as `3.0`.
+fn class(field: &[u8]) -> Option<u32> {
+    let value: f64 = std::str::from_utf8(field).ok()?.parse().ok()?;
+    (value.fract() == 0.0 && (0.0..f64::from(MAX_CLASSES)).contains(&value)).then_some(value as u32)
+}

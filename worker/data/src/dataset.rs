@@ -1,0 +1,189 @@
+//! A data set in memory.
+
+use crate::DataError;
+
+/// Samples of one shape, with class labels or without.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dataset {
+    samples: Samples,
+    labels: Option<Vec<u32>>,
+    shape: Vec<usize>,
+    input_len: usize,
+    len: usize,
+    classes: Option<usize>,
+}
+
+/// The values of all samples, one sample after another.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Samples {
+    /// Pixels as the file has them: a quarter of the memory of `f32`. Divided when a batch is filled.
+    Bytes {
+        /// The values.
+        values: Vec<u8>,
+        /// What each is divided by: 255 for IDX, as PyTorch's `ToTensor`.
+        divisor: f32,
+    },
+    /// Ready values.
+    Floats(Vec<f32>),
+}
+
+/// The data of a job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Split {
+    /// What the workers share among them.
+    pub train: Dataset,
+    /// What is held out for evaluation.
+    pub test: Dataset,
+}
+
+impl Samples {
+    fn len(&self) -> usize {
+        match self {
+            Self::Bytes { values, .. } => values.len(),
+            Self::Floats(values) => values.len(),
+        }
+    }
+}
+
+impl Dataset {
+    /// Samples of `shape`, with one label below `classes` for each where there are labels.
+    ///
+    /// The error says which numbers do not fit.
+    pub fn new(
+        samples: Samples,
+        shape: Vec<usize>,
+        labels: Option<(Vec<u32>, usize)>,
+    ) -> Result<Self, DataError> {
+        let input_len = shape.iter().try_fold(1usize, |a, &d| a.checked_mul(d)).unwrap_or(0);
+        if input_len == 0 || !samples.len().is_multiple_of(input_len) {
+            let values = samples.len();
+            return Err(DataError::Mismatch(format!(
+                "{values} values are no whole number of {shape:?} samples"
+            )));
+        }
+        let len = samples.len() / input_len;
+        if u32::try_from(len).is_err() {
+            return Err(DataError::Mismatch(format!("{len} samples are more than a 32-bit index can name")));
+        }
+        let (labels, classes) = labels.unzip();
+        if let (Some(labels), Some(classes)) = (&labels, classes) {
+            if labels.len() != len {
+                let n = labels.len();
+                return Err(DataError::Mismatch(format!(
+                    "{len} samples but {n} labels; they must be as many"
+                )));
+            }
+            if let Some(at) = labels.iter().position(|&l| l as usize >= classes) {
+                let label = labels[at];
+                return Err(DataError::Mismatch(format!(
+                    "label {label} of sample {at} is not below {classes}"
+                )));
+            }
+        }
+        Ok(Self { samples, labels, shape, input_len, len, classes })
+    }
+
+    /// Number of samples.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no sample.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Values of one sample.
+    pub fn input_len(&self) -> usize {
+        self.input_len
+    }
+
+    /// Shape of one sample: `[channels, height, width]` for images, `[columns]` for tables.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Number of classes; `None` where the data has no labels.
+    pub fn classes(&self) -> Option<usize> {
+        self.classes
+    }
+
+    /// All labels; empty where the data has none.
+    pub fn labels(&self) -> &[u32] {
+        self.labels.as_deref().unwrap_or(&[])
+    }
+
+    /// Replaces what is in `inputs` (`[indices.len(), input_len]` row-major) and `labels` (`[indices.len()]`, or
+    /// empty where the data has none). The buffers keep their memory from batch to batch.
+    ///
+    /// # Panics
+    /// When an index is not below [`Self::len`]; a [`crate::Sampler`] of the same length gives none.
+    pub fn fill(&self, indices: &[u32], inputs: &mut Vec<f32>, labels: &mut Vec<u32>) {
+        inputs.clear();
+        labels.clear();
+        inputs.reserve(indices.len() * self.input_len);
+        for &i in indices {
+            let i = i as usize;
+            let range = i * self.input_len..(i + 1) * self.input_len;
+            match &self.samples {
+                Samples::Bytes { values, divisor } => {
+                    inputs.extend(values[range].iter().map(|&v| f32::from(v) / divisor));
+                }
+                Samples::Floats(values) => inputs.extend_from_slice(&values[range]),
+            }
+            if let Some(all) = &self.labels {
+                labels.push(all[i]);
+            }
+        }
+    }
+
+    /// Cuts into the samples for which `held_out(index)` is false and those for which it is true, in order.
+    pub(crate) fn split(&self, held_out: impl Fn(usize) -> bool) -> Split {
+        let part = |test: bool| {
+            let chosen: Vec<usize> = (0..self.len).filter(|&i| held_out(i) == test).collect();
+            let rows = |i: usize| i * self.input_len..(i + 1) * self.input_len;
+            let samples = match &self.samples {
+                Samples::Bytes { values, divisor } => Samples::Bytes {
+                    values: chosen.iter().flat_map(|&i| &values[rows(i)]).copied().collect(),
+                    divisor: *divisor,
+                },
+                Samples::Floats(values) => {
+                    Samples::Floats(chosen.iter().flat_map(|&i| &values[rows(i)]).copied().collect())
+                }
+            };
+            let labels = self.labels.as_ref().map(|all| chosen.iter().map(|&i| all[i]).collect());
+            Self { samples, labels, shape: self.shape.clone(), len: chosen.len(), ..*self }
+        };
+        Split { train: part(false), test: part(true) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_has_the_rows_asked_for_in_their_order() {
+        let bytes = Samples::Bytes { values: (0..12).collect(), divisor: 4.0 };
+        let d = Dataset::new(bytes, vec![1, 2, 2], Some((vec![0, 1, 2], 3))).expect("fits");
+        assert_eq!((d.len(), d.input_len(), d.classes()), (3, 4, Some(3)));
+        let (mut x, mut y) = (vec![9.0; 50], vec![9; 50]);
+        d.fill(&[2, 0], &mut x, &mut y);
+        assert_eq!(x, [2.0, 2.25, 2.5, 2.75, 0.0, 0.25, 0.5, 0.75]);
+        assert_eq!(y, [2, 0]);
+        let split = d.split(|i| i == 1);
+        assert_eq!((split.train.len(), split.test.labels()), (2, &[1][..]));
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_refused() {
+        let floats = |n| Samples::Floats(vec![0.0; n]);
+        assert!(Dataset::new(floats(7), vec![2], None).is_err());
+        assert!(Dataset::new(floats(4), vec![0], None).is_err());
+        assert!(Dataset::new(floats(4), vec![usize::MAX, 2], None).is_err());
+        let text = Dataset::new(floats(4), vec![2], Some((vec![0], 1))).expect_err("labels").to_string();
+        assert_eq!(text, "2 samples but 1 labels; they must be as many");
+        assert!(Dataset::new(floats(4), vec![2], Some((vec![0, 1], 1))).is_err());
+        assert_eq!(Dataset::new(floats(4), vec![2], None).expect("fits").classes(), None);
+    }
+}

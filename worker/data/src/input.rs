@@ -1,0 +1,90 @@
+//! Bytes of a file, plain or gzip (told by the first two bytes, not by the name), with the place in the content
+//! for error messages.
+
+use crate::{DataError, Place};
+use flate2::bufread::MultiGzDecoder;
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+/// Most content we hold of one file. A gzip file may unpack to a thousand times its size, so the size on disk
+/// is no bound.
+pub(crate) const MAX_BYTES: u64 = 8 << 30;
+
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
+/// The content of a file, read front to back.
+pub(crate) struct Input<'a> {
+    path: PathBuf,
+    inner: Box<dyn Read + 'a>,
+    at: u64,
+}
+
+/// Opens a regular file; folders and devices are refused, since a device may never end.
+pub(crate) fn open(path: &Path) -> Result<Input<'static>, DataError> {
+    let read = |source| DataError::Read { path: path.to_owned(), source };
+    let meta = std::fs::metadata(path).map_err(read)?;
+    if !meta.is_file() {
+        let kind = if meta.is_dir() { "a folder" } else { "not a regular file" };
+        return Err(read(std::io::Error::new(ErrorKind::InvalidInput, format!("it is {kind}"))));
+    }
+    decode(path, BufReader::with_capacity(1 << 16, File::open(path).map_err(read)?))
+}
+
+/// The content behind `raw`; `path` is for messages.
+pub(crate) fn decode<'a>(path: &Path, mut raw: impl BufRead + 'a) -> Result<Input<'a>, DataError> {
+    let head = raw.fill_buf().map_err(|source| DataError::Read { path: path.to_owned(), source })?;
+    let inner: Box<dyn Read + 'a> =
+        if head.starts_with(&GZIP_MAGIC) { Box::new(MultiGzDecoder::new(raw)) } else { Box::new(raw) };
+    Ok(Input { path: path.to_owned(), inner, at: 0 })
+}
+
+impl Input<'_> {
+    /// Reads up to `limit` bytes; fewer only at the end. Memory grows with what is there, not with `limit`.
+    pub(crate) fn read_up_to(&mut self, limit: u64) -> Result<Vec<u8>, DataError> {
+        let mut out = Vec::with_capacity(limit.min(1 << 20) as usize);
+        match self.by_ref().take(limit).read_to_end(&mut out) {
+            Ok(_) => Ok(out),
+            Err(e) => Err(self.failed(e)),
+        }
+    }
+
+    /// The rest of the content; more than `limit` bytes are an error.
+    pub(crate) fn rest(&mut self, limit: u64) -> Result<Vec<u8>, DataError> {
+        let out = self.read_up_to(limit + 1)?;
+        if out.len() as u64 > limit { Err(self.too_large(limit + 1, limit)) } else { Ok(out) }
+    }
+
+    /// An error at a place of this file.
+    pub(crate) fn malformed(&self, at: Place, what: impl Into<String>, remedy: &'static str) -> DataError {
+        DataError::Malformed { path: self.path.clone(), at, what: what.into(), remedy }
+    }
+
+    /// More content than `limit`: `bytes` of it are there or claimed.
+    pub(crate) fn too_large(&self, bytes: u64, limit: u64) -> DataError {
+        DataError::TooLarge { path: self.path.clone(), bytes, limit }
+    }
+
+    /// Bytes of content read so far.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// What an error of the reader means: a broken gzip stream, or a file that cannot be read.
+    pub(crate) fn failed(&self, e: std::io::Error) -> DataError {
+        let what = match e.kind() {
+            ErrorKind::UnexpectedEof => "the gzip stream is cut off here".to_owned(),
+            ErrorKind::InvalidInput | ErrorKind::InvalidData => format!("the gzip stream is damaged: {e}"),
+            _ => return DataError::Read { path: self.path.clone(), source: e },
+        };
+        self.malformed(Place::Byte(self.at), what, "fetch the file again")
+    }
+}
+
+impl Read for Input<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let n = self.inner.read(buf)?;
+        self.at += n as u64;
+        Ok(n)
+    }
+}

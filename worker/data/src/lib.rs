@@ -1,0 +1,32 @@
+//! Training data: read it, cut it in shares, have the next batch ready in time.
+//!
+//! ```text
+//!  file or embedded --load--> Split { train, test } --+
+//!                                                     +--> Prefetcher (a thread) --> batches
+//!  Sampler: (seed, epoch, rank, world) --> indices ---+
+//! ```
+//!
+//! What it is not: it knows no model and no network, and keeps everything in memory. Files come from outside:
+//! a malformed one is an error that names the file, the place and what to do, never a panic, and no header
+//! makes it allocate more than the file holds.
+
+pub mod config;
+mod csv_file;
+mod dataset;
+mod digits;
+mod error;
+mod idx;
+mod input;
+mod prefetch;
+mod sampler;
+mod text;
+
+pub use config::DataConfig;
+pub use csv_file::{CsvOptions, Header, LabelColumn, read_csv};
+pub use dataset::{Dataset, Samples, Split};
+pub use digits::digits;
+pub use error::{DataError, Place};
+pub use idx::{read_idx_folder, read_idx_pair};
+pub use prefetch::{Minibatch, Prefetcher};
+pub use sampler::{Batches, Sampler};
+pub use text::{TextCorpus, TextVocab, Vocab};

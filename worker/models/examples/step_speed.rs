@@ -1,0 +1,74 @@
+//! Training samples per second of each built-in model, one thread, for comparison with other engines.
+//!
+//! `cargo run --release -p paraft-models --example step_speed [seconds a model] [model]`
+
+use paraft_common::layout::Layout;
+use paraft_models::{Batch, Model, ModelConfig, ModelError};
+use std::time::{Duration, Instant};
+
+/// Numbers that look random, in 0..1, with four of five of them zero as in a scanned digit.
+fn pixels(count: usize) -> Vec<f32> {
+    let mut state = 1u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1u32 << 24) as f32
+    };
+    (0..count).map(|_| if next() < 0.8 { 0.0 } else { next() }).collect()
+}
+
+/// The median and the best time of a step, over about `time`.
+fn measure(
+    model: &mut dyn Model,
+    batch: &Batch,
+    time: Duration,
+) -> Result<(Duration, Duration), Box<dyn std::error::Error>> {
+    let len = Layout::new(model.tensors(), 1 << 18)?.len();
+    let (mut params, mut grads) = (vec![0.0; len], vec![0.0; len]);
+    model.init(1, &mut params);
+    for _ in 0..3 {
+        model.step(&params, &mut grads, batch, &mut |_, _| {})?;
+    }
+    let (start, mut times) = (Instant::now(), Vec::new());
+    while start.elapsed() < time || times.len() < 5 {
+        let t = Instant::now();
+        model.step(&params, &mut grads, batch, &mut |_, _| {})?;
+        times.push(t.elapsed());
+        // A small step, so that the numbers move as in training.
+        for (p, g) in params.iter_mut().zip(&grads) {
+            *p -= 1e-4 * g;
+        }
+    }
+    times.sort();
+    Ok((times[times.len() / 2], times[0]))
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let seconds: f64 = args.next().map_or(Ok(2.0), |a| a.parse())?;
+    let only = args.next();
+    let cases = [
+        (ModelConfig::LogisticRegression, 64),
+        (ModelConfig::Mlp { hidden: vec![256, 128] }, 64),
+        (ModelConfig::Autoencoder { hidden: vec![128, 128, 128] }, 128),
+        (ModelConfig::Convnet, 100),
+    ];
+    println!("instructions: {:?}", paraft_compute::Cpu::detect().isa());
+    for (config, n) in cases {
+        if only.as_deref().is_some_and(|o| o != config.name()) {
+            continue;
+        }
+        let mut model = config.build(784, Some(10)).map_err(|ModelError(e)| e)?;
+        let labels = (0..n as u32).map(|i| i % 10).collect();
+        let batch = Batch { inputs: pixels(n * 784), labels, n };
+        let (median, best) = measure(model.as_mut(), &batch, Duration::from_secs_f64(seconds))?;
+        let rate = |t: Duration| n as f64 / t.as_secs_f64();
+        println!(
+            "{:20} batch {n:4}  median {:8.0} samples/s ({:7.1} us a step), best {:8.0} samples/s",
+            config.name(),
+            rate(median),
+            median.as_secs_f64() * 1e6,
+            rate(best),
+        );
+    }
+    Ok(())
+}

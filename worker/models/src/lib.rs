@@ -1,0 +1,64 @@
+//! Models: the trait a model implements, and the built-in ones.
+//!
+//! A model sees one flat parameter buffer and one flat gradient buffer (see [`paraft_common::layout`]), and
+//! says when a part of the gradient is ready, last layer first, so that its push overlaps the rest of the
+//! backward pass. No network, no files.
+//!
+//! | model | file | tensors (PyTorch's names) |
+//! |---|---|---|
+//! | [`Linear`] | `linear.rs` | `weight`, `bias` |
+//! | [`Mlp`] | `mlp.rs` | `0.weight`, `0.bias`, `2.weight`, ... |
+//! | [`Autoencoder`] | `autoencoder.rs` | `0.weight`, `0.bias`, `2.weight`, ... |
+//! | [`ConvNet`] | `convnet/` | `1.weight`, ..., `10.bias`, then the running statistics |
+//!
+//! [`ModelConfig`] is what a job file says; it builds the model for the data at hand. The models compute with
+//! [`paraft_compute`], on one thread, and keep their workspaces: after the first step of a batch size nothing
+//! is allocated.
+
+mod autoencoder;
+mod batch;
+mod config;
+mod convnet;
+mod init;
+mod linear;
+mod mlp;
+mod stack;
+
+pub use autoencoder::Autoencoder;
+pub use batch::{Batch, Evaluation, ModelError};
+pub use config::ModelConfig;
+pub use convnet::ConvNet;
+pub use linear::Linear;
+pub use mlp::Mlp;
+
+use paraft_common::layout::TensorSpec;
+
+/// A model that trains on Paraft.
+///
+/// The flat buffers have the length of the layout made from [`Model::tensors`], buffers included.
+pub trait Model: Send {
+    /// The tensors, parameters first, then buffers, with PyTorch's names and shapes.
+    fn tensors(&self) -> Vec<TensorSpec>;
+
+    /// Writes the initial weights for `seed`. Must depend on nothing but the model and the seed: every worker
+    /// computes them, and the first to arrive gives them to the servers.
+    fn init(&self, seed: u64, params: &mut [f32]);
+
+    /// One training step: the mean loss over the batch, its gradient in `grads` (every value is written; for a
+    /// buffer, the amount to subtract from it).
+    ///
+    /// `ready(offset, grads)` says that `grads[offset..]` of what was not yet reported will not change any
+    /// more. It is called with falling offsets, last layer first; the last call must pass 0. Buffers lie at
+    /// the end of the vector, so they belong to the first call's part: write them before the first call, or
+    /// make the first call only when they are written.
+    fn step(
+        &mut self,
+        params: &[f32],
+        grads: &mut [f32],
+        batch: &Batch,
+        ready: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<f32, ModelError>;
+
+    /// Loss and accuracy on a part of the held-out set, in inference mode.
+    fn evaluate(&mut self, params: &[f32], batch: &Batch) -> Result<Evaluation, ModelError>;
+}

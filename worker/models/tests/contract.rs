@@ -1,0 +1,156 @@
+//! What every model promises: `ready` covers the vector once, same inputs give the same bits, wrong inputs are
+//! errors, evaluation adds up, configurations say what is wrong.
+
+mod support;
+
+use paraft_common::layout::TensorKind;
+use paraft_models::{Batch, Model, ModelConfig};
+use support::{batch, layout, params, step};
+
+const INPUTS: usize = 64;
+
+fn all() -> Vec<(ModelConfig, Box<dyn Model>)> {
+    let configs = [
+        ModelConfig::LogisticRegression,
+        ModelConfig::Mlp { hidden: vec![20, 15] },
+        ModelConfig::Autoencoder { hidden: vec![20, 15] },
+        ModelConfig::Convnet,
+    ];
+    let build = |c: ModelConfig| (c.clone(), c.build(INPUTS, Some(10)).expect("valid"));
+    configs.into_iter().map(build).collect()
+}
+
+#[test]
+fn ready_covers_the_vector_once_with_falling_offsets_and_final_values() {
+    for (config, mut model) in all() {
+        let b = batch(1, 19, INPUTS, Some(10));
+        let p = params(model.as_ref(), 2);
+        let layout = layout(model.as_ref());
+        let mut grads = vec![f32::NAN; p.len()];
+        let (mut end, mut calls, mut seen) = (p.len(), 0, vec![f32::NAN; p.len()]);
+        let mut ready = |offset: usize, now: &[f32]| {
+            assert!(offset < end, "{}: offset {offset} after {end}", config.name());
+            assert_eq!(now.len(), seen.len());
+            seen[offset..end].copy_from_slice(&now[offset..end]);
+            (end, calls) = (offset, calls + 1);
+        };
+        model.step(&p, &mut grads, &b, &mut ready).expect("a valid step");
+        assert_eq!(end, 0, "{}: the last call must pass 0", config.name());
+        assert_eq!(seen, grads, "{}: a value changed after it was called ready", config.name());
+        let starts: Vec<usize> = (0..layout.tensors().len()).map(|i| layout.tensor_range(i).start).collect();
+        assert!(starts.contains(&end));
+        let least = match config {
+            ModelConfig::LogisticRegression => 1,
+            ModelConfig::Convnet => 5,
+            _ => 3,
+        };
+        assert!(calls >= least, "{}: {calls} calls overlap nothing", config.name());
+    }
+}
+
+#[test]
+fn the_same_inputs_give_the_same_bits_whatever_came_before() {
+    for (config, mut model) in all() {
+        let p = params(model.as_ref(), 3);
+        let (small, large) = (batch(4, 5, INPUTS, Some(10)), batch(5, 50, INPUTS, Some(10)));
+        let first = step(model.as_mut(), &p, &small);
+        step(model.as_mut(), &p, &large);
+        model.evaluate(&p, &large).expect("a valid evaluation");
+        // Left-overs of the larger batch in the workspaces must not show.
+        assert_eq!(step(model.as_mut(), &p, &small), first, "{}", config.name());
+        let mut fresh = config.build(INPUTS, Some(10)).expect("valid");
+        assert_eq!(step(fresh.as_mut(), &p, &small), first, "{}", config.name());
+    }
+}
+
+#[test]
+fn initial_weights_depend_on_the_seed_only_and_buffers_come_last() {
+    for (config, model) in all() {
+        assert_eq!(params(model.as_ref(), 1), params(model.as_ref(), 1), "{}", config.name());
+        assert_ne!(params(model.as_ref(), 1), params(model.as_ref(), 2), "{}", config.name());
+        let (layout, p) = (layout(model.as_ref()), params(model.as_ref(), 1));
+        for (i, t) in layout.tensors().iter().enumerate() {
+            let values = &p[layout.tensor_range(i)];
+            assert_eq!(t.kind == TensorKind::Buffer, t.name.contains("running"), "{}", t.name);
+            if t.name.ends_with("running_var") || t.name == "2.weight" && config == ModelConfig::Convnet {
+                assert!(values.iter().all(|v| *v == 1.0), "{}", t.name);
+            } else if t.name.ends_with("running_mean") {
+                assert!(values.iter().all(|v| *v == 0.0), "{}", t.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_inputs_are_errors() {
+    for (config, mut model) in all() {
+        let p = params(model.as_ref(), 1);
+        let good = batch(1, 4, INPUTS, Some(10));
+        let mut grads = vec![0.0; p.len()];
+        let mut fails = |params: &[f32], grads: &mut [f32], b: &Batch| {
+            model.step(params, grads, b, &mut |_, _| {}).expect_err("must fail").to_string()
+        };
+        assert!(fails(&p[1..], &mut grads, &good).contains("parameter buffer"));
+        assert!(fails(&p, &mut grads[1..], &good).contains("gradient buffer"));
+        assert!(fails(&p, &mut grads, &Batch::default()).contains("at least one"));
+        let short = Batch { inputs: good.inputs[1..].to_vec(), ..good.clone() };
+        assert!(fails(&p, &mut grads, &short).contains("64"));
+        if !matches!(config, ModelConfig::Autoencoder { .. }) {
+            let unlabelled = Batch { labels: Vec::new(), ..good.clone() };
+            assert!(fails(&p, &mut grads, &unlabelled).contains("label"));
+            let beyond = Batch { labels: vec![0, 9, 10, 0], ..good.clone() };
+            assert!(fails(&p, &mut grads, &beyond).contains("label 10 of sample 2"));
+            assert!(model.evaluate(&p, &beyond).is_err());
+        }
+        assert!(model.evaluate(&p[1..], &good).is_err());
+    }
+}
+
+#[test]
+fn evaluation_adds_up_over_parts() {
+    for (config, mut model) in all() {
+        let p = params(model.as_ref(), 6);
+        let whole = batch(7, 600, INPUTS, Some(10));
+        let part = |from: usize, to: usize| Batch {
+            inputs: whole.inputs[from * INPUTS..to * INPUTS].to_vec(),
+            labels: whole.labels[from..to].to_vec(),
+            n: to - from,
+        };
+        let all = model.evaluate(&p, &whole).expect("valid");
+        let parts =
+            [(0, 1), (1, 300), (300, 600)].map(|(a, b)| model.evaluate(&p, &part(a, b)).expect("valid"));
+        assert_eq!(all.count, 600);
+        assert_eq!(all.correct, parts.iter().map(|e| e.correct).sum::<u64>(), "{}", config.name());
+        let sum: f64 = parts.iter().map(|e| e.loss_sum).sum();
+        assert!((all.loss_sum - sum).abs() < 1e-4 * sum, "{}: {} and {sum}", config.name(), all.loss_sum);
+        assert_eq!(model.evaluate(&p, &Batch::default()).expect("no samples is fine").count, 0);
+    }
+}
+
+#[test]
+fn a_configuration_reads_as_in_a_job_file_and_refuses_what_it_does_not_know() {
+    let read = serde_json::from_str::<ModelConfig>;
+    assert_eq!(read(r#"{"kind":"logistic-regression"}"#).expect("valid"), ModelConfig::LogisticRegression);
+    let mlp = read(r#"{"kind":"mlp","hidden":[256,128]}"#).expect("valid");
+    assert_eq!(mlp, ModelConfig::Mlp { hidden: vec![256, 128] });
+    let written = serde_json::to_string(&mlp).expect("JSON");
+    assert_eq!(serde_json::from_str::<ModelConfig>(&written).expect("valid"), mlp);
+    assert!(read(r#"{"kind":"mlp"}"#).is_err());
+    assert!(read(r#"{"kind":"mlp","hidden":[1],"depth":2}"#).is_err());
+    assert!(read(r#"{"kind":"transformer"}"#).is_err());
+}
+
+#[test]
+fn a_model_that_does_not_fit_the_data_says_why() {
+    let fails = |c: ModelConfig, inputs, classes| match c.build(inputs, classes) {
+        Ok(_) => panic!("{c:?} must not fit"),
+        Err(e) => e.to_string(),
+    };
+    assert!(fails(ModelConfig::Convnet, 784, None).contains("no labels"));
+    assert!(fails(ModelConfig::Convnet, 100, Some(10)).contains("side 10"));
+    assert!(fails(ModelConfig::Convnet, 123, Some(10)).contains("123 values"));
+    assert!(fails(ModelConfig::Mlp { hidden: vec![3, 0] }, 10, Some(2)).contains("zero"));
+    assert!(fails(ModelConfig::Autoencoder { hidden: vec![0] }, 10, None).contains("zero"));
+    assert!(fails(ModelConfig::LogisticRegression, 10, Some(1)).contains("two classes"));
+    assert!(fails(ModelConfig::LogisticRegression, 0, Some(2)).contains("no values"));
+}
