@@ -38,7 +38,7 @@ pub fn all_finite_le(le: &[u8]) -> bool {
     let (words, rest) = le.as_chunks::<F32_BYTES>();
     rest.is_empty()
         && words.chunks(1024).all(|c| {
-            c.iter().fold(false, |bad, b| bad | (u32::from_le_bytes(*b) & EXPONENT == EXPONENT)) == false
+            !c.iter().fold(false, |bad, b| bad | (u32::from_le_bytes(*b) & EXPONENT == EXPONENT))
         })
 }
 

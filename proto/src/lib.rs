@@ -7,7 +7,6 @@ mod generated {
 }
 
 pub mod limits;
-pub mod local;
 pub mod refusal;
 
 pub use generated::*;

@@ -7,7 +7,6 @@
 //! - [`metrics`]: what Prometheus reads.
 
 pub mod metrics;
-pub mod process;
 pub mod raft;
 pub mod rpc;
 pub mod server;

@@ -28,6 +28,8 @@ pub enum Event {
     Shard(Shard),
     /// A worker left, or its lease ended.
     Leave(Leave),
+    /// What a server process has used, at its end.
+    Server(Server),
     /// The numbers of the whole run: the last line.
     Summary(Summary),
 }
@@ -231,6 +233,20 @@ pub struct Summary {
     /// Workers that left and wrote no totals.
     pub workers_lost: u32,
 }
+
+/// `server`: what a server process used between the start of the workers and their end.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Server {
+    /// Unix time, seconds.
+    pub wall: f64,
+    /// Which server.
+    pub server: ServerId,
+    /// CPU time of all threads, user and system.
+    pub cpu_seconds: f64,
+    /// Peak resident set.
+    pub peak_rss_bytes: u64,
+}
+
 
 fn null_as_nan<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(d)?.unwrap_or(f64::NAN))

@@ -4,7 +4,7 @@
 //! progress line stands in for them; and when a byte count of one side is short because a process died,
 //! the other side's count is used.
 
-use crate::{Eval, Event, Leave, METRICS_FILE, RecordError, Run, Shard, Summary, Train, Worker, read_events};
+use crate::{Eval, Event, Leave, METRICS_FILE, RecordError, Run, Server, Shard, Summary, Train, Worker, read_events};
 use paraft_common::histogram::DelayHistogram;
 use paraft_common::{ServerId, ShardId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +23,8 @@ pub struct RunRecord {
     pub workers: Vec<Worker>,
     /// The last counts of every (shard, server).
     pub shards: Vec<Shard>,
+    /// What the servers used; the last line of each counts.
+    pub servers: Vec<Server>,
     /// Who left, in the order of the file.
     pub leaves: Vec<Leave>,
     /// What time-to-accuracy is measured against. Starts as the run's own target; a comparison may set one
@@ -44,6 +46,7 @@ impl RunRecord {
         let (mut train, mut evals, mut leaves) = (Vec::new(), Vec::new(), Vec::new());
         let mut workers = BTreeMap::<WorkerId, Worker>::new();
         let mut shards = BTreeMap::<(ShardId, ServerId), Shard>::new();
+        let mut servers = BTreeMap::<ServerId, Server>::new();
         let mut evaluated = BTreeSet::new();
         for event in events {
             match event {
@@ -54,6 +57,7 @@ impl RunRecord {
                 Event::Worker(w) => _ = workers.insert(w.worker, w),
                 Event::Shard(s) => _ = shards.insert((s.shard, s.server), s),
                 Event::Leave(l) => leaves.push(l),
+                Event::Server(s) => _ = servers.insert(s.server, s),
             }
         }
         let run = run?;
@@ -61,7 +65,8 @@ impl RunRecord {
         evals.sort_by_key(|e: &Eval| (e.samples, e.epoch, e.is_final));
         let target_accuracy = run.target_accuracy;
         let (workers, shards) = (workers.into_values().collect(), shards.into_values().collect());
-        Some(Self { run, train, evals, workers, shards, leaves, target_accuracy })
+        let servers = servers.into_values().collect();
+        Some(Self { run, train, evals, workers, shards, servers, leaves, target_accuracy })
     }
 
     /// The evaluation that stands for the end of the run: the one marked final, else the last epoch's.
@@ -92,6 +97,7 @@ impl RunRecord {
         let delays = self.delays();
         let (reported_cpu, reported_samples) =
             self.workers.iter().fold((0.0, 0), |(c, s), w| (c + w.cpu_seconds, s + w.samples));
+        let server_cpu: f64 = self.servers.iter().map(|s| s.cpu_seconds).sum();
         // Both sides count the same payloads; the side that lost a process counts fewer.
         let larger = |of_worker: fn(&Worker) -> u64, of_shard: fn(&Shard) -> u64| {
             let sent: u64 = self.workers.iter().map(of_worker).sum();
@@ -121,7 +127,7 @@ impl RunRecord {
             bytes_pushed: larger(|w| w.bytes_pushed, |s| s.bytes_pushed),
             bytes_pulled: larger(|w| w.bytes_pulled, |s| s.bytes_pulled),
             cpu_seconds_per_1000_samples: (reported_samples > 0)
-                .then(|| reported_cpu / reported_samples as f64 * 1000.0),
+                .then(|| (reported_cpu + server_cpu) / reported_samples as f64 * 1000.0),
             wait_seconds: totals.values().map(|w| w.wait_seconds).sum(),
             workers_lost: lost.len() as u32,
         }

@@ -1,1 +1,25 @@
-//! placeholder
+//! The worker: a training loop around a model, and everything a user's own model needs.
+//!
+//! - [`job`]: the job file.
+//! - [`worker`]: [`run`], the training loop.
+//! - [`cli`]: the flags of `paraft worker`, for binaries with a model of their own.
+//! - `exchange`: how gradients leave and weights come back.
+//! - `recorder`: `metrics.jsonl`, TensorBoard, Prometheus.
+//! - [`exit`]: exit codes, one table for all binaries.
+//!
+//! A model of your own implements [`Model`] and calls [`run`] (or [`cli::main`], which also reads the flags);
+//! `examples/custom-model` in the repository is a complete one.
+
+pub mod cli;
+mod exchange;
+pub mod exit;
+pub mod job;
+mod metrics;
+mod recorder;
+pub mod worker;
+
+pub use job::{Job, JobError};
+pub use paraft_client::Transport;
+pub use paraft_data::{DataError, Dataset, Samples, Split};
+pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError};
+pub use worker::{WorkerError, WorkerOptions, WorkerReport, run};

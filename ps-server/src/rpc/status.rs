@@ -1,7 +1,6 @@
 //! What this server knows of its shards, for `paraft status`, the launcher and Prometheus.
 
 use crate::{
-    process,
     raft::Group,
     shard::{Shard, owner::Counters},
 };
@@ -44,7 +43,7 @@ impl StatusService {
 
     /// The reply; with `digest`, the whole state is read and hashed.
     pub async fn reply(&self, digest: bool) -> StatusReply {
-        let usage = process::usage();
+        let usage = paraft_host::usage();
         let mut shards = Vec::new();
         for w in self.watched.values() {
             let mut s = shard_status(w);

@@ -88,6 +88,8 @@ pub struct Client {
     /// Shards that hold buckets.
     links: BTreeMap<ShardId, tokio::sync::mpsc::UnboundedSender<Command>>,
     events: mpsc::Receiver<Event>,
+    /// Dropped first: ends the I/O thread, even while a link is dialling.
+    end: Option<tokio::sync::oneshot::Sender<()>>,
     io: Option<thread::JoinHandle<()>>,
     seq: BTreeMap<ShardId, u64>,
     versions: Vec<u64>,
@@ -147,7 +149,6 @@ impl Client {
             .map(|(shard, rx)| {
                 let link = LinkOptions {
                     shard,
-                    shards: options.shards,
                     replicas: options.replicas,
                     worker: options.worker.0,
                     servers: options.servers.clone(),
@@ -160,7 +161,6 @@ impl Client {
                     },
                     init: initial_of(&layout, shard, options.shards, initial),
                 };
-                // Only a weak hold on the siblings: a link must end when the client drops its senders.
                 link::run(link, rx, event_tx.clone(), norms.clone(), siblings.clone())
             })
             .collect::<Vec<_>>();
@@ -186,25 +186,15 @@ impl Client {
             layout,
             links,
             events,
+            end: Some(end),
             io: Some(io),
             versions: vec![0; buckets],
             held: Vec::new(),
             evaluations: Vec::new(),
             counters: Counters::default(),
         };
-        client.end_signal(end);
         let start = client.opened()?;
         Ok((client, start))
-    }
-
-    fn end_signal(&mut self, end: tokio::sync::oneshot::Sender<()>) {
-        // Dropped with the client: the I/O thread then ends even if a link is dialling.
-        self.io = self.io.take().map(|h| {
-            thread::spawn(move || {
-                let _keep = end;
-                let _ = h.join();
-            })
-        });
     }
 
     /// The job's buckets.
@@ -384,6 +374,15 @@ impl Client {
     pub fn finish(&mut self) {
         for shard in self.links.keys() {
             self.send(*shard, Command::Sticky(wrap(to_shard::Kind::Finish(Finish {}))));
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.end.take();
+        if let Some(io) = self.io.take() {
+            let _ = io.join();
         }
     }
 }

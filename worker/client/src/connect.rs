@@ -1,7 +1,8 @@
 //! Channels to servers, over TCP or, on the same host, over the server's Unix socket.
 
 use hyper_util::rt::TokioIo;
-use paraft_proto::{StatusReply, StatusRequest, limits, local, shards_client::ShardsClient};
+use paraft_host::socket_path;
+use paraft_proto::{StatusReply, StatusRequest, limits, shards_client::ShardsClient};
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -29,7 +30,7 @@ pub async fn channel(address: &str, transport: Transport) -> Result<Channel, Str
         .http2_keep_alive_interval(limits::KEEPALIVE_INTERVAL)
         .keep_alive_timeout(limits::KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true);
-    let socket = local::socket_path(address).filter(|p| transport == Transport::Auto && p.exists());
+    let socket = socket_path(address).filter(|p| transport == Transport::Auto && p.exists());
     if let Some(path) = socket {
         let connector = tower::service_fn(move |_: Uri| {
             let path = path.clone();

@@ -28,7 +28,6 @@ use tonic::Streaming;
 /// What a link needs to know.
 pub(crate) struct LinkOptions {
     pub shard: ShardId,
-    pub shards: u32,
     pub replicas: u32,
     pub worker: u32,
     pub servers: Vec<String>,

@@ -9,8 +9,10 @@
 //! of a row. A border of zeros around each plane replaces the tests for the image's edge; operators write
 //! the inside only, so the border is zeroed once, when the memory is made.
 //!
-//! A batch that is no multiple of sixteen leaves dead lanes in the last block. Their inputs are zero, and
-//! every operator keeps what they hold out of statistics and gradients.
+//! A batch that is no multiple of sixteen leaves dead lanes in the last block. Their inputs and what is
+//! pooled from them are zero, so are the gradients that go into a weight's; elsewhere they may hold anything,
+//! left from another batch, and no operator lets it out. Where eight or more are dead, the costly operators
+//! leave that half out.
 
 use crate::simd::{LANES, Lane};
 

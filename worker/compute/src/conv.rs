@@ -4,7 +4,7 @@
 //! axes are swapped. A tile of up to 4 output channels x 7 columns stays in registers while all taps of all
 //! input channels pass: per tap 7 loads and 4 broadcasts feed 28 multiply-adds.
 
-use crate::blocked::{Geometry, Planes};
+use crate::blocked::{Geometry, Planes, live_lanes};
 use crate::simd::{Cpu, Kernel, Lane, Simd};
 
 /// Output channels that share a register tile.
@@ -101,16 +101,16 @@ impl ConvWeights {
     }
 }
 
-/// Block `b` of `y = conv(x) + bias`.
+/// Block `b` of `y = conv(x) + bias` for a batch of `n`.
 ///
-/// `x` must have a border of at least the convolution's padding; `y` any border. Dead lanes of `y` hold the
-/// bias.
-pub fn forward_block(cpu: Cpu, weights: &ConvWeights, x: &Planes, y: &mut Planes, b: usize) {
+/// `x` must have a border of at least the convolution's padding; `y` any border. Dead lanes of `y` hold
+/// no meaning.
+pub fn forward_block(cpu: Cpu, weights: &ConvWeights, x: &Planes, y: &mut Planes, (b, n): (usize, usize)) {
     let (s, from, to) = (weights.shape, x.geometry(), y.geometry());
     assert_eq!(from.channels, s.inputs, "conv: channels of the input");
     assert!(from.pad >= s.pad, "conv: the input's border {} is less than the padding {}", from.pad, s.pad);
     assert_eq!(s.output(from, to.pad), to, "conv: shape of the output");
-    cpu.run(Forward { weights, x: x.block(b), from, y: y.block_mut(b), to });
+    cpu.run_live(live_lanes(n, b), Forward { weights, x: x.block(b), from, y: y.block_mut(b), to });
 }
 
 struct Forward<'a> {

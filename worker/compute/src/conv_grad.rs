@@ -6,7 +6,7 @@
 //! The strip is chosen such that the gradient rows (4 channels) and the input rows (1 channel) stay in the
 //! first-level cache for all kernel rows.
 
-use crate::blocked::{Geometry, Planes};
+use crate::blocked::{Geometry, Planes, live_lanes};
 use crate::conv::{CHANNEL_TILE, ConvShape};
 use crate::simd::{Cpu, Kernel, Lane, Simd};
 
@@ -33,14 +33,17 @@ impl ConvGradient {
         self.sums.fill(Lane::ZERO);
     }
 
-    /// Adds block `b`. `x` is the convolution's input and `dy` the gradient of its output; where `dy`'s dead
+    /// Adds block `b` of a batch of `n`. `x` is the convolution's input and `dy` the gradient of its output; where `dy`'s dead
     /// lanes are zero, they add nothing.
-    pub fn add_block(&mut self, cpu: Cpu, x: &Planes, dy: &Planes, b: usize) {
+    pub fn add_block(&mut self, cpu: Cpu, x: &Planes, dy: &Planes, (b, n): (usize, usize)) {
         let (s, from, to) = (self.shape, x.geometry(), dy.geometry());
         assert_eq!(from.channels, s.inputs, "conv gradient: channels of the input");
         assert!(from.pad >= s.pad, "conv gradient: the input's border is less than the padding");
         assert_eq!(s.output(from, to.pad), to, "conv gradient: shape of the output's gradient");
-        cpu.run(WeightGrad { shape: s, sums: &mut self.sums, x: x.block(b), from, dy: dy.block(b), to });
+        cpu.run_live(
+            live_lanes(n, b),
+            WeightGrad { shape: s, sums: &mut self.sums, x: x.block(b), from, dy: dy.block(b), to },
+        );
     }
 
     /// Writes the gradient, `[outputs, inputs, kernel, kernel]`.

@@ -4,10 +4,10 @@
 //!
 //! - over plain row-major `&[f32]`: [`linear`] (matrix products) and [`loss`];
 //! - over the blocked layout of [`blocked`], where sixteen samples are the lanes of a vector: [`conv`],
-//!   [`conv_grad`], [`norm`] (BatchNorm fused with ReLU and 2x2 max pooling) and [`head`] (a linear layer on
+//!   [`conv_grad`], [`norm`] and [`norm_grad`] (BatchNorm fused with ReLU and 2x2 max pooling) and [`head`] (a linear layer on
 //!   blocked features).
 //!
-//! [`reference`] has slow, plain versions of all of them; they are the oracle in the tests of the fast ones,
+//! [`mod@reference`] has slow, plain versions of all of them; they are the oracle in the tests of the fast ones,
 //! here and on other devices.
 //!
 //! It promises: same machine, same inputs, same bits. It does not promise the same bits on two machines with
@@ -23,6 +23,7 @@ pub mod head;
 pub mod linear;
 pub mod loss;
 pub mod norm;
+pub mod norm_grad;
 pub mod reference;
 mod simd;
 

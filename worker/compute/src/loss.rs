@@ -65,10 +65,14 @@ pub fn squared_difference(y: &[f32], target: &[f32]) -> f64 {
     // Eight running sums let the compiler use vectors; each is short enough for single precision.
     for (a, b) in y.chunks(1024).zip(target.chunks(1024)) {
         let mut sums = [0.0f32; 8];
-        for (a, b) in a.chunks(8).zip(b.chunks(8)) {
-            for (s, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
-                *s += (a - b) * (a - b);
+        let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+        for (a, b) in a.iter().zip(b) {
+            for i in 0..8 {
+                sums[i] += (a[i] - b[i]) * (a[i] - b[i]);
             }
+        }
+        for (s, (a, b)) in sums.iter_mut().zip(a_rest.iter().zip(b_rest)) {
+            *s += (a - b) * (a - b);
         }
         total += f64::from(sums.iter().sum::<f32>());
     }

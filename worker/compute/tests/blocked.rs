@@ -6,7 +6,8 @@
 use paraft_compute::blocked::{Geometry, Planes, blocks};
 use paraft_compute::conv::{ConvShape, ConvWeights, forward_block};
 use paraft_compute::conv_grad::ConvGradient;
-use paraft_compute::norm::{ChannelNorm, ChannelStats, NormSums, apply_block, norm_relu_pool};
+use paraft_compute::norm::{ChannelNorm, ChannelStats, norm_relu_pool};
+use paraft_compute::norm_grad::{NormSums, apply_block};
 use paraft_compute::reference::{self as plain, Images};
 use paraft_compute::{Cpu, Isa, Lane, head};
 
@@ -72,7 +73,7 @@ fn convolution_and_its_gradients_are_the_plain_ones() {
             weights.set(&w, &b);
             let mut y = Planes::new(s.output(from, 2));
             y.reserve(n);
-            (0..blocks(n)).for_each(|i| forward_block(cpu, &weights, &xs, &mut y, i));
+            (0..blocks(n)).for_each(|i| forward_block(cpu, &weights, &xs, &mut y, (i, n)));
             close(&format!("{what}: y"), &y.unpack(n), &want);
 
             let turned = s.transposed();
@@ -81,11 +82,11 @@ fn convolution_and_its_gradients_are_the_plain_ones() {
             weights.set_transposed(&w);
             let mut dx = Planes::new(Geometry::new(inputs, height, width, 0));
             dx.reserve(n);
-            (0..blocks(n)).for_each(|i| forward_block(cpu, &weights, &dys, &mut dx, i));
+            (0..blocks(n)).for_each(|i| forward_block(cpu, &weights, &dys, &mut dx, (i, n)));
             close(&format!("{what}: dx"), &dx.unpack(n), &dx_want);
 
             let (mut grad, mut dw) = (ConvGradient::new(s), vec![f32::NAN; w.len()]);
-            (0..blocks(n)).for_each(|i| grad.add_block(cpu, &xs, &dys, i));
+            (0..blocks(n)).for_each(|i| grad.add_block(cpu, &xs, &dys, (i, n)));
             grad.write(cpu, &mut dw);
             close(&format!("{what}: dw"), &dw, &dw_want);
         }
@@ -134,7 +135,7 @@ fn norm_relu_and_pool_are_the_plain_ones_and_the_first_of_equals_wins() {
 
             let dps = packed(pooled(0), &dp, n);
             let mut sums = NormSums::new(channels);
-            (0..blocks(n)).for_each(|b| sums.add_block(cpu, &norms, &pick, &dps, b));
+            (0..blocks(n)).for_each(|b| sums.add_block(cpu, &norms, &pick, &dps, (b, n)));
             let (mut dgamma, mut dbeta) = (vec![f32::NAN; channels], vec![f32::NAN; channels]);
             sums.write(&norms, &mut dgamma, &mut dbeta);
             close(&format!("{what}: dgamma"), &dgamma, &dgamma_want);

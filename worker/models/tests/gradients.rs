@@ -66,12 +66,15 @@ fn the_plain_models_gradients_are_their_finite_differences() {
     differences("convnet", &p, loss, &convnet(8, 4, &p, &x, &labels).1);
 }
 
+/// A model, its widths, and the labels that it looks at.
+type Case<'a> = (Box<dyn Model>, Vec<usize>, &'a [u32]);
+
 #[test]
 fn dense_models_have_the_plain_gradient_at_every_batch_size() {
     for n in SIZES {
         let b = batch(7, n, 50, Some(10));
         let x = wide(&b.inputs);
-        let mut cases: Vec<(Box<dyn Model>, Vec<usize>, &[u32])> = vec![
+        let mut cases: Vec<Case> = vec![
             (Box::new(Linear::new(50, 10).expect("valid")), vec![50, 10], &b.labels),
             (Box::new(Mlp::new(50, &[33, 20], 10).expect("valid")), vec![50, 33, 20, 10], &b.labels),
             (Box::new(Mlp::new(50, &[], 10).expect("valid")), vec![50, 10], &b.labels),

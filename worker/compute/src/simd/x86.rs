@@ -1,6 +1,6 @@
-//! AVX-512 and AVX2: the same sixteen lanes in one register or in two.
+//! AVX-512 and AVX2: the same sixteen lanes in one register or in two, or the first eight of them in one.
 //!
-//! `Avx512` and `Avx2` have a private field and are made only in `run_avx512` and `run_avx2`, whose callers
+//! `Avx512`, `Avx2` and `Half` have a private field and are made only in the `run_` functions, whose callers
 //! vouch for the instructions. That is why the methods below may use them: SAFETY comments say "token".
 
 use super::{Kernel, Lane, Simd};
@@ -11,6 +11,10 @@ pub(crate) struct Avx512(());
 
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(());
+
+/// The first eight lanes only.
+#[derive(Clone, Copy)]
+pub(crate) struct Half(());
 
 /// Runs the kernel with AVX-512F instructions.
 ///
@@ -28,6 +32,24 @@ pub(super) unsafe fn run_avx512<K: Kernel>(kernel: K) {
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn run_avx2<K: Kernel>(kernel: K) {
     kernel.run(Avx2(()));
+}
+
+/// Runs the kernel on the first eight lanes, with the thirty-two registers of AVX-512.
+///
+/// # Safety
+/// The machine must have AVX-512F, AVX-512VL, AVX2 and FMA.
+#[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
+pub(super) unsafe fn run_half_avx512<K: Kernel>(kernel: K) {
+    kernel.run(Half(()));
+}
+
+/// Runs the kernel on the first eight lanes.
+///
+/// # Safety
+/// The machine must have AVX2 and FMA.
+#[target_feature(enable = "avx2,fma")]
+pub(super) unsafe fn run_half_avx2<K: Kernel>(kernel: K) {
+    kernel.run(Half(()));
 }
 
 impl Simd for Avx512 {
@@ -156,11 +178,79 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn sum(self, v: Self::V) -> f32 {
         // SAFETY: token.
-        unsafe {
-            let eight = _mm256_add_ps(v[0], v[1]);
-            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
-            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-            _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
-        }
+        unsafe { sum_of_eight(_mm256_add_ps(v[0], v[1])) }
+    }
+}
+
+/// # Safety
+/// The machine must have AVX.
+#[inline(always)]
+unsafe fn sum_of_eight(eight: __m256) -> f32 {
+    // SAFETY: the caller's token.
+    unsafe {
+        let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+        let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+    }
+}
+
+impl Simd for Half {
+    type V = __m256;
+    type M = __m256;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m256 {
+        // SAFETY: token.
+        unsafe { _mm256_set1_ps(x) }
+    }
+    #[inline(always)]
+    fn load(self, p: &Lane) -> __m256 {
+        // SAFETY: token; a `Lane` is 64 bytes, aligned to 64.
+        unsafe { _mm256_load_ps(p.0.as_ptr()) }
+    }
+    #[inline(always)]
+    fn store(self, p: &mut Lane, v: __m256) {
+        // SAFETY: token; a `Lane` is 64 bytes, aligned to 64.
+        unsafe { _mm256_store_ps(p.0.as_mut_ptr(), v) }
+    }
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: token.
+        unsafe { _mm256_add_ps(a, b) }
+    }
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: token.
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: token.
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    fn fma(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: token.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    fn gt(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: token.
+        unsafe { _mm256_cmp_ps::<_CMP_GT_OQ>(a, b) }
+    }
+    #[inline(always)]
+    fn eq(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: token.
+        unsafe { _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b) }
+    }
+    #[inline(always)]
+    fn select(self, m: __m256, t: __m256, f: __m256) -> __m256 {
+        // SAFETY: token.
+        unsafe { _mm256_blendv_ps(f, t, m) }
+    }
+    #[inline(always)]
+    fn sum(self, v: __m256) -> f32 {
+        // SAFETY: token.
+        unsafe { sum_of_eight(v) }
     }
 }

@@ -178,7 +178,7 @@ impl Model for ConvNet {
         let weight = &params[self.weight.clone()];
         for (b, dy) in self.outputs.chunks_exact(self.classes).enumerate() {
             head::backward_block(cpu, dy, weight, &mut self.second.dpooled, b);
-            self.second.reduce(cpu, b);
+            self.second.reduce(cpu, (b, n));
         }
         ready(self.second.write_norm(grads), grads);
         for b in 0..blocks(n) {
@@ -188,8 +188,8 @@ impl Model for ConvNet {
 
         self.back.set_transposed(self.second.weight(params));
         for b in 0..blocks(n) {
-            forward_block(cpu, &self.back, &self.second.y, &mut self.first.dpooled, b);
-            self.first.reduce(cpu, b);
+            forward_block(cpu, &self.back, &self.second.y, &mut self.first.dpooled, (b, n));
+            self.first.reduce(cpu, (b, n));
         }
         ready(self.first.write_norm(grads), grads);
         for b in 0..blocks(n) {

@@ -8,7 +8,8 @@ use paraft_compute::Cpu;
 use paraft_compute::blocked::{Geometry, Planes};
 use paraft_compute::conv::{ConvShape, ConvWeights, forward_block};
 use paraft_compute::conv_grad::ConvGradient;
-use paraft_compute::norm::{ChannelNorm, ChannelStats, MOMENTUM, NormSums, apply_block, norm_relu_pool};
+use paraft_compute::norm::{ChannelNorm, ChannelStats, MOMENTUM, norm_relu_pool};
+use paraft_compute::norm_grad::{NormSums, apply_block};
 
 /// See the module. `(b, n)` is always a block of a batch of `n` samples.
 #[derive(Debug)]
@@ -116,7 +117,7 @@ impl Stage {
 
     /// Fills `y`; with `train`, adds it to the statistics.
     pub fn convolve(&mut self, cpu: Cpu, x: &Planes, (b, n): (usize, usize), train: bool) {
-        forward_block(cpu, &self.weights, x, &mut self.y, b);
+        forward_block(cpu, &self.weights, x, &mut self.y, (b, n));
         if train {
             self.stats.add_block(cpu, &self.y, b, n);
         }
@@ -149,8 +150,8 @@ impl Stage {
     }
 
     /// Adds `dpooled` to the sums that the norm's gradient needs.
-    pub fn reduce(&mut self, cpu: Cpu, b: usize) {
-        self.sums.add_block(cpu, &self.norms, &self.pick, &self.dpooled, b);
+    pub fn reduce(&mut self, cpu: Cpu, place: (usize, usize)) {
+        self.sums.add_block(cpu, &self.norms, &self.pick, &self.dpooled, place);
     }
 
     /// Writes the gradients of gamma and beta, after `reduce` on all blocks. Returns where they start.
@@ -165,7 +166,7 @@ impl Stage {
     pub fn differentiate(&mut self, cpu: Cpu, x: &Planes, place: (usize, usize)) {
         let sums = (&mut self.sums, self.stats.count());
         apply_block(cpu, &self.norms, sums, (&self.pick, &self.dpooled), &mut self.y, place);
-        self.dweights.add_block(cpu, x, &self.y, place.0);
+        self.dweights.add_block(cpu, x, &self.y, place);
     }
 
     /// Writes the gradients of weight and bias, after `differentiate` on all blocks. Returns where they start.

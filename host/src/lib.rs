@@ -1,0 +1,9 @@
+//! What a process needs of its host: what it has used, where its sockets lie, its log, its end.
+
+pub mod lifeline;
+pub mod logs;
+mod socket;
+mod usage;
+
+pub use socket::socket_path;
+pub use usage::{Usage, usage};

@@ -1,0 +1,154 @@
+//! The flags of `paraft worker`, for every binary that trains: the built-in models' and the user's own.
+
+use crate::{
+    exit,
+    job::Job,
+    worker::{WorkerError, WorkerOptions, run},
+};
+use clap::{Args, Parser};
+use paraft_data::Split;
+use paraft_models::Model;
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicI32, Ordering::Relaxed},
+    },
+    thread,
+};
+
+/// Flags of a worker.
+#[derive(Args, Clone, Debug)]
+pub struct WorkerArgs {
+    /// The job file, the same on every host.
+    pub job: PathBuf,
+    /// This worker's rank, from 0.
+    #[arg(long, env = "PARAFT_RANK")]
+    pub rank: u32,
+    /// Servers as host:port, comma-separated, in the order of their ids. Default: cluster.addresses.
+    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
+    pub servers: Vec<String>,
+    /// Overrides a key of the job file; may be given often.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Where metrics.jsonl goes. Default: nothing is written.
+    #[arg(long)]
+    pub run_dir: Option<PathBuf>,
+    /// Serve Prometheus' /metrics here, for example 127.0.0.1:9100 (port 0: any).
+    #[arg(long)]
+    pub metrics: Option<SocketAddr>,
+    /// Write the final weights here, as little-endian f32 in the order of the tensors.
+    #[arg(long)]
+    pub weights: Option<PathBuf>,
+    /// Log as JSON lines into this file. Default: to standard error.
+    #[arg(long)]
+    pub log_file: Option<PathBuf>,
+    /// End when standard input ends; set by the launcher.
+    #[arg(long, hide = true)]
+    pub supervised: bool,
+}
+
+#[derive(Parser)]
+#[command(about = "A Paraft worker with a model of its own")]
+struct Cli {
+    #[command(flatten)]
+    args: WorkerArgs,
+}
+
+/// A model and its data, made from the job and its folder.
+pub type Factory = fn(&Job) -> Result<(Box<dyn Model>, Split), WorkerError>;
+
+/// `main` of a worker binary with a model of its own: reads the flags, trains, ends the process with the exit
+/// code of docs/configuration.md.
+pub fn main(factory: Factory) -> ! {
+    let code = train(&Cli::parse().args, factory);
+    std::process::exit(code)
+}
+
+/// Runs a worker; errors go to standard error as "error: ..." and into the exit code.
+pub fn train(args: &WorkerArgs, factory: Factory) -> i32 {
+    if let Err(e) = paraft_host::logs::start(args.log_file.as_deref()) {
+        eprintln!("error: the log file cannot be opened: {e}");
+        return exit::IO;
+    }
+    if args.supervised {
+        paraft_host::lifeline::end_with_launcher();
+    }
+    let (interrupt, signal) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicI32::new(0)));
+    watch_signals(interrupt.clone(), signal.clone());
+    match prepare_and_run(args, factory, interrupt) {
+        Ok(()) => exit::OK,
+        Err((message, code)) => {
+            let signal = signal.load(Relaxed);
+            if code == exit::INTERRUPTED && signal != 0 {
+                return 128 + signal;
+            }
+            tracing::error!(worker = args.rank, "{message}");
+            eprintln!("error: worker w{}: {message}", args.rank);
+            code
+        }
+    }
+}
+
+fn prepare_and_run(args: &WorkerArgs, factory: Factory, interrupt: Arc<AtomicBool>) -> Result<(), (String, i32)> {
+    let job = Job::load(&args.job, &args.set).map_err(|e| (e.to_string(), exit::CONFIG))?;
+    let failed = |e: WorkerError| (e.to_string(), e.exit_code());
+    let servers = if args.servers.is_empty() { job.cluster.addresses.clone() } else { args.servers.clone() };
+    if servers.is_empty() {
+        let why = "no servers are named; give --servers host:port,... or cluster.addresses in the job file";
+        return Err((why.into(), exit::USAGE));
+    }
+    if servers.len() as u32 != job.servers() {
+        let why = format!(
+            "--servers lists {} servers, the job has {}; the list must be the servers' own",
+            servers.len(),
+            job.servers()
+        );
+        return Err((why, exit::CONFIG));
+    }
+    let (mut model, data) = factory(&job).map_err(failed)?;
+    let options = WorkerOptions {
+        rank: args.rank,
+        servers,
+        run_dir: args.run_dir.clone(),
+        metrics: args.metrics,
+        interrupt,
+    };
+    let report = run(&job, &options, model.as_mut(), data).map_err(failed)?;
+    if let Some(path) = &args.weights {
+        let mut le = Vec::new();
+        paraft_common::codec::put_f32_le(&report.weights, &mut le);
+        std::fs::write(path, le).map_err(|e| (format!("{}: {e}", path.display()), exit::IO))?;
+    }
+    Ok(())
+}
+
+/// The job's built-in model and data.
+pub fn built_in(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
+    let missing = |what: &str| {
+        WorkerError::Job(format!("the job names no [{what}]; only a binary with a model of its own can run it"))
+    };
+    let data = job.data.as_ref().ok_or_else(|| missing("data"))?.load(&job.base_dir)?;
+    let config = job.model.as_ref().ok_or_else(|| missing("model"))?;
+    let model = config
+        .build(data.train.input_len(), data.train.classes())
+        .map_err(|e| WorkerError::Job(format!("[model] {}: {e}", config.name())))?;
+    Ok((model, data))
+}
+
+/// A first signal ends the run at the next step; a second one at once (a pull may wait for others).
+fn watch_signals(interrupt: Arc<AtomicBool>, signal: Arc<AtomicI32>) {
+    let watch = move || {
+        let Ok(rt) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        rt.block_on(async {
+            let number = paraft_host::lifeline::terminated().await;
+            signal.store(number, Relaxed);
+            interrupt.store(true, Relaxed);
+            let soon = tokio::time::sleep(std::time::Duration::from_secs(1));
+            tokio::select! { _ = paraft_host::lifeline::terminated() => {}, () = soon => {} }
+            std::process::exit(128 + number);
+        });
+    };
+    let _ = thread::Builder::new().name("signals".into()).spawn(watch);
+}

@@ -1,0 +1,21 @@
+//! Exit codes, one table for every binary (docs/configuration.md). Schedulers read them: a code either says
+//! "the same again may work" or "never again like this".
+
+/// Done.
+pub const OK: i32 = 0;
+/// Training failed: a NaN, a process that died. Worth a retry.
+pub const FAILED: i32 = 1;
+/// Wrong flags (clap's own code). Never retry.
+pub const USAGE: i32 = 2;
+/// Bad data. Never retry.
+pub const DATA: i32 = 65;
+/// No leader was reached in time. Worth a retry.
+pub const UNAVAILABLE: i32 = 69;
+/// A file could not be written.
+pub const IO: i32 = 74;
+/// Bad job file, or servers that refuse the job. Never retry.
+pub const CONFIG: i32 = 78;
+/// SIGINT.
+pub const INTERRUPTED: i32 = 130;
+/// SIGTERM, or the launcher is gone.
+pub const TERMINATED: i32 = 143;

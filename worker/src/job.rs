@@ -1,0 +1,425 @@
+//! The job file: what to train, on what, how, and on which fleet.
+//!
+//! TOML; every key has a default but `[model] kind` and `[data] kind`. Unknown keys are refused. Parsed once,
+//! validated once; afterwards nothing about it can fail. docs/configuration.md lists every key.
+
+use paraft_common::{
+    Layout, Mode, TensorKind, TensorSpec,
+    config::{EarlyStop, ServerJob, overlay},
+    optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
+    placement,
+};
+use paraft_data::DataConfig;
+use paraft_models::ModelConfig;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use toml::{Table, Value};
+
+/// A job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Job {
+    /// Names the run; default: the file's name.
+    #[serde(default)]
+    pub name: String,
+    /// Seeds the initial weights and the order of the samples.
+    #[serde(default = "one")]
+    pub seed: u64,
+    /// What to train; absent where a binary of the user's brings its own model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<ModelConfig>,
+    /// What to train on; likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<DataConfig>,
+    /// How long, in which steps, how consistent.
+    #[serde(default)]
+    pub train: TrainConfig,
+    /// How the servers change the weights.
+    #[serde(default = "default_optimizer")]
+    pub optimizer: OptimizerConfig,
+    /// How the rate changes.
+    #[serde(default)]
+    pub schedule: ScheduleConfig,
+    /// Clipping of gradients.
+    #[serde(default)]
+    pub clip: ClipConfig,
+    /// Held-out evaluation.
+    #[serde(default)]
+    pub eval: EvalConfig,
+    /// The fleet.
+    #[serde(default)]
+    pub cluster: ClusterConfig,
+    /// The folder of the job file; relative paths start there.
+    #[serde(skip)]
+    pub base_dir: PathBuf,
+}
+
+/// `[train]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainConfig {
+    /// Worker processes, 1 to 65536.
+    pub workers: u32,
+    /// `bsp`, `ssp:S` or `asp`.
+    pub mode: Mode,
+    /// Samples in a worker's minibatch.
+    pub batch: usize,
+    /// Passes over the training data.
+    pub epochs: u64,
+    /// Stop each worker after this many steps, before the last epoch's end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<u64>,
+    /// Reshuffle the samples each epoch.
+    pub shuffle: bool,
+    /// Drop the last samples of an epoch that fill no whole minibatch on every worker (else the share is
+    /// padded from its start, as PyTorch's DistributedSampler does, and the last minibatch may be short).
+    pub drop_last: bool,
+    /// Threads of each worker's kernels; 1 in this version.
+    pub threads: usize,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            workers: 2,
+            mode: Mode::Bsp,
+            batch: 64,
+            epochs: 1,
+            max_steps: None,
+            shuffle: true,
+            drop_last: true,
+            threads: 1,
+        }
+    }
+}
+
+/// `[eval]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EvalConfig {
+    /// Evaluate after each epoch (the final weights are evaluated in any case).
+    pub every_epoch: bool,
+    /// The accuracy whose time is reported, above 0, at most 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target_accuracy: Option<f64>,
+    /// Stop when the held-out loss has not fallen for a while.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub early_stop: Option<EarlyStop>,
+}
+
+impl Default for EvalConfig {
+    fn default() -> Self {
+        Self { every_epoch: true, target_accuracy: None, early_stop: None }
+    }
+}
+
+/// `[cluster]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClusterConfig {
+    /// Server processes; read only where `addresses` is empty (the launcher picks ports).
+    pub servers: u32,
+    /// `host:port` of servers that are started by hand.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<String>,
+    /// Raft groups that share the model. Default: one for each server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shards: Option<u32>,
+    /// Replicas of each shard: 1 (nothing survives a lost server) or 3.
+    pub replicas: u32,
+    /// Bytes of a bucket, 4 to 1048576. Default: such that every shard gets a part, at most 1 MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bucket_bytes: Option<usize>,
+    /// A follower that hears nothing for between once and twice this long stands for election.
+    pub election_ms: u64,
+    /// A worker whose connection breaks is taken out after this long.
+    pub grace_ms: u64,
+    /// Workers and servers give up after this long without a leader.
+    pub patience_ms: u64,
+    /// `auto` (Unix sockets on the same host, else TCP) or `tcp`.
+    pub transport: TransportConfig,
+    /// The worker's command instead of `paraft worker`, for a binary with a model of its own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub worker_command: Vec<String>,
+}
+
+/// How workers reach servers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TransportConfig {
+    /// Unix sockets on the same host, else TCP.
+    #[default]
+    Auto,
+    /// TCP.
+    Tcp,
+}
+
+impl Default for ClusterConfig {
+    fn default() -> Self {
+        Self {
+            servers: 3,
+            addresses: Vec::new(),
+            shards: None,
+            replicas: 3,
+            bucket_bytes: None,
+            election_ms: 300,
+            grace_ms: 1000,
+            patience_ms: 30_000,
+            transport: TransportConfig::Auto,
+            worker_command: Vec::new(),
+        }
+    }
+}
+
+/// Why a text is no job: which file, which line, what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{}{}: {message}{}", file.display(), line.map(|l| format!(":{l}")).unwrap_or_default(), remedy.as_deref().map(|r| format!("\n  help: {r}")).unwrap_or_default())]
+pub struct JobError {
+    /// The job file.
+    pub file: PathBuf,
+    /// The line, from 1, where one is to blame.
+    pub line: Option<usize>,
+    /// What is wrong.
+    pub message: String,
+    /// What to do.
+    pub remedy: Option<String>,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn default_optimizer() -> OptimizerConfig {
+    OptimizerConfig::sgd(0.1)
+}
+
+impl Job {
+    /// Reads a job file and lays `--set` assignments over it.
+    pub fn load(path: &Path, set: &[String]) -> Result<Self, JobError> {
+        let text = std::fs::read_to_string(path).map_err(|e| JobError {
+            file: path.to_path_buf(),
+            line: None,
+            message: format!("cannot be read: {e}"),
+            remedy: Some("give the path of a job file; examples/ has some".into()),
+        })?;
+        Self::parse(&text, path, set)
+    }
+
+    /// As [`Self::load`], for a text in hand; `path` names it in messages and is where relative paths start.
+    pub fn parse(text: &str, path: &Path, set: &[String]) -> Result<Self, JobError> {
+        let error = |line, message: String, remedy: Option<String>| JobError {
+            file: path.to_path_buf(),
+            line,
+            message,
+            remedy,
+        };
+        let read = |text: &str, source: &str| {
+            toml::from_str::<Job>(text).map_err(|e| {
+                let at = e.span().map(|s| text[..s.start.min(text.len())].lines().count().max(1));
+                let message = e.message().trim().to_string();
+                let remedy = suggestion(&message);
+                // Inside a table with a `kind`, serde has lost the place: look for the key it names.
+                let named = quoted(&message).and_then(|k| line_of_key(text, &k));
+                error(named.or(at).filter(|_| source == "file"), message, remedy)
+            })
+        };
+        let mut job = if set.is_empty() {
+            read(text, "file")?
+        } else {
+            // The file alone first, so that its own mistakes are reported with their lines; a file that only
+            // lacks a key may get it from --set.
+            let mut table: Table = toml::from_str(text).map_err(|e| {
+                let at = e.span().map(|s| text[..s.start.min(text.len())].lines().count().max(1));
+                error(at, e.message().trim().to_string(), None)
+            })?;
+            for s in set {
+                overlay::apply(&mut table, s).map_err(|e| error(None, e.to_string(), None))?;
+            }
+            let merged = toml::to_string(&table).map_err(|e| error(None, e.to_string(), None))?;
+            read(&merged, "set").map_err(|e| {
+                let line = quoted(&e.message).and_then(|k| line_of_key(text, &k));
+                let from_set = quoted(&e.message)
+                    .and_then(|k| set.iter().find(|s| s.split('=').next().is_some_and(|p| p.ends_with(&k))));
+                let message = from_set.map_or(e.message.clone(), |s| format!("--set {s}: {}", e.message));
+                JobError { line: line.filter(|_| from_set.is_none()), message, ..e }
+            })?
+        };
+        if job.name.is_empty() {
+            job.name = path.file_stem().map_or("job".into(), |s| s.to_string_lossy().into_owned());
+        }
+        job.base_dir = path.parent().map(Path::to_path_buf).unwrap_or_default();
+        job.validate().map_err(|(key, message, remedy)| {
+            let from_set = set.iter().any(|s| s.split('=').next().is_some_and(|p| p.trim() == key));
+            let line = overlay::line_of(text, key).filter(|_| !from_set);
+            error(line, format!("{key}: {message}"), Some(remedy))
+        })?;
+        Ok(job)
+    }
+
+    fn validate(&self) -> Result<(), (&'static str, String, String)> {
+        let bad = |key, message: String, remedy: &str| Err((key, message, remedy.to_string()));
+        let t = &self.train;
+        let c = &self.cluster;
+        if self.name.is_empty() || self.name.len() > 100 || self.name.contains(['/', '\\', '\0']) {
+            return bad("name", format!("`{}` is no name", self.name), "use 1 to 100 characters without slashes");
+        }
+        if t.workers == 0 || t.workers > 65_536 {
+            return bad("train.workers", format!("{} workers", t.workers), "use 1 to 65536");
+        }
+        if t.batch == 0 || t.batch > 1 << 20 {
+            return bad("train.batch", format!("a minibatch of {}", t.batch), "use 1 to 1048576 samples");
+        }
+        if t.epochs == 0 || t.epochs > 1_000_000 {
+            return bad("train.epochs", format!("{} epochs", t.epochs), "use 1 to 1000000");
+        }
+        if t.max_steps == Some(0) {
+            return bad("train.max_steps", "no steps".into(), "use 1 or more, or leave it out");
+        }
+        if t.threads != 1 {
+            return bad("train.threads", format!("{} threads", t.threads), "a worker computes on one thread; use more workers");
+        }
+        if let Some(a) = self.eval.target_accuracy
+            && !(a > 0.0 && a <= 1.0)
+        {
+            return bad("eval.target_accuracy", format!("{a}"), "use a share above 0 and at most 1");
+        }
+        if let Some(e) = self.eval.early_stop {
+            if e.patience == 0 || !e.min_delta.is_finite() || e.min_delta < 0.0 {
+                return bad("eval.early_stop", format!("{e:?}"), "use patience from 1 and min_delta from 0");
+            }
+            if !self.eval.every_epoch {
+                return bad("eval.every_epoch", "early stopping needs an evaluation each epoch".into(), "set eval.every_epoch = true");
+            }
+        }
+        let servers = self.servers();
+        if servers == 0 || servers > 1024 {
+            return bad("cluster.servers", format!("{servers} servers"), "use 1 to 1024");
+        }
+        for (i, a) in c.addresses.iter().enumerate() {
+            let port = a.rsplit_once(':').and_then(|(h, p)| p.parse::<u16>().ok().filter(|_| !h.is_empty()));
+            if port.is_none_or(|p| p == 0) || c.addresses[..i].contains(a) {
+                return bad("cluster.addresses", format!("`{a}` is no address of its own"), "write distinct \"host:port\", the same list on every host");
+            }
+        }
+        if c.replicas == 0 || c.replicas > servers {
+            return bad("cluster.replicas", format!("{} replicas on {servers} servers", c.replicas), "use as many replicas as servers or fewer (cluster.replicas = 1 keeps one copy)");
+        }
+        if c.replicas.is_multiple_of(2) {
+            return bad("cluster.replicas", format!("{} replicas survive no more failures than {}", c.replicas, c.replicas - 1), "use an odd number");
+        }
+        if self.shards() == 0 || self.shards() > 64 {
+            return bad("cluster.shards", format!("{} shards", self.shards()), "use 1 to 64");
+        }
+        if let Some(b) = c.bucket_bytes
+            && (!(4..=1 << 20).contains(&b) || !b.is_multiple_of(4))
+        {
+            return bad("cluster.bucket_bytes", format!("{b} bytes"), "use a multiple of 4 from 4 to 1048576");
+        }
+        if !(50..=60_000).contains(&c.election_ms) {
+            return bad("cluster.election_ms", format!("{} ms", c.election_ms), "use 50 to 60000");
+        }
+        if c.patience_ms < 2 * c.election_ms {
+            return bad("cluster.patience_ms", format!("{} ms is less than an election", c.patience_ms), "use at least twice cluster.election_ms");
+        }
+        let option = |e: &dyn std::fmt::Display| e.to_string();
+        self.optimizer.validate().or_else(|e| bad("optimizer.kind", option(&e), "see docs/configuration.md"))?;
+        self.schedule.validate().or_else(|e| bad("schedule.kind", option(&e), "see docs/configuration.md"))?;
+        self.clip.validate().or_else(|e| bad("clip.norm", option(&e), "see docs/configuration.md"))?;
+        Ok(())
+    }
+
+    /// Servers of the fleet.
+    pub fn servers(&self) -> u32 {
+        if self.cluster.addresses.is_empty() { self.cluster.servers } else { self.cluster.addresses.len() as u32 }
+    }
+
+    /// Raft groups.
+    pub fn shards(&self) -> u32 {
+        self.cluster.shards.unwrap_or_else(|| self.servers().min(8))
+    }
+
+    /// The text written into the run's folder: every key with the value that was used.
+    pub fn to_toml(&self) -> String {
+        toml::to_string_pretty(self).unwrap_or_else(|e| format!("# cannot be written: {e}\n"))
+    }
+
+    /// What the servers need to know, for a model with these tensors.
+    pub fn server_job(&self, tensors: &[TensorSpec]) -> ServerJob {
+        let len = |kind| tensors.iter().filter(|t| t.kind == kind).map(TensorSpec::len).sum();
+        let params_len: usize = len(TensorKind::Param);
+        let bucket_len = self
+            .cluster
+            .bucket_bytes
+            .map_or_else(|| placement::default_bucket_len(params_len, self.shards()), |b| b / 4);
+        ServerJob {
+            name: self.name.clone(),
+            fingerprint: self.fingerprint(tensors),
+            workers: self.train.workers,
+            mode: self.train.mode,
+            params_len,
+            buffers_len: len(TensorKind::Buffer),
+            bucket_len,
+            grace_ms: self.cluster.grace_ms,
+            early_stop: self.eval.early_stop,
+            optimizer: self.optimizer.clone(),
+            schedule: self.schedule.clone(),
+            clip: self.clip,
+        }
+    }
+
+    /// Everything that must agree between workers beyond what the servers check: tensors, seed, data, batch.
+    fn fingerprint(&self, tensors: &[TensorSpec]) -> String {
+        let shapes: Vec<String> = tensors.iter().map(|t| format!("{}{:?}", t.name, t.shape)).collect();
+        let mut text = shapes.join(",");
+        if let Ok(Value::Table(t)) = Value::try_from(&self.train) {
+            text.push_str(&t.to_string());
+        }
+        if let Some(Ok(d)) = self.data.as_ref().map(Value::try_from) {
+            // The place of a file may differ from host to host, its kind may not.
+            text.push_str(&d.get("kind").map(ToString::to_string).unwrap_or_default());
+        }
+        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+        format!("seed {} batch {} epochs {} tensors {} hash {hash:016x}", self.seed, self.train.batch, self.train.epochs, tensors.len())
+    }
+
+    /// The layout that [`Self::server_job`] describes, with the model's tensor names.
+    pub fn layout(&self, tensors: Vec<TensorSpec>) -> Result<Layout, paraft_common::layout::LayoutError> {
+        let bucket_len = self.server_job(&tensors).bucket_len;
+        Layout::new(tensors, bucket_len)
+    }
+}
+
+/// The first word in backquotes.
+fn quoted(message: &str) -> Option<String> {
+    message.split('`').nth(1).map(str::to_string)
+}
+
+fn line_of_key(text: &str, key: &str) -> Option<usize> {
+    let sets = |l: &str| l.split('=').next().is_some_and(|k| k.trim() == key) && l.contains('=');
+    let header = |l: &str| l.trim().trim_start_matches('[').trim_end_matches(']') == key;
+    text.lines().position(|l| sets(l) || (l.trim().starts_with('[') && header(l))).map(|i| i + 1)
+}
+
+/// `unknown field `workrs`, expected ... `workers`` -> did you mean.
+fn suggestion(message: &str) -> Option<String> {
+    let mut words = message.split('`').skip(1).step_by(2);
+    let wrong = words.next()?;
+    let best = words.min_by_key(|w| distance(wrong, w))?;
+    (message.contains("unknown") && distance(wrong, best) <= 3).then(|| format!("did you mean `{best}`?"))
+}
+
+/// Edit distance.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let next = (diagonal + usize::from(ca != *cb)).min(row[j] + 1).min(row[j + 1] + 1);
+            diagonal = row[j + 1];
+            row[j + 1] = next;
+        }
+    }
+    row[b.len()]
+}

@@ -1,0 +1,76 @@
+//! What Prometheus reads of a worker.
+
+use axum::{Router, extract::State, http::header, response::IntoResponse, routing::get};
+use prometheus_client::{
+    encoding::text::encode,
+    metrics::{counter::ConstCounter, gauge::ConstGauge},
+    registry::{Registry, Unit},
+};
+use std::{
+    net::TcpListener,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+};
+
+/// Numbers that the training loop stores and a scrape reads.
+#[derive(Debug, Default)]
+pub struct Gauges {
+    pub step: AtomicU64,
+    pub samples: AtomicU64,
+    pub bytes_pushed: AtomicU64,
+    pub bytes_pulled: AtomicU64,
+    loss: AtomicU64,
+    waited: AtomicU64,
+}
+
+impl Gauges {
+    pub fn loss(&self, loss: f64) {
+        self.loss.store(loss.to_bits(), Relaxed);
+    }
+
+    pub fn waited(&self, seconds: f64) {
+        self.waited.store(seconds.to_bits(), Relaxed);
+    }
+
+    fn render(&self) -> String {
+        let f = |a: &AtomicU64| f64::from_bits(a.load(Relaxed));
+        let n = |a: &AtomicU64| a.load(Relaxed);
+        let usage = paraft_host::usage();
+        let mut r = Registry::with_prefix("paraft_worker");
+        r.register("step", "Steps done.", ConstGauge::new(n(&self.step) as i64));
+        r.register("samples", "Samples trained on.", ConstCounter::new(n(&self.samples)));
+        r.register("train_loss", "Mean loss of the last steps.", ConstGauge::new(f(&self.loss)));
+        let waited = ConstCounter::new(f(&self.waited));
+        r.register_with_unit("wait", "Time spent in pulls, network included.", Unit::Seconds, waited);
+        let pushed = ConstCounter::new(n(&self.bytes_pushed));
+        r.register_with_unit("push", "Payload pushed.", Unit::Bytes, pushed);
+        let pulled = ConstCounter::new(n(&self.bytes_pulled));
+        r.register_with_unit("pull", "Payload pulled.", Unit::Bytes, pulled);
+        r.register_with_unit("cpu", "CPU time used.", Unit::Seconds, ConstCounter::new(usage.cpu_seconds));
+        let mut text = String::new();
+        let _ = encode(&mut text, &r);
+        text
+    }
+}
+
+/// Serves `/metrics` on a thread of its own until the process ends.
+pub fn serve(listener: TcpListener, gauges: Arc<Gauges>) -> std::io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let page = |State(g): State<Arc<Gauges>>| async move {
+        let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        ([(header::CONTENT_TYPE, kind)], g.render()).into_response()
+    };
+    let app = Router::new().route("/metrics", get(page)).with_state(gauges);
+    let serve = move || {
+        runtime.block_on(async move {
+            if let Ok(listener) = tokio::net::TcpListener::from_std(listener) {
+                let _ = axum::serve(listener, app).await;
+            }
+        });
+    };
+    thread::Builder::new().name("metrics".into()).spawn(serve).map(|_| ())
+}

@@ -1,0 +1,81 @@
+//! What a worker leaves behind: lines of `metrics.jsonl`, and numbers for Prometheus.
+
+use crate::metrics::Gauges;
+use paraft_common::{Step, WorkerId};
+use paraft_record::{Event, MetricsWriter, RecordError, event};
+use std::{
+    path::Path,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// No more than one training line in this time: a line costs a system call, and a step may take 0.1 ms.
+const LINE_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Unix time in seconds.
+pub fn wall() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}
+
+pub struct Recorder {
+    worker: WorkerId,
+    file: Option<MetricsWriter>,
+    gauges: Arc<Gauges>,
+    since: Instant,
+    losses: (f64, u64),
+    last: (f64, u64),
+}
+
+/// Where a worker stands after a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    pub step: Step,
+    pub epoch: u64,
+    /// By this worker.
+    pub samples: u64,
+    /// The training clock: evaluation stands still.
+    pub seconds: f64,
+    pub wait_seconds: f64,
+}
+
+impl Recorder {
+    pub fn new(worker: WorkerId, run_dir: Option<&Path>, gauges: Arc<Gauges>) -> Result<Self, RecordError> {
+        let file = run_dir.map(|d| MetricsWriter::append(d.join(paraft_record::METRICS_FILE))).transpose()?;
+        Ok(Self { worker, file, gauges, since: Instant::now(), losses: (0.0, 0), last: (0.0, 0) })
+    }
+
+    pub fn write(&mut self, event: &Event) -> Result<(), RecordError> {
+        self.file.as_mut().map_or(Ok(()), |f| f.write(event))
+    }
+
+    /// Counts a step; writes a line now and then, and always when `now` says so.
+    pub fn step(&mut self, p: Progress, loss: f32, now: bool) -> Result<(), RecordError> {
+        self.losses.0 += f64::from(loss);
+        self.losses.1 += 1;
+        self.gauges.step.store(p.step.0, Relaxed);
+        self.gauges.samples.store(p.samples, Relaxed);
+        if !now && self.since.elapsed() < LINE_INTERVAL {
+            return Ok(());
+        }
+        self.since = Instant::now();
+        let loss = self.losses.0 / self.losses.1.max(1) as f64;
+        self.losses = (0.0, 0);
+        let elapsed = p.seconds - self.last.0;
+        let rate = if elapsed > 0.0 { (p.samples - self.last.1) as f64 / elapsed } else { 0.0 };
+        self.last = (p.seconds, p.samples);
+        self.gauges.loss(loss);
+        self.gauges.waited(p.wait_seconds);
+        self.write(&Event::Train(event::Train {
+            wall: wall(),
+            worker: self.worker,
+            step: p.step,
+            epoch: p.epoch,
+            samples: p.samples,
+            seconds: p.seconds,
+            loss,
+            samples_per_s: rate,
+            wait_seconds: p.wait_seconds,
+            delay_mean: None,
+        }))
+    }
+}

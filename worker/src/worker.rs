@@ -1,0 +1,425 @@
+//! The training loop.
+//!
+//! ```text
+//!   join ─▶ pull ─▶ ┌─ minibatch (prefetched) ─▶ forward, backward ──bucket ready──▶ push ─┐
+//!                   │                                                                      │
+//!                   └── [epoch's end: evaluate a share, report] ◀── pull (the rule waits) ◀┘
+//!   finish ─▶ final pull (when all have finished) ─▶ lowest finisher evaluates everything
+//! ```
+//!
+//! A worker holds nothing that is worth keeping: weights, optimizer state and clocks are on the servers.
+
+use crate::{
+    exchange::StepPush,
+    exit,
+    job::{Job, TransportConfig},
+    metrics::{self, Gauges},
+    recorder::{Progress, Recorder, wall},
+};
+use paraft_client::{Client, ClientError, ClientOptions, Reported, Transport};
+use paraft_common::{Step, WorkerId};
+use paraft_data::{DataError, Dataset, Prefetcher, Sampler, Split};
+use paraft_models::{Batch, Evaluation, Model, ModelError};
+use paraft_record::{Event, RecordError, event};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+/// Where a worker stands in its fleet.
+#[derive(Clone, Debug)]
+pub struct WorkerOptions {
+    /// Its rank, from 0.
+    pub rank: u32,
+    /// All servers, the same list as theirs.
+    pub servers: Vec<String>,
+    /// Where `metrics.jsonl` goes; nothing is written without.
+    pub run_dir: Option<PathBuf>,
+    /// Where `/metrics` is served.
+    pub metrics: Option<std::net::SocketAddr>,
+    /// Set to end the run at the next step.
+    pub interrupt: Arc<AtomicBool>,
+}
+
+/// What a worker did.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WorkerReport {
+    /// Steps done.
+    pub steps: u64,
+    /// Samples trained on.
+    pub samples: u64,
+    /// Training clock.
+    pub seconds: f64,
+    /// The final weights, buffers included.
+    pub weights: Vec<f32>,
+    /// The evaluation of the final weights, if this worker made it.
+    pub evaluation: Option<Evaluation>,
+}
+
+/// Why a worker ended.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The servers, or the way to them.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The data.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// The model.
+    #[error("the model failed: {0}")]
+    Model(#[from] ModelError),
+    /// The record.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// The job does not fit the data or the fleet.
+    #[error("{0}")]
+    Job(String),
+    /// The loss is no number any more.
+    #[error(
+        "the loss became {loss} at {step} on {worker}; nothing was pushed, the servers' weights are unaffected (lower the rate, clip, or look at the batch)"
+    )]
+    NotFinite {
+        /// The loss.
+        loss: f32,
+        /// When.
+        step: Step,
+        /// Where.
+        worker: WorkerId,
+    },
+    /// A signal came.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl WorkerError {
+    /// The process's exit code.
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            WorkerError::Client(ClientError::Unreachable { .. }) => exit::UNAVAILABLE,
+            WorkerError::Client(ClientError::Refused { message, .. }) if message.contains("NaN") => exit::FAILED,
+            WorkerError::Client(ClientError::Refused { .. } | ClientError::Options(_)) => exit::CONFIG,
+            WorkerError::Client(ClientError::Protocol { .. }) => exit::FAILED,
+            WorkerError::Data(_) => exit::DATA,
+            WorkerError::Model(_) | WorkerError::NotFinite { .. } => exit::FAILED,
+            WorkerError::Record(_) => exit::IO,
+            WorkerError::Job(_) => exit::CONFIG,
+            WorkerError::Interrupted => exit::INTERRUPTED,
+        }
+    }
+}
+
+/// Trains `model` on its share of `data` until the job is done. Blocks; the calling thread computes.
+pub fn run(
+    job: &Job,
+    options: &WorkerOptions,
+    model: &mut dyn Model,
+    data: Split,
+) -> Result<WorkerReport, WorkerError> {
+    let world = job.train.workers;
+    if options.rank >= world {
+        return Err(WorkerError::Job(format!(
+            "--rank {} in a job of {world} workers (ranks are 0 to {})",
+            options.rank,
+            world - 1
+        )));
+    }
+    let plan = Plan::new(job, &data.train)?;
+    let gauges = Arc::new(Gauges::default());
+    if let Some(at) = options.metrics {
+        let listener = std::net::TcpListener::bind(at)
+            .map_err(|e| WorkerError::Job(format!("--metrics {at}: {e}; choose another port or 0")))?;
+        let at = listener.local_addr().map_or(at, |a| a);
+        tracing::info!(%at, "serving /metrics");
+        metrics::serve(listener, gauges.clone()).map_err(|e| WorkerError::Job(format!("--metrics {at}: {e}")))?;
+    }
+    let tensors = model.tensors();
+    let server_job = job.server_job(&tensors);
+    let layout = job.layout(tensors).map_err(|e| WorkerError::Job(e.to_string()))?;
+    let mut weights = vec![0.0; layout.len()];
+    model.init(job.seed, &mut weights);
+    let worker = WorkerId(options.rank);
+    let client = ClientOptions {
+        servers: options.servers.clone(),
+        shards: job.shards(),
+        replicas: job.cluster.replicas,
+        worker,
+        job: server_job,
+        transport: match job.cluster.transport {
+            TransportConfig::Auto => Transport::Auto,
+            TransportConfig::Tcp => Transport::Tcp,
+        },
+        patience: Duration::from_millis(job.cluster.patience_ms),
+    };
+    let (client, start) = Client::join(client, &weights)?;
+    let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone())?;
+    let gradients = vec![0.0; layout.len()];
+    let training = Training {
+        job,
+        options,
+        plan,
+        train: Arc::new(data.train),
+        test: data.test,
+        model,
+        client,
+        recorder,
+        gauges,
+        worker,
+        weights,
+        gradients,
+        clock: Clock::default(),
+        samples: 0,
+    };
+    training.run(start)
+}
+
+/// Steps of the job, the same on every worker.
+struct Plan {
+    sampler: Sampler,
+    per_epoch: u64,
+    total: u64,
+}
+
+impl Plan {
+    fn new(job: &Job, train: &Dataset) -> Result<Self, WorkerError> {
+        let t = &job.train;
+        let mut sampler = Sampler::new(train.len(), job.seed);
+        (sampler.shuffle, sampler.drop_last, sampler.drop_last_batch) = (t.shuffle, t.drop_last, t.drop_last);
+        let per_epoch = sampler.steps(t.workers as usize, t.batch) as u64;
+        if per_epoch == 0 {
+            return Err(WorkerError::Job(format!(
+                "{} training samples give {} workers no whole minibatch of {}; use a smaller train.batch, fewer workers, or train.drop_last = false",
+                train.len(), t.workers, t.batch
+            )));
+        }
+        let total = (per_epoch * t.epochs).min(t.max_steps.unwrap_or(u64::MAX));
+        Ok(Self { sampler, per_epoch, total })
+    }
+}
+
+/// Time spent training: it stands still while a worker evaluates.
+#[derive(Default)]
+struct Clock {
+    running: Option<Instant>,
+    before: Duration,
+}
+
+impl Clock {
+    fn start(&mut self) {
+        self.running.get_or_insert_with(Instant::now);
+    }
+
+    fn stop(&mut self) {
+        self.before += self.running.take().map_or(Duration::ZERO, |r| r.elapsed());
+    }
+
+    fn seconds(&self) -> f64 {
+        (self.before + self.running.map_or(Duration::ZERO, |r| r.elapsed())).as_secs_f64()
+    }
+}
+
+struct Training<'a> {
+    job: &'a Job,
+    options: &'a WorkerOptions,
+    plan: Plan,
+    train: Arc<Dataset>,
+    test: Dataset,
+    model: &'a mut dyn Model,
+    client: Client,
+    recorder: Recorder,
+    gauges: Arc<Gauges>,
+    worker: WorkerId,
+    weights: Vec<f32>,
+    gradients: Vec<f32>,
+    clock: Clock,
+    samples: u64,
+}
+
+impl Training<'_> {
+    fn run(mut self, start: Step) -> Result<WorkerReport, WorkerError> {
+        let mut done = start;
+        let mut batches = self.prefetch(done)?;
+        let pulled = self.client.pull(done, &mut self.weights)?;
+        let mut waited_at_start = self.client.counters().waited;
+        if pulled.done != done {
+            done = pulled.done;
+            batches = self.prefetch(done)?;
+        }
+        self.clock.start();
+        let mut steps = 0;
+        while done.0 < self.plan.total {
+            if self.options.interrupt.load(Relaxed) {
+                return Err(WorkerError::Interrupted);
+            }
+            let Some(batch) = batches.next() else { break };
+            let batch = batch?;
+            let step = done.next();
+            let loss = self.step(step, &batch)?;
+            self.samples += batch.n as u64;
+            batches.recycle(batch);
+            let pulled = self.client.pull(step, &mut self.weights)?;
+            steps += 1;
+            let rejoined = pulled.done != step;
+            done = pulled.done;
+            let epoch = done.0.div_ceil(self.plan.per_epoch);
+            let counters = self.client.counters();
+            let progress = Progress {
+                step: done,
+                epoch,
+                samples: self.samples,
+                seconds: self.clock.seconds(),
+                wait_seconds: (counters.waited - waited_at_start).as_secs_f64(),
+            };
+            self.gauges.bytes_pushed.store(counters.bytes_pushed, Relaxed);
+            self.gauges.bytes_pulled.store(counters.bytes_pulled, Relaxed);
+            let last = done.0 >= self.plan.total || pulled.stop;
+            let epoch_ends = done.0.is_multiple_of(self.plan.per_epoch) || last;
+            self.recorder.step(progress, loss, epoch_ends)?;
+            if epoch_ends && self.job.eval.every_epoch {
+                self.evaluate_share(epoch)?;
+            }
+            self.note_evaluations()?;
+            if pulled.stop {
+                break;
+            }
+            if rejoined {
+                tracing::warn!(%step, %done, "this worker had been taken out; it goes on with the others");
+                batches = self.prefetch(done)?;
+            }
+        }
+        self.clock.stop();
+        drop(batches);
+        let counters = self.client.counters();
+        waited_at_start = counters.waited - waited_at_start;
+        self.client.finish();
+        let last = self.client.pull_final(done, &mut self.weights)?;
+        self.note_evaluations()?;
+        let first = last.finishers.first() == Some(&self.worker);
+        let evaluation = first.then(|| self.evaluate_all(done)).transpose()?;
+        let usage = paraft_host::usage();
+        self.recorder.write(&Event::Worker(event::Worker {
+            wall: wall(),
+            worker: self.worker,
+            steps,
+            samples: self.samples,
+            seconds: self.clock.seconds(),
+            wait_seconds: waited_at_start.as_secs_f64(),
+            bytes_pushed: counters.bytes_pushed,
+            bytes_pulled: counters.bytes_pulled,
+            cpu_seconds: usage.cpu_seconds,
+            peak_rss_bytes: usage.peak_rss_bytes,
+        }))?;
+        Ok(WorkerReport {
+            steps,
+            samples: self.samples,
+            seconds: self.clock.seconds(),
+            weights: std::mem::take(&mut self.weights),
+            evaluation,
+        })
+    }
+
+    fn step(&mut self, step: Step, batch: &Batch) -> Result<f32, WorkerError> {
+        let mut push = StepPush::new(&mut self.client, step);
+        let mut ready = |offset: usize, gradients: &[f32]| push.ready(offset, gradients);
+        let loss = self.model.step(&self.weights, &mut self.gradients, batch, &mut ready)?;
+        if !push.complete() {
+            return Err(ModelError("it did not report its whole gradient as ready".into()).into());
+        }
+        if !loss.is_finite() {
+            return Err(WorkerError::NotFinite { loss, step, worker: self.worker });
+        }
+        Ok(loss)
+    }
+
+    /// Minibatches from the one after `done`, filled on a thread of their own.
+    fn prefetch(&self, done: Step) -> Result<Prefetcher<Batch>, WorkerError> {
+        let (data, sampler, per_epoch) = (self.train.clone(), self.plan.sampler.clone(), self.plan.per_epoch);
+        let (world, batch, rank) = (self.job.train.workers as usize, self.job.train.batch, self.worker.0 as usize);
+        let mut epoch = done.0 / per_epoch;
+        let mut current = sampler.batches(epoch, rank, world, batch);
+        for _ in 0..done.0 % per_epoch {
+            current.next();
+        }
+        Ok(Prefetcher::spawn(move |b: &mut Batch| {
+            // Endless: the loop above counts the steps.
+            let indices = loop {
+                match current.next() {
+                    Some(i) => break i,
+                    None => {
+                        epoch += 1;
+                        current = sampler.batches(epoch, rank, world, batch);
+                    }
+                }
+            };
+            data.fill(&indices, &mut b.inputs, &mut b.labels);
+            b.n = indices.len();
+            Ok(true)
+        })?)
+    }
+
+    /// Every worker evaluates a share of the held-out part at the same time, so none waits for another; shard
+    /// 0 adds the shares up.
+    fn evaluate_share(&mut self, epoch: u64) -> Result<(), WorkerError> {
+        self.clock.stop();
+        let world = self.job.train.workers as usize;
+        let mine = (self.worker.0 as usize..self.test.len()).step_by(world);
+        let e = self.evaluate(mine)?;
+        self.client.report(epoch, e.loss_sum, e.correct, e.count);
+        self.clock.start();
+        Ok(())
+    }
+
+    fn evaluate_all(&mut self, done: Step) -> Result<Evaluation, WorkerError> {
+        let e = self.evaluate(0..self.test.len())?;
+        let epoch = done.0.div_ceil(self.plan.per_epoch);
+        let all = Reported { epoch, loss_sum: e.loss_sum, correct: e.correct, count: e.count, stop: false };
+        self.write_evaluation(&all, true)?;
+        Ok(e)
+    }
+
+    fn evaluate(&mut self, samples: impl Iterator<Item = usize>) -> Result<Evaluation, WorkerError> {
+        const CHUNK: usize = 256;
+        let indices: Vec<u32> = samples.map(|i| i as u32).collect();
+        let mut sum = Evaluation::default();
+        let mut batch = Batch::default();
+        for chunk in indices.chunks(CHUNK) {
+            self.test.fill(chunk, &mut batch.inputs, &mut batch.labels);
+            batch.n = chunk.len();
+            let e = self.model.evaluate(&self.weights, &batch)?;
+            sum.loss_sum += e.loss_sum;
+            sum.correct += e.correct;
+            sum.count += e.count;
+        }
+        Ok(sum)
+    }
+
+    fn note_evaluations(&mut self) -> Result<(), WorkerError> {
+        for e in self.client.evaluations() {
+            self.write_evaluation(&e, false)?;
+        }
+        Ok(())
+    }
+
+    fn write_evaluation(&mut self, e: &Reported, is_final: bool) -> Result<(), WorkerError> {
+        let n = e.count.max(1) as f64;
+        let accuracy = self.test.classes().filter(|_| self.classifies()).map(|_| e.correct as f64 / n);
+        let event = event::Eval {
+            wall: wall(),
+            epoch: e.epoch,
+            samples: self.samples * u64::from(self.job.train.workers),
+            seconds: self.clock.seconds(),
+            loss: e.loss_sum / n,
+            accuracy,
+            count: e.count,
+            is_final,
+        };
+        Ok(self.recorder.write(&Event::Eval(event))?)
+    }
+
+    fn classifies(&self) -> bool {
+        !matches!(self.job.model, Some(paraft_models::ModelConfig::Autoencoder { .. }))
+    }
+}
