@@ -1,1 +1,81 @@
-fn main() {}
+//! `paraft`, one binary: servers, workers, launcher, comparison, benchmark, help for the user.
+//!
+//! - [`fleet`]: servers and workers as processes of this machine.
+//! - [`train`], [`compare`], [`demo`]: what a user starts.
+//! - [`serve`], worker: what a fleet consists of, also by hand.
+//! - [`status`], [`doctor`], [`bench`]: what a user asks.
+//! - [`table`], [`progress`]: what a user sees.
+
+use clap::{CommandFactory, Parser, Subcommand};
+use paraft_worker::exit;
+
+mod bench;
+mod compare;
+mod demo;
+mod doctor;
+mod failure;
+mod fleet;
+mod progress;
+mod serve;
+mod status;
+mod table;
+mod train;
+
+/// Payload buffers of up to a megabyte come and go with each step; glibc's allocator gives their pages back
+/// and takes them fresh each time (docs/benchmarks.md has the difference).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Training on machines that fail: model shards replicated with Raft, synchronous or asynchronous.
+#[derive(Parser)]
+#[command(name = "paraft", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train the embedded digits on 3 servers and 2 workers, synchronously, then asynchronously.
+    Demo(demo::DemoArgs),
+    /// Launch a fleet on this machine and train a job.
+    Train(train::TrainArgs),
+    /// Train one job in several modes and show the difference.
+    Compare(compare::CompareArgs),
+    /// Run one server of a fleet.
+    Server(serve::ServerArgs),
+    /// Run one worker of a fleet.
+    Worker(paraft_worker::cli::WorkerArgs),
+    /// Show what the servers of a fleet know.
+    Status(status::StatusArgs),
+    /// Measure, as ratios to something in the same run.
+    Bench(bench::BenchArgs),
+    /// Check this machine: what works, what is missing, what that disables.
+    Doctor(doctor::DoctorArgs),
+    /// Print version, machine and settings, ready to paste into an issue.
+    Env(doctor::EnvArgs),
+    /// Print shell completions.
+    Completions {
+        /// For which shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+fn main() {
+    let code = match Cli::parse().command {
+        Command::Demo(a) => failure::report(demo::run(&a)),
+        Command::Train(a) => failure::report(train::run(&a)),
+        Command::Compare(a) => failure::report(compare::run(&a)),
+        Command::Server(a) => failure::report(serve::run(&a)),
+        Command::Worker(a) => paraft_worker::cli::train(&a, paraft_worker::cli::built_in),
+        Command::Status(a) => failure::report(status::run(&a)),
+        Command::Bench(a) => failure::report(bench::run(&a)),
+        Command::Doctor(a) => failure::report(doctor::run(&a)),
+        Command::Env(a) => failure::report(doctor::env(&a)),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "paraft", &mut std::io::stdout());
+            exit::OK
+        }
+    };
+    std::process::exit(code);
+}

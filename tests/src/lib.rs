@@ -1,1 +1,15 @@
-//! placeholder
+//! What the tests of the whole system share. No test lives here; see `tests/`.
+//!
+//! - [`fleet`]: servers in this process, on ports of the system's choice, each on a runtime of its own so that
+//!   one can be killed.
+//! - [`train`]: jobs on the embedded digits, workers in threads, and the single-process trainer that is the
+//!   oracle for the cluster.
+//! - [`ledger`]: gradients made so that the final weights tell how often each push was applied.
+//! - [`stream`]: a worker's stream by hand, for messages that no client sends.
+//! - [`wait`]: waiting for a condition, with a deadline and the last state in the message.
+
+pub mod fleet;
+pub mod ledger;
+pub mod stream;
+pub mod train;
+pub mod wait;

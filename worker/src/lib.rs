@@ -23,3 +23,8 @@ pub use paraft_client::Transport;
 pub use paraft_data::{DataError, Dataset, Samples, Split};
 pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError};
 pub use worker::{WorkerError, WorkerOptions, WorkerReport, run};
+
+/// The vector instructions that kernels use on this machine, for people.
+pub fn instruction_set() -> String {
+    format!("{:?}", paraft_compute::Cpu::detect().isa())
+}

@@ -203,21 +203,30 @@ impl Plan {
 /// Time spent training: it stands still while a worker evaluates.
 #[derive(Default)]
 struct Clock {
-    running: Option<Instant>,
+    running: Option<(Instant, f64)>,
     before: Duration,
+    cpu_before: f64,
 }
 
 impl Clock {
     fn start(&mut self) {
-        self.running.get_or_insert_with(Instant::now);
+        self.running.get_or_insert_with(|| (Instant::now(), paraft_host::usage().cpu_seconds));
     }
 
     fn stop(&mut self) {
-        self.before += self.running.take().map_or(Duration::ZERO, |r| r.elapsed());
+        if let Some((since, cpu)) = self.running.take() {
+            self.before += since.elapsed();
+            self.cpu_before += paraft_host::usage().cpu_seconds - cpu;
+        }
     }
 
     fn seconds(&self) -> f64 {
-        (self.before + self.running.map_or(Duration::ZERO, |r| r.elapsed())).as_secs_f64()
+        (self.before + self.running.map_or(Duration::ZERO, |r| r.0.elapsed())).as_secs_f64()
+    }
+
+    /// CPU time of the process, counted as the clock counts.
+    fn cpu_seconds(&self) -> f64 {
+        self.cpu_before
     }
 }
 
@@ -309,7 +318,7 @@ impl Training<'_> {
             wait_seconds: waited_at_start.as_secs_f64(),
             bytes_pushed: counters.bytes_pushed,
             bytes_pulled: counters.bytes_pulled,
-            cpu_seconds: usage.cpu_seconds,
+            cpu_seconds: self.clock.cpu_seconds(),
             peak_rss_bytes: usage.peak_rss_bytes,
         }))?;
         Ok(WorkerReport {

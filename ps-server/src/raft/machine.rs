@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 pub type SnapshotData = Arc<Image>;
 
 /// The log is cut after this many payload bytes...
-const SNAPSHOT_BYTES: usize = 64 << 20;
+const SNAPSHOT_BYTES: usize = 32 << 20;
 /// ...or this many entries, whichever comes first.
 const SNAPSHOT_ENTRIES: usize = 4096;
 

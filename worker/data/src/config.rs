@@ -81,6 +81,30 @@ impl Default for DataConfig {
 }
 
 impl DataConfig {
+    /// The kind, as the job file writes it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Digits {} => "digits",
+            Self::Idx { .. } => "idx",
+            Self::Csv { .. } => "csv",
+            Self::Text { .. } => "text",
+        }
+    }
+
+    /// Makes relative paths absolute, starting at `base`, so that the configuration can move.
+    pub fn rebase(&mut self, base: &Path) {
+        match self {
+            Self::Digits {} => {}
+            Self::Idx { path } | Self::Text { path, .. } => *path = base.join(&*path),
+            Self::Csv { path, test_path, .. } => {
+                *path = base.join(&*path);
+                if let Some(t) = test_path {
+                    *t = base.join(&*t);
+                }
+            }
+        }
+    }
+
     /// Loads the data into memory; `base_dir` is the job file's folder. Errors name the file, the place and what
     /// to do. Text has no [`Split`]: no built-in model trains on it yet.
     pub fn load(&self, base_dir: &Path) -> Result<Split, DataError> {

@@ -1,0 +1,37 @@
+//! `paraft bench`: every figure is a ratio to something measured in the same run.
+
+use crate::failure::Failure;
+use clap::{Args, Subcommand};
+
+mod peers;
+mod plain;
+mod train;
+
+#[derive(Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    which: Which,
+}
+
+#[derive(Subcommand)]
+enum Which {
+    /// Training: samples/s, CPU time, accuracy and memory of a local fleet, against one process without
+    /// servers and, where given, against PyTorch's ways to do the same.
+    Train(train::TrainBenchArgs),
+}
+
+pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
+    match &args.which {
+        Which::Train(a) => train::run(a),
+    }
+}
+
+/// The median, and the spread: (largest - smallest) / median.
+pub fn median(values: &[f64]) -> Option<(f64, f64)> {
+    let mut v: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
+    v.sort_by(f64::total_cmp);
+    let mid = *v.get(v.len() / 2)?;
+    let mid = if v.len().is_multiple_of(2) { (mid + v[v.len() / 2 - 1]) / 2.0 } else { mid };
+    let spread = if mid != 0.0 { (v[v.len() - 1] - v[0]) / mid } else { 0.0 };
+    Some((mid, spread))
+}

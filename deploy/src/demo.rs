@@ -1,0 +1,41 @@
+//! `paraft demo`: the first thing a stranger runs. Needs nothing but this binary.
+
+use crate::{compare, failure::Failure, train};
+use clap::Args;
+use paraft_common::Mode;
+use paraft_worker::Job;
+use std::path::{Path, PathBuf};
+
+#[derive(Args)]
+pub struct DemoArgs {
+    /// Where the runs' files go. Default: runs/demo-N, the first N that is free.
+    #[arg(long)]
+    pub run_dir: Option<PathBuf>,
+    /// Print one JSON object for each mode instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// Overrides a key of the demo's job; may be given often.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+}
+
+/// The demo's job, also in examples/.
+const JOB: &str = include_str!("../../examples/digits.toml");
+
+pub fn run(args: &DemoArgs) -> Result<i32, Failure> {
+    let job = Job::parse(JOB, Path::new("demo.toml"), &args.set)?;
+    let dir = train::run_dir(args.run_dir.as_deref(), &job.name)?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    eprintln!(
+        "paraft {}  {cores} cores, CPU  data: embedded digits (UCI, 1,797 images 8x8, CC BY 4.0)",
+        env!("CARGO_PKG_VERSION")
+    );
+    eprintln!(
+        "{} servers, {} shards x {} replicas, {} workers; first synchronous (bsp), then asynchronous (asp)",
+        job.servers(),
+        job.shards(),
+        job.cluster.replicas,
+        job.train.workers
+    );
+    compare::compare(&job, &[Mode::Bsp, Mode::Asp], &dir, args.json, &train::interrupts())
+}

@@ -1,0 +1,178 @@
+//! `paraft doctor`: what works here, what is missing, what that disables. `paraft env`: the same facts for an
+//! issue.
+
+use crate::{failure::Failure, status};
+use clap::Args;
+use paraft_common::ServerId;
+use paraft_host::socket_path;
+use paraft_server::{Server, ServerOptions};
+use paraft_worker::exit;
+use serde_json::json;
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+use tokio::net::TcpListener;
+
+#[derive(Args)]
+pub struct DoctorArgs {
+    /// One JSON object for each row.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct EnvArgs {
+    /// One JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Verdict {
+    Ok,
+    Warn,
+    Fail,
+}
+
+struct Row {
+    what: &'static str,
+    verdict: Verdict,
+    found: String,
+    means: &'static str,
+}
+
+fn row(what: &'static str, verdict: Verdict, found: impl ToString, means: &'static str) -> Row {
+    Row { what, verdict, found: found.to_string(), means }
+}
+
+pub fn run(args: &DoctorArgs) -> Result<i32, Failure> {
+    let rows = vec![cores(), memory(), simd(), files(), loopback(), sockets(), folder(), cuda()];
+    for r in &rows {
+        let name = match r.verdict {
+            Verdict::Ok => "OK",
+            Verdict::Warn => "WARN",
+            Verdict::Fail => "FAIL",
+        };
+        if args.json {
+            println!("{}", json!({"check": r.what, "verdict": name, "found": r.found, "means": r.means}));
+        } else {
+            let means = if r.means.is_empty() { String::new() } else { format!("  ({})", r.means) };
+            println!("[{name:^4}] {:14} {}{means}", r.what, r.found);
+        }
+    }
+    let failed = rows.iter().any(|r| r.verdict == Verdict::Fail);
+    Ok(if failed { exit::FAILED } else { exit::OK })
+}
+
+fn cores() -> Row {
+    match std::thread::available_parallelism().map_or(1, usize::from) {
+        1 => row("cores", Verdict::Warn, 1, "servers and workers will take turns"),
+        n => row("cores", Verdict::Ok, n, ""),
+    }
+}
+
+fn memory() -> Row {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kb = text.lines().find_map(|l| l.strip_prefix("MemAvailable:")?.split_whitespace().next()?.parse::<u64>().ok());
+    match kb {
+        None => row("memory", Verdict::Warn, "unknown", "/proc/meminfo cannot be read"),
+        Some(kb) if kb < 1 << 20 => row("memory", Verdict::Warn, format!("{} MB free", kb / 1000), "small models only"),
+        Some(kb) => row("memory", Verdict::Ok, format!("{:.1} GB free", kb as f64 / 1e6), ""),
+    }
+}
+
+fn simd() -> Row {
+    let isa = paraft_worker::instruction_set();
+    let verdict = if isa.to_lowercase().contains("base") { Verdict::Warn } else { Verdict::Ok };
+    row("vector unit", verdict, isa, if verdict == Verdict::Ok { "" } else { "convolutions will be slow" })
+}
+
+fn files() -> Row {
+    match nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE) {
+        Ok((soft, _)) if soft < 1024 => row("open files", Verdict::Warn, soft, "a server needs one for each worker and shard: ulimit -n 4096"),
+        Ok((soft, _)) => row("open files", Verdict::Ok, soft, ""),
+        Err(e) => row("open files", Verdict::Warn, e, ""),
+    }
+}
+
+/// A real server on a port of its own, asked over gRPC.
+fn loopback() -> Row {
+    let asked = || -> Result<Duration, String> {
+        let rt = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().map_err(|e| e.to_string())?;
+        let address = rt.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.map_err(|e| e.to_string())?;
+            let address = listener.local_addr().map_err(|e| e.to_string())?.to_string();
+            let options = ServerOptions {
+                id: ServerId(0),
+                servers: vec![address.clone()],
+                shards: 1,
+                replicas: 1,
+                election: Duration::from_millis(100),
+                socket: None,
+            };
+            let server = Server::start(options, rand::random()).await.map_err(|e| e.to_string())?;
+            tokio::spawn(server.run(listener, None, std::future::pending()));
+            Ok::<_, String>(address)
+        })?;
+        let began = Instant::now();
+        let reply = status::ask_all(std::slice::from_ref(&address), false).remove(0);
+        let took = began.elapsed();
+        rt.shutdown_background();
+        reply.map(|_| took)
+    };
+    match asked() {
+        Ok(t) => row("gRPC loopback", Verdict::Ok, format!("a server started and answered in {:.1} ms", t.as_secs_f64() * 1e3), ""),
+        Err(e) => row("gRPC loopback", Verdict::Fail, e, "nothing works without it: does a firewall or proxy take 127.0.0.1?"),
+    }
+}
+
+fn sockets() -> Row {
+    match socket_path("127.0.0.1:1") {
+        Some(p) => row("Unix sockets", Verdict::Ok, format!("in {}", p.parent().unwrap_or(Path::new("")).display()), ""),
+        None => row("Unix sockets", Verdict::Warn, "no folder of one's own in the temporary folder", "workers on a server's host use TCP"),
+    }
+}
+
+fn folder() -> Row {
+    match tempfile::tempfile_in(".") {
+        Ok(_) => row("this folder", Verdict::Ok, "can be written", ""),
+        Err(e) => row("this folder", Verdict::Warn, e, "runs need --run-dir elsewhere"),
+    }
+}
+
+fn cuda() -> Row {
+    let driver = std::fs::read_to_string("/proc/driver/nvidia/version");
+    match driver {
+        Ok(v) => row("CUDA", Verdict::Warn, v.lines().next().unwrap_or("driver found"), "this version computes on the CPU only"),
+        Err(_) => row("CUDA", Verdict::Ok, "no NVIDIA driver", "this version computes on the CPU only"),
+    }
+}
+
+pub fn env(args: &EnvArgs) -> Result<i32, Failure> {
+    let read = |p: &str| std::fs::read_to_string(p).unwrap_or_default();
+    let cpu = read("/proc/cpuinfo").lines().find_map(|l| l.strip_prefix("model name")?.split(':').nth(1).map(|s| s.trim().to_string()));
+    let os = read("/etc/os-release").lines().find_map(|l| l.strip_prefix("PRETTY_NAME=").map(|s| s.trim_matches('"').to_string()));
+    let kernel = read("/proc/sys/kernel/osrelease").trim().to_string();
+    let settings: Vec<String> = std::env::vars().filter(|(k, _)| k.starts_with("PARAFT_")).map(|(k, v)| format!("{k}={v}")).collect();
+    let facts = [
+        ("paraft", env!("CARGO_PKG_VERSION").to_string()),
+        ("protocol", paraft_proto::PROTOCOL.to_string()),
+        ("build", if cfg!(debug_assertions) { "debug" } else { "release" }.to_string()),
+        ("target", format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS)),
+        ("system", format!("{}, kernel {kernel}", os.unwrap_or_default())),
+        ("cpu", format!("{}, {} cores, {}", cpu.unwrap_or_default(), std::thread::available_parallelism().map_or(1, usize::from), paraft_worker::instruction_set())),
+        ("device", "CPU (this version has no CUDA)".to_string()),
+        ("settings", if settings.is_empty() { "none".into() } else { settings.join(" ") }),
+    ];
+    if args.json {
+        let map: serde_json::Map<_, _> = facts.iter().map(|(k, v)| (k.to_string(), json!(v))).collect();
+        println!("{}", serde_json::Value::Object(map));
+    } else {
+        println!("Copy and paste this into your issue:\n");
+        for (k, v) in facts {
+            println!("- {k}: {v}");
+        }
+    }
+    Ok(exit::OK)
+}

@@ -1,0 +1,189 @@
+//! Servers and workers as processes of this machine.
+//!
+//! Every child ends with this process, however that ends: each holds a pipe on its standard input whose other
+//! end is here (see `paraft_host::lifeline`). They run in process groups of their own, so that Ctrl-C reaches
+//! only the launcher, which then ends them in order: workers, then servers.
+
+use crate::failure::Failure;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use paraft_worker::{Job, exit};
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Write},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+/// How long a process may take to end by itself.
+const END_PATIENCE: Duration = Duration::from_secs(3);
+
+/// A process and its lifeline.
+pub struct Process {
+    /// For messages and file names: `server-0`, `worker-1`.
+    pub name: String,
+    child: Child,
+    stderr: PathBuf,
+    ended: Option<ExitStatus>,
+}
+
+impl Process {
+    fn start(name: String, mut command: Command, run_dir: &Path) -> Result<Self, Failure> {
+        let stderr = run_dir.join(format!("{name}.stderr"));
+        let file = File::create(&stderr).map_err(|e| Failure::write(&stderr, e))?;
+        let program = command.get_program().to_string_lossy().into_owned();
+        let child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(file)
+            .process_group(0)
+            .spawn()
+            .map_err(|e| Failure::new(exit::CONFIG, format!("{name}: `{program}` does not start: {e}")))?;
+        Ok(Self { name, child, stderr, ended: None })
+    }
+
+    /// The exit status, once there is one.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().ok().flatten();
+        }
+        self.ended
+    }
+
+    fn signal(&self, signal: Signal) {
+        if self.ended.is_none() {
+            let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
+        }
+    }
+
+    /// The last thing it said before it ended.
+    pub fn last_words(&self) -> String {
+        let text = std::fs::read_to_string(&self.stderr).unwrap_or_default();
+        let from = text.rfind("error: ").map_or(text.len().saturating_sub(400), |at| at + "error: ".len());
+        text.get(from..).unwrap_or("").trim().to_string()
+    }
+
+    /// How it ended, in words.
+    pub fn obituary(&mut self) -> String {
+        match self.ended() {
+            None => "is running".into(),
+            Some(s) => match (s.signal(), s.code()) {
+                (Some(n), _) => {
+                    let name = Signal::try_from(n).map_or(n.to_string(), |s| s.to_string());
+                    format!("was ended by {name}")
+                }
+                (_, Some(code)) => format!("ended with exit code {code}"),
+                _ => "ended".into(),
+            },
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// A running fleet. Dropping it ends everything.
+pub struct Fleet {
+    pub workers: Vec<Process>,
+    pub servers: Vec<Process>,
+    /// In the order of their ids.
+    pub addresses: Vec<String>,
+}
+
+impl Fleet {
+    /// Starts the job's servers; returns when all listen and know each other.
+    pub fn servers(job: &Job, run_dir: &Path) -> Result<Self, Failure> {
+        let program = std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
+        let mut fleet = Fleet { workers: Vec::new(), servers: Vec::new(), addresses: Vec::new() };
+        // The job as it was resolved, so that servers and workers need no --set.
+        let job_file = run_dir.join(JOB_FILE);
+        for id in 0..job.servers() {
+            let mut command = Command::new(&program);
+            command.arg("server").arg(&job_file).args(["--supervised", "--listen", "127.0.0.1:0", "--id"]);
+            command.arg(id.to_string()).arg("--log-file").arg(run_dir.join(format!("server-{id}.log")));
+            command.args(["--metrics", "127.0.0.1:0"]);
+            fleet.servers.push(Process::start(format!("server-{id}"), command, run_dir)?);
+        }
+        for server in &mut fleet.servers {
+            let mut line = String::new();
+            let out = server.child.stdout.take();
+            let read = out.map(|o| BufReader::new(o).read_line(&mut line));
+            if line.trim().is_empty() {
+                let _ = server.child.wait();
+                let (how, words) = (server.obituary(), server.last_words());
+                return Err(Failure::new(exit::FAILED, format!("{} {how}: {words} {read:?}", server.name)));
+            }
+            fleet.addresses.push(line.trim().to_string());
+        }
+        let list = fleet.addresses.join(",");
+        for server in &mut fleet.servers {
+            if let Some(stdin) = &mut server.child.stdin {
+                let told = writeln!(stdin, "{list}");
+                told.map_err(|e| Failure::new(exit::FAILED, format!("{}: {e}", server.name)))?;
+            }
+        }
+        Ok(fleet)
+    }
+
+    /// Starts the job's workers.
+    pub fn start_workers(&mut self, job: &Job, run_dir: &Path) -> Result<(), Failure> {
+        let program = std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
+        for rank in 0..job.train.workers {
+            let mut command = match job.cluster.worker_command.as_slice() {
+                [] => {
+                    let mut c = Command::new(&program);
+                    c.arg("worker");
+                    c
+                }
+                [own, rest @ ..] => {
+                    let at = job.base_dir.join(own);
+                    let mut c = Command::new(if own.contains('/') { at } else { own.into() });
+                    c.args(rest);
+                    c
+                }
+            };
+            command.arg(run_dir.join(JOB_FILE)).arg("--supervised").arg("--rank").arg(rank.to_string());
+            command.arg("--servers").arg(self.addresses.join(",")).arg("--run-dir").arg(run_dir);
+            command.arg("--log-file").arg(run_dir.join(format!("worker-{rank}.log")));
+            self.workers.push(Process::start(format!("worker-{rank}"), command, run_dir)?);
+        }
+        Ok(())
+    }
+
+    /// Ends everything that still runs: first kindly, workers before servers, then not.
+    pub fn stop(&mut self) {
+        for group in [&mut self.workers, &mut self.servers] {
+            for p in group.iter_mut() {
+                p.ended();
+                p.signal(Signal::SIGTERM);
+            }
+            let deadline = Instant::now() + END_PATIENCE;
+            while group.iter_mut().any(|p| p.ended().is_none()) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            for p in group.iter_mut() {
+                p.signal(Signal::SIGKILL);
+                let _ = p.child.wait();
+            }
+        }
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The resolved job, in the run's folder.
+pub const JOB_FILE: &str = "job.toml";

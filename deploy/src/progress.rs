@@ -1,0 +1,109 @@
+//! What a user sees while a run goes on: a bar on a terminal, a plain line now and then elsewhere.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use paraft_record::{Event, Run};
+use std::{
+    collections::BTreeMap,
+    io::IsTerminal,
+    time::{Duration, Instant},
+};
+
+/// Logs of schedulers should not fill with lines.
+const LINE_INTERVAL: Duration = Duration::from_secs(2);
+
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    mode: String,
+    budget: u64,
+    samples: BTreeMap<u32, (u64, f64)>,
+    losses: BTreeMap<u32, f64>,
+    accuracy: Option<f64>,
+    said: Instant,
+    quiet: bool,
+}
+
+impl Progress {
+    /// For one run. `quiet` says nothing.
+    pub fn new(run: &Run, quiet: bool) -> Self {
+        let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
+            let bar = ProgressBar::new(run.samples_budget);
+            let template = "{prefix:7} {bar:28} {percent:>3}%  {msg}";
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
+            }
+            bar.set_prefix(run.mode.clone());
+            bar
+        });
+        Self {
+            bar,
+            mode: run.mode.clone(),
+            budget: run.samples_budget,
+            samples: BTreeMap::new(),
+            losses: BTreeMap::new(),
+            accuracy: None,
+            said: Instant::now(),
+            quiet,
+        }
+    }
+
+    /// Takes in new events and shows where the run stands.
+    pub fn update(&mut self, events: &[Event]) {
+        for e in events {
+            match e {
+                Event::Train(t) => {
+                    self.samples.insert(t.worker.0, (t.samples, t.seconds));
+                    self.losses.insert(t.worker.0, t.loss);
+                }
+                Event::Eval(e) => self.accuracy = e.accuracy.or(self.accuracy),
+                _ => {}
+            }
+        }
+        if self.samples.is_empty() || self.quiet {
+            return;
+        }
+        let (done, text) = self.text();
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(done.min(self.budget));
+                bar.set_message(text);
+            }
+            None if self.said.elapsed() >= LINE_INTERVAL => self.say(done, &text),
+            None => {}
+        }
+    }
+
+    /// The last line of a run.
+    pub fn finish(&mut self) {
+        let (done, text) = self.text();
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(done.min(self.budget));
+                bar.abandon_with_message(text);
+            }
+            None if !self.quiet => self.say(done, &text),
+            None => {}
+        }
+    }
+
+    /// A line for the user that does not break the bar.
+    pub fn note(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(line),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    fn say(&mut self, done: u64, text: &str) {
+        self.said = Instant::now();
+        let percent = 100.0 * done as f64 / self.budget.max(1) as f64;
+        eprintln!("{:7} {done}/{} samples {percent:3.0}%  {text}", self.mode, self.budget);
+    }
+
+    fn text(&self) -> (u64, String) {
+        let done: u64 = self.samples.values().map(|s| s.0).sum();
+        let rate: f64 = self.samples.values().filter(|s| s.1 > 0.0).map(|s| s.0 as f64 / s.1).sum();
+        let loss = self.losses.values().sum::<f64>() / self.losses.len().max(1) as f64;
+        let accuracy = self.accuracy.map(|a| format!("  acc {:.1}%", a * 100.0)).unwrap_or_default();
+        (done, format!("loss {loss:.3}{accuracy}  {rate:.0} samples/s"))
+    }
+}

@@ -1,0 +1,131 @@
+//! `paraft server`.
+
+use crate::failure::Failure;
+use clap::Args;
+use paraft_common::{ServerId, config::overlay};
+use paraft_host::{lifeline, logs, socket_path};
+use paraft_server::{Server, ServerError, ServerOptions};
+use paraft_worker::{Job, exit, job::TransportConfig};
+use std::{io::BufRead, net::SocketAddr, path::PathBuf, time::Duration};
+use tokio::net::TcpListener;
+
+#[derive(Args)]
+pub struct ServerArgs {
+    /// The job file; gives addresses, shards and replicas where the flags do not.
+    pub job: Option<PathBuf>,
+    /// This server's place in the list of servers, from 0.
+    #[arg(long, env = "PARAFT_SERVER_ID")]
+    pub id: u64,
+    /// Where to listen. Default: its own address of the list. Port 0: any.
+    #[arg(long)]
+    pub listen: Option<String>,
+    /// All servers as host:port, comma-separated, in the order of their ids. Default: cluster.addresses.
+    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
+    pub servers: Vec<String>,
+    /// Raft groups that share the model, the same number on each server.
+    #[arg(long)]
+    pub shards: Option<u32>,
+    /// Replicas of each shard, an odd number, the same on each server.
+    #[arg(long)]
+    pub replicas: Option<u32>,
+    /// Overrides a key of the job file; may be given often.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Serve Prometheus' /metrics here, for example 127.0.0.1:9100 (port 0: any).
+    #[arg(long)]
+    pub metrics: Option<SocketAddr>,
+    /// Log as JSON lines into this file. Default: to standard error.
+    #[arg(long)]
+    pub log_file: Option<PathBuf>,
+    /// Say the address on standard output, read the list of servers from standard input, and end when that
+    /// ends; set by the launcher.
+    #[arg(long, hide = true)]
+    pub supervised: bool,
+}
+
+pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
+    logs::start(args.log_file.as_deref()).map_err(|e| Failure::new(exit::IO, format!("the log file: {e}")))?;
+    let job = args.job.as_deref().map(|p| Job::load(p, &args.set)).transpose()?;
+    let cluster = job.as_ref().map(|j| j.cluster.clone()).unwrap_or_default();
+    let listed = if args.servers.is_empty() { cluster.addresses.clone() } else { args.servers.clone() };
+    if listed.is_empty() && !args.supervised {
+        return Err(Failure::new(exit::USAGE, "no servers are named")
+            .help("give --servers host:port,host:port,host:port, or a job file with cluster.addresses"));
+    }
+    let own = listed.get(args.id as usize).cloned();
+    let listen = args.listen.clone().or(own).ok_or_else(|| {
+        Failure::new(exit::USAGE, format!("--id {} names no server: {} are listed", args.id, listed.len()))
+            .help("ids are the places in the list, from 0")
+    })?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("paraft-server")
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::new(exit::IO, format!("no runtime: {e}")))?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind(&listen).await.map_err(|e| taken(args, &listen, &e))?;
+        let address = listener.local_addr().map_err(|e| Failure::new(exit::IO, e))?.to_string();
+        let servers = if args.supervised {
+            println!("{address}");
+            let mut line = String::new();
+            std::io::stdin().lock().read_line(&mut line).map_err(|e| Failure::new(exit::IO, e))?;
+            lifeline::end_with_launcher();
+            line.trim().split(',').map(str::to_string).collect()
+        } else {
+            listed
+        };
+        let shards = args.shards.or(cluster.shards).unwrap_or((servers.len() as u32).min(8));
+        let options = ServerOptions {
+            id: ServerId(args.id),
+            shards,
+            replicas: args.replicas.unwrap_or(cluster.replicas),
+            election: Duration::from_millis(cluster.election_ms),
+            socket: (cluster.transport == TransportConfig::Auto).then(|| socket_path(&servers[args.id as usize])).flatten(),
+            servers,
+        };
+        let metrics = match args.metrics {
+            None => None,
+            Some(at) => Some(TcpListener::bind(at).await.map_err(|e| taken(args, &at.to_string(), &e))?),
+        };
+        let (id, replicas) = (options.id, options.replicas);
+        let server = Server::start(options, rand::random()).await.map_err(failure)?;
+        tracing::info!(%id, %address, shards, replicas, "serving");
+        if !args.supervised {
+            eprintln!("{id} serves on {address}: {shards} shards, {replicas} replicas");
+            if let Some(m) = metrics.as_ref().and_then(|m| m.local_addr().ok()) {
+                eprintln!("{id} metrics on http://{m}/metrics");
+            }
+        }
+        let stop = async {
+            lifeline::terminated().await;
+        };
+        server.run(listener, metrics, stop).await.map_err(failure)?;
+        Ok(exit::OK)
+    })
+}
+
+fn failure(e: ServerError) -> Failure {
+    match e {
+        ServerError::Options(_) => Failure::new(exit::CONFIG, e),
+        _ => Failure::new(exit::FAILED, e),
+    }
+}
+
+/// A port that is taken: which one, where it is written, what to do.
+fn taken(args: &ServerArgs, address: &str, e: &std::io::Error) -> Failure {
+    let line = args.job.as_ref().filter(|_| args.listen.is_none() && args.servers.is_empty()).and_then(|path| {
+        let text = std::fs::read_to_string(path).ok()?;
+        Some(format!("{}:{}: ", path.display(), overlay::line_of(&text, "cluster.addresses")?))
+    });
+    let line = line.unwrap_or_default();
+    match e.kind() {
+        std::io::ErrorKind::AddrInUse => Failure::new(exit::CONFIG, format!("{line}{address} is in use by another process"))
+            .help("stop that process (ss -ltnp shows it), or choose another port on every host"),
+        std::io::ErrorKind::AddrNotAvailable => {
+            Failure::new(exit::CONFIG, format!("{line}{address} is no address of this host"))
+                .help("--listen 0.0.0.0:PORT listens on every interface; the list of servers keeps the address that others use")
+        }
+        _ => Failure::new(exit::CONFIG, format!("{line}cannot listen on {address}: {e}")),
+    }
+}

@@ -1,0 +1,165 @@
+//! `paraft status`: what the servers of a fleet know.
+
+use crate::{failure::Failure, table};
+use clap::Args;
+use comfy_table::{Table, presets};
+use paraft_common::histogram::DelayHistogram;
+use paraft_proto::{ShardStatus, StatusReply};
+use paraft_worker::{Job, exit};
+use serde_json::json;
+use std::{path::PathBuf, time::Duration};
+
+#[derive(Args)]
+pub struct StatusArgs {
+    /// A run's folder, or a job file with cluster.addresses.
+    pub of: Option<PathBuf>,
+    /// Servers as host:port, comma-separated.
+    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
+    pub servers: Vec<String>,
+    /// Also hash the replicated state, to compare replicas (reads all of it).
+    #[arg(long)]
+    pub digest: bool,
+    /// One JSON object for each server.
+    #[arg(long)]
+    pub json: bool,
+}
+
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Asks every server at once; `Err` says why one did not answer.
+pub fn ask_all(addresses: &[String], digest: bool) -> Vec<Result<StatusReply, String>> {
+    let Ok(rt) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return vec![Err("no runtime".into()); addresses.len()];
+    };
+    rt.block_on(async {
+        let mut tasks = Vec::new();
+        for a in addresses {
+            let a = a.clone();
+            tasks.push(tokio::spawn(async move { paraft_client::status(&a, digest, PATIENCE).await }));
+        }
+        let mut replies = Vec::new();
+        for t in tasks {
+            replies.push(t.await.unwrap_or_else(|e| Err(e.to_string())));
+        }
+        replies
+    })
+}
+
+pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
+    let addresses = addresses(args)?;
+    let replies = ask_all(&addresses, args.digest);
+    for (address, reply) in addresses.iter().zip(&replies) {
+        match reply {
+            Err(why) if args.json => println!("{}", json!({"address": address, "error": why})),
+            Err(why) => println!("{address}: {why}"),
+            Ok(r) if args.json => println!("{}", as_json(r)),
+            Ok(r) => print(r, args.digest),
+        }
+    }
+    let silent = replies.iter().filter(|r| r.is_err()).count();
+    if silent == replies.len() {
+        return Err(Failure::new(exit::UNAVAILABLE, "no server answered"));
+    }
+    Ok(exit::OK)
+}
+
+fn addresses(args: &StatusArgs) -> Result<Vec<String>, Failure> {
+    if !args.servers.is_empty() {
+        return Ok(args.servers.clone());
+    }
+    let Some(of) = &args.of else {
+        return Err(Failure::new(exit::USAGE, "which servers?").help("give --servers, a run's folder, or a job file"));
+    };
+    if of.is_dir() {
+        let path = of.join("servers");
+        let list = std::fs::read_to_string(&path).map_err(|e| {
+            Failure::new(exit::CONFIG, format!("{}: {e}", path.display())).help("that folder holds no run")
+        })?;
+        return Ok(list.trim().split(',').map(str::to_string).collect());
+    }
+    let job = Job::load(of, &[])?;
+    if job.cluster.addresses.is_empty() {
+        return Err(Failure::new(exit::CONFIG, format!("{} names no cluster.addresses", of.display()))
+            .help("the launcher picks ports; give the run's folder instead"));
+    }
+    Ok(job.cluster.addresses)
+}
+
+fn delays(s: &ShardStatus) -> DelayHistogram {
+    DelayHistogram::from_counts(&s.delay_counts)
+}
+
+fn print(r: &StatusReply, digest: bool) {
+    println!(
+        "s{} {}  paraft {}  cpu {:.2} s  peak {}",
+        r.server,
+        r.address,
+        r.version,
+        r.cpu_seconds,
+        table::bytes(r.peak_rss_bytes)
+    );
+    let mut t = Table::new();
+    t.load_style(presets::NOTHING);
+    let mut header = vec!["shard", "role", "term", "leader", "mode", "version", "members (clock)", "slowest", "delay p50/p99/max", "pushes", "waited", "lost"];
+    if digest {
+        header.push("digest@index");
+    }
+    t.set_header(header);
+    for s in &r.shards {
+        let d = delays(s);
+        let members: Vec<String> = s
+            .members
+            .iter()
+            .map(|m| format!("w{}({}{})", m.worker, m.clock, if m.finished { ", finished" } else { "" }))
+            .collect();
+        let q = |v: Option<u64>| v.map_or("-".to_string(), |v| v.to_string());
+        let slowest = s.members.iter().filter(|m| !m.finished).map(|m| m.clock).min();
+        let waiting = if s.started || s.members.is_empty() { String::new() } else { format!(" (waiting for {} workers)", s.expected_workers as usize - s.members.len().min(s.expected_workers as usize)) };
+        let mut row = vec![
+            s.shard.to_string(),
+            s.role.clone(),
+            s.term.to_string(),
+            s.leader.map_or("-".into(), |l| format!("s{l}")),
+            s.mode.clone(),
+            s.version.to_string(),
+            members.join(" ") + &waiting,
+            q(slowest),
+            format!("{} / {} / {}", q(d.quantile(0.5)), q(d.quantile(0.99)), q(d.max())),
+            s.pushes.to_string(),
+            s.pulls_waited.to_string(),
+            s.workers_lost.to_string(),
+        ];
+        if digest {
+            row.push(format!("{:016x}@{}", s.digest, s.applied_index));
+        }
+        t.add_row(row);
+    }
+    println!("{t}");
+}
+
+fn as_json(r: &StatusReply) -> serde_json::Value {
+    let shards: Vec<_> = r
+        .shards
+        .iter()
+        .map(|s| {
+            let d = delays(s);
+            json!({
+                "shard": s.shard, "role": s.role, "term": s.term, "leader": s.leader, "mode": s.mode,
+                "version": s.version, "applied_index": s.applied_index, "digest": format!("{:016x}", s.digest),
+                "started": s.started, "expected_workers": s.expected_workers,
+                "members": s.members.iter().map(|m| json!({
+                    "worker": m.worker, "session": m.session, "clock": m.clock, "last_seq": m.last_seq, "finished": m.finished
+                })).collect::<Vec<_>>(),
+                "delay_p50": d.quantile(0.5), "delay_p99": d.quantile(0.99), "delay_max": d.max(),
+                "delay": s.delay_counts, "pushes": s.pushes, "duplicates": s.duplicates, "refused": s.refused,
+                "pulls": s.pulls, "pulls_waited": s.pulls_waited, "max_gap": s.max_gap,
+                "bytes_pushed": s.bytes_pushed, "bytes_pulled": s.bytes_pulled, "workers_lost": s.workers_lost,
+                "buckets": s.buckets, "values": s.values,
+            })
+        })
+        .collect();
+    json!({
+        "server": r.server, "address": r.address, "version": r.version, "protocol": r.protocol,
+        "cpu_seconds": r.cpu_seconds, "peak_rss_bytes": r.peak_rss_bytes, "shards": shards,
+    })
+}

@@ -1,0 +1,58 @@
+//! The table at the end of a run: one row for each mode, every figure from the record.
+
+use comfy_table::{CellAlignment, Table, presets};
+use paraft_record::Summary;
+
+/// Renders summaries as a table.
+pub fn modes(summaries: &[Summary]) -> String {
+    let target = summaries.iter().find_map(|s| s.target_accuracy);
+    let time_to = target.map_or("to target".into(), |t| format!("to {:.0}%", t * 100.0));
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(vec![
+        "mode".to_string(),
+        time_to,
+        "final loss".into(),
+        "accuracy".into(),
+        "samples/s".into(),
+        "delay p50/p99".into(),
+        "waited".into(),
+        "pushed".into(),
+        "pulled".into(),
+        "lost".into(),
+    ]);
+    for s in summaries {
+        let delay = match (s.delay_p50, s.delay_p99) {
+            (Some(a), Some(b)) => format!("{a} / {b}"),
+            _ => "-".into(),
+        };
+        table.add_row(vec![
+            s.mode.clone(),
+            s.seconds_to_target.map_or("-".into(), |t| format!("{t:.2} s")),
+            s.final_loss.map_or("-".into(), |l| format!("{l:.4}")),
+            s.final_accuracy.map_or("-".into(), |a| format!("{:.2}%", a * 100.0)),
+            format!("{:.0}", s.samples_per_s),
+            delay,
+            format!("{:.2} s", s.wait_seconds),
+            bytes(s.bytes_pushed),
+            bytes(s.bytes_pulled),
+            if s.workers_lost == 0 { "-".into() } else { format!("{} workers", s.workers_lost) },
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+/// Bytes for people: 1.5 MB.
+pub fn bytes(n: u64) -> String {
+    let mut value = n as f64;
+    for unit in ["B", "kB", "MB", "GB"] {
+        if value < 1000.0 {
+            return if unit == "B" { format!("{n} B") } else { format!("{value:.1} {unit}") };
+        }
+        value /= 1000.0;
+    }
+    format!("{value:.1} TB")
+}

@@ -1,0 +1,274 @@
+//! `paraft train`: launch a fleet on this machine, train, tell.
+
+use crate::{
+    failure::Failure,
+    fleet::{Fleet, JOB_FILE},
+    progress::Progress,
+    table,
+};
+use clap::Args;
+use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, Summary, Tail, event, tensorboard};
+use paraft_worker::{Job, cli, exit};
+use std::{
+    fs,
+    os::unix::process::ExitStatusExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicI32, Ordering::Relaxed},
+    },
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+#[derive(Args)]
+pub struct TrainArgs {
+    /// The job file.
+    pub job: PathBuf,
+    /// Overrides a key of the job file, for example train.mode=asp; may be given often.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Where the run's files go. Default: runs/NAME-N, the first N that is free.
+    #[arg(long)]
+    pub run_dir: Option<PathBuf>,
+    /// Print the summary as one JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
+    let job = Job::load(&args.job, &args.set)?;
+    let dir = run_dir(args.run_dir.as_deref(), &job.name)?;
+    let interrupted = interrupts();
+    let record = launch(&job, &dir, args.json, &interrupted)?;
+    let summary = record.summarize();
+    let report = dir.join("report.html");
+    paraft_record::write_report(&report, std::slice::from_ref(&record))?;
+    show(std::slice::from_ref(&summary), args.json, &report)?;
+    Ok(exit::OK)
+}
+
+/// Prints summaries and where the report is.
+pub fn show(summaries: &[Summary], json: bool, report: &Path) -> Result<(), Failure> {
+    if json {
+        for s in summaries {
+            println!("{}", serde_json::to_string(s).map_err(|e| Failure::new(exit::IO, e))?);
+        }
+        eprintln!("report {}", report.display());
+    } else {
+        println!("{}", table::modes(summaries));
+        println!("report  {}", report.display());
+    }
+    Ok(())
+}
+
+/// The run's folder, made. An existing one is refused: its record would mix with the new one.
+pub fn run_dir(given: Option<&Path>, name: &str) -> Result<PathBuf, Failure> {
+    if let Some(dir) = given {
+        if dir.join(METRICS_FILE).exists() {
+            return Err(Failure::new(exit::CONFIG, format!("{} holds another run", dir.display()))
+                .help("choose another --run-dir, or remove it"));
+        }
+        fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
+        return Ok(dir.to_path_buf());
+    }
+    let runs = Path::new("runs");
+    fs::create_dir_all(runs).map_err(|e| Failure::write(runs, e))?;
+    for n in 1.. {
+        let dir = runs.join(format!("{name}-{n}"));
+        match fs::create_dir(&dir) {
+            Ok(()) => return Ok(dir),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(Failure::write(&dir, e)),
+        }
+    }
+    Err(Failure::new(exit::IO, "no free folder in runs/"))
+}
+
+/// Set to the signal's number when the user wants the end.
+pub fn interrupts() -> Arc<AtomicI32> {
+    let flag = Arc::new(AtomicI32::new(0));
+    let set = flag.clone();
+    let watch = move || {
+        if let Ok(rt) = tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            let number = rt.block_on(paraft_host::lifeline::terminated());
+            set.store(number, Relaxed);
+        }
+    };
+    let _ = std::thread::Builder::new().name("signals".into()).spawn(watch);
+    flag
+}
+
+/// Trains one job on a fleet of its own in `dir`; returns the run's record.
+pub fn launch(job: &Job, dir: &Path, quiet: bool, interrupted: &AtomicI32) -> Result<RunRecord, Failure> {
+    if !job.cluster.addresses.is_empty() {
+        return Err(Failure::new(exit::CONFIG, "the job names servers that are started by hand (cluster.addresses)")
+            .help("start `paraft server` and `paraft worker` on those hosts, or remove the key to launch a fleet here"));
+    }
+    let dir = &fs::canonicalize(dir).map_err(|e| Failure::write(dir, e))?;
+    let mut resolved = job.clone();
+    absolute_paths(&mut resolved)?;
+    let run = describe(&resolved)?; // wrong data and impossible models end here, before any process starts
+    let job_file = dir.join(JOB_FILE);
+    fs::write(&job_file, resolved.to_toml()).map_err(|e| Failure::write(&job_file, e))?;
+    let metrics = dir.join(METRICS_FILE);
+    let mut writer = MetricsWriter::append(&metrics)?;
+    writer.write(&Event::Run(run.clone()))?;
+
+    let mut fleet = Fleet::servers(&resolved, dir)?;
+    let servers_file = dir.join("servers");
+    fs::write(&servers_file, fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
+    let before = crate::status::ask_all(&fleet.addresses, false);
+    fleet.start_workers(&resolved, dir)?;
+    let mut progress = Progress::new(&run, quiet);
+    let mut tail = Tail::new(&metrics);
+    let mut watch = Watch { started: false, servers_lost: Vec::new(), workers_lost: Vec::new() };
+    loop {
+        let number = interrupted.load(Relaxed);
+        if number != 0 {
+            fleet.stop();
+            return Err(Failure::new(128 + number, "interrupted; the fleet has ended"));
+        }
+        let events = tail.poll()?;
+        watch.started |= events.iter().any(|e| matches!(e, Event::Train(_)));
+        progress.update(&events);
+        if watch.look(&mut fleet, &mut writer, &progress)? {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    progress.update(&tail.poll()?);
+    progress.finish();
+    let after = crate::status::ask_all(&fleet.addresses, false);
+    for reply in after.iter().flatten() {
+        let began = before.iter().flatten().find(|b| b.server == reply.server).map_or(0.0, |b| b.cpu_seconds);
+        writer.write(&Event::Server(event::Server {
+            wall: wall(),
+            server: paraft_common::ServerId(reply.server),
+            cpu_seconds: reply.cpu_seconds - began,
+            peak_rss_bytes: reply.peak_rss_bytes,
+        }))?;
+        for s in reply.shards.iter().filter(|s| s.role == "leader" && s.buckets > 0) {
+            writer.write(&Event::Shard(event::Shard {
+                wall: wall(),
+                shard: paraft_common::ShardId(s.shard),
+                server: paraft_common::ServerId(reply.server),
+                version: paraft_common::Version(s.version),
+                delay: s.delay_counts.clone(),
+                pushes: s.pushes,
+                pulls_waited: s.pulls_waited,
+                bytes_pushed: s.bytes_pushed,
+                bytes_pulled: s.bytes_pulled,
+            }))?;
+        }
+    }
+    fleet.stop();
+    let record = RunRecord::load(dir)?;
+    writer.write(&Event::Summary(record.summarize()))?;
+    tensorboard::export(&dir.join("tensorboard"), &record)?;
+    Ok(record)
+}
+
+/// What the launcher has seen of its processes.
+struct Watch {
+    started: bool,
+    servers_lost: Vec<usize>,
+    workers_lost: Vec<usize>,
+}
+
+impl Watch {
+    /// True when all workers have ended. A worker that was killed is lost and the others go on; one that ended
+    /// with an error ends the run, since the same would happen to the others.
+    fn look(&mut self, fleet: &mut Fleet, writer: &mut MetricsWriter, progress: &Progress) -> Result<bool, Failure> {
+        for (i, server) in fleet.servers.iter_mut().enumerate() {
+            if server.ended().is_some() && !self.servers_lost.contains(&i) {
+                self.servers_lost.push(i);
+                let how = server.obituary();
+                progress.note(&format!("warning: {} {how}; {}", server.name, server.last_words()));
+            }
+        }
+        let all = fleet.workers.len();
+        let mut running = 0;
+        for (i, worker) in fleet.workers.iter_mut().enumerate() {
+            let Some(status) = worker.ended() else {
+                running += 1;
+                continue;
+            };
+            if status.success() || self.workers_lost.contains(&i) {
+                continue;
+            }
+            let how = worker.obituary();
+            if status.signal().is_none() || !self.started {
+                // Let the servers' view of the others settle no further: this run has failed.
+                let words = worker.last_words();
+                let code = status.code().unwrap_or(exit::FAILED);
+                let first = format!("{} {how} before the others: {words}", worker.name);
+                return Err(Failure::new(code, first).help(format!("its log is {}.log in the run's folder", worker.name)));
+            }
+            self.workers_lost.push(i);
+            progress.note(&format!("warning: {} {how}; the others go on", worker.name));
+            writer.write(&Event::Leave(event::Leave {
+                wall: wall(),
+                worker: paraft_common::WorkerId(i as u32),
+                reason: how,
+            }))?;
+        }
+        if self.workers_lost.len() == all {
+            return Err(Failure::new(exit::FAILED, "all workers are lost"));
+        }
+        Ok(running == 0)
+    }
+}
+
+fn wall() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}
+
+/// The resolved job lies in the run's folder; its paths must not depend on that.
+fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
+    let base = fs::canonicalize(if job.base_dir.as_os_str().is_empty() { Path::new(".") } else { &job.base_dir });
+    let base = base.map_err(|e| Failure::new(exit::CONFIG, format!("the job's folder: {e}")))?;
+    if let Some(data) = &mut job.data {
+        data.rebase(&base);
+    }
+    if let Some(own) = job.cluster.worker_command.first_mut().filter(|c| c.contains('/')) {
+        *own = base.join(&*own).to_string_lossy().into_owned();
+    }
+    job.base_dir = base;
+    Ok(())
+}
+
+/// The run's first line. Loads the data and builds the model, so that what is wrong with them is said before
+/// any process starts.
+fn describe(job: &Job) -> Result<event::Run, Failure> {
+    let began = Instant::now();
+    let (parameters, samples) = if job.cluster.worker_command.is_empty() {
+        let (model, data) = cli::built_in(job)?;
+        let layout = job.layout(model.tensors()).map_err(|e| Failure::new(exit::CONFIG, e))?;
+        (layout.params_len() as u64, data.train.len() as u64)
+    } else {
+        (0, 0)
+    };
+    tracing::debug!(seconds = began.elapsed().as_secs_f64(), "data and model are fine");
+    let t = &job.train;
+    let per_worker = samples / u64::from(t.workers) / t.batch as u64 * t.batch as u64;
+    let budget = (per_worker * t.epochs).min(t.max_steps.unwrap_or(u64::MAX).saturating_mul(t.batch as u64));
+    Ok(event::Run {
+        wall: wall(),
+        name: job.name.clone(),
+        mode: t.mode.to_string(),
+        model: job.model.as_ref().map_or("custom", |m| m.name()).to_string(),
+        data: job.data.as_ref().map_or("custom", |d| d.name()).to_string(),
+        workers: t.workers,
+        servers: job.servers(),
+        shards: job.shards(),
+        replicas: job.cluster.replicas,
+        batch: t.batch as u64,
+        seed: job.seed,
+        epochs: t.epochs,
+        parameters,
+        samples_budget: budget * u64::from(t.workers),
+        optimizer: job.optimizer.kind().to_string(),
+        lr: job.optimizer.lr(),
+        target_accuracy: job.eval.target_accuracy,
+    })
+}

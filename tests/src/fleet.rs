@@ -1,0 +1,186 @@
+//! Servers in this process.
+
+use crate::wait;
+use anyhow::{Context, Result, ensure};
+use paraft_client::status;
+use paraft_common::{ServerId, ShardId};
+use paraft_proto::{ShardStatus, StatusReply};
+use paraft_server::{Server, ServerOptions};
+use std::{
+    collections::BTreeMap,
+    net::TcpListener,
+    time::Duration,
+};
+use tokio::runtime::{Builder, Runtime};
+
+/// Short, so that a failover takes a fraction of a second; long enough for two busy cores.
+const ELECTION: Duration = Duration::from_millis(200);
+const ASK: Duration = Duration::from_secs(10);
+
+/// Servers on loopback. They end with the fleet.
+pub struct Fleet {
+    /// Where they listen, by id.
+    pub addresses: Vec<String>,
+    /// Raft groups.
+    pub shards: u32,
+    /// Replicas of each.
+    pub replicas: u32,
+    slots: Vec<Slot>,
+    asking: Runtime,
+}
+
+/// A server's life: bound, running, dead.
+enum Slot {
+    /// Its port is taken, nobody answers yet.
+    Bound(TcpListener),
+    Running(Runtime),
+    Dead,
+}
+
+/// The shape of a fleet; `Default` is one server with one shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FleetOptions {
+    /// Servers.
+    pub servers: u32,
+    /// Raft groups.
+    pub shards: u32,
+    /// Replicas of each.
+    pub replicas: u32,
+}
+
+impl Default for FleetOptions {
+    fn default() -> Self {
+        Self { servers: 1, shards: 1, replicas: 1 }
+    }
+}
+
+impl FleetOptions {
+    /// Three servers, every shard on all of them.
+    pub fn replicated(shards: u32) -> Self {
+        Self { servers: 3, shards, replicas: 3 }
+    }
+}
+
+impl Fleet {
+    /// Starts every server.
+    pub fn start(options: FleetOptions) -> Result<Self> {
+        let mut fleet = Self::bind(options)?;
+        for id in 0..options.servers {
+            fleet.start_server(id)?;
+        }
+        Ok(fleet)
+    }
+
+    /// Takes the ports; no server runs yet.
+    pub fn bind(options: FleetOptions) -> Result<Self> {
+        let listeners = (0..options.servers)
+            .map(|_| TcpListener::bind("127.0.0.1:0"))
+            .collect::<std::io::Result<Vec<_>>>()?;
+        let addresses =
+            listeners.iter().map(|l| Ok(l.local_addr()?.to_string())).collect::<std::io::Result<_>>()?;
+        Ok(Self {
+            addresses,
+            shards: options.shards,
+            replicas: options.replicas,
+            slots: listeners.into_iter().map(Slot::Bound).collect(),
+            asking: Builder::new_current_thread().enable_all().build()?,
+        })
+    }
+
+    /// Starts one server; it has not run before.
+    pub fn start_server(&mut self, id: u32) -> Result<()> {
+        let slot = std::mem::replace(&mut self.slots[id as usize], Slot::Dead);
+        let Slot::Bound(listener) = slot else { anyhow::bail!("server {id} was started already") };
+        listener.set_nonblocking(true)?;
+        let options = ServerOptions {
+            id: ServerId(u64::from(id)),
+            servers: self.addresses.clone(),
+            shards: self.shards,
+            replicas: self.replicas,
+            election: ELECTION,
+            socket: None,
+        };
+        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let incarnation = 1000 + u64::from(id);
+        let (server, listener) = runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            anyhow::Ok((Server::start(options, incarnation).await?, listener))
+        })?;
+        runtime.spawn(server.run(listener, None, std::future::pending()));
+        self.slots[id as usize] = Slot::Running(runtime);
+        Ok(())
+    }
+
+    /// Ends a server as a crash does: no task runs on, no goodbye, its memory is gone.
+    pub fn kill(&mut self, id: u32) {
+        if let Slot::Running(runtime) = std::mem::replace(&mut self.slots[id as usize], Slot::Dead) {
+            runtime.shutdown_background();
+        }
+    }
+
+    /// Ids of the servers that run.
+    pub fn alive(&self) -> Vec<u32> {
+        (0u32..).zip(&self.slots).filter(|(_, s)| matches!(s, Slot::Running(_))).map(|(i, _)| i).collect()
+    }
+
+    /// What a server says of itself.
+    pub fn status(&self, id: u32, digest: bool) -> Result<StatusReply> {
+        self.asking
+            .block_on(status(&self.addresses[id as usize], digest, ASK))
+            .map_err(|e| anyhow::anyhow!("status of server {id}: {e}"))
+    }
+
+    /// The leader's view of a shard, once there is a leader.
+    pub fn leader(&self, shard: ShardId) -> (u32, ShardStatus) {
+        let ask = || {
+            self.alive().into_iter().find_map(|id| {
+                let mut shards = self.status(id, false).ok()?.shards.into_iter();
+                shards.find(|s| s.shard == shard.0 && s.role == "leader").map(|s| (id, s))
+            })
+        };
+        let found = wait::until(&format!("a leader of {shard}"), ask, Option::is_some);
+        found.unwrap_or_else(|| unreachable!("the condition was that there is one"))
+    }
+
+    /// As [`Self::leader`], of the only shard.
+    pub fn shard(&self) -> ShardStatus {
+        self.leader(ShardId(0)).1
+    }
+
+    /// Waits until all living replicas of every shard have applied the same entries, and fails unless their
+    /// states are the same, bit for bit. Gives the digests by shard.
+    pub fn replicas_agree(&self) -> Result<BTreeMap<u32, u64>> {
+        let ask = || {
+            let mut seen: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
+            for id in self.alive() {
+                for s in self.status(id, true).map(|s| s.shards).unwrap_or_default() {
+                    seen.entry(s.shard).or_default().push((s.applied_index, s.digest));
+                }
+            }
+            seen
+        };
+        let alive = self.alive().len();
+        let level = |seen: &BTreeMap<u32, Vec<(u64, u64)>>| {
+            seen.len() == self.shards as usize
+                && seen.values().all(|v| {
+                    v.len() == alive.min(self.replicas as usize) && v.iter().all(|(i, _)| *i == v[0].0)
+                })
+        };
+        let seen = wait::until("all replicas at the same index", ask, level);
+        seen.into_iter()
+            .map(|(shard, replicas)| {
+                let (_, first) = *replicas.first().context("no replica")?;
+                ensure!(replicas.iter().all(|(_, d)| *d == first), "shard {shard} differs: {replicas:x?}");
+                Ok((shard, first))
+            })
+            .collect()
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        for id in 0..self.slots.len() {
+            self.kill(id as u32);
+        }
+    }
+}

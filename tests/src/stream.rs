@@ -1,0 +1,119 @@
+//! A worker's stream by hand.
+
+use crate::wait::DEADLINE;
+use anyhow::{Context, Result, bail};
+use paraft_common::config::ServerJob;
+use paraft_proto::{
+    FromShard, Init, Open, Opened, PROTOCOL, Pull, Push, Refused, ToShard, Weights, from_shard,
+    shards_client::ShardsClient, to_shard,
+};
+use tokio::{runtime::Runtime, sync::mpsc, time::timeout};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::Streaming;
+
+/// A stream to one shard: sends what it is told, reads what comes, keeps no state.
+pub struct Stream {
+    runtime: Runtime,
+    out: mpsc::UnboundedSender<ToShard>,
+    inbound: Streaming<FromShard>,
+}
+
+impl Stream {
+    /// Connects; sends nothing.
+    pub fn connect(address: &str) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let (out, rx) = mpsc::unbounded_channel();
+        let inbound = runtime.block_on(async {
+            let mut client = ShardsClient::connect(format!("http://{address}")).await?;
+            anyhow::Ok(client.exchange(UnboundedReceiverStream::new(rx)).await?.into_inner())
+        })?;
+        Ok(Self { runtime, out, inbound })
+    }
+
+    /// Connects and opens a session, once the server leads; gives the initial weights (zeros) where the shard
+    /// has none. `buckets` are the lengths of the shard's buckets, by id.
+    pub fn open(address: &str, job: &ServerJob, worker: u32, buckets: &[(u32, usize)]) -> Result<(Self, Opened)> {
+        let mut tries = 0;
+        let (mut stream, opened) = loop {
+            let mut stream = Self::connect(address)?;
+            stream.send(to_shard::Kind::Open(open(job, worker)?));
+            match stream.next()? {
+                Some(from_shard::Kind::Opened(o)) => break (stream, o),
+                // Right after its start a server has no leader yet.
+                Some(from_shard::Kind::Refused(_)) if tries < 200 => {
+                    tries += 1;
+                    std::thread::sleep(std::time::Duration::from_millis(20));
+                }
+                other => bail!("Open was answered by {other:?}"),
+            }
+        };
+        if !opened.initialised {
+            for (bucket, len) in buckets {
+                stream.send(to_shard::Kind::Init(Init { bucket: *bucket, payload: vec![0; len * 4].into() }));
+            }
+        }
+        Ok((stream, opened))
+    }
+
+    /// Sends one message.
+    pub fn send(&self, kind: to_shard::Kind) {
+        self.send_raw(ToShard { kind: Some(kind) });
+    }
+
+    /// Sends one message, empty ones too.
+    pub fn send_raw(&self, message: ToShard) {
+        let _ = self.out.send(message); // a closed stream shows in what is read
+    }
+
+    /// The next message, or `None` where the server ended the stream. Fails after the deadline.
+    pub fn next(&mut self) -> Result<Option<from_shard::Kind>> {
+        let next = async { timeout(DEADLINE, self.inbound.message()).await };
+        let message = self.runtime.block_on(next).context("no answer")??;
+        message.map(|m| m.kind.context("an empty message")).transpose()
+    }
+
+    /// The next message, which must be a refusal.
+    pub fn refused(&mut self) -> Result<Refused> {
+        match self.next()? {
+            Some(from_shard::Kind::Refused(r)) => Ok(r),
+            other => bail!("a refusal was expected, not {other:?}"),
+        }
+    }
+
+    /// The next message, which must be an ack; its seq and version.
+    pub fn ack(&mut self) -> Result<(u64, u64)> {
+        match self.next()? {
+            Some(from_shard::Kind::Ack(a)) => Ok((a.seq, a.version)),
+            other => bail!("an ack was expected, not {other:?}"),
+        }
+    }
+
+    /// Pulls; the buckets in the order they came.
+    pub fn pull(&mut self, done: u64) -> Result<Vec<Weights>> {
+        self.send(to_shard::Kind::Pull(Pull { done, r#final: false }));
+        let mut all = Vec::new();
+        loop {
+            match self.next()? {
+                Some(from_shard::Kind::Weights(w)) => {
+                    let last = w.last;
+                    all.push(w);
+                    if last {
+                        return Ok(all);
+                    }
+                }
+                other => bail!("weights were expected, not {other:?}"),
+            }
+        }
+    }
+}
+
+/// A right Open.
+pub fn open(job: &ServerJob, worker: u32) -> Result<Open> {
+    Ok(Open { protocol: PROTOCOL, shard: 0, worker, session: 0, job: job.to_toml()? })
+}
+
+/// A push of the same value everywhere.
+pub fn push(seq: u64, step: u64, bucket: u32, value: f32, len: usize) -> Push {
+    let payload: Vec<u8> = std::iter::repeat_n(value.to_le_bytes(), len).flatten().collect();
+    Push { seq, step, bucket, version: 0, sum_of_squares: 0.0, payload: payload.into() }
+}

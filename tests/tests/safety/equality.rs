@@ -1,0 +1,102 @@
+//! One process is the oracle for the cluster.
+
+use anyhow::Result;
+use paraft_tests::{
+    fleet::{Fleet, FleetOptions},
+    train::{distance, job, oracle, train},
+};
+
+const LOGISTIC: &str = "[model]\nkind = \"logistic-regression\"";
+const MLP: &str = "[model]\nkind = \"mlp\"\nhidden = [24, 16]";
+const AUTOENCODER: &str = "[model]\nkind = \"autoencoder\"\nhidden = [16]";
+const CONVNET: &str = "[model]\nkind = \"convnet\"";
+
+/// Each with a rate that trains, and the distance from the oracle that is allowed after 50 steps.
+const OPTIMIZERS: [(&str, &str, f64); 7] = [
+    ("sgd", "lr = 0.1", LINEAR),
+    ("momentum", "lr = 0.02", LINEAR),
+    ("nesterov", "lr = 0.02", LINEAR),
+    ("adagrad", "lr = 0.02", ADAPTIVE),
+    ("rmsprop", "lr = 0.002", ADAPTIVE),
+    ("adam", "lr = 0.005", ADAPTIVE),
+    ("adamw", "lr = 0.005", ADAPTIVE),
+];
+const LINEAR: f64 = 1e-6;
+const ADAPTIVE: f64 = 1e-4;
+
+fn run(fleet: FleetOptions, text: &str, set: &[&str]) -> Result<(Vec<f32>, Vec<f32>)> {
+    let fleet = Fleet::start(fleet)?;
+    let mut all = vec!["train.max_steps=50", "train.batch=16", "train.epochs=9"];
+    all.extend(set);
+    let job = job(&fleet, text, &all)?;
+    Ok((train(&job)?, oracle(&job)?))
+}
+
+fn bsp_equals_the_oracle(model: &str) -> Result<()> {
+    let mut worst: Vec<String> = Vec::new();
+    for (kind, rate, allowed) in OPTIMIZERS {
+        for workers in 2..=4 {
+            let (kind, rate) = (format!("optimizer.kind={kind}"), format!("optimizer.{rate}"));
+            let workers = format!("train.workers={workers}");
+            let set = [workers.as_str(), &kind, &rate, "cluster.bucket_bytes=1024"];
+            let (cluster, single) = run(FleetOptions::default(), model, &set)?;
+            let apart = distance(&single, &cluster);
+            println!("{kind} {workers}: {apart:.2e}");
+            if apart > allowed {
+                worst.push(format!("{set:?}: {apart:e} is more than {allowed:e}"));
+            }
+        }
+    }
+    assert!(worst.is_empty(), "{model}: {worst:#?}");
+    Ok(())
+}
+
+#[test]
+fn n_workers_in_bsp_train_logistic_regression_as_one_process_with_n_times_the_batch() -> Result<()> {
+    bsp_equals_the_oracle(LOGISTIC)
+}
+
+#[test]
+fn n_workers_in_bsp_train_an_mlp_as_one_process_with_n_times_the_batch() -> Result<()> {
+    bsp_equals_the_oracle(MLP)
+}
+
+#[test]
+fn n_workers_in_bsp_train_an_autoencoder_as_one_process_with_n_times_the_batch() -> Result<()> {
+    bsp_equals_the_oracle(AUTOENCODER)
+}
+
+#[test]
+fn shards_replicas_clipping_and_a_schedule_do_not_change_what_is_learned() -> Result<()> {
+    let schedule = "[schedule]\nkind = \"cosine\"\nsteps = 40\nmin_factor = 0.1\nwarmup = 5\nscale = \"linear\"";
+    let text = format!("{MLP}\n[optimizer]\nkind = \"momentum\"\nlr = 0.01\n[clip]\nnorm = 0.5\n{schedule}");
+    for fleet in [FleetOptions::replicated(3), FleetOptions { servers: 1, shards: 3, replicas: 1 }] {
+        let set = ["train.workers=2", "cluster.bucket_bytes=1024"];
+        let (cluster, single) = run(fleet, &text, &set)?;
+        let apart = distance(&single, &cluster);
+        println!("{fleet:?}: {apart:.2e}");
+        assert!(apart <= LINEAR, "{fleet:?}: {apart:e}");
+    }
+    Ok(())
+}
+
+#[test]
+fn one_worker_gets_the_same_bits_in_every_mode_and_alone() -> Result<()> {
+    let clip = "[clip]\nnorm = 0.3";
+    for (model, kind) in [(LOGISTIC, "adam"), (MLP, "momentum"), (AUTOENCODER, "rmsprop"), (CONVNET, "sgd")] {
+        for shards in [1, 2] {
+            for mode in ["bsp", "ssp:3", "asp"] {
+                let (mode, kind) = (format!("train.mode={mode}"), format!("optimizer.kind={kind}"));
+                let set = [
+                    "train.workers=1", "train.max_steps=20", "optimizer.lr=0.02",
+                    "cluster.bucket_bytes=4096", &mode, &kind,
+                ];
+                let fleet = FleetOptions { servers: 1, shards, replicas: 1 };
+                let (cluster, single) = run(fleet, &format!("{model}\n{clip}"), &set)?;
+                let same = cluster.iter().zip(&single).all(|(a, b)| a.to_bits() == b.to_bits());
+                assert!(same, "{model} {set:?} {shards} shards: {:e}", distance(&single, &cluster));
+            }
+        }
+    }
+    Ok(())
+}

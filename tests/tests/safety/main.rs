@@ -1,0 +1,5 @@
+//! The safety of the whole system: servers, clients and workers in this process, over loopback.
+
+mod equality;
+mod exactly_once;
+mod modes;
