@@ -6,10 +6,13 @@ pub const F32_BYTES: usize = 4;
 
 /// Appends `values` to `out` as little-endian bytes.
 pub fn put_f32_le(values: &[f32], out: &mut Vec<u8>) {
-    let start = out.len();
-    out.resize(start + values.len() * F32_BYTES, 0);
-    for (o, v) in out[start..].as_chunks_mut::<F32_BYTES>().0.iter_mut().zip(values) {
-        *o = v.to_le_bytes();
+    if cfg!(target_endian = "little") {
+        // The values' own bytes, in one copy. (Any f32 is four valid bytes; it is the way back, bytes of the
+        // network to f32, that would need an alignment.)
+        out.extend_from_slice(bytemuck::cast_slice(values));
+    } else {
+        out.reserve(values.len() * F32_BYTES);
+        values.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
     }
 }
 

@@ -14,6 +14,8 @@ pub const FRAME_BYTES: u32 = 256 << 10;
 pub const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 /// Window of a connection, shared by its streams.
 pub const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// Send buffer of a Unix socket: a bucket and a half.
+pub const SOCKET_BUFFER_BYTES: usize = 3 << 19;
 /// A silent connection is asked for a sign of life this often...
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 /// ...and given up after this long without one.

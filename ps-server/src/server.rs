@@ -13,6 +13,7 @@ use crate::{
         owner::{self, Counters},
     },
 };
+use futures::StreamExt;
 use paraft_common::{ServerId, ShardId, placement};
 use paraft_proto::{limits, peers_server::PeersServer, shards_server::ShardsServer};
 use std::{
@@ -162,11 +163,19 @@ impl Server {
         if let Some(path) = &self.options.socket {
             let _ = std::fs::remove_file(path); // left by a process that was killed
             let l = UnixListener::bind(path).map_err(|e| ServerError::Io(path.display().to_string(), e))?;
-            let serve = self.router().serve_with_incoming_shutdown(UnixListenerStream::new(l), until(stopped.clone()));
+            let incoming = UnixListenerStream::new(l).map(|s| {
+                let s = s?;
+                let _ = socket2::SockRef::from(&s).set_send_buffer_size(limits::SOCKET_BUFFER_BYTES);
+                Ok::<_, std::io::Error>(s)
+            });
+            let serve = self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone()));
             tokio::spawn(serve);
         }
-        let mut incoming = TcpListenerStream::new(listener);
-        let incoming = async_nodelay(&mut incoming);
+        let incoming = TcpListenerStream::new(listener).map(|s| {
+            let s = s?;
+            s.set_nodelay(true)?; // small messages must not wait for Nagle's algorithm
+            Ok::<_, std::io::Error>(s)
+        });
         let served = self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone()));
         tokio::select! {
             r = served => r?,
@@ -202,16 +211,4 @@ impl Server {
     pub fn status(&self) -> StatusService {
         self.status.clone()
     }
-}
-
-/// Small messages must not wait for Nagle's algorithm.
-fn async_nodelay(
-    incoming: &mut TcpListenerStream,
-) -> impl futures::Stream<Item = std::io::Result<tokio::net::TcpStream>> + '_ {
-    use futures::StreamExt;
-    incoming.map(|s| {
-        let s = s?;
-        s.set_nodelay(true)?;
-        Ok(s)
-    })
 }

@@ -6,11 +6,7 @@ use paraft_client::status;
 use paraft_common::{ServerId, ShardId};
 use paraft_proto::{ShardStatus, StatusReply};
 use paraft_server::{Server, ServerOptions};
-use std::{
-    collections::BTreeMap,
-    net::TcpListener,
-    time::Duration,
-};
+use std::{collections::BTreeMap, net::TcpListener, time::Duration};
 use tokio::runtime::{Builder, Runtime};
 
 /// Short, so that a failover takes a fraction of a second; long enough for two busy cores.
@@ -19,14 +15,21 @@ const ASK: Duration = Duration::from_secs(10);
 
 /// Servers on loopback. They end with the fleet.
 pub struct Fleet {
-    /// Where they listen, by id.
+    /// What a worker needs to know of it.
+    pub at: At,
+    slots: Vec<Slot>,
+    asking: Runtime,
+}
+
+/// A fleet as its workers see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct At {
+    /// Where the servers listen, by id.
     pub addresses: Vec<String>,
     /// Raft groups.
     pub shards: u32,
     /// Replicas of each.
     pub replicas: u32,
-    slots: Vec<Slot>,
-    asking: Runtime,
 }
 
 /// A server's life: bound, running, dead.
@@ -79,9 +82,7 @@ impl Fleet {
         let addresses =
             listeners.iter().map(|l| Ok(l.local_addr()?.to_string())).collect::<std::io::Result<_>>()?;
         Ok(Self {
-            addresses,
-            shards: options.shards,
-            replicas: options.replicas,
+            at: At { addresses, shards: options.shards, replicas: options.replicas },
             slots: listeners.into_iter().map(Slot::Bound).collect(),
             asking: Builder::new_current_thread().enable_all().build()?,
         })
@@ -94,9 +95,9 @@ impl Fleet {
         listener.set_nonblocking(true)?;
         let options = ServerOptions {
             id: ServerId(u64::from(id)),
-            servers: self.addresses.clone(),
-            shards: self.shards,
-            replicas: self.replicas,
+            servers: self.at.addresses.clone(),
+            shards: self.at.shards,
+            replicas: self.at.replicas,
             election: ELECTION,
             socket: None,
         };
@@ -126,7 +127,7 @@ impl Fleet {
     /// What a server says of itself.
     pub fn status(&self, id: u32, digest: bool) -> Result<StatusReply> {
         self.asking
-            .block_on(status(&self.addresses[id as usize], digest, ASK))
+            .block_on(status(&self.at.addresses[id as usize], digest, ASK))
             .map_err(|e| anyhow::anyhow!("status of server {id}: {e}"))
     }
 
@@ -161,9 +162,9 @@ impl Fleet {
         };
         let alive = self.alive().len();
         let level = |seen: &BTreeMap<u32, Vec<(u64, u64)>>| {
-            seen.len() == self.shards as usize
+            seen.len() == self.at.shards as usize
                 && seen.values().all(|v| {
-                    v.len() == alive.min(self.replicas as usize) && v.iter().all(|(i, _)| *i == v[0].0)
+                    v.len() == alive.min(self.at.replicas as usize) && v.iter().all(|(i, _)| *i == v[0].0)
                 })
         };
         let seen = wait::until("all replicas at the same index", ask, level);

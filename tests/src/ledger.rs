@@ -4,7 +4,7 @@
 //! everywhere else, so each weight ends as minus the number of times that its push was applied: 0 is a lost
 //! push, -2 a doubled one. All numbers on the way are small and exact in `f32`.
 
-use crate::fleet::Fleet;
+use crate::fleet::At;
 use paraft_client::{Client, ClientError, ClientOptions, Pulled, Transport};
 use paraft_common::{
     BucketId, Mode, Step, WorkerId,
@@ -70,7 +70,7 @@ impl Ledger {
     }
 
     /// Joins the job.
-    pub fn join(&self, fleet: &Fleet, worker: u32) -> Result<Page, ClientError> {
+    pub fn join(&self, fleet: &At, worker: u32) -> Result<Page, ClientError> {
         let options = ClientOptions {
             servers: fleet.addresses.clone(),
             shards: fleet.shards,
@@ -117,8 +117,8 @@ impl Page {
     pub fn push_gradient(&mut self, gradient: &[f32]) {
         let step = self.done.next();
         let buckets = self.client.layout().buckets().to_vec();
-        for (i, b) in (0u32..).zip(&buckets).rev() {
-            self.client.push(BucketId(i), step, &gradient[b.range()]);
+        for (i, b) in buckets.iter().enumerate().rev() {
+            self.client.push(BucketId(i as u32), step, &gradient[b.range()]);
         }
         self.done = step;
     }

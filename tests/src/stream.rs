@@ -9,7 +9,7 @@ use paraft_proto::{
 };
 use tokio::{runtime::Runtime, sync::mpsc, time::timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::Streaming;
+use tonic::{Streaming, transport::Endpoint};
 
 /// A stream to one shard: sends what it is told, reads what comes, keeps no state.
 pub struct Stream {
@@ -24,7 +24,8 @@ impl Stream {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let (out, rx) = mpsc::unbounded_channel();
         let inbound = runtime.block_on(async {
-            let mut client = ShardsClient::connect(format!("http://{address}")).await?;
+            let channel = Endpoint::from_shared(format!("http://{address}"))?.connect().await?;
+            let mut client = ShardsClient::new(channel);
             anyhow::Ok(client.exchange(UnboundedReceiverStream::new(rx)).await?.into_inner())
         })?;
         Ok(Self { runtime, out, inbound })
@@ -34,7 +35,7 @@ impl Stream {
     /// has none. `buckets` are the lengths of the shard's buckets, by id.
     pub fn open(address: &str, job: &ServerJob, worker: u32, buckets: &[(u32, usize)]) -> Result<(Self, Opened)> {
         let mut tries = 0;
-        let (mut stream, opened) = loop {
+        let (stream, opened) = loop {
             let mut stream = Self::connect(address)?;
             stream.send(to_shard::Kind::Open(open(job, worker)?));
             match stream.next()? {

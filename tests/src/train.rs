@@ -1,7 +1,7 @@
 //! Jobs on the embedded digits, workers in threads, and the oracle: one process that does what a cluster of
 //! `n` workers must come to.
 
-use crate::fleet::Fleet;
+use crate::fleet::At;
 use anyhow::{Context, Result};
 use paraft_common::{
     Layout, ShardId, TensorKind,
@@ -23,7 +23,7 @@ use std::{
 };
 
 /// A job on the digits: `text` is TOML, each line of `set` an assignment as `--set` takes it.
-pub fn job(fleet: &Fleet, text: &str, set: &[&str]) -> Result<Job> {
+pub fn job(fleet: &At, text: &str, set: &[&str]) -> Result<Job> {
     let text = format!("[data]\nkind = \"digits\"\n[eval]\nevery_epoch = false\n{text}");
     let set: Vec<String> = set.iter().map(ToString::to_string).collect();
     let mut job = Job::parse(&text, Path::new("test.toml"), &set)?;

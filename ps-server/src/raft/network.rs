@@ -41,13 +41,17 @@ pub struct Peers {
     seen: Mutex<HashMap<u64, u64>>,
 }
 
-/// A peer under a known id, but another process.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "server s{server} was restarted and has lost its memory: it cannot take part in this job again (the others go on while they are a majority)"
-)]
-pub struct Restarted {
-    server: u64,
+/// Why a peer is not talked to.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Stranger {
+    /// A known id, but another process.
+    #[error(
+        "server s{0} was restarted and has lost its memory: it cannot take part in this job again (the others go on while they are a majority)"
+    )]
+    Restarted(u64),
+    /// No server of the list.
+    #[error("s{0} is not in this server's list; do all servers have the same --servers?")]
+    Unlisted(u64),
 }
 
 impl Peers {
@@ -67,10 +71,14 @@ impl Peers {
     }
 
     /// Checks that a peer is the process it was when it was first heard of.
-    pub fn recognise(&self, server: u64, incarnation: u64) -> Result<(), Restarted> {
+    pub fn recognise(&self, server: u64, incarnation: u64) -> Result<(), Stranger> {
+        // Also what bounds `seen`.
+        if self.address(ServerId(server)).is_none() {
+            return Err(Stranger::Unlisted(server));
+        }
         match *self.seen.lock().entry(server).or_insert(incarnation) {
             first if first == incarnation => Ok(()),
-            _ => Err(Restarted { server }),
+            _ => Err(Stranger::Restarted(server)),
         }
     }
 
@@ -85,6 +93,7 @@ impl Peers {
             .tcp_nodelay(true)
             .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
             .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
+            .max_frame_size(limits::FRAME_BYTES)
             // Without it a black-holed connection would hang until the kernel gives up.
             .http2_keep_alive_interval(Duration::from_millis(500))
             .keep_alive_timeout(Duration::from_secs(1))
@@ -132,7 +141,7 @@ enum CallError {
     #[error("{}", .0.message())]
     Status(tonic::Status),
     #[error(transparent)]
-    Restarted(#[from] Restarted),
+    Stranger(#[from] Stranger),
     #[error("no answer within {0:?}")]
     Timeout(Duration),
 }

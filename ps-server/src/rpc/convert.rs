@@ -10,6 +10,9 @@ use bytes::Bytes;
 use paraft_common::{BucketId, Seq, Step, Version, codec::all_finite_le};
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, from_shard, to_shard};
 
+/// No job has this many steps; a clock beyond it could not be counted on.
+const MAX_STEP: u64 = 1 << 53;
+
 /// Checks a message that follows Open.
 pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
     use to_shard::Kind;
@@ -49,6 +52,7 @@ pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
             Ok(Message::Report { epoch: m.epoch, sums })
         }
         Kind::Finish(_) => Ok(Message::Finish),
+        Kind::Advance(m) if m.step > MAX_STEP => Err(RefusalKind::Malformed.into()),
         Kind::Advance(m) => Ok(Message::Advance { step: Step(m.step) }),
     }
 }

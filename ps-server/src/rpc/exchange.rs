@@ -26,6 +26,9 @@ use tonic::{Request, Response, Status, Streaming};
 /// Answers that may wait for a slow reader, beyond two for each bucket.
 const REPLY_QUEUE: usize = 64;
 
+/// Buckets of a job: 2^34 values (the most a job may have) in buckets of 1 MiB are 2^16.
+const MAX_BUCKETS: usize = 1 << 18;
+
 /// A shard as the services see it.
 #[derive(Clone)]
 pub struct Hosted {
@@ -67,7 +70,9 @@ impl Shards for ShardsService {
             }
         });
         let server = self.server;
-        let replies = ReceiverStream::new(rx).flat_map(move |source| -> Pin<Box<dyn Stream<Item = _> + Send>> {
+        // One source, then the end: a stream whose owner has let it go must end for its worker too, or the worker
+        // would wait on it for ever.
+        let replies = ReceiverStream::new(rx).take(1).flat_map(move |source| -> Pin<Box<dyn Stream<Item = _> + Send>> {
             match source {
                 Source::One(m) => Box::pin(futures::stream::iter([Ok(*m)])),
                 Source::Many(rx) => {
@@ -112,11 +117,18 @@ impl ShardsService {
         let job = paraft_common::config::ServerJob::from_toml(&open.job)
             .map_err(|e| RefusalKind::BadJob(e.to_string()))?;
         let buckets = (job.params_len + job.buffers_len).div_ceil(job.bucket_len) + 2;
-        let (tx, rx) = mpsc::channel(REPLY_QUEUE + 2 * buckets.min(1 << 20));
+        // The first to open a stream configures the shard: a bucket each for billions of values would end it.
+        if buckets > MAX_BUCKETS {
+            let why = format!("{buckets} buckets are more than {MAX_BUCKETS}; use larger ones");
+            return Err(RefusalKind::BadJob(why).into());
+        }
+        let (tx, rx) = mpsc::channel(REPLY_QUEUE + 2 * buckets);
         let _ = out.send(Source::Many(rx)).await;
+        // Only the owner keeps the stream open.
+        let weak = tx.downgrade();
         let event = Event::Open {
             conn,
-            tx: tx.clone(),
+            tx,
             worker: WorkerId(open.worker),
             session: (open.session > 0).then_some(SessionId(open.session)),
             job: open.job,
@@ -129,6 +141,7 @@ impl ShardsService {
                 Ok(m) => m,
                 Err(refusal) => {
                     self.status.count_refusal(shard);
+                    let Some(tx) = weak.upgrade() else { break };
                     let _ = tx.send(Reply::Refused(refusal)).await;
                     continue;
                 }

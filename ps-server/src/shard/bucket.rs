@@ -3,11 +3,11 @@
 use bytes::Bytes;
 use paraft_common::{
     BucketId, BucketSpec, TensorKind, Version,
-    codec::{get_f32_le, put_f32_le},
+    codec::get_f32_le,
     config::ServerJob,
     optim::{Gradient, Hyper, apply_buffer},
 };
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use std::sync::Arc;
 
 /// What is replicated of a bucket.
@@ -26,8 +26,8 @@ pub struct BucketData {
     pub initialised: bool,
 }
 
-/// A bucket's place and data. Readers take the lock while they encode (a pull reads bucket by bucket while
-/// others change: that is the Hogwild read); a snapshot clones the `Arc` and never holds it.
+/// A bucket's place and data. Readers hold the lock only to clone the `Arc` (a pull reads bucket by bucket while
+/// others change: that is the Hogwild read).
 #[derive(Debug)]
 pub struct Bucket {
     /// Its id in the job.
@@ -35,8 +35,6 @@ pub struct Bucket {
     /// Its range and kind.
     pub spec: BucketSpec,
     data: RwLock<Arc<BucketData>>,
-    /// One encoding serves all pulls of a version: BSP's n workers all ask for the same one.
-    encoded: Mutex<Option<(Version, Bytes)>>,
 }
 
 impl Bucket {
@@ -53,7 +51,7 @@ impl Bucket {
 
     /// A bucket from a snapshot.
     pub fn with_data(id: BucketId, spec: BucketSpec, data: Arc<BucketData>) -> Self {
-        Self { id, spec, data: RwLock::new(data), encoded: Mutex::new(None) }
+        Self { id, spec, data: RwLock::new(data) }
     }
 
     /// The data as it is now; later updates do not change it (copy on write).
@@ -71,20 +69,12 @@ impl Bucket {
         self.data.read().initialised
     }
 
-    /// The weights as little-endian bytes, with their version.
+    /// The weights as little-endian bytes, with their version. On a little-endian host nothing is copied: the
+    /// bytes share the weights, and an update that comes before they are sent copies them first (as it does
+    /// for a snapshot).
     pub fn encode(&self) -> (Version, Bytes) {
-        let data = self.data.read();
-        let mut encoded = self.encoded.lock();
-        if let Some((v, bytes)) = &*encoded
-            && *v == data.version
-        {
-            return (*v, bytes.clone());
-        }
-        let mut out = Vec::with_capacity(data.weights.len() * 4);
-        put_f32_le(&data.weights, &mut out);
-        let bytes = Bytes::from(out);
-        *encoded = Some((data.version, bytes.clone()));
-        (data.version, bytes)
+        let image = self.image();
+        (image.version, Bytes::from_owner(WeightBytes::new(image)))
     }
 
     /// Takes the initial weights, unless they are in already.
@@ -94,7 +84,6 @@ impl Bucket {
             let data = Arc::make_mut(&mut data);
             get_f32_le(payload, &mut data.weights);
             data.initialised = true;
-            *self.encoded.lock() = None;
         }
     }
 
@@ -122,5 +111,33 @@ impl Bucket {
         data.clock += contributions as f64 / members.max(1) as f64;
         data.version.0 += 1;
         data.version
+    }
+}
+
+/// A bucket's weights, readable as the bytes that travel.
+struct WeightBytes(#[cfg(target_endian = "little")] Arc<BucketData>, #[cfg(target_endian = "big")] Vec<u8>);
+
+#[cfg(target_endian = "little")]
+impl WeightBytes {
+    fn new(image: Arc<BucketData>) -> Self {
+        Self(image)
+    }
+}
+
+#[cfg(target_endian = "big")]
+impl WeightBytes {
+    fn new(image: Arc<BucketData>) -> Self {
+        let mut le = Vec::new();
+        paraft_common::codec::put_f32_le(&image.weights, &mut le);
+        Self(le)
+    }
+}
+
+impl AsRef<[u8]> for WeightBytes {
+    fn as_ref(&self) -> &[u8] {
+        #[cfg(target_endian = "little")]
+        return bytemuck::cast_slice(&self.0.weights);
+        #[cfg(target_endian = "big")]
+        return &self.0;
     }
 }

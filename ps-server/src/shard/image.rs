@@ -49,8 +49,8 @@ impl Image {
         let mut rest = vectors.iter();
         let mut next = |len: u64| -> Result<Vec<f32>, String> {
             let le = rest.next().ok_or("the snapshot ends early")?;
-            if le.len() as u64 != len * 4 {
-                return Err(format!("a vector of the snapshot has {} bytes instead of {}", le.len(), len * 4));
+            if Some(le.len() as u64) != len.checked_mul(4) {
+                return Err(format!("a vector of the snapshot has {} bytes instead of 4 x {len}", le.len()));
             }
             let mut v = vec![0.0; len as usize];
             get_f32_le(le, &mut v);

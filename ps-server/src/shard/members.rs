@@ -23,12 +23,19 @@ impl Member {
     pub fn clock(&self) -> Step {
         self.steps.iter().copied().min().unwrap_or_default()
     }
+
+    fn furthest(&self) -> Step {
+        self.steps.iter().copied().max().unwrap_or_default()
+    }
 }
 
 /// All members, in the order of their ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Members {
     by_id: BTreeMap<WorkerId, Member>,
+    /// The furthest step of anyone who left: when all workers die, those that come back go on from there
+    /// instead of doing the whole job again on trained weights.
+    left: Step,
 }
 
 impl Members {
@@ -46,6 +53,10 @@ impl Members {
         self.by_id.get_mut(&worker).filter(|m| m.session == session)
     }
 
+    pub(super) fn get_mut(&mut self, worker: WorkerId) -> Option<&mut Member> {
+        self.by_id.get_mut(&worker)
+    }
+
     /// Everyone, finished ones included.
     pub fn iter(&self) -> impl Iterator<Item = (WorkerId, &Member)> {
         self.by_id.iter().map(|(w, m)| (*w, m))
@@ -61,20 +72,31 @@ impl Members {
         self.active().map(|(_, m)| m.clock()).min()
     }
 
-    /// Adds a member. It starts where the slowest of the others is, bucket by bucket, so that nobody waits
-    /// longer for it than for those already there.
+    /// Adds a member. It starts where the slowest of the others is, so that nobody waits longer for it than for
+    /// those already there; where nobody else trains, it goes on from the furthest that anyone has come.
     pub(super) fn join(&mut self, worker: WorkerId, session: SessionId, buckets: usize) {
-        self.by_id.remove(&worker);
-        let steps = (0..buckets)
-            .map(|b| self.active().filter_map(|(_, m)| m.steps.get(b).copied()).min().unwrap_or_default())
-            .collect();
+        self.remove(worker);
+        let slowest = |b: usize| self.active().filter_map(|(_, m)| m.steps.get(b).copied()).min();
+        // The same step in every bucket, the latest: bucket by bucket, a worker that joins while the others are
+        // between two buckets of a step would be acknowledged pushes that are never applied.
+        let start = match (0..buckets).filter_map(slowest).max() {
+            Some(step) => step,
+            None => self.iter().map(|(_, m)| m.furthest()).max().unwrap_or_default().max(self.left),
+        };
+        let steps = vec![start; buckets];
         self.by_id.insert(worker, Member { session, last_seq: Seq(0), steps, finished: false });
+    }
+
+    fn remove(&mut self, worker: WorkerId) {
+        if let Some(m) = self.by_id.remove(&worker) {
+            self.left = self.left.max(m.furthest());
+        }
     }
 
     pub(super) fn leave(&mut self, worker: WorkerId, session: SessionId) -> bool {
         let there = self.in_session(worker, session).is_some();
         if there {
-            self.by_id.remove(&worker);
+            self.remove(worker);
         }
         there
     }

@@ -323,6 +323,10 @@ impl Owner {
                 self.refuse(conn, RefusalKind::BadJob(why).into());
             }
             (Purpose::Join { conn }, Outcome::Joined { worker, session }) => {
+                // Its predecessor's part would make the new session's push of the same step look in flight.
+                if let Some(lead) = &mut self.lead {
+                    lead.rounds.forget(worker);
+                }
                 if let Some(s) = self.streams.get_mut(&conn) {
                     s.session = Some(session);
                     self.attach(conn, worker, session);
@@ -334,8 +338,13 @@ impl Owner {
                 self.updated(bucket, &contributions, version, applied);
             }
             (Purpose::Leave { worker }, outcome) => {
+                // It may have come back in between; then the Leave has changed nothing, and what it pushed in
+                // its new session must not be forgotten.
+                let back = self.shard.read(|m| m.members.get(worker).is_some());
                 if let Some(lead) = &mut self.lead {
                     lead.leaving.remove(&worker);
+                }
+                if let Some(lead) = self.lead.as_mut().filter(|_| !back) {
                     lead.absent.remove(&worker);
                     lead.rounds.forget(worker);
                     lead.in_flight.retain(|(w, _), _| *w != worker);
@@ -718,7 +727,10 @@ impl Owner {
                     // A worker reads its own writes; the rule decides about everyone else's.
                     let reads_own = m.started && own.is_some_and(|own| own >= p.done);
                     let may = conf.job.mode.may_proceed(slowest, p.done);
-                    if reads_own && !may && !p.counted {
+                    // Held back by others, not by the replication of its own push: in BSP that is an open
+                    // round, since there a push is applied only together with the others'.
+                    let held = reads_own && !may || lead.rounds.holds(p.worker, p.done);
+                    if held && !p.counted {
                         p.counted = true;
                         self.counters.pulls_waited.fetch_add(1, Relaxed);
                     }

@@ -47,6 +47,11 @@ impl Rounds {
         self.open.iter().find(|((_, b), r)| *b == bucket && r.contains_key(&worker)).map(|((s, _), _)| *s)
     }
 
+    /// Whether a push of `worker` for `step` waits for the others in any bucket.
+    pub fn holds(&self, worker: WorkerId, step: Step) -> bool {
+        self.open.range((step, 0)..=(step, usize::MAX)).any(|(_, r)| r.contains_key(&worker))
+    }
+
     /// Drops what a worker that left has pushed into open rounds: it was never acknowledged.
     pub fn forget(&mut self, worker: WorkerId) {
         for round in self.open.values_mut() {
@@ -85,13 +90,20 @@ fn sum(parts: Vec<Part>) -> Sum {
         // One worker: the bytes as they came, which makes BSP, SSP and ASP bit-equal for one worker.
         [only] => only.payload.clone(),
         [first, rest @ ..] => {
-            let mut acc = vec![0f32; first.payload.len() / F32_BYTES];
-            get_f32_le(&first.payload, &mut acc);
-            for p in rest {
-                add_f32_le(&p.payload, &mut acc);
+            // Piece by piece, so that the running sum stays in the first-level cache.
+            const PIECE: usize = 1024;
+            let len = first.payload.len();
+            let mut acc = [0f32; PIECE];
+            let mut out = Vec::with_capacity(len);
+            for at in (0..len).step_by(PIECE * F32_BYTES) {
+                let bytes = at..len.min(at + PIECE * F32_BYTES);
+                let acc = &mut acc[..bytes.len() / F32_BYTES];
+                get_f32_le(&first.payload[bytes.clone()], acc);
+                for p in rest {
+                    add_f32_le(&p.payload[bytes.clone()], acc);
+                }
+                put_f32_le(acc, &mut out);
             }
-            let mut out = Vec::with_capacity(first.payload.len());
-            put_f32_le(&acc, &mut out);
             out.into()
         }
         [] => Bytes::new(),

@@ -64,13 +64,20 @@ pub struct Meta {
     pub duplicates: u64,
     /// Members that left without finishing.
     pub workers_lost: u64,
-    /// Open evaluations, by epoch.
+    /// Open evaluations, by epoch; at most [`MAX_OPEN_EVALUATIONS`].
     evaluations: BTreeMap<u64, OpenEvaluation>,
+    /// The latest epoch whose evaluation is complete. Workers send a report again when a leader is lost: without
+    /// it, an old epoch would be evaluated twice and count twice for early stopping.
+    evaluated: Option<Evaluated>,
     /// The best mean loss so far and the evaluations since.
     best: Option<(f64, u32)>,
     /// Early stopping has fired.
     pub stop: bool,
 }
+
+/// A worker that is further ahead than this loses the oldest evaluation: the state must not grow with what a
+/// worker sends.
+const MAX_OPEN_EVALUATIONS: usize = 1024;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct OpenEvaluation {
@@ -136,13 +143,24 @@ impl Shard {
             }
             Command::Report { worker, session, epoch, sums } => {
                 let mut meta = self.meta.write();
-                if meta.members.in_session(*worker, *session).is_some() {
-                    let open = meta.evaluations.entry(*epoch).or_default();
-                    if open.from.insert(*worker) {
-                        open.sums.loss_sum += sums.loss_sum;
-                        open.sums.correct += sums.correct;
-                        open.sums.count += sums.count;
-                    }
+                if meta.members.in_session(*worker, *session).is_none() {
+                    return Outcome::Evaluated(Vec::new());
+                }
+                if let Some(last) = meta.evaluated.filter(|last| *epoch <= last.epoch)
+                    && !meta.evaluations.contains_key(epoch)
+                {
+                    // Complete already. The answer may have been lost with a leader, so the latest is repeated.
+                    return Outcome::Evaluated((last.epoch == *epoch).then_some(last).into_iter().collect());
+                }
+                let open = meta.evaluations.entry(*epoch).or_default();
+                if open.from.insert(*worker) {
+                    open.sums.loss_sum += sums.loss_sum;
+                    // Numbers of a worker's choice: their sum must not be able to stop a replica.
+                    open.sums.correct = open.sums.correct.saturating_add(sums.correct);
+                    open.sums.count = open.sums.count.saturating_add(sums.count);
+                }
+                if meta.evaluations.len() > MAX_OPEN_EVALUATIONS {
+                    meta.evaluations.pop_first();
                 }
                 Outcome::Evaluated(self.close_evaluations(&mut meta))
             }
@@ -220,16 +238,23 @@ impl Shard {
         let before = bucket.version();
         let version = bucket.update(&conf.job, payload, factor, contributions.len(), members);
         let mut meta = self.meta.write();
-        let here = contributions.iter().filter(|c| meta.members.in_session(c.worker, c.session).is_some());
-        for c in here.copied().collect::<Vec<_>>() {
+        for c in contributions {
+            let Some(m) = meta.members.get_mut(c.worker) else { continue };
+            // Recorded after the weights have changed: who sees the step sees the weights.
+            if m.session == c.session {
+                m.steps[b] = c.step;
+                m.last_seq = Seq(m.last_seq.0.max(c.seq.0));
+            } else if m.steps[b].next() == c.step {
+                // The worker came back between this round's closing and now. Its predecessor's part is its step
+                // all the same: without the record it would wait for ever for a push that the leader took for
+                // a retry, or be asked for the step a second time.
+                m.steps[b] = c.step;
+            } else {
+                continue;
+            }
             meta.delays.record(before.0.saturating_sub(c.pulled.0));
             meta.pushes += 1;
             meta.bytes_pushed += payload.len() as u64;
-            // Recorded after the weights have changed: who sees the step sees the weights.
-            if let Some(m) = meta.members.in_session_mut(c.worker, c.session) {
-                m.steps[b] = c.step;
-                m.last_seq = Seq(m.last_seq.0.max(c.seq.0));
-            }
         }
         Outcome::Updated { version, applied: true }
     }
@@ -262,7 +287,11 @@ impl Shard {
                         Some(if loss < best - rule.min_delta { (loss, 0) } else { (best, bad + 1) });
                     meta.stop |= meta.best.is_some_and(|(_, bad)| bad >= rule.patience);
                 }
-                Some(Evaluated { epoch, sums, stop: meta.stop })
+                let complete = Evaluated { epoch, sums, stop: meta.stop };
+                if meta.evaluated.is_none_or(|last| last.epoch < epoch) {
+                    meta.evaluated = Some(complete);
+                }
+                Some(complete)
             })
             .collect()
     }

@@ -28,7 +28,7 @@ fn run(fleet: FleetOptions, text: &str, set: &[&str]) -> Result<(Vec<f32>, Vec<f
     let fleet = Fleet::start(fleet)?;
     let mut all = vec!["train.max_steps=50", "train.batch=16", "train.epochs=9"];
     all.extend(set);
-    let job = job(&fleet, text, &all)?;
+    let job = job(&fleet.at, text, &all)?;
     Ok((train(&job)?, oracle(&job)?))
 }
 

@@ -2,4 +2,5 @@
 
 mod equality;
 mod exactly_once;
+mod membership;
 mod modes;

@@ -19,7 +19,7 @@ use paraft_proto::{
     Advance, Finish, Init, Norm, Pull, Push, Report, ToShard, Weights, to_shard,
 };
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, mpsc},
     thread,
     time::{Duration, Instant},
@@ -88,6 +88,8 @@ pub struct Client {
     /// Shards that hold buckets.
     links: BTreeMap<ShardId, tokio::sync::mpsc::UnboundedSender<Command>>,
     events: mpsc::Receiver<Event>,
+    /// Events that came while only evaluations were looked for.
+    pending: VecDeque<Event>,
     /// Dropped first: ends the I/O thread, even while a link is dialling.
     end: Option<tokio::sync::oneshot::Sender<()>>,
     io: Option<thread::JoinHandle<()>>,
@@ -96,6 +98,8 @@ pub struct Client {
     /// Pushes of this step that wait for the norm of the whole gradient.
     held: Vec<Push>,
     evaluations: Vec<Reported>,
+    /// Epochs of all evaluations so far.
+    reported: BTreeSet<u64>,
     counters: Counters,
 }
 
@@ -186,11 +190,13 @@ impl Client {
             layout,
             links,
             events,
+            pending: VecDeque::new(),
             end: Some(end),
             io: Some(io),
             versions: vec![0; buckets],
             held: Vec::new(),
             evaluations: Vec::new(),
+            reported: BTreeSet::new(),
             counters: Counters::default(),
         };
         let start = client.opened()?;
@@ -220,7 +226,8 @@ impl Client {
                     clocks.clear();
                     self.reset();
                 }
-                Event::Weights(..) | Event::Reported(_) => {}
+                Event::Reported(r) => self.reported(r),
+                Event::Weights(..) => {}
             }
         }
         let start = clocks.values().copied().max().unwrap_or(0);
@@ -241,6 +248,9 @@ impl Client {
     }
 
     fn next(&mut self) -> Result<Event, ClientError> {
+        if let Some(e) = self.pending.pop_front() {
+            return Ok(e);
+        }
         // Links report their own failures; a closed channel means that their thread died.
         self.events.recv().map_err(|_| ClientError::Options("the I/O thread ended unexpectedly".into()))
     }
@@ -283,7 +293,14 @@ impl Client {
     fn release(&mut self) {
         let buckets = self.layout.buckets();
         let trained = |p: &&Push| buckets[p.bucket as usize].kind == TensorKind::Param;
-        let total: f64 = self.held.iter().filter(trained).map(|p| sum_of_squares_le(&p.payload)).sum();
+        // Added up as the servers do for BSP, by shard and in it by bucket, whatever order the backward pass has:
+        // the last bit of the sum depends on it, and one worker must get the same bits in every mode.
+        let mut parts = BTreeMap::<ShardId, BTreeMap<u32, f64>>::new();
+        for p in self.held.iter().filter(trained) {
+            let shard = placement::shard_of(BucketId(p.bucket), self.options.shards);
+            parts.entry(shard).or_default().insert(p.bucket, sum_of_squares_le(&p.payload));
+        }
+        let total: f64 = parts.values().map(|buckets| buckets.values().sum::<f64>()).sum();
         for mut p in std::mem::take(&mut self.held) {
             p.sum_of_squares = total;
             self.send(placement::shard_of(BucketId(p.bucket), self.options.shards), Command::Push(p));
@@ -321,7 +338,7 @@ impl Client {
                     }
                     self.take(shard, &w, weights)?;
                 }
-                Event::Reported(r) => self.evaluations.push(r),
+                Event::Reported(r) => self.reported(r),
                 // A new leader: the link has asked again.
                 Event::Opened { new: false, .. } => {}
                 Event::Opened { new: true, .. } | Event::SessionLost => {
@@ -363,11 +380,20 @@ impl Client {
     /// Evaluations that became complete since the last call.
     pub fn evaluations(&mut self) -> Vec<Reported> {
         while let Ok(e) = self.events.try_recv() {
-            if let Event::Reported(r) = e {
-                self.evaluations.push(r);
+            match e {
+                Event::Reported(r) => self.reported(r),
+                // A lost session or a failure, say: the next pull must hear of it, or it waits for ever.
+                other => self.pending.push_back(other),
             }
         }
         std::mem::take(&mut self.evaluations)
+    }
+
+    /// A new leader repeats the latest one, since the answer may have been lost with the old.
+    fn reported(&mut self, r: Reported) {
+        if self.reported.insert(r.epoch) {
+            self.evaluations.push(r);
+        }
     }
 
     /// Tells every shard that this worker has done all its steps.

@@ -27,6 +27,7 @@ pub async fn channel(address: &str, transport: Transport) -> Result<Channel, Str
         .tcp_nodelay(true)
         .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
         .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
+        .max_frame_size(limits::FRAME_BYTES)
         .http2_keep_alive_interval(limits::KEEPALIVE_INTERVAL)
         .keep_alive_timeout(limits::KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true);
@@ -34,7 +35,12 @@ pub async fn channel(address: &str, transport: Transport) -> Result<Channel, Str
     if let Some(path) = socket {
         let connector = tower::service_fn(move |_: Uri| {
             let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+            async move {
+                let stream = UnixStream::connect(path).await?;
+                // The default of 208 KiB makes a bucket take five wake-ups of the other side.
+                let _ = socket2::SockRef::from(&stream).set_send_buffer_size(limits::SOCKET_BUFFER_BYTES);
+                Ok::<_, std::io::Error>(TokioIo::new(stream))
+            }
         });
         // A socket left by a process that was killed refuses; TCP then tells what is the matter.
         if let Ok(channel) = endpoint.connect_with_connector(connector).await {

@@ -1,0 +1,161 @@
+//! Workers die, come back and join late.
+
+use anyhow::Result;
+use paraft_common::{Mode, Step};
+use paraft_proto::to_shard;
+use paraft_tests::{
+    fleet::{Fleet, FleetOptions},
+    ledger::Ledger,
+    stream::{Stream, push},
+    wait,
+};
+use std::thread;
+
+const MODES: [Mode; 3] = [Mode::Bsp, Mode::Ssp(1), Mode::Asp];
+
+/// Three workers; the last one drops dead after `alive` steps, with the next one's pushes on their way where
+/// `pushed`.
+fn one_of_three_dies(mode: Mode, alive: u64, pushed: bool) -> Result<()> {
+    const STEPS: u64 = 12;
+    let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1 })?;
+    let ledger = Ledger { grace_ms: 50, ..Ledger::new(mode, 3, STEPS) };
+    let workers: Vec<_> = (0..3u32)
+        .map(|w| {
+            let at = fleet.at.clone();
+            thread::spawn(move || -> Result<Option<Vec<f32>>> {
+                let mut page = ledger.join(&at, w)?;
+                page.begin()?;
+                if w < 2 {
+                    return Ok(Some(page.run()?));
+                }
+                while page.done.0 < alive {
+                    page.step()?;
+                }
+                if pushed {
+                    page.push();
+                }
+                Ok(None) // the drop is the death: no Finish
+            })
+        })
+        .collect();
+    for w in workers {
+        let Some(weights) = w.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?? else { continue };
+        for w in 0..2 {
+            for step in (1..=STEPS).map(Step) {
+                let share = -weights[ledger.place(w, step)];
+                let right = match mode {
+                    // A mean over those that were in the round; with the dead one still, or without.
+                    Mode::Bsp => share == 1.0 / 3.0 || share == 0.5,
+                    _ => share == 1.0,
+                };
+                assert!(right, "{mode} {alive} {pushed}: worker {w}'s {step} counts {share} times");
+            }
+        }
+    }
+    for s in fleet.status(0, false)?.shards {
+        assert_eq!(s.workers_lost, 1, "{mode} shard {}", s.shard);
+    }
+    Ok(())
+}
+
+#[test]
+fn the_others_finish_when_a_worker_dies_between_two_steps() -> Result<()> {
+    MODES.into_iter().try_for_each(|mode| one_of_three_dies(mode, 4, false))
+}
+
+#[test]
+fn the_others_finish_when_a_worker_dies_with_pushes_on_their_way() -> Result<()> {
+    MODES.into_iter().try_for_each(|mode| one_of_three_dies(mode, 4, true))
+}
+
+#[test]
+fn the_others_finish_when_a_worker_dies_before_its_first_step() -> Result<()> {
+    MODES.into_iter().try_for_each(|mode| one_of_three_dies(mode, 0, false))
+}
+
+#[test]
+fn a_worker_that_joins_late_starts_where_the_others_are_and_loses_no_push() -> Result<()> {
+    const STEPS: u64 = 30;
+    for mode in MODES {
+        let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1 })?;
+        let ledger = Ledger { pages: 3, ..Ledger::new(mode, 2, STEPS) };
+        let workers: Vec<_> = (0..2u32)
+            .map(|w| {
+                let at = fleet.at.clone();
+                thread::spawn(move || -> Result<Vec<f32>> {
+                    let mut page = ledger.join(&at, w)?;
+                    page.begin()?;
+                    while page.done.0 < 10 {
+                        page.step()?;
+                    }
+                    // From here on with the third, so that it surely comes in the middle.
+                    if w == 0 {
+                        let mut late = ledger.join(&at, 2)?;
+                        let from = late.done;
+                        assert!((9..=11).contains(&from.0) || mode == Mode::Asp, "{mode}: it starts at {from}");
+                        let late = thread::spawn(move || late.begin().and_then(|_| late.run()));
+                        let own = page.run()?;
+                        let other = late.join().map_err(|_| anyhow::anyhow!("the late worker panicked"))??;
+                        assert_eq!(own, other, "{mode}");
+                        let counted: Vec<f32> =
+                            (from.0 + 1..=STEPS).map(|s| -own[ledger.place(2, Step(s))]).collect();
+                        let share = if mode == Mode::Bsp { 1.0 / 3.0 } else { 1.0 };
+                        assert!(counted.iter().all(|c| *c == share), "{mode}: from {from} on {counted:?}");
+                        return Ok(own);
+                    }
+                    Ok(page.run()?)
+                })
+            })
+            .collect();
+        for w in workers {
+            w.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
+        }
+        assert_eq!(fleet.shard().workers_lost, 0, "{mode}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_worker_that_dies_in_an_open_round_and_is_back_at_once_holds_nobody() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::default())?;
+    let ledger = Ledger { bucket_len: 4, grace_ms: 600_000, ..Ledger::new(Mode::Bsp, 2, 2) };
+    let address = &fleet.at.addresses[0];
+    let (mut first, _) = Stream::open(address, &ledger.job(), 0, &[(0, 4)])?;
+    let (mut other, _) = Stream::open(address, &ledger.job(), 1, &[(0, 4)])?;
+    first.pull(0)?;
+    other.pull(0)?;
+    first.send(to_shard::Kind::Push(push(1, 1, 0, 100.0, 4)));
+    first.send(to_shard::Kind::Push(push(9, 9, 0, 1.0, 4)));
+    assert_eq!(first.refused()?.seq, 9, "the push before it is in the open round by now");
+    drop(first);
+    let (mut back, opened) = Stream::open(address, &ledger.job(), 0, &[])?;
+    assert_eq!(opened.clock, 0);
+    back.send(to_shard::Kind::Push(push(1, 1, 0, 1.0, 4)));
+    other.send(to_shard::Kind::Push(push(1, 1, 0, 3.0, 4)));
+    assert_eq!((back.ack()?, other.ack()?), ((1, 1), (1, 1)));
+    let weights = back.pull(1)?;
+    assert_eq!(weights[0].payload[..], (-2f32).to_le_bytes().repeat(4)[..], "the new session's push counts");
+    assert_eq!(other.pull(1)?[0].payload, weights[0].payload);
+    Ok(())
+}
+
+#[test]
+fn a_job_whose_only_worker_dies_goes_on_from_its_step_when_it_is_back() -> Result<()> {
+    for grace_ms in [1, 600_000] {
+        let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1 })?;
+        let ledger = Ledger { grace_ms, ..Ledger::new(Mode::Bsp, 1, 8) };
+        let mut page = ledger.join(&fleet.at, 0)?;
+        page.begin()?;
+        for _ in 0..5 {
+            page.step()?;
+        }
+        drop(page);
+        if grace_ms == 1 {
+            wait::until("the worker to be taken out", || fleet.shard().members.len(), |n| *n == 0);
+        }
+        let page = ledger.join(&fleet.at, 0)?;
+        assert_eq!(page.done, Step(5), "grace {grace_ms} ms");
+        assert_eq!(page.run()?, vec![-1.0; 8]);
+    }
+    Ok(())
+}
