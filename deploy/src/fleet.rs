@@ -154,6 +154,7 @@ impl Fleet {
             };
             command.arg(run_dir.join(JOB_FILE)).arg("--supervised").arg("--rank").arg(rank.to_string());
             command.arg("--servers").arg(self.addresses.join(",")).arg("--run-dir").arg(run_dir);
+            command.args(["--metrics", "127.0.0.1:0"]);
             command.arg("--log-file").arg(run_dir.join(format!("worker-{rank}.log")));
             self.workers.push(Process::start(format!("worker-{rank}"), command, run_dir)?);
         }

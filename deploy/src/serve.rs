@@ -91,6 +91,9 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
         let (id, replicas) = (options.id, options.replicas);
         let server = Server::start(options, rand::random()).await.map_err(failure)?;
         tracing::info!(%id, %address, shards, replicas, "serving");
+        if let Some(at) = metrics.as_ref().and_then(|m| m.local_addr().ok()) {
+            tracing::info!(%at, "serving /metrics");
+        }
         if !args.supervised {
             eprintln!("{id} serves on {address}: {shards} shards, {replicas} replicas");
             if let Some(m) = metrics.as_ref().and_then(|m| m.local_addr().ok()) {

@@ -8,7 +8,7 @@ use crate::{
 };
 use clap::Args;
 use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, Summary, Tail, event, tensorboard};
-use paraft_worker::{Job, cli, exit};
+use paraft_worker::{Job, cli, exit, worker::Plan};
 use std::{
     fs,
     os::unix::process::ExitStatusExt,
@@ -241,17 +241,15 @@ fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
 /// any process starts.
 fn describe(job: &Job) -> Result<event::Run, Failure> {
     let began = Instant::now();
-    let (parameters, samples) = if job.cluster.worker_command.is_empty() {
+    let (parameters, steps) = if job.cluster.worker_command.is_empty() {
         let (model, data) = cli::built_in(job)?;
         let layout = job.layout(model.tensors()).map_err(|e| Failure::new(exit::CONFIG, e))?;
-        (layout.params_len() as u64, data.train.len() as u64)
+        (layout.params_len() as u64, Plan::new(job, &data.train)?.total)
     } else {
         (0, 0)
     };
     tracing::debug!(seconds = began.elapsed().as_secs_f64(), "data and model are fine");
     let t = &job.train;
-    let per_worker = samples / u64::from(t.workers) / t.batch as u64 * t.batch as u64;
-    let budget = (per_worker * t.epochs).min(t.max_steps.unwrap_or(u64::MAX).saturating_mul(t.batch as u64));
     Ok(event::Run {
         wall: wall(),
         name: job.name.clone(),
@@ -266,7 +264,8 @@ fn describe(job: &Job) -> Result<event::Run, Failure> {
         seed: job.seed,
         epochs: t.epochs,
         parameters,
-        samples_budget: budget * u64::from(t.workers),
+        // A short last minibatch (drop_last = false) makes it a little less.
+        samples_budget: steps * t.batch as u64 * u64::from(t.workers),
         optimizer: job.optimizer.kind().to_string(),
         lr: job.optimizer.lr(),
         target_accuracy: job.eval.target_accuracy,

@@ -92,6 +92,18 @@ impl Fleet {
     pub fn start_server(&mut self, id: u32) -> Result<()> {
         let slot = std::mem::replace(&mut self.slots[id as usize], Slot::Dead);
         let Slot::Bound(listener) = slot else { anyhow::bail!("server {id} was started already") };
+        self.run(id, listener, 1000 + u64::from(id))
+    }
+
+    /// Starts a killed server again at its address: a new process, which knows nothing.
+    pub fn restart_server(&mut self, id: u32, incarnation: u64) -> Result<()> {
+        let address = &self.at.addresses[id as usize];
+        let bind = || TcpListener::bind(address);
+        let listener = wait::until("the dead server's port", bind, |l| l.is_ok())?;
+        self.run(id, listener, incarnation)
+    }
+
+    fn run(&mut self, id: u32, listener: TcpListener, incarnation: u64) -> Result<()> {
         listener.set_nonblocking(true)?;
         let options = ServerOptions {
             id: ServerId(u64::from(id)),
@@ -102,7 +114,6 @@ impl Fleet {
             socket: None,
         };
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let incarnation = 1000 + u64::from(id);
         let (server, listener) = runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(listener)?;
             anyhow::Ok((Server::start(options, incarnation).await?, listener))

@@ -26,6 +26,8 @@ pub struct Ledger {
     pub mode: Mode,
     /// Values in a bucket.
     pub bucket_len: usize,
+    /// Values beyond the pages, which stay 0: bulk for the network.
+    pub extra: usize,
     /// A worker whose connection breaks is taken out after this long.
     pub grace_ms: u64,
 }
@@ -33,12 +35,12 @@ pub struct Ledger {
 impl Ledger {
     /// `workers` workers of `steps` steps, in buckets of 16.
     pub fn new(mode: Mode, workers: u32, steps: u64) -> Self {
-        Self { workers, pages: workers, steps, mode, bucket_len: 16, grace_ms: 500 }
+        Self { workers, pages: workers, steps, mode, bucket_len: 16, extra: 0, grace_ms: 500 }
     }
 
     /// Values of the model.
     pub fn len(&self) -> usize {
-        self.pages as usize * self.steps as usize
+        self.pages as usize * self.steps as usize + self.extra
     }
 
     /// Never: there is a step at least.

@@ -5,11 +5,13 @@
 //! - [`train`]: jobs on the embedded digits, workers in threads, and the single-process trainer that is the
 //!   oracle for the cluster.
 //! - [`ledger`]: gradients made so that the final weights tell how often each push was applied.
+//! - [`raw`]: HTTP/2 by hand, for bytes that are no messages.
 //! - [`stream`]: a worker's stream by hand, for messages that no client sends.
 //! - [`wait`]: waiting for a condition, with a deadline and the last state in the message.
 
 pub mod fleet;
 pub mod ledger;
+pub mod raw;
 pub mod stream;
 pub mod train;
 pub mod wait;

@@ -177,14 +177,18 @@ pub fn run(
 }
 
 /// Steps of the job, the same on every worker.
-struct Plan {
+#[derive(Clone, Debug)]
+pub struct Plan {
     sampler: Sampler,
-    per_epoch: u64,
-    total: u64,
+    /// Steps of a worker in one epoch.
+    pub per_epoch: u64,
+    /// Steps of a worker in the whole job, unless it stops early.
+    pub total: u64,
 }
 
 impl Plan {
-    fn new(job: &Job, train: &Dataset) -> Result<Self, WorkerError> {
+    /// Counts the steps; the error says why there would be none.
+    pub fn new(job: &Job, train: &Dataset) -> Result<Self, WorkerError> {
         let t = &job.train;
         let mut sampler = Sampler::new(train.len(), job.seed);
         (sampler.shuffle, sampler.drop_last, sampler.drop_last_batch) = (t.shuffle, t.drop_last, t.drop_last);

@@ -268,3 +268,19 @@ impl Connection {
         reply.ok_or_else(|| CallError::Setup("the snapshot was not answered".into()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restarted_server_and_one_that_is_not_listed_are_strangers() {
+        let peers = Peers::new(ServerId(0), 7, vec!["a:1".into(), "b:1".into()]);
+        assert_eq!(peers.recognise(1, 55), Ok(()));
+        assert_eq!(peers.recognise(1, 55), Ok(()));
+        assert_eq!(peers.recognise(1, 56), Err(Stranger::Restarted(1)));
+        assert_eq!(peers.recognise(1, 55), Ok(()), "the first one is still who it was");
+        assert_eq!(peers.recognise(2, 1), Err(Stranger::Unlisted(2)));
+        assert_eq!(peers.recognise(u64::MAX, 1), Err(Stranger::Unlisted(u64::MAX)));
+    }
+}

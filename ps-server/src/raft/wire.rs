@@ -70,3 +70,82 @@ pub struct SnapshotPiece {
     /// Number of pieces.
     pub of: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        raft::types::{SnapshotMeta, Vote},
+        shard::{Command, Proposal, image::ImageHeader},
+    };
+    use openraft::raft::{TransferLeaderRequest, VoteRequest};
+    use openraft::vote::{RaftLeaderId, RaftVote};
+    use paraft_common::{BucketId, WorkerId};
+    use proptest::prelude::*;
+
+    /// Everything that a peer's bytes are ever read as.
+    fn read_as_anything(bytes: &[u8]) {
+        let _ = decode::<AppendEntriesRequest<Types>>(bytes);
+        let _ = decode::<VoteRequest<Types>>(bytes);
+        let _ = decode::<TransferLeaderRequest<Types>>(bytes);
+        let _ = decode::<(Vote, SnapshotPiece)>(bytes);
+        let _ = decode::<(SnapshotMeta, ImageHeader)>(bytes);
+        let _ = decode::<Proposal>(bytes);
+    }
+
+    fn log_id(index: u64) -> openraft::type_config::alias::LogIdOf<Types> {
+        openraft::LogId::new(openraft::type_config::alias::CommittedLeaderIdOf::<Types>::new(3, 1), index)
+    }
+
+    fn append() -> (AppendEntriesRequest<Types>, Vec<Bytes>) {
+        let init = Proposal { command: Command::Init { bucket: BucketId(4) }, payload: Bytes::from_static(b"abcd") };
+        let join = Proposal::from(Command::Join { worker: WorkerId(1) });
+        let payloads = [EntryPayload::Normal(init), EntryPayload::Blank, EntryPayload::Normal(join)];
+        let entries: Vec<Entry> = (7u64..)
+            .zip(payloads)
+            .map(|(i, payload)| Entry { log_id: log_id(i), payload })
+            .collect();
+        let beside = super::payloads(&entries);
+        let vote = Vote::from_leader_id(openraft::type_config::alias::LeaderIdOf::<Types>::new(3, 1), true);
+        (AppendEntriesRequest { vote, prev_log_id: Some(log_id(6)), entries, leader_commit: None }, beside)
+    }
+
+    #[test]
+    fn payloads_travel_beside_the_header_and_come_back_to_their_entries() {
+        let (request, beside) = append();
+        let header = encode(&request).expect("encodes");
+        assert!(!header.windows(4).any(|w| w == b"abcd"), "the bulk is not in the header");
+        let mut back: AppendEntriesRequest<Types> = decode(&header).expect("decodes");
+        attach(&mut back, beside.clone()).expect("fits");
+        assert_eq!(super::payloads(&back.entries), beside);
+        assert_eq!(format!("{back:?}"), format!("{request:?}"));
+        for wrong in [beside[..1].to_vec(), [&beside[..], &beside[..1]].concat()] {
+            assert!(attach(&mut back, wrong).is_err(), "a payload too few or too many");
+        }
+    }
+
+    #[test]
+    fn a_length_that_the_bytes_do_not_hold_is_refused() {
+        // A vector of 2^60 elements, in eight bytes.
+        assert!(decode::<Vec<u64>>(&(1u64 << 60).to_le_bytes()).is_err());
+        assert!(decode::<String>(&u64::MAX.to_le_bytes()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_header_decodes_or_fails_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+            read_as_anything(&bytes);
+        }
+
+        #[test]
+        fn a_damaged_header_decodes_or_fails_without_a_panic(
+            at in any::<prop::sample::Index>(), value in any::<u8>(), keep in any::<prop::sample::Index>(),
+        ) {
+            let mut bytes = encode(&append().0).expect("encodes").to_vec();
+            read_as_anything(&bytes[..keep.index(bytes.len() + 1)]);
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+            read_as_anything(&bytes);
+        }
+    }
+}

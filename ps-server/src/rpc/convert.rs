@@ -108,3 +108,101 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
     };
     FromShard { kind: Some(kind) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::Command;
+    use paraft_common::{
+        Mode, ShardId,
+        config::ServerJob,
+        optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
+    };
+    use proptest::prelude::*;
+
+    /// Shard 0 of 2: buckets 0 (4 values) and 2 (2 values).
+    fn shard() -> Shard {
+        let job = ServerJob {
+            name: "convert".into(),
+            fingerprint: String::new(),
+            workers: 1,
+            mode: Mode::Asp,
+            params_len: 10,
+            buffers_len: 0,
+            bucket_len: 4,
+            grace_ms: 0,
+            early_stop: None,
+            optimizer: OptimizerConfig::sgd(1.0),
+            schedule: ScheduleConfig::default(),
+            clip: ClipConfig::default(),
+        };
+        let shard = Shard::new(ShardId(0), 2);
+        shard.apply(&Command::Configure { job: job.to_toml().expect("valid") }.into());
+        shard
+    }
+
+    fn a_payload() -> impl Strategy<Value = Bytes> {
+        prop_oneof![
+            prop::collection::vec(any::<u8>(), 0..40),
+            prop::collection::vec(any::<f32>(), 0..6).prop_map(|v| v.iter().flat_map(|x| x.to_le_bytes()).collect()),
+        ]
+        .prop_map(Bytes::from)
+    }
+
+    fn a_message() -> impl Strategy<Value = ToShard> {
+        use to_shard::Kind;
+        let n = any::<u64>;
+        prop_oneof![
+            Just(None),
+            Just(Some(Kind::Finish(wire::Finish {}))),
+            Just(Some(Kind::Open(wire::Open::default()))),
+            (0u32..5, a_payload()).prop_map(|(bucket, payload)| Some(Kind::Init(wire::Init { bucket, payload }))),
+            (n(), n(), prop_oneof![0u32..5, any::<u32>()], n(), any::<f64>(), a_payload()).prop_map(
+                |(seq, step, bucket, version, sum_of_squares, payload)| {
+                    Some(Kind::Push(wire::Push { seq, step, bucket, version, sum_of_squares, payload }))
+                }
+            ),
+            (n(), any::<bool>()).prop_map(|(done, last)| Some(Kind::Pull(wire::Pull { done, r#final: last }))),
+            (n(), any::<f64>())
+                .prop_map(|(step, sum_of_squares)| Some(Kind::Norm(wire::Norm { step, sum_of_squares }))),
+            (n(), any::<f64>(), n(), n()).prop_map(|(epoch, loss_sum, correct, count)| {
+                Some(Kind::Report(wire::Report { epoch, loss_sum, correct, count }))
+            }),
+            n().prop_map(|step| Some(Kind::Advance(wire::Advance { step }))),
+        ]
+        .prop_map(|kind| ToShard { kind })
+    }
+
+    proptest! {
+        #[test]
+        fn what_comes_through_fits_the_shard_and_is_finite(m in a_message()) {
+            let shard = shard();
+            let conf = shard.configured().expect("configured");
+            match message(&shard, m.clone()) {
+                Ok(Message::Push { bucket, payload, sum_of_squares, .. }) => {
+                    prop_assert_eq!(payload.len(), conf.buckets[bucket].spec.len * 4);
+                    prop_assert!(all_finite_le(&payload) && sum_of_squares.is_finite() && sum_of_squares >= 0.0);
+                }
+                Ok(Message::Init { bucket, payload }) => {
+                    let local = conf.local(bucket).expect("a bucket of this shard");
+                    prop_assert!(payload.len() == conf.buckets[local].spec.len * 4 && all_finite_le(&payload));
+                }
+                Ok(Message::Norm { sum_of_squares, .. }) => prop_assert!(sum_of_squares >= 0.0),
+                Ok(Message::Advance { step }) => prop_assert!(step.0 <= MAX_STEP),
+                Ok(_) => {}
+                Err(refusal) => {
+                    // A refused push names itself, so that the stream goes on.
+                    let seq = match m.kind { Some(to_shard::Kind::Push(p)) => p.seq, _ => 0 };
+                    prop_assert_eq!(refusal.seq, seq);
+                }
+            }
+        }
+
+        #[test]
+        fn a_shard_without_a_job_takes_no_bulk(m in a_message()) {
+            let refused = message(&Shard::new(ShardId(0), 1), m.clone()).is_err();
+            let bulk = matches!(m.kind, Some(to_shard::Kind::Push(_) | to_shard::Kind::Init(_)));
+            prop_assert!(refused || !bulk);
+        }
+    }
+}

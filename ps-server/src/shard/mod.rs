@@ -23,6 +23,8 @@ pub mod command;
 pub mod image;
 pub mod members;
 pub mod owner;
+#[cfg(test)]
+mod properties;
 pub mod round;
 pub mod state;
 

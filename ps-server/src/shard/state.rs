@@ -9,7 +9,7 @@ use super::{
     members::Members,
 };
 use paraft_common::{
-    BucketId, Seq, SessionId, ShardId, Step, WorkerId, config::ServerJob, histogram::DelayHistogram, placement,
+    BucketId, Seq, SessionId, ShardId, Step, TensorKind, WorkerId, config::ServerJob, histogram::DelayHistogram, placement,
 };
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
@@ -310,8 +310,12 @@ impl Shard {
         } else {
             let job = ServerJob::from_toml(&image.meta.job).map_err(|e| e.to_string())?;
             let places = placement::buckets_of(&job.layout(), self.id, self.shards);
+            let slots = |kind| if kind == TensorKind::Param { job.optimizer.slots() } else { 0 };
             let fits = places.len() == image.buckets.len()
-                && places.iter().zip(&image.buckets).all(|((_, s), d)| s.len == d.weights.len());
+                && places.iter().zip(&image.buckets).all(|((_, s), d)| {
+                    s.len == d.weights.len() && slots(s.kind) == d.slots.len()
+                })
+                && image.meta.members.iter().all(|(_, m)| m.steps.len() == places.len());
             if !fits {
                 return Err(format!("the snapshot of {} does not fit its job's buckets", self.id));
             }

@@ -2,5 +2,8 @@
 
 mod equality;
 mod exactly_once;
+mod hostile;
+mod layout;
 mod membership;
 mod modes;
+mod replicas;

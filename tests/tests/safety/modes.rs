@@ -63,7 +63,7 @@ fn play(mode: Mode, script: &[u32]) -> Result<Vec<BTreeSet<Freed>>> {
         ensure!(freed.recv_timeout(DEADLINE).context("all workers to begin")?.1 == Step(0));
     }
     let mut model = Model { mode, done: vec![Step(0); WORKERS as usize], held: BTreeSet::new() };
-    let mut line = |model: &mut Model, w: u32| -> Result<BTreeSet<Freed>> {
+    let line = |model: &mut Model, w: u32| -> Result<BTreeSet<Freed>> {
         let waited = fleet.shard().pulls_waited;
         let expected = model.step(w);
         let held = u64::from(model.held.contains(&w));

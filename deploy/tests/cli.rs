@@ -1,0 +1,417 @@
+//! The binary as a user meets it: real processes, real sockets, real signals.
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+use std::{
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+const DEADLINE: Duration = Duration::from_secs(90);
+
+fn paraft() -> Command {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_paraft"));
+    c.stdin(Stdio::null());
+    c
+}
+
+fn run(args: &[&str]) -> Output {
+    paraft().args(args).output().expect("paraft starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Waits for a condition; says what it last saw when it gives up.
+fn wait<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
+    let began = Instant::now();
+    loop {
+        match look() {
+            Ok(t) => return t,
+            Err(last) => assert!(began.elapsed() < DEADLINE, "gave up waiting for {what}: {last}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn job(dir: &Path, body: &str) -> PathBuf {
+    let path = dir.join("job.toml");
+    fs::write(&path, body).expect("job file");
+    path
+}
+
+/// Digits on a small fleet; long enough to be interrupted unless `epochs` is small.
+fn digits(mode: &str, servers: u32, epochs: u64) -> String {
+    format!(
+        "name = \"t\"\n[model]\nkind = \"mlp\"\nhidden = [32]\n[data]\nkind = \"digits\"\n[train]\nmode = \"{mode}\"\nbatch = 16\nepochs = {epochs}\n[cluster]\nservers = {servers}\nreplicas = {servers}\nelection_ms = 200\n"
+    )
+}
+
+/// Processes whose command line names this folder.
+fn processes(folder: &Path) -> Vec<(i32, String)> {
+    let name = folder.to_string_lossy().into_owned();
+    let own = std::process::id() as i32;
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").expect("/proc").flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
+        let line = text(&fs::read(entry.path().join("cmdline")).unwrap_or_default()).replace('\0', " ");
+        if pid != own && line.contains(&name) {
+            found.push((pid, line));
+        }
+    }
+    found
+}
+
+fn pid_of(folder: &Path, what: &str) -> Pid {
+    let all = processes(folder);
+    let (pid, _) = all.iter().find(|(_, l)| l.contains(what)).unwrap_or_else(|| panic!("no {what} in {all:?}"));
+    Pid::from_raw(*pid)
+}
+
+struct Launcher {
+    child: Child,
+    run_dir: PathBuf,
+    _scratch: tempfile::TempDir,
+}
+
+impl Launcher {
+    /// `paraft train` on a fleet of its own, up to the point where `steps` training lines are written.
+    fn training(body: &str, lines: usize) -> Self {
+        let scratch = tempfile::tempdir().expect("scratch");
+        let run_dir = scratch.path().join("run");
+        let child = paraft()
+            .arg("train")
+            .arg(job(scratch.path(), body))
+            .arg("--run-dir")
+            .arg(&run_dir)
+            .arg("--json")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("paraft starts");
+        let mut me = Self { child, run_dir, _scratch: scratch };
+        wait("training to go on", || {
+            if let Ok(Some(status)) = me.child.try_wait() {
+                panic!("the launcher ended early: {status}");
+            }
+            let seen = me.metrics().iter().filter(|e| e["event"] == "train").count();
+            if seen >= lines { Ok(()) } else { Err(format!("{seen} training lines")) }
+        });
+        me
+    }
+
+    fn metrics(&self) -> Vec<Value> {
+        let lines = fs::read_to_string(self.run_dir.join("metrics.jsonl")).unwrap_or_default();
+        lines.lines().filter_map(|l| serde_json::from_str(l).ok()).collect()
+    }
+
+    fn output(mut self) -> (Option<i32>, String, String) {
+        wait("the launcher to end", || match self.child.try_wait() {
+            Ok(Some(_)) => Ok(()),
+            other => Err(format!("{other:?}; {:?}", processes(&self.run_dir))),
+        });
+        let run_dir = self.run_dir.clone();
+        let out = self.child.wait_with_output().expect("output");
+        wait("every process to end", || match processes(&run_dir) {
+            left if left.is_empty() => Ok(()),
+            left => Err(format!("{left:?}")),
+        });
+        (out.status.code(), text(&out.stdout), text(&out.stderr))
+    }
+}
+
+#[test]
+fn the_demo_prints_both_modes_and_writes_a_report() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let dir = scratch.path().join("demo");
+    let out = run(&["demo", "--json", "--set", "train.epochs=20", "--run-dir", dir.to_str().expect("utf-8")]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let lines: Vec<Value> = text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("one object a line")).collect();
+    assert_eq!(lines.iter().map(|l| l["mode"].as_str().unwrap_or("")).collect::<Vec<_>>(), ["bsp", "asp"]);
+    for l in &lines {
+        for key in [
+            "mode", "workers", "samples", "seconds", "samples_per_s", "final_loss", "final_accuracy",
+            "seconds_to_target", "delay_p50", "delay_p99",
+        ] {
+            assert!(l.get(key).is_some(), "{key} is missing in {l}");
+        }
+        assert_eq!(l["workers"], 2);
+        assert_eq!(l["samples"], 20 * 22 * 32 * 2, "the whole budget");
+        assert!(l["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{l}");
+    }
+    assert_eq!(lines[0]["delay_p99"], 0, "lock-step has no delay");
+    let report = fs::read_to_string(dir.join("report.html")).expect("report");
+    assert!(report.contains("bsp") && report.contains("asp") && !report.contains("src=\"http"));
+    for mode in ["bsp", "asp"] {
+        let run = dir.join(mode);
+        let record = paraft_record::RunRecord::load(&run).expect("record");
+        let printed = lines.iter().find(|l| l["mode"] == mode).expect("printed");
+        let again = serde_json::to_value(record.summarize()).expect("json");
+        assert_eq!(&again, printed, "what is printed is what the record gives");
+        let events = fs::read_dir(run.join("tensorboard")).expect("tensorboard").count();
+        assert_eq!(events, 1);
+        for log in ["server-0.log", "server-2.log", "worker-0.log", "worker-1.log"] {
+            assert!(run.join(log).exists(), "{log}");
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_job_is_said_with_file_line_and_remedy() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let base = digits("bsp", 3, 1);
+    let cases = [
+        (base.replace("epochs", "epocs"), 78, vec!["job.toml:10", "epocs", "epochs"]),
+        (base.replace("replicas = 3", "replicas = 5"), 78, vec!["job.toml:13", "cluster.replicas", "help"]),
+        (base.replace("replicas = 3", "replicas = 2"), 78, vec!["job.toml:13", "odd"]),
+        (base.replace("\"bsp\"", "\"sync\""), 78, vec!["job.toml:", "sync", "ssp:S"]),
+        (base.replace("batch = 16", "batch = 1500"), 78, vec!["1437 training samples", "train.batch"]),
+        (base.replace("[32]", "[0]"), 78, vec!["mlp"]),
+        (base.replace("kind = \"digits\"", "kind = \"idx\"\npath = \"nowhere\""), 65, vec!["nowhere"]),
+        (base.replace("kind = \"mlp\"\nhidden = [32]", "kind = \"mlpp\""), 78, vec!["mlpp"]),
+        (base.clone() + "addresses = [\"a:1\", \"a:1\"]\n", 78, vec!["cluster.addresses"]),
+        (base.clone() + "[optimizer]\nkind = \"sgd\"\nlr = -1.0\n", 78, vec!["lr"]),
+        (base.clone() + "[optimizer]\nkind = \"sgd\"\nmomentun = 0.9\n", 78, vec!["momentun"]),
+    ];
+    for (body, code, words) in cases {
+        let path = job(scratch.path(), &body);
+        let dir = scratch.path().join("run");
+        let out = paraft().arg("train").arg(path).arg("--run-dir").arg(&dir).output().expect("paraft starts");
+        let err = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{body}\n{err}");
+        for w in words {
+            assert!(err.contains(w), "`{w}` is not in: {err}\n{body}");
+        }
+        assert!(!dir.join("worker-0.log").exists(), "no worker may start: {err}");
+        assert!(!err.contains("panicked"), "{err}");
+    }
+}
+
+#[test]
+fn a_set_that_is_wrong_is_named_and_a_right_one_wins() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let path = job(scratch.path(), &digits("bsp", 3, 1));
+    let path = path.to_str().expect("utf-8");
+    let dir = scratch.path().join("run");
+    let dir = dir.to_str().expect("utf-8");
+    let out = run(&["train", path, "--run-dir", dir, "--set", "train.batchh=3"]);
+    assert_eq!(out.status.code(), Some(78));
+    assert!(text(&out.stderr).contains("--set train.batchh=3"), "{}", text(&out.stderr));
+    let sets = ["--set", "cluster.servers=1", "--set", "cluster.replicas=1", "--set", "train.mode=ssp:2"];
+    let out = run(&[&["train", path, "--run-dir", dir, "--json"][..], &sets[..]].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(text(&out.stdout).contains("\"mode\":\"ssp:2\""));
+    let again = run(&["train", path, "--run-dir", dir]);
+    assert_eq!(again.status.code(), Some(78), "a run's folder is not used twice");
+}
+
+#[test]
+fn a_taken_port_is_named_with_the_line_that_asks_for_it() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("port");
+    let address = taken.local_addr().expect("address").to_string();
+    let path = job(scratch.path(), &(digits("bsp", 1, 1) + &format!("addresses = [\"{address}\"]\n")));
+    let out = run(&["server", path.to_str().expect("utf-8"), "--id", "0"]);
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(78), "{err}");
+    for w in ["job.toml:15", address.as_str(), "in use", "help"] {
+        assert!(err.contains(w), "`{w}` is not in: {err}");
+    }
+}
+
+#[test]
+fn no_process_is_left_when_the_launcher_is_killed() {
+    let mut l = Launcher::training(&digits("asp", 3, 100_000), 2);
+    assert_eq!(processes(&l.run_dir).len(), 6, "launcher, 3 servers, 2 workers: {:?}", processes(&l.run_dir));
+    l.child.kill().expect("SIGKILL");
+    let _ = l.child.wait();
+    wait("every process to end", || match processes(&l.run_dir) {
+        left if left.is_empty() => Ok(()),
+        left => Err(format!("{left:?}")),
+    });
+}
+
+#[test]
+fn ctrl_c_ends_the_whole_fleet() {
+    let l = Launcher::training(&digits("bsp", 3, 100_000), 2);
+    kill(Pid::from_raw(l.child.id() as i32), Signal::SIGINT).expect("SIGINT");
+    let (code, _, err) = l.output();
+    assert_eq!(code, Some(130), "{err}");
+    assert!(err.contains("interrupted"), "{err}");
+}
+
+#[test]
+fn a_killed_worker_does_not_stop_the_others_in_any_mode() {
+    for mode in ["bsp", "ssp:2", "asp"] {
+        let l = Launcher::training(&digits(mode, 1, 150), 2);
+        kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
+        let (code, out, err) = l.output();
+        assert_eq!(code, Some(0), "{mode}: {err}");
+        let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+        assert_eq!(summary["workers_lost"], 1, "{mode}: {summary}");
+        assert!(err.contains("worker-1") && err.contains("SIGKILL"), "{mode}: {err}");
+        assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{mode}: {summary}");
+    }
+}
+
+#[test]
+fn training_survives_a_killed_server_in_every_mode() {
+    for mode in ["bsp", "ssp:2", "asp"] {
+        let l = Launcher::training(&digits(mode, 3, 150), 2);
+        kill(pid_of(&l.run_dir, "--id 0"), Signal::SIGKILL).expect("SIGKILL");
+        let (code, out, err) = l.output();
+        assert_eq!(code, Some(0), "{mode}: {err}");
+        let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+        assert_eq!(summary["samples"], 150 * 44 * 16 * 2, "{mode}: {summary}");
+        assert_eq!(summary["workers_lost"], 0, "{mode}: {summary}");
+        assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{mode}: {summary}");
+    }
+}
+
+#[test]
+fn a_diverging_run_names_worker_and_step_and_fails() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let body = digits("bsp", 1, 5) + "[optimizer]\nkind = \"sgd\"\nlr = 1e30\n";
+    let path = job(scratch.path(), &body);
+    let dir = scratch.path().join("run");
+    let out = paraft().arg("train").arg(path).arg("--run-dir").arg(&dir).output().expect("paraft starts");
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{err}");
+    assert!(err.contains("worker-") && err.contains("step "), "{err}");
+    assert!(err.contains("NaN") || err.contains("inf"), "{err}");
+}
+
+/// Kills what it holds, so that a failed test leaves nothing behind.
+struct Held(Child);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_same_job_runs_by_hand() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    // Ports that were free a moment ago, each in its own listener so that they differ.
+    let listeners: Vec<_> = (0..4).map(|_| TcpListener::bind("127.0.0.1:0").expect("port")).collect();
+    let ports: Vec<_> = listeners.iter().map(|l| l.local_addr().expect("address").to_string()).collect();
+    drop(listeners);
+    let (metrics, servers) = ports.split_first().expect("ports");
+    let body = digits("ssp:1", 3, 10) + &format!("addresses = {servers:?}\n");
+    let path = job(scratch.path(), &body);
+    let fleet: Vec<_> = (0..3)
+        .map(|id| {
+            let mut c = paraft();
+            c.arg("server").arg(&path).args(["--id", &id.to_string()]).stderr(Stdio::null());
+            if id == 0 {
+                c.args(["--metrics", metrics]);
+            }
+            Held(c.spawn().expect("server"))
+        })
+        .collect();
+    let weights = |rank: u32| scratch.path().join(format!("w{rank}.f32"));
+    let workers: Vec<_> = (0..2)
+        .map(|rank: u32| {
+            let mut c = paraft();
+            c.arg("worker").arg(&path).args(["--rank", &rank.to_string(), "--weights"]).arg(weights(rank));
+            c.arg("--run-dir").arg(scratch.path()).stderr(Stdio::piped()).spawn().expect("worker")
+        })
+        .collect();
+    for w in workers {
+        let out = w.wait_with_output().expect("worker");
+        assert!(out.status.success(), "{}", text(&out.stderr));
+    }
+    let (a, b) = (fs::read(weights(0)).expect("weights"), fs::read(weights(1)).expect("weights"));
+    assert!(!a.is_empty() && a == b, "both pulled the same final weights");
+    let lines = fs::read_to_string(scratch.path().join("metrics.jsonl")).expect("record");
+    assert!(lines.contains("\"final\":true"), "one of them evaluated the final weights");
+
+    let out = run(&["status", path.to_str().expect("utf-8"), "--json", "--digest"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let replies: Vec<Value> = text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("json")).collect();
+    assert_eq!(replies.len(), 3);
+    for shard in 0..3 {
+        let copies: Vec<&Value> = replies.iter().map(|r| &r["shards"][shard]).collect();
+        assert_eq!(copies.iter().filter(|s| s["role"] == "leader").count(), 1, "{copies:?}");
+        let same = copies.iter().all(|s| s["applied_index"] != copies[0]["applied_index"] || s["digest"] == copies[0]["digest"]);
+        assert!(same, "replicas are bit-identical: {copies:?}");
+        assert!(copies[0]["members"].as_array().expect("members").iter().all(|m| m["finished"] == true));
+    }
+    let page = http_get(metrics, "/metrics");
+    for name in ["paraft_pushes_total", "paraft_push_delay_versions_bucket", "paraft_raft_term", "# EOF"] {
+        assert!(page.contains(name), "{name} is not in: {page}");
+    }
+    for mut s in fleet {
+        kill(Pid::from_raw(s.0.id() as i32), Signal::SIGTERM).expect("SIGTERM");
+        assert_eq!(s.0.wait().expect("server").code(), Some(0), "a server ends in order");
+    }
+}
+
+fn http_get(address: &str, path: &str) -> String {
+    use std::io::{Read, Write};
+    let mut s = std::net::TcpStream::connect(address).expect("metrics port");
+    write!(s, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("request");
+    let mut page = String::new();
+    s.read_to_string(&mut page).expect("answer");
+    page
+}
+
+#[test]
+fn a_worker_that_finds_no_servers_says_so_for_each_address() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let free = TcpListener::bind("127.0.0.1:0").expect("port").local_addr().expect("address").to_string();
+    let body = digits("bsp", 1, 1) + &format!("addresses = [\"{free}\"]\npatience_ms = 700\n");
+    let path = job(scratch.path(), &body);
+    let out = run(&["worker", path.to_str().expect("utf-8"), "--rank", "0"]);
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(69), "{err}");
+    assert!(err.contains(&free) && err.contains("refused"), "{err}");
+}
+
+#[test]
+fn doctor_env_and_completions_answer() {
+    let out = run(&["doctor", "--json"]);
+    assert!(out.status.success(), "{}", text(&out.stdout));
+    for l in text(&out.stdout).lines() {
+        let row: Value = serde_json::from_str(l).expect("json");
+        assert!(row["check"].is_string() && row["verdict"].is_string());
+    }
+    assert!(text(&run(&["env"]).stdout).contains("protocol"));
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(text(&run(&["completions", shell]).stdout).contains("paraft"));
+    }
+    assert_eq!(run(&["trian"]).status.code(), Some(2));
+}
+
+#[test]
+fn compare_runs_the_modes_it_is_given() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let path = job(scratch.path(), &digits("bsp", 1, 3));
+    let dir = scratch.path().join("cmp");
+    let (path, dir) = (path.to_str().expect("utf-8"), dir.to_str().expect("utf-8"));
+    let out = run(&["compare", path, "--modes", "bsp,ssp:4,asp", "--run-dir", dir, "--json"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let modes: Vec<Value> = text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("json")).collect();
+    assert_eq!(modes.iter().map(|m| m["mode"].as_str().unwrap_or("")).collect::<Vec<_>>(), ["bsp", "ssp:4", "asp"]);
+    assert_eq!(run(&["compare", path, "--modes", "bsp,sync"]).status.code(), Some(2));
+}
+
+#[test]
+fn bench_train_gives_ratios_within_one_run() {
+    let out = run(&["bench", "train", "--models", "logreg", "--repeats", "1", "--epochs", "1", "--json"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let lines: Vec<Value> = text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("json")).collect();
+    for key in ["bench", "case", "value", "unit", "reference", "ratio", "spread"] {
+        assert!(lines.iter().all(|l| l.get(key).is_some()), "{key}: {lines:?}");
+    }
+    assert!(lines.iter().any(|l| l["case"] == "logreg/bsp" && l["ratio"].is_number()), "{lines:?}");
+}

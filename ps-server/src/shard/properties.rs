@@ -1,0 +1,366 @@
+//! Properties of the replicated state machine, over random commands.
+
+use super::{
+    Command, Contribution, Outcome, Proposal, Shard,
+    command::EvalSums,
+    image::{Image, ImageHeader},
+};
+use bytes::Bytes;
+use paraft_common::{
+    BucketId, Mode, Seq, SessionId, ShardId, Step, Version, WorkerId,
+    codec::put_f32_le,
+    config::{EarlyStop, ServerJob},
+    optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
+};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+const SHARDS: u32 = 2;
+const WORKERS: u32 = 3;
+
+fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
+    ServerJob {
+        name: "properties".into(),
+        fingerprint: String::new(),
+        workers: 2,
+        mode: Mode::Asp,
+        params_len: 40,
+        buffers_len,
+        bucket_len: 6,
+        grace_ms: 0,
+        early_stop: Some(EarlyStop { patience: 3, min_delta: 0.1 }),
+        optimizer,
+        schedule: ScheduleConfig { warmup: 3, ..ScheduleConfig::default() },
+        clip: ClipConfig { value: Some(2.0), norm: None },
+    }
+}
+
+fn a_job() -> impl Strategy<Value = ServerJob> {
+    let kinds = ["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw"];
+    (prop::sample::select(kinds.to_vec()), 0usize..10).prop_map(|(kind, buffers)| {
+        let optimizer = toml::from_str(&format!("kind = \"{kind}\"")).expect("every kind has defaults");
+        job(optimizer, buffers)
+    })
+}
+
+/// What the log may bring next. Sessions and steps are picked from the state when the command is made, so that
+/// most commands fit, and some do not.
+#[derive(Clone, Debug)]
+enum Op {
+    Configure { other: bool },
+    Init { bucket: u32, value: f32 },
+    Join { worker: u32 },
+    Leave { worker: u32, stale: bool },
+    Advance { worker: u32, by: u64 },
+    Finish { worker: u32 },
+    Update { bucket: u32, who: Vec<(u32, bool, i8)>, factor: f32, value: f32, cut: bool },
+    Report { worker: u32, epoch: u64, loss: f64, count: u64 },
+}
+
+fn an_op() -> impl Strategy<Value = Op> {
+    let worker = || 0..WORKERS;
+    let value = || prop::num::f32::NORMAL.prop_map(|v| v.clamp(-1e3, 1e3));
+    let who = prop::collection::vec((worker(), prop::bool::weighted(0.1), prop_oneof![8 => Just(1i8), 1 => -1i8..4]), 1..4);
+    prop_oneof![
+        1 => any::<bool>().prop_map(|other| Op::Configure { other }),
+        2 => (0u32..12, value()).prop_map(|(bucket, value)| Op::Init { bucket, value }),
+        3 => worker().prop_map(|worker| Op::Join { worker }),
+        1 => (worker(), any::<bool>()).prop_map(|(worker, stale)| Op::Leave { worker, stale }),
+        1 => (worker(), 0u64..4).prop_map(|(worker, by)| Op::Advance { worker, by }),
+        1 => worker().prop_map(|worker| Op::Finish { worker }),
+        12 => (0u32..12, who, value(), value(), prop::bool::weighted(0.05))
+            .prop_map(|(bucket, who, factor, value, cut)| Op::Update { bucket, who, factor, value, cut }),
+        2 => (worker(), 0u64..5, any::<f64>(), any::<u64>())
+            .prop_map(|(worker, epoch, loss, count)| Op::Report { worker, epoch, loss, count }),
+    ]
+}
+
+/// The entry for an op, made from what `shard` holds now.
+fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
+    let session = |w: u32| {
+        let of = shard.read(|m| m.members.get(WorkerId(w)).map(|m| m.session));
+        of.unwrap_or(SessionId(999))
+    };
+    let payload = |bucket: u32, value: f32, cut: bool| {
+        let len = job.layout().bucket(BucketId(bucket)).map_or(3, |b| b.len) - usize::from(cut);
+        let values: Vec<f32> = (0..len).map(|i| value * (i as f32 + 0.3)).collect();
+        let mut le = Vec::new();
+        put_f32_le(&values, &mut le);
+        Bytes::from(le)
+    };
+    match *op {
+        Op::Configure { other } => {
+            let name = if other { "another" } else { "properties" };
+            let text = ServerJob { name: name.into(), ..job.clone() }.to_toml().expect("a valid job");
+            Command::Configure { job: text }.into()
+        }
+        Op::Init { bucket, value } => {
+            Proposal { command: Command::Init { bucket: BucketId(bucket) }, payload: payload(bucket, value, false) }
+        }
+        Op::Join { worker } => Command::Join { worker: WorkerId(worker) }.into(),
+        Op::Leave { worker, stale } => {
+            let session = if stale { SessionId(session(worker).0.saturating_sub(1)) } else { session(worker) };
+            Command::Leave { worker: WorkerId(worker), session }.into()
+        }
+        Op::Advance { worker, by } => {
+            let at = shard.read(|m| m.members.get(WorkerId(worker)).map(|m| m.clock())).unwrap_or_default();
+            Command::Advance { worker: WorkerId(worker), session: session(worker), step: Step(at.0 + by) }.into()
+        }
+        Op::Finish { worker } => Command::Finish { worker: WorkerId(worker), session: session(worker) }.into(),
+        Op::Update { bucket, ref who, factor, value, cut } => {
+            let local = shard.configured().and_then(|c| c.local(BucketId(bucket))).unwrap_or(0);
+            let mut seen = BTreeSet::new();
+            let contributions = who
+                .iter()
+                .filter(|(w, ..)| seen.insert(*w))
+                .map(|(w, stale, by)| {
+                    let done = shard.read(|m| m.members.get(WorkerId(*w)).map(|m| m.steps[local])).unwrap_or_default();
+                    let step = Step(done.0.saturating_add_signed(i64::from(*by)));
+                    let session = if *stale { SessionId(session(*w).0.saturating_sub(1)) } else { session(*w) };
+                    Contribution { worker: WorkerId(*w), session, seq: Seq(step.0), step, pulled: Version(done.0) }
+                })
+                .collect();
+            let command = Command::Update { bucket: BucketId(bucket), contributions, factor };
+            Proposal { command, payload: payload(bucket, value, cut) }
+        }
+        Op::Report { worker, epoch, loss, count } => {
+            let sums = EvalSums { loss_sum: loss, correct: count, count };
+            Command::Report { worker: WorkerId(worker), session: session(worker), epoch, sums }.into()
+        }
+    }
+}
+
+/// As another replica gets it: through the log's bytes.
+fn over_the_wire(p: &Proposal) -> Proposal {
+    let config = bincode::config::legacy();
+    let bytes = bincode::serde::encode_to_vec(p, config).expect("encodes");
+    let (mut back, _): (Proposal, _) = bincode::serde::decode_from_slice(&bytes, config).expect("decodes");
+    back.payload = p.payload.clone();
+    back
+}
+
+/// As a follower gets a snapshot: header and vectors as bytes.
+fn sent(image: &Image) -> Image {
+    let config = bincode::config::legacy();
+    let header = bincode::serde::encode_to_vec(image.header(), config).expect("encodes");
+    let (header, _): (ImageHeader, _) = bincode::serde::decode_from_slice(&header, config).expect("decodes");
+    let vectors: Vec<Bytes> = image
+        .vectors()
+        .map(|v| {
+            let mut le = Vec::new();
+            put_f32_le(v, &mut le);
+            le.into()
+        })
+        .collect();
+    Image::assemble(header, &vectors).expect("the vectors of its own header")
+}
+
+fn new() -> Shard {
+    Shard::new(ShardId(0), SHARDS)
+}
+
+/// Outcomes as text: a NaN loss is equal to itself there.
+fn apply(shard: &Shard, p: &Proposal) -> String {
+    format!("{:?}", shard.apply(p))
+}
+
+fn configured(job: &ServerJob) -> (Shard, Proposal) {
+    let shard = new();
+    let configure: Proposal = Command::Configure { job: job.to_toml().expect("a valid job") }.into();
+    assert_eq!(shard.apply(&configure), Outcome::Done);
+    (shard, configure)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn replicas_that_apply_the_same_log_are_the_same_bit_for_bit(
+        job in a_job(), ops in prop::collection::vec(an_op(), 1..120),
+    ) {
+        let (a, configure) = configured(&job);
+        let b = new();
+        b.apply(&over_the_wire(&configure));
+        for op in &ops {
+            let p = proposal(&a, &job, op);
+            prop_assert_eq!(apply(&a, &p), apply(&b, &over_the_wire(&p)));
+        }
+        prop_assert_eq!(a.image().digest(), b.image().digest());
+    }
+
+    #[test]
+    fn a_replica_that_starts_from_a_snapshot_ends_as_one_that_saw_the_whole_log(
+        job in a_job(), ops in prop::collection::vec(an_op(), 1..120), cut in any::<prop::sample::Index>(),
+    ) {
+        let (whole, _) = configured(&job);
+        let late = new();
+        let cut = cut.index(ops.len());
+        for (i, op) in ops.iter().enumerate() {
+            let p = proposal(&whole, &job, op);
+            let outcome = apply(&whole, &p);
+            if i == cut {
+                let image = sent(&whole.image());
+                prop_assert_eq!(image.digest(), whole.image().digest());
+                late.install(&image).expect("its own snapshot");
+            } else if i > cut {
+                prop_assert_eq!(outcome, apply(&late, &p), "{:?}", p);
+            }
+            if i >= cut {
+                // A push from before the cut is recognised after it too.
+                prop_assert_eq!(apply(&whole, &p), apply(&late, &p));
+            }
+        }
+        prop_assert_eq!(whole.image().digest(), late.image().digest());
+    }
+
+    #[test]
+    fn no_push_of_a_session_is_ever_in_the_weights_twice(
+        job in a_job(), ops in prop::collection::vec(an_op(), 1..120),
+    ) {
+        let (shard, _) = configured(&job);
+        let mut applied = BTreeSet::new();
+        for op in &ops {
+            let p = proposal(&shard, &job, op);
+            for again in [false, true] {
+                let before: Vec<_> = shard.image().buckets;
+                let outcome = shard.apply(&p);
+                let Command::Update { bucket, contributions, .. } = &p.command else { break };
+                if let Outcome::Updated { applied: true, .. } = outcome {
+                    prop_assert!(!again, "applied twice: {:?}", p);
+                    for c in contributions {
+                        let member = shard.read(|m| m.members.in_session(c.worker, c.session).is_some());
+                        let first = applied.insert((*bucket, c.worker, c.session, c.step));
+                        prop_assert!(first || !member, "{:?} is in already", c);
+                    }
+                } else {
+                    prop_assert_eq!(before, shard.image().buckets, "refused or a duplicate, and changed weights");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_damaged_snapshot_is_refused_and_never_a_panic(
+        job in a_job(), ops in prop::collection::vec(an_op(), 1..20),
+        which in any::<prop::sample::Index>(), len in any::<u64>(), slots in any::<u32>(), drop in any::<bool>(),
+    ) {
+        let (shard, _) = configured(&job);
+        for op in &ops {
+            shard.apply(&proposal(&shard, &job, op));
+        }
+        let image = shard.image();
+        let mut header = image.header();
+        let mut vectors: Vec<Bytes> = image.vectors().map(|v| vec![0u8; v.len() * 4].into()).collect();
+        let which = which.index(header.buckets.len());
+        if drop {
+            vectors.remove(which);
+        } else {
+            header.buckets[which].3 = len;
+            header.buckets[which].4 = slots;
+        }
+        let same = (len, slots) == (image.buckets[which].weights.len() as u64, image.buckets[which].slots.len() as u32);
+        if let Ok(image) = Image::assemble(header, &vectors) {
+            prop_assert!(!drop && same);
+            prop_assert!(new().install(&image).is_ok());
+        }
+    }
+}
+
+/// One worker, one bucket, SGD with rate 1: each push of ones subtracts 1.
+fn ledger() -> (Shard, Proposal) {
+    let job = ServerJob { schedule: ScheduleConfig::default(), ..job(OptimizerConfig::sgd(1.0), 0) };
+    let (shard, _) = configured(&job);
+    let Outcome::Joined { worker, session } = shard.apply(&Command::Join { worker: WorkerId(0) }.into()) else {
+        panic!("a join joins")
+    };
+    let c = Contribution { worker, session, seq: Seq(1), step: Step(1), pulled: Version(0) };
+    let command = Command::Update { bucket: BucketId(0), contributions: vec![c], factor: 1.0 };
+    (shard, Proposal { command, payload: 1f32.to_le_bytes().repeat(6).into() })
+}
+
+fn weight(shard: &Shard) -> f32 {
+    shard.image().buckets[0].weights[0]
+}
+
+#[test]
+fn a_proposal_that_is_committed_twice_is_applied_once() {
+    let (shard, push) = ledger();
+    assert_eq!(shard.apply(&push), Outcome::Updated { version: Version(1), applied: true });
+    assert_eq!(shard.apply(&push), Outcome::Updated { version: Version(1), applied: false });
+    assert_eq!((weight(&shard), shard.read(|m| (m.pushes, m.duplicates))), (-1.0, (1, 1)));
+}
+
+/// The check of the check: if `apply` did not look at who pushed what, the ledger would show it.
+#[test]
+fn without_the_record_of_who_pushed_what_the_ledger_would_show_minus_two() {
+    let (shard, push) = ledger();
+    shard.apply(&push);
+    let conf = shard.configured().expect("configured");
+    conf.buckets[0].update(&conf.job, &push.payload, 1.0, 1, 1);
+    assert_eq!(weight(&shard), -2.0);
+}
+
+#[test]
+fn a_round_that_closed_before_its_worker_came_back_counts_for_the_new_session() {
+    let (shard, _) = ledger();
+    let join = |w: u32| match shard.apply(&Command::Join { worker: WorkerId(w) }.into()) {
+        Outcome::Joined { session, .. } => session,
+        other => panic!("{other:?}"),
+    };
+    let (a, b) = (join(0), join(1));
+    let part = |w: u32, session| {
+        Contribution { worker: WorkerId(w), session, seq: Seq(1), step: Step(1), pulled: Version(0) }
+    };
+    let round = |contributions| {
+        let command = Command::Update { bucket: BucketId(0), contributions, factor: 0.5 };
+        Proposal { command, payload: 2f32.to_le_bytes().repeat(6).into() }
+    };
+    // In the log: worker 0 comes back, then the round that its predecessor took part in.
+    let back = join(0);
+    shard.apply(&round(vec![part(0, a), part(1, b)]));
+    let done = |w: u32| shard.read(|m| m.members.get(WorkerId(w)).map(|m| m.steps[0]));
+    assert_eq!((done(0), done(1), weight(&shard)), (Some(Step(1)), Some(Step(1)), -1.0));
+    assert_eq!(
+        shard.apply(&round(vec![part(0, back)])),
+        Outcome::Updated { version: Version(1), applied: false },
+        "its step is in"
+    );
+}
+
+#[test]
+fn an_evaluation_that_is_reported_again_counts_once() {
+    let (shard, _) = ledger();
+    let session = shard.read(|m| m.members.get(WorkerId(0)).map(|m| m.session)).expect("joined");
+    let report = |epoch, loss_sum| {
+        let sums = EvalSums { loss_sum, correct: u64::MAX, count: 1 };
+        shard.apply(&Command::Report { worker: WorkerId(0), session, epoch, sums }.into())
+    };
+    let list = |outcome| match outcome {
+        Outcome::Evaluated(list) => list.iter().map(|e| (e.epoch, e.stop)).collect::<Vec<_>>(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(list(report(1, 1.0)), [(1, false)]);
+    assert_eq!(list(report(2, 0.5)), [(2, false)]);
+    // A new leader: everything that a worker keeps comes again, more often than patience (3) allows.
+    for _ in 0..5 {
+        assert_eq!(list(report(1, 1.0)), []);
+        assert_eq!(list(report(2, 0.5)), [(2, false)], "the latest is answered again");
+    }
+    assert!(!shard.read(|m| m.stop), "no evaluation was bad");
+}
+
+#[test]
+fn an_early_stop_comes_after_as_many_bad_evaluations_as_patience_says() {
+    let (shard, _) = ledger();
+    let session = shard.read(|m| m.members.get(WorkerId(0)).map(|m| m.session)).expect("joined");
+    let stops: Vec<bool> = [1.0, 0.5, 0.45, f64::NAN, 0.6, 0.1]
+        .into_iter()
+        .zip(1..)
+        .map(|(loss_sum, epoch)| {
+            let sums = EvalSums { loss_sum, correct: 0, count: 1 };
+            shard.apply(&Command::Report { worker: WorkerId(0), session, epoch, sums }.into());
+            shard.read(|m| m.stop)
+        })
+        .collect();
+    assert_eq!(stops, [false, false, false, false, true, true], "min_delta 0.1, patience 3");
+}

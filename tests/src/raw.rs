@@ -1,0 +1,115 @@
+//! HTTP/2 by hand, for bytes that no gRPC library sends.
+
+use anyhow::{Context, Result};
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
+/// A connection on which one gRPC call is open.
+pub struct Call {
+    tcp: TcpStream,
+    got: Vec<u8>,
+}
+
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+impl Call {
+    /// Opens a call of `path`, for example `/paraft.v1.Shards/Exchange`; sends no message.
+    pub fn open(address: &str, path: &str) -> Result<Self> {
+        let mut call = Self::connect(address)?;
+        call.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")?;
+        call.frame(SETTINGS, 0, 0, &[])?;
+        let mut block = Vec::new();
+        for (name, value) in [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", path),
+            (":authority", address),
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+        ] {
+            block.push(0); // HPACK: a literal, not indexed, not compressed
+            for text in [name, value] {
+                block.push(u8::try_from(text.len()).context("a short header")?);
+                block.extend_from_slice(text.as_bytes());
+            }
+        }
+        call.frame(HEADERS, END_HEADERS, 1, &block)?;
+        Ok(call)
+    }
+
+    /// Connects; sends nothing.
+    pub fn connect(address: &str) -> Result<Self> {
+        let tcp = TcpStream::connect(address)?;
+        tcp.set_read_timeout(Some(Duration::from_secs(30)))?;
+        Ok(Self { tcp, got: Vec::new() })
+    }
+
+    /// Any bytes.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        Ok(self.tcp.write_all(bytes)?)
+    }
+
+    fn frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Result<()> {
+        let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+        frame.extend_from_slice(&[kind, flags]);
+        frame.extend_from_slice(&stream.to_be_bytes());
+        frame.extend_from_slice(payload);
+        self.write(&frame)
+    }
+
+    /// Bytes of the call's body (at most 16 KiB at a time), and its end where `end`.
+    pub fn body(&mut self, bytes: &[u8], end: bool) -> Result<()> {
+        self.frame(DATA, if end { END_STREAM } else { 0 }, 1, bytes)
+    }
+
+    /// Reads until the server has sent `needle`; fails when it closes first or is silent for long.
+    pub fn expect(&mut self, needle: &[u8]) -> Result<()> {
+        while !self.got.windows(needle.len()).any(|w| w == needle) {
+            let n = self.read().context("while waiting for an answer")?;
+            let needle = String::from_utf8_lossy(needle);
+            anyhow::ensure!(n > 0, "closed before `{needle}`; got {:?}", String::from_utf8_lossy(&self.got));
+        }
+        Ok(())
+    }
+
+    /// Reads until the server closes; fails when it is silent for long.
+    pub fn expect_close(&mut self) -> Result<()> {
+        // A reset is as good as an end.
+        while self.read().is_ok_and(|n| n > 0) {}
+        Ok(())
+    }
+
+    /// Waits for the response's first header frame: the server has answered.
+    pub fn expect_response(&mut self) -> Result<()> {
+        loop {
+            let mut at = 0;
+            while let Some(head) = self.got.get(at..at + 9) {
+                if head[3] == HEADERS {
+                    return Ok(());
+                }
+                at += 9 + u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+            }
+            let n = self.read().context("while waiting for a response")?;
+            anyhow::ensure!(n > 0, "closed without a response");
+        }
+    }
+
+    fn read(&mut self) -> Result<usize> {
+        let mut buffer = [0; 4096];
+        let n = self.tcp.read(&mut buffer)?;
+        self.got.extend_from_slice(&buffer[..n]);
+        Ok(n)
+    }
+}
+
+/// The five bytes before a gRPC message: not compressed, this long.
+pub fn prefix(len: u32) -> Vec<u8> {
+    [&[0], &len.to_be_bytes()[..]].concat()
+}

@@ -1,0 +1,179 @@
+//! The shape of the code: who may depend on whom. ARCHITECTURE.md says why.
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
+/// to ARCHITECTURE.md.
+const EDGES: [(&str, &[&str]); 13] = [
+    ("common", &[]),
+    ("host", &[]),
+    ("compute", &[]),
+    ("data", &["common"]),
+    ("proto", &["common"]),
+    ("record", &["common"]),
+    ("models", &["compute", "common"]),
+    ("client", &["proto", "host", "common"]),
+    ("server", &["proto", "host", "common"]),
+    ("worker", &["client", "compute", "models", "data", "record", "host", "common"]),
+    ("example-custom-model", &["worker", "models", "data"]),
+    (
+        "deploy",
+        &["common", "host", "compute", "data", "proto", "record", "models", "client", "server", "worker"],
+    ),
+    (
+        "tests",
+        &["common", "host", "compute", "data", "proto", "record", "models", "client", "server", "worker", "deploy"],
+    ),
+];
+
+struct Package {
+    dir: PathBuf,
+    /// Of ordinary and build dependencies: what a user of the crate gets.
+    dependencies: BTreeSet<String>,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default()
+}
+
+/// Our packages, by name without `paraft-`.
+fn packages() -> Result<BTreeMap<String, Package>> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["metadata", "--no-deps", "--format-version", "1", "--offline"]).current_dir(root());
+    let out = command.output().context("cargo metadata")?;
+    anyhow::ensure!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let metadata: Value = serde_json::from_slice(&out.stdout)?;
+    let text = |v: &Value| v.as_str().unwrap_or_default().to_string();
+    let list = |v: &Value| v.as_array().cloned().unwrap_or_default();
+    Ok(list(&metadata["packages"])
+        .iter()
+        .map(|p| {
+            let name = text(&p["name"]).trim_start_matches("paraft-").to_string();
+            let dir = PathBuf::from(text(&p["manifest_path"])).parent().map(Path::to_path_buf).unwrap_or_default();
+            let used = list(&p["dependencies"]).into_iter().filter(|d| d["kind"] != "dev");
+            (name, Package { dir, dependencies: used.map(|d| text(&d["name"])).collect() })
+        })
+        .collect())
+}
+
+fn sources(dir: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(dir) else { return Vec::new() };
+    let mut files = Vec::new();
+    for path in entries.flatten().map(|e| e.path()) {
+        let inner = path.file_name().is_some_and(|n| n == "target" || n.to_string_lossy().starts_with('.'));
+        // A folder with a manifest of its own is another crate.
+        if path.is_dir() && !inner && !path.join("Cargo.toml").exists() {
+            files.extend(sources(&path));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            files.push(path);
+        }
+    }
+    files
+}
+
+/// Lines of code: comments and what follows them on a line left out.
+fn code(path: &Path) -> Result<Vec<(usize, String)>> {
+    let text = fs::read_to_string(path)?;
+    let cut = |l: &str| l.split("//").next().unwrap_or_default().to_string();
+    Ok((1usize..).zip(text.lines().map(cut)).collect())
+}
+
+#[test]
+fn crates_depend_on_each_other_only_along_the_allowed_edges() -> Result<()> {
+    let packages = packages()?;
+    let allowed: BTreeMap<_, _> = EDGES.into_iter().collect();
+    for (name, package) in &packages {
+        let may = allowed.get(name.as_str()).with_context(|| format!("paraft-{name} is not in EDGES"))?;
+        for used in package.dependencies.iter().filter_map(|d| d.strip_prefix("paraft-")) {
+            assert!(may.contains(&used), "paraft-{name} may not depend on paraft-{used}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn server_and_worker_do_not_reach_each_other_by_any_path() -> Result<()> {
+    let packages = packages()?;
+    let reach = |from: &str| {
+        let (mut seen, mut next) = (BTreeSet::new(), vec![from.to_string()]);
+        while let Some(name) = next.pop() {
+            if let Some(p) = packages.get(&name).filter(|_| seen.insert(name.clone())) {
+                next.extend(p.dependencies.iter().filter_map(|d| d.strip_prefix("paraft-")).map(str::to_string));
+            }
+        }
+        seen
+    };
+    let workers = ["worker", "client", "compute", "models", "data"];
+    assert!(workers.iter().all(|w| !reach("server").contains(*w)), "{:?}", reach("server"));
+    assert!(workers.iter().all(|w| !reach(w).contains("server")));
+    Ok(())
+}
+
+#[test]
+fn heavy_libraries_stay_where_they_belong() -> Result<()> {
+    for (name, package) in packages()? {
+        let uses = |library: &str| package.dependencies.contains(library);
+        if name == "common" {
+            for library in ["tokio", "tonic", "prost", "openraft", "cudarc", "rand", "futures"] {
+                assert!(!uses(library), "common is pure: no {library}");
+            }
+        }
+        assert!(!uses("openraft") || name == "server", "{name} depends on openraft");
+        assert!(!uses("cudarc") || name == "compute", "{name} depends on cudarc");
+        assert!(!uses("libloading") || name == "compute", "{name} loads libraries");
+    }
+    Ok(())
+}
+
+#[test]
+fn openraft_is_named_only_under_raft() -> Result<()> {
+    let raft = root().join("ps-server/src/raft");
+    for (name, package) in packages()? {
+        if name == "tests" {
+            continue; // this file names it
+        }
+        for path in sources(&package.dir).into_iter().filter(|p| !p.starts_with(&raft)) {
+            for (line, text) in code(&path)? {
+                assert!(!text.contains("openraft"), "{}:{line}: {text}", path.display());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn unsafe_is_forbidden_everywhere_but_in_compute() -> Result<()> {
+    let manifest: toml::Table = toml::from_str(&fs::read_to_string(root().join("Cargo.toml"))?)?;
+    assert_eq!(manifest["workspace"]["lints"]["rust"]["unsafe_code"].as_str(), Some("forbid"));
+    for (name, package) in packages()? {
+        let manifest: toml::Table = toml::from_str(&fs::read_to_string(package.dir.join("Cargo.toml"))?)?;
+        let inherits = manifest.get("lints").and_then(|l| l.get("workspace")).and_then(toml::Value::as_bool);
+        assert!(inherits == Some(true) || name == "compute", "{name} does not take the workspace's lints");
+        for path in sources(&package.dir).into_iter().filter(|_| name != "compute") {
+            for (line, text) in code(&path)? {
+                let allows = text.contains("allow(") && text.contains("unsafe_code");
+                assert!(!allows, "{}:{line}: {text}", path.display());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_crate_that_has_code_has_a_first_line_that_says_what_it_is() -> Result<()> {
+    for (_, package) in packages()? {
+        for path in sources(&package.dir.join("src")) {
+            let text = fs::read_to_string(&path)?;
+            assert!(text.starts_with("//!"), "{} opens without saying what it is", path.display());
+        }
+    }
+    Ok(())
+}
