@@ -40,9 +40,9 @@ pub fn all_finite_le(le: &[u8]) -> bool {
     const EXPONENT: u32 = 0x7f80_0000;
     let (words, rest) = le.as_chunks::<F32_BYTES>();
     rest.is_empty()
-        && words.chunks(1024).all(|c| {
-            !c.iter().fold(false, |bad, b| bad | (u32::from_le_bytes(*b) & EXPONENT == EXPONENT))
-        })
+        && words
+            .chunks(1024)
+            .all(|c| !c.iter().fold(false, |bad, b| bad | (u32::from_le_bytes(*b) & EXPONENT == EXPONENT)))
 }
 
 /// Sum of squares in `f64`, in the order of the vector: the same number on every host.

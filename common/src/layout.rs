@@ -141,7 +141,8 @@ impl Layout {
             return Err(LayoutError::Empty);
         }
         let mut buckets = Vec::new();
-        for (start, end, kind) in [(0, params_len, TensorKind::Param), (params_len, len, TensorKind::Buffer)] {
+        for (start, end, kind) in [(0, params_len, TensorKind::Param), (params_len, len, TensorKind::Buffer)]
+        {
             let mut at = start;
             while at < end {
                 let n = bucket_len.min(end - at);

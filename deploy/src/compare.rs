@@ -5,7 +5,10 @@ use clap::Args;
 use paraft_common::Mode;
 use paraft_record::RunRecord;
 use paraft_worker::{Job, exit};
-use std::{path::{Path, PathBuf}, sync::atomic::AtomicI32};
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::AtomicI32,
+};
 
 #[derive(Args)]
 pub struct CompareArgs {
@@ -38,7 +41,13 @@ pub fn run(args: &CompareArgs) -> Result<i32, Failure> {
 
 /// Trains the job once in each mode, one after the other: two fleets at once would share the cores and falsify
 /// each other's times. Same seed, same samples in the same order, same budget.
-pub fn compare(job: &Job, modes: &[Mode], dir: &Path, json: bool, interrupted: &AtomicI32) -> Result<i32, Failure> {
+pub fn compare(
+    job: &Job,
+    modes: &[Mode],
+    dir: &Path,
+    json: bool,
+    interrupted: &AtomicI32,
+) -> Result<i32, Failure> {
     let mut records: Vec<RunRecord> = Vec::new();
     for mode in modes {
         let mut job = job.clone();

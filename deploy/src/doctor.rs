@@ -74,10 +74,14 @@ fn cores() -> Row {
 
 fn memory() -> Row {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let kb = text.lines().find_map(|l| l.strip_prefix("MemAvailable:")?.split_whitespace().next()?.parse::<u64>().ok());
+    let kb = text
+        .lines()
+        .find_map(|l| l.strip_prefix("MemAvailable:")?.split_whitespace().next()?.parse::<u64>().ok());
     match kb {
         None => row("memory", Verdict::Warn, "unknown", "/proc/meminfo cannot be read"),
-        Some(kb) if kb < 1 << 20 => row("memory", Verdict::Warn, format!("{} MB free", kb / 1000), "small models only"),
+        Some(kb) if kb < 1 << 20 => {
+            row("memory", Verdict::Warn, format!("{} MB free", kb / 1000), "small models only")
+        }
         Some(kb) => row("memory", Verdict::Ok, format!("{:.1} GB free", kb as f64 / 1e6), ""),
     }
 }
@@ -90,7 +94,12 @@ fn simd() -> Row {
 
 fn files() -> Row {
     match nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE) {
-        Ok((soft, _)) if soft < 1024 => row("open files", Verdict::Warn, soft, "a server needs one for each worker and shard: ulimit -n 4096"),
+        Ok((soft, _)) if soft < 1024 => row(
+            "open files",
+            Verdict::Warn,
+            soft,
+            "a server needs one for each worker and shard: ulimit -n 4096",
+        ),
         Ok((soft, _)) => row("open files", Verdict::Ok, soft, ""),
         Err(e) => row("open files", Verdict::Warn, e, ""),
     }
@@ -99,7 +108,11 @@ fn files() -> Row {
 /// A real server on a port of its own, asked over gRPC.
 fn loopback() -> Row {
     let asked = || -> Result<Duration, String> {
-        let rt = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().map_err(|e| e.to_string())?;
+        let rt = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .map_err(|e| e.to_string())?;
         let address = rt.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.map_err(|e| e.to_string())?;
             let address = listener.local_addr().map_err(|e| e.to_string())?.to_string();
@@ -122,15 +135,35 @@ fn loopback() -> Row {
         reply.map(|_| took)
     };
     match asked() {
-        Ok(t) => row("gRPC loopback", Verdict::Ok, format!("a server started and answered in {:.1} ms", t.as_secs_f64() * 1e3), ""),
-        Err(e) => row("gRPC loopback", Verdict::Fail, e, "nothing works without it: does a firewall or proxy take 127.0.0.1?"),
+        Ok(t) => row(
+            "gRPC loopback",
+            Verdict::Ok,
+            format!("a server started and answered in {:.1} ms", t.as_secs_f64() * 1e3),
+            "",
+        ),
+        Err(e) => row(
+            "gRPC loopback",
+            Verdict::Fail,
+            e,
+            "nothing works without it: does a firewall or proxy take 127.0.0.1?",
+        ),
     }
 }
 
 fn sockets() -> Row {
     match socket_path("127.0.0.1:1") {
-        Some(p) => row("Unix sockets", Verdict::Ok, format!("in {}", p.parent().unwrap_or(Path::new("")).display()), ""),
-        None => row("Unix sockets", Verdict::Warn, "no folder of one's own in the temporary folder", "workers on a server's host use TCP"),
+        Some(p) => row(
+            "Unix sockets",
+            Verdict::Ok,
+            format!("in {}", p.parent().unwrap_or(Path::new("")).display()),
+            "",
+        ),
+        None => row(
+            "Unix sockets",
+            Verdict::Warn,
+            "no folder of one's own in the temporary folder",
+            "workers on a server's host use TCP",
+        ),
     }
 }
 
@@ -144,24 +177,42 @@ fn folder() -> Row {
 fn cuda() -> Row {
     let driver = std::fs::read_to_string("/proc/driver/nvidia/version");
     match driver {
-        Ok(v) => row("CUDA", Verdict::Warn, v.lines().next().unwrap_or("driver found"), "this version computes on the CPU only"),
+        Ok(v) => row(
+            "CUDA",
+            Verdict::Warn,
+            v.lines().next().unwrap_or("driver found"),
+            "this version computes on the CPU only",
+        ),
         Err(_) => row("CUDA", Verdict::Ok, "no NVIDIA driver", "this version computes on the CPU only"),
     }
 }
 
 pub fn env(args: &EnvArgs) -> Result<i32, Failure> {
     let read = |p: &str| std::fs::read_to_string(p).unwrap_or_default();
-    let cpu = read("/proc/cpuinfo").lines().find_map(|l| l.strip_prefix("model name")?.split(':').nth(1).map(|s| s.trim().to_string()));
-    let os = read("/etc/os-release").lines().find_map(|l| l.strip_prefix("PRETTY_NAME=").map(|s| s.trim_matches('"').to_string()));
+    let cpu = read("/proc/cpuinfo")
+        .lines()
+        .find_map(|l| l.strip_prefix("model name")?.split(':').nth(1).map(|s| s.trim().to_string()));
+    let os = read("/etc/os-release")
+        .lines()
+        .find_map(|l| l.strip_prefix("PRETTY_NAME=").map(|s| s.trim_matches('"').to_string()));
     let kernel = read("/proc/sys/kernel/osrelease").trim().to_string();
-    let settings: Vec<String> = std::env::vars().filter(|(k, _)| k.starts_with("PARAFT_")).map(|(k, v)| format!("{k}={v}")).collect();
+    let settings: Vec<String> =
+        std::env::vars().filter(|(k, _)| k.starts_with("PARAFT_")).map(|(k, v)| format!("{k}={v}")).collect();
     let facts = [
         ("paraft", env!("CARGO_PKG_VERSION").to_string()),
         ("protocol", paraft_proto::PROTOCOL.to_string()),
         ("build", if cfg!(debug_assertions) { "debug" } else { "release" }.to_string()),
         ("target", format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS)),
         ("system", format!("{}, kernel {kernel}", os.unwrap_or_default())),
-        ("cpu", format!("{}, {} cores, {}", cpu.unwrap_or_default(), std::thread::available_parallelism().map_or(1, usize::from), paraft_worker::instruction_set())),
+        (
+            "cpu",
+            format!(
+                "{}, {} cores, {}",
+                cpu.unwrap_or_default(),
+                std::thread::available_parallelism().map_or(1, usize::from),
+                paraft_worker::instruction_set()
+            ),
+        ),
         ("device", "CPU (this version has no CUDA)".to_string()),
         ("settings", if settings.is_empty() { "none".into() } else { settings.join(" ") }),
     ];

@@ -103,7 +103,8 @@ pub struct Fleet {
 impl Fleet {
     /// Starts the job's servers; returns when all listen and know each other.
     pub fn servers(job: &Job, run_dir: &Path) -> Result<Self, Failure> {
-        let program = std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
+        let program =
+            std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
         let mut fleet = Fleet { workers: Vec::new(), servers: Vec::new(), addresses: Vec::new() };
         // The job as it was resolved, so that servers and workers need no --set.
         let job_file = run_dir.join(JOB_FILE);
@@ -137,7 +138,8 @@ impl Fleet {
 
     /// Starts the job's workers.
     pub fn start_workers(&mut self, job: &Job, run_dir: &Path) -> Result<(), Failure> {
-        let program = std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
+        let program =
+            std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
         for rank in 0..job.train.workers {
             let mut command = match job.cluster.worker_command.as_slice() {
                 [] => {

@@ -44,7 +44,8 @@ pub struct ServerArgs {
 }
 
 pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
-    logs::start(args.log_file.as_deref()).map_err(|e| Failure::new(exit::IO, format!("the log file: {e}")))?;
+    logs::start(args.log_file.as_deref())
+        .map_err(|e| Failure::new(exit::IO, format!("the log file: {e}")))?;
     let job = args.job.as_deref().map(|p| Job::load(p, &args.set)).transpose()?;
     let cluster = job.as_ref().map(|j| j.cluster.clone()).unwrap_or_default();
     let listed = if args.servers.is_empty() { cluster.addresses.clone() } else { args.servers.clone() };
@@ -81,7 +82,9 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
             shards,
             replicas: args.replicas.unwrap_or(cluster.replicas),
             election: Duration::from_millis(cluster.election_ms),
-            socket: (cluster.transport == TransportConfig::Auto).then(|| socket_path(&servers[args.id as usize])).flatten(),
+            socket: (cluster.transport == TransportConfig::Auto)
+                .then(|| socket_path(&servers[args.id as usize]))
+                .flatten(),
             servers,
         };
         let metrics = match args.metrics {
@@ -117,10 +120,11 @@ fn failure(e: ServerError) -> Failure {
 
 /// A port that is taken: which one, where it is written, what to do.
 fn taken(args: &ServerArgs, address: &str, e: &std::io::Error) -> Failure {
-    let line = args.job.as_ref().filter(|_| args.listen.is_none() && args.servers.is_empty()).and_then(|path| {
-        let text = std::fs::read_to_string(path).ok()?;
-        Some(format!("{}:{}: ", path.display(), overlay::line_of(&text, "cluster.addresses")?))
-    });
+    let line =
+        args.job.as_ref().filter(|_| args.listen.is_none() && args.servers.is_empty()).and_then(|path| {
+            let text = std::fs::read_to_string(path).ok()?;
+            Some(format!("{}:{}: ", path.display(), overlay::line_of(&text, "cluster.addresses")?))
+        });
     let line = line.unwrap_or_default();
     match e.kind() {
         std::io::ErrorKind::AddrInUse => Failure::new(exit::CONFIG, format!("{line}{address} is in use by another process"))

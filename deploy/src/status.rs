@@ -68,7 +68,9 @@ fn addresses(args: &StatusArgs) -> Result<Vec<String>, Failure> {
         return Ok(args.servers.clone());
     }
     let Some(of) = &args.of else {
-        return Err(Failure::new(exit::USAGE, "which servers?").help("give --servers, a run's folder, or a job file"));
+        return Err(
+            Failure::new(exit::USAGE, "which servers?").help("give --servers, a run's folder, or a job file")
+        );
     };
     if of.is_dir() {
         let path = of.join("servers");
@@ -100,7 +102,20 @@ fn print(r: &StatusReply, digest: bool) {
     );
     let mut t = Table::new();
     t.load_style(presets::NOTHING);
-    let mut header = vec!["shard", "role", "term", "leader", "mode", "version", "members (clock)", "slowest", "delay p50/p99/max", "pushes", "waited", "lost"];
+    let mut header = vec![
+        "shard",
+        "role",
+        "term",
+        "leader",
+        "mode",
+        "version",
+        "members (clock)",
+        "slowest",
+        "delay p50/p99/max",
+        "pushes",
+        "waited",
+        "lost",
+    ];
     if digest {
         header.push("digest@index");
     }
@@ -114,7 +129,14 @@ fn print(r: &StatusReply, digest: bool) {
             .collect();
         let q = |v: Option<u64>| v.map_or("-".to_string(), |v| v.to_string());
         let slowest = s.members.iter().filter(|m| !m.finished).map(|m| m.clock).min();
-        let waiting = if s.started || s.members.is_empty() { String::new() } else { format!(" (waiting for {} workers)", s.expected_workers as usize - s.members.len().min(s.expected_workers as usize)) };
+        let waiting = if s.started || s.members.is_empty() {
+            String::new()
+        } else {
+            format!(
+                " (waiting for {} workers)",
+                s.expected_workers as usize - s.members.len().min(s.expected_workers as usize)
+            )
+        };
         let mut row = vec![
             s.shard.to_string(),
             s.role.clone(),

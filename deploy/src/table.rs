@@ -45,14 +45,14 @@ pub fn modes(summaries: &[Summary]) -> String {
     table.to_string()
 }
 
-/// Bytes for people: 1.5 MB.
+/// Bytes for people: 1.5 MiB.
 pub fn bytes(n: u64) -> String {
     let mut value = n as f64;
-    for unit in ["B", "kB", "MB", "GB"] {
-        if value < 1000.0 {
+    for unit in ["B", "KiB", "MiB", "GiB"] {
+        if value < 1024.0 {
             return if unit == "B" { format!("{n} B") } else { format!("{value:.1} {unit}") };
         }
-        value /= 1000.0;
+        value /= 1024.0;
     }
-    format!("{value:.1} TB")
+    format!("{value:.1} TiB")
 }

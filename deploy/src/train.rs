@@ -178,7 +178,12 @@ struct Watch {
 impl Watch {
     /// True when all workers have ended. A worker that was killed is lost and the others go on; one that ended
     /// with an error ends the run, since the same would happen to the others.
-    fn look(&mut self, fleet: &mut Fleet, writer: &mut MetricsWriter, progress: &Progress) -> Result<bool, Failure> {
+    fn look(
+        &mut self,
+        fleet: &mut Fleet,
+        writer: &mut MetricsWriter,
+        progress: &Progress,
+    ) -> Result<bool, Failure> {
         for (i, server) in fleet.servers.iter_mut().enumerate() {
             if server.ended().is_some() && !self.servers_lost.contains(&i) {
                 self.servers_lost.push(i);
@@ -202,7 +207,8 @@ impl Watch {
                 let words = worker.last_words();
                 let code = status.code().unwrap_or(exit::FAILED);
                 let first = format!("{} {how} before the others: {words}", worker.name);
-                return Err(Failure::new(code, first).help(format!("its log is {}.log in the run's folder", worker.name)));
+                return Err(Failure::new(code, first)
+                    .help(format!("its log is {}.log in the run's folder", worker.name)));
             }
             self.workers_lost.push(i);
             progress.note(&format!("warning: {} {how}; the others go on", worker.name));
@@ -225,7 +231,8 @@ fn wall() -> f64 {
 
 /// The resolved job lies in the run's folder; its paths must not depend on that.
 fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
-    let base = fs::canonicalize(if job.base_dir.as_os_str().is_empty() { Path::new(".") } else { &job.base_dir });
+    let base =
+        fs::canonicalize(if job.base_dir.as_os_str().is_empty() { Path::new(".") } else { &job.base_dir });
     let base = base.map_err(|e| Failure::new(exit::CONFIG, format!("the job's folder: {e}")))?;
     if let Some(data) = &mut job.data {
         data.rebase(&base);

@@ -71,7 +71,8 @@ fn processes(folder: &Path) -> Vec<(i32, String)> {
 
 fn pid_of(folder: &Path, what: &str) -> Pid {
     let all = processes(folder);
-    let (pid, _) = all.iter().find(|(_, l)| l.contains(what)).unwrap_or_else(|| panic!("no {what} in {all:?}"));
+    let (pid, _) =
+        all.iter().find(|(_, l)| l.contains(what)).unwrap_or_else(|| panic!("no {what} in {all:?}"));
     Pid::from_raw(*pid)
 }
 
@@ -133,12 +134,21 @@ fn the_demo_prints_both_modes_and_writes_a_report() {
     let dir = scratch.path().join("demo");
     let out = run(&["demo", "--json", "--set", "train.epochs=20", "--run-dir", dir.to_str().expect("utf-8")]);
     assert!(out.status.success(), "{}", text(&out.stderr));
-    let lines: Vec<Value> = text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("one object a line")).collect();
+    let lines: Vec<Value> =
+        text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("one object a line")).collect();
     assert_eq!(lines.iter().map(|l| l["mode"].as_str().unwrap_or("")).collect::<Vec<_>>(), ["bsp", "asp"]);
     for l in &lines {
         for key in [
-            "mode", "workers", "samples", "seconds", "samples_per_s", "final_loss", "final_accuracy",
-            "seconds_to_target", "delay_p50", "delay_p99",
+            "mode",
+            "workers",
+            "samples",
+            "seconds",
+            "samples_per_s",
+            "final_loss",
+            "final_accuracy",
+            "seconds_to_target",
+            "delay_p50",
+            "delay_p99",
         ] {
             assert!(l.get(key).is_some(), "{key} is missing in {l}");
         }
@@ -337,12 +347,15 @@ fn the_same_job_runs_by_hand() {
 
     let out = run(&["status", path.to_str().expect("utf-8"), "--json", "--digest"]);
     assert!(out.status.success(), "{}", text(&out.stderr));
-    let replies: Vec<Value> = text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("json")).collect();
+    let replies: Vec<Value> =
+        text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("json")).collect();
     assert_eq!(replies.len(), 3);
     for shard in 0..3 {
         let copies: Vec<&Value> = replies.iter().map(|r| &r["shards"][shard]).collect();
         assert_eq!(copies.iter().filter(|s| s["role"] == "leader").count(), 1, "{copies:?}");
-        let same = copies.iter().all(|s| s["applied_index"] != copies[0]["applied_index"] || s["digest"] == copies[0]["digest"]);
+        let same = copies
+            .iter()
+            .all(|s| s["applied_index"] != copies[0]["applied_index"] || s["digest"] == copies[0]["digest"]);
         assert!(same, "replicas are bit-identical: {copies:?}");
         assert!(copies[0]["members"].as_array().expect("members").iter().all(|m| m["finished"] == true));
     }
@@ -400,8 +413,12 @@ fn compare_runs_the_modes_it_is_given() {
     let (path, dir) = (path.to_str().expect("utf-8"), dir.to_str().expect("utf-8"));
     let out = run(&["compare", path, "--modes", "bsp,ssp:4,asp", "--run-dir", dir, "--json"]);
     assert!(out.status.success(), "{}", text(&out.stderr));
-    let modes: Vec<Value> = text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("json")).collect();
-    assert_eq!(modes.iter().map(|m| m["mode"].as_str().unwrap_or("")).collect::<Vec<_>>(), ["bsp", "ssp:4", "asp"]);
+    let modes: Vec<Value> =
+        text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("json")).collect();
+    assert_eq!(
+        modes.iter().map(|m| m["mode"].as_str().unwrap_or("")).collect::<Vec<_>>(),
+        ["bsp", "ssp:4", "asp"]
+    );
     assert_eq!(run(&["compare", path, "--modes", "bsp,sync"]).status.code(), Some(2));
 }
 
@@ -409,9 +426,34 @@ fn compare_runs_the_modes_it_is_given() {
 fn bench_train_gives_ratios_within_one_run() {
     let out = run(&["bench", "train", "--models", "logreg", "--repeats", "1", "--epochs", "1", "--json"]);
     assert!(out.status.success(), "{}", text(&out.stderr));
-    let lines: Vec<Value> = text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("json")).collect();
+    let lines: Vec<Value> =
+        text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("json")).collect();
     for key in ["bench", "case", "value", "unit", "reference", "ratio", "spread"] {
         assert!(lines.iter().all(|l| l.get(key).is_some()), "{key}: {lines:?}");
     }
     assert!(lines.iter().any(|l| l["case"] == "logreg/bsp" && l["ratio"].is_number()), "{lines:?}");
+}
+
+#[test]
+fn a_job_stops_when_the_held_out_loss_no_longer_falls() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let rule = "[eval]\nearly_stop = { patience = 2, min_delta = 100.0 }\n";
+    for mode in ["bsp", "asp"] {
+        let path = job(scratch.path(), &(digits(mode, 1, 1000) + rule));
+        let dir = scratch.path().join(mode);
+        let out = paraft()
+            .arg("train")
+            .arg(path)
+            .arg("--json")
+            .arg("--run-dir")
+            .arg(&dir)
+            .output()
+            .expect("paraft starts");
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        let record = paraft_record::RunRecord::load(&dir).expect("record");
+        // No evaluation beats the first by 100, so the third is the last that counts.
+        let epochs = record.evals.iter().map(|e| e.epoch).max().expect("evaluations");
+        assert!((3..30).contains(&epochs), "{mode}: stopped after epoch {epochs} of 1000");
+        assert!(record.final_eval().expect("final").is_final, "{mode}");
+    }
 }

@@ -35,7 +35,9 @@ pub async fn terminated() -> i32 {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
-        if let (Ok(mut int), Ok(mut term)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) {
+        if let (Ok(mut int), Ok(mut term)) =
+            (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+        {
             return tokio::select! { _ = int.recv() => 2, _ = term.recv() => 15 };
         }
     }

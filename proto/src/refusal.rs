@@ -11,7 +11,9 @@ pub enum RefusalKind {
     NotLeader { shard: ShardId, leader: Option<String> },
     #[error("{shard} is not on this server; check the list of servers")]
     WrongShard { shard: ShardId },
-    #[error("the client speaks protocol {client}, this server speaks {server}: use the same paraft on both sides")]
+    #[error(
+        "the client speaks protocol {client}, this server speaks {server}: use the same paraft on both sides"
+    )]
     Protocol { client: u32, server: u32 },
     #[error("{0}")]
     BadJob(String),
@@ -23,13 +25,17 @@ pub enum RefusalKind {
     AlreadyOpen,
     #[error("worker {0} is connected from another process: give each worker its own --rank")]
     RankTaken(WorkerId),
-    #[error("worker {worker} has no {session} on this shard: it was taken out of the job; open a new session")]
+    #[error(
+        "worker {worker} has no {session} on this shard: it was taken out of the job; open a new session"
+    )]
     UnknownSession { worker: WorkerId, session: SessionId },
     #[error("{bucket} is not on {shard}")]
     WrongBucket { bucket: BucketId, shard: ShardId },
     #[error("{bucket} holds {expected} bytes, the message brought {got}")]
     BucketLength { bucket: BucketId, expected: usize, got: usize },
-    #[error("the gradient of {bucket} holds a NaN or an infinity at {step}; the weights are unaffected (lower the rate, clip, or look at the batch)")]
+    #[error(
+        "the gradient of {bucket} holds a NaN or an infinity at {step}; the weights are unaffected (lower the rate, clip, or look at the batch)"
+    )]
     NotFinite { bucket: BucketId, step: Step },
     #[error("{bucket} was pushed for {got}; this session's next is {expected}")]
     WrongStep { bucket: BucketId, expected: Step, got: Step },

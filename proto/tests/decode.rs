@@ -6,10 +6,12 @@ use prost::Message;
 
 fn a_push() -> impl Strategy<Value = ToShard> {
     let numbers = (any::<u64>(), any::<u64>(), any::<u32>(), any::<u64>(), any::<f64>());
-    (numbers, prop::collection::vec(any::<u8>(), 0..64)).prop_map(|((seq, step, bucket, version, sum), payload)| {
-        let push = Push { seq, step, bucket, version, sum_of_squares: sum, payload: payload.into() };
-        ToShard { kind: Some(to_shard::Kind::Push(push)) }
-    })
+    (numbers, prop::collection::vec(any::<u8>(), 0..64)).prop_map(
+        |((seq, step, bucket, version, sum), payload)| {
+            let push = Push { seq, step, bucket, version, sum_of_squares: sum, payload: payload.into() };
+            ToShard { kind: Some(to_shard::Kind::Push(push)) }
+        },
+    )
 }
 
 proptest! {

@@ -30,31 +30,65 @@ pub async fn render(status: &StatusService) -> String {
     let reply = status.reply(false).await;
     let mut registry = Registry::with_prefix("paraft");
     registry.register("server", "Id of this server.", ConstGauge::new(reply.server as i64));
-    registry.register_with_unit("process_cpu", "CPU time used.", Unit::Seconds, ConstCounter::new(reply.cpu_seconds));
+    registry.register_with_unit(
+        "process_cpu",
+        "CPU time used.",
+        Unit::Seconds,
+        ConstCounter::new(reply.cpu_seconds),
+    );
     let rss = ConstGauge::new(reply.peak_rss_bytes as i64);
     registry.register_with_unit("process_peak_resident", "Peak resident set.", Unit::Bytes, rss);
     for s in &reply.shards {
-        let sub = registry.sub_registry_with_labels(
-            [("shard".into(), s.shard.to_string().into())].into_iter(),
-        );
+        let sub =
+            registry.sub_registry_with_labels([("shard".into(), s.shard.to_string().into())].into_iter());
         let is_leader = i64::from(s.role == "leader");
         sub.register("shard_leader", "1 where this server leads the shard.", ConstGauge::new(is_leader));
         sub.register("raft_term", "Raft term.", ConstGauge::new(s.term as i64));
         sub.register("raft_applied_index", "Log index applied.", ConstGauge::new(s.applied_index as i64));
-        sub.register("shard_version", "Updates applied to the shard's buckets.", ConstGauge::new(s.version as i64));
-        sub.register("shard_values", "Values held, without optimizer state.", ConstGauge::new(s.values as i64));
+        sub.register(
+            "shard_version",
+            "Updates applied to the shard's buckets.",
+            ConstGauge::new(s.version as i64),
+        );
+        sub.register(
+            "shard_values",
+            "Values held, without optimizer state.",
+            ConstGauge::new(s.values as i64),
+        );
         let active = s.members.iter().filter(|m| !m.finished).count() as i64;
         sub.register("workers", "Members that train.", ConstGauge::new(active));
         let slowest = s.members.iter().filter(|m| !m.finished).map(|m| m.clock).min().unwrap_or(0);
         sub.register("slowest_step", "Clock of the slowest member.", ConstGauge::new(slowest as i64));
         sub.register("pushes", "Pushes applied.", ConstCounter::new(s.pushes));
-        sub.register("duplicate_pushes", "Entries recognised as applied before.", ConstCounter::new(s.duplicates));
+        sub.register(
+            "duplicate_pushes",
+            "Entries recognised as applied before.",
+            ConstCounter::new(s.duplicates),
+        );
         sub.register("refused_messages", "Messages refused.", ConstCounter::new(s.refused));
         sub.register("pulls", "Pulls asked for.", ConstCounter::new(s.pulls));
-        sub.register("pulls_waited", "Pulls that the consistency rule held back.", ConstCounter::new(s.pulls_waited));
-        sub.register_with_unit("push", "Payload of applied pushes.", Unit::Bytes, ConstCounter::new(s.bytes_pushed));
-        sub.register_with_unit("pull", "Payload of answered pulls.", Unit::Bytes, ConstCounter::new(s.bytes_pulled));
-        sub.register("workers_lost", "Members that left without finishing.", ConstCounter::new(s.workers_lost));
+        sub.register(
+            "pulls_waited",
+            "Pulls that the consistency rule held back.",
+            ConstCounter::new(s.pulls_waited),
+        );
+        sub.register_with_unit(
+            "push",
+            "Payload of applied pushes.",
+            Unit::Bytes,
+            ConstCounter::new(s.bytes_pushed),
+        );
+        sub.register_with_unit(
+            "pull",
+            "Payload of answered pulls.",
+            Unit::Bytes,
+            ConstCounter::new(s.bytes_pulled),
+        );
+        sub.register(
+            "workers_lost",
+            "Members that left without finishing.",
+            ConstCounter::new(s.workers_lost),
+        );
         let delays = Delays(s.delay_counts.clone());
         sub.register("push_delay_versions", "Age of a gradient when it was applied, in versions.", delays);
     }

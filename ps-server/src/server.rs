@@ -16,13 +16,7 @@ use crate::{
 use futures::StreamExt;
 use paraft_common::{ServerId, ShardId, placement};
 use paraft_proto::{limits, peers_server::PeersServer, shards_server::ShardsServer};
-use std::{
-    collections::BTreeMap,
-    future::Future,
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, future::Future, path::PathBuf, sync::Arc, time::Duration};
 use tokio::{
     net::{TcpListener, UnixListener},
     sync::watch,
@@ -83,7 +77,11 @@ impl ServerOptions {
         let bad = |m: String| Err(ServerError::Options(m));
         let n = self.servers.len() as u64;
         if self.id.0 >= n {
-            return bad(format!("--id {} names no server: --servers lists {n} (ids are 0 to {})", self.id.0, n.saturating_sub(1)));
+            return bad(format!(
+                "--id {} names no server: --servers lists {n} (ids are 0 to {})",
+                self.id.0,
+                n.saturating_sub(1)
+            ));
         }
         if self.shards == 0 || self.shards > 64 {
             return bad(format!("--shards {} is not within 1 to 64", self.shards));
@@ -92,7 +90,11 @@ impl ServerOptions {
             return bad(format!("--replicas {} needs as many servers; --servers lists {n}", self.replicas));
         }
         if self.replicas.is_multiple_of(2) {
-            return bad(format!("--replicas {} is even: it survives no more failures than {} and costs more; use an odd number", self.replicas, self.replicas - 1));
+            return bad(format!(
+                "--replicas {} is even: it survives no more failures than {} and costs more; use an odd number",
+                self.replicas,
+                self.replicas - 1
+            ));
         }
         Ok(())
     }

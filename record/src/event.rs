@@ -247,7 +247,6 @@ pub struct Server {
     pub peak_rss_bytes: u64,
 }
 
-
 fn null_as_nan<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
     Ok(Option::<f64>::deserialize(d)?.unwrap_or(f64::NAN))
 }

@@ -4,7 +4,9 @@
 //! progress line stands in for them; and when a byte count of one side is short because a process died,
 //! the other side's count is used.
 
-use crate::{Eval, Event, Leave, METRICS_FILE, RecordError, Run, Server, Shard, Summary, Train, Worker, read_events};
+use crate::{
+    Eval, Event, Leave, METRICS_FILE, RecordError, Run, Server, Shard, Summary, Train, Worker, read_events,
+};
 use paraft_common::histogram::DelayHistogram;
 use paraft_common::{ServerId, ShardId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};

@@ -140,6 +140,7 @@ impl Page {
 
     /// Every step that is left, the end, and the final weights.
     pub fn run(mut self) -> Result<Vec<f32>, ClientError> {
+        self.begin()?; // once more changes nothing
         while self.done.0 < self.ledger.steps {
             self.step()?;
         }

@@ -33,7 +33,12 @@ impl Stream {
 
     /// Connects and opens a session, once the server leads; gives the initial weights (zeros) where the shard
     /// has none. `buckets` are the lengths of the shard's buckets, by id.
-    pub fn open(address: &str, job: &ServerJob, worker: u32, buckets: &[(u32, usize)]) -> Result<(Self, Opened)> {
+    pub fn open(
+        address: &str,
+        job: &ServerJob,
+        worker: u32,
+        buckets: &[(u32, usize)],
+    ) -> Result<(Self, Opened)> {
         let mut tries = 0;
         let (stream, opened) = loop {
             let mut stream = Self::connect(address)?;

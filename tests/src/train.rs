@@ -11,11 +11,7 @@ use paraft_common::{
 };
 use paraft_data::{Sampler, Split};
 use paraft_models::{Batch, Model};
-use paraft_worker::{
-    Job, WorkerOptions, WorkerReport,
-    job::TransportConfig,
-    worker::WorkerError,
-};
+use paraft_worker::{Job, WorkerOptions, WorkerReport, job::TransportConfig, worker::WorkerError};
 use std::{
     path::Path,
     sync::{Arc, atomic::AtomicBool},

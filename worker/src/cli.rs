@@ -91,7 +91,11 @@ pub fn train(args: &WorkerArgs, factory: Factory) -> i32 {
     }
 }
 
-fn prepare_and_run(args: &WorkerArgs, factory: Factory, interrupt: Arc<AtomicBool>) -> Result<(), (String, i32)> {
+fn prepare_and_run(
+    args: &WorkerArgs,
+    factory: Factory,
+    interrupt: Arc<AtomicBool>,
+) -> Result<(), (String, i32)> {
     let job = Job::load(&args.job, &args.set).map_err(|e| (e.to_string(), exit::CONFIG))?;
     let failed = |e: WorkerError| (e.to_string(), e.exit_code());
     let servers = if args.servers.is_empty() { job.cluster.addresses.clone() } else { args.servers.clone() };
@@ -127,7 +131,9 @@ fn prepare_and_run(args: &WorkerArgs, factory: Factory, interrupt: Arc<AtomicBoo
 /// The job's built-in model and data.
 pub fn built_in(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
     let missing = |what: &str| {
-        WorkerError::Job(format!("the job names no [{what}]; only a binary with a model of its own can run it"))
+        WorkerError::Job(format!(
+            "the job names no [{what}]; only a binary with a model of its own can run it"
+        ))
     };
     let data = job.data.as_ref().ok_or_else(|| missing("data"))?.load(&job.base_dir)?;
     let config = job.model.as_ref().ok_or_else(|| missing("model"))?;

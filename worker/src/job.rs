@@ -261,7 +261,11 @@ impl Job {
         let t = &self.train;
         let c = &self.cluster;
         if self.name.is_empty() || self.name.len() > 100 || self.name.contains(['/', '\\', '\0']) {
-            return bad("name", format!("`{}` is no name", self.name), "use 1 to 100 characters without slashes");
+            return bad(
+                "name",
+                format!("`{}` is no name", self.name),
+                "use 1 to 100 characters without slashes",
+            );
         }
         if t.workers == 0 || t.workers > 65_536 {
             return bad("train.workers", format!("{} workers", t.workers), "use 1 to 65536");
@@ -276,7 +280,11 @@ impl Job {
             return bad("train.max_steps", "no steps".into(), "use 1 or more, or leave it out");
         }
         if t.threads != 1 {
-            return bad("train.threads", format!("{} threads", t.threads), "a worker computes on one thread; use more workers");
+            return bad(
+                "train.threads",
+                format!("{} threads", t.threads),
+                "a worker computes on one thread; use more workers",
+            );
         }
         if let Some(a) = self.eval.target_accuracy
             && !(a > 0.0 && a <= 1.0)
@@ -288,7 +296,11 @@ impl Job {
                 return bad("eval.early_stop", format!("{e:?}"), "use patience from 1 and min_delta from 0");
             }
             if !self.eval.every_epoch {
-                return bad("eval.every_epoch", "early stopping needs an evaluation each epoch".into(), "set eval.every_epoch = true");
+                return bad(
+                    "eval.every_epoch",
+                    "early stopping needs an evaluation each epoch".into(),
+                    "set eval.every_epoch = true",
+                );
             }
         }
         let servers = self.servers();
@@ -298,14 +310,26 @@ impl Job {
         for (i, a) in c.addresses.iter().enumerate() {
             let port = a.rsplit_once(':').and_then(|(h, p)| p.parse::<u16>().ok().filter(|_| !h.is_empty()));
             if port.is_none_or(|p| p == 0) || c.addresses[..i].contains(a) {
-                return bad("cluster.addresses", format!("`{a}` is no address of its own"), "write distinct \"host:port\", the same list on every host");
+                return bad(
+                    "cluster.addresses",
+                    format!("`{a}` is no address of its own"),
+                    "write distinct \"host:port\", the same list on every host",
+                );
             }
         }
         if c.replicas == 0 || c.replicas > servers {
-            return bad("cluster.replicas", format!("{} replicas on {servers} servers", c.replicas), "use as many replicas as servers or fewer (cluster.replicas = 1 keeps one copy)");
+            return bad(
+                "cluster.replicas",
+                format!("{} replicas on {servers} servers", c.replicas),
+                "use as many replicas as servers or fewer (cluster.replicas = 1 keeps one copy)",
+            );
         }
         if c.replicas.is_multiple_of(2) {
-            return bad("cluster.replicas", format!("{} replicas survive no more failures than {}", c.replicas, c.replicas - 1), "use an odd number");
+            return bad(
+                "cluster.replicas",
+                format!("{} replicas survive no more failures than {}", c.replicas, c.replicas - 1),
+                "use an odd number",
+            );
         }
         if self.shards() == 0 || self.shards() > 64 {
             return bad("cluster.shards", format!("{} shards", self.shards()), "use 1 to 64");
@@ -313,24 +337,40 @@ impl Job {
         if let Some(b) = c.bucket_bytes
             && (!(4..=1 << 20).contains(&b) || !b.is_multiple_of(4))
         {
-            return bad("cluster.bucket_bytes", format!("{b} bytes"), "use a multiple of 4 from 4 to 1048576");
+            return bad(
+                "cluster.bucket_bytes",
+                format!("{b} bytes"),
+                "use a multiple of 4 from 4 to 1048576",
+            );
         }
         if !(50..=60_000).contains(&c.election_ms) {
             return bad("cluster.election_ms", format!("{} ms", c.election_ms), "use 50 to 60000");
         }
         if c.patience_ms < 2 * c.election_ms {
-            return bad("cluster.patience_ms", format!("{} ms is less than an election", c.patience_ms), "use at least twice cluster.election_ms");
+            return bad(
+                "cluster.patience_ms",
+                format!("{} ms is less than an election", c.patience_ms),
+                "use at least twice cluster.election_ms",
+            );
         }
         let option = |e: &dyn std::fmt::Display| e.to_string();
-        self.optimizer.validate().or_else(|e| bad("optimizer.kind", option(&e), "see docs/configuration.md"))?;
-        self.schedule.validate().or_else(|e| bad("schedule.kind", option(&e), "see docs/configuration.md"))?;
+        self.optimizer
+            .validate()
+            .or_else(|e| bad("optimizer.kind", option(&e), "see docs/configuration.md"))?;
+        self.schedule
+            .validate()
+            .or_else(|e| bad("schedule.kind", option(&e), "see docs/configuration.md"))?;
         self.clip.validate().or_else(|e| bad("clip.norm", option(&e), "see docs/configuration.md"))?;
         Ok(())
     }
 
     /// Servers of the fleet.
     pub fn servers(&self) -> u32 {
-        if self.cluster.addresses.is_empty() { self.cluster.servers } else { self.cluster.addresses.len() as u32 }
+        if self.cluster.addresses.is_empty() {
+            self.cluster.servers
+        } else {
+            self.cluster.addresses.len() as u32
+        }
     }
 
     /// Raft groups.
@@ -378,8 +418,16 @@ impl Job {
             // The place of a file may differ from host to host, its kind may not.
             text.push_str(&d.get("kind").map(ToString::to_string).unwrap_or_default());
         }
-        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-        format!("seed {} batch {} epochs {} tensors {} hash {hash:016x}", self.seed, self.train.batch, self.train.epochs, tensors.len())
+        let hash = text
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+        format!(
+            "seed {} batch {} epochs {} tensors {} hash {hash:016x}",
+            self.seed,
+            self.train.batch,
+            self.train.epochs,
+            tensors.len()
+        )
     }
 
     /// The layout that [`Self::server_job`] describes, with the model's tensor names.

@@ -100,7 +100,9 @@ impl WorkerError {
     pub fn exit_code(&self) -> i32 {
         match self {
             WorkerError::Client(ClientError::Unreachable { .. }) => exit::UNAVAILABLE,
-            WorkerError::Client(ClientError::Refused { message, .. }) if message.contains("NaN") => exit::FAILED,
+            WorkerError::Client(ClientError::Refused { message, .. }) if message.contains("NaN") => {
+                exit::FAILED
+            }
             WorkerError::Client(ClientError::Refused { .. } | ClientError::Options(_)) => exit::CONFIG,
             WorkerError::Client(ClientError::Protocol { .. }) => exit::FAILED,
             WorkerError::Data(_) => exit::DATA,
@@ -134,7 +136,8 @@ pub fn run(
             .map_err(|e| WorkerError::Job(format!("--metrics {at}: {e}; choose another port or 0")))?;
         let at = listener.local_addr().map_or(at, |a| a);
         tracing::info!(%at, "serving /metrics");
-        metrics::serve(listener, gauges.clone()).map_err(|e| WorkerError::Job(format!("--metrics {at}: {e}")))?;
+        metrics::serve(listener, gauges.clone())
+            .map_err(|e| WorkerError::Job(format!("--metrics {at}: {e}")))?;
     }
     let tensors = model.tensors();
     let server_job = job.server_job(&tensors);
@@ -196,7 +199,9 @@ impl Plan {
         if per_epoch == 0 {
             return Err(WorkerError::Job(format!(
                 "{} training samples give {} workers no whole minibatch of {}; use a smaller train.batch, fewer workers, or train.drop_last = false",
-                train.len(), t.workers, t.batch
+                train.len(),
+                t.workers,
+                t.batch
             )));
         }
         let total = (per_epoch * t.epochs).min(t.max_steps.unwrap_or(u64::MAX));
@@ -350,7 +355,8 @@ impl Training<'_> {
     /// Minibatches from the one after `done`, filled on a thread of their own.
     fn prefetch(&self, done: Step) -> Result<Prefetcher<Batch>, WorkerError> {
         let (data, sampler, per_epoch) = (self.train.clone(), self.plan.sampler.clone(), self.plan.per_epoch);
-        let (world, batch, rank) = (self.job.train.workers as usize, self.job.train.batch, self.worker.0 as usize);
+        let (world, batch, rank) =
+            (self.job.train.workers as usize, self.job.train.batch, self.worker.0 as usize);
         let mut epoch = done.0 / per_epoch;
         let mut current = sampler.batches(epoch, rank, world, batch);
         for _ in 0..done.0 % per_epoch {

@@ -65,7 +65,8 @@ mod tests {
     #[test]
     fn values_are_toml_or_text_and_tables_are_made() {
         let mut t: Table = toml::from_str("[train]\nbatch = 3").expect("toml");
-        for a in ["train.batch=64", "train.mode=ssp:4", "optimizer.lr = 0.5", "x.y.z=[1, 2]", "name=\"a b\""] {
+        for a in ["train.batch=64", "train.mode=ssp:4", "optimizer.lr = 0.5", "x.y.z=[1, 2]", "name=\"a b\""]
+        {
             apply(&mut t, a).expect(a);
         }
         assert_eq!(t["train"]["batch"].as_integer(), Some(64));

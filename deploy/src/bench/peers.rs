@@ -19,7 +19,15 @@ pub const WAYS: [(&str, &str, &[&str]); 3] = [
 ];
 
 /// Runs one script; `Err` says why it gave no figure.
-pub fn run(python: &str, folder: &Path, script: &str, model: &str, workers: u32, epochs: u64, more: &[&str]) -> Result<Peer, String> {
+pub fn run(
+    python: &str,
+    folder: &Path,
+    script: &str,
+    model: &str,
+    workers: u32,
+    epochs: u64,
+    more: &[&str],
+) -> Result<Peer, String> {
     let mut command = Command::new(python);
     command.arg(folder.join(script)).arg(model).arg(workers.to_string());
     command.args(["--epochs", &epochs.to_string()]).args(more).env("PYTHONDONTWRITEBYTECODE", "1");
@@ -49,8 +57,13 @@ mod tests {
 
     #[test]
     fn a_peers_line_is_read() {
-        let p = parse("torch x model=mlp steps/s=1.0 samples/s=28868 wall_s=2 cpu_s_per_1000=0.047 rss_mib=900/930 test_acc=0.91,0.94 test_loss=0.3 loss@step=1:2");
-        assert_eq!((p.samples_per_s, p.cpu_seconds_per_1000_samples, p.peak_rss_mib), (28868.0, 0.047, 1830.0));
+        let p = parse(
+            "torch x model=mlp steps/s=1.0 samples/s=28868 wall_s=2 cpu_s_per_1000=0.047 rss_mib=900/930 test_acc=0.91,0.94 test_loss=0.3 loss@step=1:2",
+        );
+        assert_eq!(
+            (p.samples_per_s, p.cpu_seconds_per_1000_samples, p.peak_rss_mib),
+            (28868.0, 0.047, 1830.0)
+        );
         assert_eq!(p.accuracy, [0.91, 0.94]);
     }
 }

@@ -34,7 +34,9 @@ pub fn samples_per_s(job: &Job, model: &mut dyn Model, data: &Split, epochs: u64
                 let gradient = Gradient { le: &le, scale: 1.0 };
                 let hyper = Hyper { lr: job.optimizer.lr() as f32, t, clip_value: job.clip.value };
                 match b.kind {
-                    TensorKind::Param => job.optimizer.apply(&hyper, &mut weights[b.range()], slots, gradient),
+                    TensorKind::Param => {
+                        job.optimizer.apply(&hyper, &mut weights[b.range()], slots, gradient)
+                    }
                     TensorKind::Buffer => apply_buffer(&mut weights[b.range()], gradient),
                 }
             }

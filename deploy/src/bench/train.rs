@@ -8,7 +8,10 @@ use paraft_common::Mode;
 use paraft_record::RunRecord;
 use paraft_worker::{Job, cli, exit};
 use serde_json::json;
-use std::{collections::BTreeMap, path::{Path, PathBuf}};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 #[derive(Args)]
 pub struct TrainBenchArgs {
@@ -75,13 +78,15 @@ pub fn run(args: &TrainBenchArgs) -> Result<i32, Failure> {
     for name in &args.models {
         let Some(m) = MODELS.iter().find(|m| m.0 == name) else {
             let known: Vec<_> = MODELS.iter().map(|m| m.0).collect();
-            return Err(Failure::new(exit::USAGE, format!("no model `{name}`")).help(format!("use {}", known.join(", "))));
+            return Err(Failure::new(exit::USAGE, format!("no model `{name}`"))
+                .help(format!("use {}", known.join(", "))));
         };
         let job = job(args, m)?;
         let mut cases: BTreeMap<String, Case> = BTreeMap::new();
         for repeat in 0..args.repeats.max(1) {
             let (mut model, data) = cli::built_in(&job)?;
-            let plain = plain::samples_per_s(&job, model.as_mut(), &data, 1).map_err(|e| Failure::new(exit::FAILED, e))?;
+            let plain = plain::samples_per_s(&job, model.as_mut(), &data, 1)
+                .map_err(|e| Failure::new(exit::FAILED, e))?;
             cases.entry("plain".into()).or_default().samples_per_s.push(plain);
             drop((model, data));
             for mode in &args.modes {
@@ -113,7 +118,12 @@ impl Case {
         let s = record.summarize();
         self.samples_per_s.push(s.samples_per_s);
         self.cpu.extend(s.cpu_seconds_per_1000_samples);
-        let rss: u64 = record.workers.iter().map(|w| w.peak_rss_bytes).chain(record.servers.iter().map(|s| s.peak_rss_bytes)).sum();
+        let rss: u64 = record
+            .workers
+            .iter()
+            .map(|w| w.peak_rss_bytes)
+            .chain(record.servers.iter().map(|s| s.peak_rss_bytes))
+            .sum();
         self.rss_mib.push(rss as f64 / (1 << 20) as f64);
         self.accuracy.push(record.evals.iter().filter(|e| !e.is_final).filter_map(|e| e.accuracy).collect());
         self.loss.extend(s.final_loss);
@@ -137,7 +147,8 @@ fn job(args: &TrainBenchArgs, m: &(&str, &str, &str, f64, usize)) -> Result<Job,
     let data = match &args.data {
         None => "kind = \"digits\"".to_string(),
         Some(folder) => {
-            let folder = std::fs::canonicalize(folder).map_err(|e| Failure::new(exit::DATA, format!("{}: {e}", folder.display())))?;
+            let folder = std::fs::canonicalize(folder)
+                .map_err(|e| Failure::new(exit::DATA, format!("{}: {e}", folder.display())))?;
             format!("kind = \"idx\"\npath = {:?}", folder.display().to_string())
         }
     };
@@ -198,10 +209,13 @@ fn report(model: &str, cases: &BTreeMap<String, Case>, args: &TrainBenchArgs, li
     if args.json {
         for l in &lines[from..] {
             let value = (l.spread <= MAX_SPREAD).then_some(l.value);
-            println!("{}", json!({
-                "bench": format!("train {}", l.what), "case": l.case, "value": value, "unit": l.unit,
-                "reference": l.reference, "ratio": l.ratio.filter(|_| value.is_some()), "spread": l.spread,
-            }));
+            println!(
+                "{}",
+                json!({
+                    "bench": format!("train {}", l.what), "case": l.case, "value": value, "unit": l.unit,
+                    "reference": l.reference, "ratio": l.ratio.filter(|_| value.is_some()), "spread": l.spread,
+                })
+            );
         }
     }
 }

@@ -75,7 +75,9 @@ impl Model for Net {
     fn init(&self, seed: u64, params: &mut [f32]) {
         let mut random = Random(seed);
         params.fill(0.0);
-        params[W1..B1].iter_mut().for_each(|w| *w = random.between(-1.0, 1.0));
+        // Steep and shifted, or 32 hidden values could not follow a turn and a half.
+        params[W1..B1].iter_mut().for_each(|w| *w = random.between(-4.0, 4.0));
+        params[B1..W2].iter_mut().for_each(|b| *b = random.between(-2.0, 2.0));
         let bound = 1.0 / (HIDDEN as f32).sqrt();
         params[W2..B2].iter_mut().for_each(|w| *w = random.between(-bound, bound));
     }
@@ -134,7 +136,7 @@ impl Model for Net {
     }
 }
 
-/// Two spirals of `n` points each, one turn and a half long, with a little noise; every fifth point is held out.
+/// Two spirals of `n` points each, a turn and a half long, with a little noise; every fifth point is held out.
 fn spirals(seed: u64, n: usize) -> Result<Split, DataError> {
     let mut random = Random(seed ^ 0x5049_5241_4c53);
     let (mut train, mut test) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));

@@ -227,9 +227,9 @@ impl Group {
             let (meta, header): (SnapshotMeta, ImageHeader) = wire::decode(&payload)?;
             *slot = Some(Incoming { transfer: piece.transfer, meta, header, vectors: Vec::new() });
         } else {
-            let incoming = slot.as_mut().filter(|i| {
-                i.transfer == piece.transfer && i.vectors.len() as u64 + 1 == piece.index
-            });
+            let incoming = slot
+                .as_mut()
+                .filter(|i| i.transfer == piece.transfer && i.vectors.len() as u64 + 1 == piece.index);
             let incoming = incoming.ok_or_else(|| WireError::new("a snapshot's piece is out of order"))?;
             incoming.vectors.push(payload);
         }
@@ -289,5 +289,47 @@ async fn cut_logs(raft: Raft, wants: Arc<Notify>, mut alive: watch::Receiver<Lea
             }
             changed = alive.changed() => if changed.is_err() { return },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::Command;
+    use paraft_common::WorkerId;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_log_is_cut_after_so_many_entries_and_its_memory_is_bounded() {
+        let shard = Arc::new(Shard::new(ShardId(0), 1));
+        let peers = Arc::new(Peers::new(ServerId(0), 1, vec!["127.0.0.1:1".into()]));
+        let options = GroupOptions {
+            shard: ShardId(0),
+            shards: 1,
+            me: ServerId(0),
+            replicas: vec![ServerId(0)],
+            election: Duration::from_millis(100),
+        };
+        let group = Group::start(options, shard, peers).await.expect("a replica alone starts");
+        group.leadership().wait_for(|l| l.leads).await.expect("it leads");
+        for _ in 0..5000u32 {
+            let p = Proposal::from(Command::Join { worker: WorkerId(0) }); // refused: there is no job
+            group.propose(p).await.expect("taken").await.expect("committed");
+        }
+        let mut metrics = group.raft.metrics();
+        let cut = async {
+            loop {
+                let (snapshot, purged) = {
+                    let m = metrics.borrow_watched();
+                    (m.snapshot.as_ref().map(|l| l.index), m.purged.as_ref().map(|l| l.index))
+                };
+                if snapshot.is_some_and(|s| s > 4000) && purged.is_some_and(|p| p > 4000) {
+                    return;
+                }
+                metrics.changed().await.expect("the replica lives");
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), cut)
+            .await
+            .expect("a snapshot, and the log before it gone");
     }
 }

@@ -17,8 +17,8 @@ use openraft::{
     error::{RPCError, ReplicationClosed, StreamingError, Unreachable},
     network::{RPCOption, v2::RaftNetworkV2},
     raft::{
-        AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest,
-        VoteRequest, VoteResponse,
+        AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest, VoteRequest,
+        VoteResponse,
     },
 };
 use paraft_common::{ServerId, ShardId, codec::put_f32_le};

@@ -43,7 +43,10 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
 
 /// The payloads of a request's entries: one for each proposal, empty ones included.
 pub fn payloads(entries: &[Entry]) -> Vec<Bytes> {
-    entries.iter().filter_map(|e| if let EntryPayload::Normal(p) = &e.payload { Some(p.payload.clone()) } else { None }).collect()
+    entries
+        .iter()
+        .filter_map(|e| if let EntryPayload::Normal(p) = &e.payload { Some(p.payload.clone()) } else { None })
+        .collect()
 }
 
 /// Puts the payloads back where serde skipped them.
@@ -98,13 +101,12 @@ mod tests {
     }
 
     fn append() -> (AppendEntriesRequest<Types>, Vec<Bytes>) {
-        let init = Proposal { command: Command::Init { bucket: BucketId(4) }, payload: Bytes::from_static(b"abcd") };
+        let init =
+            Proposal { command: Command::Init { bucket: BucketId(4) }, payload: Bytes::from_static(b"abcd") };
         let join = Proposal::from(Command::Join { worker: WorkerId(1) });
         let payloads = [EntryPayload::Normal(init), EntryPayload::Blank, EntryPayload::Normal(join)];
-        let entries: Vec<Entry> = (7u64..)
-            .zip(payloads)
-            .map(|(i, payload)| Entry { log_id: log_id(i), payload })
-            .collect();
+        let entries: Vec<Entry> =
+            (7u64..).zip(payloads).map(|(i, payload)| Entry { log_id: log_id(i), payload }).collect();
         let beside = super::payloads(&entries);
         let vote = Vote::from_leader_id(openraft::type_config::alias::LeaderIdOf::<Types>::new(3, 1), true);
         (AppendEntriesRequest { vote, prev_log_id: Some(log_id(6)), entries, leader_commit: None }, beside)

@@ -144,7 +144,8 @@ mod tests {
     fn a_payload() -> impl Strategy<Value = Bytes> {
         prop_oneof![
             prop::collection::vec(any::<u8>(), 0..40),
-            prop::collection::vec(any::<f32>(), 0..6).prop_map(|v| v.iter().flat_map(|x| x.to_le_bytes()).collect()),
+            prop::collection::vec(any::<f32>(), 0..6)
+                .prop_map(|v| v.iter().flat_map(|x| x.to_le_bytes()).collect()),
         ]
         .prop_map(Bytes::from)
     }
@@ -156,13 +157,15 @@ mod tests {
             Just(None),
             Just(Some(Kind::Finish(wire::Finish {}))),
             Just(Some(Kind::Open(wire::Open::default()))),
-            (0u32..5, a_payload()).prop_map(|(bucket, payload)| Some(Kind::Init(wire::Init { bucket, payload }))),
+            (0u32..5, a_payload())
+                .prop_map(|(bucket, payload)| Some(Kind::Init(wire::Init { bucket, payload }))),
             (n(), n(), prop_oneof![0u32..5, any::<u32>()], n(), any::<f64>(), a_payload()).prop_map(
                 |(seq, step, bucket, version, sum_of_squares, payload)| {
                     Some(Kind::Push(wire::Push { seq, step, bucket, version, sum_of_squares, payload }))
                 }
             ),
-            (n(), any::<bool>()).prop_map(|(done, last)| Some(Kind::Pull(wire::Pull { done, r#final: last }))),
+            (n(), any::<bool>())
+                .prop_map(|(done, last)| Some(Kind::Pull(wire::Pull { done, r#final: last }))),
             (n(), any::<f64>())
                 .prop_map(|(step, sum_of_squares)| Some(Kind::Norm(wire::Norm { step, sum_of_squares }))),
             (n(), any::<f64>(), n(), n()).prop_map(|(epoch, loss_sum, correct, count)| {

@@ -72,14 +72,16 @@ impl Shards for ShardsService {
         let server = self.server;
         // One source, then the end: a stream whose owner has let it go must end for its worker too, or the worker
         // would wait on it for ever.
-        let replies = ReceiverStream::new(rx).take(1).flat_map(move |source| -> Pin<Box<dyn Stream<Item = _> + Send>> {
-            match source {
-                Source::One(m) => Box::pin(futures::stream::iter([Ok(*m)])),
-                Source::Many(rx) => {
-                    Box::pin(ReceiverStream::new(rx).map(move |r| Ok(convert::reply(server, r))))
+        let replies = ReceiverStream::new(rx).take(1).flat_map(
+            move |source| -> Pin<Box<dyn Stream<Item = _> + Send>> {
+                match source {
+                    Source::One(m) => Box::pin(futures::stream::iter([Ok(*m)])),
+                    Source::Many(rx) => {
+                        Box::pin(ReceiverStream::new(rx).map(move |r| Ok(convert::reply(server, r))))
+                    }
                 }
-            }
-        });
+            },
+        );
         Ok(Response::new(Box::pin(replies)))
     }
 

@@ -103,8 +103,7 @@ impl Bucket {
             TensorKind::Buffer => apply_buffer(&mut data.weights, gradient),
             TensorKind::Param => {
                 let rate = job.optimizer.lr() * job.schedule.factor(data.clock, contributions);
-                let hyper =
-                    Hyper { lr: rate as f32, t: data.version.0 + 1, clip_value: job.clip.value };
+                let hyper = Hyper { lr: rate as f32, t: data.version.0 + 1, clip_value: job.clip.value };
                 job.optimizer.apply(&hyper, &mut data.weights, &mut data.slots, gradient);
             }
         }

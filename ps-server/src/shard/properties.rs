@@ -60,7 +60,10 @@ enum Op {
 fn an_op() -> impl Strategy<Value = Op> {
     let worker = || 0..WORKERS;
     let value = || prop::num::f32::NORMAL.prop_map(|v| v.clamp(-1e3, 1e3));
-    let who = prop::collection::vec((worker(), prop::bool::weighted(0.1), prop_oneof![8 => Just(1i8), 1 => -1i8..4]), 1..4);
+    let who = prop::collection::vec(
+        (worker(), prop::bool::weighted(0.1), prop_oneof![8 => Just(1i8), 1 => -1i8..4]),
+        1..4,
+    );
     prop_oneof![
         1 => any::<bool>().prop_map(|other| Op::Configure { other }),
         2 => (0u32..12, value()).prop_map(|(bucket, value)| Op::Init { bucket, value }),
@@ -94,19 +97,24 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
             let text = ServerJob { name: name.into(), ..job.clone() }.to_toml().expect("a valid job");
             Command::Configure { job: text }.into()
         }
-        Op::Init { bucket, value } => {
-            Proposal { command: Command::Init { bucket: BucketId(bucket) }, payload: payload(bucket, value, false) }
-        }
+        Op::Init { bucket, value } => Proposal {
+            command: Command::Init { bucket: BucketId(bucket) },
+            payload: payload(bucket, value, false),
+        },
         Op::Join { worker } => Command::Join { worker: WorkerId(worker) }.into(),
         Op::Leave { worker, stale } => {
-            let session = if stale { SessionId(session(worker).0.saturating_sub(1)) } else { session(worker) };
+            let session =
+                if stale { SessionId(session(worker).0.saturating_sub(1)) } else { session(worker) };
             Command::Leave { worker: WorkerId(worker), session }.into()
         }
         Op::Advance { worker, by } => {
             let at = shard.read(|m| m.members.get(WorkerId(worker)).map(|m| m.clock())).unwrap_or_default();
-            Command::Advance { worker: WorkerId(worker), session: session(worker), step: Step(at.0 + by) }.into()
+            Command::Advance { worker: WorkerId(worker), session: session(worker), step: Step(at.0 + by) }
+                .into()
         }
-        Op::Finish { worker } => Command::Finish { worker: WorkerId(worker), session: session(worker) }.into(),
+        Op::Finish { worker } => {
+            Command::Finish { worker: WorkerId(worker), session: session(worker) }.into()
+        }
         Op::Update { bucket, ref who, factor, value, cut } => {
             let local = shard.configured().and_then(|c| c.local(BucketId(bucket))).unwrap_or(0);
             let mut seen = BTreeSet::new();
@@ -114,10 +122,19 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
                 .iter()
                 .filter(|(w, ..)| seen.insert(*w))
                 .map(|(w, stale, by)| {
-                    let done = shard.read(|m| m.members.get(WorkerId(*w)).map(|m| m.steps[local])).unwrap_or_default();
+                    let done = shard
+                        .read(|m| m.members.get(WorkerId(*w)).map(|m| m.steps[local]))
+                        .unwrap_or_default();
                     let step = Step(done.0.saturating_add_signed(i64::from(*by)));
-                    let session = if *stale { SessionId(session(*w).0.saturating_sub(1)) } else { session(*w) };
-                    Contribution { worker: WorkerId(*w), session, seq: Seq(step.0), step, pulled: Version(done.0) }
+                    let session =
+                        if *stale { SessionId(session(*w).0.saturating_sub(1)) } else { session(*w) };
+                    Contribution {
+                        worker: WorkerId(*w),
+                        session,
+                        seq: Seq(step.0),
+                        step,
+                        pulled: Version(done.0),
+                    }
                 })
                 .collect();
             let command = Command::Update { bucket: BucketId(bucket), contributions, factor };
@@ -270,7 +287,8 @@ proptest! {
 fn ledger() -> (Shard, Proposal) {
     let job = ServerJob { schedule: ScheduleConfig::default(), ..job(OptimizerConfig::sgd(1.0), 0) };
     let (shard, _) = configured(&job);
-    let Outcome::Joined { worker, session } = shard.apply(&Command::Join { worker: WorkerId(0) }.into()) else {
+    let Outcome::Joined { worker, session } = shard.apply(&Command::Join { worker: WorkerId(0) }.into())
+    else {
         panic!("a join joins")
     };
     let c = Contribution { worker, session, seq: Seq(1), step: Step(1), pulled: Version(0) };
@@ -308,8 +326,12 @@ fn a_round_that_closed_before_its_worker_came_back_counts_for_the_new_session() 
         other => panic!("{other:?}"),
     };
     let (a, b) = (join(0), join(1));
-    let part = |w: u32, session| {
-        Contribution { worker: WorkerId(w), session, seq: Seq(1), step: Step(1), pulled: Version(0) }
+    let part = |w: u32, session| Contribution {
+        worker: WorkerId(w),
+        session,
+        seq: Seq(1),
+        step: Step(1),
+        pulled: Version(0),
     };
     let round = |contributions| {
         let command = Command::Update { bucket: BucketId(0), contributions, factor: 0.5 };

@@ -9,7 +9,8 @@ use super::{
     members::Members,
 };
 use paraft_common::{
-    BucketId, Seq, SessionId, ShardId, Step, TensorKind, WorkerId, config::ServerJob, histogram::DelayHistogram, placement,
+    BucketId, Seq, SessionId, ShardId, Step, TensorKind, WorkerId, config::ServerJob,
+    histogram::DelayHistogram, placement,
 };
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
@@ -271,9 +272,8 @@ impl Shard {
 
     /// Closes the evaluations for which nobody active is missing, and applies the early-stopping rule.
     fn close_evaluations(&self, meta: &mut Meta) -> Vec<Evaluated> {
-        let missing = |open: &OpenEvaluation, members: &Members| {
-            members.active().any(|(w, _)| !open.from.contains(&w))
-        };
+        let missing =
+            |open: &OpenEvaluation, members: &Members| members.active().any(|(w, _)| !open.from.contains(&w));
         let done: Vec<u64> =
             meta.evaluations.iter().filter(|(_, o)| !missing(o, &meta.members)).map(|(e, _)| *e).collect();
         let rule = self.configured().and_then(|c| c.job.early_stop);
@@ -283,8 +283,7 @@ impl Shard {
                 let loss = sums.loss_sum / sums.count.max(1) as f64;
                 if let Some(rule) = rule {
                     let (best, bad) = meta.best.unwrap_or((f64::INFINITY, 0));
-                    meta.best =
-                        Some(if loss < best - rule.min_delta { (loss, 0) } else { (best, bad + 1) });
+                    meta.best = Some(if loss < best - rule.min_delta { (loss, 0) } else { (best, bad + 1) });
                     meta.stop |= meta.best.is_some_and(|(_, bad)| bad >= rule.patience);
                 }
                 let complete = Evaluated { epoch, sums, stop: meta.stop };
@@ -312,9 +311,10 @@ impl Shard {
             let places = placement::buckets_of(&job.layout(), self.id, self.shards);
             let slots = |kind| if kind == TensorKind::Param { job.optimizer.slots() } else { 0 };
             let fits = places.len() == image.buckets.len()
-                && places.iter().zip(&image.buckets).all(|((_, s), d)| {
-                    s.len == d.weights.len() && slots(s.kind) == d.slots.len()
-                })
+                && places
+                    .iter()
+                    .zip(&image.buckets)
+                    .all(|((_, s), d)| s.len == d.weights.len() && slots(s.kind) == d.slots.len())
                 && image.meta.members.iter().all(|(_, m)| m.steps.len() == places.len());
             if !fits {
                 return Err(format!("the snapshot of {} does not fit its job's buckets", self.id));

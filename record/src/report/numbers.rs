@@ -98,7 +98,7 @@ pub(super) fn table(entries: &[Entry<'_>]) -> Table {
     note.push_str(
         "Time is the training clock: evaluation is not counted. Delay is the age of a gradient, in versions \
          between the pull of its weights and its apply. CPU-seconds are those of \
-         the workers.",
+         workers and servers together.",
     );
     Table { html, note }
 }

@@ -7,6 +7,7 @@ use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,
     stream::{Stream, push},
+    train::{distance, job, train},
     wait,
 };
 use std::{
@@ -45,7 +46,10 @@ fn leader_dies(mode: Mode, shard: u32, at: u64) -> Result<()> {
         let weights = w.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
         let expected = if mode.averages() { -0.5 } else { -1.0 };
         let wrong: Vec<_> = weights.iter().enumerate().filter(|(_, w)| **w != expected).collect();
-        assert!(wrong.is_empty(), "{mode}, leader of shard {shard} killed at {at}: {wrong:?} are not {expected}");
+        assert!(
+            wrong.is_empty(),
+            "{mode}, leader of shard {shard} killed at {at}: {wrong:?} are not {expected}"
+        );
     }
     fleet.replicas_agree()?;
     for s in (0..3).map(|s| fleet.leader(ShardId(s)).1) {
@@ -67,6 +71,44 @@ fn bsp_pushes_are_applied_exactly_once_when_a_leader_dies() -> Result<()> {
 #[test]
 fn ssp_pushes_are_applied_exactly_once_when_a_leader_dies() -> Result<()> {
     leader_dies(Mode::Ssp(2), 0, 23)
+}
+
+/// Trains on three servers; with `kill`, the leader of that shard dies once its buckets have been updated often
+/// enough.
+fn train_through(set: &[&str], kill: Option<(u32, u64)>) -> Result<Vec<f32>> {
+    let text =
+        "[model]\nkind = \"mlp\"\nhidden = [24]\n[optimizer]\nkind = \"adam\"\nlr = 0.01\n[clip]\nnorm = 0.3";
+    let mut fleet = Fleet::start(FleetOptions::replicated(3))?;
+    let all = [&["train.max_steps=60", "train.batch=16", "train.epochs=9", "cluster.bucket_bytes=1024"], set]
+        .concat();
+    let job = job(&fleet.at, text, &all)?;
+    let training = thread::spawn(move || train(&job));
+    if let Some((shard, at)) = kill {
+        let (leader, _) = wait::until(
+            "the shard to be far enough",
+            || fleet.leader(ShardId(shard)),
+            |(_, s)| s.version >= at * u64::from(s.buckets.max(1)),
+        );
+        fleet.kill(leader);
+    }
+    let weights = training.join().map_err(|_| anyhow::anyhow!("training panicked"))??;
+    fleet.replicas_agree()?;
+    Ok(weights)
+}
+
+#[test]
+fn a_job_that_loses_a_leader_learns_the_same_bits_as_one_that_does_not() -> Result<()> {
+    // BSP with two workers, and every mode with one, depend on nothing but the data; the norm of the whole
+    // gradient crosses all three shards at every step.
+    for set in [["train.mode=bsp", "train.workers=2"], ["train.mode=asp", "train.workers=1"]] {
+        let calm = train_through(&set, None)?;
+        for kill in [(0, 5), (1, 20), (2, 40)] {
+            let stormy = train_through(&set, Some(kill))?;
+            let same = calm.iter().zip(&stormy).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same, "{set:?}, killed {kill:?}: {:e} apart", distance(&calm, &stormy));
+        }
+    }
+    Ok(())
 }
 
 #[test]
@@ -109,7 +151,8 @@ fn a_push_that_is_sent_again_after_a_break_is_acknowledged_and_not_applied() -> 
     drop(first);
     let again = Stream::connect(address)?;
     let mut again = again;
-    let open = paraft_proto::Open { session: opened.session, ..paraft_tests::stream::open(&ledger.job(), 0)? };
+    let open =
+        paraft_proto::Open { session: opened.session, ..paraft_tests::stream::open(&ledger.job(), 0)? };
     again.send(to_shard::Kind::Open(open));
     let taken_up = match again.next()?.context("an answer")? {
         paraft_proto::from_shard::Kind::Opened(o) => o,

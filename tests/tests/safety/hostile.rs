@@ -3,8 +3,8 @@
 use anyhow::{Context, Result};
 use paraft_common::{Mode, ShardId};
 use paraft_proto::{
-    Advance, Advice, Init, Norm, Open, PeerCall, PeerRequest, Report, ToShard, limits, peers_client::PeersClient,
-    to_shard::Kind,
+    Advance, Advice, Init, Norm, Open, PeerCall, PeerRequest, Report, ToShard, limits,
+    peers_client::PeersClient, to_shard::Kind,
 };
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
@@ -67,7 +67,12 @@ fn a_bad_message_is_refused_by_name_and_the_stream_goes_on() -> Result<()> {
         ("weights that are no numbers", init(0, f32::NAN, 4), "NaN", 0),
         ("weights of the wrong length", init(2, 1.0, 5), "the message brought 20", 0),
         ("a negative norm", Kind::Norm(Norm { step: 1, sum_of_squares: -1.0 }), "unknown kind", 0),
-        ("a norm of infinity", Kind::Norm(Norm { step: 1, sum_of_squares: f64::INFINITY }), "unknown kind", 0),
+        (
+            "a norm of infinity",
+            Kind::Norm(Norm { step: 1, sum_of_squares: f64::INFINITY }),
+            "unknown kind",
+            0,
+        ),
         ("a clock beyond all steps", Kind::Advance(Advance { step: u64::MAX }), "unknown kind", 0),
     ];
     let count = cases.len() as u64;
@@ -145,7 +150,10 @@ fn a_stream_that_does_not_open_rightly_is_refused_and_ended() -> Result<()> {
     refused(Some(with_job("x".repeat(limits::MAX_JOB_BYTES + 1))), "too long")?;
     refused(Some(with_job(changed(&|j| j.params_len = 0)?)), "0 values")?;
     refused(Some(with_job(changed(&|j| j.params_len = usize::MAX >> 1)?)), "values; a job has")?;
-    refused(Some(with_job(changed(&|j| (j.params_len, j.bucket_len) = (1 << 33, 1))?)), "buckets are more than")?;
+    refused(
+        Some(with_job(changed(&|j| (j.params_len, j.bucket_len) = (1 << 33, 1))?)),
+        "buckets are more than",
+    )?;
     refused(Some(with_job(changed(&|j| j.bucket_len = 0)?)), "bucket_len 0")?;
     refused(Some(with_job(changed(&|j| j.workers = 0)?)), "0 workers")?;
     let nan = paraft_common::optim::OptimizerConfig::sgd(f64::NAN);
@@ -157,7 +165,10 @@ fn a_stream_that_does_not_open_rightly_is_refused_and_ended() -> Result<()> {
     refused(Some(with_job(changed(&|j| j.mode = Mode::Bsp)?)), "mode = \"bsp\"")?;
     refused(Some(Kind::Open(right.clone())), "connected from another process")?;
     refused(Some(Kind::Open(Open { session: 77, ..right.clone() })), "was taken out of the job")?;
-    refused(Some(Kind::Open(Open { worker: 1, session: opened.session, ..right.clone() })), "worker w1 has no")?;
+    refused(
+        Some(Kind::Open(Open { worker: 1, session: opened.session, ..right.clone() })),
+        "worker w1 has no",
+    )?;
     // And the one that was right is still there.
     owner.pull(0)?;
     drop(owner);
@@ -247,7 +258,8 @@ fn strangers_among_the_servers_are_refused_and_change_nothing() -> Result<()> {
     expect(from(1, 4711, 0), "was restarted and has lost its memory");
     expect(from(77, 1, 0), "is not in this server's list");
     expect(from(1, 1001, 9), "shard 9 is not on this server");
-    let kinds = [PeerCall::Unspecified, PeerCall::Append, PeerCall::Vote, PeerCall::PreVote, PeerCall::Snapshot];
+    let kinds =
+        [PeerCall::Unspecified, PeerCall::Append, PeerCall::Vote, PeerCall::PreVote, PeerCall::Snapshot];
     for kind in kinds.into_iter().chain([PeerCall::TransferLeader]) {
         for header in [vec![], vec![0xff; 40], vec![7; 300], (0..=255).collect()] {
             let known = PeerRequest { call: kind as i32, header: header.into(), ..from(1, 1001, 0) };

@@ -92,10 +92,14 @@ fn a_worker_that_joins_late_starts_where_the_others_are_and_loses_no_push() -> R
                     if w == 0 {
                         let mut late = ledger.join(&at, 2)?;
                         let from = late.done;
-                        assert!((9..=11).contains(&from.0) || mode == Mode::Asp, "{mode}: it starts at {from}");
+                        assert!(
+                            (9..=11).contains(&from.0) || mode == Mode::Asp,
+                            "{mode}: it starts at {from}"
+                        );
                         let late = thread::spawn(move || late.begin().and_then(|_| late.run()));
                         let own = page.run()?;
-                        let other = late.join().map_err(|_| anyhow::anyhow!("the late worker panicked"))??;
+                        let other =
+                            late.join().map_err(|_| anyhow::anyhow!("the late worker panicked"))??;
                         assert_eq!(own, other, "{mode}");
                         let counted: Vec<f32> =
                             (from.0 + 1..=STEPS).map(|s| -own[ledger.place(2, Step(s))]).collect();

@@ -15,9 +15,7 @@ use paraft_common::{
     placement,
     retry::RetryPolicy,
 };
-use paraft_proto::{
-    Advance, Finish, Init, Norm, Pull, Push, Report, ToShard, Weights, to_shard,
-};
+use paraft_proto::{Advance, Finish, Init, Norm, Pull, Push, Report, ToShard, Weights, to_shard};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, mpsc},

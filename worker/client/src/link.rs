@@ -297,7 +297,8 @@ impl Link {
             }
             from_shard::Kind::Reported(r) => {
                 // Complete: nobody needs this worker's share again.
-                let told = |m: &ToShard| matches!(&m.kind, Some(to_shard::Kind::Report(s)) if s.epoch == r.epoch);
+                let told =
+                    |m: &ToShard| matches!(&m.kind, Some(to_shard::Kind::Report(s)) if s.epoch == r.epoch);
                 self.sticky.retain(|m| !told(m));
                 let _ = self.events.send(Event::Reported(r));
             }

@@ -1,0 +1,84 @@
+//! What goes between a worker's stream and the owner. Converted from and to the wire in `rpc/`.
+
+use crate::shard::command::{EvalSums, Evaluated};
+use bytes::Bytes;
+use paraft_common::{BucketId, Seq, SessionId, Step, Version, WorkerId};
+use paraft_proto::Refusal;
+use std::sync::atomic::AtomicU64;
+use tokio::sync::mpsc;
+
+/// A stream of one worker to this shard, unique in this process.
+pub type ConnId = u64;
+
+/// What streams send the owner.
+#[derive(Debug)]
+pub enum Event {
+    /// A stream's first message.
+    Open {
+        /// The stream.
+        conn: ConnId,
+        /// Where its answers go; bounded.
+        tx: mpsc::Sender<Reply>,
+        /// Who.
+        worker: WorkerId,
+        /// The session to take up again, or none.
+        session: Option<SessionId>,
+        /// TOML of the job.
+        job: String,
+    },
+    /// A later message.
+    Message(ConnId, Message),
+    /// The stream ended or broke.
+    Closed(ConnId),
+}
+
+/// A checked message: the bucket is this shard's, the payload has its length and is finite.
+#[derive(Debug)]
+#[allow(missing_docs)] // as in shard.proto
+pub enum Message {
+    Init { bucket: BucketId, payload: Bytes },
+    Push { seq: Seq, step: Step, bucket: usize, pulled: Version, sum_of_squares: f64, payload: Bytes },
+    Pull { done: Step, last: bool },
+    Norm { step: Step, sum_of_squares: f64 },
+    Report { epoch: u64, sums: EvalSums },
+    Advance { step: Step },
+    Finish,
+}
+
+/// What the owner answers. Converted to the wire in `rpc/`.
+#[derive(Debug)]
+#[allow(missing_docs)] // as in shard.proto
+pub enum Reply {
+    Opened { session: SessionId, last_seq: Seq, clock: Step, initialised: bool, term: u64 },
+    Ack { seq: Seq, version: Version },
+    Weights(Box<Weights>),
+    RoundNorm { step: Step, sum_of_squares: f64 },
+    Evaluated(Evaluated),
+    Refused(Refusal),
+}
+
+/// One bucket of a pull's answer.
+#[derive(Debug)]
+#[allow(missing_docs)] // as in shard.proto
+pub struct Weights {
+    pub bucket: BucketId,
+    pub version: Version,
+    pub payload: Bytes,
+    pub last: bool,
+    pub done: Step,
+    pub slowest: Step,
+    pub stop: bool,
+    pub finishers: Vec<WorkerId>,
+}
+
+/// What only the leader counts; starts at zero with the process.
+#[derive(Debug, Default)]
+#[allow(missing_docs)]
+pub struct Counters {
+    pub pulls: AtomicU64,
+    pub pulls_waited: AtomicU64,
+    pub bytes_pulled: AtomicU64,
+    pub refused: AtomicU64,
+    pub max_gap: AtomicU64,
+    pub streams: AtomicU64,
+}

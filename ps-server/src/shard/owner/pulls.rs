@@ -1,0 +1,71 @@
+//! Pulls: who may go on, and what they get.
+
+use super::{ConnId, Owner, Reply, Weights};
+use crate::shard::state::Configured;
+use paraft_common::Step;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Owner {
+    /// Answers every pull that the consistency rule lets go.
+    pub(super) fn answer_pulls(&mut self) {
+        let Some(conf) = self.shard.configured() else { return };
+        let Some(lead) = &mut self.lead else { return };
+        if lead.pulls.is_empty() || !conf.buckets.iter().all(|b| b.initialised()) {
+            return;
+        }
+        let slowest = self.shard.slowest();
+        let mut go = Vec::new();
+        self.shard.read(|m| {
+            lead.pulls.retain_mut(|p| {
+                let own = m.members.get(p.worker).map(|m| m.clock());
+                let may = if p.last {
+                    m.members.active().next().is_none()
+                } else {
+                    // A worker reads its own writes; the rule decides about everyone else's.
+                    let reads_own = m.started && own.is_some_and(|own| own >= p.done);
+                    let may = conf.job.mode.may_proceed(slowest, p.done);
+                    // Held back by others, not by the replication of its own push: in BSP that is an open
+                    // round, since there a push is applied only together with the others'.
+                    let held = reads_own && !may || lead.rounds.holds(p.worker, p.done);
+                    if held && !p.counted {
+                        p.counted = true;
+                        self.counters.pulls_waited.fetch_add(1, Relaxed);
+                    }
+                    reads_own && may
+                };
+                if may {
+                    go.push((p.conn, p.worker, p.done, p.last));
+                }
+                !may
+            });
+        });
+        for (conn, _, done, last) in go {
+            if !last {
+                self.counters.max_gap.fetch_max(done.0.saturating_sub(slowest.0), Relaxed);
+            }
+            self.answer(&conf, conn, done, slowest, last);
+        }
+    }
+
+    pub(super) fn answer(
+        &mut self,
+        conf: &Configured,
+        conn: ConnId,
+        done: Step,
+        slowest: Step,
+        last_pull: bool,
+    ) {
+        let (stop, finishers) = self.shard.read(|m| {
+            let f = if last_pull { m.members.iter().map(|(w, _)| w).collect() } else { Vec::new() };
+            (m.stop, f)
+        });
+        for (i, b) in conf.buckets.iter().enumerate() {
+            let (version, payload) = b.encode();
+            self.counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
+            let last = i + 1 == conf.buckets.len();
+            let finishers = finishers.clone();
+            let weights = Weights { bucket: b.id, version, payload, last, done, slowest, stop, finishers };
+            self.send(conn, Reply::Weights(Box::new(weights)));
+        }
+    }
+}

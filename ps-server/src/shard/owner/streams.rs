@@ -1,0 +1,158 @@
+//! Streams of workers: opening, attaching, losing them.
+
+use super::{ConnId, Event, Owner, Purpose, REFIND, Reply, Stream, grace};
+use crate::shard::command::Command;
+use paraft_common::{SessionId, WorkerId, config::ServerJob};
+use paraft_proto::{Refusal, RefusalKind};
+use std::sync::atomic::Ordering::Relaxed;
+use tokio::time::Instant;
+
+impl Owner {
+    pub(super) async fn event(&mut self, event: Event) {
+        match event {
+            Event::Open { conn, tx, worker, session, job } => {
+                self.streams.insert(conn, Stream { tx, worker, session });
+                if !self.lead.as_ref().is_some_and(|l| l.ready) {
+                    let refusal = match &self.lead {
+                        Some(_) => RefusalKind::Unavailable("the new leader is still catching up".into()),
+                        None => self.not_leader(),
+                    };
+                    self.refuse(conn, refusal.into());
+                } else if self.shard.read(|m| m.job.is_empty()) {
+                    let command = Command::Configure { job: job.clone() };
+                    self.propose(Purpose::Configure { conn, job }, command.into()).await;
+                } else {
+                    self.open_configured(conn, &job).await;
+                }
+            }
+            Event::Message(conn, m) => self.message(conn, m).await,
+            Event::Closed(conn) => self.closed(conn),
+        }
+    }
+
+    pub(super) async fn open_configured(&mut self, conn: ConnId, job: &str) {
+        if let Err(kind) = self.same_job(job) {
+            return self.refuse(conn, kind.into());
+        }
+        let (Some(stream), Some(lead)) = (self.streams.get(&conn), &self.lead) else { return };
+        let (worker, session) = (stream.worker, stream.session);
+        if lead.leaving.contains(&worker) {
+            let why = format!("{worker} is being taken out; open a new session");
+            return self.refuse(conn, RefusalKind::Unavailable(why).into());
+        }
+        match session {
+            Some(session) => {
+                if self.shard.read(|m| m.members.in_session(worker, session).is_some()) {
+                    self.attach(conn, worker, session);
+                } else {
+                    self.refuse(conn, RefusalKind::UnknownSession { worker, session }.into());
+                }
+            }
+            None if lead.by_worker.contains_key(&worker) => {
+                self.refuse(conn, RefusalKind::RankTaken(worker).into());
+            }
+            None => self.propose(Purpose::Join { conn }, Command::Join { worker }.into()).await,
+        }
+    }
+
+    pub(super) fn same_job(&self, asked: &str) -> Result<(), RefusalKind> {
+        let running = self.shard.read(|m| m.job.clone());
+        if running == asked {
+            return Ok(());
+        }
+        let asked = ServerJob::from_toml(asked).map_err(|e| RefusalKind::BadJob(e.to_string()))?;
+        let name = self.shard.configured().map(|c| c.job.name.clone()).unwrap_or_default();
+        let line = |text: &str, other: &str| {
+            text.lines().find(|l| !other.lines().any(|o| o == *l)).map(str::to_string)
+        };
+        let text = asked.to_toml().unwrap_or_default();
+        let difference = match (line(&running, &text), line(&text, &running)) {
+            (Some(a), Some(b)) => Some(format!("there `{a}`, here `{b}`")),
+            (a, b) => a.or(b),
+        };
+        Err(RefusalKind::OtherJob { running: name, asked: asked.name, difference })
+    }
+
+    pub(super) fn attach(&mut self, conn: ConnId, worker: WorkerId, session: SessionId) {
+        let Some(lead) = &mut self.lead else { return };
+        if let Some(old) = lead.by_worker.insert(worker, conn).filter(|old| *old != conn) {
+            self.streams.remove(&old); // half-open; its worker has come back by another stream
+            lead.pulls.retain(|p| p.conn != old);
+        }
+        lead.absent.remove(&worker);
+        let Some((last_seq, clock)) =
+            self.shard.read(|m| m.members.in_session(worker, session).map(|m| (m.last_seq, m.clock())))
+        else {
+            return self.refuse(conn, RefusalKind::UnknownSession { worker, session }.into());
+        };
+        let initialised = self.shard.configured().is_some_and(|c| c.buckets.iter().all(|b| b.initialised()));
+        let term = lead.term;
+        let norms = self.waiting_norms();
+        self.send(conn, Reply::Opened { session, last_seq, clock, initialised, term });
+        for (step, sum_of_squares) in norms {
+            self.send(conn, Reply::RoundNorm { step, sum_of_squares });
+        }
+    }
+
+    pub(super) fn attached(&self) -> Vec<ConnId> {
+        self.lead.as_ref().map(|l| l.by_worker.values().copied().collect()).unwrap_or_default()
+    }
+
+    pub(super) fn send(&mut self, conn: ConnId, reply: Reply) {
+        let failed = self.streams.get(&conn).is_some_and(|s| s.tx.try_send(reply).is_err());
+        if failed {
+            // The queue holds everything a worker may have outstanding, so a full one is a worker that does
+            // not read. Dropping the sender ends its stream.
+            self.closed(conn);
+        }
+    }
+
+    pub(super) fn refuse(&mut self, conn: ConnId, refusal: Refusal) {
+        self.counters.refused.fetch_add(1, Relaxed);
+        let keeps = refusal.seq > 0;
+        self.send(conn, Reply::Refused(refusal));
+        if !keeps {
+            self.closed(conn);
+        }
+    }
+
+    pub(super) fn closed(&mut self, conn: ConnId) {
+        let Some(stream) = self.streams.remove(&conn) else { return };
+        let Some(lead) = &mut self.lead else { return };
+        lead.pulls.retain(|p| p.conn != conn);
+        if lead.by_worker.get(&stream.worker) == Some(&conn) {
+            lead.by_worker.remove(&stream.worker);
+            let active = self.shard.read(|m| m.members.get(stream.worker).is_some_and(|m| !m.finished));
+            if active {
+                let grace = self.shard.configured().map_or(REFIND, |c| grace(&c.job));
+                lead.absent.insert(stream.worker, Instant::now() + grace);
+            }
+        }
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.lead.as_ref().filter(|l| l.ready)?.absent.values().min().copied()
+    }
+
+    pub(super) async fn absent_too_long(&mut self) {
+        let Some(lead) = &mut self.lead else { return };
+        let now = Instant::now();
+        let gone: Vec<_> = lead.absent.iter().filter(|(_, d)| **d <= now).map(|(w, _)| *w).collect();
+        for worker in gone {
+            let Some(lead) = &mut self.lead else { return };
+            lead.absent.remove(&worker);
+            let Some(session) =
+                self.shard.read(|m| m.members.get(worker).filter(|m| !m.finished).map(|m| m.session))
+            else {
+                continue;
+            };
+            lead.leaving.insert(worker);
+            tracing::warn!(
+                shard = self.shard.id().0,
+                worker = worker.0,
+                "a worker is gone; the others go on"
+            );
+            self.propose(Purpose::Leave { worker }, Command::Leave { worker, session }.into()).await;
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! The client against a server made of a script: what it does when sessions and streams are lost.
+
+use futures::StreamExt;
+use paraft_client::{Client, ClientOptions, Transport};
+use paraft_common::{
+    BucketId, Mode, Step, WorkerId,
+    config::ServerJob,
+    optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
+};
+use paraft_proto::{
+    Ack, Advice, FromShard, Opened, Refused, Reported, StatusReply, StatusRequest, ToShard, Weights,
+    from_shard,
+    shards_server::{Shards, ShardsServer},
+    to_shard::Kind,
+};
+use std::{
+    sync::{Arc, Mutex, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
+use tonic::{Request, Response, Status, Streaming};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// What a stream does with a message: answers, and whether it ends then. The number of the stream, from 1, comes
+/// first.
+type Script = dyn Fn(u32, Kind) -> (Vec<from_shard::Kind>, bool) + Send + Sync;
+
+struct Server {
+    script: Arc<Script>,
+    streams: Arc<Mutex<u32>>,
+}
+
+#[tonic::async_trait]
+impl Shards for Server {
+    type ExchangeStream = futures::stream::BoxStream<'static, Result<FromShard, Status>>;
+
+    async fn exchange(
+        &self,
+        r: Request<Streaming<ToShard>>,
+    ) -> Result<Response<Self::ExchangeStream>, Status> {
+        let number = {
+            let mut streams = self.streams.lock().expect("no test panics here");
+            *streams += 1;
+            *streams
+        };
+        let (out, rx): (UnboundedSender<_>, _) = tokio::sync::mpsc::unbounded_channel();
+        let (script, mut inbound) = (self.script.clone(), r.into_inner());
+        tokio::spawn(async move {
+            while let Ok(Some(m)) = inbound.message().await {
+                let (answers, end) = script(number, m.kind.expect("clients send no empty messages"));
+                for kind in answers {
+                    let _ = out.send(Ok(FromShard { kind: Some(kind) }));
+                }
+                if end {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(UnboundedReceiverStream::new(rx).boxed()))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        Err(Status::unimplemented("not in this test"))
+    }
+}
+
+/// Serves the script on a thread for as long as the process lives; gives the address.
+fn serve(script: Arc<Script>) -> String {
+    let (tell, address) = mpsc::channel();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            let _ = tell.send(listener.local_addr().expect("an address").to_string());
+            let service = ShardsServer::new(Server { script, streams: Arc::default() });
+            let incoming = TcpListenerStream::new(listener);
+            let _ =
+                tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await;
+        });
+    });
+    address.recv_timeout(DEADLINE).expect("the server starts")
+}
+
+fn options(address: String) -> ClientOptions {
+    ClientOptions {
+        servers: vec![address],
+        shards: 1,
+        replicas: 1,
+        worker: WorkerId(0),
+        job: ServerJob {
+            name: "script".into(),
+            fingerprint: String::new(),
+            workers: 1,
+            mode: Mode::Asp,
+            params_len: 1,
+            buffers_len: 0,
+            bucket_len: 1,
+            grace_ms: 1000,
+            early_stop: None,
+            optimizer: OptimizerConfig::sgd(1.0),
+            schedule: ScheduleConfig::default(),
+            clip: ClipConfig::default(),
+        },
+        transport: Transport::Tcp,
+        patience: Duration::from_secs(10),
+    }
+}
+
+/// Runs `f` on a thread; a client that waits for ever fails the test instead of stopping it.
+fn within_the_deadline<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+    let (tell, done) = mpsc::channel();
+    thread::spawn(move || tell.send(f()));
+    done.recv_timeout(DEADLINE).expect("the client waits for ever")
+}
+
+fn opened(session: u64, clock: u64) -> from_shard::Kind {
+    from_shard::Kind::Opened(Opened { session, clock, initialised: true, ..Opened::default() })
+}
+
+fn weights(done: u64, value: f32) -> from_shard::Kind {
+    let payload = value.to_le_bytes().to_vec().into();
+    from_shard::Kind::Weights(Weights { payload, last: true, done, slowest: done, ..Weights::default() })
+}
+
+fn reported(epoch: u64) -> from_shard::Kind {
+    from_shard::Kind::Reported(Reported { epoch, count: 1, ..Reported::default() })
+}
+
+fn over() -> from_shard::Kind {
+    let advice = Advice::Stop as i32;
+    from_shard::Kind::Refused(Refused { advice, message: "taken out".into(), ..Refused::default() })
+}
+
+/// Looks for evaluations until `enough`, as a training loop does after every step.
+fn evaluations(client: &mut Client, enough: impl Fn(&[u64]) -> bool) -> Vec<u64> {
+    let began = Instant::now();
+    let mut epochs = Vec::new();
+    while !enough(&epochs) {
+        assert!(began.elapsed() < DEADLINE, "evaluations so far: {epochs:?}");
+        epochs.extend(client.evaluations().iter().map(|r| r.epoch));
+        thread::sleep(Duration::from_millis(5));
+    }
+    epochs
+}
+
+#[test]
+fn a_session_that_is_lost_between_two_pulls_is_noticed_by_the_next_one() {
+    let script = |stream: u32, kind: Kind| match (stream, kind) {
+        (1, Kind::Open(_)) => (vec![opened(1, 0)], false),
+        (1, Kind::Pull(p)) => (vec![weights(p.done, 1.0), reported(7), over()], true),
+        (2, Kind::Open(o)) => {
+            assert_eq!(o.session, 0, "a lost session is not asked for again");
+            (vec![opened(2, 5)], false)
+        }
+        (2, Kind::Pull(p)) => (vec![weights(p.done, 2.0)], false),
+        other => panic!("{other:?}"),
+    };
+    let address = serve(Arc::new(script));
+    let (pulled, value, rejoins) = within_the_deadline(move || {
+        let (mut client, start) = Client::join(options(address), &[0.0]).expect("joins");
+        let mut w = [0.0];
+        client.pull(start, &mut w).expect("pulls");
+        // The loss comes right behind the evaluation: the loop that takes the one must not drop the other.
+        evaluations(&mut client, |epochs| epochs == [7]);
+        for _ in 0..20 {
+            client.evaluations();
+            thread::sleep(Duration::from_millis(5));
+        }
+        let pulled = client.pull(Step(1), &mut w).expect("rejoins");
+        (pulled, w[0], client.counters().rejoins)
+    });
+    assert_eq!((pulled.done, value, rejoins), (Step(5), 2.0, 1));
+}
+
+#[test]
+fn a_share_is_sent_again_until_its_evaluation_is_complete_and_counted_once() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = seen.clone();
+    let script = move |stream: u32, kind: Kind| match (stream, kind) {
+        (_, Kind::Open(_)) => (vec![opened(1, 0)], false),
+        (_, Kind::Report(r)) => {
+            log.lock().expect("no panic").push((stream, r.epoch));
+            match (stream, r.epoch) {
+                (1, 1) => (vec![reported(1)], false),
+                (1, _) => (Vec::new(), true), // the leader dies before it answers
+                (_, epoch) => (vec![reported(1), reported(epoch), reported(epoch)], false),
+            }
+        }
+        other => panic!("{other:?}"),
+    };
+    let address = serve(Arc::new(script));
+    let epochs = within_the_deadline(move || {
+        let (mut client, _) = Client::join(options(address), &[0.0]).expect("joins");
+        client.report(1, 0.5, 1, 1);
+        let mut all = evaluations(&mut client, |epochs| epochs == [1]);
+        client.report(2, 0.5, 1, 1);
+        all.extend(evaluations(&mut client, |epochs| epochs.contains(&2)));
+        all
+    });
+    assert_eq!(epochs, [1, 2]);
+    assert_eq!(*seen.lock().expect("no panic"), [(1, 1), (1, 2), (2, 2)]);
+}
+
+#[test]
+fn a_push_without_an_ack_is_sent_again_as_it_was_and_an_acknowledged_one_is_not() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = seen.clone();
+    let script = move |stream: u32, kind: Kind| match (stream, kind) {
+        (1, Kind::Open(_)) => (vec![opened(9, 0)], false),
+        (_, Kind::Open(o)) => {
+            assert_eq!(o.session, 9, "the session is taken up again");
+            (vec![opened(9, 0)], false)
+        }
+        (_, Kind::Push(p)) => {
+            log.lock().expect("no panic").push((stream, p.seq, p.step, p.payload.to_vec()));
+            let ack = from_shard::Kind::Ack(Ack { seq: p.seq, version: p.step });
+            match (stream, p.step) {
+                (1, 2) => (Vec::new(), true), // taken, and the answer is lost
+                _ => (vec![ack], false),
+            }
+        }
+        (_, Kind::Pull(p)) => (vec![weights(p.done, 0.0)], false),
+        other => panic!("{other:?}"),
+    };
+    let address = serve(Arc::new(script));
+    within_the_deadline(move || {
+        let (mut client, _) = Client::join(options(address), &[0.0]).expect("joins");
+        let mut w = [0.0];
+        for step in (1..=3).map(Step) {
+            client.push(BucketId(0), step, &[step.0 as f32]);
+            client.pull(step, &mut w).expect("pulls");
+        }
+    });
+    let entry = |stream: u32, n: u64| (stream, n, n, (n as f32).to_le_bytes().to_vec());
+    assert_eq!(*seen.lock().expect("no panic"), [entry(1, 1), entry(1, 2), entry(2, 2), entry(2, 3)]);
+}
