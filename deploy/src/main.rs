@@ -3,7 +3,7 @@
 //! - [`fleet`]: servers and workers as processes of this machine.
 //! - [`train`], [`compare`], [`demo`]: what a user starts.
 //! - [`serve`], worker: what a fleet consists of, also by hand.
-//! - [`status`], [`doctor`], [`bench`]: what a user asks.
+//! - [`status`], [`doctor`], [`mod@bench`]: what a user asks.
 //! - [`table`], [`progress`]: what a user sees.
 
 use clap::{CommandFactory, Parser, Subcommand};

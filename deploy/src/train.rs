@@ -164,7 +164,7 @@ pub fn launch(job: &Job, dir: &Path, quiet: bool, interrupted: &AtomicI32) -> Re
     fleet.stop();
     let record = RunRecord::load(dir)?;
     writer.write(&Event::Summary(record.summarize()))?;
-    tensorboard::export(&dir.join("tensorboard"), &record)?;
+    tensorboard::export(dir.join("tensorboard"), &record)?;
     Ok(record)
 }
 

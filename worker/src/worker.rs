@@ -354,7 +354,7 @@ impl Training<'_> {
 
     /// Minibatches from the one after `done`, filled on a thread of their own.
     fn prefetch(&self, done: Step) -> Result<Prefetcher<Batch>, WorkerError> {
-        let (data, sampler, per_epoch) = (self.train.clone(), self.plan.sampler.clone(), self.plan.per_epoch);
+        let (data, sampler, per_epoch) = (self.train.clone(), self.plan.sampler, self.plan.per_epoch);
         let (world, batch, rank) =
             (self.job.train.workers as usize, self.job.train.batch, self.worker.0 as usize);
         let mut epoch = done.0 / per_epoch;

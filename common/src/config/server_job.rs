@@ -64,7 +64,7 @@ impl ServerJob {
         job.optimizer.validate().map_err(|e| bad(e.to_string()))?;
         job.schedule.validate().map_err(|e| bad(e.to_string()))?;
         job.clip.validate().map_err(|e| bad(e.to_string()))?;
-        let total = job.params_len.checked_add(job.buffers_len).unwrap_or(usize::MAX);
+        let total = job.params_len.saturating_add(job.buffers_len);
         if job.params_len == 0 || total > MAX_VALUES {
             return Err(bad(format!("{total} values; a job has from 1 to {MAX_VALUES}")));
         }

@@ -121,7 +121,7 @@ impl Owner {
                     if changed.is_err() {
                         return; // the group has shut down
                     }
-                    let now = leadership.borrow_and_update().clone();
+                    let now = *leadership.borrow_and_update();
                     self.leadership_changed(&now, &mut reigns);
                 }
                 event = events.recv() => match event {
