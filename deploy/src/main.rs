@@ -8,6 +8,7 @@
 
 use clap::{CommandFactory, Parser, Subcommand};
 use paraft_worker::exit;
+use std::io::Write;
 
 mod bench;
 mod compare;
@@ -73,7 +74,10 @@ fn main() {
         Command::Doctor(a) => failure::report(doctor::run(&a)),
         Command::Env(a) => failure::report(doctor::env(&a)),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "paraft", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "paraft", &mut script);
+            // A reader that closes the pipe early (head) is no failure.
+            let _ = std::io::stdout().write_all(&script);
             exit::OK
         }
     };

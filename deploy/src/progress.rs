@@ -27,7 +27,8 @@ impl Progress {
     pub fn new(run: &Run, quiet: bool) -> Self {
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new(run.samples_budget);
-            let template = "{prefix:7} {bar:28} {percent:>3}%  {msg}";
+            let known = "{prefix:7} {bar:28} {percent:>3}%  {msg}";
+            let template = if run.samples_budget > 0 { known } else { "{prefix:7} {pos} samples  {msg}" };
             if let Ok(style) = ProgressStyle::with_template(template) {
                 bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
             }
@@ -64,7 +65,7 @@ impl Progress {
         let (done, text) = self.text();
         match &self.bar {
             Some(bar) => {
-                bar.set_position(done.min(self.budget));
+                bar.set_position(if self.budget > 0 { done.min(self.budget) } else { done });
                 bar.set_message(text);
             }
             None if self.said.elapsed() >= LINE_INTERVAL => self.say(done, &text),
@@ -77,7 +78,7 @@ impl Progress {
         let (done, text) = self.text();
         match &self.bar {
             Some(bar) => {
-                bar.set_position(done.min(self.budget));
+                bar.set_position(if self.budget > 0 { done.min(self.budget) } else { done });
                 bar.abandon_with_message(text);
             }
             None if !self.quiet => self.say(done, &text),
@@ -95,7 +96,12 @@ impl Progress {
 
     fn say(&mut self, done: u64, text: &str) {
         self.said = Instant::now();
-        let percent = 100.0 * done as f64 / self.budget.max(1) as f64;
+        if self.budget == 0 {
+            // A model of the user's own: its binary knows how much there is to do.
+            eprintln!("{:7} {done} samples  {text}", self.mode);
+            return;
+        }
+        let percent = 100.0 * done as f64 / self.budget as f64;
         eprintln!("{:7} {done}/{} samples {percent:3.0}%  {text}", self.mode, self.budget);
     }
 

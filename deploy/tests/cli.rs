@@ -167,6 +167,7 @@ fn the_demo_prints_both_modes_and_writes_a_report() {
         assert_eq!(&again, printed, "what is printed is what the record gives");
         let events = fs::read_dir(run.join("tensorboard")).expect("tensorboard").count();
         assert_eq!(events, 1);
+        assert!(run.join("model.safetensors").exists(), "the trained weights are kept");
         for log in ["server-0.log", "server-2.log", "worker-0.log", "worker-1.log"] {
             assert!(run.join(log).exists(), "{log}");
         }
@@ -328,7 +329,7 @@ fn the_same_job_runs_by_hand() {
             Held(c.spawn().expect("server"))
         })
         .collect();
-    let weights = |rank: u32| scratch.path().join(format!("w{rank}.f32"));
+    let weights = |rank: u32| scratch.path().join(format!("w{rank}.safetensors"));
     let workers: Vec<_> = (0..2)
         .map(|rank: u32| {
             let mut c = paraft();
@@ -360,7 +361,13 @@ fn the_same_job_runs_by_hand() {
         assert!(copies[0]["members"].as_array().expect("members").iter().all(|m| m["finished"] == true));
     }
     let page = http_get(metrics, "/metrics");
-    for name in ["paraft_pushes_total", "paraft_push_delay_versions_bucket", "paraft_raft_term", "# EOF"] {
+    for name in [
+        "paraft_pushes_total",
+        "paraft_push_delay_versions_bucket",
+        "paraft_raft_term",
+        "le=\"+Inf\"",
+        "# EOF",
+    ] {
         assert!(page.contains(name), "{name} is not in: {page}");
     }
     for mut s in fleet {

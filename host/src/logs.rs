@@ -1,6 +1,6 @@
 //! Logs: human text to standard error, or JSON to a file of the run.
 
-use std::{fs::File, path::Path, sync::Mutex};
+use std::{fs::File, io::IsTerminal, path::Path, sync::Mutex};
 use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 /// Starts logging. The level comes from `PARAFT_LOG` (the syntax of tracing's EnvFilter), default `info` in
@@ -19,6 +19,7 @@ pub fn start(file: Option<&Path>) -> std::io::Result<()> {
         }
         None => {
             let layer = fmt::layer().with_writer(std::io::stderr).with_target(false);
+            let layer = layer.with_ansi(std::io::stderr().is_terminal());
             let _ = tracing_subscriber::registry().with(filter("warn")).with(layer).try_init();
         }
     }

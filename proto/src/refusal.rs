@@ -34,7 +34,7 @@ pub enum RefusalKind {
     #[error("{bucket} holds {expected} bytes, the message brought {got}")]
     BucketLength { bucket: BucketId, expected: usize, got: usize },
     #[error(
-        "the gradient of {bucket} holds a NaN or an infinity at {step}; the weights are unaffected (lower the rate, clip, or look at the batch)"
+        "the gradient of {bucket} holds a NaN or an infinity at {step} and was not applied (lower the rate, clip, or look at the batch)"
     )]
     NotFinite { bucket: BucketId, step: Step },
     #[error("{bucket} was pushed for {got}; this session's next is {expected}")]

@@ -2,9 +2,16 @@
 
 use crate::rpc::status::StatusService;
 use axum::{Router, extract::State, http::header, response::IntoResponse, routing::get};
+use paraft_proto::ShardStatus;
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder, NoLabelSet, text::encode},
-    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    metrics::{
+        MetricType, TypedMetric,
+        counter::{ConstCounter, Counter},
+        family::Family,
+        gauge::{ConstGauge, Gauge},
+    },
     registry::{Registry, Unit},
 };
 use std::{future::Future, io};
@@ -25,89 +32,90 @@ async fn page(State(status): State<StatusService>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
 }
 
+type Labels = [(&'static str, String); 1];
+
+/// One number of a shard's status. The texts end without a dot: the library adds one.
+type Of = fn(&ShardStatus) -> u64;
+
+const GAUGES: [(&str, &str, Of); 7] = [
+    ("shard_leader", "1 where this server leads the shard", |s| u64::from(s.role == "leader")),
+    ("raft_term", "Raft term", |s| s.term),
+    ("raft_applied_index", "Log index applied", |s| s.applied_index),
+    ("shard_version", "Updates applied to the shard's buckets", |s| s.version),
+    ("shard_values", "Values held, without optimizer state", |s| s.values),
+    ("workers", "Members that train", |s| active(s).count() as u64),
+    ("slowest_step", "Clock of the slowest member that trains", |s| active(s).min().unwrap_or(0)),
+];
+
+const COUNTERS: [(&str, &str, Option<Unit>, Of); 8] = [
+    ("pushes", "Pushes applied", None, |s| s.pushes),
+    ("duplicate_pushes", "Entries recognised as applied before", None, |s| s.duplicates),
+    ("refused_messages", "Messages refused", None, |s| s.refused),
+    ("pulls", "Pulls asked for", None, |s| s.pulls),
+    ("pulls_waited", "Pulls that the consistency rule held back", None, |s| s.pulls_waited),
+    ("push", "Payload of applied pushes", Some(Unit::Bytes), |s| s.bytes_pushed),
+    ("pull", "Payload of answered pulls", Some(Unit::Bytes), |s| s.bytes_pulled),
+    ("workers_lost", "Members that left without finishing", None, |s| s.workers_lost),
+];
+
+/// The clocks of the members that train.
+fn active(s: &ShardStatus) -> impl Iterator<Item = u64> + '_ {
+    s.members.iter().filter(|m| !m.finished).map(|m| m.clock)
+}
+
 /// The page as text. Built anew for each scrape from the status, so that no number is kept twice.
 pub async fn render(status: &StatusService) -> String {
     let reply = status.reply(false).await;
     let mut registry = Registry::with_prefix("paraft");
-    registry.register("server", "Id of this server.", ConstGauge::new(reply.server as i64));
-    registry.register_with_unit(
-        "process_cpu",
-        "CPU time used.",
-        Unit::Seconds,
-        ConstCounter::new(reply.cpu_seconds),
-    );
+    registry.register("server", "Id of this server", ConstGauge::new(reply.server as i64));
+    let cpu = ConstCounter::new(reply.cpu_seconds);
+    registry.register_with_unit("process_cpu", "CPU time used", Unit::Seconds, cpu);
     let rss = ConstGauge::new(reply.peak_rss_bytes as i64);
-    registry.register_with_unit("process_peak_resident", "Peak resident set.", Unit::Bytes, rss);
-    for s in &reply.shards {
-        let sub =
-            registry.sub_registry_with_labels([("shard".into(), s.shard.to_string().into())].into_iter());
-        let is_leader = i64::from(s.role == "leader");
-        sub.register("shard_leader", "1 where this server leads the shard.", ConstGauge::new(is_leader));
-        sub.register("raft_term", "Raft term.", ConstGauge::new(s.term as i64));
-        sub.register("raft_applied_index", "Log index applied.", ConstGauge::new(s.applied_index as i64));
-        sub.register(
-            "shard_version",
-            "Updates applied to the shard's buckets.",
-            ConstGauge::new(s.version as i64),
-        );
-        sub.register(
-            "shard_values",
-            "Values held, without optimizer state.",
-            ConstGauge::new(s.values as i64),
-        );
-        let active = s.members.iter().filter(|m| !m.finished).count() as i64;
-        sub.register("workers", "Members that train.", ConstGauge::new(active));
-        let slowest = s.members.iter().filter(|m| !m.finished).map(|m| m.clock).min().unwrap_or(0);
-        sub.register("slowest_step", "Clock of the slowest member.", ConstGauge::new(slowest as i64));
-        sub.register("pushes", "Pushes applied.", ConstCounter::new(s.pushes));
-        sub.register(
-            "duplicate_pushes",
-            "Entries recognised as applied before.",
-            ConstCounter::new(s.duplicates),
-        );
-        sub.register("refused_messages", "Messages refused.", ConstCounter::new(s.refused));
-        sub.register("pulls", "Pulls asked for.", ConstCounter::new(s.pulls));
-        sub.register(
-            "pulls_waited",
-            "Pulls that the consistency rule held back.",
-            ConstCounter::new(s.pulls_waited),
-        );
-        sub.register_with_unit(
-            "push",
-            "Payload of applied pushes.",
-            Unit::Bytes,
-            ConstCounter::new(s.bytes_pushed),
-        );
-        sub.register_with_unit(
-            "pull",
-            "Payload of answered pulls.",
-            Unit::Bytes,
-            ConstCounter::new(s.bytes_pulled),
-        );
-        sub.register(
-            "workers_lost",
-            "Members that left without finishing.",
-            ConstCounter::new(s.workers_lost),
-        );
-        let delays = Delays(s.delay_counts.clone());
-        sub.register("push_delay_versions", "Age of a gradient when it was applied, in versions.", delays);
+    registry.register_with_unit("process_peak_resident", "Peak resident set", Unit::Bytes, rss);
+    let of = |s: &ShardStatus| -> Labels { [("shard", s.shard.to_string())] };
+    for (name, help, value) in GAUGES {
+        let family = Family::<Labels, Gauge>::default();
+        for s in &reply.shards {
+            family.get_or_create(&of(s)).set(value(s) as i64);
+        }
+        registry.register(name, help, family);
     }
+    for (name, help, unit, value) in COUNTERS {
+        let family = Family::<Labels, Counter>::default();
+        for s in &reply.shards {
+            family.get_or_create(&of(s)).inc_by(value(s));
+        }
+        match unit {
+            Some(unit) => registry.register_with_unit(name, help, unit, family),
+            None => registry.register(name, help, family),
+        }
+    }
+    let delays = Family::<Labels, Delays>::default();
+    for s in &reply.shards {
+        *delays.get_or_create(&of(s)).0.lock() = s.delay_counts.clone();
+    }
+    registry.register("push_delay_versions", "Age of a gradient when it was applied, in versions", delays);
     let mut text = String::new();
     let _ = encode(&mut text, &registry);
     text
 }
 
-/// The delay histogram as it is kept, in Prometheus' buckets.
-#[derive(Debug)]
-struct Delays(Vec<u64>);
+/// The delay histogram as it is kept, in Prometheus' buckets: the library's own histogram could only be filled
+/// one push at a time.
+#[derive(Debug, Default)]
+struct Delays(Mutex<Vec<u64>>);
+
+impl TypedMetric for Delays {
+    const TYPE: MetricType = MetricType::Histogram;
+}
 
 impl EncodeMetric for Delays {
     fn encode(&self, mut encoder: MetricEncoder) -> std::fmt::Result {
         const BOUNDS: [u64; 12] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128];
         let mut buckets: Vec<(f64, u64)> = BOUNDS.iter().map(|b| (*b as f64, 0)).collect();
-        buckets.push((f64::MAX, 0));
+        buckets.push((f64::INFINITY, 0));
         let (mut sum, mut count) = (0.0, 0);
-        for (delay, &n) in self.0.iter().enumerate() {
+        for (delay, &n) in self.0.lock().iter().enumerate() {
             sum += delay as f64 * n as f64;
             count += n;
             let at = BOUNDS.iter().position(|b| delay as u64 <= *b).unwrap_or(BOUNDS.len());

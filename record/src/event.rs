@@ -83,7 +83,7 @@ pub struct Train {
     pub worker: WorkerId,
     /// Its last finished step.
     pub step: Step,
-    /// The pass over the data it is in, from 0.
+    /// The pass over the data it is in, from 1.
     pub epoch: u64,
     /// Samples it has trained on so far.
     pub samples: u64,
@@ -95,7 +95,7 @@ pub struct Train {
     /// Its throughput since its line before.
     #[serde(deserialize_with = "null_as_nan")]
     pub samples_per_s: f64,
-    /// Seconds it has waited for others so far.
+    /// Seconds it has spent in pulls so far: waiting for others, and the network.
     pub wait_seconds: f64,
     /// Mean delay, in versions, of its pushes since its line before.
     #[serde(default)]
@@ -139,7 +139,7 @@ pub struct Worker {
     pub samples: u64,
     /// Its training clock.
     pub seconds: f64,
-    /// Seconds it waited for others.
+    /// Seconds it spent in pulls.
     pub wait_seconds: f64,
     /// Gradient bytes it sent, as encoded.
     pub bytes_pushed: u64,
@@ -226,9 +226,9 @@ pub struct Summary {
     pub bytes_pushed: u64,
     /// Weight bytes, servers to workers.
     pub bytes_pulled: u64,
-    /// Processor time of the workers (not of the servers) for 1000 samples, over the workers that reported it.
+    /// CPU time of workers and servers for 1000 samples, over the workers that reported theirs.
     pub cpu_seconds_per_1000_samples: Option<f64>,
-    /// Seconds waited for others, summed over workers.
+    /// Seconds spent in pulls, summed over workers.
     pub wait_seconds: f64,
     /// Workers that left and wrote no totals.
     pub workers_lost: u32,

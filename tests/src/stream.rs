@@ -43,7 +43,7 @@ impl Stream {
         let (stream, opened) = loop {
             let mut stream = Self::connect(address)?;
             stream.send(to_shard::Kind::Open(open(job, worker)?));
-            match stream.next()? {
+            match stream.receive()? {
                 Some(from_shard::Kind::Opened(o)) => break (stream, o),
                 // Right after its start a server has no leader yet.
                 Some(from_shard::Kind::Refused(_)) if tries < 200 => {
@@ -72,7 +72,7 @@ impl Stream {
     }
 
     /// The next message, or `None` where the server ended the stream. Fails after the deadline.
-    pub fn next(&mut self) -> Result<Option<from_shard::Kind>> {
+    pub fn receive(&mut self) -> Result<Option<from_shard::Kind>> {
         let next = async { timeout(DEADLINE, self.inbound.message()).await };
         let message = self.runtime.block_on(next).context("no answer")??;
         message.map(|m| m.kind.context("an empty message")).transpose()
@@ -80,7 +80,7 @@ impl Stream {
 
     /// The next message, which must be a refusal.
     pub fn refused(&mut self) -> Result<Refused> {
-        match self.next()? {
+        match self.receive()? {
             Some(from_shard::Kind::Refused(r)) => Ok(r),
             other => bail!("a refusal was expected, not {other:?}"),
         }
@@ -88,7 +88,7 @@ impl Stream {
 
     /// The next message, which must be an ack; its seq and version.
     pub fn ack(&mut self) -> Result<(u64, u64)> {
-        match self.next()? {
+        match self.receive()? {
             Some(from_shard::Kind::Ack(a)) => Ok((a.seq, a.version)),
             other => bail!("an ack was expected, not {other:?}"),
         }
@@ -99,7 +99,7 @@ impl Stream {
         self.send(to_shard::Kind::Pull(Pull { done, r#final: false }));
         let mut all = Vec::new();
         loop {
-            match self.next()? {
+            match self.receive()? {
                 Some(from_shard::Kind::Weights(w)) => {
                     let last = w.last;
                     all.push(w);

@@ -53,6 +53,7 @@ pub fn worker_until(job: &Job, rank: u32, interrupt: Arc<AtomicBool>) -> Result<
         rank,
         servers: job.cluster.addresses.clone(),
         run_dir: None,
+        weights: None,
         metrics: None,
         interrupt,
     };

@@ -38,7 +38,8 @@ pub struct WorkerArgs {
     /// Serve Prometheus' /metrics here, for example 127.0.0.1:9100 (port 0: any).
     #[arg(long)]
     pub metrics: Option<SocketAddr>,
-    /// Write the final weights here, as little-endian f32 in the order of the tensors.
+    /// Write the final weights here, as safetensors. (The run's folder gets model.safetensors in any case, from the
+    /// lowest worker that finishes.)
     #[arg(long)]
     pub weights: Option<PathBuf>,
     /// Log as JSON lines into this file. Default: to standard error.
@@ -84,7 +85,9 @@ pub fn train(args: &WorkerArgs, factory: Factory) -> i32 {
             if code == exit::INTERRUPTED && signal != 0 {
                 return 128 + signal;
             }
-            tracing::error!(worker = args.rank, "{message}");
+            if args.log_file.is_some() {
+                tracing::error!(worker = args.rank, "{message}");
+            }
             eprintln!("error: worker w{}: {message}", args.rank);
             code
         }
@@ -116,15 +119,11 @@ fn prepare_and_run(
         rank: args.rank,
         servers,
         run_dir: args.run_dir.clone(),
+        weights: args.weights.clone(),
         metrics: args.metrics,
         interrupt,
     };
-    let report = run(&job, &options, model.as_mut(), data).map_err(failed)?;
-    if let Some(path) = &args.weights {
-        let mut le = Vec::new();
-        paraft_common::codec::put_f32_le(&report.weights, &mut le);
-        std::fs::write(path, le).map_err(|e| (format!("{}: {e}", path.display()), exit::IO))?;
-    }
+    run(&job, &options, model.as_mut(), data).map_err(failed)?;
     Ok(())
 }
 

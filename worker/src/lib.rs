@@ -4,6 +4,7 @@
 //! - [`worker`]: [`run`], the training loop.
 //! - [`cli`]: the flags of `paraft worker`, for binaries with a model of their own.
 //! - `exchange`: how gradients leave and weights come back.
+//! - `weights`: the trained weights as a safetensors file.
 //! - `recorder`: `metrics.jsonl`, TensorBoard, Prometheus.
 //! - [`exit`]: exit codes, one table for all binaries.
 //!
@@ -16,10 +17,12 @@ pub mod exit;
 pub mod job;
 mod metrics;
 mod recorder;
+mod weights;
 pub mod worker;
 
 pub use job::{Job, JobError};
 pub use paraft_client::Transport;
+pub use paraft_common::{TensorKind, TensorSpec};
 pub use paraft_data::{DataError, Dataset, Samples, Split};
 pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError};
 pub use worker::{WorkerError, WorkerOptions, WorkerReport, run};

@@ -40,16 +40,16 @@ impl Gauges {
         let n = |a: &AtomicU64| a.load(Relaxed);
         let usage = paraft_host::usage();
         let mut r = Registry::with_prefix("paraft_worker");
-        r.register("step", "Steps done.", ConstGauge::new(n(&self.step) as i64));
-        r.register("samples", "Samples trained on.", ConstCounter::new(n(&self.samples)));
-        r.register("train_loss", "Mean loss of the last steps.", ConstGauge::new(f(&self.loss)));
+        r.register("step", "Steps done", ConstGauge::new(n(&self.step) as i64));
+        r.register("samples", "Samples trained on", ConstCounter::new(n(&self.samples)));
+        r.register("train_loss", "Mean loss of the last steps", ConstGauge::new(f(&self.loss)));
         let waited = ConstCounter::new(f(&self.waited));
-        r.register_with_unit("wait", "Time spent in pulls, network included.", Unit::Seconds, waited);
+        r.register_with_unit("wait", "Time spent in pulls, network included", Unit::Seconds, waited);
         let pushed = ConstCounter::new(n(&self.bytes_pushed));
-        r.register_with_unit("push", "Payload pushed.", Unit::Bytes, pushed);
+        r.register_with_unit("push", "Payload pushed", Unit::Bytes, pushed);
         let pulled = ConstCounter::new(n(&self.bytes_pulled));
-        r.register_with_unit("pull", "Payload pulled.", Unit::Bytes, pulled);
-        r.register_with_unit("cpu", "CPU time used.", Unit::Seconds, ConstCounter::new(usage.cpu_seconds));
+        r.register_with_unit("pull", "Payload pulled", Unit::Bytes, pulled);
+        r.register_with_unit("cpu", "CPU time used", Unit::Seconds, ConstCounter::new(usage.cpu_seconds));
         let mut text = String::new();
         let _ = encode(&mut text, &r);
         text

@@ -15,9 +15,10 @@ use crate::{
     job::{Job, TransportConfig},
     metrics::{self, Gauges},
     recorder::{Progress, Recorder, wall},
+    weights::{self, WEIGHTS_FILE},
 };
 use paraft_client::{Client, ClientError, ClientOptions, Reported, Transport};
-use paraft_common::{Step, WorkerId};
+use paraft_common::{Layout, Step, WorkerId};
 use paraft_data::{DataError, Dataset, Prefetcher, Sampler, Split};
 use paraft_models::{Batch, Evaluation, Model, ModelError};
 use paraft_record::{Event, RecordError, event};
@@ -39,6 +40,8 @@ pub struct WorkerOptions {
     pub servers: Vec<String>,
     /// Where `metrics.jsonl` goes; nothing is written without.
     pub run_dir: Option<PathBuf>,
+    /// Write the final weights here, whoever else does.
+    pub weights: Option<PathBuf>,
     /// Where `/metrics` is served.
     pub metrics: Option<std::net::SocketAddr>,
     /// Set to end the run at the next step.
@@ -75,12 +78,20 @@ pub enum WorkerError {
     /// The record.
     #[error(transparent)]
     Record(#[from] RecordError),
+    /// The weights cannot be written.
+    #[error("{}: {error}", path.display())]
+    Write {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
     /// The job does not fit the data or the fleet.
     #[error("{0}")]
     Job(String),
     /// The loss is no number any more.
     #[error(
-        "the loss became {loss} at {step} on {worker}; nothing was pushed, the servers' weights are unaffected (lower the rate, clip, or look at the batch)"
+        "the loss became {loss} at {step} on {worker}: training has diverged (lower the rate, clip, or look at the batch). Servers refuse gradients that are not finite"
     )]
     NotFinite {
         /// The loss.
@@ -107,7 +118,7 @@ impl WorkerError {
             WorkerError::Client(ClientError::Protocol { .. }) => exit::FAILED,
             WorkerError::Data(_) => exit::DATA,
             WorkerError::Model(_) | WorkerError::NotFinite { .. } => exit::FAILED,
-            WorkerError::Record(_) => exit::IO,
+            WorkerError::Record(_) | WorkerError::Write { .. } => exit::IO,
             WorkerError::Job(_) => exit::CONFIG,
             WorkerError::Interrupted => exit::INTERRUPTED,
         }
@@ -173,6 +184,7 @@ pub fn run(
         worker,
         weights,
         gradients,
+        layout,
         clock: Clock::default(),
         samples: 0,
     };
@@ -252,6 +264,8 @@ struct Training<'a> {
     worker: WorkerId,
     weights: Vec<f32>,
     gradients: Vec<f32>,
+    /// With the model's tensor names.
+    layout: Layout,
     clock: Clock,
     samples: u64,
 }
@@ -316,6 +330,12 @@ impl Training<'_> {
         let last = self.client.pull_final(done, &mut self.weights)?;
         self.note_evaluations()?;
         let first = last.finishers.first() == Some(&self.worker);
+        let own = self.options.weights.clone();
+        let run = self.options.run_dir.as_ref().filter(|_| first).map(|d| d.join(WEIGHTS_FILE));
+        for path in own.into_iter().chain(run) {
+            let saved = weights::save(&path, &self.layout, &self.weights, done.0);
+            saved.map_err(|error| WorkerError::Write { path, error })?;
+        }
         let evaluation = first.then(|| self.evaluate_all(done)).transpose()?;
         let usage = paraft_host::usage();
         self.recorder.write(&Event::Worker(event::Worker {

@@ -6,8 +6,9 @@
 //! binary is a worker: `paraft train examples/custom-model/job.toml` starts one for each rank, and it also runs
 //! by hand, as `paraft worker` does.
 
-use paraft_common::TensorSpec;
-use paraft_worker::{Batch, DataError, Dataset, Evaluation, Model, ModelError, Samples, Split, cli};
+use paraft_worker::{
+    Batch, DataError, Dataset, Evaluation, Model, ModelError, Samples, Split, TensorSpec, cli,
+};
 
 /// A point of the plane in, two classes out.
 const INPUTS: usize = 2;

@@ -25,7 +25,15 @@ use paraft_common::{ServerId, ShardId, codec::put_f32_le};
 use paraft_proto::{PeerCall, PeerRequest, limits, peers_client::PeersClient};
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
-use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 use tonic::transport::{Channel, Endpoint};
 
 /// Pause before an error is given back: openraft's own back-off is skipped when a stream fails at once, and
@@ -39,6 +47,8 @@ pub struct Peers {
     addresses: Vec<String>,
     channels: Mutex<HashMap<(u64, bool), PeersClient<Channel>>>,
     seen: Mutex<HashMap<u64, u64>>,
+    /// The log says once that this process is refused as a stranger.
+    told: AtomicBool,
 }
 
 /// Why a peer is not talked to.
@@ -57,7 +67,14 @@ pub enum Stranger {
 impl Peers {
     /// `addresses[i]` is server i's.
     pub fn new(me: ServerId, incarnation: u64, addresses: Vec<String>) -> Self {
-        Self { me, incarnation, addresses, channels: Mutex::default(), seen: Mutex::default() }
+        Self {
+            me,
+            incarnation,
+            addresses,
+            channels: Mutex::default(),
+            seen: Mutex::default(),
+            told: AtomicBool::new(false),
+        }
     }
 
     /// This process's number.
@@ -168,6 +185,9 @@ impl Connection {
         let reply = match reply {
             Ok(Ok(r)) => r.into_inner(),
             Ok(Err(status)) => {
+                if status.code() == tonic::Code::FailedPrecondition && !self.peers.told.swap(true, Relaxed) {
+                    tracing::error!(peer = self.target, "{}", status.message());
+                }
                 tokio::time::sleep(ERROR_PAUSE).await;
                 return Err(CallError::Status(status));
             }

@@ -154,7 +154,7 @@ fn a_push_that_is_sent_again_after_a_break_is_acknowledged_and_not_applied() -> 
     let open =
         paraft_proto::Open { session: opened.session, ..paraft_tests::stream::open(&ledger.job(), 0)? };
     again.send(to_shard::Kind::Open(open));
-    let taken_up = match again.next()?.context("an answer")? {
+    let taken_up = match again.receive()?.context("an answer")? {
         paraft_proto::from_shard::Kind::Opened(o) => o,
         other => anyhow::bail!("{other:?}"),
     };

@@ -111,7 +111,7 @@ fn two_workers_whose_evaluations_overflow_do_not_stop_the_server() -> Result<()>
     let report = Kind::Report(Report { epoch: 1, loss_sum: f64::MAX, correct: u64::MAX, count: u64::MAX });
     a.send(report.clone());
     b.send(report);
-    match a.next()? {
+    match a.receive()? {
         Some(paraft_proto::from_shard::Kind::Reported(r)) => assert_eq!((r.epoch, r.count), (1, u64::MAX)),
         other => anyhow::bail!("{other:?}"),
     }
@@ -137,7 +137,7 @@ fn a_stream_that_does_not_open_rightly_is_refused_and_ended() -> Result<()> {
         let refused = stream.refused().with_context(|| words.to_string())?;
         assert!(refused.message.contains(words), "{words}: {}", refused.message);
         assert_eq!(refused.seq, 0);
-        assert_eq!(stream.next()?, None, "{words}: the stream ends");
+        assert_eq!(stream.receive()?, None, "{words}: the stream ends");
         Ok(())
     };
     // Before there is any job: none of these may configure one.
@@ -185,7 +185,7 @@ fn a_message_for_a_session_that_is_not_open_yet_is_refused() -> Result<()> {
     stream.send(Kind::Open(open(&ledger.job(), 4)?));
     stream.send(Kind::Push(push(1, 1, 0, 1.0, 4)));
     let mut words = Vec::new();
-    while let Some(kind) = stream.next()? {
+    while let Some(kind) = stream.receive()? {
         match kind {
             paraft_proto::from_shard::Kind::Refused(r) => words.push(r.message),
             // Or the join was quicker than the push; then it is a push like any other.
