@@ -55,10 +55,10 @@ pub fn run(args: &DoctorArgs) -> Result<i32, Failure> {
             Verdict::Fail => "FAIL",
         };
         if args.json {
-            println!("{}", json!({"check": r.what, "verdict": name, "found": r.found, "means": r.means}));
+            out!("{}", json!({"check": r.what, "verdict": name, "found": r.found, "means": r.means}));
         } else {
             let means = if r.means.is_empty() { String::new() } else { format!("  ({})", r.means) };
-            println!("[{name:^4}] {:14} {}{means}", r.what, r.found);
+            out!("[{name:^4}] {:14} {}{means}", r.what, r.found);
         }
     }
     let failed = rows.iter().any(|r| r.verdict == Verdict::Fail);
@@ -218,11 +218,11 @@ pub fn env(args: &EnvArgs) -> Result<i32, Failure> {
     ];
     if args.json {
         let map: serde_json::Map<_, _> = facts.iter().map(|(k, v)| (k.to_string(), json!(v))).collect();
-        println!("{}", serde_json::Value::Object(map));
+        out!("{}", serde_json::Value::Object(map));
     } else {
-        println!("Copy and paste this into your issue:\n");
+        out!("Copy and paste this into your issue:\n");
         for (k, v) in facts {
-            println!("- {k}: {v}");
+            out!("- {k}: {v}");
         }
     }
     Ok(exit::OK)

@@ -10,6 +10,14 @@ use clap::{CommandFactory, Parser, Subcommand};
 use paraft_worker::exit;
 use std::io::Write;
 
+/// `println!` to a reader that may close the pipe early (head): not an error worth a panic.
+macro_rules! out {
+    ($($t:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($t)*);
+    }};
+}
+
 mod bench;
 mod compare;
 mod demo;

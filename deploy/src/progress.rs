@@ -3,7 +3,7 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use paraft_record::{Event, Run};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::IsTerminal,
     time::{Duration, Instant},
 };
@@ -17,6 +17,7 @@ pub struct Progress {
     budget: u64,
     samples: BTreeMap<u32, (u64, f64)>,
     losses: BTreeMap<u32, f64>,
+    left: BTreeSet<u32>,
     accuracy: Option<f64>,
     said: Instant,
     quiet: bool,
@@ -41,6 +42,7 @@ impl Progress {
             budget: run.samples_budget,
             samples: BTreeMap::new(),
             losses: BTreeMap::new(),
+            left: BTreeSet::new(),
             accuracy: None,
             said: Instant::now(),
             quiet,
@@ -54,6 +56,11 @@ impl Progress {
                 Event::Train(t) => {
                     self.samples.insert(t.worker.0, (t.samples, t.seconds));
                     self.losses.insert(t.worker.0, t.loss);
+                }
+                Event::Leave(l) => {
+                    // What it has done counts, its last rate and loss do not.
+                    self.losses.remove(&l.worker.0);
+                    self.left.insert(l.worker.0);
                 }
                 Event::Eval(e) => self.accuracy = e.accuracy.or(self.accuracy),
                 _ => {}
@@ -75,7 +82,10 @@ impl Progress {
 
     /// The last line of a run.
     pub fn finish(&mut self) {
-        let (done, text) = self.text();
+        let (done, mut text) = self.text();
+        if !self.left.is_empty() {
+            text += &format!("  ({} lost: the rest of their samples was not trained)", self.left.len());
+        }
         match &self.bar {
             Some(bar) => {
                 bar.set_position(if self.budget > 0 { done.min(self.budget) } else { done });
@@ -107,7 +117,9 @@ impl Progress {
 
     fn text(&self) -> (u64, String) {
         let done: u64 = self.samples.values().map(|s| s.0).sum();
-        let rate: f64 = self.samples.values().filter(|s| s.1 > 0.0).map(|s| s.0 as f64 / s.1).sum();
+        let here = |w: &u32| !self.left.contains(w);
+        let rate: f64 =
+            self.samples.iter().filter(|(w, s)| here(w) && s.1 > 0.0).map(|(_, s)| s.0 as f64 / s.1).sum();
         let loss = self.losses.values().sum::<f64>() / self.losses.len().max(1) as f64;
         let accuracy = self.accuracy.map(|a| format!("  acc {:.1}%", a * 100.0)).unwrap_or_default();
         (done, format!("loss {loss:.3}{accuracy}  {rate:.0} samples/s"))

@@ -50,9 +50,9 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
     let replies = ask_all(&addresses, args.digest);
     for (address, reply) in addresses.iter().zip(&replies) {
         match reply {
-            Err(why) if args.json => println!("{}", json!({"address": address, "error": why})),
-            Err(why) => println!("{address}: {why}"),
-            Ok(r) if args.json => println!("{}", as_json(r)),
+            Err(why) if args.json => out!("{}", json!({"address": address, "error": why})),
+            Err(why) => out!("{address}: {why}"),
+            Ok(r) if args.json => out!("{}", as_json(r)),
             Ok(r) => print(r, args.digest),
         }
     }
@@ -92,7 +92,7 @@ fn delays(s: &ShardStatus) -> DelayHistogram {
 }
 
 fn print(r: &StatusReply, digest: bool) {
-    println!(
+    out!(
         "s{} {}  paraft {}  cpu {:.2} s  peak {}",
         r.server,
         r.address,
@@ -156,7 +156,7 @@ fn print(r: &StatusReply, digest: bool) {
         }
         t.add_row(row);
     }
-    println!("{t}");
+    out!("{t}");
 }
 
 fn as_json(r: &StatusReply) -> serde_json::Value {

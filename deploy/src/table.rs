@@ -36,7 +36,11 @@ pub fn modes(summaries: &[Summary]) -> String {
             format!("{:.2} s", s.wait_seconds),
             bytes(s.bytes_pushed),
             bytes(s.bytes_pulled),
-            if s.workers_lost == 0 { "-".into() } else { format!("{} workers", s.workers_lost) },
+            match s.workers_lost {
+                0 => "-".into(),
+                1 => "1 worker".into(),
+                n => format!("{n} workers"),
+            },
         ]);
     }
     for column in table.column_iter_mut().skip(1) {

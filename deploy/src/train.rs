@@ -51,12 +51,12 @@ pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
 pub fn show(summaries: &[Summary], json: bool, report: &Path) -> Result<(), Failure> {
     if json {
         for s in summaries {
-            println!("{}", serde_json::to_string(s).map_err(|e| Failure::new(exit::IO, e))?);
+            out!("{}", serde_json::to_string(s).map_err(|e| Failure::new(exit::IO, e))?);
         }
         eprintln!("report {}", report.display());
     } else {
-        println!("{}", table::modes(summaries));
-        println!("report  {}", report.display());
+        out!("{}", table::modes(summaries));
+        out!("report  {}", report.display());
     }
     Ok(())
 }
@@ -187,8 +187,12 @@ impl Watch {
         for (i, server) in fleet.servers.iter_mut().enumerate() {
             if server.ended().is_some() && !self.servers_lost.contains(&i) {
                 self.servers_lost.push(i);
-                let how = server.obituary();
-                progress.note(&format!("warning: {} {how}; {}", server.name, server.last_words()));
+                let (how, words) = (server.obituary(), server.last_words());
+                let words = if words.is_empty() { String::new() } else { format!(" ({words})") };
+                progress.note(&format!(
+                    "warning: {} {how}{words}; the others go on as long as they are a majority",
+                    server.name
+                ));
             }
         }
         let all = fleet.workers.len();

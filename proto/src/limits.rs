@@ -17,8 +17,8 @@ pub const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 /// Send buffer of a Unix socket: a bucket and a half.
 pub const SOCKET_BUFFER_BYTES: usize = 3 << 19;
 /// A silent connection is asked for a sign of life this often...
-pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// ...and given up after this long without one.
-pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(6);
+pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest job text a session may open with.
 pub const MAX_JOB_BYTES: usize = 64 << 10;

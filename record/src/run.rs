@@ -64,6 +64,17 @@ impl RunRecord {
         }
         let run = run?;
         train.sort_by(|a: &Train, b| a.seconds.total_cmp(&b.seconds));
+        if !leaves.is_empty() {
+            // A worker counts the fleet's samples as if all trained on; count what was really trained by then.
+            for e in &mut evals {
+                let mut by_worker = BTreeMap::<WorkerId, u64>::new();
+                for t in train.iter().filter(|t| t.wall <= e.wall) {
+                    let so_far = by_worker.entry(t.worker).or_default();
+                    *so_far = t.samples.max(*so_far);
+                }
+                e.samples = by_worker.values().sum();
+            }
+        }
         evals.sort_by_key(|e: &Eval| (e.samples, e.epoch, e.is_final));
         let target_accuracy = run.target_accuracy;
         let (workers, shards) = (workers.into_values().collect(), shards.into_values().collect());

@@ -168,8 +168,15 @@ pub fn run(
         },
         patience: Duration::from_millis(job.cluster.patience_ms),
     };
-    let (client, start) = Client::join(client, &weights)?;
+    // Before the servers hear of this worker: a folder that cannot be written is no reason to wait for them.
     let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone())?;
+    let (client, start) = Client::join(client, &weights)?;
+    if start.0 >= plan.total {
+        return Err(WorkerError::Job(format!(
+            "these servers have done this job's {} steps already; stop and start them to train it again",
+            plan.total
+        )));
+    }
     let gradients = vec![0.0; layout.len()];
     let training = Training {
         job,

@@ -209,7 +209,7 @@ fn report(model: &str, cases: &BTreeMap<String, Case>, args: &TrainBenchArgs, li
     if args.json {
         for l in &lines[from..] {
             let value = (l.spread <= MAX_SPREAD).then_some(l.value);
-            println!(
+            out!(
                 "{}",
                 json!({
                     "bench": format!("train {}", l.what), "case": l.case, "value": value, "unit": l.unit,
@@ -237,5 +237,5 @@ fn print(lines: &[Line]) {
             format!("{:.0}%", l.spread * 100.0),
         ]);
     }
-    println!("{t}");
+    out!("{t}");
 }

@@ -41,7 +41,8 @@ use tokio::{
 /// Messages that may wait for the owner; streams wait (and so do their workers) when it is full.
 pub const EVENT_QUEUE: usize = 1024;
 /// After an election, members have at least this long to find the new leader.
-const REFIND: Duration = Duration::from_secs(5);
+/// (They notice a leader that hangs, rather than dies, by the connection's keepalive.)
+const REFIND: Duration = Duration::from_secs(10);
 
 /// Starts the owner of one replica.
 pub fn spawn(shard: Arc<Shard>, group: Group, counters: Arc<Counters>) -> mpsc::Sender<Event> {

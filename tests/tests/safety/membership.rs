@@ -167,6 +167,8 @@ fn a_worker_that_is_back_while_its_closed_round_waits_for_the_norm_holds_nobody(
     assert_eq!(round(&mut back)?, (1, 16.0), "who comes back is told what is waited for");
     // Its predecessor's push is in the sum already: this one is not needed, and must not be waited for.
     back.send(to_shard::Kind::Push(push(1, 1, 0, 1.0, 4)));
+    back.send(to_shard::Kind::Push(push(9, 9, 0, 1.0, 4)));
+    assert_eq!(back.refused()?.seq, 9, "the push before it was looked at by now");
     other.send(to_shard::Kind::Norm(paraft_proto::Norm { step: 1, sum_of_squares: 17.0 }));
     assert_eq!(other.ack()?, (1, 1));
     assert_eq!(back.pull(1)?[0].payload[..], (-2f32).to_le_bytes().repeat(4)[..]);

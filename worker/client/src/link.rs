@@ -172,7 +172,10 @@ impl Link {
         };
         let _ = out.send(wrap(to_shard::Kind::Open(open)));
         let mut client = connect::shards(channel);
-        let stream = client.exchange(UnboundedReceiverStream::new(rx)).await;
+        // The kernel accepts connections for a process that hangs, so only an answer tells that it lives.
+        let exchange = client.exchange(UnboundedReceiverStream::new(rx));
+        let stream = tokio::time::timeout(ANSWER_PATIENCE, exchange).await;
+        let stream = stream.map_err(|_| fail(format!("no answer within {ANSWER_PATIENCE:?}")))?;
         Ok((out, stream.map_err(|s| fail(s.message().to_string()))?.into_inner()))
     }
 
@@ -336,6 +339,8 @@ impl Link {
     }
 }
 
+/// A server answers a new stream at once, whatever it then says on it.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 const RANK_PATIENCE: Duration = Duration::from_secs(3);
 
 fn wrap(kind: to_shard::Kind) -> ToShard {
