@@ -132,8 +132,8 @@ fn tensorboard_reads_an_exported_run() {
     let Some(found) = read_with_tensorboard(dir.path()) else { return };
     for wanted in [
         "train/loss 320 1795253040.0 2.25",
-        "eval/loss 640",
-        "eval/accuracy 640",
+        "eval/loss 320",
+        "eval/accuracy 320",
         "perf/samples_per_s",
         "ps/delay 512",
     ] {
