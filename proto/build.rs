@@ -1,7 +1,7 @@
 //! Compiles the .proto files with protox, so that no machine needs protoc.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = ["proto/shard.proto", "proto/peer.proto"];
+    let files = ["proto/shard.proto", "proto/peer.proto", "proto/control.proto"];
     for f in files {
         println!("cargo:rerun-if-changed={f}");
     }

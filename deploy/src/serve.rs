@@ -2,11 +2,12 @@
 
 use crate::failure::Failure;
 use clap::Args;
-use paraft_common::{ServerId, config::overlay};
+use paraft_common::{Durability, ServerId, config::overlay};
 use paraft_host::{lifeline, logs, socket_path};
-use paraft_server::{Server, ServerError, ServerOptions};
+use paraft_server::{Patience, Server, ServerError, ServerOptions, Shape, server::Place};
+use paraft_store::RealDisk;
 use paraft_worker::{Job, exit, job::TransportConfig};
-use std::{io::BufRead, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{io::BufRead, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use tokio::net::TcpListener;
 
 #[derive(Args)]
@@ -14,11 +15,21 @@ pub struct ServerArgs {
     /// The job file; gives addresses, shards and replicas where the flags do not.
     pub job: Option<PathBuf>,
     /// This server's place in the list of servers, from 0.
-    #[arg(long, env = "PARAFT_SERVER_ID")]
-    pub id: u64,
+    #[arg(long, env = "PARAFT_SERVER_ID", required_unless_present = "join")]
+    pub id: Option<u64>,
+    /// Join a running fleet as a new server: addresses of servers of it, comma-separated. Needs --listen.
+    #[arg(long, value_delimiter = ',', requires = "listen", conflicts_with_all = ["id", "servers", "job"])]
+    pub join: Vec<String>,
     /// Where to listen. Default: its own address of the list. Port 0: any.
     #[arg(long)]
     pub listen: Option<String>,
+    /// host:port by which the others reach this server, where that is not --listen.
+    #[arg(long)]
+    pub advertise: Option<String>,
+    /// Folder for what must survive this process: who it is, the fleet's agreements and, with `quorum-disk`, the
+    /// log. Default: paraft-data/ADDRESS.
+    #[arg(long)]
+    pub data: Option<PathBuf>,
     /// All servers as host:port, comma-separated, in the order of their ids. Default: cluster.addresses.
     #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
     pub servers: Vec<String>,
@@ -28,6 +39,9 @@ pub struct ServerArgs {
     /// Replicas of each shard, an odd number, the same on each server.
     #[arg(long)]
     pub replicas: Option<u32>,
+    /// What an acknowledged push survives, the same on each server: quorum-disk, quorum-memory or leader.
+    #[arg(long)]
+    pub durability: Option<Durability>,
     /// Overrides a key of the job file; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -49,13 +63,14 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
     let job = args.job.as_deref().map(|p| Job::load(p, &args.set)).transpose()?;
     let cluster = job.as_ref().map(|j| j.cluster.clone()).unwrap_or_default();
     let listed = if args.servers.is_empty() { cluster.addresses.clone() } else { args.servers.clone() };
-    if listed.is_empty() && !args.supervised {
+    if listed.is_empty() && !args.supervised && args.join.is_empty() {
         return Err(Failure::new(exit::USAGE, "no servers are named")
             .help("give --servers host:port,host:port,host:port, or a job file with cluster.addresses"));
     }
-    let own = listed.get(args.id as usize).cloned();
-    let listen = args.listen.clone().or(own).ok_or_else(|| {
-        Failure::new(exit::USAGE, format!("--id {} names no server: {} are listed", args.id, listed.len()))
+    let id = args.id.unwrap_or_default();
+    let own = listed.get(id as usize).cloned();
+    let listen = args.listen.clone().or(own.clone()).ok_or_else(|| {
+        Failure::new(exit::USAGE, format!("--id {id} names no server: {} are listed", listed.len()))
             .help("ids are the places in the list, from 0")
     })?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -66,9 +81,9 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
         .map_err(|e| Failure::new(exit::IO, format!("no runtime: {e}")))?;
     runtime.block_on(async {
         let listener = TcpListener::bind(&listen).await.map_err(|e| taken(args, &listen, &e))?;
-        let address = listener.local_addr().map_err(|e| Failure::new(exit::IO, e))?.to_string();
-        let servers = if args.supervised {
-            println!("{address}");
+        let bound = listener.local_addr().map_err(|e| Failure::new(exit::IO, e))?.to_string();
+        let servers: Vec<String> = if args.supervised {
+            println!("{bound}");
             let mut line = String::new();
             std::io::stdin().lock().read_line(&mut line).map_err(|e| Failure::new(exit::IO, e))?;
             lifeline::end_with_launcher();
@@ -76,29 +91,51 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
         } else {
             listed
         };
-        let shards = args.shards.or(cluster.shards).unwrap_or((servers.len() as u32).min(8));
-        let options = ServerOptions {
-            id: ServerId(args.id),
-            shards,
+        let address = match args.join.is_empty() {
+            true => servers.get(id as usize).cloned().unwrap_or_else(|| bound.clone()),
+            false => args.advertise.clone().unwrap_or_else(|| bound.clone()),
+        };
+        if !args.join.is_empty() && address.starts_with("0.0.0.0") {
+            return Err(Failure::new(exit::USAGE, "the others cannot reach a server at 0.0.0.0")
+                .help("add --advertise host:port"));
+        }
+        let shape = Shape {
+            shards: args.shards.or(cluster.shards).unwrap_or((servers.len() as u32).min(8)),
             replicas: args.replicas.unwrap_or(cluster.replicas),
-            election: Duration::from_millis(cluster.election_ms),
-            socket: (cluster.transport == TransportConfig::Auto)
-                .then(|| socket_path(&servers[args.id as usize]))
-                .flatten(),
+            durability: args.durability.unwrap_or(cluster.durability),
+        };
+        let election = Duration::from_millis(cluster.election_ms);
+        let place = match args.join.is_empty() {
+            true => Place::Listed(ServerId(id)),
+            false => Place::Joins(args.join.clone()),
+        };
+        let folder = || PathBuf::from("paraft-data").join(address.replace(':', "-"));
+        let options = ServerOptions {
+            place,
+            shape,
+            election,
+            patience: Patience::new(election, Duration::from_millis(cluster.replace_ms)),
+            data: args.data.clone().unwrap_or_else(folder),
+            disk: Arc::new(RealDisk),
+            socket: (cluster.transport == TransportConfig::Auto).then(|| socket_path(&address)).flatten(),
+            address: address.clone(),
             servers,
         };
         let metrics = match args.metrics {
             None => None,
             Some(at) => Some(TcpListener::bind(at).await.map_err(|e| taken(args, &at.to_string(), &e))?),
         };
-        let (id, replicas) = (options.id, options.replicas);
-        let server = Server::start(options, rand::random()).await.map_err(failure)?;
-        tracing::info!(%id, %address, shards, replicas, "serving");
+        let server = Server::start(options).await.map_err(failure)?;
+        let id = server.id();
+        tracing::info!(%id, %address, %shape, "serving");
         if let Some(at) = metrics.as_ref().and_then(|m| m.local_addr().ok()) {
             tracing::info!(%at, "serving /metrics");
         }
         if !args.supervised {
-            eprintln!("{id} serves on {address}: {shards} shards, {replicas} replicas");
+            match args.join.is_empty() {
+                true => eprintln!("{id} serves on {address}: {shape}"),
+                false => eprintln!("{id} serves on {address}; it has joined the fleet"),
+            }
             if let Some(m) = metrics.as_ref().and_then(|m| m.local_addr().ok()) {
                 eprintln!("{id} metrics on http://{m}/metrics");
             }
@@ -113,7 +150,9 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
 
 fn failure(e: ServerError) -> Failure {
     match e {
-        ServerError::Options(_) => Failure::new(exit::CONFIG, e),
+        ServerError::Options(_) | ServerError::Data(_) => Failure::new(exit::CONFIG, e),
+        ServerError::Join(_) => Failure::new(exit::UNAVAILABLE, e)
+            .help("name servers of a running fleet with --join; `paraft status --servers ...` shows whether they answer"),
         _ => Failure::new(exit::FAILED, e),
     }
 }

@@ -47,6 +47,10 @@ pub enum RefusalKind {
     NotInitialised,
     #[error("{0}")]
     Overloaded(String),
+    #[error(
+        "{0} has lost its state: a majority of its servers failed at the same time. Resume the job from its latest checkpoint"
+    )]
+    StateLost(ShardId),
     #[error("the shard cannot commit at present: {0}")]
     Unavailable(String),
 }
@@ -69,6 +73,7 @@ impl RefusalKind {
             K::NotLeader { .. } => Advice::Redirect,
             K::Overloaded(_) | K::Unavailable(_) | K::NotInitialised => Advice::Retry,
             K::UnknownSession { .. } => Advice::Stop,
+            K::StateLost(_) => Advice::Lost,
             _ => Advice::Fix,
         }
     }

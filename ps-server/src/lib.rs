@@ -2,14 +2,19 @@
 //!
 //! - [`shard`]: one shard's replicated state and its leader's work.
 //! - [`raft`]: replication; openraft stops there.
+//! - [`control`]: which servers there are and where each shard is; agreed on by a Raft group of its own.
+//! - [`replicas`]: the replicas of shards on this server.
 //! - [`rpc`]: the services; wire types stop there.
 //! - [`server`]: parts put together, started and stopped.
 //! - [`metrics`]: what Prometheus reads.
 
+pub mod control;
 pub mod metrics;
 pub mod raft;
+pub mod replicas;
 pub mod rpc;
 pub mod server;
 pub mod shard;
 
+pub use control::{Patience, Shape};
 pub use server::{Server, ServerError, ServerOptions};

@@ -1,41 +1,59 @@
 //! A server: its replicas, their owners, the services. Parse, build, run.
 
 use crate::{
+    control::{Agent, AgentOptions, Agreed, Identity, Patience, Shape},
     metrics,
-    raft::{Group, GroupOptions, Peers},
+    raft::{Folder, Group, GroupId, GroupOptions, Peers, ReplicaId},
+    replicas::{Replicas, ReplicasOptions},
     rpc::{
-        exchange::{Hosted, ShardsService},
+        control::{ControlService, ask_to_join, shape_of},
+        exchange::ShardsService,
         peers::PeersService,
-        status::{StatusService, Watched},
-    },
-    shard::{
-        Shard,
-        owner::{self, Counters},
+        status::StatusService,
     },
 };
 use futures::StreamExt;
-use paraft_common::{ServerId, ShardId, placement};
-use paraft_proto::{limits, peers_server::PeersServer, shards_server::ShardsServer};
-use std::{collections::BTreeMap, future::Future, path::PathBuf, sync::Arc, time::Duration};
+use paraft_common::ServerId;
+use paraft_proto::{
+    control_server::ControlServer, limits, peers_server::PeersServer, shards_server::ShardsServer,
+};
+use paraft_store::Disk;
+use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
 use tokio::{
     net::{TcpListener, UnixListener},
     sync::watch,
 };
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 
+/// How a server finds its fleet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It is one of those that form the fleet: its place in `servers`.
+    Listed(ServerId),
+    /// It is new: it asks these addresses for its id.
+    Joins(Vec<String>),
+}
+
 /// How to start a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// This server's place in `servers`.
-    pub id: ServerId,
-    /// The addresses of all servers, the same list in the same order on each.
+    /// How it finds its fleet. A server that has been in a fleet before (its data folder says so) goes back to
+    /// it, with the id that it had.
+    pub place: Place,
+    /// Its address, as the others and the workers reach it.
+    pub address: String,
+    /// The addresses of the servers that form the fleet, the same list in the same order on each.
     pub servers: Vec<String>,
-    /// Shards of the job: Raft groups over the whole fleet.
-    pub shards: u32,
-    /// Replicas of each shard: 1 or 3 (any odd number that is not more than the servers).
-    pub replicas: u32,
+    /// Shards, replicas, durability: fixed when the fleet is founded; a server that joins takes the fleet's.
+    pub shape: Shape,
+    /// Who it is, the control group's log, and (for `quorum-disk`) the shards' logs.
+    pub data: PathBuf,
+    /// The disk under `data`.
+    pub disk: Arc<dyn Disk>,
     /// A follower that hears nothing for between once and twice this long stands for election.
     pub election: Duration,
+    /// When replicas are replaced, and leaders moved back.
+    pub patience: Patience,
     /// Also listen on this Unix socket, for workers on the same host.
     pub socket: Option<PathBuf>,
 }
@@ -46,14 +64,15 @@ pub enum ServerError {
     /// The options contradict each other.
     #[error("{0}")]
     Options(String),
-    /// A replica did not start.
-    #[error("the replica of {shard} did not start: {why}")]
-    Replica {
-        /// Which shard.
-        shard: ShardId,
-        /// openraft's words.
-        why: String,
-    },
+    /// The control group's replica did not start.
+    #[error("the control group's replica did not start: {0}")]
+    Control(String),
+    /// The data folder cannot be used.
+    #[error("{0}")]
+    Data(String),
+    /// No fleet took it in.
+    #[error("no fleet took this server in: {0}")]
+    Join(String),
     /// The network failed.
     #[error("the server stopped: {0}")]
     Transport(#[from] tonic::transport::Error),
@@ -65,9 +84,10 @@ pub enum ServerError {
 /// A server that is ready to serve.
 pub struct Server {
     options: ServerOptions,
+    agent: Arc<Agent>,
+    replicas: Arc<Replicas>,
     shards: ShardsService,
     peers: PeersService,
-    groups: Arc<BTreeMap<ShardId, Group>>,
     status: StatusService,
 }
 
@@ -75,74 +95,131 @@ impl ServerOptions {
     /// Checks what can be checked without the other servers.
     pub fn validate(&self) -> Result<(), ServerError> {
         let bad = |m: String| Err(ServerError::Options(m));
+        let Place::Listed(id) = &self.place else { return Ok(()) };
         let n = self.servers.len() as u64;
-        if self.id.0 >= n {
+        if id.0 >= n {
             return bad(format!(
                 "--id {} names no server: --servers lists {n} (ids are 0 to {})",
-                self.id.0,
+                id.0,
                 n.saturating_sub(1)
             ));
         }
-        if self.shards == 0 || self.shards > 64 {
-            return bad(format!("--shards {} is not within 1 to 64", self.shards));
+        let Shape { shards, replicas, .. } = self.shape;
+        if shards == 0 || shards > 64 {
+            return bad(format!("--shards {shards} is not within 1 to 64"));
         }
-        if self.replicas == 0 || u64::from(self.replicas) > n {
-            return bad(format!("--replicas {} needs as many servers; --servers lists {n}", self.replicas));
+        if replicas == 0 || u64::from(replicas) > n {
+            return bad(format!("--replicas {replicas} needs as many servers; --servers lists {n}"));
         }
-        if self.replicas.is_multiple_of(2) {
+        if replicas.is_multiple_of(2) {
             return bad(format!(
-                "--replicas {} is even: it survives no more failures than {} and costs more; use an odd number",
-                self.replicas,
-                self.replicas - 1
+                "--replicas {replicas} is even: it survives no more failures than {} and costs more; use an odd number",
+                replicas - 1
             ));
         }
         Ok(())
     }
 }
 
+const IDENTITY: &str = "identity";
+
+/// Who this server was, if it was anyone.
+fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerError> {
+    let Some(bytes) = folder.read(IDENTITY).map_err(ServerError::Data)? else { return Ok(None) };
+    let identity = bincode::serde::decode_from_slice(&bytes, bincode::config::legacy());
+    let (identity, _) = identity.map_err(|e| {
+        ServerError::Data(format!("{}: {e}", folder.path().join(IDENTITY).display()))
+    })?;
+    Ok(Some(identity))
+}
+
+fn remember(folder: &Folder, identity: Identity) -> Result<(), String> {
+    let bytes = bincode::serde::encode_to_vec(identity, bincode::config::legacy());
+    folder.write(IDENTITY, &bytes.map_err(|e| e.to_string())?)
+}
+
 impl Server {
-    /// Starts the replicas. `incarnation` is a random number of this process.
-    pub async fn start(options: ServerOptions, incarnation: u64) -> Result<Self, ServerError> {
+    /// Starts the control group's replica, and those of shards that are on disk. The rest follows in
+    /// [`Self::run`], when the other servers are there.
+    pub async fn start(mut options: ServerOptions) -> Result<Self, ServerError> {
         options.validate()?;
-        let peers = Arc::new(Peers::new(options.id, incarnation, options.servers.clone()));
-        let (mut hosted, mut groups, mut watched) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        for id in (0..options.shards).map(ShardId) {
-            let replicas = placement::replicas_of(id, options.servers.len() as u32, options.replicas);
-            if !replicas.contains(&options.id) {
-                continue;
+        let folder = Folder::new(options.disk.clone(), &options.data);
+        let identity = match (remembered(&folder)?, &options.place) {
+            (Some(known), Place::Listed(id)) if known.server != *id => {
+                return Err(ServerError::Data(format!(
+                    "{} belongs to {}, not to {id}: give each server its own --data",
+                    options.data.display(),
+                    known.server
+                )));
             }
-            let shard = Arc::new(Shard::new(id, options.shards));
-            let group = GroupOptions {
-                shard: id,
-                shards: options.shards,
-                me: options.id,
-                replicas,
-                election: options.election,
-            };
-            let group = Group::start(group, shard.clone(), peers.clone())
-                .await
-                .map_err(|why| ServerError::Replica { shard: id, why })?;
-            let counters = Arc::new(Counters::default());
-            let owner = owner::spawn(shard.clone(), group.clone(), counters.clone());
-            hosted.insert(id, Hosted { shard: shard.clone(), owner });
-            groups.insert(id, group.clone());
-            watched.insert(id, Watched { shard, group, counters });
-        }
-        let address = options.servers[options.id.0 as usize].clone();
-        let status = StatusService { server: options.id.0, address, watched: Arc::new(watched) };
-        let groups = Arc::new(groups);
+            (Some(known), _) => known,
+            (None, Place::Listed(id)) => Identity { server: *id, node: ReplicaId::new_life(*id), fleet: 0 },
+            (None, Place::Joins(at)) => {
+                let reply = ask_to_join(at, &options.address, JOIN_PATIENCE).await.map_err(ServerError::Join)?;
+                options.shape = shape_of(reply.shape.as_ref())
+                    .ok_or_else(|| ServerError::Join("its settings are of another version".into()))?;
+                let server = ServerId(reply.server);
+                Identity { server, node: ReplicaId::new_life(server), fleet: reply.fleet }
+            }
+        };
+        // On disk before anyone hears of it: a vote must never be given twice under one name.
+        remember(&folder, identity).map_err(ServerError::Data)?;
+        let peers = Arc::new(Peers::default());
+        let agreed = Arc::new(Agreed::default());
+        let control = GroupOptions {
+            group: GroupId::Control,
+            me: identity.node,
+            folder: Some(Folder::new(options.disk.clone(), options.data.join("control"))),
+            election: options.election,
+        };
+        let control =
+            Group::start(control, agreed.clone(), peers.clone()).await.map_err(ServerError::Control)?;
+        let replicas = ReplicasOptions {
+            server: identity.server,
+            data: options.data.clone(),
+            disk: options.disk.clone(),
+            election: options.election,
+        };
+        let replicas = Arc::new(Replicas::new(replicas, peers));
+        replicas.reopen().await;
+        let agent = AgentOptions {
+            server: identity.server,
+            address: options.address.clone(),
+            servers: match &options.place {
+                Place::Listed(_) => options.servers.clone(),
+                Place::Joins(at) => at.clone(),
+            },
+            shape: options.shape,
+            election: options.election,
+            patience: options.patience,
+        };
+        let keep = Box::new(move |fleet| remember(&folder, Identity { fleet, ..identity }));
+        let agent =
+            Arc::new(Agent::new(agent, control.clone(), agreed, replicas.clone(), identity.fleet, keep));
+        let status = StatusService {
+            server: identity.server.0,
+            address: options.address.clone(),
+            replicas: replicas.clone(),
+        };
         Ok(Self {
             shards: ShardsService {
-                server: options.id.0,
-                hosted: Arc::new(hosted),
+                server: identity.server.0,
+                replicas: replicas.clone(),
+                agent: agent.clone(),
                 status: status.clone(),
                 streams: Arc::default(),
             },
-            peers: PeersService { groups: groups.clone(), peers },
-            groups,
+            peers: PeersService { replicas: replicas.clone(), control },
+            agent,
+            replicas,
             status,
             options,
         })
+    }
+
+    /// Its id.
+    pub fn id(&self) -> ServerId {
+        self.agent.server()
     }
 
     /// Serves workers and peers on `listener` (and `/metrics` on the other) until `shutdown` resolves, then
@@ -153,6 +230,7 @@ impl Server {
         metrics_listener: Option<TcpListener>,
         shutdown: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), ServerError> {
+        tokio::spawn(self.agent.clone().run());
         let (stop, stopped) = watch::channel(());
         tokio::spawn(async move {
             shutdown.await;
@@ -187,9 +265,8 @@ impl Server {
         if let Some(path) = &self.options.socket {
             let _ = std::fs::remove_file(path);
         }
-        for group in self.groups.values() {
-            group.shutdown().await;
-        }
+        self.agent.group.shutdown().await;
+        self.replicas.shutdown().await;
         Ok(())
     }
 
@@ -200,6 +277,7 @@ impl Server {
             .max_frame_size(limits::FRAME_BYTES)
             .http2_keepalive_interval(Some(limits::KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(limits::KEEPALIVE_TIMEOUT))
+            .add_service(ControlServer::new(ControlService { agent: self.agent.clone() }))
             .add_service(
                 ShardsServer::new(self.shards.clone()).max_decoding_message_size(limits::MAX_MESSAGE_BYTES),
             )
@@ -214,3 +292,6 @@ impl Server {
         self.status.clone()
     }
 }
+
+/// A new server that no fleet answers gives up after this long.
+const JOIN_PATIENCE: Duration = Duration::from_secs(30);

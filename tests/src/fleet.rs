@@ -3,14 +3,18 @@
 use crate::wait;
 use anyhow::{Context, Result, ensure};
 use paraft_client::status;
-use paraft_common::{ServerId, ShardId};
-use paraft_proto::{ShardStatus, StatusReply};
-use paraft_server::{Server, ServerOptions};
-use std::{collections::BTreeMap, net::TcpListener, time::Duration};
+use paraft_common::{Durability, ServerId, ShardId};
+use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
+use paraft_server::{Patience, Server, ServerOptions, Shape, server::Place};
+use paraft_store::RealDisk;
+use std::{collections::BTreeMap, net::TcpListener, path::PathBuf, sync::Arc, time::Duration};
+use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
 /// Short, so that a failover takes a fraction of a second; long enough for two busy cores.
 const ELECTION: Duration = Duration::from_millis(200);
+/// A silent server's replicas go elsewhere after this long, where there is an elsewhere.
+const REPLACE: Duration = Duration::from_secs(3);
 const ASK: Duration = Duration::from_secs(10);
 
 /// Servers on loopback. They end with the fleet.
@@ -18,6 +22,8 @@ pub struct Fleet {
     /// What a worker needs to know of it.
     pub at: At,
     slots: Vec<Slot>,
+    durability: Durability,
+    data: TempDir,
     asking: Runtime,
 }
 
@@ -49,18 +55,20 @@ pub struct FleetOptions {
     pub shards: u32,
     /// Replicas of each.
     pub replicas: u32,
+    /// What an acknowledged push survives.
+    pub durability: Durability,
 }
 
 impl Default for FleetOptions {
     fn default() -> Self {
-        Self { servers: 1, shards: 1, replicas: 1 }
+        Self { servers: 1, shards: 1, replicas: 1, durability: Durability::default() }
     }
 }
 
 impl FleetOptions {
     /// Three servers, every shard on all of them.
     pub fn replicated(shards: u32) -> Self {
-        Self { servers: 3, shards, replicas: 3 }
+        Self { servers: 3, shards, replicas: 3, ..Self::default() }
     }
 }
 
@@ -71,6 +79,7 @@ impl Fleet {
         for id in 0..options.servers {
             fleet.start_server(id)?;
         }
+        fleet.whole()?;
         Ok(fleet)
     }
 
@@ -84,6 +93,8 @@ impl Fleet {
         Ok(Self {
             at: At { addresses, shards: options.shards, replicas: options.replicas },
             slots: listeners.into_iter().map(Slot::Bound).collect(),
+            durability: options.durability,
+            data: tempfile::tempdir()?,
             asking: Builder::new_current_thread().enable_all().build()?,
         })
     }
@@ -92,31 +103,43 @@ impl Fleet {
     pub fn start_server(&mut self, id: u32) -> Result<()> {
         let slot = std::mem::replace(&mut self.slots[id as usize], Slot::Dead);
         let Slot::Bound(listener) = slot else { anyhow::bail!("server {id} was started already") };
-        self.run(id, listener, 1000 + u64::from(id))
+        self.run(id, listener)
     }
 
-    /// Starts a killed server again at its address: a new process, which knows nothing.
-    pub fn restart_server(&mut self, id: u32, incarnation: u64) -> Result<()> {
+    /// Starts a killed server again at its address: a new process, which knows what its folder holds.
+    pub fn restart_server(&mut self, id: u32) -> Result<()> {
         let address = &self.at.addresses[id as usize];
         let bind = || TcpListener::bind(address);
         let listener = wait::until("the dead server's port", bind, |l| l.is_ok())?;
-        self.run(id, listener, incarnation)
+        self.run(id, listener)
     }
 
-    fn run(&mut self, id: u32, listener: TcpListener, incarnation: u64) -> Result<()> {
+    /// A server's folder.
+    pub fn data(&self, id: u32) -> PathBuf {
+        self.data.path().join(format!("s{id}"))
+    }
+
+    fn run(&mut self, id: u32, listener: TcpListener) -> Result<()> {
         listener.set_nonblocking(true)?;
         let options = ServerOptions {
-            id: ServerId(u64::from(id)),
+            place: Place::Listed(ServerId(u64::from(id))),
+            address: self.at.addresses[id as usize].clone(),
             servers: self.at.addresses.clone(),
-            shards: self.at.shards,
-            replicas: self.at.replicas,
+            shape: Shape {
+                shards: self.at.shards,
+                replicas: self.at.replicas,
+                durability: self.durability,
+            },
+            data: self.data(id),
+            disk: Arc::new(RealDisk),
             election: ELECTION,
+            patience: Patience::new(ELECTION, REPLACE),
             socket: None,
         };
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let (server, listener) = runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            anyhow::Ok((Server::start(options, incarnation).await?, listener))
+            anyhow::Ok((Server::start(options).await?, listener))
         })?;
         runtime.spawn(server.run(listener, None, std::future::pending()));
         self.slots[id as usize] = Slot::Running(runtime);
@@ -133,6 +156,28 @@ impl Fleet {
     /// Ids of the servers that run.
     pub fn alive(&self) -> Vec<u32> {
         (0u32..).zip(&self.slots).filter(|(_, s)| matches!(s, Slot::Running(_))).map(|(i, _)| i).collect()
+    }
+
+    /// Asks the leader of the control group what it knows.
+    pub fn describe(&self) -> Result<DescribeReply> {
+        let ask = || {
+            self.alive().into_iter().find_map(|id| {
+                let address = &self.at.addresses[id as usize];
+                let reply = self.asking.block_on(paraft_client::describe(address, ASK)).ok()?;
+                (reply.fleet != 0).then_some(reply)
+            })
+        };
+        wait::until("a leader of the control group", ask, Option::is_some).context("no leader")
+    }
+
+    /// Waits until every shard has all its replicas, each on a living server.
+    pub fn whole(&self) -> Result<DescribeReply> {
+        let serves = |d: &Result<DescribeReply>| {
+            d.as_ref().is_ok_and(|d| {
+                d.shards.len() == self.at.shards as usize && d.shards.iter().all(|s| s.state == "serving")
+            })
+        };
+        wait::until("every shard serving with all its replicas", || self.describe(), serves)
     }
 
     /// What a server says of itself.

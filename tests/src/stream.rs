@@ -115,7 +115,7 @@ impl Stream {
 
 /// A right Open.
 pub fn open(job: &ServerJob, worker: u32) -> Result<Open> {
-    Ok(Open { protocol: PROTOCOL, shard: 0, worker, session: 0, job: job.to_toml()? })
+    Ok(Open { protocol: PROTOCOL, shard: 0, worker, session: 0, job: job.to_toml()?, origin: 0 })
 }
 
 /// A push of the same value everywhere.

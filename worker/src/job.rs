@@ -4,7 +4,7 @@
 //! validated once; afterwards nothing about it can fail. docs/configuration.md lists every key.
 
 use paraft_common::{
-    Layout, Mode, TensorKind, TensorSpec,
+    Durability, Layout, Mode, TensorKind, TensorSpec,
     config::{EarlyStop, ServerJob, overlay},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     placement,
@@ -127,6 +127,10 @@ pub struct ClusterConfig {
     pub shards: Option<u32>,
     /// Replicas of each shard: 1 (nothing survives a lost server) or 3.
     pub replicas: u32,
+    /// What an acknowledged push survives: `quorum-disk`, `quorum-memory` or `leader`.
+    pub durability: Durability,
+    /// A silent server's replicas are moved to another server after this long.
+    pub replace_ms: u64,
     /// Bytes of a bucket, 4 to 1048576. Default: such that every shard gets a part, at most 1 MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_bytes: Option<usize>,
@@ -161,8 +165,10 @@ impl Default for ClusterConfig {
             addresses: Vec::new(),
             shards: None,
             replicas: 3,
+            durability: Durability::default(),
+            replace_ms: 10_000,
             bucket_bytes: None,
-            election_ms: 300,
+            election_ms: 150,
             grace_ms: 1000,
             patience_ms: 30_000,
             transport: TransportConfig::Auto,
@@ -345,6 +351,13 @@ impl Job {
         }
         if !(50..=60_000).contains(&c.election_ms) {
             return bad("cluster.election_ms", format!("{} ms", c.election_ms), "use 50 to 60000");
+        }
+        if c.replace_ms < 10 * c.election_ms {
+            return bad(
+                "cluster.replace_ms",
+                format!("{} ms is less than ten elections", c.replace_ms),
+                "a server that is merely slow must not lose its replicas: use at least 10 x cluster.election_ms",
+            );
         }
         if c.patience_ms < 2 * c.election_ms {
             return bad(

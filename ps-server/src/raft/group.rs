@@ -1,34 +1,38 @@
-//! One replica of one shard: what the rest of the server knows of Raft.
+//! One replica of one group: what the rest of the server knows of Raft.
 
 use super::{
-    log::MemoryLog,
-    machine::Machine,
+    disk::Folder,
+    image::RawImage,
+    log::ReplicaLog,
+    machine::{Applied, Change, Machine, Replicated},
     network::{Network, Peers},
+    replica::{GroupId, ReplicaId},
     types::{Raft, Snapshot, SnapshotMeta, Types, Vote},
-    wire::{self, SnapshotPiece, WireError},
-};
-use crate::shard::{
-    Outcome, Proposal, Shard,
-    image::{Image, ImageHeader},
+    wire::{self, SnapshotAnswer, SnapshotPiece, WireError},
 };
 use bytes::Bytes;
 use openraft::{
     BasicNode, Config, ReadPolicy, ServerState, SnapshotPolicy,
     async_runtime::WatchReceiver,
     impls::ProgressResponder,
-    raft::{AppendEntriesRequest, SnapshotResponse, TransferLeaderRequest, VoteRequest},
+    raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest},
 };
-use paraft_common::{ServerId, ShardId};
+use paraft_common::ServerId;
 use paraft_proto::{PeerCall, PeerRequest};
-use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    sync::Arc,
+    time::Duration,
+};
 use tokio::sync::{Mutex, Notify, watch};
 
-/// Who leads a shard, as this replica knows it.
+/// Who leads a group, as this replica knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leadership {
     /// The Raft term.
     pub term: u64,
-    /// The leader, if one is known.
+    /// The leader's server, if one is known.
     pub leader: Option<ServerId>,
     /// It is this replica.
     pub leads: bool,
@@ -45,6 +49,8 @@ pub enum Role {
     Candidate,
     #[default]
     Learner,
+    /// Its storage failed, or it was told to stop.
+    Stopped,
 }
 
 impl Role {
@@ -55,6 +61,7 @@ impl Role {
             Role::Follower => "follower",
             Role::Candidate => "candidate",
             Role::Learner => "learner",
+            Role::Stopped => "stopped",
         }
     }
 }
@@ -65,44 +72,62 @@ impl Role {
 #[error("{0}")]
 pub struct ProposeError(String);
 
+fn uncommitted(e: &dyn std::fmt::Display) -> ProposeError {
+    ProposeError(format!("the proposal was not committed: {e}"))
+}
+
 /// How to start a replica.
 pub struct GroupOptions {
-    /// Which shard.
-    pub shard: ShardId,
-    /// Of how many.
-    pub shards: u32,
-    /// This server.
-    pub me: ServerId,
-    /// The servers that replicate the shard; the first is the preferred leader and founds the group.
-    pub replicas: Vec<ServerId>,
+    /// Which group.
+    pub group: GroupId,
+    /// This replica.
+    pub me: ReplicaId,
+    /// Where its log lives; `None`: in memory only.
+    pub folder: Option<Folder>,
     /// A follower that hears nothing for between once and twice this long stands for election.
     pub election: Duration,
+}
+
+/// Who votes and who learns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Membership {
+    /// Every member and its address.
+    pub members: BTreeMap<ReplicaId, String>,
+    /// Those that vote.
+    pub voters: BTreeSet<ReplicaId>,
+    /// A change is under way: two sets of voters must agree, or it is not yet committed.
+    pub changing: bool,
 }
 
 /// A handle to one replica. Cheap to clone.
 #[derive(Clone)]
 pub struct Group {
     raft: Raft,
-    shards: u32,
-    peers: Arc<Peers>,
+    me: ReplicaId,
+    id: GroupId,
     leadership: watch::Receiver<Leadership>,
     incoming: Arc<Mutex<Option<Incoming>>>,
 }
 
 /// A snapshot on its way in.
 struct Incoming {
-    transfer: u64,
+    image: u64,
     meta: SnapshotMeta,
-    header: ImageHeader,
-    vectors: Vec<Bytes>,
+    head: Vec<u8>,
+    lengths: Vec<u32>,
+    parts: Vec<Bytes>,
 }
 
 impl Group {
-    /// Starts the replica; the group's founder also founds it.
-    pub async fn start(options: GroupOptions, shard: Arc<Shard>, peers: Arc<Peers>) -> Result<Self, String> {
+    /// Starts the replica, from what its folder holds.
+    pub async fn start(
+        options: GroupOptions,
+        state: Arc<dyn Replicated>,
+        peers: Arc<Peers>,
+    ) -> Result<Self, String> {
         let election = options.election.as_millis() as u64;
         let config = Config {
-            cluster_name: format!("shard-{}", options.shard.0),
+            cluster_name: options.group.to_string(),
             heartbeat_interval: (election / 3).max(10),
             election_timeout_min: election,
             election_timeout_max: election * 2,
@@ -110,28 +135,35 @@ impl Group {
             max_in_snapshot_log_to_keep: 16,
             purge_batch_size: 1,
             enable_pre_vote: Some(true),
+            // A follower is served a snapshot rather than more than this many entries; the log holds fewer.
+            replication_lag_threshold: 1 << 20,
             ..Config::default()
         };
         let config = Arc::new(config.validate().map_err(|e| e.to_string())?);
         let wants_snapshot = Arc::new(Notify::new());
-        let machine = Machine::new(shard, wants_snapshot.clone());
-        let network = Network { peers: peers.clone(), shard: options.shard };
-        let raft = Raft::new(options.me.0, config, network, MemoryLog::default(), machine)
-            .await
-            .map_err(|e| e.to_string())?;
-        if options.replicas.first() == Some(&options.me) {
-            let members: BTreeMap<u64, BasicNode> =
-                options.replicas.iter().map(|s| (s.0, BasicNode::default())).collect();
-            raft.initialize(members).await.map_err(|e| e.to_string())?;
-        }
-        let leadership = watch_leadership(&raft);
+        let (log, file) = match &options.folder {
+            None => (ReplicaLog::default(), None),
+            Some(folder) => (ReplicaLog::open(folder)?, Some(Arc::new(folder.snapshot()))),
+        };
+        let machine = Machine::new(state, file, wants_snapshot.clone());
+        let network = Network { peers, group: options.group, me: options.me };
+        let raft =
+            Raft::new(options.me.0, config, network, log, machine).await.map_err(|e| e.to_string())?;
+        let leadership = watch_leadership(&raft, options.group);
         tokio::spawn(cut_logs(raft.clone(), wants_snapshot, leadership.clone()));
-        Ok(Self { raft, shards: options.shards, peers, leadership, incoming: Arc::default() })
+        Ok(Self { raft, me: options.me, id: options.group, leadership, incoming: Arc::default() })
     }
 
-    /// How many shards the job has.
-    pub fn shards(&self) -> u32 {
-        self.shards
+    /// Founds the group: once, on one of its members, when none has a log.
+    pub async fn found(&self, members: &BTreeMap<ReplicaId, String>) -> Result<(), String> {
+        let members: BTreeMap<u64, BasicNode> =
+            members.iter().map(|(r, a)| (r.0, BasicNode::new(a.clone()))).collect();
+        self.raft.initialize(members).await.map_err(|e| e.to_string())
+    }
+
+    /// This replica.
+    pub fn me(&self) -> ReplicaId {
+        self.me
     }
 
     /// Follows who leads; closes when the replica shuts down.
@@ -139,26 +171,63 @@ impl Group {
         self.leadership.clone()
     }
 
-    /// The leader's address, if one is known and it is not this server.
+    /// The leader's address, if one is known and it is not this replica.
     pub fn leader_address(&self) -> Option<String> {
-        let now = *self.leadership.borrow();
-        let leader = now.leader.filter(|_| !now.leads)?;
-        self.peers.address(leader).map(str::to_string)
+        let metrics = self.raft.server_metrics();
+        let m = metrics.borrow_watched();
+        let leader = m.current_leader.filter(|l| *l != self.me.0)?;
+        m.membership_config.get_node(&leader).map(|n| n.addr.clone())
+    }
+
+    /// The effective membership.
+    pub fn membership(&self) -> Membership {
+        let metrics = self.raft.server_metrics();
+        let m = metrics.borrow_watched();
+        let now = &m.membership_config;
+        Membership {
+            members: now.nodes().map(|(id, n)| (ReplicaId(*id), n.addr.clone())).collect(),
+            voters: now.voter_ids().map(ReplicaId).collect(),
+            changing: now.get_joint_config().len() > 1
+                || now.log_id() != m.committed_membership_config.log_id(),
+        }
+    }
+
+    /// Why the replica stopped, if it did.
+    pub fn trouble(&self) -> Option<String> {
+        let metrics = self.raft.metrics();
+        let m = metrics.borrow_watched();
+        m.running_state.as_ref().err().map(|e| e.to_string())
+    }
+
+    /// Makes a replica learn, without a vote; returns when the change is committed, not when it has caught up.
+    pub async fn add_learner(&self, replica: ReplicaId, address: &str) -> Result<(), String> {
+        let node = BasicNode::new(address);
+        self.raft.add_learner(replica.0, node, false).await.map(drop).map_err(|e| e.to_string())
+    }
+
+    /// Changes who votes, through joint consensus; those that no longer do leave the group.
+    pub async fn set_voters(&self, voters: &BTreeSet<ReplicaId>) -> Result<(), String> {
+        let voters: BTreeSet<u64> = voters.iter().map(|r| r.0).collect();
+        self.raft.change_membership(voters, false).await.map(drop).map_err(|e| e.to_string())
+    }
+
+    /// Hands the leadership to another voter.
+    pub async fn transfer(&self, to: ReplicaId) -> Result<(), String> {
+        self.raft.trigger().transfer_leader(to.0).await.map_err(|e| e.to_string())
     }
 
     /// Proposes; calls are applied in the order they were made. The inner future gives the outcome once the
-    /// entry is applied here, which is after a majority holds it.
+    /// entry is applied here, which is after a majority holds it (on disk, where the log is on disk).
     pub async fn propose(
         &self,
-        proposal: Proposal,
-    ) -> Result<impl Future<Output = Result<Outcome, ProposeError>> + Send + 'static, ProposeError> {
-        let lost = |e: &dyn std::fmt::Display| ProposeError(format!("the proposal was not committed: {e}"));
+        change: Change,
+    ) -> Result<impl Future<Output = Result<Applied, ProposeError>> + Send + 'static, ProposeError> {
         let (responder, done) = ProgressResponder::complete_only();
-        self.raft.client_write_ff(proposal, Some(responder)).await.map_err(|e| lost(&e))?;
+        self.raft.client_write_ff(change, Some(responder)).await.map_err(|e| uncommitted(&e))?;
         Ok(async move {
             match done.await {
                 Ok(Ok(response)) => Ok(response.data),
-                Ok(Err(e)) => Err(ProposeError(format!("the proposal was not committed: {e}"))),
+                Ok(Err(e)) => Err(uncommitted(&e)),
                 Err(_) => Err(ProposeError("the replica shut down".into())),
             }
         })
@@ -175,9 +244,9 @@ impl Group {
     }
 
     /// The log index that is applied, and a copy of the state at that index.
-    pub async fn image(&self) -> Result<(u64, Image), ProposeError> {
+    pub async fn image(&self) -> Result<(u64, RawImage), ProposeError> {
         // The copy is made at once, between two entries; the future only carries it out.
-        fn read(m: &mut Machine) -> futures::future::BoxFuture<'_, (u64, Image)> {
+        fn read(m: &mut Machine) -> futures::future::BoxFuture<'_, (u64, RawImage)> {
             Box::pin(std::future::ready(m.image()))
         }
         self.raft.with_state_machine(read).await.map_err(|e| ProposeError(e.to_string()))
@@ -185,7 +254,7 @@ impl Group {
 
     /// The log index that is applied.
     pub fn applied_index(&self) -> u64 {
-        self.raft.metrics().borrow_watched().last_applied.as_ref().map_or(0, |l| l.index)
+        self.raft.data_metrics().borrow_watched().last_applied.as_ref().map_or(0, |l| l.index)
     }
 
     /// Stops the replica.
@@ -195,6 +264,13 @@ impl Group {
 
     /// Answers a peer's call with the bytes of the reply.
     pub async fn answer(&self, request: PeerRequest) -> Result<Bytes, WireError> {
+        if request.to != self.me.0 {
+            return Err(WireError::new(format!(
+                "{} is not here any more ({} is): it has lost its log",
+                ReplicaId(request.to),
+                self.me
+            )));
+        }
         match request.call() {
             PeerCall::Append => {
                 let mut rpc: AppendEntriesRequest<Types> = wire::decode(&request.header)?;
@@ -211,8 +287,7 @@ impl Group {
             }
             PeerCall::TransferLeader => {
                 let rpc: TransferLeaderRequest<Types> = wire::decode(&request.header)?;
-                let done = self.raft.handle_transfer_leader(rpc).await;
-                reply(done)
+                reply(self.raft.handle_transfer_leader(rpc).await)
             }
             PeerCall::Snapshot => self.snapshot_piece(request).await,
             PeerCall::Unspecified => Err(WireError::new("a call of no kind")),
@@ -222,24 +297,36 @@ impl Group {
     async fn snapshot_piece(&self, request: PeerRequest) -> Result<Bytes, WireError> {
         let (vote, piece): (Vote, SnapshotPiece) = wire::decode(&request.header)?;
         let payload = request.payloads.into_iter().next().unwrap_or_default();
+        if crc32fast::hash(&payload) != piece.crc {
+            return Err(WireError::new(format!("piece {} of a snapshot of {} is damaged", piece.index, self.id)));
+        }
         let mut slot = self.incoming.lock().await;
-        if piece.index == 0 {
-            let (meta, header): (SnapshotMeta, ImageHeader) = wire::decode(&payload)?;
-            *slot = Some(Incoming { transfer: piece.transfer, meta, header, vectors: Vec::new() });
-        } else {
-            let incoming = slot
-                .as_mut()
-                .filter(|i| i.transfer == piece.transfer && i.vectors.len() as u64 + 1 == piece.index);
-            let incoming = incoming.ok_or_else(|| WireError::new("a snapshot's piece is out of order"))?;
-            incoming.vectors.push(payload);
+        let known = slot.as_ref().is_some_and(|i| i.image == piece.image);
+        if !known {
+            if piece.index > 0 {
+                return wire::encode(&SnapshotAnswer::Next(0));
+            }
+            let (meta, head, lengths): (SnapshotMeta, Vec<u8>, Vec<u32>) = wire::decode(&payload)?;
+            if lengths.len() as u64 + 1 != piece.of {
+                return Err(WireError::new("a snapshot's header does not fit its number of pieces"));
+            }
+            *slot = Some(Incoming { image: piece.image, meta, head, lengths, parts: Vec::new() });
         }
-        if piece.index + 1 < piece.of {
-            return wire::encode(&None::<SnapshotResponse<Types>>);
+        let Some(incoming) = slot.as_mut() else { return Err(WireError::new("no snapshot is under way")) };
+        if piece.index == incoming.parts.len() as u64 + 1 {
+            if incoming.lengths.get(incoming.parts.len()).is_none_or(|l| *l as usize != payload.len()) {
+                return Err(WireError::new("a snapshot's piece has another length than its header says"));
+            }
+            incoming.parts.push(payload);
         }
-        let done = slot.take().ok_or_else(|| WireError::new("no snapshot is under way"))?;
-        let image = Image::assemble(done.header, &done.vectors).map_err(WireError::new)?;
+        // Anything else is a repetition or a gap: the answer says where to go on.
+        if incoming.parts.len() < incoming.lengths.len() {
+            return wire::encode(&SnapshotAnswer::Next(incoming.parts.len() as u64 + 1));
+        }
+        let Some(done) = slot.take() else { return Err(WireError::new("no snapshot is under way")) };
+        let image = RawImage { head: done.head.into(), parts: done.parts };
         let snapshot = Snapshot { meta: done.meta, snapshot: Arc::new(image) };
-        reply(self.raft.install_full_snapshot(vote, snapshot).await.map(Some))
+        reply(self.raft.install_full_snapshot(vote, snapshot).await.map(SnapshotAnswer::Done))
     }
 }
 
@@ -247,9 +334,10 @@ fn reply<T: serde::Serialize, E: std::fmt::Display>(result: Result<T, E>) -> Res
     wire::encode(&result.map_err(WireError::new)?)
 }
 
-fn watch_leadership(raft: &Raft) -> watch::Receiver<Leadership> {
+fn watch_leadership(raft: &Raft, group: GroupId) -> watch::Receiver<Leadership> {
     let mut metrics = raft.server_metrics();
     let (tx, rx) = watch::channel(Leadership::default());
+    let raft = raft.clone();
     tokio::spawn(async move {
         loop {
             let now = {
@@ -258,18 +346,22 @@ fn watch_leadership(raft: &Raft) -> watch::Receiver<Leadership> {
                     ServerState::Leader => Role::Leader,
                     ServerState::Candidate => Role::Candidate,
                     ServerState::Learner => Role::Learner,
-                    ServerState::Shutdown => return,
                     ServerState::Follower => Role::Follower,
+                    ServerState::Shutdown => Role::Stopped,
                 };
                 Leadership {
                     term: m.vote.leader_id().term,
-                    leader: m.current_leader.map(ServerId),
+                    leader: m.current_leader.map(|l| ReplicaId(l).server()),
                     leads: role == Role::Leader && m.current_leader == Some(m.id),
                     role,
                 }
             };
             tx.send_if_modified(|old| std::mem::replace(old, now) != now);
-            if metrics.changed().await.is_err() {
+            if now.role == Role::Stopped || metrics.changed().await.is_err() {
+                if let Err(e) = &raft.metrics().borrow_watched().running_state {
+                    tracing::error!(%group, error = %e, "this replica has stopped");
+                }
+                let _ = tx.send(Leadership { role: Role::Stopped, ..Leadership::default() });
                 return;
             }
         }
@@ -295,25 +387,25 @@ async fn cut_logs(raft: Raft, wants: Arc<Notify>, mut alive: watch::Receiver<Lea
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shard::Command;
-    use paraft_common::WorkerId;
+    use crate::shard::{Command, Proposal, Shard};
+    use paraft_common::{ShardId, WorkerId};
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn the_log_is_cut_after_so_many_entries_and_its_memory_is_bounded() {
         let shard = Arc::new(Shard::new(ShardId(0), 1));
-        let peers = Arc::new(Peers::new(ServerId(0), 1, vec!["127.0.0.1:1".into()]));
+        let me = ReplicaId::new_life(ServerId(0));
         let options = GroupOptions {
-            shard: ShardId(0),
-            shards: 1,
-            me: ServerId(0),
-            replicas: vec![ServerId(0)],
+            group: GroupId::Shard(ShardId(0)),
+            me,
+            folder: None,
             election: Duration::from_millis(100),
         };
-        let group = Group::start(options, shard, peers).await.expect("a replica alone starts");
+        let group = Group::start(options, shard, Arc::default()).await.expect("a replica alone starts");
+        group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
         group.leadership().wait_for(|l| l.leads).await.expect("it leads");
         for _ in 0..5000u32 {
             let p = Proposal::from(Command::Join { worker: WorkerId(0) }); // refused: there is no job
-            group.propose(p).await.expect("taken").await.expect("committed");
+            group.propose(Change::Shard(p)).await.expect("taken").await.expect("committed");
         }
         let mut metrics = group.raft.metrics();
         let cut = async {

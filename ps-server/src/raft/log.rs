@@ -1,10 +1,13 @@
-//! The log of one replica, in memory.
+//! The log of one replica: in memory, and where the job wants it also on disk.
 //!
-//! What a crash costs: this replica's copy. An entry is acknowledged when a majority holds it in memory, so it
-//! survives the loss of any minority. A process that lost its memory must not vote again under its old id; see
-//! `network` for how that is refused.
+//! Entries are read from memory in both cases, so a follower is served without touching the disk; the disk is
+//! for coming back. What a crash costs: in memory, this replica's copy (an entry is acknowledged when a majority
+//! holds it, so it survives the loss of any minority); on disk, nothing that was acknowledged.
 
-use super::types::{Entry, LogId, Types, Vote};
+use super::{
+    disk::{DiskLog, Folder},
+    types::{Entry, LogId, Types, Vote},
+};
 use openraft::{
     LogState, OptionalSend, RaftLogReader,
     entry::RaftEntry,
@@ -18,8 +21,9 @@ use std::{collections::BTreeMap, fmt::Debug, io, ops::RangeBounds, sync::Arc};
 const MAX_APPEND_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Default)]
-pub struct MemoryLog {
+pub struct ReplicaLog {
     inner: Arc<Mutex<Inner>>,
+    disk: Option<Arc<DiskLog>>,
 }
 
 #[derive(Default)]
@@ -29,14 +33,24 @@ struct Inner {
     purged: Option<LogId>,
 }
 
+impl ReplicaLog {
+    /// The log in `folder`, with what it holds.
+    pub fn open(folder: &Folder) -> Result<Self, String> {
+        let (disk, found) = folder.open_log()?;
+        let entries = found.entries.into_iter().map(|e| (e.log_id.index, e)).collect();
+        let inner = Inner { vote: found.vote, entries, purged: found.purged };
+        Ok(Self { inner: Arc::new(Mutex::new(inner)), disk: Some(Arc::new(disk)) })
+    }
+}
+
 fn payload_bytes(e: &Entry) -> usize {
     match &e.payload {
-        openraft::EntryPayload::Normal(p) => p.payload.len() + 256,
+        openraft::EntryPayload::Normal(p) => p.payload().len() + 256,
         _ => 256,
     }
 }
 
-impl RaftLogReader<Types> for MemoryLog {
+impl RaftLogReader<Types> for ReplicaLog {
     async fn try_get_log_entries<RB>(&mut self, range: RB) -> Result<Vec<Entry>, io::Error>
     where
         RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
@@ -60,7 +74,7 @@ impl RaftLogReader<Types> for MemoryLog {
     }
 }
 
-impl RaftLogStorage<Types> for MemoryLog {
+impl RaftLogStorage<Types> for ReplicaLog {
     type LogReader = Self;
 
     async fn get_log_state(&mut self) -> Result<LogState<Types>, io::Error> {
@@ -74,6 +88,9 @@ impl RaftLogStorage<Types> for MemoryLog {
     }
 
     async fn save_vote(&mut self, vote: &Vote) -> Result<(), io::Error> {
+        if let Some(disk) = &self.disk {
+            disk.save_vote(vote).await?;
+        }
         self.inner.lock().vote = Some(*vote);
         Ok(())
     }
@@ -83,26 +100,35 @@ impl RaftLogStorage<Types> for MemoryLog {
         I: IntoIterator<Item = Entry> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let mut inner = self.inner.lock();
-        inner.entries.extend(entries.into_iter().map(|e| (e.log_id().index, e)));
-        drop(inner);
-        callback.io_completed(Ok(()));
+        let entries: Vec<Entry> = entries.into_iter().collect();
+        self.inner.lock().entries.extend(entries.iter().map(|e| (e.log_id.index, e.clone())));
+        match &self.disk {
+            Some(disk) => disk.append(&entries, move |r| callback.io_completed(r))?,
+            None => callback.io_completed(Ok(())),
+        }
         Ok(())
     }
 
     async fn truncate_after(&mut self, last: Option<LogId>) -> Result<(), io::Error> {
+        if let Some(disk) = &self.disk {
+            disk.truncate_after(last.as_ref().map(|l| l.index)).await?;
+        }
         let first_gone = last.map_or(0, |l| l.index + 1);
         self.inner.lock().entries.split_off(&first_gone);
         Ok(())
     }
 
     async fn purge(&mut self, upto: LogId) -> Result<(), io::Error> {
-        let mut inner = self.inner.lock();
-        let kept = inner.entries.split_off(&(upto.index + 1));
-        let gone = std::mem::replace(&mut inner.entries, kept);
-        inner.purged = Some(upto);
-        drop(inner);
+        let gone = {
+            let mut inner = self.inner.lock();
+            let kept = inner.entries.split_off(&(upto.index + 1));
+            inner.purged = Some(upto);
+            std::mem::replace(&mut inner.entries, kept)
+        };
         drop(gone); // megabytes: freed outside the lock
-        Ok(())
+        match &self.disk {
+            Some(disk) => disk.purge(upto).await,
+            None => Ok(()),
+        }
     }
 }

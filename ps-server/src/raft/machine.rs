@@ -1,59 +1,154 @@
-//! Hands committed entries to the shard, and cuts snapshots.
+//! Hands committed entries to the state, and cuts snapshots.
 
-use super::types::{LogId, Snapshot, SnapshotMeta, StoredMembership, Types};
-use crate::shard::{Outcome, Shard, image::Image};
+use super::{
+    disk::SnapshotFile,
+    image::RawImage,
+    types::{LogId, Snapshot, SnapshotMeta, StoredMembership, Types},
+};
+use crate::{
+    control,
+    shard::{Outcome, Proposal},
+};
+use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use openraft::{
     EntryPayload, OptionalSend, RaftSnapshotBuilder,
     entry::RaftEntry,
     storage::{EntryResponder, RaftStateMachine},
 };
-use std::{io, sync::Arc};
+use serde::{Deserialize, Serialize};
+use std::{fmt, io, sync::Arc};
 use tokio::sync::Notify;
 
-/// A snapshot shares the buckets with the live state until they change.
-pub type SnapshotData = Arc<Image>;
+/// The replicated state of a group. It changes only in `apply`, deterministically.
+pub trait Replicated: Send + Sync + 'static {
+    /// Applies one committed change.
+    fn apply(&self, change: &Change) -> Applied;
+    /// The whole state; the bulk is shared until it changes.
+    fn image(&self) -> RawImage;
+    /// Replaces the whole state; on an error nothing has changed.
+    fn install(&self, image: &RawImage) -> Result<(), String>;
+}
 
-/// The log is cut after this many payload bytes...
-const SNAPSHOT_BYTES: usize = 32 << 20;
-/// ...or this many entries, whichever comes first.
-const SNAPSHOT_ENTRIES: usize = 4096;
+/// An entry of a log.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Change {
+    Shard(Proposal),
+    Control(control::Command),
+}
+
+impl Change {
+    /// The bulk, which travels and is stored beside the rest.
+    pub fn payload(&self) -> &Bytes {
+        static NONE: Bytes = Bytes::new();
+        match self {
+            Change::Shard(p) => &p.payload,
+            Change::Control(_) => &NONE,
+        }
+    }
+
+    /// Puts the bulk back where serde skipped it.
+    pub fn attach(&mut self, payload: Bytes) {
+        if let Change::Shard(p) = self {
+            p.payload = payload;
+        }
+    }
+}
+
+impl fmt::Debug for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Change::Shard(p) => p.fmt(f),
+            Change::Control(c) => c.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// What applying a change gave; only the leader that proposed it reads this.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Applied {
+    /// A blank or membership entry, or an entry of another kind of group.
+    None,
+    Shard(Outcome),
+    Control(control::Outcome),
+}
+
+impl fmt::Display for Applied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// A snapshot shares its bulk with the live state until that changes.
+pub type SnapshotData = Arc<RawImage>;
+
+/// The log is cut after this many payload bytes, or as many as the state has...
+const SNAPSHOT_BYTES: u64 = 32 << 20;
+/// ...or after this many entries, whichever comes first.
+const SNAPSHOT_ENTRIES: u64 = 4096;
 
 pub struct Machine {
-    shard: Arc<Shard>,
+    state: Arc<dyn Replicated>,
     applied: Option<LogId>,
     membership: StoredMembership,
-    snapshot: Option<Snapshot>,
-    since_snapshot: (usize, usize),
+    /// Where snapshots are kept, for a log on disk. Without it the log's memory is cut all the same: a follower
+    /// that needs a snapshot gets one of that moment.
+    file: Option<Arc<SnapshotFile>>,
+    since_snapshot: (u64, u64),
+    state_bytes: u64,
     wants_snapshot: Arc<Notify>,
 }
 
 impl Machine {
-    pub fn new(shard: Arc<Shard>, wants_snapshot: Arc<Notify>) -> Self {
+    pub fn new(
+        state: Arc<dyn Replicated>,
+        file: Option<Arc<SnapshotFile>>,
+        wants_snapshot: Arc<Notify>,
+    ) -> Self {
         Self {
-            shard,
+            state,
             applied: None,
             membership: StoredMembership::default(),
-            snapshot: None,
+            file,
             since_snapshot: (0, 0),
+            state_bytes: 0,
             wants_snapshot,
         }
     }
 
     /// What is applied, and a copy of the state at that point.
-    pub fn image(&self) -> (u64, Image) {
-        (self.applied.as_ref().map_or(0, |l| l.index), self.shard.image())
+    pub fn image(&self) -> (u64, RawImage) {
+        (self.applied.as_ref().map_or(0, |l| l.index), self.state.image())
+    }
+
+    fn cut(&self) -> Snapshot {
+        let meta = SnapshotMeta { last_log_id: self.applied, last_membership: self.membership.clone() };
+        Snapshot { meta, snapshot: Arc::new(self.state.image()) }
     }
 }
 
-/// The cut is made when the builder is made, between two entries; building only wraps it.
-pub struct Cut(SnapshotMeta, SnapshotData);
+/// The cut is made when the builder is made, between two entries; building writes it where it must outlive
+/// the process.
+pub struct Cut(Snapshot, Option<Arc<SnapshotFile>>);
 
 impl RaftSnapshotBuilder<Types> for Cut {
     type SnapshotData = SnapshotData;
 
     async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
-        Ok(Snapshot { meta: self.0.clone(), snapshot: self.1.clone() })
+        let (meta, image) = (self.0.meta.clone(), self.0.snapshot.clone());
+        if let Some(file) = &self.1 {
+            file.write(meta.clone(), image.clone()).await?;
+        }
+        // openraft drops what is returned here; nothing holds the cut any longer than this.
+        Ok(Snapshot { meta, snapshot: image })
     }
 }
 
@@ -72,25 +167,27 @@ impl RaftStateMachine<Types> for Machine {
         while let Some(item) = entries.next().await {
             let (entry, responder) = item?;
             let log_id = entry.log_id();
-            let outcome = match entry.payload {
-                EntryPayload::Blank => Outcome::None,
+            let applied = match entry.payload {
+                EntryPayload::Blank => Applied::None,
                 EntryPayload::Membership(m) => {
                     self.membership = StoredMembership::new(Some(log_id), m);
-                    Outcome::None
+                    Applied::None
                 }
-                EntryPayload::Normal(proposal) => {
-                    self.since_snapshot.0 += proposal.payload.len();
-                    self.shard.apply(&proposal)
+                EntryPayload::Normal(change) => {
+                    self.since_snapshot.0 += change.payload().len() as u64;
+                    self.state.apply(&change)
                 }
             };
             self.applied = Some(log_id);
             self.since_snapshot.1 += 1;
             if let Some(r) = responder {
-                r.send(outcome);
+                r.send(applied);
             }
         }
         let (bytes, count) = self.since_snapshot;
-        if bytes > SNAPSHOT_BYTES || count > SNAPSHOT_ENTRIES {
+        // A snapshot on disk writes the whole state: not more often than the log has grown by as much.
+        let enough = if self.file.is_some() { self.state_bytes.max(SNAPSHOT_BYTES) } else { SNAPSHOT_BYTES };
+        if bytes > enough || count > SNAPSHOT_ENTRIES {
             self.since_snapshot = (0, 0);
             self.wants_snapshot.notify_one();
         }
@@ -98,22 +195,30 @@ impl RaftStateMachine<Types> for Machine {
     }
 
     async fn get_snapshot_builder(&mut self) -> Cut {
-        let meta = SnapshotMeta { last_log_id: self.applied, last_membership: self.membership.clone() };
-        let image = Arc::new(self.shard.image());
-        self.snapshot = Some(Snapshot { meta: meta.clone(), snapshot: image.clone() });
-        Cut(meta, image)
+        let cut = self.cut();
+        self.state_bytes = cut.snapshot.bytes();
+        Cut(cut, self.file.clone())
     }
 
     async fn install_snapshot(&mut self, meta: &SnapshotMeta, image: SnapshotData) -> Result<(), io::Error> {
-        self.shard.install(&image).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        if let Some(file) = &self.file {
+            file.write(meta.clone(), image.clone()).await?;
+        }
+        self.state.install(&image).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
         self.applied = meta.last_log_id;
         self.membership = meta.last_membership.clone();
-        self.snapshot = Some(Snapshot { meta: meta.clone(), snapshot: image });
+        self.state_bytes = image.bytes();
         self.since_snapshot = (0, 0);
         Ok(())
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, io::Error> {
-        Ok(self.snapshot.clone())
+        if self.applied.is_some() {
+            return Ok(Some(self.cut()));
+        }
+        match &self.file {
+            Some(file) => file.read().await,
+            None => Ok(None),
+        }
     }
 }

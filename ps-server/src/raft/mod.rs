@@ -1,22 +1,32 @@
-//! Raft for shards: openraft stops here.
+//! Raft for shards and for the control group: openraft stops here.
 //!
 //! The rest of the server sees a [`Group`]: propose in order, learn the outcome, know who leads, wait until
-//! everything before this term is applied. No other module names an openraft type, and nothing outside may
-//! assume that there is a local log: a proposal's outcome is all anyone gets.
+//! everything before this term is applied, change who takes part. No other module names an openraft type, and
+//! nothing outside may assume that there is a local log: a proposal's outcome is all anyone gets.
 //!
 //! - `types`: the type configuration.
-//! - `log`: the log, in memory in this version.
-//! - `machine`: hands committed entries to [`crate::shard::Shard::apply`]; snapshots.
+//! - `replica`: names of replicas and groups.
+//! - `log`: the log, in memory, and on disk where the job wants it.
+//! - `disk`: a replica's folder.
+//! - `machine`: hands committed entries to a [`Replicated`] state; snapshots.
+//! - `image`: a snapshot as bytes.
 //! - `wire`: openraft's messages to bytes and back, payloads beside the header.
 //! - `network`: sends them to peers.
-//! - `group`: one replica of one shard.
+//! - `group`: one replica of one group.
 
+mod disk;
 mod group;
+mod image;
 mod log;
 mod machine;
 mod network;
+mod replica;
 mod types;
 mod wire;
 
-pub use group::{Group, GroupOptions, Leadership, ProposeError, Role};
-pub use network::Peers;
+pub use disk::Folder;
+pub use group::{Group, GroupOptions, Leadership, Membership, ProposeError, Role};
+pub use image::RawImage;
+pub use machine::{Applied, Change, Replicated};
+pub use network::{Peers, endpoint};
+pub use replica::{GroupId, ReplicaId};

@@ -1,14 +1,15 @@
 //! Sends Raft messages to the other servers.
 //!
 //! Two channels to each peer: bulk (entries, snapshots) and control (votes, heartbeats), so that a heartbeat
-//! never waits behind megabytes. Every message names the sender's *incarnation*, a random number of its
-//! process: the log is in memory, so a server that was restarted has forgotten its vote and must not be taken
-//! for the one it was.
+//! never waits behind megabytes. Every message names the replica that is meant: one that lost its log has a new
+//! name, and does not answer for the old one.
 
 use super::{
+    image::RawImage,
     machine::SnapshotData,
-    types::{Snapshot, Types, Vote},
-    wire::{self, SnapshotPiece},
+    replica::{GroupId, ReplicaId},
+    types::{Snapshot, SnapshotMeta, Types, Vote},
+    wire::{self, SnapshotAnswer, SnapshotPiece},
 };
 use crate::raft::wire::WireError;
 use bytes::Bytes;
@@ -21,130 +22,96 @@ use openraft::{
         VoteResponse,
     },
 };
-use paraft_common::{ServerId, ShardId, codec::put_f32_le};
 use paraft_proto::{PeerCall, PeerRequest, limits, peers_client::PeersClient};
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
-use std::{
-    collections::HashMap,
-    future::Future,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 use tonic::transport::{Channel, Endpoint};
 
 /// Pause before an error is given back: openraft's own back-off is skipped when a stream fails at once, and
 /// its leader would spin at 100 % of a core while one follower is down.
 const ERROR_PAUSE: Duration = Duration::from_millis(50);
 
-/// The servers of the fleet and the connections to them. One for the whole process.
+/// Connections to the other servers. One for the whole process.
+#[derive(Default)]
 pub struct Peers {
-    me: ServerId,
-    incarnation: u64,
-    addresses: Vec<String>,
-    channels: Mutex<HashMap<(u64, bool), PeersClient<Channel>>>,
-    seen: Mutex<HashMap<u64, u64>>,
-    /// The log says once that this process is refused as a stranger.
-    told: AtomicBool,
+    channels: Mutex<HashMap<(String, bool), PeersClient<Channel>>>,
 }
 
-/// Why a peer is not talked to.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Stranger {
-    /// A known id, but another process.
-    #[error(
-        "server s{0} was restarted and has lost its memory: it cannot take part in this job again (the others go on while they are a majority)"
-    )]
-    Restarted(u64),
-    /// No server of the list.
-    #[error("s{0} is not in this server's list; do all servers have the same --servers?")]
-    Unlisted(u64),
-}
+/// Channels kept open: two for each server of a large fleet, and those that have left.
+const MAX_CHANNELS: usize = 1024;
 
 impl Peers {
-    /// `addresses[i]` is server i's.
-    pub fn new(me: ServerId, incarnation: u64, addresses: Vec<String>) -> Self {
-        Self {
-            me,
-            incarnation,
-            addresses,
-            channels: Mutex::default(),
-            seen: Mutex::default(),
-            told: AtomicBool::new(false),
-        }
-    }
-
-    /// This process's number.
-    pub fn incarnation(&self) -> u64 {
-        self.incarnation
-    }
-
-    /// Where a server listens.
-    pub fn address(&self, server: ServerId) -> Option<&str> {
-        self.addresses.get(server.0 as usize).map(String::as_str)
-    }
-
-    /// Checks that a peer is the process it was when it was first heard of.
-    pub fn recognise(&self, server: u64, incarnation: u64) -> Result<(), Stranger> {
-        // Also what bounds `seen`.
-        if self.address(ServerId(server)).is_none() {
-            return Err(Stranger::Unlisted(server));
-        }
-        match *self.seen.lock().entry(server).or_insert(incarnation) {
-            first if first == incarnation => Ok(()),
-            _ => Err(Stranger::Restarted(server)),
-        }
-    }
-
-    fn client(&self, server: u64, bulk: bool) -> Result<PeersClient<Channel>, String> {
-        if let Some(c) = self.channels.lock().get(&(server, bulk)) {
+    fn client(&self, address: &str, bulk: bool) -> Result<PeersClient<Channel>, String> {
+        let key = (address.to_string(), bulk);
+        let mut channels = self.channels.lock();
+        if let Some(c) = channels.get(&key) {
             return Ok(c.clone());
         }
-        let address = self.address(ServerId(server)).ok_or_else(|| format!("no server s{server}"))?;
-        let channel = Endpoint::from_shared(format!("http://{address}"))
-            .map_err(|e| format!("`{address}` is no address: {e}"))?
-            .connect_timeout(Duration::from_secs(1))
-            .tcp_nodelay(true)
-            .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
-            .max_frame_size(limits::FRAME_BYTES)
-            // Without it a black-holed connection would hang until the kernel gives up.
-            .http2_keep_alive_interval(Duration::from_millis(500))
-            .keep_alive_timeout(Duration::from_secs(1))
-            .keep_alive_while_idle(true)
-            .connect_lazy();
+        let channel = endpoint(address)?.connect_lazy();
         let client = PeersClient::new(channel).max_decoding_message_size(limits::MAX_MESSAGE_BYTES);
-        self.channels.lock().insert((server, bulk), client.clone());
+        if channels.len() >= MAX_CHANNELS {
+            channels.clear();
+        }
+        channels.insert(key, client.clone());
         Ok(client)
     }
+}
+
+/// How servers connect to each other.
+pub fn endpoint(address: &str) -> Result<Endpoint, String> {
+    Ok(Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|e| format!("`{address}` is no address: {e}"))?
+        .connect_timeout(Duration::from_secs(1))
+        .tcp_nodelay(true)
+        .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
+        .max_frame_size(limits::FRAME_BYTES)
+        // Without it a black-holed connection would hang until the kernel gives up.
+        .http2_keep_alive_interval(Duration::from_millis(500))
+        .keep_alive_timeout(Duration::from_secs(1))
+        .keep_alive_while_idle(true))
 }
 
 /// Makes the connections of one group.
 pub struct Network {
     pub peers: Arc<Peers>,
-    pub shard: ShardId,
+    pub group: GroupId,
+    pub me: ReplicaId,
+}
+
+impl Network {
+    fn connection(&self, target: u64, node: &BasicNode, bulk: bool) -> Connection {
+        Connection {
+            peers: self.peers.clone(),
+            group: self.group,
+            me: self.me,
+            target,
+            address: node.addr.clone(),
+            bulk,
+        }
+    }
 }
 
 impl RaftNetworkFactory<Types> for Network {
     type Network = Connection;
 
-    async fn new_client(&mut self, target: u64, _: &BasicNode) -> Connection {
-        Connection { peers: self.peers.clone(), shard: self.shard, target, bulk: true }
+    async fn new_client(&mut self, target: u64, node: &BasicNode) -> Connection {
+        self.connection(target, node, true)
     }
 
-    async fn new_heartbeat_client(&mut self, target: u64, _: &BasicNode) -> Connection {
-        Connection { peers: self.peers.clone(), shard: self.shard, target, bulk: false }
+    async fn new_heartbeat_client(&mut self, target: u64, node: &BasicNode) -> Connection {
+        self.connection(target, node, false)
     }
 }
 
 /// One group's way to one peer.
 pub struct Connection {
     peers: Arc<Peers>,
-    shard: ShardId,
+    group: GroupId,
+    me: ReplicaId,
     target: u64,
+    address: String,
     bulk: bool,
 }
 
@@ -157,8 +124,6 @@ enum CallError {
     Wire(#[from] WireError),
     #[error("{}", .0.message())]
     Status(tonic::Status),
-    #[error(transparent)]
-    Stranger(#[from] Stranger),
     #[error("no answer within {0:?}")]
     Timeout(Duration),
 }
@@ -172,29 +137,23 @@ impl Connection {
         ttl: Duration,
     ) -> Result<A, CallError> {
         let bulk = self.bulk && !matches!(kind, PeerCall::Vote | PeerCall::PreVote);
-        let mut client = self.peers.client(self.target, bulk).map_err(CallError::Setup)?;
+        let mut client = self.peers.client(&self.address, bulk).map_err(CallError::Setup)?;
         let request = PeerRequest {
-            shard: self.shard.0,
-            from: self.peers.me.0,
-            incarnation: self.peers.incarnation,
+            group: self.group.to_wire(),
+            from: self.me.0,
+            to: self.target,
             call: kind as i32,
             header: wire::encode(header)?,
             payloads,
         };
-        let reply = tokio::time::timeout(ttl, client.call(request)).await;
-        let reply = match reply {
-            Ok(Ok(r)) => r.into_inner(),
+        match tokio::time::timeout(ttl, client.call(request)).await {
+            Ok(Ok(reply)) => Ok(wire::decode(&reply.into_inner().header)?),
             Ok(Err(status)) => {
-                if status.code() == tonic::Code::FailedPrecondition && !self.peers.told.swap(true, Relaxed) {
-                    tracing::error!(peer = self.target, "{}", status.message());
-                }
                 tokio::time::sleep(ERROR_PAUSE).await;
-                return Err(CallError::Status(status));
+                Err(CallError::Status(status))
             }
-            Err(_) => return Err(CallError::Timeout(ttl)),
-        };
-        self.peers.recognise(self.target, reply.incarnation)?;
-        Ok(wire::decode(&reply.header)?)
+            Err(_) => Err(CallError::Timeout(ttl)),
+        }
     }
 }
 
@@ -255,52 +214,46 @@ impl RaftNetworkV2<Types> for Connection {
     }
 }
 
+/// The first piece: what the parts are of.
+pub(super) fn snapshot_head(meta: &SnapshotMeta, image: &RawImage) -> Result<Bytes, WireError> {
+    let lengths: Vec<u32> = image.parts.iter().map(|p| p.len() as u32).collect();
+    wire::encode(&(meta, &image.head[..], lengths))
+}
+
 impl Connection {
-    /// Piece by piece, each of at most one bucket: no second copy of the state is made.
+    /// Piece by piece, each of at most one bucket: no second copy of the state is made. A piece that does not
+    /// arrive is tried again; a transfer that was broken off goes on where it stopped.
     async fn send_snapshot(
         &self,
         vote: Vote,
         snapshot: Snapshot,
         ttl: Duration,
     ) -> Result<SnapshotResponse<Types>, CallError> {
-        let transfer = snapshot.meta.last_log_id.as_ref().map_or(0, |l| l.index);
-        let of = 1 + snapshot.snapshot.vectors().count() as u64;
-        let head = wire::encode(&(&snapshot.meta, snapshot.snapshot.header()))?;
-        let mut index = 0;
-        let mut reply: Option<SnapshotResponse<Types>> = None;
-        let mut payload = head;
-        let mut vectors = snapshot.snapshot.vectors();
+        const TRIES: u32 = 5;
+        let head = snapshot_head(&snapshot.meta, &snapshot.snapshot)?;
+        let image = u64::from(crc32fast::hash(&head)) << 32
+            | snapshot.meta.last_log_id.as_ref().map_or(0, |l| l.index & 0xffff_ffff);
+        let parts = &snapshot.snapshot.parts;
+        let of = 1 + parts.len() as u64;
+        let mut index = 0u64;
+        let mut failures = 0;
         loop {
-            let piece = SnapshotPiece { transfer, index, of };
-            let answer: Option<SnapshotResponse<Types>> =
-                self.call(PeerCall::Snapshot, &(vote, piece), vec![payload], ttl).await?;
-            reply = answer.or(reply);
-            index += 1;
-            match vectors.next() {
-                None => break,
-                Some(v) => {
-                    let mut le = Vec::with_capacity(v.len() * 4);
-                    put_f32_le(v, &mut le);
-                    payload = le.into();
+            let payload = match index.checked_sub(1) {
+                None => head.clone(),
+                Some(i) => parts.get(i as usize).cloned().ok_or_else(|| {
+                    CallError::Setup(format!("the follower asks for piece {index} of {of}"))
+                })?,
+            };
+            let piece = SnapshotPiece { image, index, of, crc: crc32fast::hash(&payload) };
+            match self.call(PeerCall::Snapshot, &(vote, piece), vec![payload], ttl).await {
+                Ok(SnapshotAnswer::Done(response)) => return Ok(response),
+                Ok(SnapshotAnswer::Next(next)) => {
+                    failures = 0;
+                    index = next;
                 }
+                Err(e) if failures + 1 == TRIES => return Err(e),
+                Err(_) => failures += 1,
             }
         }
-        reply.ok_or_else(|| CallError::Setup("the snapshot was not answered".into()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_restarted_server_and_one_that_is_not_listed_are_strangers() {
-        let peers = Peers::new(ServerId(0), 7, vec!["a:1".into(), "b:1".into()]);
-        assert_eq!(peers.recognise(1, 55), Ok(()));
-        assert_eq!(peers.recognise(1, 55), Ok(()));
-        assert_eq!(peers.recognise(1, 56), Err(Stranger::Restarted(1)));
-        assert_eq!(peers.recognise(1, 55), Ok(()), "the first one is still who it was");
-        assert_eq!(peers.recognise(2, 1), Err(Stranger::Unlisted(2)));
-        assert_eq!(peers.recognise(u64::MAX, 1), Err(Stranger::Unlisted(u64::MAX)));
     }
 }

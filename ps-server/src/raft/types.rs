@@ -1,13 +1,13 @@
 //! openraft's type configuration, and the aliases that the siblings use.
 
-use crate::shard::{Outcome, Proposal};
+use super::machine::{Applied, Change};
 use openraft::type_config::alias as of;
 
 openraft::declare_raft_types!(
-    /// Proposals in, outcomes out; node ids are server ids.
+    /// Changes in, what they gave out. Node ids are [`super::ReplicaId`]s.
     pub Types:
-        D = Proposal,
-        R = Outcome,
+        D = Change,
+        R = Applied,
         NodeId = u64,
 );
 

@@ -45,7 +45,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
 pub fn payloads(entries: &[Entry]) -> Vec<Bytes> {
     entries
         .iter()
-        .filter_map(|e| if let EntryPayload::Normal(p) = &e.payload { Some(p.payload.clone()) } else { None })
+        .filter_map(|e| if let EntryPayload::Normal(p) = &e.payload { Some(p.payload().clone()) } else { None })
         .collect()
 }
 
@@ -54,7 +54,7 @@ pub fn attach(request: &mut AppendEntriesRequest<Types>, payloads: Vec<Bytes>) -
     let mut rest = payloads.into_iter();
     for e in &mut request.entries {
         if let EntryPayload::Normal(p) = &mut e.payload {
-            p.payload = rest.next().ok_or_else(|| WireError("a payload is missing".into()))?;
+            p.attach(rest.next().ok_or_else(|| WireError("a payload is missing".into()))?);
         }
     }
     match rest.next() {
@@ -63,22 +63,38 @@ pub fn attach(request: &mut AppendEntriesRequest<Types>, payloads: Vec<Bytes>) -
     }
 }
 
-/// One piece of a snapshot on its way to a follower: piece 0 is the header, piece i the i-th vector.
+/// One piece of a snapshot on its way to a follower: piece 0 is the header, piece i the i-th part.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 pub struct SnapshotPiece {
-    /// Names the transfer; pieces of another one start over.
-    pub transfer: u64,
+    /// Names the image: its header's checksum. The same image may be sent again, after a break or by another
+    /// leader, and goes on where it stopped.
+    pub image: u64,
     /// Position, from 0.
     pub index: u64,
     /// Number of pieces.
     pub of: u64,
+    /// CRC-32 of the piece.
+    pub crc: u32,
+}
+
+/// What the follower says to a piece.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+#[serde(bound = "")]
+pub enum SnapshotAnswer {
+    /// It has everything before this piece.
+    Next(u64),
+    /// It has everything and has installed it, or refused the sender's term.
+    Done(openraft::raft::SnapshotResponse<Types>),
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        raft::types::{SnapshotMeta, Vote},
+        raft::{
+            machine::Change,
+            types::{SnapshotMeta, Vote},
+        },
         shard::{Command, Proposal, image::ImageHeader},
     };
     use openraft::raft::{TransferLeaderRequest, VoteRequest};
@@ -104,7 +120,11 @@ mod tests {
         let init =
             Proposal { command: Command::Init { bucket: BucketId(4) }, payload: Bytes::from_static(b"abcd") };
         let join = Proposal::from(Command::Join { worker: WorkerId(1) });
-        let payloads = [EntryPayload::Normal(init), EntryPayload::Blank, EntryPayload::Normal(join)];
+        let payloads = [
+            EntryPayload::Normal(Change::Shard(init)),
+            EntryPayload::Blank,
+            EntryPayload::Normal(Change::Shard(join)),
+        ];
         let entries: Vec<Entry> =
             (7u64..).zip(payloads).map(|(i, payload)| Entry { log_id: log_id(i), payload }).collect();
         let beside = super::payloads(&entries);

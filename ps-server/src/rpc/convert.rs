@@ -75,13 +75,14 @@ fn check(shard: &Shard, id: BucketId, payload: &Bytes, step: Step) -> Result<usi
 pub fn reply(server: u64, reply: Reply) -> FromShard {
     use from_shard::Kind;
     let kind = match reply {
-        Reply::Opened { session, last_seq, clock, initialised, term } => Kind::Opened(wire::Opened {
+        Reply::Opened { session, last_seq, clock, initialised, term, origin } => Kind::Opened(wire::Opened {
             session: session.0,
             last_seq: last_seq.0,
             clock: clock.0,
             initialised,
             term,
             server,
+            origin,
         }),
         Reply::Ack { seq, version } => Kind::Ack(wire::Ack { seq: seq.0, version: version.0 }),
         Reply::Weights(w) => Kind::Weights(wire::Weights {

@@ -1,9 +1,10 @@
 //! A worker's stream to a shard: checks each message and passes it to the shard's owner, in order.
 
 use super::{convert, status::StatusService};
-use crate::shard::{
-    Shard,
-    owner::{Event, Message, Reply},
+use crate::{
+    control::Agent,
+    replicas::Replicas,
+    shard::owner::{Event, Message, Reply},
 };
 use futures::{Stream, StreamExt};
 use paraft_common::{SessionId, ShardId, WorkerId};
@@ -12,7 +13,6 @@ use paraft_proto::{
     shards_server::Shards, to_shard,
 };
 use std::{
-    collections::BTreeMap,
     pin::Pin,
     sync::{
         Arc,
@@ -29,22 +29,15 @@ const REPLY_QUEUE: usize = 64;
 /// Buckets of a job: 2^34 values (the most a job may have) in buckets of 1 MiB are 2^16.
 const MAX_BUCKETS: usize = 1 << 18;
 
-/// A shard as the services see it.
-#[derive(Clone)]
-pub struct Hosted {
-    /// Its replicated state.
-    pub shard: Arc<Shard>,
-    /// Its owner's queue.
-    pub owner: mpsc::Sender<Event>,
-}
-
 /// The service for workers.
 #[derive(Clone)]
 pub struct ShardsService {
     /// This server.
     pub server: u64,
     /// The shards hosted here.
-    pub hosted: Arc<BTreeMap<ShardId, Hosted>>,
+    pub replicas: Arc<Replicas>,
+    /// Knows where the others are.
+    pub agent: Arc<Agent>,
     /// Answers Status.
     pub status: StatusService,
     /// Numbers the streams.
@@ -97,6 +90,17 @@ enum Source {
 }
 
 impl ShardsService {
+    /// The shard is not here: where it is, if that is agreed on.
+    fn elsewhere(&self, shard: ShardId) -> RefusalKind {
+        match self.agent.host_of(shard) {
+            Some(at) => RefusalKind::NotLeader { shard, leader: Some(at) },
+            None if shard.0 < self.agent.shape().shards => {
+                RefusalKind::Unavailable(format!("{shard} has no replicas yet"))
+            }
+            None => RefusalKind::WrongShard { shard },
+        }
+    }
+
     async fn serve(
         &self,
         conn: u64,
@@ -111,7 +115,11 @@ impl ShardsService {
             return Err(RefusalKind::Protocol { client: open.protocol, server: PROTOCOL }.into());
         }
         let shard = ShardId(open.shard);
-        let hosted = self.hosted.get(&shard).ok_or(RefusalKind::WrongShard { shard })?;
+        let hosted = self.replicas.get(shard).ok_or_else(|| self.elsewhere(shard))?;
+        if open.origin != 0 && open.origin != hosted.origin {
+            // What this client was told is in, is not: going on would hide that.
+            return Err(RefusalKind::StateLost(shard).into());
+        }
         if open.job.len() > limits::MAX_JOB_BYTES {
             return Err(RefusalKind::BadJob(format!("a job of {} bytes is too long", open.job.len())).into());
         }

@@ -1,26 +1,9 @@
 //! What this server knows of its shards, for `paraft status`, the launcher and Prometheus.
 
-use crate::{
-    raft::Group,
-    shard::{Shard, owner::Counters},
-};
+use crate::replicas::{Replica, Replicas};
 use paraft_common::ShardId;
 use paraft_proto::{Member, PROTOCOL, ShardStatus, StatusReply};
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, atomic::Ordering::Relaxed},
-};
-
-/// A replica and its counters.
-#[derive(Clone)]
-pub struct Watched {
-    /// The replicated state.
-    pub shard: Arc<Shard>,
-    /// Replication.
-    pub group: Group,
-    /// What the owner counts.
-    pub counters: Arc<Counters>,
-}
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 /// Builds status replies.
 #[derive(Clone)]
@@ -30,13 +13,13 @@ pub struct StatusService {
     /// Where it listens.
     pub address: String,
     /// The replicas hosted here.
-    pub watched: Arc<BTreeMap<ShardId, Watched>>,
+    pub replicas: Arc<Replicas>,
 }
 
 impl StatusService {
     /// Counts a message refused before it reached the owner.
     pub fn count_refusal(&self, shard: ShardId) {
-        if let Some(w) = self.watched.get(&shard) {
+        if let Some(w) = self.replicas.get(shard) {
             w.counters.refused.fetch_add(1, Relaxed);
         }
     }
@@ -45,12 +28,11 @@ impl StatusService {
     pub async fn reply(&self, digest: bool) -> StatusReply {
         let usage = paraft_host::usage();
         let mut shards = Vec::new();
-        for w in self.watched.values() {
-            let mut s = shard_status(w);
+        for (_, w) in self.replicas.all() {
+            let mut s = shard_status(&w);
             if digest && let Ok((index, image)) = w.group.image().await {
                 s.applied_index = index;
                 s.digest = image.digest();
-                s.version = image.buckets.iter().map(|b| b.version.0).sum();
             }
             shards.push(s);
         }
@@ -66,7 +48,7 @@ impl StatusService {
     }
 }
 
-fn shard_status(w: &Watched) -> ShardStatus {
+fn shard_status(w: &Replica) -> ShardStatus {
     let lead = *w.group.leadership().borrow();
     let conf = w.shard.configured();
     let c = &w.counters;
@@ -104,5 +86,7 @@ fn shard_status(w: &Watched) -> ShardStatus {
         started: m.started,
         expected_workers: conf.as_ref().map_or(0, |c| c.job.workers),
         max_gap: c.max_gap.load(Relaxed),
+        node: w.group.me().0,
+        trouble: w.group.trouble().unwrap_or_default(),
     })
 }

@@ -74,7 +74,7 @@ impl Bucket {
     /// for a snapshot).
     pub fn encode(&self) -> (Version, Bytes) {
         let image = self.image();
-        (image.version, Bytes::from_owner(WeightBytes::new(image)))
+        (image.version, shared(image, 0))
     }
 
     /// Takes the initial weights, unless they are in already.
@@ -113,30 +113,38 @@ impl Bucket {
     }
 }
 
-/// A bucket's weights, readable as the bytes that travel.
-struct WeightBytes(#[cfg(target_endian = "little")] Arc<BucketData>, #[cfg(target_endian = "big")] Vec<u8>);
+impl BucketData {
+    /// Weights, then slots, as little-endian bytes that share this data's memory (on a little-endian host).
+    pub fn shared(self: &Arc<Self>) -> impl Iterator<Item = Bytes> + '_ {
+        (0..=self.slots.len()).map(|i| shared(self.clone(), i))
+    }
+
+    /// Vector 0 is the weights, vector i slot i - 1.
+    fn vector(&self, i: usize) -> &[f32] {
+        match i.checked_sub(1) {
+            None => &self.weights,
+            Some(slot) => &self.slots[slot],
+        }
+    }
+}
 
 #[cfg(target_endian = "little")]
-impl WeightBytes {
-    fn new(image: Arc<BucketData>) -> Self {
-        Self(image)
+fn shared(data: Arc<BucketData>, vector: usize) -> Bytes {
+    /// A vector of a bucket, readable as the bytes that travel.
+    struct VectorBytes(Arc<BucketData>, usize);
+
+    impl AsRef<[u8]> for VectorBytes {
+        fn as_ref(&self) -> &[u8] {
+            bytemuck::cast_slice(self.0.vector(self.1))
+        }
     }
+
+    Bytes::from_owner(VectorBytes(data, vector))
 }
 
 #[cfg(target_endian = "big")]
-impl WeightBytes {
-    fn new(image: Arc<BucketData>) -> Self {
-        let mut le = Vec::new();
-        paraft_common::codec::put_f32_le(&image.weights, &mut le);
-        Self(le)
-    }
-}
-
-impl AsRef<[u8]> for WeightBytes {
-    fn as_ref(&self) -> &[u8] {
-        #[cfg(target_endian = "little")]
-        return bytemuck::cast_slice(&self.0.weights);
-        #[cfg(target_endian = "big")]
-        return &self.0;
-    }
+fn shared(data: Arc<BucketData>, vector: usize) -> Bytes {
+    let mut le = Vec::new();
+    paraft_common::codec::put_f32_le(data.vector(vector), &mut le);
+    le.into()
 }

@@ -1,12 +1,13 @@
 //! A consistent copy of a shard's state: what a snapshot holds, and what the digest is taken over.
 
 use super::{bucket::BucketData, state::Meta};
-use paraft_common::{
-    Version,
-    codec::{get_f32_le, put_f32_le},
-};
+use crate::raft::RawImage;
+use paraft_common::{Version, codec::get_f32_le};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+
+/// The longest header: the members and delays of a large job.
+const MAX_HEAD_BYTES: usize = 64 << 20;
 
 /// The whole replicated state of a shard at one log index.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,48 +69,31 @@ impl Image {
         Ok(Self { meta: header.meta, buckets })
     }
 
+    /// As Raft carries it. On a little-endian host the parts share the buckets' memory: nothing is copied.
+    pub fn to_raw(&self) -> RawImage {
+        let head = bincode::serde::encode_to_vec(self.header(), bincode::config::legacy());
+        let parts = self.buckets.iter().flat_map(BucketData::shared).collect();
+        RawImage { head: head.unwrap_or_default().into(), parts }
+    }
+
+    /// And back; what does not fit is refused.
+    pub fn from_raw(raw: &RawImage) -> Result<Self, String> {
+        let config = bincode::config::legacy().with_limit::<MAX_HEAD_BYTES>();
+        let (header, used): (ImageHeader, usize) =
+            bincode::serde::decode_from_slice(&raw.head, config).map_err(|e| format!("the snapshot's header: {e}"))?;
+        if used != raw.head.len() {
+            return Err(format!("the snapshot's header is {} bytes too long", raw.head.len() - used));
+        }
+        Self::assemble(header, &raw.parts)
+    }
+
     /// FNV-1a over the whole state: equal on replicas that applied the same log.
     pub fn digest(&self) -> u64 {
-        let mut h = Fnv::default();
-        let header = bincode::serde::encode_to_vec(self.header(), bincode::config::legacy());
-        h.bytes(&header.unwrap_or_default());
-        let mut le = Vec::new();
-        for v in self.vectors() {
-            le.clear();
-            put_f32_le(v, &mut le);
-            h.bytes(&le);
-        }
-        h.0
+        self.to_raw().digest()
     }
 
     /// Bytes of the bulk.
     pub fn bytes(&self) -> u64 {
         self.vectors().map(|v| v.len() as u64 * 4).sum()
-    }
-}
-
-struct Fnv(u64);
-
-impl Default for Fnv {
-    fn default() -> Self {
-        Fnv(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Fnv {
-    // Eight bytes at a time: the classic byte loop would take a second per GB.
-    fn bytes(&mut self, bytes: &[u8]) {
-        let (words, rest) = bytes.as_chunks::<8>();
-        for w in words {
-            self.word(u64::from_le_bytes(*w));
-        }
-        for b in rest {
-            self.word(u64::from(*b));
-        }
-        self.word(bytes.len() as u64);
-    }
-
-    fn word(&mut self, w: u64) {
-        self.0 = (self.0 ^ w).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
     }
 }

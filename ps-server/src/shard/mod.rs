@@ -25,6 +25,7 @@ pub mod members;
 pub mod owner;
 #[cfg(test)]
 mod properties;
+mod replicated;
 pub mod round;
 pub mod state;
 

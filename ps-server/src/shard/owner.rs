@@ -24,7 +24,7 @@ use super::{
     round::{Rounds, Sum},
     state::Shard,
 };
-use crate::raft::{Group, Leadership, ProposeError};
+use crate::raft::{Applied, Change, Group, Leadership, ProposeError};
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use paraft_common::{SessionId, Step, Version, WorkerId, config::ServerJob};
 use paraft_proto::RefusalKind;
@@ -45,11 +45,11 @@ pub const EVENT_QUEUE: usize = 1024;
 const REFIND: Duration = Duration::from_secs(10);
 
 /// Starts the owner of one replica.
-pub fn spawn(shard: Arc<Shard>, group: Group, counters: Arc<Counters>) -> mpsc::Sender<Event> {
+pub fn spawn(shard: Arc<Shard>, group: Group, counters: Arc<Counters>, origin: u64) -> mpsc::Sender<Event> {
     let (tx, events) = mpsc::channel(EVENT_QUEUE);
     let leadership = group.leadership();
     let owner =
-        Owner { shard, group, counters, lead: None, streams: HashMap::new(), done: FuturesUnordered::new() };
+        Owner { shard, group, counters, origin, lead: None, streams: HashMap::new(), done: FuturesUnordered::new() };
     tokio::spawn(owner.run(events, leadership));
     tx
 }
@@ -58,6 +58,8 @@ struct Owner {
     shard: Arc<Shard>,
     group: Group,
     counters: Arc<Counters>,
+    /// Names the founding of the shard's state.
+    origin: u64,
     lead: Option<Lead>,
     streams: HashMap<ConnId, Stream>,
     done: FuturesUnordered<BoxFuture<'static, Finished>>,
@@ -227,11 +229,14 @@ impl Owner {
     async fn propose(&mut self, purpose: Purpose, proposal: Proposal) {
         let Some(lead) = &self.lead else { return };
         let reign = lead.reign;
-        let waits = self.group.propose(proposal).await;
+        let waits = self.group.propose(Change::Shard(proposal)).await;
         self.done.push(
             async move {
                 let result = match waits {
-                    Ok(w) => w.await,
+                    Ok(w) => w.await.map(|applied| match applied {
+                        Applied::Shard(outcome) => outcome,
+                        _ => Outcome::None,
+                    }),
                     Err(e) => Err(e),
                 };
                 Finished::Proposal { reign, purpose, result }

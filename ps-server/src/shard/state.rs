@@ -97,6 +97,11 @@ impl Shard {
         self.id
     }
 
+    /// Of how many.
+    pub fn shards(&self) -> u32 {
+        self.shards
+    }
+
     /// The job and the buckets, once there are any.
     pub fn configured(&self) -> Option<Arc<Configured>> {
         self.configured.read().clone()

@@ -95,7 +95,7 @@ fn shards_replicas_clipping_and_a_schedule_do_not_change_what_is_learned() -> Re
     let schedule =
         "[schedule]\nkind = \"cosine\"\nsteps = 40\nmin_factor = 0.1\nwarmup = 5\nscale = \"linear\"";
     let text = format!("{MLP}\n[optimizer]\nkind = \"momentum\"\nlr = 0.01\n[clip]\nnorm = 0.5\n{schedule}");
-    for fleet in [FleetOptions::replicated(3), FleetOptions { servers: 1, shards: 3, replicas: 1 }] {
+    for fleet in [FleetOptions::replicated(3), FleetOptions { servers: 1, shards: 3, replicas: 1, ..Default::default() }] {
         let set = ["train.workers=2", "cluster.bucket_bytes=1024"];
         let (cluster, single) = run(fleet, &text, &set)?;
         let apart = distance(&single, &cluster);
@@ -119,7 +119,7 @@ fn one_worker_gets_the_same_bits_in_every_mode_and_alone() -> Result<()> {
                     &mode,
                     &kind,
                 ];
-                let fleet = FleetOptions { servers: 1, shards, replicas: 1 };
+                let fleet = FleetOptions { servers: 1, shards, replicas: 1, ..Default::default() };
                 let (cluster, single) = run(fleet, &format!("{model}\n{clip}"), &set)?;
                 let same = cluster.iter().zip(&single).all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same, "{model} {set:?} {shards} shards: {:e}", distance(&single, &cluster));

@@ -15,7 +15,7 @@ use paraft_tests::{
 
 /// One server, shards 0 (buckets 0 and 2) and 1 (bucket 1), four values each.
 fn fleet() -> Result<(Fleet, Ledger)> {
-    let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1 })?;
+    let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
     Ok((fleet, Ledger { bucket_len: 4, grace_ms: 1, ..Ledger::new(Mode::Asp, 1, 12) }))
 }
 
@@ -246,10 +246,10 @@ fn strangers_among_the_servers_are_refused_and_change_nothing() -> Result<()> {
             reply.map(|_| ()).map_err(|s| s.message().to_string())
         })
     };
-    let from = |from: u64, incarnation: u64, shard: u32| PeerRequest {
-        shard,
-        from,
-        incarnation,
+    let to = |group: u32, to: u64| PeerRequest {
+        group,
+        from: 1 << 32 | 7,
+        to,
         call: PeerCall::Vote as i32,
         ..PeerRequest::default()
     };
@@ -257,15 +257,16 @@ fn strangers_among_the_servers_are_refused_and_change_nothing() -> Result<()> {
         let refused = call(request).expect_err(words);
         assert!(refused.contains(words), "{words}: {refused}");
     };
-    // Server 1 leads a shard, so server 0 has heard of it: its number is known.
-    expect(from(1, 4711, 0), "was restarted and has lost its memory");
-    expect(from(77, 1, 0), "is not in this server's list");
-    expect(from(1, 1001, 9), "shard 9 is not on this server");
+    expect(to(9, 1), "shard 9 is not on this server");
+    // A replica of an earlier life, and one of another server.
+    expect(to(0, 4711), "it has lost its log");
+    expect(to(u32::MAX, 1 << 32 | 7), "it has lost its log");
+    let own = fleet.status(0, false)?.shards[0].node;
     let kinds =
         [PeerCall::Unspecified, PeerCall::Append, PeerCall::Vote, PeerCall::PreVote, PeerCall::Snapshot];
     for kind in kinds.into_iter().chain([PeerCall::TransferLeader]) {
         for header in [vec![], vec![0xff; 40], vec![7; 300], (0..=255).collect()] {
-            let known = PeerRequest { call: kind as i32, header: header.into(), ..from(1, 1001, 0) };
+            let known = PeerRequest { call: kind as i32, header: header.into(), ..to(0, own) };
             call(known).expect_err("no header of any call");
         }
     }

@@ -11,7 +11,7 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 13] = [
+const EDGES: [(&str, &[&str]); 14] = [
     ("common", &[]),
     ("host", &[]),
     ("compute", &[]),
@@ -20,18 +20,22 @@ const EDGES: [(&str, &[&str]); 13] = [
     ("record", &["common"]),
     ("models", &["compute", "common"]),
     ("client", &["proto", "host", "common"]),
-    ("server", &["proto", "host", "common"]),
+    ("store", &[]),
+    ("server", &["store", "proto", "host", "common"]),
     ("worker", &["client", "compute", "models", "data", "record", "host", "common"]),
     ("example-custom-model", &["worker", "models", "data", "common"]),
     (
         "deploy",
-        &["common", "host", "compute", "data", "proto", "record", "models", "client", "server", "worker"],
+        &[
+            "common", "host", "compute", "data", "proto", "record", "models", "client", "server", "store",
+            "worker",
+        ],
     ),
     (
         "tests",
         &[
-            "common", "host", "compute", "data", "proto", "record", "models", "client", "server", "worker",
-            "deploy",
+            "common", "host", "compute", "data", "proto", "record", "models", "client", "server", "store",
+            "worker", "deploy",
         ],
     ),
 ];

@@ -17,7 +17,7 @@ const MODES: [Mode; 3] = [Mode::Bsp, Mode::Ssp(1), Mode::Asp];
 /// `pushed`.
 fn one_of_three_dies(mode: Mode, alive: u64, pushed: bool) -> Result<()> {
     const STEPS: u64 = 12;
-    let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1 })?;
+    let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
     let ledger = Ledger { grace_ms: 50, ..Ledger::new(mode, 3, STEPS) };
     let workers: Vec<_> = (0..3u32)
         .map(|w| {
@@ -77,7 +77,7 @@ fn the_others_finish_when_a_worker_dies_before_its_first_step() -> Result<()> {
 fn a_worker_that_joins_late_starts_where_the_others_are_and_loses_no_push() -> Result<()> {
     const STEPS: u64 = 30;
     for mode in MODES {
-        let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1 })?;
+        let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
         let ledger = Ledger { pages: 3, ..Ledger::new(mode, 2, STEPS) };
         let workers: Vec<_> = (0..2u32)
             .map(|w| {
@@ -145,7 +145,7 @@ fn a_worker_that_dies_in_an_open_round_and_is_back_at_once_holds_nobody() -> Res
 
 #[test]
 fn a_worker_that_is_back_while_its_closed_round_waits_for_the_norm_holds_nobody() -> Result<()> {
-    let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1 })?;
+    let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
     let ledger = Ledger { bucket_len: 4, grace_ms: 600_000, ..Ledger::new(Mode::Bsp, 2, 4) };
     let mut job = ledger.job();
     job.clip.norm = Some(1e6);
@@ -179,7 +179,7 @@ fn a_worker_that_is_back_while_its_closed_round_waits_for_the_norm_holds_nobody(
 #[test]
 fn a_job_whose_only_worker_dies_goes_on_from_its_step_when_it_is_back() -> Result<()> {
     for grace_ms in [1, 600_000] {
-        let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1 })?;
+        let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
         let ledger = Ledger { grace_ms, ..Ledger::new(Mode::Bsp, 1, 8) };
         let mut page = ledger.join(&fleet.at, 0)?;
         page.begin()?;

@@ -118,7 +118,7 @@ fn ssp_lets_a_worker_go_exactly_as_far_ahead_as_the_rule_says() -> Result<()> {
 fn the_gap_in_ssp_reaches_the_bound_and_never_exceeds_it() -> Result<()> {
     const BOUND: u32 = 3;
     const STEPS: u64 = 40;
-    let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1 })?;
+    let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
     let ledger = Ledger::new(Mode::Ssp(BOUND), 2, STEPS);
     let (tell, fast_is_at) = channel::<Step>();
     let at = fleet.at.clone();

@@ -1,7 +1,7 @@
 //! Followers that come late, logs that are cut, servers that come back without their memory.
 
 use anyhow::Result;
-use paraft_common::{Mode, ShardId, Step};
+use paraft_common::{Durability, Mode, ShardId, Step};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,
@@ -19,6 +19,7 @@ fn a_late_server_catches_up(ledger: Ledger, late_at: u64) -> Result<()> {
         page.step()?;
     }
     fleet.start_server(2)?;
+    fleet.whole()?;
     fleet.replicas_agree()?;
     let (leader, _) = fleet.leader(ShardId(0));
     fleet.kill(leader);
@@ -44,26 +45,82 @@ fn a_follower_catches_up_by_a_snapshot_after_more_entries_than_a_log_keeps() -> 
     a_late_server_catches_up(ledger, 60)
 }
 
-#[test]
-fn a_server_that_comes_back_without_its_memory_is_kept_out_and_the_others_go_on() -> Result<()> {
-    let mut fleet = Fleet::start(FleetOptions::replicated(3))?;
-    let ledger = Ledger::new(Mode::Bsp, 1, 40);
+/// Every server dies in turn and comes back, with an empty memory: it learns what the others hold, votes again,
+/// and is then half of the majority that the next loss leaves.
+fn every_server_comes_back(durability: Durability) -> Result<()> {
+    let mut fleet = Fleet::start(FleetOptions { durability, ..FleetOptions::replicated(2) })?;
+    let ledger = Ledger { bucket_len: 8, ..Ledger::new(Mode::Bsp, 1, 40) };
     let mut page = ledger.join(&fleet.at, 0)?;
     page.begin()?;
-    for _ in 0..10 {
-        page.step()?;
+    for victim in 0..3 {
+        for _ in 0..5 {
+            page.step()?;
+        }
+        fleet.kill(victim);
+        for _ in 0..5 {
+            page.step()?;
+        }
+        fleet.restart_server(victim)?;
+        let d = fleet.whole()?;
+        assert!(d.shards.iter().all(|s| s.voters == [0, 1, 2] && s.learners.is_empty()), "{d:?}");
     }
-    fleet.replicas_agree()?;
-    fleet.kill(1);
-    for _ in 0..5 {
-        page.step()?;
-    }
-    fleet.restart_server(1, 4711)?;
     assert_eq!(page.run()?, [-1.0; 40]);
-    let roles: Vec<String> = fleet.status(1, false)?.shards.into_iter().map(|s| s.role).collect();
-    assert!(!roles.contains(&"leader".to_string()), "{roles:?}");
-    // A second loss leaves no majority, whatever the one without memory says.
-    fleet.kill(1);
     fleet.replicas_agree()?;
+    Ok(())
+}
+
+#[test]
+fn servers_that_lost_their_memory_learn_it_again_and_vote_under_a_new_name() -> Result<()> {
+    every_server_comes_back(Durability::QuorumMemory)
+}
+
+#[test]
+fn servers_with_their_log_on_disk_come_back_under_their_name() -> Result<()> {
+    every_server_comes_back(Durability::QuorumDisk)
+}
+
+#[test]
+fn the_whole_fleet_dies_and_what_was_acknowledged_on_disk_is_there() -> Result<()> {
+    let mut fleet = Fleet::start(FleetOptions {
+        durability: Durability::QuorumDisk,
+        ..FleetOptions::replicated(2)
+    })?;
+    let ledger = Ledger { bucket_len: 8, ..Ledger::new(Mode::Bsp, 1, 40) };
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    for _ in 0..20 {
+        page.step()?;
+    }
+    for id in 0..3 {
+        fleet.kill(id);
+    }
+    for id in 0..3 {
+        fleet.restart_server(id)?;
+    }
+    assert_eq!(page.run()?, [-1.0; 40], "the session goes on where it was");
+    fleet.replicas_agree()?;
+    Ok(())
+}
+
+#[test]
+fn the_whole_fleet_dies_and_the_loss_of_its_memory_is_said() -> Result<()> {
+    let mut fleet = Fleet::start(FleetOptions::replicated(2))?;
+    let ledger = Ledger { bucket_len: 8, ..Ledger::new(Mode::Bsp, 1, 40) };
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    for _ in 0..20 {
+        page.step()?;
+    }
+    for id in 0..3 {
+        fleet.kill(id);
+    }
+    for id in 0..3 {
+        fleet.restart_server(id)?;
+    }
+    let error = page.run().expect_err("what was acknowledged is gone");
+    assert!(error.to_string().contains("has lost its state"), "{error:#}");
+    // The fleet itself is there, and can be given the job again.
+    let again = Ledger { bucket_len: 8, ..Ledger::new(Mode::Bsp, 1, 10) };
+    assert_eq!(again.join(&fleet.at, 0)?.run()?, [-1.0; 10]);
     Ok(())
 }

@@ -1,8 +1,12 @@
 //! Channels to servers, over TCP or, on the same host, over the server's Unix socket.
 
 use hyper_util::rt::TokioIo;
+use paraft_common::ServerId;
 use paraft_host::socket_path;
-use paraft_proto::{StatusReply, StatusRequest, limits, shards_client::ShardsClient};
+use paraft_proto::{
+    DescribeReply, DescribeRequest, DrainRequest, StatusReply, StatusRequest, limits,
+    control_client::ControlClient, shards_client::ShardsClient,
+};
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -74,5 +78,34 @@ pub async fn status(address: &str, digest: bool, within: Duration) -> Result<Sta
     match tokio::time::timeout(within, ask).await {
         Ok(r) => r,
         Err(_) => Err(format!("no answer within {within:?}")),
+    }
+}
+
+/// Asks a server what the control group knows: servers, shards, placement. Only the leader of that group answers
+/// in full; `fleet` is 0 in the answer of another, and `leader` says where to ask.
+pub async fn describe(address: &str, within: Duration) -> Result<DescribeReply, String> {
+    let ask = async {
+        let mut client = ControlClient::new(channel(address, Transport::Tcp).await?);
+        let reply = client.describe(DescribeRequest {}).await;
+        reply.map(|r| r.into_inner()).map_err(|s| s.message().to_string())
+    };
+    match tokio::time::timeout(within, ask).await {
+        Ok(r) => r,
+        Err(_) => Err(format!("no answer within {within:?}")),
+    }
+}
+
+/// Asks the leader of the control group to empty a server, or to fill it again. `Err` says why not, and, where
+/// another server leads, its address.
+pub async fn drain(address: &str, server: ServerId, undo: bool, within: Duration) -> Result<(), (String, String)> {
+    let ask = async {
+        let channel = channel(address, Transport::Tcp).await.map_err(|e| (e, String::new()))?;
+        let reply = ControlClient::new(channel).drain(DrainRequest { server: server.0, undo }).await;
+        let reply = reply.map_err(|s| (s.message().to_string(), String::new()))?.into_inner();
+        if reply.accepted { Ok(()) } else { Err((reply.why, reply.leader)) }
+    };
+    match tokio::time::timeout(within, ask).await {
+        Ok(r) => r,
+        Err(_) => Err((format!("no answer within {within:?}"), String::new())),
     }
 }

@@ -32,6 +32,14 @@ pub enum ClientError {
         /// What it sent.
         what: String,
     },
+    /// The shard lost its state (a majority of its replicas lost their logs) and was founded anew.
+    #[error(
+        "{shard} has lost its state: a majority of its servers failed at the same time. Resume the job from its latest checkpoint"
+    )]
+    StateLost {
+        /// Which shard.
+        shard: ShardId,
+    },
     /// The options contradict each other.
     #[error("{0}")]
     Options(String),

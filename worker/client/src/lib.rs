@@ -18,5 +18,5 @@ mod link;
 mod norms;
 
 pub use client::{Client, ClientOptions, Pulled, Reported};
-pub use connect::{Transport, status};
+pub use connect::{Transport, describe, drain, status};
 pub use error::ClientError;

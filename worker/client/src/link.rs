@@ -54,6 +54,7 @@ pub(crate) async fn run(
         norms,
         siblings,
         session: 0,
+        origin: 0,
         next,
         unacked: BTreeMap::new(),
         asked: None,
@@ -72,6 +73,8 @@ struct Link {
     norms: Arc<Mutex<Norms>>,
     siblings: Vec<(ShardId, mpsc::UnboundedSender<Command>)>,
     session: u64,
+    /// The founding of the shard's state that this client has seen; 0: none.
+    origin: u64,
     /// Which server to try next.
     next: usize,
     /// Pushes without an ack, by seq. Bounded by one step: a pull is answered only after them.
@@ -115,14 +118,23 @@ impl Link {
                     }
                 }
                 Break::Redial(to) => {
-                    match to.and_then(|a| self.options.servers.iter().position(|s| *s == a)) {
-                        Some(known) => self.next = known,
-                        None => self.next = (self.next + 1) % self.options.servers.len(),
-                    }
+                    self.next = match to {
+                        Some(address) => self.place_of(address),
+                        None => (self.next + 1) % self.options.servers.len(),
+                    };
                     self.pause().await?;
                 }
             }
         }
+    }
+
+    /// The place of an address in the list; one that is new (a server that joined later) is added.
+    fn place_of(&mut self, address: String) -> usize {
+        let servers = &mut self.options.servers;
+        servers.iter().position(|s| *s == address).unwrap_or_else(|| {
+            servers.push(address);
+            servers.len() - 1
+        })
     }
 
     async fn pause(&mut self) -> Result<(), ClientError> {
@@ -169,6 +181,7 @@ impl Link {
             worker: self.options.worker,
             session: self.session,
             job: self.options.job.clone(),
+            origin: self.origin,
         };
         let _ = out.send(wrap(to_shard::Kind::Open(open)));
         let mut client = connect::shards(channel);
@@ -252,6 +265,7 @@ impl Link {
     }
 
     fn opened(&mut self, o: &Opened, out: &Outbound) {
+        self.origin = o.origin;
         self.trouble = None;
         self.causes.clear();
         let new = self.session != o.session;
@@ -321,6 +335,7 @@ impl Link {
             Advice::Redirect => Ok(Some(Break::Redial((!r.leader.is_empty()).then_some(r.leader)))),
             Advice::Retry => Ok(Some(Break::Redial(Some(self.options.servers[self.next].clone())))),
             Advice::Stop => Ok(Some(Break::SessionLost)),
+            Advice::Lost => Err(ClientError::StateLost { shard: self.options.shard }),
             Advice::Fix if rank_taken && recent => {
                 Ok(Some(Break::Redial(Some(self.options.servers[self.next].clone()))))
             }

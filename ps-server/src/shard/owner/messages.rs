@@ -49,7 +49,7 @@ pub enum Message {
 #[derive(Debug)]
 #[allow(missing_docs)] // as in shard.proto
 pub enum Reply {
-    Opened { session: SessionId, last_seq: Seq, clock: Step, initialised: bool, term: u64 },
+    Opened { session: SessionId, last_seq: Seq, clock: Step, initialised: bool, term: u64, origin: u64 },
     Ack { seq: Seq, version: Version },
     Weights(Box<Weights>),
     RoundNorm { step: Step, sum_of_squares: f64 },

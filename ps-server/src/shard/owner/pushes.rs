@@ -152,7 +152,7 @@ impl Owner {
         let Some(partial) = self.partial_norm(conf, step) else { return };
         let layout = conf.job.layout();
         let trained = layout.buckets().iter().filter(|b| b.kind == TensorKind::Param).count();
-        if trained.min(self.group.shards() as usize) == 1 {
+        if trained.min(self.shard.shards() as usize) == 1 {
             return self.norm(step, partial).await;
         }
         for conn in self.attached() {

@@ -86,9 +86,9 @@ impl Owner {
             return self.refuse(conn, RefusalKind::UnknownSession { worker, session }.into());
         };
         let initialised = self.shard.configured().is_some_and(|c| c.buckets.iter().all(|b| b.initialised()));
-        let term = lead.term;
+        let (term, origin) = (lead.term, self.origin);
         let norms = self.waiting_norms();
-        self.send(conn, Reply::Opened { session, last_seq, clock, initialised, term });
+        self.send(conn, Reply::Opened { session, last_seq, clock, initialised, term, origin });
         for (step, sum_of_squares) in norms {
             self.send(conn, Reply::RoundNorm { step, sum_of_squares });
         }

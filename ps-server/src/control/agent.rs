@@ -1,0 +1,500 @@
+//! This server's part in the control plane: it forms or joins the fleet, reports what it holds, does what it
+//! is told, and, while it leads the control group, plans.
+
+use super::{
+    plan::{ControlChange, Directive, Do, Heard, Health, Patience, Plan, Report, ReplicaReport, View, plan},
+    state::{Agreed, Command, Outcome, Shape, State},
+};
+use crate::{
+    raft::{Applied, Change, Group, Membership, ReplicaId, endpoint},
+    replicas::Replicas,
+    rpc::control::{from_directive, to_report},
+};
+use paraft_common::{ServerId, ShardId};
+use paraft_proto::{HelloReply, HelloRequest, ReportReply, control_client::ControlClient};
+use parking_lot::Mutex;
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+use tokio::sync::Notify;
+use tonic::transport::Channel;
+
+/// Who this server is; kept in its data folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Identity {
+    /// Its id.
+    pub server: ServerId,
+    /// Its replica of the control group.
+    pub node: ReplicaId,
+    /// The fleet that it belongs to; 0: none yet.
+    pub fleet: u64,
+}
+
+/// How to take part.
+pub struct AgentOptions {
+    /// This server's id.
+    pub server: ServerId,
+    /// Its address, as the others reach it.
+    pub address: String,
+    /// The servers that form the fleet, by id; or those that a new server asks.
+    pub servers: Vec<String>,
+    /// What a founding fixes.
+    pub shape: Shape,
+    /// Timing.
+    pub election: Duration,
+    /// Timing of repairs.
+    pub patience: Patience,
+}
+
+/// The agent. One for the process.
+pub struct Agent {
+    options: AgentOptions,
+    /// The control group's replica.
+    pub group: Group,
+    /// The agreed state.
+    pub agreed: Arc<Agreed>,
+    replicas: Arc<Replicas>,
+    fleet: AtomicU64,
+    remember: Box<dyn Fn(u64) -> Result<(), String> + Send + Sync>,
+    leading: Mutex<Leading>,
+    /// A report came: plan now.
+    news: Notify,
+    /// The latest generation that this server was told of.
+    generation: AtomicU64,
+    busy: Mutex<BTreeSet<ShardId>>,
+    transferred: Mutex<HashMap<ShardId, Instant>>,
+    channels: Mutex<HashMap<String, ControlClient<Channel>>>,
+    complained: AtomicBool,
+}
+
+/// What only the leader of the control group knows; lost with the leadership.
+#[derive(Default)]
+struct Leading {
+    since: Option<Instant>,
+    heard: BTreeMap<ServerId, Heard>,
+    health: BTreeMap<ShardId, (Health, String)>,
+}
+
+/// Servers that found a fleet without all that are listed wait this long for the others.
+const FOUND_PATIENCE: Duration = Duration::from_secs(2);
+const CALL: Duration = Duration::from_secs(1);
+
+impl Agent {
+    /// `fleet`: the one that this server belongs to already, or 0. `remember` keeps it on disk.
+    pub fn new(
+        options: AgentOptions,
+        group: Group,
+        agreed: Arc<Agreed>,
+        replicas: Arc<Replicas>,
+        fleet: u64,
+        remember: Box<dyn Fn(u64) -> Result<(), String> + Send + Sync>,
+    ) -> Self {
+        Self {
+            options,
+            group,
+            agreed,
+            replicas,
+            fleet: AtomicU64::new(fleet),
+            remember,
+            leading: Mutex::default(),
+            news: Notify::new(),
+            generation: AtomicU64::new(0),
+            busy: Mutex::default(),
+            transferred: Mutex::default(),
+            channels: Mutex::default(),
+            complained: AtomicBool::new(false),
+        }
+    }
+
+    /// The fleet, or 0.
+    pub fn fleet(&self) -> u64 {
+        self.fleet.load(Relaxed)
+    }
+
+    /// This server.
+    pub fn server(&self) -> ServerId {
+        self.options.server
+    }
+
+    /// Its address.
+    pub fn address(&self) -> &str {
+        &self.options.address
+    }
+
+    /// What it was started with; the agreed one counts where there is one.
+    pub fn shape(&self) -> Shape {
+        self.agreed.read(|s| s.shape).unwrap_or(self.options.shape)
+    }
+
+    /// Runs until the control replica shuts down.
+    pub async fn run(self: Arc<Self>) {
+        let leader = tokio::spawn(self.clone().lead());
+        self.form().await;
+        let mut every = tokio::time::interval(self.interval());
+        every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut alive = self.group.leadership();
+        loop {
+            tokio::select! {
+                _ = every.tick() => self.report().await,
+                changed = alive.changed() => if changed.is_err() { break },
+            }
+        }
+        leader.abort();
+    }
+
+    /// Reports come often enough that a fleet starts at once, and seldom enough to cost nothing.
+    fn interval(&self) -> Duration {
+        (self.options.election / 4).clamp(Duration::from_millis(20), Duration::from_millis(250))
+    }
+
+    // ---- forming ----
+
+    /// Returns when this server belongs to a fleet.
+    async fn form(&self) {
+        let began = Instant::now();
+        while self.fleet() == 0 {
+            let mut fresh = BTreeMap::from([(self.group.me(), self.options.address.clone())]);
+            for (id, address) in (0u64..).zip(&self.options.servers) {
+                if ServerId(id) == self.options.server || *address == self.options.address {
+                    continue;
+                }
+                match self.hello(address).await {
+                    Ok(hello) if hello.fleet != 0 => {
+                        tracing::info!(peer = %address, "joining its fleet");
+                        self.belong(hello.fleet);
+                        return;
+                    }
+                    Ok(hello) => {
+                        let theirs = crate::rpc::control::shape_of(hello.shape.as_ref());
+                        if theirs != Some(self.options.shape) {
+                            if !self.complained.swap(true, Relaxed) {
+                                let theirs = theirs.map(|s| s.to_string()).unwrap_or_default();
+                                tracing::error!(peer = %address, theirs, ours = %self.options.shape,
+                                    "it was started with other settings; start all servers with the same");
+                            }
+                            continue;
+                        }
+                        fresh.insert(ReplicaId(hello.node), address.clone());
+                    }
+                    Err(e) => tracing::debug!(peer = %address, error = %e, "no answer yet"),
+                }
+            }
+            let all = fresh.len() == self.options.servers.len();
+            let enough = fresh.len() * 2 > self.options.servers.len() && began.elapsed() > FOUND_PATIENCE;
+            let first = self.options.servers.first() == Some(&self.options.address);
+            if first && (all || enough) {
+                if let Err(e) = self.found(&fresh).await {
+                    tracing::warn!(error = %e, "the fleet cannot be founded yet");
+                } else {
+                    return;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// The first server of the list founds the fleet with those that are there; the others are admitted later.
+    async fn found(&self, members: &BTreeMap<ReplicaId, String>) -> Result<(), String> {
+        self.group.found(members).await?;
+        let mut leadership = self.group.leadership();
+        let led = leadership.wait_for(|l| l.leader.is_some());
+        let _ = tokio::time::timeout(Duration::from_secs(5), led).await;
+        let fleet = rand::random_range(1..u64::MAX);
+        let servers = members.iter().map(|(n, a)| (n.server(), a.clone())).collect();
+        let command = Command::Found { fleet, shape: self.options.shape, servers };
+        // If the leadership went elsewhere at once, the leader's own loop founds (see `lead`).
+        if self.propose(command).await.is_ok() {
+            tracing::info!(servers = members.len(), shape = %self.options.shape, "the fleet is founded");
+        }
+        Ok(())
+    }
+
+    fn belong(&self, fleet: u64) {
+        if self.fleet.swap(fleet, Relaxed) == fleet {
+            return;
+        }
+        if let Err(e) = (self.remember)(fleet) {
+            tracing::error!(error = %e, "this server's identity cannot be written");
+        }
+    }
+
+    async fn hello(&self, address: &str) -> Result<HelloReply, String> {
+        let mut client = self.client(address)?;
+        match tokio::time::timeout(CALL, client.hello(HelloRequest {})).await {
+            Ok(Ok(r)) => Ok(r.into_inner()),
+            Ok(Err(s)) => Err(s.message().to_string()),
+            Err(_) => Err(format!("no answer within {CALL:?}")),
+        }
+    }
+
+    fn client(&self, address: &str) -> Result<ControlClient<Channel>, String> {
+        let mut channels = self.channels.lock();
+        if let Some(c) = channels.get(address) {
+            return Ok(c.clone());
+        }
+        let client = ControlClient::new(endpoint(address)?.connect_lazy());
+        channels.insert(address.to_string(), client.clone());
+        Ok(client)
+    }
+
+    // ---- reporting ----
+
+    fn own_report(&self) -> Report {
+        let replicas = self.replicas.all().into_iter().map(|(id, r)| {
+            let lead = *r.group.leadership().borrow();
+            let membership = r.group.membership();
+            let bytes = r.shard.configured().map_or(0, |c| {
+                let of = |b: &crate::shard::bucket::Bucket| b.spec.len as u64 * 4 * (1 + b.image().slots.len() as u64);
+                c.buckets.iter().map(of).sum()
+            });
+            let report = ReplicaReport {
+                node: r.group.me(),
+                origin: r.origin,
+                founded: !membership.members.is_empty(),
+                leads: lead.leads,
+                term: lead.term,
+                applied: r.group.applied_index(),
+                bytes,
+                membership,
+                trouble: r.group.trouble().unwrap_or_default(),
+            };
+            (id, report)
+        });
+        Report { address: self.options.address.clone(), node: self.group.me(), replicas: replicas.collect() }
+    }
+
+    /// Tells the leader of the control group, wherever it is, and does what the answer says.
+    async fn report(self: &Arc<Self>) {
+        if let Some(fleet) = Some(self.agreed.read(|s| s.fleet)).filter(|f| *f != 0) {
+            self.belong(fleet);
+        }
+        let report = self.own_report();
+        if self.group.leadership().borrow().leads {
+            if let Some(directives) = self.take_report(self.options.server, report) {
+                self.follow(self.agreed.read(|s| s.generation), directives);
+            }
+            return;
+        }
+        // The leader, where it is known, else everyone that is known.
+        let mut asked = BTreeSet::from([self.options.address.clone()]);
+        let mut next: Vec<String> = self.agreed.read(|s| s.servers.values().map(|m| m.address.clone()).collect());
+        next.extend(self.options.servers.iter().cloned());
+        next.extend(self.group.leader_address());
+        while let Some(address) = next.pop() {
+            if !asked.insert(address.clone()) {
+                continue;
+            }
+            match self.send_report(&address, &report).await {
+                Ok(reply) if reply.accepted => {
+                    let directives = reply.directives.iter().filter_map(from_directive).collect();
+                    return self.follow(reply.generation, directives);
+                }
+                Ok(reply) => {
+                    if !reply.why.is_empty() && !self.complained.swap(true, Relaxed) {
+                        tracing::error!(peer = %address, "{}", reply.why);
+                    }
+                    next.extend(Some(reply.leader).filter(|l| !l.is_empty()));
+                }
+                Err(e) => tracing::debug!(peer = %address, error = %e, "the report was not taken"),
+            }
+        }
+    }
+
+    async fn send_report(&self, address: &str, report: &Report) -> Result<ReportReply, String> {
+        let mut client = self.client(address)?;
+        let request = to_report(self.fleet(), self.options.server, report);
+        match tokio::time::timeout(CALL, client.report(request)).await {
+            Ok(Ok(r)) => Ok(r.into_inner()),
+            Ok(Err(s)) => Err(s.message().to_string()),
+            Err(_) => Err(format!("no answer within {CALL:?}")),
+        }
+    }
+
+    /// Does what it is told. Each directive may have been overtaken; what does not fit any more changes nothing.
+    fn follow(self: &Arc<Self>, generation: u64, directives: Vec<Directive>) {
+        if self.generation.fetch_max(generation, Relaxed) > generation {
+            return; // from a leader of the past
+        }
+        for d in directives {
+            if !self.busy.lock().insert(d.shard) {
+                continue;
+            }
+            let this = self.clone();
+            tokio::spawn(async move {
+                if let Err(e) = this.carry_out(&d).await {
+                    tracing::warn!(shard = d.shard.0, what = ?d.what, error = %e, "a directive failed; it will be planned again");
+                }
+                this.busy.lock().remove(&d.shard);
+            });
+        }
+    }
+
+    async fn carry_out(&self, d: &Directive) -> Result<(), String> {
+        let shape = self.shape();
+        let group = || self.replicas.get(d.shard).map(|r| r.group).ok_or("it is not here");
+        match &d.what {
+            Do::Host { origin } => self.replicas.host(d.shard, shape.shards, shape.durability, *origin).await,
+            Do::Found { origin, members } => {
+                let replica = self.replicas.get(d.shard).filter(|r| r.origin == *origin).ok_or("it is not here")?;
+                if !replica.group.membership().members.is_empty() {
+                    return Ok(());
+                }
+                replica.group.found(members).await
+            }
+            Do::Retire(node) => {
+                self.replicas.retire(d.shard, *node).await;
+                Ok(())
+            }
+            Do::Learner(node, address) => group()?.add_learner(*node, address).await,
+            Do::Voters(voters) => {
+                tracing::info!(shard = d.shard.0, ?voters, "changing who votes");
+                group()?.set_voters(voters).await
+            }
+            Do::Transfer(to) => {
+                let pause = self.options.election * 4;
+                let last = self.transferred.lock().insert(d.shard, Instant::now());
+                if last.is_some_and(|t| t.elapsed() < pause) {
+                    return Ok(());
+                }
+                tracing::info!(shard = d.shard.0, %to, "handing the leadership over");
+                group()?.transfer(*to).await
+            }
+        }
+    }
+
+    // ---- leading ----
+
+    /// Takes a report, if this server leads the control group; gives what the reporter should do.
+    pub fn take_report(&self, server: ServerId, report: Report) -> Option<Vec<Directive>> {
+        if !self.group.leadership().borrow().leads {
+            return None;
+        }
+        let mut leading = self.leading.lock();
+        leading.heard.insert(server, Heard { report, at: Instant::now() });
+        drop(leading);
+        let mut plan = self.plan()?;
+        self.news.notify_one();
+        Some(plan.directives.remove(&server).unwrap_or_default())
+    }
+
+    fn plan(&self) -> Option<Plan> {
+        let mut leading = self.leading.lock();
+        let since = leading.since?;
+        let state = self.agreed.get();
+        let control = self.group.membership();
+        let plan = plan(&View {
+            state: &state,
+            control: &control,
+            heard: &leading.heard,
+            now: Instant::now(),
+            since,
+            patience: self.options.patience,
+            origin: rand::random::<u64>() | (1 << 63),
+        });
+        leading.health = plan.health.clone();
+        Some(plan)
+    }
+
+    async fn lead(self: Arc<Self>) {
+        let mut leadership = self.group.leadership();
+        loop {
+            if leadership.wait_for(|l| l.leads).await.is_err() {
+                return;
+            }
+            if let Err(e) = self.group.barrier().await {
+                tracing::debug!(error = %e, "cannot lead the control group yet");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                continue;
+            }
+            *self.leading.lock() = Leading { since: Some(Instant::now()), ..Leading::default() };
+            tracing::info!(server = %self.options.server, "leads the control group");
+            while leadership.borrow_and_update().leads {
+                self.step().await;
+                let pause = tokio::time::sleep(self.interval());
+                tokio::select! {
+                    () = pause => {}
+                    () = self.news.notified() => tokio::time::sleep(Duration::from_millis(5)).await,
+                    changed = leadership.changed() => if changed.is_err() { return },
+                }
+            }
+            self.leading.lock().since = None;
+        }
+    }
+
+    async fn step(&self) {
+        let state = self.agreed.get();
+        if state.fleet == 0 {
+            // The founder lost the leadership, or its life, before it had founded.
+            let members = self.group.membership().members;
+            let servers = members.iter().map(|(n, a)| (n.server(), a.clone())).collect();
+            let fleet = rand::random_range(1..u64::MAX);
+            let _ = self.propose(Command::Found { fleet, shape: self.options.shape, servers }).await;
+            return;
+        }
+        let admit: Vec<_> = {
+            let leading = self.leading.lock();
+            let new = |(id, h): (&ServerId, &Heard)| {
+                let known = state.servers.get(id).is_some_and(|s| s.address == h.report.address);
+                (!known).then(|| Command::Admit { server: *id, address: h.report.address.clone() })
+            };
+            leading.heard.iter().filter_map(new).collect()
+        };
+        let Some(plan) = self.plan() else { return };
+        for command in admit.into_iter().chain(plan.commands) {
+            tracing::debug!(?command, "agreeing");
+            if let Err(e) = self.propose(command).await {
+                tracing::warn!(error = %e, "the control group cannot agree at present");
+                return;
+            }
+        }
+        let changed = match plan.control {
+            None => Ok(()),
+            Some(ControlChange::Learner(node, address)) => self.group.add_learner(node, &address).await,
+            Some(ControlChange::Voters(voters)) => {
+                tracing::info!(?voters, "changing who votes in the control group");
+                self.group.set_voters(&voters).await
+            }
+        };
+        if let Err(e) = changed {
+            tracing::warn!(error = %e, "the control group's membership cannot change at present");
+        }
+    }
+
+    /// Agrees on a command.
+    pub async fn propose(&self, command: Command) -> Result<Outcome, String> {
+        let waits = self.group.propose(Change::Control(command)).await.map_err(|e| e.to_string())?;
+        match tokio::time::timeout(Duration::from_secs(5), waits).await {
+            Ok(Ok(Applied::Control(outcome))) => Ok(outcome),
+            Ok(Ok(_)) => Err("an answer of another kind".into()),
+            Ok(Err(e)) => Err(e.to_string()),
+            Err(_) => Err("no majority of the servers answered within 5 s".into()),
+        }
+    }
+
+    /// For status: the agreed state, how each shard is, and when each server was last heard; `None` where this
+    /// server does not lead the control group.
+    #[allow(clippy::type_complexity)]
+    pub fn overview(
+        &self,
+    ) -> Option<(State, Membership, BTreeMap<ServerId, (Report, bool)>, BTreeMap<ShardId, (Health, String)>)> {
+        let leading = self.leading.lock();
+        leading.since?;
+        let silent = |h: &Heard| h.at.elapsed() > self.options.patience.silent;
+        let heard = leading.heard.iter().map(|(s, h)| (*s, (h.report.clone(), silent(h)))).collect();
+        Some((self.agreed.get(), self.group.membership(), heard, leading.health.clone()))
+    }
+
+    /// A server of a shard, from what is agreed on: where a worker that asked here should go.
+    pub fn host_of(&self, shard: ShardId) -> Option<String> {
+        self.agreed.read(|s| {
+            let place = s.shards.get(&shard)?;
+            let others = place.voters.iter().filter(|n| n.server() != self.options.server);
+            others.filter_map(|n| s.servers.get(&n.server())).map(|m| m.address.clone()).next()
+        })
+    }
+}

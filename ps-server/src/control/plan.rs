@@ -1,0 +1,454 @@
+//! What should happen next, from what is agreed and what the servers report. A pure function: the leader of
+//! the control group calls it a few times a second; whatever was lost on the way is simply planned again.
+//!
+//! A shard's life:
+//!
+//! ```text
+//!  placing ──all hosted──▶ placed ──founded──▶ serving ⇄ repairing (learner ▶ caught up ▶ voter)
+//!     ▲                                            └──every replica lost its log──▶ lost ─┐
+//!     └───────────────────────────── founded anew, under another origin ──────────────────┘
+//! ```
+
+use super::state::{Command, Place, State};
+use crate::raft::{Membership, ReplicaId};
+use paraft_common::{ServerId, ShardId, placement};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+/// What a server holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// host:port.
+    pub address: String,
+    /// Its replica of the control group.
+    pub node: ReplicaId,
+    /// Its replicas of shards.
+    pub replicas: BTreeMap<ShardId, ReplicaReport>,
+}
+
+/// One replica.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)] // as in control.proto
+pub struct ReplicaReport {
+    pub node: ReplicaId,
+    pub origin: u64,
+    pub founded: bool,
+    pub leads: bool,
+    pub term: u64,
+    pub applied: u64,
+    pub bytes: u64,
+    pub membership: Membership,
+    pub trouble: String,
+}
+
+/// A report and when it came.
+#[derive(Clone, Debug)]
+pub struct Heard {
+    /// What.
+    pub report: Report,
+    /// When.
+    pub at: Instant,
+}
+
+/// What a server should do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Directive {
+    /// For which shard.
+    pub shard: ShardId,
+    /// What.
+    pub what: Do,
+}
+
+/// What a server should do for a shard.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Do {
+    /// Start a new replica.
+    Host {
+        /// Of which founding.
+        origin: u64,
+    },
+    /// Found the group.
+    Found {
+        /// Of which founding.
+        origin: u64,
+        /// The first voters.
+        members: BTreeMap<ReplicaId, String>,
+    },
+    /// Stop this replica and forget it.
+    Retire(ReplicaId),
+    /// Add a learner.
+    Learner(ReplicaId, String),
+    /// Change who votes.
+    Voters(BTreeSet<ReplicaId>),
+    /// Hand the leadership over.
+    Transfer(ReplicaId),
+}
+
+/// What the control group's own membership should become.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ControlChange {
+    /// Add a learner.
+    Learner(ReplicaId, String),
+    /// Change who votes.
+    Voters(BTreeSet<ReplicaId>),
+}
+
+/// How patient the fleet is.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// A server that reports nothing for this long is silent: nothing new is given to it.
+    pub silent: Duration,
+    /// Its replicas are replaced after this long, where another server can take them.
+    pub replace: Duration,
+    /// A leader is moved back only after the fleet has been whole for this long.
+    pub settle: Duration,
+}
+
+impl Patience {
+    /// For a fleet with this election timeout, which replaces servers that are silent for `replace`.
+    pub fn new(election: Duration, replace: Duration) -> Self {
+        Self { silent: (election * 6).max(Duration::from_secs(1)), replace, settle: election * 15 }
+    }
+}
+
+/// Everything that should happen now.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// To be agreed on.
+    pub commands: Vec<Command>,
+    /// To be told.
+    pub directives: BTreeMap<ServerId, Vec<Directive>>,
+    /// Of the control group itself.
+    pub control: Option<ControlChange>,
+    /// How each shard is.
+    pub health: BTreeMap<ShardId, (Health, String)>,
+}
+
+/// How a shard is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Health {
+    /// Its replicas are being started.
+    #[default]
+    Placing,
+    /// All is well.
+    Serving,
+    /// It serves, or will, with fewer replicas than it should have.
+    Repairing,
+    /// A majority of its replicas has lost its log: what they held is gone.
+    Lost,
+}
+
+impl Health {
+    /// The word in status.
+    pub fn name(self) -> &'static str {
+        match self {
+            Health::Placing => "placing",
+            Health::Serving => "serving",
+            Health::Repairing => "repairing",
+            Health::Lost => "lost",
+        }
+    }
+}
+
+/// A learner that is this few entries behind is made a voter.
+const CAUGHT_UP: u64 = 64;
+/// Servers that vote in the control group, at most.
+const CONTROL_VOTERS: usize = 5;
+
+/// What planning needs to know.
+pub struct View<'a> {
+    /// Agreed.
+    pub state: &'a State,
+    /// The control group's membership.
+    pub control: &'a Membership,
+    /// The latest report of each server.
+    pub heard: &'a BTreeMap<ServerId, Heard>,
+    /// Now.
+    pub now: Instant,
+    /// Since when this server leads the control group: silence before it proves nothing.
+    pub since: Instant,
+    /// Settings.
+    pub patience: Patience,
+    /// A random number for a new founding.
+    pub origin: u64,
+}
+
+impl View<'_> {
+    fn age(&self, server: ServerId) -> Duration {
+        let last = self.heard.get(&server).map_or(self.since, |h| h.at.max(self.since));
+        self.now.saturating_duration_since(last)
+    }
+
+    /// Its latest report, if it is not silent.
+    fn live(&self, server: ServerId) -> Option<&Report> {
+        let heard = self.heard.get(&server)?;
+        (self.now.saturating_duration_since(heard.at) <= self.patience.silent).then_some(&heard.report)
+    }
+
+    fn draining(&self, server: ServerId) -> bool {
+        self.state.servers.get(&server).is_some_and(|s| s.draining)
+    }
+
+    /// Live servers that may be given something.
+    fn usable(&self) -> impl Iterator<Item = (ServerId, &Report)> {
+        self.state.servers.keys().filter(|s| !self.draining(**s)).filter_map(|s| Some((*s, self.live(*s)?)))
+    }
+
+    fn bytes(&self, server: ServerId) -> u64 {
+        self.live(server).map_or(0, |r| r.replicas.values().map(|p| p.bytes).sum())
+    }
+
+    /// The report of a shard's leader: of those that say they lead, the one of the latest term.
+    fn leader(&self, shard: ShardId, origin: u64) -> Option<(ServerId, &ReplicaReport)> {
+        let leads = |s: &ServerId| {
+            let r = self.live(*s)?.replicas.get(&shard)?;
+            (r.leads && r.origin == origin).then_some((*s, r))
+        };
+        self.state.servers.keys().filter_map(leads).max_by_key(|(_, r)| r.term)
+    }
+}
+
+/// Plans.
+pub fn plan(view: &View) -> Plan {
+    let mut plan = Plan { control: control_change(view), ..Plan::default() };
+    let Some(shape) = view.state.shape else { return plan };
+    for shard in (0..shape.shards).map(ShardId) {
+        let health = match view.state.shards.get(&shard) {
+            Some(place) if place.founded => keep(view, shard, place, shape.replicas, &mut plan),
+            Some(place) => found(view, shard, place, shape.replicas, &mut plan),
+            None => {
+                start(view, shard, view.origin ^ u64::from(shard.0), shape.replicas, &mut plan);
+                (Health::Placing, String::new())
+            }
+        };
+        plan.health.insert(shard, health);
+    }
+    spread_leaders(view, &mut plan);
+    plan
+}
+
+impl Plan {
+    fn tell(&mut self, server: ServerId, shard: ShardId, what: Do) {
+        self.directives.entry(server).or_default().push(Directive { shard, what });
+    }
+}
+
+/// The servers for a new shard: the rule that spreads them, over those that can take something. Where some are
+/// late, a majority begins; the others are added when they come.
+fn choose(view: &View, shard: ShardId, replicas: u32) -> Option<Vec<ServerId>> {
+    let usable: Vec<ServerId> = view.usable().map(|(s, _)| s).collect();
+    let waited = view.now.saturating_duration_since(view.since) > view.patience.settle;
+    let enough = usable.len() >= replicas as usize || waited && usable.len() * 2 > replicas as usize;
+    let places = placement::replicas_of(shard, usable.len() as u32, replicas);
+    enough.then(|| places.into_iter().filter_map(|p| usable.get(p.0 as usize).copied()).collect())
+}
+
+/// Nothing is agreed on yet: give the shard a name, so that servers can host it.
+fn start(view: &View, shard: ShardId, origin: u64, replicas: u32, plan: &mut Plan) {
+    if choose(view, shard, replicas).is_some() {
+        let place = Place { origin, voters: BTreeSet::new(), founded: false };
+        plan.commands.push(Command::Place { shard, place });
+    }
+}
+
+/// Named, not founded: host, agree on the replicas, found.
+fn found(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut Plan) -> (Health, String) {
+    let hosts = |s: ServerId| view.live(s).and_then(|r| r.replicas.get(&shard)).filter(|r| r.origin == place.origin);
+    if place.voters.is_empty() {
+        let Some(servers) = choose(view, shard, replicas) else {
+            return (Health::Placing, format!("waiting for {replicas} servers"));
+        };
+        let mut nodes = BTreeSet::new();
+        let chosen = servers.len();
+        for s in servers {
+            match hosts(s) {
+                Some(r) => _ = nodes.insert(r.node),
+                None => plan.tell(s, shard, Do::Host { origin: place.origin }),
+            }
+        }
+        if nodes.len() == chosen {
+            let place = Place { voters: nodes, ..place.clone() };
+            plan.commands.push(Command::Place { shard, place });
+        }
+        return (Health::Placing, String::new());
+    }
+    let nodes: Vec<_> = place.voters.iter().map(|n| (*n, hosts(n.server()))).collect();
+    if nodes.iter().any(|(n, r)| r.is_some_and(|r| r.founded && r.node == *n)) {
+        plan.commands.push(Command::Place { shard, place: Place { founded: true, ..place.clone() } });
+        return (Health::Placing, String::new());
+    }
+    let all_there = nodes.iter().all(|(n, r)| r.is_some_and(|r| r.node == *n));
+    let gone = |n: &ReplicaId| match view.live(n.server()) {
+        Some(r) => r.replicas.get(&shard).is_none_or(|r| r.node != *n),
+        None => view.age(n.server()) > view.patience.replace,
+    };
+    if all_there {
+        let members = nodes.iter().filter_map(|(n, _)| Some((*n, view.live(n.server())?.address.clone()))).collect();
+        // Preferred leaders go round the servers.
+        let first = place.voters.iter().nth(shard.0 as usize % place.voters.len()).map(|n| n.server());
+        if let Some(first) = first {
+            plan.tell(first, shard, Do::Found { origin: place.origin, members });
+        }
+    } else if place.voters.iter().any(gone) {
+        // One was lost before the group began. Nothing was acknowledged; begin again under another name, since
+        // the others may have begun without telling.
+        start(view, shard, view.origin ^ u64::from(shard.0), replicas, plan);
+    }
+    (Health::Placing, String::new())
+}
+
+/// A founded shard: keep its replicas whole.
+fn keep(
+    view: &View,
+    shard: ShardId,
+    place: &Place,
+    replicas: u32,
+    plan: &mut Plan,
+) -> (Health, String) {
+    let here = |n: ReplicaId| {
+        view.live(n.server()).and_then(|r| r.replicas.get(&shard)).filter(|r| r.node == n && r.trouble.is_empty())
+    };
+    // Its server is there, but the replica is not: it has lost its log, or its storage failed.
+    let vanished = |n: ReplicaId| view.live(n.server()).is_some() && here(n).is_none();
+    let Some((leads_at, lead)) = view.leader(shard, place.origin) else {
+        let lost: Vec<_> = place.voters.iter().filter(|n| vanished(**n)).collect();
+        if lost.len() == place.voters.len() {
+            tracing::error!(%shard, "every replica has lost its log: the shard begins anew; resume from a checkpoint");
+            let place = Place { origin: view.origin ^ u64::from(shard.0), voters: BTreeSet::new(), founded: false };
+            plan.commands.push(Command::Place { shard, place });
+            return (Health::Lost, "every replica has lost its log".into());
+        }
+        if lost.len() * 2 > place.voters.len() {
+            let why = "a majority of its replicas has lost its log: stop the servers, and resume from a checkpoint";
+            return (Health::Lost, why.into());
+        }
+        return (Health::Repairing, "no leader".into());
+    };
+    let now = &lead.membership;
+    if now.changing {
+        return (Health::Repairing, "its membership is changing".into());
+    }
+    if now.voters != place.voters {
+        let place = Place { voters: now.voters.clone(), ..place.clone() };
+        plan.commands.push(Command::Place { shard, place });
+    }
+    let silent_long = |n: ReplicaId| view.age(n.server()) > view.patience.replace;
+    let spare = || {
+        let used: BTreeSet<ServerId> = now.voters.iter().map(|n| n.server()).collect();
+        let free = view.usable().filter(|(s, _)| !used.contains(s));
+        free.min_by_key(|(s, _)| (view.bytes(*s), *s)).map(|(s, _)| s)
+    };
+    // The worst first; one change at a time.
+    let replace = now.voters.iter().copied().find_map(|n| {
+        let server = n.server();
+        if vanished(n) && !view.draining(server) {
+            return Some((Some(n), server));
+        }
+        let leave = vanished(n) || silent_long(n) || view.draining(server);
+        leave.then(|| spare().map(|s| (Some(n), s))).flatten()
+    });
+    let too_few = now.voters.len() < replicas as usize;
+    let add = || too_few.then(|| spare().map(|s| (None, s))).flatten();
+    if let Some((bad, target)) = replace.or_else(add) {
+        let hosted = view.live(target).and_then(|r| r.replicas.get(&shard));
+        match hosted.filter(|r| r.origin == place.origin && r.trouble.is_empty()) {
+            None => plan.tell(target, shard, Do::Host { origin: place.origin }),
+            Some(new) if !now.members.contains_key(&new.node) => {
+                let address = view.live(target).map(|r| r.address.clone()).unwrap_or_default();
+                plan.tell(leads_at, shard, Do::Learner(new.node, address));
+            }
+            Some(new) if new.applied + CAUGHT_UP >= lead.applied => {
+                let mut voters = now.voters.clone();
+                voters.retain(|n| Some(*n) != bad);
+                voters.insert(new.node);
+                plan.tell(leads_at, shard, Do::Voters(voters));
+            }
+            Some(_) => {} // it learns
+        }
+        let why = match bad {
+            Some(bad) => format!("{bad} is being replaced on {target}"),
+            None => format!("a replica is being added on {target}"),
+        };
+        return (Health::Repairing, why);
+    }
+    // Learners that nobody waits for: left over from a replacement that was broken off.
+    if now.members.keys().any(|n| !now.voters.contains(n)) {
+        plan.tell(leads_at, shard, Do::Voters(now.voters.clone()));
+    }
+    for (server, report) in view.state.servers.keys().filter_map(|s| Some((*s, view.live(*s)?))) {
+        if let Some(r) = report.replicas.get(&shard).filter(|r| !now.members.contains_key(&r.node)) {
+            plan.tell(server, shard, Do::Retire(r.node));
+        }
+    }
+    match now.voters.iter().find(|n| here(**n).is_none()) {
+        None if too_few => (Health::Repairing, format!("{} of {replicas} replicas: too few servers", now.voters.len())),
+        None => (Health::Serving, String::new()),
+        Some(n) => (Health::Repairing, format!("{} is silent", n.server())),
+    }
+}
+
+/// Leaders go where few are, by bytes; away from servers that are being emptied. One at a time.
+fn spread_leaders(view: &View, plan: &mut Plan) {
+    let mut led = BTreeMap::<ServerId, u64>::new();
+    let mut moves = Vec::new();
+    let settled = view.now.saturating_duration_since(view.since) > view.patience.settle;
+    for (shard, place) in view.state.shards.iter().filter(|(_, p)| p.founded) {
+        let Some((at, lead)) = view.leader(*shard, place.origin) else { continue };
+        let able = |n: &&ReplicaId| {
+            let there = view.live(n.server()).and_then(|r| r.replicas.get(shard));
+            !view.draining(n.server())
+                && there.is_some_and(|r| r.node == **n && r.trouble.is_empty() && r.applied + CAUGHT_UP >= lead.applied)
+        };
+        let fewest = |n: &&ReplicaId| (led.get(&n.server()).copied().unwrap_or(0), n.server() != at, n.server());
+        let Some(best) = lead.membership.voters.iter().filter(able).min_by_key(fewest).copied() else { continue };
+        // Equal loads stay as they are; an empty model still counts its shards.
+        *led.entry(best.server()).or_default() += lead.bytes.max(1);
+        let busy = lead.membership.changing || plan.health.get(shard).is_some_and(|h| h.0 != Health::Serving);
+        if best.server() != at && (view.draining(at) || settled && !busy) {
+            moves.push((at, *shard, best));
+        }
+    }
+    if let Some((at, shard, to)) = moves.into_iter().next() {
+        plan.tell(at, shard, Do::Transfer(to));
+    }
+}
+
+/// The control group: an odd number of voters, at most five, on servers that are there; the others learn.
+fn control_change(view: &View) -> Option<ControlChange> {
+    if view.control.changing || view.state.fleet == 0 {
+        return None;
+    }
+    let members = &view.control.members;
+    let there = || view.state.servers.keys().filter_map(|s| Some((*s, view.live(*s)?)));
+    for (_, report) in there() {
+        if members.get(&report.node) != Some(&report.address) {
+            return Some(ControlChange::Learner(report.node, report.address.clone()));
+        }
+    }
+    let mut able: Vec<(bool, ServerId, ReplicaId)> =
+        there().filter(|(s, _)| !view.draining(*s)).map(|(s, r)| (!view.control.voters.contains(&r.node), s, r.node)).collect();
+    // A silent server keeps its vote until its replacement is due.
+    let kept = view.control.voters.iter().filter(|n| {
+        let server = n.server();
+        view.live(server).is_none() && view.age(server) <= view.patience.replace
+    });
+    able.extend(kept.map(|n| (false, n.server(), *n)));
+    able.sort();
+    let mut count = able.len().min(CONTROL_VOTERS);
+    if count.is_multiple_of(2) {
+        count = count.saturating_sub(1).max(1);
+    }
+    // Rather one too many dead than a majority that hangs on two.
+    if count < view.control.voters.len() && able.len() < view.control.voters.len() {
+        let vanished = view.control.voters.iter().any(|n| {
+            view.live(n.server()).is_some_and(|r| r.node != *n)
+        });
+        if !vanished {
+            return None;
+        }
+    }
+    let voters: BTreeSet<ReplicaId> = able.iter().take(count).map(|(_, _, n)| *n).collect();
+    (!voters.is_empty() && voters != view.control.voters).then_some(ControlChange::Voters(voters))
+}

@@ -1,0 +1,216 @@
+//! What a replica keeps on disk: its name, its vote, its log, its last snapshot.
+//!
+//! ```text
+//! <data>/shard-3/
+//!   replica     who this replica is, and of which founding
+//!   vote        the vote, replaced as a whole
+//!   log/        segments
+//!   snapshot    the state that the log begins after
+//! ```
+
+use super::{
+    image::RawImage,
+    types::{Entry, LogId, Snapshot, SnapshotMeta, Vote},
+    wire,
+};
+use openraft::EntryPayload;
+use paraft_store::{Disk, Log, LogOptions, Record, SnapshotReader, SnapshotWriter, StoreError, read_small, write_small};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// A segment of the log: a snapshot lets whole segments go.
+const SEGMENT_BYTES: u64 = 64 << 20;
+
+/// A replica's folder. Cheap to clone.
+#[derive(Clone)]
+pub struct Folder {
+    disk: Arc<dyn Disk>,
+    path: PathBuf,
+}
+
+/// What a log on disk held when it was opened.
+#[derive(Default)]
+pub struct Stored {
+    pub entries: Vec<Entry>,
+    pub purged: Option<LogId>,
+    pub vote: Option<Vote>,
+}
+
+fn invalid(e: impl std::fmt::Display) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, e.to_string())
+}
+
+impl Folder {
+    /// A folder; it need not exist yet.
+    pub fn new(disk: Arc<dyn Disk>, path: impl Into<PathBuf>) -> Self {
+        Self { disk, path: path.into() }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads a small file; the error names it.
+    pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, String> {
+        read_small(&*self.disk, &self.path.join(name)).map_err(|e| e.to_string())
+    }
+
+    /// Replaces a small file, durably.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), String> {
+        let at = |e: io::Error| format!("{}: {e}", self.path.join(name).display());
+        self.disk.create_dir_all(&self.path).map_err(at)?;
+        write_small(&*self.disk, &self.path.join(name), bytes).map_err(at)
+    }
+
+    /// Opens the log.
+    pub(super) fn open_log(&self) -> Result<(DiskLog, Stored), String> {
+        let path = self.path.join("log");
+        let at = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+        self.disk.create_dir_all(&path).map_err(|e| at(&e))?;
+        let options = LogOptions { segment_bytes: SEGMENT_BYTES, sync: true };
+        let (log, found) = Log::open(self.disk.clone(), &path, options).map_err(|e| e.to_string())?;
+        if found.torn_bytes > 0 {
+            tracing::warn!(path = %path.display(), bytes = found.torn_bytes, "the log's torn tail was cut");
+        }
+        let entries = found.records.into_iter().map(entry_of).collect::<Result<_, _>>().map_err(|e| at(&e))?;
+        let purged = found.purged.map(|(_, tag)| wire::decode::<LogId>(&tag)).transpose();
+        let purged = purged.map_err(|e| at(&e))?;
+        let vote = self.read("vote")?.map(|b| wire::decode(&b)).transpose().map_err(|e| at(&e))?;
+        let disk = DiskLog { log, folder: self.clone() };
+        Ok((disk, Stored { entries, purged, vote }))
+    }
+
+    /// The snapshot's file.
+    pub(super) fn snapshot(&self) -> SnapshotFile {
+        SnapshotFile { disk: self.disk.clone(), path: self.path.join("snapshot"), dir: self.path.clone() }
+    }
+
+    /// Forgets the replica for ever; the folder is gone afterwards.
+    pub fn remove(&self) -> io::Result<()> {
+        match std::fs::remove_dir_all(&self.path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// An entry as it is stored.
+pub(super) fn record_of(entry: &Entry) -> Result<Record, wire::WireError> {
+    let payload = match &entry.payload {
+        EntryPayload::Normal(change) => change.payload().clone(),
+        _ => bytes::Bytes::new(),
+    };
+    Ok(Record { index: entry.log_id.index, header: wire::encode(entry)?, payload })
+}
+
+/// And back.
+pub(super) fn entry_of(record: Record) -> Result<Entry, wire::WireError> {
+    let mut entry: Entry = wire::decode(&record.header)?;
+    if entry.log_id.index != record.index {
+        return Err(wire::WireError::new(format!("entry {} is stored as {}", entry.log_id.index, record.index)));
+    }
+    if let EntryPayload::Normal(change) = &mut entry.payload {
+        change.attach(record.payload);
+    }
+    Ok(entry)
+}
+
+/// The log's files, and the vote beside them.
+pub struct DiskLog {
+    log: Log,
+    folder: Folder,
+}
+
+impl DiskLog {
+    /// Queues entries; `done` is called when they are on disk.
+    pub fn append(
+        &self,
+        entries: &[Entry],
+        done: impl FnOnce(io::Result<()>) + Send + 'static,
+    ) -> io::Result<()> {
+        let records = entries.iter().map(record_of).collect::<Result<_, _>>().map_err(invalid)?;
+        self.log.append(records, Box::new(done));
+        Ok(())
+    }
+
+    /// Blocks until everything that was queued is on disk, and the vote after it.
+    pub async fn save_vote(&self, vote: &Vote) -> io::Result<()> {
+        let (tx, rx) = tokio::sync::oneshot::channel();
+        self.log.append(Vec::new(), Box::new(move |r| _ = tx.send(r)));
+        rx.await.map_err(|_| io::Error::other("the log's writer has ended"))??;
+        let (folder, bytes) = (self.folder.clone(), wire::encode(vote).map_err(invalid)?);
+        blocking(move || folder.write("vote", &bytes).map_err(io::Error::other)).await
+    }
+
+    /// Drops every entry after `last`.
+    pub async fn truncate_after(&self, last: Option<u64>) -> io::Result<()> {
+        let log = self.log.clone();
+        blocking(move || log.truncate_after(last)).await
+    }
+
+    /// Drops every entry up to `upto`.
+    pub async fn purge(&self, upto: LogId) -> io::Result<()> {
+        let (log, tag) = (self.log.clone(), wire::encode(&upto).map_err(invalid)?);
+        blocking(move || log.purge(upto.index, tag)).await
+    }
+}
+
+/// The state that a log on disk begins after. Replaced as a whole.
+pub struct SnapshotFile {
+    disk: Arc<dyn Disk>,
+    path: PathBuf,
+    dir: PathBuf,
+}
+
+impl SnapshotFile {
+    /// Writes while the state goes on changing; durable when it returns.
+    pub async fn write(self: &Arc<Self>, meta: SnapshotMeta, image: Arc<RawImage>) -> io::Result<()> {
+        let this = self.clone();
+        blocking(move || {
+            this.disk.create_dir_all(&this.dir)?;
+            let head = wire::encode(&(&meta, &image.head[..])).map_err(invalid)?;
+            let mut file = SnapshotWriter::create(this.disk.clone(), &this.path)?;
+            file.push(&head)?;
+            for part in &image.parts {
+                file.push(part)?;
+            }
+            file.finish().map(drop)
+        })
+        .await
+    }
+
+    /// The stored snapshot.
+    pub async fn read(self: &Arc<Self>) -> io::Result<Option<Snapshot>> {
+        let this = self.clone();
+        blocking(move || {
+            let found = read_snapshot(this.disk.clone(), &this.path).map_err(invalid)?;
+            Ok(found.map(|(meta, image)| Snapshot { meta, snapshot: Arc::new(image) }))
+        })
+        .await
+    }
+}
+
+/// Reads a snapshot file; `None` where there is none.
+pub(super) fn read_snapshot(
+    disk: Arc<dyn Disk>,
+    path: &Path,
+) -> Result<Option<(SnapshotMeta, RawImage)>, String> {
+    let at = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+    let mut chunks = match SnapshotReader::open(&*disk, path) {
+        Ok(chunks) => chunks,
+        Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e.to_string()),
+    };
+    let head = chunks.next().ok_or_else(|| at(&"it is empty"))?.map_err(|e| e.to_string())?;
+    let (meta, head): (SnapshotMeta, Vec<u8>) = wire::decode(&head).map_err(|e| at(&e))?;
+    let parts = chunks.collect::<Result<_, _>>().map_err(|e| e.to_string())?;
+    Ok(Some((meta, RawImage { head: head.into(), parts })))
+}
+
+async fn blocking<T: Send + 'static>(f: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+    tokio::task::spawn_blocking(f).await.map_err(io::Error::other)?
+}

@@ -1,0 +1,69 @@
+//! Names: of replicas, and of groups.
+
+use paraft_common::{ServerId, ShardId};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A replica of a group: a server, and a life. A replica that loses its log is dead, whatever its server does
+/// afterwards: with the old name, a server that came back with an empty log could vote for a leader that lacks
+/// acknowledged entries. So a new life gets a new name, and enters as a learner.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ReplicaId(pub u64);
+
+impl ReplicaId {
+    /// A name that this server has not used before (with the certainty of 32 random bits).
+    pub fn new_life(server: ServerId) -> Self {
+        ReplicaId((server.0 << 32) | u64::from(rand::random_range(1..=u32::MAX)))
+    }
+
+    /// The server that it is on.
+    pub fn server(self) -> ServerId {
+        ServerId(self.0 >> 32)
+    }
+}
+
+impl fmt::Display for ReplicaId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{:08x}", self.server(), self.0 as u32)
+    }
+}
+
+impl fmt::Debug for ReplicaId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A Raft group of the fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum GroupId {
+    /// Servers, placement, generation.
+    Control,
+    /// Weights and optimizer state.
+    Shard(ShardId),
+}
+
+impl GroupId {
+    /// As it travels.
+    pub fn to_wire(self) -> u32 {
+        match self {
+            GroupId::Control => u32::MAX,
+            GroupId::Shard(s) => s.0,
+        }
+    }
+
+    /// As it came.
+    pub fn from_wire(n: u32) -> Self {
+        if n == u32::MAX { GroupId::Control } else { GroupId::Shard(ShardId(n)) }
+    }
+}
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GroupId::Control => f.write_str("the control group"),
+            GroupId::Shard(s) => s.fmt(f),
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The replicas of shards on this server: started, found again on disk, retired.
+
+use crate::{
+    raft::{Folder, Group, GroupId, GroupOptions, Peers, ReplicaId},
+    shard::{
+        Shard,
+        owner::{self, Counters, Event},
+    },
+};
+use paraft_common::{Durability, ServerId, ShardId};
+use paraft_store::Disk;
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::sync::mpsc;
+
+/// One replica and what belongs to it. Cheap to clone.
+#[derive(Clone)]
+pub struct Replica {
+    /// The replicated state.
+    pub shard: Arc<Shard>,
+    /// Replication.
+    pub group: Group,
+    /// Takes the messages of streams.
+    pub owner: mpsc::Sender<Event>,
+    /// What the owner counts.
+    pub counters: Arc<Counters>,
+    /// Names the founding of the shard's state.
+    pub origin: u64,
+}
+
+/// What a replica's folder says of it.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Card {
+    node: u64,
+    origin: u64,
+    shards: u32,
+}
+
+const CARD: &str = "replica";
+
+/// How replicas are started.
+pub struct ReplicasOptions {
+    /// This server.
+    pub server: ServerId,
+    /// Where their folders are.
+    pub data: PathBuf,
+    /// On which disk.
+    pub disk: Arc<dyn Disk>,
+    /// A follower that hears nothing for between once and twice this long stands for election.
+    pub election: Duration,
+}
+
+/// All replicas of this server.
+pub struct Replicas {
+    options: ReplicasOptions,
+    peers: Arc<Peers>,
+    hosted: RwLock<BTreeMap<ShardId, Replica>>,
+    /// One is started or retired at a time.
+    changing: tokio::sync::Mutex<()>,
+}
+
+impl Replicas {
+    /// None yet.
+    pub fn new(options: ReplicasOptions, peers: Arc<Peers>) -> Self {
+        Self { options, peers, hosted: RwLock::default(), changing: tokio::sync::Mutex::default() }
+    }
+
+    /// The replica of a shard, if it is here.
+    pub fn get(&self, shard: ShardId) -> Option<Replica> {
+        self.hosted.read().get(&shard).cloned()
+    }
+
+    /// All of them, by shard.
+    pub fn all(&self) -> Vec<(ShardId, Replica)> {
+        self.hosted.read().iter().map(|(s, r)| (*s, r.clone())).collect()
+    }
+
+    /// Starts what earlier lives of this server have left on disk. A replica that cannot be read is put aside:
+    /// the others have its state, and it will be replaced.
+    pub async fn reopen(&self) {
+        let Ok(folders) = std::fs::read_dir(&self.options.data) else { return };
+        for path in folders.flatten().map(|f| f.path()) {
+            let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+            let Some(shard) = name.strip_prefix("shard-").and_then(|n| n.parse().ok()).map(ShardId) else {
+                continue;
+            };
+            if let Err(e) = self.reopen_one(shard, &path).await {
+                tracing::error!(%shard, error = %e, "a replica on disk cannot be used; it will be replaced");
+                put_aside(&path);
+            }
+        }
+    }
+
+    async fn reopen_one(&self, shard: ShardId, path: &Path) -> Result<(), String> {
+        let folder = Folder::new(self.options.disk.clone(), path);
+        let Some(card) = folder.read(CARD)? else {
+            return folder.remove().map_err(|e| e.to_string()); // it was never begun
+        };
+        let (card, _): (Card, _) = bincode::serde::decode_from_slice(&card, bincode::config::legacy())
+            .map_err(|e| format!("{}: {e}", path.join(CARD).display()))?;
+        let node = ReplicaId(card.node);
+        if node.server() != self.options.server {
+            return Err(format!("{} belongs to {}", path.display(), node.server()));
+        }
+        self.start(shard, card.shards, node, card.origin, Some(folder)).await?;
+        tracing::info!(%shard, replica = %node, "found on disk");
+        Ok(())
+    }
+
+    /// Starts a new replica, with a new name and an empty log, unless one of this founding is here and works.
+    pub async fn host(
+        &self,
+        shard: ShardId,
+        shards: u32,
+        durability: Durability,
+        origin: u64,
+    ) -> Result<(), String> {
+        let _one = self.changing.lock().await;
+        if let Some(old) = self.get(shard) {
+            if old.origin == origin && old.group.trouble().is_none() {
+                return Ok(());
+            }
+            self.drop_replica(shard, &old).await;
+        }
+        let node = ReplicaId::new_life(self.options.server);
+        let path = self.folder(shard);
+        let folder = durability.on_disk().then(|| Folder::new(self.options.disk.clone(), &path));
+        if path.exists() {
+            put_aside(&path);
+        }
+        if let Some(folder) = &folder {
+            let card = Card { node: node.0, origin, shards };
+            let card = bincode::serde::encode_to_vec(&card, bincode::config::legacy());
+            folder.write(CARD, &card.map_err(|e| e.to_string())?)?;
+        }
+        self.start(shard, shards, node, origin, folder).await?;
+        tracing::info!(%shard, replica = %node, %durability, "hosting");
+        Ok(())
+    }
+
+    async fn start(
+        &self,
+        id: ShardId,
+        shards: u32,
+        me: ReplicaId,
+        origin: u64,
+        folder: Option<Folder>,
+    ) -> Result<(), String> {
+        let shard = Arc::new(Shard::new(id, shards));
+        let options = GroupOptions { group: GroupId::Shard(id), me, folder, election: self.options.election };
+        let group = Group::start(options, shard.clone(), self.peers.clone()).await?;
+        let counters = Arc::new(Counters::default());
+        let owner = owner::spawn(shard.clone(), group.clone(), counters.clone(), origin);
+        self.hosted.write().insert(id, Replica { shard, group, owner, counters, origin });
+        Ok(())
+    }
+
+    /// Stops a replica for good: it is no member any more.
+    pub async fn retire(&self, shard: ShardId, node: ReplicaId) {
+        let _one = self.changing.lock().await;
+        if let Some(old) = self.get(shard).filter(|r| r.group.me() == node) {
+            tracing::info!(%shard, replica = %node, "retired");
+            self.drop_replica(shard, &old).await;
+        }
+    }
+
+    async fn drop_replica(&self, shard: ShardId, old: &Replica) {
+        self.hosted.write().remove(&shard);
+        old.group.shutdown().await;
+        let path = self.folder(shard);
+        if let Err(e) = Folder::new(self.options.disk.clone(), &path).remove() {
+            tracing::warn!(path = %path.display(), error = %e, "a retired replica's folder stays");
+        }
+    }
+
+    /// Stops all of them; what is on disk stays.
+    pub async fn shutdown(&self) {
+        for (_, replica) in self.all() {
+            replica.group.shutdown().await;
+        }
+    }
+
+    fn folder(&self, shard: ShardId) -> PathBuf {
+        self.options.data.join(format!("shard-{}", shard.0))
+    }
+}
+
+/// Keeps what could not be used, for a person to look at; the latest such folder replaces the one before.
+fn put_aside(path: &Path) {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".unusable");
+    let _ = std::fs::remove_dir_all(&aside);
+    if let Err(e) = std::fs::rename(path, &aside) {
+        tracing::warn!(path = %path.display(), error = %e, "cannot be put aside");
+    }
+}

@@ -1,0 +1,281 @@
+//! The service that forms the fleet, and its wire types.
+
+use crate::{
+    control::{Agent, Command, Directive, Do, Outcome, ReplicaReport, Report, Shape},
+    raft::{Membership, ReplicaId, endpoint},
+};
+use paraft_common::{Durability, ServerId, ShardId};
+use paraft_proto::{
+    DescribeReply, DescribeRequest, DrainReply, DrainRequest, FleetShape, Found, HelloReply, HelloRequest, Host,
+    JoinReply, JoinRequest, Replica, ReportReply, ReportRequest, Retire, ServerInfo, ShardInfo, Voters,
+    control_client::ControlClient, control_server::Control, directive,
+};
+use std::{sync::Arc, time::Duration};
+use tonic::{Request, Response, Status};
+
+/// The service.
+#[derive(Clone)]
+pub struct ControlService {
+    /// This server's part.
+    pub agent: Arc<Agent>,
+}
+
+/// A shape from the wire; `None` where it is none.
+pub fn shape_of(shape: Option<&FleetShape>) -> Option<Shape> {
+    let s = shape?;
+    let durability: Durability = s.durability.parse().ok()?;
+    Some(Shape { shards: s.shards, replicas: s.replicas, durability })
+}
+
+fn shape_to(s: Shape) -> FleetShape {
+    FleetShape { shards: s.shards, replicas: s.replicas, durability: s.durability.name().into() }
+}
+
+/// A report for the wire.
+pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest {
+    let replicas = report.replicas.iter().map(|(shard, r)| paraft_proto::ReplicaReport {
+        shard: shard.0,
+        node: r.node.0,
+        origin: r.origin,
+        founded: r.founded,
+        leads: r.leads,
+        term: r.term,
+        applied: r.applied,
+        bytes: r.bytes,
+        members: r
+            .membership
+            .members
+            .iter()
+            .map(|(n, a)| Replica { node: n.0, address: a.clone(), voter: r.membership.voters.contains(n) })
+            .collect(),
+        changing: r.membership.changing,
+        trouble: r.trouble.clone(),
+    });
+    ReportRequest {
+        fleet,
+        server: server.0,
+        address: report.address.clone(),
+        node: report.node.0,
+        replicas: replicas.collect(),
+    }
+}
+
+fn from_report(r: ReportRequest) -> Report {
+    let replica = |r: paraft_proto::ReplicaReport| {
+        let voters = r.members.iter().filter(|m| m.voter).map(|m| ReplicaId(m.node)).collect();
+        let members = r.members.into_iter().map(|m| (ReplicaId(m.node), m.address)).collect();
+        let report = ReplicaReport {
+            node: ReplicaId(r.node),
+            origin: r.origin,
+            founded: r.founded,
+            leads: r.leads,
+            term: r.term,
+            applied: r.applied,
+            bytes: r.bytes,
+            membership: Membership { members, voters, changing: r.changing },
+            trouble: r.trouble,
+        };
+        (ShardId(r.shard), report)
+    };
+    Report { address: r.address, node: ReplicaId(r.node), replicas: r.replicas.into_iter().map(replica).collect() }
+}
+
+fn to_directive(d: Directive) -> paraft_proto::Directive {
+    use directive::Kind;
+    let replica = |(n, address): (ReplicaId, String), voter| Replica { node: n.0, address, voter };
+    let kind = match d.what {
+        Do::Host { origin } => Kind::Host(Host { origin }),
+        Do::Found { origin, members } => {
+            Kind::Found(Found { origin, members: members.into_iter().map(|m| replica(m, true)).collect() })
+        }
+        Do::Retire(node) => Kind::Retire(Retire { node: node.0 }),
+        Do::Learner(node, address) => Kind::Learner(replica((node, address), false)),
+        Do::Voters(nodes) => Kind::Voters(Voters { nodes: nodes.into_iter().map(|n| n.0).collect() }),
+        Do::Transfer(to) => Kind::Transfer(to.0),
+    };
+    paraft_proto::Directive { shard: d.shard.0, kind: Some(kind) }
+}
+
+/// A directive from the wire; `None`: of a kind that this version does not know.
+pub fn from_directive(d: &paraft_proto::Directive) -> Option<Directive> {
+    use directive::Kind;
+    let what = match d.kind.as_ref()? {
+        Kind::Host(h) => Do::Host { origin: h.origin },
+        Kind::Found(f) => Do::Found {
+            origin: f.origin,
+            members: f.members.iter().map(|m| (ReplicaId(m.node), m.address.clone())).collect(),
+        },
+        Kind::Retire(r) => Do::Retire(ReplicaId(r.node)),
+        Kind::Learner(r) => Do::Learner(ReplicaId(r.node), r.address.clone()),
+        Kind::Voters(v) => Do::Voters(v.nodes.iter().map(|n| ReplicaId(*n)).collect()),
+        Kind::Transfer(to) => Do::Transfer(ReplicaId(*to)),
+    };
+    Some(Directive { shard: ShardId(d.shard), what })
+}
+
+impl ControlService {
+    fn leader(&self) -> String {
+        let leads = self.agent.group.leadership().borrow().leads;
+        match leads {
+            true => self.agent.address().to_string(),
+            false => self.agent.group.leader_address().unwrap_or_default(),
+        }
+    }
+}
+
+const NO_LEADER: &str = "this server does not lead the control group";
+
+#[tonic::async_trait]
+impl Control for ControlService {
+    async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+        Ok(Response::new(HelloReply {
+            server: self.agent.server().0,
+            node: self.agent.group.me().0,
+            fleet: self.agent.fleet(),
+            leader: self.leader(),
+            shape: Some(shape_to(self.agent.shape())),
+        }))
+    }
+
+    async fn report(&self, request: Request<ReportRequest>) -> Result<Response<ReportReply>, Status> {
+        let report = request.into_inner();
+        let (own, leader) = (self.agent.agreed.read(|s| (s.fleet, s.generation)), self.leader());
+        let refuse = |why: String| ReportReply { leader: leader.clone(), why, ..ReportReply::default() };
+        if own.0 != 0 && report.fleet != own.0 {
+            return Ok(Response::new(refuse(format!(
+                "this server belongs to another fleet than {}: give it an empty --data folder to make it join",
+                self.agent.address()
+            ))));
+        }
+        let server = ServerId(report.server);
+        let reply = match self.agent.take_report(server, from_report(report)) {
+            None => refuse(String::new()),
+            Some(directives) => ReportReply {
+                accepted: true,
+                leader: leader.clone(),
+                why: String::new(),
+                generation: own.1,
+                directives: directives.into_iter().map(to_directive).collect(),
+            },
+        };
+        Ok(Response::new(reply))
+    }
+
+    async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
+        let address = request.into_inner().address;
+        let leader = self.leader();
+        let refuse = |why: String| JoinReply { leader: leader.clone(), why, ..JoinReply::default() };
+        if !self.agent.group.leadership().borrow().leads {
+            return Ok(Response::new(refuse(NO_LEADER.into())));
+        }
+        if address.len() > 256 || !address.contains(':') {
+            return Ok(Response::new(refuse(format!("`{address}` is no address (write host:port)"))));
+        }
+        let reply = match self.agent.propose(Command::Join { address }).await {
+            Ok(Outcome::Joined(server)) => JoinReply {
+                accepted: true,
+                server: server.0,
+                fleet: self.agent.agreed.read(|s| s.fleet),
+                shape: Some(shape_to(self.agent.shape())),
+                ..refuse(String::new())
+            },
+            Ok(Outcome::Refused(why)) | Err(why) => refuse(why),
+            Ok(Outcome::Done) => refuse("an answer of another kind".into()),
+        };
+        Ok(Response::new(reply))
+    }
+
+    async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
+        let request = request.into_inner();
+        let leader = self.leader();
+        let reply = |accepted, why: String| DrainReply { accepted, leader: leader.clone(), why };
+        if !self.agent.group.leadership().borrow().leads {
+            return Ok(Response::new(reply(false, NO_LEADER.into())));
+        }
+        let command = Command::Drain { server: ServerId(request.server), draining: !request.undo };
+        Ok(Response::new(match self.agent.propose(command).await {
+            Ok(Outcome::Refused(why)) | Err(why) => reply(false, why),
+            Ok(_) => reply(true, String::new()),
+        }))
+    }
+
+    async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
+        let Some((state, control, heard, health)) = self.agent.overview() else {
+            return Ok(Response::new(DescribeReply { leader: self.leader(), ..DescribeReply::default() }));
+        };
+        let servers = state.servers.iter().map(|(id, m)| {
+            let report = heard.get(id);
+            let replicas = || report.iter().flat_map(|(r, _)| r.replicas.values());
+            let word = match report {
+                Some((_, false)) if m.draining => "draining",
+                Some((_, false)) => "up",
+                _ => "silent",
+            };
+            ServerInfo {
+                server: id.0,
+                address: m.address.clone(),
+                state: word.into(),
+                bytes: replicas().map(|r| r.bytes).sum(),
+                leads: replicas().filter(|r| r.leads).count() as u32,
+                holds: replicas().count() as u32,
+            }
+        });
+        let shards = state.shards.keys().map(|shard| {
+            let reports = || heard.values().filter(|(_, silent)| !silent).filter_map(|(r, _)| r.replicas.get(shard));
+            let lead = reports().filter(|r| r.leads).max_by_key(|r| r.term);
+            let (health, trouble) = health.get(shard).cloned().unwrap_or_default();
+            let servers = |voting: bool| {
+                let of = |m: &Membership| -> Vec<u64> {
+                    let votes = |n: &&ReplicaId| m.voters.contains(n) == voting;
+                    m.members.keys().filter(votes).map(|n| n.server().0).collect()
+                };
+                lead.map(|l| of(&l.membership)).unwrap_or_default()
+            };
+            ShardInfo {
+                shard: shard.0,
+                state: health.name().into(),
+                voters: servers(true),
+                learners: servers(false),
+                leader: lead.map(|l| l.node.server().0),
+                trouble,
+            }
+        });
+        Ok(Response::new(DescribeReply {
+            fleet: state.fleet,
+            generation: state.generation,
+            leader: format!("{} ({} of {} servers vote)", self.leader(), control.voters.len(), state.servers.len()),
+            shape: state.shape.map(shape_to),
+            servers: servers.collect(),
+            shards: shards.collect(),
+        }))
+    }
+}
+
+/// A new server asks a fleet for its id: the first address that leads there, or knows who does.
+pub async fn ask_to_join(at: &[String], address: &str, within: Duration) -> Result<JoinReply, String> {
+    let deadline = tokio::time::Instant::now() + within;
+    let mut last = "no address was given".to_string();
+    let mut next: Vec<String> = Vec::new();
+    while tokio::time::Instant::now() < deadline {
+        if next.is_empty() {
+            next.extend(at.iter().cloned());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let Some(to) = next.pop() else { break };
+        let ask = async {
+            let mut client = ControlClient::new(endpoint(&to)?.connect_lazy());
+            let reply = client.join(JoinRequest { address: address.into() }).await;
+            reply.map(|r| r.into_inner()).map_err(|s| s.message().to_string())
+        };
+        match tokio::time::timeout(Duration::from_secs(6), ask).await {
+            Ok(Ok(reply)) if reply.accepted => return Ok(reply),
+            Ok(Ok(reply)) => {
+                last = format!("{to}: {}", reply.why);
+                next.extend(Some(reply.leader).filter(|l| !l.is_empty() && *l != to));
+            }
+            Ok(Err(e)) => last = format!("{to}: {e}"),
+            Err(_) => last = format!("{to}: no answer"),
+        }
+    }
+    Err(last)
+}
