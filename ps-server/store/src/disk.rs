@@ -1,0 +1,183 @@
+//! Where bytes go: the file system, or a substitute that fails on purpose ([`crate::faulty`]).
+//!
+//! The trait has what the store needs and no more. What is durable: the contents of a file after
+//! [`DiskFile::sync`], its name after [`Disk::sync_dir`] of its folder, nothing else.
+
+use nix::fcntl::{FallocateFlags, fallocate};
+use std::{
+    fmt::Debug,
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, IoSlice, Seek, SeekFrom, Write},
+    os::unix::fs::FileExt,
+    path::Path,
+};
+
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reading one that exists.
+    Read,
+    /// Reading and writing one that exists; its contents stay.
+    Write,
+    /// Reading and writing an empty one; what had the name is gone.
+    Create,
+}
+
+/// A file system.
+pub trait Disk: Debug + Send + Sync {
+    /// Makes `dir` and the folders above it that are missing. They are durable when it returns.
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()>;
+
+    /// Names of what is in `dir`, in no order. Names that are not UTF-8 are left out: nothing here writes such.
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
+
+    /// Opens a file.
+    fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn DiskFile>>;
+
+    /// Gives a file another name; a file that had that name is gone. At any moment, also after a crash, `to`
+    /// names the whole old file or the whole new one.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Removes a file.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+
+    /// Makes names in `dir` durable: those that were added, changed and removed.
+    fn sync_dir(&self, dir: &Path) -> io::Result<()>;
+
+    /// Takes the lock that the file `path` stands for, made if missing; it is free again when the result is
+    /// dropped or the process ends. `ErrorKind::WouldBlock`: someone holds it.
+    fn lock(&self, path: &Path) -> io::Result<DiskLock>;
+}
+
+/// Holds a lock until it is dropped.
+pub type DiskLock = Box<dyn Debug + Send + Sync>;
+
+/// An open file. One user at a time; offsets and sizes in bytes.
+pub trait DiskFile: Debug + Send {
+    /// How long the file is.
+    fn size(&self) -> io::Result<u64>;
+
+    /// Fills `into` from `offset`; `ErrorKind::UnexpectedEof` if the file ends before.
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
+
+    /// Writes all `parts`, one after the other, from `offset`. After an error any part of it may be written.
+    fn write_at(&mut self, offset: u64, parts: &mut [IoSlice<'_>]) -> io::Result<()>;
+
+    /// Cuts the file, or lengthens it with zeros.
+    fn set_len(&mut self, size: u64) -> io::Result<()>;
+
+    /// Reserves space so that the file is at least `size` long; what is new reads as zeros. File systems that
+    /// cannot do it say so with an error and leave the file as it was.
+    fn allocate(&mut self, size: u64) -> io::Result<()>;
+
+    /// Returns when contents and size are durable. After an error nobody knows what is: do not write on.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// The file system of this machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RealDisk;
+
+impl Disk for RealDisk {
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
+        if dir.as_os_str().is_empty() || dir.is_dir() {
+            return Ok(());
+        }
+        let above = dir.parent().unwrap_or(Path::new(""));
+        self.create_dir_all(above)?;
+        match fs::create_dir(dir) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists || !dir.is_dir() => return Err(e),
+            _ => {}
+        }
+        self.sync_dir(above)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        let names = fs::read_dir(dir)?.map(|entry| entry.map(|e| e.file_name().into_string().ok()));
+        names.filter_map(Result::transpose).collect()
+    }
+
+    fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn DiskFile>> {
+        let file = match access {
+            Access::Read => File::open(path)?,
+            Access::Write => OpenOptions::new().read(true).write(true).open(path)?,
+            Access::Create => {
+                OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?
+            }
+        };
+        Ok(Box::new(RealFile { file, cursor: 0 }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+        File::open(dir)?.sync_all()
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<DiskLock> {
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Box::new(file)),
+            Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(TryLockError::Error(e)) => Err(e),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct RealFile {
+    file: File,
+    /// Where the next write goes unless it is told otherwise: appending needs no seek.
+    cursor: u64,
+}
+
+impl DiskFile for RealFile {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, offset)
+    }
+
+    fn write_at(&mut self, offset: u64, mut parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+        if self.cursor != offset {
+            self.file.seek(SeekFrom::Start(offset))?;
+            self.cursor = offset;
+        }
+        IoSlice::advance_slices(&mut parts, 0); // leaves out empty ones: a write of 0 bytes is an error below
+        while !parts.is_empty() {
+            match self.file.write_vectored(parts) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => {
+                    self.cursor += n as u64;
+                    IoSlice::advance_slices(&mut parts, n);
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    fn set_len(&mut self, size: u64) -> io::Result<()> {
+        self.file.set_len(size)
+    }
+
+    fn allocate(&mut self, size: u64) -> io::Result<()> {
+        let size = i64::try_from(size).map_err(|_| io::ErrorKind::InvalidInput)?;
+        Ok(fallocate(&self.file, FallocateFlags::empty(), 0, size)?)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        // fdatasync: it includes the size, and what it leaves out (times) nobody here reads.
+        self.file.sync_data()
+    }
+}

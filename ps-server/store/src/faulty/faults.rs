@@ -1,0 +1,166 @@
+//! A disk that gets full, slow or dies.
+
+use crate::disk::{Access, Disk, DiskFile, DiskLock};
+use parking_lot::Mutex;
+use std::{
+    io::{self, IoSlice},
+    path::Path,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+/// A disk before another that does what it is told to suffer. Clones are the same disk; faults can be set while
+/// files are open.
+#[derive(Clone, Debug)]
+pub struct FaultyDisk {
+    inner: Arc<dyn Disk>,
+    faults: Arc<Mutex<Faults>>,
+}
+
+#[derive(Debug, Default)]
+struct Faults {
+    /// Bytes that may still be written.
+    room: Option<u64>,
+    /// Changes that may still be made.
+    changes_left: Option<u64>,
+    changes: u64,
+    sync_delay: Duration,
+}
+
+impl Faults {
+    /// Counts a change; it fails when the disk is dead.
+    fn change(&mut self) -> io::Result<()> {
+        if let Some(left) = &mut self.changes_left {
+            *left = left.checked_sub(1).ok_or_else(|| io::Error::other("the disk is dead (on purpose)"))?;
+        }
+        self.changes += 1;
+        Ok(())
+    }
+}
+
+impl FaultyDisk {
+    /// `inner`, without faults so far.
+    pub fn new(inner: Arc<dyn Disk>) -> FaultyDisk {
+        FaultyDisk { inner, faults: Arc::default() }
+    }
+
+    /// After `bytes` more bytes the disk is full: a write that goes beyond is done in part and fails with
+    /// `ErrorKind::StorageFull`, and nothing can be reserved. `None`: there is room again.
+    pub fn full_after(&self, bytes: Option<u64>) {
+        self.faults.lock().room = bytes;
+    }
+
+    /// After `changes` more changes (opening to write, writing, syncing, resizing, renaming, removing) every
+    /// further one fails. `None`: it works again.
+    pub fn dead_after(&self, changes: Option<u64>) {
+        self.faults.lock().changes_left = changes;
+    }
+
+    /// Every sync takes this much longer.
+    pub fn slow_syncs(&self, delay: Duration) {
+        self.faults.lock().sync_delay = delay;
+    }
+
+    /// Changes made so far; the unit of [`dead_after`](Self::dead_after).
+    pub fn changes(&self) -> u64 {
+        self.faults.lock().changes
+    }
+
+    fn change(&self) -> io::Result<()> {
+        self.faults.lock().change()
+    }
+}
+
+impl Disk for FaultyDisk {
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
+        self.change()?;
+        self.inner.create_dir_all(dir)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        self.inner.list(dir)
+    }
+
+    fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn DiskFile>> {
+        if access != Access::Read {
+            self.change()?;
+        }
+        let inner = self.inner.open(path, access)?;
+        Ok(Box::new(FaultyFile { inner, disk: self.clone() }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.change()?;
+        self.inner.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.change()?;
+        self.inner.remove(path)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.change()?;
+        self.inner.sync_dir(dir)
+    }
+
+    fn lock(&self, path: &Path) -> io::Result<DiskLock> {
+        self.inner.lock(path)
+    }
+}
+
+#[derive(Debug)]
+struct FaultyFile {
+    inner: Box<dyn DiskFile>,
+    disk: FaultyDisk,
+}
+
+impl DiskFile for FaultyFile {
+    fn size(&self) -> io::Result<u64> {
+        self.inner.size()
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.inner.read_at(offset, into)
+    }
+
+    fn write_at(&mut self, offset: u64, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
+        let wanted: u64 = parts.iter().map(|p| p.len() as u64).sum();
+        let allowed = {
+            let mut faults = self.disk.faults.lock();
+            faults.change()?;
+            let allowed = faults.room.map_or(wanted, |room| room.min(wanted));
+            faults.room = faults.room.map(|room| room - allowed);
+            allowed
+        };
+        if allowed == wanted {
+            return self.inner.write_at(offset, parts);
+        }
+        let part: Vec<u8> = parts.iter().flat_map(|p| p.iter().copied()).take(allowed as usize).collect();
+        self.inner.write_at(offset, &mut [IoSlice::new(&part)])?;
+        Err(io::Error::new(io::ErrorKind::StorageFull, "the disk is full (on purpose)"))
+    }
+
+    fn set_len(&mut self, size: u64) -> io::Result<()> {
+        self.disk.change()?;
+        self.inner.set_len(size)
+    }
+
+    fn allocate(&mut self, size: u64) -> io::Result<()> {
+        self.disk.change()?;
+        if self.disk.faults.lock().room.is_some() {
+            return Err(io::Error::new(io::ErrorKind::StorageFull, "the disk is almost full (on purpose)"));
+        }
+        self.inner.allocate(size)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.disk.change()?;
+        let delay = self.disk.faults.lock().sync_delay;
+        if !delay.is_zero() {
+            thread::sleep(delay);
+        }
+        self.inner.sync()
+    }
+}

@@ -1,0 +1,104 @@
+//! Small files that are replaced as a whole: a vote, an identity, a purge point.
+//!
+//! ```text
+//! magic "PARAFTSM" 8 | format version 4 | length 4 | CRC-32 of version, length and contents 4 | contents
+//! ```
+
+use crate::{
+    StoreError,
+    disk::{Access, Disk},
+    error::named,
+};
+use bytes::Buf;
+use std::{
+    io::{self, IoSlice},
+    path::{Path, PathBuf},
+};
+
+/// A small file has at most so many bytes of contents, as it is read into memory in one piece.
+pub const MAX_SMALL_BYTES: usize = 1 << 20;
+
+const MAGIC: [u8; 8] = *b"PARAFTSM";
+const VERSION: u32 = 1;
+const PREFIX: usize = 20;
+
+fn checksum(version: u32, contents: &[u8]) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&version.to_le_bytes());
+    crc.update(&(contents.len() as u32).to_le_bytes());
+    crc.update(contents);
+    crc.finalize()
+}
+
+/// The name under which a file is written before it gets its own.
+pub(crate) fn temporary(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".tmp");
+    name.into()
+}
+
+pub(crate) fn folder(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
+}
+
+/// Replaces the file `path` by one with the contents `bytes`, at most [`MAX_SMALL_BYTES`]. It is durable when
+/// this returns; after an error or a crash the old contents are there, or the new ones, never a mixture.
+///
+/// Waits for the disk twice. One writer at a time for each path: the name with `.tmp` at its end is in use
+/// meanwhile.
+pub fn write_small(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    if bytes.len() > MAX_SMALL_BYTES {
+        let what = format!("{} bytes for {}; at most {MAX_SMALL_BYTES}", bytes.len(), path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    let mut prefix = Vec::with_capacity(PREFIX);
+    prefix.extend(MAGIC);
+    prefix.extend(VERSION.to_le_bytes());
+    prefix.extend((bytes.len() as u32).to_le_bytes());
+    prefix.extend(checksum(VERSION, bytes).to_le_bytes());
+
+    let temp = temporary(path);
+    let written = (|| {
+        let mut file = disk.open(&temp, Access::Create)?;
+        file.write_at(0, &mut [IoSlice::new(&prefix), IoSlice::new(bytes)])?;
+        file.sync()?;
+        disk.rename(&temp, path)
+    })();
+    if written.is_err() {
+        // Only to leave no litter; if it fails too, the next writer replaces it.
+        let _ = disk.remove(&temp);
+    }
+    written.and_then(|()| disk.sync_dir(folder(path))).map_err(named("replace", path))
+}
+
+/// The contents of a small file; `None` if there is no such file.
+///
+/// [`StoreError::Damaged`] if it is not what [`write_small`] wrote. A crash does not lead to that.
+pub fn read_small(disk: &dyn Disk, path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
+    let file = match disk.open(path, Access::Read) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(StoreError::io("open", path))?,
+    };
+    let size = file.size().map_err(StoreError::io("read", path))?;
+    if size < PREFIX as u64 || size > (PREFIX + MAX_SMALL_BYTES) as u64 {
+        let what = format!("it has {size} bytes; {PREFIX} to {} are possible", PREFIX + MAX_SMALL_BYTES);
+        return Err(StoreError::damaged(path, 0, what));
+    }
+    let mut all = vec![0; size as usize];
+    file.read_at(0, &mut all).map_err(StoreError::io("read", path))?;
+    let contents = all.split_off(PREFIX);
+    let mut prefix = all.as_slice();
+    if !prefix.starts_with(&MAGIC) {
+        return Err(StoreError::damaged(path, 0, "it does not begin as a small file of paraft does"));
+    }
+    prefix.advance(MAGIC.len());
+    let (version, length, crc) = (prefix.get_u32_le(), prefix.get_u32_le(), prefix.get_u32_le());
+    if crc != checksum(version, &contents) || length as usize != contents.len() {
+        return Err(StoreError::damaged(path, 8, "its checksum does not fit its contents"));
+    }
+    // After the checksum: a flipped bit is damage, not another version.
+    if version != VERSION {
+        return Err(StoreError::Version { path: path.into(), found: version, supported: VERSION });
+    }
+    Ok(Some(contents))
+}

@@ -1,0 +1,233 @@
+//! Snapshot files: many chunks, written and read as a stream, so that neither side holds the whole.
+//!
+//! ```text
+//! magic "PARAFTSS" 8 | format version 4 | CRC-32 of both 4
+//! chunk:   kind 1 (u32) | length 4 | number from 0, 8 | CRC-32 of these and the bytes 4 | bytes
+//! closing: kind 2 (u32) | length = 8 | number of chunks 8 | CRC-32 4 | sum of the chunks' lengths 8
+//! ```
+//!
+//! The file has its name only when it is whole and durable. The closing record is looked for first, so a file
+//! that was cut short outside our hands (a copy that broke off) is refused before its first chunk is used.
+
+use crate::{
+    StoreError,
+    disk::{Access, Disk, DiskFile},
+    error::named,
+    small::{folder, temporary},
+};
+use bytes::{Buf, Bytes};
+use std::{
+    io::{self, IoSlice},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// A chunk has at most so many bytes.
+pub const MAX_CHUNK_BYTES: usize = 16 << 20;
+
+const MAGIC: [u8; 8] = *b"PARAFTSS";
+const VERSION: u32 = 1;
+const PREFIX: u64 = 16;
+const HEAD: usize = 20;
+const CHUNK: u32 = 1;
+const CLOSING: u32 = 2;
+const CLOSING_BYTES: u64 = HEAD as u64 + 8;
+
+fn prefix() -> [u8; PREFIX as usize] {
+    let mut out = [0; PREFIX as usize];
+    out[..8].copy_from_slice(&MAGIC);
+    out[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    let crc = crc32fast::hash(&out[..12]);
+    out[12..].copy_from_slice(&crc.to_le_bytes());
+    out
+}
+
+fn head(kind: u32, number: u64, bytes: &[u8]) -> [u8; HEAD] {
+    let mut out = [0; HEAD];
+    out[..4].copy_from_slice(&kind.to_le_bytes());
+    out[4..8].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
+    out[8..16].copy_from_slice(&number.to_le_bytes());
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&out[..16]);
+    crc.update(bytes);
+    out[16..].copy_from_slice(&crc.finalize().to_le_bytes());
+    out
+}
+
+/// Writes a snapshot file. Dropped before [`finish`](Self::finish), it leaves nothing behind.
+#[derive(Debug)]
+pub struct SnapshotWriter {
+    disk: Arc<dyn Disk>,
+    path: PathBuf,
+    temp: PathBuf,
+    file: Box<dyn DiskFile>,
+    offset: u64,
+    chunks: u64,
+    bytes: u64,
+    /// The temporary file is renamed, so there is nothing to remove.
+    named: bool,
+}
+
+impl SnapshotWriter {
+    /// Starts a file that will be `path`; its folder must exist. Until then it has that name with `.tmp` at
+    /// its end: one writer at a time for each path.
+    pub fn create(disk: Arc<dyn Disk>, path: &Path) -> io::Result<SnapshotWriter> {
+        let temp = temporary(path);
+        let file = disk.open(&temp, Access::Create).map_err(named("create", &temp))?;
+        let mut writer = SnapshotWriter {
+            disk,
+            path: path.to_path_buf(),
+            temp,
+            file,
+            offset: 0,
+            chunks: 0,
+            bytes: 0,
+            named: false,
+        };
+        writer.write(&mut [IoSlice::new(&prefix())], PREFIX)?;
+        Ok(writer)
+    }
+
+    fn write(&mut self, parts: &mut [IoSlice<'_>], bytes: u64) -> io::Result<()> {
+        self.file.write_at(self.offset, parts).map_err(named("write", &self.temp))?;
+        self.offset += bytes;
+        Ok(())
+    }
+
+    /// Adds a chunk of at most [`MAX_CHUNK_BYTES`]; it may be empty. After an error the file is of no use:
+    /// drop the writer.
+    pub fn push(&mut self, chunk: &[u8]) -> io::Result<()> {
+        if chunk.len() > MAX_CHUNK_BYTES {
+            let what = format!("a chunk of {} bytes; at most {MAX_CHUNK_BYTES}", chunk.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        let head = head(CHUNK, self.chunks, chunk);
+        self.write(&mut [IoSlice::new(&head), IoSlice::new(chunk)], (HEAD + chunk.len()) as u64)?;
+        self.chunks += 1;
+        self.bytes += chunk.len() as u64;
+        Ok(())
+    }
+
+    /// Closes the file and gives it its name. It is durable when this returns; a file that had the name is
+    /// replaced. Returns the file's size in bytes.
+    pub fn finish(mut self) -> io::Result<u64> {
+        let sum = self.bytes.to_le_bytes();
+        let head = head(CLOSING, self.chunks, &sum);
+        self.write(&mut [IoSlice::new(&head), IoSlice::new(&sum)], CLOSING_BYTES)?;
+        self.file.sync().map_err(named("sync", &self.temp))?;
+        self.disk.rename(&self.temp, &self.path).map_err(named("rename", &self.temp))?;
+        self.named = true;
+        self.disk.sync_dir(folder(&self.path)).map_err(named("sync the folder of", &self.path))?;
+        Ok(self.offset)
+    }
+}
+
+impl Drop for SnapshotWriter {
+    fn drop(&mut self) {
+        if !self.named {
+            // Best effort: the next writer of this path replaces what is left.
+            let _ = self.disk.remove(&self.temp);
+        }
+    }
+}
+
+/// Reads a snapshot file, chunk by chunk, each checked before it is given out. After an error it ends.
+#[derive(Debug)]
+pub struct SnapshotReader {
+    path: PathBuf,
+    file: Box<dyn DiskFile>,
+    /// Where the closing record begins.
+    end: u64,
+    offset: u64,
+    number: u64,
+    chunks: u64,
+    bytes: u64,
+    read: u64,
+    over: bool,
+}
+
+impl SnapshotReader {
+    /// Opens `path` and looks for its closing record: [`StoreError::CutShort`] if there is none.
+    pub fn open(disk: &dyn Disk, path: &Path) -> Result<SnapshotReader, StoreError> {
+        let file = disk.open(path, Access::Read).map_err(StoreError::io("open", path))?;
+        let size = file.size().map_err(StoreError::io("read", path))?;
+        let short = |what: String| StoreError::CutShort { path: path.to_path_buf(), what };
+        if size < PREFIX + CLOSING_BYTES {
+            return Err(short(format!("it has {size} bytes, fewer than an empty snapshot")));
+        }
+        let mut start = [0; PREFIX as usize];
+        file.read_at(0, &mut start).map_err(StoreError::io("read", path))?;
+        let mut rest = &start[8..];
+        let (version, crc) = (rest.get_u32_le(), rest.get_u32_le());
+        if !start.starts_with(&MAGIC) || crc != crc32fast::hash(&start[..12]) {
+            return Err(StoreError::damaged(path, 0, "it does not begin as a snapshot does"));
+        }
+        if version != VERSION {
+            return Err(StoreError::Version { path: path.into(), found: version, supported: VERSION });
+        }
+        let end = size - CLOSING_BYTES;
+        let mut closing = [0; CLOSING_BYTES as usize];
+        file.read_at(end, &mut closing).map_err(StoreError::io("read", path))?;
+        let chunks = (&closing[8..]).get_u64_le();
+        let sum = &closing[HEAD..];
+        if closing[..HEAD] != head(CLOSING, chunks, sum) {
+            return Err(short(format!("there is no closing record at its end (byte {end})")));
+        }
+        let bytes = (&closing[HEAD..]).get_u64_le();
+        let path = path.to_path_buf();
+        Ok(SnapshotReader { path, file, end, offset: PREFIX, number: 0, chunks, bytes, read: 0, over: false })
+    }
+
+    /// How many chunks the whole file has.
+    pub fn chunks(&self) -> u64 {
+        self.chunks
+    }
+
+    /// Sum of the chunks' lengths.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn chunk(&mut self) -> Result<Option<Bytes>, StoreError> {
+        let damaged = |what: String| Err(StoreError::damaged(&self.path, self.offset, what));
+        if self.offset == self.end {
+            if self.number != self.chunks || self.read != self.bytes {
+                return damaged(format!("it has {} chunks where {} were written", self.number, self.chunks));
+            }
+            return Ok(None);
+        }
+        let left = self.end - self.offset;
+        let mut found = [0; HEAD];
+        if left < HEAD as u64 {
+            return damaged(format!("chunk {} does not fit before the end", self.number));
+        }
+        self.file.read_at(self.offset, &mut found).map_err(StoreError::io("read", &self.path))?;
+        let length = (&found[4..]).get_u32_le() as usize;
+        if length > MAX_CHUNK_BYTES || length as u64 > left - HEAD as u64 {
+            return damaged(format!("chunk {} claims {length} bytes", self.number));
+        }
+        let mut chunk = vec![0; length];
+        let at = self.offset + HEAD as u64;
+        self.file.read_at(at, &mut chunk).map_err(StoreError::io("read", &self.path))?;
+        if found != head(CHUNK, self.number, &chunk) {
+            return damaged(format!("chunk {} fails its checksum", self.number));
+        }
+        self.offset = at + length as u64;
+        self.number += 1;
+        self.read += length as u64;
+        Ok(Some(chunk.into()))
+    }
+}
+
+impl Iterator for SnapshotReader {
+    type Item = Result<Bytes, StoreError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.over {
+            return None;
+        }
+        let next = self.chunk().transpose();
+        self.over = !matches!(next, Some(Ok(_)));
+        next
+    }
+}
