@@ -20,7 +20,7 @@ pub struct FaultyDisk {
 
 #[derive(Debug, Default)]
 struct Faults {
-    /// Bytes that may still be written.
+    /// Bytes that files may still grow by.
     room: Option<u64>,
     /// Changes that may still be made.
     changes_left: Option<u64>,
@@ -45,8 +45,8 @@ impl FaultyDisk {
         FaultyDisk { inner, faults: Arc::default() }
     }
 
-    /// After `bytes` more bytes the disk is full: a write that goes beyond is done in part and fails with
-    /// `ErrorKind::StorageFull`, and nothing can be reserved. `None`: there is room again.
+    /// When files have grown by `bytes` more bytes the disk is full: a write that goes beyond is done in part and
+    /// fails with `ErrorKind::StorageFull`, and nothing can be reserved. What files have can be written over. `None`: there is room again.
     pub fn full_after(&self, bytes: Option<u64>) {
         self.faults.lock().room = bytes;
     }
@@ -127,12 +127,15 @@ impl DiskFile for FaultyFile {
 
     fn write_at(&mut self, offset: u64, parts: &mut [IoSlice<'_>]) -> io::Result<()> {
         let wanted: u64 = parts.iter().map(|p| p.len() as u64).sum();
+        let size = self.inner.size()?;
         let allowed = {
             let mut faults = self.disk.faults.lock();
             faults.change()?;
-            let allowed = faults.room.map_or(wanted, |room| room.min(wanted));
+            // What is within the file has its room already.
+            let growth = (offset + wanted).saturating_sub(size);
+            let allowed = faults.room.map_or(growth, |room| room.min(growth));
             faults.room = faults.room.map(|room| room - allowed);
-            allowed
+            wanted - growth + allowed
         };
         if allowed == wanted {
             return self.inner.write_at(offset, parts);

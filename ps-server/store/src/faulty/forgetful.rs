@@ -149,7 +149,8 @@ impl ForgetfulDisk {
             Survivors::Some(_) => coins.toss(),
         };
         let state = self.state.lock();
-        let mut after = State { dirs: state.dirs.clone(), names: state.durable_names.clone(), ..State::default() };
+        let mut after =
+            State { dirs: state.dirs.clone(), names: state.durable_names.clone(), ..State::default() };
         for change in state.renamed.iter().filter(|_| survives()) {
             change.apply(&mut after.names);
         }

@@ -137,13 +137,21 @@ impl Head {
             2 => Kind::Mark,
             _ => return None,
         };
-        let (header_bytes, payload_bytes, body_crc) = (rest.get_u32_le(), rest.get_u32_le(), rest.get_u32_le());
+        let (header_bytes, payload_bytes, body_crc) =
+            (rest.get_u32_le(), rest.get_u32_le(), rest.get_u32_le());
         let (index, synced, crc) = (rest.get_u64_le(), rest.get_u64_le(), rest.get_u32_le());
-        let bounded = header_bytes as usize <= MAX_HEADER_BYTES && payload_bytes as usize <= MAX_PAYLOAD_BYTES;
+        let bounded =
+            header_bytes as usize <= MAX_HEADER_BYTES && payload_bytes as usize <= MAX_PAYLOAD_BYTES;
         let bodiless = header_bytes == 0 && payload_bytes == 0;
         let fits = bounded && synced <= index && index < u64::MAX && (kind == Kind::Record || bodiless);
-        (bytes.starts_with(&ITEM_MAGIC) && fits && crc == head_crc(salt, &bytes[..32]))
-            .then_some(Head { kind, header_bytes, payload_bytes, body_crc, index, synced })
+        (bytes.starts_with(&ITEM_MAGIC) && fits && crc == head_crc(salt, &bytes[..32])).then_some(Head {
+            kind,
+            header_bytes,
+            payload_bytes,
+            body_crc,
+            index,
+            synced,
+        })
     }
 }
 
@@ -168,7 +176,8 @@ mod tests {
         let expected = b"PARAFTLG\x01\0\0\0\x01\0\0\0\x88\x77\x66\x55\x44\x33\x22\x11\x07\0\0\0\0\0\0\0";
         assert_eq!(prefix.encode()[..32], expected[..]);
         assert_eq!(prefix.encode()[32..], crc32fast::hash(expected).to_le_bytes());
-        let expected = b"\xF5P\xF7\x01\x03\0\0\0\x04\0\0\0\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0";
+        let expected =
+            b"\xF5P\xF7\x01\x03\0\0\0\x04\0\0\0\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0";
         assert_eq!(HEAD.encode(5)[..32], expected[..]);
         let mut salted = 5u64.to_le_bytes().to_vec();
         salted.extend(expected);
@@ -183,7 +192,9 @@ mod tests {
 
     #[test]
     fn lengths_beyond_the_bounds_are_refused_even_with_a_good_checksum() {
-        for (header_bytes, payload_bytes) in [(u32::MAX, 0), (0, u32::MAX), ((16 << 20) + 1, 0), (0, (16 << 20) + 1)] {
+        for (header_bytes, payload_bytes) in
+            [(u32::MAX, 0), (0, u32::MAX), ((16 << 20) + 1, 0), (0, (16 << 20) + 1)]
+        {
             let head = Head { header_bytes, payload_bytes, ..HEAD };
             assert_eq!(Head::decode(1, &head.encode(1)), None, "{head:?}");
         }

@@ -52,7 +52,7 @@ use std::{
     sync::{Arc, mpsc},
     thread::JoinHandle,
 };
-use writer::{Job, Shared};
+use writer::{Job, Owed, Shared};
 
 /// A record's header has at most so many bytes.
 pub const MAX_HEADER_BYTES: usize = 16 << 20;
@@ -174,7 +174,7 @@ impl Log {
     /// yet seen done.
     pub fn append(&self, records: Vec<Record>, done: Done) {
         let bytes = records.iter().map(Record::bytes).sum();
-        self.inner.shared.push(Job::Append { records, bytes, done });
+        self.inner.shared.push(Job::Append { records, bytes, done: Owed::new(done) });
     }
 
     /// Drops every record after index `last` (`None`: all), once everything queued before is written. Durable
@@ -202,7 +202,10 @@ impl Log {
 
     fn wait(&self, job: impl FnOnce(mpsc::SyncSender<io::Result<()>>) -> Job) -> io::Result<()> {
         if self.inner.on_writer_thread() {
-            return Err(io::Error::new(io::ErrorKind::Deadlock, "the log's own thread cannot wait for the log"));
+            return Err(io::Error::new(
+                io::ErrorKind::Deadlock,
+                "the log's own thread cannot wait for the log",
+            ));
         }
         let (reply, outcome) = mpsc::sync_channel(1);
         self.inner.shared.push(job(reply));

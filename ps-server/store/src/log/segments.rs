@@ -57,7 +57,9 @@ pub(super) fn check(next: &mut Option<u64>, records: &[Record]) -> io::Result<()
         }
         if header.len() > super::MAX_HEADER_BYTES || payload.len() > super::MAX_PAYLOAD_BYTES {
             let (h, p) = (header.len(), payload.len());
-            return Err(invalid(format!("record {index} has {h} bytes of header and {p} of payload; too many")));
+            return Err(invalid(format!(
+                "record {index} has {h} bytes of header and {p} of payload; too many"
+            )));
         }
         expected = Some(index + 1);
     }
@@ -284,8 +286,14 @@ impl Segments {
         }
         if let Some(active) = &mut self.active {
             let empty = body_crc(&[], &[]);
-            let head =
-                Head { kind: Kind::Mark, header_bytes: 0, payload_bytes: 0, body_crc: empty, index, synced: index };
+            let head = Head {
+                kind: Kind::Mark,
+                header_bytes: 0,
+                payload_bytes: 0,
+                body_crc: empty,
+                index,
+                synced: index,
+            };
             // Not synced: without it the log opens as after a crash.
             let mark = head.encode(active.prefix.salt);
             active.file.write_at(active.offset, &mut [IoSlice::new(&mark)])?;

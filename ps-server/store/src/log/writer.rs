@@ -14,15 +14,39 @@ use std::{
 /// One sync covers at most so many bytes (or one append): a bound on how long the first of them waits.
 const MAX_BATCH_BYTES: u64 = 32 << 20;
 
+/// The outcome that an append is owed. It is given even if a panic takes the writer away first.
+pub(super) struct Owed(Option<Done>);
+
+impl Owed {
+    pub fn new(done: Done) -> Owed {
+        Owed(Some(done))
+    }
+
+    fn give(mut self, outcome: io::Result<()>) {
+        if let Some(done) = self.0.take() {
+            done(outcome);
+        }
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        if let Some(done) = self.0.take() {
+            done(Err(gone()));
+        }
+    }
+}
+
+/// What is queued. Dropped undone, it tells whoever waits that the log is gone.
 pub(super) enum Job {
-    Append { records: Vec<Record>, bytes: u64, done: Done },
+    Append { records: Vec<Record>, bytes: u64, done: Owed },
     Truncate { last: Option<u64>, reply: mpsc::SyncSender<io::Result<()>> },
     Purge { upto: u64, tag: Bytes, reply: mpsc::SyncSender<io::Result<()>> },
 }
 
 struct Append {
     records: Vec<Record>,
-    done: Done,
+    done: Owed,
 }
 
 enum Work {
@@ -55,27 +79,17 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// Why a log whose thread ended does nothing more: a `done` panicked.
+/// Why a log whose thread ended does nothing more. Only a panic ends it early, such as one in a `done`.
 pub(super) fn gone() -> io::Error {
     io::Error::other("the log's writer has ended; open the log anew")
-}
-
-impl Job {
-    fn fail(self, error: io::Error) {
-        match self {
-            Job::Append { done, .. } => done(Err(error)),
-            // Nobody waits any more: nothing to tell.
-            Job::Truncate { reply, .. } | Job::Purge { reply, .. } => drop(reply.send(Err(error))),
-        }
-    }
 }
 
 impl Shared {
     pub fn push(&self, job: Job) {
         let mut queue = self.queue.lock();
         if queue.gone {
-            drop(queue);
-            return job.fail(gone());
+            drop(queue); // a `done` may look at the log
+            return drop(job);
         }
         if let Job::Append { bytes, .. } = &job {
             queue.stats.queued_bytes += bytes;
@@ -109,7 +123,9 @@ impl Shared {
                     queue.stats.queued_bytes -= bytes;
                     batch.push(Append { records, done });
                 }
-                Some(Job::Truncate { last, reply }) if batch.is_empty() => return Work::Truncate { last, reply },
+                Some(Job::Truncate { last, reply }) if batch.is_empty() => {
+                    return Work::Truncate { last, reply };
+                }
                 Some(Job::Purge { upto, tag, reply }) if batch.is_empty() => {
                     return Work::Purge { upto, tag, reply };
                 }
@@ -191,7 +207,7 @@ impl Writer {
         }
         drop(records);
         for (done, checked) in outcomes {
-            done(checked.and_then(|()| match &written {
+            done.give(checked.and_then(|()| match &written {
                 Ok(()) => Ok(()),
                 Err(e) => Err(io::Error::new(e.kind(), e.to_string())),
             }));
@@ -204,8 +220,9 @@ impl Drop for Writer {
         let jobs = {
             let mut queue = self.shared.queue.lock();
             queue.gone = true;
+            queue.stats.queued_bytes = 0;
             mem::take(&mut queue.jobs)
         };
-        jobs.into_iter().for_each(|job| job.fail(gone()));
+        drop(jobs);
     }
 }

@@ -1,0 +1,187 @@
+//! A power failure at every point of a log's life: what was acknowledged is there, what was given up is not.
+
+use crate::{DIR, append, open_in, record};
+use bytes::Bytes;
+use paraft_store::{
+    LogOptions, Record,
+    faulty::{FaultyDisk, ForgetfulDisk, Survivors},
+};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    /// So many records of so many bytes.
+    Append(u64, usize),
+    Truncate(u64),
+    Purge(u64),
+    /// The process ends in order and another begins.
+    Reopen,
+}
+
+use Act::{Append, Purge, Reopen, Truncate};
+
+/// Segments are of 4 KiB: these fill several, truncate within one and over two, and reuse purged ones.
+const LIFE: [Act; 19] = [
+    Append(1, 100),
+    Append(3, 700),
+    Append(2, 1500),
+    Append(1, 5000),
+    Truncate(3),
+    Append(2, 700),
+    Append(4, 1200),
+    Truncate(2),
+    Append(6, 900),
+    Purge(6),
+    Append(3, 900),
+    Reopen,
+    Append(2, 900),
+    Truncate(8),
+    Append(5, 900),
+    Purge(20),
+    Append(3, 900),
+    Append(3, 900),
+    Append(1, 900),
+];
+
+/// What an observer outside the process knows.
+#[derive(Clone, Default, Debug)]
+struct Known {
+    /// Acknowledged and not given up.
+    must: BTreeMap<u64, Record>,
+    /// Every writing of an index that may be found: tried, and not given up in an acknowledged way.
+    may: BTreeMap<u64, Vec<Record>>,
+    purged: Option<u64>,
+    purge_tried: Option<u64>,
+    next: u64,
+}
+
+/// Lives until an act fails.
+fn live(disk: &FaultyDisk, options: LogOptions, known: &mut Known) {
+    let dir = Path::new(DIR);
+    let Ok((mut log, _)) = open_in(disk, dir, options) else { return };
+    for (version, act) in LIFE.iter().enumerate() {
+        let done = match *act {
+            Append(count, bytes) => {
+                let new: Vec<_> = (0..count).map(|i| record(known.next + i, version as u8, bytes)).collect();
+                new.iter().for_each(|r| known.may.entry(r.index).or_default().push(r.clone()));
+                append(&log, new.clone()).map(|()| {
+                    known.next += count;
+                    for r in new {
+                        known.may.insert(r.index, vec![r.clone()]);
+                        known.must.insert(r.index, r);
+                    }
+                })
+            }
+            Truncate(last) => {
+                known.must.split_off(&(last + 1));
+                log.truncate_after(Some(last)).map(|()| {
+                    known.may.split_off(&(last + 1));
+                    known.next = last + 1;
+                })
+            }
+            Purge(upto) => {
+                known.must = known.must.split_off(&(upto + 1));
+                known.purge_tried = Some(upto);
+                log.purge(upto, Bytes::from(upto.to_string())).map(|()| {
+                    known.may = known.may.split_off(&(upto + 1));
+                    known.purged = Some(upto);
+                    known.next = known.next.max(upto + 1);
+                })
+            }
+            Reopen => {
+                drop(log);
+                match open_in(disk, dir, options) {
+                    Ok((opened, _)) => log = opened,
+                    Err(_) => return,
+                }
+                Ok(())
+            }
+        };
+        if done.is_err() {
+            return;
+        }
+    }
+}
+
+/// What is wrong with what a process finds after the crash, if anything.
+fn check(after: &ForgetfulDisk, known: &Known) -> Result<(), String> {
+    let dir = Path::new(DIR);
+    let options = LogOptions { segment_bytes: 4096, sync: true };
+    let (log, found) = open_in(after, dir, options).map_err(|e| e.to_string())?;
+    let purged = found.purged.as_ref().map(|(upto, _)| *upto);
+    if purged != known.purged && purged != known.purge_tried {
+        return Err(format!("purged {purged:?}, acknowledged {:?}", known.purged));
+    }
+    if found.purged.as_ref().is_some_and(|(upto, tag)| *tag != upto.to_string()) {
+        return Err("wrong tag".into());
+    }
+    for pair in found.records.windows(2) {
+        if pair[0].index + 1 != pair[1].index {
+            return Err(format!("record {} after {}", pair[1].index, pair[0].index));
+        }
+    }
+    let read: BTreeMap<u64, &Record> = found.records.iter().map(|r| (r.index, r)).collect();
+    if let Some(lost) = known.must.values().find(|r| read.get(&r.index) != Some(r)) {
+        return Err(format!("acknowledged record {} is lost", lost.index));
+    }
+    if let Some(wrong) =
+        found.records.iter().find(|r| !known.may.get(&r.index).is_some_and(|m| m.contains(r)))
+    {
+        return Err(format!("record {} was never written, or was given up: {:?}", wrong.index, wrong.header));
+    }
+
+    // It goes on with others of the same lengths, and what was torn stays gone.
+    let next = found.records.last().map(|r| r.index + 1).or(purged.map(|p| p + 1)).unwrap_or(0);
+    let bytes = known.may.get(&next).map_or(900, |m| m[0].payload.len());
+    let mut expected = found.records;
+    expected.push(record(next, 77, bytes));
+    append(&log, vec![record(next, 77, bytes)]).map_err(|e| e.to_string())?;
+    let again = after.crash(Survivors::Synced);
+    let (_, second) = open_in(&again, dir, options).map_err(|e| format!("second opening: {e}"))?;
+    (second.records == expected).then_some(()).ok_or_else(|| "the second opening differs".into())
+}
+
+/// Crashes at every change that the disk is asked for, with many outcomes each; what was found wrong.
+fn crash_everywhere(options: LogOptions) -> Vec<String> {
+    let healthy = FaultyDisk::new(Arc::new(ForgetfulDisk::default()));
+    let mut all = Known::default();
+    live(&healthy, options, &mut all);
+    assert_eq!((all.purged, all.next), (Some(20), 28), "the life ends early without faults");
+
+    let mut wrong = Vec::new();
+    for changes in 0..healthy.changes() {
+        let memory = ForgetfulDisk::default();
+        let disk = FaultyDisk::new(Arc::new(memory.clone()));
+        disk.dead_after(Some(changes));
+        let mut known = Known::default();
+        live(&disk, options, &mut known);
+        let coins = (0..12).map(|seed| Survivors::Some(changes * 1000 + seed));
+        for survivors in [Survivors::Synced, Survivors::Everything].into_iter().chain(coins) {
+            if let Err(what) = check(&memory.crash(survivors), &known) {
+                wrong.push(format!("{changes} changes, {survivors:?}: {what}"));
+            }
+        }
+    }
+    wrong
+}
+
+#[test]
+fn whatever_a_power_failure_leaves_acknowledged_records_are_there_and_nothing_else_is() {
+    let wrong = crash_everywhere(LogOptions { segment_bytes: 4096, sync: true });
+    assert!(wrong.is_empty(), "{} outcomes are wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// The test above can fail: without syncs it must find lost records.
+#[test]
+fn without_syncs_the_same_test_finds_lost_records() {
+    let wrong = crash_everywhere(LogOptions { segment_bytes: 4096, sync: false });
+    assert!(wrong.iter().any(|w| w.contains("is lost")), "{wrong:?}");
+}
+
+/// Without syncs only the machine's failure costs something, not the process's.
+#[test]
+fn without_syncs_the_death_of_the_process_still_costs_nothing() {
+    let wrong = crash_everywhere(LogOptions { segment_bytes: 4096, sync: false });
+    let process: Vec<_> = wrong.iter().filter(|w| w.contains("Everything")).collect();
+    assert!(process.is_empty(), "{process:?}");
+}

@@ -1,0 +1,137 @@
+//! Small files and snapshots: whole or refused.
+
+use paraft_store::{
+    Disk, RealDisk, SnapshotReader, SnapshotWriter, StoreError,
+    faulty::{FaultyDisk, ForgetfulDisk, Survivors},
+    read_small, write_small,
+};
+use std::{path::Path, sync::Arc};
+
+const VOTE: &str = "/server/vote";
+const SNAPSHOT: &str = "/server/snapshot";
+
+fn disk() -> ForgetfulDisk {
+    let disk = ForgetfulDisk::default();
+    disk.create_dir_all(Path::new("/server")).unwrap();
+    disk
+}
+
+#[test]
+fn a_small_file_is_the_old_or_the_new_one_after_a_crash_at_any_point() {
+    for changes in 0..20 {
+        let memory = disk();
+        write_small(&memory, Path::new(VOTE), b"old").unwrap();
+        let dying = FaultyDisk::new(Arc::new(memory.clone()));
+        dying.dead_after(Some(changes));
+        let written = write_small(&dying, Path::new(VOTE), b"the new one");
+        assert_eq!(written.is_ok(), dying.changes() == 5 && changes >= 5, "{changes}: {written:?}");
+        let coins = (0..20).map(Survivors::Some);
+        for survivors in [Survivors::Synced, Survivors::Everything].into_iter().chain(coins) {
+            let found = read_small(&memory.crash(survivors), Path::new(VOTE)).unwrap().unwrap();
+            let old = written.is_err() && found == b"old";
+            assert!(old || found == b"the new one", "{changes} changes, {survivors:?}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn a_small_file_that_is_changed_or_cut_is_refused_and_a_missing_one_is_none() {
+    let disk = disk();
+    assert_eq!(read_small(&disk, Path::new(VOTE)).unwrap(), None);
+    write_small(&disk, Path::new(VOTE), b"term 7").unwrap();
+    let good = disk.contents(Path::new(VOTE)).unwrap();
+    for at in 0..good.len() {
+        let mut flipped = good.clone();
+        flipped[at] ^= 0x40;
+        for bytes in [flipped, good[..at].to_vec()] {
+            disk.put(Path::new(VOTE), bytes);
+            let refused = read_small(&disk, Path::new(VOTE)).unwrap_err();
+            assert!(refused.to_string().contains(VOTE), "{refused}");
+        }
+    }
+    assert!(write_small(&disk, Path::new(VOTE), &vec![0; (1 << 20) + 1]).is_err());
+}
+
+fn chunks() -> Vec<Vec<u8>> {
+    (0u8..5).map(|i| vec![i + 1; 40 * usize::from(i)]).collect()
+}
+
+fn snapshot(disk: Arc<dyn Disk>, path: &Path) -> std::io::Result<u64> {
+    let mut writer = SnapshotWriter::create(disk, path)?;
+    chunks().iter().try_for_each(|c| writer.push(c))?;
+    writer.finish()
+}
+
+fn read(disk: &dyn Disk) -> Result<Vec<Vec<u8>>, StoreError> {
+    SnapshotReader::open(disk, Path::new(SNAPSHOT))?.map(|c| c.map(Into::into)).collect()
+}
+
+#[test]
+fn a_snapshot_comes_back_chunk_by_chunk_on_the_real_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    let size = snapshot(Arc::new(RealDisk), &path).unwrap();
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), size);
+    let reader = SnapshotReader::open(&RealDisk, &path).unwrap();
+    assert_eq!((reader.chunks(), reader.bytes()), (5, 400));
+    let found: Vec<Vec<u8>> = reader.map(|c| c.unwrap().into()).collect();
+    assert_eq!(found, chunks());
+    assert_eq!(RealDisk.list(dir.path()).unwrap(), ["snapshot"]);
+}
+
+#[test]
+fn a_snapshot_cut_at_any_byte_is_refused_before_its_first_chunk() {
+    let disk = disk();
+    snapshot(Arc::new(disk.clone()), Path::new(SNAPSHOT)).unwrap();
+    let good = disk.contents(Path::new(SNAPSHOT)).unwrap();
+    for cut in 0..good.len() {
+        disk.put(Path::new(SNAPSHOT), good[..cut].to_vec());
+        let refused = SnapshotReader::open(&disk, Path::new(SNAPSHOT)).unwrap_err();
+        assert!(matches!(&refused, StoreError::CutShort { .. }), "cut at {cut}: {refused}");
+        assert!(refused.to_string().contains("cut short"));
+    }
+}
+
+#[test]
+fn a_snapshot_with_a_flipped_byte_ends_in_an_error() {
+    let disk = disk();
+    snapshot(Arc::new(disk.clone()), Path::new(SNAPSHOT)).unwrap();
+    let good = disk.contents(Path::new(SNAPSHOT)).unwrap();
+    for at in 0..good.len() {
+        let mut flipped = good.clone();
+        flipped[at] ^= 1;
+        disk.put(Path::new(SNAPSHOT), flipped);
+        assert!(read(&disk).is_err(), "byte {at}");
+    }
+    // A chunk taken out as a whole.
+    let second = 16 + 20 + 20 + 40;
+    disk.put(Path::new(SNAPSHOT), [&good[..16 + 20], &good[second..]].concat());
+    assert!(matches!(read(&disk), Err(StoreError::Damaged { offset: 36, .. })));
+}
+
+#[test]
+fn an_unfinished_snapshot_leaves_nothing_and_a_crash_leaves_the_old_one_or_the_new() {
+    let memory = disk();
+    let mut writer = SnapshotWriter::create(Arc::new(memory.clone()), Path::new(SNAPSHOT)).unwrap();
+    writer.push(b"half").unwrap();
+    assert!(writer.push(&vec![0; (16 << 20) + 1]).is_err());
+    drop(writer);
+    assert!(memory.list(Path::new("/server")).unwrap().is_empty());
+
+    for changes in 0..20 {
+        let memory = disk();
+        let disk = FaultyDisk::new(Arc::new(memory.clone()));
+        disk.dead_after(Some(changes));
+        let written = snapshot(Arc::new(disk.clone()), Path::new(SNAPSHOT));
+        for survivors in
+            [Survivors::Synced, Survivors::Everything].into_iter().chain((0..20).map(Survivors::Some))
+        {
+            let after = memory.crash(survivors);
+            match read(&after) {
+                Ok(found) => assert_eq!(found, chunks()),
+                Err(StoreError::Io { .. }) => assert!(written.is_err(), "{changes} changes, {survivors:?}"),
+                Err(e) => panic!("{changes} changes, {survivors:?}: {e}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Promises of the store, one file each.
+#![allow(clippy::unwrap_used)]
+
+mod crash;
+mod damage;
+mod failing;
+mod files;
+mod ordinary;
+mod torn;
+
+use bytes::Bytes;
+use paraft_store::{Disk, Log, LogOptions, Record, Recovered, StoreError};
+use std::{
+    io,
+    path::Path,
+    sync::{Arc, mpsc},
+};
+
+pub(crate) const DIR: &str = "/server/log";
+pub(crate) const SMALL: LogOptions = LogOptions { segment_bytes: 4096, sync: true };
+/// Bytes before the first record of a segment, and of a record before its header.
+pub(crate) const PREFIX: usize = 36;
+pub(crate) const HEAD: usize = 36;
+
+/// A record whose bytes depend on its index and on `version`, which tells two writings of an index apart.
+pub(crate) fn record(index: u64, version: u8, payload_bytes: usize) -> Record {
+    let header = Bytes::from(format!("entry {index}.{version}"));
+    let payload = (0..payload_bytes).map(|i| (i as u8).wrapping_mul(31) ^ version ^ index as u8).collect();
+    Record { index, header, payload }
+}
+
+pub(crate) fn open_in(
+    disk: &dyn Cloned,
+    dir: &Path,
+    options: LogOptions,
+) -> Result<(Log, Recovered), StoreError> {
+    Log::open(disk.shared(), dir, options)
+}
+
+pub(crate) fn open(disk: &dyn Cloned) -> Result<(Log, Recovered), StoreError> {
+    open_in(disk, Path::new(DIR), SMALL)
+}
+
+/// Disks whose clones are the same disk.
+pub(crate) trait Cloned {
+    fn shared(&self) -> Arc<dyn Disk>;
+}
+
+impl<D: Disk + Clone + 'static> Cloned for D {
+    fn shared(&self) -> Arc<dyn Disk> {
+        Arc::new(self.clone())
+    }
+}
+
+/// Appends and waits until it is done.
+pub(crate) fn append(log: &Log, records: Vec<Record>) -> io::Result<()> {
+    let (send, outcome) = mpsc::channel();
+    log.append(records, Box::new(move |done| send.send(done).unwrap()));
+    outcome.recv().unwrap()
+}
+
+pub(crate) fn segment(first: u64) -> std::path::PathBuf {
+    Path::new(DIR).join(format!("{first:016}.log"))
+}

@@ -1,0 +1,94 @@
+//! A crash cuts the tail: the log opens with a prefix that holds everything acknowledged.
+
+use crate::{DIR, HEAD, PREFIX, append, open, record, segment};
+use paraft_store::{Disk, Record, faulty::ForgetfulDisk};
+use std::path::Path;
+
+/// A log of six records in one segment, not closed: the segment's bytes, the records, and where each ends.
+fn six(batches: &[usize]) -> (Vec<u8>, Vec<Record>, Vec<usize>) {
+    let disk = ForgetfulDisk::default();
+    let (log, _) = open(&disk).unwrap();
+    let records: Vec<_> = (0..6).map(|i| record(i, 1, 20 + 13 * i as usize)).collect();
+    let mut rest = records.as_slice();
+    for batch in batches {
+        append(&log, rest[..*batch].to_vec()).unwrap();
+        rest = &rest[*batch..];
+    }
+    let mut at = PREFIX;
+    let ends = records.iter().map(|r| {
+        at += HEAD + r.header.len() + r.payload.len();
+        at
+    });
+    (disk.contents(&segment(0)).unwrap(), records.clone(), ends.collect())
+}
+
+fn disk_with(bytes: Vec<u8>) -> ForgetfulDisk {
+    let disk = ForgetfulDisk::default();
+    disk.create_dir_all(Path::new(DIR)).unwrap();
+    disk.put(&segment(0), bytes);
+    disk
+}
+
+#[test]
+fn a_log_cut_at_any_byte_opens_with_the_records_before_and_goes_on() {
+    let (bytes, records, ends) = six(&[6]);
+    for cut in PREFIX..bytes.len() {
+        let whole = ends.iter().filter(|end| **end <= cut).count();
+        let zeros = [bytes[..cut].to_vec(), vec![0; bytes.len() - cut]].concat();
+        let noise = [bytes[..cut].to_vec(), vec![0xF5; bytes.len() - cut]].concat();
+        for (tail, found) in [("missing", bytes[..cut].to_vec()), ("zeros", zeros), ("noise", noise)] {
+            let disk = disk_with(found);
+            let (log, found) = open(&disk).unwrap_or_else(|e| panic!("cut at {cut}, {tail}: {e}"));
+            // 0xF5 may be what stood there.
+            let expected = if tail == "noise" { found.records.len().max(whole) } else { whole };
+            assert_eq!(found.records, records[..expected], "cut at {cut}, {tail}");
+            // What was torn may be counted or not (its head may be gone), but never what is whole.
+            let begun = cut.saturating_sub(ends[..whole].last().copied().unwrap_or(PREFIX));
+            let limit = if tail == "missing" { begun } else { bytes.len() };
+            assert!(found.torn_bytes as usize <= limit, "cut at {cut}, {tail}: {}", found.torn_bytes);
+
+            let mut expected = found.records;
+            let next = expected.len() as u64;
+            let new: Vec<_> = (next..next + 2).map(|i| record(i, 2, 20 + 13 * i as usize)).collect();
+            append(&log, new.clone()).unwrap();
+            expected.extend(new);
+            drop(log);
+            assert_eq!(open(&disk).unwrap().1.records, expected, "cut at {cut}, {tail}, then appended");
+        }
+    }
+}
+
+#[test]
+fn a_record_missing_inside_the_last_batch_is_torn_and_what_was_behind_it_stays_gone() {
+    let (bytes, records, ends) = six(&[2, 4]);
+    for lost in 2..6 {
+        let mut found = bytes.clone();
+        found[ends[lost - 1]..ends[lost]].fill(0);
+        let disk = disk_with(found);
+        let (log, found) = open(&disk).unwrap();
+        assert_eq!(found.records, records[..lost]);
+        let torn = if lost < 5 { ends[5] - ends[lost - 1] } else { 0 };
+        assert_eq!(found.torn_bytes as usize, torn);
+        // As long as the lost one was: the next would line up with its old successor.
+        append(&log, vec![record(lost as u64, 2, 20 + 13 * lost)]).unwrap();
+        drop(log);
+        let (_, again) = open(&disk).unwrap();
+        assert_eq!(again.records.len(), lost + 1);
+        assert_eq!(again.records[lost], record(lost as u64, 2, 20 + 13 * lost));
+    }
+}
+
+#[test]
+fn a_record_missing_before_the_last_batch_is_damage() {
+    let (bytes, _, ends) = six(&[2, 4]);
+    for lost in 0..2 {
+        let start = if lost == 0 { PREFIX } else { ends[lost - 1] };
+        let mut found = bytes.clone();
+        found[start..ends[lost]].fill(0);
+        let refused = open(&disk_with(found)).unwrap_err().to_string();
+        assert!(
+            refused.contains(&format!("{} is damaged at byte {start}", segment(0).display())),
+            "{refused}"
+        );
+    }
+}
