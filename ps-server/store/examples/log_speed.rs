@@ -10,7 +10,7 @@
 //! take turns, with the lowest and highest of the log's in brackets.
 
 use bytes::Bytes;
-use paraft_store::{Access, Disk, Log, LogOptions, LogStats, RealDisk, Record};
+use paraft_store::{Access, Disk, Log, LogOptions, RealDisk, Record};
 use std::{
     env,
     error::Error,
@@ -22,7 +22,7 @@ use std::{
 
 const PASSES: usize = 5;
 /// Record bytes, and how many are written a pass.
-const SIZES: [(usize, u64); 3] = [(4 << 10, 1000), (64 << 10, 600), (1 << 20, 150)];
+const SIZES: [(usize, u64); 3] = [(4 << 10, 1000), (64 << 10, 800), (1 << 20, 200)];
 const IN_FLIGHT: [usize; 3] = [1, 4, 16];
 /// The log keeps at most about so much, as a replica that takes snapshots does.
 const KEPT_BYTES: u64 = 64 << 20;
@@ -39,9 +39,13 @@ struct Run {
 
 impl Run {
     fn open(dir: &Path) -> Result<Run, Box<dyn Error>> {
-        let options = LogOptions { segment_bytes: 16 << 20, ..LogOptions::default() };
-        let (log, _) = Log::open(Arc::new(RealDisk), dir, options)?;
-        Ok(Run { log, next: 0 })
+        let (log, _) = Log::open(Arc::new(RealDisk), dir, LogOptions::default())?;
+        let mut run = Run { log, next: 0 };
+        // Until what is written is written over purged segments, as it is in a log that has run for a while.
+        while run.log.stats().recycled < 4 {
+            run.pass(&vec![1; 1 << 20].into(), 64, 16)?;
+        }
+        Ok(run)
     }
 
     fn pass(&mut self, payload: &Bytes, count: u64, in_flight: usize) -> Result<f64, Box<dyn Error>> {
@@ -105,15 +109,11 @@ fn measure(folder: &Path) -> Result<(), Box<dyn Error>> {
             let mut run = Run::open(&dir)?;
             let file = dir.join("plain");
             let (mut log, mut growing, mut over) = (Vec::new(), Vec::new(), Vec::new());
-            let mut before = LogStats::default();
-            for pass in 0..=PASSES {
+            let before = run.log.stats();
+            for _ in 0..PASSES {
                 let rate = run.pass(&payload, count, in_flight)?;
                 let grown = plain(&file, Access::Create, &payload, count)?;
                 let again = plain(&file, Access::Write, &payload, count)?;
-                if pass == 0 {
-                    before = run.log.stats(); // the first pass made the segments that later ones write over
-                    continue;
-                }
                 log.push(rate);
                 growing.push(grown);
                 over.push(again);
