@@ -3,13 +3,15 @@
 
 use crate::{failure::Failure, status};
 use clap::Args;
-use paraft_common::ServerId;
+use paraft_common::{Durability, ServerId};
 use paraft_host::socket_path;
-use paraft_server::{Server, ServerOptions};
+use paraft_server::{Patience, Server, ServerOptions, Shape, server::Place};
+use paraft_store::RealDisk;
 use paraft_worker::exit;
 use serde_json::json;
 use std::{
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::net::TcpListener;
@@ -108,6 +110,7 @@ fn files() -> Row {
 /// A real server on a port of its own, asked over gRPC.
 fn loopback() -> Row {
     let asked = || -> Result<Duration, String> {
+        let data = tempfile::tempdir().map_err(|e| format!("no temporary folder: {e}"))?;
         let rt = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -116,15 +119,19 @@ fn loopback() -> Row {
         let address = rt.block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.map_err(|e| e.to_string())?;
             let address = listener.local_addr().map_err(|e| e.to_string())?.to_string();
+            let election = Duration::from_millis(100);
             let options = ServerOptions {
-                id: ServerId(0),
+                place: Place::Listed(ServerId(0)),
+                address: address.clone(),
                 servers: vec![address.clone()],
-                shards: 1,
-                replicas: 1,
-                election: Duration::from_millis(100),
+                shape: Shape { shards: 1, replicas: 1, durability: Durability::default() },
+                data: data.path().to_path_buf(),
+                disk: Arc::new(RealDisk),
+                election,
+                patience: Patience::new(election, 10 * election),
                 socket: None,
             };
-            let server = Server::start(options, rand::random()).await.map_err(|e| e.to_string())?;
+            let server = Server::start(options).await.map_err(|e| e.to_string())?;
             tokio::spawn(server.run(listener, None, std::future::pending()));
             Ok::<_, String>(address)
         })?;

@@ -112,7 +112,10 @@ impl Fleet {
             let mut command = Command::new(&program);
             command.arg("server").arg(&job_file).args(["--supervised", "--listen", "127.0.0.1:0", "--id"]);
             command.arg(id.to_string()).arg("--log-file").arg(run_dir.join(format!("server-{id}.log")));
-            command.args(["--metrics", "127.0.0.1:0"]).arg("--data").arg(run_dir.join(format!("server-{id}")));
+            command
+                .args(["--metrics", "127.0.0.1:0"])
+                .arg("--data")
+                .arg(run_dir.join(format!("server-{id}")));
             fleet.servers.push(Process::start(format!("server-{id}"), command, run_dir)?);
         }
         for server in &mut fleet.servers {

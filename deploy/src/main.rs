@@ -3,7 +3,7 @@
 //! - [`fleet`]: servers and workers as processes of this machine.
 //! - [`train`], [`compare`], [`demo`]: what a user starts.
 //! - [`serve`], worker: what a fleet consists of, also by hand.
-//! - [`status`], [`doctor`], [`mod@bench`]: what a user asks.
+//! - [`status`], [`control`], [`doctor`], [`mod@bench`]: what a user asks.
 //! - [`table`], [`progress`]: what a user sees.
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -20,6 +20,7 @@ macro_rules! out {
 
 mod bench;
 mod compare;
+mod control;
 mod demo;
 mod doctor;
 mod failure;
@@ -57,6 +58,8 @@ enum Command {
     Worker(paraft_worker::cli::WorkerArgs),
     /// Show what the servers of a fleet know.
     Status(status::StatusArgs),
+    /// Move leaders and replicas away from a server, so that it can be stopped without a stall.
+    Drain(control::DrainArgs),
     /// Measure, as ratios to something in the same run.
     Bench(bench::BenchArgs),
     /// Check this machine: what works, what is missing, what that disables.
@@ -78,6 +81,7 @@ fn main() {
         Command::Server(a) => failure::report(serve::run(&a)),
         Command::Worker(a) => paraft_worker::cli::train(&a, paraft_worker::cli::built_in),
         Command::Status(a) => failure::report(status::run(&a)),
+        Command::Drain(a) => failure::report(control::drain(&a)),
         Command::Bench(a) => failure::report(bench::run(&a)),
         Command::Doctor(a) => failure::report(doctor::run(&a)),
         Command::Env(a) => failure::report(doctor::env(&a)),

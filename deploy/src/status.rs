@@ -1,13 +1,16 @@
 //! `paraft status`: what the servers of a fleet know.
 
-use crate::{failure::Failure, table};
+use crate::{control, failure::Failure, table};
 use clap::Args;
 use comfy_table::{Table, presets};
 use paraft_common::histogram::DelayHistogram;
 use paraft_proto::{ShardStatus, StatusReply};
 use paraft_worker::{Job, exit};
 use serde_json::json;
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 #[derive(Args)]
 pub struct StatusArgs {
@@ -46,7 +49,7 @@ pub fn ask_all(addresses: &[String], digest: bool) -> Vec<Result<StatusReply, St
 }
 
 pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
-    let addresses = addresses(args)?;
+    let addresses = addresses(args.of.as_deref(), &args.servers)?;
     let replies = ask_all(&addresses, args.digest);
     for (address, reply) in addresses.iter().zip(&replies) {
         match reply {
@@ -56,6 +59,12 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
             Ok(r) => print(r, args.digest),
         }
     }
+    if let Some(fleet) = control::describe(&addresses) {
+        match args.json {
+            true => out!("{}", control::as_json(&fleet)),
+            false => control::print(&fleet),
+        }
+    }
     let silent = replies.iter().filter(|r| r.is_err()).count();
     if silent == replies.len() {
         return Err(Failure::new(exit::UNAVAILABLE, "no server answered"));
@@ -63,11 +72,12 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-fn addresses(args: &StatusArgs) -> Result<Vec<String>, Failure> {
-    if !args.servers.is_empty() {
-        return Ok(args.servers.clone());
+/// The servers of a run's folder, of a job file, or as they were given.
+pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, Failure> {
+    if !servers.is_empty() {
+        return Ok(servers.to_vec());
     }
-    let Some(of) = &args.of else {
+    let Some(of) = of else {
         return Err(
             Failure::new(exit::USAGE, "which servers?").help("give --servers, a run's folder, or a job file")
         );

@@ -323,6 +323,7 @@ fn the_same_job_runs_by_hand() {
         .map(|id| {
             let mut c = paraft();
             c.arg("server").arg(&path).args(["--id", &id.to_string()]).stderr(Stdio::null());
+            c.arg("--data").arg(scratch.path().join(format!("s{id}")));
             if id == 0 {
                 c.args(["--metrics", metrics]);
             }
@@ -350,7 +351,10 @@ fn the_same_job_runs_by_hand() {
     assert!(out.status.success(), "{}", text(&out.stderr));
     let replies: Vec<Value> =
         text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("json")).collect();
+    let (fleet_line, replies) = replies.split_last().expect("lines");
     assert_eq!(replies.len(), 3);
+    assert_eq!(fleet_line["shape"]["replicas"], 3, "the last line is the fleet's: {fleet_line}");
+    assert!(fleet_line["placement"].as_array().is_some_and(|p| p.iter().all(|s| s["state"] == "serving")));
     for shard in 0..3 {
         let copies: Vec<&Value> = replies.iter().map(|r| &r["shards"][shard]).collect();
         assert_eq!(copies.iter().filter(|s| s["role"] == "leader").count(), 1, "{copies:?}");

@@ -16,5 +16,5 @@ mod plan;
 mod state;
 
 pub use agent::{Agent, AgentOptions, Identity};
-pub use plan::{Directive, Do, Heard, Health, Patience, Report, ReplicaReport};
+pub use plan::{Directive, Do, Health, Heard, Patience, ReplicaReport, Report};
 pub use state::{Agreed, Command, Member, Outcome, Place, Shape, State};

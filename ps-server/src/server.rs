@@ -127,9 +127,8 @@ const IDENTITY: &str = "identity";
 fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerError> {
     let Some(bytes) = folder.read(IDENTITY).map_err(ServerError::Data)? else { return Ok(None) };
     let identity = bincode::serde::decode_from_slice(&bytes, bincode::config::legacy());
-    let (identity, _) = identity.map_err(|e| {
-        ServerError::Data(format!("{}: {e}", folder.path().join(IDENTITY).display()))
-    })?;
+    let (identity, _) = identity
+        .map_err(|e| ServerError::Data(format!("{}: {e}", folder.path().join(IDENTITY).display())))?;
     Ok(Some(identity))
 }
 
@@ -155,7 +154,8 @@ impl Server {
             (Some(known), _) => known,
             (None, Place::Listed(id)) => Identity { server: *id, node: ReplicaId::new_life(*id), fleet: 0 },
             (None, Place::Joins(at)) => {
-                let reply = ask_to_join(at, &options.address, JOIN_PATIENCE).await.map_err(ServerError::Join)?;
+                let reply =
+                    ask_to_join(at, &options.address, JOIN_PATIENCE).await.map_err(ServerError::Join)?;
                 options.shape = shape_of(reply.shape.as_ref())
                     .ok_or_else(|| ServerError::Join("its settings are of another version".into()))?;
                 let server = ServerId(reply.server);

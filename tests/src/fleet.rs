@@ -125,11 +125,7 @@ impl Fleet {
             place: Place::Listed(ServerId(u64::from(id))),
             address: self.at.addresses[id as usize].clone(),
             servers: self.at.addresses.clone(),
-            shape: Shape {
-                shards: self.at.shards,
-                replicas: self.at.replicas,
-                durability: self.durability,
-            },
+            shape: Shape { shards: self.at.shards, replicas: self.at.replicas, durability: self.durability },
             data: self.data(id),
             disk: Arc::new(RealDisk),
             election: ELECTION,

@@ -352,6 +352,13 @@ impl Job {
         if !(50..=60_000).contains(&c.election_ms) {
             return bad("cluster.election_ms", format!("{} ms", c.election_ms), "use 50 to 60000");
         }
+        if c.durability == Durability::Leader {
+            return bad(
+                "cluster.durability",
+                "`leader` is not in this version".into(),
+                "use `quorum-memory` or `quorum-disk`",
+            );
+        }
         if c.replace_ms < 10 * c.election_ms {
             return bad(
                 "cluster.replace_ms",

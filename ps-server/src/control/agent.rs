@@ -2,7 +2,7 @@
 //! is told, and, while it leads the control group, plans.
 
 use super::{
-    plan::{ControlChange, Directive, Do, Heard, Health, Patience, Plan, Report, ReplicaReport, View, plan},
+    plan::{ControlChange, Directive, Do, Health, Heard, Patience, Plan, ReplicaReport, Report, View, plan},
     state::{Agreed, Command, Outcome, Shape, State},
 };
 use crate::{
@@ -249,7 +249,9 @@ impl Agent {
             let lead = *r.group.leadership().borrow();
             let membership = r.group.membership();
             let bytes = r.shard.configured().map_or(0, |c| {
-                let of = |b: &crate::shard::bucket::Bucket| b.spec.len as u64 * 4 * (1 + b.image().slots.len() as u64);
+                let of = |b: &crate::shard::bucket::Bucket| {
+                    b.spec.len as u64 * 4 * (1 + b.image().slots.len() as u64)
+                };
                 c.buckets.iter().map(of).sum()
             });
             let report = ReplicaReport {
@@ -282,7 +284,8 @@ impl Agent {
         }
         // The leader, where it is known, else everyone that is known.
         let mut asked = BTreeSet::from([self.options.address.clone()]);
-        let mut next: Vec<String> = self.agreed.read(|s| s.servers.values().map(|m| m.address.clone()).collect());
+        let mut next: Vec<String> =
+            self.agreed.read(|s| s.servers.values().map(|m| m.address.clone()).collect());
         next.extend(self.options.servers.iter().cloned());
         next.extend(self.group.leader_address());
         while let Some(address) = next.pop() {
@@ -340,7 +343,8 @@ impl Agent {
         match &d.what {
             Do::Host { origin } => self.replicas.host(d.shard, shape.shards, shape.durability, *origin).await,
             Do::Found { origin, members } => {
-                let replica = self.replicas.get(d.shard).filter(|r| r.origin == *origin).ok_or("it is not here")?;
+                let replica =
+                    self.replicas.get(d.shard).filter(|r| r.origin == *origin).ok_or("it is not here")?;
                 if !replica.group.membership().members.is_empty() {
                     return Ok(());
                 }
@@ -481,7 +485,8 @@ impl Agent {
     #[allow(clippy::type_complexity)]
     pub fn overview(
         &self,
-    ) -> Option<(State, Membership, BTreeMap<ServerId, (Report, bool)>, BTreeMap<ShardId, (Health, String)>)> {
+    ) -> Option<(State, Membership, BTreeMap<ServerId, (Report, bool)>, BTreeMap<ShardId, (Health, String)>)>
+    {
         let leading = self.leading.lock();
         leading.since?;
         let silent = |h: &Heard| h.at.elapsed() > self.options.patience.silent;

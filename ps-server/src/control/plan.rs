@@ -255,7 +255,8 @@ fn start(view: &View, shard: ShardId, origin: u64, replicas: u32, plan: &mut Pla
 
 /// Named, not founded: host, agree on the replicas, found.
 fn found(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut Plan) -> (Health, String) {
-    let hosts = |s: ServerId| view.live(s).and_then(|r| r.replicas.get(&shard)).filter(|r| r.origin == place.origin);
+    let hosts =
+        |s: ServerId| view.live(s).and_then(|r| r.replicas.get(&shard)).filter(|r| r.origin == place.origin);
     if place.voters.is_empty() {
         let Some(servers) = choose(view, shard, replicas) else {
             return (Health::Placing, format!("waiting for {replicas} servers"));
@@ -285,7 +286,8 @@ fn found(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut P
         None => view.age(n.server()) > view.patience.replace,
     };
     if all_there {
-        let members = nodes.iter().filter_map(|(n, _)| Some((*n, view.live(n.server())?.address.clone()))).collect();
+        let members =
+            nodes.iter().filter_map(|(n, _)| Some((*n, view.live(n.server())?.address.clone()))).collect();
         // Preferred leaders go round the servers.
         let first = place.voters.iter().nth(shard.0 as usize % place.voters.len()).map(|n| n.server());
         if let Some(first) = first {
@@ -300,15 +302,11 @@ fn found(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut P
 }
 
 /// A founded shard: keep its replicas whole.
-fn keep(
-    view: &View,
-    shard: ShardId,
-    place: &Place,
-    replicas: u32,
-    plan: &mut Plan,
-) -> (Health, String) {
+fn keep(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut Plan) -> (Health, String) {
     let here = |n: ReplicaId| {
-        view.live(n.server()).and_then(|r| r.replicas.get(&shard)).filter(|r| r.node == n && r.trouble.is_empty())
+        view.live(n.server())
+            .and_then(|r| r.replicas.get(&shard))
+            .filter(|r| r.node == n && r.trouble.is_empty())
     };
     // Its server is there, but the replica is not: it has lost its log, or its storage failed.
     let vanished = |n: ReplicaId| view.live(n.server()).is_some() && here(n).is_none();
@@ -316,12 +314,14 @@ fn keep(
         let lost: Vec<_> = place.voters.iter().filter(|n| vanished(**n)).collect();
         if lost.len() == place.voters.len() {
             tracing::error!(%shard, "every replica has lost its log: the shard begins anew; resume from a checkpoint");
-            let place = Place { origin: view.origin ^ u64::from(shard.0), voters: BTreeSet::new(), founded: false };
+            let place =
+                Place { origin: view.origin ^ u64::from(shard.0), voters: BTreeSet::new(), founded: false };
             plan.commands.push(Command::Place { shard, place });
             return (Health::Lost, "every replica has lost its log".into());
         }
         if lost.len() * 2 > place.voters.len() {
-            let why = "a majority of its replicas has lost its log: stop the servers, and resume from a checkpoint";
+            let why =
+                "a majority of its replicas has lost its log: stop the servers, and resume from a checkpoint";
             return (Health::Lost, why.into());
         }
         return (Health::Repairing, "no leader".into());
@@ -383,7 +383,9 @@ fn keep(
         }
     }
     match now.voters.iter().find(|n| here(**n).is_none()) {
-        None if too_few => (Health::Repairing, format!("{} of {replicas} replicas: too few servers", now.voters.len())),
+        None if too_few => {
+            (Health::Repairing, format!("{} of {replicas} replicas: too few servers", now.voters.len()))
+        }
         None => (Health::Serving, String::new()),
         Some(n) => (Health::Repairing, format!("{} is silent", n.server())),
     }
@@ -399,10 +401,15 @@ fn spread_leaders(view: &View, plan: &mut Plan) {
         let able = |n: &&ReplicaId| {
             let there = view.live(n.server()).and_then(|r| r.replicas.get(shard));
             !view.draining(n.server())
-                && there.is_some_and(|r| r.node == **n && r.trouble.is_empty() && r.applied + CAUGHT_UP >= lead.applied)
+                && there.is_some_and(|r| {
+                    r.node == **n && r.trouble.is_empty() && r.applied + CAUGHT_UP >= lead.applied
+                })
         };
-        let fewest = |n: &&ReplicaId| (led.get(&n.server()).copied().unwrap_or(0), n.server() != at, n.server());
-        let Some(best) = lead.membership.voters.iter().filter(able).min_by_key(fewest).copied() else { continue };
+        let fewest =
+            |n: &&ReplicaId| (led.get(&n.server()).copied().unwrap_or(0), n.server() != at, n.server());
+        let Some(best) = lead.membership.voters.iter().filter(able).min_by_key(fewest).copied() else {
+            continue;
+        };
         // Equal loads stay as they are; an empty model still counts its shards.
         *led.entry(best.server()).or_default() += lead.bytes.max(1);
         let busy = lead.membership.changing || plan.health.get(shard).is_some_and(|h| h.0 != Health::Serving);
@@ -427,8 +434,10 @@ fn control_change(view: &View) -> Option<ControlChange> {
             return Some(ControlChange::Learner(report.node, report.address.clone()));
         }
     }
-    let mut able: Vec<(bool, ServerId, ReplicaId)> =
-        there().filter(|(s, _)| !view.draining(*s)).map(|(s, r)| (!view.control.voters.contains(&r.node), s, r.node)).collect();
+    let mut able: Vec<(bool, ServerId, ReplicaId)> = there()
+        .filter(|(s, _)| !view.draining(*s))
+        .map(|(s, r)| (!view.control.voters.contains(&r.node), s, r.node))
+        .collect();
     // A silent server keeps its vote until its replacement is due.
     let kept = view.control.voters.iter().filter(|n| {
         let server = n.server();
@@ -442,9 +451,8 @@ fn control_change(view: &View) -> Option<ControlChange> {
     }
     // Rather one too many dead than a majority that hangs on two.
     if count < view.control.voters.len() && able.len() < view.control.voters.len() {
-        let vanished = view.control.voters.iter().any(|n| {
-            view.live(n.server()).is_some_and(|r| r.node != *n)
-        });
+        let vanished =
+            view.control.voters.iter().any(|n| view.live(n.server()).is_some_and(|r| r.node != *n));
         if !vanished {
             return None;
         }

@@ -14,7 +14,9 @@ use super::{
     wire,
 };
 use openraft::EntryPayload;
-use paraft_store::{Disk, Log, LogOptions, Record, SnapshotReader, SnapshotWriter, StoreError, read_small, write_small};
+use paraft_store::{
+    Disk, Log, LogOptions, Record, SnapshotReader, SnapshotWriter, StoreError, read_small, write_small,
+};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -76,7 +78,8 @@ impl Folder {
         if found.torn_bytes > 0 {
             tracing::warn!(path = %path.display(), bytes = found.torn_bytes, "the log's torn tail was cut");
         }
-        let entries = found.records.into_iter().map(entry_of).collect::<Result<_, _>>().map_err(|e| at(&e))?;
+        let entries =
+            found.records.into_iter().map(entry_of).collect::<Result<_, _>>().map_err(|e| at(&e))?;
         let purged = found.purged.map(|(_, tag)| wire::decode::<LogId>(&tag)).transpose();
         let purged = purged.map_err(|e| at(&e))?;
         let vote = self.read("vote")?.map(|b| wire::decode(&b)).transpose().map_err(|e| at(&e))?;
@@ -111,7 +114,10 @@ pub(super) fn record_of(entry: &Entry) -> Result<Record, wire::WireError> {
 pub(super) fn entry_of(record: Record) -> Result<Entry, wire::WireError> {
     let mut entry: Entry = wire::decode(&record.header)?;
     if entry.log_id.index != record.index {
-        return Err(wire::WireError::new(format!("entry {} is stored as {}", entry.log_id.index, record.index)));
+        return Err(wire::WireError::new(format!(
+            "entry {} is stored as {}",
+            entry.log_id.index, record.index
+        )));
     }
     if let EntryPayload::Normal(change) = &mut entry.payload {
         change.attach(record.payload);

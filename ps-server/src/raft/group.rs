@@ -147,8 +147,7 @@ impl Group {
         };
         let machine = Machine::new(state, file, wants_snapshot.clone());
         let network = Network { peers, group: options.group, me: options.me };
-        let raft =
-            Raft::new(options.me.0, config, network, log, machine).await.map_err(|e| e.to_string())?;
+        let raft = Raft::new(options.me.0, config, network, log, machine).await.map_err(|e| e.to_string())?;
         let leadership = watch_leadership(&raft, options.group);
         tokio::spawn(cut_logs(raft.clone(), wants_snapshot, leadership.clone()));
         Ok(Self { raft, me: options.me, id: options.group, leadership, incoming: Arc::default() })
@@ -298,7 +297,10 @@ impl Group {
         let (vote, piece): (Vote, SnapshotPiece) = wire::decode(&request.header)?;
         let payload = request.payloads.into_iter().next().unwrap_or_default();
         if crc32fast::hash(&payload) != piece.crc {
-            return Err(WireError::new(format!("piece {} of a snapshot of {} is damaged", piece.index, self.id)));
+            return Err(WireError::new(format!(
+                "piece {} of a snapshot of {} is damaged",
+                piece.index, self.id
+            )));
         }
         let mut slot = self.incoming.lock().await;
         let known = slot.as_ref().is_some_and(|i| i.image == piece.image);

@@ -45,7 +45,9 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
 pub fn payloads(entries: &[Entry]) -> Vec<Bytes> {
     entries
         .iter()
-        .filter_map(|e| if let EntryPayload::Normal(p) = &e.payload { Some(p.payload().clone()) } else { None })
+        .filter_map(
+            |e| if let EntryPayload::Normal(p) = &e.payload { Some(p.payload().clone()) } else { None },
+        )
         .collect()
 }
 

@@ -6,8 +6,8 @@ use crate::{
 };
 use paraft_common::{Durability, ServerId, ShardId};
 use paraft_proto::{
-    DescribeReply, DescribeRequest, DrainReply, DrainRequest, FleetShape, Found, HelloReply, HelloRequest, Host,
-    JoinReply, JoinRequest, Replica, ReportReply, ReportRequest, Retire, ServerInfo, ShardInfo, Voters,
+    DescribeReply, DescribeRequest, DrainReply, DrainRequest, FleetShape, Found, HelloReply, HelloRequest,
+    Host, JoinReply, JoinRequest, Replica, ReportReply, ReportRequest, Retire, ServerInfo, ShardInfo, Voters,
     control_client::ControlClient, control_server::Control, directive,
 };
 use std::{sync::Arc, time::Duration};
@@ -77,7 +77,11 @@ fn from_report(r: ReportRequest) -> Report {
         };
         (ShardId(r.shard), report)
     };
-    Report { address: r.address, node: ReplicaId(r.node), replicas: r.replicas.into_iter().map(replica).collect() }
+    Report {
+        address: r.address,
+        node: ReplicaId(r.node),
+        replicas: r.replicas.into_iter().map(replica).collect(),
+    }
 }
 
 fn to_directive(d: Directive) -> paraft_proto::Directive {
@@ -221,7 +225,8 @@ impl Control for ControlService {
             }
         });
         let shards = state.shards.keys().map(|shard| {
-            let reports = || heard.values().filter(|(_, silent)| !silent).filter_map(|(r, _)| r.replicas.get(shard));
+            let reports =
+                || heard.values().filter(|(_, silent)| !silent).filter_map(|(r, _)| r.replicas.get(shard));
             let lead = reports().filter(|r| r.leads).max_by_key(|r| r.term);
             let (health, trouble) = health.get(shard).cloned().unwrap_or_default();
             let servers = |voting: bool| {
@@ -243,7 +248,12 @@ impl Control for ControlService {
         Ok(Response::new(DescribeReply {
             fleet: state.fleet,
             generation: state.generation,
-            leader: format!("{} ({} of {} servers vote)", self.leader(), control.voters.len(), state.servers.len()),
+            leader: format!(
+                "{} ({} of {} servers vote)",
+                self.leader(),
+                control.voters.len(),
+                state.servers.len()
+            ),
             shape: state.shape.map(shape_to),
             servers: servers.collect(),
             shards: shards.collect(),

@@ -79,8 +79,8 @@ impl Image {
     /// And back; what does not fit is refused.
     pub fn from_raw(raw: &RawImage) -> Result<Self, String> {
         let config = bincode::config::legacy().with_limit::<MAX_HEAD_BYTES>();
-        let (header, used): (ImageHeader, usize) =
-            bincode::serde::decode_from_slice(&raw.head, config).map_err(|e| format!("the snapshot's header: {e}"))?;
+        let (header, used): (ImageHeader, usize) = bincode::serde::decode_from_slice(&raw.head, config)
+            .map_err(|e| format!("the snapshot's header: {e}"))?;
         if used != raw.head.len() {
             return Err(format!("the snapshot's header is {} bytes too long", raw.head.len() - used));
         }

@@ -48,8 +48,15 @@ const REFIND: Duration = Duration::from_secs(10);
 pub fn spawn(shard: Arc<Shard>, group: Group, counters: Arc<Counters>, origin: u64) -> mpsc::Sender<Event> {
     let (tx, events) = mpsc::channel(EVENT_QUEUE);
     let leadership = group.leadership();
-    let owner =
-        Owner { shard, group, counters, origin, lead: None, streams: HashMap::new(), done: FuturesUnordered::new() };
+    let owner = Owner {
+        shard,
+        group,
+        counters,
+        origin,
+        lead: None,
+        streams: HashMap::new(),
+        done: FuturesUnordered::new(),
+    };
     tokio::spawn(owner.run(events, leadership));
     tx
 }

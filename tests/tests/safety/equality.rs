@@ -95,7 +95,10 @@ fn shards_replicas_clipping_and_a_schedule_do_not_change_what_is_learned() -> Re
     let schedule =
         "[schedule]\nkind = \"cosine\"\nsteps = 40\nmin_factor = 0.1\nwarmup = 5\nscale = \"linear\"";
     let text = format!("{MLP}\n[optimizer]\nkind = \"momentum\"\nlr = 0.01\n[clip]\nnorm = 0.5\n{schedule}");
-    for fleet in [FleetOptions::replicated(3), FleetOptions { servers: 1, shards: 3, replicas: 1, ..Default::default() }] {
+    for fleet in [
+        FleetOptions::replicated(3),
+        FleetOptions { servers: 1, shards: 3, replicas: 1, ..Default::default() },
+    ] {
         let set = ["train.workers=2", "cluster.bucket_bytes=1024"];
         let (cluster, single) = run(fleet, &text, &set)?;
         let apart = distance(&single, &cluster);

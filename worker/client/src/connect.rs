@@ -4,8 +4,8 @@ use hyper_util::rt::TokioIo;
 use paraft_common::ServerId;
 use paraft_host::socket_path;
 use paraft_proto::{
-    DescribeReply, DescribeRequest, DrainRequest, StatusReply, StatusRequest, limits,
-    control_client::ControlClient, shards_client::ShardsClient,
+    DescribeReply, DescribeRequest, DrainRequest, StatusReply, StatusRequest, control_client::ControlClient,
+    limits, shards_client::ShardsClient,
 };
 use std::time::Duration;
 use tokio::net::UnixStream;
@@ -97,7 +97,12 @@ pub async fn describe(address: &str, within: Duration) -> Result<DescribeReply, 
 
 /// Asks the leader of the control group to empty a server, or to fill it again. `Err` says why not, and, where
 /// another server leads, its address.
-pub async fn drain(address: &str, server: ServerId, undo: bool, within: Duration) -> Result<(), (String, String)> {
+pub async fn drain(
+    address: &str,
+    server: ServerId,
+    undo: bool,
+    within: Duration,
+) -> Result<(), (String, String)> {
     let ask = async {
         let channel = channel(address, Transport::Tcp).await.map_err(|e| (e, String::new()))?;
         let reply = ControlClient::new(channel).drain(DrainRequest { server: server.0, undo }).await;
