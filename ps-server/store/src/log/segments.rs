@@ -192,6 +192,7 @@ impl Segments {
     pub fn discard(&mut self) -> io::Result<()> {
         while let Some(first) = self.sealed.pop_back() {
             self.remove(first)?;
+            self.sync_dir()?;
         }
         Ok(())
     }
