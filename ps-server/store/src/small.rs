@@ -71,7 +71,8 @@ pub fn write_small(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()>
     written.and_then(|()| disk.sync_dir(folder(path))).map_err(named("replace", path))
 }
 
-/// The contents of a small file; `None` if there is no such file.
+/// The contents of a small file; `None` if there is no such file. They are durable, also if the writer died
+/// before it could see to that: what is decided on them must not be undone by a power failure.
 ///
 /// [`StoreError::Damaged`] if it is not what [`write_small`] wrote. A crash does not lead to that.
 pub fn read_small(disk: &dyn Disk, path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
@@ -100,5 +101,6 @@ pub fn read_small(disk: &dyn Disk, path: &Path) -> Result<Option<Vec<u8>>, Store
     if version != VERSION {
         return Err(StoreError::Version { path: path.into(), found: version, supported: VERSION });
     }
+    disk.sync_dir(folder(path)).map_err(StoreError::io("sync the folder of", path))?;
     Ok(Some(contents))
 }

@@ -147,7 +147,8 @@ pub struct SnapshotReader {
 }
 
 impl SnapshotReader {
-    /// Opens `path` and looks for its closing record: [`StoreError::CutShort`] if there is none.
+    /// Opens `path` and looks for its closing record: [`StoreError::CutShort`] if there is none. The file is
+    /// durable then, also if its writer died before it could see to that: a log may be purged up to it.
     pub fn open(disk: &dyn Disk, path: &Path) -> Result<SnapshotReader, StoreError> {
         let file = disk.open(path, Access::Read).map_err(StoreError::io("open", path))?;
         let size = file.size().map_err(StoreError::io("read", path))?;
@@ -174,6 +175,7 @@ impl SnapshotReader {
             return Err(short(format!("there is no closing record at its end (byte {end})")));
         }
         let bytes = (&closing[HEAD..]).get_u64_le();
+        disk.sync_dir(folder(path)).map_err(StoreError::io("sync the folder of", path))?;
         let path = path.to_path_buf();
         Ok(SnapshotReader { path, file, end, offset: PREFIX, number: 0, chunks, bytes, read: 0, over: false })
     }

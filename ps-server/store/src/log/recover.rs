@@ -89,6 +89,9 @@ pub(super) fn open(
         let path = dir.join(name);
         log.disk.remove(&path).map_err(StoreError::io("remove", &path))?;
     }
+    // Nor may anything be built on names that a dying process left and that a power failure would take back:
+    // that of a segment, or of the purge point before segments go.
+    disk.sync_dir(dir).map_err(StoreError::io("sync the folder", dir))?;
     match tail {
         Some(tail) if !recovered.records.is_empty() => mend(&mut log, tail, recovered.torn_bytes > 0)?,
         // No records: the next append begins a segment.
@@ -96,8 +99,6 @@ pub(super) fn open(
         _ => {}
     }
     log.retire().map_err(StoreError::io("tidy", dir))?;
-    // Spares too must not come back under an older name; `retire` syncs the folder only where it purged.
-    log.disk.sync_dir(dir).map_err(StoreError::io("sync the folder", dir))?;
     Ok((log, lock, recovered))
 }
 

@@ -191,7 +191,7 @@ impl Segments {
     /// Removes the segments of a log that turned out to have no records.
     pub fn discard(&mut self) -> io::Result<()> {
         while let Some(first) = self.sealed.pop_back() {
-            self.remove(first)?;
+            self.remove(first)?; // durable before the next record is: `begin` syncs the folder
         }
         Ok(())
     }

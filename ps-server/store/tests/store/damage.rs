@@ -1,9 +1,9 @@
 //! Damage is refused and its place named; nothing wrong is ever given out; hostile files do not hurt.
 
-use crate::{DIR, PREFIX, SMALL, append, open, record, segment};
+use crate::{DIR, HEAD, PREFIX, SMALL, append, open, open_in, record, segment};
 use bytes::Bytes;
 use paraft_store::{
-    Disk, Log, Record, SnapshotReader, StoreError, faulty::ForgetfulDisk, read_small, write_small,
+    Disk, Log, LogOptions, Record, SnapshotReader, StoreError, faulty::ForgetfulDisk, read_small, write_small,
 };
 use proptest::prelude::*;
 use std::{path::Path, sync::Arc};
@@ -37,13 +37,9 @@ fn used(bytes: &[u8]) -> usize {
 fn a_flipped_byte_anywhere_is_refused_or_costs_only_the_last_unproven_record() {
     for closed in [true, false] {
         let (files, records) = five(closed);
-        let last_record = {
-            // The last record of an unclosed log begins where four records end.
-            let shorter = files[2].1.len() - PREFIX;
-            assert!(shorter > 0);
-            PREFIX + 36 + records[3].header.len() + records[3].payload.len()
-        };
-        let end = last_record + 36 + records[4].header.len() + records[4].payload.len();
+        let bytes = |r: &Record| HEAD + r.header.len() + r.payload.len();
+        let last_record = PREFIX + bytes(&records[3]);
+        let end = last_record + bytes(&records[4]);
         for (place, (first, bytes)) in files.iter().enumerate() {
             // Every 7th byte of the long payload, every byte elsewhere.
             let step =
@@ -132,6 +128,22 @@ fn a_damaged_purge_point_is_refused() {
     // Without it the log would begin in the middle.
     disk.remove(&path).unwrap();
     assert!(matches!(open(&disk), Err(StoreError::Damaged { .. })));
+}
+
+/// What proves damage is searched for in pieces of 1 MiB; a head may lie across two of them.
+#[test]
+fn damage_far_before_its_proof_is_found() {
+    for across in [1, 18, 35, 36] {
+        let disk = ForgetfulDisk::default();
+        let (log, _) = open_in(&disk, Path::new(DIR), LogOptions::default()).unwrap();
+        let long = record(0, 1, (1 << 20) - HEAD - "entry 0.1".len() - across);
+        append(&log, vec![long]).unwrap();
+        append(&log, vec![record(1, 1, 10)]).unwrap();
+        let mut bytes = disk.contents(&segment(0)).unwrap();
+        bytes[PREFIX] ^= 1;
+        let refused = open(&disk_with(&[(0, bytes)])).unwrap_err();
+        assert!(matches!(refused, StoreError::Damaged { offset: 36, .. }), "{across}: {refused}");
+    }
 }
 
 proptest! {

@@ -52,6 +52,27 @@ fn a_small_file_that_is_changed_or_cut_is_refused_and_a_missing_one_is_none() {
     assert!(write_small(&disk, Path::new(VOTE), &vec![0; (1 << 20) + 1]).is_err());
 }
 
+/// What the next process reads of a dead one's work stays, whatever fails then.
+#[test]
+fn what_was_read_once_is_durable() {
+    for changes in 0..20 {
+        let memory = disk();
+        write_small(&memory, Path::new(VOTE), b"old").unwrap();
+        let dying = FaultyDisk::new(Arc::new(memory.clone()));
+        dying.dead_after(Some(changes));
+        let _ = write_small(&dying, Path::new(VOTE), b"new");
+        let vote = read_small(&memory, Path::new(VOTE)).unwrap();
+        assert_eq!(read_small(&memory.crash(Survivors::Synced), Path::new(VOTE)).unwrap(), vote);
+
+        let memory = disk();
+        let dying = FaultyDisk::new(Arc::new(memory.clone()));
+        dying.dead_after(Some(changes));
+        let _ = snapshot(Arc::new(dying), Path::new(SNAPSHOT));
+        let found = read(&memory).ok();
+        assert_eq!(read(&memory.crash(Survivors::Synced)).ok(), found);
+    }
+}
+
 fn chunks() -> Vec<Vec<u8>> {
     (0u8..5).map(|i| vec![i + 1; 40 * usize::from(i)]).collect()
 }

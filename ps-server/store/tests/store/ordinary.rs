@@ -3,7 +3,8 @@
 use crate::{DIR, SMALL, append, open, open_in, record};
 use bytes::Bytes;
 use paraft_store::{
-    Access, Disk, LogOptions, RealDisk, Record, StoreError, faulty::FaultyDisk, faulty::ForgetfulDisk,
+    Access, Disk, LogOptions, RealDisk, Record, StoreError,
+    faulty::{FaultyDisk, ForgetfulDisk, Survivors},
 };
 use std::{
     path::Path,
@@ -126,6 +127,8 @@ fn purged_segments_are_written_over_and_their_old_records_never_come_back() {
     }
     let stats = log.stats();
     assert!(stats.recycled > 10, "{stats:?}");
+    let (_, found) = open(&disk.crash(Survivors::Everything)).unwrap();
+    assert_eq!(found.torn_bytes, 0, "what an earlier use left is not a torn tail");
     drop(log);
     let (_, found) = open(&disk).unwrap();
     assert_eq!(found.records, (298..300).map(|i| record(i, 1, 200)).collect::<Vec<_>>());

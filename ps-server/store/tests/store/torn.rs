@@ -1,7 +1,11 @@
 //! A crash cuts the tail: the log opens with a prefix that holds everything acknowledged.
 
 use crate::{DIR, HEAD, PREFIX, append, open, record, segment};
-use paraft_store::{Disk, Record, faulty::ForgetfulDisk};
+use bytes::Bytes;
+use paraft_store::{
+    Disk, Record,
+    faulty::{ForgetfulDisk, Survivors},
+};
 use std::path::Path;
 
 /// A log of six records in one segment, not closed: the segment's bytes, the records, and where each ends.
@@ -91,4 +95,34 @@ fn a_record_missing_before_the_last_batch_is_damage() {
             "{refused}"
         );
     }
+}
+
+#[test]
+fn a_segment_that_was_begun_and_got_no_record_is_gone_on_with() {
+    let disk = ForgetfulDisk::default();
+    let (log, _) = open(&disk).unwrap();
+    let mut records = vec![record(0, 1, 3000), record(1, 1, 3000)];
+    append(&log, records.clone()).unwrap();
+    drop(log);
+    let begun = disk.contents(&segment(1)).unwrap()[..PREFIX].to_vec();
+    disk.put(&segment(1), begun);
+    records.truncate(1);
+    // Closed once more, so that a mark is all it holds; then comes a record that fits into no segment.
+    drop(open(&disk).unwrap());
+    let (log, _) = open(&disk).unwrap();
+    records.push(record(1, 2, 5000));
+    append(&log, vec![records[1].clone()]).unwrap();
+    log.purge(0, Bytes::new()).unwrap();
+    drop(log);
+    assert_eq!(open(&disk).unwrap().1.records, records[1..]);
+}
+
+#[test]
+fn a_log_whose_only_record_was_torn_may_begin_elsewhere() {
+    let disk = disk_with(six(&[6]).0[..PREFIX + 10].to_vec());
+    let (log, found) = open(&disk).unwrap();
+    assert!(found.records.is_empty());
+    append(&log, vec![record(5, 1, 10)]).unwrap();
+    let after = disk.crash(Survivors::Synced);
+    assert_eq!(open(&after).unwrap().1.records, [record(5, 1, 10)]);
 }
