@@ -6,6 +6,7 @@
 pub mod codec;
 pub mod config;
 pub mod consistency;
+pub mod durability;
 pub mod histogram;
 pub mod id;
 pub mod layout;
@@ -14,5 +15,6 @@ pub mod placement;
 pub mod retry;
 
 pub use consistency::Mode;
+pub use durability::{Durability, LeaderWindow, LogForm};
 pub use id::{BucketId, Seq, ServerId, SessionId, ShardId, Step, Version, WorkerId};
 pub use layout::{BucketSpec, Layout, TensorKind, TensorSpec};

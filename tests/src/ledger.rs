@@ -7,7 +7,7 @@
 use crate::fleet::At;
 use paraft_client::{Client, ClientError, ClientOptions, Pulled, Transport};
 use paraft_common::{
-    BucketId, Mode, Step, WorkerId,
+    BucketId, Durability, LeaderWindow, LogForm, Mode, Step, WorkerId,
     config::ServerJob,
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
 };
@@ -30,12 +30,29 @@ pub struct Ledger {
     pub extra: usize,
     /// A worker whose connection breaks is taken out after this long.
     pub grace_ms: u64,
+    /// What an acknowledgement promises.
+    pub durability: Durability,
+    /// Which way into the log.
+    pub log: LogForm,
+    /// Bound of the level `leader`.
+    pub leader_window: LeaderWindow,
 }
 
 impl Ledger {
     /// `workers` workers of `steps` steps, in buckets of 16.
     pub fn new(mode: Mode, workers: u32, steps: u64) -> Self {
-        Self { workers, pages: workers, steps, mode, bucket_len: 16, extra: 0, grace_ms: 500 }
+        Self {
+            workers,
+            pages: workers,
+            steps,
+            mode,
+            bucket_len: 16,
+            extra: 0,
+            grace_ms: 500,
+            durability: Durability::default(),
+            log: LogForm::default(),
+            leader_window: LeaderWindow::default(),
+        }
     }
 
     /// Values of the model.
@@ -64,6 +81,9 @@ impl Ledger {
             buffers_len: 0,
             bucket_len: self.bucket_len,
             grace_ms: self.grace_ms,
+            durability: self.durability,
+            log: self.log,
+            leader_window: self.leader_window,
             early_stop: None,
             optimizer: OptimizerConfig::sgd(1.0),
             schedule: ScheduleConfig::default(),

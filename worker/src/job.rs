@@ -4,8 +4,9 @@
 //! validated once; afterwards nothing about it can fail. docs/configuration.md lists every key.
 
 use paraft_common::{
-    Layout, Mode, TensorKind, TensorSpec,
+    Durability, Layout, LeaderWindow, LogForm, Mode, TensorKind, TensorSpec,
     config::{EarlyStop, ServerJob, overlay},
+    durability,
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     placement,
 };
@@ -136,6 +137,14 @@ pub struct ClusterConfig {
     pub grace_ms: u64,
     /// Workers and servers give up after this long without a leader.
     pub patience_ms: u64,
+    /// What an acknowledgement of a push promises: `quorum-disk`, `quorum-memory` or `leader`.
+    pub durability: Durability,
+    /// What enters the log: `updates`, `images`, or `auto`, by measured bytes.
+    pub log: LogForm,
+    /// At the level `leader`: pushes wait when the oldest acknowledged one that no majority holds is this old.
+    pub leader_window_ms: u64,
+    /// At the level `leader`: pushes wait when so many acknowledged ones are held by no majority.
+    pub leader_window_pushes: u64,
     /// `auto` (Unix sockets on the same host, else TCP) or `tcp`.
     pub transport: TransportConfig,
     /// The worker's command instead of `paraft worker`, for a binary with a model of its own.
@@ -165,9 +174,20 @@ impl Default for ClusterConfig {
             election_ms: 300,
             grace_ms: 1000,
             patience_ms: 30_000,
+            durability: Durability::default(),
+            log: LogForm::default(),
+            leader_window_ms: LeaderWindow::default().ms,
+            leader_window_pushes: LeaderWindow::default().pushes,
             transport: TransportConfig::Auto,
             worker_command: Vec::new(),
         }
+    }
+}
+
+impl ClusterConfig {
+    /// The bound on what a leader may have acknowledged alone.
+    pub fn leader_window(&self) -> LeaderWindow {
+        LeaderWindow { ms: self.leader_window_ms, pushes: self.leader_window_pushes }
     }
 }
 
@@ -353,6 +373,15 @@ impl Job {
                 "use at least twice cluster.election_ms",
             );
         }
+        durability::check(t.mode, c.log, c.durability, c.leader_window()).or_else(|e| {
+            let key = match e.key {
+                "durability" => "cluster.durability",
+                "log" => "cluster.log",
+                "leader_window_ms" => "cluster.leader_window_ms",
+                _ => "cluster.leader_window_pushes",
+            };
+            bad(key, e.message, e.remedy)
+        })?;
         let option = |e: &dyn std::fmt::Display| e.to_string();
         self.optimizer
             .validate()
@@ -400,6 +429,9 @@ impl Job {
             buffers_len: len(TensorKind::Buffer),
             bucket_len,
             grace_ms: self.cluster.grace_ms,
+            durability: self.cluster.durability,
+            log: self.cluster.log,
+            leader_window: self.cluster.leader_window(),
             early_stop: self.eval.early_stop,
             optimizer: self.optimizer.clone(),
             schedule: self.schedule.clone(),

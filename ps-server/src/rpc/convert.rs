@@ -27,6 +27,9 @@ pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
             let step = Step(m.step);
             let refuse = |r: Refusal| Refusal { seq: m.seq, ..r };
             let bucket = check(shard, BucketId(m.bucket), &m.payload, step).map_err(refuse)?;
+            if m.step > MAX_STEP {
+                return Err(refuse(RefusalKind::Malformed.into()));
+            }
             if !m.sum_of_squares.is_finite() {
                 let kind = RefusalKind::NotFinite { bucket: BucketId(m.bucket), step };
                 return Err(refuse(kind.into()));
@@ -40,6 +43,7 @@ pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
                 payload: m.payload,
             })
         }
+        Kind::Pull(m) if m.done > MAX_STEP => Err(RefusalKind::Malformed.into()),
         Kind::Pull(m) => Ok(Message::Pull { done: Step(m.done), last: m.r#final }),
         Kind::Norm(m) => {
             if !m.sum_of_squares.is_finite() || m.sum_of_squares < 0.0 {
@@ -114,7 +118,7 @@ mod tests {
     use super::*;
     use crate::shard::Command;
     use paraft_common::{
-        Mode, ShardId,
+        Durability, LeaderWindow, LogForm, Mode, ShardId,
         config::ServerJob,
         optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     };
@@ -131,6 +135,9 @@ mod tests {
             buffers_len: 0,
             bucket_len: 4,
             grace_ms: 0,
+            durability: Durability::default(),
+            log: LogForm::Updates,
+            leader_window: LeaderWindow::default(),
             early_stop: None,
             optimizer: OptimizerConfig::sgd(1.0),
             schedule: ScheduleConfig::default(),

@@ -104,5 +104,10 @@ fn shard_status(w: &Watched) -> ShardStatus {
         started: m.started,
         expected_workers: conf.as_ref().map_or(0, |c| c.job.workers),
         max_gap: c.max_gap.load(Relaxed),
+        durability: conf.as_ref().map(|c| c.job.durability.to_string()).unwrap_or_default(),
+        log_form: m.form.name().into(),
+        pushes_lost: m.pushes_lost,
+        bytes_logged: c.bytes_logged.load(Relaxed),
+        cuts: c.cuts.load(Relaxed),
     })
 }

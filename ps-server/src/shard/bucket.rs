@@ -26,6 +26,57 @@ pub struct BucketData {
     pub initialised: bool,
 }
 
+impl BucketData {
+    /// The vectors of a bucket: its weights (0) and its optimizer slots (from 1).
+    pub fn vectors(&self) -> usize {
+        1 + self.slots.len()
+    }
+
+    /// Vector `i`, or `None` where there are fewer.
+    pub fn vector(&self, i: usize) -> Option<&[f32]> {
+        match i.checked_sub(1) {
+            None => Some(&self.weights),
+            Some(slot) => self.slots.get(slot).map(Vec::as_slice),
+        }
+    }
+
+    /// Bytes of all vectors.
+    pub fn bytes(&self) -> usize {
+        self.vectors() * self.weights.len() * size_of::<f32>()
+    }
+
+    /// Applies one update; returns the version that contains it. Every update of every bucket goes through here,
+    /// whether a replica applies it from the log or a leader to its working copy.
+    pub(super) fn update(
+        &mut self,
+        kind: TensorKind,
+        job: &ServerJob,
+        payload: &[u8],
+        factor: f32,
+        contributions: usize,
+        members: usize,
+    ) -> Version {
+        let gradient = Gradient { le: payload, scale: factor };
+        match kind {
+            TensorKind::Buffer => apply_buffer(&mut self.weights, gradient),
+            TensorKind::Param => {
+                let rate = job.optimizer.lr() * job.schedule.factor(self.clock, contributions);
+                let hyper = Hyper { lr: rate as f32, t: self.version.0 + 1, clip_value: job.clip.value };
+                job.optimizer.apply(&hyper, &mut self.weights, &mut self.slots, gradient);
+            }
+        }
+        self.clock += contributions as f64 / members.max(1) as f64;
+        self.version.0 += 1;
+        self.version
+    }
+}
+
+/// A vector of a bucket as the little-endian bytes that travel. On a little-endian host nothing is copied: the bytes
+/// share the bucket, and an update that comes before they are sent copies it first (as it does for a snapshot).
+pub fn vector_bytes(data: &Arc<BucketData>, vector: usize) -> Bytes {
+    Bytes::from_owner(VectorBytes::new(data.clone(), vector))
+}
+
 /// A bucket's place and data. Readers hold the lock only to clone the `Arc` (a pull reads bucket by bucket while
 /// others change: that is the Hogwild read).
 #[derive(Debug)]
@@ -69,14 +120,6 @@ impl Bucket {
         self.data.read().initialised
     }
 
-    /// The weights as little-endian bytes, with their version. On a little-endian host nothing is copied: the
-    /// bytes share the weights, and an update that comes before they are sent copies them first (as it does
-    /// for a snapshot).
-    pub fn encode(&self) -> (Version, Bytes) {
-        let image = self.image();
-        (image.version, Bytes::from_owner(WeightBytes::new(image)))
-    }
-
     /// Takes the initial weights, unless they are in already.
     pub(super) fn init(&self, payload: &[u8]) {
         let mut data = self.data.write();
@@ -96,47 +139,45 @@ impl Bucket {
         contributions: usize,
         members: usize,
     ) -> Version {
-        let mut guard = self.data.write();
-        let data = Arc::make_mut(&mut guard);
-        let gradient = Gradient { le: payload, scale: factor };
-        match self.spec.kind {
-            TensorKind::Buffer => apply_buffer(&mut data.weights, gradient),
-            TensorKind::Param => {
-                let rate = job.optimizer.lr() * job.schedule.factor(data.clock, contributions);
-                let hyper = Hyper { lr: rate as f32, t: data.version.0 + 1, clip_value: job.clip.value };
-                job.optimizer.apply(&hyper, &mut data.weights, &mut data.slots, gradient);
-            }
-        }
-        data.clock += contributions as f64 / members.max(1) as f64;
-        data.version.0 += 1;
-        data.version
+        let mut data = self.data.write();
+        Arc::make_mut(&mut data).update(self.spec.kind, job, payload, factor, contributions, members)
+    }
+
+    /// Takes an image cut's data in the place of what is here.
+    pub(super) fn install(&self, data: Arc<BucketData>) {
+        *self.data.write() = data;
     }
 }
 
-/// A bucket's weights, readable as the bytes that travel.
-struct WeightBytes(#[cfg(target_endian = "little")] Arc<BucketData>, #[cfg(target_endian = "big")] Vec<u8>);
-
-#[cfg(target_endian = "little")]
-impl WeightBytes {
-    fn new(image: Arc<BucketData>) -> Self {
-        Self(image)
-    }
+/// One vector of a bucket, readable as bytes.
+struct VectorBytes {
+    #[cfg(target_endian = "little")]
+    data: Arc<BucketData>,
+    #[cfg(target_endian = "little")]
+    vector: usize,
+    #[cfg(target_endian = "big")]
+    le: Vec<u8>,
 }
 
-#[cfg(target_endian = "big")]
-impl WeightBytes {
-    fn new(image: Arc<BucketData>) -> Self {
+impl VectorBytes {
+    #[cfg(target_endian = "little")]
+    fn new(data: Arc<BucketData>, vector: usize) -> Self {
+        Self { data, vector }
+    }
+
+    #[cfg(target_endian = "big")]
+    fn new(data: Arc<BucketData>, vector: usize) -> Self {
         let mut le = Vec::new();
-        paraft_common::codec::put_f32_le(&image.weights, &mut le);
-        Self(le)
+        paraft_common::codec::put_f32_le(data.vector(vector).unwrap_or_default(), &mut le);
+        Self { le }
     }
 }
 
-impl AsRef<[u8]> for WeightBytes {
+impl AsRef<[u8]> for VectorBytes {
     fn as_ref(&self) -> &[u8] {
         #[cfg(target_endian = "little")]
-        return bytemuck::cast_slice(&self.0.weights);
+        return bytemuck::cast_slice(self.data.vector(self.vector).unwrap_or_default());
         #[cfg(target_endian = "big")]
-        return &self.0;
+        return &self.le;
     }
 }

@@ -7,7 +7,7 @@ use super::{
 };
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, Mode, Seq, SessionId, ShardId, Step, Version, WorkerId,
+    BucketId, Durability, LeaderWindow, LogForm, Mode, Seq, SessionId, ShardId, Step, Version, WorkerId,
     codec::put_f32_le,
     config::{EarlyStop, ServerJob},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
@@ -28,6 +28,9 @@ fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
         buffers_len,
         bucket_len: 6,
         grace_ms: 0,
+        durability: Durability::default(),
+        log: LogForm::Updates,
+        leader_window: LeaderWindow::default(),
         early_stop: Some(EarlyStop { patience: 3, min_delta: 0.1 }),
         optimizer,
         schedule: ScheduleConfig { warmup: 3, ..ScheduleConfig::default() },
