@@ -3,15 +3,13 @@
 
 use crate::shard::{
     Shard,
+    admission::MAX_STEP,
     command::EvalSums,
     owner::{Message, Reply},
 };
 use bytes::Bytes;
 use paraft_common::{BucketId, Seq, Step, Version, codec::all_finite_le};
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, from_shard, to_shard};
-
-/// No job has this many steps; a clock beyond it could not be counted on.
-const MAX_STEP: u64 = 1 << 53;
 
 /// Checks a message that follows Open.
 pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
@@ -27,9 +25,6 @@ pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
             let step = Step(m.step);
             let refuse = |r: Refusal| Refusal { seq: m.seq, ..r };
             let bucket = check(shard, BucketId(m.bucket), &m.payload, step).map_err(refuse)?;
-            if m.step > MAX_STEP {
-                return Err(refuse(RefusalKind::Malformed.into()));
-            }
             if !m.sum_of_squares.is_finite() {
                 let kind = RefusalKind::NotFinite { bucket: BucketId(m.bucket), step };
                 return Err(refuse(kind.into()));

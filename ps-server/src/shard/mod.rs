@@ -24,6 +24,8 @@ pub mod admission;
 pub mod bucket;
 pub mod command;
 pub mod cut;
+#[cfg(test)]
+mod cut_properties;
 pub mod form;
 pub mod image;
 pub mod members;

@@ -158,7 +158,7 @@ impl Owner {
                     self.absent_too_long().await;
                 }
             }
-            self.go_on().await;
+            self.go_on(&mut reigns).await;
             self.counters.streams.store(self.streams.len() as u64, Relaxed);
         }
     }

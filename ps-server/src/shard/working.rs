@@ -12,7 +12,7 @@
 use super::{
     bucket::{BucketData, vector_bytes},
     command::{Command, Contribution, Proposal},
-    cut::{CutBucket, CutId, CutRecord, MAX_PART_BYTES, VectorOf},
+    cut::{CutBucket, CutId, CutRecord, VectorOf},
     members::{Member, Members},
     state::Configured,
 };
@@ -192,16 +192,17 @@ impl Working {
         });
     }
 
-    /// Closes the open window into a cut: its pieces come from [`Self::next`]. False where there is nothing to cut, or
+    /// Closes the open window into a cut: its pieces come from [`Self::next`], its parts hold at most `part_bytes`, or one
+    /// vector. False where there is nothing to cut, or
     /// a cut is under way.
-    pub fn cut(&mut self, conf: &Configured, cut: CutId, after: Option<CutId>) -> bool {
+    pub fn cut(&mut self, conf: &Configured, cut: CutId, after: Option<CutId>, part_bytes: usize) -> bool {
         if self.under_way.is_some() || self.open.is_empty() {
             return false;
         }
         let mut window = std::mem::take(&mut self.open);
         let images: BTreeMap<usize, Arc<BucketData>> =
             window.buckets.iter().map(|b| (*b, self.data(conf, *b))).collect();
-        let parts = pack(&images);
+        let parts = pack(&images, part_bytes);
         let buckets = images
             .iter()
             .map(|(b, data)| CutBucket {
@@ -273,7 +274,7 @@ impl Working {
 }
 
 /// Vectors into parts: large ones alone, which costs no copy, small ones together, which saves entries.
-fn pack(images: &BTreeMap<usize, Arc<BucketData>>) -> VecDeque<Vec<(usize, u32)>> {
+fn pack(images: &BTreeMap<usize, Arc<BucketData>>, part_bytes: usize) -> VecDeque<Vec<(usize, u32)>> {
     let mut parts: VecDeque<Vec<(usize, u32)>> = VecDeque::new();
     let mut room = 0;
     for (bucket, data) in images {
@@ -283,7 +284,7 @@ fn pack(images: &BTreeMap<usize, Arc<BucketData>>) -> VecDeque<Vec<(usize, u32)>
                 Some(part) => part.push((*bucket, vector)),
                 None => {
                     parts.push_back(vec![(*bucket, vector)]);
-                    room = MAX_PART_BYTES;
+                    room = part_bytes;
                 }
             }
             room = room.saturating_sub(bytes);

@@ -14,7 +14,7 @@
 use super::{ConnId, Lead, Owner, Purpose};
 use crate::shard::{
     command::{Command, Contribution, Proposal},
-    cut::CutId,
+    cut::{CutId, MAX_PART_BYTES},
     form::{Form, Meter},
     state::Configured,
     working::{Owed, Piece, Working},
@@ -38,6 +38,9 @@ const CUT_BYTES: u64 = 64 << 20;
 /// Parts of a cut that are proposed and not yet committed: as many MiB wait in openraft's queue, which counts entries
 /// and not bytes, and other commands get their turn between them.
 const MAX_PARTS: usize = 16;
+/// A cut of which nothing is committed for this long has no majority behind it. The leader begins again: that sends its
+/// workers to look for another, which may lead without its knowing.
+const STALLED: Duration = Duration::from_secs(5);
 /// Under the quorum levels, a worker whose step is this far ahead of what is replicated of it waits for the next cut: it
 /// keeps the pushes of so many steps for a new leader, and its stream has room for as many acks.
 pub const MAX_AHEAD: u64 = 4;
@@ -51,6 +54,8 @@ pub struct Cuts {
     pub working: Working,
     /// Parts proposed and not yet applied.
     parts: usize,
+    /// When the cut under way was begun or a part of it was last applied.
+    moved: Option<Instant>,
     /// Somebody waits for the next cut.
     cut_now: bool,
     queue: VecDeque<Queued>,
@@ -166,7 +171,11 @@ impl Owner {
     }
 
     /// Whatever has become possible: called after everything that the owner does.
-    pub(super) async fn go_on(&mut self) {
+    pub(super) async fn go_on(&mut self, reigns: &mut u64) {
+        if self.stalled().is_some_and(|at| at <= Instant::now()) {
+            tracing::warn!(shard = self.shard.id().0, "no majority takes the image cut under way");
+            return self.restart(reigns).await;
+        }
         let Some(conf) = self.shard.configured().filter(|c| !c.job.mode.averages()) else { return };
         if !self.lead.as_ref().is_some_and(|l| l.ready) {
             return;
@@ -180,7 +189,13 @@ impl Owner {
     /// When [`Self::go_on`] has something to do though nothing happens.
     pub(super) fn cut_deadline(&self) -> Option<Instant> {
         let conf = self.shard.configured()?;
-        self.lead.as_ref().filter(|l| l.ready)?.cuts.due(&conf.job)
+        let due = self.lead.as_ref().filter(|l| l.ready)?.cuts.due(&conf.job);
+        due.into_iter().chain(self.stalled()).min()
+    }
+
+    fn stalled(&self) -> Option<Instant> {
+        let cuts = &self.lead.as_ref().filter(|l| l.ready)?.cuts;
+        cuts.moved.filter(|_| cuts.working.cutting()).map(|at| at + STALLED)
     }
 
     /// Takes over the form of the replicated state; a change is over when its entry is applied and every cut before it.
@@ -238,10 +253,13 @@ impl Owner {
         let Some(lead) = &mut self.lead else { return };
         let cut = CutId { term: lead.term, number };
         let cuts = &mut lead.cuts;
-        if cuts.due(&conf.job).is_some_and(|at| at <= Instant::now()) && cuts.working.cut(conf, cut, last) {
+        if cuts.due(&conf.job).is_some_and(|at| at <= Instant::now())
+            && cuts.working.cut(conf, cut, last, MAX_PART_BYTES)
+        {
             self.cuts = number;
             self.counters.cuts.fetch_add(1, Relaxed);
             cuts.cut_now = false;
+            cuts.moved = Some(Instant::now());
             cuts.behind.append(&mut cuts.deferred);
             if let Some(meter) = &mut cuts.meter {
                 meter.cut();
@@ -277,6 +295,7 @@ impl Owner {
     pub(super) fn part_applied(&mut self) {
         if let Some(lead) = &mut self.lead {
             lead.cuts.parts = lead.cuts.parts.saturating_sub(1);
+            lead.cuts.moved = Some(Instant::now());
         }
     }
 

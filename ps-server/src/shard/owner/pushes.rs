@@ -2,7 +2,7 @@
 
 use super::{ConnId, Lead, Message, Owner, Purpose, Reply, WaitingPull, cuts::Queued};
 use crate::shard::{
-    admission::{Admission, admit},
+    admission::{Admission, MAX_STEP, admit},
     command::{Command, Contribution, Proposal},
     form::Form,
     round::{Part, Sum},
@@ -98,7 +98,7 @@ impl Owner {
         let mut lost = 0;
         let decision = self.shard.read(|m| {
             let replicated = m.members.in_session(c.worker, c.session)?;
-            if leader_acks && from_elsewhere && c.step > Step(0) {
+            if leader_acks && from_elsewhere && (1..=MAX_STEP).contains(&c.step.0) {
                 // Steps that an earlier leader acknowledged and took down with it. The worker does not have them any
                 // more; they are counted, and it goes on.
                 let upto = Step(c.step.0 - 1);
