@@ -69,6 +69,8 @@ struct World {
     under_way: Vec<Pushed>,
     term: u64,
     cuts: u64,
+    /// There was a stray since the last crash.
+    strayed: bool,
     /// Acknowledgements that must be true for ever.
     acknowledged: Vec<(usize, WorkerId, SessionId, Step)>,
 }
@@ -99,6 +101,7 @@ impl World {
             under_way: Vec::new(),
             term: 1,
             cuts: 0,
+            strayed: false,
             acknowledged: Vec::new(),
         };
         world.replicas[1].apply(&over_the_wire(&configure(&world.job)));
@@ -142,13 +145,10 @@ impl World {
         for _ in 0..pieces {
             match self.working.next(&conf) {
                 None => return,
-                Some(Piece::Part(p)) => assert_eq!(self.log(&p, false), Outcome::Done),
-                Some(Piece::Marker(p)) => match self.log(&p, false) {
-                    Outcome::Done => self.committed(),
-                    // A stray has ended this cut; the leader begins again.
-                    Outcome::Refused(_) => return self.crash(),
-                    other => panic!("{other:?}"),
-                },
+                Some(Piece::Part(p)) if self.log(&p, false) == Outcome::Done => {}
+                Some(Piece::Marker(p)) if self.log(&p, false) == Outcome::Done => self.committed(),
+                Some(_) if self.strayed => return self.crash(), // it has ended this cut; the leader begins again
+                Some(piece) => panic!("refused: {piece:?}"),
             }
         }
     }
@@ -180,6 +180,7 @@ impl World {
         self.open.clear();
         self.under_way.clear();
         self.term += 1;
+        self.strayed = false;
     }
 
     fn behind_a_cut(&mut self, command: Command) {
@@ -237,6 +238,7 @@ impl World {
                 self.behind_a_cut(Command::Leave { worker, session: session.unwrap_or_default() });
             }
             Op::Stray { part, parts, term } => {
+                self.strayed = true;
                 // Its number is none of ours, so nothing of it may ever take effect.
                 let cut = CutId { term, number: 1_000_000 };
                 let vectors = vec![(BucketId(0), 0)];
