@@ -9,7 +9,7 @@ use paraft_client::{Client, ClientError, ClientOptions, Pulled, Transport};
 use paraft_common::{
     BucketId, Durability, LeaderWindow, LogForm, Mode, Step, WorkerId,
     config::ServerJob,
-    optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
+    optim::{ClipConfig, Momentum, OptimizerConfig, ScheduleConfig},
 };
 use std::time::Duration;
 
@@ -36,6 +36,8 @@ pub struct Ledger {
     pub log: LogForm,
     /// Bound of the level `leader`.
     pub leader_window: LeaderWindow,
+    /// The optimizer keeps a slot (a momentum of 0, which changes nothing): an image is twice its weights.
+    pub slot: bool,
 }
 
 impl Ledger {
@@ -52,6 +54,7 @@ impl Ledger {
             durability: Durability::default(),
             log: LogForm::default(),
             leader_window: LeaderWindow::default(),
+            slot: false,
         }
     }
 
@@ -85,7 +88,10 @@ impl Ledger {
             log: self.log,
             leader_window: self.leader_window,
             early_stop: None,
-            optimizer: OptimizerConfig::sgd(1.0),
+            optimizer: match self.slot {
+                false => OptimizerConfig::sgd(1.0),
+                true => OptimizerConfig::Momentum(Momentum { lr: 1.0, momentum: 0.0, ..Momentum::default() }),
+            },
             schedule: ScheduleConfig::default(),
             clip: ClipConfig::default(),
         }

@@ -1,7 +1,7 @@
 //! Followers that come late, logs that are cut, servers that come back without their memory.
 
 use anyhow::Result;
-use paraft_common::{Mode, ShardId, Step};
+use paraft_common::{LogForm, Mode, ShardId, Step};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,
@@ -42,6 +42,12 @@ fn a_follower_catches_up_by_a_snapshot_after_more_entries_than_a_log_keeps() -> 
     // 100 buckets a step: the log is cut at 4096 entries.
     let ledger = Ledger { bucket_len: 2, extra: 100, ..Ledger::new(Mode::Bsp, 1, 100) };
     a_late_server_catches_up(ledger, 60)
+}
+
+#[test]
+fn a_follower_catches_up_by_a_snapshot_when_image_cuts_fill_the_log() -> Result<()> {
+    let ledger = Ledger { bucket_len: 1 << 16, extra: 8 << 16, ..Ledger::new(Mode::Asp, 1, 300) };
+    a_late_server_catches_up(Ledger { log: LogForm::Images, ..ledger }, 250)
 }
 
 #[test]
