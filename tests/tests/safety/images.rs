@@ -8,12 +8,13 @@ use paraft_tests::{
     ledger::Ledger,
     stream::{Stream, push},
     train::{distance, job, train},
-    wait,
+    wait::{self, DEADLINE},
 };
 use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::SeqCst},
+        mpsc::channel,
     },
     thread,
     time::Duration,
@@ -28,27 +29,28 @@ fn images(mode: Mode, workers: u32, steps: u64) -> Ledger {
 fn leader_dies(ledger: Ledger, shards: u32, shard: u32, at: u64) -> Result<(Vec<Vec<f32>>, Fleet)> {
     let mut fleet = Fleet::start(FleetOptions::replicated(shards))?;
     let furthest = Arc::new(AtomicU64::new(0));
-    let workers: Vec<_> = (0..ledger.workers)
-        .map(|w| {
-            let (place, furthest) = (fleet.at.clone(), furthest.clone());
-            thread::spawn(move || -> Result<Vec<f32>> {
-                let mut page = ledger.join(&place, w)?;
-                page.begin()?;
-                while page.done.0 < ledger.steps {
-                    page.step()?;
-                    furthest.fetch_max(page.done.0, SeqCst);
-                }
-                Ok(page.finish()?)
-            })
-        })
-        .collect();
+    let (tell, ended) = channel();
+    for w in 0..ledger.workers {
+        let (place, furthest, tell) = (fleet.at.clone(), furthest.clone(), tell.clone());
+        let work = move || -> Result<Vec<f32>> {
+            let mut page = ledger.join(&place, w)?;
+            page.begin()?;
+            while page.done.0 < ledger.steps {
+                page.step()?;
+                furthest.fetch_max(page.done.0, SeqCst);
+            }
+            Ok(page.finish()?)
+        };
+        // Not joined: a worker that waits for ever must fail the test, not hold it.
+        thread::spawn(move || tell.send(work()));
+    }
     // Asked for before, so that nothing lies between the moment and the kill.
     let (leader, _) = fleet.leader(ShardId(shard));
     wait::until("the job to get going", || furthest.load(SeqCst), |f| *f >= at);
     fleet.kill(leader);
     let mut weights = Vec::new();
-    for w in workers {
-        weights.push(w.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??);
+    for _ in 0..ledger.workers {
+        weights.push(ended.recv_timeout(DEADLINE).context("a worker waits for ever")??);
     }
     fleet.replicas_agree()?;
     for s in (0..shards).map(|s| fleet.leader(ShardId(s)).1) {
@@ -121,7 +123,7 @@ fn the_level_leader_loses_nothing_when_no_leader_dies() -> Result<()> {
     Ok(())
 }
 
-/// A leader whose followers are dead gets this many pushes, one a step. Gives the acks that it sends before it gives up,
+/// A leader whose followers are dead gets this many pushes, one a step, and at the quorum levels all of them again. Gives the acks that it sends before it gives up,
 /// and what its pulls showed.
 fn pushed_to_a_leader_alone(ledger: Ledger, pushes: u64) -> Result<(Vec<u64>, Vec<f32>)> {
     let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
@@ -132,7 +134,8 @@ fn pushed_to_a_leader_alone(ledger: Ledger, pushes: u64) -> Result<(Vec<u64>, Ve
     for id in fleet.alive().into_iter().filter(|id| *id != leader) {
         fleet.kill(id);
     }
-    for step in 1..=pushes {
+    let again = if ledger.durability == Durability::Leader { 0 } else { pushes };
+    for step in (1..=pushes).chain(1..=again) {
         stream.send(to_shard::Kind::Push(push(step, step, 0, 1.0, len)));
     }
     stream.send(to_shard::Kind::Pull(paraft_proto::Pull { done: 1, r#final: false }));
@@ -191,14 +194,15 @@ fn one_worker_gets_the_same_bits_from_images_as_from_updates_also_when_a_leader_
             &log,
         ];
         let job = job(&fleet.at, &text, &set)?;
-        let training = thread::spawn(move || train(&job));
+        let (tell, trained) = channel();
+        thread::spawn(move || tell.send(train(&job)));
         if let Some(at) = kill {
             let far =
                 |s: &(u32, paraft_proto::ShardStatus)| s.1.version >= at * u64::from(s.1.buckets.max(1));
             let (leader, _) = wait::until("the shard to be far enough", || fleet.leader(ShardId(1)), far);
             fleet.kill(leader);
         }
-        let weights = training.join().map_err(|_| anyhow::anyhow!("training panicked"))??;
+        let weights = trained.recv_timeout(DEADLINE).context("the training waits for ever")??;
         fleet.replicas_agree()?;
         Ok(weights)
     };
