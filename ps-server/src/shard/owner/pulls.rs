@@ -15,6 +15,7 @@ impl Owner {
         if lead.pulls.is_empty() || !conf.buckets.iter().all(|b| b.initialised()) {
             return;
         }
+        self.count_lost_steps(&conf);
         let Some(lead) = &mut self.lead else { return };
         let (working, images) = (&lead.cuts.working, lead.cuts.form == Form::Images);
         let keeps_pushes = images && conf.job.durability != Durability::Leader;
