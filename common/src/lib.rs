@@ -15,6 +15,6 @@ pub mod placement;
 pub mod retry;
 
 pub use consistency::Mode;
-pub use durability::Durability;
+pub use durability::{Durability, LeaderWindow, LogForm};
 pub use id::{BucketId, Seq, ServerId, SessionId, ShardId, Step, Version, WorkerId};
 pub use layout::{BucketSpec, Layout, TensorKind, TensorSpec};

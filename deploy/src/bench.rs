@@ -3,6 +3,8 @@
 use crate::failure::Failure;
 use clap::{Args, Subcommand};
 
+mod figure;
+mod log;
 mod peers;
 mod plain;
 mod train;
@@ -18,11 +20,15 @@ enum Which {
     /// Training: samples/s, CPU time, accuracy and memory of a local fleet, against one process without
     /// servers and, where given, against PyTorch's ways to do the same.
     Train(train::TrainBenchArgs),
+    /// The two ways into the log: bytes replicated for each byte pushed, and pushes a second, of update entries and
+    /// of image cuts.
+    Log(log::LogBenchArgs),
 }
 
 pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
     match &args.which {
         Which::Train(a) => train::run(a),
+        Which::Log(a) => log::run(a),
     }
 }
 

@@ -35,6 +35,11 @@ pub fn run(args: &CompareArgs) -> Result<i32, Failure> {
             return Err(Failure::new(exit::USAGE, format!("--modes names {m} twice")));
         }
     }
+    for mode in &args.modes {
+        // What goes with one mode may contradict another: said before the first of them trains.
+        let set: Vec<String> = args.set.iter().cloned().chain([format!("train.mode={mode}")]).collect();
+        Job::load(&args.job, &set)?;
+    }
     let dir = train::run_dir(args.run_dir.as_deref(), &format!("{}-compare", job.name))?;
     compare(&job, &args.modes, &dir, args.json, &train::interrupts())
 }

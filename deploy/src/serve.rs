@@ -104,10 +104,6 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
             replicas: args.replicas.unwrap_or(cluster.replicas),
             durability: args.durability.unwrap_or(cluster.durability),
         };
-        if shape.durability == Durability::Leader {
-            return Err(Failure::new(exit::CONFIG, "durability `leader` is not in this version")
-                .help("use quorum-memory or quorum-disk"));
-        }
         let election = Duration::from_millis(cluster.election_ms);
         let place = match args.join.is_empty() {
             true => Place::Listed(ServerId(id)),

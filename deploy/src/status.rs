@@ -125,6 +125,7 @@ fn print(r: &StatusReply, digest: bool) {
         "pushes",
         "waited",
         "lost",
+        "log",
     ];
     if digest {
         header.push("digest@index");
@@ -159,7 +160,8 @@ fn print(r: &StatusReply, digest: bool) {
             format!("{} / {} / {}", q(d.quantile(0.5)), q(d.quantile(0.99)), q(d.max())),
             s.pushes.to_string(),
             s.pulls_waited.to_string(),
-            s.workers_lost.to_string(),
+            lost(s),
+            s.log_form.clone(),
         ];
         if digest {
             row.push(format!("{:016x}@{}", s.digest, s.applied_index));
@@ -167,6 +169,14 @@ fn print(r: &StatusReply, digest: bool) {
         t.add_row(row);
     }
     out!("{t}");
+}
+
+/// Workers, and pushes where any were lost.
+fn lost(s: &ShardStatus) -> String {
+    match s.pushes_lost {
+        0 => s.workers_lost.to_string(),
+        n => format!("{}, {n} pushes", s.workers_lost),
+    }
 }
 
 fn as_json(r: &StatusReply) -> serde_json::Value {
@@ -187,6 +197,8 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
                 "pulls": s.pulls, "pulls_waited": s.pulls_waited, "max_gap": s.max_gap,
                 "bytes_pushed": s.bytes_pushed, "bytes_pulled": s.bytes_pulled, "workers_lost": s.workers_lost,
                 "buckets": s.buckets, "values": s.values,
+                "durability": s.durability, "log_form": s.log_form, "pushes_lost": s.pushes_lost,
+                "bytes_logged": s.bytes_logged, "cuts": s.cuts,
             })
         })
         .collect();

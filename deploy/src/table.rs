@@ -36,17 +36,24 @@ pub fn modes(summaries: &[Summary]) -> String {
             format!("{:.2} s", s.wait_seconds),
             bytes(s.bytes_pushed),
             bytes(s.bytes_pulled),
-            match s.workers_lost {
-                0 => "-".into(),
-                1 => "1 worker".into(),
-                n => format!("{n} workers"),
-            },
+            lost(s),
         ]);
     }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.to_string()
+}
+
+fn lost(s: &Summary) -> String {
+    let some = |n: u64, what: &str| match n {
+        0 => None,
+        1 => Some(format!("1 {what}")),
+        n => Some(format!("{n} {what}{}", if what.ends_with("sh") { "es" } else { "s" })),
+    };
+    let all = [some(s.workers_lost.into(), "worker"), some(s.pushes_lost, "push")];
+    let text = all.into_iter().flatten().collect::<Vec<_>>().join(", ");
+    if text.is_empty() { "-".into() } else { text }
 }
 
 /// Bytes for people: 1.5 MiB.

@@ -158,6 +158,7 @@ pub fn launch(job: &Job, dir: &Path, quiet: bool, interrupted: &AtomicI32) -> Re
                 pulls_waited: s.pulls_waited,
                 bytes_pushed: s.bytes_pushed,
                 bytes_pulled: s.bytes_pulled,
+                pushes_lost: s.pushes_lost,
             }))?;
         }
     }

@@ -37,17 +37,20 @@ type Labels = [(&'static str, String); 1];
 /// One number of a shard's status. The texts end without a dot: the library adds one.
 type Of = fn(&ShardStatus) -> u64;
 
-const GAUGES: [(&str, &str, Of); 7] = [
+const GAUGES: [(&str, &str, Of); 8] = [
     ("shard_leader", "1 where this server leads the shard", |s| u64::from(s.role == "leader")),
     ("raft_term", "Raft term", |s| s.term),
     ("raft_applied_index", "Log index applied", |s| s.applied_index),
     ("shard_version", "Updates applied to the shard's buckets", |s| s.version),
     ("shard_values", "Values held, without optimizer state", |s| s.values),
     ("workers", "Members that train", |s| active(s).count() as u64),
+    ("log_images", "1 where image cuts enter the shard's log, 0 where updates do", |s| {
+        u64::from(s.log_form == "images")
+    }),
     ("slowest_step", "Clock of the slowest member that trains", |s| active(s).min().unwrap_or(0)),
 ];
 
-const COUNTERS: [(&str, &str, Option<Unit>, Of); 8] = [
+const COUNTERS: [(&str, &str, Option<Unit>, Of); 11] = [
     ("pushes", "Pushes applied", None, |s| s.pushes),
     ("duplicate_pushes", "Entries recognised as applied before", None, |s| s.duplicates),
     ("refused_messages", "Messages refused", None, |s| s.refused),
@@ -55,6 +58,9 @@ const COUNTERS: [(&str, &str, Option<Unit>, Of); 8] = [
     ("pulls_waited", "Pulls that the consistency rule held back", None, |s| s.pulls_waited),
     ("push", "Payload of applied pushes", Some(Unit::Bytes), |s| s.bytes_pushed),
     ("pull", "Payload of answered pulls", Some(Unit::Bytes), |s| s.bytes_pulled),
+    ("pushes_lost", "Acknowledged pushes that went down with a leader", None, |s| s.pushes_lost),
+    ("image_cuts", "Image cuts begun", None, |s| s.cuts),
+    ("log", "Payload proposed to the log", Some(Unit::Bytes), |s| s.bytes_logged),
     ("workers_lost", "Members that left without finishing", None, |s| s.workers_lost),
 ];
 

@@ -173,6 +173,9 @@ pub struct Shard {
     pub bytes_pushed: u64,
     /// Weight bytes sent, as encoded.
     pub bytes_pulled: u64,
+    /// Acknowledged pushes that went down with a leader.
+    #[serde(default)]
+    pub pushes_lost: u64,
 }
 
 impl Shard {
@@ -232,6 +235,9 @@ pub struct Summary {
     pub wait_seconds: f64,
     /// Workers that left and wrote no totals.
     pub workers_lost: u32,
+    /// Acknowledged pushes that went down with a leader; 0 but for jobs with durability `leader`.
+    #[serde(default)]
+    pub pushes_lost: u64,
 }
 
 /// `server`: what a server process used between the start of the workers and their end.

@@ -143,6 +143,7 @@ impl RunRecord {
                 .then(|| (reported_cpu + server_cpu) / reported_samples as f64 * 1000.0),
             wait_seconds: totals.values().map(|w| w.wait_seconds).sum(),
             workers_lost: lost.len() as u32,
+            pushes_lost: self.shards.iter().map(|s| s.pushes_lost).sum(),
         }
     }
 

@@ -7,9 +7,9 @@
 use crate::fleet::At;
 use paraft_client::{Client, ClientError, ClientOptions, Pulled, Transport};
 use paraft_common::{
-    BucketId, Mode, Step, WorkerId,
+    BucketId, Durability, LeaderWindow, LogForm, Mode, Step, WorkerId,
     config::ServerJob,
-    optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
+    optim::{ClipConfig, Momentum, OptimizerConfig, ScheduleConfig},
 };
 use std::time::Duration;
 
@@ -30,12 +30,32 @@ pub struct Ledger {
     pub extra: usize,
     /// A worker whose connection breaks is taken out after this long.
     pub grace_ms: u64,
+    /// What an acknowledgement promises.
+    pub durability: Durability,
+    /// Which way into the log.
+    pub log: LogForm,
+    /// Bound of the level `leader`.
+    pub leader_window: LeaderWindow,
+    /// The optimizer keeps a slot (a momentum of 0, which changes nothing): an image is twice its weights.
+    pub slot: bool,
 }
 
 impl Ledger {
     /// `workers` workers of `steps` steps, in buckets of 16.
     pub fn new(mode: Mode, workers: u32, steps: u64) -> Self {
-        Self { workers, pages: workers, steps, mode, bucket_len: 16, extra: 0, grace_ms: 500 }
+        Self {
+            workers,
+            pages: workers,
+            steps,
+            mode,
+            bucket_len: 16,
+            extra: 0,
+            grace_ms: 500,
+            durability: Durability::default(),
+            log: LogForm::default(),
+            leader_window: LeaderWindow::default(),
+            slot: false,
+        }
     }
 
     /// Values of the model.
@@ -64,8 +84,14 @@ impl Ledger {
             buffers_len: 0,
             bucket_len: self.bucket_len,
             grace_ms: self.grace_ms,
+            durability: self.durability,
+            log: self.log,
+            leader_window: self.leader_window,
             early_stop: None,
-            optimizer: OptimizerConfig::sgd(1.0),
+            optimizer: match self.slot {
+                false => OptimizerConfig::sgd(1.0),
+                true => OptimizerConfig::Momentum(Momentum { lr: 1.0, momentum: 0.0, ..Momentum::default() }),
+            },
             schedule: ScheduleConfig::default(),
             clip: ClipConfig::default(),
         }

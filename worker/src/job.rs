@@ -4,8 +4,9 @@
 //! validated once; afterwards nothing about it can fail. docs/configuration.md lists every key.
 
 use paraft_common::{
-    Durability, Layout, Mode, TensorKind, TensorSpec,
+    Durability, Layout, LeaderWindow, LogForm, Mode, TensorKind, TensorSpec,
     config::{EarlyStop, ServerJob, overlay},
+    durability,
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     placement,
 };
@@ -127,8 +128,6 @@ pub struct ClusterConfig {
     pub shards: Option<u32>,
     /// Replicas of each shard: 1 (nothing survives a lost server) or 3.
     pub replicas: u32,
-    /// What an acknowledged push survives: `quorum-disk`, `quorum-memory` or `leader`.
-    pub durability: Durability,
     /// A silent server's replicas are moved to another server after this long.
     pub replace_ms: u64,
     /// Bytes of a bucket, 4 to 1048576. Default: such that every shard gets a part, at most 1 MiB.
@@ -140,6 +139,14 @@ pub struct ClusterConfig {
     pub grace_ms: u64,
     /// Workers and servers give up after this long without a leader.
     pub patience_ms: u64,
+    /// What an acknowledgement of a push promises: `quorum-disk`, `quorum-memory` or `leader`.
+    pub durability: Durability,
+    /// What enters the log: `updates`, `images`, or `auto`, by measured bytes.
+    pub log: LogForm,
+    /// At the level `leader`: pushes wait when the oldest acknowledged one that no majority holds is this old.
+    pub leader_window_ms: u64,
+    /// At the level `leader`: pushes wait when so many acknowledged ones are held by no majority.
+    pub leader_window_pushes: u64,
     /// `auto` (Unix sockets on the same host, else TCP) or `tcp`.
     pub transport: TransportConfig,
     /// The worker's command instead of `paraft worker`, for a binary with a model of its own.
@@ -165,15 +172,25 @@ impl Default for ClusterConfig {
             addresses: Vec::new(),
             shards: None,
             replicas: 3,
-            durability: Durability::default(),
             replace_ms: 10_000,
             bucket_bytes: None,
             election_ms: 150,
             grace_ms: 1000,
             patience_ms: 30_000,
+            durability: Durability::default(),
+            log: LogForm::default(),
+            leader_window_ms: LeaderWindow::default().ms,
+            leader_window_pushes: LeaderWindow::default().pushes,
             transport: TransportConfig::Auto,
             worker_command: Vec::new(),
         }
+    }
+}
+
+impl ClusterConfig {
+    /// The bound on what a leader may have acknowledged alone.
+    pub fn leader_window(&self) -> LeaderWindow {
+        LeaderWindow { ms: self.leader_window_ms, pushes: self.leader_window_pushes }
     }
 }
 
@@ -352,13 +369,6 @@ impl Job {
         if !(50..=60_000).contains(&c.election_ms) {
             return bad("cluster.election_ms", format!("{} ms", c.election_ms), "use 50 to 60000");
         }
-        if c.durability == Durability::Leader {
-            return bad(
-                "cluster.durability",
-                "`leader` is not in this version".into(),
-                "use `quorum-memory` or `quorum-disk`",
-            );
-        }
         if c.replace_ms < 10 * c.election_ms {
             return bad(
                 "cluster.replace_ms",
@@ -373,6 +383,15 @@ impl Job {
                 "use at least twice cluster.election_ms",
             );
         }
+        durability::check(t.mode, c.log, c.durability, c.leader_window()).or_else(|e| {
+            let key = match e.key {
+                "durability" => "cluster.durability",
+                "log" => "cluster.log",
+                "leader_window_ms" => "cluster.leader_window_ms",
+                _ => "cluster.leader_window_pushes",
+            };
+            bad(key, e.message, e.remedy)
+        })?;
         let option = |e: &dyn std::fmt::Display| e.to_string();
         self.optimizer
             .validate()
@@ -420,6 +439,9 @@ impl Job {
             buffers_len: len(TensorKind::Buffer),
             bucket_len,
             grace_ms: self.cluster.grace_ms,
+            durability: self.cluster.durability,
+            log: self.cluster.log,
+            leader_window: self.cluster.leader_window(),
             early_stop: self.eval.early_stop,
             optimizer: self.optimizer.clone(),
             schedule: self.schedule.clone(),

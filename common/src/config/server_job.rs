@@ -3,6 +3,7 @@
 
 use crate::{
     consistency::Mode,
+    durability::{self, Durability, LeaderWindow, LogForm},
     layout::{Layout, TensorSpec},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
 };
@@ -29,6 +30,15 @@ pub struct ServerJob {
     pub bucket_len: usize,
     /// A worker whose connection breaks is taken out after this many milliseconds without a new one.
     pub grace_ms: u64,
+    /// What an acknowledgement promises.
+    #[serde(default)]
+    pub durability: Durability,
+    /// Which way into the log.
+    #[serde(default)]
+    pub log: LogForm,
+    /// How much may be acknowledged before a majority holds it; read at the level `leader`.
+    #[serde(default)]
+    pub leader_window: LeaderWindow,
     /// Stop before the last epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub early_stop: Option<EarlyStop>,
@@ -64,6 +74,8 @@ impl ServerJob {
         job.optimizer.validate().map_err(|e| bad(e.to_string()))?;
         job.schedule.validate().map_err(|e| bad(e.to_string()))?;
         job.clip.validate().map_err(|e| bad(e.to_string()))?;
+        durability::check(job.mode, job.log, job.durability, job.leader_window)
+            .map_err(|e| bad(e.to_string()))?;
         let total = job.params_len.saturating_add(job.buffers_len);
         if job.params_len == 0 || total > MAX_VALUES {
             return Err(bad(format!("{total} values; a job has from 1 to {MAX_VALUES}")));
@@ -75,6 +87,17 @@ impl ServerJob {
             return Err(bad(format!("{} workers; a job has from 1 to 65536", job.workers)));
         }
         Ok(job)
+    }
+
+    /// Whether the job begins with image cuts: where it asks for them, and at the level `leader`, whose
+    /// acknowledgements are about the working copies that only image cuts have.
+    pub fn begins_with_images(&self) -> bool {
+        self.log == LogForm::Images || self.durability == Durability::Leader
+    }
+
+    /// Whether the leader may change between update entries and image cuts.
+    pub fn may_change_form(&self) -> bool {
+        self.log == LogForm::Auto && self.durability != Durability::Leader && !self.mode.averages()
     }
 
     /// The text that [`Self::from_toml`] reads back.

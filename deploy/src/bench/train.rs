@@ -1,13 +1,14 @@
 //! `paraft bench train`.
 
-use super::{median, peers, plain};
+use super::{
+    figure::{self, Figure},
+    median, peers, plain,
+};
 use crate::{failure::Failure, train};
 use clap::Args;
-use comfy_table::{Table, presets};
 use paraft_common::Mode;
 use paraft_record::RunRecord;
 use paraft_worker::{Job, cli, exit};
-use serde_json::json;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -58,9 +59,6 @@ const MODELS: [(&str, &str, &str, f64, usize); 4] = [
     ("convnet", "kind = \"convnet\"", "sgd", 0.05, 100),
 ];
 
-/// A figure whose repeats differ by more than this share of the median means nothing.
-const MAX_SPREAD: f64 = 1.0;
-
 /// All figures of one case: a way to train one model.
 #[derive(Default)]
 struct Case {
@@ -108,7 +106,7 @@ pub fn run(args: &TrainBenchArgs) -> Result<i32, Failure> {
         report(name, &cases, args, &mut lines);
     }
     if !args.json {
-        print(&lines);
+        figure::print(&lines);
     }
     Ok(exit::OK)
 }
@@ -159,18 +157,7 @@ fn job(args: &TrainBenchArgs, m: &(&str, &str, &str, f64, usize)) -> Result<Job,
     Ok(Job::parse(&text, Path::new("bench"), &args.set)?)
 }
 
-/// One figure.
-struct Line {
-    case: String,
-    what: &'static str,
-    value: f64,
-    unit: &'static str,
-    reference: String,
-    ratio: Option<f64>,
-    spread: f64,
-}
-
-fn report(model: &str, cases: &BTreeMap<String, Case>, args: &TrainBenchArgs, lines: &mut Vec<Line>) {
+fn report(model: &str, cases: &BTreeMap<String, Case>, args: &TrainBenchArgs, lines: &mut Vec<Figure>) {
     let from = lines.len();
     for (way, case) in cases {
         // Ours are compared with every peer that ran, and with the plain process; a peer with the plain one.
@@ -182,7 +169,8 @@ fn report(model: &str, cases: &BTreeMap<String, Case>, args: &TrainBenchArgs, li
         let Some((value, spread)) = median(&case.samples_per_s) else { continue };
         for reference in references {
             let base = cases.get(reference).and_then(|c| median(&c.samples_per_s)).map(|b| b.0);
-            lines.push(Line {
+            lines.push(Figure {
+                bench: "train",
                 case: format!("{model}/{way}"),
                 what: "throughput",
                 value,
@@ -202,40 +190,20 @@ fn report(model: &str, cases: &BTreeMap<String, Case>, args: &TrainBenchArgs, li
         for (what, unit, found) in more {
             if let Some((value, spread)) = found {
                 let (case, reference) = (format!("{model}/{way}"), "-".to_string());
-                lines.push(Line { case, what, value, unit, reference, ratio: None, spread });
+                lines.push(Figure {
+                    bench: "train",
+                    case,
+                    what,
+                    value,
+                    unit,
+                    reference,
+                    ratio: None,
+                    spread,
+                });
             }
         }
     }
     if args.json {
-        for l in &lines[from..] {
-            let value = (l.spread <= MAX_SPREAD).then_some(l.value);
-            out!(
-                "{}",
-                json!({
-                    "bench": format!("train {}", l.what), "case": l.case, "value": value, "unit": l.unit,
-                    "reference": l.reference, "ratio": l.ratio.filter(|_| value.is_some()), "spread": l.spread,
-                })
-            );
-        }
+        figure::print_json(&lines[from..]);
     }
-}
-
-fn print(lines: &[Line]) {
-    let mut t = Table::new();
-    t.load_style(presets::NOTHING);
-    t.set_header(vec!["case", "figure", "value", "unit", "against", "ratio", "spread"]);
-    for l in lines {
-        let steady = l.spread <= MAX_SPREAD;
-        let digits = if l.value.abs() < 10.0 { 4 } else { 0 };
-        t.add_row(vec![
-            l.case.clone(),
-            l.what.into(),
-            if steady { format!("{:.digits$}", l.value) } else { "too noisy".into() },
-            l.unit.into(),
-            l.reference.clone(),
-            l.ratio.filter(|_| steady).map_or("-".into(), |r| format!("{r:.2}x")),
-            format!("{:.0}%", l.spread * 100.0),
-        ]);
-    }
-    out!("{t}");
 }

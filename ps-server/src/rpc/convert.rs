@@ -3,15 +3,13 @@
 
 use crate::shard::{
     Shard,
+    admission::MAX_STEP,
     command::EvalSums,
     owner::{Message, Reply},
 };
 use bytes::Bytes;
 use paraft_common::{BucketId, Seq, Step, Version, codec::all_finite_le};
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, from_shard, to_shard};
-
-/// No job has this many steps; a clock beyond it could not be counted on.
-const MAX_STEP: u64 = 1 << 53;
 
 /// Checks a message that follows Open.
 pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
@@ -40,6 +38,7 @@ pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
                 payload: m.payload,
             })
         }
+        Kind::Pull(m) if m.done > MAX_STEP => Err(RefusalKind::Malformed.into()),
         Kind::Pull(m) => Ok(Message::Pull { done: Step(m.done), last: m.r#final }),
         Kind::Norm(m) => {
             if !m.sum_of_squares.is_finite() || m.sum_of_squares < 0.0 {
@@ -115,7 +114,7 @@ mod tests {
     use super::*;
     use crate::shard::Command;
     use paraft_common::{
-        Mode, ShardId,
+        Durability, LeaderWindow, LogForm, Mode, ShardId,
         config::ServerJob,
         optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     };
@@ -132,6 +131,9 @@ mod tests {
             buffers_len: 0,
             bucket_len: 4,
             grace_ms: 0,
+            durability: Durability::default(),
+            log: LogForm::Updates,
+            leader_window: LeaderWindow::default(),
             early_stop: None,
             optimizer: OptimizerConfig::sgd(1.0),
             schedule: ScheduleConfig::default(),

@@ -4,7 +4,7 @@ use super::{convert, status::StatusService};
 use crate::{
     control::Agent,
     replicas::Replicas,
-    shard::owner::{Event, Message, Reply},
+    shard::owner::{Event, MAX_AHEAD, Message, Reply},
 };
 use futures::{Stream, StreamExt};
 use paraft_common::{SessionId, ShardId, WorkerId};
@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Answers that may wait for a slow reader, beyond two for each bucket.
+/// Answers that may wait for a slow reader, beyond those for each bucket.
 const REPLY_QUEUE: usize = 64;
 
 /// Buckets of a job: 2^34 values (the most a job may have) in buckets of 1 MiB are 2^16.
@@ -123,16 +123,26 @@ impl ShardsService {
         if open.job.len() > limits::MAX_JOB_BYTES {
             return Err(RefusalKind::BadJob(format!("a job of {} bytes is too long", open.job.len())).into());
         }
-        // A worker may have two answers outstanding for each bucket (an ack and its weights).
+        // A worker may have weights outstanding for each bucket, and an ack for each of the steps that it may be ahead
+        // of what is replicated, the one that it is in, and one more that came again.
         let job = paraft_common::config::ServerJob::from_toml(&open.job)
             .map_err(|e| RefusalKind::BadJob(e.to_string()))?;
+        // The level decides where the replicas' logs are, and those were there before the job.
+        let fleet = self.agent.shape().durability;
+        if job.durability.on_disk() != fleet.on_disk() {
+            let (wants, why) = (job.durability, "start the servers with the job's --durability, or change");
+            let why = format!(
+                "the job wants durability {wants}, the fleet was founded with {fleet}; {why} cluster.durability"
+            );
+            return Err(RefusalKind::BadJob(why).into());
+        }
         let buckets = (job.params_len + job.buffers_len).div_ceil(job.bucket_len) + 2;
         // The first to open a stream configures the shard: a bucket each for billions of values would end it.
         if buckets > MAX_BUCKETS {
             let why = format!("{buckets} buckets are more than {MAX_BUCKETS}; use larger ones");
             return Err(RefusalKind::BadJob(why).into());
         }
-        let (tx, rx) = mpsc::channel(REPLY_QUEUE + 2 * buckets);
+        let (tx, rx) = mpsc::channel(REPLY_QUEUE + (MAX_AHEAD as usize + 3) * buckets);
         let _ = out.send(Source::Many(rx)).await;
         // Only the owner keeps the stream open.
         let weak = tx.downgrade();

@@ -88,5 +88,10 @@ fn shard_status(w: &Replica) -> ShardStatus {
         max_gap: c.max_gap.load(Relaxed),
         node: w.group.me().0,
         trouble: w.group.trouble().unwrap_or_default(),
+        durability: conf.as_ref().map(|c| c.job.durability.to_string()).unwrap_or_default(),
+        log_form: m.form.name().into(),
+        pushes_lost: m.pushes_lost,
+        bytes_logged: c.bytes_logged.load(Relaxed),
+        cuts: c.cuts.load(Relaxed),
     })
 }

@@ -3,6 +3,9 @@
 use super::members::Member;
 use paraft_common::{Step, Version};
 
+/// No job has this many steps; a clock beyond it could not be counted on.
+pub const MAX_STEP: u64 = 1 << 53;
+
 /// What to do with a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {

@@ -26,6 +26,65 @@ pub struct BucketData {
     pub initialised: bool,
 }
 
+impl BucketData {
+    /// The vectors of a bucket: its weights (0) and its optimizer slots (from 1).
+    pub fn vectors(&self) -> usize {
+        1 + self.slots.len()
+    }
+
+    /// Vector `i`, or `None` where there are fewer.
+    pub fn vector(&self, i: usize) -> Option<&[f32]> {
+        match i.checked_sub(1) {
+            None => Some(&self.weights),
+            Some(slot) => self.slots.get(slot).map(Vec::as_slice),
+        }
+    }
+
+    /// Bytes of all vectors.
+    pub fn bytes(&self) -> usize {
+        self.vectors() * self.weights.len() * size_of::<f32>()
+    }
+
+    /// Applies one update; returns the version that contains it. Every update of every bucket goes through here,
+    /// whether a replica applies it from the log or a leader to its working copy.
+    pub(super) fn update(
+        &mut self,
+        kind: TensorKind,
+        job: &ServerJob,
+        payload: &[u8],
+        factor: f32,
+        contributions: usize,
+        members: usize,
+    ) -> Version {
+        let gradient = Gradient { le: payload, scale: factor };
+        match kind {
+            TensorKind::Buffer => apply_buffer(&mut self.weights, gradient),
+            TensorKind::Param => {
+                let rate = job.optimizer.lr() * job.schedule.factor(self.clock, contributions);
+                let hyper = Hyper { lr: rate as f32, t: self.version.0 + 1, clip_value: job.clip.value };
+                job.optimizer.apply(&hyper, &mut self.weights, &mut self.slots, gradient);
+            }
+        }
+        self.clock += contributions as f64 / members.max(1) as f64;
+        self.version.0 += 1;
+        self.version
+    }
+}
+
+/// A vector of a bucket as the little-endian bytes that travel: they share the bucket, and an update that comes
+/// before they are sent copies it first (as it does for a snapshot).
+pub fn vector_bytes(data: &Arc<BucketData>, vector: usize) -> Bytes {
+    struct VectorOf(Arc<BucketData>, usize);
+
+    impl AsRef<[f32]> for VectorOf {
+        fn as_ref(&self) -> &[f32] {
+            self.0.vector(self.1).unwrap_or_default()
+        }
+    }
+
+    value_bytes(VectorOf(data.clone(), vector))
+}
+
 /// A bucket's place and data. Readers hold the lock only to clone the `Arc` (a pull reads bucket by bucket while
 /// others change: that is the Hogwild read).
 #[derive(Debug)]
@@ -69,14 +128,6 @@ impl Bucket {
         self.data.read().initialised
     }
 
-    /// The weights as little-endian bytes, with their version. On a little-endian host nothing is copied: the
-    /// bytes share the weights, and an update that comes before they are sent copies them first (as it does
-    /// for a snapshot).
-    pub fn encode(&self) -> (Version, Bytes) {
-        let image = self.image();
-        (image.version, shared(image, 0))
-    }
-
     /// Takes the initial weights, unless they are in already.
     pub(super) fn init(&self, payload: &[u8]) {
         let mut data = self.data.write();
@@ -96,55 +147,35 @@ impl Bucket {
         contributions: usize,
         members: usize,
     ) -> Version {
-        let mut guard = self.data.write();
-        let data = Arc::make_mut(&mut guard);
-        let gradient = Gradient { le: payload, scale: factor };
-        match self.spec.kind {
-            TensorKind::Buffer => apply_buffer(&mut data.weights, gradient),
-            TensorKind::Param => {
-                let rate = job.optimizer.lr() * job.schedule.factor(data.clock, contributions);
-                let hyper = Hyper { lr: rate as f32, t: data.version.0 + 1, clip_value: job.clip.value };
-                job.optimizer.apply(&hyper, &mut data.weights, &mut data.slots, gradient);
-            }
-        }
-        data.clock += contributions as f64 / members.max(1) as f64;
-        data.version.0 += 1;
-        data.version
+        let mut data = self.data.write();
+        Arc::make_mut(&mut data).update(self.spec.kind, job, payload, factor, contributions, members)
+    }
+
+    /// Takes an image cut's data in the place of what is here.
+    pub(super) fn install(&self, data: Arc<BucketData>) {
+        *self.data.write() = data;
     }
 }
 
-impl BucketData {
-    /// Weights, then slots, as little-endian bytes that share this data's memory (on a little-endian host).
-    pub fn shared(self: &Arc<Self>) -> impl Iterator<Item = Bytes> + '_ {
-        (0..=self.slots.len()).map(|i| shared(self.clone(), i))
-    }
-
-    /// Vector 0 is the weights, vector i slot i - 1.
-    fn vector(&self, i: usize) -> &[f32] {
-        match i.checked_sub(1) {
-            None => &self.weights,
-            Some(slot) => &self.slots[slot],
-        }
-    }
-}
-
+/// The values as the little-endian bytes that travel. On a little-endian host nothing is copied: the bytes share
+/// what holds the values.
 #[cfg(target_endian = "little")]
-fn shared(data: Arc<BucketData>, vector: usize) -> Bytes {
-    /// A vector of a bucket, readable as the bytes that travel.
-    struct VectorBytes(Arc<BucketData>, usize);
+pub fn value_bytes<T: AsRef<[f32]> + Send + 'static>(values: T) -> Bytes {
+    struct ValueBytes<T>(T);
 
-    impl AsRef<[u8]> for VectorBytes {
+    impl<T: AsRef<[f32]>> AsRef<[u8]> for ValueBytes<T> {
         fn as_ref(&self) -> &[u8] {
-            bytemuck::cast_slice(self.0.vector(self.1))
+            bytemuck::cast_slice(self.0.as_ref())
         }
     }
 
-    Bytes::from_owner(VectorBytes(data, vector))
+    Bytes::from_owner(ValueBytes(values))
 }
 
+/// The values as the little-endian bytes that travel.
 #[cfg(target_endian = "big")]
-fn shared(data: Arc<BucketData>, vector: usize) -> Bytes {
+pub fn value_bytes<T: AsRef<[f32]> + Send + 'static>(values: T) -> Bytes {
     let mut le = Vec::new();
-    paraft_common::codec::put_f32_le(data.vector(vector), &mut le);
+    paraft_common::codec::put_f32_le(values.as_ref(), &mut le);
     le.into()
 }

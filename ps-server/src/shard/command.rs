@@ -1,11 +1,15 @@
 //! What may be written to a shard's log, and what applying it gives back.
 
+use super::{
+    cut::{CutBucket, CutId, CutRecord, VectorOf},
+    form::Form,
+};
 use bytes::Bytes;
 use paraft_common::{BucketId, Seq, SessionId, Step, Version, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A change of the replicated state. The bulk of `Init` and `Update` travels beside it, in
+/// A change of the replicated state. The bulk of `Init`, `Update` and `CutPart` travels beside it, in
 /// [`Proposal::payload`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Command {
@@ -56,6 +60,33 @@ pub enum Command {
         /// Multiplies the payload: one over the number of contributions, times the clipping factor. Decided
         /// once, by the leader, so that every replica multiplies by the same number.
         factor: f32,
+    },
+    /// From here on the log is written in this form; only where the job lets the leader choose.
+    ChangeForm {
+        /// The form.
+        form: Form,
+    },
+    /// A part of an image cut; takes effect with the marker.
+    CutPart {
+        /// Of which cut.
+        cut: CutId,
+        /// Its position in the cut, from 0.
+        part: u32,
+        /// What the payload holds, one behind the other.
+        vectors: Vec<VectorOf>,
+    },
+    /// The marker of an image cut: its parts take effect, all together.
+    Cut {
+        /// Which.
+        cut: CutId,
+        /// The cut before it, as its leader knew it.
+        after: Option<CutId>,
+        /// Parts that must have come.
+        parts: u32,
+        /// The buckets that changed.
+        buckets: Vec<CutBucket>,
+        /// Who pushed what, and the counts.
+        record: CutRecord,
     },
     /// A worker's share of a held-out evaluation (shard 0 only).
     Report {
@@ -139,7 +170,7 @@ pub enum Outcome {
 pub struct Proposal {
     /// What to change.
     pub command: Command,
-    /// Little-endian `f32` for `Init` and `Update`, else empty. Skipped by serde: the network sends it beside
+    /// Little-endian `f32` for `Init`, `Update` and `CutPart`, else empty. Skipped by serde: the network sends it beside
     /// the header, or it would be copied byte by byte.
     #[serde(skip)]
     pub payload: Bytes,

@@ -1,6 +1,10 @@
 //! A consistent copy of a shard's state: what a snapshot holds, and what the digest is taken over.
 
-use super::{bucket::BucketData, state::Meta};
+use super::{
+    bucket::{BucketData, value_bytes, vector_bytes},
+    cut::{Staged, StagedHeader},
+    state::Meta,
+};
 use crate::raft::RawImage;
 use paraft_common::{Version, codec::get_f32_le};
 use serde::{Deserialize, Serialize};
@@ -16,6 +20,8 @@ pub struct Image {
     pub meta: Meta,
     /// The buckets, by rising id.
     pub buckets: Vec<Arc<BucketData>>,
+    /// The parts of an image cut that waits for its marker.
+    pub staged: Option<Staged>,
 }
 
 /// What a snapshot says before its vectors: everything but the bulk.
@@ -25,6 +31,8 @@ pub struct ImageHeader {
     pub meta: Meta,
     /// For each bucket: version, schedule clock, initialised, length, slots.
     pub buckets: Vec<(Version, f64, bool, u64, u32)>,
+    /// Of the parts of an image cut that waits for its marker.
+    pub staged: Option<StagedHeader>,
 }
 
 impl Image {
@@ -35,14 +43,16 @@ impl Image {
             .iter()
             .map(|b| (b.version, b.clock, b.initialised, b.weights.len() as u64, b.slots.len() as u32))
             .collect();
-        ImageHeader { meta: self.meta.clone(), buckets }
+        ImageHeader { meta: self.meta.clone(), buckets, staged: self.staged.as_ref().map(Staged::header) }
     }
 
-    /// The bulk in order: for each bucket its weights, then its slots.
+    /// The bulk in order: for each bucket its weights, then its slots; then what is staged.
     pub fn vectors(&self) -> impl Iterator<Item = &[f32]> {
+        let staged = self.staged.iter().flat_map(|s| s.vectors.iter().map(|(_, v)| v.as_slice()));
         self.buckets
             .iter()
             .flat_map(|b| std::iter::once(b.weights.as_slice()).chain(b.slots.iter().map(Vec::as_slice)))
+            .chain(staged)
     }
 
     /// Builds an image from a header and its vectors (little-endian), which must fit it exactly.
@@ -63,17 +73,28 @@ impl Image {
             let slots = (0..slots).map(|_| next(len)).collect::<Result<_, _>>()?;
             buckets.push(Arc::new(BucketData { weights, slots, version, clock, initialised }));
         }
+        let staged = header.staged.map(|s| {
+            let vectors = s.vectors.into_iter().map(|(of, len)| Ok((of, Arc::new(next(len)?))));
+            Ok::<_, String>(Staged {
+                cut: s.cut,
+                parts: s.parts,
+                vectors: vectors.collect::<Result<_, String>>()?,
+            })
+        });
+        let staged = staged.transpose()?;
         if rest.next().is_some() {
             return Err("the snapshot holds more vectors than its header names".into());
         }
-        Ok(Self { meta: header.meta, buckets })
+        Ok(Self { meta: header.meta, buckets, staged })
     }
 
     /// As Raft carries it. On a little-endian host the parts share the buckets' memory: nothing is copied.
     pub fn to_raw(&self) -> RawImage {
         let head = bincode::serde::encode_to_vec(self.header(), bincode::config::legacy());
-        let parts = self.buckets.iter().flat_map(BucketData::shared).collect();
-        RawImage { head: head.unwrap_or_default().into(), parts }
+        let buckets = self.buckets.iter().flat_map(|b| (0..b.vectors()).map(|i| vector_bytes(b, i)));
+        let staged =
+            self.staged.iter().flat_map(|s| s.vectors.iter().map(|(_, v)| value_bytes(Shared(v.clone()))));
+        RawImage { head: head.unwrap_or_default().into(), parts: buckets.chain(staged).collect() }
     }
 
     /// And back; what does not fit is refused.
@@ -95,5 +116,14 @@ impl Image {
     /// Bytes of the bulk.
     pub fn bytes(&self) -> u64 {
         self.vectors().map(|v| v.len() as u64 * 4).sum()
+    }
+}
+
+/// What is staged, as the owner of bytes.
+struct Shared(Arc<Vec<f32>>);
+
+impl AsRef<[f32]> for Shared {
+    fn as_ref(&self) -> &[f32] {
+        &self.0
     }
 }

@@ -67,11 +67,6 @@ impl Members {
         self.iter().filter(|(_, m)| !m.finished)
     }
 
-    /// The slowest active member's clock, or `None` when nobody trains any more.
-    pub fn slowest(&self) -> Option<Step> {
-        self.active().map(|(_, m)| m.clock()).min()
-    }
-
     /// Adds a member. It starts where the slowest of the others is, so that nobody waits longer for it than for
     /// those already there; where nobody else trains, it goes on from the furthest that anyone has come.
     pub(super) fn join(&mut self, worker: WorkerId, session: SessionId, buckets: usize) {

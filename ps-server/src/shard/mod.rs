@@ -12,6 +12,9 @@
 //! - [`bucket`]: one bucket's weights and optimizer slots.
 //! - [`members`]: who takes part, and how far each has come.
 //! - [`admission`]: may this push be taken? Pure.
+//! - [`cut`]: image cuts, the second way into the log.
+//! - [`form`]: which way into the log; the measurement and the decision.
+//! - [`working`]: the copies to which a leader applies pushes before it cuts. Leader-only; may vanish.
 //! - [`round`]: BSP's partial sums. Leader-only; may vanish.
 //! - [`owner`]: the task that owns everything leader-only.
 //!
@@ -20,6 +23,10 @@
 pub mod admission;
 pub mod bucket;
 pub mod command;
+pub mod cut;
+#[cfg(test)]
+mod cut_properties;
+pub mod form;
 pub mod image;
 pub mod members;
 pub mod owner;
@@ -28,6 +35,7 @@ mod properties;
 mod replicated;
 pub mod round;
 pub mod state;
+pub mod working;
 
 pub use command::{Command, Contribution, Outcome, Proposal};
 pub use state::Shard;

@@ -10,13 +10,15 @@
 //! ```
 //!
 //! - `messages`: what goes between a stream and the owner.
-//! - `streams`, `pushes`, `pulls`: the owner's work, by what it is about.
+//! - `streams`, `pushes`, `cuts`, `pulls`: the owner's work, by what it is about.
 
+mod cuts;
 mod messages;
 mod pulls;
 mod pushes;
 mod streams;
 
+pub use cuts::MAX_AHEAD;
 pub use messages::{ConnId, Counters, Event, Message, Reply, Weights};
 
 use super::{
@@ -25,8 +27,9 @@ use super::{
     state::Shard,
 };
 use crate::raft::{Applied, Change, Group, Leadership, ProposeError};
+use cuts::Cuts;
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
-use paraft_common::{SessionId, Step, Version, WorkerId, config::ServerJob};
+use paraft_common::{Seq, SessionId, Step, Version, WorkerId, config::ServerJob};
 use paraft_proto::RefusalKind;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -54,6 +57,7 @@ pub fn spawn(shard: Arc<Shard>, group: Group, counters: Arc<Counters>, origin: u
         counters,
         origin,
         lead: None,
+        cuts: 0,
         streams: HashMap::new(),
         done: FuturesUnordered::new(),
     };
@@ -68,6 +72,8 @@ struct Owner {
     /// Names the founding of the shard's state.
     origin: u64,
     lead: Option<Lead>,
+    /// Image cuts that this process has begun, in any of its leaderships.
+    cuts: u64,
     streams: HashMap<ConnId, Stream>,
     done: FuturesUnordered<BoxFuture<'static, Finished>>,
 }
@@ -91,6 +97,8 @@ struct Lead {
     /// Closed rounds that wait for the norm over all shards, by step and local bucket.
     unclipped: BTreeMap<Step, BTreeMap<usize, Sum>>,
     in_flight: BTreeMap<(WorkerId, usize), Step>,
+    /// Working copies, and what waits for a cut.
+    cuts: Cuts,
     pulls: Vec<WaitingPull>,
     absent: BTreeMap<WorkerId, Instant>,
     leaving: BTreeSet<WorkerId>,
@@ -115,7 +123,18 @@ enum Purpose {
     Init,
     Update { bucket: usize, contributions: Vec<Contribution> },
     Leave { worker: WorkerId },
+    CutPart,
+    Cut,
+    ChangeForm,
     Other,
+}
+
+impl Purpose {
+    /// Whether its refusal by `apply` shows that this leader's picture of the replicated state is wrong: then all that
+    /// it built on that picture must go.
+    fn is_of_a_cut(&self) -> bool {
+        matches!(self, Purpose::CutPart | Purpose::Cut | Purpose::ChangeForm)
+    }
 }
 
 impl Owner {
@@ -142,6 +161,7 @@ impl Owner {
                     self.absent_too_long().await;
                 }
             }
+            self.go_on(&mut reigns).await;
             self.counters.streams.store(self.streams.len() as u64, Relaxed);
         }
     }
@@ -170,7 +190,11 @@ impl Owner {
 
     /// Everything leader-only vanishes; the streams go and find the leader.
     fn step_down(&mut self) {
-        self.lead = None;
+        let window = self.lead.take().map_or(0, |l| l.cuts.working.unreplicated());
+        if window > 0 {
+            let shard = self.shard.id().0;
+            tracing::warn!(shard, pushes = window, "stepping down with pushes that no cut holds");
+        }
         let refusal = self.not_leader();
         for (_, s) in self.streams.drain() {
             let _ = s.tx.try_send(Reply::Refused(refusal.clone().into()));
@@ -201,6 +225,10 @@ impl Owner {
                     return; // of an earlier leadership: the workers ask again
                 }
                 match result {
+                    Ok(Outcome::Refused(why)) if purpose.is_of_a_cut() => {
+                        tracing::error!(shard = self.shard.id().0, why, "an image cut was refused");
+                        self.restart(reigns).await;
+                    }
                     Ok(outcome) => self.applied(purpose, outcome).await,
                     Err(e) => {
                         tracing::warn!(shard = self.shard.id().0, error = %e, "a proposal was lost");
@@ -236,6 +264,7 @@ impl Owner {
     async fn propose(&mut self, purpose: Purpose, proposal: Proposal) {
         let Some(lead) = &self.lead else { return };
         let reign = lead.reign;
+        self.counters.bytes_logged.fetch_add(proposal.payload.len() as u64, Relaxed);
         let waits = self.group.propose(Change::Shard(proposal)).await;
         self.done.push(
             async move {
@@ -253,7 +282,12 @@ impl Owner {
     }
 
     async fn applied(&mut self, purpose: Purpose, outcome: Outcome) {
+        if let Some(lead) = &mut self.lead {
+            self.shard.read(|m| lead.cuts.working.follow(&m.members));
+        }
         match (purpose, outcome) {
+            (Purpose::CutPart, _) => return self.part_applied(),
+            (Purpose::Cut, _) => self.cut_applied(),
             (Purpose::Configure { conn, job }, Outcome::Done) => self.open_configured(conn, &job).await,
             (Purpose::Configure { conn, job }, Outcome::Refused(_)) if self.shard.configured().is_some() => {
                 self.open_configured(conn, &job).await;
@@ -305,16 +339,24 @@ impl Owner {
                 || self.shard.read(|m| {
                     m.members.in_session(c.worker, c.session).is_some_and(|m| m.steps[bucket] >= c.step)
                 });
-            let Some(&conn) = lead.by_worker.get(&c.worker) else { continue };
-            if self.streams.get(&conn).and_then(|s| s.session) != Some(c.session) {
-                continue;
-            }
             if is_in {
-                self.send(conn, Reply::Ack { seq: c.seq, version });
-            } else {
+                self.ack(c.worker, c.session, c.seq, version);
+            } else if let Some(conn) = self.conn_of(c.worker, c.session) {
                 let why = "the round was dropped as a duplicate of another member's push; push again";
                 self.refuse(conn, RefusalKind::Unavailable(why.into()).into());
             }
+        }
+    }
+
+    /// The stream on which the worker's session is open now.
+    fn conn_of(&self, worker: WorkerId, session: SessionId) -> Option<ConnId> {
+        let conn = *self.lead.as_ref()?.by_worker.get(&worker)?;
+        (self.streams.get(&conn)?.session == Some(session)).then_some(conn)
+    }
+
+    fn ack(&mut self, worker: WorkerId, session: SessionId, seq: Seq, version: Version) {
+        if let Some(conn) = self.conn_of(worker, session) {
+            self.send(conn, Reply::Ack { seq, version });
         }
     }
 

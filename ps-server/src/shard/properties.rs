@@ -7,7 +7,7 @@ use super::{
 };
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, Mode, Seq, SessionId, ShardId, Step, Version, WorkerId,
+    BucketId, Durability, LeaderWindow, LogForm, Mode, Seq, SessionId, ShardId, Step, Version, WorkerId,
     codec::put_f32_le,
     config::{EarlyStop, ServerJob},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
@@ -15,10 +15,10 @@ use paraft_common::{
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-const SHARDS: u32 = 2;
-const WORKERS: u32 = 3;
+pub(super) const SHARDS: u32 = 2;
+pub(super) const WORKERS: u32 = 3;
 
-fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
+pub(super) fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
     ServerJob {
         name: "properties".into(),
         fingerprint: String::new(),
@@ -28,6 +28,9 @@ fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
         buffers_len,
         bucket_len: 6,
         grace_ms: 0,
+        durability: Durability::default(),
+        log: LogForm::Updates,
+        leader_window: LeaderWindow::default(),
         early_stop: Some(EarlyStop { patience: 3, min_delta: 0.1 }),
         optimizer,
         schedule: ScheduleConfig { warmup: 3, ..ScheduleConfig::default() },
@@ -35,7 +38,7 @@ fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
     }
 }
 
-fn a_job() -> impl Strategy<Value = ServerJob> {
+pub(super) fn a_job() -> impl Strategy<Value = ServerJob> {
     let kinds = ["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw"];
     (prop::sample::select(kinds.to_vec()), 0usize..10).prop_map(|(kind, buffers)| {
         let optimizer = toml::from_str(&format!("kind = \"{kind}\"")).expect("every kind has defaults");
@@ -148,7 +151,7 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
 }
 
 /// As another replica gets it: through the log's bytes.
-fn over_the_wire(p: &Proposal) -> Proposal {
+pub(super) fn over_the_wire(p: &Proposal) -> Proposal {
     let config = bincode::config::legacy();
     let bytes = bincode::serde::encode_to_vec(p, config).expect("encodes");
     let (mut back, _): (Proposal, _) = bincode::serde::decode_from_slice(&bytes, config).expect("decodes");
@@ -157,7 +160,7 @@ fn over_the_wire(p: &Proposal) -> Proposal {
 }
 
 /// As a follower gets a snapshot: header and vectors as bytes.
-fn sent(image: &Image) -> Image {
+pub(super) fn sent(image: &Image) -> Image {
     let config = bincode::config::legacy();
     let header = bincode::serde::encode_to_vec(image.header(), config).expect("encodes");
     let (header, _): (ImageHeader, _) = bincode::serde::decode_from_slice(&header, config).expect("decodes");
@@ -172,7 +175,7 @@ fn sent(image: &Image) -> Image {
     Image::assemble(header, &vectors).expect("the vectors of its own header")
 }
 
-fn new() -> Shard {
+pub(super) fn new() -> Shard {
     Shard::new(ShardId(0), SHARDS)
 }
 
@@ -181,7 +184,7 @@ fn apply(shard: &Shard, p: &Proposal) -> String {
     format!("{:?}", shard.apply(p))
 }
 
-fn configured(job: &ServerJob) -> (Shard, Proposal) {
+pub(super) fn configured(job: &ServerJob) -> (Shard, Proposal) {
     let shard = new();
     let configure: Proposal = Command::Configure { job: job.to_toml().expect("a valid job") }.into();
     assert_eq!(shard.apply(&configure), Outcome::Done);

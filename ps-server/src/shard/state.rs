@@ -6,11 +6,13 @@
 use super::{
     bucket::{Bucket, BucketData},
     command::{Command, Contribution, EvalSums, Evaluated, Outcome, Proposal},
+    cut::{CutId, Staged},
+    form::Form,
     members::Members,
 };
 use paraft_common::{
-    BucketId, Seq, SessionId, ShardId, Step, TensorKind, WorkerId, config::ServerJob,
-    histogram::DelayHistogram, placement,
+    BucketId, Seq, SessionId, ShardId, TensorKind, WorkerId, config::ServerJob, histogram::DelayHistogram,
+    placement,
 };
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
@@ -24,7 +26,9 @@ use std::{
 pub struct Shard {
     id: ShardId,
     shards: u32,
-    meta: RwLock<Meta>,
+    pub(super) meta: RwLock<Meta>,
+    /// The parts of an image cut that waits for its marker.
+    pub(super) staged: RwLock<Option<Staged>>,
     configured: RwLock<Option<Arc<Configured>>>,
 }
 
@@ -38,6 +42,11 @@ pub struct Configured {
 }
 
 impl Configured {
+    /// State vectors that the optimizer keeps for a bucket of this kind.
+    pub fn slots(&self, kind: TensorKind) -> usize {
+        if kind == TensorKind::Param { self.job.optimizer.slots() } else { 0 }
+    }
+
     /// The position of a bucket among the shard's own.
     pub fn local(&self, id: BucketId) -> Option<usize> {
         self.buckets.binary_search_by_key(&id, |b| b.id).ok()
@@ -65,6 +74,12 @@ pub struct Meta {
     pub duplicates: u64,
     /// Members that left without finishing.
     pub workers_lost: u64,
+    /// Acknowledged pushes that went down with a leader (only at the level `leader`).
+    pub pushes_lost: u64,
+    /// The form in which the log is written.
+    pub form: Form,
+    /// The last image cut that took effect.
+    pub last_cut: Option<CutId>,
     /// Open evaluations, by epoch; at most [`MAX_OPEN_EVALUATIONS`].
     evaluations: BTreeMap<u64, OpenEvaluation>,
     /// The latest epoch whose evaluation is complete. Workers send a report again when a leader is lost: without
@@ -89,7 +104,7 @@ struct OpenEvaluation {
 impl Shard {
     /// An empty shard, number `id` of `shards`.
     pub fn new(id: ShardId, shards: u32) -> Self {
-        Self { id, shards, meta: RwLock::default(), configured: RwLock::new(None) }
+        Self { id, shards, meta: RwLock::default(), staged: RwLock::default(), configured: RwLock::new(None) }
     }
 
     /// Its number.
@@ -147,6 +162,11 @@ impl Shard {
             Command::Update { bucket, contributions, factor } => {
                 self.update(*bucket, contributions, *factor, &proposal.payload)
             }
+            Command::ChangeForm { form } => self.change_form(*form),
+            Command::CutPart { cut, part, vectors } => self.cut_part(*cut, *part, vectors, &proposal.payload),
+            Command::Cut { cut, after, parts, buckets, record } => {
+                self.cut(*cut, *after, *parts, buckets, record)
+            }
             Command::Report { worker, session, epoch, sums } => {
                 let mut meta = self.meta.write();
                 if meta.members.in_session(*worker, *session).is_none() {
@@ -191,10 +211,20 @@ impl Shard {
                     .map(|(id, spec)| Bucket::new(id, spec, &job))
                     .collect();
                 meta.job = text.to_string();
+                meta.form = if job.begins_with_images() { Form::Images } else { Form::Updates };
                 *self.configured.write() = Some(Arc::new(Configured { job, buckets }));
                 Outcome::Done
             }
         }
+    }
+
+    fn change_form(&self, form: Form) -> Outcome {
+        if !self.configured().is_some_and(|c| c.job.may_change_form()) {
+            return Outcome::Refused("the job has fixed its form".into());
+        }
+        *self.staged.write() = None;
+        self.meta.write().form = form;
+        Outcome::Done
     }
 
     fn init(&self, id: BucketId, payload: &[u8]) -> Outcome {
@@ -304,7 +334,8 @@ impl Shard {
     /// task that applies may call it.
     pub fn image(&self) -> super::image::Image {
         let buckets = self.configured().map(|c| c.buckets.iter().map(|b| b.image()).collect());
-        super::image::Image { meta: self.meta.read().clone(), buckets: buckets.unwrap_or_default() }
+        let staged = self.staged.read().clone();
+        super::image::Image { meta: self.meta.read().clone(), buckets: buckets.unwrap_or_default(), staged }
     }
 
     /// Replaces the whole state by a snapshot's.
@@ -329,15 +360,15 @@ impl Shard {
                 .zip(&image.buckets)
                 .map(|((id, spec), d): (_, &Arc<BucketData>)| Bucket::with_data(id, spec, d.clone()))
                 .collect();
-            Some(Arc::new(Configured { job, buckets }))
+            let conf = Configured { job, buckets };
+            if !image.staged.as_ref().is_none_or(|s| s.fits(&conf)) {
+                return Err(format!("the snapshot of {} holds a part of a cut that does not fit", self.id));
+            }
+            Some(Arc::new(conf))
         };
+        *self.staged.write() = image.staged.clone().filter(|_| configured.is_some());
         *self.configured.write() = configured;
         *self.meta.write() = image.meta.clone();
         Ok(())
-    }
-
-    /// The slowest active member's clock; where nobody trains any more, far away, so that nobody waits.
-    pub fn slowest(&self) -> Step {
-        self.read(|m| m.members.slowest()).unwrap_or(Step(u64::MAX))
     }
 }

@@ -3,6 +3,7 @@
 mod equality;
 mod exactly_once;
 mod hostile;
+mod images;
 mod layout;
 mod membership;
 mod modes;

@@ -1,7 +1,7 @@
 //! Workers die, come back and join late.
 
 use anyhow::Result;
-use paraft_common::{Mode, Step};
+use paraft_common::{LogForm, Mode, Step};
 use paraft_proto::{from_shard, to_shard};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
@@ -11,14 +11,20 @@ use paraft_tests::{
 };
 use std::thread;
 
-const MODES: [Mode; 3] = [Mode::Bsp, Mode::Ssp(1), Mode::Asp];
+const WAYS: [(Mode, LogForm); 5] = [
+    (Mode::Bsp, LogForm::Updates),
+    (Mode::Ssp(1), LogForm::Updates),
+    (Mode::Asp, LogForm::Updates),
+    (Mode::Ssp(1), LogForm::Images),
+    (Mode::Asp, LogForm::Images),
+];
 
 /// Three workers; the last one drops dead after `alive` steps, with the next one's pushes on their way where
 /// `pushed`.
-fn one_of_three_dies(mode: Mode, alive: u64, pushed: bool) -> Result<()> {
+fn one_of_three_dies((mode, log): (Mode, LogForm), alive: u64, pushed: bool) -> Result<()> {
     const STEPS: u64 = 12;
     let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
-    let ledger = Ledger { grace_ms: 50, ..Ledger::new(mode, 3, STEPS) };
+    let ledger = Ledger { grace_ms: 50, log, ..Ledger::new(mode, 3, STEPS) };
     let workers: Vec<_> = (0..3u32)
         .map(|w| {
             let at = fleet.at.clone();
@@ -60,25 +66,25 @@ fn one_of_three_dies(mode: Mode, alive: u64, pushed: bool) -> Result<()> {
 
 #[test]
 fn the_others_finish_when_a_worker_dies_between_two_steps() -> Result<()> {
-    MODES.into_iter().try_for_each(|mode| one_of_three_dies(mode, 4, false))
+    WAYS.into_iter().try_for_each(|way| one_of_three_dies(way, 4, false))
 }
 
 #[test]
 fn the_others_finish_when_a_worker_dies_with_pushes_on_their_way() -> Result<()> {
-    MODES.into_iter().try_for_each(|mode| one_of_three_dies(mode, 4, true))
+    WAYS.into_iter().try_for_each(|way| one_of_three_dies(way, 4, true))
 }
 
 #[test]
 fn the_others_finish_when_a_worker_dies_before_its_first_step() -> Result<()> {
-    MODES.into_iter().try_for_each(|mode| one_of_three_dies(mode, 0, false))
+    WAYS.into_iter().try_for_each(|way| one_of_three_dies(way, 0, false))
 }
 
 #[test]
 fn a_worker_that_joins_late_starts_where_the_others_are_and_loses_no_push() -> Result<()> {
     const STEPS: u64 = 30;
-    for mode in MODES {
+    for (mode, log) in WAYS {
         let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
-        let ledger = Ledger { pages: 3, ..Ledger::new(mode, 2, STEPS) };
+        let ledger = Ledger { pages: 3, log, ..Ledger::new(mode, 2, STEPS) };
         let workers: Vec<_> = (0..2u32)
             .map(|w| {
                 let at = fleet.at.clone();

@@ -1,7 +1,7 @@
 //! Followers that come late, logs that are cut, servers that come back without their memory.
 
 use anyhow::Result;
-use paraft_common::{Durability, Mode, ShardId, Step};
+use paraft_common::{Durability, LogForm, Mode, ShardId, Step};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,
@@ -45,11 +45,17 @@ fn a_follower_catches_up_by_a_snapshot_after_more_entries_than_a_log_keeps() -> 
     a_late_server_catches_up(ledger, 60)
 }
 
+#[test]
+fn a_follower_catches_up_by_a_snapshot_when_image_cuts_fill_the_log() -> Result<()> {
+    let ledger = Ledger { bucket_len: 1 << 16, extra: 8 << 16, ..Ledger::new(Mode::Asp, 1, 300) };
+    a_late_server_catches_up(Ledger { log: LogForm::Images, ..ledger }, 250)
+}
+
 /// Every server dies in turn and comes back, with an empty memory: it learns what the others hold, votes again,
 /// and is then half of the majority that the next loss leaves.
 fn every_server_comes_back(durability: Durability) -> Result<()> {
     let mut fleet = Fleet::start(FleetOptions { durability, ..FleetOptions::replicated(2) })?;
-    let ledger = Ledger { bucket_len: 8, ..Ledger::new(Mode::Bsp, 1, 40) };
+    let ledger = Ledger { bucket_len: 8, durability, ..Ledger::new(Mode::Bsp, 1, 40) };
     let mut page = ledger.join(&fleet.at, 0)?;
     page.begin()?;
     for victim in 0..3 {

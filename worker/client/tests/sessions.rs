@@ -3,7 +3,7 @@
 use futures::StreamExt;
 use paraft_client::{Client, ClientOptions, Transport};
 use paraft_common::{
-    BucketId, Mode, Step, WorkerId,
+    BucketId, Durability, LeaderWindow, LogForm, Mode, Step, WorkerId,
     config::ServerJob,
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
 };
@@ -99,6 +99,9 @@ fn options(address: String) -> ClientOptions {
             buffers_len: 0,
             bucket_len: 1,
             grace_ms: 1000,
+            durability: Durability::default(),
+            log: LogForm::Updates,
+            leader_window: LeaderWindow::default(),
             early_stop: None,
             optimizer: OptimizerConfig::sgd(1.0),
             schedule: ScheduleConfig::default(),

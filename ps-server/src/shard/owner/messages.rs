@@ -81,4 +81,7 @@ pub struct Counters {
     pub refused: AtomicU64,
     pub max_gap: AtomicU64,
     pub streams: AtomicU64,
+    /// Payload of entries proposed to the log.
+    pub bytes_logged: AtomicU64,
+    pub cuts: AtomicU64,
 }

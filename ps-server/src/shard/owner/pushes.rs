@@ -1,16 +1,19 @@
 //! Pushes: admission, BSP's rounds, and the global norm over all shards.
 
-use super::{ConnId, Lead, Message, Owner, Purpose, Reply, WaitingPull};
+use super::{ConnId, Lead, Message, Owner, Purpose, Reply, WaitingPull, cuts::Queued};
 use crate::shard::{
-    admission::{Admission, admit},
+    admission::{Admission, MAX_STEP, admit},
     command::{Command, Contribution, Proposal},
+    form::Form,
     round::{Part, Sum},
     state::Configured,
+    working::Owed,
 };
 use bytes::Bytes;
-use paraft_common::{Mode, Step, TensorKind, WorkerId, optim::norm_factor};
+use paraft_common::{Durability, LogForm, Mode, Step, TensorKind, WorkerId, optim::norm_factor};
 use paraft_proto::{Refusal, RefusalKind};
 use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed};
+use tokio::time::Instant;
 
 impl Owner {
     pub(super) async fn message(&mut self, conn: ConnId, message: Message) {
@@ -46,7 +49,8 @@ impl Owner {
                 self.propose(Purpose::Other, Command::Advance { worker, session, step }.into()).await;
             }
             Message::Finish => {
-                self.propose(Purpose::Other, Command::Finish { worker, session }.into()).await;
+                let finish = Command::Finish { worker, session };
+                self.propose_behind_cut(Purpose::Other, finish.into()).await;
             }
         }
     }
@@ -54,12 +58,26 @@ impl Owner {
     pub(super) async fn push(
         &mut self,
         conn: ConnId,
-        c: Contribution,
+        contribution: Contribution,
         bucket: usize,
         sum_of_squares: f64,
         payload: Bytes,
     ) {
-        let (Some(conf), Some(lead)) = (self.shard.configured(), &mut self.lead) else { return };
+        let Some(conf) = self.shard.configured() else { return };
+        let push = Queued { conn, contribution, bucket, sum_of_squares, payload };
+        if conf.job.mode.averages() || self.takes_pushes(&conf) {
+            self.take_push(&conf, push).await;
+        } else if !self.queue(&conf, push) {
+            let why = "more pushes wait than the consistency rule lets a worker have outstanding";
+            let kind = RefusalKind::Overloaded(why.into());
+            self.refuse(conn, Refusal { kind, seq: contribution.seq.0 });
+        }
+    }
+
+    /// Decides over one push and applies it to the working copy, proposes it, or adds it to its round.
+    pub(super) async fn take_push(&mut self, conf: &Configured, push: Queued) {
+        let Queued { conn, contribution: mut c, bucket, sum_of_squares, payload } = push;
+        let Some(lead) = &mut self.lead else { return };
         let target = &conf.buckets[bucket];
         let in_flight = lead
             .in_flight
@@ -67,12 +85,37 @@ impl Owner {
             .copied()
             .or_else(|| lead.rounds.waiting(c.worker, bucket))
             .or_else(|| unclipped_step(lead, c.worker, bucket));
-        let current = target.version();
+        let images = lead.cuts.form == Form::Images;
+        let working = images.then(|| lead.cuts.working.data(conf, bucket));
+        let current = working.as_ref().map_or_else(|| target.version(), |w| w.version);
+        let from_elsewhere = !lead.cuts.answered.contains(&c.worker);
+        if conf.job.log != LogForm::Updates && !conf.job.mode.averages() && from_elsewhere {
+            // Pulls of image cuts' leaders may show what is not replicated yet, so after a change of leadership a
+            // worker may come with a version of a state that is gone.
+            c.pulled = c.pulled.min(current);
+        }
+        let leader_acks = images && conf.job.durability == Durability::Leader;
+        let mut lost = 0;
         let decision = self.shard.read(|m| {
-            m.members
-                .in_session(c.worker, c.session)
-                .map(|m| admit(m, bucket, c.step, c.pulled, current, in_flight))
+            let replicated = m.members.in_session(c.worker, c.session)?;
+            if leader_acks && from_elsewhere && (1..=MAX_STEP).contains(&c.step.0) {
+                // Steps that an earlier leader acknowledged and took down with it. The worker does not have them any
+                // more; they are counted, and it goes on.
+                let upto = Step(c.step.0 - 1);
+                let now = Instant::now();
+                lost = lead.cuts.working.skip(conf, replicated, c.worker, bucket, upto, now);
+            }
+            let member = lead.cuts.working.member(c.worker, replicated);
+            let decision = admit(member, bucket, c.step, c.pulled, current, in_flight);
+            // A majority may not hold it yet: then its ack comes with the marker.
+            let unacknowledged = !leader_acks && replicated.steps.get(bucket).is_some_and(|s| *s < c.step);
+            Some(if decision == Admission::Applied && unacknowledged {
+                Admission::InFlight
+            } else {
+                decision
+            })
         });
+        self.report_lost(c.worker, lost);
         let refuse = |kind| Refusal { kind, seq: c.seq.0 };
         match decision {
             None => {
@@ -90,7 +133,9 @@ impl Owner {
                 self.refuse(conn, refuse(RefusalKind::FutureVersion { bucket: target.id, got, current }));
             }
             Some(Admission::Accept) if conf.job.mode.averages() => {
-                lead.rounds.add(bucket, Part { contribution: c, payload });
+                if let Some(lead) = &mut self.lead {
+                    lead.rounds.add(bucket, Part { contribution: c, payload });
+                }
                 self.close_rounds().await;
             }
             Some(Admission::Accept) => {
@@ -98,8 +143,51 @@ impl Owner {
                     (Some(max), TensorKind::Param) => norm_factor(max, sum_of_squares),
                     _ => 1.0,
                 };
-                self.update(&conf, bucket, vec![c], factor, payload).await;
+                self.measure(conf, bucket, payload.len());
+                match working {
+                    None => self.update(conf, bucket, vec![c], factor, payload).await,
+                    // Its image would say that the bucket has its initial weights.
+                    Some(w) if !w.initialised => self.refuse(conn, refuse(RefusalKind::NotInitialised)),
+                    Some(w) => {
+                        drop(w); // or the update would copy the bucket
+                        self.push_working(conf, conn, bucket, &c, factor, &payload);
+                    }
+                }
             }
+        }
+    }
+
+    /// Applies an admitted push to the leader's working copy. The level `leader` acknowledges it now, the others with
+    /// the marker that covers it.
+    fn push_working(
+        &mut self,
+        conf: &Configured,
+        conn: ConnId,
+        bucket: usize,
+        c: &Contribution,
+        factor: f32,
+        payload: &[u8],
+    ) {
+        let Some(lead) = &mut self.lead else { return };
+        let working = &mut lead.cuts.working;
+        let version = self.shard.read(|m| {
+            let replicated = m.members.in_session(c.worker, c.session)?;
+            let active = m.members.active().count();
+            Some(working.push(conf, replicated, active, bucket, c, factor, payload, Instant::now()))
+        });
+        let Some(version) = version else { return };
+        if conf.job.durability == Durability::Leader {
+            self.send(conn, Reply::Ack { seq: c.seq, version });
+        } else {
+            working.owe(Owed { worker: c.worker, session: c.session, seq: c.seq, version });
+        }
+        self.answer_pulls();
+    }
+
+    pub(super) fn report_lost(&self, worker: WorkerId, lost: u64) {
+        if lost > 0 {
+            let why = "acknowledged pushes went down with an earlier leader";
+            tracing::warn!(shard = self.shard.id().0, worker = worker.0, pushes = lost, "{why}");
         }
     }
 

@@ -34,7 +34,7 @@ impl Owner {
         if let Err(kind) = self.same_job(job) {
             return self.refuse(conn, kind.into());
         }
-        let (Some(stream), Some(lead)) = (self.streams.get(&conn), &self.lead) else { return };
+        let (Some(stream), Some(lead)) = (self.streams.get(&conn), &mut self.lead) else { return };
         let (worker, session) = (stream.worker, stream.session);
         if lead.leaving.contains(&worker) {
             let why = format!("{worker} is being taken out; open a new session");
@@ -51,7 +51,11 @@ impl Owner {
             None if lead.by_worker.contains_key(&worker) => {
                 self.refuse(conn, RefusalKind::RankTaken(worker).into());
             }
-            None => self.propose(Purpose::Join { conn }, Command::Join { worker }.into()).await,
+            None => {
+                lead.cuts.forget(worker);
+                let join = Command::Join { worker };
+                self.propose_behind_cut(Purpose::Join { conn }, join.into()).await;
+            }
         }
     }
 
@@ -80,9 +84,12 @@ impl Owner {
             lead.pulls.retain(|p| p.conn != old);
         }
         lead.absent.remove(&worker);
-        let Some((last_seq, clock)) =
-            self.shard.read(|m| m.members.in_session(worker, session).map(|m| (m.last_seq, m.clock())))
-        else {
+        // With what this leader has applied and not yet replicated: it is what the next push must follow.
+        let known = self.shard.read(|m| {
+            let m = lead.cuts.working.member(worker, m.members.in_session(worker, session)?);
+            Some((m.last_seq, m.clock()))
+        });
+        let Some((last_seq, clock)) = known else {
             return self.refuse(conn, RefusalKind::UnknownSession { worker, session }.into());
         };
         let initialised = self.shard.configured().is_some_and(|c| c.buckets.iter().all(|b| b.initialised()));
@@ -131,7 +138,8 @@ impl Owner {
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.lead.as_ref().filter(|l| l.ready)?.absent.values().min().copied()
+        let absent = self.lead.as_ref().filter(|l| l.ready)?.absent.values().min().copied();
+        absent.into_iter().chain(self.cut_deadline()).min()
     }
 
     pub(super) async fn absent_too_long(&mut self) {
@@ -147,12 +155,14 @@ impl Owner {
                 continue;
             };
             lead.leaving.insert(worker);
+            lead.cuts.forget(worker);
             tracing::warn!(
                 shard = self.shard.id().0,
                 worker = worker.0,
                 "a worker is gone; the others go on"
             );
-            self.propose(Purpose::Leave { worker }, Command::Leave { worker, session }.into()).await;
+            let leave = Command::Leave { worker, session };
+            self.propose_behind_cut(Purpose::Leave { worker }, leave.into()).await;
         }
     }
 }

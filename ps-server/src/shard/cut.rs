@@ -1,0 +1,260 @@
+//! Image cuts, the second way into the log: what their entries say, and how a replica takes them.
+//!
+//! A leader in this form applies pushes to working copies (`working.rs`) and now and then writes down what
+//! changed: the images of the changed buckets in parts of at most [`MAX_PART_BYTES`], then one marker with
+//! everything that belongs to them: versions, schedule clocks, who pushed what, the counts.
+//!
+//! ```text
+//!  CutPart 0 ─▶ CutPart 1 ─▶ ... ─▶ Cut (marker)
+//!     staged      staged              all parts here? then all of it takes effect at once; else nothing does
+//! ```
+//!
+//! What is staged is part of the replicated state: a snapshot between two parts holds it, and every replica that
+//! applied the same log has the same bytes. A part or marker that does not continue the staged cut drops it, so
+//! the half of a cut whose leader died never takes effect. And a marker takes effect only on the very state that
+//! its leader started from: each bucket at its base version, after the same last cut.
+
+use super::{
+    bucket::BucketData,
+    command::Outcome,
+    form::Form,
+    state::{Configured, Meta, Shard},
+};
+use bytes::Bytes;
+use paraft_common::{
+    BucketId, Seq, SessionId, Step, Version, WorkerId, codec::get_f32_le, histogram::DelayHistogram,
+};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// The most payload in one part: larger entries were slower to replicate and cost leaders their lease.
+pub const MAX_PART_BYTES: usize = 1 << 20;
+
+/// Names a cut. Ordered: a later leader's cuts are greater, and so are a leader's later ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct CutId {
+    /// The Raft term of the leader that made it.
+    pub term: u64,
+    /// Counts the cuts of that leader's process.
+    pub number: u64,
+}
+
+/// A changed bucket, as a marker announces it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CutBucket {
+    /// Which.
+    pub bucket: BucketId,
+    /// The replicated version that the leader's working copy started from.
+    pub base: Version,
+    /// The version of the image.
+    pub version: Version,
+    /// The schedule's clock of the image.
+    pub clock: f64,
+}
+
+/// What one member has pushed into a cut.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CutMember {
+    /// In which session.
+    pub session: SessionId,
+    /// The highest push.
+    pub last_seq: Seq,
+    /// The last step of each bucket that it pushed; without them a retry after a change of leader would be
+    /// applied twice.
+    pub steps: BTreeMap<BucketId, Step>,
+}
+
+/// Everything that a cut adds to the small part of the state.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CutRecord {
+    /// By worker.
+    pub members: BTreeMap<WorkerId, CutMember>,
+    /// Delays of the pushes.
+    pub delays: DelayHistogram,
+    /// Pushes applied.
+    pub pushes: u64,
+    /// Their payload, in bytes.
+    pub bytes: u64,
+    /// Acknowledged pushes that went down with an earlier leader, found since the last cut (only at the level
+    /// `leader`).
+    pub lost: u64,
+}
+
+/// A vector of a bucket: 0 for the weights, from 1 for the optimizer's slots.
+pub type VectorOf = (BucketId, u32);
+
+/// A vector and its values.
+pub type Vector = (VectorOf, Arc<Vec<f32>>);
+
+/// The parts of a cut whose marker has not come yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Staged {
+    /// Of which cut.
+    pub cut: CutId,
+    /// How many are here.
+    pub parts: u32,
+    /// What they held, in order.
+    pub vectors: Vec<Vector>,
+}
+
+/// [`Staged`] without the bulk, for a snapshot's header: lengths in values.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StagedHeader {
+    /// Of which cut.
+    pub cut: CutId,
+    /// How many parts are here.
+    pub parts: u32,
+    /// The vectors and their lengths.
+    pub vectors: Vec<(VectorOf, u64)>,
+}
+
+impl Staged {
+    /// The header that announces the vectors.
+    pub fn header(&self) -> StagedHeader {
+        let vectors = self.vectors.iter().map(|(of, v)| (*of, v.len() as u64)).collect();
+        StagedHeader { cut: self.cut, parts: self.parts, vectors }
+    }
+
+    /// Whether every vector is one of the job's buckets, at its length.
+    pub fn fits(&self, conf: &Configured) -> bool {
+        self.vectors.iter().all(|(of, v)| vector_len(conf, *of) == Some(v.len()))
+    }
+}
+
+/// How many values the vector has, if the shard has it.
+fn vector_len(conf: &Configured, (bucket, vector): VectorOf) -> Option<usize> {
+    let bucket = &conf.buckets[conf.local(bucket)?];
+    (vector as usize <= conf.slots(bucket.spec.kind)).then_some(bucket.spec.len)
+}
+
+/// Reads a part's payload: the vectors one behind the other.
+fn read_part(conf: &Configured, vectors: &[VectorOf], payload: &Bytes) -> Result<Vec<Vector>, String> {
+    let mut rest = &payload[..];
+    let mut read = Vec::with_capacity(vectors.len());
+    for of in vectors {
+        let len =
+            vector_len(conf, *of).ok_or_else(|| format!("the shard has no vector {} of {}", of.1, of.0))?;
+        let le = rest.split_off(..len * size_of::<f32>()).ok_or("the part is shorter than its vectors")?;
+        let mut values = vec![0.0; len];
+        get_f32_le(le, &mut values);
+        read.push((*of, Arc::new(values)));
+    }
+    if !rest.is_empty() {
+        return Err("the part is longer than its vectors".into());
+    }
+    Ok(read)
+}
+
+/// Puts the images of a complete cut together, or says what is missing. Changes nothing.
+fn images(
+    conf: &Configured,
+    staged: Option<Staged>,
+    cut: CutId,
+    parts: u32,
+    buckets: &[CutBucket],
+) -> Result<Vec<(usize, Arc<BucketData>)>, String> {
+    let here = staged.filter(|s| s.cut == cut);
+    let staged = here.unwrap_or(Staged { cut, parts: 0, vectors: Vec::new() });
+    if staged.parts != parts {
+        return Err(format!("{} of {parts} parts of the cut are here", staged.parts));
+    }
+    let count = staged.vectors.len();
+    let mut by_place: BTreeMap<VectorOf, Arc<Vec<f32>>> = staged.vectors.into_iter().collect();
+    if by_place.len() != count {
+        return Err("the cut holds a vector twice".into());
+    }
+    let mut all = Vec::with_capacity(buckets.len());
+    for b in buckets {
+        let local = conf.local(b.bucket).ok_or_else(|| format!("{} is not on this shard", b.bucket))?;
+        let bucket = &conf.buckets[local];
+        if bucket.version() != b.base || b.version < b.base {
+            let (here, from, to) = (bucket.version(), b.base, b.version);
+            return Err(format!("{} is at {here}, the cut goes from {from} to {to}", b.bucket));
+        }
+        let mut vector = |i: u32| {
+            let v =
+                by_place.remove(&(b.bucket, i)).ok_or_else(|| format!("{} lacks vector {i}", b.bucket))?;
+            Ok::<_, String>(Arc::unwrap_or_clone(v))
+        };
+        let weights = vector(0)?;
+        let slots = (1..=conf.slots(bucket.spec.kind) as u32).map(&mut vector).collect::<Result<_, _>>()?;
+        let data = BucketData { weights, slots, version: b.version, clock: b.clock, initialised: true };
+        all.push((local, Arc::new(data)));
+    }
+    if by_place.is_empty() {
+        Ok(all)
+    } else {
+        Err("the cut holds vectors that its marker does not name".into())
+    }
+}
+
+impl Shard {
+    /// Stages one part. A part that does not continue the staged cut ends that cut.
+    pub(super) fn cut_part(&self, cut: CutId, part: u32, vectors: &[VectorOf], payload: &Bytes) -> Outcome {
+        let mut slot = self.staged.write();
+        let before = slot.take();
+        let Some(conf) = self.configured() else { return Outcome::Refused("no job is configured".into()) };
+        if self.read(|m| m.last_cut >= Some(cut)) {
+            return Outcome::Refused(format!("{cut:?} is in already, or a later one"));
+        }
+        let mut staged = match before {
+            _ if part == 0 => Staged { cut, parts: 0, vectors: Vec::new() },
+            Some(s) if (s.cut, s.parts) == (cut, part) => s,
+            _ => return Outcome::Refused(format!("part {part} of {cut:?} does not follow what is staged")),
+        };
+        match read_part(&conf, vectors, payload) {
+            Ok(read) => staged.vectors.extend(read),
+            Err(why) => return Outcome::Refused(why),
+        }
+        staged.parts += 1;
+        *slot = Some(staged);
+        Outcome::Done
+    }
+
+    /// The marker: all of the cut, or nothing. Whatever was staged is gone afterwards.
+    pub(super) fn cut(
+        &self,
+        cut: CutId,
+        after: Option<CutId>,
+        parts: u32,
+        buckets: &[CutBucket],
+        record: &CutRecord,
+    ) -> Outcome {
+        let staged = self.staged.write().take();
+        let Some(conf) = self.configured() else { return Outcome::Refused("no job is configured".into()) };
+        let mut meta = self.meta.write();
+        if meta.form != Form::Images || meta.last_cut != after || Some(cut) <= after {
+            let (form, last) = (meta.form, meta.last_cut);
+            return Outcome::Refused(format!(
+                "{cut:?} after {after:?} meets form {form:?}, last cut {last:?}"
+            ));
+        }
+        let images = match images(&conf, staged, cut, parts, buckets) {
+            Ok(images) => images,
+            Err(why) => return Outcome::Refused(why),
+        };
+        for (local, data) in images {
+            conf.buckets[local].install(data);
+        }
+        meta.last_cut = Some(cut);
+        take_record(&mut meta, &conf, record);
+        Outcome::Done
+    }
+}
+
+fn take_record(meta: &mut Meta, conf: &Configured, record: &CutRecord) {
+    for (worker, pushed) in &record.members {
+        // Of a session that is over there is nothing to remember: nobody can push in it again.
+        let Some(m) = meta.members.in_session_mut(*worker, pushed.session) else { continue };
+        m.last_seq = m.last_seq.max(pushed.last_seq);
+        for (bucket, step) in &pushed.steps {
+            if let Some(s) = conf.local(*bucket).and_then(|b| m.steps.get_mut(b)) {
+                *s = (*s).max(*step);
+            }
+        }
+    }
+    meta.delays.merge(&record.delays);
+    meta.pushes = meta.pushes.saturating_add(record.pushes);
+    meta.bytes_pushed = meta.bytes_pushed.saturating_add(record.bytes);
+    meta.pushes_lost = meta.pushes_lost.saturating_add(record.lost);
+}

@@ -1,0 +1,375 @@
+//! Properties of image cuts, over random pushes, cuts, crashes and snapshots.
+//!
+//! The oracle is the other way into the log: a shard that gets, as update entries, exactly the pushes that the
+//! committed markers cover must come to the same state, bit for bit.
+
+use super::{
+    Command, Contribution, Outcome, Proposal, Shard,
+    cut::{CutId, CutRecord, Staged},
+    form::Form,
+    properties::{a_job, new, over_the_wire, sent},
+    working::{Owed, Piece, Working},
+};
+use bytes::Bytes;
+use paraft_common::{
+    BucketId, LogForm, Seq, SessionId, Step, WorkerId, codec::put_f32_le, config::ServerJob,
+};
+use proptest::prelude::*;
+use tokio::time::Instant;
+
+const WORKERS: u32 = 3;
+
+/// What happens next.
+#[derive(Clone, Debug)]
+enum Op {
+    /// A worker's push for its next step of a bucket.
+    Push { worker: u32, bucket: usize, value: f32 },
+    /// Pushes that an earlier leader acknowledged are gone: the next step is so much later.
+    Skip { worker: u32, bucket: usize, by: u64 },
+    /// The leader begins a cut, if none is under way.
+    Cut,
+    /// So many pieces of the cut under way reach the log.
+    Commit { pieces: usize },
+    /// Another leader.
+    Crash,
+    /// A worker comes anew, behind a cut.
+    Join { worker: u32 },
+    /// A worker goes, behind a cut.
+    Leave { worker: u32 },
+    /// An entry that no leader of ours wrote: a piece again, out of order, or of nobody's cut.
+    Stray { part: u32, parts: u32, term: u64 },
+    /// A replica starts from a snapshot.
+    Snapshot,
+}
+
+fn an_op() -> impl Strategy<Value = Op> {
+    let (worker, bucket) = (|| 0..WORKERS, || 0usize..5);
+    let value = prop::num::f32::NORMAL.prop_map(|v| v.clamp(-1e3, 1e3));
+    prop_oneof![
+        12 => (worker(), bucket(), value).prop_map(|(worker, bucket, value)| Op::Push { worker, bucket, value }),
+        1 => (worker(), bucket(), 1u64..4).prop_map(|(worker, bucket, by)| Op::Skip { worker, bucket, by }),
+        4 => Just(Op::Cut),
+        6 => (1usize..4).prop_map(|pieces| Op::Commit { pieces }),
+        1 => Just(Op::Crash),
+        1 => worker().prop_map(|worker| Op::Join { worker }),
+        1 => worker().prop_map(|worker| Op::Leave { worker }),
+        1 => (0u32..3, 0u32..3, 0u64..9).prop_map(|(part, parts, term)| Op::Stray { part, parts, term }),
+        1 => Just(Op::Snapshot),
+    ]
+}
+
+/// A leader, its replicas, and the oracle.
+struct World {
+    job: ServerJob,
+    replicas: Vec<Shard>,
+    oracle: Shard,
+    working: Working,
+    /// Pushes since the last cut, and those in the cut under way.
+    open: Vec<Pushed>,
+    under_way: Vec<Pushed>,
+    term: u64,
+    cuts: u64,
+    /// There was a stray since the last crash.
+    strayed: bool,
+    /// Acknowledgements that must be true for ever.
+    acknowledged: Vec<(usize, WorkerId, SessionId, Step)>,
+}
+
+#[derive(Clone)]
+enum Pushed {
+    Update(Proposal, usize, Contribution),
+    Skipped(WorkerId, SessionId, usize, Step, u64),
+}
+
+impl World {
+    fn new(job: ServerJob) -> Self {
+        let configure = |job: &ServerJob| -> Proposal {
+            Command::Configure { job: job.to_toml().expect("a valid job") }.into()
+        };
+        let images = ServerJob { log: LogForm::Images, ..job };
+        let (first, oracle) = (new(), new());
+        assert_eq!(first.apply(&configure(&images)), Outcome::Done);
+        // Only the form differs, and the job's text with it.
+        let updates = ServerJob { log: LogForm::Updates, ..images.clone() };
+        assert_eq!(oracle.apply(&configure(&updates)), Outcome::Done);
+        let mut world = Self {
+            job: images,
+            replicas: vec![first, new()],
+            oracle,
+            working: Working::default(),
+            open: Vec::new(),
+            under_way: Vec::new(),
+            term: 1,
+            cuts: 0,
+            strayed: false,
+            acknowledged: Vec::new(),
+        };
+        world.replicas[1].apply(&over_the_wire(&configure(&world.job)));
+        let conf = world.replicas[0].configured().expect("configured");
+        for b in &conf.buckets {
+            let payload = Bytes::from(vec![0u8; b.spec.len * 4]);
+            world.log(&Proposal { command: Command::Init { bucket: b.id }, payload }, true);
+        }
+        for w in 0..WORKERS {
+            world.log(&Command::Join { worker: WorkerId(w) }.into(), true);
+        }
+        world
+    }
+
+    /// Commits an entry on every replica, and on the oracle if it is of the kind that both forms have.
+    fn log(&mut self, p: &Proposal, both: bool) -> Outcome {
+        let outcome = self.replicas[0].apply(p);
+        for r in &self.replicas[1..] {
+            assert_eq!(outcome, r.apply(&over_the_wire(p)), "{p:?}");
+        }
+        if both {
+            assert_eq!(outcome, self.oracle.apply(p), "{p:?}");
+        }
+        self.replicas[0].read(|m| self.working.follow(&m.members));
+        outcome
+    }
+
+    fn cut(&mut self) {
+        let conf = self.replicas[0].configured().expect("configured");
+        let last = self.replicas[0].read(|m| m.last_cut);
+        let cut = CutId { term: self.term, number: self.cuts + 1 };
+        // A bucket of the job has up to 24 bytes a vector: cuts of several parts, with one and with several vectors.
+        if self.working.cut(&conf, cut, last, 60) {
+            self.cuts += 1;
+            self.under_way = std::mem::take(&mut self.open);
+        }
+    }
+
+    fn commit(&mut self, pieces: usize) {
+        let conf = self.replicas[0].configured().expect("configured");
+        for _ in 0..pieces {
+            match self.working.next(&conf) {
+                None => return,
+                Some(Piece::Part(p)) if self.log(&p, false) == Outcome::Done => {}
+                Some(Piece::Marker(p)) if self.log(&p, false) == Outcome::Done => self.committed(),
+                Some(_) if self.strayed => return self.crash(), // it has ended this cut; the leader begins again
+                Some(piece) => panic!("refused: {piece:?}"),
+            }
+        }
+    }
+
+    fn committed(&mut self) {
+        let owed = self.working.committed();
+        for p in std::mem::take(&mut self.under_way) {
+            match p {
+                Pushed::Update(p, bucket, c) => {
+                    let outcome = self.oracle.apply(&p);
+                    let Outcome::Updated { version, applied: true } = outcome else { panic!("{outcome:?}") };
+                    let (worker, session, seq) = (c.worker, c.session, c.seq);
+                    assert!(owed.contains(&Owed { worker, session, seq, version }), "an ack for {c:?}");
+                    self.acknowledged.push((bucket, worker, session, c.step));
+                }
+                Pushed::Skipped(worker, session, bucket, step, lost) => {
+                    // What an oracle that had lost these pushes would have.
+                    let mut meta = self.oracle.meta.write();
+                    meta.pushes_lost += lost;
+                    let m = meta.members.in_session_mut(worker, session).expect("a member");
+                    m.steps[bucket] = step;
+                }
+            }
+        }
+    }
+
+    fn crash(&mut self) {
+        self.working = Working::default();
+        self.open.clear();
+        self.under_way.clear();
+        self.term += 1;
+        self.strayed = false;
+    }
+
+    fn behind_a_cut(&mut self, command: Command) {
+        while !self.working.is_level() {
+            self.cut();
+            self.commit(usize::MAX);
+        }
+        self.log(&command.into(), true);
+    }
+
+    fn push(&mut self, worker: u32, bucket: usize, value: f32) {
+        let worker = WorkerId(worker);
+        let conf = self.replicas[0].configured().expect("configured");
+        let bucket = bucket % conf.buckets.len();
+        let Some(member) = self.replicas[0].read(|m| m.members.get(worker).cloned()) else { return };
+        let active = self.replicas[0].read(|m| m.members.active().count());
+        let seen = self.working.member(worker, &member);
+        let (session, step) = (seen.session, seen.steps[bucket].next());
+        let pulled = self.working.data(&conf, bucket).version;
+        let seq = Seq(seen.last_seq.0 + 1);
+        let c = Contribution { worker, session, seq, step, pulled };
+        let values: Vec<f32> = (0..conf.buckets[bucket].spec.len).map(|i| value * (i as f32 + 0.3)).collect();
+        let mut le = Vec::new();
+        put_f32_le(&values, &mut le);
+        let now = Instant::now();
+        let version = self.working.push(&conf, &member, active, bucket, &c, 0.5, &le, now);
+        self.working.owe(Owed { worker, session, seq, version });
+        let command =
+            Command::Update { bucket: conf.buckets[bucket].id, contributions: vec![c], factor: 0.5 };
+        self.open.push(Pushed::Update(Proposal { command, payload: le.into() }, bucket, c));
+    }
+
+    fn skip(&mut self, worker: u32, bucket: usize, by: u64) {
+        let worker = WorkerId(worker);
+        let conf = self.replicas[0].configured().expect("configured");
+        let bucket = bucket % conf.buckets.len();
+        let Some(member) = self.replicas[0].read(|m| m.members.get(worker).cloned()) else { return };
+        let upto = Step(self.working.member(worker, &member).steps[bucket].0 + by);
+        let lost = self.working.skip(&conf, &member, worker, bucket, upto, Instant::now());
+        assert_eq!(lost, by);
+        self.open.push(Pushed::Skipped(worker, member.session, bucket, upto, lost));
+    }
+
+    fn play(&mut self, op: &Op) {
+        match *op {
+            Op::Push { worker, bucket, value } => self.push(worker, bucket, value),
+            Op::Skip { worker, bucket, by } => self.skip(worker, bucket, by),
+            Op::Cut => self.cut(),
+            Op::Commit { pieces } => self.commit(pieces),
+            Op::Crash => self.crash(),
+            Op::Join { worker } => self.behind_a_cut(Command::Join { worker: WorkerId(worker) }),
+            Op::Leave { worker } => {
+                let worker = WorkerId(worker);
+                let session = self.replicas[0].read(|m| m.members.get(worker).map(|m| m.session));
+                self.behind_a_cut(Command::Leave { worker, session: session.unwrap_or_default() });
+            }
+            Op::Stray { part, parts, term } => {
+                self.strayed = true;
+                // Its number is none of ours, so nothing of it may ever take effect.
+                let cut = CutId { term, number: 1_000_000 };
+                let vectors = vec![(BucketId(0), 0)];
+                let payload = Bytes::from(vec![1u8; 24]);
+                self.log(&Proposal { command: Command::CutPart { cut, part, vectors }, payload }, false);
+                let record = CutRecord { pushes: 77, ..CutRecord::default() };
+                let after = Some(CutId { term: 0, number: 5 });
+                let stray = Command::Cut { cut, after, parts, buckets: Vec::new(), record };
+                let outcome = self.log(&stray.into(), false);
+                assert!(matches!(outcome, Outcome::Refused(_)), "{outcome:?}");
+                let staged: Option<Staged> = self.replicas[0].image().staged;
+                assert_eq!(staged, None, "whatever a marker finds staged is gone after it");
+            }
+            Op::Snapshot => {
+                let image = sent(&self.replicas[0].image());
+                let late = new();
+                late.install(&image).expect("its own snapshot");
+                self.replicas.push(late);
+            }
+        }
+    }
+
+    fn check(&self) {
+        let image = self.replicas[0].image();
+        for r in &self.replicas[1..] {
+            assert_eq!(image.digest(), r.image().digest(), "replicas differ");
+        }
+        let oracle = self.oracle.image();
+        assert_eq!(image.buckets, oracle.buckets, "images and updates differ");
+        let small = |s: &Shard| {
+            s.read(|m| {
+                (m.members.clone(), m.delays.clone(), m.pushes, m.bytes_pushed, m.pushes_lost, m.sessions)
+            })
+        };
+        assert_eq!(small(&self.replicas[0]), small(&self.oracle));
+        for (bucket, worker, session, step) in &self.acknowledged {
+            let done =
+                self.replicas[0].read(|m| m.members.in_session(*worker, *session).map(|m| m.steps[*bucket]));
+            assert!(done.is_none_or(|done| done >= *step), "{worker} {session} {step} was acknowledged");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn cuts_leave_the_state_that_their_pushes_leave_as_updates_on_every_replica_whoever_crashes(
+        job in a_job(), ops in prop::collection::vec(an_op(), 1..150),
+    ) {
+        let mut world = World::new(job);
+        for op in &ops {
+            world.play(op);
+            world.check();
+        }
+        prop_assert_eq!(world.replicas[0].read(|m| m.form), Form::Images);
+    }
+}
+
+/// A world with one cut of several parts, of which `committed` pieces are in the log.
+fn half_a_cut(committed: usize) -> World {
+    let job = toml::from_str("kind = \"adam\"").expect("defaults");
+    let mut world = World::new(super::properties::job(job, 0));
+    world.push(0, 0, 1.0);
+    world.push(1, 1, 2.0);
+    world.cut();
+    world.commit(committed);
+    world
+}
+
+#[test]
+fn a_snapshot_between_a_part_and_its_marker_still_takes_the_cut() {
+    for pieces in 1..=3 {
+        let mut world = half_a_cut(pieces);
+        assert!(world.replicas[0].image().staged.is_some());
+        world.play(&Op::Snapshot);
+        world.commit(usize::MAX);
+        world.check();
+        assert_eq!(world.replicas[2].read(|m| m.pushes), 2);
+    }
+}
+
+#[test]
+fn half_a_cut_dies_with_its_leader() {
+    for pieces in 0..=3 {
+        let mut world = half_a_cut(pieces);
+        world.crash();
+        world.push(0, 0, 3.0);
+        world.cut();
+        world.commit(usize::MAX);
+        world.check();
+        assert_eq!(world.replicas[0].read(|m| m.pushes), 1, "only the second leader's push is in");
+    }
+}
+
+#[test]
+fn a_marker_takes_effect_once_and_only_on_the_state_that_it_was_made_from() {
+    let mut world = half_a_cut(3);
+    let conf = world.replicas[0].configured().expect("configured");
+    let Some(Piece::Marker(marker)) = world.working.next(&conf) else {
+        panic!("three parts, then the marker")
+    };
+    // An update of the same bucket in between: the images do not have it.
+    let member = world.replicas[0].read(|m| m.members.get(WorkerId(2)).cloned()).expect("a member");
+    let (worker, session) = (WorkerId(2), member.session);
+    let c = Contribution { worker, session, seq: Seq(1), step: Step(1), pulled: conf.buckets[0].version() };
+    let command = Command::Update { bucket: conf.buckets[0].id, contributions: vec![c], factor: 1.0 };
+    let payload = vec![0u8; conf.buckets[0].spec.len * 4].into();
+    world.log(&Proposal { command, payload }, true);
+    assert!(matches!(world.log(&marker, false), Outcome::Refused(_)), "bucket 0 has moved");
+    world.crash();
+    world.check();
+
+    let mut world = half_a_cut(3);
+    let Some(Piece::Marker(marker)) = world.working.next(&conf) else {
+        panic!("three parts, then the marker")
+    };
+    assert_eq!(world.log(&marker, false), Outcome::Done);
+    world.committed();
+    assert!(matches!(world.log(&marker, false), Outcome::Refused(_)), "it is in");
+    world.check();
+}
+
+#[test]
+fn a_job_that_fixes_its_form_keeps_it() {
+    for (log, outcome) in [(LogForm::Images, false), (LogForm::Updates, false), (LogForm::Auto, true)] {
+        let job =
+            ServerJob { log, ..super::properties::job(paraft_common::optim::OptimizerConfig::sgd(1.0), 0) };
+        let shard = new();
+        shard.apply(&Command::Configure { job: job.to_toml().expect("valid") }.into());
+        let changed = shard.apply(&Command::ChangeForm { form: Form::Images }.into());
+        assert_eq!(changed == Outcome::Done, outcome, "{log}");
+    }
+}
