@@ -68,6 +68,7 @@ impl Ledger {
             optimizer: OptimizerConfig::sgd(1.0),
             schedule: ScheduleConfig::default(),
             clip: ClipConfig::default(),
+            start: None,
         }
     }
 

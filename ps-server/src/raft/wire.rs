@@ -79,7 +79,7 @@ mod tests {
     use super::*;
     use crate::{
         raft::types::{SnapshotMeta, Vote},
-        shard::{Command, Proposal, image::ImageHeader},
+        shard::{Command, InitPart, Proposal, image::ImageHeader},
     };
     use openraft::raft::{TransferLeaderRequest, VoteRequest};
     use openraft::vote::{RaftLeaderId, RaftVote};
@@ -102,7 +102,7 @@ mod tests {
 
     fn append() -> (AppendEntriesRequest<Types>, Vec<Bytes>) {
         let init =
-            Proposal { command: Command::Init { bucket: BucketId(4) }, payload: Bytes::from_static(b"abcd") };
+            Proposal { command: Command::Init { bucket: BucketId(4), part: InitPart::FRESH }, payload: Bytes::from_static(b"abcd") };
         let join = Proposal::from(Command::Join { worker: WorkerId(1) });
         let payloads = [EntryPayload::Normal(init), EntryPayload::Blank, EntryPayload::Normal(join)];
         let entries: Vec<Entry> =

@@ -1,6 +1,6 @@
 //! A worker's stream to a shard: checks each message and passes it to the shard's owner, in order.
 
-use super::{convert, status::StatusService};
+use super::{checkpoint, convert, status::StatusService};
 use crate::shard::{
     Shard,
     owner::{Event, Message, Reply},
@@ -8,7 +8,7 @@ use crate::shard::{
 use futures::{Stream, StreamExt};
 use paraft_common::{SessionId, ShardId, WorkerId};
 use paraft_proto::{
-    FromShard, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest, ToShard, limits,
+    CheckpointRequest, FromShard, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest, ToShard, limits,
     shards_server::Shards, to_shard,
 };
 use std::{
@@ -83,6 +83,15 @@ impl Shards for ShardsService {
             },
         );
         Ok(Response::new(Box::pin(replies)))
+    }
+
+    type CheckpointStream = checkpoint::Parts;
+
+    async fn checkpoint(
+        &self,
+        request: Request<CheckpointRequest>,
+    ) -> Result<Response<Self::CheckpointStream>, Status> {
+        Ok(Response::new(checkpoint::parts(&self.hosted, request.into_inner()).await))
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {

@@ -1,10 +1,12 @@
 //! The gRPC services. Wire types stop here.
 //!
+//! - `checkpoint`: a shard's part of a checkpoint, to the worker that writes it.
 //! - [`exchange`]: a worker's stream to a shard.
 //! - [`peers`]: Raft messages of the other servers.
 //! - [`status`]: what this server knows.
 //! - `convert`: wire to domain and back, with every check that needs no state of the leader.
 
+mod checkpoint;
 pub mod convert;
 pub mod exchange;
 pub mod peers;

@@ -28,5 +28,5 @@ mod properties;
 pub mod round;
 pub mod state;
 
-pub use command::{Command, Contribution, Outcome, Proposal};
+pub use command::{Command, Contribution, InitPart, Outcome, Proposal};
 pub use state::Shard;

@@ -10,13 +10,15 @@
 //! ```
 //!
 //! - `messages`: what goes between a stream and the owner.
-//! - `streams`, `pushes`, `pulls`: the owner's work, by what it is about.
+//! - `streams`, `pushes`, `pulls`, `cuts`: the owner's work, by what it is about.
 
+mod cuts;
 mod messages;
 mod pulls;
 mod pushes;
 mod streams;
 
+pub use cuts::Cut;
 pub use messages::{ConnId, Counters, Event, Message, Reply, Weights};
 
 use super::{
@@ -83,6 +85,8 @@ struct Lead {
     unclipped: BTreeMap<Step, BTreeMap<usize, Sum>>,
     in_flight: BTreeMap<(WorkerId, usize), Step>,
     pulls: Vec<WaitingPull>,
+    /// The image kept for a checkpoint.
+    kept: cuts::Kept,
     absent: BTreeMap<WorkerId, Instant>,
     leaving: BTreeSet<WorkerId>,
 }
@@ -92,6 +96,7 @@ struct WaitingPull {
     worker: WorkerId,
     done: Step,
     last: bool,
+    cut: bool,
     counted: bool,
 }
 

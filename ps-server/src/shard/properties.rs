@@ -1,7 +1,7 @@
 //! Properties of the replicated state machine, over random commands.
 
 use super::{
-    Command, Contribution, Outcome, Proposal, Shard,
+    Command, Contribution, InitPart, Outcome, Proposal, Shard,
     command::EvalSums,
     image::{Image, ImageHeader},
 };
@@ -32,6 +32,7 @@ fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
         optimizer,
         schedule: ScheduleConfig { warmup: 3, ..ScheduleConfig::default() },
         clip: ClipConfig { value: Some(2.0), norm: None },
+        start: None,
     }
 }
 
@@ -98,7 +99,7 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
             Command::Configure { job: text }.into()
         }
         Op::Init { bucket, value } => Proposal {
-            command: Command::Init { bucket: BucketId(bucket) },
+            command: Command::Init { bucket: BucketId(bucket), part: InitPart::FRESH },
             payload: payload(bucket, value, false),
         },
         Op::Join { worker } => Command::Join { worker: WorkerId(worker) }.into(),

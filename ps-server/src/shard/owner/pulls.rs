@@ -34,16 +34,19 @@ impl Owner {
                     reads_own && may
                 };
                 if may {
-                    go.push((p.conn, p.worker, p.done, p.last));
+                    go.push((p.conn, p.worker, p.done, p.last, p.cut));
                 }
                 !may
             });
         });
-        for (conn, _, done, last) in go {
+        let due = go.iter().filter(|g| g.4).map(|g| (g.1, g.2)).collect::<Vec<_>>();
+        self.cut(&conf, &due);
+        for (conn, worker, done, last, cut) in go {
             if !last {
                 self.counters.max_gap.fetch_max(done.0.saturating_sub(slowest.0), Relaxed);
             }
-            self.answer(&conf, conn, done, slowest, last);
+            let cut = cut && self.writes_cut(worker, done);
+            self.answer(&conf, conn, done, slowest, last, cut);
         }
     }
 
@@ -54,6 +57,7 @@ impl Owner {
         done: Step,
         slowest: Step,
         last_pull: bool,
+        cut: bool,
     ) {
         let (stop, finishers) = self.shard.read(|m| {
             let f = if last_pull { m.members.iter().map(|(w, _)| w).collect() } else { Vec::new() };
@@ -64,7 +68,8 @@ impl Owner {
             self.counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
             let last = i + 1 == conf.buckets.len();
             let finishers = finishers.clone();
-            let weights = Weights { bucket: b.id, version, payload, last, done, slowest, stop, finishers };
+            let cut = cut && last;
+            let weights = Weights { bucket: b.id, version, payload, last, done, slowest, stop, finishers, cut };
             self.send(conn, Reply::Weights(Box::new(weights)));
         }
     }

@@ -1,0 +1,102 @@
+//! Cuts: the image of the shard that a checkpoint is written from.
+//!
+//! Leader-only: a cut that vanishes with its leader is a checkpoint that is not made; the next one is. The image
+//! shares the buckets until they change (copy on write), so it costs the leader memory as training goes on, at
+//! most a copy of the shard. There is one at a time: while somebody still fetches it, no other is cut.
+//!
+//! A worker says in its pull that a checkpoint is due. In BSP the state is exactly that of step k from the apply
+//! that completes step k until the first pull of step k is answered, because nobody can push step k+1 before; so
+//! the cut is taken right before that answer. In SSP and ASP no such moment exists: the cut is taken when the
+//! member that is to write it comes to step k, and says what it holds.
+
+use super::{Lead, Owner};
+use crate::shard::{bucket::BucketData, state::Configured};
+use paraft_common::{
+    BucketId, Mode, Step, WorkerId,
+    config::Stopping,
+};
+use paraft_proto::RefusalKind;
+use std::sync::{Arc, Weak};
+
+/// A consistent copy of what a checkpoint keeps of a shard.
+#[derive(Debug)]
+pub struct Cut {
+    /// The step it was asked for. In BSP the state is that of this step.
+    pub step: Step,
+    /// TOML of the job.
+    pub job: String,
+    /// The buckets, by rising id.
+    pub buckets: Vec<(BucketId, Arc<BucketData>)>,
+    /// Each member's clock, and whether it has finished. In SSP and ASP a bucket may hold a push or two more.
+    pub members: Vec<(WorkerId, Step, bool)>,
+    /// Early stopping (shard 0).
+    pub stopping: Stopping,
+}
+
+/// The cut that a leader keeps. Once it is being fetched, only the fetching holds it.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    step: Step,
+    cut: Option<Arc<Cut>>,
+    fetching: Weak<Cut>,
+}
+
+impl Kept {
+    fn has(&self, step: Step) -> bool {
+        self.step == step && (self.cut.is_some() || self.fetching.strong_count() > 0)
+    }
+}
+
+impl Owner {
+    /// Takes the cut that is due, if one is, before the pulls of `due` (worker, step) are answered.
+    pub(super) fn cut(&mut self, conf: &Configured, due: &[(WorkerId, Step)]) {
+        let Some(lead) = &mut self.lead else { return };
+        let writer = self.shard.read(|m| m.members.active().map(|(w, _)| w).next());
+        let wanted = due.iter().find(|(worker, _)| conf.job.mode == Mode::Bsp || Some(*worker) == writer);
+        let Some(&(_, step)) = wanted.filter(|(_, step)| !lead.kept.has(*step)) else { return };
+        let id = self.shard.id().0;
+        if lead.kept.fetching.strong_count() > 0 {
+            let before = lead.kept.step.0;
+            tracing::warn!(shard = id, step = step.0, before, "no cut: the one before is still being fetched");
+            return;
+        }
+        // In this order: `apply` changes a bucket before it records whose step that was, so what is recorded is
+        // in the buckets.
+        let buckets = conf.buckets.iter().map(|b| (b.id, b.image())).collect();
+        let (members, stopping, level) = self.shard.read(|m| {
+            let level = m.members.active().all(|(_, m)| m.steps.iter().all(|s| *s == step));
+            let members = m.members.iter().map(|(w, m)| (w, m.clock(), m.finished)).collect();
+            (members, m.stopping(), level)
+        });
+        if conf.job.mode == Mode::Bsp && !(level && nothing_later_in_flight(lead, step)) {
+            tracing::warn!(shard = id, step = step.0, "no cut: some member is not at this step");
+            return;
+        }
+        let job = self.shard.read(|m| m.job.clone());
+        let cut = Arc::new(Cut { step, job, buckets, members, stopping });
+        lead.kept = Kept { step, cut: Some(cut), fetching: Weak::new() };
+    }
+
+    /// Whether this worker is to write the checkpoint of `step`: the lowest that trains, if there is a cut.
+    pub(super) fn writes_cut(&self, worker: WorkerId, step: Step) -> bool {
+        let lowest = self.shard.read(|m| m.members.active().map(|(w, _)| w).next());
+        lowest == Some(worker) && self.lead.as_ref().is_some_and(|l| l.kept.has(step))
+    }
+
+    /// Hands the cut out, once: it is the fetching that keeps it from then on.
+    pub(super) fn fetch_cut(&mut self, step: Step) -> Result<Arc<Cut>, RefusalKind> {
+        let shard = self.shard.id();
+        let Some(lead) = &mut self.lead else { return Err(self.not_leader()) };
+        let none = RefusalKind::NoCut { shard, step };
+        let kept = Some(&mut lead.kept).filter(|k| k.step == step).ok_or(none.clone())?;
+        let cut = kept.cut.take().or_else(|| kept.fetching.upgrade()).ok_or(none)?;
+        kept.fetching = Arc::downgrade(&cut);
+        Ok(cut)
+    }
+}
+
+/// Whether no update beyond `step` is on its way to the buckets while they are read: the task that applies may be
+/// ahead of this one.
+fn nothing_later_in_flight(lead: &Lead, step: Step) -> bool {
+    lead.in_flight.values().all(|s| *s <= step)
+}
