@@ -3,7 +3,7 @@
 //! - [`fleet`]: servers and workers as processes of this machine.
 //! - [`train`], [`compare`], [`demo`]: what a user starts.
 //! - [`serve`], worker: what a fleet consists of, also by hand.
-//! - [`status`], [`doctor`], [`mod@bench`]: what a user asks.
+//! - [`status`], [`checkpoint`], [`doctor`], [`mod@bench`]: what a user asks.
 //! - [`table`], [`progress`]: what a user sees.
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -19,6 +19,7 @@ macro_rules! out {
 }
 
 mod bench;
+mod checkpoint;
 mod compare;
 mod demo;
 mod doctor;
@@ -55,6 +56,8 @@ enum Command {
     Server(serve::ServerArgs),
     /// Run one worker of a fleet.
     Worker(paraft_worker::cli::WorkerArgs),
+    /// Look into checkpoints and model files, compare them, export weights.
+    Checkpoint(checkpoint::CheckpointArgs),
     /// Show what the servers of a fleet know.
     Status(status::StatusArgs),
     /// Measure, as ratios to something in the same run.
@@ -77,6 +80,7 @@ fn main() {
         Command::Compare(a) => failure::report(compare::run(&a)),
         Command::Server(a) => failure::report(serve::run(&a)),
         Command::Worker(a) => paraft_worker::cli::train(&a, paraft_worker::cli::built_in),
+        Command::Checkpoint(a) => failure::report(checkpoint::run(&a)),
         Command::Status(a) => failure::report(status::run(&a)),
         Command::Bench(a) => failure::report(bench::run(&a)),
         Command::Doctor(a) => failure::report(doctor::run(&a)),

@@ -45,7 +45,9 @@ pub enum RefusalKind {
     Malformed,
     #[error("the shard has no weights yet")]
     NotInitialised,
-    #[error("{shard} keeps no image of {step}: it was fetched, replaced by a later one, or lost with its leader")]
+    #[error(
+        "{shard} keeps no image of {step}: it was fetched, replaced by a later one, or lost with its leader"
+    )]
     NoCut { shard: ShardId, step: Step },
     #[error("{0}")]
     Overloaded(String),

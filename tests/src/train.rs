@@ -54,6 +54,7 @@ pub fn worker_until(job: &Job, rank: u32, interrupt: Arc<AtomicBool>) -> Result<
         servers: job.cluster.addresses.clone(),
         run_dir: None,
         weights: None,
+        resume: None,
         metrics: None,
         interrupt,
     };

@@ -101,8 +101,10 @@ mod tests {
     }
 
     fn append() -> (AppendEntriesRequest<Types>, Vec<Bytes>) {
-        let init =
-            Proposal { command: Command::Init { bucket: BucketId(4), part: InitPart::FRESH }, payload: Bytes::from_static(b"abcd") };
+        let init = Proposal {
+            command: Command::Init { bucket: BucketId(4), part: InitPart::FRESH },
+            payload: Bytes::from_static(b"abcd"),
+        };
         let join = Proposal::from(Command::Join { worker: WorkerId(1) });
         let payloads = [EntryPayload::Normal(init), EntryPayload::Blank, EntryPayload::Normal(join)];
         let entries: Vec<Entry> =

@@ -7,7 +7,7 @@ use crate::shard::{
     owner::{Message, Reply},
 };
 use bytes::Bytes;
-use paraft_common::{BucketId, Seq, Step, Version, codec::all_finite_le, config::MAX_STEP, TensorKind};
+use paraft_common::{BucketId, Seq, Step, TensorKind, Version, codec::all_finite_le, config::MAX_STEP};
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, from_shard, to_shard};
 
 /// Checks a message that follows Open.
@@ -22,7 +22,8 @@ pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
                 TensorKind::Param => c.job.optimizer.slots(),
                 TensorKind::Buffer => 0,
             });
-            if m.part as usize > slots || m.version > MAX_STEP || !(0.0..=MAX_STEP as f64).contains(&m.clock) {
+            if m.part as usize > slots || m.version > MAX_STEP || !(0.0..=MAX_STEP as f64).contains(&m.clock)
+            {
                 return Err(RefusalKind::Malformed.into());
             }
             let part = match m.part.checked_sub(1) {
@@ -177,8 +178,11 @@ mod tests {
                     Some(Kind::Push(wire::Push { seq, step, bucket, version, sum_of_squares, payload }))
                 }
             ),
-            (n(), any::<bool>(), any::<bool>())
-                .prop_map(|(done, last, cut)| Some(Kind::Pull(wire::Pull { done, r#final: last, cut }))),
+            (n(), any::<bool>(), any::<bool>()).prop_map(|(done, last, cut)| Some(Kind::Pull(wire::Pull {
+                done,
+                r#final: last,
+                cut
+            }))),
             (n(), any::<f64>())
                 .prop_map(|(step, sum_of_squares)| Some(Kind::Norm(wire::Norm { step, sum_of_squares }))),
             (n(), any::<f64>(), n(), n()).prop_map(|(epoch, loss_sum, correct, count)| {

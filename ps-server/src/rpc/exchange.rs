@@ -8,8 +8,8 @@ use crate::shard::{
 use futures::{Stream, StreamExt};
 use paraft_common::{SessionId, ShardId, WorkerId};
 use paraft_proto::{
-    CheckpointRequest, FromShard, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest, ToShard, limits,
-    shards_server::Shards, to_shard,
+    CheckpointRequest, FromShard, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest, ToShard,
+    limits, shards_server::Shards, to_shard,
 };
 use std::{
     collections::BTreeMap,

@@ -71,7 +71,9 @@ pub fn diff(a: &TensorFile, b: &TensorFile) -> Result<Vec<(String, Difference)>,
         .into_iter()
         .map(|name| {
             let d = match (in_a.get(name), in_b.get(name)) {
-                (Some(x), Some(y)) if x.shape != y.shape => Difference::Shape(x.shape.clone(), y.shape.clone()),
+                (Some(x), Some(y)) if x.shape != y.shape => {
+                    Difference::Shape(x.shape.clone(), y.shape.clone())
+                }
                 (Some(x), Some(_)) => values(a, b, name, x.len())?,
                 (Some(_), None) => Difference::OnlyFirst,
                 (None, _) => Difference::OnlySecond,

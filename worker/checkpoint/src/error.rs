@@ -1,8 +1,7 @@
 //! What is wrong with which piece of a checkpoint, and what to do.
 
 use std::{
-    fmt,
-    io,
+    fmt, io,
     path::{Path, PathBuf},
 };
 

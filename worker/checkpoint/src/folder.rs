@@ -72,7 +72,10 @@ impl Folder {
     /// The newest whole checkpoint but `except`. Reads them, until one is whole.
     pub fn newest_whole(&self, except: Option<&Path>) -> Option<PathBuf> {
         let other = |p: &PathBuf| except.is_none_or(|e| e.file_name() != p.file_name());
-        self.list().into_iter().filter(other).find(|p| Checkpoint::open_alone(p).and_then(|c| c.verify_alone()).is_ok())
+        self.list()
+            .into_iter()
+            .filter(other)
+            .find(|p| Checkpoint::open_alone(p).and_then(|c| c.verify_alone()).is_ok())
     }
 
     pub(crate) fn set_latest(&self, step: u64) -> Result<(), CheckpointError> {

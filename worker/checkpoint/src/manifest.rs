@@ -166,7 +166,8 @@ impl Manifest {
             .buckets()
             .iter()
             .map(|b| {
-                let over = old.iter().filter(|(range, _)| range.start < b.range().end && range.end > b.offset);
+                let over =
+                    old.iter().filter(|(range, _)| range.start < b.range().end && range.end > b.offset);
                 over.fold(Stamp::default(), |a, (_, s)| Stamp {
                     version: a.version.max(s.version),
                     clock: a.clock.max(s.clock),

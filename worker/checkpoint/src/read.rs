@@ -2,8 +2,7 @@
 
 use crate::{
     CHUNK_BYTES, CheckpointError, Folder, MANIFEST_FILE, MODEL_FILE, Manifest, OPTIMIZER_FILE,
-    manifest::FORMAT,
-    tensors::TensorFile,
+    manifest::FORMAT, tensors::TensorFile,
 };
 use crc32fast::Hasher;
 use paraft_common::{Layout, TensorSpec, optim::OptimizerConfig};
@@ -125,7 +124,8 @@ impl Checkpoint {
     fn look_at(&self, piece: &'static str) -> Result<&str, CheckpointError> {
         let broken = |why: String| not_whole(&self.path, piece, why);
         let stamp = self.manifest.files.get(piece);
-        let stamp = stamp.ok_or_else(|| not_whole(&self.path, MANIFEST_FILE, format!("does not name {piece}")))?;
+        let stamp =
+            stamp.ok_or_else(|| not_whole(&self.path, MANIFEST_FILE, format!("does not name {piece}")))?;
         let path = self.path.join(piece);
         let len = match fs::metadata(&path) {
             Ok(m) => m.len(),

@@ -105,9 +105,10 @@ impl Writer {
     pub fn put(&mut self, part: usize, offset: usize, le: &[u8]) -> Result<(), CheckpointError> {
         let file = &self.files[usize::from(part > 0)];
         let values = le.len() / F32_BYTES;
-        let region = self.regions.get_mut(part).filter(|r| {
-            r.next == offset && le.len().is_multiple_of(F32_BYTES) && values <= r.len - r.next
-        });
+        let region = self
+            .regions
+            .get_mut(part)
+            .filter(|r| r.next == offset && le.len().is_multiple_of(F32_BYTES) && values <= r.len - r.next);
         let Some(region) = region else {
             let why = format!("part {part} at value {offset} with {values} values is out of place");
             return Err(CheckpointError::bad(&file.path, why));

@@ -122,7 +122,9 @@ impl Cuts {
         let spec = self.layout.buckets()[bucket.0 as usize];
         if (p.bucket, p.part as usize) != (bucket.0, part) || p.payload.len() != spec.len * F32_BYTES {
             let (b, n, bytes) = (p.bucket, p.part, p.payload.len());
-            return Err(broken(format!("part {n} of bucket {b} with {bytes} bytes instead of {bucket}'s {part}")));
+            return Err(broken(format!(
+                "part {n} of bucket {b} with {bytes} bytes instead of {bucket}'s {part}"
+            )));
         }
         let (version, clock) = (p.version, p.clock);
         Ok(Some(Piece { bucket, part, offset: spec.offset, payload: p.payload, version, clock }))

@@ -8,8 +8,8 @@ use paraft_common::{
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
 };
 use paraft_proto::{
-    Ack, Advice, CheckpointPart, CheckpointRequest, FromShard, Opened, Refused, Reported, StatusReply, StatusRequest, ToShard, Weights,
-    from_shard,
+    Ack, Advice, CheckpointPart, CheckpointRequest, FromShard, Opened, Refused, Reported, StatusReply,
+    StatusRequest, ToShard, Weights, from_shard,
     shards_server::{Shards, ShardsServer},
     to_shard::Kind,
 };

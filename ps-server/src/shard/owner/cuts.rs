@@ -11,10 +11,7 @@
 
 use super::{Lead, Owner};
 use crate::shard::{bucket::BucketData, state::Configured};
-use paraft_common::{
-    BucketId, Mode, Step, WorkerId,
-    config::Stopping,
-};
+use paraft_common::{BucketId, Mode, Step, WorkerId, config::Stopping};
 use paraft_proto::RefusalKind;
 use std::sync::{Arc, Weak};
 
@@ -57,7 +54,12 @@ impl Owner {
         let id = self.shard.id().0;
         if lead.kept.fetching.strong_count() > 0 {
             let before = lead.kept.step.0;
-            tracing::warn!(shard = id, step = step.0, before, "no cut: the one before is still being fetched");
+            tracing::warn!(
+                shard = id,
+                step = step.0,
+                before,
+                "no cut: the one before is still being fetched"
+            );
             return;
         }
         // In this order: `apply` changes a bucket before it records whose step that was, so what is recorded is

@@ -69,7 +69,8 @@ impl Owner {
             let last = i + 1 == conf.buckets.len();
             let finishers = finishers.clone();
             let cut = cut && last;
-            let weights = Weights { bucket: b.id, version, payload, last, done, slowest, stop, finishers, cut };
+            let weights =
+                Weights { bucket: b.id, version, payload, last, done, slowest, stop, finishers, cut };
             self.send(conn, Reply::Weights(Box::new(weights)));
         }
     }
