@@ -7,8 +7,8 @@
 //!  lines of the record ◀──────────events──────────
 //! ```
 //!
-//! The training thread waits for none of it but at the very end. One checkpoint is written at a time: one that is
-//! due meanwhile is not made, and the record says so.
+//! The training thread waits for none of it but before its last step, whose checkpoint is always made. One is
+//! written at a time: one that is due meanwhile is not made, and the record says so.
 
 use crate::{
     Job, WorkerError,
@@ -64,6 +64,8 @@ impl Due {
 }
 
 enum Order {
+    /// Say when everything before is done.
+    Tell(mpsc::Sender<()>),
     Write(Step),
     Loss(Step, f64),
 }
@@ -150,6 +152,16 @@ impl Checkpoints {
         self.send(Order::Write(step));
     }
 
+    /// Waits for what is being written when `step` is the job's last: while its step is cut, no other checkpoint
+    /// may be on its way.
+    pub fn clear_the_way(&self, step: Step) {
+        if step.0 == self.due.total {
+            let (tell, told) = mpsc::channel();
+            self.send(Order::Tell(tell));
+            let _ = told.recv();
+        }
+    }
+
     /// The held-out loss at `step` is known.
     pub fn loss(&self, step: Step, loss: f64) {
         self.send(Order::Loss(step, loss));
@@ -216,6 +228,9 @@ impl Author {
         let mut written = BTreeSet::new();
         while let Ok(order) = orders.recv() {
             match order {
+                Order::Tell(who) => {
+                    let _ = who.send(());
+                }
                 Order::Write(step) => {
                     let began = Instant::now();
                     let result = self.write(step);

@@ -306,6 +306,9 @@ impl Training<'_> {
             let Some(batch) = batches.next() else { break };
             let batch = batch?;
             let step = done.next();
+            if let Some(c) = &self.checkpoints {
+                c.clear_the_way(step);
+            }
             let loss = self.step(step, &batch)?;
             self.samples += batch.n as u64;
             batches.recycle(batch);
