@@ -318,7 +318,8 @@ impl Author {
             clocks: cuts.clocks.iter().map(clock).collect(),
             early_stop: (&cuts.stopping).into(),
             job: self.job.clone(),
-            files: BTreeMap::new(),
+            files: BTreeMap::new(), // these two by the writer
+            seal: String::new(),
         }
     }
 }

@@ -55,6 +55,28 @@ pub struct Manifest {
     pub job: String,
     /// Size and checksum of the other files.
     pub files: BTreeMap<String, FileStamp>,
+    /// CRC-32 of this file, in hexadecimal, taken with eight zeros in this place.
+    pub seal: String,
+}
+
+const NO_SEAL: &str = "\"seal\": \"00000000\"";
+
+/// The text of `checkpoint.json`, with its seal.
+pub(crate) fn to_json(manifest: &Manifest) -> Result<String, serde_json::Error> {
+    let open = Manifest { seal: "0".repeat(8), ..manifest.clone() };
+    let text = serde_json::to_string_pretty(&open)?;
+    let seal = format!("\"seal\": \"{:08x}\"", crc32fast::hash(text.as_bytes()));
+    // The last of its kind: names of tensors and the job's text come before it.
+    let at = text.rfind(NO_SEAL).unwrap_or(text.len());
+    Ok([&text[..at], &seal, text.get(at + NO_SEAL.len()..).unwrap_or_default()].concat())
+}
+
+/// Whether the text is as [`to_json`] wrote it.
+pub(crate) fn is_sealed(text: &str) -> bool {
+    let Some((before, rest)) = text.rsplit_once("\"seal\": \"") else { return false };
+    let (Some(seal), Some(after)) = (rest.get(..8), rest.get(9..)) else { return false };
+    let open = [before, NO_SEAL, after].concat();
+    seal == format!("{:08x}", crc32fast::hash(open.as_bytes()))
 }
 
 /// How far a bucket was.

@@ -2,7 +2,8 @@
 
 use crate::{
     CHUNK_BYTES, CheckpointError, Folder, MANIFEST_FILE, MODEL_FILE, Manifest, OPTIMIZER_FILE,
-    manifest::FORMAT, tensors::TensorFile,
+    manifest::{FORMAT, is_sealed},
+    tensors::TensorFile,
 };
 use crc32fast::Hasher;
 use paraft_common::{Layout, TensorSpec, optim::OptimizerConfig};
@@ -58,6 +59,9 @@ impl Checkpoint {
             }
             Some(_) => {}
             None => return Err(broken("names no format".into())),
+        }
+        if !std::str::from_utf8(&json).is_ok_and(is_sealed) {
+            return Err(broken("is damaged or was changed: its CRC-32 is not the one in its `seal`".into()));
         }
         let manifest: Manifest =
             serde_json::from_slice(&json).map_err(|e| broken(format!("cannot be read: {e}")))?;

@@ -12,7 +12,7 @@
 use crate::{
     CheckpointError, Folder, MANIFEST_FILE, MODEL_FILE, Manifest, OPTIMIZER_FILE,
     folder::{sync_dir, write_file},
-    manifest::FileStamp,
+    manifest::{FileStamp, to_json},
     tensors::header,
     weights::{counters, model_tensors, notes},
 };
@@ -138,9 +138,9 @@ impl Writer {
             manifest.files.insert(name, FileStamp { bytes, crc32: format!("{:08x}", crc.finalize()) });
         }
         let path = self.tmp.join(MANIFEST_FILE);
-        let json = serde_json::to_vec_pretty(&manifest)
-            .map_err(|e| CheckpointError::bad(&path, format!("cannot be written: {e}")))?;
-        write_file(&path, &json)?;
+        let json =
+            to_json(&manifest).map_err(|e| CheckpointError::bad(&path, format!("cannot be written: {e}")))?;
+        write_file(&path, json.as_bytes())?;
         sync_dir(&self.tmp)?;
         let path = self.folder.path().join(&self.name);
         self.replace(&path)?;
