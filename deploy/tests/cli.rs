@@ -474,7 +474,7 @@ fn with_checkpoints(epochs: u64) -> String {
 
 #[test]
 fn a_job_whose_whole_fleet_was_killed_goes_on_bit_for_bit() {
-    let body = with_checkpoints(60);
+    let body = with_checkpoints(30);
     let l = Launcher::training(&body, 2);
     let checkpoints = l.run_dir.join("checkpoints");
     wait("a third checkpoint", || {

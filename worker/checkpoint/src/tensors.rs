@@ -7,8 +7,9 @@ use safetensors::{
     Dtype,
     tensor::{Metadata, TensorInfo},
 };
+use serde_json::Value;
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     fs::File,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
@@ -18,23 +19,26 @@ use std::{
 const MAX_HEADER: u64 = 100_000_000;
 
 /// The header of a file with these tensors, one after another in this order, padded to a multiple of eight bytes.
-/// Gives the bytes that stand before the data.
+/// Gives the bytes that stand before the data: the same for the same tensors, so that equal weights are equal files.
 pub(crate) fn header(
     tensors: &[(String, Dtype, Vec<usize>)],
-    metadata: HashMap<String, String>,
+    notes: BTreeMap<String, String>,
 ) -> Result<Vec<u8>, String> {
     let mut at = 0;
-    let infos = tensors
-        .iter()
-        .map(|(name, dtype, shape)| {
-            let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
-            let info = TensorInfo { dtype: *dtype, shape: shape.clone(), data_offsets: (at, at + bytes) };
-            at += bytes;
-            (name.clone(), info)
-        })
-        .collect();
-    let metadata = Metadata::new(Some(metadata), infos).map_err(|e| e.to_string())?;
-    let mut json = serde_json::to_vec(&metadata).map_err(|e| e.to_string())?;
+    let mut infos = Vec::new();
+    for (name, dtype, shape) in tensors {
+        let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
+        let info = TensorInfo { dtype: *dtype, shape: shape.clone(), data_offsets: (at, at + bytes) };
+        at += bytes;
+        infos.push((name.clone(), info));
+    }
+    let json = |v: Result<Value, serde_json::Error>| v.map_err(|e| e.to_string());
+    let mut keys = BTreeMap::from([("__metadata__", json(serde_json::to_value(&notes))?)]);
+    for (name, info) in &infos {
+        keys.insert(name, json(serde_json::to_value(info))?);
+    }
+    let mut json = serde_json::to_vec(&keys).map_err(|e| e.to_string())?;
+    Metadata::new(None, infos).map_err(|e| e.to_string())?; // the format's own checks
     json.resize(json.len().next_multiple_of(8), b' ');
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
     header.append(&mut json);

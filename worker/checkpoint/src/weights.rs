@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use paraft_common::{Layout, TensorKind, TensorSpec, codec::put_f32_le};
 use safetensors::Dtype;
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     fs::File,
     io::{BufWriter, Write},
     path::Path,
@@ -81,7 +81,7 @@ pub(crate) fn model_tensors(tensors: &[TensorSpec], dtype: Dtype) -> Vec<(String
     counters.chain(tensors.iter().map(|t| (t.name.clone(), dtype, t.shape.clone()))).collect()
 }
 
-pub(crate) fn notes(step: u64) -> HashMap<String, String> {
+pub(crate) fn notes(step: u64) -> BTreeMap<String, String> {
     let version = env!("CARGO_PKG_VERSION").to_string();
     let pairs = [("format", "pt".to_string()), ("step", step.to_string()), ("paraft", version)];
     pairs.map(|(k, v)| (k.to_string(), v)).into()

@@ -84,6 +84,8 @@ fn every_tensor_is_in_our_file_under_its_name_and_comes_back() -> Result {
     // Readers that map the file want each tensor at a multiple of its width.
     assert_eq!(counter.data().as_ptr() as usize % 8, bytes.as_ptr() as usize % 8);
     assert_eq!(fs::read_dir(dir.path())?.count(), 1, "nothing half-written is left");
+    weights::save(&dir.path().join("again"), &layout, &values, 7)?;
+    assert_eq!(fs::read(dir.path().join("again"))?, bytes, "equal weights are equal files");
     let (back, name) = weights::load(&path, &layout)?;
     assert_eq!(back, values);
     assert_ne!(name, weights::load(&golden("f32.safetensors"), &layout)?.1, "another content, another name");
