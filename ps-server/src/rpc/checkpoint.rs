@@ -24,13 +24,17 @@ pub async fn parts(hosted: &BTreeMap<ShardId, Hosted>, request: CheckpointReques
     match fetch(hosted, &request).await {
         Ok(cut) => {
             let first = header(&cut);
-            let pieces = (0..cut.buckets.len())
-                .flat_map({
-                    let cut = cut.clone();
-                    move |b| (0..=cut.buckets[b].1.slots.len()).map(move |part| (b, part))
-                })
-                .map(move |(b, part)| piece(&cut, b, part));
-            Box::pin(stream::once(async move { first }).chain(stream::iter(pieces)).map(ok))
+            // The cut goes when the last piece is made, not when the transport lets the stream go: whoever has read
+            // that piece may ask for the next cut at once.
+            let pieces = stream::unfold(Some((cut, 0, 0)), |state| async move {
+                let (cut, bucket, part) = state?;
+                let slots = cut.buckets.get(bucket)?.1.slots.len();
+                let piece = piece(&cut, bucket, part);
+                let next = if part < slots { (bucket, part + 1) } else { (bucket + 1, 0) };
+                let more = next.0 < cut.buckets.len();
+                Some((piece, more.then_some((cut, next.0, next.1))))
+            });
+            Box::pin(stream::once(async move { first }).chain(pieces).map(ok))
         }
         Err(kind) => {
             let refused = paraft_proto::FromShard::from(Refusal::from(kind));
