@@ -81,6 +81,9 @@ pub struct Pulled {
     /// After [`Client::pull_and_cut`]: every shard keeps an image of this step, and this worker is to write the
     /// checkpoint ([`crate::cut::Cuts`]).
     pub cut: bool,
+    /// Some shards keep one and others do not: there will be no checkpoint of this step, and this worker is to let
+    /// them go ([`crate::cut::Cuts::release`]).
+    pub cut_in_part: bool,
 }
 
 /// A worker's session with all shards of a job.
@@ -363,6 +366,7 @@ impl Client {
                         pulled.slowest = pulled.slowest.min(Step(w.slowest));
                         pulled.stop |= w.stop;
                         pulled.cut &= w.cut;
+                        pulled.cut_in_part |= w.cut;
                         pulled.finishers = w.finishers.iter().map(|w| WorkerId(*w)).collect();
                     }
                     self.take(shard, &w, weights)?;
@@ -381,6 +385,7 @@ impl Client {
                 Event::Failed(e) => return Err(e),
             }
         }
+        pulled.cut_in_part &= !pulled.cut;
         self.counters.waited += began.elapsed();
         Ok(pulled)
     }

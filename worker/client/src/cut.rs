@@ -98,13 +98,21 @@ impl Cuts {
             stopping: Stopping::default(),
         };
         let mut channels = BTreeMap::new();
+        let mut failed = None;
         for shard in (0..shards).map(ShardId) {
             let buckets = placement::buckets_of(&cuts.layout, shard, shards).len();
             if buckets > 0 {
-                cuts.ask(shard, servers, transport, &mut channels, &text, buckets).await?;
+                // All are asked, whatever one says: a shard whose image nobody fetches would cut no other.
+                let asked = cuts.ask(shard, servers, transport, &mut channels, &text, buckets).await;
+                failed = failed.or(asked.err());
             }
         }
-        Ok(cuts)
+        failed.map_or(Ok(cuts), Err)
+    }
+
+    /// Lets the images of `step` go, where shards keep one. A shard that does not hear of it waits for a while.
+    pub async fn release(servers: &[String], shards: u32, transport: Transport, job: &ServerJob, step: Step) {
+        drop(Self::open(servers, shards, transport, job, step).await);
     }
 
     /// The next vector, in the order of the flat vector; `None` after the last.

@@ -2,7 +2,8 @@
 //!
 //! Leader-only: a cut that vanishes with its leader is a checkpoint that is not made; the next one is. The image
 //! shares the buckets until they change (copy on write), so it costs the leader memory as training goes on, at
-//! most a copy of the shard. There is one at a time: while somebody still fetches it, no other is cut.
+//! most a copy of the shard. There is one at a time: until it is fetched, no other is cut, unless the worker that was
+//! to fetch it has left, or has not come for a long time.
 //!
 //! A worker says in its pull that a checkpoint is due. In BSP the state is exactly that of step k from the apply
 //! that completes step k until the first pull of step k is answered, because nobody can push step k+1 before; so
@@ -13,7 +14,11 @@ use super::{Lead, Owner};
 use crate::shard::{bucket::BucketData, state::Configured};
 use paraft_common::{BucketId, Mode, Step, WorkerId, config::Stopping};
 use paraft_proto::RefusalKind;
-use std::sync::{Arc, Weak};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+use tokio::time::Instant;
 
 /// A consistent copy of what a checkpoint keeps of a shard.
 #[derive(Debug)]
@@ -30,12 +35,24 @@ pub struct Cut {
     pub stopping: Stopping,
 }
 
+/// A cut that was not fetched for so long gives way to the next: longer than a worker writes the one before, as a
+/// rule. (It fetches what it was told to, or lets it go; this is for the message that was lost.)
+const FETCH_PATIENCE: Duration = Duration::from_secs(60);
+
 /// The cut that a leader keeps. Once it is being fetched, only the fetching holds it.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     step: Step,
-    cut: Option<Arc<Cut>>,
+    /// Nobody has asked for it yet.
+    cut: Option<Waiting>,
     fetching: Weak<Cut>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    cut: Arc<Cut>,
+    writer: Option<WorkerId>,
+    since: Instant,
 }
 
 impl Kept {
@@ -52,14 +69,11 @@ impl Owner {
         let wanted = due.iter().find(|(worker, _)| conf.job.mode == Mode::Bsp || Some(*worker) == writer);
         let Some(&(_, step)) = wanted.filter(|(_, step)| !lead.kept.has(*step)) else { return };
         let id = self.shard.id().0;
-        if lead.kept.fetching.strong_count() > 0 {
+        let waited_for =
+            |w: &Waiting| w.writer == writer && w.writer.is_some() && w.since.elapsed() < FETCH_PATIENCE;
+        if lead.kept.fetching.strong_count() > 0 || lead.kept.cut.as_ref().is_some_and(waited_for) {
             let before = lead.kept.step.0;
-            tracing::warn!(
-                shard = id,
-                step = step.0,
-                before,
-                "no cut: the one before is still being fetched"
-            );
+            tracing::info!(shard = id, step = step.0, before, "no cut: the one before is not fetched yet");
             return;
         }
         // In this order: `apply` changes a bucket before it records whose step that was, so what is recorded is
@@ -76,7 +90,8 @@ impl Owner {
         }
         let job = self.shard.read(|m| m.job.clone());
         let cut = Arc::new(Cut { step, job, buckets, members, stopping });
-        lead.kept = Kept { step, cut: Some(cut), fetching: Weak::new() };
+        let waiting = Waiting { cut, writer, since: Instant::now() };
+        lead.kept = Kept { step, cut: Some(waiting), fetching: Weak::new() };
     }
 
     /// Whether this worker is to write the checkpoint of `step`: the lowest that trains, if there is a cut.
@@ -91,7 +106,7 @@ impl Owner {
         let Some(lead) = &mut self.lead else { return Err(self.not_leader()) };
         let none = RefusalKind::NoCut { shard, step };
         let kept = Some(&mut lead.kept).filter(|k| k.step == step).ok_or(none.clone())?;
-        let cut = kept.cut.take().or_else(|| kept.fetching.upgrade()).ok_or(none)?;
+        let cut = kept.cut.take().map(|w| w.cut).or_else(|| kept.fetching.upgrade()).ok_or(none)?;
         kept.fetching = Arc::downgrade(&cut);
         Ok(cut)
     }
