@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The training thread waits for none of it but before its last step, whose checkpoint is always made. One is
-//! written at a time: one that is due meanwhile is not made, and the record says so.
+//! written at a time and another waits, kept by the servers; what is due beyond is not made, and the record says so.
 
 use crate::{
     Job, WorkerError,
@@ -20,7 +20,7 @@ use paraft_checkpoint::{
     CheckpointError, Folder, Manifest, Writer,
     manifest::{Clock, FORMAT, Stamp},
 };
-use paraft_client::{ClientError, ClientOptions, Transport, cut::Cuts};
+use paraft_client::{ClientError, ClientOptions, Pulled, Transport, cut::Cuts};
 use paraft_common::{Mode, Step, TensorSpec, WorkerId, config::ServerJob};
 use paraft_record::event;
 use std::{
@@ -28,7 +28,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{AtomicU64, Ordering::SeqCst},
         mpsc,
     },
     thread,
@@ -67,6 +67,8 @@ enum Order {
     /// Say when everything before is done.
     Tell(mpsc::Sender<()>),
     Write(Step),
+    /// Only some shards keep an image of this step.
+    Release(Step),
     Loss(Step, f64),
 }
 
@@ -76,7 +78,8 @@ pub struct Checkpoints {
     worker: WorkerId,
     orders: Option<mpsc::Sender<Order>>,
     events: mpsc::Receiver<event::Checkpoint>,
-    busy: Arc<AtomicBool>,
+    /// To be written.
+    waiting: Arc<AtomicU64>,
     thread: Option<thread::JoinHandle<()>>,
     skipped: Vec<event::Checkpoint>,
 }
@@ -113,8 +116,8 @@ impl Checkpoints {
         };
         let (orders, received) = mpsc::channel();
         let (tell, events) = mpsc::channel();
-        let busy = Arc::new(AtomicBool::new(false));
-        let done = busy.clone();
+        let waiting = Arc::new(AtomicU64::new(0));
+        let done = waiting.clone();
         let work = move || author.work(&received, &tell, &done);
         let thread = thread::Builder::new()
             .name("paraft-checkpoint".into())
@@ -125,7 +128,7 @@ impl Checkpoints {
             worker: client.worker,
             orders: Some(orders),
             events,
-            busy,
+            waiting,
             thread: Some(thread),
             skipped: Vec::new(),
         }))
@@ -136,10 +139,15 @@ impl Checkpoints {
         self.due.at(step)
     }
 
-    /// This worker is to write the checkpoint of `step`. Returns at once.
-    pub fn write(&mut self, step: Step) {
-        if self.busy.swap(true, SeqCst) {
-            let why = "the one before is still being written; make them rarer";
+    /// What a pull at which one was due says. Returns at once.
+    pub fn pulled(&mut self, step: Step, pulled: &Pulled) {
+        if pulled.cut {
+            self.waiting.fetch_add(1, SeqCst);
+            self.send(Order::Write(step));
+        } else if pulled.cut_in_part {
+            self.send(Order::Release(step));
+        } else if self.waiting.load(SeqCst) > 0 {
+            let why = "the ones before are still being written; make them rarer";
             self.skipped.push(event::Checkpoint {
                 wall: wall(),
                 worker: self.worker,
@@ -147,9 +155,7 @@ impl Checkpoints {
                 error: Some(why.into()),
                 ..Default::default()
             });
-            return;
         }
-        self.send(Order::Write(step));
     }
 
     /// Waits for what is being written when `step` is the job's last: while its step is cut, no other checkpoint
@@ -224,7 +230,12 @@ enum Failed {
 }
 
 impl Author {
-    fn work(self, orders: &mpsc::Receiver<Order>, tell: &mpsc::Sender<event::Checkpoint>, busy: &AtomicBool) {
+    fn work(
+        self,
+        orders: &mpsc::Receiver<Order>,
+        tell: &mpsc::Sender<event::Checkpoint>,
+        waiting: &AtomicU64,
+    ) {
         let mut written = BTreeSet::new();
         while let Ok(order) = orders.recv() {
             match order {
@@ -253,7 +264,11 @@ impl Author {
                         }
                     }
                     let _ = tell.send(e);
-                    busy.store(false, SeqCst);
+                    waiting.fetch_sub(1, SeqCst);
+                }
+                Order::Release(step) => {
+                    tracing::info!(step = step.0, "no checkpoint: not every shard has an image");
+                    self.release(step);
                 }
                 Order::Loss(step, loss) if written.contains(&step) => {
                     if let Err(why) = self.folder.note_loss(step.0, loss) {
@@ -265,15 +280,16 @@ impl Author {
         }
     }
 
+    fn release(&self, step: Step) {
+        let release = Cuts::release(&self.servers, self.shards, self.transport, &self.server_job, step);
+        if let Ok(runtime) = runtime() {
+            runtime.block_on(release);
+        }
+    }
+
     /// Gives the checkpoint's folder and the bytes of its bulk.
     fn write(&self, step: Step) -> Result<(PathBuf, u64), Failed> {
-        // The connections live on a thread of the runtime's own: this one waits for the disk, and a peer whose
-        // keepalive is not answered meanwhile would hang up.
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()
-            .map_err(Failed::Runtime)?;
+        let runtime = runtime().map_err(Failed::Runtime)?;
         let cuts = Cuts::open(&self.servers, self.shards, self.transport, &self.server_job, step);
         let mut cuts = runtime.block_on(cuts)?;
         let slots = self.server_job.optimizer.slot_names();
@@ -322,4 +338,10 @@ impl Author {
             seal: String::new(),
         }
     }
+}
+
+/// The connections live on a thread of the runtime's own: the one that writes waits for the disk, and a peer whose
+/// keepalive is not answered meanwhile would hang up.
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()
 }

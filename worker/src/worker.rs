@@ -338,8 +338,8 @@ impl Training<'_> {
             if epoch_ends && self.job.eval.every_epoch {
                 self.evaluate_share(epoch)?;
             }
-            if let Some(c) = self.checkpoints.as_mut().filter(|_| pulled.cut) {
-                c.write(done);
+            if let Some(c) = self.checkpoints.as_mut().filter(|_| due && !rejoined) {
+                c.pulled(done, &pulled);
             }
             self.note_evaluations()?;
             self.note_checkpoints(false)?;

@@ -267,6 +267,7 @@ fn no_second_image_while_one_is_being_fetched() -> Result<()> {
         anyhow::bail!("there is no image of step 7")
     };
     ensure!(causes[0].1.contains("keeps no image of step 7"), "{causes:?}");
+    ensure!(!step_and_cut(&mut page)?, "the image of step 1 waits for its writer");
     let mut first = open(1)?;
     ensure!(!step_and_cut(&mut page)?, "the image of step 1 is still being fetched");
     let mut values = 0;
