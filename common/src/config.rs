@@ -8,4 +8,4 @@
 pub mod overlay;
 pub mod server_job;
 
-pub use server_job::{EarlyStop, ServerJob, ServerJobError};
+pub use server_job::{EarlyStop, LastEvaluation, MAX_STEP, ServerJob, ServerJobError, Start, Stopping};

@@ -160,6 +160,17 @@ impl OptimizerConfig {
         }
     }
 
+    /// PyTorch's names of the state vectors, in our order: the keys of `optimizer.state_dict()["state"]`.
+    pub fn slot_names(&self) -> Vec<&'static str> {
+        match self {
+            Self::Sgd(_) => vec![],
+            Self::Momentum(_) | Self::Nesterov(_) => vec!["momentum_buffer"],
+            Self::Adagrad(_) => vec!["sum"],
+            Self::RmsProp(c) => c.slot_names(),
+            Self::Adam(_) | Self::AdamW(_) => vec!["exp_avg", "exp_avg_sq"],
+        }
+    }
+
     /// The state of a bucket of `len` values before its first update.
     pub fn new_slots(&self, len: usize) -> Vec<Vec<f32>> {
         let first = match self {

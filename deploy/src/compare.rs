@@ -57,8 +57,11 @@ pub fn compare(
     for mode in modes {
         let mut job = job.clone();
         job.train.mode = *mode;
+        if let Some(dir) = job.checkpoint.as_mut().and_then(|c| c.dir.as_mut()) {
+            *dir = dir.join(mode.to_string().replace(':', "-")); // two modes' checkpoints are not one job's
+        }
         let sub = train::run_dir(Some(&dir.join(mode.to_string().replace(':', "-"))), &job.name)?;
-        records.push(train::launch(&job, &sub, json, interrupted)?);
+        records.push(train::launch(&job, &sub, None, json, interrupted)?);
     }
     let report = dir.join("report.html");
     paraft_record::write_report(&report, &records)?;

@@ -39,6 +39,12 @@ impl From<WorkerError> for Failure {
     }
 }
 
+impl From<paraft_checkpoint::CheckpointError> for Failure {
+    fn from(e: paraft_checkpoint::CheckpointError) -> Self {
+        WorkerError::from(e).into()
+    }
+}
+
 impl From<paraft_record::RecordError> for Failure {
     fn from(e: paraft_record::RecordError) -> Self {
         Self::new(exit::IO, e)

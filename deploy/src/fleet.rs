@@ -139,8 +139,8 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Starts the job's workers.
-    pub fn start_workers(&mut self, job: &Job, run_dir: &Path) -> Result<(), Failure> {
+    /// Starts the job's workers, from a checkpoint where there is one.
+    pub fn start_workers(&mut self, job: &Job, run_dir: &Path, resume: Option<&Path>) -> Result<(), Failure> {
         let program =
             std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
         for rank in 0..job.train.workers {
@@ -160,6 +160,9 @@ impl Fleet {
             command.arg(run_dir.join(JOB_FILE)).arg("--supervised").arg("--rank").arg(rank.to_string());
             command.arg("--servers").arg(self.addresses.join(",")).arg("--run-dir").arg(run_dir);
             command.args(["--metrics", "127.0.0.1:0"]);
+            if let Some(checkpoint) = resume {
+                command.arg("--resume").arg(checkpoint);
+            }
             command.arg("--log-file").arg(run_dir.join(format!("worker-{rank}.log")));
             self.workers.push(Process::start(format!("worker-{rank}"), command, run_dir)?);
         }

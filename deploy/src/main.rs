@@ -3,7 +3,7 @@
 //! - [`fleet`]: servers and workers as processes of this machine.
 //! - [`train`], [`compare`], [`demo`]: what a user starts.
 //! - [`serve`], worker: what a fleet consists of, also by hand.
-//! - [`status`], [`control`], [`doctor`], [`mod@bench`]: what a user asks.
+//! - [`status`], [`control`], [`checkpoint`], [`doctor`], [`mod@bench`]: what a user asks.
 //! - [`table`], [`progress`]: what a user sees.
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -19,6 +19,7 @@ macro_rules! out {
 }
 
 mod bench;
+mod checkpoint;
 mod compare;
 mod control;
 mod demo;
@@ -56,6 +57,8 @@ enum Command {
     Server(serve::ServerArgs),
     /// Run one worker of a fleet.
     Worker(paraft_worker::cli::WorkerArgs),
+    /// Look into checkpoints and model files, compare them, export weights.
+    Checkpoint(checkpoint::CheckpointArgs),
     /// Show what the servers of a fleet know.
     Status(status::StatusArgs),
     /// Move leaders and replicas away from a server, so that it can be stopped without a stall.
@@ -80,6 +83,7 @@ fn main() {
         Command::Compare(a) => failure::report(compare::run(&a)),
         Command::Server(a) => failure::report(serve::run(&a)),
         Command::Worker(a) => paraft_worker::cli::train(&a, paraft_worker::cli::built_in),
+        Command::Checkpoint(a) => failure::report(checkpoint::run(&a)),
         Command::Status(a) => failure::report(status::run(&a)),
         Command::Drain(a) => failure::report(control::drain(&a)),
         Command::Bench(a) => failure::report(bench::run(&a)),

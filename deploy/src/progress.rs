@@ -63,6 +63,11 @@ impl Progress {
                     self.left.insert(l.worker.0);
                 }
                 Event::Eval(e) => self.accuracy = e.accuracy.or(self.accuracy),
+                Event::Checkpoint(c) => {
+                    if let Some(why) = &c.error {
+                        self.note(&format!("warning: no checkpoint of step {}: {why}", c.step.0));
+                    }
+                }
                 _ => {}
             }
         }

@@ -7,8 +7,9 @@ use crate::{
     table,
 };
 use clap::Args;
+use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, Summary, Tail, event, tensorboard};
-use paraft_worker::{Job, cli, exit, worker::Plan};
+use paraft_worker::{Job, checkpoints, cli, exit, start, worker::Plan};
 use std::{
     fs,
     os::unix::process::ExitStatusExt,
@@ -27,6 +28,10 @@ pub struct TrainArgs {
     /// Overrides a key of the job file, for example train.mode=asp; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// Go on from a checkpoint: its folder, a folder of checkpoints or a run's folder (then its latest). Without a
+    /// path, the latest of checkpoint.dir, of --run-dir, or of this job's newest run in runs/.
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
+    pub resume: Option<PathBuf>,
     /// Where the run's files go. Default: runs/NAME-N, the first N that is free.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
@@ -37,9 +42,14 @@ pub struct TrainArgs {
 
 pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
     let job = Job::load(&args.job, &args.set)?;
+    let resume =
+        args.resume.as_deref().map(|p| find_checkpoint(p, &job, args.run_dir.as_deref())).transpose()?;
+    if let Some(dir) = args.run_dir.as_deref().filter(|_| resume.is_some()) {
+        set_aside(dir)?;
+    }
     let dir = run_dir(args.run_dir.as_deref(), &job.name)?;
     let interrupted = interrupts();
-    let record = launch(&job, &dir, args.json, &interrupted)?;
+    let record = launch(&job, &dir, resume.as_deref(), args.json, &interrupted)?;
     let summary = record.summarize();
     let report = dir.join("report.html");
     paraft_record::write_report(&report, std::slice::from_ref(&record))?;
@@ -58,6 +68,47 @@ pub fn show(summaries: &[Summary], json: bool, report: &Path) -> Result<(), Fail
         out!("{}", table::modes(summaries));
         out!("report  {}", report.display());
     }
+    Ok(())
+}
+
+/// The checkpoint to go on from, whole.
+fn find_checkpoint(path: &Path, job: &Job, run_dir: Option<&Path>) -> Result<PathBuf, Failure> {
+    let path = match (path.to_str(), checkpoints::folder(job, run_dir)) {
+        (Some("latest"), Some(folder)) => folder,
+        (Some("latest"), None) => newest_run(&job.name).ok_or_else(|| {
+            let why = format!("no run of `{}` in runs/ has checkpoints", job.name);
+            Failure::new(exit::DATA, why)
+                .help("leave --resume out to begin anew, or give the path of a checkpoint")
+        })?,
+        _ => path.to_path_buf(),
+    };
+    let found = Folder::find(&path)?;
+    let checkpoint = Checkpoint::open(&found)?;
+    checkpoint.verify()?;
+    fs::canonicalize(&found).map_err(|e| Failure::new(exit::DATA, format!("{}: {e}", found.display())))
+}
+
+/// The newest `runs/NAME-N` with checkpoints.
+fn newest_run(name: &str) -> Option<PathBuf> {
+    let number = |p: &Path| {
+        let file = p.file_name()?.to_str()?;
+        file.strip_prefix(name)?.strip_prefix('-')?.parse::<u64>().ok()
+    };
+    let runs = fs::read_dir("runs").into_iter().flatten().flatten().map(|e| e.path());
+    let with = runs.filter(|p| Folder::new(p.join("checkpoints")).latest().is_some());
+    with.filter_map(|p| Some((number(&p)?, p))).max().map(|(_, p)| p)
+}
+
+/// A run that goes on in its own folder begins a new record; the old one stays beside it.
+fn set_aside(dir: &Path) -> Result<(), Failure> {
+    let metrics = dir.join(METRICS_FILE);
+    if !metrics.exists() {
+        return Ok(());
+    }
+    let free = (1u64..).map(|n| dir.join(format!("metrics.{n}.jsonl"))).find(|p| !p.exists());
+    let free = free.unwrap_or_else(|| metrics.with_extension("old"));
+    fs::rename(&metrics, &free).map_err(|e| Failure::write(&free, e))?;
+    eprintln!("the record of the run so far is {}", free.display());
     Ok(())
 }
 
@@ -98,8 +149,14 @@ pub fn interrupts() -> Arc<AtomicI32> {
     flag
 }
 
-/// Trains one job on a fleet of its own in `dir`; returns the run's record.
-pub fn launch(job: &Job, dir: &Path, quiet: bool, interrupted: &AtomicI32) -> Result<RunRecord, Failure> {
+/// Trains one job on a fleet of its own in `dir`, from a checkpoint where there is one; returns the run's record.
+pub fn launch(
+    job: &Job,
+    dir: &Path,
+    resume: Option<&Path>,
+    quiet: bool,
+    interrupted: &AtomicI32,
+) -> Result<RunRecord, Failure> {
     if !job.cluster.addresses.is_empty() {
         return Err(Failure::new(exit::CONFIG, "the job names servers that are started by hand (cluster.addresses)")
             .help("start `paraft server` and `paraft worker` on those hosts, or remove the key to launch a fleet here"));
@@ -107,7 +164,7 @@ pub fn launch(job: &Job, dir: &Path, quiet: bool, interrupted: &AtomicI32) -> Re
     let dir = &fs::canonicalize(dir).map_err(|e| Failure::write(dir, e))?;
     let mut resolved = job.clone();
     absolute_paths(&mut resolved)?;
-    let run = describe(&resolved)?; // wrong data and impossible models end here, before any process starts
+    let run = describe(&resolved, resume)?; // wrong data and impossible models end here, before any process starts
     let job_file = dir.join(JOB_FILE);
     fs::write(&job_file, resolved.to_toml()).map_err(|e| Failure::write(&job_file, e))?;
     let metrics = dir.join(METRICS_FILE);
@@ -118,7 +175,11 @@ pub fn launch(job: &Job, dir: &Path, quiet: bool, interrupted: &AtomicI32) -> Re
     let servers_file = dir.join("servers");
     fs::write(&servers_file, fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
     let before = crate::status::ask_all(&fleet.addresses, false);
-    fleet.start_workers(&resolved, dir)?;
+    fleet.start_workers(&resolved, dir, resume)?;
+    if let Some(path) = resume {
+        let step = run.resumed_step.map_or(0, |s| s.0);
+        eprintln!("going on from step {step}, {}", path.display());
+    }
     let mut progress = Progress::new(&run, quiet);
     let mut tail = Tail::new(&metrics);
     let mut watch = Watch { started: false, servers_lost: Vec::new(), workers_lost: Vec::new() };
@@ -245,20 +306,27 @@ fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
     if let Some(own) = job.cluster.worker_command.first_mut().filter(|c| c.contains('/')) {
         *own = base.join(&*own).to_string_lossy().into_owned();
     }
+    let checkpoints = job.checkpoint.as_mut().and_then(|c| c.dir.as_mut());
+    for path in checkpoints.into_iter().chain(&mut job.train.init) {
+        *path = base.join(&*path);
+    }
     job.base_dir = base;
     Ok(())
 }
 
 /// The run's first line. Loads the data and builds the model, so that what is wrong with them is said before
 /// any process starts.
-fn describe(job: &Job) -> Result<event::Run, Failure> {
+fn describe(job: &Job, resume: Option<&Path>) -> Result<event::Run, Failure> {
     let began = Instant::now();
-    let (parameters, steps) = if job.cluster.worker_command.is_empty() {
+    let (parameters, steps, done) = if job.cluster.worker_command.is_empty() {
         let (model, data) = cli::built_in(job)?;
         let layout = job.layout(model.tensors()).map_err(|e| Failure::new(exit::CONFIG, e))?;
-        (layout.params_len() as u64, Plan::new(job, &data.train)?.total)
+        let plan = Plan::new(job, &data.train)?;
+        let done = start::begin(job, resume, model.as_ref(), &layout, &plan)?.step();
+        (layout.params_len() as u64, plan.total - done, done)
     } else {
-        (0, 0)
+        // Only its own binary knows the model; its workers say what does not fit.
+        (0, 0, resume.map(Checkpoint::open).transpose()?.map_or(0, |c| c.manifest().resume_step))
     };
     tracing::debug!(seconds = began.elapsed().as_secs_f64(), "data and model are fine");
     let t = &job.train;
@@ -281,5 +349,6 @@ fn describe(job: &Job) -> Result<event::Run, Failure> {
         optimizer: job.optimizer.kind().to_string(),
         lr: job.optimizer.lr(),
         target_accuracy: job.eval.target_accuracy,
+        resumed_step: resume.map(|_| paraft_common::Step(done)),
     })
 }

@@ -45,6 +45,10 @@ pub enum RefusalKind {
     Malformed,
     #[error("the shard has no weights yet")]
     NotInitialised,
+    #[error(
+        "{shard} keeps no image of {step}: it was fetched, replaced by a later one, or lost with its leader"
+    )]
+    NoSection { shard: ShardId, step: Step },
     #[error("{0}")]
     Overloaded(String),
     #[error(

@@ -30,6 +30,8 @@ pub enum Event {
     Leave(Leave),
     /// What a server process has used, at its end.
     Server(Server),
+    /// A checkpoint was written, or was not.
+    Checkpoint(Checkpoint),
     /// The numbers of the whole run: the last line.
     Summary(Summary),
 }
@@ -72,6 +74,29 @@ pub struct Run {
     /// The accuracy (0 to 1) the run is measured against, if any.
     #[serde(default)]
     pub target_accuracy: Option<f64>,
+    /// The step of the checkpoint that the run goes on from, if it does. All other figures count from there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resumed_step: Option<Step>,
+}
+
+/// A checkpoint that was due.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// Unix time, seconds.
+    pub wall: f64,
+    /// Who was to write it.
+    pub worker: WorkerId,
+    /// Of which step.
+    pub step: Step,
+    /// How long it took, beside training.
+    pub seconds: f64,
+    /// Weights and optimizer state.
+    pub bytes: u64,
+    /// Its folder; empty where there is none.
+    pub path: String,
+    /// Why there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// A worker's progress since its line before.

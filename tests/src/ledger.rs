@@ -94,6 +94,7 @@ impl Ledger {
             },
             schedule: ScheduleConfig::default(),
             clip: ClipConfig::default(),
+            start: None,
         }
     }
 

@@ -55,7 +55,11 @@ impl Stream {
         };
         if !opened.initialised {
             for (bucket, len) in buckets {
-                stream.send(to_shard::Kind::Init(Init { bucket: *bucket, payload: vec![0; len * 4].into() }));
+                stream.send(to_shard::Kind::Init(Init {
+                    bucket: *bucket,
+                    payload: vec![0; len * 4].into(),
+                    ..Init::default()
+                }));
             }
         }
         Ok((stream, opened))
@@ -96,7 +100,7 @@ impl Stream {
 
     /// Pulls; the buckets in the order they came.
     pub fn pull(&mut self, done: u64) -> Result<Vec<Weights>> {
-        self.send(to_shard::Kind::Pull(Pull { done, r#final: false }));
+        self.send(to_shard::Kind::Pull(Pull { done, ..Pull::default() }));
         let mut all = Vec::new();
         loop {
             match self.receive()? {

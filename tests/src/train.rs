@@ -13,7 +13,7 @@ use paraft_data::{Sampler, Split};
 use paraft_models::{Batch, Model};
 use paraft_worker::{Job, WorkerOptions, WorkerReport, job::TransportConfig, worker::WorkerError};
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
     thread,
 };
@@ -45,8 +45,22 @@ pub fn worker(job: &Job, rank: u32) -> Result<WorkerReport> {
     worker_until(job, rank, Arc::default())
 }
 
+/// One worker that goes on from a checkpoint.
+pub fn worker_from(job: &Job, rank: u32, checkpoint: &Path) -> Result<WorkerReport> {
+    run_worker(job, rank, Some(checkpoint.to_path_buf()), Arc::default())
+}
+
 /// One worker that ends, without a word to the servers, at the first step after `interrupt` is set.
 pub fn worker_until(job: &Job, rank: u32, interrupt: Arc<AtomicBool>) -> Result<WorkerReport> {
+    run_worker(job, rank, None, interrupt)
+}
+
+fn run_worker(
+    job: &Job,
+    rank: u32,
+    resume: Option<PathBuf>,
+    interrupt: Arc<AtomicBool>,
+) -> Result<WorkerReport> {
     let data = data(job)?;
     let mut model = model(job, &data)?;
     let options = WorkerOptions {
@@ -54,6 +68,7 @@ pub fn worker_until(job: &Job, rank: u32, interrupt: Arc<AtomicBool>) -> Result<
         servers: job.cluster.addresses.clone(),
         run_dir: None,
         weights: None,
+        resume,
         metrics: None,
         interrupt,
     };
@@ -63,8 +78,18 @@ pub fn worker_until(job: &Job, rank: u32, interrupt: Arc<AtomicBool>) -> Result<
 
 /// All workers of the job, each in a thread; the final weights, which must be the same for all.
 pub fn train(job: &Job) -> Result<Vec<f32>> {
+    train_all(job, |rank| worker(job, rank))
+}
+
+/// As [`train`], from a checkpoint.
+pub fn train_from(job: &Job, checkpoint: &Path) -> Result<Vec<f32>> {
+    train_all(job, |rank| worker_from(job, rank, checkpoint))
+}
+
+fn train_all(job: &Job, work: impl Fn(u32) -> Result<WorkerReport> + Sync) -> Result<Vec<f32>> {
+    let work = &work;
     let reports = thread::scope(|s| {
-        let threads: Vec<_> = (0..job.train.workers).map(|rank| s.spawn(move || worker(job, rank))).collect();
+        let threads: Vec<_> = (0..job.train.workers).map(|rank| s.spawn(move || work(rank))).collect();
         threads
             .into_iter()
             .map(|t| t.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?)

@@ -1,7 +1,7 @@
 //! The flags of `paraft worker`, for every binary that trains: the built-in models' and the user's own.
 
 use crate::{
-    exit,
+    checkpoints, exit,
     job::Job,
     worker::{WorkerError, WorkerOptions, run},
 };
@@ -35,6 +35,10 @@ pub struct WorkerArgs {
     /// Where metrics.jsonl goes. Default: nothing is written.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
+    /// Go on from a checkpoint: its folder, a folder of checkpoints or a run's folder (then its latest). Without a
+    /// path, the latest of checkpoint.dir or of the run's folder. The same on every worker.
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
+    pub resume: Option<PathBuf>,
     /// Serve Prometheus' /metrics here, for example 127.0.0.1:9100 (port 0: any).
     #[arg(long)]
     pub metrics: Option<SocketAddr>,
@@ -120,11 +124,22 @@ fn prepare_and_run(
         servers,
         run_dir: args.run_dir.clone(),
         weights: args.weights.clone(),
+        resume: resume(args, &job)?,
         metrics: args.metrics,
         interrupt,
     };
     run(&job, &options, model.as_mut(), data).map_err(failed)?;
     Ok(())
+}
+
+/// The checkpoint that `--resume` means.
+fn resume(args: &WorkerArgs, job: &Job) -> Result<Option<PathBuf>, (String, i32)> {
+    let Some(path) = &args.resume else { return Ok(None) };
+    if path.as_os_str() != "latest" {
+        return Ok(Some(path.clone()));
+    }
+    let why = "--resume without a path needs --run-dir or checkpoint.dir, where it looks";
+    checkpoints::folder(job, args.run_dir.as_deref()).map(Some).ok_or((why.into(), exit::USAGE))
 }
 
 /// The job's built-in model and data.

@@ -47,6 +47,9 @@ pub struct Job {
     /// Held-out evaluation.
     #[serde(default)]
     pub eval: EvalConfig,
+    /// Checkpoints; none are written without this table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointConfig>,
     /// The fleet.
     #[serde(default)]
     pub cluster: ClusterConfig,
@@ -77,6 +80,9 @@ pub struct TrainConfig {
     pub drop_last: bool,
     /// Threads of each worker's kernels; 1 in this version.
     pub threads: usize,
+    /// A safetensors file with PyTorch's names to take the initial weights from, instead of the seed's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init: Option<PathBuf>,
 }
 
 impl Default for TrainConfig {
@@ -90,6 +96,7 @@ impl Default for TrainConfig {
             shuffle: true,
             drop_last: true,
             threads: 1,
+            init: None,
         }
     }
 }
@@ -111,6 +118,36 @@ pub struct EvalConfig {
 impl Default for EvalConfig {
     fn default() -> Self {
         Self { every_epoch: true, target_accuracy: None, early_stop: None }
+    }
+}
+
+/// `[checkpoint]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointConfig {
+    /// Each time so many steps are done, from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub every_steps: Option<u64>,
+    /// Each time so many epochs are done, from 1. Where neither key is given: 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub every_epochs: Option<u64>,
+    /// How many stay, from 1; the latest and the best stay in any case.
+    pub num_to_keep: usize,
+    /// Where they go. Default: `checkpoints` in the run's folder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dir: Option<PathBuf>,
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        Self { every_steps: None, every_epochs: None, num_to_keep: 3, dir: None }
+    }
+}
+
+impl CheckpointConfig {
+    /// Epochs between two checkpoints, if epochs count.
+    pub fn epochs(&self) -> Option<u64> {
+        self.every_epochs.or_else(|| self.every_steps.is_none().then_some(1))
     }
 }
 
@@ -326,6 +363,18 @@ impl Job {
                 );
             }
         }
+        if let Some(k) = &self.checkpoint {
+            for (key, every) in
+                [("checkpoint.every_steps", k.every_steps), ("checkpoint.every_epochs", k.every_epochs)]
+            {
+                if every == Some(0) {
+                    return bad(key, "every 0".into(), "use 1 or more, or leave it out");
+                }
+            }
+            if k.num_to_keep == 0 {
+                return bad("checkpoint.num_to_keep", "0 checkpoints".into(), "use 1 or more");
+            }
+        }
         let servers = self.servers();
         if servers == 0 || servers > 1024 {
             return bad("cluster.servers", format!("{servers} servers"), "use 1 to 1024");
@@ -446,6 +495,7 @@ impl Job {
             optimizer: self.optimizer.clone(),
             schedule: self.schedule.clone(),
             clip: self.clip,
+            start: None,
         }
     }
 
@@ -453,8 +503,13 @@ impl Job {
     fn fingerprint(&self, tensors: &[TensorSpec]) -> String {
         let shapes: Vec<String> = tensors.iter().map(|t| format!("{}{:?}", t.name, t.shape)).collect();
         let mut text = shapes.join(",");
-        if let Ok(Value::Table(t)) = Value::try_from(&self.train) {
+        if let Ok(Value::Table(mut t)) = Value::try_from(&self.train) {
+            // What is in the file counts, not where it lies: the servers' job has it (`start`).
+            t.remove("init");
             text.push_str(&t.to_string());
+        }
+        if let Some(c) = &self.checkpoint {
+            text.push_str(&format!("checkpoint {:?} {:?}", c.every_steps, c.epochs()));
         }
         if let Some(Ok(d)) = self.data.as_ref().map(Value::try_from) {
             // The place of a file may differ from host to host, its kind may not.

@@ -4,20 +4,22 @@
 //! - [`worker`]: [`run`], the training loop.
 //! - [`cli`]: the flags of `paraft worker`, for binaries with a model of their own.
 //! - `exchange`: how gradients leave and weights come back.
-//! - `weights`: the trained weights as a safetensors file.
+//! - [`start`]: what a job begins with: the seed's weights, a model file, a checkpoint.
+//! - [`checkpoints`]: when a checkpoint is due, and the thread that writes it.
 //! - `recorder`: `metrics.jsonl`, TensorBoard, Prometheus.
 //! - [`exit`]: exit codes, one table for all binaries.
 //!
 //! A model of your own implements [`Model`] and calls [`run`] (or [`cli::main`], which also reads the flags);
 //! `examples/custom-model` in the repository is a complete one.
 
+pub mod checkpoints;
 pub mod cli;
 mod exchange;
 pub mod exit;
 pub mod job;
 mod metrics;
 mod recorder;
-mod weights;
+pub mod start;
 pub mod worker;
 
 pub use job::{Job, JobError};

@@ -10,13 +10,15 @@
 //! A worker holds nothing that is worth keeping: weights, optimizer state and clocks are on the servers.
 
 use crate::{
+    checkpoints::Checkpoints,
     exchange::StepPush,
     exit,
     job::{Job, TransportConfig},
     metrics::{self, Gauges},
     recorder::{Progress, Recorder, wall},
-    weights::{self, WEIGHTS_FILE},
+    start,
 };
+use paraft_checkpoint::{CheckpointError, MODEL_FILE, weights};
 use paraft_client::{Client, ClientError, ClientOptions, Reported, Transport};
 use paraft_common::{Layout, Step, WorkerId};
 use paraft_data::{DataError, Dataset, Prefetcher, Sampler, Split};
@@ -42,6 +44,8 @@ pub struct WorkerOptions {
     pub run_dir: Option<PathBuf>,
     /// Write the final weights here, whoever else does.
     pub weights: Option<PathBuf>,
+    /// Go on from this checkpoint, or the latest in this folder.
+    pub resume: Option<PathBuf>,
     /// Where `/metrics` is served.
     pub metrics: Option<std::net::SocketAddr>,
     /// Set to end the run at the next step.
@@ -78,14 +82,9 @@ pub enum WorkerError {
     /// The record.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// The weights cannot be written.
-    #[error("{}: {error}", path.display())]
-    Write {
-        /// Where.
-        path: PathBuf,
-        /// Why.
-        error: std::io::Error,
-    },
+    /// A checkpoint or a model file cannot be written or used.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// The job does not fit the data or the fleet.
     #[error("{0}")]
     Job(String),
@@ -120,7 +119,9 @@ impl WorkerError {
             WorkerError::Client(ClientError::Protocol { .. }) => exit::FAILED,
             WorkerError::Data(_) => exit::DATA,
             WorkerError::Model(_) | WorkerError::NotFinite { .. } => exit::FAILED,
-            WorkerError::Record(_) | WorkerError::Write { .. } => exit::IO,
+            WorkerError::Record(_) => exit::IO,
+            WorkerError::Checkpoint(e) if e.is_io() => exit::IO,
+            WorkerError::Checkpoint(_) => exit::DATA,
             WorkerError::Job(_) => exit::CONFIG,
             WorkerError::Interrupted => exit::INTERRUPTED,
         }
@@ -153,10 +154,10 @@ pub fn run(
             .map_err(|e| WorkerError::Job(format!("--metrics {at}: {e}")))?;
     }
     let tensors = model.tensors();
-    let server_job = job.server_job(&tensors);
+    let mut server_job = job.server_job(&tensors);
     let layout = job.layout(tensors).map_err(|e| WorkerError::Job(e.to_string()))?;
-    let mut weights = vec![0.0; layout.len()];
-    model.init(job.seed, &mut weights);
+    let beginning = start::begin(job, options.resume.as_deref(), model, &layout, &plan)?;
+    server_job.start = beginning.start;
     let worker = WorkerId(options.rank);
     let client = ClientOptions {
         servers: options.servers.clone(),
@@ -172,7 +173,9 @@ pub fn run(
     };
     // Before the servers hear of this worker: a folder that cannot be written is no reason to wait for them.
     let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone())?;
-    let (client, start) = Client::join(client, &weights)?;
+    let checkpoints = Checkpoints::start(job, options, &plan, layout.tensors(), &client)?;
+    let weights = beginning.initial.weights.clone();
+    let (client, start) = Client::join_from(client, beginning.initial)?;
     if start.0 >= plan.total {
         return Err(WorkerError::Job(format!(
             "these servers have done this job's {} steps already; stop and start them to train it again",
@@ -189,6 +192,7 @@ pub fn run(
         model,
         client,
         recorder,
+        checkpoints,
         gauges,
         worker,
         weights,
@@ -269,6 +273,7 @@ struct Training<'a> {
     model: &'a mut dyn Model,
     client: Client,
     recorder: Recorder,
+    checkpoints: Option<Checkpoints>,
     gauges: Arc<Gauges>,
     worker: WorkerId,
     weights: Vec<f32>,
@@ -289,19 +294,32 @@ impl Training<'_> {
             done = pulled.done;
             batches = self.prefetch(done)?;
         }
+        // The epoch that has just ended is evaluated after the step is cut into a checkpoint: who goes on from there
+        // does it now. Where it was done already, the servers know.
+        if done.0 > 0 && done.0.is_multiple_of(self.plan.per_epoch) && self.job.eval.every_epoch {
+            self.evaluate_share(done.0 / self.plan.per_epoch)?;
+        }
         self.clock.start();
         let mut steps = 0;
-        while done.0 < self.plan.total {
+        while done.0 < self.plan.total && !pulled.stop {
             if self.options.interrupt.load(Relaxed) {
                 return Err(WorkerError::Interrupted);
             }
             let Some(batch) = batches.next() else { break };
             let batch = batch?;
             let step = done.next();
+            if let Some(c) = &self.checkpoints {
+                c.clear_the_way(step);
+            }
             let loss = self.step(step, &batch)?;
             self.samples += batch.n as u64;
             batches.recycle(batch);
-            let pulled = self.client.pull(step, &mut self.weights)?;
+            let due = self.checkpoints.as_ref().is_some_and(|c| c.due(step));
+            let pulled = if due {
+                self.client.pull_for_checkpoint(step, &mut self.weights)?
+            } else {
+                self.client.pull(step, &mut self.weights)?
+            };
             steps += 1;
             let rejoined = pulled.done != step;
             done = pulled.done;
@@ -322,7 +340,11 @@ impl Training<'_> {
             if epoch_ends && self.job.eval.every_epoch {
                 self.evaluate_share(epoch)?;
             }
+            if let Some(c) = self.checkpoints.as_mut().filter(|_| due && !rejoined) {
+                c.pulled(done, &pulled);
+            }
             self.note_evaluations()?;
+            self.note_checkpoints(false)?;
             if pulled.stop {
                 break;
             }
@@ -340,11 +362,11 @@ impl Training<'_> {
         self.note_evaluations()?;
         let first = last.finishers.first() == Some(&self.worker);
         let own = self.options.weights.clone();
-        let run = self.options.run_dir.as_ref().filter(|_| first).map(|d| d.join(WEIGHTS_FILE));
+        let run = self.options.run_dir.as_ref().filter(|_| first).map(|d| d.join(MODEL_FILE));
         for path in own.into_iter().chain(run) {
-            let saved = weights::save(&path, &self.layout, &self.weights, done.0);
-            saved.map_err(|error| WorkerError::Write { path, error })?;
+            weights::save(&path, &self.layout, &self.weights, done.0)?;
         }
+        self.note_checkpoints(true)?;
         let evaluation = first.then(|| self.evaluate_all(done)).transpose()?;
         let usage = paraft_host::usage();
         self.recorder.write(&Event::Worker(event::Worker {
@@ -446,7 +468,20 @@ impl Training<'_> {
 
     fn note_evaluations(&mut self) -> Result<(), WorkerError> {
         for e in self.client.evaluations() {
+            if let Some(c) = &self.checkpoints {
+                let step = e.epoch.saturating_mul(self.plan.per_epoch).min(self.plan.total);
+                c.loss(Step(step), e.loss_sum / e.count.max(1) as f64);
+            }
             self.write_evaluation(&e, false)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what the checkpoints' thread has done; `wait`s for it at the end.
+    fn note_checkpoints(&mut self, wait: bool) -> Result<(), WorkerError> {
+        let Some(c) = &mut self.checkpoints else { return Ok(()) };
+        for e in if wait { c.finish() } else { c.events() } {
+            self.recorder.write(&Event::Checkpoint(e))?;
         }
         Ok(())
     }

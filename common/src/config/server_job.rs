@@ -48,6 +48,57 @@ pub struct ServerJob {
     pub schedule: ScheduleConfig,
     /// Clipping of gradients.
     pub clip: ClipConfig,
+    /// Where the weights come from when the seed does not give them: a checkpoint or a model file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<Start>,
+}
+
+/// What a job begins with, beside the bulk that the workers send.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Start {
+    /// Which file, by its content: workers that read different files do not train together.
+    pub from: String,
+    /// Steps that are done: workers go on from here.
+    pub step: u64,
+    /// Early stopping, as far as it had come.
+    #[serde(default)]
+    pub stopping: Stopping,
+}
+
+/// How far a job's early stopping has come, and its latest complete evaluation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stopping {
+    /// The best mean held-out loss so far; infinity before the first.
+    pub best_loss: f64,
+    /// Evaluations since.
+    pub bad: u32,
+    /// The rule has fired.
+    pub stop: bool,
+    /// The latest complete evaluation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluated: Option<LastEvaluation>,
+}
+
+impl Default for Stopping {
+    fn default() -> Self {
+        Self { best_loss: f64::INFINITY, bad: 0, stop: false, evaluated: None }
+    }
+}
+
+/// A complete held-out evaluation, as sums over the samples.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LastEvaluation {
+    /// Which epoch.
+    pub epoch: u64,
+    /// Sum of the loss.
+    pub loss_sum: f64,
+    /// Samples classified right.
+    pub correct: u64,
+    /// Samples seen.
+    pub count: u64,
 }
 
 /// Stop when the held-out loss has not fallen for a while.
@@ -86,6 +137,9 @@ impl ServerJob {
         if job.workers == 0 || job.workers > 65_536 {
             return Err(bad(format!("{} workers; a job has from 1 to 65536", job.workers)));
         }
+        if job.start.as_ref().is_some_and(|s| s.step > MAX_STEP || s.from.len() > 200) {
+            return Err(bad(format!("its start is not within {MAX_STEP} steps, or has too long a name")));
+        }
         Ok(job)
     }
 
@@ -118,5 +172,7 @@ impl ServerJob {
     }
 }
 
+/// No job has more steps; a clock beyond it could not be counted on.
+pub const MAX_STEP: u64 = 1 << 53;
 /// 2^34 values are 64 GiB of weights: more than a fleet of this version holds.
 const MAX_VALUES: usize = 1 << 34;

@@ -55,6 +55,14 @@ impl RmsProp {
         1 + usize::from(self.centered) + usize::from(self.momentum > 0.0)
     }
 
+    /// As PyTorch names them, in the order that `apply` takes.
+    pub(super) fn slot_names(&self) -> Vec<&'static str> {
+        let mut names = vec!["square_avg"];
+        names.extend(self.centered.then_some("grad_avg"));
+        names.extend((self.momentum > 0.0).then_some("momentum_buffer"));
+        names
+    }
+
     pub(super) fn apply(
         &self,
         hyper: &Hyper,

@@ -92,7 +92,7 @@ pub fn run(args: &TrainBenchArgs) -> Result<i32, Failure> {
                 job.train.mode = *mode;
                 let dir = scratch.path().join(format!("{name}-{mode}-{repeat}"));
                 std::fs::create_dir_all(&dir).map_err(|e| Failure::write(&dir, e))?;
-                let record = train::launch(&job, &dir, true, &interrupted)?;
+                let record = train::launch(&job, &dir, None, true, &interrupted)?;
                 cases.entry(mode.to_string()).or_default().add(&record);
             }
             for (way, script, more) in peers::WAYS {

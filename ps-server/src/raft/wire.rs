@@ -97,7 +97,7 @@ mod tests {
             machine::Change,
             types::{SnapshotMeta, Vote},
         },
-        shard::{Command, Proposal, image::ImageHeader},
+        shard::{Command, InitPart, Proposal, image::ImageHeader},
     };
     use openraft::raft::{TransferLeaderRequest, VoteRequest};
     use openraft::vote::{RaftLeaderId, RaftVote};
@@ -119,8 +119,10 @@ mod tests {
     }
 
     fn append() -> (AppendEntriesRequest<Types>, Vec<Bytes>) {
-        let init =
-            Proposal { command: Command::Init { bucket: BucketId(4) }, payload: Bytes::from_static(b"abcd") };
+        let init = Proposal {
+            command: Command::Init { bucket: BucketId(4), part: InitPart::FRESH },
+            payload: Bytes::from_static(b"abcd"),
+        };
         let join = Proposal::from(Command::Join { worker: WorkerId(1) });
         let payloads = [
             EntryPayload::Normal(Change::Shard(init)),

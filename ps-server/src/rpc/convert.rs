@@ -4,11 +4,11 @@
 use crate::shard::{
     Shard,
     admission::MAX_STEP,
-    command::EvalSums,
+    command::{EvalSums, InitPart},
     owner::{Message, Reply},
 };
 use bytes::Bytes;
-use paraft_common::{BucketId, Seq, Step, Version, codec::all_finite_le};
+use paraft_common::{BucketId, Seq, Step, TensorKind, Version, codec::all_finite_le};
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, from_shard, to_shard};
 
 /// Checks a message that follows Open.
@@ -18,8 +18,20 @@ pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
         Kind::Open(_) => Err(RefusalKind::AlreadyOpen.into()),
         Kind::Init(m) => {
             let bucket = BucketId(m.bucket);
-            check(shard, bucket, &m.payload, Step(0))?;
-            Ok(Message::Init { bucket, payload: m.payload })
+            let local = check(shard, bucket, &m.payload, Step(0))?;
+            let slots = shard.configured().map_or(0, |c| match c.buckets[local].spec.kind {
+                TensorKind::Param => c.job.optimizer.slots(),
+                TensorKind::Buffer => 0,
+            });
+            if m.part as usize > slots || m.version > MAX_STEP || !(0.0..=MAX_STEP as f64).contains(&m.clock)
+            {
+                return Err(RefusalKind::Malformed.into());
+            }
+            let part = match m.part.checked_sub(1) {
+                None => InitPart::Weights { version: Version(m.version), clock: m.clock },
+                Some(slot) => InitPart::Slot(slot),
+            };
+            Ok(Message::Init { bucket, part, payload: m.payload })
         }
         Kind::Push(m) => {
             let step = Step(m.step);
@@ -39,7 +51,7 @@ pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
             })
         }
         Kind::Pull(m) if m.done > MAX_STEP => Err(RefusalKind::Malformed.into()),
-        Kind::Pull(m) => Ok(Message::Pull { done: Step(m.done), last: m.r#final }),
+        Kind::Pull(m) => Ok(Message::Pull { done: Step(m.done), last: m.r#final, section: m.section }),
         Kind::Norm(m) => {
             if !m.sum_of_squares.is_finite() || m.sum_of_squares < 0.0 {
                 return Err(RefusalKind::Malformed.into());
@@ -93,6 +105,7 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
             slowest: w.slowest.0,
             stop: w.stop,
             finishers: w.finishers.iter().map(|w| w.0).collect(),
+            section: w.section,
         }),
         Reply::RoundNorm { step, sum_of_squares } => {
             Kind::RoundNorm(wire::RoundNorm { step: step.0, sum_of_squares })
@@ -138,6 +151,7 @@ mod tests {
             optimizer: OptimizerConfig::sgd(1.0),
             schedule: ScheduleConfig::default(),
             clip: ClipConfig::default(),
+            start: None,
         };
         let shard = Shard::new(ShardId(0), 2);
         shard.apply(&Command::Configure { job: job.to_toml().expect("valid") }.into());
@@ -160,15 +174,19 @@ mod tests {
             Just(None),
             Just(Some(Kind::Finish(wire::Finish {}))),
             Just(Some(Kind::Open(wire::Open::default()))),
-            (0u32..5, a_payload())
-                .prop_map(|(bucket, payload)| Some(Kind::Init(wire::Init { bucket, payload }))),
+            (0u32..5, a_payload(), prop_oneof![0u32..4, any::<u32>()], n(), any::<f64>()).prop_map(
+                |(bucket, payload, part, version, clock)| {
+                    Some(Kind::Init(wire::Init { bucket, payload, part, version, clock }))
+                }
+            ),
             (n(), n(), prop_oneof![0u32..5, any::<u32>()], n(), any::<f64>(), a_payload()).prop_map(
                 |(seq, step, bucket, version, sum_of_squares, payload)| {
                     Some(Kind::Push(wire::Push { seq, step, bucket, version, sum_of_squares, payload }))
                 }
             ),
-            (n(), any::<bool>())
-                .prop_map(|(done, last)| Some(Kind::Pull(wire::Pull { done, r#final: last }))),
+            (n(), any::<bool>(), any::<bool>()).prop_map(|(done, last, section)| Some(Kind::Pull(
+                wire::Pull { done, r#final: last, section }
+            ))),
             (n(), any::<f64>())
                 .prop_map(|(step, sum_of_squares)| Some(Kind::Norm(wire::Norm { step, sum_of_squares }))),
             (n(), any::<f64>(), n(), n()).prop_map(|(epoch, loss_sum, correct, count)| {
@@ -189,8 +207,14 @@ mod tests {
                     prop_assert_eq!(payload.len(), conf.buckets[bucket].spec.len * 4);
                     prop_assert!(all_finite_le(&payload) && sum_of_squares.is_finite() && sum_of_squares >= 0.0);
                 }
-                Ok(Message::Init { bucket, payload }) => {
+                Ok(Message::Init { bucket, part, payload }) => {
                     let local = conf.local(bucket).expect("a bucket of this shard");
+                    match part {
+                        InitPart::Slot(_) => prop_assert!(false, "plain SGD has no slots"),
+                        InitPart::Weights { version, clock } => {
+                            prop_assert!(version.0 <= MAX_STEP && clock >= 0.0 && clock.is_finite());
+                        }
+                    }
                     prop_assert!(payload.len() == conf.buckets[local].spec.len * 4 && all_finite_le(&payload));
                 }
                 Ok(Message::Norm { sum_of_squares, .. }) => prop_assert!(sum_of_squares >= 0.0),

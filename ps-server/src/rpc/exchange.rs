@@ -1,6 +1,6 @@
 //! A worker's stream to a shard: checks each message and passes it to the shard's owner, in order.
 
-use super::{convert, status::StatusService};
+use super::{checkpoint, convert, status::StatusService};
 use crate::{
     control::Agent,
     replicas::Replicas,
@@ -9,8 +9,8 @@ use crate::{
 use futures::{Stream, StreamExt};
 use paraft_common::{SessionId, ShardId, WorkerId};
 use paraft_proto::{
-    FromShard, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest, ToShard, limits,
-    shards_server::Shards, to_shard,
+    CheckpointRequest, FromShard, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest, ToShard,
+    limits, shards_server::Shards, to_shard,
 };
 use std::{
     pin::Pin,
@@ -76,6 +76,18 @@ impl Shards for ShardsService {
             },
         );
         Ok(Response::new(Box::pin(replies)))
+    }
+
+    type CheckpointStream = checkpoint::Parts;
+
+    async fn checkpoint(
+        &self,
+        request: Request<CheckpointRequest>,
+    ) -> Result<Response<Self::CheckpointStream>, Status> {
+        let request = request.into_inner();
+        let shard = ShardId(request.shard);
+        let hosted = self.replicas.get(shard).ok_or_else(|| self.elsewhere(shard));
+        Ok(Response::new(checkpoint::parts(hosted, request).await))
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {

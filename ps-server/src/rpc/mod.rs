@@ -1,11 +1,13 @@
 //! The gRPC services. Wire types stop here.
 //!
+//! - `checkpoint`: a shard's section of a checkpoint, to the worker that writes it.
 //! - [`control`]: how servers form a fleet.
 //! - [`exchange`]: a worker's stream to a shard.
 //! - [`peers`]: Raft messages of the other servers.
 //! - [`status`]: what this server knows.
 //! - `convert`: wire to domain and back, with every check that needs no state of the leader.
 
+mod checkpoint;
 pub mod control;
 pub mod convert;
 pub mod exchange;

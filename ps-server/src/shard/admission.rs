@@ -3,8 +3,7 @@
 use super::members::Member;
 use paraft_common::{Step, Version};
 
-/// No job has this many steps; a clock beyond it could not be counted on.
-pub const MAX_STEP: u64 = 1 << 53;
+pub use paraft_common::config::MAX_STEP;
 
 /// What to do with a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! One bucket: weights, optimizer slots, version. The unit of locking, of publishing and of copy-on-write.
 
+use super::command::InitPart;
 use bytes::Bytes;
 use paraft_common::{
     BucketId, BucketSpec, TensorKind, Version,
@@ -128,14 +129,27 @@ impl Bucket {
         self.data.read().initialised
     }
 
-    /// Takes the initial weights, unless they are in already.
-    pub(super) fn init(&self, payload: &[u8]) {
+    /// Takes a part of the initial state, unless the weights are in already. The error says why it fits no
+    /// bucket of this job.
+    pub(super) fn init(&self, part: InitPart, payload: &[u8]) -> Result<(), String> {
         let mut data = self.data.write();
-        if !data.initialised {
-            let data = Arc::make_mut(&mut data);
-            get_f32_le(payload, &mut data.weights);
-            data.initialised = true;
+        if data.initialised {
+            return Ok(());
         }
+        let data = Arc::make_mut(&mut data);
+        match part {
+            InitPart::Weights { version, clock } => {
+                get_f32_le(payload, &mut data.weights);
+                (data.version, data.clock, data.initialised) = (version, clock, true);
+            }
+            InitPart::Slot(i) => {
+                let slots = data.slots.len();
+                let slot = data.slots.get_mut(i as usize);
+                let slot = slot.ok_or_else(|| format!("{} has {slots} slots, not slot {i}", self.id))?;
+                get_f32_le(payload, slot);
+            }
+        }
+        Ok(())
     }
 
     /// Applies one update; returns the version that contains it.

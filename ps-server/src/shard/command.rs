@@ -18,10 +18,14 @@ pub enum Command {
         /// The job's text.
         job: String,
     },
-    /// Initial weights of one bucket; the first one counts.
+    /// Initial state of one bucket; the first whose weights arrive counts. Its slots, where a checkpoint brings
+    /// them, come before its weights: a log keeps the order of one leader's proposals, so weights that are in
+    /// have their slots.
     Init {
         /// Which bucket.
         bucket: BucketId,
+        /// What the payload is.
+        part: InitPart,
     },
     /// Registers a worker under a new session.
     Join {
@@ -99,6 +103,25 @@ pub enum Command {
         /// What it found.
         sums: EvalSums,
     },
+}
+
+/// What an `Init` brings.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum InitPart {
+    /// The weights; with them the bucket is initialised.
+    Weights {
+        /// Updates that are in them; 0 for fresh ones.
+        version: Version,
+        /// The schedule's clock, in steps of the fleet.
+        clock: f64,
+    },
+    /// One state vector of the optimizer, from 0.
+    Slot(u32),
+}
+
+impl InitPart {
+    /// Weights that nothing was applied to.
+    pub const FRESH: InitPart = InitPart::Weights { version: Version(0), clock: 0.0 };
 }
 
 /// One worker's part of an update.

@@ -67,6 +67,11 @@ impl Members {
         self.iter().filter(|(_, m)| !m.finished)
     }
 
+    /// Nobody has been here, but `step` steps are done: those that come go on from there.
+    pub(super) fn begin_at(&mut self, step: Step) {
+        self.left = self.left.max(step);
+    }
+
     /// Adds a member. It starts where the slowest of the others is, so that nobody waits longer for it than for
     /// those already there; where nobody else trains, it goes on from the furthest that anyone has come.
     pub(super) fn join(&mut self, worker: WorkerId, session: SessionId, buckets: usize) {

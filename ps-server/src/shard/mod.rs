@@ -37,5 +37,5 @@ pub mod round;
 pub mod state;
 pub mod working;
 
-pub use command::{Command, Contribution, Outcome, Proposal};
+pub use command::{Command, Contribution, InitPart, Outcome, Proposal};
 pub use state::Shard;

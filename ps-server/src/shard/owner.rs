@@ -10,16 +10,18 @@
 //! ```
 //!
 //! - `messages`: what goes between a stream and the owner.
-//! - `streams`, `pushes`, `cuts`, `pulls`: the owner's work, by what it is about.
+//! - `streams`, `pushes`, `cuts`, `pulls`, `sections`: the owner's work, by what it is about.
 
 mod cuts;
 mod messages;
 mod pulls;
 mod pushes;
+mod sections;
 mod streams;
 
 pub use cuts::MAX_AHEAD;
 pub use messages::{ConnId, Counters, Event, Message, Reply, Weights};
+pub use sections::Section;
 
 use super::{
     command::{Contribution, Outcome, Proposal},
@@ -100,6 +102,8 @@ struct Lead {
     /// Working copies, and what waits for a cut.
     cuts: Cuts,
     pulls: Vec<WaitingPull>,
+    /// The image kept for a checkpoint.
+    kept: sections::Kept,
     absent: BTreeMap<WorkerId, Instant>,
     leaving: BTreeSet<WorkerId>,
 }
@@ -109,6 +113,7 @@ struct WaitingPull {
     worker: WorkerId,
     done: Step,
     last: bool,
+    section: bool,
     counted: bool,
 }
 

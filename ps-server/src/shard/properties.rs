@@ -1,7 +1,7 @@
 //! Properties of the replicated state machine, over random commands.
 
 use super::{
-    Command, Contribution, Outcome, Proposal, Shard,
+    Command, Contribution, InitPart, Outcome, Proposal, Shard,
     command::EvalSums,
     image::{Image, ImageHeader},
 };
@@ -35,6 +35,7 @@ pub(super) fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
         optimizer,
         schedule: ScheduleConfig { warmup: 3, ..ScheduleConfig::default() },
         clip: ClipConfig { value: Some(2.0), norm: None },
+        start: None,
     }
 }
 
@@ -101,7 +102,7 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
             Command::Configure { job: text }.into()
         }
         Op::Init { bucket, value } => Proposal {
-            command: Command::Init { bucket: BucketId(bucket) },
+            command: Command::Init { bucket: BucketId(bucket), part: InitPart::FRESH },
             payload: payload(bucket, value, false),
         },
         Op::Join { worker } => Command::Join { worker: WorkerId(worker) }.into(),

@@ -5,13 +5,15 @@
 
 use super::{
     bucket::{Bucket, BucketData},
-    command::{Command, Contribution, EvalSums, Evaluated, Outcome, Proposal},
+    command::{Command, Contribution, EvalSums, Evaluated, InitPart, Outcome, Proposal},
     cut::{CutId, Staged},
     form::Form,
     members::Members,
 };
 use paraft_common::{
-    BucketId, Seq, SessionId, ShardId, TensorKind, WorkerId, config::ServerJob, histogram::DelayHistogram,
+    BucketId, Seq, SessionId, ShardId, Step, TensorKind, WorkerId,
+    config::{LastEvaluation, ServerJob, Start, Stopping},
+    histogram::DelayHistogram,
     placement,
 };
 use parking_lot::RwLock;
@@ -91,6 +93,34 @@ pub struct Meta {
     pub stop: bool,
 }
 
+impl Meta {
+    /// The job goes on from a checkpoint.
+    fn begin_at(&mut self, start: &Start) {
+        let s = &start.stopping;
+        self.members.begin_at(Step(start.step));
+        self.best = (s.best_loss.is_finite() || s.bad > 0).then_some((s.best_loss, s.bad));
+        self.stop = s.stop;
+        self.evaluated = s.evaluated.map(|e| Evaluated {
+            epoch: e.epoch,
+            sums: EvalSums { loss_sum: e.loss_sum, correct: e.correct, count: e.count },
+            stop: s.stop,
+        });
+    }
+
+    /// What a checkpoint keeps of early stopping. Evaluations that are open are left out: who goes on from the
+    /// checkpoint reports again.
+    pub fn stopping(&self) -> Stopping {
+        let (best_loss, bad) = self.best.unwrap_or((f64::INFINITY, 0));
+        let evaluated = self.evaluated.map(|e| LastEvaluation {
+            epoch: e.epoch,
+            loss_sum: e.sums.loss_sum,
+            correct: e.sums.correct,
+            count: e.sums.count,
+        });
+        Stopping { best_loss, bad, stop: self.stop, evaluated }
+    }
+}
+
 /// A worker that is further ahead than this loses the oldest evaluation: the state must not grow with what a
 /// worker sends.
 const MAX_OPEN_EVALUATIONS: usize = 1024;
@@ -136,7 +166,7 @@ impl Shard {
     pub fn apply(&self, proposal: &Proposal) -> Outcome {
         match &proposal.command {
             Command::Configure { job } => self.configure(job),
-            Command::Init { bucket } => self.init(*bucket, &proposal.payload),
+            Command::Init { bucket, part } => self.init(*bucket, *part, &proposal.payload),
             Command::Join { worker } => self.join(*worker),
             Command::Leave { worker, session } => {
                 let mut meta = self.meta.write();
@@ -212,6 +242,9 @@ impl Shard {
                     .collect();
                 meta.job = text.to_string();
                 meta.form = if job.begins_with_images() { Form::Images } else { Form::Updates };
+                if let Some(start) = &job.start {
+                    meta.begin_at(start);
+                }
                 *self.configured.write() = Some(Arc::new(Configured { job, buckets }));
                 Outcome::Done
             }
@@ -227,13 +260,13 @@ impl Shard {
         Outcome::Done
     }
 
-    fn init(&self, id: BucketId, payload: &[u8]) -> Outcome {
+    fn init(&self, id: BucketId, part: InitPart, payload: &[u8]) -> Outcome {
         match self.bucket(id, payload.len()) {
             Err(e) => Outcome::Refused(e),
-            Ok((conf, i)) => {
-                conf.buckets[i].init(payload);
-                Outcome::Done
-            }
+            Ok((conf, i)) => match conf.buckets[i].init(part, payload) {
+                Ok(()) => Outcome::Done,
+                Err(e) => Outcome::Refused(e),
+            },
         }
     }
 

@@ -38,7 +38,7 @@ fn a_bad_message_is_refused_by_name_and_the_stream_goes_on() -> Result<()> {
         Kind::Push(p)
     };
     let init = |bucket, value: f32, len: usize| {
-        Kind::Init(Init { bucket, payload: value.to_le_bytes().repeat(len).into() })
+        Kind::Init(Init { bucket, payload: value.to_le_bytes().repeat(len).into(), ..Init::default() })
     };
     let cases = [
         ("a bucket of another shard", Kind::Push(push(5, 1, 1, 1.0, 4)), "bucket 1 is not on shard 0", 5),

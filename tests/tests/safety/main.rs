@@ -1,5 +1,6 @@
 //! The safety of the whole system: servers, clients and workers in this process, over loopback.
 
+mod checkpoints;
 mod equality;
 mod exactly_once;
 mod hostile;

@@ -4,6 +4,7 @@
 use crate::{
     connect::Transport,
     error::ClientError,
+    initial::Initial,
     link::{self, LinkOptions},
     norms::Norms,
 };
@@ -15,7 +16,7 @@ use paraft_common::{
     placement,
     retry::RetryPolicy,
 };
-use paraft_proto::{Advance, Finish, Init, Norm, Pull, Push, Report, ToShard, Weights, to_shard};
+use paraft_proto::{Advance, Finish, Norm, Pull, Push, Report, ToShard, Weights, to_shard};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, mpsc},
@@ -77,6 +78,12 @@ pub struct Pulled {
     pub stop: bool,
     /// After [`Client::pull_final`]: who finished.
     pub finishers: Vec<WorkerId>,
+    /// After [`Client::pull_for_checkpoint`]: every shard keeps an image of this step, and this worker is to write the
+    /// checkpoint ([`crate::section::Sections`]).
+    pub section: bool,
+    /// Some shards keep one and others do not: there will be no checkpoint of this step, and this worker is to let
+    /// them go ([`crate::section::Sections::release`]).
+    pub section_in_part: bool,
 }
 
 /// A worker's session with all shards of a job.
@@ -115,19 +122,32 @@ pub struct Counters {
 }
 
 impl Client {
-    /// Joins the job on every shard that holds buckets; `initial` are the weights that the servers get if they
-    /// have none yet. Returns the client and the step to go on from.
+    /// As [`Self::join_from`], with fresh weights.
+    pub fn join(options: ClientOptions, initial: &[f32]) -> Result<(Self, Step), ClientError> {
+        Self::join_from(options, Initial::fresh(initial.to_vec()))
+    }
+
+    /// Joins the job on every shard that holds buckets; `initial` is what the servers get if they have no
+    /// weights yet. Returns the client and the step to go on from.
     ///
     /// Waits up to `patience` for leaders; errors name each address and its cause.
-    pub fn join(options: ClientOptions, initial: &[f32]) -> Result<(Self, Step), ClientError> {
+    pub fn join_from(options: ClientOptions, initial: Initial) -> Result<(Self, Step), ClientError> {
         let bad = |m: String| ClientError::Options(m);
         if options.servers.is_empty() {
             return Err(bad("the list of servers is empty".into()));
         }
         let layout = options.job.layout();
-        if initial.len() != layout.len() {
-            return Err(bad(format!("{} initial weights for a model of {}", initial.len(), layout.len())));
+        if initial.weights.len() != layout.len() {
+            let (given, len) = (initial.weights.len(), layout.len());
+            return Err(bad(format!("{given} initial weights for a model of {len}")));
         }
+        let (slots, params) = (options.job.optimizer.slots(), layout.params_len());
+        if !initial.slots.is_empty()
+            && (initial.slots.len() != slots || initial.slots.iter().any(|s| s.len() != params))
+        {
+            return Err(bad(format!("the initial state is not that of {slots} slots of {params} values")));
+        }
+        let initial = Arc::new(initial);
         let text = options.job.to_toml().map_err(|e| bad(e.to_string()))?;
         let (event_tx, events) = mpsc::channel();
         let mut links = BTreeMap::new();
@@ -161,12 +181,13 @@ impl Client {
                         max: Duration::from_millis(500),
                         deadline: options.patience,
                     },
-                    init: initial_of(&layout, shard, options.shards, initial),
+                    init: Some(initial.clone()),
+                    buckets: placement::buckets_of(&layout, shard, options.shards),
                 };
                 link::run(link, rx, event_tx.clone(), norms.clone(), siblings.clone())
             })
             .collect::<Vec<_>>();
-        drop(siblings);
+        drop((siblings, initial)); // the links let it go when the servers have it
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -307,23 +328,35 @@ impl Client {
 
     /// Waits until the consistency rule lets a worker that finished `done` steps go on, and writes the weights.
     pub fn pull(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
-        self.pull_any(done, false, weights)
+        self.pull_any(done, false, false, weights)
+    }
+
+    /// As [`Self::pull`], at a step of which a checkpoint is due: the shards keep an image of it before anyone
+    /// goes on. Every worker of the job must ask for the same steps.
+    pub fn pull_for_checkpoint(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
+        self.pull_any(done, false, true, weights)
     }
 
     /// Waits until every member has finished, and writes the final weights.
     pub fn pull_final(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
-        self.pull_any(done, true, weights)
+        self.pull_any(done, true, false, weights)
     }
 
-    fn pull_any(&mut self, mut done: Step, last: bool, weights: &mut [f32]) -> Result<Pulled, ClientError> {
+    fn pull_any(
+        &mut self,
+        mut done: Step,
+        last: bool,
+        mut section: bool,
+        weights: &mut [f32],
+    ) -> Result<Pulled, ClientError> {
         let began = Instant::now();
-        let mut pulled = Pulled { done, slowest: Step(u64::MAX), ..Pulled::default() };
-        let ask = |client: &Self, done: Step| {
+        let mut pulled = Pulled { done, slowest: Step(u64::MAX), section, ..Pulled::default() };
+        let ask = |client: &Self, done: Step, section: bool| {
             for link in client.links.values() {
-                let _ = link.send(Command::Pull(Pull { done: done.0, r#final: last }));
+                let _ = link.send(Command::Pull(Pull { done: done.0, r#final: last, section }));
             }
         };
-        ask(self, done);
+        ask(self, done, section);
         let mut waiting: BTreeSet<ShardId> = self.links.keys().copied().collect();
         while !waiting.is_empty() {
             match self.next()? {
@@ -332,6 +365,8 @@ impl Client {
                         waiting.remove(&shard);
                         pulled.slowest = pulled.slowest.min(Step(w.slowest));
                         pulled.stop |= w.stop;
+                        pulled.section &= w.section;
+                        pulled.section_in_part |= w.section;
                         pulled.finishers = w.finishers.iter().map(|w| WorkerId(*w)).collect();
                     }
                     self.take(shard, &w, weights)?;
@@ -344,11 +379,13 @@ impl Client {
                     done = self.opened()?;
                     pulled = Pulled { done, slowest: Step(u64::MAX), ..Pulled::default() };
                     waiting = self.links.keys().copied().collect();
-                    ask(self, done);
+                    section = false; // it went on from another step
+                    ask(self, done, section);
                 }
                 Event::Failed(e) => return Err(e),
             }
         }
+        pulled.section_in_part &= !pulled.section;
         self.counters.waited += began.elapsed();
         Ok(pulled)
     }
@@ -413,15 +450,4 @@ impl Drop for Client {
 
 fn wrap(kind: to_shard::Kind) -> ToShard {
     ToShard { kind: Some(kind) }
-}
-
-fn initial_of(layout: &Layout, shard: ShardId, shards: u32, initial: &[f32]) -> Vec<Init> {
-    placement::buckets_of(layout, shard, shards)
-        .into_iter()
-        .map(|(id, spec)| {
-            let mut le = Vec::with_capacity(spec.len * F32_BYTES);
-            put_f32_le(&initial[spec.range()], &mut le);
-            Init { bucket: id.0, payload: le.into() }
-        })
-        .collect()
 }

@@ -9,14 +9,19 @@
 //! - [`client`]: what a training loop calls; blocking.
 //! - `link`: one shard: finds the leader, keeps what is not acknowledged, pushes it again after a break.
 //! - [`connect`]: channels, over TCP or the server's Unix socket.
+//! - [`section`]: the shards' images of one step, for a checkpoint.
+//! - `initial`: what the servers get when they have no weights yet.
 //! - [`error`]: few kinds, which say what to do.
 
 pub mod client;
 pub mod connect;
 pub mod error;
+mod initial;
 mod link;
 mod norms;
+pub mod section;
 
 pub use client::{Client, ClientOptions, Pulled, Reported};
 pub use connect::{Transport, describe, drain, status};
 pub use error::ClientError;
+pub use initial::Initial;

@@ -9,12 +9,13 @@ use crate::{
     client::{Command, Event},
     connect::{self, Transport},
     error::ClientError,
+    initial::Initial,
     norms::Norms,
 };
 use futures::StreamExt;
-use paraft_common::{ShardId, placement, retry::RetryPolicy};
+use paraft_common::{BucketId, BucketSpec, ShardId, placement, retry::RetryPolicy};
 use paraft_proto::{
-    Advice, FromShard, Init, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, ToShard, from_shard, to_shard,
+    Advice, FromShard, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, ToShard, from_shard, to_shard,
 };
 use std::{
     collections::BTreeMap,
@@ -34,8 +35,10 @@ pub(crate) struct LinkOptions {
     pub job: String,
     pub transport: Transport,
     pub retry: RetryPolicy,
-    /// Initial weights of the shard's buckets, until the servers have them.
-    pub init: Vec<Init>,
+    /// Initial state of the shard's buckets, until the servers have it.
+    pub init: Option<Arc<Initial>>,
+    /// Where the shard's buckets lie.
+    pub buckets: Vec<(BucketId, BucketSpec)>,
 }
 
 /// Runs a link until its commands end or it fails; either way the client hears of it by an event.
@@ -271,8 +274,8 @@ impl Link {
         let new = self.session != o.session;
         self.session = o.session;
         if !o.initialised {
-            for init in &self.options.init {
-                let _ = out.send(wrap(to_shard::Kind::Init(init.clone())));
+            for message in self.options.init.iter().flat_map(|i| i.messages(&self.options.buckets)) {
+                let _ = out.send(wrap(to_shard::Kind::Init(message)));
             }
         }
         let kept = self.unacked.values().cloned().map(to_shard::Kind::Push);
@@ -296,7 +299,7 @@ impl Link {
                 if self.asked.is_some_and(|p| p.done == w.done) {
                     if w.last {
                         self.asked = None;
-                        self.options.init.clear(); // the servers have them
+                        self.options.init = None; // the servers have it
                     }
                     let _ = self.events.send(Event::Weights(self.options.shard, w));
                 }

@@ -8,8 +8,8 @@ use paraft_common::{
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
 };
 use paraft_proto::{
-    Ack, Advice, FromShard, Opened, Refused, Reported, StatusReply, StatusRequest, ToShard, Weights,
-    from_shard,
+    Ack, Advice, CheckpointPart, CheckpointRequest, FromShard, Opened, Refused, Reported, StatusReply,
+    StatusRequest, ToShard, Weights, from_shard,
     shards_server::{Shards, ShardsServer},
     to_shard::Kind,
 };
@@ -62,6 +62,15 @@ impl Shards for Server {
         Ok(Response::new(UnboundedReceiverStream::new(rx).boxed()))
     }
 
+    type CheckpointStream = futures::stream::BoxStream<'static, Result<CheckpointPart, Status>>;
+
+    async fn checkpoint(
+        &self,
+        _: Request<CheckpointRequest>,
+    ) -> Result<Response<Self::CheckpointStream>, Status> {
+        Err(Status::unimplemented("not in this test"))
+    }
+
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         Err(Status::unimplemented("not in this test"))
     }
@@ -106,6 +115,7 @@ fn options(address: String) -> ClientOptions {
             optimizer: OptimizerConfig::sgd(1.0),
             schedule: ScheduleConfig::default(),
             clip: ClipConfig::default(),
+            start: None,
         },
         transport: Transport::Tcp,
         patience: Duration::from_secs(10),

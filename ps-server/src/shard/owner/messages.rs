@@ -1,11 +1,12 @@
 //! What goes between a worker's stream and the owner. Converted from and to the wire in `rpc/`.
 
-use crate::shard::command::{EvalSums, Evaluated};
+use super::Section;
+use crate::shard::command::{EvalSums, Evaluated, InitPart};
 use bytes::Bytes;
 use paraft_common::{BucketId, Seq, SessionId, Step, Version, WorkerId};
-use paraft_proto::Refusal;
-use std::sync::atomic::AtomicU64;
-use tokio::sync::mpsc;
+use paraft_proto::{Refusal, RefusalKind};
+use std::sync::{Arc, atomic::AtomicU64};
+use tokio::sync::{mpsc, oneshot};
 
 /// A stream of one worker to this shard, unique in this process.
 pub type ConnId = u64;
@@ -30,15 +31,22 @@ pub enum Event {
     Message(ConnId, Message),
     /// The stream ended or broke.
     Closed(ConnId),
+    /// Who writes a checkpoint asks for the shard's part of it.
+    Fetch {
+        /// Of which step.
+        step: Step,
+        /// Gets the section; only the receiver keeps it from then on.
+        tx: oneshot::Sender<Result<Arc<Section>, RefusalKind>>,
+    },
 }
 
 /// A checked message: the bucket is this shard's, the payload has its length and is finite.
 #[derive(Debug)]
 #[allow(missing_docs)] // as in shard.proto
 pub enum Message {
-    Init { bucket: BucketId, payload: Bytes },
+    Init { bucket: BucketId, part: InitPart, payload: Bytes },
     Push { seq: Seq, step: Step, bucket: usize, pulled: Version, sum_of_squares: f64, payload: Bytes },
-    Pull { done: Step, last: bool },
+    Pull { done: Step, last: bool, section: bool },
     Norm { step: Step, sum_of_squares: f64 },
     Report { epoch: u64, sums: EvalSums },
     Advance { step: Step },
@@ -69,6 +77,7 @@ pub struct Weights {
     pub slowest: Step,
     pub stop: bool,
     pub finishers: Vec<WorkerId>,
+    pub section: bool,
 }
 
 /// What only the leader counts; starts at zero with the process.

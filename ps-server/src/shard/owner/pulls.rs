@@ -51,7 +51,7 @@ impl Owner {
                     reads_own && may && !too_far
                 };
                 if may {
-                    go.push((p.conn, p.worker, p.done, p.last));
+                    go.push((p.conn, p.worker, p.done, p.last, p.section));
                 }
                 !may
             });
@@ -60,11 +60,14 @@ impl Owner {
         if hurry {
             lead.cuts.hurry();
         }
-        for (conn, _, done, last) in go {
+        let due = go.iter().filter(|g| g.4).map(|g| (g.1, g.2)).collect::<Vec<_>>();
+        self.keep_section(&conf, &due);
+        for (conn, worker, done, last, section) in go {
             if !last {
                 self.counters.max_gap.fetch_max(done.0.saturating_sub(slowest.0), Relaxed);
             }
-            self.answer(&conf, conn, done, slowest, last);
+            let section = section && self.writes_section(worker, done);
+            self.answer(&conf, conn, done, slowest, last, section);
         }
     }
 
@@ -101,6 +104,7 @@ impl Owner {
         done: Step,
         slowest: Step,
         last_pull: bool,
+        section: bool,
     ) {
         let (stop, finishers) = self.shard.read(|m| {
             let f = if last_pull { m.members.iter().map(|(w, _)| w).collect() } else { Vec::new() };
@@ -117,7 +121,9 @@ impl Owner {
             self.counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
             let last = i + 1 == conf.buckets.len();
             let finishers = finishers.clone();
-            let weights = Weights { bucket: b.id, version, payload, last, done, slowest, stop, finishers };
+            let section = section && last;
+            let weights =
+                Weights { bucket: b.id, version, payload, last, done, slowest, stop, finishers, section };
             self.send(conn, Reply::Weights(Box::new(weights)));
         }
     }

@@ -25,18 +25,19 @@ impl Owner {
             return self.refuse(conn, RefusalKind::NotOpened.into());
         }
         match message {
-            Message::Init { bucket, payload } => {
-                self.propose(Purpose::Init, Proposal { command: Command::Init { bucket }, payload }).await;
+            Message::Init { bucket, part, payload } => {
+                let command = Command::Init { bucket, part };
+                self.propose(Purpose::Init, Proposal { command, payload }).await;
             }
             Message::Push { seq, step, bucket, pulled, sum_of_squares, payload } => {
                 let contribution = Contribution { worker, session, seq, step, pulled };
                 self.push(conn, contribution, bucket, sum_of_squares, payload).await;
             }
-            Message::Pull { done, last } => {
+            Message::Pull { done, last, section } => {
                 self.counters.pulls.fetch_add(1, Relaxed);
                 if let Some(lead) = &mut self.lead {
                     lead.pulls.retain(|p| p.conn != conn);
-                    lead.pulls.push(WaitingPull { conn, worker, done, last, counted: false });
+                    lead.pulls.push(WaitingPull { conn, worker, done, last, section, counted: false });
                 }
                 self.answer_pulls();
             }

@@ -27,6 +27,9 @@ impl Owner {
             }
             Event::Message(conn, m) => self.message(conn, m).await,
             Event::Closed(conn) => self.closed(conn),
+            Event::Fetch { step, tx } => {
+                let _ = tx.send(self.fetch_section(step)); // who asked may be gone
+            }
         }
     }
 

@@ -1,0 +1,112 @@
+//! A shard's part of a checkpoint on its way to the worker that writes it.
+//!
+//! One message for each vector of a bucket, made when the stream asks for it: what is on the way is bounded by
+//! the connection's window, not by the shard.
+
+use crate::{
+    replicas::Replica,
+    shard::owner::{Event, Section},
+};
+use bytes::Bytes;
+use futures::{Stream, StreamExt, stream};
+use paraft_common::{Step, codec::put_f32_le};
+use paraft_proto::{
+    CheckpointPart, CheckpointRequest, Member, PROTOCOL, Piece, Refusal, RefusalKind, Stopping,
+    checkpoint_part::Kind,
+};
+use std::{pin::Pin, sync::Arc};
+use tokio::sync::oneshot;
+use tonic::Status;
+
+/// What the call answers.
+pub type Parts = Pin<Box<dyn Stream<Item = Result<CheckpointPart, Status>> + Send>>;
+
+/// Answers one call; `hosted` is the replica that it asks for, or why there is none here.
+pub async fn parts(hosted: Result<Replica, RefusalKind>, request: CheckpointRequest) -> Parts {
+    match fetch(hosted, &request).await {
+        Ok(section) => {
+            let first = header(&section);
+            // The section goes when the last piece is made, not when the transport lets the stream go: whoever has read
+            // that piece may ask for the next section at once.
+            let pieces = stream::unfold(Some((section, 0, 0)), |state| async move {
+                let (section, bucket, part) = state?;
+                let slots = section.buckets.get(bucket)?.1.slots.len();
+                let piece = piece(&section, bucket, part);
+                let next = if part < slots { (bucket, part + 1) } else { (bucket + 1, 0) };
+                let more = next.0 < section.buckets.len();
+                Some((piece, more.then_some((section, next.0, next.1))))
+            });
+            Box::pin(stream::once(async move { first }).chain(pieces).map(ok))
+        }
+        Err(kind) => {
+            let refused = paraft_proto::FromShard::from(Refusal::from(kind));
+            let refused = match refused.kind {
+                Some(paraft_proto::from_shard::Kind::Refused(r)) => Some(Kind::Refused(r)),
+                _ => None,
+            };
+            Box::pin(stream::iter(refused).map(ok))
+        }
+    }
+}
+
+fn ok(kind: Kind) -> Result<CheckpointPart, Status> {
+    Ok(CheckpointPart { kind: Some(kind) })
+}
+
+async fn fetch(
+    hosted: Result<Replica, RefusalKind>,
+    request: &CheckpointRequest,
+) -> Result<Arc<Section>, RefusalKind> {
+    if request.protocol != PROTOCOL {
+        return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL });
+    }
+    let owner = hosted?.owner;
+    let (tx, rx) = oneshot::channel();
+    let stopping = || RefusalKind::Unavailable("the server is shutting down".into());
+    owner.send(Event::Fetch { step: Step(request.step), tx }).await.map_err(|_| stopping())?;
+    rx.await.map_err(|_| stopping())?
+}
+
+fn header(section: &Section) -> Kind {
+    let s = &section.stopping;
+    let e = s.evaluated;
+    Kind::Section(paraft_proto::Section {
+        step: section.step.0,
+        job: section.job.clone(),
+        buckets: section.buckets.len() as u32,
+        members: section
+            .members
+            .iter()
+            .map(|(w, clock, finished)| Member {
+                worker: w.0,
+                clock: clock.0,
+                finished: *finished,
+                ..Member::default()
+            })
+            .collect(),
+        stopping: Some(Stopping {
+            best_loss: s.best_loss,
+            bad: s.bad,
+            stop: s.stop,
+            evaluated: e.is_some(),
+            epoch: e.map_or(0, |e| e.epoch),
+            loss_sum: e.map_or(0.0, |e| e.loss_sum),
+            correct: e.map_or(0, |e| e.correct),
+            count: e.map_or(0, |e| e.count),
+        }),
+    })
+}
+
+fn piece(section: &Section, bucket: usize, part: usize) -> Kind {
+    let (id, data) = &section.buckets[bucket];
+    let values = part.checked_sub(1).map_or(&data.weights, |slot| &data.slots[slot]);
+    let mut le = Vec::new();
+    put_f32_le(values, &mut le);
+    Kind::Piece(Piece {
+        bucket: id.0,
+        part: part as u32,
+        payload: Bytes::from(le),
+        version: data.version.0,
+        clock: data.clock,
+    })
+}

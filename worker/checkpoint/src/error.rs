@@ -1,0 +1,96 @@
+//! What is wrong with which piece of a checkpoint, and what to do.
+
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+};
+
+/// Why a checkpoint or a model file cannot be written or used.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The file system.
+    #[error("{}: {error}", path.display())]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        error: io::Error,
+    },
+    /// A piece is missing, cut off, changed or of another checkpoint.
+    #[error("the checkpoint {} is not whole: {piece} {why}{}", checkpoint.display(), Offer(offer.as_deref()))]
+    NotWhole {
+        /// The checkpoint.
+        checkpoint: PathBuf,
+        /// Which file of it.
+        piece: &'static str,
+        /// What is wrong with it.
+        why: String,
+        /// The newest whole one beside it.
+        offer: Option<PathBuf>,
+    },
+    /// Nothing there.
+    #[error("{}: {why}", path.display())]
+    NoCheckpoint {
+        /// Where was looked.
+        path: PathBuf,
+        /// What is there instead.
+        why: String,
+    },
+    /// A file that is no safetensors file, or is cut off.
+    #[error("{}: {why}", path.display())]
+    BadFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// Another model or optimizer than the job's.
+    #[error("{} does not fit this job:\n  {}", path.display(), List(differences))]
+    Misfit {
+        /// The file or checkpoint.
+        path: PathBuf,
+        /// What differs, the first of many.
+        differences: Vec<String>,
+    },
+}
+
+/// Of many differences, this many are told.
+const TOLD: usize = 8;
+
+struct Offer<'a>(Option<&'a Path>);
+
+impl fmt::Display for Offer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(p) => write!(f, "\n  help: the newest whole one is {}", p.display()),
+            None => write!(f, "\n  help: no other whole one is in its folder"),
+        }
+    }
+}
+
+struct List<'a>(&'a [String]);
+
+impl fmt::Display for List<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0[..self.0.len().min(TOLD)].join("\n  "))?;
+        match self.0.len().saturating_sub(TOLD) {
+            0 => Ok(()),
+            more => write!(f, "\n  and {more} more"),
+        }
+    }
+}
+
+impl CheckpointError {
+    pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self + '_ {
+        |error| Self::Io { path: path.to_path_buf(), error }
+    }
+
+    pub(crate) fn bad(path: &Path, why: impl Into<String>) -> Self {
+        Self::BadFile { path: path.to_path_buf(), why: why.into() }
+    }
+
+    /// Whether it is the disk that failed, rather than what is on it.
+    pub fn is_io(&self) -> bool {
+        matches!(self, Self::Io { .. })
+    }
+}

@@ -1,0 +1,166 @@
+//! A folder of checkpoints: which is the latest, the best, and which ones go.
+
+use crate::{Checkpoint, CheckpointError, MANIFEST_FILE, Manifest};
+use std::{
+    fs::{self, File},
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+/// The pointer to the checkpoint that was written last.
+pub const LATEST: &str = "latest";
+/// The pointer to the checkpoint with the lowest held-out loss.
+pub const BEST: &str = "best";
+
+/// A folder of checkpoints; it need not exist yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// The folder at `path`.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The name of the checkpoint of a step.
+    pub fn name(step: u64) -> String {
+        format!("step-{step:010}")
+    }
+
+    pub(crate) fn make(&self) -> Result<(), CheckpointError> {
+        fs::create_dir_all(&self.0).map_err(CheckpointError::io(&self.0))
+    }
+
+    /// All checkpoints, whole or not, the newest first: by when they were written, then by step.
+    pub fn list(&self) -> Vec<PathBuf> {
+        let mut found: Vec<(f64, u64, PathBuf)> = Vec::new();
+        for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let Some(step) = name.strip_prefix("step-").and_then(|n| n.parse::<u64>().ok()) else { continue };
+            let manifest = fs::read(entry.path().join(MANIFEST_FILE)).ok();
+            let manifest = manifest.and_then(|m| serde_json::from_slice::<Manifest>(&m).ok());
+            found.push((manifest.map_or(0.0, |m| m.written), step, entry.path()));
+        }
+        found.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
+        found.into_iter().map(|(_, _, path)| path).collect()
+    }
+
+    /// Where `latest` points; the newest where there is no such file.
+    pub fn latest(&self) -> Option<PathBuf> {
+        self.pointer(LATEST).map(|(path, _)| path).or_else(|| self.list().into_iter().next())
+    }
+
+    /// Where `best` points, and the held-out loss that it had.
+    pub fn best(&self) -> Option<(PathBuf, f64)> {
+        let (path, rest) = self.pointer(BEST)?;
+        Some((path, rest.trim().strip_prefix("loss ")?.parse().ok()?))
+    }
+
+    fn pointer(&self, name: &str) -> Option<(PathBuf, String)> {
+        let text = fs::read_to_string(self.0.join(name)).ok()?;
+        let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
+        // A name in this folder and nothing else: the file may come from anywhere.
+        let first = first.trim();
+        first.starts_with("step-").then(|| (self.0.join(first.replace('/', "_")), rest.to_string()))
+    }
+
+    /// The newest whole checkpoint but `except`. Reads them, until one is whole.
+    pub fn newest_whole(&self, except: Option<&Path>) -> Option<PathBuf> {
+        let other = |p: &PathBuf| except.is_none_or(|e| e.file_name() != p.file_name());
+        self.list()
+            .into_iter()
+            .filter(other)
+            .find(|p| Checkpoint::open_alone(p).and_then(|c| c.verify_alone()).is_ok())
+    }
+
+    pub(crate) fn set_latest(&self, step: u64) -> Result<(), CheckpointError> {
+        self.point(LATEST, &format!("{}\n", Self::name(step)))
+    }
+
+    /// The checkpoint of `step` had this held-out loss: `best` points to it if no earlier one had a lower. Gives
+    /// whether it does. A checkpoint that was not made, or that is gone, is none.
+    pub fn note_loss(&self, step: u64, loss: f64) -> Result<bool, CheckpointError> {
+        let best = self.best().filter(|(path, _)| path.exists());
+        let better = loss.is_finite() && best.is_none_or(|(_, before)| loss < before);
+        if !better || !self.0.join(Self::name(step)).join(MANIFEST_FILE).exists() {
+            return Ok(false);
+        }
+        self.point(BEST, &format!("{}\nloss {loss}\n", Self::name(step)))?;
+        Ok(true)
+    }
+
+    fn point(&self, name: &str, text: &str) -> Result<(), CheckpointError> {
+        let tmp = self.0.join(format!(".tmp-{name}-{}", std::process::id()));
+        write_file(&tmp, text.as_bytes())?;
+        let path = self.0.join(name);
+        fs::rename(&tmp, &path).map_err(CheckpointError::io(&path))?;
+        sync_dir(&self.0)
+    }
+
+    /// Removes all but the newest `keep`, `latest` and `best`. One that cannot be removed is no reason to stop
+    /// training: it is logged.
+    pub(crate) fn prune(&self, keep: usize) {
+        let kept = [self.latest(), self.best().map(|(p, _)| p)];
+        for path in self.list().into_iter().skip(keep.max(1)) {
+            if kept.iter().flatten().any(|k| *k == path) {
+                continue;
+            }
+            // Under its own name it would be a checkpoint that is not whole while it goes.
+            let gone = self.0.join(format!(
+                ".tmp-old-{}-{}",
+                path.file_name().unwrap_or_default().to_string_lossy(),
+                std::process::id()
+            ));
+            let removed = fs::rename(&path, &gone).and_then(|()| fs::remove_dir_all(&gone));
+            if let Err(error) = removed {
+                tracing::warn!(checkpoint = %path.display(), %error, "an old checkpoint cannot be removed");
+            }
+        }
+    }
+
+    /// Removes what writers that were killed have left.
+    pub(crate) fn clean(&self) {
+        for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with(".tmp-") {
+                let path = entry.path();
+                let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+            }
+        }
+    }
+
+    /// The checkpoint that a user means by a path: one itself; a folder of them, then its latest; a run's folder,
+    /// then the latest of its `checkpoints`.
+    pub fn find(path: &Path) -> Result<PathBuf, CheckpointError> {
+        // One whose manifest is missing still is the one that was meant, and will be refused with that reason.
+        let named = path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("step-"));
+        if path.is_dir() && (named || path.join(MANIFEST_FILE).exists()) {
+            return Ok(path.to_path_buf());
+        }
+        let none = |why: &str| CheckpointError::NoCheckpoint { path: path.to_path_buf(), why: why.into() };
+        if !path.exists() {
+            return Err(none("there is no such checkpoint, nor a folder of checkpoints"));
+        }
+        let inner = path.join("checkpoints");
+        let folder = Folder::new(if inner.is_dir() { inner } else { path.to_path_buf() });
+        folder.latest().ok_or_else(|| none("there is no checkpoint in it"))
+    }
+}
+
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+    let write = || {
+        let mut f = File::create(path)?;
+        f.write_all(bytes)?;
+        f.sync_all()
+    };
+    write().map_err(CheckpointError::io(path))
+}
+
+/// What was renamed in a folder survives a crash only once the folder itself is on the disk.
+pub(crate) fn sync_dir(path: &Path) -> Result<(), CheckpointError> {
+    File::open(path).and_then(|f| f.sync_all()).map_err(CheckpointError::io(path))
+}

@@ -1,0 +1,50 @@
+//! Checkpoints as files: written as a stream, checked before they are used, compared, exported. Model files of
+//! PyTorch. No network, no training.
+//!
+//! ```text
+//!  checkpoints/
+//!    latest                      one line: step-0000001200
+//!    best                        likewise, and the held-out loss it had
+//!    step-0000001200/
+//!      model.safetensors         all tensors, buffers included, with PyTorch's names
+//!      optimizer.safetensors     exp_avg.0.weight, exp_avg_sq.0.weight, ...
+//!      checkpoint.json           everything else: step, versions, clocks, job; size and CRC of the two files
+//!    .tmp-step-0000001300-...    not whole yet: never read, removed by the next that writes
+//! ```
+//!
+//! - [`writer`]: one checkpoint on its way to the disk: temporary folder, fsync, rename.
+//! - [`folder`]: many checkpoints: which is the latest, the best, which ones go.
+//! - [`read`]: one checkpoint: is it whole, what is in it.
+//! - [`manifest`]: `checkpoint.json`.
+//! - [`tensors`]: a safetensors file, read a piece at a time.
+//! - [`weights`]: weights to and from files of one's own.
+//! - [`compare`]: norms, differences.
+//! - [`error`]: what is wrong with which piece, and what to do.
+//!
+//! `latest` and `best` are files, not links: links do not survive every file system, copy or archive, and a file is
+//! replaced by rename just as well.
+
+pub mod compare;
+pub mod error;
+pub mod folder;
+pub mod manifest;
+pub mod read;
+pub mod tensors;
+pub mod weights;
+pub mod writer;
+
+pub use error::CheckpointError;
+pub use folder::Folder;
+pub use manifest::Manifest;
+pub use read::{Checkpoint, State};
+pub use writer::Writer;
+
+/// The weights' file, in a checkpoint and in a run's folder.
+pub const MODEL_FILE: &str = "model.safetensors";
+/// The optimizer's state vectors.
+pub const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+/// Everything else.
+pub const MANIFEST_FILE: &str = "checkpoint.json";
+
+/// What is read or written at once.
+pub(crate) const CHUNK_BYTES: usize = 1 << 20;

@@ -1,0 +1,230 @@
+//! One checkpoint: is it whole, and what is in it.
+
+use crate::{
+    CHUNK_BYTES, CheckpointError, Folder, MANIFEST_FILE, MODEL_FILE, Manifest, OPTIMIZER_FILE,
+    manifest::{FORMAT, is_sealed},
+    tensors::TensorFile,
+};
+use crc32fast::Hasher;
+use paraft_common::{Layout, TensorSpec, optim::OptimizerConfig};
+use std::{
+    fs::{self, File},
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+/// A checkpoint whose manifest was read. Whether the rest is whole, [`Checkpoint::verify`] tells.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Checkpoint {
+    path: PathBuf,
+    manifest: Manifest,
+    /// CRC-32 of `checkpoint.json`, which names the whole checkpoint: the other files' are in it.
+    crc: u32,
+}
+
+/// The bulk of a checkpoint, as flat vectors.
+#[derive(Clone, Debug, PartialEq)]
+pub struct State {
+    /// All weights, buffers included.
+    pub weights: Vec<f32>,
+    /// The optimizer's state vectors, each as long as the parameters.
+    pub slots: Vec<Vec<f32>>,
+}
+
+impl Checkpoint {
+    /// Reads the manifest and looks for the other files and their lengths. What is not whole is refused, with the
+    /// newest whole one beside it in the error.
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        Self::open_alone(path).map_err(offer)
+    }
+
+    pub(crate) fn open_alone(path: &Path) -> Result<Self, CheckpointError> {
+        let broken = |why: String| not_whole(path, MANIFEST_FILE, why);
+        let file = path.join(MANIFEST_FILE);
+        let json = match fs::read(&file) {
+            Ok(json) => json,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(broken("is missing".into())),
+            Err(e) => return Err(CheckpointError::io(&file)(e)),
+        };
+        // The number first: a later format may look otherwise.
+        let format = serde_json::from_slice::<serde_json::Value>(&json);
+        let format = format.map_err(|e| {
+            let how = if e.is_eof() { "is cut off" } else { "cannot be read" };
+            broken(format!("{how}: {e}"))
+        })?;
+        match format["format"].as_u64() {
+            Some(n) if n > u64::from(FORMAT) => {
+                let why = format!("is of format {n}, this paraft reads up to {FORMAT}: use a newer paraft");
+                return Err(CheckpointError::NoCheckpoint { path: path.to_path_buf(), why });
+            }
+            Some(_) => {}
+            None => return Err(broken("names no format".into())),
+        }
+        if !std::str::from_utf8(&json).is_ok_and(is_sealed) {
+            return Err(broken("is damaged or was changed: its CRC-32 is not the one in its `seal`".into()));
+        }
+        let manifest: Manifest =
+            serde_json::from_slice(&json).map_err(|e| broken(format!("cannot be read: {e}")))?;
+        // `find` in other words: what the layout computes from it must not fail later.
+        Layout::new(manifest.tensors.clone(), manifest.bucket_len.max(1))
+            .map_err(|e| broken(format!("names no model: {e}")))?;
+        manifest.optimizer.validate().map_err(|e| broken(format!("names no optimizer: {e}")))?;
+        let checkpoint = Self { path: path.to_path_buf(), manifest, crc: crc32fast::hash(&json) };
+        for piece in [MODEL_FILE, OPTIMIZER_FILE] {
+            checkpoint.look_at(piece)?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// The checkpoint's folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it says of itself.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Its name by its content, for a job that goes on from it.
+    pub fn identity(&self) -> String {
+        format!("checkpoint of step {}, crc32 {:08x}", self.manifest.step, self.crc)
+    }
+
+    /// Reads every byte and compares checksums. What is not whole is refused, with the newest whole one beside it
+    /// in the error.
+    pub fn verify(&self) -> Result<(), CheckpointError> {
+        self.verify_alone().map_err(offer)
+    }
+
+    pub(crate) fn verify_alone(&self) -> Result<(), CheckpointError> {
+        for piece in [MODEL_FILE, OPTIMIZER_FILE] {
+            let path = self.path.join(piece);
+            let expected = self.look_at(piece)?;
+            let mut file = File::open(&path).map_err(CheckpointError::io(&path))?;
+            let (mut crc, mut buffer) = (Hasher::new(), vec![0; CHUNK_BYTES]);
+            loop {
+                match file.read(&mut buffer).map_err(CheckpointError::io(&path))? {
+                    0 => break,
+                    n => crc.update(&buffer[..n]),
+                }
+            }
+            let got = format!("{:08x}", crc.finalize());
+            if got != expected {
+                // Which step it says it is of tells a mixed checkpoint from a damaged one.
+                let of = TensorFile::open(&path).ok().and_then(|f| f.notes().remove("step"));
+                let step = self.manifest.step.to_string();
+                let why = match of.filter(|of| *of != step) {
+                    Some(of) => format!("is of step {of}, {MANIFEST_FILE} of step {step}"),
+                    None => format!("is damaged: its CRC-32 is {got} instead of {expected}"),
+                };
+                return Err(not_whole(&self.path, piece, why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Is the file there, and as long as it should be? Gives its checksum as it should be.
+    fn look_at(&self, piece: &'static str) -> Result<&str, CheckpointError> {
+        let broken = |why: String| not_whole(&self.path, piece, why);
+        let stamp = self.manifest.files.get(piece);
+        let stamp =
+            stamp.ok_or_else(|| not_whole(&self.path, MANIFEST_FILE, format!("does not name {piece}")))?;
+        let path = self.path.join(piece);
+        let len = match fs::metadata(&path) {
+            Ok(m) => m.len(),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(broken("is missing".into())),
+            Err(e) => return Err(CheckpointError::io(&path)(e)),
+        };
+        if len < stamp.bytes {
+            return Err(broken(format!("is cut off: {len} of {} bytes", stamp.bytes)));
+        }
+        if len > stamp.bytes {
+            return Err(broken(format!("has {len} bytes instead of {}", stamp.bytes)));
+        }
+        Ok(&stamp.crc32)
+    }
+
+    /// The weights' file.
+    pub fn model(&self) -> Result<TensorFile, CheckpointError> {
+        TensorFile::open(&self.path.join(MODEL_FILE))
+    }
+
+    /// The file of the optimizer's state vectors.
+    pub fn optimizer(&self) -> Result<TensorFile, CheckpointError> {
+        TensorFile::open(&self.path.join(OPTIMIZER_FILE))
+    }
+
+    /// Refuses another model or another optimizer than the job's, with what differs. Another rate or other
+    /// options of the same optimizer are fine.
+    pub fn fits(&self, tensors: &[TensorSpec], optimizer: &OptimizerConfig) -> Result<(), CheckpointError> {
+        let mut differences = Vec::new();
+        let (old, new) = (&self.manifest.tensors, tensors);
+        let find = |list: &[TensorSpec], name: &str| list.iter().find(|t| t.name == name).cloned();
+        for t in new {
+            match find(old, &t.name) {
+                None => differences.push(format!("the model's `{}` {:?} is not in it", t.name, t.shape)),
+                Some(o) if o != *t => differences.push(format!(
+                    "`{}` is a {:?} {:?} in it, the model's is a {:?} {:?}",
+                    t.name, o.kind, o.shape, t.kind, t.shape
+                )),
+                Some(_) => {}
+            }
+        }
+        let gone = old.iter().filter(|t| find(new, &t.name).is_none());
+        differences.extend(gone.map(|t| format!("its `{}` {:?} is not in the model", t.name, t.shape)));
+        if differences.is_empty() && old != new {
+            differences.push("the same tensors in another order".into());
+        }
+        let (a, b) = (&self.manifest.optimizer, optimizer);
+        if a.kind() != b.kind() {
+            differences.push(format!("it was trained with {}, the job says optimizer.kind = \"{}\" (to take only its weights: train.init = \"{}\")", a.kind(), b.kind(), self.path.join(MODEL_FILE).display()));
+        } else if self.manifest.slots != b.slot_names() {
+            differences.push(format!(
+                "the optimizer's state is {:?} in it, {:?} in the job",
+                self.manifest.slots,
+                b.slot_names()
+            ));
+        }
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(CheckpointError::Misfit { path: self.path.clone(), differences })
+    }
+
+    /// Reads the bulk. Verify it first: this trusts its checksums.
+    pub fn load(&self) -> Result<State, CheckpointError> {
+        let tensors = &self.manifest.tensors;
+        let layout = Layout::new(tensors.clone(), self.manifest.bucket_len.max(1))
+            .map_err(|e| not_whole(&self.path, MANIFEST_FILE, e.to_string()))?;
+        let (model, optimizer) = (self.model()?, self.optimizer()?);
+        let mut weights = vec![0.0; layout.len()];
+        let mut slots = vec![vec![0.0; layout.params_len()]; self.manifest.slots.len()];
+        for (i, t) in tensors.iter().enumerate() {
+            let range = layout.tensor_range(i);
+            model.read(&t.name, &mut weights[range.clone()])?;
+            if range.end <= layout.params_len() {
+                for (name, slot) in self.manifest.slots.iter().zip(&mut slots) {
+                    optimizer.read(&format!("{name}.{}", t.name), &mut slot[range.clone()])?;
+                }
+            }
+        }
+        Ok(State { weights, slots })
+    }
+}
+
+fn not_whole(checkpoint: &Path, piece: &'static str, why: String) -> CheckpointError {
+    CheckpointError::NotWhole { checkpoint: checkpoint.to_path_buf(), piece, why, offer: None }
+}
+
+/// Looks for a whole one in the same folder.
+fn offer(e: CheckpointError) -> CheckpointError {
+    match e {
+        CheckpointError::NotWhole { checkpoint, piece, why, .. } => {
+            let folder = checkpoint.parent().map(Folder::new);
+            let offer = folder.and_then(|f| f.newest_whole(Some(&checkpoint)));
+            CheckpointError::NotWhole { checkpoint, piece, why, offer }
+        }
+        other => other,
+    }
+}

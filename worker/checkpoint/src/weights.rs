@@ -1,0 +1,188 @@
+//! Weights to and from files of their own, with PyTorch's names: `load_state_dict(load_file(path))` takes them.
+
+use crate::{
+    CheckpointError,
+    tensors::{TensorFile, header},
+};
+use half::{bf16, f16};
+use paraft_common::{Layout, TensorKind, TensorSpec, codec::put_f32_le};
+use safetensors::Dtype;
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{BufWriter, Write},
+    path::Path,
+    str::FromStr,
+};
+
+/// The type that weights are exported as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// As they are.
+    #[default]
+    F32,
+    /// IEEE half precision: 11 bits of mantissa, largest value 65504.
+    F16,
+    /// The upper half of an `f32`: 8 bits of mantissa.
+    Bf16,
+}
+
+impl FromStr for Precision {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "f32" => Ok(Self::F32),
+            "f16" => Ok(Self::F16),
+            "bf16" => Ok(Self::Bf16),
+            _ => Err(format!("`{s}` is none of f32, f16, bf16")),
+        }
+    }
+}
+
+impl Precision {
+    fn dtype(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::F16 => Dtype::F16,
+            Self::Bf16 => Dtype::BF16,
+        }
+    }
+
+    /// Appends the values, rounded to the nearest, ties to even.
+    fn put(self, values: &[f32], out: &mut Vec<u8>) {
+        match self {
+            Self::F32 => put_f32_le(values, out),
+            Self::F16 => out.extend(values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes())),
+            Self::Bf16 => out.extend(values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes())),
+        }
+    }
+}
+
+/// BatchNorm's counter, which PyTorch's strict load asks for beside the running statistics: one for each layer
+/// that has a running mean.
+pub(crate) fn counters(tensors: &[TensorSpec]) -> Vec<String> {
+    let counter = |t: &TensorSpec| {
+        let layer = t.name.strip_suffix("running_mean").filter(|_| t.kind == TensorKind::Buffer)?;
+        Some(format!("{layer}num_batches_tracked"))
+    };
+    tensors.iter().filter_map(counter).collect()
+}
+
+/// Whether a name is that of a counter, which our models do not have as a tensor.
+pub(crate) fn is_counter(name: &str) -> bool {
+    name == "num_batches_tracked" || name.ends_with(".num_batches_tracked")
+}
+
+/// The tensors of a model file. The counters stand first: they are eight bytes wide, and readers want a tensor to
+/// begin at a multiple of its width.
+pub(crate) fn model_tensors(tensors: &[TensorSpec], dtype: Dtype) -> Vec<(String, Dtype, Vec<usize>)> {
+    let counters = counters(tensors).into_iter().map(|name| (name, Dtype::I64, Vec::new()));
+    counters.chain(tensors.iter().map(|t| (t.name.clone(), dtype, t.shape.clone()))).collect()
+}
+
+pub(crate) fn notes(step: u64) -> BTreeMap<String, String> {
+    let version = env!("CARGO_PKG_VERSION").to_string();
+    let pairs = [("format", "pt".to_string()), ("step", step.to_string()), ("paraft", version)];
+    pairs.map(|(k, v)| (k.to_string(), v)).into()
+}
+
+/// Writes all tensors, buffers included. A file of that name is replaced as a whole or not at all.
+///
+/// `steps` becomes BatchNorm's `num_batches_tracked`.
+pub fn save(path: &Path, layout: &Layout, weights: &[f32], steps: u64) -> Result<(), CheckpointError> {
+    let fill = |i: usize, out: &mut dyn FnMut(&[f32])| {
+        out(&weights[layout.tensor_range(i)]);
+        Ok(())
+    };
+    write(path, layout.tensors(), steps, Precision::F32, fill)
+}
+
+/// Writes the weights of a model file or a checkpoint in another precision.
+pub fn export(
+    from: &TensorFile,
+    tensors: &[TensorSpec],
+    steps: u64,
+    path: &Path,
+    precision: Precision,
+) -> Result<(), CheckpointError> {
+    let fill = |i: usize, out: &mut dyn FnMut(&[f32])| from.chunks(&tensors[i].name, out);
+    write(path, tensors, steps, precision, fill)
+}
+
+fn write(
+    path: &Path,
+    tensors: &[TensorSpec],
+    steps: u64,
+    precision: Precision,
+    fill: impl Fn(usize, &mut dyn FnMut(&[f32])) -> Result<(), CheckpointError>,
+) -> Result<(), CheckpointError> {
+    let part = path.with_extension("part");
+    let failed = |error| CheckpointError::Io { path: part.clone(), error };
+    let head = header(&model_tensors(tensors, precision.dtype()), notes(steps))
+        .map_err(|e| CheckpointError::bad(path, e))?;
+    let mut file = BufWriter::new(File::create(&part).map_err(failed)?);
+    file.write_all(&head).map_err(failed)?;
+    for _ in counters(tensors) {
+        file.write_all(&(steps as i64).to_le_bytes()).map_err(failed)?;
+    }
+    let mut bytes = Vec::new();
+    for i in 0..tensors.len() {
+        let mut result = Ok(());
+        fill(i, &mut |values| {
+            bytes.clear();
+            precision.put(values, &mut bytes);
+            if result.is_ok() {
+                result = file.write_all(&bytes);
+            }
+        })?;
+        result.map_err(failed)?;
+    }
+    let file = file.into_inner().map_err(|e| failed(e.into_error()))?;
+    file.sync_all().map_err(failed)?;
+    std::fs::rename(&part, path).map_err(CheckpointError::io(path))
+}
+
+/// Reads a model file that PyTorch, or anyone, made for these tensors: names and shapes must match. BatchNorm's
+/// counters are passed over. Gives the flat vector, and a name for the file by its content.
+pub fn load(path: &Path, layout: &Layout) -> Result<(Vec<f32>, String), CheckpointError> {
+    let file = TensorFile::open(path)?;
+    let differences = differences(layout.tensors(), &file);
+    if !differences.is_empty() {
+        return Err(CheckpointError::Misfit { path: path.to_path_buf(), differences });
+    }
+    let mut weights = vec![0.0; layout.len()];
+    for (i, t) in layout.tensors().iter().enumerate() {
+        file.read(&t.name, &mut weights[layout.tensor_range(i)])?;
+    }
+    if let Some(i) = weights.iter().position(|v| !v.is_finite()) {
+        let at = (0..layout.tensors().len()).find(|t| layout.tensor_range(*t).contains(&i)).unwrap_or(0);
+        let why = format!("tensor `{}` holds {}", layout.tensors()[at].name, weights[i]);
+        return Err(CheckpointError::bad(path, why));
+    }
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(bytemuck::cast_slice(&weights));
+    Ok((weights, format!("model file, crc32 {:08x}", crc.finalize())))
+}
+
+/// What a file has that the model has not, and the reverse, in words.
+pub(crate) fn differences(tensors: &[TensorSpec], file: &TensorFile) -> Vec<String> {
+    let there: BTreeMap<_, _> = file.entries().into_iter().map(|e| (e.name.clone(), e)).collect();
+    let mut out = Vec::new();
+    for t in tensors {
+        match there.get(&t.name) {
+            None => out.push(format!("`{}` {:?} is missing", t.name, t.shape)),
+            Some(e) if e.shape != t.shape => {
+                out.push(format!("`{}` is {:?}, the model's is {:?}", t.name, e.shape, t.shape));
+            }
+            Some(e) if !e.is_float() => {
+                out.push(format!("`{}` is {:?}; F32, F16 and BF16 are read", t.name, e.dtype));
+            }
+            Some(_) => {}
+        }
+    }
+    let known = |name: &String| tensors.iter().any(|t| t.name == *name) || is_counter(name);
+    let extra = there.values().filter(|e| !known(&e.name));
+    out.extend(extra.map(|e| format!("`{}` {:?} is not in the model", e.name, e.shape)));
+    out
+}

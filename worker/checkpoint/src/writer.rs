@@ -1,0 +1,190 @@
+//! One checkpoint on its way to the disk.
+//!
+//! ```text
+//!  create: .tmp-step-N-...  ─put, put, ...─▶  finish: fsync files ─▶ checkpoint.json ─▶ fsync ─▶ rename to step-N
+//!                                                    ─▶ fsync of the folder ─▶ `latest` ─▶ old ones go
+//! ```
+//!
+//! Pieces are written where they belong as they come, so memory is bounded by one of them. A writer that is
+//! dropped before it has finished removes what it wrote; one that is killed leaves a `.tmp-` folder, which nobody
+//! reads and the next writer removes.
+
+use crate::{
+    CheckpointError, Folder, MANIFEST_FILE, MODEL_FILE, Manifest, OPTIMIZER_FILE,
+    folder::{sync_dir, write_file},
+    manifest::{FileStamp, to_json},
+    tensors::header,
+    weights::{counters, model_tensors, notes},
+};
+use crc32fast::Hasher;
+use paraft_common::{TensorKind, TensorSpec, codec::F32_BYTES};
+use safetensors::Dtype;
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+/// A checkpoint that is being written.
+#[derive(Debug)]
+pub struct Writer {
+    folder: Folder,
+    name: String,
+    tmp: PathBuf,
+    files: [Part; 2],
+    /// The weights, then each slot.
+    regions: Vec<Region>,
+    step: u64,
+    done: bool,
+}
+
+/// A file and the checksum of what stands before its regions.
+#[derive(Debug)]
+struct Part {
+    path: PathBuf,
+    file: File,
+    head: Hasher,
+}
+
+/// A run of values in a file that is filled from its start.
+#[derive(Debug)]
+struct Region {
+    at: u64,
+    len: usize,
+    next: usize,
+    crc: Hasher,
+}
+
+impl Writer {
+    /// Begins the checkpoint of `step` for a model with these tensors and an optimizer with these state vectors.
+    pub fn create(
+        folder: &Folder,
+        step: u64,
+        tensors: &[TensorSpec],
+        slots: &[&str],
+    ) -> Result<Self, CheckpointError> {
+        folder.make()?;
+        folder.clean();
+        let name = Folder::name(step);
+        let tmp = folder.path().join(format!(".tmp-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&tmp); // of a process that had our number
+        fs::create_dir(&tmp).map_err(CheckpointError::io(&tmp))?;
+        // From here on, `drop` tidies up.
+        let bad = |e: String| CheckpointError::bad(&tmp, e);
+        let params: Vec<_> = tensors.iter().filter(|t| t.kind == TensorKind::Param).collect();
+        let params_len = params.iter().map(|t| t.len()).sum();
+        let len = tensors.iter().map(TensorSpec::len).sum();
+        let counter = (step as i64).to_le_bytes().repeat(counters(tensors).len());
+        let model = header(&model_tensors(tensors, Dtype::F32), notes(step)).map_err(bad)?;
+        let of_slot = |slot: &&str| {
+            let slot = slot.to_string();
+            params.iter().map(move |t| (format!("{slot}.{}", t.name), Dtype::F32, t.shape.clone()))
+        };
+        let state = header(&slots.iter().flat_map(of_slot).collect::<Vec<_>>(), notes(step)).map_err(bad)?;
+        let mut regions = vec![Region::new((model.len() + counter.len()) as u64, len)];
+        for slot in 0..slots.len() {
+            regions.push(Region::new((state.len() + slot * params_len * F32_BYTES) as u64, params_len));
+        }
+        let files = [
+            Part::create(tmp.join(MODEL_FILE), &[&model[..], &counter].concat()),
+            Part::create(tmp.join(OPTIMIZER_FILE), &state),
+        ];
+        let [model, optimizer] = files;
+        let files = match (model, optimizer) {
+            (Ok(m), Ok(o)) => [m, o],
+            (Err(e), _) | (_, Err(e)) => {
+                let _ = fs::remove_dir_all(&tmp);
+                return Err(e);
+            }
+        };
+        Ok(Self { folder: folder.clone(), name, tmp, files, regions, step, done: false })
+    }
+
+    /// Writes the next values of a part, little-endian: part 0 are the weights, part n the optimizer's slot n.
+    /// `offset` says where in the flat vector they begin; each part comes in order.
+    pub fn put(&mut self, part: usize, offset: usize, le: &[u8]) -> Result<(), CheckpointError> {
+        let file = &self.files[usize::from(part > 0)];
+        let values = le.len() / F32_BYTES;
+        let region = self
+            .regions
+            .get_mut(part)
+            .filter(|r| r.next == offset && le.len().is_multiple_of(F32_BYTES) && values <= r.len - r.next);
+        let Some(region) = region else {
+            let why = format!("part {part} at value {offset} with {values} values is out of place");
+            return Err(CheckpointError::bad(&file.path, why));
+        };
+        let at = region.at + (offset * F32_BYTES) as u64;
+        file.file.write_all_at(le, at).map_err(CheckpointError::io(&file.path))?;
+        region.crc.update(le);
+        region.next += values;
+        Ok(())
+    }
+
+    /// Makes it a checkpoint, and the latest one; of the older ones `keep` stay, this one counted. `manifest` is
+    /// completed with the files' stamps. Gives the checkpoint's folder.
+    pub fn finish(mut self, mut manifest: Manifest, keep: usize) -> Result<PathBuf, CheckpointError> {
+        if let Some(part) = self.regions.iter().position(|r| r.next != r.len) {
+            let r = &self.regions[part];
+            let why = format!("part {part} ends after {} of {} values", r.next, r.len);
+            return Err(CheckpointError::bad(&self.files[usize::from(part > 0)].path, why));
+        }
+        let (model, slots) = self.regions.split_at(1);
+        for (file, regions) in self.files.iter().zip([model, slots]) {
+            file.file.sync_all().map_err(CheckpointError::io(&file.path))?;
+            let bytes = file.file.metadata().map_err(CheckpointError::io(&file.path))?.len();
+            let mut crc = file.head.clone();
+            regions.iter().for_each(|r| crc.combine(&r.crc));
+            let name = file.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            manifest.files.insert(name, FileStamp { bytes, crc32: format!("{:08x}", crc.finalize()) });
+        }
+        let path = self.tmp.join(MANIFEST_FILE);
+        let json =
+            to_json(&manifest).map_err(|e| CheckpointError::bad(&path, format!("cannot be written: {e}")))?;
+        write_file(&path, json.as_bytes())?;
+        sync_dir(&self.tmp)?;
+        let path = self.folder.path().join(&self.name);
+        self.replace(&path)?;
+        self.done = true;
+        sync_dir(self.folder.path())?;
+        self.folder.set_latest(self.step)?;
+        self.folder.prune(keep);
+        Ok(path)
+    }
+
+    /// A folder cannot be renamed onto one that is there (a job that goes on from an earlier step comes by here
+    /// again): that one is moved away first. A crash in between leaves it whole under its `.tmp-` name, and one
+    /// checkpoint less.
+    fn replace(&self, path: &Path) -> Result<(), CheckpointError> {
+        let old = self.folder.path().join(format!(".tmp-old-{}-{}", self.name, std::process::id()));
+        if path.exists() {
+            fs::rename(path, &old).map_err(CheckpointError::io(path))?;
+        }
+        fs::rename(&self.tmp, path).map_err(CheckpointError::io(path))?;
+        let _ = fs::remove_dir_all(&old);
+        Ok(())
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if !self.done {
+            let _ = fs::remove_dir_all(&self.tmp);
+        }
+    }
+}
+
+impl Part {
+    fn create(path: PathBuf, head: &[u8]) -> Result<Self, CheckpointError> {
+        let file = File::create(&path).map_err(CheckpointError::io(&path))?;
+        file.write_all_at(head, 0).map_err(CheckpointError::io(&path))?;
+        let mut crc = Hasher::new();
+        crc.update(head);
+        Ok(Self { path, file, head: crc })
+    }
+}
+
+impl Region {
+    fn new(at: u64, len: usize) -> Self {
+        Self { at, len, next: 0, crc: Hasher::new() }
+    }
+}

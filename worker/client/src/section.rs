@@ -1,0 +1,245 @@
+//! The shards' images of one step, read in the order of the buckets, for whoever writes a checkpoint.
+//!
+//! ```text
+//!  shard 0 ─▶ bucket 0 ──▶ bucket 3 ...
+//!  shard 1 ─▶   bucket 1 ─▶  bucket 4 ...     next(): bucket 0, 1, 2, 3, ...
+//!  shard 2 ─▶     bucket 2 ─▶ ...
+//! ```
+//!
+//! All shards are asked at once, so that each holds its image until its stream is read; what has arrived and is
+//! not read yet is bounded by the window of each connection.
+
+use crate::{
+    connect::{self, Transport},
+    error::ClientError,
+};
+use bytes::Bytes;
+use paraft_common::{
+    BucketId, Layout, ShardId, Step, TensorKind, WorkerId,
+    codec::F32_BYTES,
+    config::{LastEvaluation, ServerJob, Stopping},
+    placement,
+};
+use paraft_proto::{CheckpointPart, CheckpointRequest, PROTOCOL, checkpoint_part::Kind};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::{Duration, Instant},
+};
+use tonic::Streaming;
+
+/// Servers that are asked because another one named them.
+const MOST_REDIRECTS: usize = 64;
+/// A server that is asked for its image answers at once; one that hangs must not hold up the others.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The images of one step, on their way.
+pub struct Sections {
+    step: Step,
+    layout: Layout,
+    shards: u32,
+    slots: usize,
+    streams: BTreeMap<ShardId, Streaming<CheckpointPart>>,
+    /// What comes next: bucket and part.
+    todo: VecDeque<(BucketId, usize)>,
+    /// What the shards say besides the bulk.
+    pub clocks: Vec<ClockOf>,
+    /// Early stopping.
+    pub stopping: Stopping,
+}
+
+/// How far a worker had come on one shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClockOf {
+    /// Which shard.
+    pub shard: ShardId,
+    /// Who.
+    pub worker: WorkerId,
+    /// The last step that the shard had fully applied.
+    pub step: Step,
+    /// It had done all its steps.
+    pub finished: bool,
+}
+
+/// One vector of one bucket.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// Which bucket.
+    pub bucket: BucketId,
+    /// 0: the weights; n: the optimizer's slot n.
+    pub part: usize,
+    /// Where it begins in the flat vector, in values.
+    pub offset: usize,
+    /// `f32`, little-endian, as many as the bucket holds.
+    pub payload: Bytes,
+    /// Updates that are in the bucket.
+    pub version: u64,
+    /// The schedule's clock, in steps of the fleet.
+    pub clock: f64,
+}
+
+impl Sections {
+    /// Asks every shard that holds buckets for its image of `step`. `job` is the caller's own.
+    pub async fn open(
+        servers: &[String],
+        shards: u32,
+        transport: Transport,
+        job: &ServerJob,
+        step: Step,
+    ) -> Result<Self, ClientError> {
+        let layout = job.layout();
+        let slots = job.optimizer.slots();
+        let text = job.to_toml().map_err(|e| ClientError::Options(e.to_string()))?;
+        let mut sections = Self {
+            step,
+            shards,
+            slots,
+            streams: BTreeMap::new(),
+            todo: todo(&layout, slots),
+            layout,
+            clocks: Vec::new(),
+            stopping: Stopping::default(),
+        };
+        let mut channels = BTreeMap::new();
+        let mut failed = None;
+        for shard in (0..shards).map(ShardId) {
+            let buckets = placement::buckets_of(&sections.layout, shard, shards).len();
+            if buckets > 0 {
+                // All are asked, whatever one says: a shard whose image nobody fetches would keep no other.
+                let asked = sections.ask(shard, servers, transport, &mut channels, &text, buckets).await;
+                failed = failed.or(asked.err());
+            }
+        }
+        failed.map_or(Ok(sections), Err)
+    }
+
+    /// Lets the images of `step` go, where shards keep one. A shard that does not hear of it waits for a while.
+    pub async fn release(servers: &[String], shards: u32, transport: Transport, job: &ServerJob, step: Step) {
+        drop(Self::open(servers, shards, transport, job, step).await);
+    }
+
+    /// The next vector, in the order of the flat vector; `None` after the last.
+    pub async fn next(&mut self) -> Result<Option<Piece>, ClientError> {
+        let Some((bucket, part)) = self.todo.pop_front() else { return Ok(None) };
+        let shard = placement::shard_of(bucket, self.shards);
+        let broken = |what: String| ClientError::Protocol { shard, what };
+        let stream = self.streams.get_mut(&shard).ok_or_else(|| broken("no stream".into()))?;
+        let p = match stream.message().await {
+            Ok(Some(CheckpointPart { kind: Some(Kind::Piece(p)) })) => p,
+            Ok(Some(_)) => return Err(broken("a message out of place".into())),
+            Ok(None) => return Err(lost(shard, self.step, "the stream ended early")),
+            Err(s) => return Err(lost(shard, self.step, s.message())),
+        };
+        let spec = self.layout.buckets()[bucket.0 as usize];
+        if (p.bucket, p.part as usize) != (bucket.0, part) || p.payload.len() != spec.len * F32_BYTES {
+            let (b, n, bytes) = (p.bucket, p.part, p.payload.len());
+            return Err(broken(format!(
+                "part {n} of bucket {b} with {bytes} bytes instead of {bucket}'s {part}"
+            )));
+        }
+        let (version, clock) = (p.version, p.clock);
+        Ok(Some(Piece { bucket, part, offset: spec.offset, payload: p.payload, version, clock }))
+    }
+
+    /// The optimizer's state vectors.
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    async fn ask(
+        &mut self,
+        shard: ShardId,
+        servers: &[String],
+        transport: Transport,
+        channels: &mut BTreeMap<String, tonic::transport::Channel>,
+        job: &str,
+        buckets: usize,
+    ) -> Result<(), ClientError> {
+        let began = Instant::now();
+        let mut causes = Vec::new();
+        // The leader is one of the servers, or one that they name: of a fleet that has changed, the job knows only
+        // the first servers. Who does not lead says so at once.
+        let mut known = servers.to_vec();
+        let mut next = 0;
+        while let Some(address) = known.get(next).cloned() {
+            next += 1;
+            let mut leader = String::new();
+            match self.ask_one(shard, &address, transport, channels, &mut leader).await {
+                Ok((section, stream)) => {
+                    if section.job != job
+                        || section.buckets as usize != buckets
+                        || section.step != self.step.0
+                    {
+                        let what = "an image of another job or step".to_string();
+                        return Err(ClientError::Protocol { shard, what });
+                    }
+                    self.note(shard, &section);
+                    self.streams.insert(shard, stream);
+                    return Ok(());
+                }
+                Err(cause) => causes.push((address, cause)),
+            }
+            if !leader.is_empty() && !known.contains(&leader) && known.len() < servers.len() + MOST_REDIRECTS
+            {
+                known.push(leader);
+            }
+        }
+        Err(ClientError::Unreachable { shard, waited: began.elapsed(), causes })
+    }
+
+    async fn ask_one(
+        &self,
+        shard: ShardId,
+        address: &str,
+        transport: Transport,
+        channels: &mut BTreeMap<String, tonic::transport::Channel>,
+        leader: &mut String,
+    ) -> Result<(paraft_proto::Section, Streaming<CheckpointPart>), String> {
+        let ask = async {
+            let channel = match channels.get(address) {
+                Some(c) => c.clone(),
+                None => connect::channel(address, transport).await?,
+            };
+            channels.insert(address.to_string(), channel.clone());
+            let request = CheckpointRequest { protocol: PROTOCOL, shard: shard.0, step: self.step.0 };
+            let reply = connect::shards(channel).checkpoint(request).await;
+            let mut stream = reply.map_err(|s| s.message().to_string())?.into_inner();
+            match stream.message().await.map_err(|s| s.message().to_string())?.and_then(|m| m.kind) {
+                Some(Kind::Section(section)) => Ok((section, stream)),
+                Some(Kind::Refused(r)) => {
+                    *leader = r.leader;
+                    Err(r.message)
+                }
+                Some(Kind::Piece(_)) | None => Err("a message out of place".into()),
+            }
+        };
+        match tokio::time::timeout(ANSWER_PATIENCE, ask).await {
+            Ok(r) => r,
+            Err(_) => Err(format!("no answer within {ANSWER_PATIENCE:?}")),
+        }
+    }
+
+    fn note(&mut self, shard: ShardId, section: &paraft_proto::Section) {
+        self.clocks.extend(section.members.iter().map(|m| ClockOf {
+            shard,
+            worker: WorkerId(m.worker),
+            step: Step(m.clock),
+            finished: m.finished,
+        }));
+        if let Some(s) = section.stopping.filter(|_| shard == ShardId(0)) {
+            let (epoch, loss_sum, correct, count) = (s.epoch, s.loss_sum, s.correct, s.count);
+            let evaluated = s.evaluated.then_some(LastEvaluation { epoch, loss_sum, correct, count });
+            self.stopping = Stopping { best_loss: s.best_loss, bad: s.bad, stop: s.stop, evaluated };
+        }
+    }
+}
+
+fn todo(layout: &Layout, slots: usize) -> VecDeque<(BucketId, usize)> {
+    let parts = |kind| if kind == TensorKind::Param { slots } else { 0 };
+    let of = |(i, b): (u32, &paraft_common::BucketSpec)| (0..=parts(b.kind)).map(move |p| (BucketId(i), p));
+    (0u32..).zip(layout.buckets()).flat_map(of).collect()
+}
+
+fn lost(shard: ShardId, step: Step, cause: &str) -> ClientError {
+    let what = format!("its image of {step} was lost on the way: {cause}");
+    ClientError::Protocol { shard, what }
+}

@@ -1,0 +1,347 @@
+//! Checkpoints of a job that is training: when one is due, and the thread that writes it.
+//!
+//! ```text
+//!  training thread                          paraft-checkpoint thread
+//!  pull_for_checkpoint(k) ─▶ "you write it" ──Write(k)──▶ images of all shards ─▶ files ─▶ rename, latest
+//!  evaluation of k complete ───────────Loss(k)───▶ best
+//!  lines of the record ◀──────────events──────────
+//! ```
+//!
+//! The training thread waits for none of it but before its last step, whose checkpoint is always made. One is
+//! written at a time and another waits, kept by the servers; what is due beyond is not made, and the record says so.
+
+use crate::{
+    Job, WorkerError,
+    job::CheckpointConfig,
+    recorder::wall,
+    worker::{Plan, WorkerOptions},
+};
+use paraft_checkpoint::{
+    CheckpointError, Folder, Manifest, Writer,
+    manifest::{Clock, FORMAT, Stamp},
+};
+use paraft_client::{ClientError, ClientOptions, Pulled, Transport, section::Sections};
+use paraft_common::{Mode, Step, TensorSpec, WorkerId, config::ServerJob};
+use paraft_record::event;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+        mpsc,
+    },
+    thread,
+    time::Instant,
+};
+
+/// Where the checkpoints of a job go: `checkpoint.dir`, else a folder in the run's.
+pub fn folder(job: &Job, run_dir: Option<&Path>) -> Option<PathBuf> {
+    let own = job.checkpoint.as_ref().and_then(|c| c.dir.as_ref());
+    own.map(|d| job.base_dir.join(d)).or_else(|| run_dir.map(|d| d.join("checkpoints")))
+}
+
+/// The steps at which checkpoints are due. The same on every worker of a job.
+#[derive(Clone, Copy, Debug)]
+pub struct Due {
+    steps: Option<u64>,
+    epochs: Option<u64>,
+    total: u64,
+}
+
+impl Due {
+    /// As the job says.
+    pub fn new(config: &CheckpointConfig, plan: &Plan) -> Self {
+        let epochs = config.epochs().map(|n| n.saturating_mul(plan.per_epoch));
+        Self { steps: config.every_steps, epochs, total: plan.total }
+    }
+
+    /// Whether one is due once `step` is done. The job's last step always is.
+    pub fn at(&self, step: Step) -> bool {
+        let every = |n: &u64| step.0.is_multiple_of(*n);
+        self.steps.iter().chain(&self.epochs).any(every) || step.0 == self.total
+    }
+}
+
+enum Order {
+    /// Say when everything before is done.
+    Tell(mpsc::Sender<()>),
+    Write(Step),
+    /// Only some shards keep an image of this step.
+    Release(Step),
+    Loss(Step, f64),
+}
+
+/// The training thread's side.
+pub struct Checkpoints {
+    due: Due,
+    worker: WorkerId,
+    orders: Option<mpsc::Sender<Order>>,
+    events: mpsc::Receiver<event::Checkpoint>,
+    /// To be written.
+    waiting: Arc<AtomicU64>,
+    thread: Option<thread::JoinHandle<()>>,
+    skipped: Vec<event::Checkpoint>,
+}
+
+impl Checkpoints {
+    /// Starts the thread, if the job wants checkpoints.
+    pub fn start(
+        job: &Job,
+        options: &WorkerOptions,
+        plan: &Plan,
+        tensors: &[TensorSpec],
+        client: &ClientOptions,
+    ) -> Result<Option<Self>, WorkerError> {
+        let Some(config) = &job.checkpoint else { return Ok(None) };
+        let dir = folder(job, options.run_dir.as_deref()).ok_or_else(|| {
+            WorkerError::Job(
+                "the job has [checkpoint], but there is no place for them: give --run-dir or checkpoint.dir"
+                    .into(),
+            )
+        })?;
+        let author = Author {
+            folder: Folder::new(dir),
+            keep: config.num_to_keep,
+            name: job.name.clone(),
+            job: job.to_toml(),
+            batch: job.train.batch as u64,
+            steps_per_epoch: plan.per_epoch,
+            tensors: tensors.to_vec(),
+            servers: client.servers.clone(),
+            shards: client.shards,
+            transport: client.transport,
+            server_job: client.job.clone(),
+            worker: client.worker,
+        };
+        let (orders, received) = mpsc::channel();
+        let (tell, events) = mpsc::channel();
+        let waiting = Arc::new(AtomicU64::new(0));
+        let done = waiting.clone();
+        let work = move || author.work(&received, &tell, &done);
+        let thread = thread::Builder::new()
+            .name("paraft-checkpoint".into())
+            .spawn(work)
+            .map_err(|e| WorkerError::Job(format!("no thread for checkpoints: {e}")))?;
+        Ok(Some(Self {
+            due: Due::new(config, plan),
+            worker: client.worker,
+            orders: Some(orders),
+            events,
+            waiting,
+            thread: Some(thread),
+            skipped: Vec::new(),
+        }))
+    }
+
+    /// Whether a checkpoint is due once `step` is done.
+    pub fn due(&self, step: Step) -> bool {
+        self.due.at(step)
+    }
+
+    /// What a pull at which one was due says. Returns at once.
+    pub fn pulled(&mut self, step: Step, pulled: &Pulled) {
+        if pulled.section {
+            self.waiting.fetch_add(1, SeqCst);
+            self.send(Order::Write(step));
+        } else if pulled.section_in_part {
+            self.send(Order::Release(step));
+        } else if self.waiting.load(SeqCst) > 0 {
+            let why = "the ones before are still being written; make them rarer";
+            self.skipped.push(event::Checkpoint {
+                wall: wall(),
+                worker: self.worker,
+                step,
+                error: Some(why.into()),
+                ..Default::default()
+            });
+        }
+    }
+
+    /// Waits for what is being written when `step` is the job's last: while its step is cut, no other checkpoint
+    /// may be on its way.
+    pub fn clear_the_way(&self, step: Step) {
+        if step.0 == self.due.total {
+            let (tell, told) = mpsc::channel();
+            self.send(Order::Tell(tell));
+            let _ = told.recv();
+        }
+    }
+
+    /// The held-out loss at `step` is known.
+    pub fn loss(&self, step: Step, loss: f64) {
+        self.send(Order::Loss(step, loss));
+    }
+
+    fn send(&self, order: Order) {
+        if let Some(orders) = &self.orders {
+            let _ = orders.send(order); // its thread ends only with us
+        }
+    }
+
+    /// What has happened since the last call.
+    pub fn events(&mut self) -> Vec<event::Checkpoint> {
+        let mut events = std::mem::take(&mut self.skipped);
+        events.extend(self.events.try_iter());
+        events
+    }
+
+    /// Waits for what is being written; gives what has happened.
+    pub fn finish(&mut self) -> Vec<event::Checkpoint> {
+        self.orders = None;
+        if let Some(t) = self.thread.take() {
+            let _ = t.join();
+        }
+        self.events()
+    }
+}
+
+impl Drop for Checkpoints {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// Everything that the thread needs.
+struct Author {
+    folder: Folder,
+    keep: usize,
+    name: String,
+    job: String,
+    batch: u64,
+    steps_per_epoch: u64,
+    tensors: Vec<TensorSpec>,
+    servers: Vec<String>,
+    shards: u32,
+    transport: Transport,
+    server_job: ServerJob,
+    worker: WorkerId,
+}
+
+/// Why a checkpoint was not made.
+#[derive(Debug, thiserror::Error)]
+enum Failed {
+    #[error(transparent)]
+    Fetch(#[from] ClientError),
+    #[error(transparent)]
+    Write(#[from] CheckpointError),
+    #[error("no I/O runtime: {0}")]
+    Runtime(std::io::Error),
+}
+
+impl Author {
+    fn work(
+        self,
+        orders: &mpsc::Receiver<Order>,
+        tell: &mpsc::Sender<event::Checkpoint>,
+        waiting: &AtomicU64,
+    ) {
+        let mut written = BTreeSet::new();
+        while let Ok(order) = orders.recv() {
+            match order {
+                Order::Tell(who) => {
+                    let _ = who.send(());
+                }
+                Order::Write(step) => {
+                    let began = Instant::now();
+                    let result = self.write(step);
+                    let mut e = event::Checkpoint {
+                        wall: wall(),
+                        worker: self.worker,
+                        step,
+                        seconds: began.elapsed().as_secs_f64(),
+                        ..Default::default()
+                    };
+                    match result {
+                        Ok((path, bytes)) => {
+                            written.insert(step);
+                            tracing::info!(step = step.0, path = %path.display(), seconds = e.seconds, "checkpoint");
+                            (e.path, e.bytes) = (path.display().to_string(), bytes);
+                        }
+                        Err(why) => {
+                            tracing::warn!(step = step.0, %why, "no checkpoint");
+                            e.error = Some(why.to_string());
+                        }
+                    }
+                    let _ = tell.send(e);
+                    waiting.fetch_sub(1, SeqCst);
+                }
+                Order::Release(step) => {
+                    tracing::info!(step = step.0, "no checkpoint: not every shard has an image");
+                    self.release(step);
+                }
+                Order::Loss(step, loss) if written.contains(&step) => {
+                    if let Err(why) = self.folder.note_loss(step.0, loss) {
+                        tracing::warn!(step = step.0, %why, "`best` was not updated");
+                    }
+                }
+                Order::Loss(..) => {}
+            }
+        }
+    }
+
+    fn release(&self, step: Step) {
+        let release = Sections::release(&self.servers, self.shards, self.transport, &self.server_job, step);
+        if let Ok(runtime) = runtime() {
+            runtime.block_on(release);
+        }
+    }
+
+    /// Gives the checkpoint's folder and the bytes of its bulk.
+    fn write(&self, step: Step) -> Result<(PathBuf, u64), Failed> {
+        let runtime = runtime().map_err(Failed::Runtime)?;
+        let sections = Sections::open(&self.servers, self.shards, self.transport, &self.server_job, step);
+        let mut sections = runtime.block_on(sections)?;
+        let slots = self.server_job.optimizer.slot_names();
+        let mut writer = Writer::create(&self.folder, step.0, &self.tensors, &slots)?;
+        let mut stamps = vec![Stamp::default(); self.server_job.layout().buckets().len()];
+        let mut bytes = 0;
+        while let Some(p) = runtime.block_on(sections.next())? {
+            stamps[p.bucket.0 as usize] = Stamp { version: p.version, clock: p.clock };
+            bytes += p.payload.len() as u64;
+            writer.put(p.part, p.offset, &p.payload)?;
+        }
+        Ok((writer.finish(self.manifest(step, &sections, stamps), self.keep)?, bytes))
+    }
+
+    fn manifest(&self, step: Step, sections: &Sections, buckets: Vec<Stamp>) -> Manifest {
+        let job = &self.server_job;
+        let slowest = sections.clocks.iter().filter(|c| !c.finished).map(|c| c.step).min();
+        let resume = if job.mode == Mode::Bsp { step } else { slowest.unwrap_or(step) };
+        let clock = |c: &paraft_client::section::ClockOf| Clock {
+            shard: c.shard.0,
+            worker: c.worker.0,
+            step: c.step.0,
+            finished: c.finished,
+        };
+        Manifest {
+            format: FORMAT,
+            paraft: env!("CARGO_PKG_VERSION").into(),
+            written: wall(),
+            name: self.name.clone(),
+            step: step.0,
+            resume_step: resume.0,
+            mode: job.mode,
+            workers: job.workers,
+            batch: self.batch,
+            steps_per_epoch: self.steps_per_epoch,
+            shards: self.shards,
+            bucket_len: job.bucket_len,
+            optimizer: job.optimizer.clone(),
+            slots: job.optimizer.slot_names().iter().map(ToString::to_string).collect(),
+            tensors: self.tensors.clone(),
+            buckets,
+            clocks: sections.clocks.iter().map(clock).collect(),
+            early_stop: (&sections.stopping).into(),
+            job: self.job.clone(),
+            files: BTreeMap::new(), // these two by the writer
+            seal: String::new(),
+        }
+    }
+}
+
+/// The connections live on a thread of the runtime's own: the one that writes waits for the disk, and a peer whose
+/// keepalive is not answered meanwhile would hang up.
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()
+}

@@ -1,0 +1,73 @@
+//! What a job begins with: weights drawn from the seed, a model file, or a checkpoint.
+
+use crate::{Job, WorkerError, worker::Plan};
+use paraft_checkpoint::{Checkpoint, Folder, weights};
+use paraft_client::Initial;
+use paraft_common::{
+    Layout,
+    config::{Start, Stopping},
+};
+use paraft_models::Model;
+use std::path::Path;
+
+/// What a worker brings along for servers that have nothing yet.
+pub struct Beginning {
+    /// The bulk.
+    pub initial: Initial,
+    /// What the servers' job says of it; `None` for weights from the seed.
+    pub start: Option<Start>,
+}
+
+impl Beginning {
+    /// The steps that are done.
+    pub fn step(&self) -> u64 {
+        self.start.as_ref().map_or(0, |s| s.step)
+    }
+}
+
+/// Prepares the job's beginning. A checkpoint wins over `train.init`: the job that it is of may have begun so.
+/// Everything that is wrong with a file is said here, before the servers hear of this worker.
+pub fn begin(
+    job: &Job,
+    resume: Option<&Path>,
+    model: &dyn Model,
+    layout: &Layout,
+    plan: &Plan,
+) -> Result<Beginning, WorkerError> {
+    if let Some(path) = resume {
+        return from_checkpoint(job, path, layout, plan);
+    }
+    if let Some(path) = &job.train.init {
+        let (weights, from) = weights::load(&job.base_dir.join(path), layout)?;
+        let start = Start { from, step: 0, stopping: Stopping::default() };
+        return Ok(Beginning { initial: Initial::fresh(weights), start: Some(start) });
+    }
+    let mut weights = vec![0.0; layout.len()];
+    model.init(job.seed, &mut weights);
+    Ok(Beginning { initial: Initial::fresh(weights), start: None })
+}
+
+fn from_checkpoint(job: &Job, path: &Path, layout: &Layout, plan: &Plan) -> Result<Beginning, WorkerError> {
+    let checkpoint = Checkpoint::open(&Folder::find(path)?)?;
+    checkpoint.verify()?;
+    checkpoint.fits(layout.tensors(), &job.optimizer)?;
+    let manifest = checkpoint.manifest();
+    let samples = u64::from(job.train.workers) * job.train.batch as u64;
+    let step = manifest.step_in(plan.per_epoch, samples);
+    if step >= plan.total {
+        return Err(WorkerError::Job(format!(
+            "{} is of step {step}, and this job has {} steps: nothing is left to train; raise train.epochs",
+            checkpoint.path().display(),
+            plan.total
+        )));
+    }
+    let mut stopping = Stopping::from(&manifest.early_stop);
+    // The rule may have been changed, or taken out, to go on.
+    stopping.stop = job.eval.early_stop.is_some_and(|rule| stopping.bad >= rule.patience);
+    let state = checkpoint.load()?;
+    let stamps = manifest.stamps_for(layout).iter().map(|s| (s.version, s.clock)).collect();
+    Ok(Beginning {
+        initial: Initial { weights: state.weights, slots: state.slots, stamps },
+        start: Some(Start { from: checkpoint.identity(), step, stopping }),
+    })
+}
