@@ -4,7 +4,7 @@
 //! committed markers cover must come to the same state, bit for bit.
 
 use super::{
-    Command, Contribution, Outcome, Proposal, Shard,
+    Command, Contribution, InitPart, Outcome, Proposal, Shard,
     cut::{CutId, CutRecord, Staged},
     form::Form,
     properties::{a_job, new, over_the_wire, sent},
@@ -108,7 +108,10 @@ impl World {
         let conf = world.replicas[0].configured().expect("configured");
         for b in &conf.buckets {
             let payload = Bytes::from(vec![0u8; b.spec.len * 4]);
-            world.log(&Proposal { command: Command::Init { bucket: b.id }, payload }, true);
+            world.log(
+                &Proposal { command: Command::Init { bucket: b.id, part: InitPart::FRESH }, payload },
+                true,
+            );
         }
         for w in 0..WORKERS {
             world.log(&Command::Join { worker: WorkerId(w) }.into(), true);
