@@ -15,7 +15,7 @@
 //! - [`writer`]: one checkpoint on its way to the disk: temporary folder, fsync, rename.
 //! - [`folder`]: many checkpoints: which is the latest, the best, which ones go.
 //! - [`read`]: one checkpoint: is it whole, what is in it.
-//! - [`manifest`]: `checkpoint.json`.
+//! - [`manifest`]: the file `checkpoint.json`.
 //! - [`tensors`]: a safetensors file, read a piece at a time.
 //! - [`weights`]: weights to and from files of one's own.
 //! - [`compare`]: norms, differences.
