@@ -54,6 +54,7 @@ fn events(habit: &Habit, classifies: bool) -> Vec<Event> {
         optimizer: "momentum 0.9".into(),
         lr: 0.05,
         target_accuracy: classifies.then_some(0.95),
+        resumed_step: None,
     })];
     let loss_at = |samples: f64| 0.08 + 2.2 / (1.0 + samples * habit.learns / 4000.0);
     let seconds_at = |samples: f64| samples / habit.samples_per_s;
@@ -122,6 +123,7 @@ fn events(habit: &Habit, classifies: bool) -> Vec<Event> {
             pulls_waited: 40,
             bytes_pushed: budget / 32 * 2 * 101_770,
             bytes_pulled: budget / 32 * 2 * 101_770,
+            pushes_lost: 0,
         }));
     }
     events
