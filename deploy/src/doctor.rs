@@ -129,6 +129,7 @@ fn loopback() -> Row {
                 disk: Arc::new(RealDisk),
                 election,
                 patience: Patience::new(election, 10 * election),
+                parity: None,
                 socket: None,
             };
             let server = Server::start(options).await.map_err(|e| e.to_string())?;

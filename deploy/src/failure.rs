@@ -21,6 +21,11 @@ impl Failure {
         self
     }
 
+    /// What went wrong, without the help.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// A file or folder that cannot be written.
     pub fn write(path: &std::path::Path, e: impl Display) -> Self {
         Self::new(exit::IO, format!("{}: {e}", path.display())).help("choose another folder with --run-dir")

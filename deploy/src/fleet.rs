@@ -54,6 +54,25 @@ impl Process {
         self.ended
     }
 
+    /// Reads the address that a server says when it listens.
+    fn listens_at(&mut self) -> Result<String, Failure> {
+        let mut line = String::new();
+        let out = self.child.stdout.take();
+        let read = out.map(|o| BufReader::new(o).read_line(&mut line));
+        if line.trim().is_empty() {
+            self.ended = self.child.wait().ok();
+            let (how, words) = (self.obituary(), self.last_words());
+            return Err(Failure::new(exit::FAILED, format!("{} {how}: {words} {read:?}", self.name)));
+        }
+        Ok(line.trim().to_string())
+    }
+
+    /// Tells a server where all of them are.
+    fn tell(&mut self, list: &str) -> Result<(), Failure> {
+        let told = self.child.stdin.as_mut().map_or(Ok(()), |stdin| writeln!(stdin, "{list}"));
+        told.map_err(|e| Failure::new(exit::FAILED, format!("{}: {e}", self.name)))
+    }
+
     fn signal(&self, signal: Signal) {
         if self.ended.is_none() {
             let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
@@ -98,75 +117,102 @@ pub struct Fleet {
     pub servers: Vec<Process>,
     /// In the order of their ids.
     pub addresses: Vec<String>,
+    program: PathBuf,
+    run_dir: PathBuf,
+    /// What the workers go on from.
+    resume: Option<PathBuf>,
 }
 
 impl Fleet {
-    /// Starts the job's servers; returns when all listen and know each other.
-    pub fn servers(job: &Job, run_dir: &Path) -> Result<Self, Failure> {
+    /// Starts the job's servers; returns when all listen and know each other. With `addresses` they listen there
+    /// again, and go on from what their folders hold.
+    pub fn servers(job: &Job, run_dir: &Path, addresses: Option<&[String]>) -> Result<Self, Failure> {
         let program =
             std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
-        let mut fleet = Fleet { workers: Vec::new(), servers: Vec::new(), addresses: Vec::new() };
-        // The job as it was resolved, so that servers and workers need no --set.
-        let job_file = run_dir.join(JOB_FILE);
+        let mut fleet = Fleet {
+            workers: Vec::new(),
+            servers: Vec::new(),
+            addresses: Vec::new(),
+            program,
+            run_dir: run_dir.to_path_buf(),
+            resume: None,
+        };
         for id in 0..job.servers() {
-            let mut command = Command::new(&program);
-            command.arg("server").arg(&job_file).args(["--supervised", "--listen", "127.0.0.1:0", "--id"]);
-            command.arg(id.to_string()).arg("--log-file").arg(run_dir.join(format!("server-{id}.log")));
-            command
-                .args(["--metrics", "127.0.0.1:0"])
-                .arg("--data")
-                .arg(run_dir.join(format!("server-{id}")));
-            fleet.servers.push(Process::start(format!("server-{id}"), command, run_dir)?);
+            let listen = addresses.and_then(|a| a.get(id as usize)).map_or("127.0.0.1:0", String::as_str);
+            let server = fleet.server(id, listen)?;
+            fleet.servers.push(server);
         }
         for server in &mut fleet.servers {
-            let mut line = String::new();
-            let out = server.child.stdout.take();
-            let read = out.map(|o| BufReader::new(o).read_line(&mut line));
-            if line.trim().is_empty() {
-                let _ = server.child.wait();
-                let (how, words) = (server.obituary(), server.last_words());
-                return Err(Failure::new(exit::FAILED, format!("{} {how}: {words} {read:?}", server.name)));
-            }
-            fleet.addresses.push(line.trim().to_string());
+            fleet.addresses.push(server.listens_at()?);
         }
         let list = fleet.addresses.join(",");
-        for server in &mut fleet.servers {
-            if let Some(stdin) = &mut server.child.stdin {
-                let told = writeln!(stdin, "{list}");
-                told.map_err(|e| Failure::new(exit::FAILED, format!("{}: {e}", server.name)))?;
-            }
-        }
+        fleet.servers.iter_mut().try_for_each(|s| s.tell(&list))?;
         Ok(fleet)
     }
 
+    fn server(&self, id: u32, listen: &str) -> Result<Process, Failure> {
+        let mut command = Command::new(&self.program);
+        // The job as it was resolved, so that servers and workers need no --set.
+        command.arg("server").arg(self.run_dir.join(JOB_FILE)).args([
+            "--supervised",
+            "--listen",
+            listen,
+            "--id",
+        ]);
+        command.arg(id.to_string()).arg("--log-file").arg(self.run_dir.join(format!("server-{id}.log")));
+        command.args(["--metrics", "127.0.0.1:0"]).arg("--data").arg(server_data(&self.run_dir, id));
+        Process::start(format!("server-{id}"), command, &self.run_dir)
+    }
+
+    /// Starts a dead server again, at its address and with its folder; it has told nobody yet that it is back.
+    pub fn restart_server(&mut self, id: usize) -> Result<(), Failure> {
+        let address = self.addresses[id].clone();
+        let mut server = self.server(id as u32, &address)?;
+        server.listens_at()?;
+        server.tell(&self.addresses.join(","))?;
+        self.servers[id] = server;
+        Ok(())
+    }
+
+    /// Starts a dead worker again; it joins in a new session.
+    pub fn restart_worker(&mut self, job: &Job, rank: usize) -> Result<(), Failure> {
+        self.workers[rank] = self.worker(job, rank as u32)?;
+        Ok(())
+    }
+
     /// Starts the job's workers, from a checkpoint where there is one.
-    pub fn start_workers(&mut self, job: &Job, run_dir: &Path, resume: Option<&Path>) -> Result<(), Failure> {
-        let program =
-            std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
+    pub fn start_workers(&mut self, job: &Job, resume: Option<&Path>) -> Result<(), Failure> {
+        self.resume = resume.map(Path::to_path_buf);
         for rank in 0..job.train.workers {
-            let mut command = match job.cluster.worker_command.as_slice() {
-                [] => {
-                    let mut c = Command::new(&program);
-                    c.arg("worker");
-                    c
-                }
-                [own, rest @ ..] => {
-                    let at = job.base_dir.join(own);
-                    let mut c = Command::new(if own.contains('/') { at } else { own.into() });
-                    c.args(rest);
-                    c
-                }
-            };
-            command.arg(run_dir.join(JOB_FILE)).arg("--supervised").arg("--rank").arg(rank.to_string());
-            command.arg("--servers").arg(self.addresses.join(",")).arg("--run-dir").arg(run_dir);
-            command.args(["--metrics", "127.0.0.1:0"]);
-            if let Some(checkpoint) = resume {
-                command.arg("--resume").arg(checkpoint);
-            }
-            command.arg("--log-file").arg(run_dir.join(format!("worker-{rank}.log")));
-            self.workers.push(Process::start(format!("worker-{rank}"), command, run_dir)?);
+            let worker = self.worker(job, rank)?;
+            self.workers.push(worker);
         }
         Ok(())
+    }
+
+    fn worker(&self, job: &Job, rank: u32) -> Result<Process, Failure> {
+        let mut command = match job.cluster.worker_command.as_slice() {
+            [] => {
+                let mut c = Command::new(&self.program);
+                c.arg("worker");
+                c
+            }
+            [own, rest @ ..] => {
+                let at = job.base_dir.join(own);
+                let mut c = Command::new(if own.contains('/') { at } else { own.into() });
+                c.args(rest);
+                c
+            }
+        };
+        let dir = &self.run_dir;
+        command.arg(dir.join(JOB_FILE)).arg("--supervised").arg("--rank").arg(rank.to_string());
+        command.arg("--servers").arg(self.addresses.join(",")).arg("--run-dir").arg(dir);
+        command.args(["--metrics", "127.0.0.1:0"]);
+        if let Some(checkpoint) = &self.resume {
+            command.arg("--resume").arg(checkpoint);
+        }
+        command.arg("--log-file").arg(dir.join(format!("worker-{rank}.log")));
+        Process::start(format!("worker-{rank}"), command, dir)
     }
 
     /// Ends everything that still runs: first kindly, workers before servers, then not.
@@ -192,6 +238,11 @@ impl Drop for Fleet {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// Where a server of a run keeps its identity and its logs.
+pub fn server_data(run_dir: &Path, id: u32) -> PathBuf {
+    run_dir.join(format!("server-{id}"))
 }
 
 /// The resolved job, in the run's folder.

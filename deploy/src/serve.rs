@@ -115,6 +115,7 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
             shape,
             election,
             patience: Patience::new(election, Duration::from_millis(cluster.replace_ms)),
+            parity: (cluster.parity_ms > 0).then(|| Duration::from_millis(cluster.parity_ms)),
             data: args.data.clone().unwrap_or_else(folder),
             disk: Arc::new(RealDisk),
             socket: (cluster.transport == TransportConfig::Auto).then(|| socket_path(&address)).flatten(),

@@ -110,6 +110,12 @@ fn print(r: &StatusReply, digest: bool) {
         r.cpu_seconds,
         table::bytes(r.peak_rss_bytes)
     );
+    if r.replicas_diverged > 0 {
+        out!(
+            "  {} of its replicas had diverged from the others and were replaced: check its memory",
+            r.replicas_diverged
+        );
+    }
     let mut t = Table::new();
     t.load_style(presets::NOTHING);
     let mut header = vec![
@@ -204,6 +210,7 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
         .collect();
     json!({
         "server": r.server, "address": r.address, "version": r.version, "protocol": r.protocol,
-        "cpu_seconds": r.cpu_seconds, "peak_rss_bytes": r.peak_rss_bytes, "shards": shards,
+        "cpu_seconds": r.cpu_seconds, "peak_rss_bytes": r.peak_rss_bytes, "replicas_diverged": r.replicas_diverged,
+        "shards": shards,
     })
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     failure::Failure,
-    fleet::{Fleet, JOB_FILE},
+    fleet::{Fleet, JOB_FILE, server_data},
     progress::Progress,
     table,
 };
@@ -11,6 +11,7 @@ use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, Summary, Tail, event, tensorboard};
 use paraft_worker::{Job, checkpoints, cli, exit, start, worker::Plan};
 use std::{
+    collections::BTreeMap,
     fs,
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
@@ -171,18 +172,19 @@ pub fn launch(
     let mut writer = MetricsWriter::append(&metrics)?;
     writer.write(&Event::Run(run.clone()))?;
 
-    let mut fleet = Fleet::servers(&resolved, dir)?;
+    fresh_servers(&resolved, dir)?;
+    let mut fleet = Fleet::servers(&resolved, dir, None)?;
     let servers_file = dir.join("servers");
     fs::write(&servers_file, fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
     let before = crate::status::ask_all(&fleet.addresses, false);
-    fleet.start_workers(&resolved, dir, resume)?;
+    fleet.start_workers(&resolved, resume)?;
     if let Some(path) = resume {
         let step = run.resumed_step.map_or(0, |s| s.0);
         eprintln!("going on from step {step}, {}", path.display());
     }
     let mut progress = Progress::new(&run, quiet);
     let mut tail = Tail::new(&metrics);
-    let mut watch = Watch { started: false, servers_lost: Vec::new(), workers_lost: Vec::new() };
+    let mut watch = Watch { job: &resolved, started: false, restarts: BTreeMap::new(), pending: Vec::new() };
     loop {
         let number = interrupted.load(Relaxed);
         if number != 0 {
@@ -224,22 +226,51 @@ pub fn launch(
         }
     }
     fleet.stop();
+    // The run is over: what it gave is in the record and in the weights.
+    (0..resolved.servers()).for_each(|id| _ = fs::remove_dir_all(server_data(dir, id)));
     let record = RunRecord::load(dir)?;
     writer.write(&Event::Summary(record.summarize()))?;
     tensorboard::export(dir.join("tensorboard"), &record)?;
     Ok(record)
 }
 
-/// What the launcher has seen of its processes.
-struct Watch {
-    started: bool,
-    servers_lost: Vec<usize>,
-    workers_lost: Vec<usize>,
+/// A run that goes on from a checkpoint has servers that know nothing yet: what the ones before left is put aside where
+/// it is on disk, and removed where it was only their names.
+fn fresh_servers(job: &Job, dir: &Path) -> Result<(), Failure> {
+    for data in (0..job.servers()).map(|id| server_data(dir, id)).filter(|d| d.exists()) {
+        let moved = match job.cluster.durability.on_disk() {
+            false => fs::remove_dir_all(&data),
+            true => {
+                let aside = (1u64..).map(|n| data.with_extension(format!("{n}"))).find(|p| !p.exists());
+                fs::rename(&data, aside.unwrap_or_else(|| data.with_extension("old")))
+            }
+        };
+        moved.map_err(|e| Failure::write(&data, e))?;
+    }
+    Ok(())
 }
 
-impl Watch {
-    /// True when all workers have ended. A worker that was killed is lost and the others go on; one that ended
-    /// with an error ends the run, since the same would happen to the others.
+/// One of the fleet's processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Server(usize),
+    Worker(usize),
+}
+
+/// What the launcher has seen of its processes.
+struct Watch<'a> {
+    job: &'a Job,
+    started: bool,
+    /// How often each was started again.
+    restarts: BTreeMap<Part, u32>,
+    /// Those that ended before their time, and when they are started again, if they are.
+    pending: Vec<(Part, Option<Instant>)>,
+}
+
+impl Watch<'_> {
+    /// True when all workers have ended. A process that was killed is started again while `cluster.max_restarts`
+    /// allows it, else it is lost and the others go on. A worker that ended with an error ends the run, since the same
+    /// would happen to the others.
     fn look(
         &mut self,
         fleet: &mut Fleet,
@@ -247,24 +278,20 @@ impl Watch {
         progress: &Progress,
     ) -> Result<bool, Failure> {
         for (i, server) in fleet.servers.iter_mut().enumerate() {
-            if server.ended().is_some() && !self.servers_lost.contains(&i) {
-                self.servers_lost.push(i);
-                let (how, words) = (server.obituary(), server.last_words());
+            if server.ended().is_some() && !self.is_down(Part::Server(i)) {
+                let (name, how, words) = (server.name.clone(), server.obituary(), server.last_words());
                 let words = if words.is_empty() { String::new() } else { format!(" ({words})") };
-                progress.note(&format!(
-                    "warning: {} {how}{words}; the others go on as long as they are a majority",
-                    server.name
-                ));
+                let then = self.down(Part::Server(i), "the others go on as long as they are a majority");
+                progress.note(&format!("warning: {name} {how}{words}; {then}"));
             }
         }
-        let all = fleet.workers.len();
         let mut running = 0;
         for (i, worker) in fleet.workers.iter_mut().enumerate() {
             let Some(status) = worker.ended() else {
                 running += 1;
                 continue;
             };
-            if status.success() || self.workers_lost.contains(&i) {
+            if status.success() || self.is_down(Part::Worker(i)) {
                 continue;
             }
             let how = worker.obituary();
@@ -276,18 +303,64 @@ impl Watch {
                 return Err(Failure::new(code, first)
                     .help(format!("its log is {}.log in the run's folder", worker.name)));
             }
-            self.workers_lost.push(i);
-            progress.note(&format!("warning: {} {how}; the others go on", worker.name));
+            let name = worker.name.clone();
+            let then = self.down(Part::Worker(i), "the others go on");
+            progress.note(&format!("warning: {name} {how}; {then}"));
             writer.write(&Event::Leave(event::Leave {
                 wall: wall(),
                 worker: paraft_common::WorkerId(i as u32),
                 reason: how,
             }))?;
         }
-        if self.workers_lost.len() == all {
+        let lost =
+            |(part, again): &&(Part, Option<Instant>)| matches!(part, Part::Worker(_)) && again.is_none();
+        if self.pending.iter().filter(lost).count() == fleet.workers.len() {
             return Err(Failure::new(exit::FAILED, "all workers are lost"));
         }
-        Ok(running == 0)
+        // One that comes back when all others have finished has nothing to do.
+        let finished = fleet.workers.iter_mut().any(|w| w.ended().is_some_and(|s| s.success()));
+        let comes_back =
+            self.pending.iter().any(|(p, again)| matches!(p, Part::Worker(_)) && again.is_some());
+        if running == 0 && (finished || !comes_back) {
+            return Ok(true);
+        }
+        self.start_again(fleet, progress);
+        Ok(false)
+    }
+
+    fn is_down(&self, part: Part) -> bool {
+        self.pending.iter().any(|(p, _)| *p == part)
+    }
+
+    /// Says what happens now that it is down.
+    fn down(&mut self, part: Part, without: &str) -> String {
+        let tried = self.restarts.get(&part).copied().unwrap_or(0);
+        let pause = Duration::from_millis(self.job.cluster.restart_ms);
+        let again = tried < self.job.cluster.max_restarts;
+        self.pending.push((part, again.then(|| Instant::now() + pause)));
+        match again {
+            true => format!("started again in {:.1} s", pause.as_secs_f64()),
+            false => without.to_string(),
+        }
+    }
+
+    /// Starts what is due.
+    fn start_again(&mut self, fleet: &mut Fleet, progress: &Progress) {
+        let now = Instant::now();
+        let (due, wait) =
+            std::mem::take(&mut self.pending).into_iter().partition(|(_, at)| at.is_some_and(|at| at <= now));
+        self.pending = wait;
+        for (part, _) in due {
+            *self.restarts.entry(part).or_default() += 1;
+            let started = match part {
+                Part::Server(i) => fleet.restart_server(i),
+                Part::Worker(i) => fleet.restart_worker(self.job, i),
+            };
+            if let Err(e) = started {
+                let then = self.down(part, "it stays down");
+                progress.note(&format!("warning: {}; {then}", e.message()));
+            }
+        }
     }
 }
 

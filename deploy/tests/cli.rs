@@ -504,10 +504,8 @@ fn a_job_whose_whole_fleet_was_killed_goes_on_bit_for_bit() {
     assert!(out.status.success(), "{}", text(&out.stderr));
     let (a, b) = (fs::read(model(&run_dir)).expect("weights"), fs::read(model(&quiet)).expect("weights"));
     assert!(a == b, "the run that was killed ends with the weights of the one that was not");
-    assert_eq!(
-        fs::read_dir(&checkpoints).expect("checkpoints").flatten().filter(|e| e.path().is_dir()).count(),
-        3
-    );
+    let kept = fs::read_dir(&checkpoints).expect("checkpoints").flatten().filter(|e| e.path().is_dir()).count();
+    assert!((3..=4).contains(&kept), "the newest three, and the best if it is older: {kept}");
 }
 
 #[test]

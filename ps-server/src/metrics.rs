@@ -78,6 +78,12 @@ pub async fn render(status: &StatusService) -> String {
     registry.register_with_unit("process_cpu", "CPU time used", Unit::Seconds, cpu);
     let rss = ConstGauge::new(reply.peak_rss_bytes as i64);
     registry.register_with_unit("process_peak_resident", "Peak resident set", Unit::Bytes, rss);
+    let diverged = ConstCounter::new(reply.replicas_diverged);
+    registry.register(
+        "replicas_diverged",
+        "Replicas stopped because their state was not the majority's",
+        diverged,
+    );
     let of = |s: &ShardStatus| -> Labels { [("shard", s.shard.to_string())] };
     for (name, help, value) in GAUGES {
         let family = Family::<Labels, Gauge>::default();

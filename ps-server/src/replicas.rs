@@ -14,7 +14,10 @@ use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 use tokio::sync::mpsc;
@@ -54,6 +57,8 @@ pub struct ReplicasOptions {
     pub disk: Arc<dyn Disk>,
     /// A follower that hears nothing for between once and twice this long stands for election.
     pub election: Duration,
+    /// How often replicas are compared.
+    pub parity: Option<Duration>,
 }
 
 /// All replicas of this server.
@@ -63,12 +68,19 @@ pub struct Replicas {
     hosted: RwLock<BTreeMap<ShardId, Replica>>,
     /// One is started or retired at a time.
     changing: tokio::sync::Mutex<()>,
+    failed: AtomicU64,
 }
 
 impl Replicas {
     /// None yet.
     pub fn new(options: ReplicasOptions, peers: Arc<Peers>) -> Self {
-        Self { options, peers, hosted: RwLock::default(), changing: tokio::sync::Mutex::default() }
+        Self {
+            options,
+            peers,
+            hosted: RwLock::default(),
+            changing: tokio::sync::Mutex::default(),
+            failed: AtomicU64::new(0),
+        }
     }
 
     /// The replica of a shard, if it is here.
@@ -153,12 +165,32 @@ impl Replicas {
         folder: Option<Folder>,
     ) -> Result<(), String> {
         let shard = Arc::new(Shard::new(id, shards));
-        let options = GroupOptions { group: GroupId::Shard(id), me, folder, election: self.options.election };
+        let options = GroupOptions {
+            group: GroupId::Shard(id),
+            me,
+            folder,
+            election: self.options.election,
+            parity: self.options.parity,
+        };
         let group = Group::start(options, shard.clone(), self.peers.clone()).await?;
         let counters = Arc::new(Counters::default());
         let owner = owner::spawn(shard.clone(), group.clone(), counters.clone(), origin);
         self.hosted.write().insert(id, Replica { shard, group, owner, counters, origin });
         Ok(())
+    }
+
+    /// Stops a replica that must not go on; it stays in the status, with the reason, until it is replaced.
+    pub async fn fail(&self, shard: ShardId, node: ReplicaId, why: String) {
+        let _one = self.changing.lock().await;
+        if let Some(r) = self.get(shard).filter(|r| r.group.me() == node && r.group.trouble().is_none()) {
+            self.failed.fetch_add(1, Relaxed);
+            r.group.fail(why).await;
+        }
+    }
+
+    /// Replicas that were stopped because they had diverged, since the process began.
+    pub fn diverged(&self) -> u64 {
+        self.failed.load(Relaxed)
     }
 
     /// Stops a replica for good: it is no member any more.
@@ -172,8 +204,12 @@ impl Replicas {
 
     async fn drop_replica(&self, shard: ShardId, old: &Replica) {
         self.hosted.write().remove(&shard);
+        let failed = old.group.trouble().is_some();
         old.group.shutdown().await;
         let path = self.folder(shard);
+        if failed && path.exists() {
+            return put_aside(&path);
+        }
         if let Err(e) = Folder::new(self.options.disk.clone(), &path).remove() {
             tracing::warn!(path = %path.display(), error = %e, "a retired replica's folder stays");
         }

@@ -54,6 +54,8 @@ pub struct ServerOptions {
     pub election: Duration,
     /// When replicas are replaced, and leaders moved back.
     pub patience: Patience,
+    /// The replicas of each shard are compared this often; `None`: never.
+    pub parity: Option<Duration>,
     /// Also listen on this Unix socket, for workers on the same host.
     pub socket: Option<PathBuf>,
 }
@@ -171,6 +173,7 @@ impl Server {
             me: identity.node,
             folder: Some(Folder::new(options.disk.clone(), options.data.join("control"))),
             election: options.election,
+            parity: None, // its leader is who compares
         };
         let control =
             Group::start(control, agreed.clone(), peers.clone()).await.map_err(ServerError::Control)?;
@@ -179,6 +182,7 @@ impl Server {
             data: options.data.clone(),
             disk: options.disk.clone(),
             election: options.election,
+            parity: options.parity,
         };
         let replicas = Arc::new(Replicas::new(replicas, peers));
         replicas.reopen().await;
@@ -215,6 +219,11 @@ impl Server {
             status,
             options,
         })
+    }
+
+    /// The replicas that it hosts, now and later.
+    pub fn replicas(&self) -> Arc<Replicas> {
+        self.replicas.clone()
     }
 
     /// Its id.

@@ -1,11 +1,15 @@
 //! Servers in this process.
 
 use crate::wait;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use paraft_client::status;
 use paraft_common::{Durability, ServerId, ShardId};
 use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
-use paraft_server::{Patience, Server, ServerOptions, Shape, server::Place};
+use paraft_server::{
+    Patience, Server, ServerOptions, Shape,
+    replicas::{Replica, Replicas},
+    server::Place,
+};
 use paraft_store::RealDisk;
 use std::{collections::BTreeMap, net::TcpListener, path::PathBuf, sync::Arc, time::Duration};
 use tempfile::TempDir;
@@ -15,6 +19,8 @@ use tokio::runtime::{Builder, Runtime};
 const ELECTION: Duration = Duration::from_millis(200);
 /// A silent server's replicas go elsewhere after this long, where there is an elsewhere.
 const REPLACE: Duration = Duration::from_secs(3);
+/// Replicas are compared this often.
+const PARITY: Duration = Duration::from_millis(200);
 const ASK: Duration = Duration::from_secs(10);
 
 /// Servers on loopback. They end with the fleet.
@@ -42,7 +48,7 @@ pub struct At {
 enum Slot {
     /// Its port is taken, nobody answers yet.
     Bound(TcpListener),
-    Running(Runtime),
+    Running(Runtime, Arc<Replicas>),
     Dead,
 }
 
@@ -130,6 +136,7 @@ impl Fleet {
             disk: Arc::new(RealDisk),
             election: ELECTION,
             patience: Patience::new(ELECTION, REPLACE),
+            parity: Some(PARITY),
             socket: None,
         };
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -137,21 +144,30 @@ impl Fleet {
             let listener = tokio::net::TcpListener::from_std(listener)?;
             anyhow::Ok((Server::start(options).await?, listener))
         })?;
+        let replicas = server.replicas();
         runtime.spawn(server.run(listener, None, std::future::pending()));
-        self.slots[id as usize] = Slot::Running(runtime);
+        self.slots[id as usize] = Slot::Running(runtime, replicas);
         Ok(())
     }
 
     /// Ends a server as a crash does: no task runs on, no goodbye, its memory is gone.
     pub fn kill(&mut self, id: u32) {
-        if let Slot::Running(runtime) = std::mem::replace(&mut self.slots[id as usize], Slot::Dead) {
+        if let Slot::Running(runtime, _) = std::mem::replace(&mut self.slots[id as usize], Slot::Dead) {
             runtime.shutdown_background();
         }
     }
 
+    /// A replica, from inside its server.
+    pub fn replica(&self, server: u32, shard: ShardId) -> Result<Replica> {
+        let Slot::Running(_, replicas) = &self.slots[server as usize] else {
+            bail!("server {server} is dead")
+        };
+        replicas.get(shard).with_context(|| format!("server {server} has no replica of {shard}"))
+    }
+
     /// Ids of the servers that run.
     pub fn alive(&self) -> Vec<u32> {
-        (0u32..).zip(&self.slots).filter(|(_, s)| matches!(s, Slot::Running(_))).map(|(i, _)| i).collect()
+        (0u32..).zip(&self.slots).filter(|(_, s)| matches!(s, Slot::Running(..))).map(|(i, _)| i).collect()
     }
 
     /// Asks the leader of the control group what it knows.

@@ -167,6 +167,12 @@ pub struct ClusterConfig {
     pub replicas: u32,
     /// A silent server's replicas are moved to another server after this long.
     pub replace_ms: u64,
+    /// The launcher starts a process that was killed again, at most this often each.
+    pub max_restarts: u32,
+    /// After this long.
+    pub restart_ms: u64,
+    /// The replicas of each shard are compared this often; 0: never.
+    pub parity_ms: u64,
     /// Bytes of a bucket, 4 to 1048576. Default: such that every shard gets a part, at most 1 MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_bytes: Option<usize>,
@@ -210,6 +216,9 @@ impl Default for ClusterConfig {
             shards: None,
             replicas: 3,
             replace_ms: 10_000,
+            max_restarts: 0,
+            restart_ms: 1_000,
+            parity_ms: 5_000,
             bucket_bytes: None,
             election_ms: 150,
             grace_ms: 1000,
@@ -417,6 +426,13 @@ impl Job {
         }
         if !(50..=60_000).contains(&c.election_ms) {
             return bad("cluster.election_ms", format!("{} ms", c.election_ms), "use 50 to 60000");
+        }
+        if !(c.parity_ms == 0 || (100..=86_400_000).contains(&c.parity_ms)) {
+            return bad(
+                "cluster.parity_ms",
+                format!("{} ms", c.parity_ms),
+                "use 100 to 86400000, or 0 for never",
+            );
         }
         if c.replace_ms < 10 * c.election_ms {
             return bad(

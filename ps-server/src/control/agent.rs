@@ -264,6 +264,7 @@ impl Agent {
                 bytes,
                 membership,
                 trouble: r.group.trouble().unwrap_or_default(),
+                digests: r.group.digests(),
             };
             (id, report)
         });
@@ -358,6 +359,15 @@ impl Agent {
             Do::Voters(voters) => {
                 tracing::info!(shard = d.shard.0, ?voters, "changing who votes");
                 group()?.set_voters(voters).await
+            }
+            Do::Diverged { node, at, majority } => {
+                let why = format!(
+                    "it has diverged: at log index {} its state hashes to {:016x}, that of the majority to {majority:016x}; \
+                     this server's memory or disk may be failing",
+                    at.index, at.digest
+                );
+                self.replicas.fail(d.shard, *node, why).await;
+                Ok(())
             }
             Do::Transfer(to) => {
                 let pause = self.options.election * 4;

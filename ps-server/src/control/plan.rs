@@ -10,7 +10,7 @@
 //! ```
 
 use super::state::{Command, Place, State};
-use crate::raft::{Membership, ReplicaId};
+use crate::raft::{Digest, Membership, ReplicaId};
 use paraft_common::{ServerId, ShardId, placement};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,6 +41,7 @@ pub struct ReplicaReport {
     pub bytes: u64,
     pub membership: Membership,
     pub trouble: String,
+    pub digests: Vec<Digest>,
 }
 
 /// A report and when it came.
@@ -84,6 +85,15 @@ pub enum Do {
     Voters(BTreeSet<ReplicaId>),
     /// Hand the leadership over.
     Transfer(ReplicaId),
+    /// Stop this replica: its state is not that of the others.
+    Diverged {
+        /// Which.
+        node: ReplicaId,
+        /// What it holds, and where in the log.
+        at: Digest,
+        /// What the majority holds there.
+        majority: u64,
+    },
 }
 
 /// What the control group's own membership should become.
@@ -327,6 +337,7 @@ fn keep(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut Pl
         return (Health::Repairing, "no leader".into());
     };
     let now = &lead.membership;
+    let divided = compare(view, shard, place.origin, now, plan);
     if now.changing {
         return (Health::Repairing, "its membership is changing".into());
     }
@@ -386,9 +397,47 @@ fn keep(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut Pl
         None if too_few => {
             (Health::Repairing, format!("{} of {replicas} replicas: too few servers", now.voters.len()))
         }
-        None => (Health::Serving, String::new()),
+        None => (Health::Serving, divided.unwrap_or_default()),
         Some(n) => (Health::Repairing, format!("{} is silent", n.server())),
     }
+}
+
+/// Compares the replicas' digests where they have hashed the same index. Who differs from a majority of the voters is
+/// stopped, the leader too. Where there is no majority nobody knows who is right: that is said, and nobody stopped.
+fn compare(view: &View, shard: ShardId, origin: u64, now: &Membership, plan: &mut Plan) -> Option<String> {
+    let reports = now.members.keys().filter_map(|n| {
+        let r = view.live(n.server())?.replicas.get(&shard)?;
+        (r.node == *n && r.origin == origin && r.trouble.is_empty()).then_some(r)
+    });
+    let mut by_index = BTreeMap::<u64, Vec<(ReplicaId, u64)>>::new();
+    for (node, d) in reports.flat_map(|r| r.digests.iter().map(|d| (r.node, *d))) {
+        by_index.entry(d.index).or_default().push((node, d.digest));
+    }
+    let mut divided = None;
+    for (index, digests) in by_index {
+        if digests.iter().all(|(_, d)| *d == digests[0].1) {
+            continue;
+        }
+        let of_voters =
+            |digest: u64| digests.iter().filter(|(n, d)| *d == digest && now.voters.contains(n)).count();
+        match digests.iter().find(|(_, d)| of_voters(*d) * 2 > now.voters.len()) {
+            Some(&(_, majority)) => {
+                for &(node, digest) in digests.iter().filter(|(_, d)| *d != majority) {
+                    plan.tell(
+                        node.server(),
+                        shard,
+                        Do::Diverged { node, at: Digest { index, digest }, majority },
+                    );
+                }
+            }
+            None => {
+                divided = Some(format!(
+                    "its replicas hold different states at log index {index}, and no majority agrees"
+                ))
+            }
+        }
+    }
+    divided
 }
 
 /// Leaders go where few are, by bytes; away from servers that are being emptied. One at a time.

@@ -191,7 +191,7 @@ impl Replicated for Agreed {
     fn apply(&self, change: &Change) -> Applied {
         match change {
             Change::Control(c) => Applied::Control(self.state.write().apply(c)),
-            Change::Shard(_) => Applied::None,
+            Change::Shard(_) | Change::Check => Applied::None,
         }
     }
 

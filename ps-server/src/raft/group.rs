@@ -6,6 +6,7 @@ use super::{
     log::ReplicaLog,
     machine::{Applied, Change, Machine, Replicated},
     network::{Network, Peers},
+    parity::{Digest, Parity},
     replica::{GroupId, ReplicaId},
     types::{Raft, Snapshot, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotAnswer, SnapshotPiece, WireError},
@@ -22,7 +23,7 @@ use paraft_proto::{PeerCall, PeerRequest};
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 use tokio::sync::{Mutex, Notify, watch};
@@ -86,6 +87,9 @@ pub struct GroupOptions {
     pub folder: Option<Folder>,
     /// A follower that hears nothing for between once and twice this long stands for election.
     pub election: Duration,
+    /// While this replica leads and there is something new, it has the replicas hash their states this often (or
+    /// less often, so that hashing stays below a twentieth of the time); `None`: never.
+    pub parity: Option<Duration>,
 }
 
 /// Who votes and who learns.
@@ -107,6 +111,9 @@ pub struct Group {
     id: GroupId,
     leadership: watch::Receiver<Leadership>,
     incoming: Arc<Mutex<Option<Incoming>>>,
+    parity: Parity,
+    /// Why it was stopped from outside.
+    failed: Arc<OnceLock<String>>,
 }
 
 /// A snapshot on its way in.
@@ -145,12 +152,25 @@ impl Group {
             None => (ReplicaLog::default(), None),
             Some(folder) => (ReplicaLog::open(folder)?, Some(Arc::new(folder.snapshot()))),
         };
-        let machine = Machine::new(state, file, wants_snapshot.clone());
+        let parity = Parity::default();
+        let machine = Machine::new(state, file, wants_snapshot.clone(), parity.clone());
         let network = Network { peers, group: options.group, me: options.me };
         let raft = Raft::new(options.me.0, config, network, log, machine).await.map_err(|e| e.to_string())?;
         let leadership = watch_leadership(&raft, options.group);
         tokio::spawn(cut_logs(raft.clone(), wants_snapshot, leadership.clone()));
-        Ok(Self { raft, me: options.me, id: options.group, leadership, incoming: Arc::default() })
+        let group = Self {
+            raft,
+            me: options.me,
+            id: options.group,
+            leadership,
+            incoming: Arc::default(),
+            parity,
+            failed: Arc::default(),
+        };
+        if let Some(every) = options.parity {
+            tokio::spawn(group.clone().check_parity(every));
+        }
+        Ok(group)
     }
 
     /// Founds the group: once, on one of its members, when none has a log.
@@ -193,6 +213,9 @@ impl Group {
 
     /// Why the replica stopped, if it did.
     pub fn trouble(&self) -> Option<String> {
+        if let Some(why) = self.failed.get() {
+            return Some(why.clone());
+        }
         let metrics = self.raft.metrics();
         let m = metrics.borrow_watched();
         m.running_state.as_ref().err().map(|e| e.to_string())
@@ -254,6 +277,33 @@ impl Group {
     /// The log index that is applied.
     pub fn applied_index(&self) -> u64 {
         self.raft.data_metrics().borrow_watched().last_applied.as_ref().map_or(0, |l| l.index)
+    }
+
+    /// The digests of the latest checks, by rising index.
+    pub fn digests(&self) -> Vec<Digest> {
+        self.parity.digests()
+    }
+
+    async fn check_parity(self, every: Duration) {
+        let mut leadership = self.leadership.clone();
+        loop {
+            let pause = tokio::time::sleep(self.parity.pause(every));
+            tokio::select! {
+                () = pause => {}
+                ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
+            }
+            // An idle group is not woken up.
+            if leadership.borrow().leads && self.applied_index() > self.parity.last() {
+                let _ = self.raft.client_write_ff(Change::Check, None).await; // the next one will do
+            }
+        }
+    }
+
+    /// Stops the replica because it must not go on; [`Self::trouble`] says `why` from then on.
+    pub async fn fail(&self, why: String) {
+        tracing::error!(group = %self.id, replica = %self.me, "this replica is stopped: {why}");
+        let _ = self.failed.set(why);
+        self.shutdown().await;
     }
 
     /// Stops the replica.
@@ -401,6 +451,7 @@ mod tests {
             me,
             folder: None,
             election: Duration::from_millis(100),
+            parity: None,
         };
         let group = Group::start(options, shard, Arc::default()).await.expect("a replica alone starts");
         group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");

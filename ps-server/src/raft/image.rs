@@ -20,6 +20,15 @@ impl RawImage {
         h.0
     }
 
+    /// As [`Self::digest`], letting each part go when it is hashed: what changes meanwhile need not be copied any
+    /// more.
+    pub fn into_digest(self) -> u64 {
+        let mut h = Fnv::default();
+        h.bytes(&self.head);
+        self.parts.into_iter().for_each(|p| h.bytes(&p));
+        h.0
+    }
+
     /// Bytes of the bulk.
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|p| p.len() as u64).sum()

@@ -3,6 +3,7 @@
 use super::{
     disk::SnapshotFile,
     image::RawImage,
+    parity::Parity,
     types::{LogId, Snapshot, SnapshotMeta, StoredMembership, Types},
 };
 use crate::{
@@ -36,6 +37,8 @@ pub trait Replicated: Send + Sync + 'static {
 pub enum Change {
     Shard(Proposal),
     Control(control::Command),
+    /// Changes nothing: every replica hashes its state here.
+    Check,
 }
 
 impl Change {
@@ -44,7 +47,7 @@ impl Change {
         static NONE: Bytes = Bytes::new();
         match self {
             Change::Shard(p) => &p.payload,
-            Change::Control(_) => &NONE,
+            Change::Control(_) | Change::Check => &NONE,
         }
     }
 
@@ -61,6 +64,7 @@ impl fmt::Debug for Change {
         match self {
             Change::Shard(p) => p.fmt(f),
             Change::Control(c) => c.fmt(f),
+            Change::Check => f.write_str("Check"),
         }
     }
 }
@@ -105,6 +109,7 @@ pub struct Machine {
     since_snapshot: (u64, u64),
     state_bytes: u64,
     wants_snapshot: Arc<Notify>,
+    parity: Parity,
 }
 
 impl Machine {
@@ -112,6 +117,7 @@ impl Machine {
         state: Arc<dyn Replicated>,
         file: Option<Arc<SnapshotFile>>,
         wants_snapshot: Arc<Notify>,
+        parity: Parity,
     ) -> Self {
         Self {
             state,
@@ -121,6 +127,7 @@ impl Machine {
             since_snapshot: (0, 0),
             state_bytes: 0,
             wants_snapshot,
+            parity,
         }
     }
 
@@ -171,6 +178,10 @@ impl RaftStateMachine<Types> for Machine {
                 EntryPayload::Blank => Applied::None,
                 EntryPayload::Membership(m) => {
                     self.membership = StoredMembership::new(Some(log_id), m);
+                    Applied::None
+                }
+                EntryPayload::Normal(Change::Check) => {
+                    self.parity.check(log_id.index, || self.state.image());
                     Applied::None
                 }
                 EntryPayload::Normal(change) => {

@@ -10,6 +10,7 @@
 //! - `disk`: a replica's folder.
 //! - `machine`: hands committed entries to a [`Replicated`] state; snapshots.
 //! - `image`: a snapshot as bytes.
+//! - `parity`: digests of the state at agreed indices.
 //! - `wire`: openraft's messages to bytes and back, payloads beside the header.
 //! - `network`: sends them to peers.
 //! - `group`: one replica of one group.
@@ -20,6 +21,7 @@ mod image;
 mod log;
 mod machine;
 mod network;
+mod parity;
 mod replica;
 mod types;
 mod wire;
@@ -29,4 +31,5 @@ pub use group::{Group, GroupOptions, Leadership, Membership, ProposeError, Role}
 pub use image::RawImage;
 pub use machine::{Applied, Change, Replicated};
 pub use network::{Peers, endpoint};
+pub use parity::Digest;
 pub use replica::{GroupId, ReplicaId};

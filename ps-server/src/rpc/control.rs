@@ -2,13 +2,13 @@
 
 use crate::{
     control::{Agent, Command, Directive, Do, Outcome, ReplicaReport, Report, Shape},
-    raft::{Membership, ReplicaId, endpoint},
+    raft::{Digest, Membership, ReplicaId, endpoint},
 };
 use paraft_common::{Durability, ServerId, ShardId};
 use paraft_proto::{
-    DescribeReply, DescribeRequest, DrainReply, DrainRequest, FleetShape, Found, HelloReply, HelloRequest,
-    Host, JoinReply, JoinRequest, Replica, ReportReply, ReportRequest, Retire, ServerInfo, ShardInfo, Voters,
-    control_client::ControlClient, control_server::Control, directive,
+    DescribeReply, DescribeRequest, Diverged, DrainReply, DrainRequest, FleetShape, Found, HelloReply,
+    HelloRequest, Host, JoinReply, JoinRequest, ParityDigest, Replica, ReportReply, ReportRequest, Retire,
+    ServerInfo, ShardInfo, Voters, control_client::ControlClient, control_server::Control, directive,
 };
 use std::{sync::Arc, time::Duration};
 use tonic::{Request, Response, Status};
@@ -50,6 +50,7 @@ pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest
             .collect(),
         changing: r.membership.changing,
         trouble: r.trouble.clone(),
+        digests: r.digests.iter().map(|d| ParityDigest { index: d.index, digest: d.digest }).collect(),
     });
     ReportRequest {
         fleet,
@@ -74,6 +75,7 @@ fn from_report(r: ReportRequest) -> Report {
             bytes: r.bytes,
             membership: Membership { members, voters, changing: r.changing },
             trouble: r.trouble,
+            digests: r.digests.iter().map(|d| Digest { index: d.index, digest: d.digest }).collect(),
         };
         (ShardId(r.shard), report)
     };
@@ -96,6 +98,9 @@ fn to_directive(d: Directive) -> paraft_proto::Directive {
         Do::Learner(node, address) => Kind::Learner(replica((node, address), false)),
         Do::Voters(nodes) => Kind::Voters(Voters { nodes: nodes.into_iter().map(|n| n.0).collect() }),
         Do::Transfer(to) => Kind::Transfer(to.0),
+        Do::Diverged { node, at, majority } => {
+            Kind::Diverged(Diverged { node: node.0, index: at.index, digest: at.digest, majority })
+        }
     };
     paraft_proto::Directive { shard: d.shard.0, kind: Some(kind) }
 }
@@ -113,6 +118,11 @@ pub fn from_directive(d: &paraft_proto::Directive) -> Option<Directive> {
         Kind::Learner(r) => Do::Learner(ReplicaId(r.node), r.address.clone()),
         Kind::Voters(v) => Do::Voters(v.nodes.iter().map(|n| ReplicaId(*n)).collect()),
         Kind::Transfer(to) => Do::Transfer(ReplicaId(*to)),
+        Kind::Diverged(d) => Do::Diverged {
+            node: ReplicaId(d.node),
+            at: Digest { index: d.index, digest: d.digest },
+            majority: d.majority,
+        },
     };
     Some(Directive { shard: ShardId(d.shard), what })
 }

@@ -44,6 +44,7 @@ impl StatusService {
             shards,
             cpu_seconds: usage.cpu_seconds,
             peak_rss_bytes: usage.peak_rss_bytes,
+            replicas_diverged: self.replicas.diverged(),
         }
     }
 }

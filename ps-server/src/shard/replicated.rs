@@ -7,7 +7,7 @@ impl Replicated for Shard {
     fn apply(&self, change: &Change) -> Applied {
         match change {
             Change::Shard(proposal) => Applied::Shard(Shard::apply(self, proposal)),
-            Change::Control(_) => Applied::None,
+            Change::Control(_) | Change::Check => Applied::None,
         }
     }
 

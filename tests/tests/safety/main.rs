@@ -8,4 +8,5 @@ mod images;
 mod layout;
 mod membership;
 mod modes;
+mod parity;
 mod replicas;
