@@ -3,7 +3,7 @@
 //! - [`fleet`]: servers and workers as processes of this machine.
 //! - [`train`], [`compare`], [`demo`]: what a user starts.
 //! - [`serve`], worker: what a fleet consists of, also by hand.
-//! - [`status`], [`control`], [`checkpoint`], [`doctor`], [`mod@bench`]: what a user asks.
+//! - [`status`], [`control`], [`checkpoint`], [`mod@replay`], [`doctor`], [`mod@bench`]: what a user asks.
 //! - [`table`], [`progress`]: what a user sees.
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -27,6 +27,7 @@ mod doctor;
 mod failure;
 mod fleet;
 mod progress;
+mod replay;
 mod serve;
 mod status;
 mod table;
@@ -59,6 +60,8 @@ enum Command {
     Worker(paraft_worker::cli::WorkerArgs),
     /// Look into checkpoints and model files, compare them, export weights.
     Checkpoint(checkpoint::CheckpointArgs),
+    /// Rebuild weights from the logs and snapshots of servers that do not run.
+    Replay(replay::ReplayArgs),
     /// Show what the servers of a fleet know.
     Status(status::StatusArgs),
     /// Move leaders and replicas away from a server, so that it can be stopped without a stall.
@@ -84,6 +87,7 @@ fn main() {
         Command::Server(a) => failure::report(serve::run(&a)),
         Command::Worker(a) => paraft_worker::cli::train(&a, paraft_worker::cli::built_in),
         Command::Checkpoint(a) => failure::report(checkpoint::run(&a)),
+        Command::Replay(a) => failure::report(replay::run(&a)),
         Command::Status(a) => failure::report(status::run(&a)),
         Command::Drain(a) => failure::report(control::drain(&a)),
         Command::Bench(a) => failure::report(bench::run(&a)),

@@ -226,8 +226,10 @@ pub fn launch(
         }
     }
     fleet.stop();
-    // The run is over: what it gave is in the record and in the weights.
-    (0..resolved.servers()).for_each(|id| _ = fs::remove_dir_all(server_data(dir, id)));
+    // The run is over: what it gave is in the record and in the weights. Logs stay for `paraft replay`.
+    if !resolved.cluster.durability.on_disk() {
+        (0..resolved.servers()).for_each(|id| _ = fs::remove_dir_all(server_data(dir, id)));
+    }
     let record = RunRecord::load(dir)?;
     writer.write(&Event::Summary(record.summarize()))?;
     tensorboard::export(dir.join("tensorboard"), &record)?;

@@ -504,7 +504,8 @@ fn a_job_whose_whole_fleet_was_killed_goes_on_bit_for_bit() {
     assert!(out.status.success(), "{}", text(&out.stderr));
     let (a, b) = (fs::read(model(&run_dir)).expect("weights"), fs::read(model(&quiet)).expect("weights"));
     assert!(a == b, "the run that was killed ends with the weights of the one that was not");
-    let kept = fs::read_dir(&checkpoints).expect("checkpoints").flatten().filter(|e| e.path().is_dir()).count();
+    let kept =
+        fs::read_dir(&checkpoints).expect("checkpoints").flatten().filter(|e| e.path().is_dir()).count();
     assert!((3..=4).contains(&kept), "the newest three, and the best if it is older: {kept}");
 }
 
@@ -565,4 +566,40 @@ fn checkpoints_are_shown_compared_exported_and_refused() {
     ]
     .concat());
     assert!(resumed.status.success(), "{}", text(&resumed.stderr));
+}
+
+#[test]
+fn the_logs_of_a_run_replay_to_its_weights_bit_for_bit() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let body = digits("bsp", 3, 3)
+        + "durability = \"quorum-disk\"\nparity_ms = 100\n[optimizer]\nkind = \"adam\"\nlr = 0.003\n";
+    let path = job(scratch.path(), &body);
+    let dir = scratch.path().join("run");
+    let at = dir.to_str().expect("utf-8");
+    let out = run(&["train", path.to_str().expect("utf-8"), "--run-dir", at, "--json"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let to = scratch.path().join("replayed.safetensors");
+    let replay = |args: &[&str]| run(&[&["replay", at], args].concat());
+    let out = replay(&["--to", to.to_str().expect("utf-8"), "--json"]);
+    assert!(out.status.success(), "{}{}", text(&out.stdout), text(&out.stderr));
+    let (a, b) = (fs::read(&to).expect("replayed"), fs::read(dir.join("model.safetensors")).expect("trained"));
+    assert!(a == b, "the replayed weights are the trained ones");
+    let told: serde_json::Value = serde_json::from_slice(&out.stdout).expect("json");
+    assert_eq!(told["replicas"].as_array().map(Vec::len), Some(9), "three shards on three servers: {told}");
+
+    // A replay that stops early has other weights, and says where it stopped.
+    let out = replay(&["--shard", "0", "--index", "20", "--json"]);
+    let told: serde_json::Value = serde_json::from_slice(&out.stdout).expect("json");
+    assert_eq!(told["replicas"][0]["index"], 20, "{told}");
+
+    // A log that was damaged is refused by name.
+    let log = dir.join("server-1/shard-2/log");
+    let segment = fs::read_dir(&log).expect("log").flatten().map(|f| f.path());
+    let segment = segment.filter(|p| p.extension().is_some_and(|e| e == "log")).min().expect("a segment");
+    let mut bytes = fs::read(&segment).expect("segment");
+    bytes[600] ^= 1;
+    fs::write(&segment, bytes).expect("damage");
+    let out = replay(&[]);
+    assert_eq!(out.status.code(), Some(65), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains(segment.to_str().expect("utf-8")), "{}", text(&out.stderr));
 }

@@ -11,6 +11,7 @@
 pub mod control;
 pub mod metrics;
 pub mod raft;
+pub mod replay;
 pub mod replicas;
 pub mod rpc;
 pub mod server;

@@ -39,10 +39,10 @@ pub struct Replica {
 
 /// What a replica's folder says of it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Card {
+pub(crate) struct Card {
     node: u64,
-    origin: u64,
-    shards: u32,
+    pub(crate) origin: u64,
+    pub(crate) shards: u32,
 }
 
 const CARD: &str = "replica";
@@ -99,9 +99,7 @@ impl Replicas {
         let Ok(folders) = std::fs::read_dir(&self.options.data) else { return };
         for path in folders.flatten().map(|f| f.path()) {
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-            let Some(shard) = name.strip_prefix("shard-").and_then(|n| n.parse().ok()).map(ShardId) else {
-                continue;
-            };
+            let Some(shard) = shard_of_folder(name) else { continue };
             if let Err(e) = self.reopen_one(shard, &path).await {
                 tracing::error!(%shard, error = %e, "a replica on disk cannot be used; it will be replaced");
                 put_aside(&path);
@@ -111,11 +109,9 @@ impl Replicas {
 
     async fn reopen_one(&self, shard: ShardId, path: &Path) -> Result<(), String> {
         let folder = Folder::new(self.options.disk.clone(), path);
-        let Some(card) = folder.read(CARD)? else {
+        let Some(card) = read_card(&folder)? else {
             return folder.remove().map_err(|e| e.to_string()); // it was never begun
         };
-        let (card, _): (Card, _) = bincode::serde::decode_from_slice(&card, bincode::config::legacy())
-            .map_err(|e| format!("{}: {e}", path.join(CARD).display()))?;
         let node = ReplicaId(card.node);
         if node.server() != self.options.server {
             return Err(format!("{} belongs to {}", path.display(), node.server()));
@@ -225,6 +221,18 @@ impl Replicas {
     fn folder(&self, shard: ShardId) -> PathBuf {
         self.options.data.join(format!("shard-{}", shard.0))
     }
+}
+
+/// The shard that a folder of this name holds a replica of.
+pub(crate) fn shard_of_folder(name: &str) -> Option<ShardId> {
+    name.strip_prefix("shard-").and_then(|n| n.parse().ok()).map(ShardId)
+}
+
+/// Which replica the folder belongs to; `None`: it was never begun.
+pub(crate) fn read_card(folder: &Folder) -> Result<Option<Card>, String> {
+    let Some(card) = folder.read(CARD)? else { return Ok(None) };
+    let card = bincode::serde::decode_from_slice(&card, bincode::config::legacy());
+    card.map(|(card, _)| Some(card)).map_err(|e| format!("{}: {e}", folder.path().join(CARD).display()))
 }
 
 /// Keeps what could not be used, for a person to look at; the latest such folder replaces the one before.

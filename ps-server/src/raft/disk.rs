@@ -87,6 +87,16 @@ impl Folder {
         Ok((disk, Stored { entries, purged, vote }))
     }
 
+    /// What a replica left here, without changing it: its last snapshot, and the entries of its log.
+    pub(super) fn look(&self) -> Result<(Option<(SnapshotMeta, RawImage)>, Vec<Entry>), String> {
+        let path = self.path.join("log");
+        let at = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+        let snapshot = read_snapshot(self.disk.clone(), &self.path.join("snapshot"))?;
+        let found = Log::look(self.disk.clone(), &path).map_err(|e| e.to_string())?;
+        let entries = found.records.into_iter().map(entry_of).collect::<Result<_, _>>();
+        Ok((snapshot, entries.map_err(|e| at(&e))?))
+    }
+
     /// The snapshot's file.
     pub(super) fn snapshot(&self) -> SnapshotFile {
         SnapshotFile { disk: self.disk.clone(), path: self.path.join("snapshot"), dir: self.path.clone() }

@@ -12,6 +12,7 @@
 //! - `image`: a snapshot as bytes.
 //! - `parity`: digests of the state at agreed indices.
 //! - `wire`: openraft's messages to bytes and back, payloads beside the header.
+//! - `replay`: the state of a replica that does not run, from its folder.
 //! - `network`: sends them to peers.
 //! - `group`: one replica of one group.
 
@@ -22,6 +23,7 @@ mod log;
 mod machine;
 mod network;
 mod parity;
+mod replay;
 mod replica;
 mod types;
 mod wire;
@@ -32,4 +34,5 @@ pub use image::RawImage;
 pub use machine::{Applied, Change, Replicated};
 pub use network::{Peers, endpoint};
 pub use parity::Digest;
+pub use replay::{Replayed, replay};
 pub use replica::{GroupId, ReplicaId};

@@ -162,6 +162,14 @@ impl Log {
         Ok((Log { inner: Arc::new(Inner { shared, writer: Mutex::new(Some(writer)) }) }, recovered))
     }
 
+    /// What is in the log in `dir`, as [`Log::open`] would find it, without changing it: a torn tail is left out and
+    /// left there.
+    ///
+    /// [`StoreError::Locked`] if it is open, here or elsewhere.
+    pub fn look(disk: Arc<dyn Disk>, dir: &Path) -> Result<Recovered, StoreError> {
+        recover::look(disk, dir)
+    }
+
     /// Queues `records` and returns. `done` is called when they are durable (or, without
     /// [`LogOptions::sync`], written), or when they failed; appends are done in the order in which they came.
     ///

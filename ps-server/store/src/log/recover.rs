@@ -54,22 +54,32 @@ fn names(disk: &dyn Disk, dir: &Path) -> Result<Names, StoreError> {
     Ok(names)
 }
 
-pub(super) fn open(
+/// What [`open`] would find, without changing anything but the lock's file. Refuses a log that is open.
+pub(super) fn look(disk: Arc<dyn Disk>, dir: &Path) -> Result<Recovered, StoreError> {
+    let lock = lock(disk.as_ref(), dir)?;
+    let (mut log, mut recovered, _) = unread(disk, dir, LogOptions::default())?;
+    read(&mut log, &mut recovered, Access::Read)?;
+    drop(lock);
+    Ok(recovered)
+}
+
+fn lock(disk: &dyn Disk, dir: &Path) -> Result<DiskLock, StoreError> {
+    disk.lock(&dir.join(LOCK_FILE)).map_err(|e| match e.kind() {
+        io::ErrorKind::WouldBlock => StoreError::Locked { dir: dir.to_path_buf() },
+        _ => StoreError::io("lock", dir)(e),
+    })
+}
+
+/// The log as its folder lists it, and files that belong to nothing.
+fn unread(
     disk: Arc<dyn Disk>,
     dir: &Path,
     options: LogOptions,
-) -> Result<(Segments, DiskLock, Recovered), StoreError> {
-    let options = LogOptions { segment_bytes: options.segment_bytes.max(MIN_SEGMENT_BYTES), ..options };
-    disk.create_dir_all(dir).map_err(StoreError::io("create", dir))?;
-    let lock = disk.lock(&dir.join(LOCK_FILE)).map_err(|e| match e.kind() {
-        io::ErrorKind::WouldBlock => StoreError::Locked { dir: dir.to_path_buf() },
-        _ => StoreError::io("lock", dir)(e),
-    })?;
-
+) -> Result<(Segments, Recovered, Vec<String>), StoreError> {
     let purged = read_purge_point(disk.as_ref(), dir)?;
     let names = names(disk.as_ref(), dir)?;
-    let mut log = Segments {
-        disk: disk.clone(),
+    let log = Segments {
+        disk,
         dir: dir.to_path_buf(),
         options,
         sealed: names.segments.into(),
@@ -81,11 +91,22 @@ pub(super) fn open(
         begun: 0,
         recycled: 0,
     };
-    let mut recovered = Recovered { purged, ..Recovered::default() };
-    let tail = read(&mut log, &mut recovered)?;
+    Ok((log, Recovered { purged, ..Recovered::default() }, names.litter))
+}
+
+pub(super) fn open(
+    disk: Arc<dyn Disk>,
+    dir: &Path,
+    options: LogOptions,
+) -> Result<(Segments, DiskLock, Recovered), StoreError> {
+    let options = LogOptions { segment_bytes: options.segment_bytes.max(MIN_SEGMENT_BYTES), ..options };
+    disk.create_dir_all(dir).map_err(StoreError::io("create", dir))?;
+    let lock = lock(disk.as_ref(), dir)?;
+    let (mut log, mut recovered, litter) = unread(disk.clone(), dir, options)?;
+    let tail = read(&mut log, &mut recovered, Access::Write)?;
 
     // Only now is the log known to be good; before, nothing was changed.
-    for name in names.litter {
+    for name in litter {
         let path = dir.join(name);
         log.disk.remove(&path).map_err(StoreError::io("remove", &path))?;
     }
@@ -110,7 +131,8 @@ struct Tail {
 }
 
 /// Reads what is in the log; changes nothing.
-fn read(log: &mut Segments, recovered: &mut Recovered) -> Result<Option<Tail>, StoreError> {
+/// The last segment is opened for `last`.
+fn read(log: &mut Segments, recovered: &mut Recovered, last: Access) -> Result<Option<Tail>, StoreError> {
     let after_purge = log.purged.map(|p| p + 1);
     // Whole segments before the purge point are left over from a purge that a crash cut short.
     let leftover = |(_, following): &(&u64, &u64)| after_purge.is_some_and(|a| **following <= a);
@@ -120,7 +142,7 @@ fn read(log: &mut Segments, recovered: &mut Recovered) -> Result<Option<Tail>, S
     let (mut next, mut tail) = (None, None);
     for (place, first) in firsts.iter().enumerate() {
         let following = firsts.get(place + 1);
-        let access = if following.is_some() { Access::Read } else { Access::Write };
+        let access = if following.is_some() { Access::Read } else { last };
         let mut segment = Segment::open(log.disk.as_ref(), segment_path(&log.dir, *first), access)?;
         let prefix = segment.prefix;
         if prefix.first != *first {

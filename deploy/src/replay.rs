@@ -1,0 +1,201 @@
+//! `paraft replay`: the weights that servers' logs and snapshots hold, without running a server.
+
+use crate::{failure::Failure, fleet::JOB_FILE};
+use clap::Args;
+use comfy_table::{Table, presets};
+use paraft_checkpoint::weights;
+use paraft_common::{Layout, Mode, ShardId, placement};
+use paraft_server::replay::{self, Replica};
+use paraft_store::RealDisk;
+use paraft_worker::{Job, cli, exit};
+use serde_json::json;
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+#[derive(Args)]
+pub struct ReplayArgs {
+    /// Data folders of servers that do not run, or a run's folder (then its servers'). More than one: what they hold is
+    /// compared, and the replica whose log goes furthest counts.
+    #[arg(required = true)]
+    pub data: Vec<PathBuf>,
+    /// Stop after this entry of the log; needs --shard. Default: go to the end.
+    #[arg(long, requires = "shard")]
+    pub index: Option<u64>,
+    /// Only this shard.
+    #[arg(long)]
+    pub shard: Option<u32>,
+    /// Write the weights here, as safetensors.
+    #[arg(long, value_name = "FILE", conflicts_with = "shard")]
+    pub to: Option<PathBuf>,
+    /// The job file, for the tensors' names. Default: the one in the run's folder; without one the file holds `params`
+    /// and `buffers`, flat.
+    #[arg(long)]
+    pub job: Option<PathBuf>,
+    /// One JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
+    let mut shards: BTreeMap<ShardId, Vec<Replica>> = BTreeMap::new();
+    for data in args.data.iter().flat_map(|d| servers_of(d)) {
+        let found = replay::find(&data).map_err(|e| Failure::new(exit::DATA, e))?;
+        for (id, path) in found.into_iter().filter(|(id, _)| args.shard.is_none_or(|s| ShardId(s) == *id)) {
+            let upto = args.index.unwrap_or(u64::MAX);
+            let replica = replay::replay(Arc::new(RealDisk), id, &path, upto).map_err(|e| {
+                let failure = Failure::new(exit::DATA, e);
+                failure.help(
+                    "stop the server that runs on it, or copy its folder; give the folders of the others",
+                )
+            })?;
+            shards.entry(id).or_default().push(replica);
+        }
+    }
+    if shards.is_empty() {
+        let why = "no replica of a shard is on disk there";
+        return Err(
+            Failure::new(exit::DATA, why).help("only `durability = \"quorum-disk\"` keeps logs on disk")
+        );
+    }
+    let mut same = true;
+    let mut rows = Vec::new();
+    for (id, replicas) in &mut shards {
+        // The one that a majority would elect: its log holds everything that was acknowledged, if a majority's is here.
+        replicas.sort_by_key(|r| std::cmp::Reverse((r.replayed.term, r.replayed.index)));
+        let differs = disagreement(replicas);
+        same &= differs.is_none();
+        for r in replicas.iter() {
+            rows.push((*id, r, differs.clone()));
+        }
+    }
+    if args.json {
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|(id, r, differs)| {
+                let d = &r.replayed;
+                json!({
+                    "shard": id.0, "folder": r.path, "origin": r.origin, "snapshot": d.snapshot, "entries": d.entries,
+                    "index": d.index, "end": d.end, "term": d.term, "version": version(r),
+                    "digest": d.digests.last().map(|(_, d)| format!("{:016x}", d.digest)),
+                    "checks": d.digests.len(), "differs_at": differs,
+                })
+            })
+            .collect();
+        out!("{}", json!({"replicas": rows, "agree": same}));
+    } else {
+        print(&rows);
+    }
+    if let Some(to) = &args.to {
+        let heads: BTreeMap<ShardId, &Replica> =
+            shards.iter().filter_map(|(s, r)| Some((*s, r.first()?))).collect();
+        write(args, to, &heads)?;
+        if !args.json {
+            out!("weights  {}", to.display());
+        }
+    }
+    Ok(if same { exit::OK } else { exit::FAILED })
+}
+
+/// A run's folder stands for its servers' folders.
+fn servers_of(path: &Path) -> Vec<PathBuf> {
+    let servers: Vec<_> =
+        (0..1024).map(|id| crate::fleet::server_data(path, id)).take_while(|p| p.is_dir()).collect();
+    if servers.is_empty() { vec![path.to_path_buf()] } else { servers }
+}
+
+/// Where two replicas hold the same entry and hash to different states.
+fn disagreement(replicas: &[Replica]) -> Option<u64> {
+    let mut seen = BTreeMap::new();
+    let all = replicas
+        .iter()
+        .flat_map(|r| r.replayed.digests.iter().map(move |(term, d)| ((r.origin, d.index, *term), d.digest)));
+    let mut differs = all.filter(|(at, digest)| *seen.entry(*at).or_insert(*digest) != *digest);
+    differs.next().map(|((_, index, _), _)| index)
+}
+
+fn version(r: &Replica) -> u64 {
+    r.shard.configured().map_or(0, |c| c.buckets.iter().map(|b| b.version().0).sum())
+}
+
+fn print(rows: &[(ShardId, &Replica, Option<u64>)]) {
+    let mut t = Table::new();
+    t.load_style(presets::NOTHING);
+    t.set_header(["shard", "snapshot", "entries", "index", "term", "version", "checks", "digest", "folder"]);
+    for (id, r, _) in rows {
+        let d = &r.replayed;
+        t.add_row([
+            id.0.to_string(),
+            d.snapshot.to_string(),
+            d.entries.to_string(),
+            d.index.to_string(),
+            d.term.to_string(),
+            version(r).to_string(),
+            d.digests.len().to_string(),
+            d.digests.last().map(|(_, d)| format!("{:016x}", d.digest)).unwrap_or_default(),
+            r.path.display().to_string(),
+        ]);
+    }
+    out!("{t}");
+    let mut told = Vec::new();
+    for (id, _, differs) in rows {
+        if let Some(index) = differs.filter(|_| !told.contains(id)) {
+            out!("shard {}: the replicas DIFFER at log index {index}", id.0);
+            told.push(*id);
+        }
+    }
+}
+
+/// Puts the shards' weights together.
+fn write(args: &ReplayArgs, to: &Path, heads: &BTreeMap<ShardId, &Replica>) -> Result<(), Failure> {
+    let bad = |why: String| Failure::new(exit::DATA, why);
+    let first = heads.values().next().ok_or_else(|| bad("no replica".into()))?;
+    let missing: Vec<_> = (0..first.shards).filter(|s| !heads.contains_key(&ShardId(*s))).collect();
+    if !missing.is_empty() {
+        return Err(bad(format!("shards {missing:?} of {} are missing", first.shards))
+            .help("give the data folders of all servers"));
+    }
+    let configured = first.shard.configured().ok_or_else(|| bad("no job has been configured".into()))?;
+    let flat = configured.job.layout();
+    let mut weights = vec![0.0; flat.len()];
+    let mut steps = 0;
+    for (id, head) in heads {
+        let c = head.shard.configured().ok_or_else(|| bad(format!("shard {} has no job", id.0)))?;
+        for b in &c.buckets {
+            debug_assert_eq!(placement::shard_of(b.id, first.shards), *id);
+            let image = b.image();
+            if !image.initialised {
+                return Err(bad(format!("{} of shard {} never got its first weights", b.id, id.0)));
+            }
+            weights[b.spec.range()].copy_from_slice(&image.weights);
+            // Updates of a bucket are steps in BSP, and pushes otherwise.
+            let per_step = if c.job.mode == Mode::Bsp { 1 } else { u64::from(c.job.workers.max(1)) };
+            steps = steps.max(image.version.0 / per_step);
+        }
+    }
+    let layout = named(args)?.filter(|l| (l.len(), l.params_len()) == (flat.len(), flat.params_len()));
+    let layout = match layout {
+        Some(layout) => layout,
+        None if args.job.is_some() => {
+            return Err(bad("the job's model has another size than the replayed one".into()));
+        }
+        None => flat,
+    };
+    weights::save(to, &layout, &weights, steps)?;
+    Ok(())
+}
+
+/// The tensors of the job's model.
+fn named(args: &ReplayArgs) -> Result<Option<Layout>, Failure> {
+    let beside =
+        args.data.iter().flat_map(|d| [d.join(JOB_FILE), d.with_file_name(JOB_FILE)]).find(|p| p.exists());
+    let Some(path) = args.job.clone().or(beside) else { return Ok(None) };
+    let job = Job::load(&path, &[])?;
+    if !job.cluster.worker_command.is_empty() {
+        return Ok(None); // only its own binary knows the model
+    }
+    let (model, _) = cli::built_in(&job)?;
+    Ok(Some(job.layout(model.tensors()).map_err(|e| Failure::new(exit::CONFIG, e))?))
+}

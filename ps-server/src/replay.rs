@@ -1,0 +1,49 @@
+//! Shards rebuilt from servers' data folders.
+
+use crate::{
+    raft::{self, Folder, Replayed},
+    replicas,
+    shard::Shard,
+};
+use paraft_common::ShardId;
+use paraft_store::Disk;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// One replica, replayed.
+pub struct Replica {
+    /// Its folder.
+    pub path: PathBuf,
+    /// Names the founding of its state.
+    pub origin: u64,
+    /// How many shards the model has.
+    pub shards: u32,
+    /// How it went.
+    pub replayed: Replayed,
+    /// The state at its end.
+    pub shard: Shard,
+}
+
+/// The replicas in a server's data folder: the shards and where they are. Empty where none is on disk.
+pub fn find(data: &Path) -> Result<Vec<(ShardId, PathBuf)>, String> {
+    let folders = std::fs::read_dir(data).map_err(|e| format!("{}: {e}", data.display()))?;
+    let mut found: Vec<_> = folders
+        .flatten()
+        .filter_map(|f| Some((replicas::shard_of_folder(f.file_name().to_str()?)?, f.path())))
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+/// Replays one replica up to and including the log entry `upto`; changes nothing on disk. A server that runs on the
+/// folder holds its lock: that is refused.
+pub fn replay(disk: Arc<dyn Disk>, id: ShardId, path: &Path, upto: u64) -> Result<Replica, String> {
+    let folder = Folder::new(disk, path);
+    let card = replicas::read_card(&folder)?
+        .ok_or_else(|| format!("{}: it holds no replica (the file `replica` is missing)", path.display()))?;
+    let shard = Shard::new(id, card.shards);
+    let replayed = raft::replay(&folder, &shard, upto)?;
+    Ok(Replica { path: path.to_path_buf(), origin: card.origin, shards: card.shards, replayed, shard })
+}
