@@ -15,6 +15,8 @@ use std::{collections::BTreeMap, net::TcpListener, path::PathBuf, sync::Arc, tim
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
+pub use paraft_ledger::At;
+
 /// Short, so that a failover takes a fraction of a second; long enough for two busy cores.
 const ELECTION: Duration = Duration::from_millis(200);
 /// A silent server's replicas go elsewhere after this long, where there is an elsewhere.
@@ -31,17 +33,6 @@ pub struct Fleet {
     durability: Durability,
     data: TempDir,
     asking: Runtime,
-}
-
-/// A fleet as its workers see it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct At {
-    /// Where the servers listen, by id.
-    pub addresses: Vec<String>,
-    /// Raft groups.
-    pub shards: u32,
-    /// Replicas of each.
-    pub replicas: u32,
 }
 
 /// A server's life: bound, running, dead.

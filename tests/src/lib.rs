@@ -10,8 +10,9 @@
 //! - [`wait`]: waiting for a condition, with a deadline and the last state in the message.
 
 pub mod fleet;
-pub mod ledger;
 pub mod raw;
 pub mod stream;
 pub mod train;
 pub mod wait;
+
+pub use paraft_ledger as ledger;

@@ -11,7 +11,7 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 15] = [
+const EDGES: [(&str, &[&str]); 16] = [
     ("common", &[]),
     ("host", &[]),
     ("compute", &[]),
@@ -21,6 +21,7 @@ const EDGES: [(&str, &[&str]); 15] = [
     ("checkpoint", &["common"]),
     ("models", &["compute", "common"]),
     ("client", &["proto", "host", "common"]),
+    ("ledger", &["client", "common"]),
     ("store", &[]),
     ("server", &["store", "proto", "host", "common"]),
     ("worker", &["client", "checkpoint", "compute", "models", "data", "record", "host", "common"]),
@@ -40,6 +41,7 @@ const EDGES: [(&str, &[&str]); 15] = [
             "store",
             "worker",
             "checkpoint",
+            "ledger",
         ],
     ),
     (
@@ -58,6 +60,7 @@ const EDGES: [(&str, &[&str]); 15] = [
             "worker",
             "deploy",
             "checkpoint",
+            "ledger",
         ],
     ),
 ];

@@ -2,6 +2,7 @@
 //! backward pass goes on.
 
 use crate::{
+    acks::Acked,
     connect::Transport,
     error::ClientError,
     initial::Initial,
@@ -51,6 +52,8 @@ pub(crate) enum Command {
     Norm(Norm),
     /// A report or Finish.
     Sticky(ToShard),
+    /// Tell this channel of every ack from now on.
+    Watch(mpsc::Sender<Acked>),
     /// Forget the session and open a new one.
     Reset,
 }
@@ -307,6 +310,16 @@ impl Client {
         } else {
             self.send(shard, Command::Push(push));
         }
+    }
+
+    /// Every ack from now on, in the order of each shard's stream. Watched from before the first push, they say
+    /// exactly which pushes the servers have taken responsibility for.
+    pub fn acks(&self) -> mpsc::Receiver<Acked> {
+        let (tell, acks) = mpsc::channel();
+        for link in self.links.values() {
+            let _ = link.send(Command::Watch(tell.clone()));
+        }
+        acks
     }
 
     fn release(&mut self) {

@@ -8,11 +8,13 @@
 //!
 //! - [`client`]: what a training loop calls; blocking.
 //! - `link`: one shard: finds the leader, keeps what is not acknowledged, pushes it again after a break.
+//! - [`acks`]: what a worker hears of its pushes.
 //! - [`connect`]: channels, over TCP or the server's Unix socket.
 //! - [`section`]: the shards' images of one step, for a checkpoint.
 //! - `initial`: what the servers get when they have no weights yet.
 //! - [`error`]: few kinds, which say what to do.
 
+pub mod acks;
 pub mod client;
 pub mod connect;
 pub mod error;
@@ -21,6 +23,7 @@ mod link;
 mod norms;
 pub mod section;
 
+pub use acks::Acked;
 pub use client::{Client, ClientOptions, Pulled, Reported};
 pub use connect::{Transport, describe, drain, status};
 pub use error::ClientError;

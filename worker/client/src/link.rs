@@ -6,6 +6,7 @@
 //! ```
 
 use crate::{
+    acks::Acked,
     client::{Command, Event},
     connect::{self, Transport},
     error::ClientError,
@@ -64,6 +65,8 @@ pub(crate) async fn run(
         sticky: Vec::new(),
         trouble: None,
         causes: BTreeMap::new(),
+        opened_at: Instant::now(),
+        watcher: None,
     };
     if let Err(e) = link.work(commands).await {
         let _ = link.events.send(Event::Failed(e));
@@ -89,6 +92,10 @@ struct Link {
     /// Since when, and how often, no leader was reached.
     trouble: Option<(Instant, u32)>,
     causes: BTreeMap<String, String>,
+    /// When the open stream was opened.
+    opened_at: Instant,
+    /// Is told of every ack.
+    watcher: Option<std::sync::mpsc::Sender<Acked>>,
 }
 
 enum Break {
@@ -162,6 +169,7 @@ impl Link {
                     self.reset();
                     return true;
                 }
+                Some(Command::Watch(watcher)) => self.watcher = Some(watcher),
                 Some(_) => {}
             }
         }
@@ -260,6 +268,10 @@ impl Link {
                 }
                 return;
             }
+            Command::Watch(watcher) => {
+                self.watcher = Some(watcher);
+                return;
+            }
             Command::Reset => return,
         };
         if let Some(out) = out {
@@ -269,6 +281,7 @@ impl Link {
 
     fn opened(&mut self, o: &Opened, out: &Outbound) {
         self.origin = o.origin;
+        self.opened_at = Instant::now();
         self.trouble = None;
         self.causes.clear();
         let new = self.session != o.session;
@@ -292,7 +305,14 @@ impl Link {
     fn message(&mut self, kind: from_shard::Kind) -> Result<(), ClientError> {
         match kind {
             from_shard::Kind::Ack(a) => {
-                self.unacked.remove(&a.seq);
+                // One that was acknowledged before, and sent again meanwhile, is no news.
+                if let Some(push) = self.unacked.remove(&a.seq)
+                    && let Some(watcher) = &self.watcher
+                {
+                    let (shard, bucket) = (self.options.shard, BucketId(push.bucket));
+                    let (opened, at) = (self.opened_at, Instant::now());
+                    let _ = watcher.send(Acked { shard, bucket, seq: push.seq, opened, at });
+                }
             }
             from_shard::Kind::Weights(w) => {
                 // An answer to an earlier pull (before a rejoin) is not wanted any more.

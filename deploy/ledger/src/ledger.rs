@@ -4,14 +4,24 @@
 //! everywhere else, so each weight ends as minus the number of times that its push was applied: 0 is a lost
 //! push, -2 a doubled one. All numbers on the way are small and exact in `f32`.
 
-use crate::fleet::At;
 use paraft_client::{Client, ClientError, ClientOptions, Pulled, Transport};
 use paraft_common::{
     BucketId, Durability, LeaderWindow, LogForm, Mode, Step, WorkerId,
     config::ServerJob,
-    optim::{ClipConfig, Momentum, OptimizerConfig, ScheduleConfig},
+    optim::{ClipConfig, LrScale, Momentum, OptimizerConfig, ScheduleConfig},
 };
 use std::time::Duration;
+
+/// A fleet as its workers see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct At {
+    /// Where the servers listen, by id.
+    pub addresses: Vec<String>,
+    /// Raft groups.
+    pub shards: u32,
+    /// Replicas of each.
+    pub replicas: u32,
+}
 
 /// A ledger with one page for each worker and one place for each step.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +48,9 @@ pub struct Ledger {
     pub leader_window: LeaderWindow,
     /// The optimizer keeps a slot (a momentum of 0, which changes nothing): an image is twice its weights.
     pub slot: bool,
+    /// The rate grows with the number of pushes in an update: in BSP too, where pushes are averaged, each counts
+    /// as a whole.
+    pub whole: bool,
 }
 
 impl Ledger {
@@ -55,6 +68,7 @@ impl Ledger {
             log: LogForm::default(),
             leader_window: LeaderWindow::default(),
             slot: false,
+            whole: false,
         }
     }
 
@@ -92,7 +106,10 @@ impl Ledger {
                 false => OptimizerConfig::sgd(1.0),
                 true => OptimizerConfig::Momentum(Momentum { lr: 1.0, momentum: 0.0, ..Momentum::default() }),
             },
-            schedule: ScheduleConfig::default(),
+            schedule: ScheduleConfig {
+                scale: if self.whole { LrScale::Linear } else { LrScale::default() },
+                ..ScheduleConfig::default()
+            },
             clip: ClipConfig::default(),
             start: None,
         }
