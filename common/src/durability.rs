@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr, time::Duration};
 
 /// What must have happened before a push is acknowledged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Durability {
     /// The log entry that holds the push is fsynced on a majority of the shard's replicas. A crash costs nothing

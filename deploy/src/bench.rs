@@ -3,10 +3,13 @@
 use crate::failure::Failure;
 use clap::{Args, Subcommand};
 
+mod failover;
 mod figure;
+mod load;
 mod log;
 mod peers;
 mod plain;
+mod push;
 mod train;
 
 #[derive(Args)]
@@ -23,12 +26,18 @@ enum Which {
     /// The two ways into the log: bytes replicated for each byte pushed, and pushes a second, of update entries and
     /// of image cuts.
     Log(log::LogBenchArgs),
+    /// Pushes: goodput, latency of acks and bytes on the wire, by replicas and durability level.
+    Push(push::PushBenchArgs),
+    /// Killed leaders: how long no push is acknowledged; and a snapshot: what sending it costs the pushes.
+    Failover(failover::FailoverBenchArgs),
 }
 
 pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
     match &args.which {
         Which::Train(a) => train::run(a),
         Which::Log(a) => log::run(a),
+        Which::Push(a) => push::run(a),
+        Which::Failover(a) => failover::run(a),
     }
 }
 

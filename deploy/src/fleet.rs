@@ -46,6 +46,12 @@ impl Process {
         Ok(Self { name, child, stderr, ended: None })
     }
 
+    /// Kills it, as a crash does.
+    pub fn kill(&mut self) {
+        self.signal(Signal::SIGKILL);
+        self.ended = self.child.wait().ok();
+    }
+
     /// The exit status, once there is one.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {

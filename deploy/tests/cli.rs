@@ -582,7 +582,8 @@ fn the_logs_of_a_run_replay_to_its_weights_bit_for_bit() {
     let replay = |args: &[&str]| run(&[&["replay", at], args].concat());
     let out = replay(&["--to", to.to_str().expect("utf-8"), "--json"]);
     assert!(out.status.success(), "{}{}", text(&out.stdout), text(&out.stderr));
-    let (a, b) = (fs::read(&to).expect("replayed"), fs::read(dir.join("model.safetensors")).expect("trained"));
+    let (a, b) =
+        (fs::read(&to).expect("replayed"), fs::read(dir.join("model.safetensors")).expect("trained"));
     assert!(a == b, "the replayed weights are the trained ones");
     let told: serde_json::Value = serde_json::from_slice(&out.stdout).expect("json");
     assert_eq!(told["replicas"].as_array().map(Vec::len), Some(9), "three shards on three servers: {told}");
