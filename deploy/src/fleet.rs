@@ -32,9 +32,11 @@ pub struct Process {
 }
 
 impl Process {
-    fn start(name: String, mut command: Command, run_dir: &Path) -> Result<Self, Failure> {
+    /// Starts it; what it says on standard error is added to a file in `run_dir`.
+    pub fn start(name: String, mut command: Command, run_dir: &Path) -> Result<Self, Failure> {
         let stderr = run_dir.join(format!("{name}.stderr"));
-        let file = File::create(&stderr).map_err(|e| Failure::write(&stderr, e))?;
+        let file = File::options().create(true).append(true).open(&stderr);
+        let file = file.map_err(|e| Failure::write(&stderr, e))?;
         let program = command.get_program().to_string_lossy().into_owned();
         let child = command
             .stdin(Stdio::piped())
@@ -54,7 +56,40 @@ impl Process {
         self.ended
     }
 
-    fn signal(&self, signal: Signal) {
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The first line that a supervised server says: where it listens.
+    pub fn first_line(&mut self) -> Result<String, Failure> {
+        let mut line = String::new();
+        let out = self.child.stdout.take();
+        let read = out.map(|o| BufReader::new(o).read_line(&mut line));
+        if line.trim().is_empty() {
+            let _ = self.child.wait();
+            let (how, words) = (self.obituary(), self.last_words());
+            return Err(Failure::new(exit::FAILED, format!("{} {how}: {words} {read:?}", self.name)));
+        }
+        Ok(line.trim().to_string())
+    }
+
+    /// Says one line to its standard input, which stays open.
+    pub fn tell(&mut self, line: &str) -> Result<(), Failure> {
+        let Some(stdin) = &mut self.child.stdin else { return Ok(()) };
+        writeln!(stdin, "{line}").map_err(|e| Failure::new(exit::FAILED, format!("{}: {e}", self.name)))
+    }
+
+    /// Ends it as a crash does, and waits until it is gone.
+    pub fn kill(&mut self) {
+        if self.ended().is_none() {
+            let _ = self.child.kill();
+            self.ended = self.child.wait().ok();
+        }
+    }
+
+    /// Sends it a signal, if it lives.
+    pub fn signal(&self, signal: Signal) {
         if self.ended.is_none() {
             let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
         }
@@ -119,22 +154,11 @@ impl Fleet {
             fleet.servers.push(Process::start(format!("server-{id}"), command, run_dir)?);
         }
         for server in &mut fleet.servers {
-            let mut line = String::new();
-            let out = server.child.stdout.take();
-            let read = out.map(|o| BufReader::new(o).read_line(&mut line));
-            if line.trim().is_empty() {
-                let _ = server.child.wait();
-                let (how, words) = (server.obituary(), server.last_words());
-                return Err(Failure::new(exit::FAILED, format!("{} {how}: {words} {read:?}", server.name)));
-            }
-            fleet.addresses.push(line.trim().to_string());
+            fleet.addresses.push(server.first_line()?);
         }
         let list = fleet.addresses.join(",");
         for server in &mut fleet.servers {
-            if let Some(stdin) = &mut server.child.stdin {
-                let told = writeln!(stdin, "{list}");
-                told.map_err(|e| Failure::new(exit::FAILED, format!("{}: {e}", server.name)))?;
-            }
+            server.tell(&list)?;
         }
         Ok(fleet)
     }
