@@ -31,15 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Asks every server at once; `Err` says why one did not answer.
 pub fn ask_all(addresses: &[String], digest: bool) -> Vec<Result<StatusReply, String>> {
-    ask_all_within(addresses, digest, PATIENCE)
-}
-
-/// As [`ask_all`], with this much patience.
-pub fn ask_all_within(
-    addresses: &[String],
-    digest: bool,
-    within: Duration,
-) -> Vec<Result<StatusReply, String>> {
     let Ok(rt) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return vec![Err("no runtime".into()); addresses.len()];
     };
@@ -47,7 +38,7 @@ pub fn ask_all_within(
         let mut tasks = Vec::new();
         for a in addresses {
             let a = a.clone();
-            tasks.push(tokio::spawn(async move { paraft_client::status(&a, digest, within).await }));
+            tasks.push(tokio::spawn(async move { paraft_client::status(&a, digest, PATIENCE).await }));
         }
         let mut replies = Vec::new();
         for t in tasks {

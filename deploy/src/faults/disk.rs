@@ -18,7 +18,9 @@ pub fn follow(file: PathBuf, server: u32) -> std::io::Result<Arc<dyn Disk>> {
                     last = now;
                 }
                 Ok(_) => {}
-                Err(e) => tracing::warn!(file = %file.display(), error = %e, "the faults file cannot be read"),
+                Err(e) => {
+                    tracing::warn!(file = %file.display(), error = %e, "the faults file cannot be read")
+                }
             }
             thread::sleep(LOOK);
         }

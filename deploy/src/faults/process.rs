@@ -99,10 +99,10 @@ fn holds(pid: u32, sockets: &[String]) -> bool {
     })
 }
 
-/// The server of the run in `run_dir` whose connection has this local port; `None`: it is nobody's, so a worker's.
-pub fn server_behind(run_dir: &Path, port: u16) -> Option<u32> {
+/// Which of these servers (place and process) has a connection with this local port; `None`: none of them.
+pub fn owner_of(servers: &[(u32, u32)], port: u16) -> Option<u32> {
     let sockets = sockets(|p, state| p == port && state != "0A");
-    servers_of(run_dir).into_iter().find(|(_, pid)| holds(*pid, &sockets)).map(|(place, _)| place)
+    servers.iter().find(|(_, pid)| holds(*pid, &sockets)).map(|(place, _)| *place)
 }
 
 /// The process that listens on this port of this machine, where it is one that this user may look into.

@@ -37,20 +37,20 @@ struct Shared {
     targets: Mutex<Vec<Option<SocketAddr>>>,
     faults: watch::Sender<Faults>,
     run_dir: PathBuf,
+    /// Each server's process, as last seen: to look through all processes of the machine costs milliseconds.
+    pids: Mutex<Vec<(u32, u32)>>,
 }
 
 impl Proxies {
     /// `count` proxies on free ports of loopback, for servers whose data folders are in `run_dir`.
     pub fn start(count: u32, run_dir: &Path) -> io::Result<Self> {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name("paraft-proxy")
-            .enable_all()
-            .build()?;
+        let runtime =
+            Builder::new_multi_thread().worker_threads(2).thread_name("paraft-proxy").enable_all().build()?;
         let shared = Arc::new(Shared {
             targets: Mutex::new(vec![None; count as usize]),
             faults: watch::Sender::new(Faults::default()),
             run_dir: run_dir.to_path_buf(),
+            pids: Mutex::default(),
         });
         let mut addresses = Vec::new();
         for to in 0..count {
@@ -96,18 +96,112 @@ impl Proxies {
     }
 }
 
+impl Shared {
+    /// The server whose connection has this local port.
+    fn server_behind(&self, port: u16) -> Option<u32> {
+        let known = self.pids.lock().clone();
+        let count = self.targets.lock().iter().flatten().count();
+        let current = known.len() == count && known.iter().all(|(_, pid)| process::lives(*pid));
+        let pids = match current {
+            true => known,
+            false => {
+                let found = process::servers_of(&self.run_dir);
+                self.pids.lock().clone_from(&found);
+                found
+            }
+        };
+        process::owner_of(&pids, port)
+    }
+}
+
+/// One connection: to whom, and by whom, once that had to be found out.
+struct Connection {
+    shared: Arc<Shared>,
+    to: u32,
+    /// Its local port at the other end.
+    port: u16,
+    from: tokio::sync::OnceCell<Option<u32>>,
+}
+
+impl Connection {
+    /// The server at the other end; `None`: a worker. Looked up only where a fault depends on it, since the kernel's
+    /// table is long.
+    async fn from(&self) -> Option<u32> {
+        let look = || async {
+            let (shared, port) = (self.shared.clone(), self.port);
+            tokio::task::spawn_blocking(move || shared.server_behind(port)).await.ok().flatten()
+        };
+        *self.from.get_or_init(look).await
+    }
+
+    async fn blocked(&self, faults: &Faults) -> bool {
+        match faults.isolated.is_empty() && faults.cut.is_empty() {
+            true => false,
+            false => faults.blocks(self.from().await, self.to),
+        }
+    }
+
+    /// Returns when nothing is in the way.
+    async fn passable(&self, faults: &mut watch::Receiver<Faults>) {
+        loop {
+            let now = faults.borrow_and_update().clone();
+            if !self.blocked(&now).await || faults.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn delay(&self, faults: &Faults) -> Duration {
+        if faults.slow_link_ms.is_empty() {
+            return Duration::ZERO;
+        }
+        let of = |s: u32| faults.slow_link_ms.get(&s).copied().unwrap_or(0);
+        Duration::from_millis(of(self.to) + self.from().await.map_or(0, of))
+    }
+
+    /// Returns when the connection is to be reset.
+    async fn reset(&self, faults: &mut watch::Receiver<Faults>) {
+        let before = faults.borrow_and_update().resets.clone();
+        while faults.changed().await.is_ok() {
+            let now = faults.borrow_and_update().resets.clone();
+            if now == before {
+                continue;
+            }
+            let differs = |s: u32| now.get(&s) != before.get(&s);
+            if differs(self.to) || self.from().await.is_some_and(differs) {
+                return;
+            }
+        }
+    }
+
+    async fn pump(
+        &self,
+        mut read: ReadHalf<'_>,
+        mut write: WriteHalf<'_>,
+        mut faults: watch::Receiver<Faults>,
+    ) {
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            let Ok(n @ 1..) = read.read(&mut buffer).await else { return };
+            let now = faults.borrow().clone();
+            let delay = self.delay(&now).await;
+            if !delay.is_zero() {
+                tokio::time::sleep(delay).await;
+            }
+            self.passable(&mut faults).await;
+            if write.write_all(&buffer[..n]).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
 /// One connection, from its beginning to its end.
 async fn carry(shared: Arc<Shared>, mut client: TcpStream, peer: SocketAddr, to: u32) {
-    let (dir, port) = (shared.run_dir.clone(), peer.port());
-    let from = tokio::task::spawn_blocking(move || process::server_behind(&dir, port)).await.ok().flatten();
     let mut faults = shared.faults.subscribe();
-    let resets = |f: &Faults| {
-        let of = |s: u32| f.resets.get(&s).copied().unwrap_or(0);
-        of(to) + from.map_or(0, of)
-    };
-    let before = resets(&faults.borrow());
-    passable(&mut faults, from, to).await;
     let target = shared.targets.lock().get(to as usize).copied().flatten();
+    let connection = Connection { shared, to, port: peer.port(), from: Default::default() };
+    connection.passable(&mut faults).await;
     let server = match target {
         Some(target) => TcpStream::connect(target).await.ok(),
         None => None,
@@ -120,9 +214,9 @@ async fn carry(shared: Arc<Shared>, mut client: TcpStream, peer: SocketAddr, to:
         let (sr, sw) = server.split();
         let mut watched = faults.clone();
         tokio::select! {
-            () = pump(cr, sw, faults.clone(), from, to) => {}
-            () = pump(sr, cw, faults, from, to) => {}
-            _ = watched.wait_for(|f| resets(f) != before) => {}
+            () = connection.pump(cr, sw, faults.clone()) => {}
+            () = connection.pump(sr, cw, faults) => {}
+            () = connection.reset(&mut watched) => {}
         }
     }
     reset(&client);
@@ -132,33 +226,4 @@ async fn carry(shared: Arc<Shared>, mut client: TcpStream, peer: SocketAddr, to:
 /// Closing then sends a reset, at once.
 fn reset(stream: &TcpStream) {
     let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
-}
-
-async fn passable(faults: &mut watch::Receiver<Faults>, from: Option<u32>, to: u32) {
-    let _ = faults.wait_for(|f| !f.blocks(from, to)).await;
-}
-
-async fn pump(
-    mut read: ReadHalf<'_>,
-    mut write: WriteHalf<'_>,
-    mut faults: watch::Receiver<Faults>,
-    from: Option<u32>,
-    to: u32,
-) {
-    let mut buffer = vec![0; 64 << 10];
-    loop {
-        let Ok(n @ 1..) = read.read(&mut buffer).await else { return };
-        let delay = {
-            let f = faults.borrow();
-            let of = |s: u32| f.slow_link_ms.get(&s).copied().unwrap_or(0);
-            of(to) + from.map_or(0, of)
-        };
-        if delay > 0 {
-            tokio::time::sleep(Duration::from_millis(delay)).await;
-        }
-        passable(&mut faults, from, to).await;
-        if write.write_all(&buffer[..n]).await.is_err() {
-            return;
-        }
-    }
 }

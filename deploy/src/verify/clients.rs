@@ -60,7 +60,9 @@ impl Clients {
             stop: AtomicBool::new(false),
             allowed: AtomicU64::new(0),
             begun: (0..book.workers).map(|_| AtomicU64::new(0)).collect(),
-            acked: (0..book.workers).map(|_| (0..entries).map(|_| AtomicBool::new(false)).collect()).collect(),
+            acked: (0..book.workers)
+                .map(|_| (0..entries).map(|_| AtomicBool::new(false)).collect())
+                .collect(),
             acks: AtomicU64::new(0),
             outages: Mutex::default(),
             gaps: Mutex::default(),
@@ -132,7 +134,13 @@ impl Clients {
     }
 }
 
-fn work(book: &Book, at: &At, worker: u32, pace: Duration, seen: &Arc<Seen>) -> Result<Vec<f32>, ClientError> {
+fn work(
+    book: &Book,
+    at: &At,
+    worker: u32,
+    pace: Duration,
+    seen: &Arc<Seen>,
+) -> Result<Vec<f32>, ClientError> {
     let mut page = book.join(at, worker)?;
     let acks = page.client.acks();
     let listener = {
@@ -162,7 +170,8 @@ fn work(book: &Book, at: &At, worker: u32, pace: Duration, seen: &Arc<Seen>) -> 
 
 /// Enters acks until the client is gone.
 fn listen(seen: &Seen, book: &Book, shards: u32, worker: u32, acks: &Receiver<Acked>) {
-    let buckets_of = |shard: ShardId| (shard.0 as usize..book.buckets).step_by(shards as usize).count() as u64;
+    let buckets_of =
+        |shard: ShardId| (shard.0 as usize..book.buckets).step_by(shards as usize).count() as u64;
     for ack in acks {
         // A client pushes all buckets of a shard in each round, so its count of pushes tells the round: its steps do
         // not, where a session was lost.

@@ -244,7 +244,7 @@ impl Storm<'_> {
                     let what = format!("after {done} kills the fleet is not whole within {CALM:?}: {why}");
                     return Err(Failure::new(exit::UNAVAILABLE, what).help("see the servers' logs"));
                 }
-                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
             }
         }
     }
@@ -302,11 +302,8 @@ impl Storm<'_> {
                 }
                 self.rig.put(faults)?;
                 std::thread::sleep(self.deck.millis(100, 1500));
-                let healed = Faults {
-                    isolated: Default::default(),
-                    cut: Default::default(),
-                    ..self.rig.faults()
-                };
+                let healed =
+                    Faults { isolated: Default::default(), cut: Default::default(), ..self.rig.faults() };
                 self.rig.put(healed)?;
             }
             Kind::SlowLink => {

@@ -4,18 +4,20 @@ use crate::{
     failure::Failure,
     faults::{FAULTS_FILE, Faults, proxy::Proxies},
     fleet::Process,
-    status,
 };
 use nix::sys::signal::Signal;
 use paraft_common::{Durability, ServerId, ShardId};
 use paraft_proof::At;
-use paraft_proto::{ShardStatus, StatusReply};
+use paraft_proto::{
+    DescribeRequest, DrainRequest, ShardStatus, StatusReply, StatusRequest, control_client::ControlClient,
+};
 use paraft_worker::exit;
 use std::{
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
 };
+use tonic::transport::{Channel, Endpoint};
 
 /// What the fleet looks like.
 #[derive(Clone, Copy, Debug)]
@@ -47,8 +49,8 @@ pub struct Rig {
 
 struct Server {
     process: Process,
-    /// Where it listens itself, without its proxy.
-    direct: String,
+    /// For questions, which come often: to where it listens itself, without its proxy.
+    channel: Channel,
     paused: bool,
 }
 
@@ -69,6 +71,16 @@ impl View {
 }
 
 const ASK: Duration = Duration::from_secs(2);
+
+async fn within<T>(
+    ask: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+) -> Result<T, String> {
+    match tokio::time::timeout(ASK, ask).await {
+        Ok(Ok(reply)) => Ok(reply.into_inner()),
+        Ok(Err(status)) => Err(status.message().to_string()),
+        Err(_) => Err(format!("no answer within {ASK:?}")),
+    }
+}
 
 impl Rig {
     /// Starts every server; returns when all listen.
@@ -126,21 +138,30 @@ impl Rig {
         })?;
         self.proxies.point(place, target);
         process.tell(&list)?;
-        Ok(Server { process, direct, paused: false })
+        let channel = self
+            .asking
+            .block_on(async { Endpoint::from_shared(format!("http://{direct}")).map(|e| e.connect_lazy()) });
+        let channel =
+            channel.map_err(|e| Failure::new(exit::FAILED, format!("server-{place}: {direct}: {e}")))?;
+        Ok(Server { process, channel, paused: false })
     }
 
     // ---- what it looks like ----
 
-    fn statuses(&self) -> Vec<Result<StatusReply, String>> {
-        let direct: Vec<String> = self.servers.iter().map(|s| s.direct.clone()).collect();
-        status::ask_all_within(&direct, false, ASK)
+    /// Asks every server at once what it knows of its shards.
+    fn statuses(&self, digest: bool) -> Vec<Result<StatusReply, String>> {
+        let ask = |s: &Server| {
+            let mut client = paraft_client::connect::shards(s.channel.clone());
+            within(async move { client.status(StatusRequest { digest }).await })
+        };
+        self.asking.block_on(futures::future::join_all(self.servers.iter().map(ask)))
     }
 
     /// The fleet if it is whole: every server answers, and every shard has one leader and as many voters as it should
     /// have, who agree on it. Else what is missing.
     pub fn whole(&self) -> Result<View, String> {
         let mut replies = Vec::new();
-        for (place, reply) in self.statuses().into_iter().enumerate() {
+        for (place, reply) in self.statuses(false).into_iter().enumerate() {
             replies.push(reply.map_err(|e| format!("server {place}: {e}"))?);
         }
         let mut view = View::default();
@@ -149,7 +170,8 @@ impl Rig {
             let replicas: Vec<(usize, u64, ShardStatus)> =
                 replies.iter().enumerate().filter_map(|(i, r)| Some((i, r.server, of(r)?))).collect();
             let roles = || replicas.iter().map(|(i, _, s)| format!("{i}: {}", s.role)).collect::<Vec<_>>();
-            let voters = replicas.iter().filter(|(_, _, s)| ["leader", "follower"].contains(&s.role.as_str()));
+            let voters =
+                replicas.iter().filter(|(_, _, s)| ["leader", "follower"].contains(&s.role.as_str()));
             let voters: Vec<_> = voters.collect();
             let leaders: Vec<_> = voters.iter().filter(|(_, _, s)| s.role == "leader").collect();
             let [(leader, id, led)] = leaders.as_slice() else {
@@ -165,13 +187,19 @@ impl Rig {
         Ok(view)
     }
 
-    /// Whether the control group has a leader that hears every server.
+    /// Whether the control group has a leader that hears every server, and sees no change of membership under way: in
+    /// the middle of one, a server that lost its memory still counts among those whose majority is needed. To be asked
+    /// after [`Self::whole`]: the control group has seen the new replicas by then.
     pub fn controlled(&self) -> Result<(), String> {
         let fleet = self.servers.iter().find_map(|s| {
-            let described = self.asking.block_on(paraft_client::describe(&s.direct, ASK)).ok()?;
-            (described.fleet != 0).then_some(described)
+            let mut client = ControlClient::new(s.channel.clone());
+            let ask = within(async move { client.describe(DescribeRequest {}).await });
+            self.asking.block_on(ask).ok().filter(|d| d.fleet != 0)
         });
         let fleet = fleet.ok_or("the control group has no leader")?;
+        if let Some(s) = fleet.shards.iter().find(|s| s.state != "serving") {
+            return Err(format!("shard {} is {}: {}", s.shard, s.state, s.trouble));
+        }
         match fleet.servers.iter().find(|s| s.state == "silent") {
             Some(s) => Err(format!("the control group does not hear s{}", s.server)),
             None => Ok(()),
@@ -180,15 +208,13 @@ impl Rig {
 
     /// Pushes of the level `leader` that the servers report as lost.
     pub fn reported_lost(&self) -> u64 {
-        let shards = self.statuses().into_iter().flatten().flat_map(|r| r.shards);
+        let shards = self.statuses(false).into_iter().flatten().flat_map(|r| r.shards);
         shards.filter(|s| s.role == "leader").map(|s| s.pushes_lost).sum()
     }
 
     /// Whether the living replicas of every shard are the same bits at the same index.
     pub fn replicas_agree(&self) -> Result<(), String> {
-        let direct: Vec<String> = self.servers.iter().map(|s| s.direct.clone()).collect();
-        let replies = status::ask_all_within(&direct, true, Duration::from_secs(10));
-        let shards: Vec<_> = replies.into_iter().flatten().flat_map(|r| r.shards).collect();
+        let shards: Vec<_> = self.statuses(true).into_iter().flatten().flat_map(|r| r.shards).collect();
         for shard in 0..self.shape.shards {
             let of = || shards.iter().filter(|s| s.shard == shard && s.role != "learner");
             let Some(first) = of().next() else { return Err(format!("shard {shard} has no replica")) };
@@ -257,9 +283,12 @@ impl Rig {
     pub fn drain(&self, server: ServerId, undo: bool) -> Result<(), String> {
         let mut why = "no server".to_string();
         for s in &self.servers {
-            match self.asking.block_on(paraft_client::drain(&s.direct, server, undo, ASK)) {
-                Ok(()) => return Ok(()),
-                Err((e, _)) => why = e,
+            let mut client = ControlClient::new(s.channel.clone());
+            let ask = within(async move { client.drain(DrainRequest { server: server.0, undo }).await });
+            match self.asking.block_on(ask) {
+                Ok(reply) if reply.accepted => return Ok(()),
+                Ok(reply) => why = reply.why,
+                Err(e) => why = e,
             }
         }
         Err(why)
@@ -267,7 +296,7 @@ impl Rig {
 
     /// The id of a server; `None` while it does not answer.
     pub fn id(&self, place: usize) -> Option<ServerId> {
-        let reply = self.asking.block_on(paraft_client::status(&self.servers[place].direct, false, ASK));
+        let reply = self.statuses(false).into_iter().nth(place)?;
         reply.ok().map(|r| ServerId(r.server))
     }
 

@@ -33,7 +33,8 @@ pub fn run(args: &SyncArgs) -> Result<i32, Failure> {
         args.workers, args.steps
     );
     let job = Job::parse(&text, Path::new("verify-sync.toml"), &[])?;
-    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, format!("no temporary folder: {e}")))?;
+    let scratch =
+        tempfile::tempdir().map_err(|e| Failure::new(exit::IO, format!("no temporary folder: {e}")))?;
     train::launch(&job, scratch.path(), None, true, &train::interrupts())?;
     let failed = |e: OracleError| Failure::new(exit::FAILED, e);
     let layout = layout(&job)?;

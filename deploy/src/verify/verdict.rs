@@ -154,7 +154,10 @@ impl Verdict {
         }
         row("doubled", t_.doubled.to_string());
         row("unacknowledged", format!("{}, of which {} are in", t_.unknown, t_.unknown_applied));
-        row("pushes/s", format!("{:.0} (floor {:.0}) in {:.1} s", self.pushes_per_s, self.floor, self.seconds));
+        row(
+            "pushes/s",
+            format!("{:.0} (floor {:.0}) in {:.1} s", self.pushes_per_s, self.floor, self.seconds),
+        );
         row("unavailable", format!("p50 {}  p99 {}  max {}", s(p50), s(p99), s(max)));
         row("replicas", self.replicas.as_ref().map_or_else(Clone::clone, |()| "the same bits".into()));
         let mut text = t.to_string();
