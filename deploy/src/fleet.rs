@@ -32,9 +32,11 @@ pub struct Process {
 }
 
 impl Process {
-    fn start(name: String, mut command: Command, run_dir: &Path) -> Result<Self, Failure> {
+    /// Starts it; what it says on standard error is added to a file in `run_dir`.
+    pub fn start(name: String, mut command: Command, run_dir: &Path) -> Result<Self, Failure> {
         let stderr = run_dir.join(format!("{name}.stderr"));
-        let file = File::create(&stderr).map_err(|e| Failure::write(&stderr, e))?;
+        let file = File::options().create(true).append(true).open(&stderr);
+        let file = file.map_err(|e| Failure::write(&stderr, e))?;
         let program = command.get_program().to_string_lossy().into_owned();
         let child = command
             .stdin(Stdio::piped())
@@ -46,12 +48,6 @@ impl Process {
         Ok(Self { name, child, stderr, ended: None })
     }
 
-    /// Kills it, as a crash does.
-    pub fn kill(&mut self) {
-        self.signal(Signal::SIGKILL);
-        self.ended = self.child.wait().ok();
-    }
-
     /// The exit status, once there is one.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
@@ -60,8 +56,13 @@ impl Process {
         self.ended
     }
 
-    /// Reads the address that a server says when it listens.
-    fn listens_at(&mut self) -> Result<String, Failure> {
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The first line that a supervised server says: where it listens.
+    pub fn first_line(&mut self) -> Result<String, Failure> {
         let mut line = String::new();
         let out = self.child.stdout.take();
         let read = out.map(|o| BufReader::new(o).read_line(&mut line));
@@ -73,13 +74,22 @@ impl Process {
         Ok(line.trim().to_string())
     }
 
-    /// Tells a server where all of them are.
-    fn tell(&mut self, list: &str) -> Result<(), Failure> {
-        let told = self.child.stdin.as_mut().map_or(Ok(()), |stdin| writeln!(stdin, "{list}"));
-        told.map_err(|e| Failure::new(exit::FAILED, format!("{}: {e}", self.name)))
+    /// Says one line to its standard input, which stays open.
+    pub fn tell(&mut self, line: &str) -> Result<(), Failure> {
+        let Some(stdin) = &mut self.child.stdin else { return Ok(()) };
+        writeln!(stdin, "{line}").map_err(|e| Failure::new(exit::FAILED, format!("{}: {e}", self.name)))
     }
 
-    fn signal(&self, signal: Signal) {
+    /// Ends it as a crash does, and waits until it is gone.
+    pub fn kill(&mut self) {
+        if self.ended().is_none() {
+            let _ = self.child.kill();
+            self.ended = self.child.wait().ok();
+        }
+    }
+
+    /// Sends it a signal, if it lives.
+    pub fn signal(&self, signal: Signal) {
         if self.ended.is_none() {
             let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
         }
@@ -149,7 +159,7 @@ impl Fleet {
             fleet.servers.push(server);
         }
         for server in &mut fleet.servers {
-            fleet.addresses.push(server.listens_at()?);
+            fleet.addresses.push(server.first_line()?);
         }
         let list = fleet.addresses.join(",");
         fleet.servers.iter_mut().try_for_each(|s| s.tell(&list))?;
@@ -174,7 +184,7 @@ impl Fleet {
     pub fn restart_server(&mut self, id: usize) -> Result<(), Failure> {
         let address = self.addresses[id].clone();
         let mut server = self.server(id as u32, &address)?;
-        server.listens_at()?;
+        server.first_line()?;
         server.tell(&self.addresses.join(","))?;
         self.servers[id] = server;
         Ok(())

@@ -4,6 +4,7 @@
 //! - [`train`], [`compare`], [`demo`]: what a user starts.
 //! - [`serve`], worker: what a fleet consists of, also by hand.
 //! - [`status`], [`control`], [`checkpoint`], [`mod@replay`], [`doctor`], [`mod@bench`]: what a user asks.
+//! - [`verify`], [`chaos`], [`faults`]: what proves the promises, and attacks them.
 //! - [`table`], [`progress`]: what a user sees.
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -19,12 +20,14 @@ macro_rules! out {
 }
 
 mod bench;
+mod chaos;
 mod checkpoint;
 mod compare;
 mod control;
 mod demo;
 mod doctor;
 mod failure;
+mod faults;
 mod fleet;
 mod progress;
 mod replay;
@@ -32,6 +35,7 @@ mod serve;
 mod status;
 mod table;
 mod train;
+mod verify;
 
 /// Payload buffers of up to a megabyte come and go with each step; glibc's allocator gives their pages back
 /// and takes them fresh each time (docs/benchmarks.md has the difference).
@@ -66,6 +70,10 @@ enum Command {
     Status(status::StatusArgs),
     /// Move leaders and replicas away from a server, so that it can be stopped without a stall.
     Drain(control::DrainArgs),
+    /// Prove the promises on this machine: the ledger under faults, synchronous training against one process.
+    Verify(verify::VerifyArgs),
+    /// Put faults on a running fleet: kills, pauses and, where it has the doors, links and disks.
+    Chaos(chaos::ChaosArgs),
     /// Measure, as ratios to something in the same run.
     Bench(bench::BenchArgs),
     /// Check this machine: what works, what is missing, what that disables.
@@ -90,6 +98,8 @@ fn main() {
         Command::Replay(a) => failure::report(replay::run(&a)),
         Command::Status(a) => failure::report(status::run(&a)),
         Command::Drain(a) => failure::report(control::drain(&a)),
+        Command::Verify(a) => failure::report(verify::run(&a)),
+        Command::Chaos(a) => failure::report(chaos::run(&a)),
         Command::Bench(a) => failure::report(bench::run(&a)),
         Command::Doctor(a) => failure::report(doctor::run(&a)),
         Command::Env(a) => failure::report(doctor::env(&a)),

@@ -1,6 +1,9 @@
 //! `paraft server`.
 
-use crate::failure::Failure;
+use crate::{
+    failure::Failure,
+    faults::{disk, process},
+};
 use clap::Args;
 use paraft_common::{Durability, ServerId, config::overlay};
 use paraft_host::{lifeline, logs, socket_path};
@@ -42,6 +45,10 @@ pub struct ServerArgs {
     /// What an acknowledged push survives, the same on each server: quorum-disk, quorum-memory or leader.
     #[arg(long)]
     pub durability: Option<Durability>,
+    /// A follower that hears nothing for between once and twice so many milliseconds stands for election; the same
+    /// on each server, 50 to 60000.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(50..=60_000))]
+    pub election_ms: Option<u64>,
     /// Overrides a key of the job file; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -51,6 +58,16 @@ pub struct ServerArgs {
     /// Log as JSON lines into this file. Default: to standard error.
     #[arg(long)]
     pub log_file: Option<PathBuf>,
+    /// Have a door for faults on purpose: follow this file, which `paraft chaos` or a person writes. Never in
+    /// production.
+    #[arg(long, value_name = "FILE")]
+    pub faults: Option<PathBuf>,
+    /// With --join and --faults: by which number the file names this server.
+    #[arg(long, hide = true)]
+    pub place: Option<u32>,
+    /// The process to end with, where that is not the one that holds standard input; set by `paraft chaos`.
+    #[arg(long, value_name = "PID", hide = true)]
+    pub until: Option<u32>,
     /// Say the address on standard output, read the list of servers from standard input, and end when that
     /// ends; set by the launcher.
     #[arg(long, hide = true)]
@@ -60,6 +77,9 @@ pub struct ServerArgs {
 pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
     logs::start(args.log_file.as_deref())
         .map_err(|e| Failure::new(exit::IO, format!("the log file: {e}")))?;
+    if let Some(pid) = args.until {
+        end_with(pid)?;
+    }
     let job = args.job.as_deref().map(|p| Job::load(p, &args.set)).transpose()?;
     let cluster = job.as_ref().map(|j| j.cluster.clone()).unwrap_or_default();
     let listed = if args.servers.is_empty() { cluster.addresses.clone() } else { args.servers.clone() };
@@ -104,7 +124,7 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
             replicas: args.replicas.unwrap_or(cluster.replicas),
             durability: args.durability.unwrap_or(cluster.durability),
         };
-        let election = Duration::from_millis(cluster.election_ms);
+        let election = Duration::from_millis(args.election_ms.unwrap_or(cluster.election_ms));
         let place = match args.join.is_empty() {
             true => Place::Listed(ServerId(id)),
             false => Place::Joins(args.join.clone()),
@@ -117,7 +137,11 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
             patience: Patience::new(election, Duration::from_millis(cluster.replace_ms)),
             parity: (cluster.parity_ms > 0).then(|| Duration::from_millis(cluster.parity_ms)),
             data: args.data.clone().unwrap_or_else(folder),
-            disk: Arc::new(RealDisk),
+            disk: match &args.faults {
+                None => Arc::new(RealDisk),
+                Some(file) => disk::follow(file.clone(), args.place.unwrap_or(id as u32))
+                    .map_err(|e| Failure::new(exit::IO, format!("no thread for --faults: {e}")))?,
+            },
             socket: (cluster.transport == TransportConfig::Auto).then(|| socket_path(&address)).flatten(),
             address: address.clone(),
             servers,
@@ -147,6 +171,18 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
         server.run(listener, metrics, stop).await.map_err(failure)?;
         Ok(exit::OK)
     })
+}
+
+/// Ends this process when that one has ended: no pipe connects the two.
+fn end_with(pid: u32) -> Result<(), Failure> {
+    let watch = move || {
+        while process::lives(pid) {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        std::process::exit(lifeline::ORPHANED);
+    };
+    let started = std::thread::Builder::new().name("lifeline".into()).spawn(watch);
+    started.map(drop).map_err(|e| Failure::new(exit::IO, format!("no lifeline thread: {e}")))
 }
 
 fn failure(e: ServerError) -> Failure {

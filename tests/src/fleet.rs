@@ -15,7 +15,7 @@ use std::{collections::BTreeMap, net::TcpListener, path::PathBuf, sync::Arc, tim
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
-pub use paraft_ledger::At;
+pub use paraft_proof::At;
 
 /// Short, so that a failover takes a fraction of a second; long enough for two busy cores.
 const ELECTION: Duration = Duration::from_millis(200);

@@ -15,4 +15,4 @@ pub mod stream;
 pub mod train;
 pub mod wait;
 
-pub use paraft_ledger as ledger;
+pub use paraft_proof as ledger;

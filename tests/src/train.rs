@@ -3,14 +3,9 @@
 
 use crate::fleet::At;
 use anyhow::{Context, Result};
-use paraft_common::{
-    Layout, ShardId, TensorKind,
-    codec::{put_f32_le, sum_of_squares_le},
-    optim::{Gradient, Hyper, apply_buffer, norm_factor},
-    placement,
-};
-use paraft_data::{Sampler, Split};
-use paraft_models::{Batch, Model};
+use paraft_data::Split;
+use paraft_models::Model;
+pub use paraft_proof::distance;
 use paraft_worker::{Job, WorkerOptions, WorkerReport, job::TransportConfig, worker::WorkerError};
 use std::{
     path::{Path, PathBuf},
@@ -100,71 +95,7 @@ fn train_all(job: &Job, work: impl Fn(u32) -> Result<WorkerReport> + Sync) -> Re
     Ok(first)
 }
 
-/// The oracle: plain minibatch training in this thread. Step `k` is one update by the mean gradient over the
-/// union of what the job's workers see in their step `k`, cut into the same buckets.
+/// The oracle of [`paraft_proof::oracle`].
 pub fn oracle(job: &Job) -> Result<Vec<f32>> {
-    let data = data(job)?;
-    let mut model = model(job, &data)?;
-    let layout = job.layout(model.tensors())?;
-    let mut weights = vec![0.0; layout.len()];
-    model.init(job.seed, &mut weights);
-    let mut gradient = vec![0.0; layout.len()];
-    let mut slots: Vec<Vec<Vec<f32>>> =
-        layout.buckets().iter().map(|b| job.optimizer.new_slots(b.len)).collect();
-    let t = &job.train;
-    let mut sampler = Sampler::new(data.train.len(), job.seed);
-    (sampler.shuffle, sampler.drop_last, sampler.drop_last_batch) = (t.shuffle, t.drop_last, t.drop_last);
-    let world = t.workers as usize;
-    let per_epoch = sampler.steps(world, t.batch) as u64;
-    let total = (per_epoch * t.epochs).min(t.max_steps.unwrap_or(u64::MAX));
-    let mut shares = Vec::new();
-    for k in 0..total {
-        if k % per_epoch == 0 {
-            shares = (0..world).map(|r| sampler.batches(k / per_epoch, r, world, t.batch)).collect();
-        }
-        let union: Vec<u32> = shares.iter_mut().filter_map(Iterator::next).flatten().collect();
-        let mut batch = Batch { n: union.len(), ..Batch::default() };
-        data.train.fill(&union, &mut batch.inputs, &mut batch.labels);
-        model.step(&weights, &mut gradient, &batch, &mut |_, _| {})?;
-        let pushes: Vec<Vec<u8>> = layout.buckets().iter().map(|b| le(&gradient[b.range()])).collect();
-        let clip = job.clip.norm.map_or(1.0, |max| norm_factor(max, norm(&layout, &pushes, job.shards())));
-        for ((spec, push), slots) in layout.buckets().iter().zip(&pushes).zip(&mut slots) {
-            let into = &mut weights[spec.range()];
-            if spec.kind == TensorKind::Buffer {
-                apply_buffer(into, Gradient { le: push, scale: 1.0 });
-                continue;
-            }
-            let lr = job.optimizer.lr() * job.schedule.factor(k as f64, world);
-            let hyper = Hyper { lr: lr as f32, t: k + 1, clip_value: job.clip.value };
-            job.optimizer.apply(&hyper, into, slots, Gradient { le: push, scale: clip });
-        }
-    }
-    Ok(weights)
-}
-
-/// The sum of squares of the trained part, added up as the system does it: bucket by bucket within a shard,
-/// then shard by shard, since the order of a floating-point sum shows in its last bit.
-fn norm(layout: &Layout, pushes: &[Vec<u8>], shards: u32) -> f64 {
-    let part = |s: u32| -> f64 {
-        placement::buckets_of(layout, ShardId(s), shards)
-            .iter()
-            .filter(|(_, spec)| spec.kind == TensorKind::Param)
-            .map(|(id, _)| sum_of_squares_le(&pushes[id.0 as usize]))
-            .sum()
-    };
-    (0..shards).map(part).sum()
-}
-
-fn le(values: &[f32]) -> Vec<u8> {
-    let mut out = Vec::new();
-    put_f32_le(values, &mut out);
-    out
-}
-
-/// How far two weight vectors are apart at most, as a share of the largest weight.
-pub fn distance(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len(), "vectors of different lengths");
-    let largest = a.iter().fold(0f32, |m, x| m.max(x.abs()));
-    let apart = a.iter().zip(b).fold(0f32, |m, (x, y)| m.max((x - y).abs()));
-    f64::from(apart) / f64::from(largest)
+    Ok(paraft_proof::oracle(job, paraft_proof::Order::Union)?)
 }

@@ -21,7 +21,7 @@ const EDGES: [(&str, &[&str]); 16] = [
     ("checkpoint", &["common"]),
     ("models", &["compute", "common"]),
     ("client", &["proto", "host", "common"]),
-    ("ledger", &["client", "common"]),
+    ("proof", &["worker", "client", "models", "data", "common"]),
     ("store", &[]),
     ("server", &["store", "proto", "host", "common"]),
     ("worker", &["client", "checkpoint", "compute", "models", "data", "record", "host", "common"]),
@@ -41,7 +41,7 @@ const EDGES: [(&str, &[&str]); 16] = [
             "store",
             "worker",
             "checkpoint",
-            "ledger",
+            "proof",
         ],
     ),
     (
@@ -60,7 +60,7 @@ const EDGES: [(&str, &[&str]); 16] = [
             "worker",
             "deploy",
             "checkpoint",
-            "ledger",
+            "proof",
         ],
     ),
 ];

@@ -180,8 +180,8 @@ impl Client {
                     job: text.clone(),
                     transport: options.transport,
                     retry: RetryPolicy {
-                        base: Duration::from_millis(20),
-                        max: Duration::from_millis(500),
+                        base: Duration::from_millis(10),
+                        max: Duration::from_millis(100),
                         deadline: options.patience,
                     },
                     init: Some(initial.clone()),

@@ -1,0 +1,123 @@
+//! The oracle: one process, no servers.
+
+use paraft_common::{
+    Layout, ShardId, TensorKind,
+    codec::{put_f32_le, sum_of_squares_le},
+    optim::{Gradient, Hyper, apply_buffer, norm_factor},
+    placement,
+};
+use paraft_data::Sampler;
+use paraft_models::Batch;
+use paraft_worker::Job;
+
+/// How the oracle comes to the mean gradient of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// The workers' minibatches are one minibatch, as in training without a fleet. The mean over it is that of the
+    /// fleet up to the rounding of the sums.
+    Union,
+    /// One minibatch after the other, their gradients added in rising order of ranks and divided by their number: the
+    /// additions of the fleet in the fleet's order, so that every bit must be the same. Not for jobs that clip.
+    Shares,
+}
+
+/// Why the oracle cannot train a job.
+#[derive(Debug, thiserror::Error)]
+pub enum OracleError {
+    /// The job is not complete or not possible.
+    #[error("the oracle cannot train this job: {0}")]
+    Job(String),
+}
+
+fn bad(e: impl std::fmt::Display) -> OracleError {
+    OracleError::Job(e.to_string())
+}
+
+/// Plain minibatch training in this thread. Step `k` is one update by the mean gradient over what the job's workers
+/// see in their step `k`, cut into the same buckets.
+pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
+    let data = job.data.as_ref().ok_or_else(|| bad("it has no data"))?;
+    let data = data.load(&job.base_dir).map_err(bad)?;
+    let config = job.model.as_ref().ok_or_else(|| bad("it has no model"))?;
+    let mut model = config.build(data.train.input_len(), data.train.classes()).map_err(bad)?;
+    let layout = job.layout(model.tensors()).map_err(bad)?;
+    let mut weights = vec![0.0; layout.len()];
+    model.init(job.seed, &mut weights);
+    let mut slots: Vec<Vec<Vec<f32>>> =
+        layout.buckets().iter().map(|b| job.optimizer.new_slots(b.len)).collect();
+    let t = &job.train;
+    let mut sampler = Sampler::new(data.train.len(), job.seed);
+    (sampler.shuffle, sampler.drop_last, sampler.drop_last_batch) = (t.shuffle, t.drop_last, t.drop_last);
+    let world = t.workers as usize;
+    let per_epoch = sampler.steps(world, t.batch) as u64;
+    let total = (per_epoch * t.epochs).min(t.max_steps.unwrap_or(u64::MAX));
+    let mut shares = Vec::new();
+    for k in 0..total {
+        if k % per_epoch == 0 {
+            shares = (0..world).map(|r| sampler.batches(k / per_epoch, r, world, t.batch)).collect();
+        }
+        let each: Vec<Vec<u32>> = shares.iter_mut().filter_map(Iterator::next).collect();
+        let (minibatches, share) = match order {
+            Order::Union => (vec![each.concat()], 1.0),
+            Order::Shares => {
+                let share = 1.0 / each.len().max(1) as f32;
+                (each, share)
+            }
+        };
+        let mut sum: Option<Vec<f32>> = None;
+        for samples in minibatches {
+            let mut batch = Batch { n: samples.len(), ..Batch::default() };
+            data.train.fill(&samples, &mut batch.inputs, &mut batch.labels);
+            let mut gradient = vec![0.0; layout.len()];
+            model.step(&weights, &mut gradient, &batch, &mut |_, _| {}).map_err(bad)?;
+            sum = Some(match sum {
+                None => gradient,
+                Some(sum) => sum.iter().zip(&gradient).map(|(a, b)| a + b).collect(),
+            });
+        }
+        let gradient = sum.unwrap_or_default();
+        let pushes: Vec<Vec<u8>> = layout.buckets().iter().map(|b| le(&gradient[b.range()])).collect();
+        let clip = job.clip.norm.map_or(1.0, |max| norm_factor(max, norm(&layout, &pushes, job.shards())));
+        for ((spec, push), slots) in layout.buckets().iter().zip(&pushes).zip(&mut slots) {
+            let into = &mut weights[spec.range()];
+            if spec.kind == TensorKind::Buffer {
+                apply_buffer(into, Gradient { le: push, scale: share });
+                continue;
+            }
+            let lr = job.optimizer.lr() * job.schedule.factor(k as f64, world);
+            let hyper = Hyper { lr: lr as f32, t: k + 1, clip_value: job.clip.value };
+            job.optimizer.apply(&hyper, into, slots, Gradient { le: push, scale: share * clip });
+        }
+    }
+    Ok(weights)
+}
+
+/// The sum of squares of the trained part, added up as the system does it: bucket by bucket within a shard,
+/// then shard by shard, since the order of a floating-point sum shows in its last bit.
+fn norm(layout: &Layout, pushes: &[Vec<u8>], shards: u32) -> f64 {
+    let part = |s: u32| -> f64 {
+        placement::buckets_of(layout, ShardId(s), shards)
+            .iter()
+            .filter(|(_, spec)| spec.kind == TensorKind::Param)
+            .map(|(id, _)| sum_of_squares_le(&pushes[id.0 as usize]))
+            .sum()
+    };
+    (0..shards).map(part).sum()
+}
+
+fn le(values: &[f32]) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_f32_le(values, &mut out);
+    out
+}
+
+/// How far two weight vectors are apart at most, as a share of the largest weight of the first.
+///
+/// # Panics
+/// When they differ in length.
+pub fn distance(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len(), "vectors of different lengths");
+    let largest = a.iter().fold(0f32, |m, x| m.max(x.abs()));
+    let apart = a.iter().zip(b).fold(0f32, |m, (x, y)| m.max((x - y).abs()));
+    f64::from(apart) / f64::from(largest)
+}

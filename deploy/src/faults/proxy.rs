@@ -1,0 +1,229 @@
+//! A TCP proxy before each server. Servers and workers know only the proxies, so that what passes between any two of
+//! them can be held up, slowed down or cut, without root and without a change to either.
+//!
+//! A blocked connection is a black hole, as behind a dead switch: nothing is refused, nothing passes, and what was
+//! sent goes on when it is healed, if its sender has not given up. Who connects is found out from the kernel's table
+//! of sockets: a connection on loopback belongs to a process, and a server's command line has its place in the fleet.
+
+use super::{Faults, process};
+use parking_lot::Mutex;
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpStream,
+        tcp::{ReadHalf, WriteHalf},
+    },
+    runtime::{Builder, Runtime},
+    sync::watch,
+};
+
+/// Proxies in this process, one before each server. They end when this is dropped.
+pub struct Proxies {
+    addresses: Vec<String>,
+    shared: Arc<Shared>,
+    /// Dropped last of all: its threads carry the bytes.
+    _runtime: Runtime,
+}
+
+struct Shared {
+    /// Where each server listens, once it does.
+    targets: Mutex<Vec<Option<SocketAddr>>>,
+    faults: watch::Sender<Faults>,
+    run_dir: PathBuf,
+    /// Each server's process, as last seen: to look through all processes of the machine costs milliseconds.
+    pids: Mutex<Vec<(u32, u32)>>,
+}
+
+impl Proxies {
+    /// `count` proxies on free ports of loopback, for servers whose data folders are in `run_dir`.
+    pub fn start(count: u32, run_dir: &Path) -> io::Result<Self> {
+        let runtime =
+            Builder::new_multi_thread().worker_threads(2).thread_name("paraft-proxy").enable_all().build()?;
+        let shared = Arc::new(Shared {
+            targets: Mutex::new(vec![None; count as usize]),
+            faults: watch::Sender::new(Faults::default()),
+            run_dir: run_dir.to_path_buf(),
+            pids: Mutex::default(),
+        });
+        let mut addresses = Vec::new();
+        for to in 0..count {
+            let listener = TcpListener::bind("127.0.0.1:0")?;
+            addresses.push(listener.local_addr()?.to_string());
+            listener.set_nonblocking(true)?;
+            let shared = shared.clone();
+            runtime.spawn(async move {
+                let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
+                loop {
+                    match listener.accept().await {
+                        Ok((client, peer)) => drop(tokio::spawn(carry(shared.clone(), client, peer, to))),
+                        // Too many open files, say: they will be fewer.
+                        Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+                    }
+                }
+            });
+        }
+        Ok(Self { addresses, shared, _runtime: runtime })
+    }
+
+    /// By which servers and workers reach the servers, in their order.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// Says where a server listens.
+    pub fn point(&self, server: u32, target: SocketAddr) {
+        if let Some(t) = self.shared.targets.lock().get_mut(server as usize) {
+            *t = Some(target);
+        }
+    }
+
+    /// From now on there are these faults.
+    pub fn set(&self, faults: &Faults) {
+        self.shared.faults.send_if_modified(|old| {
+            let differs = old != faults;
+            if differs {
+                old.clone_from(faults);
+            }
+            differs
+        });
+    }
+}
+
+impl Shared {
+    /// The server whose connection has this local port.
+    fn server_behind(&self, port: u16) -> Option<u32> {
+        let known = self.pids.lock().clone();
+        let count = self.targets.lock().iter().flatten().count();
+        let current = known.len() == count && known.iter().all(|(_, pid)| process::lives(*pid));
+        let pids = match current {
+            true => known,
+            false => {
+                let found = process::servers_of(&self.run_dir);
+                self.pids.lock().clone_from(&found);
+                found
+            }
+        };
+        process::owner_of(&pids, port)
+    }
+}
+
+/// One connection: to whom, and by whom, once that had to be found out.
+struct Connection {
+    shared: Arc<Shared>,
+    to: u32,
+    /// Its local port at the other end.
+    port: u16,
+    from: tokio::sync::OnceCell<Option<u32>>,
+}
+
+impl Connection {
+    /// The server at the other end; `None`: a worker. Looked up only where a fault depends on it, since the kernel's
+    /// table is long.
+    async fn from(&self) -> Option<u32> {
+        let look = || async {
+            let (shared, port) = (self.shared.clone(), self.port);
+            tokio::task::spawn_blocking(move || shared.server_behind(port)).await.ok().flatten()
+        };
+        *self.from.get_or_init(look).await
+    }
+
+    async fn blocked(&self, faults: &Faults) -> bool {
+        match faults.isolated.is_empty() && faults.cut.is_empty() {
+            true => false,
+            false => faults.blocks(self.from().await, self.to),
+        }
+    }
+
+    /// Returns when nothing is in the way.
+    async fn passable(&self, faults: &mut watch::Receiver<Faults>) {
+        loop {
+            let now = faults.borrow_and_update().clone();
+            if !self.blocked(&now).await || faults.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn delay(&self, faults: &Faults) -> Duration {
+        if faults.slow_link_ms.is_empty() {
+            return Duration::ZERO;
+        }
+        let of = |s: u32| faults.slow_link_ms.get(&s).copied().unwrap_or(0);
+        Duration::from_millis(of(self.to) + self.from().await.map_or(0, of))
+    }
+
+    /// Returns when the connection is to be reset.
+    async fn reset(&self, faults: &mut watch::Receiver<Faults>) {
+        let before = faults.borrow_and_update().resets.clone();
+        while faults.changed().await.is_ok() {
+            let now = faults.borrow_and_update().resets.clone();
+            if now == before {
+                continue;
+            }
+            let differs = |s: u32| now.get(&s) != before.get(&s);
+            if differs(self.to) || self.from().await.is_some_and(differs) {
+                return;
+            }
+        }
+    }
+
+    async fn pump(
+        &self,
+        mut read: ReadHalf<'_>,
+        mut write: WriteHalf<'_>,
+        mut faults: watch::Receiver<Faults>,
+    ) {
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            let Ok(n @ 1..) = read.read(&mut buffer).await else { return };
+            let now = faults.borrow().clone();
+            let delay = self.delay(&now).await;
+            if !delay.is_zero() {
+                tokio::time::sleep(delay).await;
+            }
+            self.passable(&mut faults).await;
+            if write.write_all(&buffer[..n]).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// One connection, from its beginning to its end.
+async fn carry(shared: Arc<Shared>, mut client: TcpStream, peer: SocketAddr, to: u32) {
+    let mut faults = shared.faults.subscribe();
+    let target = shared.targets.lock().get(to as usize).copied().flatten();
+    let connection = Connection { shared, to, port: peer.port(), from: Default::default() };
+    connection.passable(&mut faults).await;
+    let server = match target {
+        Some(target) => TcpStream::connect(target).await.ok(),
+        None => None,
+    };
+    // A server that is dead refuses connections; this is as near as a proxy comes to that.
+    let Some(mut server) = server else { return reset(&client) };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    {
+        let (cr, cw) = client.split();
+        let (sr, sw) = server.split();
+        let mut watched = faults.clone();
+        tokio::select! {
+            () = connection.pump(cr, sw, faults.clone()) => {}
+            () = connection.pump(sr, cw, faults) => {}
+            () = connection.reset(&mut watched) => {}
+        }
+    }
+    reset(&client);
+    reset(&server);
+}
+
+/// Closing then sends a reset, at once.
+fn reset(stream: &TcpStream) {
+    let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
+}

@@ -1,0 +1,192 @@
+//! Clients in this process that push by the book, and remember every ack.
+
+use paraft_client::{Acked, ClientError};
+use paraft_common::ShardId;
+use paraft_proof::{At, Book, Fate};
+use parking_lot::Mutex;
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        mpsc::Receiver,
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+/// The clients and what they have seen.
+pub struct Clients {
+    book: Book,
+    seen: Arc<Seen>,
+    workers: Vec<JoinHandle<Result<Vec<f32>, ClientError>>>,
+}
+
+struct Seen {
+    stop: AtomicBool,
+    /// Nobody begins a later round than this, so that the book is not full before the last fault.
+    allowed: AtomicU64,
+    /// Rounds that each worker has begun.
+    begun: Vec<AtomicU64>,
+    /// By worker, then by round and bucket.
+    acked: Vec<Vec<AtomicBool>>,
+    acks: AtomicU64,
+    /// Of shards whose leader was killed, until each worker has had a push acknowledged by another one.
+    outages: Mutex<Vec<Outage>>,
+    gaps: Mutex<Vec<Duration>>,
+    /// The first client that gave up, and why.
+    failed: Mutex<Option<String>>,
+}
+
+struct Outage {
+    shard: ShardId,
+    since: Instant,
+    waiting: BTreeSet<u32>,
+}
+
+/// What the clients leave behind.
+pub struct Outcome {
+    /// The final weights, as each worker pulled them afresh.
+    pub weights: Vec<Vec<f32>>,
+    /// Seconds from a leader's death to the next ack of another one; for each shard that it led and each client.
+    pub gaps: Vec<f64>,
+}
+
+impl Clients {
+    /// All join, and push: each begins a round every `pace`, if the one before is done.
+    pub fn start(book: &Book, at: &At, pace: Duration) -> Self {
+        let entries = book.rounds as usize * book.buckets;
+        let seen = Arc::new(Seen {
+            stop: AtomicBool::new(false),
+            allowed: AtomicU64::new(0),
+            begun: (0..book.workers).map(|_| AtomicU64::new(0)).collect(),
+            acked: (0..book.workers)
+                .map(|_| (0..entries).map(|_| AtomicBool::new(false)).collect())
+                .collect(),
+            acks: AtomicU64::new(0),
+            outages: Mutex::default(),
+            gaps: Mutex::default(),
+            failed: Mutex::default(),
+        });
+        let start = |worker| {
+            let (book, at, seen) = (*book, at.clone(), seen.clone());
+            thread::spawn(move || {
+                let done = work(&book, &at, worker, pace, &seen);
+                if let Err(e) = &done {
+                    seen.failed.lock().get_or_insert_with(|| format!("client {worker}: {e}"));
+                }
+                done
+            })
+        };
+        Self { book: *book, seen: seen.clone(), workers: (0..book.workers).map(start).collect() }
+    }
+
+    /// Pushes acknowledged so far.
+    pub fn acknowledged(&self) -> u64 {
+        self.seen.acks.load(Relaxed)
+    }
+
+    /// Why a client has given up, if one has.
+    pub fn failed(&self) -> Option<String> {
+        self.seen.failed.lock().clone()
+    }
+
+    /// Lets rounds up to this share of the book begin, 0 to 1.
+    pub fn allow(&self, share: f64) {
+        let rounds = (self.book.rounds as f64 * share.clamp(0.0, 1.0)) as u64;
+        self.seen.allowed.store(rounds, Relaxed);
+    }
+
+    /// The leader of these shards is about to die: from now until each client has an ack of another leader is a gap.
+    pub fn leader_dies(&self, shards: &[ShardId]) {
+        let since = Instant::now();
+        let waiting: BTreeSet<u32> = (0..self.book.workers).collect();
+        let new = shards.iter().map(|shard| Outage { shard: *shard, since, waiting: waiting.clone() });
+        self.seen.outages.lock().extend(new);
+    }
+
+    /// Whether every client has had its ack after every death so far.
+    pub fn served(&self) -> bool {
+        self.seen.outages.lock().is_empty()
+    }
+
+    /// The end: no further round begins; everyone pulls the final weights.
+    pub fn finish(self) -> Result<(Outcome, impl Fn(u32, u64, usize) -> Fate), ClientError> {
+        self.seen.stop.store(true, Relaxed);
+        let mut weights = Vec::new();
+        for w in self.workers {
+            let done = w.join().unwrap_or_else(|_| Err(ClientError::Options("a client panicked".into())));
+            weights.push(done?);
+        }
+        let gaps = self.seen.gaps.lock().iter().map(Duration::as_secs_f64).collect();
+        let (seen, buckets) = (self.seen, self.book.buckets);
+        let fate = move |worker: u32, round: u64, bucket: usize| {
+            let entry = (round - 1) as usize * buckets + bucket;
+            if seen.acked[worker as usize][entry].load(Relaxed) {
+                Fate::Acknowledged
+            } else if round <= seen.begun[worker as usize].load(Relaxed) {
+                Fate::Unknown
+            } else {
+                Fate::Unmade
+            }
+        };
+        Ok((Outcome { weights, gaps }, fate))
+    }
+}
+
+fn work(
+    book: &Book,
+    at: &At,
+    worker: u32,
+    pace: Duration,
+    seen: &Arc<Seen>,
+) -> Result<Vec<f32>, ClientError> {
+    let mut page = book.join(at, worker)?;
+    let acks = page.client.acks();
+    let listener = {
+        let (seen, book, shards) = (seen.clone(), *book, at.shards);
+        thread::spawn(move || listen(&seen, &book, shards, worker, &acks))
+    };
+    page.begin()?;
+    let mut gradient = vec![0.0; book.ledger.len()];
+    let mut next = Instant::now();
+    for round in 1..=book.rounds {
+        while !seen.stop.load(Relaxed) && (Instant::now() < next || round > seen.allowed.load(Relaxed)) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        if seen.stop.load(Relaxed) {
+            break;
+        }
+        next = (next + pace).max(Instant::now());
+        book.write(worker, round, &mut gradient);
+        seen.begun[worker as usize].store(round, Relaxed);
+        page.push_gradient(&gradient);
+        page.pull()?;
+    }
+    let weights = page.finish()?;
+    let _ = listener.join(); // the client is gone, and its channel with it
+    Ok(weights)
+}
+
+/// Enters acks until the client is gone.
+fn listen(seen: &Seen, book: &Book, shards: u32, worker: u32, acks: &Receiver<Acked>) {
+    let buckets_of =
+        |shard: ShardId| (shard.0 as usize..book.buckets).step_by(shards as usize).count() as u64;
+    for ack in acks {
+        // A client pushes all buckets of a shard in each round, so its count of pushes tells the round: its steps do
+        // not, where a session was lost.
+        let round = (ack.seq - 1) / buckets_of(ack.shard).max(1);
+        let entry = round as usize * book.buckets + ack.bucket.0 as usize;
+        if let Some(acked) = seen.acked[worker as usize].get(entry) {
+            acked.store(true, Relaxed);
+            seen.acks.fetch_add(1, Relaxed);
+        }
+        let mut outages = seen.outages.lock();
+        for o in outages.iter_mut().filter(|o| o.shard == ack.shard && ack.opened > o.since) {
+            if o.waiting.remove(&worker) {
+                seen.gaps.lock().push(ack.at.saturating_duration_since(o.since));
+            }
+        }
+        outages.retain(|o| !o.waiting.is_empty());
+    }
+}

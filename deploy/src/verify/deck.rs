@@ -1,0 +1,96 @@
+//! Which fault comes next. Pure: the same seed and kinds give the same cards.
+
+use clap::ValueEnum;
+use rand::{RngExt, SeedableRng, seq::SliceRandom};
+use rand_chacha::ChaCha8Rng;
+use std::time::Duration;
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Kind {
+    /// SIGKILL, and a restart.
+    Kill,
+    /// SIGSTOP, and SIGCONT.
+    Pause,
+    /// All connections of a server are reset.
+    Reset,
+    /// A server reaches nobody, or two servers do not reach each other, for a while.
+    Partition,
+    /// What goes to and from a server is held back for some milliseconds.
+    SlowLink,
+    /// The files of a server cannot grow for a while.
+    DiskFull,
+    /// Every fsync of a server takes longer for a while.
+    SlowDisk,
+    /// A fourth server joins; servers are emptied, and filled again.
+    Drain,
+}
+
+/// Cards to draw: hands of some kills and one of every other kind, each hand shuffled.
+pub struct Deck {
+    rng: ChaCha8Rng,
+    kinds: Vec<Kind>,
+    hand: Vec<Kind>,
+}
+
+/// Kills in a hand.
+const KILLS: usize = 4;
+
+impl Deck {
+    pub fn new(seed: u64, kinds: &[Kind]) -> Self {
+        let mut kinds = kinds.to_vec();
+        kinds.sort_unstable();
+        kinds.dedup();
+        Self { rng: ChaCha8Rng::seed_from_u64(seed), kinds, hand: Vec::new() }
+    }
+
+    /// The next card.
+    pub fn draw(&mut self) -> Kind {
+        if self.hand.is_empty() {
+            let of = |k: &Kind| if *k == Kind::Kill { KILLS } else { 1 };
+            self.hand = self.kinds.iter().flat_map(|k| std::iter::repeat_n(*k, of(k))).collect();
+            self.hand.shuffle(&mut self.rng);
+        }
+        self.hand.pop().unwrap_or(Kind::Kill)
+    }
+
+    /// One of `n`, from 0.
+    pub fn pick(&mut self, n: usize) -> usize {
+        self.rng.random_range(0..n.max(1))
+    }
+
+    /// True once in `n` times.
+    pub fn one_in(&mut self, n: u32) -> bool {
+        self.rng.random_ratio(1, n.max(1))
+    }
+
+    /// A time between two numbers of milliseconds.
+    pub fn millis(&mut self, from: u64, to: u64) -> Duration {
+        Duration::from_millis(self.rng.random_range(from..=to))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_the_same_cards_and_every_kind_comes_in_each_hand() {
+        let kinds = Kind::value_variants();
+        let draw = |seed| {
+            let mut deck = Deck::new(seed, kinds);
+            (0..22).map(|_| deck.draw()).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(7), draw(7));
+        assert_ne!(draw(7), draw(8));
+        for hand in draw(3).chunks(kinds.len() - 1 + KILLS) {
+            assert!(kinds.iter().all(|k| hand.contains(k)), "{hand:?}");
+        }
+    }
+
+    #[test]
+    fn kills_alone_are_kills() {
+        let mut deck = Deck::new(1, &[Kind::Kill, Kind::Kill]);
+        assert!((0..9).all(|_| deck.draw() == Kind::Kill));
+    }
+}
