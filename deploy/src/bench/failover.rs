@@ -257,18 +257,24 @@ fn leader(bed: &Bed) -> Option<usize> {
     status.iter().position(leads)
 }
 
-/// Waits until the shard has all its voters, on living servers.
+/// Waits until the shard has all its voters, on servers that answer. The control group may take a server for alive that
+/// has just died, so the servers are asked themselves, and the control group whether it is done.
 fn whole(bed: &Bed, replicas: u32, interrupted: &AtomicI32) -> Result<(), Failure> {
-    wait_for(
-        || {
-            let fleet = control::describe(&bed.fleet.addresses);
-            fleet.is_some_and(|f| {
-                f.shards.iter().all(|s| s.state == "serving" && s.voters.len() == replicas as usize)
-                    && !f.shards.is_empty()
-            })
-        },
-        interrupted,
-    )
+    let voters = || {
+        let replies = ask_all(&bed.fleet.addresses, false);
+        let shards: Vec<_> = replies.into_iter().flatten().flat_map(|r| r.shards).collect();
+        let leader = shards.iter().find(|s| s.role == "leader")?;
+        let follows = |s: &&paraft_proto::ShardStatus| {
+            ["leader", "follower"].contains(&s.role.as_str())
+                && (s.term, s.leader) == (leader.term, leader.leader)
+        };
+        Some(shards.iter().filter(follows).count())
+    };
+    let serving = || {
+        let fleet = control::describe(&bed.fleet.addresses);
+        fleet.is_some_and(|f| f.shards.iter().all(|s| s.state == "serving") && !f.shards.is_empty())
+    };
+    wait_for(|| voters() == Some(replicas as usize) && serving(), interrupted)
 }
 
 fn wait_for(mut done: impl FnMut() -> bool, interrupted: &AtomicI32) -> Result<(), Failure> {
