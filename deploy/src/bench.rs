@@ -5,6 +5,7 @@ use clap::{Args, Subcommand};
 
 mod failover;
 mod figure;
+mod fire;
 mod load;
 mod log;
 mod peers;
@@ -28,6 +29,9 @@ enum Which {
     Log(log::LogBenchArgs),
     /// Pushes: goodput, latency of acks and bytes on the wire, by replicas and durability level.
     Push(push::PushBenchArgs),
+    /// Training while processes are killed: useful samples a second and accuracy, beside checkpoint-and-restart and, where
+    /// given, PyTorch under torchrun.
+    Fire(fire::FireBenchArgs),
     /// Killed leaders: how long no push is acknowledged; and a snapshot: what sending it costs the pushes.
     Failover(failover::FailoverBenchArgs),
 }
@@ -36,6 +40,7 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
     match &args.which {
         Which::Train(a) => train::run(a),
         Which::Log(a) => log::run(a),
+        Which::Fire(a) => fire::run(a),
         Which::Push(a) => push::run(a),
         Which::Failover(a) => failover::run(a),
     }

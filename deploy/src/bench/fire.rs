@@ -1,0 +1,429 @@
+//! `paraft bench fire`: training while processes are killed: what it costs in useful samples and in accuracy, beside
+//! the two things that people do without Paraft.
+//!
+//! The ways, each also without kills:
+//! - `paraft`: the job as it is; a killed server or worker is started again after a while, the others go on.
+//! - `restart`: the same programs with one replica and checkpoints; whatever is killed, everything is stopped, and
+//!   started again from the latest checkpoint after the same while.
+//! - `torchrun`: PyTorch DDP (gloo) under torchrun with restarts, with `--peers`: the same model and minibatch, a
+//!   checkpoint every 50 steps. torchrun starts all workers again at once, without the while.
+
+use super::{
+    figure::{self, Figure},
+    median,
+};
+use crate::{control, failure::Failure, train};
+use clap::Args;
+use paraft_checkpoint::Folder;
+use paraft_record::RunRecord;
+use paraft_worker::{Job, exit};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+#[derive(Args)]
+pub struct FireBenchArgs {
+    /// The job file, for example examples/mnist-convnet.toml.
+    pub job: PathBuf,
+    /// Overrides a key of the job file; may be given often.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Seconds between two kills, on average (each is between half and one and a half times this).
+    #[arg(long, default_value_t = 10.0)]
+    pub every: f64,
+    /// Seconds after which what was killed is started again.
+    #[arg(long, default_value_t = 5.0)]
+    pub restart_after: f64,
+    /// Who is killed when.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Runs of each way, interleaved; the median counts.
+    #[arg(long, default_value_t = 1)]
+    pub repeats: u64,
+    /// Ways to leave out, comma-separated: restart, torchrun.
+    #[arg(long, value_delimiter = ',')]
+    pub without: Vec<String>,
+    /// A folder with fault_ddp.py, for torchrun.
+    #[arg(long)]
+    pub peers: Option<PathBuf>,
+    /// A python with torch, for torchrun.
+    #[arg(long, default_value = "python3")]
+    pub python: String,
+    /// One JSON object for each figure.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What one run gave.
+struct Run {
+    /// From the start of the first process to the end of the last.
+    seconds: f64,
+    /// Samples whose gradients are in the final weights.
+    useful: f64,
+    accuracy: Option<f64>,
+    kills: u32,
+}
+
+/// The figures of one way.
+#[derive(Default)]
+struct Case {
+    rate: Vec<f64>,
+    accuracy: Vec<f64>,
+    kills: Vec<f64>,
+}
+
+pub fn run(args: &FireBenchArgs) -> Result<i32, Failure> {
+    if !(0.1..=86_400.0).contains(&args.every) || !(0.0..=86_400.0).contains(&args.restart_after) {
+        return Err(Failure::new(exit::USAGE, "--every and --restart-after are seconds, up to a day"));
+    }
+    let mut job = Job::load(&args.job, &args.set)?;
+    job.cluster.restart_ms = (args.restart_after * 1e3) as u64;
+    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let interrupted = train::interrupts();
+    let mut cases: BTreeMap<(&str, bool), Case> = BTreeMap::new();
+    let wants = |way: &str| !args.without.iter().any(|w| w == way);
+    for repeat in 0..args.repeats.max(1) {
+        for fire in [false, true] {
+            let dir = |way: &str| scratch.path().join(format!("{way}-{fire}-{repeat}"));
+            let mut add = |way, run: Run| {
+                let case = cases.entry((way, fire)).or_default();
+                case.rate.push(run.useful / run.seconds);
+                case.accuracy.extend(run.accuracy);
+                case.kills.push(f64::from(run.kills));
+                if !args.json {
+                    let (seconds, kills) = (run.seconds, run.kills);
+                    eprintln!("{way}: {kills} kills, {seconds:.1} s, accuracy {:?}", run.accuracy);
+                }
+            };
+            add(
+                "paraft",
+                paraft(args, &job, &dir("paraft"), fire.then_some(args.seed + repeat), &interrupted)?,
+            );
+            if wants("restart") {
+                let seed = fire.then_some(args.seed + repeat);
+                add("restart", restart(args, &job, &dir("restart"), seed, &interrupted)?);
+            }
+            if let Some(peers) = args.peers.as_deref().filter(|_| wants("torchrun")) {
+                let seed = fire.then_some(args.seed + repeat);
+                add("torchrun", torchrun(args, &job, peers, &dir("torchrun"), seed, &interrupted)?);
+            }
+        }
+    }
+    let figures = report(&cases);
+    if args.json {
+        figure::print_json(&figures);
+    } else {
+        figure::print(&figures);
+    }
+    Ok(exit::OK)
+}
+
+fn report(cases: &BTreeMap<(&'static str, bool), Case>) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    for ((way, fire), case) in cases {
+        let quiet = cases.get(&(way, false));
+        let name = if *fire { format!("{way}, under fire") } else { format!("{way}, quiet") };
+        let mut add = |what, values: &[f64], of_quiet: Option<&[f64]>, unit| {
+            let Some((value, spread)) = median(values) else { return };
+            let base = of_quiet.and_then(median).map(|m| m.0);
+            figures.push(Figure {
+                bench: "fire",
+                case: name.clone(),
+                what,
+                value,
+                unit,
+                reference: "quiet".into(),
+                ratio: base.filter(|b| *b > 0.0).map(|b| value / b),
+                spread,
+            });
+        };
+        add("goodput", &case.rate, quiet.map(|q| q.rate.as_slice()), "useful samples/s");
+        let percent = |v: &[f64]| v.iter().map(|a| a * 100.0).collect::<Vec<_>>();
+        let (accuracy, base) = (percent(&case.accuracy), quiet.map(|q| percent(&q.accuracy)));
+        add("accuracy", &accuracy, base.as_deref(), "%");
+        if *fire {
+            add("kills", &case.kills, None, "kills");
+        }
+    }
+    figures
+}
+
+/// Kills one of `victims` now and then until it is told to stop; gives how many. `killed` hears of each.
+fn killer(
+    args: &FireBenchArgs,
+    seed: u64,
+    stop: &AtomicBool,
+    mut victims: impl FnMut() -> Vec<(String, u32)>,
+    mut killed: impl FnMut(&str),
+) -> u32 {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut share = || f64::from(rng.next_u32()) / f64::from(u32::MAX);
+    let mut kills = 0;
+    loop {
+        let until = Instant::now() + Duration::from_secs_f64(args.every * (0.5 + share()));
+        while Instant::now() < until {
+            if stop.load(Relaxed) {
+                return kills;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        let victims = victims();
+        let Some((name, pid)) = victims.get((share() * victims.len() as f64) as usize) else { continue };
+        let signal = nix::sys::signal::Signal::SIGKILL;
+        if !stop.load(Relaxed)
+            && nix::sys::signal::kill(nix::unistd::Pid::from_raw(*pid as i32), signal).is_ok()
+        {
+            kills += 1;
+            killed(name);
+        }
+    }
+}
+
+/// Servers and workers of the run in `dir`, by their command lines.
+fn processes(dir: &Path) -> Vec<(String, u32)> {
+    let dir = fs::canonicalize(dir).unwrap_or_else(|_| dir.to_path_buf());
+    let mut found = Vec::new();
+    for pid in fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|e| e.file_name().to_str()?.parse().ok())
+    {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let args: Vec<String> =
+            line.split(|b| *b == 0).map(|a| String::from_utf8_lossy(a).into_owned()).collect();
+        let log =
+            args.iter().position(|a| a == "--log-file").and_then(|i| args.get(i + 1)).map(PathBuf::from);
+        if let Some(name) =
+            log.filter(|l| l.parent() == Some(&dir)).and_then(|l| Some(l.file_stem()?.to_str()?.to_string()))
+        {
+            found.push((name, pid));
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Those that may be killed: no server while another one is down or learning, and nobody before training.
+fn minority(dir: &Path, replicas: u32) -> Vec<(String, u32)> {
+    let addresses = fs::read_to_string(dir.join("servers")).unwrap_or_default();
+    let addresses: Vec<String> = addresses.split(',').map(str::to_string).collect();
+    let answers = crate::status::ask_all(&addresses, false).iter().all(Result::is_ok);
+    let whole = answers
+        && control::describe(&addresses).is_some_and(|f| {
+            f.shards.iter().all(|s| s.state == "serving" && s.voters.len() == replicas as usize)
+        });
+    let all = processes(dir);
+    let workers = all.iter().filter(|(n, _)| n.starts_with("worker")).count();
+    all.into_iter().filter(|(n, _)| if n.starts_with("worker") { workers > 1 } else { whole }).collect()
+}
+
+/// Samples in the final weights, from what the servers have counted. (BatchNorm's buffers are pushed too and are not
+/// counted as parameters: a ConvNet's figure is a third of a percent too high, in all runs.)
+fn useful(record: &RunRecord, job: &Job, parameters: u64) -> f64 {
+    let pushed: u64 = record.shards.iter().map(|s| s.bytes_pushed).sum();
+    pushed as f64 / (4.0 * parameters as f64) * job.train.batch as f64
+}
+
+fn paraft(
+    args: &FireBenchArgs,
+    job: &Job,
+    dir: &Path,
+    seed: Option<u64>,
+    interrupted: &AtomicI32,
+) -> Result<Run, Failure> {
+    let mut job = job.clone();
+    job.cluster.max_restarts = u32::MAX;
+    fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
+    let (stop, kills) = (AtomicBool::new(false), AtomicU32::new(0));
+    let began = Instant::now();
+    let record = thread::scope(|s| {
+        if let Some(seed) = seed {
+            let (stop, kills, replicas) = (&stop, &kills, job.cluster.replicas);
+            s.spawn(move || {
+                let tell = |name: &str| eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
+                kills.store(killer(args, seed, stop, || minority(dir, replicas), tell), Relaxed);
+            });
+        }
+        let record = train::launch(&job, dir, None, true, interrupted);
+        stop.store(true, Relaxed);
+        record
+    })?;
+    let seconds = began.elapsed().as_secs_f64();
+    let accuracy = record.summarize().final_accuracy;
+    Ok(Run {
+        seconds,
+        useful: useful(&record, &job, record.run.parameters),
+        accuracy,
+        kills: kills.load(Relaxed),
+    })
+}
+
+fn restart(
+    args: &FireBenchArgs,
+    job: &Job,
+    dir: &Path,
+    seed: Option<u64>,
+    interrupted: &AtomicI32,
+) -> Result<Run, Failure> {
+    let mut job = job.clone();
+    (job.cluster.replicas, job.cluster.max_restarts) = (1, 0);
+    // As often as the torchrun script does.
+    let mut checkpoint = job.checkpoint.clone().unwrap_or_default();
+    checkpoint.every_steps = Some(50);
+    job.checkpoint = Some(checkpoint);
+    fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
+    let (done, kills, now) = (AtomicBool::new(false), AtomicU32::new(0), Mutex::new(dir.join("0")));
+    // The signal that ends a launch: the user's, or this harness's after a kill.
+    let end = AtomicI32::new(0);
+    let began = Instant::now();
+    let run = || -> Result<RunRecord, Failure> {
+        for life in 0.. {
+            let here = dir.join(life.to_string());
+            fs::create_dir_all(&here).map_err(|e| Failure::write(&here, e))?;
+            if let Ok(mut now) = now.lock() {
+                now.clone_from(&here);
+            }
+            let latest =
+                (0..life).rev().find_map(|l| Folder::new(dir.join(format!("{l}/checkpoints"))).latest());
+            end.store(0, Relaxed);
+            match train::launch(&job, &here, latest.as_deref(), true, &end) {
+                Ok(record) => return Ok(record),
+                Err(e) if interrupted.load(Relaxed) != 0 || seed.is_none() => return Err(e),
+                Err(_) if end.load(Relaxed) != 0 => {
+                    thread::sleep(Duration::from_secs_f64(args.restart_after))
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Failure::new(exit::FAILED, "the run never ended"))
+    };
+    let record = thread::scope(|s| {
+        s.spawn(|| {
+            while !done.load(Relaxed) {
+                if interrupted.load(Relaxed) != 0 {
+                    end.store(interrupted.load(Relaxed), Relaxed);
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        if let Some(seed) = seed {
+            let (done, kills, now, end) = (&done, &kills, &now, &end);
+            s.spawn(move || {
+                let victims = || now.lock().map(|d| processes(&d)).unwrap_or_default();
+                let tell = |name: &str| {
+                    eprintln!("  {:6.1} s  kill {name}, and so all", began.elapsed().as_secs_f64());
+                    end.store(nix::sys::signal::Signal::SIGKILL as i32, Relaxed);
+                };
+                kills.store(killer(args, seed, done, victims, tell), Relaxed);
+            });
+        }
+        let record = run();
+        done.store(true, Relaxed);
+        record
+    })?;
+    let seconds = began.elapsed().as_secs_f64();
+    // Every step is in the weights, whatever had to be done twice.
+    let budget = record.run.samples_budget as f64;
+    let resumed = record.run.resumed_step.map_or(0, |s| s.0);
+    let useful = budget + (resumed * job.train.batch as u64 * u64::from(job.train.workers)) as f64;
+    Ok(Run { seconds, useful, accuracy: record.summarize().final_accuracy, kills: kills.load(Relaxed) })
+}
+
+fn torchrun(
+    args: &FireBenchArgs,
+    job: &Job,
+    peers: &Path,
+    dir: &Path,
+    seed: Option<u64>,
+    interrupted: &AtomicI32,
+) -> Result<Run, Failure> {
+    fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
+    let model = match job.model.as_ref().map_or("convnet", |m| m.name()) {
+        "logistic-regression" => "logreg",
+        other => other,
+    };
+    let workers = job.train.workers;
+    let steps = samples(job)? / (u64::from(workers) * job.train.batch as u64);
+    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
+    let port = port.map_err(|e| Failure::new(exit::IO, e))?.port();
+    let log = dir.join("stderr");
+    let file =
+        || fs::File::options().create(true).append(true).open(&log).map_err(|e| Failure::write(&log, e));
+    let mut command = Command::new(&args.python);
+    command.args([
+        "-m",
+        "torch.distributed.run",
+        "--max-restarts=100000",
+        "--nnodes=1",
+        "--rdzv-backend=c10d",
+    ]);
+    command.arg(format!("--nproc-per-node={workers}")).arg(format!("--rdzv-endpoint=127.0.0.1:{port}"));
+    command.args(["--rdzv-id=1", "--local-addr=127.0.0.1"]).arg(peers.join("fault_ddp.py")).arg("--worker");
+    command.env("FAULT_DIR", dir).env("FAULT_EVERY", "50").env("FAULT_MODEL", model);
+    command
+        .env("FAULT_STEPS", steps.to_string())
+        .env("OMP_NUM_THREADS", "1")
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    command.stdin(Stdio::null()).stdout(file()?).stderr(file()?);
+    let (stop, kills) = (AtomicBool::new(false), AtomicU32::new(0));
+    let began = Instant::now();
+    let mut child =
+        command.spawn().map_err(|e| Failure::new(exit::CONFIG, format!("{}: {e}", args.python)))?;
+    let status = thread::scope(|s| {
+        if let Some(seed) = seed {
+            let (stop, kills) = (&stop, &kills);
+            s.spawn(move || {
+                // Each worker writes a file that is named after its process.
+                let victims = || {
+                    let names = fs::read_dir(dir).into_iter().flatten().flatten();
+                    let pid = |n: &str| n.strip_prefix("ev-")?.strip_suffix(".jsonl")?.parse::<u32>().ok();
+                    let pids = names.filter_map(|e| pid(e.file_name().to_str()?));
+                    let lives = |p: &u32| Path::new(&format!("/proc/{p}/cmdline")).exists();
+                    pids.filter(lives).map(|p| (format!("worker {p}"), p)).collect()
+                };
+                let tell = |name: &str| eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
+                kills.store(killer(args, seed, stop, victims, tell), Relaxed);
+            });
+        }
+        let status = loop {
+            match child.try_wait() {
+                Ok(Some(status)) => break Ok(status),
+                Ok(None) if interrupted.load(Relaxed) != 0 => {
+                    let _ = child.kill();
+                    break Err(Failure::new(128 + interrupted.load(Relaxed), "interrupted"));
+                }
+                Ok(None) => thread::sleep(Duration::from_millis(20)),
+                Err(e) => break Err(Failure::new(exit::IO, e)),
+            }
+        };
+        stop.store(true, Relaxed);
+        status
+    })?;
+    if !status.success() {
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        let last = text.lines().rev().find(|l| l.contains("Error")).unwrap_or_default();
+        return Err(Failure::new(exit::FAILED, format!("torchrun ended with {status}: {last}")));
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    let useful = (steps * u64::from(workers) * job.train.batch as u64) as f64;
+    Ok(Run { seconds, useful, accuracy: None, kills: kills.load(Relaxed) })
+}
+
+/// The samples of the whole job.
+fn samples(job: &Job) -> Result<u64, Failure> {
+    let (_, data) = paraft_worker::cli::built_in(job)?;
+    let plan = paraft_worker::worker::Plan::new(job, &data.train)?;
+    Ok(plan.total * job.train.batch as u64 * u64::from(job.train.workers))
+}
