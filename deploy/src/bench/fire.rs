@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{control, failure::Failure, train};
 use clap::Args;
-use paraft_checkpoint::Folder;
+use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_record::RunRecord;
 use paraft_worker::{Job, exit};
 use rand_chacha::ChaCha8Rng;
@@ -51,6 +51,10 @@ pub struct FireBenchArgs {
     /// Runs of each way, interleaved; the median counts.
     #[arg(long, default_value_t = 1)]
     pub repeats: u64,
+    /// A run under fire that is not done after so many times the quiet run's time is ended; what it has reached by then
+    /// counts.
+    #[arg(long, default_value_t = 4.0)]
+    pub give_up: f64,
     /// Ways to leave out, comma-separated: restart, torchrun.
     #[arg(long, value_delimiter = ',')]
     pub without: Vec<String>,
@@ -63,6 +67,13 @@ pub struct FireBenchArgs {
     /// One JSON object for each figure.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Kills by this seed; and when the run is given up.
+#[derive(Clone, Copy)]
+struct Fire {
+    seed: u64,
+    most: Duration,
 }
 
 /// What one run gave.
@@ -92,31 +103,34 @@ pub fn run(args: &FireBenchArgs) -> Result<i32, Failure> {
     let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
     let interrupted = train::interrupts();
     let mut cases: BTreeMap<(&str, bool), Case> = BTreeMap::new();
+    let mut quiet: BTreeMap<&str, f64> = BTreeMap::new();
     let wants = |way: &str| !args.without.iter().any(|w| w == way);
     for repeat in 0..args.repeats.max(1) {
         for fire in [false, true] {
-            let dir = |way: &str| scratch.path().join(format!("{way}-{fire}-{repeat}"));
-            let mut add = |way, run: Run| {
-                let case = cases.entry((way, fire)).or_default();
-                case.rate.push(run.useful / run.seconds);
-                case.accuracy.extend(run.accuracy);
-                case.kills.push(f64::from(run.kills));
+            for way in ["paraft", "restart", "torchrun"].into_iter().filter(|w| wants(w)) {
+                let dir = scratch.path().join(format!("{way}-{fire}-{repeat}"));
+                fs::create_dir_all(&dir).map_err(|e| Failure::write(&dir, e))?;
+                let fire: Option<Fire> = fire.then(|| {
+                    let most = quiet.get(way).copied().unwrap_or(f64::INFINITY) * args.give_up;
+                    Fire { seed: args.seed + repeat, most: Duration::from_secs_f64(most.min(86_400.0)) }
+                });
+                let run = match (way, &args.peers) {
+                    ("paraft", _) => paraft(args, &job, &dir, fire, &interrupted)?,
+                    ("restart", _) => restart(args, &job, &dir, fire, &interrupted)?,
+                    (_, Some(peers)) => torchrun(args, &job, peers, &dir, fire, &interrupted)?,
+                    (_, None) => continue,
+                };
+                if fire.is_none() {
+                    quiet.insert(way, run.seconds);
+                }
                 if !args.json {
                     let (seconds, kills) = (run.seconds, run.kills);
                     eprintln!("{way}: {kills} kills, {seconds:.1} s, accuracy {:?}", run.accuracy);
                 }
-            };
-            add(
-                "paraft",
-                paraft(args, &job, &dir("paraft"), fire.then_some(args.seed + repeat), &interrupted)?,
-            );
-            if wants("restart") {
-                let seed = fire.then_some(args.seed + repeat);
-                add("restart", restart(args, &job, &dir("restart"), seed, &interrupted)?);
-            }
-            if let Some(peers) = args.peers.as_deref().filter(|_| wants("torchrun")) {
-                let seed = fire.then_some(args.seed + repeat);
-                add("torchrun", torchrun(args, &job, peers, &dir("torchrun"), seed, &interrupted)?);
+                let case = cases.entry((way, fire.is_some())).or_default();
+                case.rate.push(run.useful / run.seconds);
+                case.accuracy.extend(run.accuracy);
+                case.kills.push(f64::from(run.kills));
             }
         }
     }
@@ -240,16 +254,15 @@ fn paraft(
     args: &FireBenchArgs,
     job: &Job,
     dir: &Path,
-    seed: Option<u64>,
+    fire: Option<Fire>,
     interrupted: &AtomicI32,
 ) -> Result<Run, Failure> {
     let mut job = job.clone();
     job.cluster.max_restarts = u32::MAX;
-    fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
     let (stop, kills) = (AtomicBool::new(false), AtomicU32::new(0));
     let began = Instant::now();
     let record = thread::scope(|s| {
-        if let Some(seed) = seed {
+        if let Some(Fire { seed, .. }) = fire {
             let (stop, kills, replicas) = (&stop, &kills, job.cluster.replicas);
             s.spawn(move || {
                 let tell = |name: &str| eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
@@ -274,7 +287,7 @@ fn restart(
     args: &FireBenchArgs,
     job: &Job,
     dir: &Path,
-    seed: Option<u64>,
+    fire: Option<Fire>,
     interrupted: &AtomicI32,
 ) -> Result<Run, Failure> {
     let mut job = job.clone();
@@ -283,12 +296,13 @@ fn restart(
     let mut checkpoint = job.checkpoint.clone().unwrap_or_default();
     checkpoint.every_steps = Some(50);
     job.checkpoint = Some(checkpoint);
-    fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
     let (done, kills, now) = (AtomicBool::new(false), AtomicU32::new(0), Mutex::new(dir.join("0")));
     // The signal that ends a launch: the user's, or this harness's after a kill.
     let end = AtomicI32::new(0);
     let began = Instant::now();
-    let run = || -> Result<RunRecord, Failure> {
+    let most = fire.map_or(Duration::MAX, |f| f.most);
+    // The record of the run, or, when it is given up, the step of its last checkpoint.
+    let run = || -> Result<Result<RunRecord, u64>, Failure> {
         for life in 0.. {
             let here = dir.join(life.to_string());
             fs::create_dir_all(&here).map_err(|e| Failure::write(&here, e))?;
@@ -299,8 +313,15 @@ fn restart(
                 (0..life).rev().find_map(|l| Folder::new(dir.join(format!("{l}/checkpoints"))).latest());
             end.store(0, Relaxed);
             match train::launch(&job, &here, latest.as_deref(), true, &end) {
-                Ok(record) => return Ok(record),
-                Err(e) if interrupted.load(Relaxed) != 0 || seed.is_none() => return Err(e),
+                Ok(record) => return Ok(Ok(record)),
+                Err(e) if interrupted.load(Relaxed) != 0 || fire.is_none() => return Err(e),
+                Err(_) if began.elapsed() > most => {
+                    let steps = latest
+                        .iter()
+                        .filter_map(|l| Checkpoint::open(l).ok())
+                        .map(|c| c.manifest().resume_step);
+                    return Ok(Err(steps.max().unwrap_or(0)));
+                }
                 Err(_) if end.load(Relaxed) != 0 => {
                     thread::sleep(Duration::from_secs_f64(args.restart_after))
                 }
@@ -312,13 +333,13 @@ fn restart(
     let record = thread::scope(|s| {
         s.spawn(|| {
             while !done.load(Relaxed) {
-                if interrupted.load(Relaxed) != 0 {
-                    end.store(interrupted.load(Relaxed), Relaxed);
+                if interrupted.load(Relaxed) != 0 || began.elapsed() > most {
+                    end.store(interrupted.load(Relaxed).max(1), Relaxed);
                 }
                 thread::sleep(Duration::from_millis(20));
             }
         });
-        if let Some(seed) = seed {
+        if let Some(Fire { seed, .. }) = fire {
             let (done, kills, now, end) = (&done, &kills, &now, &end);
             s.spawn(move || {
                 let victims = || now.lock().map(|d| processes(&d)).unwrap_or_default();
@@ -334,11 +355,16 @@ fn restart(
         record
     })?;
     let seconds = began.elapsed().as_secs_f64();
-    // Every step is in the weights, whatever had to be done twice.
-    let budget = record.run.samples_budget as f64;
-    let resumed = record.run.resumed_step.map_or(0, |s| s.0);
-    let useful = budget + (resumed * job.train.batch as u64 * u64::from(job.train.workers)) as f64;
-    Ok(Run { seconds, useful, accuracy: record.summarize().final_accuracy, kills: kills.load(Relaxed) })
+    let samples = |steps: u64| (steps * job.train.batch as u64 * u64::from(job.train.workers)) as f64;
+    let (useful, accuracy) = match record {
+        // Every step is in the weights, whatever had to be done twice.
+        Ok(record) => {
+            let resumed = record.run.resumed_step.map_or(0, |s| s.0);
+            (record.run.samples_budget as f64 + samples(resumed), record.summarize().final_accuracy)
+        }
+        Err(steps) => (samples(steps), None),
+    };
+    Ok(Run { seconds, useful, accuracy, kills: kills.load(Relaxed) })
 }
 
 fn torchrun(
@@ -346,10 +372,9 @@ fn torchrun(
     job: &Job,
     peers: &Path,
     dir: &Path,
-    seed: Option<u64>,
+    fire: Option<Fire>,
     interrupted: &AtomicI32,
 ) -> Result<Run, Failure> {
-    fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
     let model = match job.model.as_ref().map_or("convnet", |m| m.name()) {
         "logistic-regression" => "logreg",
         other => other,
@@ -382,7 +407,7 @@ fn torchrun(
     let mut child =
         command.spawn().map_err(|e| Failure::new(exit::CONFIG, format!("{}: {e}", args.python)))?;
     let status = thread::scope(|s| {
-        if let Some(seed) = seed {
+        if let Some(Fire { seed, .. }) = fire {
             let (stop, kills) = (&stop, &kills);
             s.spawn(move || {
                 // Each worker writes a file that is named after its process.
@@ -399,7 +424,13 @@ fn torchrun(
         }
         let status = loop {
             match child.try_wait() {
-                Ok(Some(status)) => break Ok(status),
+                Ok(Some(status)) => break Ok(Some(status)),
+                Ok(None) if fire.is_some_and(|f| began.elapsed() > f.most) => {
+                    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+                    let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+                    let _ = child.wait();
+                    break Ok(None);
+                }
                 Ok(None) if interrupted.load(Relaxed) != 0 => {
                     let _ = child.kill();
                     break Err(Failure::new(128 + interrupted.load(Relaxed), "interrupted"));
@@ -411,14 +442,23 @@ fn torchrun(
         stop.store(true, Relaxed);
         status
     })?;
-    if !status.success() {
+    if let Some(status) = status.filter(|s| !s.success()) {
         let text = fs::read_to_string(&log).unwrap_or_default();
         let last = text.lines().rev().find(|l| l.contains("Error")).unwrap_or_default();
         return Err(Failure::new(exit::FAILED, format!("torchrun ended with {status}: {last}")));
     }
     let seconds = began.elapsed().as_secs_f64();
-    let useful = (steps * u64::from(workers) * job.train.batch as u64) as f64;
+    let done = if status.is_some() { steps } else { furthest(dir) };
+    let useful = (done * u64::from(workers) * job.train.batch as u64) as f64;
     Ok(Run { seconds, useful, accuracy: None, kills: kills.load(Relaxed) })
+}
+
+/// The furthest step that a worker of torchrun's has written down.
+fn furthest(dir: &Path) -> u64 {
+    let files =
+        fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|e| fs::read_to_string(e.path()).ok());
+    let step = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("step")?.as_u64();
+    files.flat_map(|f| f.lines().filter_map(step).max()).max().unwrap_or(0)
 }
 
 /// The samples of the whole job.
