@@ -135,6 +135,10 @@ impl Group {
             max_in_snapshot_log_to_keep: 16,
             purge_batch_size: 1,
             enable_pre_vote: Some(true),
+            // A leader that comes back must be elected again. What it had acknowledged may have been on the disks of
+            // its followers only, when it died before its own fsync: leading on in its old term, it would give the
+            // indices of those entries away a second time, and they would be lost (seen by `paraft verify ledger`).
+            enable_leader_restore: Some(false),
             // A follower is served a snapshot rather than more than this many entries; the log holds fewer.
             replication_lag_threshold: 1 << 20,
             ..Config::default()
