@@ -4,7 +4,10 @@
 //! end is here (see `paraft_host::lifeline`). They run in process groups of their own, so that Ctrl-C reaches
 //! only the launcher, which then ends them in order: workers, then servers.
 
-use crate::failure::Failure;
+use crate::{
+    failure::Failure,
+    faults::{FAULTS_FILE, Faults, proxy::Proxies},
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -131,16 +134,24 @@ impl Drop for Process {
 pub struct Fleet {
     pub workers: Vec<Process>,
     pub servers: Vec<Process>,
-    /// In the order of their ids.
+    /// By which servers and workers reach the servers, in the order of their ids.
     pub addresses: Vec<String>,
+    doors: Option<Doors>,
+}
+
+/// Doors for faults on purpose.
+struct Doors {
+    proxies: Proxies,
+    file: PathBuf,
 }
 
 impl Fleet {
-    /// Starts the job's servers; returns when all listen and know each other.
-    pub fn servers(job: &Job, run_dir: &Path) -> Result<Self, Failure> {
+    /// Starts the job's servers, with doors for faults or without; returns when all listen and know each other.
+    pub fn servers(job: &Job, run_dir: &Path, faults: bool) -> Result<Self, Failure> {
         let program =
             std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
-        let mut fleet = Fleet { workers: Vec::new(), servers: Vec::new(), addresses: Vec::new() };
+        let doors = if faults { Some(Doors::open(job.servers(), run_dir)?) } else { None };
+        let mut fleet = Fleet { workers: Vec::new(), servers: Vec::new(), addresses: Vec::new(), doors };
         // The job as it was resolved, so that servers and workers need no --set.
         let job_file = run_dir.join(JOB_FILE);
         for id in 0..job.servers() {
@@ -151,10 +162,24 @@ impl Fleet {
                 .args(["--metrics", "127.0.0.1:0"])
                 .arg("--data")
                 .arg(run_dir.join(format!("server-{id}")));
+            if let Some(doors) = &fleet.doors {
+                command.arg("--faults").arg(&doors.file);
+            }
             fleet.servers.push(Process::start(format!("server-{id}"), command, run_dir)?);
         }
-        for server in &mut fleet.servers {
-            fleet.addresses.push(server.first_line()?);
+        for (id, server) in (0u32..).zip(&mut fleet.servers) {
+            let direct = server.first_line()?;
+            let address = match &fleet.doors {
+                None => direct,
+                Some(doors) => {
+                    let target = direct.parse().map_err(|e| {
+                        Failure::new(exit::FAILED, format!("{} listens on `{direct}`: {e}", server.name))
+                    })?;
+                    doors.proxies.point(id, target);
+                    doors.proxies.addresses()[id as usize].clone()
+                }
+            };
+            fleet.addresses.push(address);
         }
         let list = fleet.addresses.join(",");
         for server in &mut fleet.servers {
@@ -193,6 +218,16 @@ impl Fleet {
         Ok(())
     }
 
+    /// Does to the links what the faults file says; nothing in a fleet without doors.
+    pub fn follow_faults(&self) {
+        if let Some(doors) = &self.doors
+            // One that cannot be read says so in the servers' logs.
+            && let Ok(faults) = Faults::read(&doors.file)
+        {
+            doors.proxies.set(&faults);
+        }
+    }
+
     /// Ends everything that still runs: first kindly, workers before servers, then not.
     pub fn stop(&mut self) {
         for group in [&mut self.workers, &mut self.servers] {
@@ -209,6 +244,16 @@ impl Fleet {
                 let _ = p.child.wait();
             }
         }
+    }
+}
+
+impl Doors {
+    fn open(servers: u32, run_dir: &Path) -> Result<Self, Failure> {
+        let file = run_dir.join(FAULTS_FILE);
+        Faults::default().write(&file).map_err(|e| Failure::write(&file, e))?;
+        let proxies = Proxies::start(servers, run_dir);
+        let proxies = proxies.map_err(|e| Failure::new(exit::IO, format!("no proxies: {e}")))?;
+        Ok(Self { proxies, file })
     }
 }
 

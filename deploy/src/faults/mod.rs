@@ -3,9 +3,13 @@
 //! - [`Faults`]: which there are now, a small JSON file in the run's folder. `paraft chaos` writes it; a person may.
 //! - [`proxy`]: a proxy before each server, through which servers and workers reach it: resets, partitions, slow links.
 //! - [`disk`]: the server's own door: a full or slow disk.
+//! - [`deck`]: which fault comes next, by seed.
+//! - [`health`]: whether a fleet is whole, so that it can bear the next fault.
 //! - [`process`]: what needs no door: finding, killing, pausing and restarting processes of this machine.
 
+pub mod deck;
 pub mod disk;
+pub mod health;
 pub mod process;
 pub mod proxy;
 

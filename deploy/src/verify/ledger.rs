@@ -2,11 +2,18 @@
 
 use super::{
     clients::Clients,
-    deck::{Deck, Kind},
-    rig::{Rig, Shape, View},
+    rig::{Rig, Shape},
     verdict::{Counts, Verdict},
 };
-use crate::{failure::Failure, faults::Faults, train};
+use crate::{
+    failure::Failure,
+    faults::{
+        Faults,
+        deck::{Deck, Kind},
+        health::View,
+    },
+    train,
+};
 use clap::Args;
 use paraft_common::{Durability, LogForm, Mode, durability};
 use paraft_proof::Book;
@@ -233,7 +240,7 @@ impl Storm<'_> {
                 self.checked(clients)?;
             }
             let state = match self.rig.whole() {
-                Ok(view) if clients.is_none_or(Clients::served) => self.rig.controlled().map(|()| view),
+                Ok(view) if clients.is_none_or(Clients::served) => Ok(view),
                 Ok(_) => Err("a client still waits for its first ack after a leader's death".into()),
                 Err(e) => Err(e),
             };
