@@ -59,11 +59,6 @@ impl Process {
         self.ended
     }
 
-    /// Its number.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
     /// The first line that a supervised server says: where it listens.
     pub fn first_line(&mut self) -> Result<String, Failure> {
         let mut line = String::new();

@@ -1,6 +1,6 @@
 //! Is a fleet whole? Only then may a server be taken away without taking more than a minority of anything.
 
-use paraft_common::ShardId;
+use paraft_common::{ServerId, ShardId};
 use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
 
 /// Who leads what, in a fleet that is whole.
@@ -10,6 +10,8 @@ pub struct View {
     pub leaders: Vec<usize>,
     /// Each shard's term.
     pub terms: Vec<u64>,
+    /// The ids of the servers that were asked.
+    pub ids: Vec<ServerId>,
 }
 
 impl View {
@@ -27,7 +29,8 @@ pub fn whole(replies: &[Result<StatusReply, String>], shards: u32, replicas: u32
             return Err(format!("server {place}: {e}"));
         }
     }
-    let mut view = View::default();
+    let ids = replies.iter().flatten().map(|r| ServerId(r.server)).collect();
+    let mut view = View { ids, ..View::default() };
     for shard in 0..shards {
         let there: Vec<(usize, u64, &ShardStatus)> = (0..)
             .zip(replies.iter().flatten())

@@ -54,12 +54,6 @@ impl Faults {
             })
     }
 
-    /// Servers that a majority may have to do without at present.
-    pub fn impaired(&self) -> BTreeSet<u32> {
-        let cut = self.cut.iter().map(|(a, _)| *a);
-        self.isolated.iter().copied().chain(cut).chain(self.full_disk.iter().copied()).collect()
-    }
-
     /// Reads the file; one that is missing holds no faults.
     pub fn read(path: &Path) -> io::Result<Self> {
         match std::fs::read(path) {
@@ -97,7 +91,6 @@ mod tests {
         ] {
             assert_eq!(faults.blocks(from, to), blocked, "{from:?} {to}");
         }
-        assert_eq!(faults.impaired(), BTreeSet::from([0, 2]));
     }
 
     #[test]

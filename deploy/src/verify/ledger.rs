@@ -283,7 +283,7 @@ impl Storm<'_> {
                 let shard = self.deck.pick(view.leaders.len());
                 let victim = if self.deck.one_in(6) { place } else { view.leaders[shard] };
                 let led = view.led_by(victim);
-                clients.leader_dies(&led);
+                clients.leader_dies(view.ids[victim], &led);
                 self.rig.kill(victim);
                 self.counts.kills += 1;
                 self.counts.leader_kills += u64::from(!led.is_empty());
@@ -340,8 +340,7 @@ impl Storm<'_> {
         self.rig.put(faults)?;
         std::thread::sleep(self.deck.millis(100, 1000));
         // It may lead still, where nothing had to grow.
-        let led = view.led_by(place);
-        clients.leader_dies(&led);
+        clients.leader_dies(view.ids[place], &view.led_by(place));
         self.rig.kill(place);
         let mut faults = self.rig.faults();
         faults.full_disk.remove(&(place as u32));
