@@ -4,7 +4,10 @@
 //! end is here (see `paraft_host::lifeline`). They run in process groups of their own, so that Ctrl-C reaches
 //! only the launcher, which then ends them in order: workers, then servers.
 
-use crate::failure::Failure;
+use crate::{
+    failure::Failure,
+    faults::{FAULTS_FILE, Faults, proxy::Proxies},
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -54,11 +57,6 @@ impl Process {
             self.ended = self.child.try_wait().ok().flatten();
         }
         self.ended
-    }
-
-    /// Its number.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
     }
 
     /// The first line that a supervised server says: where it listens.
@@ -131,35 +129,56 @@ impl Drop for Process {
 pub struct Fleet {
     pub workers: Vec<Process>,
     pub servers: Vec<Process>,
-    /// In the order of their ids.
+    /// By which servers and workers reach the servers, in the order of their ids.
     pub addresses: Vec<String>,
+    /// Where the servers listen themselves; with doors it is these that stand behind `addresses`.
+    listens: Vec<String>,
     program: PathBuf,
     run_dir: PathBuf,
     /// What the workers go on from.
     resume: Option<PathBuf>,
+    doors: Option<Doors>,
+}
+
+/// Doors for faults on purpose.
+struct Doors {
+    proxies: Proxies,
+    file: PathBuf,
 }
 
 impl Fleet {
-    /// Starts the job's servers; returns when all listen and know each other. With `addresses` they listen there
-    /// again, and go on from what their folders hold.
-    pub fn servers(job: &Job, run_dir: &Path, addresses: Option<&[String]>) -> Result<Self, Failure> {
+    /// Starts the job's servers, with doors for faults or without; returns when all listen and know each other.
+    pub fn servers(job: &Job, run_dir: &Path, faults: bool) -> Result<Self, Failure> {
         let program =
             std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
         let mut fleet = Fleet {
             workers: Vec::new(),
             servers: Vec::new(),
             addresses: Vec::new(),
+            listens: Vec::new(),
             program,
             run_dir: run_dir.to_path_buf(),
             resume: None,
+            doors: if faults { Some(Doors::open(job.servers(), run_dir)?) } else { None },
         };
         for id in 0..job.servers() {
-            let listen = addresses.and_then(|a| a.get(id as usize)).map_or("127.0.0.1:0", String::as_str);
-            let server = fleet.server(id, listen)?;
+            let server = fleet.server(id, "127.0.0.1:0")?;
             fleet.servers.push(server);
         }
-        for server in &mut fleet.servers {
-            fleet.addresses.push(server.first_line()?);
+        for (id, server) in (0u32..).zip(&mut fleet.servers) {
+            let direct = server.first_line()?;
+            fleet.listens.push(direct.clone());
+            let address = match &fleet.doors {
+                None => direct,
+                Some(doors) => {
+                    let target = direct.parse().map_err(|e| {
+                        Failure::new(exit::FAILED, format!("{} listens on `{direct}`: {e}", server.name))
+                    })?;
+                    doors.proxies.point(id, target);
+                    doors.proxies.addresses()[id as usize].clone()
+                }
+            };
+            fleet.addresses.push(address);
         }
         let list = fleet.addresses.join(",");
         fleet.servers.iter_mut().try_for_each(|s| s.tell(&list))?;
@@ -177,12 +196,15 @@ impl Fleet {
         ]);
         command.arg(id.to_string()).arg("--log-file").arg(self.run_dir.join(format!("server-{id}.log")));
         command.args(["--metrics", "127.0.0.1:0"]).arg("--data").arg(server_data(&self.run_dir, id));
+        if let Some(doors) = &self.doors {
+            command.arg("--faults").arg(&doors.file);
+        }
         Process::start(format!("server-{id}"), command, &self.run_dir)
     }
 
     /// Starts a dead server again, at its address and with its folder; it has told nobody yet that it is back.
     pub fn restart_server(&mut self, id: usize) -> Result<(), Failure> {
-        let address = self.addresses[id].clone();
+        let address = self.listens[id].clone();
         let mut server = self.server(id as u32, &address)?;
         server.first_line()?;
         server.tell(&self.addresses.join(","))?;
@@ -231,6 +253,16 @@ impl Fleet {
         Process::start(format!("worker-{rank}"), command, dir)
     }
 
+    /// Does to the links what the faults file says; nothing in a fleet without doors.
+    pub fn follow_faults(&self) {
+        if let Some(doors) = &self.doors
+            // One that cannot be read says so in the servers' logs.
+            && let Ok(faults) = Faults::read(&doors.file)
+        {
+            doors.proxies.set(&faults);
+        }
+    }
+
     /// Ends everything that still runs: first kindly, workers before servers, then not.
     pub fn stop(&mut self) {
         for group in [&mut self.workers, &mut self.servers] {
@@ -247,6 +279,16 @@ impl Fleet {
                 let _ = p.child.wait();
             }
         }
+    }
+}
+
+impl Doors {
+    fn open(servers: u32, run_dir: &Path) -> Result<Self, Failure> {
+        let file = run_dir.join(FAULTS_FILE);
+        Faults::default().write(&file).map_err(|e| Failure::write(&file, e))?;
+        let proxies = Proxies::start(servers, run_dir);
+        let proxies = proxies.map_err(|e| Failure::new(exit::IO, format!("no proxies: {e}")))?;
+        Ok(Self { proxies, file })
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, Summary, Tail, event, tensorboard};
-use paraft_worker::{Job, checkpoints, cli, exit, start, worker::Plan};
+use paraft_worker::{Job, checkpoints, cli, exit, job::TransportConfig, start, worker::Plan};
 use std::{
     collections::BTreeMap,
     fs,
@@ -36,13 +36,20 @@ pub struct TrainArgs {
     /// Where the run's files go. Default: runs/NAME-N, the first N that is free.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
+    /// Give the fleet doors for faults on purpose: servers and workers meet through proxies over TCP, and `paraft chaos`
+    /// can cut links and fill disks. Slower; not for production.
+    #[arg(long)]
+    pub faults: bool,
     /// Print the summary as one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
 }
 
 pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
-    let job = Job::load(&args.job, &args.set)?;
+    let mut job = Job::load(&args.job, &args.set)?;
+    if args.faults {
+        job.cluster.transport = TransportConfig::Tcp; // a Unix socket would lead past the proxies
+    }
     let resume =
         args.resume.as_deref().map(|p| find_checkpoint(p, &job, args.run_dir.as_deref())).transpose()?;
     if let Some(dir) = args.run_dir.as_deref().filter(|_| resume.is_some()) {
@@ -50,7 +57,7 @@ pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
     }
     let dir = run_dir(args.run_dir.as_deref(), &job.name)?;
     let interrupted = interrupts();
-    let record = launch(&job, &dir, resume.as_deref(), args.json, &interrupted)?;
+    let record = launch_with(&job, &dir, resume.as_deref(), args.json, &interrupted, args.faults)?;
     let summary = record.summarize();
     let report = dir.join("report.html");
     paraft_record::write_report(&report, std::slice::from_ref(&record))?;
@@ -158,6 +165,18 @@ pub fn launch(
     quiet: bool,
     interrupted: &AtomicI32,
 ) -> Result<RunRecord, Failure> {
+    launch_with(job, dir, resume, quiet, interrupted, false)
+}
+
+/// As [`launch`], with doors for faults or without.
+fn launch_with(
+    job: &Job,
+    dir: &Path,
+    resume: Option<&Path>,
+    quiet: bool,
+    interrupted: &AtomicI32,
+    faults: bool,
+) -> Result<RunRecord, Failure> {
     if !job.cluster.addresses.is_empty() {
         return Err(Failure::new(exit::CONFIG, "the job names servers that are started by hand (cluster.addresses)")
             .help("start `paraft server` and `paraft worker` on those hosts, or remove the key to launch a fleet here"));
@@ -173,7 +192,7 @@ pub fn launch(
     writer.write(&Event::Run(run.clone()))?;
 
     fresh_servers(&resolved, dir)?;
-    let mut fleet = Fleet::servers(&resolved, dir, None)?;
+    let mut fleet = Fleet::servers(&resolved, dir, faults)?;
     let servers_file = dir.join("servers");
     fs::write(&servers_file, fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
     let before = crate::status::ask_all(&fleet.addresses, false);
@@ -191,6 +210,7 @@ pub fn launch(
             fleet.stop();
             return Err(Failure::new(128 + number, "interrupted; the fleet has ended"));
         }
+        fleet.follow_faults();
         let events = tail.poll()?;
         watch.started |= events.iter().any(|e| matches!(e, Event::Train(_)));
         progress.update(&events);

@@ -145,7 +145,9 @@ impl Server {
     pub async fn start(mut options: ServerOptions) -> Result<Self, ServerError> {
         options.validate()?;
         let folder = Folder::new(options.disk.clone(), &options.data);
-        let identity = match (remembered(&folder)?, &options.place) {
+        let known = remembered(&folder)?;
+        let told_before = known.is_some() && matches!(options.place, Place::Joins(_));
+        let identity = match (known, &options.place) {
             (Some(known), Place::Listed(id)) if known.server != *id => {
                 return Err(ServerError::Data(format!(
                     "{} belongs to {}, not to {id}: give each server its own --data",
@@ -193,7 +195,8 @@ impl Server {
                 Place::Listed(_) => options.servers.clone(),
                 Place::Joins(at) => at.clone(),
             },
-            shape: options.shape,
+            // A server that joined was told once; what it is started with now says nothing of its fleet.
+            shape: (!told_before).then_some(options.shape),
             election: options.election,
             patience: options.patience,
         };

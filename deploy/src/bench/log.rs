@@ -110,7 +110,7 @@ fn one(
     let job = job(args, workers, form)?;
     let file = dir.join("job.toml");
     std::fs::write(&file, job.to_toml()).map_err(|e| Failure::write(&file, e))?;
-    let fleet = Fleet::servers(&job, dir, None)?;
+    let fleet = Fleet::servers(&job, dir, false)?;
     let server_job = job.server_job(&[TensorSpec::param("values", &[args.values as usize])]);
     // One more than the workers: this thread reads the servers' counters before the load begins and after it.
     let (joined, done) = (Barrier::new(workers as usize + 1), Barrier::new(workers as usize + 1));

@@ -3,9 +3,13 @@
 //! - [`Faults`]: which there are now, a small JSON file in the run's folder. `paraft chaos` writes it; a person may.
 //! - [`proxy`]: a proxy before each server, through which servers and workers reach it: resets, partitions, slow links.
 //! - [`disk`]: the server's own door: a full or slow disk.
+//! - [`deck`]: which fault comes next, by seed.
+//! - [`health`]: whether a fleet is whole, so that it can bear the next fault.
 //! - [`process`]: what needs no door: finding, killing, pausing and restarting processes of this machine.
 
+pub mod deck;
 pub mod disk;
+pub mod health;
 pub mod process;
 pub mod proxy;
 
@@ -50,12 +54,6 @@ impl Faults {
             })
     }
 
-    /// Servers that a majority may have to do without at present.
-    pub fn impaired(&self) -> BTreeSet<u32> {
-        let cut = self.cut.iter().map(|(a, _)| *a);
-        self.isolated.iter().copied().chain(cut).chain(self.full_disk.iter().copied()).collect()
-    }
-
     /// Reads the file; one that is missing holds no faults.
     pub fn read(path: &Path) -> io::Result<Self> {
         match std::fs::read(path) {
@@ -93,7 +91,6 @@ mod tests {
         ] {
             assert_eq!(faults.blocks(from, to), blocked, "{from:?} {to}");
         }
-        assert_eq!(faults.impaired(), BTreeSet::from([0, 2]));
     }
 
     #[test]

@@ -3,8 +3,7 @@
 
 use std::{
     ffi::OsString,
-    fs,
-    io::{self, Read},
+    fs, io,
     os::unix::ffi::OsStringExt,
     path::{Path, PathBuf},
 };
@@ -70,69 +69,68 @@ pub fn servers_of(run_dir: &Path) -> Vec<(u32, u32)> {
     found
 }
 
-/// The sockets of the kernel's table for which `wanted(local port, state)` holds, by inode. State 0x0A listens.
-fn sockets(wanted: impl Fn(u16, &str) -> bool) -> Vec<String> {
+/// TCP sockets of this machine for which `wanted(local port, listening)` holds: inode, as a link in /proc shows it,
+/// and local port.
+fn sockets(wanted: impl Fn(u16, bool) -> bool) -> Vec<(String, u16)> {
     let mut found = Vec::new();
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-        let mut text = String::new();
-        let read = fs::File::open(table).and_then(|mut f| f.read_to_string(&mut text));
-        if read.is_err() {
-            continue;
-        }
-        for line in text.lines().skip(1) {
+        for line in fs::read_to_string(table).unwrap_or_default().lines().skip(1) {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let [_, local, _, state, _, _, _, _, _, inode, ..] = fields.as_slice() else { continue };
             let port = local.rsplit(':').next().and_then(|p| u16::from_str_radix(p, 16).ok());
-            if port.is_some_and(|p| wanted(p, state)) {
-                found.push(format!("socket:[{inode}]"));
+            if let Some(port) = port.filter(|p| wanted(*p, *state == LISTENS)) {
+                found.push((format!("socket:[{inode}]"), port));
             }
         }
     }
     found
 }
 
-fn holds(pid: u32, sockets: &[String]) -> bool {
+/// TCP_LISTEN of the kernel.
+const LISTENS: &str = "0A";
+
+/// What a process has open.
+fn open_files(pid: u32) -> Vec<String> {
     let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    links.filter_map(|l| fs::read_link(l.path()).ok()).any(|l| {
-        let link = l.to_string_lossy();
-        sockets.iter().any(|s| *s == link)
-    })
+    links.filter_map(|l| fs::read_link(l.path()).ok()).map(|l| l.to_string_lossy().into_owned()).collect()
+}
+
+fn holds(pid: u32, sockets: &[(String, u16)]) -> bool {
+    let open = open_files(pid);
+    sockets.iter().any(|(s, _)| open.contains(s))
 }
 
 /// Which of these servers (place and process) has a connection with this local port; `None`: none of them.
 pub fn owner_of(servers: &[(u32, u32)], port: u16) -> Option<u32> {
-    let sockets = sockets(|p, state| p == port && state != "0A");
+    let sockets = sockets(|p, listens| p == port && !listens);
     servers.iter().find(|(_, pid)| holds(*pid, &sockets)).map(|(place, _)| *place)
 }
 
 /// The process that listens on this port of this machine, where it is one that this user may look into.
 pub fn listener(port: u16) -> Option<u32> {
-    let sockets = sockets(|p, state| p == port && state == "0A");
+    let sockets = sockets(|p, listens| p == port && listens);
     if sockets.is_empty() {
         return None;
     }
     pids().find(|pid| holds(*pid, &sockets))
 }
 
-/// The port on which a process listens for its fleet: the first of `candidates` that it holds.
+/// The ports on which a process listens, the one that it opened first in front: the kernel numbers sockets as they are
+/// made.
 pub fn listens_on(pid: u32) -> Vec<u16> {
-    let mut ports = Vec::new();
-    let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-    let own: Vec<String> = links
-        .filter_map(|l| fs::read_link(l.path()).ok())
-        .map(|l| l.to_string_lossy().into_owned())
-        .filter(|l| l.starts_with("socket:["))
-        .collect();
-    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
-        for line in fs::read_to_string(table).unwrap_or_default().lines().skip(1) {
-            let fields: Vec<&str> = line.split_whitespace().collect();
-            let [_, local, _, "0A", _, _, _, _, _, inode, ..] = fields.as_slice() else { continue };
-            if own.contains(&format!("socket:[{inode}]")) {
-                ports.extend(local.rsplit(':').next().and_then(|p| u16::from_str_radix(p, 16).ok()));
-            }
-        }
-    }
-    ports
+    let open = open_files(pid);
+    let number = |s: &str| s.trim_matches(|c: char| !c.is_ascii_digit()).parse::<u64>().unwrap_or(u64::MAX);
+    let mut own = sockets(|_, listens| listens);
+    own.retain(|(s, _)| open.contains(s));
+    own.sort_by_key(|(s, _)| number(s));
+    own.into_iter().map(|(_, port)| port).collect()
+}
+
+/// The process that started this one, or the one that has taken its place.
+pub fn parent(pid: u32) -> io::Result<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|l| l.strip_prefix("PPid:"));
+    line.and_then(|l| l.trim().parse().ok()).ok_or_else(|| io::Error::other("no PPid"))
 }
 
 /// Whether the process is there and not a zombie.
@@ -140,4 +138,38 @@ pub fn lives(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name stands in parentheses and may hold anything; the state is behind the last one.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z') && !rest.starts_with('X'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_says_who_listens_how_it_was_started_and_that_it_lives() {
+        let me = std::process::id();
+        let listeners: Vec<_> =
+            (0..2).map(|_| std::net::TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
+        let ports: Vec<u16> = listeners.iter().map(|l| l.local_addr().expect("bound").port()).collect();
+        assert_eq!(listener(ports[1]), Some(me));
+        let seen: Vec<u16> = listens_on(me).into_iter().filter(|p| ports.contains(p)).collect();
+        assert_eq!(seen, ports, "in the order of their opening");
+        let client = std::net::TcpStream::connect(("127.0.0.1", ports[0])).expect("it listens");
+        let from = client.local_addr().expect("connected").port();
+        assert_eq!(owner_of(&[(7, me)], from), Some(7));
+        assert_eq!(owner_of(&[(7, 1)], from), None, "it is another process's");
+        let started = started(me).expect("one's own");
+        assert_eq!(started.args.len(), std::env::args().count());
+        assert_eq!(started.cwd, std::env::current_dir().expect("one's own"));
+        assert!(lives(me) && parent(me).expect("one's own") > 0);
+    }
+
+    #[test]
+    fn a_process_that_has_ended_does_not_live_even_before_it_is_waited_for() {
+        let mut child = std::process::Command::new("true").spawn().expect("true(1)");
+        while lives(child.id()) {
+            std::thread::yield_now();
+        }
+        assert!(Path::new(&format!("/proc/{}", child.id())).exists(), "a zombie still");
+        child.wait().expect("waited for");
+    }
 }

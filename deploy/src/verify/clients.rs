@@ -1,7 +1,7 @@
 //! Clients in this process that push by the book, and remember every ack.
 
 use paraft_client::{Acked, ClientError};
-use paraft_common::ShardId;
+use paraft_common::{ServerId, ShardId};
 use paraft_proof::{At, Book, Fate};
 use parking_lot::Mutex;
 use std::{
@@ -40,6 +40,7 @@ struct Seen {
 
 struct Outage {
     shard: ShardId,
+    victim: ServerId,
     since: Instant,
     waiting: BTreeSet<u32>,
 }
@@ -97,11 +98,13 @@ impl Clients {
         self.seen.allowed.store(rounds, Relaxed);
     }
 
-    /// The leader of these shards is about to die: from now until each client has an ack of another leader is a gap.
-    pub fn leader_dies(&self, shards: &[ShardId]) {
+    /// The leader of these shards is about to die: from now until each client has an ack on a stream that was opened
+    /// later is a gap.
+    pub fn leader_dies(&self, victim: ServerId, shards: &[ShardId]) {
         let since = Instant::now();
         let waiting: BTreeSet<u32> = (0..self.book.workers).collect();
-        let new = shards.iter().map(|shard| Outage { shard: *shard, since, waiting: waiting.clone() });
+        let outage = |shard: &ShardId| Outage { shard: *shard, victim, since, waiting: waiting.clone() };
+        let new = shards.iter().map(outage);
         self.seen.outages.lock().extend(new);
     }
 
@@ -182,8 +185,11 @@ fn listen(seen: &Seen, book: &Book, shards: u32, worker: u32, acks: &Receiver<Ac
             seen.acks.fetch_add(1, Relaxed);
         }
         let mut outages = seen.outages.lock();
-        for o in outages.iter_mut().filter(|o| o.shard == ack.shard && ack.opened > o.since) {
-            if o.waiting.remove(&worker) {
+        for o in outages.iter_mut().filter(|o| o.shard == ack.shard) {
+            let later = ack.opened > o.since;
+            // An ack of another leader on an older stream: the victim had handed the shard over before it died, and this
+            // client has seen no gap at all. One of the victim was on its way when it died, and says nothing.
+            if (later || ack.leader != o.victim) && o.waiting.remove(&worker) && later {
                 seen.gaps.lock().push(ack.at.saturating_duration_since(o.since));
             }
         }

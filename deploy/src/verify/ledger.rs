@@ -2,11 +2,18 @@
 
 use super::{
     clients::Clients,
-    deck::{Deck, Kind},
-    rig::{Rig, Shape, View},
+    rig::{Rig, Shape},
     verdict::{Counts, Verdict},
 };
-use crate::{failure::Failure, faults::Faults, train};
+use crate::{
+    failure::Failure,
+    faults::{
+        Faults,
+        deck::{Deck, Kind},
+        health::View,
+    },
+    train,
+};
 use clap::Args;
 use paraft_common::{Durability, LogForm, Mode, durability};
 use paraft_proof::Book;
@@ -233,7 +240,7 @@ impl Storm<'_> {
                 self.checked(clients)?;
             }
             let state = match self.rig.whole() {
-                Ok(view) if clients.is_none_or(Clients::served) => self.rig.controlled().map(|()| view),
+                Ok(view) if clients.is_none_or(Clients::served) => Ok(view),
                 Ok(_) => Err("a client still waits for its first ack after a leader's death".into()),
                 Err(e) => Err(e),
             };
@@ -276,7 +283,7 @@ impl Storm<'_> {
                 let shard = self.deck.pick(view.leaders.len());
                 let victim = if self.deck.one_in(6) { place } else { view.leaders[shard] };
                 let led = view.led_by(victim);
-                clients.leader_dies(&led);
+                clients.leader_dies(view.ids[victim], &led);
                 self.rig.kill(victim);
                 self.counts.kills += 1;
                 self.counts.leader_kills += u64::from(!led.is_empty());
@@ -333,8 +340,7 @@ impl Storm<'_> {
         self.rig.put(faults)?;
         std::thread::sleep(self.deck.millis(100, 1000));
         // It may lead still, where nothing had to grow.
-        let led = view.led_by(place);
-        clients.leader_dies(&led);
+        clients.leader_dies(view.ids[place], &view.led_by(place));
         self.rig.kill(place);
         let mut faults = self.rig.faults();
         faults.full_disk.remove(&(place as u32));

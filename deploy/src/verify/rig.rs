@@ -2,14 +2,18 @@
 
 use crate::{
     failure::Failure,
-    faults::{FAULTS_FILE, Faults, proxy::Proxies},
+    faults::{
+        FAULTS_FILE, Faults,
+        health::{self, View},
+        proxy::Proxies,
+    },
     fleet::Process,
 };
 use nix::sys::signal::Signal;
-use paraft_common::{Durability, ServerId, ShardId};
+use paraft_common::{Durability, ServerId};
 use paraft_proof::At;
 use paraft_proto::{
-    DescribeRequest, DrainRequest, ShardStatus, StatusReply, StatusRequest, control_client::ControlClient,
+    DescribeRequest, DrainRequest, StatusReply, StatusRequest, control_client::ControlClient,
 };
 use paraft_worker::exit;
 use std::{
@@ -52,22 +56,6 @@ struct Server {
     /// For questions, which come often: to where it listens itself, without its proxy.
     channel: Channel,
     paused: bool,
-}
-
-/// Who leads what, in a fleet that is whole.
-#[derive(Clone, Debug, Default)]
-pub struct View {
-    /// The place of each shard's leader in the list of servers.
-    pub leaders: Vec<usize>,
-    /// Each shard's term.
-    pub terms: Vec<u64>,
-}
-
-impl View {
-    /// The shards that a server leads.
-    pub fn led_by(&self, server: usize) -> Vec<ShardId> {
-        (0u32..).zip(&self.leaders).filter(|(_, l)| **l == server).map(|(s, _)| ShardId(s)).collect()
-    }
 }
 
 const ASK: Duration = Duration::from_secs(2);
@@ -157,53 +145,16 @@ impl Rig {
         self.asking.block_on(futures::future::join_all(self.servers.iter().map(ask)))
     }
 
-    /// The fleet if it is whole: every server answers, and every shard has one leader and as many voters as it should
-    /// have, who agree on it. Else what is missing.
+    /// The fleet if it is whole, else what is missing.
     pub fn whole(&self) -> Result<View, String> {
-        let mut replies = Vec::new();
-        for (place, reply) in self.statuses(false).into_iter().enumerate() {
-            replies.push(reply.map_err(|e| format!("server {place}: {e}"))?);
-        }
-        let mut view = View::default();
-        for shard in 0..self.shape.shards {
-            let of = |r: &StatusReply| r.shards.iter().find(|s| s.shard == shard).cloned();
-            let replicas: Vec<(usize, u64, ShardStatus)> =
-                replies.iter().enumerate().filter_map(|(i, r)| Some((i, r.server, of(r)?))).collect();
-            let roles = || replicas.iter().map(|(i, _, s)| format!("{i}: {}", s.role)).collect::<Vec<_>>();
-            let voters =
-                replicas.iter().filter(|(_, _, s)| ["leader", "follower"].contains(&s.role.as_str()));
-            let voters: Vec<_> = voters.collect();
-            let leaders: Vec<_> = voters.iter().filter(|(_, _, s)| s.role == "leader").collect();
-            let [(leader, id, led)] = leaders.as_slice() else {
-                return Err(format!("shard {shard} has {} leaders ({:?})", leaders.len(), roles()));
-            };
-            let agree = voters.iter().all(|(_, _, s)| s.leader == Some(*id) && s.term == led.term);
-            if voters.len() != self.shape.replicas as usize || !agree {
-                return Err(format!("shard {shard} is not whole ({:?})", roles()));
-            }
-            view.leaders.push(*leader);
-            view.terms.push(led.term);
-        }
-        Ok(view)
-    }
-
-    /// Whether the control group has a leader that hears every server, and sees no change of membership under way: in
-    /// the middle of one, a server that lost its memory still counts among those whose majority is needed. To be asked
-    /// after [`Self::whole`]: the control group has seen the new replicas by then.
-    pub fn controlled(&self) -> Result<(), String> {
+        let view = health::whole(&self.statuses(false), self.shape.shards, self.shape.replicas)?;
         let fleet = self.servers.iter().find_map(|s| {
             let mut client = ControlClient::new(s.channel.clone());
             let ask = within(async move { client.describe(DescribeRequest {}).await });
             self.asking.block_on(ask).ok().filter(|d| d.fleet != 0)
         });
-        let fleet = fleet.ok_or("the control group has no leader")?;
-        if let Some(s) = fleet.shards.iter().find(|s| s.state != "serving") {
-            return Err(format!("shard {} is {}: {}", s.shard, s.state, s.trouble));
-        }
-        match fleet.servers.iter().find(|s| s.state == "silent") {
-            Some(s) => Err(format!("the control group does not hear s{}", s.server)),
-            None => Ok(()),
-        }
+        health::settled(&fleet.ok_or("the control group has no leader")?)?;
+        Ok(view)
     }
 
     /// Pushes of the level `leader` that the servers report as lost.

@@ -1,6 +1,6 @@
 //! What a run of the ledger came to.
 
-use super::deck::Kind;
+use crate::faults::deck::Kind;
 use clap::ValueEnum;
 use comfy_table::{Table, presets};
 use paraft_common::{Durability, LogForm, Mode};

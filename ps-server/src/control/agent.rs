@@ -43,8 +43,9 @@ pub struct AgentOptions {
     pub address: String,
     /// The servers that form the fleet, by id; or those that a new server asks.
     pub servers: Vec<String>,
-    /// What a founding fixes.
-    pub shape: Shape,
+    /// What a founding fixes. `None`: the fleet's, which this server was told in an earlier life and learns again from
+    /// the control group's log.
+    pub shape: Option<Shape>,
     /// Timing.
     pub election: Duration,
     /// Timing of repairs.
@@ -126,9 +127,9 @@ impl Agent {
         &self.options.address
     }
 
-    /// What it was started with; the agreed one counts where there is one.
-    pub fn shape(&self) -> Shape {
-        self.agreed.read(|s| s.shape).unwrap_or(self.options.shape)
+    /// The agreed one, or else what it was started with. `None`: not known yet; whoever needs it must wait.
+    pub fn shape(&self) -> Option<Shape> {
+        self.agreed.read(|s| s.shape).or(self.options.shape)
     }
 
     /// Runs until the control replica shuts down.
@@ -157,6 +158,7 @@ impl Agent {
     /// Returns when this server belongs to a fleet.
     async fn form(&self) {
         let began = Instant::now();
+        let Some(ours) = self.options.shape else { return }; // it has been in a fleet
         while self.fleet() == 0 {
             let mut fresh = BTreeMap::from([(self.group.me(), self.options.address.clone())]);
             for (id, address) in (0u64..).zip(&self.options.servers) {
@@ -171,10 +173,10 @@ impl Agent {
                     }
                     Ok(hello) => {
                         let theirs = crate::rpc::control::shape_of(hello.shape.as_ref());
-                        if theirs != Some(self.options.shape) {
+                        if theirs != Some(ours) {
                             if !self.complained.swap(true, Relaxed) {
                                 let theirs = theirs.map(|s| s.to_string()).unwrap_or_default();
-                                tracing::error!(peer = %address, theirs, ours = %self.options.shape,
+                                tracing::error!(peer = %address, theirs, %ours,
                                     "it was started with other settings; start all servers with the same");
                             }
                             continue;
@@ -188,7 +190,7 @@ impl Agent {
             let enough = fresh.len() * 2 > self.options.servers.len() && began.elapsed() > FOUND_PATIENCE;
             let first = self.options.servers.first() == Some(&self.options.address);
             if first && (all || enough) {
-                if let Err(e) = self.found(&fresh).await {
+                if let Err(e) = self.found(&fresh, ours).await {
                     tracing::warn!(error = %e, "the fleet cannot be founded yet");
                 } else {
                     return;
@@ -199,17 +201,17 @@ impl Agent {
     }
 
     /// The first server of the list founds the fleet with those that are there; the others are admitted later.
-    async fn found(&self, members: &BTreeMap<ReplicaId, String>) -> Result<(), String> {
+    async fn found(&self, members: &BTreeMap<ReplicaId, String>, shape: Shape) -> Result<(), String> {
         self.group.found(members).await?;
         let mut leadership = self.group.leadership();
         let led = leadership.wait_for(|l| l.leader.is_some());
         let _ = tokio::time::timeout(Duration::from_secs(5), led).await;
         let fleet = rand::random_range(1..u64::MAX);
         let servers = members.iter().map(|(n, a)| (n.server(), a.clone())).collect();
-        let command = Command::Found { fleet, shape: self.options.shape, servers };
+        let command = Command::Found { fleet, shape, servers };
         // If the leadership went elsewhere at once, the leader's own loop founds (see `lead`).
         if self.propose(command).await.is_ok() {
-            tracing::info!(servers = members.len(), shape = %self.options.shape, "the fleet is founded");
+            tracing::info!(servers = members.len(), %shape, "the fleet is founded");
         }
         Ok(())
     }
@@ -339,7 +341,8 @@ impl Agent {
     }
 
     async fn carry_out(&self, d: &Directive) -> Result<(), String> {
-        let shape = self.shape();
+        // A replica that is hosted with other settings than the fleet's would keep its log where it does not belong.
+        let shape = self.shape().ok_or("this server does not know its fleet's settings yet")?;
         let group = || self.replicas.get(d.shard).map(|r| r.group).ok_or("it is not here");
         match &d.what {
             Do::Host { origin } => self.replicas.host(d.shard, shape.shards, shape.durability, *origin).await,
@@ -447,7 +450,9 @@ impl Agent {
             let members = self.group.membership().members;
             let servers = members.iter().map(|(n, a)| (n.server(), a.clone())).collect();
             let fleet = rand::random_range(1..u64::MAX);
-            let _ = self.propose(Command::Found { fleet, shape: self.options.shape, servers }).await;
+            if let Some(shape) = self.options.shape {
+                let _ = self.propose(Command::Found { fleet, shape, servers }).await;
+            }
             return;
         }
         let admit: Vec<_> = {

@@ -33,6 +33,12 @@ pub struct Folder {
     path: PathBuf,
 }
 
+/// What a replica that does not run has left.
+pub struct Left {
+    pub snapshot: Option<(SnapshotMeta, RawImage)>,
+    pub entries: Vec<Entry>,
+}
+
 /// What a log on disk held when it was opened.
 #[derive(Default)]
 pub struct Stored {
@@ -88,13 +94,13 @@ impl Folder {
     }
 
     /// What a replica left here, without changing it: its last snapshot, and the entries of its log.
-    pub(super) fn look(&self) -> Result<(Option<(SnapshotMeta, RawImage)>, Vec<Entry>), String> {
+    pub(super) fn look(&self) -> Result<Left, String> {
         let path = self.path.join("log");
         let at = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
         let snapshot = read_snapshot(self.disk.clone(), &self.path.join("snapshot"))?;
         let found = Log::look(self.disk.clone(), &path).map_err(|e| e.to_string())?;
         let entries = found.records.into_iter().map(entry_of).collect::<Result<_, _>>();
-        Ok((snapshot, entries.map_err(|e| at(&e))?))
+        Ok(Left { snapshot, entries: entries.map_err(|e| at(&e))? })
     }
 
     /// The snapshot's file.

@@ -24,7 +24,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     future::Future,
     sync::{Arc, OnceLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::sync::{Mutex, Notify, watch};
 
@@ -114,7 +114,11 @@ pub struct Group {
     parity: Parity,
     /// Why it was stopped from outside.
     failed: Arc<OnceLock<String>>,
+    handed_over: Arc<Mutex<Option<Instant>>>,
 }
+
+/// Longer than a transfer takes, or an election where it fails.
+const HAND_OVER_PAUSE: Duration = Duration::from_millis(600);
 
 /// A snapshot on its way in.
 struct Incoming {
@@ -142,6 +146,10 @@ impl Group {
             max_in_snapshot_log_to_keep: 16,
             purge_batch_size: 1,
             enable_pre_vote: Some(true),
+            // A leader that comes back must be elected again. What it had acknowledged may have been on the disks of
+            // its followers only, when it died before its own fsync: leading on in its old term, it would give the
+            // indices of those entries away a second time, and they would be lost (seen by `paraft verify ledger`).
+            enable_leader_restore: Some(false),
             // A follower is served a snapshot rather than more than this many entries; the log holds fewer.
             replication_lag_threshold: 1 << 20,
             ..Config::default()
@@ -166,6 +174,7 @@ impl Group {
             incoming: Arc::default(),
             parity,
             failed: Arc::default(),
+            handed_over: Arc::default(),
         };
         if let Some(every) = options.parity {
             tokio::spawn(group.clone().check_parity(every));
@@ -223,14 +232,57 @@ impl Group {
 
     /// Makes a replica learn, without a vote; returns when the change is committed, not when it has caught up.
     pub async fn add_learner(&self, replica: ReplicaId, address: &str) -> Result<(), String> {
+        self.is_a_member()?;
         let node = BasicNode::new(address);
         self.raft.add_learner(replica.0, node, false).await.map(drop).map_err(|e| e.to_string())
     }
 
-    /// Changes who votes, through joint consensus; those that no longer do leave the group.
+    /// Changes who votes, through joint consensus; those that no longer do leave the group. A leader that is to leave
+    /// hands the leadership over instead, and the next one makes the change when it is asked: the group then has a leader
+    /// all the time, where one that removes itself leaves an election behind.
     pub async fn set_voters(&self, voters: &BTreeSet<ReplicaId>) -> Result<(), String> {
+        self.is_a_member()?;
+        if !voters.contains(&self.me)
+            && let Some(to) = self.furthest(voters)
+        {
+            return self.hand_over(to).await;
+        }
         let voters: BTreeSet<u64> = voters.iter().map(|r| r.0).collect();
         self.raft.change_membership(voters, false).await.map(drop).map_err(|e| e.to_string())
+    }
+
+    /// A leader that has been removed leads on for a moment. The library's state is not made for changes by it.
+    fn is_a_member(&self) -> Result<(), String> {
+        match self.membership().members.contains_key(&self.me) {
+            true => Ok(()),
+            false => Err("this replica has left the group; the next leader changes its membership".into()),
+        }
+    }
+
+    /// That one of `voters` which votes already and has most of the log. `None`: none votes yet, so that none could be
+    /// elected (a single replica that is replaced, say); then the leader has to remove itself.
+    fn furthest(&self, voters: &BTreeSet<ReplicaId>) -> Option<ReplicaId> {
+        let now = self.membership().voters;
+        let metrics = self.raft.metrics();
+        let m = metrics.borrow_watched();
+        let has = |r: &&ReplicaId| {
+            let log = m.replication.as_ref().and_then(|all| all.get(&r.0).cloned().flatten());
+            log.map(|l| l.index)
+        };
+        voters.intersection(&now).max_by_key(has).copied()
+    }
+
+    /// Hands the leadership over; at most once a while, since a leader takes no proposals meanwhile.
+    async fn hand_over(&self, to: ReplicaId) -> Result<(), String> {
+        {
+            let mut last = self.handed_over.lock().await;
+            if last.is_some_and(|t| t.elapsed() < HAND_OVER_PAUSE) {
+                return Ok(());
+            }
+            *last = Some(Instant::now());
+        }
+        tracing::info!(group = %self.id, %to, "handing the leadership over before leaving");
+        self.transfer(to).await
     }
 
     /// Hands the leadership to another voter.
@@ -476,5 +528,34 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(60), cut)
             .await
             .expect("a snapshot, and the log before it gone");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_leader_that_comes_back_from_disk_is_elected_again_before_it_leads() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let me = ReplicaId::new_life(ServerId(0));
+        let start = || async {
+            let options = GroupOptions {
+                group: GroupId::Shard(ShardId(0)),
+                me,
+                folder: Some(Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("shard-0"))),
+                election: Duration::from_millis(100),
+                parity: None,
+            };
+            Group::start(options, Arc::new(Shard::new(ShardId(0), 1)), Arc::default())
+                .await
+                .expect("it starts")
+        };
+        let group = start().await;
+        group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
+        let before = group.leadership().wait_for(|l| l.leads).await.expect("it leads").term;
+        group.shutdown().await;
+        drop(group);
+        let group = start().await;
+        let after = group.leadership().wait_for(|l| l.leads).await.expect("it leads again").term;
+        assert!(
+            after > before,
+            "term {after} after {before}: entries of the old term could have two contents"
+        );
     }
 }

@@ -2,7 +2,7 @@
 //! the code that applied it.
 
 use super::{
-    disk::Folder,
+    disk::{Folder, Left},
     machine::{Change, Replicated},
     parity::Digest,
 };
@@ -30,7 +30,7 @@ pub struct Replayed {
 /// on disk. The error names the file and what is wrong.
 pub fn replay(folder: &Folder, state: &dyn Replicated, upto: u64) -> Result<Replayed, String> {
     let at = folder.path().display();
-    let (snapshot, entries) = folder.look()?;
+    let Left { snapshot, entries } = folder.look()?;
     let mut done = Replayed::default();
     if let Some((meta, image)) = snapshot {
         let last = meta.last_log_id.as_ref();

@@ -147,7 +147,7 @@ impl Control for ControlService {
             node: self.agent.group.me().0,
             fleet: self.agent.fleet(),
             leader: self.leader(),
-            shape: Some(shape_to(self.agent.shape())),
+            shape: self.agent.shape().map(shape_to),
         }))
     }
 
@@ -190,7 +190,7 @@ impl Control for ControlService {
                 accepted: true,
                 server: server.0,
                 fleet: self.agent.agreed.read(|s| s.fleet),
-                shape: Some(shape_to(self.agent.shape())),
+                shape: self.agent.shape().map(shape_to),
                 ..refuse(String::new())
             },
             Ok(Outcome::Refused(why)) | Err(why) => refuse(why),

@@ -106,7 +106,8 @@ impl ShardsService {
     fn elsewhere(&self, shard: ShardId) -> RefusalKind {
         match self.agent.host_of(shard) {
             Some(at) => RefusalKind::NotLeader { shard, leader: Some(at) },
-            None if shard.0 < self.agent.shape().shards => {
+            // Where the fleet's settings are not known yet, they will be.
+            None if self.agent.shape().is_none_or(|s| shard.0 < s.shards) => {
                 RefusalKind::Unavailable(format!("{shard} has no replicas yet"))
             }
             None => RefusalKind::WrongShard { shard },
@@ -140,7 +141,10 @@ impl ShardsService {
         let job = paraft_common::config::ServerJob::from_toml(&open.job)
             .map_err(|e| RefusalKind::BadJob(e.to_string()))?;
         // The level decides where the replicas' logs are, and those were there before the job.
-        let fleet = self.agent.shape().durability;
+        let Some(fleet) = self.agent.shape().map(|s| s.durability) else {
+            let why = "this server does not know its fleet's settings yet".into();
+            return Err(RefusalKind::Unavailable(why).into());
+        };
         if job.durability.on_disk() != fleet.on_disk() {
             let (wants, why) = (job.durability, "start the servers with the job's --durability, or change");
             let why = format!(

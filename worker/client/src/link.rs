@@ -14,7 +14,7 @@ use crate::{
     norms::Norms,
 };
 use futures::StreamExt;
-use paraft_common::{BucketId, BucketSpec, ShardId, placement, retry::RetryPolicy};
+use paraft_common::{BucketId, BucketSpec, ServerId, ShardId, placement, retry::RetryPolicy};
 use paraft_proto::{
     Advice, FromShard, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, ToShard, from_shard, to_shard,
 };
@@ -65,7 +65,7 @@ pub(crate) async fn run(
         sticky: Vec::new(),
         trouble: None,
         causes: BTreeMap::new(),
-        opened_at: Instant::now(),
+        opened_at: (Instant::now(), ServerId(0)),
         watcher: None,
     };
     if let Err(e) = link.work(commands).await {
@@ -92,8 +92,8 @@ struct Link {
     /// Since when, and how often, no leader was reached.
     trouble: Option<(Instant, u32)>,
     causes: BTreeMap<String, String>,
-    /// When the open stream was opened.
-    opened_at: Instant,
+    /// When the open stream was opened, and by which leader.
+    opened_at: (Instant, ServerId),
     /// Is told of every ack.
     watcher: Option<std::sync::mpsc::Sender<Acked>>,
 }
@@ -281,7 +281,7 @@ impl Link {
 
     fn opened(&mut self, o: &Opened, out: &Outbound) {
         self.origin = o.origin;
-        self.opened_at = Instant::now();
+        self.opened_at = (Instant::now(), ServerId(o.server));
         self.trouble = None;
         self.causes.clear();
         let new = self.session != o.session;
@@ -310,8 +310,8 @@ impl Link {
                     && let Some(watcher) = &self.watcher
                 {
                     let (shard, bucket) = (self.options.shard, BucketId(push.bucket));
-                    let (opened, at) = (self.opened_at, Instant::now());
-                    let _ = watcher.send(Acked { shard, bucket, seq: push.seq, opened, at });
+                    let ((opened, leader), at) = (self.opened_at, Instant::now());
+                    let _ = watcher.send(Acked { shard, bucket, seq: push.seq, leader, opened, at });
                 }
             }
             from_shard::Kind::Weights(w) => {

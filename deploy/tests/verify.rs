@@ -1,0 +1,209 @@
+//! `paraft verify` and `paraft chaos` as a user meets them: real servers, real SIGKILLs. Short versions of what
+//! docs/failure-model.md publishes.
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+/// One fleet at a time: what is proven under load is not proven better by two fleets on the same cores.
+static ONE: Mutex<()> = Mutex::new(());
+const DEADLINE: Duration = Duration::from_secs(90);
+
+fn paraft(args: &[&str]) -> Output {
+    let mut c = Command::new(env!("CARGO_BIN_EXE_paraft"));
+    c.args(args).stdin(Stdio::null()).output().expect("paraft starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn ledger(args: &[&str]) -> (Value, Output) {
+    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let floor: &[&str] = if args.contains(&"--pushes-floor") { &[] } else { &["--pushes-floor", "10"] };
+    let out = paraft(&[&["verify", "ledger", "--json"], floor, args].concat());
+    let json = serde_json::from_slice(&out.stdout);
+    (json.unwrap_or_else(|e| panic!("{args:?}: {e}\n{}", text(&out.stderr))), out)
+}
+
+/// The promise held, under as many kills as were asked for.
+fn held(args: &[&str], kills: u64) -> Value {
+    let (json, out) = ledger(args);
+    assert_eq!(out.status.code(), Some(0), "{args:?}: {json:#}\n{}", text(&out.stderr));
+    assert_eq!((json["kills"].as_u64(), json["doubled"].as_u64()), (Some(kills), Some(0)), "{json:#}");
+    assert!(json["acknowledged"].as_u64() > Some(100), "{json:#}");
+    // Every shard that a killed server led is a gap for each of two clients.
+    assert!(json["unavailable_samples"].as_u64() >= Some(2 * kills), "{json:#}");
+    assert!(json["unavailable_p99_s"].as_f64() >= json["unavailable_p50_s"].as_f64(), "{json:#}");
+    json
+}
+
+#[test]
+fn no_acknowledged_push_is_lost_or_doubled_in_memory_when_leaders_are_killed() {
+    for (mode, log) in [("bsp", "auto"), ("ssp:2", "updates"), ("asp", "images")] {
+        let json = held(&["--kills", "5", "--mode", mode, "--log", log], 5);
+        assert_eq!(json["lost"], 0, "{json:#}");
+    }
+}
+
+#[test]
+fn no_acknowledged_push_is_lost_or_doubled_on_disk_when_leaders_are_killed() {
+    for (mode, log) in [("bsp", "auto"), ("ssp:2", "images"), ("asp", "updates")] {
+        let args = ["--kills", "5", "--mode", mode, "--log", log, "--durability", "quorum-disk"];
+        assert_eq!(held(&args, 5)["lost"], 0);
+    }
+}
+
+#[test]
+fn the_level_leader_loses_no_more_than_it_reports_and_no_more_than_its_bound() {
+    let json = held(&["--kills", "5", "--mode", "asp", "--durability", "leader"], 5);
+    assert!(json["lost"].as_u64() <= json["pushes_lost"].as_u64(), "{json:#}");
+    assert!(json["pushes_lost"].as_u64() <= json["bound"].as_u64(), "{json:#}");
+}
+
+#[test]
+fn every_fault_at_once_loses_nothing() {
+    let faults = "kill,pause,reset,partition,slow-link,disk-full,slow-disk,drain";
+    let args = ["--kills", "8", "--seed", "5", "--faults", faults, "--durability", "quorum-disk"];
+    let json = held(&args, 8);
+    assert_eq!(json["lost"], 0, "{json:#}");
+    let kinds = json["faults"].as_object().expect("counts");
+    assert_eq!(kinds.len(), 8, "each kind has come: {json:#}");
+}
+
+#[test]
+fn a_run_with_too_few_pushes_does_not_count() {
+    let (json, out) = ledger(&["--kills", "1", "--pushes-floor", "1000000"]);
+    assert_eq!(out.status.code(), Some(75), "{json:#}");
+    assert_eq!((&json["verdict"], &json["lost"]), (&"does not count".into(), &0.into()));
+}
+
+#[test]
+fn what_no_job_may_promise_is_refused_before_anything_is_started() {
+    let out = paraft(&["verify", "ledger", "--mode", "bsp", "--durability", "leader"]);
+    assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains("bsp promises the weights of one process"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn synchronous_training_on_a_fleet_is_training_in_one_process_bit_for_bit() {
+    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let out = paraft(&["verify", "sync", "--workers", "3", "--steps", "30", "--json"]);
+    assert_eq!(out.status.code(), Some(0), "{}{}", text(&out.stdout), text(&out.stderr));
+    let json: Value = serde_json::from_slice(&out.stdout).expect("json");
+    assert_eq!((&json["verdict"], &json["values_that_differ"]), (&"held".into(), &0.into()));
+}
+
+// ---- chaos ----
+
+struct Training(Child);
+
+impl Drop for Training {
+    fn drop(&mut self) {
+        let _ = kill(Pid::from_raw(self.0.id() as i32), Signal::SIGTERM);
+        let _ = self.0.wait();
+    }
+}
+
+fn train(dir: &Path, epochs: u32, doors: bool) -> Training {
+    let job = dir.join("job.toml");
+    let body = format!(
+        "name = \"t\"\n[model]\nkind = \"mlp\"\nhidden = [32]\n[data]\nkind = \"digits\"\n[train]\nmode = \"bsp\"\n\
+         batch = 16\nepochs = {epochs}\n[cluster]\nservers = 3\n"
+    );
+    fs::write(&job, body).expect("job file");
+    let mut c = Command::new(env!("CARGO_BIN_EXE_paraft"));
+    c.arg("train").arg(&job).arg("--run-dir").arg(dir.join("run"));
+    if doors {
+        c.arg("--faults");
+    }
+    let child =
+        c.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+    let mut training = Training(child);
+    let metrics = dir.join("run/metrics.jsonl");
+    let began = Instant::now();
+    while !fs::read_to_string(&metrics).unwrap_or_default().contains("\"train\"") {
+        assert!(training.0.try_wait().expect("a child").is_none(), "the training ended before it began");
+        assert!(began.elapsed() < DEADLINE, "the training does not begin");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    training
+}
+
+fn servers(run: &Path) -> usize {
+    let of = run.to_string_lossy().into_owned();
+    let pids = fs::read_dir("/proc").expect("/proc").flatten();
+    pids.filter_map(|e| fs::read(e.path().join("cmdline")).ok())
+        .filter(|c| text(c).contains(&of) && text(c).contains("\0server\0"))
+        .count()
+}
+
+#[test]
+fn a_training_survives_chaos_and_nothing_of_it_is_left() {
+    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut training = train(dir.path(), 100_000, true);
+    let run = dir.path().join("run");
+    let args = [
+        "chaos",
+        "--run-dir",
+        run.to_str().expect("a path"),
+        "--rate",
+        "120",
+        "--lasting",
+        "0.5",
+        "--restart-after",
+        "0.2",
+        "--faults",
+        "kill,pause,reset,partition",
+        "--duration",
+        "8",
+    ];
+    let out = paraft(&args);
+    let said = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(0), "{said}{}", text(&out.stderr));
+    for kind in ["kill", "restart"] {
+        assert!(said.lines().any(|l| l.contains(&format!(" s  {kind} "))), "no {kind} in:\n{said}");
+    }
+    let times = |what: &str| said.lines().filter(|l| l.contains(&format!(" s  {what} "))).count();
+    assert_eq!(times("kill"), times("restart"), "who was killed is started again:\n{said}");
+    assert_eq!(times("pause"), times("resume"), "{said}");
+    assert!(!fs::read_to_string(run.join("faults.json")).expect("doors").contains("[0"), "healed");
+    assert_eq!(servers(&run), 3, "{said}");
+    assert!(training.0.try_wait().expect("a child").is_none(), "the training has ended:\n{said}");
+    // It still trains: its clock moves.
+    let lines = || fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default().lines().count();
+    let (before, began) = (lines(), Instant::now());
+    while lines() <= before {
+        assert!(began.elapsed() < DEADLINE, "no step since the chaos:\n{said}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // What was started again ends with the launcher too, though no pipe connects the two.
+    drop(training);
+    let began = Instant::now();
+    while servers(&run) > 0 {
+        assert!(began.elapsed() < DEADLINE, "{} servers outlive their launcher", servers(&run));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_fleet_without_doors_has_its_links_left_alone_and_says_so() {
+    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let dir = tempfile::tempdir().expect("a folder");
+    let _training = train(dir.path(), 100_000, false);
+    let run = dir.path().join("run");
+    let out = paraft(&["chaos", "--run-dir", run.to_str().expect("a path"), "--faults", "kill,partition"]);
+    assert_eq!(out.status.code(), Some(78), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains("no doors for partition"), "{}", text(&out.stderr));
+    assert_eq!(servers(&run), 3);
+}
