@@ -68,7 +68,7 @@ pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
         let differs = disagreement(replicas);
         same &= differs.is_none();
         for r in replicas.iter() {
-            rows.push((*id, r, differs.clone()));
+            rows.push((*id, r, differs));
         }
     }
     if args.json {
