@@ -12,7 +12,7 @@ use super::{
 };
 use bytes::Bytes;
 use openraft::{
-    BasicNode, Config, ReadPolicy, ServerState, SnapshotPolicy,
+    BasicNode, ChangeMembers, Config, ReadPolicy, ServerState, SnapshotPolicy,
     async_runtime::WatchReceiver,
     impls::ProgressResponder,
     raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest},
@@ -204,10 +204,24 @@ impl Group {
         self.raft.add_learner(replica.0, node, false).await.map(drop).map_err(|e| e.to_string())
     }
 
-    /// Changes who votes, through joint consensus; those that no longer do leave the group.
+    /// Changes who votes, through joint consensus; those that no longer do leave the group. Learners stay.
     pub async fn set_voters(&self, voters: &BTreeSet<ReplicaId>) -> Result<(), String> {
         let voters: BTreeSet<u64> = voters.iter().map(|r| r.0).collect();
         self.raft.change_membership(voters, false).await.map(drop).map_err(|e| e.to_string())
+    }
+
+    /// Makes `voters` the only members: as [`Self::set_voters`], and those that only learn leave the group too.
+    pub async fn set_members(&self, voters: &BTreeSet<ReplicaId>) -> Result<(), String> {
+        if self.membership().voters != *voters {
+            self.set_voters(voters).await?;
+        }
+        let learners: BTreeSet<u64> =
+            self.membership().members.keys().filter(|n| !voters.contains(n)).map(|n| n.0).collect();
+        if learners.is_empty() {
+            return Ok(());
+        }
+        let leave = ChangeMembers::RemoveNodes(learners);
+        self.raft.change_membership(leave, false).await.map(drop).map_err(|e| e.to_string())
     }
 
     /// Hands the leadership to another voter.
@@ -392,8 +406,8 @@ mod tests {
     use crate::shard::{Command, Proposal, Shard};
     use paraft_common::{ShardId, WorkerId};
 
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn the_log_is_cut_after_so_many_entries_and_its_memory_is_bounded() {
+    /// A replica alone, which leads.
+    async fn alone() -> (Group, ReplicaId) {
         let shard = Arc::new(Shard::new(ShardId(0), 1));
         let me = ReplicaId::new_life(ServerId(0));
         let options = GroupOptions {
@@ -405,6 +419,25 @@ mod tests {
         let group = Group::start(options, shard, Arc::default()).await.expect("a replica alone starts");
         group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
         group.leadership().wait_for(|l| l.leads).await.expect("it leads");
+        (group, me)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_learner_that_nobody_waits_for_leaves_the_group() {
+        let (group, me) = alone().await;
+        let learner = ReplicaId::new_life(ServerId(1));
+        group.add_learner(learner, "127.0.0.1:1").await.expect("nobody needs to answer for that");
+        assert!(group.membership().members.contains_key(&learner));
+        let voters = BTreeSet::from([me]);
+        group.set_voters(&voters).await.expect("it leads");
+        assert!(group.membership().members.contains_key(&learner), "the control group's learners stay");
+        group.set_members(&voters).await.expect("it leads");
+        assert_eq!(group.membership().members.keys().copied().collect::<BTreeSet<_>>(), voters);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_log_is_cut_after_so_many_entries_and_its_memory_is_bounded() {
+        let (group, _) = alone().await;
         for _ in 0..5000u32 {
             let p = Proposal::from(Command::Join { worker: WorkerId(0) }); // refused: there is no job
             group.propose(Change::Shard(p)).await.expect("taken").await.expect("committed");
