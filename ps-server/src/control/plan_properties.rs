@@ -253,8 +253,16 @@ impl Fleet {
             && old.origin != place.origin
         {
             let group = &self.groups[&(*shard, old.origin)];
-            let kept = group.membership.voters.iter().filter(|n| self.holds(*shard, **n)).count();
-            assert_eq!(kept, 0, "{shard} is founded anew though {kept} replicas have its log");
+            let voters = &group.membership.voters;
+            assert!(
+                !self.majority(*shard, voters, false),
+                "{shard} is founded anew though a majority has its log"
+            );
+            let heard = voters.iter().any(|n| {
+                let heard = self.heard.get(&n.server());
+                self.holds(*shard, *n) && heard.is_some_and(|h| self.now - h.at <= PATIENCE.silent)
+            });
+            assert!(!heard, "{shard} is founded anew though a server reports that it has its log");
         }
         let before = self.state.generation;
         self.state.apply(command);
