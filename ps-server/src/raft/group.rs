@@ -11,6 +11,7 @@ use super::{
     wire::{self, SnapshotAnswer, SnapshotPiece, WireError},
 };
 use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
 use openraft::{
     BasicNode, ChangeMembers, Config, ReadPolicy, ServerState, SnapshotPolicy,
     async_runtime::WatchReceiver,
@@ -21,6 +22,7 @@ use paraft_common::ServerId;
 use paraft_proto::{PeerCall, PeerRequest};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     future::Future,
     sync::Arc,
     time::Duration,
@@ -72,7 +74,14 @@ impl Role {
 #[error("{0}")]
 pub struct ProposeError(String);
 
-fn uncommitted(e: &dyn std::fmt::Display) -> ProposeError {
+impl ProposeError {
+    /// From anything that says why.
+    pub fn new(why: impl fmt::Display) -> Self {
+        Self(why.to_string())
+    }
+}
+
+fn uncommitted(e: &dyn fmt::Display) -> ProposeError {
     ProposeError(format!("the proposal was not committed: {e}"))
 }
 
@@ -116,6 +125,40 @@ struct Incoming {
     head: Vec<u8>,
     lengths: Vec<u32>,
     parts: Vec<Bytes>,
+}
+
+/// What a shard's owner needs of its group, and all that it knows of Raft.
+pub trait Replication: Send + Sync + 'static {
+    /// Proposes; see [`Group::propose`].
+    fn propose(&self, change: Change) -> BoxFuture<'_, Result<Waits, ProposeError>>;
+    /// Returns when this replica leads and has applied everything that was committed before the call.
+    fn barrier(&self) -> BoxFuture<'static, Result<(), ProposeError>>;
+    /// Follows who leads; closes when the replica shuts down.
+    fn leadership(&self) -> watch::Receiver<Leadership>;
+    /// The leader's address, if one is known and it is not this replica.
+    fn leader_address(&self) -> Option<String>;
+}
+
+/// A proposal's outcome, once it is known.
+pub type Waits = BoxFuture<'static, Result<Applied, ProposeError>>;
+
+impl Replication for Group {
+    fn propose(&self, change: Change) -> BoxFuture<'_, Result<Waits, ProposeError>> {
+        async move { Ok(Group::propose(self, change).await?.boxed()) }.boxed()
+    }
+
+    fn barrier(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
+        let group = self.clone();
+        async move { Group::barrier(&group).await }.boxed()
+    }
+
+    fn leadership(&self) -> watch::Receiver<Leadership> {
+        Group::leadership(self)
+    }
+
+    fn leader_address(&self) -> Option<String> {
+        Group::leader_address(self)
+    }
 }
 
 impl Group {
@@ -346,7 +389,7 @@ impl Group {
     }
 }
 
-fn reply<T: serde::Serialize, E: std::fmt::Display>(result: Result<T, E>) -> Result<Bytes, WireError> {
+fn reply<T: serde::Serialize, E: fmt::Display>(result: Result<T, E>) -> Result<Bytes, WireError> {
     wire::encode(&result.map_err(WireError::new)?)
 }
 
