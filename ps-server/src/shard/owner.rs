@@ -24,7 +24,7 @@ pub use messages::{ConnId, Counters, Event, Message, Reply, Weights};
 pub use sections::Section;
 
 use super::{
-    command::{Contribution, Outcome, Proposal},
+    command::{Command, Contribution, Outcome, Proposal},
     round::{Rounds, Sum},
     state::Shard,
 };
@@ -48,6 +48,9 @@ pub const EVENT_QUEUE: usize = 1024;
 /// After an election, members have at least this long to find the new leader.
 /// (They notice a leader that hangs, rather than dies, by the connection's keepalive.)
 const REFIND: Duration = Duration::from_secs(10);
+
+/// A leader that begins again waits so long for a majority before it sends its workers away once more.
+const FENCE: Duration = Duration::from_secs(2);
 
 /// Starts the owner of one replica.
 pub fn spawn(
@@ -97,6 +100,8 @@ struct Lead {
     /// Tells outcomes of this leadership from those of an earlier one.
     reign: u64,
     term: u64,
+    /// It is not the first in its term.
+    again: bool,
     /// The read barrier has passed: everything before this term is applied.
     ready: bool,
     by_worker: BTreeMap<WorkerId, ConnId>,
@@ -198,21 +203,27 @@ impl Owner {
         }
         self.step_down();
         if let Some(term) = leads {
-            self.begin(term, reigns, Duration::ZERO);
+            self.begin(term, reigns, false);
         }
     }
 
-    /// Begins a leadership, after a pause: nothing is admitted before everything up to this term's first entry is applied.
-    fn begin(&mut self, term: u64, reigns: &mut u64, pause: Duration) {
+    /// Begins a leadership: nothing is admitted before everything up to this term's first entry is applied. Where it
+    /// begins `again` in its term, also everything that it has proposed so far: an entry whose outcome it does not know
+    /// may be committed yet, and must not come between what is applied from then on and what that is built on.
+    fn begin(&mut self, term: u64, reigns: &mut u64, again: bool) {
         *reigns += 1;
         let reign = *reigns;
-        self.lead = Some(Lead { reign, term, ..Lead::default() });
+        self.lead = Some(Lead { reign, term, again, ..Lead::default() });
         let group = self.group.clone();
         let barrier = async move {
-            tokio::time::sleep(pause).await;
-            Finished::Barrier { reign, result: group.barrier().await }
+            if again {
+                // Without a pause a leader that cannot reach its followers would spin here, and hear nobody else.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                fence(&*group).await?;
+            }
+            group.barrier().await
         };
-        self.done.push(barrier.boxed());
+        self.done.push(barrier.map(move |result| Finished::Barrier { reign, result }).boxed());
     }
 
     /// Everything leader-only vanishes; the streams go and find the leader.
@@ -283,8 +294,7 @@ impl Owner {
         let term = self.lead.as_ref().map(|l| l.term);
         self.step_down();
         if let Some(term) = term.filter(|_| self.group.leadership().borrow().leads) {
-            // Without a pause a leader that cannot reach its followers would spin here, and hear nobody else.
-            self.begin(term, reigns, Duration::from_millis(20));
+            self.begin(term, reigns, true);
         }
     }
 
@@ -406,6 +416,15 @@ impl Owner {
                 }
             }
         }
+    }
+}
+
+/// Returns when everything that this leader has proposed is applied.
+async fn fence(group: &dyn Replication) -> Result<(), ProposeError> {
+    let waits = group.propose(Change::Shard(Command::Fence.into())).await?;
+    match tokio::time::timeout(FENCE, waits).await {
+        Ok(outcome) => outcome.map(drop),
+        Err(_) => Err(ProposeError::new(format!("no majority answered within {FENCE:?}"))),
     }
 }
 

@@ -15,8 +15,11 @@ impl Owner {
                 self.streams.insert(conn, Stream { tx, worker, session });
                 if !self.lead.as_ref().is_some_and(|l| l.ready) {
                     let refusal = match &self.lead {
-                        Some(_) => RefusalKind::Unavailable("the new leader is still catching up".into()),
-                        None => self.not_leader(),
+                        Some(l) if !l.again => {
+                            RefusalKind::Unavailable("the new leader is still catching up".into())
+                        }
+                        // One that begins again may have been deposed: its workers should look at the others.
+                        _ => self.not_leader(),
                     };
                     self.refuse(conn, refusal.into());
                 } else if self.shard.read(|m| m.job.is_empty()) {

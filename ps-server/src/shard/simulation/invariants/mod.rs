@@ -32,8 +32,6 @@ pub struct Pushed {
 pub struct History {
     mode: Mode,
     cluster: Cluster,
-    /// Outcomes of proposals became unknown to the leader.
-    pub doubt: bool,
     /// By place.
     pushed: Vec<Pushed>,
     /// The highest version that was acknowledged, by term and bucket.
@@ -52,7 +50,6 @@ impl History {
         Self {
             mode,
             cluster,
-            doubt: false,
             pushed: Vec::new(),
             acked: BTreeMap::new(),
             floor: BTreeMap::new(),

@@ -1,5 +1,5 @@
-//! A leader knows what is proposed, by itself and by those before it: while it gets its answers, a push that is sent
-//! again makes no second entry of the log. (Where an answer is lost it may; the replicated state recognises it then.)
+//! A leader knows what is proposed, by itself and by those before it: a push that is sent again makes no second entry of
+//! the log. (The replicated state would recognise one; nothing may have to rely on that.)
 
 use super::History;
 use crate::shard::Shard;
@@ -7,6 +7,6 @@ use crate::shard::Shard;
 impl History {
     pub(super) fn retries_are_recognised(&self, truth: &Shard) {
         let duplicates = truth.read(|m| m.duplicates);
-        assert!(self.doubt || duplicates == 0, "{duplicates} entries hold a push that was in already");
+        assert_eq!(duplicates, 0, "entries that hold a push that was in already");
     }
 }
