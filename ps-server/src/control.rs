@@ -13,6 +13,10 @@
 
 mod agent;
 mod plan;
+#[cfg(test)]
+mod plan_properties;
+#[cfg(test)]
+mod plan_tests;
 mod state;
 
 pub use agent::{Agent, AgentOptions, Identity};

@@ -170,7 +170,7 @@ impl Replicas {
         };
         let group = Group::start(options, shard.clone(), self.peers.clone()).await?;
         let counters = Arc::new(Counters::default());
-        let owner = owner::spawn(shard.clone(), group.clone(), counters.clone(), origin);
+        let owner = owner::spawn(shard.clone(), Arc::new(group.clone()), counters.clone(), origin);
         self.hosted.write().insert(id, Replica { shard, group, owner, counters, origin });
         Ok(())
     }

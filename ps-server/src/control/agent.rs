@@ -361,7 +361,7 @@ impl Agent {
             Do::Learner(node, address) => group()?.add_learner(*node, address).await,
             Do::Voters(voters) => {
                 tracing::info!(shard = d.shard.0, ?voters, "changing who votes");
-                group()?.set_voters(voters).await
+                group()?.set_members(voters).await
             }
             Do::Diverged { node, at, majority } => {
                 let why = format!(

@@ -224,9 +224,11 @@ impl View<'_> {
 pub fn plan(view: &View) -> Plan {
     let mut plan = Plan { control: control_change(view), ..Plan::default() };
     let Some(shape) = view.state.shape else { return plan };
+    let mv = uneven(view, shape.replicas);
     for shard in (0..shape.shards).map(ShardId) {
+        let mv = mv.filter(|m| m.shard == shard);
         let health = match view.state.shards.get(&shard) {
-            Some(place) if place.founded => keep(view, shard, place, shape.replicas, &mut plan),
+            Some(place) if place.founded => keep(view, shard, place, shape.replicas, mv, &mut plan),
             Some(place) => found(view, shard, place, shape.replicas, &mut plan),
             None => {
                 start(view, shard, view.origin ^ u64::from(shard.0), shape.replicas, &mut plan);
@@ -311,8 +313,16 @@ fn found(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut P
     (Health::Placing, String::new())
 }
 
-/// A founded shard: keep its replicas whole.
-fn keep(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut Plan) -> (Health, String) {
+/// A founded shard: keep its replicas whole, and where nothing is amiss with it make the move that evens out the
+/// servers.
+fn keep(
+    view: &View,
+    shard: ShardId,
+    place: &Place,
+    replicas: u32,
+    mv: Option<Move>,
+    plan: &mut Plan,
+) -> (Health, String) {
     let here = |n: ReplicaId| {
         view.live(n.server())
             .and_then(|r| r.replicas.get(&shard))
@@ -320,22 +330,28 @@ fn keep(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut Pl
     };
     // Its server is there, but the replica is not: it has lost its log, or its storage failed.
     let vanished = |n: ReplicaId| view.live(n.server()).is_some() && here(n).is_none();
-    let Some((leads_at, lead)) = view.leader(shard, place.origin) else {
-        let lost: Vec<_> = place.voters.iter().filter(|n| vanished(**n)).collect();
-        if lost.len() == place.voters.len() {
-            tracing::error!(%shard, "every replica has lost its log: the shard begins anew; resume from a checkpoint");
-            let place =
-                Place { origin: view.origin ^ u64::from(shard.0), voters: BTreeSet::new(), founded: false };
-            plan.commands.push(Command::Place { shard, place });
-            return (Health::Lost, "every replica has lost its log".into());
-        }
-        if lost.len() * 2 > place.voters.len() {
-            let why =
-                "a majority of its replicas has lost its log: stop the servers, and resume from a checkpoint";
-            return (Health::Lost, why.into());
-        }
-        return (Health::Repairing, "no leader".into());
+    let leader = view.leader(shard, place.origin);
+    let voters = leader.map_or(&place.voters, |(_, lead)| &lead.membership.voters);
+    let lost = voters.iter().filter(|n| vanished(**n)).count();
+    // Its members may have changed since they were last agreed on: who holds anything of it counts.
+    let holds = |s: &ServerId| {
+        let r = view.live(*s).and_then(|r| r.replicas.get(&shard));
+        r.is_some_and(|r| r.origin == place.origin && r.founded && r.trouble.is_empty())
     };
+    if lost == voters.len() && !view.state.servers.keys().any(holds) {
+        tracing::error!(%shard, "every replica has lost its log: the shard begins anew; resume from a checkpoint");
+        let place =
+            Place { origin: view.origin ^ u64::from(shard.0), voters: BTreeSet::new(), founded: false };
+        plan.commands.push(Command::Place { shard, place });
+        return (Health::Lost, "every replica has lost its log".into());
+    }
+    if (voters.len() - lost) * 2 <= voters.len() {
+        // Also where one still says that it leads: it can commit nothing any more, a change of members least.
+        let why =
+            "a majority of its replicas has lost its log: stop the servers, and resume from a checkpoint";
+        return (Health::Lost, why.into());
+    }
+    let Some((leads_at, lead)) = leader else { return (Health::Repairing, "no leader".into()) };
     let now = &lead.membership;
     let divided = compare(view, shard, place.origin, now, plan);
     if now.changing {
@@ -344,6 +360,9 @@ fn keep(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut Pl
     if now.voters != place.voters {
         let place = Place { voters: now.voters.clone(), ..place.clone() };
         plan.commands.push(Command::Place { shard, place });
+        // What is agreed is never more than one change behind what is: else a shard could be taken for lost by the
+        // replicas that it had long ago.
+        return (Health::Repairing, "its membership has changed".into());
     }
     let silent_long = |n: ReplicaId| view.age(n.server()) > view.patience.replace;
     let spare = || {
@@ -351,6 +370,15 @@ fn keep(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut Pl
         let free = view.usable().filter(|(s, _)| !used.contains(s));
         free.min_by_key(|(s, _)| (view.bytes(*s), *s)).map(|(s, _)| s)
     };
+    if now.voters.len() > replicas as usize {
+        let worst = |n: &ReplicaId| {
+            (vanished(*n), silent_long(*n), view.draining(n.server()), view.bytes(n.server()), *n)
+        };
+        let Some(spared) = now.voters.iter().copied().max_by_key(worst) else { return Default::default() };
+        let voters = now.voters.iter().copied().filter(|n| *n != spared).collect();
+        vote(view, shard, (leads_at, lead), voters, plan);
+        return (Health::Repairing, format!("{spared} has been moved"));
+    }
     // The worst first; one change at a time.
     let replace = now.voters.iter().copied().find_map(|n| {
         let server = n.server();
@@ -362,7 +390,8 @@ fn keep(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut Pl
     });
     let too_few = now.voters.len() < replicas as usize;
     let add = || too_few.then(|| spare().map(|s| (None, s))).flatten();
-    if let Some((bad, target)) = replace.or_else(add) {
+    let even_out = || mv.map(|m| (Some(m.from), m.to));
+    if let Some((bad, target)) = replace.or_else(add).or_else(even_out) {
         let hosted = view.live(target).and_then(|r| r.replicas.get(&shard));
         match hosted.filter(|r| r.origin == place.origin && r.trouble.is_empty()) {
             None => plan.tell(target, shard, Do::Host { origin: place.origin }),
@@ -370,15 +399,17 @@ fn keep(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut Pl
                 let address = view.live(target).map(|r| r.address.clone()).unwrap_or_default();
                 plan.tell(leads_at, shard, Do::Learner(new.node, address));
             }
-            Some(new) if new.applied + CAUGHT_UP >= lead.applied => {
+            Some(new) if caught_up(new, lead) => {
                 let mut voters = now.voters.clone();
-                voters.retain(|n| Some(*n) != bad);
+                // A group of one is never without its one: the new replica votes first, then the old one goes.
+                voters.retain(|n| Some(*n) != bad || now.voters.len() == 1);
                 voters.insert(new.node);
-                plan.tell(leads_at, shard, Do::Voters(voters));
+                vote(view, shard, (leads_at, lead), voters, plan);
             }
             Some(_) => {} // it learns
         }
         let why = match bad {
+            Some(bad) if mv.is_some() => format!("{bad} is being moved to {target}, which holds less"),
             Some(bad) => format!("{bad} is being replaced on {target}"),
             None => format!("a replica is being added on {target}"),
         };
@@ -440,6 +471,92 @@ fn compare(view: &View, shard: ShardId, origin: u64, now: &Membership, plan: &mu
     divided
 }
 
+/// Changes who votes. A leader is not voted out while another can take over: its workers would wait for an election.
+fn vote(
+    view: &View,
+    shard: ShardId,
+    (leads_at, lead): (ServerId, &ReplicaReport),
+    voters: BTreeSet<ReplicaId>,
+    plan: &mut Plan,
+) {
+    let leaves = !voters.contains(&lead.node);
+    match heir(view, shard, lead).filter(|_| leaves) {
+        Some(heir) => plan.tell(leads_at, shard, Do::Transfer(heir)),
+        None => plan.tell(leads_at, shard, Do::Voters(voters)),
+    }
+}
+
+fn caught_up(replica: &ReplicaReport, lead: &ReplicaReport) -> bool {
+    replica.applied + CAUGHT_UP >= lead.applied
+}
+
+/// Whether this voter could lead at once.
+fn can_lead(view: &View, shard: ShardId, lead: &ReplicaReport, n: ReplicaId) -> bool {
+    let there = view.live(n.server()).and_then(|r| r.replicas.get(&shard));
+    !view.draining(n.server())
+        && there.is_some_and(|r| r.node == n && r.trouble.is_empty() && caught_up(r, lead))
+}
+
+/// Who takes over from a leader that is to leave: of those that can, the one on the server that leads least.
+fn heir(view: &View, shard: ShardId, lead: &ReplicaReport) -> Option<ReplicaId> {
+    let leads = |n: &ReplicaId| {
+        let led = view.live(n.server()).map(|r| r.replicas.values().filter(|r| r.leads).count());
+        (led, n.server())
+    };
+    let others = lead.membership.voters.iter().copied().filter(|n| *n != lead.node);
+    others.filter(|n| can_lead(view, shard, lead, *n)).min_by_key(leads)
+}
+
+/// A replica that would be better elsewhere.
+#[derive(Clone, Copy)]
+struct Move {
+    shard: ShardId,
+    from: ReplicaId,
+    to: ServerId,
+}
+
+/// The move that evens out the servers' bytes most, if any does: from the fullest to the emptiest, of a replica that
+/// is smaller than the difference. So every move makes the sum of the squares smaller, and they end. Only what votes
+/// counts, so that the choice stays the same while a move is under way; and only a fleet that is whole and has
+/// settled is evened out.
+fn uneven(view: &View, replicas: u32) -> Option<Move> {
+    if view.now.saturating_duration_since(view.since) <= view.patience.settle {
+        return None;
+    }
+    let mut load: BTreeMap<ServerId, u64> = view.usable().map(|(s, _)| (s, 0)).collect();
+    if load.len() != view.state.servers.values().filter(|s| !s.draining).count() {
+        return None; // one is silent: it may come back, or it will be replaced
+    }
+    let mut all = Vec::new();
+    for (shard, place) in &view.state.shards {
+        let (_, lead) = view.leader(*shard, place.origin).filter(|_| place.founded)?;
+        let now = &lead.membership;
+        let bytes = lead.bytes.max(1); // an empty model's shards count too
+        let well = |n: &ReplicaId| {
+            let here = view.live(n.server()).and_then(|r| r.replicas.get(shard));
+            here.is_some_and(|r| r.node == *n && r.trouble.is_empty())
+        };
+        if now.changing || now.voters.len() < replicas as usize || !now.voters.iter().all(well) {
+            return None;
+        }
+        for n in &now.voters {
+            *load.get_mut(&n.server())? += bytes; // a draining server's replicas come first
+        }
+        all.push((*shard, now, bytes));
+    }
+    let load = &load;
+    let moves = all.iter().flat_map(|(shard, now, bytes)| {
+        let free = load.keys().filter(|s| now.voters.iter().all(|n| n.server() != **s));
+        free.flat_map(move |to| {
+            now.voters.iter().filter_map(move |from| {
+                let gain = load.get(&from.server())?.checked_sub(*load.get(to)?)?.checked_sub(*bytes)?;
+                (gain > 0).then_some((gain, Move { shard: *shard, from: *from, to: *to }))
+            })
+        })
+    });
+    moves.max_by_key(|(gain, m)| (*gain, std::cmp::Reverse((m.shard, m.from, m.to)))).map(|(_, m)| m)
+}
+
 /// Leaders go where few are, by bytes; away from servers that are being emptied. One at a time.
 fn spread_leaders(view: &View, plan: &mut Plan) {
     let mut led = BTreeMap::<ServerId, u64>::new();
@@ -447,13 +564,7 @@ fn spread_leaders(view: &View, plan: &mut Plan) {
     let settled = view.now.saturating_duration_since(view.since) > view.patience.settle;
     for (shard, place) in view.state.shards.iter().filter(|(_, p)| p.founded) {
         let Some((at, lead)) = view.leader(*shard, place.origin) else { continue };
-        let able = |n: &&ReplicaId| {
-            let there = view.live(n.server()).and_then(|r| r.replicas.get(shard));
-            !view.draining(n.server())
-                && there.is_some_and(|r| {
-                    r.node == **n && r.trouble.is_empty() && r.applied + CAUGHT_UP >= lead.applied
-                })
-        };
+        let able = |n: &&ReplicaId| can_lead(view, *shard, lead, **n);
         let fewest =
             |n: &&ReplicaId| (led.get(&n.server()).copied().unwrap_or(0), n.server() != at, n.server());
         let Some(best) = lead.membership.voters.iter().filter(able).min_by_key(fewest).copied() else {
@@ -462,7 +573,9 @@ fn spread_leaders(view: &View, plan: &mut Plan) {
         // Equal loads stay as they are; an empty model still counts its shards.
         *led.entry(best.server()).or_default() += lead.bytes.max(1);
         let busy = lead.membership.changing || plan.health.get(shard).is_some_and(|h| h.0 != Health::Serving);
-        if best.server() != at && (view.draining(at) || settled && !busy) {
+        // One change of a shard at a time.
+        let told = plan.directives.get(&at).is_some_and(|list| list.iter().any(|d| d.shard == *shard));
+        if best.server() != at && !told && (view.draining(at) || settled && !busy) {
             moves.push((at, *shard, best));
         }
     }
@@ -483,16 +596,17 @@ fn control_change(view: &View) -> Option<ControlChange> {
             return Some(ControlChange::Learner(report.node, report.address.clone()));
         }
     }
-    let mut able: Vec<(bool, ServerId, ReplicaId)> = there()
+    // Who votes goes on voting; of those, the silent ones are the first to be spared.
+    let mut able: Vec<(bool, bool, ReplicaId)> = there()
         .filter(|(s, _)| !view.draining(*s))
-        .map(|(s, r)| (!view.control.voters.contains(&r.node), s, r.node))
+        .map(|(_, r)| (!view.control.voters.contains(&r.node), false, r.node))
         .collect();
     // A silent server keeps its vote until its replacement is due.
     let kept = view.control.voters.iter().filter(|n| {
         let server = n.server();
         view.live(server).is_none() && view.age(server) <= view.patience.replace
     });
-    able.extend(kept.map(|n| (false, n.server(), *n)));
+    able.extend(kept.map(|n| (false, true, *n)));
     able.sort();
     let mut count = able.len().min(CONTROL_VOTERS);
     if count.is_multiple_of(2) {
@@ -507,5 +621,7 @@ fn control_change(view: &View) -> Option<ControlChange> {
         }
     }
     let voters: BTreeSet<ReplicaId> = able.iter().take(count).map(|(_, _, n)| *n).collect();
-    (!voters.is_empty() && voters != view.control.voters).then_some(ControlChange::Voters(voters))
+    // A change that its own voters cannot take would hold up every later one.
+    let taken = voters.iter().filter(|n| view.live(n.server()).is_some()).count() * 2 > voters.len();
+    (taken && voters != view.control.voters).then_some(ControlChange::Voters(voters))
 }

@@ -12,8 +12,9 @@ use super::{
     wire::{self, SnapshotAnswer, SnapshotPiece, WireError},
 };
 use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
 use openraft::{
-    BasicNode, Config, ReadPolicy, ServerState, SnapshotPolicy,
+    BasicNode, ChangeMembers, Config, ReadPolicy, ServerState, SnapshotPolicy,
     async_runtime::WatchReceiver,
     impls::ProgressResponder,
     raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest},
@@ -22,6 +23,7 @@ use paraft_common::ServerId;
 use paraft_proto::{PeerCall, PeerRequest};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     future::Future,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
@@ -73,7 +75,14 @@ impl Role {
 #[error("{0}")]
 pub struct ProposeError(String);
 
-fn uncommitted(e: &dyn std::fmt::Display) -> ProposeError {
+impl ProposeError {
+    /// From anything that says why.
+    pub fn new(why: impl fmt::Display) -> Self {
+        Self(why.to_string())
+    }
+}
+
+fn uncommitted(e: &dyn fmt::Display) -> ProposeError {
     ProposeError(format!("the proposal was not committed: {e}"))
 }
 
@@ -127,6 +136,40 @@ struct Incoming {
     head: Vec<u8>,
     lengths: Vec<u32>,
     parts: Vec<Bytes>,
+}
+
+/// What a shard's owner needs of its group, and all that it knows of Raft.
+pub trait Replication: Send + Sync + 'static {
+    /// Proposes; see [`Group::propose`].
+    fn propose(&self, change: Change) -> BoxFuture<'_, Result<Waits, ProposeError>>;
+    /// Returns when this replica leads and has applied everything that was committed before the call.
+    fn barrier(&self) -> BoxFuture<'static, Result<(), ProposeError>>;
+    /// Follows who leads; closes when the replica shuts down.
+    fn leadership(&self) -> watch::Receiver<Leadership>;
+    /// The leader's address, if one is known and it is not this replica.
+    fn leader_address(&self) -> Option<String>;
+}
+
+/// A proposal's outcome, once it is known.
+pub type Waits = BoxFuture<'static, Result<Applied, ProposeError>>;
+
+impl Replication for Group {
+    fn propose(&self, change: Change) -> BoxFuture<'_, Result<Waits, ProposeError>> {
+        async move { Ok(Group::propose(self, change).await?.boxed()) }.boxed()
+    }
+
+    fn barrier(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
+        let group = self.clone();
+        async move { Group::barrier(&group).await }.boxed()
+    }
+
+    fn leadership(&self) -> watch::Receiver<Leadership> {
+        Group::leadership(self)
+    }
+
+    fn leader_address(&self) -> Option<String> {
+        Group::leader_address(self)
+    }
 }
 
 impl Group {
@@ -237,9 +280,9 @@ impl Group {
         self.raft.add_learner(replica.0, node, false).await.map(drop).map_err(|e| e.to_string())
     }
 
-    /// Changes who votes, through joint consensus; those that no longer do leave the group. A leader that is to leave
-    /// hands the leadership over instead, and the next one makes the change when it is asked: the group then has a leader
-    /// all the time, where one that removes itself leaves an election behind.
+    /// Changes who votes, through joint consensus; those that no longer do leave the group. Learners stay. A leader that
+    /// is to leave hands the leadership over instead, and the next one makes the change when it is asked: the group then
+    /// has a leader all the time, where one that removes itself leaves an election behind.
     pub async fn set_voters(&self, voters: &BTreeSet<ReplicaId>) -> Result<(), String> {
         self.is_a_member()?;
         if !voters.contains(&self.me)
@@ -283,6 +326,20 @@ impl Group {
         }
         tracing::info!(group = %self.id, %to, "handing the leadership over before leaving");
         self.transfer(to).await
+    }
+
+    /// Makes `voters` the only members: as [`Self::set_voters`], and those that only learn leave the group too.
+    pub async fn set_members(&self, voters: &BTreeSet<ReplicaId>) -> Result<(), String> {
+        if self.membership().voters != *voters {
+            self.set_voters(voters).await?;
+        }
+        let learners: BTreeSet<u64> =
+            self.membership().members.keys().filter(|n| !voters.contains(n)).map(|n| n.0).collect();
+        if learners.is_empty() {
+            return Ok(());
+        }
+        let leave = ChangeMembers::RemoveNodes(learners);
+        self.raft.change_membership(leave, false).await.map(drop).map_err(|e| e.to_string())
     }
 
     /// Hands the leadership to another voter.
@@ -434,7 +491,7 @@ impl Group {
     }
 }
 
-fn reply<T: serde::Serialize, E: std::fmt::Display>(result: Result<T, E>) -> Result<Bytes, WireError> {
+fn reply<T: serde::Serialize, E: fmt::Display>(result: Result<T, E>) -> Result<Bytes, WireError> {
     wire::encode(&result.map_err(WireError::new)?)
 }
 
@@ -494,8 +551,8 @@ mod tests {
     use crate::shard::{Command, Proposal, Shard};
     use paraft_common::{ShardId, WorkerId};
 
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn the_log_is_cut_after_so_many_entries_and_its_memory_is_bounded() {
+    /// A replica alone, which leads.
+    async fn alone() -> (Group, ReplicaId) {
         let shard = Arc::new(Shard::new(ShardId(0), 1));
         let me = ReplicaId::new_life(ServerId(0));
         let options = GroupOptions {
@@ -508,6 +565,25 @@ mod tests {
         let group = Group::start(options, shard, Arc::default()).await.expect("a replica alone starts");
         group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
         group.leadership().wait_for(|l| l.leads).await.expect("it leads");
+        (group, me)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_learner_that_nobody_waits_for_leaves_the_group() {
+        let (group, me) = alone().await;
+        let learner = ReplicaId::new_life(ServerId(1));
+        group.add_learner(learner, "127.0.0.1:1").await.expect("nobody needs to answer for that");
+        assert!(group.membership().members.contains_key(&learner));
+        let voters = BTreeSet::from([me]);
+        group.set_voters(&voters).await.expect("it leads");
+        assert!(group.membership().members.contains_key(&learner), "the control group's learners stay");
+        group.set_members(&voters).await.expect("it leads");
+        assert_eq!(group.membership().members.keys().copied().collect::<BTreeSet<_>>(), voters);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_log_is_cut_after_so_many_entries_and_its_memory_is_bounded() {
+        let (group, _) = alone().await;
         for _ in 0..5000u32 {
             let p = Proposal::from(Command::Join { worker: WorkerId(0) }); // refused: there is no job
             group.propose(Change::Shard(p)).await.expect("taken").await.expect("committed");

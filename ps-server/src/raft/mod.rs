@@ -29,7 +29,7 @@ mod types;
 mod wire;
 
 pub use disk::Folder;
-pub use group::{Group, GroupOptions, Leadership, Membership, ProposeError, Role};
+pub use group::{Group, GroupOptions, Leadership, Membership, ProposeError, Replication, Role, Waits};
 pub use image::RawImage;
 pub use machine::{Applied, Change, Replicated};
 pub use network::{Peers, endpoint};

@@ -103,6 +103,9 @@ pub enum Command {
         /// What it found.
         sums: EvalSums,
     },
+    /// Changes nothing. Where its leader has applied it, everything that it proposed before is applied, or never will
+    /// be.
+    Fence,
 }
 
 /// What an `Init` brings.

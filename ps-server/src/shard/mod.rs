@@ -34,6 +34,8 @@ pub mod owner;
 mod properties;
 mod replicated;
 pub mod round;
+#[cfg(test)]
+mod simulation;
 pub mod state;
 pub mod working;
 

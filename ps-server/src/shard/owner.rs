@@ -24,11 +24,11 @@ pub use messages::{ConnId, Counters, Event, Message, Reply, Weights};
 pub use sections::Section;
 
 use super::{
-    command::{Contribution, Outcome, Proposal},
+    command::{Command, Contribution, Outcome, Proposal},
     round::{Rounds, Sum},
     state::Shard,
 };
-use crate::raft::{Applied, Change, Group, Leadership, ProposeError};
+use crate::raft::{Applied, Change, Leadership, ProposeError, Replication};
 use cuts::Cuts;
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use paraft_common::{Seq, SessionId, Step, Version, WorkerId, config::ServerJob};
@@ -49,8 +49,16 @@ pub const EVENT_QUEUE: usize = 1024;
 /// (They notice a leader that hangs, rather than dies, by the connection's keepalive.)
 const REFIND: Duration = Duration::from_secs(10);
 
+/// A leader that begins again waits so long for a majority before it sends its workers away once more.
+const FENCE: Duration = Duration::from_secs(2);
+
 /// Starts the owner of one replica.
-pub fn spawn(shard: Arc<Shard>, group: Group, counters: Arc<Counters>, origin: u64) -> mpsc::Sender<Event> {
+pub fn spawn(
+    shard: Arc<Shard>,
+    group: Arc<dyn Replication>,
+    counters: Arc<Counters>,
+    origin: u64,
+) -> mpsc::Sender<Event> {
     let (tx, events) = mpsc::channel(EVENT_QUEUE);
     let leadership = group.leadership();
     let owner = Owner {
@@ -69,7 +77,7 @@ pub fn spawn(shard: Arc<Shard>, group: Group, counters: Arc<Counters>, origin: u
 
 struct Owner {
     shard: Arc<Shard>,
-    group: Group,
+    group: Arc<dyn Replication>,
     counters: Arc<Counters>,
     /// Names the founding of the shard's state.
     origin: u64,
@@ -92,6 +100,8 @@ struct Lead {
     /// Tells outcomes of this leadership from those of an earlier one.
     reign: u64,
     term: u64,
+    /// It is not the first in its term.
+    again: bool,
     /// The read barrier has passed: everything before this term is applied.
     ready: bool,
     by_worker: BTreeMap<WorkerId, ConnId>,
@@ -118,8 +128,21 @@ struct WaitingPull {
 }
 
 enum Finished {
-    Barrier { reign: u64, result: Result<(), ProposeError> },
-    Proposal { reign: u64, purpose: Purpose, result: Result<Outcome, ProposeError> },
+    Barrier {
+        reign: u64,
+        result: Result<(), ProposeError>,
+    },
+    /// Leadership was confirmed, or not, for a worker whose session this leader does not know.
+    Confirmed {
+        reign: u64,
+        conn: ConnId,
+        result: Result<(), ProposeError>,
+    },
+    Proposal {
+        reign: u64,
+        purpose: Purpose,
+        result: Result<Outcome, ProposeError>,
+    },
 }
 
 enum Purpose {
@@ -180,17 +203,27 @@ impl Owner {
         }
         self.step_down();
         if let Some(term) = leads {
-            self.begin(term, reigns);
+            self.begin(term, reigns, false);
         }
     }
 
-    /// Begins a leadership: nothing is admitted before everything up to this term's first entry is applied.
-    fn begin(&mut self, term: u64, reigns: &mut u64) {
+    /// Begins a leadership: nothing is admitted before everything up to this term's first entry is applied. Where it
+    /// begins `again` in its term, also everything that it has proposed so far: an entry whose outcome it does not know
+    /// may be committed yet, and must not come between what is applied from then on and what that is built on.
+    fn begin(&mut self, term: u64, reigns: &mut u64, again: bool) {
         *reigns += 1;
         let reign = *reigns;
-        self.lead = Some(Lead { reign, term, ..Lead::default() });
+        self.lead = Some(Lead { reign, term, again, ..Lead::default() });
         let group = self.group.clone();
-        self.done.push(async move { Finished::Barrier { reign, result: group.barrier().await } }.boxed());
+        let barrier = async move {
+            if again {
+                // Without a pause a leader that cannot reach its followers would spin here, and hear nobody else.
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                fence(&*group).await?;
+            }
+            group.barrier().await
+        };
+        self.done.push(barrier.map(move |result| Finished::Barrier { reign, result }).boxed());
     }
 
     /// Everything leader-only vanishes; the streams go and find the leader.
@@ -221,7 +254,19 @@ impl Owner {
                     Ok(()) => self.ready(),
                     Err(e) => {
                         tracing::warn!(shard = self.shard.id().0, error = %e, "cannot lead yet");
-                        self.restart(reigns).await;
+                        self.restart(reigns);
+                    }
+                }
+            }
+            Finished::Confirmed { reign, conn, result } => {
+                if current.map(|c| c.0) != Some(reign) {
+                    return; // the stream is gone with the leadership
+                }
+                match result {
+                    Ok(()) => self.open_confirmed(conn),
+                    Err(e) => {
+                        tracing::warn!(shard = self.shard.id().0, error = %e, "another may lead");
+                        self.restart(reigns);
                     }
                 }
             }
@@ -232,12 +277,12 @@ impl Owner {
                 match result {
                     Ok(Outcome::Refused(why)) if purpose.is_of_a_cut() => {
                         tracing::error!(shard = self.shard.id().0, why, "an image cut was refused");
-                        self.restart(reigns).await;
+                        self.restart(reigns);
                     }
                     Ok(outcome) => self.applied(purpose, outcome).await,
                     Err(e) => {
                         tracing::warn!(shard = self.shard.id().0, error = %e, "a proposal was lost");
-                        self.restart(reigns).await;
+                        self.restart(reigns);
                     }
                 }
             }
@@ -245,13 +290,11 @@ impl Owner {
     }
 
     /// A proposal failed though the term did not end (the lease ran out, say): begin again.
-    async fn restart(&mut self, reigns: &mut u64) {
+    fn restart(&mut self, reigns: &mut u64) {
         let term = self.lead.as_ref().map(|l| l.term);
         self.step_down();
         if let Some(term) = term.filter(|_| self.group.leadership().borrow().leads) {
-            // Without a pause a leader that cannot reach its followers would spin here.
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            self.begin(term, reigns);
+            self.begin(term, reigns, true);
         }
     }
 
@@ -373,6 +416,15 @@ impl Owner {
                 }
             }
         }
+    }
+}
+
+/// Returns when everything that this leader has proposed is applied.
+async fn fence(group: &dyn Replication) -> Result<(), ProposeError> {
+    let waits = group.propose(Change::Shard(Command::Fence.into())).await?;
+    match tokio::time::timeout(FENCE, waits).await {
+        Ok(outcome) => outcome.map(drop),
+        Err(_) => Err(ProposeError::new(format!("no majority answered within {FENCE:?}"))),
     }
 }
 

@@ -192,6 +192,7 @@ impl Shard {
             Command::Update { bucket, contributions, factor } => {
                 self.update(*bucket, contributions, *factor, &proposal.payload)
             }
+            Command::Fence => Outcome::Done,
             Command::ChangeForm { form } => self.change_form(*form),
             Command::CutPart { cut, part, vectors } => self.cut_part(*cut, *part, vectors, &proposal.payload),
             Command::Cut { cut, after, parts, buckets, record } => {

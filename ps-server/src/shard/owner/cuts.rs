@@ -174,7 +174,7 @@ impl Owner {
     pub(super) async fn go_on(&mut self, reigns: &mut u64) {
         if self.stalled().is_some_and(|at| at <= Instant::now()) {
             tracing::warn!(shard = self.shard.id().0, "no majority takes the image cut under way");
-            return self.restart(reigns).await;
+            return self.restart(reigns);
         }
         let Some(conf) = self.shard.configured().filter(|c| !c.job.mode.averages()) else { return };
         if !self.lead.as_ref().is_some_and(|l| l.ready) {

@@ -1,7 +1,8 @@
 //! Streams of workers: opening, attaching, losing them.
 
-use super::{ConnId, Event, Owner, Purpose, REFIND, Reply, Stream, grace};
+use super::{ConnId, Event, Finished, Owner, Purpose, REFIND, Reply, Stream, grace};
 use crate::shard::command::Command;
+use futures::FutureExt;
 use paraft_common::{SessionId, WorkerId, config::ServerJob};
 use paraft_proto::{Refusal, RefusalKind};
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,8 +15,11 @@ impl Owner {
                 self.streams.insert(conn, Stream { tx, worker, session });
                 if !self.lead.as_ref().is_some_and(|l| l.ready) {
                     let refusal = match &self.lead {
-                        Some(_) => RefusalKind::Unavailable("the new leader is still catching up".into()),
-                        None => self.not_leader(),
+                        Some(l) if !l.again => {
+                            RefusalKind::Unavailable("the new leader is still catching up".into())
+                        }
+                        // One that begins again may have been deposed: its workers should look at the others.
+                        _ => self.not_leader(),
                     };
                     self.refuse(conn, refusal.into());
                 } else if self.shard.read(|m| m.job.is_empty()) {
@@ -48,7 +52,12 @@ impl Owner {
                 if self.shard.read(|m| m.members.in_session(worker, session).is_some()) {
                     self.attach(conn, worker, session);
                 } else {
-                    self.refuse(conn, RefusalKind::UnknownSession { worker, session }.into());
+                    // Its worker throws away what it keeps when it hears that its session is over. A leader that was
+                    // deposed and does not know it must not say so of a session that began under its successor.
+                    let (reign, group) = (lead.reign, self.group.clone());
+                    let confirmed =
+                        async move { Finished::Confirmed { reign, conn, result: group.barrier().await } };
+                    self.done.push(confirmed.boxed());
                 }
             }
             None if lead.by_worker.contains_key(&worker) => {
@@ -60,6 +69,12 @@ impl Owner {
                 self.propose_behind_cut(Purpose::Join { conn }, join.into()).await;
             }
         }
+    }
+
+    /// This replica leads and has applied everything: what it knows of the session is so.
+    pub(super) fn open_confirmed(&mut self, conn: ConnId) {
+        let Some(Stream { worker, session: Some(session), .. }) = self.streams.get(&conn) else { return };
+        self.attach(conn, *worker, *session); // or refuses
     }
 
     pub(super) fn same_job(&self, asked: &str) -> Result<(), RefusalKind> {

@@ -1,0 +1,561 @@
+//! Histories of a fleet: servers crash, come back, join, are drained; reports and directives are lost; the control
+//! group changes its leader. After every step the rules that must never be broken are checked; at the end everything
+//! works for a while, and the fleet must come to rest where it should.
+//!
+//! Raft is modelled by what it promises: a group goes on while a majority of its voters has its log and runs, and a
+//! leader's log holds everything that was committed. Servers are modelled by what `Agent` does with a directive.
+
+use super::{
+    plan::{ControlChange, Directive, Do, Health, Heard, Patience, Plan, ReplicaReport, Report, View, plan},
+    state::{Command, Shape, State},
+};
+use crate::raft::{Membership, ReplicaId};
+use paraft_common::{Durability, ServerId, ShardId};
+use proptest::prelude::*;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+const TICK: Duration = Duration::from_millis(250);
+const PATIENCE: Patience = Patience {
+    silent: Duration::from_secs(1),
+    replace: Duration::from_secs(10),
+    settle: Duration::from_secs(3),
+};
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Everyone that runs reports; each bit is a server whose report, or whose directives, are lost.
+    Ticks {
+        count: u8,
+        reports_lost: u8,
+        directives_lost: u8,
+    },
+    Crash(u64),
+    Restart(u64),
+    Drain(u64, bool),
+    Join,
+    /// Entries of a shard's log.
+    Write(u32, u64),
+    /// Another server leads the control group.
+    ControlMoves,
+    /// Nothing happens for so many seconds but ticks.
+    Wait(u8),
+}
+
+fn an_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (1u8..8, any::<u8>(), any::<u8>(), any::<bool>()).prop_map(|(count, r, d, calm)| {
+            let lost = if calm { 0 } else { 0xff };
+            Op::Ticks { count, reports_lost: r & lost, directives_lost: d & lost }
+        }),
+        2 => (0u64..7).prop_map(Op::Crash),
+        3 => (0u64..7).prop_map(Op::Restart),
+        1 => (0u64..7, any::<bool>()).prop_map(|(s, d)| Op::Drain(s, d)),
+        1 => Just(Op::Join),
+        2 => (0u32..3, 1u64..300).prop_map(|(s, n)| Op::Write(s, n)),
+        1 => Just(Op::ControlMoves),
+        2 => (1u8..15).prop_map(Op::Wait),
+    ]
+}
+
+struct Machine {
+    up: bool,
+    /// Its replica of the control group: always on disk.
+    node: ReplicaId,
+    hosted: BTreeMap<ShardId, Hosted>,
+    /// The latest generation that it was told of.
+    generation: u64,
+}
+
+#[derive(Clone)]
+struct Hosted {
+    node: ReplicaId,
+    origin: u64,
+    applied: u64,
+    founded: bool,
+}
+
+/// A Raft group as it truly is.
+struct Group {
+    membership: Membership,
+    leader: Option<ReplicaId>,
+    term: u64,
+    committed: u64,
+}
+
+struct Fleet {
+    state: State,
+    control: Membership,
+    heard: BTreeMap<ServerId, Heard>,
+    now: Instant,
+    since: Instant,
+    machines: BTreeMap<ServerId, Machine>,
+    groups: BTreeMap<(ShardId, u64), Group>,
+    /// Names given out: replicas' lives, foundings.
+    names: u64,
+    on_disk: bool,
+    bytes: Vec<u64>,
+}
+
+fn address(server: ServerId) -> String {
+    format!("{server}:1")
+}
+
+impl Fleet {
+    fn new(servers: u64, shards: u32, replicas: u32, on_disk: bool, bytes: Vec<u64>) -> Self {
+        let now = Instant::now();
+        let durability = if on_disk { Durability::QuorumDisk } else { Durability::QuorumMemory };
+        let shape = Shape { shards, replicas, durability };
+        let mut fleet = Self {
+            state: State::default(),
+            control: Membership::default(),
+            heard: BTreeMap::new(),
+            now,
+            since: now,
+            machines: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            names: 0,
+            on_disk,
+            bytes,
+        };
+        let list = (0..servers).map(|s| (ServerId(s), address(ServerId(s)))).collect();
+        fleet.state.apply(&Command::Found { fleet: 1, shape, servers: list });
+        for s in (0..servers).map(ServerId) {
+            let node = fleet.new_life(s);
+            fleet.control.members.insert(node, address(s));
+            fleet.control.voters.insert(node);
+            fleet.machines.insert(s, Machine { up: true, node, hosted: BTreeMap::new(), generation: 0 });
+        }
+        fleet
+    }
+
+    fn new_life(&mut self, server: ServerId) -> ReplicaId {
+        self.names += 1;
+        ReplicaId(server.0 << 32 | self.names)
+    }
+
+    fn shape(&self) -> Shape {
+        self.state.shape.expect("founded")
+    }
+
+    fn holds(&self, shard: ShardId, n: ReplicaId) -> bool {
+        let hosted = self.machines.get(&n.server()).and_then(|m| m.hosted.get(&shard));
+        hosted.is_some_and(|h| h.node == n)
+    }
+
+    fn runs(&self, shard: ShardId, n: ReplicaId) -> bool {
+        self.holds(shard, n) && self.machines[&n.server()].up
+    }
+
+    /// A majority of `voters` has its log, and runs if `up`.
+    fn majority(&self, shard: ShardId, voters: &BTreeSet<ReplicaId>, up: bool) -> bool {
+        let count =
+            voters.iter().filter(|n| if up { self.runs(shard, **n) } else { self.holds(shard, **n) }).count();
+        count * 2 > voters.len()
+    }
+
+    fn view(&mut self) -> Plan {
+        self.names += 1;
+        plan(&View {
+            state: &self.state,
+            control: &self.control,
+            heard: &self.heard,
+            now: self.now,
+            since: self.since,
+            patience: PATIENCE,
+            origin: self.names << 8,
+        })
+    }
+
+    fn report(&self, server: ServerId) -> Report {
+        let m = &self.machines[&server];
+        let replicas = m.hosted.iter().map(|(shard, h)| {
+            let group = self.groups.get(&(*shard, h.origin)).filter(|_| h.founded);
+            let leads = group.is_some_and(|g| g.leader == Some(h.node));
+            let report = ReplicaReport {
+                node: h.node,
+                origin: h.origin,
+                founded: h.founded,
+                leads,
+                term: group.map_or(0, |g| g.term),
+                applied: h.applied,
+                bytes: if h.founded { self.bytes[shard.0 as usize] } else { 0 },
+                membership: group.map(|g| g.membership.clone()).unwrap_or_default(),
+                trouble: String::new(),
+                digests: Vec::new(),
+            };
+            (*shard, report)
+        });
+        Report { address: address(server), node: m.node, replicas: replicas.collect() }
+    }
+
+    /// A quarter of a second. Gives whether anything was planned.
+    fn tick(&mut self, reports_lost: u8, directives_lost: u8) -> bool {
+        self.now += TICK;
+        let mut busy = false;
+        let control = self.control.voters.iter().filter(|n| self.machines[&n.server()].up).count();
+        if control * 2 > self.control.voters.len() {
+            for server in self.state.servers.keys().copied().collect::<Vec<_>>() {
+                if !self.machines[&server].up || reports_lost >> (server.0 % 8) & 1 == 1 {
+                    continue;
+                }
+                let report = self.report(server);
+                self.heard.insert(server, Heard { report, at: self.now });
+                let mut plan = self.view();
+                self.one_change_at_a_time(&plan);
+                let told = plan.directives.remove(&server).unwrap_or_default();
+                busy |= !told.is_empty();
+                let machine = self.machines.get_mut(&server).expect("it reports");
+                assert!(machine.generation <= self.state.generation, "the generation never goes back");
+                machine.generation = self.state.generation;
+                if directives_lost >> (server.0 % 8) & 1 == 0 {
+                    // As the agent does: one for a shard at a time.
+                    let mut shards = BTreeSet::new();
+                    for d in told.into_iter().filter(|d| shards.insert(d.shard)) {
+                        self.carry_out(server, d);
+                    }
+                }
+            }
+            let plan = self.view();
+            busy |= !plan.commands.is_empty() || plan.control.is_some();
+            for command in plan.commands {
+                self.agree(&command);
+            }
+            self.change_control(plan.control);
+        }
+        self.groups_go_on();
+        busy
+    }
+
+    fn one_change_at_a_time(&self, plan: &Plan) {
+        let mut changes = BTreeSet::new();
+        for (server, d) in plan.directives.iter().flat_map(|(s, list)| list.iter().map(move |d| (s, d))) {
+            if matches!(d.what, Do::Learner(..) | Do::Voters(_) | Do::Found { .. } | Do::Transfer(_)) {
+                assert!(changes.insert(d.shard), "two changes of {} at once: {:?}", d.shard, plan.directives);
+            }
+            if matches!(d.what, Do::Host { .. }) {
+                let heard = self.heard.get(server).expect("told something");
+                assert!(self.now - heard.at <= PATIENCE.silent, "a silent server is given a replica");
+                let lost_its_own = self.state.shards.get(&d.shard).is_some_and(|p| {
+                    p.voters.iter().any(|n| n.server() == *server && !self.holds(d.shard, *n))
+                });
+                let draining = self.state.servers[server].draining;
+                assert!(!draining || lost_its_own, "{server} is drained and given a replica");
+            }
+        }
+    }
+
+    fn agree(&mut self, command: &Command) {
+        if let Command::Place { shard, place } = command
+            && let Some(old) = self.state.shards.get(shard)
+            && old.founded
+            && old.origin != place.origin
+        {
+            let group = &self.groups[&(*shard, old.origin)];
+            let voters = &group.membership.voters;
+            assert!(
+                !self.majority(*shard, voters, false),
+                "{shard} is founded anew though a majority has its log"
+            );
+            let heard = voters.iter().any(|n| {
+                let heard = self.heard.get(&n.server());
+                self.holds(*shard, *n) && heard.is_some_and(|h| self.now - h.at <= PATIENCE.silent)
+            });
+            assert!(!heard, "{shard} is founded anew though a server reports that it has its log");
+        }
+        let before = self.state.generation;
+        self.state.apply(command);
+        assert!(self.state.generation > before, "agreed on nothing new: {command:?}");
+    }
+
+    fn change_control(&mut self, change: Option<ControlChange>) {
+        let up = |fleet: &Self, v: &BTreeSet<ReplicaId>| {
+            v.iter().filter(|n| fleet.machines[&n.server()].up).count() * 2 > v.len()
+        };
+        match change {
+            Some(ControlChange::Learner(n, a)) => _ = self.control.members.insert(n, a),
+            Some(ControlChange::Voters(v)) => {
+                assert!(v.iter().all(|n| self.control.members.contains_key(n)), "{v:?} are no members");
+                assert!(v.len() <= 5, "{v:?}");
+                let heard = |n: &ReplicaId| {
+                    let heard = self.heard.get(&n.server());
+                    heard.is_some_and(|h| self.now - h.at <= PATIENCE.silent)
+                };
+                let there = v.iter().filter(|n| heard(n)).count();
+                assert!(there * 2 > v.len(), "{v:?} would leave the control group without a majority");
+                // As with shards: what cannot be taken does not happen.
+                if up(self, &v) {
+                    self.control.voters = v;
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// What a server does with a directive.
+    fn carry_out(&mut self, server: ServerId, d: Directive) {
+        let shard = d.shard;
+        let agreed = self.state.shards.get(&shard).map(|p| p.origin);
+        let mine = self.machines[&server].hosted.get(&shard).cloned();
+        match d.what {
+            Do::Host { origin } => {
+                if let Some(old) = mine {
+                    if old.origin == origin {
+                        return;
+                    }
+                    assert_ne!(Some(old.origin), agreed, "a replica of what is agreed on is dropped");
+                }
+                let node = self.new_life(server);
+                let new = Hosted { node, origin, applied: 0, founded: false };
+                self.machines.get_mut(&server).expect("there").hosted.insert(shard, new);
+            }
+            Do::Found { origin, members } => {
+                if mine.is_none_or(|h| h.origin != origin || h.founded) {
+                    return;
+                }
+                let voters: BTreeSet<_> = members.keys().copied().collect();
+                let group = self.groups.entry((shard, origin)).or_insert_with(|| Group {
+                    membership: Membership { members, voters: voters.clone(), changing: false },
+                    leader: None,
+                    term: 0,
+                    committed: 1,
+                });
+                assert_eq!(group.membership.voters, voters, "one name, two foundings of {shard}");
+            }
+            Do::Diverged { .. } => unreachable!("no replica of the model reports a digest"),
+            Do::Retire(node) => {
+                let Some(mine) = mine.filter(|h| h.node == node) else { return };
+                if let Some(group) =
+                    self.groups.get(&(shard, mine.origin)).filter(|_| agreed == Some(mine.origin))
+                {
+                    assert!(!group.membership.voters.contains(&node), "{node} votes and is retired");
+                }
+                self.machines.get_mut(&server).expect("there").hosted.remove(&shard);
+            }
+            Do::Learner(node, address) => {
+                if let Some(group) = self.led_by(shard, mine) {
+                    group.membership.members.insert(node, address);
+                }
+            }
+            Do::Voters(new) => {
+                let replicas = self.shape().replicas as usize;
+                let Some(group) = self.led_by(shard, mine) else { return };
+                let old = group.membership.voters.clone();
+                assert!(!new.is_disjoint(&old), "{old:?} would become {new:?}");
+                assert!(new.iter().all(|n| group.membership.members.contains_key(n)), "{new:?} do not learn");
+                assert!(new.len() >= old.len().min(replicas), "{old:?} would become {new:?}");
+                assert!(new.difference(&old).count() <= 1, "{old:?} would become {new:?}");
+                // A change that its new voters cannot take (one has crashed since it reported) is modelled as one that
+                // does not happen; Raft would hold it open.
+                if self.majority(shard, &new, true) {
+                    let agreed = &self.state.shards[&shard].voters;
+                    assert_eq!(agreed, &old, "a second change before the first is agreed on");
+                    let group = self.led_by(shard, self.machines[&server].hosted.get(&shard).cloned());
+                    let group = group.expect("as above");
+                    group.membership.members.retain(|n, _| new.contains(n));
+                    group.membership.voters = new;
+                }
+            }
+            Do::Transfer(to) => {
+                let runs = self.runs(shard, to);
+                if let Some(group) =
+                    self.led_by(shard, mine).filter(|g| runs && g.membership.voters.contains(&to))
+                {
+                    group.leader = Some(to);
+                    group.term += 1;
+                }
+            }
+        }
+    }
+
+    /// The group, if this replica leads it and can commit.
+    fn led_by(&mut self, shard: ShardId, replica: Option<Hosted>) -> Option<&mut Group> {
+        let replica = replica?;
+        let group = self.groups.get(&(shard, replica.origin))?;
+        let leads =
+            group.leader == Some(replica.node) && self.majority(shard, &group.membership.voters, true);
+        if leads { self.groups.get_mut(&(shard, replica.origin)) } else { None }
+    }
+
+    /// Elections, replication.
+    fn groups_go_on(&mut self) {
+        for (shard, origin) in self.groups.keys().copied().collect::<Vec<_>>() {
+            let group = &self.groups[&(shard, origin)];
+            let now = group.membership.clone();
+            let works = self.majority(shard, &now.voters, true);
+            let leader = group.leader.filter(|n| self.runs(shard, *n) && (now.voters.contains(n) || !works));
+            let committed = group.committed;
+            // Of a majority at least one has everything; it wins.
+            let elected = || {
+                let able = now.voters.iter().filter(|n| self.runs(shard, **n));
+                able.copied().max_by_key(|n| {
+                    (self.machines[&n.server()].hosted[&shard].applied, std::cmp::Reverse(*n))
+                })
+            };
+            let leader = leader.or_else(|| works.then(elected).flatten());
+            let group = self.groups.get_mut(&(shard, origin)).expect("from its keys");
+            if leader != group.leader {
+                group.term += 1;
+                group.leader = leader;
+            }
+            if !works {
+                continue;
+            }
+            for n in now.members.keys() {
+                let votes = now.voters.contains(n);
+                let Some(m) = self.machines.get_mut(&n.server()).filter(|m| m.up) else { continue };
+                let Some(h) = m.hosted.get_mut(&shard).filter(|h| h.node == *n) else { continue };
+                h.founded = true;
+                // A learner takes a while.
+                h.applied = if votes { committed } else { committed.min(h.applied + 200) };
+            }
+        }
+    }
+
+    fn play(&mut self, op: &Op) {
+        match *op {
+            Op::Ticks { count, reports_lost, directives_lost } => {
+                (0..count).for_each(|_| _ = self.tick(reports_lost, directives_lost));
+            }
+            Op::Wait(seconds) => (0..u32::from(seconds) * 4).for_each(|_| _ = self.tick(0, 0)),
+            Op::Crash(s) => {
+                if let Some(m) = self.machines.get_mut(&ServerId(s)) {
+                    m.up = false;
+                    if !self.on_disk {
+                        m.hosted.clear();
+                    }
+                }
+            }
+            Op::Restart(s) => {
+                if let Some(m) = self.machines.get_mut(&ServerId(s)) {
+                    m.up = true;
+                }
+            }
+            Op::Drain(s, draining) => {
+                self.state.apply(&Command::Drain { server: ServerId(s), draining });
+            }
+            Op::Join => {
+                let server = ServerId(self.machines.len() as u64);
+                if server.0 < 7 {
+                    self.state.apply(&Command::Join { address: address(server) });
+                    let node = self.new_life(server);
+                    let new = Machine { up: true, node, hosted: BTreeMap::new(), generation: 0 };
+                    self.machines.insert(server, new);
+                }
+            }
+            Op::Write(shard, n) => {
+                for ((s, _), g) in &mut self.groups {
+                    g.committed += if s.0 == shard { n } else { 0 };
+                }
+            }
+            Op::ControlMoves => {
+                self.heard.clear();
+                self.since = self.now;
+            }
+        }
+    }
+
+    /// Whether more than a minority of a founded shard's replicas has lost its log: the one thing that no plan mends.
+    fn lost(&self, shard: ShardId) -> bool {
+        let Some(place) = self.state.shards.get(&shard).filter(|p| p.founded) else { return false };
+        let group = &self.groups[&(shard, place.origin)];
+        !self.majority(shard, &group.membership.voters, false)
+    }
+
+    /// From now on everything works. The fleet must come to rest, and rest where it should.
+    fn settle(&mut self) {
+        for m in self.machines.values_mut() {
+            m.up = true;
+        }
+        let Shape { shards, replicas, .. } = self.shape();
+        let draining: Vec<_> =
+            self.state.servers.iter().filter(|(_, s)| s.draining).map(|(s, _)| *s).collect();
+        let mut usable = self.state.servers.len() - draining.len();
+        for server in draining {
+            if usable < replicas as usize {
+                self.state.apply(&Command::Drain { server, draining: false });
+                usable += 1;
+            }
+        }
+        let mut quiet = 0;
+        for _ in 0..1200 {
+            quiet = if self.tick(0, 0) { 0 } else { quiet + 1 };
+            if quiet > 60 {
+                break;
+            }
+        }
+        let plan = self.view();
+        assert!(quiet > 60, "no rest after 5 minutes: {plan:?}");
+        let mut voters_on: BTreeMap<ServerId, u64> = BTreeMap::new();
+        let mut any_lost = false;
+        for shard in (0..shards).map(ShardId) {
+            if self.lost(shard) {
+                any_lost = true;
+                // "No leader", where its members had changed since they were last agreed on.
+                assert!(matches!(plan.health[&shard].0, Health::Lost | Health::Repairing), "{shard}");
+                continue;
+            }
+            assert_eq!(plan.health[&shard], (Health::Serving, String::new()), "{shard}");
+            let place = &self.state.shards[&shard];
+            let group = &self.groups[&(shard, place.origin)];
+            assert_eq!(group.membership.voters, place.voters, "{shard}: what is agreed is what is");
+            assert_eq!(group.membership.voters.len(), replicas as usize, "{shard}");
+            assert!(
+                group.membership.members.keys().eq(group.membership.voters.iter()),
+                "{shard}: nobody learns"
+            );
+            let on: BTreeSet<ServerId> = place.voters.iter().map(|n| n.server()).collect();
+            assert_eq!(on.len(), replicas as usize, "{shard}: one replica on a server");
+            for server in &on {
+                *voters_on.entry(*server).or_default() += self.bytes[shard.0 as usize];
+                assert!(!self.state.servers[server].draining, "{server} is drained and holds {shard}");
+            }
+            for (server, m) in &self.machines {
+                assert_eq!(m.hosted.contains_key(&shard), on.contains(server), "{server} and {shard}");
+            }
+        }
+        if any_lost {
+            return;
+        }
+        // As even as single moves can make it.
+        let load = |s: ServerId| voters_on.get(&s).copied().unwrap_or_default();
+        for shard in (0..shards).map(ShardId) {
+            let place = &self.state.shards[&shard];
+            let bytes = self.bytes[shard.0 as usize];
+            for from in place.voters.iter().map(|n| n.server()) {
+                for (to, s) in &self.state.servers {
+                    let free = !s.draining && place.voters.iter().all(|n| n.server() != *to);
+                    assert!(
+                        !free || load(from) <= load(*to) + bytes,
+                        "{shard} on {from} would be better on {to}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    // PARAFT_SCHEDULES=20000 for a long run.
+    #![proptest_config(ProptestConfig::with_cases(
+        std::env::var("PARAFT_SCHEDULES").ok().and_then(|n| n.parse().ok()).unwrap_or(500)
+    ))]
+
+    #[test]
+    fn whatever_happens_no_needed_replica_is_dropped_and_the_fleet_comes_to_rest(
+        servers in 1u64..6, replicas in prop::sample::select(vec![1u32, 3]), on_disk in any::<bool>(),
+        bytes in prop::collection::vec(prop::sample::select(vec![0u64, 100, 100, 250]), 1..4),
+        begin in 0u8..20, ops in prop::collection::vec(an_op(), 0..60),
+    ) {
+        let replicas = if servers < 3 { 1 } else { replicas };
+        let bytes: Vec<u64> = bytes.into_iter().map(|b| b.max(1)).collect();
+        let mut fleet = Fleet::new(servers, bytes.len() as u32, replicas, on_disk, bytes);
+        fleet.play(&Op::Wait(begin));
+        for op in &ops {
+            fleet.play(op);
+        }
+        fleet.settle();
+    }
+}

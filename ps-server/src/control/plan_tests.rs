@@ -1,0 +1,558 @@
+//! What is planned, case by case. Histories of many steps are in `plan_properties`.
+
+use super::{
+    plan::{ControlChange, Directive, Do, Health, Heard, Patience, Plan, ReplicaReport, Report, View, plan},
+    state::{Command, Place, Shape, State},
+};
+use crate::raft::{Digest, Membership, ReplicaId};
+use paraft_common::{Durability, ServerId, ShardId};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+const S0: ShardId = ShardId(0);
+const ORIGIN: u64 = 7;
+
+fn secs(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// The first life of a server's replica.
+fn node(server: u64) -> ReplicaId {
+    ReplicaId(server << 32 | 1)
+}
+
+fn address(server: u64) -> String {
+    format!("s{server}:1")
+}
+
+fn nodes(servers: &[u64]) -> BTreeSet<ReplicaId> {
+    servers.iter().map(|s| node(*s)).collect()
+}
+
+/// A fleet as its control group's leader sees it.
+struct Sight {
+    state: State,
+    control: Membership,
+    heard: BTreeMap<ServerId, Heard>,
+    now: Instant,
+    since: Instant,
+    patience: Patience,
+}
+
+impl Sight {
+    /// Servers that are all there; none has a shard.
+    fn new(servers: u64, shards: u32, replicas: u32) -> Self {
+        let mut state = State::default();
+        let shape = Shape { shards, replicas, durability: Durability::QuorumMemory };
+        let list = (0..servers).map(|s| (ServerId(s), address(s))).collect();
+        state.apply(&Command::Found { fleet: 1, shape, servers: list });
+        let now = Instant::now() + secs(1000);
+        let members = (0..servers).map(|s| (node(s), address(s))).collect();
+        let voters = (0..servers).take(if servers < 3 { 1 } else { 3 }).map(node).collect();
+        let mut sight = Self {
+            state,
+            control: Membership { members, voters, changing: false },
+            heard: BTreeMap::new(),
+            now,
+            since: now - secs(500),
+            patience: Patience { silent: secs(1), replace: secs(30), settle: secs(5) },
+        };
+        (0..servers).for_each(|s| sight.hear(s));
+        sight
+    }
+
+    /// Servers with every shard founded on the first `replicas` servers, shard `i` led by server `leaders[i]`.
+    fn serving(servers: u64, leaders: &[u64], replicas: u64) -> Self {
+        let mut sight = Self::new(servers, leaders.len() as u32, replicas as u32);
+        for (i, leader) in (0u32..).zip(leaders) {
+            let voters: Vec<u64> = (0..replicas).collect();
+            sight.founded(ShardId(i), &voters, *leader, 1000);
+        }
+        sight
+    }
+
+    fn founded(&mut self, shard: ShardId, on: &[u64], leader: u64, bytes: u64) {
+        self.state.shards.insert(shard, Place { origin: ORIGIN, voters: nodes(on), founded: true });
+        let membership = Membership {
+            members: on.iter().map(|s| (node(*s), address(*s))).collect(),
+            voters: nodes(on),
+            changing: false,
+        };
+        for s in on {
+            let report =
+                ReplicaReport { bytes, leads: *s == leader, membership: membership.clone(), ..replica(*s) };
+            self.report(*s).replicas.insert(shard, report);
+        }
+    }
+
+    /// A report without replicas, now.
+    fn hear(&mut self, server: u64) {
+        let report = Report { address: address(server), node: node(server), replicas: BTreeMap::new() };
+        self.heard.insert(ServerId(server), Heard { report, at: self.now });
+    }
+
+    fn report(&mut self, server: u64) -> &mut Report {
+        &mut self.heard.get_mut(&ServerId(server)).expect("heard of").report
+    }
+
+    fn replica(&mut self, server: u64, shard: ShardId) -> &mut ReplicaReport {
+        self.report(server).replicas.get_mut(&shard).expect("hosted")
+    }
+
+    /// What the leader says of the membership.
+    fn membership(&mut self, leader: u64, shard: ShardId, change: impl FnOnce(&mut Membership)) {
+        change(&mut self.replica(leader, shard).membership);
+    }
+
+    fn silent(&mut self, server: u64, age: Duration) {
+        self.heard.get_mut(&ServerId(server)).expect("heard of").at = self.now - age;
+    }
+
+    fn drain(&mut self, server: u64, draining: bool) {
+        self.state.apply(&Command::Drain { server: ServerId(server), draining });
+    }
+
+    fn plan(&self) -> Plan {
+        plan(&View {
+            state: &self.state,
+            control: &self.control,
+            heard: &self.heard,
+            now: self.now,
+            since: self.since,
+            patience: self.patience,
+            origin: 99,
+        })
+    }
+
+    /// Everything that is told about shards, as (server, directive).
+    fn told(&self) -> Vec<(u64, Do)> {
+        let told = self.plan().directives.into_iter();
+        told.flat_map(|(s, list)| list.into_iter().map(move |d: Directive| (s.0, d.what))).collect()
+    }
+}
+
+fn replica(server: u64) -> ReplicaReport {
+    ReplicaReport {
+        node: node(server),
+        origin: ORIGIN,
+        founded: true,
+        leads: false,
+        term: 3,
+        applied: 1000,
+        bytes: 0,
+        membership: Membership::default(),
+        trouble: String::new(),
+        digests: Vec::new(),
+    }
+}
+
+/// A replica that was started and belongs to no group yet.
+fn fresh(server: u64, origin: u64) -> ReplicaReport {
+    ReplicaReport { origin, founded: false, term: 0, applied: 0, ..replica(server) }
+}
+
+#[test]
+fn nothing_is_planned_before_the_fleet_is_founded() {
+    let mut sight = Sight::new(3, 1, 3);
+    sight.state = State::default();
+    assert_eq!(sight.plan(), Plan::default());
+}
+
+#[test]
+fn a_shard_is_named_then_hosted_then_agreed_on_then_founded() {
+    let mut sight = Sight::new(3, 1, 3);
+    let plan = sight.plan();
+    let [Command::Place { place, .. }] = &plan.commands[..] else { panic!("{plan:?}") };
+    assert_eq!((place.founded, place.voters.len()), (false, 0));
+    let origin = place.origin;
+    sight.state.apply(&plan.commands[0]);
+
+    let host = |s| (s, Do::Host { origin });
+    assert_eq!(sight.told(), [host(0), host(1), host(2)]);
+    for s in 0..2 {
+        sight.report(s).replicas.insert(S0, fresh(s, origin));
+    }
+    assert_eq!(
+        (sight.told(), sight.plan().commands),
+        (vec![host(2)], vec![]),
+        "not before the last one is there"
+    );
+    sight.report(2).replicas.insert(S0, fresh(2, origin));
+    let plan = sight.plan();
+    let named = Place { origin, voters: nodes(&[0, 1, 2]), founded: false };
+    assert_eq!(plan.commands, [Command::Place { shard: S0, place: named.clone() }]);
+    sight.state.apply(&plan.commands[0]);
+
+    let told = sight.told();
+    let [(0, Do::Found { origin: o, members })] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((*o, members.keys().copied().collect()), (origin, nodes(&[0, 1, 2])));
+    assert_eq!(sight.told(), told, "told again until it is done");
+    sight.replica(0, S0).founded = true;
+    let place = Place { founded: true, ..named };
+    assert_eq!(sight.plan().commands, [Command::Place { shard: S0, place }]);
+}
+
+#[test]
+fn a_replica_of_another_founding_is_none_of_this_one() {
+    let mut sight = Sight::new(3, 1, 3);
+    sight.state.shards.insert(S0, Place { origin: 5, voters: BTreeSet::new(), founded: false });
+    for s in 0..3 {
+        sight.report(s).replicas.insert(S0, fresh(s, if s == 1 { 4 } else { 5 }));
+    }
+    assert_eq!(sight.told(), [(1, Do::Host { origin: 5 })]);
+}
+
+#[test]
+fn a_majority_begins_where_the_others_are_late_but_not_at_once_and_not_with_fewer() {
+    let mut sight = Sight::new(3, 1, 3);
+    sight.heard.remove(&ServerId(2));
+    sight.since = sight.now - secs(1);
+    assert_eq!(sight.plan().commands, [], "the third may come any moment");
+    sight.since = sight.now - secs(60);
+    assert_eq!(sight.plan().commands.len(), 1);
+    sight.heard.remove(&ServerId(1));
+    assert_eq!(sight.plan().commands, [], "one of three is no majority");
+}
+
+#[test]
+fn a_founding_that_lost_a_replica_begins_again_under_another_name() {
+    let mut sight = Sight::new(3, 1, 3);
+    sight.state.shards.insert(S0, Place { origin: 5, voters: nodes(&[0, 1, 2]), founded: false });
+    for s in 0..2 {
+        sight.report(s).replicas.insert(S0, fresh(s, 5));
+    }
+    let plan = sight.plan();
+    let [Command::Place { place, .. }] = &plan.commands[..] else { panic!("{plan:?}") };
+    assert_ne!(place.origin, 5);
+    assert!(place.voters.is_empty() && !place.founded);
+    // Unless the group has begun: then it is kept, with two of three.
+    sight.replica(1, S0).founded = true;
+    let place = Place { origin: 5, voters: nodes(&[0, 1, 2]), founded: true };
+    assert_eq!(sight.plan().commands, [Command::Place { shard: S0, place }]);
+}
+
+#[test]
+fn nothing_is_planned_for_a_fleet_that_is_well() {
+    let sight = Sight::serving(3, &[0, 1, 2], 3);
+    let plan = sight.plan();
+    assert_eq!((plan.commands, plan.directives, plan.control), (vec![], BTreeMap::new(), None));
+    assert!(plan.health.values().all(|h| h.0 == Health::Serving));
+}
+
+#[test]
+fn a_silent_server_is_replaced_when_its_time_is_over_and_not_before() {
+    let mut sight = Sight::serving(4, &[0], 3);
+    sight.silent(2, secs(29));
+    assert_eq!(sight.told(), [], "it may come back");
+    assert_eq!(sight.plan().health[&S0].0, Health::Repairing);
+    sight.silent(2, secs(31));
+    assert_eq!(sight.told(), [(3, Do::Host { origin: ORIGIN })]);
+    // A new leader of the control group has heard nobody for long: that proves nothing.
+    sight.since = sight.now - secs(29);
+    assert_eq!(sight.told(), []);
+}
+
+#[test]
+fn a_replacement_learns_first_and_votes_when_it_has_caught_up() {
+    let mut sight = Sight::serving(4, &[0], 3);
+    sight.silent(2, secs(31));
+    sight.report(3).replicas.insert(S0, fresh(3, ORIGIN));
+    assert_eq!(sight.told(), [(0, Do::Learner(node(3), address(3)))]);
+    sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
+    sight.replica(3, S0).applied = 900;
+    assert_eq!(sight.told(), [], "100 entries behind: it learns");
+    sight.replica(3, S0).applied = 990;
+    assert_eq!(sight.told(), [(0, Do::Voters(nodes(&[0, 1, 3])))], "three vote, before and after");
+    sight.membership(0, S0, |m| m.changing = true);
+    assert_eq!(sight.told(), [], "one change at a time");
+}
+
+#[test]
+fn who_is_back_before_its_replacement_votes_stays_and_the_replacement_goes() {
+    let mut sight = Sight::serving(4, &[0], 3);
+    sight.report(3).replicas.insert(S0, fresh(3, ORIGIN));
+    sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
+    assert_eq!(sight.told(), [(0, Do::Voters(nodes(&[0, 1, 2])))], "first out of the group");
+    sight.membership(0, S0, |m| _ = m.members.remove(&node(3)));
+    assert_eq!(sight.told(), [(3, Do::Retire(node(3)))], "then off the server");
+}
+
+#[test]
+fn a_replica_that_lost_its_log_is_replaced_at_once_on_its_own_server() {
+    let mut sight = Sight::serving(4, &[0], 3);
+    sight.report(2).replicas.clear();
+    assert_eq!(sight.told(), [(2, Do::Host { origin: ORIGIN })]);
+    let again = ReplicaId(2 << 32 | 9);
+    sight.report(2).replicas.insert(S0, ReplicaReport { node: again, ..fresh(2, ORIGIN) });
+    assert_eq!(sight.told(), [(0, Do::Learner(again, address(2)))]);
+    sight.membership(0, S0, |m| _ = m.members.insert(again, address(2)));
+    sight.replica(2, S0).applied = 1000;
+    let voters = BTreeSet::from([node(0), node(1), again]);
+    assert_eq!(sight.told(), [(0, Do::Voters(voters))], "the old name leaves as the new one enters");
+}
+
+#[test]
+fn a_replica_whose_storage_failed_is_replaced() {
+    let mut sight = Sight::serving(3, &[0], 3);
+    sight.replica(2, S0).trouble = "no space left on device".into();
+    assert_eq!(sight.told(), [(2, Do::Host { origin: ORIGIN })]);
+}
+
+#[test]
+fn a_drained_server_is_emptied_one_change_at_a_time_and_never_below_three_voters() {
+    let mut sight = Sight::serving(4, &[0], 3);
+    sight.drain(0, true);
+    let told = sight.told();
+    assert!(told.contains(&(3, Do::Host { origin: ORIGIN })), "{told:?}");
+    assert!(told.contains(&(0, Do::Transfer(node(1)))), "the leadership goes first: {told:?}");
+    sight.report(3).replicas.insert(S0, ReplicaReport { applied: 1000, ..fresh(3, ORIGIN) });
+    sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
+    let told = sight.told();
+    assert_eq!(told, [(0, Do::Transfer(node(1)))], "a leader is not voted out, it hands over");
+    let kept = sight.replica(0, S0).membership.clone();
+    *sight.replica(1, S0) = ReplicaReport { leads: true, term: 4, membership: kept, ..replica(1) };
+    sight.replica(0, S0).leads = false;
+    assert_eq!(sight.told(), [(1, Do::Voters(nodes(&[1, 2, 3])))]);
+}
+
+#[test]
+fn a_drain_waits_where_there_is_no_other_server_and_can_be_undone() {
+    let mut sight = Sight::serving(3, &[1], 3);
+    sight.drain(2, true);
+    assert_eq!(sight.told(), [], "nobody can take its replica");
+    sight.drain(1, true);
+    assert_eq!(sight.told(), [(1, Do::Transfer(node(0)))], "but it need not lead");
+    sight.drain(1, false);
+    sight.drain(2, false);
+    assert_eq!(sight.told(), []);
+    // Undone while the replacement learns: the replacement goes.
+    let mut sight = Sight::serving(4, &[0], 3);
+    sight.drain(2, true);
+    sight.report(3).replicas.insert(S0, fresh(3, ORIGIN));
+    sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
+    sight.drain(2, false);
+    assert_eq!(sight.told(), [(0, Do::Voters(nodes(&[0, 1, 2])))]);
+}
+
+#[test]
+fn nothing_new_goes_to_a_server_that_is_silent_or_being_drained() {
+    let mut sight = Sight::serving(6, &[0], 3);
+    sight.silent(2, secs(31));
+    sight.silent(3, secs(2));
+    sight.drain(4, true);
+    assert_eq!(sight.told(), [(5, Do::Host { origin: ORIGIN })]);
+    sight.drain(5, true);
+    assert_eq!(sight.told(), []);
+}
+
+#[test]
+fn a_replacement_goes_where_the_fewest_bytes_are() {
+    let mut sight = Sight::serving(5, &[0], 3);
+    sight.founded(ShardId(1), &[3], 3, 5000);
+    sight.founded(ShardId(2), &[4], 4, 4000);
+    sight.state.shape = Some(Shape { shards: 1, ..sight.state.shape.expect("founded") });
+    sight.silent(2, secs(31));
+    assert!(sight.told().contains(&(4, Do::Host { origin: ORIGIN })), "{:?}", sight.told());
+}
+
+#[test]
+fn without_a_leader_a_shard_is_left_alone() {
+    let mut sight = Sight::serving(4, &[0], 3);
+    sight.replica(0, S0).leads = false;
+    sight.silent(2, secs(31));
+    assert_eq!((sight.told(), sight.plan().commands), (vec![], vec![]));
+    assert_eq!(sight.plan().health[&S0].0, Health::Repairing);
+}
+
+#[test]
+fn a_shard_of_which_a_majority_lost_its_log_is_lost_and_only_one_that_lost_all_begins_anew() {
+    let mut sight = Sight::serving(3, &[0], 3);
+    sight.report(0).replicas.clear();
+    sight.report(1).replicas.clear();
+    let plan = sight.plan();
+    assert_eq!(
+        (plan.commands, plan.health[&S0].0),
+        (vec![], Health::Lost),
+        "the third holds what a person may want"
+    );
+    // One that still says that it leads changes nothing: it is alone.
+    sight.replica(2, S0).leads = true;
+    assert_eq!((sight.told(), sight.plan().health[&S0].0), (vec![], Health::Lost));
+    sight.replica(2, S0).leads = false;
+    sight.silent(2, secs(300));
+    assert_eq!(sight.plan().commands, [], "silent is not lost");
+    sight.hear(2);
+    let plan = sight.plan();
+    let [Command::Place { place, .. }] = &plan.commands[..] else { panic!("{plan:?}") };
+    assert!(!place.founded && place.origin != ORIGIN);
+}
+
+#[test]
+fn a_shard_does_not_begin_anew_while_a_server_that_nobody_agreed_on_yet_holds_its_log() {
+    let mut sight = Sight::serving(4, &[0], 3);
+    for s in 0..3 {
+        sight.report(s).replicas.clear();
+    }
+    sight.report(3).replicas.insert(S0, replica(3));
+    let plan = sight.plan();
+    assert_eq!((plan.commands, plan.health[&S0].0), (vec![], Health::Lost));
+}
+
+#[test]
+fn of_two_that_say_they_lead_the_later_term_counts() {
+    let mut sight = Sight::serving(4, &[0], 3);
+    let membership = Membership { voters: nodes(&[1, 2, 3]), ..sight.replica(0, S0).membership.clone() };
+    *sight.replica(1, S0) = ReplicaReport { leads: true, term: 4, membership, ..replica(1) };
+    let place = Place { origin: ORIGIN, voters: nodes(&[1, 2, 3]), founded: true };
+    assert!(sight.plan().commands.contains(&Command::Place { shard: S0, place }));
+}
+
+#[test]
+fn leaders_are_spread_by_bytes_one_move_at_a_time_once_the_fleet_has_settled() {
+    let mut sight = Sight::serving(3, &[0, 0, 0], 3);
+    let moves = |sight: &Sight| -> Vec<(u64, Do)> { sight.told() };
+    assert_eq!(moves(&sight), [(0, Do::Transfer(node(1)))]);
+    sight.since = sight.now - secs(1);
+    assert_eq!(moves(&sight), [], "not yet settled");
+    sight.since = sight.now - secs(60);
+    // A big shard alone outweighs two small ones.
+    let mut sight = Sight::new(2, 3, 1);
+    sight.state.shape = Some(Shape { shards: 3, replicas: 2, durability: Durability::QuorumMemory });
+    sight.founded(ShardId(0), &[0, 1], 0, 10_000);
+    sight.founded(ShardId(1), &[0, 1], 1, 100);
+    sight.founded(ShardId(2), &[0, 1], 1, 100);
+    assert_eq!(sight.told(), []);
+    sight.founded(ShardId(2), &[0, 1], 0, 100);
+    assert_eq!(sight.told(), [(0, Do::Transfer(node(1)))]);
+}
+
+#[test]
+fn a_leader_is_not_moved_to_a_replica_that_is_behind() {
+    let mut sight = Sight::serving(3, &[0, 0, 0], 3);
+    for shard in (0..3).map(ShardId) {
+        sight.replica(1, shard).applied = 10;
+    }
+    assert_eq!(sight.told(), [(0, Do::Transfer(node(2)))]);
+}
+
+#[test]
+fn a_new_server_takes_its_share_one_replica_at_a_time() {
+    let mut sight = Sight::serving(4, &[0, 1, 2], 3);
+    let told = sight.told();
+    let [(3, Do::Host { .. })] = &told[..] else { panic!("{told:?}") };
+    sight.since = sight.now - secs(1);
+    assert_eq!(sight.told(), [], "not before the fleet has settled");
+    sight.since = sight.now - secs(60);
+    sight.silent(2, secs(2));
+    assert_eq!(sight.told(), [], "nor while a replica is missing");
+    // With one shard, a move would only change who is empty.
+    assert_eq!(Sight::serving(4, &[0], 3).told(), []);
+}
+
+#[test]
+fn replicas_are_not_moved_back_and_forth() {
+    // Loads of 3, 2, 2 and 2 shards: as even as it gets.
+    let mut sight = Sight::new(4, 3, 3);
+    for (shard, on) in [(0, [0, 1, 2]), (1, [0, 1, 3]), (2, [0, 2, 3])] {
+        sight.founded(ShardId(shard), &on, on[shard as usize], 1000);
+    }
+    assert_eq!(sight.told(), []);
+}
+
+#[test]
+fn every_change_of_servers_or_placement_is_a_new_generation() {
+    let mut state = Sight::new(3, 1, 3).state;
+    let place = |founded| Place { origin: 5, voters: BTreeSet::new(), founded };
+    let mut last = state.generation;
+    for (command, changes) in [
+        (Command::Admit { server: ServerId(3), address: address(3) }, true),
+        (Command::Admit { server: ServerId(3), address: address(3) }, false),
+        (Command::Join { address: address(4) }, true),
+        (Command::Join { address: address(4) }, false),
+        (Command::Drain { server: ServerId(1), draining: true }, true),
+        (Command::Drain { server: ServerId(77), draining: true }, false),
+        (Command::Place { shard: S0, place: place(false) }, true),
+        (Command::Place { shard: S0, place: place(false) }, false),
+        (Command::Place { shard: S0, place: place(true) }, true),
+    ] {
+        state.apply(&command);
+        assert_eq!(state.generation, last + u64::from(changes), "{command:?}");
+        last = state.generation;
+    }
+}
+
+#[test]
+fn the_control_group_takes_in_every_server_and_lets_an_odd_number_vote() {
+    let mut sight = Sight::serving(4, &[0], 3);
+    sight.control.members.remove(&node(3));
+    assert_eq!(sight.plan().control, Some(ControlChange::Learner(node(3), address(3))));
+    let sight = Sight::serving(4, &[0], 3);
+    assert_eq!(sight.plan().control, None, "four are there, three vote");
+    let sight = Sight::serving(7, &[0], 3);
+    let Some(ControlChange::Voters(voters)) = sight.plan().control else { panic!("five may vote") };
+    assert_eq!(voters.len(), 5);
+    assert!(voters.is_superset(&sight.control.voters), "who votes goes on voting");
+    // One change at a time.
+    let mut sight = Sight::serving(7, &[0], 3);
+    sight.control.changing = true;
+    assert_eq!(sight.plan().control, None);
+}
+
+#[test]
+fn a_voter_of_the_control_group_is_replaced_when_it_drains_or_is_silent_for_too_long() {
+    let mut sight = Sight::serving(4, &[0], 3);
+    sight.silent(2, secs(29));
+    assert_eq!(sight.plan().control, None);
+    sight.silent(2, secs(31));
+    assert_eq!(sight.plan().control, Some(ControlChange::Voters(nodes(&[0, 1, 3]))));
+    let mut sight = Sight::serving(4, &[0], 3);
+    sight.drain(0, true);
+    assert_eq!(sight.plan().control, Some(ControlChange::Voters(nodes(&[1, 2, 3]))));
+    // Nobody to take its place: three of which one is dead are better than two.
+    let mut sight = Sight::serving(3, &[0], 3);
+    sight.silent(2, secs(31));
+    assert_eq!(sight.plan().control, None);
+}
+
+#[test]
+fn a_group_of_one_moves_by_way_of_two() {
+    let mut sight = Sight::serving(2, &[0], 1);
+    sight.drain(0, true);
+    sight.report(1).replicas.insert(S0, ReplicaReport { applied: 1000, ..fresh(1, ORIGIN) });
+    sight.membership(0, S0, |m| _ = m.members.insert(node(1), address(1)));
+    assert_eq!(sight.told(), [(0, Do::Voters(nodes(&[0, 1])))]);
+    sight.membership(0, S0, |m| m.voters = nodes(&[0, 1]));
+    let place = Place { origin: ORIGIN, voters: nodes(&[0, 1]), founded: true };
+    let agree = Command::Place { shard: S0, place };
+    assert_eq!(sight.plan().commands, [agree.clone()], "first it is agreed on");
+    sight.state.apply(&agree);
+    assert_eq!(sight.told(), [(0, Do::Transfer(node(1)))], "then the leadership goes over, then the old one");
+}
+
+/// What three replicas of shard 0 report of the same check, and who is stopped.
+fn diverged(digests: [Option<u64>; 3]) -> (Vec<u64>, String) {
+    let mut w = Sight::serving(3, &[0], 3);
+    for (server, digest) in (0..).zip(digests) {
+        let of_check = |digest| Digest { index: 500, digest };
+        w.replica(server, ShardId(0)).digests = digest.map(of_check).into_iter().collect();
+    }
+    let plan = w.plan();
+    let stopped = |(s, list): (&ServerId, &Vec<Directive>)| {
+        list.iter().any(|d| matches!(d.what, Do::Diverged { node, .. } if node.server() == *s)).then_some(s.0)
+    };
+    (plan.directives.iter().filter_map(stopped).collect(), plan.health[&ShardId(0)].1.clone())
+}
+
+#[test]
+fn a_replica_that_differs_from_a_majority_is_stopped_even_the_leader_and_nobody_without_a_majority() {
+    assert_eq!(diverged([Some(7), Some(7), Some(7)]), (vec![], String::new()));
+    assert_eq!(diverged([Some(7), Some(7), None]), (vec![], String::new()));
+    assert_eq!(diverged([Some(7), Some(8), Some(7)]), (vec![1], String::new()));
+    assert_eq!(diverged([Some(9), Some(7), Some(7)]), (vec![0], String::new()));
+    let (stopped, said) = diverged([Some(7), Some(8), None]);
+    assert!(stopped.is_empty() && said.contains("log index 500"), "{said}");
+    let (stopped, said) = diverged([Some(7), Some(8), Some(9)]);
+    assert!(stopped.is_empty() && said.contains("no majority agrees"), "{said}");
+}

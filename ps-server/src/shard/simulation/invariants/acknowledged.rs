@@ -1,0 +1,30 @@
+//! What was acknowledged is committed, then and for ever.
+
+use super::{BUCKETS, History};
+use crate::shard::Shard;
+use paraft_common::Version;
+
+impl History {
+    /// A worker is told that the push at this place is in.
+    pub fn acknowledged(&mut self, term: u64, bucket: usize, place: usize, version: Version) {
+        self.pushed[place].acked[bucket] = true;
+        let highest = self.acked.entry((term, bucket)).or_default();
+        *highest = (*highest).max(version);
+    }
+
+    pub(super) fn acknowledged_is_in(&self, truth: &Shard) {
+        let conf = truth.configured();
+        for bucket in 0..BUCKETS {
+            let image = conf.as_ref().map(|c| c.buckets[bucket].image());
+            for (place, push) in self.pushed.iter().enumerate().filter(|(_, p)| p.acked[bucket]) {
+                // A push whose step a round of an earlier session already brought is acknowledged with that round.
+                let by_another = || {
+                    let same = |p: &super::Pushed| (p.worker, p.step) == (push.worker, push.step);
+                    self.mode.averages() && self.pushed.iter().filter(|p| same(p)).count() > 1
+                };
+                let is_in = image.as_ref().is_some_and(|i| i.weights[place] != 0.0);
+                assert!(is_in || by_another(), "{push:?} was acknowledged and is not in bucket {bucket}");
+            }
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! A push is in the weights once or not at all.
+
+use super::{BUCKETS, History};
+use crate::shard::Shard;
+
+impl History {
+    pub(super) fn exactly_once(&self, truth: &Shard) {
+        let Some(conf) = truth.configured() else { return };
+        let mut in_weights = 0u64;
+        for bucket in 0..BUCKETS {
+            let image = conf.buckets[bucket].image();
+            for (place, weight) in image.weights.iter().enumerate() {
+                let Some(push) = self.pushed.get(place) else {
+                    assert_eq!(*weight, 0.0, "place {place} of bucket {bucket} is nobody's");
+                    continue;
+                };
+                let share = -weight;
+                in_weights += u64::from(share != 0.0);
+                // In a round of n, a push counts an n-th.
+                let once = [1.0, 0.5, 1.0 / 3.0];
+                let right =
+                    share == 0.0 || if self.mode.averages() { once.contains(&share) } else { share == 1.0 };
+                assert!(right, "{push:?} is {share} times in bucket {bucket}");
+            }
+        }
+        // Twice a half would look like once a whole.
+        let counted = truth.read(|m| m.pushes);
+        assert_eq!(counted, in_weights, "pushes that were applied, and that are in the weights");
+    }
+}

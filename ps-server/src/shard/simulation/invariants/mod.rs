@@ -1,0 +1,115 @@
+//! What must hold in every schedule: one promise in each file. They look at the same history.
+
+mod acknowledged;
+mod exactly_once;
+mod membership;
+mod replicas;
+mod retries;
+mod staleness;
+mod versions;
+
+use super::{
+    cluster::Cluster,
+    worker::{BUCKETS, PLACES},
+};
+use crate::shard::Shard;
+use bytes::Bytes;
+use paraft_common::{Mode, SessionId, Step, Version, WorkerId};
+use std::collections::BTreeMap;
+
+pub use replicas::replicas;
+
+/// A step of a worker: what it adds to the place of its own in every bucket.
+#[derive(Clone, Debug)]
+pub struct Pushed {
+    worker: WorkerId,
+    session: SessionId,
+    step: Step,
+    acked: [bool; BUCKETS],
+}
+
+/// Everything that the workers did and were told.
+pub struct History {
+    mode: Mode,
+    cluster: Cluster,
+    /// By place.
+    pushed: Vec<Pushed>,
+    /// The highest version that was acknowledged, by term and bucket.
+    acked: BTreeMap<(u64, usize), Version>,
+    /// What a pull must show at least: set when it is asked.
+    floor: BTreeMap<WorkerId, [Version; BUCKETS]>,
+    /// The last pull's versions of each worker, and of which term's leader.
+    shown: BTreeMap<WorkerId, (u64, [Version; BUCKETS])>,
+    sessions: membership::Sessions,
+    /// The weights of the finished job, which must be the same for all.
+    last: Option<Vec<Bytes>>,
+}
+
+impl History {
+    pub fn new(mode: Mode, cluster: Cluster) -> Self {
+        Self {
+            mode,
+            cluster,
+            pushed: Vec::new(),
+            acked: BTreeMap::new(),
+            floor: BTreeMap::new(),
+            shown: BTreeMap::new(),
+            sessions: membership::Sessions::default(),
+            last: None,
+        }
+    }
+
+    /// A worker pushes a step in every bucket; gives its place.
+    pub fn pushes(&mut self, worker: WorkerId, session: SessionId, step: Step) -> usize {
+        self.pushed.push(Pushed { worker, session, step, acked: [false; BUCKETS] });
+        assert!(self.pushed.len() <= PLACES, "the schedule is too long for its ledger");
+        self.pushed.len() - 1
+    }
+
+    /// Steps that were pushed.
+    pub fn len(&self) -> usize {
+        self.pushed.len()
+    }
+
+    /// The process is another now.
+    pub fn forgets(&mut self, worker: WorkerId) {
+        self.floor.remove(&worker);
+        self.shown.remove(&worker);
+    }
+
+    /// A worker asks for weights, of a leader of this term.
+    pub fn asks(&mut self, worker: WorkerId, term: u64) {
+        self.floor.insert(worker, self.promised(term));
+    }
+
+    /// What the true state must satisfy at any moment.
+    pub fn check(&self, truth: &Shard) {
+        self.exactly_once(truth);
+        self.acknowledged_is_in(truth);
+        self.retries_are_recognised(truth);
+    }
+
+    /// A pull was answered.
+    pub fn pulled(
+        &mut self,
+        worker: WorkerId,
+        term: u64,
+        done: Step,
+        last: bool,
+        slowest: Step,
+        got: &BTreeMap<usize, (Version, Bytes)>,
+    ) {
+        assert_eq!(got.len(), BUCKETS, "a pull brings every bucket");
+        self.versions_do_not_go_back(worker, term, got);
+        if last {
+            self.the_end_is_the_same_for_all(got);
+        } else {
+            self.staleness_is_bounded(worker, done, slowest, got);
+        }
+    }
+
+    /// Each place of a bucket: how far below 0 it is.
+    fn weights(payload: &[u8]) -> Vec<f32> {
+        payload.as_chunks::<4>().0.iter().map(|b| -f32::from_le_bytes(*b)).collect()
+    }
+}

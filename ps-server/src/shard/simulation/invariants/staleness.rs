@@ -1,0 +1,45 @@
+//! The consistency rule: a worker that goes on after step `done` has in its weights its own pushes up to `done`, and
+//! everyone else's up to `done` less the staleness.
+
+use super::{BUCKETS, History};
+use bytes::Bytes;
+use paraft_common::{Step, Version, WorkerId};
+use std::collections::BTreeMap;
+
+impl History {
+    pub(super) fn staleness_is_bounded(
+        &self,
+        worker: WorkerId,
+        done: Step,
+        slowest: Step,
+        got: &BTreeMap<usize, (Version, Bytes)>,
+    ) {
+        assert!(
+            self.mode.may_proceed(slowest, done),
+            "{worker} goes on after {done}; the slowest is at {slowest}"
+        );
+        for bucket in 0..BUCKETS {
+            let weights = Self::weights(&got[&bucket].1);
+            for (place, p) in self.pushed.iter().enumerate() {
+                // Of those who still are in the session that they pushed in.
+                if !self.sessions.is_current(p.worker, p.session) {
+                    continue;
+                }
+                let own = p.worker == worker && p.step <= done;
+                let others = self.mode.staleness().is_some_and(|s| p.step.0 + s <= done.0);
+                let needed = own || others && p.worker != worker;
+                assert!(
+                    !needed || weights[place] != 0.0 || self.was_in_an_earlier_round(p),
+                    "{worker} goes on after {done} without {p:?} in bucket {bucket}"
+                );
+            }
+        }
+    }
+
+    /// The final weights are the same for everyone, whoever leads when they ask.
+    pub(super) fn the_end_is_the_same_for_all(&mut self, got: &BTreeMap<usize, (Version, Bytes)>) {
+        let weights: Vec<Bytes> = got.values().map(|(_, w)| w.clone()).collect();
+        let first = self.last.get_or_insert_with(|| weights.clone());
+        assert!(*first == weights, "two workers end with different weights");
+    }
+}

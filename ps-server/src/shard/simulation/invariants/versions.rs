@@ -1,0 +1,38 @@
+//! Versions never go back: a leader shows at least what it and its predecessors have acknowledged, and a worker that
+//! stays with a leader never sees less than it saw before.
+
+use super::{BUCKETS, History};
+use bytes::Bytes;
+use paraft_common::{Version, WorkerId};
+use std::collections::BTreeMap;
+
+impl History {
+    /// What leaders up to this term have acknowledged.
+    pub(super) fn promised(&self, term: u64) -> [Version; BUCKETS] {
+        std::array::from_fn(|bucket| {
+            let up_to = self.acked.iter().filter(|((t, b), _)| *t <= term && *b == bucket);
+            up_to.map(|(_, v)| *v).max().unwrap_or_default()
+        })
+    }
+
+    pub(super) fn versions_do_not_go_back(
+        &mut self,
+        worker: WorkerId,
+        term: u64,
+        got: &BTreeMap<usize, (Version, Bytes)>,
+    ) {
+        let now: [Version; BUCKETS] = std::array::from_fn(|b| got[&b].0);
+        let floor = self.floor.get(&worker).copied().unwrap_or_default();
+        for bucket in 0..BUCKETS {
+            let (now, floor) = (now[bucket], floor[bucket]);
+            assert!(
+                now >= floor,
+                "{worker} got bucket {bucket} at {now}; {floor} was acknowledged before it asked"
+            );
+        }
+        if let Some((t, before)) = self.shown.insert(worker, (term, now)).filter(|(t, _)| *t == term) {
+            let back = before.iter().zip(&now).any(|(before, now)| now < before);
+            assert!(!back, "{worker} saw {before:?} and then {now:?} of the leader of term {t}");
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Seeded schedules against the real owners of three replicas: push, retry, drop, duplicate, reorder, crash, partition,
+//! failover, snapshot, leave. Raft is modelled by what it promises ([`cluster`]), the workers by what a client does
+//! ([`worker`]); the owners, admission, rounds, cuts and the replicated state are the real ones. Time is tokio's, paused,
+//! and nothing else is random, so a seed is a schedule.
+//!
+//! `PARAFT_SCHEDULES=20000` for a long run, `PARAFT_SEED=N` for one schedule.
+
+mod cluster;
+mod invariants;
+mod worker;
+
+use cluster::Cluster;
+use invariants::History;
+use paraft_common::{
+    Durability, LeaderWindow, LogForm, Mode,
+    config::ServerJob,
+    optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
+};
+use rand_chacha::{
+    ChaCha8Rng,
+    rand_core::{Rng, SeedableRng},
+};
+use std::{cell::RefCell, panic::AssertUnwindSafe, rc::Rc, time::Duration};
+use worker::{BUCKETS, PLACES, Stream, Worker};
+
+const NODES: usize = 3;
+const WORKERS: u32 = 3;
+/// Schedules that are tried where nobody says otherwise.
+const SCHEDULES: u64 = 5000;
+/// A schedule's events, before everything heals.
+const EVENTS: u64 = 400;
+
+struct Schedule {
+    rng: ChaCha8Rng,
+    cluster: Cluster,
+    workers: Vec<Worker>,
+    /// Streams that their workers have given up.
+    broken: Vec<Stream>,
+    history: History,
+    conns: u64,
+    /// The leader cannot reach a majority: nothing is committed.
+    cut_off: bool,
+    /// For so many events nothing is committed.
+    slow: usize,
+    /// So often the leader lost its proposals' outcomes.
+    doubts: u64,
+    trace: Rc<RefCell<Vec<String>>>,
+}
+
+impl Schedule {
+    fn new(seed: u64, trace: Rc<RefCell<Vec<String>>>) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let mode = [Mode::Bsp, Mode::Ssp(1), Mode::Asp][(rng.next_u64() % 3) as usize];
+        let images = mode != Mode::Bsp && rng.next_u64().is_multiple_of(2);
+        let workers = 1 + (rng.next_u64() % u64::from(WORKERS)) as u32;
+        let job = ServerJob {
+            name: "simulation".into(),
+            fingerprint: String::new(),
+            workers,
+            mode,
+            params_len: BUCKETS * PLACES,
+            buffers_len: 0,
+            bucket_len: PLACES,
+            grace_ms: 300,
+            durability: Durability::QuorumMemory,
+            log: if images { LogForm::Images } else { LogForm::Updates },
+            leader_window: LeaderWindow::default(),
+            early_stop: None,
+            optimizer: OptimizerConfig::sgd(1.0),
+            schedule: ScheduleConfig::default(),
+            clip: ClipConfig::default(),
+            start: None,
+        };
+        trace.borrow_mut().push(format!("{mode}, {workers} workers, {:?}", job.log));
+        let steps = 4 + rng.next_u64() % 12;
+        let text = job.to_toml().expect("a valid job");
+        let workers = (0..workers).map(|w| Worker::new(w, text.clone(), steps)).collect();
+        let cluster = Cluster::new(NODES);
+        Self {
+            rng,
+            cluster: cluster.clone(),
+            workers,
+            broken: Vec::new(),
+            history: History::new(mode, cluster),
+            conns: 0,
+            cut_off: false,
+            slow: 0,
+            doubts: 0,
+            trace,
+        }
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.rng.next_u64() % n as u64) as usize
+    }
+
+    fn say(&self, what: String) {
+        self.trace.borrow_mut().push(what);
+    }
+
+    /// Lets the owners do what they can.
+    async fn owners_work(&self) {
+        for _ in 0..8 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// What goes on whether anything fails or not.
+    async fn goes_on(&mut self) {
+        let w = self.below(self.workers.len());
+        match self.below(10) {
+            0..3 => {
+                let count = 1 + self.below(4);
+                if let Some(s) = &mut self.workers[w].stream {
+                    s.deliver(count);
+                }
+            }
+            3..5 => {
+                let old = self.workers[w].hears(&mut self.history);
+                self.broken.extend(old.map(|s| s.breaks(0)));
+            }
+            5 => self.connect(w, true),
+            6 if !self.cut_off && self.slow == 0 => {
+                let count = 1 + self.below(4);
+                self.cluster.commit(count);
+            }
+            7 | 8 => {
+                let leader = self.cluster.0.lock().leader;
+                let node = if self.below(2) == 0 { leader } else { self.below(NODES) };
+                let count = 1 + self.below(5);
+                self.cluster.apply(node, count);
+            }
+            _ => {
+                let ms = [1, 5, 20, 120][self.below(4)];
+                tokio::time::sleep(Duration::from_millis(ms)).await;
+            }
+        }
+    }
+
+    fn connect(&mut self, w: usize, anywhere: bool) {
+        if self.workers[w].stream.is_some() || self.workers[w].finished {
+            return;
+        }
+        let node = if anywhere { self.below(NODES) } else { self.cluster.0.lock().leader };
+        self.conns += 1;
+        let owner = |n: usize| self.cluster.0.lock().nodes[n].owner.clone();
+        self.workers[w].connect(node, owner, self.conns);
+    }
+
+    async fn fails(&mut self) {
+        let w = self.below(self.workers.len());
+        match self.below(16) {
+            0 | 1 => {
+                self.say(format!("worker {w}'s stream breaks"));
+                let lost = self.below(4);
+                let old = self.workers[w].disconnect();
+                self.broken.extend(old.map(|s| s.breaks(lost)));
+            }
+            2 | 3 => self.workers[w].repeats(),
+            4 | 5 => {
+                // What was sent long ago arrives.
+                if !self.broken.is_empty() {
+                    let i = self.below(self.broken.len());
+                    let count = 1 + self.below(4);
+                    if !self.broken[i].deliver(count) {
+                        self.broken.swap_remove(i);
+                    }
+                }
+            }
+            6 => {
+                self.cut_off = !self.cut_off;
+                self.say(format!("the leader is cut off: {}", self.cut_off));
+            }
+            7 | 8 => self.elect(),
+            9 => {
+                let node = self.below(NODES);
+                self.say(format!("node {node} hears who leads"));
+                self.cluster.hears(node);
+            }
+            10 => {
+                let node = self.below(NODES);
+                self.say(format!("node {node} crashes"));
+                self.crash(node);
+            }
+            11 => {
+                let node = self.below(NODES);
+                self.say(format!("node {node} gets a snapshot"));
+                self.cluster.snapshot(node);
+            }
+            12 if self.below(2) == 0 && !self.workers[w].finished => {
+                self.say(format!("worker {w} dies"));
+                let old = self.workers[w].dies(&mut self.history);
+                let lost = self.below(4);
+                self.broken.extend(old.map(|s| s.breaks(lost)));
+            }
+            _ => {
+                let leader = self.cluster.0.lock().leader;
+                self.say(format!("the leader {leader} gets no answers"));
+                self.doubts += 1;
+                self.slow = self.below(250);
+                self.cluster.doubt(leader);
+            }
+        }
+    }
+
+    fn elect(&mut self) {
+        let (node, kept) = (self.below(NODES), self.below(6));
+        self.say(format!("node {node} is elected and has {kept} open entries"));
+        self.cluster.elect(node, kept);
+    }
+
+    fn crash(&mut self, node: usize) {
+        let leads = self.cluster.0.lock().leader == node;
+        if leads {
+            let other = (node + 1 + self.below(NODES - 1)) % NODES;
+            let kept = self.below(6);
+            self.cluster.elect(other, kept);
+        }
+        self.cluster.crash(node);
+    }
+
+    fn check(&self) {
+        let g = self.cluster.0.lock();
+        self.history.check(&g.truth);
+    }
+
+    async fn run(&mut self) {
+        let events = 20 + self.rng.next_u64() % EVENTS;
+        let trouble = 2 + self.below(12);
+        for _ in 0..events {
+            // Room for what the steps that are left will push.
+            if self.history.len() + 60 > PLACES {
+                break;
+            }
+            self.slow = self.slow.saturating_sub(1);
+            if self.below(trouble) == 0 {
+                self.fails().await
+            } else {
+                self.goes_on().await
+            }
+            self.owners_work().await;
+            self.check();
+        }
+        invariants::replicas(&self.cluster);
+        self.heals().await;
+    }
+
+    /// Nothing fails from now on: everyone must come to the end.
+    async fn heals(&mut self) {
+        self.say("everything heals".into());
+        for mut old in std::mem::take(&mut self.broken) {
+            while old.deliver(1) {
+                self.owners_work().await;
+            }
+        }
+        for _ in 0..4000 {
+            (0..NODES).for_each(|n| self.cluster.hears(n));
+            for w in 0..self.workers.len() {
+                let old = self.workers[w].hears(&mut self.history);
+                if let Some(old) = old {
+                    old.breaks(0).deliver(usize::MAX);
+                }
+                self.connect(w, false);
+                if let Some(s) = &mut self.workers[w].stream {
+                    s.deliver(usize::MAX);
+                }
+            }
+            self.cluster.commit(usize::MAX);
+            (0..NODES).for_each(|n| self.cluster.apply(n, usize::MAX));
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            self.owners_work().await;
+            self.check();
+            if self.workers.iter().all(|w| w.finished) {
+                invariants::replicas(&self.cluster);
+                return;
+            }
+        }
+        let members = self.cluster.0.lock().truth.read(|m| m.members.clone());
+        let workers: Vec<String> = self.workers.iter().map(Worker::state).collect();
+        panic!("nothing fails, and the workers do not come to the end: {workers:#?} {members:?}");
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_time().start_paused(true).build().expect("a runtime")
+}
+
+/// Plays one schedule.
+fn play(seed: u64) {
+    let trace = Rc::new(RefCell::new(Vec::new()));
+    let seen = trace.clone();
+    let played = std::panic::catch_unwind(AssertUnwindSafe(|| {
+        runtime().block_on(async move { Schedule::new(seed, seen).run().await });
+    }));
+    if let Err(failed) = played {
+        eprintln!("schedule {seed}: {}", trace.borrow().join("; "));
+        eprintln!("again: PARAFT_SEED={seed} cargo test -p paraft-server --lib simulation");
+        std::panic::resume_unwind(failed);
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn every_schedule_keeps_every_promise() {
+    match number("PARAFT_SEED") {
+        Some(seed) => play(seed),
+        None => (0..number("PARAFT_SCHEDULES").unwrap_or(SCHEDULES)).for_each(play),
+    }
+}
+
+#[test]
+fn a_seed_is_a_schedule() {
+    let digest = |seed| {
+        runtime().block_on(async move {
+            let mut s = Schedule::new(seed, Rc::default());
+            s.run().await;
+            let g = s.cluster.0.lock();
+            (g.committed.len(), g.digests.clone())
+        })
+    };
+    for seed in 0..10 {
+        assert_eq!(digest(seed), digest(seed), "seed {seed}");
+    }
+}
+
+/// What the schedules would be worth if nothing happened in them.
+#[test]
+fn the_schedules_have_what_they_are_for() {
+    let mut seen = [0u64; 4];
+    for seed in 0..400 {
+        runtime().block_on(async {
+            let mut s = Schedule::new(seed, Rc::default());
+            s.run().await;
+            let g = s.cluster.0.lock();
+            let (pushes, lost) = g.truth.read(|m| (m.pushes, m.workers_lost));
+            for (seen, n) in seen.iter_mut().zip([pushes, s.doubts, lost, g.term - 1]) {
+                *seen += n;
+            }
+        });
+    }
+    let [pushes, doubts, lost, elections] = seen;
+    assert!(pushes > 10_000 && doubts > 500 && lost > 30 && elections > 1000, "{seen:?}");
+}

@@ -1,0 +1,273 @@
+//! A worker, as the client behaves: it keeps what is not acknowledged, opens its session again after a break, and sends
+//! everything again. Between it and the owners are streams that keep their order, may be slow, and may break at any
+//! message; a broken one may still deliver what was sent on it, long after the worker has another.
+
+use super::{cluster::address, invariants::History};
+use crate::shard::{
+    command::InitPart,
+    owner::{Event, Message, Reply},
+};
+use bytes::Bytes;
+use paraft_common::{BucketId, Seq, SessionId, Step, Version, WorkerId};
+use paraft_proto::{Advice, RefusalKind};
+use std::collections::{BTreeMap, VecDeque};
+use tokio::sync::mpsc::{self, error::TryRecvError};
+
+/// Buckets of the shard.
+pub const BUCKETS: usize = 2;
+/// Values in a bucket: the number of steps that the workers may push, all together.
+pub const PLACES: usize = 256;
+
+/// A stream, and what was sent on it and has not arrived.
+pub struct Stream {
+    owner: mpsc::Sender<Event>,
+    conn: u64,
+    node: usize,
+    sent: VecDeque<Event>,
+}
+
+impl Stream {
+    /// Delivers so many messages; false where nobody is there any more or nothing is left.
+    pub fn deliver(&mut self, count: usize) -> bool {
+        for _ in 0..count {
+            let Some(event) = self.sent.pop_front() else { return false };
+            if self.owner.try_send(event).is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The last that was sent does not arrive. In the end the owner hears that the stream has ended.
+    pub fn breaks(mut self, lost: usize) -> Self {
+        self.sent.truncate(self.sent.len().saturating_sub(lost));
+        self.sent.push_back(Event::Closed(self.conn));
+        self
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Push {
+    seq: Seq,
+    step: Step,
+    bucket: usize,
+    pulled: Version,
+    place: usize,
+}
+
+pub struct Worker {
+    pub id: WorkerId,
+    job: String,
+    steps: u64,
+    pub stream: Option<Stream>,
+    replies: Option<mpsc::Receiver<Reply>>,
+    /// Of the leader that opened the stream.
+    term: u64,
+    open: bool,
+    /// Where it was told to go.
+    hint: Option<usize>,
+    session: Option<SessionId>,
+    seq: u64,
+    done: Step,
+    versions: [Version; BUCKETS],
+    unacked: BTreeMap<Seq, Push>,
+    asked: Option<(Step, bool)>,
+    finishing: bool,
+    pub finished: bool,
+    /// Buckets of the pull that is being answered.
+    got: BTreeMap<usize, (Version, Bytes)>,
+}
+
+impl Worker {
+    pub fn new(id: u32, job: String, steps: u64) -> Self {
+        Self {
+            id: WorkerId(id),
+            job,
+            steps,
+            stream: None,
+            replies: None,
+            term: 0,
+            open: false,
+            hint: None,
+            session: None,
+            seq: 0,
+            done: Step(0),
+            versions: [Version(0); BUCKETS],
+            unacked: BTreeMap::new(),
+            asked: None,
+            finishing: false,
+            finished: false,
+            got: BTreeMap::new(),
+        }
+    }
+
+    /// Opens a stream to a node: where it was told to go, or to `node`.
+    pub fn connect(&mut self, node: usize, owner: impl Fn(usize) -> mpsc::Sender<Event>, conn: u64) {
+        let node = self.hint.take().unwrap_or(node);
+        let owner = owner(node);
+        let (tx, rx) = mpsc::channel(256);
+        let (worker, session, job) = (self.id, self.session, self.job.clone());
+        let sent = VecDeque::from([Event::Open { conn, tx, worker, session, job }]);
+        self.stream = Some(Stream { owner, conn, node, sent });
+        self.replies = Some(rx);
+        self.open = false;
+        self.got.clear();
+    }
+
+    /// Its stream breaks; it will open another.
+    pub fn disconnect(&mut self) -> Option<Stream> {
+        self.replies = None;
+        self.open = false;
+        self.stream.take()
+    }
+
+    /// It dies, and another process takes its place.
+    pub fn dies(&mut self, history: &mut History) -> Option<Stream> {
+        history.forgets(self.id);
+        let stream = self.disconnect();
+        *self = Self::new(self.id.0, std::mem::take(&mut self.job), self.steps);
+        stream
+    }
+
+    /// Where it is, for a person to read.
+    pub fn state(&self) -> String {
+        let Self { id, term, open, session, done, asked, finishing, finished, .. } = self;
+        let (stream, unacked) = (self.stream.as_ref().map(|s| s.node), self.unacked.len());
+        format!(
+            "{id}: stream to {stream:?}, open {open} in term {term}, {session:?}, {done}, {unacked} unacknowledged, \
+             asked {asked:?}, finishing {finishing}, finished {finished}"
+        )
+    }
+
+    fn send(&mut self, message: Message) {
+        if let Some(s) = self.stream.as_mut().filter(|_| self.open) {
+            s.sent.push_back(Event::Message(s.conn, message));
+        }
+    }
+
+    fn send_push(&mut self, p: Push) {
+        let mut payload = vec![0u8; PLACES * 4];
+        payload[p.place * 4..p.place * 4 + 4].copy_from_slice(&1f32.to_le_bytes());
+        let (seq, step, bucket, pulled) = (p.seq, p.step, p.bucket, p.pulled);
+        let payload = payload.into();
+        self.send(Message::Push { seq, step, bucket, pulled, sum_of_squares: 1.0, payload });
+    }
+
+    /// Sends again what it keeps, though nothing is broken.
+    pub fn repeats(&mut self) {
+        for p in self.unacked.values().copied().collect::<Vec<_>>() {
+            self.send_push(p);
+        }
+    }
+
+    fn ask(&mut self, last: bool, history: &mut History) {
+        self.asked = Some((self.done, last));
+        history.asks(self.id, self.term);
+        self.send(Message::Pull { done: self.done, last, section: false });
+    }
+
+    fn next_step(&mut self, history: &mut History) {
+        if self.done.0 >= self.steps {
+            self.finishing = true;
+            self.send(Message::Finish);
+            return self.ask(true, history);
+        }
+        self.done = self.done.next();
+        let place = history.pushes(self.id, self.session.unwrap_or_default(), self.done);
+        // The last layer's bucket first.
+        for bucket in (0..BUCKETS).rev() {
+            self.seq += 1;
+            let (seq, pulled) = (Seq(self.seq), self.versions[bucket]);
+            let push = Push { seq, step: self.done, bucket, pulled, place };
+            self.unacked.insert(seq, push);
+            self.send_push(push);
+        }
+        self.ask(false, history);
+    }
+
+    /// Reads what has come; gives the stream if it is of no use any more.
+    pub fn hears(&mut self, history: &mut History) -> Option<Stream> {
+        loop {
+            match self.replies.as_mut().map(mpsc::Receiver::try_recv)? {
+                Ok(reply) => {
+                    if let Some(old) = self.reply(reply, history) {
+                        return Some(old);
+                    }
+                }
+                Err(TryRecvError::Empty) => return None,
+                Err(TryRecvError::Disconnected) => return self.disconnect(),
+            }
+        }
+    }
+
+    fn reply(&mut self, reply: Reply, history: &mut History) -> Option<Stream> {
+        match reply {
+            Reply::Opened { session, clock, initialised, term, .. } => {
+                self.open = true;
+                self.term = term;
+                history.opened(self.id, session, self.session);
+                if self.session != Some(session) {
+                    self.session = Some(session);
+                    self.unacked.clear();
+                    self.done = clock;
+                    self.asked = None;
+                    self.seq = 0;
+                }
+                if !initialised {
+                    for bucket in 0..BUCKETS as u32 {
+                        let payload = vec![0u8; PLACES * 4].into();
+                        self.send(Message::Init { bucket: BucketId(bucket), part: InitPart::FRESH, payload });
+                    }
+                }
+                self.repeats();
+                if self.finishing {
+                    self.send(Message::Finish);
+                }
+                let last = self.asked.is_some_and(|(_, last)| last);
+                self.ask(last, history);
+            }
+            Reply::Ack { seq, version } => {
+                if let Some(p) = self.unacked.remove(&seq) {
+                    history.acknowledged(self.term, p.bucket, p.place, version);
+                }
+            }
+            Reply::Weights(w) => {
+                let Some((done, last)) = self.asked.filter(|(done, _)| *done == w.done) else { return None };
+                self.got.insert(w.bucket.0 as usize, (w.version, w.payload));
+                if w.last {
+                    let got = std::mem::take(&mut self.got);
+                    history.pulled(self.id, self.term, done, last, w.slowest, &got);
+                    for (bucket, (version, _)) in got {
+                        self.versions[bucket] = version;
+                    }
+                    self.asked = None;
+                    if last {
+                        self.finished = true;
+                        return self.disconnect();
+                    }
+                    self.next_step(history);
+                }
+            }
+            Reply::Refused(r) => {
+                match r.kind.advice() {
+                    Advice::Stop => {
+                        history.session_lost(self.id, self.session);
+                        self.session = None;
+                        self.finishing = false;
+                        self.unacked.clear();
+                        self.asked = None;
+                    }
+                    Advice::Redirect | Advice::Retry => {}
+                    _ if matches!(r.kind, RefusalKind::RankTaken(_)) => {}
+                    _ => panic!("{} is refused, and did nothing wrong: {r}", self.id),
+                }
+                if let RefusalKind::NotLeader { leader: Some(at), .. } = &r.kind {
+                    self.hint = (0..9).find(|n| address(*n) == *at);
+                }
+                return self.disconnect();
+            }
+            Reply::RoundNorm { .. } | Reply::Evaluated(_) => {}
+        }
+        None
+    }
+}
