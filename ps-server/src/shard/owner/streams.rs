@@ -97,11 +97,6 @@ impl Owner {
 
     pub(super) fn attach(&mut self, conn: ConnId, worker: WorkerId, session: SessionId) {
         let Some(lead) = &mut self.lead else { return };
-        if let Some(old) = lead.by_worker.insert(worker, conn).filter(|old| *old != conn) {
-            self.streams.remove(&old); // half-open; its worker has come back by another stream
-            lead.pulls.retain(|p| p.conn != old);
-        }
-        lead.absent.remove(&worker);
         // With what this leader has applied and not yet replicated: it is what the next push must follow.
         let known = self.shard.read(|m| {
             let m = lead.cuts.working.member(worker, m.members.in_session(worker, session)?);
@@ -110,6 +105,12 @@ impl Owner {
         let Some((last_seq, clock)) = known else {
             return self.refuse(conn, RefusalKind::UnknownSession { worker, session }.into());
         };
+        // Only now: a session that is over must not take the place of the one that is not.
+        if let Some(old) = lead.by_worker.insert(worker, conn).filter(|old| *old != conn) {
+            self.streams.remove(&old); // half-open; its worker has come back by another stream
+            lead.pulls.retain(|p| p.conn != old);
+        }
+        lead.absent.remove(&worker);
         let initialised = self.shard.configured().is_some_and(|c| c.buckets.iter().all(|b| b.initialised()));
         let (term, origin) = (lead.term, self.origin);
         let norms = self.waiting_norms();
