@@ -68,6 +68,11 @@ impl Deck {
     pub fn millis(&mut self, from: u64, to: u64) -> Duration {
         Duration::from_millis(self.rng.random_range(from..=to))
     }
+
+    /// A time between two numbers of microseconds.
+    pub fn micros(&mut self, from: u64, to: u64) -> Duration {
+        Duration::from_micros(self.rng.random_range(from..=to))
+    }
 }
 
 #[cfg(test)]

@@ -108,6 +108,17 @@ impl Clients {
         self.seen.outages.lock().extend(new);
     }
 
+    /// Returns when a client has just begun a round, or soon: a kill hits a push on its way then, where between two
+    /// rounds it would hit nothing.
+    pub fn next_round(&self) {
+        const SOON: Duration = Duration::from_millis(200);
+        let sum = || self.seen.begun.iter().map(|b| b.load(Relaxed)).sum::<u64>();
+        let (before, since) = (sum(), Instant::now());
+        while sum() == before && since.elapsed() < SOON {
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+
     /// Whether every client has had its ack after every death so far.
     pub fn served(&self) -> bool {
         self.seen.outages.lock().is_empty()

@@ -283,6 +283,8 @@ impl Storm<'_> {
                 let shard = self.deck.pick(view.leaders.len());
                 let victim = if self.deck.one_in(6) { place } else { view.leaders[shard] };
                 let led = view.led_by(victim);
+                clients.next_round();
+                std::thread::sleep(self.deck.micros(0, 3000));
                 clients.leader_dies(view.ids[victim], &led);
                 self.rig.kill(victim);
                 self.counts.kills += 1;
