@@ -447,6 +447,7 @@ async fn cut_logs(raft: Raft, wants: Arc<Notify>, mut alive: watch::Receiver<Lea
 mod tests {
     use super::*;
     use crate::shard::{Command, Proposal, Shard};
+    use openraft::raft::VoteResponse;
     use paraft_common::{ShardId, WorkerId};
 
     /// A replica alone, which leads.
@@ -463,6 +464,47 @@ mod tests {
         group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
         group.leadership().wait_for(|l| l.leads).await.expect("it leads");
         (group, me)
+    }
+
+    /// Whether the replica votes for `candidate` in `term`.
+    async fn votes(group: &Group, term: u64, candidate: ReplicaId) -> bool {
+        let ask = VoteRequest::<Types>::new(Vote::new(term, candidate.0), None);
+        let request = PeerRequest {
+            group: 0,
+            from: candidate.0,
+            to: group.me.0,
+            call: PeerCall::Vote as i32,
+            header: wire::encode(&ask).expect("encodes"),
+            payloads: Vec::new(),
+        };
+        let reply = group.answer(request).await.expect("an answer");
+        wire::decode::<VoteResponse<Types>>(&reply).expect("a vote").vote_granted
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_replica_that_is_started_again_does_not_vote_twice_in_a_term() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let me = ReplicaId::new_life(ServerId(0));
+        let [a, b] = [1, 2].map(|s| ReplicaId::new_life(ServerId(s)));
+        let start = || async {
+            let folder = Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("replica"));
+            let options = GroupOptions {
+                group: GroupId::Shard(ShardId(0)),
+                me,
+                folder: Some(folder),
+                election: Duration::from_secs(10),
+            };
+            let shard = Arc::new(Shard::new(ShardId(0), 1));
+            Group::start(options, shard, Arc::default()).await.expect("a replica starts")
+        };
+        let group = start().await;
+        assert!(votes(&group, 7, a).await, "the first who asks");
+        group.shutdown().await;
+        drop(group);
+        let group = start().await;
+        assert!(!votes(&group, 7, b).await, "it has voted in this term");
+        assert!(!votes(&group, 6, b).await, "that term is over");
+        assert!(votes(&group, 8, b).await, "another term");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
