@@ -466,19 +466,38 @@ mod tests {
         (group, me)
     }
 
-    /// Whether the replica votes for `candidate` in `term`.
-    async fn votes(group: &Group, term: u64, candidate: ReplicaId) -> bool {
+    /// Whether the replica votes for `candidate` in `term`; an error where it does not answer to its name.
+    async fn asked(
+        group: &Group,
+        name: ReplicaId,
+        term: u64,
+        candidate: ReplicaId,
+    ) -> Result<bool, WireError> {
         let ask = VoteRequest::<Types>::new(Vote::new(term, candidate.0), None);
         let request = PeerRequest {
             group: 0,
             from: candidate.0,
-            to: group.me.0,
+            to: name.0,
             call: PeerCall::Vote as i32,
             header: wire::encode(&ask).expect("encodes"),
             payloads: Vec::new(),
         };
-        let reply = group.answer(request).await.expect("an answer");
-        wire::decode::<VoteResponse<Types>>(&reply).expect("a vote").vote_granted
+        let reply = group.answer(request).await?;
+        Ok(wire::decode::<VoteResponse<Types>>(&reply)?.vote_granted)
+    }
+
+    async fn votes(group: &Group, term: u64, candidate: ReplicaId) -> bool {
+        asked(group, group.me, term, candidate).await.expect("an answer")
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_replica_without_its_log_does_not_vote_under_the_name_of_the_one_that_had_it() {
+        let (group, me) = alone().await;
+        let (before, candidate) = (ReplicaId(me.0 ^ 1), ReplicaId::new_life(ServerId(1)));
+        assert_eq!(before.server(), me.server());
+        let error = asked(&group, before, 100, candidate).await.expect_err("that one is dead");
+        assert!(error.to_string().contains("has lost its log"), "{error}");
+        assert!(asked(&group, me, 100, candidate).await.is_ok());
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
