@@ -549,6 +549,7 @@ async fn cut_logs(raft: Raft, wants: Arc<Notify>, mut alive: watch::Receiver<Lea
 mod tests {
     use super::*;
     use crate::shard::{Command, Proposal, Shard};
+    use openraft::raft::VoteResponse;
     use paraft_common::{ShardId, WorkerId};
 
     /// A replica alone, which leads.
@@ -566,6 +567,66 @@ mod tests {
         group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
         group.leadership().wait_for(|l| l.leads).await.expect("it leads");
         (group, me)
+    }
+
+    /// Whether the replica votes for `candidate` in `term`; an error where it does not answer to its name.
+    async fn asked(
+        group: &Group,
+        name: ReplicaId,
+        term: u64,
+        candidate: ReplicaId,
+    ) -> Result<bool, WireError> {
+        let ask = VoteRequest::<Types>::new(Vote::new(term, candidate.0), None);
+        let request = PeerRequest {
+            group: 0,
+            from: candidate.0,
+            to: name.0,
+            call: PeerCall::Vote as i32,
+            header: wire::encode(&ask).expect("encodes"),
+            payloads: Vec::new(),
+        };
+        let reply = group.answer(request).await?;
+        Ok(wire::decode::<VoteResponse<Types>>(&reply)?.vote_granted)
+    }
+
+    async fn votes(group: &Group, term: u64, candidate: ReplicaId) -> bool {
+        asked(group, group.me, term, candidate).await.expect("an answer")
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_replica_without_its_log_does_not_vote_under_the_name_of_the_one_that_had_it() {
+        let (group, me) = alone().await;
+        let (before, candidate) = (ReplicaId(me.0 ^ 1), ReplicaId::new_life(ServerId(1)));
+        assert_eq!(before.server(), me.server());
+        let error = asked(&group, before, 100, candidate).await.expect_err("that one is dead");
+        assert!(error.to_string().contains("has lost its log"), "{error}");
+        assert!(asked(&group, me, 100, candidate).await.is_ok());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_replica_that_is_started_again_does_not_vote_twice_in_a_term() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let me = ReplicaId::new_life(ServerId(0));
+        let [a, b] = [1, 2].map(|s| ReplicaId::new_life(ServerId(s)));
+        let start = || async {
+            let folder = Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("replica"));
+            let options = GroupOptions {
+                group: GroupId::Shard(ShardId(0)),
+                me,
+                folder: Some(folder),
+                election: Duration::from_secs(10),
+            };
+            let shard = Arc::new(Shard::new(ShardId(0), 1));
+            Group::start(options, shard, Arc::default()).await.expect("a replica starts")
+        };
+        let group = start().await;
+        assert!(votes(&group, 7, a).await, "the first who asks");
+        group.shutdown().await;
+        drop(group);
+        let group = start().await;
+        assert!(!votes(&group, 7, b).await, "it has voted in this term");
+        assert!(!votes(&group, 6, b).await, "that term is over");
+        assert!(votes(&group, 8, b).await, "another term");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,11 +4,13 @@ use super::machine::{Applied, Change};
 use openraft::type_config::alias as of;
 
 openraft::declare_raft_types!(
-    /// Changes in, what they gave out. Node ids are [`super::ReplicaId`]s.
+    /// Changes in, what they gave out. Node ids are [`super::ReplicaId`]s. A term has one leader (openraft's default lets
+    /// a term have several): shards take a term for the name of a leader, in image cuts for one.
     pub Types:
         D = Change,
         R = Applied,
         NodeId = u64,
+        LeaderId = openraft::impls::leader_id_std::LeaderId<u64, u64>,
 );
 
 pub type Entry = of::EntryOf<Types>;

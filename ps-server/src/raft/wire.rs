@@ -115,7 +115,7 @@ mod tests {
     }
 
     fn log_id(index: u64) -> openraft::type_config::alias::LogIdOf<Types> {
-        openraft::LogId::new(openraft::type_config::alias::CommittedLeaderIdOf::<Types>::new(3, 1), index)
+        openraft::LogId::new(openraft::type_config::alias::CommittedLeaderIdOf::<Types>::new(3), index)
     }
 
     fn append() -> (AppendEntriesRequest<Types>, Vec<Bytes>) {

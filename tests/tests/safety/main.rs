@@ -3,6 +3,7 @@
 mod checkpoints;
 mod equality;
 mod exactly_once;
+mod history;
 mod hostile;
 mod images;
 mod layout;
