@@ -125,6 +125,7 @@ impl Clients {
     }
 
     /// The end: no further round begins; everyone pulls the final weights.
+    #[allow(clippy::type_complexity)]
     pub fn finish(self) -> Result<(Outcome, impl Fn(u32, u64, usize) -> Fate), ClientError> {
         self.seen.stop.store(true, Relaxed);
         let mut weights = Vec::new();
@@ -200,7 +201,10 @@ fn listen(seen: &Seen, book: &Book, shards: u32, worker: u32, acks: &Receiver<Ac
             let later = ack.opened > o.since;
             // An ack of another leader on an older stream: the victim had handed the shard over before it died, and this
             // client has seen no gap at all. One of the victim was on its way when it died, and says nothing.
-            if (later || ack.leader != o.victim) && o.waiting.remove(&worker) && later {
+            if !later && ack.leader == o.victim {
+                continue;
+            }
+            if o.waiting.remove(&worker) && later {
                 seen.gaps.lock().push(ack.at.saturating_duration_since(o.since));
             }
         }

@@ -526,7 +526,7 @@ fn a_group_of_one_moves_by_way_of_two() {
     sight.membership(0, S0, |m| m.voters = nodes(&[0, 1]));
     let place = Place { origin: ORIGIN, voters: nodes(&[0, 1]), founded: true };
     let agree = Command::Place { shard: S0, place };
-    assert_eq!(sight.plan().commands, [agree.clone()], "first it is agreed on");
+    assert_eq!(sight.plan().commands, std::slice::from_ref(&agree), "first it is agreed on");
     sight.state.apply(&agree);
     assert_eq!(sight.told(), [(0, Do::Transfer(node(1)))], "then the leadership goes over, then the old one");
 }

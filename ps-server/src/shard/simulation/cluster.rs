@@ -29,6 +29,9 @@ pub struct Entry {
     source: Source,
 }
 
+/// Hears whether leadership was confirmed.
+type Confirm = oneshot::Sender<Result<(), ProposeError>>;
+
 /// A replica: its state, its owner, and its part in the group.
 pub struct Node {
     pub shard: Arc<Shard>,
@@ -43,7 +46,7 @@ pub struct Node {
     proposals: u64,
     waiting: BTreeMap<u64, oneshot::Sender<Result<Applied, ProposeError>>>,
     /// In which term, after how many entries, who waits.
-    barriers: Vec<(u64, usize, oneshot::Sender<Result<(), ProposeError>>)>,
+    barriers: Vec<(u64, usize, Confirm)>,
 }
 
 /// The group.

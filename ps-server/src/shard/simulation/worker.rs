@@ -232,7 +232,7 @@ impl Worker {
                 }
             }
             Reply::Weights(w) => {
-                let Some((done, last)) = self.asked.filter(|(done, _)| *done == w.done) else { return None };
+                let (done, last) = self.asked.filter(|(done, _)| *done == w.done)?;
                 self.got.insert(w.bucket.0 as usize, (w.version, w.payload));
                 if w.last {
                     let got = std::mem::take(&mut self.got);
