@@ -615,6 +615,7 @@ mod tests {
                 me,
                 folder: Some(folder),
                 election: Duration::from_secs(10),
+                parity: None,
             };
             let shard = Arc::new(Shard::new(ShardId(0), 1));
             Group::start(options, shard, Arc::default()).await.expect("a replica starts")

@@ -190,7 +190,7 @@ fn a_writer_that_is_killed_or_fails_leaves_the_one_before() -> Result {
         fill(&mut killed, 20, buckets)?;
         std::mem::forget(killed);
         assert_eq!(folder.latest().as_deref(), Some(before.as_path()));
-        assert_eq!(folder.list(), [before.clone()], "what is not whole is no checkpoint");
+        assert_eq!(folder.list(), std::slice::from_ref(&before), "what is not whole is no checkpoint");
     }
     // A part that is missing is no checkpoint either, and leaves nothing.
     let mut short = writer(&folder, 30)?;
