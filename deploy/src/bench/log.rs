@@ -215,7 +215,8 @@ impl Load<'_> {
 }
 
 fn report(workers: u32, cases: &BTreeMap<&str, Case>, figures: &mut Vec<Figure>) {
-    let what: [(&str, &str, fn(&Case) -> &[f64]); 2] = [
+    type Of = fn(&Case) -> &[f64];
+    let what: [(&str, &str, Of); 2] = [
         ("replicated", "bytes to followers/byte pushed", |c| &c.replicated),
         ("pushes", "pushes/s", |c| &c.pushes_per_s),
     ];
