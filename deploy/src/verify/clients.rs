@@ -35,7 +35,7 @@ struct Seen {
     outages: Mutex<Vec<Outage>>,
     gaps: Mutex<Vec<Duration>>,
     /// The first client that gave up, and why.
-    failed: Mutex<Option<String>>,
+    failed: Mutex<Option<(u32, ClientError)>>,
 }
 
 struct Outage {
@@ -51,6 +51,8 @@ pub struct Outcome {
     pub weights: Vec<Vec<f32>>,
     /// Seconds from a leader's death to the next ack of another one; for each shard that it led and each client.
     pub gaps: Vec<f64>,
+    seen: Arc<Seen>,
+    buckets: usize,
 }
 
 impl Clients {
@@ -74,7 +76,7 @@ impl Clients {
             thread::spawn(move || {
                 let done = work(&book, &at, worker, pace, &seen);
                 if let Err(e) = &done {
-                    seen.failed.lock().get_or_insert_with(|| format!("client {worker}: {e}"));
+                    seen.failed.lock().get_or_insert_with(|| (worker, e.clone()));
                 }
                 done
             })
@@ -87,8 +89,8 @@ impl Clients {
         self.seen.acks.load(Relaxed)
     }
 
-    /// Why a client has given up, if one has.
-    pub fn failed(&self) -> Option<String> {
+    /// The first client that has given up, and why.
+    pub fn failed(&self) -> Option<(u32, ClientError)> {
         self.seen.failed.lock().clone()
     }
 
@@ -125,8 +127,7 @@ impl Clients {
     }
 
     /// The end: no further round begins; everyone pulls the final weights.
-    #[allow(clippy::type_complexity)]
-    pub fn finish(self) -> Result<(Outcome, impl Fn(u32, u64, usize) -> Fate), ClientError> {
+    pub fn finish(self) -> Result<Outcome, ClientError> {
         self.seen.stop.store(true, Relaxed);
         let mut weights = Vec::new();
         for w in self.workers {
@@ -135,17 +136,21 @@ impl Clients {
         }
         let gaps = self.seen.gaps.lock().iter().map(Duration::as_secs_f64).collect();
         let (seen, buckets) = (self.seen, self.book.buckets);
-        let fate = move |worker: u32, round: u64, bucket: usize| {
-            let entry = (round - 1) as usize * buckets + bucket;
-            if seen.acked[worker as usize][entry].load(Relaxed) {
-                Fate::Acknowledged
-            } else if round <= seen.begun[worker as usize].load(Relaxed) {
-                Fate::Unknown
-            } else {
-                Fate::Unmade
-            }
-        };
-        Ok((Outcome { weights, gaps }, fate))
+        Ok(Outcome { weights, gaps, seen, buckets })
+    }
+}
+
+impl Outcome {
+    /// What became of a push: its worker, its round (from 1) and its bucket.
+    pub fn fate(&self, worker: u32, round: u64, bucket: usize) -> Fate {
+        let entry = (round - 1) as usize * self.buckets + bucket;
+        if self.seen.acked[worker as usize][entry].load(Relaxed) {
+            Fate::Acknowledged
+        } else if round <= self.seen.begun[worker as usize].load(Relaxed) {
+            Fate::Unknown
+        } else {
+            Fate::Unmade
+        }
     }
 }
 
@@ -201,10 +206,8 @@ fn listen(seen: &Seen, book: &Book, shards: u32, worker: u32, acks: &Receiver<Ac
             let later = ack.opened > o.since;
             // An ack of another leader on an older stream: the victim had handed the shard over before it died, and this
             // client has seen no gap at all. One of the victim was on its way when it died, and says nothing.
-            if !later && ack.leader == o.victim {
-                continue;
-            }
-            if o.waiting.remove(&worker) && later {
+            let counts = later || ack.leader != o.victim;
+            if counts && o.waiting.remove(&worker) && later {
                 seen.gaps.lock().push(ack.at.saturating_duration_since(o.since));
             }
         }

@@ -15,6 +15,7 @@ use crate::{
     train,
 };
 use clap::Args;
+use paraft_client::ClientError;
 use paraft_common::{Durability, LogForm, Mode, durability};
 use paraft_proof::Book;
 use paraft_worker::exit;
@@ -204,13 +205,13 @@ impl Storm<'_> {
         self.rig.put(Faults::default())?;
         let last = self.calm(Some(&clients))?;
         let (seconds, pushes) = (began.elapsed().as_secs_f64(), clients.acknowledged() - before);
-        let (outcome, fate) = clients.finish().map_err(|e| Failure::new(exit::UNAVAILABLE, e))?;
+        let outcome = clients.finish().map_err(|e| self.gave_up(&e.to_string(), &e))?;
         let first_weights = outcome.weights.first().cloned().unwrap_or_default();
         let same = outcome.weights.iter().all(|w| *w == first_weights);
         let replicas = self.replicas_agree();
         let terms = |v: &View| v.terms.iter().sum::<u64>();
         Ok(Verdict {
-            tally: book.read(&first_weights, fate),
+            tally: book.read(&first_weights, |w, r, b| outcome.fate(w, r, b)),
             clients_agree: same,
             replicas,
             counts: std::mem::take(&mut self.counts),
@@ -239,19 +240,37 @@ impl Storm<'_> {
             if let Some(clients) = clients {
                 self.checked(clients)?;
             }
-            let state = match self.rig.whole() {
-                Ok(view) if clients.is_none_or(Clients::served) => Ok(view),
-                Ok(_) => Err("a client still waits for its first ack after a leader's death".into()),
-                Err(e) => Err(e),
-            };
+            let state = self.rig.whole();
             match state {
-                Ok(view) => return Ok(view),
+                Ok(view) if clients.is_none_or(Clients::served) => return Ok(view),
+                Ok(_) if began.elapsed() > CALM => {
+                    // Whoever is told that a push is in does not push it again, and waits for ever for the step to be.
+                    let done = self.counts.leader_kills;
+                    let what = format!(
+                        "BROKEN after {done} kills: the fleet is whole, but for {CALM:?} a client has had no ack: a push that was acknowledged may be gone"
+                    );
+                    return Err(Failure::new(exit::FAILED, what).help("see the servers' logs"));
+                }
                 Err(why) if began.elapsed() > CALM => {
                     let done = self.counts.leader_kills;
                     let what = format!("after {done} kills the fleet is not whole within {CALM:?}: {why}");
                     return Err(Failure::new(exit::UNAVAILABLE, what).help("see the servers' logs"));
                 }
-                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+                _ => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+
+    /// Servers that cannot be reached are away for too long; servers that refuse what they had taken before, or have lost
+    /// it, have broken the promise.
+    fn gave_up(&self, what: &str, why: &ClientError) -> Failure {
+        let done = self.counts.leader_kills;
+        match why {
+            ClientError::Unreachable { .. } | ClientError::Options(_) => {
+                Failure::new(exit::UNAVAILABLE, format!("after {done} kills {what}"))
+            }
+            ClientError::Refused { .. } | ClientError::Protocol { .. } | ClientError::StateLost { .. } => {
+                Failure::new(exit::FAILED, format!("BROKEN after {done} kills: {what}"))
             }
         }
     }
@@ -262,9 +281,8 @@ impl Storm<'_> {
         if number != 0 {
             return Err(Failure::new(128 + number, "interrupted; the fleet has ended"));
         }
-        if let Some(why) = clients.failed() {
-            let done = self.counts.leader_kills;
-            return Err(Failure::new(exit::UNAVAILABLE, format!("after {done} kills {why}")));
+        if let Some((worker, why)) = clients.failed() {
+            return Err(self.gave_up(&format!("client {worker}: {why}"), &why));
         }
         match self.rig.dead().into_iter().next() {
             Some((place, how)) => {
