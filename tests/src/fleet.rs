@@ -111,15 +111,41 @@ impl Fleet {
         self.run(id, listener)
     }
 
+    /// A new server joins the running fleet; gives its id.
+    pub fn join_server(&mut self) -> Result<u32> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let (id, known) = (self.slots.len() as u32, self.at.addresses.clone());
+        self.at.addresses.push(listener.local_addr()?.to_string());
+        self.slots.push(Slot::Dead);
+        self.run_at(id, listener, Place::Joins(known))?;
+        Ok(id)
+    }
+
+    /// Asks the leader of the control group to empty a server, or to stop that.
+    pub fn drain(&self, id: u32, undo: bool) -> Result<()> {
+        let ask = || {
+            self.alive().into_iter().find_map(|at| {
+                let address = &self.at.addresses[at as usize];
+                let drain = paraft_client::drain(address, ServerId(u64::from(id)), undo, ASK);
+                self.asking.block_on(drain).ok()
+            })
+        };
+        wait::until("the drain to be agreed on", ask, Option::is_some).context("not agreed on")
+    }
+
     /// A server's folder.
     pub fn data(&self, id: u32) -> PathBuf {
         self.data.path().join(format!("s{id}"))
     }
 
     fn run(&mut self, id: u32, listener: TcpListener) -> Result<()> {
+        self.run_at(id, listener, Place::Listed(ServerId(u64::from(id))))
+    }
+
+    fn run_at(&mut self, id: u32, listener: TcpListener, place: Place) -> Result<()> {
         listener.set_nonblocking(true)?;
         let options = ServerOptions {
-            place: Place::Listed(ServerId(u64::from(id))),
+            place,
             address: self.at.addresses[id as usize].clone(),
             servers: self.at.addresses.clone(),
             shape: Shape { shards: self.at.shards, replicas: self.at.replicas, durability: self.durability },

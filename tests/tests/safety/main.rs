@@ -1,6 +1,7 @@
 //! The safety of the whole system: servers, clients and workers in this process, over loopback.
 
 mod checkpoints;
+mod elastic;
 mod equality;
 mod exactly_once;
 mod history;
