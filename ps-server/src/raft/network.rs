@@ -365,7 +365,8 @@ mod tests {
             let (follower, leader) = (Arc::new(Shard::new(ShardId(0), 1)), state());
             let [me, to] = [0, 1].map(|s| ReplicaId::new_life(ServerId(s)));
             let group = GroupId::Shard(ShardId(0));
-            let options = GroupOptions { group, me: to, folder: None, election: Duration::from_secs(10) };
+            let options =
+                GroupOptions { group, me: to, folder: None, election: Duration::from_secs(10), parity: None };
             let started = Group::start(options, follower.clone(), Arc::default()).await.expect("it starts");
             let faults = Arc::new(Mutex::new(faults.iter().copied().collect()));
             let line = Line { follower: started, faults, tried: Arc::default() };
