@@ -106,17 +106,26 @@ fn newest_run(name: &str) -> Option<PathBuf> {
     with.filter_map(|p| Some((number(&p)?, p))).max().map(|(_, p)| p)
 }
 
-/// A run that goes on in its own folder begins a new record; the old one stays beside it.
+/// A run that goes on in its own folder begins a new record, on a new fleet: what is there already stays beside it.
+/// The servers of a launcher listen on other ports each time, so that those of the last fleet would look for each other
+/// in vain; and what they hold is not what the checkpoint begins with.
 fn set_aside(dir: &Path) -> Result<(), Failure> {
     let metrics = dir.join(METRICS_FILE);
-    if !metrics.exists() {
-        return Ok(());
+    if metrics.exists() {
+        let kept = move_aside(&metrics, |n| dir.join(format!("metrics.{n}.jsonl")))?;
+        eprintln!("the record of the run so far is {}", kept.display());
     }
-    let free = (1u64..).map(|n| dir.join(format!("metrics.{n}.jsonl"))).find(|p| !p.exists());
-    let free = free.unwrap_or_else(|| metrics.with_extension("old"));
-    fs::rename(&metrics, &free).map_err(|e| Failure::write(&free, e))?;
-    eprintln!("the record of the run so far is {}", free.display());
+    for folder in (0..).map(|id| dir.join(format!("server-{id}"))).take_while(|f| f.exists()) {
+        move_aside(&folder, |n| folder.with_extension(n.to_string()))?;
+    }
     Ok(())
+}
+
+/// Gives a file or folder the first free one of these names.
+fn move_aside(path: &Path, name: impl Fn(u64) -> PathBuf) -> Result<PathBuf, Failure> {
+    let free = (1u64..).map(name).find(|p| !p.exists()).unwrap_or_else(|| path.with_extension("old"));
+    fs::rename(path, &free).map_err(|e| Failure::write(&free, e))?;
+    Ok(free)
 }
 
 /// The run's folder, made. An existing one is refused: its record would mix with the new one.
