@@ -107,17 +107,26 @@ fn newest_run(name: &str) -> Option<PathBuf> {
     with.filter_map(|p| Some((number(&p)?, p))).max().map(|(_, p)| p)
 }
 
-/// A run that goes on in its own folder begins a new record; the old one stays beside it.
+/// A run that goes on in its own folder begins a new record, on a new fleet: what is there already stays beside it.
+/// The servers of a launcher listen on other ports each time, so that those of the last fleet would look for each other
+/// in vain; and what they hold is not what the checkpoint begins with.
 fn set_aside(dir: &Path) -> Result<(), Failure> {
     let metrics = dir.join(METRICS_FILE);
-    if !metrics.exists() {
-        return Ok(());
+    if metrics.exists() {
+        let kept = move_aside(&metrics, |n| dir.join(format!("metrics.{n}.jsonl")))?;
+        eprintln!("the record of the run so far is {}", kept.display());
     }
-    let free = (1u64..).map(|n| dir.join(format!("metrics.{n}.jsonl"))).find(|p| !p.exists());
-    let free = free.unwrap_or_else(|| metrics.with_extension("old"));
-    fs::rename(&metrics, &free).map_err(|e| Failure::write(&free, e))?;
-    eprintln!("the record of the run so far is {}", free.display());
+    for folder in (0..).map(|id| dir.join(format!("server-{id}"))).take_while(|f| f.exists()) {
+        move_aside(&folder, |n| folder.with_extension(n.to_string()))?;
+    }
     Ok(())
+}
+
+/// Gives a file or folder the first free one of these names.
+fn move_aside(path: &Path, name: impl Fn(u64) -> PathBuf) -> Result<PathBuf, Failure> {
+    let free = (1u64..).map(name).find(|p| !p.exists()).unwrap_or_else(|| path.with_extension("old"));
+    fs::rename(path, &free).map_err(|e| Failure::write(&free, e))?;
+    Ok(free)
 }
 
 /// The run's folder, made. An existing one is refused: its record would mix with the new one.
@@ -191,7 +200,6 @@ fn launch_with(
     let mut writer = MetricsWriter::append(&metrics)?;
     writer.write(&Event::Run(run.clone()))?;
 
-    fresh_servers(&resolved, dir)?;
     let mut fleet = Fleet::servers(&resolved, dir, faults)?;
     let servers_file = dir.join("servers");
     fs::write(&servers_file, fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
@@ -254,22 +262,6 @@ fn launch_with(
     writer.write(&Event::Summary(record.summarize()))?;
     tensorboard::export(dir.join("tensorboard"), &record)?;
     Ok(record)
-}
-
-/// A run that goes on from a checkpoint has servers that know nothing yet: what the ones before left is put aside where
-/// it is on disk, and removed where it was only their names.
-fn fresh_servers(job: &Job, dir: &Path) -> Result<(), Failure> {
-    for data in (0..job.servers()).map(|id| server_data(dir, id)).filter(|d| d.exists()) {
-        let moved = match job.cluster.durability.on_disk() {
-            false => fs::remove_dir_all(&data),
-            true => {
-                let aside = (1u64..).map(|n| data.with_extension(format!("{n}"))).find(|p| !p.exists());
-                fs::rename(&data, aside.unwrap_or_else(|| data.with_extension("old")))
-            }
-        };
-        moved.map_err(|e| Failure::write(&data, e))?;
-    }
-    Ok(())
 }
 
 /// One of the fleet's processes.

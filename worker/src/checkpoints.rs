@@ -274,6 +274,7 @@ impl Author {
                     if let Err(why) = self.folder.note_loss(step.0, loss) {
                         tracing::warn!(step = step.0, %why, "`best` was not updated");
                     }
+                    self.folder.prune(self.keep); // the one that was the best may have stayed only for that
                 }
                 Order::Loss(..) => {}
             }

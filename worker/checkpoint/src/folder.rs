@@ -104,7 +104,7 @@ impl Folder {
 
     /// Removes all but the newest `keep`, `latest` and `best`. One that cannot be removed is no reason to stop
     /// training: it is logged.
-    pub(crate) fn prune(&self, keep: usize) {
+    pub fn prune(&self, keep: usize) {
         let kept = [self.latest(), self.best().map(|(p, _)| p)];
         for path in self.list().into_iter().skip(keep.max(1)) {
             if kept.iter().flatten().any(|k| *k == path) {
