@@ -490,16 +490,24 @@ mod tests {
                 folder: Some(Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("shard-0"))),
                 election: Duration::from_millis(100),
             };
-            Group::start(options, Arc::new(Shard::new(ShardId(0), 1)), Arc::default())
-                .await
-                .expect("it starts")
+            Group::start(options, Arc::new(Shard::new(ShardId(0), 1)), Arc::default()).await
         };
-        let group = start().await;
+        let group = start().await.expect("it starts");
         group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
         let before = group.leadership().wait_for(|l| l.leads).await.expect("it leads").term;
         group.shutdown().await;
         drop(group);
-        let group = start().await;
+        // Its tasks let go of the log's lock one after the other.
+        let again = async {
+            loop {
+                match start().await {
+                    Ok(group) => return group,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            }
+        };
+        let again = tokio::time::timeout(Duration::from_secs(30), again).await;
+        let group = again.expect("the folder is free again");
         let after = group.leadership().wait_for(|l| l.leads).await.expect("it leads again").term;
         assert!(
             after > before,
