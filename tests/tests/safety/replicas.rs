@@ -89,7 +89,8 @@ fn servers_with_their_log_on_disk_come_back_under_their_name() -> Result<()> {
 fn the_whole_fleet_dies_and_what_was_acknowledged_on_disk_is_there() -> Result<()> {
     let mut fleet =
         Fleet::start(FleetOptions { durability: Durability::QuorumDisk, ..FleetOptions::replicated(2) })?;
-    let ledger = Ledger { bucket_len: 8, ..Ledger::new(Mode::Bsp, 1, 40) };
+    let ledger =
+        Ledger { bucket_len: 8, durability: Durability::QuorumDisk, ..Ledger::new(Mode::Bsp, 1, 40) };
     let mut page = ledger.join(&fleet.at, 0)?;
     page.begin()?;
     for _ in 0..20 {
