@@ -490,21 +490,21 @@ fn caught_up(replica: &ReplicaReport, lead: &ReplicaReport) -> bool {
     replica.applied + CAUGHT_UP >= lead.applied
 }
 
-/// Whether this voter could lead at once.
-fn can_lead(view: &View, shard: ShardId, lead: &ReplicaReport, n: ReplicaId) -> bool {
+/// Whether this voter could lead, as far as is known.
+fn can_lead<'a>(view: &'a View, shard: ShardId, n: ReplicaId) -> Option<&'a ReplicaReport> {
     let there = view.live(n.server()).and_then(|r| r.replicas.get(&shard));
-    !view.draining(n.server())
-        && there.is_some_and(|r| r.node == n && r.trouble.is_empty() && caught_up(r, lead))
+    there.filter(|r| r.node == n && r.trouble.is_empty() && !view.draining(n.server()))
 }
 
-/// Who takes over from a leader that is to leave: of those that can, the one on the server that leads least.
+/// Who takes over from a leader that is to leave: of those that can, one that has caught up, on the server that leads
+/// least. Under load every report but the leader's may look late, so that is no condition.
 fn heir(view: &View, shard: ShardId, lead: &ReplicaReport) -> Option<ReplicaId> {
-    let leads = |n: &ReplicaId| {
+    let key = |(n, r): &(ReplicaId, &ReplicaReport)| {
         let led = view.live(n.server()).map(|r| r.replicas.values().filter(|r| r.leads).count());
-        (led, n.server())
+        (!caught_up(r, lead), led, n.server())
     };
     let others = lead.membership.voters.iter().copied().filter(|n| *n != lead.node);
-    others.filter(|n| can_lead(view, shard, lead, *n)).min_by_key(leads)
+    others.filter_map(|n| Some((n, can_lead(view, shard, n)?))).min_by_key(key).map(|(n, _)| n)
 }
 
 /// A replica that would be better elsewhere.
@@ -564,7 +564,7 @@ fn spread_leaders(view: &View, plan: &mut Plan) {
     let settled = view.now.saturating_duration_since(view.since) > view.patience.settle;
     for (shard, place) in view.state.shards.iter().filter(|(_, p)| p.founded) {
         let Some((at, lead)) = view.leader(*shard, place.origin) else { continue };
-        let able = |n: &&ReplicaId| can_lead(view, *shard, lead, **n);
+        let able = |n: &&ReplicaId| can_lead(view, *shard, **n).is_some_and(|r| caught_up(r, lead));
         let fewest =
             |n: &&ReplicaId| (led.get(&n.server()).copied().unwrap_or(0), n.server() != at, n.server());
         let Some(best) = lead.membership.voters.iter().filter(able).min_by_key(fewest).copied() else {

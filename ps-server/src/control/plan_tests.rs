@@ -318,6 +318,19 @@ fn a_drained_server_is_emptied_one_change_at_a_time_and_never_below_three_voters
 }
 
 #[test]
+fn a_leader_hands_over_before_it_is_voted_out_also_where_every_report_looks_late() {
+    let mut sight = Sight::serving(4, &[0], 3);
+    sight.drain(0, true);
+    sight.report(3).replicas.insert(S0, ReplicaReport { applied: 990, ..fresh(3, ORIGIN) });
+    sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
+    sight.replica(1, S0).applied = 700;
+    sight.replica(2, S0).applied = 800;
+    assert_eq!(sight.told(), [(0, Do::Transfer(node(1)))]);
+    sight.replica(2, S0).applied = 990;
+    assert_eq!(sight.told(), [(0, Do::Transfer(node(2)))]);
+}
+
+#[test]
 fn a_drain_waits_where_there_is_no_other_server_and_can_be_undone() {
     let mut sight = Sight::serving(3, &[1], 3);
     sight.drain(2, true);

@@ -42,6 +42,7 @@ struct Schedule {
     cut_off: bool,
     /// For so many events nothing is committed.
     slow: usize,
+    forgetful: bool,
     /// So often the leader lost its proposals' outcomes.
     doubts: u64,
     trace: Rc<RefCell<Vec<String>>>,
@@ -51,6 +52,7 @@ impl Schedule {
     fn new(seed: u64, trace: Rc<RefCell<Vec<String>>>) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mode = [Mode::Bsp, Mode::Ssp(1), Mode::Asp][(rng.next_u64() % 3) as usize];
+        let forgetful = rng.next_u64().is_multiple_of(4);
         let images = mode != Mode::Bsp && rng.next_u64().is_multiple_of(2);
         let workers = 1 + (rng.next_u64() % u64::from(WORKERS)) as u32;
         let job = ServerJob {
@@ -85,6 +87,7 @@ impl Schedule {
             conns: 0,
             cut_off: false,
             slow: 0,
+            forgetful,
             doubts: 0,
             trace,
         }
@@ -149,7 +152,9 @@ impl Schedule {
 
     async fn fails(&mut self) {
         let w = self.below(self.workers.len());
-        match self.below(16) {
+        // A quarter of the schedules is about a leader that keeps its term and loses its answers.
+        let which = if self.forgetful && self.below(3) > 0 { 15 } else { self.below(16) };
+        match which {
             0 | 1 => {
                 self.say(format!("worker {w}'s stream breaks"));
                 let lost = self.below(4);
@@ -226,7 +231,7 @@ impl Schedule {
 
     async fn run(&mut self) {
         let events = 20 + self.rng.next_u64() % EVENTS;
-        let trouble = 2 + self.below(12);
+        let trouble = if self.forgetful { 15 } else { 2 } + self.below(12);
         for _ in 0..events {
             // Room for what the steps that are left will push.
             if self.history.len() + 60 > PLACES {
@@ -343,5 +348,5 @@ fn the_schedules_have_what_they_are_for() {
         });
     }
     let [pushes, doubts, lost, elections] = seen;
-    assert!(pushes > 10_000 && doubts > 500 && lost > 30 && elections > 1000, "{seen:?}");
+    assert!(pushes > 10_000 && doubts > 500 && lost > 10 && elections > 1000, "{seen:?}");
 }
