@@ -4,11 +4,11 @@ use super::{
     disk::Folder,
     image::RawImage,
     log::ReplicaLog,
-    machine::{Applied, Change, Machine, Replicated},
+    machine::{Applied, Change, Machine, Replicated, SNAPSHOT_BYTES, SNAPSHOT_ENTRIES},
     network::{Network, Peers},
     parity::{Digest, Parity},
     replica::{GroupId, ReplicaId},
-    types::{Raft, Snapshot, SnapshotMeta, Types, Vote},
+    types::{LogId, Raft, Snapshot, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotAnswer, SnapshotPiece, WireError},
 };
 use bytes::Bytes;
@@ -25,7 +25,10 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
     future::Future,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 use tokio::sync::{Mutex, Notify, watch};
@@ -205,10 +208,11 @@ impl Group {
         };
         let parity = Parity::default();
         let machine = Machine::new(state, file, wants_snapshot.clone(), parity.clone());
+        let held = Held { log: log.clone(), state_bytes: machine.state_bytes() };
         let network = Network { peers, group: options.group, me: options.me };
         let raft = Raft::new(options.me.0, config, network, log, machine).await.map_err(|e| e.to_string())?;
         let leadership = watch_leadership(&raft, options.group);
-        tokio::spawn(cut_logs(raft.clone(), wants_snapshot, leadership.clone()));
+        tokio::spawn(cut_logs(raft.clone(), held, wants_snapshot, leadership.clone()));
         let group = Self {
             raft,
             me: options.me,
@@ -533,11 +537,43 @@ fn watch_leadership(raft: &Raft, group: GroupId) -> watch::Receiver<Leadership> 
     rx
 }
 
+/// What a replica holds in memory.
+struct Held {
+    log: ReplicaLog,
+    state_bytes: Arc<AtomicU64>,
+}
+
+/// A log that somebody still needs is kept while it is shorter than this, in cuts: as many bytes as the state has, or
+/// 32 MiB, is one. A follower that gets a snapshot needs what came meanwhile; without it, under load, the snapshot would
+/// always be too old, and the follower never done.
+const KEPT_CUTS: u64 = 3;
+/// Nobody is waited for who is so few entries behind.
+const NEARLY: u64 = 64;
+
+impl Held {
+    /// Whether the log is to be kept a while longer.
+    fn is_needed(&self, raft: &Raft) -> bool {
+        let (entries, bytes) = self.log.held();
+        let cut = self.state_bytes.load(Relaxed).max(SNAPSHOT_BYTES);
+        if bytes >= KEPT_CUTS * cut || entries >= KEPT_CUTS * 4 * SNAPSHOT_ENTRIES {
+            return false;
+        }
+        let metrics = raft.metrics();
+        let m = metrics.borrow_watched();
+        let applied = m.last_applied.as_ref().map_or(0, |l| l.index);
+        let behind = |matched: &Option<LogId>| matched.as_ref().map_or(0, |l| l.index) + NEARLY < applied;
+        m.replication.as_ref().is_some_and(|all| all.values().any(behind))
+    }
+}
+
 /// Cuts a snapshot whenever the state machine asks for one, so that the log's memory stays bounded.
-async fn cut_logs(raft: Raft, wants: Arc<Notify>, mut alive: watch::Receiver<Leadership>) {
+async fn cut_logs(raft: Raft, held: Held, wants: Arc<Notify>, mut alive: watch::Receiver<Leadership>) {
     loop {
         tokio::select! {
             () = wants.notified() => {
+                while held.is_needed(&raft) && alive.borrow().role != Role::Stopped {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
                 if let Err(e) = raft.trigger().snapshot().await {
                     tracing::warn!(error = %e, "no snapshot");
                     return;

@@ -30,16 +30,37 @@ pub struct ReplicaLog {
 struct Inner {
     vote: Option<Vote>,
     entries: BTreeMap<u64, Entry>,
+    /// Of `entries`.
+    bytes: usize,
     purged: Option<LogId>,
+}
+
+impl Inner {
+    fn insert(&mut self, entry: Entry) {
+        self.bytes += payload_bytes(&entry);
+        if let Some(old) = self.entries.insert(entry.log_id.index, entry) {
+            self.bytes -= payload_bytes(&old);
+        }
+    }
+
+    fn forget(&mut self, gone: &BTreeMap<u64, Entry>) {
+        self.bytes -= gone.values().map(payload_bytes).sum::<usize>();
+    }
 }
 
 impl ReplicaLog {
     /// The log in `folder`, with what it holds.
     pub fn open(folder: &Folder) -> Result<Self, String> {
         let (disk, found) = folder.open_log()?;
-        let entries = found.entries.into_iter().map(|e| (e.log_id.index, e)).collect();
-        let inner = Inner { vote: found.vote, entries, purged: found.purged };
+        let mut inner = Inner { vote: found.vote, purged: found.purged, ..Inner::default() };
+        found.entries.into_iter().for_each(|e| inner.insert(e));
         Ok(Self { inner: Arc::new(Mutex::new(inner)), disk: Some(Arc::new(disk)) })
+    }
+
+    /// Entries in memory, and their bytes.
+    pub fn held(&self) -> (u64, u64) {
+        let inner = self.inner.lock();
+        (inner.entries.len() as u64, inner.bytes as u64)
     }
 }
 
@@ -101,7 +122,10 @@ impl RaftLogStorage<Types> for ReplicaLog {
         I::IntoIter: OptionalSend,
     {
         let entries: Vec<Entry> = entries.into_iter().collect();
-        self.inner.lock().entries.extend(entries.iter().map(|e| (e.log_id.index, e.clone())));
+        {
+            let mut inner = self.inner.lock();
+            entries.iter().for_each(|e| inner.insert(e.clone()));
+        }
         match &self.disk {
             Some(disk) => disk.append(&entries, move |r| callback.io_completed(r))?,
             None => callback.io_completed(Ok(())),
@@ -114,7 +138,9 @@ impl RaftLogStorage<Types> for ReplicaLog {
             disk.truncate_after(last.as_ref().map(|l| l.index)).await?;
         }
         let first_gone = last.map_or(0, |l| l.index + 1);
-        self.inner.lock().entries.split_off(&first_gone);
+        let mut inner = self.inner.lock();
+        let gone = inner.entries.split_off(&first_gone);
+        inner.forget(&gone);
         Ok(())
     }
 
@@ -123,7 +149,9 @@ impl RaftLogStorage<Types> for ReplicaLog {
             let mut inner = self.inner.lock();
             let kept = inner.entries.split_off(&(upto.index + 1));
             inner.purged = Some(upto);
-            std::mem::replace(&mut inner.entries, kept)
+            let gone = std::mem::replace(&mut inner.entries, kept);
+            inner.forget(&gone);
+            gone
         };
         drop(gone); // megabytes: freed outside the lock
         match &self.disk {

@@ -18,7 +18,13 @@ use openraft::{
     storage::{EntryResponder, RaftStateMachine},
 };
 use serde::{Deserialize, Serialize};
-use std::{fmt, io, sync::Arc};
+use std::{
+    fmt, io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 use tokio::sync::Notify;
 
 /// The replicated state of a group. It changes only in `apply`, deterministically.
@@ -94,10 +100,10 @@ impl fmt::Display for Applied {
 /// A snapshot shares its bulk with the live state until that changes.
 pub type SnapshotData = Arc<RawImage>;
 
-/// The log is cut after this many payload bytes, or as many as the state has...
-const SNAPSHOT_BYTES: u64 = 32 << 20;
+/// The log is cut after this many payload bytes, or as many as the state has, whichever is more...
+pub const SNAPSHOT_BYTES: u64 = 32 << 20;
 /// ...or after this many entries, whichever comes first.
-const SNAPSHOT_ENTRIES: u64 = 4096;
+pub const SNAPSHOT_ENTRIES: u64 = 4096;
 
 pub struct Machine {
     state: Arc<dyn Replicated>,
@@ -107,7 +113,7 @@ pub struct Machine {
     /// that needs a snapshot gets one of that moment.
     file: Option<Arc<SnapshotFile>>,
     since_snapshot: (u64, u64),
-    state_bytes: u64,
+    state_bytes: Arc<AtomicU64>,
     wants_snapshot: Arc<Notify>,
     parity: Parity,
 }
@@ -125,10 +131,15 @@ impl Machine {
             membership: StoredMembership::default(),
             file,
             since_snapshot: (0, 0),
-            state_bytes: 0,
+            state_bytes: Arc::default(),
             wants_snapshot,
             parity,
         }
+    }
+
+    /// The state's size at the last cut; shared with who decides when the log is cut.
+    pub fn state_bytes(&self) -> Arc<AtomicU64> {
+        self.state_bytes.clone()
     }
 
     /// What is applied, and a copy of the state at that point.
@@ -196,8 +207,9 @@ impl RaftStateMachine<Types> for Machine {
             }
         }
         let (bytes, count) = self.since_snapshot;
-        // A snapshot on disk writes the whole state: not more often than the log has grown by as much.
-        let enough = if self.file.is_some() { self.state_bytes.max(SNAPSHOT_BYTES) } else { SNAPSHOT_BYTES };
+        // A snapshot on disk writes the whole state: not more often than the log has grown by as much. And while a
+        // follower gets one, the log must keep what comes meanwhile.
+        let enough = self.state_bytes.load(Relaxed).max(SNAPSHOT_BYTES);
         if bytes > enough || count > SNAPSHOT_ENTRIES {
             self.since_snapshot = (0, 0);
             self.wants_snapshot.notify_one();
@@ -207,7 +219,7 @@ impl RaftStateMachine<Types> for Machine {
 
     async fn get_snapshot_builder(&mut self) -> Cut {
         let cut = self.cut();
-        self.state_bytes = cut.snapshot.bytes();
+        self.state_bytes.store(cut.snapshot.bytes(), Relaxed);
         Cut(cut, self.file.clone())
     }
 
@@ -218,7 +230,7 @@ impl RaftStateMachine<Types> for Machine {
         self.state.install(&image).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
         self.applied = meta.last_log_id;
         self.membership = meta.last_membership.clone();
-        self.state_bytes = image.bytes();
+        self.state_bytes.store(image.bytes(), Relaxed);
         self.since_snapshot = (0, 0);
         Ok(())
     }
