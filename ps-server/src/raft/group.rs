@@ -129,6 +129,9 @@ pub struct Group {
     handed_over: Arc<Mutex<Option<Instant>>>,
 }
 
+/// A joint membership that stands for so long twice is finished by whoever leads.
+const FINISH_PAUSE: Duration = Duration::from_millis(250);
+
 /// Longer than a transfer takes, or an election where it fails.
 const HAND_OVER_PAUSE: Duration = Duration::from_millis(600);
 
@@ -223,6 +226,7 @@ impl Group {
             failed: Arc::default(),
             handed_over: Arc::default(),
         };
+        tokio::spawn(group.clone().finish_changes());
         if let Some(every) = options.parity {
             tokio::spawn(group.clone().check_parity(every));
         }
@@ -296,6 +300,39 @@ impl Group {
         }
         let voters: BTreeSet<u64> = voters.iter().map(|r| r.0).collect();
         self.raft.change_membership(voters, false).await.map(drop).map_err(|e| e.to_string())
+    }
+
+    /// A change of voters goes by way of a joint membership, which must be followed by another entry. A leader that loses
+    /// its lease between the two leaves the group there: nothing is lost, and nobody else can be changed. So who leads
+    /// finishes what it finds half done.
+    async fn finish_changes(self) {
+        let mut leadership = self.leadership.clone();
+        let mut seen = None;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(FINISH_PAUSE) => {}
+                ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
+            }
+            let (at, voters) = {
+                let metrics = self.raft.server_metrics();
+                let m = metrics.borrow_watched();
+                let now = &m.membership_config;
+                let joint = now.get_joint_config();
+                let half = joint.len() > 1 && now.log_id() == m.committed_membership_config.log_id();
+                (*now.log_id(), joint.last().filter(|_| half).cloned())
+            };
+            let Some(voters) = voters.filter(|_| leadership.borrow().leads) else {
+                seen = None;
+                continue;
+            };
+            // Twice the same: nobody is about to finish it.
+            if seen.replace(at) == Some(at) {
+                tracing::info!(group = %self.id, ?voters, "finishing a change of voters that was broken off");
+                if let Err(e) = self.raft.change_membership(voters, false).await {
+                    tracing::debug!(group = %self.id, error = %e, "not yet");
+                }
+            }
+        }
     }
 
     /// A leader that has been removed leads on for a moment. The library's state is not made for changes by it.
