@@ -41,18 +41,23 @@ pub struct ReplayArgs {
 
 pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
     let mut shards: BTreeMap<ShardId, Vec<Replica>> = BTreeMap::new();
+    // The others may be whole: what they hold is shown, and at the end what was wrong.
+    let mut damaged = Vec::new();
     for data in args.data.iter().flat_map(|d| servers_of(d)) {
         let found = replay::find(&data).map_err(|e| Failure::new(exit::DATA, e))?;
         for (id, path) in found.into_iter().filter(|(id, _)| args.shard.is_none_or(|s| ShardId(s) == *id)) {
             let upto = args.index.unwrap_or(u64::MAX);
-            let replica = replay::replay(Arc::new(RealDisk), id, &path, upto).map_err(|e| {
-                let failure = Failure::new(exit::DATA, e);
-                failure.help(
-                    "stop the server that runs on it, or copy its folder; give the folders of the others",
-                )
-            })?;
-            shards.entry(id).or_default().push(replica);
+            match replay::replay(Arc::new(RealDisk), id, &path, upto) {
+                Ok(r) if args.index.is_some_and(|i| r.replayed.index < i) => {
+                    damaged.push(format!("{}: its log ends at entry {}", path.display(), r.replayed.index));
+                }
+                Ok(r) => shards.entry(id).or_default().push(r),
+                Err(e) => damaged.push(e),
+            }
         }
+    }
+    if shards.is_empty() && !damaged.is_empty() {
+        return Err(unreadable(&damaged));
     }
     if shards.is_empty() {
         let why = "no replica of a shard is on disk there";
@@ -96,7 +101,15 @@ pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
             out!("weights  {}", to.display());
         }
     }
+    if !damaged.is_empty() {
+        return Err(unreadable(&damaged));
+    }
     Ok(if same { exit::OK } else { exit::FAILED })
+}
+
+fn unreadable(damaged: &[String]) -> Failure {
+    Failure::new(exit::DATA, damaged.join("\n  "))
+        .help("a folder that is in use belongs to a server that runs; of a damaged one take the other replicas' folders")
 }
 
 /// A run's folder stands for its servers' folders.
@@ -156,6 +169,21 @@ fn write(args: &ReplayArgs, to: &Path, heads: &BTreeMap<ShardId, &Replica>) -> R
     if !missing.is_empty() {
         return Err(bad(format!("shards {missing:?} of {} are missing", first.shards))
             .help("give the data folders of all servers"));
+    }
+    let steps_of = |r: &Replica| {
+        r.shard
+            .configured()
+            .into_iter()
+            .flat_map(|c| c.buckets.iter().map(|b| b.version().0).collect::<Vec<_>>())
+    };
+    let bsp = first.shard.configured().is_some_and(|c| c.job.mode == Mode::Bsp);
+    let (least, most) =
+        heads.values().flat_map(|r| steps_of(r)).fold((u64::MAX, 0), |(a, b), v| (a.min(v), b.max(v)));
+    if bsp && least < most.saturating_sub(1) {
+        return Err(bad(format!(
+            "the shards are at different steps, {least} to {most}: no step has these weights"
+        ))
+        .help("a majority's logs of some shard may be missing or cut; look at the table without --to"));
     }
     let configured = first.shard.configured().ok_or_else(|| bad("no job has been configured".into()))?;
     let flat = configured.job.layout();

@@ -612,8 +612,8 @@ fn control_change(view: &View) -> Option<ControlChange> {
     if count.is_multiple_of(2) {
         count = count.saturating_sub(1).max(1);
     }
-    // Rather one too many dead than a majority that hangs on two.
-    if count < view.control.voters.len() && able.len() < view.control.voters.len() {
+    // Rather one too many dead than a group that hangs on one; three are as good as five of whom two are gone.
+    if count < 3 && count < view.control.voters.len() && able.len() < view.control.voters.len() {
         let vanished =
             view.control.voters.iter().any(|n| view.live(n.server()).is_some_and(|r| r.node != *n));
         if !vanished {

@@ -569,3 +569,15 @@ fn a_replica_that_differs_from_a_majority_is_stopped_even_the_leader_and_nobody_
     let (stopped, said) = diverged([Some(7), Some(8), Some(9)]);
     assert!(stopped.is_empty() && said.contains("no majority agrees"), "{said}");
 }
+
+#[test]
+fn drained_servers_that_are_gone_do_not_keep_their_votes_in_the_control_group() {
+    let mut sight = Sight::serving(5, &[2], 3);
+    sight.control.voters = nodes(&[0, 1, 2, 3, 4]);
+    for gone in [0, 1] {
+        sight.drain(gone, true);
+        sight.silent(gone, secs(3600));
+    }
+    let three = nodes(&[2, 3, 4]);
+    assert_eq!(sight.plan().control, Some(ControlChange::Voters(three)), "three vote, and one more may go");
+}

@@ -4,6 +4,7 @@
 //! <data>/shard-3/
 //!   replica     who this replica is, and of which founding
 //!   vote        the vote, replaced as a whole
+//!   begun       the log has had entries
 //!   log/        segments
 //!   snapshot    the state that the log begins after
 //! ```
@@ -20,7 +21,10 @@ use paraft_store::{
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 /// A segment of the log: a snapshot lets whole segments go.
@@ -84,12 +88,16 @@ impl Folder {
         if found.torn_bytes > 0 {
             tracing::warn!(path = %path.display(), bytes = found.torn_bytes, "the log's torn tail was cut");
         }
-        let entries =
+        let entries: Vec<Entry> =
             found.records.into_iter().map(entry_of).collect::<Result<_, _>>().map_err(|e| at(&e))?;
         let purged = found.purged.map(|(_, tag)| wire::decode::<LogId>(&tag)).transpose();
         let purged = purged.map_err(|e| at(&e))?;
         let vote = self.read("vote")?.map(|b| wire::decode(&b)).transpose().map_err(|e| at(&e))?;
-        let disk = DiskLog { log, folder: self.clone() };
+        let begun = self.read(BEGUN)?.is_some();
+        if begun && entries.is_empty() && purged.is_none() {
+            return Err(at(&"its segments are gone, though it has held entries: a lost log must not vote"));
+        }
+        let disk = DiskLog { log, folder: self.clone(), begun: begun.into() };
         Ok((disk, Stored { entries, purged, vote }))
     }
 
@@ -141,10 +149,15 @@ pub(super) fn entry_of(record: Record) -> Result<Entry, wire::WireError> {
     Ok(entry)
 }
 
+/// Says that the log has had entries: one that is empty all the same was lost, and its replica must not vote as if it
+/// had never promised anything.
+const BEGUN: &str = "begun";
+
 /// The log's files, and the vote beside them.
 pub struct DiskLog {
     log: Log,
     folder: Folder,
+    begun: AtomicBool,
 }
 
 impl DiskLog {
@@ -154,6 +167,10 @@ impl DiskLog {
         entries: &[Entry],
         done: impl FnOnce(io::Result<()>) + Send + 'static,
     ) -> io::Result<()> {
+        if !self.begun.load(Relaxed) && !entries.is_empty() {
+            self.folder.write(BEGUN, &[]).map_err(io::Error::other)?;
+            self.begun.store(true, Relaxed);
+        }
         let records = entries.iter().map(record_of).collect::<Result<_, _>>().map_err(invalid)?;
         self.log.append(records, Box::new(done));
         Ok(())

@@ -784,4 +784,41 @@ mod tests {
             "term {after} after {before}: entries of the old term could have two contents"
         );
     }
+
+    /// A vote without the log that it was given with is a vote of somebody who has forgotten what it promised.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_replica_whose_log_was_lost_does_not_start() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let me = ReplicaId::new_life(ServerId(0));
+        let options = || GroupOptions {
+            group: GroupId::Shard(ShardId(0)),
+            me,
+            folder: Some(Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("shard-0"))),
+            election: Duration::from_millis(100),
+            parity: None,
+        };
+        let group = start_when_free(options()).await;
+        group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
+        group.leadership().wait_for(|l| l.leads).await.expect("it leads");
+        group.shutdown().await;
+        drop(group);
+        start_when_free(options()).await.shutdown().await; // as it was: it starts
+        let log = dir.path().join("shard-0/log");
+        for file in std::fs::read_dir(&log).expect("its log").flatten() {
+            if file.path().extension().is_some_and(|e| e == "log") {
+                std::fs::remove_file(file.path()).expect("a segment is lost");
+            }
+        }
+        let began = Instant::now();
+        let refused = loop {
+            match Group::start(options(), Arc::new(Shard::new(ShardId(0), 1)), Arc::default()).await {
+                Ok(_) => panic!("it starts, and would vote"),
+                Err(e) if e.contains("in use") && began.elapsed() < Duration::from_secs(60) => {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                Err(e) => break e,
+            }
+        };
+        assert!(refused.contains("a lost log must not vote"), "{refused}");
+    }
 }
