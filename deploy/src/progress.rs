@@ -1,7 +1,7 @@
 //! What a user sees while a run goes on: a bar on a terminal, a plain line now and then elsewhere.
 
 use indicatif::{ProgressBar, ProgressStyle};
-use paraft_record::{Event, Run};
+use paraft_record::{Event, Lives, Run};
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::IsTerminal,
@@ -18,6 +18,7 @@ pub struct Progress {
     samples: BTreeMap<u32, (u64, f64)>,
     losses: BTreeMap<u32, f64>,
     left: BTreeSet<u32>,
+    lives: Lives,
     accuracy: Option<f64>,
     said: Instant,
     quiet: bool,
@@ -43,6 +44,7 @@ impl Progress {
             samples: BTreeMap::new(),
             losses: BTreeMap::new(),
             left: BTreeSet::new(),
+            lives: Lives::default(),
             accuracy: None,
             said: Instant::now(),
             quiet,
@@ -52,8 +54,9 @@ impl Progress {
     /// Takes in new events and shows where the run stands.
     pub fn update(&mut self, events: &[Event]) {
         for e in events {
-            match e {
+            match &self.lives.follow(e.clone()) {
                 Event::Train(t) => {
+                    self.left.remove(&t.worker.0); // it was started again
                     self.samples.insert(t.worker.0, (t.samples, t.seconds));
                     self.losses.insert(t.worker.0, t.loss);
                 }

@@ -17,6 +17,7 @@ mod crc32c;
 pub mod curve;
 mod error;
 pub mod event;
+mod lives;
 mod metrics_file;
 mod report;
 mod run;
@@ -24,6 +25,7 @@ pub mod tensorboard;
 
 pub use error::RecordError;
 pub use event::{Eval, Event, Leave, Run, Server, Shard, Summary, Train, Worker};
+pub use lives::Lives;
 pub use metrics_file::{METRICS_FILE, MetricsWriter, Tail, read_events};
 pub use report::{render_report, write_report};
 pub use run::RunRecord;

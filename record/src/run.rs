@@ -5,7 +5,8 @@
 //! the other side's count is used.
 
 use crate::{
-    Eval, Event, Leave, METRICS_FILE, RecordError, Run, Server, Shard, Summary, Train, Worker, read_events,
+    Eval, Event, Leave, Lives, METRICS_FILE, RecordError, Run, Server, Shard, Summary, Train, Worker,
+    read_events,
 };
 use paraft_common::histogram::DelayHistogram;
 use paraft_common::{ServerId, ShardId, WorkerId};
@@ -50,8 +51,9 @@ impl RunRecord {
         let mut shards = BTreeMap::<(ShardId, ServerId), Shard>::new();
         let mut servers = BTreeMap::<ServerId, Server>::new();
         let mut evaluated = BTreeSet::new();
+        let mut lives = Lives::default();
         for event in events {
-            match event {
+            match lives.follow(event) {
                 Event::Run(r) => run = run.or(Some(r)),
                 Event::Train(t) => train.push(t),
                 Event::Eval(e) if evaluated.insert((e.epoch, e.is_final)) => evals.push(e),
@@ -64,6 +66,13 @@ impl RunRecord {
         }
         let run = run?;
         train.sort_by(|a: &Train, b| a.seconds.total_cmp(&b.seconds));
+        if lives.any() {
+            // Who evaluated is not in the line; its clock may be that of a process that was started again.
+            for e in &mut evals {
+                let by_then = train.iter().filter(|t| t.wall <= e.wall).map(|t| t.seconds);
+                e.seconds = by_then.fold(e.seconds, f64::max);
+            }
+        }
         if !leaves.is_empty() {
             // A worker counts the fleet's samples as if all trained on; count what was really trained by then.
             for e in &mut evals {
