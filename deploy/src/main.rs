@@ -5,7 +5,7 @@
 //! - [`serve`], worker: what a fleet consists of, also by hand.
 //! - [`status`], [`control`], [`checkpoint`], [`mod@replay`], [`doctor`], [`mod@bench`]: what a user asks.
 //! - [`verify`], [`chaos`], [`faults`]: what proves the promises, and attacks them.
-//! - [`table`], [`progress`]: what a user sees.
+//! - [`table`], [`progress`], [`statistics`]: what a user sees.
 
 use clap::{CommandFactory, Parser, Subcommand};
 use paraft_worker::exit;
@@ -32,6 +32,7 @@ mod fleet;
 mod progress;
 mod replay;
 mod serve;
+mod statistics;
 mod status;
 mod table;
 mod train;

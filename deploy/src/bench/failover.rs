@@ -3,10 +3,16 @@
 
 use super::{
     figure::{self, Figure},
-    load::{Bed, Shape, ended, quantile},
-    median,
+    load::{Bed, Shape, ended},
 };
-use crate::{control, failure::Failure, status::ask_all, train};
+use crate::{
+    control,
+    failure::Failure,
+    faults::health,
+    statistics::{median, quantile},
+    status::ask_all,
+    train,
+};
 use clap::Args;
 use paraft_client::{Acked, ClientError};
 use paraft_common::{BucketId, Durability};
@@ -102,16 +108,14 @@ pub fn run(args: &FailoverBenchArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
+fn bed(args: &FailoverBenchArgs, values: u32, dir: &Path) -> Result<Bed, Failure> {
+    let (values, replicas, durability) = (values as usize, args.replicas, args.durability);
+    Bed::start(Shape { values, replicas, durability, set: &args.set, ..Shape::default() }, dir)
+}
+
 /// The seconds without an ack around each kill.
 fn gaps(args: &FailoverBenchArgs, dir: &Path, interrupted: &AtomicI32) -> Result<Vec<f64>, Failure> {
-    let shape = Shape {
-        values: args.values as usize,
-        workers: 1,
-        replicas: args.replicas,
-        durability: args.durability,
-        set: &args.set,
-    };
-    let mut bed = Bed::start(shape, dir)?;
+    let mut bed = bed(args, args.values, dir)?;
     let (stop, acks) = (AtomicBool::new(false), Mutex::new(Vec::new()));
     let seat = bed.seat(0);
     let values = bed.server_job.params_len;
@@ -120,10 +124,8 @@ fn gaps(args: &FailoverBenchArgs, dir: &Path, interrupted: &AtomicI32) -> Result
         let mut kill = || -> Result<Vec<f64>, Failure> {
             let mut gaps = Vec::new();
             for _ in 0..args.kills {
-                whole(&bed, args.replicas, interrupted)?;
+                let leader = whole(&bed, interrupted)?;
                 acks.lock().map_err(|_| panicked())?.clear();
-                let leader =
-                    leader(&bed).ok_or_else(|| Failure::new(exit::FAILED, "the shard has no leader"))?;
                 wait_for(|| acks.lock().is_ok_and(|a| a.len() > 2), interrupted)?;
                 let killed = Instant::now();
                 bed.fleet.servers[leader].kill();
@@ -152,14 +154,7 @@ fn snapshots(
     dir: &Path,
     interrupted: &AtomicI32,
 ) -> Result<(Vec<f64>, Vec<f64>, Vec<f64>), Failure> {
-    let shape = Shape {
-        values: args.snapshot_values as usize,
-        workers: 1,
-        replicas: args.replicas,
-        durability: args.durability,
-        set: &args.set,
-    };
-    let mut bed = Bed::start(shape, dir)?;
+    let mut bed = bed(args, args.snapshot_values, dir)?;
     let (stop, acks) = (AtomicBool::new(false), Mutex::new(Vec::new()));
     let seat = bed.seat(0);
     let (values, bucket) = (bed.server_job.params_len, bed.server_job.bucket_len as f64 * 4.0);
@@ -172,10 +167,8 @@ fn snapshots(
         let mut work = || -> Result<_, Failure> {
             let (mut before, mut ratios, mut took) = (Vec::new(), Vec::new(), Vec::new());
             for _ in 0..args.snapshots {
-                whole(&bed, args.replicas, interrupted)?;
+                let leader = whole(&bed, interrupted)?;
                 wait_for(|| acks.lock().is_ok_and(|a| a.len() > 2), interrupted)?;
-                let leader =
-                    leader(&bed).ok_or_else(|| Failure::new(exit::FAILED, "the shard has no leader"))?;
                 let victim = (leader + 1) % bed.fleet.servers.len();
                 bed.fleet.servers[victim].kill();
                 // Long enough for the log that it misses to be gone, and for a steady rate beside two replicas.
@@ -186,7 +179,7 @@ fn snapshots(
                 let quiet = rate(&acks, from, to);
                 bed.fleet.restart_server(victim)?;
                 let back = Instant::now();
-                whole(&bed, args.replicas, interrupted)?;
+                whole(&bed, interrupted)?;
                 let done = Instant::now();
                 before.push(quiet);
                 ratios.push(rate(&acks, back, done) / quiet);
@@ -248,33 +241,20 @@ fn panicked() -> Failure {
     Failure::new(exit::FAILED, "a worker of the benchmark panicked")
 }
 
-/// The server that leads the only shard.
-fn leader(bed: &Bed) -> Option<usize> {
-    let status = ask_all(&bed.fleet.addresses, false);
-    let leads = |r: &Result<paraft_proto::StatusReply, String>| {
-        r.as_ref().is_ok_and(|r| r.shards.iter().any(|s| s.role == "leader"))
-    };
-    status.iter().position(leads)
-}
-
-/// Waits until the shard has all its voters, on servers that answer. The control group may take a server for alive that
-/// has just died, so the servers are asked themselves, and the control group whether it is done.
-fn whole(bed: &Bed, replicas: u32, interrupted: &AtomicI32) -> Result<(), Failure> {
-    let voters = || {
-        let replies = ask_all(&bed.fleet.addresses, false);
-        let shards: Vec<_> = replies.into_iter().flatten().flat_map(|r| r.shards).collect();
-        let leader = shards.iter().find(|s| s.role == "leader")?;
-        let follows = |s: &&paraft_proto::ShardStatus| {
-            ["leader", "follower"].contains(&s.role.as_str())
-                && (s.term, s.leader) == (leader.term, leader.leader)
-        };
-        Some(shards.iter().filter(follows).count())
-    };
-    let serving = || {
-        let fleet = control::describe(&bed.fleet.addresses);
-        fleet.is_some_and(|f| f.shards.iter().all(|s| s.state == "serving") && !f.shards.is_empty())
-    };
-    wait_for(|| voters() == Some(replicas as usize) && serving(), interrupted)
+/// Waits until the shard has all its voters, on servers that answer; gives the place of its leader.
+fn whole(bed: &Bed, interrupted: &AtomicI32) -> Result<usize, Failure> {
+    let mut leader = None;
+    let asked = &bed.fleet.addresses;
+    wait_for(
+        || {
+            let view = health::whole(&ask_all(asked, false), 1, bed.job.cluster.replicas);
+            let settled = || control::describe(asked).is_some_and(|f| health::settled(&f).is_ok());
+            leader = view.ok().filter(|_| settled()).and_then(|v| v.leaders.first().copied());
+            leader.is_some()
+        },
+        interrupted,
+    )?;
+    leader.ok_or_else(|| Failure::new(exit::FAILED, "the shard has no leader"))
 }
 
 fn wait_for(mut done: impl FnMut() -> bool, interrupted: &AtomicI32) -> Result<(), Failure> {

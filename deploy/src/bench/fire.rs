@@ -8,11 +8,15 @@
 //! - `torchrun`: PyTorch DDP (gloo) under torchrun with restarts, with `--peers`: the same model and minibatch, a
 //!   checkpoint every 50 steps. torchrun starts all workers again at once, without the while.
 
-use super::{
-    figure::{self, Figure},
-    median,
+use super::figure::{self, Figure};
+use crate::{
+    control,
+    failure::Failure,
+    faults::{health, process},
+    statistics::median,
+    status::ask_all,
+    train,
 };
-use crate::{control, failure::Failure, train};
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_record::RunRecord;
@@ -204,41 +208,13 @@ fn killer(
     }
 }
 
-/// Servers and workers of the run in `dir`, by their command lines.
-fn processes(dir: &Path) -> Vec<(String, u32)> {
-    let dir = fs::canonicalize(dir).unwrap_or_else(|_| dir.to_path_buf());
-    let mut found = Vec::new();
-    for pid in fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|e| e.file_name().to_str()?.parse().ok())
-    {
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let args: Vec<String> =
-            line.split(|b| *b == 0).map(|a| String::from_utf8_lossy(a).into_owned()).collect();
-        let log =
-            args.iter().position(|a| a == "--log-file").and_then(|i| args.get(i + 1)).map(PathBuf::from);
-        if let Some(name) =
-            log.filter(|l| l.parent() == Some(&dir)).and_then(|l| Some(l.file_stem()?.to_str()?.to_string()))
-        {
-            found.push((name, pid));
-        }
-    }
-    found.sort();
-    found
-}
-
-/// Those that may be killed: no server while another one is down or learning, and nobody before training.
-fn minority(dir: &Path, replicas: u32) -> Vec<(String, u32)> {
+/// Those that may be killed: no server while another one is down or learning, and not the last worker.
+fn minority(dir: &Path, job: &Job) -> Vec<(String, u32)> {
     let addresses = fs::read_to_string(dir.join("servers")).unwrap_or_default();
     let addresses: Vec<String> = addresses.split(',').map(str::to_string).collect();
-    let answers = crate::status::ask_all(&addresses, false).iter().all(Result::is_ok);
-    let whole = answers
-        && control::describe(&addresses).is_some_and(|f| {
-            f.shards.iter().all(|s| s.state == "serving" && s.voters.len() == replicas as usize)
-        });
-    let all = processes(dir);
+    let whole = health::whole(&ask_all(&addresses, false), job.shards(), job.cluster.replicas).is_ok()
+        && control::describe(&addresses).is_some_and(|f| health::settled(&f).is_ok());
+    let all = process::parts_of(dir);
     let workers = all.iter().filter(|(n, _)| n.starts_with("worker")).count();
     all.into_iter().filter(|(n, _)| if n.starts_with("worker") { workers > 1 } else { whole }).collect()
 }
@@ -263,10 +239,10 @@ fn paraft(
     let began = Instant::now();
     let record = thread::scope(|s| {
         if let Some(Fire { seed, .. }) = fire {
-            let (stop, kills, replicas) = (&stop, &kills, job.cluster.replicas);
+            let (stop, kills, job) = (&stop, &kills, &job);
             s.spawn(move || {
                 let tell = |name: &str| eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
-                kills.store(killer(args, seed, stop, || minority(dir, replicas), tell), Relaxed);
+                kills.store(killer(args, seed, stop, || minority(dir, job), tell), Relaxed);
             });
         }
         let record = train::launch(&job, dir, None, true, interrupted);
@@ -342,7 +318,7 @@ fn restart(
         if let Some(Fire { seed, .. }) = fire {
             let (done, kills, now, end) = (&done, &kills, &now, &end);
             s.spawn(move || {
-                let victims = || now.lock().map(|d| processes(&d)).unwrap_or_default();
+                let victims = || now.lock().map(|d| process::parts_of(&d)).unwrap_or_default();
                 let tell = |name: &str| {
                     eprintln!("  {:6.1} s  kill {name}, and so all", began.elapsed().as_secs_f64());
                     end.store(nix::sys::signal::Signal::SIGKILL as i32, Relaxed);

@@ -2,7 +2,7 @@
 
 use crate::{failure::Failure, fleet::Fleet};
 use paraft_client::{Client, ClientError, ClientOptions, Transport};
-use paraft_common::{Durability, Step, TensorSpec, WorkerId, config::ServerJob};
+use paraft_common::{Durability, LogForm, Step, TensorSpec, WorkerId, config::ServerJob};
 use paraft_worker::{Job, WorkerError, exit};
 use std::{path::Path, time::Duration};
 
@@ -20,7 +20,16 @@ pub struct Shape<'a> {
     pub workers: u32,
     pub replicas: u32,
     pub durability: Durability,
+    pub log: LogForm,
+    pub optimizer: &'a str,
     pub set: &'a [String],
+}
+
+impl Default for Shape<'_> {
+    fn default() -> Self {
+        let (durability, log) = (Durability::default(), LogForm::default());
+        Self { values: 1, workers: 1, replicas: 3, durability, log, optimizer: "sgd", set: &[] }
+    }
 }
 
 impl Bed {
@@ -29,10 +38,12 @@ impl Bed {
         std::fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
         // Rate 1e-9: the optimizer's work is done and the weights stay finite.
         let text = format!(
-            "name = \"bench\"\n[train]\nworkers = {}\nmode = \"asp\"\n[optimizer]\nkind = \"sgd\"\nlr = 1e-9\n\
-             [cluster]\nservers = {r}\nreplicas = {r}\nshards = 1\ndurability = \"{}\"\n",
+            "name = \"bench\"\n[train]\nworkers = {}\nmode = \"asp\"\n[optimizer]\nkind = {:?}\nlr = 1e-9\n\
+             [cluster]\nservers = {r}\nreplicas = {r}\nshards = 1\ndurability = \"{}\"\nlog = \"{}\"\n",
             shape.workers,
+            shape.optimizer,
             shape.durability,
+            shape.log,
             r = shape.replicas,
         );
         let job = Job::parse(&text, Path::new("bench"), shape.set)?;
@@ -80,10 +91,4 @@ pub fn loopback_bytes() -> Option<u64> {
     let devices = std::fs::read_to_string("/proc/net/dev").ok()?;
     let lo = devices.lines().find_map(|l| l.trim().strip_prefix("lo:"))?;
     lo.split_whitespace().next()?.parse().ok()
-}
-
-/// The value below which this share of the sorted values lies.
-pub fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
-    let at = ((sorted.len() as f64 * share).ceil() as usize).clamp(1, sorted.len().max(1)) - 1;
-    sorted.get(at).copied()
 }

@@ -2,13 +2,13 @@
 
 use super::{
     figure::{self, Figure},
-    median,
+    load::{Bed, Seat, Shape, ended},
 };
-use crate::{failure::Failure, fleet::Fleet, status::ask_all, train};
+use crate::{failure::Failure, fleet::Fleet, statistics::median, status::ask_all, train};
 use clap::Args;
-use paraft_client::{Client, ClientError, ClientOptions, Transport};
-use paraft_common::{BucketId, LogForm, Step, TensorSpec, WorkerId, config::ServerJob};
-use paraft_worker::{Job, WorkerError, exit, job::JobError};
+use paraft_client::ClientError;
+use paraft_common::{BucketId, LogForm};
+use paraft_worker::exit;
 use std::{
     collections::BTreeMap,
     path::Path,
@@ -88,16 +88,6 @@ pub fn run(args: &LogBenchArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-fn job(args: &LogBenchArgs, workers: u32, form: LogForm) -> Result<Job, JobError> {
-    let text = format!(
-        "name = \"bench-log\"\n[train]\nworkers = {workers}\nmode = \"asp\"\n[optimizer]\nkind = {:?}\nlr = 1e-9\n\
-         [cluster]\nservers = {r}\nreplicas = {r}\nshards = 1\nlog = \"{form}\"\n",
-        args.optimizer,
-        r = args.replicas,
-    );
-    Job::parse(&text, Path::new("bench"), &args.set)
-}
-
 /// One run: a fleet of its own, `workers` clients in threads of this process. Bytes replicated for each byte pushed,
 /// and pushes a second.
 fn one(
@@ -107,33 +97,30 @@ fn one(
     dir: &Path,
     interrupted: &AtomicI32,
 ) -> Result<(f64, f64), Failure> {
-    let job = job(args, workers, form)?;
-    let file = dir.join("job.toml");
-    std::fs::write(&file, job.to_toml()).map_err(|e| Failure::write(&file, e))?;
-    let fleet = Fleet::servers(&job, dir, false)?;
-    let server_job = job.server_job(&[TensorSpec::param("values", &[args.values as usize])]);
+    let (values, replicas, optimizer) = (args.values as usize, args.replicas, args.optimizer.as_str());
+    let shape = Shape { values, workers, replicas, optimizer, log: form, set: &args.set, ..Shape::default() };
+    let bed = Bed::start(shape, dir)?;
     // One more than the workers: this thread reads the servers' counters before the load begins and after it.
     let (joined, done) = (Barrier::new(workers as usize + 1), Barrier::new(workers as usize + 1));
     let (before, after, took) = thread::scope(|s| {
         let load: Vec<_> = (0..workers)
             .map(|w| {
-                let load = Load { server_job: &server_job, job: &job, fleet: &fleet, worker: w };
-                let (joined, done) = (&joined, &done);
-                s.spawn(move || load.run(Duration::from_secs(args.seconds), joined, done, interrupted))
+                let (seat, joined, done) = (bed.seat(w), &joined, &done);
+                s.spawn(move || {
+                    push(seat, values, Duration::from_secs(args.seconds), joined, done, interrupted)
+                })
             })
             .collect();
         joined.wait();
-        let before = counters(&fleet);
+        let before = counters(&bed.fleet);
         let began = Instant::now();
         joined.wait();
         done.wait();
         let took = began.elapsed();
         for l in load {
-            l.join()
-                .map_err(|_| Failure::new(exit::FAILED, "a worker of the benchmark panicked"))?
-                .map_err(WorkerError::from)?;
+            ended(l.join())?;
         }
-        Ok::<_, Failure>((before, counters(&fleet), took))
+        Ok::<_, Failure>((before, counters(&bed.fleet), took))
     })?;
     let number = interrupted.load(Relaxed);
     if number != 0 {
@@ -143,7 +130,7 @@ fn one(
     if pushed == 0.0 {
         return Err(Failure::new(exit::FAILED, "the servers count no push"));
     }
-    let followers = f64::from(job.cluster.replicas.saturating_sub(1));
+    let followers = f64::from(bed.job.cluster.replicas.saturating_sub(1));
     Ok((logged * followers / pushed, pushes / took.as_secs_f64()))
 }
 
@@ -158,60 +145,38 @@ fn counters(fleet: &Fleet) -> [u64; 3] {
     all
 }
 
-/// One client.
-struct Load<'a> {
-    server_job: &'a ServerJob,
-    job: &'a Job,
-    fleet: &'a Fleet,
-    worker: u32,
-}
-
-impl Load<'_> {
-    fn run(
-        &self,
-        time: Duration,
-        joined: &Barrier,
-        done: &Barrier,
-        interrupted: &AtomicI32,
-    ) -> Result<(), ClientError> {
-        let mut weights = vec![0.0; self.server_job.params_len];
-        let began = self.begin(&mut weights);
-        // Whatever happened: nobody may wait for this one for ever.
-        joined.wait();
-        joined.wait();
-        let result = began.and_then(|(mut client, mut step)| {
-            let until = Instant::now() + time;
-            let gradient = vec![1e-3; weights.len()];
-            while Instant::now() < until && interrupted.load(Relaxed) == 0 {
-                step = step.next();
-                for (i, b) in client.layout().buckets().to_vec().iter().enumerate().rev() {
-                    client.push(BucketId(i as u32), step, &gradient[b.range()]);
-                }
-                client.pull(step, &mut weights)?;
+/// One client: steps as fast as the servers let it.
+fn push(
+    seat: Seat,
+    values: usize,
+    time: Duration,
+    joined: &Barrier,
+    done: &Barrier,
+    interrupted: &AtomicI32,
+) -> Result<(), ClientError> {
+    let mut weights = vec![0.0; values];
+    let began = seat.join(&mut weights);
+    // Whatever happened: nobody may wait for this one for ever.
+    joined.wait();
+    joined.wait();
+    let result = began.and_then(|(mut client, mut step)| {
+        let until = Instant::now() + time;
+        let buckets = client.layout().buckets().to_vec();
+        let gradient = vec![1e-3; values];
+        while Instant::now() < until && interrupted.load(Relaxed) == 0 {
+            step = step.next();
+            for (i, b) in buckets.iter().enumerate().rev() {
+                client.push(BucketId(i as u32), step, &gradient[b.range()]);
             }
-            // Everything that was pushed is in the log of a majority when the final weights come.
-            client.finish();
-            client.pull_final(step, &mut weights)?;
-            Ok(())
-        });
-        done.wait();
-        result
-    }
-
-    fn begin(&self, weights: &mut [f32]) -> Result<(Client, Step), ClientError> {
-        let options = ClientOptions {
-            servers: self.fleet.addresses.clone(),
-            shards: self.job.shards(),
-            replicas: self.job.cluster.replicas,
-            worker: WorkerId(self.worker),
-            job: self.server_job.clone(),
-            transport: Transport::Tcp,
-            patience: Duration::from_millis(self.job.cluster.patience_ms),
-        };
-        let (mut client, step) = Client::join(options, weights)?;
-        client.pull(step, weights)?;
-        Ok((client, step))
-    }
+            client.pull(step, &mut weights)?;
+        }
+        // Everything that was pushed is in the log of a majority when the final weights come.
+        client.finish();
+        client.pull_final(step, &mut weights)?;
+        Ok(())
+    });
+    done.wait();
+    result
 }
 
 fn report(workers: u32, cases: &BTreeMap<&str, Case>, figures: &mut Vec<Figure>) {

@@ -2,10 +2,14 @@
 
 use super::{
     figure::{self, Figure},
-    load::{Bed, Shape, ended, loopback_bytes, quantile},
-    median,
+    load::{Bed, Shape, ended, loopback_bytes},
 };
-use crate::{failure::Failure, status::ask_all, train};
+use crate::{
+    failure::Failure,
+    statistics::{median, quantile},
+    status::ask_all,
+    train,
+};
 use clap::Args;
 use paraft_client::ClientError;
 use paraft_common::{BucketId, Durability};
@@ -102,7 +106,8 @@ fn one(
     interrupted: &AtomicI32,
 ) -> Result<Vec<(&'static str, f64)>, Failure> {
     let time = Duration::from_secs(args.seconds) / 2;
-    let shape = Shape { values: args.values as usize, workers: 1, replicas, durability, set: &args.set };
+    let values = args.values as usize;
+    let shape = Shape { values, replicas, durability, set: &args.set, ..Shape::default() };
     let mut figures = Vec::new();
 
     let bed = Bed::start(shape, &dir.join("goodput"))?;

@@ -2,9 +2,9 @@
 
 use super::{
     figure::{self, Figure},
-    median, peers, plain,
+    peers, plain,
 };
-use crate::{failure::Failure, train};
+use crate::{failure::Failure, statistics::median, train};
 use clap::Args;
 use paraft_common::Mode;
 use paraft_record::RunRecord;

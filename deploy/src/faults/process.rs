@@ -54,13 +54,30 @@ fn arguments(pid: u32) -> Option<Vec<String>> {
     Some(strings(&bytes).into_iter().map(|s| s.to_string_lossy().into_owned()).collect())
 }
 
+/// What follows a flag on a command line.
+fn value_of<'a>(args: &'a [String], flag: &str) -> Option<&'a Path> {
+    args.iter().position(|a| a == flag).and_then(|i| args.get(i + 1)).map(Path::new)
+}
+
+/// Servers and workers of the run in `run_dir`, by their log files: `server-0`, `worker-1`, and process.
+pub fn parts_of(run_dir: &Path) -> Vec<(String, u32)> {
+    let run_dir = fs::canonicalize(run_dir).unwrap_or_else(|_| run_dir.to_path_buf());
+    let name = |pid: u32| {
+        let args = arguments(pid)?;
+        let log = value_of(&args, "--log-file").filter(|l| l.parent() == Some(&run_dir))?;
+        Some((log.file_stem()?.to_str()?.to_string(), pid))
+    };
+    let mut found: Vec<_> = pids().filter_map(name).collect();
+    found.sort();
+    found
+}
+
 /// Servers of the run in `run_dir`, by their data folder `server-N`: place in the list, and process.
 pub fn servers_of(run_dir: &Path) -> Vec<(u32, u32)> {
     let place = |pid: u32| {
         let args = arguments(pid)?;
         let server = args.get(1).is_some_and(|a| a == "server");
-        let data = args.iter().position(|a| a == "--data").and_then(|i| args.get(i + 1))?;
-        let name = Path::new(data).strip_prefix(run_dir).ok()?.to_str()?;
+        let name = value_of(&args, "--data")?.strip_prefix(run_dir).ok()?.to_str()?;
         let place = name.strip_prefix("server-")?.parse().ok()?;
         server.then_some((place, pid))
     };

@@ -1,6 +1,6 @@
 //! What a run of the ledger came to.
 
-use crate::faults::deck::Kind;
+use crate::{faults::deck::Kind, statistics::quantile};
 use clap::ValueEnum;
 use comfy_table::{Table, presets};
 use paraft_common::{Durability, LogForm, Mode};
@@ -45,12 +45,6 @@ pub struct Verdict {
     pub reported_lost: u64,
     /// The most that it may have lost.
     pub bound: u64,
-}
-
-/// The smallest value that is not less than this share of all.
-fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
-    let rank = (q * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.max(1) - 1).copied()
 }
 
 impl Verdict {
