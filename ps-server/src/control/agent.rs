@@ -68,7 +68,6 @@ pub struct Agent {
     /// The latest generation that this server was told of.
     generation: AtomicU64,
     busy: Mutex<BTreeSet<ShardId>>,
-    transferred: Mutex<HashMap<ShardId, Instant>>,
     channels: Mutex<HashMap<String, ControlClient<Channel>>>,
     complained: AtomicBool,
 }
@@ -106,7 +105,6 @@ impl Agent {
             news: Notify::new(),
             generation: AtomicU64::new(0),
             busy: Mutex::default(),
-            transferred: Mutex::default(),
             channels: Mutex::default(),
             complained: AtomicBool::new(false),
         }
@@ -372,15 +370,7 @@ impl Agent {
                 self.replicas.fail(d.shard, *node, why).await;
                 Ok(())
             }
-            Do::Transfer(to) => {
-                let pause = self.options.election * 4;
-                let last = self.transferred.lock().insert(d.shard, Instant::now());
-                if last.is_some_and(|t| t.elapsed() < pause) {
-                    return Ok(());
-                }
-                tracing::info!(shard = d.shard.0, %to, "handing the leadership over");
-                group()?.transfer(*to).await
-            }
+            Do::Transfer(to) => group()?.transfer(*to).await,
         }
     }
 

@@ -1,34 +1,28 @@
 //! One replica of one group: what the rest of the server knows of Raft.
 
 use super::{
+    answers::Incoming,
+    compaction::{Held, compact},
     disk::Folder,
     image::RawImage,
     log::ReplicaLog,
-    machine::{Applied, Change, Machine, Replicated, SNAPSHOT_BYTES, SNAPSHOT_ENTRIES},
+    machine::{Applied, Change, Machine, Replicated},
     network::{Network, Peers},
     parity::{Digest, Parity},
     replica::{GroupId, ReplicaId},
-    types::{LogId, Raft, Snapshot, SnapshotMeta, Types, Vote},
-    wire::{self, SnapshotAnswer, SnapshotPiece, WireError},
+    types::Raft,
 };
-use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
 use openraft::{
-    BasicNode, ChangeMembers, Config, ReadPolicy, ServerState, SnapshotPolicy,
-    async_runtime::WatchReceiver,
+    BasicNode, Config, ReadPolicy, ServerState, SnapshotPolicy, async_runtime::WatchReceiver, errors::Fatal,
     impls::ProgressResponder,
-    raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest},
 };
 use paraft_common::ServerId;
-use paraft_proto::{PeerCall, PeerRequest};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fmt,
     future::Future,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 use tokio::sync::{Mutex, Notify, watch};
@@ -104,44 +98,19 @@ pub struct GroupOptions {
     pub parity: Option<Duration>,
 }
 
-/// Who votes and who learns.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Membership {
-    /// Every member and its address.
-    pub members: BTreeMap<ReplicaId, String>,
-    /// Those that vote.
-    pub voters: BTreeSet<ReplicaId>,
-    /// A change is under way: two sets of voters must agree, or it is not yet committed.
-    pub changing: bool,
-}
-
 /// A handle to one replica. Cheap to clone.
 #[derive(Clone)]
 pub struct Group {
-    raft: Raft,
-    me: ReplicaId,
-    id: GroupId,
-    leadership: watch::Receiver<Leadership>,
-    incoming: Arc<Mutex<Option<Incoming>>>,
+    pub(super) raft: Raft,
+    pub(super) me: ReplicaId,
+    pub(super) id: GroupId,
+    pub(super) election: Duration,
+    pub(super) leadership: watch::Receiver<Leadership>,
+    pub(super) incoming: Arc<Mutex<Option<Incoming>>>,
     parity: Parity,
     /// Why it was stopped from outside.
     failed: Arc<OnceLock<String>>,
-    handed_over: Arc<Mutex<Option<Instant>>>,
-}
-
-/// A joint membership that stands for so long twice is finished by whoever leads.
-const FINISH_PAUSE: Duration = Duration::from_millis(250);
-
-/// Longer than a transfer takes, or an election where it fails.
-const HAND_OVER_PAUSE: Duration = Duration::from_millis(600);
-
-/// A snapshot on its way in.
-struct Incoming {
-    image: u64,
-    meta: SnapshotMeta,
-    head: Vec<u8>,
-    lengths: Vec<u32>,
-    parts: Vec<Bytes>,
+    pub(super) handed_over: Arc<Mutex<Option<Instant>>>,
 }
 
 /// What a shard's owner needs of its group, and all that it knows of Raft.
@@ -215,11 +184,12 @@ impl Group {
         let network = Network { peers, group: options.group, me: options.me };
         let raft = Raft::new(options.me.0, config, network, log, machine).await.map_err(|e| e.to_string())?;
         let leadership = watch_leadership(&raft, options.group);
-        tokio::spawn(cut_logs(raft.clone(), held, wants_snapshot, leadership.clone()));
+        tokio::spawn(compact(raft.clone(), held, wants_snapshot, leadership.clone()));
         let group = Self {
             raft,
             me: options.me,
             id: options.group,
+            election: options.election,
             leadership,
             incoming: Arc::default(),
             parity,
@@ -258,19 +228,6 @@ impl Group {
         m.membership_config.get_node(&leader).map(|n| n.addr.clone())
     }
 
-    /// The effective membership.
-    pub fn membership(&self) -> Membership {
-        let metrics = self.raft.server_metrics();
-        let m = metrics.borrow_watched();
-        let now = &m.membership_config;
-        Membership {
-            members: now.nodes().map(|(id, n)| (ReplicaId(*id), n.addr.clone())).collect(),
-            voters: now.voter_ids().map(ReplicaId).collect(),
-            changing: now.get_joint_config().len() > 1
-                || now.log_id() != m.committed_membership_config.log_id(),
-        }
-    }
-
     /// Why the replica stopped, if it did.
     pub fn trouble(&self) -> Option<String> {
         if let Some(why) = self.failed.get() {
@@ -279,116 +236,6 @@ impl Group {
         let metrics = self.raft.metrics();
         let m = metrics.borrow_watched();
         m.running_state.as_ref().err().map(|e| e.to_string())
-    }
-
-    /// Makes a replica learn, without a vote; returns when the change is committed, not when it has caught up.
-    pub async fn add_learner(&self, replica: ReplicaId, address: &str) -> Result<(), String> {
-        self.is_a_member()?;
-        let node = BasicNode::new(address);
-        self.raft.add_learner(replica.0, node, false).await.map(drop).map_err(|e| e.to_string())
-    }
-
-    /// Changes who votes, through joint consensus; those that no longer do leave the group. Learners stay. A leader that
-    /// is to leave hands the leadership over instead, and the next one makes the change when it is asked: the group then
-    /// has a leader all the time, where one that removes itself leaves an election behind.
-    pub async fn set_voters(&self, voters: &BTreeSet<ReplicaId>) -> Result<(), String> {
-        self.is_a_member()?;
-        if !voters.contains(&self.me)
-            && let Some(to) = self.furthest(voters)
-        {
-            return self.hand_over(to).await;
-        }
-        let voters: BTreeSet<u64> = voters.iter().map(|r| r.0).collect();
-        self.raft.change_membership(voters, false).await.map(drop).map_err(|e| e.to_string())
-    }
-
-    /// A change of voters goes by way of a joint membership, which must be followed by another entry. A leader that loses
-    /// its lease between the two leaves the group there: nothing is lost, and nobody else can be changed. So who leads
-    /// finishes what it finds half done.
-    async fn finish_changes(self) {
-        let mut leadership = self.leadership.clone();
-        let mut seen = None;
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(FINISH_PAUSE) => {}
-                ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
-            }
-            let (at, voters) = {
-                let metrics = self.raft.server_metrics();
-                let m = metrics.borrow_watched();
-                let now = &m.membership_config;
-                let joint = now.get_joint_config();
-                let half = joint.len() > 1 && now.log_id() == m.committed_membership_config.log_id();
-                (*now.log_id(), joint.last().filter(|_| half).cloned())
-            };
-            let Some(voters) = voters.filter(|_| leadership.borrow().leads) else {
-                seen = None;
-                continue;
-            };
-            // Twice the same: nobody is about to finish it.
-            if seen.replace(at) == Some(at) {
-                tracing::info!(group = %self.id, ?voters, "finishing a change of voters that was broken off");
-                if let Err(e) = self.raft.change_membership(voters, false).await {
-                    tracing::debug!(group = %self.id, error = %e, "not yet");
-                }
-            }
-        }
-    }
-
-    /// A leader that has been removed leads on for a moment. The library's state is not made for changes by it.
-    fn is_a_member(&self) -> Result<(), String> {
-        match self.membership().members.contains_key(&self.me) {
-            true => Ok(()),
-            false => Err("this replica has left the group; the next leader changes its membership".into()),
-        }
-    }
-
-    /// That one of `voters` which votes already and has most of the log. `None`: none votes yet, so that none could be
-    /// elected (a single replica that is replaced, say); then the leader has to remove itself.
-    fn furthest(&self, voters: &BTreeSet<ReplicaId>) -> Option<ReplicaId> {
-        let now = self.membership().voters;
-        let metrics = self.raft.metrics();
-        let m = metrics.borrow_watched();
-        let has = |r: &&ReplicaId| {
-            let log = m.replication.as_ref().and_then(|all| all.get(&r.0).cloned().flatten());
-            log.map(|l| l.index)
-        };
-        voters.intersection(&now).max_by_key(has).copied()
-    }
-
-    /// Hands the leadership over; at most once a while, since a leader takes no proposals meanwhile.
-    async fn hand_over(&self, to: ReplicaId) -> Result<(), String> {
-        {
-            let mut last = self.handed_over.lock().await;
-            if last.is_some_and(|t| t.elapsed() < HAND_OVER_PAUSE) {
-                return Ok(());
-            }
-            *last = Some(Instant::now());
-        }
-        tracing::info!(group = %self.id, %to, "handing the leadership over before leaving");
-        self.transfer(to).await
-    }
-
-    /// Makes `voters` the only members: as [`Self::set_voters`], and those that only learn leave the group too.
-    pub async fn set_members(&self, voters: &BTreeSet<ReplicaId>) -> Result<(), String> {
-        if self.membership().voters != *voters {
-            self.set_voters(voters).await?;
-        }
-        if !voters.contains(&self.me) {
-            return Ok(()); // it has voted itself out; the rest is for its successor
-        }
-        let learners: BTreeSet<u64> =
-            self.membership().members.keys().filter(|n| !voters.contains(n)).map(|n| n.0).collect();
-        if learners.is_empty() {
-            return Ok(());
-        }
-        let leave = ChangeMembers::RemoveNodes(learners);
-        self.raft.change_membership(leave, false).await.map(drop).map_err(|e| e.to_string())
-    }
-
-    /// Hands the leadership to another voter.
-    pub async fn transfer(&self, to: ReplicaId) -> Result<(), String> {
-        self.raft.trigger().transfer_leader(to.0).await.map_err(|e| e.to_string())
     }
 
     /// Proposes; calls are applied in the order they were made. The inner future gives the outcome once the
@@ -463,80 +310,6 @@ impl Group {
     pub async fn shutdown(&self) {
         let _ = self.raft.shutdown().await;
     }
-
-    /// Answers a peer's call with the bytes of the reply.
-    pub async fn answer(&self, request: PeerRequest) -> Result<Bytes, WireError> {
-        if request.to != self.me.0 {
-            return Err(WireError::new(format!(
-                "{} is not here any more ({} is): it has lost its log",
-                ReplicaId(request.to),
-                self.me
-            )));
-        }
-        match request.call() {
-            PeerCall::Append => {
-                let mut rpc: AppendEntriesRequest<Types> = wire::decode(&request.header)?;
-                wire::attach(&mut rpc, request.payloads)?;
-                reply(self.raft.append_entries(rpc).await)
-            }
-            PeerCall::Vote => {
-                let rpc: VoteRequest<Types> = wire::decode(&request.header)?;
-                reply(self.raft.vote(rpc).await)
-            }
-            PeerCall::PreVote => {
-                let rpc: VoteRequest<Types> = wire::decode(&request.header)?;
-                reply(self.raft.pre_vote(rpc).await)
-            }
-            PeerCall::TransferLeader => {
-                let rpc: TransferLeaderRequest<Types> = wire::decode(&request.header)?;
-                reply(self.raft.handle_transfer_leader(rpc).await)
-            }
-            PeerCall::Snapshot => self.snapshot_piece(request).await,
-            PeerCall::Unspecified => Err(WireError::new("a call of no kind")),
-        }
-    }
-
-    async fn snapshot_piece(&self, request: PeerRequest) -> Result<Bytes, WireError> {
-        let (vote, piece): (Vote, SnapshotPiece) = wire::decode(&request.header)?;
-        let payload = request.payloads.into_iter().next().unwrap_or_default();
-        if crc32fast::hash(&payload) != piece.crc {
-            return Err(WireError::new(format!(
-                "piece {} of a snapshot of {} is damaged",
-                piece.index, self.id
-            )));
-        }
-        let mut slot = self.incoming.lock().await;
-        let known = slot.as_ref().is_some_and(|i| i.image == piece.image);
-        if !known {
-            if piece.index > 0 {
-                return wire::encode(&SnapshotAnswer::Next(0));
-            }
-            let (meta, head, lengths): (SnapshotMeta, Vec<u8>, Vec<u32>) = wire::decode(&payload)?;
-            if lengths.len() as u64 + 1 != piece.of {
-                return Err(WireError::new("a snapshot's header does not fit its number of pieces"));
-            }
-            *slot = Some(Incoming { image: piece.image, meta, head, lengths, parts: Vec::new() });
-        }
-        let Some(incoming) = slot.as_mut() else { return Err(WireError::new("no snapshot is under way")) };
-        if piece.index == incoming.parts.len() as u64 + 1 {
-            if incoming.lengths.get(incoming.parts.len()).is_none_or(|l| *l as usize != payload.len()) {
-                return Err(WireError::new("a snapshot's piece has another length than its header says"));
-            }
-            incoming.parts.push(payload);
-        }
-        // Anything else is a repetition or a gap: the answer says where to go on.
-        if incoming.parts.len() < incoming.lengths.len() {
-            return wire::encode(&SnapshotAnswer::Next(incoming.parts.len() as u64 + 1));
-        }
-        let Some(done) = slot.take() else { return Err(WireError::new("no snapshot is under way")) };
-        let image = RawImage { head: done.head.into(), parts: done.parts };
-        let snapshot = Snapshot { meta: done.meta, snapshot: Arc::new(image) };
-        reply(self.raft.install_full_snapshot(vote, snapshot).await.map(SnapshotAnswer::Done))
-    }
-}
-
-fn reply<T: serde::Serialize, E: fmt::Display>(result: Result<T, E>) -> Result<Bytes, WireError> {
-    wire::encode(&result.map_err(WireError::new)?)
 }
 
 fn watch_leadership(raft: &Raft, group: GroupId) -> watch::Receiver<Leadership> {
@@ -563,8 +336,9 @@ fn watch_leadership(raft: &Raft, group: GroupId) -> watch::Receiver<Leadership> 
             };
             tx.send_if_modified(|old| std::mem::replace(old, now) != now);
             if now.role == Role::Stopped || metrics.changed().await.is_err() {
-                if let Err(e) = &raft.metrics().borrow_watched().running_state {
-                    tracing::error!(%group, error = %e, "this replica has stopped");
+                match &raft.metrics().borrow_watched().running_state {
+                    Ok(()) | Err(Fatal::Stopped) => tracing::info!(%group, "this replica has ended"),
+                    Err(e) => tracing::error!(%group, error = %e, "this replica has stopped"),
                 }
                 let _ = tx.send(Leadership { role: Role::Stopped, ..Leadership::default() });
                 return;
@@ -574,251 +348,6 @@ fn watch_leadership(raft: &Raft, group: GroupId) -> watch::Receiver<Leadership> 
     rx
 }
 
-/// What a replica holds in memory.
-struct Held {
-    log: ReplicaLog,
-    state_bytes: Arc<AtomicU64>,
-}
-
-/// A log that somebody still needs is kept while it is shorter than this, in cuts: as many bytes as the state has, or
-/// 32 MiB, is one. A follower that gets a snapshot needs what came meanwhile; without it, under load, the snapshot would
-/// always be too old, and the follower never done.
-const KEPT_CUTS: u64 = 3;
-/// Nobody is waited for who is so few entries behind.
-const NEARLY: u64 = 64;
-
-impl Held {
-    /// Whether the log is to be kept a while longer.
-    fn is_needed(&self, raft: &Raft) -> bool {
-        let (entries, bytes) = self.log.held();
-        let cut = self.state_bytes.load(Relaxed).max(SNAPSHOT_BYTES);
-        if bytes >= KEPT_CUTS * cut || entries >= KEPT_CUTS * 4 * SNAPSHOT_ENTRIES {
-            return false;
-        }
-        let metrics = raft.metrics();
-        let m = metrics.borrow_watched();
-        let applied = m.last_applied.as_ref().map_or(0, |l| l.index);
-        let behind = |matched: &Option<LogId>| matched.as_ref().map_or(0, |l| l.index) + NEARLY < applied;
-        m.replication.as_ref().is_some_and(|all| all.values().any(behind))
-    }
-}
-
-/// Cuts a snapshot whenever the state machine asks for one, so that the log's memory stays bounded.
-async fn cut_logs(raft: Raft, held: Held, wants: Arc<Notify>, mut alive: watch::Receiver<Leadership>) {
-    loop {
-        tokio::select! {
-            () = wants.notified() => {
-                while held.is_needed(&raft) && alive.borrow().role != Role::Stopped {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-                if let Err(e) = raft.trigger().snapshot().await {
-                    tracing::warn!(error = %e, "no snapshot");
-                    return;
-                }
-            }
-            changed = alive.changed() => if changed.is_err() { return },
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::shard::{Command, Proposal, Shard};
-    use openraft::raft::VoteResponse;
-    use paraft_common::{ShardId, WorkerId};
-
-    /// A replica alone, which leads.
-    async fn alone() -> (Group, ReplicaId) {
-        let shard = Arc::new(Shard::new(ShardId(0), 1));
-        let me = ReplicaId::new_life(ServerId(0));
-        let options = GroupOptions {
-            group: GroupId::Shard(ShardId(0)),
-            me,
-            folder: None,
-            election: Duration::from_millis(100),
-            parity: None,
-        };
-        let group = Group::start(options, shard, Arc::default()).await.expect("a replica alone starts");
-        group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
-        group.leadership().wait_for(|l| l.leads).await.expect("it leads");
-        (group, me)
-    }
-
-    /// Whether the replica votes for `candidate` in `term`; an error where it does not answer to its name.
-    async fn asked(
-        group: &Group,
-        name: ReplicaId,
-        term: u64,
-        candidate: ReplicaId,
-    ) -> Result<bool, WireError> {
-        let ask = VoteRequest::<Types>::new(Vote::new(term, candidate.0), None);
-        let request = PeerRequest {
-            group: 0,
-            from: candidate.0,
-            to: name.0,
-            call: PeerCall::Vote as i32,
-            header: wire::encode(&ask).expect("encodes"),
-            payloads: Vec::new(),
-        };
-        let reply = group.answer(request).await?;
-        Ok(wire::decode::<VoteResponse<Types>>(&reply)?.vote_granted)
-    }
-
-    async fn votes(group: &Group, term: u64, candidate: ReplicaId) -> bool {
-        asked(group, group.me, term, candidate).await.expect("an answer")
-    }
-
-    /// Starts a replica; the tasks of one that was shut down may hold its log for a moment yet.
-    async fn start_when_free(options: GroupOptions) -> Group {
-        let began = Instant::now();
-        loop {
-            let options = GroupOptions { folder: options.folder.clone(), ..options };
-            match Group::start(options, Arc::new(Shard::new(ShardId(0), 1)), Arc::default()).await {
-                Err(e) if e.contains("in use") && began.elapsed() < Duration::from_secs(60) => {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-                started => return started.expect("a replica starts"),
-            }
-        }
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_replica_without_its_log_does_not_vote_under_the_name_of_the_one_that_had_it() {
-        let (group, me) = alone().await;
-        let (before, candidate) = (ReplicaId(me.0 ^ 1), ReplicaId::new_life(ServerId(1)));
-        assert_eq!(before.server(), me.server());
-        let error = asked(&group, before, 100, candidate).await.expect_err("that one is dead");
-        assert!(error.to_string().contains("has lost its log"), "{error}");
-        assert!(asked(&group, me, 100, candidate).await.is_ok());
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_replica_that_is_started_again_does_not_vote_twice_in_a_term() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let me = ReplicaId::new_life(ServerId(0));
-        let [a, b] = [1, 2].map(|s| ReplicaId::new_life(ServerId(s)));
-        // Until the log of the life before is let go, which its threads do when they end.
-        let start = || async {
-            let folder = Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("replica"));
-            let options = GroupOptions {
-                group: GroupId::Shard(ShardId(0)),
-                me,
-                folder: Some(folder),
-                election: Duration::from_secs(10),
-                parity: None,
-            };
-            start_when_free(options).await
-        };
-        let group = start().await;
-        assert!(votes(&group, 7, a).await, "the first who asks");
-        group.shutdown().await;
-        drop(group);
-        let group = start().await;
-        assert!(!votes(&group, 7, b).await, "it has voted in this term");
-        assert!(!votes(&group, 6, b).await, "that term is over");
-        assert!(votes(&group, 8, b).await, "another term");
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_learner_that_nobody_waits_for_leaves_the_group() {
-        let (group, me) = alone().await;
-        let learner = ReplicaId::new_life(ServerId(1));
-        group.add_learner(learner, "127.0.0.1:1").await.expect("nobody needs to answer for that");
-        assert!(group.membership().members.contains_key(&learner));
-        let voters = BTreeSet::from([me]);
-        group.set_voters(&voters).await.expect("it leads");
-        assert!(group.membership().members.contains_key(&learner), "the control group's learners stay");
-        group.set_members(&voters).await.expect("it leads");
-        assert_eq!(group.membership().members.keys().copied().collect::<BTreeSet<_>>(), voters);
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn the_log_is_cut_after_so_many_entries_and_its_memory_is_bounded() {
-        let (group, _) = alone().await;
-        for _ in 0..5000u32 {
-            let p = Proposal::from(Command::Join { worker: WorkerId(0) }); // refused: there is no job
-            group.propose(Change::Shard(p)).await.expect("taken").await.expect("committed");
-        }
-        let mut metrics = group.raft.metrics();
-        let cut = async {
-            loop {
-                let (snapshot, purged) = {
-                    let m = metrics.borrow_watched();
-                    (m.snapshot.as_ref().map(|l| l.index), m.purged.as_ref().map(|l| l.index))
-                };
-                if snapshot.is_some_and(|s| s > 4000) && purged.is_some_and(|p| p > 4000) {
-                    return;
-                }
-                metrics.changed().await.expect("the replica lives");
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), cut)
-            .await
-            .expect("a snapshot, and the log before it gone");
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_leader_that_comes_back_from_disk_is_elected_again_before_it_leads() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let me = ReplicaId::new_life(ServerId(0));
-        let start = || async {
-            let options = GroupOptions {
-                group: GroupId::Shard(ShardId(0)),
-                me,
-                folder: Some(Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("shard-0"))),
-                election: Duration::from_millis(100),
-                parity: None,
-            };
-            start_when_free(options).await
-        };
-        let group = start().await;
-        group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
-        let before = group.leadership().wait_for(|l| l.leads).await.expect("it leads").term;
-        group.shutdown().await;
-        drop(group);
-        let group = start().await;
-        let after = group.leadership().wait_for(|l| l.leads).await.expect("it leads again").term;
-        assert!(
-            after > before,
-            "term {after} after {before}: entries of the old term could have two contents"
-        );
-    }
-
-    /// A vote without the log that it was given with is a vote of somebody who has forgotten what it promised.
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_replica_whose_log_was_lost_does_not_start() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let me = ReplicaId::new_life(ServerId(0));
-        let options = || GroupOptions {
-            group: GroupId::Shard(ShardId(0)),
-            me,
-            folder: Some(Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("shard-0"))),
-            election: Duration::from_millis(100),
-            parity: None,
-        };
-        let group = start_when_free(options()).await;
-        group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
-        group.leadership().wait_for(|l| l.leads).await.expect("it leads");
-        group.shutdown().await;
-        drop(group);
-        start_when_free(options()).await.shutdown().await; // as it was: it starts
-        let log = dir.path().join("shard-0/log");
-        for file in std::fs::read_dir(&log).expect("its log").flatten() {
-            if file.path().extension().is_some_and(|e| e == "log") {
-                std::fs::remove_file(file.path()).expect("a segment is lost");
-            }
-        }
-        let began = Instant::now();
-        let refused = loop {
-            match Group::start(options(), Arc::new(Shard::new(ShardId(0), 1)), Arc::default()).await {
-                Ok(_) => panic!("it starts, and would vote"),
-                Err(e) if e.contains("in use") && began.elapsed() < Duration::from_secs(60) => {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-                Err(e) => break e,
-            }
-        };
-        assert!(refused.contains("a lost log must not vote"), "{refused}");
-    }
-}
+#[path = "group_tests.rs"]
+mod tests;

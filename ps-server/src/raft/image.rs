@@ -14,10 +14,7 @@ pub struct RawImage {
 impl RawImage {
     /// FNV-1a over the whole state: equal on replicas that applied the same log.
     pub fn digest(&self) -> u64 {
-        let mut h = Fnv::default();
-        h.bytes(&self.head);
-        self.parts.iter().for_each(|p| h.bytes(p));
-        h.0
+        self.clone().into_digest() // the parts are shared
     }
 
     /// As [`Self::digest`], letting each part go when it is hashed: what changes meanwhile need not be copied any

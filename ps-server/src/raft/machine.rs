@@ -1,4 +1,4 @@
-//! Hands committed entries to the state, and cuts snapshots.
+//! Hands committed entries to the state, and takes snapshots.
 
 use super::{
     disk::SnapshotFile,
@@ -100,7 +100,7 @@ impl fmt::Display for Applied {
 /// A snapshot shares its bulk with the live state until that changes.
 pub type SnapshotData = Arc<RawImage>;
 
-/// The log is cut after this many payload bytes, or as many as the state has, whichever is more...
+/// The log is compacted after this many payload bytes, or as many as the state has, whichever is more...
 pub const SNAPSHOT_BYTES: u64 = 32 << 20;
 /// ...or after this many entries, whichever comes first.
 pub const SNAPSHOT_ENTRIES: u64 = 4096;
@@ -109,7 +109,7 @@ pub struct Machine {
     state: Arc<dyn Replicated>,
     applied: Option<LogId>,
     membership: StoredMembership,
-    /// Where snapshots are kept, for a log on disk. Without it the log's memory is cut all the same: a follower
+    /// Where snapshots are kept, for a log on disk. Without it the log is compacted all the same: a follower
     /// that needs a snapshot gets one of that moment.
     file: Option<Arc<SnapshotFile>>,
     since_snapshot: (u64, u64),
@@ -137,7 +137,7 @@ impl Machine {
         }
     }
 
-    /// The state's size at the last cut; shared with who decides when the log is cut.
+    /// The state's size at the last snapshot; shared with who decides when the log is compacted.
     pub fn state_bytes(&self) -> Arc<AtomicU64> {
         self.state_bytes.clone()
     }
@@ -147,17 +147,17 @@ impl Machine {
         (self.applied.as_ref().map_or(0, |l| l.index), self.state.image())
     }
 
-    fn cut(&self) -> Snapshot {
+    fn snapshot(&self) -> Snapshot {
         let meta = SnapshotMeta { last_log_id: self.applied, last_membership: self.membership.clone() };
         Snapshot { meta, snapshot: Arc::new(self.state.image()) }
     }
 }
 
-/// The cut is made when the builder is made, between two entries; building writes it where it must outlive
+/// The snapshot is taken when the builder is made, between two entries; building writes it where it must outlive
 /// the process.
-pub struct Cut(Snapshot, Option<Arc<SnapshotFile>>);
+pub struct Builder(Snapshot, Option<Arc<SnapshotFile>>);
 
-impl RaftSnapshotBuilder<Types> for Cut {
+impl RaftSnapshotBuilder<Types> for Builder {
     type SnapshotData = SnapshotData;
 
     async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
@@ -165,14 +165,14 @@ impl RaftSnapshotBuilder<Types> for Cut {
         if let Some(file) = &self.1 {
             file.write(meta.clone(), image.clone()).await?;
         }
-        // openraft drops what is returned here; nothing holds the cut any longer than this.
+        // openraft drops what is returned here; nothing holds the snapshot any longer than this.
         Ok(Snapshot { meta, snapshot: image })
     }
 }
 
 impl RaftStateMachine<Types> for Machine {
     type SnapshotData = SnapshotData;
-    type SnapshotBuilder = Cut;
+    type SnapshotBuilder = Builder;
 
     async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), io::Error> {
         Ok((self.applied, self.membership.clone()))
@@ -217,10 +217,10 @@ impl RaftStateMachine<Types> for Machine {
         Ok(())
     }
 
-    async fn get_snapshot_builder(&mut self) -> Cut {
-        let cut = self.cut();
-        self.state_bytes.store(cut.snapshot.bytes(), Relaxed);
-        Cut(cut, self.file.clone())
+    async fn get_snapshot_builder(&mut self) -> Builder {
+        let snapshot = self.snapshot();
+        self.state_bytes.store(snapshot.snapshot.bytes(), Relaxed);
+        Builder(snapshot, self.file.clone())
     }
 
     async fn install_snapshot(&mut self, meta: &SnapshotMeta, image: SnapshotData) -> Result<(), io::Error> {
@@ -237,7 +237,7 @@ impl RaftStateMachine<Types> for Machine {
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, io::Error> {
         if self.applied.is_some() {
-            return Ok(Some(self.cut()));
+            return Ok(Some(self.snapshot()));
         }
         match &self.file {
             Some(file) => file.read().await,

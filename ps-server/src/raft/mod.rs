@@ -14,13 +14,17 @@
 //! - `wire`: openraft's messages to bytes and back, payloads beside the header.
 //! - `replay`: the state of a replica that does not run, from its folder.
 //! - `network`: sends them to peers.
-//! - `group`: one replica of one group.
+//! - `group`: one replica of one group: propose, follow who leads. `membership`: who belongs to it. `answers`: what it
+//!   answers its peers. `compaction`: when its log is shortened.
 
+mod answers;
+mod compaction;
 mod disk;
 mod group;
 mod image;
 mod log;
 mod machine;
+mod membership;
 mod network;
 mod parity;
 mod replay;
@@ -29,9 +33,10 @@ mod types;
 mod wire;
 
 pub use disk::Folder;
-pub use group::{Group, GroupOptions, Leadership, Membership, ProposeError, Replication, Role, Waits};
+pub use group::{Group, GroupOptions, Leadership, ProposeError, Replication, Role, Waits};
 pub use image::RawImage;
 pub use machine::{Applied, Change, Replicated};
+pub use membership::Membership;
 pub use network::{Peers, endpoint};
 pub use parity::Digest;
 pub use replay::{Replayed, replay};

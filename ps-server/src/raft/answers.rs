@@ -1,0 +1,98 @@
+//! What a replica answers its peers: their calls, and the pieces of a snapshot that it receives.
+
+use super::{
+    group::Group,
+    image::RawImage,
+    replica::ReplicaId,
+    types::{Snapshot, SnapshotMeta, Types, Vote},
+    wire::{self, SnapshotAnswer, SnapshotPiece, WireError},
+};
+use bytes::Bytes;
+use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest};
+use paraft_proto::{PeerCall, PeerRequest};
+use std::{fmt, sync::Arc};
+
+/// A snapshot on its way in.
+pub(super) struct Incoming {
+    image: u64,
+    meta: SnapshotMeta,
+    head: Vec<u8>,
+    lengths: Vec<u32>,
+    parts: Vec<Bytes>,
+}
+
+impl Group {
+    /// Answers a peer's call with the bytes of the reply.
+    pub async fn answer(&self, request: PeerRequest) -> Result<Bytes, WireError> {
+        if request.to != self.me.0 {
+            return Err(WireError::new(format!(
+                "{} is not here any more ({} is): it has lost its log",
+                ReplicaId(request.to),
+                self.me
+            )));
+        }
+        match request.call() {
+            PeerCall::Append => {
+                let mut rpc: AppendEntriesRequest<Types> = wire::decode(&request.header)?;
+                wire::attach(&mut rpc, request.payloads)?;
+                reply(self.raft.append_entries(rpc).await)
+            }
+            PeerCall::Vote => {
+                let rpc: VoteRequest<Types> = wire::decode(&request.header)?;
+                reply(self.raft.vote(rpc).await)
+            }
+            PeerCall::PreVote => {
+                let rpc: VoteRequest<Types> = wire::decode(&request.header)?;
+                reply(self.raft.pre_vote(rpc).await)
+            }
+            PeerCall::TransferLeader => {
+                let rpc: TransferLeaderRequest<Types> = wire::decode(&request.header)?;
+                reply(self.raft.handle_transfer_leader(rpc).await)
+            }
+            PeerCall::Snapshot => self.snapshot_piece(request).await,
+            PeerCall::Unspecified => Err(WireError::new("a call of no kind")),
+        }
+    }
+
+    async fn snapshot_piece(&self, request: PeerRequest) -> Result<Bytes, WireError> {
+        let (vote, piece): (Vote, SnapshotPiece) = wire::decode(&request.header)?;
+        let payload = request.payloads.into_iter().next().unwrap_or_default();
+        if crc32fast::hash(&payload) != piece.crc {
+            return Err(WireError::new(format!(
+                "piece {} of a snapshot of {} is damaged",
+                piece.index, self.id
+            )));
+        }
+        let mut slot = self.incoming.lock().await;
+        let known = slot.as_ref().is_some_and(|i| i.image == piece.image);
+        if !known {
+            if piece.index > 0 {
+                return wire::encode(&SnapshotAnswer::Next(0));
+            }
+            let (meta, head, lengths): (SnapshotMeta, Vec<u8>, Vec<u32>) = wire::decode(&payload)?;
+            if lengths.len() as u64 + 1 != piece.of {
+                return Err(WireError::new("a snapshot's header does not fit its number of pieces"));
+            }
+            *slot = Some(Incoming { image: piece.image, meta, head, lengths, parts: Vec::new() });
+        }
+        let Some(incoming) = slot.as_mut() else { return Err(WireError::new("no snapshot is under way")) };
+        if piece.index == incoming.parts.len() as u64 + 1 {
+            if incoming.lengths.get(incoming.parts.len()).is_none_or(|l| *l as usize != payload.len()) {
+                return Err(WireError::new("a snapshot's piece has another length than its header says"));
+            }
+            incoming.parts.push(payload);
+        }
+        // Anything else is a repetition or a gap: the answer says where to go on.
+        if incoming.parts.len() < incoming.lengths.len() {
+            return wire::encode(&SnapshotAnswer::Next(incoming.parts.len() as u64 + 1));
+        }
+        let Some(done) = slot.take() else { return Err(WireError::new("no snapshot is under way")) };
+        let image = RawImage { head: done.head.into(), parts: done.parts };
+        let snapshot = Snapshot { meta: done.meta, snapshot: Arc::new(image) };
+        reply(self.raft.install_full_snapshot(vote, snapshot).await.map(SnapshotAnswer::Done))
+    }
+}
+
+fn reply<T: serde::Serialize, E: fmt::Display>(result: Result<T, E>) -> Result<Bytes, WireError> {
+    wire::encode(&result.map_err(WireError::new)?)
+}

@@ -1,0 +1,68 @@
+//! When a log is compacted: often enough for its memory to be bounded, and not while a follower needs it.
+
+use super::{
+    group::{Leadership, Role},
+    log::ReplicaLog,
+    machine::{SNAPSHOT_BYTES, SNAPSHOT_ENTRIES},
+    types::{LogId, Raft},
+};
+use openraft::async_runtime::WatchReceiver;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::sync::{Notify, watch};
+
+/// What a replica holds in memory.
+pub(super) struct Held {
+    pub log: ReplicaLog,
+    pub state_bytes: Arc<AtomicU64>,
+}
+
+/// A log that somebody still needs is kept while it is shorter than so many times what is enough to compact it. A follower that gets a snapshot needs what came meanwhile; without it, under load, the snapshot would
+/// always be too old, and the follower never done.
+const KEPT: u64 = 3;
+/// Nobody is waited for who is so few entries behind.
+const NEARLY: u64 = 64;
+
+impl Held {
+    /// Whether the log is to be kept a while longer.
+    fn is_needed(&self, raft: &Raft) -> bool {
+        let (entries, bytes) = self.log.held();
+        let enough = self.state_bytes.load(Relaxed).max(SNAPSHOT_BYTES);
+        if bytes >= KEPT * enough || entries >= KEPT * 4 * SNAPSHOT_ENTRIES {
+            return false;
+        }
+        let metrics = raft.metrics();
+        let m = metrics.borrow_watched();
+        let applied = m.last_applied.as_ref().map_or(0, |l| l.index);
+        let behind = |matched: &Option<LogId>| matched.as_ref().map_or(0, |l| l.index) + NEARLY < applied;
+        m.replication.as_ref().is_some_and(|all| all.values().any(behind))
+    }
+}
+
+/// Takes a snapshot whenever the state machine asks for one, and lets the log before it go.
+pub(super) async fn compact(
+    raft: Raft,
+    held: Held,
+    wants: Arc<Notify>,
+    mut alive: watch::Receiver<Leadership>,
+) {
+    loop {
+        tokio::select! {
+            () = wants.notified() => {
+                while held.is_needed(&raft) && alive.borrow().role != Role::Stopped {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                if let Err(e) = raft.trigger().snapshot().await {
+                    tracing::warn!(error = %e, "no snapshot");
+                    return;
+                }
+            }
+            changed = alive.changed() => if changed.is_err() { return },
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! One replica of a group: what it does by itself.
+
+use super::*;
+use crate::raft::{
+    types::{Types, Vote},
+    wire::{self, WireError},
+};
+use paraft_proto::{PeerCall, PeerRequest};
+use std::collections::BTreeSet;
+
+use crate::shard::{Command, Proposal, Shard};
+use openraft::raft::{VoteRequest, VoteResponse};
+use paraft_common::{ShardId, WorkerId};
+
+/// A replica alone, which leads.
+async fn alone() -> (Group, ReplicaId) {
+    let shard = Arc::new(Shard::new(ShardId(0), 1));
+    let me = ReplicaId::new_life(ServerId(0));
+    let options = GroupOptions {
+        group: GroupId::Shard(ShardId(0)),
+        me,
+        folder: None,
+        election: Duration::from_millis(100),
+        parity: None,
+    };
+    let group = Group::start(options, shard, Arc::default()).await.expect("a replica alone starts");
+    group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
+    group.leadership().wait_for(|l| l.leads).await.expect("it leads");
+    (group, me)
+}
+
+/// Whether the replica votes for `candidate` in `term`; an error where it does not answer to its name.
+async fn asked(group: &Group, name: ReplicaId, term: u64, candidate: ReplicaId) -> Result<bool, WireError> {
+    let ask = VoteRequest::<Types>::new(Vote::new(term, candidate.0), None);
+    let request = PeerRequest {
+        group: 0,
+        from: candidate.0,
+        to: name.0,
+        call: PeerCall::Vote as i32,
+        header: wire::encode(&ask).expect("encodes"),
+        payloads: Vec::new(),
+    };
+    let reply = group.answer(request).await?;
+    Ok(wire::decode::<VoteResponse<Types>>(&reply)?.vote_granted)
+}
+
+async fn votes(group: &Group, term: u64, candidate: ReplicaId) -> bool {
+    asked(group, group.me, term, candidate).await.expect("an answer")
+}
+
+/// Starts a replica; the tasks of one that was shut down may hold its log for a moment yet.
+async fn start_when_free(options: GroupOptions) -> Group {
+    let began = Instant::now();
+    loop {
+        let options = GroupOptions { folder: options.folder.clone(), ..options };
+        match Group::start(options, Arc::new(Shard::new(ShardId(0), 1)), Arc::default()).await {
+            Err(e) if e.contains("in use") && began.elapsed() < Duration::from_secs(60) => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            started => return started.expect("a replica starts"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_without_its_log_does_not_vote_under_the_name_of_the_one_that_had_it() {
+    let (group, me) = alone().await;
+    let (before, candidate) = (ReplicaId(me.0 ^ 1), ReplicaId::new_life(ServerId(1)));
+    assert_eq!(before.server(), me.server());
+    let error = asked(&group, before, 100, candidate).await.expect_err("that one is dead");
+    assert!(error.to_string().contains("has lost its log"), "{error}");
+    assert!(asked(&group, me, 100, candidate).await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_is_started_again_does_not_vote_twice_in_a_term() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let me = ReplicaId::new_life(ServerId(0));
+    let [a, b] = [1, 2].map(|s| ReplicaId::new_life(ServerId(s)));
+    // Until the log of the life before is let go, which its threads do when they end.
+    let start = || async {
+        let folder = Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("replica"));
+        let options = GroupOptions {
+            group: GroupId::Shard(ShardId(0)),
+            me,
+            folder: Some(folder),
+            election: Duration::from_secs(10),
+            parity: None,
+        };
+        start_when_free(options).await
+    };
+    let group = start().await;
+    assert!(votes(&group, 7, a).await, "the first who asks");
+    group.shutdown().await;
+    drop(group);
+    let group = start().await;
+    assert!(!votes(&group, 7, b).await, "it has voted in this term");
+    assert!(!votes(&group, 6, b).await, "that term is over");
+    assert!(votes(&group, 8, b).await, "another term");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_learner_that_nobody_waits_for_leaves_the_group() {
+    let (group, me) = alone().await;
+    let learner = ReplicaId::new_life(ServerId(1));
+    group.add_learner(learner, "127.0.0.1:1").await.expect("nobody needs to answer for that");
+    assert!(group.membership().members.contains_key(&learner));
+    let voters = BTreeSet::from([me]);
+    group.set_voters(&voters).await.expect("it leads");
+    assert!(group.membership().members.contains_key(&learner), "the control group's learners stay");
+    group.set_members(&voters).await.expect("it leads");
+    assert_eq!(group.membership().members.keys().copied().collect::<BTreeSet<_>>(), voters);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_log_is_cut_after_so_many_entries_and_its_memory_is_bounded() {
+    let (group, _) = alone().await;
+    for _ in 0..5000u32 {
+        let p = Proposal::from(Command::Join { worker: WorkerId(0) }); // refused: there is no job
+        group.propose(Change::Shard(p)).await.expect("taken").await.expect("committed");
+    }
+    let mut metrics = group.raft.metrics();
+    let cut = async {
+        loop {
+            let (snapshot, purged) = {
+                let m = metrics.borrow_watched();
+                (m.snapshot.as_ref().map(|l| l.index), m.purged.as_ref().map(|l| l.index))
+            };
+            if snapshot.is_some_and(|s| s > 4000) && purged.is_some_and(|p| p > 4000) {
+                return;
+            }
+            metrics.changed().await.expect("the replica lives");
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), cut).await.expect("a snapshot, and the log before it gone");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_comes_back_from_disk_is_elected_again_before_it_leads() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let me = ReplicaId::new_life(ServerId(0));
+    let start = || async {
+        let options = GroupOptions {
+            group: GroupId::Shard(ShardId(0)),
+            me,
+            folder: Some(Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("shard-0"))),
+            election: Duration::from_millis(100),
+            parity: None,
+        };
+        start_when_free(options).await
+    };
+    let group = start().await;
+    group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
+    let before = group.leadership().wait_for(|l| l.leads).await.expect("it leads").term;
+    group.shutdown().await;
+    drop(group);
+    let group = start().await;
+    let after = group.leadership().wait_for(|l| l.leads).await.expect("it leads again").term;
+    assert!(after > before, "term {after} after {before}: entries of the old term could have two contents");
+}
+
+/// A vote without the log that it was given with is a vote of somebody who has forgotten what it promised.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_whose_log_was_lost_does_not_start() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let me = ReplicaId::new_life(ServerId(0));
+    let options = || GroupOptions {
+        group: GroupId::Shard(ShardId(0)),
+        me,
+        folder: Some(Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("shard-0"))),
+        election: Duration::from_millis(100),
+        parity: None,
+    };
+    let group = start_when_free(options()).await;
+    group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
+    group.leadership().wait_for(|l| l.leads).await.expect("it leads");
+    group.shutdown().await;
+    drop(group);
+    start_when_free(options()).await.shutdown().await; // as it was: it starts
+    let log = dir.path().join("shard-0/log");
+    for file in std::fs::read_dir(&log).expect("its log").flatten() {
+        if file.path().extension().is_some_and(|e| e == "log") {
+            std::fs::remove_file(file.path()).expect("a segment is lost");
+        }
+    }
+    let began = Instant::now();
+    let refused = loop {
+        match Group::start(options(), Arc::new(Shard::new(ShardId(0), 1)), Arc::default()).await {
+            Ok(_) => panic!("it starts, and would vote"),
+            Err(e) if e.contains("in use") && began.elapsed() < Duration::from_secs(60) => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            Err(e) => break e,
+        }
+    };
+    assert!(refused.contains("a lost log must not vote"), "{refused}");
+}
