@@ -9,49 +9,21 @@
 //!     └───────────────────────────── founded anew, under another origin ──────────────────┘
 //! ```
 
-use super::state::{Command, Place, State};
-use crate::raft::{Digest, Membership, ReplicaId};
+mod balance;
+mod own;
+mod parity;
+mod view;
+
+pub use own::ControlChange;
+pub use view::{Heard, Patience, ReplicaReport, Report, View};
+
+use super::state::{Command, Place};
+use crate::raft::{Digest, ReplicaId};
+use balance::{Move, spread_leaders, uneven};
+use own::control_change;
 use paraft_common::{ServerId, ShardId, placement};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::{Duration, Instant},
-};
-
-/// What a server holds.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Report {
-    /// host:port.
-    pub address: String,
-    /// Its replica of the control group.
-    pub node: ReplicaId,
-    /// Its replicas of shards.
-    pub replicas: BTreeMap<ShardId, ReplicaReport>,
-}
-
-/// One replica.
-#[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)] // as in control.proto
-pub struct ReplicaReport {
-    pub node: ReplicaId,
-    pub origin: u64,
-    pub founded: bool,
-    pub leads: bool,
-    pub term: u64,
-    pub applied: u64,
-    pub bytes: u64,
-    pub membership: Membership,
-    pub trouble: String,
-    pub digests: Vec<Digest>,
-}
-
-/// A report and when it came.
-#[derive(Clone, Debug)]
-pub struct Heard {
-    /// What.
-    pub report: Report,
-    /// When.
-    pub at: Instant,
-}
+use parity::compare;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a server should do.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,33 +68,6 @@ pub enum Do {
     },
 }
 
-/// What the control group's own membership should become.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ControlChange {
-    /// Add a learner.
-    Learner(ReplicaId, String),
-    /// Change who votes.
-    Voters(BTreeSet<ReplicaId>),
-}
-
-/// How patient the fleet is.
-#[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// A server that reports nothing for this long is silent: nothing new is given to it.
-    pub silent: Duration,
-    /// Its replicas are replaced after this long, where another server can take them.
-    pub replace: Duration,
-    /// A leader is moved back only after the fleet has been whole for this long.
-    pub settle: Duration,
-}
-
-impl Patience {
-    /// For a fleet with this election timeout, which replaces servers that are silent for `replace`.
-    pub fn new(election: Duration, replace: Duration) -> Self {
-        Self { silent: (election * 6).max(Duration::from_secs(1)), replace, settle: election * 15 }
-    }
-}
-
 /// Everything that should happen now.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
@@ -164,62 +109,6 @@ impl Health {
 
 /// A learner that is this few entries behind is made a voter.
 const CAUGHT_UP: u64 = 64;
-/// Servers that vote in the control group, at most.
-const CONTROL_VOTERS: usize = 5;
-
-/// What planning needs to know.
-pub struct View<'a> {
-    /// Agreed.
-    pub state: &'a State,
-    /// The control group's membership.
-    pub control: &'a Membership,
-    /// The latest report of each server.
-    pub heard: &'a BTreeMap<ServerId, Heard>,
-    /// Now.
-    pub now: Instant,
-    /// Since when this server leads the control group: silence before it proves nothing.
-    pub since: Instant,
-    /// Settings.
-    pub patience: Patience,
-    /// A random number for a new founding.
-    pub origin: u64,
-}
-
-impl View<'_> {
-    fn age(&self, server: ServerId) -> Duration {
-        let last = self.heard.get(&server).map_or(self.since, |h| h.at.max(self.since));
-        self.now.saturating_duration_since(last)
-    }
-
-    /// Its latest report, if it is not silent.
-    fn live(&self, server: ServerId) -> Option<&Report> {
-        let heard = self.heard.get(&server)?;
-        (self.now.saturating_duration_since(heard.at) <= self.patience.silent).then_some(&heard.report)
-    }
-
-    fn draining(&self, server: ServerId) -> bool {
-        self.state.servers.get(&server).is_some_and(|s| s.draining)
-    }
-
-    /// Live servers that may be given something.
-    fn usable(&self) -> impl Iterator<Item = (ServerId, &Report)> {
-        self.state.servers.keys().filter(|s| !self.draining(**s)).filter_map(|s| Some((*s, self.live(*s)?)))
-    }
-
-    fn bytes(&self, server: ServerId) -> u64 {
-        self.live(server).map_or(0, |r| r.replicas.values().map(|p| p.bytes).sum())
-    }
-
-    /// The report of a shard's leader: of those that say they lead, the one of the latest term.
-    fn leader(&self, shard: ShardId, origin: u64) -> Option<(ServerId, &ReplicaReport)> {
-        let leads = |s: &ServerId| {
-            let r = self.live(*s)?.replicas.get(&shard)?;
-            (r.leads && r.origin == origin).then_some((*s, r))
-        };
-        self.state.servers.keys().filter_map(leads).max_by_key(|(_, r)| r.term)
-    }
-}
-
 /// Plans.
 pub fn plan(view: &View) -> Plan {
     let mut plan = Plan { control: control_change(view), ..Plan::default() };
@@ -433,44 +322,6 @@ fn keep(
     }
 }
 
-/// Compares the replicas' digests where they have hashed the same index. Who differs from a majority of the voters is
-/// stopped, the leader too. Where there is no majority nobody knows who is right: that is said, and nobody stopped.
-fn compare(view: &View, shard: ShardId, origin: u64, now: &Membership, plan: &mut Plan) -> Option<String> {
-    let reports = now.members.keys().filter_map(|n| {
-        let r = view.live(n.server())?.replicas.get(&shard)?;
-        (r.node == *n && r.origin == origin && r.trouble.is_empty()).then_some(r)
-    });
-    let mut by_index = BTreeMap::<u64, Vec<(ReplicaId, u64)>>::new();
-    for (node, d) in reports.flat_map(|r| r.digests.iter().map(|d| (r.node, *d))) {
-        by_index.entry(d.index).or_default().push((node, d.digest));
-    }
-    let mut divided = None;
-    for (index, digests) in by_index {
-        if digests.iter().all(|(_, d)| *d == digests[0].1) {
-            continue;
-        }
-        let of_voters =
-            |digest: u64| digests.iter().filter(|(n, d)| *d == digest && now.voters.contains(n)).count();
-        match digests.iter().find(|(_, d)| of_voters(*d) * 2 > now.voters.len()) {
-            Some(&(_, majority)) => {
-                for &(node, digest) in digests.iter().filter(|(_, d)| *d != majority) {
-                    plan.tell(
-                        node.server(),
-                        shard,
-                        Do::Diverged { node, at: Digest { index, digest }, majority },
-                    );
-                }
-            }
-            None => {
-                divided = Some(format!(
-                    "its replicas hold different states at log index {index}, and no majority agrees"
-                ))
-            }
-        }
-    }
-    divided
-}
-
 /// Changes who votes. A leader is not voted out while another can take over: its workers would wait for an election.
 fn vote(
     view: &View,
@@ -505,123 +356,4 @@ fn heir(view: &View, shard: ShardId, lead: &ReplicaReport) -> Option<ReplicaId> 
     };
     let others = lead.membership.voters.iter().copied().filter(|n| *n != lead.node);
     others.filter_map(|n| Some((n, can_lead(view, shard, n)?))).min_by_key(key).map(|(n, _)| n)
-}
-
-/// A replica that would be better elsewhere.
-#[derive(Clone, Copy)]
-struct Move {
-    shard: ShardId,
-    from: ReplicaId,
-    to: ServerId,
-}
-
-/// The move that evens out the servers' bytes most, if any does: from the fullest to the emptiest, of a replica that
-/// is smaller than the difference. So every move makes the sum of the squares smaller, and they end. Only what votes
-/// counts, so that the choice stays the same while a move is under way; and only a fleet that is whole and has
-/// settled is evened out.
-fn uneven(view: &View, replicas: u32) -> Option<Move> {
-    if view.now.saturating_duration_since(view.since) <= view.patience.settle {
-        return None;
-    }
-    let mut load: BTreeMap<ServerId, u64> = view.usable().map(|(s, _)| (s, 0)).collect();
-    if load.len() != view.state.servers.values().filter(|s| !s.draining).count() {
-        return None; // one is silent: it may come back, or it will be replaced
-    }
-    let mut all = Vec::new();
-    for (shard, place) in &view.state.shards {
-        let (_, lead) = view.leader(*shard, place.origin).filter(|_| place.founded)?;
-        let now = &lead.membership;
-        let bytes = lead.bytes.max(1); // an empty model's shards count too
-        let well = |n: &ReplicaId| {
-            let here = view.live(n.server()).and_then(|r| r.replicas.get(shard));
-            here.is_some_and(|r| r.node == *n && r.trouble.is_empty())
-        };
-        if now.changing || now.voters.len() < replicas as usize || !now.voters.iter().all(well) {
-            return None;
-        }
-        for n in &now.voters {
-            *load.get_mut(&n.server())? += bytes; // a draining server's replicas come first
-        }
-        all.push((*shard, now, bytes));
-    }
-    let load = &load;
-    let moves = all.iter().flat_map(|(shard, now, bytes)| {
-        let free = load.keys().filter(|s| now.voters.iter().all(|n| n.server() != **s));
-        free.flat_map(move |to| {
-            now.voters.iter().filter_map(move |from| {
-                let gain = load.get(&from.server())?.checked_sub(*load.get(to)?)?.checked_sub(*bytes)?;
-                (gain > 0).then_some((gain, Move { shard: *shard, from: *from, to: *to }))
-            })
-        })
-    });
-    moves.max_by_key(|(gain, m)| (*gain, std::cmp::Reverse((m.shard, m.from, m.to)))).map(|(_, m)| m)
-}
-
-/// Leaders go where few are, by bytes; away from servers that are being emptied. One at a time.
-fn spread_leaders(view: &View, plan: &mut Plan) {
-    let mut led = BTreeMap::<ServerId, u64>::new();
-    let mut moves = Vec::new();
-    let settled = view.now.saturating_duration_since(view.since) > view.patience.settle;
-    for (shard, place) in view.state.shards.iter().filter(|(_, p)| p.founded) {
-        let Some((at, lead)) = view.leader(*shard, place.origin) else { continue };
-        let able = |n: &&ReplicaId| can_lead(view, *shard, **n).is_some_and(|r| caught_up(r, lead));
-        let fewest =
-            |n: &&ReplicaId| (led.get(&n.server()).copied().unwrap_or(0), n.server() != at, n.server());
-        let Some(best) = lead.membership.voters.iter().filter(able).min_by_key(fewest).copied() else {
-            continue;
-        };
-        // Equal loads stay as they are; an empty model still counts its shards.
-        *led.entry(best.server()).or_default() += lead.bytes.max(1);
-        let busy = lead.membership.changing || plan.health.get(shard).is_some_and(|h| h.0 != Health::Serving);
-        // One change of a shard at a time.
-        let told = plan.directives.get(&at).is_some_and(|list| list.iter().any(|d| d.shard == *shard));
-        if best.server() != at && !told && (view.draining(at) || settled && !busy) {
-            moves.push((at, *shard, best));
-        }
-    }
-    if let Some((at, shard, to)) = moves.into_iter().next() {
-        plan.tell(at, shard, Do::Transfer(to));
-    }
-}
-
-/// The control group: an odd number of voters, at most five, on servers that are there; the others learn.
-fn control_change(view: &View) -> Option<ControlChange> {
-    if view.control.changing || view.state.fleet == 0 {
-        return None;
-    }
-    let members = &view.control.members;
-    let there = || view.state.servers.keys().filter_map(|s| Some((*s, view.live(*s)?)));
-    for (_, report) in there() {
-        if members.get(&report.node) != Some(&report.address) {
-            return Some(ControlChange::Learner(report.node, report.address.clone()));
-        }
-    }
-    // Who votes goes on voting; of those, the silent ones are the first to be spared.
-    let mut able: Vec<(bool, bool, ReplicaId)> = there()
-        .filter(|(s, _)| !view.draining(*s))
-        .map(|(_, r)| (!view.control.voters.contains(&r.node), false, r.node))
-        .collect();
-    // A silent server keeps its vote until its replacement is due.
-    let kept = view.control.voters.iter().filter(|n| {
-        let server = n.server();
-        view.live(server).is_none() && view.age(server) <= view.patience.replace
-    });
-    able.extend(kept.map(|n| (false, true, *n)));
-    able.sort();
-    let mut count = able.len().min(CONTROL_VOTERS);
-    if count.is_multiple_of(2) {
-        count = count.saturating_sub(1).max(1);
-    }
-    // Rather one too many dead than a group that hangs on one; three are as good as five of whom two are gone.
-    if count < 3 && count < view.control.voters.len() && able.len() < view.control.voters.len() {
-        let vanished =
-            view.control.voters.iter().any(|n| view.live(n.server()).is_some_and(|r| r.node != *n));
-        if !vanished {
-            return None;
-        }
-    }
-    let voters: BTreeSet<ReplicaId> = able.iter().take(count).map(|(_, _, n)| *n).collect();
-    // A change that its own voters cannot take would hold up every later one.
-    let taken = voters.iter().filter(|n| view.live(n.server()).is_some()).count() * 2 > voters.len();
-    (taken && voters != view.control.voters).then_some(ControlChange::Voters(voters))
 }

@@ -1,0 +1,59 @@
+//! The control group's own membership.
+
+use super::View;
+use crate::raft::ReplicaId;
+use std::collections::BTreeSet;
+
+/// What the control group's own membership should become.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ControlChange {
+    /// Add a learner.
+    Learner(ReplicaId, String),
+    /// Change who votes.
+    Voters(BTreeSet<ReplicaId>),
+}
+
+/// Servers that vote in the control group, at most.
+const CONTROL_VOTERS: usize = 5;
+
+/// The control group: an odd number of voters, at most five, on servers that are there; the others learn.
+pub(super) fn control_change(view: &View) -> Option<ControlChange> {
+    if view.control.changing || view.state.fleet == 0 {
+        return None;
+    }
+    let members = &view.control.members;
+    let there = || view.state.servers.keys().filter_map(|s| Some((*s, view.live(*s)?)));
+    for (_, report) in there() {
+        if members.get(&report.node) != Some(&report.address) {
+            return Some(ControlChange::Learner(report.node, report.address.clone()));
+        }
+    }
+    // Who votes goes on voting; of those, the silent ones are the first to be spared.
+    let mut able: Vec<(bool, bool, ReplicaId)> = there()
+        .filter(|(s, _)| !view.draining(*s))
+        .map(|(_, r)| (!view.control.voters.contains(&r.node), false, r.node))
+        .collect();
+    // A silent server keeps its vote until its replacement is due.
+    let kept = view.control.voters.iter().filter(|n| {
+        let server = n.server();
+        view.live(server).is_none() && view.age(server) <= view.patience.replace
+    });
+    able.extend(kept.map(|n| (false, true, *n)));
+    able.sort();
+    let mut count = able.len().min(CONTROL_VOTERS);
+    if count.is_multiple_of(2) {
+        count = count.saturating_sub(1).max(1);
+    }
+    // Rather one too many dead than a group that hangs on one; three are as good as five of whom two are gone.
+    if count < 3 && count < view.control.voters.len() && able.len() < view.control.voters.len() {
+        let vanished =
+            view.control.voters.iter().any(|n| view.live(n.server()).is_some_and(|r| r.node != *n));
+        if !vanished {
+            return None;
+        }
+    }
+    let voters: BTreeSet<ReplicaId> = able.iter().take(count).map(|(_, _, n)| *n).collect();
+    // A change that its own voters cannot take would hold up every later one.
+    let taken = voters.iter().filter(|n| view.live(n.server()).is_some()).count() * 2 > voters.len();
+    (taken && voters != view.control.voters).then_some(ControlChange::Voters(voters))
+}

@@ -1,0 +1,50 @@
+//! Which replicas have diverged.
+
+use super::{Do, Plan, View};
+use crate::raft::{Digest, Membership, ReplicaId};
+use paraft_common::ShardId;
+use std::collections::BTreeMap;
+
+/// Compares the replicas' digests where they have hashed the same index. Who differs from a majority of the voters is
+/// stopped, the leader too. Where there is no majority nobody knows who is right: that is said, and nobody stopped.
+pub(super) fn compare(
+    view: &View,
+    shard: ShardId,
+    origin: u64,
+    now: &Membership,
+    plan: &mut Plan,
+) -> Option<String> {
+    let reports = now.members.keys().filter_map(|n| {
+        let r = view.live(n.server())?.replicas.get(&shard)?;
+        (r.node == *n && r.origin == origin && r.trouble.is_empty()).then_some(r)
+    });
+    let mut by_index = BTreeMap::<u64, Vec<(ReplicaId, u64)>>::new();
+    for (node, d) in reports.flat_map(|r| r.digests.iter().map(|d| (r.node, *d))) {
+        by_index.entry(d.index).or_default().push((node, d.digest));
+    }
+    let mut divided = None;
+    for (index, digests) in by_index {
+        if digests.iter().all(|(_, d)| *d == digests[0].1) {
+            continue;
+        }
+        let of_voters =
+            |digest: u64| digests.iter().filter(|(n, d)| *d == digest && now.voters.contains(n)).count();
+        match digests.iter().find(|(_, d)| of_voters(*d) * 2 > now.voters.len()) {
+            Some(&(_, majority)) => {
+                for &(node, digest) in digests.iter().filter(|(_, d)| *d != majority) {
+                    plan.tell(
+                        node.server(),
+                        shard,
+                        Do::Diverged { node, at: Digest { index, digest }, majority },
+                    );
+                }
+            }
+            None => {
+                divided = Some(format!(
+                    "its replicas hold different states at log index {index}, and no majority agrees"
+                ))
+            }
+        }
+    }
+    divided
+}
