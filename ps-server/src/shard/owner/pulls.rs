@@ -66,7 +66,7 @@ impl Owner {
             if !last {
                 self.counters.max_gap.fetch_max(done.0.saturating_sub(slowest.0), Relaxed);
             }
-            let section = section && self.writes_section(worker, done);
+            let section = section && self.writes_section(&conf, worker, done);
             self.answer(&conf, conn, done, slowest, last, section);
         }
     }
