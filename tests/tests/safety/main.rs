@@ -6,6 +6,7 @@ mod exactly_once;
 mod hostile;
 mod images;
 mod layout;
+mod leases;
 mod membership;
 mod modes;
 mod parity;

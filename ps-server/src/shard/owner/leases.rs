@@ -22,7 +22,7 @@ impl Owner {
         let now = Instant::now();
         let Some(conf) = self.shard.configured() else { return };
         let Some(lead) = self.lead.as_mut().filter(|l| l.look.is_some_and(|at| at <= now)) else { return };
-        let quarter = conf.job.heartbeat();
+        let quarter = conf.job.lease() / QUARTERS;
         lead.look = Some(now + quarter);
         let mut over: Vec<(WorkerId, ConnId)> = Vec::new();
         let mut left = self.shard.read(|m| {
@@ -54,6 +54,8 @@ impl Owner {
     /// long after the last sign of life.
     pub(super) fn rest_of_lease(&self, silent: u32) -> Duration {
         let Some(conf) = self.shard.configured() else { return REFIND };
-        super::grace(&conf.job).saturating_sub(conf.job.heartbeat() * silent)
+        // One quarter may be a heartbeat that was a little late.
+        let silence = conf.job.lease() / QUARTERS * silent.saturating_sub(1);
+        super::grace(&conf.job).saturating_sub(silence)
     }
 }
