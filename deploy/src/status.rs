@@ -139,11 +139,8 @@ fn print(r: &StatusReply, digest: bool) {
     t.set_header(header);
     for s in &r.shards {
         let d = delays(s);
-        let members: Vec<String> = s
-            .members
-            .iter()
-            .map(|m| format!("w{}({}{})", m.worker, m.clock, state_of(m)))
-            .collect();
+        let members: Vec<String> =
+            s.members.iter().map(|m| format!("w{}({}{})", m.worker, m.clock, state_of(m))).collect();
         let q = |v: Option<u64>| v.map_or("-".to_string(), |v| v.to_string());
         let slowest = s.members.iter().filter(|m| !m.finished).map(|m| m.clock).min();
         let waiting = if s.started || s.members.is_empty() {

@@ -290,7 +290,8 @@ fn a_stopped_worker_loses_its_lease_and_comes_back_in_a_new_session() {
     let l = Launcher::training(&(digits("bsp", 1, 400) + "grace_ms = 1000\n"), 2);
     let stopped = pid_of(&l.run_dir, "--rank 1");
     kill(stopped, Signal::SIGSTOP).expect("SIGSTOP");
-    let lines = |l: &Launcher| l.metrics().iter().filter(|e| e["event"] == "train" && e["worker"] == 0).count();
+    let lines =
+        |l: &Launcher| l.metrics().iter().filter(|e| e["event"] == "train" && e["worker"] == 0).count();
     // What worker 0 had written, and some more: in lock-step it gets on only when the other is out.
     let before = lines(&l);
     wait("the other to go on", || match lines(&l) {
@@ -327,12 +328,15 @@ fn chunks(metrics: &[Value]) -> BTreeMap<(u64, u64), (usize, u64)> {
 fn what_a_killed_worker_leaves_of_an_epoch_is_trained_by_the_others() {
     const EPOCHS: u64 = 60;
     for mode in ["bsp", "asp"] {
-        let body = digits(mode, 1, EPOCHS).replace("[cluster]", "workers = 3\nsampler = \"leased\"\n[cluster]");
+        let body =
+            digits(mode, 1, EPOCHS).replace("[cluster]", "workers = 3\nsampler = \"leased\"\n[cluster]");
         let l = Launcher::training(&body, 2);
         let run_dir = l.run_dir.clone();
-        wait("worker 1 to train a chunk", || match l.metrics().iter().find(|e| e["event"] == "chunk" && e["worker"] == 1) {
-            Some(_) => Ok(()),
-            None => Err("none yet".into()),
+        wait("worker 1 to train a chunk", || {
+            match l.metrics().iter().find(|e| e["event"] == "chunk" && e["worker"] == 1) {
+                Some(_) => Ok(()),
+                None => Err("none yet".into()),
+            }
         });
         kill(pid_of(&run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
         let scratch = l.keep();

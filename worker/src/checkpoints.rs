@@ -337,7 +337,8 @@ impl Author {
         let job = &self.server_job;
         let slowest = sections.clocks.iter().filter(|c| !c.finished).map(|c| c.step).min();
         // Between two epochs of the leased sampler nobody trains: there all go on from the same step, in every mode.
-        let resume = if job.mode == Mode::Bsp || epochs_done.is_some() { step } else { slowest.unwrap_or(step) };
+        let resume =
+            if job.mode == Mode::Bsp || epochs_done.is_some() { step } else { slowest.unwrap_or(step) };
         let clock = |c: &paraft_client::section::ClockOf| Clock {
             shard: c.shard.0,
             worker: c.worker.0,

@@ -61,7 +61,9 @@ fn from_checkpoint(job: &Job, path: &Path, layout: &Layout, plan: &Plan) -> Resu
     }
     let nothing_left = match plan.leased {
         Some(c) if epochs >= c.epochs => Some(format!("has {epochs} epochs, and this job {}", c.epochs)),
-        None if step >= plan.total => Some(format!("is of step {step}, and this job has {} steps", plan.total)),
+        None if step >= plan.total => {
+            Some(format!("is of step {step}, and this job has {} steps", plan.total))
+        }
         _ => None,
     };
     if let Some(why) = nothing_left {

@@ -241,9 +241,7 @@ impl Plan {
         (sampler.shuffle, sampler.drop_last, sampler.drop_last_batch) = (t.shuffle, t.drop_last, t.drop_last);
         let leased = match t.sampler {
             SamplerKind::Static => None,
-            SamplerKind::Leased => {
-                Some(ChunkPlan { per_epoch: sampler.chunks(t.chunk()), epochs: t.epochs })
-            }
+            SamplerKind::Leased => Some(ChunkPlan { per_epoch: sampler.chunks(t.chunk()), epochs: t.epochs }),
         };
         let per_epoch = match leased {
             None => sampler.steps(t.workers as usize, t.batch) as u64,

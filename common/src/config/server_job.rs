@@ -162,7 +162,9 @@ impl ServerJob {
             && (c.per_epoch == 0 || c.epochs == 0 || c.per_epoch.max(c.epochs) > MAX_CHUNKS)
         {
             let (n, epochs) = (c.per_epoch, c.epochs);
-            return Err(bad(format!("{n} chunks in each of {epochs} epochs; both are from 1 to {MAX_CHUNKS}")));
+            return Err(bad(format!(
+                "{n} chunks in each of {epochs} epochs; both are from 1 to {MAX_CHUNKS}"
+            )));
         }
         if job.start.as_ref().is_some_and(|s| s.step > MAX_STEP || s.from.len() > 200) {
             return Err(bad(format!("its start is not within {MAX_STEP} steps, or has too long a name")));

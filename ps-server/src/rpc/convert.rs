@@ -224,9 +224,8 @@ mod tests {
                 Some(Kind::Report(wire::Report { epoch, loss_sum, correct, count }))
             }),
             n().prop_map(|step| Some(Kind::Advance(wire::Advance { step }))),
-            (n(), n(), any::<Option<u64>>()).prop_map(|(request, epoch, done)| {
-                Some(Kind::Take(wire::Take { request, epoch, done }))
-            }),
+            (n(), n(), any::<Option<u64>>())
+                .prop_map(|(request, epoch, done)| { Some(Kind::Take(wire::Take { request, epoch, done })) }),
             any::<bool>().prop_map(|level| Some(Kind::Resume(wire::Resume { level }))),
             Just(Some(Kind::Rest(wire::Rest {}))),
         ]

@@ -104,7 +104,8 @@ impl World {
             let (epoch, request) = (me.epochs, me.request);
             Command::Take { worker, session, request, epoch, done: me.has.map(|(_, chunk)| chunk) }
         });
-        if me.asked.is_none() && lives
+        if me.asked.is_none()
+            && lives
             && let Some(chunk) = me.has
         {
             *self.trained.entry(chunk).or_default() += 1;

@@ -23,9 +23,9 @@
 
 pub mod admission;
 pub mod bucket;
-pub mod chunks;
 #[cfg(test)]
 mod chunk_properties;
+pub mod chunks;
 pub mod command;
 pub mod cut;
 #[cfg(test)]

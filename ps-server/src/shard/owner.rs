@@ -342,7 +342,9 @@ impl Owner {
                 }
                 self.evaluated(outcome);
             }
-            (Purpose::Resume { conn }, Outcome::Resumed { clock }) => self.send(conn, Reply::Resumed { clock }),
+            (Purpose::Resume { conn }, Outcome::Resumed { clock }) => {
+                self.send(conn, Reply::Resumed { clock })
+            }
             (_, Outcome::Refused(why)) => tracing::error!(shard = self.shard.id().0, why, "refused by apply"),
             (_, outcome) => self.evaluated(outcome),
         }

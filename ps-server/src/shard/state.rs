@@ -385,8 +385,9 @@ impl Shard {
 
     /// Closes the evaluations for which nobody active is missing, and applies the early-stopping rule.
     fn close_evaluations(&self, meta: &mut Meta) -> Vec<Evaluated> {
-        let missing =
-            |open: &OpenEvaluation, members: &Members| members.unfinished().any(|(w, _)| !open.from.contains(&w));
+        let missing = |open: &OpenEvaluation, members: &Members| {
+            members.unfinished().any(|(w, _)| !open.from.contains(&w))
+        };
         let done: Vec<u64> =
             meta.evaluations.iter().filter(|(_, o)| !missing(o, &meta.members)).map(|(e, _)| *e).collect();
         let rule = self.configured().and_then(|c| c.job.early_stop);
@@ -429,7 +430,8 @@ impl Shard {
                     .iter()
                     .zip(&image.buckets)
                     .all(|((_, s), d)| s.len == d.weights.len() && slots(s.kind) == d.slots.len())
-                && image.meta.chunks.as_ref().map(Chunks::plan) == job.chunks.filter(|_| self.id == ShardId(0))
+                && image.meta.chunks.as_ref().map(Chunks::plan)
+                    == job.chunks.filter(|_| self.id == ShardId(0))
                 && image.meta.members.iter().all(|(_, m)| m.steps.len() == places.len());
             if !fits {
                 return Err(format!("the snapshot of {} does not fit its job's buckets", self.id));

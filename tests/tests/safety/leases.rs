@@ -196,7 +196,11 @@ fn where_nobody_leaves_every_sample_is_trained_once_an_epoch() -> Result<()> {
         let right = |n: &f32| if mode == "bsp" { (0.99..=3.0).contains(n) } else { *n == 3.0 };
         assert!(times.iter().all(right), "{mode}: {times:?}");
         let shard = fleet.leader(ShardId(0)).1;
-        assert_eq!((shard.workers_lost, chunks(&shard)?.returned, chunks(&shard)?.epoch), (0, 0, 3), "{mode}");
+        assert_eq!(
+            (shard.workers_lost, chunks(&shard)?.returned, chunks(&shard)?.epoch),
+            (0, 0, 3),
+            "{mode}"
+        );
     }
     Ok(())
 }
@@ -215,7 +219,11 @@ fn a_chunk_whose_worker_dies_is_trained_by_another() -> Result<()> {
         let twice = times.iter().filter(|n| **n > 2.0).count();
         assert!(twice <= 10, "{mode}: no more than the dead one's chunk is trained again: {times:?}");
         let shard = fleet.leader(ShardId(0)).1;
-        assert_eq!((shard.workers_lost, chunks(&shard)?.returned, chunks(&shard)?.epoch), (1, 1, 2), "{mode}");
+        assert_eq!(
+            (shard.workers_lost, chunks(&shard)?.returned, chunks(&shard)?.epoch),
+            (1, 1, 2),
+            "{mode}"
+        );
     }
     Ok(())
 }

@@ -17,9 +17,7 @@ use paraft_common::{
     placement,
     retry::RetryPolicy,
 };
-use paraft_proto::{
-    Advance, Finish, Norm, Pull, Push, Report, Take, Taken, ToShard, Weights, to_shard,
-};
+use paraft_proto::{Advance, Finish, Norm, Pull, Push, Report, Take, Taken, ToShard, Weights, to_shard};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, mpsc},

@@ -58,11 +58,7 @@ impl At {
 }
 
 impl Training<'_> {
-    pub(super) fn run_leased(
-        mut self,
-        start: Step,
-        chunks: ChunkPlan,
-    ) -> Result<WorkerReport, WorkerError> {
+    pub(super) fn run_leased(mut self, start: Step, chunks: ChunkPlan) -> Result<WorkerReport, WorkerError> {
         let mut at = At { done: start, epochs: self.begun, trained: None, stop: false };
         let pulled = self.client.pull(start, &mut self.weights)?;
         at.pulled(&pulled);
@@ -105,7 +101,8 @@ impl Training<'_> {
         }
         drop(feed);
         self.end(at.done)
-    
+    }
+
     fn feed(&self) -> Result<Feed, WorkerError> {
         let (indices, next) = mpsc::channel::<Vec<u32>>();
         let data = self.train.clone();
@@ -168,9 +165,8 @@ impl Training<'_> {
         step: Step,
     ) -> Result<(), WorkerError> {
         // A job that goes on from a checkpoint comes by here first, and has the checkpoint already.
-        let due = write
-            && epochs > self.begun
-            && self.checkpoints.as_ref().is_some_and(|c| c.due_after(epochs));
+        let due =
+            write && epochs > self.begun && self.checkpoints.as_ref().is_some_and(|c| c.due_after(epochs));
         let pulled = if due {
             self.pull_for_checkpoint(step, epochs, epochs == chunks.epochs)?
         } else {

@@ -42,7 +42,12 @@ impl Owner {
         *self.counters.leases.lock() = left;
         for (worker, conn) in over {
             let lease = conf.job.lease();
-            tracing::warn!(shard = self.shard.id().0, worker = worker.0, ?lease, "a member was silent for its lease");
+            tracing::warn!(
+                shard = self.shard.id().0,
+                worker = worker.0,
+                ?lease,
+                "a member was silent for its lease"
+            );
             self.closed(conn);
             if let Some(lead) = &mut self.lead {
                 lead.absent.insert(worker, now);
