@@ -32,7 +32,7 @@ impl Owner {
                 let may = if p.last {
                     // The final weights are the same for everyone, whoever leads when the last one asks.
                     hurry |= !level;
-                    level && m.members.active().next().is_none()
+                    level && m.members.unfinished().next().is_none()
                 } else {
                     // A worker reads its own writes; the rule decides about everyone else's.
                     let reads_own = m.started && own.is_some_and(|own| own >= p.done);
