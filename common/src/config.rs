@@ -8,4 +8,6 @@
 pub mod overlay;
 pub mod server_job;
 
-pub use server_job::{EarlyStop, LastEvaluation, MAX_STEP, ServerJob, ServerJobError, Start, Stopping};
+pub use server_job::{
+    ChunkPlan, EarlyStop, LastEvaluation, MAX_STEP, MIN_LEASE, ServerJob, ServerJobError, Start, Stopping,
+};

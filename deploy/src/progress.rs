@@ -21,12 +21,13 @@ pub struct Progress {
     lives: Lives,
     accuracy: Option<f64>,
     said: Instant,
+    leased: bool,
     quiet: bool,
 }
 
 impl Progress {
-    /// For one run. `quiet` says nothing.
-    pub fn new(run: &Run, quiet: bool) -> Self {
+    /// For one run, with the `leased` sampler or the static one. `quiet` says nothing.
+    pub fn new(run: &Run, leased: bool, quiet: bool) -> Self {
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
             let bar = ProgressBar::new(run.samples_budget);
             let known = "{prefix:7} {bar:28} {percent:>3}%  {msg}";
@@ -47,6 +48,7 @@ impl Progress {
             lives: Lives::default(),
             accuracy: None,
             said: Instant::now(),
+            leased,
             quiet,
         }
     }
@@ -92,7 +94,11 @@ impl Progress {
     pub fn finish(&mut self) {
         let (done, mut text) = self.text();
         if !self.left.is_empty() {
-            text += &format!("  ({} lost: the rest of their samples was not trained)", self.left.len());
+            let rest = match self.leased {
+                true => "others trained the rest of their samples",
+                false => "the rest of their samples was not trained",
+            };
+            text += &format!("  ({} lost: {rest})", self.left.len());
         }
         match &self.bar {
             Some(bar) => {

@@ -139,11 +139,8 @@ fn print(r: &StatusReply, digest: bool) {
     t.set_header(header);
     for s in &r.shards {
         let d = delays(s);
-        let members: Vec<String> = s
-            .members
-            .iter()
-            .map(|m| format!("w{}({}{})", m.worker, m.clock, if m.finished { ", finished" } else { "" }))
-            .collect();
+        let members: Vec<String> =
+            s.members.iter().map(|m| format!("w{}({}{})", m.worker, m.clock, state_of(m))).collect();
         let q = |v: Option<u64>| v.map_or("-".to_string(), |v| v.to_string());
         let slowest = s.members.iter().filter(|m| !m.finished).map(|m| m.clock).min();
         let waiting = if s.started || s.members.is_empty() {
@@ -177,6 +174,17 @@ fn print(r: &StatusReply, digest: bool) {
     out!("{t}");
 }
 
+/// What a member does, and what is left of its lease.
+fn state_of(m: &paraft_proto::Member) -> String {
+    match (m.finished, m.resting, m.lease_ms) {
+        (true, ..) => ", finished".into(),
+        (false, true, None) => ", resting".into(),
+        (false, true, Some(ms)) => format!(", resting, lease {ms} ms"),
+        (false, false, Some(ms)) => format!(", lease {ms} ms"),
+        (false, false, None) => String::new(),
+    }
+}
+
 /// Workers, and pushes where any were lost.
 fn lost(s: &ShardStatus) -> String {
     match s.pushes_lost {
@@ -196,7 +204,8 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
                 "version": s.version, "applied_index": s.applied_index, "digest": format!("{:016x}", s.digest),
                 "started": s.started, "expected_workers": s.expected_workers,
                 "members": s.members.iter().map(|m| json!({
-                    "worker": m.worker, "session": m.session, "clock": m.clock, "last_seq": m.last_seq, "finished": m.finished
+                    "worker": m.worker, "session": m.session, "clock": m.clock, "last_seq": m.last_seq, "finished": m.finished,
+                    "resting": m.resting, "lease_ms": m.lease_ms,
                 })).collect::<Vec<_>>(),
                 "delay_p50": d.quantile(0.5), "delay_p99": d.quantile(0.99), "delay_max": d.max(),
                 "delay": s.delay_counts, "pushes": s.pushes, "duplicates": s.duplicates, "refused": s.refused,
@@ -205,6 +214,9 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
                 "buckets": s.buckets, "values": s.values,
                 "durability": s.durability, "log_form": s.log_form, "pushes_lost": s.pushes_lost,
                 "bytes_logged": s.bytes_logged, "cuts": s.cuts,
+                "chunks": s.chunks.map(|c| json!({
+                    "epoch": c.epoch, "per_epoch": c.per_epoch, "done": c.done, "held": c.held, "returned": c.returned,
+                })),
             })
         })
         .collect();

@@ -9,7 +9,12 @@ use crate::{
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, Summary, Tail, event, tensorboard};
-use paraft_worker::{Job, checkpoints, cli, exit, job::TransportConfig, start, worker::Plan};
+use paraft_worker::{
+    Job, checkpoints, cli, exit,
+    job::{SamplerKind, TransportConfig},
+    start,
+    worker::Plan,
+};
 use std::{
     collections::BTreeMap,
     fs,
@@ -209,7 +214,8 @@ fn launch_with(
         let step = run.resumed_step.map_or(0, |s| s.0);
         eprintln!("going on from step {step}, {}", path.display());
     }
-    let mut progress = Progress::new(&run, quiet);
+    let leased = resolved.train.sampler == SamplerKind::Leased;
+    let mut progress = Progress::new(&run, leased, quiet);
     let mut tail = Tail::new(&metrics);
     let mut watch = Watch { job: &resolved, started: false, restarts: BTreeMap::new(), pending: Vec::new() };
     loop {
@@ -405,12 +411,13 @@ fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
 /// any process starts.
 fn describe(job: &Job, resume: Option<&Path>) -> Result<event::Run, Failure> {
     let began = Instant::now();
-    let (parameters, steps, done) = if job.cluster.worker_command.is_empty() {
+    let (parameters, budget, done) = if job.cluster.worker_command.is_empty() {
         let (model, data) = cli::built_in(job)?;
         let layout = job.layout(model.tensors()).map_err(|e| Failure::new(exit::CONFIG, e))?;
         let plan = Plan::new(job, &data.train)?;
-        let done = start::begin(job, resume, model.as_ref(), &layout, &plan)?.step();
-        (layout.params_len() as u64, plan.total - done, done)
+        let beginning = start::begin(job, resume, model.as_ref(), &layout, &plan)?;
+        let budget = plan.budget(job, beginning.start.as_ref());
+        (layout.params_len() as u64, budget, beginning.step())
     } else {
         // Only its own binary knows the model; its workers say what does not fit.
         (0, 0, resume.map(Checkpoint::open).transpose()?.map_or(0, |c| c.manifest().resume_step))
@@ -432,7 +439,7 @@ fn describe(job: &Job, resume: Option<&Path>) -> Result<event::Run, Failure> {
         epochs: t.epochs,
         parameters,
         // A short last minibatch (drop_last = false) makes it a little less.
-        samples_budget: steps * t.batch as u64 * u64::from(t.workers),
+        samples_budget: budget,
         optimizer: job.optimizer.kind().to_string(),
         lr: job.optimizer.lr(),
         target_accuracy: job.eval.target_accuracy,

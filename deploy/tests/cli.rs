@@ -6,6 +6,7 @@ use nix::{
 };
 use serde_json::Value;
 use std::{
+    collections::BTreeMap,
     fs,
     net::TcpListener,
     path::{Path, PathBuf},
@@ -13,6 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Images of the embedded digits that are trained; the others are held out.
+const TRAINED: u64 = 1437;
 const DEADLINE: Duration = Duration::from_secs(90);
 
 fn paraft() -> Command {
@@ -79,7 +82,7 @@ fn pid_of(folder: &Path, what: &str) -> Pid {
 struct Launcher {
     child: Child,
     run_dir: PathBuf,
-    _scratch: tempfile::TempDir,
+    scratch: std::sync::Arc<tempfile::TempDir>,
 }
 
 impl Launcher {
@@ -97,7 +100,7 @@ impl Launcher {
             .stderr(Stdio::piped())
             .spawn()
             .expect("paraft starts");
-        let mut me = Self { child, run_dir, _scratch: scratch };
+        let mut me = Self { child, run_dir, scratch: scratch.into() };
         wait("training to go on", || {
             if let Ok(Some(status)) = me.child.try_wait() {
                 panic!("the launcher ended early: {status}");
@@ -109,8 +112,17 @@ impl Launcher {
     }
 
     fn metrics(&self) -> Vec<Value> {
-        let lines = fs::read_to_string(self.run_dir.join("metrics.jsonl")).unwrap_or_default();
+        Self::metrics_in(&self.run_dir)
+    }
+
+    fn metrics_in(run_dir: &Path) -> Vec<Value> {
+        let lines = fs::read_to_string(run_dir.join("metrics.jsonl")).unwrap_or_default();
         lines.lines().filter_map(|l| serde_json::from_str(l).ok()).collect()
+    }
+
+    /// Keeps the run's folder beyond [`Self::output`].
+    fn keep(&self) -> std::sync::Arc<tempfile::TempDir> {
+        self.scratch.clone()
     }
 
     fn output(mut self) -> (Option<i32>, String, String) {
@@ -269,6 +281,78 @@ fn a_killed_worker_does_not_stop_the_others_in_any_mode() {
         assert_eq!(summary["workers_lost"], 1, "{mode}: {summary}");
         assert!(err.contains("worker-1") && err.contains("SIGKILL"), "{mode}: {err}");
         assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{mode}: {summary}");
+    }
+}
+
+/// A worker that is stopped answers nothing and breaks nothing off: only its lease tells.
+#[test]
+fn a_stopped_worker_loses_its_lease_and_comes_back_in_a_new_session() {
+    let l = Launcher::training(&(digits("bsp", 1, 400) + "grace_ms = 1000\n"), 2);
+    let stopped = pid_of(&l.run_dir, "--rank 1");
+    kill(stopped, Signal::SIGSTOP).expect("SIGSTOP");
+    let lines =
+        |l: &Launcher| l.metrics().iter().filter(|e| e["event"] == "train" && e["worker"] == 0).count();
+    // What worker 0 had written, and some more: in lock-step it gets on only when the other is out.
+    let before = lines(&l);
+    wait("the other to go on", || match lines(&l) {
+        n if n > before + 5 => Ok(()),
+        n => Err(format!("{n} lines of worker 0 after {before}")),
+    });
+    kill(stopped, Signal::SIGCONT).expect("SIGCONT");
+    let run_dir = l.run_dir.clone();
+    let log = wait("the stopped one to hear of it", || {
+        let log = fs::read_to_string(run_dir.join("worker-1.log")).unwrap_or_default();
+        if log.contains("had been taken out") { Ok(log) } else { Err(log) }
+    });
+    assert!(log.contains("it goes on with the others"), "{log}");
+    let (code, out, err) = l.output();
+    assert_eq!(code, Some(0), "{err}");
+    let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+    assert_eq!(summary["workers_lost"], 0, "its process lives: {summary}");
+    assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{summary}");
+}
+
+/// The chunks of each epoch that workers have trained, how often each, and the samples in them.
+fn chunks(metrics: &[Value]) -> BTreeMap<(u64, u64), (usize, u64)> {
+    let mut seen = BTreeMap::new();
+    for e in metrics.iter().filter(|e| e["event"] == "chunk") {
+        let n = |key: &str| e[key].as_u64().unwrap_or_else(|| panic!("{key} in {e}"));
+        let chunk = seen.entry((n("epoch"), n("chunk"))).or_insert((0, n("samples")));
+        chunk.0 += 1;
+        assert_eq!(chunk.1, n("samples"), "a chunk is the same for everyone");
+    }
+    seen
+}
+
+#[test]
+fn what_a_killed_worker_leaves_of_an_epoch_is_trained_by_the_others() {
+    const EPOCHS: u64 = 60;
+    for mode in ["bsp", "asp"] {
+        let body =
+            digits(mode, 1, EPOCHS).replace("[cluster]", "workers = 3\nsampler = \"leased\"\n[cluster]");
+        let l = Launcher::training(&body, 2);
+        let run_dir = l.run_dir.clone();
+        wait("worker 1 to train a chunk", || {
+            match l.metrics().iter().find(|e| e["event"] == "chunk" && e["worker"] == 1) {
+                Some(_) => Ok(()),
+                None => Err("none yet".into()),
+            }
+        });
+        kill(pid_of(&run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
+        let scratch = l.keep();
+        let (code, out, err) = l.output();
+        assert_eq!(code, Some(0), "{mode}: {err}");
+        let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+        assert_eq!(summary["workers_lost"], 1, "{mode}: {summary}");
+        let seen = chunks(&Launcher::metrics_in(&run_dir));
+        drop(scratch);
+        for epoch in 1..=EPOCHS {
+            // 1,437 images to train with (the rest is held out), in chunks of 16 minibatches of 16.
+            let of_epoch = seen.range((epoch, 0)..(epoch + 1, 0)).map(|(_, (_, samples))| *samples);
+            assert_eq!(of_epoch.sum::<u64>(), TRAINED, "{mode}: epoch {epoch} in {seen:?}");
+        }
+        let again = seen.values().filter(|(times, _)| *times > 1).count();
+        assert!(again <= 1, "{mode}: only the chunk that the dead one had just finished may come twice");
     }
 }
 
@@ -489,7 +573,7 @@ fn a_job_whose_whole_fleet_was_killed_goes_on_bit_for_bit() {
     for (pid, _) in processes(&l.run_dir) {
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL); // one may have followed its launcher already
     }
-    let Launcher { mut child, run_dir, _scratch: scratch } = l;
+    let Launcher { mut child, run_dir, scratch } = l;
     child.wait().expect("the launcher is gone");
     let (job, dir) = (scratch.path().join("job.toml"), run_dir.to_str().expect("utf-8"));
     let job = job.to_str().expect("utf-8");

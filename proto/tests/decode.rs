@@ -43,10 +43,10 @@ proptest! {
     }
 }
 
-/// The bytes of version 2 of the protocol. If this fails, `PROTOCOL` must change too.
+/// The bytes of version 3 of the protocol. If this fails, `PROTOCOL` must change too.
 #[test]
 fn a_push_of_protocol_2_still_reads() {
-    assert_eq!(paraft_proto::PROTOCOL, 2);
+    assert_eq!(paraft_proto::PROTOCOL, 3);
     let sample = [
         0x1a, 0x17, 0x08, 0x07, 0x10, 0x03, 0x18, 0x02, 0x20, 0x05, 0x29, 0, 0, 0, 0, 0, 0, 0x04, 0x40, 0x32,
         0x04, 0x00, 0x00, 0x80, 0x3f,

@@ -32,8 +32,26 @@ pub enum Event {
     Server(Server),
     /// A checkpoint was written, or was not.
     Checkpoint(Checkpoint),
+    /// A worker has trained a chunk of the leased sampler.
+    Chunk(Chunk),
     /// The numbers of the whole run: the last line.
     Summary(Summary),
+}
+
+/// A worker has trained a chunk of the leased sampler. One that was trained by a worker that died before it could say so
+/// is trained again, and has two lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Chunk {
+    /// Unix time, seconds.
+    pub wall: f64,
+    /// Who.
+    pub worker: WorkerId,
+    /// Of which epoch, from 1.
+    pub epoch: u64,
+    /// Which of the epoch, from 0.
+    pub chunk: u64,
+    /// Samples in it.
+    pub samples: u64,
 }
 
 /// What was run.

@@ -57,7 +57,7 @@ impl RunRecord {
                 Event::Run(r) => run = run.or(Some(r)),
                 Event::Train(t) => train.push(t),
                 Event::Eval(e) if evaluated.insert((e.epoch, e.is_final)) => evals.push(e),
-                Event::Eval(_) | Event::Summary(_) | Event::Checkpoint(_) => {}
+                Event::Eval(_) | Event::Summary(_) | Event::Checkpoint(_) | Event::Chunk(_) => {}
                 Event::Worker(w) => _ = workers.insert(w.worker, w),
                 Event::Shard(s) => _ = shards.insert((s.shard, s.server), s),
                 Event::Leave(l) => leaves.push(l),

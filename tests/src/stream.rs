@@ -4,7 +4,7 @@ use crate::wait::DEADLINE;
 use anyhow::{Context, Result, bail};
 use paraft_common::config::ServerJob;
 use paraft_proto::{
-    FromShard, Init, Open, Opened, PROTOCOL, Pull, Push, Refused, ToShard, Weights, from_shard,
+    Beat, FromShard, Init, Open, Opened, PROTOCOL, Pull, Push, Refused, ToShard, Weights, from_shard,
     shards_client::ShardsClient, to_shard,
 };
 use tokio::{runtime::Runtime, sync::mpsc, time::timeout};
@@ -31,9 +31,42 @@ impl Stream {
         Ok(Self { runtime, out, inbound })
     }
 
+    /// Gives signs of life from now on, as a worker's client does.
+    fn live(&self) {
+        let out = self.out.downgrade();
+        self.runtime.spawn(async move {
+            while let Some(out) = out.upgrade() {
+                let _ = out.send(ToShard { kind: Some(to_shard::Kind::Beat(Beat {})) });
+                drop(out);
+                tokio::time::sleep(HEARTBEAT).await;
+            }
+        });
+    }
+
+    /// As [`Self::open`], but it falls silent after this, with its connection open.
+    pub fn open_and_hang(
+        address: &str,
+        job: &ServerJob,
+        worker: u32,
+        buckets: &[(u32, usize)],
+    ) -> Result<(Self, Opened)> {
+        Self::open_quietly(address, job, worker, buckets)
+    }
+
     /// Connects and opens a session, once the server leads; gives the initial weights (zeros) where the shard
     /// has none. `buckets` are the lengths of the shard's buckets, by id.
     pub fn open(
+        address: &str,
+        job: &ServerJob,
+        worker: u32,
+        buckets: &[(u32, usize)],
+    ) -> Result<(Self, Opened)> {
+        let (stream, opened) = Self::open_quietly(address, job, worker, buckets)?;
+        stream.live();
+        Ok((stream, opened))
+    }
+
+    fn open_quietly(
         address: &str,
         job: &ServerJob,
         worker: u32,
@@ -116,6 +149,9 @@ impl Stream {
         }
     }
 }
+
+/// More often than any lease needs.
+const HEARTBEAT: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// A right Open.
 pub fn open(job: &ServerJob, worker: u32) -> Result<Open> {

@@ -47,13 +47,16 @@ pub struct Due {
     steps: Option<u64>,
     epochs: Option<u64>,
     total: u64,
+    /// The leased sampler: checkpoints are cut between epochs, every so many, and after so many.
+    between: Option<(u64, u64)>,
 }
 
 impl Due {
     /// As the job says.
     pub fn new(config: &CheckpointConfig, plan: &Plan) -> Self {
         let epochs = config.epochs().map(|n| n.saturating_mul(plan.per_epoch));
-        Self { steps: config.every_steps, epochs, total: plan.total }
+        let between = plan.leased.map(|c| (config.epochs().unwrap_or(1), c.epochs));
+        Self { steps: config.every_steps, epochs, total: plan.total, between }
     }
 
     /// Whether one is due once `step` is done. The job's last step always is.
@@ -64,6 +67,8 @@ impl Due {
 }
 
 enum Order {
+    /// So many epochs are done at this step.
+    Epochs(Step, u64),
     /// Say when everything before is done.
     Tell(mpsc::Sender<()>),
     Write(Step),
@@ -134,6 +139,16 @@ impl Checkpoints {
         }))
     }
 
+    /// Leased sampler: whether a checkpoint is due once so many epochs are over. After the last it always is.
+    pub fn due_after(&self, epochs: u64) -> bool {
+        self.due.between.is_some_and(|(every, last)| epochs.is_multiple_of(every) || epochs == last)
+    }
+
+    /// Leased sampler: so many epochs are over at `step`.
+    pub fn epochs(&self, step: Step, epochs: u64) {
+        self.send(Order::Epochs(step, epochs));
+    }
+
     /// Whether a checkpoint is due once `step` is done.
     pub fn due(&self, step: Step) -> bool {
         self.due.at(step)
@@ -162,10 +177,15 @@ impl Checkpoints {
     /// may be on its way.
     pub fn clear_the_way(&self, step: Step) {
         if step.0 == self.due.total {
-            let (tell, told) = mpsc::channel();
-            self.send(Order::Tell(tell));
-            let _ = told.recv();
+            self.wait();
         }
+    }
+
+    /// Waits for what is being written.
+    pub fn wait(&self) {
+        let (tell, told) = mpsc::channel();
+        self.send(Order::Tell(tell));
+        let _ = told.recv();
     }
 
     /// The held-out loss at `step` is known.
@@ -237,14 +257,17 @@ impl Author {
         waiting: &AtomicU64,
     ) {
         let mut written = BTreeSet::new();
+        let mut epochs = None;
         while let Ok(order) = orders.recv() {
             match order {
                 Order::Tell(who) => {
                     let _ = who.send(());
                 }
+                Order::Epochs(step, done) => epochs = Some((step, done)),
                 Order::Write(step) => {
                     let began = Instant::now();
-                    let result = self.write(step);
+                    let done = epochs.filter(|(at, _)| *at == step).map(|(_, done)| done);
+                    let result = self.write(step, done);
                     let mut e = event::Checkpoint {
                         wall: wall(),
                         worker: self.worker,
@@ -289,7 +312,7 @@ impl Author {
     }
 
     /// Gives the checkpoint's folder and the bytes of its bulk.
-    fn write(&self, step: Step) -> Result<(PathBuf, u64), Failed> {
+    fn write(&self, step: Step, epochs: Option<u64>) -> Result<(PathBuf, u64), Failed> {
         let runtime = runtime().map_err(Failed::Runtime)?;
         let sections = Sections::open(&self.servers, self.shards, self.transport, &self.server_job, step);
         let mut sections = runtime.block_on(sections)?;
@@ -302,13 +325,21 @@ impl Author {
             bytes += p.payload.len() as u64;
             writer.put(p.part, p.offset, &p.payload)?;
         }
-        Ok((writer.finish(self.manifest(step, &sections, stamps), self.keep)?, bytes))
+        Ok((writer.finish(self.manifest(step, epochs, &sections, stamps), self.keep)?, bytes))
     }
 
-    fn manifest(&self, step: Step, sections: &Sections, buckets: Vec<Stamp>) -> Manifest {
+    fn manifest(
+        &self,
+        step: Step,
+        epochs_done: Option<u64>,
+        sections: &Sections,
+        buckets: Vec<Stamp>,
+    ) -> Manifest {
         let job = &self.server_job;
         let slowest = sections.clocks.iter().filter(|c| !c.finished).map(|c| c.step).min();
-        let resume = if job.mode == Mode::Bsp { step } else { slowest.unwrap_or(step) };
+        // Between two epochs of the leased sampler nobody trains: there all go on from the same step, in every mode.
+        let resume =
+            if job.mode == Mode::Bsp || epochs_done.is_some() { step } else { slowest.unwrap_or(step) };
         let clock = |c: &paraft_client::section::ClockOf| Clock {
             shard: c.shard.0,
             worker: c.worker.0,
@@ -326,6 +357,7 @@ impl Author {
             workers: job.workers,
             batch: self.batch,
             steps_per_epoch: self.steps_per_epoch,
+            epochs_done,
             shards: self.shards,
             bucket_len: job.bucket_len,
             optimizer: job.optimizer.clone(),

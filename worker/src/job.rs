@@ -78,6 +78,12 @@ pub struct TrainConfig {
     /// Drop the last samples of an epoch that fill no whole minibatch on every worker (else the share is
     /// padded from its start, as PyTorch's DistributedSampler does, and the last minibatch may be short).
     pub drop_last: bool,
+    /// Who sees which sample: each worker a share of its own, or chunks that the servers lease out.
+    #[serde(skip_serializing_if = "is_default")]
+    pub sampler: SamplerKind,
+    /// Samples of a chunk, 1 to 2^32 - 1; leased sampler only. Default: 16 minibatches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunk: Option<u32>,
     /// Threads of each worker's kernels; 1 in this version.
     pub threads: usize,
     /// A safetensors file with PyTorch's names to take the initial weights from, instead of the seed's.
@@ -95,10 +101,34 @@ impl Default for TrainConfig {
             max_steps: None,
             shuffle: true,
             drop_last: true,
+            sampler: SamplerKind::Static,
+            chunk: None,
             threads: 1,
             init: None,
         }
     }
+}
+
+/// Who sees which sample when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SamplerKind {
+    /// Each worker has its share of every epoch, whoever else is there.
+    #[default]
+    Static,
+    /// Workers take chunks of an epoch from the servers; what one leaves behind, another takes.
+    Leased,
+}
+
+impl TrainConfig {
+    /// Samples of a chunk of the leased sampler.
+    pub fn chunk(&self) -> usize {
+        self.chunk.map_or_else(|| self.batch.saturating_mul(16), |c| c as usize)
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// `[eval]`
@@ -355,6 +385,22 @@ impl Job {
                 "a worker computes on one thread; use more workers",
             );
         }
+        let leased = t.sampler == SamplerKind::Leased;
+        if t.chunk == Some(0) {
+            return bad("train.chunk", "no samples".into(), "use 1 or more, best a multiple of train.batch");
+        }
+        if t.chunk.is_some() && !leased {
+            let why = "the static sampler has no chunks";
+            return bad("train.chunk", why.into(), "set train.sampler = \"leased\", or take train.chunk out");
+        }
+        if leased && t.max_steps.is_some() {
+            let why = "with the leased sampler a worker's steps are as many as it gets chunks for";
+            return bad("train.max_steps", why.into(), "use train.epochs");
+        }
+        if leased && self.checkpoint.as_ref().is_some_and(|k| k.every_steps.is_some()) {
+            let why = "with the leased sampler checkpoints are cut between epochs, when nobody trains";
+            return bad("checkpoint.every_steps", why.into(), "use checkpoint.every_epochs");
+        }
         if let Some(a) = self.eval.target_accuracy
             && !(a > 0.0 && a <= 1.0)
         {
@@ -512,6 +558,7 @@ impl Job {
             schedule: self.schedule.clone(),
             clip: self.clip,
             start: None,
+            chunks: None,
         }
     }
 

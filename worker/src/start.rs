@@ -39,7 +39,7 @@ pub fn begin(
     }
     if let Some(path) = &job.train.init {
         let (weights, from) = weights::load(&job.base_dir.join(path), layout)?;
-        let start = Start { from, step: 0, stopping: Stopping::default() };
+        let start = Start { from, step: 0, epochs: 0, stopping: Stopping::default() };
         return Ok(Beginning { initial: Initial::fresh(weights), start: Some(start) });
     }
     let mut weights = vec![0.0; layout.len()];
@@ -53,13 +53,22 @@ fn from_checkpoint(job: &Job, path: &Path, layout: &Layout, plan: &Plan) -> Resu
     checkpoint.fits(layout.tensors(), &job.optimizer)?;
     let manifest = checkpoint.manifest();
     let samples = u64::from(job.train.workers) * job.train.batch as u64;
-    let step = manifest.step_in(plan.per_epoch, samples);
-    if step >= plan.total {
-        return Err(WorkerError::Job(format!(
-            "{} is of step {step}, and this job has {} steps: nothing is left to train; raise train.epochs",
-            checkpoint.path().display(),
-            plan.total
-        )));
+    let (mut step, mut epochs) = (manifest.step_in(plan.per_epoch, samples), 0);
+    if plan.leased.is_some() {
+        // Only the servers know which chunks of an open epoch were done, and they are gone. Steps go on, so that
+        // checkpoints that come later are later.
+        (step, epochs) = (manifest.resume_step, manifest.epochs());
+    }
+    let nothing_left = match plan.leased {
+        Some(c) if epochs >= c.epochs => Some(format!("has {epochs} epochs, and this job {}", c.epochs)),
+        None if step >= plan.total => {
+            Some(format!("is of step {step}, and this job has {} steps", plan.total))
+        }
+        _ => None,
+    };
+    if let Some(why) = nothing_left {
+        let path = checkpoint.path().display();
+        return Err(WorkerError::Job(format!("{path} {why}: nothing is left to train; raise train.epochs")));
     }
     let mut stopping = Stopping::from(&manifest.early_stop);
     // The rule may have been changed, or taken out, to go on.
@@ -68,6 +77,6 @@ fn from_checkpoint(job: &Job, path: &Path, layout: &Layout, plan: &Plan) -> Resu
     let stamps = manifest.stamps_for(layout).iter().map(|s| (s.version, s.clock)).collect();
     Ok(Beginning {
         initial: Initial { weights: state.weights, slots: state.slots, stamps },
-        start: Some(Start { from: checkpoint.identity(), step, stopping }),
+        start: Some(Start { from: checkpoint.identity(), step, epochs, stopping }),
     })
 }

@@ -7,24 +7,32 @@
 //!   finish ─▶ final pull (when all have finished) ─▶ lowest finisher evaluates everything
 //! ```
 //!
+//! With the leased sampler the loop is that of [`leased`].
+//!
 //! A worker holds nothing that is worth keeping: weights, optimizer state and clocks are on the servers.
+
+mod leased;
 
 use crate::{
     checkpoints::Checkpoints,
     exchange::StepPush,
     exit,
-    job::{Job, TransportConfig},
+    job::{Job, SamplerKind, TransportConfig},
     metrics::{self, Gauges},
     recorder::{Progress, Recorder, wall},
     start,
 };
 use paraft_checkpoint::{CheckpointError, MODEL_FILE, weights};
 use paraft_client::{Client, ClientError, ClientOptions, Reported, Transport};
-use paraft_common::{Layout, Step, WorkerId};
+use paraft_common::{
+    Layout, Step, WorkerId,
+    config::{ChunkPlan, Start},
+};
 use paraft_data::{DataError, Dataset, Prefetcher, Sampler, Split};
 use paraft_models::{Batch, Evaluation, Model, ModelError};
 use paraft_record::{Event, RecordError, event};
 use std::{
+    collections::BTreeMap,
     path::PathBuf,
     sync::{
         Arc,
@@ -157,7 +165,9 @@ pub fn run(
     let mut server_job = job.server_job(&tensors);
     let layout = job.layout(tensors).map_err(|e| WorkerError::Job(e.to_string()))?;
     let beginning = start::begin(job, options.resume.as_deref(), model, &layout, &plan)?;
+    let begun = beginning.start.as_ref().map_or(0, |s| s.epochs);
     server_job.start = beginning.start;
+    server_job.chunks = plan.leased;
     let worker = WorkerId(options.rank);
     let client = ClientOptions {
         servers: options.servers.clone(),
@@ -176,7 +186,7 @@ pub fn run(
     let checkpoints = Checkpoints::start(job, options, &plan, layout.tensors(), &client)?;
     let weights = beginning.initial.weights.clone();
     let (client, start) = Client::join_from(client, beginning.initial)?;
-    if start.0 >= plan.total {
+    if plan.leased.is_none() && start.0 >= plan.total {
         return Err(WorkerError::Job(format!(
             "these servers have done this job's {} steps already; stop and start them to train it again",
             plan.total
@@ -200,18 +210,27 @@ pub fn run(
         layout,
         clock: Clock::default(),
         samples: 0,
+        steps: 0,
+        waited_at_start: Duration::ZERO,
+        begun,
+        ends: BTreeMap::new(),
     };
-    training.run(start)
+    match training.plan.leased {
+        None => training.run(start),
+        Some(chunks) => training.run_leased(start, chunks),
+    }
 }
 
 /// Steps of the job, the same on every worker.
 #[derive(Clone, Debug)]
 pub struct Plan {
     sampler: Sampler,
-    /// Steps of a worker in one epoch.
+    /// Steps of a worker in one epoch. With the leased sampler: on average, where no worker leaves.
     pub per_epoch: u64,
-    /// Steps of a worker in the whole job, unless it stops early.
+    /// Steps of a worker in the whole job, unless it stops early; likewise.
     pub total: u64,
+    /// The chunks of the leased sampler.
+    pub leased: Option<ChunkPlan>,
 }
 
 impl Plan {
@@ -220,7 +239,14 @@ impl Plan {
         let t = &job.train;
         let mut sampler = Sampler::new(train.len(), job.seed);
         (sampler.shuffle, sampler.drop_last, sampler.drop_last_batch) = (t.shuffle, t.drop_last, t.drop_last);
-        let per_epoch = sampler.steps(t.workers as usize, t.batch) as u64;
+        let leased = match t.sampler {
+            SamplerKind::Static => None,
+            SamplerKind::Leased => Some(ChunkPlan { per_epoch: sampler.chunks(t.chunk()), epochs: t.epochs }),
+        };
+        let per_epoch = match leased {
+            None => sampler.steps(t.workers as usize, t.batch) as u64,
+            Some(_) => (train.len() as u64).div_ceil(u64::from(t.workers) * t.batch as u64),
+        };
         if per_epoch == 0 {
             return Err(WorkerError::Job(format!(
                 "{} training samples give {} workers no whole minibatch of {}; use a smaller train.batch, fewer workers, or train.drop_last = false",
@@ -230,7 +256,19 @@ impl Plan {
             )));
         }
         let total = (per_epoch * t.epochs).min(t.max_steps.unwrap_or(u64::MAX));
-        Ok(Self { sampler, per_epoch, total })
+        Ok(Self { sampler, per_epoch, total, leased })
+    }
+
+    /// Samples that are left to train for a job that begins so.
+    pub fn budget(&self, job: &Job, start: Option<&Start>) -> u64 {
+        let done = |of: fn(&Start) -> u64| start.map_or(0, of);
+        match self.leased {
+            Some(c) => c.epochs.saturating_sub(done(|s| s.epochs)) * u64::from(self.sampler.len),
+            None => {
+                let steps = self.total.saturating_sub(done(|s| s.step));
+                steps * job.train.batch as u64 * u64::from(job.train.workers)
+            }
+        }
     }
 }
 
@@ -282,6 +320,12 @@ struct Training<'a> {
     layout: Layout,
     clock: Clock,
     samples: u64,
+    steps: u64,
+    waited_at_start: Duration,
+    /// Epochs that were done when the job began.
+    begun: u64,
+    /// Leased sampler: the steps at which epochs were over.
+    ends: BTreeMap<u64, Step>,
 }
 
 impl Training<'_> {
@@ -289,7 +333,7 @@ impl Training<'_> {
         let mut done = start;
         let mut batches = self.prefetch(done)?;
         let pulled = self.client.pull(done, &mut self.weights)?;
-        let mut waited_at_start = self.client.counters().waited;
+        self.waited_at_start = self.client.counters().waited;
         if pulled.done != done {
             done = pulled.done;
             batches = self.prefetch(done)?;
@@ -300,7 +344,6 @@ impl Training<'_> {
             self.evaluate_share(done.0 / self.plan.per_epoch)?;
         }
         self.clock.start();
-        let mut steps = 0;
         while done.0 < self.plan.total && !pulled.stop {
             if self.options.interrupt.load(Relaxed) {
                 return Err(WorkerError::Interrupted);
@@ -320,23 +363,13 @@ impl Training<'_> {
             } else {
                 self.client.pull(step, &mut self.weights)?
             };
-            steps += 1;
+            self.steps += 1;
             let rejoined = pulled.done != step;
             done = pulled.done;
             let epoch = done.0.div_ceil(self.plan.per_epoch);
-            let counters = self.client.counters();
-            let progress = Progress {
-                step: done,
-                epoch,
-                samples: self.samples,
-                seconds: self.clock.seconds(),
-                wait_seconds: (counters.waited - waited_at_start).as_secs_f64(),
-            };
-            self.gauges.bytes_pushed.store(counters.bytes_pushed, Relaxed);
-            self.gauges.bytes_pulled.store(counters.bytes_pulled, Relaxed);
             let last = done.0 >= self.plan.total || pulled.stop;
             let epoch_ends = done.0.is_multiple_of(self.plan.per_epoch) || last;
-            self.recorder.step(progress, loss, epoch_ends)?;
+            self.note_step(done, epoch, loss, epoch_ends)?;
             if epoch_ends && self.job.eval.every_epoch {
                 self.evaluate_share(epoch)?;
             }
@@ -353,10 +386,30 @@ impl Training<'_> {
                 batches = self.prefetch(done)?;
             }
         }
-        self.clock.stop();
         drop(batches);
+        self.end(done)
+    }
+
+    /// Writes down where the worker stands after a step: now and then, and always when `now` says so.
+    fn note_step(&mut self, done: Step, epoch: u64, loss: f32, now: bool) -> Result<(), WorkerError> {
         let counters = self.client.counters();
-        waited_at_start = counters.waited - waited_at_start;
+        let progress = Progress {
+            step: done,
+            epoch,
+            samples: self.samples,
+            seconds: self.clock.seconds(),
+            wait_seconds: (counters.waited - self.waited_at_start).as_secs_f64(),
+        };
+        self.gauges.bytes_pushed.store(counters.bytes_pushed, Relaxed);
+        self.gauges.bytes_pulled.store(counters.bytes_pulled, Relaxed);
+        Ok(self.recorder.step(progress, loss, now)?)
+    }
+
+    /// Everything is trained.
+    fn end(mut self, done: Step) -> Result<WorkerReport, WorkerError> {
+        self.clock.stop();
+        let counters = self.client.counters();
+        let waited = counters.waited - self.waited_at_start;
         self.client.finish();
         let last = self.client.pull_final(done, &mut self.weights)?;
         self.note_evaluations()?;
@@ -372,17 +425,17 @@ impl Training<'_> {
         self.recorder.write(&Event::Worker(event::Worker {
             wall: wall(),
             worker: self.worker,
-            steps,
+            steps: self.steps,
             samples: self.samples,
             seconds: self.clock.seconds(),
-            wait_seconds: waited_at_start.as_secs_f64(),
+            wait_seconds: waited.as_secs_f64(),
             bytes_pushed: counters.bytes_pushed,
             bytes_pulled: counters.bytes_pulled,
             cpu_seconds: self.clock.cpu_seconds(),
             peak_rss_bytes: usage.peak_rss_bytes,
         }))?;
         Ok(WorkerReport {
-            steps,
+            steps: self.steps,
             samples: self.samples,
             seconds: self.clock.seconds(),
             weights: std::mem::take(&mut self.weights),
@@ -444,7 +497,10 @@ impl Training<'_> {
 
     fn evaluate_all(&mut self, done: Step) -> Result<Evaluation, WorkerError> {
         let e = self.evaluate(0..self.test.len())?;
-        let epoch = done.0.div_ceil(self.plan.per_epoch);
+        let epoch = match self.plan.leased {
+            Some(_) => self.ends.keys().next_back().copied().unwrap_or(self.begun),
+            None => done.0.div_ceil(self.plan.per_epoch),
+        };
         let all = Reported { epoch, loss_sum: e.loss_sum, correct: e.correct, count: e.count, stop: false };
         self.write_evaluation(&all, true)?;
         Ok(e)
@@ -469,8 +525,13 @@ impl Training<'_> {
     fn note_evaluations(&mut self) -> Result<(), WorkerError> {
         for e in self.client.evaluations() {
             if let Some(c) = &self.checkpoints {
-                let step = e.epoch.saturating_mul(self.plan.per_epoch).min(self.plan.total);
-                c.loss(Step(step), e.loss_sum / e.count.max(1) as f64);
+                let step = match self.plan.leased {
+                    Some(_) => self.ends.get(&e.epoch).copied(),
+                    None => Some(Step(e.epoch.saturating_mul(self.plan.per_epoch).min(self.plan.total))),
+                };
+                if let Some(step) = step {
+                    c.loss(step, e.loss_sum / e.count.max(1) as f64);
+                }
             }
             self.write_evaluation(&e, false)?;
         }
@@ -492,7 +553,10 @@ impl Training<'_> {
         let event = event::Eval {
             wall: wall(),
             epoch: e.epoch,
-            samples: self.samples * u64::from(self.job.train.workers),
+            samples: match self.plan.leased {
+                Some(_) => e.epoch.saturating_sub(self.begun) * self.train.len() as u64,
+                None => self.samples * u64::from(self.job.train.workers),
+            },
             seconds: self.clock.seconds(),
             loss: e.loss_sum / n,
             accuracy,

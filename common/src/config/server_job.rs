@@ -8,6 +8,7 @@ use crate::{
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
 };
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// The servers' part of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,7 +29,7 @@ pub struct ServerJob {
     pub buffers_len: usize,
     /// Values in a bucket.
     pub bucket_len: usize,
-    /// A worker whose connection breaks is taken out after this many milliseconds without a new one.
+    /// The lease of a member in milliseconds: without a sign of life for so long it is taken out. See [`Self::lease`].
     pub grace_ms: u64,
     /// What an acknowledgement promises.
     #[serde(default)]
@@ -51,6 +52,19 @@ pub struct ServerJob {
     /// Where the weights come from when the seed does not give them: a checkpoint or a model file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start: Option<Start>,
+    /// With the leased sampler: the chunks that shard 0 gives out. Without: every worker knows its share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunks: Option<ChunkPlan>,
+}
+
+/// What the leased sampler gives out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChunkPlan {
+    /// Chunks of an epoch, 1 to 2^32.
+    pub per_epoch: u64,
+    /// Epochs of the job, 1 to 2^32.
+    pub epochs: u64,
 }
 
 /// What a job begins with, beside the bulk that the workers send.
@@ -61,9 +75,16 @@ pub struct Start {
     pub from: String,
     /// Steps that are done: workers go on from here.
     pub step: u64,
+    /// Epochs that are done, where the leased sampler counts them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub epochs: u64,
     /// Early stopping, as far as it had come.
     #[serde(default)]
     pub stopping: Stopping,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// How far a job's early stopping has come, and its latest complete evaluation.
@@ -137,10 +158,30 @@ impl ServerJob {
         if job.workers == 0 || job.workers > 65_536 {
             return Err(bad(format!("{} workers; a job has from 1 to 65536", job.workers)));
         }
+        if let Some(c) = job.chunks
+            && (c.per_epoch == 0 || c.epochs == 0 || c.per_epoch.max(c.epochs) > MAX_CHUNKS)
+        {
+            let (n, epochs) = (c.per_epoch, c.epochs);
+            return Err(bad(format!(
+                "{n} chunks in each of {epochs} epochs; both are from 1 to {MAX_CHUNKS}"
+            )));
+        }
         if job.start.as_ref().is_some_and(|s| s.step > MAX_STEP || s.from.len() > 200) {
             return Err(bad(format!("its start is not within {MAX_STEP} steps, or has too long a name")));
         }
         Ok(job)
+    }
+
+    /// A member's lease: it is renewed by every message of the member, and when it ends the member is taken out. It is
+    /// `grace_ms`, and for a connection that is open but silent at least [`MIN_LEASE`].
+    pub fn lease(&self) -> Duration {
+        Duration::from_millis(self.grace_ms).max(MIN_LEASE)
+    }
+
+    /// How often a worker that has nothing to say gives a sign of life: eight times in a lease, twice as often
+    /// as leaders look.
+    pub fn heartbeat(&self) -> Duration {
+        self.lease() / 8
     }
 
     /// Whether the job begins with image cuts: where it asks for them, and at the level `leader`, whose
@@ -174,5 +215,9 @@ impl ServerJob {
 
 /// No job has more steps; a clock beyond it could not be counted on.
 pub const MAX_STEP: u64 = 1 << 53;
+/// A busy host may hold a process up for a good part of a second; that is not death.
+pub const MIN_LEASE: Duration = Duration::from_secs(1);
+/// As many as a data set may have samples.
+const MAX_CHUNKS: u64 = 1 << 32;
 /// 2^34 values are 64 GiB of weights: more than a fleet of this version holds.
 const MAX_VALUES: usize = 1 << 34;

@@ -112,6 +112,7 @@ impl Ledger {
             },
             clip: ClipConfig::default(),
             start: None,
+            chunks: None,
         }
     }
 

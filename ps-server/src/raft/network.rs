@@ -340,6 +340,7 @@ mod tests {
             schedule: ScheduleConfig::default(),
             clip: ClipConfig::default(),
             start: None,
+            chunks: None,
         };
         let job = job.to_toml().expect("a job");
         let shard = Shard::new(ShardId(0), 1);

@@ -4,11 +4,12 @@
 use crate::shard::{
     Shard,
     admission::MAX_STEP,
+    chunks::Answer,
     command::{EvalSums, InitPart},
     owner::{Message, Reply},
 };
 use bytes::Bytes;
-use paraft_common::{BucketId, Seq, Step, TensorKind, Version, codec::all_finite_le};
+use paraft_common::{BucketId, Seq, ShardId, Step, TensorKind, Version, codec::all_finite_le};
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, from_shard, to_shard};
 
 /// Checks a message that follows Open.
@@ -63,9 +64,24 @@ pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
             Ok(Message::Report { epoch: m.epoch, sums })
         }
         Kind::Finish(_) => Ok(Message::Finish),
+        // What holds for a stream is noted where it is read.
+        Kind::Beat(_) => Err(RefusalKind::Malformed.into()),
+        Kind::Take(m) if m.request == 0 || !gives_chunks(shard) => Err(RefusalKind::Malformed.into()),
+        Kind::Take(m) => Ok(Message::Take { request: m.request, epoch: m.epoch, done: m.done }),
+        Kind::Rest(_) | Kind::Resume(_) if !is_leased(shard) => Err(RefusalKind::Malformed.into()),
+        Kind::Rest(_) => Ok(Message::Rest),
+        Kind::Resume(m) => Ok(Message::Resume { level: m.level }),
         Kind::Advance(m) if m.step > MAX_STEP => Err(RefusalKind::Malformed.into()),
         Kind::Advance(m) => Ok(Message::Advance { step: Step(m.step) }),
     }
+}
+
+fn is_leased(shard: &Shard) -> bool {
+    shard.configured().is_some_and(|c| c.job.chunks.is_some())
+}
+
+fn gives_chunks(shard: &Shard) -> bool {
+    is_leased(shard) && shard.id() == ShardId(0)
 }
 
 /// The bucket's place on this shard, if the payload fits it and is finite.
@@ -117,6 +133,20 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
             count: e.sums.count,
             stop: e.stop,
         }),
+        Reply::Taken { request, answer } => {
+            let taken = wire::Taken { request, ..wire::Taken::default() };
+            Kind::Taken(match answer {
+                Answer::Train { epoch, chunk } => {
+                    wire::Taken { kind: wire::Chunk::Train as i32, epoch, chunk, ..taken }
+                }
+                Answer::Wait => wire::Taken { kind: wire::Chunk::Wait as i32, ..taken },
+                Answer::Over { epochs, write } => {
+                    wire::Taken { kind: wire::Chunk::Over as i32, epoch: epochs, write, ..taken }
+                }
+                Answer::Ended => wire::Taken { kind: wire::Chunk::Ended as i32, ..taken },
+            })
+        }
+        Reply::Resumed { clock } => Kind::Resumed(wire::Resumed { clock: clock.0 }),
         Reply::Refused(r) => return r.into(),
     };
     FromShard { kind: Some(kind) }
@@ -127,7 +157,7 @@ mod tests {
     use super::*;
     use crate::shard::Command;
     use paraft_common::{
-        Durability, LeaderWindow, LogForm, Mode, ShardId,
+        Durability, LeaderWindow, LogForm, Mode,
         config::ServerJob,
         optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     };
@@ -152,6 +182,7 @@ mod tests {
             schedule: ScheduleConfig::default(),
             clip: ClipConfig::default(),
             start: None,
+            chunks: None,
         };
         let shard = Shard::new(ShardId(0), 2);
         shard.apply(&Command::Configure { job: job.to_toml().expect("valid") }.into());
@@ -193,6 +224,10 @@ mod tests {
                 Some(Kind::Report(wire::Report { epoch, loss_sum, correct, count }))
             }),
             n().prop_map(|step| Some(Kind::Advance(wire::Advance { step }))),
+            (n(), n(), any::<Option<u64>>())
+                .prop_map(|(request, epoch, done)| { Some(Kind::Take(wire::Take { request, epoch, done })) }),
+            any::<bool>().prop_map(|level| Some(Kind::Resume(wire::Resume { level }))),
+            Just(Some(Kind::Rest(wire::Rest {}))),
         ]
         .prop_map(|kind| ToShard { kind })
     }
@@ -219,6 +254,9 @@ mod tests {
                 }
                 Ok(Message::Norm { sum_of_squares, .. }) => prop_assert!(sum_of_squares >= 0.0),
                 Ok(Message::Advance { step }) => prop_assert!(step.0 <= MAX_STEP),
+                Ok(Message::Take { .. } | Message::Rest | Message::Resume { .. }) => {
+                    prop_assert!(false, "this job has no chunks");
+                }
                 Ok(_) => {}
                 Err(refusal) => {
                     // A refused push names itself, so that the stream goes on.

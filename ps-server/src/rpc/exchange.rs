@@ -4,7 +4,7 @@ use super::{checkpoint, convert, status::StatusService};
 use crate::{
     control::Agent,
     replicas::Replicas,
-    shard::owner::{Event, MAX_AHEAD, Message, Reply},
+    shard::owner::{Event, Life, MAX_AHEAD, Message, Reply},
 };
 use futures::{Stream, StreamExt};
 use paraft_common::{SessionId, ShardId, WorkerId};
@@ -162,17 +162,23 @@ impl ShardsService {
         let _ = out.send(Source::Many(rx)).await;
         // Only the owner keeps the stream open.
         let weak = tx.downgrade();
+        let life = Arc::new(Life::default());
         let event = Event::Open {
             conn,
             tx,
             worker: WorkerId(open.worker),
             session: (open.session > 0).then_some(SessionId(open.session)),
             job: open.job,
+            life: life.clone(),
         };
         if hosted.owner.send(event).await.is_err() {
             return Ok(()); // shutting down
         }
         while let Ok(Some(m)) = inbound.message().await {
+            life.heard();
+            if matches!(m.kind, Some(to_shard::Kind::Beat(_))) {
+                continue;
+            }
             let m = match convert::message(&hosted.shard, m) {
                 Ok(m) => m,
                 Err(refusal) => {
@@ -183,7 +189,10 @@ impl ShardsService {
                 }
             };
             let finish = matches!(m, Message::Finish);
-            if hosted.owner.send(Event::Message(conn, m)).await.is_err() {
+            life.waits(true);
+            let sent = hosted.owner.send(Event::Message(conn, m)).await;
+            life.waits(false);
+            if sent.is_err() {
                 break;
             }
             if finish {

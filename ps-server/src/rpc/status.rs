@@ -2,7 +2,7 @@
 
 use crate::replicas::{Replica, Replicas};
 use paraft_common::ShardId;
-use paraft_proto::{Member, PROTOCOL, ShardStatus, StatusReply};
+use paraft_proto::{Chunks, Member, PROTOCOL, ShardStatus, StatusReply};
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 /// Builds status replies.
@@ -53,6 +53,7 @@ fn shard_status(w: &Replica) -> ShardStatus {
     let lead = *w.group.leadership().borrow();
     let conf = w.shard.configured();
     let c = &w.counters;
+    let leases = c.leases.lock().clone();
     w.shard.read(|m| ShardStatus {
         shard: w.shard.id().0,
         role: lead.role.name().into(),
@@ -70,6 +71,8 @@ fn shard_status(w: &Replica) -> ShardStatus {
                 clock: m.clock().0,
                 last_seq: m.last_seq.0,
                 finished: m.finished,
+                resting: m.resting,
+                lease_ms: leases.get(&worker).map(|l| l.as_millis() as u64),
             })
             .collect(),
         delay_counts: m.delays.counts().to_vec(),
@@ -94,5 +97,10 @@ fn shard_status(w: &Replica) -> ShardStatus {
         pushes_lost: m.pushes_lost,
         bytes_logged: c.bytes_logged.load(Relaxed),
         cuts: c.cuts.load(Relaxed),
+        chunks: m.chunks.as_ref().map(|c| {
+            let s = c.summary();
+            let (epoch, per_epoch, done, held, returned) = (s.epoch, s.per_epoch, s.done, s.held, s.returned);
+            Chunks { epoch, per_epoch, done, held, returned }
+        }),
     })
 }

@@ -64,6 +64,7 @@ mod tests {
             last_seq: Seq(9),
             steps: vec![Step(4), Step(5)],
             finished: false,
+            resting: false,
         };
         let v = Version(7);
         let cases = [

@@ -106,6 +106,35 @@ pub enum Command {
     /// Changes nothing. Where its leader has applied it, everything that it proposed before is applied, or never will
     /// be.
     Fence,
+    /// The worker asks for a chunk of the data (shard 0 only, leased sampler).
+    Take {
+        /// Who.
+        worker: WorkerId,
+        /// Its session.
+        session: SessionId,
+        /// Counts the asks of the session, from 1; one that came before changes nothing.
+        request: u64,
+        /// The epoch for which it is ready, from 0: the work between the epochs before it is done.
+        epoch: u64,
+        /// The chunk that it has trained.
+        done: Option<u64>,
+    },
+    /// The worker has nothing to train: clocks and barriers go on without it.
+    Rest {
+        /// Who.
+        worker: WorkerId,
+        /// Its session.
+        session: SessionId,
+    },
+    /// The worker trains again.
+    Resume {
+        /// Who.
+        worker: WorkerId,
+        /// Its session.
+        session: SessionId,
+        /// From the furthest step of all members, not from where the others are.
+        level: bool,
+    },
 }
 
 /// What an `Init` brings.
@@ -186,6 +215,11 @@ pub enum Outcome {
         version: Version,
         /// Whether this entry changed the weights.
         applied: bool,
+    },
+    /// A member that rested goes on.
+    Resumed {
+        /// From this step.
+        clock: Step,
     },
     /// Evaluations that became complete.
     Evaluated(Vec<Evaluated>),

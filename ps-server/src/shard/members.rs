@@ -16,6 +16,9 @@ pub struct Member {
     pub steps: Vec<Step>,
     /// It has done all its steps; clocks and barriers no longer wait for it.
     pub finished: bool,
+    /// It has nothing to train at present (the leased sampler has no chunk for it): clocks and barriers do not wait for
+    /// it, but it is a member, has a lease, and may go on.
+    pub resting: bool,
 }
 
 impl Member {
@@ -62,8 +65,13 @@ impl Members {
         self.by_id.iter().map(|(w, m)| (*w, m))
     }
 
-    /// Those that still train.
+    /// Those that clocks and barriers wait for: neither finished nor resting.
     pub fn active(&self) -> impl Iterator<Item = (WorkerId, &Member)> {
+        self.unfinished().filter(|(_, m)| !m.resting)
+    }
+
+    /// Those that have not done everything, resting ones included: they hold leases.
+    pub fn unfinished(&self) -> impl Iterator<Item = (WorkerId, &Member)> {
         self.iter().filter(|(_, m)| !m.finished)
     }
 
@@ -76,15 +84,43 @@ impl Members {
     /// those already there; where nobody else trains, it goes on from the furthest that anyone has come.
     pub(super) fn join(&mut self, worker: WorkerId, session: SessionId, buckets: usize) {
         self.remove(worker);
+        let steps = vec![self.start(buckets); buckets];
+        let member = Member { session, last_seq: Seq(0), steps, finished: false, resting: false };
+        self.by_id.insert(worker, member);
+    }
+
+    /// Where one begins that clocks did not wait for until now.
+    fn start(&self, buckets: usize) -> Step {
         let slowest = |b: usize| self.active().filter_map(|(_, m)| m.steps.get(b).copied()).min();
         // The same step in every bucket, the latest: bucket by bucket, a worker that joins while the others are
         // between two buckets of a step would be acknowledged pushes that are never applied.
-        let start = match (0..buckets).filter_map(slowest).max() {
-            Some(step) => step,
-            None => self.iter().map(|(_, m)| m.furthest()).max().unwrap_or_default().max(self.left),
+        (0..buckets).filter_map(slowest).max().unwrap_or_else(|| self.furthest())
+    }
+
+    /// The furthest step that anyone has come to, those that left included.
+    fn furthest(&self) -> Step {
+        self.iter().map(|(_, m)| m.furthest()).max().unwrap_or_default().max(self.left)
+    }
+
+    pub(super) fn rest(&mut self, worker: WorkerId, session: SessionId) {
+        if let Some(m) = self.in_session_mut(worker, session) {
+            m.resting = true;
+        }
+    }
+
+    /// The member trains again: from where one that joins begins, or, `level`, from the furthest step of all. It never
+    /// goes back. Gives its clock; a member that was not resting stays where it is, unless `level`.
+    pub(super) fn resume(&mut self, worker: WorkerId, session: SessionId, level: bool) -> Option<Step> {
+        let member = self.in_session(worker, session)?;
+        let start = match (level, member.resting) {
+            (true, _) => self.furthest(),
+            (false, true) => self.start(member.steps.len()),
+            (false, false) => Step(0),
         };
-        let steps = vec![start; buckets];
-        self.by_id.insert(worker, Member { session, last_seq: Seq(0), steps, finished: false });
+        let member = self.in_session_mut(worker, session)?;
+        member.resting = false;
+        member.steps.iter_mut().for_each(|s| *s = (*s).max(start));
+        Some(member.clock())
     }
 
     fn remove(&mut self, worker: WorkerId) {

@@ -11,6 +11,7 @@
 //! - [`state`]: the replicated state machine; changes only in `apply`.
 //! - [`bucket`]: one bucket's weights and optimizer slots.
 //! - [`members`]: who takes part, and how far each has come.
+//! - [`chunks`]: which worker has which part of the epoch's data (shard 0, leased sampler).
 //! - [`admission`]: may this push be taken? Pure.
 //! - [`cut`]: image cuts, the second way into the log.
 //! - [`form`]: which way into the log; the measurement and the decision.
@@ -22,6 +23,9 @@
 
 pub mod admission;
 pub mod bucket;
+#[cfg(test)]
+mod chunk_properties;
+pub mod chunks;
 pub mod command;
 pub mod cut;
 #[cfg(test)]

@@ -10,17 +10,19 @@
 //! ```
 //!
 //! - `messages`: what goes between a stream and the owner.
-//! - `streams`, `pushes`, `cuts`, `pulls`, `sections`: the owner's work, by what it is about.
+//! - `streams`, `leases`, `pushes`, `cuts`, `pulls`, `takes`, `sections`: the owner's work, by what it is about.
 
 mod cuts;
+mod leases;
 mod messages;
 mod pulls;
 mod pushes;
 mod sections;
 mod streams;
+mod takes;
 
 pub use cuts::MAX_AHEAD;
-pub use messages::{ConnId, Counters, Event, Message, Reply, Weights};
+pub use messages::{ConnId, Counters, Event, Life, Message, Reply, Weights};
 pub use sections::Section;
 
 use super::{
@@ -92,6 +94,9 @@ struct Stream {
     tx: mpsc::Sender<Reply>,
     worker: WorkerId,
     session: Option<SessionId>,
+    life: Arc<Life>,
+    /// Quarters of a lease without a sign of life.
+    silent: u32,
 }
 
 /// Leader-only state of one leadership. Dropped as a whole.
@@ -112,6 +117,10 @@ struct Lead {
     /// Working copies, and what waits for a cut.
     cuts: Cuts,
     pulls: Vec<WaitingPull>,
+    /// Asks for chunks that wait for an answer.
+    takes: BTreeMap<ConnId, takes::WaitingTake>,
+    /// When leases are looked at next.
+    look: Option<Instant>,
     /// The image kept for a checkpoint.
     kept: sections::Kept,
     absent: BTreeMap<WorkerId, Instant>,
@@ -151,6 +160,7 @@ enum Purpose {
     Init,
     Update { bucket: usize, contributions: Vec<Contribution> },
     Leave { worker: WorkerId },
+    Resume { conn: ConnId },
     CutPart,
     Cut,
     ChangeForm,
@@ -186,6 +196,7 @@ impl Owner {
                     Some(e) => self.event(e).await,
                 },
                 () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    self.check_leases();
                     self.absent_too_long().await;
                 }
             }
@@ -228,6 +239,7 @@ impl Owner {
 
     /// Everything leader-only vanishes; the streams go and find the leader.
     fn step_down(&mut self) {
+        self.counters.leases.lock().clear();
         let window = self.lead.take().map_or(0, |l| l.cuts.working.unreplicated());
         if window > 0 {
             let shard = self.shard.id().0;
@@ -303,7 +315,8 @@ impl Owner {
         lead.ready = true;
         let grace = self.shard.configured().map_or(REFIND, |c| grace(&c.job).max(REFIND));
         let deadline = Instant::now() + grace;
-        lead.absent = self.shard.read(|m| m.members.active().map(|(w, _)| (w, deadline)).collect());
+        lead.absent = self.shard.read(|m| m.members.unfinished().map(|(w, _)| (w, deadline)).collect());
+        lead.look = Some(Instant::now());
         tracing::info!(shard = self.shard.id().0, term = lead.term, "leading");
     }
 
@@ -372,11 +385,15 @@ impl Owner {
                 }
                 self.evaluated(outcome);
             }
+            (Purpose::Resume { conn }, Outcome::Resumed { clock }) => {
+                self.send(conn, Reply::Resumed { clock })
+            }
             (_, Outcome::Refused(why)) => tracing::error!(shard = self.shard.id().0, why, "refused by apply"),
             (_, outcome) => self.evaluated(outcome),
         }
         self.close_rounds().await;
         self.answer_pulls();
+        self.answer_takes();
     }
 
     fn updated(&mut self, bucket: usize, contributions: &[Contribution], version: Version, applied: bool) {

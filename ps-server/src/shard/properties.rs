@@ -36,6 +36,7 @@ pub(super) fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
         schedule: ScheduleConfig { warmup: 3, ..ScheduleConfig::default() },
         clip: ClipConfig { value: Some(2.0), norm: None },
         start: None,
+        chunks: None,
     }
 }
 

@@ -5,6 +5,7 @@
 
 use super::{
     bucket::{Bucket, BucketData},
+    chunks::Chunks,
     command::{Command, Contribution, EvalSums, Evaluated, InitPart, Outcome, Proposal},
     cut::{CutId, Staged},
     form::Form,
@@ -82,6 +83,8 @@ pub struct Meta {
     pub form: Form,
     /// The last image cut that took effect.
     pub last_cut: Option<CutId>,
+    /// Who has which chunk of the data (shard 0, leased sampler).
+    pub chunks: Option<Chunks>,
     /// Open evaluations, by epoch; at most [`MAX_OPEN_EVALUATIONS`].
     evaluations: BTreeMap<u64, OpenEvaluation>,
     /// The latest epoch whose evaluation is complete. Workers send a report again when a leader is lost: without
@@ -97,6 +100,9 @@ impl Meta {
     /// The job goes on from a checkpoint.
     fn begin_at(&mut self, start: &Start) {
         let s = &start.stopping;
+        if let Some(chunks) = &mut self.chunks {
+            chunks.begin_at(start.epochs);
+        }
         self.members.begin_at(Step(start.step));
         self.best = (s.best_loss.is_finite() || s.bad > 0).then_some((s.best_loss, s.bad));
         self.stop = s.stop;
@@ -105,6 +111,20 @@ impl Meta {
             sums: EvalSums { loss_sum: e.loss_sum, correct: e.correct, count: e.count },
             stop: s.stop,
         });
+    }
+
+    /// The worker's session is over, or it has nothing to do any more: what it had goes back.
+    fn give_back(&mut self, worker: WorkerId) {
+        if let Some(chunks) = &mut self.chunks {
+            chunks.give_back(worker);
+        }
+    }
+
+    /// Gives out what can be given out. After everything that changes chunks or members.
+    fn settle_chunks(&mut self) {
+        if let Some(chunks) = &mut self.chunks {
+            chunks.settle(&self.members, self.started);
+        }
     }
 
     /// What a checkpoint keeps of early stopping. Evaluations that are open are left out: who goes on from the
@@ -171,8 +191,10 @@ impl Shard {
             Command::Leave { worker, session } => {
                 let mut meta = self.meta.write();
                 let unfinished = meta.members.in_session(*worker, *session).is_some_and(|m| !m.finished);
-                if meta.members.leave(*worker, *session) && unfinished {
-                    meta.workers_lost += 1;
+                if meta.members.leave(*worker, *session) {
+                    meta.workers_lost += u64::from(unfinished);
+                    meta.give_back(*worker);
+                    meta.settle_chunks();
                 }
                 Outcome::Evaluated(self.close_evaluations(&mut meta))
             }
@@ -186,6 +208,8 @@ impl Shard {
                 let mut meta = self.meta.write();
                 if let Some(m) = meta.members.in_session_mut(*worker, *session) {
                     m.finished = true;
+                    meta.give_back(*worker);
+                    meta.settle_chunks();
                 }
                 Outcome::Evaluated(self.close_evaluations(&mut meta))
             }
@@ -221,6 +245,24 @@ impl Shard {
                 }
                 Outcome::Evaluated(self.close_evaluations(&mut meta))
             }
+            Command::Take { worker, session, request, epoch, done } => {
+                let meta = &mut *self.meta.write();
+                if meta.members.in_session(*worker, *session).is_some_and(|m| !m.finished)
+                    && let Some(chunks) = &mut meta.chunks
+                {
+                    chunks.take(*worker, *request, *epoch, *done);
+                    meta.settle_chunks();
+                }
+                Outcome::Done
+            }
+            Command::Rest { worker, session } => {
+                self.meta.write().members.rest(*worker, *session);
+                Outcome::Done
+            }
+            Command::Resume { worker, session, level } => {
+                let clock = self.meta.write().members.resume(*worker, *session, *level);
+                clock.map_or(Outcome::Done, |clock| Outcome::Resumed { clock })
+            }
         }
     }
 
@@ -243,6 +285,7 @@ impl Shard {
                     .collect();
                 meta.job = text.to_string();
                 meta.form = if job.begins_with_images() { Form::Images } else { Form::Updates };
+                meta.chunks = job.chunks.filter(|_| self.id == ShardId(0)).map(Chunks::new);
                 if let Some(start) = &job.start {
                     meta.begin_at(start);
                 }
@@ -282,7 +325,9 @@ impl Shard {
             meta.workers_lost += 1;
         }
         meta.members.join(worker, session, conf.buckets.len());
-        meta.started |= meta.members.active().count() >= conf.job.workers as usize;
+        meta.started |= meta.members.unfinished().count() >= conf.job.workers as usize;
+        meta.give_back(worker);
+        meta.settle_chunks();
         Outcome::Joined { worker, session }
     }
 
@@ -341,8 +386,9 @@ impl Shard {
 
     /// Closes the evaluations for which nobody active is missing, and applies the early-stopping rule.
     fn close_evaluations(&self, meta: &mut Meta) -> Vec<Evaluated> {
-        let missing =
-            |open: &OpenEvaluation, members: &Members| members.active().any(|(w, _)| !open.from.contains(&w));
+        let missing = |open: &OpenEvaluation, members: &Members| {
+            members.unfinished().any(|(w, _)| !open.from.contains(&w))
+        };
         let done: Vec<u64> =
             meta.evaluations.iter().filter(|(_, o)| !missing(o, &meta.members)).map(|(e, _)| *e).collect();
         let rule = self.configured().and_then(|c| c.job.early_stop);
@@ -385,6 +431,8 @@ impl Shard {
                     .iter()
                     .zip(&image.buckets)
                     .all(|((_, s), d)| s.len == d.weights.len() && slots(s.kind) == d.slots.len())
+                && image.meta.chunks.as_ref().map(Chunks::plan)
+                    == job.chunks.filter(|_| self.id == ShardId(0))
                 && image.meta.members.iter().all(|(_, m)| m.steps.len() == places.len());
             if !fits {
                 return Err(format!("the snapshot of {} does not fit its job's buckets", self.id));

@@ -187,7 +187,7 @@ impl Working {
         self.members.retain(|w, m| {
             let Some(now) = members.in_session(*w, m.session) else { return false };
             m.steps.iter_mut().zip(&now.steps).for_each(|(s, n)| *s = (*s).max(*n));
-            m.finished = now.finished;
+            (m.finished, m.resting) = (now.finished, now.resting);
             true
         });
     }

@@ -8,6 +8,7 @@ mod history;
 mod hostile;
 mod images;
 mod layout;
+mod leases;
 mod membership;
 mod modes;
 mod parity;

@@ -35,6 +35,9 @@ pub struct Manifest {
     pub batch: u64,
     /// Steps of a worker in one epoch.
     pub steps_per_epoch: u64,
+    /// Whole epochs that are done, where the leased sampler counted them: a worker's steps do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epochs_done: Option<u64>,
     /// Raft groups that shared the model.
     pub shards: u32,
     /// Values in a bucket.
@@ -169,6 +172,9 @@ impl Manifest {
     /// samples over all workers: whole epochs stay, within one the position is rounded down. The same for the
     /// same job.
     pub fn step_in(&self, steps_per_epoch: u64, samples: u64) -> u64 {
+        if let Some(epochs) = self.epochs_done {
+            return epochs.saturating_mul(steps_per_epoch);
+        }
         let old = self.steps_per_epoch.max(1);
         let same = old == steps_per_epoch && samples == u64::from(self.workers) * self.batch;
         if same {
@@ -177,6 +183,11 @@ impl Manifest {
         let (epochs, within) = (self.resume_step / old, self.resume_step % old);
         let within = u128::from(within) * u128::from(steps_per_epoch) / u128::from(old);
         epochs.saturating_mul(steps_per_epoch).saturating_add(within as u64)
+    }
+
+    /// Whole epochs that are done: where a job with the leased sampler goes on, which begins an epoch anew.
+    pub fn epochs(&self) -> u64 {
+        self.epochs_done.unwrap_or(self.resume_step / self.steps_per_epoch.max(1))
     }
 
     /// The stamp of each bucket of another cut of the same vector. A bucket that spans several of the old ones

@@ -41,6 +41,7 @@ fn manifest(step: u64) -> Manifest {
         workers: 1,
         batch: 4,
         steps_per_epoch: 10,
+        epochs_done: None,
         shards: 2,
         bucket_len: BUCKET,
         slots: optimizer.slot_names().iter().map(ToString::to_string).collect(),

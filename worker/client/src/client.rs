@@ -17,7 +17,7 @@ use paraft_common::{
     placement,
     retry::RetryPolicy,
 };
-use paraft_proto::{Advance, Finish, Norm, Pull, Push, Report, ToShard, Weights, to_shard};
+use paraft_proto::{Advance, Finish, Norm, Pull, Push, Report, Take, Taken, ToShard, Weights, to_shard};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, mpsc},
@@ -52,6 +52,14 @@ pub(crate) enum Command {
     Norm(Norm),
     /// A report or Finish.
     Sticky(ToShard),
+    /// Say when every push is acknowledged.
+    Flush,
+    /// To shard 0.
+    Take(Take),
+    Rest,
+    Resume {
+        level: bool,
+    },
     /// Tell this channel of every ack from now on.
     Watch(mpsc::Sender<Acked>),
     /// Forget the session and open a new one.
@@ -63,6 +71,9 @@ pub(crate) enum Event {
     Opened { shard: ShardId, clock: u64, new: bool },
     Weights(ShardId, Weights),
     Reported(Reported),
+    Flushed(ShardId),
+    Taken(Taken),
+    Resumed(ShardId, u64),
     SessionLost,
     Failed(ClientError),
 }
@@ -87,6 +98,8 @@ pub struct Pulled {
     /// Some shards keep one and others do not: there will be no checkpoint of this step, and this worker is to let
     /// them go ([`crate::section::Sections::release`]).
     pub section_in_part: bool,
+    /// The session was lost; the worker has joined anew and holds no chunk any more.
+    pub rejoined: bool,
 }
 
 /// A worker's session with all shards of a job.
@@ -94,7 +107,7 @@ pub struct Client {
     options: ClientOptions,
     layout: Layout,
     /// Shards that hold buckets.
-    links: BTreeMap<ShardId, tokio::sync::mpsc::UnboundedSender<Command>>,
+    pub(crate) links: BTreeMap<ShardId, tokio::sync::mpsc::UnboundedSender<Command>>,
     events: mpsc::Receiver<Event>,
     /// Events that came while only evaluations were looked for.
     pending: VecDeque<Event>,
@@ -102,13 +115,15 @@ pub struct Client {
     end: Option<tokio::sync::oneshot::Sender<()>>,
     io: Option<thread::JoinHandle<()>>,
     seq: BTreeMap<ShardId, u64>,
+    /// Asks for chunks so far.
+    pub(crate) takes: u64,
     versions: Vec<u64>,
     /// Pushes of this step that wait for the norm of the whole gradient.
     held: Vec<Push>,
     evaluations: Vec<Reported>,
     /// Epochs of all evaluations so far.
     reported: BTreeSet<u64>,
-    counters: Counters,
+    pub(crate) counters: Counters,
 }
 
 /// Bytes of payload, both ways, and time spent waiting.
@@ -184,6 +199,7 @@ impl Client {
                         max: Duration::from_millis(100),
                         deadline: options.patience,
                     },
+                    heartbeat: options.job.heartbeat(),
                     init: Some(initial.clone()),
                     buckets: placement::buckets_of(&layout, shard, options.shards),
                 };
@@ -208,6 +224,7 @@ impl Client {
         let buckets = layout.buckets().len();
         let mut client = Self {
             seq: links.keys().map(|s| (*s, 0)).collect(),
+            takes: 0,
             options,
             layout,
             links,
@@ -236,7 +253,7 @@ impl Client {
     }
 
     /// Waits until every link has a session; gives the step to go on from.
-    fn opened(&mut self) -> Result<Step, ClientError> {
+    pub(crate) fn opened(&mut self) -> Result<Step, ClientError> {
         let mut clocks = BTreeMap::new();
         while clocks.len() < self.links.len() {
             match self.next()? {
@@ -249,19 +266,25 @@ impl Client {
                     self.reset();
                 }
                 Event::Reported(r) => self.reported(r),
-                Event::Weights(..) => {}
+                // Of the sessions before.
+                Event::Weights(..) | Event::Flushed(_) | Event::Taken(_) | Event::Resumed(..) => {}
             }
         }
+        Ok(self.advance(clocks))
+    }
+
+    /// Brings shards that are behind to the latest of their clocks, and gives it.
+    pub(crate) fn advance(&mut self, clocks: BTreeMap<ShardId, u64>) -> Step {
         let start = clocks.values().copied().max().unwrap_or(0);
         for (shard, clock) in clocks {
             if clock < start {
                 self.send(shard, Command::Sticky(wrap(to_shard::Kind::Advance(Advance { step: start }))));
             }
         }
-        Ok(Step(start))
+        Step(start)
     }
 
-    fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.held.clear();
         self.counters.rejoins += 1;
         for link in self.links.values() {
@@ -269,7 +292,7 @@ impl Client {
         }
     }
 
-    fn next(&mut self) -> Result<Event, ClientError> {
+    pub(crate) fn next(&mut self) -> Result<Event, ClientError> {
         if let Some(e) = self.pending.pop_front() {
             return Ok(e);
         }
@@ -277,7 +300,7 @@ impl Client {
         self.events.recv().map_err(|_| ClientError::Options("the I/O thread ended unexpectedly".into()))
     }
 
-    fn send(&self, shard: ShardId, command: Command) {
+    pub(crate) fn send(&self, shard: ShardId, command: Command) {
         if let Some(link) = self.links.get(&shard) {
             let _ = link.send(command);
         }
@@ -390,11 +413,12 @@ impl Client {
                 Event::Opened { new: true, .. } | Event::SessionLost => {
                     self.reset();
                     done = self.opened()?;
-                    pulled = Pulled { done, slowest: Step(u64::MAX), ..Pulled::default() };
+                    pulled = Pulled { done, slowest: Step(u64::MAX), rejoined: true, ..Pulled::default() };
                     waiting = self.links.keys().copied().collect();
                     section = false; // it went on from another step
                     ask(self, done, section);
                 }
+                Event::Flushed(_) | Event::Taken(_) | Event::Resumed(..) => {}
                 Event::Failed(e) => return Err(e),
             }
         }
@@ -438,7 +462,7 @@ impl Client {
     }
 
     /// A new leader repeats the latest one, since the answer may have been lost with the old.
-    fn reported(&mut self, r: Reported) {
+    pub(crate) fn reported(&mut self, r: Reported) {
         if self.reported.insert(r.epoch) {
             self.evaluations.push(r);
         }

@@ -8,6 +8,7 @@
 //!
 //! - [`client`]: what a training loop calls; blocking.
 //! - `link`: one shard: finds the leader, keeps what is not acknowledged, pushes it again after a break.
+//! - [`chunks`]: which part of the data to train, where the servers give it out.
 //! - [`acks`]: what a worker hears of its pushes.
 //! - [`connect`]: channels, over TCP or the server's Unix socket.
 //! - [`section`]: the shards' images of one step, for a checkpoint.
@@ -15,6 +16,7 @@
 //! - [`error`]: few kinds, which say what to do.
 
 pub mod acks;
+pub mod chunks;
 pub mod client;
 pub mod connect;
 pub mod error;
@@ -24,6 +26,7 @@ mod norms;
 pub mod section;
 
 pub use acks::Acked;
+pub use chunks::Next;
 pub use client::{Client, ClientOptions, Pulled, Reported};
 pub use connect::{Transport, describe, drain, status};
 pub use error::ClientError;

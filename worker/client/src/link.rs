@@ -16,14 +16,15 @@ use crate::{
 use futures::StreamExt;
 use paraft_common::{BucketId, BucketSpec, ServerId, ShardId, placement, retry::RetryPolicy};
 use paraft_proto::{
-    Advice, FromShard, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, ToShard, from_shard, to_shard,
+    Advice, Beat, Chunk, FromShard, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, Rest, Resume, Take,
+    ToShard, from_shard, to_shard,
 };
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::MissedTickBehavior};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Streaming;
 
@@ -36,6 +37,8 @@ pub(crate) struct LinkOptions {
     pub job: String,
     pub transport: Transport,
     pub retry: RetryPolicy,
+    /// A sign of life goes out this often, whatever the training loop does.
+    pub heartbeat: Duration,
     /// Initial state of the shard's buckets, until the servers have it.
     pub init: Option<Arc<Initial>>,
     /// Where the shard's buckets lie.
@@ -62,6 +65,9 @@ pub(crate) async fn run(
         next,
         unacked: BTreeMap::new(),
         asked: None,
+        asked_chunk: None,
+        presence: None,
+        flush: false,
         sticky: Vec::new(),
         trouble: None,
         causes: BTreeMap::new(),
@@ -87,6 +93,12 @@ struct Link {
     unacked: BTreeMap<u64, Push>,
     /// The pull that waits for its answer.
     asked: Option<Pull>,
+    /// The ask for a chunk that waits for its answer.
+    asked_chunk: Option<Take>,
+    /// That the worker rests, or wants to go on and has no answer yet.
+    presence: Option<to_shard::Kind>,
+    /// The client wants to know when every push is acknowledged.
+    flush: bool,
     /// Reports and Finish: sent again after a break, since applying them twice changes nothing.
     sticky: Vec<ToShard>,
     /// Since when, and how often, no leader was reached.
@@ -179,6 +191,11 @@ impl Link {
         self.session = 0;
         self.unacked.clear();
         self.asked = None;
+        self.asked_chunk = None;
+        self.presence = None;
+        self.flush = false;
+        // Of the lost session: in the new one it would skip steps that the worker is about to push.
+        self.sticky.retain(|m| !is_advance(m));
     }
 
     async fn dial(&mut self) -> Result<(Outbound, Streaming<FromShard>), (String, String)> {
@@ -210,9 +227,15 @@ impl Link {
         mut inbound: Streaming<FromShard>,
     ) -> Result<Break, ClientError> {
         let mut open = false;
+        let mut heartbeat = tokio::time::interval(self.options.heartbeat);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
+                // First: a stream of weights that keeps this loop busy must not look like silence on the other side.
+                _ = heartbeat.tick(), if open => {
+                    let _ = out.send(wrap(to_shard::Kind::Beat(Beat {})));
+                }
                 message = inbound.next() => {
                     let kind = match message {
                         Some(Ok(m)) => m.kind,
@@ -228,7 +251,7 @@ impl Link {
                     match kind {
                         Some(from_shard::Kind::Opened(o)) => {
                             open = true;
-                            self.opened(&o, &out);
+                            self.opened(&o, &out).await;
                         }
                         Some(from_shard::Kind::Refused(r)) => if let Some(end) = self.refused(r)? {
                             return Ok(end);
@@ -262,6 +285,9 @@ impl Link {
             }
             Command::Norm(n) => to_shard::Kind::Norm(n),
             Command::Sticky(m) => {
+                if is_advance(&m) {
+                    self.sticky.retain(|m| !is_advance(m));
+                }
                 self.sticky.push(m.clone());
                 if let Some(out) = out {
                     let _ = out.send(m);
@@ -272,6 +298,22 @@ impl Link {
                 self.watcher = Some(watcher);
                 return;
             }
+            Command::Flush => {
+                self.flush = true;
+                return self.flushed();
+            }
+            Command::Take(t) => {
+                self.asked_chunk = Some(t);
+                to_shard::Kind::Take(t)
+            }
+            Command::Rest => {
+                self.presence = Some(to_shard::Kind::Rest(Rest {}));
+                to_shard::Kind::Rest(Rest {})
+            }
+            Command::Resume { level } => {
+                self.presence = Some(to_shard::Kind::Resume(Resume { level }));
+                to_shard::Kind::Resume(Resume { level })
+            }
             Command::Reset => return,
         };
         if let Some(out) = out {
@@ -279,7 +321,14 @@ impl Link {
         }
     }
 
-    fn opened(&mut self, o: &Opened, out: &Outbound) {
+    fn flushed(&mut self) {
+        if self.flush && self.unacked.is_empty() {
+            self.flush = false;
+            let _ = self.events.send(Event::Flushed(self.options.shard));
+        }
+    }
+
+    async fn opened(&mut self, o: &Opened, out: &Outbound) {
         self.origin = o.origin;
         self.opened_at = (Instant::now(), ServerId(o.server));
         self.trouble = None;
@@ -289,11 +338,15 @@ impl Link {
         if !o.initialised {
             for message in self.options.init.iter().flat_map(|i| i.messages(&self.options.buckets)) {
                 let _ = out.send(wrap(to_shard::Kind::Init(message)));
+                // They go out while the next are made: making those of a large model takes longer than a lease.
+                tokio::task::yield_now().await;
             }
         }
         let kept = self.unacked.values().cloned().map(to_shard::Kind::Push);
         let asked = self.asked.map(to_shard::Kind::Pull);
-        for kind in kept.chain(asked) {
+        let presence = self.presence.clone();
+        let take = self.asked_chunk.map(to_shard::Kind::Take);
+        for kind in kept.chain(asked).chain(presence).chain(take) {
             let _ = out.send(wrap(kind));
         }
         for m in &self.sticky {
@@ -313,6 +366,7 @@ impl Link {
                     let ((opened, leader), at) = (self.opened_at, Instant::now());
                     let _ = watcher.send(Acked { shard, bucket, seq: push.seq, leader, opened, at });
                 }
+                self.flushed();
             }
             from_shard::Kind::Weights(w) => {
                 // An answer to an earlier pull (before a rejoin) is not wanted any more.
@@ -341,6 +395,21 @@ impl Link {
                     |m: &ToShard| matches!(&m.kind, Some(to_shard::Kind::Report(s)) if s.epoch == r.epoch);
                 self.sticky.retain(|m| !told(m));
                 let _ = self.events.send(Event::Reported(r));
+            }
+            from_shard::Kind::Taken(t) => {
+                // An answer to an earlier ask is not wanted any more.
+                if self.asked_chunk.is_some_and(|a| a.request == t.request) {
+                    if t.kind() != Chunk::Wait {
+                        self.asked_chunk = None;
+                    }
+                    let _ = self.events.send(Event::Taken(t));
+                }
+            }
+            from_shard::Kind::Resumed(r) => {
+                if matches!(self.presence, Some(to_shard::Kind::Resume(_))) {
+                    self.presence = None;
+                    let _ = self.events.send(Event::Resumed(self.options.shard, r.clock));
+                }
             }
             from_shard::Kind::Opened(_) | from_shard::Kind::Refused(_) => {
                 return Err(self.broken("a message out of place"));
@@ -380,6 +449,10 @@ impl Link {
 /// A server answers a new stream at once, whatever it then says on it.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 const RANK_PATIENCE: Duration = Duration::from_secs(3);
+
+fn is_advance(m: &ToShard) -> bool {
+    matches!(m.kind, Some(to_shard::Kind::Advance(_)))
+}
 
 fn wrap(kind: to_shard::Kind) -> ToShard {
     ToShard { kind: Some(kind) }

@@ -116,6 +116,7 @@ fn options(address: String) -> ClientOptions {
             schedule: ScheduleConfig::default(),
             clip: ClipConfig::default(),
             start: None,
+            chunks: None,
         },
         transport: Transport::Tcp,
         patience: Duration::from_secs(10),

@@ -28,5 +28,5 @@ pub use digits::digits;
 pub use error::{DataError, Place};
 pub use idx::{read_idx_folder, read_idx_pair};
 pub use prefetch::{Minibatch, Prefetcher};
-pub use sampler::{Batches, Sampler};
+pub use sampler::{Batches, Sampler, chunk_of};
 pub use text::{TextCorpus, TextVocab, Vocab};

@@ -77,6 +77,12 @@ impl Sampler {
         order.iter().copied().cycle().take(total).skip(rank).step_by(world).collect()
     }
 
+    /// Number of chunks of `size` samples (0 is read as 1) in an epoch; the last may be short. Chunks leave nothing out
+    /// and pad nothing: [`Self::drop_last`] is about shares.
+    pub fn chunks(&self, size: usize) -> u64 {
+        u64::from(self.len).div_ceil(size.max(1) as u64)
+    }
+
     /// One rank's share of one epoch in batches of `batch` indices (0 is read as 1).
     ///
     /// # Panics
@@ -85,6 +91,14 @@ impl Sampler {
         let left = self.steps(world, batch);
         Batches { share: self.share(epoch, rank, world), at: 0, batch: batch.max(1), left }
     }
+}
+
+/// Chunk `chunk` (from 0) of an epoch's order, in batches of `batch` indices (0 is read as 1); the last may be short.
+/// Empty past the end.
+pub fn chunk_of(order: &[u32], chunk: u64, size: usize, batch: usize) -> impl Iterator<Item = Vec<u32>> {
+    let at = usize::try_from(chunk).ok().and_then(|c| c.checked_mul(size.max(1))).unwrap_or(order.len());
+    let rest = order.get(at..).unwrap_or_default();
+    rest[..size.max(1).min(rest.len())].chunks(batch.max(1)).map(<[u32]>::to_vec)
 }
 
 /// A uniform number below `n` (1 or more), by Lemire's method: multiply, keep the high half, reject the few
@@ -196,6 +210,25 @@ mod tests {
         }
         let chi: f64 = count.iter().map(|c| (c - 1000.0).powi(2) / 1000.0).sum();
         assert!(chi < 25.8, "{count:?}");
+    }
+
+    /// Every size up to 40 with every chunk up to 12, whole and short batches.
+    #[test]
+    fn chunks_are_the_order_cut_into_pieces() {
+        for len in 0..40usize {
+            for size in 1..13 {
+                for batch in 1..6 {
+                    let s = Sampler { drop_last: true, drop_last_batch: true, ..Sampler::new(len, 5) };
+                    let order = s.order(2);
+                    let all: Vec<Vec<u32>> =
+                        (0..s.chunks(size)).flat_map(|c| chunk_of(&order, c, size, batch)).collect();
+                    assert_eq!(all.concat(), order, "{len} samples in chunks of {size}");
+                    assert!(all.iter().all(|b| !b.is_empty() && b.len() <= batch));
+                    assert_eq!(chunk_of(&order, s.chunks(size), size, batch).count(), 0);
+                    assert_eq!(chunk_of(&order, u64::MAX, size, batch).count(), 0);
+                }
+            }
+        }
     }
 
     #[test]

@@ -1,11 +1,22 @@
 //! What goes between a worker's stream and the owner. Converted from and to the wire in `rpc/`.
 
 use super::Section;
-use crate::shard::command::{EvalSums, Evaluated, InitPart};
+use crate::shard::{
+    chunks::Answer,
+    command::{EvalSums, Evaluated, InitPart},
+};
 use bytes::Bytes;
 use paraft_common::{BucketId, Seq, SessionId, Step, Version, WorkerId};
 use paraft_proto::{Refusal, RefusalKind};
-use std::sync::{Arc, atomic::AtomicU64};
+use parking_lot::Mutex;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 use tokio::sync::{mpsc, oneshot};
 
 /// A stream of one worker to this shard, unique in this process.
@@ -26,6 +37,8 @@ pub enum Event {
         session: Option<SessionId>,
         /// TOML of the job.
         job: String,
+        /// What its reader hears.
+        life: Arc<Life>,
     },
     /// A later message.
     Message(ConnId, Message),
@@ -50,7 +63,35 @@ pub enum Message {
     Norm { step: Step, sum_of_squares: f64 },
     Report { epoch: u64, sums: EvalSums },
     Advance { step: Step },
+    Take { request: u64, epoch: u64, done: Option<u64> },
+    Rest,
+    Resume { level: bool },
     Finish,
+}
+
+/// Signs of life of a stream. They are noted where they are read, so that a busy owner takes nobody for dead.
+#[derive(Debug, Default)]
+pub struct Life {
+    heard: AtomicBool,
+    /// The reader has a message that the owner's queue has no room for.
+    waiting: AtomicBool,
+}
+
+impl Life {
+    /// A message has come.
+    pub fn heard(&self) {
+        self.heard.store(true, Relaxed);
+    }
+
+    /// The reader waits for the owner, or no more.
+    pub fn waits(&self, waits: bool) {
+        self.waiting.store(waits, Relaxed);
+    }
+
+    /// Whether there was a sign of life since the last call.
+    pub(super) fn take(&self) -> bool {
+        self.heard.swap(false, Relaxed) || self.waiting.load(Relaxed)
+    }
 }
 
 /// What the owner answers. Converted to the wire in `rpc/`.
@@ -62,6 +103,8 @@ pub enum Reply {
     Weights(Box<Weights>),
     RoundNorm { step: Step, sum_of_squares: f64 },
     Evaluated(Evaluated),
+    Taken { request: u64, answer: Answer },
+    Resumed { clock: Step },
     Refused(Refusal),
 }
 
@@ -93,4 +136,6 @@ pub struct Counters {
     /// Payload of entries proposed to the log.
     pub bytes_logged: AtomicU64,
     pub cuts: AtomicU64,
+    /// What is left of each member's lease, to a quarter of it; empty where this replica does not lead.
+    pub leases: Mutex<BTreeMap<WorkerId, Duration>>,
 }

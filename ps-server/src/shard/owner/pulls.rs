@@ -32,7 +32,7 @@ impl Owner {
                 let may = if p.last {
                     // The final weights are the same for everyone, whoever leads when the last one asks.
                     hurry |= !level;
-                    level && m.members.active().next().is_none()
+                    level && m.members.unfinished().next().is_none()
                 } else {
                     // A worker reads its own writes; the rule decides about everyone else's.
                     let reads_own = m.started && own.is_some_and(|own| own >= p.done);
@@ -66,7 +66,7 @@ impl Owner {
             if !last {
                 self.counters.max_gap.fetch_max(done.0.saturating_sub(slowest.0), Relaxed);
             }
-            let section = section && self.writes_section(worker, done);
+            let section = section && self.writes_section(&conf, worker, done);
             self.answer(&conf, conn, done, slowest, last, section);
         }
     }

@@ -49,6 +49,9 @@ impl Owner {
             Message::Advance { step } => {
                 self.propose(Purpose::Other, Command::Advance { worker, session, step }.into()).await;
             }
+            Message::Take { .. } | Message::Rest | Message::Resume { .. } => {
+                self.leased(conn, worker, session, message).await;
+            }
             Message::Finish => {
                 let finish = Command::Finish { worker, session };
                 self.propose_behind_cut(Purpose::Other, finish.into()).await;

@@ -10,6 +10,9 @@
 //! that completes step k until the first pull of step k is answered, because nobody can push step k+1 before; so
 //! the section is taken right before that answer. In SSP and ASP no such moment exists: the section is taken when the
 //! member that is to write it comes to step k, and says what it holds.
+//!
+//! With the leased sampler only the worker that is to write a checkpoint asks for its sections, between two epochs, while
+//! nobody trains (`shard/chunks.rs`): then they are of one moment in every mode.
 
 use super::{Lead, Owner};
 use crate::shard::{bucket::BucketData, state::Configured};
@@ -66,8 +69,11 @@ impl Owner {
     /// Takes the section that is due, if one is, before the pulls of `due` (worker, step) are answered.
     pub(super) fn keep_section(&mut self, conf: &Configured, due: &[(WorkerId, Step)]) {
         let Some(lead) = &mut self.lead else { return };
-        let writer = self.shard.read(|m| m.members.active().map(|(w, _)| w).next());
-        let wanted = due.iter().find(|(worker, _)| conf.job.mode == Mode::Bsp || Some(*worker) == writer);
+        let leased = conf.job.chunks.is_some();
+        let lowest = self.shard.read(|m| m.members.active().map(|(w, _)| w).next());
+        let any = leased || conf.job.mode == Mode::Bsp;
+        let wanted = due.iter().find(|(worker, _)| any || Some(*worker) == lowest);
+        let writer = if leased { wanted.map(|(worker, _)| *worker) } else { lowest };
         let Some(&(_, step)) = wanted.filter(|(_, step)| !lead.kept.has(*step)) else { return };
         let id = self.shard.id().0;
         let waited_for =
@@ -101,7 +107,10 @@ impl Owner {
     }
 
     /// Whether this worker is to write the checkpoint of `step`: the lowest that trains, if there is a section.
-    pub(super) fn writes_section(&self, worker: WorkerId, step: Step) -> bool {
+    pub(super) fn writes_section(&self, conf: &Configured, worker: WorkerId, step: Step) -> bool {
+        if conf.job.chunks.is_some() {
+            return self.lead.as_ref().is_some_and(|l| l.kept.has(step)); // nobody else asks
+        }
         let lowest = self.shard.read(|m| m.members.active().map(|(w, _)| w).next());
         lowest == Some(worker) && self.lead.as_ref().is_some_and(|l| l.kept.has(step))
     }

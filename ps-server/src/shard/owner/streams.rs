@@ -1,6 +1,6 @@
 //! Streams of workers: opening, attaching, losing them.
 
-use super::{ConnId, Event, Finished, Owner, Purpose, REFIND, Reply, Stream, grace};
+use super::{ConnId, Event, Finished, Owner, Purpose, Reply, Stream};
 use crate::shard::command::Command;
 use futures::FutureExt;
 use paraft_common::{SessionId, WorkerId, config::ServerJob};
@@ -11,8 +11,8 @@ use tokio::time::Instant;
 impl Owner {
     pub(super) async fn event(&mut self, event: Event) {
         match event {
-            Event::Open { conn, tx, worker, session, job } => {
-                self.streams.insert(conn, Stream { tx, worker, session });
+            Event::Open { conn, tx, worker, session, job, life } => {
+                self.streams.insert(conn, Stream { tx, worker, session, life, silent: 0 });
                 if !self.lead.as_ref().is_some_and(|l| l.ready) {
                     let refusal = match &self.lead {
                         Some(l) if !l.again => {
@@ -109,6 +109,7 @@ impl Owner {
         if let Some(old) = lead.by_worker.insert(worker, conn).filter(|old| *old != conn) {
             self.streams.remove(&old); // half-open; its worker has come back by another stream
             lead.pulls.retain(|p| p.conn != old);
+            lead.takes.remove(&old);
         }
         lead.absent.remove(&worker);
         let initialised = self.shard.configured().is_some_and(|c| c.buckets.iter().all(|b| b.initialised()));
@@ -146,19 +147,24 @@ impl Owner {
         let Some(stream) = self.streams.remove(&conn) else { return };
         let Some(lead) = &mut self.lead else { return };
         lead.pulls.retain(|p| p.conn != conn);
+        lead.takes.remove(&conn);
         if lead.by_worker.get(&stream.worker) == Some(&conn) {
             lead.by_worker.remove(&stream.worker);
             let active = self.shard.read(|m| m.members.get(stream.worker).is_some_and(|m| !m.finished));
             if active {
-                let grace = self.shard.configured().map_or(REFIND, |c| grace(&c.job));
-                lead.absent.insert(stream.worker, Instant::now() + grace);
+                let until = Instant::now() + self.rest_of_lease(stream.silent);
+                if let Some(lead) = &mut self.lead {
+                    lead.absent.insert(stream.worker, until);
+                }
             }
         }
     }
 
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let absent = self.lead.as_ref().filter(|l| l.ready)?.absent.values().min().copied();
-        absent.into_iter().chain(self.cut_deadline()).min()
+        let lead = self.lead.as_ref().filter(|l| l.ready)?;
+        let look = lead.look.filter(|_| !lead.by_worker.is_empty() || !lead.absent.is_empty());
+        let absent = lead.absent.values().min().copied();
+        absent.into_iter().chain(look).chain(self.cut_deadline()).min()
     }
 
     pub(super) async fn absent_too_long(&mut self) {
@@ -178,7 +184,7 @@ impl Owner {
             tracing::warn!(
                 shard = self.shard.id().0,
                 worker = worker.0,
-                "a worker is gone; the others go on"
+                "a member's lease is over; the others go on"
             );
             let leave = Command::Leave { worker, session };
             self.propose_behind_cut(Purpose::Leave { worker }, leave.into()).await;

@@ -72,6 +72,7 @@ impl Schedule {
             schedule: ScheduleConfig::default(),
             clip: ClipConfig::default(),
             start: None,
+            chunks: None,
         };
         trace.borrow_mut().push(format!("{mode}, {workers} workers, {:?}", job.log));
         let steps = 4 + rng.next_u64() % 12;
@@ -114,11 +115,12 @@ impl Schedule {
         match self.below(10) {
             0..3 => {
                 let count = 1 + self.below(4);
-                if let Some(s) = &mut self.workers[w].stream {
+                let w = &mut self.workers[w];
+                if let Some(s) = w.stream.as_mut().filter(|_| !w.hangs) {
                     s.deliver(count);
                 }
             }
-            3..5 => {
+            3..5 if !self.workers[w].hangs => {
                 let old = self.workers[w].hears(&mut self.history);
                 self.broken.extend(old.map(|s| s.breaks(0)));
             }
@@ -135,9 +137,15 @@ impl Schedule {
             }
             _ => {
                 let ms = [1, 5, 20, 120][self.below(4)];
-                tokio::time::sleep(Duration::from_millis(ms)).await;
+                self.passes(ms).await;
             }
         }
+    }
+
+    /// Time, in which the workers' heartbeats come.
+    async fn passes(&self, ms: u64) {
+        tokio::time::sleep(Duration::from_millis(ms)).await;
+        self.workers.iter().filter(|w| !w.hangs).filter_map(|w| w.stream.as_ref()).for_each(Stream::beats);
     }
 
     fn connect(&mut self, w: usize, anywhere: bool) {
@@ -191,6 +199,12 @@ impl Schedule {
                 let node = self.below(NODES);
                 self.say(format!("node {node} gets a snapshot"));
                 self.cluster.snapshot(node);
+            }
+            13 => {
+                let worker = &mut self.workers[w];
+                worker.hangs = !worker.hangs;
+                let what = if worker.hangs { "hangs" } else { "goes on" };
+                self.say(format!("worker {w} {what}"));
             }
             12 if self.below(2) == 0 && !self.workers[w].finished => {
                 self.say(format!("worker {w} dies"));
@@ -261,6 +275,7 @@ impl Schedule {
         for _ in 0..4000 {
             (0..NODES).for_each(|n| self.cluster.hears(n));
             for w in 0..self.workers.len() {
+                self.workers[w].hangs = false;
                 let old = self.workers[w].hears(&mut self.history);
                 if let Some(old) = old {
                     old.breaks(0).deliver(usize::MAX);
@@ -272,7 +287,7 @@ impl Schedule {
             }
             self.cluster.commit(usize::MAX);
             (0..NODES).for_each(|n| self.cluster.apply(n, usize::MAX));
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            self.passes(10).await;
             self.owners_work().await;
             self.check();
             if self.workers.iter().all(|w| w.finished) {

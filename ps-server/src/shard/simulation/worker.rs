@@ -5,12 +5,15 @@
 use super::{cluster::address, invariants::History};
 use crate::shard::{
     command::InitPart,
-    owner::{Event, Message, Reply},
+    owner::{Event, Life, Message, Reply},
 };
 use bytes::Bytes;
 use paraft_common::{BucketId, Seq, SessionId, Step, Version, WorkerId};
 use paraft_proto::{Advice, RefusalKind};
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 use tokio::sync::mpsc::{self, error::TryRecvError};
 
 /// Buckets of the shard.
@@ -23,6 +26,7 @@ pub struct Stream {
     owner: mpsc::Sender<Event>,
     conn: u64,
     node: usize,
+    life: Arc<Life>,
     sent: VecDeque<Event>,
 }
 
@@ -31,11 +35,17 @@ impl Stream {
     pub fn deliver(&mut self, count: usize) -> bool {
         for _ in 0..count {
             let Some(event) = self.sent.pop_front() else { return false };
+            self.life.heard();
             if self.owner.try_send(event).is_err() {
                 return false;
             }
         }
         true
+    }
+
+    /// A heartbeat.
+    pub fn beats(&self) {
+        self.life.heard();
     }
 
     /// The last that was sent does not arrive. In the end the owner hears that the stream has ended.
@@ -74,6 +84,8 @@ pub struct Worker {
     asked: Option<(Step, bool)>,
     finishing: bool,
     pub finished: bool,
+    /// It stands still, heartbeats and all; its streams stay open.
+    pub hangs: bool,
     /// Buckets of the pull that is being answered.
     got: BTreeMap<usize, (Version, Bytes)>,
 }
@@ -97,6 +109,7 @@ impl Worker {
             asked: None,
             finishing: false,
             finished: false,
+            hangs: false,
             got: BTreeMap::new(),
         }
     }
@@ -107,8 +120,9 @@ impl Worker {
         let owner = owner(node);
         let (tx, rx) = mpsc::channel(256);
         let (worker, session, job) = (self.id, self.session, self.job.clone());
-        let sent = VecDeque::from([Event::Open { conn, tx, worker, session, job }]);
-        self.stream = Some(Stream { owner, conn, node, sent });
+        let life = Arc::new(Life::default());
+        let open = Event::Open { conn, tx, worker, session, job, life: life.clone() };
+        self.stream = Some(Stream { owner, conn, node, life, sent: VecDeque::from([open]) });
         self.replies = Some(rx);
         self.open = false;
         self.got.clear();
@@ -266,7 +280,7 @@ impl Worker {
                 }
                 return self.disconnect();
             }
-            Reply::RoundNorm { .. } | Reply::Evaluated(_) => {}
+            Reply::RoundNorm { .. } | Reply::Evaluated(_) | Reply::Taken { .. } | Reply::Resumed { .. } => {}
         }
         None
     }

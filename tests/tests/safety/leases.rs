@@ -1,0 +1,356 @@
+//! Leases of workers, and the chunks of data that go with them.
+
+use anyhow::{Context, Result, ensure};
+use paraft_checkpoint::{Checkpoint, Folder};
+use paraft_common::{Mode, ShardId, Step, TensorSpec};
+use paraft_data::{Dataset, Samples, Split};
+use paraft_models::{Batch, Evaluation, Model, ModelError};
+use paraft_proto::{ShardStatus, Take, from_shard, to_shard};
+use paraft_tests::{
+    fleet::{Fleet, FleetOptions},
+    ledger::Ledger,
+    stream::Stream,
+};
+use paraft_worker::{Job, WorkerOptions, WorkerReport, job::TransportConfig, worker::WorkerError};
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Barrier, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread,
+};
+
+#[test]
+fn a_member_whose_process_hangs_loses_its_lease() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions { servers: 1, shards: 1, replicas: 1, ..Default::default() })?;
+    let ledger = Ledger { grace_ms: 50, ..Ledger::new(Mode::Bsp, 2, 4) };
+    let buckets: Vec<_> = (0..).zip(ledger.job().layout().buckets().iter().map(|b| b.len)).collect();
+    // Its connection stays open and its kernel answers; only the worker says nothing.
+    let (mut hung, opened) = Stream::open_and_hang(&fleet.at.addresses[0], &ledger.job(), 1, &buckets)?;
+    let weights = ledger.join(&fleet.at, 0)?.run()?;
+    assert_eq!(weights[ledger.place(0, Step(4))], -1.0, "the others go on");
+    assert_eq!(fleet.shard().workers_lost, 1);
+    // It wakes up: its stream is gone, and its session.
+    ensure!(hung.receive()?.is_none(), "its stream has ended");
+    let mut again = Stream::connect(&fleet.at.addresses[0])?;
+    let open = paraft_tests::stream::open(&ledger.job(), 1)?;
+    again.send(to_shard::Kind::Open(paraft_proto::Open { session: opened.session, ..open }));
+    let refused = again.refused()?;
+    assert!(refused.message.contains("taken out"), "{}", refused.message);
+    Ok(())
+}
+
+#[test]
+fn a_long_step_is_no_silence() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::default())?;
+    let ledger = Ledger { grace_ms: 50, ..Ledger::new(Mode::Bsp, 2, 3) };
+    let at = fleet.at.clone();
+    let other = thread::spawn(move || ledger.join(&at, 0)?.run());
+    let mut page = ledger.join(&fleet.at, 1)?;
+    page.begin()?;
+    // It computes for longer than two leases; nothing comes from this thread.
+    thread::sleep(ledger.job().lease() * 5 / 2);
+    let weights = page.run()?;
+    assert_eq!(other.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??, weights);
+    assert_eq!(fleet.shard().workers_lost, 0);
+    assert!(weights.iter().all(|w| *w == -0.5), "both took part in every step: {weights:?}");
+    Ok(())
+}
+
+const SAMPLES: usize = 150;
+const BATCH: usize = 4;
+
+/// Sample i is the unit vector i, and the gradient of a minibatch is the sum of its samples: with plain SGD and rate 1,
+/// each weight is minus the times that its sample was trained (in BSP: divided by the members of each round).
+struct Counting {
+    steps: u64,
+    hook: Box<dyn FnMut(u64) + Send>,
+}
+
+impl Model for Counting {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        vec![TensorSpec::param("times", &[SAMPLES])]
+    }
+
+    fn init(&self, _: u64, params: &mut [f32]) {
+        params.fill(0.0);
+    }
+
+    fn step(
+        &mut self,
+        _: &[f32],
+        grads: &mut [f32],
+        batch: &Batch,
+        ready: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<f32, ModelError> {
+        self.steps += 1;
+        (self.hook)(self.steps);
+        grads.fill(0.0);
+        for sample in batch.inputs.chunks(SAMPLES) {
+            grads.iter_mut().zip(sample).for_each(|(g, x)| *g += x);
+        }
+        ready(0, grads);
+        Ok(1.0)
+    }
+
+    fn evaluate(&mut self, _: &[f32], batch: &Batch) -> Result<Evaluation, ModelError> {
+        Ok(Evaluation { loss_sum: batch.n as f64, correct: 0, count: batch.n as u64 })
+    }
+}
+
+fn samples() -> Result<Split> {
+    let one_hot = |n: usize| -> Vec<f32> {
+        (0..n * SAMPLES).map(|i| f32::from(u8::from(i / SAMPLES == i % SAMPLES))).collect()
+    };
+    let set = |n| Dataset::new(Samples::Floats(one_hot(n)), vec![SAMPLES], None);
+    Ok(Split { train: set(SAMPLES)?, test: set(10)? })
+}
+
+fn leased(fleet: &Fleet, mode: &str, set: &[&str]) -> Result<Job> {
+    let text = format!(
+        "[data]\nkind = \"digits\"\n[train]\nworkers = 3\nmode = \"{mode}\"\nbatch = {BATCH}\nsampler = \"leased\"\nchunk = 10\n[optimizer]\nkind = \"sgd\"\nlr = 1.0\n[cluster]\ngrace_ms = 100\nbucket_bytes = 200"
+    );
+    let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+    let mut job = Job::parse(&text, Path::new("leased.toml"), &set)?;
+    job.cluster.addresses = fleet.at.addresses.clone();
+    job.cluster.shards = Some(fleet.at.shards);
+    job.cluster.replicas = fleet.at.replicas;
+    job.cluster.transport = TransportConfig::Tcp;
+    Ok(job)
+}
+
+struct Hooked {
+    rank: u32,
+    interrupt: Arc<AtomicBool>,
+    hook: Box<dyn FnMut(u64) + Send>,
+    resume: Option<PathBuf>,
+}
+
+impl Hooked {
+    fn new(rank: u32) -> Self {
+        Self { rank, interrupt: Arc::default(), hook: Box::new(|_| {}), resume: None }
+    }
+
+    /// It ends like a crash, in the middle of its step `at`'s chunk.
+    fn dies(rank: u32, at: u64) -> Self {
+        let interrupt = Arc::new(AtomicBool::new(false));
+        let end = interrupt.clone();
+        let hook = move |step| {
+            end.fetch_or(step == at, SeqCst);
+        };
+        Self { hook: Box::new(hook), interrupt, ..Self::new(rank) }
+    }
+
+    fn run(self, job: &Job) -> Result<WorkerReport, WorkerError> {
+        let options = WorkerOptions {
+            rank: self.rank,
+            servers: job.cluster.addresses.clone(),
+            run_dir: None,
+            weights: None,
+            resume: self.resume,
+            metrics: None,
+            interrupt: self.interrupt,
+        };
+        let data = samples().map_err(|e| WorkerError::Job(e.to_string()))?;
+        paraft_worker::run(job, &options, &mut Counting { steps: 0, hook: self.hook }, data)
+    }
+}
+
+/// All workers at once; those that end well.
+fn together(job: &Job, workers: Vec<Hooked>) -> Result<Vec<WorkerReport>> {
+    thread::scope(|s| {
+        let threads: Vec<_> = workers.into_iter().map(|w| s.spawn(move || w.run(job))).collect();
+        let mut reports = Vec::new();
+        for t in threads {
+            match t.join().map_err(|_| anyhow::anyhow!("a worker panicked"))? {
+                Ok(report) => reports.push(report),
+                Err(WorkerError::Interrupted) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(reports)
+    })
+}
+
+fn times(reports: &[WorkerReport]) -> Result<Vec<f32>> {
+    let first = &reports.first().context("nobody ended well")?.weights;
+    ensure!(reports.iter().all(|r| r.weights == *first), "they ended with different weights");
+    Ok(first.iter().map(|w| -w).collect())
+}
+
+fn chunks(s: &ShardStatus) -> Result<paraft_proto::Chunks> {
+    s.chunks.context("no chunks in the status of shard 0")
+}
+
+const EVERY: [&str; 3] = ["bsp", "ssp:1", "asp"];
+
+#[test]
+fn where_nobody_leaves_every_sample_is_trained_once_an_epoch() -> Result<()> {
+    for mode in EVERY {
+        let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
+        let job = leased(&fleet, mode, &["train.epochs=3"])?;
+        let reports = together(&job, (0..3).map(Hooked::new).collect())?;
+        let times = times(&reports)?;
+        let trained: u64 = reports.iter().map(|r| r.samples).sum();
+        assert_eq!(trained, 3 * SAMPLES as u64, "{mode}");
+        // In BSP a round's mean: at least a third of each.
+        let right = |n: &f32| if mode == "bsp" { (0.99..=3.0).contains(n) } else { *n == 3.0 };
+        assert!(times.iter().all(right), "{mode}: {times:?}");
+        let shard = fleet.leader(ShardId(0)).1;
+        assert_eq!(
+            (shard.workers_lost, chunks(&shard)?.returned, chunks(&shard)?.epoch),
+            (0, 0, 3),
+            "{mode}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_chunk_whose_worker_dies_is_trained_by_another() -> Result<()> {
+    for mode in EVERY {
+        let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
+        let job = leased(&fleet, mode, &["train.epochs=2"])?;
+        // Chunks are three minibatches: it dies with one trained, and one more pushed and not reported.
+        let reports = together(&job, vec![Hooked::new(0), Hooked::dies(1, 5), Hooked::new(2)])?;
+        assert_eq!(reports.len(), 2);
+        let times = times(&reports)?;
+        let enough = if mode == "bsp" { 0.66 } else { 2.0 };
+        assert!(times.iter().all(|n| *n >= enough), "{mode}: a sample was left out: {times:?}");
+        let twice = times.iter().filter(|n| **n > 2.0).count();
+        assert!(twice <= 10, "{mode}: no more than the dead one's chunk is trained again: {times:?}");
+        let shard = fleet.leader(ShardId(0)).1;
+        assert_eq!(
+            (shard.workers_lost, chunks(&shard)?.returned, chunks(&shard)?.epoch),
+            (1, 1, 2),
+            "{mode}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_leader_of_the_chunks_that_dies_forgets_none_and_gives_none_twice() -> Result<()> {
+    for mode in ["bsp", "asp"] {
+        let mut fleet = Fleet::start(FleetOptions::replicated(2))?;
+        let job = leased(&fleet, mode, &["train.epochs=6", "cluster.grace_ms=60000"])?;
+        // Everyone stands still in the middle of a chunk while the leader dies.
+        let (stop, go) = (Arc::new(Barrier::new(4)), Arc::new(Barrier::new(4)));
+        let workers = (0..3).map(|rank| {
+            let (stop, go) = (stop.clone(), go.clone());
+            let hook = move |step| {
+                if step == 8 {
+                    stop.wait();
+                    go.wait();
+                }
+            };
+            Hooked { hook: Box::new(hook), ..Hooked::new(rank) }
+        });
+        let workers: Vec<_> = workers.collect();
+        let job = &job;
+        let reports = thread::scope(|s| {
+            let all = s.spawn(move || together(job, workers));
+            stop.wait();
+            let (leader, _) = fleet.leader(ShardId(0));
+            fleet.kill(leader);
+            go.wait();
+            all.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?
+        })?;
+        assert_eq!(reports.iter().map(|r| r.samples).sum::<u64>(), 6 * SAMPLES as u64, "{mode}");
+        let times = times(&reports)?;
+        let right = |n: &f32| if mode == "bsp" { (1.99..=6.0).contains(n) } else { *n == 6.0 };
+        assert!(times.iter().all(right), "{mode}: {times:?}");
+        fleet.replicas_agree()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_job_of_chunks_goes_on_from_the_end_of_an_epoch_in_every_mode() -> Result<()> {
+    for mode in EVERY {
+        let dir = tempfile::tempdir()?;
+        let place = format!("checkpoint.dir=\"{}\"", dir.path().display());
+        let every = ["checkpoint.every_epochs=1", "checkpoint.num_to_keep=9", &place];
+        let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
+        let job = leased(&fleet, mode, &[&every[..], &["train.epochs=2"]].concat())?;
+        let first = times(&together(&job, (0..3).map(Hooked::new).collect())?)?;
+        let latest = Folder::find(dir.path())?;
+        let manifest = Checkpoint::open(&latest)?.manifest().clone();
+        assert_eq!(manifest.epochs_done, Some(2), "{mode}: the last epoch's end always has one");
+        let saved = Checkpoint::open(&latest)?.load()?.weights;
+        assert!(saved.iter().zip(&first).all(|(s, n)| -s == *n), "{mode}: what was cut is the epoch's end");
+        // Another fleet, another number of shards, another worker lost on the way.
+        let fleet = Fleet::start(FleetOptions::default())?;
+        let job = leased(&fleet, mode, &[&every[..], &["train.epochs=4"]].concat())?;
+        let from = |w: Hooked| Hooked { resume: Some(latest.clone()), ..w };
+        let workers = vec![from(Hooked::new(0)), from(Hooked::new(1)), from(Hooked::dies(2, 4))];
+        let reports = together(&job, workers)?;
+        let enough = if mode == "bsp" { 0.66 } else { 2.0 };
+        let more = times(&reports)?.into_iter().zip(&first).map(|(n, before)| n - before);
+        let more: Vec<f32> = more.collect();
+        assert!(more.iter().all(|n| *n >= enough - 1e-3), "{mode}: {more:?}");
+        assert!(more.iter().filter(|n| **n > 2.0).count() <= 10, "{mode}: two epochs, not four: {more:?}");
+        let last = Checkpoint::open(&Folder::find(dir.path())?)?.manifest().clone();
+        assert_eq!(last.epochs_done, Some(4), "{mode}");
+        assert!(last.step > manifest.step, "{mode}: {} then {}", manifest.step, last.step);
+    }
+    Ok(())
+}
+
+#[test]
+fn early_stopping_ends_those_that_wait_for_a_chunk_too() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::default())?;
+    // The held-out loss is always 1: after two epochs without a fall the third is not trained.
+    let job = leased(&fleet, "asp", &["train.epochs=50", "eval.early_stop={patience=2,min_delta=0.0}"])?;
+    let reports = together(&job, (0..3).map(Hooked::new).collect())?;
+    assert_eq!(reports.iter().map(|r| r.samples).sum::<u64>(), 3 * SAMPLES as u64);
+    assert!(times(&reports)?.iter().all(|n| *n == 3.0));
+    Ok(())
+}
+
+/// More workers than chunks: those without one hold nobody up, in lock-step too.
+#[test]
+fn a_worker_without_a_chunk_holds_nobody_up() -> Result<()> {
+    for mode in EVERY {
+        let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
+        let job = leased(&fleet, mode, &["train.epochs=3", "train.chunk=75"])?;
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let note = |rank| {
+            let seen = seen.clone();
+            let hook = move |_| seen.lock().unwrap_or_else(|e| e.into_inner()).push(rank);
+            Hooked { hook: Box::new(hook), ..Hooked::new(rank) }
+        };
+        let reports = together(&job, (0..3).map(note).collect())?;
+        assert_eq!(reports.iter().map(|r| r.samples).sum::<u64>(), 3 * SAMPLES as u64, "{mode}");
+        // Two chunks of 19 minibatches, three epochs.
+        assert_eq!(seen.lock().unwrap_or_else(|e| e.into_inner()).len(), 3 * 2 * 19, "{mode}");
+    }
+    Ok(())
+}
+
+/// A worker that is silent while it holds a chunk: the others get it when its lease is over, and the last of its words
+/// change nothing.
+#[test]
+fn the_chunk_of_a_worker_that_hangs_goes_to_another() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::default())?;
+    let mut job = leased(&fleet, "asp", &["train.workers=2", "cluster.bucket_bytes=1024"])?;
+    job.name = "hang".into();
+    let tensors = Counting { steps: 0, hook: Box::new(|_| {}) }.tensors();
+    let mut server_job = job.server_job(&tensors);
+    let plan = paraft_worker::worker::Plan::new(&job, &samples()?.train)?;
+    server_job.chunks = plan.leased;
+    let address = &fleet.at.addresses[0];
+    let (mut hung, _) = Stream::open_and_hang(address, &server_job, 1, &[(0, SAMPLES)])?;
+    hung.send(to_shard::Kind::Take(Take { request: 1, epoch: 0, done: None }));
+    let taken = match hung.receive()? {
+        Some(from_shard::Kind::Taken(t)) => t,
+        other => anyhow::bail!("a chunk was expected, not {other:?}"),
+    };
+    let report = Hooked::new(0).run(&job)?;
+    assert_eq!(report.samples, SAMPLES as u64, "it trained chunk {} too", taken.chunk);
+    assert!(report.weights.iter().all(|w| *w == -1.0));
+    let shard = fleet.shard();
+    assert_eq!((shard.workers_lost, chunks(&shard)?.returned), (1, 1));
+    Ok(())
+}
