@@ -50,7 +50,11 @@ impl Shards for Server {
         let (script, mut inbound) = (self.script.clone(), r.into_inner());
         tokio::spawn(async move {
             while let Ok(Some(m)) = inbound.message().await {
-                let (answers, end) = script(number, m.kind.expect("clients send no empty messages"));
+                let kind = m.kind.expect("clients send no empty messages");
+                if matches!(kind, Kind::Beat(_)) {
+                    continue; // they come when they come
+                }
+                let (answers, end) = script(number, kind);
                 for kind in answers {
                     let _ = out.send(Ok(FromShard { kind: Some(kind) }));
                 }
