@@ -4,7 +4,7 @@
 //! A shard's life:
 //!
 //! ```text
-//!  placing ──all hosted──▶ placed ──founded──▶ serving ⇄ repairing (learner ▶ caught up ▶ voter)
+//!  placing ──all hosted──▶ placed ──agreed──▶ begins ──▶ serving ⇄ repairing (learner ▶ caught up ▶ voter)
 //!     ▲                                            └──every replica lost its log──▶ lost ─┐
 //!     └───────────────────────────── founded anew, under another origin ──────────────────┘
 //! ```
@@ -50,7 +50,13 @@ pub enum Do {
         members: BTreeMap<ReplicaId, String>,
     },
     /// Stop this replica and forget it.
-    Retire(ReplicaId),
+    Retire {
+        /// Which.
+        node: ReplicaId,
+        /// The log index of the membership that it is no part of. One that knows a later membership with itself in it
+        /// stays: whoever planned this has been overtaken.
+        index: u64,
+    },
     /// Add a learner.
     Learner(ReplicaId, String),
     /// Change who votes.
@@ -154,7 +160,8 @@ fn start(view: &View, shard: ShardId, origin: u64, replicas: u32, plan: &mut Pla
     }
 }
 
-/// Named, not founded: host, agree on the replicas, found.
+/// Named, not founded: host, agree on the replicas, agree that they begin. Only then is one told to: a group that has
+/// begun, and may have acknowledged something, is never taken for one that has not.
 fn found(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut Plan) -> (Health, String) {
     let hosts =
         |s: ServerId| view.live(s).and_then(|r| r.replicas.get(&shard)).filter(|r| r.origin == place.origin);
@@ -176,30 +183,41 @@ fn found(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut P
         }
         return (Health::Placing, String::new());
     }
-    let nodes: Vec<_> = place.voters.iter().map(|n| (*n, hosts(n.server()))).collect();
-    if nodes.iter().any(|(n, r)| r.is_some_and(|r| r.founded && r.node == *n)) {
-        plan.commands.push(Command::Place { shard, place: Place { founded: true, ..place.clone() } });
-        return (Health::Placing, String::new());
-    }
-    let all_there = nodes.iter().all(|(n, r)| r.is_some_and(|r| r.node == *n));
+    let all_there = place.voters.iter().all(|n| hosts(n.server()).is_some_and(|r| r.node == *n));
     let gone = |n: &ReplicaId| match view.live(n.server()) {
         Some(r) => r.replicas.get(&shard).is_none_or(|r| r.node != *n),
         None => view.age(n.server()) > view.patience.replace,
     };
     if all_there {
-        let members =
-            nodes.iter().filter_map(|(n, _)| Some((*n, view.live(n.server())?.address.clone()))).collect();
-        // Preferred leaders go round the servers.
-        let first = place.voters.iter().nth(shard.0 as usize % place.voters.len()).map(|n| n.server());
-        if let Some(first) = first {
-            plan.tell(first, shard, Do::Found { origin: place.origin, members });
-        }
+        plan.commands.push(Command::Place { shard, place: Place { founded: true, ..place.clone() } });
     } else if place.voters.iter().any(gone) {
-        // One was lost before the group began. Nothing was acknowledged; begin again under another name, since
-        // the others may have begun without telling.
+        // One was lost before the group was to begin.
         start(view, shard, view.origin ^ u64::from(shard.0), replicas, plan);
     }
     (Health::Placing, String::new())
+}
+
+/// It is agreed that the group begins, and nobody says that it has: one of its replicas is to begin it. It does no harm
+/// where the group has begun and whoever knows is silent: a majority of its first voters does, and elects nobody who
+/// does not.
+fn begin(
+    shard: ShardId,
+    place: &Place,
+    here: impl Fn(ReplicaId) -> Option<bool>,
+    view: &View,
+    plan: &mut Plan,
+) -> bool {
+    if place.voters.iter().any(|n| here(*n) == Some(true)) {
+        return false;
+    }
+    // Preferred leaders go round the servers.
+    let count = place.voters.len();
+    let from_preferred = place.voters.iter().cycle().skip(shard.0 as usize % count.max(1)).take(count);
+    let Some(first) = from_preferred.copied().find(|n| here(*n).is_some()) else { return false };
+    let address = |n: &ReplicaId| Some((*n, view.state.servers.get(&n.server())?.address.clone()));
+    let members = place.voters.iter().filter_map(address).collect();
+    plan.tell(first.server(), shard, Do::Found { origin: place.origin, members });
+    true
 }
 
 /// A founded shard: keep its replicas whole, and where nothing is amiss with it make the move that evens out the
@@ -240,7 +258,13 @@ fn keep(
             "a majority of its replicas has lost its log: stop the servers, and resume from a checkpoint";
         return (Health::Lost, why.into());
     }
-    let Some((leads_at, lead)) = leader else { return (Health::Repairing, "no leader".into()) };
+    let Some((leads_at, lead)) = leader else {
+        let begun = |n| here(n).filter(|r| r.origin == place.origin).map(|r| r.founded);
+        return match begin(shard, place, begun, view, plan) {
+            true => (Health::Placing, String::new()),
+            false => (Health::Repairing, "no leader".into()),
+        };
+    };
     let now = &lead.membership;
     let divided = compare(view, shard, place.origin, now, plan);
     if now.changing {
@@ -310,7 +334,7 @@ fn keep(
     }
     for (server, report) in view.state.servers.keys().filter_map(|s| Some((*s, view.live(*s)?))) {
         if let Some(r) = report.replicas.get(&shard).filter(|r| !now.members.contains_key(&r.node)) {
-            plan.tell(server, shard, Do::Retire(r.node));
+            plan.tell(server, shard, Do::Retire { node: r.node, index: now.index });
         }
     }
     match now.voters.iter().find(|n| here(**n).is_none()) {

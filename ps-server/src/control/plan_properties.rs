@@ -79,6 +79,8 @@ struct Hosted {
 
 /// A Raft group as it truly is.
 struct Group {
+    /// The voters that it began with.
+    founders: BTreeSet<ReplicaId>,
     membership: Membership,
     leader: Option<ReplicaId>,
     term: u64,
@@ -253,10 +255,10 @@ impl Fleet {
             && old.founded
             && old.origin != place.origin
         {
-            let group = &self.groups[&(*shard, old.origin)];
-            let voters = &group.membership.voters;
+            let begun = self.groups.get(&(*shard, old.origin));
+            let voters = begun.map_or(&old.voters, |g| &g.membership.voters);
             assert!(
-                !self.majority(*shard, voters, false),
+                begun.is_none() || !self.majority(*shard, voters, false),
                 "{shard} is founded anew though a majority has its log"
             );
             let heard = voters.iter().any(|n| {
@@ -317,15 +319,16 @@ impl Fleet {
                 }
                 let voters: BTreeSet<_> = members.keys().copied().collect();
                 let group = self.groups.entry((shard, origin)).or_insert_with(|| Group {
-                    membership: Membership { members, voters: voters.clone(), changing: false },
+                    founders: voters.clone(),
+                    membership: Membership { members, voters: voters.clone(), changing: false, index: 0 },
                     leader: None,
                     term: 0,
                     committed: 1,
                 });
-                assert_eq!(group.membership.voters, voters, "one name, two foundings of {shard}");
+                assert_eq!(group.founders, voters, "one name, two foundings of {shard}");
             }
             Do::Diverged { .. } => unreachable!("no replica of the model reports a digest"),
-            Do::Retire(node) => {
+            Do::Retire { node, .. } => {
                 let Some(mine) = mine.filter(|h| h.node == node) else { return };
                 if let Some(group) =
                     self.groups.get(&(shard, mine.origin)).filter(|_| agreed == Some(mine.origin))
@@ -460,8 +463,8 @@ impl Fleet {
     /// Whether more than a minority of a founded shard's replicas has lost its log: the one thing that no plan mends.
     fn lost(&self, shard: ShardId) -> bool {
         let Some(place) = self.state.shards.get(&shard).filter(|p| p.founded) else { return false };
-        let group = &self.groups[&(shard, place.origin)];
-        !self.majority(shard, &group.membership.voters, false)
+        let begun = self.groups.get(&(shard, place.origin));
+        !self.majority(shard, begun.map_or(&place.voters, |g| &g.membership.voters), false)
     }
 
     /// From now on everything works. The fleet must come to rest, and rest where it should.

@@ -53,7 +53,7 @@ impl Sight {
         let voters = (0..servers).take(if servers < 3 { 1 } else { 3 }).map(node).collect();
         let mut sight = Self {
             state,
-            control: Membership { members, voters, changing: false },
+            control: Membership { members, voters, changing: false, index: 0 },
             heard: BTreeMap::new(),
             now,
             since: now - secs(500),
@@ -79,6 +79,7 @@ impl Sight {
             members: on.iter().map(|s| (node(*s), address(*s))).collect(),
             voters: nodes(on),
             changing: false,
+            index: 7,
         };
         for s in on {
             let report =
@@ -185,13 +186,37 @@ fn a_shard_is_named_then_hosted_then_agreed_on_then_founded() {
     assert_eq!(plan.commands, [Command::Place { shard: S0, place: named.clone() }]);
     sight.state.apply(&plan.commands[0]);
 
+    let place = Place { founded: true, ..named };
+    let plan = sight.plan();
+    assert_eq!(
+        (&plan.commands[..], sight.told()),
+        (&[Command::Place { shard: S0, place }][..], vec![]),
+        "nobody begins before it is agreed on"
+    );
+    sight.state.apply(&plan.commands[0]);
+
     let told = sight.told();
     let [(0, Do::Found { origin: o, members })] = &told[..] else { panic!("{told:?}") };
     assert_eq!((*o, members.keys().copied().collect()), (origin, nodes(&[0, 1, 2])));
     assert_eq!(sight.told(), told, "told again until it is done");
     sight.replica(0, S0).founded = true;
-    let place = Place { founded: true, ..named };
-    assert_eq!(sight.plan().commands, [Command::Place { shard: S0, place }]);
+    assert_eq!((sight.plan().commands, sight.told()), (vec![], vec![]), "it has begun");
+}
+
+#[test]
+fn a_shard_that_was_told_to_begin_is_not_begun_anew_whoever_is_silent() {
+    let mut sight = Sight::new(5, 1, 3);
+    sight.state.shards.insert(S0, Place { origin: 5, voters: nodes(&[0, 1, 2]), founded: true });
+    for s in 0..3 {
+        sight.report(s).replicas.insert(S0, fresh(s, 5));
+    }
+    let Some((0, Do::Found { .. })) = sight.told().pop() else { panic!("{:?}", sight.told()) };
+    // It may have begun with the second, and acknowledged pushes: nobody on this side knows.
+    sight.silent(0, secs(300));
+    sight.silent(1, secs(300));
+    assert_eq!(sight.plan().commands, []);
+    let [(2, Do::Found { origin: 5, members })] = &sight.told()[..] else { panic!("{:?}", sight.told()) };
+    assert_eq!(members.keys().copied().collect::<BTreeSet<_>>(), nodes(&[0, 1, 2]), "the same beginning");
 }
 
 #[test]
@@ -227,10 +252,11 @@ fn a_founding_that_lost_a_replica_begins_again_under_another_name() {
     let [Command::Place { place, .. }] = &plan.commands[..] else { panic!("{plan:?}") };
     assert_ne!(place.origin, 5);
     assert!(place.voters.is_empty() && !place.founded);
-    // Unless the group has begun: then it is kept, with two of three.
-    sight.replica(1, S0).founded = true;
+    // Unless it was agreed that the group begins: then it is kept, with two of three.
     let place = Place { origin: 5, voters: nodes(&[0, 1, 2]), founded: true };
-    assert_eq!(sight.plan().commands, [Command::Place { shard: S0, place }]);
+    sight.state.shards.insert(S0, place);
+    let Some((0, Do::Found { .. })) = sight.told().pop() else { panic!("{:?}", sight.told()) };
+    assert_eq!(sight.plan().commands, []);
 }
 
 #[test]
@@ -276,7 +302,7 @@ fn who_is_back_before_its_replacement_votes_stays_and_the_replacement_goes() {
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
     assert_eq!(sight.told(), [(0, Do::Voters(nodes(&[0, 1, 2])))], "first out of the group");
     sight.membership(0, S0, |m| _ = m.members.remove(&node(3)));
-    assert_eq!(sight.told(), [(3, Do::Retire(node(3)))], "then off the server");
+    assert_eq!(sight.told(), [(3, Do::Retire { node: node(3), index: 7 })], "then off the server");
 }
 
 #[test]

@@ -19,6 +19,8 @@ pub struct Membership {
     pub voters: BTreeSet<ReplicaId>,
     /// A change is under way: two sets of voters must agree, or it is not yet committed.
     pub changing: bool,
+    /// Where it is in the log.
+    pub index: u64,
 }
 
 /// A joint membership that stands for so long twice is finished by whoever leads.
@@ -38,6 +40,7 @@ impl Group {
             voters: now.voter_ids().map(ReplicaId).collect(),
             changing: now.get_joint_config().len() > 1
                 || now.log_id() != m.committed_membership_config.log_id(),
+            index: now.log_id().as_ref().map_or(0, |l| l.index),
         }
     }
 

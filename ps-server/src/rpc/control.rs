@@ -49,6 +49,7 @@ pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest
             .map(|(n, a)| Replica { node: n.0, address: a.clone(), voter: r.membership.voters.contains(n) })
             .collect(),
         changing: r.membership.changing,
+        membership_index: r.membership.index,
         trouble: r.trouble.clone(),
         digests: r.digests.iter().map(|d| ParityDigest { index: d.index, digest: d.digest }).collect(),
     });
@@ -73,7 +74,7 @@ fn from_report(r: ReportRequest) -> Report {
             term: r.term,
             applied: r.applied,
             bytes: r.bytes,
-            membership: Membership { members, voters, changing: r.changing },
+            membership: Membership { members, voters, changing: r.changing, index: r.membership_index },
             trouble: r.trouble,
             digests: r.digests.iter().map(|d| Digest { index: d.index, digest: d.digest }).collect(),
         };
@@ -94,7 +95,7 @@ fn to_directive(d: Directive) -> paraft_proto::Directive {
         Do::Found { origin, members } => {
             Kind::Found(Found { origin, members: members.into_iter().map(|m| replica(m, true)).collect() })
         }
-        Do::Retire(node) => Kind::Retire(Retire { node: node.0 }),
+        Do::Retire { node, index } => Kind::Retire(Retire { node: node.0, index }),
         Do::Learner(node, address) => Kind::Learner(replica((node, address), false)),
         Do::Voters(nodes) => Kind::Voters(Voters { nodes: nodes.into_iter().map(|n| n.0).collect() }),
         Do::Transfer(to) => Kind::Transfer(to.0),
@@ -114,7 +115,7 @@ pub fn from_directive(d: &paraft_proto::Directive) -> Option<Directive> {
             origin: f.origin,
             members: f.members.iter().map(|m| (ReplicaId(m.node), m.address.clone())).collect(),
         },
-        Kind::Retire(r) => Do::Retire(ReplicaId(r.node)),
+        Kind::Retire(r) => Do::Retire { node: ReplicaId(r.node), index: r.index },
         Kind::Learner(r) => Do::Learner(ReplicaId(r.node), r.address.clone()),
         Kind::Voters(v) => Do::Voters(v.nodes.iter().map(|n| ReplicaId(*n)).collect()),
         Kind::Transfer(to) => Do::Transfer(ReplicaId(*to)),
