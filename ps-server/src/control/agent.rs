@@ -354,7 +354,8 @@ impl Agent {
             }
             Do::Retire { node, index } => {
                 let kept = self.replicas.get(d.shard).map(|r| (r.group.me(), r.group.membership()));
-                if kept.is_some_and(|(me, m)| me == *node && m.index > *index && m.members.contains_key(node)) {
+                if kept.is_some_and(|(me, m)| me == *node && m.index > *index && m.members.contains_key(node))
+                {
                     return Err(format!("{node} is a member since log index {index}: it is not retired"));
                 }
                 self.replicas.retire(d.shard, *node).await;
