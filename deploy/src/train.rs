@@ -272,7 +272,7 @@ fn launch_with(
 
 /// One of the fleet's processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
+enum Process {
     Server(usize),
     Worker(usize),
 }
@@ -282,9 +282,9 @@ struct Watch<'a> {
     job: &'a Job,
     started: bool,
     /// How often each was started again.
-    restarts: BTreeMap<Part, u32>,
+    restarts: BTreeMap<Process, u32>,
     /// Those that ended before their time, and when they are started again, if they are.
-    pending: Vec<(Part, Option<Instant>)>,
+    pending: Vec<(Process, Option<Instant>)>,
 }
 
 impl Watch<'_> {
@@ -298,10 +298,10 @@ impl Watch<'_> {
         progress: &Progress,
     ) -> Result<bool, Failure> {
         for (i, server) in fleet.servers.iter_mut().enumerate() {
-            if server.ended().is_some() && !self.is_down(Part::Server(i)) {
+            if server.ended().is_some() && !self.is_down(Process::Server(i)) {
                 let (name, how, words) = (server.name.clone(), server.obituary(), server.last_words());
                 let words = if words.is_empty() { String::new() } else { format!(" ({words})") };
-                let then = self.down(Part::Server(i), "the others go on as long as they are a majority");
+                let then = self.down(Process::Server(i), "the others go on as long as they are a majority");
                 progress.note(&format!("warning: {name} {how}{words}; {then}"));
             }
         }
@@ -311,7 +311,7 @@ impl Watch<'_> {
                 running += 1;
                 continue;
             };
-            if status.success() || self.is_down(Part::Worker(i)) {
+            if status.success() || self.is_down(Process::Worker(i)) {
                 continue;
             }
             let how = worker.obituary();
@@ -324,7 +324,7 @@ impl Watch<'_> {
                     .help(format!("its log is {}.log in the run's folder", worker.name)));
             }
             let name = worker.name.clone();
-            let then = self.down(Part::Worker(i), "the others go on");
+            let then = self.down(Process::Worker(i), "the others go on");
             progress.note(&format!("warning: {name} {how}; {then}"));
             writer.write(&Event::Leave(event::Leave {
                 wall: wall(),
@@ -332,15 +332,16 @@ impl Watch<'_> {
                 reason: how,
             }))?;
         }
-        let lost =
-            |(part, again): &&(Part, Option<Instant>)| matches!(part, Part::Worker(_)) && again.is_none();
+        let lost = |(process, again): &&(Process, Option<Instant>)| {
+            matches!(process, Process::Worker(_)) && again.is_none()
+        };
         if self.pending.iter().filter(lost).count() == fleet.workers.len() {
             return Err(Failure::new(exit::FAILED, "all workers are lost"));
         }
         // One that comes back when all others have finished has nothing to do.
         let finished = fleet.workers.iter_mut().any(|w| w.ended().is_some_and(|s| s.success()));
         let comes_back =
-            self.pending.iter().any(|(p, again)| matches!(p, Part::Worker(_)) && again.is_some());
+            self.pending.iter().any(|(p, again)| matches!(p, Process::Worker(_)) && again.is_some());
         if running == 0 && (finished || !comes_back) {
             return Ok(true);
         }
@@ -348,16 +349,16 @@ impl Watch<'_> {
         Ok(false)
     }
 
-    fn is_down(&self, part: Part) -> bool {
-        self.pending.iter().any(|(p, _)| *p == part)
+    fn is_down(&self, process: Process) -> bool {
+        self.pending.iter().any(|(p, _)| *p == process)
     }
 
     /// Says what happens now that it is down.
-    fn down(&mut self, part: Part, without: &str) -> String {
-        let tried = self.restarts.get(&part).copied().unwrap_or(0);
+    fn down(&mut self, process: Process, without: &str) -> String {
+        let tried = self.restarts.get(&process).copied().unwrap_or(0);
         let pause = Duration::from_millis(self.job.cluster.restart_ms);
         let again = tried < self.job.cluster.max_restarts;
-        self.pending.push((part, again.then(|| Instant::now() + pause)));
+        self.pending.push((process, again.then(|| Instant::now() + pause)));
         match again {
             true => format!("started again in {:.1} s", pause.as_secs_f64()),
             false => without.to_string(),
@@ -370,14 +371,14 @@ impl Watch<'_> {
         let (due, wait) =
             std::mem::take(&mut self.pending).into_iter().partition(|(_, at)| at.is_some_and(|at| at <= now));
         self.pending = wait;
-        for (part, _) in due {
-            *self.restarts.entry(part).or_default() += 1;
-            let started = match part {
-                Part::Server(i) => fleet.restart_server(i),
-                Part::Worker(i) => fleet.restart_worker(self.job, i),
+        for (process, _) in due {
+            *self.restarts.entry(process).or_default() += 1;
+            let started = match process {
+                Process::Server(i) => fleet.restart_server(i),
+                Process::Worker(i) => fleet.restart_worker(self.job, i),
             };
             if let Err(e) = started {
-                let then = self.down(part, "it stays down");
+                let then = self.down(process, "it stays down");
                 progress.note(&format!("warning: {}; {then}", e.message()));
             }
         }

@@ -189,13 +189,18 @@ impl Replicas {
         self.failed.load(Relaxed)
     }
 
-    /// Stops a replica for good: it is no member any more.
-    pub async fn retire(&self, shard: ShardId, node: ReplicaId) {
+    /// Stops a replica for good: the membership at log index `index` has it no more. Refused where it knows a later one
+    /// that has it: whoever planned this, a leader of the past, has been overtaken.
+    pub async fn retire(&self, shard: ShardId, node: ReplicaId, index: u64) -> Result<(), String> {
         let _one = self.changing.lock().await;
-        if let Some(old) = self.get(shard).filter(|r| r.group.me() == node) {
-            tracing::info!(%shard, replica = %node, "retired");
-            self.drop_replica(shard, &old).await;
+        let Some(old) = self.get(shard).filter(|r| r.group.me() == node) else { return Ok(()) };
+        let known = old.group.membership();
+        if known.index > index && known.members.contains_key(&node) {
+            return Err(format!("{node} is a member since log index {}: it stays", known.index));
         }
+        tracing::info!(%shard, replica = %node, "retired");
+        self.drop_replica(shard, &old).await;
+        Ok(())
     }
 
     async fn drop_replica(&self, shard: ShardId, old: &Replica) {

@@ -174,6 +174,15 @@ impl Fleet {
         }
     }
 
+    /// Tells a server to retire its replica of a shard, which the membership at log index `index` has no more.
+    pub fn retire(&self, server: u32, shard: ShardId, index: u64) -> Result<()> {
+        let node = self.replica(server, shard)?.group.me();
+        let Slot::Running(runtime, replicas) = &self.slots[server as usize] else {
+            bail!("server {server} is dead")
+        };
+        runtime.block_on(replicas.retire(shard, node, index)).map_err(|e| anyhow::anyhow!(e))
+    }
+
     /// A replica, from inside its server.
     pub fn replica(&self, server: u32, shard: ShardId) -> Result<Replica> {
         let Slot::Running(_, replicas) = &self.slots[server as usize] else {

@@ -352,15 +352,7 @@ impl Agent {
                 }
                 replica.group.found(members).await
             }
-            Do::Retire { node, index } => {
-                let kept = self.replicas.get(d.shard).map(|r| (r.group.me(), r.group.membership()));
-                if kept.is_some_and(|(me, m)| me == *node && m.index > *index && m.members.contains_key(node))
-                {
-                    return Err(format!("{node} is a member since log index {index}: it is not retired"));
-                }
-                self.replicas.retire(d.shard, *node).await;
-                Ok(())
-            }
+            Do::Retire { node, index } => self.replicas.retire(d.shard, *node, *index).await,
             Do::Learner(node, address) => group()?.add_learner(*node, address).await,
             Do::Voters(voters) => {
                 tracing::info!(shard = d.shard.0, ?voters, "changing who votes");

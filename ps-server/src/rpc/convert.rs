@@ -3,13 +3,14 @@
 
 use crate::shard::{
     Shard,
-    admission::MAX_STEP,
     chunks::Answer,
     command::{EvalSums, InitPart},
     owner::{Message, Reply},
 };
 use bytes::Bytes;
-use paraft_common::{BucketId, Seq, ShardId, Step, TensorKind, Version, codec::all_finite_le};
+use paraft_common::{
+    BucketId, Seq, ShardId, Step, TensorKind, Version, codec::all_finite_le, config::MAX_STEP,
+};
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, from_shard, to_shard};
 
 /// Checks a message that follows Open.

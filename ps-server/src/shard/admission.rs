@@ -3,8 +3,6 @@
 use super::members::Member;
 use paraft_common::{Step, Version};
 
-pub use paraft_common::config::MAX_STEP;
-
 /// What to do with a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {

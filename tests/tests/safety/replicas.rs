@@ -4,7 +4,7 @@ use anyhow::Result;
 use paraft_common::{Durability, LogForm, Mode, ShardId, Step};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
-    ledger::Ledger,
+    ledger::{Ledger, Page},
 };
 
 /// Two of three servers take the first part of the job; the third, which starts then, can only catch up by a
@@ -51,6 +51,23 @@ fn a_follower_catches_up_by_a_snapshot_when_image_cuts_fill_the_log() -> Result<
     a_late_server_catches_up(Ledger { log: LogForm::Images, ..ledger }, 250)
 }
 
+/// A leader of the control group that was deposed may plan from what was so before: a replica that has become a member
+/// since is not its to retire.
+#[test]
+fn a_replica_that_a_later_membership_has_is_not_retired() -> Result<()> {
+    let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
+    let first = fleet.replica(2, ShardId(0))?.group.membership();
+    fleet.kill(2);
+    fleet.restart_server(2)?;
+    fleet.whole()?;
+    // In the first membership its server had another replica; this one came later.
+    let member = fleet.replica(2, ShardId(0))?.group.membership();
+    let refused = fleet.retire(2, ShardId(0), first.index).expect_err("it is a member");
+    assert!(refused.to_string().contains("it stays"), "{refused}");
+    assert_eq!(fleet.replica(2, ShardId(0))?.group.membership(), member);
+    Ok(())
+}
+
 /// Every server dies in turn and comes back, with an empty memory: it learns what the others hold, votes again,
 /// and is then half of the majority that the next loss leaves.
 fn every_server_comes_back(durability: Durability) -> Result<()> {
@@ -85,12 +102,10 @@ fn servers_with_their_log_on_disk_come_back_under_their_name() -> Result<()> {
     every_server_comes_back(Durability::QuorumDisk)
 }
 
-#[test]
-fn the_whole_fleet_dies_and_what_was_acknowledged_on_disk_is_there() -> Result<()> {
-    let mut fleet =
-        Fleet::start(FleetOptions { durability: Durability::QuorumDisk, ..FleetOptions::replicated(2) })?;
-    let ledger =
-        Ledger { bucket_len: 8, durability: Durability::QuorumDisk, ..Ledger::new(Mode::Bsp, 1, 40) };
+/// A page that is half full when every server of its fleet dies; they are started again.
+fn the_whole_fleet_dies(durability: Durability) -> Result<(Fleet, Page)> {
+    let mut fleet = Fleet::start(FleetOptions { durability, ..FleetOptions::replicated(2) })?;
+    let ledger = Ledger { bucket_len: 8, durability, ..Ledger::new(Mode::Bsp, 1, 40) };
     let mut page = ledger.join(&fleet.at, 0)?;
     page.begin()?;
     for _ in 0..20 {
@@ -102,6 +117,12 @@ fn the_whole_fleet_dies_and_what_was_acknowledged_on_disk_is_there() -> Result<(
     for id in 0..3 {
         fleet.restart_server(id)?;
     }
+    Ok((fleet, page))
+}
+
+#[test]
+fn the_whole_fleet_dies_and_what_was_acknowledged_on_disk_is_there() -> Result<()> {
+    let (fleet, page) = the_whole_fleet_dies(Durability::QuorumDisk)?;
     assert_eq!(page.run()?, [-1.0; 40], "the session goes on where it was");
     fleet.replicas_agree()?;
     Ok(())
@@ -109,19 +130,7 @@ fn the_whole_fleet_dies_and_what_was_acknowledged_on_disk_is_there() -> Result<(
 
 #[test]
 fn the_whole_fleet_dies_and_the_loss_of_its_memory_is_said() -> Result<()> {
-    let mut fleet = Fleet::start(FleetOptions::replicated(2))?;
-    let ledger = Ledger { bucket_len: 8, ..Ledger::new(Mode::Bsp, 1, 40) };
-    let mut page = ledger.join(&fleet.at, 0)?;
-    page.begin()?;
-    for _ in 0..20 {
-        page.step()?;
-    }
-    for id in 0..3 {
-        fleet.kill(id);
-    }
-    for id in 0..3 {
-        fleet.restart_server(id)?;
-    }
+    let (fleet, page) = the_whole_fleet_dies(Durability::default())?;
     let error = page.run().expect_err("what was acknowledged is gone");
     assert!(error.to_string().contains("has lost its state"), "{error:#}");
     // The fleet itself is there, and can be given the job again.

@@ -2,7 +2,7 @@
 
 use super::{ConnId, Lead, Message, Owner, Purpose, Reply, WaitingPull, cuts::Queued};
 use crate::shard::{
-    admission::{Admission, MAX_STEP, admit},
+    admission::{Admission, admit},
     command::{Command, Contribution, Proposal},
     form::Form,
     round::{Part, Sum},
@@ -10,7 +10,9 @@ use crate::shard::{
     working::Owed,
 };
 use bytes::Bytes;
-use paraft_common::{Durability, LogForm, Mode, Step, TensorKind, WorkerId, optim::norm_factor};
+use paraft_common::{
+    Durability, LogForm, Mode, Step, TensorKind, WorkerId, config::MAX_STEP, optim::norm_factor,
+};
 use paraft_proto::{Refusal, RefusalKind};
 use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed};
 use tokio::time::Instant;
