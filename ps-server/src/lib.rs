@@ -4,11 +4,13 @@
 //! - [`raft`]: replication; openraft stops there.
 //! - [`control`]: which servers there are and where each shard is; agreed on by a Raft group of its own.
 //! - [`replicas`]: the replicas of shards on this server.
+//! - [`header`]: small things to bytes and back, for disk and wire.
 //! - [`rpc`]: the services; wire types stop there.
 //! - [`server`]: parts put together, started and stopped.
 //! - [`metrics`]: what Prometheus reads.
 
 pub mod control;
+pub mod header;
 pub mod metrics;
 pub mod raft;
 pub mod replay;

@@ -1,6 +1,7 @@
 //! The replicas of shards on this server: started, found again on disk, retired.
 
 use crate::{
+    header,
     raft::{Folder, Group, GroupId, GroupOptions, Peers, ReplicaId},
     shard::{
         Shard,
@@ -144,8 +145,7 @@ impl Replicas {
         }
         if let Some(folder) = &folder {
             let card = Card { node: node.0, origin, shards };
-            let card = bincode::serde::encode_to_vec(&card, bincode::config::legacy());
-            folder.write(CARD, &card.map_err(|e| e.to_string())?)?;
+            folder.write(CARD, &header::encode(&card).map_err(|e| e.to_string())?)?;
         }
         self.start(shard, shards, node, origin, folder).await?;
         tracing::info!(%shard, replica = %node, %durability, "hosting");
@@ -236,8 +236,7 @@ pub(crate) fn shard_of_folder(name: &str) -> Option<ShardId> {
 /// Which replica the folder belongs to; `None`: it was never begun.
 pub(crate) fn read_card(folder: &Folder) -> Result<Option<Card>, String> {
     let Some(card) = folder.read(CARD)? else { return Ok(None) };
-    let card = bincode::serde::decode_from_slice(&card, bincode::config::legacy());
-    card.map(|(card, _)| Some(card)).map_err(|e| format!("{}: {e}", folder.path().join(CARD).display()))
+    header::decode(&card).map(Some).map_err(|e| format!("{}: {e}", folder.path().join(CARD).display()))
 }
 
 /// Keeps what could not be used, for a person to look at; the latest such folder replaces the one before.

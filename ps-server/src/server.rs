@@ -2,7 +2,7 @@
 
 use crate::{
     control::{Agent, AgentOptions, Agreed, Identity, Patience, Shape},
-    metrics,
+    header, metrics,
     raft::{Folder, Group, GroupId, GroupOptions, Peers, ReplicaId},
     replicas::{Replicas, ReplicasOptions},
     rpc::{
@@ -128,15 +128,14 @@ const IDENTITY: &str = "identity";
 /// Who this server was, if it was anyone.
 fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerError> {
     let Some(bytes) = folder.read(IDENTITY).map_err(ServerError::Data)? else { return Ok(None) };
-    let identity = bincode::serde::decode_from_slice(&bytes, bincode::config::legacy());
-    let (identity, _) = identity
-        .map_err(|e| ServerError::Data(format!("{}: {e}", folder.path().join(IDENTITY).display())))?;
-    Ok(Some(identity))
+    let identity = header::decode(&bytes);
+    identity
+        .map(Some)
+        .map_err(|e| ServerError::Data(format!("{}: {e}", folder.path().join(IDENTITY).display())))
 }
 
 fn remember(folder: &Folder, identity: Identity) -> Result<(), String> {
-    let bytes = bincode::serde::encode_to_vec(identity, bincode::config::legacy());
-    folder.write(IDENTITY, &bytes.map_err(|e| e.to_string())?)
+    folder.write(IDENTITY, &header::encode(&identity).map_err(|e| e.to_string())?)
 }
 
 impl Server {

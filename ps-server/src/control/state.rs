@@ -2,7 +2,10 @@
 //!
 //! Small, always on disk, and changed only by `apply`, as a shard is.
 
-use crate::raft::{Applied, Change, RawImage, ReplicaId, Replicated};
+use crate::{
+    header,
+    raft::{Applied, Change, RawImage, ReplicaId, Replicated},
+};
 use paraft_common::{Durability, ServerId, ShardId};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
@@ -196,14 +199,12 @@ impl Replicated for Agreed {
     }
 
     fn image(&self) -> RawImage {
-        let head = bincode::serde::encode_to_vec(&*self.state.read(), bincode::config::legacy());
+        let head = header::encode(&*self.state.read());
         RawImage { head: head.unwrap_or_default().into(), parts: Vec::new() }
     }
 
     fn install(&self, image: &RawImage) -> Result<(), String> {
-        let config = bincode::config::legacy().with_limit::<{ 64 << 20 }>();
-        let (state, _) = bincode::serde::decode_from_slice(&image.head, config).map_err(|e| e.to_string())?;
-        *self.state.write() = state;
+        *self.state.write() = header::decode(&image.head).map_err(|e| e.to_string())?;
         Ok(())
     }
 }

@@ -1,16 +1,13 @@
 //! openraft's messages to bytes and back.
 //!
-//! Small things (log ids, votes, commands) are bincode in its legacy layout; the bulk travels beside them as
-//! protobuf `bytes`, so that it is never copied byte by byte. This is the only file that names bincode on the
-//! wire, and every decode has a limit.
+//! Small things (log ids, votes, commands) are headers; the bulk travels beside them as protobuf `bytes`, so that it is
+//! never copied byte by byte.
 
 use super::types::{Entry, Types};
+use crate::header;
 use bytes::Bytes;
 use openraft::{EntryPayload, raft::AppendEntriesRequest};
 use serde::{Serialize, de::DeserializeOwned};
-
-/// The longest header: thousands of small entries, or the members of a large job.
-const MAX_HEADER_BYTES: usize = 16 << 20;
 
 /// A peer's bytes that are no message.
 #[derive(Debug, thiserror::Error)]
@@ -26,19 +23,12 @@ impl WireError {
 
 /// Encodes a header.
 pub fn encode<T: Serialize>(value: &T) -> Result<Bytes, WireError> {
-    bincode::serde::encode_to_vec(value, bincode::config::legacy())
-        .map(Bytes::from)
-        .map_err(|e| WireError(e.to_string()))
+    header::encode(value).map(Bytes::from).map_err(WireError::new)
 }
 
 /// Decodes a header; trailing bytes are an error.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
-    let config = bincode::config::legacy().with_limit::<MAX_HEADER_BYTES>();
-    match bincode::serde::decode_from_slice(bytes, config) {
-        Ok((value, used)) if used == bytes.len() => Ok(value),
-        Ok((_, used)) => Err(WireError(format!("{} bytes too many", bytes.len() - used))),
-        Err(e) => Err(WireError(e.to_string())),
-    }
+    header::decode(bytes).map_err(WireError::new)
 }
 
 /// The payloads of a request's entries: one for each proposal, empty ones included.

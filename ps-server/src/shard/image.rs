@@ -5,13 +5,10 @@ use super::{
     cut::{Staged, StagedHeader},
     state::Meta,
 };
-use crate::raft::RawImage;
+use crate::{header, raft::RawImage};
 use paraft_common::{Version, codec::get_f32_le};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-
-/// The longest header: the members and delays of a large job.
-const MAX_HEAD_BYTES: usize = 64 << 20;
 
 /// The whole replicated state of a shard at one log index.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,7 +87,7 @@ impl Image {
 
     /// As Raft carries it. On a little-endian host the parts share the buckets' memory: nothing is copied.
     pub fn to_raw(&self) -> RawImage {
-        let head = bincode::serde::encode_to_vec(self.header(), bincode::config::legacy());
+        let head = header::encode(&self.header());
         let buckets = self.buckets.iter().flat_map(|b| (0..b.vectors()).map(|i| vector_bytes(b, i)));
         let staged =
             self.staged.iter().flat_map(|s| s.vectors.iter().map(|(_, v)| value_bytes(Shared(v.clone()))));
@@ -99,12 +96,7 @@ impl Image {
 
     /// And back; what does not fit is refused.
     pub fn from_raw(raw: &RawImage) -> Result<Self, String> {
-        let config = bincode::config::legacy().with_limit::<MAX_HEAD_BYTES>();
-        let (header, used): (ImageHeader, usize) = bincode::serde::decode_from_slice(&raw.head, config)
-            .map_err(|e| format!("the snapshot's header: {e}"))?;
-        if used != raw.head.len() {
-            return Err(format!("the snapshot's header is {} bytes too long", raw.head.len() - used));
-        }
+        let header = header::decode(&raw.head).map_err(|e| format!("the snapshot: {e}"))?;
         Self::assemble(header, &raw.parts)
     }
 

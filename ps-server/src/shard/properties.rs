@@ -5,6 +5,7 @@ use super::{
     command::EvalSums,
     image::{Image, ImageHeader},
 };
+use crate::header;
 use bytes::Bytes;
 use paraft_common::{
     BucketId, Durability, LeaderWindow, LogForm, Mode, Seq, SessionId, ShardId, Step, Version, WorkerId,
@@ -154,18 +155,16 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
 
 /// As another replica gets it: through the log's bytes.
 pub(super) fn over_the_wire(p: &Proposal) -> Proposal {
-    let config = bincode::config::legacy();
-    let bytes = bincode::serde::encode_to_vec(p, config).expect("encodes");
-    let (mut back, _): (Proposal, _) = bincode::serde::decode_from_slice(&bytes, config).expect("decodes");
+    let bytes = header::encode(p).expect("encodes");
+    let mut back: Proposal = header::decode(&bytes).expect("decodes");
     back.payload = p.payload.clone();
     back
 }
 
 /// As a follower gets a snapshot: header and vectors as bytes.
 pub(super) fn sent(image: &Image) -> Image {
-    let config = bincode::config::legacy();
-    let header = bincode::serde::encode_to_vec(image.header(), config).expect("encodes");
-    let (header, _): (ImageHeader, _) = bincode::serde::decode_from_slice(&header, config).expect("decodes");
+    let header = header::encode(&image.header()).expect("encodes");
+    let header: ImageHeader = header::decode(&header).expect("decodes");
     let vectors: Vec<Bytes> = image
         .vectors()
         .map(|v| {
