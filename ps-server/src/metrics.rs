@@ -50,7 +50,7 @@ const GAUGES: [(&str, &str, Of); 8] = [
     ("slowest_step", "Clock of the slowest member that trains", |s| active(s).min().unwrap_or(0)),
 ];
 
-const COUNTERS: [(&str, &str, Option<Unit>, Of); 11] = [
+const COUNTERS: [(&str, &str, Option<Unit>, Of); 12] = [
     ("pushes", "Pushes applied", None, |s| s.pushes),
     ("duplicate_pushes", "Entries recognised as applied before", None, |s| s.duplicates),
     ("refused_messages", "Messages refused", None, |s| s.refused),
@@ -60,6 +60,7 @@ const COUNTERS: [(&str, &str, Option<Unit>, Of); 11] = [
     ("pull", "Payload of answered pulls", Some(Unit::Bytes), |s| s.bytes_pulled),
     ("pushes_lost", "Acknowledged pushes that went down with a leader", None, |s| s.pushes_lost),
     ("image_cuts", "Image cuts begun", None, |s| s.cuts),
+    ("snapshots_installed", "Snapshots of other replicas installed", None, |s| s.snapshots_installed),
     ("log", "Payload proposed to the log", Some(Unit::Bytes), |s| s.bytes_logged),
     ("workers_lost", "Members that left without finishing", None, |s| s.workers_lost),
 ];

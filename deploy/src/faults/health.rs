@@ -12,6 +12,8 @@ pub struct View {
     pub terms: Vec<u64>,
     /// The ids of the servers that were asked.
     pub ids: Vec<ServerId>,
+    /// Snapshots that each process has installed.
+    pub installed: Vec<u64>,
 }
 
 impl View {
@@ -30,7 +32,9 @@ pub fn whole(replies: &[Result<StatusReply, String>], shards: u32, replicas: u32
         }
     }
     let ids = replies.iter().flatten().map(|r| ServerId(r.server)).collect();
-    let mut view = View { ids, ..View::default() };
+    let installed =
+        replies.iter().flatten().map(|r| r.shards.iter().map(|s| s.snapshots_installed).sum()).collect();
+    let mut view = View { ids, installed, ..View::default() };
     for shard in 0..shards {
         let there: Vec<(usize, u64, &ShardStatus)> = (0..)
             .zip(replies.iter().flatten())

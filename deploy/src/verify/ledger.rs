@@ -116,6 +116,7 @@ pub fn run(args: &LedgerArgs) -> Result<i32, Failure> {
         counts: Counts::default(),
         fading: Vec::new(),
         drained: None,
+        installed: Vec::new(),
         interrupted: train::interrupts(),
         said: Instant::now(),
     };
@@ -176,6 +177,8 @@ struct Storm<'a> {
     fading: Vec<(Instant, Kind)>,
     /// The server that is being emptied.
     drained: Option<usize>,
+    /// Snapshots that each server's process had installed when it was last seen.
+    installed: Vec<u64>,
     interrupted: Arc<AtomicI32>,
     said: Instant,
 }
@@ -242,7 +245,10 @@ impl Storm<'_> {
             }
             let state = self.rig.whole();
             match state {
-                Ok(view) if clients.is_none_or(Clients::served) => return Ok(view),
+                Ok(view) if clients.is_none_or(Clients::served) => {
+                    self.count_snapshots(&view);
+                    return Ok(view);
+                }
                 Ok(_) if began.elapsed() > CALM => {
                     // Whoever is told that a push is in does not push it again, and waits for ever for the step to be.
                     let done = self.counts.leader_kills;
@@ -258,6 +264,16 @@ impl Storm<'_> {
                 }
                 _ => std::thread::sleep(Duration::from_millis(20)),
             }
+        }
+    }
+
+    /// A process that was started since begins at 0.
+    fn count_snapshots(&mut self, view: &View) {
+        self.installed.resize(view.installed.len(), 0);
+        for (before, now) in self.installed.iter_mut().zip(&view.installed) {
+            let new = if *now >= *before { now - *before } else { *now };
+            self.counts.snapshots += new;
+            *before = *now;
         }
     }
 

@@ -16,6 +16,8 @@ pub struct Counts {
     pub kills: u64,
     /// Of these, such as led a shard.
     pub leader_kills: u64,
+    /// Snapshots that were seen to be installed, by servers that came back or joined.
+    pub snapshots: u64,
     /// Cards played.
     pub faults: BTreeMap<Kind, u64>,
 }
@@ -118,7 +120,7 @@ impl Verdict {
             "unavailable_samples": self.gaps.len(), "seconds": self.seconds, "mode": self.mode.to_string(),
             "durability": self.durability.name(), "log": self.log.to_string(), "seed": self.seed,
             "servers": self.servers, "workers": self.workers, "pushes_per_place": self.per_place,
-            "faults": faults, "broken": self.broken(), "wrong": self.tally.wrong,
+            "snapshots_installed": self.counts.snapshots, "faults": faults, "broken": self.broken(), "wrong": self.tally.wrong,
         });
         if self.durability == Durability::Leader {
             all["pushes_lost"] = self.reported_lost.into();
@@ -141,6 +143,7 @@ impl Verdict {
             let name = kind.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
             row(&name, n.to_string());
         }
+        row("snapshots installed", self.counts.snapshots.to_string());
         row("acknowledged", t_.acknowledged.to_string());
         row("lost", t_.lost.to_string());
         if self.durability == Durability::Leader {

@@ -22,7 +22,10 @@ use std::{
     collections::BTreeMap,
     fmt,
     future::Future,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 use tokio::sync::{Mutex, Notify, watch};
@@ -106,6 +109,7 @@ pub struct Group {
     pub(super) id: GroupId,
     pub(super) election: Duration,
     pub(super) leadership: watch::Receiver<Leadership>,
+    installed: Arc<AtomicU64>,
     pub(super) incoming: Arc<Mutex<Option<Incoming>>>,
     parity: Parity,
     /// Why it was stopped from outside.
@@ -180,6 +184,7 @@ impl Group {
         };
         let parity = Parity::default();
         let machine = Machine::new(state, file, wants_snapshot.clone(), parity.clone());
+        let installed = machine.installed();
         let held = Held { log: log.clone(), state_bytes: machine.state_bytes() };
         let network = Network { peers, group: options.group, me: options.me };
         let raft = Raft::new(options.me.0, config, network, log, machine).await.map_err(|e| e.to_string())?;
@@ -191,6 +196,7 @@ impl Group {
             id: options.group,
             election: options.election,
             leadership,
+            installed,
             incoming: Arc::default(),
             parity,
             failed: Arc::default(),
@@ -203,7 +209,8 @@ impl Group {
         Ok(group)
     }
 
-    /// Founds the group: once, on one of its members, when none has a log.
+    /// Founds the group, on one of its first members. Where another has founded it with the same members this one writes
+    /// the same first entry, and nothing is lost: a majority of them decides who leads.
     pub async fn found(&self, members: &BTreeMap<ReplicaId, String>) -> Result<(), String> {
         let members: BTreeMap<u64, BasicNode> =
             members.iter().map(|(r, a)| (r.0, BasicNode::new(a.clone()))).collect();
@@ -226,6 +233,11 @@ impl Group {
         let m = metrics.borrow_watched();
         let leader = m.current_leader.filter(|l| *l != self.me.0)?;
         m.membership_config.get_node(&leader).map(|n| n.addr.clone())
+    }
+
+    /// Snapshots of other replicas that this process has installed.
+    pub fn snapshots_installed(&self) -> u64 {
+        self.installed.load(Relaxed)
     }
 
     /// Why the replica stopped, if it did.

@@ -114,6 +114,7 @@ pub struct Machine {
     file: Option<Arc<SnapshotFile>>,
     since_snapshot: (u64, u64),
     state_bytes: Arc<AtomicU64>,
+    installed: Arc<AtomicU64>,
     wants_snapshot: Arc<Notify>,
     parity: Parity,
 }
@@ -132,6 +133,7 @@ impl Machine {
             file,
             since_snapshot: (0, 0),
             state_bytes: Arc::default(),
+            installed: Arc::default(),
             wants_snapshot,
             parity,
         }
@@ -140,6 +142,11 @@ impl Machine {
     /// The state's size at the last snapshot; shared with who decides when the log is compacted.
     pub fn state_bytes(&self) -> Arc<AtomicU64> {
         self.state_bytes.clone()
+    }
+
+    /// Snapshots of other replicas that were installed.
+    pub fn installed(&self) -> Arc<AtomicU64> {
+        self.installed.clone()
     }
 
     /// What is applied, and a copy of the state at that point.
@@ -232,6 +239,7 @@ impl RaftStateMachine<Types> for Machine {
         self.membership = meta.last_membership.clone();
         self.state_bytes.store(image.bytes(), Relaxed);
         self.since_snapshot = (0, 0);
+        self.installed.fetch_add(1, Relaxed);
         Ok(())
     }
 

@@ -97,6 +97,7 @@ fn shard_status(w: &Replica) -> ShardStatus {
         pushes_lost: m.pushes_lost,
         bytes_logged: c.bytes_logged.load(Relaxed),
         cuts: c.cuts.load(Relaxed),
+        snapshots_installed: w.group.snapshots_installed(),
         chunks: m.chunks.as_ref().map(|c| {
             let s = c.summary();
             let (epoch, per_epoch, done, held, returned) = (s.epoch, s.per_epoch, s.done, s.held, s.returned);
