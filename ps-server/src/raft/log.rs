@@ -160,3 +160,35 @@ impl RaftLogStorage<Types> for ReplicaLog {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        raft::Change,
+        shard::{Command, Proposal},
+    };
+    use openraft::{EntryPayload, type_config::alias::CommittedLeaderIdOf};
+
+    /// openraft bounds an append by entries: sixteen of 16 MiB in one call cost leaders their lease.
+    #[tokio::test]
+    async fn an_append_is_a_megabyte_or_one_entry() {
+        let mut log = ReplicaLog::default();
+        let sizes = [400 << 10, 400 << 10, 400 << 10, 3 << 20, 10, 10];
+        for (index, size) in (0u64..).zip(sizes) {
+            let change = Proposal { payload: vec![0; size].into(), ..Command::Fence.into() };
+            let log_id = LogId::new(CommittedLeaderIdOf::<Types>::new(1), index);
+            let entry = Entry { log_id, payload: EntryPayload::Normal(Change::Shard(change)) };
+            log.inner.lock().insert(entry);
+        }
+        let mut batches = Vec::new();
+        let mut next = 0;
+        while next < sizes.len() as u64 {
+            let batch = log.limited_get_log_entries(next, sizes.len() as u64).await.expect("in memory");
+            assert!(batch.first().is_some_and(|e| e.log_id.index == next), "there is progress");
+            batches.push(batch.len());
+            next += batch.len() as u64;
+        }
+        assert_eq!(batches, [2, 1, 1, 2]);
+    }
+}
