@@ -123,6 +123,7 @@ impl Sight {
             since: self.since,
             patience: self.patience,
             origin: 99,
+            unix_ms: 1_000,
         })
     }
 
@@ -145,6 +146,7 @@ fn replica(server: u64) -> ReplicaReport {
         membership: Membership::default(),
         trouble: String::new(),
         digests: Vec::new(),
+        job: None,
     }
 }
 

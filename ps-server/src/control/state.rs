@@ -1,7 +1,9 @@
-//! What the fleet has agreed on: which servers there are, and where each shard's replicas are.
+//! What the fleet has agreed on: which servers there are, where each shard's replicas are, and which jobs they train
+//! or have trained.
 //!
 //! Small, always on disk, and changed only by `apply`, as a shard is.
 
+use super::jobs::{Difference, JobFacts, JobState, Jobs};
 use crate::raft::{Applied, Change, RawImage, ReplicaId, Replicated};
 use paraft_common::{Durability, ServerId, ShardId};
 use parking_lot::RwLock;
@@ -62,6 +64,8 @@ pub struct State {
     pub servers: BTreeMap<ServerId, Member>,
     /// By id.
     pub shards: BTreeMap<ShardId, Place>,
+    /// What the shards train, or have trained. No part of the generation: nothing is routed by it.
+    pub jobs: Jobs,
 }
 
 /// A change of the agreed state.
@@ -101,6 +105,24 @@ pub enum Command {
         shard: ShardId,
         /// Where.
         place: Place,
+    },
+    /// A job, as its shards know it.
+    Job {
+        /// The founding of each shard that it runs in; shard 0's names the job.
+        shards: BTreeMap<ShardId, u64>,
+        /// What it is.
+        facts: JobFacts,
+        /// Whether it goes on.
+        state: JobState,
+        /// When the proposer heard of it, in ms of unix time; counts for a job that is new.
+        seen_ms: u64,
+    },
+    /// What has changed of a job's checkpoints.
+    Checkpoints {
+        /// The founding of shard 0 that the job runs in.
+        job: u64,
+        /// What.
+        difference: Difference,
     },
 }
 
@@ -180,12 +202,29 @@ impl State {
                 }
             },
             Command::Place { shard, place } => {
+                self.jobs.begun_anew(*shard, place.origin);
                 self.shards.insert(*shard, place.clone());
                 Outcome::Done
             }
+            Command::Job { shards, facts, state, seen_ms } => {
+                self.jobs.note(shards, facts, *state, *seen_ms);
+                Outcome::Done
+            }
+            Command::Checkpoints { job, difference } => match self.jobs.note_checkpoints(*job, difference) {
+                true => Outcome::Done,
+                false => Outcome::Refused(UNKNOWN_JOB.into()),
+            },
         }
     }
 }
+
+/// Said of checkpoints of a job that is not agreed on, or not yet.
+pub const UNKNOWN_JOB: &str = "the control group does not know this job";
+
+/// What a snapshot of the agreed state begins with: so that one of another build is refused by name, not misread.
+const MAGIC: [u8; 6] = *b"PFCTRL";
+/// The layout of [`State`] in a snapshot. Whoever changes it raises this.
+const FORMAT: u16 = 2;
 
 impl Replicated for Agreed {
     fn apply(&self, change: &Change) -> Applied {
@@ -196,13 +235,25 @@ impl Replicated for Agreed {
     }
 
     fn image(&self) -> RawImage {
-        let head = bincode::serde::encode_to_vec(&*self.state.read(), bincode::config::legacy());
+        let state = &*self.state.read();
+        let head = bincode::serde::encode_to_vec((MAGIC, FORMAT, state), bincode::config::legacy());
         RawImage { head: head.unwrap_or_default().into(), parts: Vec::new() }
     }
 
     fn install(&self, image: &RawImage) -> Result<(), String> {
         let config = bincode::config::legacy().with_limit::<{ 64 << 20 }>();
-        let (state, _) = bincode::serde::decode_from_slice(&image.head, config).map_err(|e| e.to_string())?;
+        let named = bincode::serde::decode_from_slice::<([u8; 6], u16), _>(&image.head, config);
+        let found = named.ok().and_then(|((magic, format), _)| (magic == MAGIC).then_some(format));
+        if found != Some(FORMAT) {
+            // Before the second, snapshots did not say their format.
+            return Err(format!(
+                "this snapshot of the control group has format {}, this build reads {FORMAT}: use the build that wrote \
+                 it, or begin with an empty data folder on every server",
+                found.unwrap_or(1)
+            ));
+        }
+        let decoded = bincode::serde::decode_from_slice::<([u8; 6], u16, State), _>(&image.head, config);
+        let ((_, _, state), _) = decoded.map_err(|e| e.to_string())?;
         *self.state.write() = state;
         Ok(())
     }

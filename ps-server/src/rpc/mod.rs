@@ -11,5 +11,6 @@ mod checkpoint;
 pub mod control;
 pub mod convert;
 pub mod exchange;
+pub mod jobs;
 pub mod peers;
 pub mod status;
