@@ -4,7 +4,8 @@
 use super::{
     jobs::{Checkpoint, JobFacts},
     plan::{
-        ControlChange, Directive, Do, Health, Heard, JobReport, Patience, Plan, ReplicaReport, Report, View, plan,
+        ControlChange, Directive, Do, Health, Heard, JobReport, Patience, Plan, ReplicaReport, Report, View,
+        plan,
     },
     state::{Agreed, Command, Outcome, Shape, State, UNKNOWN_JOB},
 };

@@ -136,7 +136,8 @@ impl Job {
         let new = |c: &Checkpoint| d.held.iter().any(|h| h.path == c.path);
         self.checkpoints.retain(|c| !d.gone.contains(&c.path) && !new(c));
         self.checkpoints.extend(d.held.iter().cloned());
-        self.checkpoints.sort_by(|a, b| (a.written_ms, a.step, &a.path).cmp(&(b.written_ms, b.step, &b.path)));
+        self.checkpoints
+            .sort_by(|a, b| (a.written_ms, a.step, &a.path).cmp(&(b.written_ms, b.step, &b.path)));
         while self.checkpoints.len() > MAX_CHECKPOINTS {
             let oldest = self.checkpoints.iter().position(|c| !c.best).unwrap_or(0);
             self.checkpoints.remove(oldest);

@@ -8,8 +8,9 @@ use crate::{
 use paraft_common::{Durability, ServerId, ShardId};
 use paraft_proto::{
     DescribeReply, DescribeRequest, Diverged, DrainReply, DrainRequest, FleetShape, Found, HelloReply,
-    HelloRequest, Host, JoinReply, JoinRequest, NoteCheckpointsReply, NoteCheckpointsRequest, ParityDigest, Replica, ReportReply, ReportRequest, Retire,
-    ServerInfo, ShardInfo, Voters, control_client::ControlClient, control_server::Control, directive,
+    HelloRequest, Host, JoinReply, JoinRequest, NoteCheckpointsReply, NoteCheckpointsRequest, ParityDigest,
+    Replica, ReportReply, ReportRequest, Retire, ServerInfo, ShardInfo, Voters,
+    control_client::ControlClient, control_server::Control, directive,
 };
 use std::{sync::Arc, time::Duration};
 use tonic::{Request, Response, Status};
@@ -240,7 +241,11 @@ impl Control for ControlService {
     async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
         let Some((state, control, heard, health)) = self.agent.overview() else {
             let jobs = self.agent.agreed.read(|s| jobs::to_info(&s.jobs));
-            return Ok(Response::new(DescribeReply { leader: self.leader(), jobs, ..DescribeReply::default() }));
+            return Ok(Response::new(DescribeReply {
+                leader: self.leader(),
+                jobs,
+                ..DescribeReply::default()
+            }));
         };
         let servers = state.servers.iter().map(|(id, m)| {
             let report = heard.get(id);

@@ -1,8 +1,6 @@
 //! Jobs and checkpoints of the control group, and their wire types.
 
-use crate::control::{
-    Checkpoint, Job, JobFacts, JobReport, Jobs, MAX_CHECKPOINTS, MAX_PATH_BYTES, is_in,
-};
+use crate::control::{Checkpoint, Job, JobFacts, JobReport, Jobs, MAX_CHECKPOINTS, MAX_PATH_BYTES, is_in};
 use paraft_common::{LogForm, WorkerId};
 use paraft_proto::{CheckpointInfo, JobInfo, NoteCheckpointsRequest};
 
