@@ -4,6 +4,7 @@ use serde_json::Value;
 use std::{
     collections::BTreeSet,
     fs,
+    io::Read,
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -147,8 +148,9 @@ fn any_server_tells_of_jobs_and_checkpoints_also_when_the_control_groups_leader_
     fleet.kill(killed);
     for mut w in workers {
         let status = w.0.wait().expect("worker");
-        let log = fs::read_to_string(scratch.path().join("run/worker.log")).unwrap_or_default();
-        assert!(status.success(), "{status}: {log}");
+        let mut said = String::new();
+        w.0.stderr.take().expect("piped").read_to_string(&mut said).expect("what it said");
+        assert!(status.success(), "{status}: {said}");
     }
     // No worker is left. Each of the others tells the same, asked by itself.
     let others: Vec<String> =

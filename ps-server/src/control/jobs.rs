@@ -125,7 +125,7 @@ impl Job {
         held.retain(|h| !self.checkpoints.contains(h));
         // What would be let go at once is not worth an entry of the log.
         if self.checkpoints.len() >= MAX_CHECKPOINTS {
-            let oldest = self.checkpoints.iter().map(|k| k.written_ms).min();
+            let oldest = self.checkpoints.iter().filter(|k| !k.best).map(|k| k.written_ms).min();
             let known = |h: &Checkpoint| self.checkpoints.iter().any(|k| k.path == h.path);
             held.retain(|h| h.best || known(h) || Some(h.written_ms) > oldest);
         }
@@ -133,9 +133,12 @@ impl Job {
     }
 
     fn change(&mut self, d: &Difference) {
-        let new = |c: &Checkpoint| d.held.iter().any(|h| h.path == c.path);
-        self.checkpoints.retain(|c| !d.gone.contains(&c.path) && !new(c));
-        self.checkpoints.extend(d.held.iter().cloned());
+        self.checkpoints.retain(|c| !d.gone.contains(&c.path));
+        for h in &d.held {
+            // Also where one list names a path twice: it comes from the network.
+            self.checkpoints.retain(|c| c.path != h.path);
+            self.checkpoints.push(h.clone());
+        }
         self.checkpoints
             .sort_by(|a, b| (a.written_ms, a.step, &a.path).cmp(&(b.written_ms, b.step, &b.path)));
         while self.checkpoints.len() > MAX_CHECKPOINTS {
