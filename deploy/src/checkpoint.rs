@@ -1,6 +1,6 @@
 //! `paraft checkpoint`: what is in a checkpoint or a model file, how two differ, weights in a file of their own.
 
-use crate::{failure::Failure, table};
+use crate::{failure::Failure, jobs, table};
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, Table, presets};
 use paraft_checkpoint::{
@@ -41,6 +41,8 @@ enum Command {
         #[arg(long, default_value = "f32")]
         dtype: Precision,
     },
+    /// List the checkpoints of a fleet's jobs, as the control group knows them: also when no worker is left.
+    List(jobs::ListArgs),
     /// Compare two checkpoints or safetensors files tensor by tensor. Ends with 0 if all are equal, bit for bit, else
     /// with 1.
     Diff {
@@ -57,6 +59,7 @@ enum Command {
 pub fn run(args: &CheckpointArgs) -> Result<i32, Failure> {
     match &args.command {
         Command::Inspect { path, json } => inspect(path, *json),
+        Command::List(args) => jobs::list(args),
         Command::Export { path, to, dtype } => export(path, to, *dtype),
         Command::Diff { a, b, json } => diff(a, b, *json),
     }

@@ -1,13 +1,14 @@
 //! `paraft drain`, and what `paraft status` shows of the control group.
 
-use crate::{failure::Failure, status::addresses, table};
+use crate::{failure::Failure, jobs, status::addresses, table};
 use clap::Args;
 use comfy_table::{Table, presets};
 use paraft_common::ServerId;
-use paraft_proto::DescribeReply;
+use paraft_proto::{DescribeReply, JobInfo};
 use paraft_worker::exit;
 use serde_json::json;
 use std::{
+    collections::{BTreeSet, VecDeque},
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -32,11 +33,39 @@ pub struct DrainArgs {
 
 const PATIENCE: Duration = Duration::from_secs(6);
 
-/// What the leader of the control group knows, from the first of these servers that is or knows it.
-pub fn describe(servers: &[String]) -> Option<DescribeReply> {
+/// What the control group knows.
+pub struct Known {
+    /// In the words of its leader; `None` where it has none at present.
+    pub fleet: Option<DescribeReply>,
+    /// The leader's, or else those that a server knows that answered.
+    pub jobs: Vec<JobInfo>,
+}
+
+/// Asks these servers, and the one that they say leads the control group. `None`: nobody answers.
+pub fn ask(servers: &[String]) -> Option<Known> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-    let answers = |a: &String| runtime.block_on(paraft_client::describe(a, PATIENCE)).ok();
-    servers.iter().filter_map(answers).find(|d| d.fleet != 0)
+    let mut next: VecDeque<String> = servers.iter().cloned().collect();
+    let mut asked = BTreeSet::new();
+    let mut known: Option<Known> = None;
+    while let Some(address) = next.pop_front() {
+        if !asked.insert(address.clone()) {
+            continue;
+        }
+        let Ok(reply) = runtime.block_on(paraft_client::describe(&address, PATIENCE)) else { continue };
+        if reply.fleet != 0 {
+            return Some(Known { jobs: reply.jobs.clone(), fleet: Some(reply) });
+        }
+        next.extend(Some(reply.leader).filter(|l| !l.is_empty()));
+        let others = known.map(|k| k.jobs).unwrap_or_default();
+        let jobs = if others.is_empty() { reply.jobs } else { others };
+        known = Some(Known { fleet: None, jobs });
+    }
+    known
+}
+
+/// What the leader of the control group knows, where one of these servers is it or knows it.
+pub fn describe(servers: &[String]) -> Option<DescribeReply> {
+    ask(servers)?.fleet
 }
 
 pub fn drain(args: &DrainArgs) -> Result<i32, Failure> {
@@ -134,6 +163,7 @@ pub fn print(fleet: &DescribeReply) {
     for s in fleet.shards.iter().filter(|s| s.state != "serving") {
         out!("shard {}: {} {}", s.shard, s.state, s.trouble);
     }
+    jobs::print(&fleet.jobs);
 }
 
 pub fn as_json(fleet: &DescribeReply) -> serde_json::Value {
@@ -156,5 +186,6 @@ pub fn as_json(fleet: &DescribeReply) -> serde_json::Value {
         .collect();
     json!({"fleet": format!("{:016x}", fleet.fleet), "generation": fleet.generation,
            "shape": {"shards": shape.shards, "replicas": shape.replicas, "durability": shape.durability},
-           "servers": servers, "placement": shards})
+           "leader": fleet.leader.split_whitespace().next(),
+           "servers": servers, "placement": shards, "jobs": jobs::as_json(&fleet.jobs)})
 }

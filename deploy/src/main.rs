@@ -3,7 +3,7 @@
 //! - [`fleet`]: servers and workers as processes of this machine.
 //! - [`train`], [`compare`], [`demo`]: what a user starts.
 //! - [`serve`], worker: what a fleet consists of, also by hand.
-//! - [`status`], [`control`], [`checkpoint`], [`mod@replay`], [`doctor`], [`mod@bench`]: what a user asks.
+//! - [`status`], [`control`], [`jobs`], [`checkpoint`], [`mod@replay`], [`doctor`], [`mod@bench`]: what a user asks.
 //! - [`verify`], [`chaos`], [`faults`]: what proves the promises, and attacks them.
 //! - [`table`], [`progress`], [`statistics`]: what a user sees.
 
@@ -29,6 +29,7 @@ mod doctor;
 mod failure;
 mod faults;
 mod fleet;
+mod jobs;
 mod progress;
 mod replay;
 mod serve;

@@ -1,6 +1,6 @@
 //! `paraft status`: what the servers of a fleet know.
 
-use crate::{control, failure::Failure, table};
+use crate::{control, failure::Failure, jobs, table};
 use clap::Args;
 use comfy_table::{Table, presets};
 use paraft_common::histogram::DelayHistogram;
@@ -14,7 +14,7 @@ use std::{
 
 #[derive(Args)]
 pub struct StatusArgs {
-    /// A run's folder, or a job file with cluster.addresses.
+    /// A run's folder, a job file with cluster.addresses, or a server as host:port.
     pub of: Option<PathBuf>,
     /// Servers as host:port, comma-separated.
     #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
@@ -59,11 +59,16 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
             Ok(r) => print(r, args.digest),
         }
     }
-    if let Some(fleet) = control::describe(&addresses) {
-        match args.json {
-            true => out!("{}", control::as_json(&fleet)),
-            false => control::print(&fleet),
+    match control::ask(&addresses) {
+        Some(control::Known { fleet: Some(fleet), .. }) if args.json => out!("{}", control::as_json(&fleet)),
+        Some(control::Known { fleet: Some(fleet), .. }) => control::print(&fleet),
+        // Jobs are agreed on, so any server has them; the rest only a leader knows.
+        Some(k) if args.json => out!("{}", json!({"leader": null, "jobs": jobs::as_json(&k.jobs)})),
+        Some(k) => {
+            out!("the control group has no leader at present; what is known of jobs:");
+            jobs::print(&k.jobs);
         }
+        None => {}
     }
     let silent = replies.iter().filter(|r| r.is_err()).count();
     if silent == replies.len() {
@@ -72,7 +77,7 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-/// The servers of a run's folder, of a job file, or as they were given.
+/// The servers of a run's folder, of a job file, or as they were given: in `servers`, or in `of` as host:port.
 pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, Failure> {
     if !servers.is_empty() {
         return Ok(servers.to_vec());
@@ -89,12 +94,25 @@ pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, F
         })?;
         return Ok(list.trim().split(',').map(str::to_string).collect());
     }
+    if let Some(list) = of.to_str().filter(|l| !of.exists() && are_addresses(l)) {
+        return Ok(list.split(',').map(str::to_string).collect());
+    }
     let job = Job::load(of, &[])?;
     if job.cluster.addresses.is_empty() {
         return Err(Failure::new(exit::CONFIG, format!("{} names no cluster.addresses", of.display()))
             .help("the launcher picks ports; give the run's folder instead"));
     }
     Ok(job.cluster.addresses)
+}
+
+/// host:port, or several with commas between them.
+fn are_addresses(list: &str) -> bool {
+    let is_one = |a: &str| {
+        a.rsplit_once(':').is_some_and(|(host, port)| {
+            !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok()
+        })
+    };
+    list.split(',').all(is_one)
 }
 
 fn delays(s: &ShardStatus) -> DelayHistogram {

@@ -1,5 +1,5 @@
-//! The control plane: a Raft group on the same servers that agrees on who they are and where each shard is.
-//! No coordinator to lose.
+//! The control plane: a Raft group on the same servers that agrees on who they are, where each shard is, which job
+//! they train and which checkpoints of it there are. No coordinator to lose.
 //!
 //! ```text
 //!  every server ──Report (what it holds)──▶ leader of the control group ──plan──▶ agreed (log)
@@ -7,11 +7,14 @@
 //!        └────────────────── directives ────────────────────┘
 //! ```
 //!
-//! - `state`: what is agreed on.
+//! - `state`: what is agreed on; `jobs`: the part of it that is about jobs and checkpoints.
 //! - `plan`: what should happen next; a pure function.
 //! - `agent`: this server's part: forming the fleet, reporting, leading.
 
 mod agent;
+mod jobs;
+#[cfg(test)]
+mod jobs_tests;
 mod plan;
 #[cfg(test)]
 mod plan_properties;
@@ -20,5 +23,8 @@ mod plan_tests;
 mod state;
 
 pub use agent::{Agent, AgentOptions, Identity};
-pub use plan::{Directive, Do, Health, Heard, Patience, ReplicaReport, Report};
+pub use jobs::{
+    Checkpoint, Difference, Job, JobFacts, JobState, Jobs, MAX_CHECKPOINTS, MAX_PATH_BYTES, is_in,
+};
+pub use plan::{Directive, Do, Health, Heard, JobReport, Patience, ReplicaReport, Report};
 pub use state::{Agreed, Command, Member, Outcome, Place, Shape, State};

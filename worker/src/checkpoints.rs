@@ -9,6 +9,9 @@
 //!
 //! The training thread waits for none of it but before its last step, whose checkpoint is always made. One is
 //! written at a time and another waits, kept by the servers; what is due beyond is not made, and the record says so.
+//! Which checkpoints there are is told to the control group by a third thread ([`tell`]).
+
+mod tell;
 
 use crate::{
     Job, WorkerError,
@@ -20,11 +23,15 @@ use paraft_checkpoint::{
     CheckpointError, Folder, Manifest, Writer,
     manifest::{Clock, FORMAT, Stamp},
 };
-use paraft_client::{ClientError, ClientOptions, Pulled, Transport, section::Sections};
+use paraft_client::{
+    ClientError, ClientOptions, Pulled, Transport,
+    checkpoints::{Held, Holding, MOST},
+    section::Sections,
+};
 use paraft_common::{Mode, Step, TensorSpec, WorkerId, config::ServerJob};
 use paraft_record::event;
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -34,6 +41,7 @@ use std::{
     thread,
     time::Instant,
 };
+use tell::Teller;
 
 /// Where the checkpoints of a job go: `checkpoint.dir`, else a folder in the run's.
 pub fn folder(job: &Job, run_dir: Option<&Path>) -> Option<PathBuf> {
@@ -105,7 +113,10 @@ impl Checkpoints {
                     .into(),
             )
         })?;
+        let teller = Teller::start(client.servers.clone(), client.transport)
+            .map_err(|e| WorkerError::Job(format!("no thread for checkpoints: {e}")))?;
         let author = Author {
+            teller,
             folder: Folder::new(dir),
             keep: config.num_to_keep,
             name: job.name.clone(),
@@ -224,6 +235,7 @@ impl Drop for Checkpoints {
 
 /// Everything that the thread needs.
 struct Author {
+    teller: Teller,
     folder: Folder,
     keep: usize,
     name: String,
@@ -236,6 +248,15 @@ struct Author {
     transport: Transport,
     server_job: ServerJob,
     worker: WorkerId,
+}
+
+/// What this worker has written.
+#[derive(Default)]
+struct Written {
+    /// What names the job to the control group.
+    job: u64,
+    /// By step; the held-out loss where it is known.
+    losses: BTreeMap<u64, Option<f64>>,
 }
 
 /// Why a checkpoint was not made.
@@ -256,7 +277,7 @@ impl Author {
         tell: &mpsc::Sender<event::Checkpoint>,
         waiting: &AtomicU64,
     ) {
-        let mut written = BTreeSet::new();
+        let mut written = Written::default();
         let mut epochs = None;
         while let Ok(order) = orders.recv() {
             match order {
@@ -276,8 +297,10 @@ impl Author {
                         ..Default::default()
                     };
                     match result {
-                        Ok((path, bytes)) => {
-                            written.insert(step);
+                        Ok((path, bytes, origin)) => {
+                            written.job = origin;
+                            written.losses.insert(step.0, None);
+                            self.tell(&written);
                             tracing::info!(step = step.0, path = %path.display(), seconds = e.seconds, "checkpoint");
                             (e.path, e.bytes) = (path.display().to_string(), bytes);
                         }
@@ -293,15 +316,48 @@ impl Author {
                     tracing::info!(step = step.0, "no checkpoint: not every shard has an image");
                     self.release(step);
                 }
-                Order::Loss(step, loss) if written.contains(&step) => {
+                Order::Loss(step, loss) if written.losses.contains_key(&step.0) => {
                     if let Err(why) = self.folder.note_loss(step.0, loss) {
                         tracing::warn!(step = step.0, %why, "`best` was not updated");
                     }
                     self.folder.prune(self.keep); // the one that was the best may have stayed only for that
+                    written.losses.insert(step.0, Some(loss).filter(|l| l.is_finite()));
+                    self.tell(&written);
                 }
                 Order::Loss(..) => {}
             }
         }
+    }
+
+    /// Tells the control group what the folder holds now. Returns at once.
+    fn tell(&self, written: &Written) {
+        let absolute = |p: &Path| std::path::absolute(p).unwrap_or_else(|_| p.to_path_buf());
+        let best = self.folder.best();
+        let is_best = |path: &Path| best.as_ref().filter(|(p, _)| p.file_name() == path.file_name());
+        let held = |(path, manifest): (PathBuf, Option<Manifest>)| {
+            let m = manifest.filter(|m| m.name == self.name)?;
+            let versions = || m.buckets.iter().map(|b| b.version);
+            let own = written.losses.get(&m.step);
+            Some(Held {
+                path: absolute(&path).display().to_string(),
+                step: m.step,
+                versions: (versions().min().unwrap_or(0), versions().max().unwrap_or(0)),
+                bytes: m.files.values().map(|f| f.bytes).sum(),
+                loss: own.copied().flatten().or(is_best(&path).map(|(_, loss)| *loss)),
+                written_ms: (m.written * 1e3) as u64,
+                worker: own.map(|_| self.worker),
+                best: is_best(&path).is_some(),
+            })
+        };
+        let all: Vec<Held> = self.folder.manifests().into_iter().filter_map(held).collect();
+        let (mut held, older) = all.split_at(all.len().min(MOST));
+        let best = older.iter().find(|h| h.best);
+        if best.is_some() {
+            held = &held[..MOST - 1];
+        }
+        let held = held.iter().chain(best).cloned().collect();
+        let folder = absolute(self.folder.path()).display().to_string();
+        self.teller.tell(Holding { job: written.job, folder, held });
     }
 
     fn release(&self, step: Step) {
@@ -311,8 +367,8 @@ impl Author {
         }
     }
 
-    /// Gives the checkpoint's folder and the bytes of its bulk.
-    fn write(&self, step: Step, epochs: Option<u64>) -> Result<(PathBuf, u64), Failed> {
+    /// Gives the checkpoint's folder, the bytes of its bulk, and what names the job to the control group.
+    fn write(&self, step: Step, epochs: Option<u64>) -> Result<(PathBuf, u64, u64), Failed> {
         let runtime = runtime().map_err(Failed::Runtime)?;
         let sections = Sections::open(&self.servers, self.shards, self.transport, &self.server_job, step);
         let mut sections = runtime.block_on(sections)?;
@@ -325,7 +381,8 @@ impl Author {
             bytes += p.payload.len() as u64;
             writer.put(p.part, p.offset, &p.payload)?;
         }
-        Ok((writer.finish(self.manifest(step, epochs, &sections, stamps), self.keep)?, bytes))
+        let path = writer.finish(self.manifest(step, epochs, &sections, stamps), self.keep)?;
+        Ok((path, bytes, sections.origin))
     }
 
     fn manifest(

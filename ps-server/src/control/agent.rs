@@ -2,13 +2,18 @@
 //! is told, and, while it leads the control group, plans.
 
 use super::{
-    plan::{ControlChange, Directive, Do, Health, Heard, Patience, Plan, ReplicaReport, Report, View, plan},
-    state::{Agreed, Command, Outcome, Shape, State},
+    jobs::{Checkpoint, JobFacts},
+    plan::{
+        ControlChange, Directive, Do, Health, Heard, JobReport, Patience, Plan, ReplicaReport, Report, View,
+        plan,
+    },
+    state::{Agreed, Command, Outcome, Shape, State, UNKNOWN_JOB},
 };
 use crate::{
     raft::{Applied, Change, Group, Membership, ReplicaId, endpoint},
     replicas::Replicas,
     rpc::control::{from_directive, to_report},
+    shard::Shard,
 };
 use paraft_common::{ServerId, ShardId};
 use paraft_proto::{HelloReply, HelloRequest, ReportReply, control_client::ControlClient};
@@ -19,7 +24,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use tokio::sync::Notify;
 use tonic::transport::Channel;
@@ -265,6 +270,7 @@ impl Agent {
                 membership,
                 trouble: r.group.trouble().unwrap_or_default(),
                 digests: r.group.digests(),
+                job: lead.leads.then(|| job_of(&r.shard)).flatten(),
             };
             (id, report)
         });
@@ -399,6 +405,7 @@ impl Agent {
             since,
             patience: self.options.patience,
             origin: rand::random::<u64>() | (1 << 63),
+            unix_ms: unix_ms(),
         });
         leading.health = plan.health.clone();
         Some(plan)
@@ -482,6 +489,25 @@ impl Agent {
         }
     }
 
+    /// Agrees on what a folder of checkpoints holds now, if that is not agreed on already. `job` is the founding of
+    /// shard 0 that the job runs in.
+    pub async fn note_checkpoints(
+        &self,
+        job: u64,
+        folder: &str,
+        held: Vec<Checkpoint>,
+    ) -> Result<(), String> {
+        let difference = self.agreed.read(|s| {
+            let job = s.jobs.get(job).ok_or(UNKNOWN_JOB)?;
+            Ok::<_, String>(job.difference(folder, held))
+        })?;
+        let Some(difference) = difference else { return Ok(()) };
+        match self.propose(Command::Checkpoints { job, difference }).await? {
+            Outcome::Refused(why) => Err(why),
+            Outcome::Done | Outcome::Joined(_) => Ok(()),
+        }
+    }
+
     /// For status: the agreed state, how each shard is, and when each server was last heard; `None` where this
     /// server does not lead the control group.
     #[allow(clippy::type_complexity)]
@@ -504,4 +530,28 @@ impl Agent {
             others.filter_map(|n| s.servers.get(&n.server())).map(|m| m.address.clone()).next()
         })
     }
+}
+
+/// What a shard's state says of its job.
+fn job_of(shard: &Shard) -> Option<JobReport> {
+    let configured = shard.configured()?;
+    let job = &configured.job;
+    let buckets = job.params_len.div_ceil(job.bucket_len) + job.buffers_len.div_ceil(job.bucket_len);
+    Some(JobReport {
+        facts: JobFacts {
+            name: job.name.chars().take(JobFacts::NAME_CHARS).collect(),
+            mode: job.mode,
+            workers: job.workers,
+            durability: job.durability,
+            log: job.log,
+        },
+        shards: u32::try_from(buckets).unwrap_or(u32::MAX),
+        finished: shard.read(|m| {
+            m.started && m.members.iter().next().is_some() && m.members.unfinished().next().is_none()
+        }),
+    })
+}
+
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
 }

@@ -10,16 +10,19 @@
 //! ```
 
 mod balance;
+mod jobs;
 mod own;
 mod parity;
 mod view;
 
+pub use jobs::JobReport;
 pub use own::ControlChange;
 pub use view::{Heard, Patience, ReplicaReport, Report, View};
 
 use super::state::{Command, Place};
 use crate::raft::{Digest, ReplicaId};
 use balance::{Move, spread_leaders, uneven};
+use jobs::note_job;
 use own::control_change;
 use paraft_common::{ServerId, ShardId, placement};
 use parity::compare;
@@ -133,6 +136,7 @@ pub fn plan(view: &View) -> Plan {
         plan.health.insert(shard, health);
     }
     spread_leaders(view, &mut plan);
+    plan.commands.extend(note_job(view));
     plan
 }
 

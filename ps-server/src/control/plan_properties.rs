@@ -168,6 +168,7 @@ impl Fleet {
             since: self.since,
             patience: PATIENCE,
             origin: self.names << 8,
+            unix_ms: 0,
         })
     }
 
@@ -187,6 +188,7 @@ impl Fleet {
                 membership: group.map(|g| g.membership.clone()).unwrap_or_default(),
                 trouble: String::new(),
                 digests: Vec::new(),
+                job: None,
             };
             (*shard, report)
         });

@@ -1,11 +1,15 @@
 //! What is planned, case by case. Histories of many steps are in `plan_properties`.
 
 use super::{
-    plan::{ControlChange, Directive, Do, Health, Heard, Patience, Plan, ReplicaReport, Report, View, plan},
+    jobs::{JobFacts, JobState},
+    plan::{
+        ControlChange, Directive, Do, Health, Heard, JobReport, Patience, Plan, ReplicaReport, Report, View,
+        plan,
+    },
     state::{Command, Place, Shape, State},
 };
 use crate::raft::{Digest, Membership, ReplicaId};
-use paraft_common::{Durability, ServerId, ShardId};
+use paraft_common::{Durability, LogForm, Mode, ServerId, ShardId};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
@@ -124,6 +128,7 @@ impl Sight {
             since: self.since,
             patience: self.patience,
             origin: 99,
+            unix_ms: 1_000,
         })
     }
 
@@ -146,6 +151,7 @@ fn replica(server: u64) -> ReplicaReport {
         membership: Membership::default(),
         trouble: String::new(),
         digests: Vec::new(),
+        job: None,
     }
 }
 
@@ -606,4 +612,81 @@ fn drained_servers_that_are_gone_do_not_keep_their_votes_in_the_control_group() 
     }
     let three = nodes(&[2, 3, 4]);
     assert_eq!(sight.plan().control, Some(ControlChange::Voters(three)), "three vote, and one more may go");
+}
+
+fn a_job(name: &str, finished: bool) -> JobReport {
+    let durability = Durability::QuorumMemory;
+    let facts = JobFacts { name: name.into(), mode: Mode::Asp, workers: 2, durability, log: LogForm::Auto };
+    JobReport { facts, shards: 3, finished }
+}
+
+/// Agrees on what is planned, and gives it.
+fn agreed(sight: &mut Sight) -> Vec<Command> {
+    let commands = sight.plan().commands;
+    commands.iter().for_each(|c| _ = sight.state.apply(c));
+    commands
+}
+
+#[test]
+fn a_job_is_agreed_on_once_and_again_when_it_has_finished() {
+    let mut sight = Sight::serving(3, &[0, 1, 2], 3);
+    let tell = |sight: &mut Sight, shard: u32, finished| {
+        sight.replica(u64::from(shard), ShardId(shard)).job = Some(a_job("a", finished));
+    };
+    tell(&mut sight, 0, false);
+    tell(&mut sight, 1, false);
+    assert_eq!(agreed(&mut sight), [], "the third shard has not heard of it");
+    tell(&mut sight, 2, false);
+    let shards: BTreeMap<_, _> = (0..3).map(|s| (ShardId(s), ORIGIN)).collect();
+    let told = |state| Command::Job {
+        shards: shards.clone(),
+        facts: a_job("a", false).facts,
+        state,
+        seen_ms: 1_000,
+    };
+    assert_eq!(agreed(&mut sight), [told(JobState::Running)]);
+    assert_eq!(agreed(&mut sight), [], "it is agreed on");
+    tell(&mut sight, 0, true);
+    tell(&mut sight, 1, true);
+    assert_eq!(agreed(&mut sight), [], "it has not finished everywhere");
+    tell(&mut sight, 2, true);
+    assert_eq!(agreed(&mut sight), [told(JobState::Finished)]);
+    assert_eq!(agreed(&mut sight), []);
+    // While a shard has no leader, what is agreed stays.
+    sight.replica(2, ShardId(2)).leads = false;
+    assert!(!agreed(&mut sight).iter().any(|c| matches!(c, Command::Job { .. })));
+}
+
+#[test]
+fn shards_that_tell_of_two_jobs_are_waited_for() {
+    let mut sight = Sight::serving(3, &[0, 1, 2], 3);
+    for (shard, name) in [(0, "a"), (1, "b"), (2, "a")] {
+        sight.replica(shard, ShardId(shard as u32)).job = Some(a_job(name, false));
+    }
+    assert_eq!(agreed(&mut sight), []);
+    // A job that is smaller than the fleet does not ask the others.
+    sight.replica(0, ShardId(0)).job = Some(JobReport { shards: 1, ..a_job("a", false) });
+    let commands = agreed(&mut sight);
+    assert!(
+        matches!(&commands[..], [Command::Job { shards, .. }] if shards.keys().eq([&ShardId(0)])),
+        "{commands:?}"
+    );
+}
+
+#[test]
+fn a_job_of_a_shard_that_was_founded_anew_is_another() {
+    let mut sight = Sight::serving(3, &[0], 3);
+    let job = JobReport { shards: 1, ..a_job("a", false) };
+    sight.replica(0, S0).job = Some(job.clone());
+    assert_eq!(agreed(&mut sight).len(), 1);
+    let place = Place { origin: ORIGIN + 1, voters: nodes(&[0, 1, 2]), founded: true };
+    sight.state.apply(&Command::Place { shard: S0, place });
+    assert!(
+        !agreed(&mut sight).iter().any(|c| matches!(c, Command::Job { .. })),
+        "what a replica of the earlier founding tells is of the past"
+    );
+    (0..3).for_each(|s| sight.replica(s, S0).origin = ORIGIN + 1);
+    assert!(agreed(&mut sight).iter().any(|c| matches!(c, Command::Job { .. })));
+    let states: Vec<_> = sight.state.jobs.iter().map(|j| (j.origin(), j.state)).collect();
+    assert_eq!(states, [(ORIGIN, JobState::Lost), (ORIGIN + 1, JobState::Running)]);
 }

@@ -1,7 +1,9 @@
-//! What the fleet has agreed on: which servers there are, and where each shard's replicas are.
+//! What the fleet has agreed on: which servers there are, where each shard's replicas are, and which jobs they train
+//! or have trained.
 //!
 //! Small, always on disk, and changed only by `apply`, as a shard is.
 
+use super::jobs::{Difference, JobFacts, JobState, Jobs};
 use crate::{
     header,
     raft::{Applied, Change, RawImage, ReplicaId, Replicated},
@@ -65,6 +67,8 @@ pub struct State {
     pub servers: BTreeMap<ServerId, Member>,
     /// By id.
     pub shards: BTreeMap<ShardId, Place>,
+    /// What the shards train, or have trained. No part of the generation: nothing is routed by it.
+    pub jobs: Jobs,
 }
 
 /// A change of the agreed state.
@@ -104,6 +108,24 @@ pub enum Command {
         shard: ShardId,
         /// Where.
         place: Place,
+    },
+    /// A job, as its shards know it.
+    Job {
+        /// The founding of each shard that it runs in; shard 0's names the job.
+        shards: BTreeMap<ShardId, u64>,
+        /// What it is.
+        facts: JobFacts,
+        /// Whether it goes on.
+        state: JobState,
+        /// When the proposer heard of it, in ms of unix time; counts for a job that is new.
+        seen_ms: u64,
+    },
+    /// What has changed of a job's checkpoints.
+    Checkpoints {
+        /// The founding of shard 0 that the job runs in.
+        job: u64,
+        /// What.
+        difference: Difference,
     },
 }
 
@@ -183,12 +205,28 @@ impl State {
                 }
             },
             Command::Place { shard, place } => {
+                self.jobs.begun_anew(*shard, place.origin);
                 self.shards.insert(*shard, place.clone());
                 Outcome::Done
             }
+            Command::Job { shards, facts, state, seen_ms } => {
+                self.jobs.note(shards, facts, *state, *seen_ms);
+                Outcome::Done
+            }
+            Command::Checkpoints { job, difference } => match self.jobs.note_checkpoints(*job, difference) {
+                true => Outcome::Done,
+                false => Outcome::Refused(UNKNOWN_JOB.into()),
+            },
         }
     }
 }
+
+/// Said of checkpoints of a job that is not agreed on, or not yet.
+pub const UNKNOWN_JOB: &str = "the control group does not know this job";
+
+/// The layout of [`State`] in a snapshot, which says it first: one of another build is refused by name, not misread.
+/// Whoever changes the layout raises this.
+const FORMAT: u16 = 2;
 
 impl Replicated for Agreed {
     fn apply(&self, change: &Change) -> Applied {
@@ -199,12 +237,21 @@ impl Replicated for Agreed {
     }
 
     fn image(&self) -> RawImage {
-        let head = header::encode(&*self.state.read());
+        let state = header::encode(&*self.state.read());
+        let head = state.and_then(|state| header::encode(&(FORMAT, state)));
         RawImage { head: head.unwrap_or_default().into(), parts: Vec::new() }
     }
 
     fn install(&self, image: &RawImage) -> Result<(), String> {
-        *self.state.write() = header::decode(&image.head).map_err(|e| e.to_string())?;
+        let bad = |e: header::HeaderError| format!("a snapshot of the control group: {e}");
+        let (format, state): (u16, Vec<u8>) = header::decode(&image.head).map_err(bad)?;
+        if format != FORMAT {
+            return Err(format!(
+                "this snapshot of the control group has format {format}, this build reads {FORMAT}: use the build that \
+                 wrote it, or begin with an empty data folder on every server"
+            ));
+        }
+        *self.state.write() = header::decode(&state).map_err(bad)?;
         Ok(())
     }
 }

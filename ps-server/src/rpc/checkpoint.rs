@@ -24,8 +24,8 @@ pub type Parts = Pin<Box<dyn Stream<Item = Result<CheckpointPart, Status>> + Sen
 /// Answers one call; `hosted` is the replica that it asks for, or why there is none here.
 pub async fn parts(hosted: Result<Replica, RefusalKind>, request: CheckpointRequest) -> Parts {
     match fetch(hosted, &request).await {
-        Ok(section) => {
-            let first = header(&section);
+        Ok((section, origin)) => {
+            let first = header(&section, origin);
             // The section goes when the last piece is made, not when the transport lets the stream go: whoever has read
             // that piece may ask for the next section at once.
             let pieces = stream::unfold(Some((section, 0, 0)), |state| async move {
@@ -56,24 +56,25 @@ fn ok(kind: Kind) -> Result<CheckpointPart, Status> {
 async fn fetch(
     hosted: Result<Replica, RefusalKind>,
     request: &CheckpointRequest,
-) -> Result<Arc<Section>, RefusalKind> {
+) -> Result<(Arc<Section>, u64), RefusalKind> {
     if request.protocol != PROTOCOL {
         return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL });
     }
-    let owner = hosted?.owner;
+    let Replica { owner, origin, .. } = hosted?;
     let (tx, rx) = oneshot::channel();
     let stopping = || RefusalKind::Unavailable("the server is shutting down".into());
     owner.send(Event::Fetch { step: Step(request.step), tx }).await.map_err(|_| stopping())?;
-    rx.await.map_err(|_| stopping())?
+    Ok((rx.await.map_err(|_| stopping())??, origin))
 }
 
-fn header(section: &Section) -> Kind {
+fn header(section: &Section, origin: u64) -> Kind {
     let s = &section.stopping;
     let e = s.evaluated;
     Kind::Section(paraft_proto::Section {
         step: section.step.0,
         job: section.job.clone(),
         buckets: section.buckets.len() as u32,
+        origin,
         members: section
             .members
             .iter()

@@ -1,5 +1,6 @@
 //! The service that forms the fleet, and its wire types.
 
+use super::jobs;
 use crate::{
     control::{Agent, Command, Directive, Do, Outcome, ReplicaReport, Report, Shape},
     raft::{Digest, Membership, ReplicaId, endpoint},
@@ -7,8 +8,9 @@ use crate::{
 use paraft_common::{Durability, ServerId, ShardId};
 use paraft_proto::{
     DescribeReply, DescribeRequest, Diverged, DrainReply, DrainRequest, FleetShape, Found, HelloReply,
-    HelloRequest, Host, JoinReply, JoinRequest, ParityDigest, Replica, ReportReply, ReportRequest, Retire,
-    ServerInfo, ShardInfo, Voters, control_client::ControlClient, control_server::Control, directive,
+    HelloRequest, Host, JoinReply, JoinRequest, NoteCheckpointsReply, NoteCheckpointsRequest, ParityDigest,
+    Replica, ReportReply, ReportRequest, Retire, ServerInfo, ShardInfo, Voters,
+    control_client::ControlClient, control_server::Control, directive,
 };
 use std::{sync::Arc, time::Duration};
 use tonic::{Request, Response, Status};
@@ -52,6 +54,7 @@ pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest
         membership_index: r.membership.index,
         trouble: r.trouble.clone(),
         digests: r.digests.iter().map(|d| ParityDigest { index: d.index, digest: d.digest }).collect(),
+        job: r.job.as_ref().map(jobs::to_report),
     });
     ReportRequest {
         fleet,
@@ -77,6 +80,7 @@ fn from_report(r: ReportRequest) -> Report {
             membership: Membership { members, voters, changing: r.changing, index: r.membership_index },
             trouble: r.trouble,
             digests: r.digests.iter().map(|d| Digest { index: d.index, digest: d.digest }).collect(),
+            job: r.job.and_then(jobs::from_report),
         };
         (ShardId(r.shard), report)
     };
@@ -214,9 +218,35 @@ impl Control for ControlService {
         }))
     }
 
+    async fn note_checkpoints(
+        &self,
+        request: Request<NoteCheckpointsRequest>,
+    ) -> Result<Response<NoteCheckpointsReply>, Status> {
+        let request = request.into_inner();
+        let leader = self.leader();
+        let reply = |accepted, why: String| NoteCheckpointsReply { accepted, leader: leader.clone(), why };
+        if !self.agent.group.leadership().borrow().leads {
+            return Ok(Response::new(reply(false, NO_LEADER.into())));
+        }
+        let (job, folder) = (request.job, request.folder.clone());
+        let held = match jobs::held_in(request) {
+            Ok(held) => held,
+            Err(why) => return Ok(Response::new(reply(false, why))),
+        };
+        Ok(Response::new(match self.agent.note_checkpoints(job, &folder, held).await {
+            Ok(()) => reply(true, String::new()),
+            Err(why) => reply(false, why),
+        }))
+    }
+
     async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
         let Some((state, control, heard, health)) = self.agent.overview() else {
-            return Ok(Response::new(DescribeReply { leader: self.leader(), ..DescribeReply::default() }));
+            let jobs = self.agent.agreed.read(|s| jobs::to_info(&s.jobs));
+            return Ok(Response::new(DescribeReply {
+                leader: self.leader(),
+                jobs,
+                ..DescribeReply::default()
+            }));
         };
         let servers = state.servers.iter().map(|(id, m)| {
             let report = heard.get(id);
@@ -268,6 +298,7 @@ impl Control for ControlService {
             shape: state.shape.map(shape_to),
             servers: servers.collect(),
             shards: shards.collect(),
+            jobs: jobs::to_info(&state.jobs),
         }))
     }
 }

@@ -38,16 +38,22 @@ impl Folder {
 
     /// All checkpoints, whole or not, the newest first: by when they were written, then by step.
     pub fn list(&self) -> Vec<PathBuf> {
-        let mut found: Vec<(f64, u64, PathBuf)> = Vec::new();
+        self.manifests().into_iter().map(|(path, _)| path).collect()
+    }
+
+    /// As [`Self::list`], with what each says of itself; `None` where that cannot be read.
+    pub fn manifests(&self) -> Vec<(PathBuf, Option<Manifest>)> {
+        let mut found: Vec<(u64, PathBuf, Option<Manifest>)> = Vec::new();
         for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let Some(step) = name.strip_prefix("step-").and_then(|n| n.parse::<u64>().ok()) else { continue };
             let manifest = fs::read(entry.path().join(MANIFEST_FILE)).ok();
             let manifest = manifest.and_then(|m| serde_json::from_slice::<Manifest>(&m).ok());
-            found.push((manifest.map_or(0.0, |m| m.written), step, entry.path()));
+            found.push((step, entry.path(), manifest));
         }
-        found.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
-        found.into_iter().map(|(_, _, path)| path).collect()
+        let written = |m: &Option<Manifest>| m.as_ref().map_or(0.0, |m| m.written);
+        found.sort_by(|a, b| written(&b.2).total_cmp(&written(&a.2)).then(b.0.cmp(&a.0)));
+        found.into_iter().map(|(_, path, manifest)| (path, manifest)).collect()
     }
 
     /// Where `latest` points; the newest where there is no such file.

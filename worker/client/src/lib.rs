@@ -12,10 +12,12 @@
 //! - [`acks`]: what a worker hears of its pushes.
 //! - [`connect`]: channels, over TCP or the server's Unix socket.
 //! - [`section`]: the shards' images of one step, for a checkpoint.
+//! - [`checkpoints`]: which checkpoints there are, for the control group.
 //! - `initial`: what the servers get when they have no weights yet.
 //! - [`error`]: few kinds, which say what to do.
 
 pub mod acks;
+pub mod checkpoints;
 pub mod chunks;
 pub mod client;
 pub mod connect;

@@ -45,6 +45,8 @@ pub struct Sections {
     pub clocks: Vec<ClockOf>,
     /// Early stopping.
     pub stopping: Stopping,
+    /// The founding of shard 0, which names the job to the control group.
+    pub origin: u64,
 }
 
 /// How far a worker had come on one shard.
@@ -98,6 +100,7 @@ impl Sections {
             layout,
             clocks: Vec::new(),
             stopping: Stopping::default(),
+            origin: 0,
         };
         let mut channels = BTreeMap::new();
         let mut failed = None;
@@ -225,6 +228,9 @@ impl Sections {
             step: Step(m.clock),
             finished: m.finished,
         }));
+        if shard == ShardId(0) {
+            self.origin = section.origin;
+        }
         if let Some(s) = section.stopping.filter(|_| shard == ShardId(0)) {
             let (epoch, loss_sum, correct, count) = (s.epoch, s.loss_sum, s.correct, s.count);
             let evaluated = s.evaluated.then_some(LastEvaluation { epoch, loss_sum, correct, count });

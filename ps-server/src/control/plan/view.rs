@@ -1,5 +1,6 @@
 //! What planning knows: the servers' reports, and what is agreed.
 
+use super::JobReport;
 use crate::{
     control::state::State,
     raft::{Digest, Membership, ReplicaId},
@@ -35,6 +36,8 @@ pub struct ReplicaReport {
     pub membership: Membership,
     pub trouble: String,
     pub digests: Vec<Digest>,
+    /// Of the leader's replica only.
+    pub job: Option<JobReport>,
 }
 
 /// A report and when it came.
@@ -80,6 +83,8 @@ pub struct View<'a> {
     pub patience: Patience,
     /// A random number for a new founding.
     pub origin: u64,
+    /// The time of day, in ms of unix time: for people to read, nothing is decided by it.
+    pub unix_ms: u64,
 }
 
 impl View<'_> {

@@ -1,0 +1,140 @@
+//! Jobs and their checkpoints, as the control group knows them: in `paraft status`, and `paraft checkpoint list`.
+
+use crate::{control, failure::Failure, status::addresses, table};
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+use paraft_proto::{CheckpointInfo, JobInfo};
+use paraft_worker::exit;
+use serde_json::{Value, json};
+use std::{
+    path::PathBuf,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+#[derive(Args)]
+pub struct ListArgs {
+    /// A run's folder, a job file with cluster.addresses, or any server as host:port.
+    pub of: Option<PathBuf>,
+    /// Servers as host:port, comma-separated; one that answers is enough.
+    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
+    pub servers: Vec<String>,
+    /// One JSON object instead of tables.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `paraft checkpoint list`.
+pub fn list(args: &ListArgs) -> Result<i32, Failure> {
+    let servers = addresses(args.of.as_deref(), &args.servers)?;
+    let Some(known) = control::ask(&servers) else {
+        return Err(Failure::new(exit::UNAVAILABLE, "no server answered")
+            .help("`paraft checkpoint inspect FOLDER` shows what is on the disk, without servers"));
+    };
+    if args.json {
+        out!("{}", json!({ "jobs": as_json(&known.jobs) }));
+        return Ok(exit::OK);
+    }
+    if known.jobs.is_empty() {
+        out!("the control group knows of no job");
+    }
+    for job in &known.jobs {
+        out!("{}", headline(job));
+        if job.checkpoints.is_empty() {
+            out!("  no checkpoints");
+            continue;
+        }
+        let mut t = Table::new();
+        t.load_style(presets::NOTHING);
+        t.set_header(["step", "versions", "loss", "bytes", "written", "by", "", "folder"]);
+        for c in &job.checkpoints {
+            t.add_row([
+                c.step.to_string(),
+                versions(c),
+                c.loss.map_or("-".into(), |l| format!("{l:.4}")),
+                table::bytes(c.bytes),
+                ago(c.written_ms),
+                c.worker.map_or("-".into(), |w| format!("w{w}")),
+                marks(job, c),
+                c.path.clone(),
+            ]);
+        }
+        for column in t.column_iter_mut().take(4) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        out!("{t}");
+    }
+    Ok(exit::OK)
+}
+
+/// For `paraft status`: each job with its latest and best checkpoint.
+pub fn print(jobs: &[JobInfo]) {
+    for job in jobs {
+        out!("{}", headline(job));
+        let best = best(job);
+        let shown =
+            job.checkpoints.last().into_iter().chain(best.filter(|b| Some(*b) != job.checkpoints.last()));
+        for c in shown {
+            let loss = c.loss.map_or(String::new(), |l| format!("  loss {l:.4}"));
+            out!("  {}: step {}{loss}  {}  {}", marks(job, c), c.step, ago(c.written_ms), c.path);
+        }
+    }
+}
+
+fn headline(job: &JobInfo) -> String {
+    format!(
+        "job {}  {}  {}  {} workers  {}  log {}  first seen {}",
+        job.name,
+        job.state,
+        job.mode,
+        job.workers,
+        job.durability,
+        job.log,
+        ago(job.first_seen_ms)
+    )
+}
+
+/// Of several folders', the one that was written last.
+fn best(job: &JobInfo) -> Option<&CheckpointInfo> {
+    job.checkpoints.iter().rev().find(|c| c.best)
+}
+
+fn marks(job: &JobInfo, c: &CheckpointInfo) -> String {
+    let latest = (job.checkpoints.last() == Some(c)).then_some("latest");
+    let best = c.best.then_some("best");
+    latest.into_iter().chain(best).collect::<Vec<_>>().join(", ")
+}
+
+fn versions(c: &CheckpointInfo) -> String {
+    match (c.lowest_version, c.highest_version) {
+        (a, b) if a == b => a.to_string(),
+        (a, b) => format!("{a} to {b}"),
+    }
+}
+
+/// A moment for people: how long ago it was, by this machine's clock.
+fn ago(unix_ms: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seconds = now.saturating_sub(Duration::from_millis(unix_ms)).as_secs();
+    let (n, unit) = match seconds {
+        0..120 => (seconds, "s"),
+        120..7_200 => (seconds / 60, "min"),
+        7_200..172_800 => (seconds / 3_600, "h"),
+        _ => (seconds / 86_400, "days"),
+    };
+    format!("{n} {unit} ago")
+}
+
+/// The value of `jobs` in `--json`.
+pub fn as_json(jobs: &[JobInfo]) -> Value {
+    let checkpoint = |c: &CheckpointInfo| {
+        json!({"path": c.path, "step": c.step, "versions": [c.lowest_version, c.highest_version], "bytes": c.bytes,
+               "loss": c.loss, "written_ms": c.written_ms, "worker": c.worker, "best": c.best})
+    };
+    let job = |j: &JobInfo| {
+        json!({"job": j.name, "origin": format!("{:016x}", j.origin), "state": j.state, "mode": j.mode,
+               "workers": j.workers, "durability": j.durability, "log": j.log, "first_seen_ms": j.first_seen_ms,
+               "latest": j.checkpoints.last().map(checkpoint), "best": best(j).map(checkpoint),
+               "checkpoints": j.checkpoints.iter().map(checkpoint).collect::<Vec<_>>()})
+    };
+    jobs.iter().map(job).collect()
+}

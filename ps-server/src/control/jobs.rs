@@ -1,0 +1,220 @@
+//! The jobs of a fleet and their checkpoints, as far as they are agreed on: a part of the agreed state.
+//!
+//! A job is named by the founding of shard 0 that it runs in: two jobs of the same name on one fleet differ in it.
+//! What a job is comes from its shards, who hold it in their own logs; what checkpoints there are comes from the
+//! workers that write them. Nothing here is needed to train: it is what is left to ask when they are gone.
+
+use paraft_common::{Durability, LogForm, Mode, ShardId, WorkerId};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+/// Jobs that do not run any more are listed until there are more than this many of them.
+pub const MAX_ENDED_JOBS: usize = 16;
+/// Checkpoints of a job that are listed: the newest, and the best.
+pub const MAX_CHECKPOINTS: usize = 64;
+/// The longest path of a checkpoint, in bytes.
+pub const MAX_PATH_BYTES: usize = 1024;
+
+/// What a job is; fixed from its beginning.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobFacts {
+    /// Its name, at most [`JobFacts::NAME_CHARS`] characters of it.
+    pub name: String,
+    /// BSP, SSP(s) or ASP.
+    pub mode: Mode,
+    /// The workers that it was made for, from 1.
+    pub workers: u32,
+    /// What an acknowledged push survives.
+    pub durability: Durability,
+    /// Which way into the log it asked for.
+    pub log: LogForm,
+}
+
+impl JobFacts {
+    /// Characters of a job's name that are kept.
+    pub const NAME_CHARS: usize = 200;
+}
+
+/// Whether a job goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JobState {
+    /// Some worker has something to do, or will when it comes back.
+    Running,
+    /// Every worker that was left has finished, on every shard.
+    Finished,
+    /// A shard has lost its state before the job had finished; a checkpoint is where it can go on from.
+    Lost,
+}
+
+impl JobState {
+    /// The word in status.
+    pub fn name(self) -> &'static str {
+        match self {
+            JobState::Running => "running",
+            JobState::Finished => "finished",
+            JobState::Lost => "lost",
+        }
+    }
+}
+
+/// A checkpoint, as the worker that wrote it tells.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// Its folder, on the worker's host.
+    pub path: String,
+    /// The step that it was cut at.
+    pub step: u64,
+    /// The lowest and the highest version of a bucket in it.
+    pub versions: (u64, u64),
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// The held-out loss there, once it is known.
+    pub loss: Option<f64>,
+    /// When it was written, in ms of unix time, by the clock of its writer.
+    pub written_ms: u64,
+    /// Who wrote it; `None`: it was in the folder before this job began.
+    pub worker: Option<WorkerId>,
+    /// It is the one with the lowest held-out loss in its folder.
+    pub best: bool,
+}
+
+/// A job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// The founding of each shard that it runs in; shard 0's names the job.
+    pub shards: BTreeMap<ShardId, u64>,
+    /// What it is.
+    pub facts: JobFacts,
+    /// Whether it goes on.
+    pub state: JobState,
+    /// When the control group first heard of it, in ms of unix time, by the clock of its leader then.
+    pub first_seen_ms: u64,
+    /// Its checkpoints, the latest last; at most [`MAX_CHECKPOINTS`].
+    pub checkpoints: Vec<Checkpoint>,
+}
+
+impl Job {
+    /// What names it: the founding of shard 0.
+    pub fn origin(&self) -> u64 {
+        self.shards.get(&ShardId(0)).copied().unwrap_or(0)
+    }
+
+    /// The checkpoint that was written last.
+    pub fn latest(&self) -> Option<&Checkpoint> {
+        self.checkpoints.last()
+    }
+
+    /// What must change so that the checkpoints in `folder` are these; `None`: nothing. What `held` does not know (who
+    /// wrote one, its loss) stays as it is.
+    pub fn difference(&self, folder: &str, mut held: Vec<Checkpoint>) -> Option<Difference> {
+        for h in &mut held {
+            if let Some(known) = self.checkpoints.iter().find(|k| k.path == h.path && k.step == h.step)
+                && known.written_ms == h.written_ms
+            {
+                h.worker = h.worker.or(known.worker);
+                h.loss = h.loss.or(known.loss);
+            }
+        }
+        let there: BTreeSet<&str> = held.iter().map(|h| h.path.as_str()).collect();
+        let gone = self.checkpoints.iter().map(|k| &k.path);
+        let gone: Vec<String> =
+            gone.filter(|p| is_in(p, folder) && !there.contains(p.as_str())).cloned().collect();
+        held.retain(|h| !self.checkpoints.contains(h));
+        // What would be let go at once is not worth an entry of the log.
+        if self.checkpoints.len() >= MAX_CHECKPOINTS {
+            let oldest = self.checkpoints.iter().filter(|k| !k.best).map(|k| k.written_ms).min();
+            let known = |h: &Checkpoint| self.checkpoints.iter().any(|k| k.path == h.path);
+            held.retain(|h| h.best || known(h) || Some(h.written_ms) > oldest);
+        }
+        (!held.is_empty() || !gone.is_empty()).then_some(Difference { held, gone })
+    }
+
+    fn change(&mut self, d: &Difference) {
+        self.checkpoints.retain(|c| !d.gone.contains(&c.path));
+        for h in &d.held {
+            // Also where one list names a path twice: it comes from the network.
+            self.checkpoints.retain(|c| c.path != h.path);
+            self.checkpoints.push(h.clone());
+        }
+        self.checkpoints
+            .sort_by(|a, b| (a.written_ms, a.step, &a.path).cmp(&(b.written_ms, b.step, &b.path)));
+        while self.checkpoints.len() > MAX_CHECKPOINTS {
+            let oldest = self.checkpoints.iter().position(|c| !c.best).unwrap_or(0);
+            self.checkpoints.remove(oldest);
+        }
+    }
+}
+
+/// Whether `path` is directly in `folder`.
+pub fn is_in(path: &str, folder: &str) -> bool {
+    Path::new(path).parent() == Some(Path::new(folder))
+}
+
+/// A change of a job's checkpoints.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Difference {
+    /// There, and as they are now.
+    pub held: Vec<Checkpoint>,
+    /// Paths of those that are not there any more.
+    pub gone: Vec<String>,
+}
+
+/// All jobs that are known, the latest last.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Jobs(Vec<Job>);
+
+impl Jobs {
+    /// All of them, the latest last.
+    pub fn iter(&self) -> std::slice::Iter<'_, Job> {
+        self.0.iter()
+    }
+
+    /// The job of this name: see [`Job::origin`].
+    pub fn get(&self, origin: u64) -> Option<&Job> {
+        self.0.iter().find(|j| j.origin() == origin)
+    }
+
+    pub(super) fn note(
+        &mut self,
+        shards: &BTreeMap<ShardId, u64>,
+        facts: &JobFacts,
+        state: JobState,
+        seen_ms: u64,
+    ) {
+        let named = shards.get(&ShardId(0)).copied().unwrap_or(0);
+        if let Some(job) = self.0.iter_mut().find(|j| j.origin() == named) {
+            (job.shards, job.facts, job.state) = (shards.clone(), facts.clone(), state);
+        } else {
+            let (shards, facts) = (shards.clone(), facts.clone());
+            self.0.push(Job { shards, facts, state, first_seen_ms: seen_ms, checkpoints: Vec::new() });
+        }
+        self.forget();
+    }
+
+    /// False where there is no such job.
+    pub(super) fn note_checkpoints(&mut self, origin: u64, difference: &Difference) -> bool {
+        let job = self.0.iter_mut().find(|j| j.origin() == origin);
+        job.map(|j| j.change(difference)).is_some()
+    }
+
+    /// The shard begins anew: what ran in an earlier founding of it, and had not finished, is lost.
+    pub(super) fn begun_anew(&mut self, shard: ShardId, origin: u64) {
+        let lost = |j: &&mut Job| {
+            j.state == JobState::Running && j.shards.get(&shard).is_some_and(|before| *before != origin)
+        };
+        self.0.iter_mut().filter(lost).for_each(|j| j.state = JobState::Lost);
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        let ended = |j: &Job| j.state != JobState::Running;
+        while self.0.iter().filter(|j| ended(j)).count() > MAX_ENDED_JOBS
+            && let Some(oldest) = self.0.iter().position(ended)
+        {
+            self.0.remove(oldest);
+        }
+    }
+}

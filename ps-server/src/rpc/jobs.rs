@@ -1,0 +1,129 @@
+//! Jobs and checkpoints of the control group, and their wire types.
+
+use crate::control::{Checkpoint, Job, JobFacts, JobReport, Jobs, MAX_CHECKPOINTS, MAX_PATH_BYTES, is_in};
+use paraft_common::{LogForm, WorkerId};
+use paraft_proto::{CheckpointInfo, JobInfo, NoteCheckpointsRequest};
+
+/// For the wire.
+pub fn to_report(job: &JobReport) -> paraft_proto::JobReport {
+    paraft_proto::JobReport {
+        name: job.facts.name.clone(),
+        mode: job.facts.mode.to_string(),
+        workers: job.facts.workers,
+        durability: job.facts.durability.name().into(),
+        log: job.facts.log.to_string(),
+        shards: job.shards,
+        finished: job.finished,
+    }
+}
+
+/// A report from the wire; `None`: of a kind that this version does not know.
+pub fn from_report(job: paraft_proto::JobReport) -> Option<JobReport> {
+    let forms = [LogForm::Updates, LogForm::Images, LogForm::Auto];
+    Some(JobReport {
+        facts: JobFacts {
+            mode: job.mode.parse().ok()?,
+            workers: job.workers,
+            durability: job.durability.parse().ok()?,
+            log: forms.into_iter().find(|f| f.to_string() == job.log)?,
+            name: job.name.chars().take(JobFacts::NAME_CHARS).collect(),
+        },
+        shards: job.shards,
+        finished: job.finished,
+    })
+}
+
+/// All jobs, for whoever asks.
+pub fn to_info(jobs: &Jobs) -> Vec<JobInfo> {
+    let checkpoint = |c: &Checkpoint| CheckpointInfo {
+        path: c.path.clone(),
+        step: c.step,
+        lowest_version: c.versions.0,
+        highest_version: c.versions.1,
+        bytes: c.bytes,
+        loss: c.loss,
+        written_ms: c.written_ms,
+        worker: c.worker.map(|w| w.0),
+        best: c.best,
+    };
+    let job = |j: &Job| JobInfo {
+        origin: j.origin(),
+        name: j.facts.name.clone(),
+        mode: j.facts.mode.to_string(),
+        workers: j.facts.workers,
+        durability: j.facts.durability.name().into(),
+        log: j.facts.log.to_string(),
+        state: j.state.name().into(),
+        first_seen_ms: j.first_seen_ms,
+        checkpoints: j.checkpoints.iter().map(checkpoint).collect(),
+    };
+    jobs.iter().map(job).collect()
+}
+
+/// What a worker tells, checked: the agreed state must not grow with what anyone sends.
+pub fn held_in(request: NoteCheckpointsRequest) -> Result<Vec<Checkpoint>, String> {
+    let NoteCheckpointsRequest { folder, held, .. } = request;
+    if held.len() > MAX_CHECKPOINTS {
+        return Err(format!("{} checkpoints at once; at most {MAX_CHECKPOINTS} are kept", held.len()));
+    }
+    if folder.len() > MAX_PATH_BYTES {
+        return Err(format!("the folder's path has {} bytes; at most {MAX_PATH_BYTES} go", folder.len()));
+    }
+    let checked = |c: CheckpointInfo| {
+        if !is_in(&c.path, &folder) || c.path.len() > MAX_PATH_BYTES {
+            return Err(format!(
+                "`{}` is no checkpoint in `{folder}` with a path of at most {MAX_PATH_BYTES} bytes",
+                c.path
+            ));
+        }
+        Ok(Checkpoint {
+            path: c.path,
+            step: c.step,
+            versions: (c.lowest_version, c.highest_version),
+            bytes: c.bytes,
+            loss: c.loss.filter(|l| l.is_finite()),
+            written_ms: c.written_ms,
+            worker: c.worker.map(WorkerId),
+            best: c.best,
+        })
+    };
+    held.into_iter().map(checked).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_common::{Durability, Mode};
+
+    fn told(paths: &[&str]) -> NoteCheckpointsRequest {
+        let held = paths.iter().map(|p| CheckpointInfo { path: p.to_string(), ..CheckpointInfo::default() });
+        NoteCheckpointsRequest { job: 1, folder: "/c".into(), held: held.collect() }
+    }
+
+    #[test]
+    fn what_is_told_is_bounded_and_in_its_folder() {
+        assert_eq!(held_in(told(&["/c/a", "/c/b"])).expect("as it should be").len(), 2);
+        let long = format!("/c/{}", "a".repeat(MAX_PATH_BYTES));
+        for path in ["/d/a", "/c/a/b", "/c", "", "/", long.as_str()] {
+            assert!(held_in(told(&[path])).is_err(), "{path}");
+        }
+        assert!(held_in(told(&vec!["/c/a"; MAX_CHECKPOINTS])).is_ok());
+        assert!(held_in(told(&vec!["/c/a"; MAX_CHECKPOINTS + 1])).is_err());
+        // A loss that is not equal to itself would be agreed on for ever.
+        let mut nan = told(&["/c/a"]);
+        nan.held[0].loss = Some(f64::NAN);
+        assert_eq!(held_in(nan).expect("the rest counts")[0].loss, None);
+    }
+
+    #[test]
+    fn a_job_reads_back_as_it_was_told() {
+        for log in [LogForm::Updates, LogForm::Images, LogForm::Auto] {
+            let name = "a".repeat(JobFacts::NAME_CHARS);
+            let durability = Durability::Leader;
+            let facts = JobFacts { name, mode: Mode::Ssp(3), workers: 2, durability, log };
+            let job = JobReport { facts, shards: 3, finished: true };
+            assert_eq!(from_report(to_report(&job)), Some(job));
+        }
+        assert_eq!(from_report(paraft_proto::JobReport::default()), None, "no mode that this build knows");
+    }
+}
