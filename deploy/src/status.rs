@@ -59,17 +59,29 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
             Ok(r) => print(r, args.digest),
         }
     }
-    if let Some(fleet) = control::describe(&addresses) {
-        match args.json {
-            true => out!("{}", control::as_json(&fleet)),
-            false => control::print(&fleet),
-        }
-    }
     let silent = replies.iter().filter(|r| r.is_err()).count();
     if silent == replies.len() {
         return Err(Failure::new(exit::UNAVAILABLE, "no server answered"));
     }
-    Ok(exit::OK)
+    let (fleet, trouble) = match control::agreeing(&addresses) {
+        Ok(fleet) => (Some(fleet), None),
+        Err((last_known, why)) => (last_known, Some(why)),
+    };
+    if let Some(fleet) = &fleet {
+        match args.json {
+            true => out!("{}", control::as_json(fleet)),
+            false => control::print(fleet),
+        }
+    }
+    match trouble {
+        None => Ok(exit::OK),
+        Some(why) => {
+            if args.json {
+                out!("{}", json!({ "trouble": why }));
+            }
+            Err(Failure::new(exit::UNAVAILABLE, why))
+        }
+    }
 }
 
 /// The servers of a run's folder, of a job file, or as they were given.
