@@ -78,13 +78,15 @@ pub fn describe(servers: &[String]) -> Option<DescribeReply> {
 /// What a leader knows that has a majority behind it: one that answers now, since a leader notices a crash only after a
 /// while. One that is being elected is waited for. `Err`: what a leader without a majority knows, where there is one,
 /// and why nothing can be agreed on.
-pub fn agreeing(servers: &[String]) -> Result<DescribeReply, (Option<DescribeReply>, String)> {
+pub fn agreeing(servers: &[String]) -> Result<DescribeReply, (Option<Box<DescribeReply>>, String)> {
     let deadline = Instant::now() + ELECTION;
     loop {
         let answers = block_on(everyone(servers)).unwrap_or_default();
         match leads(&answers) {
             Some(d) if d.can_agree() => return Ok(d.clone()),
-            known if Instant::now() > deadline => return Err((known.cloned(), no_leader(&answers))),
+            known if Instant::now() > deadline => {
+                return Err((known.cloned().map(Box::new), no_leader(&answers)));
+            }
             _ => std::thread::sleep(Duration::from_millis(100)),
         }
     }

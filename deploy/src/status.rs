@@ -64,7 +64,7 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
         return Err(Failure::new(exit::UNAVAILABLE, "no server answered"));
     }
     let (fleet, trouble) = match control::agreeing(&addresses) {
-        Ok(fleet) => (Some(fleet), None),
+        Ok(fleet) => (Some(Box::new(fleet)), None),
         Err((last_known, why)) => (last_known, Some(why)),
     };
     if let Some(fleet) = &fleet {

@@ -34,7 +34,8 @@ pub(super) fn explain(table: &Table, error: &toml::de::Error) -> Problem {
         let (parent, last) = key.rsplit_once('.').unwrap_or(("", &key));
         let place = if parent.is_empty() { "a job".to_string() } else { format!("[{parent}]") };
         let there = words.get(1..).unwrap_or_default();
-        let message = format!("{key}: unknown key `{last}`; {place} takes {}", list(there));
+        let takes = if there.is_empty() { "no other keys with this kind".into() } else { list(there) };
+        let message = format!("{key}: unknown key `{last}`; {place} takes {takes}");
         let remedy = meant(last, parent, there).map(|m| format!("did you mean {m}?"));
         return Problem { message, remedy, key: Some(key) };
     }
@@ -144,11 +145,12 @@ fn probe(path: &[String], kind: Option<&str>, key: &str) -> String {
 /// Whole keys of a job, below `path`.
 fn known_keys(path: &[String]) -> Vec<String> {
     let mut said = vec![probe(path, None, PROBE)];
+    let mut keys = Vec::new();
     if said[0].starts_with("missing field `kind`") {
         let kinds = quoted(&probe(path, None, "kind"));
+        keys.push([path, &["kind".into()]].concat().join("."));
         said = kinds.iter().skip(1).map(|kind| probe(path, Some(kind), PROBE)).collect();
     }
-    let mut keys = Vec::new();
     for said in said.iter().filter(|s| s.starts_with(&format!("unknown field `{PROBE}`"))) {
         for field in quoted(said).into_iter().skip(1) {
             let path = [path, &[field]].concat();
@@ -172,11 +174,15 @@ fn meant(wrong: &str, parent: &str, there: &[String]) -> Option<String> {
         return Some(same.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(" or "));
     }
     let here = there.iter().map(|w| (distance(wrong, w), w)).min().filter(|(d, _)| *d <= 3);
-    let anywhere = || all.iter().map(|k| (distance(wrong, &last(k)), k)).min().filter(|(d, _)| *d <= 2);
+    // Elsewhere only what is hardly another word; the same table first.
+    let near = |d: usize| 3 * d <= wrong.len();
+    let elsewhere = |k: &String| k.rsplit_once('.').map_or("", |(p, _)| p) != parent;
+    let anywhere =
+        all.iter().map(|k| (distance(wrong, &last(k)), elsewhere(k), k)).filter(|(d, ..)| near(*d));
     match here {
         Some((_, w)) if parent.is_empty() => Some(format!("`{w}`")),
         Some((_, w)) => Some(format!("`{parent}.{w}`")),
-        None => anywhere().map(|(_, k)| format!("`{k}`")),
+        None => anywhere.min().map(|(.., k)| format!("`{k}`")),
     }
 }
 
@@ -280,6 +286,8 @@ mod tests {
                 &["cluster.batch=3"],
                 &["cluster.batch: unknown key `batch`; [cluster] takes", "`train.batch`?"],
             ),
+            ("", &["model.kinds=mlp"], &["did you mean `model.kind`?"]),
+            ("", &["data.foo=1"], &["unknown key `foo`; [data] takes no other keys with this kind"]),
             ("", &["epoch=3"], &["`train.epochs`?"]),
             ("", &["train.epoch=3"], &["`train.epochs`?"]),
             ("[train]\nepocs = 3", &[], &["job.toml:7: train.epocs: unknown key", "`train.epochs`?"]),
