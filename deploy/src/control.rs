@@ -153,7 +153,11 @@ pub fn drain(args: &DrainArgs) -> Result<i32, Failure> {
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     let mut noted = false;
     loop {
-        let fleet = agreeing(&servers).map_err(|(_, why)| unable(why))?;
+        let fleet = match agreeing(&servers) {
+            Ok(fleet) => fleet,
+            Err(_) if Instant::now() < deadline => continue, // an election may take longer
+            Err((_, why)) => return Err(unable(why)),
+        };
         let Some(now) = progress(&fleet, server) else {
             return Err(Failure::new(exit::CONFIG, format!("{server} is gone")));
         };
