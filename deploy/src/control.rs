@@ -3,12 +3,13 @@
 use crate::{failure::Failure, jobs, status::addresses, table};
 use clap::Args;
 use comfy_table::{Table, presets};
+use futures::{StreamExt, stream::FuturesUnordered};
 use paraft_common::ServerId;
-use paraft_proto::{DescribeReply, JobInfo};
+use paraft_proto::{DescribeReply, JobInfo, no_leader};
 use paraft_worker::exit;
 use serde_json::json;
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::BTreeSet,
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -33,39 +34,103 @@ pub struct DrainArgs {
 
 const PATIENCE: Duration = Duration::from_secs(6);
 
-/// What the control group knows.
-pub struct Known {
-    /// In the words of its leader; `None` where it has none at present.
-    pub fleet: Option<DescribeReply>,
-    /// The leader's, or else those that a server knows that answered.
-    pub jobs: Vec<JobInfo>,
-}
+/// An answer that takes longer comes from a server that is stopped.
+const ASK: Duration = Duration::from_secs(2);
+/// Longer than an election in a fleet that is well.
+const ELECTION: Duration = Duration::from_secs(2);
 
-/// Asks these servers, and the one that they say leads the control group. `None`: nobody answers.
-pub fn ask(servers: &[String]) -> Option<Known> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-    let mut next: VecDeque<String> = servers.iter().cloned().collect();
-    let mut asked = BTreeSet::new();
-    let mut known: Option<Known> = None;
-    while let Some(address) = next.pop_front() {
-        if !asked.insert(address.clone()) {
-            continue;
+type Answers = Vec<(String, Result<DescribeReply, String>)>;
+
+/// Asks these servers at once what the control group knows, then those that they name, until `enough`.
+async fn ask_all(servers: &[String], enough: impl Fn(&DescribeReply) -> bool) -> Answers {
+    let ask = async |a: String| {
+        let reply = paraft_client::describe(&a, ASK).await;
+        (a, reply)
+    };
+    let mut asked: BTreeSet<String> = servers.iter().cloned().collect();
+    let mut waiting: FuturesUnordered<_> = asked.iter().cloned().map(ask).collect();
+    let mut answers = Answers::new();
+    while let Some((address, reply)) = waiting.next().await {
+        let last = reply.as_ref().is_ok_and(&enough);
+        if let Ok(d) = &reply {
+            let named = d.servers.iter().map(|s| &s.address).chain([&d.leader]).filter(|a| !a.is_empty());
+            waiting.extend(named.filter(|a| asked.insert((*a).clone())).cloned().map(ask));
         }
-        let Ok(reply) = runtime.block_on(paraft_client::describe(&address, PATIENCE)) else { continue };
-        if reply.fleet != 0 {
-            return Some(Known { jobs: reply.jobs.clone(), fleet: Some(reply) });
+        answers.push((address, reply));
+        if last {
+            break;
         }
-        next.extend(Some(reply.leader).filter(|l| !l.is_empty()));
-        let others = known.map(|k| k.jobs).unwrap_or_default();
-        let jobs = if others.is_empty() { reply.jobs } else { others };
-        known = Some(Known { fleet: None, jobs });
     }
-    known
+    answers
 }
 
-/// What the leader of the control group knows, where one of these servers is it or knows it.
+fn block_on<T>(what: impl Future<Output = T>) -> Option<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.ok().map(|r| r.block_on(what))
+}
+
+fn leads(answers: &Answers) -> Option<&DescribeReply> {
+    let known = || answers.iter().filter_map(|(_, r)| r.as_ref().ok()).filter(|d| d.fleet != 0);
+    known().find(|d| d.can_agree()).or_else(|| known().next())
+}
+
+/// What the leader of the control group knows; also that of one that has lost its majority.
 pub fn describe(servers: &[String]) -> Option<DescribeReply> {
-    ask(servers)?.fleet
+    let answers = block_on(ask_all(servers, |d| d.fleet != 0 && d.can_agree()))?;
+    leads(&answers).cloned()
+}
+
+/// The jobs that the leader of the control group knows, or else those that a server knows that answers: they are agreed
+/// on. `None`: nobody answers.
+pub fn jobs(servers: &[String]) -> Option<Vec<JobInfo>> {
+    let answers = block_on(ask_all(servers, |d| d.fleet != 0 && d.can_agree()))?;
+    let leader = leads(&answers).map(|d| d.jobs.clone());
+    leader.or_else(|| answers.iter().any(|(_, r)| r.is_ok()).then(|| jobs_of(&answers)))
+}
+
+fn jobs_of(answers: &Answers) -> Vec<JobInfo> {
+    let known = answers.iter().filter_map(|(_, r)| r.as_ref().ok()).map(|d| &d.jobs);
+    known.max_by_key(|jobs| jobs.len()).cloned().unwrap_or_default()
+}
+
+/// Nothing can be agreed on.
+pub struct NoMajority {
+    /// What a leader knows that has lost its majority and does not know it, where there is one.
+    pub fleet: Option<Box<DescribeReply>>,
+    /// The jobs, as far as a server knows that answers.
+    pub jobs: Vec<JobInfo>,
+    /// Who does not answer, and what to do.
+    pub why: String,
+}
+
+/// What a leader knows that has a majority behind it: one that answers now, since a leader notices a crash only after a
+/// while. One that is being elected is waited for.
+pub fn agreeing(servers: &[String]) -> Result<DescribeReply, NoMajority> {
+    let deadline = Instant::now() + ELECTION;
+    loop {
+        let answers = block_on(everyone(servers)).unwrap_or_default();
+        match leads(&answers) {
+            Some(d) if d.can_agree() => return Ok(d.clone()),
+            known if Instant::now() > deadline => {
+                let fleet = known.cloned().map(Box::new);
+                return Err(NoMajority { fleet, jobs: jobs_of(&answers), why: no_leader(&answers) });
+            }
+            _ => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+/// Asks these servers, and those of their fleet that are not among them. Who does not answer is noted as silent.
+async fn everyone(servers: &[String]) -> Answers {
+    let mut answers = ask_all(servers, |_| false).await;
+    let answered: BTreeSet<String> =
+        answers.iter().filter(|(_, r)| r.is_ok()).map(|(a, _)| a.clone()).collect();
+    for fleet in answers.iter_mut().filter_map(|(_, r)| r.as_mut().ok()) {
+        let silent: Vec<u64> =
+            fleet.servers.iter().filter(|s| !answered.contains(&s.address)).map(|s| s.server).collect();
+        silent.into_iter().for_each(|s| fleet.note_silent(s));
+    }
+    answers
 }
 
 pub fn drain(args: &DrainArgs) -> Result<i32, Failure> {
@@ -75,6 +140,8 @@ pub fn drain(args: &DrainArgs) -> Result<i32, Failure> {
     };
     let server = ServerId(args.server.trim_start_matches('s').parse().map_err(|_| bad())?);
     let servers = addresses(args.of.as_deref(), &args.servers)?;
+    let unable = |why: String| Failure::new(exit::UNAVAILABLE, why);
+    agreeing(&servers).map_err(|e| unable(e.why))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Failure::new(exit::IO, format!("no runtime: {e}")))?;
     let deadline = Instant::now() + PATIENCE;
@@ -97,7 +164,7 @@ pub fn drain(args: &DrainArgs) -> Result<i32, Failure> {
         std::thread::sleep(Duration::from_millis(100));
     };
     if !accepted {
-        return Err(Failure::new(exit::UNAVAILABLE, format!("no server could take the order: {why}"))
+        return Err(unable(format!("no server could take the order: {why}"))
             .help("name every server of the fleet with --servers"));
     }
     if args.undo {
@@ -105,34 +172,100 @@ pub fn drain(args: &DrainArgs) -> Result<i32, Failure> {
         return Ok(exit::OK);
     }
     let deadline = Instant::now() + Duration::from_secs(args.wait);
+    let mut noted = false;
     loop {
-        let Some(fleet) = describe(&servers) else {
-            return Err(Failure::new(exit::UNAVAILABLE, "the control group does not answer any more"));
+        let fleet = match agreeing(&servers) {
+            Ok(fleet) => fleet,
+            Err(_) if Instant::now() < deadline => continue, // an election may take longer
+            Err(e) => return Err(unable(e.why)),
         };
-        let Some(info) = fleet.servers.iter().find(|s| s.server == server.0) else {
+        let Some(now) = progress(&fleet, server) else {
             return Err(Failure::new(exit::CONFIG, format!("{server} is gone")));
         };
-        let wanted = fleet.shape.as_ref().map_or(1, |s| s.replicas) as usize;
-        let others = fleet.servers.iter().filter(|s| s.state == "up").count();
-        if info.leads == 0 && info.holds == 0 {
-            out!("{server} is empty: it can be stopped");
-            return Ok(exit::OK);
-        }
-        if info.leads == 0 && others < wanted {
-            out!(
-                "{server} leads nothing any more; its {} replicas stay, since {others} other servers cannot hold {wanted} replicas of a shard. It can be stopped: the others go on",
-                info.holds
-            );
-            return Ok(exit::OK);
-        }
-        if Instant::now() > deadline {
-            let what = format!("{server} still leads {} and holds {} replicas", info.leads, info.holds);
-            return Err(
-                Failure::new(exit::UNAVAILABLE, what).help("it goes on; ask again, or see `paraft status`")
-            );
+        match now {
+            Draining::Done(what) => {
+                out!("{what}");
+                return Ok(exit::OK);
+            }
+            Draining::Goes(what) if Instant::now() > deadline => {
+                return Err(unable(what).help("it goes on; ask again, or see `paraft status`"));
+            }
+            Draining::Needed(what) if Instant::now() > deadline => {
+                return Err(unable(what).help(format!(
+                    "start the silent servers again, each with its own --data, and ask again; `paraft drain {} --undo` \
+                     takes the draining back",
+                    server.0
+                )));
+            }
+            Draining::Needed(what) if !noted && fleet.silent().next().is_some() => {
+                eprintln!("{what}; waiting for that to change");
+                noted = true;
+            }
+            Draining::Goes(_) | Draining::Needed(_) => {}
         }
         std::thread::sleep(Duration::from_millis(100));
     }
+}
+
+/// How far a server is emptied, in words.
+#[derive(Debug, PartialEq)]
+enum Draining {
+    /// It can be stopped.
+    Done(String),
+    /// It still holds something that others can take.
+    Goes(String),
+    /// Nothing more can be moved, but a group would have no majority without it.
+    Needed(String),
+}
+
+/// `None`: there is no such server.
+fn progress(fleet: &DescribeReply, server: ServerId) -> Option<Draining> {
+    let info = fleet.servers.iter().find(|s| s.server == server.0)?;
+    let wanted = fleet.shape.as_ref().map_or(1, |s| s.replicas) as usize;
+    let others = fleet.servers.iter().filter(|s| s.state == "up").count();
+    let silent: Vec<String> = fleet
+        .silent()
+        .filter(|s| s.server != server.0)
+        .map(|s| format!("s{} ({})", s.server, s.address))
+        .collect();
+    let is = if silent.len() == 1 { "is" } else { "are" };
+    // What a silent one said last may be long past; the others know better whether they count on it.
+    let (leads, holds) = match info.state.as_str() {
+        "silent" => (0, fleet.shards.iter().filter(|s| s.voters.contains(&server.0)).count() as u32),
+        _ => (info.leads, info.holds),
+    };
+    let stays = leads == 0 && others < wanted;
+    if leads > 0 || holds > 0 && !stays {
+        return Some(Draining::Goes(format!("{server} still leads {leads} and holds {holds} replicas")));
+    }
+    let has = match holds {
+        0 => format!("{server} is empty"),
+        _ => format!(
+            "{server} leads nothing any more; its {holds} replicas stay, since {others} other servers cannot hold \
+             {wanted} replicas of a shard"
+        ),
+    };
+    let groups = fleet.depend_on(server.0);
+    if !groups.is_empty() {
+        let why = match silent.is_empty() {
+            true => String::new(),
+            false => format!("{} {is} silent, and ", silent.join(", ")),
+        };
+        let groups = groups.join(", ");
+        return Some(Draining::Needed(format!(
+            "{has}, but do not stop it: {why}without it there is no majority for {groups}"
+        )));
+    }
+    Some(Draining::Done(match (silent.is_empty(), holds) {
+        (true, 0) => format!("{has}: it can be stopped"),
+        (true, _) => format!("{has}. It can be stopped: the others go on"),
+        (false, _) => {
+            format!(
+                "{has}. It can be stopped, though {} {is} silent: the others are a majority",
+                silent.join(", ")
+            )
+        }
+    }))
 }
 
 pub fn print(fleet: &DescribeReply) {
@@ -181,11 +314,68 @@ pub fn as_json(fleet: &DescribeReply) -> serde_json::Value {
         .iter()
         .map(|s| {
             json!({"shard": s.shard, "state": s.state, "voters": s.voters, "learners": s.learners,
-                   "leader": s.leader, "trouble": s.trouble})
+                   "leader": s.leader, "silent": s.silent, "trouble": s.trouble})
         })
         .collect();
     json!({"fleet": format!("{:016x}", fleet.fleet), "generation": fleet.generation,
+           "control": {"voters": fleet.control_voters, "silent": fleet.control_silent},
            "shape": {"shards": shape.shards, "replicas": shape.replicas, "durability": shape.durability},
            "leader": fleet.leader.split_whitespace().next(),
            "servers": servers, "placement": shards, "jobs": jobs::as_json(&fleet.jobs)})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_proto::{FleetShape, ServerInfo, ShardInfo};
+
+    /// Server 1 is drained; shard 0 has replicas on `shard`, of which those on `silent` do not answer.
+    fn fleet(servers: u64, control: &[u64], shard: &[u64], silent: &[u64]) -> DescribeReply {
+        let of = |voters: &[u64]| voters.iter().copied().filter(|v| silent.contains(v)).collect();
+        let server = |server| ServerInfo {
+            server,
+            address: format!("h{server}:1"),
+            state: match (silent.contains(&server), server) {
+                (true, _) => "silent",
+                (false, 1) => "draining",
+                (false, _) => "up",
+            }
+            .into(),
+            holds: u32::from(shard.contains(&server)),
+            ..ServerInfo::default()
+        };
+        DescribeReply {
+            shape: Some(FleetShape { shards: 1, replicas: 3, durability: String::new() }),
+            servers: (0..servers).map(server).collect(),
+            shards: vec![ShardInfo { voters: shard.to_vec(), silent: of(shard), ..ShardInfo::default() }],
+            control_voters: control.to_vec(),
+            control_silent: of(control),
+            ..DescribeReply::default()
+        }
+    }
+
+    #[test]
+    fn a_server_can_be_stopped_when_nothing_needs_it() {
+        let all = &[0, 1, 2][..];
+        for (fleet, words) in [
+            (fleet(4, &[0, 2, 3], &[0, 2, 3], &[]), "done: s1 is empty: it can be stopped"),
+            (fleet(3, all, all, &[]), "done: s1 leads nothing any more; its 1 replicas stay"),
+            (fleet(3, all, all, &[2]), "needed: s1 leads nothing any more; its 1 replicas stay"),
+            (fleet(4, &[0, 2, 3], all, &[]), "goes: s1 still leads 0 and holds 1 replicas"),
+            // Nothing is left on it but its vote on placement.
+            (fleet(4, all, &[0, 2, 3], &[2]), "needed: s1 is empty, but do not stop it: s2 (h2:1) is silent"),
+            (fleet(5, &[0, 1, 2, 3, 4], &[0, 3, 4], &[2]), "done: s1 is empty. It can be stopped, though s2"),
+            (fleet(5, &[0, 1, 2, 3, 4], &[0, 3, 4], &[2, 4]), "needed: s1 is empty, but do not stop it: s2"),
+            // It is stopped already, and the others have taken everything over.
+            (fleet(4, &[0, 2, 3], &[0, 2, 3], &[1]), "done: s1 is empty: it can be stopped"),
+        ] {
+            let said = match progress(&fleet, ServerId(1)).expect("it is there") {
+                Draining::Done(s) => format!("done: {s}"),
+                Draining::Goes(s) => format!("goes: {s}"),
+                Draining::Needed(s) => format!("needed: {s}"),
+            };
+            assert!(said.starts_with(words), "{said}\n{words}");
+        }
+        assert_eq!(progress(&fleet(3, all, all, &[]), ServerId(9)), None);
+    }
 }

@@ -26,18 +26,18 @@ pub struct ListArgs {
 /// `paraft checkpoint list`.
 pub fn list(args: &ListArgs) -> Result<i32, Failure> {
     let servers = addresses(args.of.as_deref(), &args.servers)?;
-    let Some(known) = control::ask(&servers) else {
+    let Some(jobs) = control::jobs(&servers) else {
         return Err(Failure::new(exit::UNAVAILABLE, "no server answered")
             .help("`paraft checkpoint inspect FOLDER` shows what is on the disk, without servers"));
     };
     if args.json {
-        out!("{}", json!({ "jobs": as_json(&known.jobs) }));
+        out!("{}", json!({ "jobs": as_json(&jobs) }));
         return Ok(exit::OK);
     }
-    if known.jobs.is_empty() {
+    if jobs.is_empty() {
         out!("the control group knows of no job");
     }
-    for job in &known.jobs {
+    for job in &jobs {
         out!("{}", headline(job));
         if job.checkpoints.is_empty() {
             out!("  no checkpoints");

@@ -1,7 +1,7 @@
 //! What a user sees while a run goes on: a bar on a terminal, a plain line now and then elsewhere.
 
 use indicatif::{ProgressBar, ProgressStyle};
-use paraft_record::{Event, Lives, Run};
+use paraft_record::{Event, Lives, Run, total};
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::IsTerminal,
@@ -132,10 +132,32 @@ impl Progress {
     fn text(&self) -> (u64, String) {
         let done: u64 = self.samples.values().map(|s| s.0).sum();
         let here = |w: &u32| !self.left.contains(w);
-        let rate: f64 =
-            self.samples.iter().filter(|(w, s)| here(w) && s.1 > 0.0).map(|(_, s)| s.0 as f64 / s.1).sum();
-        let loss = self.losses.values().sum::<f64>() / self.losses.len().max(1) as f64;
+        let rates = self.samples.iter().filter(|(w, s)| here(w) && s.1 > 0.0);
+        let rate = total(rates.map(|(_, s)| s.0 as f64 / s.1));
+        let loss = match self.losses.len() {
+            0 => "-".to_string(),
+            n => format!("{:.3}", total(self.losses.values().copied()) / n as f64),
+        };
         let accuracy = self.accuracy.map(|a| format!("  acc {:.1}%", a * 100.0)).unwrap_or_default();
-        (done, format!("loss {loss:.3}{accuracy}  {rate:.0} samples/s"))
+        (done, format!("loss {loss}{accuracy}  {rate:.0} samples/s"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_common::{Step, WorkerId};
+    use paraft_record::{Leave, Train};
+
+    #[test]
+    fn a_run_whose_workers_are_all_lost_goes_at_no_negative_rate() {
+        let mut progress = Progress::new(&Run { samples_budget: 100, ..Run::default() }, false, true);
+        let worker = WorkerId(0);
+        let trained =
+            Train { worker, step: Step(1), samples: 50, seconds: 2.0, loss: 0.5, ..Train::default() };
+        progress.update(&[Event::Train(trained)]);
+        assert_eq!(progress.text(), (50, "loss 0.500  25 samples/s".to_string()));
+        progress.update(&[Event::Leave(Leave { worker, ..Leave::default() })]);
+        assert_eq!(progress.text(), (50, "loss -  0 samples/s".to_string()));
     }
 }

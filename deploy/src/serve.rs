@@ -7,10 +7,19 @@ use crate::{
 use clap::Args;
 use paraft_common::{Durability, ServerId, config::overlay};
 use paraft_host::{lifeline, logs, socket_path};
-use paraft_server::{Patience, Server, ServerError, ServerOptions, Shape, server::Place};
+use paraft_server::{
+    Patience, Server, ServerError, ServerOptions, Shape,
+    server::{IDENTITY, Place},
+};
 use paraft_store::RealDisk;
 use paraft_worker::{Job, exit, job::TransportConfig};
-use std::{io::BufRead, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    io::BufRead,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 use tokio::net::TcpListener;
 
 #[derive(Args)]
@@ -30,7 +39,7 @@ pub struct ServerArgs {
     #[arg(long)]
     pub advertise: Option<String>,
     /// Folder for what must survive this process: who it is, the fleet's agreements and, with `quorum-disk`, the
-    /// log. Default: paraft-data/ADDRESS.
+    /// log. Default: paraft-data/HOST-PORT.
     #[arg(long)]
     pub data: Option<PathBuf>,
     /// All servers as host:port, comma-separated, in the order of their ids. Default: cluster.addresses.
@@ -129,14 +138,23 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
             true => Place::Listed(ServerId(id)),
             false => Place::Joins(args.join.clone()),
         };
-        let folder = || PathBuf::from("paraft-data").join(address.replace(':', "-"));
+        let folder = || PathBuf::from("paraft-data").join(without_colons(&address));
+        let data = args.data.clone().unwrap_or_else(folder);
+        if let Some(own) = meant(&data) {
+            let what = format!("no server has been in {}, but one in {}", data.display(), own.display());
+            return Err(Failure::new(exit::CONFIG, what).help(format!(
+                "by default a server's folder is named by its address with `-` for `:`; start it with --data {}, or \
+                 take a folder without colons for a new server",
+                own.display()
+            )));
+        }
         let options = ServerOptions {
             place,
             shape,
             election,
             patience: Patience::new(election, Duration::from_millis(cluster.replace_ms)),
             parity: (cluster.parity_ms > 0).then(|| Duration::from_millis(cluster.parity_ms)),
-            data: args.data.clone().unwrap_or_else(folder),
+            data,
             disk: match &args.faults {
                 None => Arc::new(RealDisk),
                 Some(file) => disk::follow(file.clone(), args.place.unwrap_or(id as u32))
@@ -171,6 +189,19 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
         server.run(listener, metrics, stop).await.map_err(failure)?;
         Ok(exit::OK)
     })
+}
+
+/// The name of a folder for an address.
+fn without_colons(address: &str) -> String {
+    address.replace(':', "-")
+}
+
+/// The folder of a server that exists, where `data` is new and has the same name but for its colons. Its owner would
+/// begin a second life beside the first, with nothing of what that one had promised to keep.
+fn meant(data: &Path) -> Option<PathBuf> {
+    let name = data.file_name()?.to_str()?;
+    let own = data.with_file_name(without_colons(name));
+    (own != data && !data.join(IDENTITY).exists() && own.join(IDENTITY).exists()).then_some(own)
 }
 
 /// Ends this process when that one has ended: no pipe connects the two.
@@ -210,5 +241,25 @@ fn taken(args: &ServerArgs, address: &str, e: &std::io::Error) -> Failure {
                 .help("--listen 0.0.0.0:PORT listens on every interface; the list of servers keeps the address that others use")
         }
         _ => Failure::new(exit::CONFIG, format!("{line}cannot listen on {address}: {e}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_folder_beside_that_of_the_same_server_is_not_taken() {
+        let scratch = tempfile::tempdir().expect("scratch");
+        let at = |name: &str| scratch.path().join(name);
+        assert_eq!(meant(&at("h:1")), None);
+        std::fs::create_dir(at("h-1")).expect("folder");
+        assert_eq!(meant(&at("h:1")), None, "nobody has been in it");
+        std::fs::write(at("h-1").join(IDENTITY), []).expect("file");
+        assert_eq!(meant(&at("h:1")), Some(at("h-1")));
+        assert_eq!(meant(&at("h-1")), None);
+        std::fs::create_dir(at("h:1")).expect("folder");
+        std::fs::write(at("h:1").join(IDENTITY), []).expect("file");
+        assert_eq!(meant(&at("h:1")), None, "it has been there before");
     }
 }

@@ -59,22 +59,33 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
             Ok(r) => print(r, args.digest),
         }
     }
-    match control::ask(&addresses) {
-        Some(control::Known { fleet: Some(fleet), .. }) if args.json => out!("{}", control::as_json(&fleet)),
-        Some(control::Known { fleet: Some(fleet), .. }) => control::print(&fleet),
-        // Jobs are agreed on, so any server has them; the rest only a leader knows.
-        Some(k) if args.json => out!("{}", json!({"leader": null, "jobs": jobs::as_json(&k.jobs)})),
-        Some(k) => {
-            out!("the control group has no leader at present; what is known of jobs:");
-            jobs::print(&k.jobs);
-        }
-        None => {}
-    }
     let silent = replies.iter().filter(|r| r.is_err()).count();
     if silent == replies.len() {
         return Err(Failure::new(exit::UNAVAILABLE, "no server answered"));
     }
-    Ok(exit::OK)
+    let none = match control::agreeing(&addresses) {
+        Ok(fleet) => {
+            match args.json {
+                true => out!("{}", control::as_json(&fleet)),
+                false => control::print(&fleet),
+            }
+            return Ok(exit::OK);
+        }
+        Err(none) => none,
+    };
+    // Jobs are agreed on, so any server has them; the rest only a leader knows.
+    match &none.fleet {
+        _ if args.json => {
+            let mut last = none.fleet.as_ref().map_or_else(|| json!({}), |f| control::as_json(f));
+            last["leader"] = serde_json::Value::Null;
+            last["jobs"] = jobs::as_json(&none.jobs);
+            last["trouble"] = none.why.as_str().into();
+            out!("{last}");
+        }
+        Some(fleet) => control::print(fleet),
+        None => jobs::print(&none.jobs),
+    }
+    Err(Failure::new(exit::UNAVAILABLE, none.why))
 }
 
 /// The servers of a run's folder, of a job file, or as they were given: in `servers`, or in `of` as host:port.

@@ -35,7 +35,7 @@ pub struct TrainArgs {
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// Go on from a checkpoint: its folder, a folder of checkpoints or a run's folder (then its latest). Without a
-    /// path, the latest of checkpoint.dir, of --run-dir, or of this job's newest run in runs/.
+    /// path, the latest of checkpoint.dir, of --run-dir, or of this job's newest run in runs/ that has a whole one.
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
     pub resume: Option<PathBuf>,
     /// Where the run's files go. Default: runs/NAME-N, the first N that is free.
@@ -86,30 +86,50 @@ pub fn show(summaries: &[Summary], json: bool, report: &Path) -> Result<(), Fail
 
 /// The checkpoint to go on from, whole.
 fn find_checkpoint(path: &Path, job: &Job, run_dir: Option<&Path>) -> Result<PathBuf, Failure> {
-    let path = match (path.to_str(), checkpoints::folder(job, run_dir)) {
-        (Some("latest"), Some(folder)) => folder,
-        (Some("latest"), None) => newest_run(&job.name).ok_or_else(|| {
-            let why = format!("no run of `{}` in runs/ has checkpoints", job.name);
-            Failure::new(exit::DATA, why)
-                .help("leave --resume out to begin anew, or give the path of a checkpoint")
-        })?,
-        _ => path.to_path_buf(),
+    let found = match (path.to_str(), checkpoints::folder(job, run_dir)) {
+        (Some("latest"), Some(folder)) => Folder::find(&folder)?,
+        (Some("latest"), None) => {
+            let (found, passed_over) = newest_checkpoint(Path::new("runs"), &job.name);
+            passed_over.iter().for_each(|run| eprintln!("passed over {run}"));
+            found.ok_or_else(|| {
+                let why = format!("no run of `{}` in runs/ has a whole checkpoint", job.name);
+                Failure::new(exit::DATA, why)
+                    .help("leave --resume out to begin anew, or give the path of a checkpoint")
+            })?
+        }
+        _ => Folder::find(path)?,
     };
-    let found = Folder::find(&path)?;
     let checkpoint = Checkpoint::open(&found)?;
     checkpoint.verify()?;
     fs::canonicalize(&found).map_err(|e| Failure::new(exit::DATA, format!("{}: {e}", found.display())))
 }
 
-/// The newest `runs/NAME-N` with checkpoints.
-fn newest_run(name: &str) -> Option<PathBuf> {
+/// The newest whole checkpoint of the newest `runs/NAME-N` that has one, and the newer runs, with why not they.
+fn newest_checkpoint(runs: &Path, name: &str) -> (Option<PathBuf>, Vec<String>) {
     let number = |p: &Path| {
         let file = p.file_name()?.to_str()?;
         file.strip_prefix(name)?.strip_prefix('-')?.parse::<u64>().ok()
     };
-    let runs = fs::read_dir("runs").into_iter().flatten().flatten().map(|e| e.path());
-    let with = runs.filter(|p| Folder::new(p.join("checkpoints")).latest().is_some());
-    with.filter_map(|p| Some((number(&p)?, p))).max().map(|(_, p)| p)
+    let all = fs::read_dir(runs).into_iter().flatten().flatten().map(|e| e.path());
+    let mut all: Vec<_> = all.filter_map(|p| Some((number(&p)?, p))).collect();
+    all.sort_by(|a, b| b.cmp(a));
+    let mut passed_over = Vec::new();
+    for (_, run) in all {
+        let folder = Folder::new(run.join("checkpoints"));
+        let newest = folder.list().into_iter().next();
+        match (folder.newest_whole(None), newest) {
+            (Some(whole), newest) => {
+                let broken = newest.filter(|n| *n != whole);
+                passed_over.extend(broken.map(|n| format!("{}: it is not whole", n.display())));
+                return (Some(whole), passed_over);
+            }
+            (None, Some(_)) => {
+                passed_over.push(format!("{}: none of its checkpoints is whole", run.display()))
+            }
+            (None, None) => passed_over.push(format!("{}: it holds no checkpoint", run.display())),
+        }
+    }
+    (None, passed_over)
 }
 
 /// A run that goes on in its own folder begins a new record, on a new fleet: what is there already stays beside it.
@@ -198,6 +218,7 @@ fn launch_with(
     let dir = &fs::canonicalize(dir).map_err(|e| Failure::write(dir, e))?;
     let mut resolved = job.clone();
     absolute_paths(&mut resolved)?;
+    checkpoints::try_out(&resolved, Some(dir))?;
     let run = describe(&resolved, resume)?; // wrong data and impossible models end here, before any process starts
     let job_file = dir.join(JOB_FILE);
     fs::write(&job_file, resolved.to_toml()).map_err(|e| Failure::write(&job_file, e))?;

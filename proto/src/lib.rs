@@ -6,9 +6,11 @@ mod generated {
     tonic::include_proto!("paraft.v1");
 }
 
+mod fleet;
 pub mod limits;
 pub mod refusal;
 
+pub use fleet::no_leader;
 pub use generated::*;
 pub use refusal::{Refusal, RefusalKind};
 

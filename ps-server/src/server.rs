@@ -123,7 +123,8 @@ impl ServerOptions {
     }
 }
 
-const IDENTITY: &str = "identity";
+/// The file of a data folder that says which server's it is.
+pub const IDENTITY: &str = "identity";
 
 /// Who this server was, if it was anyone.
 fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerError> {

@@ -4,7 +4,7 @@
 //! Each worker's clock starts with its own first step, so a worker that joined late is drawn as if it had
 //! been there from the start.
 
-use crate::RunRecord;
+use crate::{RunRecord, total};
 use std::collections::BTreeMap;
 
 /// At most this many points a loss line, so that it reads as a line and the page stays small.
@@ -117,7 +117,7 @@ impl Fleet {
                 None => n0,
             }
         };
-        self.tracks.iter().map(one).sum()
+        total(self.tracks.iter().map(one))
     }
 
     /// As many windows as a worker has lines, so that each one has about a line of every worker.

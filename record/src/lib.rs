@@ -29,3 +29,8 @@ pub use lives::Lives;
 pub use metrics_file::{METRICS_FILE, MetricsWriter, Tail, read_events};
 pub use report::{render_report, write_report};
 pub use run::RunRecord;
+
+/// The sum of numbers that are shown: 0 for none of them, where `Iterator::sum` gives -0.
+pub fn total(numbers: impl IntoIterator<Item = f64>) -> f64 {
+    numbers.into_iter().fold(0.0, |sum, n| sum + n)
+}

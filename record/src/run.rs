@@ -6,7 +6,7 @@
 
 use crate::{
     Eval, Event, Leave, Lives, METRICS_FILE, RecordError, Run, Server, Shard, Summary, Train, Worker,
-    read_events,
+    read_events, total,
 };
 use paraft_common::histogram::DelayHistogram;
 use paraft_common::{ServerId, ShardId, WorkerId};
@@ -119,7 +119,7 @@ impl RunRecord {
         let delays = self.delays();
         let (reported_cpu, reported_samples) =
             self.workers.iter().fold((0.0, 0), |(c, s), w| (c + w.cpu_seconds, s + w.samples));
-        let server_cpu: f64 = self.servers.iter().map(|s| s.cpu_seconds).sum();
+        let server_cpu = total(self.servers.iter().map(|s| s.cpu_seconds));
         // Both sides count the same payloads; the side that lost a process counts fewer.
         let larger = |of_worker: fn(&Worker) -> u64, of_shard: fn(&Shard) -> u64| {
             let sent: u64 = self.workers.iter().map(of_worker).sum();
@@ -150,7 +150,7 @@ impl RunRecord {
             bytes_pulled: larger(|w| w.bytes_pulled, |s| s.bytes_pulled),
             cpu_seconds_per_1000_samples: (reported_samples > 0)
                 .then(|| (reported_cpu + server_cpu) / reported_samples as f64 * 1000.0),
-            wait_seconds: totals.values().map(|w| w.wait_seconds).sum(),
+            wait_seconds: total(totals.values().map(|w| w.wait_seconds)),
             workers_lost: lost.len() as u32,
             pushes_lost: self.shards.iter().map(|s| s.pushes_lost).sum(),
         }

@@ -134,3 +134,14 @@ fn a_record_is_loaded_from_its_folder() {
     writer.write(&Event::Summary(record.summarize())).unwrap();
     assert_eq!(RunRecord::load(dir.path()).unwrap(), record, "its own summary changes nothing");
 }
+
+#[test]
+fn a_run_of_which_nothing_is_recorded_has_no_negative_zeros() {
+    let dir = tempfile::tempdir().unwrap();
+    MetricsWriter::append(dir.path().join(METRICS_FILE)).unwrap().write(&run()).unwrap();
+    let summary = RunRecord::load(dir.path()).unwrap().summarize();
+    assert!(
+        summary.wait_seconds.is_sign_positive() && summary.samples_per_s.is_sign_positive(),
+        "{summary:?}"
+    );
+}

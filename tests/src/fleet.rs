@@ -6,7 +6,7 @@ use paraft_client::status;
 use paraft_common::{Durability, ServerId, ShardId};
 use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
 use paraft_server::{
-    Patience, Server, ServerOptions, Shape,
+    Patience, Server, ServerError, ServerOptions, Shape,
     replicas::{Replica, Replicas},
     server::Place,
 };
@@ -159,7 +159,17 @@ impl Fleet {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let (server, listener) = runtime.block_on(async {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            anyhow::Ok((Server::start(options).await?, listener))
+            // What `kill` took the runtime from may hold the files a moment longer, which a process that has ended does not.
+            let mut tries = 0..500;
+            let server = loop {
+                match Server::start(options.clone()).await {
+                    Err(ServerError::Control(e)) if e.contains("is in use by") && tries.next().is_some() => {
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                    }
+                    started => break started?,
+                }
+            };
+            anyhow::Ok((server, listener))
         })?;
         let replicas = server.replicas();
         runtime.spawn(server.run(listener, None, std::future::pending()));

@@ -49,6 +49,23 @@ pub fn folder(job: &Job, run_dir: Option<&Path>) -> Option<PathBuf> {
     own.map(|d| job.base_dir.join(d)).or_else(|| run_dir.map(|d| d.join("checkpoints")))
 }
 
+/// Whether the job's checkpoints, if it makes any, can be written. Makes their folder.
+pub fn try_out(job: &Job, run_dir: Option<&Path>) -> Result<(), WorkerError> {
+    match &job.checkpoint {
+        None => Ok(()),
+        Some(_) => Ok(Folder::new(place(job, run_dir)?).try_out()?),
+    }
+}
+
+fn place(job: &Job, run_dir: Option<&Path>) -> Result<PathBuf, WorkerError> {
+    folder(job, run_dir).ok_or_else(|| {
+        WorkerError::Job(
+            "the job has [checkpoint], but there is no place for them: give --run-dir or checkpoint.dir"
+                .into(),
+        )
+    })
+}
+
 /// The steps at which checkpoints are due. The same on every worker of a job.
 #[derive(Clone, Copy, Debug)]
 pub struct Due {
@@ -107,12 +124,7 @@ impl Checkpoints {
         client: &ClientOptions,
     ) -> Result<Option<Self>, WorkerError> {
         let Some(config) = &job.checkpoint else { return Ok(None) };
-        let dir = folder(job, options.run_dir.as_deref()).ok_or_else(|| {
-            WorkerError::Job(
-                "the job has [checkpoint], but there is no place for them: give --run-dir or checkpoint.dir"
-                    .into(),
-            )
-        })?;
+        let dir = place(job, options.run_dir.as_deref())?;
         let teller = Teller::start(client.servers.clone(), client.transport)
             .map_err(|e| WorkerError::Job(format!("no thread for checkpoints: {e}")))?;
         let author = Author {

@@ -118,6 +118,10 @@ fn prepare_and_run(
         );
         return Err((why, exit::CONFIG));
     }
+    // A run's folder that is missing is told by its own name, below.
+    if args.run_dir.as_deref().is_none_or(std::path::Path::is_dir) {
+        checkpoints::try_out(&job, args.run_dir.as_deref()).map_err(failed)?;
+    }
     let (mut model, data) = factory(&job).map_err(failed)?;
     let options = WorkerOptions {
         rank: args.rank,

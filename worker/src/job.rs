@@ -16,6 +16,10 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
+mod problem;
+
+use problem::Problem;
+
 /// A job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -216,10 +220,13 @@ pub struct ClusterConfig {
     pub durability: Durability,
     /// What enters the log: `updates`, `images`, or `auto`, by measured bytes.
     pub log: LogForm,
-    /// At the level `leader`: pushes wait when the oldest acknowledged one that no majority holds is this old.
-    pub leader_window_ms: u64,
-    /// At the level `leader`: pushes wait when so many acknowledged ones are held by no majority.
-    pub leader_window_pushes: u64,
+    /// At the level `leader`, and only there: pushes wait when the oldest acknowledged one that no majority holds is this
+    /// old. Default: [`LeaderWindow::default`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leader_window_ms: Option<u64>,
+    /// At the level `leader`, and only there: pushes wait when so many acknowledged ones are held by no majority.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leader_window_pushes: Option<u64>,
     /// `auto` (Unix sockets on the same host, else TCP) or `tcp`.
     pub transport: TransportConfig,
     /// The worker's command instead of `paraft worker`, for a binary with a model of its own.
@@ -255,8 +262,8 @@ impl Default for ClusterConfig {
             patience_ms: 30_000,
             durability: Durability::default(),
             log: LogForm::default(),
-            leader_window_ms: LeaderWindow::default().ms,
-            leader_window_pushes: LeaderWindow::default().pushes,
+            leader_window_ms: None,
+            leader_window_pushes: None,
             transport: TransportConfig::Auto,
             worker_command: Vec::new(),
         }
@@ -266,7 +273,11 @@ impl Default for ClusterConfig {
 impl ClusterConfig {
     /// The bound on what a leader may have acknowledged alone.
     pub fn leader_window(&self) -> LeaderWindow {
-        LeaderWindow { ms: self.leader_window_ms, pushes: self.leader_window_pushes }
+        let LeaderWindow { ms, pushes } = LeaderWindow::default();
+        LeaderWindow {
+            ms: self.leader_window_ms.unwrap_or(ms),
+            pushes: self.leader_window_pushes.unwrap_or(pushes),
+        }
     }
 }
 
@@ -312,37 +323,22 @@ impl Job {
             message,
             remedy,
         };
-        let read = |text: &str, source: &str| {
-            toml::from_str::<Job>(text).map_err(|e| {
-                let at = e.span().map(|s| text[..s.start.min(text.len())].lines().count().max(1));
-                let message = e.message().trim().to_string();
-                let remedy = suggestion(&message);
-                // Inside a table with a `kind`, serde has lost the place: look for the key it names.
-                let named = quoted(&message).and_then(|k| line_of_key(text, &k));
-                error(named.or(at).filter(|_| source == "file"), message, remedy)
-            })
-        };
-        let mut job = if set.is_empty() {
-            read(text, "file")?
-        } else {
-            // The file alone first, so that its own mistakes are reported with their lines; a file that only
-            // lacks a key may get it from --set.
-            let mut table: Table = toml::from_str(text).map_err(|e| {
-                let at = e.span().map(|s| text[..s.start.min(text.len())].lines().count().max(1));
-                error(at, e.message().trim().to_string(), None)
-            })?;
-            for s in set {
-                overlay::apply(&mut table, s).map_err(|e| error(None, e.to_string(), None))?;
+        let mut table: Table = toml::from_str(text).map_err(|e| {
+            let at = e.span().map(|s| text[..s.start.min(text.len())].lines().count().max(1));
+            error(at, e.message().trim().to_string(), None)
+        })?;
+        for s in set {
+            overlay::apply(&mut table, s).map_err(|e| error(None, e.to_string(), None))?;
+        }
+        let mut job: Job = table.clone().try_into().map_err(|e: toml::de::Error| {
+            let Problem { key, message, remedy } = problem::explain(&table, &e);
+            let key = key.unwrap_or_default();
+            let from_set = set.iter().find(|s| s.split('=').next().is_some_and(|p| p.trim() == key));
+            match from_set {
+                Some(s) => error(None, format!("--set {s}: {message}"), remedy),
+                None => error(problem::line_of(text, &key), message, remedy),
             }
-            let merged = toml::to_string(&table).map_err(|e| error(None, e.to_string(), None))?;
-            read(&merged, "set").map_err(|e| {
-                let line = quoted(&e.message).and_then(|k| line_of_key(text, &k));
-                let from_set = quoted(&e.message)
-                    .and_then(|k| set.iter().find(|s| s.split('=').next().is_some_and(|p| p.ends_with(&k))));
-                let message = from_set.map_or(e.message.clone(), |s| format!("--set {s}: {}", e.message));
-                JobError { line: line.filter(|_| from_set.is_none()), message, ..e }
-            })?
-        };
+        })?;
         if job.name.is_empty() {
             job.name = path.file_stem().map_or("job".into(), |s| s.to_string_lossy().into_owned());
         }
@@ -494,6 +490,15 @@ impl Job {
                 "use at least twice cluster.election_ms",
             );
         }
+        for (key, window) in [
+            ("cluster.leader_window_ms", c.leader_window_ms),
+            ("cluster.leader_window_pushes", c.leader_window_pushes),
+        ] {
+            if window.is_some() && c.durability != Durability::Leader {
+                let why = format!("durability {} acknowledges nothing that no majority holds", c.durability);
+                return bad(key, why, "set cluster.durability = \"leader\", or take the key out");
+            }
+        }
         durability::check(t.mode, c.log, c.durability, c.leader_window()).or_else(|e| {
             let key = match e.key {
                 "durability" => "cluster.durability",
@@ -595,39 +600,4 @@ impl Job {
         let bucket_len = self.server_job(&tensors).bucket_len;
         Layout::new(tensors, bucket_len)
     }
-}
-
-/// The first word in backquotes.
-fn quoted(message: &str) -> Option<String> {
-    message.split('`').nth(1).map(str::to_string)
-}
-
-fn line_of_key(text: &str, key: &str) -> Option<usize> {
-    let sets = |l: &str| l.split('=').next().is_some_and(|k| k.trim() == key) && l.contains('=');
-    let header = |l: &str| l.trim().trim_start_matches('[').trim_end_matches(']') == key;
-    text.lines().position(|l| sets(l) || (l.trim().starts_with('[') && header(l))).map(|i| i + 1)
-}
-
-/// `unknown field `workrs`, expected ... `workers`` -> did you mean.
-fn suggestion(message: &str) -> Option<String> {
-    let mut words = message.split('`').skip(1).step_by(2);
-    let wrong = words.next()?;
-    let best = words.min_by_key(|w| distance(wrong, w))?;
-    (message.contains("unknown") && distance(wrong, best) <= 3).then(|| format!("did you mean `{best}`?"))
-}
-
-/// Edit distance.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let next = (diagonal + usize::from(ca != *cb)).min(row[j] + 1).min(row[j + 1] + 1);
-            diagonal = row[j + 1];
-            row[j + 1] = next;
-        }
-    }
-    row[b.len()]
 }

@@ -47,7 +47,7 @@ fn parse(line: &str) -> Peer {
         samples_per_s: number(word("samples/s=")),
         cpu_seconds_per_1000_samples: number(word("cpu_s_per_1000=")),
         accuracy: word("test_acc=").split(',').filter_map(|a| a.parse().ok()).collect(),
-        peak_rss_mib: word("rss_mib=").split('/').filter_map(|r| r.parse::<f64>().ok()).sum(),
+        peak_rss_mib: paraft_record::total(word("rss_mib=").split('/').filter_map(|r| r.parse().ok())),
     }
 }
 

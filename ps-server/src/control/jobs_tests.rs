@@ -4,7 +4,10 @@ use super::{
     jobs::{Checkpoint, Difference, Job, JobFacts, JobState, MAX_CHECKPOINTS, MAX_ENDED_JOBS},
     state::{Agreed, Command, Outcome, Place, Shape, State, UNKNOWN_JOB},
 };
-use crate::raft::{Change, RawImage, Replicated};
+use crate::{
+    header,
+    raft::{Change, RawImage, Replicated},
+};
 use paraft_common::{Durability, LogForm, Mode, ServerId, ShardId, WorkerId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};

@@ -10,8 +10,9 @@ use paraft_proto::{
     DescribeReply, DescribeRequest, Diverged, DrainReply, DrainRequest, FleetShape, Found, HelloReply,
     HelloRequest, Host, JoinReply, JoinRequest, NoteCheckpointsReply, NoteCheckpointsRequest, ParityDigest,
     Replica, ReportReply, ReportRequest, Retire, ServerInfo, ShardInfo, Voters,
-    control_client::ControlClient, control_server::Control, directive,
+    control_client::ControlClient, control_server::Control, directive, no_leader,
 };
+use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
 use tonic::{Request, Response, Status};
 
@@ -265,6 +266,12 @@ impl Control for ControlService {
                 holds: replicas().count() as u32,
             }
         });
+        // A voter is a replica in one life: its server may be there without it.
+        let answers = |n: &ReplicaId, holds: &dyn Fn(&Report) -> bool| {
+            heard.get(&n.server()).is_some_and(|(r, silent)| !silent && holds(r))
+        };
+        let ids = |nodes: Vec<&ReplicaId>| nodes.into_iter().map(|n| n.server().0).collect::<Vec<_>>();
+        let control_silent = control.voters.iter().filter(|n| !answers(n, &|r| r.node == **n));
         let shards = state.shards.keys().map(|shard| {
             let reports =
                 || heard.values().filter(|(_, silent)| !silent).filter_map(|(r, _)| r.replicas.get(shard));
@@ -277,6 +284,12 @@ impl Control for ControlService {
                 };
                 lead.map(|l| of(&l.membership)).unwrap_or_default()
             };
+            let holds = |n: &ReplicaId, r: &Report| {
+                r.replicas.get(shard).is_some_and(|p| p.node == *n && p.trouble.is_empty())
+            };
+            let silent = |l: &ReplicaReport| {
+                ids(l.membership.voters.iter().filter(|n| !answers(n, &|r| holds(n, r))).collect())
+            };
             ShardInfo {
                 shard: shard.0,
                 state: health.name().into(),
@@ -284,6 +297,7 @@ impl Control for ControlService {
                 learners: servers(false),
                 leader: lead.map(|l| l.node.server().0),
                 trouble,
+                silent: lead.map(silent).unwrap_or_default(),
             }
         });
         Ok(Response::new(DescribeReply {
@@ -299,35 +313,81 @@ impl Control for ControlService {
             servers: servers.collect(),
             shards: shards.collect(),
             jobs: jobs::to_info(&state.jobs),
+            control_voters: ids(control.voters.iter().collect()),
+            control_silent: ids(control_silent.collect()),
         }))
     }
 }
 
-/// A new server asks a fleet for its id: the first address that leads there, or knows who does.
+/// A new server asks a fleet for its id: the first address that leads there, or knows who does. Says in the log, in the
+/// meantime, what it waits for.
 pub async fn ask_to_join(at: &[String], address: &str, within: Duration) -> Result<JoinReply, String> {
-    let deadline = tokio::time::Instant::now() + within;
-    let mut last = "no address was given".to_string();
+    let refused = Mutex::default();
+    let tell = async {
+        let mut pause = JOIN_QUIET;
+        loop {
+            tokio::time::sleep(pause).await;
+            let why = why_nobody_leads(at, &refused).await;
+            tracing::warn!("no fleet has taken this server in yet: {why}. It goes on asking");
+            pause = JOIN_REPEAT;
+        }
+    };
+    let outcome = tokio::select! {
+        outcome = tokio::time::timeout(within, ask(at, address, &refused)) => outcome,
+        never = tell => never,
+    };
+    match outcome {
+        Ok(outcome) => outcome,
+        Err(_) => Err(why_nobody_leads(at, &refused).await),
+    }
+}
+
+/// A fleet that is well takes a new server in within this time; then it hears what is the matter, and again after each
+/// of the other.
+const JOIN_QUIET: Duration = Duration::from_secs(2);
+const JOIN_REPEAT: Duration = Duration::from_secs(10);
+const DESCRIBE: Duration = Duration::from_secs(1);
+
+/// Until a leader takes it in. Keeps what a leader refused with.
+async fn ask(at: &[String], address: &str, refused: &Mutex<String>) -> Result<JoinReply, String> {
     let mut next: Vec<String> = Vec::new();
-    while tokio::time::Instant::now() < deadline {
+    loop {
         if next.is_empty() {
             next.extend(at.iter().cloned());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        let Some(to) = next.pop() else { break };
-        let ask = async {
+        let Some(to) = next.pop() else { return Err("no address was given".into()) };
+        let join = async {
             let mut client = ControlClient::new(endpoint(&to)?.connect_lazy());
             let reply = client.join(JoinRequest { address: address.into() }).await;
             reply.map(|r| r.into_inner()).map_err(|s| s.message().to_string())
         };
-        match tokio::time::timeout(Duration::from_secs(6), ask).await {
+        match tokio::time::timeout(Duration::from_secs(6), join).await {
             Ok(Ok(reply)) if reply.accepted => return Ok(reply),
             Ok(Ok(reply)) => {
-                last = format!("{to}: {}", reply.why);
+                if reply.why != NO_LEADER {
+                    *refused.lock() = format!("{to}: {}; ", reply.why);
+                }
                 next.extend(Some(reply.leader).filter(|l| !l.is_empty() && *l != to));
             }
-            Ok(Err(e)) => last = format!("{to}: {e}"),
-            Err(_) => last = format!("{to}: no answer"),
+            Ok(Err(error)) => tracing::debug!(%to, error, "no answer to the request to join"),
+            Err(_) => tracing::debug!(%to, "no answer to the request to join"),
         }
     }
-    Err(last)
+}
+
+/// What these servers say of the control group.
+async fn why_nobody_leads(at: &[String], refused: &Mutex<String>) -> String {
+    let describe = |to: String| async move {
+        let ask = async {
+            let mut client = ControlClient::new(endpoint(&to)?.connect_lazy());
+            let reply = client.describe(DescribeRequest {}).await;
+            reply.map(|r| r.into_inner()).map_err(|s| s.message().to_string())
+        };
+        let timed = tokio::time::timeout(DESCRIBE, ask).await;
+        let reply = timed.unwrap_or_else(|_| Err(format!("no answer within {DESCRIBE:?}")));
+        (to, reply)
+    };
+    let answers = futures::future::join_all(at.iter().cloned().map(describe)).await;
+    format!("{}{}", refused.lock(), no_leader(&answers))
 }

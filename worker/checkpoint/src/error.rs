@@ -16,6 +16,18 @@ pub enum CheckpointError {
         /// Why.
         error: io::Error,
     },
+    /// A folder that can hold no checkpoints.
+    #[error(
+        "checkpoints cannot be written to {}: {why}\n  help: make it a folder that this user may write to, or choose \
+         another with checkpoint.dir",
+        path.display()
+    )]
+    Unwritable {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
     /// A piece is missing, cut off, changed or of another checkpoint.
     #[error("the checkpoint {} is not whole: {piece} {why}{}", checkpoint.display(), Offer(offer.as_deref()))]
     NotWhole {
@@ -91,6 +103,6 @@ impl CheckpointError {
 
     /// Whether it is the disk that failed, rather than what is on it.
     pub fn is_io(&self) -> bool {
-        matches!(self, Self::Io { .. })
+        matches!(self, Self::Io { .. } | Self::Unwritable { .. })
     }
 }

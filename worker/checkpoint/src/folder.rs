@@ -36,6 +36,21 @@ impl Folder {
         fs::create_dir_all(&self.0).map_err(CheckpointError::io(&self.0))
     }
 
+    /// Makes the folder, and writes and removes a file in it: what stands in the way of checkpoints is known before
+    /// anything is trained for them.
+    pub fn try_out(&self) -> Result<(), CheckpointError> {
+        let unwritable = |why: String| CheckpointError::Unwritable { path: self.0.clone(), why };
+        // The system's own words for it do not say which part of the path it is.
+        if let Some(file) = self.0.ancestors().find(|p| p.is_file()) {
+            return Err(unwritable(format!("{} is a file, not a folder", file.display())));
+        }
+        let file = self.0.join(format!(".tmp-try-{}", std::process::id()));
+        let tried = fs::create_dir_all(&self.0)
+            .and_then(|()| File::create(&file)?.write_all(b"."))
+            .and_then(|()| fs::remove_file(&file));
+        tried.map_err(|e| unwritable(e.to_string()))
+    }
+
     /// All checkpoints, whole or not, the newest first: by when they were written, then by step.
     pub fn list(&self) -> Vec<PathBuf> {
         self.manifests().into_iter().map(|(path, _)| path).collect()

@@ -1,13 +1,16 @@
 //! The bytes of a segment: encoding and decoding, no files.
 //!
 //! ```text
-//! segment: magic "PARAFTLG" 8 | format version 4 | flags 4 | salt 8 | first index 8 | CRC-32 of these 4
+//! segment: magic "PARAFTLG" 8 | format version 4 | flags and size 4 | salt 8 | first index 8 | CRC-32 of these 4
 //! item:    magic 3 | kind 1 | header length 4 | payload length 4 | CRC-32 of header and payload 4 |
 //!          index 8 | synced 8 | CRC-32 of the salt and these 4 | header | payload
 //! ```
 //!
 //! - *salt*: a random number of this use of the file. Segments are recycled: behind the last item lies what an
 //!   earlier use left, and the salt in the checksum keeps it from being taken for ours.
+//! - *flags and size*: the lowest bit says that the log begins here; the others, how long the file is at least, in
+//!   blocks of 4 KiB. The size is reserved before the segment has its name, and what is cut off its end is put back
+//!   as zeros: a file that is shorter was cut by someone else.
 //! - *synced*: every record with an index below this one was durable when the item was written. It is what
 //!   tells a torn tail from damage.
 //! - The lengths have a checksum of their own (with the rest of the head), so they are known good before
@@ -17,7 +20,7 @@ use super::{MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES};
 use bytes::Buf;
 
 const MAGIC: [u8; 8] = *b"PARAFTLG";
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// Bytes before a segment's first item.
 pub(super) const PREFIX_BYTES: usize = 36;
 /// Bytes of an item before its header.
@@ -25,8 +28,14 @@ pub(super) const HEAD_BYTES: usize = 36;
 /// What every item begins with; its kind follows. Not UTF-8, and no float that weights would hold.
 pub(super) const ITEM_MAGIC: [u8; 3] = [0xF5, b'P', 0xF7];
 
+/// More do not fit beside the flag: 8 TiB.
+const MAX_BLOCKS: u32 = u32::MAX >> 1;
+
 /// The log begins with this segment, rather than going on from one that was purged or is missing.
 const STARTS_LOG: u32 = 1;
+
+/// Sizes of segments are multiples of this.
+pub(super) const BLOCK_BYTES: u64 = 4 << 10;
 
 /// What a segment file says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +44,8 @@ pub(super) struct Prefix {
     pub first: u64,
     /// Nothing was before it in the log, so nothing can be missing before it.
     pub starts_log: bool,
+    /// The file has at least so many bytes, a multiple of [`BLOCK_BYTES`]; 0 where the file system reserves nothing.
+    pub reserved: u64,
 }
 
 /// Why these are not the first bytes of a segment.
@@ -49,7 +60,9 @@ impl Prefix {
         let mut out = [0; PREFIX_BYTES];
         out[..8].copy_from_slice(&MAGIC);
         out[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        out[12..16].copy_from_slice(&if self.starts_log { STARTS_LOG } else { 0 }.to_le_bytes());
+        let blocks = u32::try_from(self.reserved / BLOCK_BYTES).unwrap_or(0).min(MAX_BLOCKS);
+        let flags = if self.starts_log { STARTS_LOG } else { 0 };
+        out[12..16].copy_from_slice(&(blocks << 1 | flags).to_le_bytes());
         out[16..24].copy_from_slice(&self.salt.to_le_bytes());
         out[24..32].copy_from_slice(&self.first.to_le_bytes());
         let crc = crc32fast::hash(&out[..32]);
@@ -67,11 +80,11 @@ impl Prefix {
         if crc != crc32fast::hash(&bytes[..32]) {
             return Err(BadPrefix::Damaged("its first bytes fail their checksum"));
         }
-        // Unknown flags would change the meaning of what follows, as another version would.
-        if version != VERSION || flags & !STARTS_LOG != 0 {
+        if version != VERSION {
             return Err(BadPrefix::Version(version));
         }
-        Ok(Prefix { salt, first, starts_log: flags & STARTS_LOG != 0 })
+        let reserved = u64::from(flags >> 1) * BLOCK_BYTES;
+        Ok(Prefix { salt, first, starts_log: flags & STARTS_LOG != 0, reserved })
     }
 }
 
@@ -171,9 +184,10 @@ mod tests {
 
     /// Old files must stay readable: whoever changes these bytes raises the version.
     #[test]
-    fn the_bytes_of_version_1_are_these() {
-        let prefix = Prefix { salt: 0x1122_3344_5566_7788, first: 7, starts_log: true };
-        let expected = b"PARAFTLG\x01\0\0\0\x01\0\0\0\x88\x77\x66\x55\x44\x33\x22\x11\x07\0\0\0\0\0\0\0";
+    fn the_bytes_of_version_2_are_these() {
+        let prefix =
+            Prefix { salt: 0x1122_3344_5566_7788, first: 7, starts_log: true, reserved: 3 * BLOCK_BYTES };
+        let expected = b"PARAFTLG\x02\0\0\0\x07\0\0\0\x88\x77\x66\x55\x44\x33\x22\x11\x07\0\0\0\0\0\0\0";
         assert_eq!(prefix.encode()[..32], expected[..]);
         assert_eq!(prefix.encode()[32..], crc32fast::hash(expected).to_le_bytes());
         let expected =

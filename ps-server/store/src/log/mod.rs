@@ -9,6 +9,7 @@
 //! 0000000000000812.log   active: the last one
 //! 0000000000000000.spare purged, kept to be written over (at most 4)
 //! purged                 the purge point and its tag
+//! cutting                only while the end of a segment is cut off: which
 //! LOCK                   held while a log is open here
 //! ```
 //!
@@ -27,15 +28,17 @@
 //! record is
 //!
 //! - **damage**, if it is in a sealed segment, or if anything behind it in the last one says that it was durable
-//!   before: [`Log::open`] refuses, names file and offset, and changes nothing;
+//!   before, or if the file is shorter than what was reserved for it: [`Log::open`] refuses, names file and offset,
+//!   and changes nothing;
 //! - **a torn tail** otherwise: it and what is behind it are cut. Nothing that was acknowledged is in there,
 //!   unless the disk lost it.
 //!
 //! The last words are the limit. Records of the last batch, acknowledged but with nothing written after them,
 //! look the same when a crash tore them and when the disk damaged them later; they are cut, and
 //! [`Recovered::torn_bytes`] is not 0. A log that was closed in order ends with a mark, so after that every bad
-//! record is known to be damage. What also cannot be seen: a last segment that was removed, or put back from an
-//! older copy.
+//! record is known to be damage. What also cannot be seen: zeros over the last segment from some record to its end;
+//! a last segment that was removed, or put back from an older copy; on a file system that reserves nothing, a last
+//! segment that was cut short.
 
 mod format;
 mod recover;
@@ -82,9 +85,10 @@ impl Record {
 /// How a log is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogOptions {
-    /// A segment is full at about so many bytes; a single record may be longer. It is also what is reserved at
-    /// once, and the grain of [`Log::purge`]: a log takes up to so much more disk than its records, and up to
-    /// four times as much again for spares. Default 64 MiB; at least 4 KiB.
+    /// A segment is full at about so many bytes at most; a single record may be longer. The first has 1 MiB, if that
+    /// is less, and each later one as much as the log has by then. That is also what is reserved at once, and the
+    /// grain of [`Log::purge`]: a log takes up to twice the disk of its records, and up to four segments more for
+    /// spares. Default 64 MiB; at least 4 KiB.
     pub segment_bytes: u64,
     /// Records are synced before they are acknowledged. Without it a crash of the machine (not of the process)
     /// costs acknowledged records. Default true.

@@ -3,7 +3,7 @@
 use super::{
     LogOptions, Recovered,
     segment::{Segment, segment_path},
-    segments::{MAX_SPARES, NEW_FILE, PURGE_FILE, Segments},
+    segments::{CUT_FILE, FIRST_BYTES, MAX_SPARES, NEW_FILE, PURGE_FILE, Segments, room_of},
 };
 use crate::{
     StoreError,
@@ -27,6 +27,29 @@ fn read_purge_point(disk: &dyn Disk, dir: &Path) -> Result<Option<(u64, Bytes)>,
     }
 }
 
+/// The segment whose end was being cut off when the process died.
+fn read_cut(disk: &dyn Disk, dir: &Path) -> Result<Option<u64>, StoreError> {
+    let path = dir.join(CUT_FILE);
+    let Some(bytes) = read_small(disk, &path)? else { return Ok(None) };
+    let first = bytes.try_into().map(u64::from_le_bytes);
+    first.map(Some).map_err(|_| StoreError::damaged(&path, 0, "it holds no index"))
+}
+
+/// Gives a segment that was being cut the length that it says.
+fn lengthen(log: &Segments, first: u64) -> Result<(), StoreError> {
+    if log.sealed.contains(&first) {
+        let path = segment_path(&log.dir, first);
+        let mut segment = Segment::open(log.disk.as_ref(), path, Access::Write, true)?;
+        if segment.size()? < segment.prefix.reserved {
+            let reserved = segment.prefix.reserved;
+            let lengthened = segment.file.set_len(reserved).and_then(|()| segment.file.sync());
+            lengthened.map_err(StoreError::io("lengthen", &segment.path))?;
+        }
+    }
+    let mark = log.dir.join(CUT_FILE);
+    log.disk.remove(&mark).map_err(StoreError::io("remove", &mark))
+}
+
 /// What the folder lists, sorted out.
 #[derive(Default)]
 struct Names {
@@ -38,13 +61,15 @@ struct Names {
 
 fn names(disk: &dyn Disk, dir: &Path) -> Result<Names, StoreError> {
     let mut names = Names::default();
-    let purge_temp = temporary(Path::new(PURGE_FILE));
+    let temps = [PURGE_FILE, CUT_FILE].map(|name| temporary(Path::new(name)));
     for name in disk.list(dir).map_err(StoreError::io("list", dir))? {
         let first = name.strip_suffix(".log").and_then(|n| n.parse().ok());
         match first.filter(|first| segment_path(Path::new(""), *first) == Path::new(&name)) {
             Some(first) => names.segments.push(first),
             None if name.ends_with(".spare") => names.spares.push(name),
-            None if name == NEW_FILE || Path::new(&name) == purge_temp => names.litter.push(name),
+            None if name == NEW_FILE || temps.iter().any(|t| Path::new(&name) == t) => {
+                names.litter.push(name)
+            }
             None => {}
         }
     }
@@ -57,8 +82,9 @@ fn names(disk: &dyn Disk, dir: &Path) -> Result<Names, StoreError> {
 /// What [`open`] would find, without changing anything but the lock's file. Refuses a log that is open.
 pub(super) fn look(disk: Arc<dyn Disk>, dir: &Path) -> Result<Recovered, StoreError> {
     let lock = lock(disk.as_ref(), dir)?;
+    let being_cut = read_cut(disk.as_ref(), dir)?;
     let (mut log, mut recovered, _) = unread(disk, dir, LogOptions::default())?;
-    read(&mut log, &mut recovered, Access::Read)?;
+    read(&mut log, &mut recovered, Access::Read, being_cut)?;
     drop(lock);
     Ok(recovered)
 }
@@ -84,6 +110,7 @@ fn unread(
         options,
         sealed: names.segments.into(),
         active: None,
+        room: FIRST_BYTES,
         spares: names.spares.iter().map(|name| dir.join(name)).collect(),
         purged: purged.as_ref().map(|(upto, _)| *upto),
         next: None,
@@ -103,12 +130,16 @@ pub(super) fn open(
     disk.create_dir_all(dir).map_err(StoreError::io("create", dir))?;
     let lock = lock(disk.as_ref(), dir)?;
     let (mut log, mut recovered, litter) = unread(disk.clone(), dir, options)?;
-    let tail = read(&mut log, &mut recovered, Access::Write)?;
+    let being_cut = read_cut(disk.as_ref(), dir)?;
+    let tail = read(&mut log, &mut recovered, Access::Write, being_cut)?;
 
     // Only now is the log known to be good; before, nothing was changed.
     for name in litter {
         let path = dir.join(name);
         log.disk.remove(&path).map_err(StoreError::io("remove", &path))?;
+    }
+    if let Some(first) = being_cut {
+        lengthen(&log, first)?;
     }
     // Nor may anything be built on names that a dying process left and that a power failure would take back:
     // that of a segment, or of the purge point before segments go.
@@ -132,7 +163,12 @@ struct Tail {
 
 /// Reads what is in the log; changes nothing.
 /// The last segment is opened for `last`.
-fn read(log: &mut Segments, recovered: &mut Recovered, last: Access) -> Result<Option<Tail>, StoreError> {
+fn read(
+    log: &mut Segments,
+    recovered: &mut Recovered,
+    last: Access,
+    being_cut: Option<u64>,
+) -> Result<Option<Tail>, StoreError> {
     let after_purge = log.purged.map(|p| p + 1);
     // Whole segments before the purge point are left over from a purge that a crash cut short.
     let leftover = |(_, following): &(&u64, &u64)| after_purge.is_some_and(|a| **following <= a);
@@ -143,7 +179,12 @@ fn read(log: &mut Segments, recovered: &mut Recovered, last: Access) -> Result<O
     for (place, first) in firsts.iter().enumerate() {
         let following = firsts.get(place + 1);
         let access = if following.is_some() { Access::Read } else { last };
-        let mut segment = Segment::open(log.disk.as_ref(), segment_path(&log.dir, *first), access)?;
+        let mut segment = Segment::open(
+            log.disk.as_ref(),
+            segment_path(&log.dir, *first),
+            access,
+            being_cut == Some(*first),
+        )?;
         let prefix = segment.prefix;
         if prefix.first != *first {
             let what = format!("it begins with record {}, which its name does not say", prefix.first);
@@ -194,8 +235,9 @@ fn read(log: &mut Segments, recovered: &mut Recovered, last: Access) -> Result<O
 /// Makes what was read the durable contents, and gets ready to append.
 fn mend(log: &mut Segments, tail: Tail, torn: bool) -> Result<(), StoreError> {
     let Tail { mut segment, unproven } = tail;
+    log.room = room_of(&segment, log.options)?;
     if torn {
-        segment.cut(log.options.segment_bytes)?;
+        log.cut(&mut segment, log.room).map_err(StoreError::io("cut", &segment.path))?;
     }
     // The last process may have died of a failed sync. After one, pages count as clean that never reached the
     // disk, and another sync would leave them: so what nothing proves is written again.

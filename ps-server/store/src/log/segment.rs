@@ -7,9 +7,13 @@ use super::{
 use crate::{
     StoreError,
     disk::{Access, Disk, DiskFile},
+    error::named,
 };
 use bytes::Bytes;
-use std::path::{Path, PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 /// So many bytes are searched or rewritten at a time.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -34,15 +38,29 @@ pub(super) struct Beyond {
 }
 
 impl Segment {
-    /// Opens a segment and stands before its first item.
-    pub fn open(disk: &dyn Disk, path: PathBuf, access: Access) -> Result<Segment, StoreError> {
+    /// Opens a segment and stands before its first item. Refuses one that is shorter than it was made, unless it is
+    /// `being_cut`.
+    pub fn open(
+        disk: &dyn Disk,
+        path: PathBuf,
+        access: Access,
+        being_cut: bool,
+    ) -> Result<Segment, StoreError> {
         let file = disk.open(&path, access).map_err(StoreError::io("open", &path))?;
         let mut bytes = [0; PREFIX_BYTES];
-        if file.size().map_err(StoreError::io("read", &path))? < PREFIX_BYTES as u64 {
+        let size = file.size().map_err(StoreError::io("read", &path))?;
+        if size < PREFIX_BYTES as u64 {
             return Err(StoreError::damaged(&path, 0, "it is shorter than an empty segment"));
         }
         file.read_at(0, &mut bytes).map_err(StoreError::io("read", &path))?;
         match Prefix::decode(&bytes) {
+            Ok(prefix) if size < prefix.reserved && !being_cut => {
+                let what = format!(
+                    "it ends there, though {} bytes were made durable before its first record: what followed was cut off",
+                    prefix.reserved
+                );
+                Err(StoreError::damaged(&path, size, what))
+            }
             Ok(prefix) => Ok(Segment { path, file, prefix, offset: PREFIX_BYTES as u64 }),
             Err(BadPrefix::Damaged(what)) => Err(StoreError::damaged(&path, 0, what)),
             Err(BadPrefix::Version(found)) => Err(StoreError::Version { path, found, supported: VERSION }),
@@ -138,11 +156,15 @@ impl Segment {
         Ok(())
     }
 
-    /// Cuts what is behind the offset and reserves `segment_bytes` of zeros in its place. Not durable yet.
-    pub fn cut(&mut self, segment_bytes: u64) -> Result<(), StoreError> {
-        self.file.set_len(self.offset).map_err(StoreError::io("cut", &self.path))?;
-        // Best effort, as in `create`.
-        let _ = self.file.allocate(segment_bytes);
+    /// Cuts what is behind the offset and puts zeros in its place, `room` bytes in all where they can be reserved. Not
+    /// durable yet, and until then the file may be shorter than it says.
+    pub fn cut(&mut self, room: u64) -> io::Result<()> {
+        self.file.set_len(self.offset).map_err(named("cut", &self.path))?;
+        let reserved = self.file.allocate(room);
+        if reserved.is_err() && self.offset < self.prefix.reserved {
+            // A full disk: zeros that take no space.
+            self.file.set_len(self.prefix.reserved).map_err(named("lengthen", &self.path))?;
+        }
         Ok(())
     }
 }

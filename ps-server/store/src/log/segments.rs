@@ -3,10 +3,11 @@
 
 use super::{
     LogOptions, Record,
-    format::{HEAD_BYTES, Head, Kind, Prefix, body_crc},
+    format::{BLOCK_BYTES, HEAD_BYTES, Head, Kind, Prefix, body_crc},
     segment::{Segment, segment_path},
 };
 use crate::{
+    StoreError,
     disk::{Access, Disk},
     error::named,
     small::write_small,
@@ -23,6 +24,11 @@ pub(super) const MAX_SPARES: usize = 4;
 /// A new segment that has no spare to write over is made under this name.
 pub(super) const NEW_FILE: &str = "new.tmp";
 pub(super) const PURGE_FILE: &str = "purged";
+/// Names the segment whose end is being cut off: until that is done it may be shorter than it says.
+pub(super) const CUT_FILE: &str = "cutting";
+/// What is reserved for a log's first segment. Every later one is as long as the log is then, up to
+/// [`LogOptions::segment_bytes`]: a small log takes little, a long one few files.
+pub(super) const FIRST_BYTES: u64 = 1 << 20;
 
 pub(super) struct Segments {
     pub disk: Arc<dyn Disk>,
@@ -32,6 +38,8 @@ pub(super) struct Segments {
     pub sealed: VecDeque<u64>,
     /// Where the next record goes; none in a log without records.
     pub active: Option<Segment>,
+    /// The active segment is full at so many bytes.
+    pub room: u64,
     /// Purged segments that may be written over. Their names are durable: else one could come back after a
     /// crash under its old name with new contents.
     pub spares: Vec<PathBuf>,
@@ -65,6 +73,11 @@ pub(super) fn check(next: &mut Option<u64>, records: &[Record]) -> io::Result<()
     }
     *next = expected;
     Ok(())
+}
+
+/// When a segment is full that was begun earlier.
+pub(super) fn room_of(segment: &Segment, options: LogOptions) -> Result<u64, StoreError> {
+    Ok(segment.size()?.max(FIRST_BYTES).min(options.segment_bytes))
 }
 
 fn item_bytes(record: &Record) -> u64 {
@@ -124,14 +137,17 @@ impl Segments {
             self.active = None;
         }
         let starts_log = self.sealed.is_empty() && self.purged.is_none();
-        let prefix = Prefix { salt: rand::random(), first, starts_log };
         let (from, access) = match self.spares.pop() {
             Some(spare) => (spare, Access::Write),
             None => (self.dir.join(NEW_FILE), Access::Create),
         };
         let mut file = self.disk.open(&from, access).map_err(named("begin a segment in", &from))?;
+        // What a spare has already is cheaper than what another would have to reserve.
+        let spare = file.size().map_err(named("read", &from))?;
+        self.room = self.length().max(FIRST_BYTES).max(spare).min(self.options.segment_bytes);
         // Best effort: where it is not possible the file grows as it is written, and a full disk shows then.
-        let _ = file.allocate(self.options.segment_bytes);
+        let reserved = file.allocate(self.room).map_or(0, |()| self.room / BLOCK_BYTES * BLOCK_BYTES);
+        let prefix = Prefix { salt: rand::random(), first, starts_log, reserved };
         let bytes = prefix.encode();
         file.write_at(0, &mut [IoSlice::new(&bytes)]).map_err(named("write", &from))?;
         file.sync().map_err(named("sync", &from))?;
@@ -145,12 +161,32 @@ impl Segments {
         Ok(())
     }
 
+    /// Bytes of the sealed segments. One that cannot be read now will say so when it is needed.
+    fn length(&self) -> u64 {
+        let size = |first: &u64| self.disk.open(&self.path(*first), Access::Read)?.size();
+        self.sealed.iter().filter_map(|first| size(first).ok()).sum()
+    }
+
+    /// Cuts what is behind the segment's offset; durable when it returns.
+    pub fn cut(&self, segment: &mut Segment, room: u64) -> io::Result<()> {
+        let mark = self.dir.join(CUT_FILE);
+        if segment.prefix.reserved > 0 {
+            write_small(self.disk.as_ref(), &mark, &segment.prefix.first.to_le_bytes())?;
+        }
+        segment.cut(room)?;
+        segment.file.sync().map_err(named("sync", &segment.path))?;
+        match segment.prefix.reserved > 0 {
+            true => self.disk.remove(&mark).map_err(named("remove", &mark)),
+            false => Ok(()),
+        }
+    }
+
     /// How many of `records` still go into `active`. The first record of a segment always does.
     fn fitting(&self, active: &Segment, records: &[Record]) -> usize {
         let (mut end, empty) = (active.offset, self.next == Some(active.prefix.first));
         let fits = |(place, record): &(usize, &Record)| {
             end += item_bytes(record);
-            (empty && *place == 0) || end <= self.options.segment_bytes
+            (empty && *place == 0) || end <= self.room
         };
         records.iter().enumerate().take_while(fits).count()
     }
@@ -221,11 +257,14 @@ impl Segments {
                 active.offset = super::format::PREFIX_BYTES as u64;
                 active
             }
-            None => Segment::open(self.disk.as_ref(), self.path(first), Access::Write)?,
+            None => {
+                let older = Segment::open(self.disk.as_ref(), self.path(first), Access::Write, false)?;
+                self.room = room_of(&older, self.options)?;
+                older
+            }
         };
         segment.skip_to_end_of(gone - 1)?;
-        segment.cut(self.options.segment_bytes)?;
-        segment.file.sync().map_err(named("sync", &segment.path))?;
+        self.cut(&mut segment, self.room)?;
         self.active = Some(segment);
         self.next = Some(gone);
         self.synced = gone; // the sync above took what was before it along

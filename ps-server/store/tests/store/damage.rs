@@ -103,11 +103,11 @@ fn another_format_version_is_told_from_damage() {
     let (mut files, _) = five(true);
     files.truncate(1);
     let prefix = &mut files[0].1;
-    prefix[8] = 2;
+    prefix[8] = 3;
     let crc = crc32fast::hash(&prefix[..32]);
     prefix[32..36].copy_from_slice(&crc.to_le_bytes());
     let refused = open(&disk_with(&files)).unwrap_err();
-    assert!(matches!(refused, StoreError::Version { found: 2, supported: 1, .. }), "{refused}");
+    assert!(matches!(refused, StoreError::Version { found: 3, supported: 2, .. }), "{refused}");
 }
 
 #[test]
@@ -136,13 +136,32 @@ fn damage_far_before_its_proof_is_found() {
     for across in [1, 18, 35, 36] {
         let disk = ForgetfulDisk::default();
         let (log, _) = open_in(&disk, Path::new(DIR), LogOptions::default()).unwrap();
-        let long = record(0, 1, (1 << 20) - HEAD - "entry 0.1".len() - across);
+        // Two segments, so that the third is long enough for both.
+        let mebi = |index| record(index, 1, 1 << 20);
+        append(&log, vec![mebi(0), mebi(1)]).unwrap();
+        let long = record(2, 1, (1 << 20) - HEAD - "entry 2.1".len() - across);
         append(&log, vec![long]).unwrap();
-        append(&log, vec![record(1, 1, 10)]).unwrap();
-        let mut bytes = disk.contents(&segment(0)).unwrap();
-        bytes[PREFIX] ^= 1;
-        let refused = open(&disk_with(&[(0, bytes)])).unwrap_err();
+        append(&log, vec![record(3, 1, 10)]).unwrap();
+        let mut files = [0, 1, 2].map(|first| (first, disk.contents(&segment(first)).unwrap()));
+        files[2].1[PREFIX] ^= 1;
+        let refused = open(&disk_with(&files)).unwrap_err();
         assert!(matches!(refused, StoreError::Damaged { offset: 36, .. }), "{across}: {refused}");
+    }
+}
+
+/// The last segment of a log that was not closed: nothing behind the cut tells that it was durable, but its size does.
+#[test]
+fn a_last_segment_that_was_cut_short_is_refused_wherever_it_was_cut() {
+    let (files, _) = five(false);
+    for at in 0..files[2].1.len() {
+        let mut cut = files.clone();
+        cut[2].1.truncate(at);
+        match open(&disk_with(&cut)) {
+            Err(StoreError::Damaged { path, offset, .. }) => {
+                assert_eq!((path, offset as usize), (segment(3), if at < PREFIX { 0 } else { at }));
+            }
+            other => panic!("cut at {at}: {other:?}"),
+        }
     }
 }
 

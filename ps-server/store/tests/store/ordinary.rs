@@ -217,3 +217,25 @@ fn files_of_others_in_the_folder_are_left_alone() {
         assert!(disk.open(&path, Access::Read).is_ok(), "{}", path.display());
     }
 }
+
+#[test]
+fn a_small_log_takes_little_space_and_a_long_one_few_files() {
+    let disk = ForgetfulDisk::default();
+    let (log, _) = open_in(&disk, Path::new(DIR), LogOptions::default()).unwrap();
+    append(&log, records(0..20, 1)).unwrap();
+    let sizes = || {
+        let names = disk.list(Path::new(DIR)).unwrap().into_iter().filter(|n| n.ends_with(".log"));
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names.iter().map(|n| disk.contents(&Path::new(DIR).join(n)).unwrap().len() >> 10).collect::<Vec<_>>()
+    };
+    assert_eq!(sizes(), [1024]);
+    // 9 MiB in pieces of 64 KiB: each segment as long as the log before it.
+    (20..164).for_each(|i| append(&log, vec![record(i, 1, 64 << 10)]).unwrap());
+    assert_eq!(sizes(), [1024, 1024, 2048, 4096, 8192]);
+    // A log that is opened again goes on in the segment that it has.
+    drop(log);
+    let (log, _) = open_in(&disk, Path::new(DIR), LogOptions::default()).unwrap();
+    append(&log, vec![record(164, 1, 64 << 10)]).unwrap();
+    assert_eq!(sizes(), [1024, 1024, 2048, 4096, 8192]);
+}

@@ -1,0 +1,155 @@
+//! What can be told from what the control group knows of a fleet.
+
+use crate::{DescribeReply, ServerInfo};
+
+/// A group's voters by server, and those of them that do not answer.
+struct Voters<'a> {
+    all: &'a [u64],
+    silent: &'a [u64],
+}
+
+impl Voters<'_> {
+    /// Whether those that answer are a majority, where `without` is stopped too.
+    fn go_on(&self, without: Option<u64>) -> bool {
+        let answers = |s: &&u64| !self.silent.contains(s) && Some(**s) != without;
+        self.all.iter().filter(answers).count() * 2 > self.all.len()
+    }
+}
+
+impl DescribeReply {
+    fn control(&self) -> Voters<'_> {
+        Voters { all: &self.control_voters, silent: &self.control_silent }
+    }
+
+    /// Whether the control group has a majority: a leader that has lost it may not know yet that it leads nobody.
+    pub fn can_agree(&self) -> bool {
+        self.control().go_on(None)
+    }
+
+    /// This server does not answer, whatever it last reported: a crash is noticed only after a while.
+    pub fn note_silent(&mut self, server: u64) {
+        self.servers.iter_mut().filter(|s| s.server == server).for_each(|s| s.state = "silent".into());
+        let control = (&self.control_voters, &mut self.control_silent);
+        for (voters, silent) in
+            [control].into_iter().chain(self.shards.iter_mut().map(|s| (&s.voters, &mut s.silent)))
+        {
+            if voters.contains(&server) && !silent.contains(&server) {
+                silent.push(server);
+            }
+        }
+    }
+
+    /// Servers that report nothing, by rising id.
+    pub fn silent(&self) -> impl Iterator<Item = &ServerInfo> {
+        self.servers.iter().filter(|s| s.state == "silent")
+    }
+
+    /// What must not lose this server: groups in which it votes, and which would have no majority without it. A shard
+    /// whose voters nobody knows is among them.
+    pub fn depend_on(&self, server: u64) -> Vec<String> {
+        let mut groups = Vec::new();
+        if self.control_voters.contains(&server) && !self.control().go_on(Some(server)) {
+            groups.push("the control group".to_string());
+        }
+        for shard in &self.shards {
+            let voters = Voters { all: &shard.voters, silent: &shard.silent };
+            let votes = shard.voters.contains(&server) && !voters.go_on(Some(server));
+            if votes || shard.voters.is_empty() {
+                groups.push(format!("shard {}", shard.shard));
+            }
+        }
+        groups
+    }
+}
+
+/// Why a fleet cannot agree on anything, from what its servers answered: who does not answer, and what to do.
+pub fn no_leader(answers: &[(String, Result<DescribeReply, String>)]) -> String {
+    let known = || answers.iter().filter_map(|(a, r)| Some((a, r.as_ref().ok().filter(|r| r.fleet != 0)?)));
+    if let Some((address, _)) = known().find(|(_, fleet)| fleet.can_agree()) {
+        return format!("{address} leads the control group, but could not take the order");
+    }
+    let leader = known().next();
+    let (head, mut missing) = match leader {
+        Some((address, fleet)) => {
+            let gone = fleet.silent().map(|s| format!("s{} at {}", s.server, s.address)).collect();
+            (format!("{address} leads the control group, but has no majority of it behind it"), gone)
+        }
+        None => ("the control group has no leader".to_string(), Vec::new()),
+    };
+    let there: Vec<&str> = answers.iter().filter(|(_, r)| r.is_ok()).map(|(a, _)| a.as_str()).collect();
+    if leader.is_none() {
+        missing.extend(answers.iter().filter_map(|(a, r)| Some(format!("{a} ({})", r.as_ref().err()?))));
+    }
+    let list = |names: &str, none: &str| if names.is_empty() { none.to_string() } else { names.to_string() };
+    format!(
+        "{head}; servers that answer: {}; that do not: {}. Servers and placement cannot change until a majority runs: \
+         start the missing servers again, each with its own --data",
+        list(&there.join(", "), "none"),
+        list(&missing.join(", "), "none of those that were asked")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ShardInfo;
+
+    fn fleet(control: &[u64], shard: &[u64], silent: &[u64]) -> DescribeReply {
+        let of = |voters: &[u64]| voters.iter().copied().filter(|v| silent.contains(v)).collect();
+        let shard = ShardInfo { shard: 7, voters: shard.to_vec(), silent: of(shard), ..ShardInfo::default() };
+        DescribeReply {
+            control_voters: control.to_vec(),
+            control_silent: of(control),
+            shards: vec![shard],
+            ..DescribeReply::default()
+        }
+    }
+
+    #[test]
+    fn a_server_is_depended_on_where_a_group_would_have_no_majority_without_it() {
+        let both = ["the control group", "shard 7"];
+        for (control, shard, silent, depend) in [
+            (&[0, 1, 2][..], &[0, 1, 2][..], &[][..], &[][..]),
+            (&[0, 1, 2], &[0, 1, 2], &[2], &both[..]),
+            (&[0, 1, 2], &[0, 2, 3], &[2], &both[..1]), // it holds no replica, but votes on placement
+            (&[0, 2, 3], &[0, 1, 2], &[2], &both[1..]),
+            (&[0, 2, 3], &[0, 2, 3], &[0, 2, 3], &[]), // it is no part of what is lost
+            (&[0, 1, 2, 3, 4], &[1], &[2], &both[1..]),
+            (&[0, 1, 2, 3, 4], &[], &[2], &both[1..]), // who knows
+        ] {
+            assert_eq!(
+                fleet(control, shard, silent).depend_on(1),
+                depend,
+                "{control:?} {shard:?} {silent:?}"
+            );
+        }
+        assert!(fleet(&[0, 1, 2], &[], &[2]).can_agree());
+        assert!(!fleet(&[0, 1, 2], &[], &[1, 2]).can_agree());
+        let mut noticed = fleet(&[0, 1, 2], &[0, 2, 3], &[]);
+        noticed.note_silent(2);
+        assert_eq!(noticed, fleet(&[0, 1, 2], &[0, 2, 3], &[2]));
+    }
+
+    #[test]
+    fn who_is_missing_is_named_with_a_remedy() {
+        let knows = |silent: &[u64]| {
+            let servers = [0, 1, 2].map(|server| ServerInfo {
+                server,
+                address: format!("h{server}:1"),
+                state: if silent.contains(&server) { "silent" } else { "up" }.into(),
+                ..ServerInfo::default()
+            });
+            Ok(DescribeReply { fleet: 9, servers: servers.into(), ..fleet(&[0, 1, 2], &[], silent) })
+        };
+        let refused = || Err("Connection refused".to_string());
+        let nobody = [("h0:1".into(), Ok(DescribeReply::default())), ("h1:1".into(), refused())];
+        let alone = [("h0:1".into(), knows(&[1, 2])), ("h1:1".into(), refused())];
+        for (answers, words) in [
+            (nobody, ["has no leader", "that answer: h0:1;", "h1:1 (Connection refused)", "--data"]),
+            (alone, ["no majority", "that answer: h0:1;", "s1 at h1:1, s2 at h2:1", "--data"]),
+        ] {
+            let said = no_leader(&answers);
+            words.iter().for_each(|w| assert!(said.contains(w), "`{w}` is not in: {said}"));
+        }
+    }
+}
