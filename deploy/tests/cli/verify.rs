@@ -1,36 +1,15 @@
-//! `paraft verify` and `paraft chaos` as a user meets them: real servers, real SIGKILLs. Short versions of what
-//! docs/failure-model.md publishes.
+//! `paraft verify` and `paraft chaos` as a user meets them: short versions of what docs/failure-model.md publishes.
 
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
-use serde_json::Value;
-use std::{
-    fs,
-    path::Path,
-    process::{Child, Command, Output, Stdio},
-    sync::Mutex,
-    time::{Duration, Instant},
-};
+use crate::common::*;
+use std::sync::Mutex;
 
 /// One fleet at a time: what is proven under load is not proven better by two fleets on the same cores.
 static ONE: Mutex<()> = Mutex::new(());
-const DEADLINE: Duration = Duration::from_secs(90);
-
-fn paraft(args: &[&str]) -> Output {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_paraft"));
-    c.args(args).stdin(Stdio::null()).output().expect("paraft starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
 
 fn ledger(args: &[&str]) -> (Value, Output) {
     let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
     let floor: &[&str] = if args.contains(&"--pushes-floor") { &[] } else { &["--pushes-floor", "10"] };
-    let out = paraft(&[&["verify", "ledger", "--json"], floor, args].concat());
+    let out = run(&[&["verify", "ledger", "--json"], floor, args].concat());
     let json = serde_json::from_slice(&out.stdout);
     (json.unwrap_or_else(|e| panic!("{args:?}: {e}\n{}", text(&out.stderr))), out)
 }
@@ -89,7 +68,7 @@ fn a_run_with_too_few_pushes_does_not_count() {
 
 #[test]
 fn what_no_job_may_promise_is_refused_before_anything_is_started() {
-    let out = paraft(&["verify", "ledger", "--mode", "bsp", "--durability", "leader"]);
+    let out = run(&["verify", "ledger", "--mode", "bsp", "--durability", "leader"]);
     assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
     assert!(text(&out.stderr).contains("bsp promises the weights of one process"), "{}", text(&out.stderr));
 }
@@ -97,7 +76,7 @@ fn what_no_job_may_promise_is_refused_before_anything_is_started() {
 #[test]
 fn synchronous_training_on_a_fleet_is_training_in_one_process_bit_for_bit() {
     let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
-    let out = paraft(&["verify", "sync", "--workers", "3", "--steps", "30", "--json"]);
+    let out = run(&["verify", "sync", "--workers", "3", "--steps", "30", "--json"]);
     assert_eq!(out.status.code(), Some(0), "{}{}", text(&out.stdout), text(&out.stderr));
     let json: Value = serde_json::from_slice(&out.stdout).expect("json");
     assert_eq!((&json["verdict"], &json["values_that_differ"]), (&"held".into(), &0.into()));
@@ -152,11 +131,11 @@ fn a_training_survives_chaos_and_nothing_of_it_is_left() {
     let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
     let dir = tempfile::tempdir().expect("a folder");
     let mut training = train(dir.path(), 100_000, true);
-    let run = dir.path().join("run");
+    let run_dir = dir.path().join("run");
     let args = [
         "chaos",
         "--run-dir",
-        run.to_str().expect("a path"),
+        run_dir.to_str().expect("a path"),
         "--rate",
         "120",
         "--lasting",
@@ -168,7 +147,7 @@ fn a_training_survives_chaos_and_nothing_of_it_is_left() {
         "--duration",
         "8",
     ];
-    let out = paraft(&args);
+    let out = run(&args);
     let said = text(&out.stdout);
     assert_eq!(out.status.code(), Some(0), "{said}{}", text(&out.stderr));
     for kind in ["kill", "restart"] {
@@ -177,11 +156,11 @@ fn a_training_survives_chaos_and_nothing_of_it_is_left() {
     let times = |what: &str| said.lines().filter(|l| l.contains(&format!(" s  {what} "))).count();
     assert_eq!(times("kill"), times("restart"), "who was killed is started again:\n{said}");
     assert_eq!(times("pause"), times("resume"), "{said}");
-    assert!(!fs::read_to_string(run.join("faults.json")).expect("doors").contains("[0"), "healed");
-    assert_eq!(servers(&run), 3, "{said}");
+    assert!(!fs::read_to_string(run_dir.join("faults.json")).expect("doors").contains("[0"), "healed");
+    assert_eq!(servers(&run_dir), 3, "{said}");
     assert!(training.0.try_wait().expect("a child").is_none(), "the training has ended:\n{said}");
     // It still trains: its clock moves.
-    let lines = || fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default().lines().count();
+    let lines = || fs::read_to_string(run_dir.join("metrics.jsonl")).unwrap_or_default().lines().count();
     let (before, began) = (lines(), Instant::now());
     while lines() <= before {
         assert!(began.elapsed() < DEADLINE, "no step since the chaos:\n{said}");
@@ -190,8 +169,8 @@ fn a_training_survives_chaos_and_nothing_of_it_is_left() {
     // What was started again ends with the launcher too, though no pipe connects the two.
     drop(training);
     let began = Instant::now();
-    while servers(&run) > 0 {
-        assert!(began.elapsed() < DEADLINE, "{} servers outlive their launcher", servers(&run));
+    while servers(&run_dir) > 0 {
+        assert!(began.elapsed() < DEADLINE, "{} servers outlive their launcher", servers(&run_dir));
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -201,9 +180,9 @@ fn a_fleet_without_doors_has_its_links_left_alone_and_says_so() {
     let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
     let dir = tempfile::tempdir().expect("a folder");
     let _training = train(dir.path(), 100_000, false);
-    let run = dir.path().join("run");
-    let out = paraft(&["chaos", "--run-dir", run.to_str().expect("a path"), "--faults", "kill,partition"]);
+    let run_dir = dir.path().join("run");
+    let out = run(&["chaos", "--run-dir", run_dir.to_str().expect("a path"), "--faults", "kill,partition"]);
     assert_eq!(out.status.code(), Some(78), "{}", text(&out.stderr));
     assert!(text(&out.stderr).contains("no doors for partition"), "{}", text(&out.stderr));
-    assert_eq!(servers(&run), 3);
+    assert_eq!(servers(&run_dir), 3);
 }

@@ -1,112 +1,105 @@
-//! What a person who runs a fleet by hand is told when something is amiss.
+//! What a person who runs a fleet by hand is told, also when something is amiss.
 
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
-use serde_json::Value;
+use crate::common::*;
 use std::{
-    fs,
     io::{BufRead, BufReader},
-    net::TcpListener,
-    path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
     sync::mpsc,
-    time::{Duration, Instant},
 };
 
-const DEADLINE: Duration = Duration::from_secs(60);
-
-fn paraft() -> Command {
-    let mut c = Command::new(env!("CARGO_BIN_EXE_paraft"));
-    c.stdin(Stdio::null());
-    c
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Kills what it holds, so that a failed test leaves nothing behind.
-struct Held(Child);
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Three servers that were started by hand.
-struct Fleet {
-    addresses: Vec<String>,
-    servers: Vec<Option<Held>>,
-    scratch: tempfile::TempDir,
-}
-
-impl Fleet {
-    fn start() -> Self {
-        let scratch = tempfile::tempdir().expect("scratch");
-        let listeners: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").expect("port")).collect();
-        let addresses = listeners.iter().map(|l| l.local_addr().expect("address").to_string()).collect();
-        let mut fleet = Self { addresses, servers: vec![None, None, None], scratch };
-        drop(listeners);
-        (0..3).for_each(|id| fleet.serve(id));
-        fleet.whole();
-        fleet
-    }
-
-    fn list(&self) -> String {
-        self.addresses.join(",")
-    }
-
-    fn data(&self, id: usize) -> PathBuf {
-        self.scratch.path().join(format!("s{id}"))
-    }
-
-    fn serve(&mut self, id: usize) {
-        let mut c = paraft();
-        c.args(["server", "--election-ms", "200", "--servers", &self.list(), "--id", &id.to_string()]);
-        c.arg("--data").arg(self.data(id)).stderr(Stdio::null());
-        self.servers[id] = Some(Held(c.spawn().expect("server")));
-    }
-
-    /// Ends it as a crash does.
-    fn kill(&mut self, id: usize) {
-        self.servers[id] = None;
-    }
-
-    fn ask(&self, args: &[&str]) -> Output {
-        paraft().args(args).args(["--servers", &self.list()]).output().expect("paraft starts")
-    }
-
-    /// Waits until every shard serves with all its replicas.
-    fn whole(&self) {
-        let began = Instant::now();
-        loop {
-            let out = self.ask(&["status", "--json"]);
-            let last: Option<Value> =
-                text(&out.stdout).lines().last().and_then(|l| serde_json::from_str(l).ok());
-            let serves = |f: &Value| {
-                let placed = f["placement"].as_array().filter(|p| !p.is_empty());
-                placed.is_some_and(|p| p.iter().all(|s| s["state"] == "serving"))
-            };
-            if last.as_ref().is_some_and(serves) {
-                return;
+#[test]
+fn the_same_job_runs_by_hand() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let ports = free_addresses(4);
+    let (metrics, servers) = ports.split_first().expect("ports");
+    let body = digits("ssp:1", 3, 10) + &format!("addresses = {servers:?}\n");
+    let path = job(scratch.path(), &body);
+    let fleet: Vec<_> = (0..3)
+        .map(|id| {
+            let mut c = paraft();
+            c.arg("server").arg(&path).args(["--id", &id.to_string()]).stderr(Stdio::null());
+            c.arg("--data").arg(scratch.path().join(format!("s{id}")));
+            if id == 0 {
+                c.args(["--metrics", metrics]);
             }
-            assert!(began.elapsed() < DEADLINE, "the fleet is not whole: {last:?} {}", text(&out.stderr));
-            std::thread::sleep(Duration::from_millis(50));
-        }
+            Held(c.spawn().expect("server"))
+        })
+        .collect();
+    let weights = |rank: u32| scratch.path().join(format!("w{rank}.safetensors"));
+    let workers: Vec<_> = (0..2)
+        .map(|rank: u32| {
+            let mut c = paraft();
+            c.arg("worker").arg(&path).args(["--rank", &rank.to_string(), "--weights"]).arg(weights(rank));
+            c.arg("--run-dir").arg(scratch.path()).stderr(Stdio::piped()).spawn().expect("worker")
+        })
+        .collect();
+    for w in workers {
+        let out = w.wait_with_output().expect("worker");
+        assert!(out.status.success(), "{}", text(&out.stderr));
+    }
+    let (a, b) = (fs::read(weights(0)).expect("weights"), fs::read(weights(1)).expect("weights"));
+    assert!(!a.is_empty() && a == b, "both pulled the same final weights");
+    let lines = fs::read_to_string(scratch.path().join("metrics.jsonl")).expect("record");
+    assert!(lines.contains("\"final\":true"), "one of them evaluated the final weights");
+
+    let out = run(&["status", path.to_str().expect("utf-8"), "--json", "--digest"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let replies: Vec<Value> =
+        text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("json")).collect();
+    let (fleet_line, replies) = replies.split_last().expect("lines");
+    assert_eq!(replies.len(), 3);
+    assert_eq!(fleet_line["shape"]["replicas"], 3, "the last line is the fleet's: {fleet_line}");
+    assert!(fleet_line["placement"].as_array().is_some_and(|p| p.iter().all(|s| s["state"] == "serving")));
+    for shard in 0..3 {
+        let copies: Vec<&Value> = replies.iter().map(|r| &r["shards"][shard]).collect();
+        assert_eq!(copies.iter().filter(|s| s["role"] == "leader").count(), 1, "{copies:?}");
+        let same = copies
+            .iter()
+            .all(|s| s["applied_index"] != copies[0]["applied_index"] || s["digest"] == copies[0]["digest"]);
+        assert!(same, "replicas are bit-identical: {copies:?}");
+        assert!(copies[0]["members"].as_array().expect("members").iter().all(|m| m["finished"] == true));
+    }
+    let page = http_get(metrics, "/metrics");
+    for name in [
+        "paraft_pushes_total",
+        "paraft_push_delay_versions_bucket",
+        "paraft_raft_term",
+        "le=\"+Inf\"",
+        "# EOF",
+    ] {
+        assert!(page.contains(name), "{name} is not in: {page}");
+    }
+    for mut s in fleet {
+        kill(Pid::from_raw(s.0.id() as i32), Signal::SIGTERM).expect("SIGTERM");
+        assert_eq!(s.0.wait().expect("server").code(), Some(0), "a server ends in order");
     }
 }
 
-fn contains(said: &str, words: &[&str]) {
-    words.iter().for_each(|w| assert!(said.contains(w), "`{w}` is not in: {said}"));
+fn http_get(address: &str, path: &str) -> String {
+    use std::io::{Read, Write};
+    let mut s = std::net::TcpStream::connect(address).expect("metrics port");
+    write!(s, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("request");
+    let mut page = String::new();
+    s.read_to_string(&mut page).expect("answer");
+    page
+}
+
+#[test]
+fn a_worker_that_finds_no_servers_says_so_for_each_address() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let free = free_addresses(1).remove(0);
+    let body = digits("bsp", 1, 1) + &format!("addresses = [\"{free}\"]\npatience_ms = 700\n");
+    let path = job(scratch.path(), &body);
+    let out = run(&["worker", path.to_str().expect("utf-8"), "--rank", "0"]);
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(69), "{err}");
+    assert!(err.contains(&free) && err.contains("refused"), "{err}");
 }
 
 #[test]
 fn a_server_that_the_majority_needs_is_not_called_stoppable() {
-    let mut fleet = Fleet::start();
+    let scratch = tempfile::tempdir().expect("scratch");
+    let mut fleet = Fleet::start(scratch.path(), None);
+    fleet.all("serving");
     fleet.kill(2);
     let out = fleet.ask(&["drain", "1", "--wait", "4"]);
     let err = text(&out.stderr);
@@ -121,7 +114,9 @@ fn a_server_that_the_majority_needs_is_not_called_stoppable() {
 
 #[test]
 fn a_control_group_without_a_majority_is_said_with_who_answers_and_what_to_do() {
-    let mut fleet = Fleet::start();
+    let scratch = tempfile::tempdir().expect("scratch");
+    let mut fleet = Fleet::start(scratch.path(), None);
+    fleet.all("serving");
     fleet.kill(1);
     fleet.kill(2);
     let out = fleet.ask(&["status"]);
@@ -158,12 +153,10 @@ fn a_control_group_without_a_majority_is_said_with_who_answers_and_what_to_do() 
 }
 
 /// A small job on the digits, in a folder; one checkpoint after each epoch.
-fn job(dir: &Path, more: &str) -> PathBuf {
-    let path = dir.join("job.toml");
+fn small(dir: &Path, more: &str) -> PathBuf {
     let body = "name = \"t\"\n[model]\nkind = \"logistic-regression\"\n[data]\nkind = \"digits\"\n[train]\nworkers = 1\n\
                 [cluster]\nservers = 1\nreplicas = 1\n[checkpoint]\n";
-    fs::write(&path, format!("{body}{more}")).expect("job file");
-    path
+    job(dir, &format!("{body}{more}"))
 }
 
 #[test]
@@ -172,7 +165,7 @@ fn a_folder_that_can_hold_no_checkpoints_is_refused_before_anything_starts() {
     let file = scratch.path().join("taken");
     fs::write(&file, "").expect("file");
     for dir in ["taken", "taken/below", "/proc/checkpoints"] {
-        let job = job(scratch.path(), &format!("dir = \"{dir}\"\n"));
+        let job = small(scratch.path(), &format!("dir = \"{dir}\"\n"));
         let run = scratch.path().join("run");
         let train =
             paraft().arg("train").arg(&job).arg("--run-dir").arg(&run).output().expect("paraft starts");
@@ -195,7 +188,7 @@ fn a_folder_that_can_hold_no_checkpoints_is_refused_before_anything_starts() {
 #[test]
 fn resume_takes_the_newest_run_that_has_a_whole_checkpoint_and_names_the_newer_ones() {
     let scratch = tempfile::tempdir().expect("scratch");
-    let job = job(scratch.path(), "");
+    let job = small(scratch.path(), "");
     let train = |args: &[&str]| {
         let mut c = paraft();
         c.current_dir(scratch.path()).arg("train").arg(&job).arg("--json").args(args);

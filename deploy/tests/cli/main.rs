@@ -1,0 +1,9 @@
+//! The binary as a user meets it: real processes, real sockets, real signals.
+
+mod common;
+mod hazards;
+mod jobs;
+mod kept;
+mod operator;
+mod running;
+mod verify;

@@ -1,0 +1,315 @@
+//! `paraft train` and what belongs to it: a fleet of its own, signals, messages.
+
+use crate::common::*;
+use std::net::TcpListener;
+
+#[test]
+fn the_demo_prints_both_modes_and_writes_a_report() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let dir = scratch.path().join("demo");
+    let out = run(&["demo", "--json", "--set", "train.epochs=20", "--run-dir", dir.to_str().expect("utf-8")]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let lines: Vec<Value> =
+        text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("one object a line")).collect();
+    assert_eq!(lines.iter().map(|l| l["mode"].as_str().unwrap_or("")).collect::<Vec<_>>(), ["bsp", "asp"]);
+    for l in &lines {
+        for key in [
+            "mode",
+            "workers",
+            "samples",
+            "seconds",
+            "samples_per_s",
+            "final_loss",
+            "final_accuracy",
+            "seconds_to_target",
+            "delay_p50",
+            "delay_p99",
+        ] {
+            assert!(l.get(key).is_some(), "{key} is missing in {l}");
+        }
+        assert_eq!(l["workers"], 2);
+        assert_eq!(l["samples"], 20 * 22 * 32 * 2, "the whole budget");
+        assert!(l["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{l}");
+    }
+    assert_eq!(lines[0]["delay_p99"], 0, "lock-step has no delay");
+    let report = fs::read_to_string(dir.join("report.html")).expect("report");
+    assert!(report.contains("bsp") && report.contains("asp") && !report.contains("src=\"http"));
+    for mode in ["bsp", "asp"] {
+        let run = dir.join(mode);
+        let record = paraft_record::RunRecord::load(&run).expect("record");
+        let printed = lines.iter().find(|l| l["mode"] == mode).expect("printed");
+        let again = serde_json::to_value(record.summarize()).expect("json");
+        assert_eq!(&again, printed, "what is printed is what the record gives");
+        let events = fs::read_dir(run.join("tensorboard")).expect("tensorboard").count();
+        assert_eq!(events, 1);
+        assert!(run.join("model.safetensors").exists(), "the trained weights are kept");
+        for log in ["server-0.log", "server-2.log", "worker-0.log", "worker-1.log"] {
+            assert!(run.join(log).exists(), "{log}");
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_job_is_said_with_file_line_and_remedy() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let base = digits("bsp", 3, 1);
+    let cases = [
+        (base.replace("epochs", "epocs"), 78, vec!["job.toml:10", "epocs", "epochs"]),
+        (base.replace("replicas = 3", "replicas = 5"), 78, vec!["job.toml:13", "cluster.replicas", "help"]),
+        (base.replace("replicas = 3", "replicas = 2"), 78, vec!["job.toml:13", "odd"]),
+        (base.replace("\"bsp\"", "\"sync\""), 78, vec!["job.toml:", "sync", "ssp:S"]),
+        (base.replace("batch = 16", "batch = 1500"), 78, vec!["1437 training samples", "train.batch"]),
+        (base.replace("[32]", "[0]"), 78, vec!["mlp"]),
+        (base.replace("kind = \"digits\"", "kind = \"idx\"\npath = \"nowhere\""), 65, vec!["nowhere"]),
+        (base.replace("kind = \"mlp\"\nhidden = [32]", "kind = \"mlpp\""), 78, vec!["mlpp"]),
+        (base.clone() + "addresses = [\"a:1\", \"a:1\"]\n", 78, vec!["cluster.addresses"]),
+        (base.clone() + "[optimizer]\nkind = \"sgd\"\nlr = -1.0\n", 78, vec!["lr"]),
+        (base.clone() + "[optimizer]\nkind = \"sgd\"\nmomentun = 0.9\n", 78, vec!["momentun"]),
+    ];
+    for (body, code, words) in cases {
+        let path = job(scratch.path(), &body);
+        let dir = scratch.path().join("run");
+        let out = paraft().arg("train").arg(path).arg("--run-dir").arg(&dir).output().expect("paraft starts");
+        let err = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{body}\n{err}");
+        for w in words {
+            assert!(err.contains(w), "`{w}` is not in: {err}\n{body}");
+        }
+        assert!(!dir.join("worker-0.log").exists(), "no worker may start: {err}");
+        assert!(!err.contains("panicked"), "{err}");
+    }
+}
+
+#[test]
+fn a_set_that_is_wrong_is_named_and_a_right_one_wins() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let path = job(scratch.path(), &digits("bsp", 3, 1));
+    let path = path.to_str().expect("utf-8");
+    let dir = scratch.path().join("run");
+    let dir = dir.to_str().expect("utf-8");
+    let out = run(&["train", path, "--run-dir", dir, "--set", "train.batchh=3"]);
+    assert_eq!(out.status.code(), Some(78));
+    assert!(text(&out.stderr).contains("--set train.batchh=3"), "{}", text(&out.stderr));
+    let sets = ["--set", "cluster.servers=1", "--set", "cluster.replicas=1", "--set", "train.mode=ssp:2"];
+    let out = run(&[&["train", path, "--run-dir", dir, "--json"][..], &sets[..]].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(text(&out.stdout).contains("\"mode\":\"ssp:2\""));
+    let again = run(&["train", path, "--run-dir", dir]);
+    assert_eq!(again.status.code(), Some(78), "a run's folder is not used twice");
+}
+
+#[test]
+fn a_taken_port_is_named_with_the_line_that_asks_for_it() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("port");
+    let address = taken.local_addr().expect("address").to_string();
+    let path = job(scratch.path(), &(digits("bsp", 1, 1) + &format!("addresses = [\"{address}\"]\n")));
+    let out = run(&["server", path.to_str().expect("utf-8"), "--id", "0"]);
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(78), "{err}");
+    for w in ["job.toml:15", address.as_str(), "in use", "help"] {
+        assert!(err.contains(w), "`{w}` is not in: {err}");
+    }
+}
+
+#[test]
+fn no_process_is_left_when_the_launcher_is_killed() {
+    let mut l = Launcher::training(&digits("asp", 3, 100_000), 2);
+    assert_eq!(processes(&l.run_dir).len(), 6, "launcher, 3 servers, 2 workers: {:?}", processes(&l.run_dir));
+    l.child.kill().expect("SIGKILL");
+    let _ = l.child.wait();
+    wait("every process to end", || match processes(&l.run_dir) {
+        left if left.is_empty() => Ok(()),
+        left => Err(format!("{left:?}")),
+    });
+}
+
+#[test]
+fn ctrl_c_ends_the_whole_fleet() {
+    let l = Launcher::training(&digits("bsp", 3, 100_000), 2);
+    kill(Pid::from_raw(l.child.id() as i32), Signal::SIGINT).expect("SIGINT");
+    let (code, _, err) = l.output();
+    assert_eq!(code, Some(130), "{err}");
+    assert!(err.contains("interrupted"), "{err}");
+}
+
+#[test]
+fn a_killed_worker_does_not_stop_the_others_in_any_mode() {
+    for mode in ["bsp", "ssp:2", "asp"] {
+        let l = Launcher::training(&digits(mode, 1, 150), 2);
+        kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
+        let (code, out, err) = l.output();
+        assert_eq!(code, Some(0), "{mode}: {err}");
+        let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+        assert_eq!(summary["workers_lost"], 1, "{mode}: {summary}");
+        assert!(err.contains("worker-1") && err.contains("SIGKILL"), "{mode}: {err}");
+        assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{mode}: {summary}");
+    }
+}
+
+/// A worker that is stopped answers nothing and breaks nothing off: only its lease tells.
+#[test]
+fn a_stopped_worker_loses_its_lease_and_comes_back_in_a_new_session() {
+    let l = Launcher::training(&(digits("bsp", 1, 400) + "grace_ms = 1000\n"), 2);
+    let stopped = pid_of(&l.run_dir, "--rank 1");
+    kill(stopped, Signal::SIGSTOP).expect("SIGSTOP");
+    let lines =
+        |l: &Launcher| l.metrics().iter().filter(|e| e["event"] == "train" && e["worker"] == 0).count();
+    // What worker 0 had written, and some more: in lock-step it gets on only when the other is out.
+    let before = lines(&l);
+    wait("the other to go on", || match lines(&l) {
+        n if n > before + 5 => Ok(()),
+        n => Err(format!("{n} lines of worker 0 after {before}")),
+    });
+    kill(stopped, Signal::SIGCONT).expect("SIGCONT");
+    let run_dir = l.run_dir.clone();
+    let log = wait("the stopped one to hear of it", || {
+        let log = fs::read_to_string(run_dir.join("worker-1.log")).unwrap_or_default();
+        if log.contains("had been taken out") { Ok(log) } else { Err(log) }
+    });
+    assert!(log.contains("it goes on with the others"), "{log}");
+    let (code, out, err) = l.output();
+    assert_eq!(code, Some(0), "{err}");
+    let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+    assert_eq!(summary["workers_lost"], 0, "its process lives: {summary}");
+    assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{summary}");
+}
+
+/// The chunks of each epoch that workers have trained, how often each, and the samples in them.
+fn chunks(metrics: &[Value]) -> BTreeMap<(u64, u64), (usize, u64)> {
+    let mut seen = BTreeMap::new();
+    for e in metrics.iter().filter(|e| e["event"] == "chunk") {
+        let n = |key: &str| e[key].as_u64().unwrap_or_else(|| panic!("{key} in {e}"));
+        let chunk = seen.entry((n("epoch"), n("chunk"))).or_insert((0, n("samples")));
+        chunk.0 += 1;
+        assert_eq!(chunk.1, n("samples"), "a chunk is the same for everyone");
+    }
+    seen
+}
+
+#[test]
+fn what_a_killed_worker_leaves_of_an_epoch_is_trained_by_the_others() {
+    const EPOCHS: u64 = 60;
+    for mode in ["bsp", "asp"] {
+        let body =
+            digits(mode, 1, EPOCHS).replace("[cluster]", "workers = 3\nsampler = \"leased\"\n[cluster]");
+        let l = Launcher::training(&body, 2);
+        let run_dir = l.run_dir.clone();
+        wait("worker 1 to train a chunk", || {
+            match l.metrics().iter().find(|e| e["event"] == "chunk" && e["worker"] == 1) {
+                Some(_) => Ok(()),
+                None => Err("none yet".into()),
+            }
+        });
+        kill(pid_of(&run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
+        let scratch = l.keep();
+        let (code, out, err) = l.output();
+        assert_eq!(code, Some(0), "{mode}: {err}");
+        let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+        assert_eq!(summary["workers_lost"], 1, "{mode}: {summary}");
+        let seen = chunks(&Launcher::metrics_in(&run_dir));
+        drop(scratch);
+        for epoch in 1..=EPOCHS {
+            // 1,437 images to train with (the rest is held out), in chunks of 16 minibatches of 16.
+            let of_epoch = seen.range((epoch, 0)..(epoch + 1, 0)).map(|(_, (_, samples))| *samples);
+            assert_eq!(of_epoch.sum::<u64>(), TRAINED, "{mode}: epoch {epoch} in {seen:?}");
+        }
+        let again = seen.values().filter(|(times, _)| *times > 1).count();
+        assert!(again <= 1, "{mode}: only the chunk that the dead one had just finished may come twice");
+    }
+}
+
+#[test]
+fn training_survives_a_killed_server_in_every_mode() {
+    for mode in ["bsp", "ssp:2", "asp"] {
+        let l = Launcher::training(&digits(mode, 3, 150), 2);
+        kill(pid_of(&l.run_dir, "--id 0"), Signal::SIGKILL).expect("SIGKILL");
+        let (code, out, err) = l.output();
+        assert_eq!(code, Some(0), "{mode}: {err}");
+        let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+        assert_eq!(summary["samples"], 150 * 44 * 16 * 2, "{mode}: {summary}");
+        assert_eq!(summary["workers_lost"], 0, "{mode}: {summary}");
+        assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{mode}: {summary}");
+    }
+}
+
+#[test]
+fn a_diverging_run_names_worker_and_step_and_fails() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let body = digits("bsp", 1, 5) + "[optimizer]\nkind = \"sgd\"\nlr = 1e30\n";
+    let path = job(scratch.path(), &body);
+    let dir = scratch.path().join("run");
+    let out = paraft().arg("train").arg(path).arg("--run-dir").arg(&dir).output().expect("paraft starts");
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{err}");
+    assert!(err.contains("worker-") && err.contains("step "), "{err}");
+    assert!(err.contains("NaN") || err.contains("inf"), "{err}");
+}
+
+#[test]
+fn doctor_env_and_completions_answer() {
+    let out = run(&["doctor", "--json"]);
+    assert!(out.status.success(), "{}", text(&out.stdout));
+    for l in text(&out.stdout).lines() {
+        let row: Value = serde_json::from_str(l).expect("json");
+        assert!(row["check"].is_string() && row["verdict"].is_string());
+    }
+    assert!(text(&run(&["env"]).stdout).contains("protocol"));
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(text(&run(&["completions", shell]).stdout).contains("paraft"));
+    }
+    assert_eq!(run(&["trian"]).status.code(), Some(2));
+}
+
+#[test]
+fn compare_runs_the_modes_it_is_given() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let path = job(scratch.path(), &digits("bsp", 1, 3));
+    let dir = scratch.path().join("cmp");
+    let (path, dir) = (path.to_str().expect("utf-8"), dir.to_str().expect("utf-8"));
+    let out = run(&["compare", path, "--modes", "bsp,ssp:4,asp", "--run-dir", dir, "--json"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let modes: Vec<Value> =
+        text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("json")).collect();
+    assert_eq!(
+        modes.iter().map(|m| m["mode"].as_str().unwrap_or("")).collect::<Vec<_>>(),
+        ["bsp", "ssp:4", "asp"]
+    );
+    assert_eq!(run(&["compare", path, "--modes", "bsp,sync"]).status.code(), Some(2));
+}
+
+#[test]
+fn bench_train_gives_ratios_within_one_run() {
+    let out = run(&["bench", "train", "--models", "logreg", "--repeats", "1", "--epochs", "1", "--json"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let lines: Vec<Value> =
+        text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("json")).collect();
+    for key in ["bench", "case", "value", "unit", "reference", "ratio", "spread"] {
+        assert!(lines.iter().all(|l| l.get(key).is_some()), "{key}: {lines:?}");
+    }
+    assert!(lines.iter().any(|l| l["case"] == "logreg/bsp" && l["ratio"].is_number()), "{lines:?}");
+}
+
+#[test]
+fn a_job_stops_when_the_held_out_loss_no_longer_falls() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let rule = "[eval]\nearly_stop = { patience = 2, min_delta = 100.0 }\n";
+    for mode in ["bsp", "asp"] {
+        let path = job(scratch.path(), &(digits(mode, 1, 1000) + rule));
+        let dir = scratch.path().join(mode);
+        let out = paraft()
+            .arg("train")
+            .arg(path)
+            .arg("--json")
+            .arg("--run-dir")
+            .arg(&dir)
+            .output()
+            .expect("paraft starts");
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        let record = paraft_record::RunRecord::load(&dir).expect("record");
+        // No evaluation beats the first by 100, so the third is the last that counts.
+        let epochs = record.evals.iter().map(|e| e.epoch).max().expect("evaluations");
+        assert!((3..30).contains(&epochs), "{mode}: stopped after epoch {epochs} of 1000");
+        assert!(record.final_eval().expect("final").is_final, "{mode}");
+    }
+}
