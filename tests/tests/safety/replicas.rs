@@ -1,10 +1,11 @@
 //! Followers that come late, logs that are cut, servers that come back without their memory.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use paraft_common::{Durability, LogForm, Mode, ShardId, Step};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::{Ledger, Page},
+    wait,
 };
 
 /// Two of three servers take the first part of the job; the third, which starts then, can only catch up by a
@@ -59,9 +60,13 @@ fn a_replica_that_a_later_membership_has_is_not_retired() -> Result<()> {
     let first = fleet.replica(2, ShardId(0))?.group.membership();
     fleet.kill(2);
     fleet.restart_server(2)?;
-    fleet.whole()?;
-    // In the first membership its server had another replica; this one came later.
-    let member = fleet.replica(2, ShardId(0))?.group.membership();
+    // In the first membership its server had another replica; this one comes later.
+    let votes = || {
+        let group = fleet.replica(2, ShardId(0)).ok()?.group;
+        Some(group.membership()).filter(|m| m.voters.contains(&group.me()) && !m.changing)
+    };
+    let member = wait::until("the new replica to vote", votes, Option::is_some);
+    let member = member.context("none")?;
     let refused = fleet.retire(2, ShardId(0), first.index).expect_err("it is a member");
     assert!(refused.to_string().contains("it stays"), "{refused}");
     assert_eq!(fleet.replica(2, ShardId(0))?.group.membership(), member);
