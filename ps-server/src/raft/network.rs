@@ -28,8 +28,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 use tonic::transport::{Channel, Endpoint};
 
-/// Pause before an error is given back: openraft's own back-off is skipped when a stream fails at once, and
-/// its leader would spin at 100 % of a core while one follower is down.
+/// Pause before an error is given back. openraft backs off by itself from appends that fail one by one, as ours do; a
+/// `stream_append` of our own that failed before it took a request would make its leader spin at a whole core while one
+/// follower is down (deploy/tests/cli/hazards.rs). Votes and pieces of snapshots are tried again at once.
 const ERROR_PAUSE: Duration = Duration::from_millis(50);
 
 /// Connections to the other servers. One for the whole process.
