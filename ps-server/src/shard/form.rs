@@ -43,8 +43,9 @@ pub struct Cost {
 
 /// Intervals that a decision looks back on: a second, so that a burst at an epoch's start decides nothing.
 const WINDOW: usize = 10;
-/// Below this many bytes of updates in the window it does not matter, and update entries give the better record.
-const MIN_BYTES: u64 = 1 << 20;
+/// Below this many bytes of updates in the window the network does not matter, and update entries give the better record
+/// and the sooner ack: a client that waits for the ack of each small push would wait for a cut each time.
+const MIN_BYTES: u64 = 8 << 20;
 
 /// The form to change to, if the measured costs speak for it: to images when updates cost half as much again, back
 /// when images cost a third more than updates. In between, what is stays.
@@ -134,7 +135,7 @@ mod tests {
             (Form::Updates, 3 * M / 2, M, None),
             (Form::Updates, M, 3 * M, None),
             (Form::Updates, 0, 0, None),
-            (Form::Updates, 1000, 1, None), // nothing to save
+            (Form::Updates, 3 * M / 4, 1, None), // nothing to save
             (Form::Images, 2 * M, M, None),
             (Form::Images, M, M, None), // between the two thresholds: what is stays
             (Form::Images, 3 * M / 4, M, None),
