@@ -93,6 +93,18 @@ impl Folder {
         let purged = found.purged.map(|(_, tag)| wire::decode::<LogId>(&tag)).transpose();
         let purged = purged.map_err(|e| at(&e))?;
         let vote = self.read("vote")?.map(|b| wire::decode(&b)).transpose().map_err(|e| at(&e))?;
+        // The founding is written before any vote; everything else is what a vote let in.
+        let promised = purged.is_some() || entries.iter().any(|e| e.log_id.index > 0);
+        if vote.is_none() && promised {
+            let vote = self.path.join("vote");
+            return Err(format!(
+                "{}: it is gone, though the log has held entries: a replica that forgot its vote must not vote",
+                vote.display()
+            ));
+        }
+        if let Some(purged) = &purged {
+            self.holds(purged)?;
+        }
         let begun = self.read(BEGUN)?.is_some();
         if begun && entries.is_empty() && purged.is_none() {
             return Err(at(&"its segments are gone, though it has held entries: a lost log must not vote"));
@@ -101,12 +113,30 @@ impl Folder {
         Ok((disk, Stored { entries, purged, vote }))
     }
 
+    /// Fails unless the snapshot holds what the log has purged.
+    fn holds(&self, purged: &LogId) -> Result<(), String> {
+        let path = self.path.join("snapshot");
+        let (last, after) = (snapshot_end(self.disk.clone(), &path)?, purged.index);
+        match last {
+            Some(last) if last.index >= after => Ok(()),
+            Some(last) => Err(format!(
+                "{}: it ends with entry {}, and the log begins after {after}: what is between is gone",
+                path.display(),
+                last.index
+            )),
+            None => Err(format!("{}: it is gone, and the log begins after entry {after}", path.display())),
+        }
+    }
+
     /// What a replica left here, without changing it: its last snapshot, and the entries of its log.
     pub(super) fn look(&self) -> Result<Left, String> {
         let path = self.path.join("log");
         let at = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
         let snapshot = read_snapshot(self.disk.clone(), &self.path.join("snapshot"))?;
         let found = Log::look(self.disk.clone(), &path).map_err(|e| e.to_string())?;
+        if let Some((_, tag)) = &found.purged {
+            self.holds(&wire::decode(tag).map_err(|e| at(&e))?)?;
+        }
         let entries = found.records.into_iter().map(entry_of).collect::<Result<_, _>>();
         Ok(Left { snapshot, entries: entries.map_err(|e| at(&e))? })
     }
@@ -233,19 +263,33 @@ impl SnapshotFile {
     }
 }
 
+/// The last entry that a snapshot file holds; the bulk is not read. `None` where there is none.
+fn snapshot_end(disk: Arc<dyn Disk>, path: &Path) -> Result<Option<LogId>, String> {
+    let Some(mut chunks) = open_snapshot(&*disk, path)? else { return Ok(None) };
+    Ok(snapshot_head(&mut chunks, path)?.0.last_log_id)
+}
+
+fn open_snapshot(disk: &dyn Disk, path: &Path) -> Result<Option<SnapshotReader>, String> {
+    match SnapshotReader::open(disk, path) {
+        Ok(chunks) => Ok(Some(chunks)),
+        Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e.to_string()),
+    }
+}
+
+fn snapshot_head(chunks: &mut SnapshotReader, path: &Path) -> Result<(SnapshotMeta, Vec<u8>), String> {
+    let at = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+    let head = chunks.next().ok_or_else(|| at(&"it is empty"))?.map_err(|e| e.to_string())?;
+    wire::decode(&head).map_err(|e| at(&e))
+}
+
 /// Reads a snapshot file; `None` where there is none.
 pub(super) fn read_snapshot(
     disk: Arc<dyn Disk>,
     path: &Path,
 ) -> Result<Option<(SnapshotMeta, RawImage)>, String> {
-    let at = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
-    let mut chunks = match SnapshotReader::open(&*disk, path) {
-        Ok(chunks) => chunks,
-        Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(e.to_string()),
-    };
-    let head = chunks.next().ok_or_else(|| at(&"it is empty"))?.map_err(|e| e.to_string())?;
-    let (meta, head): (SnapshotMeta, Vec<u8>) = wire::decode(&head).map_err(|e| at(&e))?;
+    let Some(mut chunks) = open_snapshot(&*disk, path)? else { return Ok(None) };
+    let (meta, head) = snapshot_head(&mut chunks, path)?;
     let parts = chunks.collect::<Result<_, _>>().map_err(|e| e.to_string())?;
     Ok(Some((meta, RawImage { head: head.into(), parts })))
 }

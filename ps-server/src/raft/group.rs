@@ -247,7 +247,10 @@ impl Group {
         }
         let metrics = self.raft.metrics();
         let m = metrics.borrow_watched();
-        m.running_state.as_ref().err().map(|e| e.to_string())
+        let stopped = m.running_state.as_ref().err().map(|e| e.to_string());
+        // A task that panicked has not said so.
+        let ended = self.leadership.borrow().role == Role::Stopped;
+        stopped.or_else(|| ended.then(|| "its task has ended; the server's log may say why".into()))
     }
 
     /// Proposes; calls are applied in the order they were made. The inner future gives the outcome once the

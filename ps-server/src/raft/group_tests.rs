@@ -159,39 +159,83 @@ async fn a_leader_that_comes_back_from_disk_is_elected_again_before_it_leads() {
     assert!(after > before, "term {after} after {before}: entries of the old term could have two contents");
 }
 
-/// A vote without the log that it was given with is a vote of somebody who has forgotten what it promised.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_replica_whose_log_was_lost_does_not_start() {
+/// A vote without the log that it was given with is a vote of somebody who has forgotten what it promised; so is a log
+/// without its vote. And a log that was cut begins where its snapshot ends, or in the middle of nothing.
+async fn does_not_start_without(lost: &[&str], why: &str) {
     let dir = tempfile::tempdir().expect("a folder");
     let me = ReplicaId::new_life(ServerId(0));
+    let folder = dir.path().join("shard-0");
     let options = || GroupOptions {
         group: GroupId::Shard(ShardId(0)),
         me,
-        folder: Some(Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("shard-0"))),
+        folder: Some(Folder::new(Arc::new(paraft_store::RealDisk), &folder)),
         election: Duration::from_millis(100),
         parity: None,
     };
     let group = start_when_free(options()).await;
     group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
     group.leadership().wait_for(|l| l.leads).await.expect("it leads");
+    if lost.contains(&"snapshot") {
+        cut(&group).await;
+    }
     group.shutdown().await;
     drop(group);
     start_when_free(options()).await.shutdown().await; // as it was: it starts
-    let log = dir.path().join("shard-0/log");
-    for file in std::fs::read_dir(&log).expect("its log").flatten() {
-        if file.path().extension().is_some_and(|e| e == "log") {
-            std::fs::remove_file(file.path()).expect("a segment is lost");
+    for place in [&folder, &folder.join("log")] {
+        for file in std::fs::read_dir(place).expect("a folder").flatten().map(|f| f.path()) {
+            let name = file.file_name().and_then(|n| n.to_str()).expect("a name");
+            if lost.iter().any(|l| name == *l || l.starts_with('.') && name.ends_with(l)) {
+                std::fs::remove_file(&file).expect("it is lost");
+            }
         }
     }
     let began = Instant::now();
     let refused = loop {
         match Group::start(options(), Arc::new(Shard::new(ShardId(0), 1)), Arc::default()).await {
-            Ok(_) => panic!("it starts, and would vote"),
+            Ok(_) => panic!("it starts without {lost:?}, and would vote"),
             Err(e) if e.contains("in use") && began.elapsed() < Duration::from_secs(60) => {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             Err(e) => break e,
         }
     };
-    assert!(refused.contains("a lost log must not vote"), "{refused}");
+    assert!(refused.contains(why) && refused.contains("shard-0"), "{refused}");
+}
+
+/// A snapshot, and the log before it gone.
+async fn cut(group: &Group) {
+    let last = || group.raft.metrics().borrow_watched().last_applied.as_ref().map_or(0, |l| l.index);
+    let applied = async {
+        while last() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), applied).await.expect("its first entry is applied");
+    group.raft.trigger().snapshot().await.expect("it runs");
+    let reached = async |what: &str, of: &dyn Fn() -> bool| {
+        let began = Instant::now();
+        while !of() {
+            assert!(began.elapsed() < Duration::from_secs(60), "no {what}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let upto = last();
+    reached("snapshot", &|| group.raft.metrics().borrow_watched().snapshot.is_some()).await;
+    group.raft.trigger().purge_log(upto).await.expect("it runs");
+    reached("purge", &|| group.raft.metrics().borrow_watched().purged.is_some()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_whose_log_was_lost_does_not_start() {
+    does_not_start_without(&[".log"], "a lost log must not vote").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_whose_vote_was_lost_does_not_start() {
+    does_not_start_without(&["vote"], "forgot its vote must not vote").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_whose_snapshot_was_lost_does_not_start() {
+    does_not_start_without(&["snapshot"], "snapshot: it is gone, and the log begins after").await;
 }

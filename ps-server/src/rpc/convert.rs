@@ -71,6 +71,7 @@ pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
         Kind::Take(m) => Ok(Message::Take { request: m.request, epoch: m.epoch, done: m.done }),
         Kind::Rest(_) | Kind::Resume(_) if !is_leased(shard) => Err(RefusalKind::Malformed.into()),
         Kind::Rest(_) => Ok(Message::Rest),
+        Kind::Flush(_) => Ok(Message::Flush),
         Kind::Resume(m) => Ok(Message::Resume { level: m.level }),
         Kind::Advance(m) if m.step > MAX_STEP => Err(RefusalKind::Malformed.into()),
         Kind::Advance(m) => Ok(Message::Advance { step: Step(m.step) }),
@@ -229,6 +230,7 @@ mod tests {
                 .prop_map(|(request, epoch, done)| { Some(Kind::Take(wire::Take { request, epoch, done })) }),
             any::<bool>().prop_map(|level| Some(Kind::Resume(wire::Resume { level }))),
             Just(Some(Kind::Rest(wire::Rest {}))),
+            Just(Some(Kind::Flush(wire::Flush {}))),
         ]
         .prop_map(|kind| ToShard { kind })
     }

@@ -16,8 +16,8 @@ use crate::{
 use futures::StreamExt;
 use paraft_common::{BucketId, BucketSpec, ServerId, ShardId, placement, retry::RetryPolicy};
 use paraft_proto::{
-    Advice, Beat, Chunk, FromShard, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, Rest, Resume, Take,
-    ToShard, from_shard, to_shard,
+    Advice, Beat, Chunk, Flush, FromShard, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, Rest, Resume,
+    Take, ToShard, from_shard, to_shard,
 };
 use std::{
     collections::BTreeMap,
@@ -300,7 +300,11 @@ impl Link {
             }
             Command::Flush => {
                 self.flush = true;
-                return self.flushed();
+                self.flushed();
+                if !self.flush {
+                    return;
+                }
+                to_shard::Kind::Flush(Flush {})
             }
             Command::Take(t) => {
                 self.asked_chunk = Some(t);
@@ -346,7 +350,8 @@ impl Link {
         let asked = self.asked.map(to_shard::Kind::Pull);
         let presence = self.presence.clone();
         let take = self.asked_chunk.map(to_shard::Kind::Take);
-        for kind in kept.chain(asked).chain(presence).chain(take) {
+        let flush = self.flush.then_some(to_shard::Kind::Flush(Flush {}));
+        for kind in kept.chain(asked).chain(presence).chain(take).chain(flush) {
             let _ = out.send(wrap(kind));
         }
         for m in &self.sticky {

@@ -65,6 +65,7 @@ pub enum Message {
     Advance { step: Step },
     Take { request: u64, epoch: u64, done: Option<u64> },
     Rest,
+    Flush,
     Resume { level: bool },
     Finish,
 }

@@ -51,6 +51,11 @@ impl Owner {
             Message::Advance { step } => {
                 self.propose(Purpose::Other, Command::Advance { worker, session, step }.into()).await;
             }
+            Message::Flush => {
+                if let Some(lead) = self.lead.as_mut().filter(|l| !l.cuts.is_level()) {
+                    lead.cuts.hurry();
+                }
+            }
             Message::Take { .. } | Message::Rest | Message::Resume { .. } => {
                 self.leased(conn, worker, session, message).await;
             }
