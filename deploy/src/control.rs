@@ -133,6 +133,35 @@ async fn everyone(servers: &[String]) -> Answers {
     answers
 }
 
+/// Whom to give an order: the leader first, then the others of the fleet, then those of `given` that it does not know.
+pub fn whom(fleet: &DescribeReply, given: &[String]) -> Vec<String> {
+    let leader = fleet.leader.split_whitespace().next();
+    let known = fleet.servers.iter().map(|s| s.address.as_str());
+    let mut all: Vec<String> = Vec::new();
+    for address in leader.into_iter().chain(known).chain(given.iter().map(String::as_str)) {
+        if !all.iter().any(|a| a == address) {
+            all.push(address.to_string());
+        }
+    }
+    all
+}
+
+/// Has a server emptied, or filled again, by the first of these servers that takes the order.
+pub fn order(servers: &[String], id: ServerId, undo: bool, within: Duration) -> Result<(), String> {
+    let asking = async {
+        let mut why = Vec::new();
+        for address in servers {
+            match paraft_client::drain(address, id, undo, within).await {
+                Ok(()) => return Ok(()),
+                Err((e, _)) if e.starts_with("there is no") => return Err(e),
+                Err((e, _)) => why.push(format!("{address}: {e}")),
+            }
+        }
+        Err(why.join("; "))
+    };
+    block_on(asking).unwrap_or_else(|| Err("no runtime".into()))
+}
+
 pub fn drain(args: &DrainArgs) -> Result<i32, Failure> {
     let bad = || {
         Failure::new(exit::USAGE, format!("`{}` is no server id", args.server))
@@ -141,31 +170,21 @@ pub fn drain(args: &DrainArgs) -> Result<i32, Failure> {
     let server = ServerId(args.server.trim_start_matches('s').parse().map_err(|_| bad())?);
     let servers = addresses(args.of.as_deref(), &args.servers)?;
     let unable = |why: String| Failure::new(exit::UNAVAILABLE, why);
-    agreeing(&servers).map_err(|e| unable(e.why))?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|e| Failure::new(exit::IO, format!("no runtime: {e}")))?;
     let deadline = Instant::now() + PATIENCE;
-    let mut why = String::new();
-    let accepted = 'asking: loop {
-        for address in &servers {
-            match runtime.block_on(paraft_client::drain(address, server, args.undo, PATIENCE)) {
-                Ok(()) => break 'asking true,
-                Err((e, _)) if e.contains("there is no") => {
-                    return Err(
-                        Failure::new(exit::CONFIG, e).help("`paraft status` shows the fleet's servers")
-                    );
-                }
-                Err((e, _)) => why = format!("{address}: {e}"),
+    loop {
+        // Asked each time: the leader may change between two tries.
+        let fleet = agreeing(&servers).map_err(|e| unable(e.why))?;
+        match order(&whom(&fleet, &servers), server, args.undo, PATIENCE) {
+            Ok(()) => break,
+            Err(e) if e.starts_with("there is no") => {
+                return Err(Failure::new(exit::CONFIG, e).help("`paraft status` shows the fleet's servers"));
             }
+            Err(why) if Instant::now() > deadline => {
+                return Err(unable(format!("no server could take the order: {why}"))
+                    .help("`paraft status` shows which servers answer"));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
         }
-        if Instant::now() > deadline {
-            break false;
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    };
-    if !accepted {
-        return Err(unable(format!("no server could take the order: {why}"))
-            .help("name every server of the fleet with --servers"));
     }
     if args.undo {
         out!("{server} takes part again");
