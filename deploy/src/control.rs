@@ -264,7 +264,7 @@ fn progress(fleet: &DescribeReply, server: ServerId) -> Option<Draining> {
              {wanted} replicas of a shard"
         ),
     };
-    let groups = fleet.depend_on(server.0);
+    let groups = fleet.depend_on(server.0, &[]);
     if !groups.is_empty() {
         let why = match silent.is_empty() {
             true => String::new(),
@@ -275,16 +275,40 @@ fn progress(fleet: &DescribeReply, server: ServerId) -> Option<Draining> {
             "{has}, but do not stop it: {why}without it there is no majority for {groups}"
         )));
     }
-    Some(Draining::Done(match (silent.is_empty(), holds) {
-        (true, 0) => format!("{has}: it can be stopped"),
-        (true, _) => format!("{has}. It can be stopped: the others go on"),
-        (false, _) => {
+    let alone = together(fleet, server);
+    Some(Draining::Done(match (silent.is_empty(), holds, alone) {
+        (true, _, Some(alone)) => format!("{has}. It can be stopped, but {alone}"),
+        (true, 0, None) => format!("{has}: it can be stopped"),
+        (true, _, None) => format!("{has}. It can be stopped: the others go on"),
+        (false, _, alone) => {
+            let but = alone.map_or(String::new(), |a| format!("; but {a}"));
             format!(
-                "{has}. It can be stopped, though {} {is} silent: the others are a majority",
+                "{has}. It can be stopped, though {} {is} silent: the others are a majority{but}",
                 silent.join(", ")
             )
         }
     }))
+}
+
+/// With which of the servers that are drained too this one must not be stopped, and why.
+fn together(fleet: &DescribeReply, server: ServerId) -> Option<String> {
+    let drained: Vec<u64> = fleet.draining().map(|s| s.server).filter(|s| *s != server.0).collect();
+    let pairs: Vec<u64> =
+        drained.iter().copied().filter(|d| !fleet.depend_on(server.0, &[*d]).is_empty()).collect();
+    // Where each of them could be stopped beside it, all of them still might be too many.
+    let (which, or) = if pairs.is_empty() { (drained, " and ") } else { (pairs, " or ") };
+    let groups = fleet.depend_on(server.0, &which);
+    if groups.is_empty() {
+        return None;
+    }
+    let names: Vec<String> = which.iter().map(|s| format!("s{s}")).collect();
+    let are = if which.len() == 1 { "is" } else { "are" };
+    let both = if which.len() == 1 || or == " or " { "both" } else { "all of them" };
+    Some(format!(
+        "not together with {}, which {are} drained too: without {both} there is no majority for {}",
+        names.join(or),
+        groups.join(", ")
+    ))
 }
 
 pub fn print(fleet: &DescribeReply) {
@@ -371,6 +395,39 @@ mod tests {
             control_silent: of(control),
             ..DescribeReply::default()
         }
+    }
+
+    #[test]
+    fn servers_that_are_drained_together_may_not_be_stopped_together() {
+        let drained = |mut fleet: DescribeReply, servers: &[u64]| {
+            let of = |s: &&mut ServerInfo| servers.contains(&s.server);
+            fleet.servers.iter_mut().filter(of).for_each(|s| s.state = "draining".into());
+            fleet
+        };
+        let (three, five) = (&[0, 1, 2][..], &[0, 1, 2, 3, 4][..]);
+        let both =
+            "s0, which is drained too: without both there is no majority for the control group, shard 0";
+        for (fleet, words) in [
+            (drained(fleet(3, three, three, &[]), &[0]), both),
+            (drained(fleet(3, three, three, &[]), &[0, 2]), "together with s0 or s2, which are drained too"),
+            (
+                drained(fleet(5, five, five, &[]), &[0, 2]),
+                "with s0 and s2, which are drained too: without all",
+            ),
+            (
+                drained(fleet(5, five, &[1, 2, 3], &[]), &[0, 2]),
+                "with s2, which is drained too: without both",
+            ),
+            (
+                drained(fleet(5, five, five, &[4]), &[0]),
+                "s4 (h4:1) is silent: the others are a majority; but not",
+            ),
+        ] {
+            let Some(Draining::Done(said)) = progress(&fleet, ServerId(1)) else { panic!("{fleet:?}") };
+            assert!(said.contains("It can be stopped") && said.contains(words), "{said}\n{words}");
+        }
+        let five = drained(fleet(5, five, five, &[]), &[0]);
+        assert_eq!(together(&five, ServerId(1)), None, "five voters can lose two");
     }
 
     #[test]

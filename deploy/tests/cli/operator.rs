@@ -172,6 +172,20 @@ fn an_order_reaches_a_leader_that_is_not_among_the_servers_given() {
     }
 }
 
+#[test]
+fn who_is_drained_as_well_is_said_with_what_both_would_take_along() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let fleet = Fleet::start(scratch.path(), None);
+    fleet.all("serving");
+    let out = fleet.ask(&["drain", "s0"]);
+    contains(&text(&out.stdout), &["It can be stopped: the others go on"]);
+    let out = fleet.ask(&["drain", "s1"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let both =
+        "not together with s0, which is drained too: without both there is no majority for the control group";
+    contains(&text(&out.stdout), &["It can be stopped, but ", both, "shard 0"]);
+}
+
 /// A small job on the digits, in a folder; one checkpoint after each epoch.
 fn small(dir: &Path, more: &str) -> PathBuf {
     let body = "name = \"t\"\n[model]\nkind = \"logistic-regression\"\n[data]\nkind = \"digits\"\n[train]\nworkers = 1\n\
