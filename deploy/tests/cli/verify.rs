@@ -82,6 +82,14 @@ fn synchronous_training_on_a_fleet_is_training_in_one_process_bit_for_bit() {
     assert_eq!((&json["verdict"], &json["values_that_differ"]), (&"held".into(), &0.into()));
 }
 
+#[test]
+fn too_few_steps_to_learn_anything_are_no_broken_promise() {
+    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let out = run(&["verify", "sync", "--workers", "2", "--steps", "1"]);
+    assert_eq!(out.status.code(), Some(75), "{}{}", text(&out.stdout), text(&out.stderr));
+    contains(&text(&out.stdout), &["0 values differ", "does not count", "use more --steps"]);
+}
+
 // ---- chaos ----
 
 struct Training(Child);
