@@ -127,7 +127,7 @@ impl ServerOptions {
 pub const IDENTITY: &str = "identity";
 
 /// Who this server was, if it was anyone.
-fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerError> {
+pub(crate) fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerError> {
     let Some(bytes) = folder.read(IDENTITY).map_err(ServerError::Data)? else { return Ok(None) };
     let identity = header::decode(&bytes);
     identity

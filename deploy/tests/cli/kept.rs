@@ -132,6 +132,20 @@ fn the_logs_of_a_run_replay_to_its_weights_bit_for_bit() {
     let told: serde_json::Value = serde_json::from_slice(&out.stdout).expect("json");
     assert_eq!(told["replicas"][0]["index"], 20, "{told}");
 
+    // Another fleet's folders do not mix with them.
+    let (own, second) = (dir.join("server-0"), scratch.path().join("second"));
+    let other = second.to_str().expect("utf-8");
+    let out = run(&["train", path.to_str().expect("utf-8"), "--run-dir", other, "--set", "train.epochs=1"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let mixed = scratch.path().join("mixed.safetensors");
+    let out = replay(&[other, "--to", mixed.to_str().expect("utf-8")]);
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(65), "{}{err}", text(&out.stdout));
+    let theirs = second.join("server-0");
+    let both = [own, theirs].map(|f| format!("{} ", f.display()));
+    contains(&err, &[&both[0], &both[1], "of fleet ", "help: replay the folders of each fleet"]);
+    assert!(!mixed.exists(), "nothing may be written");
+
     // A log that was damaged is refused by name.
     let log = dir.join("server-1/shard-2/log");
     let segment = fs::read_dir(&log).expect("log").flatten().map(|f| f.path());
