@@ -1,6 +1,10 @@
 //! `paraft replay`: the weights that servers' logs and snapshots hold, without running a server.
 
-use crate::{failure::Failure, fleet::JOB_FILE};
+use crate::{
+    checkpoint::{may_write, unwritten},
+    failure::Failure,
+    fleet::JOB_FILE,
+};
 use clap::Args;
 use comfy_table::{Table, presets};
 use paraft_checkpoint::weights;
@@ -40,6 +44,7 @@ pub struct ReplayArgs {
 }
 
 pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
+    args.to.as_deref().map_or(Ok(()), may_write)?;
     let mut shards: BTreeMap<ShardId, Vec<Replica>> = BTreeMap::new();
     // The others may be whole: what they hold is shown, and at the end what was wrong.
     let mut damaged = Vec::new();
@@ -236,8 +241,7 @@ fn write(args: &ReplayArgs, to: &Path, heads: &BTreeMap<ShardId, &Replica>) -> R
         }
         None => flat,
     };
-    weights::save(to, &layout, &weights, steps)?;
-    Ok(())
+    weights::save(to, &layout, &weights, steps).map_err(|e| unwritten(to, e))
 }
 
 /// The tensors of the job's model.

@@ -77,6 +77,21 @@ fn checkpoints_are_shown_compared_exported_and_refused() {
     assert_eq!(other.status.code(), Some(1));
     assert!(text(&other.stdout).contains("\"equal\":false"), "{}", text(&other.stdout));
 
+    // Into a checkpoint nothing is written; what cannot be written is named as it was given.
+    let model = format!("{}/model.safetensors", folder(132));
+    let before = fs::read(&model).expect("the checkpoint's weights");
+    for (to, code, words) in [
+        (&model, 2, "lies in a checkpoint"),
+        (&at("nowhere/x.safetensors"), 74, "nowhere/x.safetensors cannot be written"),
+    ] {
+        let out = run(&["checkpoint", "export", &at("run"), "--to", to, "--dtype", "bf16"]);
+        let err = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{err}");
+        contains(&err, &[to, words, "help: choose a file"]);
+        assert!(!err.contains(".part"), "{err}");
+    }
+    assert!(before == fs::read(&model).expect("the checkpoint's weights"), "it is as it was");
+
     // A model file begins a job; one of another shape does not, and no process starts.
     let init = format!("train.init={to}");
     let begun = run(&["train", path, "--run-dir", &at("begun"), "--json", "--set", &init]);
