@@ -71,6 +71,10 @@ fn what_no_job_may_promise_is_refused_before_anything_is_started() {
     let out = run(&["verify", "ledger", "--mode", "bsp", "--durability", "leader"]);
     assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
     assert!(text(&out.stderr).contains("bsp promises the weights of one process"), "{}", text(&out.stderr));
+    // A fleet that takes minutes to elect a leader is given up before it is whole.
+    let out = run(&["verify", "ledger", "--election-ms", "60000"]);
+    assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
+    contains(&text(&out.stderr), &["60000", "50..=2000"]);
 }
 
 #[test]
