@@ -324,7 +324,16 @@ impl Chaos<'_> {
         Ok(Ok(()))
     }
 
+    /// Whether a server takes connections and does not answer. Who asks the fleet something waits for it, and what is due
+    /// meanwhile is taken back late: such questions are put off.
+    fn hangs(&self) -> bool {
+        self.undo.iter().any(|(_, u)| matches!(u, Undo::Resume(..) | Undo::Heal(Kind::Partition, _)))
+    }
+
     fn drain(&mut self, place: u32, now: Instant) -> Result<Result<(), String>, Failure> {
+        if self.hangs() {
+            return Ok(Err("another server does not answer".into()));
+        }
         if self.undo.iter().any(|(_, u)| matches!(u, Undo::Fill(_))) {
             return Ok(Err("another server is being emptied".into()));
         }
@@ -361,7 +370,9 @@ impl Chaos<'_> {
     fn take_back(&mut self, now: Instant) -> Result<(), Failure> {
         let (due, later) = std::mem::take(&mut self.undo).into_iter().partition(|(at, _)| *at <= now);
         self.undo = later;
-        let due: Vec<(Instant, Undo)> = due;
+        let mut due: Vec<(Instant, Undo)> = due;
+        // To fill a server is to ask the fleet: what keeps a server from answering goes first.
+        due.sort_by_key(|(at, u)| (matches!(u, Undo::Fill(_)), *at));
         for (_, undo) in due {
             match undo {
                 Undo::Restart(place, restart) => {
@@ -388,6 +399,7 @@ impl Chaos<'_> {
                     self.put()?;
                     self.say("heal", &format!("{} of server {place}", name(kind)));
                 }
+                Undo::Fill(id) if self.hangs() => self.undo.push((now + RETRY, Undo::Fill(id))),
                 Undo::Fill(id) => match self.fill(id) {
                     Ok(()) => self.say("undo", &format!("the draining of {id}")),
                     Err(_) => self.undo.push((now + RETRY * 5, Undo::Fill(id))),

@@ -188,6 +188,29 @@ fn a_training_survives_chaos_and_nothing_of_it_is_left() {
 }
 
 #[test]
+fn a_paused_server_goes_on_in_time_though_another_is_drained() {
+    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let dir = tempfile::tempdir().expect("a folder");
+    let fleet = Fleet::start(dir.path(), None);
+    fleet.all("serving");
+    let args = ["--faults", "pause,drain", "--rate", "240", "--lasting", "1", "--duration", "8"];
+    let out = fleet.ask(&[&["chaos"][..], &args].concat());
+    let said = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(0), "{said}{}", text(&out.stderr));
+    // To ask the fleet while a server hangs would keep that one from being let go.
+    let mut paused = 0;
+    for line in said.lines().filter_map(|l| l.split(" s  ").nth(1)) {
+        match line.split_whitespace().next() {
+            Some("pause") => paused += 1,
+            Some("resume") => paused -= 1,
+            Some("drain" | "undo") => assert_eq!(paused, 0, "{said}"),
+            _ => {}
+        }
+    }
+    contains(&said, &[" s  pause ", " s  drain ", " s  undo "]);
+}
+
+#[test]
 fn a_fleet_without_doors_has_its_links_left_alone_and_says_so() {
     let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
     let dir = tempfile::tempdir().expect("a folder");
