@@ -5,6 +5,7 @@
 //! SIGKILL: paused processes go on, killed ones are started again, links and disks are healed.
 
 use crate::{
+    control,
     failure::Failure,
     faults::{
         FAULTS_FILE, Faults,
@@ -144,12 +145,12 @@ impl Target {
 
     /// Whether a server can be taken away without taking more than a minority of any shard.
     fn whole(&self) -> Result<(), String> {
-        let fleet = crate::control::describe(&self.addresses).ok_or("the control group has no leader")?;
+        let fleet = control::describe(&self.addresses).ok_or("the control group has no leader")?;
         let servers: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
         let shape = fleet.shape.clone().unwrap_or_default();
         health::whole(&status::ask_all(&servers, false), shape.shards, shape.replicas)?;
         // Asked again: what the control group said before may be older than what the servers say.
-        let fleet = crate::control::describe(&self.addresses).ok_or("the control group has no leader")?;
+        let fleet = control::describe(&self.addresses).ok_or("the control group has no leader")?;
         health::settled(&fleet)
     }
 }
@@ -323,11 +324,20 @@ impl Chaos<'_> {
         Ok(Ok(()))
     }
 
+    /// Whether a server takes connections and does not answer. Who asks the fleet something waits for it, and what is due
+    /// meanwhile is taken back late: such questions are put off.
+    fn hangs(&self) -> bool {
+        self.undo.iter().any(|(_, u)| matches!(u, Undo::Resume(..) | Undo::Heal(Kind::Partition, _)))
+    }
+
     fn drain(&mut self, place: u32, now: Instant) -> Result<Result<(), String>, Failure> {
+        if self.hangs() {
+            return Ok(Err("another server does not answer".into()));
+        }
         if self.undo.iter().any(|(_, u)| matches!(u, Undo::Fill(_))) {
             return Ok(Err("another server is being emptied".into()));
         }
-        let Some(fleet) = crate::control::describe(&self.target.addresses) else {
+        let Some(fleet) = control::describe(&self.target.addresses) else {
             return Ok(Err("the control group has no leader".into()));
         };
         let address = self.target.addresses[place as usize].clone();
@@ -335,13 +345,20 @@ impl Chaos<'_> {
             return Ok(Err(format!("the control group does not know {address}")));
         };
         let id = paraft_common::ServerId(info.server);
-        if let Err(why) = order(&self.target.addresses, id, false) {
+        if let Err(why) = control::order(&control::whom(&fleet, &self.target.addresses), id, false, ORDER) {
             return Ok(Err(why));
         }
         let lasting = self.lasting();
         self.say("drain", &format!("server {place} ({address}) for {:.1} s", lasting.as_secs_f64()));
         self.undo.push((now + lasting, Undo::Fill(id)));
         Ok(Ok(()))
+    }
+
+    /// Takes a draining back.
+    fn fill(&self, id: paraft_common::ServerId) -> Result<(), String> {
+        let given = &self.target.addresses;
+        let fleet = control::describe(given).ok_or("the control group has no leader")?;
+        control::order(&control::whom(&fleet, given), id, true, ORDER)
     }
 
     fn put(&self) -> Result<(), Failure> {
@@ -353,7 +370,9 @@ impl Chaos<'_> {
     fn take_back(&mut self, now: Instant) -> Result<(), Failure> {
         let (due, later) = std::mem::take(&mut self.undo).into_iter().partition(|(at, _)| *at <= now);
         self.undo = later;
-        let due: Vec<(Instant, Undo)> = due;
+        let mut due: Vec<(Instant, Undo)> = due;
+        // To fill a server is to ask the fleet: what keeps a server from answering goes first.
+        due.sort_by_key(|(at, u)| (matches!(u, Undo::Fill(_)), *at));
         for (_, undo) in due {
             match undo {
                 Undo::Restart(place, restart) => {
@@ -380,7 +399,8 @@ impl Chaos<'_> {
                     self.put()?;
                     self.say("heal", &format!("{} of server {place}", name(kind)));
                 }
-                Undo::Fill(id) => match order(&self.target.addresses, id, true) {
+                Undo::Fill(id) if self.hangs() => self.undo.push((now + RETRY, Undo::Fill(id))),
+                Undo::Fill(id) => match self.fill(id) {
                     Ok(()) => self.say("undo", &format!("the draining of {id}")),
                     Err(_) => self.undo.push((now + RETRY * 5, Undo::Fill(id))),
                 },
@@ -406,19 +426,8 @@ impl Chaos<'_> {
     }
 }
 
-/// Empties a server or fills it again.
-fn order(servers: &[String], id: paraft_common::ServerId, undo: bool) -> Result<(), String> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|e| e.to_string())?;
-    let mut why = "no server".to_string();
-    for address in servers {
-        match runtime.block_on(paraft_client::drain(address, id, undo, Duration::from_secs(2))) {
-            Ok(()) => return Ok(()),
-            Err((e, _)) => why = e,
-        }
-    }
-    Err(why)
-}
+/// A server that takes an order takes it at once.
+const ORDER: Duration = Duration::from_secs(2);
 
 /// A process that has ended meanwhile is no error: it was the next to be looked at.
 fn signal(pid: u32, signal: Signal) -> Result<(), Failure> {

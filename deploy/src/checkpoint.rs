@@ -4,7 +4,7 @@ use crate::{failure::Failure, jobs, table};
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, Table, presets};
 use paraft_checkpoint::{
-    Checkpoint, Folder,
+    Checkpoint, CheckpointError, Folder, MANIFEST_FILE,
     compare::{self, Difference},
     tensors::{Entry, TensorFile},
     weights::{self, Precision},
@@ -169,7 +169,30 @@ fn describe(c: &Checkpoint) -> Value {
     })
 }
 
+/// Whether weights may be written to this file: not into a checkpoint, whose files its manifest seals.
+pub fn may_write(to: &Path) -> Result<(), Failure> {
+    let folder = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !folder.join(MANIFEST_FILE).exists() {
+        return Ok(());
+    }
+    let why =
+        format!("{} lies in a checkpoint, {}: a file put there may ruin it", to.display(), folder.display());
+    Err(Failure::new(exit::USAGE, why).help("choose a file in another folder with --to"))
+}
+
+/// Weights that could not be written to the file that the user named with --to.
+pub fn unwritten(to: &Path, e: CheckpointError) -> Failure {
+    match e {
+        CheckpointError::Io { path, error } if path == to => {
+            Failure::new(exit::IO, format!("{} cannot be written: {error}", to.display()))
+                .help("choose a file in a folder that is there, and that this user may write to, with --to")
+        }
+        e => e.into(),
+    }
+}
+
 fn export(path: &Path, to: &Path, dtype: Precision) -> Result<i32, Failure> {
+    may_write(to)?;
     let (file, tensors, step) = match Named::open(path)? {
         Named::Checkpoint(c) => (c.model()?, c.manifest().tensors.clone(), c.manifest().step),
         Named::File(f) => {
@@ -183,7 +206,7 @@ fn export(path: &Path, to: &Path, dtype: Precision) -> Result<i32, Failure> {
             (f, tensors, step)
         }
     };
-    weights::export(&file, &tensors, step, to, dtype)?;
+    weights::export(&file, &tensors, step, to, dtype).map_err(|e| unwritten(to, e))?;
     let written = TensorFile::open(to)?;
     let values: usize = tensors.iter().map(TensorSpec::len).sum();
     out!("{}  {} tensors, {values} values", to.display(), written.entries().len());

@@ -133,6 +133,35 @@ async fn everyone(servers: &[String]) -> Answers {
     answers
 }
 
+/// Whom to give an order: the leader first, then the others of the fleet, then those of `given` that it does not know.
+pub fn whom(fleet: &DescribeReply, given: &[String]) -> Vec<String> {
+    let leader = fleet.leader.split_whitespace().next();
+    let known = fleet.servers.iter().map(|s| s.address.as_str());
+    let mut all: Vec<String> = Vec::new();
+    for address in leader.into_iter().chain(known).chain(given.iter().map(String::as_str)) {
+        if !all.iter().any(|a| a == address) {
+            all.push(address.to_string());
+        }
+    }
+    all
+}
+
+/// Has a server emptied, or filled again, by the first of these servers that takes the order.
+pub fn order(servers: &[String], id: ServerId, undo: bool, within: Duration) -> Result<(), String> {
+    let asking = async {
+        let mut why = Vec::new();
+        for address in servers {
+            match paraft_client::drain(address, id, undo, within).await {
+                Ok(()) => return Ok(()),
+                Err((e, _)) if e.starts_with("there is no") => return Err(e),
+                Err((e, _)) => why.push(format!("{address}: {e}")),
+            }
+        }
+        Err(why.join("; "))
+    };
+    block_on(asking).unwrap_or_else(|| Err("no runtime".into()))
+}
+
 pub fn drain(args: &DrainArgs) -> Result<i32, Failure> {
     let bad = || {
         Failure::new(exit::USAGE, format!("`{}` is no server id", args.server))
@@ -141,31 +170,21 @@ pub fn drain(args: &DrainArgs) -> Result<i32, Failure> {
     let server = ServerId(args.server.trim_start_matches('s').parse().map_err(|_| bad())?);
     let servers = addresses(args.of.as_deref(), &args.servers)?;
     let unable = |why: String| Failure::new(exit::UNAVAILABLE, why);
-    agreeing(&servers).map_err(|e| unable(e.why))?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|e| Failure::new(exit::IO, format!("no runtime: {e}")))?;
     let deadline = Instant::now() + PATIENCE;
-    let mut why = String::new();
-    let accepted = 'asking: loop {
-        for address in &servers {
-            match runtime.block_on(paraft_client::drain(address, server, args.undo, PATIENCE)) {
-                Ok(()) => break 'asking true,
-                Err((e, _)) if e.contains("there is no") => {
-                    return Err(
-                        Failure::new(exit::CONFIG, e).help("`paraft status` shows the fleet's servers")
-                    );
-                }
-                Err((e, _)) => why = format!("{address}: {e}"),
+    loop {
+        // Asked each time: the leader may change between two tries.
+        let fleet = agreeing(&servers).map_err(|e| unable(e.why))?;
+        match order(&whom(&fleet, &servers), server, args.undo, PATIENCE) {
+            Ok(()) => break,
+            Err(e) if e.starts_with("there is no") => {
+                return Err(Failure::new(exit::CONFIG, e).help("`paraft status` shows the fleet's servers"));
             }
+            Err(why) if Instant::now() > deadline => {
+                return Err(unable(format!("no server could take the order: {why}"))
+                    .help("`paraft status` shows which servers answer"));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
         }
-        if Instant::now() > deadline {
-            break false;
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    };
-    if !accepted {
-        return Err(unable(format!("no server could take the order: {why}"))
-            .help("name every server of the fleet with --servers"));
     }
     if args.undo {
         out!("{server} takes part again");
@@ -245,7 +264,7 @@ fn progress(fleet: &DescribeReply, server: ServerId) -> Option<Draining> {
              {wanted} replicas of a shard"
         ),
     };
-    let groups = fleet.depend_on(server.0);
+    let groups = fleet.depend_on(server.0, &[]);
     if !groups.is_empty() {
         let why = match silent.is_empty() {
             true => String::new(),
@@ -256,16 +275,40 @@ fn progress(fleet: &DescribeReply, server: ServerId) -> Option<Draining> {
             "{has}, but do not stop it: {why}without it there is no majority for {groups}"
         )));
     }
-    Some(Draining::Done(match (silent.is_empty(), holds) {
-        (true, 0) => format!("{has}: it can be stopped"),
-        (true, _) => format!("{has}. It can be stopped: the others go on"),
-        (false, _) => {
+    let alone = together(fleet, server);
+    Some(Draining::Done(match (silent.is_empty(), holds, alone) {
+        (true, _, Some(alone)) => format!("{has}. It can be stopped, but {alone}"),
+        (true, 0, None) => format!("{has}: it can be stopped"),
+        (true, _, None) => format!("{has}. It can be stopped: the others go on"),
+        (false, _, alone) => {
+            let but = alone.map_or(String::new(), |a| format!("; but {a}"));
             format!(
-                "{has}. It can be stopped, though {} {is} silent: the others are a majority",
+                "{has}. It can be stopped, though {} {is} silent: the others are a majority{but}",
                 silent.join(", ")
             )
         }
     }))
+}
+
+/// With which of the servers that are drained too this one must not be stopped, and why.
+fn together(fleet: &DescribeReply, server: ServerId) -> Option<String> {
+    let drained: Vec<u64> = fleet.draining().map(|s| s.server).filter(|s| *s != server.0).collect();
+    let pairs: Vec<u64> =
+        drained.iter().copied().filter(|d| !fleet.depend_on(server.0, &[*d]).is_empty()).collect();
+    // Where each of them could be stopped beside it, all of them still might be too many.
+    let (which, or) = if pairs.is_empty() { (drained, " and ") } else { (pairs, " or ") };
+    let groups = fleet.depend_on(server.0, &which);
+    if groups.is_empty() {
+        return None;
+    }
+    let names: Vec<String> = which.iter().map(|s| format!("s{s}")).collect();
+    let are = if which.len() == 1 { "is" } else { "are" };
+    let both = if which.len() == 1 || or == " or " { "both" } else { "all of them" };
+    Some(format!(
+        "not together with {}, which {are} drained too: without {both} there is no majority for {}",
+        names.join(or),
+        groups.join(", ")
+    ))
 }
 
 pub fn print(fleet: &DescribeReply) {
@@ -352,6 +395,39 @@ mod tests {
             control_silent: of(control),
             ..DescribeReply::default()
         }
+    }
+
+    #[test]
+    fn servers_that_are_drained_together_may_not_be_stopped_together() {
+        let drained = |mut fleet: DescribeReply, servers: &[u64]| {
+            let of = |s: &&mut ServerInfo| servers.contains(&s.server);
+            fleet.servers.iter_mut().filter(of).for_each(|s| s.state = "draining".into());
+            fleet
+        };
+        let (three, five) = (&[0, 1, 2][..], &[0, 1, 2, 3, 4][..]);
+        let both =
+            "s0, which is drained too: without both there is no majority for the control group, shard 0";
+        for (fleet, words) in [
+            (drained(fleet(3, three, three, &[]), &[0]), both),
+            (drained(fleet(3, three, three, &[]), &[0, 2]), "together with s0 or s2, which are drained too"),
+            (
+                drained(fleet(5, five, five, &[]), &[0, 2]),
+                "with s0 and s2, which are drained too: without all",
+            ),
+            (
+                drained(fleet(5, five, &[1, 2, 3], &[]), &[0, 2]),
+                "with s2, which is drained too: without both",
+            ),
+            (
+                drained(fleet(5, five, five, &[4]), &[0]),
+                "s4 (h4:1) is silent: the others are a majority; but not",
+            ),
+        ] {
+            let Some(Draining::Done(said)) = progress(&fleet, ServerId(1)) else { panic!("{fleet:?}") };
+            assert!(said.contains("It can be stopped") && said.contains(words), "{said}\n{words}");
+        }
+        let five = drained(fleet(5, five, five, &[]), &[0]);
+        assert_eq!(together(&five, ServerId(1)), None, "five voters can lose two");
     }
 
     #[test]

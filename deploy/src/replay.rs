@@ -1,6 +1,10 @@
 //! `paraft replay`: the weights that servers' logs and snapshots hold, without running a server.
 
-use crate::{failure::Failure, fleet::JOB_FILE};
+use crate::{
+    checkpoint::{may_write, unwritten},
+    failure::Failure,
+    fleet::JOB_FILE,
+};
 use clap::Args;
 use comfy_table::{Table, presets};
 use paraft_checkpoint::weights;
@@ -40,10 +44,13 @@ pub struct ReplayArgs {
 }
 
 pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
+    args.to.as_deref().map_or(Ok(()), may_write)?;
     let mut shards: BTreeMap<ShardId, Vec<Replica>> = BTreeMap::new();
     // The others may be whole: what they hold is shown, and at the end what was wrong.
     let mut damaged = Vec::new();
-    for data in args.data.iter().flat_map(|d| servers_of(d)) {
+    let folders: Vec<PathBuf> = args.data.iter().flat_map(|d| servers_of(d)).collect();
+    one_fleet(&folders)?;
+    for data in folders {
         let found = replay::find(&data).map_err(|e| Failure::new(exit::DATA, e))?;
         for (id, path) in found.into_iter().filter(|(id, _)| args.shard.is_none_or(|s| ShardId(s) == *id)) {
             let upto = args.index.unwrap_or(u64::MAX);
@@ -105,6 +112,29 @@ pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
         return Err(unreadable(&damaged));
     }
     Ok(if same { exit::OK } else { exit::FAILED })
+}
+
+/// Servers of two fleets hold shards of the same numbers and of other models: neither completes the other.
+fn one_fleet(folders: &[PathBuf]) -> Result<(), Failure> {
+    let mut first: Option<(&Path, u64)> = None;
+    for folder in folders {
+        let fleet = replay::fleet_of(Arc::new(RealDisk), folder).map_err(|e| Failure::new(exit::DATA, e))?;
+        match (first, fleet) {
+            (Some((other, known)), Some(fleet)) if known != fleet => {
+                let which = format!(
+                    "{} is of fleet {known:016x}, {} of fleet {fleet:016x}: they hold different states",
+                    other.display(),
+                    folder.display()
+                );
+                return Err(
+                    Failure::new(exit::DATA, which).help("replay the folders of each fleet by themselves")
+                );
+            }
+            (None, Some(fleet)) => first = Some((folder, fleet)),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn unreadable(damaged: &[String]) -> Failure {
@@ -211,8 +241,7 @@ fn write(args: &ReplayArgs, to: &Path, heads: &BTreeMap<ShardId, &Replica>) -> R
         }
         None => flat,
     };
-    weights::save(to, &layout, &weights, steps)?;
-    Ok(())
+    weights::save(to, &layout, &weights, steps).map_err(|e| unwritten(to, e))
 }
 
 /// The tensors of the job's model.

@@ -54,8 +54,8 @@ pub struct ServerArgs {
     /// What an acknowledged push survives, the same on each server: quorum-disk, quorum-memory or leader.
     #[arg(long)]
     pub durability: Option<Durability>,
-    /// A follower that hears nothing for between once and twice so many milliseconds stands for election; the same
-    /// on each server, 50 to 60000.
+    /// A follower that hears nothing for three to four times so many milliseconds stands for election; the same on
+    /// each server, 50 to 60000.
     #[arg(long, value_parser = clap::value_parser!(u64).range(50..=60_000))]
     pub election_ms: Option<u64>,
     /// Overrides a key of the job file; may be given often.

@@ -9,9 +9,9 @@ struct Voters<'a> {
 }
 
 impl Voters<'_> {
-    /// Whether those that answer are a majority, where `without` is stopped too.
-    fn go_on(&self, without: Option<u64>) -> bool {
-        let answers = |s: &&u64| !self.silent.contains(s) && Some(**s) != without;
+    /// Whether those that answer are a majority, where `without` are stopped too.
+    fn go_on(&self, without: &[u64]) -> bool {
+        let answers = |s: &&u64| !self.silent.contains(s) && !without.contains(s);
         self.all.iter().filter(answers).count() * 2 > self.all.len()
     }
 }
@@ -23,7 +23,7 @@ impl DescribeReply {
 
     /// Whether the control group has a majority: a leader that has lost it may not know yet that it leads nobody.
     pub fn can_agree(&self) -> bool {
-        self.control().go_on(None)
+        self.control().go_on(&[])
     }
 
     /// This server does not answer, whatever it last reported: a crash is noticed only after a while.
@@ -44,16 +44,22 @@ impl DescribeReply {
         self.servers.iter().filter(|s| s.state == "silent")
     }
 
-    /// What must not lose this server: groups in which it votes, and which would have no majority without it. A shard
-    /// whose voters nobody knows is among them.
-    pub fn depend_on(&self, server: u64) -> Vec<String> {
+    /// Servers that are drained and answer, by rising id: they will be stopped.
+    pub fn draining(&self) -> impl Iterator<Item = &ServerInfo> {
+        self.servers.iter().filter(|s| s.state == "draining")
+    }
+
+    /// What must not lose this server where the servers `with` are stopped too: groups in which it votes, and which would
+    /// have no majority then. A shard whose voters nobody knows is among them.
+    pub fn depend_on(&self, server: u64, with: &[u64]) -> Vec<String> {
         let mut groups = Vec::new();
-        if self.control_voters.contains(&server) && !self.control().go_on(Some(server)) {
+        let without = [&[server], with].concat();
+        if self.control_voters.contains(&server) && !self.control().go_on(&without) {
             groups.push("the control group".to_string());
         }
         for shard in &self.shards {
             let voters = Voters { all: &shard.voters, silent: &shard.silent };
-            let votes = shard.voters.contains(&server) && !voters.go_on(Some(server));
+            let votes = shard.voters.contains(&server) && !voters.go_on(&without);
             if votes || shard.voters.is_empty() {
                 groups.push(format!("shard {}", shard.shard));
             }
@@ -118,11 +124,15 @@ mod tests {
             (&[0, 1, 2, 3, 4], &[], &[2], &both[1..]), // who knows
         ] {
             assert_eq!(
-                fleet(control, shard, silent).depend_on(1),
+                fleet(control, shard, silent).depend_on(1, &[]),
                 depend,
                 "{control:?} {shard:?} {silent:?}"
             );
         }
+        let whole = fleet(&[0, 1, 2], &[0, 1, 2, 3, 4], &[]);
+        assert_eq!(whole.depend_on(1, &[2]), both[..1], "five voters can lose two");
+        assert_eq!(whole.depend_on(1, &[2, 3]), both);
+        assert!(whole.depend_on(1, &[9]).is_empty(), "it is no voter");
         assert!(fleet(&[0, 1, 2], &[], &[2]).can_agree());
         assert!(!fleet(&[0, 1, 2], &[], &[1, 2]).can_agree());
         let mut noticed = fleet(&[0, 1, 2], &[0, 2, 3], &[]);

@@ -2,7 +2,7 @@
 
 use crate::{
     raft::{self, Folder, Replayed},
-    replicas,
+    replicas, server,
     shard::Shard,
 };
 use paraft_common::ShardId;
@@ -35,6 +35,13 @@ pub fn find(data: &Path) -> Result<Vec<(ShardId, PathBuf)>, String> {
         .collect();
     found.sort();
     Ok(found)
+}
+
+/// The fleet of the server whose data folder this is; `None` where none has taken it in, or it is no server's. `Err`: the
+/// file that says so cannot be read, named.
+pub fn fleet_of(disk: Arc<dyn Disk>, data: &Path) -> Result<Option<u64>, String> {
+    let identity = server::remembered(&Folder::new(disk, data)).map_err(|e| e.to_string())?;
+    Ok(identity.map(|i| i.fleet).filter(|fleet| *fleet != 0))
 }
 
 /// Replays one replica up to and including the log entry `upto`; changes nothing on disk. A server that runs on the

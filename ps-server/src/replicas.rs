@@ -56,7 +56,7 @@ pub struct ReplicasOptions {
     pub data: PathBuf,
     /// On which disk.
     pub disk: Arc<dyn Disk>,
-    /// A follower that hears nothing for between once and twice this long stands for election.
+    /// A follower that hears nothing for three to four times this long stands for election.
     pub election: Duration,
     /// How often replicas are compared.
     pub parity: Option<Duration>,

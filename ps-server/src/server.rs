@@ -50,7 +50,7 @@ pub struct ServerOptions {
     pub data: PathBuf,
     /// The disk under `data`.
     pub disk: Arc<dyn Disk>,
-    /// A follower that hears nothing for between once and twice this long stands for election.
+    /// A follower that hears nothing for three to four times this long stands for election.
     pub election: Duration,
     /// When replicas are replaced, and leaders moved back.
     pub patience: Patience,
@@ -127,7 +127,7 @@ impl ServerOptions {
 pub const IDENTITY: &str = "identity";
 
 /// Who this server was, if it was anyone.
-fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerError> {
+pub(crate) fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerError> {
     let Some(bytes) = folder.read(IDENTITY).map_err(ServerError::Data)? else { return Ok(None) };
     let identity = header::decode(&bytes);
     identity

@@ -13,7 +13,8 @@ pub const DATA: i32 = 65;
 pub const UNAVAILABLE: i32 = 69;
 /// A file could not be written.
 pub const IO: i32 = 74;
-/// A proof that does not count: it went through too few pushes. Worth a retry on a quieter machine.
+/// A proof that does not count: it went through too few pushes, or too few steps to learn anything. Worth a retry on a
+/// quieter machine, or with more steps.
 pub const DOES_NOT_COUNT: i32 = 75;
 /// Bad job file, or servers that refuse the job. Never retry.
 pub const CONFIG: i32 = 78;

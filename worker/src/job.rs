@@ -210,7 +210,7 @@ pub struct ClusterConfig {
     /// Bytes of a bucket, 4 to 1048576. Default: such that every shard gets a part, at most 1 MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_bytes: Option<usize>,
-    /// A follower that hears nothing for between once and twice this long stands for election.
+    /// A follower that hears nothing for three to four times this long stands for election.
     pub election_ms: u64,
     /// A worker whose connection breaks is taken out after this long.
     pub grace_ms: u64,

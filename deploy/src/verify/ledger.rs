@@ -60,8 +60,8 @@ pub struct LedgerArgs {
     /// Steps that each client begins in a second, at most; a step is 4 pushes on each shard.
     #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub pace: u64,
-    /// A follower that hears nothing for between once and twice so many milliseconds stands for election.
-    #[arg(long, default_value_t = 150, value_parser = clap::value_parser!(u64).range(50..=60_000))]
+    /// A follower that hears nothing for three to four times so many milliseconds stands for election.
+    #[arg(long, default_value_t = 150, value_parser = clap::value_parser!(u64).range(50..=2000))]
     pub election_ms: u64,
     /// Where the servers' logs and data go. Default: a temporary folder, which stays if the promise is broken.
     #[arg(long)]

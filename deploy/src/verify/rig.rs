@@ -34,7 +34,7 @@ pub struct Shape {
     pub replicas: u32,
     /// Its level.
     pub durability: Durability,
-    /// A follower that hears nothing for so long stands for election.
+    /// A follower that hears nothing for three to four times so many milliseconds stands for election.
     pub election_ms: u64,
 }
 

@@ -46,11 +46,10 @@ pub fn run(args: &SyncArgs) -> Result<i32, Failure> {
     let mut still = job.clone();
     still.optimizer = paraft_common::optim::OptimizerConfig::sgd(0.0);
     let moved = distance(&union, &oracle(&still, Order::Union).map_err(failed)?);
-    // A fleet and an oracle that both learn nothing would be equal too.
-    let held = differ == 0 && apart <= ROUNDING && moved > 0.05;
+    let (verdict, code) = verdict(differ, apart, moved);
     if args.json {
         let line = json!({
-            "verdict": if held { "held" } else { "BROKEN" }, "workers": args.workers, "steps": args.steps,
+            "verdict": verdict, "workers": args.workers, "steps": args.steps,
             "values": fleet.len(), "values_that_differ": differ, "apart_from_one_large_batch": apart,
             "moved": moved,
         });
@@ -60,13 +59,31 @@ pub fn run(args: &SyncArgs) -> Result<i32, Failure> {
         out!("{n} workers, {steps} steps, {values} values, 3 servers");
         out!("one process, share by share   {differ} values differ in any bit");
         out!("one process, {n} times the batch   {apart:.1e} apart at most (rounding: up to {ROUNDING:.0e})");
-        match (held, moved > 0.05) {
-            (true, _) => out!("the promise held"),
-            (false, true) => out!("BROKEN: synchronous training is not training in one process"),
-            (false, false) => out!("BROKEN: the weights moved by {moved:.1e} only; nothing was learned"),
+        match code {
+            exit::OK => out!("the promise held"),
+            exit::DOES_NOT_COUNT => out!(
+                "the promise held, but the run does not count: in {steps} steps the weights moved by {moved:.1e} only, and \
+                 a fleet that learns nothing would look the same; use more --steps (60 are enough)"
+            ),
+            _ => out!("BROKEN: synchronous training is not training in one process"),
         }
     }
-    Ok(if held { exit::OK } else { exit::FAILED })
+    Ok(code)
+}
+
+/// Weights that moved less than this were hardly trained.
+const TRAINED: f64 = 0.05;
+
+/// In a word and as exit code: `differ` values of the weights are not those of the sum share by share, they are `apart`
+/// from those of one large batch, and `moved` from where they began.
+fn verdict(differ: usize, apart: f64, moved: f64) -> (&'static str, i32) {
+    // Whatever is not a number is no proof.
+    match (differ == 0 && apart <= ROUNDING, moved > TRAINED) {
+        (false, _) => ("BROKEN", exit::FAILED),
+        // A fleet and an oracle that both learn nothing would be equal too.
+        (true, false) => ("does not count", exit::DOES_NOT_COUNT),
+        (true, true) => ("held", exit::OK),
+    }
 }
 
 fn layout(job: &Job) -> Result<paraft_common::Layout, Failure> {
@@ -76,4 +93,24 @@ fn layout(job: &Job) -> Result<paraft_common::Layout, Failure> {
     let model = job.model.as_ref().ok_or_else(|| bad(&"the job has no model"))?;
     let model = model.build(data.train.input_len(), data.train.classes()).map_err(|e| bad(&e))?;
     job.layout(model.tensors()).map_err(|e| bad(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_few_steps_to_learn_anything_prove_nothing_and_break_nothing() {
+        for (differ, apart, moved, word, code) in [
+            (0, 0.0, 1.0, "held", 0),
+            (0, 0.0, 0.01, "does not count", 75),
+            (0, 0.0, f64::NAN, "does not count", 75),
+            (1, 0.0, 1.0, "BROKEN", 1),
+            (1, 0.0, 0.01, "BROKEN", 1),
+            (0, 1e-3, 0.01, "BROKEN", 1),
+            (0, f64::NAN, 1.0, "BROKEN", 1),
+        ] {
+            assert_eq!(verdict(differ, apart, moved), (word, code), "{differ} {apart} {moved}");
+        }
+    }
 }

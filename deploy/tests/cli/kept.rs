@@ -77,6 +77,21 @@ fn checkpoints_are_shown_compared_exported_and_refused() {
     assert_eq!(other.status.code(), Some(1));
     assert!(text(&other.stdout).contains("\"equal\":false"), "{}", text(&other.stdout));
 
+    // Into a checkpoint nothing is written; what cannot be written is named as it was given.
+    let model = format!("{}/model.safetensors", folder(132));
+    let before = fs::read(&model).expect("the checkpoint's weights");
+    for (to, code, words) in [
+        (&model, 2, "lies in a checkpoint"),
+        (&at("nowhere/x.safetensors"), 74, "nowhere/x.safetensors cannot be written"),
+    ] {
+        let out = run(&["checkpoint", "export", &at("run"), "--to", to, "--dtype", "bf16"]);
+        let err = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{err}");
+        contains(&err, &[to, words, "help: choose a file"]);
+        assert!(!err.contains(".part"), "{err}");
+    }
+    assert!(before == fs::read(&model).expect("the checkpoint's weights"), "it is as it was");
+
     // A model file begins a job; one of another shape does not, and no process starts.
     let init = format!("train.init={to}");
     let begun = run(&["train", path, "--run-dir", &at("begun"), "--json", "--set", &init]);
@@ -131,6 +146,20 @@ fn the_logs_of_a_run_replay_to_its_weights_bit_for_bit() {
     let out = replay(&["--shard", "0", "--index", "20", "--json"]);
     let told: serde_json::Value = serde_json::from_slice(&out.stdout).expect("json");
     assert_eq!(told["replicas"][0]["index"], 20, "{told}");
+
+    // Another fleet's folders do not mix with them.
+    let (own, second) = (dir.join("server-0"), scratch.path().join("second"));
+    let other = second.to_str().expect("utf-8");
+    let out = run(&["train", path.to_str().expect("utf-8"), "--run-dir", other, "--set", "train.epochs=1"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let mixed = scratch.path().join("mixed.safetensors");
+    let out = replay(&[other, "--to", mixed.to_str().expect("utf-8")]);
+    let err = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(65), "{}{err}", text(&out.stdout));
+    let theirs = second.join("server-0");
+    let both = [own, theirs].map(|f| format!("{} ", f.display()));
+    contains(&err, &[&both[0], &both[1], "of fleet ", "help: replay the folders of each fleet"]);
+    assert!(!mixed.exists(), "nothing may be written");
 
     // A log that was damaged is refused by name.
     let log = dir.join("server-1/shard-2/log");

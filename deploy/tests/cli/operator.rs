@@ -152,6 +152,40 @@ fn a_control_group_without_a_majority_is_said_with_who_answers_and_what_to_do() 
     assert_eq!(joins.0.wait().expect("server").code(), Some(0), "it ends in order");
 }
 
+#[test]
+fn an_order_reaches_a_leader_that_is_not_among_the_servers_given() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let fleet = Fleet::start(scratch.path(), None);
+    fleet.all("serving");
+    let out = fleet.ask(&["status", "--json"]);
+    let known: Value =
+        text(&out.stdout).lines().last().and_then(|l| serde_json::from_str(l).ok()).expect("the fleet");
+    let leader = known["leader"].as_str().expect("it has a leader");
+    // It leads nothing, and is all that the operator names: as after the leadership went to a server that joined.
+    let given = fleet.addresses.iter().find(|a| *a != leader).expect("another server");
+    for (order, said) in
+        [(&["drain", "s2"][..], "It can be stopped"), (&["drain", "s2", "--undo"], "takes part")]
+    {
+        let out = run(&[order, &["--servers", given]].concat());
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        contains(&text(&out.stdout), &[said]);
+    }
+}
+
+#[test]
+fn who_is_drained_as_well_is_said_with_what_both_would_take_along() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let fleet = Fleet::start(scratch.path(), None);
+    fleet.all("serving");
+    let out = fleet.ask(&["drain", "s0"]);
+    contains(&text(&out.stdout), &["It can be stopped: the others go on"]);
+    let out = fleet.ask(&["drain", "s1"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let both =
+        "not together with s0, which is drained too: without both there is no majority for the control group";
+    contains(&text(&out.stdout), &["It can be stopped, but ", both, "shard 0"]);
+}
+
 /// A small job on the digits, in a folder; one checkpoint after each epoch.
 fn small(dir: &Path, more: &str) -> PathBuf {
     let body = "name = \"t\"\n[model]\nkind = \"logistic-regression\"\n[data]\nkind = \"digits\"\n[train]\nworkers = 1\n\

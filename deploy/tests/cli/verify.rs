@@ -71,6 +71,10 @@ fn what_no_job_may_promise_is_refused_before_anything_is_started() {
     let out = run(&["verify", "ledger", "--mode", "bsp", "--durability", "leader"]);
     assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
     assert!(text(&out.stderr).contains("bsp promises the weights of one process"), "{}", text(&out.stderr));
+    // A fleet that takes minutes to elect a leader is given up before it is whole.
+    let out = run(&["verify", "ledger", "--election-ms", "60000"]);
+    assert_eq!(out.status.code(), Some(2), "{}", text(&out.stderr));
+    contains(&text(&out.stderr), &["60000", "50..=2000"]);
 }
 
 #[test]
@@ -80,6 +84,14 @@ fn synchronous_training_on_a_fleet_is_training_in_one_process_bit_for_bit() {
     assert_eq!(out.status.code(), Some(0), "{}{}", text(&out.stdout), text(&out.stderr));
     let json: Value = serde_json::from_slice(&out.stdout).expect("json");
     assert_eq!((&json["verdict"], &json["values_that_differ"]), (&"held".into(), &0.into()));
+}
+
+#[test]
+fn too_few_steps_to_learn_anything_are_no_broken_promise() {
+    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let out = run(&["verify", "sync", "--workers", "2", "--steps", "1"]);
+    assert_eq!(out.status.code(), Some(75), "{}{}", text(&out.stdout), text(&out.stderr));
+    contains(&text(&out.stdout), &["0 values differ", "does not count", "use more --steps"]);
 }
 
 // ---- chaos ----
@@ -173,6 +185,29 @@ fn a_training_survives_chaos_and_nothing_of_it_is_left() {
         assert!(began.elapsed() < DEADLINE, "{} servers outlive their launcher", servers(&run_dir));
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+#[test]
+fn a_paused_server_goes_on_in_time_though_another_is_drained() {
+    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let dir = tempfile::tempdir().expect("a folder");
+    let fleet = Fleet::start(dir.path(), None);
+    fleet.all("serving");
+    let args = ["--faults", "pause,drain", "--rate", "240", "--lasting", "1", "--duration", "8"];
+    let out = fleet.ask(&[&["chaos"][..], &args].concat());
+    let said = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(0), "{said}{}", text(&out.stderr));
+    // To ask the fleet while a server hangs would keep that one from being let go.
+    let mut paused = 0;
+    for line in said.lines().filter_map(|l| l.split(" s  ").nth(1)) {
+        match line.split_whitespace().next() {
+            Some("pause") => paused += 1,
+            Some("resume") => paused -= 1,
+            Some("drain" | "undo") => assert_eq!(paused, 0, "{said}"),
+            _ => {}
+        }
+    }
+    contains(&said, &[" s  pause ", " s  drain ", " s  undo "]);
 }
 
 #[test]

@@ -94,7 +94,7 @@ pub struct GroupOptions {
     pub me: ReplicaId,
     /// Where its log lives; `None`: in memory only.
     pub folder: Option<Folder>,
-    /// A follower that hears nothing for between once and twice this long stands for election.
+    /// A follower that hears nothing for three to four times this long stands for election.
     pub election: Duration,
     /// While this replica leads and there is something new, it has the replicas hash their states this often (or
     /// less often, so that hashing stays below a twentieth of the time); `None`: never.

@@ -118,7 +118,8 @@ fn write(
     fill: impl Fn(usize, &mut dyn FnMut(&[f32])) -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
     let part = path.with_extension("part");
-    let failed = |error| CheckpointError::Io { path: part.clone(), error };
+    // What the caller asked for is named, not the file that becomes it.
+    let failed = |error| CheckpointError::Io { path: path.to_path_buf(), error };
     let head = header(&model_tensors(tensors, precision.dtype()), notes(steps))
         .map_err(|e| CheckpointError::bad(path, e))?;
     let mut file = BufWriter::new(File::create(&part).map_err(failed)?);
@@ -140,7 +141,10 @@ fn write(
     }
     let file = file.into_inner().map_err(|e| failed(e.into_error()))?;
     file.sync_all().map_err(failed)?;
-    std::fs::rename(&part, path).map_err(CheckpointError::io(path))
+    std::fs::rename(&part, path).map_err(|error| {
+        let _ = std::fs::remove_file(&part);
+        failed(error)
+    })
 }
 
 /// Reads a model file that PyTorch, or anyone, made for these tensors: names and shapes must match. BatchNorm's
