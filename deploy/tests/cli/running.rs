@@ -199,6 +199,18 @@ fn a_killed_worker_does_not_stop_the_others_in_any_mode() {
     }
 }
 
+#[test]
+fn a_killed_worker_that_comes_back_was_lost_all_the_same() {
+    let body = digits("asp", 1, 150) + "max_restarts = 1\nrestart_ms = 0\ngrace_ms = 60000\n";
+    let l = Launcher::training(&body, 2);
+    kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
+    let (code, out, err) = l.output();
+    assert_eq!(code, Some(0), "{err}");
+    contains(&err, &["worker-1", "SIGKILL", "started again"]);
+    let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+    assert_eq!(summary["workers_lost"], 1, "{summary}");
+}
+
 /// A worker that is stopped answers nothing and breaks nothing off: only its lease tells.
 #[test]
 fn a_stopped_worker_loses_its_lease_and_comes_back_in_a_new_session() {
