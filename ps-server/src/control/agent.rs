@@ -498,8 +498,8 @@ impl Agent {
         held: Vec<Checkpoint>,
     ) -> Result<(), String> {
         let difference = self.agreed.read(|s| {
-            let job = s.jobs.get(job).ok_or(UNKNOWN_JOB)?;
-            Ok::<_, String>(job.difference(folder, held))
+            s.jobs.get(job).ok_or(UNKNOWN_JOB)?;
+            Ok::<_, String>(s.jobs.difference(job, folder, held))
         })?;
         let Some(difference) = difference else { return Ok(()) };
         match self.propose(Command::Checkpoints { job, difference }).await? {
