@@ -148,7 +148,7 @@ fn describe(c: &Checkpoint) -> Value {
         (Some(a), Some(b)) => format!("{a} to {b}"),
         _ => "-".into(),
     };
-    json!({
+    let mut about = json!({
         "checkpoint": c.path(),
         "job": m.name,
         "step": m.step,
@@ -163,10 +163,15 @@ fn describe(c: &Checkpoint) -> Value {
         "optimizer": m.optimizer.kind(),
         "lr": m.optimizer.lr(),
         "parameters": m.tensors.iter().filter(|t| t.kind == TensorKind::Param).map(TensorSpec::len).sum::<usize>(),
-        "best_loss": m.early_stop.best_loss,
         "bytes": table::bytes(m.files.values().map(|f| f.bytes).sum()),
         "paraft": m.paraft,
-    })
+    });
+    // What the rule of early stopping compares with: a job without the rule has none. The loss of the checkpoint itself
+    // becomes known after it is written, and is the folder's (`best`).
+    if let Some(loss) = m.early_stop.best_loss {
+        about["best_loss"] = loss.into();
+    }
+    about
 }
 
 /// Whether weights may be written to this file: not into a checkpoint, whose files its manifest seals.

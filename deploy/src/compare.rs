@@ -1,6 +1,6 @@
 //! `paraft compare`: one job, several modes, one table and one report.
 
-use crate::{failure::Failure, train};
+use crate::{failure::Failure, run_dir::RunDir, train};
 use clap::Args;
 use paraft_common::Mode;
 use paraft_record::RunRecord;
@@ -40,7 +40,7 @@ pub fn run(args: &CompareArgs) -> Result<i32, Failure> {
         let set: Vec<String> = args.set.iter().cloned().chain([format!("train.mode={mode}")]).collect();
         Job::load(&args.job, &set)?;
     }
-    let dir = train::run_dir(args.run_dir.as_deref(), &format!("{}-compare", job.name))?;
+    let dir = RunDir::new(args.run_dir.as_deref(), &format!("{}-compare", job.name))?;
     compare(&job, &args.modes, &dir, args.json, &train::interrupts())
 }
 
@@ -60,7 +60,7 @@ pub fn compare(
         if let Some(dir) = job.checkpoint.as_mut().and_then(|c| c.dir.as_mut()) {
             *dir = dir.join(mode.to_string().replace(':', "-")); // two modes' checkpoints are not one job's
         }
-        let sub = train::run_dir(Some(&dir.join(mode.to_string().replace(':', "-"))), &job.name)?;
+        let sub = RunDir::new(Some(&dir.join(mode.to_string().replace(':', "-"))), &job.name)?;
         records.push(train::launch(&job, &sub, None, json, interrupted)?);
     }
     let report = dir.join("report.html");

@@ -1,6 +1,6 @@
 //! `paraft demo`: the first thing a stranger runs. Needs nothing but this binary.
 
-use crate::{compare, failure::Failure, train};
+use crate::{compare, failure::Failure, run_dir::RunDir, train};
 use clap::Args;
 use paraft_common::Mode;
 use paraft_worker::Job;
@@ -24,7 +24,7 @@ const JOB: &str = include_str!("../../examples/digits.toml");
 
 pub fn run(args: &DemoArgs) -> Result<i32, Failure> {
     let job = Job::parse(JOB, Path::new("demo.toml"), &args.set)?;
-    let dir = train::run_dir(args.run_dir.as_deref(), &job.name)?;
+    let dir = RunDir::new(args.run_dir.as_deref(), &job.name)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     eprintln!(
         "paraft {}  {cores} cores, CPU  data: embedded digits (UCI, 1,797 images 8x8, CC BY 4.0)",

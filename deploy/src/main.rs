@@ -32,6 +32,7 @@ mod fleet;
 mod jobs;
 mod progress;
 mod replay;
+mod run_dir;
 mod serve;
 mod statistics;
 mod status;

@@ -4,6 +4,7 @@ use crate::{
     failure::Failure,
     fleet::{Fleet, JOB_FILE, server_data},
     progress::Progress,
+    run_dir::RunDir,
     table,
 };
 use clap::Args;
@@ -57,10 +58,10 @@ pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
     }
     let resume =
         args.resume.as_deref().map(|p| find_checkpoint(p, &job, args.run_dir.as_deref())).transpose()?;
-    if let Some(dir) = args.run_dir.as_deref().filter(|_| resume.is_some()) {
-        set_aside(dir)?;
-    }
-    let dir = run_dir(args.run_dir.as_deref(), &job.name)?;
+    let dir = match args.run_dir.as_deref().filter(|_| resume.is_some()) {
+        Some(dir) => RunDir::again(dir)?,
+        None => RunDir::new(args.run_dir.as_deref(), &job.name)?,
+    };
     let interrupted = interrupts();
     let record = launch_with(&job, &dir, resume.as_deref(), args.json, &interrupted, args.faults)?;
     let summary = record.summarize();
@@ -130,51 +131,6 @@ fn newest_checkpoint(runs: &Path, name: &str) -> (Option<PathBuf>, Vec<String>) 
         }
     }
     (None, passed_over)
-}
-
-/// A run that goes on in its own folder begins a new record, on a new fleet: what is there already stays beside it.
-/// The servers of a launcher listen on other ports each time, so that those of the last fleet would look for each other
-/// in vain; and what they hold is not what the checkpoint begins with.
-fn set_aside(dir: &Path) -> Result<(), Failure> {
-    let metrics = dir.join(METRICS_FILE);
-    if metrics.exists() {
-        let kept = move_aside(&metrics, |n| dir.join(format!("metrics.{n}.jsonl")))?;
-        eprintln!("the record of the run so far is {}", kept.display());
-    }
-    for folder in (0..).map(|id| dir.join(format!("server-{id}"))).take_while(|f| f.exists()) {
-        move_aside(&folder, |n| folder.with_extension(n.to_string()))?;
-    }
-    Ok(())
-}
-
-/// Gives a file or folder the first free one of these names.
-fn move_aside(path: &Path, name: impl Fn(u64) -> PathBuf) -> Result<PathBuf, Failure> {
-    let free = (1u64..).map(name).find(|p| !p.exists()).unwrap_or_else(|| path.with_extension("old"));
-    fs::rename(path, &free).map_err(|e| Failure::write(&free, e))?;
-    Ok(free)
-}
-
-/// The run's folder, made. An existing one is refused: its record would mix with the new one.
-pub fn run_dir(given: Option<&Path>, name: &str) -> Result<PathBuf, Failure> {
-    if let Some(dir) = given {
-        if dir.join(METRICS_FILE).exists() {
-            return Err(Failure::new(exit::CONFIG, format!("{} holds another run", dir.display()))
-                .help("choose another --run-dir, or remove it"));
-        }
-        fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
-        return Ok(dir.to_path_buf());
-    }
-    let runs = Path::new("runs");
-    fs::create_dir_all(runs).map_err(|e| Failure::write(runs, e))?;
-    for n in 1.. {
-        let dir = runs.join(format!("{name}-{n}"));
-        match fs::create_dir(&dir) {
-            Ok(()) => return Ok(dir),
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(Failure::write(&dir, e)),
-        }
-    }
-    Err(Failure::new(exit::IO, "no free folder in runs/"))
 }
 
 /// Set to the signal's number when the user wants the end.

@@ -276,7 +276,7 @@ pub struct Summary {
     pub cpu_seconds_per_1000_samples: Option<f64>,
     /// Seconds spent in pulls, summed over workers.
     pub wait_seconds: f64,
-    /// Workers that left and wrote no totals.
+    /// How often a worker left before it had written its totals; one that came back may leave again.
     pub workers_lost: u32,
     /// Acknowledged pushes that went down with a leader; 0 but for jobs with durability `leader`.
     #[serde(default)]

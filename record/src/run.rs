@@ -125,12 +125,9 @@ impl RunRecord {
             let sent: u64 = self.workers.iter().map(of_worker).sum();
             sent.max(self.shards.iter().map(of_shard).sum())
         };
-        let lost: BTreeSet<_> = self
-            .leaves
-            .iter()
-            .map(|l| l.worker)
-            .filter(|left| self.workers.iter().all(|w| w.worker != *left))
-            .collect();
+        // One that was killed is lost also where it came back and ended well: its totals are later than its leaving.
+        let ended = |l: &&Leave| self.workers.iter().any(|w| w.worker == l.worker && w.wall <= l.wall);
+        let lost = self.leaves.iter().filter(|l| !ended(l)).count();
 
         Summary {
             mode: self.run.mode.clone(),
@@ -151,7 +148,7 @@ impl RunRecord {
             cpu_seconds_per_1000_samples: (reported_samples > 0)
                 .then(|| (reported_cpu + server_cpu) / reported_samples as f64 * 1000.0),
             wait_seconds: total(totals.values().map(|w| w.wait_seconds)),
-            workers_lost: lost.len() as u32,
+            workers_lost: lost as u32,
             pushes_lost: self.shards.iter().map(|s| s.pushes_lost).sum(),
         }
     }

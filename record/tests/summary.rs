@@ -90,6 +90,18 @@ fn every_number_follows_from_the_events() {
 }
 
 #[test]
+fn a_worker_that_was_killed_and_came_back_was_lost_each_time() {
+    let mut events = events();
+    for wall in [3.0, 4.0] {
+        events.push(Event::Leave(Leave { wall, worker: WorkerId(1), reason: "SIGKILL".into() }));
+    }
+    let Event::Worker(totals) = worker(1, 1200, 15.0) else { unreachable!("a worker's totals") };
+    events.push(Event::Worker(Worker { wall: 9.0, ..totals }));
+    let s = RunRecord::from_events(events).unwrap().summarize();
+    assert_eq!(s.workers_lost, 3, "twice the one that came back, and the one that did not");
+}
+
+#[test]
 fn of_several_lines_about_an_evaluation_the_first_counts_and_the_final_one_wins() {
     let mut events = events();
     events.insert(3, eval(3, 13.5, 0.95, true));

@@ -185,12 +185,20 @@ pub fn run(
     let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone())?;
     let checkpoints = Checkpoints::start(job, options, &plan, layout.tensors(), &client)?;
     let weights = beginning.initial.weights.clone();
-    let (client, start) = Client::join_from(client, beginning.initial)?;
+    let (mut client, start) = Client::join_from(client, beginning.initial)?;
     if plan.leased.is_none() && start.0 >= plan.total {
-        return Err(WorkerError::Job(format!(
-            "these servers have done this job's {} steps already; stop and start them to train it again",
+        let refused = format!(
+            "these servers have done this job's {} steps already; to train it again, or for longer, use other servers, or \
+             start these with empty data folders (with --resume it goes on from a checkpoint)",
             plan.total
-        )));
+        );
+        // It has joined: the job has finished only once this member has too.
+        client.finish();
+        let mut weights = weights;
+        if let Err(e) = client.pull_final(start, &mut weights) {
+            tracing::warn!(error = %e, "this worker's session could not be ended in order");
+        }
+        return Err(WorkerError::Job(refused));
     }
     let gradients = vec![0.0; layout.len()];
     let training = Training {

@@ -156,3 +156,34 @@ election_ms = 200
     let job = job_at(&fleet.addresses[leader]).expect("its job");
     assert_eq!((&job["state"], names(&job)), (&"finished".into(), on_disk));
 }
+
+#[test]
+fn a_worker_that_finds_its_job_done_says_what_works_and_the_job_stays_finished() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let run_dir = scratch.path().join("run");
+    fs::create_dir(&run_dir).expect("run folder");
+    // A lease that no test waits for: a member that did not finish would be seen below.
+    let fleet = Fleet::start(scratch.path(), Some(&(digits("bsp", 3, 2) + "grace_ms = 600000\n")));
+    let workers: Vec<_> = (0..2).map(|rank| Held(worker(&fleet, rank, &run_dir))).collect();
+    for mut w in workers {
+        assert!(w.0.wait().expect("worker").success());
+    }
+    let again = worker(&fleet, 1, &run_dir).wait_with_output().expect("worker");
+    let said = text(&again.stderr);
+    assert_eq!(again.status.code(), Some(78), "{said}");
+    contains(&said, &["88 steps already", "other servers", "empty data folders"]);
+    let out = fleet.ask(&["status", "--json"]);
+    let lines: Vec<Value> = text(&out.stdout).lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
+    let shards = lines.iter().flat_map(|l| l["shards"].as_array().into_iter().flatten());
+    let led: Vec<_> = shards.filter(|s| s["role"] == "leader" && s["buckets"] != 0).collect();
+    assert!(!led.is_empty(), "{lines:?}");
+    for shard in led {
+        let members = shard["members"].as_array().expect("members");
+        assert!(members.len() == 2 && members.iter().all(|m| m["finished"] == true), "{shard}");
+        assert_eq!(shard["workers_lost"], 0, "{shard}");
+    }
+    wait("the job to be finished", || match job_at(&fleet.addresses[0])? {
+        job if job["state"] == "finished" => Ok(()),
+        job => Err(job.to_string()),
+    });
+}

@@ -65,6 +65,13 @@ fn checkpoints_are_shown_compared_exported_and_refused() {
     let shown: Value = serde_json::from_str(text(&out.stdout).trim()).expect("one object");
     assert_eq!((&shown["step"], &shown["versions"]), (&132.into(), &"132".into()), "{shown}");
     assert_eq!(shown["tensors"].as_array().expect("tensors").len(), 4 + 8, "{shown}");
+    assert!(shown.get("best_loss").is_none(), "no rule of early stopping has one: {shown}");
+    let rule = ["--set", "eval.early_stop.patience=9", "--set", "checkpoint.every_steps=50"];
+    let stops = at("stops");
+    assert!(run(&[&["train", path, "--run-dir", &stops, "--json"][..], &rule].concat()).status.success());
+    let out = run(&["checkpoint", "inspect", &stops, "--json"]);
+    let with_rule: Value = serde_json::from_str(text(&out.stdout).trim()).expect("one object");
+    assert!(with_rule["best_loss"].as_f64().is_some_and(|l| l > 0.0), "{with_rule}");
     let table = text(&run(&["checkpoint", "inspect", &folder(132)]).stdout);
     assert!(table.contains("exp_avg_sq.0.weight") && table.contains("32x64"), "{table}");
 

@@ -125,6 +125,58 @@ fn no_process_is_left_when_the_launcher_is_killed() {
 }
 
 #[test]
+fn a_second_run_in_the_folder_of_a_live_one_is_refused_and_harms_nothing() {
+    let l = Launcher::training(&(digits("bsp", 1, 100_000) + "[checkpoint]\nevery_steps = 20\n"), 2);
+    let (dir, job) = (l.run_dir.to_str().expect("utf-8"), l.scratch.path().join("job.toml"));
+    wait("a checkpoint", || match l.run_dir.join("checkpoints/latest").exists() {
+        true => Ok(()),
+        false => Err("none yet".into()),
+    });
+    for resume in [&[][..], &["--resume"][..]] {
+        let out = run(&[&["train", job.to_str().expect("utf-8"), "--run-dir", dir][..], resume].concat());
+        assert_eq!(out.status.code(), Some(78), "{resume:?}: {}", text(&out.stderr));
+        contains(&text(&out.stderr), &["a run is going on in ", dir]);
+    }
+    assert!(!l.run_dir.join("metrics.1.jsonl").exists(), "the record stays where the live run writes it");
+    // The lock ends with the process, however that ends.
+    let Launcher { mut child, run_dir, scratch: _scratch } = l;
+    child.kill().expect("SIGKILL");
+    child.wait().expect("it is gone");
+    wait("every process to end", || match processes(&run_dir) {
+        left if left.is_empty() => Ok(()),
+        left => Err(format!("{left:?}")),
+    });
+    let set = ["--set", "train.max_steps=1"];
+    let all = [
+        &["train", job.to_str().expect("utf-8"), "--run-dir", run_dir.to_str().expect("utf-8")][..],
+        &["--resume"],
+        &set,
+    ];
+    let out = run(&all.concat());
+    let said = text(&out.stderr);
+    assert!(!said.contains("going on in") && run_dir.join("metrics.1.jsonl").exists(), "{said}");
+}
+
+#[test]
+fn of_runs_that_are_started_at_once_in_one_folder_one_gets_it() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let (path, dir) = (job(scratch.path(), &digits("bsp", 1, 2)), scratch.path().join("run"));
+    let start = |_| {
+        let mut c = paraft();
+        c.arg("train").arg(&path).arg("--run-dir").arg(&dir).stdout(Stdio::null()).stderr(Stdio::piped());
+        c.spawn().expect("paraft starts")
+    };
+    let all: Vec<_> = (0..3).map(start).collect();
+    let ends: Vec<_> = all.into_iter().map(|c| c.wait_with_output().expect("output")).collect();
+    let codes: BTreeMap<_, usize> = ends.iter().fold(BTreeMap::new(), |mut all, e| {
+        *all.entry(e.status.code()).or_default() += 1;
+        all
+    });
+    let said: Vec<_> = ends.iter().map(|e| text(&e.stderr)).collect();
+    assert_eq!(codes, BTreeMap::from([(Some(0), 1), (Some(78), 2)]), "{said:?}");
+}
+
+#[test]
 fn ctrl_c_ends_the_whole_fleet() {
     let l = Launcher::training(&digits("bsp", 3, 100_000), 2);
     kill(Pid::from_raw(l.child.id() as i32), Signal::SIGINT).expect("SIGINT");
@@ -145,6 +197,18 @@ fn a_killed_worker_does_not_stop_the_others_in_any_mode() {
         assert!(err.contains("worker-1") && err.contains("SIGKILL"), "{mode}: {err}");
         assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{mode}: {summary}");
     }
+}
+
+#[test]
+fn a_killed_worker_that_comes_back_was_lost_all_the_same() {
+    let body = digits("asp", 1, 150) + "max_restarts = 1\nrestart_ms = 0\ngrace_ms = 60000\n";
+    let l = Launcher::training(&body, 2);
+    kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
+    let (code, out, err) = l.output();
+    assert_eq!(code, Some(0), "{err}");
+    contains(&err, &["worker-1", "SIGKILL", "started again"]);
+    let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+    assert_eq!(summary["workers_lost"], 1, "{summary}");
 }
 
 /// A worker that is stopped answers nothing and breaks nothing off: only its lease tells.

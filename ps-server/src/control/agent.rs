@@ -75,6 +75,8 @@ pub struct Agent {
     busy: Mutex<BTreeSet<ShardId>>,
     channels: Mutex<HashMap<String, ControlClient<Channel>>>,
     complained: AtomicBool,
+    /// Its settings have been compared with the fleet's.
+    compared: AtomicBool,
 }
 
 /// What only the leader of the control group knows; lost with the leadership.
@@ -112,6 +114,7 @@ impl Agent {
             busy: Mutex::default(),
             channels: Mutex::default(),
             complained: AtomicBool::new(false),
+            compared: AtomicBool::new(false),
         }
     }
 
@@ -228,6 +231,17 @@ impl Agent {
         }
     }
 
+    /// A founding fixes the settings for good: says, once, where this server was started with others.
+    fn compare(&self) {
+        let Some(fleets) = self.agreed.read(|s| s.shape).filter(|_| !self.compared.swap(true, Relaxed))
+        else {
+            return;
+        };
+        if let Some(own) = self.options.shape.filter(|own| *own != fleets) {
+            tracing::warn!(started_with = %own, %fleets, "it was started with other settings than its fleet's, which count");
+        }
+    }
+
     async fn hello(&self, address: &str) -> Result<HelloReply, String> {
         let mut client = self.client(address)?;
         match tokio::time::timeout(CALL, client.hello(HelloRequest {})).await {
@@ -281,6 +295,7 @@ impl Agent {
     async fn report(self: &Arc<Self>) {
         if let Some(fleet) = Some(self.agreed.read(|s| s.fleet)).filter(|f| *f != 0) {
             self.belong(fleet);
+            self.compare();
         }
         let report = self.own_report();
         if self.group.leadership().borrow().leads {
@@ -498,8 +513,8 @@ impl Agent {
         held: Vec<Checkpoint>,
     ) -> Result<(), String> {
         let difference = self.agreed.read(|s| {
-            let job = s.jobs.get(job).ok_or(UNKNOWN_JOB)?;
-            Ok::<_, String>(job.difference(folder, held))
+            s.jobs.get(job).ok_or(UNKNOWN_JOB)?;
+            Ok::<_, String>(s.jobs.difference(job, folder, held))
         })?;
         let Some(difference) = difference else { return Ok(()) };
         match self.propose(Command::Checkpoints { job, difference }).await? {

@@ -81,6 +81,13 @@ pub struct Checkpoint {
     pub best: bool,
 }
 
+impl Checkpoint {
+    /// Whether `other` tells of the same writing of the same checkpoint.
+    fn is_same(&self, other: &Checkpoint) -> bool {
+        (&self.path, self.step, self.written_ms) == (&other.path, other.step, other.written_ms)
+    }
+}
+
 /// A job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
@@ -107,21 +114,16 @@ impl Job {
         self.checkpoints.last()
     }
 
-    /// What must change so that the checkpoints in `folder` are these; `None`: nothing. What `held` does not know (who
-    /// wrote one, its loss) stays as it is.
-    pub fn difference(&self, folder: &str, mut held: Vec<Checkpoint>) -> Option<Difference> {
+    /// What must change so that this job's checkpoints in `folder` are these. What `held` does not know (who wrote one,
+    /// its loss) stays as it is.
+    fn difference(&self, folder: &str, mut held: Vec<Checkpoint>) -> Difference {
         for h in &mut held {
-            if let Some(known) = self.checkpoints.iter().find(|k| k.path == h.path && k.step == h.step)
-                && known.written_ms == h.written_ms
-            {
+            if let Some(known) = self.checkpoints.iter().find(|k| k.is_same(h)) {
                 h.worker = h.worker.or(known.worker);
                 h.loss = h.loss.or(known.loss);
             }
         }
-        let there: BTreeSet<&str> = held.iter().map(|h| h.path.as_str()).collect();
-        let gone = self.checkpoints.iter().map(|k| &k.path);
-        let gone: Vec<String> =
-            gone.filter(|p| is_in(p, folder) && !there.contains(p.as_str())).cloned().collect();
+        let gone = self.gone(folder, &held).cloned().collect();
         held.retain(|h| !self.checkpoints.contains(h));
         // What would be let go at once is not worth an entry of the log.
         if self.checkpoints.len() >= MAX_CHECKPOINTS {
@@ -129,7 +131,23 @@ impl Job {
             let known = |h: &Checkpoint| self.checkpoints.iter().any(|k| k.path == h.path);
             held.retain(|h| h.best || known(h) || Some(h.written_ms) > oldest);
         }
-        (!held.is_empty() || !gone.is_empty()).then_some(Difference { held, gone })
+        Difference { held, gone }
+    }
+
+    /// Those in `folder` that are not among `held`.
+    fn gone(&self, folder: &str, held: &[Checkpoint]) -> impl Iterator<Item = &String> {
+        let there: BTreeSet<&str> = held.iter().map(|h| h.path.as_str()).collect();
+        let gone = move |p: &&String| is_in(p, folder) && !there.contains(p.as_str());
+        self.checkpoints.iter().map(|k| &k.path).filter(gone)
+    }
+
+    /// Another job has told of the folder that this one has written to as well.
+    fn heed(&mut self, d: &Difference) {
+        self.checkpoints.retain_mut(|c| {
+            let told = d.held.iter().find(|h| h.path == c.path);
+            c.best = told.map_or(c.best, |h| h.best);
+            !d.gone.contains(&c.path) && told.is_none_or(|h| h.is_same(c))
+        });
     }
 
     fn change(&mut self, d: &Difference) {
@@ -194,10 +212,37 @@ impl Jobs {
         self.forget();
     }
 
+    /// What must change so that the checkpoints in `folder` are these, which the job `origin` tells; `None`: nothing.
+    /// A job that goes on from a checkpoint writes to the same folder, and what is gone there is gone from every job.
+    pub fn difference(&self, origin: u64, folder: &str, held: Vec<Checkpoint>) -> Option<Difference> {
+        let others = || self.0.iter().filter(|j| j.origin() != origin);
+        let stale = |h: &Checkpoint| {
+            let mut listed = others().flat_map(|j| &j.checkpoints).filter(|c| c.path == h.path);
+            listed.any(|c| !c.is_same(h) || c.best != h.best)
+        };
+        let mut d = self.get(origin)?.difference(folder, held.clone());
+        let gone = others().flat_map(|j| j.gone(folder, &held));
+        let more: BTreeSet<&String> = gone.filter(|p| !d.gone.contains(p)).collect();
+        let more: Vec<String> = more.into_iter().cloned().collect();
+        d.gone.extend(more);
+        let told: Vec<Checkpoint> =
+            held.into_iter().filter(|h| stale(h) && d.held.iter().all(|t| t.path != h.path)).collect();
+        d.held.extend(told);
+        (!d.held.is_empty() || !d.gone.is_empty()).then_some(d)
+    }
+
     /// False where there is no such job.
     pub(super) fn note_checkpoints(&mut self, origin: u64, difference: &Difference) -> bool {
-        let job = self.0.iter_mut().find(|j| j.origin() == origin);
-        job.map(|j| j.change(difference)).is_some()
+        if self.get(origin).is_none() {
+            return false;
+        }
+        for job in &mut self.0 {
+            match job.origin() == origin {
+                true => job.change(difference),
+                false => job.heed(difference),
+            }
+        }
+        true
     }
 
     /// The shard begins anew: what ran in an earlier founding of it, and had not finished, is lost.

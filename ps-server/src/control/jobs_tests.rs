@@ -65,7 +65,7 @@ fn the_job(state: &State, origin: u64) -> &Job {
 
 /// Tells what `folder` holds, as the leader of the control group takes it; gives whether anything was proposed.
 fn hold(state: &mut State, origin: u64, folder: &str, held: Vec<Checkpoint>) -> bool {
-    let Some(difference) = the_job(state, origin).difference(folder, held) else { return false };
+    let Some(difference) = state.jobs.difference(origin, folder, held) else { return false };
     assert_eq!(state.apply(&Command::Checkpoints { job: origin, difference }), Outcome::Done);
     true
 }
@@ -123,6 +123,32 @@ fn a_folder_says_what_it_holds_and_what_is_gone() {
     assert_eq!(steps(&state, 10), [2, 3, 4], "the other folder's stays");
     let latest = the_job(&state, 10).latest().expect("there is one");
     assert_eq!((latest.step, latest.path.as_str()), (4, "/c/step-4"));
+}
+
+#[test]
+fn what_is_gone_from_a_folder_is_gone_from_every_job() {
+    let of = |steps: &[u64]| steps.iter().map(|s| checkpoint("/c", *s)).collect::<Vec<_>>();
+    let mut state = state([place(0, 10), place(1, 11), job(10, JobState::Running, 0)]);
+    let best = Checkpoint { best: true, ..checkpoint("/c", 2) };
+    hold(&mut state, 10, "/c", vec![best, checkpoint("/c", 3), checkpoint("/c", 4)]);
+    hold(&mut state, 10, "/other", vec![checkpoint("/other", 1)]);
+    [place(0, 20), place(1, 21), job(20, JobState::Running, 1)].iter().for_each(|c| _ = state.apply(c));
+    assert_eq!((the_job(&state, 10).state, steps(&state, 10)), (JobState::Lost, vec![1, 2, 3, 4]));
+
+    // It went on from step 3: step 4 is written anew, then the oldest go, and another is the best.
+    let anew = Checkpoint { written_ms: 9000, ..checkpoint("/c", 4) };
+    let known = |state: &State| the_job(state, 20).checkpoints.clone();
+    assert!(hold(&mut state, 20, "/c", [of(&[2, 3]), vec![anew.clone()]].concat()));
+    assert_eq!(steps(&state, 10), [1, 2, 3], "the step 4 that is there is not its own");
+    assert_eq!(the_job(&state, 10).latest().map(|c| c.step), Some(3));
+    assert!(the_job(&state, 10).checkpoints.iter().all(|c| !c.best), "what is the best one is the folder's");
+    assert_eq!(known(&state), [of(&[2, 3]), vec![anew.clone()]].concat());
+    assert!(hold(&mut state, 20, "/c", vec![checkpoint("/c", 3), anew.clone()]));
+    assert_eq!(steps(&state, 10), [1, 3], "the other folder's stays");
+    assert!(!hold(&mut state, 20, "/c", vec![checkpoint("/c", 3), anew]), "told: nothing is proposed");
+    // Also what the job that tells never listed.
+    assert!(hold(&mut state, 20, "/other", Vec::new()));
+    assert_eq!((steps(&state, 10), steps(&state, 20)), (vec![3], vec![3, 4]));
 }
 
 #[test]

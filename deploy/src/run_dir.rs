@@ -1,0 +1,125 @@
+//! A run's folder: one launcher at a time has it.
+
+use crate::{failure::Failure, fleet::server_data};
+use paraft_record::METRICS_FILE;
+use paraft_worker::exit;
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io,
+    ops::Deref,
+    path::{Path, PathBuf},
+};
+
+/// Locked while a launcher has the folder. The lock goes with the process, however that ends; the file stays and says
+/// nothing by itself.
+const LOCK_FILE: &str = "launcher.lock";
+
+/// A run's folder, held by this process until dropped.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    _lock: Option<File>,
+}
+
+impl Deref for RunDir {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl RunDir {
+    /// A folder for a new run, made: the given one, or `runs/NAME-N`. One that holds a run is refused: its record would
+    /// mix with the new one.
+    pub fn new(given: Option<&Path>, name: &str) -> Result<Self, Failure> {
+        if let Some(dir) = given {
+            let held = Self::hold(dir)?;
+            if dir.join(METRICS_FILE).exists() {
+                return Err(Failure::new(exit::CONFIG, format!("{} holds another run", dir.display()))
+                    .help("choose another --run-dir, or remove it"));
+            }
+            return Ok(held);
+        }
+        let runs = Path::new("runs");
+        fs::create_dir_all(runs).map_err(|e| Failure::write(runs, e))?;
+        for n in 1.. {
+            let dir = runs.join(format!("{name}-{n}"));
+            match fs::create_dir(&dir) {
+                Ok(()) => return Self::hold(&dir),
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(Failure::write(&dir, e)),
+            }
+        }
+        Err(Failure::new(exit::IO, "no free folder in runs/"))
+    }
+
+    /// The folder of a run that goes on in it. It begins a new record, on a new fleet: what is there already stays
+    /// beside it. The servers of a launcher listen on other ports each time, so that those of the last fleet would look
+    /// for each other in vain; and what they hold is not what the checkpoint begins with.
+    pub fn again(dir: &Path) -> Result<Self, Failure> {
+        let held = Self::hold(dir)?;
+        let metrics = dir.join(METRICS_FILE);
+        if metrics.exists() {
+            let kept = move_aside(&metrics, |n| dir.join(format!("metrics.{n}.jsonl")))?;
+            eprintln!("the record of the run so far is {}", kept.display());
+        }
+        for folder in (0..).map(|id| server_data(dir, id)).take_while(|f| f.exists()) {
+            move_aside(&folder, |n| folder.with_extension(n.to_string()))?;
+        }
+        Ok(held)
+    }
+
+    /// Makes the folder where there is none, and takes it before anything else in it is touched.
+    fn hold(dir: &Path) -> Result<Self, Failure> {
+        fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
+        let path = dir.join(LOCK_FILE);
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+        let file = file.map_err(|e| Failure::write(&path, e))?;
+        let lock = match file.try_lock() {
+            Ok(()) => Some(file),
+            Err(TryLockError::WouldBlock) => {
+                return Err(Failure::new(exit::CONFIG, format!("a run is going on in {}", dir.display()))
+                    .help("choose another --run-dir, or wait for its end"));
+            }
+            // Some network file systems have no locks; the run itself can do without.
+            Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => {
+                eprintln!("warning: {} cannot be locked ({e}): start no second run in it", dir.display());
+                None
+            }
+            Err(TryLockError::Error(e)) => return Err(Failure::write(&path, e)),
+        };
+        Ok(Self { path: dir.to_path_buf(), _lock: lock })
+    }
+}
+
+/// Gives a file or folder the first free one of these names.
+fn move_aside(path: &Path, name: impl Fn(u64) -> PathBuf) -> Result<PathBuf, Failure> {
+    let free = (1u64..).map(name).find(|p| !p.exists()).unwrap_or_else(|| path.with_extension("old"));
+    fs::rename(path, &free).map_err(|e| Failure::write(&free, e))?;
+    Ok(free)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_launcher_has_a_folder_and_it_is_free_when_that_has_ended() {
+        let scratch = tempfile::tempdir().expect("scratch");
+        let dir = scratch.path().join("run");
+        let held = RunDir::new(Some(&dir), "t").expect("free");
+        fs::write(dir.join(METRICS_FILE), "{}").expect("a record");
+        for again in [RunDir::again(&dir), RunDir::new(Some(&dir), "t")] {
+            let why = again.expect_err("taken");
+            let said = why.message();
+            assert!(said.contains("going on in") && said.contains(&dir.display().to_string()), "{said}");
+        }
+        assert!(dir.join(METRICS_FILE).exists(), "the record of the live run stays where it is");
+        drop(held);
+        let why = RunDir::new(Some(&dir), "t").expect_err("it holds a run");
+        assert!(why.message().contains("holds another run"), "{}", why.message());
+        drop(RunDir::again(&dir).expect("the lock file alone takes nothing"));
+        assert!(dir.join("metrics.1.jsonl").exists() && !dir.join(METRICS_FILE).exists());
+    }
+}
