@@ -9,7 +9,7 @@
 //!
 //! The training thread waits for none of it but before its last step, whose checkpoint is always made. One is
 //! written at a time and another waits, kept by the servers; what is due beyond is not made, and the record says so.
-//! Which checkpoints there are is told to the control group by a third thread ([`tell`]).
+//! Which checkpoints there are is told to the control group by a third thread (`tell`).
 
 mod tell;
 

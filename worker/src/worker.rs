@@ -7,7 +7,7 @@
 //!   finish ─▶ final pull (when all have finished) ─▶ lowest finisher evaluates everything
 //! ```
 //!
-//! With the leased sampler the loop is that of [`leased`].
+//! With the leased sampler the loop is that of `leased`.
 //!
 //! A worker holds nothing that is worth keeping: weights, optimizer state and clocks are on the servers.
 
