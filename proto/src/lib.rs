@@ -6,6 +6,7 @@ mod generated {
     tonic::include_proto!("paraft.v1");
 }
 
+mod checkpoint;
 mod fleet;
 pub mod limits;
 pub mod refusal;

@@ -23,8 +23,6 @@ mod plan_tests;
 mod state;
 
 pub use agent::{Agent, AgentOptions, Identity};
-pub use jobs::{
-    Checkpoint, Difference, Job, JobFacts, JobState, Jobs, MAX_CHECKPOINTS, MAX_PATH_BYTES, is_in,
-};
+pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, is_in};
 pub use plan::{Directive, Do, Health, Heard, JobReport, Patience, ReplicaReport, Report};
 pub use state::{Agreed, Command, Member, Outcome, Place, Shape, State};

@@ -23,12 +23,12 @@ use paraft_checkpoint::{
     CheckpointError, Folder, Manifest, Writer,
     manifest::{Clock, FORMAT, Stamp},
 };
-use paraft_client::{
-    ClientError, ClientOptions, Pulled, Transport,
-    checkpoints::{Held, Holding, MOST},
-    section::Sections,
+use paraft_client::{ClientError, ClientOptions, Pulled, Transport, checkpoints::Holding, section::Sections};
+use paraft_common::{
+    Mode, Step, TensorSpec, WorkerId,
+    checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
+    config::ServerJob,
 };
-use paraft_common::{Mode, Step, TensorSpec, WorkerId, config::ServerJob};
 use paraft_record::event;
 use std::{
     collections::BTreeMap,
@@ -350,7 +350,7 @@ impl Author {
             let m = manifest.filter(|m| m.name == self.name)?;
             let versions = || m.buckets.iter().map(|b| b.version);
             let own = written.losses.get(&m.step);
-            Some(Held {
+            Some(KnownCheckpoint {
                 path: absolute(&path).display().to_string(),
                 step: m.step,
                 versions: (versions().min().unwrap_or(0), versions().max().unwrap_or(0)),
@@ -361,11 +361,11 @@ impl Author {
                 best: is_best(&path).is_some(),
             })
         };
-        let all: Vec<Held> = self.folder.manifests().into_iter().filter_map(held).collect();
-        let (mut held, older) = all.split_at(all.len().min(MOST));
+        let all: Vec<KnownCheckpoint> = self.folder.manifests().into_iter().filter_map(held).collect();
+        let (mut held, older) = all.split_at(all.len().min(MAX_KNOWN_CHECKPOINTS));
         let best = older.iter().find(|h| h.best);
         if best.is_some() {
-            held = &held[..MOST - 1];
+            held = &held[..MAX_KNOWN_CHECKPOINTS - 1];
         }
         let held = held.iter().chain(best).cloned().collect();
         let folder = absolute(self.folder.path()).display().to_string();

@@ -139,6 +139,30 @@ pub struct EarlyStop {
 pub struct ServerJobError(String);
 
 impl ServerJob {
+    /// A job of one worker that trains by plain SGD at rate 1, without buffers; everything else as where a job file is
+    /// silent. For who has no job file.
+    pub fn new(name: &str, mode: Mode, params_len: usize, bucket_len: usize) -> Self {
+        Self {
+            name: name.into(),
+            fingerprint: String::new(),
+            workers: 1,
+            mode,
+            params_len,
+            buffers_len: 0,
+            bucket_len,
+            grace_ms: 1000,
+            durability: Durability::default(),
+            log: LogForm::default(),
+            leader_window: LeaderWindow::default(),
+            early_stop: None,
+            optimizer: OptimizerConfig::sgd(1.0),
+            schedule: ScheduleConfig::default(),
+            clip: ClipConfig::default(),
+            start: None,
+            chunks: None,
+        }
+    }
+
     /// Reads and checks the text; afterwards [`Self::layout`] cannot fail.
     pub fn from_toml(text: &str) -> Result<Self, ServerJobError> {
         let bad = |m: String| ServerJobError(m);

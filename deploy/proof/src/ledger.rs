@@ -8,7 +8,7 @@ use paraft_client::{Client, ClientError, ClientOptions, Pulled, Transport};
 use paraft_common::{
     BucketId, Durability, LeaderWindow, LogForm, Mode, Step, WorkerId,
     config::ServerJob,
-    optim::{ClipConfig, LrScale, Momentum, OptimizerConfig, ScheduleConfig},
+    optim::{LrScale, Momentum, OptimizerConfig, ScheduleConfig},
 };
 use std::time::Duration;
 
@@ -90,18 +90,12 @@ impl Ledger {
     /// The servers' job.
     pub fn job(&self) -> ServerJob {
         ServerJob {
-            name: "ledger".into(),
             fingerprint: "a vector of zeros".into(),
             workers: self.workers,
-            mode: self.mode,
-            params_len: self.len(),
-            buffers_len: 0,
-            bucket_len: self.bucket_len,
             grace_ms: self.grace_ms,
             durability: self.durability,
             log: self.log,
             leader_window: self.leader_window,
-            early_stop: None,
             optimizer: match self.slot {
                 false => OptimizerConfig::sgd(1.0),
                 true => OptimizerConfig::Momentum(Momentum { lr: 1.0, momentum: 0.0, ..Momentum::default() }),
@@ -110,9 +104,7 @@ impl Ledger {
                 scale: if self.whole { LrScale::Linear } else { LrScale::default() },
                 ..ScheduleConfig::default()
             },
-            clip: ClipConfig::default(),
-            start: None,
-            chunks: None,
+            ..ServerJob::new("ledger", self.mode, self.len(), self.bucket_len)
         }
     }
 

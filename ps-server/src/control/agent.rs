@@ -2,7 +2,7 @@
 //! is told, and, while it leads the control group, plans.
 
 use super::{
-    jobs::{Checkpoint, JobFacts},
+    jobs::JobFacts,
     plan::{
         ControlChange, Directive, Do, Health, Heard, JobReport, Patience, Plan, ReplicaReport, Report, View,
         plan,
@@ -15,7 +15,7 @@ use crate::{
     rpc::control::{from_directive, to_report},
     shard::Shard,
 };
-use paraft_common::{ServerId, ShardId};
+use paraft_common::{ServerId, ShardId, checkpoint::KnownCheckpoint};
 use paraft_proto::{HelloReply, HelloRequest, ReportReply, control_client::ControlClient};
 use parking_lot::Mutex;
 use std::{
@@ -510,7 +510,7 @@ impl Agent {
         &self,
         job: u64,
         folder: &str,
-        held: Vec<Checkpoint>,
+        held: Vec<KnownCheckpoint>,
     ) -> Result<(), String> {
         let difference = self.agreed.read(|s| {
             s.jobs.get(job).ok_or(UNKNOWN_JOB)?;

@@ -4,7 +4,10 @@
 //! What a job is comes from its shards, who hold it in their own logs; what checkpoints there are comes from the
 //! workers that write them. Nothing here is needed to train: it is what is left to ask when they are gone.
 
-use paraft_common::{Durability, LogForm, Mode, ShardId, WorkerId};
+use paraft_common::{
+    Durability, LogForm, Mode, ShardId,
+    checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
+};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,8 +16,6 @@ use std::{
 
 /// Jobs that do not run any more are listed until there are more than this many of them.
 pub const MAX_ENDED_JOBS: usize = 16;
-/// Checkpoints of a job that are listed: the newest, and the best.
-pub const MAX_CHECKPOINTS: usize = 64;
 /// The longest path of a checkpoint, in bytes.
 pub const MAX_PATH_BYTES: usize = 1024;
 
@@ -60,34 +61,6 @@ impl JobState {
     }
 }
 
-/// A checkpoint, as the worker that wrote it tells.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Checkpoint {
-    /// Its folder, on the worker's host.
-    pub path: String,
-    /// The step that it was cut at.
-    pub step: u64,
-    /// The lowest and the highest version of a bucket in it.
-    pub versions: (u64, u64),
-    /// Bytes of its files.
-    pub bytes: u64,
-    /// The held-out loss there, once it is known.
-    pub loss: Option<f64>,
-    /// When it was written, in ms of unix time, by the clock of its writer.
-    pub written_ms: u64,
-    /// Who wrote it; `None`: it was in the folder before this job began.
-    pub worker: Option<WorkerId>,
-    /// It is the one with the lowest held-out loss in its folder.
-    pub best: bool,
-}
-
-impl Checkpoint {
-    /// Whether `other` tells of the same writing of the same checkpoint.
-    fn is_same(&self, other: &Checkpoint) -> bool {
-        (&self.path, self.step, self.written_ms) == (&other.path, other.step, other.written_ms)
-    }
-}
-
 /// A job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
@@ -99,8 +72,8 @@ pub struct Job {
     pub state: JobState,
     /// When the control group first heard of it, in ms of unix time, by the clock of its leader then.
     pub first_seen_ms: u64,
-    /// Its checkpoints, the latest last; at most [`MAX_CHECKPOINTS`].
-    pub checkpoints: Vec<Checkpoint>,
+    /// Its checkpoints, the latest last; at most [`MAX_KNOWN_CHECKPOINTS`].
+    pub checkpoints: Vec<KnownCheckpoint>,
 }
 
 impl Job {
@@ -110,13 +83,13 @@ impl Job {
     }
 
     /// The checkpoint that was written last.
-    pub fn latest(&self) -> Option<&Checkpoint> {
+    pub fn latest(&self) -> Option<&KnownCheckpoint> {
         self.checkpoints.last()
     }
 
     /// What must change so that this job's checkpoints in `folder` are these. What `held` does not know (who wrote one,
     /// its loss) stays as it is.
-    fn difference(&self, folder: &str, mut held: Vec<Checkpoint>) -> Difference {
+    fn difference(&self, folder: &str, mut held: Vec<KnownCheckpoint>) -> Difference {
         for h in &mut held {
             if let Some(known) = self.checkpoints.iter().find(|k| k.is_same(h)) {
                 h.worker = h.worker.or(known.worker);
@@ -126,16 +99,16 @@ impl Job {
         let gone = self.gone(folder, &held).cloned().collect();
         held.retain(|h| !self.checkpoints.contains(h));
         // What would be let go at once is not worth an entry of the log.
-        if self.checkpoints.len() >= MAX_CHECKPOINTS {
+        if self.checkpoints.len() >= MAX_KNOWN_CHECKPOINTS {
             let oldest = self.checkpoints.iter().filter(|k| !k.best).map(|k| k.written_ms).min();
-            let known = |h: &Checkpoint| self.checkpoints.iter().any(|k| k.path == h.path);
+            let known = |h: &KnownCheckpoint| self.checkpoints.iter().any(|k| k.path == h.path);
             held.retain(|h| h.best || known(h) || Some(h.written_ms) > oldest);
         }
         Difference { held, gone }
     }
 
     /// Those in `folder` that are not among `held`.
-    fn gone(&self, folder: &str, held: &[Checkpoint]) -> impl Iterator<Item = &String> {
+    fn gone(&self, folder: &str, held: &[KnownCheckpoint]) -> impl Iterator<Item = &String> {
         let there: BTreeSet<&str> = held.iter().map(|h| h.path.as_str()).collect();
         let gone = move |p: &&String| is_in(p, folder) && !there.contains(p.as_str());
         self.checkpoints.iter().map(|k| &k.path).filter(gone)
@@ -159,7 +132,7 @@ impl Job {
         }
         self.checkpoints
             .sort_by(|a, b| (a.written_ms, a.step, &a.path).cmp(&(b.written_ms, b.step, &b.path)));
-        while self.checkpoints.len() > MAX_CHECKPOINTS {
+        while self.checkpoints.len() > MAX_KNOWN_CHECKPOINTS {
             let oldest = self.checkpoints.iter().position(|c| !c.best).unwrap_or(0);
             self.checkpoints.remove(oldest);
         }
@@ -175,7 +148,7 @@ pub fn is_in(path: &str, folder: &str) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Difference {
     /// There, and as they are now.
-    pub held: Vec<Checkpoint>,
+    pub held: Vec<KnownCheckpoint>,
     /// Paths of those that are not there any more.
     pub gone: Vec<String>,
 }
@@ -214,9 +187,9 @@ impl Jobs {
 
     /// What must change so that the checkpoints in `folder` are these, which the job `origin` tells; `None`: nothing.
     /// A job that goes on from a checkpoint writes to the same folder, and what is gone there is gone from every job.
-    pub fn difference(&self, origin: u64, folder: &str, held: Vec<Checkpoint>) -> Option<Difference> {
+    pub fn difference(&self, origin: u64, folder: &str, held: Vec<KnownCheckpoint>) -> Option<Difference> {
         let others = || self.0.iter().filter(|j| j.origin() != origin);
-        let stale = |h: &Checkpoint| {
+        let stale = |h: &KnownCheckpoint| {
             let mut listed = others().flat_map(|j| &j.checkpoints).filter(|c| c.path == h.path);
             listed.any(|c| !c.is_same(h) || c.best != h.best)
         };
@@ -225,7 +198,7 @@ impl Jobs {
         let more: BTreeSet<&String> = gone.filter(|p| !d.gone.contains(p)).collect();
         let more: Vec<String> = more.into_iter().cloned().collect();
         d.gone.extend(more);
-        let told: Vec<Checkpoint> =
+        let told: Vec<KnownCheckpoint> =
             held.into_iter().filter(|h| stale(h) && d.held.iter().all(|t| t.path != h.path)).collect();
         d.held.extend(told);
         (!d.held.is_empty() || !d.gone.is_empty()).then_some(d)

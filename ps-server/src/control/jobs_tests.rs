@@ -1,14 +1,17 @@
 //! Jobs and checkpoints in the agreed state: what commands do to it, its bounds, and that a snapshot holds all of it.
 
 use super::{
-    jobs::{Checkpoint, Difference, Job, JobFacts, JobState, MAX_CHECKPOINTS, MAX_ENDED_JOBS},
+    jobs::{Difference, Job, JobFacts, JobState, MAX_ENDED_JOBS},
     state::{Agreed, Command, Outcome, Place, Shape, State, UNKNOWN_JOB},
 };
 use crate::{
     header,
     raft::{Change, RawImage, Replicated},
 };
-use paraft_common::{Durability, LogForm, Mode, ServerId, ShardId, WorkerId};
+use paraft_common::{
+    Durability, LogForm, Mode, ServerId, ShardId, WorkerId,
+    checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
+};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,8 +40,8 @@ fn job(origin: u64, state: JobState, seen_ms: u64) -> Command {
     Command::Job { shards, facts: facts("a"), state, seen_ms }
 }
 
-fn checkpoint(folder: &str, step: u64) -> Checkpoint {
-    Checkpoint {
+fn checkpoint(folder: &str, step: u64) -> KnownCheckpoint {
+    KnownCheckpoint {
         path: format!("{folder}/step-{step}"),
         step,
         versions: (step, step + 2),
@@ -64,7 +67,7 @@ fn the_job(state: &State, origin: u64) -> &Job {
 }
 
 /// Tells what `folder` holds, as the leader of the control group takes it; gives whether anything was proposed.
-fn hold(state: &mut State, origin: u64, folder: &str, held: Vec<Checkpoint>) -> bool {
+fn hold(state: &mut State, origin: u64, folder: &str, held: Vec<KnownCheckpoint>) -> bool {
     let Some(difference) = state.jobs.difference(origin, folder, held) else { return false };
     assert_eq!(state.apply(&Command::Checkpoints { job: origin, difference }), Outcome::Done);
     true
@@ -129,14 +132,14 @@ fn a_folder_says_what_it_holds_and_what_is_gone() {
 fn what_is_gone_from_a_folder_is_gone_from_every_job() {
     let of = |steps: &[u64]| steps.iter().map(|s| checkpoint("/c", *s)).collect::<Vec<_>>();
     let mut state = state([place(0, 10), place(1, 11), job(10, JobState::Running, 0)]);
-    let best = Checkpoint { best: true, ..checkpoint("/c", 2) };
+    let best = KnownCheckpoint { best: true, ..checkpoint("/c", 2) };
     hold(&mut state, 10, "/c", vec![best, checkpoint("/c", 3), checkpoint("/c", 4)]);
     hold(&mut state, 10, "/other", vec![checkpoint("/other", 1)]);
     [place(0, 20), place(1, 21), job(20, JobState::Running, 1)].iter().for_each(|c| _ = state.apply(c));
     assert_eq!((the_job(&state, 10).state, steps(&state, 10)), (JobState::Lost, vec![1, 2, 3, 4]));
 
     // It went on from step 3: step 4 is written anew, then the oldest go, and another is the best.
-    let anew = Checkpoint { written_ms: 9000, ..checkpoint("/c", 4) };
+    let anew = KnownCheckpoint { written_ms: 9000, ..checkpoint("/c", 4) };
     let known = |state: &State| the_job(state, 20).checkpoints.clone();
     assert!(hold(&mut state, 20, "/c", [of(&[2, 3]), vec![anew.clone()]].concat()));
     assert_eq!(steps(&state, 10), [1, 2, 3], "the step 4 that is there is not its own");
@@ -154,13 +157,13 @@ fn what_is_gone_from_a_folder_is_gone_from_every_job() {
 #[test]
 fn who_wrote_a_checkpoint_and_its_loss_are_not_forgotten_when_another_tells() {
     let mut state = state([job(10, JobState::Running, 0)]);
-    let known = Checkpoint { loss: Some(0.5), best: true, ..checkpoint("/c", 1) };
+    let known = KnownCheckpoint { loss: Some(0.5), best: true, ..checkpoint("/c", 1) };
     hold(&mut state, 10, "/c", vec![known.clone()]);
-    let other = Checkpoint { worker: None, loss: None, ..known.clone() };
+    let other = KnownCheckpoint { worker: None, loss: None, ..known.clone() };
     assert!(!hold(&mut state, 10, "/c", vec![other.clone()]), "it knows less, and nothing else");
     assert_eq!(the_job(&state, 10).checkpoints, [known]);
     // Written anew, it is another checkpoint.
-    let anew = Checkpoint { written_ms: 2_000_000, ..other };
+    let anew = KnownCheckpoint { written_ms: 2_000_000, ..other };
     assert!(hold(&mut state, 10, "/c", vec![anew.clone()]));
     assert_eq!(the_job(&state, 10).checkpoints, [anew]);
 }
@@ -168,14 +171,14 @@ fn who_wrote_a_checkpoint_and_its_loss_are_not_forgotten_when_another_tells() {
 #[test]
 fn the_newest_checkpoints_and_the_best_stay() {
     let mut state = state([job(10, JobState::Running, 0)]);
-    let best = Checkpoint { best: true, ..checkpoint("/a", 1) };
+    let best = KnownCheckpoint { best: true, ..checkpoint("/a", 1) };
     hold(&mut state, 10, "/a", vec![best, checkpoint("/a", 2)]);
     for from in [10, 50, 90] {
         let folder = format!("/{from}");
         hold(&mut state, 10, &folder, (from..from + 40).map(|s| checkpoint(&folder, s)).collect());
     }
     let kept = steps(&state, 10);
-    assert_eq!(kept.len(), MAX_CHECKPOINTS);
+    assert_eq!(kept.len(), MAX_KNOWN_CHECKPOINTS);
     assert_eq!((kept[0], *kept.last().expect("some")), (1, 129));
     assert!(kept[1..].iter().zip(67..).all(|(a, b)| *a == b), "the newest: {kept:?}");
     let old = (10..50).map(|s| checkpoint("/10", s)).collect();
@@ -195,7 +198,7 @@ fn checkpoints_of_a_job_that_is_not_known_are_refused() {
 
 fn a_command() -> impl Strategy<Value = Command> {
     let one = (0u64..200, 0u64..4, any::<bool>(), prop::option::of(0.0f64..9.0));
-    let one = one.prop_map(|(step, folder, best, loss)| Checkpoint {
+    let one = one.prop_map(|(step, folder, best, loss)| KnownCheckpoint {
         best,
         loss,
         ..checkpoint(&format!("/{folder}"), step)
@@ -236,7 +239,7 @@ proptest! {
             }
             whole.read(|s| {
                 for j in s.jobs.iter() {
-                    assert!(j.checkpoints.len() <= MAX_CHECKPOINTS);
+                    assert!(j.checkpoints.len() <= MAX_KNOWN_CHECKPOINTS);
                     assert!(j.checkpoints.is_sorted_by_key(|c| c.written_ms), "the latest last");
                     let paths: BTreeSet<_> = j.checkpoints.iter().map(|c| &c.path).collect();
                     assert_eq!(paths.len(), j.checkpoints.len(), "each once");

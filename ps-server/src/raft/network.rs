@@ -267,11 +267,7 @@ mod tests {
         shard::{Command, InitPart, Proposal, Shard},
     };
     use openraft::type_config::alias::CommittedLeaderIdOf;
-    use paraft_common::{
-        BucketId, Durability, LeaderWindow, LogForm, Mode, ServerId, ShardId,
-        config::ServerJob,
-        optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
-    };
+    use paraft_common::{BucketId, LogForm, Mode, ServerId, ShardId, config::ServerJob};
     use paraft_proto::{PeerReply, peers_server};
     use tonic::{Request, Response, Status};
 
@@ -324,25 +320,8 @@ mod tests {
 
     /// A shard of eight buckets with weights.
     fn state() -> Shard {
-        let job = ServerJob {
-            name: "snapshot".into(),
-            fingerprint: String::new(),
-            workers: 1,
-            mode: Mode::Asp,
-            params_len: 64,
-            buffers_len: 0,
-            bucket_len: 8,
-            grace_ms: 0,
-            durability: Durability::default(),
-            log: LogForm::Updates,
-            leader_window: LeaderWindow::default(),
-            early_stop: None,
-            optimizer: OptimizerConfig::sgd(1.0),
-            schedule: ScheduleConfig::default(),
-            clip: ClipConfig::default(),
-            start: None,
-            chunks: None,
-        };
+        let job =
+            ServerJob { log: LogForm::Updates, grace_ms: 0, ..ServerJob::new("snapshot", Mode::Asp, 64, 8) };
         let job = job.to_toml().expect("a job");
         let shard = Shard::new(ShardId(0), 1);
         let apply = |p: Proposal| _ = Replicated::apply(&shard, &Change::Shard(p));

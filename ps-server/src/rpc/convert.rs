@@ -158,34 +158,13 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
 mod tests {
     use super::*;
     use crate::shard::Command;
-    use paraft_common::{
-        Durability, LeaderWindow, LogForm, Mode,
-        config::ServerJob,
-        optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
-    };
+    use paraft_common::{LogForm, Mode, config::ServerJob};
     use proptest::prelude::*;
 
     /// Shard 0 of 2: buckets 0 (4 values) and 2 (2 values).
     fn shard() -> Shard {
-        let job = ServerJob {
-            name: "convert".into(),
-            fingerprint: String::new(),
-            workers: 1,
-            mode: Mode::Asp,
-            params_len: 10,
-            buffers_len: 0,
-            bucket_len: 4,
-            grace_ms: 0,
-            durability: Durability::default(),
-            log: LogForm::Updates,
-            leader_window: LeaderWindow::default(),
-            early_stop: None,
-            optimizer: OptimizerConfig::sgd(1.0),
-            schedule: ScheduleConfig::default(),
-            clip: ClipConfig::default(),
-            start: None,
-            chunks: None,
-        };
+        let job =
+            ServerJob { log: LogForm::Updates, grace_ms: 0, ..ServerJob::new("convert", Mode::Asp, 10, 4) };
         let shard = Shard::new(ShardId(0), 2);
         shard.apply(&Command::Configure { job: job.to_toml().expect("valid") }.into());
         shard

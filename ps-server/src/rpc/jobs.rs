@@ -1,7 +1,10 @@
 //! Jobs and checkpoints of the control group, and their wire types.
 
-use crate::control::{Checkpoint, Job, JobFacts, JobReport, Jobs, MAX_CHECKPOINTS, MAX_PATH_BYTES, is_in};
-use paraft_common::{LogForm, WorkerId};
+use crate::control::{Job, JobFacts, JobReport, Jobs, MAX_PATH_BYTES, is_in};
+use paraft_common::{
+    LogForm,
+    checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
+};
 use paraft_proto::{CheckpointInfo, JobInfo, NoteCheckpointsRequest};
 
 /// For the wire.
@@ -35,17 +38,6 @@ pub fn from_report(job: paraft_proto::JobReport) -> Option<JobReport> {
 
 /// All jobs, for whoever asks.
 pub fn to_info(jobs: &Jobs) -> Vec<JobInfo> {
-    let checkpoint = |c: &Checkpoint| CheckpointInfo {
-        path: c.path.clone(),
-        step: c.step,
-        lowest_version: c.versions.0,
-        highest_version: c.versions.1,
-        bytes: c.bytes,
-        loss: c.loss,
-        written_ms: c.written_ms,
-        worker: c.worker.map(|w| w.0),
-        best: c.best,
-    };
     let job = |j: &Job| JobInfo {
         origin: j.origin(),
         name: j.facts.name.clone(),
@@ -55,16 +47,16 @@ pub fn to_info(jobs: &Jobs) -> Vec<JobInfo> {
         log: j.facts.log.to_string(),
         state: j.state.name().into(),
         first_seen_ms: j.first_seen_ms,
-        checkpoints: j.checkpoints.iter().map(checkpoint).collect(),
+        checkpoints: j.checkpoints.iter().map(Into::into).collect(),
     };
     jobs.iter().map(job).collect()
 }
 
 /// What a worker tells, checked: the agreed state must not grow with what anyone sends.
-pub fn held_in(request: NoteCheckpointsRequest) -> Result<Vec<Checkpoint>, String> {
+pub fn held_in(request: NoteCheckpointsRequest) -> Result<Vec<KnownCheckpoint>, String> {
     let NoteCheckpointsRequest { folder, held, .. } = request;
-    if held.len() > MAX_CHECKPOINTS {
-        return Err(format!("{} checkpoints at once; at most {MAX_CHECKPOINTS} are kept", held.len()));
+    if held.len() > MAX_KNOWN_CHECKPOINTS {
+        return Err(format!("{} checkpoints at once; at most {MAX_KNOWN_CHECKPOINTS} are kept", held.len()));
     }
     if folder.len() > MAX_PATH_BYTES {
         return Err(format!("the folder's path has {} bytes; at most {MAX_PATH_BYTES} go", folder.len()));
@@ -76,16 +68,7 @@ pub fn held_in(request: NoteCheckpointsRequest) -> Result<Vec<Checkpoint>, Strin
                 c.path
             ));
         }
-        Ok(Checkpoint {
-            path: c.path,
-            step: c.step,
-            versions: (c.lowest_version, c.highest_version),
-            bytes: c.bytes,
-            loss: c.loss.filter(|l| l.is_finite()),
-            written_ms: c.written_ms,
-            worker: c.worker.map(WorkerId),
-            best: c.best,
-        })
+        Ok(c.into())
     };
     held.into_iter().map(checked).collect()
 }
@@ -107,8 +90,8 @@ mod tests {
         for path in ["/d/a", "/c/a/b", "/c", "", "/", long.as_str()] {
             assert!(held_in(told(&[path])).is_err(), "{path}");
         }
-        assert!(held_in(told(&vec!["/c/a"; MAX_CHECKPOINTS])).is_ok());
-        assert!(held_in(told(&vec!["/c/a"; MAX_CHECKPOINTS + 1])).is_err());
+        assert!(held_in(told(&vec!["/c/a"; MAX_KNOWN_CHECKPOINTS])).is_ok());
+        assert!(held_in(told(&vec!["/c/a"; MAX_KNOWN_CHECKPOINTS + 1])).is_err());
         // A loss that is not equal to itself would be agreed on for ever.
         let mut nan = told(&["/c/a"]);
         nan.held[0].loss = Some(f64::NAN);

@@ -8,7 +8,7 @@ use super::{
 use crate::header;
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, Durability, LeaderWindow, LogForm, Mode, Seq, SessionId, ShardId, Step, Version, WorkerId,
+    BucketId, LogForm, Mode, Seq, SessionId, ShardId, Step, Version, WorkerId,
     codec::put_f32_le,
     config::{EarlyStop, ServerJob},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
@@ -21,23 +21,15 @@ pub(super) const WORKERS: u32 = 3;
 
 pub(super) fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
     ServerJob {
-        name: "properties".into(),
-        fingerprint: String::new(),
         workers: 2,
-        mode: Mode::Asp,
-        params_len: 40,
         buffers_len,
-        bucket_len: 6,
         grace_ms: 0,
-        durability: Durability::default(),
         log: LogForm::Updates,
-        leader_window: LeaderWindow::default(),
         early_stop: Some(EarlyStop { patience: 3, min_delta: 0.1 }),
         optimizer,
         schedule: ScheduleConfig { warmup: 3, ..ScheduleConfig::default() },
         clip: ClipConfig { value: Some(2.0), norm: None },
-        start: None,
-        chunks: None,
+        ..ServerJob::new("properties", Mode::Asp, 40, 6)
     }
 }
 

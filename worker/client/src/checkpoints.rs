@@ -1,37 +1,14 @@
 //! Which checkpoints a folder holds, told to the control group.
 
 use crate::connect::{Transport, channel};
-use paraft_common::WorkerId;
-use paraft_proto::{CheckpointInfo, NoteCheckpointsRequest, control_client::ControlClient};
+use paraft_common::checkpoint::KnownCheckpoint;
+use paraft_proto::{NoteCheckpointsRequest, control_client::ControlClient};
 use std::{collections::BTreeSet, time::Duration};
 
-/// The control group keeps so many checkpoints of a job.
-pub const MOST: usize = 64;
 /// Servers that are asked because another one named them.
 const MOST_REDIRECTS: usize = 16;
 /// A server that hangs must not keep the others from being asked.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
-
-/// One checkpoint.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Held {
-    /// Its folder.
-    pub path: String,
-    /// The step that it was cut at.
-    pub step: u64,
-    /// The lowest and the highest version of a bucket in it.
-    pub versions: (u64, u64),
-    /// Bytes of its files.
-    pub bytes: u64,
-    /// The held-out loss there, where it is known.
-    pub loss: Option<f64>,
-    /// When it was written, in ms of unix time.
-    pub written_ms: u64,
-    /// Who wrote it, where that is known.
-    pub worker: Option<WorkerId>,
-    /// It is the best in its folder.
-    pub best: bool,
-}
 
 /// All checkpoints of a job in a folder.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,8 +17,8 @@ pub struct Holding {
     pub job: u64,
     /// The folder.
     pub folder: String,
-    /// At most [`MOST`]: the newest, and the best.
-    pub held: Vec<Held>,
+    /// At most [`paraft_common::checkpoint::MAX_KNOWN_CHECKPOINTS`]: the newest, and the best.
+    pub held: Vec<KnownCheckpoint>,
 }
 
 /// Tells the leader of the control group, whichever of `servers` knows it. Tried once; `Err` says why nobody took it.
@@ -75,21 +52,10 @@ pub async fn note_checkpoints(
 
 /// `Err` says why not, and who leads where that is another.
 async fn tell(address: &str, transport: Transport, holding: &Holding) -> Result<(), (String, String)> {
-    let info = |h: &Held| CheckpointInfo {
-        path: h.path.clone(),
-        step: h.step,
-        lowest_version: h.versions.0,
-        highest_version: h.versions.1,
-        bytes: h.bytes,
-        loss: h.loss,
-        written_ms: h.written_ms,
-        worker: h.worker.map(|w| w.0),
-        best: h.best,
-    };
     let request = NoteCheckpointsRequest {
         job: holding.job,
         folder: holding.folder.clone(),
-        held: holding.held.iter().map(info).collect(),
+        held: holding.held.iter().map(Into::into).collect(),
     };
     let nobody = |cause: String| (cause, String::new());
     let channel = channel(address, transport).await.map_err(nobody)?;

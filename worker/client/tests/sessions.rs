@@ -2,11 +2,7 @@
 
 use futures::StreamExt;
 use paraft_client::{Client, ClientOptions, Transport};
-use paraft_common::{
-    BucketId, Durability, LeaderWindow, LogForm, Mode, Step, WorkerId,
-    config::ServerJob,
-    optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
-};
+use paraft_common::{BucketId, LogForm, Mode, Step, WorkerId, config::ServerJob};
 use paraft_proto::{
     Ack, Advice, CheckpointPart, CheckpointRequest, FromShard, Opened, Refused, Reported, StatusReply,
     StatusRequest, ToShard, Weights, from_shard,
@@ -103,25 +99,7 @@ fn options(address: String) -> ClientOptions {
         shards: 1,
         replicas: 1,
         worker: WorkerId(0),
-        job: ServerJob {
-            name: "script".into(),
-            fingerprint: String::new(),
-            workers: 1,
-            mode: Mode::Asp,
-            params_len: 1,
-            buffers_len: 0,
-            bucket_len: 1,
-            grace_ms: 1000,
-            durability: Durability::default(),
-            log: LogForm::Updates,
-            leader_window: LeaderWindow::default(),
-            early_stop: None,
-            optimizer: OptimizerConfig::sgd(1.0),
-            schedule: ScheduleConfig::default(),
-            clip: ClipConfig::default(),
-            start: None,
-            chunks: None,
-        },
+        job: ServerJob { log: LogForm::Updates, ..ServerJob::new("script", Mode::Asp, 1, 1) },
         transport: Transport::Tcp,
         patience: Duration::from_secs(10),
     }

@@ -11,11 +11,7 @@ mod worker;
 
 use cluster::Cluster;
 use invariants::History;
-use paraft_common::{
-    Durability, LeaderWindow, LogForm, Mode,
-    config::ServerJob,
-    optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
-};
+use paraft_common::{Durability, LogForm, Mode, config::ServerJob};
 use rand_chacha::{
     ChaCha8Rng,
     rand_core::{Rng, SeedableRng},
@@ -56,23 +52,11 @@ impl Schedule {
         let images = mode != Mode::Bsp && rng.next_u64().is_multiple_of(2);
         let workers = 1 + (rng.next_u64() % u64::from(WORKERS)) as u32;
         let job = ServerJob {
-            name: "simulation".into(),
-            fingerprint: String::new(),
             workers,
-            mode,
-            params_len: BUCKETS * PLACES,
-            buffers_len: 0,
-            bucket_len: PLACES,
             grace_ms: 300,
             durability: Durability::QuorumMemory,
             log: if images { LogForm::Images } else { LogForm::Updates },
-            leader_window: LeaderWindow::default(),
-            early_stop: None,
-            optimizer: OptimizerConfig::sgd(1.0),
-            schedule: ScheduleConfig::default(),
-            clip: ClipConfig::default(),
-            start: None,
-            chunks: None,
+            ..ServerJob::new("simulation", mode, BUCKETS * PLACES, PLACES)
         };
         trace.borrow_mut().push(format!("{mode}, {workers} workers, {:?}", job.log));
         let steps = 4 + rng.next_u64() % 12;
