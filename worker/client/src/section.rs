@@ -20,12 +20,13 @@ use paraft_common::{
     config::{LastEvaluation, ServerJob, Stopping},
     placement,
 };
-use paraft_proto::{CheckpointPart, CheckpointRequest, PROTOCOL, checkpoint_part::Kind};
+use paraft_proto::{
+    CheckpointPart, CheckpointRequest, Incoming, PROTOCOL, WithBulk, checkpoint_part::Kind, services,
+};
 use std::{
     collections::{BTreeMap, VecDeque},
     time::{Duration, Instant},
 };
-use tonic::Streaming;
 
 /// Servers that are asked because another one named them.
 const MOST_REDIRECTS: usize = 64;
@@ -38,7 +39,7 @@ pub struct Sections {
     layout: Layout,
     shards: u32,
     slots: usize,
-    streams: BTreeMap<ShardId, Streaming<CheckpointPart>>,
+    streams: BTreeMap<ShardId, Incoming<CheckpointPart>>,
     /// What comes next: bucket and part.
     todo: VecDeque<(BucketId, usize)>,
     /// What the shards say besides the bulk.
@@ -196,7 +197,7 @@ impl Sections {
         transport: Transport,
         channels: &mut BTreeMap<String, tonic::transport::Channel>,
         leader: &mut String,
-    ) -> Result<(paraft_proto::Section, Streaming<CheckpointPart>), String> {
+    ) -> Result<(paraft_proto::Section, Incoming<CheckpointPart>), String> {
         let ask = async {
             let channel = match channels.get(address) {
                 Some(c) => c.clone(),
