@@ -12,6 +12,7 @@ pub mod histogram;
 pub mod id;
 pub mod layout;
 pub mod optim;
+pub mod payload;
 pub mod placement;
 pub mod retry;
 
@@ -19,3 +20,4 @@ pub use consistency::Mode;
 pub use durability::{Durability, LeaderWindow, LogForm};
 pub use id::{BucketId, Seq, ServerId, SessionId, ShardId, Step, Version, WorkerId};
 pub use layout::{BucketSpec, Layout, TensorKind, TensorSpec};
+pub use payload::Payload;

@@ -44,7 +44,7 @@ pub use rmsprop::RmsProp;
 pub use schedule::{LrScale, ScheduleConfig, Shape};
 pub use sgd::{Momentum, Nesterov, Sgd};
 
-use gradient::Prepared;
+use gradient::Stages;
 use serde::{Deserialize, Serialize};
 
 /// The `[optimizer]` table of a job: `kind` and the options of that kind; other keys are refused.
@@ -198,17 +198,21 @@ impl OptimizerConfig {
             Self::Adam(c) => c.weight_decay,
             Self::AdamW(_) => 0.0, // decoupled: its rule shrinks the weights itself
         };
-        let grad = Prepared::new(grad, weights.len(), hyper.clip_value, decay as f32);
-        match (self, slots) {
-            (Self::Sgd(_), _) => sgd::plain(weights, grad, hyper.lr),
-            (Self::Momentum(c), [buf]) => c.apply(&hyper, weights, buf, grad),
-            (Self::Nesterov(c), [buf]) => c.apply(&hyper, weights, buf, grad),
-            (Self::Adagrad(c), [sum]) => c.apply(&hyper, weights, sum, grad),
-            (Self::RmsProp(c), slots) => c.apply(&hyper, weights, slots, grad),
-            (Self::Adam(c), [m, v]) => c.apply(&hyper, weights, m, v, grad),
-            (Self::AdamW(c), [m, v]) => c.apply(&hyper, weights, m, v, grad),
-            _ => unreachable!("the number of slots was checked above"),
-        }
+        let limit = hyper.clip_value.unwrap_or(f32::INFINITY);
+        let stages = Stages { scale: grad.scale, limit, decay: decay as f32 };
+        gradient::runs(grad, weights.len(), stages, |at, grad| {
+            let weights = &mut weights[at.clone()];
+            match (self, &mut *slots) {
+                (Self::Sgd(_), _) => sgd::plain(weights, grad, hyper.lr),
+                (Self::Momentum(c), [buf]) => c.apply(&hyper, weights, &mut buf[at], grad),
+                (Self::Nesterov(c), [buf]) => c.apply(&hyper, weights, &mut buf[at], grad),
+                (Self::Adagrad(c), [sum]) => c.apply(&hyper, weights, &mut sum[at], grad),
+                (Self::RmsProp(c), slots) => c.apply(&hyper, weights, slots, at, grad),
+                (Self::Adam(c), [m, v]) => c.apply(&hyper, weights, &mut m[at.clone()], &mut v[at], grad),
+                (Self::AdamW(c), [m, v]) => c.apply(&hyper, weights, &mut m[at.clone()], &mut v[at], grad),
+                _ => unreachable!("the number of slots was checked above"),
+            }
+        });
     }
 }
 

@@ -7,7 +7,7 @@
 //! formula, such as `eps` inside the root or `1 - beta2` rounded to `f32` first, is off by more than that where the weights start near zero.
 
 use super::*;
-use crate::codec::put_f32_le;
+use crate::{codec::put_f32_le, payload::Payload};
 
 const TOLERANCE: f32 = 8.0 * f32::EPSILON;
 
@@ -43,16 +43,16 @@ fn floats(hex: &str) -> Vec<f32> {
     hex.split(' ').map(|h| f32::from_bits(u32::from_str_radix(h, 16).expect("hex"))).collect()
 }
 
-fn le(values: &[f32]) -> Vec<u8> {
+fn le(values: &[f32]) -> Payload {
     let mut out = Vec::new();
     put_f32_le(values, &mut out);
-    out
+    out.into()
 }
 
 #[test]
 fn every_optimizer_follows_pytorch_for_twenty_updates() {
     let file: Optimizers = toml::from_str(include_str!("golden/optimizers.toml")).expect("golden file");
-    let grads: Vec<Vec<u8>> = file.grads.iter().map(|g| le(&floats(g))).collect();
+    let grads: Vec<Payload> = file.grads.iter().map(|g| le(&floats(g))).collect();
     let start = floats(&file.start);
     let mut kinds = std::collections::BTreeSet::new();
     for case in &file.case {
@@ -68,7 +68,7 @@ fn every_optimizer_follows_pytorch_for_twenty_updates() {
             // Half the gradient with scale 2 is the gradient: the scale must come before clip and decay.
             let half: Vec<f32> = floats(&file.grads[i]).iter().map(|g| g / 2.0).collect();
             let (payload, scale) = if i % 2 == 0 { (grads[i].clone(), 1.0) } else { (le(&half), 2.0) };
-            case.optimizer.apply(&hyper, &mut weights, &mut slots, Gradient { le: &payload, scale });
+            case.optimizer.apply(&hyper, &mut weights, &mut slots, Gradient { payload: &payload, scale });
             for (k, expected) in floats(&case.after[i]).into_iter().enumerate() {
                 way[k] += (weights[k] - before[k]).abs();
                 let unit = expected.abs().max(way[k]);

@@ -1,13 +1,13 @@
-//! A gradient as it arrives: little-endian bytes at any alignment, and a factor not yet applied.
+//! A gradient as it arrives: little-endian bytes in pieces, and a factor not yet applied.
 
 use super::clip;
-use crate::codec::F32_BYTES;
+use crate::{codec::F32_BYTES, payload::Payload};
 
 /// A gradient payload for one bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct Gradient<'a> {
-    /// Little-endian `f32` values, at any alignment; four bytes for each weight.
-    pub le: &'a [u8],
+    /// Little-endian `f32` values; four bytes for each weight.
+    pub payload: &'a Payload,
     /// Multiplies every value: `1 / contributions` for a sum of pushes, times the factor of clipping by norm.
     pub scale: f32,
 }
@@ -18,26 +18,44 @@ pub struct Gradient<'a> {
 /// # Panics
 /// When the lengths differ, as [`super::OptimizerConfig::apply`].
 pub fn apply_buffer(values: &mut [f32], grad: Gradient<'_>) {
-    super::sgd::plain(values, Prepared::new(grad, values.len(), None, 0.0), 1.0);
+    let stages = Stages { scale: grad.scale, limit: f32::INFINITY, decay: 0.0 };
+    runs(grad, values.len(), stages, |at, grad| super::sgd::plain(&mut values[at], grad, 1.0));
 }
 
-/// The stages before the rule, with what they need as plain numbers so that the loops have no branch.
+/// The stages before the rule, as plain numbers so that the loops have no branch.
+#[derive(Clone, Copy)]
+pub(super) struct Stages {
+    pub scale: f32,
+    /// No limit is an infinite limit: clipping to it changes no finite value.
+    pub limit: f32,
+    pub decay: f32,
+}
+
+/// Values of a gradient that lie together, with the stages before the rule.
 #[derive(Clone, Copy)]
 pub(super) struct Prepared<'a> {
     words: &'a [[u8; F32_BYTES]],
-    scale: f32,
-    limit: f32,
-    decay: f32,
+    stages: Stages,
+}
+
+/// Hands each run of the gradient to `each`, with the weights that it belongs to.
+pub(super) fn runs(
+    grad: Gradient<'_>,
+    len: usize,
+    stages: Stages,
+    mut each: impl FnMut(std::ops::Range<usize>, Prepared<'_>),
+) {
+    assert_eq!(grad.payload.len(), len * F32_BYTES, "payload and bucket differ in length");
+    let mut at = 0;
+    // Cannot fail: the length was checked above.
+    let _ = grad.payload.reader().words(len, |words| {
+        let from = at;
+        at += words.len();
+        each(from..at, Prepared { words, stages });
+    });
 }
 
 impl<'a> Prepared<'a> {
-    pub(super) fn new(grad: Gradient<'a>, len: usize, clip_value: Option<f32>, decay: f32) -> Self {
-        let (words, rest) = grad.le.as_chunks::<F32_BYTES>();
-        assert!(words.len() == len && rest.is_empty(), "payload and bucket differ in length");
-        // No limit is an infinite limit: clipping to it changes no finite value.
-        Self { words, scale: grad.scale, limit: clip_value.unwrap_or(f32::INFINITY), decay }
-    }
-
     /// The raw words, to be zipped with the weights and given to [`Self::value`].
     pub(super) fn words(&self) -> &'a [[u8; F32_BYTES]] {
         self.words
@@ -46,6 +64,7 @@ impl<'a> Prepared<'a> {
     /// Scale, clip, decay, in this order.
     #[inline(always)]
     pub(super) fn value(&self, word: &[u8; F32_BYTES], weight: f32) -> f32 {
-        clip::by_value(f32::from_le_bytes(*word) * self.scale, self.limit) + self.decay * weight
+        let Stages { scale, limit, decay } = self.stages;
+        clip::by_value(f32::from_le_bytes(*word) * scale, limit) + decay * weight
     }
 }

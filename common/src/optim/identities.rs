@@ -2,7 +2,12 @@
 //! cut into buckets.
 
 use super::*;
-use crate::codec::put_f32_le;
+use crate::{
+    codec::put_f32_le,
+    payload::{Payload, tests::cut},
+};
+use bytes::Bytes;
+use proptest::prelude::*;
 
 fn all_kinds() -> Vec<OptimizerConfig> {
     let rms = RmsProp { weight_decay: 0.01, ..RmsProp::default() };
@@ -30,10 +35,10 @@ fn numbers(n: usize, seed: u32) -> Vec<f32> {
     (0..n).map(|i| next() * [1.0, 1e-3, 10.0, 1e-6][i % 4]).collect()
 }
 
-fn le(values: &[f32]) -> Vec<u8> {
+fn le(values: &[f32]) -> Payload {
     let mut out = vec![0xAA]; // one byte in front: payloads arrive at odd addresses
     put_f32_le(values, &mut out);
-    out
+    Bytes::from(out).slice(1..).into()
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -49,8 +54,8 @@ fn train(config: &OptimizerConfig, n: usize, cut: usize) -> Vec<f32> {
         let hyper = Hyper { lr: 0.01, t, clip_value: Some(0.9) };
         let payload = le(&numbers(n, 100 + t as u32));
         for (at, slots) in parts.clone().into_iter().zip(&mut slots) {
-            let part = &payload[1 + at.start * 4..1 + at.end * 4];
-            config.apply(&hyper, &mut weights[at], slots, Gradient { le: part, scale: 0.25 });
+            let part = payload.to_bytes().slice(at.start * 4..at.end * 4).into();
+            config.apply(&hyper, &mut weights[at], slots, Gradient { payload: &part, scale: 0.25 });
         }
     }
     weights
@@ -62,6 +67,30 @@ fn a_vector_cut_in_buckets_gives_the_same_bits_as_the_whole() {
         let whole = bits(&train(&config, 1003, 0));
         for cut in [1, 7, 500, 1002] {
             assert_eq!(whole, bits(&train(&config, 1003, cut)), "{config:?} cut at {cut}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn a_payload_in_pieces_gives_the_same_bits_as_in_one(
+        at in prop::collection::vec(any::<prop::sample::Index>(), 1..12), n in 1usize..300,
+    ) {
+        let whole = le(&numbers(n, 6));
+        let pieces = cut(&whole.to_bytes(), &at);
+        for config in all_kinds() {
+            let [a, b] = [&whole, &pieces].map(|payload| {
+                let (mut weights, mut slots) = (numbers(n, 1), config.new_slots(n));
+                for t in 1..=3 {
+                    let hyper = Hyper { lr: 0.01, t, clip_value: Some(0.9) };
+                    config.apply(&hyper, &mut weights, &mut slots, Gradient { payload, scale: 0.25 });
+                }
+                let mut buffer = numbers(n, 2);
+                apply_buffer(&mut buffer, Gradient { payload, scale: 0.5 });
+                [vec![weights, buffer], slots].concat().iter().map(|v| bits(v)).collect::<Vec<_>>()
+            });
+            prop_assert_eq!(a, b, "{:?}", config);
         }
     }
 }
@@ -87,7 +116,7 @@ fn weight_decay_on_sgd_shrinks_the_weights() {
     let start = numbers(64, 3);
     let mut weights = start.clone();
     let hyper = Hyper { lr: 0.1, t: 1, clip_value: None };
-    sgd.apply(&hyper, &mut weights, &mut [], Gradient { le: &le(&[0.0; 64])[1..], scale: 1.0 });
+    sgd.apply(&hyper, &mut weights, &mut [], Gradient { payload: &le(&[0.0; 64]), scale: 1.0 });
     for (w, s) in weights.iter().zip(&start) {
         // w - lr * (wd * w) and (1 - lr * wd) * w round at different places: two units in the last place.
         assert!((w - 0.95 * s).abs() <= 2.0 * f32::EPSILON * s.abs());
@@ -99,7 +128,7 @@ fn a_buffer_is_plain_subtraction() {
     let start = numbers(33, 4);
     let push = numbers(33, 5);
     let mut values = start.clone();
-    apply_buffer(&mut values, Gradient { le: &le(&push)[1..], scale: 0.5 });
+    apply_buffer(&mut values, Gradient { payload: &le(&push), scale: 0.5 });
     for ((v, s), p) in values.iter().zip(&start).zip(&push) {
         assert_eq!(v.to_bits(), (s - p * 0.5).to_bits());
     }
@@ -112,7 +141,7 @@ fn constant_gradients_do_not_break_centred_rmsprop() {
     let payload = le(&numbers(64, 9));
     for t in 1..500 {
         let hyper = Hyper { lr: 1e-6, t, clip_value: None };
-        config.apply(&hyper, &mut weights, &mut slots, Gradient { le: &payload[1..], scale: 1.0 });
+        config.apply(&hyper, &mut weights, &mut slots, Gradient { payload: &payload, scale: 1.0 });
     }
     assert!(weights.iter().all(|w| w.is_finite()));
 }
@@ -166,7 +195,8 @@ fn wrong_options_are_named_with_their_range() {
 #[should_panic(expected = "payload and bucket differ in length")]
 fn a_payload_of_another_length_is_a_bug_of_the_caller() {
     let hyper = Hyper { lr: 0.1, t: 1, clip_value: None };
-    OptimizerConfig::sgd(0.1).apply(&hyper, &mut [0.0; 2], &mut [], Gradient { le: &[0; 7], scale: 1.0 });
+    let payload = &vec![0; 7].into();
+    OptimizerConfig::sgd(0.1).apply(&hyper, &mut [0.0; 2], &mut [], Gradient { payload, scale: 1.0 });
 }
 
 /// Speed on this machine: `cargo test --release -p paraft-common optim -- --ignored --nocapture`.
@@ -181,7 +211,7 @@ fn speed_on_buckets_of_one_mib() {
         let mut best = f64::INFINITY;
         for t in 1..60 {
             let start = std::time::Instant::now();
-            config.apply(&hyper(t), &mut weights, &mut slots, Gradient { le: &payload[1..], scale: 0.5 });
+            config.apply(&hyper(t), &mut weights, &mut slots, Gradient { payload: &payload, scale: 0.5 });
             best = best.min(start.elapsed().as_secs_f64());
         }
         let slots = config.slots();

@@ -16,6 +16,7 @@ use super::gradient::Prepared;
 use super::{Hyper, OPTIMIZER, OptimError};
 use crate::optim::adam::lerp;
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Options of RMSprop.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -68,6 +69,7 @@ impl RmsProp {
         hyper: &Hyper,
         weights: &mut [f32],
         slots: &mut [Vec<f32>],
+        at: Range<usize>,
         grad: Prepared<'_>,
     ) {
         // One loop for each set of slots: a branch or an absent slice inside would keep the loop scalar.
@@ -75,26 +77,30 @@ impl RmsProp {
         let n = Norm { keep: self.alpha as f32, enter: (1.0 - self.alpha) as f32, eps: self.eps as f32 };
         match (slots, self.centered) {
             ([v], false) => {
-                for ((w, v), word) in weights.iter_mut().zip(v).zip(grad.words()) {
+                for ((w, v), word) in weights.iter_mut().zip(&mut v[at]).zip(grad.words()) {
                     let g = grad.value(word, *w);
                     *w -= lr * g / n.plain(g, v);
                 }
             }
             ([v, buf], false) => {
-                for (((w, v), b), word) in weights.iter_mut().zip(v).zip(buf).zip(grad.words()) {
+                for (((w, v), b), word) in
+                    weights.iter_mut().zip(&mut v[at.clone()]).zip(&mut buf[at]).zip(grad.words())
+                {
                     let g = grad.value(word, *w);
                     *b = mu * *b + g / n.plain(g, v);
                     *w -= lr * *b;
                 }
             }
             ([v, mean], true) => {
-                for (((w, v), a), word) in weights.iter_mut().zip(v).zip(mean).zip(grad.words()) {
+                for (((w, v), a), word) in
+                    weights.iter_mut().zip(&mut v[at.clone()]).zip(&mut mean[at]).zip(grad.words())
+                {
                     let g = grad.value(word, *w);
                     *w -= lr * g / n.centered(g, v, a);
                 }
             }
             ([v, mean, buf], true) => {
-                let state = v.iter_mut().zip(mean).zip(buf);
+                let state = v[at.clone()].iter_mut().zip(&mut mean[at.clone()]).zip(&mut buf[at]);
                 for ((w, ((v, a), b)), word) in weights.iter_mut().zip(state).zip(grad.words()) {
                     let g = grad.value(word, *w);
                     *b = mu * *b + g / n.centered(g, v, a);

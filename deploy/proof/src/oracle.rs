@@ -1,7 +1,7 @@
 //! The oracle: one process, no servers.
 
 use paraft_common::{
-    Layout, ShardId, TensorKind,
+    Layout, Payload, ShardId, TensorKind,
     codec::{put_f32_le, sum_of_squares_le},
     optim::{Gradient, Hyper, apply_buffer, norm_factor},
     placement,
@@ -76,17 +76,17 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
             });
         }
         let gradient = sum.unwrap_or_default();
-        let pushes: Vec<Vec<u8>> = layout.buckets().iter().map(|b| le(&gradient[b.range()])).collect();
+        let pushes: Vec<Payload> = layout.buckets().iter().map(|b| le(&gradient[b.range()])).collect();
         let clip = job.clip.norm.map_or(1.0, |max| norm_factor(max, norm(&layout, &pushes, job.shards())));
         for ((spec, push), slots) in layout.buckets().iter().zip(&pushes).zip(&mut slots) {
             let into = &mut weights[spec.range()];
             if spec.kind == TensorKind::Buffer {
-                apply_buffer(into, Gradient { le: push, scale: share });
+                apply_buffer(into, Gradient { payload: push, scale: share });
                 continue;
             }
             let lr = job.optimizer.lr() * job.schedule.factor(k as f64, world);
             let hyper = Hyper { lr: lr as f32, t: k + 1, clip_value: job.clip.value };
-            job.optimizer.apply(&hyper, into, slots, Gradient { le: push, scale: share * clip });
+            job.optimizer.apply(&hyper, into, slots, Gradient { payload: push, scale: share * clip });
         }
     }
     Ok(weights)
@@ -94,7 +94,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
 
 /// The sum of squares of the trained part, added up as the system does it: bucket by bucket within a shard,
 /// then shard by shard, since the order of a floating-point sum shows in its last bit.
-fn norm(layout: &Layout, pushes: &[Vec<u8>], shards: u32) -> f64 {
+fn norm(layout: &Layout, pushes: &[Payload], shards: u32) -> f64 {
     let part = |s: u32| -> f64 {
         placement::buckets_of(layout, ShardId(s), shards)
             .iter()
@@ -105,10 +105,10 @@ fn norm(layout: &Layout, pushes: &[Vec<u8>], shards: u32) -> f64 {
     (0..shards).map(part).sum()
 }
 
-fn le(values: &[f32]) -> Vec<u8> {
+fn le(values: &[f32]) -> Payload {
     let mut out = Vec::new();
     put_f32_le(values, &mut out);
-    out
+    out.into()
 }
 
 /// How far two weight vectors are apart at most, as a share of the largest weight of the first.

@@ -19,7 +19,7 @@ pub fn samples_per_s(job: &Job, model: &mut dyn Model, data: &Split, epochs: u64
     let mut slots: Vec<_> = layout.buckets().iter().map(|b| job.optimizer.new_slots(b.len)).collect();
     let mut sampler = Sampler::new(data.train.len(), job.seed);
     (sampler.shuffle, sampler.drop_last, sampler.drop_last_batch) = (job.train.shuffle, true, true);
-    let (mut batch, mut le, mut t, mut samples) = (Batch::default(), Vec::new(), 0, 0u64);
+    let (mut batch, mut t, mut samples) = (Batch::default(), 0, 0u64);
     let began = Instant::now();
     for epoch in 0..epochs {
         for indices in sampler.batches(epoch, 0, 1, job.train.batch) {
@@ -29,9 +29,9 @@ pub fn samples_per_s(job: &Job, model: &mut dyn Model, data: &Split, epochs: u64
             t += 1;
             samples += batch.n as u64;
             for (b, slots) in layout.buckets().iter().zip(&mut slots) {
-                le.clear();
+                let mut le = Vec::new();
                 put_f32_le(&gradients[b.range()], &mut le);
-                let gradient = Gradient { le: &le, scale: 1.0 };
+                let gradient = Gradient { payload: &le.into(), scale: 1.0 };
                 let hyper = Hyper { lr: job.optimizer.lr() as f32, t, clip_value: job.clip.value };
                 match b.kind {
                     TensorKind::Param => {

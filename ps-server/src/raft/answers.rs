@@ -9,6 +9,7 @@ use super::{
 };
 use bytes::Bytes;
 use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest};
+use paraft_common::Payload;
 use paraft_proto::{PeerCall, PeerRequest};
 use std::{fmt, sync::Arc};
 
@@ -18,7 +19,7 @@ pub(super) struct Incoming {
     meta: SnapshotMeta,
     head: Vec<u8>,
     lengths: Vec<u32>,
-    parts: Vec<Bytes>,
+    parts: Vec<Payload>,
 }
 
 impl Group {
@@ -34,7 +35,7 @@ impl Group {
         match request.call() {
             PeerCall::Append => {
                 let mut rpc: AppendEntriesRequest<Types> = wire::decode(&request.header)?;
-                wire::attach(&mut rpc, request.payloads)?;
+                wire::attach(&mut rpc, request.payloads.into_iter().map(Payload::from).collect())?;
                 reply(self.raft.append_entries(rpc).await)
             }
             PeerCall::Vote => {
@@ -80,7 +81,7 @@ impl Group {
             if incoming.lengths.get(incoming.parts.len()).is_none_or(|l| *l as usize != payload.len()) {
                 return Err(WireError::new("a snapshot's piece has another length than its header says"));
             }
-            incoming.parts.push(payload);
+            incoming.parts.push(payload.into());
         }
         // Anything else is a repetition or a gap: the answer says where to go on.
         if incoming.parts.len() < incoming.lengths.len() {

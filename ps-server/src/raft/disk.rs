@@ -15,6 +15,7 @@ use super::{
     wire,
 };
 use openraft::EntryPayload;
+use paraft_common::Payload;
 use paraft_store::{
     Disk, Log, LogOptions, Record, SnapshotReader, SnapshotWriter, StoreError, read_small, write_small,
 };
@@ -159,7 +160,7 @@ impl Folder {
 pub(super) fn record_of(entry: &Entry) -> Result<Record, wire::WireError> {
     let payload = match &entry.payload {
         EntryPayload::Normal(change) => change.payload().clone(),
-        _ => bytes::Bytes::new(),
+        _ => Payload::EMPTY,
     };
     Ok(Record { index: entry.log_id.index, header: wire::encode(entry)?, payload })
 }
@@ -243,7 +244,7 @@ impl SnapshotFile {
             this.disk.create_dir_all(&this.dir)?;
             let head = wire::encode(&(&meta, &image.head[..])).map_err(invalid)?;
             let mut file = SnapshotWriter::create(this.disk.clone(), &this.path)?;
-            file.push(&head)?;
+            file.push(&head.into())?;
             for part in &image.parts {
                 file.push(part)?;
             }
@@ -290,7 +291,7 @@ pub(super) fn read_snapshot(
 ) -> Result<Option<(SnapshotMeta, RawImage)>, String> {
     let Some(mut chunks) = open_snapshot(&*disk, path)? else { return Ok(None) };
     let (meta, head) = snapshot_head(&mut chunks, path)?;
-    let parts = chunks.collect::<Result<_, _>>().map_err(|e| e.to_string())?;
+    let parts = chunks.map(|c| c.map(Payload::from)).collect::<Result<_, _>>().map_err(|e| e.to_string())?;
     Ok(Some((meta, RawImage { head: head.into(), parts })))
 }
 

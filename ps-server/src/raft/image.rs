@@ -1,6 +1,7 @@
 //! A snapshot as Raft sees it: bytes.
 
 use bytes::Bytes;
+use paraft_common::Payload;
 
 /// The whole state of a group at one log index. The parts share the live state's memory until it changes.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -8,7 +9,7 @@ pub struct RawImage {
     /// The small part; its owner knows the layout.
     pub head: Bytes,
     /// The bulk: each at most a bucket.
-    pub parts: Vec<Bytes>,
+    pub parts: Vec<Payload>,
 }
 
 impl RawImage {
@@ -21,7 +22,7 @@ impl RawImage {
     /// more.
     pub fn into_digest(self) -> u64 {
         let mut h = Fnv::default();
-        h.bytes(&self.head);
+        h.bytes(&self.head.into());
         self.parts.into_iter().for_each(|p| h.bytes(&p));
         h.0
     }
@@ -42,14 +43,13 @@ impl Default for Fnv {
 
 impl Fnv {
     // Eight bytes at a time: the classic byte loop would take a second per GB.
-    fn bytes(&mut self, bytes: &[u8]) {
-        let (words, rest) = bytes.as_chunks::<8>();
-        for w in words {
-            self.word(u64::from_le_bytes(*w));
-        }
-        for b in rest {
-            self.word(u64::from(*b));
-        }
+    fn bytes(&mut self, bytes: &Payload) {
+        let mut reader = bytes.reader();
+        // Neither can fail: no more than there is.
+        let words = |run: &[[u8; 8]]| run.iter().for_each(|w| self.word(u64::from_le_bytes(*w)));
+        let _ = reader.words(bytes.len() / 8, words);
+        let rest = |run: &[[u8; 1]]| run.iter().for_each(|[b]| self.word(u64::from(*b)));
+        let _ = reader.words(reader.left(), rest);
         self.word(bytes.len() as u64);
     }
 

@@ -10,13 +10,13 @@ use crate::{
     control,
     shard::{Outcome, Proposal},
 };
-use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use openraft::{
     EntryPayload, OptionalSend, RaftSnapshotBuilder,
     entry::RaftEntry,
     storage::{EntryResponder, RaftStateMachine},
 };
+use paraft_common::Payload;
 use serde::{Deserialize, Serialize};
 use std::{
     fmt, io,
@@ -49,8 +49,8 @@ pub enum Change {
 
 impl Change {
     /// The bulk, which travels and is stored beside the rest.
-    pub fn payload(&self) -> &Bytes {
-        static NONE: Bytes = Bytes::new();
+    pub fn payload(&self) -> &Payload {
+        static NONE: Payload = Payload::EMPTY;
         match self {
             Change::Shard(p) => &p.payload,
             Change::Control(_) | Change::Check => &NONE,
@@ -58,7 +58,7 @@ impl Change {
     }
 
     /// Puts the bulk back where serde skipped it.
-    pub fn attach(&mut self, payload: Bytes) {
+    pub fn attach(&mut self, payload: Payload) {
         if let Change::Shard(p) = self {
             p.payload = payload;
         }

@@ -22,6 +22,7 @@ use openraft::{
         VoteResponse,
     },
 };
+use paraft_common::Payload;
 use paraft_proto::{PeerCall, PeerRequest, limits, peers_client::PeersClient};
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
@@ -170,7 +171,7 @@ impl RaftNetworkV2<Types> for Connection {
         rpc: AppendEntriesRequest<Types>,
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<Types>, RPCError<Types>> {
-        let payloads = wire::payloads(&rpc.entries);
+        let payloads = wire::payloads(&rpc.entries).iter().map(Payload::to_bytes).collect();
         // A megabyte on a slow link takes longer than a heartbeat's time.
         let ttl = option.hard_ttl().max(Duration::from_secs(5));
         self.call(PeerCall::Append, &rpc, payloads, ttl).await.map_err(unreachable)
@@ -241,7 +242,7 @@ impl Connection {
         loop {
             let payload = match index.checked_sub(1) {
                 None => head.clone(),
-                Some(i) => parts.get(i as usize).cloned().ok_or_else(|| {
+                Some(i) => parts.get(i as usize).map(Payload::to_bytes).ok_or_else(|| {
                     CallError::Setup(format!("the follower asks for piece {index} of {of}"))
                 })?,
             };

@@ -7,6 +7,7 @@ use super::types::{Entry, Types};
 use crate::header;
 use bytes::Bytes;
 use openraft::{EntryPayload, raft::AppendEntriesRequest};
+use paraft_common::Payload;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// A peer's bytes that are no message.
@@ -32,7 +33,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
 }
 
 /// The payloads of a request's entries: one for each proposal, empty ones included.
-pub fn payloads(entries: &[Entry]) -> Vec<Bytes> {
+pub fn payloads(entries: &[Entry]) -> Vec<Payload> {
     entries
         .iter()
         .filter_map(
@@ -42,7 +43,7 @@ pub fn payloads(entries: &[Entry]) -> Vec<Bytes> {
 }
 
 /// Puts the payloads back where serde skipped them.
-pub fn attach(request: &mut AppendEntriesRequest<Types>, payloads: Vec<Bytes>) -> Result<(), WireError> {
+pub fn attach(request: &mut AppendEntriesRequest<Types>, payloads: Vec<Payload>) -> Result<(), WireError> {
     let mut rest = payloads.into_iter();
     for e in &mut request.entries {
         if let EntryPayload::Normal(p) = &mut e.payload {
@@ -108,10 +109,10 @@ mod tests {
         openraft::LogId::new(openraft::type_config::alias::CommittedLeaderIdOf::<Types>::new(3), index)
     }
 
-    fn append() -> (AppendEntriesRequest<Types>, Vec<Bytes>) {
+    fn append() -> (AppendEntriesRequest<Types>, Vec<Payload>) {
         let init = Proposal {
             command: Command::Init { bucket: BucketId(4), part: InitPart::FRESH },
-            payload: Bytes::from_static(b"abcd"),
+            payload: b"abcd".to_vec().into(),
         };
         let join = Proposal::from(Command::Join { worker: WorkerId(1) });
         let payloads = [

@@ -7,9 +7,8 @@ use crate::shard::{
     command::{EvalSums, InitPart},
     owner::{Message, Reply},
 };
-use bytes::Bytes;
 use paraft_common::{
-    BucketId, Seq, ShardId, Step, TensorKind, Version, codec::all_finite_le, config::MAX_STEP,
+    BucketId, Payload, Seq, ShardId, Step, TensorKind, Version, codec::all_finite_le, config::MAX_STEP,
 };
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, from_shard, to_shard};
 
@@ -20,7 +19,8 @@ pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
         Kind::Open(_) => Err(RefusalKind::AlreadyOpen.into()),
         Kind::Init(m) => {
             let bucket = BucketId(m.bucket);
-            let local = check(shard, bucket, &m.payload, Step(0))?;
+            let payload = Payload::from(m.payload);
+            let local = check(shard, bucket, &payload, Step(0))?;
             let slots = shard.configured().map_or(0, |c| match c.buckets[local].spec.kind {
                 TensorKind::Param => c.job.optimizer.slots(),
                 TensorKind::Buffer => 0,
@@ -33,12 +33,13 @@ pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
                 None => InitPart::Weights { version: Version(m.version), clock: m.clock },
                 Some(slot) => InitPart::Slot(slot),
             };
-            Ok(Message::Init { bucket, part, payload: m.payload })
+            Ok(Message::Init { bucket, part, payload })
         }
         Kind::Push(m) => {
             let step = Step(m.step);
             let refuse = |r: Refusal| Refusal { seq: m.seq, ..r };
-            let bucket = check(shard, BucketId(m.bucket), &m.payload, step).map_err(refuse)?;
+            let payload = Payload::from(m.payload);
+            let bucket = check(shard, BucketId(m.bucket), &payload, step).map_err(refuse)?;
             if !m.sum_of_squares.is_finite() {
                 let kind = RefusalKind::NotFinite { bucket: BucketId(m.bucket), step };
                 return Err(refuse(kind.into()));
@@ -49,7 +50,7 @@ pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
                 bucket,
                 pulled: Version(m.version),
                 sum_of_squares: m.sum_of_squares.max(0.0),
-                payload: m.payload,
+                payload,
             })
         }
         Kind::Pull(m) if m.done > MAX_STEP => Err(RefusalKind::Malformed.into()),
@@ -87,7 +88,7 @@ fn gives_chunks(shard: &Shard) -> bool {
 }
 
 /// The bucket's place on this shard, if the payload fits it and is finite.
-fn check(shard: &Shard, id: BucketId, payload: &Bytes, step: Step) -> Result<usize, Refusal> {
+fn check(shard: &Shard, id: BucketId, payload: &Payload, step: Step) -> Result<usize, Refusal> {
     let conf = shard.configured().ok_or(RefusalKind::NotOpened)?;
     let local = conf.local(id).ok_or(RefusalKind::WrongBucket { bucket: id, shard: shard.id() })?;
     let expected = conf.buckets[local].spec.len * 4;
@@ -158,6 +159,7 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
 mod tests {
     use super::*;
     use crate::shard::Command;
+    use bytes::Bytes;
     use paraft_common::{LogForm, Mode, config::ServerJob};
     use proptest::prelude::*;
 

@@ -3,8 +3,7 @@
 use super::command::InitPart;
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, BucketSpec, TensorKind, Version,
-    codec::get_f32_le,
+    BucketId, BucketSpec, Payload, TensorKind, Version,
     config::ServerJob,
     optim::{Gradient, Hyper, apply_buffer},
 };
@@ -52,12 +51,12 @@ impl BucketData {
         &mut self,
         kind: TensorKind,
         job: &ServerJob,
-        payload: &[u8],
+        payload: &Payload,
         factor: f32,
         contributions: usize,
         members: usize,
     ) -> Version {
-        let gradient = Gradient { le: payload, scale: factor };
+        let gradient = Gradient { payload, scale: factor };
         match kind {
             TensorKind::Buffer => apply_buffer(&mut self.weights, gradient),
             TensorKind::Param => {
@@ -131,7 +130,7 @@ impl Bucket {
 
     /// Takes a part of the initial state, unless the weights are in already. The error says why it fits no
     /// bucket of this job.
-    pub(super) fn init(&self, part: InitPart, payload: &[u8]) -> Result<(), String> {
+    pub(super) fn init(&self, part: InitPart, payload: &Payload) -> Result<(), String> {
         let mut data = self.data.write();
         if data.initialised {
             return Ok(());
@@ -139,14 +138,14 @@ impl Bucket {
         let data = Arc::make_mut(&mut data);
         match part {
             InitPart::Weights { version, clock } => {
-                get_f32_le(payload, &mut data.weights);
+                payload.reader().values(&mut data.weights).map_err(|e| e.to_string())?;
                 (data.version, data.clock, data.initialised) = (version, clock, true);
             }
             InitPart::Slot(i) => {
                 let slots = data.slots.len();
                 let slot = data.slots.get_mut(i as usize);
                 let slot = slot.ok_or_else(|| format!("{} has {slots} slots, not slot {i}", self.id))?;
-                get_f32_le(payload, slot);
+                payload.reader().values(slot).map_err(|e| e.to_string())?;
             }
         }
         Ok(())
@@ -156,7 +155,7 @@ impl Bucket {
     pub(super) fn update(
         &self,
         job: &ServerJob,
-        payload: &[u8],
+        payload: &Payload,
         factor: f32,
         contributions: usize,
         members: usize,

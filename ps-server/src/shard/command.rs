@@ -4,8 +4,7 @@ use super::{
     cut::{CutBucket, CutId, CutRecord, VectorOf},
     form::Form,
 };
-use bytes::Bytes;
-use paraft_common::{BucketId, Seq, SessionId, Step, Version, WorkerId};
+use paraft_common::{BucketId, Payload, Seq, SessionId, Step, Version, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -233,12 +232,12 @@ pub struct Proposal {
     /// Little-endian `f32` for `Init`, `Update` and `CutPart`, else empty. Skipped by serde: the network sends it beside
     /// the header, or it would be copied byte by byte.
     #[serde(skip)]
-    pub payload: Bytes,
+    pub payload: Payload,
 }
 
 impl From<Command> for Proposal {
     fn from(command: Command) -> Self {
-        Proposal { command, payload: Bytes::new() }
+        Proposal { command, payload: Payload::EMPTY }
     }
 }
 

@@ -20,10 +20,7 @@ use super::{
     form::Form,
     state::{Configured, Meta, Shard},
 };
-use bytes::Bytes;
-use paraft_common::{
-    BucketId, Seq, SessionId, Step, Version, WorkerId, codec::get_f32_le, histogram::DelayHistogram,
-};
+use paraft_common::{BucketId, Payload, Seq, SessionId, Step, Version, WorkerId, histogram::DelayHistogram};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -128,18 +125,17 @@ fn vector_len(conf: &Configured, (bucket, vector): VectorOf) -> Option<usize> {
 }
 
 /// Reads a part's payload: the vectors one behind the other.
-fn read_part(conf: &Configured, vectors: &[VectorOf], payload: &Bytes) -> Result<Vec<Vector>, String> {
-    let mut rest = &payload[..];
+fn read_part(conf: &Configured, vectors: &[VectorOf], payload: &Payload) -> Result<Vec<Vector>, String> {
+    let mut rest = payload.reader();
     let mut read = Vec::with_capacity(vectors.len());
     for of in vectors {
         let len =
             vector_len(conf, *of).ok_or_else(|| format!("the shard has no vector {} of {}", of.1, of.0))?;
-        let le = rest.split_off(..len * size_of::<f32>()).ok_or("the part is shorter than its vectors")?;
         let mut values = vec![0.0; len];
-        get_f32_le(le, &mut values);
+        rest.values(&mut values).map_err(|_| "the part is shorter than its vectors")?;
         read.push((*of, Arc::new(values)));
     }
-    if !rest.is_empty() {
+    if rest.left() > 0 {
         return Err("the part is longer than its vectors".into());
     }
     Ok(read)
@@ -190,7 +186,7 @@ fn images(
 
 impl Shard {
     /// Stages one part. A part that does not continue the staged cut ends that cut.
-    pub(super) fn cut_part(&self, cut: CutId, part: u32, vectors: &[VectorOf], payload: &Bytes) -> Outcome {
+    pub(super) fn cut_part(&self, cut: CutId, part: u32, vectors: &[VectorOf], payload: &Payload) -> Outcome {
         let mut slot = self.staged.write();
         let before = slot.take();
         let Some(conf) = self.configured() else { return Outcome::Refused("no job is configured".into()) };

@@ -10,9 +10,8 @@ use super::{
     properties::{a_job, new, over_the_wire, sent},
     working::{Owed, Piece, Working},
 };
-use bytes::Bytes;
 use paraft_common::{
-    BucketId, LogForm, Seq, SessionId, Step, WorkerId, codec::put_f32_le, config::ServerJob,
+    BucketId, LogForm, Payload, Seq, SessionId, Step, WorkerId, codec::put_f32_le, config::ServerJob,
 };
 use proptest::prelude::*;
 use tokio::time::Instant;
@@ -107,7 +106,7 @@ impl World {
         world.replicas[1].apply(&over_the_wire(&configure(&world.job)));
         let conf = world.replicas[0].configured().expect("configured");
         for b in &conf.buckets {
-            let payload = Bytes::from(vec![0u8; b.spec.len * 4]);
+            let payload = Payload::from(vec![0u8; b.spec.len * 4]);
             world.log(
                 &Proposal { command: Command::Init { bucket: b.id, part: InitPart::FRESH }, payload },
                 true,
@@ -208,12 +207,13 @@ impl World {
         let values: Vec<f32> = (0..conf.buckets[bucket].spec.len).map(|i| value * (i as f32 + 0.3)).collect();
         let mut le = Vec::new();
         put_f32_le(&values, &mut le);
+        let payload = Payload::from(le);
         let now = Instant::now();
-        let version = self.working.push(&conf, &member, active, bucket, &c, 0.5, &le, now);
+        let version = self.working.push(&conf, &member, active, bucket, &c, 0.5, &payload, now);
         self.working.owe(Owed { worker, session, seq, version });
         let command =
             Command::Update { bucket: conf.buckets[bucket].id, contributions: vec![c], factor: 0.5 };
-        self.open.push(Pushed::Update(Proposal { command, payload: le.into() }, bucket, c));
+        self.open.push(Pushed::Update(Proposal { command, payload }, bucket, c));
     }
 
     fn skip(&mut self, worker: u32, bucket: usize, by: u64) {
@@ -245,7 +245,7 @@ impl World {
                 // Its number is none of ours, so nothing of it may ever take effect.
                 let cut = CutId { term, number: 1_000_000 };
                 let vectors = vec![(BucketId(0), 0)];
-                let payload = Bytes::from(vec![1u8; 24]);
+                let payload = Payload::from(vec![1u8; 24]);
                 self.log(&Proposal { command: Command::CutPart { cut, part, vectors }, payload }, false);
                 let record = CutRecord { pushes: 77, ..CutRecord::default() };
                 let after = Some(CutId { term: 0, number: 5 });

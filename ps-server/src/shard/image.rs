@@ -6,7 +6,7 @@ use super::{
     state::Meta,
 };
 use crate::{header, raft::RawImage};
-use paraft_common::{Version, codec::get_f32_le};
+use paraft_common::{Payload, Version};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -53,7 +53,7 @@ impl Image {
     }
 
     /// Builds an image from a header and its vectors (little-endian), which must fit it exactly.
-    pub fn assemble(header: ImageHeader, vectors: &[bytes::Bytes]) -> Result<Self, String> {
+    pub fn assemble(header: ImageHeader, vectors: &[Payload]) -> Result<Self, String> {
         let mut rest = vectors.iter();
         let mut next = |len: u64| -> Result<Vec<f32>, String> {
             let le = rest.next().ok_or("the snapshot ends early")?;
@@ -61,7 +61,7 @@ impl Image {
                 return Err(format!("a vector of the snapshot has {} bytes instead of 4 x {len}", le.len()));
             }
             let mut v = vec![0.0; len as usize];
-            get_f32_le(le, &mut v);
+            le.reader().values(&mut v).map_err(|e| e.to_string())?;
             Ok(v)
         };
         let mut buckets = Vec::new();
@@ -91,7 +91,10 @@ impl Image {
         let buckets = self.buckets.iter().flat_map(|b| (0..b.vectors()).map(|i| vector_bytes(b, i)));
         let staged =
             self.staged.iter().flat_map(|s| s.vectors.iter().map(|(_, v)| value_bytes(Shared(v.clone()))));
-        RawImage { head: head.unwrap_or_default().into(), parts: buckets.chain(staged).collect() }
+        RawImage {
+            head: head.unwrap_or_default().into(),
+            parts: buckets.chain(staged).map(Payload::from).collect(),
+        }
     }
 
     /// And back; what does not fit is refused.

@@ -6,9 +6,8 @@ use super::{
     image::{Image, ImageHeader},
 };
 use crate::header;
-use bytes::Bytes;
 use paraft_common::{
-    BucketId, LogForm, Mode, Seq, SessionId, ShardId, Step, Version, WorkerId,
+    BucketId, LogForm, Mode, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId,
     codec::put_f32_le,
     config::{EarlyStop, ServerJob},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
@@ -87,7 +86,7 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
         let values: Vec<f32> = (0..len).map(|i| value * (i as f32 + 0.3)).collect();
         let mut le = Vec::new();
         put_f32_le(&values, &mut le);
-        Bytes::from(le)
+        Payload::from(le)
     };
     match *op {
         Op::Configure { other } => {
@@ -157,7 +156,7 @@ pub(super) fn over_the_wire(p: &Proposal) -> Proposal {
 pub(super) fn sent(image: &Image) -> Image {
     let header = header::encode(&image.header()).expect("encodes");
     let header: ImageHeader = header::decode(&header).expect("decodes");
-    let vectors: Vec<Bytes> = image
+    let vectors: Vec<Payload> = image
         .vectors()
         .map(|v| {
             let mut le = Vec::new();
@@ -263,7 +262,7 @@ proptest! {
         }
         let image = shard.image();
         let mut header = image.header();
-        let mut vectors: Vec<Bytes> = image.vectors().map(|v| vec![0u8; v.len() * 4].into()).collect();
+        let mut vectors: Vec<Payload> = image.vectors().map(|v| vec![0u8; v.len() * 4].into()).collect();
         let which = which.index(header.buckets.len());
         if drop {
             vectors.remove(which);

@@ -2,10 +2,9 @@
 //! moment, since nothing in it has been acknowledged.
 
 use super::{command::Contribution, members::Members};
-use bytes::Bytes;
 use paraft_common::{
-    Step, WorkerId,
-    codec::{F32_BYTES, add_f32_le, get_f32_le, put_f32_le, sum_of_squares_le},
+    Payload, Step, WorkerId,
+    codec::{F32_BYTES, put_f32_le, sum_of_squares_le},
 };
 use std::collections::BTreeMap;
 
@@ -15,7 +14,7 @@ pub struct Part {
     /// Who, which seq, which step, pulled when.
     pub contribution: Contribution,
     /// Little-endian `f32`.
-    pub payload: Bytes,
+    pub payload: Payload,
 }
 
 /// A closed round: the sum of its parts in rising order of workers.
@@ -24,7 +23,7 @@ pub struct Sum {
     /// By rising worker.
     pub contributions: Vec<Contribution>,
     /// The sum, little-endian.
-    pub payload: Bytes,
+    pub payload: Payload,
     /// Of the mean (the sum over the number of contributions).
     pub mean_sum_of_squares: f64,
 }
@@ -90,23 +89,22 @@ fn sum(parts: Vec<Part>) -> Sum {
         // One worker: the bytes as they came, which makes BSP, SSP and ASP bit-equal for one worker.
         [only] => only.payload.clone(),
         [first, rest @ ..] => {
-            // Piece by piece, so that the running sum stays in the first-level cache.
-            const PIECE: usize = 1024;
-            let len = first.payload.len();
-            let mut acc = [0f32; PIECE];
-            let mut out = Vec::with_capacity(len);
-            for at in (0..len).step_by(PIECE * F32_BYTES) {
-                let bytes = at..len.min(at + PIECE * F32_BYTES);
-                let acc = &mut acc[..bytes.len() / F32_BYTES];
-                get_f32_le(&first.payload[bytes.clone()], acc);
-                for p in rest {
-                    add_f32_le(&p.payload[bytes.clone()], acc);
-                }
+            // Block by block, so that the running sum stays in the first-level cache.
+            const BLOCK: usize = 1024;
+            const CHECKED: &str = "the parts of a bucket have its length: it was checked where they came in";
+            let mut first = first.payload.reader();
+            let mut rest: Vec<_> = rest.iter().map(|p| p.payload.reader()).collect();
+            let mut acc = [0f32; BLOCK];
+            let mut out = Vec::with_capacity(first.left());
+            while first.left() > 0 {
+                let acc = &mut acc[..BLOCK.min(first.left() / F32_BYTES)];
+                first.values(acc).expect(CHECKED);
+                rest.iter_mut().for_each(|r| r.add_values(acc).expect(CHECKED));
                 put_f32_le(acc, &mut out);
             }
             out.into()
         }
-        [] => Bytes::new(),
+        [] => Payload::EMPTY,
     };
     let n = contributions.len().max(1) as f64;
     Sum { contributions, mean_sum_of_squares: sum_of_squares_le(&payload) / (n * n), payload }

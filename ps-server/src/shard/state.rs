@@ -12,7 +12,7 @@ use super::{
     members::Members,
 };
 use paraft_common::{
-    BucketId, Seq, SessionId, ShardId, Step, TensorKind, WorkerId,
+    BucketId, Payload, Seq, SessionId, ShardId, Step, TensorKind, WorkerId,
     config::{LastEvaluation, ServerJob, Start, Stopping},
     histogram::DelayHistogram,
     placement,
@@ -304,7 +304,7 @@ impl Shard {
         Outcome::Done
     }
 
-    fn init(&self, id: BucketId, part: InitPart, payload: &[u8]) -> Outcome {
+    fn init(&self, id: BucketId, part: InitPart, payload: &Payload) -> Outcome {
         match self.bucket(id, payload.len()) {
             Err(e) => Outcome::Refused(e),
             Ok((conf, i)) => match conf.buckets[i].init(part, payload) {
@@ -331,7 +331,13 @@ impl Shard {
         Outcome::Joined { worker, session }
     }
 
-    fn update(&self, id: BucketId, contributions: &[Contribution], factor: f32, payload: &[u8]) -> Outcome {
+    fn update(
+        &self,
+        id: BucketId,
+        contributions: &[Contribution],
+        factor: f32,
+        payload: &Payload,
+    ) -> Outcome {
         let (conf, b) = match self.bucket(id, payload.len()) {
             Ok(found) => found,
             Err(e) => return Outcome::Refused(e),

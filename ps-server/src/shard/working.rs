@@ -16,8 +16,7 @@ use super::{
     members::{Member, Members},
     state::Configured,
 };
-use bytes::{Bytes, BytesMut};
-use paraft_common::{Seq, SessionId, Step, Version, WorkerId};
+use paraft_common::{Payload, Seq, SessionId, Step, Version, WorkerId};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
@@ -107,7 +106,7 @@ impl Working {
         bucket: usize,
         c: &Contribution,
         factor: f32,
-        payload: &[u8],
+        payload: &Payload,
         now: Instant,
     ) -> Version {
         let data = self.buckets.entry(bucket).or_insert_with(|| conf.buckets[bucket].image());
@@ -273,7 +272,7 @@ impl Working {
     }
 }
 
-/// Vectors into parts: large ones alone, which costs no copy, small ones together, which saves entries.
+/// Vectors into parts: large ones alone, small ones together, which saves entries.
 fn pack(images: &BTreeMap<usize, Arc<BucketData>>, part_bytes: usize) -> VecDeque<Vec<(usize, u32)>> {
     let mut parts: VecDeque<Vec<(usize, u32)>> = VecDeque::new();
     let mut room = 0;
@@ -293,16 +292,8 @@ fn pack(images: &BTreeMap<usize, Arc<BucketData>>, part_bytes: usize) -> VecDequ
     parts
 }
 
-fn payload(images: &BTreeMap<usize, Arc<BucketData>>, part: &[(usize, u32)]) -> Bytes {
-    let bytes = |(bucket, vector): &(usize, u32)| {
-        images.get(bucket).map(|data| vector_bytes(data, *vector as usize)).unwrap_or_default()
-    };
-    match part {
-        [only] => bytes(only),
-        several => {
-            let mut all = BytesMut::new();
-            several.iter().for_each(|of| all.extend_from_slice(&bytes(of)));
-            all.freeze()
-        }
-    }
+fn payload(images: &BTreeMap<usize, Arc<BucketData>>, part: &[(usize, u32)]) -> Payload {
+    let vector =
+        |(bucket, vector): &(usize, u32)| images.get(bucket).map(|d| vector_bytes(d, *vector as usize));
+    part.iter().filter_map(vector).collect()
 }

@@ -57,7 +57,7 @@ impl Run {
                 waiting -= 1;
             }
             let header = Bytes::from_static(b"a header of the size of a real one....");
-            let record = Record { index: self.next, header, payload: payload.clone() };
+            let record = Record { index: self.next, header, payload: payload.clone().into() };
             let send = send.clone();
             // The receiver is gone only when a pass failed.
             self.log.append(vec![record], Box::new(move |outcome| drop(send.send(outcome))));

@@ -16,6 +16,7 @@ use crate::{
     small::{folder, temporary},
 };
 use bytes::{Buf, Bytes};
+use paraft_common::Payload;
 use std::{
     io::{self, IoSlice},
     path::{Path, PathBuf},
@@ -42,14 +43,15 @@ fn prefix() -> [u8; PREFIX as usize] {
     out
 }
 
-fn head(kind: u32, number: u64, bytes: &[u8]) -> [u8; HEAD] {
+fn head(kind: u32, number: u64, pieces: &[impl AsRef<[u8]>]) -> [u8; HEAD] {
+    let length: usize = pieces.iter().map(|p| p.as_ref().len()).sum();
     let mut out = [0; HEAD];
     out[..4].copy_from_slice(&kind.to_le_bytes());
-    out[4..8].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
+    out[4..8].copy_from_slice(&(length as u32).to_le_bytes());
     out[8..16].copy_from_slice(&number.to_le_bytes());
     let mut crc = crc32fast::Hasher::new();
     crc.update(&out[..16]);
-    crc.update(bytes);
+    pieces.iter().for_each(|p| crc.update(p.as_ref()));
     out[16..].copy_from_slice(&crc.finalize().to_le_bytes());
     out
 }
@@ -84,25 +86,28 @@ impl SnapshotWriter {
             bytes: 0,
             named: false,
         };
-        writer.write(&mut [IoSlice::new(&prefix())], PREFIX)?;
+        writer.write(&prefix(), &[] as &[Bytes])?;
         Ok(writer)
     }
 
-    fn write(&mut self, parts: &mut [IoSlice<'_>], bytes: u64) -> io::Result<()> {
-        self.file.write_at(self.offset, parts).map_err(named("write", &self.temp))?;
-        self.offset += bytes;
+    fn write(&mut self, head: &[u8], pieces: &[impl AsRef<[u8]>]) -> io::Result<()> {
+        let parts = pieces.iter().map(|p| IoSlice::new(p.as_ref()));
+        let mut parts: Vec<_> = std::iter::once(IoSlice::new(head)).chain(parts).collect();
+        let bytes: usize = parts.iter().map(|p| p.len()).sum();
+        self.file.write_at(self.offset, &mut parts).map_err(named("write", &self.temp))?;
+        self.offset += bytes as u64;
         Ok(())
     }
 
     /// Adds a chunk of at most [`MAX_CHUNK_BYTES`]; it may be empty. After an error the file is of no use:
     /// drop the writer.
-    pub fn push(&mut self, chunk: &[u8]) -> io::Result<()> {
+    pub fn push(&mut self, chunk: &Payload) -> io::Result<()> {
         if chunk.len() > MAX_CHUNK_BYTES {
             let what = format!("a chunk of {} bytes; at most {MAX_CHUNK_BYTES}", chunk.len());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        let head = head(CHUNK, self.chunks, chunk);
-        self.write(&mut [IoSlice::new(&head), IoSlice::new(chunk)], (HEAD + chunk.len()) as u64)?;
+        let head = head(CHUNK, self.chunks, chunk.pieces());
+        self.write(&head, chunk.pieces())?;
         self.chunks += 1;
         self.bytes += chunk.len() as u64;
         Ok(())
@@ -111,9 +116,9 @@ impl SnapshotWriter {
     /// Closes the file and gives it its name. It is durable when this returns; a file that had the name is
     /// replaced. Returns the file's size in bytes.
     pub fn finish(mut self) -> io::Result<u64> {
-        let sum = self.bytes.to_le_bytes();
+        let sum = [self.bytes.to_le_bytes()];
         let head = head(CLOSING, self.chunks, &sum);
-        self.write(&mut [IoSlice::new(&head), IoSlice::new(&sum)], CLOSING_BYTES)?;
+        self.write(&head, &sum)?;
         self.file.sync().map_err(named("sync", &self.temp))?;
         self.disk.rename(&self.temp, &self.path).map_err(named("rename", &self.temp))?;
         self.named = true;
@@ -171,7 +176,7 @@ impl SnapshotReader {
         file.read_at(end, &mut closing).map_err(StoreError::io("read", path))?;
         let chunks = (&closing[8..]).get_u64_le();
         let sum = &closing[HEAD..];
-        if closing[..HEAD] != head(CLOSING, chunks, sum) {
+        if closing[..HEAD] != head(CLOSING, chunks, &[sum]) {
             return Err(short(format!("there is no closing record at its end (byte {end})")));
         }
         let bytes = (&closing[HEAD..]).get_u64_le();
@@ -211,7 +216,7 @@ impl SnapshotReader {
         let mut chunk = vec![0; length];
         let at = self.offset + HEAD as u64;
         self.file.read_at(at, &mut chunk).map_err(StoreError::io("read", &self.path))?;
-        if found != head(CHUNK, self.number, &chunk) {
+        if found != head(CHUNK, self.number, &[&chunk]) {
             return damaged(format!("chunk {} fails its checksum", self.number));
         }
         self.offset = at + length as u64;

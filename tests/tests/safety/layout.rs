@@ -22,7 +22,7 @@ const EDGES: [(&str, &[&str]); 16] = [
     ("models", &["compute", "common"]),
     ("client", &["proto", "host", "common"]),
     ("proof", &["worker", "client", "models", "data", "common"]),
-    ("store", &[]),
+    ("store", &["common"]),
     ("server", &["store", "proto", "host", "common"]),
     ("worker", &["client", "checkpoint", "compute", "models", "data", "record", "host", "common"]),
     ("example-custom-model", &["worker", "models", "data", "common"]),

@@ -353,7 +353,7 @@ impl Client {
         let mut parts = BTreeMap::<ShardId, BTreeMap<u32, f64>>::new();
         for p in self.held.iter().filter(trained) {
             let shard = placement::shard_of(BucketId(p.bucket), self.options.shards);
-            parts.entry(shard).or_default().insert(p.bucket, sum_of_squares_le(&p.payload));
+            parts.entry(shard).or_default().insert(p.bucket, sum_of_squares_le(&p.payload.clone().into()));
         }
         let total: f64 = parts.values().map(|buckets| buckets.values().sum::<f64>()).sum();
         for mut p in std::mem::take(&mut self.held) {

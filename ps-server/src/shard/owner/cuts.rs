@@ -19,8 +19,7 @@ use crate::shard::{
     state::Configured,
     working::{Owed, Piece, Working},
 };
-use bytes::Bytes;
-use paraft_common::{Durability, WorkerId, config::ServerJob};
+use paraft_common::{Durability, Payload, WorkerId, config::ServerJob};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::atomic::Ordering::Relaxed,
@@ -77,7 +76,7 @@ pub struct Queued {
     pub contribution: Contribution,
     pub bucket: usize,
     pub sum_of_squares: f64,
-    pub payload: Bytes,
+    pub payload: Payload,
 }
 
 impl Cuts {

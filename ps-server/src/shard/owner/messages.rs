@@ -6,7 +6,7 @@ use crate::shard::{
     command::{EvalSums, Evaluated, InitPart},
 };
 use bytes::Bytes;
-use paraft_common::{BucketId, Seq, SessionId, Step, Version, WorkerId};
+use paraft_common::{BucketId, Payload, Seq, SessionId, Step, Version, WorkerId};
 use paraft_proto::{Refusal, RefusalKind};
 use parking_lot::Mutex;
 use std::{
@@ -57,8 +57,8 @@ pub enum Event {
 #[derive(Debug)]
 #[allow(missing_docs)] // as in shard.proto
 pub enum Message {
-    Init { bucket: BucketId, part: InitPart, payload: Bytes },
-    Push { seq: Seq, step: Step, bucket: usize, pulled: Version, sum_of_squares: f64, payload: Bytes },
+    Init { bucket: BucketId, part: InitPart, payload: Payload },
+    Push { seq: Seq, step: Step, bucket: usize, pulled: Version, sum_of_squares: f64, payload: Payload },
     Pull { done: Step, last: bool, section: bool },
     Norm { step: Step, sum_of_squares: f64 },
     Report { epoch: u64, sums: EvalSums },

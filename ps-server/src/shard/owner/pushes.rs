@@ -9,9 +9,8 @@ use crate::shard::{
     state::Configured,
     working::Owed,
 };
-use bytes::Bytes;
 use paraft_common::{
-    Durability, LogForm, Mode, Step, TensorKind, WorkerId, config::MAX_STEP, optim::norm_factor,
+    Durability, LogForm, Mode, Payload, Step, TensorKind, WorkerId, config::MAX_STEP, optim::norm_factor,
 };
 use paraft_proto::{Refusal, RefusalKind};
 use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed};
@@ -72,7 +71,7 @@ impl Owner {
         contribution: Contribution,
         bucket: usize,
         sum_of_squares: f64,
-        payload: Bytes,
+        payload: Payload,
     ) {
         let Some(conf) = self.shard.configured() else { return };
         let push = Queued { conn, contribution, bucket, sum_of_squares, payload };
@@ -177,7 +176,7 @@ impl Owner {
         bucket: usize,
         c: &Contribution,
         factor: f32,
-        payload: &[u8],
+        payload: &Payload,
     ) {
         let Some(lead) = &mut self.lead else { return };
         let working = &mut lead.cuts.working;
@@ -208,7 +207,7 @@ impl Owner {
         bucket: usize,
         contributions: Vec<Contribution>,
         factor: f32,
-        payload: Bytes,
+        payload: Payload,
     ) {
         if let Some(lead) = &mut self.lead {
             for c in &contributions {

@@ -18,6 +18,7 @@
 
 use super::{MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES};
 use bytes::Buf;
+use paraft_common::Payload;
 
 const MAGIC: [u8; 8] = *b"PARAFTLG";
 pub(super) const VERSION: u32 = 2;
@@ -113,10 +114,10 @@ fn head_crc(salt: u64, head: &[u8]) -> u32 {
     crc.finalize()
 }
 
-pub(super) fn body_crc(header: &[u8], payload: &[u8]) -> u32 {
+pub(super) fn body_crc(header: &[u8], payload: &Payload) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(header);
-    crc.update(payload);
+    payload.pieces().iter().for_each(|p| crc.update(p));
     crc.finalize()
 }
 

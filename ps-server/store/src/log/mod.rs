@@ -48,6 +48,7 @@ mod writer;
 
 use crate::{Disk, StoreError};
 use bytes::Bytes;
+use paraft_common::Payload;
 use parking_lot::Mutex;
 use std::{
     io,
@@ -73,7 +74,7 @@ pub struct Record {
     /// What the record is, encoded by the caller; at most [`MAX_HEADER_BYTES`].
     pub header: Bytes,
     /// Bulk that belongs to it and is written as it is; at most [`MAX_PAYLOAD_BYTES`], may be empty.
-    pub payload: Bytes,
+    pub payload: Payload,
 }
 
 impl Record {

@@ -99,7 +99,7 @@ impl Segment {
         let mut header = vec![0; head.body_bytes() as usize];
         self.read_at(self.offset + HEAD_BYTES as u64, &mut header)?;
         let mut header = Bytes::from(header);
-        let payload = header.split_off(head.header_bytes as usize);
+        let payload = header.split_off(head.header_bytes as usize).into();
         if head.body_crc != body_crc(&header, &payload) {
             return Ok(None);
         }

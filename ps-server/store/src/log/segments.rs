@@ -12,6 +12,7 @@ use crate::{
     error::named,
     small::write_small,
 };
+use paraft_common::Payload;
 use std::{
     collections::VecDeque,
     io::{self, IoSlice},
@@ -205,7 +206,8 @@ impl Segments {
             // Headers and payloads are written from where they lie.
             let mut parts = Vec::with_capacity(3 * now.len());
             for (head, record) in heads.iter().zip(now) {
-                parts.extend([head.as_slice(), &record.header, &record.payload].map(IoSlice::new));
+                parts.extend([head.as_slice(), &record.header].map(IoSlice::new));
+                parts.extend(record.payload.pieces().iter().map(|p| IoSlice::new(p)));
             }
             active.file.write_at(active.offset, &mut parts).map_err(named("write", &active.path))?;
             active.offset += now.iter().map(item_bytes).sum::<u64>();
@@ -324,7 +326,7 @@ impl Segments {
             self.sync()?;
         }
         if let Some(active) = &mut self.active {
-            let empty = body_crc(&[], &[]);
+            let empty = body_crc(&[], &Payload::EMPTY);
             let head = Head {
                 kind: Kind::Mark,
                 header_bytes: 0,

@@ -79,7 +79,7 @@ fn chunks() -> Vec<Vec<u8>> {
 
 fn snapshot(disk: Arc<dyn Disk>, path: &Path) -> std::io::Result<u64> {
     let mut writer = SnapshotWriter::create(disk, path)?;
-    chunks().iter().try_for_each(|c| writer.push(c))?;
+    chunks().iter().try_for_each(|c| writer.push(&c.clone().into()))?;
     writer.finish()
 }
 
@@ -134,8 +134,8 @@ fn a_snapshot_with_a_flipped_byte_ends_in_an_error() {
 fn an_unfinished_snapshot_leaves_nothing_and_a_crash_leaves_the_old_one_or_the_new() {
     let memory = disk();
     let mut writer = SnapshotWriter::create(Arc::new(memory.clone()), Path::new(SNAPSHOT)).unwrap();
-    writer.push(b"half").unwrap();
-    assert!(writer.push(&vec![0; (16 << 20) + 1]).is_err());
+    writer.push(&b"half".to_vec().into()).unwrap();
+    assert!(writer.push(&vec![0; (16 << 20) + 1].into()).is_err());
     drop(writer);
     assert!(memory.list(Path::new("/server")).unwrap().is_empty());
 

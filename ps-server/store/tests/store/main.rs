@@ -25,7 +25,11 @@ pub(crate) const HEAD: usize = 36;
 /// A record whose bytes depend on its index and on `version`, which tells two writings of an index apart.
 pub(crate) fn record(index: u64, version: u8, payload_bytes: usize) -> Record {
     let header = Bytes::from(format!("entry {index}.{version}"));
-    let payload = (0..payload_bytes).map(|i| (i as u8).wrapping_mul(31) ^ version ^ index as u8).collect();
+    let payload: Bytes =
+        (0..payload_bytes).map(|i| (i as u8).wrapping_mul(31) ^ version ^ index as u8).collect();
+    // As it comes off the wire: in pieces of any length. What is read back is in one.
+    let cut = payload_bytes / 3;
+    let payload = [payload.slice(..cut), payload.slice(cut..)].into_iter().collect();
     Record { index, header, payload }
 }
 
