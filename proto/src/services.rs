@@ -81,7 +81,10 @@ impl<H: Handler> Service<Request<Body>> for Door<H> {
 ///
 /// # Errors
 /// What is wrong with it, as a response.
-pub async fn only<M: bulk::Bulk>(request: Request<Body>, limit: usize) -> Result<WithBulk<M>, Response<Body>> {
+pub async fn only<M: bulk::Bulk>(
+    request: Request<Body>,
+    limit: usize,
+) -> Result<WithBulk<M>, Response<Body>> {
     match Incoming::new(request.into_body(), limit).message().await {
         Ok(Some(m)) => Ok(m),
         Ok(None) => Err(refuse(Status::invalid_argument("a request without a message"))),

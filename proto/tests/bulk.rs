@@ -34,13 +34,14 @@ fn framed(message: &impl Message) -> Vec<u8> {
 
 /// Reads everything, handed over in pieces that end at each of `cuts`.
 fn received<M: Bulk>(bytes: &[u8], cuts: &[prop::sample::Index]) -> Result<Vec<WithBulk<M>>, BulkError> {
-    let mut cuts: Vec<usize> = cuts.iter().map(|c| c.index(bytes.len() + 1)).chain([0, bytes.len()]).collect();
+    let mut cuts: Vec<usize> =
+        cuts.iter().map(|c| c.index(bytes.len() + 1)).chain([0, bytes.len()]).collect();
     cuts.sort_unstable();
     let mut inbox = Inbox::new(LIMIT);
     let mut messages = Vec::new();
     for w in cuts.windows(2) {
         inbox.put(Bytes::copy_from_slice(&bytes[w[0]..w[1]]));
-        while let Some(m) = inbox.next()? {
+        while let Some(m) = inbox.message()? {
             messages.push(m);
         }
     }
@@ -52,7 +53,14 @@ fn payload(len: usize) -> Vec<u8> {
 }
 
 fn push(len: usize) -> ToShard {
-    let push = Push { seq: 300, step: 7, bucket: 3, version: 70_000, sum_of_squares: 0.5, payload: payload(len).into() };
+    let push = Push {
+        seq: 300,
+        step: 7,
+        bucket: 3,
+        version: 70_000,
+        sum_of_squares: 0.5,
+        payload: payload(len).into(),
+    };
     ToShard { kind: Some(to_shard::Kind::Push(push)) }
 }
 
@@ -106,9 +114,10 @@ fn a_stock_client_and_ours_read_each_other() {
 fn the_pieces_that_were_received_are_the_payload() {
     let bytes = Bytes::from(framed(&push(300_000)));
     let mut inbox = Inbox::new(LIMIT);
-    let pieces: Vec<Bytes> = (0..bytes.len()).step_by(65_536).map(|i| bytes.slice(i..bytes.len().min(i + 65_536))).collect();
+    let pieces: Vec<Bytes> =
+        (0..bytes.len()).step_by(65_536).map(|i| bytes.slice(i..bytes.len().min(i + 65_536))).collect();
     pieces.iter().cloned().for_each(|p| inbox.put(p));
-    let m: WithBulk<ToShard> = inbox.next().expect("read").expect("whole");
+    let m: WithBulk<ToShard> = inbox.message().expect("read").expect("whole");
     let payload = m.payload();
     assert_eq!(payload.pieces().len(), pieces.len());
     assert_eq!(payload.pieces()[1].as_ptr(), pieces[1].as_ptr(), "nothing was copied");
@@ -119,7 +128,7 @@ fn what_is_kept_of_a_small_message_does_not_keep_the_receive_buffer() {
     let bytes = Bytes::from([framed(&push(1000)), vec![0; 1 << 20]].concat());
     let mut inbox = Inbox::new(LIMIT);
     inbox.put(bytes.slice(..framed(&push(1000)).len()));
-    let m: WithBulk<ToShard> = inbox.next().expect("read").expect("whole");
+    let m: WithBulk<ToShard> = inbox.message().expect("read").expect("whole");
     let at = m.payload().to_bytes().as_ptr() as usize;
     let buffer = bytes.as_ptr() as usize;
     assert!(!(buffer..buffer + bytes.len()).contains(&at));
@@ -139,10 +148,10 @@ fn what_is_sent_shares_the_payload() {
 fn a_length_beyond_the_limit_is_refused_before_its_bytes_come() {
     let mut inbox = Inbox::new(LIMIT);
     inbox.put(Bytes::from_static(&[0, 0xff, 0xff, 0xff, 0xff]));
-    assert_eq!(inbox.next::<ToShard>(), Err(BulkError::TooLong { len: u32::MAX as usize, limit: LIMIT }));
+    assert_eq!(inbox.message::<ToShard>(), Err(BulkError::TooLong { len: u32::MAX as usize, limit: LIMIT }));
     let mut inbox = Inbox::new(LIMIT);
     inbox.put(Bytes::from_static(&[1, 0, 0, 0, 1, 0]));
-    assert_eq!(inbox.next::<ToShard>(), Err(BulkError::Compressed));
+    assert_eq!(inbox.message::<ToShard>(), Err(BulkError::Compressed));
 }
 
 #[test]

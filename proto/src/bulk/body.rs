@@ -156,7 +156,7 @@ impl<M: Bulk> Incoming<M> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<WithBulk<M>, Status>>> {
         let refused = |e: super::decode::BulkError| Some(Err(Status::invalid_argument(e.to_string())));
         while !self.over {
-            match self.inbox.next() {
+            match self.inbox.message() {
                 Ok(Some(m)) => return Poll::Ready(Some(Ok(m))),
                 Ok(None) => {}
                 Err(e) => {

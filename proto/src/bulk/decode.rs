@@ -60,7 +60,7 @@ impl Inbox {
     }
 
     /// The next message, if it is whole. After an error nothing more can be read.
-    pub fn next<M: Bulk>(&mut self) -> Result<Option<WithBulk<M>>, BulkError> {
+    pub fn message<M: Bulk>(&mut self) -> Result<Option<WithBulk<M>>, BulkError> {
         if self.pieces.len < PREFIX {
             return Ok(None);
         }
@@ -112,11 +112,7 @@ fn malformed(e: impl std::fmt::Display) -> BulkError {
 }
 
 /// A message with a kind that may have bulk: the kind without it goes to `header`.
-fn kind(
-    mut message: Pieces,
-    kinds: &[(u32, u32)],
-    header: &mut Vec<u8>,
-) -> Result<Vec<Payload>, BulkError> {
+fn kind(mut message: Pieces, kinds: &[(u32, u32)], header: &mut Vec<u8>) -> Result<Vec<Payload>, BulkError> {
     let mut bulk = None;
     while message.len > 0 {
         let (number, wire) = message.key()?;

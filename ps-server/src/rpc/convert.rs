@@ -10,16 +10,17 @@ use crate::shard::{
 use paraft_common::{
     BucketId, Payload, Seq, ShardId, Step, TensorKind, Version, codec::all_finite_le, config::MAX_STEP,
 };
-use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, from_shard, to_shard};
+use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, WithBulk, from_shard, to_shard};
 
 /// Checks a message that follows Open.
-pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
+pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Refusal> {
     use to_shard::Kind;
+    let WithBulk { message, bulk } = message;
+    let payload = bulk.into_iter().next().unwrap_or_default();
     match message.kind.ok_or(RefusalKind::Malformed)? {
         Kind::Open(_) => Err(RefusalKind::AlreadyOpen.into()),
         Kind::Init(m) => {
             let bucket = BucketId(m.bucket);
-            let payload = Payload::from(m.payload);
             let local = check(shard, bucket, &payload, Step(0))?;
             let slots = shard.configured().map_or(0, |c| match c.buckets[local].spec.kind {
                 TensorKind::Param => c.job.optimizer.slots(),
@@ -38,7 +39,6 @@ pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
         Kind::Push(m) => {
             let step = Step(m.step);
             let refuse = |r: Refusal| Refusal { seq: m.seq, ..r };
-            let payload = Payload::from(m.payload);
             let bucket = check(shard, BucketId(m.bucket), &payload, step).map_err(refuse)?;
             if !m.sum_of_squares.is_finite() {
                 let kind = RefusalKind::NotFinite { bucket: BucketId(m.bucket), step };
@@ -221,7 +221,7 @@ mod tests {
         fn what_comes_through_fits_the_shard_and_is_finite(m in a_message()) {
             let shard = shard();
             let conf = shard.configured().expect("configured");
-            match message(&shard, m.clone()) {
+            match message(&shard, m.clone().into()) {
                 Ok(Message::Push { bucket, payload, sum_of_squares, .. }) => {
                     prop_assert_eq!(payload.len(), conf.buckets[bucket].spec.len * 4);
                     prop_assert!(all_finite_le(&payload) && sum_of_squares.is_finite() && sum_of_squares >= 0.0);
@@ -252,7 +252,7 @@ mod tests {
 
         #[test]
         fn a_shard_without_a_job_takes_no_bulk(m in a_message()) {
-            let refused = message(&Shard::new(ShardId(0), 1), m.clone()).is_err();
+            let refused = message(&Shard::new(ShardId(0), 1), m.clone().into()).is_err();
             let bulk = matches!(m.kind, Some(to_shard::Kind::Push(_) | to_shard::Kind::Init(_)));
             prop_assert!(refused || !bulk);
         }
