@@ -3,9 +3,13 @@
 use crate::failure::Failure;
 use clap::{Args, Subcommand};
 
+mod apply;
+mod echo;
 mod failover;
+mod far;
 mod figure;
 mod fire;
+mod latency;
 mod load;
 mod log;
 mod meter;
@@ -29,6 +33,10 @@ enum Which {
     Train(train::TrainBenchArgs),
     /// Push and pull: goodput and CPU time by payload, over TCP and over the Unix socket, against raw sockets.
     Wire(wire::WireBenchArgs),
+    /// Optimizers: GB/s of gradient, against what the memory allows.
+    Apply(apply::ApplyBenchArgs),
+    /// A small push and a small pull: p50 and p99 by the number of callers, against a bare tonic call.
+    Latency(latency::LatencyBenchArgs),
     /// The two ways into the log: bytes replicated for each byte pushed, and pushes a second, of update entries and
     /// of image cuts.
     Log(log::LogBenchArgs),
@@ -41,7 +49,10 @@ enum Which {
     Failover(failover::FailoverBenchArgs),
     /// The far side of raw sockets; started by the others.
     #[command(hide = true)]
-    RawPeer(raw::RawPeerArgs),
+    RawPeer(far::FarArgs),
+    /// The far side of a bare call; started by the others.
+    #[command(hide = true)]
+    EchoPeer(far::FarArgs),
 }
 
 pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
@@ -52,6 +63,9 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
         Which::Fire(a) => fire::run(a),
         Which::Push(a) => push::run(a),
         Which::Failover(a) => failover::run(a),
+        Which::Apply(a) => apply::run(a),
+        Which::Latency(a) => latency::run(a),
         Which::RawPeer(a) => raw::serve(a),
+        Which::EchoPeer(a) => echo::serve(a),
     }
 }

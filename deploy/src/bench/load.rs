@@ -156,19 +156,30 @@ impl Pusher {
         self.acked(self.buckets.len())
     }
 
-    /// Pulls the model. Gives the payload that came.
-    pub fn pull(&mut self) -> Result<u64, Failure> {
+    /// Pulls the model.
+    pub fn pull(&mut self) -> Result<(), Failure> {
+        self.client.pull(self.step, &mut self.weights).map(drop).map_err(failed)
+    }
+
+    /// Pulls the model after a push that changed all of it; that less came is an error, since its time would say nothing.
+    pub fn pull_whole(&mut self) -> Result<(), Failure> {
         let before = self.client.counters().bytes_pulled;
-        self.client.pull(self.step, &mut self.weights).map_err(failed)?;
-        Ok(self.client.counters().bytes_pulled - before)
+        self.pull()?;
+        let (came, whole) = (self.client.counters().bytes_pulled - before, self.bytes() as u64);
+        match came == whole {
+            true => Ok(()),
+            false => {
+                let what = format!("a pull after a push of the whole model brought {came} of {whole} bytes");
+                Err(Failure::new(exit::FAILED, what))
+            }
+        }
     }
 
     /// What a training step does: pushes the model and pulls it, without waiting for the acks between the two. The acks
     /// are still to come: [`Self::settle`].
     pub fn round(&mut self) -> Result<(), Failure> {
         self.begin();
-        self.pull()?;
-        Ok(())
+        self.pull()
     }
 
     /// Waits for the acks of [`Self::round`].

@@ -1,27 +1,23 @@
 //! What the wire is compared with: plain blocking sockets between two processes, without protocol or framing.
 //!
 //! A push is N bytes one way, in writes of 1 MiB, and one byte back; a pull is a request of nine bytes and N bytes back.
-//! The far side is this program again, as a process of its own, so that both cores work as they do for a server.
+//! The far side is a process of its own, so that both cores work as they do for a server.
 
-use super::load::Via;
-use crate::{failure::Failure, fleet::Process};
-use clap::Args;
-use paraft_host::lifeline;
+use super::{
+    far::{FarArgs, FarSide, broken},
+    load::Via,
+};
+use crate::failure::Failure;
 use paraft_worker::exit;
 use std::{
     io::{self, Read, Write},
-    net::{TcpListener, TcpStream},
-    os::unix::net::{UnixListener, UnixStream},
-    path::{Path, PathBuf},
-    process::Command,
+    net::TcpStream,
+    os::unix::net::UnixStream,
     thread,
 };
 
-#[derive(Args)]
-pub struct RawPeerArgs {
-    /// The Unix socket to listen at, beside a TCP port of its own choice.
-    socket: PathBuf,
-}
+/// The hidden command that is the far side.
+pub const COMMAND: &str = "raw-peer";
 
 const PUSH: u8 = b'u';
 const PULL: u8 = b'p';
@@ -29,13 +25,9 @@ const WRITE_BYTES: usize = 1 << 20;
 /// No payload of the benchmarks is longer; who asks for more is not one of them.
 const MAX_BYTES: u64 = 1 << 32;
 
-/// The far side: says its TCP address on standard output, and ends with its launcher.
-pub fn serve(args: &RawPeerArgs) -> Result<i32, Failure> {
-    let listen = |e: io::Error| Failure::new(exit::IO, format!("the raw peer cannot listen: {e}"));
-    let unix = UnixListener::bind(&args.socket).map_err(listen)?;
-    let tcp = TcpListener::bind("127.0.0.1:0").map_err(listen)?;
-    out!("{}", tcp.local_addr().map_err(listen)?);
-    lifeline::end_with_launcher();
+/// The far side.
+pub fn serve(args: &FarArgs) -> Result<i32, Failure> {
+    let (tcp, unix) = args.listen()?;
     thread::scope(|s| {
         s.spawn(|| unix.incoming().flatten().for_each(|stream| drop(thread::spawn(|| answer(stream)))));
         for stream in tcp.incoming().flatten() {
@@ -76,73 +68,47 @@ fn write(stream: &mut impl Write, payload: &[u8]) -> io::Result<()> {
     payload.chunks(WRITE_BYTES).try_for_each(|part| stream.write_all(part))
 }
 
-/// The far side, as its launcher has it.
-pub struct RawPeer {
-    process: Process,
-    address: String,
-    socket: PathBuf,
-}
-
-impl RawPeer {
-    /// Starts it; its socket and its words are in `dir`.
-    pub fn start(name: &str, dir: &Path) -> Result<Self, Failure> {
-        let program =
-            std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
-        let socket = dir.join(format!("{name}.sock"));
-        let mut command = Command::new(program);
-        command.args(["bench", "raw-peer"]).arg(&socket);
-        let mut process = Process::start(name.into(), command, dir)?;
-        let address = process.first_line()?;
-        Ok(Self { process, address, socket })
-    }
-
-    /// Its process id.
-    pub fn id(&self) -> u32 {
-        self.process.id()
-    }
-
-    /// A connection of its own.
-    pub fn connect(&self, via: Via) -> Result<Raw, Failure> {
-        let stream: io::Result<Box<dyn Stream>> = match via {
-            Via::Tcp => TcpStream::connect(&self.address).and_then(|s| {
-                s.set_nodelay(true)?;
-                Ok(Box::new(s) as Box<dyn Stream>)
-            }),
-            Via::Unix => UnixStream::connect(&self.socket).map(|s| Box::new(s) as Box<dyn Stream>),
-        };
-        Ok(Raw(stream.map_err(broken)?))
-    }
-}
-
 trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
 /// A connection to the far side.
-pub struct Raw(Box<dyn Stream>);
+pub struct Raw(Via, Box<dyn Stream>);
 
 impl Raw {
+    /// Connects.
+    pub fn connect(to: &FarSide, via: Via) -> Result<Self, Failure> {
+        let connect = || -> io::Result<Box<dyn Stream>> {
+            match via {
+                Via::Unix => Ok(Box::new(UnixStream::connect(&to.socket)?)),
+                Via::Tcp => {
+                    let stream = TcpStream::connect(&to.address)?;
+                    stream.set_nodelay(true)?;
+                    Ok(Box::new(stream))
+                }
+            }
+        };
+        Ok(Self(via, connect().map_err(|e| broken(via, e))?))
+    }
+
     /// Sends the payload and waits for the answer.
     pub fn push(&mut self, payload: &[u8]) -> Result<(), Failure> {
         let mut push = || {
             self.ask(PUSH, payload.len())?;
-            write(&mut self.0, payload)?;
-            self.0.read_exact(&mut [0])
+            write(&mut self.1, payload)?;
+            self.1.read_exact(&mut [0])
         };
-        push().map_err(broken)
+        push().map_err(|e| broken(self.0, e))
     }
 
     /// Asks for as many bytes as fit.
     pub fn pull(&mut self, into: &mut [u8]) -> Result<(), Failure> {
-        self.ask(PULL, into.len()).and_then(|()| self.0.read_exact(into)).map_err(broken)
+        let pulled = self.ask(PULL, into.len()).and_then(|()| self.1.read_exact(into));
+        pulled.map_err(|e| broken(self.0, e))
     }
 
     fn ask(&mut self, op: u8, length: usize) -> io::Result<()> {
         let mut head = [op; 9];
         head[1..].copy_from_slice(&(length as u64).to_le_bytes());
-        self.0.write_all(&head)
+        self.1.write_all(&head)
     }
-}
-
-fn broken(e: io::Error) -> Failure {
-    Failure::new(exit::FAILED, format!("the raw peer, a process of this benchmark: {e}"))
 }

@@ -7,10 +7,11 @@
 //! of an operation.
 
 use super::{
+    far::FarSide,
     figure::{self, Figure},
     load::{Bed, Pusher, Shape, Via, go_on},
     meter::{Meter, Took, median_of},
-    raw::{Raw, RawPeer},
+    raw::{self, Raw},
 };
 use crate::{failure::Failure, train};
 use clap::Args;
@@ -98,12 +99,12 @@ fn one(
         ..Shape::default()
     };
     let bed = Bed::start(shape, &dir.join("fleet"))?;
-    let peer = RawPeer::start("raw", dir)?;
+    let peer = FarSide::start(raw::COMMAND, "raw", dir)?;
     let (ours, raws) = (Meter::new(bed.servers()), Meter::new([peer.id()]));
     // One worker for each way; the one that is not measured only says that it lives.
     let mut ways = Vec::new();
     for (worker, via) in (0u32..).zip(&args.via) {
-        ways.push((*via, bed.seat_via(worker, *via).pusher()?, peer.connect(*via)?));
+        ways.push((*via, bed.seat_via(worker, *via).pusher()?, Raw::connect(&peer, *via)?));
     }
     let mut payload = vec![1; bytes];
     for (_, pusher, raw) in &mut ways {
@@ -130,19 +131,9 @@ fn one(
 
 fn measure(meter: &Meter, pusher: &mut Pusher, time: Duration, case: &mut Case) -> Result<(), Failure> {
     case.add("push", median_of(time, || meter.time(|| pusher.push()))?);
-    let whole = pusher.bytes() as u64;
     let pull = median_of(time, || {
         pusher.push()?;
-        let mut came = 0;
-        let took = meter.time(|| {
-            came = pusher.pull()?;
-            Ok(())
-        })?;
-        if came != whole {
-            let what = format!("a pull after a push of the whole model brought {came} of {whole} bytes");
-            return Err(Failure::new(exit::FAILED, what));
-        }
-        Ok(took)
+        meter.time(|| pusher.pull_whole())
     })?;
     case.add("pull", pull);
     let round = median_of(time, || {
@@ -212,7 +203,7 @@ fn figures(args: &WireBenchArgs, bytes: usize, cases: &BTreeMap<(Via, bool), Cas
 const UNITS: [(&str, usize); 3] = [("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
 
 /// Reads a payload's size.
-fn size(text: &str) -> Result<usize, String> {
+pub fn size(text: &str) -> Result<usize, String> {
     let unit = UNITS.iter().find(|(letter, _)| text.ends_with(letter));
     let (number, factor) =
         unit.map_or((text, 1), |(letter, factor)| (text.trim_end_matches(letter), *factor));
@@ -223,7 +214,7 @@ fn size(text: &str) -> Result<usize, String> {
 }
 
 /// Writes it.
-fn named(bytes: usize) -> String {
+pub fn named(bytes: usize) -> String {
     match UNITS.iter().find(|(_, factor)| bytes.is_multiple_of(*factor)) {
         Some((letter, factor)) => format!("{} {letter}iB", bytes / factor),
         None => format!("{bytes} B"),
