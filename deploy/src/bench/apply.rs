@@ -16,6 +16,7 @@ use super::{
 use crate::{failure::Failure, train};
 use clap::Args;
 use paraft_common::{
+    Payload,
     codec::{F32_BYTES, put_f32_le},
     optim::{Gradient, Hyper, OptimizerConfig},
 };
@@ -84,7 +85,7 @@ pub fn run(args: &ApplyBenchArgs) -> Result<i32, Failure> {
 struct Bucket {
     weights: Vec<f32>,
     slots: Vec<Vec<f32>>,
-    gradient: Vec<u8>,
+    gradient: Payload,
     updates: u64,
 }
 
@@ -121,7 +122,7 @@ fn one(
             let seconds = pass(&mut buckets, threads, time, |b| {
                 b.updates += 1;
                 let hyper = Hyper { lr: optimizer.lr() as f32, t: b.updates, clip_value: None };
-                let gradient = Gradient { le: &b.gradient, scale: 1.0 };
+                let gradient = Gradient { payload: &b.gradient, scale: 1.0 };
                 optimizer.apply(&hyper, &mut b.weights, &mut b.slots, gradient);
                 black_box(&mut b.weights);
             });
@@ -162,7 +163,7 @@ fn bucket(optimizer: &OptimizerConfig, len: usize) -> Bucket {
     let values: Vec<f32> = (0..len).map(|i| ((i * 7919 % 2001) as f32 - 1000.5) * 1e-5).collect();
     let mut gradient = Vec::with_capacity(len * F32_BYTES);
     put_f32_le(&values, &mut gradient);
-    Bucket { weights: values, slots: optimizer.new_slots(len), gradient, updates: 0 }
+    Bucket { weights: values, slots: optimizer.new_slots(len), gradient: gradient.into(), updates: 0 }
 }
 
 /// Works on every item over and over, on so many threads between which the items are dealt out, for about this time;
