@@ -96,7 +96,7 @@ fn one(
         replicas: args.replicas,
         durability: args.durability,
         set: &args.set,
-        ..Shape::default()
+        ..Shape::timed()
     };
     let bed = Bed::start(shape, &dir.join("fleet"))?;
     let peer = FarSide::start(raw::COMMAND, "raw", dir)?;
