@@ -219,19 +219,15 @@ impl Pusher {
         self.settle_to(0)
     }
 
-    /// Pushes one bucket after the other, over and over, with so many under way, until this time is over or the user
-    /// wants the end; then waits for the last ack.
-    pub fn stream(
-        &mut self,
-        in_flight: usize,
-        time: Duration,
-        interrupted: &AtomicI32,
-    ) -> Result<Streamed, Failure> {
+    /// Pushes one bucket after the other, over and over, until this time is over or the user wants the end; then waits for
+    /// the last ack. Under way is one push of every bucket: a server takes the next of a bucket only when it has applied
+    /// the one before.
+    pub fn stream(&mut self, time: Duration, interrupted: &AtomicI32) -> Result<Streamed, Failure> {
         let (mut pushes, mut bytes, began) = (0, 0, Instant::now());
         while began.elapsed() < time && interrupted.load(Relaxed) == 0 {
             self.step = self.step.next();
             for i in (0..self.buckets.len()).rev() {
-                self.settle_to(in_flight.saturating_sub(1))?;
+                self.settle_to(self.buckets.len() - 1)?; // acks come in the order of the pushes
                 self.push_bucket(i);
                 pushes += 1;
                 bytes += (self.buckets[i].len * F32_BYTES) as u64;

@@ -1,7 +1,7 @@
 //! `paraft bench shard`: what admission, log and apply of one shard make of pushes, by replicas and durability.
 //!
-//! One worker pushes over TCP, with many pushes under way and without pulling: buckets of 1 MiB for the goodput, buckets of
-//! 1 KiB for the pushes a second, and one push of 1 KiB at a time for the latency of acknowledgements. *Wire* is bytes that
+//! One worker pushes over TCP, with one push of every bucket under way and without pulling: 16 buckets of 1 MiB for the
+//! goodput, 512 buckets of 1 KiB for the pushes a second, and one push of 1 KiB at a time for the latency of acknowledgements. *Wire* is bytes that
 //! the loopback interface carried for each byte pushed: with three replicas 3 would be every byte sent once to each.
 //!
 //! What the goodput of three replicas is compared with is the raw cost of moving the same bytes three times: three plain TCP
@@ -34,12 +34,9 @@ pub struct ShardBenchArgs {
     /// Values of each of the small buckets.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 18))]
     pub small: u32,
-    /// Small buckets.
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
-    pub small_buckets: u32,
-    /// Pushes under way at any time: of large buckets at most 64, of small ones at most this many.
+    /// Small buckets; as many pushes are under way.
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
-    pub in_flight: u32,
+    pub small_buckets: u32,
     /// Replicas, comma-separated; the first is what the others are compared with.
     #[arg(long, value_delimiter = ',', default_value = "1,3")]
     pub replicas: Vec<u32>,
@@ -77,9 +74,6 @@ const FIGURES: [(&str, &str); 5] = [
 /// What a raw case has; the first is what is compared.
 const AT_ONCE: &str = "at once";
 const IN_TURN: &str = "in turn";
-
-/// Of large buckets: 64 MiB, about what a follower may be sent ahead.
-const LARGE_IN_FLIGHT: usize = 64;
 
 fn form(text: &str) -> Result<LogForm, String> {
     [LogForm::Updates, LogForm::Images, LogForm::Auto]
@@ -158,7 +152,7 @@ fn one(
     let mut pusher = bed.seat(0).pusher()?;
     pusher.push()?;
     let before = loopback_bytes();
-    let streamed = pusher.stream(LARGE_IN_FLIGHT, time, interrupted)?;
+    let streamed = pusher.stream(time, interrupted)?;
     figures.push((GOODPUT, streamed.bytes as f64 / streamed.took.as_secs_f64() / 1e6));
     if let (Some(from), Some(to)) = (before, loopback_bytes()) {
         figures.push(("wire", (to - from) as f64 / streamed.bytes as f64));
@@ -172,7 +166,7 @@ fn one(
     let bed = Bed::start(Shape { values, set: &set, ..shape }, &dir.join("small"))?;
     let mut pusher = bed.seat(0).pusher()?;
     pusher.push()?;
-    let streamed = pusher.stream(args.in_flight as usize, time, interrupted)?;
+    let streamed = pusher.stream(time, interrupted)?;
     figures.push(("small pushes", streamed.pushes as f64 / streamed.took.as_secs_f64()));
     let mut acks = pusher.one_by_one(time, interrupted)?;
     acks.sort_by(f64::total_cmp);
