@@ -49,7 +49,7 @@ pub struct FanoutBenchArgs {
     /// What an acknowledgement promises.
     #[arg(long, default_value = "quorum-memory")]
     pub durability: Durability,
-    /// Milliseconds that are counted in each run.
+    /// Milliseconds that are counted in each run; at least as many steps as there are workers.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub millis: u64,
     /// Runs of each case, interleaved; the median counts.
@@ -62,6 +62,9 @@ pub struct FanoutBenchArgs {
     #[arg(long)]
     pub json: bool,
 }
+
+/// Steps that take longer than this are an error.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The runs of one case.
 #[derive(Default)]
@@ -109,6 +112,7 @@ fn one(
     interrupted: &AtomicI32,
 ) -> Result<(f64, f64), Failure> {
     go_on(interrupted)?;
+    let buckets = args.size.div_ceil(args.bucket);
     let mut set = args.set.clone();
     set.push(format!("cluster.bucket_bytes={}", args.bucket));
     let shape = Shape {
@@ -145,14 +149,19 @@ fn one(
             .collect();
         joined.wait();
         let snapshot = || (meter.cpu(), pushes.load(Relaxed));
+        // For this time, and until as many steps have been made as there are workers.
         let wait = |time: Duration| {
-            let until = Instant::now() + time;
-            while Instant::now() < until && interrupted.load(Relaxed) == 0 && !stop.load(Relaxed) {
+            let (began, before) = (Instant::now(), pushes.load(Relaxed));
+            let steps = || pushes.load(Relaxed) - before >= u64::from(workers) * buckets as u64;
+            while (began.elapsed() < time || !steps() && began.elapsed() < PATIENCE)
+                && interrupted.load(Relaxed) == 0
+                && !stop.load(Relaxed)
+            {
                 thread::sleep(Duration::from_millis(5).min(time));
             }
         };
         let time = Duration::from_millis(args.millis);
-        wait(time / 4); // until all are at it
+        wait(time / 4); // nobody's first step counts
         let (before, began) = (snapshot(), Instant::now());
         wait(time);
         let (after, took) = (snapshot(), began.elapsed());
@@ -164,8 +173,8 @@ fn one(
     go_on(interrupted)?;
     let count = (after.1 - before.1) as f64;
     if count == 0.0 {
-        let what = format!("{workers} workers made no step in {} ms", args.millis);
-        return Err(Failure::new(exit::FAILED, what).help("give a longer --millis or a shorter --size"));
+        let what = format!("{workers} workers on {shards} shards made no step in {PATIENCE:?}");
+        return Err(Failure::new(exit::FAILED, what).help("give a shorter --size"));
     }
     Ok(((after.0 - before.0) / count * 1e6, count / took.as_secs_f64()))
 }

@@ -100,7 +100,7 @@ pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
                 go_on(&interrupted)?;
                 let dir = scratch.path().join(format!("{durability}-{replicas}-{repeat}"));
                 let raw = raws.entry((*durability, *replicas)).or_default();
-                for (name, value) in transfers(args, &far[..*replicas as usize])? {
+                for (name, value) in transfers(args, &far[..*replicas as usize], &interrupted)? {
                     raw.entry(name).or_default().push(value);
                 }
                 let case = cases.entry((*durability, *replicas)).or_default();
@@ -116,14 +116,18 @@ pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
 }
 
 /// Goodput in MB/s of so many raw transfers, each byte counted once: at once, and one after the other.
-fn transfers(args: &ShardBenchArgs, to: &[FarSide]) -> Result<[(&'static str, f64); 2], Failure> {
+fn transfers(
+    args: &ShardBenchArgs,
+    to: &[FarSide],
+    interrupted: &AtomicI32,
+) -> Result<[(&'static str, f64); 2], Failure> {
     let payload = vec![1; args.values as usize * F32_BYTES];
     let mut raws: Vec<Raw> = to.iter().map(|f| Raw::connect(f, Via::Tcp)).collect::<Result<_, _>>()?;
     let meter = Meter::new([]);
     let time = Duration::from_millis(args.millis) / 4;
     let rate = |seconds: f64| payload.len() as f64 / seconds / 1e6;
     raws.iter_mut().try_for_each(|r| r.push(&payload))?;
-    let at_once = median_of(time, || {
+    let at_once = median_of(time, interrupted, || {
         meter.time(|| {
             thread::scope(|s| {
                 let threads: Vec<_> = raws.iter_mut().map(|r| s.spawn(|| r.push(&payload))).collect();
@@ -132,7 +136,8 @@ fn transfers(args: &ShardBenchArgs, to: &[FarSide]) -> Result<[(&'static str, f6
             })
         })
     })?;
-    let in_turn = median_of(time, || meter.time(|| raws.iter_mut().try_for_each(|r| r.push(&payload))))?;
+    let in_turn =
+        median_of(time, interrupted, || meter.time(|| raws.iter_mut().try_for_each(|r| r.push(&payload))))?;
     Ok([(AT_ONCE, rate(at_once.seconds)), (IN_TURN, rate(in_turn.seconds))])
 }
 
