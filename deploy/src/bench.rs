@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 mod apply;
 mod echo;
 mod failover;
+mod fanout;
 mod far;
 mod figure;
 mod fire;
@@ -15,8 +16,8 @@ mod log;
 mod meter;
 mod peers;
 mod plain;
-mod push;
 mod raw;
+mod shard;
 mod train;
 mod wire;
 
@@ -40,8 +41,11 @@ enum Which {
     /// The two ways into the log: bytes replicated for each byte pushed, and pushes a second, of update entries and
     /// of image cuts.
     Log(log::LogBenchArgs),
-    /// Pushes: goodput, latency of acks and bytes on the wire, by replicas and durability level.
-    Push(push::PushBenchArgs),
+    /// Pushes through admission, log and apply: goodput, pushes a second, latency of acks and bytes on the wire, by
+    /// replicas and durability level.
+    Shard(shard::ShardBenchArgs),
+    /// How the cost of a push grows with workers and shards.
+    Fanout(fanout::FanoutBenchArgs),
     /// Training while processes are killed: useful samples a second and accuracy, beside checkpoint-and-restart and, where
     /// given, PyTorch under torchrun.
     Fire(fire::FireBenchArgs),
@@ -61,7 +65,8 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
         Which::Wire(a) => wire::run(a),
         Which::Log(a) => log::run(a),
         Which::Fire(a) => fire::run(a),
-        Which::Push(a) => push::run(a),
+        Which::Shard(a) => shard::run(a),
+        Which::Fanout(a) => fanout::run(a),
         Which::Failover(a) => failover::run(a),
         Which::Apply(a) => apply::run(a),
         Which::Latency(a) => latency::run(a),

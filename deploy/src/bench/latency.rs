@@ -102,7 +102,7 @@ fn one(
         replicas: args.replicas,
         durability: args.durability,
         set: &args.set,
-        ..Shape::default()
+        ..Shape::timed()
     };
     let bed = Bed::start(shape, &dir.join("fleet"))?;
     let far = FarSide::start(echo::COMMAND, "echo", dir)?;

@@ -13,7 +13,7 @@ use std::{
         atomic::{AtomicI32, Ordering::Relaxed},
         mpsc::Receiver,
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// By which way client and server meet on this host.
@@ -58,13 +58,32 @@ pub struct Shape<'a> {
     pub durability: Durability,
     pub log: LogForm,
     pub optimizer: &'a str,
+    pub grace_ms: u64,
     pub set: &'a [String],
 }
 
 impl Default for Shape<'_> {
     fn default() -> Self {
         let (durability, log) = (Durability::default(), LogForm::default());
-        Self { values: 1, workers: 1, shards: 1, replicas: 3, durability, log, optimizer: "sgd", set: &[] }
+        Self {
+            values: 1,
+            workers: 1,
+            shards: 1,
+            replicas: 3,
+            durability,
+            log,
+            optimizer: "sgd",
+            grace_ms: 1000,
+            set: &[],
+        }
+    }
+}
+
+impl Shape<'_> {
+    /// For what is timed push by push. Updates go into the log as they come: an acknowledgement that waits for the next
+    /// image cut would tell the time between cuts. And a busy machine takes nobody's lease.
+    pub fn timed() -> Self {
+        Self { log: LogForm::Updates, grace_ms: 10_000, ..Self::default() }
     }
 }
 
@@ -75,12 +94,13 @@ impl Bed {
         // Rate 1e-9: the optimizer's work is done and the weights stay finite.
         let text = format!(
             "name = \"bench\"\n[train]\nworkers = {}\nmode = \"asp\"\n[optimizer]\nkind = {:?}\nlr = 1e-9\n\
-             [cluster]\nservers = {r}\nreplicas = {r}\nshards = {}\ndurability = \"{}\"\nlog = \"{}\"\n",
+             [cluster]\nservers = {r}\nreplicas = {r}\nshards = {}\ndurability = \"{}\"\nlog = \"{}\"\ngrace_ms = {}\n",
             shape.workers,
             shape.optimizer,
             shape.shards,
             shape.durability,
             shape.log,
+            shape.grace_ms,
             r = shape.replicas,
         );
         let job = Job::parse(&text, Path::new("bench"), shape.set)?;
@@ -132,7 +152,7 @@ impl Seat {
         let (client, step) = Client::join(self.0, &weights).map_err(failed)?;
         let (acks, buckets) = (client.acks(), client.layout().buckets().to_vec());
         let gradient = vec![1e-3; weights.len()];
-        Ok(Pusher { client, step, acks, buckets, gradient, weights })
+        Ok(Pusher { client, step, acks, open: 0, buckets, gradient, weights })
     }
 }
 
@@ -141,9 +161,20 @@ pub struct Pusher {
     client: Client,
     step: Step,
     acks: Receiver<Acked>,
+    /// Pushes that are not acknowledged.
+    open: usize,
     buckets: Vec<BucketSpec>,
     gradient: Vec<f32>,
     weights: Vec<f32>,
+}
+
+/// What [`Pusher::stream`] did.
+pub struct Streamed {
+    pub pushes: u64,
+    /// Payload.
+    pub bytes: u64,
+    /// Until the last was acknowledged.
+    pub took: Duration,
 }
 
 /// An ack that does not come within this is an error.
@@ -153,7 +184,7 @@ impl Pusher {
     /// Pushes every bucket, the last first as a backward pass does, and waits for all acks.
     pub fn push(&mut self) -> Result<(), Failure> {
         self.begin();
-        self.acked(self.buckets.len())
+        self.settle()
     }
 
     /// Pulls the model.
@@ -175,16 +206,50 @@ impl Pusher {
         }
     }
 
-    /// What a training step does: pushes the model and pulls it, without waiting for the acks between the two. The acks
-    /// are still to come: [`Self::settle`].
+    /// What a training step does: pushes the model and pulls it, without waiting for the acks between the two.
     pub fn round(&mut self) -> Result<(), Failure> {
         self.begin();
-        self.pull()
+        self.pull()?;
+        self.open = self.open.saturating_sub(self.acks.try_iter().count());
+        Ok(())
     }
 
-    /// Waits for the acks of [`Self::round`].
+    /// Waits until every push is acknowledged.
     pub fn settle(&mut self) -> Result<(), Failure> {
-        self.acked(self.buckets.len())
+        self.settle_to(0)
+    }
+
+    /// Pushes one bucket after the other, over and over, until this time is over or the user wants the end; then waits for
+    /// the last ack. Under way is one push of every bucket: a server takes the next of a bucket only when it has applied
+    /// the one before.
+    pub fn stream(&mut self, time: Duration, interrupted: &AtomicI32) -> Result<Streamed, Failure> {
+        let (mut pushes, mut bytes, began) = (0, 0, Instant::now());
+        while began.elapsed() < time && interrupted.load(Relaxed) == 0 {
+            self.step = self.step.next();
+            for i in (0..self.buckets.len()).rev() {
+                self.settle_to(self.buckets.len() - 1)?; // acks come in the order of the pushes
+                self.push_bucket(i);
+                pushes += 1;
+                bytes += (self.buckets[i].len * F32_BYTES) as u64;
+            }
+        }
+        self.settle()?;
+        Ok(Streamed { pushes, bytes, took: began.elapsed() })
+    }
+
+    /// Pushes one bucket at a time; the seconds from each push to its ack.
+    pub fn one_by_one(&mut self, time: Duration, interrupted: &AtomicI32) -> Result<Vec<f64>, Failure> {
+        let (mut seconds, began) = (Vec::new(), Instant::now());
+        while began.elapsed() < time && interrupted.load(Relaxed) == 0 {
+            self.step = self.step.next();
+            for i in (0..self.buckets.len()).rev() {
+                let pushed = Instant::now();
+                self.push_bucket(i);
+                self.settle()?;
+                seconds.push(pushed.elapsed().as_secs_f64());
+            }
+        }
+        Ok(seconds)
     }
 
     /// Payload of the model, in bytes.
@@ -199,20 +264,32 @@ impl Pusher {
 
     fn begin(&mut self) {
         self.step = self.step.next();
-        for (i, b) in self.buckets.iter().enumerate().rev() {
-            self.client.push(BucketId(i as u32), self.step, &self.gradient[b.range()]);
-        }
+        (0..self.buckets.len()).rev().for_each(|i| self.push_bucket(i));
     }
 
-    fn acked(&mut self, count: usize) -> Result<(), Failure> {
-        for _ in 0..count {
+    fn push_bucket(&mut self, i: usize) {
+        let range = self.buckets[i].range();
+        self.client.push(BucketId(i as u32), self.step, &self.gradient[range]);
+        self.open += 1;
+    }
+
+    /// Waits until at most so many pushes are not acknowledged.
+    fn settle_to(&mut self, most: usize) -> Result<(), Failure> {
+        while self.open > most {
             if self.acks.recv_timeout(ACK_PATIENCE).is_err() {
                 // The client has failed, or its servers are gone: a pull says which.
-                self.client.pull(self.step, &mut self.weights).map_err(failed)?;
-                let what =
-                    format!("no acknowledgement of a push within {ACK_PATIENCE:?}, but pulls are answered");
-                return Err(Failure::new(exit::FAILED, what));
+                self.pull()?;
+                let what = match self.client.counters().rejoins {
+                    0 => format!(
+                        "no acknowledgement of a push within {ACK_PATIENCE:?}, but pulls are answered"
+                    ),
+                    _ => "a worker of the benchmark lost its lease, and pushes with it".into(),
+                };
+                return Err(
+                    Failure::new(exit::FAILED, what).help("end what keeps this machine busy, and try again")
+                );
             }
+            self.open -= 1;
         }
         Ok(())
     }

@@ -1,8 +1,12 @@
 //! Time and CPU time of operations that several processes work on.
 
+use super::load::go_on;
 use crate::{failure::Failure, statistics::median};
 use paraft_host::cpu_seconds_of;
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::AtomicI32,
+    time::{Duration, Instant},
+};
 
 /// Reads the CPU clocks of this process and of others.
 pub struct Meter(Vec<u32>);
@@ -36,11 +40,16 @@ pub struct Took {
 }
 
 /// Operations one after the other, for this time and at least three: the median of their times, and the mean of their
-/// CPU times. `op` may do more than it says it took.
-pub fn median_of(time: Duration, mut op: impl FnMut() -> Result<Took, Failure>) -> Result<Took, Failure> {
+/// CPU times. `op` may do more than it says it took, up to three times as much before fewer operations have to do.
+pub fn median_of(
+    time: Duration,
+    interrupted: &AtomicI32,
+    mut op: impl FnMut() -> Result<Took, Failure>,
+) -> Result<Took, Failure> {
     const LEAST: usize = 3;
-    let (mut seconds, mut cpu, mut sum) = (Vec::new(), 0.0, 0.0);
-    while seconds.len() < LEAST || sum < time.as_secs_f64() {
+    let (mut seconds, mut cpu, mut sum, began) = (Vec::new(), 0.0, 0.0, Instant::now());
+    while seconds.len() < LEAST || sum < time.as_secs_f64() && began.elapsed() < 4 * time {
+        go_on(interrupted)?;
         let took = op()?;
         seconds.push(took.seconds);
         sum += took.seconds;

@@ -9,7 +9,7 @@
 use super::{
     far::FarSide,
     figure::{self, Figure},
-    load::{Bed, Pusher, Shape, Via, go_on},
+    load::{Bed, Pusher, Shape, Via},
     meter::{Meter, Took, median_of},
     raw::{self, Raw},
 };
@@ -96,7 +96,7 @@ fn one(
         replicas: args.replicas,
         durability: args.durability,
         set: &args.set,
-        ..Shape::default()
+        ..Shape::timed()
     };
     let bed = Bed::start(shape, &dir.join("fleet"))?;
     let peer = FarSide::start(raw::COMMAND, "raw", dir)?;
@@ -120,23 +120,34 @@ fn one(
     let mut cases: BTreeMap<(Via, bool), Case> = BTreeMap::new();
     for _ in 0..args.repeats.max(1) {
         for (via, pusher, raw) in &mut ways {
-            go_on(interrupted)?;
-            measure_raw(&raws, raw, &mut payload, time, cases.entry((*via, false)).or_default())?;
-            go_on(interrupted)?;
-            measure(&ours, pusher, time, cases.entry((*via, true)).or_default())?;
+            measure_raw(
+                &raws,
+                raw,
+                &mut payload,
+                time,
+                interrupted,
+                cases.entry((*via, false)).or_default(),
+            )?;
+            measure(&ours, pusher, time, interrupted, cases.entry((*via, true)).or_default())?;
         }
     }
     Ok(cases)
 }
 
-fn measure(meter: &Meter, pusher: &mut Pusher, time: Duration, case: &mut Case) -> Result<(), Failure> {
-    case.add("push", median_of(time, || meter.time(|| pusher.push()))?);
-    let pull = median_of(time, || {
+fn measure(
+    meter: &Meter,
+    pusher: &mut Pusher,
+    time: Duration,
+    interrupted: &AtomicI32,
+    case: &mut Case,
+) -> Result<(), Failure> {
+    case.add("push", median_of(time, interrupted, || meter.time(|| pusher.push()))?);
+    let pull = median_of(time, interrupted, || {
         pusher.push()?;
         meter.time(|| pusher.pull_whole())
     })?;
     case.add("pull", pull);
-    let round = median_of(time, || {
+    let round = median_of(time, interrupted, || {
         let took = meter.time(|| pusher.round())?;
         pusher.settle()?;
         Ok(took)
@@ -150,17 +161,18 @@ fn measure_raw(
     raw: &mut Raw,
     payload: &mut [u8],
     time: Duration,
+    interrupted: &AtomicI32,
     case: &mut Case,
 ) -> Result<(), Failure> {
-    case.add("push", median_of(time, || meter.time(|| raw.push(payload)))?);
-    case.add("pull", median_of(time, || meter.time(|| raw.pull(payload)))?);
+    case.add("push", median_of(time, interrupted, || meter.time(|| raw.push(payload)))?);
+    case.add("pull", median_of(time, interrupted, || meter.time(|| raw.pull(payload)))?);
     let round = || {
         meter.time(|| {
             raw.push(payload)?;
             raw.pull(payload)
         })
     };
-    case.add("round", median_of(time, round)?);
+    case.add("round", median_of(time, interrupted, round)?);
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! The binary as a user meets it: real processes, real sockets, real signals.
 
+mod bench;
 mod common;
 mod hazards;
 mod jobs;

@@ -1,0 +1,148 @@
+//! `paraft bench`: every figure is one of this run, and says what it is compared with.
+
+use crate::common::*;
+
+/// Runs one and gives its figures; checks what all have in common.
+fn figures(args: &[&str]) -> Vec<Value> {
+    let out = run(&[&["bench"], args, &["--json"]].concat());
+    assert!(out.status.success(), "{args:?}: {}", text(&out.stderr));
+    let lines: Vec<Value> =
+        text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("json")).collect();
+    for key in ["bench", "case", "value", "unit", "reference", "ratio", "spread"] {
+        assert!(lines.iter().all(|l| l.get(key).is_some()), "{key}: {lines:?}");
+    }
+    lines
+}
+
+/// The value of a figure; panics when there is none or it is not above 0. With one repeat no figure is too noisy.
+fn value(figures: &[Value], bench: &str, case: &str, reference: &str) -> f64 {
+    let found =
+        figures.iter().find(|f| f["bench"] == bench && f["case"] == case && f["reference"] == reference);
+    let figure = found.unwrap_or_else(|| panic!("no {bench} of {case} against {reference}: {figures:?}"));
+    if reference != "-" {
+        assert!(figure["ratio"].as_f64().is_some_and(|r| r > 0.0), "{figure}");
+    }
+    figure["value"].as_f64().filter(|v| *v > 0.0).unwrap_or_else(|| panic!("{figure}"))
+}
+
+#[test]
+fn wire_compares_each_way_with_raw_sockets() {
+    let figures = figures(&["wire", "--sizes", "64K,1M", "--millis", "1", "--repeats", "1"]);
+    for size in ["64 KiB", "1 MiB"] {
+        for what in ["wire push", "wire pull", "wire round", "wire push cpu", "wire pull cpu"] {
+            value(&figures, what, &format!("tcp, {size}"), "raw tcp");
+            value(&figures, what, &format!("unix, {size}"), "raw tcp");
+            value(&figures, what, &format!("unix, {size}"), "raw unix");
+            value(&figures, what, &format!("raw unix, {size}"), "-");
+        }
+    }
+    for bad in ["3", "2G", "1T", "M", ""] {
+        assert_eq!(run(&["bench", "wire", "--sizes", bad]).status.code(), Some(2), "{bad}");
+    }
+}
+
+#[test]
+fn apply_counts_the_bytes_that_an_optimizer_must_touch() {
+    let args = ["apply", "--sizes", "4M", "--threads", "1,2", "--millis", "1", "--repeats", "1"];
+    let figures = figures(&args);
+    for threads in ["1 thread", "2 threads"] {
+        let memcpy = format!("memcpy, 4 MiB, {threads}"); // once beside each optimizer, so it may be too noisy
+        assert!(
+            figures.iter().any(|f| f["bench"] == "apply bandwidth" && f["case"] == memcpy),
+            "{figures:?}"
+        );
+        for (optimizer, touched) in [
+            ("sgd", 3),
+            ("momentum", 5),
+            ("nesterov", 5),
+            ("adagrad", 5),
+            ("rmsprop", 5),
+            ("adam", 7),
+            ("adamw", 7),
+        ] {
+            let case = format!("{optimizer}, 4 MiB, {threads}");
+            value(&figures, "apply gradient", &case, &format!("memory's limit ({touched} bytes touched)"));
+        }
+    }
+}
+
+#[test]
+fn shard_compares_replicas_with_one_and_with_raw_transfers() {
+    let figures = figures(&[
+        "shard",
+        "--values",
+        "1000000",
+        "--small-buckets",
+        "16",
+        "--millis",
+        "50",
+        "--repeats",
+        "1",
+        "--durability",
+        "quorum-memory",
+    ]);
+    for what in ["goodput", "small pushes", "ack p50", "ack p99", "wire"] {
+        value(&figures, &format!("shard {what}"), "quorum-memory, replicas 1", "replicas 1");
+        value(&figures, &format!("shard {what}"), "quorum-memory, replicas 3", "replicas 1");
+    }
+    value(&figures, "shard goodput", "quorum-memory, replicas 1", "raw tcp");
+    value(&figures, "shard goodput", "quorum-memory, replicas 3", "3 raw tcp at once");
+    value(&figures, "shard goodput", "3 raw tcp in turn", "-");
+    // Every byte goes to a server once, and once to each of the two others unless an image of the weights is smaller.
+    assert!(value(&figures, "shard wire", "quorum-memory, replicas 1", "replicas 1") >= 1.0);
+}
+
+#[test]
+fn latency_compares_callers_with_a_bare_call() {
+    let args = ["latency", "--callers", "1,4", "--millis", "50", "--repeats", "1"];
+    let figures = figures(&args);
+    for case in ["tcp, 1 caller", "tcp, 4 callers", "unix, 1 caller", "unix, 4 callers"] {
+        for what in ["push p50", "push p99", "pull p50", "pull p99", "pushes"] {
+            value(&figures, &format!("latency {what}"), case, "bare tonic call");
+        }
+        let [p50, p99] =
+            ["p50", "p99"].map(|p| value(&figures, &format!("latency bare call {p}"), case, "-"));
+        assert!(p50 <= p99, "{case}: {p50} {p99}");
+    }
+}
+
+#[test]
+fn fanout_compares_workers_and_shards_with_one() {
+    let args = ["fanout", "--workers", "1,4", "--shards", "1,4", "--millis", "200", "--repeats", "1"];
+    let figures = figures(&args);
+    for case in ["1 x 1", "1 x 4", "4 x 1", "4 x 4"] {
+        value(&figures, "fanout cpu", case, "1 x 1");
+        value(&figures, "fanout pushes", case, "1 x 1");
+    }
+    let empty = run(&["bench", "fanout", "--shards", "16", "--size", "64K"]);
+    assert_eq!(empty.status.code(), Some(2));
+    contains(&text(&empty.stderr), &["16 shards empty", "shorter --bucket"]);
+}
+
+#[test]
+fn ctrl_c_ends_a_benchmark_and_its_processes() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let mut child = paraft()
+        .args(["bench", "wire", "--sizes", "1M", "--millis", "60000", "--repeats", "1000"])
+        .env("TMPDIR", scratch.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map(Held)
+        .expect("paraft starts");
+    wait("the far side to run", || {
+        let all = processes(scratch.path());
+        if all.iter().any(|(_, l)| l.contains("raw-peer")) { Ok(()) } else { Err(format!("{all:?}")) }
+    });
+    std::thread::sleep(Duration::from_millis(500)); // into a measure, which would take a minute
+    kill(Pid::from_raw(child.0.id() as i32), Signal::SIGINT).expect("signal");
+    let began = Instant::now();
+    let status =
+        wait("it to end", || child.0.try_wait().expect("status").ok_or_else(|| "it runs".to_string()));
+    assert_eq!(status.code(), Some(130));
+    assert!(began.elapsed() < Duration::from_secs(30), "it went on for {:?}", began.elapsed());
+    wait("every process to end", || match processes(scratch.path()) {
+        left if left.is_empty() => Ok(()),
+        left => Err(format!("{left:?}")),
+    });
+}
