@@ -8,6 +8,7 @@ pub mod codec;
 pub mod config;
 pub mod consistency;
 pub mod durability;
+pub mod encoding;
 pub mod histogram;
 pub mod id;
 pub mod layout;
@@ -18,6 +19,7 @@ pub mod retry;
 
 pub use consistency::Mode;
 pub use durability::{Durability, LeaderWindow, LogForm};
+pub use encoding::Encoding;
 pub use id::{BucketId, Seq, ServerId, SessionId, ShardId, Step, Version, WorkerId};
 pub use layout::{BucketSpec, Layout, TensorKind, TensorSpec};
 pub use payload::Payload;

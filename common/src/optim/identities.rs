@@ -4,6 +4,7 @@
 use super::*;
 use crate::{
     codec::put_f32_le,
+    encoding::{Encoding, Values},
     payload::{Payload, tests::cut},
 };
 use bytes::Bytes;
@@ -55,7 +56,12 @@ fn train(config: &OptimizerConfig, n: usize, cut: usize) -> Vec<f32> {
         let payload = le(&numbers(n, 100 + t as u32));
         for (at, slots) in parts.clone().into_iter().zip(&mut slots) {
             let part = payload.to_bytes().slice(at.start * 4..at.end * 4).into();
-            config.apply(&hyper, &mut weights[at], slots, Gradient { payload: &part, scale: 0.25 });
+            config.apply(
+                &hyper,
+                &mut weights[at],
+                slots,
+                Gradient { payload: &part, encoding: Encoding::F32, scale: 0.25 },
+            );
         }
     }
     weights
@@ -74,23 +80,26 @@ fn a_vector_cut_in_buckets_gives_the_same_bits_as_the_whole() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn a_payload_in_pieces_gives_the_same_bits_as_in_one(
-        at in prop::collection::vec(any::<prop::sample::Index>(), 1..12), n in 1usize..300,
+    fn a_payload_in_pieces_and_encoded_gives_the_bits_of_its_values_in_one(
+        at in prop::collection::vec(any::<prop::sample::Index>(), 1..12), n in 1usize..1300,
     ) {
-        let whole = le(&numbers(n, 6));
-        let pieces = cut(&whole.to_bytes(), &at);
-        for config in all_kinds() {
-            let [a, b] = [&whole, &pieces].map(|payload| {
+        for (config, encoding) in all_kinds().into_iter().flat_map(|c| Encoding::ALL.map(|e| (c.clone(), e))) {
+            let mut sent = Vec::new();
+            encoding.encode(&numbers(n, 6), &mut sent);
+            let pieces = cut(&sent, &at);
+            let mut values = vec![0.0; n];
+            Values::new(&pieces, encoding, n).expect("its length").read(&mut values).expect("as many");
+            let [a, b] = [(&le(&values), Encoding::F32), (&pieces, encoding)].map(|(payload, encoding)| {
                 let (mut weights, mut slots) = (numbers(n, 1), config.new_slots(n));
                 for t in 1..=3 {
                     let hyper = Hyper { lr: 0.01, t, clip_value: Some(0.9) };
-                    config.apply(&hyper, &mut weights, &mut slots, Gradient { payload, scale: 0.25 });
+                    config.apply(&hyper, &mut weights, &mut slots, Gradient { payload, encoding, scale: 0.25 });
                 }
                 let mut buffer = numbers(n, 2);
-                apply_buffer(&mut buffer, Gradient { payload, scale: 0.5 });
+                apply_buffer(&mut buffer, Gradient { payload, encoding, scale: 0.5 });
                 [vec![weights, buffer], slots].concat().iter().map(|v| bits(v)).collect::<Vec<_>>()
             });
-            prop_assert_eq!(a, b, "{:?}", config);
+            prop_assert_eq!(a, b, "{:?} {}", config, encoding);
         }
     }
 }
@@ -116,7 +125,12 @@ fn weight_decay_on_sgd_shrinks_the_weights() {
     let start = numbers(64, 3);
     let mut weights = start.clone();
     let hyper = Hyper { lr: 0.1, t: 1, clip_value: None };
-    sgd.apply(&hyper, &mut weights, &mut [], Gradient { payload: &le(&[0.0; 64]), scale: 1.0 });
+    sgd.apply(
+        &hyper,
+        &mut weights,
+        &mut [],
+        Gradient { payload: &le(&[0.0; 64]), encoding: Encoding::F32, scale: 1.0 },
+    );
     for (w, s) in weights.iter().zip(&start) {
         // w - lr * (wd * w) and (1 - lr * wd) * w round at different places: two units in the last place.
         assert!((w - 0.95 * s).abs() <= 2.0 * f32::EPSILON * s.abs());
@@ -128,7 +142,7 @@ fn a_buffer_is_plain_subtraction() {
     let start = numbers(33, 4);
     let push = numbers(33, 5);
     let mut values = start.clone();
-    apply_buffer(&mut values, Gradient { payload: &le(&push), scale: 0.5 });
+    apply_buffer(&mut values, Gradient { payload: &le(&push), encoding: Encoding::F32, scale: 0.5 });
     for ((v, s), p) in values.iter().zip(&start).zip(&push) {
         assert_eq!(v.to_bits(), (s - p * 0.5).to_bits());
     }
@@ -141,7 +155,12 @@ fn constant_gradients_do_not_break_centred_rmsprop() {
     let payload = le(&numbers(64, 9));
     for t in 1..500 {
         let hyper = Hyper { lr: 1e-6, t, clip_value: None };
-        config.apply(&hyper, &mut weights, &mut slots, Gradient { payload: &payload, scale: 1.0 });
+        config.apply(
+            &hyper,
+            &mut weights,
+            &mut slots,
+            Gradient { payload: &payload, encoding: Encoding::F32, scale: 1.0 },
+        );
     }
     assert!(weights.iter().all(|w| w.is_finite()));
 }
@@ -196,7 +215,12 @@ fn wrong_options_are_named_with_their_range() {
 fn a_payload_of_another_length_is_a_bug_of_the_caller() {
     let hyper = Hyper { lr: 0.1, t: 1, clip_value: None };
     let payload = &vec![0; 7].into();
-    OptimizerConfig::sgd(0.1).apply(&hyper, &mut [0.0; 2], &mut [], Gradient { payload, scale: 1.0 });
+    OptimizerConfig::sgd(0.1).apply(
+        &hyper,
+        &mut [0.0; 2],
+        &mut [],
+        Gradient { payload, encoding: Encoding::F32, scale: 1.0 },
+    );
 }
 
 /// Speed on this machine: `cargo test --release -p paraft-common optim -- --ignored --nocapture`.
@@ -211,7 +235,12 @@ fn speed_on_buckets_of_one_mib() {
         let mut best = f64::INFINITY;
         for t in 1..60 {
             let start = std::time::Instant::now();
-            config.apply(&hyper(t), &mut weights, &mut slots, Gradient { payload: &payload, scale: 0.5 });
+            config.apply(
+                &hyper(t),
+                &mut weights,
+                &mut slots,
+                Gradient { payload: &payload, encoding: Encoding::F32, scale: 0.5 },
+            );
             best = best.min(start.elapsed().as_secs_f64());
         }
         let slots = config.slots();
