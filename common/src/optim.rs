@@ -35,6 +35,8 @@ pub mod sgd;
 mod golden;
 #[cfg(test)]
 mod identities;
+#[cfg(test)]
+mod speed;
 
 pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW};

@@ -72,7 +72,7 @@ fn every_value_is_rounded_to_the_nearest_half() {
 #[test]
 fn published_numbers_have_their_published_bits() {
     for (v, bits) in [
-        (0.000000059604645, 0x0001),
+        (0.000000059604645f64, 0x0001),
         (0.000060975552, 0x03ff),
         (0.00006103515625, 0x0400),
         (0.33325195, 0x3555),
@@ -83,17 +83,17 @@ fn published_numbers_have_their_published_bits() {
         (-2.0, 0xc000),
         (-0.0, 0x8000),
     ] {
-        assert_eq!(narrow::to_f16(v), bits, "{v}");
+        assert_eq!(narrow::to_f16(v as f32), bits, "{v}");
     }
     for (v, bits) in [
-        (1.0, 0x3f80),
+        (1.0f64, 0x3f80),
         (-2.0, 0xc000),
         (3.38953139e38, 0x7f7f),
         (1.17549435e-38, 0x0080),
-        (std::f32::consts::PI, 0x4049),
+        (std::f64::consts::PI, 0x4049),
         (1.0 / 3.0, 0x3eab),
     ] {
-        assert_eq!(narrow::to_bf16(v), bits, "{v}");
+        assert_eq!(narrow::to_bf16(v as f32), bits, "{v}");
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
 use bytes::Bytes;
 use proptest::prelude::*;
 
-fn all_kinds() -> Vec<OptimizerConfig> {
+pub(super) fn all_kinds() -> Vec<OptimizerConfig> {
     let rms = RmsProp { weight_decay: 0.01, ..RmsProp::default() };
     vec![
         OptimizerConfig::sgd(0.1),
@@ -27,7 +27,7 @@ fn all_kinds() -> Vec<OptimizerConfig> {
 }
 
 /// Numbers of many sizes from a fixed recurrence (no random crate here, and none is needed).
-fn numbers(n: usize, seed: u32) -> Vec<f32> {
+pub(super) fn numbers(n: usize, seed: u32) -> Vec<f32> {
     let mut x = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     let mut next = || {
         x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -221,29 +221,4 @@ fn a_payload_of_another_length_is_a_bug_of_the_caller() {
         &mut [],
         Gradient { payload, encoding: Encoding::F32, scale: 1.0 },
     );
-}
-
-/// Speed on this machine: `cargo test --release -p paraft-common optim -- --ignored --nocapture`.
-#[test]
-#[ignore = "a measurement, not a check"]
-fn speed_on_buckets_of_one_mib() {
-    let n = (1 << 20) / 4;
-    let payload = le(&numbers(n, 7));
-    for config in all_kinds() {
-        let (mut weights, mut slots) = (numbers(n, 8), config.new_slots(n));
-        let hyper = |t| Hyper { lr: 1e-3, t, clip_value: None };
-        let mut best = f64::INFINITY;
-        for t in 1..60 {
-            let start = std::time::Instant::now();
-            config.apply(
-                &hyper(t),
-                &mut weights,
-                &mut slots,
-                Gradient { payload: &payload, encoding: Encoding::F32, scale: 0.5 },
-            );
-            best = best.min(start.elapsed().as_secs_f64());
-        }
-        let slots = config.slots();
-        println!("{:9} {slots} slots: {:.1} GB/s of gradient", config.kind(), n as f64 * 4e-9 / best);
-    }
 }
