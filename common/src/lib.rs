@@ -16,6 +16,7 @@ pub mod optim;
 pub mod payload;
 pub mod placement;
 pub mod retry;
+mod simd;
 
 pub use consistency::Mode;
 pub use durability::{Durability, LeaderWindow, LogForm};

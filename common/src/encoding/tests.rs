@@ -1,7 +1,10 @@
 //! `half` is the oracle for bf16 and f16, plain arithmetic for int8.
 
 use super::*;
-use crate::payload::{Payload, tests::cut};
+use crate::{
+    payload::{Payload, tests::cut},
+    simd::{at, levels},
+};
 use bytes::Bytes;
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -226,6 +229,35 @@ proptest! {
             prop_assert_eq!(a.to_bits(), b.to_bits());
             let direct: f64 = expected.iter().map(|v| f64::from(*v).powi(2)).sum();
             prop_assert!((a - direct).abs() <= 1e-12 * direct);
+        }
+    }
+
+    #[test]
+    fn the_vector_unit_changes_no_bit(
+        mut values in gradient(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..4),
+        bad in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        if let Some(bad) = bad.filter(|_| !values.is_empty()) {
+            let i = bad.index(values.len());
+            values[i] = f32::INFINITY;
+        }
+        let count = values.len();
+        for encoding in Encoding::ALL {
+            let results = levels().into_iter().map(|level| at(level, || {
+                let sent = encoded(encoding, &values);
+                let pieces = cut(&sent.to_bytes(), &cuts);
+                let mut sum = vec![0.1; count];
+                Values::new(&pieces, encoding, count).expect("its length").add_to(&mut sum).expect("as many");
+                let finite = all_finite(&pieces, encoding, count);
+                // The sign and the payload of a NaN are open.
+                let squares = sum_of_squares(&pieces, encoding, count).map(|s| s.is_finite().then(|| s.to_bits()));
+                let number = |v: &f32| v.is_finite().then(|| v.to_bits());
+                let back: Vec<_> = decoded(encoding, &pieces, count).iter().map(number).collect();
+                let sum: Vec<_> = sum.iter().map(number).collect();
+                (sent.to_bytes(), back, sum, finite, squares)
+            }));
+            let results: Vec<_> = results.collect();
+            prop_assert!(results.windows(2).all(|r| r[0] == r[1]), "{}", encoding);
         }
     }
 

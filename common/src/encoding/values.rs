@@ -4,6 +4,7 @@ use super::{Encoding, INT8_BLOCK, WrongLength, narrow};
 use crate::{
     codec::F32_BYTES,
     payload::{Payload, Reader, Short},
+    simd::wide,
 };
 
 /// A value's little-endian bytes.
@@ -39,7 +40,11 @@ impl<'a> Values<'a> {
     pub fn read(&mut self, out: &mut [f32]) -> Result<(), Short> {
         let mut at = 0;
         self.runs(out.len(), |run| {
-            out[at..].iter_mut().zip(run).for_each(|(o, b)| *o = f32::from_le_bytes(*b));
+            let out = &mut out[at..];
+            wide(
+                #[inline(always)]
+                || out.iter_mut().zip(run).for_each(|(o, b)| *o = f32::from_le_bytes(*b)),
+            );
             at += run.len();
         })
     }
@@ -48,7 +53,11 @@ impl<'a> Values<'a> {
     pub fn add_to(&mut self, out: &mut [f32]) -> Result<(), Short> {
         let mut at = 0;
         self.runs(out.len(), |run| {
-            out[at..].iter_mut().zip(run).for_each(|(o, b)| *o += f32::from_le_bytes(*b));
+            let out = &mut out[at..];
+            wide(
+                #[inline(always)]
+                || out.iter_mut().zip(run).for_each(|(o, b)| *o += f32::from_le_bytes(*b)),
+            );
             at += run.len();
         })
     }
@@ -94,7 +103,10 @@ impl<'a> Values<'a> {
                 let (scale, count) = (self.scale, self.left_in_block.min(out.len()));
                 self.reader.words(count, |run: &[[u8; 1]]| {
                     let out = out[at..].iter_mut().zip(run);
-                    out.for_each(|(o, [byte])| *o = narrow::from_int8(*byte, scale).to_le_bytes());
+                    wide(
+                        #[inline(always)]
+                        || out.for_each(|(o, [byte])| *o = narrow::from_int8(*byte, scale).to_le_bytes()),
+                    );
                     at += run.len();
                 })?;
                 self.left_in_block -= count;
@@ -109,7 +121,10 @@ fn halves(reader: &mut Reader<'_>, out: &mut [Word], value: impl Fn(u16) -> f32)
     let mut at = 0;
     reader.words(out.len(), |run: &[[u8; 2]]| {
         let out = out[at..].iter_mut().zip(run);
-        out.for_each(|(o, b)| *o = value(u16::from_le_bytes(*b)).to_le_bytes());
+        wide(
+            #[inline(always)]
+            || out.for_each(|(o, b)| *o = value(u16::from_le_bytes(*b)).to_le_bytes()),
+        );
         at += run.len();
     })
 }

@@ -4,6 +4,7 @@ use super::clip;
 use crate::{
     encoding::{Encoding, Values, Word},
     payload::Payload,
+    simd::wide,
 };
 
 /// A gradient payload for one bucket.
@@ -24,7 +25,13 @@ pub struct Gradient<'a> {
 /// When the lengths differ, as [`super::OptimizerConfig::apply`].
 pub fn apply_buffer(values: &mut [f32], grad: Gradient<'_>) {
     let stages = Stages { scale: grad.scale, limit: f32::INFINITY, decay: 0.0 };
-    runs(grad, values.len(), stages, |at, grad| super::sgd::plain(&mut values[at], grad, 1.0));
+    runs(grad, values.len(), stages, |at, grad| {
+        let values = &mut values[at];
+        wide(
+            #[inline(always)]
+            || super::sgd::plain(values, grad, 1.0),
+        );
+    });
 }
 
 /// The stages before the rule, as plain numbers so that the loops have no branch.
@@ -63,6 +70,7 @@ pub(super) fn runs(
 
 impl<'a> Prepared<'a> {
     /// The raw words, to be zipped with the weights and given to [`Self::value`].
+    #[inline(always)]
     pub(super) fn words(&self) -> &'a [Word] {
         self.words
     }

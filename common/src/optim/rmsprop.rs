@@ -64,18 +64,33 @@ impl RmsProp {
         names
     }
 
-    pub(super) fn apply(
-        &self,
-        hyper: &Hyper,
+    pub(super) fn rule(&self, hyper: &Hyper) -> RmsPropRule {
+        let n = Norm { keep: self.alpha as f32, enter: (1.0 - self.alpha) as f32, eps: self.eps as f32 };
+        RmsPropRule { lr: hyper.lr, mu: self.momentum as f32, n, centered: self.centered }
+    }
+}
+
+/// One update's constants.
+#[derive(Clone, Copy)]
+pub(super) struct RmsPropRule {
+    lr: f32,
+    mu: f32,
+    n: Norm,
+    centered: bool,
+}
+
+impl RmsPropRule {
+    #[inline(always)]
+    pub(super) fn run(
+        self,
         weights: &mut [f32],
         slots: &mut [Vec<f32>],
         at: Range<usize>,
         grad: Prepared<'_>,
     ) {
         // One loop for each set of slots: a branch or an absent slice inside would keep the loop scalar.
-        let (lr, mu) = (hyper.lr, self.momentum as f32);
-        let n = Norm { keep: self.alpha as f32, enter: (1.0 - self.alpha) as f32, eps: self.eps as f32 };
-        match (slots, self.centered) {
+        let Self { lr, mu, n, centered } = self;
+        match (slots, centered) {
             ([v], false) => {
                 for ((w, v), word) in weights.iter_mut().zip(&mut v[at]).zip(grad.words()) {
                     let g = grad.value(word, *w);

@@ -110,7 +110,7 @@ fn speed_of_scans_and_codecs() {
             let mut out = Vec::new();
             let bytes: f64 = grads.iter().map(|g| g.len() as f64).sum();
             let f32s = (buckets * BUCKET * 4) as f64;
-            let mut show = |what: &str, touched: f64, mut work: Box<dyn FnMut(&Payload) + '_>| {
+            let show = |what: &str, touched: f64, mut work: Box<dyn FnMut(&Payload) + '_>| {
                 let (ours, copy) = against_memcpy(buckets, || grads.iter().for_each(&mut work));
                 let limit = touched / (2.0 * f32s / copy);
                 println!("  {what:14} {encoding:4}  {:5.1}  {:.2}", f32s * 1e-9 / ours, limit / ours);
