@@ -117,11 +117,13 @@ impl AdamRule {
     #[inline(always)]
     pub(super) fn run(self, weights: &mut [f32], m: &mut [f32], v: &mut [f32], grad: Prepared<'_>) {
         for (((w, m), v), word) in weights.iter_mut().zip(m).zip(v).zip(grad.words()) {
-            let g = grad.value(word, *w);
-            *m = lerp(*m, g, self.enter1);
-            *v = self.keep2 * *v + self.enter2 * g * g;
-            let divisor = v.sqrt() * self.unbias2 + self.eps;
-            *w = *w * self.shrink - self.step * *m / divisor;
+            // Read, computed, written: what is read again after a write to another vector is loaded again.
+            let (w0, m0, v0) = (*w, *m, *v);
+            let g = grad.value(word, w0);
+            let m1 = lerp(m0, g, self.enter1);
+            let v1 = self.keep2 * v0 + self.enter2 * g * g;
+            let divisor = v1.sqrt() * self.unbias2 + self.eps;
+            (*m, *v, *w) = (m1, v1, w0 * self.shrink - self.step * m1 / divisor);
         }
     }
 }
