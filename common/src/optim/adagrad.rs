@@ -59,9 +59,10 @@ impl AdagradRule {
     pub(super) fn run(self, weights: &mut [f32], sum: &mut [f32], grad: Prepared<'_>) {
         let Self { lr, eps } = self;
         for ((w, s), word) in weights.iter_mut().zip(sum).zip(grad.words()) {
-            let g = grad.value(word, *w);
-            *s += g * g;
-            *w -= lr * g / (s.sqrt() + eps);
+            let w0 = *w;
+            let g = grad.value(word, w0);
+            let s1 = *s + g * g;
+            (*s, *w) = (s1, w0 - lr * g / (s1.sqrt() + eps));
         }
     }
 }

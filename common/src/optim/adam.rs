@@ -117,7 +117,6 @@ impl AdamRule {
     #[inline(always)]
     pub(super) fn run(self, weights: &mut [f32], m: &mut [f32], v: &mut [f32], grad: Prepared<'_>) {
         for (((w, m), v), word) in weights.iter_mut().zip(m).zip(v).zip(grad.words()) {
-            // Read, computed, written: what is read again after a write to another vector is loaded again.
             let (w0, m0, v0) = (*w, *m, *v);
             let g = grad.value(word, w0);
             let m1 = lerp(m0, g, self.enter1);

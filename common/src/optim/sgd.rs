@@ -115,8 +115,9 @@ impl MomentumRule {
     pub(super) fn run(self, weights: &mut [f32], buf: &mut [f32], grad: Prepared<'_>) {
         let Self { mu, enter, lr } = self;
         for ((w, b), word) in weights.iter_mut().zip(buf).zip(grad.words()) {
-            *b = mu * *b + enter * grad.value(word, *w);
-            *w -= lr * *b;
+            let w0 = *w;
+            let b1 = mu * *b + enter * grad.value(word, w0);
+            (*b, *w) = (b1, w0 - lr * b1);
         }
     }
 }
@@ -151,9 +152,10 @@ impl NesterovRule {
     pub(super) fn run(self, weights: &mut [f32], buf: &mut [f32], grad: Prepared<'_>) {
         let Self { mu, lr } = self;
         for ((w, b), word) in weights.iter_mut().zip(buf).zip(grad.words()) {
-            let g = grad.value(word, *w);
-            *b = mu * *b + g;
-            *w -= lr * (g + mu * *b);
+            let w0 = *w;
+            let g = grad.value(word, w0);
+            let b1 = mu * *b + g;
+            (*b, *w) = (b1, w0 - lr * (g + mu * b1));
         }
     }
 }
