@@ -1,7 +1,8 @@
 //! `f32` values to and from little-endian bytes. Nothing here reads a payload by casting: payloads arrive at
-//! any alignment, in pieces ([`Payload`]).
+//! any alignment, in pieces ([`crate::Payload`]). Weights travel so, and gradients that their job does not have narrower
+//! ([`crate::Encoding`]).
 
-use crate::payload::{Payload, Reader, Short};
+use crate::payload::{Reader, Short};
 
 /// Bytes of one value on the wire.
 pub const F32_BYTES: usize = 4;
@@ -49,63 +50,10 @@ impl Reader<'_> {
     }
 }
 
-/// Whether these are whole little-endian values, every one of them finite (no NaN, no infinity). Works on whole words,
-/// without branches per value.
-pub fn all_finite_le(le: &Payload) -> bool {
-    const EXPONENT: u32 = 0x7f80_0000;
-    const BLOCK: usize = 1024;
-    let bad = |block: &[[u8; F32_BYTES]]| {
-        block.iter().fold(false, |bad, b| bad | (u32::from_le_bytes(*b) & EXPONENT == EXPONENT))
-    };
-    let mut finite = le.len().is_multiple_of(F32_BYTES);
-    let read = le.reader().words(le.len() / F32_BYTES, |run| {
-        finite = finite && !run.chunks(BLOCK).any(bad);
-    });
-    read.is_ok() && finite
-}
-
-/// Sum of the squares of little-endian values in `f64`: the same number on every host, however the bytes are cut.
-pub fn sum_of_squares_le(le: &Payload) -> f64 {
-    let mut sums = Squares::default();
-    // Cannot fail: no more than there is.
-    let _ = le.reader().words(le.len() / F32_BYTES, |run| sums.add(run));
-    sums.0.iter().sum()
-}
-
-/// Eight running sums break the dependency chain. The value at place `i` of the vector goes to sum `i % 8`, so their
-/// order of addition is fixed by the vector alone; the second number is the next value's sum.
-#[derive(Default)]
-struct Squares([f64; 8], usize);
-
-impl Squares {
-    fn add(&mut self, run: &[[u8; F32_BYTES]]) {
-        let (head, rest) = run.split_at(run.len().min((8 - self.1) % 8));
-        let (blocks, tail) = rest.as_chunks::<8>();
-        head.iter().for_each(|b| self.one(b));
-        for block in blocks {
-            for (sum, b) in self.0.iter_mut().zip(block) {
-                *sum += square(b);
-            }
-        }
-        tail.iter().for_each(|b| self.one(b));
-    }
-
-    fn one(&mut self, word: &[u8; F32_BYTES]) {
-        self.0[self.1] += square(word);
-        self.1 = (self.1 + 1) % 8;
-    }
-}
-
-/// Exact: an `f32` squared fits an `f64`.
-fn square(word: &[u8; F32_BYTES]) -> f64 {
-    let v = f64::from(f32::from_le_bytes(*word));
-    v * v
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::payload::tests::cut;
+    use crate::payload::{Payload, tests::cut};
     use bytes::Bytes;
     use proptest::prelude::*;
 
@@ -124,24 +72,6 @@ mod tests {
         assert!(v.iter().zip(&back).all(|(a, b)| 2.0 * a == *b));
         let short = Short { wanted: 4004, left: 4000 };
         assert_eq!(payload.reader().values(&mut [1.0; 1001]), Err(short));
-        let direct: f64 = v.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
-        assert!((sum_of_squares_le(&payload) - direct).abs() < 1e-9 * direct);
-    }
-
-    #[test]
-    fn one_bad_value_is_found_anywhere() {
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN] {
-            for at in [0, 1, 1023, 1024, 2999] {
-                let mut v = vec![f32::MAX; 3000];
-                v[0] = f32::MIN_POSITIVE / 2.0;
-                let mut le = Vec::new();
-                put_f32_le(&v, &mut le);
-                assert!(all_finite_le(&le.clone().into()));
-                le[at * 4..at * 4 + 4].copy_from_slice(&bad.to_le_bytes());
-                assert!(!all_finite_le(&le.into()), "{bad} at {at}");
-            }
-        }
-        assert!(!all_finite_le(&vec![0, 0, 0].into()));
     }
 
     proptest! {
@@ -153,13 +83,7 @@ mod tests {
         ) {
             let mut le = Vec::new();
             put_f32_le(&values, &mut le);
-            let (whole, pieces) = (Payload::from(le.clone()), cut(&le, &at));
-            prop_assert_eq!(all_finite_le(&pieces), values.iter().all(|v| v.is_finite()));
-            let [a, b] = [&whole, &pieces].map(sum_of_squares_le);
-            prop_assert!(a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan(), "{} and {}", a, b);
-            let direct: f64 = values.iter().map(|v| f64::from(*v).powi(2)).sum();
-            let off = (b - direct).abs();
-            prop_assert!(off <= 1e-13 * direct || !direct.is_finite());
+            let pieces = cut(&le, &at);
             let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
             let mut read = vec![start; values.len()];
             prop_assert_eq!(pieces.reader().values(&mut read), Ok(()));

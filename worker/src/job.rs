@@ -4,7 +4,7 @@
 //! validated once; afterwards nothing about it can fail. docs/configuration.md lists every key.
 
 use paraft_common::{
-    Durability, Layout, Mode, TensorKind, TensorSpec,
+    Durability, Encoding, Layout, Mode, TensorKind, TensorSpec,
     config::{EarlyStop, ServerJob, overlay},
     durability,
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
@@ -90,6 +90,9 @@ pub struct TrainConfig {
     /// Samples of a chunk, 1 to 2^32 - 1; leased sampler only. Default: 16 minibatches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunk: Option<u32>,
+    /// How pushes carry the gradients of trained values.
+    #[serde(skip_serializing_if = "is_default")]
+    pub encoding: Encoding,
     /// Threads of each worker's kernels; 1 in this version.
     pub threads: usize,
     /// A safetensors file with PyTorch's names to take the initial weights from, instead of the seed's.
@@ -109,6 +112,7 @@ impl Default for TrainConfig {
             drop_last: true,
             sampler: SamplerKind::Static,
             chunk: None,
+            encoding: Encoding::F32,
             threads: 1,
             init: None,
         }
@@ -464,6 +468,7 @@ impl Job {
             durability: self.cluster.durability,
             log: self.cluster.log,
             leader_window: self.cluster.leader_window(),
+            encoding: self.train.encoding,
             early_stop: self.eval.early_stop,
             optimizer: self.optimizer.clone(),
             schedule: self.schedule.clone(),
@@ -480,6 +485,7 @@ impl Job {
         if let Ok(Value::Table(mut t)) = Value::try_from(&self.train) {
             // What is in the file counts, not where it lies: the servers' job has it (`start`).
             t.remove("init");
+            t.remove("encoding"); // likewise
             text.push_str(&t.to_string());
         }
         if let Some(c) = &self.checkpoint {

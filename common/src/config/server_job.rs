@@ -4,7 +4,8 @@
 use crate::{
     consistency::Mode,
     durability::{self, Durability, LeaderWindow, LogForm},
-    layout::{Layout, TensorSpec},
+    encoding::Encoding,
+    layout::{Layout, TensorKind, TensorSpec},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
 };
 use serde::{Deserialize, Serialize};
@@ -40,6 +41,9 @@ pub struct ServerJob {
     /// How much may be acknowledged before a majority holds it; read at the level `leader`.
     #[serde(default)]
     pub leader_window: LeaderWindow,
+    /// How pushes carry the gradients of trained values.
+    #[serde(default)]
+    pub encoding: Encoding,
     /// Stop before the last epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub early_stop: Option<EarlyStop>,
@@ -154,6 +158,7 @@ impl ServerJob {
             durability: Durability::default(),
             log: LogForm::default(),
             leader_window: LeaderWindow::default(),
+            encoding: Encoding::default(),
             early_stop: None,
             optimizer: OptimizerConfig::sgd(1.0),
             schedule: ScheduleConfig::default(),
@@ -194,6 +199,15 @@ impl ServerJob {
             return Err(bad(format!("its start is not within {MAX_STEP} steps, or has too long a name")));
         }
         Ok(job)
+    }
+
+    /// How pushes of such a bucket carry their values. Running statistics are sent as they are: they are few, and what a
+    /// push loses of them would stay lost (a gradient that is rounded goes the same way down at the next step).
+    pub fn encoding(&self, kind: TensorKind) -> Encoding {
+        match kind {
+            TensorKind::Param => self.encoding,
+            TensorKind::Buffer => Encoding::F32,
+        }
     }
 
     /// A member's lease: it is renewed by every message of the member, and when it ends the member is taken out. It is

@@ -41,13 +41,28 @@ impl Adagrad {
         OPTIMIZER.not_negative("weight_decay", self.weight_decay)
     }
 
-    pub(super) fn apply(&self, hyper: &Hyper, weights: &mut [f32], sum: &mut [f32], grad: Prepared<'_>) {
-        let lr = (f64::from(hyper.lr) / (1.0 + (hyper.t - 1) as f64 * self.lr_decay)) as f32;
-        let eps = self.eps as f32;
+    pub(super) fn rule(&self, hyper: &Hyper) -> AdagradRule {
+        let lr = f64::from(hyper.lr) / (1.0 + (hyper.t - 1) as f64 * self.lr_decay);
+        AdagradRule { lr: lr as f32, eps: self.eps as f32 }
+    }
+}
+
+/// One update's constants.
+#[derive(Clone, Copy)]
+pub(super) struct AdagradRule {
+    lr: f32,
+    eps: f32,
+}
+
+impl AdagradRule {
+    #[inline(always)]
+    pub(super) fn run(self, weights: &mut [f32], sum: &mut [f32], grad: Prepared<'_>) {
+        let Self { lr, eps } = self;
         for ((w, s), word) in weights.iter_mut().zip(sum).zip(grad.words()) {
-            let g = grad.value(word, *w);
-            *s += g * g;
-            *w -= lr * g / (s.sqrt() + eps);
+            let w0 = *w;
+            let g = grad.value(word, w0);
+            let s1 = *s + g * g;
+            (*s, *w) = (s1, w0 - lr * g / (s1.sqrt() + eps));
         }
     }
 }

@@ -69,8 +69,8 @@ impl Adam {
         OPTIMIZER.not_negative("weight_decay", self.weight_decay)
     }
 
-    pub(super) fn apply(&self, hyper: &Hyper, w: &mut [f32], m: &mut [f32], v: &mut [f32], g: Prepared<'_>) {
-        Rule::new(self.beta1, self.beta2, self.eps, 1.0, hyper).apply(w, m, v, g);
+    pub(super) fn rule(&self, hyper: &Hyper) -> AdamRule {
+        AdamRule::new(self.beta1, self.beta2, self.eps, 1.0, hyper)
     }
 }
 
@@ -80,16 +80,16 @@ impl AdamW {
         Adam { lr, beta1, beta2, eps, weight_decay }.validate()
     }
 
-    pub(super) fn apply(&self, hyper: &Hyper, w: &mut [f32], m: &mut [f32], v: &mut [f32], g: Prepared<'_>) {
+    pub(super) fn rule(&self, hyper: &Hyper) -> AdamRule {
         let shrink = 1.0 - f64::from(hyper.lr) * self.weight_decay;
-        Rule::new(self.beta1, self.beta2, self.eps, shrink, hyper).apply(w, m, v, g);
+        AdamRule::new(self.beta1, self.beta2, self.eps, shrink, hyper)
     }
 }
 
 /// One update's constants. They are computed in `f64` and rounded once: `1 - beta2` taken from an `f32` would
 /// be wrong in its fifth digit.
 #[derive(Clone, Copy)]
-struct Rule {
+pub(super) struct AdamRule {
     shrink: f32,
     enter1: f32,
     keep2: f32,
@@ -101,7 +101,7 @@ struct Rule {
     eps: f32,
 }
 
-impl Rule {
+impl AdamRule {
     fn new(beta1: f64, beta2: f64, eps: f64, shrink: f64, hyper: &Hyper) -> Self {
         Self {
             shrink: shrink as f32,
@@ -114,13 +114,15 @@ impl Rule {
         }
     }
 
-    fn apply(self, weights: &mut [f32], m: &mut [f32], v: &mut [f32], grad: Prepared<'_>) {
+    #[inline(always)]
+    pub(super) fn run(self, weights: &mut [f32], m: &mut [f32], v: &mut [f32], grad: Prepared<'_>) {
         for (((w, m), v), word) in weights.iter_mut().zip(m).zip(v).zip(grad.words()) {
-            let g = grad.value(word, *w);
-            *m = lerp(*m, g, self.enter1);
-            *v = self.keep2 * *v + self.enter2 * g * g;
-            let divisor = v.sqrt() * self.unbias2 + self.eps;
-            *w = *w * self.shrink - self.step * *m / divisor;
+            let (w0, m0, v0) = (*w, *m, *v);
+            let g = grad.value(word, w0);
+            let m1 = lerp(m0, g, self.enter1);
+            let v1 = self.keep2 * v0 + self.enter2 * g * g;
+            let divisor = v1.sqrt() * self.unbias2 + self.eps;
+            (*m, *v, *w) = (m1, v1, w0 * self.shrink - self.step * m1 / divisor);
         }
     }
 }

@@ -7,7 +7,7 @@
 //! formula, such as `eps` inside the root or `1 - beta2` rounded to `f32` first, is off by more than that where the weights start near zero.
 
 use super::*;
-use crate::{codec::put_f32_le, payload::Payload};
+use crate::{codec::put_f32_le, encoding::Encoding, payload::Payload};
 
 const TOLERANCE: f32 = 8.0 * f32::EPSILON;
 
@@ -68,7 +68,12 @@ fn every_optimizer_follows_pytorch_for_twenty_updates() {
             // Half the gradient with scale 2 is the gradient: the scale must come before clip and decay.
             let half: Vec<f32> = floats(&file.grads[i]).iter().map(|g| g / 2.0).collect();
             let (payload, scale) = if i % 2 == 0 { (grads[i].clone(), 1.0) } else { (le(&half), 2.0) };
-            case.optimizer.apply(&hyper, &mut weights, &mut slots, Gradient { payload: &payload, scale });
+            case.optimizer.apply(
+                &hyper,
+                &mut weights,
+                &mut slots,
+                Gradient { payload: &payload, encoding: Encoding::F32, scale },
+            );
             for (k, expected) in floats(&case.after[i]).into_iter().enumerate() {
                 way[k] += (weights[k] - before[k]).abs();
                 let unit = expected.abs().max(way[k]);

@@ -1,13 +1,19 @@
-//! A gradient as it arrives: little-endian bytes in pieces, and a factor not yet applied.
+//! A gradient as it arrives: encoded, in pieces, and with a factor not yet applied.
 
 use super::clip;
-use crate::{codec::F32_BYTES, payload::Payload};
+use crate::{
+    encoding::{Encoding, Values, Word},
+    payload::Payload,
+    simd::wide,
+};
 
 /// A gradient payload for one bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct Gradient<'a> {
-    /// Little-endian `f32` values; four bytes for each weight.
+    /// One value for each weight.
     pub payload: &'a Payload,
+    /// How they are written.
+    pub encoding: Encoding,
     /// Multiplies every value: `1 / contributions` for a sum of pushes, times the factor of clipping by norm.
     pub scale: f32,
 }
@@ -19,7 +25,13 @@ pub struct Gradient<'a> {
 /// When the lengths differ, as [`super::OptimizerConfig::apply`].
 pub fn apply_buffer(values: &mut [f32], grad: Gradient<'_>) {
     let stages = Stages { scale: grad.scale, limit: f32::INFINITY, decay: 0.0 };
-    runs(grad, values.len(), stages, |at, grad| super::sgd::plain(&mut values[at], grad, 1.0));
+    runs(grad, values.len(), stages, |at, grad| {
+        let values = &mut values[at];
+        wide(
+            #[inline(always)]
+            || super::sgd::plain(values, grad, 1.0),
+        );
+    });
 }
 
 /// The stages before the rule, as plain numbers so that the loops have no branch.
@@ -34,7 +46,7 @@ pub(super) struct Stages {
 /// Values of a gradient that lie together, with the stages before the rule.
 #[derive(Clone, Copy)]
 pub(super) struct Prepared<'a> {
-    words: &'a [[u8; F32_BYTES]],
+    words: &'a [Word],
     stages: Stages,
 }
 
@@ -45,10 +57,11 @@ pub(super) fn runs(
     stages: Stages,
     mut each: impl FnMut(std::ops::Range<usize>, Prepared<'_>),
 ) {
-    assert_eq!(grad.payload.len(), len * F32_BYTES, "payload and bucket differ in length");
+    let mut values =
+        Values::new(grad.payload, grad.encoding, len).expect("payload and bucket differ in length");
     let mut at = 0;
-    // Cannot fail: the length was checked above.
-    let _ = grad.payload.reader().words(len, |words| {
+    // Cannot fail: the length is checked.
+    let _ = values.runs(len, |words| {
         let from = at;
         at += words.len();
         each(from..at, Prepared { words, stages });
@@ -57,13 +70,14 @@ pub(super) fn runs(
 
 impl<'a> Prepared<'a> {
     /// The raw words, to be zipped with the weights and given to [`Self::value`].
-    pub(super) fn words(&self) -> &'a [[u8; F32_BYTES]] {
+    #[inline(always)]
+    pub(super) fn words(&self) -> &'a [Word] {
         self.words
     }
 
     /// Scale, clip, decay, in this order.
     #[inline(always)]
-    pub(super) fn value(&self, word: &[u8; F32_BYTES], weight: f32) -> f32 {
+    pub(super) fn value(&self, word: &Word, weight: f32) -> f32 {
         let Stages { scale, limit, decay } = self.stages;
         clip::by_value(f32::from_le_bytes(*word) * scale, limit) + decay * weight
     }

@@ -4,12 +4,14 @@
 use super::*;
 use crate::{
     codec::put_f32_le,
+    encoding::{Encoding, Values},
     payload::{Payload, tests::cut},
+    simd::{at, levels},
 };
 use bytes::Bytes;
 use proptest::prelude::*;
 
-fn all_kinds() -> Vec<OptimizerConfig> {
+pub(super) fn all_kinds() -> Vec<OptimizerConfig> {
     let rms = RmsProp { weight_decay: 0.01, ..RmsProp::default() };
     vec![
         OptimizerConfig::sgd(0.1),
@@ -26,7 +28,7 @@ fn all_kinds() -> Vec<OptimizerConfig> {
 }
 
 /// Numbers of many sizes from a fixed recurrence (no random crate here, and none is needed).
-fn numbers(n: usize, seed: u32) -> Vec<f32> {
+pub(super) fn numbers(n: usize, seed: u32) -> Vec<f32> {
     let mut x = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     let mut next = || {
         x = x.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -55,7 +57,12 @@ fn train(config: &OptimizerConfig, n: usize, cut: usize) -> Vec<f32> {
         let payload = le(&numbers(n, 100 + t as u32));
         for (at, slots) in parts.clone().into_iter().zip(&mut slots) {
             let part = payload.to_bytes().slice(at.start * 4..at.end * 4).into();
-            config.apply(&hyper, &mut weights[at], slots, Gradient { payload: &part, scale: 0.25 });
+            config.apply(
+                &hyper,
+                &mut weights[at],
+                slots,
+                Gradient { payload: &part, encoding: Encoding::F32, scale: 0.25 },
+            );
         }
     }
     weights
@@ -74,23 +81,26 @@ fn a_vector_cut_in_buckets_gives_the_same_bits_as_the_whole() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn a_payload_in_pieces_gives_the_same_bits_as_in_one(
-        at in prop::collection::vec(any::<prop::sample::Index>(), 1..12), n in 1usize..300,
+    fn a_payload_in_pieces_and_encoded_gives_the_bits_of_its_values_in_one(
+        at in prop::collection::vec(any::<prop::sample::Index>(), 1..12), n in 1usize..1300,
     ) {
-        let whole = le(&numbers(n, 6));
-        let pieces = cut(&whole.to_bytes(), &at);
-        for config in all_kinds() {
-            let [a, b] = [&whole, &pieces].map(|payload| {
+        for (config, encoding) in all_kinds().into_iter().flat_map(|c| Encoding::ALL.map(|e| (c.clone(), e))) {
+            let mut sent = Vec::new();
+            encoding.encode(&numbers(n, 6), &mut sent);
+            let pieces = cut(&sent, &at);
+            let mut values = vec![0.0; n];
+            Values::new(&pieces, encoding, n).expect("its length").read(&mut values).expect("as many");
+            let [a, b] = [(&le(&values), Encoding::F32), (&pieces, encoding)].map(|(payload, encoding)| {
                 let (mut weights, mut slots) = (numbers(n, 1), config.new_slots(n));
                 for t in 1..=3 {
                     let hyper = Hyper { lr: 0.01, t, clip_value: Some(0.9) };
-                    config.apply(&hyper, &mut weights, &mut slots, Gradient { payload, scale: 0.25 });
+                    config.apply(&hyper, &mut weights, &mut slots, Gradient { payload, encoding, scale: 0.25 });
                 }
                 let mut buffer = numbers(n, 2);
-                apply_buffer(&mut buffer, Gradient { payload, scale: 0.5 });
+                apply_buffer(&mut buffer, Gradient { payload, encoding, scale: 0.5 });
                 [vec![weights, buffer], slots].concat().iter().map(|v| bits(v)).collect::<Vec<_>>()
             });
-            prop_assert_eq!(a, b, "{:?}", config);
+            prop_assert_eq!(a, b, "{:?} {}", config, encoding);
         }
     }
 }
@@ -116,7 +126,12 @@ fn weight_decay_on_sgd_shrinks_the_weights() {
     let start = numbers(64, 3);
     let mut weights = start.clone();
     let hyper = Hyper { lr: 0.1, t: 1, clip_value: None };
-    sgd.apply(&hyper, &mut weights, &mut [], Gradient { payload: &le(&[0.0; 64]), scale: 1.0 });
+    sgd.apply(
+        &hyper,
+        &mut weights,
+        &mut [],
+        Gradient { payload: &le(&[0.0; 64]), encoding: Encoding::F32, scale: 1.0 },
+    );
     for (w, s) in weights.iter().zip(&start) {
         // w - lr * (wd * w) and (1 - lr * wd) * w round at different places: two units in the last place.
         assert!((w - 0.95 * s).abs() <= 2.0 * f32::EPSILON * s.abs());
@@ -128,7 +143,7 @@ fn a_buffer_is_plain_subtraction() {
     let start = numbers(33, 4);
     let push = numbers(33, 5);
     let mut values = start.clone();
-    apply_buffer(&mut values, Gradient { payload: &le(&push), scale: 0.5 });
+    apply_buffer(&mut values, Gradient { payload: &le(&push), encoding: Encoding::F32, scale: 0.5 });
     for ((v, s), p) in values.iter().zip(&start).zip(&push) {
         assert_eq!(v.to_bits(), (s - p * 0.5).to_bits());
     }
@@ -141,7 +156,12 @@ fn constant_gradients_do_not_break_centred_rmsprop() {
     let payload = le(&numbers(64, 9));
     for t in 1..500 {
         let hyper = Hyper { lr: 1e-6, t, clip_value: None };
-        config.apply(&hyper, &mut weights, &mut slots, Gradient { payload: &payload, scale: 1.0 });
+        config.apply(
+            &hyper,
+            &mut weights,
+            &mut slots,
+            Gradient { payload: &payload, encoding: Encoding::F32, scale: 1.0 },
+        );
     }
     assert!(weights.iter().all(|w| w.is_finite()));
 }
@@ -149,14 +169,16 @@ fn constant_gradients_do_not_break_centred_rmsprop() {
 /// The promise of equal replicas, pinned: if this hash changes, so do the bits of every running job, and a
 /// server of one version cannot follow a leader of another.
 #[test]
-fn the_bits_are_the_same_on_every_host_and_version() {
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    for config in all_kinds() {
-        for b in bits(&train(&config, 1003, 0)) {
-            hash = (hash ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3);
+fn the_bits_are_the_same_on_every_host_and_version_and_vector_unit() {
+    for level in levels() {
+        let mut hash = 0xcbf2_9ce4_8422_2325u64;
+        for config in all_kinds() {
+            for b in bits(&at(level, || train(&config, 1003, 0))) {
+                hash = (hash ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3);
+            }
         }
+        assert_eq!(hash, PINNED, "the update rules gave other bits with {level:?}: {hash:#x}");
     }
-    assert_eq!(hash, PINNED, "the update rules gave other bits: {hash:#x}");
 }
 
 const PINNED: u64 = 0x8908_a328_4248_cc2c;
@@ -196,25 +218,10 @@ fn wrong_options_are_named_with_their_range() {
 fn a_payload_of_another_length_is_a_bug_of_the_caller() {
     let hyper = Hyper { lr: 0.1, t: 1, clip_value: None };
     let payload = &vec![0; 7].into();
-    OptimizerConfig::sgd(0.1).apply(&hyper, &mut [0.0; 2], &mut [], Gradient { payload, scale: 1.0 });
-}
-
-/// Speed on this machine: `cargo test --release -p paraft-common optim -- --ignored --nocapture`.
-#[test]
-#[ignore = "a measurement, not a check"]
-fn speed_on_buckets_of_one_mib() {
-    let n = (1 << 20) / 4;
-    let payload = le(&numbers(n, 7));
-    for config in all_kinds() {
-        let (mut weights, mut slots) = (numbers(n, 8), config.new_slots(n));
-        let hyper = |t| Hyper { lr: 1e-3, t, clip_value: None };
-        let mut best = f64::INFINITY;
-        for t in 1..60 {
-            let start = std::time::Instant::now();
-            config.apply(&hyper(t), &mut weights, &mut slots, Gradient { payload: &payload, scale: 0.5 });
-            best = best.min(start.elapsed().as_secs_f64());
-        }
-        let slots = config.slots();
-        println!("{:9} {slots} slots: {:.1} GB/s of gradient", config.kind(), n as f64 * 4e-9 / best);
-    }
+    OptimizerConfig::sgd(0.1).apply(
+        &hyper,
+        &mut [0.0; 2],
+        &mut [],
+        Gradient { payload, encoding: Encoding::F32, scale: 1.0 },
+    );
 }

@@ -64,47 +64,70 @@ impl RmsProp {
         names
     }
 
-    pub(super) fn apply(
-        &self,
-        hyper: &Hyper,
+    pub(super) fn rule(&self, hyper: &Hyper) -> RmsPropRule {
+        let n = Norm { keep: self.alpha as f32, enter: (1.0 - self.alpha) as f32, eps: self.eps as f32 };
+        RmsPropRule { lr: hyper.lr, mu: self.momentum as f32, n, centered: self.centered }
+    }
+}
+
+/// One update's constants.
+#[derive(Clone, Copy)]
+pub(super) struct RmsPropRule {
+    lr: f32,
+    mu: f32,
+    n: Norm,
+    centered: bool,
+}
+
+impl RmsPropRule {
+    #[inline(always)]
+    pub(super) fn run(
+        self,
         weights: &mut [f32],
         slots: &mut [Vec<f32>],
         at: Range<usize>,
         grad: Prepared<'_>,
     ) {
         // One loop for each set of slots: a branch or an absent slice inside would keep the loop scalar.
-        let (lr, mu) = (hyper.lr, self.momentum as f32);
-        let n = Norm { keep: self.alpha as f32, enter: (1.0 - self.alpha) as f32, eps: self.eps as f32 };
-        match (slots, self.centered) {
+        let Self { lr, mu, n, centered } = self;
+        match (slots, centered) {
             ([v], false) => {
                 for ((w, v), word) in weights.iter_mut().zip(&mut v[at]).zip(grad.words()) {
-                    let g = grad.value(word, *w);
-                    *w -= lr * g / n.plain(g, v);
+                    let w0 = *w;
+                    let g = grad.value(word, w0);
+                    let (v1, divisor) = n.plain(g, *v);
+                    (*v, *w) = (v1, w0 - lr * g / divisor);
                 }
             }
             ([v, buf], false) => {
                 for (((w, v), b), word) in
                     weights.iter_mut().zip(&mut v[at.clone()]).zip(&mut buf[at]).zip(grad.words())
                 {
-                    let g = grad.value(word, *w);
-                    *b = mu * *b + g / n.plain(g, v);
-                    *w -= lr * *b;
+                    let w0 = *w;
+                    let g = grad.value(word, w0);
+                    let (v1, divisor) = n.plain(g, *v);
+                    let b1 = mu * *b + g / divisor;
+                    (*v, *b, *w) = (v1, b1, w0 - lr * b1);
                 }
             }
             ([v, mean], true) => {
                 for (((w, v), a), word) in
                     weights.iter_mut().zip(&mut v[at.clone()]).zip(&mut mean[at]).zip(grad.words())
                 {
-                    let g = grad.value(word, *w);
-                    *w -= lr * g / n.centered(g, v, a);
+                    let w0 = *w;
+                    let g = grad.value(word, w0);
+                    let (v1, a1, divisor) = n.centered(g, *v, *a);
+                    (*v, *a, *w) = (v1, a1, w0 - lr * g / divisor);
                 }
             }
             ([v, mean, buf], true) => {
                 let state = v[at.clone()].iter_mut().zip(&mut mean[at.clone()]).zip(&mut buf[at]);
                 for ((w, ((v, a), b)), word) in weights.iter_mut().zip(state).zip(grad.words()) {
-                    let g = grad.value(word, *w);
-                    *b = mu * *b + g / n.centered(g, v, a);
-                    *w -= lr * *b;
+                    let w0 = *w;
+                    let g = grad.value(word, w0);
+                    let (v1, a1, divisor) = n.centered(g, *v, *a);
+                    let b1 = mu * *b + g / divisor;
+                    (*v, *a, *b, *w) = (v1, a1, b1, w0 - lr * b1);
                 }
             }
             _ => unreachable!("the number of slots was checked by the caller"),
@@ -112,7 +135,7 @@ impl RmsProp {
     }
 }
 
-/// The divisor and the averages behind it.
+/// The averages, and the divisor that they give: the last of what is returned.
 #[derive(Clone, Copy)]
 struct Norm {
     keep: f32,
@@ -122,16 +145,16 @@ struct Norm {
 
 impl Norm {
     #[inline(always)]
-    fn plain(self, g: f32, v: &mut f32) -> f32 {
-        *v = self.keep * *v + self.enter * g * g;
-        v.sqrt() + self.eps
+    fn plain(self, g: f32, v: f32) -> (f32, f32) {
+        let v = self.keep * v + self.enter * g * g;
+        (v, v.sqrt() + self.eps)
     }
 
     #[inline(always)]
-    fn centered(self, g: f32, v: &mut f32, mean: &mut f32) -> f32 {
-        *v = self.keep * *v + self.enter * g * g;
-        *mean = lerp(*mean, g, self.enter);
-        let variance = *v - *mean * *mean;
-        (if variance > 0.0 { variance } else { 0.0 }).sqrt() + self.eps
+    fn centered(self, g: f32, v: f32, mean: f32) -> (f32, f32, f32) {
+        let v = self.keep * v + self.enter * g * g;
+        let mean = lerp(mean, g, self.enter);
+        let variance = v - mean * mean;
+        (v, mean, (if variance > 0.0 { variance } else { 0.0 }).sqrt() + self.eps)
     }
 }

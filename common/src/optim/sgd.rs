@@ -78,6 +78,7 @@ impl Sgd {
 }
 
 /// `w <- w - lr * g`.
+#[inline(always)]
 pub(super) fn plain(weights: &mut [f32], grad: Prepared<'_>, lr: f32) {
     for (w, word) in weights.iter_mut().zip(grad.words()) {
         *w -= lr * grad.value(word, *w);
@@ -93,14 +94,30 @@ impl Momentum {
         OPTIMIZER.not_negative("weight_decay", self.weight_decay)
     }
 
-    pub(super) fn apply(&self, hyper: &Hyper, weights: &mut [f32], buf: &mut [f32], grad: Prepared<'_>) {
-        let (mu, lr) = (self.momentum as f32, hyper.lr);
+    pub(super) fn rule(&self, hyper: &Hyper) -> MomentumRule {
         // PyTorch copies the first gradient into the buffer undampened, and ignores dampening without momentum.
         let undampened = hyper.t == 1 || self.momentum == 0.0;
         let enter = if undampened { 1.0 } else { (1.0 - self.dampening) as f32 };
+        MomentumRule { mu: self.momentum as f32, enter, lr: hyper.lr }
+    }
+}
+
+/// One update's constants.
+#[derive(Clone, Copy)]
+pub(super) struct MomentumRule {
+    mu: f32,
+    enter: f32,
+    lr: f32,
+}
+
+impl MomentumRule {
+    #[inline(always)]
+    pub(super) fn run(self, weights: &mut [f32], buf: &mut [f32], grad: Prepared<'_>) {
+        let Self { mu, enter, lr } = self;
         for ((w, b), word) in weights.iter_mut().zip(buf).zip(grad.words()) {
-            *b = mu * *b + enter * grad.value(word, *w);
-            *w -= lr * *b;
+            let w0 = *w;
+            let b1 = mu * *b + enter * grad.value(word, w0);
+            (*b, *w) = (b1, w0 - lr * b1);
         }
     }
 }
@@ -118,12 +135,27 @@ impl Nesterov {
         OPTIMIZER.not_negative("weight_decay", self.weight_decay)
     }
 
-    pub(super) fn apply(&self, hyper: &Hyper, weights: &mut [f32], buf: &mut [f32], grad: Prepared<'_>) {
-        let (mu, lr) = (self.momentum as f32, hyper.lr);
+    pub(super) fn rule(&self, hyper: &Hyper) -> NesterovRule {
+        NesterovRule { mu: self.momentum as f32, lr: hyper.lr }
+    }
+}
+
+/// One update's constants.
+#[derive(Clone, Copy)]
+pub(super) struct NesterovRule {
+    mu: f32,
+    lr: f32,
+}
+
+impl NesterovRule {
+    #[inline(always)]
+    pub(super) fn run(self, weights: &mut [f32], buf: &mut [f32], grad: Prepared<'_>) {
+        let Self { mu, lr } = self;
         for ((w, b), word) in weights.iter_mut().zip(buf).zip(grad.words()) {
-            let g = grad.value(word, *w);
-            *b = mu * *b + g;
-            *w -= lr * (g + mu * *b);
+            let w0 = *w;
+            let g = grad.value(word, w0);
+            let b1 = mu * *b + g;
+            (*b, *w) = (b1, w0 - lr * (g + mu * b1));
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The oracle: one process, no servers.
 
 use paraft_common::{
-    Layout, Payload, ShardId, TensorKind,
-    codec::{put_f32_le, sum_of_squares_le},
+    Encoding, Layout, Payload, ShardId, TensorKind,
+    codec::put_f32_le,
+    encoding::{Values, sum_of_squares},
     optim::{Gradient, Hyper, apply_buffer, norm_factor},
     placement,
 };
@@ -17,7 +18,8 @@ pub enum Order {
     /// fleet up to the rounding of the sums.
     Union,
     /// One minibatch after the other, their gradients added in rising order of ranks and divided by their number: the
-    /// additions of the fleet in the fleet's order, so that every bit must be the same. Not for jobs that clip.
+    /// additions of the fleet in the fleet's order, of the values that its pushes carry, so that every bit must be the
+    /// same. Not for jobs that clip.
     Shares,
 }
 
@@ -41,6 +43,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let config = job.model.as_ref().ok_or_else(|| bad("it has no model"))?;
     let mut model = config.build(data.train.input_len(), data.train.classes()).map_err(bad)?;
     let layout = job.layout(model.tensors()).map_err(bad)?;
+    let servers = job.server_job(&model.tensors());
     let mut weights = vec![0.0; layout.len()];
     model.init(job.seed, &mut weights);
     let mut slots: Vec<Vec<Vec<f32>>> =
@@ -70,6 +73,11 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
             data.train.fill(&samples, &mut batch.inputs, &mut batch.labels);
             let mut gradient = vec![0.0; layout.len()];
             model.step(&weights, &mut gradient, &batch, &mut |_, _| {}).map_err(bad)?;
+            if order == Order::Shares {
+                for spec in layout.buckets() {
+                    as_sent(servers.encoding(spec.kind), &mut gradient[spec.range()])?;
+                }
+            }
             sum = Some(match sum {
                 None => gradient,
                 Some(sum) => sum.iter().zip(&gradient).map(|(a, b)| a + b).collect(),
@@ -81,12 +89,13 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
         for ((spec, push), slots) in layout.buckets().iter().zip(&pushes).zip(&mut slots) {
             let into = &mut weights[spec.range()];
             if spec.kind == TensorKind::Buffer {
-                apply_buffer(into, Gradient { payload: push, scale: share });
+                apply_buffer(into, Gradient { payload: push, encoding: Encoding::F32, scale: share });
                 continue;
             }
             let lr = job.optimizer.lr() * job.schedule.factor(k as f64, world);
             let hyper = Hyper { lr: lr as f32, t: k + 1, clip_value: job.clip.value };
-            job.optimizer.apply(&hyper, into, slots, Gradient { payload: push, scale: share * clip });
+            let gradient = Gradient { payload: push, encoding: Encoding::F32, scale: share * clip };
+            job.optimizer.apply(&hyper, into, slots, gradient);
         }
     }
     Ok(weights)
@@ -99,10 +108,19 @@ fn norm(layout: &Layout, pushes: &[Payload], shards: u32) -> f64 {
         placement::buckets_of(layout, ShardId(s), shards)
             .iter()
             .filter(|(_, spec)| spec.kind == TensorKind::Param)
-            .map(|(id, _)| sum_of_squares_le(&pushes[id.0 as usize]))
+            .map(|(id, spec)| {
+                sum_of_squares(&pushes[id.0 as usize], Encoding::F32, spec.len).unwrap_or(f64::NAN)
+            })
             .sum()
     };
     (0..shards).map(part).sum()
+}
+
+/// What a push leaves of the values.
+fn as_sent(encoding: Encoding, values: &mut [f32]) -> Result<(), OracleError> {
+    let mut sent = Vec::new();
+    encoding.encode(values, &mut sent);
+    Values::new(&sent.into(), encoding, values.len()).map_err(bad)?.read(values).map_err(bad)
 }
 
 fn le(values: &[f32]) -> Payload {

@@ -16,7 +16,7 @@ use super::{
 use crate::{failure::Failure, train};
 use clap::Args;
 use paraft_common::{
-    Payload,
+    Encoding, Payload,
     codec::{F32_BYTES, put_f32_le},
     optim::{Gradient, Hyper, OptimizerConfig},
 };
@@ -122,7 +122,7 @@ fn one(
             let seconds = pass(&mut buckets, threads, time, |b| {
                 b.updates += 1;
                 let hyper = Hyper { lr: optimizer.lr() as f32, t: b.updates, clip_value: None };
-                let gradient = Gradient { payload: &b.gradient, scale: 1.0 };
+                let gradient = Gradient { payload: &b.gradient, encoding: Encoding::F32, scale: 1.0 };
                 optimizer.apply(&hyper, &mut b.weights, &mut b.slots, gradient);
                 black_box(&mut b.weights);
             });

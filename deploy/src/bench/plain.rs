@@ -1,7 +1,7 @@
 //! The reference: the same model, data and optimizer in one process and one thread, without servers.
 
 use paraft_common::{
-    TensorKind,
+    Encoding, TensorKind,
     codec::put_f32_le,
     optim::{Gradient, Hyper, apply_buffer},
 };
@@ -31,7 +31,7 @@ pub fn samples_per_s(job: &Job, model: &mut dyn Model, data: &Split, epochs: u64
             for (b, slots) in layout.buckets().iter().zip(&mut slots) {
                 let mut le = Vec::new();
                 put_f32_le(&gradients[b.range()], &mut le);
-                let gradient = Gradient { payload: &le.into(), scale: 1.0 };
+                let gradient = Gradient { payload: &le.into(), encoding: Encoding::F32, scale: 1.0 };
                 let hyper = Hyper { lr: job.optimizer.lr() as f32, t, clip_value: job.clip.value };
                 match b.kind {
                     TensorKind::Param => {

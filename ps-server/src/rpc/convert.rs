@@ -8,7 +8,9 @@ use crate::shard::{
     owner::{Message, Reply},
 };
 use paraft_common::{
-    BucketId, Payload, Seq, ShardId, Step, TensorKind, Version, codec::all_finite_le, config::MAX_STEP,
+    BucketId, Encoding, Payload, Seq, ShardId, Step, TensorKind, Version,
+    config::MAX_STEP,
+    encoding::{WrongLength, all_finite},
 };
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, WithBulk, from_shard, to_shard};
 
@@ -21,7 +23,7 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
         Kind::Open(_) => Err(RefusalKind::AlreadyOpen.into()),
         Kind::Init(m) => {
             let bucket = BucketId(m.bucket);
-            let local = check(shard, bucket, &payload, Step(0))?;
+            let local = check(shard, bucket, &payload, None)?;
             let slots = shard.configured().map_or(0, |c| match c.buckets[local].spec.kind {
                 TensorKind::Param => c.job.optimizer.slots(),
                 TensorKind::Buffer => 0,
@@ -39,7 +41,7 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
         Kind::Push(m) => {
             let step = Step(m.step);
             let refuse = |r: Refusal| Refusal { seq: m.seq, ..r };
-            let bucket = check(shard, BucketId(m.bucket), &payload, step).map_err(refuse)?;
+            let bucket = check(shard, BucketId(m.bucket), &payload, Some(step)).map_err(refuse)?;
             if !m.sum_of_squares.is_finite() {
                 let kind = RefusalKind::NotFinite { bucket: BucketId(m.bucket), step };
                 return Err(refuse(kind.into()));
@@ -87,18 +89,19 @@ fn gives_chunks(shard: &Shard) -> bool {
     is_leased(shard) && shard.id() == ShardId(0)
 }
 
-/// The bucket's place on this shard, if the payload fits it and is finite.
-fn check(shard: &Shard, id: BucketId, payload: &Payload, step: Step) -> Result<usize, Refusal> {
+/// The bucket's place on this shard, if the payload fits it and is finite. A push (which has a step) is in the encoding
+/// that the job has for the bucket, initial state in f32.
+fn check(shard: &Shard, id: BucketId, payload: &Payload, step: Option<Step>) -> Result<usize, Refusal> {
     let conf = shard.configured().ok_or(RefusalKind::NotOpened)?;
     let local = conf.local(id).ok_or(RefusalKind::WrongBucket { bucket: id, shard: shard.id() })?;
-    let expected = conf.buckets[local].spec.len * 4;
-    if payload.len() != expected {
-        return Err(RefusalKind::BucketLength { bucket: id, expected, got: payload.len() }.into());
+    let encoding = if step.is_some() { conf.encoding(local) } else { Encoding::F32 };
+    match all_finite(payload, encoding, conf.buckets[local].spec.len) {
+        Ok(true) => Ok(local),
+        Ok(false) => Err(RefusalKind::NotFinite { bucket: id, step: step.unwrap_or_default() }.into()),
+        Err(WrongLength { expected, got, .. }) => {
+            Err(RefusalKind::BucketLength { bucket: id, expected, got }.into())
+        }
     }
-    if !all_finite_le(payload) {
-        return Err(RefusalKind::NotFinite { bucket: id, step }.into());
-    }
-    Ok(local)
 }
 
 /// To the wire.
@@ -160,13 +163,13 @@ mod tests {
     use super::*;
     use crate::shard::Command;
     use bytes::Bytes;
-    use paraft_common::{LogForm, Mode, config::ServerJob};
+    use paraft_common::{LogForm, Mode, config::ServerJob, encoding::Values};
     use proptest::prelude::*;
 
     /// Shard 0 of 2: buckets 0 (4 values) and 2 (2 values).
-    fn shard() -> Shard {
-        let job =
-            ServerJob { log: LogForm::Updates, grace_ms: 0, ..ServerJob::new("convert", Mode::Asp, 10, 4) };
+    fn shard(encoding: Encoding) -> Shard {
+        let job = ServerJob::new("convert", Mode::Asp, 10, 4);
+        let job = ServerJob { log: LogForm::Updates, grace_ms: 0, encoding, ..job };
         let shard = Shard::new(ShardId(0), 2);
         shard.apply(&Command::Configure { job: job.to_toml().expect("valid") }.into());
         shard
@@ -218,13 +221,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_comes_through_fits_the_shard_and_is_finite(m in a_message()) {
-            let shard = shard();
+        fn what_comes_through_fits_the_shard_and_is_finite(
+            m in a_message(), encoding in prop::sample::select(Encoding::ALL.to_vec()),
+        ) {
+            let shard = shard(encoding);
             let conf = shard.configured().expect("configured");
             match message(&shard, m.clone().into()) {
                 Ok(Message::Push { bucket, payload, sum_of_squares, .. }) => {
-                    prop_assert_eq!(payload.len(), conf.buckets[bucket].spec.len * 4);
-                    prop_assert!(all_finite_le(&payload) && sum_of_squares.is_finite() && sum_of_squares >= 0.0);
+                    let mut values = vec![0.0; conf.buckets[bucket].spec.len];
+                    let decoded = Values::new(&payload, encoding, values.len()).map(|mut v| v.read(&mut values));
+                    prop_assert_eq!(decoded, Ok(Ok(())));
+                    prop_assert!(values.iter().all(|v| v.is_finite()));
+                    prop_assert!(sum_of_squares.is_finite() && sum_of_squares >= 0.0);
                 }
                 Ok(Message::Init { bucket, part, payload }) => {
                     let local = conf.local(bucket).expect("a bucket of this shard");
@@ -234,7 +242,8 @@ mod tests {
                             prop_assert!(version.0 <= MAX_STEP && clock >= 0.0 && clock.is_finite());
                         }
                     }
-                    prop_assert!(payload.len() == conf.buckets[local].spec.len * 4 && all_finite_le(&payload));
+                    let len = conf.buckets[local].spec.len;
+                    prop_assert_eq!(all_finite(&payload, Encoding::F32, len), Ok(true), "whatever pushes have");
                 }
                 Ok(Message::Norm { sum_of_squares, .. }) => prop_assert!(sum_of_squares >= 0.0),
                 Ok(Message::Advance { step }) => prop_assert!(step.0 <= MAX_STEP),

@@ -51,12 +51,10 @@ impl BucketData {
         &mut self,
         kind: TensorKind,
         job: &ServerJob,
-        payload: &Payload,
-        factor: f32,
+        gradient: Gradient<'_>,
         contributions: usize,
         members: usize,
     ) -> Version {
-        let gradient = Gradient { payload, scale: factor };
         match kind {
             TensorKind::Buffer => apply_buffer(&mut self.weights, gradient),
             TensorKind::Param => {
@@ -155,13 +153,12 @@ impl Bucket {
     pub(super) fn update(
         &self,
         job: &ServerJob,
-        payload: &Payload,
-        factor: f32,
+        gradient: Gradient<'_>,
         contributions: usize,
         members: usize,
     ) -> Version {
         let mut data = self.data.write();
-        Arc::make_mut(&mut data).update(self.spec.kind, job, payload, factor, contributions, members)
+        Arc::make_mut(&mut data).update(self.spec.kind, job, gradient, contributions, members)
     }
 
     /// Takes an image cut's data in the place of what is here.

@@ -4,7 +4,7 @@ use super::{
     cut::{CutBucket, CutId, CutRecord, VectorOf},
     form::Form,
 };
-use paraft_common::{BucketId, Payload, Seq, SessionId, Step, Version, WorkerId};
+use paraft_common::{BucketId, Encoding, Payload, Seq, SessionId, Step, Version, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -60,6 +60,8 @@ pub enum Command {
         bucket: BucketId,
         /// Whose pushes the payload holds, by rising worker.
         contributions: Vec<Contribution>,
+        /// How the payload's values are written: a push's as it came, a sum of several in f32.
+        encoding: Encoding,
         /// Multiplies the payload: one over the number of contributions, times the clipping factor. Decided
         /// once, by the leader, so that every replica multiplies by the same number.
         factor: f32,
@@ -229,7 +231,7 @@ pub enum Outcome {
 pub struct Proposal {
     /// What to change.
     pub command: Command,
-    /// Little-endian `f32` for `Init`, `Update` and `CutPart`, else empty. Skipped by serde: the network sends it beside
+    /// For an `Update` values in its encoding, for `Init` and `CutPart` little-endian `f32`, else empty. Skipped by serde: the network sends it beside
     /// the header, or it would be copied byte by byte.
     #[serde(skip)]
     pub payload: Payload,

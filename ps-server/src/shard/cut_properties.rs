@@ -11,7 +11,8 @@ use super::{
     working::{Owed, Piece, Working},
 };
 use paraft_common::{
-    BucketId, LogForm, Payload, Seq, SessionId, Step, WorkerId, codec::put_f32_le, config::ServerJob,
+    BucketId, Encoding, LogForm, Payload, Seq, SessionId, Step, WorkerId, codec::put_f32_le,
+    config::ServerJob, optim::Gradient,
 };
 use proptest::prelude::*;
 use tokio::time::Instant;
@@ -208,11 +209,16 @@ impl World {
         let mut le = Vec::new();
         put_f32_le(&values, &mut le);
         let payload = Payload::from(le);
+        let gradient = Gradient { payload: &payload, encoding: Encoding::F32, scale: 0.5 };
         let now = Instant::now();
-        let version = self.working.push(&conf, &member, active, bucket, &c, 0.5, &payload, now);
+        let version = self.working.push(&conf, &member, active, bucket, &c, gradient, now);
         self.working.owe(Owed { worker, session, seq, version });
-        let command =
-            Command::Update { bucket: conf.buckets[bucket].id, contributions: vec![c], factor: 0.5 };
+        let command = Command::Update {
+            bucket: conf.buckets[bucket].id,
+            contributions: vec![c],
+            encoding: Encoding::F32,
+            factor: 0.5,
+        };
         self.open.push(Pushed::Update(Proposal { command, payload }, bucket, c));
     }
 
@@ -348,7 +354,12 @@ fn a_marker_takes_effect_once_and_only_on_the_state_that_it_was_made_from() {
     let member = world.replicas[0].read(|m| m.members.get(WorkerId(2)).cloned()).expect("a member");
     let (worker, session) = (WorkerId(2), member.session);
     let c = Contribution { worker, session, seq: Seq(1), step: Step(1), pulled: conf.buckets[0].version() };
-    let command = Command::Update { bucket: conf.buckets[0].id, contributions: vec![c], factor: 1.0 };
+    let command = Command::Update {
+        bucket: conf.buckets[0].id,
+        contributions: vec![c],
+        encoding: Encoding::F32,
+        factor: 1.0,
+    };
     let payload = vec![0u8; conf.buckets[0].spec.len * 4].into();
     world.log(&Proposal { command, payload }, true);
     assert!(matches!(world.log(&marker, false), Outcome::Refused(_)), "bucket 0 has moved");

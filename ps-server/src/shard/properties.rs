@@ -6,11 +6,12 @@ use super::{
     image::{Image, ImageHeader},
 };
 use crate::header;
+use bytes::Bytes;
 use paraft_common::{
-    BucketId, LogForm, Mode, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId,
+    BucketId, Encoding, LogForm, Mode, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId,
     codec::put_f32_le,
     config::{EarlyStop, ServerJob},
-    optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
+    optim::{ClipConfig, Gradient, OptimizerConfig, ScheduleConfig},
 };
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -50,7 +51,7 @@ enum Op {
     Leave { worker: u32, stale: bool },
     Advance { worker: u32, by: u64 },
     Finish { worker: u32 },
-    Update { bucket: u32, who: Vec<(u32, bool, i8)>, factor: f32, value: f32, cut: bool },
+    Update { bucket: u32, who: Vec<(u32, bool, i8)>, encoding: Encoding, factor: f32, value: f32, cut: bool },
     Report { worker: u32, epoch: u64, loss: f64, count: u64 },
 }
 
@@ -68,8 +69,10 @@ fn an_op() -> impl Strategy<Value = Op> {
         1 => (worker(), any::<bool>()).prop_map(|(worker, stale)| Op::Leave { worker, stale }),
         1 => (worker(), 0u64..4).prop_map(|(worker, by)| Op::Advance { worker, by }),
         1 => worker().prop_map(|worker| Op::Finish { worker }),
-        12 => (0u32..12, who, value(), value(), prop::bool::weighted(0.05))
-            .prop_map(|(bucket, who, factor, value, cut)| Op::Update { bucket, who, factor, value, cut }),
+        12 => (0u32..12, who, prop::sample::select(Encoding::ALL.to_vec()), value(), value(), prop::bool::weighted(0.05))
+            .prop_map(|(bucket, who, encoding, factor, value, cut)| {
+                Op::Update { bucket, who, encoding, factor, value, cut }
+            }),
         2 => (worker(), 0u64..5, any::<f64>(), any::<u64>())
             .prop_map(|(worker, epoch, loss, count)| Op::Report { worker, epoch, loss, count }),
     ]
@@ -81,12 +84,14 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
         let of = shard.read(|m| m.members.get(WorkerId(w)).map(|m| m.session));
         of.unwrap_or(SessionId(999))
     };
-    let payload = |bucket: u32, value: f32, cut: bool| {
+    let payload = |bucket: u32, encoding: Encoding, value: f32, cut: bool| {
         let len = job.layout().bucket(BucketId(bucket)).map_or(3, |b| b.len) - usize::from(cut);
         let values: Vec<f32> = (0..len).map(|i| value * (i as f32 + 0.3)).collect();
         let mut le = Vec::new();
-        put_f32_le(&values, &mut le);
-        Payload::from(le)
+        encoding.encode(&values, &mut le);
+        // As it comes off the wire.
+        let mut pieces = Bytes::from(le);
+        Payload::from_pieces(vec![pieces.split_to(pieces.len() / 3), pieces])
     };
     match *op {
         Op::Configure { other } => {
@@ -96,7 +101,7 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
         }
         Op::Init { bucket, value } => Proposal {
             command: Command::Init { bucket: BucketId(bucket), part: InitPart::FRESH },
-            payload: payload(bucket, value, false),
+            payload: payload(bucket, Encoding::F32, value, false),
         },
         Op::Join { worker } => Command::Join { worker: WorkerId(worker) }.into(),
         Op::Leave { worker, stale } => {
@@ -112,7 +117,7 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
         Op::Finish { worker } => {
             Command::Finish { worker: WorkerId(worker), session: session(worker) }.into()
         }
-        Op::Update { bucket, ref who, factor, value, cut } => {
+        Op::Update { bucket, ref who, encoding, factor, value, cut } => {
             let local = shard.configured().and_then(|c| c.local(BucketId(bucket))).unwrap_or(0);
             let mut seen = BTreeSet::new();
             let contributions = who
@@ -134,8 +139,8 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
                     }
                 })
                 .collect();
-            let command = Command::Update { bucket: BucketId(bucket), contributions, factor };
-            Proposal { command, payload: payload(bucket, value, cut) }
+            let command = Command::Update { bucket: BucketId(bucket), contributions, encoding, factor };
+            Proposal { command, payload: payload(bucket, encoding, value, cut) }
         }
         Op::Report { worker, epoch, loss, count } => {
             let sums = EvalSums { loss_sum: loss, correct: count, count };
@@ -287,7 +292,8 @@ fn ledger() -> (Shard, Proposal) {
         panic!("a join joins")
     };
     let c = Contribution { worker, session, seq: Seq(1), step: Step(1), pulled: Version(0) };
-    let command = Command::Update { bucket: BucketId(0), contributions: vec![c], factor: 1.0 };
+    let command =
+        Command::Update { bucket: BucketId(0), contributions: vec![c], encoding: Encoding::F32, factor: 1.0 };
     (shard, Proposal { command, payload: 1f32.to_le_bytes().repeat(6).into() })
 }
 
@@ -309,7 +315,8 @@ fn without_the_record_of_who_pushed_what_the_ledger_would_show_minus_two() {
     let (shard, push) = ledger();
     shard.apply(&push);
     let conf = shard.configured().expect("configured");
-    conf.buckets[0].update(&conf.job, &push.payload, 1.0, 1, 1);
+    let gradient = Gradient { payload: &push.payload, encoding: Encoding::F32, scale: 1.0 };
+    conf.buckets[0].update(&conf.job, gradient, 1, 1);
     assert_eq!(weight(&shard), -2.0);
 }
 
@@ -329,7 +336,8 @@ fn a_round_that_closed_before_its_worker_came_back_counts_for_the_new_session() 
         pulled: Version(0),
     };
     let round = |contributions| {
-        let command = Command::Update { bucket: BucketId(0), contributions, factor: 0.5 };
+        let command =
+            Command::Update { bucket: BucketId(0), contributions, encoding: Encoding::F32, factor: 0.5 };
         Proposal { command, payload: 2f32.to_le_bytes().repeat(6).into() }
     };
     // In the log: worker 0 comes back, then the round that its predecessor took part in.

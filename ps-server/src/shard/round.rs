@@ -3,8 +3,9 @@
 
 use super::{command::Contribution, members::Members};
 use paraft_common::{
-    Payload, Step, WorkerId,
-    codec::{F32_BYTES, put_f32_le, sum_of_squares_le},
+    Encoding, Payload, Step, WorkerId,
+    codec::{F32_BYTES, put_f32_le},
+    encoding::{Values, sum_of_squares},
 };
 use std::collections::BTreeMap;
 
@@ -13,8 +14,16 @@ use std::collections::BTreeMap;
 pub struct Part {
     /// Who, which seq, which step, pulled when.
     pub contribution: Contribution,
-    /// Little-endian `f32`.
+    /// In the encoding that the job has for the bucket.
     pub payload: Payload,
+}
+
+const CHECKED: &str = "the parts of a bucket have its length: it was checked where they came in";
+
+impl Part {
+    fn values(&self, encoding: Encoding, len: usize) -> Values<'_> {
+        Values::new(&self.payload, encoding, len).expect(CHECKED)
+    }
 }
 
 /// A closed round: the sum of its parts in rising order of workers.
@@ -22,8 +31,10 @@ pub struct Part {
 pub struct Sum {
     /// By rising worker.
     pub contributions: Vec<Contribution>,
-    /// The sum, little-endian.
+    /// The sum.
     pub payload: Payload,
+    /// How its values are written.
+    pub encoding: Encoding,
     /// Of the mean (the sum over the number of contributions).
     pub mean_sum_of_squares: f64,
 }
@@ -75,37 +86,93 @@ impl Rounds {
         self.open.iter().filter(|(k, r)| full(k, r)).map(|(k, _)| *k).collect()
     }
 
-    /// Closes a round.
-    pub fn close(&mut self, step: Step, bucket: usize) -> Option<Sum> {
-        self.open.remove(&(step, bucket)).map(|r| sum(r.into_values().collect()))
+    /// Closes a round of a bucket with `len` values, which its pushes carry in `encoding`.
+    pub fn close(&mut self, step: Step, bucket: usize, encoding: Encoding, len: usize) -> Option<Sum> {
+        self.open.remove(&(step, bucket)).map(|r| sum(r.into_values().collect(), encoding, len))
     }
 }
 
 /// Adds the parts in rising order of workers: floating-point addition is not associative, so the order must
-/// not depend on who came first.
-fn sum(parts: Vec<Part>) -> Sum {
+/// not depend on who came first. They are decoded on the way into the sum.
+fn sum(parts: Vec<Part>, encoding: Encoding, len: usize) -> Sum {
     let contributions: Vec<_> = parts.iter().map(|p| p.contribution).collect();
-    let payload = match parts.as_slice() {
+    let (payload, encoding) = match parts.as_slice() {
         // One worker: the bytes as they came, which makes BSP, SSP and ASP bit-equal for one worker.
-        [only] => only.payload.clone(),
+        [only] => (only.payload.clone(), encoding),
         [first, rest @ ..] => {
             // Block by block, so that the running sum stays in the first-level cache.
             const BLOCK: usize = 1024;
-            const CHECKED: &str = "the parts of a bucket have its length: it was checked where they came in";
-            let mut first = first.payload.reader();
-            let mut rest: Vec<_> = rest.iter().map(|p| p.payload.reader()).collect();
+            let mut first = first.values(encoding, len);
+            let mut rest: Vec<_> = rest.iter().map(|p| p.values(encoding, len)).collect();
             let mut acc = [0f32; BLOCK];
-            let mut out = Vec::with_capacity(first.left());
+            let mut out = Vec::with_capacity(len * F32_BYTES);
             while first.left() > 0 {
-                let acc = &mut acc[..BLOCK.min(first.left() / F32_BYTES)];
-                first.values(acc).expect(CHECKED);
-                rest.iter_mut().for_each(|r| r.add_values(acc).expect(CHECKED));
+                let acc = &mut acc[..BLOCK.min(first.left())];
+                first.read(acc).expect(CHECKED);
+                rest.iter_mut().for_each(|r| r.add_to(acc).expect(CHECKED));
                 put_f32_le(acc, &mut out);
             }
-            out.into()
+            (out.into(), Encoding::F32)
         }
-        [] => Payload::EMPTY,
+        [] => (Payload::EMPTY, Encoding::F32),
     };
     let n = contributions.len().max(1) as f64;
-    Sum { contributions, mean_sum_of_squares: sum_of_squares_le(&payload) / (n * n), payload }
+    let squares = sum_of_squares(&payload, encoding, len).expect(CHECKED);
+    Sum { contributions, mean_sum_of_squares: squares / (n * n), payload, encoding }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use paraft_common::{Seq, SessionId, Version};
+    use proptest::prelude::*;
+
+    fn part(worker: u32, payload: Payload) -> Part {
+        let worker = WorkerId(worker);
+        let (session, seq, step, pulled) = (SessionId(1), Seq(1), Step(1), Version(0));
+        Part { contribution: Contribution { worker, session, seq, step, pulled }, payload }
+    }
+
+    proptest! {
+        #[test]
+        fn a_sum_is_that_of_the_decoded_values_whoever_came_first_and_however_the_bytes_are_cut(
+            parts in prop::collection::vec((-1f32..1.0, any::<prop::sample::Index>()), 1..5),
+            len in 1usize..2500, encoding in prop::sample::select(Encoding::ALL.to_vec()), swap in any::<bool>(),
+        ) {
+            let mut rounds = Rounds::default();
+            let (mut came, mut expected) = (Vec::new(), vec![0f32; len]);
+            for (worker, (size, cut)) in (0u32..).zip(&parts) {
+                let values: Vec<f32> = (0..len).map(|i| size * ((i % 37) as f32 - 17.3)).collect();
+                let mut sent = Vec::new();
+                encoding.encode(&values, &mut sent);
+                let mut decoded = vec![0f32; len];
+                let payload = Payload::from(sent.clone());
+                let read = Values::new(&payload, encoding, len).expect("its length").read(&mut decoded);
+                prop_assert_eq!(read, Ok(()));
+                if worker == 0 {
+                    expected = decoded;
+                } else {
+                    expected.iter_mut().zip(&decoded).for_each(|(e, d)| *e += d);
+                }
+                let mut pieces = Bytes::from(sent);
+                let first = pieces.split_to(cut.index(pieces.len()));
+                came.push(part(worker, Payload::from_pieces(vec![first, pieces])));
+            }
+            if swap {
+                came.reverse();
+            }
+            came.into_iter().for_each(|p| rounds.add(3, p));
+            let sum = rounds.close(Step(1), 3, encoding, len).expect("an open round");
+            prop_assert_eq!(sum.encoding, if parts.len() == 1 { encoding } else { Encoding::F32 });
+            let mut got = vec![0f32; len];
+            let read = Values::new(&sum.payload, sum.encoding, len).expect("its length").read(&mut got);
+            prop_assert_eq!(read, Ok(()));
+            let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            prop_assert_eq!(bits(&got), bits(&expected));
+            let squares: f64 = got.iter().map(|v| (f64::from(*v) / parts.len() as f64).powi(2)).sum();
+            prop_assert!((sum.mean_sum_of_squares - squares).abs() <= 1e-9 * squares);
+            prop_assert!(rounds.close(Step(1), 3, encoding, len).is_none());
+        }
+    }
 }

@@ -12,9 +12,10 @@ use super::{
     members::Members,
 };
 use paraft_common::{
-    BucketId, Payload, Seq, SessionId, ShardId, Step, TensorKind, WorkerId,
+    BucketId, Encoding, Payload, Seq, SessionId, ShardId, Step, TensorKind, WorkerId,
     config::{LastEvaluation, ServerJob, Start, Stopping},
     histogram::DelayHistogram,
+    optim::Gradient,
     placement,
 };
 use parking_lot::RwLock;
@@ -48,6 +49,11 @@ impl Configured {
     /// State vectors that the optimizer keeps for a bucket of this kind.
     pub fn slots(&self, kind: TensorKind) -> usize {
         if kind == TensorKind::Param { self.job.optimizer.slots() } else { 0 }
+    }
+
+    /// How pushes of a local bucket carry their values.
+    pub fn encoding(&self, bucket: usize) -> Encoding {
+        self.job.encoding(self.buckets[bucket].spec.kind)
     }
 
     /// The position of a bucket among the shard's own.
@@ -213,8 +219,9 @@ impl Shard {
                 }
                 Outcome::Evaluated(self.close_evaluations(&mut meta))
             }
-            Command::Update { bucket, contributions, factor } => {
-                self.update(*bucket, contributions, *factor, &proposal.payload)
+            Command::Update { bucket, contributions, encoding, factor } => {
+                let (payload, encoding, scale) = (&proposal.payload, *encoding, *factor);
+                self.update(*bucket, contributions, Gradient { payload, encoding, scale })
             }
             Command::Fence => Outcome::Done,
             Command::ChangeForm { form } => self.change_form(*form),
@@ -305,7 +312,7 @@ impl Shard {
     }
 
     fn init(&self, id: BucketId, part: InitPart, payload: &Payload) -> Outcome {
-        match self.bucket(id, payload.len()) {
+        match self.bucket(id, payload, Encoding::F32) {
             Err(e) => Outcome::Refused(e),
             Ok((conf, i)) => match conf.buckets[i].init(part, payload) {
                 Ok(()) => Outcome::Done,
@@ -331,14 +338,8 @@ impl Shard {
         Outcome::Joined { worker, session }
     }
 
-    fn update(
-        &self,
-        id: BucketId,
-        contributions: &[Contribution],
-        factor: f32,
-        payload: &Payload,
-    ) -> Outcome {
-        let (conf, b) = match self.bucket(id, payload.len()) {
+    fn update(&self, id: BucketId, contributions: &[Contribution], gradient: Gradient<'_>) -> Outcome {
+        let (conf, b) = match self.bucket(id, gradient.payload, gradient.encoding) {
             Ok(found) => found,
             Err(e) => return Outcome::Refused(e),
         };
@@ -357,7 +358,9 @@ impl Shard {
             meta.members.active().count()
         };
         let before = bucket.version();
-        let version = bucket.update(&conf.job, payload, factor, contributions.len(), members);
+        // Of each push, which is not what a sum of several has.
+        let pushed = conf.encoding(b).encoded_len(bucket.spec.len) as u64;
+        let version = bucket.update(&conf.job, gradient, contributions.len(), members);
         let mut meta = self.meta.write();
         for c in contributions {
             let Some(m) = meta.members.get_mut(c.worker) else { continue };
@@ -375,18 +378,21 @@ impl Shard {
             }
             meta.delays.record(before.0.saturating_sub(c.pulled.0));
             meta.pushes += 1;
-            meta.bytes_pushed += payload.len() as u64;
+            meta.bytes_pushed += pushed;
         }
         Outcome::Updated { version, applied: true }
     }
 
-    fn bucket(&self, id: BucketId, bytes: usize) -> Result<(Arc<Configured>, usize), String> {
+    fn bucket(
+        &self,
+        id: BucketId,
+        payload: &Payload,
+        encoding: Encoding,
+    ) -> Result<(Arc<Configured>, usize), String> {
         let conf = self.configured().ok_or("no job is configured")?;
         let i = conf.local(id).ok_or_else(|| format!("{id} is not on {}", self.id))?;
-        let expected = conf.buckets[i].spec.len * 4;
-        if bytes != expected {
-            return Err(format!("{id} holds {expected} bytes, the entry brought {bytes}"));
-        }
+        let fits = encoding.check(payload.len(), conf.buckets[i].spec.len);
+        fits.map_err(|e| format!("the entry does not fit {id}: {e}"))?;
         Ok((conf, i))
     }
 

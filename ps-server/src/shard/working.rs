@@ -16,7 +16,7 @@ use super::{
     members::{Member, Members},
     state::Configured,
 };
-use paraft_common::{Payload, Seq, SessionId, Step, Version, WorkerId};
+use paraft_common::{Payload, Seq, SessionId, Step, Version, WorkerId, optim::Gradient};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
@@ -105,14 +105,13 @@ impl Working {
         active: usize,
         bucket: usize,
         c: &Contribution,
-        factor: f32,
-        payload: &Payload,
+        gradient: Gradient<'_>,
         now: Instant,
     ) -> Version {
         let data = self.buckets.entry(bucket).or_insert_with(|| conf.buckets[bucket].image());
         let before = data.version;
         let kind = conf.buckets[bucket].spec.kind;
-        let version = Arc::make_mut(data).update(kind, &conf.job, payload, factor, 1, active);
+        let version = Arc::make_mut(data).update(kind, &conf.job, gradient, 1, active);
         self.open.buckets.insert(bucket);
         self.step(conf, replicated, c.worker, bucket, c.step, now);
         let member = self.member_mut(c.worker, replicated);
@@ -124,7 +123,7 @@ impl Working {
         }
         record.delays.record(before.0.saturating_sub(c.pulled.0));
         record.pushes += 1;
-        record.bytes += payload.len() as u64;
+        record.bytes += gradient.payload.len() as u64;
         version
     }
 

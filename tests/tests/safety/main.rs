@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod elastic;
+mod encodings;
 mod equality;
 mod exactly_once;
 mod history;

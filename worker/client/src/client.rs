@@ -12,11 +12,8 @@ use crate::{
 };
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, Layout, Mode, Payload, ShardId, Step, TensorKind, WorkerId,
-    codec::{F32_BYTES, put_f32_le, sum_of_squares_le},
-    config::ServerJob,
-    placement,
-    retry::RetryPolicy,
+    BucketId, Layout, Mode, Payload, ShardId, Step, TensorKind, WorkerId, codec::F32_BYTES,
+    config::ServerJob, encoding::sum_of_squares, placement, retry::RetryPolicy,
 };
 use paraft_proto::{
     Advance, Finish, Norm, Pull, Push, Report, Take, Taken, ToShard, Weights, limits, to_shard,
@@ -322,22 +319,23 @@ impl Client {
 
     /// Pushes one bucket's gradient for `step`. Returns at once unless more than
     /// [`PUSH_WINDOW_BYTES`](limits::PUSH_WINDOW_BYTES) wait for their acks. The payload is copied once, into the
-    /// bytes that go to the network.
+    /// bytes that go to the network, in the encoding that the job has for the bucket.
     ///
     /// # Panics
     /// When `gradient` is not as long as the bucket.
     pub fn push(&mut self, bucket: BucketId, step: Step, gradient: &[f32]) {
         let spec = self.layout.buckets()[bucket.0 as usize];
         assert_eq!(gradient.len(), spec.len, "the gradient of {bucket} has the wrong length");
-        let mut le = Vec::with_capacity(gradient.len() * F32_BYTES);
-        put_f32_le(gradient, &mut le);
-        self.counters.bytes_pushed += le.len() as u64;
-        self.counters.waited += self.window.enter(le.len());
+        let encoding = self.options.job.encoding(spec.kind);
+        let mut encoded = Vec::with_capacity(encoding.encoded_len(gradient.len()));
+        encoding.encode(gradient, &mut encoded);
+        self.counters.bytes_pushed += encoded.len() as u64;
+        self.counters.waited += self.window.enter(encoded.len());
         let shard = placement::shard_of(bucket, self.options.shards);
         let Some(seq) = self.seq.get_mut(&shard) else { return };
         *seq += 1;
         let version = self.versions[bucket.0 as usize];
-        let payload = Bytes::from(le);
+        let payload = Bytes::from(encoded);
         let push = Push { seq: *seq, step: step.0, bucket: bucket.0, version, sum_of_squares: 0.0, payload };
         // Applied on arrival and clipped by the norm of the worker's whole gradient: nothing can go out before
         // the last bucket is known. (BSP clips the mean; there the servers exchange the norm.)
@@ -364,12 +362,18 @@ impl Client {
     fn release(&mut self) {
         let buckets = self.layout.buckets();
         let trained = |p: &&Push| buckets[p.bucket as usize].kind == TensorKind::Param;
+        // Of the values as the servers decode them.
+        let squares = |p: &Push| {
+            let spec = buckets[p.bucket as usize];
+            sum_of_squares(&p.payload.clone().into(), self.options.job.encoding(spec.kind), spec.len)
+                .expect("this client has encoded it")
+        };
         // Added up as the servers do for BSP, by shard and in it by bucket, whatever order the backward pass has:
         // the last bit of the sum depends on it, and one worker must get the same bits in every mode.
         let mut parts = BTreeMap::<ShardId, BTreeMap<u32, f64>>::new();
         for p in self.held.iter().filter(trained) {
             let shard = placement::shard_of(BucketId(p.bucket), self.options.shards);
-            parts.entry(shard).or_default().insert(p.bucket, sum_of_squares_le(&p.payload.clone().into()));
+            parts.entry(shard).or_default().insert(p.bucket, squares(p));
         }
         let total: f64 = parts.values().map(|buckets| buckets.values().sum::<f64>()).sum();
         for mut p in std::mem::take(&mut self.held) {

@@ -292,6 +292,14 @@ mod tests {
             ("", &["train.epoch=3"], &["`train.epochs`?"]),
             ("[train]\nepocs = 3", &[], &["job.toml:7: train.epocs: unknown key", "`train.epochs`?"]),
             ("[optimizer]\nkind = \"sgd\"\nweight_deca = 1", &[], &["`optimizer.weight_decay`?"]),
+            (
+                "",
+                &["train.encoding=fp16"],
+                &[
+                    "--set train.encoding=fp16: train.encoding: `fp16` is none of `f32`, `bf16`",
+                    "did you mean `f16`?",
+                ],
+            ),
             ("", &["model.kind=mlpp"], &["--set model.kind=mlpp: model.kind: `mlpp` is none of", "`mlp`?"]),
             ("", &["train=3"], &["--set train=3: train: integer `3`, where a table is expected"]),
         ] {

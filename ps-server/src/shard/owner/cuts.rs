@@ -232,7 +232,8 @@ impl Owner {
     /// Counts a push for the choice of form.
     pub(super) fn measure(&mut self, conf: &Configured, bucket: usize, payload: usize) {
         let Some(lead) = self.lead.as_mut().filter(|_| conf.job.may_change_form()) else { return };
-        let image = payload * (1 + conf.slots(conf.buckets[bucket].spec.kind));
+        let spec = conf.buckets[bucket].spec;
+        let image = spec.len * size_of::<f32>() * (1 + conf.slots(spec.kind));
         let meter = lead.cuts.meter.get_or_insert_with(|| Meter::new(CUT_INTERVAL));
         meter.push(bucket, payload, image, Instant::now());
     }

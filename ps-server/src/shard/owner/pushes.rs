@@ -10,7 +10,9 @@ use crate::shard::{
     working::Owed,
 };
 use paraft_common::{
-    Durability, LogForm, Mode, Payload, Step, TensorKind, WorkerId, config::MAX_STEP, optim::norm_factor,
+    Durability, Encoding, LogForm, Mode, Payload, Step, TensorKind, WorkerId,
+    config::MAX_STEP,
+    optim::{Gradient, norm_factor},
 };
 use paraft_proto::{Refusal, RefusalKind};
 use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed};
@@ -154,13 +156,15 @@ impl Owner {
                     _ => 1.0,
                 };
                 self.measure(conf, bucket, payload.len());
+                let encoding = conf.encoding(bucket);
                 match working {
-                    None => self.update(conf, bucket, vec![c], factor, payload).await,
+                    None => self.update(conf, bucket, vec![c], factor, encoding, payload).await,
                     // Its image would say that the bucket has its initial weights.
                     Some(w) if !w.initialised => self.refuse(conn, refuse(RefusalKind::NotInitialised)),
                     Some(w) => {
                         drop(w); // or the update would copy the bucket
-                        self.push_working(conf, conn, bucket, &c, factor, &payload);
+                        let gradient = Gradient { payload: &payload, encoding, scale: factor };
+                        self.push_working(conf, conn, bucket, &c, gradient);
                     }
                 }
             }
@@ -175,15 +179,14 @@ impl Owner {
         conn: ConnId,
         bucket: usize,
         c: &Contribution,
-        factor: f32,
-        payload: &Payload,
+        gradient: Gradient<'_>,
     ) {
         let Some(lead) = &mut self.lead else { return };
         let working = &mut lead.cuts.working;
         let version = self.shard.read(|m| {
             let replicated = m.members.in_session(c.worker, c.session)?;
             let active = m.members.active().count();
-            Some(working.push(conf, replicated, active, bucket, c, factor, payload, Instant::now()))
+            Some(working.push(conf, replicated, active, bucket, c, gradient, Instant::now()))
         });
         let Some(version) = version else { return };
         if conf.job.durability == Durability::Leader {
@@ -207,6 +210,7 @@ impl Owner {
         bucket: usize,
         contributions: Vec<Contribution>,
         factor: f32,
+        encoding: Encoding,
         payload: Payload,
     ) {
         if let Some(lead) = &mut self.lead {
@@ -215,7 +219,7 @@ impl Owner {
             }
         }
         let id = conf.buckets[bucket].id;
-        let command = Command::Update { bucket: id, contributions: contributions.clone(), factor };
+        let command = Command::Update { bucket: id, contributions: contributions.clone(), encoding, factor };
         self.propose(Purpose::Update { bucket, contributions }, Proposal { command, payload }).await;
     }
 
@@ -232,13 +236,17 @@ impl Owner {
         });
         for (step, bucket) in complete {
             let Some(lead) = &mut self.lead else { return };
-            let Some(sum) = lead.rounds.close(step, bucket) else { continue };
+            let Some(sum) =
+                lead.rounds.close(step, bucket, conf.encoding(bucket), conf.buckets[bucket].spec.len)
+            else {
+                continue;
+            };
             if conf.job.clip.norm.is_some() && conf.buckets[bucket].spec.kind == TensorKind::Param {
                 lead.unclipped.entry(step).or_default().insert(bucket, sum);
                 self.norm_of_step(&conf, step).await;
             } else {
                 let factor = 1.0 / sum.contributions.len() as f32;
-                self.update(&conf, bucket, sum.contributions, factor, sum.payload).await;
+                self.update(&conf, bucket, sum.contributions, factor, sum.encoding, sum.payload).await;
             }
         }
     }
@@ -276,7 +284,7 @@ impl Owner {
         let Some(max) = conf.job.clip.norm else { return };
         for (bucket, sum) in lead.unclipped.remove(&step).unwrap_or_default() {
             let factor = norm_factor(max, sum_of_squares) / sum.contributions.len() as f32;
-            self.update(&conf, bucket, sum.contributions, factor, sum.payload).await;
+            self.update(&conf, bucket, sum.contributions, factor, sum.encoding, sum.payload).await;
         }
     }
 }
