@@ -238,7 +238,7 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
                 })).collect::<Vec<_>>(),
                 "delay_p50": d.quantile(0.5), "delay_p99": d.quantile(0.99), "delay_max": d.max(),
                 "delay": s.delay_counts, "pushes": s.pushes, "duplicates": s.duplicates, "refused": s.refused,
-                "pulls": s.pulls, "pulls_waited": s.pulls_waited, "max_gap": s.max_gap,
+                "pulls": s.pulls, "pulls_waited": s.pulls_waited, "not_modified": s.not_modified, "max_gap": s.max_gap,
                 "bytes_pushed": s.bytes_pushed, "bytes_pulled": s.bytes_pulled, "workers_lost": s.workers_lost,
                 "buckets": s.buckets, "values": s.values,
                 "durability": s.durability, "log_form": s.log_form, "pushes_lost": s.pushes_lost,

@@ -75,6 +75,7 @@ fn weights(len: usize) -> FromShard {
         stop: true,
         finishers: vec![1, 2, 300],
         section: true,
+        not_modified: false,
     };
     FromShard { kind: Some(from_shard::Kind::Weights(w)) }
 }

@@ -50,11 +50,14 @@ const GAUGES: [(&str, &str, Of); 8] = [
     ("slowest_step", "Clock of the slowest member that trains", |s| active(s).min().unwrap_or(0)),
 ];
 
-const COUNTERS: [(&str, &str, Option<Unit>, Of); 12] = [
+const COUNTERS: [(&str, &str, Option<Unit>, Of); 13] = [
     ("pushes", "Pushes applied", None, |s| s.pushes),
     ("duplicate_pushes", "Entries recognised as applied before", None, |s| s.duplicates),
     ("refused_messages", "Messages refused", None, |s| s.refused),
     ("pulls", "Pulls asked for", None, |s| s.pulls),
+    ("not_modified", "Buckets of pulls that were not sent, since their workers had them", None, |s| {
+        s.not_modified
+    }),
     ("pulls_waited", "Pulls that the consistency rule held back", None, |s| s.pulls_waited),
     ("push", "Payload of applied pushes", Some(Unit::Bytes), |s| s.bytes_pushed),
     ("pull", "Payload of answered pulls", Some(Unit::Bytes), |s| s.bytes_pulled),

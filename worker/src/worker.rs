@@ -362,10 +362,13 @@ impl Training<'_> {
             if let Some(c) = &self.checkpoints {
                 c.clear_the_way(step);
             }
+            let due = self.checkpoints.as_ref().is_some_and(|c| c.due(step));
+            if !due {
+                self.client.ask_ahead(step);
+            }
             let loss = self.step(step, &batch)?;
             self.samples += batch.n as u64;
             batches.recycle(batch);
-            let due = self.checkpoints.as_ref().is_some_and(|c| c.due(step));
             let pulled = if due {
                 self.client.pull_for_checkpoint(step, &mut self.weights)?
             } else {

@@ -56,7 +56,18 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
             })
         }
         Kind::Pull(m) if m.done > MAX_STEP => Err(RefusalKind::Malformed.into()),
-        Kind::Pull(m) => Ok(Message::Pull { done: Step(m.done), last: m.r#final, section: m.section }),
+        // As many as there are buckets, or none.
+        Kind::Pull(m)
+            if !m.have.is_empty() && shard.configured().is_none_or(|c| c.buckets.len() != m.have.len()) =>
+        {
+            Err(RefusalKind::Malformed.into())
+        }
+        Kind::Pull(m) => Ok(Message::Pull {
+            done: Step(m.done),
+            last: m.r#final,
+            section: m.section,
+            have: m.have.into_iter().map(Version).collect(),
+        }),
         Kind::Norm(m) => {
             if !m.sum_of_squares.is_finite() || m.sum_of_squares < 0.0 {
                 return Err(RefusalKind::Malformed.into());
@@ -122,6 +133,7 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
             bucket: w.bucket.0,
             version: w.version.0,
             payload: w.payload,
+            not_modified: w.not_modified,
             last: w.last,
             done: w.done.0,
             slowest: w.slowest.0,
@@ -201,9 +213,11 @@ mod tests {
                     Some(Kind::Push(wire::Push { seq, step, bucket, version, sum_of_squares, payload }))
                 }
             ),
-            (n(), any::<bool>(), any::<bool>()).prop_map(|(done, last, section)| Some(Kind::Pull(
-                wire::Pull { done, r#final: last, section }
-            ))),
+            (n(), any::<bool>(), any::<bool>(), prop::collection::vec(n(), 0..4)).prop_map(
+                |(done, last, section, have)| {
+                    Some(Kind::Pull(wire::Pull { done, r#final: last, section, have }))
+                }
+            ),
             (n(), any::<f64>())
                 .prop_map(|(step, sum_of_squares)| Some(Kind::Norm(wire::Norm { step, sum_of_squares }))),
             (n(), any::<f64>(), n(), n()).prop_map(|(epoch, loss_sum, correct, count)| {

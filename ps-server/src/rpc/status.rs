@@ -81,6 +81,7 @@ fn shard_status(w: &Replica) -> ShardStatus {
         refused: c.refused.load(Relaxed),
         pulls: c.pulls.load(Relaxed),
         pulls_waited: c.pulls_waited.load(Relaxed),
+        not_modified: c.not_modified.load(Relaxed),
         bytes_pushed: m.bytes_pushed,
         bytes_pulled: c.bytes_pulled.load(Relaxed),
         workers_lost: m.workers_lost,

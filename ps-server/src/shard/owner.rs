@@ -35,9 +35,13 @@ use cuts::Cuts;
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use paraft_common::{Seq, SessionId, Step, Version, WorkerId, config::ServerJob};
 use paraft_proto::RefusalKind;
+use pulls::Touched;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 use tokio::{
@@ -127,13 +131,28 @@ struct Lead {
     leaving: BTreeSet<WorkerId>,
 }
 
+#[derive(Clone, Debug)]
 struct WaitingPull {
     conn: ConnId,
     worker: WorkerId,
     done: Step,
     last: bool,
     section: bool,
+    /// For each local bucket, the version that the worker has; empty where it has none.
+    have: Vec<Version>,
+    /// Local buckets that are not sent yet.
+    todo: BTreeSet<usize>,
     counted: bool,
+}
+
+impl WaitingPull {
+    /// Counts it once among those that had to wait for others.
+    fn count_if(&mut self, held: bool, waited: &AtomicU64) {
+        if held && !self.counted {
+            self.counted = true;
+            waited.fetch_add(1, Relaxed);
+        }
+    }
 }
 
 enum Finished {
@@ -343,6 +362,10 @@ impl Owner {
     }
 
     async fn applied(&mut self, purpose: Purpose, outcome: Outcome) {
+        let touched = match &purpose {
+            Purpose::Update { bucket, .. } => Touched::Bucket(*bucket),
+            _ => Touched::All,
+        };
         if let Some(lead) = &mut self.lead {
             self.shard.read(|m| lead.cuts.working.follow(&m.members));
         }
@@ -392,7 +415,7 @@ impl Owner {
             (_, outcome) => self.evaluated(outcome),
         }
         self.close_rounds().await;
-        self.answer_pulls();
+        self.answer_pulls(touched);
         self.answer_takes();
     }
 

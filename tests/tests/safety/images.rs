@@ -138,7 +138,7 @@ fn pushed_to_a_leader_alone(ledger: Ledger, pushes: u64) -> Result<(Vec<u64>, Ve
     for step in (1..=pushes).chain(1..=again) {
         stream.send(to_shard::Kind::Push(push(step, step, 0, 1.0, len)));
     }
-    stream.send(to_shard::Kind::Pull(paraft_proto::Pull { done: 1, r#final: false, section: false }));
+    stream.send(to_shard::Kind::Pull(paraft_proto::Pull { done: 1, ..paraft_proto::Pull::default() }));
     let (mut acks, mut pulled) = (Vec::new(), Vec::new());
     loop {
         match stream.receive()? {

@@ -124,6 +124,10 @@ pub struct Client {
     /// Asks for chunks so far.
     pub(crate) takes: u64,
     versions: Vec<u64>,
+    /// The buffer that the last pull filled: where it is, and its length.
+    holds: Option<(usize, usize)>,
+    /// The step whose weights are asked for already.
+    ahead: Option<Step>,
     /// Pushes of this step that wait for the norm of the whole gradient.
     held: Vec<Push>,
     evaluations: Vec<Reported>,
@@ -244,6 +248,8 @@ impl Client {
             end: Some(end),
             io: Some(io),
             versions: vec![0; buckets],
+            holds: None,
+            ahead: None,
             held: Vec::new(),
             evaluations: Vec::new(),
             reported: BTreeSet::new(),
@@ -297,6 +303,7 @@ impl Client {
 
     pub(crate) fn reset(&mut self) {
         self.held.clear();
+        self.ahead = None;
         self.counters.rejoins += 1;
         for link in self.links.values() {
             let _ = link.send(Command::Reset);
@@ -382,7 +389,39 @@ impl Client {
         }
     }
 
+    /// Asks for the weights after step `done` before its pushes go out, so that a bucket's weights come back while others
+    /// are still pushed. What comes waits in memory for the [`Self::pull`] of `done`, which must follow.
+    ///
+    /// Does nothing where it would not pay or change what is read: for a model that would fill the memory, and in the
+    /// modes in which a pull that comes later reads fresher weights.
+    pub fn ask_ahead(&mut self, done: Step) {
+        let bytes = self.layout.len() * F32_BYTES;
+        if self.options.job.mode.averages() && bytes <= limits::PULL_AHEAD_BYTES {
+            self.ahead = Some(done);
+            self.ask(done, false, false, self.holds.is_some());
+        }
+    }
+
+    /// Asks every shard. `holds`: the buffer of the last pull is to be filled, and is as that pull left it.
+    fn ask(&self, done: Step, last: bool, section: bool, holds: bool) {
+        for (shard, link) in &self.links {
+            let of_shard =
+                |b: &usize| placement::shard_of(BucketId(*b as u32), self.options.shards) == *shard;
+            let have = (0..self.versions.len()).filter(|_| holds).filter(of_shard);
+            let have = have.map(|b| self.versions[b]).collect();
+            let _ = link.send(Command::Pull(Pull { done: done.0, r#final: last, section, have }));
+        }
+    }
+
+    /// The next pull brings every bucket: to be called where `weights` was changed since the last one.
+    pub fn forget(&mut self) {
+        self.holds = None;
+    }
+
     /// Waits until the consistency rule lets a worker that finished `done` steps go on, and writes the weights.
+    ///
+    /// A bucket that has not changed since the last pull into the same buffer is not sent again: `weights` must be as
+    /// that pull left it, or [`Self::forget`] be called before.
     pub fn pull(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
         self.pull_any(done, false, false, weights)
     }
@@ -407,12 +446,17 @@ impl Client {
     ) -> Result<Pulled, ClientError> {
         let began = Instant::now();
         let mut pulled = Pulled { done, slowest: Step(u64::MAX), section, ..Pulled::default() };
-        let ask = |client: &Self, done: Step, section: bool| {
-            for link in client.links.values() {
-                let _ = link.send(Command::Pull(Pull { done: done.0, r#final: last, section }));
-            }
-        };
-        ask(self, done, section);
+        let into = Some((weights.as_ptr() as usize, weights.len()));
+        let holds = self.holds == into;
+        let ahead = self.ahead.take() == Some(done) && !last && !section;
+        if ahead && self.holds.is_some() && !holds {
+            let why = "weights that are asked for ahead are pulled into the buffer of the pull before";
+            return Err(ClientError::Options(why.into()));
+        }
+        if !ahead {
+            self.ask(done, last, section, holds);
+        }
+        self.holds = None; // until it is filled
         let mut waiting: BTreeSet<ShardId> = self.links.keys().copied().collect();
         while !waiting.is_empty() {
             match self.next()? {
@@ -436,12 +480,13 @@ impl Client {
                     pulled = Pulled { done, slowest: Step(u64::MAX), rejoined: true, ..Pulled::default() };
                     waiting = self.links.keys().copied().collect();
                     section = false; // it went on from another step
-                    ask(self, done, section);
+                    self.ask(done, last, section, false);
                 }
                 Event::Flushed(_) | Event::Taken(_) | Event::Resumed(..) => {}
                 Event::Failed(e) => return Err(e),
             }
         }
+        self.holds = into;
         pulled.section_in_part &= !pulled.section;
         self.counters.waited += began.elapsed();
         Ok(pulled)
@@ -459,6 +504,9 @@ impl Client {
             .layout
             .bucket(BucketId(w.bucket))
             .ok_or_else(|| broken(format!("weights of bucket {}, which the model has not", w.bucket)))?;
+        if w.not_modified {
+            return Ok(()); // it is there
+        }
         let into = weights
             .get_mut(spec.range())
             .filter(|into| into.len() * F32_BYTES == payload.len())

@@ -67,6 +67,7 @@ pub(crate) async fn run(
         next,
         unacked: BTreeMap::new(),
         asked: None,
+        holds: false,
         asked_chunk: None,
         presence: None,
         flush: false,
@@ -96,6 +97,8 @@ struct Link {
     unacked: BTreeMap<u64, Push>,
     /// The pull that waits for its answer.
     asked: Option<Pull>,
+    /// The latest pull was answered in full by the stream that is open: the versions that it brought are its leader's.
+    holds: bool,
     /// The ask for a chunk that waits for its answer.
     asked_chunk: Option<Take>,
     /// That the worker rests, or wants to go on and has no answer yet.
@@ -320,8 +323,11 @@ impl Link {
                 self.unacked.insert(p.seq, p.clone());
                 to_shard::Kind::Push(p)
             }
-            Command::Pull(p) => {
-                self.asked = Some(p);
+            Command::Pull(mut p) => {
+                if !self.holds {
+                    p.have.clear();
+                }
+                self.asked = Some(p.clone());
                 to_shard::Kind::Pull(p)
             }
             Command::Norm(n) => to_shard::Kind::Norm(n),
@@ -375,6 +381,8 @@ impl Link {
 
     fn opened(&mut self, o: &Opened, out: &Outbound) {
         self.origin = o.origin;
+        self.holds = false;
+        self.asked.iter_mut().for_each(|p| p.have.clear());
         self.opened_at = (Instant::now(), ServerId(o.server));
         self.trouble = None;
         self.causes.clear();
@@ -385,7 +393,7 @@ impl Link {
             let _ = out.send(Sent::Initial(messages));
         }
         let kept = self.unacked.values().cloned().map(to_shard::Kind::Push);
-        let asked = self.asked.map(to_shard::Kind::Pull);
+        let asked = self.asked.clone().map(to_shard::Kind::Pull);
         let presence = self.presence.clone();
         let take = self.asked_chunk.map(to_shard::Kind::Take);
         let flush = self.flush.then_some(to_shard::Kind::Flush(Flush {}));
@@ -400,9 +408,10 @@ impl Link {
 
     fn weights(&mut self, w: Weights, payload: Payload) {
         // An answer to an earlier pull (before a rejoin) is not wanted any more.
-        if self.asked.is_some_and(|p| p.done == w.done) {
+        if self.asked.as_ref().is_some_and(|p| p.done == w.done) {
             if w.last {
                 self.asked = None;
+                self.holds = true;
                 self.options.init = None; // the servers have it
             }
             let _ = self.events.send(Event::Weights(self.options.shard, w, payload));

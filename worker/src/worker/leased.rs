@@ -135,6 +135,7 @@ impl Training<'_> {
             let Some(batch) = feed.batches.next() else { return Ok(false) };
             let batch = batch?;
             let step = at.done.next();
+            self.client.ask_ahead(step);
             let loss = self.step(step, &batch)?;
             self.samples += batch.n as u64;
             self.steps += 1;

@@ -225,7 +225,7 @@ impl Owner {
             drained = true;
         }
         if drained {
-            self.answer_pulls();
+            self.answer_pulls(super::pulls::Touched::All);
         }
     }
 

@@ -1,15 +1,38 @@
 //! Pulls: who may go on, and what they get.
 
 use super::cuts::MAX_AHEAD;
-use super::{ConnId, Owner, Reply, Weights};
+use super::{ConnId, Owner, Reply, WaitingPull, Weights};
 use crate::shard::{bucket::vector_bytes, form::Form, state::Configured};
+use bytes::Bytes;
 use paraft_common::{Durability, Step};
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::time::Instant;
 
+/// What may have let a pull go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Touched {
+    /// Anything: membership, a cut, a new leadership.
+    All,
+    /// An update of one local bucket.
+    Bucket(usize),
+    /// It has only come now.
+    Pull(ConnId),
+}
+
+/// A pull, or a part of one, that goes out now.
+struct Go {
+    pull: WaitingPull,
+    /// Local buckets, in the order in which they go out.
+    buckets: Vec<usize>,
+    /// Nothing is left of it.
+    whole: bool,
+}
+
 impl Owner {
-    /// Answers every pull that the consistency rule lets go.
-    pub(super) fn answer_pulls(&mut self) {
+    /// Answers every pull that the consistency rule lets go. Where updates are the log's entries, bucket by bucket, as
+    /// soon as the rule holds for the bucket: the weights of one travel while the others are still pushed. Of those
+    /// that are ready the first go first; a forward pass needs them first.
+    pub(super) fn answer_pulls(&mut self, touched: Touched) {
         let Some(conf) = self.shard.configured() else { return };
         let Some(lead) = &mut self.lead else { return };
         if lead.pulls.is_empty() || !conf.buckets.iter().all(|b| b.initialised()) {
@@ -22,28 +45,59 @@ impl Owner {
         let level = lead.cuts.is_level();
         let mut hurry = false;
         let mut go = Vec::new();
+        let mode = conf.job.mode;
         let slowest = self.shard.read(|m| {
             // What is applied here counts, replicated or not: it is what the pull will show.
             let clocks = m.members.active().map(|(w, m)| working.member(w, m).clock());
             let slowest = clocks.min().unwrap_or(Step(u64::MAX));
+            let slowest_of = |bucket: usize| {
+                let steps = m.members.active().filter_map(|(_, m)| m.steps.get(bucket).copied());
+                steps.min().unwrap_or(Step(u64::MAX))
+            };
             lead.pulls.retain_mut(|p| {
+                if matches!(touched, Touched::Pull(conn) if conn != p.conn) {
+                    return true;
+                }
                 let member = m.members.get(p.worker);
+                if !images && !p.last && !p.section {
+                    let Some(member) = member.filter(|_| m.started) else { return true };
+                    let mut held = lead.rounds.holds(p.worker, p.done);
+                    let mut ready = |bucket: usize| {
+                        // A worker reads its own writes; the rule decides about everyone else's.
+                        let own = member.steps.get(bucket).is_some_and(|s| *s >= p.done);
+                        let may = own && mode.may_proceed(slowest_of(bucket), p.done);
+                        held |= own && !may;
+                        may
+                    };
+                    let buckets: Vec<usize> = match touched {
+                        Touched::Bucket(b) => p.todo.take(&b).filter(|b| ready(*b)).into_iter().collect(),
+                        Touched::All | Touched::Pull(_) => {
+                            let buckets: Vec<usize> = p.todo.iter().copied().filter(|b| ready(*b)).collect();
+                            buckets.iter().for_each(|b| _ = p.todo.remove(b));
+                            buckets
+                        }
+                    };
+                    p.count_if(held, &self.counters.pulls_waited);
+                    let whole = p.todo.is_empty();
+                    if !buckets.is_empty() {
+                        go.push(Go { pull: p.clone(), buckets, whole });
+                    }
+                    return !whole;
+                }
                 let own = member.map(|m| working.member(p.worker, m).clock());
                 let may = if p.last {
                     // The final weights are the same for everyone, whoever leads when the last one asks.
                     hurry |= !level;
                     level && m.members.unfinished().next().is_none()
                 } else {
-                    // A worker reads its own writes; the rule decides about everyone else's.
                     let reads_own = m.started && own.is_some_and(|own| own >= p.done);
-                    let may = conf.job.mode.may_proceed(slowest, p.done);
+                    let may = mode.may_proceed(slowest, p.done);
                     // Held back by others, not by the replication of its own push: in BSP that is an open
                     // round, since there a push is applied only together with the others'.
-                    let held = reads_own && !may || lead.rounds.holds(p.worker, p.done);
-                    if held && !p.counted {
-                        p.counted = true;
-                        self.counters.pulls_waited.fetch_add(1, Relaxed);
-                    }
+                    p.count_if(
+                        reads_own && !may || lead.rounds.holds(p.worker, p.done),
+                        &self.counters.pulls_waited,
+                    );
                     // It keeps what is not acknowledged: so many steps and no more.
                     let replicated = member.map_or(Step(0), |m| m.clock());
                     let too_far = keeps_pushes && p.done.0 > replicated.0.saturating_add(MAX_AHEAD);
@@ -51,7 +105,8 @@ impl Owner {
                     reads_own && may && !too_far
                 };
                 if may {
-                    go.push((p.conn, p.worker, p.done, p.last, p.section));
+                    let buckets = std::mem::take(&mut p.todo).into_iter().collect();
+                    go.push(Go { pull: p.clone(), buckets, whole: true });
                 }
                 !may
             });
@@ -60,14 +115,15 @@ impl Owner {
         if hurry {
             lead.cuts.hurry();
         }
-        let due = go.iter().filter(|g| g.4).map(|g| (g.1, g.2)).collect::<Vec<_>>();
+        let due =
+            go.iter().filter(|g| g.pull.section).map(|g| (g.pull.worker, g.pull.done)).collect::<Vec<_>>();
         self.keep_section(&conf, &due);
-        for (conn, worker, done, last, section) in go {
-            if !last {
-                self.counters.max_gap.fetch_max(done.0.saturating_sub(slowest.0), Relaxed);
+        for g in go {
+            if g.whole && !g.pull.last {
+                self.counters.max_gap.fetch_max(g.pull.done.0.saturating_sub(slowest.0), Relaxed);
             }
-            let section = section && self.writes_section(&conf, worker, done);
-            self.answer(&conf, conn, done, slowest, last, section);
+            let section = g.pull.section && self.writes_section(&conf, g.pull.worker, g.pull.done);
+            self.answer(&conf, g, slowest, section);
         }
     }
 
@@ -97,34 +153,40 @@ impl Owner {
         }
     }
 
-    pub(super) fn answer(
-        &mut self,
-        conf: &Configured,
-        conn: ConnId,
-        done: Step,
-        slowest: Step,
-        last_pull: bool,
-        section: bool,
-    ) {
+    fn answer(&mut self, conf: &Configured, go: Go, slowest: Step, section: bool) {
+        let Go { pull, buckets, whole } = go;
         let (stop, finishers) = self.shard.read(|m| {
-            let f = if last_pull { m.members.iter().map(|(w, _)| w).collect() } else { Vec::new() };
+            let f = if pull.last { m.members.iter().map(|(w, _)| w).collect() } else { Vec::new() };
             (m.stop, f)
         });
-        if let Some((lead, stream)) = self.lead.as_mut().zip(self.streams.get(&conn)) {
+        if let Some((lead, stream)) = self.lead.as_mut().zip(self.streams.get(&pull.conn)) {
             lead.cuts.answered.insert(stream.worker);
         }
-        for (i, b) in conf.buckets.iter().enumerate() {
+        let count = buckets.len();
+        for (i, bucket) in (1..).zip(buckets) {
             let Some(lead) = &self.lead else { return };
-            let data = lead.cuts.working.data(conf, i);
-            let (version, payload) = (data.version, vector_bytes(&data, 0));
+            let data = lead.cuts.working.data(conf, bucket);
+            let version = data.version;
+            // What the worker has already is not sent again.
+            let not_modified = pull.have.get(bucket) == Some(&version);
+            let payload = if not_modified { Bytes::new() } else { vector_bytes(&data, 0) };
             drop(data);
             self.counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
-            let last = i + 1 == conf.buckets.len();
-            let finishers = finishers.clone();
-            let section = section && last;
-            let weights =
-                Weights { bucket: b.id, version, payload, last, done, slowest, stop, finishers, section };
-            self.send(conn, Reply::Weights(Box::new(weights)));
+            self.counters.not_modified.fetch_add(u64::from(not_modified), Relaxed);
+            let last = whole && i == count;
+            let weights = Weights {
+                bucket: conf.buckets[bucket].id,
+                version,
+                payload,
+                not_modified,
+                last,
+                done: pull.done,
+                slowest,
+                stop,
+                finishers: if last { finishers.clone() } else { Vec::new() },
+                section: section && last,
+            };
+            self.send(pull.conn, Reply::Weights(Box::new(weights)));
         }
     }
 }

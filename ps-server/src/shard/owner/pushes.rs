@@ -1,6 +1,6 @@
 //! Pushes: admission, BSP's rounds, and the global norm over all shards.
 
-use super::{ConnId, Lead, Message, Owner, Purpose, Reply, WaitingPull, cuts::Queued};
+use super::{ConnId, Lead, Message, Owner, Purpose, Reply, WaitingPull, cuts::Queued, pulls::Touched};
 use crate::shard::{
     admission::{Admission, admit},
     command::{Command, Contribution, Proposal},
@@ -36,13 +36,16 @@ impl Owner {
                 let contribution = Contribution { worker, session, seq, step, pulled };
                 self.push(conn, contribution, bucket, sum_of_squares, payload).await;
             }
-            Message::Pull { done, last, section } => {
+            Message::Pull { done, last, section, have } => {
                 self.counters.pulls.fetch_add(1, Relaxed);
+                let buckets = self.shard.configured().map_or(0, |c| c.buckets.len());
                 if let Some(lead) = &mut self.lead {
                     lead.pulls.retain(|p| p.conn != conn);
-                    lead.pulls.push(WaitingPull { conn, worker, done, last, section, counted: false });
+                    let todo = (0..buckets).collect();
+                    let counted = false;
+                    lead.pulls.push(WaitingPull { conn, worker, done, last, section, have, todo, counted });
                 }
-                self.answer_pulls();
+                self.answer_pulls(Touched::Pull(conn));
             }
             Message::Norm { step, sum_of_squares } => self.norm(step, sum_of_squares).await,
             Message::Report { epoch, sums } => {
@@ -194,7 +197,7 @@ impl Owner {
         } else {
             working.owe(Owed { worker: c.worker, session: c.session, seq: c.seq, version });
         }
-        self.answer_pulls();
+        self.answer_pulls(Touched::Bucket(bucket));
     }
 
     pub(super) fn report_lost(&self, worker: WorkerId, lost: u64) {

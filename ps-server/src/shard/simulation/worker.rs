@@ -88,6 +88,8 @@ pub struct Worker {
     pub hangs: bool,
     /// Buckets of the pull that is being answered.
     got: BTreeMap<usize, (Version, Bytes)>,
+    /// Buckets of the pull before, if it came by this stream.
+    holds: BTreeMap<usize, (Version, Bytes)>,
 }
 
 impl Worker {
@@ -111,6 +113,7 @@ impl Worker {
             finished: false,
             hangs: false,
             got: BTreeMap::new(),
+            holds: BTreeMap::new(),
         }
     }
 
@@ -126,6 +129,7 @@ impl Worker {
         self.replies = Some(rx);
         self.open = false;
         self.got.clear();
+        self.holds.clear();
     }
 
     /// Its stream breaks; it will open another.
@@ -177,7 +181,8 @@ impl Worker {
     fn ask(&mut self, last: bool, history: &mut History) {
         self.asked = Some((self.done, last));
         history.asks(self.id, self.term);
-        self.send(Message::Pull { done: self.done, last, section: false });
+        let have = self.holds.values().map(|(version, _)| *version).collect();
+        self.send(Message::Pull { done: self.done, last, section: false, have });
     }
 
     fn next_step(&mut self, history: &mut History) {
@@ -188,6 +193,10 @@ impl Worker {
         }
         self.done = self.done.next();
         let place = history.pushes(self.id, self.session.unwrap_or_default(), self.done);
+        let ahead = self.id.0 % 2 == 1;
+        if ahead {
+            self.ask(false, history);
+        }
         // The last layer's bucket first.
         for bucket in (0..BUCKETS).rev() {
             self.seq += 1;
@@ -196,7 +205,9 @@ impl Worker {
             self.unacked.insert(seq, push);
             self.send_push(push);
         }
-        self.ask(false, history);
+        if !ahead {
+            self.ask(false, history);
+        }
     }
 
     /// Reads what has come; gives the stream if it is of no use any more.
@@ -247,13 +258,22 @@ impl Worker {
             }
             Reply::Weights(w) => {
                 let (done, last) = self.asked.filter(|(done, _)| *done == w.done)?;
-                self.got.insert(w.bucket.0 as usize, (w.version, w.payload));
+                let bucket = w.bucket.0 as usize;
+                let payload = if w.not_modified {
+                    let (version, held) = &self.holds[&bucket];
+                    assert_eq!(*version, w.version, "what is not modified has another version");
+                    held.clone()
+                } else {
+                    w.payload
+                };
+                self.got.insert(bucket, (w.version, payload));
                 if w.last {
                     let got = std::mem::take(&mut self.got);
                     history.pulled(self.id, self.term, done, last, w.slowest, &got);
-                    for (bucket, (version, _)) in got {
-                        self.versions[bucket] = version;
+                    for (bucket, (version, _)) in &got {
+                        self.versions[*bucket] = *version;
                     }
+                    self.holds = got;
                     self.asked = None;
                     if last {
                         self.finished = true;
