@@ -120,9 +120,8 @@ fn one(
         workers,
         shards,
         replicas: args.replicas,
-        durability: args.durability,
         set: &set,
-        ..Shape::timed()
+        ..Shape::timed(args.durability)
     };
     let bed = Bed::start(shape, dir)?;
     let meter = Meter::new(bed.servers());

@@ -43,9 +43,10 @@ pub struct ShardBenchArgs {
     /// Durability levels, comma-separated.
     #[arg(long, value_delimiter = ',', default_value = "quorum-memory,quorum-disk,leader")]
     pub durability: Vec<Durability>,
-    /// What enters the log: `updates`, `images`, or `auto`. With image cuts, an acknowledgement waits for the next cut.
-    #[arg(long, default_value = "updates", value_parser = form)]
-    pub log: LogForm,
+    /// What enters the log: `updates`, `images`, or `auto`. Default: updates, but images at the level `leader`, which needs
+    /// them. At the other levels an acknowledgement waits for the next image cut.
+    #[arg(long, value_parser = form)]
+    pub log: Option<LogForm>,
     /// Milliseconds of each measure in each run.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub millis: u64,
@@ -150,7 +151,9 @@ fn one(
 ) -> Result<Vec<(&'static str, f64)>, Failure> {
     let time = Duration::from_millis(args.millis);
     let values = args.values as usize;
-    let shape = Shape { values, replicas, durability, log: args.log, set: &args.set, ..Shape::timed() };
+    let timed = Shape::timed(durability);
+    let log = args.log.unwrap_or(timed.log);
+    let shape = Shape { values, replicas, log, set: &args.set, ..timed };
     let mut figures = Vec::new();
 
     let bed = Bed::start(shape, &dir.join("large"))?;
