@@ -41,3 +41,20 @@ pub fn cpu_seconds_of(pid: u32) -> Option<f64> {
         None
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_clock_of_a_process_counts_what_its_threads_use() {
+        let own = std::process::id();
+        let before = cpu_seconds_of(own).expect("a clock");
+        // Until this process's whole CPU time, which the kernel counts elsewhere too, has grown by two ticks.
+        let ticks = usage().cpu_seconds;
+        std::thread::spawn(move || while usage().cpu_seconds < ticks + 0.02 {}).join().expect("thread");
+        let used = cpu_seconds_of(own).expect("a clock") - before;
+        assert!(used > 0.01, "{used}");
+        assert_eq!(cpu_seconds_of(u32::MAX), None);
+    }
+}

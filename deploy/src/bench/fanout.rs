@@ -120,9 +120,8 @@ fn one(
         workers,
         shards,
         replicas: args.replicas,
-        durability: args.durability,
         set: &set,
-        ..Shape::timed()
+        ..Shape::timed(args.durability)
     };
     let bed = Bed::start(shape, dir)?;
     let meter = Meter::new(bed.servers());
@@ -201,7 +200,10 @@ fn figures(args: &FanoutBenchArgs, cases: &BTreeMap<(u32, u32), Case>) -> Vec<Fi
     for (what, unit, of) in rows {
         for ((workers, shards), case) in cases {
             let figure = Figure::alone("fanout", &name(*workers, *shards), what, unit, of(case));
-            figures.extend(figure.map(|f| f.against(&reference, of(case), of(first))));
+            figures.extend(figure.map(|f| match std::ptr::eq(case, first) {
+                true => f.itself(&reference),
+                false => f.against(&reference, of(case), of(first)),
+            }));
         }
     }
     figures

@@ -43,6 +43,11 @@ impl Figure {
         let Some((ratio, spread)) = median(&ratios) else { return self };
         Self { reference: reference.into(), ratio: Some(ratio), spread, ..self }
     }
+
+    /// What others are compared with: its ratio is 1, and its spread its own.
+    pub fn itself(self, reference: &str) -> Self {
+        Self { reference: reference.into(), ratio: Some(1.0), ..self }
+    }
 }
 
 /// Prints them, for people or for programs.

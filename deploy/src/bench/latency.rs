@@ -100,9 +100,8 @@ fn one(
         values: args.values as usize,
         workers: callers,
         replicas: args.replicas,
-        durability: args.durability,
         set: &args.set,
-        ..Shape::timed()
+        ..Shape::timed(args.durability)
     };
     let bed = Bed::start(shape, &dir.join("fleet"))?;
     let far = FarSide::start(echo::COMMAND, "echo", dir)?;

@@ -80,10 +80,11 @@ impl Default for Shape<'_> {
 }
 
 impl Shape<'_> {
-    /// For what is timed push by push. Updates go into the log as they come: an acknowledgement that waits for the next
-    /// image cut would tell the time between cuts. And a busy machine takes nobody's lease.
-    pub fn timed() -> Self {
-        Self { log: LogForm::Updates, grace_ms: 10_000, ..Self::default() }
+    /// For what is timed push by push. Where the level allows, updates go into the log as they come: an acknowledgement
+    /// that waits for the next image cut would tell the time between cuts. And a busy machine takes nobody's lease.
+    pub fn timed(durability: Durability) -> Self {
+        let log = if durability == Durability::Leader { LogForm::Images } else { LogForm::Updates };
+        Self { durability, log, grace_ms: 10_000, ..Self::default() }
     }
 }
 

@@ -1,13 +1,13 @@
 //! `paraft bench shard`: what admission, log and apply of one shard make of pushes, by replicas and durability.
 //!
 //! One worker pushes over TCP, with one push of every bucket under way and without pulling: 16 buckets of 1 MiB for the
-//! goodput, 512 buckets of 1 KiB for the pushes a second, and one push of 1 KiB at a time for the latency of acknowledgements. *Wire* is bytes that
-//! the loopback interface carried for each byte pushed: with three replicas 3 would be every byte sent once to each.
+//! goodput, 512 buckets of 1 KiB for the pushes a second, and one push of 1 KiB at a time for the latency of
+//! acknowledgements. *Wire* is bytes that the loopback interface carried for each byte pushed: with three replicas 3 would be
+//! every byte sent once to each.
 //!
 //! What the goodput of three replicas is compared with is the raw cost of moving the same bytes three times: three plain TCP
 //! transfers at once, each to a process of its own, until the last has ended. At once is the fair one, since a leader sends
-//! to both followers while it takes the next push; and it is the harder one, since transfers at once leave no core idle.
-//! One after the other is given beside it.
+//! to both followers while it takes the next push. One after the other is given beside it.
 
 use super::{
     far::FarSide,
@@ -43,9 +43,10 @@ pub struct ShardBenchArgs {
     /// Durability levels, comma-separated.
     #[arg(long, value_delimiter = ',', default_value = "quorum-memory,quorum-disk,leader")]
     pub durability: Vec<Durability>,
-    /// What enters the log: `updates`, `images`, or `auto`. With image cuts, an acknowledgement waits for the next cut.
-    #[arg(long, default_value = "updates", value_parser = form)]
-    pub log: LogForm,
+    /// What enters the log: `updates`, `images`, or `auto`. Default: updates, but images at the level `leader`, which needs
+    /// them. At the other levels an acknowledgement waits for the next image cut.
+    #[arg(long, value_parser = form)]
+    pub log: Option<LogForm>,
     /// Milliseconds of each measure in each run.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub millis: u64,
@@ -150,7 +151,9 @@ fn one(
 ) -> Result<Vec<(&'static str, f64)>, Failure> {
     let time = Duration::from_millis(args.millis);
     let values = args.values as usize;
-    let shape = Shape { values, replicas, durability, log: args.log, set: &args.set, ..Shape::timed() };
+    let timed = Shape::timed(durability);
+    let log = args.log.unwrap_or(timed.log);
+    let shape = Shape { values, replicas, log, set: &args.set, ..timed };
     let mut figures = Vec::new();
 
     let bed = Bed::start(shape, &dir.join("large"))?;
@@ -208,8 +211,11 @@ fn figures(
         for (what, unit) in FIGURES {
             let Some(values) = case.get(what) else { continue };
             let figure = || Figure::alone("shard", &name, what, unit, values);
-            if let Some(alone) = cases.get(&(*durability, first)).and_then(|c| c.get(what)) {
-                figures.extend(figure().map(|f| f.against(&format!("replicas {first}"), values, alone)));
+            let reference = format!("replicas {first}");
+            if *replicas == first {
+                figures.extend(figure().map(|f| f.itself(&reference)));
+            } else if let Some(alone) = cases.get(&(*durability, first)).and_then(|c| c.get(what)) {
+                figures.extend(figure().map(|f| f.against(&reference, values, alone)));
             }
             if what == GOODPUT
                 && let Some(raw) = raws.get(&(*durability, *replicas)).and_then(|c| c.get(AT_ONCE))

@@ -94,9 +94,8 @@ fn one(
         workers: args.via.len() as u32,
         shards: args.shards,
         replicas: args.replicas,
-        durability: args.durability,
         set: &args.set,
-        ..Shape::timed()
+        ..Shape::timed(args.durability)
     };
     let bed = Bed::start(shape, &dir.join("fleet"))?;
     let peer = FarSide::start(raw::COMMAND, "raw", dir)?;

@@ -79,11 +79,12 @@ fn shard_compares_replicas_with_one_and_with_raw_transfers() {
         "--repeats",
         "1",
         "--durability",
-        "quorum-memory",
+        "quorum-memory,leader",
     ]);
     for what in ["goodput", "small pushes", "ack p50", "ack p99", "wire"] {
-        value(&figures, &format!("shard {what}"), "quorum-memory, replicas 1", "replicas 1");
-        value(&figures, &format!("shard {what}"), "quorum-memory, replicas 3", "replicas 1");
+        for case in ["quorum-memory, replicas 1", "quorum-memory, replicas 3", "leader, replicas 3"] {
+            value(&figures, &format!("shard {what}"), case, "replicas 1");
+        }
     }
     value(&figures, "shard goodput", "quorum-memory, replicas 1", "raw tcp");
     value(&figures, "shard goodput", "quorum-memory, replicas 3", "3 raw tcp at once");
