@@ -31,6 +31,10 @@ use tokio::sync::Notify;
 pub trait Replicated: Send + Sync + 'static {
     /// Applies one committed change.
     fn apply(&self, change: &Change) -> Applied;
+    /// Applies changes that follow each other, as [`Self::apply`] one by one; it may use several cores.
+    fn apply_run(&self, changes: &[&Change]) -> Vec<Applied> {
+        changes.iter().map(|c| self.apply(c)).collect()
+    }
     /// The whole state; the bulk is shared until it changes.
     fn image(&self) -> RawImage;
     /// Replaces the whole state; on an error nothing has changed.
@@ -54,6 +58,14 @@ impl Change {
         match self {
             Change::Shard(p) => &p.payload,
             Change::Control(_) | Change::Check => &NONE,
+        }
+    }
+
+    /// The proposal, if it is a shard's.
+    pub fn proposal(&self) -> Option<&Proposal> {
+        match self {
+            Change::Shard(p) => Some(p),
+            Change::Control(_) | Change::Check => None,
         }
     }
 
@@ -177,6 +189,30 @@ impl RaftSnapshotBuilder<Types> for Builder {
     }
 }
 
+/// Entries that are applied together, at most: their outcomes wait for the last of them.
+const MAX_RUN: usize = 16;
+
+type Responder = openraft::storage::ApplyResponder<Types>;
+
+impl Machine {
+    fn apply_run(&mut self, run: &mut Vec<(LogId, Change, Option<Responder>)>) {
+        let changes: Vec<&Change> = run.iter().map(|(_, c, _)| c).collect();
+        let applied = self.state.apply_run(&changes);
+        for ((log_id, change, responder), applied) in run.drain(..).zip(applied) {
+            self.since_snapshot.0 += change.payload().len() as u64;
+            self.is_applied(log_id, responder, applied);
+        }
+    }
+
+    fn is_applied(&mut self, log_id: LogId, responder: Option<Responder>, applied: Applied) {
+        self.applied = Some(log_id);
+        self.since_snapshot.1 += 1;
+        if let Some(r) = responder {
+            r.send(applied);
+        }
+    }
+}
+
 impl RaftStateMachine<Types> for Machine {
     type SnapshotData = SnapshotData;
     type SnapshotBuilder = Builder;
@@ -185,33 +221,35 @@ impl RaftStateMachine<Types> for Machine {
         Ok((self.applied, self.membership.clone()))
     }
 
-    async fn apply<S>(&mut self, mut entries: S) -> Result<(), io::Error>
+    async fn apply<S>(&mut self, entries: S) -> Result<(), io::Error>
     where
         S: Stream<Item = Result<EntryResponder<Types>, io::Error>> + Unpin + OptionalSend,
     {
-        while let Some(item) = entries.next().await {
-            let (entry, responder) = item?;
-            let log_id = entry.log_id();
-            let applied = match entry.payload {
-                EntryPayload::Blank => Applied::None,
-                EntryPayload::Membership(m) => {
-                    self.membership = StoredMembership::new(Some(log_id), m);
-                    Applied::None
+        // What is committed and here already is applied together, so that it can use the cores.
+        let mut entries = entries.ready_chunks(MAX_RUN);
+        while let Some(items) = entries.next().await {
+            let mut run = Vec::new();
+            for item in items {
+                let (entry, responder) = item?;
+                let log_id = entry.log_id();
+                match entry.payload {
+                    EntryPayload::Normal(Change::Check) => {
+                        self.apply_run(&mut run);
+                        self.parity.check(log_id.index, || self.state.image());
+                    }
+                    EntryPayload::Normal(change) => {
+                        run.push((log_id, change, responder));
+                        continue;
+                    }
+                    EntryPayload::Blank => self.apply_run(&mut run),
+                    EntryPayload::Membership(m) => {
+                        self.apply_run(&mut run);
+                        self.membership = StoredMembership::new(Some(log_id), m);
+                    }
                 }
-                EntryPayload::Normal(Change::Check) => {
-                    self.parity.check(log_id.index, || self.state.image());
-                    Applied::None
-                }
-                EntryPayload::Normal(change) => {
-                    self.since_snapshot.0 += change.payload().len() as u64;
-                    self.state.apply(&change)
-                }
-            };
-            self.applied = Some(log_id);
-            self.since_snapshot.1 += 1;
-            if let Some(r) = responder {
-                r.send(applied);
+                self.is_applied(log_id, responder, Applied::None);
             }
+            self.apply_run(&mut run);
         }
         let (bytes, count) = self.since_snapshot;
         // A snapshot on disk writes the whole state: not more often than the log has grown by as much. And while a

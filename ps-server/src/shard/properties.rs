@@ -206,6 +206,25 @@ proptest! {
     }
 
     #[test]
+    fn entries_that_are_applied_together_end_as_those_applied_one_by_one(
+        job in a_job(), ops in prop::collection::vec(an_op(), 1..120), run in 1usize..20,
+    ) {
+        let (a, configure) = configured(&job);
+        let b = new();
+        b.apply(&configure);
+        let (mut proposals, mut outcomes) = (Vec::new(), Vec::new());
+        for op in &ops {
+            let p = proposal(&a, &job, op);
+            outcomes.push(apply(&a, &p));
+            proposals.push(p);
+        }
+        let together = proposals.chunks(run).flat_map(|run| b.apply_run(&run.iter().collect::<Vec<_>>()));
+        let together: Vec<_> = together.map(|o| format!("{o:?}")).collect();
+        prop_assert_eq!(together, outcomes);
+        prop_assert_eq!(a.image().digest(), b.image().digest());
+    }
+
+    #[test]
     fn a_replica_that_starts_from_a_snapshot_ends_as_one_that_saw_the_whole_log(
         job in a_job(), ops in prop::collection::vec(an_op(), 1..120), cut in any::<prop::sample::Index>(),
     ) {

@@ -11,6 +11,14 @@ impl Replicated for Shard {
         }
     }
 
+    fn apply_run(&self, changes: &[&Change]) -> Vec<Applied> {
+        let proposals: Option<Vec<_>> = changes.iter().map(|c| c.proposal()).collect();
+        match proposals {
+            Some(p) => Shard::apply_run(self, &p).into_iter().map(Applied::Shard).collect(),
+            None => changes.iter().map(|c| Replicated::apply(self, c)).collect(),
+        }
+    }
+
     fn image(&self) -> RawImage {
         Shard::image(self).to_raw()
     }

@@ -12,7 +12,7 @@ use super::{
     members::Members,
 };
 use paraft_common::{
-    BucketId, Encoding, Payload, Seq, SessionId, ShardId, Step, TensorKind, WorkerId,
+    BucketId, Encoding, Payload, Seq, SessionId, ShardId, Step, TensorKind, Version, WorkerId,
     config::{LastEvaluation, ServerJob, Start, Stopping},
     histogram::DelayHistogram,
     optim::Gradient,
@@ -157,6 +157,31 @@ struct OpenEvaluation {
     sums: EvalSums,
 }
 
+/// Below this many bytes of payload, waking other threads costs more than it saves.
+/// (Tests have small buckets, and are to go this way too.)
+const PARALLEL_BYTES: usize = if cfg!(test) { 0 } else { 256 << 10 };
+
+/// An update that will be applied.
+struct Update<'a> {
+    conf: Arc<Configured>,
+    /// The local bucket.
+    b: usize,
+    contributions: &'a [Contribution],
+    gradient: Gradient<'a>,
+    /// Members that train.
+    members: usize,
+    /// The bucket's version.
+    before: Version,
+}
+
+impl Update<'_> {
+    /// The bulk of the work.
+    fn run(&self) -> Version {
+        let bucket = &self.conf.buckets[self.b];
+        bucket.update(&self.conf.job, self.gradient, self.contributions.len(), self.members)
+    }
+}
+
 impl Shard {
     /// An empty shard, number `id` of `shards`.
     pub fn new(id: ShardId, shards: u32) -> Self {
@@ -219,10 +244,7 @@ impl Shard {
                 }
                 Outcome::Evaluated(self.close_evaluations(&mut meta))
             }
-            Command::Update { bucket, contributions, encoding, factor } => {
-                let (payload, encoding, scale) = (&proposal.payload, *encoding, *factor);
-                self.update(*bucket, contributions, Gradient { payload, encoding, scale })
-            }
+            Command::Update { .. } => self.update(proposal),
             Command::Fence => Outcome::Done,
             Command::ChangeForm { form } => self.change_form(*form),
             Command::CutPart { cut, part, vectors } => self.cut_part(*cut, *part, vectors, &proposal.payload),
@@ -338,11 +360,55 @@ impl Shard {
         Outcome::Joined { worker, session }
     }
 
-    fn update(&self, id: BucketId, contributions: &[Contribution], gradient: Gradient<'_>) -> Outcome {
-        let (conf, b) = match self.bucket(id, gradient.payload, gradient.encoding) {
-            Ok(found) => found,
-            Err(e) => return Outcome::Refused(e),
+    /// Applies proposals that follow each other, with the outcomes of applying one after the other. Updates of different
+    /// buckets touch nothing in common but counts, so those that lie next to each other run on all cores.
+    pub fn apply_run(&self, proposals: &[&Proposal]) -> Vec<Outcome> {
+        let mut outcomes = Vec::with_capacity(proposals.len());
+        let mut rest = proposals;
+        while let [first, ..] = rest {
+            let mut buckets = BTreeSet::new();
+            let apart = |p: &&&Proposal| matches!(p.command, Command::Update { bucket, .. } if buckets.insert(bucket));
+            let run = rest.iter().take_while(apart).count();
+            let bytes: usize = rest[..run].iter().map(|p| p.payload.len()).sum();
+            if run < 2 || bytes < PARALLEL_BYTES {
+                outcomes.push(self.apply(first));
+                rest = &rest[1..];
+                continue;
+            }
+            let begun: Vec<_> = rest[..run].iter().map(|p| self.begin_update(p)).collect();
+            let mut versions = vec![Version(0); run];
+            rayon::in_place_scope(|s| {
+                let mut jobs =
+                    begun.iter().zip(&mut versions).filter_map(|(u, v)| Some((u.as_ref().ok()?, v)));
+                let own = jobs.next();
+                jobs.for_each(|(u, v)| s.spawn(|_| *v = u.run()));
+                if let Some((u, v)) = own {
+                    *v = u.run();
+                }
+            });
+            outcomes.extend(begun.into_iter().zip(versions).map(|(u, version)| match u {
+                Ok(update) => self.end_update(&update, version),
+                Err(outcome) => outcome,
+            }));
+            rest = &rest[run..];
+        }
+        outcomes
+    }
+
+    fn update(&self, proposal: &Proposal) -> Outcome {
+        match self.begin_update(proposal) {
+            Ok(update) => self.end_update(&update, update.run()),
+            Err(outcome) => outcome,
+        }
+    }
+
+    /// Decides over an update; the outcome, where it changes nothing.
+    fn begin_update<'a>(&self, proposal: &'a Proposal) -> Result<Update<'a>, Outcome> {
+        let Command::Update { bucket: id, contributions, encoding, factor } = &proposal.command else {
+            return Err(Outcome::Refused("no update".into()));
         };
+        let gradient = Gradient { payload: &proposal.payload, encoding: *encoding, scale: *factor };
+        let (conf, b) = self.bucket(*id, gradient.payload, gradient.encoding).map_err(Outcome::Refused)?;
         let bucket = &conf.buckets[b];
         let members = {
             let mut meta = self.meta.write();
@@ -353,16 +419,22 @@ impl Shard {
             let orphan = contributions.iter().all(|c| member(c).is_none());
             if duplicate || orphan {
                 meta.duplicates += u64::from(duplicate);
-                return Outcome::Updated { version: bucket.version(), applied: false };
+                return Err(Outcome::Updated { version: bucket.version(), applied: false });
             }
             meta.members.active().count()
         };
         let before = bucket.version();
+        Ok(Update { conf, b, contributions, gradient, members, before })
+    }
+
+    /// Records an update whose weights are in.
+    fn end_update(&self, update: &Update<'_>, version: Version) -> Outcome {
+        let Update { conf, b, contributions, before, .. } = update;
+        let (bucket, b) = (&conf.buckets[*b], *b);
         // Of each push, which is not what a sum of several has.
         let pushed = conf.encoding(b).encoded_len(bucket.spec.len) as u64;
-        let version = bucket.update(&conf.job, gradient, contributions.len(), members);
         let mut meta = self.meta.write();
-        for c in contributions {
+        for c in *contributions {
             let Some(m) = meta.members.get_mut(c.worker) else { continue };
             // Recorded after the weights have changed: who sees the step sees the weights.
             if m.session == c.session {
