@@ -3,15 +3,22 @@
 use crate::failure::Failure;
 use clap::{Args, Subcommand};
 
+mod apply;
+mod echo;
 mod failover;
+mod far;
 mod figure;
 mod fire;
+mod latency;
 mod load;
 mod log;
+mod meter;
 mod peers;
 mod plain;
 mod push;
+mod raw;
 mod train;
+mod wire;
 
 #[derive(Args)]
 pub struct BenchArgs {
@@ -24,6 +31,12 @@ enum Which {
     /// Training: samples/s, CPU time, accuracy and memory of a local fleet, against one process without
     /// servers and, where given, against PyTorch's ways to do the same.
     Train(train::TrainBenchArgs),
+    /// Push and pull: goodput and CPU time by payload, over TCP and over the Unix socket, against raw sockets.
+    Wire(wire::WireBenchArgs),
+    /// Optimizers: GB/s of gradient, against what the memory allows.
+    Apply(apply::ApplyBenchArgs),
+    /// A small push and a small pull: p50 and p99 by the number of callers, against a bare tonic call.
+    Latency(latency::LatencyBenchArgs),
     /// The two ways into the log: bytes replicated for each byte pushed, and pushes a second, of update entries and
     /// of image cuts.
     Log(log::LogBenchArgs),
@@ -34,14 +47,25 @@ enum Which {
     Fire(fire::FireBenchArgs),
     /// Killed leaders: how long no push is acknowledged; and a snapshot: what sending it costs the pushes.
     Failover(failover::FailoverBenchArgs),
+    /// The far side of raw sockets; started by the others.
+    #[command(hide = true)]
+    RawPeer(far::FarArgs),
+    /// The far side of a bare call; started by the others.
+    #[command(hide = true)]
+    EchoPeer(far::FarArgs),
 }
 
 pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
     match &args.which {
         Which::Train(a) => train::run(a),
+        Which::Wire(a) => wire::run(a),
         Which::Log(a) => log::run(a),
         Which::Fire(a) => fire::run(a),
         Which::Push(a) => push::run(a),
         Which::Failover(a) => failover::run(a),
+        Which::Apply(a) => apply::run(a),
+        Which::Latency(a) => latency::run(a),
+        Which::RawPeer(a) => raw::serve(a),
+        Which::EchoPeer(a) => echo::serve(a),
     }
 }

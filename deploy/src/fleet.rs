@@ -51,6 +51,11 @@ impl Process {
         Ok(Self { name, child, stderr, ended: None })
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The exit status, once there is one.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {

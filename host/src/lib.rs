@@ -6,4 +6,4 @@ mod socket;
 mod usage;
 
 pub use socket::socket_path;
-pub use usage::{Usage, usage};
+pub use usage::{Usage, cpu_seconds_of, usage};

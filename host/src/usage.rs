@@ -25,3 +25,19 @@ pub fn usage() -> Usage {
     // USER_HZ is 100 on every Linux that /proc/self/stat is read on.
     Usage { cpu_seconds: (ticks(11) + ticks(12)) / 100.0, peak_rss_bytes: peak * 1024 }
 }
+
+/// CPU time that a process of this host has used so far, user and system, of all its threads, in seconds: to the
+/// microsecond or better, where [`usage`] counts in hundredths. `None` when there is no such process, or no such clock.
+pub fn cpu_seconds_of(pid: u32) -> Option<f64> {
+    #[cfg(target_os = "linux")]
+    {
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(pid).ok()?);
+        let now = nix::time::clock_getcpuclockid(pid).ok()?.now().ok()?;
+        Some(now.tv_sec() as f64 + now.tv_nsec() as f64 * 1e-9)
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = pid;
+        None
+    }
+}

@@ -6,11 +6,14 @@ mod generated {
     tonic::include_proto!("paraft.v1");
 }
 
+pub mod bulk;
 mod checkpoint;
 mod fleet;
 pub mod limits;
 pub mod refusal;
+pub mod services;
 
+pub use bulk::{Incoming, WithBulk};
 pub use fleet::no_leader;
 pub use generated::*;
 pub use refusal::{Refusal, RefusalKind};

@@ -14,6 +14,9 @@ pub const FRAME_BYTES: u32 = 256 << 10;
 pub const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 /// Window of a connection, shared by its streams.
 pub const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// A worker's payload that is pushed and not acknowledged: what a fast network and a slow disk have on the way. Beyond it
+/// the worker waits.
+pub const PUSH_WINDOW_BYTES: usize = 64 << 20;
 /// Send buffer of a Unix socket: a bucket and a half.
 pub const SOCKET_BUFFER_BYTES: usize = 3 << 19;
 /// A silent connection is asked for a sign of life this often...

@@ -14,9 +14,7 @@ use crate::{
 };
 use futures::StreamExt;
 use paraft_common::ServerId;
-use paraft_proto::{
-    control_server::ControlServer, limits, peers_server::PeersServer, shards_server::ShardsServer,
-};
+use paraft_proto::{control_server::ControlServer, limits, services::Door};
 use paraft_store::Disk;
 use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
 use tokio::{
@@ -290,13 +288,8 @@ impl Server {
             .http2_keepalive_interval(Some(limits::KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(limits::KEEPALIVE_TIMEOUT))
             .add_service(ControlServer::new(ControlService { agent: self.agent.clone() }))
-            .add_service(
-                ShardsServer::new(self.shards.clone()).max_decoding_message_size(limits::MAX_MESSAGE_BYTES),
-            )
-            .add_service(
-                // A peer's message holds up to 1 MiB of entries, or one larger entry, and their headers.
-                PeersServer::new(self.peers.clone()).max_decoding_message_size(4 * limits::MAX_MESSAGE_BYTES),
-            )
+            .add_service(Door(self.shards.clone()))
+            .add_service(Door(self.peers.clone()))
     }
 
     /// This server's status.

@@ -2,20 +2,21 @@
 
 use crate::wait::DEADLINE;
 use anyhow::{Context, Result, bail};
+use futures::StreamExt;
 use paraft_common::config::ServerJob;
 use paraft_proto::{
-    Beat, FromShard, Init, Open, Opened, PROTOCOL, Pull, Push, Refused, ToShard, Weights, from_shard,
-    shards_client::ShardsClient, to_shard,
+    Beat, FromShard, Incoming, Init, Open, Opened, PROTOCOL, Pull, Push, Refused, ToShard, Weights, WithBulk,
+    from_shard, services, to_shard,
 };
 use tokio::{runtime::Runtime, sync::mpsc, time::timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::{Streaming, transport::Endpoint};
+use tonic::transport::Endpoint;
 
 /// A stream to one shard: sends what it is told, reads what comes, keeps no state.
 pub struct Stream {
     runtime: Runtime,
     out: mpsc::UnboundedSender<ToShard>,
-    inbound: Streaming<FromShard>,
+    inbound: Incoming<FromShard>,
 }
 
 impl Stream {
@@ -25,8 +26,8 @@ impl Stream {
         let (out, rx) = mpsc::unbounded_channel();
         let inbound = runtime.block_on(async {
             let channel = Endpoint::from_shared(format!("http://{address}"))?.connect().await?;
-            let mut client = ShardsClient::new(channel);
-            anyhow::Ok(client.exchange(UnboundedReceiverStream::new(rx)).await?.into_inner())
+            let messages = UnboundedReceiverStream::new(rx).map(WithBulk::from);
+            anyhow::Ok(services::exchange(&channel, messages).await?)
         })?;
         Ok(Self { runtime, out, inbound })
     }
@@ -112,7 +113,12 @@ impl Stream {
     pub fn receive(&mut self) -> Result<Option<from_shard::Kind>> {
         let next = async { timeout(DEADLINE, self.inbound.message()).await };
         let message = self.runtime.block_on(next).context("no answer")??;
-        message.map(|m| m.kind.context("an empty message")).transpose()
+        let Some(WithBulk { message, bulk }) = message else { return Ok(None) };
+        let mut kind = message.kind.context("an empty message")?;
+        if let from_shard::Kind::Weights(w) = &mut kind {
+            w.payload = bulk.first().context("no weights")?.to_bytes();
+        }
+        Ok(Some(kind))
     }
 
     /// The next message, which must be a refusal.

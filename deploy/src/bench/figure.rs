@@ -1,5 +1,6 @@
 //! One figure of a benchmark, as a line of JSON and as a row of a table.
 
+use crate::statistics::median;
 use comfy_table::{Table, presets};
 use serde_json::json;
 
@@ -20,6 +21,33 @@ pub struct Figure {
     pub ratio: Option<f64>,
     /// (largest - smallest) / median.
     pub spread: f64,
+}
+
+impl Figure {
+    /// A figure by itself: the median of its repeats. `None` when nothing was measured.
+    pub fn alone(
+        bench: &'static str,
+        case: &str,
+        what: &'static str,
+        unit: &'static str,
+        values: &[f64],
+    ) -> Option<Self> {
+        let (value, spread) = median(values)?;
+        Some(Self { bench, case: case.into(), what, value, unit, reference: "-".into(), ratio: None, spread })
+    }
+
+    /// The same beside what was measured just before or after it: the ratio is the median of the repeats' ratios, and
+    /// the spread is theirs, since a slow minute of the machine slows both.
+    pub fn against(self, reference: &str, values: &[f64], theirs: &[f64]) -> Self {
+        let ratios: Vec<f64> = values.iter().zip(theirs).map(|(v, t)| v / t).collect();
+        let Some((ratio, spread)) = median(&ratios) else { return self };
+        Self { reference: reference.into(), ratio: Some(ratio), spread, ..self }
+    }
+}
+
+/// Prints them, for people or for programs.
+pub fn show(figures: &[Figure], json: bool) {
+    if json { print_json(figures) } else { print(figures) }
 }
 
 /// One JSON object a line.

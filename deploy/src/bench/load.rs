@@ -1,12 +1,47 @@
 //! What the benchmarks of servers have in common: a fleet with one shard, and clients that push.
 
 use crate::{failure::Failure, fleet::Fleet};
-use paraft_client::{Client, ClientError, ClientOptions, Transport};
-use paraft_common::{Durability, LogForm, Step, TensorSpec, WorkerId, config::ServerJob};
+use paraft_client::{Acked, Client, ClientError, ClientOptions, Transport};
+use paraft_common::{
+    BucketId, BucketSpec, Durability, LogForm, Step, TensorSpec, WorkerId, codec::F32_BYTES,
+    config::ServerJob,
+};
 use paraft_worker::{Job, WorkerError, exit};
-use std::{path::Path, time::Duration};
+use std::{
+    path::Path,
+    sync::{
+        atomic::{AtomicI32, Ordering::Relaxed},
+        mpsc::Receiver,
+    },
+    time::Duration,
+};
 
-/// A fleet of as many servers as its one shard has replicas, in asynchronous mode.
+/// By which way client and server meet on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Via {
+    Tcp,
+    Unix,
+}
+
+impl Via {
+    /// As in the names of cases.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Unix => "unix",
+        }
+    }
+
+    fn transport(self) -> Transport {
+        match self {
+            Self::Tcp => Transport::Tcp,
+            // Both are on this host, and the bed's servers have sockets.
+            Self::Unix => Transport::Auto,
+        }
+    }
+}
+
+/// A fleet of as many servers as its shards have replicas, in asynchronous mode.
 pub struct Bed {
     pub job: Job,
     pub server_job: ServerJob,
@@ -18,6 +53,7 @@ pub struct Bed {
 pub struct Shape<'a> {
     pub values: usize,
     pub workers: u32,
+    pub shards: u32,
     pub replicas: u32,
     pub durability: Durability,
     pub log: LogForm,
@@ -28,7 +64,7 @@ pub struct Shape<'a> {
 impl Default for Shape<'_> {
     fn default() -> Self {
         let (durability, log) = (Durability::default(), LogForm::default());
-        Self { values: 1, workers: 1, replicas: 3, durability, log, optimizer: "sgd", set: &[] }
+        Self { values: 1, workers: 1, shards: 1, replicas: 3, durability, log, optimizer: "sgd", set: &[] }
     }
 }
 
@@ -39,9 +75,10 @@ impl Bed {
         // Rate 1e-9: the optimizer's work is done and the weights stay finite.
         let text = format!(
             "name = \"bench\"\n[train]\nworkers = {}\nmode = \"asp\"\n[optimizer]\nkind = {:?}\nlr = 1e-9\n\
-             [cluster]\nservers = {r}\nreplicas = {r}\nshards = 1\ndurability = \"{}\"\nlog = \"{}\"\n",
+             [cluster]\nservers = {r}\nreplicas = {r}\nshards = {}\ndurability = \"{}\"\nlog = \"{}\"\n",
             shape.workers,
             shape.optimizer,
+            shape.shards,
             shape.durability,
             shape.log,
             r = shape.replicas,
@@ -54,15 +91,25 @@ impl Bed {
         Ok(Self { job, server_job, fleet })
     }
 
-    /// How one of its workers joins.
+    /// The process ids of its servers.
+    pub fn servers(&self) -> Vec<u32> {
+        self.fleet.servers.iter().map(|s| s.id()).collect()
+    }
+
+    /// How one of its workers joins, over TCP.
     pub fn seat(&self, worker: u32) -> Seat {
+        self.seat_via(worker, Via::Tcp)
+    }
+
+    /// How one of its workers joins.
+    pub fn seat_via(&self, worker: u32, via: Via) -> Seat {
         Seat(ClientOptions {
             servers: self.fleet.addresses.clone(),
             shards: self.job.shards(),
             replicas: self.job.cluster.replicas,
             worker: WorkerId(worker),
             job: self.server_job.clone(),
-            transport: Transport::Tcp,
+            transport: via.transport(),
             patience: Duration::from_millis(self.job.cluster.patience_ms),
         })
     }
@@ -77,6 +124,110 @@ impl Seat {
         let (mut client, step) = Client::join(self.0, weights)?;
         client.pull(step, weights)?;
         Ok((client, step))
+    }
+
+    /// Joins; its first pull waits until all have.
+    pub fn pusher(self) -> Result<Pusher, Failure> {
+        let weights = vec![0.0; self.0.job.params_len];
+        let (client, step) = Client::join(self.0, &weights).map_err(failed)?;
+        let (acks, buckets) = (client.acks(), client.layout().buckets().to_vec());
+        let gradient = vec![1e-3; weights.len()];
+        Ok(Pusher { client, step, acks, buckets, gradient, weights })
+    }
+}
+
+/// A worker that computes nothing: it pushes and pulls the whole model.
+pub struct Pusher {
+    client: Client,
+    step: Step,
+    acks: Receiver<Acked>,
+    buckets: Vec<BucketSpec>,
+    gradient: Vec<f32>,
+    weights: Vec<f32>,
+}
+
+/// An ack that does not come within this is an error.
+const ACK_PATIENCE: Duration = Duration::from_secs(30);
+
+impl Pusher {
+    /// Pushes every bucket, the last first as a backward pass does, and waits for all acks.
+    pub fn push(&mut self) -> Result<(), Failure> {
+        self.begin();
+        self.acked(self.buckets.len())
+    }
+
+    /// Pulls the model.
+    pub fn pull(&mut self) -> Result<(), Failure> {
+        self.client.pull(self.step, &mut self.weights).map(drop).map_err(failed)
+    }
+
+    /// Pulls the model after a push that changed all of it; that less came is an error, since its time would say nothing.
+    pub fn pull_whole(&mut self) -> Result<(), Failure> {
+        let before = self.client.counters().bytes_pulled;
+        self.pull()?;
+        let (came, whole) = (self.client.counters().bytes_pulled - before, self.bytes() as u64);
+        match came == whole {
+            true => Ok(()),
+            false => {
+                let what = format!("a pull after a push of the whole model brought {came} of {whole} bytes");
+                Err(Failure::new(exit::FAILED, what))
+            }
+        }
+    }
+
+    /// What a training step does: pushes the model and pulls it, without waiting for the acks between the two. The acks
+    /// are still to come: [`Self::settle`].
+    pub fn round(&mut self) -> Result<(), Failure> {
+        self.begin();
+        self.pull()
+    }
+
+    /// Waits for the acks of [`Self::round`].
+    pub fn settle(&mut self) -> Result<(), Failure> {
+        self.acked(self.buckets.len())
+    }
+
+    /// Payload of the model, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.weights.len() * F32_BYTES
+    }
+
+    /// Buckets of the model.
+    pub fn buckets(&self) -> usize {
+        self.buckets.len()
+    }
+
+    fn begin(&mut self) {
+        self.step = self.step.next();
+        for (i, b) in self.buckets.iter().enumerate().rev() {
+            self.client.push(BucketId(i as u32), self.step, &self.gradient[b.range()]);
+        }
+    }
+
+    fn acked(&mut self, count: usize) -> Result<(), Failure> {
+        for _ in 0..count {
+            if self.acks.recv_timeout(ACK_PATIENCE).is_err() {
+                // The client has failed, or its servers are gone: a pull says which.
+                self.client.pull(self.step, &mut self.weights).map_err(failed)?;
+                let what =
+                    format!("no acknowledgement of a push within {ACK_PATIENCE:?}, but pulls are answered");
+                return Err(Failure::new(exit::FAILED, what));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An error of a benchmark's worker, for the user.
+pub fn failed(e: ClientError) -> Failure {
+    WorkerError::from(e).into()
+}
+
+/// Whether the user wants the end.
+pub fn go_on(interrupted: &AtomicI32) -> Result<(), Failure> {
+    match interrupted.load(Relaxed) {
+        0 => Ok(()),
+        number => Err(Failure::new(128 + number, "interrupted; the fleet has ended")),
     }
 }
 

@@ -10,7 +10,7 @@ use super::{
 use bytes::Bytes;
 use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest};
 use paraft_common::Payload;
-use paraft_proto::{PeerCall, PeerRequest};
+use paraft_proto::{PeerCall, PeerRequest, WithBulk};
 use std::{fmt, sync::Arc};
 
 /// A snapshot on its way in.
@@ -24,7 +24,8 @@ pub(super) struct Incoming {
 
 impl Group {
     /// Answers a peer's call with the bytes of the reply.
-    pub async fn answer(&self, request: PeerRequest) -> Result<Bytes, WireError> {
+    pub async fn answer(&self, request: WithBulk<PeerRequest>) -> Result<Bytes, WireError> {
+        let WithBulk { message: request, bulk } = request;
         if request.to != self.me.0 {
             return Err(WireError::new(format!(
                 "{} is not here any more ({} is): it has lost its log",
@@ -35,7 +36,7 @@ impl Group {
         match request.call() {
             PeerCall::Append => {
                 let mut rpc: AppendEntriesRequest<Types> = wire::decode(&request.header)?;
-                wire::attach(&mut rpc, request.payloads.into_iter().map(Payload::from).collect())?;
+                wire::attach(&mut rpc, bulk)?;
                 reply(self.raft.append_entries(rpc).await)
             }
             PeerCall::Vote => {
@@ -50,15 +51,15 @@ impl Group {
                 let rpc: TransferLeaderRequest<Types> = wire::decode(&request.header)?;
                 reply(self.raft.handle_transfer_leader(rpc).await)
             }
-            PeerCall::Snapshot => self.snapshot_piece(request).await,
+            PeerCall::Snapshot => self.snapshot_piece(&request.header, bulk).await,
             PeerCall::Unspecified => Err(WireError::new("a call of no kind")),
         }
     }
 
-    async fn snapshot_piece(&self, request: PeerRequest) -> Result<Bytes, WireError> {
-        let (vote, piece): (Vote, SnapshotPiece) = wire::decode(&request.header)?;
-        let payload = request.payloads.into_iter().next().unwrap_or_default();
-        if crc32fast::hash(&payload) != piece.crc {
+    async fn snapshot_piece(&self, header: &[u8], bulk: Vec<Payload>) -> Result<Bytes, WireError> {
+        let (vote, piece): (Vote, SnapshotPiece) = wire::decode(header)?;
+        let payload = bulk.into_iter().next().unwrap_or_default();
+        if wire::checksum(&payload) != piece.crc {
             return Err(WireError::new(format!(
                 "piece {} of a snapshot of {} is damaged",
                 piece.index, self.id
@@ -70,7 +71,7 @@ impl Group {
             if piece.index > 0 {
                 return wire::encode(&SnapshotAnswer::Next(0));
             }
-            let (meta, head, lengths): (SnapshotMeta, Vec<u8>, Vec<u32>) = wire::decode(&payload)?;
+            let (meta, head, lengths): (SnapshotMeta, Vec<u8>, Vec<u32>) = wire::decode(&payload.to_bytes())?;
             if lengths.len() as u64 + 1 != piece.of {
                 return Err(WireError::new("a snapshot's header does not fit its number of pieces"));
             }
@@ -81,7 +82,7 @@ impl Group {
             if incoming.lengths.get(incoming.parts.len()).is_none_or(|l| *l as usize != payload.len()) {
                 return Err(WireError::new("a snapshot's piece has another length than its header says"));
             }
-            incoming.parts.push(payload.into());
+            incoming.parts.push(payload);
         }
         // Anything else is a repetition or a gap: the answer says where to go on.
         if incoming.parts.len() < incoming.lengths.len() {

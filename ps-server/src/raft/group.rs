@@ -127,6 +127,8 @@ pub trait Replication: Send + Sync + 'static {
     fn leadership(&self) -> watch::Receiver<Leadership>;
     /// The leader's address, if one is known and it is not this replica.
     fn leader_address(&self) -> Option<String>;
+    /// Replicas beside this one, learners too.
+    fn others(&self) -> usize;
 }
 
 /// A proposal's outcome, once it is known.
@@ -148,6 +150,12 @@ impl Replication for Group {
 
     fn leader_address(&self) -> Option<String> {
         Group::leader_address(self)
+    }
+
+    fn others(&self) -> usize {
+        let metrics = self.raft.server_metrics();
+        let m = metrics.borrow_watched();
+        m.membership_config.nodes().count().saturating_sub(1)
     }
 }
 

@@ -40,7 +40,7 @@ async fn asked(group: &Group, name: ReplicaId, term: u64, candidate: ReplicaId) 
         header: wire::encode(&ask).expect("encodes"),
         payloads: Vec::new(),
     };
-    let reply = group.answer(request).await?;
+    let reply = group.answer(request.into()).await?;
     Ok(wire::decode::<VoteResponse<Types>>(&reply)?.vote_granted)
 }
 

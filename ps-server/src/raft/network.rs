@@ -23,7 +23,7 @@ use openraft::{
     },
 };
 use paraft_common::Payload;
-use paraft_proto::{PeerCall, PeerRequest, limits, peers_client::PeersClient};
+use paraft_proto::{PeerCall, PeerRequest, WithBulk, limits, services};
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
@@ -37,26 +37,25 @@ const ERROR_PAUSE: Duration = Duration::from_millis(50);
 /// Connections to the other servers. One for the whole process.
 #[derive(Default)]
 pub struct Peers {
-    channels: Mutex<HashMap<(String, bool), PeersClient<Channel>>>,
+    channels: Mutex<HashMap<(String, bool), Channel>>,
 }
 
 /// Channels kept open: two for each server of a large fleet, and those that have left.
 const MAX_CHANNELS: usize = 1024;
 
 impl Peers {
-    fn client(&self, address: &str, bulk: bool) -> Result<PeersClient<Channel>, String> {
+    fn channel(&self, address: &str, bulk: bool) -> Result<Channel, String> {
         let key = (address.to_string(), bulk);
         let mut channels = self.channels.lock();
         if let Some(c) = channels.get(&key) {
             return Ok(c.clone());
         }
         let channel = endpoint(address)?.connect_lazy();
-        let client = PeersClient::new(channel).max_decoding_message_size(limits::MAX_MESSAGE_BYTES);
         if channels.len() >= MAX_CHANNELS {
             channels.clear();
         }
-        channels.insert(key, client.clone());
-        Ok(client)
+        channels.insert(key, channel.clone());
+        Ok(channel)
     }
 }
 
@@ -135,21 +134,22 @@ impl Connection {
         &self,
         kind: PeerCall,
         header: &Q,
-        payloads: Vec<Bytes>,
+        bulk: Vec<Payload>,
         ttl: Duration,
     ) -> Result<A, CallError> {
-        let bulk = self.bulk && !matches!(kind, PeerCall::Vote | PeerCall::PreVote);
-        let mut client = self.peers.client(&self.address, bulk).map_err(CallError::Setup)?;
-        let request = PeerRequest {
+        let voting = matches!(kind, PeerCall::Vote | PeerCall::PreVote);
+        let channel = self.peers.channel(&self.address, self.bulk && !voting).map_err(CallError::Setup)?;
+        let message = PeerRequest {
             group: self.group.to_wire(),
             from: self.me.0,
             to: self.target,
             call: kind as i32,
             header: wire::encode(header)?,
-            payloads,
+            payloads: Vec::new(), // beside it
         };
-        match tokio::time::timeout(ttl, client.call(request)).await {
-            Ok(Ok(reply)) => Ok(wire::decode(&reply.into_inner().header)?),
+        let request = WithBulk { message, bulk };
+        match tokio::time::timeout(ttl, services::peer_call(&channel, request)).await {
+            Ok(Ok(reply)) => Ok(wire::decode(&reply.header)?),
             Ok(Err(status)) => {
                 tokio::time::sleep(ERROR_PAUSE).await;
                 Err(CallError::Status(status))
@@ -171,7 +171,7 @@ impl RaftNetworkV2<Types> for Connection {
         rpc: AppendEntriesRequest<Types>,
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<Types>, RPCError<Types>> {
-        let payloads = wire::payloads(&rpc.entries).iter().map(Payload::to_bytes).collect();
+        let payloads = wire::payloads(&rpc.entries);
         // A megabyte on a slow link takes longer than a heartbeat's time.
         let ttl = option.hard_ttl().max(Duration::from_secs(5));
         self.call(PeerCall::Append, &rpc, payloads, ttl).await.map_err(unreachable)
@@ -241,12 +241,12 @@ impl Connection {
         let mut failures = 0;
         loop {
             let payload = match index.checked_sub(1) {
-                None => head.clone(),
-                Some(i) => parts.get(i as usize).map(Payload::to_bytes).ok_or_else(|| {
+                None => head.clone().into(),
+                Some(i) => parts.get(i as usize).cloned().ok_or_else(|| {
                     CallError::Setup(format!("the follower asks for piece {index} of {of}"))
                 })?,
             };
-            let piece = SnapshotPiece { image, index, of, crc: crc32fast::hash(&payload) };
+            let piece = SnapshotPiece { image, index, of, crc: wire::checksum(&payload) };
             match self.call(PeerCall::Snapshot, &(vote, piece), vec![payload], ttl).await {
                 Ok(SnapshotAnswer::Done(response)) => return Ok(response),
                 Ok(SnapshotAnswer::Next(next)) => {
@@ -269,8 +269,11 @@ mod tests {
     };
     use openraft::type_config::alias::CommittedLeaderIdOf;
     use paraft_common::{BucketId, LogForm, Mode, ServerId, ShardId, config::ServerJob};
-    use paraft_proto::{PeerReply, peers_server};
-    use tonic::{Request, Response, Status};
+    use paraft_proto::{
+        PeerReply,
+        services::{Door, Handler},
+    };
+    use tonic::{Status, body::Body};
 
     /// What happens to a piece on its way, before it gets through.
     #[derive(Clone, Copy, Debug, PartialEq)]
@@ -290,11 +293,18 @@ mod tests {
         tried: Arc<Mutex<Vec<(u64, bool)>>>,
     }
 
-    #[tonic::async_trait]
-    impl peers_server::Peers for Line {
-        async fn call(&self, request: Request<PeerRequest>) -> Result<Response<PeerReply>, Status> {
-            let mut request = request.into_inner();
-            let (_, piece): (Vote, SnapshotPiece) = wire::decode(&request.header).expect("a piece");
+    impl Handler for Line {
+        const NAME: &'static str = "paraft.v1.Peers";
+
+        async fn handle(self, request: http::Request<Body>) -> http::Response<Body> {
+            let request = services::only(request, limits::MAX_MESSAGE_BYTES).await.expect("a call");
+            self.call(request).await.map_or_else(services::refuse, services::one)
+        }
+    }
+
+    impl Line {
+        async fn call(&self, mut request: WithBulk<PeerRequest>) -> Result<PeerReply, Status> {
+            let (_, piece): (Vote, SnapshotPiece) = wire::decode(&request.message.header).expect("a piece");
             let fault = self.faults.lock().remove(&piece.index);
             match fault {
                 Some(Fault::Broken(times)) => {
@@ -305,17 +315,17 @@ mod tests {
                     return Err(Status::unavailable("the connection broke"));
                 }
                 Some(Fault::Flipped) => {
-                    let mut bytes = request.payloads[0].to_vec();
+                    let mut bytes = request.bulk[0].to_bytes().to_vec();
                     let middle = bytes.len() / 2;
                     bytes[middle] ^= 1;
-                    request.payloads[0] = bytes.into();
+                    request.bulk[0] = bytes.into();
                 }
                 None => {}
             }
             let answer = self.follower.answer(request).await;
             self.tried.lock().push((piece.index, answer.is_ok()));
             let header = answer.map_err(|e| Status::invalid_argument(e.to_string()))?;
-            Ok(Response::new(PeerReply { header }))
+            Ok(PeerReply { header })
         }
     }
 
@@ -354,7 +364,7 @@ mod tests {
             let line = Line { follower: started, faults, tried: Arc::default() };
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
             let address = listener.local_addr().expect("an address").to_string();
-            let service = peers_server::PeersServer::new(line.clone());
+            let service = Door(line.clone());
             let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
             tokio::spawn(
                 tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming),

@@ -32,6 +32,13 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     header::decode(bytes).map_err(WireError::new)
 }
 
+/// CRC-32 of a payload.
+pub fn checksum(payload: &Payload) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    payload.pieces().iter().for_each(|p| hasher.update(p));
+    hasher.finalize()
+}
+
 /// The payloads of a request's entries: one for each proposal, empty ones included.
 pub fn payloads(entries: &[Entry]) -> Vec<Payload> {
     entries

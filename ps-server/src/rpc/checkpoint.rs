@@ -5,13 +5,15 @@
 
 use crate::{
     replicas::Replica,
-    shard::owner::{Event, Section},
+    shard::{
+        bucket::vector_bytes,
+        owner::{Event, Section},
+    },
 };
-use bytes::Bytes;
 use futures::{Stream, StreamExt, stream};
-use paraft_common::{Step, codec::put_f32_le};
+use paraft_common::Step;
 use paraft_proto::{
-    CheckpointPart, CheckpointRequest, Member, PROTOCOL, Piece, Refusal, RefusalKind, Stopping,
+    CheckpointPart, CheckpointRequest, Member, PROTOCOL, Piece, Refusal, RefusalKind, Stopping, WithBulk,
     checkpoint_part::Kind,
 };
 use std::{pin::Pin, sync::Arc};
@@ -19,7 +21,7 @@ use tokio::sync::oneshot;
 use tonic::Status;
 
 /// What the call answers.
-pub type Parts = Pin<Box<dyn Stream<Item = Result<CheckpointPart, Status>> + Send>>;
+pub type Parts = Pin<Box<dyn Stream<Item = Result<WithBulk<CheckpointPart>, Status>> + Send>>;
 
 /// Answers one call; `hosted` is the replica that it asks for, or why there is none here.
 pub async fn parts(hosted: Result<Replica, RefusalKind>, request: CheckpointRequest) -> Parts {
@@ -49,8 +51,8 @@ pub async fn parts(hosted: Result<Replica, RefusalKind>, request: CheckpointRequ
     }
 }
 
-fn ok(kind: Kind) -> Result<CheckpointPart, Status> {
-    Ok(CheckpointPart { kind: Some(kind) })
+fn ok(kind: Kind) -> Result<WithBulk<CheckpointPart>, Status> {
+    Ok(CheckpointPart { kind: Some(kind) }.into())
 }
 
 async fn fetch(
@@ -100,13 +102,10 @@ fn header(section: &Section, origin: u64) -> Kind {
 
 fn piece(section: &Section, bucket: usize, part: usize) -> Kind {
     let (id, data) = &section.buckets[bucket];
-    let values = part.checked_sub(1).map_or(&data.weights, |slot| &data.slots[slot]);
-    let mut le = Vec::new();
-    put_f32_le(values, &mut le);
     Kind::Piece(Piece {
         bucket: id.0,
         part: part as u32,
-        payload: Bytes::from(le),
+        payload: vector_bytes(data, part),
         version: data.version.0,
         clock: data.clock,
     })

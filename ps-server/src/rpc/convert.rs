@@ -12,16 +12,17 @@ use paraft_common::{
     config::MAX_STEP,
     encoding::{WrongLength, all_finite},
 };
-use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, from_shard, to_shard};
+use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, WithBulk, from_shard, to_shard};
 
 /// Checks a message that follows Open.
-pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
+pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Refusal> {
     use to_shard::Kind;
+    let WithBulk { message, bulk } = message;
+    let payload = bulk.into_iter().next().unwrap_or_default();
     match message.kind.ok_or(RefusalKind::Malformed)? {
         Kind::Open(_) => Err(RefusalKind::AlreadyOpen.into()),
         Kind::Init(m) => {
             let bucket = BucketId(m.bucket);
-            let payload = Payload::from(m.payload);
             let local = check(shard, bucket, &payload, None)?;
             let slots = shard.configured().map_or(0, |c| match c.buckets[local].spec.kind {
                 TensorKind::Param => c.job.optimizer.slots(),
@@ -40,7 +41,6 @@ pub fn message(shard: &Shard, message: ToShard) -> Result<Message, Refusal> {
         Kind::Push(m) => {
             let step = Step(m.step);
             let refuse = |r: Refusal| Refusal { seq: m.seq, ..r };
-            let payload = Payload::from(m.payload);
             let bucket = check(shard, BucketId(m.bucket), &payload, Some(step)).map_err(refuse)?;
             if !m.sum_of_squares.is_finite() {
                 let kind = RefusalKind::NotFinite { bucket: BucketId(m.bucket), step };
@@ -226,7 +226,7 @@ mod tests {
         ) {
             let shard = shard(encoding);
             let conf = shard.configured().expect("configured");
-            match message(&shard, m.clone()) {
+            match message(&shard, m.clone().into()) {
                 Ok(Message::Push { bucket, payload, sum_of_squares, .. }) => {
                     let mut values = vec![0.0; conf.buckets[bucket].spec.len];
                     let decoded = Values::new(&payload, encoding, values.len()).map(|mut v| v.read(&mut values));
@@ -261,7 +261,7 @@ mod tests {
 
         #[test]
         fn a_shard_without_a_job_takes_no_bulk(m in a_message()) {
-            let refused = message(&Shard::new(ShardId(0), 1), m.clone()).is_err();
+            let refused = message(&Shard::new(ShardId(0), 1), m.clone().into()).is_err();
             let bulk = matches!(m.kind, Some(to_shard::Kind::Push(_) | to_shard::Kind::Init(_)));
             prop_assert!(refused || !bulk);
         }

@@ -9,8 +9,11 @@ use crate::{
 use futures::{Stream, StreamExt};
 use paraft_common::{SessionId, ShardId, WorkerId};
 use paraft_proto::{
-    CheckpointRequest, FromShard, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest, ToShard,
-    limits, shards_server::Shards, to_shard,
+    CheckpointRequest, FromShard, Incoming, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest,
+    ToShard, WithBulk, bulk, limits,
+    services::{self, Handler},
+    shards_server::{Shards, ShardsServer},
+    to_shard,
 };
 use std::{
     pin::Pin,
@@ -21,7 +24,8 @@ use std::{
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status, body::Body};
+use tower::Service;
 
 /// Answers that may wait for a slow reader, beyond those for each bucket.
 const REPLY_QUEUE: usize = 64;
@@ -46,15 +50,45 @@ pub struct ShardsService {
 
 #[tonic::async_trait]
 impl Shards for ShardsService {
-    type ExchangeStream = Pin<Box<dyn Stream<Item = Result<FromShard, Status>> + Send>>;
+    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        Ok(Response::new(self.status.reply(request.into_inner().digest).await))
+    }
+}
 
-    async fn exchange(
-        &self,
-        request: Request<Streaming<ToShard>>,
-    ) -> Result<Response<Self::ExchangeStream>, Status> {
+impl Handler for ShardsService {
+    const NAME: &'static str = "paraft.v1.Shards";
+
+    async fn handle(self, request: http::Request<Body>) -> http::Response<Body> {
+        match request.uri().path() {
+            services::EXCHANGE => {
+                let inbound = Incoming::new(request.into_body(), limits::MAX_MESSAGE_BYTES);
+                bulk::respond(self.exchange(inbound))
+            }
+            services::CHECKPOINT => match services::only(request, limits::MAX_MESSAGE_BYTES).await {
+                Ok(request) => bulk::respond(self.checkpoint(request.message).await),
+                Err(refused) => refused,
+            },
+            _ => match ShardsServer::new(self).call(request).await {
+                Ok(response) => response,
+                Err(never) => match never {},
+            },
+        }
+    }
+}
+
+/// What a stream answers: a refusal before it is open, or the owner's replies.
+enum Source {
+    One(Box<FromShard>),
+    Many(mpsc::Receiver<Reply>),
+}
+
+/// What goes out on a stream.
+type Replies = Pin<Box<dyn Stream<Item = Result<WithBulk<FromShard>, Status>> + Send>>;
+
+impl ShardsService {
+    fn exchange(&self, mut inbound: Incoming<ToShard>) -> Replies {
         let conn = self.streams.fetch_add(1, Relaxed) + 1;
         let service = self.clone();
-        let mut inbound = request.into_inner();
         // Nothing is awaited before the response goes out: the worker sends Open only once it has the stream.
         let (tx, rx) = mpsc::channel(1);
         tokio::spawn(async move {
@@ -65,43 +99,23 @@ impl Shards for ShardsService {
         let server = self.server;
         // One source, then the end: a stream whose owner has let it go must end for its worker too, or the worker
         // would wait on it for ever.
-        let replies = ReceiverStream::new(rx).take(1).flat_map(
-            move |source| -> Pin<Box<dyn Stream<Item = _> + Send>> {
-                match source {
-                    Source::One(m) => Box::pin(futures::stream::iter([Ok(*m)])),
-                    Source::Many(rx) => {
-                        Box::pin(ReceiverStream::new(rx).map(move |r| Ok(convert::reply(server, r))))
-                    }
+        let replies = ReceiverStream::new(rx).take(1).flat_map(move |source| -> Replies {
+            match source {
+                Source::One(m) => Box::pin(futures::stream::iter([Ok((*m).into())])),
+                Source::Many(rx) => {
+                    Box::pin(ReceiverStream::new(rx).map(move |r| Ok(convert::reply(server, r).into())))
                 }
-            },
-        );
-        Ok(Response::new(Box::pin(replies)))
+            }
+        });
+        Box::pin(replies)
     }
 
-    type CheckpointStream = checkpoint::Parts;
-
-    async fn checkpoint(
-        &self,
-        request: Request<CheckpointRequest>,
-    ) -> Result<Response<Self::CheckpointStream>, Status> {
-        let request = request.into_inner();
+    async fn checkpoint(&self, request: CheckpointRequest) -> checkpoint::Parts {
         let shard = ShardId(request.shard);
         let hosted = self.replicas.get(shard).ok_or_else(|| self.elsewhere(shard));
-        Ok(Response::new(checkpoint::parts(hosted, request).await))
+        checkpoint::parts(hosted, request).await
     }
 
-    async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
-        Ok(Response::new(self.status.reply(request.into_inner().digest).await))
-    }
-}
-
-/// What a stream answers: a refusal before it is open, or the owner's replies.
-enum Source {
-    One(Box<FromShard>),
-    Many(mpsc::Receiver<Reply>),
-}
-
-impl ShardsService {
     /// The shard is not here: where it is, if that is agreed on.
     fn elsewhere(&self, shard: ShardId) -> RefusalKind {
         match self.agent.host_of(shard) {
@@ -117,11 +131,11 @@ impl ShardsService {
     async fn serve(
         &self,
         conn: u64,
-        inbound: &mut Streaming<ToShard>,
+        inbound: &mut Incoming<ToShard>,
         out: &mpsc::Sender<Source>,
     ) -> Result<(), Refusal> {
         let first = inbound.message().await.map_err(|_| RefusalKind::Malformed)?;
-        let Some(to_shard::Kind::Open(open)) = first.and_then(|m| m.kind) else {
+        let Some(to_shard::Kind::Open(open)) = first.and_then(|m| m.message.kind) else {
             return Err(RefusalKind::NotOpened.into());
         };
         if open.protocol != PROTOCOL {
@@ -176,7 +190,7 @@ impl ShardsService {
         }
         while let Ok(Some(m)) = inbound.message().await {
             life.heard();
-            if matches!(m.kind, Some(to_shard::Kind::Beat(_))) {
+            if matches!(m.message.kind, Some(to_shard::Kind::Beat(_))) {
                 continue;
             }
             let m = match convert::message(&hosted.shard, m) {

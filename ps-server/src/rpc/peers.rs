@@ -4,9 +4,13 @@ use crate::{
     raft::{Group, GroupId},
     replicas::Replicas,
 };
-use paraft_proto::{PeerReply, PeerRequest, peers_server::Peers};
+use http::{Request, Response};
+use paraft_proto::{
+    PeerReply, PeerRequest, WithBulk, limits,
+    services::{self, Handler},
+};
 use std::sync::Arc;
-use tonic::{Request, Response, Status};
+use tonic::{Status, body::Body};
 
 /// The service for servers.
 #[derive(Clone)]
@@ -17,11 +21,26 @@ pub struct PeersService {
     pub control: Group,
 }
 
-#[tonic::async_trait]
-impl Peers for PeersService {
-    async fn call(&self, request: Request<PeerRequest>) -> Result<Response<PeerReply>, Status> {
-        let request = request.into_inner();
-        let group = match GroupId::from_wire(request.group) {
+/// A peer's message holds up to 1 MiB of entries, or one larger entry, and their headers.
+const MAX_MESSAGE_BYTES: usize = 4 * limits::MAX_MESSAGE_BYTES;
+
+impl Handler for PeersService {
+    const NAME: &'static str = "paraft.v1.Peers";
+
+    async fn handle(self, request: Request<Body>) -> Response<Body> {
+        if request.uri().path() != services::CALL {
+            return services::refuse(Status::unimplemented("no such method"));
+        }
+        match services::only(request, MAX_MESSAGE_BYTES).await {
+            Ok(request) => self.call(request).await.map_or_else(services::refuse, services::one),
+            Err(refused) => refused,
+        }
+    }
+}
+
+impl PeersService {
+    async fn call(&self, request: WithBulk<PeerRequest>) -> Result<PeerReply, Status> {
+        let group = match GroupId::from_wire(request.message.group) {
             GroupId::Control => self.control.clone(),
             GroupId::Shard(shard) => {
                 let replica = self.replicas.get(shard);
@@ -29,6 +48,6 @@ impl Peers for PeersService {
             }
         };
         let header = group.answer(request).await.map_err(|e| Status::invalid_argument(e.to_string()))?;
-        Ok(Response::new(PeerReply { header }))
+        Ok(PeerReply { header })
     }
 }

@@ -3,8 +3,8 @@
 use anyhow::{Context, Result};
 use paraft_common::{Mode, ShardId};
 use paraft_proto::{
-    Advance, Advice, Init, Norm, Open, PeerCall, PeerRequest, Report, ToShard, limits,
-    peers_client::PeersClient, to_shard::Kind,
+    Advance, Advice, Init, Norm, Open, PeerCall, PeerRequest, Report, ToShard, limits, services,
+    to_shard::Kind,
 };
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
@@ -242,7 +242,7 @@ fn strangers_among_the_servers_are_refused_and_change_nothing() -> Result<()> {
         runtime.block_on(async {
             let to = tonic::transport::Endpoint::from_shared(format!("http://{}", fleet.at.addresses[0]));
             let channel = to.map_err(|e| e.to_string())?.connect().await.map_err(|e| e.to_string())?;
-            let reply = PeersClient::new(channel).call(request).await;
+            let reply = services::peer_call(&channel, request.into()).await;
             reply.map(|_| ()).map_err(|s| s.message().to_string())
         })
     };

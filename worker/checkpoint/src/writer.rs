@@ -17,7 +17,7 @@ use crate::{
     weights::{counters, model_tensors, notes},
 };
 use crc32fast::Hasher;
-use paraft_common::{TensorKind, TensorSpec, codec::F32_BYTES};
+use paraft_common::{Payload, TensorKind, TensorSpec, codec::F32_BYTES};
 use safetensors::Dtype;
 use std::{
     fs::{self, File},
@@ -102,7 +102,7 @@ impl Writer {
 
     /// Writes the next values of a part, little-endian: part 0 are the weights, part n the optimizer's slot n.
     /// `offset` says where in the flat vector they begin; each part comes in order.
-    pub fn put(&mut self, part: usize, offset: usize, le: &[u8]) -> Result<(), CheckpointError> {
+    pub fn put(&mut self, part: usize, offset: usize, le: &Payload) -> Result<(), CheckpointError> {
         let file = &self.files[usize::from(part > 0)];
         let values = le.len() / F32_BYTES;
         let region = self
@@ -113,9 +113,12 @@ impl Writer {
             let why = format!("part {part} at value {offset} with {values} values is out of place");
             return Err(CheckpointError::bad(&file.path, why));
         };
-        let at = region.at + (offset * F32_BYTES) as u64;
-        file.file.write_all_at(le, at).map_err(CheckpointError::io(&file.path))?;
-        region.crc.update(le);
+        let mut at = region.at + (offset * F32_BYTES) as u64;
+        for piece in le.pieces() {
+            file.file.write_all_at(piece, at).map_err(CheckpointError::io(&file.path))?;
+            region.crc.update(piece);
+            at += piece.len() as u64;
+        }
         region.next += values;
         Ok(())
     }

@@ -72,7 +72,7 @@ fn fill(w: &mut Writer, step: u64, buckets: usize) -> std::result::Result<(), Ch
         for part in 0..parts {
             let mut le = Vec::new();
             put_f32_le(&b.range().map(|i| value(step, part, i)).collect::<Vec<_>>(), &mut le);
-            w.put(part, b.offset, &le)?;
+            w.put(part, b.offset, &le.into())?;
         }
     }
     Ok(())
@@ -199,9 +199,9 @@ fn a_writer_that_is_killed_or_fails_leaves_the_one_before() -> Result {
     let error = short.finish(manifest(30), 9).expect_err("a bucket is missing").to_string();
     assert!(error.contains("part 0 ends after 12 of 18 values"), "{error}");
     let mut wrong = writer(&folder, 30)?;
-    assert!(wrong.put(0, 1, &[0; 4]).is_err(), "out of place");
-    assert!(wrong.put(0, 0, &[0; 4 * 19]).is_err(), "too much");
-    assert!(wrong.put(3, 0, &[0; 4]).is_err(), "no such slot");
+    assert!(wrong.put(0, 1, &vec![0; 4].into()).is_err(), "out of place");
+    assert!(wrong.put(0, 0, &vec![0; 4 * 19].into()).is_err(), "too much");
+    assert!(wrong.put(3, 0, &vec![0; 4].into()).is_err(), "no such slot");
     drop(wrong);
     write(&folder, 40, 9)?;
     let left: Vec<_> = fs::read_dir(dir.path())?.flatten().map(|e| e.file_name()).collect();

@@ -8,17 +8,16 @@ use crate::{
     initial::Initial,
     link::{self, LinkOptions},
     norms::Norms,
+    window::Window,
 };
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, Layout, Mode, ShardId, Step, TensorKind, WorkerId,
-    codec::{F32_BYTES, get_f32_le},
-    config::ServerJob,
-    encoding::sum_of_squares,
-    placement,
-    retry::RetryPolicy,
+    BucketId, Layout, Mode, Payload, ShardId, Step, TensorKind, WorkerId, codec::F32_BYTES,
+    config::ServerJob, encoding::sum_of_squares, placement, retry::RetryPolicy,
 };
-use paraft_proto::{Advance, Finish, Norm, Pull, Push, Report, Take, Taken, ToShard, Weights, to_shard};
+use paraft_proto::{
+    Advance, Finish, Norm, Pull, Push, Report, Take, Taken, ToShard, Weights, limits, to_shard,
+};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, mpsc},
@@ -69,8 +68,13 @@ pub(crate) enum Command {
 
 /// From a link.
 pub(crate) enum Event {
-    Opened { shard: ShardId, clock: u64, new: bool },
-    Weights(ShardId, Weights),
+    Opened {
+        shard: ShardId,
+        clock: u64,
+        new: bool,
+    },
+    /// A bucket, and its values.
+    Weights(ShardId, Weights, Payload),
     Reported(Reported),
     Flushed(ShardId),
     Taken(Taken),
@@ -116,6 +120,7 @@ pub struct Client {
     end: Option<tokio::sync::oneshot::Sender<()>>,
     io: Option<thread::JoinHandle<()>>,
     seq: BTreeMap<ShardId, u64>,
+    window: Arc<Window>,
     /// Asks for chunks so far.
     pub(crate) takes: u64,
     versions: Vec<u64>,
@@ -134,7 +139,7 @@ pub struct Counters {
     pub bytes_pushed: u64,
     /// Payload pulled.
     pub bytes_pulled: u64,
-    /// Time in [`Client::pull`].
+    /// Time in [`Client::pull`], and in [`Client::push`] for room.
     pub waited: Duration,
     /// Sessions that were lost and opened anew.
     pub rejoins: u64,
@@ -185,6 +190,9 @@ impl Client {
         }
         let norms = Arc::new(Mutex::new(Norms::new(trained.into_iter().collect())));
         let siblings: Vec<_> = links.iter().map(|(s, tx)| (*s, tx.clone())).collect();
+        // Where the norm of a whole gradient decides about its first bucket, no ack comes before the last push.
+        let limit = if options.job.clip.norm.is_some() { usize::MAX } else { limits::PUSH_WINDOW_BYTES };
+        let window = Arc::new(Window::new(limit));
         let started = receivers
             .into_iter()
             .map(|(shard, rx)| {
@@ -202,7 +210,8 @@ impl Client {
                     },
                     heartbeat: options.job.heartbeat(),
                     init: Some(initial.clone()),
-                    buckets: placement::buckets_of(&layout, shard, options.shards),
+                    buckets: placement::buckets_of(&layout, shard, options.shards).into(),
+                    window: window.clone(),
                 };
                 link::run(link, rx, event_tx.clone(), norms.clone(), siblings.clone())
             })
@@ -225,6 +234,7 @@ impl Client {
         let buckets = layout.buckets().len();
         let mut client = Self {
             seq: links.keys().map(|s| (*s, 0)).collect(),
+            window,
             takes: 0,
             options,
             layout,
@@ -307,8 +317,9 @@ impl Client {
         }
     }
 
-    /// Pushes one bucket's gradient for `step`; returns at once. The payload is copied once, into the bytes
-    /// that go to the network, in the encoding that the job has for the bucket.
+    /// Pushes one bucket's gradient for `step`. Returns at once unless more than
+    /// [`PUSH_WINDOW_BYTES`](limits::PUSH_WINDOW_BYTES) wait for their acks. The payload is copied once, into the
+    /// bytes that go to the network, in the encoding that the job has for the bucket.
     ///
     /// # Panics
     /// When `gradient` is not as long as the bucket.
@@ -319,6 +330,7 @@ impl Client {
         let mut encoded = Vec::with_capacity(encoding.encoded_len(gradient.len()));
         encoding.encode(gradient, &mut encoded);
         self.counters.bytes_pushed += encoded.len() as u64;
+        self.counters.waited += self.window.enter(encoded.len());
         let shard = placement::shard_of(bucket, self.options.shards);
         let Some(seq) = self.seq.get_mut(&shard) else { return };
         *seq += 1;
@@ -404,7 +416,7 @@ impl Client {
         let mut waiting: BTreeSet<ShardId> = self.links.keys().copied().collect();
         while !waiting.is_empty() {
             match self.next()? {
-                Event::Weights(shard, w) => {
+                Event::Weights(shard, w, payload) => {
                     if w.last {
                         waiting.remove(&shard);
                         pulled.slowest = pulled.slowest.min(Step(w.slowest));
@@ -413,7 +425,7 @@ impl Client {
                         pulled.section_in_part |= w.section;
                         pulled.finishers = w.finishers.iter().map(|w| WorkerId(*w)).collect();
                     }
-                    self.take(shard, &w, weights)?;
+                    self.take(shard, &w, &payload, weights)?;
                 }
                 Event::Reported(r) => self.reported(r),
                 // A new leader: the link has asked again.
@@ -435,7 +447,13 @@ impl Client {
         Ok(pulled)
     }
 
-    fn take(&mut self, shard: ShardId, w: &Weights, weights: &mut [f32]) -> Result<(), ClientError> {
+    fn take(
+        &mut self,
+        shard: ShardId,
+        w: &Weights,
+        payload: &Payload,
+        weights: &mut [f32],
+    ) -> Result<(), ClientError> {
         let broken = |what: String| ClientError::Protocol { shard, what };
         let spec = self
             .layout
@@ -443,11 +461,11 @@ impl Client {
             .ok_or_else(|| broken(format!("weights of bucket {}, which the model has not", w.bucket)))?;
         let into = weights
             .get_mut(spec.range())
-            .filter(|into| into.len() * F32_BYTES == w.payload.len())
-            .ok_or_else(|| broken(format!("{} bytes for bucket {}", w.payload.len(), w.bucket)))?;
-        get_f32_le(&w.payload, into);
+            .filter(|into| into.len() * F32_BYTES == payload.len())
+            .ok_or_else(|| broken(format!("{} bytes for bucket {}", payload.len(), w.bucket)))?;
+        payload.reader().values(into).map_err(|e| broken(e.to_string()))?;
         self.versions[w.bucket as usize] = w.version;
-        self.counters.bytes_pulled += w.payload.len() as u64;
+        self.counters.bytes_pulled += payload.len() as u64;
         Ok(())
     }
 

@@ -63,7 +63,7 @@ fn cause(e: &dyn std::error::Error) -> String {
     at.to_string()
 }
 
-/// A client for the shard service with this protocol's limits.
+/// A client for what a server says of itself.
 pub fn shards(channel: Channel) -> ShardsClient<Channel> {
     ShardsClient::new(channel).max_decoding_message_size(limits::MAX_MESSAGE_BYTES)
 }

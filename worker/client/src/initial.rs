@@ -5,6 +5,7 @@ use paraft_common::{
     codec::{F32_BYTES, put_f32_le},
 };
 use paraft_proto::Init;
+use std::sync::Arc;
 
 /// The initial state of a whole job, as flat vectors.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -24,27 +25,39 @@ impl Initial {
         Self { weights, ..Self::default() }
     }
 
-    /// The messages that give `buckets` their state: for each its slots, then its weights.
-    pub(crate) fn messages<'a>(
-        &'a self,
-        buckets: &'a [(BucketId, BucketSpec)],
-    ) -> impl Iterator<Item = Init> + 'a {
-        buckets.iter().flat_map(move |(id, spec)| {
-            let range = spec.range();
-            let slots = self.slots.iter().filter(|_| spec.kind == TensorKind::Param);
-            let slots = (1u32..).zip(slots).map({
-                let range = range.clone();
-                move |(part, slot)| Init {
-                    bucket: id.0,
-                    payload: le(&slot[range.clone()]),
-                    part,
-                    ..Init::default()
-                }
-            });
-            let (version, clock) = self.stamps.get(id.0 as usize).copied().unwrap_or_default();
-            let payload = le(&self.weights[range]);
-            slots.chain([Init { bucket: id.0, payload, part: 0, version, clock }])
-        })
+    /// The messages that give `buckets` their state, made one by one: for each bucket its slots, then its weights.
+    pub(crate) fn messages(self: Arc<Self>, buckets: Arc<[(BucketId, BucketSpec)]>) -> Messages {
+        Messages { initial: self, buckets, bucket: 0, slot: 0 }
+    }
+
+    fn slots_of(&self, kind: TensorKind) -> usize {
+        if kind == TensorKind::Param { self.slots.len() } else { 0 }
+    }
+}
+
+/// See [`Initial::messages`].
+pub(crate) struct Messages {
+    initial: Arc<Initial>,
+    buckets: Arc<[(BucketId, BucketSpec)]>,
+    /// The next message's bucket, by place, and which of its slots; behind the last of them, its weights.
+    bucket: usize,
+    slot: usize,
+}
+
+impl Iterator for Messages {
+    type Item = Init;
+
+    fn next(&mut self) -> Option<Init> {
+        let (id, spec) = self.buckets.get(self.bucket)?;
+        let initial = &self.initial;
+        if self.slot < initial.slots_of(spec.kind) {
+            let payload = le(&initial.slots[self.slot][spec.range()]);
+            self.slot += 1;
+            return Some(Init { bucket: id.0, payload, part: self.slot as u32, ..Init::default() });
+        }
+        (self.bucket, self.slot) = (self.bucket + 1, 0);
+        let (version, clock) = initial.stamps.get(id.0 as usize).copied().unwrap_or_default();
+        Some(Init { bucket: id.0, payload: le(&initial.weights[spec.range()]), part: 0, version, clock })
     }
 }
 

@@ -10,14 +10,15 @@ use crate::{
     client::{Command, Event},
     connect::{self, Transport},
     error::ClientError,
-    initial::Initial,
+    initial::{Initial, Messages},
     norms::Norms,
+    window::Window,
 };
-use futures::StreamExt;
-use paraft_common::{BucketId, BucketSpec, ServerId, ShardId, placement, retry::RetryPolicy};
+use futures::{Stream, StreamExt, stream};
+use paraft_common::{BucketId, BucketSpec, Payload, ServerId, ShardId, placement, retry::RetryPolicy};
 use paraft_proto::{
-    Advice, Beat, Chunk, Flush, FromShard, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, Rest, Resume,
-    Take, ToShard, from_shard, to_shard,
+    Advice, Beat, Chunk, Flush, FromShard, Incoming, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, Rest,
+    Resume, Take, ToShard, Weights, WithBulk, from_shard, services, to_shard,
 };
 use std::{
     collections::BTreeMap,
@@ -26,7 +27,6 @@ use std::{
 };
 use tokio::{sync::mpsc, time::MissedTickBehavior};
 use tokio_stream::wrappers::UnboundedReceiverStream;
-use tonic::Streaming;
 
 /// What a link needs to know.
 pub(crate) struct LinkOptions {
@@ -42,7 +42,9 @@ pub(crate) struct LinkOptions {
     /// Initial state of the shard's buckets, until the servers have it.
     pub init: Option<Arc<Initial>>,
     /// Where the shard's buckets lie.
-    pub buckets: Vec<(BucketId, BucketSpec)>,
+    pub buckets: Arc<[(BucketId, BucketSpec)]>,
+    /// What the client may have pushed without an ack.
+    pub window: Arc<Window>,
 }
 
 /// Runs a link until its commands end or it fails; either way the client hears of it by an event.
@@ -77,6 +79,7 @@ pub(crate) async fn run(
     if let Err(e) = link.work(commands).await {
         let _ = link.events.send(Event::Failed(e));
     }
+    link.options.window.give_up(); // a client that waits there must go and see
 }
 
 struct Link {
@@ -89,7 +92,7 @@ struct Link {
     origin: u64,
     /// Which server to try next.
     next: usize,
-    /// Pushes without an ack, by seq. Bounded by one step: a pull is answered only after them.
+    /// Pushes without an ack, by seq. Bounded by the window, and by one step: a pull is answered only after them.
     unacked: BTreeMap<u64, Push>,
     /// The pull that waits for its answer.
     asked: Option<Pull>,
@@ -119,7 +122,34 @@ enum Break {
     SessionLost,
 }
 
-type Outbound = mpsc::UnboundedSender<ToShard>;
+type Outbound = mpsc::UnboundedSender<Sent>;
+
+/// What waits to go out. Initial states are made when their turn comes: those of a large model would fill the memory.
+enum Sent {
+    One(Option<ToShard>),
+    Initial(Messages),
+}
+
+impl Iterator for Sent {
+    type Item = ToShard;
+
+    fn next(&mut self) -> Option<ToShard> {
+        match self {
+            Sent::One(m) => m.take(),
+            Sent::Initial(all) => all.next().map(|m| wrap(to_shard::Kind::Init(m))),
+        }
+    }
+}
+
+impl From<ToShard> for Sent {
+    fn from(m: ToShard) -> Self {
+        Sent::One(Some(m))
+    }
+}
+
+fn outgoing(rx: mpsc::UnboundedReceiver<Sent>) -> impl Stream<Item = WithBulk<ToShard>> + Send + Unpin {
+    UnboundedReceiverStream::new(rx).flat_map(stream::iter).map(WithBulk::from)
+}
 
 impl Link {
     async fn work(&mut self, mut commands: mpsc::UnboundedReceiver<Command>) -> Result<(), ClientError> {
@@ -134,6 +164,7 @@ impl Link {
             match end {
                 Break::End => return Ok(()),
                 Break::SessionLost => {
+                    self.drop_unacked();
                     let _ = self.events.send(Event::SessionLost);
                     if !self.wait_for_reset(&mut commands).await {
                         return Ok(());
@@ -182,14 +213,22 @@ impl Link {
                     return true;
                 }
                 Some(Command::Watch(watcher)) => self.watcher = Some(watcher),
+                Some(Command::Push(p)) => self.options.window.leave(p.payload.len()),
                 Some(_) => {}
             }
         }
     }
 
+    /// What was pushed in a session that is over will not be acknowledged.
+    fn drop_unacked(&mut self) {
+        let bytes = self.unacked.values().map(|p| p.payload.len()).sum();
+        self.unacked.clear();
+        self.options.window.leave(bytes);
+    }
+
     fn reset(&mut self) {
         self.session = 0;
-        self.unacked.clear();
+        self.drop_unacked();
         self.asked = None;
         self.asked_chunk = None;
         self.presence = None;
@@ -198,7 +237,7 @@ impl Link {
         self.sticky.retain(|m| !is_advance(m));
     }
 
-    async fn dial(&mut self) -> Result<(Outbound, Streaming<FromShard>), (String, String)> {
+    async fn dial(&mut self) -> Result<(Outbound, Incoming<FromShard>), (String, String)> {
         let address = self.options.servers[self.next].clone();
         let fail = |cause: String| (address.clone(), cause);
         let channel = connect::channel(&address, self.options.transport).await.map_err(&fail)?;
@@ -211,20 +250,19 @@ impl Link {
             job: self.options.job.clone(),
             origin: self.origin,
         };
-        let _ = out.send(wrap(to_shard::Kind::Open(open)));
-        let mut client = connect::shards(channel);
+        let _ = out.send(wrap(to_shard::Kind::Open(open)).into());
         // The kernel accepts connections for a process that hangs, so only an answer tells that it lives.
-        let exchange = client.exchange(UnboundedReceiverStream::new(rx));
+        let exchange = services::exchange(&channel, outgoing(rx));
         let stream = tokio::time::timeout(ANSWER_PATIENCE, exchange).await;
         let stream = stream.map_err(|_| fail(format!("no answer within {ANSWER_PATIENCE:?}")))?;
-        Ok((out, stream.map_err(|s| fail(s.message().to_string()))?.into_inner()))
+        Ok((out, stream.map_err(|s| fail(s.message().to_string()))?))
     }
 
     async fn serve(
         &mut self,
         commands: &mut mpsc::UnboundedReceiver<Command>,
         out: Outbound,
-        mut inbound: Streaming<FromShard>,
+        mut inbound: Incoming<FromShard>,
     ) -> Result<Break, ClientError> {
         let mut open = false;
         let mut heartbeat = tokio::time::interval(self.options.heartbeat);
@@ -234,11 +272,11 @@ impl Link {
                 biased;
                 // First: a stream of weights that keeps this loop busy must not look like silence on the other side.
                 _ = heartbeat.tick(), if open => {
-                    let _ = out.send(wrap(to_shard::Kind::Beat(Beat {})));
+                    let _ = out.send(wrap(to_shard::Kind::Beat(Beat {})).into());
                 }
                 message = inbound.next() => {
-                    let kind = match message {
-                        Some(Ok(m)) => m.kind,
+                    let WithBulk { message: FromShard { kind }, bulk } = match message {
+                        Some(Ok(m)) => m,
                         Some(Err(s)) => {
                             self.note(s.message());
                             return Ok(Break::Redial(None));
@@ -251,11 +289,14 @@ impl Link {
                     match kind {
                         Some(from_shard::Kind::Opened(o)) => {
                             open = true;
-                            self.opened(&o, &out).await;
+                            self.opened(&o, &out);
                         }
                         Some(from_shard::Kind::Refused(r)) => if let Some(end) = self.refused(r)? {
                             return Ok(end);
                         },
+                        Some(from_shard::Kind::Weights(w)) => {
+                            self.weights(w, bulk.into_iter().next().unwrap_or_default());
+                        }
                         Some(kind) => self.message(kind)?,
                         None => return Err(self.broken("an empty message")),
                     }
@@ -290,7 +331,7 @@ impl Link {
                 }
                 self.sticky.push(m.clone());
                 if let Some(out) = out {
-                    let _ = out.send(m);
+                    let _ = out.send(m.into());
                 }
                 return;
             }
@@ -321,7 +362,7 @@ impl Link {
             Command::Reset => return,
         };
         if let Some(out) = out {
-            let _ = out.send(wrap(kind));
+            let _ = out.send(wrap(kind).into());
         }
     }
 
@@ -332,19 +373,16 @@ impl Link {
         }
     }
 
-    async fn opened(&mut self, o: &Opened, out: &Outbound) {
+    fn opened(&mut self, o: &Opened, out: &Outbound) {
         self.origin = o.origin;
         self.opened_at = (Instant::now(), ServerId(o.server));
         self.trouble = None;
         self.causes.clear();
         let new = self.session != o.session;
         self.session = o.session;
-        if !o.initialised {
-            for message in self.options.init.iter().flat_map(|i| i.messages(&self.options.buckets)) {
-                let _ = out.send(wrap(to_shard::Kind::Init(message)));
-                // They go out while the next are made: making those of a large model takes longer than a lease.
-                tokio::task::yield_now().await;
-            }
+        if let Some(initial) = self.options.init.as_ref().filter(|_| !o.initialised) {
+            let messages = initial.clone().messages(self.options.buckets.clone());
+            let _ = out.send(Sent::Initial(messages));
         }
         let kept = self.unacked.values().cloned().map(to_shard::Kind::Push);
         let asked = self.asked.map(to_shard::Kind::Pull);
@@ -352,36 +390,39 @@ impl Link {
         let take = self.asked_chunk.map(to_shard::Kind::Take);
         let flush = self.flush.then_some(to_shard::Kind::Flush(Flush {}));
         for kind in kept.chain(asked).chain(presence).chain(take).chain(flush) {
-            let _ = out.send(wrap(kind));
+            let _ = out.send(wrap(kind).into());
         }
         for m in &self.sticky {
-            let _ = out.send(m.clone());
+            let _ = out.send(m.clone().into());
         }
         let _ = self.events.send(Event::Opened { shard: self.options.shard, clock: o.clock, new });
+    }
+
+    fn weights(&mut self, w: Weights, payload: Payload) {
+        // An answer to an earlier pull (before a rejoin) is not wanted any more.
+        if self.asked.is_some_and(|p| p.done == w.done) {
+            if w.last {
+                self.asked = None;
+                self.options.init = None; // the servers have it
+            }
+            let _ = self.events.send(Event::Weights(self.options.shard, w, payload));
+        }
     }
 
     fn message(&mut self, kind: from_shard::Kind) -> Result<(), ClientError> {
         match kind {
             from_shard::Kind::Ack(a) => {
                 // One that was acknowledged before, and sent again meanwhile, is no news.
-                if let Some(push) = self.unacked.remove(&a.seq)
-                    && let Some(watcher) = &self.watcher
-                {
+                let push = self.unacked.remove(&a.seq);
+                if let Some(push) = &push {
+                    self.options.window.leave(push.payload.len());
+                }
+                if let Some((push, watcher)) = push.zip(self.watcher.as_ref()) {
                     let (shard, bucket) = (self.options.shard, BucketId(push.bucket));
                     let ((opened, leader), at) = (self.opened_at, Instant::now());
                     let _ = watcher.send(Acked { shard, bucket, seq: push.seq, leader, opened, at });
                 }
                 self.flushed();
-            }
-            from_shard::Kind::Weights(w) => {
-                // An answer to an earlier pull (before a rejoin) is not wanted any more.
-                if self.asked.is_some_and(|p| p.done == w.done) {
-                    if w.last {
-                        self.asked = None;
-                        self.options.init = None; // the servers have it
-                    }
-                    let _ = self.events.send(Event::Weights(self.options.shard, w));
-                }
             }
             from_shard::Kind::RoundNorm(n) => {
                 let mut norms = self.norms.lock().unwrap_or_else(|e| e.into_inner());
@@ -416,7 +457,7 @@ impl Link {
                     let _ = self.events.send(Event::Resumed(self.options.shard, r.clock));
                 }
             }
-            from_shard::Kind::Opened(_) | from_shard::Kind::Refused(_) => {
+            from_shard::Kind::Opened(_) | from_shard::Kind::Refused(_) | from_shard::Kind::Weights(_) => {
                 return Err(self.broken("a message out of place"));
             }
         }

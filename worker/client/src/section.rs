@@ -13,19 +13,19 @@ use crate::{
     connect::{self, Transport},
     error::ClientError,
 };
-use bytes::Bytes;
 use paraft_common::{
-    BucketId, Layout, ShardId, Step, TensorKind, WorkerId,
+    BucketId, Layout, Payload, ShardId, Step, TensorKind, WorkerId,
     codec::F32_BYTES,
     config::{LastEvaluation, ServerJob, Stopping},
     placement,
 };
-use paraft_proto::{CheckpointPart, CheckpointRequest, PROTOCOL, checkpoint_part::Kind};
+use paraft_proto::{
+    CheckpointPart, CheckpointRequest, Incoming, PROTOCOL, WithBulk, checkpoint_part::Kind, services,
+};
 use std::{
     collections::{BTreeMap, VecDeque},
     time::{Duration, Instant},
 };
-use tonic::Streaming;
 
 /// Servers that are asked because another one named them.
 const MOST_REDIRECTS: usize = 64;
@@ -38,7 +38,7 @@ pub struct Sections {
     layout: Layout,
     shards: u32,
     slots: usize,
-    streams: BTreeMap<ShardId, Streaming<CheckpointPart>>,
+    streams: BTreeMap<ShardId, Incoming<CheckpointPart>>,
     /// What comes next: bucket and part.
     todo: VecDeque<(BucketId, usize)>,
     /// What the shards say besides the bulk.
@@ -72,7 +72,7 @@ pub struct Piece {
     /// Where it begins in the flat vector, in values.
     pub offset: usize,
     /// `f32`, little-endian, as many as the bucket holds.
-    pub payload: Bytes,
+    pub payload: Payload,
     /// Updates that are in the bucket.
     pub version: u64,
     /// The schedule's clock, in steps of the fleet.
@@ -126,21 +126,22 @@ impl Sections {
         let shard = placement::shard_of(bucket, self.shards);
         let broken = |what: String| ClientError::Protocol { shard, what };
         let stream = self.streams.get_mut(&shard).ok_or_else(|| broken("no stream".into()))?;
-        let p = match stream.message().await {
-            Ok(Some(CheckpointPart { kind: Some(Kind::Piece(p)) })) => p,
+        let (p, bulk) = match stream.message().await {
+            Ok(Some(WithBulk { message: CheckpointPart { kind: Some(Kind::Piece(p)) }, bulk })) => (p, bulk),
             Ok(Some(_)) => return Err(broken("a message out of place".into())),
             Ok(None) => return Err(lost(shard, self.step, "the stream ended early")),
             Err(s) => return Err(lost(shard, self.step, s.message())),
         };
         let spec = self.layout.buckets()[bucket.0 as usize];
-        if (p.bucket, p.part as usize) != (bucket.0, part) || p.payload.len() != spec.len * F32_BYTES {
-            let (b, n, bytes) = (p.bucket, p.part, p.payload.len());
+        let payload = bulk.into_iter().next().unwrap_or_default();
+        if (p.bucket, p.part as usize) != (bucket.0, part) || payload.len() != spec.len * F32_BYTES {
+            let (b, n, bytes) = (p.bucket, p.part, payload.len());
             return Err(broken(format!(
                 "part {n} of bucket {b} with {bytes} bytes instead of {bucket}'s {part}"
             )));
         }
         let (version, clock) = (p.version, p.clock);
-        Ok(Some(Piece { bucket, part, offset: spec.offset, payload: p.payload, version, clock }))
+        Ok(Some(Piece { bucket, part, offset: spec.offset, payload, version, clock }))
     }
 
     /// The optimizer's state vectors.
@@ -196,7 +197,7 @@ impl Sections {
         transport: Transport,
         channels: &mut BTreeMap<String, tonic::transport::Channel>,
         leader: &mut String,
-    ) -> Result<(paraft_proto::Section, Streaming<CheckpointPart>), String> {
+    ) -> Result<(paraft_proto::Section, Incoming<CheckpointPart>), String> {
         let ask = async {
             let channel = match channels.get(address) {
                 Some(c) => c.clone(),
@@ -204,9 +205,9 @@ impl Sections {
             };
             channels.insert(address.to_string(), channel.clone());
             let request = CheckpointRequest { protocol: PROTOCOL, shard: shard.0, step: self.step.0 };
-            let reply = connect::shards(channel).checkpoint(request).await;
-            let mut stream = reply.map_err(|s| s.message().to_string())?.into_inner();
-            match stream.message().await.map_err(|s| s.message().to_string())?.and_then(|m| m.kind) {
+            let reply = services::checkpoint(&channel, request).await;
+            let mut stream = reply.map_err(|s| s.message().to_string())?;
+            match stream.message().await.map_err(|s| s.message().to_string())?.and_then(|m| m.message.kind) {
                 Some(Kind::Section(section)) => Ok((section, stream)),
                 Some(Kind::Refused(r)) => {
                     *leader = r.leader;

@@ -4,9 +4,9 @@ use futures::StreamExt;
 use paraft_client::{Client, ClientOptions, Transport};
 use paraft_common::{BucketId, LogForm, Mode, Step, WorkerId, config::ServerJob};
 use paraft_proto::{
-    Ack, Advice, CheckpointPart, CheckpointRequest, FromShard, Opened, Refused, Reported, StatusReply,
-    StatusRequest, ToShard, Weights, from_shard,
-    shards_server::{Shards, ShardsServer},
+    Ack, Advice, FromShard, Incoming, Opened, Refused, Reported, ToShard, Weights, WithBulk, bulk,
+    from_shard, limits,
+    services::{self, Door, Handler},
     to_shard::Kind,
 };
 use std::{
@@ -16,7 +16,7 @@ use std::{
 };
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Status, body::Body};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -24,29 +24,33 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// first.
 type Script = dyn Fn(u32, Kind) -> (Vec<from_shard::Kind>, bool) + Send + Sync;
 
+#[derive(Clone)]
 struct Server {
     script: Arc<Script>,
     streams: Arc<Mutex<u32>>,
 }
 
-#[tonic::async_trait]
-impl Shards for Server {
-    type ExchangeStream = futures::stream::BoxStream<'static, Result<FromShard, Status>>;
+impl Handler for Server {
+    const NAME: &'static str = "paraft.v1.Shards";
 
-    async fn exchange(
-        &self,
-        r: Request<Streaming<ToShard>>,
-    ) -> Result<Response<Self::ExchangeStream>, Status> {
+    async fn handle(self, request: http::Request<Body>) -> http::Response<Body> {
+        if request.uri().path() != services::EXCHANGE {
+            return services::refuse(Status::unimplemented("not in this test"));
+        }
+        let mut inbound = Incoming::<ToShard>::new(request.into_body(), limits::MAX_MESSAGE_BYTES);
         let number = {
             let mut streams = self.streams.lock().expect("no test panics here");
             *streams += 1;
             *streams
         };
         let (out, rx): (UnboundedSender<_>, _) = tokio::sync::mpsc::unbounded_channel();
-        let (script, mut inbound) = (self.script.clone(), r.into_inner());
+        let script = self.script.clone();
         tokio::spawn(async move {
             while let Ok(Some(m)) = inbound.message().await {
-                let kind = m.kind.expect("clients send no empty messages");
+                let mut kind = m.message.kind.expect("clients send no empty messages");
+                if let (Kind::Push(p), [payload]) = (&mut kind, &m.bulk[..]) {
+                    p.payload = payload.to_bytes();
+                }
                 if matches!(kind, Kind::Beat(_)) {
                     continue; // they come when they come
                 }
@@ -59,20 +63,9 @@ impl Shards for Server {
                 }
             }
         });
-        Ok(Response::new(UnboundedReceiverStream::new(rx).boxed()))
-    }
-
-    type CheckpointStream = futures::stream::BoxStream<'static, Result<CheckpointPart, Status>>;
-
-    async fn checkpoint(
-        &self,
-        _: Request<CheckpointRequest>,
-    ) -> Result<Response<Self::CheckpointStream>, Status> {
-        Err(Status::unimplemented("not in this test"))
-    }
-
-    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
-        Err(Status::unimplemented("not in this test"))
+        bulk::respond(
+            UnboundedReceiverStream::new(rx).map(|m: Result<FromShard, Status>| m.map(WithBulk::from)),
+        )
     }
 }
 
@@ -84,7 +77,7 @@ fn serve(script: Arc<Script>) -> String {
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
             let _ = tell.send(listener.local_addr().expect("an address").to_string());
-            let service = ShardsServer::new(Server { script, streams: Arc::default() });
+            let service = Door(Server { script, streams: Arc::default() });
             let incoming = TcpListenerStream::new(listener);
             let _ =
                 tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await;

@@ -243,6 +243,9 @@ impl Owner {
         let cuts = &mut lead.cuts;
         let Some(meter) = cuts.meter.as_mut().filter(|_| cuts.changing.is_none()) else { return };
         let Some(form) = meter.decide(cuts.form, Instant::now()) else { return };
+        if form == Form::Images && self.group.others() == 0 {
+            return; // there is nobody to send fewer bytes to, and acks would wait for cuts
+        }
         cuts.changing = Some(form);
         self.propose_behind_cut(Purpose::ChangeForm, Command::ChangeForm { form }.into()).await;
     }

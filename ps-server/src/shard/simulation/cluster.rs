@@ -278,4 +278,8 @@ impl Replication for Handle {
     fn leader_address(&self) -> Option<String> {
         self.leadership.borrow().leader.map(|l| address(l.0 as usize)).filter(|a| *a != address(self.node))
     }
+
+    fn others(&self) -> usize {
+        self.cluster.0.lock().nodes.len() - 1
+    }
 }

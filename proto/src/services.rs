@@ -1,0 +1,103 @@
+//! The methods whose messages carry bulk, by hand; the others are generated.
+
+use crate::{
+    CheckpointPart, CheckpointRequest, FromShard, PeerReply, PeerRequest, ToShard,
+    bulk::{self, Incoming, WithBulk},
+    limits,
+};
+use futures::{Stream, future::BoxFuture, stream};
+use http::{Request, Response};
+use std::{
+    convert::Infallible,
+    future::{Future, ready},
+    task::{Context, Poll},
+};
+use tonic::{Status, body::Body, server::NamedService, transport::Channel};
+use tower::Service;
+
+/// `Shards.Exchange`.
+pub const EXCHANGE: &str = "/paraft.v1.Shards/Exchange";
+/// `Shards.Checkpoint`.
+pub const CHECKPOINT: &str = "/paraft.v1.Shards/Checkpoint";
+/// `Peers.Call`.
+pub const CALL: &str = "/paraft.v1.Peers/Call";
+
+/// `Shards.Exchange`: a worker's stream to a shard.
+pub async fn exchange(
+    channel: &Channel,
+    messages: impl Stream<Item = WithBulk<ToShard>> + Send + Unpin + 'static,
+) -> Result<Incoming<FromShard>, Status> {
+    bulk::call(channel, EXCHANGE, messages, limits::MAX_MESSAGE_BYTES).await
+}
+
+/// `Shards.Checkpoint`: one shard's part of a checkpoint.
+pub async fn checkpoint(
+    channel: &Channel,
+    request: CheckpointRequest,
+) -> Result<Incoming<CheckpointPart>, Status> {
+    let request = stream::iter([WithBulk::from(request)]);
+    bulk::call(channel, CHECKPOINT, request, limits::MAX_MESSAGE_BYTES).await
+}
+
+/// `Peers.Call`: one Raft message and its answer.
+pub async fn peer_call(channel: &Channel, request: WithBulk<PeerRequest>) -> Result<PeerReply, Status> {
+    let mut answer = bulk::call(channel, CALL, stream::iter([request]), limits::MAX_MESSAGE_BYTES).await?;
+    Ok(answer.message().await?.ok_or_else(|| Status::internal("an answer without a message"))?.message)
+}
+
+/// What answers the requests to one gRPC service.
+pub trait Handler: Clone + Send + Sync + 'static {
+    /// The service, as in the path of its methods.
+    const NAME: &'static str;
+
+    /// Answers one request.
+    fn handle(self, request: Request<Body>) -> impl Future<Output = Response<Body>> + Send;
+}
+
+/// A [`Handler`] as tonic's router takes it.
+#[derive(Clone, Debug)]
+pub struct Door<H>(pub H);
+
+impl<H: Handler> NamedService for Door<H> {
+    const NAME: &'static str = H::NAME;
+}
+
+impl<H: Handler> Service<Request<Body>> for Door<H> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let handler = self.0.clone();
+        Box::pin(async move { Ok(handler.handle(request).await) })
+    }
+}
+
+/// The only message of a request.
+///
+/// # Errors
+/// What is wrong with it, as a response.
+pub async fn only<M: bulk::Bulk>(
+    request: Request<Body>,
+    limit: usize,
+) -> Result<WithBulk<M>, Response<Body>> {
+    match Incoming::new(request.into_body(), limit).message().await {
+        Ok(Some(m)) => Ok(m),
+        Ok(None) => Err(refuse(Status::invalid_argument("a request without a message"))),
+        Err(status) => Err(refuse(status)),
+    }
+}
+
+/// A response that is one message.
+pub fn one<M: bulk::Bulk>(message: M) -> Response<Body> {
+    bulk::respond(stream::once(ready(Ok(WithBulk::from(message)))))
+}
+
+/// A response that is only a status.
+pub fn refuse(status: Status) -> Response<Body> {
+    status.into_http()
+}
