@@ -3,7 +3,7 @@
 
 use crate::{
     acks::Acked,
-    connect::Transport,
+    connect::{Channels, Transport},
     error::ClientError,
     initial::Initial,
     link::{self, LinkOptions},
@@ -197,6 +197,7 @@ impl Client {
         // Where the norm of a whole gradient decides about its first bucket, no ack comes before the last push.
         let limit = if options.job.clip.norm.is_some() { usize::MAX } else { limits::PUSH_WINDOW_BYTES };
         let window = Arc::new(Window::new(limit));
+        let channels = Arc::new(Channels::new(options.transport));
         let started = receivers
             .into_iter()
             .map(|(shard, rx)| {
@@ -206,7 +207,7 @@ impl Client {
                     worker: options.worker.0,
                     servers: options.servers.clone(),
                     job: text.clone(),
-                    transport: options.transport,
+                    channels: channels.clone(),
                     retry: RetryPolicy {
                         base: Duration::from_millis(10),
                         max: Duration::from_millis(100),
