@@ -8,9 +8,9 @@ use crate::{
     initial::Initial,
     link::{self, LinkOptions},
     norms::Norms,
+    pool::Pool,
     window::Window,
 };
-use bytes::Bytes;
 use paraft_common::{
     BucketId, Layout, Mode, Payload, ShardId, Step, TensorKind, WorkerId, codec::F32_BYTES,
     config::ServerJob, encoding::sum_of_squares, placement, retry::RetryPolicy,
@@ -24,6 +24,9 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+/// Buffers of a bucket that a client keeps for its next pushes.
+const POOLED: usize = 16;
 
 /// How to take part in a job.
 #[derive(Clone, Debug)]
@@ -121,6 +124,7 @@ pub struct Client {
     io: Option<thread::JoinHandle<()>>,
     seq: BTreeMap<ShardId, u64>,
     window: Arc<Window>,
+    pool: Arc<Pool>,
     /// Asks for chunks so far.
     pub(crate) takes: u64,
     versions: Vec<u64>,
@@ -240,6 +244,7 @@ impl Client {
         let mut client = Self {
             seq: links.keys().map(|s| (*s, 0)).collect(),
             window,
+            pool: Pool::new(POOLED),
             takes: 0,
             options,
             layout,
@@ -335,15 +340,15 @@ impl Client {
         let spec = self.layout.buckets()[bucket.0 as usize];
         assert_eq!(gradient.len(), spec.len, "the gradient of {bucket} has the wrong length");
         let encoding = self.options.job.encoding(spec.kind);
-        let mut encoded = Vec::with_capacity(encoding.encoded_len(gradient.len()));
-        encoding.encode(gradient, &mut encoded);
-        self.counters.bytes_pushed += encoded.len() as u64;
-        self.counters.waited += self.window.enter(encoded.len());
+        let len = encoding.encoded_len(gradient.len());
+        // First: the room that it waits for comes with a buffer that is free again.
+        self.counters.waited += self.window.enter(len);
+        let payload = self.pool.bytes(len, |out| encoding.encode(gradient, out));
+        self.counters.bytes_pushed += len as u64;
         let shard = placement::shard_of(bucket, self.options.shards);
         let Some(seq) = self.seq.get_mut(&shard) else { return };
         *seq += 1;
         let version = self.versions[bucket.0 as usize];
-        let payload = Bytes::from(encoded);
         let push = Push { seq: *seq, step: step.0, bucket: bucket.0, version, sum_of_squares: 0.0, payload };
         // Applied on arrival and clipped by the norm of the worker's whole gradient: nothing can go out before
         // the last bucket is known. (BSP clips the mean; there the servers exchange the norm.)
