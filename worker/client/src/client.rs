@@ -271,6 +271,16 @@ impl Client {
         &self.layout
     }
 
+    /// This worker's rank.
+    pub fn worker(&self) -> WorkerId {
+        self.options.worker
+    }
+
+    /// The shard that holds a bucket.
+    pub fn shard_of(&self, bucket: BucketId) -> ShardId {
+        placement::shard_of(bucket, self.options.shards)
+    }
+
     /// What this worker spends in the stages of its gradients' road. Who has the model notes `ready`, the client the
     /// others.
     pub fn stages(&self) -> &Arc<Stages> {
@@ -538,7 +548,7 @@ impl Client {
     }
 
     fn note(&self, stage: Stage, (begin, end): (Moment, Moment), step: Step, bucket: BucketId, bytes: usize) {
-        let shard = placement::shard_of(bucket, self.options.shards);
+        let shard = self.shard_of(bucket);
         let (bucket, worker) = (Some(bucket), Some(self.options.worker));
         self.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes: bytes as u64 });
     }

@@ -15,7 +15,9 @@ use crate::{
     window::Window,
 };
 use futures::{Stream, StreamExt, stream};
-use paraft_common::{BucketId, BucketSpec, Payload, ServerId, ShardId, Step, WorkerId, placement, retry::RetryPolicy};
+use paraft_common::{
+    BucketId, BucketSpec, Payload, ServerId, ShardId, Step, WorkerId, placement, retry::RetryPolicy,
+};
 use paraft_proto::{
     Advice, Beat, Chunk, Flush, FromShard, Incoming, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, Rest,
     Resume, Take, ToShard, Weights, WithBulk, from_shard, services, to_shard,
