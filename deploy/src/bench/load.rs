@@ -1,6 +1,9 @@
 //! What the benchmarks of servers have in common: a fleet with one shard, and clients that push.
 
-use crate::{failure::Failure, fleet::Fleet};
+use crate::{
+    failure::Failure,
+    fleet::{Extras, Fleet},
+};
 use paraft_client::{Acked, Client, ClientError, ClientOptions, Transport};
 use paraft_common::{
     BucketId, BucketSpec, Durability, LogForm, Step, TensorSpec, WorkerId, codec::F32_BYTES,
