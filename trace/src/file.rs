@@ -25,7 +25,7 @@ use std::{
 pub const DEFAULT_STEPS: u64 = 50;
 /// More cannot be asked for: a trace is for looking at.
 pub const MAX_STEPS: u64 = 100_000;
-/// Spans that one process records, at most: about 60 MB of lines. A model of 1 G parameters has 20,000 spans a step and
+/// Spans that one process records, at most: about 70 MB of lines. A model of 1 G parameters has 20,000 spans a step and
 /// worker.
 pub const MAX_SPANS: u64 = 1 << 19;
 /// Spans that wait for the writer, of 64 bytes each: those of a step of a large model.

