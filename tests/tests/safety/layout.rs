@@ -11,20 +11,21 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 16] = [
+const EDGES: [(&str, &[&str]); 17] = [
     ("common", &[]),
     ("host", &[]),
     ("compute", &[]),
     ("data", &["common"]),
     ("proto", &["common"]),
     ("record", &["common"]),
+    ("trace", &["common"]),
     ("checkpoint", &["common"]),
     ("models", &["compute", "common"]),
-    ("client", &["proto", "host", "common"]),
+    ("client", &["proto", "trace", "host", "common"]),
     ("proof", &["worker", "client", "models", "data", "common"]),
     ("store", &["common"]),
-    ("server", &["store", "proto", "host", "common"]),
-    ("worker", &["client", "checkpoint", "compute", "models", "data", "record", "host", "common"]),
+    ("server", &["store", "proto", "trace", "host", "common"]),
+    ("worker", &["client", "checkpoint", "compute", "models", "data", "record", "trace", "host", "common"]),
     ("example-custom-model", &["worker", "models", "data", "common"]),
     (
         "deploy",
@@ -35,6 +36,7 @@ const EDGES: [(&str, &[&str]); 16] = [
             "data",
             "proto",
             "record",
+            "trace",
             "models",
             "client",
             "server",
@@ -53,6 +55,7 @@ const EDGES: [(&str, &[&str]); 16] = [
             "data",
             "proto",
             "record",
+            "trace",
             "models",
             "client",
             "server",

@@ -15,11 +15,14 @@ use crate::{
     window::Window,
 };
 use futures::{Stream, StreamExt, stream};
-use paraft_common::{BucketId, BucketSpec, Payload, ServerId, ShardId, placement, retry::RetryPolicy};
+use paraft_common::{
+    BucketId, BucketSpec, Payload, ServerId, ShardId, Step, WorkerId, placement, retry::RetryPolicy,
+};
 use paraft_proto::{
     Advice, Beat, Chunk, Flush, FromShard, Incoming, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, Rest,
     Resume, Take, ToShard, Weights, WithBulk, from_shard, services, to_shard,
 };
+use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
@@ -45,6 +48,8 @@ pub(crate) struct LinkOptions {
     pub buckets: Arc<[(BucketId, BucketSpec)]>,
     /// What the client may have pushed without an ack.
     pub window: Arc<Window>,
+    /// Where spans are noted.
+    pub stages: Arc<Stages>,
 }
 
 /// Runs a link until its commands end or it fails; either way the client hears of it by an event.
@@ -67,6 +72,7 @@ pub(crate) async fn run(
         next,
         unacked: BTreeMap::new(),
         asked: None,
+        asked_at: Moment::default(),
         holds: false,
         asked_chunk: None,
         presence: None,
@@ -95,9 +101,11 @@ struct Link {
     /// Which server to try next.
     next: usize,
     /// Pushes without an ack, by seq. Bounded by the window, and by one step: a pull is answered only after them.
-    unacked: BTreeMap<u64, Push>,
+    /// With the moment at which each was handed over.
+    unacked: BTreeMap<u64, (Push, Moment)>,
     /// The pull that waits for its answer.
     asked: Option<Pull>,
+    asked_at: Moment,
     /// The latest pull was answered in full by the stream that is open: the versions that it brought are its leader's.
     holds: bool,
     /// The ask for a chunk that waits for its answer.
@@ -223,7 +231,7 @@ impl Link {
                     return true;
                 }
                 Some(Command::Watch(watcher)) => self.watcher = Some(watcher),
-                Some(Command::Push(p)) => self.options.window.leave(p.payload.len()),
+                Some(Command::Push(p, _)) => self.options.window.leave(p.payload.len()),
                 Some(_) => {}
             }
         }
@@ -231,7 +239,7 @@ impl Link {
 
     /// What was pushed in a session that is over will not be acknowledged.
     fn drop_unacked(&mut self) {
-        let bytes = self.unacked.values().map(|p| p.payload.len()).sum();
+        let bytes = self.unacked.values().map(|(p, _)| p.payload.len()).sum();
         self.unacked.clear();
         self.options.window.leave(bytes);
     }
@@ -289,11 +297,11 @@ impl Link {
                     let WithBulk { message: FromShard { kind }, bulk } = match message {
                         Some(Ok(m)) => m,
                         Some(Err(s)) => {
-                            self.note(s.message());
+                            self.note_cause(s.message());
                             return Ok(Break::Redial(None));
                         }
                         None => {
-                            self.note("the server closed the stream");
+                            self.note_cause("the server closed the stream");
                             return Ok(Break::Redial(None));
                         }
                     };
@@ -327,11 +335,12 @@ impl Link {
     /// Kept first, sent if the stream is open; what is kept goes out when it opens.
     fn command(&mut self, command: Command, out: Option<&Outbound>) {
         let kind = match command {
-            Command::Push(p) => {
-                self.unacked.insert(p.seq, p.clone());
+            Command::Push(p, there) => {
+                self.unacked.insert(p.seq, (p.clone(), there));
                 to_shard::Kind::Push(p)
             }
-            Command::Pull(mut p) => {
+            Command::Pull(mut p, at) => {
+                self.asked_at = at;
                 if !self.holds {
                     p.have.clear();
                 }
@@ -400,7 +409,7 @@ impl Link {
             let messages = initial.clone().messages(self.options.buckets.clone());
             let _ = out.send(Sent::Initial(messages));
         }
-        let kept = self.unacked.values().cloned().map(to_shard::Kind::Push);
+        let kept = self.unacked.values().map(|(p, _)| to_shard::Kind::Push(p.clone()));
         let asked = self.asked.clone().map(to_shard::Kind::Pull);
         let presence = self.presence.clone();
         let take = self.asked_chunk.map(to_shard::Kind::Take);
@@ -417,6 +426,8 @@ impl Link {
     fn weights(&mut self, w: Weights, payload: Payload) {
         // An answer to an earlier pull (before a rejoin) is not wanted any more.
         if self.asked.as_ref().is_some_and(|p| p.done == w.done) {
+            let of = (Step(w.done), BucketId(w.bucket), payload.len());
+            self.note(Stage::Pull, (self.asked_at, Moment::now()), of);
             if w.last {
                 self.asked = None;
                 self.holds = true;
@@ -430,10 +441,12 @@ impl Link {
         match kind {
             from_shard::Kind::Ack(a) => {
                 // One that was acknowledged before, and sent again meanwhile, is no news.
-                let push = self.unacked.remove(&a.seq);
-                if let Some(push) = &push {
+                let push = self.unacked.remove(&a.seq).map(|(push, there)| {
                     self.options.window.leave(push.payload.len());
-                }
+                    let of = (Step(push.step), BucketId(push.bucket), push.payload.len());
+                    self.note(Stage::Push, (there, Moment::now()), of);
+                    push
+                });
                 if let Some((push, watcher)) = push.zip(self.watcher.as_ref()) {
                     let (shard, bucket) = (self.options.shard, BucketId(push.bucket));
                     let ((opened, leader), at) = (self.opened_at, Instant::now());
@@ -482,7 +495,7 @@ impl Link {
     }
 
     fn refused(&mut self, r: Refused) -> Result<Option<Break>, ClientError> {
-        self.note(&r.message);
+        self.note_cause(&r.message);
         // Right after a break the old stream may still be there on the server's side.
         let rank_taken = r.message.contains("connected from another process");
         let recent = self.trouble.is_none_or(|(since, _)| since.elapsed() < RANK_PATIENCE);
@@ -500,8 +513,14 @@ impl Link {
         }
     }
 
-    fn note(&mut self, cause: &str) {
+    fn note_cause(&mut self, cause: &str) {
         self.causes.insert(self.options.servers[self.next].clone(), cause.to_string());
+    }
+
+    fn note(&self, stage: Stage, (begin, end): (Moment, Moment), of: (Step, BucketId, usize)) {
+        let (shard, worker) = (self.options.shard, Some(WorkerId(self.options.worker)));
+        let (step, bucket, bytes) = (of.0, Some(of.1), of.2 as u64);
+        self.options.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes });
     }
 
     fn broken(&self, what: &str) -> ClientError {

@@ -5,6 +5,7 @@ use super::{ConnId, Owner, Reply, WaitingPull, Weights};
 use crate::shard::{bucket::vector_bytes, form::Form, state::Configured};
 use bytes::Bytes;
 use paraft_common::{Durability, Step};
+use paraft_trace::Moment;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::time::Instant;
 
@@ -162,7 +163,7 @@ impl Owner {
         if let Some((lead, stream)) = self.lead.as_mut().zip(self.streams.get(&pull.conn)) {
             lead.cuts.answered.insert(stream.worker);
         }
-        let count = buckets.len();
+        let (count, since) = (buckets.len(), Moment::now());
         for (i, bucket) in (1..).zip(buckets) {
             let Some(lead) = &self.lead else { return };
             let data = lead.cuts.working.data(conf, bucket);
@@ -185,6 +186,7 @@ impl Owner {
                 stop,
                 finishers: if last { finishers.clone() } else { Vec::new() },
                 section: section && last,
+                since,
             };
             self.send(pull.conn, Reply::Weights(Box::new(weights)));
         }
