@@ -71,13 +71,14 @@ impl Owner {
                         may
                     };
                     let buckets: Vec<usize> = match touched {
-                        Touched::Bucket(b) => p.todo.take(&b).filter(|b| ready(*b)).into_iter().collect(),
+                        Touched::Bucket(b) => {
+                            p.todo.get(&b).copied().filter(|b| ready(*b)).into_iter().collect()
+                        }
                         Touched::All | Touched::Pull(_) => {
-                            let buckets: Vec<usize> = p.todo.iter().copied().filter(|b| ready(*b)).collect();
-                            buckets.iter().for_each(|b| _ = p.todo.remove(b));
-                            buckets
+                            p.todo.iter().copied().filter(|b| ready(*b)).collect()
                         }
                     };
+                    buckets.iter().for_each(|b| _ = p.todo.remove(b));
                     p.count_if(held, &self.counters.pulls_waited);
                     let whole = p.todo.is_empty();
                     if !buckets.is_empty() {
