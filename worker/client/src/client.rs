@@ -3,14 +3,14 @@
 
 use crate::{
     acks::Acked,
-    connect::Transport,
+    connect::{Channels, Transport},
     error::ClientError,
     initial::Initial,
     link::{self, LinkOptions},
     norms::Norms,
+    pool::Pool,
     window::Window,
 };
-use bytes::Bytes;
 use paraft_common::{
     BucketId, Encoding, Layout, Mode, Payload, ShardId, Step, TensorKind, WorkerId, codec::F32_BYTES,
     config::ServerJob, encoding::sum_of_squares, placement, retry::RetryPolicy,
@@ -25,6 +25,9 @@ use std::{
     thread,
     time::{Duration, Instant},
 };
+
+/// Buffers of a bucket that a client keeps for its next pushes.
+const POOLED: usize = 16;
 
 /// How to take part in a job.
 #[derive(Clone, Debug)]
@@ -124,6 +127,7 @@ pub struct Client {
     io: Option<thread::JoinHandle<()>>,
     seq: BTreeMap<ShardId, u64>,
     window: Arc<Window>,
+    pool: Arc<Pool>,
     /// Asks for chunks so far.
     pub(crate) takes: u64,
     versions: Vec<u64>,
@@ -201,6 +205,7 @@ impl Client {
         // Where the norm of a whole gradient decides about its first bucket, no ack comes before the last push.
         let limit = if options.job.clip.norm.is_some() { usize::MAX } else { limits::PUSH_WINDOW_BYTES };
         let window = Arc::new(Window::new(limit));
+        let channels = Arc::new(Channels::new(options.transport));
         let stages = Arc::new(Stages::default());
         let started = receivers
             .into_iter()
@@ -211,7 +216,7 @@ impl Client {
                     worker: options.worker.0,
                     servers: options.servers.clone(),
                     job: text.clone(),
-                    transport: options.transport,
+                    channels: channels.clone(),
                     retry: RetryPolicy {
                         base: Duration::from_millis(10),
                         max: Duration::from_millis(100),
@@ -245,6 +250,7 @@ impl Client {
         let mut client = Self {
             seq: links.keys().map(|s| (*s, 0)).collect(),
             window,
+            pool: Pool::new(POOLED),
             takes: 0,
             options,
             layout,
@@ -357,19 +363,19 @@ impl Client {
         let spec = self.layout.buckets()[bucket.0 as usize];
         assert_eq!(gradient.len(), spec.len, "the gradient of {bucket} has the wrong length");
         let encoding = self.options.job.encoding(spec.kind);
+        let len = encoding.encoded_len(gradient.len());
+        // First: the room that it waits for comes with a buffer that is free again.
+        self.counters.waited += self.window.enter(len);
         let begin = Moment::now();
-        let mut encoded = Vec::with_capacity(encoding.encoded_len(gradient.len()));
-        encoding.encode(gradient, &mut encoded);
-        let there = Moment::now();
+        let payload = self.pool.bytes(len, |out| encoding.encode(gradient, out));
         let stage = if encoding == Encoding::F32 { Stage::Copy } else { Stage::Encode };
-        self.note(stage, (begin, there), step, bucket, encoded.len());
-        self.counters.bytes_pushed += encoded.len() as u64;
-        self.counters.waited += self.window.enter(encoded.len());
+        let there = Moment::now();
+        self.note(stage, (begin, there), step, bucket, len);
+        self.counters.bytes_pushed += len as u64;
         let shard = placement::shard_of(bucket, self.options.shards);
         let Some(seq) = self.seq.get_mut(&shard) else { return };
         *seq += 1;
         let version = self.versions[bucket.0 as usize];
-        let payload = Bytes::from(encoded);
         let push = Push { seq: *seq, step: step.0, bucket: bucket.0, version, sum_of_squares: 0.0, payload };
         // Applied on arrival and clipped by the norm of the worker's whole gradient: nothing can go out before
         // the last bucket is known. (BSP clips the mean; there the servers exchange the norm.)

@@ -8,7 +8,7 @@
 use crate::{
     acks::Acked,
     client::{Command, Event},
-    connect::{self, Transport},
+    connect::{Channels, Shared},
     error::ClientError,
     initial::{Initial, Messages},
     norms::Norms,
@@ -38,7 +38,7 @@ pub(crate) struct LinkOptions {
     pub worker: u32,
     pub servers: Vec<String>,
     pub job: String,
-    pub transport: Transport,
+    pub channels: Arc<Channels>,
     pub retry: RetryPolicy,
     /// A sign of life goes out this often, whatever the training loop does.
     pub heartbeat: Duration,
@@ -82,6 +82,7 @@ pub(crate) async fn run(
         causes: BTreeMap::new(),
         opened_at: (Instant::now(), ServerId(0)),
         watcher: None,
+        connection: None,
     };
     if let Err(e) = link.work(commands).await {
         let _ = link.events.send(Event::Failed(e));
@@ -120,6 +121,8 @@ struct Link {
     causes: BTreeMap<String, String>,
     /// When the open stream was opened, and by which leader.
     opened_at: (Instant, ServerId),
+    /// The connection that the stream is on, and its server.
+    connection: Option<(String, Shared)>,
     /// Is told of every ack.
     watcher: Option<std::sync::mpsc::Sender<Acked>>,
 }
@@ -182,6 +185,10 @@ impl Link {
                     }
                 }
                 Break::Redial(to) => {
+                    // A stream that was sent elsewhere says nothing against its connection.
+                    if let (Some((address, shared)), None) = (self.connection.take(), &to) {
+                        self.options.channels.broken(&address, &shared);
+                    }
                     self.next = match to {
                         Some(address) => self.place_of(address),
                         None => (self.next + 1) % self.options.servers.len(),
@@ -251,7 +258,8 @@ impl Link {
     async fn dial(&mut self) -> Result<(Outbound, Incoming<FromShard>), (String, String)> {
         let address = self.options.servers[self.next].clone();
         let fail = |cause: String| (address.clone(), cause);
-        let channel = connect::channel(&address, self.options.transport).await.map_err(&fail)?;
+        let (channel, shared) = self.options.channels.get(&address).await.map_err(&fail)?;
+        self.connection = Some((address.clone(), shared));
         let (out, rx) = mpsc::unbounded_channel();
         let open = Open {
             protocol: PROTOCOL,
