@@ -82,6 +82,8 @@ pub fn merge(folder: &Path, to: Option<&Path>) -> Result<Merged, TraceError> {
         lives.extend(read(path)?);
     }
     lives.retain(|l| !l.spans.is_empty() || l.missing > 0);
+    // Who looks at a trace begins with a worker's step.
+    lives.sort_by_key(|l| !l.process.name.starts_with("worker"));
     if lives.is_empty() {
         return Err(TraceError::Empty(folder));
     }
@@ -243,16 +245,16 @@ mod tests {
             .map(|e| e["args"]["name"].as_str().unwrap().to_string())
             .collect();
         let expected = [
-            "server-0 (pid 7)",
-            "shard 1 queue",
-            "shard 1 replicate",
-            "shard 1 apply",
-            "shard 1 publish",
             "worker-0 (pid 7)",
             "training",
             "push",
             "push, 2",
             "pull",
+            "server-0 (pid 7)",
+            "shard 1 queue",
+            "shard 1 replicate",
+            "shard 1 apply",
+            "shard 1 publish",
         ];
         assert_eq!(names, expected);
         assert_eq!(tracks.len(), 8, "each has its name");
@@ -269,8 +271,8 @@ mod tests {
             write(scratch.path(), &format!("{name}.jsonl"), &[vec![process(name, "x", 1)], spans].concat());
         };
         write("worker-0", worker);
-        write("server-1", leader.map(line).to_vec());
-        write("server-0", follower);
+        write("server-0", leader.map(line).to_vec());
+        write("server-1", follower);
         let to = scratch.path().join("out.json");
         merge(scratch.path(), Some(&to)).unwrap();
         let all: Value = serde_json::from_slice(&fs::read(&to).unwrap()).unwrap();
@@ -279,7 +281,7 @@ mod tests {
         assert_eq!((s.len(), t.len(), f.len()), (1, 1, 1));
         assert!(s[0]["id"] == t[0]["id"] && t[0]["id"] == f[0]["id"]);
         // Each lies in its slice.
-        for (flow, stage, pids) in [(s[0], "push", 3), (t[0], "apply", 2), (f[0], "pull", 3)] {
+        for (flow, stage, pids) in [(s[0], "push", 1), (t[0], "apply", 2), (f[0], "pull", 1)] {
             assert_eq!(flow["pid"], pids, "{flow}");
             let slice = events
                 .iter()

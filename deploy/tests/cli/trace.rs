@@ -48,7 +48,7 @@ fn slices(trace: &Path) -> (Vec<Slice>, Vec<Value>) {
 /// The ConvNet has parameters, which are encoded, and BatchNorm's buffers, which are copied.
 fn a_job(dir: &Path, mode: &str) -> PathBuf {
     let text = digits(mode, 3, 1).replace("kind = \"mlp\"\nhidden = [32]", "kind = \"convnet\"");
-    let text = text.replace("election_ms = 200", "election_ms = 2000"); // none in between, however busy the machine is
+    let text = text.replace("election_ms = 200", "election_ms = 1000"); // none in between, however busy the machine is
     job(dir, &text.replace("batch = 16", "batch = 16\nencoding = \"bf16\"\nmax_steps = 8"))
 }
 
