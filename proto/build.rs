@@ -1,7 +1,7 @@
 //! Compiles the .proto files with protox, so that no machine needs protoc.
 
 /// Methods whose messages carry bulk: `src/bulk` sends and reads them, since tonic's codecs would assemble each message.
-const WITH_BULK: [&str; 3] = ["Exchange", "Checkpoint", "Call"];
+const WITH_BULK: [&str; 4] = ["Exchange", "Read", "Checkpoint", "Call"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = ["proto/shard.proto", "proto/peer.proto", "proto/control.proto"];

@@ -15,6 +15,7 @@ pub mod layout;
 pub mod optim;
 pub mod payload;
 pub mod placement;
+pub mod pull_from;
 pub mod retry;
 mod simd;
 
@@ -24,3 +25,4 @@ pub use encoding::Encoding;
 pub use id::{BucketId, Seq, ServerId, SessionId, ShardId, Step, Version, WorkerId};
 pub use layout::{BucketSpec, Layout, TensorKind, TensorSpec};
 pub use payload::Payload;
+pub use pull_from::PullFrom;

@@ -236,6 +236,11 @@ fn launch_with(
     progress.update(&tail.poll()?);
     progress.finish();
     let after = crate::status::ask_all(&fleet.addresses, false);
+    // Any replica may have answered pulls.
+    let pulls = |shard: u32| {
+        let of = after.iter().flatten().flat_map(|r| &r.shards).filter(move |s| s.shard == shard);
+        of.fold((0, 0), |(waited, bytes), s| (waited + s.pulls_waited, bytes + s.bytes_pulled))
+    };
     for reply in after.iter().flatten() {
         let began = before.iter().flatten().find(|b| b.server == reply.server).map_or(0.0, |b| b.cpu_seconds);
         writer.write(&Event::Server(event::Server {
@@ -245,6 +250,7 @@ fn launch_with(
             peak_rss_bytes: reply.peak_rss_bytes,
         }))?;
         for s in reply.shards.iter().filter(|s| s.role == "leader" && s.buckets > 0) {
+            let (pulls_waited, bytes_pulled) = pulls(s.shard);
             writer.write(&Event::Shard(event::Shard {
                 wall: wall(),
                 shard: paraft_common::ShardId(s.shard),
@@ -252,9 +258,9 @@ fn launch_with(
                 version: paraft_common::Version(s.version),
                 delay: s.delay_counts.clone(),
                 pushes: s.pushes,
-                pulls_waited: s.pulls_waited,
+                pulls_waited,
                 bytes_pushed: s.bytes_pushed,
-                bytes_pulled: s.bytes_pulled,
+                bytes_pulled,
                 pushes_lost: s.pushes_lost,
             }))?;
         }

@@ -1,21 +1,42 @@
 //! Where a server's Unix socket is: workers on the same host use it instead of TCP, which costs about half as
 //! much CPU. Derived from the TCP address, so that nothing has to be configured.
 
-use std::path::PathBuf;
+use std::{
+    net::{IpAddr, UdpSocket},
+    path::PathBuf,
+};
 
-/// The socket for a loopback address such as `127.0.0.1:7070`; `None` for any other, or off Linux.
+/// Whether an address such as `10.0.0.1:7070` is one of this host's (in a container: of this network namespace's). A
+/// name other than `localhost` is nobody's: what it stands for may change.
+pub fn is_local(address: &str) -> bool {
+    match ip_of(address) {
+        Some((ip, _)) if ip.is_loopback() => true,
+        // Only an address of its own can be bound.
+        Some((ip, _)) => !ip.is_unspecified() && !ip.is_multicast() && UdpSocket::bind((ip, 0)).is_ok(),
+        None => false,
+    }
+}
+
+fn ip_of(address: &str) -> Option<(IpAddr, u16)> {
+    let (host, port) = address.rsplit_once(':')?;
+    let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
+    let ip = if host == "localhost" { IpAddr::from([127, 0, 0, 1]) } else { host.parse().ok()? };
+    Some((ip, port.parse().ok()?))
+}
+
+/// The socket for an address of this host; `None` for any other, or off Linux.
 ///
 /// It lies in a directory of the user's own, and its name holds the network namespace: two namespaces may both
 /// have a 127.0.0.1:7070 over one file system.
 pub fn socket_path(address: &str) -> Option<PathBuf> {
-    let (host, port) = address.rsplit_once(':')?;
-    let port: u16 = port.parse().ok()?;
-    if !matches!(host, "127.0.0.1" | "localhost" | "[::1]") {
-        return None;
-    }
+    let (ip, port) = ip_of(address).filter(|_| is_local(address))?;
     let namespace = std::fs::read_link("/proc/self/ns/net").ok()?;
     let namespace: String = namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
-    Some(socket_dir()?.join(format!("{namespace}-{port}.sock")))
+    let ip = match ip {
+        IpAddr::V4(v4) => v4.to_string(),
+        IpAddr::V6(v6) => v6.to_string().replace(':', "_"),
+    };
+    Some(socket_dir()?.join(format!("{namespace}-{ip}-{port}.sock")))
 }
 
 #[cfg(unix)]
@@ -32,4 +53,34 @@ fn socket_dir() -> Option<PathBuf> {
 #[cfg(not(unix))]
 fn socket_dir() -> Option<PathBuf> {
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_of_this_host_are_local() {
+        for here in ["127.0.0.1:7070", "127.0.0.2:1", "[::1]:7070", "localhost:7070"] {
+            assert!(is_local(here), "{here}");
+        }
+        // 192.0.2.0/24 is for documentation.
+        for elsewhere in
+            ["192.0.2.1:7070", "0.0.0.0:7070", "example.org:7070", "7070", "[::1]", "127.0.0.1:x"]
+        {
+            assert!(!is_local(elsewhere), "{elsewhere}");
+            assert_eq!(socket_path(elsewhere), None, "{elsewhere}");
+        }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn each_address_has_a_socket_of_its_own() {
+        let paths = ["127.0.0.1:7070", "127.0.0.2:7070", "127.0.0.1:7071", "[::1]:7070"].map(socket_path);
+        assert!(paths.iter().all(Option::is_some));
+        for (i, path) in paths.iter().enumerate() {
+            assert!(!paths[..i].contains(path), "{path:?}");
+        }
+        assert_eq!(socket_path("localhost:7070"), paths[0]);
+    }
 }

@@ -17,6 +17,8 @@ use tower::Service;
 
 /// `Shards.Exchange`.
 pub const EXCHANGE: &str = "/paraft.v1.Shards/Exchange";
+/// `Shards.Read`.
+pub const READ: &str = "/paraft.v1.Shards/Read";
 /// `Shards.Checkpoint`.
 pub const CHECKPOINT: &str = "/paraft.v1.Shards/Checkpoint";
 /// `Peers.Call`.
@@ -28,6 +30,14 @@ pub async fn exchange(
     messages: impl Stream<Item = WithBulk<ToShard>> + Send + Unpin + 'static,
 ) -> Result<Incoming<FromShard>, Status> {
     bulk::call(channel, EXCHANGE, messages, limits::MAX_MESSAGE_BYTES).await
+}
+
+/// `Shards.Read`: pulls from any replica.
+pub async fn read(
+    channel: &Channel,
+    messages: impl Stream<Item = WithBulk<ToShard>> + Send + Unpin + 'static,
+) -> Result<Incoming<FromShard>, Status> {
+    bulk::call(channel, READ, messages, limits::MAX_MESSAGE_BYTES).await
 }
 
 /// `Shards.Checkpoint`: one shard's part of a checkpoint.

@@ -22,7 +22,7 @@ use std::{
     },
     time::Duration,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 /// One replica and what belongs to it. Cheap to clone.
 #[derive(Clone)]
@@ -37,6 +37,8 @@ pub struct Replica {
     pub counters: Arc<Counters>,
     /// Names the founding of the shard's state.
     pub origin: u64,
+    /// Changes with everything that is applied here; closes with the replica.
+    pub applied: watch::Receiver<()>,
 }
 
 /// What a replica's folder says of it.
@@ -169,7 +171,8 @@ impl Replicas {
         folder: Option<Folder>,
     ) -> Result<(), String> {
         let shard = Arc::new(Shard::new(id, shards));
-        let observed = Observed { shard: shard.clone(), stages: self.stages.clone() };
+        let (tell, applied) = watch::channel(());
+        let observed = Observed { shard: shard.clone(), stages: self.stages.clone(), applied: tell };
         let options = GroupOptions {
             group: GroupId::Shard(id),
             me,
@@ -180,7 +183,7 @@ impl Replicas {
         let group = Group::start(options, Arc::new(observed), self.peers.clone()).await?;
         let counters = Arc::new(Counters { stages: self.stages.clone(), ..Counters::default() });
         let owner = owner::spawn(shard.clone(), Arc::new(group.clone()), counters.clone(), origin);
-        self.hosted.write().insert(id, Replica { shard, group, owner, counters, origin });
+        self.hosted.write().insert(id, Replica { shard, group, owner, counters, origin, applied });
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! validated once; afterwards nothing about it can fail. docs/configuration.md lists every key.
 
 use paraft_common::{
-    Durability, Encoding, Layout, Mode, TensorKind, TensorSpec,
+    Durability, Encoding, Layout, Mode, PullFrom, TensorKind, TensorSpec,
     config::{EarlyStop, ServerJob, overlay},
     durability,
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
@@ -408,6 +408,10 @@ impl Job {
                 let why = format!("durability {} acknowledges nothing that no majority holds", c.durability);
                 return bad(key, why, "set cluster.durability = \"leader\", or take the key out");
             }
+        }
+        if c.pull_from == PullFrom::Any && c.durability == Durability::Leader {
+            let why = "at durability leader only the leader has what it has acknowledged";
+            return bad("cluster.pull_from", why.into(), "set cluster.pull_from = \"leader\"");
         }
         durability::check(t.mode, c.log, c.durability, c.leader_window()).or_else(|e| {
             let key = match e.key {

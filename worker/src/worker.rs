@@ -185,6 +185,7 @@ pub fn run(
             TransportConfig::Auto => Transport::Auto,
             TransportConfig::Tcp => Transport::Tcp,
         },
+        pull_from: job.cluster.pull_from,
         patience: Duration::from_millis(job.cluster.patience_ms),
     };
     // Before the servers hear of this worker: a folder that cannot be written is no reason to wait for them.

@@ -99,6 +99,15 @@ impl Book {
         }
     }
 
+    /// A bucket in which a push is not: what a worker that has pushed it must never pull.
+    pub fn missing(&self, worker: u32, round: u64, weights: &[f32]) -> Option<usize> {
+        (0..self.buckets).find(|bucket| {
+            let (place, digit) = self.entry(worker, round, *bucket);
+            // (A cast of what is no such sum at all gives some number; the final weights are checked for that.)
+            (-weights[place] as u32 >> (2 * digit)) & 3 == 0
+        })
+    }
+
     /// Reads the final weights. `fate` tells of worker, round (from 1) and bucket.
     pub fn read(&self, weights: &[f32], fate: impl Fn(u32, u64, usize) -> Fate) -> Tally {
         let mut tally = Tally::default();

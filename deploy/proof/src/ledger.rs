@@ -6,7 +6,7 @@
 
 use paraft_client::{Client, ClientError, ClientOptions, Pulled, Transport};
 use paraft_common::{
-    BucketId, Durability, LeaderWindow, LogForm, Mode, Step, WorkerId,
+    BucketId, Durability, LeaderWindow, LogForm, Mode, PullFrom, Step, WorkerId,
     config::ServerJob,
     optim::{LrScale, Momentum, OptimizerConfig, ScheduleConfig},
 };
@@ -48,6 +48,8 @@ pub struct Ledger {
     pub leader_window: LeaderWindow,
     /// The optimizer keeps a slot (a momentum of 0, which changes nothing): an image is twice its weights.
     pub slot: bool,
+    /// Who answers pulls.
+    pub pull_from: PullFrom,
     /// The rate grows with the number of pushes in an update: in BSP too, where pushes are averaged, each counts
     /// as a whole.
     pub whole: bool,
@@ -68,6 +70,7 @@ impl Ledger {
             log: LogForm::default(),
             leader_window: LeaderWindow::default(),
             slot: false,
+            pull_from: PullFrom::default(),
             whole: false,
         }
     }
@@ -117,6 +120,7 @@ impl Ledger {
             worker: WorkerId(worker),
             job: self.job(),
             transport: Transport::Tcp,
+            pull_from: self.pull_from,
             patience: Duration::from_secs(30),
         };
         let (client, done) = Client::join(options, &vec![0.0; self.len()])?;

@@ -134,6 +134,7 @@ impl Bed {
             worker: WorkerId(worker),
             job: self.server_job.clone(),
             transport: via.transport(),
+            pull_from: self.job.cluster.pull_from,
             patience: Duration::from_millis(self.job.cluster.patience_ms),
         })
     }

@@ -1,7 +1,7 @@
 //! Clients in this process that push by the book, and remember every ack.
 
 use paraft_client::{Acked, ClientError};
-use paraft_common::{ServerId, ShardId};
+use paraft_common::{Durability, ServerId, ShardId};
 use paraft_proof::{At, Book, Fate};
 use parking_lot::Mutex;
 use std::{
@@ -34,6 +34,8 @@ struct Seen {
     /// Of shards whose leader was killed, until each worker has had a push acknowledged by another one.
     outages: Mutex<Vec<Outage>>,
     gaps: Mutex<Vec<Duration>>,
+    /// Pulls without the worker's own push, in words.
+    unseen: Mutex<Vec<String>>,
     /// The first client that gave up, and why.
     failed: Mutex<Option<(u32, ClientError)>>,
 }
@@ -51,6 +53,8 @@ pub struct Outcome {
     pub weights: Vec<Vec<f32>>,
     /// Seconds from a leader's death to the next ack of another one; for each shard that it led and each client.
     pub gaps: Vec<f64>,
+    /// Pulls that did not show the worker's own push.
+    pub unseen: Vec<String>,
     seen: Arc<Seen>,
     buckets: usize,
 }
@@ -69,6 +73,7 @@ impl Clients {
             acks: AtomicU64::new(0),
             outages: Mutex::default(),
             gaps: Mutex::default(),
+            unseen: Mutex::default(),
             failed: Mutex::default(),
         });
         let start = |worker| {
@@ -135,8 +140,9 @@ impl Clients {
             weights.push(done?);
         }
         let gaps = self.seen.gaps.lock().iter().map(Duration::as_secs_f64).collect();
+        let unseen = std::mem::take(&mut *self.seen.unseen.lock());
         let (seen, buckets) = (self.seen, self.book.buckets);
-        Ok(Outcome { weights, gaps, seen, buckets })
+        Ok(Outcome { weights, gaps, unseen, seen, buckets })
     }
 }
 
@@ -181,7 +187,14 @@ fn work(
         book.write(worker, round, &mut gradient);
         seen.begun[worker as usize].store(round, Relaxed);
         page.push_gradient(&gradient);
-        page.pull()?;
+        let pulled = page.pull()?;
+        // What a session that is over had pushed may not be in, nor what a leader alone had acknowledged.
+        let reads_own = !pulled.rejoined && book.ledger.durability != Durability::Leader;
+        if let Some(bucket) = book.missing(worker, round, &page.weights).filter(|_| reads_own) {
+            let what =
+                format!("worker {worker}, round {round}, bucket {bucket}: pulled without its own push");
+            seen.unseen.lock().push(what);
+        }
     }
     let weights = page.finish()?;
     let _ = listener.join(); // the client is gone, and its channel with it

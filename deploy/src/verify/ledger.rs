@@ -16,7 +16,7 @@ use crate::{
 };
 use clap::Args;
 use paraft_client::ClientError;
-use paraft_common::{Durability, LogForm, Mode, durability};
+use paraft_common::{Durability, LogForm, Mode, PullFrom, durability};
 use paraft_proof::Book;
 use paraft_worker::exit;
 use std::{
@@ -45,6 +45,9 @@ pub struct LedgerArgs {
     /// The way into the log: updates, images or auto.
     #[arg(long, default_value = "auto", value_parser = log_form)]
     pub log: LogForm,
+    /// Who answers pulls: leader, or any replica.
+    #[arg(long, default_value = "leader")]
+    pub pull_from: PullFrom,
     /// Servers; a minority of them is down at any time.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(3..=7))]
     pub servers: u32,
@@ -93,11 +96,16 @@ pub fn run(args: &LedgerArgs) -> Result<i32, Failure> {
     let mut book = Book::new(args.mode, args.workers, rounds, buckets);
     book.ledger.durability = args.durability;
     book.ledger.log = args.log;
+    book.ledger.pull_from = args.pull_from;
     // A client that a fault keeps away for a while is no lost worker.
     book.ledger.grace_ms = 60_000;
     let window = book.ledger.leader_window;
     durability::check(args.mode, args.log, args.durability, window)
         .map_err(|e| Failure::new(exit::USAGE, e).help("see --mode, --log and --durability"))?;
+    if args.pull_from == PullFrom::Any && args.durability == Durability::Leader {
+        let why = "at durability leader only the leader has what it has acknowledged";
+        return Err(Failure::new(exit::USAGE, why).help("pull from it, or take another --durability"));
+    }
     if args.pushes_floor.is_nan() || args.pushes_floor < 0.0 {
         return Err(Failure::new(exit::USAGE, "--pushes-floor is a number from 0"));
     }
@@ -221,6 +229,7 @@ impl Storm<'_> {
             seconds,
             pushes_per_s: pushes as f64 / seconds,
             floor: self.args.pushes_floor,
+            unseen: outcome.unseen,
             gaps: outcome.gaps,
             mode: self.args.mode,
             durability: self.args.durability,

@@ -34,6 +34,8 @@ pub struct Verdict {
     pub seconds: f64,
     pub pushes_per_s: f64,
     pub floor: f64,
+    /// Pulls that did not show the worker's own push.
+    pub unseen: Vec<String>,
     /// Seconds without an ack after a leader's death.
     pub gaps: Vec<f64>,
     pub mode: Mode,
@@ -69,6 +71,9 @@ impl Verdict {
         );
         say(t.doubled > 0, format!("{} pushes are in more than once, or were never made", t.doubled));
         say(t.damaged > 0, format!("{} places hold no sum of pushes", t.damaged));
+        if let Some(first) = self.unseen.first() {
+            say(true, format!("{} pulls did not show the worker's own push: {first}", self.unseen.len()));
+        }
         say(!self.clients_agree, "the clients pulled different final weights".into());
         if let Err(e) = &self.replicas {
             say(true, format!("the replicas differ: {e}"));
@@ -186,6 +191,7 @@ mod tests {
             seconds: 1.0,
             pushes_per_s: 500.0,
             floor: 100.0,
+            unseen: Vec::new(),
             gaps: vec![0.4, 0.2, 0.3],
             mode: Mode::Asp,
             durability,

@@ -21,7 +21,7 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
     let WithBulk { message, bulk } = message;
     let payload = bulk.into_iter().next().unwrap_or_default();
     match message.kind.ok_or(RefusalKind::Malformed)? {
-        Kind::Open(_) => Err(RefusalKind::AlreadyOpen.into()),
+        Kind::Open(_) | Kind::OpenReads(_) => Err(RefusalKind::AlreadyOpen.into()),
         Kind::Init(m) => {
             let bucket = BucketId(m.bucket);
             let local = check(shard, bucket, &payload, None)?;
@@ -60,7 +60,7 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
         Kind::Pull(m) if m.done > MAX_STEP => Err(RefusalKind::Malformed.into()),
         // As many as there are buckets, or none.
         Kind::Pull(m)
-            if !m.have.is_empty() && shard.configured().is_none_or(|c| c.buckets.len() != m.have.len()) =>
+            if [&m.have, &m.at_least].into_iter().any(|v| !v.is_empty() && !is_for_each(shard, v)) =>
         {
             Err(RefusalKind::Malformed.into())
         }
@@ -69,6 +69,7 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
             last: m.r#final,
             section: m.section,
             have: m.have.into_iter().map(Version).collect(),
+            at_least: m.at_least.into_iter().map(Version).collect(),
         }),
         Kind::Norm(m) => {
             if !m.sum_of_squares.is_finite() || m.sum_of_squares < 0.0 {
@@ -92,6 +93,11 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
         Kind::Advance(m) if m.step > MAX_STEP => Err(RefusalKind::Malformed.into()),
         Kind::Advance(m) => Ok(Message::Advance { step: Step(m.step) }),
     }
+}
+
+/// Whether there is one for each bucket.
+fn is_for_each<T>(shard: &Shard, list: &[T]) -> bool {
+    shard.configured().is_some_and(|c| c.buckets.len() == list.len())
 }
 
 fn is_leased(shard: &Shard) -> bool {
@@ -129,6 +135,7 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
             term,
             server,
             origin,
+            replicas: Vec::new(), // only the stream's service knows them
         }),
         Reply::Ack { seq, version } => Kind::Ack(wire::Ack { seq: seq.0, version: version.0 }),
         Reply::Weights(w) => Kind::Weights(wire::Weights {
@@ -215,11 +222,16 @@ mod tests {
                     Some(Kind::Push(wire::Push { seq, step, bucket, version, sum_of_squares, payload }))
                 }
             ),
-            (n(), any::<bool>(), any::<bool>(), prop::collection::vec(n(), 0..4)).prop_map(
-                |(done, last, section, have)| {
-                    Some(Kind::Pull(wire::Pull { done, r#final: last, section, have }))
-                }
-            ),
+            (
+                n(),
+                any::<bool>(),
+                any::<bool>(),
+                prop::collection::vec(n(), 0..4),
+                prop::collection::vec(n(), 0..4)
+            )
+                .prop_map(|(done, last, section, have, at_least)| {
+                    Some(Kind::Pull(wire::Pull { done, r#final: last, section, have, at_least }))
+                }),
             (n(), any::<f64>())
                 .prop_map(|(step, sum_of_squares)| Some(Kind::Norm(wire::Norm { step, sum_of_squares }))),
             (n(), any::<f64>(), n(), n()).prop_map(|(epoch, loss_sum, correct, count)| {

@@ -10,7 +10,7 @@ use futures::{Stream, StreamExt};
 use paraft_common::{SessionId, ShardId, WorkerId};
 use paraft_proto::{
     CheckpointRequest, FromShard, Incoming, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest,
-    ToShard, WithBulk, bulk, limits,
+    ToShard, WithBulk, bulk, from_shard, limits,
     services::{self, Handler},
     shards_server::{Shards, ShardsServer},
     to_shard,
@@ -65,6 +65,10 @@ impl Handler for ShardsService {
                 let inbound = Incoming::new(request.into_body(), limits::MAX_MESSAGE_BYTES);
                 bulk::respond(self.exchange(inbound))
             }
+            services::READ => {
+                let inbound = Incoming::new(request.into_body(), limits::MAX_MESSAGE_BYTES);
+                bulk::respond(self.reads(inbound))
+            }
             services::CHECKPOINT => match services::only(request, limits::MAX_MESSAGE_BYTES).await {
                 Ok(request) => bulk::respond(self.checkpoint(request.message).await),
                 Err(refused) => refused,
@@ -85,15 +89,15 @@ enum Source {
 
 /// Who reads a stream.
 #[derive(Clone)]
-struct Reader {
-    shard: ShardId,
-    worker: WorkerId,
-    stages: Arc<Stages>,
+pub(super) struct Reader {
+    pub shard: ShardId,
+    pub worker: WorkerId,
+    pub stages: Arc<Stages>,
 }
 
 impl Reader {
     /// A reply is taken to be sent.
-    fn takes(&self, reply: &Reply) {
+    pub fn takes(&self, reply: &Reply) {
         let Reply::Weights(w) = reply else { return };
         self.stages.note(Span {
             stage: Stage::Publish,
@@ -109,7 +113,7 @@ impl Reader {
 }
 
 /// What goes out on a stream.
-type Replies = Pin<Box<dyn Stream<Item = Result<WithBulk<FromShard>, Status>> + Send>>;
+pub(super) type Replies = Pin<Box<dyn Stream<Item = Result<WithBulk<FromShard>, Status>> + Send>>;
 
 impl ShardsService {
     fn exchange(&self, mut inbound: Incoming<ToShard>) -> Replies {
@@ -122,16 +126,23 @@ impl ShardsService {
                 let _ = tx.send(Source::One(Box::new(refusal.into()))).await;
             }
         });
-        let server = self.server;
+        let (server, agent) = (self.server, self.agent.clone());
         // One source, then the end: a stream whose owner has let it go must end for its worker too, or the worker
         // would wait on it for ever.
         let replies = ReceiverStream::new(rx).take(1).flat_map(move |source| -> Replies {
             match source {
                 Source::One(m) => Box::pin(futures::stream::iter([Ok((*m).into())])),
-                Source::Many(rx, reader) => Box::pin(ReceiverStream::new(rx).map(move |r| {
-                    reader.takes(&r);
-                    Ok(convert::reply(server, r).into())
-                })),
+                Source::Many(rx, reader) => {
+                    let agent = agent.clone();
+                    Box::pin(ReceiverStream::new(rx).map(move |r| {
+                        reader.takes(&r);
+                        let mut reply = convert::reply(server, r);
+                        if let Some(from_shard::Kind::Opened(o)) = &mut reply.kind {
+                            o.replicas = agent.hosts_of(reader.shard);
+                        }
+                        Ok(reply.into())
+                    }))
+                }
             }
         });
         Box::pin(replies)
@@ -144,7 +155,7 @@ impl ShardsService {
     }
 
     /// The shard is not here: where it is, if that is agreed on.
-    fn elsewhere(&self, shard: ShardId) -> RefusalKind {
+    pub(super) fn elsewhere(&self, shard: ShardId) -> RefusalKind {
         match self.agent.host_of(shard) {
             Some(at) => RefusalKind::NotLeader { shard, leader: Some(at) },
             // Where the fleet's settings are not known yet, they will be.

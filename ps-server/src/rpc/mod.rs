@@ -5,6 +5,7 @@
 //! - `jobs`: jobs and checkpoints of the control group.
 //! - [`exchange`]: a worker's stream to a shard.
 //! - [`peers`]: Raft messages of the other servers.
+//! - `reads`: a worker's stream of reads from a replica that need not lead.
 //! - [`status`]: what this server knows.
 //! - `convert`: wire to domain and back, with every check that needs no state of the leader.
 
@@ -14,4 +15,5 @@ pub mod convert;
 pub mod exchange;
 mod jobs;
 pub mod peers;
+mod reads;
 pub mod status;

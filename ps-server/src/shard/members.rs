@@ -70,6 +70,12 @@ impl Members {
         self.unfinished().filter(|(_, m)| !m.resting)
     }
 
+    /// The last step of a bucket that all active members have pushed; there is no bound where nobody is active.
+    pub fn slowest_in(&self, bucket: usize) -> Step {
+        let steps = self.active().filter_map(|(_, m)| m.steps.get(bucket).copied());
+        steps.min().unwrap_or(Step(u64::MAX))
+    }
+
     /// Those that have not done everything, resting ones included: they hold leases.
     pub fn unfinished(&self) -> impl Iterator<Item = (WorkerId, &Member)> {
         self.iter().filter(|(_, m)| !m.finished)

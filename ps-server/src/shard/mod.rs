@@ -17,10 +17,11 @@
 //! - [`form`]: which way into the log; the measurement and the decision.
 //! - [`working`]: the copies to which a leader applies pushes before it cuts. Leader-only; may vanish.
 //! - [`round`]: BSP's partial sums. Leader-only; may vanish.
-//! - [`observed`]: times what is applied, from outside.
+//! - [`observed`]: what is applied, seen from outside: timed, and told to readers.
+//! - [`reads`]: pulls that any replica answers.
 //! - [`owner`]: the task that owns everything leader-only.
 //!
-//! Nothing here knows openraft, and nothing but `owner` knows wire types.
+//! Nothing here knows openraft, and nothing but `owner` and `reads` knows a wire type.
 
 pub mod admission;
 pub mod bucket;
@@ -38,6 +39,7 @@ pub mod observed;
 pub mod owner;
 #[cfg(test)]
 mod properties;
+pub mod reads;
 mod replicated;
 pub mod round;
 #[cfg(test)]

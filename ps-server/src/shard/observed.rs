@@ -1,16 +1,19 @@
-//! A shard whose applying is timed, from outside: what is replicated knows no clock.
+//! A shard whose applying is seen from outside, timed and told of: what is replicated knows no clock and no reader.
 
 use super::{command::Command, state::Shard};
 use crate::raft::{Applied, Change, RawImage, Replicated};
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::sync::Arc;
+use tokio::sync::watch;
 
-/// Passes everything on to the shard, and notes the spans of `apply`.
+/// Passes everything on to the shard, notes the spans of `apply`, and wakes those who read.
 pub struct Observed {
     /// What is replicated.
     pub shard: Arc<Shard>,
     /// Where they are noted.
     pub stages: Arc<Stages>,
+    /// Changes with everything that is applied or installed; closes with the replica.
+    pub applied: watch::Sender<()>,
 }
 
 impl Observed {
@@ -37,6 +40,7 @@ impl Replicated for Observed {
         let begin = Moment::now();
         let applied = Replicated::apply(&*self.shard, change);
         self.note(begin, &[change]);
+        self.applied.send_replace(());
         applied
     }
 
@@ -44,6 +48,7 @@ impl Replicated for Observed {
         let begin = Moment::now();
         let applied = Replicated::apply_run(&*self.shard, changes);
         self.note(begin, changes);
+        self.applied.send_replace(());
         applied
     }
 
@@ -52,6 +57,8 @@ impl Replicated for Observed {
     }
 
     fn install(&self, image: &RawImage) -> Result<(), String> {
-        Replicated::install(&*self.shard, image)
+        Replicated::install(&*self.shard, image)?;
+        self.applied.send_replace(());
+        Ok(())
     }
 }

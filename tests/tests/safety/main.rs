@@ -13,4 +13,5 @@ mod leases;
 mod membership;
 mod modes;
 mod parity;
+mod reads;
 mod replicas;

@@ -12,8 +12,8 @@ use crate::{
     window::Window,
 };
 use paraft_common::{
-    BucketId, Encoding, Layout, Mode, Payload, ShardId, Step, TensorKind, WorkerId, codec::F32_BYTES,
-    config::ServerJob, encoding::sum_of_squares, placement, retry::RetryPolicy,
+    BucketId, Durability, Encoding, Layout, Mode, Payload, PullFrom, ShardId, Step, TensorKind, WorkerId,
+    codec::F32_BYTES, config::ServerJob, encoding::sum_of_squares, placement, retry::RetryPolicy,
 };
 use paraft_proto::{
     Advance, Finish, Norm, Pull, Push, Report, Take, Taken, ToShard, Weights, limits, to_shard,
@@ -44,6 +44,8 @@ pub struct ClientOptions {
     pub job: ServerJob,
     /// TCP, or Unix sockets where they are.
     pub transport: Transport,
+    /// Who answers pulls.
+    pub pull_from: PullFrom,
     /// Give up after this long without a leader.
     pub patience: Duration,
 }
@@ -183,6 +185,11 @@ impl Client {
         {
             return Err(bad(format!("the initial state is not that of {slots} slots of {params} values")));
         }
+        if options.pull_from == PullFrom::Any && options.job.durability == Durability::Leader {
+            // After its leader's end a worker's own pushes may be lost, which only the next leader can tell it.
+            let why = "at durability `leader` only the leader has what it has acknowledged: pull from it";
+            return Err(bad(why.into()));
+        }
         let initial = Arc::new(initial);
         let text = options.job.to_toml().map_err(|e| bad(e.to_string()))?;
         let (event_tx, events) = mpsc::channel();
@@ -217,6 +224,7 @@ impl Client {
                     servers: options.servers.clone(),
                     job: text.clone(),
                     channels: channels.clone(),
+                    pull_from: options.pull_from,
                     retry: RetryPolicy {
                         base: Duration::from_millis(10),
                         max: Duration::from_millis(100),
@@ -441,9 +449,15 @@ impl Client {
         for (shard, link) in &self.links {
             let of_shard =
                 |b: &usize| placement::shard_of(BucketId(*b as u32), self.options.shards) == *shard;
-            let have = (0..self.versions.len()).filter(|_| holds).filter(of_shard);
-            let have = have.map(|b| self.versions[b]).collect();
-            let _ = link.send(Command::Pull(Pull { done: done.0, r#final: last, section, have }, now));
+            let versions: Vec<u64> =
+                (0..self.versions.len()).filter(of_shard).map(|b| self.versions[b]).collect();
+            let any = self.options.pull_from == PullFrom::Any;
+            // Nothing pulled yet, nothing to fall behind of.
+            let any = any && versions.iter().any(|v| *v > 0);
+            let at_least = if any { versions.clone() } else { Vec::new() };
+            let have = if holds { versions } else { Vec::new() };
+            let _ =
+                link.send(Command::Pull(Pull { done: done.0, r#final: last, section, have, at_least }, now));
         }
     }
 

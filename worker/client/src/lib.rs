@@ -28,6 +28,7 @@ mod initial;
 mod link;
 mod norms;
 mod pool;
+mod reader;
 pub mod section;
 mod window;
 

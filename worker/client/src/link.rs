@@ -12,15 +12,16 @@ use crate::{
     error::ClientError,
     initial::{Initial, Messages},
     norms::Norms,
+    reader::{Answer, Readers},
     window::Window,
 };
 use futures::{Stream, StreamExt, stream};
 use paraft_common::{
-    BucketId, BucketSpec, Payload, ServerId, ShardId, Step, WorkerId, placement, retry::RetryPolicy,
+    BucketId, BucketSpec, Payload, PullFrom, ServerId, ShardId, Step, WorkerId, placement, retry::RetryPolicy,
 };
 use paraft_proto::{
-    Advice, Beat, Chunk, Flush, FromShard, Incoming, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, Rest,
-    Resume, Take, ToShard, Weights, WithBulk, from_shard, services, to_shard,
+    Advice, Beat, Chunk, Flush, FromShard, Incoming, Norm, Open, OpenReads, Opened, PROTOCOL, Pull, Push,
+    Refused, Rest, Resume, Take, ToShard, Weights, WithBulk, from_shard, services, to_shard,
 };
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
@@ -39,6 +40,8 @@ pub(crate) struct LinkOptions {
     pub servers: Vec<String>,
     pub job: String,
     pub channels: Arc<Channels>,
+    /// Who answers pulls.
+    pub pull_from: PullFrom,
     pub retry: RetryPolicy,
     /// A sign of life goes out this often, whatever the training loop does.
     pub heartbeat: Duration,
@@ -62,8 +65,10 @@ pub(crate) async fn run(
 ) {
     let preferred = placement::replicas_of(options.shard, options.servers.len() as u32, options.replicas);
     let next = preferred.first().map_or(0, |s| s.0 as usize);
+    let readers = Readers::new(options.pull_from, options.worker, options.channels.clone());
     let mut link = Link {
         options,
+        readers,
         events,
         norms,
         siblings,
@@ -73,7 +78,8 @@ pub(crate) async fn run(
         unacked: BTreeMap::new(),
         asked: None,
         asked_at: Moment::default(),
-        holds: false,
+        asked_of: Source::Leader,
+        holds: None,
         asked_chunk: None,
         presence: None,
         flush: false,
@@ -92,6 +98,8 @@ pub(crate) async fn run(
 
 struct Link {
     options: LinkOptions,
+    /// The replicas that answer pulls.
+    readers: Readers,
     events: std::sync::mpsc::Sender<Event>,
     norms: Arc<Mutex<Norms>>,
     siblings: Vec<(ShardId, mpsc::UnboundedSender<Command>)>,
@@ -106,8 +114,10 @@ struct Link {
     /// The pull that waits for its answer.
     asked: Option<Pull>,
     asked_at: Moment,
-    /// The latest pull was answered in full by the stream that is open: the versions that it brought are its leader's.
-    holds: bool,
+    /// Whom it was passed to first.
+    asked_of: Source,
+    /// Who has answered the latest pull in full, on a stream that is still open: the versions that it brought are its.
+    holds: Option<Source>,
     /// The ask for a chunk that waits for its answer.
     asked_chunk: Option<Take>,
     /// That the worker rests, or wants to go on and has no answer yet.
@@ -125,6 +135,15 @@ struct Link {
     connection: Option<(String, Shared)>,
     /// Is told of every ack.
     watcher: Option<std::sync::mpsc::Sender<Acked>>,
+}
+
+/// Who answers a pull.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// The leader, on the link's own stream.
+    Leader,
+    /// Another replica.
+    Reader,
 }
 
 enum Break {
@@ -314,12 +333,20 @@ impl Link {
                             return Ok(end);
                         },
                         Some(from_shard::Kind::Weights(w)) => {
-                            self.weights(w, bulk.into_iter().next().unwrap_or_default());
+                            self.weights(Source::Leader, w, bulk.into_iter().next().unwrap_or_default());
                         }
                         Some(kind) => self.message(kind)?,
                         None => return Err(self.broken("an empty message")),
                     }
                 }
+                answer = self.readers.next() => match answer {
+                    Some(Answer::Weights(w, payload)) => self.weights(Source::Reader, w, payload),
+                    Some(Answer::Gone(why)) => {
+                        self.readers.failed(&why);
+                        self.ask_leader(open.then_some(&out));
+                    }
+                    None => self.ask_leader(open.then_some(&out)),
+                },
                 command = commands.recv() => match command {
                     None => return Ok(Break::End),
                     Some(Command::Reset) => {
@@ -341,10 +368,17 @@ impl Link {
             }
             Command::Pull(mut p, at) => {
                 self.asked_at = at;
-                if !self.holds {
+                // The last weights are the same for all, and an image is the leader's.
+                let same = if p.r#final || p.section { None } else { self.readers.turn() };
+                self.asked_of = if same.is_some() { Source::Reader } else { Source::Leader };
+                if self.holds != Some(self.asked_of) || same == Some(false) {
                     p.have.clear();
                 }
                 self.asked = Some(p.clone());
+                if self.asked_of == Source::Reader {
+                    return self.readers.ask(p);
+                }
+                p.at_least.clear();
                 to_shard::Kind::Pull(p)
             }
             Command::Norm(n) => to_shard::Kind::Norm(n),
@@ -389,6 +423,17 @@ impl Link {
         }
     }
 
+    /// Passes the pull that another replica has not answered to the leader.
+    fn ask_leader(&mut self, out: Option<&Outbound>) {
+        if self.asked_of != Source::Reader {
+            return;
+        }
+        if let Some((p, out)) = self.asked.clone().zip(out) {
+            let p = Pull { have: Vec::new(), at_least: Vec::new(), ..p };
+            let _ = out.send(wrap(to_shard::Kind::Pull(p)).into());
+        }
+    }
+
     fn flushed(&mut self) {
         if self.flush && self.unacked.is_empty() {
             self.flush = false;
@@ -398,8 +443,16 @@ impl Link {
 
     fn opened(&mut self, o: &Opened, out: &Outbound) {
         self.origin = o.origin;
-        self.holds = false;
-        self.asked.iter_mut().for_each(|p| p.have.clear());
+        self.holds = None;
+        self.asked_of = Source::Leader;
+        self.asked.iter_mut().for_each(|p| (p.have.clear(), p.at_least.clear()).0);
+        let hello = OpenReads {
+            protocol: PROTOCOL,
+            shard: self.options.shard.0,
+            worker: self.options.worker,
+            origin: o.origin,
+        };
+        self.readers.found(&self.options.servers[self.next], &o.replicas, hello);
         self.opened_at = (Instant::now(), ServerId(o.server));
         self.trouble = None;
         self.causes.clear();
@@ -423,14 +476,17 @@ impl Link {
         let _ = self.events.send(Event::Opened { shard: self.options.shard, clock: o.clock, new });
     }
 
-    fn weights(&mut self, w: Weights, payload: Payload) {
+    fn weights(&mut self, of: Source, w: Weights, payload: Payload) {
+        if of == Source::Reader && w.last {
+            self.readers.answered();
+        }
         // An answer to an earlier pull (before a rejoin) is not wanted any more.
         if self.asked.as_ref().is_some_and(|p| p.done == w.done) {
-            let of = (Step(w.done), BucketId(w.bucket), payload.len());
-            self.note(Stage::Pull, (self.asked_at, Moment::now()), of);
+            let bucket = (Step(w.done), BucketId(w.bucket), payload.len());
+            self.note(Stage::Pull, (self.asked_at, Moment::now()), bucket);
             if w.last {
                 self.asked = None;
-                self.holds = true;
+                self.holds = Some(of);
                 self.options.init = None; // the servers have it
             }
             let _ = self.events.send(Event::Weights(self.options.shard, w, payload));

@@ -2,7 +2,7 @@
 
 use futures::StreamExt;
 use paraft_client::{Client, ClientOptions, Transport};
-use paraft_common::{BucketId, LogForm, Mode, Step, WorkerId, config::ServerJob};
+use paraft_common::{BucketId, LogForm, Mode, PullFrom, Step, WorkerId, config::ServerJob};
 use paraft_proto::{
     Ack, Advice, FromShard, Incoming, Opened, Refused, Reported, ToShard, Weights, WithBulk, bulk,
     from_shard, limits,
@@ -34,7 +34,7 @@ impl Handler for Server {
     const NAME: &'static str = "paraft.v1.Shards";
 
     async fn handle(self, request: http::Request<Body>) -> http::Response<Body> {
-        if request.uri().path() != services::EXCHANGE {
+        if ![services::EXCHANGE, services::READ].contains(&request.uri().path()) {
             return services::refuse(Status::unimplemented("not in this test"));
         }
         let mut inbound = Incoming::<ToShard>::new(request.into_body(), limits::MAX_MESSAGE_BYTES);
@@ -94,6 +94,7 @@ fn options(address: String) -> ClientOptions {
         worker: WorkerId(0),
         job: ServerJob { log: LogForm::Updates, ..ServerJob::new("script", Mode::Asp, 1, 1) },
         transport: Transport::Tcp,
+        pull_from: PullFrom::Leader,
         patience: Duration::from_secs(10),
     }
 }
@@ -225,4 +226,66 @@ fn a_push_without_an_ack_is_sent_again_as_it_was_and_an_acknowledged_one_is_not(
     });
     let entry = |stream: u32, n: u64| (stream, n, n, (n as f32).to_le_bytes().to_vec());
     assert_eq!(*seen.lock().expect("no panic"), [entry(1, 1), entry(1, 2), entry(2, 2), entry(2, 3)]);
+}
+
+/// Two servers: the one that leads says where the replicas are, and gives 1; the other does with reads what `replica`
+/// says. The values of `pulls` pulls.
+fn pulls_from_any(pulls: u64, replica: Arc<Script>) -> Vec<f32> {
+    let other = serve(replica);
+    let at = Arc::new(Mutex::new(String::new()));
+    let (me, there) = (at.clone(), other.clone());
+    let leader = serve(Arc::new(move |_, kind| match kind {
+        Kind::Open(_) => {
+            let replicas = vec![there.clone(), me.lock().expect("no panic").clone()];
+            let opened = Opened { session: 1, origin: 9, initialised: true, replicas, ..Opened::default() };
+            (vec![from_shard::Kind::Opened(opened)], false)
+        }
+        Kind::Pull(p) => {
+            assert!(p.at_least.is_empty(), "the leader is never behind");
+            (vec![weights(p.done, 1.0)], false)
+        }
+        other => panic!("{other:?}"),
+    }));
+    at.lock().expect("no panic").clone_from(&leader);
+    within_the_deadline(move || {
+        let options = ClientOptions { pull_from: PullFrom::Any, replicas: 2, ..options(leader) };
+        let (mut client, _) = Client::join(options, &[0.0]).expect("joins");
+        let mut pull = |done| {
+            let mut w = [0.0];
+            client.pull(Step(done), &mut w).expect("pulls");
+            w[0]
+        };
+        (0..pulls).map(&mut pull).collect()
+    })
+}
+
+#[test]
+fn a_replica_that_answers_is_read_from() {
+    let values = pulls_from_any(
+        3,
+        Arc::new(|_, kind| match kind {
+            Kind::OpenReads(open) => {
+                assert_eq!(open.origin, 9, "of the state that the leader has");
+                (Vec::new(), false)
+            }
+            Kind::Pull(p) => (vec![weights(p.done, 2.0)], false),
+            other => panic!("{other:?}"),
+        }),
+    );
+    assert_eq!(values, [2.0, 2.0, 2.0]);
+}
+
+#[test]
+fn the_leader_answers_for_a_replica_that_is_cut_off_refuses_or_ends() {
+    let silent = |_, _| (Vec::new(), false);
+    let refuses = |_, kind| match kind {
+        Kind::Pull(_) => (vec![over()], false),
+        _ => (Vec::new(), false),
+    };
+    let ends = |_, kind| (Vec::new(), matches!(kind, Kind::Pull(_)));
+    let replicas: [Arc<Script>; 3] = [Arc::new(silent), Arc::new(refuses), Arc::new(ends)];
+    for replica in replicas {
+        // From then on it is not asked for a while.
+        assert_eq!(pulls_from_any(4, replica), [1.0; 4]);
+    }
 }

@@ -1,6 +1,6 @@
 //! `[cluster]`: servers, replicas, what an acknowledgement means, how long is waited.
 
-use paraft_common::{Durability, LeaderWindow, LogForm};
+use paraft_common::{Durability, LeaderWindow, LogForm, PullFrom};
 use serde::{Deserialize, Serialize};
 
 /// `[cluster]`
@@ -47,6 +47,8 @@ pub struct ClusterConfig {
     pub leader_window_pushes: Option<u64>,
     /// `auto` (Unix sockets on the same host, else TCP) or `tcp`.
     pub transport: TransportConfig,
+    /// Who answers pulls: `leader`, or `any` replica.
+    pub pull_from: PullFrom,
     /// The worker's command instead of `paraft worker`, for a binary with a model of its own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub worker_command: Vec<String>,
@@ -83,6 +85,7 @@ impl Default for ClusterConfig {
             leader_window_ms: None,
             leader_window_pushes: None,
             transport: TransportConfig::Auto,
+            pull_from: PullFrom::default(),
             worker_command: Vec::new(),
         }
     }

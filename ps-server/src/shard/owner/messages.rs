@@ -78,6 +78,8 @@ pub enum Message {
         last: bool,
         section: bool,
         have: Vec<Version>,
+        /// Of a stream of reads; the leader is never behind.
+        at_least: Vec<Version>,
     },
     Norm {
         step: Step,
@@ -176,7 +178,7 @@ impl Counters {
     }
 }
 
-/// What only the leader counts; starts at zero with the process.
+/// What only the leader counts, but for pulls, which any replica may serve; starts at zero with the process.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Counters {

@@ -51,10 +51,6 @@ impl Owner {
             // What is applied here counts, replicated or not: it is what the pull will show.
             let clocks = m.members.active().map(|(w, m)| working.member(w, m).clock());
             let slowest = clocks.min().unwrap_or(Step(u64::MAX));
-            let slowest_of = |bucket: usize| {
-                let steps = m.members.active().filter_map(|(_, m)| m.steps.get(bucket).copied());
-                steps.min().unwrap_or(Step(u64::MAX))
-            };
             lead.pulls.retain_mut(|p| {
                 if matches!(touched, Touched::Pull(conn) if conn != p.conn) {
                     return true;
@@ -66,7 +62,7 @@ impl Owner {
                     let mut ready = |bucket: usize| {
                         // A worker reads its own writes; the rule decides about everyone else's.
                         let own = member.steps.get(bucket).is_some_and(|s| *s >= p.done);
-                        let may = own && mode.may_proceed(slowest_of(bucket), p.done);
+                        let may = own && mode.may_proceed(m.members.slowest_in(bucket), p.done);
                         held |= own && !may;
                         may
                     };

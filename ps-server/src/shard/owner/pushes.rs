@@ -39,7 +39,7 @@ impl Owner {
                 let contribution = Contribution { worker, session, seq, step, pulled };
                 self.push(Queued { conn, contribution, bucket, sum_of_squares, payload, arrived }).await;
             }
-            Message::Pull { done, last, section, have } => {
+            Message::Pull { done, last, section, have, at_least: _ } => {
                 self.counters.pulls.fetch_add(1, Relaxed);
                 let buckets = self.shard.configured().map_or(0, |c| c.buckets.len());
                 if let Some(lead) = &mut self.lead {
