@@ -11,7 +11,7 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 16] = [
+const EDGES: [(&str, &[&str]); 17] = [
     ("common", &[]),
     ("host", &[]),
     ("compute", &[]),
@@ -25,6 +25,7 @@ const EDGES: [(&str, &[&str]); 16] = [
     ("store", &["common"]),
     ("server", &["store", "proto", "host", "common"]),
     ("worker", &["client", "checkpoint", "compute", "models", "data", "record", "host", "common"]),
+    ("decoders", &["common", "proto", "store", "server", "checkpoint", "data", "record", "worker"]),
     ("example-custom-model", &["worker", "models", "data", "common"]),
     (
         "deploy",

@@ -271,12 +271,13 @@ pub fn encodings(data: &[u8]) {
 
     let finite = out.iter().all(|v| v.is_finite());
     assert_eq!(all_finite(&cut, encoding, count), Ok(finite));
-    let squares = |p| sum_of_squares(p, encoding, count).map(f64::to_bits);
-    assert_eq!(squares(&cut), squares(&whole));
+    let squares = |p| sum_of_squares(p, encoding, count).expect("as before");
+    let (of_cut, of_whole) = (squares(&cut), squares(&whole));
+    // A NaN has many forms.
+    assert!(of_cut.to_bits() == of_whole.to_bits() || of_cut.is_nan() && of_whole.is_nan());
     if finite {
         let plain: f64 = out.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
-        let fast = sum_of_squares(&cut, encoding, count).expect("as before");
-        assert!((plain - fast).abs() <= plain * 1e-9, "{plain} {fast}");
+        assert!((plain - of_cut).abs() <= plain * 1e-9, "{plain} {of_cut}");
         // Narrow values are values of an f32 too; of int8 the scale may come out as another.
         if encoding != Encoding::Int8 {
             let mut again = Vec::new();

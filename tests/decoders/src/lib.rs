@@ -1,4 +1,4 @@
-//! Fuzz targets: one function for each decoder of bytes that come from outside the process. Each takes any bytes, and
+//! What the fuzz targets run: one function for each decoder of bytes that come from outside the process. Each takes any bytes, and
 //! panics where a promise does not hold: whatever comes is read or refused, what is read is written back as it was, and
 //! what is let through fits.
 //!
@@ -13,8 +13,8 @@
 //! Many formats have checksums, which no fuzzer gets past by chance. Such a target has a bit that says to mend them, so
 //! that both the checksum's test and the code behind it are reached.
 //!
-//! `fuzz_targets/` has nothing but these functions' names; `tests/corpus.rs` runs every seed of `corpus/` with the
-//! ordinary compiler; `examples/seeds.rs` writes them.
+//! `fuzz/` at the repository's root has the binaries, which name one of these functions each, and their seeds in
+//! `fuzz/corpus/`. `tests/corpus.rs` runs every seed with the ordinary compiler; `examples/seeds.rs` writes them.
 
 pub mod files;
 pub mod input;
@@ -27,7 +27,7 @@ pub mod wire;
 /// Runs one input.
 pub type Target = fn(&[u8]);
 
-/// Every target, by the name of its binary and of its folder in `corpus/`.
+/// Every target, by the name of its binary and of its folder in `fuzz/corpus/`.
 pub const TARGETS: [(&str, Target); 19] = [
     ("bulk", wire::bulk),
     ("control_state", state::control_state),

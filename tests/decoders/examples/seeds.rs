@@ -1,8 +1,8 @@
-//! Writes the seeds of `corpus/`: inputs that are whole, one for each kind that a target knows. Inputs that a fuzzer found
+//! Writes the seeds of `fuzz/corpus/`: inputs that are whole, one for each kind that a target knows. Inputs that a fuzzer found
 //! are named `found-...` and stay as they are.
 //!
 //! ```sh
-//! cargo run --manifest-path fuzz/Cargo.toml --no-default-features --example seeds
+//! cargo run -p paraft-decoders --example seeds
 //! ```
 
 use flate2::{Compression, write::GzEncoder};
@@ -10,7 +10,7 @@ use paraft_common::{
     BucketId, Durability, Encoding, LogForm, Mode, Payload, Seq, ServerId, SessionId, ShardId, Step, Version,
     WorkerId, checkpoint::KnownCheckpoint,
 };
-use paraft_fuzz::{
+use paraft_decoders::{
     files,
     input::Seed,
     log_files::{mark, segment},
@@ -38,7 +38,7 @@ use std::{
 };
 
 fn write(target: &str, name: &str, bytes: &[u8]) {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     fs::create_dir_all(&dir).expect("a folder");
     fs::write(dir.join(name), bytes).expect("a seed");
 }
