@@ -7,7 +7,7 @@
 //! update reads nothing but the value's own weight, slots and gradient, so the length of a bucket and the
 //! width of the vector unit change no bit.
 //!
-//! That is also the rule for every loop that is compiled for wider vectors ([`crate::simd`]): elementwise, the operations
+//! That is also the rule for every loop that is compiled for wider vectors (`simd.rs`): elementwise, the operations
 //! above and no others, nothing reassociated; a sum over values has a fixed number of running sums, whatever the width.
 //! The compiler may then use any width, since Rust gives it no leave to fuse or to reorder. (One thing IEEE leaves open: the sign and payload of a NaN. Pushes
 //! that are not finite are refused before they get here.)

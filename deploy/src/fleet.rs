@@ -12,6 +12,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use paraft_trace::TRACE_FOLDER;
 use paraft_worker::{Job, exit};
 use std::{
     fs::File,
@@ -142,7 +143,18 @@ pub struct Fleet {
     run_dir: PathBuf,
     /// What the workers go on from.
     resume: Option<PathBuf>,
+    /// Steps to record.
+    trace: Option<u64>,
     doors: Option<Doors>,
+}
+
+/// What a fleet has beside its job.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Extras {
+    /// Doors for faults on purpose.
+    pub faults: bool,
+    /// Each process records the stages of so many steps, in [`TRACE_FOLDER`] of the run's folder.
+    pub trace: Option<u64>,
 }
 
 /// Doors for faults on purpose.
@@ -152,8 +164,8 @@ struct Doors {
 }
 
 impl Fleet {
-    /// Starts the job's servers, with doors for faults or without; returns when all listen and know each other.
-    pub fn servers(job: &Job, run_dir: &Path, faults: bool) -> Result<Self, Failure> {
+    /// Starts the job's servers; returns when all listen and know each other.
+    pub fn servers(job: &Job, run_dir: &Path, extras: Extras) -> Result<Self, Failure> {
         let program =
             std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
         let mut fleet = Fleet {
@@ -164,7 +176,8 @@ impl Fleet {
             program,
             run_dir: run_dir.to_path_buf(),
             resume: None,
-            doors: if faults { Some(Doors::open(job.servers(), run_dir)?) } else { None },
+            trace: extras.trace,
+            doors: if extras.faults { Some(Doors::open(job.servers(), run_dir)?) } else { None },
         };
         for id in 0..job.servers() {
             let server = fleet.server(id, "127.0.0.1:0")?;
@@ -204,7 +217,15 @@ impl Fleet {
         if let Some(doors) = &self.doors {
             command.arg("--faults").arg(&doors.file);
         }
+        self.trace(&mut command);
         Process::start(format!("server-{id}"), command, &self.run_dir)
+    }
+
+    fn trace(&self, command: &mut Command) {
+        if let Some(steps) = self.trace {
+            command.arg("--trace").arg(self.run_dir.join(TRACE_FOLDER));
+            command.arg("--trace-steps").arg(steps.to_string());
+        }
     }
 
     /// Starts a dead server again, at its address and with its folder; it has told nobody yet that it is back.
@@ -254,6 +275,7 @@ impl Fleet {
         if let Some(checkpoint) = &self.resume {
             command.arg("--resume").arg(checkpoint);
         }
+        self.trace(&mut command);
         command.arg("--log-file").arg(dir.join(format!("worker-{rank}.log")));
         Process::start(format!("worker-{rank}"), command, dir)
     }

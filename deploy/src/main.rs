@@ -3,7 +3,7 @@
 //! - [`fleet`]: servers and workers as processes of this machine.
 //! - [`train`], [`compare`], [`demo`]: what a user starts.
 //! - [`serve`], worker: what a fleet consists of, also by hand.
-//! - [`status`], [`control`], [`jobs`], [`checkpoint`], [`mod@replay`], [`doctor`], [`mod@bench`]: what a user asks.
+//! - [`status`], [`control`], [`jobs`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`], [`mod@bench`]: what a user asks.
 //! - [`verify`], [`chaos`], [`faults`]: what proves the promises, and attacks them.
 //! - [`table`], [`progress`], [`statistics`]: what a user sees.
 
@@ -37,6 +37,7 @@ mod serve;
 mod statistics;
 mod status;
 mod table;
+mod trace;
 mod train;
 mod verify;
 
@@ -69,6 +70,8 @@ enum Command {
     Checkpoint(checkpoint::CheckpointArgs),
     /// Rebuild weights from the logs and snapshots of servers that do not run.
     Replay(replay::ReplayArgs),
+    /// Merge what servers and workers started with --trace have recorded.
+    Trace(trace::TraceArgs),
     /// Show what the servers of a fleet know.
     Status(status::StatusArgs),
     /// Move leaders and replicas away from a server, so that it can be stopped without a stall.
@@ -99,6 +102,7 @@ fn main() {
         Command::Worker(a) => paraft_worker::cli::train(&a, paraft_worker::cli::built_in),
         Command::Checkpoint(a) => failure::report(checkpoint::run(&a)),
         Command::Replay(a) => failure::report(replay::run(&a)),
+        Command::Trace(a) => failure::report(trace::run(&a)),
         Command::Status(a) => failure::report(status::run(&a)),
         Command::Drain(a) => failure::report(control::drain(&a)),
         Command::Verify(a) => failure::report(verify::run(&a)),

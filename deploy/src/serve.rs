@@ -12,6 +12,7 @@ use paraft_server::{
     server::{IDENTITY, Place},
 };
 use paraft_store::RealDisk;
+use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
 use paraft_worker::{Job, exit, job::TransportConfig};
 use std::{
     io::BufRead,
@@ -64,6 +65,14 @@ pub struct ServerArgs {
     /// Serve Prometheus' /metrics here, for example 127.0.0.1:9100 (port 0: any).
     #[arg(long)]
     pub metrics: Option<SocketAddr>,
+    /// Record the stages of gradients on this server in this folder, as server-ID.jsonl; `paraft trace` merges what the
+    /// processes of a job have recorded.
+    #[arg(long, value_name = "FOLDER")]
+    pub trace: Option<PathBuf>,
+    /// With --trace: so many steps, from the first.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, requires = "trace",
+        value_parser = clap::value_parser!(u64).range(1..=MAX_STEPS))]
+    pub trace_steps: u64,
     /// Log as JSON lines into this file. Default: to standard error.
     #[arg(long)]
     pub log_file: Option<PathBuf>,
@@ -186,7 +195,14 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
         let stop = async {
             lifeline::terminated().await;
         };
-        server.run(listener, metrics, stop).await.map_err(failure)?;
+        let stages = server.stages();
+        if let Some(folder) = &args.trace {
+            let begun = stages.trace(folder, &format!("server-{}", id.0), args.trace_steps);
+            begun.map_err(|e| Failure::new(exit::IO, format!("--trace {}: {e}", folder.display())))?;
+        }
+        let ran = server.run(listener, metrics, stop).await;
+        stages.flush();
+        ran.map_err(failure)?;
         Ok(exit::OK)
     })
 }

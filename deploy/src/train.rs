@@ -2,7 +2,7 @@
 
 use crate::{
     failure::Failure,
-    fleet::{Fleet, JOB_FILE, server_data},
+    fleet::{Extras, Fleet, JOB_FILE, server_data},
     progress::Progress,
     run_dir::RunDir,
     table,
@@ -10,6 +10,7 @@ use crate::{
 use clap::Args;
 use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, Summary, Tail, event, tensorboard};
+use paraft_trace::{DEFAULT_STEPS, MAX_STEPS, TRACE_FOLDER};
 use paraft_worker::{
     Job, checkpoints, cli, exit,
     job::{SamplerKind, TransportConfig},
@@ -46,6 +47,14 @@ pub struct TrainArgs {
     /// can cut links and fill disks. Slower; not for production.
     #[arg(long)]
     pub faults: bool,
+    /// Record what happens to each bucket on its way, and write it as trace.json into the run's folder, for
+    /// ui.perfetto.dev or chrome://tracing.
+    #[arg(long)]
+    pub trace: bool,
+    /// With --trace: so many steps, from the first.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, requires = "trace",
+        value_parser = clap::value_parser!(u64).range(1..=MAX_STEPS))]
+    pub trace_steps: u64,
     /// Print the summary as one JSON object instead of a table.
     #[arg(long)]
     pub json: bool,
@@ -63,11 +72,22 @@ pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
         None => RunDir::new(args.run_dir.as_deref(), &job.name)?,
     };
     let interrupted = interrupts();
-    let record = launch_with(&job, &dir, resume.as_deref(), args.json, &interrupted, args.faults)?;
+    let extras = Extras { faults: args.faults, trace: args.trace.then_some(args.trace_steps) };
+    let launched = launch_with(&job, &dir, resume.as_deref(), args.json, &interrupted, extras);
+    // Also of a run that has failed: it may show why.
+    let trace = args.trace.then(|| paraft_trace::merge(&dir, None));
+    let told = trace.map(|t| t.map_or_else(|e| format!("none: {e}"), |t| crate::trace::told(&t)));
+    if let Some(told) = told.as_ref().filter(|_| launched.is_err() || args.json) {
+        eprintln!("trace {told}");
+    }
+    let record = launched?;
     let summary = record.summarize();
     let report = dir.join("report.html");
     paraft_record::write_report(&report, std::slice::from_ref(&record))?;
     show(std::slice::from_ref(&summary), args.json, &report)?;
+    if let Some(told) = told.filter(|_| !args.json) {
+        out!("trace   {told}");
+    }
     Ok(exit::OK)
 }
 
@@ -155,17 +175,17 @@ pub fn launch(
     quiet: bool,
     interrupted: &AtomicI32,
 ) -> Result<RunRecord, Failure> {
-    launch_with(job, dir, resume, quiet, interrupted, false)
+    launch_with(job, dir, resume, quiet, interrupted, Extras::default())
 }
 
-/// As [`launch`], with doors for faults or without.
+/// As [`launch`], with more.
 fn launch_with(
     job: &Job,
     dir: &Path,
     resume: Option<&Path>,
     quiet: bool,
     interrupted: &AtomicI32,
-    faults: bool,
+    extras: Extras,
 ) -> Result<RunRecord, Failure> {
     if !job.cluster.addresses.is_empty() {
         return Err(Failure::new(exit::CONFIG, "the job names servers that are started by hand (cluster.addresses)")
@@ -182,7 +202,10 @@ fn launch_with(
     let mut writer = MetricsWriter::append(&metrics)?;
     writer.write(&Event::Run(run.clone()))?;
 
-    let mut fleet = Fleet::servers(&resolved, dir, faults)?;
+    if extras.trace.is_some() {
+        let _ = fs::remove_dir_all(dir.join(TRACE_FOLDER)); // of the run before, in a folder that is used again
+    }
+    let mut fleet = Fleet::servers(&resolved, dir, extras)?;
     let servers_file = dir.join("servers");
     fs::write(&servers_file, fleet.addresses.join(",")).map_err(|e| Failure::write(&servers_file, e))?;
     let before = crate::status::ask_all(&fleet.addresses, false);

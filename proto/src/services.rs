@@ -41,8 +41,8 @@ pub async fn checkpoint(
 
 /// `Peers.Call`: one Raft message and its answer.
 pub async fn peer_call(channel: &Channel, request: WithBulk<PeerRequest>) -> Result<PeerReply, Status> {
-    let mut answer = bulk::call(channel, CALL, stream::iter([request]), limits::MAX_MESSAGE_BYTES).await?;
-    Ok(answer.message().await?.ok_or_else(|| Status::internal("an answer without a message"))?.message)
+    let answer = bulk::call(channel, CALL, stream::iter([request]), limits::MAX_MESSAGE_BYTES).await?;
+    Ok(answer.only().await?.message)
 }
 
 /// What answers the requests to one gRPC service.
@@ -85,11 +85,7 @@ pub async fn only<M: bulk::Bulk>(
     request: Request<Body>,
     limit: usize,
 ) -> Result<WithBulk<M>, Response<Body>> {
-    match Incoming::new(request.into_body(), limit).message().await {
-        Ok(Some(m)) => Ok(m),
-        Ok(None) => Err(refuse(Status::invalid_argument("a request without a message"))),
-        Err(status) => Err(refuse(status)),
-    }
+    Incoming::new(request.into_body(), limit).only().await.map_err(refuse)
 }
 
 /// A response that is one message.

@@ -20,7 +20,9 @@ const LIMIT: usize = 1 << 20;
 fn sent<M: Bulk>(messages: &[WithBulk<M>]) -> Vec<u8> {
     let mut out = Outbox::default();
     messages.iter().for_each(|m| out.put(m));
-    std::iter::from_fn(|| out.pop()).flatten().collect()
+    let pieces: Vec<Bytes> = std::iter::from_fn(|| out.pop()).collect();
+    assert!(pieces.iter().all(|p| !p.is_empty()), "h2 takes empty frames for an attack");
+    pieces.into_iter().flatten().collect()
 }
 
 /// gRPC's frame around a message that prost has encoded as a whole.
@@ -198,7 +200,7 @@ proptest! {
 
     #[test]
     fn what_is_in_pieces_goes_out_whole(
-        len in 0usize..50_000, cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+        len in 0usize..100_000, cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
     ) {
         let bytes = payload(len);
         let mut at: Vec<usize> = cuts.iter().map(|c| c.index(len + 1)).chain([0, len]).collect();

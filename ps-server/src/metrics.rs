@@ -14,7 +14,7 @@ use prometheus_client::{
     },
     registry::{Registry, Unit},
 };
-use std::{future::Future, io};
+use std::{future::Future, io, sync::atomic::AtomicU64};
 use tokio::net::TcpListener;
 
 /// Serves `/metrics` until `shutdown` resolves.
@@ -31,6 +31,8 @@ async fn page(State(status): State<StatusService>) -> impl IntoResponse {
     let text = render(&status).await;
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
 }
+
+type StageLabel = [(&'static str, &'static str); 1];
 
 type Labels = [(&'static str, String); 1];
 
@@ -111,6 +113,16 @@ pub async fn render(status: &StatusService) -> String {
         *delays.get_or_create(&of(s)).0.lock() = s.delay_counts.clone();
     }
     registry.register("push_delay_versions", "Age of a gradient when it was applied, in versions", delays);
+    let seconds = Family::<StageLabel, Counter<f64, AtomicU64>>::default();
+    let spans = Family::<StageLabel, Counter>::default();
+    for total in status.replicas.stages().totals() {
+        let label = [("stage", total.stage.name())];
+        seconds.get_or_create(&label).inc_by(total.time.as_secs_f64());
+        spans.get_or_create(&label).inc_by(total.spans);
+    }
+    let help = "Time of the stages' spans, added up over all shards";
+    registry.register_with_unit("stage", help, Unit::Seconds, seconds);
+    registry.register("stage_spans", "Spans of each stage: buckets that went through it", spans);
     let mut text = String::new();
     let _ = encode(&mut text, &registry);
     text

@@ -4,12 +4,13 @@ use crate::{
     header,
     raft::{Folder, Group, GroupId, GroupOptions, Peers, ReplicaId},
     shard::{
-        Shard,
+        Observed, Shard,
         owner::{self, Counters, Event},
     },
 };
 use paraft_common::{Durability, ServerId, ShardId};
 use paraft_store::Disk;
+use paraft_trace::Stages;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -70,6 +71,7 @@ pub struct Replicas {
     /// One is started or retired at a time.
     changing: tokio::sync::Mutex<()>,
     failed: AtomicU64,
+    stages: Arc<Stages>,
 }
 
 impl Replicas {
@@ -81,7 +83,13 @@ impl Replicas {
             hosted: RwLock::default(),
             changing: tokio::sync::Mutex::default(),
             failed: AtomicU64::new(0),
+            stages: Arc::default(),
         }
+    }
+
+    /// What this process spends in the stages of gradients.
+    pub fn stages(&self) -> &Arc<Stages> {
+        &self.stages
     }
 
     /// The replica of a shard, if it is here.
@@ -161,6 +169,7 @@ impl Replicas {
         folder: Option<Folder>,
     ) -> Result<(), String> {
         let shard = Arc::new(Shard::new(id, shards));
+        let observed = Observed { shard: shard.clone(), stages: self.stages.clone() };
         let options = GroupOptions {
             group: GroupId::Shard(id),
             me,
@@ -168,8 +177,8 @@ impl Replicas {
             election: self.options.election,
             parity: self.options.parity,
         };
-        let group = Group::start(options, shard.clone(), self.peers.clone()).await?;
-        let counters = Arc::new(Counters::default());
+        let group = Group::start(options, Arc::new(observed), self.peers.clone()).await?;
+        let counters = Arc::new(Counters { stages: self.stages.clone(), ..Counters::default() });
         let owner = owner::spawn(shard.clone(), Arc::new(group.clone()), counters.clone(), origin);
         self.hosted.write().insert(id, Replica { shard, group, owner, counters, origin });
         Ok(())

@@ -16,6 +16,7 @@ use futures::StreamExt;
 use paraft_common::ServerId;
 use paraft_proto::{control_server::ControlServer, limits, services::Door};
 use paraft_store::Disk;
+use paraft_trace::Stages;
 use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -225,6 +226,11 @@ impl Server {
     /// The replicas that it hosts, now and later.
     pub fn replicas(&self) -> Arc<Replicas> {
         self.replicas.clone()
+    }
+
+    /// What it spends in the stages of gradients; a trace of them begins there.
+    pub fn stages(&self) -> Arc<Stages> {
+        self.replicas.stages().clone()
     }
 
     /// Its id.

@@ -65,6 +65,7 @@ fn run_worker(
         weights: None,
         resume,
         metrics: None,
+        trace: None,
         interrupt,
     };
     let report: Result<WorkerReport, WorkerError> = paraft_worker::run(job, &options, model.as_mut(), data);

@@ -8,6 +8,7 @@ use crate::{
 use clap::{Args, Parser};
 use paraft_data::Split;
 use paraft_models::Model;
+use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
 use std::{
     net::SocketAddr,
     path::PathBuf,
@@ -42,6 +43,14 @@ pub struct WorkerArgs {
     /// Serve Prometheus' /metrics here, for example 127.0.0.1:9100 (port 0: any).
     #[arg(long)]
     pub metrics: Option<SocketAddr>,
+    /// Record the stages of this worker's gradients in this folder, as worker-RANK.jsonl; `paraft trace` merges what the
+    /// processes of a job have recorded.
+    #[arg(long, value_name = "FOLDER")]
+    pub trace: Option<PathBuf>,
+    /// With --trace: so many steps, from the first.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_STEPS, requires = "trace",
+        value_parser = clap::value_parser!(u64).range(1..=MAX_STEPS))]
+    pub trace_steps: u64,
     /// Write the final weights here, as safetensors. (The run's folder gets model.safetensors in any case, from the
     /// lowest worker that finishes.)
     #[arg(long)]
@@ -130,6 +139,7 @@ fn prepare_and_run(
         weights: args.weights.clone(),
         resume: resume(args, &job)?,
         metrics: args.metrics,
+        trace: args.trace.clone().map(|folder| (folder, args.trace_steps)),
         interrupt,
     };
     run(&job, &options, model.as_mut(), data).map_err(failed)?;

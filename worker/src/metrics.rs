@@ -1,15 +1,20 @@
 //! What Prometheus reads of a worker.
 
 use axum::{Router, extract::State, http::header, response::IntoResponse, routing::get};
+use paraft_trace::Stages;
 use prometheus_client::{
     encoding::text::encode,
-    metrics::{counter::ConstCounter, gauge::ConstGauge},
+    metrics::{
+        counter::{ConstCounter, Counter},
+        family::Family,
+        gauge::ConstGauge,
+    },
     registry::{Registry, Unit},
 };
 use std::{
     net::TcpListener,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     thread,
@@ -24,7 +29,10 @@ pub struct Gauges {
     pub bytes_pulled: AtomicU64,
     loss: AtomicU64,
     waited: AtomicU64,
+    stages: OnceLock<Arc<Stages>>,
 }
+
+type StageLabel = [(&'static str, &'static str); 1];
 
 impl Gauges {
     pub fn loss(&self, loss: f64) {
@@ -33,6 +41,11 @@ impl Gauges {
 
     pub fn waited(&self, seconds: f64) {
         self.waited.store(seconds.to_bits(), Relaxed);
+    }
+
+    /// What the client spends in the stages; to be told once.
+    pub fn stages(&self, stages: Arc<Stages>) {
+        let _ = self.stages.set(stages);
     }
 
     fn render(&self) -> String {
@@ -50,6 +63,15 @@ impl Gauges {
         let pulled = ConstCounter::new(n(&self.bytes_pulled));
         r.register_with_unit("pull", "Payload pulled", Unit::Bytes, pulled);
         r.register_with_unit("cpu", "CPU time used", Unit::Seconds, ConstCounter::new(usage.cpu_seconds));
+        let seconds = Family::<StageLabel, Counter<f64, AtomicU64>>::default();
+        let spans = Family::<StageLabel, Counter>::default();
+        for total in self.stages.get().map(|s| s.totals()).into_iter().flatten() {
+            let label = [("stage", total.stage.name())];
+            seconds.get_or_create(&label).inc_by(total.time.as_secs_f64());
+            spans.get_or_create(&label).inc_by(total.spans);
+        }
+        r.register_with_unit("stage", "Time of the stages' spans, added up", Unit::Seconds, seconds);
+        r.register("stage_spans", "Spans of each stage: buckets that went through it", spans);
         let mut text = String::new();
         let _ = encode(&mut text, &r);
         text

@@ -31,9 +31,10 @@ use paraft_common::{
 use paraft_data::{DataError, Dataset, Prefetcher, Sampler, Split};
 use paraft_models::{Batch, Evaluation, Model, ModelError};
 use paraft_record::{Event, RecordError, event};
+use paraft_trace::Stages;
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -56,6 +57,8 @@ pub struct WorkerOptions {
     pub resume: Option<PathBuf>,
     /// Where `/metrics` is served.
     pub metrics: Option<std::net::SocketAddr>,
+    /// Where a trace of the stages goes, and of how many steps (`paraft_trace::DEFAULT_STEPS`).
+    pub trace: Option<(PathBuf, u64)>,
     /// Set to end the run at the next step.
     pub interrupt: Arc<AtomicBool>,
 }
@@ -93,6 +96,9 @@ pub enum WorkerError {
     /// A checkpoint or a model file cannot be written or used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The trace cannot be written.
+    #[error("--trace {0}: {1}")]
+    Trace(PathBuf, std::io::Error),
     /// The job does not fit the data or the fleet.
     #[error("{0}")]
     Job(String),
@@ -127,7 +133,7 @@ impl WorkerError {
             WorkerError::Client(ClientError::Protocol { .. }) => exit::FAILED,
             WorkerError::Data(_) => exit::DATA,
             WorkerError::Model(_) | WorkerError::NotFinite { .. } => exit::FAILED,
-            WorkerError::Record(_) => exit::IO,
+            WorkerError::Record(_) | WorkerError::Trace(..) => exit::IO,
             WorkerError::Checkpoint(e) if e.is_io() => exit::IO,
             WorkerError::Checkpoint(_) => exit::DATA,
             WorkerError::Job(_) => exit::CONFIG,
@@ -186,6 +192,9 @@ pub fn run(
     let checkpoints = Checkpoints::start(job, options, &plan, layout.tensors(), &client)?;
     let weights = beginning.initial.weights.clone();
     let (mut client, start) = Client::join_from(client, beginning.initial)?;
+    gauges.stages(client.stages().clone());
+    let _flush =
+        options.trace.as_ref().map(|(folder, steps)| begin_trace(&client, folder, *steps)).transpose()?;
     if plan.leased.is_none() && start.0 >= plan.total {
         let refused = format!(
             "these servers have done this job's {} steps already; to train it again, or for longer, use other servers, or \
@@ -227,6 +236,22 @@ pub fn run(
         None => training.run(start),
         Some(chunks) => training.run_leased(start, chunks),
     }
+}
+
+/// Brings the trace into its file when the run ends, however it does.
+struct Flush(Arc<Stages>);
+
+impl Drop for Flush {
+    fn drop(&mut self) {
+        self.0.flush();
+    }
+}
+
+fn begin_trace(client: &Client, folder: &Path, steps: u64) -> Result<Flush, WorkerError> {
+    let process = format!("worker-{}", client.worker().0);
+    let cannot = |e| WorkerError::Trace(folder.to_path_buf(), e);
+    client.stages().trace(folder, &process, steps).map_err(cannot)?;
+    Ok(Flush(client.stages().clone()))
 }
 
 /// Steps of the job, the same on every worker.

@@ -1,6 +1,9 @@
 //! What the benchmarks of servers have in common: a fleet with one shard, and clients that push.
 
-use crate::{failure::Failure, fleet::Fleet};
+use crate::{
+    failure::Failure,
+    fleet::{Extras, Fleet},
+};
 use paraft_client::{Acked, Client, ClientError, ClientOptions, Transport};
 use paraft_common::{
     BucketId, BucketSpec, Durability, LogForm, Step, TensorSpec, WorkerId, codec::F32_BYTES,
@@ -107,7 +110,7 @@ impl Bed {
         let job = Job::parse(&text, Path::new("bench"), shape.set)?;
         let file = dir.join("job.toml");
         std::fs::write(&file, job.to_toml()).map_err(|e| Failure::write(&file, e))?;
-        let fleet = Fleet::servers(&job, dir, false)?;
+        let fleet = Fleet::servers(&job, dir, Extras::default())?;
         let server_job = job.server_job(&[TensorSpec::param("values", &[shape.values])]);
         Ok(Self { job, server_job, fleet })
     }

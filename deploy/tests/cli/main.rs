@@ -7,4 +7,5 @@ mod jobs;
 mod kept;
 mod operator;
 mod running;
+mod trace;
 mod verify;

@@ -107,7 +107,7 @@ where
     *request.version_mut() = Version::HTTP_2;
     request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
     request.headers_mut().insert(header::CONTENT_TYPE, GRPC);
-    let failed = |e: tonic::transport::Error| Status::from_error(Box::new(e));
+    let failed = |e: tonic::transport::Error| Status::unavailable(innermost(&e));
     let mut channel = channel.clone();
     poll_fn(|cx| channel.poll_ready(cx)).await.map_err(failed)?;
     let response = channel.call(request).await.map_err(failed)?;
@@ -118,6 +118,15 @@ where
         return Err(Status::unavailable(format!("it answered with HTTP status {}", response.status())));
     }
     Ok(Incoming::new(response.into_body(), limit))
+}
+
+/// What is at the bottom of it: "transport error" alone helps nobody.
+fn innermost(e: &dyn std::error::Error) -> String {
+    let mut at = e;
+    while let Some(next) = at.source() {
+        at = next;
+    }
+    at.to_string()
 }
 
 /// A response with these messages; it ends with the stream, or with its first error.
@@ -151,6 +160,19 @@ impl<M: Bulk> Incoming<M> {
     /// The status with which the other side ended, or what is wrong with its bytes; nothing comes after an error.
     pub async fn message(&mut self) -> Result<Option<WithBulk<M>>, Status> {
         self.next().await.transpose()
+    }
+
+    /// The only message, and the end behind it. (Who lets go of a stream before its end resets it; HTTP/2 takes many
+    /// resets for an attack, and closes the connection.)
+    ///
+    /// # Errors
+    /// As [`Self::message`]; and where there is none, or another.
+    pub async fn only(mut self) -> Result<WithBulk<M>, Status> {
+        let message = self.message().await?.ok_or_else(|| Status::invalid_argument("no message"))?;
+        match self.message().await? {
+            None => Ok(message),
+            Some(_) => Err(Status::invalid_argument("more than one message")),
+        }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<WithBulk<M>, Status>>> {

@@ -13,6 +13,7 @@ use paraft_common::{
     encoding::{WrongLength, all_finite},
 };
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, WithBulk, from_shard, to_shard};
+use paraft_trace::Moment;
 
 /// Checks a message that follows Open.
 pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Refusal> {
@@ -39,7 +40,7 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
             Ok(Message::Init { bucket, part, payload })
         }
         Kind::Push(m) => {
-            let step = Step(m.step);
+            let (step, arrived) = (Step(m.step), Moment::now());
             let refuse = |r: Refusal| Refusal { seq: m.seq, ..r };
             let bucket = check(shard, BucketId(m.bucket), &payload, Some(step)).map_err(refuse)?;
             if !m.sum_of_squares.is_finite() {
@@ -53,6 +54,7 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
                 pulled: Version(m.version),
                 sum_of_squares: m.sum_of_squares.max(0.0),
                 payload,
+                arrived,
             })
         }
         Kind::Pull(m) if m.done > MAX_STEP => Err(RefusalKind::Malformed.into()),

@@ -15,6 +15,7 @@ use paraft_proto::{
     shards_server::{Shards, ShardsServer},
     to_shard,
 };
+use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
     pin::Pin,
     sync::{
@@ -79,7 +80,32 @@ impl Handler for ShardsService {
 /// What a stream answers: a refusal before it is open, or the owner's replies.
 enum Source {
     One(Box<FromShard>),
-    Many(mpsc::Receiver<Reply>),
+    Many(mpsc::Receiver<Reply>, Reader),
+}
+
+/// Who reads a stream.
+#[derive(Clone)]
+struct Reader {
+    shard: ShardId,
+    worker: WorkerId,
+    stages: Arc<Stages>,
+}
+
+impl Reader {
+    /// A reply is taken to be sent.
+    fn takes(&self, reply: &Reply) {
+        let Reply::Weights(w) = reply else { return };
+        self.stages.note(Span {
+            stage: Stage::Publish,
+            begin: w.since,
+            end: Moment::now(),
+            step: w.done,
+            shard: self.shard,
+            bucket: Some(w.bucket),
+            worker: Some(self.worker),
+            bytes: w.payload.len() as u64,
+        });
+    }
 }
 
 /// What goes out on a stream.
@@ -102,9 +128,10 @@ impl ShardsService {
         let replies = ReceiverStream::new(rx).take(1).flat_map(move |source| -> Replies {
             match source {
                 Source::One(m) => Box::pin(futures::stream::iter([Ok((*m).into())])),
-                Source::Many(rx) => {
-                    Box::pin(ReceiverStream::new(rx).map(move |r| Ok(convert::reply(server, r).into())))
-                }
+                Source::Many(rx, reader) => Box::pin(ReceiverStream::new(rx).map(move |r| {
+                    reader.takes(&r);
+                    Ok(convert::reply(server, r).into())
+                })),
             }
         });
         Box::pin(replies)
@@ -173,14 +200,16 @@ impl ShardsService {
             return Err(RefusalKind::BadJob(why).into());
         }
         let (tx, rx) = mpsc::channel(REPLY_QUEUE + (MAX_AHEAD as usize + 3) * buckets);
-        let _ = out.send(Source::Many(rx)).await;
+        let worker = WorkerId(open.worker);
+        let reader = Reader { shard, worker, stages: self.replicas.stages().clone() };
+        let _ = out.send(Source::Many(rx, reader)).await;
         // Only the owner keeps the stream open.
         let weak = tx.downgrade();
         let life = Arc::new(Life::default());
         let event = Event::Open {
             conn,
             tx,
-            worker: WorkerId(open.worker),
+            worker,
             session: (open.session > 0).then_some(SessionId(open.session)),
             job: open.job,
             life: life.clone(),

@@ -237,6 +237,19 @@ pub struct Proposal {
     pub payload: Payload,
 }
 
+impl Command {
+    /// The latest step of the pushes that it holds; `None` where it holds none, or does not say.
+    pub fn latest_step(&self) -> Option<Step> {
+        match self {
+            Command::Update { contributions, .. } => contributions.iter().map(|c| c.step).max(),
+            Command::Cut { record, .. } => {
+                record.members.values().flat_map(|m| &m.steps).map(|(_, step)| *step).max()
+            }
+            _ => None,
+        }
+    }
+}
+
 impl From<Command> for Proposal {
     fn from(command: Command) -> Self {
         Proposal { command, payload: Payload::EMPTY }

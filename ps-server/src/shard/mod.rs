@@ -17,6 +17,7 @@
 //! - [`form`]: which way into the log; the measurement and the decision.
 //! - [`working`]: the copies to which a leader applies pushes before it cuts. Leader-only; may vanish.
 //! - [`round`]: BSP's partial sums. Leader-only; may vanish.
+//! - [`observed`]: times what is applied, from outside.
 //! - [`owner`]: the task that owns everything leader-only.
 //!
 //! Nothing here knows openraft, and nothing but `owner` knows wire types.
@@ -33,6 +34,7 @@ mod cut_properties;
 pub mod form;
 pub mod image;
 pub mod members;
+pub mod observed;
 pub mod owner;
 #[cfg(test)]
 mod properties;
@@ -44,4 +46,5 @@ pub mod state;
 pub mod working;
 
 pub use command::{Command, Contribution, InitPart, Outcome, Proposal};
+pub use observed::Observed;
 pub use state::Shard;

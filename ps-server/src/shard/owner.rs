@@ -33,8 +33,9 @@ use super::{
 use crate::raft::{Applied, Change, Leadership, ProposeError, Replication};
 use cuts::Cuts;
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
-use paraft_common::{Seq, SessionId, Step, Version, WorkerId, config::ServerJob};
+use paraft_common::{BucketId, Seq, SessionId, Step, Version, WorkerId, config::ServerJob};
 use paraft_proto::RefusalKind;
+use paraft_trace::{Moment, Span, Stage};
 use pulls::Touched;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -118,6 +119,8 @@ struct Lead {
     /// Closed rounds that wait for the norm over all shards, by step and local bucket.
     unclipped: BTreeMap<Step, BTreeMap<usize, Sum>>,
     in_flight: BTreeMap<(WorkerId, usize), Step>,
+    /// When the pushes arrived that are taken and not proposed yet, by worker and local bucket.
+    arrived: BTreeMap<(WorkerId, usize), Moment>,
     /// Working copies, and what waits for a cut.
     cuts: Cuts,
     pulls: Vec<WaitingPull>,
@@ -177,20 +180,29 @@ enum Purpose {
     Configure { conn: ConnId, job: String },
     Join { conn: ConnId },
     Init,
-    Update { bucket: usize, contributions: Vec<Contribution> },
+    Update { bucket: usize, contributions: Vec<Contribution>, of: Proposed },
     Leave { worker: WorkerId },
     Resume { conn: ConnId },
     CutPart,
-    Cut,
+    Cut(Proposed),
     ChangeForm,
     Other,
+}
+
+/// What the span of a proposal says of it.
+#[derive(Clone, Copy)]
+struct Proposed {
+    began: Moment,
+    step: Step,
+    /// Payload.
+    bytes: u64,
 }
 
 impl Purpose {
     /// Whether its refusal by `apply` shows that this leader's picture of the replicated state is wrong: then all that
     /// it built on that picture must go.
     fn is_of_a_cut(&self) -> bool {
-        matches!(self, Purpose::CutPart | Purpose::Cut | Purpose::ChangeForm)
+        matches!(self, Purpose::CutPart | Purpose::Cut(_) | Purpose::ChangeForm)
     }
 }
 
@@ -371,7 +383,10 @@ impl Owner {
         }
         match (purpose, outcome) {
             (Purpose::CutPart, _) => return self.part_applied(),
-            (Purpose::Cut, _) => self.cut_applied(),
+            (Purpose::Cut(of), _) => {
+                self.note_replicated(of, None, None);
+                self.cut_applied();
+            }
             (Purpose::Configure { conn, job }, Outcome::Done) => self.open_configured(conn, &job).await,
             (Purpose::Configure { conn, job }, Outcome::Refused(_)) if self.shard.configured().is_some() => {
                 self.open_configured(conn, &job).await;
@@ -391,7 +406,9 @@ impl Owner {
                     lead.absent.insert(worker, Instant::now());
                 }
             }
-            (Purpose::Update { bucket, contributions }, Outcome::Updated { version, applied }) => {
+            (Purpose::Update { bucket, contributions, of }, Outcome::Updated { version, applied }) => {
+                let worker = Some(contributions.as_slice()).filter(|c| c.len() == 1).map(|c| c[0].worker);
+                self.note_replicated(of, self.shard.configured().map(|c| c.buckets[bucket].id), worker);
                 self.updated(bucket, &contributions, version, applied);
             }
             (Purpose::Leave { worker }, outcome) => {
@@ -405,6 +422,7 @@ impl Owner {
                     lead.absent.remove(&worker);
                     lead.rounds.forget(worker);
                     lead.in_flight.retain(|(w, _), _| *w != worker);
+                    lead.arrived.retain(|(w, _), _| *w != worker);
                 }
                 self.evaluated(outcome);
             }
@@ -417,6 +435,13 @@ impl Owner {
         self.close_rounds().await;
         self.answer_pulls(touched);
         self.answer_takes();
+    }
+
+    /// The outcome of an update or of a cut is here.
+    fn note_replicated(&self, of: Proposed, bucket: Option<BucketId>, worker: Option<WorkerId>) {
+        let (stage, shard, end) = (Stage::Replicate, self.shard.id(), Moment::now());
+        let Proposed { began: begin, step, bytes } = of;
+        self.counters.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes });
     }
 
     fn updated(&mut self, bucket: usize, contributions: &[Contribution], version: Version, applied: bool) {

@@ -159,7 +159,7 @@ struct OpenEvaluation {
 
 /// Below this many bytes of payload, waking other threads costs more than it saves.
 /// (Tests have small buckets, and are to go this way too.)
-const PARALLEL_BYTES: usize = if cfg!(test) { 0 } else { 256 << 10 };
+const PARALLEL_BYTES: usize = if cfg!(test) { 1 } else { 256 << 10 };
 
 /// An update that will be applied.
 struct Update<'a> {

@@ -11,20 +11,21 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 17] = [
+const EDGES: [(&str, &[&str]); 18] = [
     ("common", &[]),
     ("host", &[]),
     ("compute", &[]),
     ("data", &["common"]),
     ("proto", &["common"]),
     ("record", &["common"]),
+    ("trace", &["common"]),
     ("checkpoint", &["common"]),
     ("models", &["compute", "common"]),
-    ("client", &["proto", "host", "common"]),
+    ("client", &["proto", "trace", "host", "common"]),
     ("proof", &["worker", "client", "models", "data", "common"]),
     ("store", &["common"]),
-    ("server", &["store", "proto", "host", "common"]),
-    ("worker", &["client", "checkpoint", "compute", "models", "data", "record", "host", "common"]),
+    ("server", &["store", "proto", "trace", "host", "common"]),
+    ("worker", &["client", "checkpoint", "compute", "models", "data", "record", "trace", "host", "common"]),
     ("decoders", &["common", "proto", "store", "server", "checkpoint", "data", "record", "worker"]),
     ("example-custom-model", &["worker", "models", "data", "common"]),
     (
@@ -36,6 +37,7 @@ const EDGES: [(&str, &[&str]); 17] = [
             "data",
             "proto",
             "record",
+            "trace",
             "models",
             "client",
             "server",
@@ -54,6 +56,7 @@ const EDGES: [(&str, &[&str]); 17] = [
             "data",
             "proto",
             "record",
+            "trace",
             "models",
             "client",
             "server",

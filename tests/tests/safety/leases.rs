@@ -150,6 +150,7 @@ impl Hooked {
             weights: None,
             resume: self.resume,
             metrics: None,
+            trace: None,
             interrupt: self.interrupt,
         };
         let data = samples().map_err(|e| WorkerError::Job(e.to_string()))?;

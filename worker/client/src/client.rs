@@ -3,27 +3,31 @@
 
 use crate::{
     acks::Acked,
-    connect::Transport,
+    connect::{Channels, Transport},
     error::ClientError,
     initial::Initial,
     link::{self, LinkOptions},
     norms::Norms,
+    pool::Pool,
     window::Window,
 };
-use bytes::Bytes;
 use paraft_common::{
-    BucketId, Layout, Mode, Payload, ShardId, Step, TensorKind, WorkerId, codec::F32_BYTES,
+    BucketId, Encoding, Layout, Mode, Payload, ShardId, Step, TensorKind, WorkerId, codec::F32_BYTES,
     config::ServerJob, encoding::sum_of_squares, placement, retry::RetryPolicy,
 };
 use paraft_proto::{
     Advance, Finish, Norm, Pull, Push, Report, Take, Taken, ToShard, Weights, limits, to_shard,
 };
+use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, mpsc},
     thread,
     time::{Duration, Instant},
 };
+
+/// Buffers of a bucket that a client keeps for its next pushes.
+const POOLED: usize = 16;
 
 /// How to take part in a job.
 #[derive(Clone, Debug)]
@@ -47,8 +51,10 @@ pub struct ClientOptions {
 /// To a link.
 #[derive(Clone, Debug)]
 pub(crate) enum Command {
-    Push(Push),
-    Pull(Pull),
+    /// Handed over at this moment.
+    Push(Push, Moment),
+    /// Asked for at this moment.
+    Pull(Pull, Moment),
     Norm(Norm),
     /// A report or Finish.
     Sticky(ToShard),
@@ -121,6 +127,7 @@ pub struct Client {
     io: Option<thread::JoinHandle<()>>,
     seq: BTreeMap<ShardId, u64>,
     window: Arc<Window>,
+    pool: Arc<Pool>,
     /// Asks for chunks so far.
     pub(crate) takes: u64,
     versions: Vec<u64>,
@@ -129,7 +136,8 @@ pub struct Client {
     /// The step whose weights are asked for already.
     ahead: Option<Step>,
     /// Pushes of this step that wait for the norm of the whole gradient.
-    held: Vec<Push>,
+    held: Vec<(Push, Moment)>,
+    stages: Arc<Stages>,
     evaluations: Vec<Reported>,
     /// Epochs of all evaluations so far.
     reported: BTreeSet<u64>,
@@ -197,6 +205,8 @@ impl Client {
         // Where the norm of a whole gradient decides about its first bucket, no ack comes before the last push.
         let limit = if options.job.clip.norm.is_some() { usize::MAX } else { limits::PUSH_WINDOW_BYTES };
         let window = Arc::new(Window::new(limit));
+        let channels = Arc::new(Channels::new(options.transport));
+        let stages = Arc::new(Stages::default());
         let started = receivers
             .into_iter()
             .map(|(shard, rx)| {
@@ -206,7 +216,7 @@ impl Client {
                     worker: options.worker.0,
                     servers: options.servers.clone(),
                     job: text.clone(),
-                    transport: options.transport,
+                    channels: channels.clone(),
                     retry: RetryPolicy {
                         base: Duration::from_millis(10),
                         max: Duration::from_millis(100),
@@ -216,6 +226,7 @@ impl Client {
                     init: Some(initial.clone()),
                     buckets: placement::buckets_of(&layout, shard, options.shards).into(),
                     window: window.clone(),
+                    stages: stages.clone(),
                 };
                 link::run(link, rx, event_tx.clone(), norms.clone(), siblings.clone())
             })
@@ -239,6 +250,7 @@ impl Client {
         let mut client = Self {
             seq: links.keys().map(|s| (*s, 0)).collect(),
             window,
+            pool: Pool::new(POOLED),
             takes: 0,
             options,
             layout,
@@ -251,6 +263,7 @@ impl Client {
             holds: None,
             ahead: None,
             held: Vec::new(),
+            stages,
             evaluations: Vec::new(),
             reported: BTreeSet::new(),
             counters: Counters::default(),
@@ -262,6 +275,22 @@ impl Client {
     /// The job's buckets.
     pub fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// This worker's rank.
+    pub fn worker(&self) -> WorkerId {
+        self.options.worker
+    }
+
+    /// The shard that holds a bucket.
+    pub fn shard_of(&self, bucket: BucketId) -> ShardId {
+        placement::shard_of(bucket, self.options.shards)
+    }
+
+    /// What this worker spends in the stages of its gradients' road. Who has the model notes `ready`, the client the
+    /// others.
+    pub fn stages(&self) -> &Arc<Stages> {
+        &self.stages
     }
 
     /// What was moved and waited for so far.
@@ -334,25 +363,29 @@ impl Client {
         let spec = self.layout.buckets()[bucket.0 as usize];
         assert_eq!(gradient.len(), spec.len, "the gradient of {bucket} has the wrong length");
         let encoding = self.options.job.encoding(spec.kind);
-        let mut encoded = Vec::with_capacity(encoding.encoded_len(gradient.len()));
-        encoding.encode(gradient, &mut encoded);
-        self.counters.bytes_pushed += encoded.len() as u64;
-        self.counters.waited += self.window.enter(encoded.len());
+        let len = encoding.encoded_len(gradient.len());
+        // First: the room that it waits for comes with a buffer that is free again.
+        self.counters.waited += self.window.enter(len);
+        let begin = Moment::now();
+        let payload = self.pool.bytes(len, |out| encoding.encode(gradient, out));
+        let stage = if encoding == Encoding::F32 { Stage::Copy } else { Stage::Encode };
+        let there = Moment::now();
+        self.note(stage, (begin, there), step, bucket, len);
+        self.counters.bytes_pushed += len as u64;
         let shard = placement::shard_of(bucket, self.options.shards);
         let Some(seq) = self.seq.get_mut(&shard) else { return };
         *seq += 1;
         let version = self.versions[bucket.0 as usize];
-        let payload = Bytes::from(encoded);
         let push = Push { seq: *seq, step: step.0, bucket: bucket.0, version, sum_of_squares: 0.0, payload };
         // Applied on arrival and clipped by the norm of the worker's whole gradient: nothing can go out before
         // the last bucket is known. (BSP clips the mean; there the servers exchange the norm.)
         if self.options.job.clip.norm.is_some() && self.options.job.mode != Mode::Bsp {
-            self.held.push(push);
+            self.held.push((push, there));
             if self.held.len() == self.layout.buckets().len() {
                 self.release();
             }
         } else {
-            self.send(shard, Command::Push(push));
+            self.send(shard, Command::Push(push, there));
         }
     }
 
@@ -378,14 +411,14 @@ impl Client {
         // Added up as the servers do for BSP, by shard and in it by bucket, whatever order the backward pass has:
         // the last bit of the sum depends on it, and one worker must get the same bits in every mode.
         let mut parts = BTreeMap::<ShardId, BTreeMap<u32, f64>>::new();
-        for p in self.held.iter().filter(trained) {
+        for p in self.held.iter().map(|(p, _)| p).filter(trained) {
             let shard = placement::shard_of(BucketId(p.bucket), self.options.shards);
             parts.entry(shard).or_default().insert(p.bucket, squares(p));
         }
         let total: f64 = parts.values().map(|buckets| buckets.values().sum::<f64>()).sum();
-        for mut p in std::mem::take(&mut self.held) {
+        for (mut p, there) in std::mem::take(&mut self.held) {
             p.sum_of_squares = total;
-            self.send(placement::shard_of(BucketId(p.bucket), self.options.shards), Command::Push(p));
+            self.send(placement::shard_of(BucketId(p.bucket), self.options.shards), Command::Push(p, there));
         }
     }
 
@@ -404,12 +437,13 @@ impl Client {
 
     /// Asks every shard. `holds`: the buffer of the last pull is to be filled, and is as that pull left it.
     fn ask(&self, done: Step, last: bool, section: bool, holds: bool) {
+        let now = Moment::now();
         for (shard, link) in &self.links {
             let of_shard =
                 |b: &usize| placement::shard_of(BucketId(*b as u32), self.options.shards) == *shard;
             let have = (0..self.versions.len()).filter(|_| holds).filter(of_shard);
             let have = have.map(|b| self.versions[b]).collect();
-            let _ = link.send(Command::Pull(Pull { done: done.0, r#final: last, section, have }));
+            let _ = link.send(Command::Pull(Pull { done: done.0, r#final: last, section, have }, now));
         }
     }
 
@@ -511,10 +545,18 @@ impl Client {
             .get_mut(spec.range())
             .filter(|into| into.len() * F32_BYTES == payload.len())
             .ok_or_else(|| broken(format!("{} bytes for bucket {}", payload.len(), w.bucket)))?;
+        let begin = Moment::now();
         payload.reader().values(into).map_err(|e| broken(e.to_string()))?;
+        self.note(Stage::Decode, (begin, Moment::now()), Step(w.done), BucketId(w.bucket), payload.len());
         self.versions[w.bucket as usize] = w.version;
         self.counters.bytes_pulled += payload.len() as u64;
         Ok(())
+    }
+
+    fn note(&self, stage: Stage, (begin, end): (Moment, Moment), step: Step, bucket: BucketId, bytes: usize) {
+        let shard = self.shard_of(bucket);
+        let (bucket, worker) = (Some(bucket), Some(self.options.worker));
+        self.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes: bytes as u64 });
     }
 
     /// Gives this worker's share of a held-out evaluation to shard 0, which adds the shares up.

@@ -7,8 +7,12 @@ use paraft_proto::{
     DescribeReply, DescribeRequest, DrainRequest, StatusReply, StatusRequest, control_client::ControlClient,
     limits, shards_client::ShardsClient,
 };
-use std::time::Duration;
-use tokio::net::UnixStream;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+use tokio::{net::UnixStream, sync::OnceCell};
 use tonic::transport::{Channel, Endpoint, Uri};
 
 /// How to reach a server.
@@ -19,6 +23,47 @@ pub enum Transport {
     Auto,
     /// Always TCP.
     Tcp,
+}
+
+/// One connection to each server, shared by the links of a client: what several shards say at the same time travels
+/// together, and each worker costs a server one connection, however many shards there are.
+#[derive(Debug)]
+pub(crate) struct Channels {
+    transport: Transport,
+    open: Mutex<BTreeMap<String, Shared>>,
+}
+
+/// A connection that is there, or that somebody is making.
+pub(crate) type Shared = Arc<OnceCell<Channel>>;
+
+impl Channels {
+    pub fn new(transport: Transport) -> Self {
+        Self { transport, open: Mutex::default() }
+    }
+
+    /// The connection to a server, made if there is none; and what to give back to [`Self::broken`].
+    pub async fn get(&self, address: &str) -> Result<(Channel, Shared), String> {
+        let shared = self.lock().entry(address.to_string()).or_default().clone();
+        match shared.get_or_try_init(|| channel(address, self.transport)).await {
+            Ok(c) => Ok((c.clone(), shared)),
+            Err(e) => {
+                self.broken(address, &shared);
+                Err(e)
+            }
+        }
+    }
+
+    /// It carries nothing any more: the next who asks gets another.
+    pub fn broken(&self, address: &str, shared: &Shared) {
+        let mut open = self.lock();
+        if open.get(address).is_some_and(|now| Arc::ptr_eq(now, shared)) {
+            open.remove(address);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Shared>> {
+        self.open.lock().unwrap_or_else(|e| e.into_inner())
+    }
 }
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);

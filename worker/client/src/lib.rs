@@ -13,6 +13,7 @@
 //! - [`connect`]: channels, over TCP or the server's Unix socket.
 //! - [`section`]: the shards' images of one step, for a checkpoint.
 //! - [`checkpoints`]: which checkpoints there are, for the control group.
+//! - `pool`: buffers for payloads.
 //! - `window`: how much may be pushed without an ack.
 //! - `initial`: what the servers get when they have no weights yet.
 //! - [`error`]: few kinds, which say what to do.
@@ -26,6 +27,7 @@ pub mod error;
 mod initial;
 mod link;
 mod norms;
+mod pool;
 pub mod section;
 mod window;
 

@@ -8,18 +8,21 @@
 use crate::{
     acks::Acked,
     client::{Command, Event},
-    connect::{self, Transport},
+    connect::{Channels, Shared},
     error::ClientError,
     initial::{Initial, Messages},
     norms::Norms,
     window::Window,
 };
 use futures::{Stream, StreamExt, stream};
-use paraft_common::{BucketId, BucketSpec, Payload, ServerId, ShardId, placement, retry::RetryPolicy};
+use paraft_common::{
+    BucketId, BucketSpec, Payload, ServerId, ShardId, Step, WorkerId, placement, retry::RetryPolicy,
+};
 use paraft_proto::{
     Advice, Beat, Chunk, Flush, FromShard, Incoming, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, Rest,
     Resume, Take, ToShard, Weights, WithBulk, from_shard, services, to_shard,
 };
+use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
@@ -35,7 +38,7 @@ pub(crate) struct LinkOptions {
     pub worker: u32,
     pub servers: Vec<String>,
     pub job: String,
-    pub transport: Transport,
+    pub channels: Arc<Channels>,
     pub retry: RetryPolicy,
     /// A sign of life goes out this often, whatever the training loop does.
     pub heartbeat: Duration,
@@ -45,6 +48,8 @@ pub(crate) struct LinkOptions {
     pub buckets: Arc<[(BucketId, BucketSpec)]>,
     /// What the client may have pushed without an ack.
     pub window: Arc<Window>,
+    /// Where spans are noted.
+    pub stages: Arc<Stages>,
 }
 
 /// Runs a link until its commands end or it fails; either way the client hears of it by an event.
@@ -67,6 +72,7 @@ pub(crate) async fn run(
         next,
         unacked: BTreeMap::new(),
         asked: None,
+        asked_at: Moment::default(),
         holds: false,
         asked_chunk: None,
         presence: None,
@@ -76,6 +82,7 @@ pub(crate) async fn run(
         causes: BTreeMap::new(),
         opened_at: (Instant::now(), ServerId(0)),
         watcher: None,
+        connection: None,
     };
     if let Err(e) = link.work(commands).await {
         let _ = link.events.send(Event::Failed(e));
@@ -94,9 +101,11 @@ struct Link {
     /// Which server to try next.
     next: usize,
     /// Pushes without an ack, by seq. Bounded by the window, and by one step: a pull is answered only after them.
-    unacked: BTreeMap<u64, Push>,
+    /// With the moment at which each was handed over.
+    unacked: BTreeMap<u64, (Push, Moment)>,
     /// The pull that waits for its answer.
     asked: Option<Pull>,
+    asked_at: Moment,
     /// The latest pull was answered in full by the stream that is open: the versions that it brought are its leader's.
     holds: bool,
     /// The ask for a chunk that waits for its answer.
@@ -112,6 +121,8 @@ struct Link {
     causes: BTreeMap<String, String>,
     /// When the open stream was opened, and by which leader.
     opened_at: (Instant, ServerId),
+    /// The connection that the stream is on, and its server.
+    connection: Option<(String, Shared)>,
     /// Is told of every ack.
     watcher: Option<std::sync::mpsc::Sender<Acked>>,
 }
@@ -174,6 +185,10 @@ impl Link {
                     }
                 }
                 Break::Redial(to) => {
+                    // A stream that was sent elsewhere says nothing against its connection.
+                    if let (Some((address, shared)), None) = (self.connection.take(), &to) {
+                        self.options.channels.broken(&address, &shared);
+                    }
                     self.next = match to {
                         Some(address) => self.place_of(address),
                         None => (self.next + 1) % self.options.servers.len(),
@@ -216,7 +231,7 @@ impl Link {
                     return true;
                 }
                 Some(Command::Watch(watcher)) => self.watcher = Some(watcher),
-                Some(Command::Push(p)) => self.options.window.leave(p.payload.len()),
+                Some(Command::Push(p, _)) => self.options.window.leave(p.payload.len()),
                 Some(_) => {}
             }
         }
@@ -224,7 +239,7 @@ impl Link {
 
     /// What was pushed in a session that is over will not be acknowledged.
     fn drop_unacked(&mut self) {
-        let bytes = self.unacked.values().map(|p| p.payload.len()).sum();
+        let bytes = self.unacked.values().map(|(p, _)| p.payload.len()).sum();
         self.unacked.clear();
         self.options.window.leave(bytes);
     }
@@ -243,7 +258,8 @@ impl Link {
     async fn dial(&mut self) -> Result<(Outbound, Incoming<FromShard>), (String, String)> {
         let address = self.options.servers[self.next].clone();
         let fail = |cause: String| (address.clone(), cause);
-        let channel = connect::channel(&address, self.options.transport).await.map_err(&fail)?;
+        let (channel, shared) = self.options.channels.get(&address).await.map_err(&fail)?;
+        self.connection = Some((address.clone(), shared));
         let (out, rx) = mpsc::unbounded_channel();
         let open = Open {
             protocol: PROTOCOL,
@@ -281,11 +297,11 @@ impl Link {
                     let WithBulk { message: FromShard { kind }, bulk } = match message {
                         Some(Ok(m)) => m,
                         Some(Err(s)) => {
-                            self.note(s.message());
+                            self.note_cause(s.message());
                             return Ok(Break::Redial(None));
                         }
                         None => {
-                            self.note("the server closed the stream");
+                            self.note_cause("the server closed the stream");
                             return Ok(Break::Redial(None));
                         }
                     };
@@ -319,11 +335,12 @@ impl Link {
     /// Kept first, sent if the stream is open; what is kept goes out when it opens.
     fn command(&mut self, command: Command, out: Option<&Outbound>) {
         let kind = match command {
-            Command::Push(p) => {
-                self.unacked.insert(p.seq, p.clone());
+            Command::Push(p, there) => {
+                self.unacked.insert(p.seq, (p.clone(), there));
                 to_shard::Kind::Push(p)
             }
-            Command::Pull(mut p) => {
+            Command::Pull(mut p, at) => {
+                self.asked_at = at;
                 if !self.holds {
                     p.have.clear();
                 }
@@ -392,7 +409,7 @@ impl Link {
             let messages = initial.clone().messages(self.options.buckets.clone());
             let _ = out.send(Sent::Initial(messages));
         }
-        let kept = self.unacked.values().cloned().map(to_shard::Kind::Push);
+        let kept = self.unacked.values().map(|(p, _)| to_shard::Kind::Push(p.clone()));
         let asked = self.asked.clone().map(to_shard::Kind::Pull);
         let presence = self.presence.clone();
         let take = self.asked_chunk.map(to_shard::Kind::Take);
@@ -409,6 +426,8 @@ impl Link {
     fn weights(&mut self, w: Weights, payload: Payload) {
         // An answer to an earlier pull (before a rejoin) is not wanted any more.
         if self.asked.as_ref().is_some_and(|p| p.done == w.done) {
+            let of = (Step(w.done), BucketId(w.bucket), payload.len());
+            self.note(Stage::Pull, (self.asked_at, Moment::now()), of);
             if w.last {
                 self.asked = None;
                 self.holds = true;
@@ -422,10 +441,12 @@ impl Link {
         match kind {
             from_shard::Kind::Ack(a) => {
                 // One that was acknowledged before, and sent again meanwhile, is no news.
-                let push = self.unacked.remove(&a.seq);
-                if let Some(push) = &push {
+                let push = self.unacked.remove(&a.seq).map(|(push, there)| {
                     self.options.window.leave(push.payload.len());
-                }
+                    let of = (Step(push.step), BucketId(push.bucket), push.payload.len());
+                    self.note(Stage::Push, (there, Moment::now()), of);
+                    push
+                });
                 if let Some((push, watcher)) = push.zip(self.watcher.as_ref()) {
                     let (shard, bucket) = (self.options.shard, BucketId(push.bucket));
                     let ((opened, leader), at) = (self.opened_at, Instant::now());
@@ -474,7 +495,7 @@ impl Link {
     }
 
     fn refused(&mut self, r: Refused) -> Result<Option<Break>, ClientError> {
-        self.note(&r.message);
+        self.note_cause(&r.message);
         // Right after a break the old stream may still be there on the server's side.
         let rank_taken = r.message.contains("connected from another process");
         let recent = self.trouble.is_none_or(|(since, _)| since.elapsed() < RANK_PATIENCE);
@@ -492,8 +513,14 @@ impl Link {
         }
     }
 
-    fn note(&mut self, cause: &str) {
+    fn note_cause(&mut self, cause: &str) {
         self.causes.insert(self.options.servers[self.next].clone(), cause.to_string());
+    }
+
+    fn note(&self, stage: Stage, (begin, end): (Moment, Moment), of: (Step, BucketId, usize)) {
+        let (shard, worker) = (self.options.shard, Some(WorkerId(self.options.worker)));
+        let (step, bucket, bytes) = (of.0, Some(of.1), of.2 as u64);
+        self.options.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes });
     }
 
     fn broken(&self, what: &str) -> ClientError {

@@ -11,7 +11,7 @@
 //! is younger than the window. That needs no lease: a leader that was deposed without knowing it cannot commit a marker,
 //! so its window fills or grows old, and it goes quiet.
 
-use super::{ConnId, Lead, Owner, Purpose};
+use super::{ConnId, Lead, Owner, Proposed, Purpose};
 use crate::shard::{
     command::{Command, Contribution, Proposal},
     cut::{CutId, MAX_PART_BYTES},
@@ -20,6 +20,7 @@ use crate::shard::{
     working::{Owed, Piece, Working},
 };
 use paraft_common::{Durability, Payload, WorkerId, config::ServerJob};
+use paraft_trace::Moment;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::atomic::Ordering::Relaxed,
@@ -55,6 +56,8 @@ pub struct Cuts {
     parts: usize,
     /// When the cut under way was begun or a part of it was last applied.
     moved: Option<Instant>,
+    /// When the cut under way was begun.
+    begun: Moment,
     /// Somebody waits for the next cut.
     cut_now: bool,
     queue: VecDeque<Queued>,
@@ -77,6 +80,7 @@ pub struct Queued {
     pub bucket: usize,
     pub sum_of_squares: f64,
     pub payload: Payload,
+    pub arrived: Moment,
 }
 
 impl Cuts {
@@ -263,6 +267,7 @@ impl Owner {
             self.counters.cuts.fetch_add(1, Relaxed);
             cuts.cut_now = false;
             cuts.moved = Some(Instant::now());
+            cuts.begun = Moment::now();
             cuts.behind.append(&mut cuts.deferred);
             if let Some(meter) = &mut cuts.meter {
                 meter.cut();
@@ -285,7 +290,13 @@ impl Owner {
                 }
                 Some(Piece::Marker(marker)) => {
                     let behind = std::mem::take(&mut lead.cuts.behind);
-                    self.propose(Purpose::Cut, marker).await;
+                    let bytes = match &marker.command {
+                        Command::Cut { record, .. } => record.bytes,
+                        _ => 0,
+                    };
+                    let step = marker.command.latest_step().unwrap_or_default();
+                    let of = Proposed { began: lead.cuts.begun, step, bytes };
+                    self.propose(Purpose::Cut(of), marker).await;
                     for (purpose, proposal) in behind {
                         self.propose(purpose, proposal).await;
                     }

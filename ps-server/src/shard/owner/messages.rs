@@ -6,8 +6,9 @@ use crate::shard::{
     command::{EvalSums, Evaluated, InitPart},
 };
 use bytes::Bytes;
-use paraft_common::{BucketId, Payload, Seq, SessionId, Step, Version, WorkerId};
+use paraft_common::{BucketId, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId};
 use paraft_proto::{Refusal, RefusalKind};
+use paraft_trace::{Moment, Span, Stage, Stages};
 use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
@@ -57,16 +58,48 @@ pub enum Event {
 #[derive(Debug)]
 #[allow(missing_docs)] // as in shard.proto
 pub enum Message {
-    Init { bucket: BucketId, part: InitPart, payload: Payload },
-    Push { seq: Seq, step: Step, bucket: usize, pulled: Version, sum_of_squares: f64, payload: Payload },
-    Pull { done: Step, last: bool, section: bool, have: Vec<Version> },
-    Norm { step: Step, sum_of_squares: f64 },
-    Report { epoch: u64, sums: EvalSums },
-    Advance { step: Step },
-    Take { request: u64, epoch: u64, done: Option<u64> },
+    Init {
+        bucket: BucketId,
+        part: InitPart,
+        payload: Payload,
+    },
+    Push {
+        seq: Seq,
+        step: Step,
+        bucket: usize,
+        pulled: Version,
+        sum_of_squares: f64,
+        payload: Payload,
+        /// When it had arrived whole.
+        arrived: Moment,
+    },
+    Pull {
+        done: Step,
+        last: bool,
+        section: bool,
+        have: Vec<Version>,
+    },
+    Norm {
+        step: Step,
+        sum_of_squares: f64,
+    },
+    Report {
+        epoch: u64,
+        sums: EvalSums,
+    },
+    Advance {
+        step: Step,
+    },
+    Take {
+        request: u64,
+        epoch: u64,
+        done: Option<u64>,
+    },
     Rest,
     Flush,
-    Resume { level: bool },
+    Resume {
+        level: bool,
+    },
     Finish,
 }
 
@@ -123,6 +156,24 @@ pub struct Weights {
     pub stop: bool,
     pub finishers: Vec<WorkerId>,
     pub section: bool,
+    /// Since when it may go.
+    pub since: Moment,
+}
+
+/// Bucket, step and worker of a span.
+pub(super) type SpanOf = (BucketId, Step, Option<WorkerId>);
+
+impl Counters {
+    pub(super) fn note(
+        &self,
+        shard: ShardId,
+        stage: Stage,
+        (begin, end): (Moment, Moment),
+        (bucket, step, worker): SpanOf,
+        bytes: u64,
+    ) {
+        self.stages.note(Span { stage, begin, end, step, shard, bucket: Some(bucket), worker, bytes });
+    }
 }
 
 /// What only the leader counts; starts at zero with the process.
@@ -141,4 +192,6 @@ pub struct Counters {
     pub cuts: AtomicU64,
     /// What is left of each member's lease, to a quarter of it; empty where this replica does not lead.
     pub leases: Mutex<BTreeMap<WorkerId, Duration>>,
+    /// The process's, for all its shards.
+    pub stages: Arc<Stages>,
 }

@@ -5,6 +5,7 @@ use super::{ConnId, Owner, Reply, WaitingPull, Weights};
 use crate::shard::{bucket::vector_bytes, form::Form, state::Configured};
 use bytes::Bytes;
 use paraft_common::{Durability, Step};
+use paraft_trace::Moment;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::time::Instant;
 
@@ -70,13 +71,14 @@ impl Owner {
                         may
                     };
                     let buckets: Vec<usize> = match touched {
-                        Touched::Bucket(b) => p.todo.take(&b).filter(|b| ready(*b)).into_iter().collect(),
+                        Touched::Bucket(b) => {
+                            p.todo.get(&b).copied().filter(|b| ready(*b)).into_iter().collect()
+                        }
                         Touched::All | Touched::Pull(_) => {
-                            let buckets: Vec<usize> = p.todo.iter().copied().filter(|b| ready(*b)).collect();
-                            buckets.iter().for_each(|b| _ = p.todo.remove(b));
-                            buckets
+                            p.todo.iter().copied().filter(|b| ready(*b)).collect()
                         }
                     };
+                    buckets.iter().for_each(|b| _ = p.todo.remove(b));
                     p.count_if(held, &self.counters.pulls_waited);
                     let whole = p.todo.is_empty();
                     if !buckets.is_empty() {
@@ -162,7 +164,7 @@ impl Owner {
         if let Some((lead, stream)) = self.lead.as_mut().zip(self.streams.get(&pull.conn)) {
             lead.cuts.answered.insert(stream.worker);
         }
-        let count = buckets.len();
+        let (count, since) = (buckets.len(), Moment::now());
         for (i, bucket) in (1..).zip(buckets) {
             let Some(lead) = &self.lead else { return };
             let data = lead.cuts.working.data(conf, bucket);
@@ -185,6 +187,7 @@ impl Owner {
                 stop,
                 finishers: if last { finishers.clone() } else { Vec::new() },
                 section: section && last,
+                since,
             };
             self.send(pull.conn, Reply::Weights(Box::new(weights)));
         }

@@ -1,6 +1,8 @@
 //! Pushes: admission, BSP's rounds, and the global norm over all shards.
 
-use super::{ConnId, Lead, Message, Owner, Purpose, Reply, WaitingPull, cuts::Queued, pulls::Touched};
+use super::{
+    ConnId, Lead, Message, Owner, Proposed, Purpose, Reply, WaitingPull, cuts::Queued, pulls::Touched,
+};
 use crate::shard::{
     admission::{Admission, admit},
     command::{Command, Contribution, Proposal},
@@ -15,6 +17,7 @@ use paraft_common::{
     optim::{Gradient, norm_factor},
 };
 use paraft_proto::{Refusal, RefusalKind};
+use paraft_trace::{Moment, Stage};
 use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed};
 use tokio::time::Instant;
 
@@ -32,9 +35,9 @@ impl Owner {
                 let command = Command::Init { bucket, part };
                 self.propose(Purpose::Init, Proposal { command, payload }).await;
             }
-            Message::Push { seq, step, bucket, pulled, sum_of_squares, payload } => {
+            Message::Push { seq, step, bucket, pulled, sum_of_squares, payload, arrived } => {
                 let contribution = Contribution { worker, session, seq, step, pulled };
-                self.push(conn, contribution, bucket, sum_of_squares, payload).await;
+                self.push(Queued { conn, contribution, bucket, sum_of_squares, payload, arrived }).await;
             }
             Message::Pull { done, last, section, have } => {
                 self.counters.pulls.fetch_add(1, Relaxed);
@@ -70,28 +73,21 @@ impl Owner {
         }
     }
 
-    pub(super) async fn push(
-        &mut self,
-        conn: ConnId,
-        contribution: Contribution,
-        bucket: usize,
-        sum_of_squares: f64,
-        payload: Payload,
-    ) {
+    pub(super) async fn push(&mut self, push: Queued) {
         let Some(conf) = self.shard.configured() else { return };
-        let push = Queued { conn, contribution, bucket, sum_of_squares, payload };
+        let (conn, seq) = (push.conn, push.contribution.seq);
         if conf.job.mode.averages() || self.takes_pushes(&conf) {
             self.take_push(&conf, push).await;
         } else if !self.queue(&conf, push) {
             let why = "more pushes wait than the consistency rule lets a worker have outstanding";
             let kind = RefusalKind::Overloaded(why.into());
-            self.refuse(conn, Refusal { kind, seq: contribution.seq.0 });
+            self.refuse(conn, Refusal { kind, seq: seq.0 });
         }
     }
 
     /// Decides over one push and applies it to the working copy, proposes it, or adds it to its round.
     pub(super) async fn take_push(&mut self, conf: &Configured, push: Queued) {
-        let Queued { conn, contribution: mut c, bucket, sum_of_squares, payload } = push;
+        let Queued { conn, contribution: mut c, bucket, sum_of_squares, payload, arrived } = push;
         let Some(lead) = &mut self.lead else { return };
         let target = &conf.buckets[bucket];
         let in_flight = lead
@@ -149,6 +145,7 @@ impl Owner {
             }
             Some(Admission::Accept) if conf.job.mode.averages() => {
                 if let Some(lead) = &mut self.lead {
+                    lead.arrived.insert((c.worker, bucket), arrived);
                     lead.rounds.add(bucket, Part { contribution: c, payload });
                 }
                 self.close_rounds().await;
@@ -159,6 +156,9 @@ impl Owner {
                     _ => 1.0,
                 };
                 self.measure(conf, bucket, payload.len());
+                if let Some(lead) = self.lead.as_mut().filter(|_| working.is_none()) {
+                    lead.arrived.insert((c.worker, bucket), arrived);
+                }
                 let encoding = conf.encoding(bucket);
                 match working {
                     None => self.update(conf, bucket, vec![c], factor, encoding, payload).await,
@@ -167,7 +167,12 @@ impl Owner {
                     Some(w) => {
                         drop(w); // or the update would copy the bucket
                         let gradient = Gradient { payload: &payload, encoding, scale: factor };
+                        let (of, bytes) = ((target.id, c.step, Some(c.worker)), payload.len() as u64);
+                        let began = Moment::now();
+                        self.counters.note(self.shard.id(), Stage::Queue, (arrived, began), of, bytes);
                         self.push_working(conf, conn, bucket, &c, gradient);
+                        self.counters.note(self.shard.id(), Stage::Apply, (began, Moment::now()), of, bytes);
+                        self.answer_pulls(Touched::Bucket(bucket));
                     }
                 }
             }
@@ -197,7 +202,6 @@ impl Owner {
         } else {
             working.owe(Owed { worker: c.worker, session: c.session, seq: c.seq, version });
         }
-        self.answer_pulls(Touched::Bucket(bucket));
     }
 
     pub(super) fn report_lost(&self, worker: WorkerId, lost: u64) {
@@ -216,14 +220,22 @@ impl Owner {
         encoding: Encoding,
         payload: Payload,
     ) {
+        let id = conf.buckets[bucket].id;
+        let began = Moment::now();
+        let pushed = conf.encoding(bucket).encoded_len(conf.buckets[bucket].spec.len) as u64;
         if let Some(lead) = &mut self.lead {
             for c in &contributions {
                 lead.in_flight.insert((c.worker, bucket), c.step);
+                if let Some(arrived) = lead.arrived.remove(&(c.worker, bucket)) {
+                    let of = (id, c.step, Some(c.worker));
+                    self.counters.note(self.shard.id(), Stage::Queue, (arrived, began), of, pushed);
+                }
             }
         }
-        let id = conf.buckets[bucket].id;
         let command = Command::Update { bucket: id, contributions: contributions.clone(), encoding, factor };
-        self.propose(Purpose::Update { bucket, contributions }, Proposal { command, payload }).await;
+        let step = command.latest_step().unwrap_or_default();
+        let of = Proposed { began, step, bytes: payload.len() as u64 };
+        self.propose(Purpose::Update { bucket, contributions, of }, Proposal { command, payload }).await;
     }
 
     /// Closes every round that is complete. Called after anything that may complete one: a push, an apply, a

@@ -168,7 +168,8 @@ impl Worker {
         payload[p.place * 4..p.place * 4 + 4].copy_from_slice(&1f32.to_le_bytes());
         let (seq, step, bucket, pulled) = (p.seq, p.step, p.bucket, p.pulled);
         let payload = payload.into();
-        self.send(Message::Push { seq, step, bucket, pulled, sum_of_squares: 1.0, payload });
+        let arrived = paraft_trace::Moment::default();
+        self.send(Message::Push { seq, step, bucket, pulled, sum_of_squares: 1.0, payload, arrived });
     }
 
     /// Sends again what it keeps, though nothing is broken.

@@ -1,0 +1,36 @@
+//! `paraft trace`: merge what processes have recorded with `--trace`.
+
+use crate::failure::Failure;
+use clap::Args;
+use paraft_trace::{Merged, TraceError};
+use paraft_worker::exit;
+use std::path::PathBuf;
+
+#[derive(Args)]
+pub struct TraceArgs {
+    /// The folder that holds the processes' files, collected from all hosts; or a run's folder.
+    pub folder: PathBuf,
+    /// Where the trace goes. Default: trace.json beside that folder.
+    #[arg(long, value_name = "FILE")]
+    pub to: Option<PathBuf>,
+}
+
+pub fn run(args: &TraceArgs) -> Result<i32, Failure> {
+    let merged = paraft_trace::merge(&args.folder, args.to.as_deref()).map_err(|e| match e {
+        TraceError::Io(..) => Failure::new(exit::IO, e),
+        TraceError::Malformed { .. } | TraceError::Empty(_) => Failure::new(exit::DATA, e),
+    })?;
+    out!("{}", told(&merged));
+    Ok(exit::OK)
+}
+
+/// A line about it, for people.
+pub fn told(merged: &Merged) -> String {
+    let Merged { path, processes, spans, missing } = merged;
+    let missing = match missing {
+        0 => String::new(),
+        n => format!(", {n} more could not be recorded"),
+    };
+    let path = path.display();
+    format!("{path}  {spans} spans of {processes} processes{missing}; open it at https://ui.perfetto.dev")
+}

@@ -1,0 +1,57 @@
+//! A shard whose applying is timed, from outside: what is replicated knows no clock.
+
+use super::{command::Command, state::Shard};
+use crate::raft::{Applied, Change, RawImage, Replicated};
+use paraft_trace::{Moment, Span, Stage, Stages};
+use std::sync::Arc;
+
+/// Passes everything on to the shard, and notes the spans of `apply`.
+pub struct Observed {
+    /// What is replicated.
+    pub shard: Arc<Shard>,
+    /// Where they are noted.
+    pub stages: Arc<Stages>,
+}
+
+impl Observed {
+    /// Changes that were applied together share their time.
+    fn note(&self, begin: Moment, changes: &[&Change]) {
+        let (stage, shard, end) = (Stage::Apply, self.shard.id(), Moment::now());
+        for proposal in changes.iter().filter_map(|c| c.proposal()) {
+            let Some(step) = proposal.command.latest_step() else { continue };
+            let (bucket, worker) = match &proposal.command {
+                Command::Update { bucket, contributions, .. } => (
+                    Some(*bucket),
+                    Some(contributions.as_slice()).filter(|c| c.len() == 1).map(|c| c[0].worker),
+                ),
+                _ => (None, None),
+            };
+            let bytes = proposal.payload.len() as u64;
+            self.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes });
+        }
+    }
+}
+
+impl Replicated for Observed {
+    fn apply(&self, change: &Change) -> Applied {
+        let begin = Moment::now();
+        let applied = Replicated::apply(&*self.shard, change);
+        self.note(begin, &[change]);
+        applied
+    }
+
+    fn apply_run(&self, changes: &[&Change]) -> Vec<Applied> {
+        let begin = Moment::now();
+        let applied = Replicated::apply_run(&*self.shard, changes);
+        self.note(begin, changes);
+        applied
+    }
+
+    fn image(&self) -> RawImage {
+        Replicated::image(&*self.shard)
+    }
+
+    fn install(&self, image: &RawImage) -> Result<(), String> {
+        Replicated::install(&*self.shard, image)
+    }
+}
