@@ -146,7 +146,7 @@ pub fn push(data: &[u8]) {
     let (ours, leased) = (&SHARDS[which], which % 2 > 0);
     let conf = ours.configured().expect("configured");
     match convert::message(ours, m) {
-        Ok(Message::Push { seq, step, bucket, pulled, sum_of_squares, payload }) => {
+        Ok(Message::Push { seq, step, bucket, pulled, sum_of_squares, payload, arrived: _ }) => {
             let encoding = conf.encoding(bucket);
             let len = conf.buckets[bucket].spec.len;
             assert_eq!(all_finite(&payload, encoding, len), Ok(true));
