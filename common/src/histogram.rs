@@ -19,7 +19,7 @@ impl DelayHistogram {
         if self.counts.len() <= i {
             self.counts.resize(i + 1, 0);
         }
-        self.counts[i] += 1;
+        self.counts[i] = self.counts[i].saturating_add(1);
     }
 
     /// Adds another histogram's counts.
@@ -28,7 +28,7 @@ impl DelayHistogram {
             self.counts.resize(other.counts.len(), 0);
         }
         for (a, b) in self.counts.iter_mut().zip(&other.counts) {
-            *a += b;
+            *a = a.saturating_add(*b); // counts come from files and peers too
         }
     }
 
@@ -40,7 +40,7 @@ impl DelayHistogram {
             if h.counts.len() <= i {
                 h.counts.resize(i + 1, 0);
             }
-            h.counts[i] += c;
+            h.counts[i] = h.counts[i].saturating_add(c);
         }
         h
     }
@@ -52,7 +52,7 @@ impl DelayHistogram {
 
     /// Number of delays recorded.
     pub fn total(&self) -> u64 {
-        self.counts.iter().sum()
+        self.counts.iter().fold(0, |sum, c| sum.saturating_add(*c))
     }
 
     /// The largest delay seen (capped at [`Self::EXACT`]), or `None` when nothing was recorded.
@@ -72,9 +72,9 @@ impl DelayHistogram {
     pub fn quantile(&self, q: f64) -> Option<u64> {
         let total = self.total();
         let want = ((total as f64) * q.clamp(0.0, 1.0)).ceil().max(1.0) as u64;
-        let mut seen = 0;
+        let mut seen = 0u64;
         for (i, &c) in self.counts.iter().enumerate() {
-            seen += c;
+            seen = seen.saturating_add(c);
             if seen >= want && total > 0 {
                 return Some(i as u64);
             }
@@ -86,6 +86,14 @@ impl DelayHistogram {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counts_that_no_run_can_have_do_not_overflow() {
+        let mut h = DelayHistogram::from_counts(&[vec![u64::MAX; 2], vec![1; 2000]].concat());
+        h.merge(&h.clone());
+        h.record(0);
+        assert_eq!((h.total(), h.quantile(0.99), h.max()), (u64::MAX, Some(0), Some(1024)));
+    }
 
     #[test]
     fn quantiles_follow_their_definition() {

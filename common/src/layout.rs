@@ -102,10 +102,17 @@ pub enum LayoutError {
     /// A parameter after a buffer.
     #[error("parameter `{0}` comes after a buffer; name all parameters first, then the buffers")]
     BufferBeforeParam(String),
+    /// More buckets than [`MAX_BUCKETS`].
+    #[error("{0} buckets; a layout has at most {MAX_BUCKETS}: make them longer (cluster.bucket_bytes)")]
+    TooManyBuckets(usize),
     /// The bucket length is zero.
     #[error("a bucket must hold at least one value")]
     EmptyBucket,
 }
+
+/// The most buckets. A pull of a shard names the version that the worker has of each, in up to eight bytes: 1 MiB of
+/// them, as many as a message holds.
+pub const MAX_BUCKETS: usize = 1 << 17;
 
 impl Layout {
     /// Lays the tensors out one after another and cuts the vector into buckets of at most `bucket_len` values.
@@ -140,7 +147,12 @@ impl Layout {
         if params_len == 0 {
             return Err(LayoutError::Empty);
         }
-        let mut buckets = Vec::new();
+        // Before the list is made: its length may come from anyone.
+        let count = params_len.div_ceil(bucket_len) + (len - params_len).div_ceil(bucket_len);
+        if count > MAX_BUCKETS {
+            return Err(LayoutError::TooManyBuckets(count));
+        }
+        let mut buckets = Vec::with_capacity(count);
         for (start, end, kind) in [(0, params_len, TensorKind::Param), (params_len, len, TensorKind::Buffer)]
         {
             let mut at = start;
@@ -221,6 +233,9 @@ mod tests {
         assert!(e.to_string().contains("`a`"));
         let two = vec![TensorSpec::param("a", &[1]), TensorSpec::param("a", &[1])];
         assert_eq!(Layout::new(two, 4), Err(LayoutError::DuplicateName("a".into())));
+        let many = |n| Layout::new(vec![TensorSpec::param("a", &[n])], 1);
+        assert_eq!(many(MAX_BUCKETS).map(|l| l.buckets().len()), Ok(MAX_BUCKETS));
+        assert_eq!(many((1 << 40) - 1), Err(LayoutError::TooManyBuckets((1 << 40) - 1)));
         let order = vec![TensorSpec::buffer("m", &[1]), TensorSpec::param("a", &[1])];
         assert_eq!(Layout::new(order, 4), Err(LayoutError::BufferBeforeParam("a".into())));
     }

@@ -14,7 +14,7 @@ use crate::{
     },
     status, train,
 };
-use clap::{Args, ValueEnum};
+use clap::Args;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -111,7 +111,7 @@ impl Target {
         let door = target.door();
         let needs = |k: &&Kind| !matches!(k, Kind::Kill | Kind::Pause | Kind::Drain);
         if let Some(kind) = args.faults.iter().find(needs).filter(|_| door.is_none()) {
-            let what = format!("this fleet has no doors for {}", name(*kind));
+            let what = format!("this fleet has no doors for {}", kind.name());
             return Err(Failure::new(exit::CONFIG, what)
                 .help("start it with `paraft train JOB --faults`, or leave the kind out of --faults"));
         }
@@ -153,10 +153,6 @@ impl Target {
         let fleet = control::describe(&self.addresses).ok_or("the control group has no leader")?;
         health::settled(&fleet)
     }
-}
-
-fn name(kind: Kind) -> String {
-    kind.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default()
 }
 
 /// What is to be taken back.
@@ -317,7 +313,7 @@ impl Chaos<'_> {
                     }
                 };
                 self.put()?;
-                self.say(&name(card), &format!("{how} for {:.1} s", lasting.as_secs_f64()));
+                self.say(&card.name(), &format!("{how} for {:.1} s", lasting.as_secs_f64()));
                 self.undo.push((now + lasting, Undo::Heal(card, place)));
             }
         }
@@ -397,7 +393,7 @@ impl Chaos<'_> {
                         _ => _ = self.faults.full_disk.remove(&place),
                     }
                     self.put()?;
-                    self.say("heal", &format!("{} of server {place}", name(kind)));
+                    self.say("heal", &format!("{} of server {place}", kind.name()));
                 }
                 Undo::Fill(id) if self.hangs() => self.undo.push((now + RETRY, Undo::Fill(id))),
                 Undo::Fill(id) => match self.fill(id) {

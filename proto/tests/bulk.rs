@@ -174,6 +174,19 @@ fn a_message_with_two_kinds_or_a_field_beyond_its_end_is_refused() {
     assert!(matches!(received::<ToShard>(&long, &[]), Err(BulkError::Malformed(_))));
 }
 
+/// Whatever came before it: the payload of a kind that another one took the place of belongs to nothing.
+#[test]
+fn the_last_kind_counts_and_has_its_own_payload() {
+    let beat = ToShard { kind: Some(to_shard::Kind::Beat(Beat {})) };
+    for len in [100, 20_000] {
+        let both = [push(len).encode_to_vec(), beat.encode_to_vec()].concat();
+        let mut bytes = vec![0];
+        bytes.extend((both.len() as u32).to_be_bytes());
+        bytes.extend(both);
+        assert_eq!(received(&bytes, &[]), Ok(vec![WithBulk::from(beat.clone())]), "{len}");
+    }
+}
+
 proptest! {
     #[test]
     fn the_cuts_change_nothing(

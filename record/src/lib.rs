@@ -30,6 +30,11 @@ pub use metrics_file::{METRICS_FILE, MetricsWriter, Tail, read_events};
 pub use report::{render_report, write_report};
 pub use run::RunRecord;
 
+/// A sum of counts. They come from a file: the largest number rather than an overflow.
+pub(crate) fn count(counts: impl IntoIterator<Item = u64>) -> u64 {
+    counts.into_iter().fold(0, u64::saturating_add)
+}
+
 /// The sum of numbers that are shown: 0 for none of them, where `Iterator::sum` gives -0.
 pub fn total(numbers: impl IntoIterator<Item = f64>) -> f64 {
     numbers.into_iter().fold(0.0, |sum, n| sum + n)

@@ -1,5 +1,6 @@
 //! Workers that were started again: each process counts from zero, the record goes on.
 
+use crate::count;
 use crate::event::{Event, Train, Worker};
 use paraft_common::WorkerId;
 use std::collections::BTreeMap;
@@ -46,12 +47,12 @@ impl Lives {
             (life.lives, life.began) = (1, began);
         } else if t.samples < life.last.0 {
             life.lives += 1;
-            life.samples += life.last.0;
+            life.samples = count([life.samples, life.last.0]);
             life.wait_seconds += life.last.1;
             life.later = (began - life.began).max(life.later);
         }
         life.last = (t.samples, t.wait_seconds);
-        t.samples += life.samples;
+        t.samples = count([t.samples, life.samples]);
         t.wait_seconds += life.wait_seconds;
         t.seconds += life.later;
         t
@@ -59,7 +60,7 @@ impl Lives {
 
     fn worker(&self, mut w: Worker) -> Worker {
         if let Some(life) = self.workers.get(&w.worker) {
-            w.samples += life.samples;
+            w.samples = count([w.samples, life.samples]);
             w.wait_seconds += life.wait_seconds;
             w.seconds += life.later;
         }

@@ -5,7 +5,7 @@
 //! the other side's count is used.
 
 use crate::{
-    Eval, Event, Leave, Lives, METRICS_FILE, RecordError, Run, Server, Shard, Summary, Train, Worker,
+    Eval, Event, Leave, Lives, METRICS_FILE, RecordError, Run, Server, Shard, Summary, Train, Worker, count,
     read_events, total,
 };
 use paraft_common::histogram::DelayHistogram;
@@ -81,7 +81,7 @@ impl RunRecord {
                     let so_far = by_worker.entry(t.worker).or_default();
                     *so_far = t.samples.max(*so_far);
                 }
-                e.samples = by_worker.values().sum();
+                e.samples = count(by_worker.into_values());
             }
         }
         evals.sort_by_key(|e: &Eval| (e.samples, e.epoch, e.is_final));
@@ -108,7 +108,7 @@ impl RunRecord {
     /// The numbers of the whole run.
     pub fn summarize(&self) -> Summary {
         let totals = self.worker_totals();
-        let samples = totals.values().map(|w| w.samples).sum();
+        let samples = count(totals.values().map(|w| w.samples));
         let seconds = totals.values().map(|w| w.seconds).fold(0.0, f64::max);
 
         let end = self.final_eval();
@@ -118,12 +118,12 @@ impl RunRecord {
         });
         let delays = self.delays();
         let (reported_cpu, reported_samples) =
-            self.workers.iter().fold((0.0, 0), |(c, s), w| (c + w.cpu_seconds, s + w.samples));
+            self.workers.iter().fold((0.0, 0), |(c, s), w| (c + w.cpu_seconds, count([s, w.samples])));
         let server_cpu = total(self.servers.iter().map(|s| s.cpu_seconds));
         // Both sides count the same payloads; the side that lost a process counts fewer.
         let larger = |of_worker: fn(&Worker) -> u64, of_shard: fn(&Shard) -> u64| {
-            let sent: u64 = self.workers.iter().map(of_worker).sum();
-            sent.max(self.shards.iter().map(of_shard).sum())
+            let sent = count(self.workers.iter().map(of_worker));
+            sent.max(count(self.shards.iter().map(of_shard)))
         };
         // One that was killed is lost also where it came back and ended well: its totals are later than its leaving.
         let ended = |l: &&Leave| self.workers.iter().any(|w| w.worker == l.worker && w.wall <= l.wall);
@@ -149,7 +149,7 @@ impl RunRecord {
                 .then(|| (reported_cpu + server_cpu) / reported_samples as f64 * 1000.0),
             wait_seconds: total(totals.values().map(|w| w.wait_seconds)),
             workers_lost: lost as u32,
-            pushes_lost: self.shards.iter().map(|s| s.pushes_lost).sum(),
+            pushes_lost: count(self.shards.iter().map(|s| s.pushes_lost)),
         }
     }
 

@@ -157,3 +157,18 @@ fn a_run_of_which_nothing_is_recorded_has_no_negative_zeros() {
         "{summary:?}"
     );
 }
+
+#[test]
+fn counts_that_no_run_can_have_do_not_overflow() {
+    let many = |worker, samples| Train { worker: WorkerId(worker), samples, ..Train::default() };
+    let lives = [many(0, u64::MAX), many(0, 5), many(0, u64::MAX), many(0, 3), many(1, u64::MAX)];
+    let shard = Shard { delay: vec![u64::MAX; 3], pushes_lost: u64::MAX, ..Shard::default() };
+    let shards = [0, 1].map(|s| Event::Shard(Shard { shard: ShardId(s), ..shard.clone() }));
+    let totals = [0, 1].map(|w| worker(w, u64::MAX / 8, 1.0));
+    let leave = Event::Leave(Leave { worker: WorkerId(1), reason: "killed".into(), ..Leave::default() });
+    let events = [run(), leave].into_iter().chain(lives.map(Event::Train)).chain([eval(1, 1.0, 0.5, false)]);
+    let record = RunRecord::from_events(events.chain(shards).chain(totals)).expect("a run");
+    let summary = record.summarize();
+    assert_eq!((summary.samples, summary.pushes_lost, summary.delay_p50), (u64::MAX, u64::MAX, Some(0)));
+    assert_eq!(record.evals[0].samples, u64::MAX);
+}

@@ -5,7 +5,7 @@ use crate::{
     consistency::Mode,
     durability::{self, Durability, LeaderWindow, LogForm},
     encoding::Encoding,
-    layout::{Layout, TensorKind, TensorSpec},
+    layout::{Layout, LayoutError, MAX_BUCKETS, TensorKind, TensorSpec},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
 };
 use serde::{Deserialize, Serialize};
@@ -183,6 +183,10 @@ impl ServerJob {
         }
         if job.bucket_len == 0 || job.bucket_len > (1 << 20) / 4 {
             return Err(bad(format!("bucket_len {} is not within 1 to {}", job.bucket_len, (1 << 20) / 4)));
+        }
+        let buckets = job.params_len.div_ceil(job.bucket_len) + job.buffers_len.div_ceil(job.bucket_len);
+        if buckets > MAX_BUCKETS {
+            return Err(bad(LayoutError::TooManyBuckets(buckets).to_string()));
         }
         if job.workers == 0 || job.workers > 65_536 {
             return Err(bad(format!("{} workers; a job has from 1 to 65536", job.workers)));

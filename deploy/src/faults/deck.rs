@@ -26,6 +26,13 @@ pub enum Kind {
     Drain,
 }
 
+impl Kind {
+    /// As `--faults` takes it, and as it is printed.
+    pub fn name(self) -> String {
+        self.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default()
+    }
+}
+
 /// Cards to draw: hands of some kills and one of every other kind, each hand shuffled.
 pub struct Deck {
     rng: ChaCha8Rng,

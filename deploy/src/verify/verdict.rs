@@ -1,7 +1,6 @@
 //! What a run of the ledger came to.
 
 use crate::{faults::deck::Kind, statistics::quantile};
-use clap::ValueEnum;
 use comfy_table::{Table, presets};
 use paraft_common::{Durability, LogForm, Mode};
 use paraft_proof::Tally;
@@ -114,8 +113,7 @@ impl Verdict {
 
     pub fn json(&self) -> serde_json::Value {
         let [p50, p99, max] = self.gaps();
-        let name = |k: &Kind| k.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
-        let faults: BTreeMap<String, u64> = self.counts.faults.iter().map(|(k, n)| (name(k), *n)).collect();
+        let faults: BTreeMap<String, u64> = self.counts.faults.iter().map(|(k, n)| (k.name(), *n)).collect();
         let mut all = json!({
             "verdict": self.verdict(), "kills": self.counts.leader_kills, "processes_killed": self.counts.kills,
             "acknowledged": self.tally.acknowledged, "lost": self.tally.lost, "doubled": self.tally.doubled,
@@ -145,8 +143,7 @@ impl Verdict {
         let killed = self.counts.kills;
         row("leaders killed", format!("{} ({killed} processes in all)", self.counts.leader_kills));
         for (kind, n) in self.counts.faults.iter().filter(|(k, _)| **k != Kind::Kill) {
-            let name = kind.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
-            row(&name, n.to_string());
+            row(&kind.name(), n.to_string());
         }
         row("snapshots installed", self.counts.snapshots.to_string());
         row("acknowledged", t_.acknowledged.to_string());

@@ -188,6 +188,14 @@ impl Fleet {
         self.servers[id] = Some(Held(c.spawn().expect("server")));
     }
 
+    /// A worker of the fleet's job, to be started.
+    pub fn worker(&self, rank: u32, run_dir: &Path) -> Command {
+        let mut c = paraft();
+        c.arg("worker").arg(self.job.as_ref().expect("a job"));
+        c.args(["--rank", &rank.to_string(), "--run-dir"]).arg(run_dir);
+        c
+    }
+
     /// Ends it as a crash does.
     pub fn kill(&mut self, id: usize) {
         self.servers[id] = None;

@@ -33,12 +33,7 @@ fn job_at(address: &str) -> Result<Value, String> {
 }
 
 fn worker(fleet: &Fleet, rank: u32, run_dir: &Path) -> Child {
-    let mut c = paraft();
-    c.arg("worker")
-        .arg(fleet.job.as_ref().expect("a job"))
-        .args(["--rank", &rank.to_string(), "--run-dir"])
-        .arg(run_dir);
-    c.stderr(Stdio::piped()).spawn().expect("worker")
+    fleet.worker(rank, run_dir).stderr(Stdio::piped()).spawn().expect("worker")
 }
 
 /// The server that leads the control group.

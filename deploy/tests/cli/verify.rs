@@ -210,6 +210,63 @@ fn a_paused_server_goes_on_in_time_though_another_is_drained() {
     contains(&said, &[" s  pause ", " s  drain ", " s  undo "]);
 }
 
+/// Ends what `paraft chaos` has started again: its processes are nobody's.
+struct Swept<'a>(&'a Path);
+
+impl Drop for Swept<'_> {
+    fn drop(&mut self) {
+        for (pid, _) in processes(self.0) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+}
+
+#[test]
+fn only_the_servers_that_are_named_get_faults_and_the_job_on_the_fleet_goes_on() {
+    let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let dir = tempfile::tempdir().expect("a folder");
+    let run_dir = dir.path().join("run");
+    fs::create_dir(&run_dir).expect("a folder");
+    let _swept = Swept(dir.path());
+    let mut fleet = Fleet::start(dir.path(), Some(&digits("bsp", 3, 100_000)));
+    let start = |rank| Held(fleet.worker(rank, &run_dir).stderr(Stdio::null()).spawn().expect("worker"));
+    let mut workers: Vec<_> = (0..2).map(start).collect();
+    let mut trains = || {
+        let lines = || Launcher::metrics_in(&run_dir).iter().filter(|e| e["event"] == "train").count();
+        let before = lines();
+        wait("the job to go on", || {
+            let ended = workers.iter_mut().filter_map(|w| w.0.try_wait().ok().flatten()).next();
+            assert!(ended.is_none(), "a worker has ended: {ended:?}");
+            if lines() > before { Ok(()) } else { Err(format!("{before} lines")) }
+        });
+    };
+    trains();
+    fleet.all("serving");
+
+    let (named, other) = (fleet.addresses[..2].join(","), &fleet.addresses[2]);
+    let args = ["--rate", "120", "--lasting", "0.5", "--restart-after", "0.2", "--duration", "8"];
+    let out = run(&[&["chaos", "--servers", &named], &args[..]].concat());
+    let said = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(0), "{said}{}", text(&out.stderr));
+    let lines = |what: &str| {
+        let mark = format!(" s  {what} ");
+        said.lines().filter(|l| l.contains(&mark)).collect::<Vec<_>>()
+    };
+    let (kills, pauses) = (lines("kill"), lines("pause"));
+    assert!(!kills.is_empty() && kills.len() == lines("restart").len(), "{said}");
+    assert_eq!(pauses.len(), lines("resume").len(), "{said}");
+    for fault in kills.iter().chain(&pauses) {
+        let at = |a: &&String| fault.contains(&format!("({a}, process "));
+        assert!(fleet.addresses.iter().find(at).is_some_and(|a| a != other), "{fault}");
+    }
+    // As the kernel sees it: one that was named is gone, the one that was not is the process it was.
+    let mut ended =
+        |id: usize| fleet.servers[id].as_mut().is_some_and(|s| s.0.try_wait().is_ok_and(|e| e.is_some()));
+    assert!((ended(0) || ended(1)) && !ended(2), "{said}");
+    trains();
+    fleet.all("serving");
+}
+
 #[test]
 fn a_fleet_without_doors_has_its_links_left_alone_and_says_so() {
     let _one = ONE.lock().unwrap_or_else(|e| e.into_inner());

@@ -103,6 +103,8 @@ pub fn read<M: Bulk>(message: Pieces) -> Result<WithBulk<M>, BulkError> {
         Place::Kinds(_) if expected == 1 => {
             Ok(WithBulk { message, bulk: vec![bulk.into_iter().next_back().unwrap_or_default()] })
         }
+        // The payload was that of a kind which another one took the place of.
+        Place::Kinds(_) => Ok(message.into()),
         _ => Ok(WithBulk { message, bulk }),
     }
 }

@@ -20,6 +20,9 @@
 mod answers;
 mod compaction;
 mod disk;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 mod image;
 mod log;

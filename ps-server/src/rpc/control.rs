@@ -66,7 +66,8 @@ pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest
     }
 }
 
-fn from_report(r: ReportRequest) -> Report {
+/// A report from the wire. A job that this version does not know is left out.
+pub fn from_report(r: ReportRequest) -> Report {
     let replica = |r: paraft_proto::ReplicaReport| {
         let voters = r.members.iter().filter(|m| m.voter).map(|m| ReplicaId(m.node)).collect();
         let members = r.members.into_iter().map(|m| (ReplicaId(m.node), m.address)).collect();

@@ -2,7 +2,7 @@
 //!
 //! - `checkpoint`: a shard's section of a checkpoint, to the worker that writes it.
 //! - [`control`]: how servers form a fleet.
-//! - `jobs`: jobs and checkpoints of the control group.
+//! - [`jobs`]: jobs and checkpoints of the control group.
 //! - [`exchange`]: a worker's stream to a shard.
 //! - [`peers`]: Raft messages of the other servers.
 //! - `reads`: a worker's stream of reads from a replica that need not lead.
@@ -13,7 +13,7 @@ mod checkpoint;
 pub mod control;
 pub mod convert;
 pub mod exchange;
-mod jobs;
+pub mod jobs;
 pub mod peers;
 mod reads;
 pub mod status;

@@ -435,6 +435,10 @@ impl Shard {
         let pushed = conf.encoding(b).encoded_len(bucket.spec.len) as u64;
         let mut meta = self.meta.write();
         for c in *contributions {
+            // Each of them is in the weights, also that of a worker that has left since its round was closed.
+            meta.delays.record(before.0.saturating_sub(c.pulled.0));
+            meta.pushes += 1;
+            meta.bytes_pushed += pushed;
             let Some(m) = meta.members.get_mut(c.worker) else { continue };
             // Recorded after the weights have changed: who sees the step sees the weights.
             if m.session == c.session {
@@ -445,12 +449,7 @@ impl Shard {
                 // all the same: without the record it would wait for ever for a push that the leader took for
                 // a retry, or be asked for the step a second time.
                 m.steps[b] = c.step;
-            } else {
-                continue;
             }
-            meta.delays.record(before.0.saturating_sub(c.pulled.0));
-            meta.pushes += 1;
-            meta.bytes_pushed += pushed;
         }
         Outcome::Updated { version, applied: true }
     }

@@ -11,7 +11,7 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 17] = [
+const EDGES: [(&str, &[&str]); 18] = [
     ("common", &[]),
     ("host", &[]),
     ("compute", &[]),
@@ -26,6 +26,7 @@ const EDGES: [(&str, &[&str]); 17] = [
     ("store", &["common"]),
     ("server", &["store", "proto", "trace", "host", "common"]),
     ("worker", &["client", "checkpoint", "compute", "models", "data", "record", "trace", "host", "common"]),
+    ("decoders", &["common", "proto", "store", "server", "checkpoint", "data", "record", "worker"]),
     ("example-custom-model", &["worker", "models", "data", "common"]),
     (
         "deploy",

@@ -4,9 +4,10 @@ use crate::{
     CHUNK_BYTES, CheckpointError, Folder, MANIFEST_FILE, MODEL_FILE, Manifest, OPTIMIZER_FILE,
     manifest::{FORMAT, is_sealed},
     tensors::TensorFile,
+    weights::differences,
 };
 use crc32fast::Hasher;
-use paraft_common::{Layout, TensorSpec, optim::OptimizerConfig};
+use paraft_common::{Layout, TensorKind, TensorSpec, optim::OptimizerConfig};
 use std::{
     fs::{self, File},
     io::Read,
@@ -198,6 +199,18 @@ impl Checkpoint {
         let layout = Layout::new(tensors.clone(), self.manifest.bucket_len.max(1))
             .map_err(|e| not_whole(&self.path, MANIFEST_FILE, e.to_string()))?;
         let (model, optimizer) = (self.model()?, self.optimizer()?);
+        // Before memory is taken for them: the files hold what the manifest names.
+        let misfit = |piece: &'static str, differences: Vec<String>| match differences.is_empty() {
+            true => Ok(()),
+            false => Err(CheckpointError::Misfit { path: self.path.join(piece), differences }),
+        };
+        misfit(MODEL_FILE, differences(tensors, &model))?;
+        let params = tensors.iter().filter(|t| t.kind == TensorKind::Param);
+        let of_slots: Vec<TensorSpec> = params
+            .flat_map(|t| self.manifest.slots.iter().map(move |s| (format!("{s}.{}", t.name), &t.shape)))
+            .map(|(name, shape)| TensorSpec::param(name, shape))
+            .collect();
+        misfit(OPTIMIZER_FILE, differences(&of_slots, &optimizer))?;
         let mut weights = vec![0.0; layout.len()];
         let mut slots = vec![vec![0.0; layout.params_len()]; self.manifest.slots.len()];
         for (i, t) in tensors.iter().enumerate() {

@@ -78,8 +78,12 @@ impl Entry {
 
     /// Whether [`TensorFile::chunks`] reads it.
     pub fn is_float(&self) -> bool {
-        matches!(self.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16)
+        is_float(self.dtype)
     }
+}
+
+fn is_float(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16)
 }
 
 impl TensorFile {
@@ -130,10 +134,14 @@ impl TensorFile {
     pub fn chunks(&self, name: &str, mut each: impl FnMut(&[f32])) -> Result<(), CheckpointError> {
         let bad = |why: String| CheckpointError::bad(&self.path, why);
         let info = self.metadata.info(name).ok_or_else(|| bad(format!("has no tensor `{name}`")))?;
+        // Also of types that are narrower than a byte.
+        if !is_float(info.dtype) {
+            return Err(bad(format!("tensor `{name}` is {:?}; F32, F16 and BF16 are read", info.dtype)));
+        }
         let size = info.dtype.bitsize() / 8;
         let (mut at, end) = info.data_offsets;
         let mut bytes = vec![0; CHUNK_BYTES.min(end - at)];
-        let mut values = vec![0.0; bytes.len() / size.max(1)];
+        let mut values = vec![0.0; bytes.len() / size];
         while at < end {
             let n = bytes.len().min(end - at);
             let (bytes, values) = (&mut bytes[..n], &mut values[..n / size]);
@@ -141,13 +149,9 @@ impl TensorFile {
                 .read_exact_at(bytes, self.data_at + at as u64)
                 .map_err(CheckpointError::io(&self.path))?;
             match info.dtype {
-                Dtype::F32 => get_f32_le(bytes, values),
                 Dtype::F16 => halves(bytes, values, |b| f16::from_le_bytes(b).to_f32()),
                 Dtype::BF16 => halves(bytes, values, |b| bf16::from_le_bytes(b).to_f32()),
-                other => {
-                    let why = format!("tensor `{name}` is {other:?}; F32, F16 and BF16 are read");
-                    return Err(bad(why));
-                }
+                _ => get_f32_le(bytes, values),
             }
             each(values);
             at += n;

@@ -136,3 +136,23 @@ fn a_file_that_is_cut_off_anywhere_is_refused() -> Result {
     assert!(weights::load(&path, &layout).is_err_and(|e| e.to_string().contains("NaN")));
     Ok(())
 }
+
+/// A tensor whose values are no whole bytes has no size to divide by.
+#[test]
+fn types_that_are_not_read_are_refused_by_name() -> Result {
+    let path = tempfile::tempdir()?.keep().join("narrow");
+    for (dtype, bytes) in [("F4", 2), ("F6_E2M3", 3), ("I8", 4), ("BOOL", 4), ("F64", 32), ("C64", 32)] {
+        let json = format!("{{\"w\":{{\"dtype\":\"{dtype}\",\"shape\":[4],\"data_offsets\":[0,{bytes}]}}}}");
+        let header = [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat();
+        fs::write(&path, [header, vec![0; bytes]].concat())?;
+        let file = TensorFile::open(&path)?;
+        for error in [
+            file.chunks("w", |_| ()).expect_err(dtype).to_string(),
+            file.read("w", &mut [0.0; 4]).expect_err(dtype).to_string(),
+        ] {
+            assert!(error.contains("tensor `w`") && error.contains("F32, F16 and BF16 are read"), "{error}");
+        }
+    }
+    fs::remove_dir_all(path.parent().expect("a folder"))?;
+    Ok(())
+}

@@ -307,3 +307,28 @@ fn a_step_is_mapped_by_whole_epochs() {
     assert_eq!(m.step_in(3, 12), 7, "2 epochs of 3, and half of 3 rounded down");
     assert_eq!(m.step_in(10, 8), 25);
 }
+
+/// A manifest may come from anyone: no memory is taken for what its files do not hold.
+#[test]
+fn a_model_that_is_larger_than_its_files_is_refused_before_it_is_made() -> Result {
+    let dir = tempfile::tempdir()?;
+    let folder = Folder::new(dir.path());
+    let of = |bucket_len, tensors: Vec<TensorSpec>, slots: usize| -> Result<PathBuf> {
+        let mut w = writer(&folder, 20)?;
+        fill(&mut w, 20, usize::MAX)?;
+        let mut m = Manifest { bucket_len, tensors, ..manifest(20) };
+        m.slots.truncate(slots);
+        Ok(w.finish(m, 1)?)
+    };
+    let huge = || vec![TensorSpec::param("0.weight", &[(1 << 40) - 1])];
+    let (piece, why, _) = refused(&of(1, huge(), 2)?)?;
+    assert!(piece == MANIFEST_FILE && why.contains("buckets"), "{why}");
+    let c = Checkpoint::open(&of(1 << 30, huge(), 2)?)?;
+    let error = c.load().expect_err("it has 12 values").to_string();
+    assert!(error.contains("`0.weight` is [4, 3], the model's is [1099511627775]"), "{error}");
+    // The weights are as they should be, a state vector of them is not there.
+    let c = Checkpoint::open(&of(BUCKET, tensors(), 1)?)?;
+    let error = c.load().expect_err("it names one state vector of two").to_string();
+    assert!(error.contains("`exp_avg_sq.0.bias`") && error.contains("is not in the model"), "{error}");
+    Ok(())
+}

@@ -133,7 +133,11 @@ impl Owner {
                 let kind = RefusalKind::UnknownSession { worker: c.worker, session: c.session };
                 self.refuse(conn, kind.into());
             }
-            Some(Admission::Applied) => self.send(conn, Reply::Ack { seq: c.seq, version: current }),
+            Some(Admission::Applied) => {
+                // The working copy's version may hold what others pushed and no majority has: it is no promise.
+                let version = if leader_acks { current } else { target.version() };
+                self.send(conn, Reply::Ack { seq: c.seq, version });
+            }
             Some(Admission::InFlight) => {}
             Some(Admission::WrongStep { expected }) => {
                 let kind = RefusalKind::WrongStep { bucket: target.id, expected, got: c.step };

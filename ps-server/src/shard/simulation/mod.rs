@@ -41,6 +41,8 @@ struct Schedule {
     forgetful: bool,
     /// So often the leader lost its proposals' outcomes.
     doubts: u64,
+    /// Pushes that were applied while things went wrong, before everything healed.
+    amid: u64,
     trace: Rc<RefCell<Vec<String>>>,
 }
 
@@ -74,6 +76,7 @@ impl Schedule {
             slow: 0,
             forgetful,
             doubts: 0,
+            amid: 0,
             trace,
         }
     }
@@ -97,6 +100,7 @@ impl Schedule {
     async fn goes_on(&mut self) {
         let w = self.below(self.workers.len());
         match self.below(10) {
+            0..5 if self.workers[w].stream.is_none() => self.connect(w, true),
             0..3 => {
                 let count = 1 + self.below(4);
                 let w = &mut self.workers[w];
@@ -227,9 +231,24 @@ impl Schedule {
         self.history.check(&g.truth);
     }
 
+    fn pushes(&self) -> u64 {
+        self.cluster.0.lock().truth.read(|m| m.pushes)
+    }
+
     async fn run(&mut self) {
+        // Where everything goes wrong from the first moment on, hardly anyone gets to train before all is healed.
+        if self.below(4) > 0 {
+            self.begins().await;
+        }
         let events = 20 + self.rng.next_u64() % EVENTS;
-        let trouble = if self.forgetful { 15 } else { 2 } + self.below(12);
+        // Half of the schedules leave the workers time to train between two faults.
+        let trains = self.below(2) == 0;
+        let trouble = match (trains, self.forgetful) {
+            (true, _) => 40 + self.below(40),
+            (false, true) => 15 + self.below(12),
+            (false, false) => 2 + self.below(12),
+        };
+        let begun = self.pushes();
         for _ in 0..events {
             // Room for what the steps that are left will push.
             if self.history.len() + 60 > PLACES {
@@ -239,13 +258,56 @@ impl Schedule {
             if self.below(trouble) == 0 {
                 self.fails().await
             } else {
+                for _ in 0..if trains { 3 } else { 0 } {
+                    self.goes_on().await;
+                    self.owners_work().await;
+                }
                 self.goes_on().await
             }
             self.owners_work().await;
             self.check();
         }
+        self.amid = self.pushes() - begun;
         invariants::replicas(&self.cluster);
         self.heals().await;
+    }
+
+    /// Everything goes well until every worker has weights.
+    async fn begins(&mut self) {
+        self.say("a quiet beginning".into());
+        for _ in 0..100 {
+            if self.workers.iter().all(Worker::has_begun) {
+                return;
+            }
+            self.nothing_fails().await;
+        }
+        panic!("nothing fails, and the workers do not begin: {:#?}", self.states());
+    }
+
+    /// All that was sent arrives, what is proposed is committed and applied, and some time passes. A stream stays what it
+    /// is: a worker that is owed an answer waits for it, and asks nobody else.
+    async fn nothing_fails(&mut self) {
+        (0..NODES).for_each(|n| self.cluster.hears(n));
+        for w in 0..self.workers.len() {
+            self.workers[w].hangs = false;
+            let old = self.workers[w].hears(&mut self.history);
+            if let Some(old) = old {
+                old.breaks(0).deliver(usize::MAX);
+            }
+            self.connect(w, false);
+            if let Some(s) = &mut self.workers[w].stream {
+                s.deliver(usize::MAX);
+            }
+        }
+        self.cluster.commit(usize::MAX);
+        (0..NODES).for_each(|n| self.cluster.apply(n, usize::MAX));
+        self.passes(10).await;
+        self.owners_work().await;
+        self.check();
+    }
+
+    fn states(&self) -> Vec<String> {
+        self.workers.iter().map(Worker::state).collect()
     }
 
     /// Nothing fails from now on: everyone must come to the end.
@@ -257,31 +319,14 @@ impl Schedule {
             }
         }
         for _ in 0..4000 {
-            (0..NODES).for_each(|n| self.cluster.hears(n));
-            for w in 0..self.workers.len() {
-                self.workers[w].hangs = false;
-                let old = self.workers[w].hears(&mut self.history);
-                if let Some(old) = old {
-                    old.breaks(0).deliver(usize::MAX);
-                }
-                self.connect(w, false);
-                if let Some(s) = &mut self.workers[w].stream {
-                    s.deliver(usize::MAX);
-                }
-            }
-            self.cluster.commit(usize::MAX);
-            (0..NODES).for_each(|n| self.cluster.apply(n, usize::MAX));
-            self.passes(10).await;
-            self.owners_work().await;
-            self.check();
             if self.workers.iter().all(|w| w.finished) {
                 invariants::replicas(&self.cluster);
                 return;
             }
+            self.nothing_fails().await;
         }
         let members = self.cluster.0.lock().truth.read(|m| m.members.clone());
-        let workers: Vec<String> = self.workers.iter().map(Worker::state).collect();
-        panic!("nothing fails, and the workers do not come to the end: {workers:#?} {members:?}");
+        panic!("nothing fails, and the workers do not come to the end: {:#?} {members:?}", self.states());
     }
 }
 
@@ -334,18 +379,19 @@ fn a_seed_is_a_schedule() {
 /// What the schedules would be worth if nothing happened in them.
 #[test]
 fn the_schedules_have_what_they_are_for() {
-    let mut seen = [0u64; 4];
+    let mut seen = [0u64; 5];
     for seed in 0..400 {
         runtime().block_on(async {
             let mut s = Schedule::new(seed, Rc::default());
             s.run().await;
             let g = s.cluster.0.lock();
             let (pushes, lost) = g.truth.read(|m| (m.pushes, m.workers_lost));
-            for (seen, n) in seen.iter_mut().zip([pushes, s.doubts, lost, g.term - 1]) {
+            for (seen, n) in seen.iter_mut().zip([pushes, s.amid, s.doubts, lost, g.term - 1]) {
                 *seen += n;
             }
         });
     }
-    let [pushes, doubts, lost, elections] = seen;
+    let [pushes, amid, doubts, lost, elections] = seen;
     assert!(pushes > 10_000 && doubts > 500 && lost > 10 && elections > 1000, "{seen:?}");
+    assert!(amid > pushes / 4, "only {amid} of {pushes} pushes were applied before everything was healed");
 }

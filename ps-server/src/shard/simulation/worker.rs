@@ -147,6 +147,11 @@ impl Worker {
         stream
     }
 
+    /// Whether it has had weights.
+    pub fn has_begun(&self) -> bool {
+        self.done > Step(0) || self.finished
+    }
+
     /// Where it is, for a person to read.
     pub fn state(&self) -> String {
         let Self { id, term, open, session, done, asked, finishing, finished, .. } = self;
@@ -270,7 +275,8 @@ impl Worker {
                 self.got.insert(bucket, (w.version, payload));
                 if w.last {
                     let got = std::mem::take(&mut self.got);
-                    history.pulled(self.id, self.term, done, last, w.slowest, &got);
+                    let conn = self.stream.as_ref().map_or(0, |s| s.conn);
+                    history.pulled(self.id, conn, done, last, w.slowest, &got);
                     for (bucket, (version, _)) in &got {
                         self.versions[*bucket] = *version;
                     }

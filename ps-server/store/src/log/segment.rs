@@ -156,9 +156,11 @@ impl Segment {
         Ok(())
     }
 
-    /// Cuts what is behind the offset and puts zeros in its place, `room` bytes in all where they can be reserved. Not
-    /// durable yet, and until then the file may be shorter than it says.
+    /// Cuts what is behind the offset and puts zeros in its place, `room` bytes in all where they can be reserved, and
+    /// never fewer than it says that it has: it may have been made when segments were longer. Not durable yet, and until
+    /// then the file may be shorter than it says.
     pub fn cut(&mut self, room: u64) -> io::Result<()> {
+        let room = room.max(self.prefix.reserved);
         self.file.set_len(self.offset).map_err(named("cut", &self.path))?;
         let reserved = self.file.allocate(room);
         if reserved.is_err() && self.offset < self.prefix.reserved {

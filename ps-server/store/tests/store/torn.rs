@@ -1,9 +1,9 @@
 //! A crash cuts the tail: the log opens with a prefix that holds everything acknowledged.
 
-use crate::{DIR, HEAD, PREFIX, append, open, record, segment};
+use crate::{DIR, HEAD, PREFIX, SMALL, append, open, open_in, record, segment};
 use bytes::Bytes;
 use paraft_store::{
-    Disk, Record,
+    Disk, LogOptions, Record,
     faulty::{ForgetfulDisk, Survivors},
 };
 use std::path::Path;
@@ -138,4 +138,28 @@ fn a_log_whose_only_record_was_torn_may_begin_elsewhere() {
     append(&log, vec![record(5, 1, 10)]).unwrap();
     let after = disk.crash(Survivors::Synced);
     assert_eq!(open(&after).unwrap().1.records, [record(5, 1, 10)]);
+}
+
+/// Segments may become shorter from one build to the next. A segment that was made longer says so, and without those
+/// bytes it would be refused as cut short by someone else.
+#[test]
+fn a_segment_that_was_made_longer_than_they_are_now_keeps_its_length_when_its_tail_is_cut() {
+    let disk = ForgetfulDisk::default();
+    let long = LogOptions { segment_bytes: 64 << 10, ..SMALL };
+    let (log, _) = open_in(&disk, Path::new(DIR), long).unwrap();
+    let records: Vec<_> = (0..3).map(|i| record(i, 1, 50)).collect();
+    append(&log, records.clone()).unwrap();
+    let torn = disk.crash(Survivors::Everything);
+    drop(log);
+    let mut bytes = torn.contents(&segment(0)).unwrap();
+    let end = bytes.iter().rposition(|b| *b != 0).unwrap();
+    bytes[end] ^= 1;
+    torn.put(&segment(0), bytes);
+    let (log, found) = open(&torn).unwrap();
+    assert_eq!((found.records.len(), found.torn_bytes > 0), (2, true));
+    append(&log, vec![record(2, 2, 50)]).unwrap();
+    log.truncate_after(Some(0)).unwrap();
+    drop(log);
+    let (_, found) = open(&torn).expect("nothing was cut short by anyone else");
+    assert_eq!(found.records, records[..1]);
 }

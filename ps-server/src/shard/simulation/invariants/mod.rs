@@ -38,7 +38,7 @@ pub struct History {
     acked: BTreeMap<(u64, usize), Version>,
     /// What a pull must show at least: set when it is asked.
     floor: BTreeMap<WorkerId, [Version; BUCKETS]>,
-    /// The last pull's versions of each worker, and of which term's leader.
+    /// The last pull's versions of each worker, and by which stream it came.
     shown: BTreeMap<WorkerId, (u64, [Version; BUCKETS])>,
     sessions: membership::Sessions,
     /// The weights of the finished job, which must be the same for all.
@@ -93,14 +93,14 @@ impl History {
     pub fn pulled(
         &mut self,
         worker: WorkerId,
-        term: u64,
+        conn: u64,
         done: Step,
         last: bool,
         slowest: Step,
         got: &BTreeMap<usize, (Version, Bytes)>,
     ) {
         assert_eq!(got.len(), BUCKETS, "a pull brings every bucket");
-        self.versions_do_not_go_back(worker, term, got);
+        self.versions_do_not_go_back(worker, conn, got);
         if last {
             self.the_end_is_the_same_for_all(got);
         } else {

@@ -1,7 +1,7 @@
 //! The consistency rule: a worker that goes on after step `done` has in its weights its own pushes up to `done`, and
 //! everyone else's up to `done` less the staleness.
 
-use super::{BUCKETS, History};
+use super::{BUCKETS, History, Pushed};
 use bytes::Bytes;
 use paraft_common::{Step, Version, WorkerId};
 use std::collections::BTreeMap;
@@ -18,11 +18,17 @@ impl History {
             self.mode.may_proceed(slowest, done),
             "{worker} goes on after {done}; the slowest is at {slowest}"
         );
+        // Who was away for too long has left, though its process may not know yet: nobody waits for it.
+        let there = |p: &Pushed| {
+            let g = self.cluster.0.lock();
+            self.sessions.is_current(p.worker, p.session)
+                && g.truth.read(|m| m.members.in_session(p.worker, p.session).is_some())
+        };
         for bucket in 0..BUCKETS {
             let weights = Self::weights(&got[&bucket].1);
             for (place, p) in self.pushed.iter().enumerate() {
                 // Of those who still are in the session that they pushed in.
-                if !self.sessions.is_current(p.worker, p.session) {
+                if !there(p) {
                     continue;
                 }
                 let own = p.worker == worker && p.step <= done;

@@ -1,5 +1,6 @@
 //! Versions never go back: a leader shows at least what it and its predecessors have acknowledged, and a worker that
-//! stays with a leader never sees less than it saw before.
+//! keeps its stream never sees less than it saw before. (Without it, it may: what a leader has shown and not replicated
+//! is gone where it begins anew, be it in its own term.)
 
 use super::{BUCKETS, History};
 use bytes::Bytes;
@@ -18,7 +19,7 @@ impl History {
     pub(super) fn versions_do_not_go_back(
         &mut self,
         worker: WorkerId,
-        term: u64,
+        conn: u64,
         got: &BTreeMap<usize, (Version, Bytes)>,
     ) {
         let now: [Version; BUCKETS] = std::array::from_fn(|b| got[&b].0);
@@ -30,9 +31,9 @@ impl History {
                 "{worker} got bucket {bucket} at {now}; {floor} was acknowledged before it asked"
             );
         }
-        if let Some((t, before)) = self.shown.insert(worker, (term, now)).filter(|(t, _)| *t == term) {
+        if let Some((c, before)) = self.shown.insert(worker, (conn, now)).filter(|(c, _)| *c == conn) {
             let back = before.iter().zip(&now).any(|(before, now)| now < before);
-            assert!(!back, "{worker} saw {before:?} and then {now:?} of the leader of term {t}");
+            assert!(!back, "{worker} saw {before:?} and then {now:?} by stream {c}");
         }
     }
 }

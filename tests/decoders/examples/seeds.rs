@@ -1,0 +1,495 @@
+//! Writes the seeds of `fuzz/corpus/`: inputs that are whole, one for each kind that a target knows. Inputs that a fuzzer found
+//! are named `found-...` and stay as they are.
+//!
+//! ```sh
+//! cargo run -p paraft-decoders --example seeds
+//! ```
+
+use flate2::{Compression, write::GzEncoder};
+use paraft_common::{
+    BucketId, Durability, Encoding, LogForm, Mode, Payload, Seq, ServerId, SessionId, ShardId, Step, Version,
+    WorkerId, checkpoint::KnownCheckpoint,
+};
+use paraft_decoders::{
+    files,
+    input::Seed,
+    log_files::{mark, segment},
+    wire,
+};
+use paraft_proto::{self as proto, checkpoint_part, from_shard, to_shard};
+use paraft_record::{Eval, Event, Leave, Run, Server, Shard as ShardLine, Train, Worker};
+use paraft_server::{
+    control::{Agreed, Command as Control, Difference, Identity, JobFacts, JobState, Place, Shape},
+    header,
+    raft::{Change, ReplicaId, Replicated, fuzzing},
+    shard::{
+        Command, Contribution, InitPart, Proposal, Shard,
+        command::EvalSums,
+        cut::{CutBucket, CutId, CutMember, CutRecord},
+        form::Form,
+    },
+};
+use prost::Message;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::Write,
+    path::Path,
+};
+
+fn write(target: &str, name: &str, bytes: &[u8]) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
+    fs::create_dir_all(&dir).expect("a folder");
+    fs::write(dir.join(name), bytes).expect("a seed");
+}
+
+fn main() {
+    bulk();
+    push();
+    control_wire();
+    encodings();
+    peer();
+    control_state();
+    shard_state();
+    replica();
+    store();
+    jobs();
+    metrics();
+    checkpoints();
+    data();
+}
+
+fn framed(message: &impl Message) -> Vec<u8> {
+    let body = message.encode_to_vec();
+    [&[0], &(body.len() as u32).to_be_bytes()[..], &body].concat()
+}
+
+fn a_push(len: usize) -> proto::ToShard {
+    let payload = vec![0x3f; len].into();
+    let push = proto::Push { seq: 300, step: 1, bucket: 2, version: 0, sum_of_squares: 0.5, payload };
+    proto::ToShard { kind: Some(to_shard::Kind::Push(push)) }
+}
+
+fn an_init(len: usize, part: u32) -> proto::ToShard {
+    let init = proto::Init { bucket: 0, payload: vec![0; len].into(), part, version: 3, clock: 1.5 };
+    proto::ToShard { kind: Some(to_shard::Kind::Init(init)) }
+}
+
+fn bulk() {
+    let seed = |how: u8| Seed::default().byte(how).word(9000).word(20000).word(50000);
+    let two = [framed(&a_push(40)), framed(&an_init(16, 1))].concat();
+    write("bulk", "to-shard-stream", &seed(0).rest(&two).0);
+    let weights = proto::Weights {
+        bucket: 9,
+        version: 5,
+        payload: vec![1; 60].into(),
+        finishers: vec![1, 300],
+        ..proto::Weights::default()
+    };
+    let weights = proto::FromShard { kind: Some(from_shard::Kind::Weights(weights)) };
+    write("bulk", "from-shard-stream", &seed(1).rest(&framed(&weights)).0);
+    let piece = proto::Piece { bucket: 1, part: 0, payload: vec![2; 60].into(), version: 3, clock: 2.5 };
+    let piece = proto::CheckpointPart { kind: Some(checkpoint_part::Kind::Piece(piece)) };
+    let payloads = vec![vec![1; 20].into(), vec![].into(), vec![2; 10].into()];
+    let call = proto::PeerRequest { group: 1, from: 2, to: 3, call: 1, header: vec![7; 30].into(), payloads };
+    for (long, name) in [(0, "short"), (16, "long")] {
+        let how = 8 | long;
+        write("bulk", &format!("to-shard-{name}"), &seed(how).rest(&a_push(40).encode_to_vec()).0);
+        write("bulk", &format!("from-shard-{name}"), &seed(how | 1).rest(&weights.encode_to_vec()).0);
+        write("bulk", &format!("peer-request-{name}"), &seed(how | 2).rest(&call.encode_to_vec()).0);
+        write("bulk", &format!("checkpoint-part-{name}"), &seed(how | 3).rest(&piece.encode_to_vec()).0);
+    }
+    let reply = proto::PeerReply { header: vec![1; 9].into() };
+    write("bulk", "peer-reply", &seed(12).rest(&reply.encode_to_vec()).0);
+}
+
+fn push() {
+    use to_shard::Kind;
+    let seed = |which: u8| Seed::default().byte(which).word(9000).word(20000).word(50000);
+    for (i, encoding) in (0u8..).zip(Encoding::ALL) {
+        let push = a_push(encoding.encoded_len(2)).encode_to_vec();
+        write("push", &format!("push-{encoding}"), &seed(2 * i).rest(&push).0);
+    }
+    write("push", "init", &seed(0).rest(&an_init(16, 0).encode_to_vec()).0);
+    write("push", "init-slot", &seed(1).rest(&an_init(16, 1).encode_to_vec()).0);
+    let others = [
+        ("pull", Kind::Pull(proto::Pull { done: 3, r#final: false, section: true, have: vec![1, 300] })),
+        ("norm", Kind::Norm(proto::Norm { step: 3, sum_of_squares: 0.5 })),
+        ("report", Kind::Report(proto::Report { epoch: 1, loss_sum: 0.5, correct: 3, count: 4 })),
+        ("take", Kind::Take(proto::Take { request: 1, epoch: 0, done: Some(3) })),
+        ("resume", Kind::Resume(proto::Resume { level: true })),
+        ("advance", Kind::Advance(proto::Advance { step: 12 })),
+    ];
+    for (name, kind) in others {
+        write("push", name, &seed(1).rest(&proto::ToShard { kind: Some(kind) }.encode_to_vec()).0);
+    }
+}
+
+fn control_wire() {
+    let job = proto::JobReport {
+        name: "digits".into(),
+        mode: "ssp:4".into(),
+        workers: 2,
+        durability: "quorum-disk".into(),
+        log: "auto".into(),
+        shards: 3,
+        finished: true,
+    };
+    let replica = proto::ReplicaReport {
+        shard: 1,
+        node: 1 << 32 | 5,
+        founded: true,
+        leads: true,
+        members: vec![proto::Replica { node: 1 << 32 | 5, address: "a:1".into(), voter: true }],
+        digests: vec![proto::ParityDigest { index: 7, digest: 9 }],
+        job: Some(job),
+        ..proto::ReplicaReport::default()
+    };
+    let report = proto::ReportRequest {
+        fleet: 9,
+        server: 1,
+        address: "a:1".into(),
+        node: 1 << 32 | 6,
+        replicas: vec![replica],
+    };
+    write("control_wire", "report", &Seed::default().byte(0).rest(&report.encode_to_vec()).0);
+    let held =
+        proto::CheckpointInfo { path: "/c/step-1".into(), step: 1, loss: Some(0.5), ..Default::default() };
+    let note = proto::NoteCheckpointsRequest { job: 1, folder: "/c".into(), held: vec![held] };
+    write("control_wire", "checkpoints", &Seed::default().byte(1).rest(&note.encode_to_vec()).0);
+    use proto::directive::Kind;
+    let kinds = [
+        Kind::Host(proto::Host { origin: 1 }),
+        Kind::Found(proto::Found { origin: 1, members: Vec::new() }),
+        Kind::Retire(proto::Retire { node: 1, index: 2 }),
+        Kind::Voters(proto::Voters { nodes: vec![1, 2] }),
+        Kind::Transfer(3),
+        Kind::Diverged(proto::Diverged { node: 1, index: 2, digest: 3, majority: 4 }),
+    ];
+    let directives =
+        (0u32..).zip(kinds).map(|(shard, k)| proto::Directive { shard, kind: Some(k) }).collect();
+    let reply = proto::ReportReply { accepted: true, directives, ..Default::default() };
+    write("control_wire", "directives", &Seed::default().byte(2).rest(&reply.encode_to_vec()).0);
+    let server =
+        |server, state: &str| proto::ServerInfo { server, state: state.into(), ..Default::default() };
+    let shard = proto::ShardInfo { voters: vec![0, 1, 2], silent: vec![2], ..Default::default() };
+    let shape = proto::FleetShape { shards: 1, replicas: 3, durability: "leader".into() };
+    let describe = proto::DescribeReply {
+        fleet: 3,
+        shape: Some(shape),
+        servers: vec![server(0, "up"), server(1, "draining"), server(2, "silent")],
+        shards: vec![shard],
+        control_voters: vec![0, 1, 2],
+        control_silent: vec![2],
+        ..Default::default()
+    };
+    write("control_wire", "describe", &Seed::default().byte(3).rest(&describe.encode_to_vec()).0);
+}
+
+fn encodings() {
+    for (i, encoding) in (0u8..).zip(Encoding::ALL) {
+        let mut bytes = Vec::new();
+        encoding.encode(&[1.0, -0.5, 3.0, 1e-20, 100.0], &mut bytes);
+        let seed =
+            |how, count| Seed::default().byte(how).word(count).word(30000).word(9000).word(20000).word(50000);
+        write("encodings", &format!("{encoding}"), &seed(i, 5).rest(&bytes).0);
+        write("encodings", &format!("{encoding}-long"), &seed(i | 4, 3000).rest(&bytes).0);
+    }
+    write("encodings", "wrong-length", &Seed::default().byte(0).word(3).rest(&[0; 20]).0);
+}
+
+fn proposal(command: Command, payload: Vec<u8>) -> Proposal {
+    Proposal { command, payload: payload.into() }
+}
+
+fn session() -> (WorkerId, SessionId) {
+    (WorkerId(1), SessionId(1))
+}
+
+/// The life of a shard whose log has updates.
+fn updates(leased: bool) -> Vec<Proposal> {
+    let (worker, session) = session();
+    let job = wire::small_job(Encoding::F32, leased).to_toml().expect("a job");
+    let contributions =
+        vec![Contribution { worker, session, seq: Seq(1), step: Step(1), pulled: Version(0) }];
+    let update = Command::Update { bucket: BucketId(0), contributions, encoding: Encoding::F32, factor: 0.5 };
+    let sums = EvalSums { loss_sum: 0.5, correct: 1, count: 2 };
+    vec![
+        proposal(Command::Configure { job }, Vec::new()),
+        proposal(Command::Init { bucket: BucketId(0), part: InitPart::FRESH }, vec![0; 16]),
+        proposal(Command::Join { worker }, Vec::new()),
+        proposal(update, 1f32.to_le_bytes().repeat(4)),
+        proposal(Command::Take { worker, session, request: 1, epoch: 0, done: None }, Vec::new()),
+        proposal(Command::Report { worker, session, epoch: 1, sums }, Vec::new()),
+        proposal(Command::Rest { worker, session }, Vec::new()),
+        proposal(Command::Resume { worker, session, level: true }, Vec::new()),
+        proposal(Command::Advance { worker, session, step: Step(4) }, Vec::new()),
+        proposal(Command::Fence, Vec::new()),
+        proposal(Command::Finish { worker, session }, Vec::new()),
+        proposal(Command::Leave { worker, session }, Vec::new()),
+    ]
+}
+
+/// And of one with image cuts; the last marker is left out.
+fn cuts() -> Vec<Proposal> {
+    let (worker, session) = session();
+    let job =
+        paraft_common::config::ServerJob { log: LogForm::Auto, ..wire::small_job(Encoding::F32, false) };
+    let cut = CutId { term: 1, number: 1 };
+    let member = CutMember { session, last_seq: Seq(1), steps: BTreeMap::from([(BucketId(0), Step(1))]) };
+    let record = CutRecord { members: BTreeMap::from([(worker, member)]), pushes: 1, ..CutRecord::default() };
+    let bucket = CutBucket { bucket: BucketId(0), base: Version(0), version: Version(1), clock: 1.0 };
+    let next = CutId { term: 1, number: 2 };
+    let part = |cut| Command::CutPart { cut, part: 0, vectors: vec![(BucketId(0), 0)] };
+    vec![
+        proposal(Command::Configure { job: job.to_toml().expect("a job") }, Vec::new()),
+        proposal(Command::Join { worker }, Vec::new()),
+        proposal(Command::ChangeForm { form: Form::Images }, Vec::new()),
+        proposal(part(cut), vec![1; 16]),
+        proposal(Command::Cut { cut, after: None, parts: 1, buckets: vec![bucket], record }, Vec::new()),
+        proposal(part(next), vec![2; 16]),
+    ]
+}
+
+fn peer() {
+    let vote = header::encode(&(3u64, 1u64, true)).expect("numbers");
+    write("peer", "numbers", &Seed::default().byte(0).rest(&vote).0);
+    let entry = fuzzing::header_of(7, Change::Shard(updates(false).swap_remove(3)));
+    write("peer", "entry", &Seed::default().byte(1).byte(16).rest(&entry).0);
+    write("peer", "check", &Seed::default().byte(0).rest(&fuzzing::header_of(8, Change::Check)).0);
+    write("peer", "append", &Seed::default().byte(2).byte(16).byte(3).rest(&fuzzing::append()).0);
+    write("peer", "snapshot-head", &Seed::default().byte(0).rest(&fuzzing::snapshot_head(9, &[1, 2])).0);
+    write("peer", "log-id", &Seed::default().byte(0).rest(&fuzzing::purge_tag(9)).0);
+    let identity = Identity { server: ServerId(1), node: ReplicaId(1 << 32 | 5), fleet: 3 };
+    write("peer", "identity", &Seed::default().byte(0).rest(&header::encode(&identity).expect("small")).0);
+}
+
+fn control_commands() -> Vec<Control> {
+    let shape = Shape { shards: 2, replicas: 1, durability: Durability::QuorumDisk };
+    let place = Place { origin: 7, voters: BTreeSet::from([ReplicaId(1)]), founded: true };
+    let facts = JobFacts {
+        name: "digits".into(),
+        mode: Mode::Bsp,
+        workers: 2,
+        durability: Durability::QuorumDisk,
+        log: LogForm::Auto,
+    };
+    let held = KnownCheckpoint {
+        path: "/c/step-1".into(),
+        step: 1,
+        versions: (1, 2),
+        bytes: 10,
+        loss: Some(0.5),
+        written_ms: 3,
+        worker: Some(WorkerId(0)),
+        best: true,
+    };
+    let difference = Difference { held: vec![held], gone: vec!["/c/step-0".into()] };
+    vec![
+        Control::Found { fleet: 9, shape, servers: BTreeMap::from([(ServerId(0), "a:1".into())]) },
+        Control::Admit { server: ServerId(1), address: "b:1".into() },
+        Control::Join { address: "c:1".into() },
+        Control::Drain { server: ServerId(0), draining: true },
+        Control::Place { shard: ShardId(0), place },
+        Control::Job {
+            shards: BTreeMap::from([(ShardId(0), 7)]),
+            facts,
+            state: JobState::Running,
+            seen_ms: 5,
+        },
+        Control::Checkpoints { job: 7, difference },
+    ]
+}
+
+fn control_state() {
+    let (agreed, mut log) = (Agreed::default(), Seed::default().part(&[]));
+    for command in control_commands() {
+        log = log.part(&header::encode(&command).expect("small"));
+        agreed.apply(&Change::Control(command));
+    }
+    write("control_state", "commands", &log.0);
+    let join = header::encode(&Control::Join { address: "d:1".into() }).expect("small");
+    write("control_state", "snapshot", &Seed::default().part(&agreed.image().head).part(&join).0);
+}
+
+fn after(proposals: &[Proposal], shards: u32) -> Shard {
+    let shard = Shard::new(ShardId(0), shards);
+    proposals.iter().for_each(|p| _ = shard.apply(p));
+    shard
+}
+
+fn shard_state() {
+    for (name, life) in [("updates", updates(false)), ("leased", updates(true)), ("cuts", cuts())] {
+        let mut seed = Seed::default().byte(1).part(&[]);
+        for p in &life {
+            seed = seed.part(&header::encode(p).expect("small")).part(&p.payload.to_bytes());
+        }
+        write("shard_state", name, &seed.0);
+        // Before the worker has finished and left.
+        let image = Replicated::image(&after(&life[..life.len().min(6)], 2));
+        let mut seed = Seed::default().byte(1).part(&image.head).byte(image.parts.len() as u8);
+        for part in &image.parts {
+            seed = seed.part(&part.to_bytes());
+        }
+        let last = &life[life.len() - 1];
+        seed = seed.part(&header::encode(last).expect("small")).part(&last.payload.to_bytes());
+        write("shard_state", &format!("image-{name}"), &seed.0);
+    }
+}
+
+fn replica() {
+    let log = |mut seed: Seed, from: u64, life: &[Proposal]| {
+        for (index, p) in (from..).zip(life) {
+            seed =
+                seed.part(&fuzzing::header_of(index, Change::Shard(p.clone()))).part(&p.payload.to_bytes());
+        }
+        let index = from + life.len() as u64;
+        seed.part(&fuzzing::header_of(index, Change::Check)).part(&[])
+    };
+    write("replica", "log", &log(Seed::default().byte(0), 0, &updates(false)).0);
+    let life = updates(true);
+    let image = Replicated::image(&after(&life[..4], 1));
+    let mut seed = Seed::default().byte(6).byte(image.parts.len() as u8);
+    seed = seed.part(&fuzzing::snapshot_head(3, &image.head));
+    for part in &image.parts {
+        seed = seed.part(&part.to_bytes());
+    }
+    seed = seed.word(3).part(&fuzzing::purge_tag(3));
+    write("replica", "snapshot-and-log", &log(seed, 4, &life[4..]).0);
+    let card = header::encode(&(1u64 << 32, 5u64, 2u32)).expect("numbers");
+    write("replica", "card", &log(Seed::default().byte(1).part(&card), 0, &cuts()).0);
+}
+
+fn store() {
+    let records: [(&[u8], &[u8]); 3] = [(b"entry 0", &[1; 20]), (b"entry 1", &[]), (b"entry 2", &[3; 30])];
+    let first = segment(0, true, 11, &records);
+    let second = segment(3, false, 12, &records[..1]);
+    let closed = [&second[..], &mark(4)].concat();
+    let seed = |how| Seed::default().byte(how);
+    write("log", "two-segments", &seed(1).word(0).part(&first).word(3).part(&closed).0);
+    write("log", "not-mended", &seed(0).word(0).part(&first).word(3).part(&second).0);
+    write("log", "torn", &seed(0).word(0).part(&first[..first.len() - 5]).0);
+    let purged = [&1u64.to_le_bytes()[..], b"tag"].concat();
+    write("log", "purged", &seed(3).part(&purged).word(0).part(&first).word(3).part(&second).0);
+    let mut short = segment(0, true, 13, &records);
+    short[12] = 1 | 1 << 1;
+    write("log", "being-cut", &seed(5).word(0).word(0).part(&short).0);
+
+    let disk = paraft_store::faulty::ForgetfulDisk::default();
+    let path = Path::new("/f");
+    let shared: std::sync::Arc<dyn paraft_store::Disk> = std::sync::Arc::new(disk.clone());
+    let mut file = paraft_store::SnapshotWriter::create(shared, path).expect("in memory");
+    for chunk in [vec![1; 40], Vec::new(), vec![2; 30]] {
+        file.push(&Payload::from(chunk)).expect("in memory");
+    }
+    file.finish().expect("in memory");
+    let bytes = disk.contents(path).expect("it is there");
+    write("snapshot_file", "three-chunks", &seed(0).rest(&bytes).0);
+    write("snapshot_file", "mended", &seed(1).rest(&bytes).0);
+    write("snapshot_file", "cut-short", &seed(0).rest(&bytes[..60]).0);
+    paraft_store::write_small(&disk, path, b"contents").expect("in memory");
+    let bytes = disk.contents(path).expect("it is there");
+    write("small_file", "whole", &seed(0).rest(&bytes).0);
+    write("small_file", "mended", &seed(1).rest(&bytes).0);
+}
+
+fn jobs() {
+    for leased in [false, true] {
+        let job = wire::small_job(Encoding::Int8, leased).to_toml().expect("a job");
+        write("server_job", if leased { "leased" } else { "plain" }, job.as_bytes());
+    }
+    let example = "name = \"digits\"\nseed = 3\n\n[model]\nkind = \"mlp\"\nhidden = [16]\n\n[data]\nkind = \"digits\"\n\n\
+        [train]\nworkers = 2\nmode = \"ssp:4\"\nbatch = 8\n\n[optimizer]\nkind = \"adam\"\nlr = 0.01\n\n[schedule]\n\
+        kind = \"cosine\"\nsteps = 100\nwarmup = 5\n\n[eval]\ntarget_accuracy = 0.9\n\n[checkpoint]\nevery_steps = 10\n\n\
+        [cluster]\nservers = 3\nreplicas = 3\ndurability = \"quorum-memory\"\n";
+    write("job_file", "example", example.as_bytes());
+    let set = format!(
+        "[data]\nkind = \"csv\"\npath = \"a\"\n[model]\nkind = \"linear\"\n\0train.batch=3\0cluster.log=images"
+    );
+    write("job_file", "set", set.as_bytes());
+    write("job_file", "wrong-key", b"[cluster]\nserver = 3\n");
+}
+
+fn metrics() {
+    let events = [
+        Event::Run(Run { name: "r".into(), mode: "bsp".into(), workers: 2, ..Run::default() }),
+        Event::Train(Train {
+            wall: 2.0,
+            seconds: 1.0,
+            samples: 10,
+            loss: 0.5,
+            samples_per_s: 10.0,
+            ..Train::default()
+        }),
+        Event::Eval(Eval {
+            epoch: 1,
+            samples: 10,
+            loss: f64::NAN,
+            accuracy: Some(0.5),
+            count: 3,
+            ..Eval::default()
+        }),
+        Event::Worker(Worker { samples: 20, seconds: 2.0, cpu_seconds: 1.0, ..Worker::default() }),
+        Event::Shard(ShardLine { delay: vec![3, 0, 1], pushes: 4, ..ShardLine::default() }),
+        Event::Leave(Leave { reason: "killed".into(), ..Leave::default() }),
+        Event::Server(Server { cpu_seconds: 1.0, ..Server::default() }),
+    ];
+    let lines: Vec<String> = events.iter().map(|e| serde_json::to_string(e).expect("plain") + "\n").collect();
+    write("metrics", "run", lines.concat().as_bytes());
+    write("metrics", "train", [&lines[0][..], &lines[1], &lines[1], "\n", &lines[2]].concat().as_bytes());
+    write("metrics", "cut-off", &lines[1].as_bytes()[..100]);
+}
+
+fn checkpoints() {
+    let json = serde_json::json!({
+        "format": 1, "paraft": "0.1.0", "written": 1.5, "name": "fuzz", "step": 7, "resume_step": 7, "mode": "bsp",
+        "workers": 1, "batch": 4, "steps_per_epoch": 3, "shards": 1, "bucket_len": 4,
+        "optimizer": { "kind": "momentum", "lr": 0.1, "momentum": 0.9 }, "slots": ["velocity"],
+        "tensors": [
+            { "name": "0.weight", "shape": [2, 3], "kind": "param" }, { "name": "0.bias", "shape": [2], "kind": "param" },
+            { "name": "1.running_mean", "shape": [2], "kind": "buffer" },
+        ],
+        "buckets": [{ "version": 7, "clock": 7.0 }, { "version": 7, "clock": 7.0 }, { "version": 7, "clock": 7.0 }],
+        "clocks": [{ "shard": 0, "worker": 0, "step": 7, "finished": false }],
+        "early_stop": { "best_loss": 0.5, "bad": 1, "stop": false, "evaluated": null },
+        "job": "", "files": {}, "seal": "00000000",
+    });
+    let text = json.to_string();
+    write("manifest", "mended", &Seed::default().byte(1).rest(text.as_bytes()).0);
+    let sealed = files::seal(text.as_bytes()).expect("an object");
+    write("manifest", "whole", &Seed::default().byte(0).rest(&sealed).0);
+    let cut = &sealed[..sealed.len() / 2];
+    write("manifest", "cut-off", &Seed::default().byte(0).rest(cut).0);
+
+    let all = files::tensors();
+    let shapes: Vec<(&str, &[usize])> = all.iter().map(|t| (t.name.as_str(), t.shape.as_slice())).collect();
+    write("weights", "f32", &files::model(&shapes, "F32", 4));
+    write("weights", "bf16", &files::model(&shapes, "BF16", 2));
+    write("weights", "f16", &files::model(&shapes, "F16", 2));
+    write("weights", "i64", &files::model(&[("1.num_batches_tracked", &[])], "I64", 8));
+}
+
+fn gz(bytes: &[u8]) -> Vec<u8> {
+    let mut out = GzEncoder::new(Vec::new(), Compression::best());
+    out.write_all(bytes).expect("in memory");
+    out.finish().expect("in memory")
+}
+
+fn data() {
+    let numbers = |all: &[u32]| all.iter().flat_map(|n| n.to_be_bytes()).collect::<Vec<u8>>();
+    let images = [numbers(&[2051, 3, 2, 2]), (0..12).collect()].concat();
+    let labels = [numbers(&[2049, 3]), vec![0, 2, 1]].concat();
+    write("idx", "plain", &Seed::default().part(&images).rest(&labels).0);
+    write("idx", "gzip", &Seed::default().part(&gz(&images)).rest(&gz(&labels)).0);
+    write("idx", "cut-off", &Seed::default().part(&images[..10]).rest(&labels).0);
+    let table = b"a,b,label\n1,2.5,0\n-3,1e3,1\n0.5,7,2\n4,5,1\n8,9,0\n";
+    let seed = |how| Seed::default().byte(how);
+    write("csv", "last", &seed(1 | 8 | 32).part(table).0);
+    write("csv", "first-no-header", &seed(4 | 16 | 32).part(b"1,0.5\n0,0.25\n1,3\n").0);
+    write("csv", "test-file", &seed(1 | 8 | 32 | 64).part(table).rest(table).0);
+    write("csv", "gzip", &seed(1 | 8 | 32).part(&gz(table)).0);
+    let text = "Grüße, 世界! to be or not to be";
+    write("text", "bytes", &seed(0).byte(4).rest(text.as_bytes()).0);
+    write("text", "chars", &seed(1).byte(3).rest(text.as_bytes()).0);
+    write("text", "gzip", &seed(0).byte(4).rest(&gz(text.as_bytes())).0);
+}

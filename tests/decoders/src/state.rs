@@ -1,0 +1,156 @@
+//! What servers replicate: headers, commands, images, the folder of a replica.
+
+use crate::{
+    input::{Input, Seed},
+    log_files::segment,
+};
+use paraft_common::{Payload, ShardId, config::ServerJob};
+use paraft_server::{
+    control::{Agreed, Command, Identity},
+    header,
+    raft::{Change, RawImage, Replicated, fuzzing},
+    replay,
+    shard::{self, Proposal, Shard, image::Image},
+};
+use paraft_store::{Disk, faulty::ForgetfulDisk, write_small};
+use std::{path::Path, sync::Arc};
+
+/// A header that a peer sent, as every kind that there is, with up to three payloads beside it.
+pub fn peer(data: &[u8]) {
+    let mut input = Input(data);
+    let payloads: Vec<Payload> =
+        (0..input.byte() % 4).map(|_| usize::from(input.byte())).map(|n| vec![7; n].into()).collect();
+    let header = input.rest();
+    fuzzing::read_as_anything(header, &payloads);
+    for_sake_of_format(header, |h| fuzzing::read_as_anything(h, &payloads));
+    let _ = header::decode::<Identity>(header);
+}
+
+/// Once more with the byte of format right, which stands before every header.
+fn for_sake_of_format(header: &[u8], read: impl Fn(&[u8])) {
+    if header.first().is_some_and(|f| *f != header::FORMAT) {
+        read(&[&[header::FORMAT], header].concat());
+    }
+}
+
+/// A snapshot of the control group's state, then commands.
+pub fn control_state(data: &[u8]) {
+    let mut input = Input(data);
+    let agreed = Agreed::default();
+    let head = input.part();
+    if !head.is_empty()
+        && agreed.install(&RawImage { head: head.to_vec().into(), parts: Vec::new() }).is_err()
+    {
+        assert_eq!(agreed.get(), Default::default(), "an error changes nothing");
+    }
+    while !input.is_empty() {
+        if let Ok(command) = header::decode::<Command>(input.part()) {
+            agreed.apply(&Change::Control(command));
+        }
+    }
+    there_and_back(&agreed, &Agreed::default());
+}
+
+/// Another replica that installs a state's image has the same state.
+fn there_and_back(state: &dyn Replicated, other: &dyn Replicated) {
+    let image = state.image();
+    other.install(&image).expect("its own image");
+    assert_eq!(other.image(), image);
+}
+
+/// A shard's image, then commands with their bulk.
+pub fn shard_state(data: &[u8]) {
+    let mut input = Input(data);
+    let shards = 1 + u32::from(input.byte() % 3);
+    let shard = Shard::new(ShardId(0), shards);
+    let head = input.part();
+    if !head.is_empty() {
+        let parts: Vec<Payload> = (0..input.byte() % 16).map(|_| input.part().to_vec().into()).collect();
+        let raw = RawImage { head: head.to_vec().into(), parts };
+        if let Ok(image) = Image::from_raw(&raw) {
+            assert_eq!(image.to_raw(), raw, "there is one way to write it");
+        }
+        if shard.install_raw(&raw).is_err() {
+            assert_eq!(Replicated::image(&shard), Replicated::image(&Shard::new(ShardId(0), shards)));
+        }
+    }
+    while !input.is_empty() {
+        let (header, payload) = (input.part(), input.part());
+        let Ok(proposal) = header::decode::<Proposal>(header) else { continue };
+        if is_small(&proposal) {
+            shard.apply(&Proposal { payload: payload.to_vec().into(), ..proposal });
+        }
+    }
+    there_and_back(&shard, &Shard::new(ShardId(0), shards));
+}
+
+trait InstallRaw {
+    fn install_raw(&self, raw: &RawImage) -> Result<(), String>;
+}
+
+impl InstallRaw for Shard {
+    fn install_raw(&self, raw: &RawImage) -> Result<(), String> {
+        Replicated::install(self, raw)
+    }
+}
+
+/// Not a job whose weights fill the memory of the fuzzer: servers take jobs of up to 64 GiB.
+fn is_small(proposal: &Proposal) -> bool {
+    let shard::Command::Configure { job } = &proposal.command else { return true };
+    ServerJob::from_toml(job).is_ok_and(|j| j.params_len + j.buffers_len <= 1 << 16)
+}
+
+const FOLDER: &str = "/data/shard-0";
+
+/// The folder of a replica that does not run, with checksums that are right: its card, its snapshot, the headers and
+/// payloads of its log. Bits: card as it comes, snapshot, purge point.
+pub fn replica(data: &[u8]) {
+    let mut input = Input(data);
+    let how = input.byte();
+    let disk = ForgetfulDisk::default();
+    let folder = Path::new(FOLDER);
+    disk.create_dir_all(&folder.join("log")).expect("in memory");
+    let card = if how & 1 > 0 { input.part().to_vec() } else { card() };
+    write_small(&disk, &folder.join("replica"), &card).expect("in memory");
+    write_small(&disk, Path::new("/data/identity"), &card).expect("in memory");
+    if how & 2 > 0 {
+        let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+        let mut file =
+            paraft_store::SnapshotWriter::create(shared, &folder.join("snapshot")).expect("in memory");
+        for _ in 0..=input.byte() % 16 {
+            file.push(&input.part().to_vec().into()).expect("in memory");
+        }
+        file.finish().expect("in memory");
+    }
+    let mut first = 0;
+    if how & 4 > 0 {
+        let (upto, tag) = (u64::from(input.word()), input.part());
+        write_small(&disk, &folder.join("log/purged"), &Seed(upto.to_le_bytes().into()).rest(tag).0)
+            .expect("in memory");
+        first = upto + 1;
+    }
+    let mut records = Vec::new();
+    while !input.is_empty() {
+        let (header, payload) = (input.part(), input.part());
+        if let Some(Change::Shard(proposal)) = fuzzing::change_of(header)
+            && !is_small(&proposal)
+        {
+            return;
+        }
+        records.push((header, payload));
+    }
+    if !records.is_empty() {
+        disk.put(&folder.join(format!("log/{first:016}.log")), segment(first, first == 0, 5, &records));
+    }
+    let shared: Arc<dyn Disk> = Arc::new(disk);
+    let _ = replay::fleet_of(shared.clone(), Path::new("/data"));
+    let Ok(whole) = replay::replay(shared.clone(), ShardId(0), folder, u64::MAX) else { return };
+    let again = replay::replay(shared, ShardId(0), folder, u64::MAX).expect("as before");
+    assert_eq!(again.replayed, whole.replayed, "the same log, the same digests");
+    there_and_back(&whole.shard, &Shard::new(ShardId(0), whole.shards));
+}
+
+/// A replica's card, as `replicas` writes it, for shard 0 of 1: node, origin, shards.
+fn card() -> Vec<u8> {
+    header::encode(&(1u64 << 32 | 1, 5u64, 1u32)).expect("three numbers")
+}
