@@ -38,6 +38,7 @@ pub mod observed;
 pub mod owner;
 #[cfg(test)]
 mod properties;
+mod replaced;
 mod replicated;
 pub mod round;
 #[cfg(test)]

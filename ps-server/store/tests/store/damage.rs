@@ -177,7 +177,7 @@ proptest! {
         let bytes = &mut files[0].1;
         let at = at.min(bytes.len());
         bytes.splice(at..(at + keep).min(bytes.len()), noise);
-        if let Ok((_, found)) = Log::open(Arc::new(disk_with(&files)), Path::new(DIR), SMALL) {
+        if let Ok((_, found)) = open(&disk_with(&files)) {
             prop_assert_eq!(&found.records, &records[..found.records.len()]);
         }
     }
