@@ -309,6 +309,14 @@ impl Group {
         self.raft.with_state_machine(read).await.map_err(|e| ProposeError(e.to_string()))
     }
 
+    /// Entries of the log that are not applied: not yet on a majority, or this replica is behind.
+    pub fn unapplied(&self) -> u64 {
+        let metrics = self.raft.data_metrics();
+        let m = metrics.borrow_watched();
+        let last = m.last_log.as_ref().map_or(0, |l| l.index);
+        last.saturating_sub(m.last_applied.as_ref().map_or(0, |l| l.index))
+    }
+
     /// The log index that is applied.
     pub fn applied_index(&self) -> u64 {
         self.raft.data_metrics().borrow_watched().last_applied.as_ref().map_or(0, |l| l.index)

@@ -335,3 +335,7 @@ impl RaftLogStorage<Types> for ReplicaLog {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "log_tests.rs"]
+mod tests;

@@ -25,9 +25,9 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 /// The replicated state of a group. It changes only in `apply`, deterministically.
 pub trait Replicated: Send + Sync + 'static {
@@ -374,3 +374,7 @@ impl RaftStateMachine<Types> for Machine {
         Ok(self.applied.is_some().then(|| self.snapshot()))
     }
 }
+
+#[cfg(test)]
+#[path = "machine_tests.rs"]
+mod tests;
