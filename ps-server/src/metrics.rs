@@ -46,7 +46,7 @@ const GAUGES: [(&str, &str, Of); 11] = [
     ("shard_version", "Updates applied to the shard's buckets", |s| s.version),
     ("shard_values", "Values held, without optimizer state", |s| s.values),
     ("shard_state_bytes", "Bytes of weights and optimizer state", |s| s.state_bytes),
-    ("log_bytes", "Bytes of the replica's log, without what is purged", |s| s.log_bytes),
+    ("log_length_bytes", "Bytes of the replica's log, without what is purged", |s| s.log_bytes),
     ("log_memory_bytes", "Bytes of the replica's log that are in memory", |s| s.log_memory_bytes),
     ("workers", "Members that train", |s| active(s).count() as u64),
     ("log_images", "1 where image cuts enter the shard's log, 0 where updates do", |s| {
