@@ -97,7 +97,7 @@ async fn an_append_is_a_megabyte_or_one_entry() {
 /// A log as long as the state would take as much memory as the state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn entries_that_are_on_disk_and_applied_do_not_stay_in_memory() {
-    let OnDisk { log, .. } = OnDisk::with(1..151).await;
+    let OnDisk { _dir, log, .. } = OnDisk::with(1..151).await;
     assert_eq!(log.size().in_memory / MIB as u64, 150, "nothing is applied yet");
     log.applied(60);
     assert_eq!(log.size().in_memory / MIB as u64, 90, "what is not applied stays");
@@ -110,14 +110,14 @@ async fn entries_that_are_on_disk_and_applied_do_not_stay_in_memory() {
 /// Applying that has fallen behind (a snapshot is being written) must not fill the memory either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_what_is_not_applied_a_bounded_part_is_in_memory() {
-    let OnDisk { log, .. } = OnDisk::with(1..301).await;
+    let OnDisk { _dir, log, .. } = OnDisk::with(1..301).await;
     let in_memory = log.size().in_memory;
     assert!(in_memory <= UNAPPLIED_BYTES as u64 && in_memory > UNAPPLIED_BYTES as u64 / 2, "{in_memory}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_is_behind_is_given_the_same_entries_from_the_disk() {
-    let OnDisk { mut log, .. } = OnDisk::with(1..101).await;
+    let OnDisk { _dir, mut log, .. } = OnDisk::with(1..101).await;
     log.applied(100);
     assert!(
         log.inner.lock().entries.first_key_value().is_some_and(|(first, _)| *first > 30),
@@ -148,8 +148,7 @@ async fn who_is_behind_is_given_the_same_entries_from_the_disk() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_that_is_opened_again_has_only_its_end_in_memory() {
-    let on_disk = OnDisk::with(1..121).await;
-    let OnDisk { _dir, folder, log } = on_disk;
+    let OnDisk { _dir, folder, log } = OnDisk::with(1..121).await;
     drop(log); // its writer ends with it
     let mut log = ReplicaLog::open(&folder).expect("it is whole");
     let LogSize { entries, bytes, in_memory } = log.size();
@@ -174,7 +173,7 @@ async fn a_log_that_is_opened_again_has_only_its_end_in_memory() {
 /// Readers and the writer at once: what leaves the memory while it is asked for is on the disk.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn nothing_is_missing_while_entries_leave_the_memory() {
-    let OnDisk { log, .. } = OnDisk::with(1..2).await;
+    let OnDisk { _dir, log, .. } = OnDisk::with(1..2).await;
     let mut reader = log.clone();
     let reads = tokio::spawn(async move {
         let mut next = 1;

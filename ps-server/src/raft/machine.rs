@@ -137,7 +137,7 @@ pub const SNAPSHOT_BYTES: u64 = 32 << 20;
 pub const SNAPSHOT_ENTRIES: u64 = 4096;
 
 /// What may be in memory of states that changes have replaced while they are read (by the snapshot that is written, a
-/// digest, a checkpoint, pulls): so many bytes, or an eighth of the state where that is more. Beyond it the next changes
+/// digest, a checkpoint, pulls): so many bytes, or a sixteenth of the state where that is more. Beyond it the next changes
 /// wait, and with them the workers, as long as the readers get on.
 const OUTDATED_BYTES: u64 = 1 << 30;
 /// Readers that let nothing go for so long are not waited for: one that hangs must not stop the group.
@@ -251,7 +251,7 @@ type Responder = openraft::storage::ApplyResponder<Types>;
 impl Machine {
     /// Returns when another run may replace what somebody still reads.
     async fn room(&mut self) {
-        let most = self.outdated_bytes.max(self.state.bytes() / 8);
+        let most = self.outdated_bytes.max(self.state.bytes() / 16);
         let (mut least, mut since) = (u64::MAX, Instant::now());
         loop {
             let outdated = self.state.outdated(most);

@@ -65,7 +65,12 @@ async fn updates_wait_while_a_reader_that_gets_on_holds_what_they_have_replaced(
         }
     });
     apply(&mut machine, vec![entry(3, 2, 1)]).await;
-    assert_eq!(began.elapsed(), READERS_PATIENCE / 2, "until the first of them was let go");
+    // Of a clock that only the test moves.
+    let waited = began.elapsed();
+    assert!(
+        waited >= READERS_PATIENCE / 2 && waited < READERS_PATIENCE,
+        "until the first was let go: {waited:?}"
+    );
     assert_eq!(state.version(), 3);
     reader.await.expect("it ends");
     let began = Instant::now();

@@ -1,12 +1,12 @@
 //! Damage is refused and its place named; nothing wrong is ever given out; hostile files do not hurt.
 
-use crate::{DIR, HEAD, PREFIX, SMALL, append, open, open_in, record, segment};
+use crate::{DIR, HEAD, PREFIX, append, open, open_in, record, segment};
 use bytes::Bytes;
 use paraft_store::{
-    Disk, Log, LogOptions, Record, SnapshotReader, StoreError, faulty::ForgetfulDisk, read_small, write_small,
+    Disk, LogOptions, Record, SnapshotReader, StoreError, faulty::ForgetfulDisk, read_small, write_small,
 };
 use proptest::prelude::*;
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 fn disk_with(files: &[(u64, Vec<u8>)]) -> ForgetfulDisk {
     let disk = ForgetfulDisk::default();
