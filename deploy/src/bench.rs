@@ -10,6 +10,7 @@ mod fanout;
 mod far;
 mod figure;
 mod fire;
+mod large;
 mod latency;
 mod load;
 mod log;
@@ -51,6 +52,9 @@ enum Which {
     Fire(fire::FireBenchArgs),
     /// Killed leaders: how long no push is acknowledged; and a snapshot: what sending it costs the pushes.
     Failover(failover::FailoverBenchArgs),
+    /// A model that fills the memory: loaded, trained, written as a snapshot, its only server killed; what each takes, and
+    /// the peak memory of both processes.
+    Large(large::LargeBenchArgs),
     /// The far side of raw sockets; started by the others.
     #[command(hide = true)]
     RawPeer(far::FarArgs),
@@ -70,6 +74,7 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
         Which::Failover(a) => failover::run(a),
         Which::Apply(a) => apply::run(a),
         Which::Latency(a) => latency::run(a),
+        Which::Large(a) => large::run(a),
         Which::RawPeer(a) => raw::serve(a),
         Which::EchoPeer(a) => echo::serve(a),
     }

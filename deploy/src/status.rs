@@ -228,7 +228,7 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
         .iter()
         .map(|s| {
             let d = delays(s);
-            json!({
+            let mut shard = json!({
                 "shard": s.shard, "role": s.role, "term": s.term, "leader": s.leader, "mode": s.mode,
                 "version": s.version, "applied_index": s.applied_index, "digest": format!("{:016x}", s.digest),
                 "started": s.started, "expected_workers": s.expected_workers,
@@ -246,7 +246,15 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
                 "chunks": s.chunks.map(|c| json!({
                     "epoch": c.epoch, "per_epoch": c.per_epoch, "done": c.done, "held": c.held, "returned": c.returned,
                 })),
-            })
+            });
+            for (key, bytes) in [
+                ("state_bytes", s.state_bytes),
+                ("log_bytes", s.log_bytes),
+                ("log_memory_bytes", s.log_memory_bytes),
+            ] {
+                shard[key] = bytes.into();
+            }
+            shard
         })
         .collect();
     json!({

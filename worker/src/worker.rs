@@ -191,8 +191,10 @@ pub fn run(
     // Before the servers hear of this worker: a folder that cannot be written is no reason to wait for them.
     let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone())?;
     let checkpoints = Checkpoints::start(job, options, &plan, layout.tensors(), &client)?;
-    let weights = beginning.initial.weights.clone();
     let (mut client, start) = Client::join_from(client, beginning.initial)?;
+    // The first pull fills it. Until the servers have the initial weights they are in memory too; a copy of them here
+    // would be the model a third time, beside its gradient.
+    let weights = vec![0.0; layout.len()];
     gauges.stages(client.stages().clone());
     let _flush =
         options.trace.as_ref().map(|(folder, steps)| begin_trace(&client, folder, *steps)).transpose()?;

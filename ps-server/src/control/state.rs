@@ -8,7 +8,7 @@ use crate::{
     header,
     raft::{Applied, Change, RawImage, ReplicaId, Replicated},
 };
-use paraft_common::{Durability, ServerId, ShardId};
+use paraft_common::{Durability, Payload, ServerId, ShardId};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -242,9 +242,13 @@ impl Replicated for Agreed {
         RawImage { head: head.unwrap_or_default().into(), parts: Vec::new() }
     }
 
-    fn install(&self, image: &RawImage) -> Result<(), String> {
+    fn install_parts(
+        &self,
+        head: &[u8],
+        _parts: &mut dyn Iterator<Item = Result<Payload, String>>,
+    ) -> Result<(), String> {
         let bad = |e: header::HeaderError| format!("a snapshot of the control group: {e}");
-        let (format, state): (u16, Vec<u8>) = header::decode(&image.head).map_err(bad)?;
+        let (format, state): (u16, Vec<u8>) = header::decode(head).map_err(bad)?;
         if format != FORMAT {
             return Err(format!(
                 "this snapshot of the control group has format {format}, this build reads {FORMAT}: use the build that \
@@ -253,5 +257,9 @@ impl Replicated for Agreed {
         }
         *self.state.write() = header::decode(&state).map_err(bad)?;
         Ok(())
+    }
+
+    fn bytes(&self) -> u64 {
+        0 // no bulk
     }
 }

@@ -1,8 +1,8 @@
-//! When a log is compacted: often enough for its memory to be bounded, and not while a follower needs it.
+//! When a log is compacted: often enough for its length to be bounded, and not while a follower needs it.
 
 use super::{
     group::{Leadership, Role},
-    log::ReplicaLog,
+    log::{LogSize, ReplicaLog},
     machine::{SNAPSHOT_BYTES, SNAPSHOT_ENTRIES},
     types::{LogId, Raft},
 };
@@ -16,7 +16,7 @@ use std::{
 };
 use tokio::sync::{Notify, watch};
 
-/// What a replica holds in memory.
+/// What decides about it.
 pub(super) struct Held {
     pub log: ReplicaLog,
     pub state_bytes: Arc<AtomicU64>,
@@ -31,7 +31,7 @@ const NEARLY: u64 = 64;
 impl Held {
     /// Whether the log is to be kept a while longer.
     fn is_needed(&self, raft: &Raft) -> bool {
-        let (entries, bytes) = self.log.held();
+        let LogSize { entries, bytes, .. } = self.log.size();
         let enough = self.state_bytes.load(Relaxed).max(SNAPSHOT_BYTES);
         if bytes >= KEPT * enough || entries >= KEPT * 4 * SNAPSHOT_ENTRIES {
             return false;

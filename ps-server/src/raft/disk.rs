@@ -10,10 +10,11 @@
 //! ```
 
 use super::{
-    image::RawImage,
-    types::{Entry, LogId, Snapshot, SnapshotMeta, Vote},
+    machine::Replicated,
+    types::{Entry, LogId, SnapshotMeta, Vote},
     wire,
 };
+use bytes::Bytes;
 use openraft::EntryPayload;
 use paraft_common::Payload;
 use paraft_store::{
@@ -21,6 +22,7 @@ use paraft_store::{
 };
 use std::{
     io,
+    ops::Range,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -38,16 +40,11 @@ pub struct Folder {
     path: PathBuf,
 }
 
-/// What a replica that does not run has left.
-pub struct Left {
-    pub snapshot: Option<(SnapshotMeta, RawImage)>,
-    pub entries: Vec<Entry>,
-}
-
-/// What a log on disk held when it was opened.
+/// What a log on disk held when it was opened, besides its entries.
 #[derive(Default)]
 pub struct Stored {
-    pub entries: Vec<Entry>,
+    /// Of the last entry.
+    pub last: Option<LogId>,
     pub purged: Option<LogId>,
     pub vote: Option<Vote>,
 }
@@ -79,23 +76,33 @@ impl Folder {
         write_small(&*self.disk, &self.path.join(name), bytes).map_err(at)
     }
 
-    /// Opens the log.
-    pub(super) fn open_log(&self) -> Result<(DiskLog, Stored), String> {
+    /// Opens the log; every entry that it holds goes through `each`, in order. On an error forget what was given.
+    pub(super) fn open_log(&self, each: &mut dyn FnMut(Entry)) -> Result<(DiskLog, Stored), String> {
         let path = self.path.join("log");
         let at = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
         self.disk.create_dir_all(&path).map_err(|e| at(&e))?;
         let options = LogOptions { segment_bytes: SEGMENT_BYTES, sync: true };
-        let (log, found) = Log::open(self.disk.clone(), &path, options).map_err(|e| e.to_string())?;
+        let (mut last, mut unreadable) = (None, None);
+        let mut record = |r| match entry_of(r) {
+            Ok(entry) => {
+                last = Some(entry.log_id);
+                each(entry);
+            }
+            Err(e) => _ = unreadable.get_or_insert(e),
+        };
+        let opened = Log::open(self.disk.clone(), &path, options, &mut record);
+        let (log, found) = opened.map_err(|e| e.to_string())?;
+        if let Some(e) = unreadable {
+            return Err(at(&e));
+        }
         if found.torn_bytes > 0 {
             tracing::warn!(path = %path.display(), bytes = found.torn_bytes, "the log's torn tail was cut");
         }
-        let entries: Vec<Entry> =
-            found.records.into_iter().map(entry_of).collect::<Result<_, _>>().map_err(|e| at(&e))?;
         let purged = found.purged.map(|(_, tag)| wire::decode::<LogId>(&tag)).transpose();
         let purged = purged.map_err(|e| at(&e))?;
         let vote = self.read("vote")?.map(|b| wire::decode(&b)).transpose().map_err(|e| at(&e))?;
         // The founding is written before any vote; everything else is what a vote let in.
-        let promised = purged.is_some() || entries.iter().any(|e| e.log_id.index > 0);
+        let promised = purged.is_some() || last.is_some_and(|l| l.index > 0);
         if vote.is_none() && promised {
             let vote = self.path.join("vote");
             return Err(format!(
@@ -107,11 +114,11 @@ impl Folder {
             self.holds(purged)?;
         }
         let begun = self.read(BEGUN)?.is_some();
-        if begun && entries.is_empty() && purged.is_none() {
+        if begun && last.is_none() && purged.is_none() {
             return Err(at(&"its segments are gone, though it has held entries: a lost log must not vote"));
         }
         let disk = DiskLog { log, folder: self.clone(), begun: begun.into() };
-        Ok((disk, Stored { entries, purged, vote }))
+        Ok((disk, Stored { last, purged, vote }))
     }
 
     /// Fails unless the snapshot holds what the log has purged.
@@ -129,17 +136,26 @@ impl Folder {
         }
     }
 
-    /// What a replica left here, without changing it: its last snapshot, and the entries of its log.
-    pub(super) fn look(&self) -> Result<Left, String> {
+    /// The last entry that the snapshot here holds; `None` where there is none. Its bulk is not read.
+    pub(super) fn snapshot_end(&self) -> Result<Option<LogId>, String> {
+        snapshot_end(self.disk.clone(), &self.path.join("snapshot"))
+    }
+
+    /// The entries of the log that a replica left here, in order, without changing it. What `each` was given counts for
+    /// nothing on an error.
+    pub(super) fn look(&self, each: &mut dyn FnMut(Entry)) -> Result<(), String> {
         let path = self.path.join("log");
         let at = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
-        let snapshot = read_snapshot(self.disk.clone(), &self.path.join("snapshot"))?;
-        let found = Log::look(self.disk.clone(), &path).map_err(|e| e.to_string())?;
+        let mut unreadable = None;
+        let mut record = |r| match entry_of(r) {
+            Ok(entry) => each(entry),
+            Err(e) => _ = unreadable.get_or_insert(e),
+        };
+        let found = Log::look(self.disk.clone(), &path, &mut record).map_err(|e| e.to_string())?;
         if let Some((_, tag)) = &found.purged {
             self.holds(&wire::decode(tag).map_err(|e| at(&e))?)?;
         }
-        let entries = found.records.into_iter().map(entry_of).collect::<Result<_, _>>();
-        Ok(Left { snapshot, entries: entries.map_err(|e| at(&e))? })
+        unreadable.map_or(Ok(()), |e| Err(at(&e)))
     }
 
     /// The snapshot's file.
@@ -207,6 +223,21 @@ impl DiskLog {
         Ok(())
     }
 
+    /// Reads entries back; see [`Log::read`].
+    pub async fn read(&self, range: Range<u64>, most: u64) -> io::Result<Vec<Entry>> {
+        let log = self.log.clone();
+        blocking(move || {
+            let records = log.read(range, most).map_err(io::Error::other)?;
+            records.into_iter().map(entry_of).collect::<Result<_, _>>().map_err(invalid)
+        })
+        .await
+    }
+
+    /// Entries that are written and not purged, and their bytes.
+    pub fn length(&self) -> (u64, u64) {
+        self.log.length()
+    }
+
     /// Blocks until everything that was queued is on disk, and the vote after it.
     pub async fn save_vote(&self, vote: &Vote) -> io::Result<()> {
         let (tx, rx) = tokio::sync::oneshot::channel();
@@ -237,30 +268,40 @@ pub struct SnapshotFile {
 }
 
 impl SnapshotFile {
-    /// Writes while the state goes on changing; durable when it returns.
-    pub async fn write(self: &Arc<Self>, meta: SnapshotMeta, image: Arc<RawImage>) -> io::Result<()> {
+    /// Writes while the state goes on changing; durable when it returns. Each part is let go when it is written: what
+    /// changes from then on need not be copied for it.
+    pub async fn write(
+        self: &Arc<Self>,
+        meta: SnapshotMeta,
+        head: Bytes,
+        parts: impl Iterator<Item = Payload> + Send + 'static,
+    ) -> io::Result<()> {
         let this = self.clone();
         blocking(move || {
             this.disk.create_dir_all(&this.dir)?;
-            let head = wire::encode(&(&meta, &image.head[..])).map_err(invalid)?;
+            let head = wire::encode(&(&meta, &head[..])).map_err(invalid)?;
             let mut file = SnapshotWriter::create(this.disk.clone(), &this.path)?;
             file.push(&head.into())?;
-            for part in &image.parts {
-                file.push(part)?;
+            for part in parts {
+                file.push(&part)?;
             }
             file.finish().map(drop)
         })
         .await
     }
 
-    /// The stored snapshot.
-    pub async fn read(self: &Arc<Self>) -> io::Result<Option<Snapshot>> {
-        let this = self.clone();
-        blocking(move || {
-            let found = read_snapshot(this.disk.clone(), &this.path).map_err(invalid)?;
-            Ok(found.map(|(meta, image)| Snapshot { meta, snapshot: Arc::new(image) }))
-        })
-        .await
+    /// Puts the stored snapshot into `state`, part by part as it is read; gives what it is of. `None` where there is
+    /// none.
+    pub fn restore(&self, state: &dyn Replicated) -> Result<Option<SnapshotMeta>, String> {
+        let Some(mut chunks) = open_snapshot(&*self.disk, &self.path)? else { return Ok(None) };
+        let (meta, head) = snapshot_head(&mut chunks, &self.path)?;
+        let mut parts = chunks.map(|c| c.map(Payload::from).map_err(|e| e.to_string()));
+        let at = |e: String| match e.contains(&*self.path.to_string_lossy()) {
+            true => e, // it says where
+            false => format!("{}: {e}", self.path.display()),
+        };
+        state.install_parts(&head, &mut parts).map_err(at)?;
+        Ok(Some(meta))
     }
 }
 
@@ -282,17 +323,6 @@ fn snapshot_head(chunks: &mut SnapshotReader, path: &Path) -> Result<(SnapshotMe
     let at = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
     let head = chunks.next().ok_or_else(|| at(&"it is empty"))?.map_err(|e| e.to_string())?;
     wire::decode(&head).map_err(|e| at(&e))
-}
-
-/// Reads a snapshot file; `None` where there is none.
-pub(super) fn read_snapshot(
-    disk: Arc<dyn Disk>,
-    path: &Path,
-) -> Result<Option<(SnapshotMeta, RawImage)>, String> {
-    let Some(mut chunks) = open_snapshot(&*disk, path)? else { return Ok(None) };
-    let (meta, head) = snapshot_head(&mut chunks, path)?;
-    let parts = chunks.map(|c| c.map(Payload::from)).collect::<Result<_, _>>().map_err(|e| e.to_string())?;
-    Ok(Some((meta, RawImage { head: head.into(), parts })))
 }
 
 async fn blocking<T: Send + 'static>(f: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {

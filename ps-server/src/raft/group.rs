@@ -5,7 +5,7 @@ use super::{
     compaction::{Held, compact},
     disk::Folder,
     image::RawImage,
-    log::ReplicaLog,
+    log::{LogSize, ReplicaLog},
     machine::{Applied, Change, Machine, Replicated},
     network::{Network, Peers},
     parity::{Digest, Parity},
@@ -109,6 +109,7 @@ pub struct Group {
     pub(super) id: GroupId,
     pub(super) election: Duration,
     pub(super) leadership: watch::Receiver<Leadership>,
+    log: ReplicaLog,
     installed: Arc<AtomicU64>,
     pub(super) incoming: Arc<Mutex<Option<Incoming>>>,
     parity: Parity,
@@ -188,13 +189,18 @@ impl Group {
         let wants_snapshot = Arc::new(Notify::new());
         let (log, file) = match &options.folder {
             None => (ReplicaLog::default(), None),
-            Some(folder) => (ReplicaLog::open(folder)?, Some(Arc::new(folder.snapshot()))),
+            Some(folder) => {
+                let at = folder.clone();
+                let opened = tokio::task::spawn_blocking(move || ReplicaLog::open(&at)).await;
+                (opened.map_err(|e| e.to_string())??, Some(Arc::new(folder.snapshot())))
+            }
         };
         let parity = Parity::default();
-        let machine = Machine::new(state, file, wants_snapshot.clone(), parity.clone());
+        let machine = Machine::open(state, log.clone(), file, wants_snapshot.clone(), parity.clone()).await?;
         let installed = machine.installed();
         let held = Held { log: log.clone(), state_bytes: machine.state_bytes() };
         let network = Network { peers, group: options.group, me: options.me };
+        let held_log = log.clone();
         let raft = Raft::new(options.me.0, config, network, log, machine).await.map_err(|e| e.to_string())?;
         let leadership = watch_leadership(&raft, options.group);
         tokio::spawn(compact(raft.clone(), held, wants_snapshot, leadership.clone()));
@@ -204,6 +210,7 @@ impl Group {
             id: options.group,
             election: options.election,
             leadership,
+            log: held_log,
             installed,
             incoming: Arc::default(),
             parity,
@@ -241,6 +248,11 @@ impl Group {
         let m = metrics.borrow_watched();
         let leader = m.current_leader.filter(|l| *l != self.me.0)?;
         m.membership_config.get_node(&leader).map(|n| n.addr.clone())
+    }
+
+    /// What the log holds.
+    pub fn log_size(&self) -> LogSize {
+        self.log.size()
     }
 
     /// Snapshots of other replicas that this process has installed.
@@ -297,6 +309,14 @@ impl Group {
         self.raft.with_state_machine(read).await.map_err(|e| ProposeError(e.to_string()))
     }
 
+    /// Entries of the log that are not applied: not yet on a majority, or this replica is behind.
+    pub fn unapplied(&self) -> u64 {
+        let metrics = self.raft.data_metrics();
+        let m = metrics.borrow_watched();
+        let last = m.last_log.as_ref().map_or(0, |l| l.index);
+        last.saturating_sub(m.last_applied.as_ref().map_or(0, |l| l.index))
+    }
+
     /// The log index that is applied.
     pub fn applied_index(&self) -> u64 {
         self.raft.data_metrics().borrow_watched().last_applied.as_ref().map_or(0, |l| l.index)
@@ -315,8 +335,8 @@ impl Group {
                 () = pause => {}
                 ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
             }
-            // An idle group is not woken up.
-            if leadership.borrow().leads && self.applied_index() > self.parity.last() {
+            // An idle group is not woken up, and one replica alone has nothing to be compared with.
+            if leadership.borrow().leads && self.others() > 0 && self.applied_index() > self.parity.last() {
                 let _ = self.raft.client_write_ff(Change::Check, None).await; // the next one will do
             }
         }

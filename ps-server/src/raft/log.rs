@@ -1,24 +1,47 @@
 //! The log of one replica: in memory, and where the job wants it also on disk.
 //!
-//! Entries are read from memory in both cases, so a follower is served without touching the disk; the disk is
-//! for coming back. What a crash costs: in memory, this replica's copy (an entry is acknowledged when a majority
-//! holds it, so it survives the loss of any minority); on disk, nothing that was acknowledged.
+//! On disk it comes back after a crash with everything that was acknowledged; in memory a crash costs this replica's
+//! copy (an entry is acknowledged when a majority holds it, so it survives the loss of any minority).
+//!
+//! ```text
+//!  purged │ ◀─────────────────── on disk ───────────────────▶
+//!         │                     ◀───────── in memory ───────────▶
+//!         │  applied long ago │ the last RECENT_BYTES │ not durable yet
+//! ```
+//!
+//! A log on disk keeps only its end in memory: what is not durable, what is not applied, and what a follower is likely to
+//! ask for. The rest is read back when a follower that is behind needs it, or this replica itself after a start. A log
+//! in memory keeps everything until it is purged.
 
 use super::{
     disk::{DiskLog, Folder},
     types::{Entry, LogId, Types, Vote},
 };
+use futures::{Stream, StreamExt, TryStreamExt, stream};
 use openraft::{
     LogState, OptionalSend, RaftLogReader,
-    entry::RaftEntry,
     storage::{IOFlushed, RaftLogStorage},
 };
 use parking_lot::Mutex;
-use std::{collections::BTreeMap, fmt::Debug, io, ops::RangeBounds, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fmt::Debug,
+    io,
+    ops::{Bound, Range, RangeBounds},
+    sync::Arc,
+};
 
 /// AppendEntries carries at most this many payload bytes, or one entry: openraft bounds messages by entries
 /// only, and a follower buffers many messages.
 const MAX_APPEND_BYTES: usize = 1 << 20;
+/// What is applied is read in parts of so many bytes: as many buckets as are applied together.
+const MAX_APPLY_BYTES: usize = 16 << 20;
+/// Of entries that are on disk and applied, so many bytes stay in memory: a follower that is only a little behind costs
+/// no reads.
+const RECENT_BYTES: usize = 64 << 20;
+/// Entries that are on disk and not applied stay in memory up to so many bytes; beyond, applying has fallen behind so far
+/// that it reads them back.
+const UNAPPLIED_BYTES: usize = 256 << 20;
 
 #[derive(Clone, Default)]
 pub struct ReplicaLog {
@@ -26,17 +49,36 @@ pub struct ReplicaLog {
     disk: Option<Arc<DiskLog>>,
 }
 
+/// What a log holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogSize {
+    /// Entries that are not purged.
+    pub entries: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes of those that are in memory.
+    pub in_memory: u64,
+}
+
 #[derive(Default)]
 struct Inner {
     vote: Option<Vote>,
+    /// Of the last entry, in memory or not.
+    last: Option<LogId>,
+    /// The log's end: nothing is missing between its entries, nor after them.
     entries: BTreeMap<u64, Entry>,
     /// Of `entries`.
     bytes: usize,
     purged: Option<LogId>,
+    /// Entries below are on disk.
+    durable: u64,
+    /// Entries below are applied.
+    applied: u64,
 }
 
 impl Inner {
     fn insert(&mut self, entry: Entry) {
+        self.last = Some(entry.log_id);
         self.bytes += payload_bytes(&entry);
         if let Some(old) = self.entries.insert(entry.log_id.index, entry) {
             self.bytes -= payload_bytes(&old);
@@ -46,21 +88,109 @@ impl Inner {
     fn forget(&mut self, gone: &BTreeMap<u64, Entry>) {
         self.bytes -= gone.values().map(payload_bytes).sum::<usize>();
     }
+
+    /// The entries that need not stay in memory.
+    fn evict(&mut self) -> Vec<Entry> {
+        let mut gone = Vec::new();
+        while let Some(first) = self.entries.first_entry() {
+            let (index, on_disk) = (*first.key(), *first.key() < self.durable);
+            let most = if index < self.applied { RECENT_BYTES } else { UNAPPLIED_BYTES };
+            if !on_disk || self.bytes <= most {
+                break;
+            }
+            let entry = first.remove();
+            self.bytes -= payload_bytes(&entry);
+            gone.push(entry);
+        }
+        gone
+    }
+}
+
+/// Lets entries go that are on disk. Megabytes: freed outside the lock.
+fn evict(inner: &Mutex<Inner>, note: impl FnOnce(&mut Inner)) {
+    let gone = {
+        let mut inner = inner.lock();
+        note(&mut inner);
+        inner.evict()
+    };
+    drop(gone);
 }
 
 impl ReplicaLog {
     /// The log in `folder`, with what it holds.
     pub fn open(folder: &Folder) -> Result<Self, String> {
-        let (disk, found) = folder.open_log()?;
-        let mut inner = Inner { vote: found.vote, purged: found.purged, ..Inner::default() };
-        found.entries.into_iter().for_each(|e| inner.insert(e));
+        let mut inner = Inner::default();
+        let (disk, found) = folder.open_log(&mut |entry| {
+            inner.durable = entry.log_id.index + 1;
+            // Nothing is applied, but it will be some time before anything is: it is read back then.
+            inner.applied = inner.durable;
+            inner.insert(entry);
+            inner.evict();
+        })?;
+        (inner.applied, inner.vote, inner.purged, inner.last) = (0, found.vote, found.purged, found.last);
         Ok(Self { inner: Arc::new(Mutex::new(inner)), disk: Some(Arc::new(disk)) })
     }
 
-    /// Entries in memory, and their bytes.
-    pub fn held(&self) -> (u64, u64) {
-        let inner = self.inner.lock();
-        (inner.entries.len() as u64, inner.bytes as u64)
+    /// What it holds.
+    pub fn size(&self) -> LogSize {
+        let (entries, in_memory) = {
+            let inner = self.inner.lock();
+            (inner.entries.len() as u64, inner.bytes as u64)
+        };
+        let (entries, bytes) = self.disk.as_ref().map_or((entries, in_memory), |disk| disk.length());
+        LogSize { entries, bytes, in_memory }
+    }
+
+    /// The entry at `index`, and all before it, are applied.
+    pub fn applied(&self, index: u64) {
+        match &self.disk {
+            Some(_) => evict(&self.inner, |inner| inner.applied = index + 1),
+            None => self.inner.lock().applied = index + 1,
+        }
+    }
+
+    /// Entries of `range`, from its beginning on: up to `most` bytes, or one. Those that are not there (purged, not
+    /// written) are left out.
+    async fn get(&self, range: Range<u64>, most: usize) -> Result<Vec<Entry>, io::Error> {
+        let mut found = Vec::new();
+        let before = {
+            let inner = self.inner.lock();
+            let first = inner.entries.first_key_value().map_or(u64::MAX, |(index, _)| *index);
+            let purged = inner.purged.as_ref().map_or(0, |p| p.index + 1);
+            let before = range.start.max(purged)..range.end.min(first);
+            if before.is_empty() || self.disk.is_none() {
+                return Ok(inner.up_to(range, most));
+            }
+            before
+        };
+        let Some(disk) = &self.disk else { return Ok(found) };
+        let end = before.end;
+        found.extend(disk.read(before, most as u64).await?);
+        let bytes: usize = found.iter().map(payload_bytes).sum();
+        // What was in memory above: of what has left it meanwhile nothing is given, so that there is no hole.
+        if bytes < most && found.last().is_some_and(|e| e.log_id.index + 1 == end) && end < range.end {
+            let inner = self.inner.lock();
+            if inner.entries.first_key_value().is_some_and(|(first, _)| *first <= end) {
+                found.extend(inner.up_to(end..range.end, most - bytes));
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl Inner {
+    /// Entries in memory: up to `most` bytes, or one.
+    fn up_to(&self, range: Range<u64>, most: usize) -> Vec<Entry> {
+        let mut bytes = 0;
+        let within = |e: &&Entry| {
+            let first = bytes == 0;
+            bytes += payload_bytes(e);
+            first || bytes <= most
+        };
+        if range.is_empty() {
+            return Vec::new();
+        }
+        self.entries.range(range).map(|(_, e)| e).take_while(within).cloned().collect()
     }
 }
 
@@ -71,23 +201,56 @@ fn payload_bytes(e: &Entry) -> usize {
     }
 }
 
+fn half_open(range: &impl RangeBounds<u64>) -> Range<u64> {
+    let start = match range.start_bound() {
+        Bound::Included(i) => *i,
+        Bound::Excluded(i) => i.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(i) => i.saturating_add(1),
+        Bound::Excluded(i) => *i,
+        Bound::Unbounded => u64::MAX,
+    };
+    start..end
+}
+
 impl RaftLogReader<Types> for ReplicaLog {
     async fn try_get_log_entries<RB>(&mut self, range: RB) -> Result<Vec<Entry>, io::Error>
     where
         RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
     {
-        Ok(self.inner.lock().entries.range(range).map(|(_, e)| e.clone()).collect())
+        self.get(half_open(&range), usize::MAX).await
+    }
+
+    /// Part by part: what is applied after a start may be as long as the log.
+    async fn entries_stream<RB>(
+        &mut self,
+        range: RB,
+    ) -> impl Stream<Item = Result<Entry, io::Error>> + OptionalSend
+    where
+        RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
+    {
+        let (log, range) = (self.clone(), half_open(&range));
+        let end = self.inner.lock().last.as_ref().map_or(0, |l| l.index + 1).min(range.end);
+        let parts = stream::try_unfold(range.start, move |next| {
+            let log = log.clone();
+            async move {
+                if next >= end {
+                    return Ok::<_, io::Error>(None);
+                }
+                let part = log.get(next..end, MAX_APPLY_BYTES).await?;
+                let after = part.last().map(|e| e.log_id.index + 1);
+                let after =
+                    after.ok_or_else(|| io::Error::other(format!("entry {next} is not in the log")))?;
+                Ok(Some((stream::iter(part.into_iter().map(Ok)), after)))
+            }
+        });
+        parts.try_flatten().boxed()
     }
 
     async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<Entry>, io::Error> {
-        let inner = self.inner.lock();
-        let mut bytes = 0;
-        let within = |e: &&Entry| {
-            let first = bytes == 0;
-            bytes += payload_bytes(e);
-            first || bytes <= MAX_APPEND_BYTES
-        };
-        Ok(inner.entries.range(start..end).map(|(_, e)| e).take_while(within).cloned().collect())
+        self.get(start..end, MAX_APPEND_BYTES).await
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, io::Error> {
@@ -100,8 +263,7 @@ impl RaftLogStorage<Types> for ReplicaLog {
 
     async fn get_log_state(&mut self) -> Result<LogState<Types>, io::Error> {
         let inner = self.inner.lock();
-        let last = inner.entries.last_key_value().map(|(_, e)| e.log_id());
-        Ok(LogState { last_purged_log_id: inner.purged, last_log_id: last.or(inner.purged) })
+        Ok(LogState { last_purged_log_id: inner.purged, last_log_id: inner.last.max(inner.purged) })
     }
 
     async fn get_log_reader(&mut self) -> Self {
@@ -127,7 +289,15 @@ impl RaftLogStorage<Types> for ReplicaLog {
             entries.iter().for_each(|e| inner.insert(e.clone()));
         }
         match &self.disk {
-            Some(disk) => disk.append(&entries, move |r| callback.io_completed(r))?,
+            Some(disk) => {
+                let (inner, last) = (self.inner.clone(), entries.last().map(|e| e.log_id.index));
+                disk.append(&entries, move |done| {
+                    if let (Ok(()), Some(last)) = (&done, last) {
+                        evict(&inner, |inner| inner.durable = last + 1);
+                    }
+                    callback.io_completed(done);
+                })?;
+            }
             None => callback.io_completed(Ok(())),
         }
         Ok(())
@@ -137,10 +307,12 @@ impl RaftLogStorage<Types> for ReplicaLog {
         if let Some(disk) = &self.disk {
             disk.truncate_after(last.as_ref().map(|l| l.index)).await?;
         }
-        let first_gone = last.map_or(0, |l| l.index + 1);
+        let first_gone = last.as_ref().map_or(0, |l| l.index + 1);
         let mut inner = self.inner.lock();
         let gone = inner.entries.split_off(&first_gone);
         inner.forget(&gone);
+        inner.durable = inner.durable.min(first_gone);
+        inner.last = inner.last.min(last);
         Ok(())
     }
 
@@ -149,6 +321,9 @@ impl RaftLogStorage<Types> for ReplicaLog {
             let mut inner = self.inner.lock();
             let kept = inner.entries.split_off(&(upto.index + 1));
             inner.purged = Some(upto);
+            if inner.last.is_none_or(|last| last.index <= upto.index) {
+                inner.last = None; // nothing is left
+            }
             let gone = std::mem::replace(&mut inner.entries, kept);
             inner.forget(&gone);
             gone
@@ -162,33 +337,5 @@ impl RaftLogStorage<Types> for ReplicaLog {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        raft::Change,
-        shard::{Command, Proposal},
-    };
-    use openraft::{EntryPayload, type_config::alias::CommittedLeaderIdOf};
-
-    /// openraft bounds an append by entries: sixteen of 16 MiB in one call cost leaders their lease.
-    #[tokio::test]
-    async fn an_append_is_a_megabyte_or_one_entry() {
-        let mut log = ReplicaLog::default();
-        let sizes = [400 << 10, 400 << 10, 400 << 10, 3 << 20, 10, 10];
-        for (index, size) in (0u64..).zip(sizes) {
-            let change = Proposal { payload: vec![0; size].into(), ..Command::Fence.into() };
-            let log_id = LogId::new(CommittedLeaderIdOf::<Types>::new(1), index);
-            let entry = Entry { log_id, payload: EntryPayload::Normal(Change::Shard(change)) };
-            log.inner.lock().insert(entry);
-        }
-        let mut batches = Vec::new();
-        let mut next = 0;
-        while next < sizes.len() as u64 {
-            let batch = log.limited_get_log_entries(next, sizes.len() as u64).await.expect("in memory");
-            assert!(batch.first().is_some_and(|e| e.log_id.index == next), "there is progress");
-            batches.push(batch.len());
-            next += batch.len() as u64;
-        }
-        assert_eq!(batches, [2, 1, 1, 2]);
-    }
-}
+#[path = "log_tests.rs"]
+mod tests;

@@ -3,6 +3,7 @@
 use super::{
     disk::SnapshotFile,
     image::RawImage,
+    log::ReplicaLog,
     parity::Parity,
     types::{LogId, Snapshot, SnapshotMeta, StoredMembership, Types},
 };
@@ -24,8 +25,9 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 /// The replicated state of a group. It changes only in `apply`, deterministically.
 pub trait Replicated: Send + Sync + 'static {
@@ -37,8 +39,25 @@ pub trait Replicated: Send + Sync + 'static {
     }
     /// The whole state; the bulk is shared until it changes.
     fn image(&self) -> RawImage;
-    /// Replaces the whole state; on an error nothing has changed.
-    fn install(&self, image: &RawImage) -> Result<(), String>;
+    /// Replaces the whole state by the one that an image's head and parts are; on an error nothing has changed. A part
+    /// is let go before the next is asked for, so that the bulk is not in memory twice.
+    fn install_parts(
+        &self,
+        head: &[u8],
+        parts: &mut dyn Iterator<Item = Result<Payload, String>>,
+    ) -> Result<(), String>;
+    /// As [`Self::install_parts`], from an image that stays.
+    fn install(&self, image: &RawImage) -> Result<(), String> {
+        self.install_parts(&image.head, &mut image.parts.iter().cloned().map(Ok))
+    }
+    /// Bytes of the bulk.
+    fn bytes(&self) -> u64;
+    /// Bytes of bulk that changes have replaced while somebody still reads it as it was; exact where they may be more
+    /// than `beyond`.
+    fn outdated(&self, beyond: u64) -> u64 {
+        let _ = beyond;
+        0
+    }
 }
 
 /// An entry of a log.
@@ -116,9 +135,20 @@ pub type SnapshotData = Arc<RawImage>;
 pub const SNAPSHOT_BYTES: u64 = 32 << 20;
 /// ...or after this many entries, whichever comes first.
 pub const SNAPSHOT_ENTRIES: u64 = 4096;
+/// A log in memory that no other replica reads: what is in it is of no use once it is applied, and buffers that come back
+/// soon are in the caches still, where those of a long log would be fresh pages of the kernel's.
+const LONE_BYTES: u64 = 4 << 20;
+
+/// What may be in memory of states that changes have replaced while they are read (by the snapshot that is written, a
+/// digest, a checkpoint, pulls): so many bytes, or a sixteenth of the state where that is more. Beyond it the next changes
+/// wait, and with them the workers, as long as the readers get on.
+const OUTDATED_BYTES: u64 = 1 << 30;
+/// Readers that let nothing go for so long are not waited for: one that hangs must not stop the group.
+const READERS_PATIENCE: Duration = Duration::from_secs(2);
 
 pub struct Machine {
     state: Arc<dyn Replicated>,
+    log: ReplicaLog,
     applied: Option<LogId>,
     membership: StoredMembership,
     /// Where snapshots are kept, for a log on disk. Without it the log is compacted all the same: a follower
@@ -129,29 +159,48 @@ pub struct Machine {
     installed: Arc<AtomicU64>,
     wants_snapshot: Arc<Notify>,
     parity: Parity,
+    outdated_bytes: u64,
+    /// The readers of earlier states hang, and are not waited for until there is room again.
+    impatient: bool,
 }
 
 impl Machine {
-    pub fn new(
+    /// A machine whose state is what `file` holds.
+    pub async fn open(
         state: Arc<dyn Replicated>,
+        log: ReplicaLog,
         file: Option<Arc<SnapshotFile>>,
         wants_snapshot: Arc<Notify>,
         parity: Parity,
-    ) -> Self {
-        Self {
+    ) -> Result<Self, String> {
+        let found = match &file {
+            None => None,
+            Some(file) => {
+                let (file, state) = (file.clone(), state.clone());
+                let read = tokio::task::spawn_blocking(move || file.restore(&*state));
+                read.await.map_err(|e| e.to_string())??
+            }
+        };
+        let SnapshotMeta { last_log_id, last_membership } = found.unwrap_or_default();
+        let machine = Self {
             state,
-            applied: None,
-            membership: StoredMembership::default(),
+            log,
+            applied: last_log_id,
+            membership: last_membership,
             file,
             since_snapshot: (0, 0),
             state_bytes: Arc::default(),
             installed: Arc::default(),
             wants_snapshot,
             parity,
-        }
+            outdated_bytes: OUTDATED_BYTES,
+            impatient: false,
+        };
+        machine.state_bytes.store(machine.state.bytes(), Relaxed);
+        Ok(machine)
     }
 
-    /// The state's size at the last snapshot; shared with who decides when the log is compacted.
+    /// The state's size; shared with who decides when the log is compacted.
     pub fn state_bytes(&self) -> Arc<AtomicU64> {
         self.state_bytes.clone()
     }
@@ -166,26 +215,34 @@ impl Machine {
         (self.applied.as_ref().map_or(0, |l| l.index), self.state.image())
     }
 
+    fn meta(&self) -> SnapshotMeta {
+        SnapshotMeta { last_log_id: self.applied, last_membership: self.membership.clone() }
+    }
+
     fn snapshot(&self) -> Snapshot {
-        let meta = SnapshotMeta { last_log_id: self.applied, last_membership: self.membership.clone() };
-        Snapshot { meta, snapshot: Arc::new(self.state.image()) }
+        Snapshot { meta: self.meta(), snapshot: Arc::new(self.state.image()) }
     }
 }
 
 /// The snapshot is taken when the builder is made, between two entries; building writes it where it must outlive
 /// the process.
-pub struct Builder(Snapshot, Option<Arc<SnapshotFile>>);
+pub struct Builder {
+    meta: SnapshotMeta,
+    /// Until it is written.
+    image: RawImage,
+    file: Option<Arc<SnapshotFile>>,
+}
 
 impl RaftSnapshotBuilder<Types> for Builder {
     type SnapshotData = SnapshotData;
 
     async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
-        let (meta, image) = (self.0.meta.clone(), self.0.snapshot.clone());
-        if let Some(file) = &self.1 {
-            file.write(meta.clone(), image.clone()).await?;
+        let RawImage { head, parts } = std::mem::take(&mut self.image);
+        if let Some(file) = &self.file {
+            file.write(self.meta.clone(), head, parts.into_iter()).await?;
         }
-        // openraft drops what is returned here; nothing holds the snapshot any longer than this.
-        Ok(Snapshot { meta, snapshot: image })
+        // openraft looks at the meta only; a follower that needs a snapshot gets one of that moment.
+        Ok(Snapshot { meta: self.meta.clone(), snapshot: SnapshotData::default() })
     }
 }
 
@@ -195,6 +252,31 @@ const MAX_RUN: usize = 16;
 type Responder = openraft::storage::ApplyResponder<Types>;
 
 impl Machine {
+    /// Returns when another run may replace what somebody still reads.
+    async fn room(&mut self) {
+        let most = self.outdated_bytes.max(self.state.bytes() / 16);
+        let (mut least, mut since) = (u64::MAX, Instant::now());
+        loop {
+            let outdated = self.state.outdated(most);
+            if outdated <= most {
+                self.impatient = false;
+            }
+            if outdated <= most || self.impatient {
+                return;
+            }
+            if outdated < least {
+                (least, since) = (outdated, Instant::now());
+            } else if since.elapsed() >= READERS_PATIENCE {
+                tracing::warn!(
+                    bytes = outdated,
+                    "whoever reads an earlier state does not get on: not waiting"
+                );
+                self.impatient = true;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
     fn apply_run(&mut self, run: &mut Vec<(LogId, Change, Option<Responder>)>) {
         let changes: Vec<&Change> = run.iter().map(|(_, c, _)| c).collect();
         let applied = self.state.apply_run(&changes);
@@ -205,6 +287,7 @@ impl Machine {
     }
 
     fn is_applied(&mut self, log_id: LogId, responder: Option<Responder>, applied: Applied) {
+        self.log.applied(log_id.index);
         self.applied = Some(log_id);
         self.since_snapshot.1 += 1;
         if let Some(r) = responder {
@@ -228,6 +311,7 @@ impl RaftStateMachine<Types> for Machine {
         // What is committed and here already is applied together, so that it can use the cores.
         let mut entries = entries.ready_chunks(MAX_RUN);
         while let Some(items) = entries.next().await {
+            self.room().await;
             let mut run = Vec::new();
             for item in items {
                 let (entry, responder) = item?;
@@ -254,7 +338,10 @@ impl RaftStateMachine<Types> for Machine {
         let (bytes, count) = self.since_snapshot;
         // A snapshot on disk writes the whole state: not more often than the log has grown by as much. And while a
         // follower gets one, the log must keep what comes meanwhile.
-        let enough = self.state_bytes.load(Relaxed).max(SNAPSHOT_BYTES);
+        let state_bytes = self.state.bytes();
+        self.state_bytes.store(state_bytes, Relaxed);
+        let alone = self.file.is_none() && self.membership.nodes().count() == 1;
+        let enough = if alone { LONE_BYTES } else { state_bytes.max(SNAPSHOT_BYTES) };
         if bytes > enough || count > SNAPSHOT_ENTRIES {
             self.since_snapshot = (0, 0);
             self.wants_snapshot.notify_one();
@@ -263,31 +350,35 @@ impl RaftStateMachine<Types> for Machine {
     }
 
     async fn get_snapshot_builder(&mut self) -> Builder {
-        let snapshot = self.snapshot();
-        self.state_bytes.store(snapshot.snapshot.bytes(), Relaxed);
-        Builder(snapshot, self.file.clone())
+        let image = self.file.as_ref().map(|_| self.state.image()).unwrap_or_default();
+        Builder { meta: self.meta(), image, file: self.file.clone() }
     }
 
     async fn install_snapshot(&mut self, meta: &SnapshotMeta, image: SnapshotData) -> Result<(), io::Error> {
         if let Some(file) = &self.file {
-            file.write(meta.clone(), image.clone()).await?;
+            file.write(meta.clone(), image.head.clone(), image.parts.clone().into_iter()).await?;
         }
-        self.state.install(&image).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        // Nobody else has it as a rule; then each part goes as its values are taken over.
+        let RawImage { head, parts } = Arc::try_unwrap(image).unwrap_or_else(|shared| (*shared).clone());
+        let installed = self.state.install_parts(&head, &mut parts.into_iter().map(Ok));
+        installed.map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        if let Some(last) = &meta.last_log_id {
+            self.log.applied(last.index);
+        }
         self.applied = meta.last_log_id;
         self.membership = meta.last_membership.clone();
-        self.state_bytes.store(image.bytes(), Relaxed);
+        self.state_bytes.store(self.state.bytes(), Relaxed);
         self.since_snapshot = (0, 0);
         self.installed.fetch_add(1, Relaxed);
         Ok(())
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot>, io::Error> {
-        if self.applied.is_some() {
-            return Ok(Some(self.snapshot()));
-        }
-        match &self.file {
-            Some(file) => file.read().await,
-            None => Ok(None),
-        }
+        // What is on disk is in the state already.
+        Ok(self.applied.is_some().then(|| self.snapshot()))
     }
 }
+
+#[cfg(test)]
+#[path = "machine_tests.rs"]
+mod tests;

@@ -38,6 +38,7 @@ mod wire;
 pub use disk::Folder;
 pub use group::{Group, GroupOptions, Leadership, ProposeError, Replication, Role, Waits};
 pub use image::RawImage;
+pub use log::LogSize;
 pub use machine::{Applied, Change, Replicated};
 pub use membership::Membership;
 pub use network::{Peers, endpoint};

@@ -2,9 +2,10 @@
 //! the code that applied it.
 
 use super::{
-    disk::{Folder, Left},
+    disk::Folder,
     machine::{Change, Replicated},
     parity::Digest,
+    types::Entry,
 };
 use openraft::{EntryPayload, entry::RaftEntry};
 
@@ -30,45 +31,55 @@ pub struct Replayed {
 /// on disk. The error names the file and what is wrong.
 pub fn replay(folder: &Folder, state: &dyn Replicated, upto: u64) -> Result<Replayed, String> {
     let at = folder.path().display();
-    let Left { snapshot, entries } = folder.look()?;
     let mut done = Replayed::default();
-    if let Some((meta, image)) = snapshot {
-        let last = meta.last_log_id.as_ref();
-        done.snapshot = last.map_or(0, |l| l.index);
+    if let Some(last) = folder.snapshot_end()? {
+        done.snapshot = last.index;
         if done.snapshot > upto {
             return Err(format!(
                 "{at}: its snapshot is of log index {}, and what was before it is gone: index {upto} cannot be rebuilt",
                 done.snapshot
             ));
         }
-        state.install(&image).map_err(|e| format!("{at}: {e}"))?;
-        (done.index, done.term) = (done.snapshot, last.map_or(0, |l| l.committed_leader_id().term));
+        folder.snapshot().restore(state)?;
+        (done.index, done.term) = (done.snapshot, last.committed_leader_id().term);
     }
-    done.end = entries.last().map_or(done.index, |e| e.log_id().index);
-    for entry in entries {
-        let id = entry.log_id();
-        if id.index <= done.snapshot && done.snapshot > 0 {
-            continue;
+    done.end = done.index;
+    let mut wrong = None;
+    folder.look(&mut |entry| {
+        done.end = entry.log_id().index;
+        if wrong.is_none() {
+            wrong = done.take(entry, state, upto).err();
         }
-        if id.index > upto {
-            break;
-        }
-        if done.entries + done.snapshot > 0 && id.index != done.index + 1 {
-            return Err(format!("{at}: entry {} is missing, before entry {}", done.index + 1, id.index));
-        }
-        match entry.payload {
-            EntryPayload::Normal(Change::Check) => {
-                let digest = Digest { index: id.index, digest: state.image().into_digest() };
-                done.digests.push((id.committed_leader_id().term, digest));
-            }
-            EntryPayload::Normal(change) => _ = state.apply(&change),
-            EntryPayload::Blank | EntryPayload::Membership(_) => {}
-        }
-        (done.index, done.term) = (id.index, id.committed_leader_id().term);
-        done.entries += 1;
+    })?;
+    if let Some(why) = wrong {
+        return Err(format!("{at}: {why}"));
     }
     if done.digests.last().is_none_or(|(_, d)| d.index < done.index) {
         done.digests.push((done.term, Digest { index: done.index, digest: state.image().into_digest() }));
     }
     Ok(done)
+}
+
+impl Replayed {
+    /// Applies the next entry of the log, unless the snapshot has it or it is beyond `upto`.
+    fn take(&mut self, entry: Entry, state: &dyn Replicated, upto: u64) -> Result<(), String> {
+        let id = entry.log_id();
+        if id.index <= self.snapshot && self.snapshot > 0 || id.index > upto {
+            return Ok(());
+        }
+        if self.entries + self.snapshot > 0 && id.index != self.index + 1 {
+            return Err(format!("entry {} is missing, before entry {}", self.index + 1, id.index));
+        }
+        match entry.payload {
+            EntryPayload::Normal(Change::Check) => {
+                let digest = Digest { index: id.index, digest: state.image().into_digest() };
+                self.digests.push((id.committed_leader_id().term, digest));
+            }
+            EntryPayload::Normal(change) => _ = state.apply(&change),
+            EntryPayload::Blank | EntryPayload::Membership(_) => {}
+        }
+        (self.index, self.term) = (id.index, id.committed_leader_id().term);
+        self.entries += 1;
+        Ok(())
+    }
 }

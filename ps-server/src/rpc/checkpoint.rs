@@ -6,12 +6,12 @@
 use crate::{
     replicas::Replica,
     shard::{
-        bucket::vector_bytes,
+        bucket::{BucketData, vector_bytes},
         owner::{Event, Section},
     },
 };
 use futures::{Stream, StreamExt, stream};
-use paraft_common::Step;
+use paraft_common::{BucketId, Step};
 use paraft_proto::{
     CheckpointPart, CheckpointRequest, Member, PROTOCOL, Piece, Refusal, RefusalKind, Stopping, WithBulk,
     checkpoint_part::Kind,
@@ -32,10 +32,13 @@ pub async fn parts(hosted: Result<Replica, RefusalKind>, request: CheckpointRequ
             // that piece may ask for the next section at once.
             let pieces = stream::unfold(Some((section, 0, 0)), |state| async move {
                 let (section, bucket, part) = state?;
-                let slots = section.buckets.get(bucket)?.1.slots.len();
-                let piece = piece(&section, bucket, part);
-                let next = if part < slots { (bucket, part + 1) } else { (bucket + 1, 0) };
-                let more = next.0 < section.buckets.len();
+                let (id, data) = section.bucket(bucket)?;
+                let piece = piece(id, &data, part);
+                let next = if part < data.slots.len() { (bucket, part + 1) } else { (bucket + 1, 0) };
+                if next.0 > bucket {
+                    section.let_go(bucket);
+                }
+                let more = next.0 < section.buckets();
                 Some((piece, more.then_some((section, next.0, next.1))))
             });
             Box::pin(stream::once(async move { first }).chain(pieces).map(ok))
@@ -75,7 +78,7 @@ fn header(section: &Section, origin: u64) -> Kind {
     Kind::Section(paraft_proto::Section {
         step: section.step.0,
         job: section.job.clone(),
-        buckets: section.buckets.len() as u32,
+        buckets: section.buckets() as u32,
         origin,
         members: section
             .members
@@ -100,8 +103,7 @@ fn header(section: &Section, origin: u64) -> Kind {
     })
 }
 
-fn piece(section: &Section, bucket: usize, part: usize) -> Kind {
-    let (id, data) = &section.buckets[bucket];
+fn piece(id: BucketId, data: &Arc<BucketData>, part: usize) -> Kind {
     Kind::Piece(Piece {
         bucket: id.0,
         part: part as u32,

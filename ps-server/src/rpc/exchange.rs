@@ -22,6 +22,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -33,6 +34,12 @@ const REPLY_QUEUE: usize = 64;
 
 /// Buckets of a job: 2^34 values (the most a job may have) in buckets of 1 MiB are 2^16.
 const MAX_BUCKETS: usize = 1 << 18;
+
+/// Entries that may wait to be applied when an initial state goes on; of the largest buckets, as many bytes as a
+/// worker may have pushed without an ack.
+const MAX_INITS: u64 = (limits::PUSH_WINDOW_BYTES / limits::MAX_BUCKET_BYTES) as u64;
+/// Between two looks.
+const INIT_PAUSE: Duration = Duration::from_millis(1);
 
 /// The service for workers.
 #[derive(Clone)]
@@ -244,6 +251,13 @@ impl ShardsService {
             };
             let finish = matches!(m, Message::Finish);
             life.waits(true);
+            if matches!(m, Message::Init { .. }) {
+                // Nobody acknowledges them, so no window of the worker's holds them back: a large model would pile up
+                // here, as fast as the network brings it, while the disk takes it in.
+                while hosted.group.unapplied() > MAX_INITS && weak.strong_count() > 0 {
+                    tokio::time::sleep(INIT_PAUSE).await;
+                }
+            }
             let sent = hosted.owner.send(Event::Message(conn, m)).await;
             life.waits(false);
             if sent.is_err() {

@@ -52,7 +52,7 @@ impl StatusService {
 fn shard_status(w: &Replica) -> ShardStatus {
     let lead = *w.group.leadership().borrow();
     let conf = w.shard.configured();
-    let c = &w.counters;
+    let (c, log) = (&w.counters, w.group.log_size());
     let leases = c.leases.lock().clone();
     w.shard.read(|m| ShardStatus {
         shard: w.shard.id().0,
@@ -98,6 +98,9 @@ fn shard_status(w: &Replica) -> ShardStatus {
         pushes_lost: m.pushes_lost,
         bytes_logged: c.bytes_logged.load(Relaxed),
         cuts: c.cuts.load(Relaxed),
+        state_bytes: conf.as_ref().map_or(0, |c| c.bytes),
+        log_bytes: log.bytes,
+        log_memory_bytes: log.in_memory,
         snapshots_installed: w.group.snapshots_installed(),
         chunks: m.chunks.as_ref().map(|c| {
             let s = c.summary();

@@ -1,6 +1,6 @@
 //! One bucket: weights, optimizer slots, version. The unit of locking, of publishing and of copy-on-write.
 
-use super::command::InitPart;
+use super::{command::InitPart, replaced::Replaced};
 use bytes::Bytes;
 use paraft_common::{
     BucketId, BucketSpec, Payload, TensorKind, Version,
@@ -149,15 +149,20 @@ impl Bucket {
         Ok(())
     }
 
-    /// Applies one update; returns the version that contains it.
+    /// Applies one update; returns the version that contains it. Where somebody still reads the data as it was, it is
+    /// copied first and stays among `replaced`.
     pub(super) fn update(
         &self,
         job: &ServerJob,
         gradient: Gradient<'_>,
         contributions: usize,
         members: usize,
+        replaced: &Replaced,
     ) -> Version {
         let mut data = self.data.write();
+        if Arc::strong_count(&data) > 1 {
+            replaced.add(&data);
+        }
         Arc::make_mut(&mut data).update(self.spec.kind, job, gradient, contributions, members)
     }
 

@@ -52,11 +52,15 @@ impl Image {
             .chain(staged)
     }
 
-    /// Builds an image from a header and its vectors (little-endian), which must fit it exactly.
-    pub fn assemble(header: ImageHeader, vectors: &[Payload]) -> Result<Self, String> {
-        let mut rest = vectors.iter();
+    /// Builds an image from a header and its vectors (little-endian), which must fit it exactly. A vector is let go
+    /// before the next is asked for.
+    pub fn assemble(
+        header: ImageHeader,
+        vectors: impl IntoIterator<Item = Result<Payload, String>>,
+    ) -> Result<Self, String> {
+        let mut rest = vectors.into_iter();
         let mut next = |len: u64| -> Result<Vec<f32>, String> {
-            let le = rest.next().ok_or("the snapshot ends early")?;
+            let le = rest.next().ok_or("the snapshot ends early")??;
             if Some(le.len() as u64) != len.checked_mul(4) {
                 return Err(format!("a vector of the snapshot has {} bytes instead of 4 x {len}", le.len()));
             }
@@ -79,8 +83,10 @@ impl Image {
             })
         });
         let staged = staged.transpose()?;
-        if rest.next().is_some() {
-            return Err("the snapshot holds more vectors than its header names".into());
+        match rest.next() {
+            None => {}
+            Some(Err(e)) => return Err(e),
+            Some(Ok(_)) => return Err("the snapshot holds more vectors than its header names".into()),
         }
         Ok(Self { meta: header.meta, buckets, staged })
     }
@@ -97,10 +103,13 @@ impl Image {
         }
     }
 
-    /// And back; what does not fit is refused.
-    pub fn from_raw(raw: &RawImage) -> Result<Self, String> {
-        let header = header::decode(&raw.head).map_err(|e| format!("the snapshot: {e}"))?;
-        Self::assemble(header, &raw.parts)
+    /// And back, from [`RawImage::head`] and the parts one after the other; what does not fit is refused.
+    pub fn from_raw(
+        head: &[u8],
+        parts: impl IntoIterator<Item = Result<Payload, String>>,
+    ) -> Result<Self, String> {
+        let header = header::decode(head).map_err(|e| format!("the snapshot: {e}"))?;
+        Self::assemble(header, parts)
     }
 
     /// FNV-1a over the whole state: equal on replicas that applied the same log.

@@ -40,6 +40,7 @@ pub mod owner;
 #[cfg(test)]
 mod properties;
 pub mod reads;
+mod replaced;
 mod replicated;
 pub mod round;
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::{command::Command, state::Shard};
 use crate::raft::{Applied, Change, RawImage, Replicated};
+use paraft_common::Payload;
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -56,9 +57,21 @@ impl Replicated for Observed {
         Replicated::image(&*self.shard)
     }
 
-    fn install(&self, image: &RawImage) -> Result<(), String> {
-        Replicated::install(&*self.shard, image)?;
+    fn install_parts(
+        &self,
+        head: &[u8],
+        parts: &mut dyn Iterator<Item = Result<Payload, String>>,
+    ) -> Result<(), String> {
+        self.shard.install_parts(head, parts)?;
         self.applied.send_replace(());
         Ok(())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.shard.bytes()
+    }
+
+    fn outdated(&self, beyond: u64) -> u64 {
+        self.shard.outdated(beyond)
     }
 }

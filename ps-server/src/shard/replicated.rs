@@ -2,6 +2,7 @@
 
 use super::{image::Image, state::Shard};
 use crate::raft::{Applied, Change, RawImage, Replicated};
+use paraft_common::Payload;
 
 impl Replicated for Shard {
     fn apply(&self, change: &Change) -> Applied {
@@ -23,7 +24,19 @@ impl Replicated for Shard {
         Shard::image(self).to_raw()
     }
 
-    fn install(&self, image: &RawImage) -> Result<(), String> {
-        Shard::install(self, &Image::from_raw(image)?)
+    fn install_parts(
+        &self,
+        head: &[u8],
+        parts: &mut dyn Iterator<Item = Result<Payload, String>>,
+    ) -> Result<(), String> {
+        Shard::install(self, &Image::from_raw(head, parts)?)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.configured().map_or(0, |c| c.bytes)
+    }
+
+    fn outdated(&self, beyond: u64) -> u64 {
+        self.configured().map_or(0, |c| c.replaced.bytes(beyond))
     }
 }

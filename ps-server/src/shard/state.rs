@@ -10,9 +10,11 @@ use super::{
     cut::{CutId, Staged},
     form::Form,
     members::Members,
+    replaced::Replaced,
 };
 use paraft_common::{
     BucketId, Encoding, Payload, Seq, SessionId, ShardId, Step, TensorKind, Version, WorkerId,
+    codec::F32_BYTES,
     config::{LastEvaluation, ServerJob, Start, Stopping},
     histogram::DelayHistogram,
     optim::Gradient,
@@ -43,9 +45,20 @@ pub struct Configured {
     pub job: ServerJob,
     /// The shard's buckets, by rising id.
     pub buckets: Vec<Bucket>,
+    /// Of all buckets: weights and optimizer slots.
+    pub bytes: u64,
+    /// Data of buckets as they were, which somebody still reads.
+    pub(super) replaced: Replaced,
 }
 
 impl Configured {
+    fn new(job: ServerJob, buckets: Vec<Bucket>) -> Self {
+        let mut conf = Self { job, buckets, bytes: 0, replaced: Replaced::default() };
+        let of = |b: &Bucket| (b.spec.len * F32_BYTES * (1 + conf.slots(b.spec.kind))) as u64;
+        conf.bytes = conf.buckets.iter().map(of).sum();
+        conf
+    }
+
     /// State vectors that the optimizer keeps for a bucket of this kind.
     pub fn slots(&self, kind: TensorKind) -> usize {
         if kind == TensorKind::Param { self.job.optimizer.slots() } else { 0 }
@@ -178,7 +191,8 @@ impl Update<'_> {
     /// The bulk of the work.
     fn run(&self) -> Version {
         let bucket = &self.conf.buckets[self.b];
-        bucket.update(&self.conf.job, self.gradient, self.contributions.len(), self.members)
+        let (conf, contributions) = (&self.conf, self.contributions.len());
+        bucket.update(&conf.job, self.gradient, contributions, self.members, &conf.replaced)
     }
 }
 
@@ -318,7 +332,7 @@ impl Shard {
                 if let Some(start) = &job.start {
                     meta.begin_at(start);
                 }
-                *self.configured.write() = Some(Arc::new(Configured { job, buckets }));
+                *self.configured.write() = Some(Arc::new(Configured::new(job, buckets)));
                 Outcome::Done
             }
         }
@@ -525,7 +539,7 @@ impl Shard {
                 .zip(&image.buckets)
                 .map(|((id, spec), d): (_, &Arc<BucketData>)| Bucket::with_data(id, spec, d.clone()))
                 .collect();
-            let conf = Configured { job, buckets };
+            let conf = Configured::new(job, buckets);
             if !image.staged.as_ref().is_none_or(|s| s.fits(&conf)) {
                 return Err(format!("the snapshot of {} holds a part of a cut that does not fit", self.id));
             }

@@ -39,7 +39,7 @@ struct Run {
 
 impl Run {
     fn open(dir: &Path) -> Result<Run, Box<dyn Error>> {
-        let (log, _) = Log::open(Arc::new(RealDisk), dir, LogOptions::default())?;
+        let (log, _) = Log::open(Arc::new(RealDisk), dir, LogOptions::default(), &mut |_| ())?;
         let mut run = Run { log, next: 0 };
         // Until what is written is written over purged segments, as it is in a log that has run for a while.
         while run.log.stats().recycled < 4 {

@@ -3,7 +3,7 @@
 //!
 //! Leader-only: a section that vanishes with its leader is a checkpoint that is not made; the next one is. The image
 //! shares the buckets until they change (copy on write), so it costs the leader memory as training goes on, at
-//! most a copy of the shard. There is one at a time: until it is fetched, no other is kept, unless the worker that was
+//! most a copy of the shard; a bucket that was fetched is let go. There is one at a time: until it is fetched, no other is kept, unless the worker that was
 //! to fetch it has left, or has not come for a long time.
 //!
 //! A worker says in its pull that a checkpoint is due. In BSP the state is exactly that of step k from the apply
@@ -18,6 +18,7 @@ use super::{Lead, Owner};
 use crate::shard::{bucket::BucketData, state::Configured};
 use paraft_common::{BucketId, Mode, Step, WorkerId, config::Stopping};
 use paraft_proto::RefusalKind;
+use parking_lot::Mutex;
 use std::{
     sync::{Arc, Weak},
     time::Duration,
@@ -31,12 +32,36 @@ pub struct Section {
     pub step: Step,
     /// TOML of the job.
     pub job: String,
-    /// The buckets, by rising id.
-    pub buckets: Vec<(BucketId, Arc<BucketData>)>,
+    /// The buckets, by rising id; those that were fetched are gone.
+    buckets: Vec<(BucketId, Mutex<Option<Arc<BucketData>>>)>,
     /// Each member's clock, and whether it has finished. In SSP and ASP one bucket may hold a push more.
     pub members: Vec<(WorkerId, Step, bool)>,
     /// Early stopping (shard 0).
     pub stopping: Stopping,
+}
+
+impl Section {
+    /// Buckets that it has or had.
+    pub fn buckets(&self) -> usize {
+        self.buckets.len()
+    }
+
+    /// The bucket at a place among the shard's, unless it was let go.
+    pub fn bucket(&self, place: usize) -> Option<(BucketId, Arc<BucketData>)> {
+        let (id, data) = self.buckets.get(place)?;
+        Some((*id, data.lock().clone()?))
+    }
+
+    /// The bucket at a place is fetched: from now on an update need not copy it.
+    pub fn let_go(&self, place: usize) {
+        if let Some((_, data)) = self.buckets.get(place) {
+            data.lock().take();
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.buckets.iter().all(|(_, data)| data.lock().is_some())
+    }
 }
 
 /// A section that was not fetched for so long gives way to the next: longer than a worker writes the one before, as a
@@ -91,7 +116,7 @@ impl Owner {
         // While the small part is held: `apply` changes a bucket before it records whose step that was, so what is
         // recorded is in the buckets, and at most one push more; an image cut is in as a whole or not at all.
         let (buckets, members, stopping, level) = self.shard.read(|m| {
-            let buckets = conf.buckets.iter().map(|b| (b.id, b.image())).collect();
+            let buckets = conf.buckets.iter().map(|b| (b.id, Mutex::new(Some(b.image())))).collect();
             let level = m.members.active().all(|(_, m)| m.steps.iter().all(|s| *s == step));
             let members = m.members.iter().map(|(w, m)| (w, m.clock(), m.finished)).collect();
             (buckets, members, m.stopping(), level)
@@ -121,8 +146,12 @@ impl Owner {
         let Some(lead) = &mut self.lead else { return Err(self.not_leader()) };
         let none = RefusalKind::NoSection { shard, step };
         let kept = Some(&mut lead.kept).filter(|k| k.step == step).ok_or(none.clone())?;
-        let section =
-            kept.section.take().map(|w| w.section).or_else(|| kept.fetching.upgrade()).ok_or(none)?;
+        let section = kept
+            .section
+            .take()
+            .map(|w| w.section)
+            .or_else(|| kept.fetching.upgrade().filter(|s| s.is_whole()));
+        let section = section.ok_or(none)?;
         kept.fetching = Arc::downgrade(&section);
         Ok(section)
     }

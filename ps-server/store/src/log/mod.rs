@@ -2,7 +2,8 @@
 //!
 //! A folder of segments, append-only files that are named by the index of their first record, and the purge
 //! point. One thread writes; everything that is queued while it waits for the disk shares its next sync (group
-//! commit). The log does not read back while it runs: who appended keeps what it needs in memory.
+//! commit). What is written can be read back while the log runs ([`Log::read`]): where each record lies is kept in
+//! memory (24 bytes a record), the records are not.
 //!
 //! ```text
 //! 0000000000000000.log   sealed: full and durable as a whole
@@ -41,6 +42,7 @@
 //! segment that was cut short.
 
 mod format;
+mod places;
 mod recover;
 mod segment;
 mod segments;
@@ -50,9 +52,11 @@ use crate::{Disk, StoreError};
 use bytes::Bytes;
 use paraft_common::Payload;
 use parking_lot::Mutex;
+use places::Places;
 use std::{
     io,
-    path::Path,
+    ops::Range,
+    path::{Path, PathBuf},
     sync::{Arc, mpsc},
     thread::JoinHandle,
 };
@@ -105,8 +109,8 @@ impl Default for LogOptions {
 /// What was in the folder.
 #[derive(Clone, Debug, Default)]
 pub struct Recovered {
-    /// All records after the purge point, in order. They are durable.
-    pub records: Vec<Record>,
+    /// How many records there are after the purge point. They are durable.
+    pub records: u64,
     /// The purge point and what [`Log::purge`] was given with it.
     pub purged: Option<(u64, Bytes)>,
     /// Bytes of records that were begun and not whole, or came after such, and were cut. 0 after an orderly
@@ -147,32 +151,57 @@ pub struct Log {
 #[derive(Debug)]
 struct Inner {
     shared: Arc<Shared>,
+    places: Arc<Places>,
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Log {
     /// Opens the log in `dir`, or begins one there; the folder belongs to it alone. Cuts a torn tail, refuses
-    /// damage (the module's text says what is which), reads all records into memory.
+    /// damage (the module's text says what is which). Every record after the purge point is read, checked and given to
+    /// `each`, in order, one in memory at a time; on an error forget what was given.
     ///
     /// [`StoreError::Locked`] if it is open elsewhere.
     pub fn open(
         disk: Arc<dyn Disk>,
         dir: &Path,
         options: LogOptions,
+        each: &mut dyn FnMut(Record),
     ) -> Result<(Log, Recovered), StoreError> {
-        let (segments, lock, recovered) = recover::open(disk, dir, options)?;
-        let shared = Arc::new(Shared::default());
+        let (segments, lock, recovered) = recover::open(disk.clone(), dir, options, each)?;
+        let (shared, places) = (Arc::new(Shared::default()), segments.places.clone());
         let writer = writer::spawn(shared.clone(), segments, lock)
             .map_err(StoreError::io("start the writer of the log in", dir))?;
-        Ok((Log { inner: Arc::new(Inner { shared, writer: Mutex::new(Some(writer)) }) }, recovered))
+        let writer = Mutex::new(Some(writer));
+        let inner = Inner { shared, places, disk, dir: dir.to_path_buf(), writer };
+        Ok((Log { inner: Arc::new(inner) }, recovered))
     }
 
-    /// What is in the log in `dir`, as [`Log::open`] would find it, without changing it: a torn tail is left out and
-    /// left there.
+    /// What is in the log in `dir`, as [`Log::open`] would find and give it, without changing it: a torn tail is left
+    /// out and left there.
     ///
     /// [`StoreError::Locked`] if it is open, here or elsewhere.
-    pub fn look(disk: Arc<dyn Disk>, dir: &Path) -> Result<Recovered, StoreError> {
-        recover::look(disk, dir)
+    pub fn look(
+        disk: Arc<dyn Disk>,
+        dir: &Path,
+        each: &mut dyn FnMut(Record),
+    ) -> Result<Recovered, StoreError> {
+        recover::look(disk, dir, each)
+    }
+
+    /// Reads back the records from the first index of `range` on, as far as they follow each other before its end and
+    /// have up to `most` bytes together; one is read whatever its size. Empty where the first is purged, or
+    /// not written yet: what is queued is not found. What is found is as it was appended, and need not be durable yet.
+    ///
+    /// Waits for the disk. A purge or a truncation waits for the reads that run.
+    pub fn read(&self, range: Range<u64>, most: u64) -> Result<Vec<Record>, StoreError> {
+        self.inner.places.read(&*self.inner.disk, &self.inner.dir, range, most)
+    }
+
+    /// How many records are written and not purged, and the bytes of their headers and payloads.
+    pub fn length(&self) -> (u64, u64) {
+        self.inner.places.length()
     }
 
     /// Queues `records` and returns. `done` is called when they are durable (or, without

@@ -1,7 +1,8 @@
 //! Opening a log: which files are it, what is whole, what was torn.
 
 use super::{
-    LogOptions, Recovered,
+    LogOptions, Record, Recovered,
+    places::Places,
     segment::{Segment, segment_path},
     segments::{CUT_FILE, FIRST_BYTES, MAX_SPARES, NEW_FILE, PURGE_FILE, Segments, room_of},
 };
@@ -80,11 +81,15 @@ fn names(disk: &dyn Disk, dir: &Path) -> Result<Names, StoreError> {
 }
 
 /// What [`open`] would find, without changing anything but the lock's file. Refuses a log that is open.
-pub(super) fn look(disk: Arc<dyn Disk>, dir: &Path) -> Result<Recovered, StoreError> {
+pub(super) fn look(
+    disk: Arc<dyn Disk>,
+    dir: &Path,
+    each: &mut dyn FnMut(Record),
+) -> Result<Recovered, StoreError> {
     let lock = lock(disk.as_ref(), dir)?;
     let being_cut = read_cut(disk.as_ref(), dir)?;
     let (mut log, mut recovered, _) = unread(disk, dir, LogOptions::default())?;
-    read(&mut log, &mut recovered, Access::Read, being_cut)?;
+    read(&mut log, &mut recovered, Access::Read, being_cut, each)?;
     drop(lock);
     Ok(recovered)
 }
@@ -117,6 +122,7 @@ fn unread(
         synced: 0,
         begun: 0,
         recycled: 0,
+        places: Arc::new(Places::default()),
     };
     Ok((log, Recovered { purged, ..Recovered::default() }, names.litter))
 }
@@ -125,13 +131,14 @@ pub(super) fn open(
     disk: Arc<dyn Disk>,
     dir: &Path,
     options: LogOptions,
+    each: &mut dyn FnMut(Record),
 ) -> Result<(Segments, DiskLock, Recovered), StoreError> {
     let options = LogOptions { segment_bytes: options.segment_bytes.max(MIN_SEGMENT_BYTES), ..options };
     disk.create_dir_all(dir).map_err(StoreError::io("create", dir))?;
     let lock = lock(disk.as_ref(), dir)?;
     let (mut log, mut recovered, litter) = unread(disk.clone(), dir, options)?;
     let being_cut = read_cut(disk.as_ref(), dir)?;
-    let tail = read(&mut log, &mut recovered, Access::Write, being_cut)?;
+    let tail = read(&mut log, &mut recovered, Access::Write, being_cut, each)?;
 
     // Only now is the log known to be good; before, nothing was changed.
     for name in litter {
@@ -145,7 +152,7 @@ pub(super) fn open(
     // that of a segment, or of the purge point before segments go.
     disk.sync_dir(dir).map_err(StoreError::io("sync the folder", dir))?;
     match tail {
-        Some(tail) if !recovered.records.is_empty() => mend(&mut log, tail, recovered.torn_bytes > 0)?,
+        Some(tail) if recovered.records > 0 => mend(&mut log, tail, recovered.torn_bytes > 0)?,
         // No records: the next append begins a segment.
         Some(_) if log.purged.is_none() => log.discard().map_err(StoreError::io("tidy", dir))?,
         _ => {}
@@ -161,13 +168,14 @@ struct Tail {
     unproven: Option<u64>,
 }
 
-/// Reads what is in the log; changes nothing.
+/// Reads what is in the log and gives each record away; changes nothing.
 /// The last segment is opened for `last`.
 fn read(
     log: &mut Segments,
     recovered: &mut Recovered,
     last: Access,
     being_cut: Option<u64>,
+    each: &mut dyn FnMut(Record),
 ) -> Result<Option<Tail>, StoreError> {
     let after_purge = log.purged.map(|p| p + 1);
     // Whole segments before the purge point are left over from a purge that a crash cut short.
@@ -208,7 +216,11 @@ fn read(
             if let Some(record) = record {
                 starts.push(start);
                 expected += 1;
-                recovered.records.extend(Some(record).filter(|r| after_purge.is_none_or(|a| r.index >= a)));
+                if after_purge.is_none_or(|a| record.index >= a) {
+                    log.places.add(*first, start, std::slice::from_ref(&record));
+                    recovered.records += 1;
+                    each(record);
+                }
             }
         }
         let durable = match following {
@@ -228,7 +240,7 @@ fn read(
         }
         next = Some(expected);
     }
-    log.next = if recovered.records.is_empty() { after_purge } else { next };
+    log.next = if recovered.records == 0 { after_purge } else { next };
     Ok(tail)
 }
 

@@ -4,6 +4,7 @@
 use super::{
     LogOptions, Record,
     format::{BLOCK_BYTES, HEAD_BYTES, Head, Kind, Prefix, body_crc},
+    places::Places,
     segment::{Segment, segment_path},
 };
 use crate::{
@@ -51,6 +52,8 @@ pub(super) struct Segments {
     pub synced: u64,
     pub begun: u64,
     pub recycled: u64,
+    /// Where the records are, for who reads them back.
+    pub places: Arc<Places>,
 }
 
 fn invalid(what: String) -> io::Error {
@@ -81,7 +84,7 @@ pub(super) fn room_of(segment: &Segment, options: LogOptions) -> Result<u64, Sto
     Ok(segment.size()?.max(FIRST_BYTES).min(options.segment_bytes))
 }
 
-fn item_bytes(record: &Record) -> u64 {
+pub(super) fn item_bytes(record: &Record) -> u64 {
     HEAD_BYTES as u64 + record.bytes()
 }
 
@@ -210,6 +213,7 @@ impl Segments {
                 parts.extend(record.payload.pieces().iter().map(|p| IoSlice::new(p)));
             }
             active.file.write_at(active.offset, &mut parts).map_err(named("write", &active.path))?;
+            self.places.add(active.prefix.first, active.offset, now);
             active.offset += now.iter().map(item_bytes).sum::<u64>();
             self.next = now.last().map(|r| r.index + 1);
             rest = later;
@@ -241,6 +245,8 @@ impl Segments {
         if self.next.is_none_or(|next| gone >= next) {
             return Ok(());
         }
+        let places = self.places.clone();
+        let _alone = places.truncate(gone);
         // Newest first, each durable before the next: after a crash the log is shorter, but has no hole.
         let mut newest = Some(active.prefix.first);
         while let Some(first) = newest.filter(|first| *first >= gone) {
@@ -282,6 +288,7 @@ impl Segments {
         // Before any record goes: a log that begins later than its purge point says is refused.
         write_small(self.disk.as_ref(), &self.dir.join(PURGE_FILE), &point)?;
         self.purged = Some(upto);
+        self.places.purge(upto);
         if self.next.is_none_or(|next| next <= upto + 1) {
             self.sealed.extend(self.active.take().map(|a| a.prefix.first));
             self.next = Some(upto + 1);
@@ -293,6 +300,8 @@ impl Segments {
     /// Takes segments whose records are all purged out of the log: spares of some, the others removed.
     pub fn retire(&mut self) -> io::Result<()> {
         let Some(purged) = self.purged else { return Ok(()) };
+        let places = self.places.clone();
+        let _alone = places.alone();
         let mut spares = Vec::new();
         while let Some(first) = self.sealed.front().copied() {
             let active = self.active.as_ref().map(|a| a.prefix.first);

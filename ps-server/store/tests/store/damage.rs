@@ -1,12 +1,12 @@
 //! Damage is refused and its place named; nothing wrong is ever given out; hostile files do not hurt.
 
-use crate::{DIR, HEAD, PREFIX, SMALL, append, open, open_in, record, segment};
+use crate::{DIR, HEAD, PREFIX, append, open, open_in, record, segment};
 use bytes::Bytes;
 use paraft_store::{
-    Disk, Log, LogOptions, Record, SnapshotReader, StoreError, faulty::ForgetfulDisk, read_small, write_small,
+    Disk, LogOptions, Record, SnapshotReader, StoreError, faulty::ForgetfulDisk, read_small, write_small,
 };
 use proptest::prelude::*;
-use std::{path::Path, sync::Arc};
+use std::path::Path;
 
 fn disk_with(files: &[(u64, Vec<u8>)]) -> ForgetfulDisk {
     let disk = ForgetfulDisk::default();
@@ -177,7 +177,7 @@ proptest! {
         let bytes = &mut files[0].1;
         let at = at.min(bytes.len());
         bytes.splice(at..(at + keep).min(bytes.len()), noise);
-        if let Ok((_, found)) = Log::open(Arc::new(disk_with(&files)), Path::new(DIR), SMALL) {
+        if let Ok((_, found)) = open(&disk_with(&files)) {
             prop_assert_eq!(&found.records, &records[..found.records.len()]);
         }
     }

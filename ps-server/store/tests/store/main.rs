@@ -6,10 +6,11 @@ mod damage;
 mod failing;
 mod files;
 mod ordinary;
+mod reading;
 mod torn;
 
 use bytes::Bytes;
-use paraft_store::{Disk, Log, LogOptions, Record, Recovered, StoreError};
+use paraft_store::{Disk, Log, LogOptions, Record, StoreError};
 use std::{
     io,
     path::Path,
@@ -33,15 +34,29 @@ pub(crate) fn record(index: u64, version: u8, payload_bytes: usize) -> Record {
     Record { index, header, payload }
 }
 
+/// What a log gave when it was opened.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub records: Vec<Record>,
+    pub purged: Option<(u64, Bytes)>,
+    pub torn_bytes: u64,
+}
+
 pub(crate) fn open_in(
     disk: &dyn Cloned,
     dir: &Path,
     options: LogOptions,
-) -> Result<(Log, Recovered), StoreError> {
-    Log::open(disk.shared(), dir, options)
+) -> Result<(Log, Found), StoreError> {
+    let mut records = Vec::new();
+    let (log, found) = Log::open(disk.shared(), dir, options, &mut |r| records.push(r))?;
+    assert_eq!(found.records, records.len() as u64);
+    // Whatever state a log was found in: what it gave can be read back.
+    let range = records.first().map_or(0, |r| r.index)..u64::MAX;
+    assert_eq!(log.read(range, u64::MAX)?, records);
+    Ok((log, Found { records, purged: found.purged, torn_bytes: found.torn_bytes }))
 }
 
-pub(crate) fn open(disk: &dyn Cloned) -> Result<(Log, Recovered), StoreError> {
+pub(crate) fn open(disk: &dyn Cloned) -> Result<(Log, Found), StoreError> {
     open_in(disk, Path::new(DIR), SMALL)
 }
 
