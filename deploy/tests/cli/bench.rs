@@ -120,6 +120,21 @@ fn fanout_compares_workers_and_shards_with_one() {
     contains(&text(&empty.stderr), &["16 shards empty", "shorter --bucket"]);
 }
 
+/// Three steps are more than 32 MiB: the log is cut by a snapshot, and the server comes back from it.
+#[test]
+fn large_states_what_a_model_takes_and_comes_back_from_its_disk() {
+    let figures = figures(&["large", "--params", "3e6", "--steps", "60"]);
+    let case = "2.9986e6 parameters";
+    for what in ["load", "step", "snapshot", "failover, until it leads", "failover, until weights come"] {
+        value(&figures, &format!("large {what}"), case, "-");
+    }
+    for what in ["server peak", "server peak after its restart", "disk, most"] {
+        assert!(value(&figures, &format!("large {what}"), case, "12 bytes a parameter") > 1.0, "{what}");
+    }
+    assert!(value(&figures, "large worker peak", case, "8 bytes a parameter") > 1.0);
+    value(&figures, "large log in memory, most", case, "the longest log");
+}
+
 #[test]
 fn ctrl_c_ends_a_benchmark_and_its_processes() {
     let scratch = tempfile::tempdir().expect("scratch");
