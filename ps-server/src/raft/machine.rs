@@ -131,13 +131,26 @@ impl fmt::Display for Applied {
 /// A snapshot shares its bulk with the live state until that changes.
 pub type SnapshotData = Arc<RawImage>;
 
-/// The log is compacted after this many payload bytes, or as many as the state has, whichever is more...
-pub const SNAPSHOT_BYTES: u64 = 32 << 20;
-/// ...or after this many entries, whichever comes first.
+/// The log is compacted after this many entries...
 pub const SNAPSHOT_ENTRIES: u64 = 4096;
+/// ...or payload bytes, at least; see [`enough_bytes`].
+pub const SNAPSHOT_BYTES: u64 = 32 << 20;
+/// A log in memory, at most.
+const MEMORY_BYTES: u64 = 256 << 20;
 /// A log in memory that no other replica reads: what is in it is of no use once it is applied, and buffers that come back
 /// soon are in the caches still, where those of a long log would be fresh pages of the kernel's.
 const LONE_BYTES: u64 = 4 << 20;
+
+/// Payload bytes after which a log is compacted. A snapshot on disk writes the whole state: not more often than the log has
+/// grown by as much. A log in memory costs memory, and its compaction nothing; but a follower that is farther behind gets
+/// the whole state.
+fn enough_bytes(state_bytes: u64, on_disk: bool, alone: bool) -> u64 {
+    match (on_disk, alone) {
+        (true, _) => state_bytes.max(SNAPSHOT_BYTES),
+        (false, true) => LONE_BYTES,
+        (false, false) => state_bytes.clamp(SNAPSHOT_BYTES, MEMORY_BYTES),
+    }
+}
 
 /// What may be in memory of states that changes have replaced while they are read (by the snapshot that is written, a
 /// digest, a checkpoint, pulls): so many bytes, or a sixteenth of the state where that is more. Beyond it the next changes
@@ -336,13 +349,10 @@ impl RaftStateMachine<Types> for Machine {
             self.apply_run(&mut run);
         }
         let (bytes, count) = self.since_snapshot;
-        // A snapshot on disk writes the whole state: not more often than the log has grown by as much. And while a
-        // follower gets one, the log must keep what comes meanwhile.
         let state_bytes = self.state.bytes();
         self.state_bytes.store(state_bytes, Relaxed);
-        let alone = self.file.is_none() && self.membership.nodes().count() == 1;
-        let enough = if alone { LONE_BYTES } else { state_bytes.max(SNAPSHOT_BYTES) };
-        if bytes > enough || count > SNAPSHOT_ENTRIES {
+        let alone = self.membership.nodes().count() <= 1;
+        if bytes > enough_bytes(state_bytes, self.file.is_some(), alone) || count > SNAPSHOT_ENTRIES {
             self.since_snapshot = (0, 0);
             self.wants_snapshot.notify_one();
         }
