@@ -403,9 +403,7 @@ fn jobs() {
         kind = \"cosine\"\nsteps = 100\nwarmup = 5\n\n[eval]\ntarget_accuracy = 0.9\n\n[checkpoint]\nevery_steps = 10\n\n\
         [cluster]\nservers = 3\nreplicas = 3\ndurability = \"quorum-memory\"\n";
     write("job_file", "example", example.as_bytes());
-    let set = format!(
-        "[data]\nkind = \"csv\"\npath = \"a\"\n[model]\nkind = \"linear\"\n\0train.batch=3\0cluster.log=images"
-    );
+    let set = "[data]\nkind = \"csv\"\npath = \"a\"\n[model]\nkind = \"linear\"\n\0train.batch=3\0cluster.log=images";
     write("job_file", "set", set.as_bytes());
     write("job_file", "wrong-key", b"[cluster]\nserver = 3\n");
 }

@@ -45,7 +45,7 @@ impl<'a> Input<'a> {
 
 /// The bytes in pieces that end at each of `cuts`, which are shares of the length in 65536ths.
 pub fn pieces(bytes: &[u8], cuts: [u16; 3]) -> Vec<Bytes> {
-    let mut at: Vec<usize> = cuts.iter().map(|c| usize::from(*c) * bytes.len() >> 16).collect();
+    let mut at: Vec<usize> = cuts.iter().map(|c| (usize::from(*c) * bytes.len()) >> 16).collect();
     at.extend([0, bytes.len()]);
     at.sort_unstable();
     at.windows(2).map(|w| Bytes::copy_from_slice(&bytes[w[0]..w[1]])).collect()

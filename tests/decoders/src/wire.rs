@@ -143,7 +143,7 @@ pub fn push(data: &[u8]) {
     let bulk = message.detach();
     let cut = |p: Payload| payload(&p.to_bytes(), cuts);
     let m = WithBulk { message, bulk: bulk.into_iter().map(cut).collect() };
-    let (ours, leased) = (&SHARDS[which], which % 2 > 0);
+    let (ours, leased) = (&SHARDS[which], !which.is_multiple_of(2));
     let conf = ours.configured().expect("configured");
     match convert::message(ours, m) {
         Ok(Message::Push { seq, step, bucket, pulled, sum_of_squares, payload, arrived: _ }) => {
@@ -256,7 +256,7 @@ pub fn encodings(data: &[u8]) {
     assert_eq!(encoding.encoded_len(count), bytes.len());
     let mut out = vec![0f32; count];
     // In two goes, against all at once.
-    let middle = usize::from(split) * count >> 16;
+    let middle = (usize::from(split) * count) >> 16;
     let (first, second) = out.split_at_mut(middle);
     assert_eq!(values.read(first), Ok(()));
     assert_eq!(values.read(second), Ok(()));

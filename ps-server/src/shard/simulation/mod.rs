@@ -214,6 +214,15 @@ impl Schedule {
         let (node, kept) = (self.below(NODES), self.below(6));
         self.say(format!("node {node} is elected and has {kept} open entries"));
         self.cluster.elect(node, kept);
+        // Some find the new leader before the old one hears of it.
+        if self.below(2) == 0 {
+            for w in 0..self.workers.len() {
+                if self.below(2) == 0 {
+                    let old = self.workers[w].disconnect();
+                    self.broken.extend(old.map(|s| s.breaks(0)));
+                }
+            }
+        }
     }
 
     fn crash(&mut self, node: usize) {
