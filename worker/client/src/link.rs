@@ -74,6 +74,7 @@ pub(crate) async fn run(
         siblings,
         session: 0,
         origin: 0,
+        term: 0,
         next,
         unacked: BTreeMap::new(),
         asked: None,
@@ -106,6 +107,8 @@ struct Link {
     session: u64,
     /// The founding of the shard's state that this client has seen; 0: none.
     origin: u64,
+    /// The latest term of a leader that has opened a stream: who leads an earlier one is deposed and does not know.
+    term: u64,
     /// Which server to try next.
     next: usize,
     /// Pushes without an ack, by seq. Bounded by the window, and by one step: a pull is answered only after them.
@@ -325,8 +328,15 @@ impl Link {
                         }
                     };
                     match kind {
+                        Some(from_shard::Kind::Opened(o)) if o.term < self.term => {
+                            // What this worker has done under the later leader would look wrong to it.
+                            self.note_cause("it leads an earlier term than another server: it is deposed");
+                            let next = (self.next + 1) % self.options.servers.len();
+                            return Ok(Break::Redial(Some(self.options.servers[next].clone())));
+                        }
                         Some(from_shard::Kind::Opened(o)) => {
                             open = true;
+                            self.term = o.term;
                             self.opened(&o, &out);
                         }
                         Some(from_shard::Kind::Refused(r)) => if let Some(end) = self.refused(r)? {

@@ -289,3 +289,26 @@ fn the_leader_answers_for_a_replica_that_is_cut_off_refuses_or_ends() {
         assert_eq!(pulls_from_any(4, replica), [1.0; 4]);
     }
 }
+
+/// It would refuse what this worker has done under its successor, as if the worker were wrong.
+#[test]
+fn a_leader_of_an_earlier_term_than_the_last_is_passed_by() {
+    let in_term =
+        |term| from_shard::Kind::Opened(Opened { session: 1, term, initialised: true, ..Opened::default() });
+    let script = move |stream: u32, kind: Kind| match (stream, kind) {
+        (1, Kind::Open(_)) => (vec![in_term(5)], false),
+        (1, Kind::Pull(_)) => (Vec::new(), true),
+        (2, Kind::Open(_)) => (vec![in_term(4)], false),
+        (3, Kind::Open(_)) => (vec![in_term(5)], false),
+        (3, Kind::Pull(p)) => (vec![weights(p.done, 3.0)], false),
+        other => panic!("{other:?}"),
+    };
+    let address = serve(Arc::new(script));
+    let value = within_the_deadline(move || {
+        let (mut client, start) = Client::join(options(address), &[0.0]).expect("joins");
+        let mut w = [0.0];
+        client.pull(start, &mut w).expect("pulls");
+        w[0]
+    });
+    assert_eq!(value, 3.0);
+}

@@ -234,6 +234,9 @@ impl Worker {
     fn reply(&mut self, reply: Reply, history: &mut History) -> Option<Stream> {
         match reply {
             Reply::Opened { session, clock, initialised, term, .. } => {
+                if term < self.term {
+                    return self.disconnect(); // as the client does: it is deposed and does not know
+                }
                 self.open = true;
                 self.term = term;
                 history.opened(self.id, session, self.session);
