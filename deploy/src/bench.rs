@@ -63,6 +63,14 @@ enum Which {
     EchoPeer(far::FarArgs),
 }
 
+/// How often a case is measured: at least once.
+fn repeats(given: &str) -> Result<usize, String> {
+    match given.parse() {
+        Ok(n) if (1..=10_000).contains(&n) => Ok(n),
+        _ => Err("a number from 1 to 10000".into()),
+    }
+}
+
 pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
     match &args.which {
         Which::Train(a) => train::run(a),

@@ -52,7 +52,7 @@ pub struct ApplyBenchArgs {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub millis: u64,
     /// Repeats, interleaved; the median counts.
-    #[arg(long, default_value_t = 7)]
+    #[arg(long, default_value_t = 7, value_parser = super::repeats)]
     pub repeats: usize,
     /// One JSON object for each figure.
     #[arg(long)]

@@ -38,7 +38,7 @@ pub struct LogBenchArgs {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
     /// Runs of each case, interleaved; the median counts.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = super::repeats)]
     pub repeats: usize,
     /// Overrides a key of the job; may be given often (cluster.durability=leader, say).
     #[arg(long, value_name = "KEY=VALUE")]

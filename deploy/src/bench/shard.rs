@@ -51,7 +51,7 @@ pub struct ShardBenchArgs {
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub millis: u64,
     /// Runs of each case, interleaved; the median counts.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = super::repeats)]
     pub repeats: usize,
     /// Overrides a key of the job; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]

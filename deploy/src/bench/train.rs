@@ -26,7 +26,7 @@ pub struct TrainBenchArgs {
     #[arg(long, value_delimiter = ',', default_value = "bsp,asp")]
     pub modes: Vec<Mode>,
     /// Runs of each case, interleaved; the median counts.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = super::repeats)]
     pub repeats: usize,
     /// Passes over the data in each run.
     #[arg(long, default_value_t = 2)]

@@ -32,9 +32,6 @@ use tower::Service;
 /// Answers that may wait for a slow reader, beyond those for each bucket.
 const REPLY_QUEUE: usize = 64;
 
-/// Buckets of a job: 2^34 values (the most a job may have) in buckets of 1 MiB are 2^16.
-const MAX_BUCKETS: usize = 1 << 18;
-
 /// Entries that may wait to be applied when an initial state goes on; of the largest buckets, as many bytes as a
 /// worker may have pushed without an ack.
 const MAX_INITS: u64 = (limits::PUSH_WINDOW_BYTES / limits::MAX_BUCKET_BYTES) as u64;
@@ -212,11 +209,6 @@ impl ShardsService {
             return Err(RefusalKind::BadJob(why).into());
         }
         let buckets = (job.params_len + job.buffers_len).div_ceil(job.bucket_len) + 2;
-        // The first to open a stream configures the shard: a bucket each for billions of values would end it.
-        if buckets > MAX_BUCKETS {
-            let why = format!("{buckets} buckets are more than {MAX_BUCKETS}; use larger ones");
-            return Err(RefusalKind::BadJob(why).into());
-        }
         let (tx, rx) = mpsc::channel(REPLY_QUEUE + (MAX_AHEAD as usize + 3) * buckets);
         let worker = WorkerId(open.worker);
         let reader = Reader { shard, worker, stages: self.replicas.stages().clone() };

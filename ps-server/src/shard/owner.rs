@@ -121,6 +121,9 @@ struct Lead {
     in_flight: BTreeMap<(WorkerId, usize), Step>,
     /// When the pushes arrived that are taken and not proposed yet, by worker and local bucket.
     arrived: BTreeMap<(WorkerId, usize), Moment>,
+    /// Pushes that come from weights of another replica which are not applied here yet, by local bucket; at most one of
+    /// each worker.
+    early: BTreeMap<usize, Vec<cuts::Queued>>,
     /// Working copies, and what waits for a cut.
     cuts: Cuts,
     pulls: Vec<WaitingPull>,
@@ -410,6 +413,7 @@ impl Owner {
                 let worker = Some(contributions.as_slice()).filter(|c| c.len() == 1).map(|c| c[0].worker);
                 self.note_replicated(of, self.shard.configured().map(|c| c.buckets[bucket].id), worker);
                 self.updated(bucket, &contributions, version, applied);
+                self.take_early(bucket).await;
             }
             (Purpose::Leave { worker }, outcome) => {
                 // It may have come back in between; then the Leave has changed nothing, and what it pushed in

@@ -113,7 +113,16 @@ fn push() {
     write("push", "init", &seed(0).rest(&an_init(16, 0).encode_to_vec()).0);
     write("push", "init-slot", &seed(1).rest(&an_init(16, 1).encode_to_vec()).0);
     let others = [
-        ("pull", Kind::Pull(proto::Pull { done: 3, r#final: false, section: true, have: vec![1, 300] })),
+        (
+            "pull",
+            Kind::Pull(proto::Pull {
+                done: 3,
+                r#final: false,
+                section: true,
+                have: vec![1, 300],
+                at_least: vec![2],
+            }),
+        ),
         ("norm", Kind::Norm(proto::Norm { step: 3, sum_of_squares: 0.5 })),
         ("report", Kind::Report(proto::Report { epoch: 1, loss_sum: 0.5, correct: 3, count: 4 })),
         ("take", Kind::Take(proto::Take { request: 1, epoch: 0, done: Some(3) })),

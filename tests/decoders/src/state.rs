@@ -67,7 +67,7 @@ pub fn shard_state(data: &[u8]) {
     if !head.is_empty() {
         let parts: Vec<Payload> = (0..input.byte() % 16).map(|_| input.part().to_vec().into()).collect();
         let raw = RawImage { head: head.to_vec().into(), parts };
-        if let Ok(image) = Image::from_raw(&raw) {
+        if let Ok(image) = Image::from_raw(&raw.head, raw.parts.iter().cloned().map(Ok)) {
             assert_eq!(image.to_raw(), raw, "there is one way to write it");
         }
         if shard.install_raw(&raw).is_err() {

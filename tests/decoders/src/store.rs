@@ -50,17 +50,20 @@ pub fn log(data: &[u8]) {
         files.push((path, bytes));
     }
     let shared: Arc<dyn Disk> = Arc::new(disk.clone());
-    let looked = Log::look(shared.clone(), dir);
+    let mut seen = Vec::new();
+    let looked = Log::look(shared.clone(), dir, &mut |r| seen.push(r));
     let unchanged = || files.iter().all(|(path, bytes)| disk.contents(path).as_ref() == Some(bytes));
     assert!(unchanged(), "looking changes nothing");
 
     // No segment is written in full: the disk is memory.
     let options = LogOptions { segment_bytes: 4096, sync: true };
-    let (log, found) = match (Log::open(shared.clone(), dir, options), looked) {
+    let mut records = Vec::new();
+    let opened = Log::open(shared.clone(), dir, options, &mut |r| records.push(r));
+    let (log, found) = match (opened, looked) {
         (Ok((log, found)), Ok(looked)) => {
             assert_eq!(
-                (&found.records, &found.purged, found.torn_bytes),
-                (&looked.records, &looked.purged, looked.torn_bytes)
+                (&records, &found.purged, found.torn_bytes),
+                (&seen, &looked.purged, looked.torn_bytes)
             );
             (log, found)
         }
@@ -71,7 +74,12 @@ pub fn log(data: &[u8]) {
         (opened, looked) => panic!("opened: {:?}, looked at: {:?}", opened.map(|o| o.1), looked),
     };
     // It goes on behind what was found.
-    let after = found.records.last().map(|r| r.index).or(found.purged.as_ref().map(|(upto, _)| *upto));
+    let all = |log: &Log, records: &[Record]| {
+        let first = records.first().map_or(0, |r| r.index);
+        assert_eq!(log.read(first..u64::MAX, u64::MAX).expect("it was read before"), records);
+    };
+    all(&log, &records);
+    let after = records.last().map(|r| r.index).or(found.purged.as_ref().map(|(upto, _)| *upto));
     let index = after.map_or(7, |last| last + 1);
     if index == u64::MAX {
         return;
@@ -80,10 +88,13 @@ pub fn log(data: &[u8]) {
     let (tell, done) = mpsc::channel();
     log.append(vec![record.clone()], Box::new(move |r| _ = tell.send(r)));
     done.recv().expect("an answer").expect("a good log goes on");
+    records.push(record);
+    all(&log, &records);
     drop(log);
-    let (_, again) = Log::open(shared, dir, options).expect("a good log opens again");
-    let records: Vec<_> = found.records.into_iter().chain([record]).collect();
-    assert_eq!((again.records, again.purged, again.torn_bytes), (records, found.purged, 0));
+    let mut again = Vec::new();
+    let (_, found_again) =
+        Log::open(shared, dir, options, &mut |r| again.push(r)).expect("a good log opens again");
+    assert_eq!((again, found_again.purged, found_again.torn_bytes), (records, found.purged, 0));
 }
 
 const PATH: &str = "/file";

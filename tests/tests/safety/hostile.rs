@@ -153,7 +153,7 @@ fn a_stream_that_does_not_open_rightly_is_refused_and_ended() -> Result<()> {
     refused(Some(with_job(changed(&|j| j.params_len = usize::MAX >> 1)?)), "values; a job has")?;
     refused(
         Some(with_job(changed(&|j| (j.params_len, j.bucket_len) = (1 << 33, 1))?)),
-        "buckets are more than",
+        "a layout has at most",
     )?;
     refused(Some(with_job(changed(&|j| j.bucket_len = 0)?)), "bucket_len 0")?;
     refused(Some(with_job(changed(&|j| j.workers = 0)?)), "0 workers")?;

@@ -3,9 +3,11 @@
 
 use anyhow::{Result, ensure};
 use paraft_common::{LogForm, Mode, PullFrom, ShardId, Step};
+use paraft_proto::to_shard;
 use paraft_tests::{
     fleet::{At, Fleet, FleetOptions},
     ledger::Ledger,
+    stream::{Stream, push},
     wait,
 };
 use std::{
@@ -163,5 +165,39 @@ fn where_the_log_has_cuts_the_leader_answers() -> Result<()> {
     let workers = start(&fleet, ledger);
     end(&fleet, &ledger, workers)?;
     ensure!(pulled_from_followers(&fleet)? == 0, "a follower has answered");
+    Ok(())
+}
+
+/// What a follower shows is committed, and may still wait to be applied by the leader when the worker's next push comes:
+/// the leader takes it then, and does not take the worker for one that has lost count.
+#[test]
+fn a_push_that_comes_before_the_leader_has_applied_the_one_before_waits_for_it() -> Result<()> {
+    const STEPS: u64 = 50;
+    let fleet = Fleet::start(FleetOptions::replicated(1))?;
+    fleet.whole()?;
+    let ledger = Ledger { workers: 1, pages: 1, ..ledger(Mode::Asp, STEPS) };
+    let (leader, _) = fleet.leader(ShardId(0));
+    let buckets: Vec<_> = ledger.job().layout().buckets().iter().map(|b| b.len).enumerate().collect();
+    let buckets: Vec<(u32, usize)> = buckets.into_iter().map(|(i, len)| (i as u32, len)).collect();
+    let (mut stream, _) = Stream::open(&fleet.at.addresses[leader as usize], &ledger.job(), 0, &buckets)?;
+    stream.pull(0)?;
+    let seq = |step: u64, bucket: u32| (step - 1) * buckets.len() as u64 + u64::from(bucket) + 1;
+    for step in (1..=STEPS).step_by(2) {
+        // Both before the first is applied; one push of each of two steps may be under way.
+        for step in [step, step + 1] {
+            for (bucket, len) in &buckets {
+                stream.send(to_shard::Kind::Push(push(seq(step, *bucket), step, *bucket, 1.0, *len)));
+            }
+        }
+        for _ in 0..2 * buckets.len() {
+            stream.ack()?;
+        }
+    }
+    let version = stream.pull(STEPS)?.iter().map(|w| w.version).sum::<u64>();
+    ensure!(version == STEPS * buckets.len() as u64, "{version} updates");
+    // Two steps ahead is still wrong.
+    stream.send(to_shard::Kind::Push(push(seq(STEPS + 2, 0), STEPS + 2, 0, 1.0, buckets[0].1)));
+    let refused = stream.refused()?;
+    ensure!(refused.message.contains("next is step"), "{}", refused.message);
     Ok(())
 }

@@ -12,7 +12,7 @@ use crate::shard::{
     working::Owed,
 };
 use paraft_common::{
-    Durability, Encoding, LogForm, Mode, Payload, Step, TensorKind, WorkerId,
+    Durability, Encoding, LogForm, Mode, Payload, Step, TensorKind, Version, WorkerId,
     config::MAX_STEP,
     optim::{Gradient, norm_factor},
 };
@@ -139,6 +139,16 @@ impl Owner {
                 self.send(conn, Reply::Ack { seq: c.seq, version });
             }
             Some(Admission::InFlight) => {}
+            Some(Admission::WrongStep { .. } | Admission::FutureVersion { .. })
+                if !images && self.is_early(bucket, &c, current) =>
+            {
+                let push = Queued { conn, contribution: c, bucket, sum_of_squares, payload, arrived };
+                if let Some(lead) = &mut self.lead {
+                    let waiting = lead.early.entry(bucket).or_default();
+                    waiting.retain(|w| w.contribution.worker != push.contribution.worker);
+                    waiting.push(push);
+                }
+            }
             Some(Admission::WrongStep { expected }) => {
                 let kind = RefusalKind::WrongStep { bucket: target.id, expected, got: c.step };
                 self.refuse(conn, refuse(kind));
@@ -180,6 +190,29 @@ impl Owner {
                     }
                 }
             }
+        }
+    }
+
+    /// Whether what makes a push look wrong is committed and only not applied here yet. Its worker has read it of another
+    /// replica, which was faster: its own last push, and a version that the updates under way will bring.
+    fn is_early(&self, bucket: usize, c: &Contribution, current: Version) -> bool {
+        let Some(lead) = &self.lead else { return false };
+        let applied = self
+            .shard
+            .read(|m| m.members.in_session(c.worker, c.session).and_then(|m| m.steps.get(bucket).copied()));
+        let last = lead.in_flight.get(&(c.worker, bucket)).copied().max(applied);
+        let under_way = lead.in_flight.keys().filter(|(_, b)| *b == bucket).count() as u64;
+        under_way > 0
+            && last.is_some_and(|last| last.next() == c.step)
+            && c.pulled.0.saturating_sub(current.0) <= under_way
+    }
+
+    /// An update of the bucket is applied: decides again over the pushes that waited for it.
+    pub(super) async fn take_early(&mut self, bucket: usize) {
+        let waiting = self.lead.as_mut().and_then(|l| l.early.remove(&bucket)).unwrap_or_default();
+        for push in waiting {
+            let Some(conf) = self.shard.configured() else { return };
+            self.take_push(&conf, push).await;
         }
     }
 
