@@ -268,13 +268,14 @@ pub struct SnapshotFile {
 }
 
 impl SnapshotFile {
-    /// Writes while the state goes on changing; durable when it returns. Each part is let go when it is written: what
-    /// changes from then on need not be copied for it.
+    /// Writes while the state goes on changing; durable when it returns. The parts that `order` names first are written
+    /// first, and each is let go when it is written: what changes from then on need not be copied for it.
     pub async fn write(
         self: &Arc<Self>,
         meta: SnapshotMeta,
         head: Bytes,
-        parts: impl Iterator<Item = Payload> + Send + 'static,
+        parts: Vec<Payload>,
+        order: Vec<u32>,
     ) -> io::Result<()> {
         let this = self.clone();
         blocking(move || {
@@ -282,8 +283,13 @@ impl SnapshotFile {
             let head = wire::encode(&(&meta, &head[..])).map_err(invalid)?;
             let mut file = SnapshotWriter::create(this.disk.clone(), &this.path)?;
             file.push(&head.into())?;
-            for part in parts {
-                file.push(&part)?;
+            let first = file.reserve(parts.iter().map(Payload::len))?;
+            let mut parts: Vec<Option<Payload>> = parts.into_iter().map(Some).collect();
+            let all = 0..parts.len();
+            for place in order.into_iter().map(|place| place as usize).chain(all) {
+                if let Some(part) = parts.get_mut(place).and_then(Option::take) {
+                    file.fill(first + place as u64, &part)?;
+                }
             }
             file.finish().map(drop)
         })

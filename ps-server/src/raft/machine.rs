@@ -52,11 +52,14 @@ pub trait Replicated: Send + Sync + 'static {
     }
     /// Bytes of the bulk.
     fn bytes(&self) -> u64;
-    /// Bytes of bulk that changes have replaced while somebody still reads it as it was; exact where they may be more
-    /// than `beyond`.
-    fn outdated(&self, beyond: u64) -> u64 {
+    /// Parts of an image of now, those first that will change first, as far as that can be told.
+    fn order(&self) -> Vec<u32> {
+        Vec::new()
+    }
+    /// What changes have replaced while somebody still reads it as it was; exact where it may be more than `beyond`.
+    fn outdated(&self, beyond: u64) -> Outdated {
         let _ = beyond;
-        0
+        Outdated::default()
     }
 }
 
@@ -68,6 +71,15 @@ pub enum Change {
     Control(control::Command),
     /// Changes nothing: every replica hashes its state here.
     Check,
+}
+
+/// Bulk that is in memory only because somebody reads it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outdated {
+    /// How much.
+    pub bytes: u64,
+    /// Grows as readers let parts go, outdated or not.
+    pub read: u64,
 }
 
 impl Change {
@@ -243,6 +255,7 @@ pub struct Builder {
     meta: SnapshotMeta,
     /// Until it is written.
     image: RawImage,
+    order: Vec<u32>,
     file: Option<Arc<SnapshotFile>>,
 }
 
@@ -252,7 +265,8 @@ impl RaftSnapshotBuilder<Types> for Builder {
     async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
         let RawImage { head, parts } = std::mem::take(&mut self.image);
         if let Some(file) = &self.file {
-            file.write(self.meta.clone(), head, parts.into_iter()).await?;
+            let order = std::mem::take(&mut self.order);
+            file.write(self.meta.clone(), head, parts, order).await?;
         }
         // openraft looks at the meta only; a follower that needs a snapshot gets one of that moment.
         Ok(Snapshot { meta: self.meta.clone(), snapshot: SnapshotData::default() })
@@ -268,22 +282,19 @@ impl Machine {
     /// Returns when another run may replace what somebody still reads.
     async fn room(&mut self) {
         let most = self.outdated_bytes.max(self.state.bytes() / 16);
-        let (mut least, mut since) = (u64::MAX, Instant::now());
+        let (mut last, mut since) = (Outdated { bytes: u64::MAX, read: 0 }, Instant::now());
         loop {
             let outdated = self.state.outdated(most);
-            if outdated <= most {
+            if outdated.bytes <= most {
                 self.impatient = false;
             }
-            if outdated <= most || self.impatient {
+            if outdated.bytes <= most || self.impatient {
                 return;
             }
-            if outdated < least {
-                (least, since) = (outdated, Instant::now());
+            if outdated.bytes < last.bytes || outdated.read != last.read {
+                (last, since) = (outdated, Instant::now());
             } else if since.elapsed() >= READERS_PATIENCE {
-                tracing::warn!(
-                    bytes = outdated,
-                    "whoever reads an earlier state does not get on: not waiting"
-                );
+                tracing::warn!(outdated.bytes, "whoever reads an earlier state does not get on: not waiting");
                 self.impatient = true;
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -361,12 +372,12 @@ impl RaftStateMachine<Types> for Machine {
 
     async fn get_snapshot_builder(&mut self) -> Builder {
         let image = self.file.as_ref().map(|_| self.state.image()).unwrap_or_default();
-        Builder { meta: self.meta(), image, file: self.file.clone() }
+        Builder { meta: self.meta(), image, order: self.state.order(), file: self.file.clone() }
     }
 
     async fn install_snapshot(&mut self, meta: &SnapshotMeta, image: SnapshotData) -> Result<(), io::Error> {
         if let Some(file) = &self.file {
-            file.write(meta.clone(), image.head.clone(), image.parts.clone().into_iter()).await?;
+            file.write(meta.clone(), image.head.clone(), image.parts.clone(), Vec::new()).await?;
         }
         // Nobody else has it as a rule; then each part goes as its values are taken over.
         let RawImage { head, parts } = Arc::try_unwrap(image).unwrap_or_else(|shared| (*shared).clone());

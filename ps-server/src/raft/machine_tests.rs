@@ -9,7 +9,7 @@ use paraft_common::{
     BucketId, Encoding, LogForm, Mode, Seq, SessionId, ShardId, Step, Version, WorkerId, config::ServerJob,
 };
 use paraft_store::RealDisk;
-use std::sync::atomic::AtomicUsize;
+use parking_lot::Mutex;
 
 const BUCKETS: u32 = 8;
 const LEN: usize = 16;
@@ -56,7 +56,7 @@ async fn updates_wait_while_a_reader_that_gets_on_holds_what_they_have_replaced(
     let image = Replicated::image(&*state);
     apply(&mut machine, vec![entry(1, 0, 1)]).await;
     apply(&mut machine, vec![entry(2, 1, 1)]).await;
-    assert_eq!(state.outdated(0), 2 * (LEN * 4) as u64, "two buckets are there twice");
+    assert_eq!(state.outdated(0).bytes, 2 * (LEN * 4) as u64, "two buckets are there twice");
     let began = Instant::now();
     let reader = tokio::spawn(async move {
         for part in image.parts {
@@ -75,7 +75,7 @@ async fn updates_wait_while_a_reader_that_gets_on_holds_what_they_have_replaced(
     reader.await.expect("it ends");
     let began = Instant::now();
     apply(&mut machine, vec![entry(4, 3, 1), entry(5, 4, 1)]).await;
-    assert_eq!((began.elapsed(), state.outdated(0)), (Duration::ZERO, 0), "nobody reads any more");
+    assert_eq!((began.elapsed(), state.outdated(0).bytes), (Duration::ZERO, 0), "nobody reads any more");
 }
 
 #[tokio::test(start_paused = true)]
@@ -102,29 +102,26 @@ async fn a_reader_that_hangs_is_waited_for_once_and_not_for_ever() {
 }
 
 /// Counts itself while it lives.
-struct Part(Arc<AtomicUsize>, Vec<u8>);
+struct Part(Arc<Mutex<Vec<usize>>>, usize, Vec<u8>);
 
 impl AsRef<[u8]> for Part {
     fn as_ref(&self) -> &[u8] {
-        &self.1
+        &self.2
     }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
+        self.0.lock().push(self.1);
     }
 }
 
-/// Parts of an image, and how many of those that were handed out are still in memory.
-fn counted(image: RawImage) -> (impl Iterator<Item = Payload> + Send + 'static, Arc<AtomicUsize>) {
-    let alive = Arc::new(AtomicUsize::new(0));
-    let counter = alive.clone();
-    let parts = image.parts.into_iter().map(move |p| {
-        assert_eq!(counter.fetch_add(1, Relaxed), 0, "the part before is still held");
-        Bytes::from_owner(Part(counter.clone(), p.to_bytes().to_vec())).into()
-    });
-    (parts, alive)
+/// Parts of an image, and the places of those that were let go, in the order in which they were.
+fn counted(image: &RawImage) -> (Vec<Payload>, Arc<Mutex<Vec<usize>>>) {
+    let gone = Arc::<Mutex<Vec<usize>>>::default();
+    let part =
+        |(i, p): (usize, &Payload)| Bytes::from_owner(Part(gone.clone(), i, p.to_bytes().to_vec())).into();
+    (image.parts.iter().enumerate().map(part).collect(), gone)
 }
 
 /// With twelve bytes for each of a thousand million values, a second copy would not fit anywhere.
@@ -132,17 +129,26 @@ fn counted(image: RawImage) -> (impl Iterator<Item = Payload> + Send + 'static, 
 async fn a_state_is_never_in_memory_twice_on_its_way_to_and_from_the_disk() {
     let (state, dir) = (shard(), tempfile::tempdir().expect("a folder"));
     let file = Arc::new(Folder::new(Arc::new(RealDisk), dir.path().join("shard-0")).snapshot());
-    let image = Replicated::image(&*state);
-    let (parts, alive) = counted(image.clone());
+    // In the middle of a step: the last three buckets are done, so the fifth changes next.
+    let mut machine = machine(state.clone()).await;
+    apply(&mut machine, vec![entry(1, 7, 1), entry(2, 6, 1), entry(3, 5, 1)]).await;
+    let (image, order) = (Replicated::image(&*state), state.order());
+    assert_eq!(order, [4, 3, 2, 1, 0, 7, 6, 5]);
+    let (parts, gone) = counted(&image);
     let last = Some(LogId::new(CommittedLeaderIdOf::<Types>::new(3), 40));
     let meta = SnapshotMeta { last_log_id: last, ..SnapshotMeta::default() };
-    file.write(meta.clone(), image.head.clone(), parts).await.expect("written");
-    assert_eq!(alive.load(Relaxed), 0);
+    file.write(meta.clone(), image.head.clone(), parts, order).await.expect("written");
+    assert_eq!(*gone.lock(), [4, 3, 2, 1, 0, 7, 6, 5], "each as it is written, first what changes next");
 
     let back = Shard::new(ShardId(0), 1);
-    let (parts, alive) = counted(image.clone());
-    back.install_parts(&image.head, &mut parts.map(Ok)).expect("its own image");
-    assert_eq!(alive.load(Relaxed), 0);
+    let (parts, gone) = counted(&image);
+    let mut taken = 0;
+    let mut parts = parts.into_iter().map(|p| {
+        assert_eq!(gone.lock().len(), taken, "the part before is still held");
+        taken += 1;
+        Ok(p)
+    });
+    back.install_parts(&image.head, &mut parts).expect("its own image");
     assert_eq!(Replicated::image(&back), image);
 
     // And from the file, as a replica that starts reads it.
@@ -164,7 +170,7 @@ async fn a_snapshot_with_a_damaged_part_is_not_installed_and_its_file_is_named()
     let path = dir.path().join("shard-0");
     let file = Arc::new(Folder::new(Arc::new(RealDisk), &path).snapshot());
     let image = Replicated::image(&*state);
-    file.write(SnapshotMeta::default(), image.head, image.parts.into_iter()).await.expect("written");
+    file.write(SnapshotMeta::default(), image.head, image.parts, Vec::new()).await.expect("written");
     let mut bytes = std::fs::read(path.join("snapshot")).expect("there");
     let last = bytes.len() - 60;
     bytes[last] ^= 1;

@@ -39,7 +39,7 @@ pub use disk::Folder;
 pub use group::{Group, GroupOptions, Leadership, ProposeError, Replication, Role, Waits};
 pub use image::RawImage;
 pub use log::LogSize;
-pub use machine::{Applied, Change, Replicated};
+pub use machine::{Applied, Change, Outdated, Replicated};
 pub use membership::Membership;
 pub use network::{Peers, endpoint};
 pub use parity::Digest;

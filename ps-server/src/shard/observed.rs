@@ -1,7 +1,7 @@
 //! A shard whose applying is seen from outside, timed and told of: what is replicated knows no clock and no reader.
 
 use super::{command::Command, state::Shard};
-use crate::raft::{Applied, Change, RawImage, Replicated};
+use crate::raft::{Applied, Change, Outdated, RawImage, Replicated};
 use paraft_common::Payload;
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::sync::Arc;
@@ -71,7 +71,11 @@ impl Replicated for Observed {
         self.shard.bytes()
     }
 
-    fn outdated(&self, beyond: u64) -> u64 {
+    fn order(&self) -> Vec<u32> {
+        self.shard.order()
+    }
+
+    fn outdated(&self, beyond: u64) -> Outdated {
         self.shard.outdated(beyond)
     }
 }

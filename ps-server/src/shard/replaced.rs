@@ -4,6 +4,7 @@
 //! Not replicated state: who reads what, and for how long, is each replica's own affair.
 
 use super::bucket::BucketData;
+use crate::raft::Outdated;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
@@ -18,6 +19,8 @@ struct Inner {
     bytes: u64,
     /// Counted anew when there are more.
     look_at: usize,
+    /// Parts that readers said they have done with.
+    read: u64,
 }
 
 /// So few are not worth a look.
@@ -36,13 +39,18 @@ impl Replaced {
         inner.bytes += bytes;
     }
 
-    /// Bytes that are still read; exact where they may be more than `beyond`, else at most what is returned.
-    pub fn bytes(&self, beyond: u64) -> u64 {
+    /// A reader has done with a bucket: it gets on, also where that one was not replaced.
+    pub(super) fn read_on(&self) {
+        self.0.lock().read += 1;
+    }
+
+    /// What is still read; exact where it may be more than `beyond`, else at most what is returned.
+    pub fn outdated(&self, beyond: u64) -> Outdated {
         let mut inner = self.0.lock();
         if inner.bytes > beyond {
             inner.look();
         }
-        inner.bytes
+        Outdated { bytes: inner.bytes, read: inner.read }
     }
 }
 
@@ -70,10 +78,10 @@ mod tests {
         let (read, gone) = (data(10), data(100));
         replaced.add(&read);
         replaced.add(&gone);
-        assert_eq!(replaced.bytes(0), 1320);
+        assert_eq!(replaced.outdated(0).bytes, 1320);
         drop(gone);
-        assert_eq!(replaced.bytes(2000), 1320, "not more than asked: nobody looks");
-        assert_eq!(replaced.bytes(1000), 120);
+        assert_eq!(replaced.outdated(2000).bytes, 1320, "not more than asked: nobody looks");
+        assert_eq!(replaced.outdated(1000).bytes, 120);
     }
 
     #[test]
@@ -85,6 +93,6 @@ mod tests {
         }
         replaced.add(&read);
         assert!(replaced.0.lock().data.len() <= FEW);
-        assert_eq!(replaced.bytes(0), 12);
+        assert_eq!(replaced.outdated(0).bytes, 12);
     }
 }

@@ -1,7 +1,7 @@
 //! A shard as Raft sees it.
 
-use super::{image::Image, state::Shard};
-use crate::raft::{Applied, Change, RawImage, Replicated};
+use super::{bucket::Bucket, image::Image, state::Shard};
+use crate::raft::{Applied, Change, Outdated, RawImage, Replicated};
 use paraft_common::Payload;
 
 impl Replicated for Shard {
@@ -36,7 +36,22 @@ impl Replicated for Shard {
         self.configured().map_or(0, |c| c.bytes)
     }
 
-    fn outdated(&self, beyond: u64) -> u64 {
-        self.configured().map_or(0, |c| c.replaced.bytes(beyond))
+    /// A backward pass pushes the last bucket first: what it has not come to yet is next, from its end on.
+    fn order(&self) -> Vec<u32> {
+        let Some(conf) = self.configured() else { return Vec::new() };
+        let mut first = 0;
+        let of_bucket = |b: &Bucket| {
+            let parts = first..first + 1 + conf.slots(b.spec.kind) as u32;
+            first = parts.end;
+            (b.version(), parts)
+        };
+        let mut buckets: Vec<_> = conf.buckets.iter().map(of_bucket).collect();
+        buckets.reverse();
+        buckets.sort_by_key(|(version, _)| *version); // keeps the order of those of one version
+        buckets.into_iter().flat_map(|(_, parts)| parts).collect()
+    }
+
+    fn outdated(&self, beyond: u64) -> Outdated {
+        self.configured().map_or(Outdated::default(), |c| c.replaced.outdated(beyond))
     }
 }

@@ -59,6 +59,11 @@ impl Configured {
         conf
     }
 
+    /// Somebody who reads an earlier state of the buckets has done with one of them.
+    pub(super) fn let_go(&self) {
+        self.replaced.read_on();
+    }
+
     /// State vectors that the optimizer keeps for a bucket of this kind.
     pub fn slots(&self, kind: TensorKind) -> usize {
         if kind == TensorKind::Param { self.job.optimizer.slots() } else { 0 }

@@ -18,6 +18,7 @@ use crate::{
 use bytes::{Buf, Bytes};
 use paraft_common::Payload;
 use std::{
+    collections::BTreeMap,
     io::{self, IoSlice},
     path::{Path, PathBuf},
     sync::Arc,
@@ -56,6 +57,29 @@ fn head(kind: u32, number: u64, pieces: &[impl AsRef<[u8]>]) -> [u8; HEAD] {
     out
 }
 
+fn check_length(bytes: usize) -> io::Result<()> {
+    if bytes <= MAX_CHUNK_BYTES {
+        return Ok(());
+    }
+    let what = format!("a chunk of {bytes} bytes; at most {MAX_CHUNK_BYTES}");
+    Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+}
+
+/// Gives how many bytes it wrote.
+fn write_at(
+    file: &mut dyn DiskFile,
+    path: &Path,
+    offset: u64,
+    head: &[u8],
+    pieces: &[impl AsRef<[u8]>],
+) -> io::Result<u64> {
+    let parts = pieces.iter().map(|p| IoSlice::new(p.as_ref()));
+    let mut parts: Vec<_> = std::iter::once(IoSlice::new(head)).chain(parts).collect();
+    let bytes: usize = parts.iter().map(|p| p.len()).sum();
+    file.write_at(offset, &mut parts).map_err(named("write", path))?;
+    Ok(bytes as u64)
+}
+
 /// Writes a snapshot file. Dropped before [`finish`](Self::finish), it leaves nothing behind.
 #[derive(Debug)]
 pub struct SnapshotWriter {
@@ -66,6 +90,8 @@ pub struct SnapshotWriter {
     offset: u64,
     chunks: u64,
     bytes: u64,
+    /// Chunks that have their place and are not written yet, by number: where each goes, and its length.
+    reserved: BTreeMap<u64, (u64, usize)>,
     /// The temporary file is renamed, so there is nothing to remove.
     named: bool,
 }
@@ -84,28 +110,49 @@ impl SnapshotWriter {
             offset: 0,
             chunks: 0,
             bytes: 0,
+            reserved: BTreeMap::new(),
             named: false,
         };
         writer.write(&prefix(), &[] as &[Bytes])?;
         Ok(writer)
     }
 
+    /// Adds chunks of these lengths, whose bytes come later and in any order ([`Self::fill`]); gives the number of the
+    /// first, from which they count up.
+    pub fn reserve(&mut self, lengths: impl IntoIterator<Item = usize>) -> io::Result<u64> {
+        let first = self.chunks;
+        for length in lengths {
+            check_length(length)?;
+            self.reserved.insert(self.chunks, (self.offset, length));
+            self.offset += (HEAD + length) as u64;
+            self.chunks += 1;
+            self.bytes += length as u64;
+        }
+        Ok(first)
+    }
+
+    /// Writes a chunk that was reserved, at its place. Once each.
+    pub fn fill(&mut self, number: u64, chunk: &Payload) -> io::Result<()> {
+        let place = self.reserved.get(&number).filter(|(_, length)| *length == chunk.len());
+        let Some((offset, _)) = place else {
+            let what = format!("no chunk {number} of {} bytes is reserved and not written", chunk.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        };
+        let head = head(CHUNK, number, chunk.pieces());
+        write_at(&mut *self.file, &self.temp, *offset, &head, chunk.pieces())?;
+        self.reserved.remove(&number);
+        Ok(())
+    }
+
     fn write(&mut self, head: &[u8], pieces: &[impl AsRef<[u8]>]) -> io::Result<()> {
-        let parts = pieces.iter().map(|p| IoSlice::new(p.as_ref()));
-        let mut parts: Vec<_> = std::iter::once(IoSlice::new(head)).chain(parts).collect();
-        let bytes: usize = parts.iter().map(|p| p.len()).sum();
-        self.file.write_at(self.offset, &mut parts).map_err(named("write", &self.temp))?;
-        self.offset += bytes as u64;
+        self.offset += write_at(&mut *self.file, &self.temp, self.offset, head, pieces)?;
         Ok(())
     }
 
     /// Adds a chunk of at most [`MAX_CHUNK_BYTES`]; it may be empty. After an error the file is of no use:
     /// drop the writer.
     pub fn push(&mut self, chunk: &Payload) -> io::Result<()> {
-        if chunk.len() > MAX_CHUNK_BYTES {
-            let what = format!("a chunk of {} bytes; at most {MAX_CHUNK_BYTES}", chunk.len());
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        }
+        check_length(chunk.len())?;
         let head = head(CHUNK, self.chunks, chunk.pieces());
         self.write(&head, chunk.pieces())?;
         self.chunks += 1;
@@ -116,6 +163,10 @@ impl SnapshotWriter {
     /// Closes the file and gives it its name. It is durable when this returns; a file that had the name is
     /// replaced. Returns the file's size in bytes.
     pub fn finish(mut self) -> io::Result<u64> {
+        if let Some(number) = self.reserved.keys().next() {
+            let what = format!("chunk {number} was reserved and not written");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
         let sum = [self.bytes.to_le_bytes()];
         let head = head(CLOSING, self.chunks, &sum);
         self.write(&head, &sum)?;

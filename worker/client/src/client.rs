@@ -3,6 +3,7 @@
 
 use crate::{
     acks::Acked,
+    backlog::Backlog,
     connect::{Channels, Transport},
     error::ClientError,
     initial::Initial,
@@ -129,6 +130,7 @@ pub struct Client {
     io: Option<thread::JoinHandle<()>>,
     seq: BTreeMap<ShardId, u64>,
     window: Arc<Window>,
+    backlog: Arc<Backlog>,
     pool: Arc<Pool>,
     /// Asks for chunks so far.
     pub(crate) takes: u64,
@@ -212,6 +214,9 @@ impl Client {
         // Where the norm of a whole gradient decides about its first bucket, no ack comes before the last push.
         let limit = if options.job.clip.norm.is_some() { usize::MAX } else { limits::PUSH_WINDOW_BYTES };
         let window = Arc::new(Window::new(limit));
+        // A model that is asked for ahead is not taken before it is pulled; of a larger one this thread waits for each bucket.
+        let ahead = layout.len() * F32_BYTES <= limits::PULL_AHEAD_BYTES;
+        let backlog = Arc::new(Backlog::new(if ahead { usize::MAX } else { limits::PULL_AHEAD_BYTES }));
         let channels = Arc::new(Channels::new(options.transport));
         let stages = Arc::new(Stages::default());
         let started = receivers
@@ -234,6 +239,7 @@ impl Client {
                     init: Some(initial.clone()),
                     buckets: placement::buckets_of(&layout, shard, options.shards).into(),
                     window: window.clone(),
+                    backlog: backlog.clone(),
                     stages: stages.clone(),
                 };
                 link::run(link, rx, event_tx.clone(), norms.clone(), siblings.clone())
@@ -258,6 +264,7 @@ impl Client {
         let mut client = Self {
             seq: links.keys().map(|s| (*s, 0)).collect(),
             window,
+            backlog,
             pool: Pool::new(POOLED),
             takes: 0,
             options,
@@ -348,11 +355,13 @@ impl Client {
     }
 
     pub(crate) fn next(&mut self) -> Result<Event, ClientError> {
-        if let Some(e) = self.pending.pop_front() {
-            return Ok(e);
-        }
         // Links report their own failures; a closed channel means that their thread died.
-        self.events.recv().map_err(|_| ClientError::Options("the I/O thread ended unexpectedly".into()))
+        let died = || ClientError::Options("the I/O thread ended unexpectedly".into());
+        let event = self.pending.pop_front().map_or_else(|| self.events.recv().map_err(|_| died()), Ok)?;
+        if let Event::Weights(.., payload) = &event {
+            self.backlog.taken(payload.len());
+        }
+        Ok(event)
     }
 
     pub(crate) fn send(&self, shard: ShardId, command: Command) {

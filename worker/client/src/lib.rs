@@ -19,6 +19,7 @@
 //! - [`error`]: few kinds, which say what to do.
 
 pub mod acks;
+mod backlog;
 pub mod checkpoints;
 pub mod chunks;
 pub mod client;

@@ -7,6 +7,7 @@
 
 use crate::{
     acks::Acked,
+    backlog::Backlog,
     client::{Command, Event},
     connect::{Channels, Shared},
     error::ClientError,
@@ -15,7 +16,7 @@ use crate::{
     reader::{Answer, Readers},
     window::Window,
 };
-use futures::{Stream, StreamExt, stream};
+use futures::{FutureExt, Stream, StreamExt, stream};
 use paraft_common::{
     BucketId, BucketSpec, Payload, PullFrom, ServerId, ShardId, Step, WorkerId, placement, retry::RetryPolicy,
 };
@@ -51,6 +52,8 @@ pub(crate) struct LinkOptions {
     pub buckets: Arc<[(BucketId, BucketSpec)]>,
     /// What the client may have pushed without an ack.
     pub window: Arc<Window>,
+    /// Weights that the client has not taken.
+    pub backlog: Arc<Backlog>,
     /// Where spans are noted.
     pub stages: Arc<Stages>,
 }
@@ -308,6 +311,7 @@ impl Link {
         let mut open = false;
         let mut heartbeat = tokio::time::interval(self.options.heartbeat);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let backlog = self.options.backlog.clone();
         loop {
             tokio::select! {
                 biased;
@@ -315,7 +319,7 @@ impl Link {
                 _ = heartbeat.tick(), if open => {
                     let _ = out.send(wrap(to_shard::Kind::Beat(Beat {})).into());
                 }
-                message = inbound.next() => {
+                message = backlog.room().then(|()| inbound.next()) => {
                     let WithBulk { message: FromShard { kind }, bulk } = match message {
                         Some(Ok(m)) => m,
                         Some(Err(s)) => {
@@ -499,6 +503,7 @@ impl Link {
                 self.holds = Some(of);
                 self.options.init = None; // the servers have it
             }
+            self.options.backlog.add(payload.len());
             let _ = self.events.send(Event::Weights(self.options.shard, w, payload));
         }
     }

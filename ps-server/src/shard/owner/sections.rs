@@ -32,6 +32,8 @@ pub struct Section {
     pub step: Step,
     /// TOML of the job.
     pub job: String,
+    /// Hears that they are let go.
+    conf: Arc<Configured>,
     /// The buckets, by rising id; those that were fetched are gone.
     buckets: Vec<(BucketId, Mutex<Option<Arc<BucketData>>>)>,
     /// Each member's clock, and whether it has finished. In SSP and ASP one bucket may hold a push more.
@@ -56,6 +58,7 @@ impl Section {
     pub fn let_go(&self, place: usize) {
         if let Some((_, data)) = self.buckets.get(place) {
             data.lock().take();
+            self.conf.let_go();
         }
     }
 
@@ -92,7 +95,7 @@ impl Kept {
 
 impl Owner {
     /// Takes the section that is due, if one is, before the pulls of `due` (worker, step) are answered.
-    pub(super) fn keep_section(&mut self, conf: &Configured, due: &[(WorkerId, Step)]) {
+    pub(super) fn keep_section(&mut self, conf: &Arc<Configured>, due: &[(WorkerId, Step)]) {
         let Some(lead) = &mut self.lead else { return };
         let leased = conf.job.chunks.is_some();
         let lowest = self.shard.read(|m| m.members.active().map(|(w, _)| w).next());
@@ -126,7 +129,7 @@ impl Owner {
             return;
         }
         let job = self.shard.read(|m| m.job.clone());
-        let section = Arc::new(Section { step, job, buckets, members, stopping });
+        let section = Arc::new(Section { step, job, conf: conf.clone(), buckets, members, stopping });
         let waiting = Waiting { section, writer, since: Instant::now() };
         lead.kept = Kept { step, section: Some(waiting), fetching: Weak::new() };
     }

@@ -1,5 +1,6 @@
 //! Small files and snapshots: whole or refused.
 
+use paraft_common::Payload;
 use paraft_store::{
     Disk, RealDisk, SnapshotReader, SnapshotWriter, StoreError,
     faulty::{FaultyDisk, ForgetfulDisk, Survivors},
@@ -155,4 +156,33 @@ fn an_unfinished_snapshot_leaves_nothing_and_a_crash_leaves_the_old_one_or_the_n
             }
         }
     }
+}
+
+#[test]
+fn chunks_that_were_reserved_are_filled_in_any_order_and_all_of_them() {
+    let (disk, path) = (Arc::new(disk()), Path::new(SNAPSHOT));
+    let chunk = |i: u8, bytes: usize| Payload::from(vec![i; bytes]);
+    let begin = || {
+        let mut writer = SnapshotWriter::create(disk.clone(), path).unwrap();
+        writer.push(&chunk(9, 5)).unwrap();
+        assert_eq!(writer.reserve([10, 0, 30]).unwrap(), 1);
+        writer
+    };
+    let mut writer = begin();
+    writer.push(&chunk(8, 7)).unwrap();
+    for (number, bytes) in [(3, 30), (1, 10), (2, 0)] {
+        writer.fill(number, &chunk(number as u8, bytes)).unwrap();
+    }
+    assert!(writer.fill(1, &chunk(1, 10)).is_err(), "once each");
+    writer.finish().unwrap();
+    let read: Vec<_> = SnapshotReader::open(&*disk, path).unwrap().map(Result::unwrap).collect();
+    let expected = [(9, 5), (1, 10), (2, 0), (3, 30), (8, 7)].map(|(i, bytes)| chunk(i, bytes).to_bytes());
+    assert_eq!(read, expected);
+
+    let mut writer = begin();
+    assert!(writer.fill(1, &chunk(1, 11)).is_err(), "of the length that was reserved");
+    writer.fill(1, &chunk(1, 10)).unwrap();
+    let missing = writer.finish().unwrap_err().to_string();
+    assert!(missing.contains("chunk 2 was reserved and not written"), "{missing}");
+    assert_eq!(SnapshotReader::open(&*disk, path).unwrap().chunks(), 5, "the one before stays");
 }
