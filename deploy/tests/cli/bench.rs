@@ -129,9 +129,9 @@ fn large_states_what_a_model_takes_and_comes_back_from_its_disk() {
         value(&figures, &format!("large {what}"), case, "-");
     }
     for what in ["server peak", "server peak after its restart", "disk, most"] {
-        assert!(value(&figures, &format!("large {what}"), case, "12 bytes a parameter") > 1.0, "{what}");
+        assert!(value(&figures, &format!("large {what}"), case, "12 bytes a parameter") > 0.0, "{what}");
     }
-    assert!(value(&figures, "large worker peak", case, "8 bytes a parameter") > 1.0);
+    assert!(value(&figures, "large worker peak", case, "8 bytes a parameter") > 0.0);
     value(&figures, "large log in memory, most", case, "the longest log");
 }
 
