@@ -87,12 +87,15 @@ pub(crate) fn notes(step: u64) -> BTreeMap<String, String> {
     pairs.map(|(k, v)| (k.to_string(), v)).into()
 }
 
+/// So many values become bytes at a time: one tensor may be most of a large model.
+const CHUNK_VALUES: usize = 1 << 18;
+
 /// Writes all tensors, buffers included. A file of that name is replaced as a whole or not at all.
 ///
 /// `steps` becomes BatchNorm's `num_batches_tracked`.
 pub fn save(path: &Path, layout: &Layout, weights: &[f32], steps: u64) -> Result<(), CheckpointError> {
     let fill = |i: usize, out: &mut dyn FnMut(&[f32])| {
-        out(&weights[layout.tensor_range(i)]);
+        weights[layout.tensor_range(i)].chunks(CHUNK_VALUES).for_each(out);
         Ok(())
     };
     write(path, layout.tensors(), steps, Precision::F32, fill)
