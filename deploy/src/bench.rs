@@ -63,11 +63,24 @@ enum Which {
     EchoPeer(far::FarArgs),
 }
 
+/// A file or folder of a benchmark's own that cannot be written.
+fn write(path: &std::path::Path, e: impl std::fmt::Display) -> Failure {
+    Failure::write(path, e).help("temporary files go into another folder with TMPDIR")
+}
+
 /// How often a case is measured: at least once.
 fn repeats(given: &str) -> Result<usize, String> {
     match given.parse() {
         Ok(n) if (1..=10_000).contains(&n) => Ok(n),
         _ => Err("a number from 1 to 10000".into()),
+    }
+}
+
+/// Replicas of a shard: 1 to 1023, an odd number.
+fn replicas(given: &str) -> Result<u32, String> {
+    match given.parse() {
+        Ok(n) if (1..1024).contains(&n) && n % 2 == 1 => Ok(n),
+        _ => Err("an odd number from 1 to 1023".into()),
     }
 }
 

@@ -34,7 +34,7 @@ pub struct FailoverBenchArgs {
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub kills: u32,
     /// Replicas, and servers.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = super::replicas)]
     pub replicas: u32,
     /// What an acknowledgement promises.
     #[arg(long, default_value = "quorum-memory")]
@@ -81,7 +81,7 @@ pub fn run(args: &FailoverBenchArgs) -> Result<i32, Failure> {
             unit: "ms",
             reference: "election timeout".into(),
             ratio: Some(value * 1e3 / election as f64),
-            spread: 0.0,
+            spread: None,
         });
     }
     if args.snapshot_values > 0 && args.snapshots > 0 {

@@ -14,6 +14,7 @@ use super::{
 use crate::{failure::Failure, train};
 use clap::Args;
 use paraft_common::{Durability, codec::F32_BYTES};
+use paraft_proto::limits::MAX_BUCKET_BYTES;
 use paraft_worker::exit;
 use std::{
     collections::BTreeMap,
@@ -38,13 +39,13 @@ pub struct FanoutBenchArgs {
     #[arg(long, default_value = "1M", value_parser = size)]
     pub size: usize,
     /// Bytes of a bucket, at most 1 MiB: one push.
-    #[arg(long, default_value = "64K", value_parser = size)]
+    #[arg(long, default_value = "64K", value_parser = bucket)]
     pub bucket: usize,
     /// Way to the servers.
     #[arg(long, default_value = "tcp")]
     pub via: Via,
     /// Replicas of each shard, and servers.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = super::replicas)]
     pub replicas: u32,
     /// What an acknowledgement promises.
     #[arg(long, default_value = "quorum-memory")]
@@ -61,6 +62,12 @@ pub struct FanoutBenchArgs {
     /// One JSON object for each figure.
     #[arg(long)]
     pub json: bool,
+}
+
+/// A size that a bucket may have.
+fn bucket(text: &str) -> Result<usize, String> {
+    let bytes = size(text)?;
+    if bytes <= MAX_BUCKET_BYTES { Ok(bytes) } else { Err(format!("at most {}", named(MAX_BUCKET_BYTES))) }
 }
 
 /// Steps that take longer than this are an error.

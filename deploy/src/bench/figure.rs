@@ -19,8 +19,8 @@ pub struct Figure {
     /// What it is compared with, measured in the same run.
     pub reference: String,
     pub ratio: Option<f64>,
-    /// (largest - smallest) / median.
-    pub spread: f64,
+    /// (largest - smallest) / median of the repeats; unknown of a single one.
+    pub spread: Option<f64>,
 }
 
 impl Figure {
@@ -50,6 +50,13 @@ impl Figure {
     }
 }
 
+impl Figure {
+    /// Whether its repeats are near enough to each other for it to mean something.
+    fn steady(&self) -> bool {
+        self.spread.is_none_or(|s| s <= MAX_SPREAD)
+    }
+}
+
 /// Prints them, for people or for programs.
 pub fn show(figures: &[Figure], json: bool) {
     if json { print_json(figures) } else { print(figures) }
@@ -58,7 +65,7 @@ pub fn show(figures: &[Figure], json: bool) {
 /// One JSON object a line.
 pub fn print_json(figures: &[Figure]) {
     for f in figures {
-        let value = (f.spread <= MAX_SPREAD).then_some(f.value);
+        let value = f.steady().then_some(f.value);
         out!(
             "{}",
             json!({
@@ -75,7 +82,7 @@ pub fn print(figures: &[Figure]) {
     t.load_style(presets::NOTHING);
     t.set_header(vec!["case", "figure", "value", "unit", "against", "ratio", "spread"]);
     for f in figures {
-        let steady = f.spread <= MAX_SPREAD;
+        let steady = f.steady();
         let digits = if f.value.abs() < 10.0 { 4 } else { 0 };
         t.add_row(vec![
             f.case.clone(),
@@ -84,7 +91,7 @@ pub fn print(figures: &[Figure]) {
             f.unit.into(),
             f.reference.clone(),
             f.ratio.filter(|_| steady).map_or("-".into(), |r| format!("{r:.2}x")),
-            format!("{:.0}%", f.spread * 100.0),
+            f.spread.map_or("-".into(), |s| format!("{:.0}%", s * 100.0)),
         ]);
     }
     out!("{t}");

@@ -113,7 +113,7 @@ pub fn run(args: &FireBenchArgs) -> Result<i32, Failure> {
         for fire in [false, true] {
             for way in ["paraft", "restart", "torchrun"].into_iter().filter(|w| wants(w)) {
                 let dir = scratch.path().join(format!("{way}-{fire}-{repeat}"));
-                fs::create_dir_all(&dir).map_err(|e| Failure::write(&dir, e))?;
+                fs::create_dir_all(&dir).map_err(|e| super::write(&dir, e))?;
                 let fire: Option<Fire> = fire.then(|| {
                     let most = quiet.get(way).copied().unwrap_or(f64::INFINITY) * args.give_up;
                     Fire { seed: args.seed + repeat, most: Duration::from_secs_f64(most.min(86_400.0)) }
@@ -281,7 +281,7 @@ fn restart(
     let run = || -> Result<Result<RunRecord, u64>, Failure> {
         for life in 0.. {
             let here = dir.join(life.to_string());
-            fs::create_dir_all(&here).map_err(|e| Failure::write(&here, e))?;
+            fs::create_dir_all(&here).map_err(|e| super::write(&here, e))?;
             if let Ok(mut now) = now.lock() {
                 now.clone_from(&here);
             }
@@ -360,8 +360,7 @@ fn torchrun(
     let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
     let port = port.map_err(|e| Failure::new(exit::IO, e))?.port();
     let log = dir.join("stderr");
-    let file =
-        || fs::File::options().create(true).append(true).open(&log).map_err(|e| Failure::write(&log, e));
+    let file = || fs::File::options().create(true).append(true).open(&log).map_err(|e| super::write(&log, e));
     let mut command = Command::new(&args.python);
     command.args([
         "-m",

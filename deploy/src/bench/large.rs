@@ -85,7 +85,8 @@ pub fn run(args: &LargeBenchArgs) -> Result<i32, Failure> {
     );
     let scratch = match &args.dir {
         Some(dir) => {
-            fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
+            fs::create_dir_all(dir)
+                .map_err(|e| Failure::write(dir, e).help("choose another folder with --dir"))?;
             tempfile::tempdir_in(dir)
         }
         None => tempfile::tempdir(),
@@ -93,7 +94,7 @@ pub fn run(args: &LargeBenchArgs) -> Result<i32, Failure> {
     let scratch = scratch.map_err(|e| Failure::new(exit::IO, format!("no folder for the server: {e}")))?;
     let job = Job::parse(&text, Path::new("bench"), &args.set)?;
     let file = scratch.path().join(JOB_FILE);
-    fs::write(&file, job.to_toml()).map_err(|e| Failure::write(&file, e))?;
+    fs::write(&file, job.to_toml()).map_err(|e| super::write(&file, e))?;
     let patience = PATIENCE.mul_f64((params as f64 / 1e8).max(1.0));
     let mut bench = Bench {
         fleet: Fleet::servers(&job, scratch.path(), Default::default())?,
@@ -147,7 +148,7 @@ impl Bench {
         let mut add = |what, value: f64, unit, theory: Option<(&str, f64)>| {
             let (reference, ratio) = theory.map_or(("-", None), |(name, least)| (name, Some(value / least)));
             let (case, reference) = (case.clone(), reference.into());
-            figures.push(Figure { bench: "large", case, what, value, unit, reference, ratio, spread: 0.0 });
+            figures.push(Figure { bench: "large", case, what, value, unit, reference, ratio, spread: None });
         };
         add("load", loaded, "s", None);
         let least = SERVER_BYTES * params / 1e9;
@@ -226,7 +227,9 @@ impl Bench {
             if self.look()?.is_some_and(|s| done(&self.seen, &s)) {
                 return Ok(());
             }
-            let why = if self.fleet.workers[0].ended().is_some() {
+            let why = if self.fleet.workers[0].ended().is_some_and(|s| s.success()) {
+                format!("the last step was done before {what}")
+            } else if self.fleet.workers[0].ended().is_some() {
                 let worker = &mut self.fleet.workers[0];
                 let how = worker.obituary();
                 format!("the worker {how} before {what}: {}", worker.last_words())
@@ -239,7 +242,9 @@ impl Bench {
             } else {
                 continue;
             };
-            return Err(Failure::new(exit::FAILED, why).help("more --steps, or fewer --params"));
+            return Err(
+                Failure::new(exit::FAILED, why).help("give more --steps, fewer --params, or --no-kill")
+            );
         }
     }
 

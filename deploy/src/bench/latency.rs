@@ -42,7 +42,7 @@ pub struct LatencyBenchArgs {
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 18))]
     pub values: u32,
     /// Replicas, and servers.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = super::replicas)]
     pub replicas: u32,
     /// What an acknowledgement promises.
     #[arg(long, default_value = "quorum-memory")]

@@ -109,7 +109,7 @@ impl Bed {
         );
         let job = Job::parse(&text, Path::new("bench"), shape.set)?;
         let file = dir.join("job.toml");
-        std::fs::write(&file, job.to_toml()).map_err(|e| Failure::write(&file, e))?;
+        std::fs::write(&file, job.to_toml()).map_err(|e| super::write(&file, e))?;
         let fleet = Fleet::servers(&job, dir, Extras::default())?;
         let server_job = job.server_job(&[TensorSpec::param("values", &[shape.values])]);
         Ok(Self { job, server_job, fleet })

@@ -32,7 +32,7 @@ pub struct LogBenchArgs {
     #[arg(long, default_value = "sgd")]
     pub optimizer: String,
     /// Servers and replicas of the one shard.
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = super::replicas)]
     pub replicas: u32,
     /// Seconds of each run.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -68,7 +68,7 @@ pub fn run(args: &LogBenchArgs) -> Result<i32, Failure> {
         for repeat in 0..args.repeats.max(1) {
             for form in FORMS {
                 let dir = scratch.path().join(format!("{form}-{workers}-{repeat}"));
-                std::fs::create_dir_all(&dir).map_err(|e| Failure::write(&dir, e))?;
+                std::fs::create_dir_all(&dir).map_err(|e| super::write(&dir, e))?;
                 let (replicated, pushes_per_s) = one(args, *workers, form, &dir, &interrupted)?;
                 let name = if form == LogForm::Images { "images" } else { "updates" };
                 let case = cases.entry(name).or_default();

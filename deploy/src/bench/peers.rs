@@ -1,5 +1,7 @@
 //! PyTorch's ways to do the same, run as scripts of the user's: one line of `key=value` words each.
 
+use crate::failure::Failure;
+use paraft_worker::exit;
 use std::{path::Path, process::Command};
 
 /// What one script said.
@@ -17,6 +19,19 @@ pub const WAYS: [(&str, &str, &[&str]); 3] = [
     ("rpc-ps", "train_rpc_ps.py", &["--tcp", "--fused"]),
     ("hogwild", "train_hogwild.py", &[]),
 ];
+
+/// Whether the folder has every script, before anything is measured.
+pub fn check(folder: &Path) -> Result<(), Failure> {
+    for (_, script, _) in WAYS {
+        let script = folder.join(script);
+        if !script.is_file() {
+            let names: Vec<_> = WAYS.iter().map(|w| w.1).collect();
+            return Err(Failure::new(exit::CONFIG, format!("{} is no file", script.display()))
+                .help(format!("--peers names a folder with {}", names.join(", "))));
+        }
+    }
+    Ok(())
+}
 
 /// Runs one script; `Err` says why it gave no figure.
 pub fn run(

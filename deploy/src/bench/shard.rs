@@ -38,7 +38,7 @@ pub struct ShardBenchArgs {
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     pub small_buckets: u32,
     /// Replicas, comma-separated; the first is what the others are compared with.
-    #[arg(long, value_delimiter = ',', default_value = "1,3")]
+    #[arg(long, value_delimiter = ',', default_value = "1,3", value_parser = super::replicas)]
     pub replicas: Vec<u32>,
     /// Durability levels, comma-separated.
     #[arg(long, value_delimiter = ',', default_value = "quorum-memory,quorum-disk,leader")]

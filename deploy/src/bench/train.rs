@@ -32,7 +32,7 @@ pub struct TrainBenchArgs {
     #[arg(long, default_value_t = 2)]
     pub epochs: u64,
     /// Replicas and servers of the fleet: 1, or 3 to see what replication costs.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = super::replicas)]
     pub replicas: u32,
     /// Worker processes.
     #[arg(long, default_value_t = 2)]
@@ -72,7 +72,8 @@ struct Case {
 pub fn run(args: &TrainBenchArgs) -> Result<i32, Failure> {
     let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
     let interrupted = train::interrupts();
-    let mut lines = Vec::new();
+    args.peers.as_deref().map_or(Ok(()), peers::check)?;
+    let (mut lines, mut without) = (Vec::new(), 0);
     for name in &args.models {
         let Some(m) = MODELS.iter().find(|m| m.0 == name) else {
             let known: Vec<_> = MODELS.iter().map(|m| m.0).collect();
@@ -91,7 +92,7 @@ pub fn run(args: &TrainBenchArgs) -> Result<i32, Failure> {
                 let mut job = job.clone();
                 job.train.mode = *mode;
                 let dir = scratch.path().join(format!("{name}-{mode}-{repeat}"));
-                std::fs::create_dir_all(&dir).map_err(|e| Failure::write(&dir, e))?;
+                std::fs::create_dir_all(&dir).map_err(|e| super::write(&dir, e))?;
                 let record = train::launch(&job, &dir, None, true, &interrupted)?;
                 cases.entry(mode.to_string()).or_default().add(&record);
             }
@@ -99,7 +100,10 @@ pub fn run(args: &TrainBenchArgs) -> Result<i32, Failure> {
                 let Some(folder) = &args.peers else { break };
                 match peers::run(&args.python, folder, script, name, args.workers, args.epochs, more) {
                     Ok(p) => cases.entry(way.into()).or_default().add_peer(&p),
-                    Err(why) => eprintln!("{way}: {why}"),
+                    Err(why) => {
+                        eprintln!("{way}: {why}");
+                        without += 1;
+                    }
                 }
             }
         }
@@ -107,6 +111,9 @@ pub fn run(args: &TrainBenchArgs) -> Result<i32, Failure> {
     }
     if !args.json {
         figure::print(&lines);
+    }
+    if without > 0 {
+        return Err(Failure::new(exit::FAILED, format!("{without} runs of peers gave no figure")));
     }
     Ok(exit::OK)
 }
@@ -134,7 +141,7 @@ impl Case {
         self.accuracy.push(p.accuracy.clone());
     }
 
-    fn accuracy_after(&self, epoch: usize) -> Option<(f64, f64)> {
+    fn accuracy_after(&self, epoch: usize) -> Option<(f64, Option<f64>)> {
         let all: Vec<f64> = self.accuracy.iter().filter_map(|a| a.get(epoch).copied()).collect();
         median(&all)
     }

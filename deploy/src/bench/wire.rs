@@ -31,7 +31,7 @@ pub struct WireBenchArgs {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub shards: u32,
     /// Replicas of each shard, and servers.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = super::replicas)]
     pub replicas: u32,
     /// What an acknowledgement promises.
     #[arg(long, default_value = "quorum-memory")]
@@ -215,9 +215,9 @@ const UNITS: [(&str, usize); 3] = [("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10
 
 /// Reads a payload's size.
 pub fn size(text: &str) -> Result<usize, String> {
-    let unit = UNITS.iter().find(|(letter, _)| text.ends_with(letter));
-    let (number, factor) =
-        unit.map_or((text, 1), |(letter, factor)| (text.trim_end_matches(letter), *factor));
+    let upper = text.to_ascii_uppercase();
+    let unit = UNITS.iter().find_map(|(letter, factor)| Some((upper.strip_suffix(letter)?, *factor)));
+    let (number, factor) = unit.unwrap_or((text, 1));
     let bytes = number.parse::<usize>().ok().and_then(|n| n.checked_mul(factor));
     bytes
         .filter(|b| (F32_BYTES..=1 << 30).contains(b) && b.is_multiple_of(F32_BYTES))

@@ -15,10 +15,14 @@ fn figures(args: &[&str]) -> Vec<Value> {
 }
 
 /// The value of a figure; panics when there is none or it is not above 0. With one repeat no figure is too noisy.
-fn value(figures: &[Value], bench: &str, case: &str, reference: &str) -> f64 {
+fn find<'a>(figures: &'a [Value], bench: &str, case: &str, reference: &str) -> &'a Value {
     let found =
         figures.iter().find(|f| f["bench"] == bench && f["case"] == case && f["reference"] == reference);
-    let figure = found.unwrap_or_else(|| panic!("no {bench} of {case} against {reference}: {figures:?}"));
+    found.unwrap_or_else(|| panic!("no {bench} of {case} against {reference}: {figures:?}"))
+}
+
+fn value(figures: &[Value], bench: &str, case: &str, reference: &str) -> f64 {
+    let figure = find(figures, bench, case, reference);
     if reference != "-" {
         assert!(figure["ratio"].as_f64().is_some_and(|r| r > 0.0), "{figure}");
     }
@@ -129,9 +133,11 @@ fn large_states_what_a_model_takes_and_comes_back_from_its_disk() {
         value(&figures, &format!("large {what}"), case, "-");
     }
     for what in ["server peak", "server peak after its restart", "disk, most"] {
-        assert!(value(&figures, &format!("large {what}"), case, "12 bytes a parameter") > 0.0, "{what}");
+        let figure = find(&figures, &format!("large {what}"), case, "12 bytes a parameter");
+        assert!(figure["ratio"].as_f64().is_some_and(|r| r > 1.0), "{figure}");
     }
-    assert!(value(&figures, "large worker peak", case, "8 bytes a parameter") > 0.0);
+    let figure = find(&figures, "large worker peak", case, "8 bytes a parameter");
+    assert!(figure["ratio"].as_f64().is_some_and(|r| r > 1.0), "{figure}");
     value(&figures, "large log in memory, most", case, "the longest log");
 }
 
@@ -161,4 +167,19 @@ fn ctrl_c_ends_a_benchmark_and_its_processes() {
         left if left.is_empty() => Ok(()),
         left => Err(format!("{left:?}")),
     });
+}
+
+#[test]
+fn what_a_benchmark_cannot_measure_is_said_before_it_begins() {
+    for (args, words) in [
+        (&["train", "--peers", "/nowhere"][..], &["/nowhere/train_ddp.py is no file", "--peers names"][..]),
+        (&["fanout", "--bucket", "2M"], &["at most 1 MiB"]),
+        (&["wire", "--replicas", "0"], &["an odd number from 1"]),
+        (&["wire", "--sizes", "3"], &["such as 64K or 4M"]),
+        (&["large", "--dir", "/dev/null/x"], &["/dev/null/x", "with --dir"]),
+    ] {
+        let output = paraft().arg("bench").args(args).output().expect("paraft runs");
+        assert!(!output.status.success() && output.stdout.is_empty(), "{args:?}");
+        contains(&text(&output.stderr), words);
+    }
 }

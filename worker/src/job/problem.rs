@@ -51,6 +51,8 @@ pub(super) fn explain(table: &Table, error: &toml::de::Error) -> Problem {
     let kind =
         ["invalid type: ", "invalid value: ", "invalid length "].iter().find_map(|k| said.strip_prefix(k));
     let message = match kind.and_then(|rest| rest.rsplit_once(", expected ")) {
+        // serde does not say which there are where it met no text at all.
+        Some(("unit variant", _)) => format!("{key}: a word in quotes is expected"),
         Some((is, wanted)) => format!("{key}: {is}, where {} is expected", in_words(wanted)),
         None => format!("{key}: {said}"),
     };
@@ -301,6 +303,7 @@ mod tests {
                 ],
             ),
             ("", &["model.kind=mlpp"], &["--set model.kind=mlpp: model.kind: `mlpp` is none of", "`mlp`?"]),
+            ("", &["train.encoding=1"], &["train.encoding: a word in quotes is expected"]),
             ("", &["train=3"], &["--set train=3: train: integer `3`, where a table is expected"]),
         ] {
             let said = said(more, set);
