@@ -41,10 +41,9 @@ mod trace;
 mod train;
 mod verify;
 
-/// Payload buffers of up to a megabyte come and go with each step; glibc's allocator gives their pages back
-/// and takes them fresh each time (docs/benchmarks.md has the difference).
+/// docs/benchmarks.md has the difference.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: paraft_allocator::Allocator = paraft_allocator::Allocator;
 
 /// Training on machines that fail: model shards replicated with Raft, synchronous or asynchronous.
 #[derive(Parser)]
@@ -94,6 +93,7 @@ enum Command {
 }
 
 fn main() {
+    paraft_allocator::keep_freed_pages();
     let code = match Cli::parse().command {
         Command::Demo(a) => failure::report(demo::run(&a)),
         Command::Train(a) => failure::report(train::run(&a)),

@@ -183,7 +183,9 @@ impl Owner {
         if !self.lead.as_ref().is_some_and(|l| l.ready) {
             return;
         }
-        self.follow_form(&conf);
+        if self.follow_form(&conf) {
+            self.answer_pulls(super::pulls::Touched::All); // of the other form's state none were
+        }
         self.drain_queue(&conf).await;
         self.consider_form(&conf).await;
         self.cut_if_due(&conf).await;
@@ -202,12 +204,12 @@ impl Owner {
     }
 
     /// Takes over the form of the replicated state; a change is over when its entry is applied and every cut before it.
-    fn follow_form(&mut self, conf: &Configured) {
+    fn follow_form(&mut self, conf: &Configured) -> bool {
         let form = self.shard.read(|m| m.form);
-        let Some(lead) = &mut self.lead else { return };
+        let Some(lead) = &mut self.lead else { return false };
         let over = lead.cuts.changing.is_none_or(|to| to == form);
         if !over || lead.cuts.form == form && lead.cuts.changing.is_none() || !lead.cuts.working.is_level() {
-            return;
+            return false;
         }
         let changed = lead.cuts.changing.take().is_some();
         (lead.cuts.form, lead.cuts.meter) = (form, None);
@@ -215,6 +217,7 @@ impl Owner {
             let (shard, form) = (self.shard.id().0, form.name());
             tracing::info!(shard, form, job = conf.job.name, "the log changed its form");
         }
+        true
     }
 
     async fn drain_queue(&mut self, conf: &Configured) {

@@ -51,8 +51,10 @@ impl Owner {
             // What is applied here counts, replicated or not: it is what the pull will show.
             let clocks = m.members.active().map(|(w, m)| working.member(w, m).clock());
             let slowest = clocks.min().unwrap_or(Step(u64::MAX));
-            // It is deposed and does not know: a later leader's cut has moved the clocks, and not the working copies.
-            let deposed = images && m.last_cut.is_some_and(|cut| cut.term > lead.term);
+            // It is deposed and does not know: a later leader's cut, or its updates, have moved the clocks, and not the
+            // working copies.
+            let later = m.last_cut.is_some_and(|cut| cut.term > lead.term);
+            let deposed = images && (later || m.form != Form::Images);
             lead.pulls.retain_mut(|p| {
                 if deposed || matches!(touched, Touched::Pull(conn) if conn != p.conn) {
                     return true;

@@ -1,0 +1,46 @@
+//! The allocator of our processes, and how it is set.
+//!
+//! Payload buffers of up to a megabyte come and go with each step; glibc's allocator gives their pages back and takes
+//! them fresh each time. mimalloc keeps them for a while, but its version 2 only for 10 ms, which is less than a step.
+
+pub use mimalloc::MiMalloc as Allocator;
+use std::ffi::{c_int, c_long};
+
+/// How long a freed page is kept before the system gets it back.
+const KEPT_MS: c_long = 300;
+/// Where the user says otherwise.
+const VARIABLES: [&str; 2] = ["MIMALLOC_PURGE_DELAY", "MIMALLOC_RESET_DELAY"];
+/// `mi_option_purge_delay` of mimalloc 2; the bindings do not name it.
+const PURGE_DELAY: c_int = 15;
+
+/// Sets the allocator for buffers that come and go, unless mimalloc's own environment variables say otherwise. Once, at
+/// the start of `main`.
+pub fn keep_freed_pages() {
+    if VARIABLES.iter().all(|v| std::env::var_os(v).is_none()) {
+        set(PURGE_DELAY, KEPT_MS);
+    }
+}
+
+#[expect(unsafe_code, reason = "a C function")]
+fn set(option: c_int, value: c_long) {
+    // SAFETY: it stores a number in a table; the option is one of mimalloc's.
+    unsafe { libmimalloc_sys::mi_option_set(option, value) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[expect(unsafe_code, reason = "a C function")]
+    fn get(option: c_int) -> c_long {
+        // SAFETY: it reads a number from a table; the option is one of mimalloc's.
+        unsafe { libmimalloc_sys::mi_option_get(option) }
+    }
+
+    #[test]
+    fn the_option_is_the_one_that_the_bindings_do_not_name() {
+        assert_eq!(get(PURGE_DELAY), 10, "mimalloc 2's default");
+        keep_freed_pages();
+        assert_eq!(get(PURGE_DELAY), KEPT_MS);
+    }
+}
