@@ -239,7 +239,7 @@ impl Worker {
                 }
                 self.open = true;
                 self.term = term;
-                history.opened(self.id, session, self.session);
+                history.opened(self.id, session, self.session, term);
                 if self.session != Some(session) {
                     self.session = Some(session);
                     self.unacked.clear();
@@ -279,7 +279,7 @@ impl Worker {
                 if w.last {
                     let got = std::mem::take(&mut self.got);
                     let conn = self.stream.as_ref().map_or(0, |s| s.conn);
-                    history.pulled(self.id, conn, done, last, w.slowest, &got);
+                    history.pulled(self.id, (conn, self.term), done, last, w.slowest, &got);
                     for (bucket, (version, _)) in &got {
                         self.versions[*bucket] = *version;
                     }

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 #[derive(Default)]
 pub struct Sessions {
     current: BTreeMap<WorkerId, SessionId>,
-    seen: BTreeMap<SessionId, WorkerId>,
+    /// Whose each is, and the term of the leader who told of it first.
+    seen: BTreeMap<SessionId, (WorkerId, u64)>,
 }
 
 impl Sessions {
@@ -16,11 +17,17 @@ impl Sessions {
     pub fn is_current(&self, worker: WorkerId, session: SessionId) -> bool {
         self.current.get(&worker) == Some(&session)
     }
+
+    /// Whether a leader of this term may have known of the session. It may not where its answer comes late: the worker
+    /// hung, others led in between, and took somebody in.
+    pub fn may_be_known(&self, session: SessionId, term: u64) -> bool {
+        self.seen.get(&session).is_none_or(|(_, began)| *began <= term)
+    }
 }
 
 impl History {
-    /// A worker is told its session; `had` is the one that it asked for.
-    pub fn opened(&mut self, worker: WorkerId, session: SessionId, had: Option<SessionId>) {
+    /// A worker is told its session by a leader of this term; `had` is the one that it asked for.
+    pub fn opened(&mut self, worker: WorkerId, session: SessionId, had: Option<SessionId>, term: u64) {
         match had {
             Some(had) => assert_eq!(session, had, "{worker} took up {had}"),
             None => {
@@ -28,7 +35,7 @@ impl History {
                 assert!(before.is_none_or(|b| b < session), "{worker} had {before:?}, and then {session}");
             }
         }
-        let owner = *self.sessions.seen.entry(session).or_insert(worker);
+        let (owner, _) = *self.sessions.seen.entry(session).or_insert((worker, term));
         assert_eq!(owner, worker, "{session} is of two workers");
     }
 

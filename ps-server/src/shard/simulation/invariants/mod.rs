@@ -89,11 +89,11 @@ impl History {
         self.retries_are_recognised(truth);
     }
 
-    /// A pull was answered.
+    /// A pull was answered, on a stream to a leader of a term.
     pub fn pulled(
         &mut self,
         worker: WorkerId,
-        conn: u64,
+        (conn, term): (u64, u64),
         done: Step,
         last: bool,
         slowest: Step,
@@ -104,7 +104,7 @@ impl History {
         if last {
             self.the_end_is_the_same_for_all(got);
         } else {
-            self.staleness_is_bounded(worker, done, slowest, got);
+            self.staleness_is_bounded(worker, term, done, slowest, got);
         }
     }
 

@@ -10,6 +10,7 @@ impl History {
     pub(super) fn staleness_is_bounded(
         &self,
         worker: WorkerId,
+        term: u64,
         done: Step,
         slowest: Step,
         got: &BTreeMap<usize, (Version, Bytes)>,
@@ -22,6 +23,7 @@ impl History {
         let there = |p: &Pushed| {
             let g = self.cluster.0.lock();
             self.sessions.is_current(p.worker, p.session)
+                && self.sessions.may_be_known(p.session, term)
                 && g.truth.read(|m| m.members.in_session(p.worker, p.session).is_some())
         };
         for bucket in 0..BUCKETS {
