@@ -11,7 +11,7 @@ mod worker;
 
 use cluster::Cluster;
 use invariants::History;
-use paraft_common::{Durability, LogForm, Mode, config::ServerJob};
+use paraft_common::{Durability, LogForm, Mode, SessionId, config::ServerJob};
 use rand_chacha::{
     ChaCha8Rng,
     rand_core::{Rng, SeedableRng},
@@ -32,6 +32,8 @@ struct Schedule {
     workers: Vec<Worker>,
     /// Streams that their workers have given up.
     broken: Vec<Stream>,
+    /// The last session that a worker was told of, whether it has read it or not.
+    told: SessionId,
     history: History,
     conns: u64,
     /// The leader cannot reach a majority: nothing is committed.
@@ -70,6 +72,7 @@ impl Schedule {
             cluster: cluster.clone(),
             workers,
             broken: Vec::new(),
+            told: SessionId(0),
             history: History::new(mode, cluster),
             conns: 0,
             cut_off: false,
@@ -90,9 +93,13 @@ impl Schedule {
     }
 
     /// Lets the owners do what they can.
-    async fn owners_work(&self) {
+    async fn owners_work(&mut self) {
         for _ in 0..8 {
             tokio::task::yield_now().await;
+        }
+        let told = self.told;
+        for w in &mut self.workers {
+            self.told = self.told.max(w.sent(told));
         }
     }
 

@@ -2,7 +2,10 @@
 //! everything again. Between it and the owners are streams that keep their order, may be slow, and may break at any
 //! message; a broken one may still deliver what was sent on it, long after the worker has another.
 
-use super::{cluster::address, invariants::History};
+use super::{
+    cluster::address,
+    invariants::{Answer, History},
+};
 use crate::shard::{
     command::InitPart,
     owner::{Event, Life, Message, Reply},
@@ -14,7 +17,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     sync::Arc,
 };
-use tokio::sync::mpsc::{self, error::TryRecvError};
+use tokio::sync::mpsc;
 
 /// Buckets of the shard.
 pub const BUCKETS: usize = 2;
@@ -56,6 +59,13 @@ impl Stream {
     }
 }
 
+/// What an owner has sent on a stream, and its worker has not read.
+struct Replies {
+    from: mpsc::Receiver<Reply>,
+    /// With the last session that anyone had been told of before each was sent.
+    sent: VecDeque<(Reply, SessionId)>,
+}
+
 #[derive(Clone, Copy)]
 struct Push {
     seq: Seq,
@@ -70,7 +80,7 @@ pub struct Worker {
     job: String,
     steps: u64,
     pub stream: Option<Stream>,
-    replies: Option<mpsc::Receiver<Reply>>,
+    replies: Option<Replies>,
     /// Of the leader that opened the stream.
     term: u64,
     open: bool,
@@ -126,7 +136,7 @@ impl Worker {
         let life = Arc::new(Life::default());
         let open = Event::Open { conn, tx, worker, session, job, life: life.clone() };
         self.stream = Some(Stream { owner, conn, node, life, sent: VecDeque::from([open]) });
-        self.replies = Some(rx);
+        self.replies = Some(Replies { from: rx, sent: VecDeque::new() });
         self.open = false;
         self.got.clear();
         self.holds.clear();
@@ -216,22 +226,37 @@ impl Worker {
         }
     }
 
+    /// The owners have worked: what they have sent was sent when nobody knew of a session after `told`. Gives the last
+    /// session that is told of here.
+    pub fn sent(&mut self, told: SessionId) -> SessionId {
+        let mut last = told;
+        let Some(replies) = &mut self.replies else { return last };
+        while let Ok(reply) = replies.from.try_recv() {
+            if let Reply::Opened { session, .. } = &reply {
+                last = last.max(*session);
+            }
+            replies.sent.push_back((reply, told));
+        }
+        last
+    }
+
     /// Reads what has come; gives the stream if it is of no use any more.
     pub fn hears(&mut self, history: &mut History) -> Option<Stream> {
         loop {
-            match self.replies.as_mut().map(mpsc::Receiver::try_recv)? {
-                Ok(reply) => {
-                    if let Some(old) = self.reply(reply, history) {
+            let replies = self.replies.as_mut()?;
+            match replies.sent.pop_front() {
+                Some((reply, told)) => {
+                    if let Some(old) = self.reply(reply, told, history) {
                         return Some(old);
                     }
                 }
-                Err(TryRecvError::Empty) => return None,
-                Err(TryRecvError::Disconnected) => return self.disconnect(),
+                None if replies.from.is_closed() && replies.from.is_empty() => return self.disconnect(),
+                None => return None,
             }
         }
     }
 
-    fn reply(&mut self, reply: Reply, history: &mut History) -> Option<Stream> {
+    fn reply(&mut self, reply: Reply, told: SessionId, history: &mut History) -> Option<Stream> {
         match reply {
             Reply::Opened { session, clock, initialised, term, .. } => {
                 if term < self.term {
@@ -279,7 +304,8 @@ impl Worker {
                 if w.last {
                     let got = std::mem::take(&mut self.got);
                     let conn = self.stream.as_ref().map_or(0, |s| s.conn);
-                    history.pulled(self.id, (conn, self.term), done, last, w.slowest, &got);
+                    let answer = Answer { conn, term: self.term, told, slowest: w.slowest };
+                    history.pulled(self.id, answer, done, last, &got);
                     for (bucket, (version, _)) in &got {
                         self.versions[*bucket] = *version;
                     }

@@ -1,6 +1,6 @@
 //! Sessions: a new one is later than all before it, and a worker loses its own only when it was away.
 
-use super::{History, Pushed};
+use super::{Answer, History, Pushed};
 use paraft_common::{SessionId, WorkerId};
 use std::collections::BTreeMap;
 
@@ -18,10 +18,10 @@ impl Sessions {
         self.current.get(&worker) == Some(&session)
     }
 
-    /// Whether a leader of this term may have known of the session. It may not where its answer comes late: the worker
-    /// hung, others led in between, and took somebody in.
-    pub fn may_be_known(&self, session: SessionId, term: u64) -> bool {
-        self.seen.get(&session).is_none_or(|(_, began)| *began <= term)
+    /// Whether a leader may have known of the session when it answered. It may not where the answer is read late, or
+    /// where the leader was deposed without knowing and a later one took the worker in.
+    pub fn may_be_known(&self, session: SessionId, answer: &Answer) -> bool {
+        session <= answer.told && self.seen.get(&session).is_none_or(|(_, began)| *began <= answer.term)
     }
 }
 

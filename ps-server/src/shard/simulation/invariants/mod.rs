@@ -28,6 +28,18 @@ pub struct Pushed {
     acked: [bool; BUCKETS],
 }
 
+/// Who answered a pull, and when.
+pub struct Answer {
+    /// The stream that it came by.
+    pub conn: u64,
+    /// Of the leader at its other end.
+    pub term: u64,
+    /// The last session that anyone had been told of when it was sent.
+    pub told: SessionId,
+    /// The slowest worker's clock, as the leader says.
+    pub slowest: Step,
+}
+
 /// Everything that the workers did and were told.
 pub struct History {
     mode: Mode,
@@ -89,22 +101,21 @@ impl History {
         self.retries_are_recognised(truth);
     }
 
-    /// A pull was answered, on a stream to a leader of a term.
+    /// A worker reads the answer of its pull.
     pub fn pulled(
         &mut self,
         worker: WorkerId,
-        (conn, term): (u64, u64),
+        answer: Answer,
         done: Step,
         last: bool,
-        slowest: Step,
         got: &BTreeMap<usize, (Version, Bytes)>,
     ) {
         assert_eq!(got.len(), BUCKETS, "a pull brings every bucket");
-        self.versions_do_not_go_back(worker, conn, got);
+        self.versions_do_not_go_back(worker, answer.conn, got);
         if last {
             self.the_end_is_the_same_for_all(got);
         } else {
-            self.staleness_is_bounded(worker, term, done, slowest, got);
+            self.staleness_is_bounded(worker, &answer, done, got);
         }
     }
 

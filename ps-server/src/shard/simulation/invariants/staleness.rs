@@ -1,7 +1,7 @@
 //! The consistency rule: a worker that goes on after step `done` has in its weights its own pushes up to `done`, and
 //! everyone else's up to `done` less the staleness.
 
-use super::{BUCKETS, History, Pushed};
+use super::{Answer, BUCKETS, History, Pushed};
 use bytes::Bytes;
 use paraft_common::{Step, Version, WorkerId};
 use std::collections::BTreeMap;
@@ -10,20 +10,20 @@ impl History {
     pub(super) fn staleness_is_bounded(
         &self,
         worker: WorkerId,
-        term: u64,
+        answer: &Answer,
         done: Step,
-        slowest: Step,
         got: &BTreeMap<usize, (Version, Bytes)>,
     ) {
         assert!(
-            self.mode.may_proceed(slowest, done),
-            "{worker} goes on after {done}; the slowest is at {slowest}"
+            self.mode.may_proceed(answer.slowest, done),
+            "{worker} goes on after {done}; the slowest is at {}",
+            answer.slowest
         );
         // Who was away for too long has left, though its process may not know yet: nobody waits for it.
         let there = |p: &Pushed| {
             let g = self.cluster.0.lock();
             self.sessions.is_current(p.worker, p.session)
-                && self.sessions.may_be_known(p.session, term)
+                && self.sessions.may_be_known(p.session, answer)
                 && g.truth.read(|m| m.members.in_session(p.worker, p.session).is_some())
         };
         for bucket in 0..BUCKETS {
