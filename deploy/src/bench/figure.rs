@@ -4,8 +4,8 @@ use crate::statistics::median;
 use comfy_table::{Table, presets};
 use serde_json::json;
 
-/// A figure whose repeats differ by more than this share of the median means nothing.
-const MAX_SPREAD: f64 = 1.0;
+/// A figure means nothing where the middle half of its repeats differ by more than this share of the median.
+const MAX_SPREAD: f64 = 0.5;
 
 /// A figure.
 pub struct Figure {
@@ -19,7 +19,7 @@ pub struct Figure {
     /// What it is compared with, measured in the same run.
     pub reference: String,
     pub ratio: Option<f64>,
-    /// (largest - smallest) / median of the repeats; unknown of a single one.
+    /// Of the repeats ([`median`]); unknown of a single one.
     pub spread: Option<f64>,
 }
 
