@@ -242,12 +242,15 @@ impl Pusher {
         Ok(Streamed { pushes, bytes, took: began.elapsed() })
     }
 
-    /// Pushes one bucket at a time; the seconds from each push to its ack.
-    pub fn one_by_one(&mut self, time: Duration, interrupted: &AtomicI32) -> Result<Vec<f64>, Failure> {
+    /// Pushes one bucket at a time; the seconds from each push to its ack. The last step may stay without some buckets: it
+    /// is the last of this pusher.
+    pub fn one_by_one(mut self, time: Duration, interrupted: &AtomicI32) -> Result<Vec<f64>, Failure> {
         let (mut seconds, began) = (Vec::new(), Instant::now());
-        while began.elapsed() < time && interrupted.load(Relaxed) == 0 {
+        let goes_on = || began.elapsed() < time && interrupted.load(Relaxed) == 0;
+        while goes_on() {
             self.step = self.step.next();
-            for i in (0..self.buckets.len()).rev() {
+            // Where each ack waits for a cut, a step takes a minute.
+            for i in (0..self.buckets.len()).rev().take_while(|_| goes_on()) {
                 let pushed = Instant::now();
                 self.push_bucket(i);
                 self.settle()?;

@@ -175,6 +175,7 @@ fn what_a_benchmark_cannot_measure_is_said_before_it_begins() {
         (&["train", "--peers", "/nowhere"][..], &["/nowhere/train_ddp.py is no file", "--peers names"][..]),
         (&["fanout", "--bucket", "2M"], &["at most 1 MiB"]),
         (&["wire", "--replicas", "0"], &["an odd number from 1"]),
+        (&["wire", "--sizes", "64K", "--set", "train.mode=bsp"], &["waits for the other", "one --via"]),
         (&["wire", "--sizes", "3"], &["such as 64K or 4M"]),
         (&["large", "--dir", "/dev/null/x"], &["/dev/null/x", "with --dir"]),
     ] {

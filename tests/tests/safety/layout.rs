@@ -217,6 +217,21 @@ fn unsafe_is_forbidden_everywhere_but_in_two_crates() -> Result<()> {
 }
 
 #[test]
+fn every_mutation_fits_the_code_that_it_breaks() -> Result<()> {
+    let folder = root().join("tests/mutations");
+    let files = fs::read_dir(&folder)?.map(|f| Ok(f?.path())).collect::<Result<Vec<_>>>()?;
+    for patch in files.iter().filter(|p| p.extension().is_some_and(|e| e == "patch")) {
+        let mut command = Command::new("git");
+        command.args(["apply", "--check"]).arg(patch).current_dir(root());
+        let out = command.output().context("git")?;
+        let said = String::from_utf8_lossy(&out.stderr);
+        anyhow::ensure!(out.status.success(), "{}: mend it: {said}", patch.display());
+    }
+    anyhow::ensure!(files.len() > 20, "{} mutations", files.len());
+    Ok(())
+}
+
+#[test]
 fn every_crate_that_has_code_has_a_first_line_that_says_what_it_is() -> Result<()> {
     for (_, package) in packages()? {
         for path in sources(&package.dir.join("src")) {
