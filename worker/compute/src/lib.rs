@@ -1,30 +1,24 @@
-//! CPU operators for training: what PyTorch's `nn.functional` does, one thread, no allocation in the step.
+//! Tensors on a device: what PyTorch's `nn.functional` does, forward and backward, without a graph.
 //!
-//! Two families:
+//! | module | what it is |
+//! |---|---|
+//! | [`device`] | [`Device`]: the operators that a model's code is written against |
+//! | [`mod@shape`] | the shapes that they take, and where tensors lie in the flat vectors |
+//! | [`cpu`] | [`CpuDevice`], and the operators over slices |
+//! | [`mod@reference`] | slow, plain versions in double precision: the oracle in the tests of the fast ones, on every device |
 //!
-//! - over plain row-major `&[f32]`: [`linear`] (matrix products) and [`loss`];
-//! - over the blocked layout of [`blocked`], where sixteen samples are the lanes of a vector: [`conv`],
-//!   [`conv_grad`], [`norm`] and [`norm_grad`] (BatchNorm fused with ReLU and 2x2 max pooling) and [`head`] (a linear layer on
-//!   blocked features).
+//! It promises: same device, same inputs, same bits. It does not promise the same bits on two machines with different vector
+//! instructions, nor that its operators check values for NaN.
 //!
-//! [`mod@reference`] has slow, plain versions of all of them; they are the oracle in the tests of the fast ones,
-//! here and on other devices.
-//!
-//! It promises: same machine, same inputs, same bits. It does not promise the same bits on two machines with
-//! different vector instructions, nor that its operators check values for NaN.
-//!
-//! Shapes are the caller's duty: an operator panics when a slice has the wrong length, before it touches it.
-//! Models check what comes from outside (labels, batch sizes) and return errors.
+//! Shapes are the caller's duty: an operator panics when a slice has the wrong length, before it touches it. Models check
+//! what comes from outside (labels, batch sizes) and return errors.
 
-pub mod blocked;
-pub mod conv;
-pub mod conv_grad;
-pub mod head;
-pub mod linear;
-pub mod loss;
-pub mod norm;
-pub mod norm_grad;
+pub mod cpu;
+pub mod device;
+pub mod error;
 pub mod reference;
-mod simd;
+pub mod shape;
 
-pub use simd::{Cpu, Isa, LANES, Lane};
+pub use cpu::{Cpu, CpuDevice, Isa, LANES, Lane};
+pub use device::{Device, Sums};
+pub use error::DeviceError;

@@ -1,7 +1,7 @@
 //! Plain operators in double precision over `[n, channels, height, width]`: slow, obvious, and the oracle for
 //! the fast ones.
 
-use crate::conv::ConvShape;
+use crate::shape::ConvShape;
 
 /// Sizes of a batch of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +111,7 @@ pub fn channel_stats(sizes: Images, x: &[f64]) -> Vec<(f64, f64)> {
 pub fn norm(sizes: Images, x: &[f64], stats: &[(f64, f64)], gamma: &[f64], beta: &[f64]) -> Vec<f64> {
     let plane = sizes.height * sizes.width;
     let channel = |i: usize| i / plane % sizes.channels;
-    let eps = f64::from(crate::norm::EPSILON);
+    let eps = f64::from(crate::cpu::norm::EPSILON);
     x.iter()
         .enumerate()
         .map(|(i, v)| {
@@ -127,7 +127,7 @@ pub fn norm_backward(sizes: Images, x: &[f64], gamma: &[f64], dz: &[f64]) -> (Ve
     let channel = |i: usize| i / plane % sizes.channels;
     let count = (sizes.n * plane) as f64;
     let stats = channel_stats(sizes, x);
-    let inv: Vec<f64> = stats.iter().map(|s| 1.0 / (s.1 + f64::from(crate::norm::EPSILON)).sqrt()).collect();
+    let inv: Vec<f64> = stats.iter().map(|s| 1.0 / (s.1 + f64::from(crate::cpu::norm::EPSILON)).sqrt()).collect();
     let hat = |i: usize| (x[i] - stats[channel(i)].0) * inv[channel(i)];
     let (mut dgamma, mut dbeta) = (vec![0.0; sizes.channels], vec![0.0; sizes.channels]);
     for (i, d) in dz.iter().enumerate() {

@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         let mut model = config.build(784, Some(10)).map_err(|ModelError(e)| e)?;
         let labels = (0..n as u32).map(|i| i % 10).collect();
-        let batch = Batch { inputs: pixels(n * 784), labels, n };
+        let batch = Batch { inputs: pixels(n * 784), labels, n, ..Batch::default() };
         let (median, best) = measure(model.as_mut(), &batch, Duration::from_secs_f64(seconds))?;
         let rate = |t: Duration| n as f64 / t.as_secs_f64();
         println!(

@@ -1,34 +1,39 @@
 //! An autoencoder: linear layers, a ReLU after every one of them, the last included, and the mean squared
 //! error against the input.
 
-use crate::batch::{EVALUATION_CHUNK, Takes};
-use crate::stack::Stack;
-use crate::{Batch, Evaluation, Model, ModelError};
+use crate::batch::{EVALUATION_CHUNK, Sample, Takes};
+use crate::net::{Net, NetResult, Ready};
+use crate::stack::{Gradient, Stack};
+use crate::{Batch, Evaluation, ModelError};
 use paraft_common::layout::TensorSpec;
-use paraft_compute::linear::Activation;
-use paraft_compute::loss;
+use paraft_compute::{Device, shape::Activation};
 
 /// An autoencoder with any hidden widths. It ignores labels.
-#[derive(Debug)]
-pub struct Autoencoder {
-    stack: Stack,
-    takes: Takes,
+pub struct Autoencoder<D: Device> {
+    stack: Stack<D>,
+    width: usize,
+    inputs: D::Values,
 }
 
-impl Autoencoder {
+impl<D: Device> Autoencoder<D> {
     /// `inputs` values a sample, hidden layers of these widths, and as many outputs as inputs.
     pub fn new(inputs: usize, hidden: &[usize]) -> Result<Self, ModelError> {
         let widths: Vec<usize> = [&[inputs], hidden, &[inputs]].concat();
         if widths.contains(&0) {
             return Err(ModelError(format!("layer widths {widths:?}: none of them may be zero")));
         }
-        let stack = Stack::new(&widths, Activation::Relu);
-        let takes = Takes { len: stack.len(), inputs, classes: None };
-        Ok(Self { stack, takes })
+        Ok(Self {
+            stack: Stack::new(&widths, Activation::Relu),
+            width: inputs,
+            inputs: Default::default(),
+        })
     }
 }
 
-impl Model for Autoencoder {
+impl<D: Device> Net<D> for Autoencoder<D>
+where
+    Self: Send,
+{
     fn tensors(&self) -> Vec<TensorSpec> {
         self.stack.tensors(|i| format!("{}.", 2 * i))
     }
@@ -37,29 +42,33 @@ impl Model for Autoencoder {
         self.stack.init(seed, params);
     }
 
+    fn takes(&self) -> Takes {
+        Takes { len: self.stack.len(), sample: Sample::Values(self.width), classes: None }
+    }
+
     fn step(
         &mut self,
-        params: &[f32],
-        grads: &mut [f32],
+        device: &mut D,
+        params: &D::Params,
+        grads: &mut D::Grads,
         batch: &Batch,
-        ready: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<f32, ModelError> {
-        self.takes.check_step(params, grads, batch)?;
-        self.stack.forward(params, &batch.inputs, batch.n);
+        ready: &mut Ready<D>,
+    ) -> NetResult {
+        device.load_values(&batch.inputs, &mut self.inputs)?;
+        self.stack.forward(device, params, &self.inputs, batch.n)?;
         let (output, delta) = self.stack.output_and_delta();
-        let loss = loss::mse(output, &batch.inputs, delta);
-        self.stack.backward(params, grads, &batch.inputs, batch.n, ready);
-        Ok(loss)
+        device.mse(output, &self.inputs, delta)?;
+        self.stack.backward(device, params, grads, (&self.inputs, batch.n), Gradient::Apart, ready)
     }
 
     /// The loss of a sample is its mean squared error; nothing is classified.
-    fn evaluate(&mut self, params: &[f32], batch: &Batch) -> Result<Evaluation, ModelError> {
-        self.takes.check(params, batch)?;
-        let mut total = Evaluation { count: batch.n as u64, ..Evaluation::default() };
-        for inputs in batch.inputs.chunks(EVALUATION_CHUNK * self.takes.inputs) {
-            let output = self.stack.forward(params, inputs, inputs.len() / self.takes.inputs);
-            total.loss_sum += loss::squared_difference(output, inputs) / self.takes.inputs as f64;
+    fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
+        for part in batch.parts(EVALUATION_CHUNK) {
+            device.load_values(&part.inputs, &mut self.inputs)?;
+            self.stack.forward(device, params, &self.inputs, part.n)?;
+            device.squared_difference(self.stack.output(), &self.inputs)?;
         }
-        Ok(total)
+        let loss_sum = device.sums()?.loss / self.width as f64;
+        Ok(Evaluation { loss_sum, correct: 0, count: batch.n as u64 })
     }
 }

@@ -1,6 +1,7 @@
 //! The model part of a job file.
 
-use crate::{Autoencoder, ConvNet, Linear, Mlp, Model, ModelError};
+use crate::{Autoencoder, Classifier, ConvNet, Model, ModelError, Net, OnCpu};
+use paraft_compute::{CpuDevice, Device};
 use serde::{Deserialize, Serialize};
 
 /// Which model, and what of its shape the data does not decide.
@@ -41,10 +42,29 @@ impl ModelConfig {
         }
     }
 
-    /// The model for samples of `input_len` values and, where the data has labels, this many classes.
+    /// The model for samples of `input_len` values and, where the data has labels, this many classes, on the CPU.
     ///
     /// An error says what of the data or of the configuration does not fit.
     pub fn build(&self, input_len: usize, classes: Option<usize>) -> Result<Box<dyn Model>, ModelError> {
+        let device = CpuDevice::default();
+        let net = self.net(&device, input_len, classes)?;
+        Ok(Box::new(OnCpu::on(net, device)))
+    }
+
+    /// The same as a net for a device.
+    pub fn net<D: Device + 'static>(
+        &self,
+        device: &D,
+        input_len: usize,
+        classes: Option<usize>,
+    ) -> Result<Box<dyn Net<D>>, ModelError>
+    where
+        D::Values: Send,
+        D::Floats: Send,
+        D::Ids: Send,
+        D::Images: Send,
+        D::ConvBlock: Send,
+    {
         if input_len == 0 {
             return Err(ModelError::new("the data's samples have no values"));
         }
@@ -59,10 +79,10 @@ impl ModelConfig {
             ))),
         };
         Ok(match self {
-            Self::LogisticRegression => Box::new(Linear::new(input_len, classes()?)?),
-            Self::Mlp { hidden } => Box::new(Mlp::new(input_len, hidden, classes()?)?),
+            Self::LogisticRegression => Box::new(Classifier::linear(input_len, classes()?)?),
+            Self::Mlp { hidden } => Box::new(Classifier::mlp(input_len, hidden, classes()?)?),
             Self::Autoencoder { hidden } => Box::new(Autoencoder::new(input_len, hidden)?),
-            Self::Convnet => Box::new(ConvNet::new(input_len, classes()?)?),
+            Self::Convnet => Box::new(ConvNet::new(device, input_len, classes()?)?),
         })
     }
 }

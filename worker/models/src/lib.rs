@@ -6,30 +6,30 @@
 //!
 //! | model | file | tensors (PyTorch's names) |
 //! |---|---|---|
-//! | [`Linear`] | `linear.rs` | `weight`, `bias` |
-//! | [`Mlp`] | `mlp.rs` | `0.weight`, `0.bias`, `2.weight`, ... |
+//! | [`Classifier::linear`] | `classifier.rs` | `weight`, `bias` |
+//! | [`Classifier::mlp`] | `classifier.rs` | `0.weight`, `0.bias`, `2.weight`, ... |
 //! | [`Autoencoder`] | `autoencoder.rs` | `0.weight`, `0.bias`, `2.weight`, ... |
-//! | [`ConvNet`] | `convnet/` | `1.weight`, ..., `10.bias`, then the running statistics |
+//! | [`ConvNet`] | `convnet.rs` | `1.weight`, ..., `10.bias`, then the running statistics |
 //!
-//! [`ModelConfig`] is what a job file says; it builds the model for the data at hand. The models compute with
-//! [`paraft_compute`], on one thread, and keep their workspaces: after the first step of a batch size nothing
-//! is allocated.
+//! [`ModelConfig`] is what a job file says; it builds the model for the data at hand. The built-in models are [`Net`]s:
+//! written once over the operators of [`paraft_compute::Device`], for all devices; [`OnCpu`] makes a [`Model`] of one. They
+//! keep their workspaces: after the first step of a batch size nothing is allocated.
 
 mod autoencoder;
 mod batch;
+mod classifier;
 mod config;
 mod convnet;
 mod init;
-mod linear;
-mod mlp;
+mod net;
 mod stack;
 
 pub use autoencoder::Autoencoder;
-pub use batch::{Batch, Evaluation, ModelError};
+pub use batch::{Batch, Evaluation, ModelError, Sample, Takes};
+pub use classifier::Classifier;
 pub use config::ModelConfig;
 pub use convnet::ConvNet;
-pub use linear::Linear;
-pub use mlp::Mlp;
+pub use net::{Net, NetResult, OnCpu, Ready};
 
 use paraft_common::layout::TensorSpec;
 

@@ -2,8 +2,12 @@
 //! share. The loss is theirs.
 
 use crate::init::Init;
+use crate::net::{NetResult, Ready};
 use paraft_common::layout::TensorSpec;
-use paraft_compute::linear::{self, Activation, LinearShape};
+use paraft_compute::{
+    Device,
+    shape::{Activation, LinearAt, LinearShape},
+};
 
 /// One layer's place in the flat vector.
 #[derive(Clone, Copy, Debug)]
@@ -28,24 +32,30 @@ impl Layer {
         LinearShape { n, inputs: self.inputs, outputs: self.outputs }
     }
 
-    /// Weight and bias.
-    fn of<'a>(&self, params: &'a [f32]) -> (&'a [f32], &'a [f32]) {
-        params[self.offset..self.offset + self.len()].split_at(self.weight_len())
+    fn at(&self) -> LinearAt {
+        LinearAt { weight: self.offset, bias: Some(self.offset + self.weight_len()) }
     }
 }
 
-/// Layers and their workspaces.
-#[derive(Debug)]
-pub(crate) struct Stack {
-    layers: Vec<Layer>,
-    /// Outputs of each layer, after its activation, `[n, outputs]`.
-    outputs: Vec<Vec<f32>>,
-    /// Gradient of the current layer's output and of its input. Public part: see `output_and_delta`.
-    delta: Vec<f32>,
-    next_delta: Vec<f32>,
+/// Where the gradient of the output is when the backward pass begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gradient {
+    /// In the output's place; the last layer has no activation then.
+    InPlace,
+    /// In [`Stack::output_and_delta`]'s second.
+    Apart,
 }
 
-impl Stack {
+/// Layers and their workspaces.
+pub(crate) struct Stack<D: Device> {
+    layers: Vec<Layer>,
+    /// Outputs of each layer, after its activation, `[n, outputs]`.
+    outputs: Vec<D::Values>,
+    /// Gradients of a layer's output and of its input, in turn.
+    deltas: [D::Values; 2],
+}
+
+impl<D: Device> Stack<D> {
     /// `widths` are the values of the input, of each hidden layer and of the output: at least two numbers.
     pub fn new(widths: &[usize], last: Activation) -> Self {
         let mut offset = 0;
@@ -56,8 +66,8 @@ impl Stack {
             offset += layer.len();
             layers.push(layer);
         }
-        let outputs = vec![Vec::new(); layers.len()];
-        Self { layers, outputs, delta: Vec::new(), next_delta: Vec::new() }
+        let outputs = layers.iter().map(|_| D::Values::default()).collect();
+        Self { layers, outputs, deltas: Default::default() }
     }
 
     /// Values of the flat vector.
@@ -87,53 +97,57 @@ impl Stack {
         }
     }
 
-    /// The output for `n` samples, `[n, outputs]`.
-    pub fn forward(&mut self, params: &[f32], inputs: &[f32], n: usize) -> &[f32] {
-        let mut done: &[f32] = inputs;
-        for (l, out) in self.layers.iter().zip(&mut self.outputs) {
-            out.resize(n * l.outputs, 0.0);
-            let (weight, bias) = l.of(params);
-            linear::forward(l.shape(n), done, weight, bias, l.activation, out);
-            done = out;
+    /// Computes the output for `n` samples.
+    pub fn forward(&mut self, device: &mut D, params: &D::Params, inputs: &D::Values, n: usize) -> NetResult {
+        for (i, l) in self.layers.iter().enumerate() {
+            let (done, rest) = self.outputs.split_at_mut(i);
+            let x = done.last().unwrap_or(inputs);
+            device.linear(l.shape(n), x, params, l.at(), l.activation, &mut rest[0], None)?;
         }
-        self.output()
+        Ok(())
     }
 
-    fn output(&self) -> &[f32] {
-        self.outputs.last().map_or(&[], Vec::as_slice)
+    /// The output of the last forward pass, `[n, outputs]`.
+    pub fn output(&mut self) -> &mut D::Values {
+        self.output_and_delta().0
     }
 
-    /// The output of the last forward pass, and room for its gradient, to be filled before `backward`.
-    pub fn output_and_delta(&mut self) -> (&[f32], &mut [f32]) {
-        let len = self.output().len();
-        self.delta.resize(len, 0.0);
-        (self.outputs.last().map_or(&[], Vec::as_slice), &mut self.delta)
+    /// The same, and room for its gradient.
+    pub fn output_and_delta(&mut self) -> (&mut D::Values, &mut D::Values) {
+        let last = self.outputs.len() - 1;
+        (&mut self.outputs[last], &mut self.deltas[0])
     }
 
-    /// Turns the output's gradient into that of all weights, last layer first.
+    /// Turns the gradient of the output into that of all weights, last layer first. `inputs` are those of the forward pass,
+    /// and their number.
     pub fn backward(
         &mut self,
-        params: &[f32],
-        grads: &mut [f32],
-        inputs: &[f32],
-        n: usize,
-        ready: &mut dyn FnMut(usize, &[f32]),
-    ) {
+        device: &mut D,
+        params: &D::Params,
+        grads: &mut D::Grads,
+        (inputs, n): (&D::Values, usize),
+        gradient: Gradient,
+        ready: &mut Ready<D>,
+    ) -> NetResult {
+        let last = self.layers.len() - 1;
         for (i, l) in self.layers.iter().enumerate().rev() {
-            if l.activation == Activation::Relu {
-                linear::relu_backward(&self.outputs[i], &mut self.delta);
-            }
-            let x = if i == 0 { inputs } else { &self.outputs[i - 1] };
-            let part = &mut grads[l.offset..l.offset + l.len()];
-            let (dweight, dbias) = part.split_at_mut(l.weight_len());
-            linear::backward_weight(l.shape(n), x, &self.delta, dweight, dbias);
-            ready(l.offset, grads);
+            let (done, rest) = self.outputs.split_at_mut(i);
+            let x = done.last().unwrap_or(inputs);
+            let [delta, next] = &mut self.deltas;
+            let delta = if i == last && gradient == Gradient::InPlace {
+                &mut rest[0]
+            } else {
+                device.activation_backward(l.activation, &rest[0], delta)?;
+                delta
+            };
+            device.linear_backward_weight(l.shape(n), x, delta, l.at(), grads)?;
+            ready(l.offset, grads)?;
             // Nobody asks for the gradient of the data.
             if i > 0 {
-                self.next_delta.resize(n * l.inputs, 0.0);
-                linear::backward_input(l.shape(n), l.of(params).0, &self.delta, &mut self.next_delta);
-                std::mem::swap(&mut self.delta, &mut self.next_delta);
+                device.linear_backward_input(l.shape(n), delta, params, l.at(), next)?;
+                self.deltas.swap(0, 1);
             }
         }
+        Ok(())
     }
 }

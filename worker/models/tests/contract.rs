@@ -115,6 +115,7 @@ fn evaluation_adds_up_over_parts() {
             inputs: whole.inputs[from * INPUTS..to * INPUTS].to_vec(),
             labels: whole.labels[from..to].to_vec(),
             n: to - from,
+            ..Batch::default()
         };
         let all = model.evaluate(&p, &whole).expect("valid");
         let parts =

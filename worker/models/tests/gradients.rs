@@ -2,8 +2,8 @@
 
 mod support;
 
-use paraft_compute::{Cpu, Isa};
-use paraft_models::{Autoencoder, ConvNet, Linear, Mlp, Model};
+use paraft_compute::{Cpu, CpuDevice, Isa};
+use paraft_models::{Autoencoder, Classifier, ConvNet, Model, OnCpu};
 use support::{batch, close, convnet, dense, layout, params, step, wide};
 
 /// Rounding of f32 sums over some thousand terms; each tensor by its own largest value. 1e-6 is for tensors
@@ -47,18 +47,18 @@ fn differences(what: &str, at: &[f64], loss: impl Fn(&[f64]) -> f64, grads: &[f6
 fn the_plain_models_gradients_are_their_finite_differences() {
     let n = 5;
     let labels = batch(1, n, 1, Some(4)).labels;
-    let mlp = Mlp::new(12, &[9, 7], 4).expect("valid");
+    let mlp = OnCpu::new(Classifier::mlp(12, &[9, 7], 4).expect("valid"));
     let x = wide(&batch(2, n, 12, None).inputs);
     let p = wide(&params(&mlp, 3));
     let loss = |p: &[f64]| dense(&[12, 9, 7, 4], p, &x, n, &labels).0;
     differences("mlp", &p, loss, &dense(&[12, 9, 7, 4], &p, &x, n, &labels).1);
 
-    let auto = Autoencoder::new(12, &[9, 7]).expect("valid");
+    let auto = OnCpu::new(Autoencoder::new(12, &[9, 7]).expect("valid"));
     let p = wide(&params(&auto, 4));
     let loss = |p: &[f64]| dense(&[12, 9, 7, 12], p, &x, n, &[]).0;
     differences("autoencoder", &p, loss, &dense(&[12, 9, 7, 12], &p, &x, n, &[]).1);
 
-    let conv = ConvNet::new(64, 4).expect("valid");
+    let conv = on(Cpu::detect(), 64, 4);
     let x = wide(&batch(5, n, 64, None).inputs);
     let mut p = wide(&params(&conv, 6));
     p.truncate(layout(&conv).params_len());
@@ -75,10 +75,10 @@ fn dense_models_have_the_plain_gradient_at_every_batch_size() {
         let b = batch(7, n, 50, Some(10));
         let x = wide(&b.inputs);
         let mut cases: Vec<Case> = vec![
-            (Box::new(Linear::new(50, 10).expect("valid")), vec![50, 10], &b.labels),
-            (Box::new(Mlp::new(50, &[33, 20], 10).expect("valid")), vec![50, 33, 20, 10], &b.labels),
-            (Box::new(Mlp::new(50, &[], 10).expect("valid")), vec![50, 10], &b.labels),
-            (Box::new(Autoencoder::new(50, &[17, 9]).expect("valid")), vec![50, 17, 9, 50], &[]),
+            (Box::new(OnCpu::new(Classifier::linear(50, 10).expect("valid"))), vec![50, 10], &b.labels),
+            (Box::new(OnCpu::new(Classifier::mlp(50, &[33, 20], 10).expect("valid"))), vec![50, 33, 20, 10], &b.labels),
+            (Box::new(OnCpu::new(Classifier::mlp(50, &[], 10).expect("valid"))), vec![50, 10], &b.labels),
+            (Box::new(OnCpu::new(Autoencoder::new(50, &[17, 9]).expect("valid"))), vec![50, 17, 9, 50], &[]),
         ];
         for (model, widths, labels) in &mut cases {
             let p = params(model.as_ref(), 8);
@@ -89,8 +89,13 @@ fn dense_models_have_the_plain_gradient_at_every_batch_size() {
     }
 }
 
+fn on(cpu: Cpu, input_len: usize, classes: usize) -> OnCpu<ConvNet<CpuDevice>> {
+    let device = CpuDevice::on(cpu);
+    OnCpu::on(ConvNet::new(&device, input_len, classes).expect("valid"), device)
+}
+
 fn convnet_case(cpu: Cpu, side: usize, n: usize) {
-    let mut model = ConvNet::on(cpu, side * side, 10).expect("valid");
+    let mut model = on(cpu, side * side, 10);
     let b = batch(9, n, side * side, Some(10));
     let mut p = params(&model, 10);
     // Gains of both signs and shifts: a norm as after some training.
@@ -144,10 +149,10 @@ fn the_convnet_has_the_plain_gradient_with_every_instruction_set() {
 #[test]
 fn a_step_against_the_gradient_lowers_the_loss_as_much_as_it_says() {
     let mut models: Vec<(&str, Box<dyn Model>)> = vec![
-        ("linear", Box::new(Linear::new(64, 10).expect("valid"))),
-        ("mlp", Box::new(Mlp::new(64, &[32], 10).expect("valid"))),
-        ("autoencoder", Box::new(Autoencoder::new(64, &[32]).expect("valid"))),
-        ("convnet", Box::new(ConvNet::new(64, 10).expect("valid"))),
+        ("linear", Box::new(OnCpu::new(Classifier::linear(64, 10).expect("valid")))),
+        ("mlp", Box::new(OnCpu::new(Classifier::mlp(64, &[32], 10).expect("valid")))),
+        ("autoencoder", Box::new(OnCpu::new(Autoencoder::new(64, &[32]).expect("valid")))),
+        ("convnet", Box::new(on(Cpu::detect(), 64, 10))),
     ];
     for (name, model) in &mut models {
         let b = batch(11, 40, 64, Some(10));

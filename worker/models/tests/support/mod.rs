@@ -4,7 +4,7 @@
 #![allow(dead_code)]
 
 use paraft_common::layout::Layout;
-use paraft_compute::conv::ConvShape;
+use paraft_compute::shape::ConvShape;
 use paraft_compute::reference::{self as plain, Images};
 use paraft_models::{Batch, Model};
 
@@ -25,7 +25,7 @@ impl Stream {
 /// Inputs in 0..1 and labels that visit all classes.
 pub fn batch(seed: u32, n: usize, inputs: usize, classes: Option<usize>) -> Batch {
     let labels = classes.map_or(Vec::new(), |c| (0..n).map(|i| (i * 7 % c) as u32).collect());
-    Batch { inputs: Stream(seed).fill(n * inputs, 0.5, 0.5), labels, n }
+    Batch { inputs: Stream(seed).fill(n * inputs, 0.5, 0.5), labels, n, ..Batch::default() }
 }
 
 pub fn layout(model: &dyn Model) -> Layout {

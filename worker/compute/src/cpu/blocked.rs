@@ -14,7 +14,7 @@
 //! left from another batch, and no operator lets it out. Where eight or more are dead, the costly operators
 //! leave that half out.
 
-use crate::simd::{LANES, Lane};
+use crate::cpu::simd::{LANES, Lane};
 
 /// Shape of one block of planes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

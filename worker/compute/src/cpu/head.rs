@@ -4,9 +4,9 @@
 //! needs no change of layout: each weight is broadcast. Feature `f` is PyTorch's `Flatten` order,
 //! `(channel * height + row) * width + column`. Outputs and their gradients are `[block][output]` vectors.
 
-use crate::blocked::{Planes, blocks};
-use crate::conv_grad::LaneSums;
-use crate::simd::{Cpu, Kernel, LANES, Lane, Simd};
+use crate::cpu::blocked::{Planes, blocks};
+use crate::cpu::conv_grad::LaneSums;
+use crate::cpu::simd::{Cpu, Kernel, LANES, Lane, Simd};
 
 /// Block `b` of the outputs, `[outputs]` vectors: `weight` is `[outputs, features]`, `bias` is `[outputs]`.
 pub fn forward_block(cpu: Cpu, x: &Planes, b: usize, weight: &[f32], bias: &[f32], y: &mut [Lane]) {

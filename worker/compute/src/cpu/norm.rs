@@ -10,10 +10,10 @@
 //! Of the three, only `y` and the pooled result are ever stored: the normalised and the rectified planes are
 //! four times the size of the pooled one and would cost more memory traffic than their arithmetic. `pick` lets
 //! the backward pass find the maximum again by equality; the first of equal values wins, as in PyTorch.
-//! The backward pass is in [`crate::norm_grad`]. Dead lanes add nothing to the statistics, and their `p` and `dy` are zero.
+//! The backward pass is in [`crate::cpu::norm_grad`]. Dead lanes add nothing to the statistics, and their `p` and `dy` are zero.
 
-use crate::blocked::{Geometry, Planes, live_lanes, live_mask};
-use crate::simd::{Cpu, Kernel, Lane, Simd};
+use crate::cpu::blocked::{Geometry, Planes, live_lanes, live_mask};
+use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
 
 /// Added to the variance before the root, as in PyTorch.
 pub const EPSILON: f32 = 1e-5;

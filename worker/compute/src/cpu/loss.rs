@@ -1,28 +1,27 @@
 //! Losses over row-major slices: value, and gradient with respect to the model's output.
 
-/// Softmax and cross-entropy, mean over the batch: `torch.nn.functional.cross_entropy`.
+/// Softmax and cross-entropy, mean over the batch: `torch.nn.functional.cross_entropy`. The logits become the gradient.
 ///
-/// `logits` is `[n, classes]`, `labels` is `[n]` with values below `classes`, `dlogits` like `logits`. The
-/// largest logit of a row is subtracted before the exponential, so any finite logits are fine.
-pub fn softmax_cross_entropy(logits: &[f32], labels: &[u32], classes: usize, dlogits: &mut [f32]) -> f32 {
+/// `logits` is `[n, classes]`, `labels` is `[n]` with values below `classes`. The largest logit of a row is subtracted before
+/// the exponential, so any finite logits are fine.
+pub fn softmax_cross_entropy(logits: &mut [f32], labels: &[u32], classes: usize) -> f32 {
     assert_eq!(logits.len(), labels.len() * classes, "cross entropy: logits");
-    assert_eq!(dlogits.len(), logits.len(), "cross entropy: dlogits");
     let scale = 1.0 / labels.len() as f32;
     let mut loss = 0.0f64;
-    let rows = logits.chunks_exact(classes).zip(dlogits.chunks_exact_mut(classes));
-    for ((row, out), &label) in rows.zip(labels) {
+    for (row, &label) in logits.chunks_exact_mut(classes).zip(labels) {
         let label = label as usize;
         let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let at_label = row[label] - max;
         let mut sum = 0.0;
-        for (o, v) in out.iter_mut().zip(row) {
-            *o = (v - max).exp();
-            sum += *o;
+        for v in row.iter_mut() {
+            *v = (*v - max).exp();
+            sum += *v;
         }
-        for o in out.iter_mut() {
-            *o *= scale / sum;
+        for v in row.iter_mut() {
+            *v *= scale / sum;
         }
-        out[label] -= scale;
-        loss += f64::from(sum.ln() - (row[label] - max));
+        row[label] -= scale;
+        loss += f64::from(sum.ln() - at_label);
     }
     (loss / labels.len() as f64) as f32
 }

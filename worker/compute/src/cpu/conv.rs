@@ -4,45 +4,17 @@
 //! axes are swapped. A tile of up to 4 output channels x 7 columns stays in registers while all taps of all
 //! input channels pass: per tap 7 loads and 4 broadcasts feed 28 multiply-adds.
 
-use crate::blocked::{Geometry, Planes, live_lanes};
-use crate::simd::{Cpu, Kernel, Lane, Simd};
+use crate::cpu::blocked::{Geometry, Planes, live_lanes};
+use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
+use crate::shape::ConvShape;
 
 /// Output channels that share a register tile.
 pub(crate) const CHANNEL_TILE: usize = 4;
 
-/// A convolution's shape: square kernel, stride 1, the same padding on all sides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConvShape {
-    /// Channels of the input.
-    pub inputs: usize,
-    /// Channels of the output.
-    pub outputs: usize,
-    /// Side of the kernel.
-    pub kernel: usize,
-    /// Zeros around the input; less than `kernel`.
-    pub pad: usize,
-}
-
 impl ConvShape {
-    /// Values of the weight, `[outputs, inputs, kernel, kernel]`.
-    pub fn weight_len(&self) -> usize {
-        self.outputs * self.inputs * self.kernel * self.kernel
-    }
-
     /// Shape of the output for an input of this shape, with a border of `pad` zeros.
     pub fn output(&self, input: Geometry, pad: usize) -> Geometry {
-        let side = |s: usize| (s + 2 * self.pad + 1).saturating_sub(self.kernel);
-        Geometry::new(self.outputs, side(input.height), side(input.width), pad)
-    }
-
-    /// The convolution that takes the output's gradient to the input's.
-    pub fn transposed(&self) -> Self {
-        Self {
-            inputs: self.outputs,
-            outputs: self.inputs,
-            kernel: self.kernel,
-            pad: self.kernel - 1 - self.pad,
-        }
+        Geometry::new(self.outputs, self.side(input.height), self.side(input.width), pad)
     }
 }
 

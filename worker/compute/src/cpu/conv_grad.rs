@@ -6,9 +6,10 @@
 //! The strip is chosen such that the gradient rows (4 channels) and the input rows (1 channel) stay in the
 //! first-level cache for all kernel rows.
 
-use crate::blocked::{Geometry, Planes, live_lanes};
-use crate::conv::{CHANNEL_TILE, ConvShape};
-use crate::simd::{Cpu, Kernel, Lane, Simd};
+use crate::cpu::blocked::{Geometry, Planes, live_lanes};
+use crate::cpu::conv::CHANNEL_TILE;
+use crate::shape::ConvShape;
+use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
 
 /// Rows of the gradient that are worked on together.
 const STRIP: usize = 5;

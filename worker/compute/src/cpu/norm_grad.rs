@@ -1,11 +1,11 @@
-//! The backward pass of [`crate::norm`]: the gradients of BatchNorm, ReLU and 2x2 max pooling as one operator.
+//! The backward pass of [`crate::cpu::norm`]: the gradients of BatchNorm, ReLU and 2x2 max pooling as one operator.
 //!
 //! It goes over the batch twice: a norm's gradient depends on two sums over all samples ([`NormSums`], from the
 //! pooled planes alone), and only then can [`apply_block`] turn each convolution output into its gradient.
 
-use crate::blocked::{Geometry, Planes, live_lanes, live_mask};
-use crate::norm::{ChannelNorm, check_pool};
-use crate::simd::{Cpu, Kernel, Lane, Simd};
+use crate::cpu::blocked::{Geometry, Planes, live_lanes, live_mask};
+use crate::cpu::norm::{ChannelNorm, check_pool};
+use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
 
 /// Sums that the backward pass needs of the whole batch before it can change any value, for each channel.
 #[derive(Clone, Debug)]
@@ -93,7 +93,7 @@ impl Kernel for Reduce<'_> {
 }
 
 /// Block `b` of the gradient of `y`, written over `y`. `sums` must hold all blocks; `count` is the number of
-/// values a channel ([`count`](crate::norm::ChannelStats::count)).
+/// values a channel ([`count`](crate::cpu::norm::ChannelStats::count)).
 pub fn apply_block(
     cpu: Cpu,
     norms: &[ChannelNorm],

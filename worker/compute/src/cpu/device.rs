@@ -1,0 +1,425 @@
+//! The CPU as a [`Device`].
+
+use crate::{
+    cpu::{
+        activation,
+        attention::{self, AttentionRoom},
+        blocked::{Geometry, Planes, blocks},
+        conv_block::ConvBlock,
+        embedding, head, linear, loss, row_norm,
+        simd::{Cpu, Lane},
+    },
+    device::{Device, Sums},
+    error::Result,
+    shape::{
+        Activation, AttentionShape, ConvBlockAt, ConvBlockShape, EmbeddingAt, EmbeddingShape, LinearAt,
+        LinearShape, NormAt, NormShape,
+    },
+};
+
+/// One thread of this machine. Computes in f32; every operator is done when it returns, and none fails.
+#[derive(Debug)]
+pub struct CpuDevice {
+    cpu: Cpu,
+    loss: f32,
+    sums: Sums,
+    attention: AttentionRoom,
+    /// `[block][class]` vectors of a linear layer over images.
+    lanes: Vec<Lane>,
+}
+
+impl Default for CpuDevice {
+    fn default() -> Self {
+        Self::on(Cpu::detect())
+    }
+}
+
+impl CpuDevice {
+    /// With certain instructions; for comparisons.
+    pub fn on(cpu: Cpu) -> Self {
+        Self { cpu, loss: 0.0, sums: Sums::default(), attention: AttentionRoom::default(), lanes: Vec::new() }
+    }
+}
+
+/// A linear layer's weight and bias; the bias is empty where there is none.
+fn of(params: &[f32], shape: LinearShape, at: LinearAt) -> (&[f32], &[f32]) {
+    (&params[at.weight..][..shape.weight_len()], at.bias.map_or(&[], |b| &params[b..][..shape.outputs]))
+}
+
+/// The gradients of a weight and of the bias, in whatever order the two lie.
+fn of_mut(grads: &mut [f32], shape: LinearShape, at: LinearAt) -> (&mut [f32], &mut [f32]) {
+    let (weight, len) = (at.weight, shape.weight_len());
+    match at.bias {
+        None => (&mut grads[weight..][..len], &mut []),
+        Some(bias) if bias >= weight + len => {
+            let (before, after) = grads.split_at_mut(bias);
+            (&mut before[weight..][..len], &mut after[..shape.outputs])
+        }
+        Some(bias) => {
+            let (before, after) = grads.split_at_mut(weight);
+            (&mut after[..len], &mut before[bias..][..shape.outputs])
+        }
+    }
+}
+
+fn sized(values: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    values.resize(len, 0.0);
+    values
+}
+
+impl Device for CpuDevice {
+    type Params = [f32];
+    type Grads = [f32];
+    type Values = Vec<f32>;
+    type Floats = Vec<f32>;
+    type Ids = Vec<u32>;
+    type Images = Planes;
+    type ConvBlock = ConvBlock;
+
+    fn load_values(&mut self, from: &[f32], to: &mut Vec<f32>) -> Result {
+        to.clear();
+        to.extend_from_slice(from);
+        Ok(())
+    }
+
+    fn load_ids(&mut self, from: &[u32], to: &mut Vec<u32>) -> Result {
+        to.clear();
+        to.extend_from_slice(from);
+        Ok(())
+    }
+
+    fn read(&mut self, values: &Vec<f32>) -> Result<Vec<f32>> {
+        Ok(values.clone())
+    }
+
+    fn linear(
+        &mut self,
+        shape: LinearShape,
+        x: &Vec<f32>,
+        params: &[f32],
+        at: LinearAt,
+        activation: Activation,
+        y: &mut Vec<f32>,
+        before: Option<&mut Vec<f32>>,
+    ) -> Result {
+        let (weight, bias) = of(params, shape, at);
+        let len = shape.n * shape.outputs;
+        match before {
+            Some(before) if activation == Activation::Gelu => {
+                linear::forward(shape, x, weight, bias, activation, sized(before, len));
+                activation::gelu(before, sized(y, len));
+            }
+            _ => {
+                assert!(activation != Activation::Gelu, "a GELU needs room for its argument");
+                linear::forward(shape, x, weight, bias, activation, sized(y, len));
+            }
+        }
+        Ok(())
+    }
+
+    fn linear_backward_weight(
+        &mut self,
+        shape: LinearShape,
+        x: &Vec<f32>,
+        dy: &Vec<f32>,
+        at: LinearAt,
+        grads: &mut [f32],
+    ) -> Result {
+        let (dweight, dbias) = of_mut(grads, shape, at);
+        linear::backward_weight(shape, x, dy, dweight, dbias);
+        Ok(())
+    }
+
+    fn linear_backward_input(
+        &mut self,
+        shape: LinearShape,
+        dy: &Vec<f32>,
+        params: &[f32],
+        at: LinearAt,
+        dx: &mut Vec<f32>,
+    ) -> Result {
+        linear::backward_input(shape, of(params, shape, at).0, dy, sized(dx, shape.n * shape.inputs));
+        Ok(())
+    }
+
+    fn activation_backward(&mut self, activation: Activation, saved: &Vec<f32>, dy: &mut Vec<f32>) -> Result {
+        match activation {
+            Activation::None => {}
+            Activation::Relu => activation::relu_backward(saved, dy),
+            Activation::Gelu => activation::gelu_backward(saved, dy),
+        }
+        Ok(())
+    }
+
+    fn softmax_cross_entropy(
+        &mut self,
+        rows: usize,
+        classes: usize,
+        logits: &mut Vec<f32>,
+        labels: &Vec<u32>,
+    ) -> Result {
+        assert_eq!((logits.len(), labels.len()), (rows * classes, rows), "cross entropy: sizes");
+        self.loss = loss::softmax_cross_entropy(logits, labels, classes);
+        Ok(())
+    }
+
+    fn mse(&mut self, y: &Vec<f32>, target: &Vec<f32>, dy: &mut Vec<f32>) -> Result {
+        self.loss = loss::mse(y, target, sized(dy, y.len()));
+        Ok(())
+    }
+
+    fn cross_entropy_sum(
+        &mut self,
+        rows: usize,
+        classes: usize,
+        logits: &Vec<f32>,
+        labels: &Vec<u32>,
+    ) -> Result {
+        let (loss, correct) = loss::cross_entropy_sum(&logits[..rows * classes], labels, classes);
+        self.sums.loss += loss;
+        self.sums.correct += correct;
+        Ok(())
+    }
+
+    fn squared_difference(&mut self, y: &Vec<f32>, target: &Vec<f32>) -> Result {
+        self.sums.loss += loss::squared_difference(y, target);
+        Ok(())
+    }
+
+    fn loss(&mut self) -> Result<f32> {
+        Ok(self.loss)
+    }
+
+    fn sums(&mut self) -> Result<Sums> {
+        Ok(std::mem::take(&mut self.sums))
+    }
+
+    fn norm(
+        &mut self,
+        shape: NormShape,
+        x: &Vec<f32>,
+        add: Option<(&Vec<f32>, &mut Vec<f32>)>,
+        params: &[f32],
+        at: NormAt,
+        y: &mut Vec<f32>,
+        stats: &mut Vec<f32>,
+    ) -> Result {
+        let x: &[f32] = match add {
+            None => x,
+            Some((other, sum)) => {
+                self.add(x, other, sum)?;
+                sum
+            }
+        };
+        let gamma = &params[at.gamma()..][..shape.cols];
+        let beta = at.beta().map_or(&[][..], |b| &params[b..][..shape.cols]);
+        let stats = sized(stats, shape.rows * row_norm::STATS);
+        row_norm::forward(shape, x, gamma, beta, sized(y, shape.rows * shape.cols), stats);
+        Ok(())
+    }
+
+    fn norm_backward(
+        &mut self,
+        shape: NormShape,
+        dy: &Vec<f32>,
+        x: &Vec<f32>,
+        stats: &Vec<f32>,
+        params: &[f32],
+        at: NormAt,
+        add: Option<&Vec<f32>>,
+        dx: &mut Vec<f32>,
+        grads: &mut [f32],
+    ) -> Result {
+        let gamma = &params[at.gamma()..][..shape.cols];
+        let bias = at.beta();
+        // The norm's tensors lie like a linear layer's: a weight of `cols` values and perhaps a bias.
+        let place = LinearAt { weight: at.gamma(), bias };
+        let as_linear = LinearShape { n: shape.rows, inputs: 1, outputs: shape.cols };
+        let (dgamma, dbeta) = of_mut(grads, as_linear, place);
+        dgamma.fill(0.0);
+        dbeta.fill(0.0);
+        let dx = sized(dx, shape.rows * shape.cols);
+        row_norm::backward(shape, dy, x, stats, gamma, dx, dgamma, dbeta);
+        for (d, v) in dx.iter_mut().zip(add.map_or(&[][..], |v| v)) {
+            *d += v;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, a: &Vec<f32>, b: &Vec<f32>, sum: &mut Vec<f32>) -> Result {
+        assert_eq!(a.len(), b.len(), "add: lengths");
+        for ((s, a), b) in sized(sum, a.len()).iter_mut().zip(a).zip(b) {
+            *s = a + b;
+        }
+        Ok(())
+    }
+
+    fn attention(
+        &mut self,
+        s: AttentionShape,
+        qkv: &Vec<f32>,
+        out: &mut Vec<f32>,
+        stats: &mut Vec<f32>,
+    ) -> Result {
+        let (out, stats) = (sized(out, s.rows() * s.width()), sized(stats, s.rows() * s.heads));
+        attention::forward(s, &mut self.attention, qkv, out, stats);
+        Ok(())
+    }
+
+    fn attention_backward(
+        &mut self,
+        s: AttentionShape,
+        qkv: &Vec<f32>,
+        out: &Vec<f32>,
+        stats: &Vec<f32>,
+        dout: &Vec<f32>,
+        dqkv: &mut Vec<f32>,
+    ) -> Result {
+        let dqkv = sized(dqkv, s.rows() * s.width() * 3);
+        attention::backward(s, &mut self.attention, (qkv, out, stats), dout, dqkv);
+        Ok(())
+    }
+
+    fn embedding(
+        &mut self,
+        s: EmbeddingShape,
+        tokens: &Vec<u32>,
+        params: &[f32],
+        at: EmbeddingAt,
+        y: &mut Vec<f32>,
+    ) -> Result {
+        let (table, positions) = (&params[at.tokens..], &params[at.positions..]);
+        embedding::forward(s, tokens, table, positions, sized(y, s.batch * s.time * s.cols));
+        Ok(())
+    }
+
+    fn embedding_backward(
+        &mut self,
+        s: EmbeddingShape,
+        tokens: &Vec<u32>,
+        dy: &Vec<f32>,
+        at: EmbeddingAt,
+        grads: &mut [f32],
+    ) -> Result {
+        embedding::backward_tokens(s, tokens, dy, &mut grads[at.tokens..][..s.vocab * s.cols]);
+        embedding::backward_positions(s, dy, &mut grads[at.positions..][..s.context * s.cols]);
+        Ok(())
+    }
+
+    fn images(&self, channels: usize, height: usize, width: usize, border: usize) -> Planes {
+        Planes::new(Geometry::new(channels, height, width, border))
+    }
+
+    fn load_images(&mut self, from: &[f32], n: usize, to: &mut Planes) -> Result {
+        to.pack(from, n);
+        Ok(())
+    }
+
+    fn conv_block(&self, shape: ConvBlockShape, at: ConvBlockAt) -> ConvBlock {
+        ConvBlock::new(shape, at)
+    }
+
+    fn conv_block_output(block: &ConvBlock) -> &Planes {
+        &block.pooled
+    }
+
+    fn conv_block_forward(
+        &mut self,
+        block: &mut ConvBlock,
+        x: &Planes,
+        n: usize,
+        params: &[f32],
+        train: bool,
+    ) -> Result {
+        block.forward(self.cpu, x, n, params, train);
+        Ok(())
+    }
+
+    fn conv_block_buffers(&mut self, block: &ConvBlock, params: &[f32], grads: &mut [f32]) -> Result {
+        block.write_buffers(params, grads);
+        Ok(())
+    }
+
+    fn conv_block_backward_norm(
+        &mut self,
+        block: &mut ConvBlock,
+        n: usize,
+        _params: &[f32],
+        grads: &mut [f32],
+    ) -> Result {
+        block.backward_norm(self.cpu, n, grads);
+        Ok(())
+    }
+
+    fn conv_block_backward_weight(
+        &mut self,
+        block: &mut ConvBlock,
+        x: &Planes,
+        n: usize,
+        _params: &[f32],
+        grads: &mut [f32],
+    ) -> Result {
+        block.backward_weight(self.cpu, x, n, grads);
+        Ok(())
+    }
+
+    fn conv_block_backward_input(
+        &mut self,
+        block: &mut ConvBlock,
+        n: usize,
+        params: &[f32],
+        before: &mut ConvBlock,
+    ) -> Result {
+        block.backward_input(self.cpu, n, params, &mut before.dpooled);
+        Ok(())
+    }
+
+    fn image_linear(
+        &mut self,
+        shape: LinearShape,
+        x: &ConvBlock,
+        params: &[f32],
+        at: LinearAt,
+        y: &mut Vec<f32>,
+    ) -> Result {
+        let (weight, bias) = of(params, shape, at);
+        self.lanes.resize(blocks(shape.n) * shape.outputs, Lane::ZERO);
+        for (b, lanes) in self.lanes.chunks_exact_mut(shape.outputs).enumerate() {
+            head::forward_block(self.cpu, &x.pooled, b, weight, bias, lanes);
+        }
+        head::unpack(&self.lanes, shape.outputs, sized(y, shape.n * shape.outputs));
+        Ok(())
+    }
+
+    fn image_linear_backward_weight(
+        &mut self,
+        shape: LinearShape,
+        x: &ConvBlock,
+        dy: &Vec<f32>,
+        at: LinearAt,
+        grads: &mut [f32],
+    ) -> Result {
+        let (dweight, dbias) = of_mut(grads, shape, at);
+        self.lanes.resize(blocks(shape.n) * shape.outputs, Lane::ZERO);
+        head::pack(dy, shape.outputs, &mut self.lanes);
+        head::backward_weight(self.cpu, shape.n, &x.pooled, &self.lanes, dweight, dbias);
+        Ok(())
+    }
+
+    fn image_linear_backward_input(
+        &mut self,
+        shape: LinearShape,
+        dy: &Vec<f32>,
+        params: &[f32],
+        at: LinearAt,
+        x: &mut ConvBlock,
+    ) -> Result {
+        let weight = of(params, shape, at).0;
+        self.lanes.resize(blocks(shape.n) * shape.outputs, Lane::ZERO);
+        head::pack(dy, shape.outputs, &mut self.lanes);
+        for (b, lanes) in self.lanes.chunks_exact(shape.outputs).enumerate() {
+            head::backward_block(self.cpu, lanes, weight, &mut x.dpooled, b);
+        }
+        Ok(())
+    }
+}

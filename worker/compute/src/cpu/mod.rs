@@ -1,0 +1,29 @@
+//! The CPU's operators, one thread, no allocation in the step, and [`CpuDevice`], which offers them to models.
+//!
+//! Two families:
+//!
+//! - over plain row-major `&[f32]`: [`linear`] (matrix products), [`activation`], [`loss`], [`row_norm`], [`attention`] and
+//!   [`embedding`];
+//! - over the blocked layout of [`blocked`], where sixteen samples are the lanes of a vector: [`conv`], [`conv_grad`],
+//!   [`norm`] and [`norm_grad`] (BatchNorm fused with ReLU and 2x2 max pooling), together in [`conv_block`], and [`head`] (a
+//!   linear layer on blocked features).
+
+pub mod activation;
+pub mod attention;
+pub mod blocked;
+pub mod conv;
+pub mod conv_block;
+pub mod conv_grad;
+mod device;
+pub mod embedding;
+pub mod head;
+pub mod linear;
+pub mod loss;
+mod matrix;
+pub mod norm;
+pub mod norm_grad;
+pub mod row_norm;
+mod simd;
+
+pub use device::CpuDevice;
+pub use simd::{Cpu, Isa, LANES, Lane};

@@ -1,0 +1,112 @@
+//! What a built-in model is: arithmetic over a [`Device`], written once for all of them; and [`OnCpu`], which makes a
+//! [`Model`] of it.
+
+use crate::{Batch, Evaluation, Model, ModelError, batch::Takes};
+use paraft_common::layout::TensorSpec;
+use paraft_compute::{CpuDevice, Device, DeviceError};
+
+/// Of a net's work on its device.
+pub type NetResult<T = ()> = Result<T, DeviceError>;
+
+/// Says that the flat gradient from an offset on is (or, once what was begun is done, will be) complete.
+pub type Ready<'a, D> = dyn FnMut(usize, &<D as Device>::Grads) -> NetResult + 'a;
+
+/// A model's arithmetic on a device. The flat vectors are those of [`Model`]; batches are as [`Net::takes`] wants them.
+pub trait Net<D: Device>: Send {
+    /// See [`Model::tensors`].
+    fn tensors(&self) -> Vec<TensorSpec>;
+    /// See [`Model::init`].
+    fn init(&self, seed: u64, params: &mut [f32]);
+    /// What batches must be like.
+    fn takes(&self) -> Takes;
+    /// See [`Model::step`]; the loss is read from the device.
+    fn step(
+        &mut self,
+        device: &mut D,
+        params: &D::Params,
+        grads: &mut D::Grads,
+        batch: &Batch,
+        ready: &mut Ready<D>,
+    ) -> NetResult;
+    /// See [`Model::evaluate`].
+    fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation>;
+}
+
+impl<D: Device, N: Net<D> + ?Sized> Net<D> for Box<N> {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        (**self).tensors()
+    }
+
+    fn init(&self, seed: u64, params: &mut [f32]) {
+        (**self).init(seed, params);
+    }
+
+    fn takes(&self) -> Takes {
+        (**self).takes()
+    }
+
+    fn step(
+        &mut self,
+        device: &mut D,
+        params: &D::Params,
+        grads: &mut D::Grads,
+        batch: &Batch,
+        ready: &mut Ready<D>,
+    ) -> NetResult {
+        (**self).step(device, params, grads, batch, ready)
+    }
+
+    fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
+        (**self).evaluate(device, params, batch)
+    }
+}
+
+/// A net on the CPU.
+#[derive(Debug)]
+pub struct OnCpu<N> {
+    net: N,
+    device: CpuDevice,
+}
+
+impl<N> OnCpu<N> {
+    /// On what the machine can do best.
+    pub fn new(net: N) -> Self {
+        Self::on(net, CpuDevice::default())
+    }
+
+    /// On a device in hand.
+    pub fn on(net: N, device: CpuDevice) -> Self {
+        Self { net, device }
+    }
+}
+
+impl<N: Net<CpuDevice>> Model for OnCpu<N> {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        self.net.tensors()
+    }
+
+    fn init(&self, seed: u64, params: &mut [f32]) {
+        self.net.init(seed, params);
+    }
+
+    fn step(
+        &mut self,
+        params: &[f32],
+        grads: &mut [f32],
+        batch: &Batch,
+        ready: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<f32, ModelError> {
+        self.net.takes().check_step(params, grads, batch)?;
+        let mut ready = |offset: usize, grads: &[f32]| {
+            ready(offset, grads);
+            Ok(())
+        };
+        self.net.step(&mut self.device, params, grads, batch, &mut ready)?;
+        Ok(self.device.loss()?)
+    }
+
+    fn evaluate(&mut self, params: &[f32], batch: &Batch) -> Result<Evaluation, ModelError> {
+        self.net.takes().check(params, batch)?;
+        Ok(self.net.evaluate(&mut self.device, params, batch)?)
+    }
+}
