@@ -99,7 +99,7 @@ fn main() {
         Command::Train(a) => failure::report(train::run(&a)),
         Command::Compare(a) => failure::report(compare::run(&a)),
         Command::Server(a) => failure::report(serve::run(&a)),
-        Command::Worker(a) => paraft_worker::cli::train(&a, paraft_worker::cli::built_in),
+        Command::Worker(a) => paraft_worker::cli::train(&a, paraft_worker::cli::on_device),
         Command::Checkpoint(a) => failure::report(checkpoint::run(&a)),
         Command::Replay(a) => failure::report(replay::run(&a)),
         Command::Trace(a) => failure::report(trace::run(&a)),

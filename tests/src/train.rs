@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use paraft_data::Split;
 use paraft_models::Model;
 pub use paraft_proof::distance;
-use paraft_worker::{Job, WorkerOptions, WorkerReport, job::TransportConfig, worker::WorkerError};
+use paraft_worker::{Job, samples::shape_of, WorkerOptions, WorkerReport, job::TransportConfig, worker::WorkerError};
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
@@ -32,7 +32,7 @@ pub fn data(job: &Job) -> Result<Split> {
 
 fn model(job: &Job, data: &Split) -> Result<Box<dyn Model>> {
     let config = job.model.as_ref().context("the job has no model")?;
-    Ok(config.build(data.train.input_len(), data.train.classes())?)
+    Ok(config.build(shape_of(&data.train))?)
 }
 
 /// One worker; returns when the whole job is done.

@@ -1,8 +1,11 @@
 //! The flags of `paraft worker`, for every binary that trains: the built-in models' and the user's own.
 
 use crate::{
-    checkpoints, exit,
+    checkpoints,
+    device::{self, DeviceConfig},
+    exit,
     job::Job,
+    samples::shape_of,
     worker::{WorkerError, WorkerOptions, run},
 };
 use clap::{Args, Parser};
@@ -33,6 +36,9 @@ pub struct WorkerArgs {
     /// Overrides a key of the job file; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// On what to compute: auto, cpu, cuda (the GPU of this worker's turn on its host) or cuda:N. Default: train.device.
+    #[arg(long, env = "PARAFT_DEVICE")]
+    pub device: Option<DeviceConfig>,
     /// Where metrics.jsonl goes. Default: nothing is written.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
@@ -70,7 +76,7 @@ struct Cli {
     args: WorkerArgs,
 }
 
-/// A model and its data, made from the job and its folder.
+/// A model and its data, made from the job and its folder. In the job that it gets, `train.device` is `cpu` or a certain GPU.
 pub type Factory = fn(&Job) -> Result<(Box<dyn Model>, Split), WorkerError>;
 
 /// `main` of a worker binary with a model of its own: reads the flags, trains, ends the process with the exit
@@ -112,7 +118,7 @@ fn prepare_and_run(
     factory: Factory,
     interrupt: Arc<AtomicBool>,
 ) -> Result<(), (String, i32)> {
-    let job = Job::load(&args.job, &args.set).map_err(|e| (e.to_string(), exit::CONFIG))?;
+    let mut job = Job::load(&args.job, &args.set).map_err(|e| (e.to_string(), exit::CONFIG))?;
     let failed = |e: WorkerError| (e.to_string(), e.exit_code());
     let servers = if args.servers.is_empty() { job.cluster.addresses.clone() } else { args.servers.clone() };
     if servers.is_empty() {
@@ -131,6 +137,10 @@ fn prepare_and_run(
     if args.run_dir.as_deref().is_none_or(std::path::Path::is_dir) {
         checkpoints::try_out(&job, args.run_dir.as_deref()).map_err(failed)?;
     }
+    let asked = args.device.unwrap_or(job.train.device);
+    let gpu = device::choose(asked, job.train.precision, args.rank)
+        .map_err(|e| (format!("train.device = \"{asked}\": {e}"), exit::UNAVAILABLE))?;
+    job.train.device = gpu.map_or(DeviceConfig::Cpu, |g| DeviceConfig::Cuda(Some(g.ordinal)));
     let (mut model, data) = factory(&job).map_err(failed)?;
     let options = WorkerOptions {
         rank: args.rank,
@@ -156,8 +166,15 @@ fn resume(args: &WorkerArgs, job: &Job) -> Result<Option<PathBuf>, (String, i32)
     checkpoints::folder(job, args.run_dir.as_deref()).map(Some).ok_or((why.into(), exit::USAGE))
 }
 
-/// The job's built-in model and data.
+/// The job's built-in model and data, on the CPU whatever the job says: to look at it, or to compare with.
 pub fn built_in(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
+    let mut job = job.clone();
+    job.train.device = DeviceConfig::Cpu;
+    on_device(&job)
+}
+
+/// The job's built-in model, on the device that the job names, and its data.
+pub fn on_device(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
     let missing = |what: &str| {
         WorkerError::Job(format!(
             "the job names no [{what}]; only a binary with a model of its own can run it"
@@ -165,9 +182,14 @@ pub fn built_in(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
     };
     let data = job.data.as_ref().ok_or_else(|| missing("data"))?.load(&job.base_dir)?;
     let config = job.model.as_ref().ok_or_else(|| missing("model"))?;
-    let model = config
-        .build(data.train.input_len(), data.train.classes())
-        .map_err(|e| WorkerError::Job(format!("[model] {}: {e}", config.name())))?;
+    let gpu = device::choose(job.train.device, job.train.precision, 0)
+        .map_err(|e| WorkerError::Job(format!("train.device = \"{}\": {e}", job.train.device)))?;
+    let shape = shape_of(&data.train);
+    let model = match gpu {
+        None => config.build(shape),
+        Some(options) => config.build_on(options, shape),
+    };
+    let model = model.map_err(|e| WorkerError::Job(format!("[model] {}: {e}", config.name())))?;
     Ok((model, data))
 }
 

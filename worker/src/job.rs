@@ -3,6 +3,7 @@
 //! TOML; every key has a default but `[model] kind` and `[data] kind`. Unknown keys are refused. Parsed once,
 //! validated once; afterwards nothing about it can fail. docs/configuration.md lists every key.
 
+use crate::device::{DeviceConfig, PrecisionConfig};
 use paraft_common::{
     Durability, Encoding, Layout, Mode, PullFrom, TensorKind, TensorSpec,
     config::{EarlyStop, ServerJob, overlay},
@@ -95,6 +96,12 @@ pub struct TrainConfig {
     pub encoding: Encoding,
     /// Threads of each worker's kernels; 1 in this version.
     pub threads: usize,
+    /// On what workers compute: `auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:N`. Need not be the same on all.
+    #[serde(skip_serializing_if = "is_default")]
+    pub device: DeviceConfig,
+    /// In which numbers a GPU computes.
+    #[serde(skip_serializing_if = "is_default")]
+    pub precision: PrecisionConfig,
     /// A safetensors file with PyTorch's names to take the initial weights from, instead of the seed's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<PathBuf>,
@@ -114,6 +121,8 @@ impl Default for TrainConfig {
             chunk: None,
             encoding: Encoding::F32,
             threads: 1,
+            device: DeviceConfig::Auto,
+            precision: PrecisionConfig::Tf32,
             init: None,
         }
     }
@@ -490,6 +499,9 @@ impl Job {
             // What is in the file counts, not where it lies: the servers' job has it (`start`).
             t.remove("init");
             t.remove("encoding"); // likewise
+            // Hardware may be mixed.
+            t.remove("device");
+            t.remove("precision");
             text.push_str(&t.to_string());
         }
         if let Some(c) = &self.checkpoint {

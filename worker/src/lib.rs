@@ -3,7 +3,9 @@
 //! - [`job`]: the job file.
 //! - [`worker`]: [`run`], the training loop.
 //! - [`cli`]: the flags of `paraft worker`, for binaries with a model of their own.
+//! - [`device`]: on what a worker computes. `engine`: the model with its parameters and gradient, wherever they are.
 //! - `exchange`: how gradients leave and weights come back.
+//! - [`samples`]: from data sets to batches.
 //! - [`start`]: what a job begins with: the seed's weights, a model file, a checkpoint.
 //! - [`checkpoints`]: when a checkpoint is due, and the thread that writes it.
 //! - `recorder`: `metrics.jsonl`, TensorBoard, Prometheus.
@@ -14,11 +16,14 @@
 
 pub mod checkpoints;
 pub mod cli;
+pub mod device;
+mod engine;
 mod exchange;
 pub mod exit;
 pub mod job;
 mod metrics;
 mod recorder;
+pub mod samples;
 pub mod start;
 pub mod worker;
 

@@ -15,15 +15,16 @@ mod leased;
 
 use crate::{
     checkpoints::Checkpoints,
-    exchange::StepPush,
+    engine::Engine,
     exit,
     job::{Job, SamplerKind, TransportConfig},
     metrics::{self, Gauges},
     recorder::{Progress, Recorder, wall},
+    samples::fill,
     start,
 };
 use paraft_checkpoint::{CheckpointError, MODEL_FILE, weights};
-use paraft_client::{Client, ClientError, ClientOptions, Reported, Transport};
+use paraft_client::{Client, ClientError, ClientOptions, Pulled, Reported, Transport};
 use paraft_common::{
     Layout, Step, WorkerId,
     config::{ChunkPlan, Start},
@@ -192,9 +193,6 @@ pub fn run(
     let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone())?;
     let checkpoints = Checkpoints::start(job, options, &plan, layout.tensors(), &client)?;
     let (mut client, start) = Client::join_from(client, beginning.initial)?;
-    // The first pull fills it. Until the servers have the initial weights they are in memory too; a copy of them here
-    // would be the model a third time, beside its gradient.
-    let weights = vec![0.0; layout.len()];
     gauges.stages(client.stages().clone());
     let _flush =
         options.trace.as_ref().map(|(folder, steps)| begin_trace(&client, folder, *steps)).transpose()?;
@@ -206,27 +204,24 @@ pub fn run(
         );
         // It has joined: the job has finished only once this member has too.
         client.finish();
-        let mut weights = weights;
-        if let Err(e) = client.pull_final(start, &mut weights) {
+        if let Err(e) = client.pull_final(start, &mut vec![0.0; layout.len()]) {
             tracing::warn!(error = %e, "this worker's session could not be ended in order");
         }
         return Err(WorkerError::Job(refused));
     }
-    let gradients = vec![0.0; layout.len()];
+    let engine = Engine::new(model, &client);
     let training = Training {
         job,
         options,
         plan,
         train: Arc::new(data.train),
         test: data.test,
-        model,
+        engine,
         client,
         recorder,
         checkpoints,
         gauges,
         worker,
-        weights,
-        gradients,
         layout,
         clock: Clock::default(),
         samples: 0,
@@ -344,14 +339,12 @@ struct Training<'a> {
     plan: Plan,
     train: Arc<Dataset>,
     test: Dataset,
-    model: &'a mut dyn Model,
+    engine: Engine<'a>,
     client: Client,
     recorder: Recorder,
     checkpoints: Option<Checkpoints>,
     gauges: Arc<Gauges>,
     worker: WorkerId,
-    weights: Vec<f32>,
-    gradients: Vec<f32>,
     /// With the model's tensor names.
     layout: Layout,
     clock: Clock,
@@ -368,7 +361,7 @@ impl Training<'_> {
     fn run(mut self, start: Step) -> Result<WorkerReport, WorkerError> {
         let mut done = start;
         let mut batches = self.prefetch(done)?;
-        let pulled = self.client.pull(done, &mut self.weights)?;
+        let pulled = self.pull(done, Client::pull)?;
         self.waited_at_start = self.client.counters().waited;
         if pulled.done != done {
             done = pulled.done;
@@ -398,9 +391,9 @@ impl Training<'_> {
             self.samples += batch.n as u64;
             batches.recycle(batch);
             let pulled = if due {
-                self.client.pull_for_checkpoint(step, &mut self.weights)?
+                self.pull(step, Client::pull_for_checkpoint)?
             } else {
-                self.client.pull(step, &mut self.weights)?
+                self.pull(step, Client::pull)?
             };
             self.steps += 1;
             let rejoined = pulled.done != step;
@@ -450,13 +443,13 @@ impl Training<'_> {
         let counters = self.client.counters();
         let waited = counters.waited - self.waited_at_start;
         self.client.finish();
-        let last = self.client.pull_final(done, &mut self.weights)?;
+        let last = self.pull(done, Client::pull_final)?;
         self.note_evaluations()?;
         let first = last.finishers.first() == Some(&self.worker);
         let own = self.options.weights.clone();
         let run = self.options.run_dir.as_ref().filter(|_| first).map(|d| d.join(MODEL_FILE));
         for path in own.into_iter().chain(run) {
-            weights::save(&path, &self.layout, &self.weights, done.0)?;
+            weights::save(&path, &self.layout, self.engine.weights(), done.0)?;
         }
         self.note_checkpoints(true)?;
         let evaluation = first.then(|| self.evaluate_all(done)).transpose()?;
@@ -477,18 +470,24 @@ impl Training<'_> {
             steps: self.steps,
             samples: self.samples,
             seconds: self.clock.seconds(),
-            weights: std::mem::take(&mut self.weights),
+            weights: self.engine.into_weights(),
             evaluation,
         })
     }
 
+    /// Pulls in one of the client's ways, to where the model wants its weights.
+    fn pull(
+        &mut self,
+        step: Step,
+        pull: fn(&mut Client, Step, &mut [f32]) -> Result<Pulled, ClientError>,
+    ) -> Result<Pulled, WorkerError> {
+        let pulled = pull(&mut self.client, step, self.engine.landing()?)?;
+        self.engine.landed(&pulled, &self.layout)?;
+        Ok(pulled)
+    }
+
     fn step(&mut self, step: Step, batch: &Batch) -> Result<f32, WorkerError> {
-        let mut push = StepPush::new(&mut self.client, step);
-        let mut ready = |offset: usize, gradients: &[f32]| push.ready(offset, gradients);
-        let loss = self.model.step(&self.weights, &mut self.gradients, batch, &mut ready)?;
-        if !push.complete() {
-            return Err(ModelError("it did not report its whole gradient as ready".into()).into());
-        }
+        let loss = self.engine.step(&mut self.client, step, batch)?;
         if !loss.is_finite() {
             return Err(WorkerError::NotFinite { loss, step, worker: self.worker });
         }
@@ -516,8 +515,7 @@ impl Training<'_> {
                     }
                 }
             };
-            data.fill(&indices, &mut b.inputs, &mut b.labels);
-            b.n = indices.len();
+            fill(&data, &indices, b);
             Ok(true)
         })?)
     }
@@ -551,9 +549,8 @@ impl Training<'_> {
         let mut sum = Evaluation::default();
         let mut batch = Batch::default();
         for chunk in indices.chunks(CHUNK) {
-            self.test.fill(chunk, &mut batch.inputs, &mut batch.labels);
-            batch.n = chunk.len();
-            let e = self.model.evaluate(&self.weights, &batch)?;
+            fill(&self.test, chunk, &mut batch);
+            let e = self.engine.evaluate(&batch)?;
             sum.loss_sum += e.loss_sum;
             sum.correct += e.correct;
             sum.count += e.count;

@@ -9,7 +9,7 @@ use paraft_common::{
 };
 use paraft_data::Sampler;
 use paraft_models::Batch;
-use paraft_worker::Job;
+use paraft_worker::{Job, samples::{fill, shape_of}};
 
 /// How the oracle comes to the mean gradient of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let data = job.data.as_ref().ok_or_else(|| bad("it has no data"))?;
     let data = data.load(&job.base_dir).map_err(bad)?;
     let config = job.model.as_ref().ok_or_else(|| bad("it has no model"))?;
-    let mut model = config.build(data.train.input_len(), data.train.classes()).map_err(bad)?;
+    let mut model = config.build(shape_of(&data.train)).map_err(bad)?;
     let layout = job.layout(model.tensors()).map_err(bad)?;
     let servers = job.server_job(&model.tensors());
     let mut weights = vec![0.0; layout.len()];
@@ -69,8 +69,8 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
         };
         let mut sum: Option<Vec<f32>> = None;
         for samples in minibatches {
-            let mut batch = Batch { n: samples.len(), ..Batch::default() };
-            data.train.fill(&samples, &mut batch.inputs, &mut batch.labels);
+            let mut batch = Batch::default();
+            fill(&data.train, &samples, &mut batch);
             let mut gradient = vec![0.0; layout.len()];
             model.step(&weights, &mut gradient, &batch, &mut |_, _| {}).map_err(bad)?;
             if order == Order::Shares {

@@ -109,7 +109,7 @@ fn one(
         lengths.iter().map(|n| Piece { from: vec![1.0; *n], to: vec![0.0; *n] }).collect();
     let mut copied: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     let mut applied: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    for _ in 0..args.repeats.max(1) {
+    for _ in 0..args.repeats {
         for optimizer in &args.optimizers {
             go_on(interrupted)?;
             let seconds = pass(&mut pieces, threads, time, |p| {

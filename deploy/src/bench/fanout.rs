@@ -94,7 +94,7 @@ pub fn run(args: &FanoutBenchArgs) -> Result<i32, Failure> {
         return Err(Failure::new(exit::USAGE, what).help("give a longer --size or a shorter --bucket"));
     }
     let mut cases: BTreeMap<(u32, u32), Case> = BTreeMap::new();
-    for repeat in 0..args.repeats.max(1) {
+    for repeat in 0..args.repeats {
         for workers in &args.workers {
             for shards in &args.shards {
                 let dir = scratch.path().join(format!("{workers}-{shards}-{repeat}"));

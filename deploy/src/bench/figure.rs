@@ -4,7 +4,8 @@ use crate::statistics::median;
 use comfy_table::{Table, presets};
 use serde_json::json;
 
-/// A figure means nothing where the middle half of its repeats differ by more than this share of the median.
+/// A figure means nothing where the middle half of its repeats differ by more than this share of the median. Of three
+/// repeats that is their whole range over the median; of more, one moment of another load does not count.
 const MAX_SPREAD: f64 = 0.5;
 
 /// A figure.
@@ -48,9 +49,7 @@ impl Figure {
     pub fn itself(self, reference: &str) -> Self {
         Self { reference: reference.into(), ratio: Some(1.0), ..self }
     }
-}
 
-impl Figure {
     /// Whether its repeats are near enough to each other for it to mean something.
     fn steady(&self) -> bool {
         self.spread.is_none_or(|s| s <= MAX_SPREAD)

@@ -53,7 +53,7 @@ pub struct FireBenchArgs {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Runs of each way, interleaved; the median counts.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub repeats: u64,
     /// A run under fire that is not done after so many times the quiet run's time is ended; what it has reached by then
     /// counts.
@@ -109,7 +109,7 @@ pub fn run(args: &FireBenchArgs) -> Result<i32, Failure> {
     let mut cases: BTreeMap<(&str, bool), Case> = BTreeMap::new();
     let mut quiet: BTreeMap<&str, f64> = BTreeMap::new();
     let wants = |way: &str| !args.without.iter().any(|w| w == way);
-    for repeat in 0..args.repeats.max(1) {
+    for repeat in 0..args.repeats {
         for fire in [false, true] {
             for way in ["paraft", "restart", "torchrun"].into_iter().filter(|w| wants(w)) {
                 let dir = scratch.path().join(format!("{way}-{fire}-{repeat}"));

@@ -115,7 +115,7 @@ fn one(
                 s.spawn(move || {
                     let opened = bed.seat_via(worker, via).pusher();
                     let opened = opened.and_then(|p| Ok((p, echo::Caller::connect(far, via, bytes)?)));
-                    call_all(opened, args.repeats.max(1), time, together, interrupted)
+                    call_all(opened, args.repeats, time, together, interrupted)
                 })
             })
             .collect();
@@ -123,7 +123,7 @@ fn one(
         threads.into_iter().map(|t| t.join().map_err(panicked)?).collect::<Result<_, _>>()
     })?;
     go_on(interrupted)?;
-    let mut repeats = vec![Repeat::default(); args.repeats.max(1)];
+    let mut repeats = vec![Repeat::default(); args.repeats];
     for caller in of_callers {
         for (all, own) in repeats.iter_mut().zip(caller) {
             all.iter_mut().zip(own).for_each(|(all, own)| all.extend(own));

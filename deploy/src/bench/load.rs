@@ -6,7 +6,7 @@ use crate::{
 };
 use paraft_client::{Acked, Client, ClientError, ClientOptions, Transport};
 use paraft_common::{
-    BucketId, BucketSpec, Durability, LogForm, Step, TensorSpec, WorkerId, codec::F32_BYTES,
+    BucketId, BucketSpec, Durability, LogForm, Mode, Step, TensorSpec, WorkerId, codec::F32_BYTES,
     config::ServerJob,
 };
 use paraft_worker::{Job, WorkerError, exit};
@@ -56,6 +56,8 @@ pub struct Bed {
 pub struct Shape<'a> {
     pub values: usize,
     pub workers: u32,
+    /// The workers push one after the other, so none may have to wait for another.
+    pub in_turn: bool,
     pub shards: u32,
     pub replicas: u32,
     pub durability: Durability,
@@ -71,6 +73,7 @@ impl Default for Shape<'_> {
         Self {
             values: 1,
             workers: 1,
+            in_turn: false,
             shards: 1,
             replicas: 3,
             durability,
@@ -94,7 +97,7 @@ impl Shape<'_> {
 impl Bed {
     /// Starts the servers; their files are in `dir`.
     pub fn start(shape: Shape, dir: &Path) -> Result<Self, Failure> {
-        std::fs::create_dir_all(dir).map_err(|e| Failure::write(dir, e))?;
+        std::fs::create_dir_all(dir).map_err(|e| super::write(dir, e))?;
         // Rate 1e-9: the optimizer's work is done and the weights stay finite.
         let text = format!(
             "name = \"bench\"\n[train]\nworkers = {}\nmode = \"asp\"\n[optimizer]\nkind = {:?}\nlr = 1e-9\n\
@@ -108,6 +111,11 @@ impl Bed {
             r = shape.replicas,
         );
         let job = Job::parse(&text, Path::new("bench"), shape.set)?;
+        let mode = job.train.mode;
+        if mode != Mode::Asp && shape.in_turn && shape.workers > 1 {
+            let what = format!("in {mode} each worker waits for the other, and they are measured in turn");
+            return Err(Failure::new(exit::USAGE, what).help("give one --via, or leave train.mode as it is"));
+        }
         let file = dir.join("job.toml");
         std::fs::write(&file, job.to_toml()).map_err(|e| super::write(&file, e))?;
         let fleet = Fleet::servers(&job, dir, Extras::default())?;

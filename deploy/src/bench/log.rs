@@ -65,7 +65,7 @@ pub fn run(args: &LogBenchArgs) -> Result<i32, Failure> {
     let mut figures = Vec::new();
     for workers in &args.workers {
         let mut cases: BTreeMap<&str, Case> = BTreeMap::new();
-        for repeat in 0..args.repeats.max(1) {
+        for repeat in 0..args.repeats {
             for form in FORMS {
                 let dir = scratch.path().join(format!("{form}-{workers}-{repeat}"));
                 std::fs::create_dir_all(&dir).map_err(|e| super::write(&dir, e))?;

@@ -7,7 +7,7 @@ use paraft_common::{
 };
 use paraft_data::Sampler;
 use paraft_models::{Batch, Model, ModelError};
-use paraft_worker::{Job, Split};
+use paraft_worker::{Job, Split, samples::fill};
 use std::time::Instant;
 
 /// Trains for `epochs` and returns samples/s of the loop; evaluation is not part of it.
@@ -23,8 +23,7 @@ pub fn samples_per_s(job: &Job, model: &mut dyn Model, data: &Split, epochs: u64
     let began = Instant::now();
     for epoch in 0..epochs {
         for indices in sampler.batches(epoch, 0, 1, job.train.batch) {
-            data.train.fill(&indices, &mut batch.inputs, &mut batch.labels);
-            batch.n = indices.len();
+            fill(&data.train, &indices, &mut batch);
             model.step(&weights, &mut gradients, &batch, &mut |_, _| {})?;
             t += 1;
             samples += batch.n as u64;

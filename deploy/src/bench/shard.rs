@@ -95,7 +95,7 @@ pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
         .collect::<Result<_, _>>()?;
     let mut raws: BTreeMap<(Durability, u32), Case> = BTreeMap::new();
     let mut cases: BTreeMap<(Durability, u32), Case> = BTreeMap::new();
-    for repeat in 0..args.repeats.max(1) {
+    for repeat in 0..args.repeats {
         for durability in &args.durability {
             for replicas in &args.replicas {
                 go_on(&interrupted)?;

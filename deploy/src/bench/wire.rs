@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{failure::Failure, train};
 use clap::Args;
-use paraft_common::{Durability, Mode, codec::F32_BYTES};
+use paraft_common::{Durability, codec::F32_BYTES};
 use paraft_worker::exit;
 use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicI32, time::Duration};
 
@@ -92,17 +92,13 @@ fn one(
     let shape = Shape {
         values: bytes / F32_BYTES,
         workers: args.via.len() as u32,
+        in_turn: true,
         shards: args.shards,
         replicas: args.replicas,
         set: &args.set,
         ..Shape::timed(args.durability)
     };
     let bed = Bed::start(shape, &dir.join("fleet"))?;
-    let mode = bed.job.train.mode;
-    if mode != Mode::Asp && args.via.len() > 1 {
-        let what = format!("in {mode} each worker waits for the other, and the ways are measured in turn");
-        return Err(Failure::new(exit::USAGE, what).help("give one --via, or leave train.mode as it is"));
-    }
     let peer = FarSide::start(raw::COMMAND, "raw", dir)?;
     let (ours, raws) = (Meter::new(bed.servers()), Meter::new([peer.id()]));
     // One worker for each way; the one that is not measured only says that it lives.
@@ -122,7 +118,7 @@ fn one(
     }
     let time = Duration::from_millis(args.millis);
     let mut cases: BTreeMap<(Via, bool), Case> = BTreeMap::new();
-    for _ in 0..args.repeats.max(1) {
+    for _ in 0..args.repeats {
         for (via, pusher, raw) in &mut ways {
             measure_raw(
                 &raws,

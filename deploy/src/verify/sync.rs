@@ -4,7 +4,7 @@ use crate::{failure::Failure, train};
 use clap::Args;
 use paraft_checkpoint::{MODEL_FILE, weights};
 use paraft_proof::{OracleError, Order, distance, oracle};
-use paraft_worker::{Job, exit};
+use paraft_worker::{Job, exit, samples::shape_of};
 use serde_json::json;
 use std::path::Path;
 
@@ -91,7 +91,7 @@ fn layout(job: &Job) -> Result<paraft_common::Layout, Failure> {
     let data = job.data.as_ref().ok_or_else(|| bad(&"the job has no data"))?;
     let data = data.load(&job.base_dir).map_err(|e| bad(&e))?;
     let model = job.model.as_ref().ok_or_else(|| bad(&"the job has no model"))?;
-    let model = model.build(data.train.input_len(), data.train.classes()).map_err(|e| bad(&e))?;
+    let model = model.build(shape_of(&data.train)).map_err(|e| bad(&e))?;
     job.layout(model.tensors()).map_err(|e| bad(&e))
 }
 

@@ -12,6 +12,7 @@ use crate::{
     pool::Pool,
     window::Window,
 };
+use bytes::Bytes;
 use paraft_common::{
     BucketId, Durability, Encoding, Layout, Mode, Payload, PullFrom, ShardId, Step, TensorKind, WorkerId,
     codec::F32_BYTES, config::ServerJob, encoding::sum_of_squares, placement, retry::RetryPolicy,
@@ -114,6 +115,8 @@ pub struct Pulled {
     pub section_in_part: bool,
     /// The session was lost; the worker has joined anew and holds no chunk any more.
     pub rejoined: bool,
+    /// Buckets whose weights were written; the others are as the last pull left them.
+    pub changed: BTreeSet<BucketId>,
 }
 
 /// A worker's session with all shards of a job.
@@ -379,7 +382,7 @@ impl Client {
     pub fn push(&mut self, bucket: BucketId, step: Step, gradient: &[f32]) {
         let spec = self.layout.buckets()[bucket.0 as usize];
         assert_eq!(gradient.len(), spec.len, "the gradient of {bucket} has the wrong length");
-        let encoding = self.options.job.encoding(spec.kind);
+        let encoding = self.encoding(bucket);
         let len = encoding.encoded_len(gradient.len());
         // First: the room that it waits for comes with a buffer that is free again.
         self.counters.waited += self.window.enter(len);
@@ -388,7 +391,29 @@ impl Client {
         let stage = if encoding == Encoding::F32 { Stage::Copy } else { Stage::Encode };
         let there = Moment::now();
         self.note(stage, (begin, there), step, bucket, len);
-        self.counters.bytes_pushed += len as u64;
+        self.push_payload(bucket, step, payload, there);
+    }
+
+    /// How a bucket's values are written.
+    pub fn encoding(&self, bucket: BucketId) -> Encoding {
+        self.options.job.encoding(self.layout.buckets()[bucket.0 as usize].kind)
+    }
+
+    /// As [`Self::push`], of a gradient that is written already, in [`Self::encoding`]. Nothing is copied: the bytes go to the
+    /// network from where they are, and are dropped with their ack.
+    ///
+    /// # Panics
+    /// When there are not as many bytes as the bucket's values take.
+    pub fn push_encoded(&mut self, bucket: BucketId, step: Step, payload: Bytes) {
+        let spec = self.layout.buckets()[bucket.0 as usize];
+        let len = self.encoding(bucket).encoded_len(spec.len);
+        assert_eq!(payload.len(), len, "the gradient of {bucket} has the wrong length");
+        self.counters.waited += self.window.enter(len);
+        self.push_payload(bucket, step, payload, Moment::now());
+    }
+
+    fn push_payload(&mut self, bucket: BucketId, step: Step, payload: Bytes, there: Moment) {
+        self.counters.bytes_pushed += payload.len() as u64;
         let shard = placement::shard_of(bucket, self.options.shards);
         let Some(seq) = self.seq.get_mut(&shard) else { return };
         *seq += 1;
@@ -526,7 +551,9 @@ impl Client {
                         pulled.section_in_part |= w.section;
                         pulled.finishers = w.finishers.iter().map(|w| WorkerId(*w)).collect();
                     }
-                    self.take(shard, &w, &payload, weights)?;
+                    if self.take(shard, &w, &payload, weights)? {
+                        pulled.changed.insert(BucketId(w.bucket));
+                    }
                 }
                 Event::Reported(r) => self.reported(r),
                 // A new leader: the link has asked again.
@@ -534,7 +561,8 @@ impl Client {
                 Event::Opened { new: true, .. } | Event::SessionLost => {
                     self.reset();
                     done = self.opened()?;
-                    pulled = Pulled { done, slowest: Step(u64::MAX), rejoined: true, ..Pulled::default() };
+                    let changed = std::mem::take(&mut pulled.changed);
+                    pulled = Pulled { done, slowest: Step(u64::MAX), rejoined: true, changed, ..Pulled::default() };
                     waiting = self.links.keys().copied().collect();
                     section = false; // it went on from another step
                     self.ask(done, last, section, false);
@@ -549,20 +577,21 @@ impl Client {
         Ok(pulled)
     }
 
+    /// Writes what has come; false where it is there already.
     fn take(
         &mut self,
         shard: ShardId,
         w: &Weights,
         payload: &Payload,
         weights: &mut [f32],
-    ) -> Result<(), ClientError> {
+    ) -> Result<bool, ClientError> {
         let broken = |what: String| ClientError::Protocol { shard, what };
         let spec = self
             .layout
             .bucket(BucketId(w.bucket))
             .ok_or_else(|| broken(format!("weights of bucket {}, which the model has not", w.bucket)))?;
         if w.not_modified {
-            return Ok(()); // it is there
+            return Ok(false); // it is there
         }
         let into = weights
             .get_mut(spec.range())
@@ -573,7 +602,7 @@ impl Client {
         self.note(Stage::Decode, (begin, Moment::now()), Step(w.done), BucketId(w.bucket), payload.len());
         self.versions[w.bucket as usize] = w.version;
         self.counters.bytes_pulled += payload.len() as u64;
-        Ok(())
+        Ok(true)
     }
 
     fn note(&self, stage: Stage, (begin, end): (Moment, Moment), step: Step, bucket: BucketId, bytes: usize) {

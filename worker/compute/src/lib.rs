@@ -5,6 +5,7 @@
 //! | [`device`] | [`Device`]: the operators that a model's code is written against |
 //! | [`mod@shape`] | the shapes that they take, and where tensors lie in the flat vectors |
 //! | [`cpu`] | [`CpuDevice`], and the operators over slices |
+//! | [`cuda`] | [`CudaDevice`](cuda::CudaDevice): NVIDIA's GPUs, with the kernels of `kernels/` |
 //! | [`mod@reference`] | slow, plain versions in double precision: the oracle in the tests of the fast ones, on every device |
 //!
 //! It promises: same device, same inputs, same bits. It does not promise the same bits on two machines with different vector
@@ -14,6 +15,7 @@
 //! what comes from outside (labels, batch sizes) and return errors.
 
 pub mod cpu;
+pub mod cuda;
 pub mod device;
 pub mod error;
 pub mod reference;

@@ -2,7 +2,7 @@
 
 use crate::csv_file::{self, CsvOptions, Header, LabelColumn};
 use crate::text::{TextCorpus, TextVocab};
-use crate::{DataError, Split, digits, idx};
+use crate::{DataError, Dataset, Split, digits, idx};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -45,7 +45,7 @@ pub enum DataConfig {
         #[serde(default = "one")]
         scale: f64,
     },
-    /// Plain text, see [`DataConfig::load_text`].
+    /// Plain text, for a transformer: see [`Dataset::text`].
     Text {
         /// The file.
         path: PathBuf,
@@ -106,7 +106,7 @@ impl DataConfig {
     }
 
     /// Loads the data into memory; `base_dir` is the job file's folder. Errors name the file, the place and what
-    /// to do. Text has no [`Split`]: no built-in model trains on it yet.
+    /// to do.
     pub fn load(&self, base_dir: &Path) -> Result<Split, DataError> {
         match self {
             Self::Digits {} => digits::digits(),
@@ -121,11 +121,14 @@ impl DataConfig {
                 let test_path = test_path.as_ref().map(|p| base_dir.join(p));
                 csv_file::read_csv(&base_dir.join(path), test_path.as_deref(), &options)
             }
-            Self::Text { .. } => Err(DataError::NoTextModel),
+            Self::Text { .. } => match self.load_text(base_dir)? {
+                Some((train, test)) => Ok(Split { train: Dataset::text(train)?, test: Dataset::text(test)? }),
+                None => Err(DataError::Mismatch("a text that is no text".into())),
+            },
         }
     }
 
-    /// Loads text for a custom model: the training part and the held-out part. `None` for other kinds.
+    /// Loads text as a corpus, with its vocabulary: the training part and the held-out part. `None` for other kinds.
     pub fn load_text(&self, base_dir: &Path) -> Result<Option<(TextCorpus, TextCorpus)>, DataError> {
         match self {
             Self::Text { path, context, vocab, test_fraction } => {
@@ -173,12 +176,13 @@ mod tests {
     }
 
     #[test]
-    fn text_loads_as_text_only() {
+    fn text_loads_as_samples_and_as_a_corpus() {
         let dir = tempfile::tempdir().expect("temp dir");
         std::fs::write(dir.path().join("a.txt"), "to be or not to be".repeat(9)).expect("writes");
         let config: DataConfig =
             toml::from_str("kind = \"text\"\npath = \"a.txt\"\ncontext = 4").expect("valid");
-        assert!(config.load(dir.path()).expect_err("no split").to_string().contains("no built-in model"));
+        let split = config.load(dir.path()).expect("splits");
+        assert_eq!((split.train.len(), split.test.len()), (145 / 4, 15 / 4));
         let (train, held_out) = config.load_text(dir.path()).expect("reads").expect("is text");
         assert_eq!((train.tokens().len(), held_out.tokens().len()), (146, 16));
         assert!(DataConfig::default().load_text(dir.path()).expect("fine").is_none());

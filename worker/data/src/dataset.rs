@@ -1,6 +1,6 @@
 //! A data set in memory.
 
-use crate::DataError;
+use crate::{DataError, text::TextCorpus};
 
 /// Samples of one shape, with class labels or without.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +25,15 @@ pub enum Samples {
     },
     /// Ready values.
     Floats(Vec<f32>),
+    /// Tokens of a text, below `vocab`. A sample is `context` of them, the next one begins where it ends.
+    Tokens {
+        /// The text.
+        tokens: Vec<u32>,
+        /// Tokens of a sample.
+        context: usize,
+        /// Number of different tokens.
+        vocab: usize,
+    },
 }
 
 /// The data of a job.
@@ -41,6 +50,8 @@ impl Samples {
         match self {
             Self::Bytes { values, .. } => values.len(),
             Self::Floats(values) => values.len(),
+            // The last token of a sample is followed by one more, its label.
+            Self::Tokens { tokens, context, .. } => tokens.len().saturating_sub(1) / context * context,
         }
     }
 }
@@ -83,9 +94,24 @@ impl Dataset {
         Ok(Self { samples, labels, shape, input_len, len, classes })
     }
 
+    /// A text in samples of its context; each token has the next one as its label.
+    pub fn text(corpus: TextCorpus) -> Result<Self, DataError> {
+        let (tokens, context, vocab) = corpus.into_parts();
+        let samples = Samples::Tokens { tokens, context, vocab };
+        Ok(Self { classes: Some(vocab), ..Self::new(samples, vec![context], None)? })
+    }
+
     /// Number of samples.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Where samples are tokens: how many different ones there are.
+    pub fn vocab(&self) -> Option<usize> {
+        match self.samples {
+            Samples::Tokens { vocab, .. } => Some(vocab),
+            _ => None,
+        }
     }
 
     /// Whether there is no sample.
@@ -93,7 +119,7 @@ impl Dataset {
         self.len == 0
     }
 
-    /// Values of one sample.
+    /// Values, or tokens, of one sample.
     pub fn input_len(&self) -> usize {
         self.input_len
     }
@@ -103,25 +129,35 @@ impl Dataset {
         &self.shape
     }
 
-    /// Number of classes; `None` where the data has no labels.
+    /// Number of classes, of a text the number of different tokens; `None` where the data has no labels.
     pub fn classes(&self) -> Option<usize> {
         self.classes
     }
 
-    /// All labels; empty where the data has none.
+    /// All labels; empty where the data has none, and for a text, whose labels are its tokens.
     pub fn labels(&self) -> &[u32] {
         self.labels.as_deref().unwrap_or(&[])
     }
 
     /// Replaces what is in `inputs` (`[indices.len(), input_len]` row-major) and `labels` (`[indices.len()]`, or
-    /// empty where the data has none). The buffers keep their memory from batch to batch.
+    /// empty where the data has none). Of a text it is `tokens` that is filled, not `inputs`, and `labels` has one for each
+    /// token. The buffers keep their memory from batch to batch.
     ///
     /// # Panics
     /// When an index is not below [`Self::len`]; a [`crate::Sampler`] of the same length gives none.
-    pub fn fill(&self, indices: &[u32], inputs: &mut Vec<f32>, labels: &mut Vec<u32>) {
+    pub fn fill(
+        &self,
+        indices: &[u32],
+        inputs: &mut Vec<f32>,
+        tokens: &mut Vec<u32>,
+        labels: &mut Vec<u32>,
+    ) {
         inputs.clear();
+        tokens.clear();
         labels.clear();
-        inputs.reserve(indices.len() * self.input_len);
+        if self.vocab().is_none() {
+            inputs.reserve(indices.len() * self.input_len);
+        }
         for &i in indices {
             let i = i as usize;
             let range = i * self.input_len..(i + 1) * self.input_len;
@@ -130,6 +166,10 @@ impl Dataset {
                     inputs.extend(values[range].iter().map(|&v| f32::from(v) / divisor));
                 }
                 Samples::Floats(values) => inputs.extend_from_slice(&values[range]),
+                Samples::Tokens { tokens: all, .. } => {
+                    tokens.extend_from_slice(&all[range.clone()]);
+                    labels.extend_from_slice(&all[range.start + 1..range.end + 1]);
+                }
             }
             if let Some(all) = &self.labels {
                 labels.push(all[i]);
@@ -150,6 +190,8 @@ impl Dataset {
                 Samples::Floats(values) => {
                     Samples::Floats(chosen.iter().flat_map(|&i| &values[rows(i)]).copied().collect())
                 }
+                // Not reached: a text is cut before it becomes samples, for neighbours share tokens.
+                Samples::Tokens { .. } => self.samples.clone(),
             };
             let labels = self.labels.as_ref().map(|all| chosen.iter().map(|&i| all[i]).collect());
             Self { samples, labels, shape: self.shape.clone(), len: chosen.len(), ..*self }
@@ -168,11 +210,24 @@ mod tests {
         let d = Dataset::new(bytes, vec![1, 2, 2], Some((vec![0, 1, 2], 3))).expect("fits");
         assert_eq!((d.len(), d.input_len(), d.classes()), (3, 4, Some(3)));
         let (mut x, mut y) = (vec![9.0; 50], vec![9; 50]);
-        d.fill(&[2, 0], &mut x, &mut y);
+        d.fill(&[2, 0], &mut x, &mut Vec::new(), &mut y);
         assert_eq!(x, [2.0, 2.25, 2.5, 2.75, 0.0, 0.25, 0.5, 0.75]);
         assert_eq!(y, [2, 0]);
         let split = d.split(|i| i == 1);
         assert_eq!((split.train.len(), split.test.labels()), (2, &[1][..]));
+    }
+
+    #[test]
+    fn a_text_gives_tokens_and_the_ones_that_follow() {
+        let corpus = TextCorpus::new("abcdefgh", crate::text::TextVocab::Char, 3).expect("text");
+        let d = Dataset::text(corpus).expect("fits");
+        assert_eq!((d.len(), d.input_len(), d.classes(), d.vocab()), (2, 3, Some(8), Some(8)));
+        let (mut x, mut t, mut y) = (vec![1.0], Vec::new(), Vec::new());
+        d.fill(&[1, 0], &mut x, &mut t, &mut y);
+        assert_eq!((x.len(), &t[..], &y[..]), (0, &[3, 4, 5, 0, 1, 2][..], &[4, 5, 6, 1, 2, 3][..]));
+        // One more would be needed for the label of the last.
+        let corpus = TextCorpus::new("abcdef", crate::text::TextVocab::Char, 3).expect("text");
+        assert_eq!(Dataset::text(corpus).expect("fits").len(), 1);
     }
 
     #[test]

@@ -57,9 +57,6 @@ pub enum DataError {
     /// The parts of a data set do not fit each other.
     #[error("{0}")]
     Mismatch(String),
-    /// Text has no `Split`.
-    #[error("[data] kind = \"text\": no built-in model trains on text yet; use digits, idx or csv")]
-    NoTextModel,
     /// The thread that prepares batches panicked, or stopped after an error already reported.
     #[error("the data thread stopped: {0}")]
     Stopped(String),

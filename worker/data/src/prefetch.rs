@@ -24,7 +24,9 @@ const DEPTH: usize = 2;
 pub struct Minibatch {
     /// `[n, input_len]` row-major.
     pub inputs: Vec<f32>,
-    /// `[n]` class labels; empty where the data has none.
+    /// `[n, input_len]` row-major, of a text; empty otherwise.
+    pub tokens: Vec<u32>,
+    /// `[n]` class labels, of a text one for each token; empty where the data has none.
     pub labels: Vec<u32>,
     /// Number of samples.
     pub n: usize,
@@ -74,7 +76,7 @@ impl Prefetcher<Minibatch> {
         let mut indices = indices.into_iter();
         Self::spawn(move |batch: &mut Minibatch| {
             let Some(next) = indices.next() else { return Ok(false) };
-            data.fill(&next, &mut batch.inputs, &mut batch.labels);
+            data.fill(&next, &mut batch.inputs, &mut batch.tokens, &mut batch.labels);
             batch.n = next.len();
             Ok(true)
         })
@@ -148,7 +150,7 @@ mod tests {
         for expected in indices {
             let batch = prefetcher.next().expect("a batch").expect("filled");
             let (mut x, mut y) = (Vec::new(), Vec::new());
-            data.fill(&expected, &mut x, &mut y);
+            data.fill(&expected, &mut x, &mut Vec::new(), &mut y);
             assert_eq!(batch, Minibatch { inputs: x, labels: y, n: expected.len() });
             prefetcher.recycle(batch);
         }
@@ -193,8 +195,8 @@ mod tests {
         assert_eq!(text, "the data thread stopped: it panicked: bad sample 3");
         assert!(p.next().expect("a result").is_err());
 
-        let mut p = Prefetcher::spawn(|_: &mut u32| Err(DataError::NoTextModel)).expect("starts");
-        assert!(matches!(p.next(), Some(Err(DataError::NoTextModel))));
+        let mut p = Prefetcher::spawn(|_: &mut u32| Err(DataError::Mismatch("no".into()))).expect("starts");
+        assert!(matches!(p.next(), Some(Err(DataError::Mismatch(_)))));
         assert!(matches!(p.next(), Some(Err(DataError::Stopped(_)))));
     }
 }

@@ -1,4 +1,4 @@
-//! Plain text as tokens, for language models. No built-in model uses it yet; a custom one may.
+//! Plain text as tokens, for language models.
 
 use crate::{DataError, Place, input};
 use serde::{Deserialize, Serialize};
@@ -125,6 +125,12 @@ impl TextCorpus {
             ));
         }
         Ok((self, held_out))
+    }
+
+    /// All tokens, the tokens of a window, and how many different tokens there are.
+    pub(crate) fn into_parts(self) -> (Vec<u32>, usize, usize) {
+        let vocab = self.vocab.size();
+        (self.tokens, self.context, vocab)
     }
 
     /// The vocabulary.

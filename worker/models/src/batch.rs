@@ -102,10 +102,18 @@ impl Takes {
                 self.len
             )));
         }
+        if params.len() != self.len {
+            return self.check(params, batch);
+        }
+        self.check_step_batch(batch)
+    }
+
+    /// Whether a training step can be made of a batch.
+    pub fn check_step_batch(&self, batch: &Batch) -> Result<(), ModelError> {
         if batch.n == 0 {
             return Err(ModelError::new("a training batch needs at least one sample"));
         }
-        self.check(params, batch)
+        self.check_batch(batch)
     }
 
     /// Whether an evaluation can be made of this.

@@ -1,15 +1,18 @@
 //! The model part of a job file.
 
-use crate::{Autoencoder, Classifier, ConvNet, Model, ModelError, Net, OnCpu};
-use paraft_compute::{CpuDevice, Device};
+use crate::{
+    Autoencoder, Classifier, ConvNet, Model, ModelError, Net, NormKind, OnCpu, OnCuda, Sample, Transformer,
+    TransformerShape,
+};
+use paraft_compute::{CpuDevice, Device, cuda::CudaOptions};
 use serde::{Deserialize, Serialize};
 
 /// Which model, and what of its shape the data does not decide.
 ///
 /// ```
-/// use paraft_models::ModelConfig;
+/// use paraft_models::{DataShape, ModelConfig, Sample};
 /// let mlp = ModelConfig::Mlp { hidden: vec![256, 128] };
-/// let model = mlp.build(784, Some(10)).unwrap();
+/// let model = mlp.build(DataShape { sample: Sample::Values(784), classes: Some(10) }).unwrap();
 /// assert_eq!(model.tensors().len(), 6);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +32,41 @@ pub enum ModelConfig {
     },
     /// Two convolutions with BatchNorm, ReLU and pooling, and a linear layer; for square grey images.
     Convnet,
+    /// A decoder-only transformer; for text.
+    Transformer {
+        /// Blocks, 1 or more. Default 4.
+        #[serde(default = "four")]
+        layers: usize,
+        /// Heads of each attention, 1 or more. Default 4.
+        #[serde(default = "four")]
+        heads: usize,
+        /// Values of a token between blocks: 16, 32, 64 or 128 times `heads`. Default 128.
+        #[serde(default = "width")]
+        width: usize,
+        /// `layer` (default) or `rms`.
+        #[serde(default)]
+        norm: NormKind,
+        /// Keep only the inputs of blocks, and compute each a second time in the backward pass. Default false.
+        #[serde(default)]
+        checkpoint_activations: bool,
+    },
+}
+
+fn four() -> usize {
+    4
+}
+
+fn width() -> usize {
+    128
+}
+
+/// What a model must know of the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataShape {
+    /// What a sample is.
+    pub sample: Sample,
+    /// Labels are below this; `None` where there are none.
+    pub classes: Option<usize>,
 }
 
 impl ModelConfig {
@@ -39,25 +77,24 @@ impl ModelConfig {
             Self::Mlp { .. } => "mlp",
             Self::Autoencoder { .. } => "autoencoder",
             Self::Convnet => "convnet",
+            Self::Transformer { .. } => "transformer",
         }
     }
 
-    /// The model for samples of `input_len` values and, where the data has labels, this many classes, on the CPU.
-    ///
-    /// An error says what of the data or of the configuration does not fit.
-    pub fn build(&self, input_len: usize, classes: Option<usize>) -> Result<Box<dyn Model>, ModelError> {
+    /// The model for this data, on the CPU. An error says what of the data or of the configuration does not fit.
+    pub fn build(&self, data: DataShape) -> Result<Box<dyn Model>, ModelError> {
         let device = CpuDevice::default();
-        let net = self.net(&device, input_len, classes)?;
+        let net = self.net(&device, data)?;
         Ok(Box::new(OnCpu::on(net, device)))
     }
 
-    /// The same as a net for a device.
-    pub fn net<D: Device + 'static>(
-        &self,
-        device: &D,
-        input_len: usize,
-        classes: Option<usize>,
-    ) -> Result<Box<dyn Net<D>>, ModelError>
+    /// The same on a GPU. An error may also say what of that is missing.
+    pub fn build_on(&self, gpu: CudaOptions, data: DataShape) -> Result<Box<dyn Model>, ModelError> {
+        Ok(Box::new(OnCuda::new(gpu, |device| self.net(device, data))?))
+    }
+
+    /// The model as a net for a device.
+    pub fn net<D: Device + 'static>(&self, device: &D, data: DataShape) -> Result<Box<dyn Net<D>>, ModelError>
     where
         D::Values: Send,
         D::Floats: Send,
@@ -65,10 +102,15 @@ impl ModelConfig {
         D::Images: Send,
         D::ConvBlock: Send,
     {
-        if input_len == 0 {
-            return Err(ModelError::new("the data's samples have no values"));
-        }
-        let classes = || match classes {
+        let values = || match data.sample {
+            Sample::Values(0) => Err(ModelError::new("the data's samples have no values")),
+            Sample::Values(len) => Ok(len),
+            Sample::Tokens { .. } => Err(ModelError(format!(
+                "{} takes values, and the data is text; use [model] kind = \"transformer\"",
+                self.name()
+            ))),
+        };
+        let classes = || match data.classes {
             Some(c) if c >= 2 => Ok(c),
             Some(c) => {
                 Err(ModelError(format!("{} needs two classes or more, the data has {c}", self.name())))
@@ -79,10 +121,21 @@ impl ModelConfig {
             ))),
         };
         Ok(match self {
-            Self::LogisticRegression => Box::new(Classifier::linear(input_len, classes()?)?),
-            Self::Mlp { hidden } => Box::new(Classifier::mlp(input_len, hidden, classes()?)?),
-            Self::Autoencoder { hidden } => Box::new(Autoencoder::new(input_len, hidden)?),
-            Self::Convnet => Box::new(ConvNet::new(device, input_len, classes()?)?),
+            Self::LogisticRegression => Box::new(Classifier::linear(values()?, classes()?)?),
+            Self::Mlp { hidden } => Box::new(Classifier::mlp(values()?, hidden, classes()?)?),
+            Self::Autoencoder { hidden } => Box::new(Autoencoder::new(values()?, hidden)?),
+            Self::Convnet => Box::new(ConvNet::new(device, values()?, classes()?)?),
+            Self::Transformer { layers, heads, width, norm, checkpoint_activations } => {
+                let Sample::Tokens { time, vocab } = data.sample else {
+                    let why = "a transformer takes tokens; use [data] kind = \"text\"";
+                    return Err(ModelError::new(why));
+                };
+                let (layers, heads, width) = (*layers, *heads, *width);
+                let (norm, checkpoint_activations) = (*norm, *checkpoint_activations);
+                let shape =
+                    TransformerShape { time, vocab, layers, heads, width, norm, checkpoint_activations };
+                Box::new(Transformer::new(shape)?)
+            }
         })
     }
 }

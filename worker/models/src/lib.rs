@@ -10,9 +10,10 @@
 //! | [`Classifier::mlp`] | `classifier.rs` | `0.weight`, `0.bias`, `2.weight`, ... |
 //! | [`Autoencoder`] | `autoencoder.rs` | `0.weight`, `0.bias`, `2.weight`, ... |
 //! | [`ConvNet`] | `convnet.rs` | `1.weight`, ..., `10.bias`, then the running statistics |
+//! | [`Transformer`] | `transformer.rs` | `transformer.wte.weight`, ..., `transformer.ln_f.bias` (nanoGPT's) |
 //!
 //! [`ModelConfig`] is what a job file says; it builds the model for the data at hand. The built-in models are [`Net`]s:
-//! written once over the operators of [`paraft_compute::Device`], for all devices; [`OnCpu`] makes a [`Model`] of one. They
+//! written once over the operators of [`paraft_compute::Device`], for all devices; [`OnCpu`] and [`OnCuda`] make a [`Model`] of one. They
 //! keep their workspaces: after the first step of a batch size nothing is allocated.
 
 mod autoencoder;
@@ -22,14 +23,19 @@ mod config;
 mod convnet;
 mod init;
 mod net;
+mod on_cuda;
 mod stack;
+mod transformer;
 
 pub use autoencoder::Autoencoder;
 pub use batch::{Batch, Evaluation, ModelError, Sample, Takes};
 pub use classifier::Classifier;
-pub use config::ModelConfig;
+pub use config::{DataShape, ModelConfig};
 pub use convnet::ConvNet;
 pub use net::{Net, NetResult, OnCpu, Ready};
+pub use on_cuda::{OnCuda, Part, Resident};
+pub use transformer::{NormKind, Transformer, TransformerShape};
+pub use paraft_compute::cuda::{CudaOptions, PinnedBytes, Precision};
 
 use paraft_common::layout::TensorSpec;
 
@@ -61,4 +67,9 @@ pub trait Model: Send {
 
     /// Loss and accuracy on a part of the held-out set, in inference mode.
     fn evaluate(&mut self, params: &[f32], batch: &Batch) -> Result<Evaluation, ModelError>;
+
+    /// Where the model keeps parameters and gradients on a device of its own, the way to them that spares copies.
+    fn resident(&mut self) -> Option<&mut dyn Resident> {
+        None
+    }
 }

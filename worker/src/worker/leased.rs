@@ -11,8 +11,8 @@
 //! session, leaves the whole chunk to another.
 
 use super::{Training, WorkerError, WorkerReport};
-use crate::recorder::wall;
-use paraft_client::{Next, Pulled};
+use crate::{recorder::wall, samples::fill};
+use paraft_client::{Client, Next, Pulled};
 use paraft_common::{Step, config::ChunkPlan};
 use paraft_data::{Prefetcher, chunk_of};
 use paraft_models::Batch;
@@ -60,7 +60,7 @@ impl At {
 impl Training<'_> {
     pub(super) fn run_leased(mut self, start: Step, chunks: ChunkPlan) -> Result<WorkerReport, WorkerError> {
         let mut at = At { done: start, epochs: self.begun, trained: None, stop: false };
-        let pulled = self.client.pull(start, &mut self.weights)?;
+        let pulled = self.pull(start, Client::pull)?;
         at.pulled(&pulled);
         self.waited_at_start = self.client.counters().waited;
         self.clock.start();
@@ -74,7 +74,7 @@ impl Training<'_> {
                 Next::Train { epoch, chunk, resumed } => {
                     at.epochs = epoch;
                     if let Some(step) = resumed {
-                        let pulled = self.client.pull(step, &mut self.weights)?;
+                        let pulled = self.pull(step, Client::pull)?;
                         if !at.pulled(&pulled) || at.stop {
                             continue;
                         }
@@ -90,7 +90,7 @@ impl Training<'_> {
                     self.between_epochs(&mut at, chunks, epochs, write, step)?;
                 }
                 Next::Rejoined(step) => {
-                    let pulled = self.client.pull(step, &mut self.weights)?;
+                    let pulled = self.pull(step, Client::pull)?;
                     at.pulled(&Pulled { rejoined: true, ..pulled });
                 }
                 Next::Ended => break,
@@ -108,8 +108,7 @@ impl Training<'_> {
         let data = self.train.clone();
         let batches = Prefetcher::spawn(move |b: &mut Batch| {
             let Ok(indices) = next.recv() else { return Ok(false) };
-            data.fill(&indices, &mut b.inputs, &mut b.labels);
-            b.n = indices.len();
+            fill(&data, &indices, b);
             Ok(true)
         })?;
         Ok(Feed { indices, batches })
@@ -140,7 +139,7 @@ impl Training<'_> {
             self.samples += batch.n as u64;
             self.steps += 1;
             feed.batches.recycle(batch);
-            let pulled = self.client.pull(step, &mut self.weights)?;
+            let pulled = self.pull(step, Client::pull)?;
             let goes_on = at.pulled(&pulled);
             self.note_step(at.done, at.epochs + 1, loss, false)?;
             self.note_evaluations()?;
@@ -171,7 +170,7 @@ impl Training<'_> {
         let pulled = if due {
             self.pull_for_checkpoint(step, epochs, epochs == chunks.epochs)?
         } else {
-            self.client.pull(step, &mut self.weights)?
+            self.pull(step, Client::pull)?
         };
         if !at.pulled(&pulled) {
             return Ok(()); // it asks again, and comes by here again
@@ -197,7 +196,7 @@ impl Training<'_> {
         }
         let mut tries = if last { LAST_TRIES } else { 1 };
         loop {
-            let pulled = self.client.pull_for_checkpoint(step, &mut self.weights)?;
+            let pulled = self.pull(step, Client::pull_for_checkpoint)?;
             tries -= 1;
             if pulled.section || pulled.rejoined || tries == 0 {
                 return Ok(pulled);

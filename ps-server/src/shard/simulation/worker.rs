@@ -264,7 +264,7 @@ impl Worker {
                 }
                 self.open = true;
                 self.term = term;
-                history.opened(self.id, session, self.session, term);
+                history.opened(self.id, session, self.session);
                 if self.session != Some(session) {
                     self.session = Some(session);
                     self.unacked.clear();
@@ -304,7 +304,7 @@ impl Worker {
                 if w.last {
                     let got = std::mem::take(&mut self.got);
                     let conn = self.stream.as_ref().map_or(0, |s| s.conn);
-                    let answer = Answer { conn, term: self.term, told, slowest: w.slowest };
+                    let answer = Answer { conn, told, slowest: w.slowest };
                     history.pulled(self.id, answer, done, last, &got);
                     for (bucket, (version, _)) in &got {
                         self.versions[*bucket] = *version;

@@ -1,6 +1,6 @@
 //! Sessions: a new one is later than all before it, and a worker loses its own only when it was away.
 
-use super::{Answer, History, Pushed};
+use super::{History, Pushed};
 use paraft_common::{SessionId, WorkerId};
 use std::collections::BTreeMap;
 
@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 #[derive(Default)]
 pub struct Sessions {
     current: BTreeMap<WorkerId, SessionId>,
-    /// Whose each is, and the term of the leader who told of it first.
-    seen: BTreeMap<SessionId, (WorkerId, u64)>,
+    seen: BTreeMap<SessionId, WorkerId>,
 }
 
 impl Sessions {
@@ -17,17 +16,11 @@ impl Sessions {
     pub fn is_current(&self, worker: WorkerId, session: SessionId) -> bool {
         self.current.get(&worker) == Some(&session)
     }
-
-    /// Whether a leader may have known of the session when it answered. It may not where the answer is read late, or
-    /// where the leader was deposed without knowing and a later one took the worker in.
-    pub fn may_be_known(&self, session: SessionId, answer: &Answer) -> bool {
-        session <= answer.told && self.seen.get(&session).is_none_or(|(_, began)| *began <= answer.term)
-    }
 }
 
 impl History {
-    /// A worker is told its session by a leader of this term; `had` is the one that it asked for.
-    pub fn opened(&mut self, worker: WorkerId, session: SessionId, had: Option<SessionId>, term: u64) {
+    /// A worker is told its session; `had` is the one that it asked for.
+    pub fn opened(&mut self, worker: WorkerId, session: SessionId, had: Option<SessionId>) {
         match had {
             Some(had) => assert_eq!(session, had, "{worker} took up {had}"),
             None => {
@@ -35,7 +28,7 @@ impl History {
                 assert!(before.is_none_or(|b| b < session), "{worker} had {before:?}, and then {session}");
             }
         }
-        let (owner, _) = *self.sessions.seen.entry(session).or_insert((worker, term));
+        let owner = *self.sessions.seen.entry(session).or_insert(worker);
         assert_eq!(owner, worker, "{session} is of two workers");
     }
 

@@ -32,9 +32,7 @@ pub struct Pushed {
 pub struct Answer {
     /// The stream that it came by.
     pub conn: u64,
-    /// Of the leader at its other end.
-    pub term: u64,
-    /// The last session that anyone had been told of when it was sent.
+    /// The last session that anyone had been told of when it was sent: those who came later are not in it.
     pub told: SessionId,
     /// The slowest worker's clock, as the leader says.
     pub slowest: Step,

@@ -1,0 +1,141 @@
+//! Matrix products by cuBLAS, for matrices that lie row by row.
+
+use crate::{
+    cuda::{
+        device::Precision,
+        driver::Stream,
+        library::{self, Part},
+        memory::Buffer,
+    },
+    error::{DeviceError, Result},
+};
+use cudarc::cublas::sys::{self, cublasStatus_t};
+use std::ptr;
+
+/// Bytes that cuBLAS may use for itself; what NVIDIA recommends for its newest devices.
+const WORKSPACE: usize = 32 << 20;
+
+/// A matrix: where it is, whether its transpose is meant, and its columns as it lies.
+#[derive(Clone, Copy, Debug)]
+pub struct Operand {
+    pub at: u64,
+    pub transposed: bool,
+    pub cols: usize,
+}
+
+/// How a product's values lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl Element {
+    fn data(self) -> sys::cudaDataType_t {
+        match self {
+            Self::F32 => sys::cudaDataType_t::CUDA_R_32F,
+            Self::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
+            Self::F16 => sys::cudaDataType_t::CUDA_R_16F,
+        }
+    }
+}
+
+/// cuBLAS on one stream.
+#[derive(Debug)]
+pub struct Blas {
+    handle: sys::cublasHandle_t,
+    compute: sys::cublasComputeType_t,
+    /// Given to cuBLAS, so that it allocates nothing in a step.
+    _workspace: Buffer<u8>,
+    device: String,
+}
+
+// SAFETY: a handle may be used from any thread, one at a time; `&mut self` sees to that.
+unsafe impl Send for Blas {}
+
+impl Blas {
+    pub fn new(stream: &Stream, precision: Precision) -> Result<Self> {
+        library::find(Part::Cublas).map_err(|e| DeviceError::Missing(e.to_string()))?;
+        let context = stream.context();
+        context.bind()?;
+        let device = context.name().to_string();
+        let workspace = Buffer::new(context, WORKSPACE, "cuBLAS's workspace")?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: writes one handle, which is given back when this is dropped.
+        check(unsafe { sys::cublasCreate_v2(&mut handle) }, &device, || "cublasCreate".into())?;
+        use sys::cublasComputeType_t as C;
+        let compute = match precision {
+            Precision::Tf32 => C::CUBLAS_COMPUTE_32F_FAST_TF32,
+            Precision::F32 | Precision::Bf16 | Precision::F16 => C::CUBLAS_COMPUTE_32F,
+        };
+        let this = Self { handle, compute, _workspace: workspace, device };
+        // SAFETY: handle and stream are alive; the stream outlives the handle, both being `CudaDevice`'s.
+        check(unsafe { sys::cublasSetStream_v2(handle, stream.raw().cast()) }, &this.device, || {
+            "cublasSetStream".into()
+        })?;
+        // SAFETY: so many bytes were just allocated, and live as long as the handle.
+        let code = unsafe { sys::cublasSetWorkspace_v2(handle, this._workspace.at(0) as *mut _, WORKSPACE) };
+        check(code, &this.device, || "cublasSetWorkspace".into())?;
+        Ok(this)
+    }
+
+    /// `c = a · b + keep · c` for `a` of `[m, k]`, `b` of `[k, n]` and `c` of `[m, n]`; sums in f32.
+    pub fn product(
+        &mut self,
+        [m, k, n]: [usize; 3],
+        element: Element,
+        a: Operand,
+        b: Operand,
+        (c, result): (u64, Element),
+        keep: f32,
+    ) -> Result {
+        // cuBLAS counts by columns: what lies row by row is the transpose there. cᵀ = bᵀ · aᵀ.
+        let op = |o: Operand| {
+            if o.transposed { sys::cublasOperation_t::CUBLAS_OP_T } else { sys::cublasOperation_t::CUBLAS_OP_N }
+        };
+        let one = 1.0f32;
+        // SAFETY: the three matrices lie in buffers that the caller has checked to be long enough for these dimensions;
+        // the factors are read during the call, in the handle's default mode.
+        let code = unsafe {
+            sys::cublasGemmEx(
+                self.handle,
+                op(b),
+                op(a),
+                n as i32,
+                m as i32,
+                k as i32,
+                ptr::from_ref(&one).cast(),
+                b.at as *const _,
+                element.data(),
+                b.cols as i32,
+                a.at as *const _,
+                element.data(),
+                a.cols as i32,
+                ptr::from_ref(&keep).cast(),
+                c as *mut _,
+                result.data(),
+                n as i32,
+                self.compute,
+                sys::cublasGemmAlgo_t::CUBLAS_GEMM_DFALT,
+            )
+        };
+        check(code, &self.device, || {
+            format!("cublasGemmEx of [{m}, {k}] and [{k}, {n}] in {element:?} into {result:?}")
+        })
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        // SAFETY: created once, destroyed once.
+        unsafe { sys::cublasDestroy_v2(self.handle) };
+    }
+}
+
+fn check(code: cublasStatus_t, device: &str, call: impl FnOnce() -> String) -> Result {
+    if code == cublasStatus_t::CUBLAS_STATUS_SUCCESS {
+        return Ok(());
+    }
+    Err(DeviceError::Call { device: device.to_string(), call: call(), error: format!("{code:?}") })
+}

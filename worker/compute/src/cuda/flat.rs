@@ -1,0 +1,392 @@
+//! Parameters and gradients as flat vectors on the device, and their ways to and from the host.
+//!
+//! ```text
+//!  pull ─▶ Inbox: host (pinned) ─copy, bucket by bucket─▶ back ─swap─▶ front ─▶ operators
+//!  operators ─▶ Gradient ─event─▶ Outbox: encode ─▶ copy ─▶ pinned memory = the payload of a push
+//! ```
+//!
+//! Both ways have streams of their own, so that copies go on beside the backward pass, in both directions at once.
+
+use crate::{
+    cuda::{
+        device::CudaDevice,
+        driver::{Context, Event, Stream},
+        kernels::Unit,
+        launch::{Arg, Geometry, Launcher, long},
+        memory::{Buffer, Pinned},
+    },
+    error::Result,
+};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// The flat parameters: in f32, and where the device computes in 16 bits, in those too.
+#[derive(Debug)]
+pub struct Params {
+    pub(super) master: Buffer<f32>,
+    pub(super) half: Option<Buffer<u16>>,
+}
+
+impl Params {
+    fn new(device: &CudaDevice, len: usize, what: &str) -> Result<Self> {
+        let context = device.context();
+        let half = device.precision().cast().map(|_| Buffer::new(context, len, what)).transpose()?;
+        Ok(Self { master: Buffer::new(context, len, what)?, half })
+    }
+
+    /// Address of an f32 value.
+    pub(super) fn f32_at(&self, index: usize) -> u64 {
+        self.master.at(index)
+    }
+
+    /// Address of a value in the type in which matrices are multiplied.
+    pub(super) fn at(&self, index: usize) -> u64 {
+        self.half.as_ref().map_or_else(|| self.master.at(index), |h| h.at(index))
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.master.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.master.is_empty()
+    }
+}
+
+/// The flat gradient, in f32.
+#[derive(Debug)]
+pub struct Gradient {
+    pub(super) values: Buffer<f32>,
+}
+
+impl Gradient {
+    /// For so many values, not initialised.
+    pub fn new(device: &CudaDevice, len: usize) -> Result<Self> {
+        Ok(Self { values: Buffer::new(device.context(), len, "the gradient")? })
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+}
+
+/// Weights on their way to the device.
+#[derive(Debug)]
+pub struct Inbox {
+    stream: Arc<Stream>,
+    host: Pinned<f32>,
+    front: Params,
+    back: Params,
+    /// What `front` got when it was filled, and `back` lacks.
+    only_front: Vec<Range<usize>>,
+    /// What has come for `back` since the last swap.
+    landed: Vec<Range<usize>>,
+    /// Recorded behind the copies: they are done.
+    copied: Event,
+    /// Recorded at a swap: nobody reads `back` any more.
+    unread: Event,
+}
+
+impl Inbox {
+    /// For so many parameters; zero until they come.
+    pub fn new(device: &CudaDevice, len: usize) -> Result<Self> {
+        let context = device.context();
+        let stream = Stream::new(context, 0)?;
+        let front = Params::new(device, len, "the parameters")?;
+        let back = Params::new(device, len, "the parameters' second buffer")?;
+        for p in [&front, &back] {
+            p.master.clear(&stream, 0..len)?;
+            if let Some(h) = &p.half {
+                h.clear(&stream, 0..len)?;
+            }
+        }
+        let (copied, unread) = (Event::new(context)?, Event::new(context)?);
+        copied.record(&stream)?;
+        let host = Pinned::new(context, len)?;
+        Ok(Self { stream, host, front, back, only_front: Vec::new(), landed: Vec::new(), copied, unread })
+    }
+
+    /// The host's copy, as the last pull left it.
+    pub fn host(&self) -> &[f32] {
+        self.host.as_slice()
+    }
+
+    /// The same, for the next pull to write. Waits for copies from it.
+    pub fn host_mut(&mut self) -> Result<&mut [f32]> {
+        self.copied.synchronize()?;
+        Ok(self.host.as_mut_slice())
+    }
+
+    /// `range` of the host's copy is new: its way to the device begins. It may not be written again before the swap.
+    pub fn landed(&mut self, device: &CudaDevice, range: Range<usize>) -> Result {
+        if self.landed.is_empty() {
+            self.stream.wait(&self.unread)?;
+        }
+        self.copy(device, range.clone())?;
+        self.landed.push(range);
+        Ok(())
+    }
+
+    fn copy(&self, device: &CudaDevice, range: Range<usize>) -> Result {
+        self.back.master.upload(&self.stream, &self.host, range.clone(), range.start)?;
+        if let (Some(half), Some(cast)) = (&self.back.half, device.precision().cast()) {
+            device.launcher().launch(
+                &self.stream,
+                (Unit::Elementwise, cast),
+                Geometry::flat(range.len()),
+                &[
+                    ("x", Arg::At(self.back.master.at(range.start))),
+                    ("y", Arg::At(half.at(range.start))),
+                    ("n", long(range.len())),
+                ],
+            )?;
+        }
+        Ok(())
+    }
+
+    /// A step's boundary: what has landed is what operators read from now on.
+    pub fn swap(&mut self, device: &CudaDevice) -> Result<&Params> {
+        if !self.landed.is_empty() {
+            // What came the last time and not now is only in the other buffer.
+            for range in std::mem::take(&mut self.only_front) {
+                for missing in without(range, &self.landed) {
+                    self.copy(device, missing)?;
+                }
+            }
+            self.copied.record(&self.stream)?;
+            device.stream().wait(&self.copied)?;
+            self.unread.record(device.stream())?;
+            std::mem::swap(&mut self.front, &mut self.back);
+            self.only_front = std::mem::take(&mut self.landed);
+        }
+        Ok(&self.front)
+    }
+
+    /// What operators read.
+    pub fn params(&self) -> &Params {
+        &self.front
+    }
+}
+
+impl Drop for Inbox {
+    fn drop(&mut self) {
+        // Pinned memory is not given back under a copy.
+        let _ = self.stream.synchronize();
+    }
+}
+
+/// The parts of `range` that none of `others` covers.
+fn without(range: Range<usize>, others: &[Range<usize>]) -> Vec<Range<usize>> {
+    let mut left = vec![range];
+    for o in others {
+        left = left
+            .into_iter()
+            .flat_map(|r| [r.start..r.end.min(o.start), r.start.max(o.end)..r.end])
+            .filter(|r| !r.is_empty())
+            .collect();
+    }
+    left
+}
+
+/// How values are written for the wire: the job's encodings, on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wire {
+    /// As they are.
+    F32,
+    /// The upper half of an f32.
+    Bf16,
+    /// IEEE 754 binary16.
+    F16,
+    /// Bytes with a scale for each block of 1024.
+    Int8,
+}
+
+impl Wire {
+    const BLOCK: usize = 1024;
+
+    /// Bytes of so many values.
+    pub fn bytes(self, values: usize) -> usize {
+        match self {
+            Self::F32 => values * 4,
+            Self::Bf16 | Self::F16 => values * 2,
+            Self::Int8 => values + values.div_ceil(Self::BLOCK) * 4,
+        }
+    }
+}
+
+/// Gradients on their way to the host.
+#[derive(Debug)]
+pub struct Outbox {
+    stream: Arc<Stream>,
+    launcher: Arc<Launcher>,
+    pool: Arc<Pool>,
+    /// Room for what is encoded, bucket by bucket; a bucket's begins where its values would in bytes of f32.
+    encoded: Option<Buffer<u8>>,
+    ready: Event,
+    sent: Event,
+}
+
+impl Outbox {
+    /// For a device.
+    pub fn new(device: &CudaDevice) -> Result<Self> {
+        let context = device.context();
+        Ok(Self {
+            stream: Stream::new(context, 0)?,
+            launcher: device.launcher().clone(),
+            pool: Arc::new(Pool { context: context.clone(), free: Mutex::default() }),
+            encoded: None,
+            ready: Event::new(context)?,
+            sent: Event::new(context)?,
+        })
+    }
+
+    /// What is begun on the device's stream from now on may write over the gradient: it waits for everything that was sent.
+    pub fn begin(&mut self, stream: &Stream) -> Result {
+        self.sent.record(&self.stream)?;
+        stream.wait(&self.sent)
+    }
+
+    /// What was begun on the device's stream so far completes the gradient of whatever is sent next.
+    pub fn mark(&mut self, stream: &Stream) -> Result {
+        self.ready.record(stream)?;
+        self.stream.wait(&self.ready)
+    }
+
+    /// Begins to bring a part of the gradient to the host, behind the last mark.
+    pub fn send(&mut self, from: &Gradient, part: Range<usize>, wire: Wire) -> Result<Parcel> {
+        let bytes = wire.bytes(part.len());
+        let mut to = self.pool.take(bytes)?;
+        match wire {
+            Wire::F32 => from.values.download(&self.stream, part, &mut to)?,
+            _ => {
+                // Each bucket's own room, since the next one is encoded while this one is copied.
+                let need = from.len() * 4 + 4;
+                if self.encoded.as_ref().is_none_or(|e| e.len() < need) {
+                    self.encoded = Some(Buffer::new(self.stream.context(), need, "encoded gradients")?);
+                }
+                let Some(encoded) = &self.encoded else { return Err(self.pool.nothing()) };
+                let at = part.start * 4;
+                let n = part.len();
+                let values = [
+                    ("g", Arg::At(from.values.at(part.start))),
+                    ("residual", Arg::At(0)),
+                    ("out", Arg::At(encoded.at(at))),
+                    ("n", long(n)),
+                ];
+                let (name, geometry) = match wire {
+                    Wire::Bf16 => ("encode_bf16", Geometry::flat(n)),
+                    Wire::F16 => ("encode_f16", Geometry::flat(n)),
+                    _ => ("encode_int8", Geometry::line(n.div_ceil(Wire::BLOCK).min(1 << 20), 256)),
+                };
+                self.launcher.launch(&self.stream, (Unit::Encode, name), geometry, &values)?;
+                encoded.download(&self.stream, at..at + bytes, &mut to)?;
+            }
+        }
+        let done = Event::new(self.stream.context())?;
+        done.record(&self.stream)?;
+        Ok(Parcel { bytes: Some(PinnedBytes { memory: Some(to), len: bytes, pool: self.pool.clone() }), done })
+    }
+}
+
+impl Drop for Outbox {
+    fn drop(&mut self) {
+        let _ = self.stream.synchronize();
+    }
+}
+
+/// A part of the gradient that may still be on its way.
+#[derive(Debug)]
+pub struct Parcel {
+    bytes: Option<PinnedBytes>,
+    done: Event,
+}
+
+impl Parcel {
+    /// Waits until it is there.
+    pub fn wait(mut self) -> Result<PinnedBytes> {
+        self.done.synchronize()?;
+        let bytes = self.bytes.take();
+        bytes.ok_or_else(|| crate::DeviceError::Unsupported("a parcel was opened twice".into()))
+    }
+}
+
+impl Drop for Parcel {
+    fn drop(&mut self) {
+        // One that nobody waited for: its memory goes back to the pool, and not under a copy.
+        if self.bytes.is_some() {
+            let _ = self.done.synchronize();
+        }
+    }
+}
+
+/// Bytes in pinned memory, which goes back to its pool with the last reference.
+#[derive(Debug)]
+pub struct PinnedBytes {
+    memory: Option<Pinned<u8>>,
+    len: usize,
+    pool: Arc<Pool>,
+}
+
+impl AsRef<[u8]> for PinnedBytes {
+    fn as_ref(&self) -> &[u8] {
+        self.memory.as_ref().map_or(&[], |m| &m.as_slice()[..self.len])
+    }
+}
+
+impl Drop for PinnedBytes {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.pool.give(memory);
+        }
+    }
+}
+
+/// Pinned memory to be used again. It holds as much as was under way at once: the client's window and one step.
+#[derive(Debug)]
+struct Pool {
+    context: Arc<Context>,
+    free: Mutex<BTreeMap<usize, Vec<Pinned<u8>>>>,
+}
+
+impl Pool {
+    fn take(&self, bytes: usize) -> Result<Pinned<u8>> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        match free.get_mut(&bytes).and_then(Vec::pop) {
+            Some(p) => Ok(p),
+            None => Pinned::new(&self.context, bytes),
+        }
+    }
+
+    fn give(&self, memory: Pinned<u8>) {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.entry(memory.len()).or_default().push(memory);
+    }
+
+    fn nothing(&self) -> crate::DeviceError {
+        crate::DeviceError::Unsupported(format!("{}: no room for encoded gradients", self.context.name()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_cover_is_taken_away() {
+        assert_eq!(without(0..10, &[2..4, 6..7]), [0..2, 4..6, 7..10]);
+        assert_eq!(without(0..10, &[]), [0..10]);
+        assert_eq!(without(3..5, &[0..10]), Vec::<Range<usize>>::new());
+        assert_eq!(without(3..8, &[0..4, 7..9]), [4..7]);
+    }
+}

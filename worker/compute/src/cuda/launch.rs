@@ -1,0 +1,173 @@
+//! Launching a kernel, and saying which one it was when that fails.
+
+use crate::{
+    cuda::{
+        driver::Stream,
+        kernels::{Kernels, Unit},
+    },
+    error::{DeviceError, Result},
+};
+use cudarc::driver::sys;
+use std::{ffi::c_void, fmt};
+
+/// An argument of a kernel. The name beside it in a launch is for messages.
+#[derive(Clone, Copy, Debug)]
+pub enum Arg {
+    /// An address on the device; 0 is null.
+    At(u64),
+    /// `int`
+    Int(i32),
+    /// `long long`
+    Long(i64),
+    /// `float`
+    Float(f32),
+    /// `double`
+    Double(f64),
+    /// A number that the kernel's `int` cannot hold; refused.
+    TooLarge(usize),
+}
+
+impl Arg {
+    fn place(&self) -> *mut c_void {
+        match self {
+            Self::At(v) => std::ptr::from_ref(v) as *mut c_void,
+            Self::Int(v) => std::ptr::from_ref(v) as *mut c_void,
+            Self::Long(v) => std::ptr::from_ref(v) as *mut c_void,
+            Self::Float(v) => std::ptr::from_ref(v) as *mut c_void,
+            Self::Double(v) => std::ptr::from_ref(v) as *mut c_void,
+            Self::TooLarge(v) => std::ptr::from_ref(v) as *mut c_void,
+        }
+    }
+}
+
+impl fmt::Display for Arg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::At(0) => f.write_str("null"),
+            Self::At(v) => write!(f, "{v:#x}"),
+            Self::Int(v) => write!(f, "{v}"),
+            Self::Long(v) => write!(f, "{v}"),
+            Self::Float(v) => write!(f, "{v}"),
+            Self::Double(v) => write!(f, "{v}"),
+            Self::TooLarge(v) => write!(f, "{v}"),
+        }
+    }
+}
+
+/// An `int` of a kernel's.
+pub fn int(v: usize) -> Arg {
+    i32::try_from(v).map_or(Arg::TooLarge(v), Arg::Int)
+}
+
+/// A `long long` of a kernel's.
+pub fn long(v: usize) -> Arg {
+    Arg::Long(v as i64)
+}
+
+/// How many blocks of how many threads, with how many bytes of dynamic shared memory each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: u32,
+    /// Bytes.
+    pub shared: u32,
+}
+
+impl Geometry {
+    /// A grid in one dimension.
+    pub fn line(grid: usize, block: u32) -> Self {
+        Self { grid: [grid as u32, 1, 1], block, shared: 0 }
+    }
+
+    /// A grid in two or three.
+    pub fn grid(grid: [usize; 3], block: u32) -> Self {
+        Self { grid: grid.map(|g| g as u32), block, shared: 0 }
+    }
+
+    /// Over the `n` values of a flat operation.
+    pub fn flat(n: usize) -> Self {
+        Self::line(n.div_ceil(2048).clamp(1, 1 << 20), 256)
+    }
+
+    /// With dynamic shared memory.
+    pub fn with_shared(self, shared: usize) -> Self {
+        Self { shared: shared as u32, ..self }
+    }
+}
+
+/// Launches on a stream. With `PARAFT_CUDA_SYNC=1` each launch is waited for, so that an error comes from the kernel that
+/// made it; otherwise an error inside a kernel comes out of whatever is called next.
+#[derive(Debug)]
+pub struct Launcher {
+    kernels: Kernels,
+    waits: bool,
+}
+
+impl Launcher {
+    pub fn new(kernels: Kernels) -> Self {
+        Self { kernels, waits: std::env::var_os("PARAFT_CUDA_SYNC").is_some_and(|v| v != "0") }
+    }
+
+    /// Begins a kernel.
+    pub fn launch(
+        &self,
+        stream: &Stream,
+        (unit, name): (Unit, &str),
+        geometry: Geometry,
+        args: &[(&str, Arg)],
+    ) -> Result {
+        if let Some((what, arg)) = args.iter().find(|(_, a)| matches!(a, Arg::TooLarge(_))) {
+            return Err(DeviceError::Unsupported(format!(
+                "{name}: {what} is {arg}, and the GPU's kernels count to 2147483647; use a smaller train.batch"
+            )));
+        }
+        let function = self.kernels.function(unit, name, geometry.shared)?;
+        let mut places: [*mut c_void; MOST_ARGS] = [std::ptr::null_mut(); MOST_ARGS];
+        assert!(args.len() <= MOST_ARGS, "{name}: {} arguments", args.len());
+        for (place, (_, arg)) in places.iter_mut().zip(args) {
+            *place = arg.place();
+        }
+        let Geometry { grid: [x, y, z], block, shared } = geometry;
+        // SAFETY: the arguments are of the kernel's types, in its order: the duty of the callers in this folder, which write
+        // them from the kernels' table, and what the tests of every operator check. They are copied during the call.
+        let code = unsafe {
+            sys::cuLaunchKernel(
+                function.0,
+                x,
+                y,
+                z,
+                block,
+                1,
+                1,
+                shared,
+                stream.raw(),
+                places.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        let context = stream.context();
+        context.check(code, || format!("launch of {}", describe(name, geometry, args)))?;
+        if self.waits {
+            // SAFETY: the stream is alive.
+            let code = unsafe { sys::cuStreamSynchronize(stream.raw()) };
+            context.check(code, || describe(name, geometry, args))?;
+        }
+        Ok(())
+    }
+}
+
+/// Most arguments that a kernel has.
+const MOST_ARGS: usize = 20;
+
+fn describe(name: &str, g: Geometry, args: &[(&str, Arg)]) -> String {
+    let [x, y, z] = g.grid;
+    let args: Vec<String> = args.iter().map(|(n, a)| format!("{n} {a}")).collect();
+    format!(
+        "{name} (grid {x}x{y}x{z}, block {}, {} bytes of shared memory; {})",
+        g.block,
+        g.shared,
+        args.join(", ")
+    )
+}

@@ -1,0 +1,200 @@
+//! Which of CUDA's libraries this machine has.
+//!
+//! A library is looked for where the dynamic linker looks, and before that in the folders that the environment variable
+//! `PARAFT_CUDA_LIBS` lists (separated by colons): whatever of the CUDA libraries lies there is opened first, by its full
+//! path, so that Python's wheels can be used without `LD_LIBRARY_PATH`.
+
+use libloading::Library;
+use std::{
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+/// Folders with CUDA's libraries.
+pub const FOLDERS: &str = "PARAFT_CUDA_LIBS";
+
+/// One of CUDA's libraries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The driver's own.
+    Driver,
+    /// The compiler of kernels.
+    Nvrtc,
+    /// Matrix products.
+    Cublas,
+}
+
+impl Part {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Driver, Self::Nvrtc, Self::Cublas];
+
+    /// As NVIDIA calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Driver => "CUDA driver",
+            Self::Nvrtc => "NVRTC",
+            Self::Cublas => "cuBLAS",
+        }
+    }
+
+    /// What a machine without it cannot do.
+    pub fn without(self) -> &'static str {
+        match self {
+            Self::Driver => "no GPU can be used; workers compute on the CPU",
+            Self::Nvrtc => "kernels cannot be compiled, unless all are in the cache from an earlier run",
+            Self::Cublas => "no model can be trained on the GPU: its matrix products are cuBLAS's",
+        }
+    }
+
+    /// What to do about that.
+    pub fn remedy(self) -> &'static str {
+        match self {
+            Self::Driver => "install NVIDIA's driver, 525 or newer, or in a container start it with --gpus all",
+            Self::Nvrtc => {
+                "install the CUDA toolkit 12 or 13, or `pip install nvidia-cuda-nvrtc` and name its lib folder in \
+                 PARAFT_CUDA_LIBS"
+            }
+            Self::Cublas => {
+                "install the CUDA toolkit 12 or 13, or `pip install nvidia-cublas` and name its lib folder in \
+                 PARAFT_CUDA_LIBS"
+            }
+        }
+    }
+
+    /// Names under which the linker may find it, in the order in which cudarc tries them.
+    fn files(self) -> &'static [&'static str] {
+        match self {
+            Self::Driver => &["libcuda.so", "libcuda.so.1"],
+            Self::Nvrtc => &["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"],
+            Self::Cublas => &["libcublas.so", "libcublas.so.13", "libcublas.so.12"],
+        }
+    }
+
+    /// The functions that we call.
+    fn functions(self) -> &'static [&'static str] {
+        match self {
+            Self::Driver => &[
+                "cuInit",
+                "cuDriverGetVersion",
+                "cuDeviceGetCount",
+                "cuDeviceGet",
+                "cuDeviceGetName",
+                "cuDeviceTotalMem_v2",
+                "cuDeviceGetAttribute",
+                "cuDevicePrimaryCtxRetain",
+                "cuDevicePrimaryCtxRelease_v2",
+                "cuCtxSetCurrent",
+                "cuMemGetInfo_v2",
+                "cuMemAlloc_v2",
+                "cuMemFree_v2",
+                "cuMemHostAlloc",
+                "cuMemFreeHost",
+                "cuMemcpyHtoDAsync_v2",
+                "cuMemcpyDtoHAsync_v2",
+                "cuMemsetD8Async",
+                "cuStreamCreateWithPriority",
+                "cuStreamDestroy_v2",
+                "cuStreamSynchronize",
+                "cuStreamWaitEvent",
+                "cuEventCreate",
+                "cuEventDestroy_v2",
+                "cuEventRecord",
+                "cuEventSynchronize",
+                "cuEventQuery",
+                "cuModuleLoadData",
+                "cuModuleUnload",
+                "cuModuleGetFunction",
+                "cuFuncSetAttribute",
+                "cuLaunchKernel",
+                "cuGetErrorName",
+                "cuGetErrorString",
+            ],
+            Self::Nvrtc => &[
+                "nvrtcVersion",
+                "nvrtcCreateProgram",
+                "nvrtcCompileProgram",
+                "nvrtcGetProgramLogSize",
+                "nvrtcGetProgramLog",
+                "nvrtcGetCUBINSize",
+                "nvrtcGetCUBIN",
+                "nvrtcDestroyProgram",
+                "nvrtcGetErrorString",
+            ],
+            Self::Cublas => &[
+                "cublasCreate_v2",
+                "cublasDestroy_v2",
+                "cublasSetStream_v2",
+                "cublasSetWorkspace_v2",
+                "cublasGetVersion_v2",
+                "cublasGemmEx",
+            ],
+        }
+    }
+}
+
+/// A library that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Under this name.
+    pub file: String,
+}
+
+/// Looks for a library and for the functions that we call; the error says what is missing and what to do. Asked once for each
+/// library and process.
+pub fn find(part: Part) -> Result<&'static Found, &'static str> {
+    static FOUND: [OnceLock<Result<Found, String>>; 3] = [const { OnceLock::new() }; 3];
+    let look = || {
+        static PRELOADED: OnceLock<()> = OnceLock::new();
+        PRELOADED.get_or_init(preload);
+        search(part)
+    };
+    FOUND[part as usize].get_or_init(look).as_ref().map_err(String::as_str)
+}
+
+fn search(part: Part) -> Result<Found, String> {
+    for file in part.files() {
+        // SAFETY: opening one of CUDA's libraries runs its initialisers, which is what it is opened for.
+        let Ok(library) = (unsafe { Library::new(*file) }) else { continue };
+        for function in part.functions() {
+            // SAFETY: the symbol is looked up, and never called through this type.
+            if unsafe { library.get::<*const ()>(function.as_bytes()) }.is_err() {
+                return Err(format!(
+                    "{} ({file}) has no {function}: it is too old; {}",
+                    part.name(),
+                    part.remedy()
+                ));
+            }
+        }
+        // What was opened stays open: cudarc opens it again, by the same name, and keeps it.
+        std::mem::forget(library);
+        return Ok(Found { file: (*file).to_string() });
+    }
+    Err(format!("{} is not found ({}); {}", part.name(), part.files().join(", "), part.remedy()))
+}
+
+/// Opens what the named folders have, in the order in which the libraries need each other.
+fn preload() {
+    const ORDER: [&str; 6] =
+        ["libcuda.so", "libnvrtc-builtins.so", "libnvrtc.so", "libcublasLt.so", "libcublas.so", "libnccl.so"];
+    let Some(folders) = std::env::var_os(FOLDERS) else { return };
+    let folders: Vec<PathBuf> = std::env::split_paths(&folders).collect();
+    for prefix in ORDER {
+        for path in folders.iter().flat_map(|f| named(f, prefix)) {
+            // SAFETY: as in `search`; the folder is the user's word for where CUDA's libraries are.
+            match unsafe { Library::new(&path) } {
+                Ok(library) => std::mem::forget(library),
+                Err(error) => tracing::warn!(path = %path.display(), %error, "cannot be opened"),
+            }
+        }
+    }
+}
+
+/// Files `prefix` and `prefix.*` of a folder.
+fn named(folder: &Path, prefix: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let fits = |name: &str| name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    let mut found: Vec<PathBuf> =
+        entries.filter(|e| e.file_name().to_str().is_some_and(fits)).map(|e| e.path()).collect();
+    found.sort();
+    found
+}

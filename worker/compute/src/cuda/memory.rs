@@ -1,0 +1,227 @@
+//! Memory of the device, and memory of the host that the device can reach.
+
+use crate::{
+    cuda::driver::{Context, Event, Stream},
+    error::{DeviceError, Result},
+};
+use cudarc::driver::sys::{self, CUresult};
+use std::{marker::PhantomData, ops::Range, ptr, sync::Arc};
+
+/// Values that may lie in memory as bytes: every pattern of bits is one.
+pub trait Plain: Copy + Send + Sync + 'static {}
+impl Plain for u8 {}
+impl Plain for u16 {}
+impl Plain for u32 {}
+impl Plain for u64 {}
+impl Plain for f32 {}
+impl Plain for f64 {}
+
+/// Memory of the device for so many values. Not initialised.
+#[derive(Debug)]
+pub struct Buffer<T: Plain> {
+    at: u64,
+    len: usize,
+    context: Arc<Context>,
+    of: PhantomData<T>,
+}
+
+impl<T: Plain> Buffer<T> {
+    /// Room for `len` values, which may be none. `what` it is for goes into the error.
+    pub fn new(context: &Arc<Context>, len: usize, what: &str) -> Result<Self> {
+        context.bind()?;
+        let mut at = 0;
+        if len > 0 {
+            let bytes = len * size_of::<T>();
+            // SAFETY: writes one address, which is given back when this is dropped.
+            match unsafe { sys::cuMemAlloc_v2(&mut at, bytes) } {
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                    let (free, total) = context.memory().unwrap_or((0, context.total()));
+                    return Err(DeviceError::OutOfMemory {
+                        device: context.name().to_string(),
+                        what: what.to_string(),
+                        asked: bytes as u64,
+                        free,
+                        total,
+                    });
+                }
+                code => context.check(code, || format!("cuMemAlloc of {bytes} bytes for {what}"))?,
+            }
+        }
+        Ok(Self { at, len, context: context.clone(), of: PhantomData })
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is room for none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address of value `index`.
+    ///
+    /// # Panics
+    /// When it is beyond the end.
+    pub fn at(&self, index: usize) -> u64 {
+        assert!(index <= self.len, "value {index} of a buffer of {}", self.len);
+        self.at + (index * size_of::<T>()) as u64
+    }
+
+    /// Begins a copy of a part of `from` to the values from `to` on. `from` may not change before an event that is recorded
+    /// afterwards.
+    pub(crate) fn upload(&self, stream: &Stream, from: &Pinned<T>, part: Range<usize>, to: usize) -> Result {
+        assert!(part.end <= from.len && to + part.len() <= self.len, "upload: {part:?} to {to}");
+        // SAFETY: both ranges were just checked; pinned memory is given back only after the device is done with it (the
+        // caller's duty, see the method).
+        unsafe { self.write(stream, from.at.as_ptr().add(part.start).cast(), part.len() * size_of::<T>(), to) }
+    }
+
+    /// Begins a copy of `bytes` bytes to the values from `to` on.
+    ///
+    /// # Safety
+    /// There are so many bytes at `from`, and in the buffer behind `to`; the former stay as they are until the copy is done.
+    unsafe fn write(&self, stream: &Stream, from: *const std::ffi::c_void, bytes: usize, to: usize) -> Result {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's word.
+        let code = unsafe { sys::cuMemcpyHtoDAsync_v2(self.at(to), from, bytes, stream.raw()) };
+        self.context.check(code, || format!("cuMemcpyHtoDAsync of {bytes} bytes"))
+    }
+
+    /// Begins a copy of `part` to the start of `to`, whose values may be of another type. It may not be read before an event
+    /// that is recorded afterwards.
+    pub(crate) fn download<U: Plain>(&self, stream: &Stream, part: Range<usize>, to: &mut Pinned<U>) -> Result {
+        let bytes = part.len() * size_of::<T>();
+        assert!(part.end <= self.len && bytes <= to.len * size_of::<U>(), "download: {part:?} to {}", to.len);
+        if part.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: both ranges were just checked; the caller keeps `to` until the copy is done.
+        let code = unsafe {
+            sys::cuMemcpyDtoHAsync_v2(to.at.as_ptr().cast(), self.at(part.start), bytes, stream.raw())
+        };
+        self.context.check(code, || format!("cuMemcpyDtoHAsync of {bytes} bytes"))
+    }
+
+    /// Begins to set every byte of a part to zero.
+    pub(crate) fn clear(&self, stream: &Stream, part: Range<usize>) -> Result {
+        assert!(part.end <= self.len, "clear: {part:?} of {}", self.len);
+        if part.is_empty() {
+            return Ok(());
+        }
+        let bytes = part.len() * size_of::<T>();
+        // SAFETY: the range was just checked.
+        let code = unsafe { sys::cuMemsetD8Async(self.at(part.start), 0, bytes, stream.raw()) };
+        self.context.check(code, || format!("cuMemsetD8Async of {bytes} bytes"))
+    }
+}
+
+impl<T: Plain> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        if self.len > 0 && self.context.bind().is_ok() {
+            // SAFETY: allocated in `new`, given back once. The driver waits for what still uses it.
+            unsafe { sys::cuMemFree_v2(self.at) };
+        }
+    }
+}
+
+/// Memory of the host that the device copies from and to at full speed, while the host goes on. Zeroed.
+#[derive(Debug)]
+pub struct Pinned<T: Plain> {
+    at: ptr::NonNull<T>,
+    len: usize,
+    context: Arc<Context>,
+}
+
+// SAFETY: it is ordinary memory with one owner.
+unsafe impl<T: Plain> Send for Pinned<T> {}
+// SAFETY: shared references only read.
+unsafe impl<T: Plain> Sync for Pinned<T> {}
+
+impl<T: Plain> Pinned<T> {
+    /// Room for `len` values.
+    pub fn new(context: &Arc<Context>, len: usize) -> Result<Self> {
+        context.bind()?;
+        let bytes = len.max(1) * size_of::<T>();
+        let mut at = ptr::null_mut();
+        // Not write-combined: what comes from the device is read here.
+        // SAFETY: writes one address, which is given back when this is dropped.
+        context.check(unsafe { sys::cuMemHostAlloc(&mut at, bytes, 0) }, || {
+            format!("cuMemHostAlloc of {bytes} bytes")
+        })?;
+        let Some(at) = ptr::NonNull::new(at.cast::<T>()) else {
+            let call = format!("cuMemHostAlloc of {bytes} bytes");
+            return Err(DeviceError::Call { device: context.name().into(), call, error: "no memory".into() });
+        };
+        // SAFETY: so many bytes were just allocated; zeros are values of every `Plain` type.
+        unsafe { at.as_ptr().cast::<u8>().write_bytes(0, bytes) };
+        Ok(Self { at, len, context: context.clone() })
+    }
+
+    /// The values. What the device may still write is the caller's to wait for.
+    pub fn as_slice(&self) -> &[T] {
+        // SAFETY: allocated and initialised in `new`, for as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+
+    /// Likewise, to be changed. What the device may still read is the caller's to wait for.
+    pub fn as_mut_slice(&mut self) -> &mut [T] {
+        // SAFETY: as above, and nobody else has a reference.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+    }
+
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is room for none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl<T: Plain> Drop for Pinned<T> {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: allocated in `new`, given back once. The driver waits for copies that use it.
+            unsafe { sys::cuMemFreeHost(self.at.as_ptr().cast()) };
+        }
+    }
+}
+
+/// Pinned memory through which values go to the device, two pieces in turn: one is filled while the other is copied.
+#[derive(Debug)]
+pub(crate) struct Staging<T: Plain> {
+    pieces: [Option<(Pinned<T>, Event)>; 2],
+    next: usize,
+}
+
+impl<T: Plain> Staging<T> {
+    pub fn new() -> Self {
+        Self { pieces: [None, None], next: 0 }
+    }
+
+    /// Begins a copy of `from` to the start of `to`, whose values may be of another type; `from` is free at once.
+    pub fn upload<U: Plain>(&mut self, stream: &Stream, from: &[T], to: &Buffer<U>) -> Result {
+        let bytes = size_of_val(from);
+        assert!(bytes <= to.len * size_of::<U>(), "upload: {bytes} bytes to {} values", to.len);
+        let context = stream.context();
+        let piece = &mut self.pieces[self.next];
+        self.next = 1 - self.next;
+        if let Some((_, event)) = piece {
+            event.synchronize()?;
+        }
+        if piece.as_ref().is_none_or(|(p, _)| p.len() < from.len()) {
+            *piece = Some((Pinned::new(context, from.len().next_power_of_two())?, Event::new(context)?));
+        }
+        let Some((pinned, event)) = piece else { return Ok(()) };
+        pinned.as_mut_slice()[..from.len()].copy_from_slice(from);
+        // SAFETY: the piece holds so many bytes, and is not written again before the event; `to` was just checked.
+        unsafe { to.write(stream, pinned.at.as_ptr().cast(), bytes, 0) }?;
+        event.record(stream)
+    }
+}

@@ -1,0 +1,29 @@
+//! NVIDIA GPUs, by cudarc's bindings, everything opened at run time.
+//!
+//! ```text
+//!  library   which of CUDA's libraries are there, and have what we call
+//!  driver    context, streams, events ── memory: buffers on the device, pinned ones on the host
+//!  compile   a .cu ─▶ NVRTC ─▶ cubin, kept on the disk ── kernels: the sources, and functions by name
+//!  launch    a kernel with its arguments; an error names them ── blas: matrix products
+//!  device    CudaDevice: the operators ── flat: parameters and gradients, and their ways to and from the host
+//! ```
+//!
+//! Nothing of cudarc is called before [`library::find`] has seen the library and the functions: cudarc panics where one is
+//! missing. Everything is begun on a stream and done later; what the host reads it waits for by an event. A value's memory is
+//! given back only when the device has nothing left to do.
+
+mod blas;
+mod compile;
+mod device;
+mod driver;
+mod flat;
+mod kernels;
+mod launch;
+pub mod library;
+mod memory;
+
+pub use device::{CudaDevice, CudaOptions, Precision};
+pub use driver::{Context, Event, Stream, count, version};
+pub use compile::version as nvrtc_version;
+pub use flat::{Gradient, Inbox, Outbox, Params, Parcel, PinnedBytes, Wire};
+pub use memory::{Buffer, Pinned};

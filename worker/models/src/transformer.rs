@@ -1,0 +1,448 @@
+//! A decoder-only transformer for text, as GPT-2 (Radford et al., 2019) and nanoGPT: pre-norm blocks, causal self-attention, a
+//! GELU between two linear layers, and a head that shares the token embedding's weight.
+//!
+//! ```text
+//!  tokens ─▶ wte + wpe ─▶ x₀
+//!  block:  x ─norm─▶ c_attn ─▶ attention ─▶ c_proj ─┬+ x = mid ─norm─▶ c_fc ─gelu─▶ c_proj ─┬+ mid = next x
+//!  x ─norm─▶ · wteᵀ ─▶ logits
+//! ```
+//!
+//! Names and shapes are nanoGPT's (`transformer.h.0.attn.c_attn.weight` is `[3 width, width]`). There is no dropout.
+//!
+//! A block's activations are kept for the backward pass; with `checkpoint_activations` only its input is, and the block is
+//! computed a second time (Chen et al., 2016): a third more arithmetic for memory that does not grow with the layers.
+
+use crate::{
+    Batch, Evaluation, ModelError,
+    batch::{Sample, Takes},
+    init::Init,
+    net::{Net, NetResult, Ready},
+};
+use paraft_common::layout::TensorSpec;
+use paraft_compute::{
+    Device,
+    shape::{
+        Activation, AttentionShape, EmbeddingAt, EmbeddingShape, LinearAt, LinearShape, NormAt, NormShape,
+    },
+};
+use serde::{Deserialize, Serialize};
+
+/// Which norm the blocks have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NormKind {
+    /// LayerNorm.
+    #[default]
+    Layer,
+    /// RMSNorm.
+    Rms,
+}
+
+/// The transformer's sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransformerShape {
+    /// Tokens of a sample.
+    pub time: usize,
+    /// Tokens are below this.
+    pub vocab: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Heads of each attention.
+    pub heads: usize,
+    /// Values of a token between blocks.
+    pub width: usize,
+    /// Which norm.
+    pub norm: NormKind,
+    /// Keep only the inputs of blocks.
+    pub checkpoint_activations: bool,
+}
+
+/// A block's tensors in the flat vector.
+#[derive(Clone, Copy, Debug)]
+struct BlockAt {
+    norm1: NormAt,
+    attention: LinearAt,
+    attention_out: LinearAt,
+    norm2: NormAt,
+    up: LinearAt,
+    down: LinearAt,
+}
+
+/// Where everything is.
+#[derive(Clone, Debug)]
+struct Places {
+    embedding: EmbeddingAt,
+    blocks: Vec<BlockAt>,
+    norm: NormAt,
+    len: usize,
+}
+
+/// Hands out the places of tensors, one after another.
+struct Next {
+    at: usize,
+    width: usize,
+    norm: NormKind,
+}
+
+impl Next {
+    fn tensor(&mut self, len: usize) -> usize {
+        self.at += len;
+        self.at - len
+    }
+
+    fn norm(&mut self) -> NormAt {
+        let gamma = self.tensor(self.width);
+        match self.norm {
+            NormKind::Layer => NormAt::Layer { gamma, beta: self.tensor(self.width) },
+            NormKind::Rms => NormAt::Rms { gamma },
+        }
+    }
+
+    fn linear(&mut self, inputs: usize, outputs: usize) -> LinearAt {
+        let weight = self.tensor(inputs * outputs);
+        LinearAt { weight, bias: Some(self.tensor(outputs)) }
+    }
+}
+
+impl Places {
+    fn new(s: TransformerShape) -> Self {
+        let w = s.width;
+        let mut next = Next { at: 0, width: w, norm: s.norm };
+        let embedding = EmbeddingAt { tokens: next.tensor(s.vocab * w), positions: next.tensor(s.time * w) };
+        let blocks = (0..s.layers)
+            .map(|_| BlockAt {
+                norm1: next.norm(),
+                attention: next.linear(w, 3 * w),
+                attention_out: next.linear(w, w),
+                norm2: next.norm(),
+                up: next.linear(w, 4 * w),
+                down: next.linear(4 * w, w),
+            })
+            .collect();
+        let norm = next.norm();
+        Self { embedding, blocks, norm, len: next.at }
+    }
+}
+
+/// What a block keeps for its backward pass.
+struct Room<D: Device> {
+    normed1: D::Values,
+    stats1: D::Floats,
+    qkv: D::Values,
+    attended: D::Values,
+    attention: D::Floats,
+    projected: D::Values,
+    mid: D::Values,
+    normed2: D::Values,
+    stats2: D::Floats,
+    before: D::Values,
+    hidden: D::Values,
+    out: D::Values,
+}
+
+impl<D: Device> Default for Room<D> {
+    fn default() -> Self {
+        Self {
+            normed1: Default::default(),
+            stats1: Default::default(),
+            qkv: Default::default(),
+            attended: Default::default(),
+            attention: Default::default(),
+            projected: Default::default(),
+            mid: Default::default(),
+            normed2: Default::default(),
+            stats2: Default::default(),
+            before: Default::default(),
+            hidden: Default::default(),
+            out: Default::default(),
+        }
+    }
+}
+
+/// Gradients on their way back.
+struct Back<D: Device> {
+    next: D::Values,
+    hidden: D::Values,
+    normed: D::Values,
+    mid: D::Values,
+    attended: D::Values,
+    qkv: D::Values,
+}
+
+/// The transformer and its workspaces.
+pub struct Transformer<D: Device> {
+    shape: TransformerShape,
+    places: Places,
+    tokens: D::Ids,
+    labels: D::Ids,
+    /// The inputs of the blocks, and of the last norm.
+    inputs: Vec<D::Values>,
+    /// One for each block, or one for all.
+    rooms: Vec<Room<D>>,
+    normed: D::Values,
+    stats: D::Floats,
+    logits: D::Values,
+    back: Back<D>,
+}
+
+impl<D: Device> Transformer<D> {
+    /// An error says which size does not do.
+    pub fn new(shape: TransformerShape) -> Result<Self, ModelError> {
+        let TransformerShape { time, vocab, layers, heads, width, .. } = shape;
+        if [time, vocab, layers, heads, width].contains(&0) {
+            return Err(ModelError(format!(
+                "a transformer of {layers} layers, {heads} heads and width {width} over {time} of {vocab} tokens: none of them \
+                 may be zero"
+            )));
+        }
+        if !width.is_multiple_of(heads) || !matches!(width / heads, 16 | 32 | 64 | 128) {
+            return Err(ModelError(format!(
+                "a transformer of width {width} with {heads} heads: the width must be 16, 32, 64 or 128 times the heads"
+            )));
+        }
+        let rooms = if shape.checkpoint_activations { 1 } else { layers };
+        Ok(Self {
+            shape,
+            places: Places::new(shape),
+            tokens: Default::default(),
+            labels: Default::default(),
+            inputs: (0..=layers).map(|_| Default::default()).collect(),
+            rooms: (0..rooms).map(|_| Room::default()).collect(),
+            normed: Default::default(),
+            stats: Default::default(),
+            logits: Default::default(),
+            back: Back {
+                next: Default::default(),
+                hidden: Default::default(),
+                normed: Default::default(),
+                mid: Default::default(),
+                attended: Default::default(),
+                qkv: Default::default(),
+            },
+        })
+    }
+
+    fn embedding(&self, n: usize) -> EmbeddingShape {
+        let s = self.shape;
+        EmbeddingShape { batch: n, time: s.time, cols: s.width, vocab: s.vocab, context: s.time }
+    }
+
+    fn head(&self, rows: usize) -> (LinearShape, LinearAt) {
+        let shape = LinearShape { n: rows, inputs: self.shape.width, outputs: self.shape.vocab };
+        (shape, LinearAt { weight: self.places.embedding.tokens, bias: None })
+    }
+
+    fn room(&self, layer: usize) -> usize {
+        layer.min(self.rooms.len() - 1)
+    }
+
+    /// Computes the logits.
+    fn forward(&mut self, d: &mut D, params: &D::Params, batch: &Batch) -> NetResult {
+        d.load_ids(&batch.tokens, &mut self.tokens)?;
+        d.load_ids(&batch.labels, &mut self.labels)?;
+        let shape = self.embedding(batch.n);
+        d.embedding(shape, &self.tokens, params, self.places.embedding, &mut self.inputs[0])?;
+        let rows = batch.n * self.shape.time;
+        for layer in 0..self.shape.layers {
+            let room = self.room(layer);
+            let (x, next) = self.inputs.split_at_mut(layer + 1);
+            let room = &mut self.rooms[room];
+            block_forward(d, self.shape, batch.n, params, self.places.blocks[layer], &x[layer], room)?;
+            d.add(&room.mid, &room.out, &mut next[0])?;
+        }
+        let norm = NormShape { rows, cols: self.shape.width };
+        let x = &self.inputs[self.shape.layers];
+        d.norm(norm, x, None, params, self.places.norm, &mut self.normed, &mut self.stats)?;
+        let (shape, at) = self.head(rows);
+        d.linear(shape, &self.normed, params, at, Activation::None, &mut self.logits, None)
+    }
+}
+
+/// A linear layer's shape in a block.
+fn linear(s: TransformerShape, n: usize, inputs: usize, outputs: usize) -> LinearShape {
+    LinearShape { n: n * s.time, inputs: inputs * s.width, outputs: outputs * s.width }
+}
+
+fn attention(s: TransformerShape, n: usize) -> AttentionShape {
+    AttentionShape { batch: n, time: s.time, heads: s.heads, head: s.width / s.heads }
+}
+
+/// Fills `room`; the block's result is the sum of its `mid` and `out`.
+fn block_forward<D: Device>(
+    d: &mut D,
+    s: TransformerShape,
+    n: usize,
+    params: &D::Params,
+    at: BlockAt,
+    x: &D::Values,
+    room: &mut Room<D>,
+) -> NetResult {
+    let norm = NormShape { rows: n * s.time, cols: s.width };
+    d.norm(norm, x, None, params, at.norm1, &mut room.normed1, &mut room.stats1)?;
+    let none = Activation::None;
+    d.linear(linear(s, n, 1, 3), &room.normed1, params, at.attention, none, &mut room.qkv, None)?;
+    d.attention(attention(s, n), &room.qkv, &mut room.attended, &mut room.attention)?;
+    d.linear(linear(s, n, 1, 1), &room.attended, params, at.attention_out, none, &mut room.projected, None)?;
+    let add = Some((&room.projected, &mut room.mid));
+    d.norm(norm, x, add, params, at.norm2, &mut room.normed2, &mut room.stats2)?;
+    let before = Some(&mut room.before);
+    d.linear(linear(s, n, 1, 4), &room.normed2, params, at.up, Activation::Gelu, &mut room.hidden, before)?;
+    d.linear(linear(s, n, 4, 1), &room.hidden, params, at.down, none, &mut room.out, None)
+}
+
+/// Turns `back.next`, the gradient of the block's result, into that of its input.
+#[expect(clippy::too_many_arguments, reason = "what a block has and what it changes")]
+fn block_backward<D: Device>(
+    d: &mut D,
+    s: TransformerShape,
+    n: usize,
+    params: &D::Params,
+    grads: &mut D::Grads,
+    at: BlockAt,
+    x: &D::Values,
+    room: &Room<D>,
+    back: &mut Back<D>,
+    ready: &mut Ready<D>,
+) -> NetResult {
+    let norm = NormShape { rows: n * s.time, cols: s.width };
+    let down = linear(s, n, 4, 1);
+    d.linear_backward_weight(down, &room.hidden, &back.next, at.down, grads)?;
+    d.linear_backward_input(down, &back.next, params, at.down, &mut back.hidden)?;
+    d.activation_backward(Activation::Gelu, &room.before, &mut back.hidden)?;
+    ready(at.down.weight, grads)?;
+    let up = linear(s, n, 1, 4);
+    d.linear_backward_weight(up, &room.normed2, &back.hidden, at.up, grads)?;
+    d.linear_backward_input(up, &back.hidden, params, at.up, &mut back.normed)?;
+    let next = Some(&back.next);
+    d.norm_backward(
+        norm,
+        &back.normed,
+        &room.mid,
+        &room.stats2,
+        params,
+        at.norm2,
+        next,
+        &mut back.mid,
+        grads,
+    )?;
+    ready(at.norm2.gamma(), grads)?;
+    let out = linear(s, n, 1, 1);
+    d.linear_backward_weight(out, &room.attended, &back.mid, at.attention_out, grads)?;
+    d.linear_backward_input(out, &back.mid, params, at.attention_out, &mut back.attended)?;
+    let (qkv, attended) = (&room.qkv, &room.attended);
+    d.attention_backward(attention(s, n), qkv, attended, &room.attention, &back.attended, &mut back.qkv)?;
+    let into = linear(s, n, 1, 3);
+    d.linear_backward_weight(into, &room.normed1, &back.qkv, at.attention, grads)?;
+    d.linear_backward_input(into, &back.qkv, params, at.attention, &mut back.normed)?;
+    let mid = Some(&back.mid);
+    d.norm_backward(norm, &back.normed, x, &room.stats1, params, at.norm1, mid, &mut back.next, grads)?;
+    ready(at.norm1.gamma(), grads)
+}
+
+impl<D: Device> Net<D> for Transformer<D>
+where
+    Self: Send,
+{
+    fn tensors(&self) -> Vec<TensorSpec> {
+        let s = self.shape;
+        let mut all = vec![
+            TensorSpec::param("transformer.wte.weight", &[s.vocab, s.width]),
+            TensorSpec::param("transformer.wpe.weight", &[s.time, s.width]),
+        ];
+        let norm = |name: String| {
+            let mut both = vec![TensorSpec::param(format!("{name}.weight"), &[s.width])];
+            if s.norm == NormKind::Layer {
+                both.push(TensorSpec::param(format!("{name}.bias"), &[s.width]));
+            }
+            both
+        };
+        let linear = |name: String, inputs: usize, outputs: usize| {
+            vec![
+                TensorSpec::param(format!("{name}.weight"), &[outputs * s.width, inputs * s.width]),
+                TensorSpec::param(format!("{name}.bias"), &[outputs * s.width]),
+            ]
+        };
+        for i in 0..s.layers {
+            let p = format!("transformer.h.{i}");
+            all.extend(norm(format!("{p}.ln_1")));
+            all.extend(linear(format!("{p}.attn.c_attn"), 1, 3));
+            all.extend(linear(format!("{p}.attn.c_proj"), 1, 1));
+            all.extend(norm(format!("{p}.ln_2")));
+            all.extend(linear(format!("{p}.mlp.c_fc"), 1, 4));
+            all.extend(linear(format!("{p}.mlp.c_proj"), 4, 1));
+        }
+        all.extend(norm("transformer.ln_f".into()));
+        all
+    }
+
+    /// As GPT-2: normal with a deviation of 0.02, that of what is added to the residual stream divided by √(2 layers); biases
+    /// zero; norms the identity.
+    fn init(&self, seed: u64, params: &mut [f32]) {
+        const DEVIATION: f32 = 0.02;
+        let residual = DEVIATION / ((2 * self.shape.layers) as f32).sqrt();
+        let mut init = Init::new(seed);
+        let mut at = 0;
+        for t in Net::<D>::tensors(self) {
+            let tensor = &mut params[at..at + t.len()];
+            at += t.len();
+            match t.shape.len() {
+                1 if t.name.contains("ln_") && t.name.ends_with("weight") => tensor.fill(1.0),
+                1 => tensor.fill(0.0),
+                _ if t.name.ends_with("c_proj.weight") => init.normal(residual, tensor),
+                _ => init.normal(DEVIATION, tensor),
+            }
+        }
+    }
+
+    fn takes(&self) -> Takes {
+        let TransformerShape { time, vocab, .. } = self.shape;
+        Takes { len: self.places.len, sample: Sample::Tokens { time, vocab }, classes: Some(vocab) }
+    }
+
+    fn step(
+        &mut self,
+        d: &mut D,
+        params: &D::Params,
+        grads: &mut D::Grads,
+        batch: &Batch,
+        ready: &mut Ready<D>,
+    ) -> NetResult {
+        self.forward(d, params, batch)?;
+        let (s, n) = (self.shape, batch.n);
+        let rows = n * s.time;
+        d.softmax_cross_entropy(rows, s.vocab, &mut self.logits, &self.labels)?;
+        let (shape, at) = self.head(rows);
+        d.linear_backward_weight(shape, &self.normed, &self.logits, at, grads)?;
+        d.linear_backward_input(shape, &self.logits, params, at, &mut self.back.normed)?;
+        let norm = NormShape { rows, cols: s.width };
+        let x = &self.inputs[s.layers];
+        let next = &mut self.back.next;
+        d.norm_backward(norm, &self.back.normed, x, &self.stats, params, self.places.norm, None, next, grads)?;
+        ready(self.places.norm.gamma(), grads)?;
+        for layer in (0..s.layers).rev() {
+            let (at, room) = (self.places.blocks[layer], self.room(layer));
+            let (x, room) = (&self.inputs[layer], &mut self.rooms[room]);
+            // What the last block has left in the common room is its own.
+            if s.checkpoint_activations && layer + 1 < s.layers {
+                block_forward(d, s, n, params, at, x, room)?;
+            }
+            block_backward(d, s, n, params, grads, at, x, room, &mut self.back, ready)?;
+        }
+        let shape = self.embedding(n);
+        d.embedding_backward(shape, &self.tokens, &self.back.next, self.places.embedding, grads)?;
+        ready(0, grads)
+    }
+
+    /// Losses and hits are counted by token.
+    fn evaluate(&mut self, d: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
+        // As many tokens at once as a small training batch has: logits take `vocab` values for each.
+        let most = (1024 / self.shape.time).max(1);
+        for part in batch.parts(most) {
+            self.forward(d, params, &part)?;
+            d.cross_entropy_sum(part.n * self.shape.time, self.shape.vocab, &self.logits, &self.labels)?;
+        }
+        let sums = d.sums()?;
+        let count = (batch.n * self.shape.time) as u64;
+        Ok(Evaluation { loss_sum: sums.loss, correct: sums.correct, count })
+    }
+}

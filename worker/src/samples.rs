@@ -1,0 +1,22 @@
+//! Between data sets, which know no models, and models, which know no files.
+
+use paraft_data::Dataset;
+use paraft_models::{Batch, DataShape, Sample};
+
+/// What a model must know of a data set.
+pub fn shape_of(data: &Dataset) -> DataShape {
+    let sample = match data.vocab() {
+        Some(vocab) => Sample::Tokens { time: data.input_len(), vocab },
+        None => Sample::Values(data.input_len()),
+    };
+    DataShape { sample, classes: data.classes() }
+}
+
+/// Replaces what is in `batch` by these samples.
+///
+/// # Panics
+/// When an index is not below the data set's length.
+pub fn fill(data: &Dataset, indices: &[u32], batch: &mut Batch) {
+    data.fill(indices, &mut batch.inputs, &mut batch.tokens, &mut batch.labels);
+    batch.n = indices.len();
+}
