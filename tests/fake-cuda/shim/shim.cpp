@@ -188,7 +188,8 @@ struct Run {
     int order[MAX_THREADS], order_length, cursor;
     uint64_t next[MAX_THREADS / 64];
     bool any_next;
-    volatile bool in_fiber;
+    volatile bool in_fiber;   // a fiber runs, not the launcher
+    volatile bool switching;  // between two stacks: AddressSanitizer cannot be told of another switch then
     struct timespec deadline;
     pthread_t owner;
     size_t dynamic_bytes;
@@ -293,6 +294,7 @@ void enter(int t) {
     Run& r = *run;
     Thread& to = set_current(t);
     r.in_fiber = true;
+    r.switching = true;
 #ifdef SHIM_ASAN
     __sanitizer_start_switch_fiber(&r.main_fake_stack, stack_of(to.stack), STACK);
 #endif
@@ -300,6 +302,7 @@ void enter(int t) {
 #ifdef SHIM_ASAN
     __sanitizer_finish_switch_fiber(r.main_fake_stack, nullptr, nullptr);
 #endif
+    r.switching = false;
 }
 
 // Goes from `from` (null: this thread has ended) to thread `t`, or to the launcher with -1. Returns when `from` is gone
@@ -309,6 +312,7 @@ void go(Thread* from, int t) {
     static Context discarded;
     Context* target = t >= 0 ? &set_current(t).context : &r.main;
     if (t < 0) r.in_fiber = false;
+    r.switching = true;
 #ifdef SHIM_ASAN
     __sanitizer_start_switch_fiber(from ? &from->fake_stack : nullptr, t >= 0 ? stack_of(r.thread[t].stack) : r.main_bottom,
                   t >= 0 ? STACK : r.main_size);
@@ -317,6 +321,7 @@ void go(Thread* from, int t) {
 #ifdef SHIM_ASAN
     __sanitizer_finish_switch_fiber(from ? from->fake_stack : nullptr, nullptr, nullptr);
 #endif
+    r.switching = false;
 }
 
 void yield_from(int t) {
@@ -407,6 +412,7 @@ void fiber_entry() {
     __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
 #endif
     Run& r = *run;
+    r.switching = false;
     while (true) {
         r.kernel->call(r.kernel->function, r.args);
         thread_ended();
@@ -442,7 +448,7 @@ int watchdog_signal() { return SIGRTMIN + 7; }
 // would have to be given back.
 void on_watchdog(int) {
     Run* r = run;
-    if (!r || !r->in_fiber || !pthread_equal(r->owner, pthread_self()) || !past(r->deadline)) return;
+    if (!r || !r->in_fiber || r->switching || !pthread_equal(r->owner, pthread_self()) || !past(r->deadline)) return;
     fail("did not end within %g s (thread (%u,%u,%u) was running)", seconds_allowed(), threadIdx.x, threadIdx.y,
          threadIdx.z);
     go(&r->thread[r->current], -1);
