@@ -57,6 +57,9 @@ EMU_API const char* emu_launch(const char* kernel, emu_dim grid, emu_dim block, 
 // The number of arguments of a kernel (-1: no such kernel) and, if `sizes` is not null, their sizes in bytes.
 EMU_API int emu_kernel_args(const char* kernel, size_t* sizes, int capacity);
 
+// 1 where the kernel's argument of this number, from 0, is a pointer.
+EMU_API int emu_kernel_arg_is_pointer(const char* kernel, int argument);
+
 // The most threads a block of this kernel may have: its __launch_bounds__, else 1024; -1: no such kernel.
 EMU_API int emu_kernel_max_threads(const char* kernel);
 

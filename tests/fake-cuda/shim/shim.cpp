@@ -145,13 +145,7 @@ constexpr size_t STACK = 128 << 10;
 #endif
 constexpr size_t GUARD = 64 << 10;  // a multiple of any page size
 
-struct Kernel {
-    void* function;
-    shim_trampoline call;
-    std::vector<size_t> arg_sizes;
-    int max_threads;
-    char *shared_begin, *shared_end;
-};
+using Kernel = shim_kernel;
 std::map<std::string, Kernel>& kernels() {
     static std::map<std::string, Kernel> all;
     return all;
@@ -652,9 +646,7 @@ void shim_warp(const shim_lane_op& op) {
 unsigned shim_active_lanes() { return run->warp[run->current >> 5].alive; }
 int shim_lane() { return run->current & 31; }
 
-void shim_register(const char* name, void* function, shim_trampoline call, const size_t* arg_sizes, int arg_count,
-                   int max_threads, char* shared_begin, char* shared_end) {
-    Kernel kernel = {function, call, {arg_sizes, arg_sizes + arg_count}, max_threads, shared_begin, shared_end};
+void shim_register(const char* name, const shim_kernel& kernel) {
     if (!kernels().emplace(name, kernel).second) {
         fprintf(stderr, "two kernels are called %s\n", name);
         abort();
@@ -729,9 +721,15 @@ const char* emu_launch(const char* name, emu_dim grid, emu_dim block, size_t dyn
 int emu_kernel_args(const char* name, size_t* sizes, int capacity) {
     const auto found = kernels().find(name);
     if (found == kernels().end()) return -1;
-    const auto& all = found->second.arg_sizes;
-    for (int i = 0; sizes && i < capacity && i < (int)all.size(); i++) sizes[i] = all[i];
-    return (int)all.size();
+    const Kernel& kernel = found->second;
+    for (int i = 0; sizes && i < capacity && i < kernel.arg_count; i++) sizes[i] = kernel.arg_sizes[i];
+    return kernel.arg_count;
+}
+
+int emu_kernel_arg_is_pointer(const char* name, int argument) {
+    const auto found = kernels().find(name);
+    if (found == kernels().end() || argument < 0 || argument >= found->second.arg_count) return 0;
+    return found->second.arg_is_pointer[argument];
 }
 
 int emu_kernel_max_threads(const char* name) {

@@ -51,8 +51,15 @@ SHIM_HIDDEN unsigned shim_active_lanes();
 SHIM_HIDDEN int shim_lane();
 
 typedef void (*shim_trampoline)(void* function, void** args);
-SHIM_HIDDEN void shim_register(const char* name, void* function, shim_trampoline call, const size_t* arg_sizes,
-                               int arg_count, int max_threads, char* shared_begin, char* shared_end);
+struct shim_kernel {
+    void* function;
+    shim_trampoline call;
+    const size_t* arg_sizes;
+    const bool* arg_is_pointer;
+    int arg_count, max_threads;
+    char *shared_begin, *shared_end;  // the static shared memory of its file
+};
+SHIM_HIDDEN void shim_register(const char* name, const shim_kernel& kernel);
 
 template <class... A, size_t... I>
 void shim_call(void (*function)(A...), void** args, std::index_sequence<I...>) {
@@ -66,10 +73,11 @@ constexpr int shim_bounds(int threads, Rest...) {
 template <class... A>
 void shim_register_kernel(const char* name, void (*function)(A...), int max_threads, char* begin, char* end) {
     static const size_t sizes[] = {sizeof(A)..., 0};
+    static const bool pointers[] = {std::is_pointer<A>::value..., false};
     auto call = [](void* f, void** args) {
         shim_call((void (*)(A...))f, args, std::index_sequence_for<A...>());
     };
-    shim_register(name, (void*)function, call, sizes, (int)sizeof...(A), max_threads, begin, end);
+    shim_register(name, {(void*)function, call, sizes, pointers, (int)sizeof...(A), max_threads, begin, end});
 }
 
 // ------------------------------------------------------------------------------------------------- words of CUDA C++
