@@ -175,35 +175,33 @@ INLINE void bn_pool_backward_partial(const T* dpooled, const unsigned char* pick
     }
 }
 
-// The constants of a channel's dy = scale * dz + slope * (y - mean) + constant.
-struct Slope {
-    float scale, slope, constant, mean;
-};
-
-INLINE Slope slope_of(int channel, const float* scale, const float* mean, const float* inv_std, const double* sums,
-                      double count, int c) {
-    const double s = (double)scale[channel];
-    return {scale[channel], (float)(-s * (double)inv_std[channel] * sums[c + channel] / count),
-            (float)(-s * sums[channel] / count), mean[channel]};
+// slopes is [2, c]: dy = scale * dz + slopes[0] * (y - mean) + slopes[1], from the sums over `count` values a channel.
+KERNEL(bn_backward_slopes)(const double* sums, double count, const float* scale, const float* inv_std, float* slopes,
+                           int c) {
+    const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i >= c) return;
+    const double s = (double)scale[i];
+    slopes[i] = (float)(-s * (double)inv_std[i] * sums[c + i] / count);
+    slopes[c + i] = (float)(-s * sums[i] / count);
 }
 
 // dy, which may lie over y: a thread takes a 2x2 window, those at odd borders cut off (no gradient comes from there, but the
 // statistics' part does).
 template <class T>
 INLINE void bn_relu_pool_backward(const T* dpooled, const unsigned char* pick, const T* y, const float* scale,
-                                  const float* mean, const float* inv_std, const double* sums, double count, T* dy,
-                                  int n, int c, int h, int w) {
+                                  const float* mean, const float* slopes, T* dy, int n, int c, int h, int w) {
     const int wh = (h + 1) / 2, ww = (w + 1) / 2, oh = h / 2, ow = w / 2;
     const bool pairs = w % 2 == 0 && aligned_to(y, 2 * (int)sizeof(T)) && aligned_to(dy, 2 * (int)sizeof(T));
     flat<1>((long long)n * c * wh * ww, false, [&](auto, long long i) {
         const unsigned long long plane = (unsigned long long)i / (unsigned)(wh * ww);
         const unsigned rest = (unsigned)((unsigned long long)i - plane * (unsigned)(wh * ww));
         const int row = (int)(rest / (unsigned)ww), col = (int)(rest % (unsigned)ww);
-        const Slope k = slope_of((int)(plane % (unsigned)c), scale, mean, inv_std, sums, count, c);
+        const int channel = (int)(plane % (unsigned)c);
+        const float middle = mean[channel], slope = slopes[channel], constant = slopes[c + channel];
         const bool whole = row < oh && col < ow;
         const long long window = ((long long)plane * oh + row) * ow + col;
         const int at = whole ? (int)pick[window] : (int)NO_PICK;
-        const float d = at != NO_PICK ? k.scale * to_f32(dpooled[window]) : 0.0f;
+        const float d = at != NO_PICK ? scale[channel] * to_f32(dpooled[window]) : 0.0f;
         const long long corner = ((long long)plane * h + 2 * row) * w + 2 * col;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -217,7 +215,7 @@ INLINE void bn_relu_pool_backward(const T* dpooled, const unsigned char* pick, c
                 if (2 * col + 1 < w) v[1] = to_f32(y[p + 1]);
             }
 #pragma unroll
-            for (int e = 0; e < 2; e++) v[e] = k.slope * (v[e] - k.mean) + k.constant + (at == 2 * r + e ? d : 0.0f);
+            for (int e = 0; e < 2; e++) v[e] = slope * (v[e] - middle) + constant + (at == 2 * r + e ? d : 0.0f);
             if (pairs) {
                 store<2>(dy + p, v);
             } else {
@@ -250,8 +248,8 @@ KERNEL(bn_write_grads)(const double* sums, float* dgamma, float* dbeta, int c) {
         bn_pool_backward_partial(dpooled, pick, y, mean, inv_std, partial, n, c, h, w, images_per_chunk);    \
     }                                                                                                        \
     KERNEL(bn_relu_pool_backward_##S)(const T* dpooled, const unsigned char* pick, const T* y,               \
-                                      const float* scale, const float* mean, const float* inv_std,           \
-                                      const double* sums, double count, T* dy, int n, int c, int h, int w) { \
-        bn_relu_pool_backward(dpooled, pick, y, scale, mean, inv_std, sums, count, dy, n, c, h, w);          \
+                                      const float* scale, const float* mean, const float* slopes, T* dy,     \
+                                      int n, int c, int h, int w) {                                          \
+        bn_relu_pool_backward(dpooled, pick, y, scale, mean, slopes, dy, n, c, h, w);                        \
     }
 FOR_EACH_TYPE(INSTANTIATE)

@@ -6,8 +6,28 @@
 #define KERNEL(name) extern "C" __global__ void name
 // For at most so many threads, of which so many blocks are to fit a multiprocessor.
 #define KERNEL_BOUNDS(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
-// Instantiates M(suffix, type) for each storage type.
-#define FOR_EACH_TYPE(M) M(f32, float) M(bf16, bf16) M(f16, f16)
+// Instantiates M(suffix, type) for each storage type: all of them, or those that the compiler's options name, which saves time.
+#if !defined(PARAFT_F32) && !defined(PARAFT_BF16) && !defined(PARAFT_F16)
+#define PARAFT_F32
+#define PARAFT_BF16
+#define PARAFT_F16
+#endif
+#ifdef PARAFT_F32
+#define IN_F32(M) M(f32, float)
+#else
+#define IN_F32(M)
+#endif
+#ifdef PARAFT_BF16
+#define IN_BF16(M) M(bf16, bf16)
+#else
+#define IN_BF16(M)
+#endif
+#ifdef PARAFT_F16
+#define IN_F16(M) M(f16, f16)
+#else
+#define IN_F16(M)
+#endif
+#define FOR_EACH_TYPE(M) IN_F32(M) IN_BF16(M) IN_F16(M)
 
 #ifndef PARAFT_SHIM
 #define DYNAMIC_SHARED(T, name)                                                                              \
@@ -88,6 +108,11 @@ __device__ __forceinline__ f16 from_f32<f16>(float v) {
 #endif
     return r;
 }
+
+template <class A, class B>
+constexpr bool same_type = false;
+template <class A>
+constexpr bool same_type<A, A> = true;
 
 // Two values in a word, the first in its lower half.
 template <class T>
@@ -274,5 +299,165 @@ INLINE float column_total(const float (&sums)[8]) {
     __syncthreads();  // the next call writes `all`
     return total;
 }
+
+// ----------------------------------------------------------------------------------------------- products of matrices
+// Instructions of a whole warp on 8x8 matrices of two-byte elements, as the PTX ISA has them ("Matrix multiply-accumulate
+// operation using mma instruction", m16n8k16). With g = lane / 4 and t = lane % 4 a thread holds
+//   of A (16x16):  a[0] row g, columns 2t and 2t+1;  a[1] row g+8;  a[2] columns 2t+8 and 2t+9;  a[3] row g+8 of those
+//   of B (16x8):   b[0] rows 2t and 2t+1 of column g;  b[1] rows 2t+8 and 2t+9
+//   of C (16x8):   c[0], c[1] row g, columns 2t and 2t+1;  c[2], c[3] row g+8
+// For sm_80 and later; before it they trap.
+
+#ifdef PARAFT_SHIM
+INLINE float half_of(unsigned word, int i, bf16) { return element(word, i, bf16{}); }
+INLINE float half_of(unsigned word, int i, f16) { return element(word, i, f16{}); }
+#endif
+
+// c += a * b, with sums in f32.
+template <class T>
+INLINE void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#ifdef PARAFT_SHIM
+    struct Held {
+        unsigned a[4], b[2];
+    };
+    const Held mine{{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    Held all[32];
+    shim_warp_gather(&mine, (int)sizeof mine, all);
+    const int g = lane_of() / 4, t = lane_of() % 4;
+    for (int i = 0; i < 4; i++) {
+        const int row = g + 8 * (i / 2), col = 2 * t + i % 2;
+        for (int k = 0; k < 16; k++) {
+            const Held &left = all[row % 8 * 4 + k % 8 / 2], &right = all[col * 4 + k % 8 / 2];
+            c[i] += half_of(left.a[row / 8 + 2 * (k / 8)], k % 2, T{}) * half_of(right.b[k / 8], k % 2, T{});
+        }
+    }
+#elif __CUDA_ARCH__ >= 800
+    if constexpr (same_type<T, bf16>) {
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else {
+        asm volatile(
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+#else
+    asm volatile("trap;");
+#endif
+}
+
+// Loads four 8x8 matrices from shared memory: the lanes 8i to 8i + 7 give the addresses of the rows of matrix i (16 bytes each); r[i] is
+// row lane / 4, elements 2 * (lane % 4) and the next. TRANSPOSED: r[i] is column lane / 4 of the matrix, likewise.
+template <bool TRANSPOSED>
+INLINE void load_matrices(unsigned (&r)[4], const void* row) {
+#ifdef PARAFT_SHIM
+    const unsigned short* rows[32];
+    shim_warp_gather(&row, (int)sizeof row, rows);
+    const int g = lane_of() / 4, t = lane_of() % 4;
+    for (int i = 0; i < 4; i++) {
+        unsigned short pair[2];
+        for (int e = 0; e < 2; e++) {
+            const int from = TRANSPOSED ? 2 * t + e : g, at = TRANSPOSED ? g : 2 * t + e;
+            __builtin_memcpy(&pair[e], rows[8 * i + from] + at, 2);
+        }
+        r[i] = pair[0] | (unsigned)pair[1] << 16;
+    }
+    // On the device all rows are read by the one instruction: no lane goes on and writes before that.
+    __syncwarp();
+#elif __CUDA_ARCH__ >= 750
+    const unsigned address = (unsigned)__cvta_generic_to_shared(row);
+    if constexpr (TRANSPOSED) {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(address)
+                     : "memory");
+    } else {
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                     : "r"(address)
+                     : "memory");
+    }
+#endif
+}
+
+// A 16x16 part of a row-major matrix in shared memory as the A of a product, from its first element on.
+template <class T>
+INLINE void load_a(unsigned (&a)[4], const T* m, int stride) {
+    load_matrices<false>(a, m + lane_of() % 16 * stride + lane_of() / 16 * 8);
+}
+
+// Two Bs (16x8 each, side by side) of which shared memory has the transpose, 16 rows of 16: b[0], b[1] are the first one's.
+template <class T>
+INLINE void load_b_transposed(unsigned (&b)[4], const T* m, int stride) {
+    load_matrices<false>(b, m + (lane_of() / 16 * 8 + lane_of() % 8) * stride + lane_of() / 8 % 2 * 8);
+}
+
+// Two Bs (16x8 each, side by side) from a row-major 16x16 part in shared memory.
+template <class T>
+INLINE void load_b(unsigned (&b)[4], const T* m, int stride) {
+    load_matrices<true>(b, m + lane_of() % 16 * stride + lane_of() / 16 * 8);
+}
+
+// Copies from global to shared memory that go on while the thread computes (cp.async). What was copied may be read after `wait` and a
+// barrier. The shim makes a copy only when it is waited for, so that a missing wait fails a test.
+struct AsyncCopies {
+#ifdef PARAFT_SHIM
+    struct Copy {
+        void* to;
+        const void* from;
+        int group;
+    };
+    Copy copies[256];
+    int count = 0, group = 0;
+#endif
+
+    // 16 bytes, aligned to them; zeros where `real` is false (`from` must be an address all the same).
+    __device__ __forceinline__ void copy16(void* to, const void* from, bool real) {
+#ifdef PARAFT_SHIM
+        if (count == 256) __builtin_trap();
+        copies[count++] = Copy{to, real ? from : nullptr, group};
+#elif __CUDA_ARCH__ >= 800
+        const unsigned address = (unsigned)__cvta_generic_to_shared(to);
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(real ? 16 : 0)
+                     : "memory");
+#else
+        *reinterpret_cast<uint4*>(to) = real ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+#endif
+    }
+
+    // What was copied since the last call is a group.
+    __device__ __forceinline__ void commit() {
+#ifdef PARAFT_SHIM
+        group++;
+#elif __CUDA_ARCH__ >= 800
+        asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+    }
+
+    // Waits until all groups but the last PENDING are there.
+    template <int PENDING>
+    __device__ __forceinline__ void wait() {
+#ifdef PARAFT_SHIM
+        int kept = 0;
+        for (int i = 0; i < count; i++) {
+            const Copy c = copies[i];
+            if (c.group >= group - PENDING) {
+                copies[kept++] = c;
+            } else if (c.from) {
+                __builtin_memcpy(c.to, c.from, 16);
+            } else {
+                __builtin_memset(c.to, 0, 16);
+            }
+        }
+        count = kept;
+#elif __CUDA_ARCH__ >= 800
+        asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+    }
+};
 
 #endif
