@@ -262,7 +262,10 @@ void wait_for(Lock& lock, const OpRef& op) {
 void wait_for_all(Lock& lock, int device) {
     World& w = world();
     std::vector<OpRef> last;
-    for (Stream* stream : w.streams)
+    // By the streams' age, not their addresses, so that a seed gives the same order in every run.
+    std::vector<Stream*> streams(w.streams.begin(), w.streams.end());
+    std::sort(streams.begin(), streams.end(), [](const Stream* a, const Stream* b) { return a->id < b->id; });
+    for (Stream* stream : streams)
         if (stream->context->device == device && stream->last) last.push_back(stream->last);
     for (const auto& one : w.orphans)
         if (one.first == device) last.push_back(one.second);
@@ -397,10 +400,12 @@ Call::Call(const char* function, Needs needs, const std::string& detail) : lock(
 
 // ---------------------------------------------------------------------------------------------------- controls of tests
 
-// Sets what the variable PARAFT_FAKE_CUDA_<name> sets. SEED also starts the sequence anew; DEVICES must come before
-// cuInit. Returns 0, or 1: there is no such setting or it cannot have this value.
+// Sets what the variable PARAFT_FAKE_CUDA_<name> sets. SEED also waits for all that runs and starts the sequence anew;
+// DEVICES must come before cuInit. Returns 0, or 1: there is no such setting or it cannot have this value.
 FAKE_API int fake_cuda_set(const char* name, const char* value) {
     fake::Lock lock(fake::world().lock);
+    const int devices = (int)fake::world().devices.size();
+    for (int i = 0; i < devices && std::string(name) == "SEED"; i++) fake::wait_for_all(lock, i);
     return fake::configure(name, value) ? 0 : 1;
 }
 

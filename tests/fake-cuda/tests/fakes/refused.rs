@@ -178,7 +178,6 @@ fn a_fault_comes_at_its_call_of_its_kernel() -> Result<()> {
     }
     let lost = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
     assert_eq!(codes, [CUresult::CUDA_SUCCESS, lost, lost]);
-    assert_eq!(session.fake.calls("cuLaunchKernel selftest_scale") % 3, 0);
     session.fake.mend();
     Ok(())
 }
