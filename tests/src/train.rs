@@ -6,7 +6,9 @@ use anyhow::{Context, Result};
 use paraft_data::Split;
 use paraft_models::Model;
 pub use paraft_proof::distance;
-use paraft_worker::{Job, samples::shape_of, WorkerOptions, WorkerReport, job::TransportConfig, worker::WorkerError};
+use paraft_worker::{
+    Job, WorkerOptions, WorkerReport, job::TransportConfig, samples::shape_of, worker::WorkerError,
+};
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},

@@ -1,6 +1,9 @@
 //! On what a worker computes: `train.device` and `train.precision` of the job, and what this machine has.
 
-use paraft_compute::cuda::{self, CudaOptions, library::{self, Part}};
+use paraft_compute::cuda::{
+    self, CudaOptions,
+    library::{self, Part},
+};
 use paraft_models::Precision;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{fmt, str::FromStr};
@@ -92,7 +95,11 @@ fn turn(rank: u32) -> u32 {
 }
 
 /// What the worker of that rank computes on; `None` is the CPU. An error where a GPU was asked for and is not there.
-pub fn choose(device: DeviceConfig, precision: PrecisionConfig, rank: u32) -> Result<Option<CudaOptions>, String> {
+pub fn choose(
+    device: DeviceConfig,
+    precision: PrecisionConfig,
+    rank: u32,
+) -> Result<Option<CudaOptions>, String> {
     let options = |ordinal| Some(CudaOptions { ordinal, precision: precision.into() });
     let asked = match device {
         DeviceConfig::Cpu => return Ok(None),

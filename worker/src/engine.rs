@@ -12,7 +12,10 @@ pub(crate) struct Engine<'a> {
 }
 
 enum Place {
-    Host { weights: Vec<f32>, gradients: Vec<f32> },
+    Host {
+        weights: Vec<f32>,
+        gradients: Vec<f32>,
+    },
     /// The buckets, and how they are pushed.
     Device(Vec<Part>),
 }

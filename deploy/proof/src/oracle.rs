@@ -9,7 +9,10 @@ use paraft_common::{
 };
 use paraft_data::Sampler;
 use paraft_models::Batch;
-use paraft_worker::{Job, samples::{fill, shape_of}};
+use paraft_worker::{
+    Job,
+    samples::{fill, shape_of},
+};
 
 /// How the oracle comes to the mean gradient of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

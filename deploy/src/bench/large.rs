@@ -306,7 +306,12 @@ mod tests {
         for asked in [1e4, 1e6, 1e8, 1e9] {
             let (width, params) = shape(asked);
             let model = paraft_models::ModelConfig::Mlp { hidden: vec![width; LAYERS] };
-            let model = model.build(paraft_models::DataShape { sample: paraft_models::Sample::Values(INPUTS), classes: Some(CLASSES) }).expect("a model");
+            let model = model
+                .build(paraft_models::DataShape {
+                    sample: paraft_models::Sample::Values(INPUTS),
+                    classes: Some(CLASSES),
+                })
+                .expect("a model");
             assert_eq!(model.tensors().iter().map(|t| t.len()).sum::<usize>(), params);
             assert!((params as f64 / asked - 1.0).abs() < 0.02, "{params} for {asked}");
         }

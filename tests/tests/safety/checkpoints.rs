@@ -343,7 +343,13 @@ fn a_job_begins_with_a_model_file() -> Result<()> {
     let (_fleet, job) = begin(THREE_SHARDS, &dir.path().join("other"), MLP, &set)?;
     let after = train(&job)?;
     ensure!(bits(&after) == bits(&trained), "a rate of 0 leaves what the file gave");
-    let layout = job.layout(job.model.as_ref().context("model")?.build(paraft_models::DataShape { sample: paraft_models::Sample::Values(64), classes: Some(10) })?.tensors())?;
+    let layout = job.layout(
+        job.model
+            .as_ref()
+            .context("model")?
+            .build(paraft_models::DataShape { sample: paraft_models::Sample::Values(64), classes: Some(10) })?
+            .tensors(),
+    )?;
     let (loaded, _) = weights::load(&file, &layout)?;
     ensure!(bits(&loaded) == bits(&trained));
     fs::write(&file, &fs::read(&file)?[..1000])?;

@@ -562,7 +562,13 @@ impl Client {
                     self.reset();
                     done = self.opened()?;
                     let changed = std::mem::take(&mut pulled.changed);
-                    pulled = Pulled { done, slowest: Step(u64::MAX), rejoined: true, changed, ..Pulled::default() };
+                    pulled = Pulled {
+                        done,
+                        slowest: Step(u64::MAX),
+                        rejoined: true,
+                        changed,
+                        ..Pulled::default()
+                    };
                     waiting = self.links.keys().copied().collect();
                     section = false; // it went on from another step
                     self.ask(done, last, section, false);

@@ -7,6 +7,7 @@
 //! | [`cpu`] | [`CpuDevice`], and the operators over slices |
 //! | [`cuda`] | [`CudaDevice`](cuda::CudaDevice): NVIDIA's GPUs, with the kernels of `kernels/` |
 //! | [`mod@reference`] | slow, plain versions in double precision: the oracle in the tests of the fast ones, on every device |
+//! | [`parity`] | the same cases on every device against that oracle |
 //!
 //! It promises: same device, same inputs, same bits. It does not promise the same bits on two machines with different vector
 //! instructions, nor that its operators check values for NaN.
@@ -18,6 +19,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod device;
 pub mod error;
+pub mod parity;
 pub mod reference;
 pub mod shape;
 

@@ -1,7 +1,7 @@
 //! Plain operators in double precision over `[n, channels, height, width]`: slow, obvious, and the oracle for
 //! the fast ones.
 
-use crate::shape::ConvShape;
+use crate::shape::{AttentionShape, ConvShape};
 
 /// Sizes of a batch of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,7 +127,8 @@ pub fn norm_backward(sizes: Images, x: &[f64], gamma: &[f64], dz: &[f64]) -> (Ve
     let channel = |i: usize| i / plane % sizes.channels;
     let count = (sizes.n * plane) as f64;
     let stats = channel_stats(sizes, x);
-    let inv: Vec<f64> = stats.iter().map(|s| 1.0 / (s.1 + f64::from(crate::cpu::norm::EPSILON)).sqrt()).collect();
+    let inv: Vec<f64> =
+        stats.iter().map(|s| 1.0 / (s.1 + f64::from(crate::cpu::norm::EPSILON)).sqrt()).collect();
     let hat = |i: usize| (x[i] - stats[channel(i)].0) * inv[channel(i)];
     let (mut dgamma, mut dbeta) = (vec![0.0; sizes.channels], vec![0.0; sizes.channels]);
     for (i, d) in dz.iter().enumerate() {
@@ -216,4 +217,109 @@ pub fn softmax_cross_entropy(logits: &[f64], labels: &[u32]) -> (f64, Vec<f64>) 
         }
     }
     (loss / n as f64, d)
+}
+
+/// Cross-entropy of softmax, and whether the first largest value is at the label, summed over the rows.
+pub fn cross_entropy_sum(logits: &[f64], labels: &[u32]) -> (f64, u64) {
+    let classes = logits.len() / labels.len().max(1);
+    let (mut loss, mut correct) = (0.0, 0);
+    for (row, &label) in logits.chunks_exact(classes.max(1)).zip(labels) {
+        let mut best = 0;
+        for (i, v) in row.iter().enumerate() {
+            if *v > row[best] {
+                best = i;
+            }
+        }
+        let sum: f64 = row.iter().map(|v| (v - row[best]).exp()).sum();
+        loss += sum.ln() - (row[label as usize] - row[best]);
+        correct += u64::from(best == label as usize);
+    }
+    (loss, correct)
+}
+
+/// GELU by the tanh approximation, and its derivative.
+pub fn gelu(x: f64) -> (f64, f64) {
+    let root = (2.0 / std::f64::consts::PI).sqrt();
+    let t = (root * (x + 0.044_715 * x * x * x)).tanh();
+    let inner = root * (1.0 + 3.0 * 0.044_715 * x * x);
+    (0.5 * x * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
+}
+
+/// A LayerNorm over rows of `gamma.len()` values, or without `beta` an RMSNorm: the result, the values before gamma and beta,
+/// and for each row what it was multiplied by.
+pub fn row_norm(x: &[f64], gamma: &[f64], beta: Option<&[f64]>) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+    let cols = gamma.len();
+    let (mut y, mut hats, mut inverses) = (Vec::new(), Vec::new(), Vec::new());
+    for row in x.chunks_exact(cols) {
+        let mean = if beta.is_some() { row.iter().sum::<f64>() / cols as f64 } else { 0.0 };
+        let spread = row.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / cols as f64;
+        let inverse = 1.0 / (spread + f64::from(crate::shape::NORM_EPSILON)).sqrt();
+        inverses.push(inverse);
+        for (i, v) in row.iter().enumerate() {
+            let hat = (v - mean) * inverse;
+            hats.push(hat);
+            y.push(hat * gamma[i] + beta.map_or(0.0, |b| b[i]));
+        }
+    }
+    (y, hats, inverses)
+}
+
+/// The gradients of a row norm's input, gamma and beta.
+pub fn row_norm_backward(
+    x: &[f64],
+    gamma: &[f64],
+    beta: Option<&[f64]>,
+    dy: &[f64],
+) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+    let cols = gamma.len();
+    let (_, hats, inverses) = row_norm(x, gamma, beta);
+    let (mut dx, mut dgamma, mut dbeta) = (Vec::new(), vec![0.0; cols], vec![0.0; cols]);
+    for ((dy, hat), inverse) in dy.chunks_exact(cols).zip(hats.chunks_exact(cols)).zip(inverses) {
+        let mean = |f: &dyn Fn(usize) -> f64| (0..cols).map(f).sum::<f64>() / cols as f64;
+        let of_dy = if beta.is_some() { mean(&|i| dy[i] * gamma[i]) } else { 0.0 };
+        let of_both = mean(&|i| dy[i] * gamma[i] * hat[i]);
+        for i in 0..cols {
+            dx.push(inverse * (dy[i] * gamma[i] - of_dy - hat[i] * of_both));
+            dgamma[i] += dy[i] * hat[i];
+            dbeta[i] += dy[i];
+        }
+    }
+    (dx, dgamma, dbeta)
+}
+
+/// Causal attention, `qkv` as `[batch, time, 3, heads, head]`: the result, and with `dout` the gradient of `qkv`.
+pub fn attention(s: AttentionShape, qkv: &[f64], dout: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    let (t, w) = (s.time, s.width());
+    let at = |b: usize, i: usize, part: usize, h: usize| ((b * t + i) * 3 + part) * w + h * s.head;
+    let (mut out, mut dqkv) = (vec![0.0; s.rows() * w], vec![0.0; qkv.len()]);
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    let scale = 1.0 / (s.head as f64).sqrt();
+    for (b, h, i) in (0..s.batch).flat_map(|b| (0..s.heads).flat_map(move |h| (0..t).map(move |i| (b, h, i))))
+    {
+        let part = |i, which| &qkv[at(b, i, which, h)..][..s.head];
+        let scores: Vec<f64> = (0..=i).map(|j| dot(part(i, 0), part(j, 1)) * scale).collect();
+        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = scores.iter().map(|v| (v - largest).exp()).sum();
+        let weights: Vec<f64> = scores.iter().map(|v| (v - largest).exp() / sum).collect();
+        let place = (b * t + i) * w + h * s.head;
+        for (j, p) in weights.iter().enumerate() {
+            for c in 0..s.head {
+                out[place + c] += p * part(j, 2)[c];
+            }
+        }
+        if dout.is_empty() {
+            continue;
+        }
+        let dout = &dout[place..place + s.head];
+        let delta: f64 = dot(dout, &out[place..place + s.head]);
+        for (j, p) in weights.iter().enumerate() {
+            let ds = p * (dot(dout, part(j, 2)) - delta) * scale;
+            for c in 0..s.head {
+                dqkv[at(b, i, 0, h) + c] += ds * part(j, 1)[c];
+                dqkv[at(b, j, 1, h) + c] += ds * part(i, 0)[c];
+                dqkv[at(b, j, 2, h) + c] += p * dout[c];
+            }
+        }
+    }
+    (out, dqkv)
 }

@@ -5,12 +5,12 @@
 
 use paraft_compute::cpu::blocked::{Geometry, Planes, blocks};
 use paraft_compute::cpu::conv::{ConvWeights, forward_block};
-use paraft_compute::shape::ConvShape;
 use paraft_compute::cpu::conv_grad::ConvGradient;
+use paraft_compute::cpu::head;
 use paraft_compute::cpu::norm::{ChannelNorm, ChannelStats, norm_relu_pool};
 use paraft_compute::cpu::norm_grad::{NormSums, apply_block};
 use paraft_compute::reference::{self as plain, Images};
-use paraft_compute::cpu::head;
+use paraft_compute::shape::ConvShape;
 use paraft_compute::{Cpu, Isa, Lane};
 
 fn noise(seed: u32, count: usize) -> Vec<f32> {

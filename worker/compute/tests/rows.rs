@@ -1,8 +1,8 @@
 //! The row-major operators against the plain ones and against finite differences.
 
 use paraft_compute::cpu::{activation, linear, loss};
-use paraft_compute::shape::{Activation, LinearShape};
 use paraft_compute::reference as plain;
+use paraft_compute::shape::{Activation, LinearShape};
 
 fn noise(seed: u32, count: usize) -> Vec<f32> {
     let mut state = seed;

@@ -145,13 +145,7 @@ impl Dataset {
     ///
     /// # Panics
     /// When an index is not below [`Self::len`]; a [`crate::Sampler`] of the same length gives none.
-    pub fn fill(
-        &self,
-        indices: &[u32],
-        inputs: &mut Vec<f32>,
-        tokens: &mut Vec<u32>,
-        labels: &mut Vec<u32>,
-    ) {
+    pub fn fill(&self, indices: &[u32], inputs: &mut Vec<f32>, tokens: &mut Vec<u32>, labels: &mut Vec<u32>) {
         inputs.clear();
         tokens.clear();
         labels.clear();

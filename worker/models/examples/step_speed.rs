@@ -57,7 +57,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         if only.as_deref().is_some_and(|o| o != config.name()) {
             continue;
         }
-        let mut model = config.build(DataShape { sample: Sample::Values(784), classes: Some(10) }).map_err(|ModelError(e)| e)?;
+        let mut model = config
+            .build(DataShape { sample: Sample::Values(784), classes: Some(10) })
+            .map_err(|ModelError(e)| e)?;
         let labels = (0..n as u32).map(|i| i % 10).collect();
         let batch = Batch { inputs: pixels(n * 784), labels, n, ..Batch::default() };
         let (median, best) = measure(model.as_mut(), &batch, Duration::from_secs_f64(seconds))?;

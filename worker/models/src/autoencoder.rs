@@ -22,11 +22,7 @@ impl<D: Device> Autoencoder<D> {
         if widths.contains(&0) {
             return Err(ModelError(format!("layer widths {widths:?}: none of them may be zero")));
         }
-        Ok(Self {
-            stack: Stack::new(&widths, Activation::Relu),
-            width: inputs,
-            inputs: Default::default(),
-        })
+        Ok(Self { stack: Stack::new(&widths, Activation::Relu), width: inputs, inputs: Default::default() })
     }
 }
 

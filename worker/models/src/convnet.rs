@@ -115,8 +115,7 @@ impl<D: Device> ConvNet<D> {
             Stage { shape, at, block: device.conv_block(block, at) }
         };
         let first = stage(one, side, PAD, false, 0, buffers);
-        let second =
-            stage(two, side / 2, 0, true, Stage::<D>::params_len(one), buffers + 2 * CHANNELS[0]);
+        let second = stage(two, side / 2, 0, true, Stage::<D>::params_len(one), buffers + 2 * CHANNELS[0]);
         Ok(Self {
             side,
             classes,

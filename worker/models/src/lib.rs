@@ -34,8 +34,8 @@ pub use config::{DataShape, ModelConfig};
 pub use convnet::ConvNet;
 pub use net::{Net, NetResult, OnCpu, Ready};
 pub use on_cuda::{OnCuda, Part, Resident};
-pub use transformer::{NormKind, Transformer, TransformerShape};
 pub use paraft_compute::cuda::{CudaOptions, PinnedBytes, Precision};
+pub use transformer::{NormKind, Transformer, TransformerShape};
 
 use paraft_common::layout::TensorSpec;
 

@@ -7,7 +7,9 @@ use crate::{
 };
 use paraft_common::{Encoding, layout::TensorSpec};
 use paraft_compute::Device;
-use paraft_compute::cuda::{CudaDevice, CudaOptions, Gradient, Inbox, Outbox, Parcel, PinnedBytes, Precision, Wire};
+use paraft_compute::cuda::{
+    CudaDevice, CudaOptions, Gradient, Inbox, Outbox, Parcel, PinnedBytes, Precision, Wire,
+};
 use std::{collections::VecDeque, ops::Range};
 
 /// A part of the flat gradient that is pushed by itself, and how.
@@ -91,7 +93,11 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
     }
 
     /// Begins the backward pass; `ready` as in [`Net::step`].
-    fn begin(&mut self, batch: &Batch, ready: &mut dyn FnMut(&mut Outbox, usize, &Gradient) -> NetResult) -> NetResult {
+    fn begin(
+        &mut self,
+        batch: &Batch,
+        ready: &mut dyn FnMut(&mut Outbox, usize, &Gradient) -> NetResult,
+    ) -> NetResult {
         let Self { net, inbox, outbox, gradient, device, .. } = self;
         inbox.swap(device)?;
         outbox.begin(device.stream())?;
@@ -113,7 +119,11 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
             if bad == 0 || self.scale <= 1.0 {
                 break;
             }
-            tracing::debug!(scale = self.scale, bad, "the gradient overflows f16; the loss is scaled by half of that");
+            tracing::debug!(
+                scale = self.scale,
+                bad,
+                "the gradient overflows f16; the loss is scaled by half of that"
+            );
             self.scale /= 2.0;
             self.good = 0;
         }

@@ -417,7 +417,17 @@ where
         let norm = NormShape { rows, cols: s.width };
         let x = &self.inputs[s.layers];
         let next = &mut self.back.next;
-        d.norm_backward(norm, &self.back.normed, x, &self.stats, params, self.places.norm, None, next, grads)?;
+        d.norm_backward(
+            norm,
+            &self.back.normed,
+            x,
+            &self.stats,
+            params,
+            self.places.norm,
+            None,
+            next,
+            grads,
+        )?;
         ready(self.places.norm.gamma(), grads)?;
         for layer in (0..s.layers).rev() {
             let (at, room) = (self.places.blocks[layer], self.room(layer));

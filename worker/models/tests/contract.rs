@@ -16,7 +16,9 @@ fn all() -> Vec<(ModelConfig, Box<dyn Model>)> {
         ModelConfig::Autoencoder { hidden: vec![20, 15] },
         ModelConfig::Convnet,
     ];
-    let build = |c: ModelConfig| (c.clone(), c.build(DataShape { sample: Sample::Values(INPUTS), classes: Some(10) }).expect("valid"));
+    let build = |c: ModelConfig| {
+        (c.clone(), c.build(DataShape { sample: Sample::Values(INPUTS), classes: Some(10) }).expect("valid"))
+    };
     configs.into_iter().map(build).collect()
 }
 
@@ -58,7 +60,8 @@ fn the_same_inputs_give_the_same_bits_whatever_came_before() {
         model.evaluate(&p, &large).expect("a valid evaluation");
         // Left-overs of the larger batch in the workspaces must not show.
         assert_eq!(step(model.as_mut(), &p, &small), first, "{}", config.name());
-        let mut fresh = config.build(DataShape { sample: Sample::Values(INPUTS), classes: Some(10) }).expect("valid");
+        let mut fresh =
+            config.build(DataShape { sample: Sample::Values(INPUTS), classes: Some(10) }).expect("valid");
         assert_eq!(step(fresh.as_mut(), &p, &small), first, "{}", config.name());
     }
 }
@@ -143,7 +146,9 @@ fn a_configuration_reads_as_in_a_job_file_and_refuses_what_it_does_not_know() {
 
 #[test]
 fn a_model_that_does_not_fit_the_data_says_why() {
-    let fails = |c: ModelConfig, inputs, classes| match c.build(DataShape { sample: Sample::Values(inputs), classes }) {
+    let fails = |c: ModelConfig, inputs, classes| match c
+        .build(DataShape { sample: Sample::Values(inputs), classes })
+    {
         Ok(_) => panic!("{c:?} must not fit"),
         Err(e) => e.to_string(),
     };

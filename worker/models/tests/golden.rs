@@ -26,7 +26,8 @@ fn agrees_with_pytorch(text: &str) {
     let size = |key: &str| case[key].as_u64().expect(key) as usize;
     let config: ModelConfig = serde_json::from_value(case["config"].clone()).expect("a model");
     let classes = case["classes"].as_u64().map(|c| c as usize);
-    let mut model = config.build(DataShape { sample: Sample::Values(size("inputs")), classes }).expect("a model");
+    let mut model =
+        config.build(DataShape { sample: Sample::Values(size("inputs")), classes }).expect("a model");
     let layout = layout(model.as_ref());
 
     // The same stream as the script's: all tensors in order, then the inputs.

@@ -76,7 +76,11 @@ fn dense_models_have_the_plain_gradient_at_every_batch_size() {
         let x = wide(&b.inputs);
         let mut cases: Vec<Case> = vec![
             (Box::new(OnCpu::new(Classifier::linear(50, 10).expect("valid"))), vec![50, 10], &b.labels),
-            (Box::new(OnCpu::new(Classifier::mlp(50, &[33, 20], 10).expect("valid"))), vec![50, 33, 20, 10], &b.labels),
+            (
+                Box::new(OnCpu::new(Classifier::mlp(50, &[33, 20], 10).expect("valid"))),
+                vec![50, 33, 20, 10],
+                &b.labels,
+            ),
             (Box::new(OnCpu::new(Classifier::mlp(50, &[], 10).expect("valid"))), vec![50, 10], &b.labels),
             (Box::new(OnCpu::new(Autoencoder::new(50, &[17, 9]).expect("valid"))), vec![50, 17, 9, 50], &[]),
         ];

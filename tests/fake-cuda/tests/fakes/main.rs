@@ -30,7 +30,9 @@ impl Session {
         let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
         let fake = paraft_fake_cuda::install().map_err(anyhow::Error::msg)?;
         fake.mend();
-        for (name, value) in [("SEED", "1"), ("MEMORY", "1000000000"), ("BACKGROUND", "0"), ("SCHEDULE", "random")] {
+        for (name, value) in
+            [("SEED", "1"), ("MEMORY", "1000000000"), ("BACKGROUND", "0"), ("SCHEDULE", "random")]
+        {
             fake.set(name, value).map_err(anyhow::Error::msg)?;
         }
         Ok(Some(Session { fake, _alone }))

@@ -55,7 +55,13 @@ pub fn forward(s: AttentionShape, room: &mut AttentionRoom, qkv: &[f32], out: &m
             past.iter_mut().for_each(|p| *p /= sum);
             lse[stat + i] = sum.ln() + largest * s.scale();
         }
-        product([t, t, d], (&room.weights, [t, 1]), (&qkv[2 * w..], [3 * w, 1]), (&mut out[to..], [w, 1]), 0.0);
+        product(
+            [t, t, d],
+            (&room.weights, [t, 1]),
+            (&qkv[2 * w..], [3 * w, 1]),
+            (&mut out[to..], [w, 1]),
+            0.0,
+        );
     }
 }
 

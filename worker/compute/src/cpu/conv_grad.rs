@@ -8,8 +8,8 @@
 
 use crate::cpu::blocked::{Geometry, Planes, live_lanes};
 use crate::cpu::conv::CHANNEL_TILE;
-use crate::shape::ConvShape;
 use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
+use crate::shape::ConvShape;
 
 /// Rows of the gradient that are worked on together.
 const STRIP: usize = 5;

@@ -9,7 +9,7 @@ use crate::{
     shape::{Activation, LinearShape},
 };
 
-/// `y = x · weightᵀ + bias`, with a ReLU in the same pass as the bias. (A GELU needs its argument kept: see
+/// `y = x · weightᵀ + bias`, with a ReLU in the same pass as the bias; `bias` may be empty. (A GELU needs its argument kept: see
 /// [`gelu`](crate::cpu::activation::gelu).)
 pub fn forward(
     shape: LinearShape,
@@ -22,20 +22,21 @@ pub fn forward(
     let LinearShape { n, inputs, outputs } = shape;
     assert!(bias.is_empty() || bias.len() == outputs, "linear: bias");
     product([n, inputs, outputs], (x, [inputs, 1]), (weight, [1, inputs]), (y, [outputs, 1]), 0.0);
+    // Not `max`: a NaN must stay one, or a diverged run would look healthy.
+    let relu = |z: f32| if z < 0.0 { 0.0 } else { z };
+    let rectified = activation == Activation::Relu;
+    if bias.is_empty() {
+        if rectified {
+            y.iter_mut().for_each(|v| *v = relu(*v));
+        }
+        return;
+    }
     for row in y.chunks_exact_mut(outputs) {
-        match activation {
-            Activation::None | Activation::Gelu => {
-                for (v, b) in row.iter_mut().zip(bias) {
-                    *v += b;
-                }
-            }
-            Activation::Relu => {
-                for (v, b) in row.iter_mut().zip(bias) {
-                    let z = *v + b;
-                    // Not `max`: a NaN must stay one, or a diverged run would look healthy.
-                    *v = if z < 0.0 { 0.0 } else { z };
-                }
-            }
+        let both = row.iter_mut().zip(bias);
+        if rectified {
+            both.for_each(|(v, b)| *v = relu(*v + b));
+        } else {
+            both.for_each(|(v, b)| *v += b);
         }
     }
 }

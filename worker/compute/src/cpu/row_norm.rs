@@ -9,7 +9,8 @@ pub const STATS: usize = 2;
 /// (empty) it is an RMSNorm: the mean is 0 and the inverse that of the root of the mean square.
 pub fn forward(shape: NormShape, x: &[f32], gamma: &[f32], beta: &[f32], y: &mut [f32], stats: &mut [f32]) {
     let n = shape.cols as f64;
-    let rows = x.chunks_exact(shape.cols).zip(y.chunks_exact_mut(shape.cols)).zip(stats.as_chunks_mut::<STATS>().0);
+    let rows =
+        x.chunks_exact(shape.cols).zip(y.chunks_exact_mut(shape.cols)).zip(stats.as_chunks_mut::<STATS>().0);
     for ((x, y), stats) in rows {
         let sum = |f: &dyn Fn(f64) -> f64| x.iter().map(|v| f(f64::from(*v))).sum::<f64>() / n;
         let mean = if beta.is_empty() { 0.0 } else { sum(&|v| v) };

@@ -90,9 +90,16 @@ impl Blas {
         (c, result): (u64, Element),
         keep: f32,
     ) -> Result {
+        if m == 0 || n == 0 {
+            return Ok(());
+        }
         // cuBLAS counts by columns: what lies row by row is the transpose there. cᵀ = bᵀ · aᵀ.
         let op = |o: Operand| {
-            if o.transposed { sys::cublasOperation_t::CUBLAS_OP_T } else { sys::cublasOperation_t::CUBLAS_OP_N }
+            if o.transposed {
+                sys::cublasOperation_t::CUBLAS_OP_T
+            } else {
+                sys::cublasOperation_t::CUBLAS_OP_N
+            }
         };
         let one = 1.0f32;
         // SAFETY: the three matrices lie in buffers that the caller has checked to be long enough for these dimensions;

@@ -22,7 +22,7 @@ const FOLDER: &str = "PARAFT_CACHE";
 const MAGIC: &[u8; 8] = b"PARAFTK1";
 
 /// One program.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Source {
     /// For messages: `loss.cu`.
     pub file: &'static str,
@@ -31,7 +31,7 @@ pub struct Source {
     /// What it includes: name and text.
     pub header: (&'static str, &'static str),
     /// Options beside those of all programs.
-    pub options: &'static [&'static str],
+    pub options: Vec<String>,
 }
 
 /// The version of NVRTC, for example (13, 0).
@@ -97,7 +97,11 @@ fn cache_folder() -> Option<PathBuf> {
         return (!folder.is_empty()).then(|| folder.into());
     }
     let home = || std::env::var_os("HOME").map(|h| PathBuf::from(h).join(".cache"));
-    std::env::var_os("XDG_CACHE_HOME").filter(|f| !f.is_empty()).map(PathBuf::from).or_else(home).map(|f| f.join("paraft"))
+    std::env::var_os("XDG_CACHE_HOME")
+        .filter(|f| !f.is_empty())
+        .map(PathBuf::from)
+        .or_else(home)
+        .map(|f| f.join("paraft"))
 }
 
 /// FNV-1a.
@@ -189,7 +193,11 @@ fn compile(source: &Source, arch: &str) -> Result<Vec<u8>> {
     )?;
     let program = Program(raw);
     let arch_option = format!("--gpu-architecture={arch}");
-    let options = OPTIONS.iter().chain(source.options).copied().chain([arch_option.as_str()]);
+    let options = OPTIONS
+        .iter()
+        .copied()
+        .chain(source.options.iter().map(String::as_str))
+        .chain([arch_option.as_str()]);
     let options = options.map(text).collect::<Result<Vec<_>>>()?;
     let pointers: Vec<_> = options.iter().map(|o| o.as_ptr()).collect();
     // SAFETY: as many options as are said, alive during the call.

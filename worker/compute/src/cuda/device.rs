@@ -58,6 +58,15 @@ impl Precision {
         }
     }
 
+    /// For the compiler: which element type it is asked for.
+    fn define(self) -> &'static str {
+        match self {
+            Self::F32 | Self::Tf32 => "-DPARAFT_F32",
+            Self::Bf16 => "-DPARAFT_BF16",
+            Self::F16 => "-DPARAFT_F16",
+        }
+    }
+
     /// Bytes of an activation.
     fn bytes(self) -> usize {
         if self.cast().is_some() { 2 } else { 4 }
@@ -131,7 +140,7 @@ pub struct ConvBlock {
     pooled: Images,
     dpooled: Values,
     pick: Option<Buffer<u8>>,
-    /// `[4, channels]`: scale, shift, mean, inverse of the deviation.
+    /// `[6, channels]`: scale, shift, mean, inverse of the deviation, and two for the backward pass.
     norm: Floats,
     /// `[2, channels]`
     sums: Option<Buffer<f64>>,
@@ -173,6 +182,10 @@ impl ConvBlock {
 
     fn inverse(&self) -> Arg {
         self.norm.at(3 * self.channels())
+    }
+
+    fn slopes(&self) -> Arg {
+        self.norm.at(4 * self.channels())
     }
 
     fn pick(&self) -> Arg {
@@ -282,7 +295,7 @@ impl CudaDevice {
         let blas = Blas::new(&stream, options.precision)?;
         Ok(Self {
             blas,
-            launcher: Arc::new(Launcher::new(Kernels::new(&context))),
+            launcher: Arc::new(Launcher::new(Kernels::new(&context, options.precision.define()))),
             precision: options.precision,
             loss_scale: 1.0,
             inputs: Staging::new(),
@@ -321,7 +334,7 @@ impl CudaDevice {
     }
 
     /// Parameters from the host, for comparisons.
-    pub fn params(&mut self, from: &[f32]) -> Result<crate::cuda::Inbox> {
+    pub fn hold(&mut self, from: &[f32]) -> Result<crate::cuda::Inbox> {
         let mut inbox = crate::cuda::Inbox::new(self, from.len())?;
         inbox.host_mut()?.copy_from_slice(from);
         inbox.landed(self, 0..from.len())?;
@@ -336,7 +349,8 @@ impl CudaDevice {
         }
         let blocks = reduction(len);
         let squares = Arg::At(room(&self.context, &mut self.work.doubles, blocks + 1, "partial sums")?.at(0));
-        let total = Arg::At(room(&self.context, &mut self.work.doubles, blocks + 1, "partial sums")?.at(blocks));
+        let total =
+            Arg::At(room(&self.context, &mut self.work.doubles, blocks + 1, "partial sums")?.at(blocks));
         let bad = room(&self.context, &mut self.work.bad, blocks + 1, "partial counts")?;
         let (partial, count) = (Arg::At(bad.at(0)), Arg::At(bad.at(blocks)));
         self.launch(
@@ -368,6 +382,17 @@ impl CudaDevice {
         bad.download(&self.stream, blocks..blocks + 1, &mut self.counted)?;
         self.stream.synchronize()?;
         Ok(self.counted.as_slice()[0])
+    }
+
+    /// Fills a gradient with NaN, for comparisons: what an operator leaves out is found.
+    pub fn poison(&mut self, gradient: &Gradient) -> Result {
+        let n = gradient.len();
+        self.launch(
+            Unit::Elementwise,
+            "fill_f32",
+            Geometry::flat(n),
+            &[("x", Arg::At(gradient.values.at(0))), ("value", Arg::Float(f32::NAN)), ("n", long(n))],
+        )
     }
 
     /// The gradient on the host, for comparisons; waits for it.
@@ -402,7 +427,8 @@ impl CudaDevice {
     fn column_sums(&mut self, rows: usize, cols: usize, x: Arg, out: Arg) -> Result {
         let each = chunk(rows);
         let chunks = rows.div_ceil(each);
-        let partial = Arg::At(room(&self.context, &mut self.work.floats, chunks * cols, "column sums")?.at(0));
+        let partial =
+            Arg::At(room(&self.context, &mut self.work.floats, chunks * cols, "column sums")?.at(0));
         self.typed(
             Unit::Elementwise,
             "col_sum_partial",
@@ -510,7 +536,14 @@ impl CudaDevice {
         let LinearShape { n, inputs, outputs } = shape;
         let element = self.precision.element();
         let weight = self.operand(params.at(at.weight), inputs);
-        self.blas.product([n, outputs, inputs], element, self.operand(dy, outputs), weight, (dx, element), 0.0)
+        self.blas.product(
+            [n, outputs, inputs],
+            element,
+            self.operand(dy, outputs),
+            weight,
+            (dx, element),
+            0.0,
+        )
     }
 
     /// Sums a value for each row into the place `into` of the losses.
@@ -608,13 +641,7 @@ impl CudaDevice {
         )
     }
 
-    fn finalize(
-        &self,
-        block: &ConvBlock,
-        n: usize,
-        params: &Params,
-        grads: Option<&Gradient>,
-    ) -> Result {
+    fn finalize(&self, block: &ConvBlock, n: usize, params: &Params, grads: Option<&Gradient>) -> Result {
         let running = |i| Arg::At(params.f32_at(block.running(i)));
         let change = |i| Arg::At(grads.map_or(0, |g| g.values.at(block.running(i))));
         self.launch(
@@ -1196,7 +1223,9 @@ impl Device for CudaDevice {
             ],
         )?;
         // Rows that no sequence reaches.
-        grads.values.clear(&self.stream, at.positions + s.time * s.cols..at.positions + s.context * s.cols)?;
+        grads
+            .values
+            .clear(&self.stream, at.positions + s.time * s.cols..at.positions + s.context * s.cols)?;
         self.typed(
             Unit::Embedding,
             "position_backward",
@@ -1249,7 +1278,7 @@ impl Device for CudaDevice {
         let pooled = block.pooled_len(n);
         self.sized(&mut block.y, n * c * h * w, "a convolution")?;
         self.sized(&mut block.pooled.values, pooled, "pooled images")?;
-        self.floats(&mut block.norm, 4 * c, "a norm")?;
+        self.floats(&mut block.norm, 6 * c, "a norm")?;
         room(&self.context, &mut block.pick, pooled, "places of maxima")?;
         let [n_arg, rest @ ..] = Self::conv_dims(block, n);
         let [cin, hh, ww, cout, k, pad] = rest;
@@ -1382,6 +1411,19 @@ impl Device for CudaDevice {
         grads: &mut Gradient,
     ) -> Result {
         let (c, h, w) = (block.channels(), block.height(), block.width());
+        self.launch(
+            Unit::BatchNorm,
+            "bn_backward_slopes",
+            Geometry::line(c.div_ceil(256), 256),
+            &[
+                ("sums", block.sums()),
+                ("count", Arg::Double(block.count(n) as f64)),
+                ("scale", block.scale()),
+                ("inv_std", block.inverse()),
+                ("slopes", block.slopes()),
+                ("c", int(c)),
+            ],
+        )?;
         self.typed(
             Unit::BatchNorm,
             "bn_relu_pool_backward",
@@ -1392,9 +1434,7 @@ impl Device for CudaDevice {
                 ("y", block.y.at()),
                 ("scale", block.scale()),
                 ("mean", block.mean()),
-                ("inv_std", block.inverse()),
-                ("sums", block.sums()),
-                ("count", Arg::Double(block.count(n) as f64)),
+                ("slopes", block.slopes()),
                 ("dy", block.y.at()),
                 ("n", int(n)),
                 ("c", int(c)),

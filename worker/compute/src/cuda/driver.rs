@@ -112,9 +112,7 @@ impl Context {
         );
         let mut total = 0;
         // SAFETY: writes one integer.
-        check(unsafe { sys::cuDeviceTotalMem_v2(&mut total, device) }, &name, || {
-            "cuDeviceTotalMem".into()
-        })?;
+        check(unsafe { sys::cuDeviceTotalMem_v2(&mut total, device) }, &name, || "cuDeviceTotalMem".into())?;
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle, which is given back when this is dropped.
         check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) }, &name, || {
@@ -209,9 +207,8 @@ impl Stream {
     /// What is begun on this stream from now on waits for the event.
     pub fn wait(&self, event: &Event) -> Result {
         // SAFETY: both handles are alive; the driver keeps what it needs of the event.
-        self.context.check(unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) }, || {
-            "cuStreamWaitEvent".into()
-        })
+        self.context
+            .check(unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) }, || "cuStreamWaitEvent".into())
     }
 
     /// Waits on the host for everything that was begun.
@@ -258,8 +255,7 @@ impl Event {
     /// From now on it is the moment at which everything that was begun on the stream is done.
     pub fn record(&self, stream: &Stream) -> Result {
         // SAFETY: both handles are alive.
-        self.context
-            .check(unsafe { sys::cuEventRecord(self.raw, stream.raw) }, || "cuEventRecord".into())
+        self.context.check(unsafe { sys::cuEventRecord(self.raw, stream.raw) }, || "cuEventRecord".into())
     }
 
     /// Waits on the host.

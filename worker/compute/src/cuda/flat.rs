@@ -295,7 +295,10 @@ impl Outbox {
         }
         let done = Event::new(self.stream.context())?;
         done.record(&self.stream)?;
-        Ok(Parcel { bytes: Some(PinnedBytes { memory: Some(to), len: bytes, pool: self.pool.clone() }), done })
+        Ok(Parcel {
+            bytes: Some(PinnedBytes { memory: Some(to), len: bytes, pool: self.pool.clone() }),
+            done,
+        })
     }
 }
 

@@ -29,7 +29,7 @@ macro_rules! sources {
                         file: $file,
                         text: include_str!(concat!("../../kernels/", $file)),
                         header: ("prelude.cuh", include_str!("../../kernels/prelude.cuh")),
-                        options: &[$($option),*],
+                        options: vec![$($option.to_string()),*],
                     },)+
                 }
             }
@@ -61,12 +61,15 @@ unsafe impl Send for Function {}
 #[derive(Debug)]
 pub struct Kernels {
     context: Arc<Context>,
+    /// Only what this device computes in is compiled: all types would take several times as long.
+    define: &'static str,
     loaded: Mutex<Loaded>,
 }
 
 #[derive(Debug, Default)]
 struct Loaded {
-    modules: HashMap<Unit, Module>,
+    /// An attention has one for each size of a head.
+    modules: HashMap<(Unit, Option<String>), Module>,
     functions: HashMap<String, Function>,
 }
 
@@ -78,8 +81,8 @@ unsafe impl Send for Module {}
 
 impl Kernels {
     /// Nothing is loaded before it is wanted.
-    pub fn new(context: &Arc<Context>) -> Self {
-        Self { context: context.clone(), loaded: Mutex::default() }
+    pub fn new(context: &Arc<Context>, define: &'static str) -> Self {
+        Self { context: context.clone(), define, loaded: Mutex::default() }
     }
 
     /// The function of that name. The first of a unit compiles it, which takes up to some seconds where the cache does not have
@@ -89,11 +92,14 @@ impl Kernels {
         if let Some(f) = loaded.functions.get(name) {
             return Ok(*f);
         }
-        let module = match loaded.modules.get(&unit) {
+        let head = name.rsplit_once('_').map(|(_, end)| end);
+        let head = head.filter(|h| unit == Unit::Attention && h.parse::<u32>().is_ok()).map(str::to_string);
+        let key = (unit, head);
+        let module = match loaded.modules.get(&key) {
             Some(m) => m.0,
             None => {
-                let module = self.load(unit)?;
-                loaded.modules.insert(unit, Module(module));
+                let module = self.load(unit, key.1.as_deref())?;
+                loaded.modules.insert(key, Module(module));
                 module
             }
         };
@@ -108,14 +114,17 @@ impl Kernels {
             use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST;
             // SAFETY: the function was just found.
             let code = unsafe { sys::cuFuncSetAttribute(raw, MOST, shared as i32) };
-            self.context.check(code, || format!("cuFuncSetAttribute: {shared} bytes of shared memory for {name}"))?;
+            self.context
+                .check(code, || format!("cuFuncSetAttribute: {shared} bytes of shared memory for {name}"))?;
         }
         loaded.functions.insert(name.to_string(), Function(raw));
         Ok(Function(raw))
     }
 
-    fn load(&self, unit: Unit) -> Result<sys::CUmodule> {
-        let (source, compute) = (unit.source(), self.context.compute());
+    fn load(&self, unit: Unit, head: Option<&str>) -> Result<sys::CUmodule> {
+        let (mut source, compute) = (unit.source(), self.context.compute());
+        source.options.push(self.define.to_string());
+        source.options.extend(head.map(|h| format!("-DPARAFT_HEAD={h}")));
         let load = || {
             let code = compile::cubin(&source, compute)?;
             let mut module = ptr::null_mut();

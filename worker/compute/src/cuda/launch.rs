@@ -123,6 +123,9 @@ impl Launcher {
                 "{name}: {what} is {arg}, and the GPU's kernels count to 2147483647; use a smaller train.batch"
             )));
         }
+        if geometry.grid.contains(&0) {
+            return Ok(()); // nothing to do
+        }
         let function = self.kernels.function(unit, name, geometry.shared)?;
         let mut places: [*mut c_void; MOST_ARGS] = [std::ptr::null_mut(); MOST_ARGS];
         assert!(args.len() <= MOST_ARGS, "{name}: {} arguments", args.len());

@@ -49,7 +49,9 @@ impl Part {
     /// What to do about that.
     pub fn remedy(self) -> &'static str {
         match self {
-            Self::Driver => "install NVIDIA's driver, 525 or newer, or in a container start it with --gpus all",
+            Self::Driver => {
+                "install NVIDIA's driver, 525 or newer, or in a container start it with --gpus all"
+            }
             Self::Nvrtc => {
                 "install the CUDA toolkit 12 or 13, or `pip install nvidia-cuda-nvrtc` and name its lib folder in \
                  PARAFT_CUDA_LIBS"
@@ -192,7 +194,8 @@ fn preload() {
 /// Files `prefix` and `prefix.*` of a folder.
 fn named(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let fits = |name: &str| name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    let fits =
+        |name: &str| name.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
     let mut found: Vec<PathBuf> =
         entries.filter(|e| e.file_name().to_str().is_some_and(fits)).map(|e| e.path()).collect();
     found.sort();

@@ -75,14 +75,22 @@ impl<T: Plain> Buffer<T> {
         assert!(part.end <= from.len && to + part.len() <= self.len, "upload: {part:?} to {to}");
         // SAFETY: both ranges were just checked; pinned memory is given back only after the device is done with it (the
         // caller's duty, see the method).
-        unsafe { self.write(stream, from.at.as_ptr().add(part.start).cast(), part.len() * size_of::<T>(), to) }
+        unsafe {
+            self.write(stream, from.at.as_ptr().add(part.start).cast(), part.len() * size_of::<T>(), to)
+        }
     }
 
     /// Begins a copy of `bytes` bytes to the values from `to` on.
     ///
     /// # Safety
     /// There are so many bytes at `from`, and in the buffer behind `to`; the former stay as they are until the copy is done.
-    unsafe fn write(&self, stream: &Stream, from: *const std::ffi::c_void, bytes: usize, to: usize) -> Result {
+    unsafe fn write(
+        &self,
+        stream: &Stream,
+        from: *const std::ffi::c_void,
+        bytes: usize,
+        to: usize,
+    ) -> Result {
         if bytes == 0 {
             return Ok(());
         }
@@ -93,7 +101,12 @@ impl<T: Plain> Buffer<T> {
 
     /// Begins a copy of `part` to the start of `to`, whose values may be of another type. It may not be read before an event
     /// that is recorded afterwards.
-    pub(crate) fn download<U: Plain>(&self, stream: &Stream, part: Range<usize>, to: &mut Pinned<U>) -> Result {
+    pub(crate) fn download<U: Plain>(
+        &self,
+        stream: &Stream,
+        part: Range<usize>,
+        to: &mut Pinned<U>,
+    ) -> Result {
         let bytes = part.len() * size_of::<T>();
         assert!(part.end <= self.len && bytes <= to.len * size_of::<U>(), "download: {part:?} to {}", to.len);
         if part.is_empty() {

@@ -22,8 +22,8 @@ mod launch;
 pub mod library;
 mod memory;
 
+pub use compile::version as nvrtc_version;
 pub use device::{CudaDevice, CudaOptions, Precision};
 pub use driver::{Context, Event, Stream, count, version};
-pub use compile::version as nvrtc_version;
 pub use flat::{Gradient, Inbox, Outbox, Params, Parcel, PinnedBytes, Wire};
 pub use memory::{Buffer, Pinned};

@@ -4,8 +4,8 @@
 #![allow(dead_code)]
 
 use paraft_common::layout::Layout;
-use paraft_compute::shape::ConvShape;
 use paraft_compute::reference::{self as plain, Images};
+use paraft_compute::shape::ConvShape;
 use paraft_models::{Batch, Model};
 
 /// Numbers in -1..1, the same as in tools/golden/models.py.

@@ -1,0 +1,574 @@
+//! The same cases on every device: each operator, forward and backward, against its plain version in double precision.
+//!
+//! `paraft doctor --selftest` runs them on a user's machine, the tests on the CPU and on test doubles of CUDA's libraries.
+//!
+//! An error is the largest difference divided by the largest value of the plain result; what is allowed depends on the numbers
+//! in which the device computes ([`tolerance`]). Gradients are NaN before an operator writes them, so a value that it leaves out
+//! is found; inputs are drawn anew from the seed.
+
+use crate::{
+    cpu::CpuDevice,
+    cuda::{CudaDevice, Gradient, Inbox, Precision},
+    device::Device,
+    error::Result,
+    reference::{self as plain, Images},
+    shape::{
+        Activation, AttentionShape, ConvBlockAt, ConvBlockShape, ConvShape, EmbeddingAt, EmbeddingShape,
+        LinearAt, LinearShape, NormAt, NormShape,
+    },
+};
+
+/// A device whose parameters and gradients can be set and read.
+pub trait Bench: Device {
+    /// Parameters on the device.
+    type Held;
+    /// A gradient there.
+    type Gradient;
+    /// Brings parameters there.
+    fn hold(&mut self, params: &[f32]) -> Result<Self::Held>;
+    /// Those.
+    fn params(held: &Self::Held) -> &Self::Params;
+    /// A gradient of NaN.
+    fn poisoned(&mut self, len: usize) -> Result<Self::Gradient>;
+    /// That.
+    fn grads(gradient: &mut Self::Gradient) -> &mut Self::Grads;
+    /// Its values.
+    fn read_grads(&mut self, gradient: &Self::Gradient) -> Result<Vec<f32>>;
+}
+
+impl Bench for CpuDevice {
+    type Held = Vec<f32>;
+    type Gradient = Vec<f32>;
+
+    fn hold(&mut self, params: &[f32]) -> Result<Vec<f32>> {
+        Ok(params.to_vec())
+    }
+
+    fn params(held: &Vec<f32>) -> &[f32] {
+        held
+    }
+
+    fn poisoned(&mut self, len: usize) -> Result<Vec<f32>> {
+        Ok(vec![f32::NAN; len])
+    }
+
+    fn grads(gradient: &mut Vec<f32>) -> &mut [f32] {
+        gradient
+    }
+
+    fn read_grads(&mut self, gradient: &Vec<f32>) -> Result<Vec<f32>> {
+        Ok(gradient.clone())
+    }
+}
+
+impl Bench for CudaDevice {
+    type Held = Inbox;
+    type Gradient = Gradient;
+
+    fn hold(&mut self, params: &[f32]) -> Result<Inbox> {
+        CudaDevice::hold(self, params)
+    }
+
+    fn params(held: &Inbox) -> &Self::Params {
+        held.params()
+    }
+
+    fn poisoned(&mut self, len: usize) -> Result<Gradient> {
+        let gradient = Gradient::new(self, len)?;
+        self.poison(&gradient)?;
+        Ok(gradient)
+    }
+
+    fn grads(gradient: &mut Gradient) -> &mut Gradient {
+        gradient
+    }
+
+    fn read_grads(&mut self, gradient: &Gradient) -> Result<Vec<f32>> {
+        self.read_gradient(gradient)
+    }
+}
+
+/// What a case came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    /// Operator and result.
+    pub what: String,
+    /// Largest difference over largest value.
+    pub error: f64,
+    /// What is allowed.
+    pub allowed: f64,
+}
+
+impl Case {
+    /// Whether it is close enough; not where something is no number.
+    pub fn holds(&self) -> bool {
+        self.error <= self.allowed
+    }
+}
+
+/// What is allowed of a device that computes in these numbers, as a part of the largest value: some thousand roundings in f32;
+/// a few in TF32, bf16 and f16, whose significands have 11, 8 and 11 bits.
+pub fn tolerance(precision: Option<Precision>) -> f64 {
+    match precision {
+        None | Some(Precision::F32) => 2e-5,
+        Some(Precision::Tf32) => 3e-3,
+        Some(Precision::Bf16) => 3e-2,
+        Some(Precision::F16) => 4e-3,
+    }
+}
+
+struct Suite<'a, D: Bench> {
+    d: &'a mut D,
+    state: u64,
+    allowed: f64,
+    cases: Vec<Case>,
+}
+
+fn wide(v: &[f32]) -> Vec<f64> {
+    v.iter().copied().map(f64::from).collect()
+}
+
+impl<D: Bench> Suite<'_, D> {
+    /// Values in -1..1.
+    fn noise(&mut self, len: usize) -> Vec<f32> {
+        let mut next = || {
+            self.state =
+                self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((self.state >> 40) as f32) / (1u32 << 23) as f32 - 1.0
+        };
+        (0..len).map(|_| next()).collect()
+    }
+
+    fn ids(&mut self, len: usize, below: usize) -> Vec<u32> {
+        self.noise(len)
+            .iter()
+            .map(|v| (((v + 1.0) / 2.0 * below as f32) as u32).min(below as u32 - 1))
+            .collect()
+    }
+
+    fn values(&mut self, of: &[f32]) -> Result<D::Values> {
+        let mut to = D::Values::default();
+        self.d.load_values(of, &mut to)?;
+        Ok(to)
+    }
+
+    fn check(&mut self, what: String, got: &[f32], want: &[f64]) {
+        let largest = want.iter().fold(1e-3f64, |m, v| m.max(v.abs()));
+        let apart = |(g, w): (&f32, &f64)| (f64::from(*g) - w).abs();
+        // Not `max`, which would lose a NaN.
+        let error = got.iter().zip(want).map(apart).fold(0.0, |m, v| if v > m || v.is_nan() { v } else { m });
+        let error = if got.len() == want.len() { error / largest } else { f64::INFINITY };
+        self.cases.push(Case { what, error, allowed: self.allowed });
+    }
+
+    /// For what is behind a maximum: in 16 bits two values may become equal, and another one is picked. Of `n` values about
+    /// `n` times the tolerance are, each as wrong as it is large, so the error is that of the whole vector's length, and its
+    /// square is what is proportional to the tolerance. In f32 it is that of several operators in a row.
+    fn check_behind_maxima(&mut self, what: String, got: &[f32], want: &[f64]) {
+        let length = |v: &mut dyn Iterator<Item = f64>| v.map(|v| v * v).sum::<f64>().sqrt();
+        let apart = length(&mut got.iter().zip(want).map(|(g, w)| f64::from(*g) - w));
+        let error = apart / length(&mut want.iter().copied()).max(1e-3);
+        let error = if got.len() == want.len() { error } else { f64::INFINITY };
+        let allowed = if self.allowed < 1e-3 { 10.0 * self.allowed } else { 2.0 * self.allowed.sqrt() };
+        self.cases.push(Case { what, error, allowed });
+    }
+
+    fn check_values(&mut self, what: String, got: &D::Values, want: &[f64]) -> Result {
+        let got = self.d.read(got)?;
+        self.check(what, &got, want);
+        Ok(())
+    }
+
+    fn linear(&mut self, n: usize, inputs: usize, outputs: usize, bias: bool) -> Result {
+        let shape = LinearShape { n, inputs, outputs };
+        let name = format!("linear [{n}, {inputs}] to {outputs}{}", if bias { "" } else { " without bias" });
+        // An odd offset: tensors lie anywhere in the flat vector.
+        let weight = 3;
+        let len = weight + shape.weight_len();
+        let at = LinearAt { weight, bias: bias.then_some(len) };
+        let p = self.noise(len + outputs);
+        let held = self.d.hold(&p)?;
+        let (x, dy) = (self.noise(n * inputs), self.noise(n * outputs));
+        let (xv, dyv) = (self.values(&x)?, self.values(&dy)?);
+        let (w, b) = (wide(&p[weight..len]), if bias { wide(&p[len..]) } else { vec![0.0; outputs] });
+        let z = if n == 0 { Vec::new() } else { plain::linear_forward(n, &wide(&x), &w, &b) };
+        for (activation, f) in [
+            (Activation::None, (|v| v) as fn(f64) -> f64),
+            (Activation::Relu, |v| v.max(0.0)),
+            (Activation::Gelu, |v| plain::gelu(v).0),
+        ] {
+            let (mut y, mut before) = (D::Values::default(), D::Values::default());
+            self.d.linear(shape, &xv, D::params(&held), at, activation, &mut y, Some(&mut before))?;
+            let want: Vec<f64> = z.iter().copied().map(f).collect();
+            self.check_values(format!("{name}, {activation:?}"), &y, &want)?;
+        }
+        if n == 0 {
+            return Ok(());
+        }
+        let (dx, dw, db) = plain::linear_backward(n, &wide(&x), &w, &wide(&dy));
+        let mut gradient = self.d.poisoned(p.len())?;
+        self.d.linear_backward_weight(shape, &xv, &dyv, at, D::grads(&mut gradient))?;
+        let got = self.d.read_grads(&gradient)?;
+        self.check(format!("{name}, gradient of the weight"), &got[weight..len], &dw);
+        if bias {
+            self.check(format!("{name}, gradient of the bias"), &got[len..], &db);
+        }
+        let mut dxv = D::Values::default();
+        self.d.linear_backward_input(shape, &dyv, D::params(&held), at, &mut dxv)?;
+        self.check_values(format!("{name}, gradient of the input"), &dxv, &dx)
+    }
+
+    fn activations(&mut self, len: usize) -> Result {
+        let (saved, dy) = (self.noise(len), self.noise(len));
+        let relu: fn(f64) -> f64 = |v| if v > 0.0 { 1.0 } else { 0.0 };
+        for (activation, f) in [(Activation::Relu, relu), (Activation::Gelu, |v| plain::gelu(v).1)] {
+            let (savedv, mut dyv) = (self.values(&saved)?, self.values(&dy)?);
+            self.d.activation_backward(activation, &savedv, &mut dyv)?;
+            let want: Vec<f64> = saved.iter().zip(&dy).map(|(s, d)| f64::from(*d) * f((*s).into())).collect();
+            self.check_values(format!("{activation:?} backward, {len} values"), &dyv, &want)?;
+        }
+        let (a, b) = (self.noise(len), self.noise(len));
+        let (av, bv) = (self.values(&a)?, self.values(&b)?);
+        let mut sum = D::Values::default();
+        self.d.add(&av, &bv, &mut sum)?;
+        let want: Vec<f64> = a.iter().zip(&b).map(|(a, b)| f64::from(*a) + f64::from(*b)).collect();
+        self.check_values(format!("add, {len} values"), &sum, &want)
+    }
+
+    fn losses(&mut self, rows: usize, classes: usize) -> Result {
+        let name = format!("cross-entropy [{rows}, {classes}]");
+        let logits: Vec<f32> = self.noise(rows * classes).iter().map(|v| v * 8.0).collect();
+        let labels = self.ids(rows, classes);
+        let mut ids = D::Ids::default();
+        self.d.load_ids(&labels, &mut ids)?;
+        let mut v = self.values(&logits)?;
+        // What the device was given, rounded as it rounds: a logit's rounding is not the operator's error.
+        let given = wide(&self.d.read(&v)?);
+        self.d.cross_entropy_sum(rows, classes, &v, &ids)?;
+        self.d.cross_entropy_sum(rows, classes, &v, &ids)?;
+        let sums = self.d.sums()?;
+        let (loss, correct) = plain::cross_entropy_sum(&given, &labels);
+        self.check(format!("{name}, sums of two parts"), &[sums.loss as f32], &[2.0 * loss]);
+        self.check(format!("{name}, hits"), &[sums.correct as f32], &[2.0 * correct as f64]);
+        let (loss, d) = plain::softmax_cross_entropy(&given, &labels);
+        self.d.softmax_cross_entropy(rows, classes, &mut v, &ids)?;
+        let got = self.d.loss()?;
+        self.check(format!("{name}, loss"), &[got], &[loss]);
+        self.check_values(format!("{name}, gradient"), &v, &d)?;
+
+        let (y, target) = (self.noise(rows * classes), self.noise(rows * classes));
+        let (yv, tv, mut dv) = (self.values(&y)?, self.values(&target)?, D::Values::default());
+        let (y, t) = (wide(&self.d.read(&yv)?), wide(&self.d.read(&tv)?));
+        let n = y.len() as f64;
+        let apart: Vec<f64> = y.iter().zip(&t).map(|(y, t)| y - t).collect();
+        let squares: f64 = apart.iter().map(|v| v * v).sum();
+        self.d.mse(&yv, &tv, &mut dv)?;
+        let got = self.d.loss()?;
+        self.check(format!("squared error, {n} values, loss"), &[got], &[squares / n]);
+        let want: Vec<f64> = apart.iter().map(|v| v * 2.0 / n).collect();
+        self.check_values(format!("squared error, {n} values, gradient"), &dv, &want)?;
+        self.d.squared_difference(&yv, &tv)?;
+        let sums = self.d.sums()?;
+        self.check(format!("squared error, {n} values, sum"), &[sums.loss as f32], &[squares]);
+        Ok(())
+    }
+
+    fn norms(&mut self, rows: usize, cols: usize) -> Result {
+        let shape = NormShape { rows, cols };
+        let p: Vec<f32> = self.noise(2 * cols + 1).iter().map(|v| v + 0.5).collect();
+        let held = self.d.hold(&p)?;
+        let (gamma, beta) = (wide(&p[1..=cols]), wide(&p[cols + 1..]));
+        let (x, other, dy) = (self.noise(rows * cols), self.noise(rows * cols), self.noise(rows * cols));
+        for rms in [false, true] {
+            let at = if rms { NormAt::Rms { gamma: 1 } } else { NormAt::Layer { gamma: 1, beta: cols + 1 } };
+            let beta = (!rms).then_some(&beta[..]);
+            let name = format!("{} [{rows}, {cols}]", if rms { "RMSNorm" } else { "LayerNorm" });
+            let (xv, ov) = (self.values(&x)?, self.values(&other)?);
+            let (mut sum, mut y) = (D::Values::default(), D::Values::default());
+            let mut stats = D::Floats::default();
+            self.d.norm(shape, &xv, None, D::params(&held), at, &mut y, &mut stats)?;
+            self.check_values(name.clone(), &y, &plain::row_norm(&wide(&x), &gamma, beta).0)?;
+            let add = Some((&ov, &mut sum));
+            self.d.norm(shape, &xv, add, D::params(&held), at, &mut y, &mut stats)?;
+            let both: Vec<f64> = x.iter().zip(&other).map(|(a, b)| f64::from(*a) + f64::from(*b)).collect();
+            self.check_values(format!("{name}, of a sum"), &y, &plain::row_norm(&both, &gamma, beta).0)?;
+            self.check_values(format!("{name}, the sum"), &sum, &both)?;
+            let (want, dgamma, dbeta) = plain::row_norm_backward(&both, &gamma, beta, &wide(&dy));
+            let (dyv, mut dx) = (self.values(&dy)?, D::Values::default());
+            let mut gradient = self.d.poisoned(p.len())?;
+            let (params, grads) = (D::params(&held), D::grads(&mut gradient));
+            self.d.norm_backward(shape, &dyv, &sum, &stats, params, at, Some(&ov), &mut dx, grads)?;
+            let want: Vec<f64> = want.iter().zip(&other).map(|(a, b)| a + f64::from(*b)).collect();
+            self.check_values(format!("{name}, gradient of the input and another"), &dx, &want)?;
+            let got = self.d.read_grads(&gradient)?;
+            self.check(format!("{name}, gradient of gamma"), &got[1..=cols], &dgamma);
+            if !rms {
+                self.check(format!("{name}, gradient of beta"), &got[cols + 1..], &dbeta);
+            }
+        }
+        Ok(())
+    }
+
+    fn attention(&mut self, s: AttentionShape) -> Result {
+        let name = format!("attention, {} x {} places, {} heads of {}", s.batch, s.time, s.heads, s.head);
+        let (qkv, dout) = (self.noise(3 * s.rows() * s.width()), self.noise(s.rows() * s.width()));
+        let (qkv_v, dout_v) = (self.values(&qkv)?, self.values(&dout)?);
+        let (mut out, mut stats, mut dqkv) =
+            (D::Values::default(), D::Floats::default(), D::Values::default());
+        self.d.attention(s, &qkv_v, &mut out, &mut stats)?;
+        let (want, dwant) = plain::attention(s, &wide(&qkv), &wide(&dout));
+        self.check_values(name.clone(), &out, &want)?;
+        self.d.attention_backward(s, &qkv_v, &out, &stats, &dout_v, &mut dqkv)?;
+        self.check_values(format!("{name}, gradient"), &dqkv, &dwant)
+    }
+
+    fn embedding(&mut self, s: EmbeddingShape) -> Result {
+        let rows = s.batch * s.time;
+        let name = format!("embedding of {rows} places, {} of {} tokens", s.cols, s.vocab);
+        let p = self.noise((s.vocab + s.context) * s.cols);
+        let at = EmbeddingAt { tokens: 0, positions: s.vocab * s.cols };
+        let held = self.d.hold(&p)?;
+        let tokens = self.ids(rows, s.vocab);
+        let mut ids = D::Ids::default();
+        self.d.load_ids(&tokens, &mut ids)?;
+        let mut y = D::Values::default();
+        self.d.embedding(s, &ids, D::params(&held), at, &mut y)?;
+        let dy = self.noise(rows * s.cols);
+        let (mut want, mut dwant) = (Vec::new(), vec![0.0f64; p.len()]);
+        // A tied head's gradient is there already.
+        let before = self.noise(p.len());
+        for (i, &token) in tokens.iter().enumerate() {
+            for c in 0..s.cols {
+                let (a, b) = (token as usize * s.cols + c, at.positions + i % s.time * s.cols + c);
+                want.push(f64::from(p[a]) + f64::from(p[b]));
+                dwant[a] += f64::from(dy[i * s.cols + c]);
+                dwant[b] += f64::from(dy[i * s.cols + c]);
+            }
+        }
+        self.check_values(name.clone(), &y, &want)?;
+        let mut gradient = self.d.poisoned(p.len())?;
+        // The table's gradient as a product would leave it: x of [1, 1] is 1.
+        let one = self.values(&[1.0])?;
+        let head = self.values(&before[..s.vocab * s.cols])?;
+        let given = wide(&self.d.read(&head)?);
+        let shape = LinearShape { n: 1, inputs: 1, outputs: s.vocab * s.cols };
+        let place = LinearAt { weight: 0, bias: None };
+        self.d.linear_backward_weight(shape, &one, &head, place, D::grads(&mut gradient))?;
+        dwant.iter_mut().zip(&given).for_each(|(d, v)| *d += v);
+        let dyv = self.values(&dy)?;
+        self.d.embedding_backward(s, &ids, &dyv, at, D::grads(&mut gradient))?;
+        let got = self.d.read_grads(&gradient)?;
+        self.check(format!("{name}, gradient of the tables"), &got, &dwant);
+        Ok(())
+    }
+
+    /// Two convolution blocks and a linear layer, as the ConvNet has them.
+    fn convolutions(&mut self, n: usize, side: usize, channels: [usize; 2]) -> Result {
+        let name = format!("convolution blocks of {channels:?} channels, {n} images of {side} x {side}");
+        let [one, two] = [(1, channels[0]), (channels[0], channels[1])].map(|(inputs, outputs)| ConvShape {
+            inputs,
+            outputs,
+            kernel: 5,
+            pad: 2,
+        });
+        let params_len = |c: ConvShape| c.weight_len() + 3 * c.outputs;
+        let (first_at, second_at) = (0, params_len(one));
+        let buffers = second_at + params_len(two);
+        let len = buffers + 2 * (one.outputs + two.outputs);
+        let mut p: Vec<f32> = self.noise(len).iter().map(|v| v * 0.3).collect();
+        // Gains around one, and variances above zero.
+        for (conv, at, running) in [(one, first_at, buffers), (two, second_at, buffers + 2 * one.outputs)] {
+            let gamma = at + conv.weight_len() + conv.outputs;
+            p[gamma..gamma + conv.outputs].iter_mut().for_each(|v| *v += 1.0);
+            p[running + conv.outputs..running + 2 * conv.outputs].iter_mut().for_each(|v| *v = v.abs() + 0.5);
+        }
+        let held = self.d.hold(&p)?;
+        let images = self.noise(n * side * side);
+        let mut x = self.d.images(1, side, side, 2);
+        self.d.load_images(&images, n, &mut x)?;
+        let at = |params, buffers| ConvBlockAt { params, buffers };
+        let shape = |conv, side, border, input_gradient| ConvBlockShape {
+            conv,
+            height: side,
+            width: side,
+            border,
+            input_gradient,
+        };
+        let mut first = self.d.conv_block(shape(one, side, 2, false), at(first_at, buffers));
+        let mut second =
+            self.d.conv_block(shape(two, side / 2, 0, true), at(second_at, buffers + 2 * one.outputs));
+        let features = two.outputs * (side / 4) * (side / 4);
+        let linear = LinearShape { n, inputs: features, outputs: 3 };
+        let head = self.noise(linear.weight_len() + 3);
+        let head_held = self.d.hold(&head)?;
+        let head_at = LinearAt { weight: 0, bias: Some(linear.weight_len()) };
+        let dy = self.noise(n * 3);
+        let dyv = self.values(&dy)?;
+        let mut y = D::Values::default();
+        for train in [false, true] {
+            self.d.conv_block_forward(&mut first, &x, n, D::params(&held), train)?;
+            let out = D::conv_block_output(&first);
+            self.d.conv_block_forward(&mut second, out, n, D::params(&held), train)?;
+            self.d.image_linear(linear, &second, D::params(&head_held), head_at, &mut y)?;
+            let want = plain_net(&p, &head, [one, two], (n, side), &images, train, &[]).0;
+            self.check_values(format!("{name}, train {train}"), &y, &want)?;
+        }
+        let (_, want, want_head) = plain_net(&p, &head, [one, two], (n, side), &images, true, &wide(&dy));
+        let (mut gradient, mut head_gradient) = (self.d.poisoned(len)?, self.d.poisoned(head.len())?);
+        let params = D::params(&held);
+        let grads = D::grads(&mut gradient);
+        self.d.conv_block_buffers(&first, params, grads)?;
+        self.d.conv_block_buffers(&second, params, grads)?;
+        self.d.image_linear_backward_weight(linear, &second, &dyv, head_at, D::grads(&mut head_gradient))?;
+        self.d.image_linear_backward_input(linear, &dyv, D::params(&head_held), head_at, &mut second)?;
+        self.d.conv_block_backward_norm(&mut second, n, params, grads)?;
+        self.d.conv_block_backward_weight(&mut second, D::conv_block_output(&first), n, params, grads)?;
+        self.d.conv_block_backward_input(&mut second, n, params, &mut first)?;
+        self.d.conv_block_backward_norm(&mut first, n, params, grads)?;
+        self.d.conv_block_backward_weight(&mut first, &x, n, params, grads)?;
+        let got = self.d.read_grads(&gradient)?;
+        // Tensor by tensor, or the largest would hide the others. A convolution's bias before a norm has no gradient.
+        let mut from = 0;
+        for (block, conv) in [("first", one), ("second", two)] {
+            for (tensor, len) in [
+                ("weight", conv.weight_len()),
+                ("bias", conv.outputs),
+                ("gamma", conv.outputs),
+                ("beta", conv.outputs),
+            ] {
+                if tensor != "bias" {
+                    let part = from..from + len;
+                    let what = format!("{name}, {block} {tensor}");
+                    self.check_behind_maxima(what, &got[part.clone()], &want[part]);
+                }
+                from += len;
+            }
+        }
+        self.check(format!("{name}, running statistics"), &got[buffers..], &want[buffers..]);
+        let got = self.d.read_grads(&head_gradient)?;
+        self.check(format!("{name}, the linear layer"), &got, &want_head);
+        Ok(())
+    }
+}
+
+/// The plain net of [`Suite::convolutions`]: its output, and for `dy` the gradients of both vectors.
+fn plain_net(
+    p: &[f32],
+    head: &[f32],
+    convs: [ConvShape; 2],
+    (n, side): (usize, usize),
+    images: &[f32],
+    train: bool,
+    dy: &[f64],
+) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+    let p = wide(p);
+    let mut sizes = Images { n, channels: 1, height: side, width: side };
+    let mut x = wide(images);
+    let mut at = 0;
+    let mut running: usize = convs.iter().map(|c| c.weight_len() + 3 * c.outputs).sum();
+    let mut grads = vec![0.0; p.len()];
+    let mut kept = Vec::new();
+    for conv in convs {
+        let c = conv.outputs;
+        let weight = at..at + conv.weight_len();
+        let [bias, gamma, beta] = [0, 1, 2].map(|i| weight.end + i * c..weight.end + (i + 1) * c);
+        at = beta.end;
+        let wide = sizes.after(conv);
+        let y = plain::conv_forward(conv, sizes, &x, &p[weight.clone()], &p[bias.clone()]);
+        let count = (n * wide.height * wide.width) as f64;
+        let mut stats = plain::channel_stats(wide, &y);
+        let momentum = f64::from(crate::cpu::norm::MOMENTUM);
+        for (i, (mean, var)) in stats.iter_mut().enumerate() {
+            let (old_mean, old_var) = (p[running + i], p[running + c + i]);
+            grads[running + i] = momentum * (old_mean - *mean);
+            grads[running + c + i] = momentum * (old_var - *var * count / (count - 1.0).max(1.0));
+            if !train {
+                (*mean, *var) = (old_mean, old_var);
+            }
+        }
+        running += 2 * c;
+        let z = plain::norm(wide, &y, &stats, &p[gamma.clone()], &p[beta.clone()]);
+        let (pooled, places) = plain::relu_pool(wide, &z);
+        kept.push((
+            conv,
+            sizes,
+            wide,
+            std::mem::replace(&mut x, pooled.clone()),
+            y,
+            pooled,
+            places,
+            [weight, bias, gamma, beta],
+        ));
+        sizes = wide.halved();
+    }
+    let features = x.len() / n;
+    let outputs = head.len() / (features + 1);
+    let head = wide_split(head, features * outputs);
+    let out = plain::linear_forward(n, &x, &head.0, &head.1);
+    if dy.is_empty() {
+        return (out, grads, Vec::new());
+    }
+    let (mut dx, dw, db) = plain::linear_backward(n, &x, &head.0, dy);
+    for (conv, sizes, wide, x, y, pooled, places, [weight, bias, gamma, beta]) in kept.into_iter().rev() {
+        let dz = plain::relu_pool_backward(wide.len(), &pooled, &places, &dx);
+        let (dconv, dgamma, dbeta) = plain::norm_backward(wide, &y, &p[gamma.clone()], &dz);
+        grads[gamma].copy_from_slice(&dgamma);
+        grads[beta].copy_from_slice(&dbeta);
+        let (d, dweight, dbias) = plain::conv_backward(conv, sizes, &x, &p[weight.clone()], &dconv);
+        grads[weight].copy_from_slice(&dweight);
+        grads[bias].copy_from_slice(&dbias);
+        dx = d;
+    }
+    (out, grads, [dw, db].concat())
+}
+
+fn wide_split(of: &[f32], at: usize) -> (Vec<f64>, Vec<f64>) {
+    (wide(&of[..at]), wide(&of[at..]))
+}
+
+/// Runs every case. An error is a device that cannot do what it is asked; a result that is wrong is a [`Case`].
+pub fn operators<D: Bench>(device: &mut D, precision: Option<Precision>, seed: u64) -> Result<Vec<Case>> {
+    let allowed = tolerance(precision);
+    let mut s = Suite { d: device, state: seed, allowed, cases: Vec::new() };
+    for (n, inputs, outputs) in [(0, 3, 2), (1, 1, 1), (7, 33, 5), (64, 100, 10), (3, 5, 130), (130, 64, 257)]
+    {
+        s.linear(n, inputs, outputs, true)?;
+        s.linear(n, inputs, outputs, false)?;
+    }
+    for len in [1, 255, 4097] {
+        s.activations(len)?;
+    }
+    for (rows, classes) in [(1, 2), (6, 5), (33, 10), (3, 1025), (2, 9001)] {
+        s.losses(rows, classes)?;
+    }
+    for (rows, cols) in [(1, 2), (3, 5), (70, 64), (9, 1025)] {
+        s.norms(rows, cols)?;
+    }
+    for (batch, time, heads, head) in
+        [(1, 1, 1, 16), (2, 37, 3, 16), (1, 64, 2, 32), (1, 70, 1, 64), (1, 33, 2, 128)]
+    {
+        s.attention(AttentionShape { batch, time, heads, head })?;
+    }
+    for (batch, time, cols, vocab, context) in [(1, 1, 1, 1, 1), (3, 7, 33, 11, 9), (2, 20, 300, 50, 20)] {
+        s.embedding(EmbeddingShape { batch, time, cols, vocab, context })?;
+    }
+    for (n, side, channels) in [(2, 8, [3, 5]), (9, 12, [16, 32]), (33, 4, [2, 3])] {
+        s.convolutions(n, side, channels)?;
+    }
+    Ok(s.cases)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_meets_every_case() {
+        for seed in [1, 2] {
+            let cases = operators(&mut CpuDevice::default(), None, seed).expect("the CPU can do everything");
+            assert!(cases.len() > 150, "{} cases", cases.len());
+            let wrong: Vec<&Case> = cases.iter().filter(|c| !c.holds()).collect();
+            assert!(wrong.is_empty(), "{wrong:#?}");
+        }
+    }
+}
