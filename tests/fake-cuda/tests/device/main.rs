@@ -1,5 +1,6 @@
 //! Our CUDA code, on the fakes: every operator against its plain version, and whatever a missing event would break.
 
+mod flat;
 mod models;
 mod operators;
 

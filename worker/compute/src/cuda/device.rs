@@ -384,14 +384,14 @@ impl CudaDevice {
         Ok(self.counted.as_slice()[0])
     }
 
-    /// Fills a gradient with NaN, for comparisons: what an operator leaves out is found.
-    pub fn poison(&mut self, gradient: &Gradient) -> Result {
+    /// Sets every value of a gradient, for comparisons: what an operator leaves out of NaNs is found.
+    pub fn fill(&mut self, gradient: &Gradient, value: f32) -> Result {
         let n = gradient.len();
         self.launch(
             Unit::Elementwise,
             "fill_f32",
             Geometry::flat(n),
-            &[("x", Arg::At(gradient.values.at(0))), ("value", Arg::Float(f32::NAN)), ("n", long(n))],
+            &[("x", Arg::At(gradient.values.at(0))), ("value", Arg::Float(value)), ("n", long(n))],
         )
     }
 
