@@ -54,12 +54,49 @@ def convnet(side, classes):
         nn.Flatten(), nn.Linear((side // 4)**2 * 32, classes))
 
 
+class Block(nn.Module):
+    def __init__(self, width, heads, norm):
+        super().__init__()
+        self.heads = heads
+        self.ln_1 = norm(width)
+        self.attn = nn.ModuleDict(dict(c_attn=nn.Linear(width, 3 * width), c_proj=nn.Linear(width, width)))
+        self.ln_2 = norm(width)
+        self.mlp = nn.ModuleDict(dict(c_fc=nn.Linear(width, 4 * width), c_proj=nn.Linear(4 * width, width)))
+
+    def forward(self, x):
+        n, t, width = x.shape
+        q, k, v = self.attn["c_attn"](self.ln_1(x)).reshape(n, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attn["c_proj"](y.transpose(1, 2).reshape(n, t, width))
+        return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh"))
+
+
+class Transformer(nn.Module):
+    """nanoGPT's, without dropout; the head shares the token embedding's weight."""
+
+    def __init__(self, time, vocab, layers, heads, width, norm):
+        super().__init__()
+        make = (lambda w: nn.LayerNorm(w)) if norm == "layer" else (lambda w: nn.RMSNorm(w, eps=1e-5))
+        self.transformer = nn.ModuleDict(dict(
+            wte=nn.Embedding(vocab, width), wpe=nn.Embedding(time, width),
+            h=nn.ModuleList(Block(width, heads, make) for _ in range(layers)), ln_f=make(width)))
+
+    def forward(self, tokens):
+        t = self.transformer
+        x = t["wte"](tokens) + t["wpe"](torch.arange(tokens.shape[1]))
+        for block in t["h"]:
+            x = block(x)
+        return F.linear(t["ln_f"](x), t["wte"].weight)
+
+
 def hexed(t):
     return "".join(struct.pack(">f", v).hex() for v in t.detach().flatten().tolist())
 
 
 def scale_and_shift(model, name):
     """Weights small, the norms' gains of both signs, the running variances positive."""
+    if isinstance(model, Transformer):
+        return (0.25, 1.0) if ".ln_" in name and name.endswith("weight") else (0.25, 0.0)
     module = model if "." not in name else model[int(name.split(".")[0])]
     if name.endswith("running_var"):
         return 0.5, 1.0
@@ -79,11 +116,17 @@ def case(name, config, model, inputs, classes, n, seed):
             scale, shift = scale_and_shift(model, key)
             t.copy_(stream.fill(t.shape, scale, shift))
             tensors.append(dict(name=key, shape=list(t.shape), scale=scale, shift=shift))
-    x = stream.fill((n, inputs), 0.5, 0.5)
-    y = torch.arange(n) * 7 % classes if classes else None
+    if isinstance(model, Transformer):
+        # `inputs` tokens a sample, each below `classes`.
+        x = (torch.arange(n * inputs) * 5 % classes).reshape(n, inputs)
+        y = torch.arange(n * inputs) * 7 % classes
+    else:
+        x = stream.fill((n, inputs), 0.5, 0.5)
+        y = torch.arange(n) * 7 % classes if classes else None
 
     def loss():
         out = model(x)
+        out = out.reshape(-1, out.shape[-1])
         return out, (F.cross_entropy(out, y) if classes else F.mse_loss(out, x))
 
     model.train()
@@ -111,6 +154,9 @@ def main():
     case("autoencoder", dict(kind="autoencoder", hidden=[6, 5, 6]),
          widths(10, 6, 5, 6, 10, last_relu=True), 10, None, 8, 3)
     case("convnet", dict(kind="convnet"), convnet(8, 5), 64, 5, 21, 4)
+    for norm, seed in [("layer", 5), ("rms", 6)]:
+        config = dict(kind="transformer", layers=2, heads=2, width=32, norm=norm)
+        case("transformer-" + norm, config, Transformer(5, 11, 2, 2, 32, norm), 5, 11, 3, seed)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 
 mod support;
 
-use paraft_models::{DataShape, ModelConfig, Sample};
+use paraft_models::{Batch, DataShape, ModelConfig, Sample};
 use serde_json::Value;
 use support::{Stream, batch, close, layout, step, wide};
 
@@ -26,8 +26,11 @@ fn agrees_with_pytorch(text: &str) {
     let size = |key: &str| case[key].as_u64().expect(key) as usize;
     let config: ModelConfig = serde_json::from_value(case["config"].clone()).expect("a model");
     let classes = case["classes"].as_u64().map(|c| c as usize);
-    let mut model =
-        config.build(DataShape { sample: Sample::Values(size("inputs")), classes }).expect("a model");
+    let sample = match (&config, classes) {
+        (ModelConfig::Transformer { .. }, Some(vocab)) => Sample::Tokens { time: size("inputs"), vocab },
+        _ => Sample::Values(size("inputs")),
+    };
+    let mut model = config.build(DataShape { sample, classes }).expect("a model");
     let layout = layout(model.as_ref());
 
     // The same stream as the script's: all tensors in order, then the inputs.
@@ -41,7 +44,13 @@ fn agrees_with_pytorch(text: &str) {
         let [scale, shift] = ["scale", "shift"].map(|k| want[k].as_f64().expect(k) as f32);
         params.extend(stream.fill(ours.len(), scale, shift));
     }
-    let batch = batch(stream.0, size("n"), size("inputs"), classes);
+    let batch = match sample {
+        Sample::Values(len) => batch(stream.0, size("n"), len, classes),
+        Sample::Tokens { time, vocab } => {
+            let ids = |step: usize| (0..size("n") * time).map(|i| (i * step % vocab) as u32).collect();
+            Batch { tokens: ids(5), labels: ids(7), n: size("n"), ..Batch::default() }
+        }
+    };
 
     let (loss, grads) = step(model.as_mut(), &params, &batch);
     close("loss", &[loss], &[case["loss"].as_f64().expect("loss")], 1e-5, 0.0);
@@ -58,7 +67,8 @@ fn agrees_with_pytorch(text: &str) {
         }
     }
     let e = model.evaluate(&after, &batch).expect("a valid evaluation");
-    assert_eq!(e.count, batch.n as u64);
+    // A language model counts tokens.
+    assert_eq!(e.count, batch.labels.len().max(batch.n) as u64);
     assert_eq!(e.correct, case["eval_correct"].as_u64().expect("count"));
     let mean = e.loss_sum / e.count as f64;
     close("evaluation", &[mean as f32], &[case["eval_loss"].as_f64().expect("loss")], 1e-5, 0.0);
@@ -83,4 +93,20 @@ fn autoencoder_agrees_with_pytorch() {
 #[test]
 fn convnet_agrees_with_pytorch() {
     agrees_with_pytorch(include_str!("golden/convnet.json"));
+}
+
+#[test]
+fn transformers_agree_with_pytorch() {
+    agrees_with_pytorch(include_str!("golden/transformer-layer.json"));
+    agrees_with_pytorch(include_str!("golden/transformer-rms.json"));
+}
+
+#[test]
+fn a_transformer_that_keeps_only_inputs_has_the_same_gradient() {
+    let case: Value = serde_json::from_str(include_str!("golden/transformer-layer.json")).expect("JSON");
+    let mut config = case["config"].clone();
+    config["checkpoint_activations"] = true.into();
+    let mut case = case;
+    case["config"] = config;
+    agrees_with_pytorch(&case.to_string());
 }
