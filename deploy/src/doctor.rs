@@ -1,6 +1,8 @@
 //! `paraft doctor`: what works here, what is missing, what that disables. `paraft env`: the same facts for an
 //! issue.
 
+mod gpu;
+
 use crate::{failure::Failure, status};
 use clap::Args;
 use paraft_common::{Durability, ServerId};
@@ -21,6 +23,10 @@ pub struct DoctorArgs {
     /// One JSON object for each row.
     #[arg(long)]
     pub json: bool,
+    /// Compute every operator and a step of each model on every GPU, in every precision, and compare with the CPU. Takes
+    /// some minutes where the kernels have to be compiled.
+    #[arg(long)]
+    pub selftest: bool,
 }
 
 #[derive(Args)]
@@ -38,18 +44,22 @@ enum Verdict {
 }
 
 struct Row {
-    what: &'static str,
+    what: String,
     verdict: Verdict,
     found: String,
-    means: &'static str,
+    means: String,
 }
 
-fn row(what: &'static str, verdict: Verdict, found: impl ToString, means: &'static str) -> Row {
-    Row { what, verdict, found: found.to_string(), means }
+fn row(what: impl ToString, verdict: Verdict, found: impl ToString, means: impl ToString) -> Row {
+    Row { what: what.to_string(), verdict, found: found.to_string(), means: means.to_string() }
 }
 
 pub fn run(args: &DoctorArgs) -> Result<i32, Failure> {
-    let rows = vec![cores(), memory(), simd(), files(), loopback(), sockets(), folder(), cuda()];
+    let mut rows = vec![cores(), memory(), simd(), files(), loopback(), sockets(), folder()];
+    rows.extend(gpu::rows());
+    if args.selftest {
+        rows.extend(gpu::selftest());
+    }
     for r in &rows {
         let name = match r.verdict {
             Verdict::Ok => "OK",
@@ -182,19 +192,6 @@ fn folder() -> Row {
     }
 }
 
-fn cuda() -> Row {
-    let driver = std::fs::read_to_string("/proc/driver/nvidia/version");
-    match driver {
-        Ok(v) => row(
-            "CUDA",
-            Verdict::Warn,
-            v.lines().next().unwrap_or("driver found"),
-            "this version computes on the CPU only",
-        ),
-        Err(_) => row("CUDA", Verdict::Ok, "no NVIDIA driver", "this version computes on the CPU only"),
-    }
-}
-
 pub fn env(args: &EnvArgs) -> Result<i32, Failure> {
     let read = |p: &str| std::fs::read_to_string(p).unwrap_or_default();
     let cpu = read("/proc/cpuinfo")
@@ -221,7 +218,7 @@ pub fn env(args: &EnvArgs) -> Result<i32, Failure> {
                 paraft_worker::instruction_set()
             ),
         ),
-        ("device", "CPU (this version has no CUDA)".to_string()),
+        ("devices", gpu::devices()),
         ("settings", if settings.is_empty() { "none".into() } else { settings.join(" ") }),
     ];
     if args.json {

@@ -20,10 +20,8 @@ fn every_swap_shows_what_has_landed_so_far() -> Result<()> {
             let mut device = CudaDevice::new(CudaOptions { ordinal: 0, precision })?;
             let mut inbox = Inbox::new(&device, LEN)?;
             // x · weightᵀ of [1, 1] and [LEN, 1]: the weights themselves.
-            let (shape, at) = (
-                LinearShape { n: 1, inputs: 1, outputs: LEN },
-                LinearAt { weight: 0, bias: None },
-            );
+            let (shape, at) =
+                (LinearShape { n: 1, inputs: 1, outputs: LEN }, LinearAt { weight: 0, bias: None });
             let mut one = Default::default();
             device.load_values(&[1.0], &mut one)?;
             let (mut seen, mut want) = (Vec::new(), Vec::new());
@@ -59,7 +57,9 @@ fn every_swap_shows_what_has_landed_so_far() -> Result<()> {
 /// A gradient is sent while the next one is computed over it.
 #[test]
 fn a_gradient_is_not_written_over_before_it_is_sent() -> Result<()> {
-    let Some(session) = Session::begin("a_gradient_is_not_written_over_before_it_is_sent")? else { return Ok(()) };
+    let Some(session) = Session::begin("a_gradient_is_not_written_over_before_it_is_sent")? else {
+        return Ok(());
+    };
     for seed in 1..9 {
         session.set("SEED", &seed.to_string())?;
         for wire in [Wire::F32, Wire::Bf16] {
