@@ -70,7 +70,7 @@ fn batchnorm<T: Type>(shape: [usize; 4], offset: usize, one_chunk: bool) {
         launch(s, "bn_finalize", bn, 256, 0, args);
         if pooled_len > 0 {
             let args = args![yo, &scale, &shift, &mut pooled, &mut pick, ni, ci, hi, wi];
-            launch_flat(s, &T::kernel("bn_relu_pool"), 8 * pooled_len, args);
+            launch_flat(s, &T::kernel("bn_relu_pool"), 4 * pooled_len, args);
         }
         let [mut backward, mut bsums] = [poisoned::<f64>(chunks * m), poisoned::<f64>(m)];
         let args = args![&dpooled, &pick, yo, &mean, &inv, &mut backward, ni, ci, hi, wi, each];

@@ -237,6 +237,29 @@ INLINE void flat(long long n, bool wide, Body body) {
     for (long long i = runs * W + first; i < n; i += step) body(Width<1>{}, i);
 }
 
+// a / b, and a % b to `rest`. Divisions of 64 bits cost several times those of 32, which mostly do.
+INLINE long long divide(long long a, int b, int& rest) {
+    if (a <= 0xffffffffLL) {
+        const unsigned quotient = (unsigned)a / (unsigned)b;
+        rest = (int)((unsigned)a - quotient * (unsigned)b);
+        return quotient;
+    }
+    const long long quotient = a / b;
+    rest = (int)(a - quotient * b);
+    return quotient;
+}
+
+// 2^x by one instruction (its error is below 2^-22); 0 of minus infinity.
+INLINE float fast_exp2(float x) {
+#ifdef __CUDA_ARCH__
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+#else
+    return exp2f(x);
+#endif
+}
+
 // --------------------------------------------------------------------------------------------------------- reductions
 
 INLINE int lane_of() { return (int)(threadIdx.x & 31); }
