@@ -81,7 +81,8 @@ fn find_compiler() -> Result<PathBuf, String> {
     if env("HOST") != env("TARGET") {
         return Err("the fake CUDA libraries are not built for another machine".into());
     }
-    let tool = cc::Build::new().cpp(true).opt_level(2).try_get_compiler().map_err(|e| one_line(&e.to_string()))?;
+    let tool =
+        cc::Build::new().cpp(true).opt_level(2).try_get_compiler().map_err(|e| one_line(&e.to_string()))?;
     let probe = PathBuf::from(env("OUT_DIR")).join("probe.cpp");
     let object = probe.with_extension("so");
     fs::write(&probe, "#include <vector>\nint main() { return 0; }\n").map_err(|e| e.to_string())?;
@@ -148,7 +149,10 @@ impl Builder {
     fn read(&self, path: PathBuf) -> KernelFile {
         let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let mut command = Command::new(&self.compiler);
-        command.args(["-E", "-P", "-x", "c++", "-std=c++17", "-DPARAFT_SHIM"]).args(self.includes(&path)).arg(&path);
+        command
+            .args(["-E", "-P", "-x", "c++", "-std=c++17", "-DPARAFT_SHIM"])
+            .args(self.includes(&path))
+            .arg(&path);
         let out = run(&mut command);
         let stem = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
         let stem: String = stem.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
@@ -191,7 +195,12 @@ impl Builder {
         self.compile(&source, &["-w"], key, &self.includes(&file.path), |object| {
             let mut command = Command::new("objcopy");
             let section = format!(".bss=shim_{stem}");
-            command.args(["--set-section-flags", ".bss=alloc,load,contents,data", "--rename-section", &section]);
+            command.args([
+                "--set-section-flags",
+                ".bss=alloc,load,contents,data",
+                "--rename-section",
+                &section,
+            ]);
             // Without objcopy the shared memory is not poisoned; all else works.
             if !command.arg(object).status().is_ok_and(|s| s.success()) {
                 println!("cargo:warning=no objcopy: shared memory of the fake GPU is not poisoned");
@@ -216,7 +225,10 @@ impl Builder {
             table += &format!("{{R\"PARAFT({})PARAFT\", names_{i}}},\n", file.text);
         }
         text += &format!("static const Source table[] = {{\n{table}{{nullptr, nullptr}}}};\n");
-        text += &format!("const Source* const SOURCES_BEGIN = table;\nconst int SOURCES_COUNT = {};\n}}\n", files.len());
+        text += &format!(
+            "const Source* const SOURCES_BEGIN = table;\nconst int SOURCES_COUNT = {};\n}}\n",
+            files.len()
+        );
         let source = self.out.join("sources.cpp");
         write_if_changed(&source, &text);
         self.object(&source, &[])
@@ -252,7 +264,10 @@ impl Builder {
         fs::create_dir_all(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
         let all = folder.join("libparaft_fake_cuda.so");
         let mut command = self.compiler();
-        command.args(["-shared", "-Wl,-soname,libparaft_fake_cuda.so", "-Wl,-z,defs", "-o"]).arg(&all).args(objects);
+        command
+            .args(["-shared", "-Wl,-soname,libparaft_fake_cuda.so", "-Wl,-z,defs", "-o"])
+            .arg(&all)
+            .args(objects);
         run(command.args(["-lpthread", "-lrt", "-ldl"]));
         let empty = self.out.join("empty.cpp");
         write_if_changed(&empty, "");
@@ -260,10 +275,17 @@ impl Builder {
             // Each is a library of its own that brings the one with the functions: a program that was given one of them
             // finds it again by its name.
             let mut command = self.compiler();
-            command.args(["-shared", &format!("-Wl,-soname,{name}"), "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN", "-o"]);
+            command.args([
+                "-shared",
+                &format!("-Wl,-soname,{name}"),
+                "-Wl,--no-as-needed",
+                "-Wl,-rpath,$ORIGIN",
+                "-o",
+            ]);
             run(command.arg(folder.join(name)).arg(&empty).arg(&all));
             for other in others {
-                std::os::unix::fs::symlink(name, folder.join(other)).unwrap_or_else(|e| panic!("{other}: {e}"));
+                std::os::unix::fs::symlink(name, folder.join(other))
+                    .unwrap_or_else(|e| panic!("{other}: {e}"));
             }
         }
     }
@@ -316,7 +338,8 @@ fn find_kernels(text: &str) -> Vec<Kernel> {
         let mut bounds = None;
         let name = loop {
             head = head.trim_start();
-            let word = head.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or_default();
+            let word =
+                head.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or_default();
             head = &head[word.len()..];
             match word {
                 "void" => {}

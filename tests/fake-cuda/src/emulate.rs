@@ -129,7 +129,8 @@ struct Dim {
     z: u32,
 }
 
-type LaunchFn = unsafe extern "C" fn(*const c_char, Dim, Dim, usize, *mut *mut c_void, c_int, u64) -> *const c_char;
+type LaunchFn =
+    unsafe extern "C" fn(*const c_char, Dim, Dim, usize, *mut *mut c_void, c_int, u64) -> *const c_char;
 
 /// The functions of emu.h.
 pub(crate) struct Api {
@@ -280,8 +281,9 @@ pub fn launch(
     };
     let dim = |d: [u32; 3]| Dim { x: d[0], y: d[1], z: d[2] };
     // SAFETY: number, sizes and kinds of the arguments are the kernel's; buffers outlive the launch and are guarded.
-    let error =
-        unsafe { (api.launch)(name.as_ptr(), dim(grid), dim(block), shared, pointers.as_mut_ptr(), order, seed) };
+    let error = unsafe {
+        (api.launch)(name.as_ptr(), dim(grid), dim(block), shared, pointers.as_mut_ptr(), order, seed)
+    };
     if !error.is_null() {
         // SAFETY: the text lives until this thread's next launch.
         return Err(unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned());

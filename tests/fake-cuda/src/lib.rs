@@ -87,7 +87,8 @@ fn load() -> Result<Fake, String> {
     let folder = library_dir()?;
     let open = |name: &str| {
         // SAFETY: the library's constructors register kernels and touch nothing of the program.
-        unsafe { Library::open(Some(folder.join(name)), RTLD_NOW | RTLD_GLOBAL) }.map_err(|e| format!("{name}: {e}"))
+        unsafe { Library::open(Some(folder.join(name)), RTLD_NOW | RTLD_GLOBAL) }
+            .map_err(|e| format!("{name}: {e}"))
     };
     let all = open("libparaft_fake_cuda.so")?;
     let names = ["libcuda.so", "libnvrtc.so", "libcublas.so", "libcublasLt.so", "libnccl.so"];
@@ -118,7 +119,8 @@ impl Fake {
         let Ok(name) = c_string(function) else { return 0 };
         // SAFETY: the signature is that of fake_cuda_calls in engine.cpp.
         let count = unsafe {
-            self.symbol::<unsafe extern "C" fn(*const c_char) -> c_long>(c"fake_cuda_calls").map(|f| f(name.as_ptr()))
+            self.symbol::<unsafe extern "C" fn(*const c_char) -> c_long>(c"fake_cuda_calls")
+                .map(|f| f(name.as_ptr()))
         };
         count.unwrap_or(0) as usize
     }
@@ -126,14 +128,17 @@ impl Fake {
     /// Bytes that are allocated on a device.
     pub fn used(&self, device: usize) -> usize {
         // SAFETY: the signature is that of fake_cuda_used in engine.cpp.
-        unsafe { self.symbol::<unsafe extern "C" fn(c_int) -> usize>(c"fake_cuda_used").map(|f| f(device as c_int)) }
-            .unwrap_or(0)
+        unsafe {
+            self.symbol::<unsafe extern "C" fn(c_int) -> usize>(c"fake_cuda_used").map(|f| f(device as c_int))
+        }
+        .unwrap_or(0)
     }
 
     /// Operations that were submitted to streams and have not run to their end.
     pub fn unfinished(&self) -> usize {
         // SAFETY: the signature is that of fake_cuda_unfinished in engine.cpp.
-        unsafe { self.symbol::<unsafe extern "C" fn() -> usize>(c"fake_cuda_unfinished").map(|f| f()) }.unwrap_or(0)
+        unsafe { self.symbol::<unsafe extern "C" fn() -> usize>(c"fake_cuda_unfinished").map(|f| f()) }
+            .unwrap_or(0)
     }
 
     /// What the last error of a device was about: the kernel, its launch, its block and threads. Empty: none.

@@ -34,7 +34,11 @@ impl Case {
     fn ld(&self) -> (usize, usize, usize) {
         // Wider than the matrices: the columns do not touch.
         let pad = 3;
-        (if self.ta { self.k } else { self.m } + pad, if self.tb { self.n } else { self.k } + pad, self.m + pad)
+        (
+            if self.ta { self.k } else { self.m } + pad,
+            if self.tb { self.n } else { self.k } + pad,
+            self.m + pad,
+        )
     }
     fn lengths(&self) -> (usize, usize, usize) {
         let (a, b, c) = self.ld();
@@ -172,7 +176,10 @@ fn check<T: Type>(stream: &Arc<CudaStream>, handle: &CudaBlas, case: &Case, batc
             let error = (f64::from(value) - expected).abs();
             let places = if size_of::<T>() == 4 { 2e-6 } else { 8e-3 };
             let Case { m, n, k, ta, tb } = case;
-            assert!(error <= places * (1.0 + expected.abs()), "{m} {n} {k} {ta} {tb} {i} {j}: {value} {expected}");
+            assert!(
+                error <= places * (1.0 + expected.abs()),
+                "{m} {n} {k} {ta} {tb} {i} {j}: {value} {expected}"
+            );
         }
     }
     Ok(())
@@ -210,14 +217,21 @@ impl Lt {
 
     fn set<T>(&self, attribute: ltsys::cublasLtMatmulDescAttributes_t, value: T) -> Result<()> {
         // SAFETY: the attribute's type is that of the value, by the callers below.
-        Ok(unsafe { lt::set_matmul_desc_attribute(self.desc, attribute, (&raw const value).cast(), size_of::<T>()) }?)
+        Ok(unsafe {
+            lt::set_matmul_desc_attribute(self.desc, attribute, (&raw const value).cast(), size_of::<T>())
+        }?)
     }
 
     /// d = a[m, k] * b[k, n], column-major and dense.
     fn run(&self, stream: &Arc<CudaStream>, sizes: [usize; 3], a: u64, b: u64, d: u64) -> Result<()> {
         let [m, n, k] = sizes;
         let layout = |rows, columns| {
-            lt::create_matrix_layout(ltsys::cudaDataType_t::CUDA_R_32F, rows as u64, columns as u64, rows as i64)
+            lt::create_matrix_layout(
+                ltsys::cudaDataType_t::CUDA_R_32F,
+                rows as u64,
+                columns as u64,
+                rows as i64,
+            )
         };
         let (la, lb, ld) = (layout(m, k)?, layout(k, n)?, layout(m, n)?);
         let preference = lt::create_matmul_pref()?;
@@ -276,17 +290,18 @@ fn epilogues_are_what_the_documentation_says() -> Result<()> {
         .map(|at| (0..k).map(|p| f64::from(a[at % m + p * m]) * f64::from(b[p + at / m * k])).sum())
         .collect();
     let (da, db) = (stream.clone_htod(&a)?, stream.clone_htod(&b)?);
-    let run = |epilogue: E, bias: &mut CudaSlice<f32>, aux: &mut CudaSlice<u8>, aux_ld: i64| -> Result<Vec<f32>> {
-        let lt = Lt::new()?;
-        lt.set(At::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
-        lt.set(At::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.device_ptr_mut(&stream).0)?;
-        lt.set(At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux.device_ptr_mut(&stream).0)?;
-        lt.set(At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, aux_ld)?;
-        let mut d = stream.alloc_zeros::<f32>(m * n)?;
-        let out = d.device_ptr_mut(&stream).0;
-        lt.run(&stream, [m, n, k], da.device_ptr(&stream).0, db.device_ptr(&stream).0, out)?;
-        Ok(stream.clone_dtoh(&d)?)
-    };
+    let run =
+        |epilogue: E, bias: &mut CudaSlice<f32>, aux: &mut CudaSlice<u8>, aux_ld: i64| -> Result<Vec<f32>> {
+            let lt = Lt::new()?;
+            lt.set(At::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
+            lt.set(At::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.device_ptr_mut(&stream).0)?;
+            lt.set(At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux.device_ptr_mut(&stream).0)?;
+            lt.set(At::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, aux_ld)?;
+            let mut d = stream.alloc_zeros::<f32>(m * n)?;
+            let out = d.device_ptr_mut(&stream).0;
+            lt.run(&stream, [m, n, k], da.device_ptr(&stream).0, db.device_ptr(&stream).0, out)?;
+            Ok(stream.clone_dtoh(&d)?)
+        };
     let close = |got: &[f32], expected: &dyn Fn(usize) -> f64, what: &str| {
         for (i, v) in got.iter().enumerate() {
             assert!((f64::from(*v) - expected(i)).abs() < 1e-5, "{what} {i}: {v} {}", expected(i));
@@ -307,7 +322,8 @@ fn epilogues_are_what_the_documentation_says() -> Result<()> {
     let on = |i: usize| bits[i / m * 16 + i % m / 8] >> (i % m % 8) & 1 == 1;
     assert!((0..m * n).all(|i| on(i) == (with_bias(i) > 0.0)), "the mask");
     run(E::CUBLASLT_EPILOGUE_GELU_AUX_BIAS, &mut dbias, &mut before, m as i64)?;
-    let saved: Vec<f32> = stream.clone_dtoh(&before)?.as_chunks::<4>().0.iter().map(|b| f32::from_ne_bytes(*b)).collect();
+    let saved: Vec<f32> =
+        stream.clone_dtoh(&before)?.as_chunks::<4>().0.iter().map(|b| f32::from_ne_bytes(*b)).collect();
     close(&saved, &with_bias, "what was before GELU");
 
     // Backward: the same mask and the same saved values, and the gradient of the bias.
@@ -328,6 +344,9 @@ fn epilogues_are_what_the_documentation_says() -> Result<()> {
     let columns_of_b = |j: usize| (0..k).map(|p| f64::from(b[p + j * k])).sum::<f64>();
     close(&stream.clone_dtoh(&of_b)?, &columns_of_b, "the sum of B");
 
-    assert!(run(E::CUBLASLT_EPILOGUE_RELU_AUX, &mut dbias, &mut mask, 120).is_err(), "a mask of 120 bits a column");
+    assert!(
+        run(E::CUBLASLT_EPILOGUE_RELU_AUX, &mut dbias, &mut mask, 120).is_err(),
+        "a mask of 120 bits a column"
+    );
     Ok(())
 }

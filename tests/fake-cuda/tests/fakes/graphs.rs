@@ -1,5 +1,7 @@
 use anyhow::Result;
-use cudarc::driver::sys::{CUgraphInstantiate_flags_enum as Instantiate, CUresult, CUstreamCaptureMode as Mode};
+use cudarc::driver::sys::{
+    CUgraphInstantiate_flags_enum as Instantiate, CUresult, CUstreamCaptureMode as Mode,
+};
 use cudarc::driver::{LaunchConfig, PushKernelArg, result};
 
 use crate::{Session, context, function};
@@ -69,7 +71,8 @@ fn what_may_not_be_captured_spoils_the_capture() -> Result<()> {
     stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL)?;
     let waited = stream.synchronize().err().map(|e| e.0);
     assert_eq!(waited, Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED));
-    let ended = stream.end_capture(Instantiate::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).err().map(|e| e.0);
+    let ended =
+        stream.end_capture(Instantiate::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).err().map(|e| e.0);
     assert_eq!(ended, Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
 
     stream.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_GLOBAL)?;

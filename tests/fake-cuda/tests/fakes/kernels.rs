@@ -63,7 +63,14 @@ fn writes_beyond_a_buffer_and_beyond_shared_memory_are_told() {
 
     let mut x: Vec<f32> = (0..33u8).map(f32::from).collect();
     let reverse = |x: &mut Vec<f32>, shared| {
-        launch("selftest_reverse", [1, 1, 1], [32, 1, 1], shared, vec![Arg::slice(x), Arg::I32(33)], Schedule::Descending)
+        launch(
+            "selftest_reverse",
+            [1, 1, 1],
+            [32, 1, 1],
+            shared,
+            vec![Arg::slice(x), Arg::I32(33)],
+            Schedule::Descending,
+        )
     };
     assert_eq!(reverse(&mut x, 33 * 4), Ok(()));
     assert_eq!(x[0], 32.0);
@@ -97,8 +104,7 @@ fn every_kernel_of_the_worker_is_there() {
     let kernels = paraft_fake_cuda::kernels().expect("loads");
     let ours = kernels.iter().filter(|k| !k.name.starts_with("selftest_")).count();
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../worker/compute/kernels");
-    let files = std::fs::read_dir(folder).map_or(0, |d| {
-        d.flatten().filter(|f| f.path().extension().is_some_and(|e| e == "cu")).count()
-    });
+    let files = std::fs::read_dir(folder)
+        .map_or(0, |d| d.flatten().filter(|f| f.path().extension().is_some_and(|e| e == "cu")).count());
     assert!(ours >= files, "{ours} kernels of {files} files");
 }

@@ -58,7 +58,8 @@ fn modules_of_others_and_for_others_are_refused() -> Result<()> {
     let context = context()?;
     let foreign = context.load_module(Ptx::from_src(".version 8.0\n.target sm_80\n"));
     assert_eq!(code(foreign), CUresult::CUDA_ERROR_INVALID_IMAGE);
-    let compiled = |arch| compile_ptx_with_opts(SELFTEST, CompileOptions { arch: Some(arch), ..Default::default() });
+    let compiled =
+        |arch| compile_ptx_with_opts(SELFTEST, CompileOptions { arch: Some(arch), ..Default::default() });
     assert_eq!(code(context.load_module(compiled("sm_100")?)), CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
     let module = context.load_module(compiled("compute_80")?)?;
     assert_eq!(code(module.load_function("selftest_nothing")), CUresult::CUDA_ERROR_NOT_FOUND);
@@ -120,7 +121,11 @@ fn a_kernel_with_a_pointer_to_nowhere_or_beyond_its_buffer_breaks_the_device() -
     let at = cudarc::driver::DevicePtrMut::device_ptr_mut(&mut y, &stream).0;
     assert_eq!(run(64, at)?, CUresult::CUDA_SUCCESS);
     assert_eq!(run(65, at)?, CUresult::CUDA_ERROR_ILLEGAL_ADDRESS);
-    assert!(session.fake.last_error().contains("selftest_overrun wrote after"), "{}", session.fake.last_error());
+    assert!(
+        session.fake.last_error().contains("selftest_overrun wrote after"),
+        "{}",
+        session.fake.last_error()
+    );
     assert_eq!(code(stream.synchronize()), CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, "it stays");
     session.fake.mend();
 
@@ -157,9 +162,15 @@ fn a_kernel_that_fails_is_told_by_the_next_wait_and_stays() -> Result<()> {
 #[test]
 fn a_fault_comes_at_its_call_of_its_kernel() -> Result<()> {
     let Some(session) = Session::begin("faults")? else { return Ok(()) };
-    session.fake.set("FAIL", "cuLaunchKernel:selftest_scale:2:700,cuMemHostAlloc:1:2").map_err(anyhow::Error::msg)?;
+    session
+        .fake
+        .set("FAIL", "cuLaunchKernel:selftest_scale:2:700,cuMemHostAlloc:1:2")
+        .map_err(anyhow::Error::msg)?;
     assert!(session.fake.set("FAIL", "cuLaunchKernel:x").is_err());
-    session.fake.set("FAIL", "cuLaunchKernel:selftest_scale:2:700,cuMemHostAlloc:1:2").map_err(anyhow::Error::msg)?;
+    session
+        .fake
+        .set("FAIL", "cuLaunchKernel:selftest_scale:2:700,cuMemHostAlloc:1:2")
+        .map_err(anyhow::Error::msg)?;
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;
     // SAFETY: not used.

@@ -18,7 +18,8 @@ fn wrong_elements(context: &Arc<CudaContext>, with_event: bool) -> Result<usize>
     // SAFETY: written by the kernels before they are read, which is what this test is about.
     let mut y = (0..4).map(|_| unsafe { compute.alloc::<f32>(N) }).collect::<Result<Vec<_>, _>>()?;
     // SAFETY: pinned memory may begin as anything.
-    let mut host = (0..4).map(|_| unsafe { context.alloc_pinned::<f32>(N) }).collect::<Result<Vec<_>, _>>()?;
+    let mut host =
+        (0..4).map(|_| unsafe { context.alloc_pinned::<f32>(N) }).collect::<Result<Vec<_>, _>>()?;
     for (y, host) in y.iter_mut().zip(&mut host) {
         let (factor, n) = (3f32, N as i64);
         let mut launch = compute.launch_builder(&scale);
