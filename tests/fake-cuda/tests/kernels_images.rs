@@ -410,3 +410,11 @@ fn convolution_of_f16() {
     }
     CONVOLUTIONS.into_iter().for_each(convolution::<f16>);
 }
+
+#[test]
+fn convolution_of_tf32() {
+    if skipped() {
+        return;
+    }
+    CONVOLUTIONS.into_iter().for_each(convolution::<Tf32>);
+}

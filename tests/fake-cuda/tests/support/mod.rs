@@ -7,7 +7,7 @@ use libloading::Library;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::{Once, OnceLock};
 #[allow(unused_imports, reason = "each test file uses its part")]
-pub use storage::{Storage, Type, bf16, f16};
+pub use storage::{Storage, Tf32, Type, bf16, f16};
 
 #[repr(C)]
 struct Dim {

@@ -51,6 +51,26 @@ impl Storage for f16 {
     }
 }
 
+/// An f32 that the kernel rounds to 11 bits of significand (ties away from zero) before it multiplies.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Tf32(f32);
+
+impl Storage for Tf32 {
+    fn narrow(v: f32) -> Self {
+        Self(v)
+    }
+    fn wide(self) -> f64 {
+        let bits = self.0.to_bits();
+        if self.0.is_nan() { f64::NAN } else { f32::from_bits((bits + 0x1000) & 0xffff_e000).into() }
+    }
+}
+
+impl Type for Tf32 {
+    const NAME: &'static str = "tf32";
+    const EPSILON: f64 = 1.0 / 2048.0;
+}
+
 macro_rules! whole {
     ($($t:ty),*) => {$(
         impl Storage for $t {
