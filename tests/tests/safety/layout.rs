@@ -176,7 +176,10 @@ fn heavy_libraries_stay_where_they_belong() -> Result<()> {
         }
         assert!(!uses("openraft") || name == "server", "{name} depends on openraft");
         assert!(!uses("cudarc") || name == "compute", "{name} depends on cudarc");
-        assert!(!uses("libloading") || ["compute", "fake-cuda"].contains(&name.as_str()), "{name} loads libraries");
+        assert!(
+            !uses("libloading") || ["compute", "fake-cuda"].contains(&name.as_str()),
+            "{name} loads libraries"
+        );
     }
     Ok(())
 }
