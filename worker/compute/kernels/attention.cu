@@ -57,17 +57,40 @@ INLINE void copy_tile(AsyncCopies& copies, T* tile, const T* from, long long row
     }
 }
 
-// c[i] (16 rows, columns from 8i on) += a b^T, both row-major in shared memory: 16 rows of a, N of b.
-template <int N, int HD, class T>
-INLINE void multiply_transposed(float (&c)[N / 8][4], const T* a, const T* b) {
+// 16 rows of a left operand, which stay where they are in shared memory (KEEP false) or are taken to registers.
+template <int HD, bool KEEP, class T>
+struct Left {
+    const T* tile;
+    unsigned held[KEEP ? HD / 16 : 1][4];
+
+    __device__ __forceinline__ void take(const T* rows) {
+        tile = rows;
+        if constexpr (KEEP) {
 #pragma unroll
-    for (int d = 0; d < HD; d += 16) {
-        unsigned left[4];
-        load_a(left, a + d, HD + 8);
+            for (int d = 0; d < HD / 16; d++) load_a(held[d], tile + d * 16, HD + 8);
+        }
+    }
+
+    __device__ __forceinline__ const unsigned (&at(int d))[4] {
+        if constexpr (KEEP) {
+            return held[d];
+        } else {
+            load_a(held[0], tile + d * 16, HD + 8);
+            return held[0];
+        }
+    }
+};
+
+// c[i] (16 rows, columns from 8i on) += a b^T: b is N rows in shared memory.
+template <int N, int HD, bool KEEP, class T>
+INLINE void multiply_transposed(float (&c)[N / 8][4], Left<HD, KEEP, T>& a, const T* b) {
+#pragma unroll
+    for (int d = 0; d < HD / 16; d++) {
+        const unsigned(&left)[4] = a.at(d);
 #pragma unroll
         for (int j = 0; j < N / 16; j++) {
             unsigned right[4];
-            load_b_transposed(right, b + j * 16 * (HD + 8) + d, HD + 8);
+            load_b_transposed(right, b + j * 16 * (HD + 8) + d * 16, HD + 8);
             mma<T>(c[2 * j], left, right[0], right[1]);
             mma<T>(c[2 * j + 1], left, right[2], right[3]);
         }
@@ -116,6 +139,20 @@ INLINE void write_rows(T* to, long long row, int rows, T* tile, const float (&c)
     }
 }
 
+// Sets scores to minus infinity whose key is behind their query. `ahead`: the place of this thread's first row less that of its
+// first column; a row is a query, or else a key.
+template <int N>
+INLINE void mask(float (&s)[N / 8][4], int ahead, bool row_is_query) {
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int more = ahead + e / 2 * 8 - i * 8 - e % 2;
+            if (row_is_query ? more < 0 : more > 0) s[i][e] = -infinity();
+        }
+    }
+}
+
 // Over the four threads that hold a row.
 INLINE float quad_sum(float v) {
     v += __shfl_xor_sync(FULL_WARP, v, 1);
@@ -141,13 +178,13 @@ INLINE void softmax_step(Online<HD>& o, float (&s)[OWN / 8][4], float scale2) {
 #pragma unroll
         for (int i = 0; i < OWN / 8; i++) max = fmaxf(max, fmaxf(s[i][2 * r], s[i][2 * r + 1]));
         max = quad_max(max);
-        const float shrink = exp2f((o.max[r] - max) * scale2), base = max * scale2;
+        const float shrink = fast_exp2((o.max[r] - max) * scale2), base = max * scale2;
         float sum = o.sum[r] * shrink;
 #pragma unroll
         for (int i = 0; i < OWN / 8; i++) {
 #pragma unroll
             for (int e = 2 * r; e < 2 * r + 2; e++) {
-                s[i][e] = exp2f(s[i][e] * scale2 - base);
+                s[i][e] = fast_exp2(s[i][e] * scale2 - base);
                 sum += s[i][e];
             }
         }
@@ -179,6 +216,7 @@ INLINE void forward_half(const T* qkv, T* out, float* lse, int time, int heads, 
     o.max[0] = o.max[1] = -infinity();
     const int g = lane_of() / 4, t = lane_of() % 4, own = warp_of() * 16;
     const float scale2 = scale * LOG2_E;
+    Left<HD, true, T> left;
     for (int j = 0; j <= tile; j++) {
         const int now = j % 2 * SIZE, next = (j + 1) % 2 * SIZE;
         if (j < tile) {
@@ -190,17 +228,10 @@ INLINE void forward_half(const T* qkv, T* out, float* lse, int time, int heads, 
             copies.template wait<0>();
         }
         __syncthreads();  // everyone's copies are there
+        if (j == 0) left.take(queries + own * (HD + 8));
         float s[OWN / 8][4] = {};
-        multiply_transposed<OWN, HD>(s, queries + own * (HD + 8), keys + now);
-        if (j == tile) {
-#pragma unroll
-            for (int i = 0; i < OWN / 8; i++) {
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    if (i * 8 + 2 * t + e % 2 > own + g + e / 2 * 8) s[i][e] = -infinity();
-                }
-            }
-        }
+        multiply_transposed<OWN>(s, left, keys + now);
+        if (j == tile) mask<OWN>(s, own + g - 2 * t, true);
         softmax_step<HD>(o, s, scale2);
         multiply<OWN, HD>(o.out, s, values + now);
         __syncthreads();  // the keys and values were read
@@ -250,6 +281,7 @@ INLINE void backward_kv_half(const T* qkv, const T* dout, const float* lse, cons
     copy_tile<OWN, HD>(copies, values, head.v, head.row, first, time);
     fetch(begin);
     float dk[HD / 8][4] = {}, dv[HD / 8][4] = {};
+    Left<HD, false, T> left_keys, left_values;
     const float scale2 = scale * LOG2_E;
     for (int i = begin; i < end; i++) {
         if (i + 1 < end) {
@@ -260,17 +292,22 @@ INLINE void backward_kv_half(const T* qkv, const T* dout, const float* lse, cons
         }
         __syncthreads();  // everyone's copies are there
         const T *q = queries + i % 2 * SIZE, *d = douts + i % 2 * SIZE;
+        if (i == begin) {
+            left_keys.take(keys + own * (HD + 8));
+            left_values.take(values + own * (HD + 8));
+        }
         float p[N / 8][4] = {}, ds[N / 8][4] = {};
-        multiply_transposed<N, HD>(p, keys + own * (HD + 8), q);
-        multiply_transposed<N, HD>(ds, values + own * (HD + 8), d);
+        multiply_transposed<N>(p, left_keys, q);
+        multiply_transposed<N>(ds, left_values, d);
+        // From the diagonal's tiles only: what a key must not see has the score minus infinity.
+        if (i * N < first + OWN) mask<N>(p, first + own + g - i * N - 2 * t, false);
 #pragma unroll
         for (int j = 0; j < N / 8; j++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int query = j * 8 + 2 * t + e % 2, key = own + g + e / 2 * 8;
-                const float v = exp2f(p[j][e] * scale2 - lses[i % 2 * N + query]);
-                p[j][e] = first + key > i * N + query ? 0.0f : v;
-                ds[j][e] = p[j][e] * (ds[j][e] - deltas[i % 2 * N + query]);
+                const int query = i % 2 * N + j * 8 + 2 * t + e % 2;
+                p[j][e] = fast_exp2(p[j][e] * scale2 - lses[query]);
+                ds[j][e] = p[j][e] * (ds[j][e] - deltas[query]);
             }
         }
         multiply<N, HD>(dv, p, d);
@@ -310,6 +347,7 @@ INLINE void backward_q_half(const T* qkv, const T* dout, const float* lse, const
         sums[r] = place < time ? lse[head.stats + place] * LOG2_E : infinity();
         deltas[r] = place < time ? delta[head.stats + place] : 0.0f;
     }
+    Left<HD, HD <= 64, T> left_queries, left_douts;
     const float scale2 = scale * LOG2_E;
     for (int j = 0; j < end; j++) {
         if (j + 1 < end) {
@@ -320,16 +358,19 @@ INLINE void backward_q_half(const T* qkv, const T* dout, const float* lse, const
         }
         __syncthreads();  // everyone's copies are there
         const T *k = keys + j % 2 * SIZE, *v = values + j % 2 * SIZE;
+        if (j == 0) {
+            left_queries.take(queries + own * (HD + 8));
+            left_douts.take(douts + own * (HD + 8));
+        }
         float p[N / 8][4] = {}, ds[N / 8][4] = {};
-        multiply_transposed<N, HD>(p, queries + own * (HD + 8), k);
-        multiply_transposed<N, HD>(ds, douts + own * (HD + 8), v);
+        multiply_transposed<N>(p, left_queries, k);
+        multiply_transposed<N>(ds, left_douts, v);
+        if (j * N + N > first) mask<N>(p, first + own + g - j * N - 2 * t, true);
 #pragma unroll
         for (int i = 0; i < N / 8; i++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                const int key = j * N + i * 8 + 2 * t + e % 2, query = first + own + g + e / 2 * 8;
-                const float x = key > query ? 0.0f : exp2f(p[i][e] * scale2 - sums[e / 2]);
-                ds[i][e] = x * (ds[i][e] - deltas[e / 2]);
+                ds[i][e] = fast_exp2(p[i][e] * scale2 - sums[e / 2]) * (ds[i][e] - deltas[e / 2]);
             }
         }
         multiply<N, HD>(dq, ds, k);

@@ -111,12 +111,12 @@ INLINE void pool_windows(const T* y, const float* scale, const float* shift, T* 
                          int c, int h, int w) {
     // W windows side by side, from i on.
     const int oh = h / 2, ow = w / 2;
-    const unsigned long long plane = (unsigned long long)i / (unsigned)(oh * ow);
-    const unsigned rest = (unsigned)((unsigned long long)i - plane * (unsigned)(oh * ow));
-    const int row = (int)(rest / (unsigned)ow), col = (int)(rest % (unsigned)ow);
-    const int channel = (int)(plane % (unsigned)c);
+    int rest, col, channel;
+    const long long plane = divide(i, oh * ow, rest);
+    const int row = (int)divide(rest, ow, col);
+    divide(plane, c, channel);
     const float s = scale[channel], b = shift[channel];
-    const T* above = y + ((long long)plane * h + 2 * row) * w + 2 * col;
+    const T* above = y + (plane * h + 2 * row) * w + 2 * col;
     float u[2 * W], v[2 * W], p[W];
     if constexpr (W == 2) {
         load<4>(above, u);
@@ -193,16 +193,16 @@ INLINE void bn_relu_pool_backward(const T* dpooled, const unsigned char* pick, c
     const int wh = (h + 1) / 2, ww = (w + 1) / 2, oh = h / 2, ow = w / 2;
     const bool pairs = w % 2 == 0 && aligned_to(y, 2 * (int)sizeof(T)) && aligned_to(dy, 2 * (int)sizeof(T));
     flat<1>((long long)n * c * wh * ww, false, [&](auto, long long i) {
-        const unsigned long long plane = (unsigned long long)i / (unsigned)(wh * ww);
-        const unsigned rest = (unsigned)((unsigned long long)i - plane * (unsigned)(wh * ww));
-        const int row = (int)(rest / (unsigned)ww), col = (int)(rest % (unsigned)ww);
-        const int channel = (int)(plane % (unsigned)c);
+        int rest, col, channel;
+        const long long plane = divide(i, wh * ww, rest);
+        const int row = (int)divide(rest, ww, col);
+        divide(plane, c, channel);
         const float middle = mean[channel], slope = slopes[channel], constant = slopes[c + channel];
         const bool whole = row < oh && col < ow;
-        const long long window = ((long long)plane * oh + row) * ow + col;
+        const long long window = (plane * oh + row) * ow + col;
         const int at = whole ? (int)pick[window] : (int)NO_PICK;
         const float d = at != NO_PICK ? scale[channel] * to_f32(dpooled[window]) : 0.0f;
-        const long long corner = ((long long)plane * h + 2 * row) * w + 2 * col;
+        const long long corner = (plane * h + 2 * row) * w + 2 * col;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             if (2 * row + r >= h) break;

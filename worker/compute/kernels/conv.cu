@@ -1,5 +1,5 @@
 // Convolution of NCHW images by a square kernel, stride 1, as an implicit matrix product (Chetlur et al. 2014): the matrix of
-// the input's windows (im2col) is gathered tile by tile and never stored. f32 in registers, bf16 and f16 by tensor cores.
+// the input's windows (im2col) is gathered tile by tile and never stored. f32 in registers; bf16, f16 and f32 as tf32 by tensor cores.
 //
 //   forward          y[m, p]  = sum over q of weight[m, q] * window[q, p]         m: output channel, p: pixel of the batch
 //   backward input   the same product of dy's windows with the kernel turned round and its channels exchanged
@@ -10,8 +10,19 @@ constexpr int THREADS = 128;
 // Rows of the weight in a block's tile, and the depth that is gathered at a time.
 constexpr int TILE_M = 32;
 constexpr int DEPTH = 32;
-// Elements between the rows of a tile of halves: 80 bytes, so that eight rows of ldmatrix lie in different banks.
-constexpr int STRIDE = DEPTH + 8;
+// Elements of E between the rows of a tile: 16 bytes more than the depth, so that eight rows of ldmatrix lie in different banks.
+template <class E>
+constexpr int STRIDE = DEPTH + 16 / (int)sizeof(E);
+// The same in halves, and those of the depth.
+template <class E>
+constexpr int HALVES = STRIDE<E> * (int)sizeof(E) / 2;
+template <class E>
+constexpr int DEEP = DEPTH * (int)sizeof(E) / 2;
+
+// What is stored as the products take it: bf16 and f16 are, a float is rounded to tf32.
+INLINE bf16 factor(bf16 v, bf16) { return v; }
+INLINE f16 factor(f16 v, f16) { return v; }
+INLINE tf32 factor(float v, tf32) { return to_tf32(v); }
 
 // A correlation of [n, c, h, w] with m kernels of k x k into [n, m, oh, ow].
 struct Shape {
@@ -117,15 +128,20 @@ INLINE void correlate_f32(const float* in, const float* weight, const float* bia
     }
 }
 
-// bf16, f16: each warp multiplies the M rows with the windows of its 32 pixels, which its threads gather, one each.
-template <bool TURNED, int M, class T>
-INLINE void correlate_half(const T* in, const T* weight, const float* bias, T* out, const Shape& s) {
-    constexpr int OUT_STRIDE = THREADS + 4;
-    // The windows and weights, and after the last of them the result: [M][OUT_STRIDE] floats.
-    constexpr int TILES = (THREADS + M) * STRIDE * 2, RESULT = M * OUT_STRIDE * 4;
-    __shared__ __align__(16) unsigned char memory[TILES > RESULT ? TILES : RESULT];
-    T* windows = reinterpret_cast<T*>(memory);
-    T* weights = windows + THREADS * STRIDE;
+// The tiles of windows and weights, and after the last of them the result: [M][OUT_STRIDE] floats.
+constexpr int OUT_STRIDE = THREADS + 4;
+template <class E>
+constexpr int TILES = (THREADS + TILE_M) * STRIDE<E> * (int)sizeof(E);
+constexpr int RESULT = TILE_M * OUT_STRIDE * 4;
+
+// By tensor cores, stored as T and multiplied as E: each warp multiplies the M rows with the windows of its 32 pixels, which its
+// threads gather, one each.
+template <bool TURNED, int M, class E, class T>
+INLINE void correlate_tensor(const T* in, const T* weight, const float* bias, T* out, const Shape& s,
+                             unsigned char* memory) {
+    constexpr int PER = 4 / (int)sizeof(E);
+    E* windows = reinterpret_cast<E*>(memory);
+    E* weights = windows + THREADS * STRIDE<E>;
     const int first_m = (int)blockIdx.y * TILE_M, pixel = (int)(blockIdx.x * THREADS + threadIdx.x);
     const Window w = window_of(s, pixel);
     float sums[M / 16][4][4] = {};
@@ -133,36 +149,34 @@ INLINE void correlate_half(const T* in, const T* weight, const float* bias, T* o
     for (int start = 0; start < s.depth(); start += DEPTH) {
         __syncthreads();  // the tiles before were read
 #pragma unroll
-        for (int d = 0; d < DEPTH; d += 8) {
-            unsigned words[4];
+        for (int d = 0; d < DEPTH; d += 4 * PER) {
+            unsigned words[4] = {};
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const T low = gather(in, s, w, q);
+            for (int i = 0; i < 4 * PER; i++) {
+                words[i / PER] |= (unsigned)factor(gather(in, s, w, q), E{}).bits << (i % PER * 16);
                 q.next(s.k);
-                const T high = gather(in, s, w, q);
-                q.next(s.k);
-                words[i] = low.bits | (unsigned)high.bits << 16;
             }
-            store_words<16>(windows + threadIdx.x * STRIDE + d, words);
+            store_words<16>(windows + threadIdx.x * STRIDE<E> + d, words);
         }
         for (int i = (int)threadIdx.x; i < M * DEPTH; i += THREADS) {
             const int m = i / DEPTH, d = i % DEPTH;
-            weights[m * STRIDE + d] = weight_at<TURNED>(weight, s, first_m + m, start + d);
+            weights[m * STRIDE<E> + d] = factor(weight_at<TURNED>(weight, s, first_m + m, start + d), E{});
         }
         __syncthreads();
 #pragma unroll
-        for (int d = 0; d < DEPTH; d += 16) {
+        for (int d = 0; d < DEEP<E>; d += 16) {
             unsigned b[2][4];
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                load_b_transposed(b[j], windows + (warp_of() * 32 + j * 16) * STRIDE + d, STRIDE);
+                const E* rows = windows + (warp_of() * 32 + j * 16) * STRIDE<E>;
+                load_b_transposed(b[j], (const unsigned short*)rows + d, HALVES<E>);
             }
 #pragma unroll
             for (int i = 0; i < M / 16; i++) {
                 unsigned a[4];
-                load_a(a, weights + i * 16 * STRIDE + d, STRIDE);
+                load_a(a, (const unsigned short*)(weights + i * 16 * STRIDE<E>) + d, HALVES<E>);
 #pragma unroll
-                for (int j = 0; j < 4; j++) mma<T>(sums[i][j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+                for (int j = 0; j < 4; j++) mma<E>(sums[i][j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
             }
         }
     }
@@ -192,36 +206,37 @@ INLINE void correlate_half(const T* in, const T* weight, const float* bias, T* o
     }
 }
 
-template <bool TURNED, class T>
+template <bool TURNED, class E, class T>
 INLINE void correlate(const T* in, const T* weight, const float* bias, T* out, const Shape& s) {
     const bool few = s.m <= 16;
-    if constexpr (same_type<T, float>) {
+    if constexpr (same_type<E, float>) {
         if (few) {
             correlate_f32<TURNED, 16>(in, weight, bias, out, s);
         } else {
             correlate_f32<TURNED, TILE_M>(in, weight, bias, out, s);
         }
     } else {
+        __shared__ __align__(16) unsigned char memory[TILES<E> > RESULT ? TILES<E> : RESULT];
         if (few) {
-            correlate_half<TURNED, 16>(in, weight, bias, out, s);
+            correlate_tensor<TURNED, 16, E>(in, weight, bias, out, s, memory);
         } else {
-            correlate_half<TURNED, TILE_M>(in, weight, bias, out, s);
+            correlate_tensor<TURNED, TILE_M, E>(in, weight, bias, out, s, memory);
         }
     }
 }
 
-template <class T>
+template <class E, class T>
 INLINE void conv_forward(const T* x, const T* weight, const float* bias, T* y, int n, int cin, int h, int w, int cout,
                          int k, int pad) {
     const Shape s{n, cin, h, w, cout, k, pad, h + 2 * pad - k + 1, w + 2 * pad - k + 1};
-    correlate<false>(x, weight, bias, y, s);
+    correlate<false, E>(x, weight, bias, y, s);
 }
 
-template <class T>
+template <class E, class T>
 INLINE void conv_backward_input(const T* dy, const T* weight, T* dx, int n, int cin, int h, int w, int cout, int k,
                                 int pad) {
     const Shape s{n, cout, h + 2 * pad - k + 1, w + 2 * pad - k + 1, cin, k, k - 1 - pad, h, w};
-    correlate<true>(dy, weight, (const float*)nullptr, dx, s);
+    correlate<true, E>(dy, weight, (const float*)nullptr, dx, s);
 }
 
 // ---------------------------------------------------------------------------------------- the gradient of the weight
@@ -263,7 +278,7 @@ INLINE void store_partial(float* partial, const Shape& s, int m, int q, float v)
     if (m < s.m && q <= s.depth()) partial[((long long)blockIdx.z * s.m + m) * (s.depth() + 1) + q] = v;
 }
 
-INLINE void weight_chunk(const float* x, const float* dy, float* partial, const Shape& s, const Chunk& chunk) {
+INLINE void weight_chunk_f32(const float* x, const float* dy, float* partial, const Shape& s, const Chunk& chunk) {
     __shared__ Place places[TILE_Q];
     __shared__ __align__(16) float left[DEPTH][TILE_M + 4];
     __shared__ __align__(16) float right[DEPTH][TILE_Q + 4];
@@ -295,11 +310,11 @@ INLINE void weight_chunk(const float* x, const float* dy, float* partial, const 
     }
 }
 
-template <class T>
-INLINE void weight_chunk(const T* x, const T* dy, float* partial, const Shape& s, const Chunk& chunk) {
+template <class E, class T>
+INLINE void weight_chunk_tensor(const T* x, const T* dy, float* partial, const Shape& s, const Chunk& chunk) {
     __shared__ Place places[TILE_Q];
-    __shared__ __align__(16) T left[TILE_M * STRIDE];
-    __shared__ __align__(16) T right[TILE_Q * STRIDE];
+    __shared__ __align__(16) E left[TILE_M * STRIDE<E>];
+    __shared__ __align__(16) E right[TILE_Q * STRIDE<E>];
     fill_places(places, s, chunk.first_q);
     float sums[2][2][4] = {};
     for (int start = chunk.begin; start < chunk.end; start += DEPTH) {
@@ -307,23 +322,23 @@ INLINE void weight_chunk(const T* x, const T* dy, float* partial, const Shape& s
         const int pixel = start + lane_of();
         const Window w = window_of(s, pixel < chunk.end ? pixel : s.pixels());
         for (int m = warp_of(); m < TILE_M; m += 4) {
-            left[m * STRIDE + lane_of()] = dy_at(dy, s, chunk.first_m + m, pixel, chunk.end);
+            left[m * STRIDE<E> + lane_of()] = factor(dy_at(dy, s, chunk.first_m + m, pixel, chunk.end), E{});
         }
 #pragma unroll 4
         for (int q = warp_of(); q < TILE_Q; q += 4) {
-            right[q * STRIDE + lane_of()] = window_or_one(x, s, w, places[q]);
+            right[q * STRIDE<E> + lane_of()] = factor(window_or_one(x, s, w, places[q]), E{});
         }
         __syncthreads();
 #pragma unroll
-        for (int d = 0; d < DEPTH; d += 16) {
+        for (int d = 0; d < DEEP<E>; d += 16) {
             unsigned b[4];
-            load_b_transposed(b, right + warp_of() * 16 * STRIDE + d, STRIDE);
+            load_b_transposed(b, (const unsigned short*)(right + warp_of() * 16 * STRIDE<E>) + d, HALVES<E>);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 unsigned a[4];
-                load_a(a, left + i * 16 * STRIDE + d, STRIDE);
-                mma<T>(sums[i][0], a, b[0], b[1]);
-                mma<T>(sums[i][1], a, b[2], b[3]);
+                load_a(a, (const unsigned short*)(left + i * 16 * STRIDE<E>) + d, HALVES<E>);
+                mma<E>(sums[i][0], a, b[0], b[1]);
+                mma<E>(sums[i][1], a, b[2], b[3]);
             }
         }
     }
@@ -338,11 +353,16 @@ INLINE void weight_chunk(const T* x, const T* dy, float* partial, const Shape& s
     }
 }
 
-template <class T>
+template <class E, class T>
 INLINE void conv_backward_weight_partial(const T* x, const T* dy, float* partial, int n, int cin, int h, int w, int cout,
                                          int k, int pad, int pixels_per_chunk) {
     const Shape s{n, cin, h, w, cout, k, pad, h + 2 * pad - k + 1, w + 2 * pad - k + 1};
-    weight_chunk(x, dy, partial, s, chunk_of(s, pixels_per_chunk));
+    const Chunk chunk = chunk_of(s, pixels_per_chunk);
+    if constexpr (same_type<E, float>) {
+        weight_chunk_f32(x, dy, partial, s, chunk);
+    } else {
+        weight_chunk_tensor<E>(x, dy, partial, s, chunk);
+    }
 }
 
 // Adds the chunks in order and takes the bias's column out (+ what is there where `accumulate`). A block takes 32 values.
@@ -366,18 +386,22 @@ KERNEL(conv_backward_weight_final)(const float* partial, float* dweight, float* 
     *to = total;
 }
 
-#define INSTANTIATE(S, T)                                                                                    \
+#define INSTANTIATE_AS(S, T, E)                                                                              \
     KERNEL_BOUNDS(conv_forward_##S, 128, 3)(const T* x, const T* weight, const float* bias, T* y, int n,     \
                                             int cin, int h, int w, int cout, int k, int pad) {               \
-        conv_forward(x, weight, bias, y, n, cin, h, w, cout, k, pad);                                        \
+        conv_forward<E>(x, weight, bias, y, n, cin, h, w, cout, k, pad);                                     \
     }                                                                                                        \
     KERNEL_BOUNDS(conv_backward_input_##S, 128, 3)(const T* dy, const T* weight, T* dx, int n, int cin,      \
                                                    int h, int w, int cout, int k, int pad) {                 \
-        conv_backward_input(dy, weight, dx, n, cin, h, w, cout, k, pad);                                     \
+        conv_backward_input<E>(dy, weight, dx, n, cin, h, w, cout, k, pad);                                  \
     }                                                                                                        \
     KERNEL_BOUNDS(conv_backward_weight_partial_##S, 128, 3)(const T* x, const T* dy, float* partial, int n,  \
                                                             int cin, int h, int w, int cout, int k, int pad, \
                                                             int pixels_per_chunk) {                          \
-        conv_backward_weight_partial(x, dy, partial, n, cin, h, w, cout, k, pad, pixels_per_chunk);          \
+        conv_backward_weight_partial<E>(x, dy, partial, n, cin, h, w, cout, k, pad, pixels_per_chunk);       \
     }
+#define INSTANTIATE(S, T) INSTANTIATE_AS(S, T, T)
 FOR_EACH_TYPE(INSTANTIATE)
+#ifdef PARAFT_F32
+INSTANTIATE_AS(tf32, float, tf32)
+#endif

@@ -34,7 +34,8 @@ INLINE float activation_slope(float saved, int act) {
 // bias[(i + e) % cols] for e below W.
 template <int W>
 INLINE void load_bias(const float* bias, long long i, int cols, bool wide, float (&b)[W]) {
-    int c = i < 0x7fffffffLL ? (int)((unsigned)i % (unsigned)cols) : (int)(i % cols);
+    int c;
+    divide(i, cols, c);
     if (W > 1 && wide) {
         load<W>(bias + c, b);
         return;

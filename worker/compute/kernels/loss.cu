@@ -64,8 +64,8 @@ INLINE Peak merge_block(Peak p) {
     return all;
 }
 
-// Calls body(width, c) for every column, 16 bytes at a time from the first aligned element on: rows of an odd length begin anywhere.
-// `other` is a second row that the body reads or writes.
+// Calls body(width, c, d) for every column, 16 bytes at a time from the first aligned element on: rows of an odd length begin
+// anywhere. d is a second run of columns, so that two are on their way at a time, or -1. `other` is a second row that the body writes.
 template <class T, class Body>
 INLINE void over_row(const T* row, const T* other, int cols, int first, int step, Body body) {
     constexpr int W = WIDE<T>;
@@ -73,9 +73,11 @@ INLINE void over_row(const T* row, const T* other, int cols, int first, int step
     const bool together = ((address ^ (unsigned long long)other) & 15) == 0;
     const int head = together ? min(cols, (int)((16 - (address & 15)) & 15) / (int)sizeof(T)) : cols;
     const int runs = (cols - head) / W;
-    for (int c = first; c < head; c += step) body(Width<1>{}, c);
-    for (int i = first; i < runs; i += step) body(Width<W>{}, head + i * W);
-    for (int c = head + runs * W + first; c < cols; c += step) body(Width<1>{}, c);
+    for (int c = first; c < head; c += step) body(Width<1>{}, c, -1);
+    for (int i = first; i < runs; i += 2 * step) {
+        body(Width<W>{}, head + i * W, i + step < runs ? head + (i + step) * W : -1);
+    }
+    for (int c = head + runs * W + first; c < cols; c += step) body(Width<1>{}, c, -1);
 }
 
 // One row by a warp or a block, whose thread this is the `first` of `step`. Without `drow`, no gradient.
@@ -86,11 +88,13 @@ INLINE void xent_row(const T* row, unsigned label, T* drow, float* loss, unsigne
     // Read before anyone writes the gradient over it: the merge below is a barrier.
     const float chosen = inside ? to_f32(row[label]) : not_a_number();
     Peak peak{-infinity(), 0.0f, 0x7fffffff};
-    over_row(row, row, cols, first, step, [&](auto width, int c) {
+    over_row(row, row, cols, first, step, [&](auto width, int c, int d) {
         constexpr int W = decltype(width)::value;
-        float v[W];
-        load<W>(row + c, v);
-        take<W>(peak, v, c);
+        float u[W], v[W];
+        load<W>(row + c, u);
+        if (d >= 0) load<W>(row + d, v);
+        take<W>(peak, u, c);
+        if (d >= 0) take<W>(peak, v, d);
     });
     peak = BLOCK ? merge_block(peak) : merge_warp(peak);
     const float base = base_of(peak.max);
@@ -101,16 +105,23 @@ INLINE void xent_row(const T* row, unsigned label, T* drow, float* loss, unsigne
     }
     if (!drow) return;
     const float factor = inside ? scale / peak.sum : not_a_number();
-    over_row(row, drow, cols, first, step, [&](auto width, int c) {
+    auto slope = [&](float x, int c) {
+        const float d = __expf(x - base) * factor - (c == (int)label ? scale : 0.0f);
+        return left_out ? 0.0f : d;
+    };
+    over_row(row, drow, cols, first, step, [&](auto width, int c, int d) {
         constexpr int W = decltype(width)::value;
-        float v[W];
-        load<W>(row + c, v);
+        float u[W], v[W];
+        load<W>(row + c, u);
+        if (d >= 0) load<W>(row + d, v);
 #pragma unroll
-        for (int e = 0; e < W; e++) {
-            const float d = __expf(v[e] - base) * factor - (c + e == (int)label ? scale : 0.0f);
-            v[e] = left_out ? 0.0f : d;
+        for (int e = 0; e < W; e++) u[e] = slope(u[e], c + e);
+        store<W>(drow + c, u);
+        if (d >= 0) {
+#pragma unroll
+            for (int e = 0; e < W; e++) v[e] = slope(v[e], d + e);
+            store<W>(drow + d, v);
         }
-        store<W>(drow + c, v);
     });
 }
 

@@ -48,6 +48,11 @@ struct f16 {
     unsigned short bits;
 };
 
+// A float whose significand is rounded to 11 bits, for products only: what is stored is a float.
+struct tf32 {
+    unsigned bits;
+};
+
 INLINE float infinity() { return __uint_as_float(0x7f800000u); }
 INLINE float not_a_number() { return __uint_as_float(0x7fc00000u); }
 
@@ -107,6 +112,18 @@ __device__ __forceinline__ f16 from_f32<f16>(float v) {
     r.bits = (unsigned short)(half | (bits >> 16 & 0x8000u) * (size <= 0x7f800000u));
 #endif
     return r;
+}
+
+// As cvt.rna.tf32.f32: to nearest, ties away from zero.
+INLINE tf32 to_tf32(float v) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    tf32 r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r.bits) : "f"(v));
+    return r;
+#else
+    const unsigned bits = __float_as_uint(v);
+    return {(bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & 0xffffe000u};
+#endif
 }
 
 template <class A, class B>
@@ -237,6 +254,29 @@ INLINE void flat(long long n, bool wide, Body body) {
     for (long long i = runs * W + first; i < n; i += step) body(Width<1>{}, i);
 }
 
+// a / b, and a % b to `rest`. Divisions of 64 bits cost several times those of 32, which mostly do.
+INLINE long long divide(long long a, int b, int& rest) {
+    if (a <= 0xffffffffLL) {
+        const unsigned quotient = (unsigned)a / (unsigned)b;
+        rest = (int)((unsigned)a - quotient * (unsigned)b);
+        return quotient;
+    }
+    const long long quotient = a / b;
+    rest = (int)(a - quotient * b);
+    return quotient;
+}
+
+// 2^x by one instruction (its error is below 2^-22); 0 of minus infinity.
+INLINE float fast_exp2(float x) {
+#ifdef __CUDA_ARCH__
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+#else
+    return exp2f(x);
+#endif
+}
+
 // --------------------------------------------------------------------------------------------------------- reductions
 
 INLINE int lane_of() { return (int)(threadIdx.x & 31); }
@@ -301,16 +341,24 @@ INLINE float column_total(const float (&sums)[8]) {
 }
 
 // ----------------------------------------------------------------------------------------------- products of matrices
-// Instructions of a whole warp on 8x8 matrices of two-byte elements, as the PTX ISA has them ("Matrix multiply-accumulate
-// operation using mma instruction", m16n8k16). With g = lane / 4 and t = lane % 4 a thread holds
+// Instructions of a whole warp on matrices of two-byte elements, as the PTX ISA has them ("Matrix multiply-accumulate operation using
+// mma instruction", m16n8k16). With g = lane / 4 and t = lane % 4 a thread holds
 //   of A (16x16):  a[0] row g, columns 2t and 2t+1;  a[1] row g+8;  a[2] columns 2t+8 and 2t+9;  a[3] row g+8 of those
 //   of B (16x8):   b[0] rows 2t and 2t+1 of column g;  b[1] rows 2t+8 and 2t+9
 //   of C (16x8):   c[0], c[1] row g, columns 2t and 2t+1;  c[2], c[3] row g+8
+// tf32 (m16n8k8) is the same with one element of four bytes in the place of two: a[0] row g, column t; a[2] column t+4;
+// b[0] row t, b[1] row t+4 of column g. So what follows speaks of halves, and a tf32 counts as two.
 // For sm_80 and later; before it they trap.
 
 #ifdef PARAFT_SHIM
-INLINE float half_of(unsigned word, int i, bf16) { return element(word, i, bf16{}); }
-INLINE float half_of(unsigned word, int i, f16) { return element(word, i, f16{}); }
+// Element k of a row of A or of a column of B, which lie in the words of four lanes.
+INLINE float factor_of(const unsigned* low, const unsigned* high, int k, tf32) {
+    return __uint_as_float(k < 4 ? low[0] : high[0]);
+}
+template <class T>
+INLINE float factor_of(const unsigned* low, const unsigned* high, int k, T) {
+    return element(k < 8 ? low[0] : high[0], k % 2, T{});
+}
 #endif
 
 // c += a * b, with sums in f32.
@@ -324,27 +372,29 @@ INLINE void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
     Held all[32];
     shim_warp_gather(&mine, (int)sizeof mine, all);
     const int g = lane_of() / 4, t = lane_of() % 4;
+    constexpr int PER = 4 / (int)sizeof(T), DEPTH = 8 * PER;
     for (int i = 0; i < 4; i++) {
         const int row = g + 8 * (i / 2), col = 2 * t + i % 2;
-        for (int k = 0; k < 16; k++) {
-            const Held &left = all[row % 8 * 4 + k % 8 / 2], &right = all[col * 4 + k % 8 / 2];
-            c[i] += half_of(left.a[row / 8 + 2 * (k / 8)], k % 2, T{}) * half_of(right.b[k / 8], k % 2, T{});
+        for (int k = 0; k < DEPTH; k++) {
+            const Held &left = all[row % 8 * 4 + k / PER % 4], &right = all[col * 4 + k / PER % 4];
+            c[i] += factor_of(&left.a[row / 8], &left.a[row / 8 + 2], k, T{}) *
+                    factor_of(&right.b[0], &right.b[1], k, T{});
         }
     }
 #elif __CUDA_ARCH__ >= 800
+#define MMA(SHAPE, TYPE)                                                                                     \
+    asm volatile("mma.sync.aligned." SHAPE ".row.col.f32." TYPE "." TYPE                                     \
+                 ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                      \
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
     if constexpr (same_type<T, bf16>) {
-        asm volatile(
-            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        MMA("m16n8k16", "bf16");
+    } else if constexpr (same_type<T, f16>) {
+        MMA("m16n8k16", "f16");
     } else {
-        asm volatile(
-            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        MMA("m16n8k8", "tf32");
     }
+#undef MMA
 #else
     asm volatile("trap;");
 #endif
@@ -384,22 +434,20 @@ INLINE void load_matrices(unsigned (&r)[4], const void* row) {
 #endif
 }
 
-// A 16x16 part of a row-major matrix in shared memory as the A of a product, from its first element on.
-template <class T>
-INLINE void load_a(unsigned (&a)[4], const T* m, int stride) {
-    load_matrices<false>(a, m + lane_of() % 16 * stride + lane_of() / 16 * 8);
+// A 16x16 part of a row-major matrix in shared memory as the A of a product, from its first element on; strides are in halves.
+INLINE void load_a(unsigned (&a)[4], const void* m, int stride) {
+    load_matrices<false>(a, (const unsigned short*)m + lane_of() % 16 * stride + lane_of() / 16 * 8);
 }
 
 // Two Bs (16x8 each, side by side) of which shared memory has the transpose, 16 rows of 16: b[0], b[1] are the first one's.
-template <class T>
-INLINE void load_b_transposed(unsigned (&b)[4], const T* m, int stride) {
-    load_matrices<false>(b, m + (lane_of() / 16 * 8 + lane_of() % 8) * stride + lane_of() / 8 % 2 * 8);
+INLINE void load_b_transposed(unsigned (&b)[4], const void* m, int stride) {
+    const int row = lane_of() / 16 * 8 + lane_of() % 8;
+    load_matrices<false>(b, (const unsigned short*)m + row * stride + lane_of() / 8 % 2 * 8);
 }
 
-// Two Bs (16x8 each, side by side) from a row-major 16x16 part in shared memory.
-template <class T>
-INLINE void load_b(unsigned (&b)[4], const T* m, int stride) {
-    load_matrices<true>(b, m + lane_of() % 16 * stride + lane_of() / 16 * 8);
+// Two Bs (16x8 each, side by side) from a row-major 16x16 part in shared memory; not of tf32.
+INLINE void load_b(unsigned (&b)[4], const void* m, int stride) {
+    load_matrices<true>(b, (const unsigned short*)m + lane_of() % 16 * stride + lane_of() / 16 * 8);
 }
 
 // Copies from global to shared memory that go on while the thread computes (cp.async). What was copied may be read after `wait` and a

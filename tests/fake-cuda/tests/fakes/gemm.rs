@@ -200,6 +200,55 @@ fn products_are_right_for_odd_sizes_all_transposes_and_types() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_large_product_is_right_in_spots() -> Result<()> {
+    let Some(_session) = Session::begin("a large product")? else { return Ok(()) };
+    let context = context()?;
+    let stream = context.new_stream()?;
+    let handle = CudaBlas::new(stream.clone())?;
+    let case = Case { m: 512, n: 512, k: 512, ta: false, tb: true };
+    check_spots(&stream, &handle, &case)
+}
+
+/// 512 elements of a product, f32.
+fn check_spots(stream: &Arc<CudaStream>, handle: &CudaBlas, case: &Case) -> Result<()> {
+    let (lda, ldb, ldc) = case.ld();
+    let (na, nb, nc) = case.lengths();
+    let (a, b) = (numbers(na, 7), numbers(nb, 8));
+    let (da, db) = (stream.clone_htod(&a)?, stream.clone_htod(&b)?);
+    let mut dc = stream.alloc_zeros::<f32>(nc)?;
+    let (alpha, beta) = (1f32, 0f32);
+    let (pa, pb, pc) = (da.device_ptr(stream).0, db.device_ptr(stream).0, dc.device_ptr_mut(stream).0);
+    let [m, n, k] = [case.m, case.n, case.k].map(|d| d as i32);
+    let (ta, tb) = (op(case.ta), op(case.tb));
+    // SAFETY: shapes and leading dimensions are those of the buffers.
+    unsafe {
+        cudarc::cublas::result::sgemm(
+            *handle.handle(),
+            ta,
+            tb,
+            m,
+            n,
+            k,
+            &alpha,
+            pa as _,
+            lda as i32,
+            pb as _,
+            ldb as i32,
+            &beta,
+            pc as _,
+            ldc as i32,
+        )?;
+    }
+    let got = stream.clone_dtoh(&dc)?;
+    for i in 0..512 {
+        let (row, column) = (i * 37 % case.m, i * 101 % case.n);
+        let (value, expected) = (f64::from(got[row + column * ldc]), case.product(&a, &b, row, column));
+        assert!((value - expected).abs() < 1e-4, "{row} {column}: {value} {expected}");
+    }
+    Ok(())
+}
+
 /// A product with an epilogue, f32, by cuBLASLt.
 struct Lt {
     handle: ltsys::cublasLtHandle_t,

@@ -2,7 +2,7 @@ use anyhow::Result;
 use cudarc::driver::sys::{
     CUgraphInstantiate_flags_enum as Instantiate, CUresult, CUstreamCaptureMode as Mode,
 };
-use cudarc::driver::{LaunchConfig, PushKernelArg, result};
+use cudarc::driver::{CudaSlice, LaunchConfig, PushKernelArg, result};
 
 use crate::{Session, context, function};
 
@@ -92,5 +92,43 @@ fn what_may_not_be_captured_spoils_the_capture() -> Result<()> {
     let unjoined = unsafe { result::stream::end_capture(stream.cu_stream()) }.err().map(|e| e.0);
     assert_eq!(unjoined, Some(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED));
     side.synchronize()?;
+    Ok(())
+}
+
+#[test]
+fn launches_of_one_graph_on_two_streams_come_one_after_another() -> Result<()> {
+    let Some(session) = Session::begin("one graph, two streams")? else { return Ok(()) };
+    let context = context()?;
+    let scale = function(&context, "selftest_scale")?;
+    for seed in 0..8 {
+        session.seed(seed)?;
+        let (one, other) = (context.new_stream()?, context.new_stream()?);
+        let mut x = one.clone_htod(&[1f32; 4])?;
+        let mut y = one.alloc_zeros::<f32>(4)?;
+        one.synchronize()?;
+        one.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        let mut times = |to: &mut CudaSlice<f32>, from: &CudaSlice<f32>, a: f32| {
+            let n = 4i64;
+            let mut launch = one.launch_builder(&scale);
+            launch.arg(to).arg(from).arg(&a).arg(&n);
+            // SAFETY: the arguments are those of selftest_scale.
+            unsafe { launch.launch(LaunchConfig::for_num_elems(4)) }.map(|_| ())
+        };
+        times(&mut y, &x, 2.0)?;
+        times(&mut x, &y, 3.0)?;
+        // SAFETY: made, launched and destroyed here.
+        unsafe {
+            let graph = result::stream::end_capture(one.cu_stream())?;
+            let flags = Instantiate::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+            let exec = result::graph::instantiate(graph, flags)?;
+            result::graph::launch(exec, one.cu_stream())?;
+            result::graph::launch(exec, other.cu_stream())?;
+            one.synchronize()?;
+            other.synchronize()?;
+            result::graph::exec_destroy(exec)?;
+            result::graph::destroy(graph)?;
+        }
+        assert_eq!(one.clone_dtoh(&x)?, [36.0; 4], "seed {seed}");
+    }
     Ok(())
 }

@@ -108,3 +108,28 @@ fn every_kernel_of_the_worker_is_there() {
         .map_or(0, |d| d.flatten().filter(|f| f.path().extension().is_some_and(|e| e == "cu")).count());
     assert!(ours >= files, "{ours} kernels of {files} files");
 }
+
+/// In a process of its own, where the time that a kernel may take is short.
+#[test]
+#[ignore = "started by the next test"]
+fn endless() {
+    let mut never = vec![0i32; 1];
+    let text = on(vec![Arg::slice(&mut never)], "selftest_endless", 1, 64).expect_err("an error");
+    assert!(text.contains("selftest_endless") && text.contains("did not end within 0.2 s"), "{text}");
+    // The next one runs on sound stacks.
+    assert_eq!(
+        sums(3, Schedule::Random(1)),
+        (0..5).map(|b| (b * 64..(b + 1) * 64).sum()).collect::<Vec<i32>>()
+    );
+}
+
+#[test]
+fn a_kernel_that_does_not_end_is_an_error_with_its_name() {
+    if paraft_fake_cuda::skipped("an endless kernel") {
+        return;
+    }
+    let mut command = std::process::Command::new(std::env::current_exe().expect("we run"));
+    command.args(["kernels::endless", "--exact", "--ignored"]).env("PARAFT_FAKE_CUDA_KERNEL_SECONDS", "0.2");
+    let out = command.output().expect("starts");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+}

@@ -4,6 +4,7 @@
 mod gemm;
 mod graphs;
 mod kernels;
+mod nccl;
 mod refused;
 mod streams;
 
@@ -30,6 +31,8 @@ impl Session {
         let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
         let fake = paraft_fake_cuda::install().map_err(anyhow::Error::msg)?;
         fake.mend();
+        // More devices than one count only before the first test initialises them.
+        fake.set("DEVICES", "2").map_err(anyhow::Error::msg)?;
         for (name, value) in
             [("SEED", "1"), ("MEMORY", "1000000000"), ("BACKGROUND", "0"), ("SCHEDULE", "random")]
         {

@@ -180,5 +180,13 @@ fn fresh_memory_is_nan_and_memory_of_a_stream_is_good_in_its_order_only() -> Res
     let (address, guard) = fresh.device_ptr(&stream);
     assert_eq!(address % 256, 0);
     drop(guard);
+    // SAFETY: allocated, read and freed here.
+    unsafe {
+        let at = result::malloc_sync(40)?;
+        let mut host = [0u8; 40];
+        result::memcpy_dtoh_sync(&mut host, at)?;
+        assert_eq!(host, [0xff; 40]);
+        result::free_sync(at)?;
+    }
     Ok(())
 }
