@@ -12,7 +12,9 @@ use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, Summary, Tail, event, tensorboard};
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS, TRACE_FOLDER};
 use paraft_worker::{
-    Job, checkpoints, cli, exit,
+    Job, checkpoints, cli,
+    device::{DeviceConfig, choose},
+    exit,
     job::{SamplerKind, TransportConfig},
     start,
     worker::Plan,
@@ -36,6 +38,9 @@ pub struct TrainArgs {
     /// Overrides a key of the job file, for example train.mode=asp; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// On what workers compute: auto, cpu, cuda (each worker the next GPU) or cuda:N. Default: train.device.
+    #[arg(long, env = "PARAFT_DEVICE")]
+    pub device: Option<DeviceConfig>,
     /// Go on from a checkpoint: its folder, a folder of checkpoints or a run's folder (then its latest). Without a
     /// path, the latest of checkpoint.dir, of --run-dir, or of this job's newest run in runs/ that has a whole one.
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
@@ -62,6 +67,15 @@ pub struct TrainArgs {
 
 pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
     let mut job = Job::load(&args.job, &args.set)?;
+    if let Some(device) = args.device {
+        job.train.device = device;
+    }
+    // Workers say it too, each in a log of its own and after servers have started.
+    if job.model.is_some() {
+        let asked = job.train.device;
+        choose(asked, job.train.precision, 0)
+            .map_err(|e| Failure::new(exit::UNAVAILABLE, format!("train.device = \"{asked}\": {e}")))?;
+    }
     if args.faults {
         job.cluster.transport = TransportConfig::Tcp; // a Unix socket would lead past the proxies
     }

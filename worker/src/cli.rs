@@ -141,6 +141,7 @@ fn prepare_and_run(
     let gpu = device::choose(asked, job.train.precision, args.rank)
         .map_err(|e| (format!("train.device = \"{asked}\": {e}"), exit::UNAVAILABLE))?;
     job.train.device = gpu.map_or(DeviceConfig::Cpu, |g| DeviceConfig::Cuda(Some(g.ordinal)));
+    tracing::info!(device = %job.train.device, "this worker computes on");
     let (mut model, data) = factory(&job).map_err(failed)?;
     let options = WorkerOptions {
         rank: args.rank,

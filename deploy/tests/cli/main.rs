@@ -2,6 +2,7 @@
 
 mod bench;
 mod common;
+mod gpu;
 mod hazards;
 mod jobs;
 mod kept;

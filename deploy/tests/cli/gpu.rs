@@ -1,0 +1,174 @@
+//! Workers on a GPU, which is a test double of CUDA's libraries: everything but the silicon is as it is there.
+
+use crate::common::*;
+
+/// The environment of a machine with GPUs; `None`: skipped, for want of a C++ compiler.
+struct Gpus {
+    libraries: PathBuf,
+    scratch: tempfile::TempDir,
+    settings: Vec<(String, String)>,
+}
+
+impl Gpus {
+    fn begin(test: &str) -> Option<Self> {
+        if paraft_fake_cuda::skipped(test) {
+            return None;
+        }
+        let libraries = paraft_fake_cuda::library_dir().expect("not skipped");
+        let scratch = tempfile::tempdir().expect("scratch");
+        Some(Self { libraries, scratch, settings: Vec::new() })
+    }
+
+    fn with(mut self, name: &str, value: &str) -> Self {
+        self.settings.push((format!("PARAFT_FAKE_CUDA_{name}"), value.into()));
+        self
+    }
+
+    fn paraft(&self, args: &[&str]) -> Command {
+        let mut c = paraft();
+        c.args(args)
+            .env("LD_LIBRARY_PATH", &self.libraries)
+            .env("PARAFT_CACHE", self.scratch.path().join("cache"))
+            .envs(self.settings.iter().map(|(k, v)| (k, v)));
+        c
+    }
+
+    fn train(&self, body: &str, name: &str, more: &[&str]) -> Output {
+        let job = job(self.scratch.path(), body);
+        let dir = self.dir(name);
+        let args =
+            ["train", job.to_str().expect("utf-8"), "--json", "--run-dir", dir.to_str().expect("utf-8")];
+        self.paraft(&[&args[..], more].concat()).output().expect("paraft starts")
+    }
+
+    fn dir(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+}
+
+fn summary(out: &Output) -> Value {
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    serde_json::from_slice(&out.stdout).expect("one object")
+}
+
+#[test]
+fn a_fleet_on_gpus_learns_what_one_on_cpus_does() {
+    let Some(gpus) = Gpus::begin("a_fleet_on_gpus_learns_what_one_on_cpus_does") else { return };
+    let gpus = gpus.with("DEVICES", "2");
+    let body = digits("bsp", 3, 3);
+    let on = |device: &str, precision: &str| {
+        let precision = format!("train.precision={precision}");
+        summary(&gpus.train(
+            &body,
+            &format!("{device}-{precision}"),
+            &["--device", device, "--set", &precision],
+        ))
+    };
+    let cpu = on("cpu", "f32");
+    let loss = |s: &Value| s["final_loss"].as_f64().expect("a loss");
+    // Other roundings, the same training.
+    for (precision, allowed) in [("f32", 1e-3), ("bf16", 0.05), ("f16", 0.05)] {
+        let gpu = on("cuda", precision);
+        assert_eq!(gpu["samples"], cpu["samples"]);
+        assert!((loss(&gpu) - loss(&cpu)).abs() < allowed, "{precision}: {gpu} and {cpu}");
+    }
+    // Both workers, one device each.
+    let used: Vec<bool> = (0..2)
+        .map(|rank| {
+            let log = gpus.dir("cuda-train.precision=f32").join(format!("worker-{rank}.log"));
+            fs::read_to_string(log).expect("log").contains(&format!("cuda:{rank}"))
+        })
+        .collect();
+    assert_eq!(used, [true, true]);
+}
+
+#[test]
+fn gradients_leave_the_gpu_encoded_in_every_mode() {
+    let Some(gpus) = Gpus::begin("gradients_leave_the_gpu_encoded_in_every_mode") else { return };
+    for (mode, encoding, sampler) in
+        [("asp", "int8", "static"), ("ssp:2", "bf16", "leased"), ("bsp", "f16", "static")]
+    {
+        let more = ["train.encoding", "train.sampler"];
+        let [encoding, sampler] = [encoding, sampler].map(str::to_string);
+        let sets = [format!("{}={encoding}", more[0]), format!("{}={sampler}", more[1])];
+        let out = gpus.train(
+            &digits(mode, 3, 3),
+            &format!("{encoding}-{sampler}"),
+            &["--device", "cuda", "--set", &sets[0], "--set", &sets[1]],
+        );
+        let s = summary(&out);
+        assert!(s["final_accuracy"].as_f64().expect("accuracy") > 0.5, "{mode} {encoding}: {s}");
+    }
+}
+
+#[test]
+fn a_gpu_that_fails_ends_its_worker_with_the_kernels_name_and_the_fleet_goes_on() {
+    let name = "a_gpu_that_fails_ends_its_worker_with_the_kernels_name_and_the_fleet_goes_on";
+    let Some(gpus) = Gpus::begin(name) else { return };
+    let servers = free_addresses(3);
+    let body = digits("asp", 3, 2) + &format!("addresses = {servers:?}\n");
+    let path = job(gpus.scratch.path(), &body);
+    let _fleet: Vec<_> = (0..3)
+        .map(|id| {
+            let mut c = paraft();
+            c.arg("server").arg(&path).args(["--id", &id.to_string()]).stderr(Stdio::null());
+            Held(c.arg("--data").arg(gpus.dir(&format!("s{id}"))).spawn().expect("server"))
+        })
+        .collect();
+    let worker = |rank: &str, device: &str| {
+        let mut c = gpus.paraft(&["worker"]);
+        c.arg(&path).args(["--rank", rank, "--device", device]).stderr(Stdio::piped());
+        c
+    };
+    let cpu = worker("0", "cpu").spawn().expect("a worker");
+    let fault = "cuLaunchKernel:softmax_xent_f32:3:701";
+    let out = worker("1", "cuda").env("PARAFT_FAKE_CUDA_FAIL", fault).output().expect("a worker");
+    let error = text(&out.stderr);
+    assert!(!out.status.success());
+    for part in ["worker w1", "softmax_xent_f32", "rows 16", "cols 10", "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"]
+    {
+        assert!(error.contains(part), "{part} is missing in: {error}");
+    }
+    let out = cpu.wait_with_output().expect("a worker");
+    assert!(out.status.success(), "the other one goes on: {}", text(&out.stderr));
+}
+
+#[test]
+fn a_gpu_that_is_asked_for_and_not_there_is_an_error_before_anything_starts() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let job = job(scratch.path(), &digits("bsp", 1, 1));
+    let job = job.to_str().expect("utf-8");
+    let dir = scratch.path().join("run");
+    let out = paraft()
+        .args(["train", job, "--device", "cuda", "--run-dir", dir.to_str().expect("utf-8")])
+        .env("LD_LIBRARY_PATH", scratch.path())
+        .output()
+        .expect("paraft starts");
+    let error = text(&out.stderr);
+    // A machine with a driver trains.
+    if !out.status.success() {
+        assert_eq!(out.status.code(), Some(69), "{error}");
+        assert!(error.contains("CUDA driver is not found") && error.contains("--gpus all"), "{error}");
+        assert!(!dir.exists(), "nothing was begun");
+    }
+    let out = run(&["train", job, "--device", "gpu"]);
+    assert!(text(&out.stderr).contains("auto, cpu, cuda or cuda:N"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn doctor_names_libraries_and_devices_and_tests_them() {
+    let Some(gpus) = Gpus::begin("doctor_names_libraries_and_devices_and_tests_them") else { return };
+    let out = gpus.paraft(&["doctor", "--json"]).output().expect("paraft starts");
+    let said = text(&out.stdout);
+    for part in ["CUDA 13.0", "libnvrtc.so", "libcublas.so", "cuda:0", "compute capability 9.0"] {
+        assert!(said.contains(part), "{part} is missing in: {said}");
+    }
+    let broken = gpus.with("FAIL", "cuLaunchKernel:layernorm_f32:1:701");
+    let out = broken.paraft(&["doctor", "--selftest"]).output().expect("paraft starts");
+    let said = text(&out.stdout);
+    assert!(
+        !out.status.success() && said.contains("[FAIL] cuda:0 f32") && said.contains("layernorm_f32"),
+        "{said}"
+    );
+    assert!(said.contains("[ OK ] cuda:0 bf16"), "{said}");
+}
