@@ -27,8 +27,8 @@ pub struct Sums {
     pub correct: u64,
 }
 
-/// The operators. Matrices are row-major, `[rows, cols]`. Shapes are the caller's duty, as in all of this crate.
-pub trait Device {
+/// Buffers of a device, and what brings values there and back.
+pub trait Buffers {
     /// The flat parameters.
     type Params: ?Sized;
     /// The flat gradient.
@@ -39,10 +39,6 @@ pub trait Device {
     type Floats: Default;
     /// Labels or tokens.
     type Ids: Default;
-    /// `[n, channels, height, width]`, in whatever order the device likes.
-    type Images;
-    /// The workspace of a convolution block, with its output and the gradient of that.
-    type ConvBlock;
 
     /// Values from the host.
     fn load_values(&mut self, from: &[f32], to: &mut Self::Values) -> Result;
@@ -50,7 +46,10 @@ pub trait Device {
     fn load_ids(&mut self, from: &[u32], to: &mut Self::Ids) -> Result;
     /// Values to the host; waits for them.
     fn read(&mut self, values: &Self::Values) -> Result<Vec<f32>>;
+}
 
+/// Linear layers and what goes with them.
+pub trait Linears: Buffers {
     /// `y = act(x · weightᵀ + bias)`. With an activation whose gradient needs what it was applied to
     /// ([`Activation::Gelu`]), that goes to `before`.
     #[expect(clippy::too_many_arguments, reason = "the operands of the operator")]
@@ -91,6 +90,12 @@ pub trait Device {
         dy: &mut Self::Values,
     ) -> Result;
 
+    /// `sum = a + b`.
+    fn add(&mut self, a: &Self::Values, b: &Self::Values, sum: &mut Self::Values) -> Result;
+}
+
+/// Losses: of a step with their gradient, and sums of an evaluation.
+pub trait Losses: Buffers {
     /// Mean of the cross-entropy of softmax over the batch, to be read with [`Self::loss`]; the logits, `[rows, classes]`,
     /// become its gradient.
     fn softmax_cross_entropy(
@@ -116,7 +121,10 @@ pub trait Device {
     fn loss(&mut self) -> Result<f32>;
     /// The sums since they were taken last; waits for them.
     fn sums(&mut self) -> Result<Sums>;
+}
 
+/// LayerNorm and RMSNorm.
+pub trait RowNorms: Buffers {
     /// Normalises rows. With `add`, of the sum of both, which goes to its second part. `stats` keeps what the backward pass
     /// needs.
     #[expect(clippy::too_many_arguments, reason = "the operands of the operator")]
@@ -144,10 +152,10 @@ pub trait Device {
         dx: &mut Self::Values,
         grads: &mut Self::Grads,
     ) -> Result;
+}
 
-    /// `sum = a + b`.
-    fn add(&mut self, a: &Self::Values, b: &Self::Values, sum: &mut Self::Values) -> Result;
-
+/// Causal self-attention.
+pub trait Attentions: Buffers {
     /// Causal attention. `qkv` is `[batch, time, 3, heads, head]`, `out` `[batch, time, heads, head]`; `stats` keeps the
     /// logarithm of each row's sum of exponentials.
     fn attention(
@@ -167,7 +175,10 @@ pub trait Device {
         dout: &Self::Values,
         dqkv: &mut Self::Values,
     ) -> Result;
+}
 
+/// Token and position embeddings.
+pub trait Embeddings: Buffers {
     /// `y = tokens' table[token] + positions' table[place]`, `[batch · time, cols]`.
     fn embedding(
         &mut self,
@@ -186,6 +197,14 @@ pub trait Device {
         at: EmbeddingAt,
         grads: &mut Self::Grads,
     ) -> Result;
+}
+
+/// Convolution blocks, and linear layers over their output.
+pub trait Convolutions: Buffers {
+    /// `[n, channels, height, width]`, in whatever order the device likes.
+    type Images;
+    /// The workspace of a convolution block, with its output and the gradient of that.
+    type ConvBlock;
 
     /// Room for images with a border of zeros.
     fn images(&self, channels: usize, height: usize, width: usize, border: usize) -> Self::Images;
@@ -264,3 +283,8 @@ pub trait Device {
         x: &mut Self::ConvBlock,
     ) -> Result;
 }
+
+/// The operators. Matrices are row-major, `[rows, cols]`. Shapes are the caller's duty, as in all of this crate.
+pub trait Device: Linears + Losses + RowNorms + Attentions + Embeddings + Convolutions {}
+
+impl<D: Linears + Losses + RowNorms + Attentions + Embeddings + Convolutions> Device for D {}

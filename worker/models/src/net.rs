@@ -3,13 +3,16 @@
 
 use crate::{Batch, Evaluation, Model, ModelError, batch::Takes};
 use paraft_common::layout::TensorSpec;
-use paraft_compute::{CpuDevice, Device, DeviceError};
+use paraft_compute::{
+    CpuDevice, Device, DeviceError,
+    device::{Buffers, Losses},
+};
 
 /// Of a net's work on its device.
 pub type NetResult<T = ()> = Result<T, DeviceError>;
 
 /// Says that the flat gradient from an offset on is (or, once what was begun is done, will be) complete.
-pub type Ready<'a, D> = dyn FnMut(usize, &<D as Device>::Grads) -> NetResult + 'a;
+pub type Ready<'a, D> = dyn FnMut(usize, &<D as Buffers>::Grads) -> NetResult + 'a;
 
 /// A model's arithmetic on a device. The flat vectors are those of [`Model`]; batches are as [`Net::takes`] wants them.
 pub trait Net<D: Device>: Send {

@@ -6,10 +6,10 @@ use crate::{
     net::{Net, NetResult},
 };
 use paraft_common::{Encoding, layout::TensorSpec};
-use paraft_compute::Device;
 use paraft_compute::cuda::{
     CudaDevice, CudaOptions, Gradient, Inbox, Outbox, Parcel, PinnedBytes, Precision, Wire,
 };
+use paraft_compute::device::Losses;
 use std::{collections::VecDeque, ops::Range};
 
 /// A part of the flat gradient that is pushed by itself, and how.

@@ -17,7 +17,7 @@ fn allowed(precision: Precision) -> f64 {
         Precision::F32 => 1e-4,
         Precision::Tf32 => 3e-2,
         Precision::Bf16 => 0.15,
-        Precision::F16 => 0.05,
+        Precision::F16 => 0.12,
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::Session;
 use anyhow::{Result, ensure};
 use paraft_compute::{
-    Device,
     cuda::{CudaDevice, CudaOptions, Gradient, Inbox, Outbox, Precision, Wire},
+    device::{Buffers, Linears},
     shape::{Activation, LinearAt, LinearShape},
 };
 

@@ -3,9 +3,10 @@
 use crate::Session;
 use anyhow::{Result, ensure};
 use paraft_compute::{
-    Device, DeviceError,
+    DeviceError,
     cuda::{CudaDevice, CudaOptions, Precision},
     parity,
+    device::{Buffers, Linears},
     shape::{Activation, LinearAt, LinearShape},
 };
 

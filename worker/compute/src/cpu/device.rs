@@ -9,7 +9,7 @@ use crate::{
         embedding, head, linear, loss, row_norm,
         simd::{Cpu, Lane},
     },
-    device::{Device, Sums},
+    device::{Attentions, Buffers, Convolutions, Embeddings, Linears, Losses, RowNorms, Sums},
     error::Result,
     shape::{
         Activation, AttentionShape, ConvBlockAt, ConvBlockShape, EmbeddingAt, EmbeddingShape, LinearAt,
@@ -67,14 +67,12 @@ fn sized(values: &mut Vec<f32>, len: usize) -> &mut [f32] {
     values
 }
 
-impl Device for CpuDevice {
+impl Buffers for CpuDevice {
     type Params = [f32];
     type Grads = [f32];
     type Values = Vec<f32>;
     type Floats = Vec<f32>;
     type Ids = Vec<u32>;
-    type Images = Planes;
-    type ConvBlock = ConvBlock;
 
     fn load_values(&mut self, from: &[f32], to: &mut Vec<f32>) -> Result {
         to.clear();
@@ -91,7 +89,9 @@ impl Device for CpuDevice {
     fn read(&mut self, values: &Vec<f32>) -> Result<Vec<f32>> {
         Ok(values.clone())
     }
+}
 
+impl Linears for CpuDevice {
     fn linear(
         &mut self,
         shape: LinearShape,
@@ -151,6 +151,16 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn add(&mut self, a: &Vec<f32>, b: &Vec<f32>, sum: &mut Vec<f32>) -> Result {
+        assert_eq!(a.len(), b.len(), "add: lengths");
+        for ((s, a), b) in sized(sum, a.len()).iter_mut().zip(a).zip(b) {
+            *s = a + b;
+        }
+        Ok(())
+    }
+}
+
+impl Losses for CpuDevice {
     fn softmax_cross_entropy(
         &mut self,
         rows: usize,
@@ -193,7 +203,9 @@ impl Device for CpuDevice {
     fn sums(&mut self) -> Result<Sums> {
         Ok(std::mem::take(&mut self.sums))
     }
+}
 
+impl RowNorms for CpuDevice {
     fn norm(
         &mut self,
         shape: NormShape,
@@ -245,15 +257,9 @@ impl Device for CpuDevice {
         }
         Ok(())
     }
+}
 
-    fn add(&mut self, a: &Vec<f32>, b: &Vec<f32>, sum: &mut Vec<f32>) -> Result {
-        assert_eq!(a.len(), b.len(), "add: lengths");
-        for ((s, a), b) in sized(sum, a.len()).iter_mut().zip(a).zip(b) {
-            *s = a + b;
-        }
-        Ok(())
-    }
-
+impl Attentions for CpuDevice {
     fn attention(
         &mut self,
         s: AttentionShape,
@@ -279,7 +285,9 @@ impl Device for CpuDevice {
         attention::backward(s, &mut self.attention, (qkv, out, stats), dout, dqkv);
         Ok(())
     }
+}
 
+impl Embeddings for CpuDevice {
     fn embedding(
         &mut self,
         s: EmbeddingShape,
@@ -305,6 +313,11 @@ impl Device for CpuDevice {
         embedding::backward_positions(s, dy, &mut grads[at.positions..][..s.context * s.cols]);
         Ok(())
     }
+}
+
+impl Convolutions for CpuDevice {
+    type Images = Planes;
+    type ConvBlock = ConvBlock;
 
     fn images(&self, channels: usize, height: usize, width: usize, border: usize) -> Planes {
         Planes::new(Geometry::new(channels, height, width, border))

@@ -1,0 +1,127 @@
+//! Token and position embeddings.
+
+use super::{CudaDevice, Ids, Values, room};
+use crate::{
+    cuda::{
+        flat::{Gradient, Params},
+        kernels::Unit,
+        launch::{Arg, Geometry, int},
+    },
+    device::Embeddings,
+    error::Result,
+    shape::{EmbeddingAt, EmbeddingShape},
+};
+
+impl Embeddings for CudaDevice {
+    fn embedding(
+        &mut self,
+        s: EmbeddingShape,
+        tokens: &Ids,
+        params: &Params,
+        at: EmbeddingAt,
+        y: &mut Values,
+    ) -> Result {
+        let rows = s.batch * s.time;
+        self.sized(y, rows * s.cols, "activations")?;
+        self.typed(
+            Unit::Embedding,
+            "embedding",
+            Geometry::line(rows.div_ceil(8).min(1 << 20), 256),
+            &[
+                ("tokens", tokens.at()),
+                ("table", Arg::At(params.f32_at(at.tokens))),
+                ("positions", Arg::At(params.f32_at(at.positions))),
+                ("y", y.at()),
+                ("rows", int(rows)),
+                ("cols", int(s.cols)),
+                ("time", int(s.time)),
+                ("vocab", int(s.vocab)),
+            ],
+        )
+    }
+
+    fn embedding_backward(
+        &mut self,
+        s: EmbeddingShape,
+        tokens: &Ids,
+        dy: &Values,
+        at: EmbeddingAt,
+        grads: &mut Gradient,
+    ) -> Result {
+        let rows = tokens.host.len();
+        let unique = by_token(&tokens.host, s.vocab, &mut self.work.sorted);
+        let sorted = room(&self.context, &mut self.work.ids, 3 * rows + 1, "tokens in order")?;
+        self.ids.upload(&self.stream, &self.work.sorted, sorted)?;
+        let (order, starts, ids) =
+            (Arg::At(sorted.at(0)), Arg::At(sorted.at(rows)), Arg::At(sorted.at(rows + unique + 1)));
+        self.typed(
+            Unit::Embedding,
+            "embedding_backward",
+            Geometry::grid([unique, s.cols.div_ceil(256), 1], 256),
+            &[
+                ("dy", dy.at()),
+                ("order", order),
+                ("starts", starts),
+                ("ids", ids),
+                ("dtable", Arg::At(grads.values.at(at.tokens))),
+                ("unique", int(unique)),
+                ("cols", int(s.cols)),
+                ("accumulate", Arg::Int(1)),
+            ],
+        )?;
+        // Rows that no sequence reaches.
+        grads
+            .values
+            .clear(&self.stream, at.positions + s.time * s.cols..at.positions + s.context * s.cols)?;
+        self.typed(
+            Unit::Embedding,
+            "position_backward",
+            Geometry::flat(s.time * s.cols),
+            &[
+                ("dy", dy.at()),
+                ("dpositions", Arg::At(grads.values.at(at.positions))),
+                ("batch", int(s.batch)),
+                ("time", int(s.time)),
+                ("cols", int(s.cols)),
+                ("accumulate", Arg::Int(0)),
+            ],
+        )
+    }
+}
+
+/// Orders places by their token, equal ones as they come: `order[rows]`, `starts[unique + 1]`, `ids[unique]`, one after the
+/// other in `out`. Returns the number of different tokens.
+fn by_token(tokens: &[u32], vocab: usize, out: &mut Vec<u32>) -> usize {
+    let mut begins = vec![0u32; vocab + 1];
+    for &t in tokens {
+        begins[t as usize + 1] += 1;
+    }
+    let present: Vec<u32> = (0..vocab as u32).filter(|t| begins[*t as usize + 1] > 0).collect();
+    for i in 0..vocab {
+        begins[i + 1] += begins[i];
+    }
+    out.clear();
+    out.resize(tokens.len(), 0);
+    let starts: Vec<u32> = present.iter().map(|t| begins[*t as usize]).collect();
+    for (place, &t) in tokens.iter().enumerate() {
+        let next = &mut begins[t as usize];
+        out[*next as usize] = place as u32;
+        *next += 1;
+    }
+    out.extend(&starts);
+    out.push(tokens.len() as u32);
+    out.extend(&present);
+    present.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_ordered_by_their_token() {
+        let mut out = Vec::new();
+        assert_eq!(by_token(&[3, 1, 3, 0, 3], 5, &mut out), 3);
+        assert_eq!(out, [3, 1, 0, 2, 4, 0, 1, 2, 5, 0, 1, 3]);
+    }
+}

@@ -1,0 +1,215 @@
+//! Linear layers: products by cuBLAS, and what goes with them.
+
+use super::{CudaDevice, Values, chunk, room};
+use crate::{
+    cuda::{
+        blas::{Element, Operand},
+        flat::{Gradient, Params},
+        kernels::Unit,
+        launch::{Arg, Geometry, int, long},
+    },
+    device::Linears,
+    error::Result,
+    shape::{Activation, LinearAt, LinearShape},
+};
+
+impl CudaDevice {
+    /// `out[col] = Σ x[row, col]`, or added to what is there.
+    pub(super) fn column_sums(&mut self, rows: usize, cols: usize, x: Arg, out: Arg) -> Result {
+        let each = chunk(rows);
+        let chunks = rows.div_ceil(each);
+        let partial =
+            Arg::At(room(&self.context, &mut self.work.floats, chunks * cols, "column sums")?.at(0));
+        self.typed(
+            Unit::Elementwise,
+            "col_sum_partial",
+            Geometry::grid([cols.div_ceil(256), chunks, 1], 256),
+            &[
+                ("x", x),
+                ("partial", partial),
+                ("rows", int(rows)),
+                ("cols", int(cols)),
+                ("rows_per_chunk", int(each)),
+            ],
+        )?;
+        self.column_final(partial, out, chunks, cols)
+    }
+
+    pub(super) fn column_final(&self, partial: Arg, out: Arg, chunks: usize, cols: usize) -> Result {
+        self.launch(
+            Unit::Elementwise,
+            "col_sum_final",
+            Geometry::line(cols.div_ceil(32), 256),
+            &[
+                ("partial", partial),
+                ("out", out),
+                ("chunks", int(chunks)),
+                ("cols", int(cols)),
+                ("accumulate", Arg::Int(0)),
+            ],
+        )
+    }
+
+    pub(super) fn operand(&self, at: u64, cols: usize) -> Operand {
+        Operand { at, transposed: false, cols }
+    }
+
+    pub(super) fn product_linear(
+        &mut self,
+        shape: LinearShape,
+        x: u64,
+        params: &Params,
+        at: LinearAt,
+        y: u64,
+    ) -> Result {
+        let LinearShape { n, inputs, outputs } = shape;
+        let element = self.precision.element();
+        let weight = Operand { at: params.at(at.weight), transposed: true, cols: inputs };
+        self.blas.product([n, inputs, outputs], element, self.operand(x, inputs), weight, (y, element), 0.0)
+    }
+
+    /// Bias and activation over a product.
+    pub(super) fn finish_linear(
+        &self,
+        shape: LinearShape,
+        params: &Params,
+        at: LinearAt,
+        activation: Activation,
+        y: Arg,
+        before: Arg,
+    ) -> Result {
+        if at.bias.is_none() && activation == Activation::None {
+            return Ok(());
+        }
+        let bias = Arg::At(at.bias.map_or(0, |b| params.f32_at(b)));
+        self.typed(
+            Unit::Elementwise,
+            "bias_act",
+            Geometry::flat(shape.n * shape.outputs),
+            &[
+                ("y", y),
+                ("bias", bias),
+                ("pre", before),
+                ("rows", long(shape.n)),
+                ("cols", int(shape.outputs)),
+                ("act", Arg::Int(code(activation))),
+            ],
+        )
+    }
+
+    pub(super) fn product_weight(
+        &mut self,
+        shape: LinearShape,
+        x: u64,
+        dy: u64,
+        at: LinearAt,
+        grads: &Gradient,
+    ) -> Result {
+        let LinearShape { n, inputs, outputs } = shape;
+        let element = self.precision.element();
+        let left = Operand { at: dy, transposed: true, cols: outputs };
+        let to = (grads.values.at(at.weight), Element::F32);
+        self.blas.product([outputs, n, inputs], element, left, self.operand(x, inputs), to, 0.0)?;
+        match at.bias {
+            Some(bias) => self.column_sums(n, outputs, Arg::At(dy), Arg::At(grads.values.at(bias))),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn product_input(
+        &mut self,
+        shape: LinearShape,
+        dy: u64,
+        params: &Params,
+        at: LinearAt,
+        dx: u64,
+    ) -> Result {
+        let LinearShape { n, inputs, outputs } = shape;
+        let element = self.precision.element();
+        let weight = self.operand(params.at(at.weight), inputs);
+        self.blas.product(
+            [n, outputs, inputs],
+            element,
+            self.operand(dy, outputs),
+            weight,
+            (dx, element),
+            0.0,
+        )
+    }
+}
+
+impl Linears for CudaDevice {
+    fn linear(
+        &mut self,
+        shape: LinearShape,
+        x: &Values,
+        params: &Params,
+        at: LinearAt,
+        activation: Activation,
+        y: &mut Values,
+        before: Option<&mut Values>,
+    ) -> Result {
+        let len = shape.n * shape.outputs;
+        self.sized(y, len, "activations")?;
+        let before = match before {
+            Some(b) if activation == Activation::Gelu => self.sized(b, len, "activations")?.at(),
+            _ => {
+                assert!(activation != Activation::Gelu, "a GELU needs room for its argument");
+                Arg::At(0)
+            }
+        };
+        self.product_linear(shape, x.address(), params, at, y.address())?;
+        self.finish_linear(shape, params, at, activation, y.at(), before)
+    }
+
+    fn linear_backward_weight(
+        &mut self,
+        shape: LinearShape,
+        x: &Values,
+        dy: &Values,
+        at: LinearAt,
+        grads: &mut Gradient,
+    ) -> Result {
+        self.product_weight(shape, x.address(), dy.address(), at, grads)
+    }
+
+    fn linear_backward_input(
+        &mut self,
+        shape: LinearShape,
+        dy: &Values,
+        params: &Params,
+        at: LinearAt,
+        dx: &mut Values,
+    ) -> Result {
+        self.sized(dx, shape.n * shape.inputs, "gradients of activations")?;
+        self.product_input(shape, dy.address(), params, at, dx.address())
+    }
+
+    fn activation_backward(&mut self, activation: Activation, saved: &Values, dy: &mut Values) -> Result {
+        if activation == Activation::None {
+            return Ok(());
+        }
+        let args = [
+            ("dy", dy.at()),
+            ("saved", saved.at()),
+            ("n", long(dy.len)),
+            ("act", Arg::Int(code(activation))),
+        ];
+        self.typed(Unit::Elementwise, "act_backward", Geometry::flat(dy.len), &args)
+    }
+
+    fn add(&mut self, a: &Values, b: &Values, sum: &mut Values) -> Result {
+        self.sized(sum, a.len, "activations")?;
+        let args = [("y", sum.at()), ("a", a.at()), ("b", b.at()), ("n", long(a.len))];
+        self.typed(Unit::Elementwise, "add", Geometry::flat(a.len), &args)
+    }
+}
+
+/// As the kernels number activations.
+fn code(activation: Activation) -> i32 {
+    match activation {
+        Activation::None => 0,
+        Activation::Relu => 1,
+        Activation::Gelu => 2,
+    }
+}

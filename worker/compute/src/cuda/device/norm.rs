@@ -1,0 +1,174 @@
+//! LayerNorm and RMSNorm.
+
+use super::{CudaDevice, Floats, Values, by_rows, chunk, room};
+use crate::{
+    cuda::{
+        flat::{Gradient, Params},
+        kernels::Unit,
+        launch::{Arg, Geometry, int},
+    },
+    device::RowNorms,
+    error::{DeviceError, Result},
+    shape::{NORM_EPSILON, NormAt, NormShape},
+};
+
+impl RowNorms for CudaDevice {
+    fn norm(
+        &mut self,
+        shape: NormShape,
+        x: &Values,
+        add: Option<(&Values, &mut Values)>,
+        params: &Params,
+        at: NormAt,
+        y: &mut Values,
+        stats: &mut Floats,
+    ) -> Result {
+        let NormShape { rows, cols } = shape;
+        self.sized(y, rows * cols, "activations")?;
+        self.floats(stats, 2 * rows, "statistics of a norm")?;
+        let (other, sum) = match add {
+            None => (Arg::At(0), Arg::At(0)),
+            Some((other, sum)) => (other.at(), self.sized(sum, rows * cols, "activations")?.at()),
+        };
+        let gamma = Arg::At(params.f32_at(at.gamma()));
+        let (rows_arg, cols_arg, eps) = (int(rows), int(cols), Arg::Float(NORM_EPSILON));
+        let (mean, inverse) = (stats.at(0), stats.at(rows));
+        let geometry = by_rows(rows, cols, 256);
+        match at.beta() {
+            Some(beta) => self.typed(
+                Unit::Norm,
+                "layernorm",
+                geometry,
+                &[
+                    ("x", x.at()),
+                    ("residual", other),
+                    ("sum", sum),
+                    ("gamma", gamma),
+                    ("beta", Arg::At(params.f32_at(beta))),
+                    ("y", y.at()),
+                    ("mean", mean),
+                    ("rstd", inverse),
+                    ("rows", rows_arg),
+                    ("cols", cols_arg),
+                    ("eps", eps),
+                ],
+            ),
+            None => self.typed(
+                Unit::Norm,
+                "rmsnorm",
+                geometry,
+                &[
+                    ("x", x.at()),
+                    ("residual", other),
+                    ("sum", sum),
+                    ("gamma", gamma),
+                    ("y", y.at()),
+                    ("rstd", inverse),
+                    ("rows", rows_arg),
+                    ("cols", cols_arg),
+                    ("eps", eps),
+                ],
+            ),
+        }
+    }
+
+    fn norm_backward(
+        &mut self,
+        shape: NormShape,
+        dy: &Values,
+        x: &Values,
+        stats: &Floats,
+        params: &Params,
+        at: NormAt,
+        add: Option<&Values>,
+        dx: &mut Values,
+        grads: &mut Gradient,
+    ) -> Result {
+        let NormShape { rows, cols } = shape;
+        self.sized(dx, rows * cols, "gradients of activations")?;
+        let gamma = Arg::At(params.f32_at(at.gamma()));
+        let add = add.map_or(Arg::At(0), Values::at);
+        let (mean, inverse) = (stats.at(0), stats.at(rows));
+        let each = chunk(rows);
+        let chunks = rows.div_ceil(each);
+        let parts = if at.beta().is_some() { 2 } else { 1 };
+        let partial = room(&self.context, &mut self.work.floats, chunks * parts * cols, "column sums")?;
+        let partial = Arg::At(partial.at(0));
+        let columns = Geometry::grid([cols.div_ceil(256), chunks, 1], 256);
+        let geometry = by_rows(rows, cols, 256);
+        // The parameters' gradients first: `dx` may lie over `dy`.
+        match at.beta() {
+            Some(beta) => {
+                self.typed(
+                    Unit::Norm,
+                    "layernorm_params_partial",
+                    columns,
+                    &[
+                        ("dy", dy.at()),
+                        ("x", x.at()),
+                        ("mean", mean),
+                        ("rstd", inverse),
+                        ("partial", partial),
+                        ("rows", int(rows)),
+                        ("cols", int(cols)),
+                        ("rows_per_chunk", int(each)),
+                    ],
+                )?;
+                self.typed(
+                    Unit::Norm,
+                    "layernorm_backward",
+                    geometry,
+                    &[
+                        ("dy", dy.at()),
+                        ("x", x.at()),
+                        ("gamma", gamma),
+                        ("mean", mean),
+                        ("rstd", inverse),
+                        ("residual_grad", add),
+                        ("dx", dx.at()),
+                        ("rows", int(rows)),
+                        ("cols", int(cols)),
+                    ],
+                )?;
+                // One after the other where beta lies right behind gamma, as it does in every built-in model.
+                if beta == at.gamma() + cols {
+                    let out = Arg::At(grads.values.at(at.gamma()));
+                    return self.column_final(partial, out, chunks, 2 * cols);
+                }
+                Err(DeviceError::Unsupported("a norm whose beta does not follow its gamma".into()))
+            }
+            None => {
+                self.typed(
+                    Unit::Norm,
+                    "rmsnorm_params_partial",
+                    columns,
+                    &[
+                        ("dy", dy.at()),
+                        ("x", x.at()),
+                        ("rstd", inverse),
+                        ("partial", partial),
+                        ("rows", int(rows)),
+                        ("cols", int(cols)),
+                        ("rows_per_chunk", int(each)),
+                    ],
+                )?;
+                self.typed(
+                    Unit::Norm,
+                    "rmsnorm_backward",
+                    geometry,
+                    &[
+                        ("dy", dy.at()),
+                        ("x", x.at()),
+                        ("gamma", gamma),
+                        ("rstd", inverse),
+                        ("residual_grad", add),
+                        ("dx", dx.at()),
+                        ("rows", int(rows)),
+                        ("cols", int(cols)),
+                    ],
+                )?;
+                self.column_final(partial, Arg::At(grads.values.at(at.gamma())), chunks, cols)
+            }
+        }
+    }
+}
