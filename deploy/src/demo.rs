@@ -27,8 +27,9 @@ pub fn run(args: &DemoArgs) -> Result<i32, Failure> {
     let dir = RunDir::new(args.run_dir.as_deref(), &job.name)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     eprintln!(
-        "paraft {}  {cores} cores, CPU  data: embedded digits (UCI, 1,797 images 8x8, CC BY 4.0)",
-        env!("CARGO_PKG_VERSION")
+        "paraft {}  {cores} cores, {}  data: embedded digits (UCI, 1,797 images 8x8, CC BY 4.0)",
+        env!("CARGO_PKG_VERSION"),
+        job.train.device.to_string().to_uppercase()
     );
     eprintln!(
         "{} servers, {} shards x {} replicas, {} workers; first synchronous (bsp), then asynchronous (asp)",

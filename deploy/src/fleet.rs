@@ -270,6 +270,8 @@ impl Fleet {
         };
         let dir = &self.run_dir;
         command.arg(dir.join(JOB_FILE)).arg("--supervised").arg("--rank").arg(rank.to_string());
+        // The job file has what this process was told, by a flag or by the variable.
+        command.env_remove("PARAFT_DEVICE");
         command.arg("--servers").arg(self.addresses.join(",")).arg("--run-dir").arg(dir);
         command.args(["--metrics", "127.0.0.1:0"]);
         if let Some(checkpoint) = &self.resume {

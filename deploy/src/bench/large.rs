@@ -76,7 +76,7 @@ pub fn run(args: &LargeBenchArgs) -> Result<i32, Failure> {
     let (width, params) = shape(args.params);
     let text = format!(
         "name = \"large\"\n[model]\nkind = \"mlp\"\nhidden = {:?}\n[data]\nkind = \"digits\"\n\
-         [train]\nworkers = 1\nbatch = 4\nepochs = 1000\nmax_steps = {}\n[optimizer]\nkind = \"adam\"\nlr = 1e-5\n\
+         [train]\ndevice = \"cpu\"\nworkers = 1\nbatch = 4\nepochs = 1000\nmax_steps = {}\n[optimizer]\nkind = \"adam\"\nlr = 1e-5\n\
          [eval]\nevery_epoch = false\n[cluster]\nservers = 1\nreplicas = 1\nshards = 1\ndurability = \"quorum-disk\"\n\
          patience_ms = {}\n",
         [width; LAYERS],

@@ -158,7 +158,7 @@ fn job(args: &TrainBenchArgs, m: &(&str, &str, &str, f64, usize)) -> Result<Job,
         }
     };
     let text = format!(
-        "name = \"bench-{name}\"\n[model]\n{model}\n[data]\n{data}\n[train]\nworkers = {}\nbatch = {batch}\nepochs = {}\n[optimizer]\nkind = \"{optimizer}\"\nlr = {lr}\n[cluster]\nservers = {}\nreplicas = {}\nshards = 1\n",
+        "name = \"bench-{name}\"\n[model]\n{model}\n[data]\n{data}\n[train]\ndevice = \"cpu\"\nworkers = {}\nbatch = {batch}\nepochs = {}\n[optimizer]\nkind = \"{optimizer}\"\nlr = {lr}\n[cluster]\nservers = {}\nreplicas = {}\nshards = 1\n",
         args.workers, args.epochs, args.replicas, args.replicas
     );
     Ok(Job::parse(&text, Path::new("bench"), &args.set)?)

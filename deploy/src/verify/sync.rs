@@ -28,7 +28,7 @@ const ROUNDING: f64 = 1e-5;
 pub fn run(args: &SyncArgs) -> Result<i32, Failure> {
     let text = format!(
         "name = \"verify-sync\"\n[model]\nkind = \"mlp\"\nhidden = [24, 16]\n[data]\nkind = \"digits\"\n\
-         [train]\nmode = \"bsp\"\nworkers = {}\nbatch = 16\nepochs = 1000\nmax_steps = {}\n\
+         [train]\ndevice = \"cpu\"\nmode = \"bsp\"\nworkers = {}\nbatch = 16\nepochs = 1000\nmax_steps = {}\n\
          [optimizer]\nkind = \"momentum\"\nlr = 0.02\n[eval]\nevery_epoch = false\n[cluster]\nbucket_bytes = 1024\n",
         args.workers, args.steps
     );

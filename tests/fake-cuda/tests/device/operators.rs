@@ -5,8 +5,8 @@ use anyhow::{Result, ensure};
 use paraft_compute::{
     DeviceError,
     cuda::{CudaDevice, CudaOptions, Precision},
-    parity,
     device::{Buffers, Linears},
+    parity,
     shape::{Activation, LinearAt, LinearShape},
 };
 
