@@ -221,8 +221,9 @@ const CODES: [Code; 3] = [
     Code { encoding: Encoding::Int8, encode: "encode_int8", decode: "decode_int8" },
 ];
 
+/// For int8 fewer blocks than the table says, so that each takes several runs of values.
 fn code_grid(code: &Code, n: usize) -> (usize, usize, usize) {
-    if code.encoding == Encoding::Int8 { (n.div_ceil(1024), 1, 1) } else { flat(n).0 }
+    if code.encoding == Encoding::Int8 { (n.div_ceil(1024).min(2), 1, 1) } else { flat(n).0 }
 }
 
 fn decoded(encoding: Encoding, bytes: &[u8], n: usize) -> Vec<f32> {

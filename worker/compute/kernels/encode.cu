@@ -331,8 +331,8 @@ INLINE void exclusive_scan(unsigned* x, int n) {
 }
 
 KERNEL(topk_scan)(unsigned* tiles, int tile_count) {
+    // Behind its last barrier a scan reads each thread's own total only, so that the next may begin.
     exclusive_scan(tiles, tile_count);
-    __syncthreads();  // the second scan writes the totals
     exclusive_scan(tiles + tile_count, tile_count);
 }
 
