@@ -58,9 +58,11 @@ fn main() {
     };
     println!("cargo:rustc-env=PARAFT_FAKE_CUDA_MISSING={reason}");
     println!("cargo:rustc-env=PARAFT_FAKE_CUDA_DIR={}", out.join("lib").display());
+    let sanitize = std::env::var_os("PARAFT_FAKE_CUDA_SANITIZE").is_some_and(|v| !v.is_empty() && v != "0");
+    println!("cargo:rustc-env=PARAFT_FAKE_CUDA_SANITIZED={}", u8::from(sanitize));
     if let Ok(compiler) = found {
         let mut flags: Vec<String> = FLAGS.iter().map(|f| f.to_string()).collect();
-        if std::env::var_os("PARAFT_FAKE_CUDA_SANITIZE").is_some_and(|v| !v.is_empty() && v != "0") {
+        if sanitize {
             flags.push("-fsanitize=address".into());
         }
         let headers = hash_of_headers(&[folders[0].as_path(), &here.join("shim"), &here.join("fake")]);

@@ -44,6 +44,11 @@ pub fn available() -> Result<(), String> {
     }
 }
 
+/// Whether AddressSanitizer is in the libraries: it ends the process at the first wrong access of a kernel.
+pub fn sanitized() -> bool {
+    env!("PARAFT_FAKE_CUDA_SANITIZED") == "1"
+}
+
 /// The folder of the libraries, for `LD_LIBRARY_PATH` of a child process.
 ///
 /// # Errors

@@ -6,7 +6,8 @@ use support::*;
 const EPS: f32 = 1e-5;
 const MOMENTUM: f32 = 0.1;
 
-/// n, c, h, w: odd sides lose their last row or column to the pooling; 4 divides some widths and areas and not others.
+/// n, c, h, w: odd sides lose their last row or column to the pooling; 4 divides some widths and areas and
+/// not others.
 const PLANES: [[usize; 4]; 6] =
     [[1, 1, 2, 2], [3, 2, 5, 7], [4, 3, 6, 4], [2, 5, 3, 8], [7, 2, 14, 14], [2, 2, 9, 12]];
 
@@ -124,7 +125,8 @@ fn batchnorm<T: Type>(shape: [usize; 4], offset: usize, one_chunk: bool) {
         let want = [m * (f64::from(running[0][k]) - norm.mean[k]), m * (f64::from(running[1][k]) - unbiased)];
         close("d_running", &[out[2][k], out[3][k]], &want, 1e-4, 1e-5);
     }
-    // From here on with the kernels' own statistics: which of two near values is larger must not depend on rounding.
+    // From here on with the kernels' own statistics: which of two near values is larger must not depend on
+    // rounding.
     let [scale, shift, mean, inv] = [10, 11, 0, 1].map(|i| &out[i]);
     check_pool::<T>(&y[offset..], shape, scale, shift, &out[4], &out[5]);
     let picks: Vec<u8> = out[5].iter().map(|p| *p as u8).collect();
@@ -280,7 +282,7 @@ fn inference_uses_the_running_statistics() {
     close("shift", &out[1], &shift, 1e-6, 1e-6);
 }
 
-// ------------------------------------------------------------------------------------------------------- convolution
+// ----------------------------------------------------------------------------------------------- convolution
 
 /// n, cin, h, w, cout, k, pad.
 const CONVOLUTIONS: [[usize; 7]; 9] = [

@@ -1,8 +1,9 @@
-//! Every kernel compiled by NVIDIA's own NVRTC for real devices; its registers and spills against the table in
-//! worker/compute/kernels/registers.txt.
+//! Every kernel compiled by NVIDIA's own NVRTC for real devices; its registers and spills against the table
+//! in worker/compute/kernels/registers.txt.
 //!
-//! Runs where PARAFT_NVRTC names the folder of libnvrtc.so.13 (of the wheel nvidia-cuda-nvrtc: nvidia/cu13/lib); PARAFT_REQUIRE_NVRTC=1
-//! makes it a failure where it cannot run. PARAFT_WRITE_REGISTERS=1 writes the table anew.
+//! Runs where PARAFT_NVRTC names the folder of libnvrtc.so.13 (of the wheel nvidia-cuda-nvrtc:
+//! nvidia/cu13/lib); PARAFT_REQUIRE_NVRTC=1 makes it a failure where it cannot run. PARAFT_WRITE_REGISTERS=1
+//! writes the table anew.
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::collections::BTreeMap;

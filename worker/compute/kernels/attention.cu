@@ -1,13 +1,15 @@
-// Causal attention that never stores the matrix of scores: FlashAttention (Dao et al. 2022), in the loop order of FlashAttention-2
-// (Dao 2023).
+// Causal attention that never stores the matrix of scores: FlashAttention (Dao et al. 2022), in the loop
+// order of FlashAttention-2 (Dao 2023).
 //
-//   s = scale * q k^T,  p = softmax over the keys up to the query's own place,  out = p v,  lse = log sum exp(s)
+//   s = scale * q k^T,  p = softmax over the keys up to the query's own place
+//   out = p v,  lse = log sum exp(s)
 //   p = exp(s - lse),  ds = p * (dout v^T - delta),  delta = sum(dout * out)
 //   dq = scale * ds k,  dk = scale * ds^T q,  dv = p^T dout
 //
-// qkv and dqkv are [batch, time, 3, heads, hd], out and dout [batch, time, heads, hd], lse and delta [batch, heads, time];
-// all must be aligned to 16 bytes. Grid (tiles of the time, heads, batch). The backward pass is two kernels, one for keys and values
-// and one for queries, so that no sum needs an atomic. bf16 and f16 multiply by tensor cores with sums in f32; f32 does not.
+// qkv and dqkv are [batch, time, 3, heads, hd], out and dout [batch, time, heads, hd], lse and delta [batch,
+// heads, time]; all must be aligned to 16 bytes. Grid (tiles of the time, heads, batch). The backward pass is
+// two kernels, one for keys and values and one for queries, so that no sum needs an atomic. bf16 and f16
+// multiply by tensor cores with sums in f32; f32 does not.
 #include "prelude.cuh"
 
 constexpr int THREADS = 128;
@@ -41,9 +43,10 @@ INLINE Head<T> head_of(const T* qkv, int time, int heads) {
     return r;
 }
 
-// --------------------------------------------------------------------------------------------------- bf16 and f16
+// ---------------------------------------------------------------------------------------------- bf16 and f16
 
-// Places that a block owns (queries; keys in the backward pass for keys and values), 16 for each of its four warps.
+// Places that a block owns (queries; keys in the backward pass for keys and values), 16 for each of its four
+// warps.
 constexpr int OWN = 64;
 
 // Starts to copy ROWS places from `first` on, zeros behind the last.
@@ -57,7 +60,8 @@ INLINE void copy_tile(AsyncCopies& copies, T* tile, const T* from, long long row
     }
 }
 
-// 16 rows of a left operand, which stay where they are in shared memory (KEEP false) or are taken to registers.
+// 16 rows of a left operand, which stay where they are in shared memory (KEEP false) or are taken to
+// registers.
 template <int HD, bool KEEP, class T>
 struct Left {
     const T* tile;
@@ -97,14 +101,15 @@ INLINE void multiply_transposed(float (&c)[N / 8][4], Left<HD, KEEP, T>& a, cons
     }
 }
 
-// c += a b: a (16 x N) as a product left it, b (N x HD) row-major in shared memory. What a thread holds of a result is what it must hold of
-// a left operand.
+// c += a b: a (16 x N) as a product left it, b (N x HD) row-major in shared memory. What a thread holds of a
+// result is what it must hold of a left operand.
 template <int N, int HD, class T>
 INLINE void multiply(float (&c)[HD / 8][4], const float (&a)[N / 8][4], const T* b) {
 #pragma unroll
     for (int k = 0; k < N / 16; k++) {
         const unsigned left[4] = {pair<T>(a[2 * k][0], a[2 * k][1]), pair<T>(a[2 * k][2], a[2 * k][3]),
-                                  pair<T>(a[2 * k + 1][0], a[2 * k + 1][1]), pair<T>(a[2 * k + 1][2], a[2 * k + 1][3])};
+                                  pair<T>(a[2 * k + 1][0], a[2 * k + 1][1]),
+                                  pair<T>(a[2 * k + 1][2], a[2 * k + 1][3])};
 #pragma unroll
         for (int d = 0; d < HD / 16; d++) {
             unsigned right[4];
@@ -115,15 +120,16 @@ INLINE void multiply(float (&c)[HD / 8][4], const float (&a)[N / 8][4], const T*
     }
 }
 
-// Writes the warp's 16 rows (of which `rows` exist) of c, times a factor for the upper and the lower eight, through 16 rows of shared
-// memory that only this warp uses.
+// Writes the warp's 16 rows (of which `rows` exist) of c, times a factor for the upper and the lower eight,
+// through 16 rows of shared memory that nobody reads any more.
 template <int HD, class T>
-INLINE void write_rows(T* to, long long row, int rows, T* tile, const float (&c)[HD / 8][4], float upper, float lower) {
+INLINE void write_rows(T* to, long long row, int rows, T* tile, const float (&c)[HD / 8][4], float upper,
+                       float lower) {
     const int g = lane_of() / 4, t = lane_of() % 4;
-    __syncwarp();  // the warp has read what was there
 #pragma unroll
     for (int i = 0; i < HD / 8; i++) {
-        const unsigned high = pair<T>(c[i][0] * upper, c[i][1] * upper), low = pair<T>(c[i][2] * lower, c[i][3] * lower);
+        const unsigned high = pair<T>(c[i][0] * upper, c[i][1] * upper),
+                       low = pair<T>(c[i][2] * lower, c[i][3] * lower);
         store_words<4>(tile + g * (HD + 8) + i * 8 + 2 * t, &high);
         store_words<4>(tile + (g + 8) * (HD + 8) + i * 8 + 2 * t, &low);
     }
@@ -139,8 +145,8 @@ INLINE void write_rows(T* to, long long row, int rows, T* tile, const float (&c)
     }
 }
 
-// Sets scores to minus infinity whose key is behind their query. `ahead`: the place of this thread's first row less that of its
-// first column; a row is a query, or else a key.
+// Sets scores to minus infinity whose key is behind their query. `ahead`: the place of this thread's first
+// row less that of its first column; a row is a query, or else a key.
 template <int N>
 INLINE void mask(float (&s)[N / 8][4], int ahead, bool row_is_query) {
 #pragma unroll
@@ -163,13 +169,15 @@ INLINE float quad_max(float v) {
     return fmaxf(v, __shfl_xor_sync(FULL_WARP, v, 2));
 }
 
-// A warp's 16 queries: the running maximum and sum of two of its rows (g and g + 8) in each thread, and the output so far.
+// A warp's 16 queries: the running maximum and sum of two of its rows (g and g + 8) in each thread, and the
+// output so far.
 template <int HD>
 struct Online {
     float max[2], sum[2], out[HD / 8][4];
 };
 
-// Turns scores into probabilities relative to the running maximum, which may rise: then what is there shrinks.
+// Turns scores into probabilities relative to the running maximum, which may rise: then what is there
+// shrinks.
 template <int HD>
 INLINE void softmax_step(Online<HD>& o, float (&s)[OWN / 8][4], float scale2) {
 #pragma unroll
@@ -245,7 +253,8 @@ INLINE void forward_half(const T* qkv, T* out, float* lse, int time, int heads, 
         if (t == 0 && place < time) lse[head.stats + place] = o.max[r] * scale + logf(sum);
     }
     const long long start = head.first + (first + own) * head.flat;
-    write_rows<HD>(out + start, head.flat, time - first - own, queries + own * (HD + 8), o.out, inverse[0], inverse[1]);
+    write_rows<HD>(out + start, head.flat, time - first - own, queries + own * (HD + 8), o.out, inverse[0],
+                   inverse[1]);
 }
 
 // Places of the other side that a step of the backward pass takes.
@@ -254,11 +263,12 @@ constexpr int OTHER = HD <= 64 ? 64 : 32;
 
 // dk and dv of 64 keys: a warp holds the transposed scores of its 16 keys with the queries of a step.
 template <int HD, class T>
-INLINE void backward_kv_half(const T* qkv, const T* dout, const float* lse, const float* delta, T* dqkv, int time,
-                             int heads, float scale) {
+INLINE void backward_kv_half(const T* qkv, const T* dout, const float* lse, const float* delta, T* dqkv,
+                             int time, int heads, float scale) {
     constexpr int N = OTHER<HD>, SIZE = N * (HD + 8);
     DYNAMIC_SHARED(T, memory);
-    T *keys = memory, *values = keys + OWN * (HD + 8), *queries = values + OWN * (HD + 8), *douts = queries + 2 * SIZE;
+    T *keys = memory, *values = keys + OWN * (HD + 8), *queries = values + OWN * (HD + 8),
+      *douts = queries + 2 * SIZE;
     float *lses = reinterpret_cast<float*>(douts + 2 * SIZE), *deltas = lses + 2 * N;
     const Head<T> head = head_of<HD>(qkv, time, heads);
     const int first = (int)blockIdx.x * OWN, own = warp_of() * 16, g = lane_of() / 4, t = lane_of() % 4;
@@ -322,11 +332,12 @@ INLINE void backward_kv_half(const T* qkv, const T* dout, const float* lse, cons
 
 // dq of 64 queries.
 template <int HD, class T>
-INLINE void backward_q_half(const T* qkv, const T* dout, const float* lse, const float* delta, T* dqkv, int time,
-                            int heads, float scale) {
+INLINE void backward_q_half(const T* qkv, const T* dout, const float* lse, const float* delta, T* dqkv,
+                            int time, int heads, float scale) {
     constexpr int N = OTHER<HD>, SIZE = N * (HD + 8);
     DYNAMIC_SHARED(T, memory);
-    T *queries = memory, *douts = queries + OWN * (HD + 8), *keys = douts + OWN * (HD + 8), *values = keys + 2 * SIZE;
+    T *queries = memory, *douts = queries + OWN * (HD + 8), *keys = douts + OWN * (HD + 8),
+      *values = keys + 2 * SIZE;
     const Head<T> head = head_of<HD>(qkv, time, heads);
     const int first = (int)(gridDim.x - 1 - blockIdx.x) * OWN, own = warp_of() * 16;
     const int g = lane_of() / 4, t = lane_of() % 4;
@@ -380,9 +391,9 @@ INLINE void backward_q_half(const T* qkv, const T* dout, const float* lse, const
     write_rows<HD>(dqkv + start, head.row, time - first - own, queries + own * (HD + 8), dq, scale, scale);
 }
 
-// ------------------------------------------------------------------------------------------------------------- f32
-// 32 places against 32: a thread has four rows (those of its half warp) and two columns of the scores, and four rows and HD / 16 columns
-// of a result.
+// ------------------------------------------------------------------------------------------------------- f32
+// 32 places against 32: a thread has four rows (those of its half warp) and two columns of the scores, and
+// four rows and HD / 16 columns of a result.
 
 constexpr int TILE = 32;
 constexpr int SCORES = TILE + 4;  // elements between the rows of a tile of scores
@@ -444,12 +455,14 @@ INLINE void add_product(float (&c)[4][HD / 16], const float* p, const float* b) 
 }
 
 template <int HD>
-INLINE void write_f32(float* to, long long row, int rows, const float (&c)[4][HD / 16], const float (&factor)[4]) {
+INLINE void write_f32(float* to, long long row, int rows, const float (&c)[4][HD / 16],
+                      const float (&factor)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         if (half_row() + i >= rows) break;
 #pragma unroll
-        for (int d = 0; d < HD / 16; d++) to[(half_row() + i) * row + half_col() + 16 * d] = c[i][d] * factor[i];
+        for (int d = 0; d < HD / 16; d++)
+            to[(half_row() + i) * row + half_col() + 16 * d] = c[i][d] * factor[i];
     }
 }
 
@@ -508,9 +521,10 @@ INLINE void forward_f32(const float* qkv, float* out, float* lse, int time, int 
     write_f32<HD>(out + head.first + first * head.flat, head.flat, time - first, c, factor);
 }
 
-// Writes p and ds of this thread's scores s and products dp = dout v^T: queries from `query` on, keys from `key` on.
-INLINE void store_gradients(float* p, float* ds, const float (&s)[4][2], const float (&dp)[4][2], const float* lses,
-                            const float* deltas, int query, int key, float scale) {
+// Writes p and ds of this thread's scores s and products dp = dout v^T: queries from `query` on, keys from
+// `key` on.
+INLINE void store_gradients(float* p, float* ds, const float (&s)[4][2], const float (&dp)[4][2],
+                            const float* lses, const float* deltas, int query, int key, float scale) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int row = half_row() + i;
@@ -524,8 +538,8 @@ INLINE void store_gradients(float* p, float* ds, const float (&s)[4][2], const f
     }
 }
 
-INLINE void copy_stats(float* lses, float* deltas, const float* lse, const float* delta, long long stats, int first,
-                       int time) {
+INLINE void copy_stats(float* lses, float* deltas, const float* lse, const float* delta, long long stats,
+                       int first, int time) {
     if ((int)threadIdx.x < TILE) {
         const bool real = first + (int)threadIdx.x < time;
         const long long from = stats + first + (int)threadIdx.x;
@@ -535,8 +549,8 @@ INLINE void copy_stats(float* lses, float* deltas, const float* lse, const float
 }
 
 template <int HD>
-INLINE void backward_kv_f32(const float* qkv, const float* dout, const float* lse, const float* delta, float* dqkv,
-                            int time, int heads, float scale) {
+INLINE void backward_kv_f32(const float* qkv, const float* dout, const float* lse, const float* delta,
+                            float* dqkv, int time, int heads, float scale) {
     constexpr int SIZE = TILE * (HD + 4);
     DYNAMIC_SHARED(float, memory);
     float *keys = memory, *values = keys + SIZE, *queries = values + SIZE, *douts = queries + SIZE;
@@ -567,8 +581,8 @@ INLINE void backward_kv_f32(const float* qkv, const float* dout, const float* ls
 }
 
 template <int HD>
-INLINE void backward_q_f32(const float* qkv, const float* dout, const float* lse, const float* delta, float* dqkv,
-                           int time, int heads, float scale) {
+INLINE void backward_q_f32(const float* qkv, const float* dout, const float* lse, const float* delta,
+                           float* dqkv, int time, int heads, float scale) {
     constexpr int SIZE = TILE * (HD + 4);
     DYNAMIC_SHARED(float, memory);
     float *keys = memory, *values = keys + SIZE, *queries = values + SIZE, *douts = queries + SIZE;
@@ -597,7 +611,8 @@ INLINE void backward_q_f32(const float* qkv, const float* dout, const float* lse
 
 // delta[b, h, t] = the sum of dout * out over the head's elements. A warp takes one.
 template <class T>
-INLINE void attention_delta(const T* dout, const T* out, float* delta, int batch, int time, int heads, int hd) {
+INLINE void attention_delta(const T* dout, const T* out, float* delta, int batch, int time, int heads,
+                            int hd) {
     const long long rows = (long long)batch * time * heads;
     for (long long r = (long long)blockIdx.x * 8 + warp_of(); r < rows; r += (long long)gridDim.x * 8) {
         float sum = 0.0f;
@@ -621,8 +636,8 @@ INLINE void forward(const T* qkv, T* out, float* lse, int time, int heads, float
 }
 
 template <int HD, class T>
-INLINE void backward_kv(const T* qkv, const T* dout, const float* lse, const float* delta, T* dqkv, int time, int heads,
-                        float scale) {
+INLINE void backward_kv(const T* qkv, const T* dout, const float* lse, const float* delta, T* dqkv, int time,
+                        int heads, float scale) {
     if constexpr (same_type<T, float>) {
         backward_kv_f32<HD>(qkv, dout, lse, delta, dqkv, time, heads, scale);
     } else {
@@ -631,8 +646,8 @@ INLINE void backward_kv(const T* qkv, const T* dout, const float* lse, const flo
 }
 
 template <int HD, class T>
-INLINE void backward_q(const T* qkv, const T* dout, const float* lse, const float* delta, T* dqkv, int time, int heads,
-                       float scale) {
+INLINE void backward_q(const T* qkv, const T* dout, const float* lse, const float* delta, T* dqkv, int time,
+                       int heads, float scale) {
     if constexpr (same_type<T, float>) {
         backward_q_f32<HD>(qkv, dout, lse, delta, dqkv, time, heads, scale);
     } else {

@@ -1,8 +1,10 @@
-// BatchNorm (Ioffe, Szegedy 2015) of NCHW images, with ReLU and 2x2 max pooling in one operator: of the planes in between only
-// the convolution's output y and the pooled result are stored.
+// BatchNorm (Ioffe, Szegedy 2015) of NCHW images, with ReLU and 2x2 max pooling in one operator: of the
+// planes in between only the convolution's output y and the pooled result are stored.
 //
-//   z = scale * y + shift,  scale = gamma * inv_std,  shift = beta - mean * scale,  pooled = max over 2x2 of max(z, 0)
-//   dy = scale * (dz - sum(dz) / count - xhat * sum(dz * xhat) / count),  dz is dpooled where the maximum was, else 0
+//   z = scale * y + shift,  scale = gamma * inv_std,  shift = beta - mean * scale
+//   pooled = max over 2x2 of max(z, 0)
+//   dy = scale * (dz - sum(dz) / count - xhat * sum(dz * xhat) / count)
+//   dz is dpooled where the maximum was, else 0
 //
 // Sums over the batch are f64 and may be added over a group of ranks before they are used.
 #include "prelude.cuh"
@@ -30,8 +32,9 @@ INLINE bool in_fours(const T* p, int stride) {
     return stride % 4 == 0 && aligned_to(p, 4 * (int)sizeof(T));
 }
 
-// The sums of y and y^2 of a channel over a chunk of images: partial is [chunks, 2, c]. They are collected relative to the channel's
-// first value, so that a mean that is large against the spread costs no precision. Grid (c, chunks).
+// The sums of y and y^2 of a channel over a chunk of images: partial is [chunks, 2, c]. They are collected
+// relative to the channel's first value, so that a mean that is large against the spread costs no precision.
+// Grid (c, chunks).
 template <class T>
 INLINE void bn_stats_partial(const T* y, double* partial, int n, int c, int hw, int images_per_chunk) {
     const int channel = (int)blockIdx.x;
@@ -69,11 +72,13 @@ KERNEL(bn_sum)(const double* partial, double* sums, int chunks, int m) {
     if (lane_of() == 0) sums[i] = sum;
 }
 
-// From the sums of y and y^2 over `count` values a channel: what the channel is normalised with, and what is to be
-// subtracted from the running statistics (null: not wanted): momentum * (running - batch), with the unbiased variance.
-KERNEL(bn_finalize)(const double* sums, double count, const float* gamma, const float* beta, const float* running_mean,
-                    const float* running_var, float* scale, float* shift, float* mean, float* inv_std,
-                    float* d_running_mean, float* d_running_var, int c, float eps, float momentum) {
+// From the sums of y and y^2 over `count` values a channel: what the channel is normalised with, and what is
+// to be subtracted from the running statistics (null: not wanted): momentum * (running - batch), with the
+// unbiased variance.
+KERNEL(bn_finalize)(const double* sums, double count, const float* gamma, const float* beta,
+                    const float* running_mean, const float* running_var, float* scale, float* shift,
+                    float* mean, float* inv_std, float* d_running_mean, float* d_running_var, int c,
+                    float eps, float momentum) {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= c) return;
     const double m = sums[i] / count;
@@ -90,8 +95,8 @@ KERNEL(bn_finalize)(const double* sums, double count, const float* gamma, const 
 }
 
 // What a channel is normalised with outside training.
-KERNEL(bn_inference)(const float* gamma, const float* beta, const float* running_mean, const float* running_var,
-                     float* scale, float* shift, int c, float eps) {
+KERNEL(bn_inference)(const float* gamma, const float* beta, const float* running_mean,
+                     const float* running_var, float* scale, float* shift, int c, float eps) {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= c) return;
     const float s = gamma[i] * (1.0f / sqrtf(running_var[i] + eps));
@@ -107,8 +112,8 @@ INLINE void rival(float z, int place, float& best, int& at) {
 constexpr unsigned char NO_PICK = 4;
 
 template <int W, class T>
-INLINE void pool_windows(const T* y, const float* scale, const float* shift, T* pooled, unsigned char* pick, long long i,
-                         int c, int h, int w) {
+INLINE void pool_windows(const T* y, const float* scale, const float* shift, T* pooled, unsigned char* pick,
+                         long long i, int c, int h, int w) {
     // W windows side by side, from i on.
     const int oh = h / 2, ow = w / 2;
     int rest, col, channel;
@@ -141,19 +146,20 @@ INLINE void pool_windows(const T* y, const float* scale, const float* shift, T* 
 
 // pooled = the maximum over 2x2 of max(scale * y + shift, 0); pick says which: 0 to 3, or 4 where that is 0.
 template <class T>
-INLINE void bn_relu_pool(const T* y, const float* scale, const float* shift, T* pooled, unsigned char* pick, int n,
-                         int c, int h, int w) {
+INLINE void bn_relu_pool(const T* y, const float* scale, const float* shift, T* pooled, unsigned char* pick,
+                         int n, int c, int h, int w) {
     const long long windows = (long long)n * c * (h / 2) * (w / 2);
     flat<2>(windows, in_fours(y, w), [&](auto width, long long i) {
         pool_windows<decltype(width)::value>(y, scale, shift, pooled, pick, i, c, h, w);
     });
 }
 
-// The sums of dz and dz * xhat of a channel over a chunk of images: partial is [chunks, 2, c]. Grid (c, chunks).
+// The sums of dz and dz * xhat of a channel over a chunk of images: partial is [chunks, 2, c]. Grid (c,
+// chunks).
 template <class T>
-INLINE void bn_pool_backward_partial(const T* dpooled, const unsigned char* pick, const T* y, const float* mean,
-                                     const float* inv_std, double* partial, int n, int c, int h, int w,
-                                     int images_per_chunk) {
+INLINE void bn_pool_backward_partial(const T* dpooled, const unsigned char* pick, const T* y,
+                                     const float* mean, const float* inv_std, double* partial, int n, int c,
+                                     int h, int w, int images_per_chunk) {
     const int channel = (int)blockIdx.x, oh = h / 2, ow = w / 2, half = oh * ow;
     const float m = mean[channel], inv = inv_std[channel];
     float sum = 0.0f, product = 0.0f;
@@ -175,9 +181,10 @@ INLINE void bn_pool_backward_partial(const T* dpooled, const unsigned char* pick
     }
 }
 
-// slopes is [2, c]: dy = scale * dz + slopes[0] * (y - mean) + slopes[1], from the sums over `count` values a channel.
-KERNEL(bn_backward_slopes)(const double* sums, double count, const float* scale, const float* inv_std, float* slopes,
-                           int c) {
+// slopes is [2, c]: dy = scale * dz + slopes[0] * (y - mean) + slopes[1], from the sums over `count` values a
+// channel.
+KERNEL(bn_backward_slopes)(const double* sums, double count, const float* scale, const float* inv_std,
+                           float* slopes, int c) {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= c) return;
     const double s = (double)scale[i];
@@ -185,8 +192,8 @@ KERNEL(bn_backward_slopes)(const double* sums, double count, const float* scale,
     slopes[c + i] = (float)(-s * sums[i] / count);
 }
 
-// dy, which may lie over y: a thread takes a 2x2 window, those at odd borders cut off (no gradient comes from there, but the
-// statistics' part does).
+// dy, which may lie over y: a thread takes a 2x2 window, those at odd borders cut off (no gradient comes from
+// there, but the statistics' part does).
 template <class T>
 INLINE void bn_relu_pool_backward(const T* dpooled, const unsigned char* pick, const T* y, const float* scale,
                                   const float* mean, const float* slopes, T* dy, int n, int c, int h, int w) {
@@ -215,7 +222,8 @@ INLINE void bn_relu_pool_backward(const T* dpooled, const unsigned char* pick, c
                 if (2 * col + 1 < w) v[1] = to_f32(y[p + 1]);
             }
 #pragma unroll
-            for (int e = 0; e < 2; e++) v[e] = slope * (v[e] - middle) + constant + (at == 2 * r + e ? d : 0.0f);
+            for (int e = 0; e < 2; e++)
+                v[e] = slope * (v[e] - middle) + constant + (at == 2 * r + e ? d : 0.0f);
             if (pairs) {
                 store<2>(dy + p, v);
             } else {

@@ -1,16 +1,20 @@
-// Convolution of NCHW images by a square kernel, stride 1, as an implicit matrix product (Chetlur et al. 2014): the matrix of
-// the input's windows (im2col) is gathered tile by tile and never stored. f32 in registers; bf16, f16 and f32 as tf32 by tensor cores.
+// Convolution of NCHW images by a square kernel, stride 1, as an implicit matrix product (Chetlur et al.
+// 2014): the matrix of the input's windows (im2col) is gathered tile by tile and never stored. f32 in
+// registers; bf16, f16 and f32 as tf32 by tensor cores.
 //
-//   forward          y[m, p]  = sum over q of weight[m, q] * window[q, p]         m: output channel, p: pixel of the batch
+//   forward          y[m, p]  = sum over q of weight[m, q] * window[q, p]
 //   backward input   the same product of dy's windows with the kernel turned round and its channels exchanged
-//   backward weight  dw[m, q] = sum over p of dy[m, p] * window[q, p]             q: (input channel, row, column) of the kernel
+//   backward weight  dw[m, q] = sum over p of dy[m, p] * window[q, p]
+//
+// m is an output channel, p a pixel of the batch, q (input channel, row, column) of the kernel.
 #include "prelude.cuh"
 
 constexpr int THREADS = 128;
 // Rows of the weight in a block's tile, and the depth that is gathered at a time.
 constexpr int TILE_M = 32;
 constexpr int DEPTH = 32;
-// Elements of E between the rows of a tile: 16 bytes more than the depth, so that eight rows of ldmatrix lie in different banks.
+// Elements of E between the rows of a tile: 16 bytes more than the depth, so that eight rows of ldmatrix lie
+// in different banks.
 template <class E>
 constexpr int STRIDE = DEPTH + 16 / (int)sizeof(E);
 // The same in halves, and those of the depth.
@@ -83,9 +87,11 @@ INLINE T weight_at(const T* weight, const Shape& s, int m, int q) {
 
 INLINE float bias_at(const float* bias, int m) { return bias ? bias[m] : 0.0f; }
 
-// f32: a thread has M rows of two pixels in registers and gathers what it multiplies itself; the weights come from shared memory.
+// f32: a thread has M rows of two pixels in registers and gathers what it multiplies itself; the weights come
+// from shared memory.
 template <bool TURNED, int M>
-INLINE void correlate_f32(const float* in, const float* weight, const float* bias, float* out, const Shape& s) {
+INLINE void correlate_f32(const float* in, const float* weight, const float* bias, float* out,
+                          const Shape& s) {
     __shared__ __align__(16) float tile[DEPTH][M];
     const int first_m = (int)blockIdx.y * TILE_M, pixel = (int)blockIdx.x * 2 * THREADS + (int)threadIdx.x;
     const Window w0 = window_of(s, pixel), w1 = window_of(s, pixel + THREADS);
@@ -134,8 +140,8 @@ template <class E>
 constexpr int TILES = (THREADS + TILE_M) * STRIDE<E> * (int)sizeof(E);
 constexpr int RESULT = TILE_M * OUT_STRIDE * 4;
 
-// By tensor cores, stored as T and multiplied as E: each warp multiplies the M rows with the windows of its 32 pixels, which its
-// threads gather, one each.
+// By tensor cores, stored as T and multiplied as E: each warp multiplies the M rows with the windows of its
+// 32 pixels, which its threads gather, one each.
 template <bool TURNED, int M, class E, class T>
 INLINE void correlate_tensor(const T* in, const T* weight, const float* bias, T* out, const Shape& s,
                              unsigned char* memory) {
@@ -176,7 +182,8 @@ INLINE void correlate_tensor(const T* in, const T* weight, const float* bias, T*
                 unsigned a[4];
                 load_a(a, (const unsigned short*)(weights + i * 16 * STRIDE<E>) + d, HALVES<E>);
 #pragma unroll
-                for (int j = 0; j < 4; j++) mma<E>(sums[i][j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+                for (int j = 0; j < 4; j++)
+                    mma<E>(sums[i][j], a, b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
             }
         }
     }
@@ -226,22 +233,22 @@ INLINE void correlate(const T* in, const T* weight, const float* bias, T* out, c
 }
 
 template <class E, class T>
-INLINE void conv_forward(const T* x, const T* weight, const float* bias, T* y, int n, int cin, int h, int w, int cout,
-                         int k, int pad) {
+INLINE void conv_forward(const T* x, const T* weight, const float* bias, T* y, int n, int cin, int h, int w,
+                         int cout, int k, int pad) {
     const Shape s{n, cin, h, w, cout, k, pad, h + 2 * pad - k + 1, w + 2 * pad - k + 1};
     correlate<false, E>(x, weight, bias, y, s);
 }
 
 template <class E, class T>
-INLINE void conv_backward_input(const T* dy, const T* weight, T* dx, int n, int cin, int h, int w, int cout, int k,
-                                int pad) {
+INLINE void conv_backward_input(const T* dy, const T* weight, T* dx, int n, int cin, int h, int w, int cout,
+                                int k, int pad) {
     const Shape s{n, cout, h + 2 * pad - k + 1, w + 2 * pad - k + 1, cin, k, k - 1 - pad, h, w};
     correlate<true, E>(dy, weight, (const float*)nullptr, dx, s);
 }
 
-// ---------------------------------------------------------------------------------------- the gradient of the weight
-// A block has 32 rows m and 64 columns q of dw, and adds a chunk of the pixels. One more column, whose windows are 1,
-// is the bias.
+// -------------------------------------------------------------------------------- the gradient of the weight
+// A block has 32 rows m and 64 columns q of dw, and adds a chunk of the pixels. One more column, whose
+// windows are 1, is the bias.
 
 constexpr int TILE_Q = 64;
 
@@ -251,7 +258,8 @@ struct Chunk {
 
 INLINE Chunk chunk_of(const Shape& s, int pixels_per_chunk) {
     const int begin = (int)blockIdx.z * pixels_per_chunk;
-    return {(int)blockIdx.y * TILE_M, (int)blockIdx.x * TILE_Q, begin, min(s.pixels(), begin + pixels_per_chunk)};
+    return {(int)blockIdx.y * TILE_M, (int)blockIdx.x * TILE_Q, begin,
+            min(s.pixels(), begin + pixels_per_chunk)};
 }
 
 INLINE void fill_places(Place* places, const Shape& s, int first_q) {
@@ -278,7 +286,8 @@ INLINE void store_partial(float* partial, const Shape& s, int m, int q, float v)
     if (m < s.m && q <= s.depth()) partial[((long long)blockIdx.z * s.m + m) * (s.depth() + 1) + q] = v;
 }
 
-INLINE void weight_chunk_f32(const float* x, const float* dy, float* partial, const Shape& s, const Chunk& chunk) {
+INLINE void weight_chunk_f32(const float* x, const float* dy, float* partial, const Shape& s,
+                             const Chunk& chunk) {
     __shared__ Place places[TILE_Q];
     __shared__ __align__(16) float left[DEPTH][TILE_M + 4];
     __shared__ __align__(16) float right[DEPTH][TILE_Q + 4];
@@ -289,7 +298,8 @@ INLINE void weight_chunk_f32(const float* x, const float* dy, float* partial, co
         __syncthreads();  // the places are there, the tiles before were read
         const int pixel = start + lane_of();
         const Window w = window_of(s, pixel < chunk.end ? pixel : s.pixels());
-        for (int m = warp_of(); m < TILE_M; m += 4) left[lane_of()][m] = dy_at(dy, s, chunk.first_m + m, pixel, chunk.end);
+        for (int m = warp_of(); m < TILE_M; m += 4)
+            left[lane_of()][m] = dy_at(dy, s, chunk.first_m + m, pixel, chunk.end);
 #pragma unroll 4
         for (int q = warp_of(); q < TILE_Q; q += 4) right[lane_of()][q] = window_or_one(x, s, w, places[q]);
         __syncthreads();
@@ -306,7 +316,8 @@ INLINE void weight_chunk_f32(const float* x, const float* dy, float* partial, co
         }
     }
     for (int i = 0; i < 4; i++) {
-        for (int j = 0; j < 4; j++) store_partial(partial, s, chunk.first_m + row + i, chunk.first_q + col + j, sums[i][j]);
+        for (int j = 0; j < 4; j++)
+            store_partial(partial, s, chunk.first_m + row + i, chunk.first_q + col + j, sums[i][j]);
     }
 }
 
@@ -354,8 +365,8 @@ INLINE void weight_chunk_tensor(const T* x, const T* dy, float* partial, const S
 }
 
 template <class E, class T>
-INLINE void conv_backward_weight_partial(const T* x, const T* dy, float* partial, int n, int cin, int h, int w, int cout,
-                                         int k, int pad, int pixels_per_chunk) {
+INLINE void conv_backward_weight_partial(const T* x, const T* dy, float* partial, int n, int cin, int h,
+                                         int w, int cout, int k, int pad, int pixels_per_chunk) {
     const Shape s{n, cin, h, w, cout, k, pad, h + 2 * pad - k + 1, w + 2 * pad - k + 1};
     const Chunk chunk = chunk_of(s, pixels_per_chunk);
     if constexpr (same_type<E, float>) {
@@ -365,9 +376,10 @@ INLINE void conv_backward_weight_partial(const T* x, const T* dy, float* partial
     }
 }
 
-// Adds the chunks in order and takes the bias's column out (+ what is there where `accumulate`). A block takes 32 values.
-KERNEL(conv_backward_weight_final)(const float* partial, float* dweight, float* dbias, int chunks, int cout, int depth,
-                                   int accumulate) {
+// Adds the chunks in order and takes the bias's column out (+ what is there where `accumulate`). A block
+// takes 32 values.
+KERNEL(conv_backward_weight_final)(const float* partial, float* dweight, float* dbias, int chunks, int cout,
+                                   int depth, int accumulate) {
     __shared__ float sums[8][32];
     const int i = (int)blockIdx.x * 32 + lane_of(), all = cout * (depth + 1);
     float sum = 0.0f;

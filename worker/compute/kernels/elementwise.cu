@@ -1,4 +1,5 @@
-// Elementwise operators: bias and activation, their gradients, sums of columns, casts. All are bound by memory.
+// Elementwise operators: bias and activation, their gradients, sums of columns, casts. All are bound by
+// memory.
 #include "prelude.cuh"
 
 constexpr int RELU = 1;
@@ -24,7 +25,8 @@ INLINE float activation_slope(float saved, int act) {
     if (act == RELU) return saved <= 0.0f ? 0.0f : 1.0f;
     if (act == GELU) {
         const float gate = gelu_gate(saved);
-        // Beyond this the gate is 0 or 1 and the product below 0; the square of a large number would make it NaN.
+        // Beyond this the gate is 0 or 1 and the product below 0; the square of a large number would make it
+        // NaN.
         const float x = fminf(fmaxf(saved, -20.0f), 20.0f);
         return gate + x * gate * (1.0f - gate) * 2.0f * GELU_ROOT * (1.0f + 3.0f * GELU_CUBE * x * x);
     }
@@ -119,7 +121,8 @@ INLINE float chunk_sum(const T* x, int rows, int cols, int rows_per_chunk) {
     return column_total<W>(sums);
 }
 
-// The sums of the columns over a chunk of rows: x is [rows, cols], partial [chunks, cols]. Grid (256 columns each, chunks).
+// The sums of the columns over a chunk of rows: x is [rows, cols], partial [chunks, cols]. Grid (256 columns
+// each, chunks).
 template <class T>
 INLINE void col_sum_partial(const T* x, float* partial, int rows, int cols, int rows_per_chunk) {
     const bool wide = cols % WIDE<T> == 0 && aligned16(x);
@@ -129,7 +132,8 @@ INLINE void col_sum_partial(const T* x, float* partial, int rows, int cols, int 
     if (c < cols) partial[(long long)blockIdx.y * cols + c] = total;
 }
 
-// out = the sum of the chunks, in order (+ out where `accumulate`). A block takes 32 columns, its eight warps every eighth chunk.
+// out = the sum of the chunks, in order (+ out where `accumulate`). A block takes 32 columns, its eight warps
+// every eighth chunk.
 KERNEL(col_sum_final)(const float* partial, float* out, int chunks, int cols, int accumulate) {
     __shared__ float sums[8][32];
     const int c = (int)blockIdx.x * 32 + lane_of();
@@ -201,7 +205,9 @@ KERNEL(cast_f16_to_f32)(const f16* x, float* y, long long n) { cast(x, y, n); }
     KERNEL(bias_act_##S)(T * y, const float* bias, T* pre, long long rows, int cols, int act) {              \
         bias_act(y, bias, pre, rows, cols, act);                                                             \
     }                                                                                                        \
-    KERNEL(act_backward_##S)(T * dy, const T* saved, long long n, int act) { act_backward(dy, saved, n, act); } \
+    KERNEL(act_backward_##S)(T * dy, const T* saved, long long n, int act) {                                 \
+        act_backward(dy, saved, n, act);                                                                     \
+    }                                                                                                        \
     KERNEL(add_##S)(T * y, const T* a, const T* b, long long n) { add(y, a, b, n); }                         \
     KERNEL(col_sum_partial_##S)(const T* x, float* partial, int rows, int cols, int rows_per_chunk) {        \
         col_sum_partial(x, partial, rows, cols, rows_per_chunk);                                             \

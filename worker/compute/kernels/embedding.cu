@@ -1,11 +1,12 @@
-// Embeddings of tokens and positions, and their gradients. The scatter-add of the gradient is deterministic: the rows of a
-// token are given by the host and added in order.
+// Embeddings of tokens and positions, and their gradients. The scatter-add of the gradient is deterministic:
+// the rows of a token are given by the host and added in order.
 #include "prelude.cuh"
 
-// y[r] = table[tokens[r]] + positions[r % time] (positions null: none): a warp takes a row. A token outside the table gives NaN.
+// y[r] = table[tokens[r]] + positions[r % time] (positions null: none): a warp takes a row. A token outside
+// the table gives NaN.
 template <class T>
-INLINE void embedding(const unsigned* tokens, const float* table, const float* positions, T* y, int rows, int cols,
-                      int time, int vocab) {
+INLINE void embedding(const unsigned* tokens, const float* table, const float* positions, T* y, int rows,
+                      int cols, int time, int vocab) {
     const bool wide = cols % 4 == 0 && aligned16(table) && aligned16(positions) && aligned16(y);
     for (int r = (int)blockIdx.x * 8 + warp_of(); r < rows; r += (int)gridDim.x * 8) {
         const unsigned token = tokens[r];
@@ -35,7 +36,8 @@ INLINE void embedding(const unsigned* tokens, const float* table, const float* p
     }
 }
 
-// The sum of the rows order[first..end] over the block's columns; each of the eight warps takes every eighth of them.
+// The sum of the rows order[first..end] over the block's columns; each of the eight warps takes every eighth
+// of them.
 template <int W, class T>
 INLINE float sum_rows(const T* dy, const unsigned* order, int first, int end, int cols) {
     float sums[8] = {};
@@ -57,11 +59,11 @@ INLINE float sum_rows(const T* dy, const unsigned* order, int first, int end, in
     return column_total<W>(sums);
 }
 
-// dtable[ids[u]] = the sum of dy's rows order[starts[u]..starts[u + 1]] (+ what is there where `accumulate`). Grid (unique, 256 columns
-// each).
+// dtable[ids[u]] = the sum of dy's rows order[starts[u]..starts[u + 1]] (+ what is there where `accumulate`).
+// Grid (unique, 256 columns each).
 template <class T>
-INLINE void embedding_backward(const T* dy, const unsigned* order, const unsigned* starts, const unsigned* ids,
-                               float* dtable, int unique, int cols, int accumulate) {
+INLINE void embedding_backward(const T* dy, const unsigned* order, const unsigned* starts,
+                               const unsigned* ids, float* dtable, int unique, int cols, int accumulate) {
     const bool wide = cols % WIDE<T> == 0 && aligned16(dy);
     for (int u = (int)blockIdx.x; u < unique; u += (int)gridDim.x) {
         const int first = (int)starts[u], end = (int)starts[u + 1];

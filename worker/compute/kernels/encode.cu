@@ -1,10 +1,11 @@
-// Gradients as they go over the wire: the bytes of common/src/encoding, bit for bit, with error feedback (Seide et al. 2014), and
-// the selection of the largest values. To be compiled without fused multiply-add.
+// Gradients as they go over the wire: the bytes of common/src/encoding, bit for bit, with error feedback
+// (Seide et al. 2014), and the selection of the largest values. To be compiled without fused multiply-add.
 #include "prelude.cuh"
 
 INLINE bool finite(float v) { return (__float_as_uint(v) & 0x7f800000u) != 0x7f800000u; }
 
-// Rounds to nearest, ties to even. A finite value stays finite, which an instruction's conversion does not do.
+// Rounds to nearest, ties to even. A finite value stays finite, which an instruction's conversion does not
+// do.
 struct Bf16 {
     static __device__ __forceinline__ unsigned encode(float v) {
         const unsigned bits = __float_as_uint(v), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
@@ -26,7 +27,9 @@ struct F16 {
         const unsigned number = size < 113u << 23 ? small : normal;
         return sign | ((size < 0x7f800000u ? number : special) & 0xffffu);
     }
-    static __device__ __forceinline__ float decode(unsigned half) { return to_f32(f16{(unsigned short)half}); }
+    static __device__ __forceinline__ float decode(unsigned half) {
+        return to_f32(f16{(unsigned short)half});
+    }
 };
 
 // W halves in W / 2 words, or one.
@@ -54,7 +57,8 @@ INLINE void load_halves(const unsigned short* p, unsigned (&h)[W]) {
     }
 }
 
-// out = code(g), or with a residual: v = g + residual, out = code(v), residual = v - what out means (where that is finite).
+// out = code(g), or with a residual: v = g + residual, out = code(v), residual = v - what out means (where
+// that is finite).
 template <class Code>
 INLINE void encode_halves(const float* g, float* residual, unsigned short* out, long long n) {
     flat<4>(n, aligned16(g) && aligned16(residual) && aligned_to(out, 8), [&](auto width, long long i) {
@@ -96,7 +100,7 @@ KERNEL(encode_f16)(const float* g, float* residual, unsigned short* out, long lo
 KERNEL(decode_bf16)(const unsigned short* in, float* x, long long n) { decode_halves<Bf16>(in, x, n); }
 KERNEL(decode_f16)(const unsigned short* in, float* x, long long n) { decode_halves<F16>(in, x, n); }
 
-// -------------------------------------------------------------------------------------------------------------- int8
+// ------------------------------------------------------------------------------------------------------ int8
 
 // Values that share a scale, and the bytes that they take: the scale, then one each.
 constexpr int INT8_BLOCK = 1024;
@@ -123,7 +127,8 @@ INLINE float int8_scale(unsigned largest) {
 }
 
 INLINE unsigned to_int8(float v, float scale) {
-    // Added to this, a number below 2^22 in size loses what is behind its point; the lowest byte is the whole number.
+    // Added to this, a number below 2^22 in size loses what is behind its point; the lowest byte is the whole
+    // number.
     constexpr float WHOLE = 12582912.0f;  // 1.5 * 2^23
     v = v / scale;
     v = v > 127.0f ? 127.0f : v;
@@ -209,14 +214,16 @@ KERNEL(decode_int8)(const unsigned char* in, float* x, long long n) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------- top-k
-// The k-th largest magnitude is found by its bits, eleven and then ten and ten from the top: each pass counts how often each
-// value of the next bits occurs among those that begin with what was chosen, and chooses. Magnitudes of floats are in the order of their bits.
+// ----------------------------------------------------------------------------------------------------- top-k
+// The k-th largest magnitude is found by its bits, eleven and then ten and ten from the top: each pass counts
+// how often each value of the next bits occurs among those that begin with what was chosen, and chooses.
+// Magnitudes of floats are in the order of their bits.
 
 constexpr int BINS = 2048;
 constexpr int TILE = 4096;
-// Words of `state`: the bits chosen so far (at last the threshold), how many are still to be taken among those that begin with them
-// (at last: of those that equal the threshold); from HISTOGRAMS on, the counts of three passes.
+// Words of `state`: the bits chosen so far (at last the threshold), how many are still to be taken among
+// those that begin with them (at last: of those that equal the threshold); from HISTOGRAMS on, the counts of
+// three passes.
 constexpr int CHOSEN = 0;
 constexpr int NEED = 1;
 constexpr int HISTOGRAMS = 8;
@@ -224,7 +231,8 @@ constexpr int HISTOGRAMS = 8;
 INLINE unsigned size_of(float v) { return __float_as_uint(v) & 0x7fffffffu; }
 
 KERNEL(topk_begin)(unsigned* state, unsigned k) {
-    for (int i = (int)threadIdx.x; i < HISTOGRAMS + 3 * BINS; i += (int)blockDim.x) state[i] = i == NEED ? k : 0u;
+    for (int i = (int)threadIdx.x; i < HISTOGRAMS + 3 * BINS; i += (int)blockDim.x)
+        state[i] = i == NEED ? k : 0u;
 }
 
 INLINE void count_bits(unsigned* bins, float v, unsigned chosen, int pass) {
@@ -300,7 +308,8 @@ KERNEL(topk_count)(const float* v, long long n, const unsigned* state, unsigned*
     }
 }
 
-// x[i] becomes the sum of what is before it. One block of 1024 threads, each of which takes values that lie together.
+// x[i] becomes the sum of what is before it. One block of 1024 threads, each of which takes values that lie
+// together.
 INLINE void exclusive_scan(unsigned* x, int n) {
     __shared__ unsigned totals[1024];
     const int each = (n + 1023) / 1024, first = (int)threadIdx.x * each, end = min(n, first + each);
@@ -322,12 +331,13 @@ INLINE void exclusive_scan(unsigned* x, int n) {
 }
 
 KERNEL(topk_scan)(unsigned* tiles, int tile_count) {
+    // Behind its last barrier a scan reads each thread's own total only, so that the next may begin.
     exclusive_scan(tiles, tile_count);
-    __syncthreads();  // the second scan writes the totals
     exclusive_scan(tiles + tile_count, tile_count);
 }
 
-// Writes what was selected, in rising order of the index; each warp takes an eighth of the tile. `clear`: sets it to zero in v.
+// Writes what was selected, in rising order of the index; each warp takes an eighth of the tile. `clear`:
+// sets it to zero in v.
 KERNEL(topk_write)(float* v, long long n, const unsigned* state, const unsigned* tiles, unsigned* indices,
                    float* values, int clear) {
     __shared__ unsigned counts[2][8];

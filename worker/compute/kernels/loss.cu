@@ -5,8 +5,8 @@
 constexpr int WARP_COLUMNS = 1024;
 constexpr unsigned LEFT_OUT = 0xffffffffu;
 
-// The largest value of a part of a row, where it is first, and the sum of exp(x - base(max)): an online softmax (Milakov,
-// Gimelshein 2018), so that the row is read once for both.
+// The largest value of a part of a row, where it is first, and the sum of exp(x - base(max)): an online
+// softmax (Milakov, Gimelshein 2018), so that the row is read once for both.
 struct Peak {
     float max;
     float sum;
@@ -64,8 +64,9 @@ INLINE Peak merge_block(Peak p) {
     return all;
 }
 
-// Calls body(width, c, d) for every column, 16 bytes at a time from the first aligned element on: rows of an odd length begin
-// anywhere. d is a second run of columns, so that two are on their way at a time, or -1. `other` is a second row that the body writes.
+// Calls body(width, c, d) for every column, 16 bytes at a time from the first aligned element on: rows of an
+// odd length begin anywhere. d is a second run of columns, so that two are on their way at a time, or -1.
+// `other` is a second row that the body writes.
 template <class T, class Body>
 INLINE void over_row(const T* row, const T* other, int cols, int first, int step, Body body) {
     constexpr int W = WIDE<T>;
@@ -82,8 +83,8 @@ INLINE void over_row(const T* row, const T* other, int cols, int first, int step
 
 // One row by a warp or a block, whose thread this is the `first` of `step`. Without `drow`, no gradient.
 template <bool BLOCK, class T>
-INLINE void xent_row(const T* row, unsigned label, T* drow, float* loss, unsigned* correct, int cols, float scale,
-                     int first, int step) {
+INLINE void xent_row(const T* row, unsigned label, T* drow, float* loss, unsigned* correct, int cols,
+                     float scale, int first, int step) {
     const bool inside = label < (unsigned)cols;
     // Read before anyone writes the gradient over it: the merge below is a barrier.
     const float chosen = inside ? to_f32(row[label]) : not_a_number();
@@ -127,8 +128,8 @@ INLINE void xent_row(const T* row, unsigned label, T* drow, float* loss, unsigne
 
 // logits and dlogits are [rows, cols] (dlogits null: no gradient), labels, losses and correct [rows].
 template <class T>
-INLINE void xent(const T* logits, const unsigned* labels, T* dlogits, float* losses, unsigned* correct, int rows,
-                 int cols, float scale) {
+INLINE void xent(const T* logits, const unsigned* labels, T* dlogits, float* losses, unsigned* correct,
+                 int rows, int cols, float scale) {
     const bool block = cols > WARP_COLUMNS;
     const int together = block ? 1 : (int)(blockDim.x >> 5);
     const int start = (int)blockIdx.x * together + (block ? 0 : warp_of());

@@ -1,14 +1,16 @@
-// LayerNorm (Ba, Kiros, Hinton 2016) and RMSNorm (Zhang, Sennrich 2019) over the last dimension, with the residual's
-// addition in front; their gradients.
+// LayerNorm (Ba, Kiros, Hinton 2016) and RMSNorm (Zhang, Sennrich 2019) over the last dimension, with the
+// residual's addition in front; their gradients.
 //
-//   y  = (x - mean) * rstd * gamma + beta,   rstd = 1 / sqrt(mean((x - mean)^2) + eps)      (RMSNorm: mean and beta 0)
-//   dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),   g = dy * gamma                     (RMSNorm: without mean(g))
+//   y  = (x - mean) * rstd * gamma + beta,   rstd = 1 / sqrt(mean((x - mean)^2) + eps)
+//   dx = rstd * (g - mean(g) - xhat * mean(g * xhat)),   g = dy * gamma
+//
+// RMSNorm has no mean and no beta, and its dx no mean(g).
 #include "prelude.cuh"
 
 // Up to so many columns a warp takes a row; a block of 256 threads beyond.
 constexpr int WARP_COLUMNS = 1024;
-// Values of a row that a thread keeps in registers, so that the variance is computed from the distances to the mean
-// without a second read. Rows of more than 256 times as many are read again.
+// Values of a row that a thread keeps in registers, so that the variance is computed from the distances to
+// the mean without a second read. Rows of more than 256 times as many are read again.
 constexpr int HELD = 32;
 
 template <bool BLOCK>
@@ -16,8 +18,8 @@ INLINE int thread_of() {
     return BLOCK ? (int)threadIdx.x : lane_of();
 }
 
-// Calls body(j, c) for the runs of W columns of this thread: j counts its values. `KEEP`: HELD values at most, and j is known when the
-// loop is unrolled.
+// Calls body(j, c) for the runs of W columns of this thread: j counts its values. `KEEP`: HELD values at
+// most, and j is known when the loop is unrolled.
 template <bool BLOCK, int W, bool KEEP, class Body>
 INLINE void over_row(int cols, Body body) {
     constexpr int STEP = (BLOCK ? 256 : 32) * W;
@@ -130,8 +132,8 @@ struct Backward {
 
 // g = dy * gamma and h = xhat of W columns.
 template <bool RMS, int W, class T>
-INLINE void load_terms(const Backward<T>& a, long long start, int c, float mean, float rstd, bool wide, float (&g)[W],
-                       float (&h)[W]) {
+INLINE void load_terms(const Backward<T>& a, long long start, int c, float mean, float rstd, bool wide,
+                       float (&g)[W], float (&h)[W]) {
     float gamma[W];
     load<W>(a.dy + start + c, g);
     load<W>(a.x + start + c, h);
@@ -179,7 +181,9 @@ INLINE void backward_row(const Backward<T>& a, int row) {
 template <bool BLOCK, class Each>
 INLINE void over_rows(int rows, Each each) {
     constexpr int TOGETHER = BLOCK ? 1 : 8;
-    for (int r = (int)blockIdx.x * TOGETHER + (BLOCK ? 0 : warp_of()); r < rows; r += (int)gridDim.x * TOGETHER) each(r);
+    for (int r = (int)blockIdx.x * TOGETHER + (BLOCK ? 0 : warp_of()); r < rows;
+         r += (int)gridDim.x * TOGETHER)
+        each(r);
 }
 
 // Rows of an odd length or place are read value by value, and again for each pass.
@@ -217,8 +221,8 @@ INLINE void backward(const Backward<T>& a) {
 
 // Sums over a chunk of rows of dy * xhat, and of dy for LayerNorm.
 template <bool RMS, int W, class T>
-INLINE void params_chunk(const T* dy, const T* x, const float* mean, const float* rstd, float* partial, int rows,
-                         int cols, int rows_per_chunk) {
+INLINE void params_chunk(const T* dy, const T* x, const float* mean, const float* rstd, float* partial,
+                         int rows, int cols, int rows_per_chunk) {
     float dgamma[8] = {}, dbeta[8] = {};
     const Columns<W> columns{(int)blockIdx.x * 256};
     const int first = (int)blockIdx.y * rows_per_chunk, end = min(rows, first + rows_per_chunk);
@@ -252,8 +256,8 @@ INLINE void params_chunk(const T* dy, const T* x, const float* mean, const float
 }
 
 template <bool RMS, class T>
-INLINE void params_partial(const T* dy, const T* x, const float* mean, const float* rstd, float* partial, int rows,
-                           int cols, int rows_per_chunk) {
+INLINE void params_partial(const T* dy, const T* x, const float* mean, const float* rstd, float* partial,
+                           int rows, int cols, int rows_per_chunk) {
     if (cols % WIDE<T> == 0 && aligned16(dy) && aligned16(x)) {
         params_chunk<RMS, WIDE<T>>(dy, x, mean, rstd, partial, rows, cols, rows_per_chunk);
     } else {

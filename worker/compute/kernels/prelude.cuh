@@ -1,12 +1,14 @@
-// What every kernel file needs: storage types and their conversions, loads and stores of several elements, sums over
-// warps and blocks. For NVRTC, and for g++ with the shim (tests/fake-cuda) in front of it.
+// What every kernel file needs: storage types and their conversions, loads and stores of several elements,
+// sums over warps and blocks. For NVRTC, and for g++ with the shim (tests/fake-cuda) in front of it.
 #ifndef PARAFT_PRELUDE_CUH
 #define PARAFT_PRELUDE_CUH
 
 #define KERNEL(name) extern "C" __global__ void name
 // For at most so many threads, of which so many blocks are to fit a multiprocessor.
-#define KERNEL_BOUNDS(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
-// Instantiates M(suffix, type) for each storage type: all of them, or those that the compiler's options name, which saves time.
+#define KERNEL_BOUNDS(name, threads, blocks)                                                                 \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name
+// Instantiates M(suffix, type) for each storage type: all of them, or those that the compiler's options name,
+// which saves time.
 #if !defined(PARAFT_F32) && !defined(PARAFT_BF16) && !defined(PARAFT_F16)
 #define PARAFT_F32
 #define PARAFT_BF16
@@ -35,11 +37,11 @@
     T* name = reinterpret_cast<T*>(dynamic_shared_bytes)
 #endif
 
-#define INLINE static __device__ __forceinline__
+#define INLINE [[maybe_unused]] static __device__ __forceinline__
 
 constexpr unsigned FULL_WARP = 0xffffffffu;
 
-// ---------------------------------------------------------------------------------------------------- storage types
+// --------------------------------------------------------------------------------------------- storage types
 
 struct bf16 {
     unsigned short bits;
@@ -155,13 +157,15 @@ __device__ __forceinline__ unsigned pair<f16>(float low, float high) {
 #endif
 }
 
-// --------------------------------------------------------------------------------------- several elements at a time
+// -------------------------------------------------------------------------------- several elements at a time
 
 // Elements of T in 16 bytes.
 template <class T>
 constexpr int WIDE = 16 / (int)sizeof(T);
 
-INLINE bool aligned_to(const void* p, int bytes) { return ((unsigned long long)p & (unsigned)(bytes - 1)) == 0; }
+INLINE bool aligned_to(const void* p, int bytes) {
+    return ((unsigned long long)p & (unsigned)(bytes - 1)) == 0;
+}
 INLINE bool aligned16(const void* p) { return aligned_to(p, 16); }
 
 template <int BYTES>
@@ -204,8 +208,12 @@ INLINE void store_words(void* p, const unsigned* words) {
 }
 
 INLINE float element(unsigned word, int i, float) { return __uint_as_float(word); }
-INLINE float element(unsigned word, int i, bf16) { return __uint_as_float(i ? word & 0xffff0000u : word << 16); }
-INLINE float element(unsigned word, int i, f16) { return to_f32(f16{(unsigned short)(i ? word >> 16 : word)}); }
+INLINE float element(unsigned word, int i, bf16) {
+    return __uint_as_float(i ? word & 0xffff0000u : word << 16);
+}
+INLINE float element(unsigned word, int i, f16) {
+    return to_f32(f16{(unsigned short)(i ? word >> 16 : word)});
+}
 
 // W elements from p, which is aligned to their size (16 bytes at most).
 template <int W, class T>
@@ -243,8 +251,8 @@ struct Width {
     static constexpr int value = W;
 };
 
-// Calls body(Width<W>{}, i) for runs of W elements from 0 to n, and body(Width<1>{}, i) for what is left, or for all where
-// `wide` is false. The grid may be of any size.
+// Calls body(Width<W>{}, i) for runs of W elements from 0 to n, and body(Width<1>{}, i) for what is left, or
+// for all where `wide` is false. The grid may be of any size.
 template <int W, class Body>
 INLINE void flat(long long n, bool wide, Body body) {
     const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
@@ -277,7 +285,7 @@ INLINE float fast_exp2(float x) {
 #endif
 }
 
-// --------------------------------------------------------------------------------------------------------- reductions
+// ------------------------------------------------------------------------------------------------ reductions
 
 INLINE int lane_of() { return (int)(threadIdx.x & 31); }
 INLINE int warp_of() { return (int)(threadIdx.x >> 5); }
@@ -312,10 +320,10 @@ INLINE V group_sum(V v) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------- tiles of columns
+// ------------------------------------------------------------------------------------------ tiles of columns
 
-// A block of 256 threads over 256 columns: each of the eight warps takes rows of its own, each thread eight columns, as
-// 8 / W runs of W that lie together.
+// A block of 256 threads over 256 columns: each of the eight warps takes rows of its own, each thread eight
+// columns, as 8 / W runs of W that lie together.
 template <int W>
 struct Columns {
     static constexpr int RUNS = 8 / W;
@@ -340,15 +348,17 @@ INLINE float column_total(const float (&sums)[8]) {
     return total;
 }
 
-// ----------------------------------------------------------------------------------------------- products of matrices
-// Instructions of a whole warp on matrices of two-byte elements, as the PTX ISA has them ("Matrix multiply-accumulate operation using
-// mma instruction", m16n8k16). With g = lane / 4 and t = lane % 4 a thread holds
-//   of A (16x16):  a[0] row g, columns 2t and 2t+1;  a[1] row g+8;  a[2] columns 2t+8 and 2t+9;  a[3] row g+8 of those
+// -------------------------------------------------------------------------------------- products of matrices
+// Instructions of a whole warp on matrices of two-byte elements, as the PTX ISA has them ("Matrix
+// multiply-accumulate operation using mma instruction", m16n8k16). With g = lane / 4 and t = lane % 4 a
+// thread holds
+//   of A (16x16):  a[0] row g, columns 2t and 2t+1;  a[1] row g+8 of those;
+//                  a[2] row g, columns 2t+8 and 2t+9;  a[3] row g+8 of those
 //   of B (16x8):   b[0] rows 2t and 2t+1 of column g;  b[1] rows 2t+8 and 2t+9
 //   of C (16x8):   c[0], c[1] row g, columns 2t and 2t+1;  c[2], c[3] row g+8
-// tf32 (m16n8k8) is the same with one element of four bytes in the place of two: a[0] row g, column t; a[2] column t+4;
-// b[0] row t, b[1] row t+4 of column g. So what follows speaks of halves, and a tf32 counts as two.
-// For sm_80 and later; before it they trap.
+// tf32 (m16n8k8) is the same with one element of four bytes in the place of two: a[0] row g, column t; a[2]
+// column t+4; b[0] row t, b[1] row t+4 of column g. So what follows speaks of halves, and a tf32 counts as
+// two. For sm_80 and later; before it they trap.
 
 #ifdef PARAFT_SHIM
 // Element k of a row of A or of a column of B, which lie in the words of four lanes.
@@ -400,8 +410,9 @@ INLINE void mma(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
 #endif
 }
 
-// Loads four 8x8 matrices from shared memory: the lanes 8i to 8i + 7 give the addresses of the rows of matrix i (16 bytes each); r[i] is
-// row lane / 4, elements 2 * (lane % 4) and the next. TRANSPOSED: r[i] is column lane / 4 of the matrix, likewise.
+// Loads four 8x8 matrices from shared memory: the lanes 8i to 8i + 7 give the addresses of the rows of matrix
+// i (16 bytes each); r[i] is row lane / 4, elements 2 * (lane % 4) and the next. TRANSPOSED: r[i] is column
+// lane / 4 of the matrix, likewise.
 template <bool TRANSPOSED>
 INLINE void load_matrices(unsigned (&r)[4], const void* row) {
 #ifdef PARAFT_SHIM
@@ -434,12 +445,14 @@ INLINE void load_matrices(unsigned (&r)[4], const void* row) {
 #endif
 }
 
-// A 16x16 part of a row-major matrix in shared memory as the A of a product, from its first element on; strides are in halves.
+// A 16x16 part of a row-major matrix in shared memory as the A of a product, from its first element on;
+// strides are in halves.
 INLINE void load_a(unsigned (&a)[4], const void* m, int stride) {
     load_matrices<false>(a, (const unsigned short*)m + lane_of() % 16 * stride + lane_of() / 16 * 8);
 }
 
-// Two Bs (16x8 each, side by side) of which shared memory has the transpose, 16 rows of 16: b[0], b[1] are the first one's.
+// Two Bs (16x8 each, side by side) of which shared memory has the transpose, 16 rows of 16: b[0], b[1] are
+// the first one's.
 INLINE void load_b_transposed(unsigned (&b)[4], const void* m, int stride) {
     const int row = lane_of() / 16 * 8 + lane_of() % 8;
     load_matrices<false>(b, (const unsigned short*)m + row * stride + lane_of() / 8 % 2 * 8);
@@ -450,8 +463,10 @@ INLINE void load_b(unsigned (&b)[4], const void* m, int stride) {
     load_matrices<true>(b, (const unsigned short*)m + lane_of() % 16 * stride + lane_of() / 16 * 8);
 }
 
-// Copies from global to shared memory that go on while the thread computes (cp.async). What was copied may be read after `wait` and a
-// barrier. The shim makes a copy only when it is waited for, so that a missing wait fails a test.
+// Copies from global to shared memory that go on while the thread computes (cp.async). What was copied may be
+// read after `wait` and a barrier. In the shim the even threads' copies are made only when they are waited for,
+// those of the odd threads at once: a wait that is missing fails a test, and so does a copy to where others
+// still read.
 struct AsyncCopies {
 #ifdef PARAFT_SHIM
     struct Copy {
@@ -461,16 +476,30 @@ struct AsyncCopies {
     };
     Copy copies[256];
     int count = 0, group = 0;
+
+    static void make(const Copy& c) {
+        if (c.from) {
+            __builtin_memcpy(c.to, c.from, 16);
+        } else {
+            __builtin_memset(c.to, 0, 16);
+        }
+    }
 #endif
 
     // 16 bytes, aligned to them; zeros where `real` is false (`from` must be an address all the same).
     __device__ __forceinline__ void copy16(void* to, const void* from, bool real) {
 #ifdef PARAFT_SHIM
-        if (count == 256) __builtin_trap();
-        copies[count++] = Copy{to, real ? from : nullptr, group};
+        const Copy copy{to, real ? from : nullptr, group};
+        if (threadIdx.x % 2) {
+            make(copy);
+        } else {
+            if (count == 256) __builtin_trap();
+            copies[count++] = copy;
+        }
 #elif __CUDA_ARCH__ >= 800
         const unsigned address = (unsigned)__cvta_generic_to_shared(to);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(real ? 16 : 0)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from),
+                     "r"(real ? 16 : 0)
                      : "memory");
 #else
         *reinterpret_cast<uint4*>(to) = real ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
@@ -495,10 +524,8 @@ struct AsyncCopies {
             const Copy c = copies[i];
             if (c.group >= group - PENDING) {
                 copies[kept++] = c;
-            } else if (c.from) {
-                __builtin_memcpy(c.to, c.from, 16);
             } else {
-                __builtin_memset(c.to, 0, 16);
+                make(c);
             }
         }
         count = kept;

@@ -3,7 +3,8 @@
 
 INLINE bool not_finite(float v) { return (__float_as_uint(v) & 0x7f800000u) == 0x7f800000u; }
 
-// factor: multiplies g in place first, where SCALE. The squares are added in f64: an f32's square fits it exactly.
+// factor: multiplies g in place first, where SCALE. The squares are added in f64: an f32's square fits it
+// exactly.
 template <bool SCALE>
 INLINE void statistics(const float* g, float* out, long long n, float factor, double* partial_squares,
                        unsigned long long* partial_bad) {
@@ -34,7 +35,8 @@ KERNEL(grad_stats)(const float* g, long long n, double* partial_squares, unsigne
 }
 
 // g *= factor (one over the loss's scale), and the statistics of the result.
-KERNEL(unscale)(float* g, long long n, float factor, double* partial_squares, unsigned long long* partial_bad) {
+KERNEL(unscale)(float* g, long long n, float factor, double* partial_squares,
+                unsigned long long* partial_bad) {
     statistics<true>(g, g, n, factor, partial_squares, partial_bad);
 }
 

@@ -107,7 +107,7 @@ fn launches_of_one_graph_on_two_streams_come_one_after_another() -> Result<()> {
         let mut y = one.alloc_zeros::<f32>(4)?;
         one.synchronize()?;
         one.begin_capture(Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
-        let mut times = |to: &mut CudaSlice<f32>, from: &CudaSlice<f32>, a: f32| {
+        let times = |to: &mut CudaSlice<f32>, from: &CudaSlice<f32>, a: f32| {
             let n = 4i64;
             let mut launch = one.launch_builder(&scale);
             launch.arg(to).arg(from).arg(&a).arg(&n);

@@ -74,6 +74,9 @@ fn writes_beyond_a_buffer_and_beyond_shared_memory_are_told() {
     };
     assert_eq!(reverse(&mut x, 33 * 4), Ok(()));
     assert_eq!(x[0], 32.0);
+    if paraft_fake_cuda::sanitized() {
+        return;
+    }
     let text = reverse(&mut x, 32 * 4).expect_err("an overrun");
     assert!(text.contains("dynamic shared memory"), "{text}");
 }

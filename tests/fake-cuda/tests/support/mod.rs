@@ -1,4 +1,5 @@
-//! What the tests of the kernels share: launches under every schedule, storage types, fresh inputs, tolerances.
+//! What the tests of the kernels share: launches under every schedule, storage types, fresh inputs,
+//! tolerances.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod storage;
@@ -114,8 +115,8 @@ pub fn launch(
     args: &[Arg],
 ) {
     let name = CString::new(kernel).expect("no nul");
-    // SAFETY: the signatures are those of emu.h; the arguments' number and sizes are the kernel's; that pointers have the memory
-    // which the kernel uses is the test's to see to, under AddressSanitizer too.
+    // SAFETY: the signatures are those of emu.h; the arguments' number and sizes are the kernel's; that
+    // pointers have the memory which the kernel uses is the test's to see to, under AddressSanitizer too.
     let text = unsafe {
         let sizes_of = library().get::<EmuArgs>(b"emu_kernel_args").expect("emu_kernel_args");
         let mut sizes = [0usize; 64];
