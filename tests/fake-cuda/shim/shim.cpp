@@ -258,6 +258,24 @@ bool next_phase() {
     return true;
 }
 
+// The lanes of a warp whose collective is complete go on at once, so that a warp runs ahead of the others as far as a
+// barrier of the block lets it: a missing one shows. In random order they wait for the next phase, in step with the others.
+void make_ready_now(int first, unsigned lanes) {
+    Run& r = *run;
+    const int count = __builtin_popcount(lanes), left = r.order_length - r.cursor;
+    if (r.cursor < count) {
+        memmove(r.order + count, r.order + r.cursor, left * sizeof(int));
+        r.cursor = count;
+        r.order_length = count + left;
+    }
+    for (unsigned rest = lanes; rest;) {
+        const int lane = r.schedule == EMU_DESCENDING ? __builtin_ctz(rest) : 31 - __builtin_clz(rest);
+        rest &= ~(1u << lane);
+        r.thread[first + lane].state = State::Ready;
+        r.order[--r.cursor] = first + lane;
+    }
+}
+
 // The next thread that can run, or -1: the block has ended, or nobody can go on, or something failed.
 int pick() {
     Run& r = *run;
@@ -381,6 +399,10 @@ void complete_warp(int w, int lane_of_group) {
             for (int lane = 0; lane < 32; lane++) put((char*)op.out + lane * op.bytes, value(lane), op.bytes);
     }
     warp.arrived &= ~group;
+    if (r.schedule != EMU_RANDOM) {
+        make_ready_now(w * 32, group);
+        return;
+    }
     for (unsigned left = group; left; left &= left - 1) make_ready(w * 32 + __builtin_ctz(left));
 }
 

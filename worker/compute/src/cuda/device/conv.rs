@@ -1,6 +1,6 @@
 //! Convolution blocks: convolution, BatchNorm, ReLU and pooling.
 
-use super::{CudaDevice, Floats, Values, room};
+use super::{CudaDevice, Floats, Precision, Values, room};
 use crate::{
     cuda::{
         flat::{Gradient, Params},
@@ -163,9 +163,18 @@ impl CudaDevice {
         ]
     }
 
-    /// Pixels of a block of the convolution kernels.
-    pub(super) fn pixels(&self) -> usize {
-        if self.precision.cast().is_some() { 128 } else { 256 }
+    /// Pixels of a block of the convolution kernels, and their suffix: in TF32 they have kernels of their own, for tensor cores.
+    fn conv_kernels(&self) -> (usize, &'static str) {
+        match self.precision {
+            Precision::Tf32 if self.context.compute() >= (8, 0) => (128, "tf32"),
+            Precision::F32 | Precision::Tf32 => (256, "f32"),
+            Precision::Bf16 | Precision::F16 => (128, self.precision.suffix()),
+        }
+    }
+
+    /// Launches a convolution kernel.
+    fn convolve(&self, name: &str, geometry: Geometry, args: &[(&str, Arg)]) -> Result {
+        self.launch(Unit::Conv, &format!("{name}_{}", self.conv_kernels().1), geometry, args)
     }
 }
 
@@ -214,10 +223,9 @@ impl Convolutions for CudaDevice {
         room(&self.context, &mut block.pick, pooled, "places of maxima")?;
         let [n_arg, rest @ ..] = Self::conv_dims(block, n);
         let [cin, hh, ww, cout, k, pad] = rest;
-        self.typed(
-            Unit::Conv,
+        self.convolve(
             "conv_forward",
-            Geometry::grid([(n * h * w).div_ceil(self.pixels()), c.div_ceil(32), 1], 128),
+            Geometry::grid([(n * h * w).div_ceil(self.conv_kernels().0), c.div_ceil(32), 1], 128),
             &[
                 ("x", x.values.at()),
                 ("weight", Arg::At(params.at(block.at.params))),
@@ -271,7 +279,7 @@ impl Convolutions for CudaDevice {
         self.typed(
             Unit::BatchNorm,
             "bn_relu_pool",
-            Geometry::flat(8 * pooled),
+            Geometry::flat(4 * pooled),
             &[
                 ("y", block.y.at()),
                 ("scale", block.scale()),
@@ -384,8 +392,7 @@ impl Convolutions for CudaDevice {
         let partial = Arg::At(partial.at(0));
         let [n_arg, rest @ ..] = Self::conv_dims(block, n);
         let [cin, hh, ww, cout, k, pad] = rest;
-        self.typed(
-            Unit::Conv,
+        self.convolve(
             "conv_backward_weight_partial",
             Geometry::grid([across, down, chunks], 128),
             &[
@@ -430,10 +437,12 @@ impl Convolutions for CudaDevice {
         self.sized(&mut before.dpooled, pooled, "gradients of images")?;
         let [n_arg, rest @ ..] = Self::conv_dims(block, n);
         let [cin, hh, ww, cout, k, pad] = rest;
-        self.typed(
-            Unit::Conv,
+        self.convolve(
             "conv_backward_input",
-            Geometry::grid([(n * height * width).div_ceil(self.pixels()), conv.inputs.div_ceil(32), 1], 128),
+            Geometry::grid(
+                [(n * height * width).div_ceil(self.conv_kernels().0), conv.inputs.div_ceil(32), 1],
+                128,
+            ),
             &[
                 ("dy", block.y.at()),
                 ("weight", Arg::At(params.at(block.at.params))),
