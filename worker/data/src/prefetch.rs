@@ -151,7 +151,7 @@ mod tests {
             let batch = prefetcher.next().expect("a batch").expect("filled");
             let (mut x, mut y) = (Vec::new(), Vec::new());
             data.fill(&expected, &mut x, &mut Vec::new(), &mut y);
-            assert_eq!(batch, Minibatch { inputs: x, labels: y, n: expected.len() });
+            assert_eq!(batch, Minibatch { inputs: x, tokens: Vec::new(), labels: y, n: expected.len() });
             prefetcher.recycle(batch);
         }
         assert!(prefetcher.next().is_none());

@@ -105,7 +105,7 @@ fn pushes_are_encoded_as_on_the_host() -> Result<()> {
             (0..len).step_by(2000).map(|at| Part { range: at..len.min(at + 2000), encoding }).collect();
         let gpu = resident(model.as_mut())?;
         gpu.host_mut()?.copy_from_slice(&weights);
-        gpu.landed(&[0..len])?;
+        gpu.landed(std::slice::from_ref(&(0..len)))?;
         gpu.step_resident(&b, &parts, &mut |i, bytes| {
             let mut want = Vec::new();
             encoding.encode(&gradient[parts[i].range.clone()], &mut want);
@@ -128,7 +128,7 @@ fn a_push_that_is_kept_does_not_change() -> Result<()> {
         let mut noise = Noise(seed);
         let gpu = resident(model.as_mut())?;
         gpu.host_mut()?.copy_from_slice(&noise.values(len));
-        gpu.landed(&[0..len])?;
+        gpu.landed(std::slice::from_ref(&(0..len)))?;
         let mut kept = Vec::new();
         for _ in 0..4 {
             let b = images(&mut noise, 3);

@@ -36,7 +36,7 @@ fn heads(s: AttentionShape) -> impl Iterator<Item = (usize, usize, usize)> {
 }
 
 /// `softmax(q · kᵀ · scale) · v` over the places up to each one. `lse`, `[batch, heads, time]`, gets the logarithm of the sum
-/// of exponentials. See [`crate::device::Device::attention`] for the shapes.
+/// of exponentials. See [`crate::device::Attentions::attention`] for the shapes.
 pub fn forward(s: AttentionShape, room: &mut AttentionRoom, qkv: &[f32], out: &mut [f32], lse: &mut [f32]) {
     room.reserve(s);
     let (t, d, w) = (s.time, s.head, s.width());

@@ -178,19 +178,17 @@ fn compile(source: &Source, arch: &str) -> Result<Vec<u8>> {
     let (header_name, header) = (text(source.header.0)?, text(source.header.1)?);
     let mut raw = ptr::null_mut();
     // SAFETY: all texts outlive the call, which copies them; one header and its name.
-    check(
-        unsafe {
-            sys::nvrtcCreateProgram(
-                &mut raw,
-                program_text.as_ptr(),
-                file.as_ptr(),
-                1,
-                &header.as_ptr(),
-                &header_name.as_ptr(),
-            )
-        },
-        "nvrtcCreateProgram",
-    )?;
+    let created = unsafe {
+        sys::nvrtcCreateProgram(
+            &mut raw,
+            program_text.as_ptr(),
+            file.as_ptr(),
+            1,
+            &header.as_ptr(),
+            &header_name.as_ptr(),
+        )
+    };
+    check(created, "nvrtcCreateProgram")?;
     let program = Program(raw);
     let arch_option = format!("--gpu-architecture={arch}");
     let options = OPTIONS

@@ -387,9 +387,13 @@ mod tests {
 
     #[test]
     fn what_others_cover_is_taken_away() {
-        assert_eq!(without(0..10, &[2..4, 6..7]), [0..2, 4..6, 7..10]);
-        assert_eq!(without(0..10, &[]), [0..10]);
-        assert_eq!(without(3..5, &[0..10]), Vec::<Range<usize>>::new());
-        assert_eq!(without(3..8, &[0..4, 7..9]), [4..7]);
+        let places = |range: Range<usize>, others: &[(usize, usize)]| {
+            let others: Vec<_> = others.iter().map(|(a, b)| *a..*b).collect();
+            without(range, &others).iter().map(|r| (r.start, r.end)).collect::<Vec<_>>()
+        };
+        assert_eq!(places(0..10, &[(2, 4), (6, 7)]), [(0, 2), (4, 6), (7, 10)]);
+        assert_eq!(places(0..10, &[]), [(0, 10)]);
+        assert_eq!(places(3..5, &[(0, 10)]), []);
+        assert_eq!(places(3..8, &[(0, 4), (7, 9)]), [(4, 7)]);
     }
 }
