@@ -10,6 +10,7 @@ mod fanout;
 mod far;
 mod figure;
 mod fire;
+mod gpu;
 mod large;
 mod latency;
 mod load;
@@ -52,6 +53,8 @@ enum Which {
     Fire(fire::FireBenchArgs),
     /// Killed leaders: how long no push is acknowledged; and a snapshot: what sending it costs the pushes.
     Failover(failover::FailoverBenchArgs),
+    /// On a GPU: a training step alone, beside PyTorch's where one is named; and the kernels that only move bytes, beside a copy.
+    Gpu(gpu::GpuBenchArgs),
     /// A model that fills the memory: loaded, trained, written as a snapshot, its only server killed; what each takes, and
     /// the peak memory of both processes.
     Large(large::LargeBenchArgs),
@@ -96,6 +99,7 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
         Which::Apply(a) => apply::run(a),
         Which::Latency(a) => latency::run(a),
         Which::Large(a) => large::run(a),
+        Which::Gpu(a) => gpu::run(a),
         Which::RawPeer(a) => raw::serve(a),
         Which::EchoPeer(a) => echo::serve(a),
     }

@@ -83,7 +83,7 @@ pub fn run(args: &TrainBenchArgs) -> Result<i32, Failure> {
         let job = job(args, m)?;
         let mut cases: BTreeMap<String, Case> = BTreeMap::new();
         for repeat in 0..args.repeats {
-            let (mut model, data) = cli::built_in(&job)?;
+            let (mut model, data) = cli::on_device(&job)?;
             let plain = plain::samples_per_s(&job, model.as_mut(), &data, 1)
                 .map_err(|e| Failure::new(exit::FAILED, e))?;
             cases.entry("plain".into()).or_default().samples_per_s.push(plain);

@@ -156,6 +156,20 @@ fn a_gpu_that_is_asked_for_and_not_there_is_an_error_before_anything_starts() {
 }
 
 #[test]
+fn bench_gpu_measures_steps_and_kernels() {
+    let Some(gpus) = Gpus::begin("bench_gpu_measures_steps_and_kernels") else { return };
+    let few = ["--tiny", "--rows", "3", "--steps", "2", "--repeats", "2", "--json"];
+    let out = gpus.paraft(&[&["bench", "gpu"], &few[..]].concat()).output().expect("paraft starts");
+    let figures: Vec<Value> =
+        text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("one object a line")).collect();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let of = |what: &str| figures.iter().filter(|f| f["what"] == what).count();
+    // Each kernel in two precisions; three models.
+    assert_eq!((of("copy"), of("LayerNorm"), of("encode int8"), of("step")), (2, 2, 2, 3), "{figures:#?}");
+    assert!(figures.iter().all(|f| f["value"].as_f64().is_some_and(|v| v > 0.0)), "{figures:#?}");
+}
+
+#[test]
 fn doctor_names_libraries_and_devices_and_tests_them() {
     let Some(gpus) = Gpus::begin("doctor_names_libraries_and_devices_and_tests_them") else { return };
     let out = gpus.paraft(&["doctor", "--json"]).output().expect("paraft starts");

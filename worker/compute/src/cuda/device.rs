@@ -309,6 +309,22 @@ impl CudaDevice {
         )
     }
 
+    /// Bytes of an activation.
+    pub(super) fn element_bytes(&self) -> usize {
+        self.precision.bytes()
+    }
+
+    /// Begins an encoding kernel over a whole gradient, to be timed.
+    pub(super) fn encode(&self, kernel: &str, from: &Gradient, to: Arg) -> Result {
+        let n = from.len();
+        let geometry = match kernel {
+            "encode_int8" => Geometry::line(n.div_ceil(1024).min(1 << 20), 256),
+            _ => Geometry::flat(n),
+        };
+        let args = [("g", Arg::At(from.values.at(0))), ("residual", Arg::At(0)), ("out", to), ("n", long(n))];
+        self.launch(Unit::Encode, kernel, geometry, &args)
+    }
+
     /// The gradient on the host, for comparisons; waits for it.
     pub fn read_gradient(&mut self, gradient: &Gradient) -> Result<Vec<f32>> {
         let mut to = Pinned::new(&self.context, gradient.len())?;

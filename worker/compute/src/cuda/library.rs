@@ -93,6 +93,7 @@ impl Part {
                 "cuMemFreeHost",
                 "cuMemcpyHtoDAsync_v2",
                 "cuMemcpyDtoHAsync_v2",
+                "cuMemcpyDtoDAsync_v2",
                 "cuMemsetD8Async",
                 "cuStreamCreateWithPriority",
                 "cuStreamDestroy_v2",

@@ -119,6 +119,20 @@ impl<T: Plain> Buffer<T> {
         self.context.check(code, || format!("cuMemcpyDtoHAsync of {bytes} bytes"))
     }
 
+    /// Begins a copy of a part of another buffer to the same place of this one.
+    pub(crate) fn copy_from(&self, stream: &Stream, from: &Buffer<T>, part: Range<usize>) -> Result {
+        assert!(part.end <= self.len && part.end <= from.len, "copy: {part:?}");
+        if part.is_empty() {
+            return Ok(());
+        }
+        let bytes = part.len() * size_of::<T>();
+        // SAFETY: both ranges were just checked, and lie in different allocations.
+        let code = unsafe {
+            sys::cuMemcpyDtoDAsync_v2(self.at(part.start), from.at(part.start), bytes, stream.raw())
+        };
+        self.context.check(code, || format!("cuMemcpyDtoDAsync of {bytes} bytes"))
+    }
+
     /// Begins to set every byte of a part to zero.
     pub(crate) fn clear(&self, stream: &Stream, part: Range<usize>) -> Result {
         assert!(part.end <= self.len, "clear: {part:?} of {}", self.len);

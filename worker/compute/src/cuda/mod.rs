@@ -20,6 +20,7 @@ mod flat;
 mod kernels;
 mod launch;
 pub mod library;
+pub mod measure;
 mod memory;
 
 pub use compile::version as nvrtc_version;
