@@ -4,7 +4,7 @@
 mod support;
 
 use paraft_common::layout::TensorKind;
-use paraft_models::{Batch, DataShape, Model, ModelConfig, Sample};
+use paraft_models::{Batch, DataShape, Model, ModelConfig, NormKind, Sample};
 use support::{batch, layout, params, step};
 
 const INPUTS: usize = 64;
@@ -141,7 +141,15 @@ fn a_configuration_reads_as_in_a_job_file_and_refuses_what_it_does_not_know() {
     assert_eq!(serde_json::from_str::<ModelConfig>(&written).expect("valid"), mlp);
     assert!(read(r#"{"kind":"mlp"}"#).is_err());
     assert!(read(r#"{"kind":"mlp","hidden":[1],"depth":2}"#).is_err());
-    assert!(read(r#"{"kind":"transformer"}"#).is_err());
+    assert!(read(r#"{"kind":"diffusion"}"#).is_err());
+    let small = ModelConfig::Transformer {
+        layers: 4,
+        heads: 4,
+        width: 128,
+        norm: NormKind::Layer,
+        checkpoint_activations: false,
+    };
+    assert_eq!(read(r#"{"kind":"transformer"}"#).expect("valid"), small);
 }
 
 #[test]
@@ -158,5 +166,18 @@ fn a_model_that_does_not_fit_the_data_says_why() {
     assert!(fails(ModelConfig::Mlp { hidden: vec![3, 0] }, 10, Some(2)).contains("zero"));
     assert!(fails(ModelConfig::Autoencoder { hidden: vec![0] }, 10, None).contains("zero"));
     assert!(fails(ModelConfig::LogisticRegression, 10, Some(1)).contains("two classes"));
+    let transformer = |heads, width| ModelConfig::Transformer {
+        layers: 1,
+        heads,
+        width,
+        norm: NormKind::Rms,
+        checkpoint_activations: false,
+    };
+    assert!(fails(transformer(2, 32), 10, Some(10)).contains("kind = \"text\""));
+    let text = DataShape { sample: Sample::Tokens { time: 8, vocab: 9 }, classes: Some(9) };
+    let of_text = |c: ModelConfig| c.build(text).err().map(|e| e.to_string()).unwrap_or_default();
+    assert!(of_text(ModelConfig::Convnet).contains("kind = \"transformer\""));
+    assert!(of_text(transformer(3, 32)).contains("16, 32, 64 or 128 times the heads"));
+    assert!(of_text(transformer(0, 32)).contains("zero"));
     assert!(fails(ModelConfig::LogisticRegression, 0, Some(2)).contains("no values"));
 }
