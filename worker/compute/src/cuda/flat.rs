@@ -113,6 +113,8 @@ impl Inbox {
         }
         let (copied, unread) = (Event::new(context)?, Event::new(context)?);
         copied.record(&stream)?;
+        // Whoever reads before anything has landed finds the zeros.
+        device.stream().wait(&copied)?;
         let host = Pinned::new(context, len)?;
         Ok(Self { stream, host, front, back, only_front: Vec::new(), landed: Vec::new(), copied, unread })
     }
