@@ -158,7 +158,7 @@ fn a_gpu_that_is_asked_for_and_not_there_is_an_error_before_anything_starts() {
 #[test]
 fn bench_gpu_measures_steps_and_kernels() {
     let Some(gpus) = Gpus::begin("bench_gpu_measures_steps_and_kernels") else { return };
-    let few = ["--tiny", "--rows", "3", "--steps", "2", "--repeats", "2", "--json"];
+    let few = ["--tiny", "--rows", "3", "--steps", "2", "--repeats", "1", "--json"];
     let out = gpus.paraft(&[&["bench", "gpu"], &few[..]].concat()).output().expect("paraft starts");
     let figures: Vec<Value> =
         text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("one object a line")).collect();
