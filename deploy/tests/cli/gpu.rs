@@ -163,7 +163,7 @@ fn bench_gpu_measures_steps_and_kernels() {
     let figures: Vec<Value> =
         text(&out.stdout).lines().map(|l| serde_json::from_str(l).expect("one object a line")).collect();
     assert!(out.status.success(), "{}", text(&out.stderr));
-    let of = |what: &str| figures.iter().filter(|f| f["what"] == what).count();
+    let of = |what: &str| figures.iter().filter(|f| f["bench"] == format!("gpu {what}")).count();
     // Each kernel in two precisions; three models.
     assert_eq!((of("copy"), of("LayerNorm"), of("encode int8"), of("step")), (2, 2, 2, 3), "{figures:#?}");
     assert!(figures.iter().all(|f| f["value"].as_f64().is_some_and(|v| v > 0.0)), "{figures:#?}");
