@@ -60,32 +60,6 @@ impl<'de> Deserialize<'de> for DeviceConfig {
     }
 }
 
-/// `train.precision`: in which numbers a GPU computes. (The CPU computes in f32.)
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PrecisionConfig {
-    /// f32 throughout.
-    F32,
-    /// Matrix products round their operands to TF32.
-    #[default]
-    Tf32,
-    /// Activations and operands in bf16.
-    Bf16,
-    /// The same in f16, with the loss scaled.
-    F16,
-}
-
-impl From<PrecisionConfig> for Precision {
-    fn from(p: PrecisionConfig) -> Self {
-        match p {
-            PrecisionConfig::F32 => Self::F32,
-            PrecisionConfig::Tf32 => Self::Tf32,
-            PrecisionConfig::Bf16 => Self::Bf16,
-            PrecisionConfig::F16 => Self::F16,
-        }
-    }
-}
-
 /// The worker's turn on its host: what the launcher, torchrun or Slurm says, else the rank.
 fn turn(rank: u32) -> u32 {
     ["PARAFT_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID"]
@@ -95,12 +69,8 @@ fn turn(rank: u32) -> u32 {
 }
 
 /// What the worker of that rank computes on; `None` is the CPU. An error where a GPU was asked for and is not there.
-pub fn choose(
-    device: DeviceConfig,
-    precision: PrecisionConfig,
-    rank: u32,
-) -> Result<Option<CudaOptions>, String> {
-    let options = |ordinal| Some(CudaOptions { ordinal, precision: precision.into() });
+pub fn choose(device: DeviceConfig, precision: Precision, rank: u32) -> Result<Option<CudaOptions>, String> {
+    let options = |ordinal| Some(CudaOptions { ordinal, precision });
     let asked = match device {
         DeviceConfig::Cpu => return Ok(None),
         DeviceConfig::Cuda(n) => Some(n),

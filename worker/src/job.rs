@@ -3,7 +3,7 @@
 //! TOML; every key has a default but `[model] kind` and `[data] kind`. Unknown keys are refused. Parsed once,
 //! validated once; afterwards nothing about it can fail. docs/configuration.md lists every key.
 
-use crate::device::{DeviceConfig, PrecisionConfig};
+use crate::device::DeviceConfig;
 use paraft_common::{
     Durability, Encoding, Layout, Mode, PullFrom, TensorKind, TensorSpec,
     config::{EarlyStop, ServerJob, overlay},
@@ -12,7 +12,7 @@ use paraft_common::{
     placement,
 };
 use paraft_data::DataConfig;
-use paraft_models::ModelConfig;
+use paraft_models::{ModelConfig, Precision};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
@@ -101,7 +101,7 @@ pub struct TrainConfig {
     pub device: DeviceConfig,
     /// In which numbers a GPU computes.
     #[serde(skip_serializing_if = "is_default")]
-    pub precision: PrecisionConfig,
+    pub precision: Precision,
     /// A safetensors file with PyTorch's names to take the initial weights from, instead of the seed's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<PathBuf>,
@@ -122,7 +122,7 @@ impl Default for TrainConfig {
             encoding: Encoding::F32,
             threads: 1,
             device: DeviceConfig::Auto,
-            precision: PrecisionConfig::Tf32,
+            precision: Precision::Tf32,
             init: None,
         }
     }

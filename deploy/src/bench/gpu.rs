@@ -7,7 +7,7 @@
 //! beside the copy's.
 
 use super::figure::{self, Figure};
-use crate::failure::Failure;
+use crate::{failure::Failure, statistics::median};
 use clap::{Args, ValueEnum};
 use paraft_compute::cuda::{CudaDevice, measure};
 use paraft_models::{
@@ -207,12 +207,11 @@ fn own(model: &mut dyn Model, weights: &[f32], batch: &Batch, steps: usize) -> R
             seconds.push(began.elapsed().as_secs_f64());
         }
     }
-    Ok(milliseconds(seconds))
+    Ok(milliseconds(&seconds))
 }
 
-fn milliseconds(mut seconds: Vec<f64>) -> f64 {
-    seconds.sort_by(f64::total_cmp);
-    seconds.get(seconds.len() / 2).map_or(f64::NAN, |s| s * 1e3)
+fn milliseconds(seconds: &[f64]) -> f64 {
+    median(seconds).map_or(f64::NAN, |(s, _)| s * 1e3)
 }
 
 fn torch(python: &PathBuf, case: &Case, args: &GpuBenchArgs, how: &str) -> Result<f64, Failure> {
@@ -232,5 +231,5 @@ fn torch(python: &PathBuf, case: &Case, args: &GpuBenchArgs, how: &str) -> Resul
     let last = text.lines().next_back().unwrap_or_default();
     let seconds: Vec<f64> =
         serde_json::from_str(last).map_err(|e| failed(format!("it printed {last:?}: {e}")))?;
-    Ok(milliseconds(seconds))
+    Ok(milliseconds(&seconds))
 }

@@ -22,7 +22,7 @@ type Table = BTreeMap<String, [Use; 3]>;
 
 struct Nvrtc {
     _builtins: Library,
-    library: Library,
+    compiler: Library,
 }
 
 type Program = *mut c_void;
@@ -60,14 +60,14 @@ impl Nvrtc {
         };
         // NVRTC asks for its builtins by name: loaded before, they are found without LD_LIBRARY_PATH.
         let builtins = open(find(&folder, "libnvrtc-builtins.so")?)?;
-        Ok(Self { _builtins: builtins, library: open(find(&folder, "libnvrtc.so")?)? })
+        Ok(Self { _builtins: builtins, compiler: open(find(&folder, "libnvrtc.so")?)? })
     }
 
     fn version(&self) -> String {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the signature is that of nvrtc.h.
         unsafe {
-            self.library.get::<Version>(b"nvrtcVersion\0").expect("nvrtcVersion")(&mut major, &mut minor)
+            self.compiler.get::<Version>(b"nvrtcVersion\0").expect("nvrtcVersion")(&mut major, &mut minor)
         };
         format!("{major}.{minor}")
     }
@@ -83,7 +83,7 @@ impl Nvrtc {
         let options: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
         // SAFETY: the signatures are those of nvrtc.h, and all strings live through the calls.
         unsafe {
-            let get = &self.library;
+            let get = &self.compiler;
             let mut program: Program = std::ptr::null_mut();
             let made = get.get::<Create>(b"nvrtcCreateProgram\0").expect("nvrtcCreateProgram")(
                 &mut program,

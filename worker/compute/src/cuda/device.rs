@@ -19,10 +19,12 @@ use crate::{
     device::Buffers,
     error::{DeviceError, Result},
 };
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// In which numbers a GPU computes. Parameters and gradients are f32 in any case, and so are the sums of matrix products.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// f32 throughout.
     F32,
