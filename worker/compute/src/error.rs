@@ -49,4 +49,7 @@ pub enum DeviceError {
     /// The operator does not exist for this shape.
     #[error("{0}")]
     Unsupported(String),
+    /// A rank of the group is gone, or the group was aborted: it has to be formed anew.
+    #[error("{0}")]
+    Group(String),
 }

@@ -7,6 +7,7 @@
 //! | [`cpu`] | [`CpuDevice`], and the operators over slices |
 //! | [`cuda`] | [`CudaDevice`](cuda::CudaDevice): NVIDIA's GPUs, with the kernels of `kernels/` |
 //! | [`mod@reference`] | slow, plain versions in double precision: the oracle in the tests of the fast ones, on every device |
+//! | [`collective`] | [`Group`](collective::Group): ranks that reduce among themselves, over sockets |
 //! | [`parity`] | the same cases on every device against that oracle |
 //!
 //! It promises: same device, same inputs, same bits. It does not promise the same bits on two machines with different vector
@@ -15,6 +16,7 @@
 //! Shapes are the caller's duty: an operator panics when a slice has the wrong length, before it touches it. Models check
 //! what comes from outside (labels, batch sizes) and return errors.
 
+pub mod collective;
 pub mod cpu;
 pub mod cuda;
 pub mod device;

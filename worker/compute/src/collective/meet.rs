@@ -1,0 +1,191 @@
+//! How the ranks of a group find each other: everyone listens, and dials whom it needs. A connection begins with a line that
+//! says which group it is for, so that what is left of an earlier one, or a stranger, is not taken for a rank.
+
+use super::GroupError;
+use std::{
+    collections::BTreeMap,
+    io::{self, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    time::{Duration, Instant},
+};
+
+/// A rank of a group, as the others find it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its rank, which it keeps for life.
+    pub rank: u32,
+    /// `host:port`
+    pub address: String,
+}
+
+/// A place in a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// Which group of this worker, counted from 1.
+    pub generation: u64,
+    /// Known to its ranks only.
+    pub secret: u64,
+    /// This process's place among `ranks`; the first leads.
+    pub place: usize,
+    /// Who is in it.
+    pub ranks: Vec<Peer>,
+}
+
+impl Seat {
+    /// This process's rank.
+    pub fn rank(&self) -> u32 {
+        self.ranks[self.place].rank
+    }
+}
+
+/// Where the other ranks reach this process, for as long as it lives.
+#[derive(Debug)]
+pub struct Listener {
+    socket: TcpListener,
+    address: SocketAddr,
+}
+
+impl Listener {
+    /// Listens at the address from which this host reaches `server` (`host:port`), at any port.
+    pub fn towards(server: &str) -> io::Result<Self> {
+        let to = server
+            .to_socket_addrs()?
+            .next()
+            .ok_or_else(|| io::Error::new(io::ErrorKind::AddrNotAvailable, "it has no address"))?;
+        let any: SocketAddr = if to.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0; 16], 0).into() };
+        // Nothing is sent: the kernel only looks up its route.
+        let probe = std::net::UdpSocket::bind(any)?;
+        probe.connect(to)?;
+        let socket = TcpListener::bind((probe.local_addr()?.ip(), 0))?;
+        socket.set_nonblocking(true)?;
+        Ok(Self { address: socket.local_addr()?, socket })
+    }
+
+    /// `host:port`
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Use {
+    Watch,
+    Bulk,
+    Small,
+}
+
+/// Connections to the ranks beside this one.
+#[derive(Debug)]
+pub(super) struct Neighbours {
+    pub next: TcpStream,
+    pub previous: TcpStream,
+}
+
+#[derive(Debug)]
+pub(super) struct Met {
+    /// By place.
+    pub peers: BTreeMap<usize, TcpStream>,
+    /// None in a group of one.
+    pub bulk: Option<Neighbours>,
+    pub small: Option<Neighbours>,
+}
+
+const MAGIC: u64 = u64::from_le_bytes(*b"paraftgr");
+const HELLO_BYTES: usize = 8 * 3 + 5;
+/// Who dialled has said its line by then, or is a stranger.
+const HELLO_PATIENCE: Duration = Duration::from_secs(1);
+
+fn hello(seat: &Seat, to: Use) -> [u8; HELLO_BYTES] {
+    let mut line = [0; HELLO_BYTES];
+    line[..8].copy_from_slice(&MAGIC.to_le_bytes());
+    line[8..16].copy_from_slice(&seat.secret.to_le_bytes());
+    line[16..24].copy_from_slice(&seat.generation.to_le_bytes());
+    line[24..28].copy_from_slice(&(seat.place as u32).to_le_bytes());
+    line[28] = to as u8;
+    line
+}
+
+/// Place and use of who says this line; `None` for a stranger.
+fn understood(seat: &Seat, line: &[u8; HELLO_BYTES]) -> Option<(usize, Use)> {
+    let place = u32::from_le_bytes([line[24], line[25], line[26], line[27]]) as usize;
+    let to = [Use::Watch, Use::Bulk, Use::Small].into_iter().find(|u| *u as u8 == line[28])?;
+    let told = Seat { place, ..seat.clone() };
+    (place < seat.ranks.len() && place != seat.place && hello(&told, to) == *line).then_some((place, to))
+}
+
+/// Connects to everyone.
+pub(super) fn meet(seat: &Seat, listener: &mut Listener, within: Duration) -> Result<Met, GroupError> {
+    let (n, me) = (seat.ranks.len(), seat.place);
+    if n <= 1 {
+        return Ok(Met { peers: BTreeMap::new(), bulk: None, small: None });
+    }
+    let deadline = Instant::now() + within;
+    let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
+    // The kernel takes a connection before its owner asks for it, so that nobody waits here for one who dials too.
+    let mut dialled = BTreeMap::new();
+    let watched = (0..me).map(|place| (place, Use::Watch));
+    for (place, to) in watched.chain([(next, Use::Bulk), (next, Use::Small)]) {
+        dialled.insert((place, to), dial(seat, place, to, deadline)?);
+    }
+    let mut expected: Vec<(usize, Use)> = (me + 1..n).map(|place| (place, Use::Watch)).collect();
+    expected.extend([(previous, Use::Bulk), (previous, Use::Small)]);
+    let mut accepted = BTreeMap::new();
+    while accepted.len() < expected.len() {
+        match accept(seat, listener) {
+            Some((key, stream)) if expected.contains(&key) => {
+                accepted.insert(key, stream);
+            }
+            Some(_) => {}
+            None if Instant::now() > deadline => {
+                let missing = expected.iter().find(|k| !accepted.contains_key(k)).map_or(previous, |k| k.0);
+                let how = format!("it did not come within {within:?}");
+                return Err(GroupError::Lost { rank: seat.ranks[missing].rank, how });
+            }
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    let mut pair = |to| {
+        Some(Neighbours { next: dialled.remove(&(next, to))?, previous: accepted.remove(&(previous, to))? })
+    };
+    let (bulk, small) = (pair(Use::Bulk), pair(Use::Small));
+    let peers = dialled.into_iter().chain(accepted).map(|((place, _), s)| (place, s)).collect();
+    Ok(Met { peers, bulk, small })
+}
+
+fn dial(seat: &Seat, place: usize, to: Use, deadline: Instant) -> Result<TcpStream, GroupError> {
+    let Peer { rank, address } = &seat.ranks[place];
+    let dial = || {
+        let at = address
+            .to_socket_addrs()?
+            .next()
+            .ok_or_else(|| io::Error::new(io::ErrorKind::AddrNotAvailable, "it has no address"))?;
+        let patience = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let mut stream = TcpStream::connect_timeout(&at, patience)?;
+        stream.set_nodelay(true)?;
+        stream.write_all(&hello(seat, to))?;
+        Ok::<_, io::Error>(stream)
+    };
+    dial()
+        .map_err(|e| GroupError::Lost { rank: *rank, how: format!("it cannot be reached at {address}: {e}") })
+}
+
+/// The next that dialled, if it is of this group.
+fn accept(seat: &Seat, listener: &mut Listener) -> Option<((usize, Use), TcpStream)> {
+    let (mut stream, from) = listener.socket.accept().ok()?;
+    let mut line = [0; HELLO_BYTES];
+    let heard = stream
+        .set_nonblocking(false)
+        .and_then(|()| stream.set_read_timeout(Some(HELLO_PATIENCE)))
+        .and_then(|()| stream.read_exact(&mut line))
+        .and_then(|()| stream.set_read_timeout(None))
+        .and_then(|()| stream.set_nodelay(true));
+    match (heard, understood(seat, &line)) {
+        (Ok(()), Some(key)) => Some((key, stream)),
+        _ => {
+            // It may have been of an earlier group.
+            tracing::debug!(%from, "somebody dialled who is not of this group");
+            None
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Sums over the ranks of a group, on a ring: everyone sends to the next and receives from the one before it.
+//!
+//! A reduction is a reduce-scatter and an all-gather (Patarasuk and Yuan, 2009): of n values over p ranks each rank sends and
+//! receives 2n(p-1)/p, whatever p is. Every part is added up in the order of the ring, by one rank, which then hands it on: the
+//! same bits on all ranks, and each time.
+
+use super::{GroupError, Watch, meet::Neighbours};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+use std::{
+    io::{self, ErrorKind, Read, Write},
+    net::TcpStream,
+    ops::Range,
+    os::fd::AsFd,
+    sync::Arc,
+};
+
+/// Values that a ring carries.
+pub trait Number: Copy + Default + Send + 'static {
+    /// Its sum with another.
+    fn plus(self, other: Self) -> Self;
+}
+
+impl Number for f32 {
+    fn plus(self, other: Self) -> Self {
+        self + other
+    }
+}
+
+impl Number for f64 {
+    fn plus(self, other: Self) -> Self {
+        self + other
+    }
+}
+
+impl Number for u64 {
+    fn plus(self, other: Self) -> Self {
+        self.wrapping_add(other)
+    }
+}
+
+fn bytes<T: Number>(values: &[T]) -> &[u8] {
+    // SAFETY: numbers without padding, so every byte is initialised; a byte needs no alignment.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+fn bytes_mut<T: Number>(values: &mut [T]) -> &mut [u8] {
+    let len = size_of_val(values);
+    // SAFETY: as above; and every pattern of bits is a number.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), len) }
+}
+
+/// What is handed on at a time in a broadcast: a rank sends one piece while it receives the next.
+const PIECE: usize = 1 << 18;
+
+/// See the module. All ranks call the same methods in the same order, with as many values; a call that fails has left anything in
+/// them.
+#[derive(Debug)]
+pub struct Ring {
+    place: usize,
+    size: usize,
+    neighbours: Option<Neighbours>,
+    watch: Arc<Watch>,
+}
+
+impl Ring {
+    pub(super) fn new(
+        place: usize,
+        size: usize,
+        neighbours: Option<Neighbours>,
+        watch: Arc<Watch>,
+    ) -> Result<Self, GroupError> {
+        for stream in neighbours.iter().flat_map(|n| [&n.next, &n.previous]) {
+            let cannot = |e: io::Error| GroupError::Broken(format!("its ring cannot be closed: {e}"));
+            stream.set_nonblocking(true).map_err(cannot)?;
+        }
+        Ok(Self { place, size, neighbours, watch })
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Who looks after the other ranks.
+    pub fn watch(&self) -> &Arc<Watch> {
+        &self.watch
+    }
+
+    /// Each value becomes its sum over the ranks.
+    pub fn all_reduce<T: Number>(&mut self, values: &mut [T]) -> Result<(), GroupError> {
+        let Some(n) = &self.neighbours else { return Ok(()) };
+        let (place, size, len) = (self.place, self.size, values.len());
+        let part = |i: usize| -> Range<usize> {
+            let i = i % size;
+            len * i / size..len * (i + 1) / size
+        };
+        let mut received = vec![T::default(); values.len().div_ceil(size)];
+        for turn in 0..size - 1 {
+            let (out, to) = (part(place + size - turn), part(place + 2 * size - turn - 1));
+            let into = &mut received[..to.len()];
+            exchange(n, bytes(&values[out]), bytes_mut(into)).map_err(|e| self.watch.reason(e))?;
+            for (v, r) in values[to].iter_mut().zip(into) {
+                // In the order of the ring: what came is what the ranks before have added up.
+                *v = r.plus(*v);
+            }
+        }
+        for turn in 0..size - 1 {
+            let (out, to) = (part(place + 1 + size - turn), part(place + size - turn));
+            let into = &mut received[..to.len()];
+            exchange(n, bytes(&values[out]), bytes_mut(into)).map_err(|e| self.watch.reason(e))?;
+            values[to].copy_from_slice(into);
+        }
+        Ok(())
+    }
+
+    /// Each value becomes the first rank's.
+    pub fn broadcast<T: Number>(&mut self, values: &mut [T]) -> Result<(), GroupError> {
+        let Some(n) = &self.neighbours else { return Ok(()) };
+        let (first, last) = (self.place == 0, self.place == self.size - 1);
+        let all = bytes_mut(values);
+        // Of what has come, all is handed on but what comes just now.
+        let (mut sent, mut come) = (0, if first { all.len() } else { 0 });
+        while come < all.len() || (!last && sent < all.len()) {
+            let (have, to_come) = all.split_at_mut(come);
+            let out = if last { &[][..] } else { &have[sent..have.len().min(sent + PIECE)] };
+            let want = to_come.len().min(PIECE);
+            exchange(n, out, &mut to_come[..want]).map_err(|e| self.watch.reason(e))?;
+            sent += out.len();
+            come += want;
+        }
+        Ok(())
+    }
+}
+
+/// Sends and receives at the same time: two ranks that first sent and then received would wait for each other.
+fn exchange(n: &Neighbours, mut out: &[u8], mut to: &mut [u8]) -> Result<(), GroupError> {
+    let ended = |e: io::Error| GroupError::Broken(format!("a connection of its ring has ended: {e}"));
+    loop {
+        send(&n.next, &mut out).map_err(ended)?;
+        receive(&n.previous, &mut to).map_err(ended)?;
+        let mut fds = Vec::with_capacity(2);
+        if !out.is_empty() {
+            fds.push(PollFd::new(n.next.as_fd(), PollFlags::POLLOUT));
+        }
+        if !to.is_empty() {
+            fds.push(PollFd::new(n.previous.as_fd(), PollFlags::POLLIN));
+        }
+        if fds.is_empty() {
+            return Ok(());
+        }
+        // For as long as it takes: whose process ends, or is silent, is the watch's to find out.
+        match poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(e) => return Err(ended(e.into())),
+        }
+    }
+}
+
+fn send(mut to: &TcpStream, out: &mut &[u8]) -> io::Result<()> {
+    while !out.is_empty() {
+        match to.write(out) {
+            Ok(n) => *out = &out[n..],
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+fn receive(mut from: &TcpStream, to: &mut &mut [u8]) -> io::Result<()> {
+    while !to.is_empty() {
+        match from.read(to) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(n) => *to = &mut std::mem::take(to)[n..],
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,264 @@
+//! Who looks after the other ranks: a thread with a connection to each of them, on which nothing is said but that one is
+//! there. When a process dies the kernel closes its connections, and this thread ends whatever waits for it.
+
+use super::{
+    GroupError,
+    meet::{Neighbours, Seat},
+};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    io::{ErrorKind, Read, Write},
+    net::{Shutdown, TcpStream},
+    os::{fd::AsFd, unix::net::UnixStream},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How often everyone says that it is there.
+const BEAT: Duration = Duration::from_secs(1);
+/// A rank from which nothing was heard for this long is as good as dead: its process is stopped, or its host is.
+const SILENCE: Duration = Duration::from_secs(10);
+/// A connection's end is seen by whoever read from it, and by this thread a moment later.
+const REASON_PATIENCE: Duration = Duration::from_secs(2);
+
+const HERE: u8 = b'.';
+/// It leaves in order: what it has said still counts.
+const LEAVING: u8 = b'L';
+/// It has seen the group break; the rank that is to blame follows.
+const BROKEN: u8 = b'B';
+
+type Ending = Box<dyn Fn() + Send>;
+
+#[derive(Default)]
+struct State {
+    broken: Option<GroupError>,
+    /// What is to be ended when the group breaks.
+    endings: Vec<Ending>,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").field("broken", &self.broken).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self, why: GroupError) {
+        let mut state = self.lock();
+        if state.broken.is_some() {
+            return;
+        }
+        state.broken = Some(why);
+        let endings = std::mem::take(&mut state.endings);
+        drop(state);
+        self.changed.notify_all();
+        for end in endings {
+            end();
+        }
+    }
+}
+
+/// See the module. Dropped, it leaves the group.
+#[derive(Debug)]
+pub struct Watch {
+    shared: Arc<Shared>,
+    /// Written to when this rank leaves or breaks the group.
+    wake: UnixStream,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Watch {
+    pub(super) fn start(
+        seat: &Seat,
+        peers: BTreeMap<usize, TcpStream>,
+        rings: [&Option<Neighbours>; 2],
+    ) -> Result<Self, GroupError> {
+        let cannot = |e: std::io::Error| GroupError::Broken(format!("its ranks cannot be watched: {e}"));
+        let shared = Arc::new(Shared::default());
+        for pair in rings.into_iter().flatten() {
+            for stream in [&pair.next, &pair.previous] {
+                let stream = stream.try_clone().map_err(cannot)?;
+                // Whoever waits on it wakes up.
+                shared.lock().endings.push(Box::new(move || drop(stream.shutdown(Shutdown::Both))));
+            }
+        }
+        let (wake, woken) = UnixStream::pair().map_err(cannot)?;
+        let mut others = Vec::with_capacity(peers.len());
+        for (place, stream) in peers {
+            stream.set_nonblocking(true).map_err(cannot)?;
+            let rank = seat.ranks[place].rank;
+            others.push(Other { rank, stream, heard: Instant::now(), leaving: false, blames: None });
+        }
+        let thread = {
+            let shared = shared.clone();
+            let work = move || Watcher { others, woken, shared }.run();
+            thread::Builder::new().name("paraft-group".into()).spawn(work).map_err(cannot)?
+        };
+        Ok(Self { shared, wake, thread: Some(thread) })
+    }
+
+    /// What broke the group, if it is broken.
+    pub fn broken(&self) -> Option<GroupError> {
+        self.shared.lock().broken.clone()
+    }
+
+    /// Why a connection has ended: what this thread finds out, or what the caller saw.
+    pub(super) fn reason(&self, seen: GroupError) -> GroupError {
+        let state = self.shared.lock();
+        let wait = self.shared.changed.wait_timeout_while(state, REASON_PATIENCE, |s| s.broken.is_none());
+        match wait.map(|(state, _)| state.broken.clone()) {
+            Ok(Some(why)) => why,
+            _ => {
+                self.shared.end(seen.clone());
+                seen
+            }
+        }
+    }
+
+    /// Called, from another thread, when the group breaks; at once if it is broken.
+    pub fn when_broken(&self, end: impl Fn() + Send + 'static) {
+        let mut state = self.shared.lock();
+        if state.broken.is_none() {
+            state.endings.push(Box::new(end));
+            return;
+        }
+        drop(state);
+        end();
+    }
+
+    /// Breaks the group, for all ranks.
+    pub fn break_up(&self, why: &str) {
+        self.shared.end(GroupError::Broken(why.to_string()));
+        let _ = (&self.wake).write(b"!");
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.wake.shutdown(Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Other {
+    rank: u32,
+    stream: TcpStream,
+    heard: Instant,
+    leaving: bool,
+    /// It has said that the group is broken, and was about to say by whom.
+    blames: Option<Vec<u8>>,
+}
+
+struct Watcher {
+    others: Vec<Other>,
+    woken: UnixStream,
+    shared: Arc<Shared>,
+}
+
+impl Watcher {
+    fn run(mut self) {
+        let mut said = Instant::now();
+        loop {
+            let wait = BEAT.saturating_sub(said.elapsed()).as_millis() as u16;
+            let mut fds = vec![PollFd::new(self.woken.as_fd(), PollFlags::POLLIN)];
+            let there = |o: &&Other| !o.leaving;
+            let streams = self.others.iter().filter(there);
+            fds.extend(streams.map(|o| PollFd::new(o.stream.as_fd(), PollFlags::POLLIN)));
+            let _ = poll(&mut fds, PollTimeout::from(wait));
+            let mut byte = [0];
+            self.woken.set_nonblocking(true).ok();
+            match self.woken.read(&mut byte) {
+                // This rank leaves: the thread ends, and with it the connections.
+                Ok(0) => return self.say(&[LEAVING]),
+                Ok(_) => return self.spread(),
+                Err(_) => {}
+            }
+            if said.elapsed() >= BEAT {
+                said = Instant::now();
+                self.say(&[HERE]);
+            }
+            if let Some(why) = self.others.iter_mut().filter(|o| !o.leaving).find_map(Other::listen) {
+                self.shared.end(why);
+                return self.spread();
+            }
+        }
+    }
+
+    /// Tells the others why the group is broken: they may not see it themselves.
+    fn spread(&mut self) {
+        let broken = self.shared.lock().broken.clone();
+        let blamed = match broken {
+            Some(GroupError::Lost { rank, .. }) => rank,
+            _ => u32::MAX,
+        };
+        let [a, b, c, d] = blamed.to_le_bytes();
+        self.say(&[BROKEN, a, b, c, d]);
+    }
+
+    fn say(&mut self, what: &[u8]) {
+        for o in &mut self.others {
+            // Who does not read for so long that its buffer is full is found out by its silence.
+            let _ = o.stream.write(what);
+        }
+    }
+}
+
+impl Other {
+    /// Whether it is there: `Some` says why not.
+    fn listen(&mut self) -> Option<GroupError> {
+        let lost = |how: &str| Some(GroupError::Lost { rank: self.rank, how: how.into() });
+        let mut bytes = [0; 64];
+        loop {
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return lost("its process has ended"),
+                Ok(n) => {
+                    self.heard = Instant::now();
+                    for byte in &bytes[..n] {
+                        match (&mut self.blames, *byte) {
+                            (Some(blamed), byte) => {
+                                blamed.push(byte);
+                                if let [a, b, c, d] = blamed[..] {
+                                    return Some(match u32::from_le_bytes([a, b, c, d]) {
+                                        u32::MAX => GroupError::Broken(format!("rank {} says so", self.rank)),
+                                        rank => {
+                                            let how = format!("rank {} has noticed it", self.rank);
+                                            GroupError::Lost { rank, how }
+                                        }
+                                    });
+                                }
+                            }
+                            (None, LEAVING) => {
+                                self.leaving = true;
+                                return None;
+                            }
+                            (None, BROKEN) => self.blames = Some(Vec::new()),
+                            (None, _) => {}
+                        }
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) => return lost(&format!("its connection has ended: {e}")),
+            }
+        }
+        if self.heard.elapsed() > SILENCE {
+            return lost(&format!("nothing was heard of it for {SILENCE:?}"));
+        }
+        None
+    }
+}

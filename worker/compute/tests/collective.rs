@@ -1,0 +1,211 @@
+//! Groups of ranks, one to a thread, over real sockets.
+
+use paraft_compute::collective::{Group, GroupError, Listener, Peer, Ring, Seat};
+use std::{
+    io::Write,
+    net::TcpStream,
+    sync::{Arc, Barrier},
+    thread,
+    time::{Duration, Instant},
+};
+
+const WITHIN: Duration = Duration::from_secs(20);
+
+fn listener() -> Listener {
+    Listener::towards("127.0.0.1:1").expect("loopback")
+}
+
+fn seats(listeners: &[Listener]) -> Vec<Seat> {
+    let at = |(rank, l): (usize, &Listener)| Peer { rank: rank as u32, address: l.address().to_string() };
+    let ranks: Vec<Peer> = listeners.iter().enumerate().map(at).collect();
+    (0..ranks.len()).map(|place| Seat { generation: 3, secret: 99, place, ranks: ranks.clone() }).collect()
+}
+
+/// Each rank's work on a thread of its own; their results by place.
+fn each<T: Send + 'static>(
+    size: usize,
+    work: impl Fn(usize, Group, Ring) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let listeners: Vec<Listener> = (0..size).map(|_| listener()).collect();
+    let work = Arc::new(work);
+    let start = |(seat, mut l): (Seat, Listener)| {
+        let work = work.clone();
+        thread::spawn(move || {
+            let place = seat.place;
+            let (group, ring) = Group::form(seat, &mut l, WITHIN).expect("all are there");
+            work(place, group, ring)
+        })
+    };
+    let threads: Vec<_> = seats(&listeners).into_iter().zip(listeners).map(start).collect();
+    threads.into_iter().map(|t| t.join().expect("no panic")).collect()
+}
+
+/// Numbers whose sums are exact, different on every rank.
+fn values(place: usize, n: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * 7 + place * 31) % 1000) as f32 - 500.0).collect()
+}
+
+#[test]
+fn sums_are_exact_at_every_size() {
+    for size in [1, 2, 3, 5] {
+        // Fewer values than ranks, parts of uneven lengths, and more than sockets hold.
+        for n in [0, 1, 2, 17, 1000, 700_001] {
+            let all = each(size, move |place, _group, mut ring| {
+                let mut v = values(place, n);
+                ring.all_reduce(&mut v).expect("all are there");
+                v
+            });
+            let sum = |i| (0..size).map(|place| values(place, n)[i]).sum::<f32>();
+            let step = (n / 50).max(1);
+            for v in &all {
+                assert_eq!(v.len(), n);
+                assert!((0..n).step_by(step).all(|i| v[i] == sum(i)), "{size} ranks, {n} values");
+                assert_eq!(v, &all[0]);
+            }
+        }
+    }
+}
+
+#[test]
+fn inexact_sums_have_the_same_bits_on_all_ranks_and_each_time() {
+    let once = || {
+        each(3, |place, _group, mut ring| {
+            let mut v: Vec<f32> = (0..1001).map(|i| 0.1 * (i + 1) as f32 / (place + 3) as f32).collect();
+            ring.all_reduce(&mut v).expect("all are there");
+            v.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+        })
+    };
+    let first = once();
+    assert!(first.iter().all(|v| v == &first[0]));
+    assert_eq!(first, once());
+}
+
+#[test]
+fn the_first_ranks_values_reach_all() {
+    for size in [1, 2, 4] {
+        for n in [0, 1, 3, 500_000] {
+            let all = each(size, move |place, group, mut ring| {
+                let mut v = values(place, n);
+                ring.broadcast(&mut v).expect("all are there");
+                let mut words = [place as u64 + 7, u64::MAX - place as u64];
+                group.words(&mut words).expect("all are there");
+                let mut sums = [place as f64, 0.5];
+                group.sum(&mut sums).expect("all are there");
+                (v, words, sums)
+            });
+            let sums = [(0..size).sum::<usize>() as f64, 0.5 * size as f64];
+            for (v, words, s) in all {
+                assert!(v == values(0, n), "{size} ranks, {n} values");
+                assert_eq!((words, s), ([7, u64::MAX], sums));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_small_goes_on_beside_what_is_large() {
+    // In another order on each rank: they are on connections of their own.
+    let all = each(2, |place, group, mut ring| {
+        let sums = group.sums();
+        let large = thread::spawn(move || {
+            let mut v = values(place, 2_000_000);
+            ring.all_reduce(&mut v).expect("all are there");
+            v[1_999_999]
+        });
+        let mut small = [1.0 + place as f64];
+        for _ in 0..100 {
+            sums.sum(&mut small).expect("all are there");
+        }
+        (large.join().expect("no panic"), small[0])
+    });
+    let last = |place| values(place, 2_000_000)[1_999_999];
+    assert!(all.iter().all(|r| *r == (last(0) + last(1), 3.0 * 2f64.powi(99))));
+}
+
+#[test]
+fn a_rank_that_leaves_ends_every_wait_and_its_name_is_known() {
+    let began = Instant::now();
+    let all = each(3, |place, group, mut ring| {
+        let mut v = values(place, 300_000);
+        ring.all_reduce(&mut v).expect("all are there");
+        if place == 1 {
+            // As when its process dies: the connections end without a word.
+            group.watch().break_up("the test says so");
+            return None;
+        }
+        Some((ring.all_reduce(&mut v).expect_err("one is gone"), group.sum(&mut [1.0]).is_err()))
+    });
+    for error in [&all[0], &all[2]] {
+        let (error, small) = error.as_ref().expect("it stayed");
+        assert!(matches!(error, GroupError::Broken(_) | GroupError::Lost { rank: 1, .. }), "{error}");
+        assert!(small);
+    }
+    assert!(began.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn whoever_is_told_to_end_something_does_so_once_when_the_group_breaks() {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+    let ends = Arc::new(AtomicUsize::new(0));
+    let (counted, together) = (ends.clone(), Arc::new(Barrier::new(2)));
+    each(2, move |place, group, _ring| {
+        let count = |ends: &Arc<AtomicUsize>| {
+            let ends = ends.clone();
+            group.watch().when_broken(move || {
+                ends.fetch_add(1, Relaxed);
+            });
+        };
+        count(&counted);
+        together.wait();
+        if place == 0 {
+            group.watch().break_up("enough");
+        }
+        while group.watch().broken().is_none() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        // Too late, so at once.
+        count(&counted);
+        together.wait();
+    });
+    assert_eq!(ends.load(Relaxed), 4);
+}
+
+#[test]
+fn who_is_not_there_is_named() {
+    let mut listeners: Vec<Listener> = (0..2).map(|_| listener()).collect();
+    let seats = seats(&listeners);
+    // The first dials nobody's port.
+    drop(listeners.pop());
+    let mut first = listeners.pop().expect("one of two");
+    let error = Group::form(seats[0].clone(), &mut first, WITHIN).expect_err("alone");
+    assert!(matches!(error, GroupError::Lost { rank: 1, .. }), "{error}");
+}
+
+#[test]
+fn strangers_and_earlier_groups_are_not_taken_for_ranks() {
+    let (mut a, mut b) = (listener(), listener());
+    let ranks = [&a, &b].map(|l| l.address().to_string());
+    let seat = |generation, place| Seat {
+        generation,
+        secret: 1,
+        place,
+        ranks: (0..).zip(&ranks).map(|(rank, at)| Peer { rank, address: at.clone() }).collect(),
+    };
+    // One of the generation before, who has given up, and one who says nothing of sense.
+    let early = seat(1, 1);
+    let mut c = listener();
+    Group::form(early, &mut c, Duration::from_millis(50)).expect_err("nobody answers");
+    let mut stranger = TcpStream::connect(&ranks[0]).expect("it listens");
+    stranger.write_all(&[7; 100]).expect("it reads");
+    let (one, other) = (seat(2, 0), seat(2, 1));
+    let second = thread::spawn(move || {
+        let (_group, mut ring) = Group::form(other, &mut b, WITHIN).expect("both are there");
+        let mut v = [2.0f32];
+        ring.all_reduce(&mut v).map(|()| v)
+    });
+    let (_group, mut ring) = Group::form(one, &mut a, WITHIN).expect("both are there");
+    let mut v = [1.0f32];
+    ring.all_reduce(&mut v).expect("both are there");
+    assert_eq!(v, [3.0]);
+    assert_eq!(second.join().expect("no panic"), Ok([3.0]));
+}
