@@ -9,9 +9,11 @@
 //!
 //! - `state`: what is agreed on; `jobs`: the part of it that is about jobs and checkpoints.
 //! - `plan`: what should happen next; a pure function.
+//! - `groups`: which ranks act as one worker; only the leader knows it.
 //! - `agent`: this server's part: forming the fleet, reporting, leading.
 
 mod agent;
+mod groups;
 mod jobs;
 #[cfg(test)]
 mod jobs_tests;
@@ -23,6 +25,7 @@ mod plan_tests;
 mod state;
 
 pub use agent::{Agent, AgentOptions, Identity};
+pub use groups::{Answer, Asks, Groups, Key, MAX_RANKS, Seated, Seating};
 pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, is_in};
 pub use plan::{Directive, Do, Health, Heard, JobReport, Patience, ReplicaReport, Report};
 pub use state::{Agreed, Command, Member, Outcome, Place, Shape, State};

@@ -124,9 +124,9 @@ impl WorkerError {
     /// The process's exit code.
     pub fn exit_code(&self) -> i32 {
         match self {
-            WorkerError::Client(ClientError::Unreachable { .. } | ClientError::StateLost { .. }) => {
-                exit::UNAVAILABLE
-            }
+            WorkerError::Client(
+                ClientError::Unreachable { .. } | ClientError::StateLost { .. } | ClientError::Control { .. },
+            ) => exit::UNAVAILABLE,
             WorkerError::Client(ClientError::Refused { message, .. }) if message.contains("NaN") => {
                 exit::FAILED
             }

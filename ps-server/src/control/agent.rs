@@ -2,6 +2,7 @@
 //! is told, and, while it leads the control group, plans.
 
 use super::{
+    groups::Groups,
     jobs::JobFacts,
     plan::{
         ControlChange, Directive, Do, Health, Heard, JobReport, Patience, Plan, ReplicaReport, Report, View,
@@ -68,6 +69,8 @@ pub struct Agent {
     fleet: AtomicU64,
     remember: Box<dyn Fn(u64) -> Result<(), String> + Send + Sync>,
     leading: Mutex<Leading>,
+    /// Of this term of leadership.
+    pub groups: Mutex<Groups>,
     /// A report came: plan now.
     news: Notify,
     /// The latest generation that this server was told of.
@@ -109,6 +112,7 @@ impl Agent {
             fleet: AtomicU64::new(fleet),
             remember,
             leading: Mutex::default(),
+            groups: Mutex::default(),
             news: Notify::new(),
             generation: AtomicU64::new(0),
             busy: Mutex::default(),
@@ -437,6 +441,7 @@ impl Agent {
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 continue;
             }
+            *self.groups.lock() = Groups::default();
             *self.leading.lock() = Leading { since: Some(Instant::now()), ..Leading::default() };
             tracing::info!(server = %self.options.server, "leads the control group");
             while leadership.borrow_and_update().leads {

@@ -1,6 +1,6 @@
 //! The service that forms the fleet, and its wire types.
 
-use super::jobs;
+use super::{groups, jobs};
 use crate::{
     control::{Agent, Command, Directive, Do, Outcome, ReplicaReport, Report, Shape},
     raft::{Digest, Membership, ReplicaId, endpoint},
@@ -8,9 +8,10 @@ use crate::{
 use paraft_common::{Durability, ServerId, ShardId};
 use paraft_proto::{
     DescribeReply, DescribeRequest, Diverged, DrainReply, DrainRequest, FleetShape, Found, HelloReply,
-    HelloRequest, Host, JoinReply, JoinRequest, NoteCheckpointsReply, NoteCheckpointsRequest, ParityDigest,
-    Replica, ReportReply, ReportRequest, Retire, ServerInfo, ShardInfo, Voters,
-    control_client::ControlClient, control_server::Control, directive, no_leader,
+    HelloRequest, HoldGroupReply, HoldGroupRequest, Host, JoinGroupReply, JoinGroupRequest, JoinReply,
+    JoinRequest, NoteCheckpointsReply, NoteCheckpointsRequest, ParityDigest, Replica, ReportReply,
+    ReportRequest, Retire, ServerInfo, ShardInfo, Voters, control_client::ControlClient,
+    control_server::Control, directive, no_leader,
 };
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
@@ -238,6 +239,29 @@ impl Control for ControlService {
         Ok(Response::new(match self.agent.note_checkpoints(job, &folder, held).await {
             Ok(()) => reply(true, String::new()),
             Err(why) => reply(false, why),
+        }))
+    }
+
+    async fn join_group(
+        &self,
+        request: Request<JoinGroupRequest>,
+    ) -> Result<Response<JoinGroupReply>, Status> {
+        let refuse = |why: String| JoinGroupReply { leader: self.leader(), why, ..JoinGroupReply::default() };
+        let leads = || self.agent.group.leadership().borrow().leads;
+        Ok(Response::new(match leads() {
+            false => refuse(NO_LEADER.into()),
+            true => groups::join(&self.agent, request.into_inner(), leads).await.unwrap_or_else(refuse),
+        }))
+    }
+
+    async fn hold_group(
+        &self,
+        request: Request<HoldGroupRequest>,
+    ) -> Result<Response<HoldGroupReply>, Status> {
+        let refuse = |why: String| HoldGroupReply { leader: self.leader(), why, ..HoldGroupReply::default() };
+        Ok(Response::new(match self.agent.group.leadership().borrow().leads {
+            false => refuse(NO_LEADER.into()),
+            true => groups::hold(&self.agent, request.into_inner()).unwrap_or_else(refuse),
         }))
     }
 

@@ -13,6 +13,7 @@ mod checkpoint;
 pub mod control;
 pub mod convert;
 pub mod exchange;
+pub mod groups;
 pub mod jobs;
 pub mod peers;
 mod reads;

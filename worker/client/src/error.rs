@@ -40,6 +40,14 @@ pub enum ClientError {
         /// Which shard.
         shard: ShardId,
     },
+    /// The control group did not answer in time, or not with sense.
+    #[error("no answer of the control group in {waited:.0?}: {why}")]
+    Control {
+        /// How long it was tried.
+        waited: Duration,
+        /// The last cause.
+        why: String,
+    },
     /// The options contradict each other.
     #[error("{0}")]
     Options(String),

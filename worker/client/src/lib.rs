@@ -12,7 +12,9 @@
 //! - [`acks`]: what a worker hears of its pushes.
 //! - [`connect`]: channels, over TCP or the server's Unix socket.
 //! - [`section`]: the shards' images of one step, for a checkpoint.
+//! - [`groups`]: which ranks are in a group that acts as one worker.
 //! - [`checkpoints`]: which checkpoints there are, for the control group.
+//! - `control`: calls to the leader of the control group.
 //! - `pool`: buffers for payloads.
 //! - `window`: how much may be pushed without an ack.
 //! - `initial`: what the servers get when they have no weights yet.
@@ -24,7 +26,9 @@ pub mod checkpoints;
 pub mod chunks;
 pub mod client;
 pub mod connect;
+mod control;
 pub mod error;
+pub mod groups;
 mod initial;
 mod link;
 mod norms;

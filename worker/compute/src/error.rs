@@ -3,7 +3,7 @@
 /// Of an operator.
 pub type Result<T = ()> = std::result::Result<T, DeviceError>;
 
-/// What a device could not do. On the CPU nothing fails.
+/// What a device could not do. On the CPU nothing fails but a group.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// Memory of the device is used up.

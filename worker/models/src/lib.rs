@@ -35,10 +35,12 @@ pub use config::{DataShape, ModelConfig};
 pub use convnet::ConvNet;
 pub use net::{Net, NetResult, OnCpu, Ready};
 pub use on_cuda::{OnCuda, Part, Resident};
+pub use paraft_compute::collective::RankSums;
 pub use paraft_compute::cuda::{CudaOptions, PinnedBytes, Precision};
 pub use transformer::{NormKind, Transformer, TransformerShape};
 
 use paraft_common::layout::TensorSpec;
+use std::sync::Arc;
 
 /// A model that trains on Paraft.
 ///
@@ -68,6 +70,10 @@ pub trait Model: Send {
 
     /// Loss and accuracy on a part of the held-out set, in inference mode.
     fn evaluate(&mut self, params: &[f32], batch: &Batch) -> Result<Evaluation, ModelError>;
+
+    /// From now on, in training, statistics of a batch (BatchNorm's) are those of the batches of all ranks of a group, if the model
+    /// has any. Ranks call [`Self::step`] at the same time, with batches of their own. On a device of its own it does so anyway.
+    fn share_statistics(&mut self, _ranks: Option<Arc<dyn RankSums>>) {}
 
     /// Where the model keeps parameters and gradients on a device of its own, the way to them that spares copies.
     fn resident(&mut self) -> Option<&mut dyn Resident> {

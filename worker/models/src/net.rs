@@ -5,8 +5,10 @@ use crate::{Batch, Evaluation, Model, ModelError, batch::Takes};
 use paraft_common::layout::TensorSpec;
 use paraft_compute::{
     CpuDevice, Device, DeviceError,
+    collective::RankSums,
     device::{Buffers, Losses},
 };
+use std::sync::Arc;
 
 /// Of a net's work on its device.
 pub type NetResult<T = ()> = Result<T, DeviceError>;
@@ -111,5 +113,9 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
     fn evaluate(&mut self, params: &[f32], batch: &Batch) -> Result<Evaluation, ModelError> {
         self.net.takes().check(params, batch)?;
         Ok(self.net.evaluate(&mut self.device, params, batch)?)
+    }
+
+    fn share_statistics(&mut self, ranks: Option<Arc<dyn RankSums>>) {
+        self.device.join(ranks);
     }
 }

@@ -1,6 +1,7 @@
 //! Convolution, BatchNorm, ReLU and 2x2 max pooling with their workspaces, block of samples by block.
 
 use crate::{
+    collective::RankSums,
     cpu::{
         blocked::{Geometry, Planes, blocks},
         conv::{ConvWeights, forward_block},
@@ -9,6 +10,7 @@ use crate::{
         norm_grad::{NormSums, apply_block},
         simd::Cpu,
     },
+    error::Result,
     shape::{ConvBlockAt, ConvBlockShape},
 };
 use std::ops::Range;
@@ -69,7 +71,15 @@ impl ConvBlock {
         start..start + c
     }
 
-    pub(super) fn forward(&mut self, cpu: Cpu, x: &Planes, n: usize, params: &[f32], train: bool) {
+    /// In training, with the statistics of the batches of all `ranks`, where there are any.
+    pub(super) fn forward(
+        &mut self,
+        cpu: Cpu,
+        x: &Planes,
+        n: usize,
+        params: &[f32],
+        (train, ranks): (bool, Option<&dyn RankSums>),
+    ) -> Result {
         for planes in [&mut self.y, &mut self.pick, &mut self.pooled, &mut self.dpooled] {
             planes.reserve(n);
         }
@@ -81,10 +91,14 @@ impl ConvBlock {
                 self.stats.add_block(cpu, &self.y, b, n);
             }
         }
+        if let Some(ranks) = ranks.filter(|_| train) {
+            self.stats.join(ranks)?;
+        }
         self.set_norms(params, train);
         for b in 0..blocks(n) {
             norm_relu_pool(cpu, &self.norms, &self.y, &mut self.pooled, &mut self.pick, (b, n));
         }
+        Ok(())
     }
 
     /// Normalise by this batch's statistics, or by the running ones.
@@ -108,7 +122,13 @@ impl ConvBlock {
         }
     }
 
-    pub(super) fn backward_norm(&mut self, cpu: Cpu, n: usize, grads: &mut [f32]) {
+    pub(super) fn backward_norm(
+        &mut self,
+        cpu: Cpu,
+        n: usize,
+        grads: &mut [f32],
+        ranks: Option<&dyn RankSums>,
+    ) -> Result {
         self.sums.clear();
         for b in 0..blocks(n) {
             self.sums.add_block(cpu, &self.norms, &self.pick, &self.dpooled, (b, n));
@@ -116,6 +136,7 @@ impl ConvBlock {
         let (gamma, beta) = (self.channel_tensor(1), self.channel_tensor(2));
         let (dgamma, dbeta) = grads[gamma.start..beta.end].split_at_mut(gamma.len());
         self.sums.write(&self.norms, dgamma, dbeta);
+        ranks.map_or(Ok(()), |ranks| self.sums.join(ranks))
     }
 
     pub(super) fn backward_weight(&mut self, cpu: Cpu, x: &Planes, n: usize, grads: &mut [f32]) {

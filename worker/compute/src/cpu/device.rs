@@ -1,6 +1,7 @@
 //! The CPU as a [`Device`].
 
 use crate::{
+    collective::RankSums,
     cpu::{
         activation,
         attention::{self, AttentionRoom},
@@ -16,8 +17,10 @@ use crate::{
         LinearShape, NormAt, NormShape,
     },
 };
+use std::sync::Arc;
 
-/// One thread of this machine. Computes in f32; every operator is done when it returns, and none fails.
+/// One thread of this machine. Computes in f32; every operator is done when it returns. None fails, but for
+/// those that share statistics with a group.
 #[derive(Debug)]
 pub struct CpuDevice {
     cpu: Cpu,
@@ -26,6 +29,8 @@ pub struct CpuDevice {
     attention: AttentionRoom,
     /// `[block][class]` vectors of a linear layer over images.
     lanes: Vec<Lane>,
+    /// The group that statistics of a batch are shared with.
+    ranks: Option<Arc<dyn RankSums>>,
 }
 
 impl Default for CpuDevice {
@@ -37,7 +42,19 @@ impl Default for CpuDevice {
 impl CpuDevice {
     /// With certain instructions; for comparisons.
     pub fn on(cpu: Cpu) -> Self {
-        Self { cpu, loss: 0.0, sums: Sums::default(), attention: AttentionRoom::default(), lanes: Vec::new() }
+        Self {
+            cpu,
+            loss: 0.0,
+            sums: Sums::default(),
+            attention: AttentionRoom::default(),
+            lanes: Vec::new(),
+            ranks: None,
+        }
+    }
+
+    /// From now on a batch's statistics, in training, are those of the batches of all ranks of a group.
+    pub fn join(&mut self, ranks: Option<Arc<dyn RankSums>>) {
+        self.ranks = ranks;
     }
 }
 
@@ -344,8 +361,7 @@ impl Convolutions for CpuDevice {
         params: &[f32],
         train: bool,
     ) -> Result {
-        block.forward(self.cpu, x, n, params, train);
-        Ok(())
+        block.forward(self.cpu, x, n, params, (train, self.ranks.as_deref()))
     }
 
     fn conv_block_buffers(&mut self, block: &ConvBlock, params: &[f32], grads: &mut [f32]) -> Result {
@@ -360,8 +376,7 @@ impl Convolutions for CpuDevice {
         _params: &[f32],
         grads: &mut [f32],
     ) -> Result {
-        block.backward_norm(self.cpu, n, grads);
-        Ok(())
+        block.backward_norm(self.cpu, n, grads, self.ranks.as_deref())
     }
 
     fn conv_block_backward_weight(

@@ -14,6 +14,7 @@
 
 use crate::cpu::blocked::{Geometry, Planes, live_lanes, live_mask};
 use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
+use crate::{collective::RankSums, error::Result};
 
 /// Added to the variance before the root, as in PyTorch.
 pub const EPSILON: f32 = 1e-5;
@@ -56,6 +57,23 @@ impl ChannelStats {
         let count = (live * g.height * g.width) as f64;
         cpu.run_live(live, Stats { y: y.block(b), g, mask: live_mask(live), count, stats: self });
         self.count += count;
+    }
+
+    /// Makes them those of the batches of all ranks together (SyncBatchNorm).
+    pub fn join(&mut self, ranks: &dyn RankSums) -> Result {
+        // In two rounds, mean first, for the reason of `add_block`.
+        let mut sums: Vec<f64> = self.mean.iter().map(|m| m * self.count).collect();
+        sums.push(self.count);
+        ranks.sum(&mut sums)?;
+        let count = sums.pop().unwrap_or(self.count);
+        let mut spread = Vec::with_capacity(sums.len());
+        for ((sum, own), apart) in sums.iter_mut().zip(&self.mean).zip(&self.spread) {
+            *sum /= count.max(1.0);
+            spread.push(apart + self.count * (own - *sum) * (own - *sum));
+        }
+        ranks.sum(&mut spread)?;
+        (self.mean, self.spread, self.count) = (sums, spread, count);
+        Ok(())
     }
 
     /// Mean of channel `c`.

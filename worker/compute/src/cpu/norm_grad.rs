@@ -6,6 +6,7 @@
 use crate::cpu::blocked::{Geometry, Planes, live_lanes, live_mask};
 use crate::cpu::norm::{ChannelNorm, check_pool};
 use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
+use crate::{collective::RankSums, error::Result};
 
 /// Sums that the backward pass needs of the whole batch before it can change any value, for each channel.
 #[derive(Clone, Debug)]
@@ -44,6 +45,17 @@ impl NormSums {
         assert_eq!(norms.len(), self.g.len(), "norm gradient: channels");
         let g = pick.geometry();
         cpu.run_live(live_lanes(n, b), Reduce { norms, pick: pick.block(b), dp: dp.block(b), g, sums: self });
+    }
+
+    /// Makes those that [`apply_block`] needs the sums over all ranks' batches (SyncBatchNorm). What [`Self::write`] writes is the
+    /// rank's own, since gradients are averaged over the ranks: call it before.
+    pub fn join(&mut self, ranks: &dyn RankSums) -> Result {
+        let mut sums = [self.g.as_slice(), self.gy.as_slice()].concat();
+        ranks.sum(&mut sums)?;
+        let (g, gy) = sums.split_at(self.g.len());
+        self.g.copy_from_slice(g);
+        self.gy.copy_from_slice(gy);
+        Ok(())
     }
 
     /// Writes the gradients of gamma and beta.

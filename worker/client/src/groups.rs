@@ -1,0 +1,207 @@
+//! Membership in a group of ranks that act as one worker: the control group says who is in it.
+
+use crate::{
+    connect::Transport,
+    control::{Said, ask},
+    error::ClientError,
+};
+use paraft_proto::{GroupRank, HoldGroupRequest, JoinGroupReply, JoinGroupRequest};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+use tokio::runtime::Runtime;
+
+/// Who asks.
+#[derive(Clone, Debug)]
+pub struct MemberOptions {
+    /// All servers.
+    pub servers: Vec<String>,
+    /// How to reach them.
+    pub transport: Transport,
+    /// The job, the same text on all its workers and on no other job's.
+    pub job: String,
+    /// The worker that the group is.
+    pub worker: u32,
+    /// Ranks of a whole group.
+    pub size: u32,
+    /// This process's rank, below `size`.
+    pub rank: u32,
+    /// Where the others reach it, `host:port`.
+    pub address: String,
+    /// How long to go on without an answer, or without ranks that have never come.
+    pub patience: Duration,
+}
+
+/// A rank of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seated {
+    /// Its rank.
+    pub rank: u32,
+    /// Its process.
+    pub token: u64,
+    /// Where it is reached.
+    pub address: String,
+}
+
+/// A group, as all its ranks know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seating {
+    /// Counted from 1.
+    pub generation: u64,
+    /// Known to its ranks only.
+    pub secret: u64,
+    /// This process's place among `ranks`.
+    pub place: usize,
+    /// In order; the first leads.
+    pub ranks: Vec<Seated>,
+}
+
+/// A process that is, or will be, in a group.
+#[derive(Debug)]
+pub struct Member {
+    options: MemberOptions,
+    token: u64,
+    /// Generation and place of the last group.
+    last: (u64, u32),
+    runtime: Runtime,
+}
+
+const TRY_AGAIN: Duration = Duration::from_millis(50);
+const SAY_AGAIN: Duration = Duration::from_secs(10);
+/// The leader's sign of life; who comes back waits about half as long to be taken in.
+const HOLD: Duration = Duration::from_millis(500);
+
+impl Member {
+    /// Asks nobody yet.
+    pub fn new(options: MemberOptions) -> Result<Self, ClientError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|e| ClientError::Options(format!("no I/O runtime: {e}")))?;
+        Ok(Self { options, token: rand::random::<u64>().max(1), last: (0, 0), runtime })
+    }
+
+    /// Waits for a seat in the next group: until all ranks of the last one are here or `lost`, or their time is up. `None`: `stop`
+    /// was set.
+    pub fn join(&mut self, lost: &[u32], stop: &AtomicBool) -> Result<Option<Seating>, ClientError> {
+        let o = &self.options;
+        let request = JoinGroupRequest {
+            job: o.job.clone(),
+            worker: o.worker,
+            size: o.size,
+            rank: o.rank,
+            token: self.token,
+            address: o.address.clone(),
+            generation: self.last.0,
+            place: self.last.1,
+            lost: lost.to_vec(),
+            patience_ms: o.patience.as_millis() as u64,
+        };
+        let (mut answered, mut said) = (Instant::now(), Instant::now());
+        while !stop.load(Relaxed) {
+            let asked = ask(&o.servers, o.transport, |mut client| {
+                let request = request.clone();
+                async move {
+                    let reply = client.join_group(request).await?.into_inner();
+                    Ok(match reply.accepted {
+                        true => Said::Done(reply),
+                        false => Said::Refused { why: reply.why, leader: reply.leader },
+                    })
+                }
+            });
+            match self.runtime.block_on(asked) {
+                Ok(reply) if reply.generation > 0 => {
+                    let seating = seating(reply, self.token)?;
+                    self.last = (seating.generation, seating.place as u32);
+                    return Ok(Some(seating));
+                }
+                Ok(reply) => {
+                    answered = Instant::now();
+                    if said.elapsed() >= SAY_AGAIN {
+                        said = answered;
+                        tracing::info!(
+                            "{} of {} ranks are here; waiting for the others",
+                            reply.waiting,
+                            o.size
+                        );
+                    }
+                }
+                Err(why) if answered.elapsed() >= o.patience => {
+                    return Err(ClientError::Control { waited: answered.elapsed(), why });
+                }
+                Err(_) => thread::sleep(TRY_AGAIN),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Says, for as long as the answer is kept, that the group is there.
+    pub fn hold(&self, seating: &Seating) -> Result<Holding, ClientError> {
+        let rank = |r: &Seated| GroupRank { rank: r.rank, token: r.token, address: r.address.clone() };
+        let request = HoldGroupRequest {
+            job: self.options.job.clone(),
+            worker: self.options.worker,
+            generation: seating.generation,
+            ranks: seating.ranks.iter().map(rank).collect(),
+        };
+        let (o, waiting) = (self.options.clone(), Arc::new(AtomicU32::new(0)));
+        let (end, ended) = mpsc::channel();
+        let heard = waiting.clone();
+        let work = move || {
+            let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+                return;
+            };
+            loop {
+                let said = ask(&o.servers, o.transport, |mut client| {
+                    let request = request.clone();
+                    async move {
+                        let reply = client.hold_group(request).await?.into_inner();
+                        Ok(match reply.accepted {
+                            true => Said::Done(reply.waiting),
+                            false => Said::Refused { why: reply.why, leader: reply.leader },
+                        })
+                    }
+                });
+                match runtime.block_on(said) {
+                    Ok(n) => heard.store(n, Relaxed),
+                    Err(why) => tracing::debug!(%why, "the control group does not hear of this group"),
+                }
+                match ended.recv_timeout(HOLD) {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    _ => return,
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("paraft-hold".into()).spawn(work);
+        thread.map_err(|e| ClientError::Options(format!("no thread: {e}")))?;
+        Ok(Holding { waiting, _end: end })
+    }
+}
+
+/// A leader's sign of life, until it is dropped.
+#[derive(Debug)]
+pub struct Holding {
+    waiting: Arc<AtomicU32>,
+    _end: mpsc::Sender<()>,
+}
+
+impl Holding {
+    /// How many ranks wait to be taken in.
+    pub fn waiting(&self) -> u32 {
+        self.waiting.load(Relaxed)
+    }
+}
+
+fn seating(reply: JoinGroupReply, token: u64) -> Result<Seating, ClientError> {
+    let rank = |r: GroupRank| Seated { rank: r.rank, token: r.token, address: r.address };
+    let ranks: Vec<Seated> = reply.ranks.into_iter().map(rank).collect();
+    let place = ranks.iter().position(|r| r.token == token).ok_or_else(|| ClientError::Control {
+        waited: Duration::ZERO,
+        why: "a seat in a group without this process".into(),
+    })?;
+    Ok(Seating { generation: reply.generation, secret: reply.secret, place, ranks })
+}
