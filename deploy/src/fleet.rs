@@ -247,7 +247,7 @@ impl Fleet {
     /// Starts the job's workers, from a checkpoint where there is one.
     pub fn start_workers(&mut self, job: &Job, resume: Option<&Path>) -> Result<(), Failure> {
         self.resume = resume.map(Path::to_path_buf);
-        for rank in 0..job.train.workers {
+        for rank in 0..job.ranks() {
             let worker = self.worker(job, rank)?;
             self.workers.push(worker);
         }
@@ -271,15 +271,19 @@ impl Fleet {
         let dir = &self.run_dir;
         command.arg(dir.join(JOB_FILE)).arg("--supervised").arg("--rank").arg(rank.to_string());
         // The job file has what this process was told, by a flag or by the variable.
-        command.env_remove("PARAFT_DEVICE");
+        command.env_remove("PARAFT_DEVICE").env_remove("PARAFT_GROUP_SIZE");
         command.arg("--servers").arg(self.addresses.join(",")).arg("--run-dir").arg(dir);
         command.args(["--metrics", "127.0.0.1:0"]);
         if let Some(checkpoint) = &self.resume {
             command.arg("--resume").arg(checkpoint);
         }
         self.trace(&mut command);
-        command.arg("--log-file").arg(dir.join(format!("worker-{rank}.log")));
-        Process::start(format!("worker-{rank}"), command, dir)
+        let name = match job.train.group_size {
+            1 => format!("worker-{rank}"),
+            n => format!("worker-{}-rank-{}", rank / n, rank % n),
+        };
+        command.arg("--log-file").arg(dir.join(format!("{name}.log")));
+        Process::start(name, command, dir)
     }
 
     /// Does to the links what the faults file says; nothing in a fleet without doors.

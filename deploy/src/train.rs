@@ -38,6 +38,10 @@ pub struct TrainArgs {
     /// Overrides a key of the job file, for example train.mode=asp; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// Ranks of each worker: processes that average their gradients among themselves and push once. Default:
+    /// train.group_size.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub group_size: Option<u32>,
     /// On what workers compute: auto, cpu, cuda (each worker the next GPU) or cuda:N. Default: train.device.
     #[arg(long, env = "PARAFT_DEVICE")]
     pub device: Option<DeviceConfig>,
@@ -66,7 +70,7 @@ pub struct TrainArgs {
 }
 
 pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
-    let mut job = Job::load(&args.job, &args.set)?;
+    let mut job = Job::load(&args.job, &cli::with_group_size(&args.set, args.group_size))?;
     if let Some(device) = args.device {
         job.train.device = device;
     }
@@ -348,8 +352,8 @@ impl Watch<'_> {
             progress.note(&format!("warning: {name} {how}; {then}"));
             writer.write(&Event::Leave(event::Leave {
                 wall: wall(),
-                worker: paraft_common::WorkerId(i as u32),
-                reason: how,
+                worker: paraft_common::WorkerId(i as u32 / self.job.train.group_size),
+                reason: if self.job.train.group_size > 1 { format!("{name}: {how}") } else { how },
             }))?;
         }
         let lost = |(process, again): &&(Process, Option<Instant>)| {
@@ -455,7 +459,7 @@ fn describe(job: &Job, resume: Option<&Path>) -> Result<event::Run, Failure> {
         servers: job.servers(),
         shards: job.shards(),
         replicas: job.cluster.replicas,
-        batch: t.batch as u64,
+        batch: t.batch as u64 * u64::from(t.group_size),
         seed: job.seed,
         epochs: t.epochs,
         parameters,

@@ -87,7 +87,7 @@ pub fn train_from(job: &Job, checkpoint: &Path) -> Result<Vec<f32>> {
 fn train_all(job: &Job, work: impl Fn(u32) -> Result<WorkerReport> + Sync) -> Result<Vec<f32>> {
     let work = &work;
     let reports = thread::scope(|s| {
-        let threads: Vec<_> = (0..job.train.workers).map(|rank| s.spawn(move || work(rank))).collect();
+        let threads: Vec<_> = (0..job.ranks()).map(|rank| s.spawn(move || work(rank))).collect();
         threads
             .into_iter()
             .map(|t| t.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?)

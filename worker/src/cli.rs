@@ -27,9 +27,12 @@ use std::{
 pub struct WorkerArgs {
     /// The job file, the same on every host.
     pub job: PathBuf,
-    /// This worker's rank, from 0.
+    /// This process's rank, from 0: the worker's, or with --group-size N the group's first rank is N times the worker's.
     #[arg(long, env = "PARAFT_RANK")]
     pub rank: u32,
+    /// Ranks of each worker: processes that average their gradients among themselves. Default: train.group_size.
+    #[arg(long, value_name = "N", env = "PARAFT_GROUP_SIZE", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub group_size: Option<u32>,
     /// Servers as host:port, comma-separated, in the order of their ids. Default: cluster.addresses.
     #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
     pub servers: Vec<String>,
@@ -118,7 +121,8 @@ fn prepare_and_run(
     factory: Factory,
     interrupt: Arc<AtomicBool>,
 ) -> Result<(), (String, i32)> {
-    let mut job = Job::load(&args.job, &args.set).map_err(|e| (e.to_string(), exit::CONFIG))?;
+    let set = with_group_size(&args.set, args.group_size);
+    let mut job = Job::load(&args.job, &set).map_err(|e| (e.to_string(), exit::CONFIG))?;
     let failed = |e: WorkerError| (e.to_string(), e.exit_code());
     let servers = if args.servers.is_empty() { job.cluster.addresses.clone() } else { args.servers.clone() };
     if servers.is_empty() {
@@ -155,6 +159,12 @@ fn prepare_and_run(
     };
     run(&job, &options, model.as_mut(), data).map_err(failed)?;
     Ok(())
+}
+
+/// `--group-size` as the assignment that it is.
+pub fn with_group_size(set: &[String], group_size: Option<u32>) -> Vec<String> {
+    let more = group_size.map(|n| format!("train.group_size={n}"));
+    set.iter().cloned().chain(more).collect()
 }
 
 /// The checkpoint that `--resume` means.

@@ -1,113 +1,391 @@
-//! The model with its parameters and its gradient: in the host's memory, or on a device ([`paraft_models::Resident`]).
+//! The model with its parameters and its gradient: in the host's memory, or on a device ([`paraft_models::Resident`]); alone, or
+//! as a rank of a group, whose calls then come here on all ranks.
 
-use crate::exchange::{PushParts, StepPush};
+use crate::{
+    exchange::PushParts,
+    group::{Ranks, Together, Word},
+    worker::WorkerError,
+};
 use paraft_client::{Client, Pulled};
 use paraft_common::{Layout, Step};
+use paraft_compute::collective::GroupError;
 use paraft_models::{Batch, Evaluation, Model, ModelError, Part};
+use std::ops::Range;
 
 /// See the module.
 pub(crate) struct Engine<'a> {
     model: &'a mut dyn Model,
-    place: Place,
+    memory: Memory,
+    /// The buckets, and how they are pushed.
+    parts: Vec<Part>,
+    ranks: Option<&'a mut Ranks>,
 }
 
-enum Place {
-    Host {
-        weights: Vec<f32>,
-        gradients: Vec<f32>,
-    },
-    /// The buckets, and how they are pushed.
-    Device(Vec<Part>),
+enum Memory {
+    Host { weights: Vec<f32>, gradients: Vec<f32> },
+    Device,
+}
+
+/// A step that was made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Stepped {
+    /// Mean over the group's ranks.
+    pub loss: f32,
+    /// Of all ranks.
+    pub samples: u64,
+}
+
+/// Why a rank's part of a step or an evaluation was not done.
+enum Broke {
+    /// The group is formed anew, and it begins again.
+    Group(GroupError),
+    Other(WorkerError),
+}
+
+impl From<GroupError> for Broke {
+    fn from(e: GroupError) -> Self {
+        Self::Group(e)
+    }
+}
+
+impl From<ModelError> for Broke {
+    fn from(e: ModelError) -> Self {
+        Self::Other(e.into())
+    }
+}
+
+fn gone() -> ModelError {
+    ModelError("it has left its device".into())
 }
 
 impl<'a> Engine<'a> {
-    pub fn new(model: &'a mut dyn Model, client: &Client) -> Self {
-        let layout = client.layout();
-        let place = if model.resident().is_some() {
-            let part = |(i, b): (u32, &paraft_common::BucketSpec)| Part {
-                range: b.range(),
-                encoding: client.encoding(paraft_common::BucketId(i)),
-            };
-            Place::Device((0..).zip(layout.buckets()).map(part).collect())
-        } else {
+    /// For a model whose buckets are these. A leader brings the group that it leads.
+    pub fn new(model: &'a mut dyn Model, parts: Vec<Part>, ranks: Option<&'a mut Ranks>) -> Self {
+        let len = parts.last().map_or(0, |p| p.range.end);
+        let memory = match model.resident() {
+            Some(_) => Memory::Device,
             // The first pull fills it. Until the servers have the initial weights they are in memory too; a copy of them
             // here would be the model a third time, beside its gradient.
-            Place::Host { weights: vec![0.0; layout.len()], gradients: vec![0.0; layout.len()] }
+            None => Memory::Host { weights: vec![0.0; len], gradients: vec![0.0; len] },
         };
-        Self { model, place }
+        Self { model, memory, parts, ranks }
+    }
+
+    fn len(&self) -> usize {
+        self.parts.last().map_or(0, |p| p.range.end)
     }
 
     /// The weights of the last pull.
     pub fn weights(&mut self) -> &[f32] {
-        match &self.place {
-            Place::Host { weights, .. } => weights,
-            Place::Device(_) => self.model.resident().map_or(&[], |r| r.host()),
+        match &self.memory {
+            Memory::Host { weights, .. } => weights,
+            Memory::Device => self.model.resident().map_or(&[], |r| r.host()),
         }
     }
 
     /// The same, for the next pull to write; then [`Self::landed`].
     pub fn landing(&mut self) -> Result<&mut [f32], ModelError> {
-        match &mut self.place {
-            Place::Host { weights, .. } => Ok(weights),
-            Place::Device(_) => match self.model.resident() {
-                Some(r) => r.host_mut(),
-                None => Err(ModelError("it has left its device".into())),
-            },
+        match &mut self.memory {
+            Memory::Host { weights, .. } => Ok(weights),
+            Memory::Device => self.model.resident().ok_or_else(gone)?.host_mut(),
         }
     }
 
-    /// What a pull brought is on its way to where it is needed.
-    pub fn landed(&mut self, pulled: &Pulled, layout: &Layout) -> Result<(), ModelError> {
-        let Some(r) = self.model.resident() else { return Ok(()) };
+    /// What a pull brought is on its way to where it is needed: to the device, and to the other ranks.
+    pub fn landed(&mut self, pulled: &Pulled, layout: &Layout) -> Result<(), WorkerError> {
         let buckets = pulled.changed.iter().filter_map(|b| layout.bucket(*b));
         // Neighbours in one copy.
-        let mut ranges: Vec<std::ops::Range<usize>> = Vec::new();
+        let mut ranges: Vec<Range<usize>> = Vec::new();
         for bucket in buckets {
             match ranges.last_mut() {
                 Some(last) if last.end == bucket.range().start => last.end = bucket.range().end,
                 _ => ranges.push(bucket.range()),
             }
         }
-        r.landed(&ranges)
+        match self.share(&ranges) {
+            Ok(()) => Ok(()),
+            Err(e) => self.recover(e),
+        }
     }
 
-    /// One step, its gradient pushed bucket by bucket.
-    pub fn step(&mut self, client: &mut Client, step: Step, batch: &Batch) -> Result<f32, ModelError> {
-        match &mut self.place {
-            Place::Host { weights, gradients } => {
-                let mut push = StepPush::new(client, step);
-                let mut ready = |offset: usize, gradients: &[f32]| push.ready(offset, gradients);
-                let loss = self.model.step(weights, gradients, batch, &mut ready)?;
-                if !push.complete() {
-                    return Err(ModelError("it did not report its whole gradient as ready".into()));
-                }
-                Ok(loss)
+    /// These weights of the leader's are new: all ranks get them.
+    fn share(&mut self, ranges: &[Range<usize>]) -> Result<(), Broke> {
+        if let Some(ranks) = &self.ranks {
+            ranks.say(&Word::Weights(ranges.to_vec()))?;
+        }
+        self.take_weights(ranges)
+    }
+
+    /// After [`Word::Weights`], on every rank.
+    fn take_weights(&mut self, ranges: &[Range<usize>]) -> Result<(), Broke> {
+        match (&mut self.memory, &mut self.ranks) {
+            (Memory::Host { .. }, None) => Ok(()),
+            (Memory::Host { weights, .. }, Some(ranks)) => Ok(ranks.reducer()?.broadcast(weights, ranges)?),
+            (Memory::Device, _) => Ok(self.model.resident().ok_or_else(gone)?.landed(ranges)?),
+        }
+    }
+
+    /// Sees whether the group is to blame for what went wrong, and if so forms it anew: smaller, or with somebody else in it.
+    /// Everyone has this rank's weights then.
+    fn recover(&mut self, why: Broke) -> Result<(), WorkerError> {
+        let Some(ranks) = &mut self.ranks else {
+            return Err(match why {
+                Broke::Other(e) => e,
+                Broke::Group(e) => WorkerError::Job(e.to_string()),
+            });
+        };
+        match (why, ranks.broken()) {
+            (Broke::Group(e), _) | (Broke::Other(_), Some(e)) => {
+                tracing::warn!(error = %e, "the group is formed anew");
             }
-            Place::Device(parts) => {
-                let Some(r) = self.model.resident() else {
-                    return Err(ModelError("it has left its device".into()));
-                };
-                let mut push = PushParts::new(client, step);
-                r.step_resident(batch, parts, &mut |i, bytes| push.ready(i, bytes))
+            (Broke::Other(e), None) => return Err(e),
+        }
+        self.reform()
+    }
+
+    fn reform(&mut self) -> Result<(), WorkerError> {
+        loop {
+            let Some(ranks) = &mut self.ranks else { return Ok(()) };
+            if !ranks.form(self.model)? || !ranks.leads() {
+                return Err(WorkerError::Deposed);
+            }
+            let all = 0..self.len();
+            match self.share(std::slice::from_ref(&all)) {
+                Ok(()) => return Ok(()),
+                Err(Broke::Group(e)) => tracing::warn!(error = %e, "the group is formed again"),
+                Err(Broke::Other(e)) => match self.ranks.as_ref().and_then(|r| r.broken()) {
+                    Some(e) => tracing::warn!(error = %e, "the group is formed again"),
+                    None => return Err(e),
+                },
             }
         }
     }
 
+    /// One step, its gradient pushed bucket by bucket.
+    pub fn step(&mut self, client: &mut Client, step: Step, batch: &Batch) -> Result<Stepped, WorkerError> {
+        let mut push = PushParts::new(client, step);
+        loop {
+            match self.lead_step(step, batch, &mut push) {
+                Ok(stepped) => return Ok(stepped),
+                // What was pushed is the mean over those who were there; the rest is that over those who are.
+                Err(e) => self.recover(e)?,
+            }
+        }
+    }
+
+    fn lead_step(&mut self, step: Step, batch: &Batch, push: &mut PushParts<'_>) -> Result<Stepped, Broke> {
+        push.begin();
+        if self.ranks.as_ref().is_some_and(|r| r.newcomers()) {
+            if let Some(ranks) = &self.ranks {
+                ranks.say(&Word::Reform)?;
+            }
+            self.reform().map_err(Broke::Other)?;
+        }
+        if let Some(ranks) = &self.ranks {
+            ranks.say(&Word::Step(step))?;
+        }
+        self.make_step(batch, Some(push))
+    }
+
+    /// After [`Word::Step`], on every rank; only the leader pushes.
+    fn make_step(&mut self, batch: &Batch, push: Option<&mut PushParts<'_>>) -> Result<Stepped, Broke> {
+        let loss = match &mut self.memory {
+            Memory::Host { weights, gradients } => {
+                let parts = &self.parts;
+                match &mut self.ranks {
+                    None => alone(self.model, (weights, gradients), parts, batch, push)?,
+                    Some(r) => together(self.model, (weights, gradients), parts, batch, push, r)?,
+                }
+            }
+            Memory::Device => {
+                let resident = self.model.resident().ok_or_else(gone)?;
+                let mut push = push;
+                resident.step_resident(batch, &self.parts, &mut |i, bytes| {
+                    if let Some(push) = &mut push {
+                        push.ready(i, bytes);
+                    }
+                })?
+            }
+        };
+        let mut sums = [f64::from(loss), batch.n as f64, 1.0];
+        if let Some(ranks) = &self.ranks {
+            ranks.sum(&mut sums)?;
+        }
+        Ok(Stepped { loss: (sums[0] / sums[2]) as f32, samples: sums[1] as u64 })
+    }
+
+    /// Loss and accuracy of this rank alone.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, ModelError> {
-        match &self.place {
-            Place::Host { weights, .. } => self.model.evaluate(weights, batch),
-            Place::Device(_) => match self.model.resident() {
-                Some(r) => r.evaluate_resident(batch),
-                None => Err(ModelError("it has left its device".into())),
-            },
+        match &self.memory {
+            Memory::Host { weights, .. } => self.model.evaluate(weights, batch),
+            Memory::Device => self.model.resident().ok_or_else(gone)?.evaluate_resident(batch),
+        }
+    }
+
+    /// The worker's share of an evaluation, by all its ranks: `own(engine, place, size)` evaluates a part of it.
+    pub fn evaluate_share(
+        &mut self,
+        epoch: u64,
+        own: impl Fn(&mut Self, (usize, usize)) -> Result<Evaluation, WorkerError>,
+    ) -> Result<Evaluation, WorkerError> {
+        loop {
+            let mut said = Ok(());
+            if let Some(ranks) = &self.ranks {
+                said = ranks.say(&Word::Evaluate(epoch));
+            }
+            match said.map_err(Broke::Group).and_then(|()| self.sum_evaluation(&own)) {
+                Ok(e) => return Ok(e),
+                Err(e) => self.recover(e)?,
+            }
+        }
+    }
+
+    /// After [`Word::Evaluate`], on every rank.
+    fn sum_evaluation(
+        &mut self,
+        own: &impl Fn(&mut Self, (usize, usize)) -> Result<Evaluation, WorkerError>,
+    ) -> Result<Evaluation, Broke> {
+        let place = self.ranks.as_ref().map_or((0, 1), |r| r.place());
+        let e = own(self, place).map_err(Broke::Other)?;
+        let Some(ranks) = &self.ranks else { return Ok(e) };
+        let mut sums = [e.loss_sum, e.correct as f64, e.count as f64];
+        ranks.sum(&mut sums)?;
+        Ok(Evaluation { loss_sum: sums[0], correct: sums[1] as u64, count: sums[2] as u64 })
+    }
+
+    /// The job is done: the other ranks may end.
+    pub fn over(&mut self) {
+        if let Some(ranks) = &mut self.ranks {
+            ranks.over();
         }
     }
 
     /// Ends it, and gives the weights of the last pull.
     pub fn into_weights(mut self) -> Vec<f32> {
-        match &mut self.place {
-            Place::Host { weights, .. } => std::mem::take(weights),
-            Place::Device(_) => self.weights().to_vec(),
+        match &mut self.memory {
+            Memory::Host { weights, .. } => std::mem::take(weights),
+            Memory::Device => self.weights().to_vec(),
         }
     }
+}
+
+/// What a rank that does not lead is asked for.
+pub(crate) trait Follows {
+    /// The minibatch of a step.
+    fn batch(&mut self, step: Step) -> Result<&Batch, WorkerError>;
+    /// A step was made.
+    fn stepped(&mut self, step: Step, stepped: Stepped) -> Result<(), WorkerError>;
+    /// A part of the worker's share of the held-out samples: that of `place` among so many.
+    fn evaluate(&self, engine: &mut Engine, place: (usize, usize)) -> Result<Evaluation, WorkerError>;
+}
+
+impl Engine<'_> {
+    /// Does what the group's leader says. True: the job is done; false: this rank leads from now on.
+    pub fn follow(&mut self, work: &mut dyn Follows) -> Result<bool, WorkerError> {
+        loop {
+            let broke = match self.follow_one(work) {
+                Ok(Some(true)) => return Ok(true),
+                Ok(Some(false)) => None,
+                Ok(None) => continue,
+                Err(e) => Some(e),
+            };
+            let Some(ranks) = &mut self.ranks else { return Ok(true) };
+            match (broke, ranks.broken()) {
+                (Some(Broke::Other(e)), None) => return Err(e),
+                (Some(Broke::Other(_)), Some(e)) | (Some(Broke::Group(e)), _) => {
+                    tracing::warn!(error = %e, "the group is formed anew");
+                }
+                (None, _) => tracing::info!("the group is formed anew: a rank wants to be taken in"),
+            }
+            if !ranks.form(self.model)? {
+                return Ok(true);
+            }
+            if ranks.leads() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// `Some(true)`: the job is done; `Some(false)`: the group is formed anew.
+    fn follow_one(&mut self, work: &mut dyn Follows) -> Result<Option<bool>, Broke> {
+        let Some(ranks) = &self.ranks else { return Ok(Some(true)) };
+        match ranks.hear(self.len())? {
+            Word::Weights(ranges) => self.take_weights(&ranges)?,
+            Word::Step(step) => {
+                let batch = work.batch(step).map_err(Broke::Other)?;
+                let stepped = self.make_step(batch, None)?;
+                work.stepped(step, stepped).map_err(Broke::Other)?;
+            }
+            Word::Evaluate(_) => {
+                self.sum_evaluation(&|engine: &mut Self, place| work.evaluate(engine, place))?;
+            }
+            Word::Reform => return Ok(Some(false)),
+            Word::Over => return Ok(Some(true)),
+        }
+        Ok(None)
+    }
+}
+
+type Flat<'a> = (&'a [f32], &'a mut [f32]);
+
+fn incomplete() -> ModelError {
+    ModelError("it did not report its whole gradient as ready".into())
+}
+
+fn alone(
+    model: &mut dyn Model,
+    (weights, gradients): Flat,
+    parts: &[Part],
+    batch: &Batch,
+    mut push: Option<&mut PushParts<'_>>,
+) -> Result<f32, ModelError> {
+    let mut next = parts.len();
+    let mut ready = |offset: usize, gradients: &[f32]| {
+        while next > 0 && parts[next - 1].range.start >= offset {
+            next -= 1;
+            if let Some(push) = &mut push {
+                push.values(next, &gradients[parts[next].range.clone()]);
+            }
+        }
+    };
+    let loss = model.step(weights, gradients, batch, &mut ready)?;
+    if next > 0 { Err(incomplete()) } else { Ok(loss) }
+}
+
+fn together(
+    model: &mut dyn Model,
+    (weights, gradients): Flat,
+    parts: &[Part],
+    batch: &Batch,
+    mut push: Option<&mut PushParts<'_>>,
+    ranks: &mut Ranks,
+) -> Result<f32, Broke> {
+    let reducer = ranks.reducer()?;
+    let mut next = parts.len();
+    let mut take = |i: usize, mean: &[f32]| {
+        if let Some(push) = &mut push {
+            push.values(i, mean);
+        }
+    };
+    let mut broke: Together = Ok(());
+    let mut ready = |offset: usize, gradients: &[f32]| {
+        while next > 0 && parts[next - 1].range.start >= offset {
+            next -= 1;
+            reducer.reduce(next, &gradients[parts[next].range.clone()]);
+        }
+        while broke.is_ok() {
+            match reducer.take(false, &mut take) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(e) => broke = Err(e),
+            }
+        }
+    };
+    let loss = model.step(weights, gradients, batch, &mut ready)?;
+    broke?;
+    if next > 0 {
+        return Err(incomplete().into());
+    }
+    while reducer.take(true, &mut take)? {}
+    Ok(loss)
 }

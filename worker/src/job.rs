@@ -69,11 +69,14 @@ pub struct Job {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainConfig {
-    /// Worker processes, 1 to 65536.
+    /// Workers, 1 to 65536; each a process, or a group of them.
     pub workers: u32,
+    /// Ranks of each worker, 1 to 1024: processes that average their gradients among themselves and act as one worker.
+    #[serde(skip_serializing_if = "is_one")]
+    pub group_size: u32,
     /// `bsp`, `ssp:S` or `asp`.
     pub mode: Mode,
-    /// Samples in a worker's minibatch.
+    /// Samples in a minibatch of each worker, or of each rank of its group.
     pub batch: usize,
     /// Passes over the training data.
     pub epochs: u64,
@@ -111,6 +114,7 @@ impl Default for TrainConfig {
     fn default() -> Self {
         Self {
             workers: 2,
+            group_size: 1,
             mode: Mode::Bsp,
             batch: 64,
             epochs: 1,
@@ -144,6 +148,10 @@ impl TrainConfig {
     pub fn chunk(&self) -> usize {
         self.chunk.map_or_else(|| self.batch.saturating_mul(16), |c| c as usize)
     }
+}
+
+fn is_one(n: &u32) -> bool {
+    *n == 1
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -301,6 +309,18 @@ impl Job {
             );
         }
         let leased = t.sampler == SamplerKind::Leased;
+        if t.group_size == 0 || t.group_size > 1024 || self.ranks() > 65_536 {
+            let why = format!("{} workers of {} ranks", t.workers, t.group_size);
+            return bad("train.group_size", why, "use 1 to 1024, and 65536 ranks in all at most");
+        }
+        if leased && t.group_size > 1 {
+            let why = "a group's ranks each have their share of an epoch";
+            return bad(
+                "train.sampler",
+                why.into(),
+                "set train.sampler = \"static\", or train.group_size = 1",
+            );
+        }
         if t.chunk == Some(0) {
             return bad("train.chunk", "no samples".into(), "use 1 or more, best a multiple of train.batch");
         }
@@ -440,6 +460,11 @@ impl Job {
             .or_else(|e| bad("schedule.kind", option(&e), "see docs/configuration.md"))?;
         self.clip.validate().or_else(|e| bad("clip.norm", option(&e), "see docs/configuration.md"))?;
         Ok(())
+    }
+
+    /// Processes that train: the ranks of all workers.
+    pub fn ranks(&self) -> u32 {
+        self.train.workers.saturating_mul(self.train.group_size)
     }
 
     /// Servers of the fleet.

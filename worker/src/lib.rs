@@ -4,7 +4,7 @@
 //! - [`worker`]: [`run`], the training loop.
 //! - [`cli`]: the flags of `paraft worker`, for binaries with a model of their own.
 //! - [`device`]: on what a worker computes. `engine`: the model with its parameters and gradient, wherever they are.
-//! - `exchange`: how gradients leave and weights come back.
+//! - `exchange`: how gradients leave. `group`: ranks that act as one worker.
 //! - [`samples`]: from data sets to batches.
 //! - [`start`]: what a job begins with: the seed's weights, a model file, a checkpoint.
 //! - [`checkpoints`]: when a checkpoint is due, and the thread that writes it.
@@ -20,6 +20,7 @@ pub mod device;
 mod engine;
 mod exchange;
 pub mod exit;
+mod group;
 pub mod job;
 mod metrics;
 mod recorder;

@@ -52,7 +52,7 @@ fn from_checkpoint(job: &Job, path: &Path, layout: &Layout, plan: &Plan) -> Resu
     checkpoint.verify()?;
     checkpoint.fits(layout.tensors(), &job.optimizer)?;
     let manifest = checkpoint.manifest();
-    let samples = u64::from(job.train.workers) * job.train.batch as u64;
+    let samples = u64::from(job.ranks()) * job.train.batch as u64;
     let (mut step, mut epochs) = (manifest.step_in(plan.per_epoch, samples), 0);
     if plan.leased.is_some() {
         // Only the servers know which chunks of an open epoch were done, and they are gone. Steps go on, so that

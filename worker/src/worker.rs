@@ -7,16 +7,19 @@
 //!   finish ─▶ final pull (when all have finished) ─▶ lowest finisher evaluates everything
 //! ```
 //!
-//! With the leased sampler the loop is that of `leased`.
+//! With the leased sampler the loop is that of `leased`. Where a group of ranks is one worker, its leader runs this loop, and the
+//! others do what it says (`follower`).
 //!
 //! A worker holds nothing that is worth keeping: weights, optimizer state and clocks are on the servers.
 
+mod follower;
 mod leased;
 
 use crate::{
     checkpoints::Checkpoints,
-    engine::Engine,
+    engine::{Engine, Stepped},
     exit,
+    group::Ranks,
     job::{Job, SamplerKind, TransportConfig},
     metrics::{self, Gauges},
     recorder::{Progress, Recorder, wall},
@@ -24,13 +27,13 @@ use crate::{
     start,
 };
 use paraft_checkpoint::{CheckpointError, MODEL_FILE, weights};
-use paraft_client::{Client, ClientError, ClientOptions, Pulled, Reported, Transport};
+use paraft_client::{Client, ClientError, ClientOptions, Pulled, Reported, Transport, groups::MemberOptions};
 use paraft_common::{
-    Layout, Step, WorkerId,
+    BucketId, Layout, Step, WorkerId,
     config::{ChunkPlan, Start},
 };
 use paraft_data::{DataError, Dataset, Prefetcher, Sampler, Split};
-use paraft_models::{Batch, Evaluation, Model, ModelError};
+use paraft_models::{Batch, Evaluation, Model, ModelError, Part};
 use paraft_record::{Event, RecordError, event};
 use paraft_trace::Stages;
 use std::{
@@ -46,7 +49,7 @@ use std::{
 /// Where a worker stands in its fleet.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
-    /// Its rank, from 0.
+    /// The process's rank, from 0. The ranks of a group follow each other.
     pub rank: u32,
     /// All servers, the same list as theirs.
     pub servers: Vec<String>,
@@ -115,6 +118,9 @@ pub enum WorkerError {
         /// Where.
         worker: WorkerId,
     },
+    /// Another rank leads the group now: this one was silent for too long.
+    #[error("another rank leads this group now")]
+    Deposed,
     /// A signal came.
     #[error("interrupted")]
     Interrupted,
@@ -138,6 +144,7 @@ impl WorkerError {
             WorkerError::Checkpoint(e) if e.is_io() => exit::IO,
             WorkerError::Checkpoint(_) => exit::DATA,
             WorkerError::Job(_) => exit::CONFIG,
+            WorkerError::Deposed => exit::UNAVAILABLE,
             WorkerError::Interrupted => exit::INTERRUPTED,
         }
     }
@@ -150,10 +157,14 @@ pub fn run(
     model: &mut dyn Model,
     data: Split,
 ) -> Result<WorkerReport, WorkerError> {
-    let world = job.train.workers;
+    let world = job.ranks();
     if options.rank >= world {
+        let who = match job.train.group_size {
+            1 => format!("{world} workers"),
+            n => format!("{} workers of {n} ranks each", job.train.workers),
+        };
         return Err(WorkerError::Job(format!(
-            "--rank {} in a job of {world} workers (ranks are 0 to {})",
+            "--rank {} in a job of {who} (ranks are 0 to {})",
             options.rank,
             world - 1
         )));
@@ -168,6 +179,63 @@ pub fn run(
         metrics::serve(listener, gauges.clone())
             .map_err(|e| WorkerError::Job(format!("--metrics {at}: {e}")))?;
     }
+    let data = Shared { train: Arc::new(data.train), test: Arc::new(data.test), plan, gauges };
+    if job.train.group_size == 1 {
+        return lead(job, options, model, data, None);
+    }
+    let member = MemberOptions {
+        servers: options.servers.clone(),
+        transport: transport(job),
+        job: format!("{}/{}", job.name, job.server_job(&model.tensors()).fingerprint),
+        worker: options.rank / job.train.group_size,
+        size: job.train.group_size,
+        rank: options.rank % job.train.group_size,
+        address: String::new(),
+        patience: Duration::from_millis(job.cluster.patience_ms),
+    };
+    let mut ranks = Ranks::new(member, options.interrupt.clone())?;
+    if !ranks.form(model)? {
+        tracing::info!("the job is done; nothing is left for this rank");
+        return Ok(WorkerReport::default());
+    }
+    loop {
+        if ranks.leads() {
+            match lead(job, options, model, data.clone(), Some(&mut ranks)) {
+                Err(WorkerError::Deposed) => tracing::warn!("another rank leads this group now"),
+                ended => return ended,
+            }
+        }
+        if let Some(report) = follower::follow(job, options, model, &data, &mut ranks)? {
+            return Ok(report);
+        }
+    }
+}
+
+/// What every rank has, whether it leads or not.
+#[derive(Clone)]
+struct Shared {
+    train: Arc<Dataset>,
+    test: Arc<Dataset>,
+    plan: Plan,
+    gauges: Arc<Gauges>,
+}
+
+fn transport(job: &Job) -> Transport {
+    match job.cluster.transport {
+        TransportConfig::Auto => Transport::Auto,
+        TransportConfig::Tcp => Transport::Tcp,
+    }
+}
+
+/// Trains as a worker of the servers: alone, or for the group that this rank leads.
+fn lead(
+    job: &Job,
+    options: &WorkerOptions,
+    model: &mut dyn Model,
+    data: Shared,
+    ranks: Option<&mut Ranks>,
+) -> Result<WorkerReport, WorkerError> {
+    let Shared { train, test, plan, gauges } = data;
     let tensors = model.tensors();
     let mut server_job = job.server_job(&tensors);
     let layout = job.layout(tensors).map_err(|e| WorkerError::Job(e.to_string()))?;
@@ -175,17 +243,14 @@ pub fn run(
     let begun = beginning.start.as_ref().map_or(0, |s| s.epochs);
     server_job.start = beginning.start;
     server_job.chunks = plan.leased;
-    let worker = WorkerId(options.rank);
+    let worker = WorkerId(options.rank / job.train.group_size);
     let client = ClientOptions {
         servers: options.servers.clone(),
         shards: job.shards(),
         replicas: job.cluster.replicas,
         worker,
         job: server_job,
-        transport: match job.cluster.transport {
-            TransportConfig::Auto => Transport::Auto,
-            TransportConfig::Tcp => Transport::Tcp,
-        },
+        transport: transport(job),
         pull_from: job.cluster.pull_from,
         patience: Duration::from_millis(job.cluster.patience_ms),
     };
@@ -209,13 +274,18 @@ pub fn run(
         }
         return Err(WorkerError::Job(refused));
     }
-    let engine = Engine::new(model, &client);
+    let part = |(i, b): (u32, &paraft_common::BucketSpec)| Part {
+        range: b.range(),
+        encoding: client.encoding(BucketId(i)),
+    };
+    let parts = (0..).zip(client.layout().buckets()).map(part).collect();
+    let engine = Engine::new(model, parts, ranks);
     let training = Training {
         job,
         options,
         plan,
-        train: Arc::new(data.train),
-        test: data.test,
+        train,
+        test,
         engine,
         client,
         recorder,
@@ -275,14 +345,14 @@ impl Plan {
             SamplerKind::Leased => Some(ChunkPlan { per_epoch: sampler.chunks(t.chunk()), epochs: t.epochs }),
         };
         let per_epoch = match leased {
-            None => sampler.steps(t.workers as usize, t.batch) as u64,
-            Some(_) => (train.len() as u64).div_ceil(u64::from(t.workers) * t.batch as u64),
+            None => sampler.steps(job.ranks() as usize, t.batch) as u64,
+            Some(_) => (train.len() as u64).div_ceil(u64::from(job.ranks()) * t.batch as u64),
         };
         if per_epoch == 0 {
             return Err(WorkerError::Job(format!(
                 "{} training samples give {} workers no whole minibatch of {}; use a smaller train.batch, fewer workers, or train.drop_last = false",
                 train.len(),
-                t.workers,
+                job.ranks(),
                 t.batch
             )));
         }
@@ -297,7 +367,7 @@ impl Plan {
             Some(c) => c.epochs.saturating_sub(done(|s| s.epochs)) * u64::from(self.sampler.len),
             None => {
                 let steps = self.total.saturating_sub(done(|s| s.step));
-                steps * job.train.batch as u64 * u64::from(job.train.workers)
+                steps * job.train.batch as u64 * u64::from(job.ranks())
             }
         }
     }
@@ -338,7 +408,7 @@ struct Training<'a> {
     options: &'a WorkerOptions,
     plan: Plan,
     train: Arc<Dataset>,
-    test: Dataset,
+    test: Arc<Dataset>,
     engine: Engine<'a>,
     client: Client,
     recorder: Recorder,
@@ -387,8 +457,8 @@ impl Training<'_> {
             if !due {
                 self.client.ask_ahead(step);
             }
-            let loss = self.step(step, &batch)?;
-            self.samples += batch.n as u64;
+            let stepped = self.step(step, &batch)?;
+            self.samples += stepped.samples;
             batches.recycle(batch);
             let pulled = if due {
                 self.pull(step, Client::pull_for_checkpoint)?
@@ -401,7 +471,7 @@ impl Training<'_> {
             let epoch = done.0.div_ceil(self.plan.per_epoch);
             let last = done.0 >= self.plan.total || pulled.stop;
             let epoch_ends = done.0.is_multiple_of(self.plan.per_epoch) || last;
-            self.note_step(done, epoch, loss, epoch_ends)?;
+            self.note_step(done, epoch, stepped.loss, epoch_ends)?;
             if epoch_ends && self.job.eval.every_epoch {
                 self.evaluate_share(epoch)?;
             }
@@ -444,6 +514,7 @@ impl Training<'_> {
         let waited = counters.waited - self.waited_at_start;
         self.client.finish();
         let last = self.pull(done, Client::pull_final)?;
+        self.engine.over();
         self.note_evaluations()?;
         let first = last.finishers.first() == Some(&self.worker);
         let own = self.options.weights.clone();
@@ -486,54 +557,31 @@ impl Training<'_> {
         Ok(pulled)
     }
 
-    fn step(&mut self, step: Step, batch: &Batch) -> Result<f32, WorkerError> {
-        let loss = self.engine.step(&mut self.client, step, batch)?;
-        if !loss.is_finite() {
-            return Err(WorkerError::NotFinite { loss, step, worker: self.worker });
-        }
-        Ok(loss)
+    fn step(&mut self, step: Step, batch: &Batch) -> Result<Stepped, WorkerError> {
+        let stepped = self.engine.step(&mut self.client, step, batch)?;
+        finite(stepped, step, self.worker)
     }
 
-    /// Minibatches from the one after `done`, filled on a thread of their own.
     fn prefetch(&self, done: Step) -> Result<Prefetcher<Batch>, WorkerError> {
-        let (data, sampler, per_epoch) = (self.train.clone(), self.plan.sampler, self.plan.per_epoch);
-        let (world, batch, rank) =
-            (self.job.train.workers as usize, self.job.train.batch, self.worker.0 as usize);
-        let mut epoch = done.0 / per_epoch;
-        let mut current = sampler.batches(epoch, rank, world, batch);
-        for _ in 0..done.0 % per_epoch {
-            current.next();
-        }
-        Ok(Prefetcher::spawn(move |b: &mut Batch| {
-            // Endless: the loop above counts the steps.
-            let indices = loop {
-                match current.next() {
-                    Some(i) => break i,
-                    None => {
-                        epoch += 1;
-                        current = sampler.batches(epoch, rank, world, batch);
-                    }
-                }
-            };
-            fill(&data, &indices, b);
-            Ok(true)
-        })?)
+        prefetch(&self.train, &self.plan, self.job, self.options.rank, done)
     }
 
     /// Every worker evaluates a share of the held-out part at the same time, so none waits for another; shard
     /// 0 adds the shares up.
     fn evaluate_share(&mut self, epoch: u64) -> Result<(), WorkerError> {
         self.clock.stop();
-        let world = self.job.train.workers as usize;
-        let mine = (self.worker.0 as usize..self.test.len()).step_by(world);
-        let e = self.evaluate(mine)?;
+        let share = Share::of(self.job, self.options);
+        let test = self.test.clone();
+        let e = self
+            .engine
+            .evaluate_share(epoch, |engine, place| evaluate(engine, &test, share.part(place, test.len())))?;
         self.client.report(epoch, e.loss_sum, e.correct, e.count);
         self.clock.start();
         Ok(())
     }
 
     fn evaluate_all(&mut self, done: Step) -> Result<Evaluation, WorkerError> {
-        let e = self.evaluate(0..self.test.len())?;
+        let e = evaluate(&mut self.engine, &self.test, 0..self.test.len())?;
         let epoch = match self.plan.leased {
             Some(_) => self.ends.keys().next_back().copied().unwrap_or(self.begun),
             None => done.0.div_ceil(self.plan.per_epoch),
@@ -541,21 +589,6 @@ impl Training<'_> {
         let all = Reported { epoch, loss_sum: e.loss_sum, correct: e.correct, count: e.count, stop: false };
         self.write_evaluation(&all, true)?;
         Ok(e)
-    }
-
-    fn evaluate(&mut self, samples: impl Iterator<Item = usize>) -> Result<Evaluation, WorkerError> {
-        const CHUNK: usize = 256;
-        let indices: Vec<u32> = samples.map(|i| i as u32).collect();
-        let mut sum = Evaluation::default();
-        let mut batch = Batch::default();
-        for chunk in indices.chunks(CHUNK) {
-            fill(&self.test, chunk, &mut batch);
-            let e = self.engine.evaluate(&batch)?;
-            sum.loss_sum += e.loss_sum;
-            sum.correct += e.correct;
-            sum.count += e.count;
-        }
-        Ok(sum)
     }
 
     fn note_evaluations(&mut self) -> Result<(), WorkerError> {
@@ -605,4 +638,81 @@ impl Training<'_> {
     fn classifies(&self) -> bool {
         !matches!(self.job.model, Some(paraft_models::ModelConfig::Autoencoder { .. }))
     }
+}
+
+/// A loss that is no number ends the training, on every rank.
+fn finite(stepped: Stepped, step: Step, worker: WorkerId) -> Result<Stepped, WorkerError> {
+    match stepped.loss.is_finite() {
+        true => Ok(stepped),
+        false => Err(WorkerError::NotFinite { loss: stepped.loss, step, worker }),
+    }
+}
+
+/// A rank's minibatches from the one after `done`, filled on a thread of their own.
+fn prefetch(
+    train: &Arc<Dataset>,
+    plan: &Plan,
+    job: &Job,
+    rank: u32,
+    done: Step,
+) -> Result<Prefetcher<Batch>, WorkerError> {
+    let (data, sampler, per_epoch) = (train.clone(), plan.sampler, plan.per_epoch);
+    let (world, batch, rank) = (job.ranks() as usize, job.train.batch, rank as usize);
+    let mut epoch = done.0 / per_epoch;
+    let mut current = sampler.batches(epoch, rank, world, batch);
+    for _ in 0..done.0 % per_epoch {
+        current.next();
+    }
+    Ok(Prefetcher::spawn(move |b: &mut Batch| {
+        // Endless: the loop counts the steps.
+        let indices = loop {
+            match current.next() {
+                Some(i) => break i,
+                None => {
+                    epoch += 1;
+                    current = sampler.batches(epoch, rank, world, batch);
+                }
+            }
+        };
+        fill(&data, &indices, b);
+        Ok(true)
+    })?)
+}
+
+/// A worker's share of the held-out samples: every so many.
+#[derive(Clone, Copy)]
+struct Share {
+    worker: usize,
+    workers: usize,
+}
+
+impl Share {
+    fn of(job: &Job, options: &WorkerOptions) -> Self {
+        let worker = options.rank / job.train.group_size;
+        Self { worker: worker as usize, workers: job.train.workers as usize }
+    }
+
+    /// The part of one of a group's ranks, of those who are there.
+    fn part(self, (place, size): (usize, usize), len: usize) -> impl Iterator<Item = usize> {
+        (self.worker + place * self.workers..len).step_by(self.workers * size)
+    }
+}
+
+fn evaluate(
+    engine: &mut Engine,
+    test: &Dataset,
+    samples: impl Iterator<Item = usize>,
+) -> Result<Evaluation, WorkerError> {
+    const CHUNK: usize = 256;
+    let indices: Vec<u32> = samples.map(|i| i as u32).collect();
+    let mut sum = Evaluation::default();
+    let mut batch = Batch::default();
+    for chunk in indices.chunks(CHUNK) {
+        fill(test, chunk, &mut batch);
+        let e = engine.evaluate(&batch)?;
+        sum.loss_sum += e.loss_sum;
+        sum.correct += e.correct;
+        sum.count += e.count;
+    }
+    Ok(sum)
 }

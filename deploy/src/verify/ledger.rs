@@ -291,7 +291,7 @@ impl Storm<'_> {
     fn gave_up(&self, what: &str, why: &ClientError) -> Failure {
         let done = self.counts.leader_kills;
         match why {
-            ClientError::Unreachable { .. } | ClientError::Options(_) => {
+            ClientError::Unreachable { .. } | ClientError::Control { .. } | ClientError::Options(_) => {
                 Failure::new(exit::UNAVAILABLE, format!("after {done} kills {what}"))
             }
             ClientError::Refused { .. } | ClientError::Protocol { .. } | ClientError::StateLost { .. } => {

@@ -29,6 +29,8 @@ pub const GATHERING: Duration = Duration::from_secs(5);
 const HUNG_UP: Duration = Duration::from_secs(2);
 /// A group whose leader says nothing for this long is over.
 const SILENT: Duration = Duration::from_secs(15);
+/// Who comes back to a job that is done hears so, for this long.
+const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// The worker that the ranks are.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,6 +109,8 @@ struct Gathering {
     lost: BTreeSet<u32>,
     /// By rank.
     waiting: BTreeMap<u32, Waiting>,
+    /// When its leader said that the job is done.
+    over: Option<Instant>,
 }
 
 /// All groups.
@@ -122,6 +126,8 @@ pub enum Answer {
     Seated(Seating),
     /// So many ranks are here; it should go on waiting.
     Wait(u32),
+    /// The job is done.
+    Over,
 }
 
 impl Groups {
@@ -164,6 +170,9 @@ impl Groups {
     /// What to say to a process that asked.
     pub fn answer(&mut self, key: &Key, token: u64, now: Instant) -> Answer {
         let Some(g) = self.all.get_mut(key) else { return Answer::Wait(0) };
+        if g.over.is_some_and(|o| now.saturating_duration_since(o) < REMEMBERED) {
+            return Answer::Over;
+        }
         g.seat(now);
         let waits = g.waiting.values().any(|w| w.asks.token == token);
         match &g.seating {
@@ -172,8 +181,8 @@ impl Groups {
         }
     }
 
-    /// The leader of a group is there. How many ranks wait to be taken in.
-    pub fn hold(&mut self, key: &Key, seating: Seating, now: Instant) -> Result<u32, String> {
+    /// The leader of a group is there; or, if it is `over`, its job is done. How many ranks wait to be taken in.
+    pub fn hold(&mut self, key: &Key, seating: Seating, over: bool, now: Instant) -> Result<u32, String> {
         let sound = |r: &Seated| r.address.len() <= MAX_ADDRESS && r.rank < MAX_RANKS;
         if seating.generation == 0
             || seating.ranks.is_empty()
@@ -191,6 +200,7 @@ impl Groups {
         if g.seating.as_ref().is_none_or(|s| s.generation <= seating.generation) {
             g.seating = Some(seating);
             g.heard = Some(now);
+            g.over = if over { Some(now) } else { g.over };
         }
         g.forget(now);
         Ok(g.waiting.len() as u32)
@@ -247,6 +257,7 @@ impl Gathering {
         self.seating = Some(Seating { generation: last + 1, ranks });
         self.heard = Some(now);
         self.lost.clear();
+        self.over = None;
     }
 }
 
@@ -275,7 +286,7 @@ mod tests {
         assert!(answers.all(|a| a == first), "they disagree");
         match first {
             Answer::Seated(s) => Some((s.generation, s.ranks.iter().map(|r| r.rank).collect())),
-            Answer::Wait(_) => None,
+            Answer::Wait(_) | Answer::Over => None,
         }
     }
 
@@ -314,7 +325,7 @@ mod tests {
         assert_eq!(seated(&mut g, &[asks(1, 11, (1, 1), &[0])], now), Some((2, vec![1, 2])));
         // The first comes back, as another process: it waits until the others have left their group.
         assert_eq!(seated(&mut g, &[asks(0, 20, (0, 0), &[])], now), None);
-        assert_eq!(g.hold(&key(), seating(2, &[(1, 11), (2, 12)]), now), Ok(1));
+        assert_eq!(g.hold(&key(), seating(2, &[(1, 11), (2, 12)]), false, now), Ok(1));
         let rest = [asks(1, 11, (2, 0), &[]), asks(2, 12, (2, 1), &[])];
         assert_eq!(seated(&mut g, &rest, now), Some((3, vec![1, 2, 0])), "who led leads");
         assert!(matches!(g.answer(&key(), 20, now), Answer::Seated(s) if s.generation == 3));
@@ -342,17 +353,31 @@ mod tests {
     fn a_leader_of_the_control_group_that_knows_nothing_learns_it() {
         let now = Instant::now();
         let mut g = Groups::default();
-        assert_eq!(g.hold(&key(), seating(7, &[(0, 10), (1, 11)]), now), Ok(0));
+        assert_eq!(g.hold(&key(), seating(7, &[(0, 10), (1, 11)]), false, now), Ok(0));
         // A newcomer waits, though it would be the only one who asks.
         assert_eq!(seated(&mut g, &[asks(2, 12, (0, 0), &[])], now), None);
         let rest = [asks(0, 10, (7, 0), &[]), asks(1, 11, (7, 1), &[])];
         assert_eq!(seated(&mut g, &rest, now), Some((8, vec![0, 1, 2])));
         // An older one says nothing new.
-        g.hold(&key(), seating(7, &[(0, 10)]), now).expect("sound");
+        g.hold(&key(), seating(7, &[(0, 10)]), false, now).expect("sound");
         assert!(matches!(g.answer(&key(), 12, now), Answer::Seated(s) if s.generation == 8));
-        // A group that says nothing is over: the next begins like the first.
+        // A group that says nothing is gone: the next begins like the first.
         let long = now + SILENT;
         assert_eq!(patiently(&mut g, &[asks(1, 31, (0, 0), &[])], long, PATIENCE), Some((9, vec![1])));
+    }
+
+    #[test]
+    fn who_comes_back_to_a_job_that_is_done_hears_so() {
+        let now = Instant::now();
+        let mut g = three(now);
+        assert_eq!(seated(&mut g, &[asks(1, 21, (0, 0), &[])], now), None);
+        assert_eq!(g.hold(&key(), seating(1, &[(0, 10), (2, 12)]), true, now), Ok(1));
+        assert_eq!(g.answer(&key(), 21, now), Answer::Over);
+        // The last sign of life may come after that.
+        g.hold(&key(), seating(1, &[(0, 10), (2, 12)]), false, now).expect("sound");
+        assert_eq!(g.answer(&key(), 21, now), Answer::Over);
+        let all = [asks(0, 30, (0, 0), &[]), asks(1, 31, (0, 0), &[]), asks(2, 32, (0, 0), &[])];
+        assert_eq!(seated(&mut g, &all, now + REMEMBERED), Some((2, vec![0, 1, 2])));
     }
 
     #[test]
@@ -379,7 +404,7 @@ mod tests {
         let now = now + HUNG_UP;
         assert_eq!(g.answer(&key(), 2, now), Answer::Wait(0));
         for worker in 0..MAX_GROUPS as u32 {
-            g.hold(&Key { job: "j".into(), worker }, seating(1, &[(0, 1)]), now).expect("sound");
+            g.hold(&Key { job: "j".into(), worker }, seating(1, &[(0, 1)]), false, now).expect("sound");
         }
         let one_more = Key { job: "k".into(), worker: 0 };
         assert!(g.ask(&one_more, asks(0, 1, (0, 0), &[]), now).is_err());

@@ -45,6 +45,9 @@ pub async fn join(
         };
         match answer {
             Answer::Seated(s) => return Ok(seated(s)),
+            Answer::Over => {
+                return Ok(JoinGroupReply { accepted: true, over: true, ..JoinGroupReply::default() });
+            }
             Answer::Wait(waiting) if now - began >= ANSWER || !leads() => {
                 return Ok(JoinGroupReply { accepted: true, waiting, ..JoinGroupReply::default() });
             }
@@ -71,6 +74,6 @@ pub fn hold(agent: &Agent, request: HoldGroupRequest) -> Result<HoldGroupReply, 
     let rank = |r: GroupRank| Seated { rank: r.rank, token: r.token, address: r.address };
     let ranks = request.ranks.into_iter().map(rank).collect();
     let seating = Seating { generation: request.generation, ranks };
-    let waiting = agent.groups.lock().hold(&key, seating, Instant::now())?;
+    let waiting = agent.groups.lock().hold(&key, seating, request.over, Instant::now())?;
     Ok(HoldGroupReply { accepted: true, waiting, ..HoldGroupReply::default() })
 }

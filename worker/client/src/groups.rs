@@ -62,6 +62,17 @@ pub struct Seating {
     pub ranks: Vec<Seated>,
 }
 
+/// What a process that asked for a seat gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Joined {
+    /// One.
+    Seated(Seating),
+    /// None any more: the job is done.
+    Over,
+    /// It was told to stop.
+    Stopped,
+}
+
 /// A process that is, or will be, in a group.
 #[derive(Debug)]
 pub struct Member {
@@ -85,9 +96,9 @@ impl Member {
         Ok(Self { options, token: rand::random::<u64>().max(1), last: (0, 0), runtime })
     }
 
-    /// Waits for a seat in the next group: until all ranks of the last one are here or `lost`, or their time is up. `None`: `stop`
-    /// was set.
-    pub fn join(&mut self, lost: &[u32], stop: &AtomicBool) -> Result<Option<Seating>, ClientError> {
+    /// Waits for a seat in the next group: until all ranks of the last one are here or `lost`, or their time is up; or until
+    /// `stop` is set.
+    pub fn join(&mut self, lost: &[u32], stop: &AtomicBool) -> Result<Joined, ClientError> {
         let o = &self.options;
         let request = JoinGroupRequest {
             job: o.job.clone(),
@@ -117,8 +128,9 @@ impl Member {
                 Ok(reply) if reply.generation > 0 => {
                     let seating = seating(reply, self.token)?;
                     self.last = (seating.generation, seating.place as u32);
-                    return Ok(Some(seating));
+                    return Ok(Joined::Seated(seating));
                 }
+                Ok(reply) if reply.over => return Ok(Joined::Over),
                 Ok(reply) => {
                     answered = Instant::now();
                     if said.elapsed() >= SAY_AGAIN {
@@ -136,18 +148,23 @@ impl Member {
                 Err(_) => thread::sleep(TRY_AGAIN),
             }
         }
-        Ok(None)
+        Ok(Joined::Stopped)
     }
 
-    /// Says, for as long as the answer is kept, that the group is there.
-    pub fn hold(&self, seating: &Seating) -> Result<Holding, ClientError> {
+    fn request(&self, seating: &Seating, over: bool) -> HoldGroupRequest {
         let rank = |r: &Seated| GroupRank { rank: r.rank, token: r.token, address: r.address.clone() };
-        let request = HoldGroupRequest {
+        HoldGroupRequest {
             job: self.options.job.clone(),
             worker: self.options.worker,
             generation: seating.generation,
             ranks: seating.ranks.iter().map(rank).collect(),
-        };
+            over,
+        }
+    }
+
+    /// Says, for as long as the answer is kept, that the group is there.
+    pub fn hold(&self, seating: &Seating) -> Result<Holding, ClientError> {
+        let request = self.request(seating, false);
         let (o, waiting) = (self.options.clone(), Arc::new(AtomicU32::new(0)));
         let (end, ended) = mpsc::channel();
         let heard = waiting.clone();
@@ -156,17 +173,7 @@ impl Member {
                 return;
             };
             loop {
-                let said = ask(&o.servers, o.transport, |mut client| {
-                    let request = request.clone();
-                    async move {
-                        let reply = client.hold_group(request).await?.into_inner();
-                        Ok(match reply.accepted {
-                            true => Said::Done(reply.waiting),
-                            false => Said::Refused { why: reply.why, leader: reply.leader },
-                        })
-                    }
-                });
-                match runtime.block_on(said) {
+                match runtime.block_on(say(&o, &request)) {
                     Ok(n) => heard.store(n, Relaxed),
                     Err(why) => tracing::debug!(%why, "the control group does not hear of this group"),
                 }
@@ -180,6 +187,27 @@ impl Member {
         thread.map_err(|e| ClientError::Options(format!("no thread: {e}")))?;
         Ok(Holding { waiting, _end: end })
     }
+
+    /// The job is done: who comes back hears so. Tried once.
+    pub fn over(&self, seating: &Seating) {
+        if let Err(why) = self.runtime.block_on(say(&self.options, &self.request(seating, true))) {
+            tracing::debug!(%why, "the control group does not hear that this group is done");
+        }
+    }
+}
+
+async fn say(o: &MemberOptions, request: &HoldGroupRequest) -> Result<u32, String> {
+    ask(&o.servers, o.transport, |mut client| {
+        let request = request.clone();
+        async move {
+            let reply = client.hold_group(request).await?.into_inner();
+            Ok(match reply.accepted {
+                true => Said::Done(reply.waiting),
+                false => Said::Refused { why: reply.why, leader: reply.leader },
+            })
+        }
+    })
+    .await
 }
 
 /// A leader's sign of life, until it is dropped.

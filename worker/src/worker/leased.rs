@@ -135,13 +135,13 @@ impl Training<'_> {
             let batch = batch?;
             let step = at.done.next();
             self.client.ask_ahead(step);
-            let loss = self.step(step, &batch)?;
-            self.samples += batch.n as u64;
+            let stepped = self.step(step, &batch)?;
+            self.samples += stepped.samples;
             self.steps += 1;
             feed.batches.recycle(batch);
             let pulled = self.pull(step, Client::pull)?;
             let goes_on = at.pulled(&pulled);
-            self.note_step(at.done, at.epochs + 1, loss, false)?;
+            self.note_step(at.done, at.epochs + 1, stepped.loss, false)?;
             self.note_evaluations()?;
             self.note_checkpoints(false)?;
             if !goes_on || at.stop {

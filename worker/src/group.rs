@@ -1,0 +1,342 @@
+//! Ranks that act as one worker: who is in the group now, what its leader says to the others, and gradients and weights among
+//! them.
+//!
+//! ```text
+//!  leader    pull ─▶ weights ──────▶ step n ─▶ gradients, summed bucket by bucket ─▶ push
+//!  others            weights (hear)  step n    gradients, summed bucket by bucket
+//! ```
+//!
+//! The leader decides what is done next and says so; the others do it. When a rank is lost, everyone asks the control group who
+//! is left ([`Ranks::form`]), and the leader begins again what was broken off.
+
+use crate::worker::WorkerError;
+use paraft_client::groups::{Holding, Joined, Member, MemberOptions, Seated, Seating};
+use paraft_common::Step;
+use paraft_compute::collective::{Group, GroupError, Listener, Peer, Ring, Seat};
+use paraft_models::Model;
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::AtomicBool, mpsc},
+    thread,
+    time::Duration,
+};
+
+/// Ranks that were told of each other meet within this time, or not at all.
+const MEET: Duration = Duration::from_secs(10);
+
+/// What the leader says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Word {
+    /// These parts of the weights follow.
+    Weights(Vec<Range<usize>>),
+    /// The minibatch of this step.
+    Step(Step),
+    /// A share of the held-out part, for this epoch.
+    Evaluate(u64),
+    /// The group is formed anew: somebody wants to be taken in.
+    Reform,
+    /// The job is done.
+    Over,
+}
+
+const WEIGHTS: u64 = 1;
+const STEP: u64 = 2;
+const EVALUATE: u64 = 3;
+const REFORM: u64 = 4;
+const OVER: u64 = 5;
+
+/// A group that stands.
+struct Bound {
+    // Before the group: its thread ends with it.
+    reducer: Reducer,
+    group: Group,
+    seating: Seating,
+    /// The leader's.
+    holding: Option<Holding>,
+}
+
+/// This process as a rank.
+pub(crate) struct Ranks {
+    member: Member,
+    listener: Listener,
+    stop: Arc<AtomicBool>,
+    /// Of the last group.
+    lost: Vec<u32>,
+    bound: Option<Bound>,
+}
+
+/// What a call in a group ends with: that it broke is no fault of this rank.
+pub(crate) type Together<T = ()> = Result<T, GroupError>;
+
+impl Ranks {
+    /// Asks nobody yet.
+    pub fn new(mut options: MemberOptions, stop: Arc<AtomicBool>) -> Result<Self, WorkerError> {
+        let server = options.servers.first().cloned().unwrap_or_default();
+        let listener = Listener::towards(&server).map_err(|e| {
+            WorkerError::Job(format!("the other ranks of the group cannot reach this one: {server}: {e}"))
+        })?;
+        options.address = listener.address().to_string();
+        Ok(Self { member: Member::new(options)?, listener, stop, lost: Vec::new(), bound: None })
+    }
+
+    /// Leaves the group, if there is one, and waits for a seat in the next. False: the job is done.
+    pub fn form(&mut self, model: &mut dyn Model) -> Result<bool, WorkerError> {
+        loop {
+            if let Some(GroupError::Lost { rank, .. }) = self.broken() {
+                self.lost = vec![rank];
+            }
+            self.leave(model);
+            let seating = match self.member.join(&self.lost, &self.stop)? {
+                Joined::Seated(seating) => seating,
+                Joined::Over => return Ok(false),
+                Joined::Stopped => return Err(WorkerError::Interrupted),
+            };
+            self.lost.clear();
+            match self.bind(seating, model) {
+                Ok(()) => return Ok(true),
+                Err(Ok(GroupError::Lost { rank, how })) => {
+                    tracing::warn!(rank, how, "the group is not complete; its ranks are asked for again");
+                    self.lost = vec![rank];
+                }
+                Err(Ok(e)) => tracing::warn!(error = %e, "the group is formed again"),
+                Err(Err(e)) => return Err(e),
+            }
+        }
+    }
+
+    /// Before the next is formed, or when this rank ends.
+    fn leave(&mut self, model: &mut dyn Model) {
+        model.share_statistics(None);
+        self.bound = None;
+    }
+
+    fn bind(
+        &mut self,
+        seating: Seating,
+        model: &mut dyn Model,
+    ) -> Result<(), Result<GroupError, WorkerError>> {
+        let ranks: Vec<u32> = seating.ranks.iter().map(|r| r.rank).collect();
+        let peer = |r: &Seated| Peer { rank: r.rank, address: r.address.clone() };
+        let seat = Seat {
+            generation: seating.generation,
+            secret: seating.secret,
+            place: seating.place,
+            ranks: seating.ranks.iter().map(peer).collect(),
+        };
+        let (group, ring) = Group::form(seat, &mut self.listener, MEET).map_err(Ok)?;
+        let on_gpu = f64::from(u8::from(model.resident().is_some()));
+        let mut gpus = [on_gpu];
+        group.sum(&mut gpus).map_err(Ok)?;
+        if gpus[0] != on_gpu * group.size() as f64 {
+            return Err(Err(WorkerError::Job(format!(
+                "{} of {} ranks of the group compute on a GPU, and they cannot reduce with those on the CPU: give all \
+                 the same train.device",
+                gpus[0],
+                group.size()
+            ))));
+        }
+        model.share_statistics((group.size() > 1).then(|| group.sums()));
+        let reducer = Reducer::start(ring).map_err(|e| Ok(GroupError::Broken(e.to_string())))?;
+        let holding = group.leads().then(|| self.member.hold(&seating)).transpose();
+        let holding = holding.map_err(|e| Err(e.into()))?;
+        let (generation, leader) = (seating.generation, ranks[0]);
+        tracing::info!(generation, ?ranks, leader, "the group stands");
+        self.bound = Some(Bound { reducer, group, seating, holding });
+        Ok(())
+    }
+
+    fn bound(&self) -> Together<&Bound> {
+        self.bound.as_ref().ok_or_else(|| GroupError::Broken("it was left".into()))
+    }
+
+    /// Whether this rank speaks for the group.
+    pub fn leads(&self) -> bool {
+        self.bound.as_ref().is_some_and(|b| b.group.leads())
+    }
+
+    /// Place and size.
+    pub fn place(&self) -> (usize, usize) {
+        self.bound.as_ref().map_or((0, 1), |b| (b.group.seat().place, b.group.size()))
+    }
+
+    /// What broke the group, if something has.
+    pub fn broken(&self) -> Option<GroupError> {
+        self.bound.as_ref().and_then(|b| b.group.watch().broken())
+    }
+
+    /// Whether ranks wait to be taken in.
+    pub fn newcomers(&self) -> bool {
+        self.bound.as_ref().and_then(|b| b.holding.as_ref()).is_some_and(|h| h.waiting() > 0)
+    }
+
+    /// The leader speaks.
+    pub fn say(&self, word: &Word) -> Together {
+        let group = &self.bound()?.group;
+        let mut head = match word {
+            Word::Weights(ranges) => [WEIGHTS, ranges.len() as u64],
+            Word::Step(step) => [STEP, step.0],
+            Word::Evaluate(epoch) => [EVALUATE, *epoch],
+            Word::Reform => [REFORM, 0],
+            Word::Over => [OVER, 0],
+        };
+        group.words(&mut head)?;
+        if let Word::Weights(ranges) = word {
+            let mut ends: Vec<u64> = ranges.iter().flat_map(|r| [r.start as u64, r.end as u64]).collect();
+            group.words(&mut ends)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for what the leader says next. `len` is that of the weights.
+    pub fn hear(&self, len: usize) -> Together<Word> {
+        let group = &self.bound()?.group;
+        let mut head = [0; 2];
+        group.words(&mut head)?;
+        let nonsense = || GroupError::Broken(format!("its leader says {head:?}"));
+        Ok(match head {
+            [WEIGHTS, n] if n <= len as u64 => {
+                let mut ends = vec![0; 2 * n as usize];
+                group.words(&mut ends)?;
+                let ranges = ends.chunks_exact(2).map(|e| e[0] as usize..e[1] as usize).collect::<Vec<_>>();
+                if ranges.iter().any(|r| r.start > r.end || r.end > len) {
+                    return Err(nonsense());
+                }
+                Word::Weights(ranges)
+            }
+            [STEP, step] => Word::Step(Step(step)),
+            [EVALUATE, epoch] => Word::Evaluate(epoch),
+            [REFORM, _] => Word::Reform,
+            [OVER, _] => Word::Over,
+            _ => return Err(nonsense()),
+        })
+    }
+
+    /// The leader ends the job, for all ranks and for those who would come back.
+    pub fn over(&mut self) {
+        if let Err(e) = self.say(&Word::Over) {
+            tracing::debug!(error = %e, "a rank did not hear that the job is done");
+        }
+        if let Some(bound) = &mut self.bound {
+            bound.holding = None;
+            self.member.over(&bound.seating);
+        }
+    }
+
+    /// Sums over the ranks.
+    pub fn sum(&self, values: &mut [f64]) -> Together {
+        self.bound()?.group.sum(values)
+    }
+
+    /// For gradients and weights in the host's memory.
+    pub fn reducer(&mut self) -> Together<&mut Reducer> {
+        self.bound.as_mut().map(|b| &mut b.reducer).ok_or_else(|| GroupError::Broken("it was left".into()))
+    }
+}
+
+enum Order {
+    Reduce(usize, Vec<f32>),
+    Broadcast(Vec<f32>, Vec<Range<usize>>),
+}
+
+enum Done {
+    Reduced(usize, Vec<f32>),
+    Broadcast(Vec<f32>, Together),
+    Failed(GroupError),
+}
+
+/// Gradients and weights on the ring, on a thread of its own: buckets are summed while the backward pass goes on.
+pub(crate) struct Reducer {
+    orders: mpsc::Sender<Order>,
+    done: mpsc::Receiver<Done>,
+    pending: usize,
+    /// Buffers that were used before.
+    spare: Vec<Vec<f32>>,
+}
+
+fn ended() -> GroupError {
+    GroupError::Broken("its ring has ended".into())
+}
+
+impl Reducer {
+    fn start(mut ring: Ring) -> std::io::Result<Self> {
+        let (orders, received) = mpsc::channel();
+        let (say, done) = mpsc::channel();
+        let work = move || {
+            let share = 1.0 / ring.size() as f32;
+            while let Ok(order) = received.recv() {
+                let done = match order {
+                    Order::Reduce(i, mut values) => match ring.all_reduce(&mut values) {
+                        Ok(()) => {
+                            values.iter_mut().for_each(|v| *v *= share);
+                            Done::Reduced(i, values)
+                        }
+                        Err(e) => Done::Failed(e),
+                    },
+                    Order::Broadcast(mut weights, ranges) => {
+                        let all = ranges.into_iter().try_for_each(|r| ring.broadcast(&mut weights[r]));
+                        Done::Broadcast(weights, all)
+                    }
+                };
+                if say.send(done).is_err() {
+                    return;
+                }
+            }
+        };
+        thread::Builder::new().name("paraft-ring".into()).spawn(work)?;
+        Ok(Self { orders, done, pending: 0, spare: Vec::new() })
+    }
+
+    /// Begins to average bucket `i` over the ranks. Copied: the model's next step writes over the gradient.
+    pub fn reduce(&mut self, i: usize, gradients: &[f32]) {
+        let mut values = self.spare.pop().unwrap_or_default();
+        values.clear();
+        values.extend_from_slice(gradients);
+        self.pending += 1;
+        // Where the thread has ended, `take` says so.
+        let _ = self.orders.send(Order::Reduce(i, values));
+    }
+
+    /// The next bucket, in the order in which they were begun: if one is ready, or, when told to `wait`, as soon as one is.
+    pub fn take(&mut self, wait: bool, with: impl FnOnce(usize, &[f32])) -> Together<bool> {
+        if self.pending == 0 {
+            return Ok(false);
+        }
+        let done = match wait {
+            true => self.done.recv().map_err(|_| ended())?,
+            false => match self.done.try_recv() {
+                Ok(done) => done,
+                Err(mpsc::TryRecvError::Empty) => return Ok(false),
+                Err(mpsc::TryRecvError::Disconnected) => return Err(ended()),
+            },
+        };
+        self.pending -= 1;
+        match done {
+            Done::Reduced(i, values) => {
+                with(i, &values);
+                self.spare.push(values);
+                Ok(true)
+            }
+            Done::Failed(e) => Err(e),
+            Done::Broadcast(..) => Err(ended()),
+        }
+    }
+
+    /// These parts of the leader's weights, on all ranks.
+    pub fn broadcast(&mut self, weights: &mut Vec<f32>, ranges: &[Range<usize>]) -> Together {
+        let len = weights.len();
+        let order = Order::Broadcast(std::mem::take(weights), ranges.to_vec());
+        if let Err(mpsc::SendError(Order::Broadcast(back, _))) = self.orders.send(order) {
+            *weights = back;
+            return Err(ended());
+        }
+        while let Ok(done) = self.done.recv() {
+            if let Done::Broadcast(back, all) = done {
+                *weights = back;
+                return all;
+            }
+        }
+        // Its thread has died with them; they come again with the next group's first.
+        weights.resize(len, 0.0);
+        Err(ended())
+    }
+}

@@ -1,0 +1,92 @@
+//! A rank that does not lead its group: it computes what the leader says, and meets the servers only through it.
+
+use super::{Share, Shared, WorkerError, WorkerOptions, WorkerReport, evaluate, finite, prefetch};
+use crate::{
+    Job,
+    engine::{Engine, Follows, Stepped},
+    group::Ranks,
+};
+use paraft_common::{Step, WorkerId};
+use paraft_data::Prefetcher;
+use paraft_models::{Batch, Evaluation, Model, Part};
+use std::{sync::atomic::Ordering::Relaxed, time::Instant};
+
+struct Following<'a> {
+    job: &'a Job,
+    options: &'a WorkerOptions,
+    data: &'a Shared,
+    share: Share,
+    /// With the step of the minibatch that comes next.
+    batches: Option<(Step, Prefetcher<Batch>)>,
+    batch: Batch,
+    steps: u64,
+    samples: u64,
+}
+
+impl Follows for Following<'_> {
+    fn batch(&mut self, step: Step) -> Result<&Batch, WorkerError> {
+        if self.options.interrupt.load(Relaxed) {
+            return Err(WorkerError::Interrupted);
+        }
+        let (next, mut batches) = match self.batches.take() {
+            Some((next, batches)) if next == step => (next, batches),
+            // The leader has changed, or was taken out for a while, or this rank was.
+            _ => {
+                let done = Step(step.0.saturating_sub(1));
+                (step, prefetch(&self.data.train, &self.data.plan, self.job, self.options.rank, done)?)
+            }
+        };
+        if let Some(batch) = batches.next() {
+            batches.recycle(std::mem::replace(&mut self.batch, batch?));
+        }
+        self.batches = Some((next.next(), batches));
+        Ok(&self.batch)
+    }
+
+    fn stepped(&mut self, step: Step, stepped: Stepped) -> Result<(), WorkerError> {
+        finite(stepped, step, WorkerId(self.share.worker as u32))?;
+        self.steps += 1;
+        self.samples += self.batch.n as u64;
+        self.data.gauges.step.store(step.0, Relaxed);
+        self.data.gauges.samples.store(self.samples, Relaxed);
+        self.data.gauges.loss(f64::from(stepped.loss));
+        Ok(())
+    }
+
+    fn evaluate(&self, engine: &mut Engine, place: (usize, usize)) -> Result<Evaluation, WorkerError> {
+        evaluate(engine, &self.data.test, self.share.part(place, self.data.test.len()))
+    }
+}
+
+/// Until the job is done, and then what this rank did; `None`: it leads from now on.
+pub(super) fn follow(
+    job: &Job,
+    options: &WorkerOptions,
+    model: &mut dyn Model,
+    data: &Shared,
+    ranks: &mut Ranks,
+) -> Result<Option<WorkerReport>, WorkerError> {
+    let layout = job.layout(model.tensors()).map_err(|e| WorkerError::Job(e.to_string()))?;
+    let part = |b: &paraft_common::BucketSpec| Part { range: b.range(), encoding: job.train.encoding };
+    let mut engine = Engine::new(model, layout.buckets().iter().map(part).collect(), Some(ranks));
+    let mut following = Following {
+        job,
+        options,
+        data,
+        share: Share::of(job, options),
+        batches: None,
+        batch: Batch::default(),
+        steps: 0,
+        samples: 0,
+    };
+    let began = Instant::now();
+    let over = engine.follow(&mut following)?;
+    tracing::info!(steps = following.steps, over, "this rank has followed");
+    Ok(over.then(|| WorkerReport {
+        steps: following.steps,
+        samples: following.samples,
+        seconds: began.elapsed().as_secs_f64(),
+        weights: engine.into_weights(),
+        evaluation: None,
+    }))
+}
