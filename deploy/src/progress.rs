@@ -62,7 +62,7 @@ impl Progress {
                     self.samples.insert(t.worker.0, (t.samples, t.seconds));
                     self.losses.insert(t.worker.0, t.loss);
                 }
-                Event::Leave(l) => {
+                Event::Leave(l) if l.rank.is_none() => {
                     // What it has done counts, its last rate and loss do not.
                     self.losses.remove(&l.worker.0);
                     self.left.insert(l.worker.0);

@@ -51,7 +51,11 @@ fn lost(s: &Summary) -> String {
         1 => Some(format!("1 {what}")),
         n => Some(format!("{n} {what}{}", if what.ends_with("sh") { "es" } else { "s" })),
     };
-    let all = [some(s.workers_lost.into(), "worker"), some(s.pushes_lost, "push")];
+    let all = [
+        some(s.workers_lost.into(), "worker"),
+        some(s.ranks_lost.into(), "rank"),
+        some(s.pushes_lost, "push"),
+    ];
     let text = all.into_iter().flatten().collect::<Vec<_>>().join(", ");
     if text.is_empty() { "-".into() } else { text }
 }

@@ -347,13 +347,14 @@ impl Watch<'_> {
                 return Err(Failure::new(code, first)
                     .help(format!("its log is {}.log in the run's folder", worker.name)));
             }
-            let name = worker.name.clone();
+            let (name, size) = (worker.name.clone(), self.job.train.group_size);
             let then = self.down(Process::Worker(i), "the others go on");
             progress.note(&format!("warning: {name} {how}; {then}"));
             writer.write(&Event::Leave(event::Leave {
                 wall: wall(),
-                worker: paraft_common::WorkerId(i as u32 / self.job.train.group_size),
-                reason: if self.job.train.group_size > 1 { format!("{name}: {how}") } else { how },
+                worker: paraft_common::WorkerId(i as u32 / size),
+                rank: (size > 1).then_some(i as u32 % size),
+                reason: how,
             }))?;
         }
         let lost = |(process, again): &&(Process, Option<Instant>)| {

@@ -228,13 +228,16 @@ impl Shard {
     }
 }
 
-/// A worker left.
+/// A worker left, or a rank of one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Leave {
     /// Unix time, seconds.
     pub wall: f64,
     /// Who.
     pub worker: WorkerId,
+    /// A rank of the worker's group, which goes on without it; none: the worker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
     /// Why, in words.
     pub reason: String,
 }
@@ -278,6 +281,9 @@ pub struct Summary {
     pub wait_seconds: f64,
     /// How often a worker left before it had written its totals; one that came back may leave again.
     pub workers_lost: u32,
+    /// How often a rank left its group; 0 but for jobs with groups.
+    #[serde(default)]
+    pub ranks_lost: u32,
     /// Acknowledged pushes that went down with a leader; 0 but for jobs with durability `leader`.
     #[serde(default)]
     pub pushes_lost: u64,

@@ -127,7 +127,8 @@ impl RunRecord {
         };
         // One that was killed is lost also where it came back and ended well: its totals are later than its leaving.
         let ended = |l: &&Leave| self.workers.iter().any(|w| w.worker == l.worker && w.wall <= l.wall);
-        let lost = self.leaves.iter().filter(|l| !ended(l)).count();
+        let lost = self.leaves.iter().filter(|l| l.rank.is_none() && !ended(l)).count();
+        let ranks_lost = self.leaves.iter().filter(|l| l.rank.is_some()).count();
 
         Summary {
             mode: self.run.mode.clone(),
@@ -149,6 +150,7 @@ impl RunRecord {
                 .then(|| (reported_cpu + server_cpu) / reported_samples as f64 * 1000.0),
             wait_seconds: total(totals.values().map(|w| w.wait_seconds)),
             workers_lost: lost as u32,
+            ranks_lost: ranks_lost as u32,
             pushes_lost: count(self.shards.iter().map(|s| s.pushes_lost)),
         }
     }

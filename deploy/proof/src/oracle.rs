@@ -38,8 +38,8 @@ fn bad(e: impl std::fmt::Display) -> OracleError {
     OracleError::Job(e.to_string())
 }
 
-/// Plain minibatch training in this thread. Step `k` is one update by the mean gradient over what the job's workers
-/// see in their step `k`, cut into the same buckets.
+/// Plain minibatch training in this thread. Step `k` is one update by the mean gradient over what the ranks of
+/// the job's workers see in their step `k`, cut into the same buckets.
 pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let data = job.data.as_ref().ok_or_else(|| bad("it has no data"))?;
     let data = data.load(&job.base_dir).map_err(bad)?;
@@ -54,7 +54,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let t = &job.train;
     let mut sampler = Sampler::new(data.train.len(), job.seed);
     (sampler.shuffle, sampler.drop_last, sampler.drop_last_batch) = (t.shuffle, t.drop_last, t.drop_last);
-    let world = t.workers as usize;
+    let world = job.ranks() as usize;
     let per_epoch = sampler.steps(world, t.batch) as u64;
     let total = (per_epoch * t.epochs).min(t.max_steps.unwrap_or(u64::MAX));
     let mut shares = Vec::new();
@@ -95,7 +95,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
                 apply_buffer(into, Gradient { payload: push, encoding: Encoding::F32, scale: share });
                 continue;
             }
-            let lr = job.optimizer.lr() * job.schedule.factor(k as f64, world);
+            let lr = job.optimizer.lr() * job.schedule.factor(k as f64, t.workers as usize);
             let hyper = Hyper { lr: lr as f32, t: k + 1, clip_value: job.clip.value };
             let gradient = Gradient { payload: push, encoding: Encoding::F32, scale: share * clip };
             job.optimizer.apply(&hyper, into, slots, gradient);

@@ -162,6 +162,10 @@ fn rows(entries: &[Entry<'_>]) -> Vec<Row> {
         let lost = |s: &Summary| Some((s.workers_lost.to_string(), f64::from(s.workers_lost)));
         rows.push(row("Workers lost", Best::Neither, &lost));
     }
+    if any(|s| s.ranks_lost > 0) {
+        let lost = |s: &Summary| Some((s.ranks_lost.to_string(), f64::from(s.ranks_lost)));
+        rows.push(row("Ranks lost", Best::Neither, &lost));
+    }
     if any(|s| s.pushes_lost > 0) {
         let lost = |s: &Summary| Some((count(s.pushes_lost), s.pushes_lost as f64));
         rows.push(row("Acknowledged pushes lost", Best::Low, &lost));

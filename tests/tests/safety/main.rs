@@ -5,6 +5,7 @@ mod elastic;
 mod encodings;
 mod equality;
 mod exactly_once;
+mod groups;
 mod history;
 mod hostile;
 mod images;

@@ -144,6 +144,25 @@ fn a_rank_that_leaves_ends_every_wait_and_its_name_is_known() {
 }
 
 #[test]
+fn who_leaves_in_order_is_not_missed_until_it_is_waited_for() {
+    let began = Instant::now();
+    let all = each(3, |place, group, mut ring| {
+        let mut v = values(place, 1000);
+        ring.all_reduce(&mut v).expect("all are there");
+        if place == 2 {
+            return None;
+        }
+        thread::sleep(Duration::from_millis(200));
+        assert_eq!(group.watch().broken(), None);
+        Some(ring.all_reduce(&mut v).expect_err("one has left"))
+    });
+    for error in all.iter().flatten() {
+        assert!(matches!(error, GroupError::Lost { rank: 2, .. }), "{error}");
+    }
+    assert!(began.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
 fn whoever_is_told_to_end_something_does_so_once_when_the_group_breaks() {
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
     let ends = Arc::new(AtomicUsize::new(0));

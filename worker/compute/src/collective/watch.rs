@@ -35,6 +35,8 @@ type Ending = Box<dyn Fn() + Send>;
 #[derive(Default)]
 struct State {
     broken: Option<GroupError>,
+    /// Who has left in order, last. Nobody minds, unless it is waited for.
+    left: Option<u32>,
     /// What is to be ended when the group breaks.
     endings: Vec<Ending>,
 }
@@ -100,7 +102,14 @@ impl Watch {
         for (place, stream) in peers {
             stream.set_nonblocking(true).map_err(cannot)?;
             let rank = seat.ranks[place].rank;
-            others.push(Other { rank, stream, heard: Instant::now(), leaving: false, blames: None });
+            others.push(Other {
+                rank,
+                stream,
+                heard: Instant::now(),
+                leaving: false,
+                noted: false,
+                blames: None,
+            });
         }
         let thread = {
             let shared = shared.clone();
@@ -118,14 +127,15 @@ impl Watch {
     /// Why a connection has ended: what this thread finds out, or what the caller saw.
     pub(super) fn reason(&self, seen: GroupError) -> GroupError {
         let state = self.shared.lock();
-        let wait = self.shared.changed.wait_timeout_while(state, REASON_PATIENCE, |s| s.broken.is_none());
-        match wait.map(|(state, _)| state.broken.clone()) {
-            Ok(Some(why)) => why,
-            _ => {
-                self.shared.end(seen.clone());
-                seen
-            }
-        }
+        let unknown = |s: &mut State| s.broken.is_none() && s.left.is_none();
+        let wait = self.shared.changed.wait_timeout_while(state, REASON_PATIENCE, unknown);
+        let (broken, left) = wait.map_or((None, None), |(s, _)| (s.broken.clone(), s.left));
+        let lost = left.map(|rank| GroupError::Lost { rank, how: "it has left".into() });
+        broken.unwrap_or_else(|| {
+            let why = lost.unwrap_or(seen);
+            self.break_with(why.clone());
+            why
+        })
     }
 
     /// Called, from another thread, when the group breaks; at once if it is broken.
@@ -141,7 +151,11 @@ impl Watch {
 
     /// Breaks the group, for all ranks.
     pub fn break_up(&self, why: &str) {
-        self.shared.end(GroupError::Broken(why.to_string()));
+        self.break_with(GroupError::Broken(why.to_string()));
+    }
+
+    fn break_with(&self, why: GroupError) {
+        self.shared.end(why);
         let _ = (&self.wake).write(b"!");
     }
 }
@@ -160,6 +174,7 @@ struct Other {
     stream: TcpStream,
     heard: Instant,
     leaving: bool,
+    noted: bool,
     /// It has said that the group is broken, and was about to say by whom.
     blames: Option<Vec<u8>>,
 }
@@ -195,6 +210,11 @@ impl Watcher {
             if let Some(why) = self.others.iter_mut().filter(|o| !o.leaving).find_map(Other::listen) {
                 self.shared.end(why);
                 return self.spread();
+            }
+            if let Some(o) = self.others.iter_mut().find(|o| o.leaving && !o.noted) {
+                o.noted = true;
+                self.shared.lock().left = Some(o.rank);
+                self.shared.changed.notify_all();
             }
         }
     }
