@@ -3,6 +3,7 @@
 mod bench;
 mod common;
 mod gpu;
+mod groups;
 mod hazards;
 mod jobs;
 mod kept;

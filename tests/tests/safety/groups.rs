@@ -112,9 +112,9 @@ fn ranks(
 
 #[test]
 fn whoever_leaves_the_others_go_on_to_the_last_step() -> Result<()> {
-    let soon = Duration::from_millis(700);
+    let soon = Duration::from_millis(500);
     for leaves in [&[(2, soon)][..], &[(0, soon)], &[(1, soon), (0, soon)]] {
-        for (rank, report) in ranks(&["train.group_size=3", "train.max_steps=3000"], leaves, &[])? {
+        for (rank, report) in ranks(&["train.group_size=3", "train.max_steps=1500"], leaves, &[])? {
             if leaves.iter().any(|(l, _)| *l == rank) {
                 let error = report.expect_err("it left");
                 assert!(format!("{error:#}").contains("interrupted"), "{leaves:?}: {error:#}");
@@ -129,9 +129,9 @@ fn whoever_leaves_the_others_go_on_to_the_last_step() -> Result<()> {
 
 #[test]
 fn who_comes_back_is_taken_in_and_ends_with_the_same_weights() -> Result<()> {
-    let soon = Duration::from_millis(700);
+    let soon = Duration::from_millis(500);
     for gone in [0, 1] {
-        let set = ["train.group_size=2", "train.max_steps=6000"];
+        let set = ["train.group_size=2", "train.max_steps=3000"];
         let all = ranks(&set, &[(gone, soon)], &[gone])?;
         let reports = all.into_iter().map(|(_, r)| r).collect::<Result<Vec<_>>>()?;
         assert_eq!(reports.len(), 2);

@@ -1,0 +1,121 @@
+//! Groups of ranks: real processes that die, and the worker goes on.
+
+use crate::common::{Fleet, Launcher, contains, digits, job, paraft, pid_of, run, text, wait};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+use std::{fs, path::Path};
+
+fn grouped(workers: u32, size: u32, epochs: u64) -> String {
+    let with = format!("workers = {workers}\ngroup_size = {size}\n[cluster]");
+    digits("bsp", 3, epochs).replace("[cluster]", &with)
+}
+
+fn log(dir: &Path, name: &str) -> String {
+    fs::read_to_string(dir.join(format!("{name}.log"))).unwrap_or_default()
+}
+
+/// Waits for a group of these ranks, as a rank's log has it; returns the log.
+fn stands(dir: &Path, name: &str, ranks: &str) -> String {
+    wait(&format!("ranks {ranks} in the log of {name}"), || {
+        let log = log(dir, name);
+        let stood = log.lines().filter(|l| l.contains("the group stands")).any(|l| l.contains(ranks));
+        if stood { Ok(log) } else { Err(log) }
+    })
+}
+
+#[test]
+fn a_worker_outlives_the_ranks_of_its_group_and_their_leader() {
+    let l = Launcher::training(&grouped(1, 3, 400), 2);
+    kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
+    stands(&l.run_dir, "worker-0-rank-2", "[0, 2]");
+    kill(pid_of(&l.run_dir, "--rank 0"), Signal::SIGKILL).expect("SIGKILL");
+    let said = stands(&l.run_dir, "worker-0-rank-2", "[2]");
+    contains(&said, &["rank 1 of the group is gone", "rank 0 of the group is gone", "its process has ended"]);
+    let (code, out, err) = l.output();
+    assert_eq!(code, Some(0), "{err}");
+    contains(&err, &["worker-0-rank-1 was ended by SIGKILL", "worker-0-rank-0"]);
+    let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+    assert_eq!((&summary["workers_lost"], &summary["ranks_lost"]), (&0.into(), &2.into()), "{summary}");
+    assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{summary}");
+}
+
+#[test]
+fn ranks_that_come_back_are_taken_in_and_who_led_leads() {
+    let body = grouped(2, 2, 400) + "max_restarts = 1\nrestart_ms = 0\n";
+    let l = Launcher::training(&body, 2);
+    kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
+    kill(pid_of(&l.run_dir, "--rank 2"), Signal::SIGKILL).expect("SIGKILL");
+    stands(&l.run_dir, "worker-0-rank-0", "[0, 1]");
+    // The other worker's leader was killed: its follower leads, and goes on doing so.
+    stands(&l.run_dir, "worker-1-rank-1", "[1, 0]");
+    let (code, out, err) = l.output();
+    assert_eq!(code, Some(0), "{err}");
+    contains(&err, &["worker-0-rank-1", "worker-1-rank-0", "started again"]);
+    let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+    assert_eq!(summary["ranks_lost"], 2, "{summary}");
+    assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{summary}");
+}
+
+/// A rank that is stopped ends nothing: only its silence tells. It is left behind, and taken in when it is there again.
+#[test]
+fn a_rank_that_is_silent_is_left_behind() {
+    let l = Launcher::training(&grouped(1, 2, 2500), 2);
+    let stopped = pid_of(&l.run_dir, "--rank 0");
+    kill(stopped, Signal::SIGSTOP).expect("SIGSTOP");
+    let said = stands(&l.run_dir, "worker-0-rank-1", "[1]");
+    contains(&said, &["nothing was heard of it"]);
+    kill(stopped, Signal::SIGCONT).expect("SIGCONT");
+    stands(&l.run_dir, "worker-0-rank-0", "[1, 0]");
+    let lines = l.metrics().len();
+    wait("both to go on", || match l.metrics().len() {
+        n if n > lines + 5 => Ok(()),
+        n => Err(format!("{n} lines after {lines}")),
+    });
+    kill(Pid::from_raw(l.child.id() as i32), Signal::SIGINT).expect("SIGINT");
+    let (code, _, err) = l.output();
+    assert_eq!(code, Some(130), "{err}");
+}
+
+#[test]
+fn a_rank_by_hand_waits_for_the_others_and_then_goes_on_without() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let fleet = Fleet::start(scratch.path(), Some(&(grouped(1, 2, 3) + "patience_ms = 2000\n")));
+    let dir = scratch.path().join("run");
+    fs::create_dir(&dir).expect("a folder");
+    let rank = |rank: u32| {
+        let file = dir.join(format!("{rank}.log"));
+        let out = fleet.worker(rank, &dir).arg("--log-file").arg(&file).output().expect("a rank");
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        log(&dir, &rank.to_string())
+    };
+    contains(&rank(0), &["the group stands", "[0]"]);
+    // The second comes too late.
+    contains(&rank(1), &["the job is done"]);
+}
+
+#[test]
+fn groups_that_cannot_be_are_refused_with_the_reason() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let path = job(scratch.path(), &digits("bsp", 1, 1));
+    let path = path.to_str().expect("utf-8");
+    for (args, code, words) in [
+        (&["--group-size", "0"][..], 2, &["--group-size"][..]),
+        (&["--set", "train.group_size=2000"], 78, &["train.group_size", "1 to 1024"]),
+        (&["--group-size", "2", "--set", "train.sampler=leased"], 78, &["train.sampler", "group_size"]),
+    ] {
+        let out = run(&[&["train", path], args].concat());
+        let said = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{args:?}: {said}");
+        contains(&said, words);
+    }
+    let out = paraft()
+        .args(["worker", path, "--rank", "4", "--group-size", "2", "--servers", "127.0.0.1:1"])
+        .output()
+        .expect("paraft starts");
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(78), "{said}");
+    contains(&said, &["2 workers of 2 ranks each", "0 to 3"]);
+}
