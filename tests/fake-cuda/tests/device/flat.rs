@@ -38,7 +38,7 @@ fn every_swap_shows_what_has_landed_so_far() -> Result<()> {
                 }
                 want.push(host.to_vec());
                 for range in ranges {
-                    inbox.landed(&device, range)?;
+                    inbox.landed(&device, range, None)?;
                 }
                 let params = inbox.swap(&device)?;
                 let mut y = Default::default();
@@ -73,7 +73,7 @@ fn a_gradient_is_not_written_over_before_it_is_sent() -> Result<()> {
                 let stream = device.stream().clone();
                 outbox.mark(&stream)?;
                 for from in [32, 0] {
-                    parcels.push((step, outbox.send(&gradient, from..from + 32, wire)?));
+                    parcels.push((step, outbox.send(&gradient, from..from + 32, wire, None)?));
                 }
             }
             for (step, parcel) in parcels {
