@@ -419,41 +419,44 @@ fn a_group_of_one_is_no_group_bit_for_bit() -> Result<()> {
 #[test]
 fn an_abort_ends_a_step_that_waits_for_a_missing_rank() -> Result<()> {
     let Some(session) = begin("an_abort_ends_a_step_that_waits_for_a_missing_rank")? else { return Ok(()) };
-    for (seed, config) in [(1, ModelConfig::Convnet), (2, ModelConfig::Mlp { hidden: vec![33] })] {
+    let mlp = ModelConfig::Mlp { hidden: vec![33] };
+    for (seed, (config, survives)) in
+        (1..).zip([(ModelConfig::Convnet, 0), (mlp.clone(), 0), (ModelConfig::Convnet, 1), (mlp, 1)])
+    {
         session.set("SEED", &seed.to_string())?;
         let batch = Noise(seed).images(6);
         let halves = [samples(&batch, 0..3), samples(&batch, 3..6)];
         let precision = Precision::Bf16;
-        let mut survivor = on_gpu(&config, 0, precision)?;
+        let mut survivor = on_gpu(&config, survives, precision)?;
         let weights = weights_of(survivor.as_ref());
         let want_alone = step(survivor.as_mut(), Some(&weights), &batch)?;
 
         let broken = Meeting::new(2)?;
-        let formed = std::thread::scope(|s| {
+        let (group, dead, dead_group) = std::thread::scope(|s| {
             let other = s.spawn(|| {
-                let mut model = on_gpu(&config, 1, precision)?;
-                let group = broken.join(model.as_mut(), 1)?;
+                let mut model = on_gpu(&config, 1 - survives, precision)?;
+                let group = broken.join(model.as_mut(), 1 - survives)?;
                 Ok::<_, anyhow::Error>((model, group))
             });
-            let group = broken.join(survivor.as_mut(), 0)?;
-            let other = other.join().expect("no panic")?;
-            Ok::<_, anyhow::Error>((group, other))
+            let group = broken.join(survivor.as_mut(), survives)?;
+            let (dead, dead_group) = other.join().expect("no panic")?;
+            Ok::<_, anyhow::Error>((group, dead, dead_group))
         })?;
-        let (group, (dead, dead_group)) = formed;
         let begun = Instant::now();
         let monitor = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(100));
             group.abort();
             group.abort();
         });
-        let result = step(survivor.as_mut(), Some(&weights), &halves[0]);
-        ensure!(begun.elapsed() >= Duration::from_millis(100), "it did not wait for the other rank");
+        let pulled = (survives == 0).then_some(&weights[..]);
+        let result = step(survivor.as_mut(), pulled, &halves[survives]);
         monitor.join().expect("no panic");
+        let waited = begun.elapsed() >= Duration::from_millis(100);
         let error = result.err().context("half a step is not a step")?;
-        ensure!(error.is_group(), "{error}");
+        ensure!(error.is_group() && waited, "{error}");
         // The other rank is told as well, in time.
         while dead_group.check().is_ok() {
-            ensure!(begun.elapsed() < Duration::from_secs(30), "it does not see that rank 0 is gone");
+            ensure!(begun.elapsed() < Duration::from_secs(30), "it does not see that the survivor is gone");
             std::thread::sleep(Duration::from_millis(5));
         }
         let error = dead_group.check().expect_err("just seen");
@@ -461,7 +464,7 @@ fn an_abort_ends_a_step_that_waits_for_a_missing_rank() -> Result<()> {
         drop((dead, dead_group));
 
         // Still in the group: every step fails.
-        let error = step(survivor.as_mut(), None, &halves[0]).err().context("the group is aborted")?;
+        let error = step(survivor.as_mut(), None, &batch).err().context("the group is aborted")?;
         ensure!(error.is_group(), "{error}");
         let gpu = resident(survivor.as_mut())?;
         gpu.join(None)?;
@@ -476,10 +479,10 @@ fn an_abort_ends_a_step_that_waits_for_a_missing_rank() -> Result<()> {
         let survivor = Mutex::new(survivor);
         let mut results = again.run(|rank| {
             let mut fresh = None;
-            let mut survivor = (rank == 0).then(|| survivor.lock().expect("rank 0's alone"));
+            let mut survivor = (rank == survives).then(|| survivor.lock().expect("one rank's alone"));
             let model = match &mut survivor {
                 Some(model) => model.as_mut(),
-                None => fresh.insert(on_gpu(&config, 1, precision)?).as_mut(),
+                None => fresh.insert(on_gpu(&config, rank, precision)?).as_mut(),
             };
             let group = again.join(model, rank)?;
             let result = step(model, (rank == 0).then_some(&weights[..]), &halves[rank])?;
@@ -489,6 +492,31 @@ fn an_abort_ends_a_step_that_waits_for_a_missing_rank() -> Result<()> {
         ensure!(results[0].0 == losses[0] && results[1].0 == losses[1], "{config:?}: {results:?}");
         ensure!(results[0].1.take() == Some(want), "{config:?}: the new group's gradient is another");
     }
+    Ok(())
+}
+
+/// A model that goes away in the middle of a collective does not wait for the others.
+#[test]
+fn a_model_that_is_dropped_in_a_group_waits_for_nobody() -> Result<()> {
+    let Some(_session) = begin("a_model_that_is_dropped_in_a_group_waits_for_nobody")? else { return Ok(()) };
+    let meeting = Meeting::new(2)?;
+    let gone = AtomicBool::new(false);
+    meeting.run(|rank| {
+        let mut model = on_gpu(&ModelConfig::Convnet, rank, Precision::F32)?;
+        let len = len_of(model.as_ref());
+        meeting.join(model.as_mut(), rank)?;
+        if rank == 1 {
+            resident(model.as_mut())?.landed(std::slice::from_ref(&(0..len)))?;
+            drop(model);
+            gone.store(true, Ordering::Relaxed);
+        }
+        let begun = Instant::now();
+        while !gone.load(Ordering::Relaxed) && begun.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        ensure!(gone.load(Ordering::Relaxed), "it waits for what rank 0 will never broadcast");
+        Ok(())
+    })?;
     Ok(())
 }
 
