@@ -51,7 +51,7 @@ impl<'a> Engine<'a> {
             Place::Host { weights, .. } => Ok(weights),
             Place::Device(_) => match self.model.resident() {
                 Some(r) => r.host_mut(),
-                None => Err(ModelError::new("it has left its device".into())),
+                None => Err(ModelError::new("it has left its device")),
             },
         }
     }
@@ -79,13 +79,13 @@ impl<'a> Engine<'a> {
                 let mut ready = |offset: usize, gradients: &[f32]| push.ready(offset, gradients);
                 let loss = self.model.step(weights, gradients, batch, &mut ready)?;
                 if !push.complete() {
-                    return Err(ModelError::new("it did not report its whole gradient as ready".into()));
+                    return Err(ModelError::new("it did not report its whole gradient as ready"));
                 }
                 Ok(loss)
             }
             Place::Device(parts) => {
                 let Some(r) = self.model.resident() else {
-                    return Err(ModelError::new("it has left its device".into()));
+                    return Err(ModelError::new("it has left its device"));
                 };
                 let mut push = PushParts::new(client, step);
                 r.step_resident(batch, parts, &mut |i, bytes| push.ready(i, bytes))
@@ -98,7 +98,7 @@ impl<'a> Engine<'a> {
             Place::Host { weights, .. } => self.model.evaluate(weights, batch),
             Place::Device(_) => match self.model.resident() {
                 Some(r) => r.evaluate_resident(batch),
-                None => Err(ModelError::new("it has left its device".into())),
+                None => Err(ModelError::new("it has left its device")),
             },
         }
     }

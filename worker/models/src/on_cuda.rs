@@ -73,6 +73,10 @@ pub trait Resident {
 const FIRST_SCALE: f32 = 65_536.0;
 const GOOD_STEPS: u32 = 2_000;
 
+/// Values of the parts that a group reduces in one collective, unless one part alone has more: to begin one takes about as long as
+/// to reduce a mebibyte, and what waits for the end of a long one could be on its way to the host.
+const REDUCED_AT_ONCE: usize = 2 << 20;
+
 /// A net on a GPU.
 pub struct OnCuda<N> {
     // In the order in which they are given back: the device last.
@@ -166,6 +170,18 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
     }
 }
 
+/// Those of the parts, in runs of at most so many values (or one part), the last one first.
+fn runs(parts: &[Part], of: Range<usize>, most: usize) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for i in of.rev() {
+        match runs.last_mut() {
+            Some(run) if parts[run.end - 1].range.end - parts[i].range.start <= most => run.start = i,
+            _ => runs.push(i..i + 1),
+        }
+    }
+    runs
+}
+
 fn wire(encoding: Encoding) -> Wire {
     match encoding {
         Encoding::F32 => Wire::F32,
@@ -203,14 +219,19 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
         let mut next = parts.len();
         let group = self.device.group().cloned();
         let mut send = |outbox: &mut Outbox, offset: usize, gradient: &Gradient| {
-            while next > 0 && parts[next - 1].range.start >= offset {
-                next -= 1;
-                let Part { range, encoding } = parts[next].clone();
-                match group.as_deref() {
-                    Some(group) if group.rank() > 0 => outbox.reduce(gradient, range, group)?,
-                    group => {
-                        parcels.push_back((next, outbox.send(gradient, range, wire(encoding), group)?));
+            let complete = parts[..next].partition_point(|p| p.range.start < offset)..next;
+            next = complete.start;
+            for run in runs(parts, complete, REDUCED_AT_ONCE) {
+                if let Some(group) = &group {
+                    let range = parts[run.start].range.start..parts[run.end - 1].range.end;
+                    outbox.reduce(gradient, range, group)?;
+                    if group.rank() > 0 {
+                        continue;
                     }
+                }
+                for i in run.rev() {
+                    let Part { range, encoding } = parts[i].clone();
+                    parcels.push_back((i, outbox.send(gradient, range, wire(encoding))?));
                 }
             }
             Ok(())
@@ -324,5 +345,21 @@ impl<N: Net<CudaDevice>> Model for OnCuda<N> {
 
     fn resident(&mut self) -> Option<&mut dyn Resident> {
         Some(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_of_so_many_values_or_of_one_part() {
+        let parts: Vec<Part> = [0..4, 4..6, 6..20, 20..22, 22..24, 24..25]
+            .map(|range| Part { range, encoding: Encoding::F32 })
+            .to_vec();
+        assert_eq!(runs(&parts, 0..6, 5), [3..6, 2..3, 1..2, 0..1]);
+        assert_eq!(runs(&parts, 1..5, 4), [3..5, 2..3, 1..2]);
+        assert_eq!(runs(&parts, 0..6, 25), std::slice::from_ref(&(0..6)));
+        assert_eq!(runs(&parts, 3..3, 25), []);
     }
 }

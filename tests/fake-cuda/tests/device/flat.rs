@@ -73,7 +73,7 @@ fn a_gradient_is_not_written_over_before_it_is_sent() -> Result<()> {
                 let stream = device.stream().clone();
                 outbox.mark(&stream)?;
                 for from in [32, 0] {
-                    parcels.push((step, outbox.send(&gradient, from..from + 32, wire, None)?));
+                    parcels.push((step, outbox.send(&gradient, from..from + 32, wire)?));
                 }
             }
             for (step, parcel) in parcels {

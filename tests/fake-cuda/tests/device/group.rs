@@ -218,9 +218,9 @@ fn what_rank_0_sends_is_the_mean_over_the_ranks() -> Result<()> {
                     device.fill(&gradient, (4 * step + 2 * rank) as f32)?;
                     outbox.mark(&stream)?;
                     for from in [32, 0] {
-                        match rank {
-                            0 => parcels.push(outbox.send(&gradient, from..from + 32, wire, Some(&group))?),
-                            _ => outbox.reduce(&gradient, from..from + 32, &group)?,
+                        outbox.reduce(&gradient, from..from + 32, &group)?;
+                        if rank == 0 {
+                            parcels.push(outbox.send(&gradient, from..from + 32, wire)?);
                         }
                     }
                 }
@@ -500,21 +500,28 @@ fn an_abort_ends_a_step_that_waits_for_a_missing_rank() -> Result<()> {
 fn a_model_that_is_dropped_in_a_group_waits_for_nobody() -> Result<()> {
     let Some(_session) = begin("a_model_that_is_dropped_in_a_group_waits_for_nobody")? else { return Ok(()) };
     let meeting = Meeting::new(2)?;
-    let gone = AtomicBool::new(false);
+    let flags = [(); 2].map(|()| AtomicBool::new(false));
+    let [formed, gone] = &flags;
+    let wait_for = |flag: &AtomicBool| {
+        let begun = Instant::now();
+        while !flag.load(Ordering::Relaxed) && begun.elapsed() < Duration::from_secs(10) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        flag.load(Ordering::Relaxed)
+    };
     meeting.run(|rank| {
         let mut model = on_gpu(&ModelConfig::Convnet, rank, Precision::F32)?;
         let len = len_of(model.as_ref());
         meeting.join(model.as_mut(), rank)?;
-        if rank == 1 {
-            resident(model.as_mut())?.landed(std::slice::from_ref(&(0..len)))?;
-            drop(model);
-            gone.store(true, Ordering::Relaxed);
+        if rank == 0 {
+            formed.store(true, Ordering::Relaxed);
+            ensure!(wait_for(gone), "rank 1 waits for what rank 0 will never broadcast");
+            return Ok(());
         }
-        let begun = Instant::now();
-        while !gone.load(Ordering::Relaxed) && begun.elapsed() < Duration::from_secs(10) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        ensure!(gone.load(Ordering::Relaxed), "it waits for what rank 0 will never broadcast");
+        ensure!(wait_for(formed), "rank 0 is not there");
+        resident(model.as_mut())?.landed(std::slice::from_ref(&(0..len)))?;
+        drop(model);
+        gone.store(true, Ordering::Relaxed);
         Ok(())
     })?;
     Ok(())

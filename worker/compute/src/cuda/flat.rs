@@ -295,23 +295,14 @@ impl Outbox {
         self.stream.wait(&self.ready)
     }
 
-    /// Begins to turn a part of the gradient into the mean over the group's ranks, in place, behind the last mark: what a rank
-    /// does whose gradient another one sends.
+    /// Begins to turn a part of the gradient into the mean over the group's ranks, in place, behind the last mark: all ranks do,
+    /// and rank 0 sends it then.
     pub fn reduce(&mut self, gradient: &Gradient, part: Range<usize>, group: &Nccl) -> Result {
         group.all_reduce_mean(&gradient.values, part, &self.stream)
     }
 
-    /// Begins to bring a part of the gradient to the host, behind the last mark; in a group, the mean over its ranks.
-    pub fn send(
-        &mut self,
-        from: &Gradient,
-        part: Range<usize>,
-        wire: Wire,
-        group: Option<&Nccl>,
-    ) -> Result<Parcel> {
-        if let Some(group) = group {
-            self.reduce(from, part.clone(), group)?;
-        }
+    /// Begins to bring a part of the gradient to the host, behind the last mark and whatever was begun here before.
+    pub fn send(&mut self, from: &Gradient, part: Range<usize>, wire: Wire) -> Result<Parcel> {
         let bytes = wire.bytes(part.len());
         let mut to = self.pool.take(bytes)?;
         match wire {
