@@ -77,7 +77,7 @@ pub fn choose(device: DeviceConfig, precision: Precision, rank: u32) -> Result<O
         DeviceConfig::Auto => None,
     };
     let usable = || -> Result<u32, String> {
-        for part in Part::ALL {
+        for part in Part::NEEDED {
             library::find(part).map_err(str::to_string)?;
         }
         match cuda::count().map_err(|e| e.to_string())? {

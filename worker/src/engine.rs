@@ -55,7 +55,7 @@ impl From<ModelError> for Broke {
 }
 
 fn gone() -> ModelError {
-    ModelError("it has left its device".into())
+    ModelError::new("it has left its device")
 }
 
 impl<'a> Engine<'a> {
@@ -329,7 +329,7 @@ impl Engine<'_> {
 type Flat<'a> = (&'a [f32], &'a mut [f32]);
 
 fn incomplete() -> ModelError {
-    ModelError("it did not report its whole gradient as ready".into())
+    ModelError::new("it did not report its whole gradient as ready")
 }
 
 fn alone(

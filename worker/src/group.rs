@@ -13,7 +13,7 @@ use crate::worker::WorkerError;
 use paraft_client::groups::{Holding, Joined, Member, MemberOptions, Seated, Seating};
 use paraft_common::Step;
 use paraft_compute::collective::{Group, GroupError, Listener, Peer, Ring, Seat};
-use paraft_models::Model;
+use paraft_models::{Model, ModelError, Nccl, UniqueId};
 use std::{
     ops::Range,
     sync::{Arc, atomic::AtomicBool, mpsc},
@@ -49,6 +49,8 @@ const OVER: u64 = 5;
 struct Bound {
     // Before the group: its thread ends with it.
     reducer: Reducer,
+    /// What GPUs reduce with.
+    nccl: Option<Arc<Nccl>>,
     group: Group,
     seating: Seating,
     /// The leader's.
@@ -107,7 +109,19 @@ impl Ranks {
     /// Before the next is formed, or when this rank ends.
     fn leave(&mut self, model: &mut dyn Model) {
         model.share_statistics(None);
-        self.bound = None;
+        if let Some(bound) = self.bound.take()
+            && let Some(nccl) = &bound.nccl
+        {
+            let watch = bound.group.watch();
+            if let Err(e) = nccl.leave(&|| watch.broken().is_some()) {
+                tracing::debug!(error = %e, "the group's communicator is aborted");
+                nccl.abort();
+            }
+            // The device waits for what was under way.
+            if let Some(Err(e)) = model.resident().map(|r| r.join(None)) {
+                tracing::debug!(error = %e, "the device has left its group");
+            }
+        }
     }
 
     fn bind(
@@ -136,12 +150,13 @@ impl Ranks {
             ))));
         }
         model.share_statistics((group.size() > 1).then(|| group.sums()));
+        let nccl = unite(&group, model)?;
         let reducer = Reducer::start(ring).map_err(|e| Ok(GroupError::Broken(e.to_string())))?;
         let holding = group.leads().then(|| self.member.hold(&seating)).transpose();
         let holding = holding.map_err(|e| Err(e.into()))?;
         let (generation, leader) = (seating.generation, ranks[0]);
         tracing::info!(generation, ?ranks, leader, "the group stands");
-        self.bound = Some(Bound { reducer, group, seating, holding });
+        self.bound = Some(Bound { reducer, nccl, group, seating, holding });
         Ok(())
     }
 
@@ -231,6 +246,35 @@ impl Ranks {
     pub fn reducer(&mut self) -> Together<&mut Reducer> {
         self.bound.as_mut().map(|b| &mut b.reducer).ok_or_else(|| GroupError::Broken("it was left".into()))
     }
+}
+
+/// GPUs get a communicator of NCCL's, which is aborted when the group breaks: NCCL itself would wait for ever.
+fn unite(group: &Group, model: &mut dyn Model) -> Result<Option<Arc<Nccl>>, Result<GroupError, WorkerError>> {
+    let Some(resident) = model.resident() else { return Ok(None) };
+    let watch = group.watch();
+    let sort = |e: ModelError| match (e.is_group(), watch.broken()) {
+        (_, Some(broken)) => Ok(broken),
+        (true, None) => Ok(GroupError::Broken(e.to_string())),
+        (false, None) => Err(e.into()),
+    };
+    let mut words = [0; 16];
+    if group.leads() {
+        let UniqueId(id) = UniqueId::new().map_err(|e| sort(e.into()))?;
+        for (word, bytes) in words.iter_mut().zip(id.chunks_exact(8)) {
+            *word = bytes.iter().rev().fold(0, |w, b| w << 8 | u64::from(*b));
+        }
+    }
+    // Over the group's own connections, not by the control group: it is of use to these ranks only, and only now.
+    group.words(&mut words).map_err(Ok)?;
+    let mut id = UniqueId([0; 128]);
+    for (bytes, word) in id.0.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    let give_up = || watch.broken().is_some();
+    let nccl = resident.form_group(&id, group.seat().place, group.size(), &give_up).map_err(sort)?;
+    let ended = nccl.clone();
+    watch.when_broken(move || ended.abort());
+    Ok(Some(nccl))
 }
 
 enum Order {

@@ -196,7 +196,7 @@ fn steps(args: &GpuBenchArgs, case: &Case) -> Result<Vec<Figure>, Failure> {
 }
 
 fn own(model: &mut dyn Model, weights: &[f32], batch: &Batch, steps: usize) -> Result<f64, ModelError> {
-    let Some(gpu) = model.resident() else { return Err(ModelError("it is not on a GPU".into())) };
+    let Some(gpu) = model.resident() else { return Err(ModelError::new("it is not on a GPU")) };
     gpu.host_mut()?.copy_from_slice(weights);
     gpu.landed(std::slice::from_ref(&(0..weights.len())))?;
     let mut seconds = Vec::with_capacity(steps);

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 /// Trains for `epochs` and returns samples/s of the loop; evaluation is not part of it.
 pub fn samples_per_s(job: &Job, model: &mut dyn Model, data: &Split, epochs: u64) -> Result<f64, ModelError> {
-    let layout = job.layout(model.tensors()).map_err(|e| ModelError(e.to_string()))?;
+    let layout = job.layout(model.tensors()).map_err(|e| ModelError::new(e.to_string()))?;
     let mut weights = vec![0.0; layout.len()];
     let mut gradients = vec![0.0; layout.len()];
     model.init(job.seed, &mut weights);

@@ -39,6 +39,7 @@ fn version(part: Part, file: &str) -> String {
         Part::Driver => cuda::version().map(|v| format!("for CUDA {}.{}", v / 1000, v % 1000 / 10)),
         Part::Nvrtc => cuda::nvrtc_version().map(|(a, b)| format!("{a}.{b}")),
         Part::Cublas => Ok(String::new()),
+        Part::Nccl => cuda::nccl_version().map(|(a, b, c)| format!("{a}.{b}.{c}")),
     };
     match version {
         Ok(v) if v.is_empty() => file.to_string(),

@@ -59,7 +59,7 @@ impl Net {
         if fits && batch.labels.iter().all(|l| (*l as usize) < CLASSES) {
             return Ok(());
         }
-        Err(ModelError(format!("{INPUTS} values and a label below {CLASSES} for each sample expected")))
+        Err(ModelError::new(format!("{INPUTS} values and a label below {CLASSES} for each sample expected")))
     }
 }
 

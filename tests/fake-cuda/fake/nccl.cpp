@@ -268,6 +268,10 @@ int start(const char* name, void* handle, void* stream_handle, int what, const v
         if (link.error) return link.error;
         if (link.state != Link::Ready) return INVALID_ARGUMENT;
     }
+    if (group_depth == 0 && comm->ask_again > 0) {
+        last_error = "Attempt to use communicator before the previous operation returned ncclSuccess";
+        return INVALID_ARGUMENT;
+    }
     Collective c = {comm, {what, type, op, root, count}, 0, (const char*)send, (char*)recv, link.device, root};
     if (what == SEND) c.tag = comm->sent[root]++ << 1 | 1;
     else if (what == RECV) c.tag = comm->received[root]++ << 1 | 1;

@@ -42,7 +42,7 @@ fn batchnorm<T: Type>(shape: [usize; 4], offset: usize, one_chunk: bool) {
     let [ni, ci, hi, wi, hwi, each] = [n, c, h, w, hw, each].map(|v| v as i32);
     let out = in_every_schedule("batchnorm", |s| {
         let m = 2 * c;
-        let (mut partial, mut sums) = (poisoned::<f64>(chunks * m), poisoned::<f64>(m));
+        let (mut partial, mut sums) = (poisoned::<f64>(chunks * m), poisoned::<f64>(m + 1));
         let [mut scale, mut shift, mut mean, mut inv] = [(); 4].map(|()| poisoned::<f32>(c));
         let [mut dmean, mut dvar, mut dgamma, mut dbeta] = [(); 4].map(|()| poisoned::<f32>(c));
         let (mut pooled, mut pick) = (poisoned::<T>(pooled_len), poisoned::<u8>(pooled_len));
@@ -50,10 +50,9 @@ fn batchnorm<T: Type>(shape: [usize; 4], offset: usize, one_chunk: bool) {
         let (over, bn) = ((c, chunks, 1), (c.div_ceil(256), 1, 1));
         launch(s, &T::kernel("bn_stats_partial"), over, 256, 0, args![yo, &mut partial, ni, ci, hwi, each]);
         let sum_grid = (m.div_ceil(8), 1, 1);
-        launch(s, "bn_sum", sum_grid, 256, 0, args![&partial, &mut sums, chunks as i32, m as i32]);
+        launch(s, "bn_sum", sum_grid, 256, 0, args![&partial, &mut sums, chunks as i32, m as i32, count]);
         let args = args![
             &sums,
-            count,
             &gamma,
             &beta,
             &running[0],
@@ -73,12 +72,12 @@ fn batchnorm<T: Type>(shape: [usize; 4], offset: usize, one_chunk: bool) {
             let args = args![yo, &scale, &shift, &mut pooled, &mut pick, ni, ci, hi, wi];
             launch_flat(s, &T::kernel("bn_relu_pool"), 4 * pooled_len, args);
         }
-        let [mut backward, mut bsums] = [poisoned::<f64>(chunks * m), poisoned::<f64>(m)];
+        let [mut backward, mut bsums] = [poisoned::<f64>(chunks * m), poisoned::<f64>(m + 1)];
         let args = args![&dpooled, &pick, yo, &mean, &inv, &mut backward, ni, ci, hi, wi, each];
         launch(s, &T::kernel("bn_pool_backward_partial"), over, 256, 0, args);
-        launch(s, "bn_sum", sum_grid, 256, 0, args![&backward, &mut bsums, chunks as i32, m as i32]);
+        launch(s, "bn_sum", sum_grid, 256, 0, args![&backward, &mut bsums, chunks as i32, m as i32, count]);
         let mut slopes = poisoned::<f32>(m);
-        launch(s, "bn_backward_slopes", bn, 256, 0, args![&bsums, count, &scale, &inv, &mut slopes, ci]);
+        launch(s, "bn_backward_slopes", bn, 256, 0, args![&bsums, &scale, &inv, &mut slopes, ci]);
         let windows = n * c * h.div_ceil(2) * w.div_ceil(2);
         let mut dy = poisoned::<T>(offset + n * c * hw);
         let name = T::kernel("bn_relu_pool_backward");

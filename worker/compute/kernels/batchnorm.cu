@@ -6,7 +6,8 @@
 //   dy = scale * (dz - sum(dz) / count - xhat * sum(dz * xhat) / count)
 //   dz is dpooled where the maximum was, else 0
 //
-// Sums over the batch are f64 and may be added over a group of ranks before they are used.
+// Sums over the batch are f64, with the count behind them: both may be added over a group of ranks before they
+// are used.
 #include "prelude.cuh"
 
 // Calls body(width, image, pixel) for the channel's pixels in a chunk of images, by the threads of the block.
@@ -62,9 +63,10 @@ INLINE void bn_stats_partial(const T* y, double* partial, int n, int c, int hw, 
     }
 }
 
-// sums[i] = the sum over the chunks of partial[chunk, i]. A warp takes one.
-KERNEL(bn_sum)(const double* partial, double* sums, int chunks, int m) {
+// sums[i] = the sum over the chunks of partial[chunk, i]; sums[m] = count. A warp takes one.
+KERNEL(bn_sum)(const double* partial, double* sums, int chunks, int m, double count) {
     const int i = (int)blockIdx.x * 8 + warp_of();
+    if (i == 0 && lane_of() == 0) sums[m] = count;
     if (i >= m) return;
     double sum = 0.0;
     for (int chunk = lane_of(); chunk < chunks; chunk += 32) sum += partial[(long long)chunk * m + i];
@@ -72,15 +74,15 @@ KERNEL(bn_sum)(const double* partial, double* sums, int chunks, int m) {
     if (lane_of() == 0) sums[i] = sum;
 }
 
-// From the sums of y and y^2 over `count` values a channel: what the channel is normalised with, and what is
-// to be subtracted from the running statistics (null: not wanted): momentum * (running - batch), with the
+// From the sums of y and y^2 over sums[2 * c] values a channel: what the channel is normalised with, and what
+// is to be subtracted from the running statistics (null: not wanted): momentum * (running - batch), with the
 // unbiased variance.
-KERNEL(bn_finalize)(const double* sums, double count, const float* gamma, const float* beta,
-                    const float* running_mean, const float* running_var, float* scale, float* shift,
-                    float* mean, float* inv_std, float* d_running_mean, float* d_running_var, int c,
-                    float eps, float momentum) {
+KERNEL(bn_finalize)(const double* sums, const float* gamma, const float* beta, const float* running_mean,
+                    const float* running_var, float* scale, float* shift, float* mean, float* inv_std,
+                    float* d_running_mean, float* d_running_var, int c, float eps, float momentum) {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= c) return;
+    const double count = sums[2 * c];
     const double m = sums[i] / count;
     const double spread = fmax(sums[c + i] - sums[i] * m, 0.0);
     const float center = (float)m, inv = 1.0f / sqrtf((float)(spread / count) + eps);
@@ -181,12 +183,13 @@ INLINE void bn_pool_backward_partial(const T* dpooled, const unsigned char* pick
     }
 }
 
-// slopes is [2, c]: dy = scale * dz + slopes[0] * (y - mean) + slopes[1], from the sums over `count` values a
-// channel.
-KERNEL(bn_backward_slopes)(const double* sums, double count, const float* scale, const float* inv_std,
-                           float* slopes, int c) {
+// slopes is [2, c]: dy = scale * dz + slopes[0] * (y - mean) + slopes[1], from the sums over sums[2 * c]
+// values a channel.
+KERNEL(bn_backward_slopes)(const double* sums, const float* scale, const float* inv_std, float* slopes,
+                           int c) {
     const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= c) return;
+    const double count = sums[2 * c];
     const double s = (double)scale[i];
     slopes[i] = (float)(-s * (double)inv_std[i] * sums[c + i] / count);
     slopes[c + i] = (float)(-s * sums[i] / count);

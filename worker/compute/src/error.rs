@@ -46,10 +46,10 @@ pub enum DeviceError {
     /// A library or a device that is needed is not there.
     #[error("{0}")]
     Missing(String),
+    /// The ranks that compute as one worker are no longer all there: what they have begun together has no result.
+    #[error("a rank of the group is gone or the group was aborted: {0}")]
+    Group(String),
     /// The operator does not exist for this shape.
     #[error("{0}")]
     Unsupported(String),
-    /// A rank of the group is gone, or the group was aborted: it has to be formed anew.
-    #[error("{0}")]
-    Group(String),
 }

@@ -3,7 +3,7 @@
 //! `cargo run --release -p paraft-models --example step_speed [seconds a model] [model]`
 
 use paraft_common::layout::Layout;
-use paraft_models::{Batch, DataShape, Model, ModelConfig, ModelError, Sample};
+use paraft_models::{Batch, DataShape, Model, ModelConfig, Sample};
 use std::time::{Duration, Instant};
 
 /// Numbers that look random, in 0..1, with four of five of them zero as in a scanned digit.
@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         let mut model = config
             .build(DataShape { sample: Sample::Values(784), classes: Some(10) })
-            .map_err(|ModelError(e)| e)?;
+            .map_err(|e| e.to_string())?;
         let labels = (0..n as u32).map(|i| i % 10).collect();
         let batch = Batch { inputs: pixels(n * 784), labels, n, ..Batch::default() };
         let (median, best) = measure(model.as_mut(), &batch, Duration::from_secs_f64(seconds))?;

@@ -20,7 +20,7 @@ impl<D: Device> Autoencoder<D> {
     pub fn new(inputs: usize, hidden: &[usize]) -> Result<Self, ModelError> {
         let widths: Vec<usize> = [&[inputs], hidden, &[inputs]].concat();
         if widths.contains(&0) {
-            return Err(ModelError(format!("layer widths {widths:?}: none of them may be zero")));
+            return Err(ModelError::new(format!("layer widths {widths:?}: none of them may be zero")));
         }
         Ok(Self { stack: Stack::new(&widths, Activation::Relu), width: inputs, inputs: Default::default() })
     }

@@ -49,21 +49,30 @@ pub struct Evaluation {
 
 /// What a model or its data did wrong.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct ModelError(pub String);
+#[error("{text}")]
+pub struct ModelError {
+    text: String,
+    group: bool,
+}
 
 /// Most samples that an evaluation takes at once: it bounds the workspace.
 pub(crate) const EVALUATION_CHUNK: usize = 256;
 
 impl ModelError {
-    pub(crate) fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
+    /// With this text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), group: false }
+    }
+
+    /// Whether it is the group of ranks that broke: the same step may succeed in another group, or alone.
+    pub fn is_group(&self) -> bool {
+        self.group
     }
 }
 
 impl From<DeviceError> for ModelError {
     fn from(e: DeviceError) -> Self {
-        Self(e.to_string())
+        Self { group: matches!(e, DeviceError::Group(_)), text: e.to_string() }
     }
 }
 
@@ -96,7 +105,7 @@ impl Takes {
     /// Whether a training step can be made of this.
     pub fn check_step(&self, params: &[f32], grads: &[f32], batch: &Batch) -> Result<(), ModelError> {
         if grads.len() != self.len {
-            return Err(ModelError(format!(
+            return Err(ModelError::new(format!(
                 "the gradient buffer holds {} values, the model {}",
                 grads.len(),
                 self.len
@@ -119,7 +128,7 @@ impl Takes {
     /// Whether an evaluation can be made of this.
     pub fn check(&self, params: &[f32], batch: &Batch) -> Result<(), ModelError> {
         if params.len() != self.len {
-            return Err(ModelError(format!(
+            return Err(ModelError::new(format!(
                 "the parameter buffer holds {} values, the model {}",
                 params.len(),
                 self.len
@@ -144,7 +153,7 @@ impl Takes {
         };
         let Some(classes) = self.classes else { return Ok(()) };
         if batch.labels.len() != labels {
-            return Err(ModelError(format!(
+            return Err(ModelError::new(format!(
                 "the model needs one label a sample: {labels} samples, {} labels",
                 batch.labels.len()
             )));
@@ -157,12 +166,12 @@ fn expect(n: usize, each: usize, what: &str, there: usize) -> Result<(), ModelEr
     if n.checked_mul(each) == Some(there) {
         return Ok(());
     }
-    Err(ModelError(format!("{n} samples of {each} {what} expected, the batch holds {there} {what}")))
+    Err(ModelError::new(format!("{n} samples of {each} {what} expected, the batch holds {there} {what}")))
 }
 
 fn below(what: &str, ids: &[u32], limit: usize, of: &str) -> Result<(), ModelError> {
     match ids.iter().position(|&l| l as usize >= limit) {
-        Some(i) => Err(ModelError(format!(
+        Some(i) => Err(ModelError::new(format!(
             "{what} {} of sample {i} is out of range, the model has {limit} {of}",
             ids[i]
         ))),

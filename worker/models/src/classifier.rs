@@ -38,7 +38,7 @@ impl<D: Device> Classifier<D> {
             return Err(ModelError::new("a classifier needs the width of its input and its classes"));
         };
         if widths.len() < 2 || widths.contains(&0) {
-            return Err(ModelError(format!(
+            return Err(ModelError::new(format!(
                 "layer widths {widths:?}: two or more, none of them zero, expected"
             )));
         }

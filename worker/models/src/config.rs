@@ -105,7 +105,7 @@ impl ModelConfig {
         let values = || match data.sample {
             Sample::Values(0) => Err(ModelError::new("the data's samples have no values")),
             Sample::Values(len) => Ok(len),
-            Sample::Tokens { .. } => Err(ModelError(format!(
+            Sample::Tokens { .. } => Err(ModelError::new(format!(
                 "{} takes values, and the data is text; use [model] kind = \"transformer\"",
                 self.name()
             ))),
@@ -113,9 +113,9 @@ impl ModelConfig {
         let classes = || match data.classes {
             Some(c) if c >= 2 => Ok(c),
             Some(c) => {
-                Err(ModelError(format!("{} needs two classes or more, the data has {c}", self.name())))
+                Err(ModelError::new(format!("{} needs two classes or more, the data has {c}", self.name())))
             }
-            None => Err(ModelError(format!(
+            None => Err(ModelError::new(format!(
                 "{} classifies, but the data has no labels; take labelled data or the autoencoder",
                 self.name()
             ))),

@@ -93,7 +93,7 @@ impl<D: Device> ConvNet<D> {
     pub fn new(device: &D, input_len: usize, classes: usize) -> Result<Self, ModelError> {
         let side = input_len.isqrt();
         if side * side != input_len || side == 0 || !side.is_multiple_of(4) {
-            return Err(ModelError(format!(
+            return Err(ModelError::new(format!(
                 "convnet needs square one-channel images with a side divisible by 4, the data's samples have \
                  {input_len} values{}",
                 if side * side == input_len { format!(" (side {side})") } else { String::new() }

@@ -36,7 +36,7 @@ pub use convnet::ConvNet;
 pub use net::{Net, NetResult, OnCpu, Ready};
 pub use on_cuda::{OnCuda, Part, Resident};
 pub use paraft_compute::collective::RankSums;
-pub use paraft_compute::cuda::{CudaOptions, PinnedBytes, Precision};
+pub use paraft_compute::cuda::{CudaOptions, Nccl, PinnedBytes, Precision, UniqueId};
 pub use transformer::{NormKind, Transformer, TransformerShape};
 
 use paraft_common::layout::TensorSpec;

@@ -7,10 +7,10 @@ use crate::{
 };
 use paraft_common::{Encoding, layout::TensorSpec};
 use paraft_compute::cuda::{
-    CudaDevice, CudaOptions, Gradient, Inbox, Outbox, Parcel, PinnedBytes, Precision, Wire,
+    CudaDevice, CudaOptions, Gradient, Inbox, Nccl, Outbox, Parcel, PinnedBytes, Precision, UniqueId, Wire,
 };
 use paraft_compute::device::Losses;
-use std::{collections::VecDeque, ops::Range};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 /// A part of the flat gradient that is pushed by itself, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,18 +23,26 @@ pub struct Part {
 
 /// A model whose parameters and gradient are on a device. What is pulled lands in [`Self::host_mut`]; what is to be pushed is
 /// ready for the network where the device has copied it to.
+///
+/// In a group several ranks, with a device each, make one step together. All of them call [`Self::landed`] and
+/// [`Self::step_resident`], in the same order and with the same ranges and parts; what differs is the batch. Only rank 0 has
+/// parameters to give and gradients to push. When a rank is gone the others wait on their devices until somebody calls
+/// [`Nccl::abort`] from another thread; what they were about then ends with an error that [`ModelError::is_group`], and the model
+/// can be used in another group, or alone.
 pub trait Resident {
-    /// The parameters as the last pull left them.
+    /// The parameters as the last pull left them; in a group, on rank 0 only.
     fn host(&self) -> &[f32];
 
     /// The same, for the next pull to write.
     fn host_mut(&mut self) -> Result<&mut [f32], ModelError>;
 
-    /// These parts of [`Self::host_mut`] are new. They are used from the next step or evaluation on.
+    /// These parts of [`Self::host_mut`] are new. They are used from the next step or evaluation on. In a group it is rank 0's
+    /// host that has them, for all ranks.
     fn landed(&mut self, ranges: &[Range<usize>]) -> Result<(), ModelError>;
 
     /// One training step; see [`Model::step`]. `parts` cover the vector, in its order; `push(i, bytes)` is called once for each,
-    /// the last one first, as soon as its gradient is on the host, while the device goes on with the others.
+    /// the last one first, as soon as its gradient is on the host, while the device goes on with the others. In a group that is
+    /// the mean of the ranks' gradients; only rank 0 is called to push it. The loss is this rank's.
     fn step_resident(
         &mut self,
         batch: &Batch,
@@ -42,14 +50,32 @@ pub trait Resident {
         push: &mut dyn FnMut(usize, PinnedBytes),
     ) -> Result<f32, ModelError>;
 
-    /// Loss and accuracy with what has landed; see [`Model::evaluate`].
+    /// Loss and accuracy with what has landed; see [`Model::evaluate`]. Each rank of a group does it by itself.
     fn evaluate_resident(&mut self, batch: &Batch) -> Result<Evaluation, ModelError>;
+
+    /// From now on it is a rank of this group, or of none. What it has begun in the group before is over: [`Nccl::leave`] that
+    /// one first, or abort it. In a new group, and alone after one that broke, all parameters have to land before they are
+    /// used: those on the device are nobody's.
+    fn join(&mut self, group: Option<Arc<Nccl>>) -> Result<(), ModelError>;
+
+    /// Forms a group with its device ([`Nccl::form`]) and joins it.
+    fn form_group(
+        &mut self,
+        id: &UniqueId,
+        rank: usize,
+        size: usize,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Arc<Nccl>, ModelError>;
 }
 
 /// Scales of the loss in f16 (Micikevicius et al., 2018): gradients below f16's smallest number would be lost. Halved when a
 /// gradient overflows, and the step is made again; doubled after as many good steps.
 const FIRST_SCALE: f32 = 65_536.0;
 const GOOD_STEPS: u32 = 2_000;
+
+/// Values of the parts that a group reduces in one collective, unless one part alone has more: to begin one takes about as long as
+/// to reduce a mebibyte, and what waits for the end of a long one could be on its way to the host.
+const REDUCED_AT_ONCE: usize = 2 << 20;
 
 /// A net on a GPU.
 pub struct OnCuda<N> {
@@ -92,6 +118,12 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
         &self.device
     }
 
+    /// Has these parameters on their way to the device, on this rank alone.
+    fn take(&mut self, params: &[f32]) -> Result<(), ModelError> {
+        self.inbox.host_mut()?.copy_from_slice(params);
+        Ok(self.inbox.landed(&self.device, 0..params.len(), None)?)
+    }
+
     /// Begins the backward pass; `ready` as in [`Net::step`].
     fn begin(
         &mut self,
@@ -109,7 +141,8 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
         net.step(device, inbox.params(), gradient, batch, &mut ready)
     }
 
-    /// In f16 the gradient is scaled, and known to be good, before any of it may leave.
+    /// In f16 the gradient is scaled, and known to be good, before any of it may leave. A group's ranks count what is bad
+    /// together, and began with the same scale: they decide alike.
     fn scaled_step(&mut self, batch: &Batch) -> NetResult {
         loop {
             self.device.set_loss_scale(self.scale);
@@ -137,6 +170,18 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
     }
 }
 
+/// Those of the parts, in runs of at most so many values (or one part), the last one first.
+fn runs(parts: &[Part], of: Range<usize>, most: usize) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for i in of.rev() {
+        match runs.last_mut() {
+            Some(run) if parts[run.end - 1].range.end - parts[i].range.start <= most => run.start = i,
+            _ => runs.push(i..i + 1),
+        }
+    }
+    runs
+}
+
 fn wire(encoding: Encoding) -> Wire {
     match encoding {
         Encoding::F32 => Wire::F32,
@@ -156,8 +201,9 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
     }
 
     fn landed(&mut self, ranges: &[Range<usize>]) -> Result<(), ModelError> {
+        let group = self.device.group().map(Arc::as_ref);
         for range in ranges {
-            self.inbox.landed(&self.device, range.clone())?;
+            self.inbox.landed(&self.device, range.clone(), group)?;
         }
         Ok(())
     }
@@ -171,11 +217,22 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
         self.net.takes().check_step_batch(batch)?;
         let mut parcels: VecDeque<(usize, Parcel)> = VecDeque::with_capacity(parts.len());
         let mut next = parts.len();
+        let group = self.device.group().cloned();
         let mut send = |outbox: &mut Outbox, offset: usize, gradient: &Gradient| {
-            while next > 0 && parts[next - 1].range.start >= offset {
-                next -= 1;
-                let Part { range, encoding } = parts[next].clone();
-                parcels.push_back((next, outbox.send(gradient, range, wire(encoding))?));
+            let complete = parts[..next].partition_point(|p| p.range.start < offset)..next;
+            next = complete.start;
+            for run in runs(parts, complete, REDUCED_AT_ONCE) {
+                if let Some(group) = &group {
+                    let range = parts[run.start].range.start..parts[run.end - 1].range.end;
+                    outbox.reduce(gradient, range, group)?;
+                    if group.rank() > 0 {
+                        continue;
+                    }
+                }
+                for i in run.rev() {
+                    let Part { range, encoding } = parts[i].clone();
+                    parcels.push_back((i, outbox.send(gradient, range, wire(encoding))?));
+                }
             }
             Ok(())
         };
@@ -189,19 +246,60 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
             return Err(ModelError::new("it did not report its whole gradient as ready"));
         }
         for (part, parcel) in parcels {
-            push(part, parcel.wait()?);
+            let bytes = parcel.wait()?;
+            self.device.check_group()?;
+            push(part, bytes);
         }
-        Ok(self.device.loss()?)
+        let loss = self.device.loss()?;
+        self.device.check_group()?;
+        Ok(loss)
     }
 
     fn evaluate_resident(&mut self, batch: &Batch) -> Result<Evaluation, ModelError> {
         self.net.takes().check_batch(batch)?;
         let params = self.inbox.swap(&self.device)?;
-        Ok(self.net.evaluate(&mut self.device, params, batch)?)
+        let evaluation = self.net.evaluate(&mut self.device, params, batch)?;
+        self.device.check_group()?;
+        Ok(evaluation)
+    }
+
+    fn join(&mut self, group: Option<Arc<Nccl>>) -> Result<(), ModelError> {
+        let sound = self.device.group().is_none_or(|old| old.has_left() || old.check().is_ok());
+        if group.is_some() || !sound {
+            self.inbox.distrust();
+        }
+        if group.is_some() {
+            // The same on all ranks, some of which may have only just begun.
+            (self.scale, self.good) = (FIRST_SCALE, 0);
+        }
+        self.device.join(group);
+        Ok(())
+    }
+
+    fn form_group(
+        &mut self,
+        id: &UniqueId,
+        rank: usize,
+        size: usize,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Arc<Nccl>, ModelError> {
+        let group = Nccl::form(&self.device, id, rank, size, give_up)?;
+        self.join(Some(group.clone()))?;
+        Ok(group)
     }
 }
 
-/// With parameters and gradients of the host's: everything is copied, in one piece.
+impl<N> Drop for OnCuda<N> {
+    fn drop(&mut self) {
+        // Streams are waited for next, and collectives on them may be without their other ranks.
+        if let Some(group) = self.device.group() {
+            group.abort();
+        }
+    }
+}
+
+/// With parameters and gradients of the host's: everything is copied, in one piece. In a group each rank uses the parameters
+/// that it is given, and gets the mean of the gradients.
 impl<N: Net<CudaDevice>> Model for OnCuda<N> {
     fn tensors(&self) -> Vec<TensorSpec> {
         self.net.tensors()
@@ -219,27 +317,49 @@ impl<N: Net<CudaDevice>> Model for OnCuda<N> {
         ready: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<f32, ModelError> {
         self.net.takes().check_step(params, grads, batch)?;
-        self.host_mut()?.copy_from_slice(params);
-        self.landed(std::slice::from_ref(&(0..params.len())))?;
+        self.take(params)?;
         if self.device.precision() == Precision::F16 {
             self.scaled_step(batch)?;
         } else {
             self.begin(batch, &mut |_, _, _| Ok(()))?;
         }
         let loss = self.device.loss()?;
-        grads.copy_from_slice(&self.device.read_gradient(&self.gradient)?);
+        if let Some(group) = self.device.group() {
+            let stream = self.device.stream().clone();
+            self.outbox.mark(&stream)?;
+            self.outbox.reduce(&self.gradient, 0..grads.len(), group)?;
+            self.outbox.begin(&stream)?;
+        }
+        let mean = self.device.read_gradient(&self.gradient)?;
+        self.device.check_group()?;
+        grads.copy_from_slice(&mean);
         ready(0, grads);
         Ok(loss)
     }
 
     fn evaluate(&mut self, params: &[f32], batch: &Batch) -> Result<Evaluation, ModelError> {
         self.net.takes().check(params, batch)?;
-        self.host_mut()?.copy_from_slice(params);
-        self.landed(std::slice::from_ref(&(0..params.len())))?;
+        self.take(params)?;
         self.evaluate_resident(batch)
     }
 
     fn resident(&mut self) -> Option<&mut dyn Resident> {
         Some(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_of_so_many_values_or_of_one_part() {
+        let parts: Vec<Part> = [0..4, 4..6, 6..20, 20..22, 22..24, 24..25]
+            .map(|range| Part { range, encoding: Encoding::F32 })
+            .to_vec();
+        assert_eq!(runs(&parts, 0..6, 5), [3..6, 2..3, 1..2, 0..1]);
+        assert_eq!(runs(&parts, 1..5, 4), [3..5, 2..3, 1..2]);
+        assert_eq!(runs(&parts, 0..6, 25), std::slice::from_ref(&(0..6)));
+        assert_eq!(runs(&parts, 3..3, 25), []);
     }
 }

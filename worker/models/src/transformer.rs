@@ -190,13 +190,13 @@ impl<D: Device> Transformer<D> {
     pub fn new(shape: TransformerShape) -> Result<Self, ModelError> {
         let TransformerShape { time, vocab, layers, heads, width, .. } = shape;
         if [time, vocab, layers, heads, width].contains(&0) {
-            return Err(ModelError(format!(
+            return Err(ModelError::new(format!(
                 "a transformer of {layers} layers, {heads} heads and width {width} over {time} of {vocab} tokens: none of them \
                  may be zero"
             )));
         }
         if !width.is_multiple_of(heads) || !matches!(width / heads, 16 | 32 | 64 | 128) {
-            return Err(ModelError(format!(
+            return Err(ModelError::new(format!(
                 "a transformer of width {width} with {heads} heads: the width must be 16, 32, 64 or 128 times the heads"
             )));
         }

@@ -38,7 +38,7 @@ fn every_swap_shows_what_has_landed_so_far() -> Result<()> {
                 }
                 want.push(host.to_vec());
                 for range in ranges {
-                    inbox.landed(&device, range)?;
+                    inbox.landed(&device, range, None)?;
                 }
                 let params = inbox.swap(&device)?;
                 let mut y = Default::default();

@@ -1,6 +1,7 @@
 //! Our CUDA code, on the fakes: every operator against its plain version, and whatever a missing event would break.
 
 mod flat;
+mod group;
 mod models;
 mod operators;
 
@@ -25,6 +26,8 @@ impl Session {
         let fake = paraft_fake_cuda::install().map_err(anyhow::Error::msg)?;
         let session = Session { fake, _alone: alone };
         fake.mend();
+        // For groups. It counts only before the first test initialises them.
+        session.set("DEVICES", "2")?;
         session.set("MEMORY", "4000000000")?;
         session.set("BACKGROUND", "0")?;
         session.set("SCHEDULE", "random")?;

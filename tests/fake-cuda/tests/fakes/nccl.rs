@@ -60,11 +60,20 @@ impl Rank {
         Ok(code)
     }
 
+    /// A communicator that does not block may be used again when it is no longer in progress.
+    fn begun(&self, code: Code) -> Result<()> {
+        ok(code)?;
+        while self.state()? == Code::ncclInProgress {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
     fn all_reduce<T>(&self, x: &mut CudaSlice<T>, kind: Type, op: Op) -> Result<()> {
         let n = x.len();
         let at = x.device_ptr_mut(&self.stream).0;
         // SAFETY: the buffer has `n` elements of this type and outlives the stream's work.
-        ok(unsafe {
+        self.begun(unsafe {
             sys::ncclAllReduce(at as _, at as _, n, kind, op, self.comm, self.stream.cu_stream().cast())
         })
     }
@@ -115,25 +124,25 @@ fn collectives(r: &Rank) -> Result<()> {
     let mut half = s.alloc_zeros::<f32>(N)?;
     let (from, to) = (x.device_ptr(s).0, half.device_ptr_mut(s).0);
     // SAFETY: `x` has two parts of N, `half` has one.
-    ok(unsafe {
+    r.begun(unsafe {
         sys::ncclReduceScatter(from as _, to as _, N, Type::ncclFloat32, Op::ncclSum, r.comm, raw)
     })?;
     assert_eq!(s.clone_dtoh(&half)?, exact[me * N..(me + 1) * N]);
     let mut whole = s.alloc_zeros::<f32>(2 * N)?;
     let (from, to) = (half.device_ptr(s).0, whole.device_ptr_mut(s).0);
     // SAFETY: as above, the other way round.
-    ok(unsafe { sys::ncclAllGather(from as _, to as _, N, Type::ncclFloat32, r.comm, raw) })?;
+    r.begun(unsafe { sys::ncclAllGather(from as _, to as _, N, Type::ncclFloat32, r.comm, raw) })?;
     assert_eq!(s.clone_dtoh(&whole)?, exact);
 
     let mut x = s.clone_htod(&vec![me as u8 + 5; 10])?;
     let at = x.device_ptr_mut(s).0;
     // SAFETY: ten bytes.
-    ok(unsafe { sys::ncclBroadcast(at as _, at as _, 10, Type::ncclUint8, 1, r.comm, raw) })?;
+    r.begun(unsafe { sys::ncclBroadcast(at as _, at as _, 10, Type::ncclUint8, 1, r.comm, raw) })?;
     assert_eq!(s.clone_dtoh(&x)?, [6; 10]);
     let mut x = s.clone_htod(&[me as i32 + 1; 4])?;
     let at = x.device_ptr_mut(s).0;
     // SAFETY: four numbers.
-    ok(unsafe { sys::ncclReduce(at as _, at as _, 4, Type::ncclInt32, Op::ncclSum, 0, r.comm, raw) })?;
+    r.begun(unsafe { sys::ncclReduce(at as _, at as _, 4, Type::ncclInt32, Op::ncclSum, 0, r.comm, raw) })?;
     assert_eq!(s.clone_dtoh(&x)?, if me == 0 { [3; 4] } else { [2; 4] });
 
     let x = s.clone_htod(&[10 + me as i32])?;
@@ -144,7 +153,7 @@ fn collectives(r: &Rank) -> Result<()> {
         ok(sys::ncclGroupStart())?;
         ok(sys::ncclSend(from as _, 1, Type::ncclInt32, 1 - me as i32, r.comm, raw))?;
         ok(sys::ncclRecv(to as _, 1, Type::ncclInt32, 1 - me as i32, r.comm, raw))?;
-        ok(sys::ncclGroupEnd())?;
+        r.begun(sys::ncclGroupEnd())?;
     }
     assert_eq!(s.clone_dtoh(&y)?, [11 - me as i32]);
     Ok(())

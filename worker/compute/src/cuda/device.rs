@@ -15,6 +15,7 @@ use crate::{
         kernels::{Kernels, Unit},
         launch::{Arg, Geometry, Launcher, int, long},
         memory::{Buffer, Pinned, Plain, Staging},
+        nccl::Nccl,
     },
     device::Buffers,
     error::{DeviceError, Result},
@@ -137,6 +138,8 @@ pub struct CudaDevice {
     launcher: Arc<Launcher>,
     stream: Arc<Stream>,
     context: Arc<Context>,
+    /// With whom this GPU computes one step.
+    group: Option<Arc<Nccl>>,
     precision: Precision,
     /// What gradients of activations are multiplied by.
     loss_scale: f32,
@@ -212,6 +215,7 @@ impl CudaDevice {
         Ok(Self {
             blas,
             launcher: Arc::new(Launcher::new(Kernels::new(&context, options.precision.define()))),
+            group: None,
             precision: options.precision,
             loss_scale: 1.0,
             inputs: Staging::new(),
@@ -244,6 +248,27 @@ impl CudaDevice {
         &self.launcher
     }
 
+    /// From now on norms over a batch are over the batches of all ranks (as PyTorch's SyncBatchNorm has it), and so is the count
+    /// of values that are not finite. What is read from the device is to be believed after [`Self::check_group`].
+    pub fn join(&mut self, group: Option<Arc<Nccl>>) {
+        self.group = group;
+    }
+
+    /// The group it is in.
+    pub fn group(&self) -> Option<&Arc<Nccl>> {
+        self.group.as_ref()
+    }
+
+    /// See [`Nccl::check`].
+    pub fn check_group(&self) -> Result {
+        self.group.as_ref().map_or(Ok(()), |g| g.check())
+    }
+
+    /// Where there is more than one rank.
+    fn others(&self) -> Option<&Nccl> {
+        self.group.as_deref().filter(|g| g.size() > 1)
+    }
+
     /// From now on gradients of activations, and so the whole gradient, are multiplied by this.
     pub fn set_loss_scale(&mut self, scale: f32) {
         self.loss_scale = scale;
@@ -253,12 +278,13 @@ impl CudaDevice {
     pub fn hold(&mut self, from: &[f32]) -> Result<Inbox> {
         let mut inbox = Inbox::new(self, from.len())?;
         inbox.host_mut()?.copy_from_slice(from);
-        inbox.landed(self, 0..from.len())?;
+        inbox.landed(self, 0..from.len(), None)?;
         inbox.swap(self)?;
         Ok(inbox)
     }
 
-    /// Multiplies the first `len` values of the gradient, and says how many of the results are not finite; waits for them.
+    /// Multiplies the first `len` values of the gradient, and says how many of the results are not finite, in a group on all
+    /// ranks together; waits for them.
     pub fn unscale(&mut self, gradient: &mut Gradient, len: usize, factor: f32) -> Result<u64> {
         if len == 0 {
             return Ok(0);
@@ -294,9 +320,14 @@ impl CudaDevice {
                 ("accumulate", Arg::Int(0)),
             ],
         )?;
+        room(&self.context, &mut self.work.bad, blocks + 1, "partial counts")?;
+        if let (Some(group), Some(bad)) = (self.others(), &self.work.bad) {
+            group.all_reduce_count(bad, blocks..blocks + 1, &self.stream)?;
+        }
         let bad = room(&self.context, &mut self.work.bad, blocks + 1, "partial counts")?;
         bad.download(&self.stream, blocks..blocks + 1, &mut self.counted)?;
         self.stream.synchronize()?;
+        self.check_group()?;
         Ok(self.counted.as_slice()[0])
     }
 

@@ -6,6 +6,9 @@
 //! ```
 //!
 //! Both ways have streams of their own, so that copies go on beside the backward pass, in both directions at once.
+//!
+//! In a group of ranks only rank 0 has these ways to the host. What comes it broadcasts from `back` to the others' `back`; what
+//! goes is the mean over the ranks, which the outbox's stream has them make in place before it encodes.
 
 use crate::{
     cuda::{
@@ -14,8 +17,9 @@ use crate::{
         kernels::Unit,
         launch::{Arg, Geometry, Launcher, long},
         memory::{Buffer, Pinned},
+        nccl::Nccl,
     },
-    error::Result,
+    error::{DeviceError, Result},
 };
 use std::{
     collections::BTreeMap,
@@ -96,6 +100,8 @@ pub struct Inbox {
     copied: Event,
     /// Recorded at a swap: nobody reads `back` any more.
     unread: Event,
+    /// Neither `front` nor `back` is what the host has.
+    distrusted: bool,
 }
 
 impl Inbox {
@@ -116,10 +122,11 @@ impl Inbox {
         // Whoever reads before anything has landed finds the zeros.
         device.stream().wait(&copied)?;
         let host = Pinned::new(context, len)?;
-        Ok(Self { stream, host, front, back, only_front: Vec::new(), landed: Vec::new(), copied, unread })
+        let (only_front, landed) = (Vec::new(), Vec::new());
+        Ok(Self { stream, host, front, back, only_front, landed, copied, unread, distrusted: false })
     }
 
-    /// The host's copy, as the last pull left it.
+    /// The host's copy, as the last pull left it. On a group's other ranks than 0 nothing is pulled: it is old there.
     pub fn host(&self) -> &[f32] {
         self.host.as_slice()
     }
@@ -130,18 +137,26 @@ impl Inbox {
         Ok(self.host.as_mut_slice())
     }
 
+    /// What the device has may be anything, as after a broken broadcast, or be another rank's: the next swap wants everything
+    /// to have landed.
+    pub fn distrust(&mut self) {
+        self.landed.clear();
+        self.only_front.clear();
+        self.distrusted = true;
+    }
+
     /// `range` of the host's copy is new: its way to the device begins. It may not be written again before the swap.
-    pub fn landed(&mut self, device: &CudaDevice, range: Range<usize>) -> Result {
+    /// In a group it is rank 0's copy that goes to all ranks; all of them say so for the same ranges in the same order.
+    pub fn landed(&mut self, device: &CudaDevice, range: Range<usize>, group: Option<&Nccl>) -> Result {
         if self.landed.is_empty() {
             self.stream.wait(&self.unread)?;
         }
-        self.copy(device, range.clone())?;
-        self.landed.push(range);
-        Ok(())
-    }
-
-    fn copy(&self, device: &CudaDevice, range: Range<usize>) -> Result {
-        self.back.master.upload(&self.stream, &self.host, range.clone(), range.start)?;
+        if group.is_none_or(|g| g.rank() == 0) {
+            self.back.master.upload(&self.stream, &self.host, range.clone(), range.start)?;
+        }
+        if let Some(group) = group {
+            group.broadcast(&self.back.master, range.clone(), &self.stream)?;
+        }
         if let (Some(half), Some(cast)) = (&self.back.half, device.precision().cast()) {
             device.launcher().launch(
                 &self.stream,
@@ -154,16 +169,31 @@ impl Inbox {
                 ],
             )?;
         }
+        self.landed.push(range);
         Ok(())
     }
 
     /// A step's boundary: what has landed is what operators read from now on.
     pub fn swap(&mut self, device: &CudaDevice) -> Result<&Params> {
+        if self.distrusted {
+            let missing = without(0..self.front.len(), &self.landed);
+            if let Some(range) = missing.first() {
+                return Err(DeviceError::Unsupported(format!(
+                    "{}: the group has changed, and parameters {range:?} have not landed since",
+                    device.context().name()
+                )));
+            }
+            self.distrusted = false;
+        }
         if !self.landed.is_empty() {
-            // What came the last time and not now is only in the other buffer.
+            // What came the last time and not now is only in the other buffer: from there, since a group's other ranks do not
+            // have it on the host. It was written by this stream, and is written again only behind `unread`.
             for range in std::mem::take(&mut self.only_front) {
                 for missing in without(range, &self.landed) {
-                    self.copy(device, missing)?;
+                    self.back.master.copy_from(&self.stream, &self.front.master, missing.clone())?;
+                    if let (Some(back), Some(front)) = (&self.back.half, &self.front.half) {
+                        back.copy_from(&self.stream, front, missing)?;
+                    }
                 }
             }
             self.copied.record(&self.stream)?;
@@ -265,7 +295,13 @@ impl Outbox {
         self.stream.wait(&self.ready)
     }
 
-    /// Begins to bring a part of the gradient to the host, behind the last mark.
+    /// Begins to turn a part of the gradient into the mean over the group's ranks, in place, behind the last mark: all ranks do,
+    /// and rank 0 sends it then.
+    pub fn reduce(&mut self, gradient: &Gradient, part: Range<usize>, group: &Nccl) -> Result {
+        group.all_reduce_mean(&gradient.values, part, &self.stream)
+    }
+
+    /// Begins to bring a part of the gradient to the host, behind the last mark and whatever was begun here before.
     pub fn send(&mut self, from: &Gradient, part: Range<usize>, wire: Wire) -> Result<Parcel> {
         let bytes = wire.bytes(part.len());
         let mut to = self.pool.take(bytes)?;

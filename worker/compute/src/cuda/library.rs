@@ -4,6 +4,7 @@
 //! `PARAFT_CUDA_LIBS` lists (separated by colons): whatever of the CUDA libraries lies there is opened first, by its full
 //! path, so that Python's wheels can be used without `LD_LIBRARY_PATH`.
 
+use crate::cuda::nccl;
 use libloading::Library;
 use std::{
     path::{Path, PathBuf},
@@ -22,11 +23,16 @@ pub enum Part {
     Nvrtc,
     /// Matrix products.
     Cublas,
+    /// Collectives of a group of GPUs.
+    Nccl,
 }
 
 impl Part {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Driver, Self::Nvrtc, Self::Cublas];
+    pub const ALL: [Self; 4] = [Self::Driver, Self::Nvrtc, Self::Cublas, Self::Nccl];
+
+    /// Those without which a single GPU cannot be used.
+    pub const NEEDED: [Self; 3] = [Self::Driver, Self::Nvrtc, Self::Cublas];
 
     /// As NVIDIA calls it.
     pub fn name(self) -> &'static str {
@@ -34,6 +40,7 @@ impl Part {
             Self::Driver => "CUDA driver",
             Self::Nvrtc => "NVRTC",
             Self::Cublas => "cuBLAS",
+            Self::Nccl => "NCCL",
         }
     }
 
@@ -43,6 +50,7 @@ impl Part {
             Self::Driver => "no GPU can be used; workers compute on the CPU",
             Self::Nvrtc => "kernels cannot be compiled, unless all are in the cache from an earlier run",
             Self::Cublas => "no model can be trained on the GPU: its matrix products are cuBLAS's",
+            Self::Nccl => "groups of GPUs (train.group_size) cannot reduce",
         }
     }
 
@@ -60,15 +68,19 @@ impl Part {
                 "install the CUDA toolkit 12 or 13, or `pip install nvidia-cublas` and name its lib folder in \
                  PARAFT_CUDA_LIBS"
             }
+            Self::Nccl => {
+                "install NCCL 2.18 or newer, or `pip install nvidia-nccl-cu13` and name its lib folder in PARAFT_CUDA_LIBS"
+            }
         }
     }
 
-    /// Names under which the linker may find it, in the order in which cudarc tries them.
+    /// Names under which the linker may find it, in the order in which cudarc tries them. (NCCL's second one it does not.)
     fn files(self) -> &'static [&'static str] {
         match self {
             Self::Driver => &["libcuda.so", "libcuda.so.1"],
             Self::Nvrtc => &["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"],
             Self::Cublas => &["libcublas.so", "libcublas.so.13", "libcublas.so.12"],
+            Self::Nccl => &["libnccl.so", "libnccl.so.2"],
         }
     }
 
@@ -131,6 +143,7 @@ impl Part {
                 "cublasGetVersion_v2",
                 "cublasGemmEx",
             ],
+            Self::Nccl => nccl::FUNCTIONS,
         }
     }
 }
@@ -145,7 +158,8 @@ pub struct Found {
 /// Looks for a library and for the functions that we call; the error says what is missing and what to do. Asked once for each
 /// library and process.
 pub fn find(part: Part) -> Result<&'static Found, &'static str> {
-    static FOUND: [OnceLock<Result<Found, String>>; 3] = [const { OnceLock::new() }; 3];
+    static FOUND: [OnceLock<Result<Found, String>>; Part::ALL.len()] =
+        [const { OnceLock::new() }; Part::ALL.len()];
     let look = || {
         static PRELOADED: OnceLock<()> = OnceLock::new();
         PRELOADED.get_or_init(preload);
@@ -168,7 +182,7 @@ fn search(part: Part) -> Result<Found, String> {
                 ));
             }
         }
-        // What was opened stays open: cudarc opens it again, by the same name, and keeps it.
+        // What was opened stays open: whoever calls it (cudarc, most of the time) opens it again, by the same name.
         std::mem::forget(library);
         return Ok(Found { file: (*file).to_string() });
     }

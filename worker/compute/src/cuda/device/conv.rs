@@ -31,7 +31,7 @@ pub struct ConvBlock {
     pick: Option<Buffer<u8>>,
     /// `[6, channels]`: scale, shift, mean, inverse of the deviation, and two for the backward pass.
     norm: Floats,
-    /// `[2, channels]`
+    /// `[2, channels]`, and how many values a channel has: this rank's, or the group's.
     sums: Option<Buffer<f64>>,
 }
 
@@ -103,26 +103,36 @@ fn image_chunks(n: usize, channels: usize) -> (usize, usize) {
 }
 
 impl CudaDevice {
-    /// Sums of two values a channel: partials into `block.sums`.
-    pub(super) fn channel_sums(&mut self, block: &mut ConvBlock, chunks: usize) -> Result {
+    /// Sums of two values a channel, over `n` images: partials into `block.sums`.
+    pub(super) fn channel_sums(&mut self, block: &mut ConvBlock, n: usize, chunks: usize) -> Result {
         let c = block.channels();
-        room(&self.context, &mut block.sums, 2 * c, "channel sums")?;
+        room(&self.context, &mut block.sums, 2 * c + 1, "channel sums")?;
         let partial = Arg::At(room(&self.context, &mut self.work.doubles, 0, "")?.at(0));
         self.launch(
             Unit::BatchNorm,
             "bn_sum",
             Geometry::line((2 * c).div_ceil(8), 256),
-            &[("partial", partial), ("sums", block.sums()), ("chunks", int(chunks)), ("m", int(2 * c))],
+            &[
+                ("partial", partial),
+                ("sums", block.sums()),
+                ("chunks", int(chunks)),
+                ("m", int(2 * c)),
+                ("count", Arg::Double(block.count(n) as f64)),
+            ],
         )
     }
 
-    pub(super) fn finalize(
-        &self,
-        block: &ConvBlock,
-        n: usize,
-        params: &Params,
-        grads: Option<&Gradient>,
-    ) -> Result {
+    /// Adds up `block.sums` over the ranks, and with them the counts, for batches may differ in size.
+    pub(super) fn group_sums(&self, block: &ConvBlock) -> Result {
+        match (self.others(), &block.sums) {
+            (Some(group), Some(sums)) => {
+                group.all_reduce_sum(sums, 0..2 * block.channels() + 1, &self.stream)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn finalize(&self, block: &ConvBlock, params: &Params, grads: Option<&Gradient>) -> Result {
         let running = |i| Arg::At(params.f32_at(block.running(i)));
         let change = |i| Arg::At(grads.map_or(0, |g| g.values.at(block.running(i))));
         self.launch(
@@ -131,7 +141,6 @@ impl CudaDevice {
             Geometry::line(block.channels().div_ceil(256), 256),
             &[
                 ("sums", block.sums()),
-                ("count", Arg::Double(block.count(n) as f64)),
                 ("gamma", Arg::At(params.f32_at(block.channel_tensor(1)))),
                 ("beta", Arg::At(params.f32_at(block.channel_tensor(2)))),
                 ("running_mean", running(0)),
@@ -257,8 +266,9 @@ impl Convolutions for CudaDevice {
                     ("images_per_chunk", int(each)),
                 ],
             )?;
-            self.channel_sums(block, chunks)?;
-            self.finalize(block, n, params, None)?;
+            self.channel_sums(block, n, chunks)?;
+            self.group_sums(block)?;
+            self.finalize(block, params, None)?;
         } else {
             self.launch(
                 Unit::BatchNorm,
@@ -295,8 +305,7 @@ impl Convolutions for CudaDevice {
     }
 
     fn conv_block_buffers(&mut self, block: &ConvBlock, params: &Params, grads: &mut Gradient) -> Result {
-        let n = block.y.len / (block.channels() * block.height() * block.width());
-        self.finalize(block, n, params, Some(grads))
+        self.finalize(block, params, Some(grads))
     }
 
     fn conv_block_backward_norm(
@@ -328,7 +337,8 @@ impl Convolutions for CudaDevice {
                 ("images_per_chunk", int(each)),
             ],
         )?;
-        self.channel_sums(block, chunks)?;
+        self.channel_sums(block, n, chunks)?;
+        // From this rank's sums: they are averaged with all the other gradients.
         self.launch(
             Unit::BatchNorm,
             "bn_write_grads",
@@ -339,7 +349,8 @@ impl Convolutions for CudaDevice {
                 ("dbeta", Arg::At(grads.values.at(block.channel_tensor(2)))),
                 ("c", int(c)),
             ],
-        )
+        )?;
+        self.group_sums(block)
     }
 
     fn conv_block_backward_weight(
@@ -357,7 +368,6 @@ impl Convolutions for CudaDevice {
             Geometry::line(c.div_ceil(256), 256),
             &[
                 ("sums", block.sums()),
-                ("count", Arg::Double(block.count(n) as f64)),
                 ("scale", block.scale()),
                 ("inv_std", block.inverse()),
                 ("slopes", block.slopes()),

@@ -1,0 +1,441 @@
+//! Groups of GPUs, by NCCL: ranks with a GPU each average their gradients, and get the weights from rank 0.
+//!
+//! A group's members never change. When a rank dies, collectives of the others wait for it on the device until they are
+//! aborted, which the host does from another thread; what they leave then is garbage, so results are believed only after
+//! [`Nccl::check`]. A new group has a new id.
+//!
+//! cudarc's loader does not look for `libnccl.so.2`, the only name that NVIDIA's wheels have, and panics without it: the
+//! library is opened here, and cudarc has the types.
+
+use crate::{
+    cuda::{
+        device::CudaDevice,
+        driver::{Context, Stream},
+        library::{self, Part},
+        memory::{Buffer, Plain},
+    },
+    error::{DeviceError, Result},
+};
+use cudarc::nccl::sys;
+use libloading::Library;
+use std::{
+    ffi::{CStr, c_char, c_int, c_void},
+    fmt,
+    ops::Range,
+    ptr,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::{Duration, Instant},
+};
+
+/// As the library gives it: a newer one may have results that cudarc's enum has not.
+type Code = u32;
+const SUCCESS: Code = sys::ncclResult_t::ncclSuccess as Code;
+const IN_PROGRESS: Code = sys::ncclResult_t::ncclInProgress as Code;
+
+macro_rules! functions {
+    ($($field:ident = $name:literal: fn($($arg:ty),*) -> $result:ty;)*) => {
+        /// The functions that we call.
+        struct Functions {
+            $($field: unsafe extern "C" fn($($arg),*) -> $result,)*
+        }
+
+        impl Functions {
+            /// Their names.
+            const NAMES: &[&str] = &[$($name),*];
+
+            fn of(library: &Library) -> std::result::Result<Self, libloading::Error> {
+                // SAFETY: the types are those of nccl.h, which has not changed them since it has the functions.
+                unsafe { Ok(Self { $($field: *library.get($name.as_bytes())?,)* }) }
+            }
+        }
+    };
+}
+
+functions! {
+    get_version = "ncclGetVersion": fn(*mut c_int) -> Code;
+    get_unique_id = "ncclGetUniqueId": fn(*mut sys::ncclUniqueId) -> Code;
+    init = "ncclCommInitRankConfig":
+        fn(*mut sys::ncclComm_t, c_int, sys::ncclUniqueId, c_int, *mut sys::ncclConfig_t) -> Code;
+    async_error = "ncclCommGetAsyncError": fn(sys::ncclComm_t, *mut Code) -> Code;
+    all_reduce = "ncclAllReduce":
+        fn(*const c_void, *mut c_void, usize, sys::ncclDataType_t, sys::ncclRedOp_t, sys::ncclComm_t, *mut c_void) -> Code;
+    broadcast = "ncclBroadcast":
+        fn(*const c_void, *mut c_void, usize, sys::ncclDataType_t, c_int, sys::ncclComm_t, *mut c_void) -> Code;
+    finalize = "ncclCommFinalize": fn(sys::ncclComm_t) -> Code;
+    destroy = "ncclCommDestroy": fn(sys::ncclComm_t) -> Code;
+    abort = "ncclCommAbort": fn(sys::ncclComm_t) -> Code;
+    error_string = "ncclGetErrorString": fn(Code) -> *const c_char;
+    last_error = "ncclGetLastError": fn(sys::ncclComm_t) -> *const c_char;
+}
+
+/// For [`library`].
+pub(super) const FUNCTIONS: &[&str] = Functions::NAMES;
+
+fn functions() -> Result<&'static Functions> {
+    static LOADED: OnceLock<std::result::Result<Functions, String>> = OnceLock::new();
+    let load = || {
+        let found = library::find(Part::Nccl)?;
+        // SAFETY: it was opened by this name before, and has been kept open.
+        let library = unsafe { Library::new(&found.file) }.map_err(|e| e.to_string())?;
+        let functions = Functions::of(&library).map_err(|e| e.to_string())?;
+        std::mem::forget(library);
+        Ok(functions)
+    };
+    LOADED.get_or_init(load).as_ref().map_err(|e| DeviceError::Missing(e.clone()))
+}
+
+impl Functions {
+    /// NCCL's name for a result, and what it says of the last error.
+    fn explain(&self, code: Code, comm: sys::ncclComm_t) -> String {
+        let text = |at: *const c_char| {
+            if at.is_null() {
+                return String::new();
+            }
+            // SAFETY: both functions give texts with their end.
+            unsafe { CStr::from_ptr(at) }.to_string_lossy().trim().to_string()
+        };
+        // SAFETY: takes any number.
+        let name = text(unsafe { (self.error_string)(code) });
+        // SAFETY: the communicator is alive, or null, which stands for none.
+        let last = text(unsafe { (self.last_error)(comm) });
+        if last.is_empty() { format!("{name} ({code})") } else { format!("{name} ({code}): {last}") }
+    }
+}
+
+/// NCCL's version, for example (2, 28, 9).
+pub fn version() -> Result<(u32, u32, u32)> {
+    let functions = functions()?;
+    let mut version = 0;
+    // SAFETY: writes one integer.
+    match unsafe { (functions.get_version)(&mut version) } {
+        SUCCESS => {}
+        code => return Err(failed("NCCL", "ncclGetVersion", code, functions.explain(code, ptr::null_mut()))),
+    }
+    // 2.9 has changed what a digit means; what we need is newer.
+    let version = version.max(0) as u32;
+    Ok((version / 10_000, version % 10_000 / 100, version % 100))
+}
+
+/// Names a group that is to be formed; from one rank to all.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct UniqueId(pub [u8; 128]);
+
+impl UniqueId {
+    /// Of a new group. Needs no GPU.
+    pub fn new() -> Result<Self> {
+        let functions = functions()?;
+        let mut id = sys::ncclUniqueId { internal: [0; 128] };
+        // SAFETY: writes one id.
+        match unsafe { (functions.get_unique_id)(&mut id) } {
+            SUCCESS => Ok(Self(id.internal.map(|c| c as u8))),
+            code => {
+                let error = functions.explain(code, ptr::null_mut());
+                Err(failed("NCCL", "ncclGetUniqueId", code, error))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for UniqueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UniqueId")
+    }
+}
+
+const INIT: &str = "ncclCommInitRankConfig";
+
+/// What a result means: something about the group, or about what was asked.
+fn failed(device: &str, call: &str, code: Code, mut error: String) -> DeviceError {
+    use sys::ncclResult_t as R;
+    if code == R::ncclInvalidUsage as Code && call.starts_with(INIT) {
+        error += "; are there two ranks on one GPU? Each rank of a group needs a GPU of its own";
+    }
+    const GROUP: [Code; 4] = [
+        R::ncclSystemError as Code,
+        R::ncclInternalError as Code,
+        R::ncclRemoteError as Code,
+        R::ncclTimeout as Code,
+    ];
+    if GROUP.contains(&code) {
+        return DeviceError::Group(format!("{device}: {call}: {error}"));
+    }
+    DeviceError::Call { device: device.to_string(), call: call.to_string(), error }
+}
+
+#[derive(Debug)]
+enum State {
+    Alive(sys::ncclComm_t),
+    Aborted,
+    Left,
+}
+
+// SAFETY: NCCL takes calls for a communicator from any thread, one at a time; the mutex sees to that.
+unsafe impl Send for State {}
+
+/// This rank's part in a group.
+pub struct Nccl {
+    functions: &'static Functions,
+    context: Arc<Context>,
+    rank: usize,
+    size: usize,
+    /// Held from the beginning of a call until NCCL is ready for the next one.
+    turn: Mutex<()>,
+    /// Held for each single call, so that `abort` gets between them.
+    state: Mutex<State>,
+}
+
+impl Nccl {
+    /// Forms a group of `size` ranks with whoever has this id. All of them call it; it waits for the last one, or until
+    /// `give_up`, which is asked again and again.
+    pub fn form(
+        device: &CudaDevice,
+        id: &UniqueId,
+        rank: usize,
+        size: usize,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Arc<Self>> {
+        let functions = functions()?;
+        let context = device.context().clone();
+        if rank >= size || c_int::try_from(size).is_err() {
+            return Err(DeviceError::Unsupported(format!("rank {rank} of a group of {size}")));
+        }
+        // NCCL takes the thread's device.
+        context.bind()?;
+        const UNSET: c_int = c_int::MIN;
+        let mut config = sys::ncclConfig_t {
+            size: size_of::<sys::ncclConfig_t>(),
+            magic: 0xcafe_beef,
+            // Of the types. An older library ignores what it does not know.
+            version: 23_007,
+            blocking: 0,
+            cgaClusterSize: UNSET,
+            minCTAs: UNSET,
+            maxCTAs: UNSET,
+            netName: ptr::null(),
+            splitShare: UNSET,
+            trafficClass: UNSET,
+            commName: ptr::null(),
+            collnetEnable: UNSET,
+            CTAPolicy: UNSET,
+            shrinkShare: UNSET,
+            nvlsCTAs: UNSET,
+            nChannelsPerNetPeer: UNSET,
+            nvlinkCentricSched: UNSET,
+            graphUsageMode: UNSET,
+            numRmaCtx: UNSET,
+            maxP2pPeers: UNSET,
+        };
+        let id = sys::ncclUniqueId { internal: id.0.map(|b| b as c_char) };
+        let call = format!("{INIT} as rank {rank} of {size}");
+        let mut comm = ptr::null_mut();
+        // SAFETY: writes one handle, which is given back by `abort` or `leave`; the configuration is copied.
+        let code = unsafe { (functions.init)(&mut comm, size as c_int, id, rank as c_int, &mut config) };
+        if comm.is_null() {
+            return Err(failed(context.name(), &call, code, functions.explain(code, comm)));
+        }
+        let state = Mutex::new(State::Alive(comm));
+        let this = Self { functions, context, rank, size, turn: Mutex::default(), state };
+        this.settle(&call, code, give_up)?;
+        Ok(Arc::new(this))
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Begins to turn a part of each rank's values into the mean over the ranks.
+    pub(crate) fn all_reduce_mean(
+        &self,
+        values: &Buffer<f32>,
+        part: Range<usize>,
+        stream: &Stream,
+    ) -> Result {
+        let kind = (sys::ncclDataType_t::ncclFloat32, sys::ncclRedOp_t::ncclAvg);
+        self.all_reduce(values, part, kind, stream)
+    }
+
+    /// Begins to turn a part of each rank's values into the sum over the ranks.
+    pub(crate) fn all_reduce_sum(&self, values: &Buffer<f64>, part: Range<usize>, stream: &Stream) -> Result {
+        let kind = (sys::ncclDataType_t::ncclFloat64, sys::ncclRedOp_t::ncclSum);
+        self.all_reduce(values, part, kind, stream)
+    }
+
+    /// The same for counts.
+    pub(crate) fn all_reduce_count(
+        &self,
+        values: &Buffer<u64>,
+        part: Range<usize>,
+        stream: &Stream,
+    ) -> Result {
+        let kind = (sys::ncclDataType_t::ncclUint64, sys::ncclRedOp_t::ncclSum);
+        self.all_reduce(values, part, kind, stream)
+    }
+
+    fn all_reduce<T: Plain>(
+        &self,
+        values: &Buffer<T>,
+        part: Range<usize>,
+        (kind, op): (sys::ncclDataType_t, sys::ncclRedOp_t),
+        stream: &Stream,
+    ) -> Result {
+        let (n, at) = (part.len(), place(values, &part));
+        self.begin("ncclAllReduce", n, |f, comm| {
+            // SAFETY: so many values of this type are there, in place; handle and stream are alive.
+            unsafe { (f.all_reduce)(at, at, n, kind, op, comm, stream.raw().cast()) }
+        })
+    }
+
+    /// Begins to give a part of rank 0's values to all ranks.
+    pub(crate) fn broadcast(&self, values: &Buffer<f32>, part: Range<usize>, stream: &Stream) -> Result {
+        let (n, at) = (part.len(), place(values, &part));
+        self.begin("ncclBroadcast", n, |f, comm| {
+            // SAFETY: so many values of this type are there, in place; handle and stream are alive.
+            unsafe {
+                (f.broadcast)(at, at, n, sys::ncclDataType_t::ncclFloat32, 0, comm, stream.raw().cast())
+            }
+        })
+    }
+
+    /// From any thread, any number of times: whatever is under way on the device ends, with garbage, and every later call
+    /// fails. The other ranks are to do the same.
+    pub fn abort(&self) {
+        let mut state = self.state();
+        let State::Alive(comm) = *state else { return };
+        let _ = self.context.bind();
+        // SAFETY: made in `form`, and given back once: nobody finds it in the state any more.
+        unsafe { (self.functions.abort)(comm) };
+        *state = State::Aborted;
+    }
+
+    /// The orderly end: waits until everything that was begun is done on all ranks, or until `give_up`, which aborts.
+    /// Every later call fails.
+    pub fn leave(&self, give_up: &dyn Fn() -> bool) -> Result {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let code = self.call("ncclCommFinalize", |f, comm| {
+            // SAFETY: the handle is alive.
+            unsafe { (f.finalize)(comm) }
+        })?;
+        self.settle("ncclCommFinalize", code, give_up)?;
+        let mut state = self.state();
+        if let State::Alive(comm) = *state {
+            // SAFETY: made in `form`, and given back once.
+            unsafe { (self.functions.destroy)(comm) };
+            *state = State::Left;
+        }
+        Ok(())
+    }
+
+    /// Whether it was left in order.
+    pub fn has_left(&self) -> bool {
+        matches!(*self.state(), State::Left)
+    }
+
+    /// An error if it was aborted, or if NCCL knows of one. To be asked after waiting for what a collective has a part in, and
+    /// before that is believed: where an abort has cut the collective short, this fails.
+    pub fn check(&self) -> Result {
+        match self.async_error()? {
+            SUCCESS | IN_PROGRESS => Ok(()),
+            code => Err(self.failed("a collective", code)),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self, call: &str, code: Code) -> DeviceError {
+        let comm = match *self.state() {
+            State::Alive(comm) => comm,
+            _ => ptr::null_mut(),
+        };
+        failed(self.context.name(), call, code, self.functions.explain(code, comm))
+    }
+
+    /// One call with the communicator.
+    fn call(&self, call: &str, f: impl FnOnce(&Functions, sys::ncclComm_t) -> Code) -> Result<Code> {
+        let state = self.state();
+        let why = match *state {
+            State::Alive(comm) => {
+                self.context.bind()?;
+                return Ok(f(self.functions, comm));
+            }
+            State::Aborted => "it was aborted",
+            State::Left => "this rank has left",
+        };
+        let (device, rank, size) = (self.context.name(), self.rank, self.size);
+        Err(DeviceError::Group(format!("{device}: {call} as rank {rank} of {size}: {why}")))
+    }
+
+    fn async_error(&self) -> Result<Code> {
+        let mut found = SUCCESS;
+        let code = self.call("ncclCommGetAsyncError", |f, comm| {
+            // SAFETY: writes one result.
+            unsafe { (f.async_error)(comm, &mut found) }
+        })?;
+        Ok(if code == SUCCESS { found } else { code })
+    }
+
+    /// Begins a collective of `n` values. When this returns it is on the stream.
+    fn begin(&self, call: &str, n: usize, f: impl FnOnce(&Functions, sys::ncclComm_t) -> Code) -> Result {
+        if n == 0 {
+            return Ok(());
+        }
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let code = self.call(call, f)?;
+        if code == SUCCESS {
+            return Ok(());
+        }
+        self.settle(&format!("{call} of {n} values"), code, &|| false)
+    }
+
+    /// Waits until NCCL has done what it said to be in progress.
+    fn settle(&self, call: &str, mut code: Code, give_up: &dyn Fn() -> bool) -> Result {
+        let begun = Instant::now();
+        loop {
+            match code {
+                SUCCESS => return Ok(()),
+                IN_PROGRESS => {}
+                code => return Err(self.failed(call, code)),
+            }
+            if give_up() {
+                self.abort();
+                let (device, rank, size) = (self.context.name(), self.rank, self.size);
+                let text =
+                    format!("{device}: {call}: rank {rank} of {size} has stopped waiting for the others");
+                return Err(DeviceError::Group(text));
+            }
+            // A launch takes some microseconds, the forming of a group seconds.
+            if begun.elapsed() < Duration::from_micros(500) {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(Duration::from_micros(500));
+            }
+            code = self.async_error()?;
+        }
+    }
+}
+
+/// The address of a part of a buffer.
+fn place<T: Plain>(values: &Buffer<T>, part: &Range<usize>) -> *mut c_void {
+    assert!(part.start <= part.end && part.end <= values.len(), "{part:?} of {} values", values.len());
+    values.at(part.start) as *mut c_void
+}
+
+impl fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Nccl(rank {} of {} on {}, {:?})", self.rank, self.size, self.context.name(), self.state())
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        // Not `leave`: that waits for ranks which may be gone.
+        self.abort();
+    }
+}
