@@ -50,7 +50,16 @@ impl From<GroupError> for Broke {
 
 impl From<ModelError> for Broke {
     fn from(e: ModelError) -> Self {
-        Self::Other(e.into())
+        Self::from(WorkerError::from(e))
+    }
+}
+
+impl From<WorkerError> for Broke {
+    fn from(e: WorkerError) -> Self {
+        match e {
+            WorkerError::Model(e) if e.is_group() => Self::Group(GroupError::Broken(e.to_string())),
+            e => Self::Other(e),
+        }
     }
 }
 
@@ -134,12 +143,8 @@ impl<'a> Engine<'a> {
                 Broke::Group(e) => WorkerError::Job(e.to_string()),
             });
         };
-        match (why, ranks.broken()) {
-            (Broke::Group(e), _) | (Broke::Other(_), Some(e)) => {
-                tracing::warn!(error = %e, "the group is formed anew");
-            }
-            (Broke::Other(e), None) => return Err(e),
-        }
+        let why = blame(ranks, why)?;
+        tracing::warn!(error = %why, "the group is formed anew");
         self.reform()
     }
 
@@ -152,11 +157,11 @@ impl<'a> Engine<'a> {
             let all = 0..self.len();
             match self.share(std::slice::from_ref(&all)) {
                 Ok(()) => return Ok(()),
-                Err(Broke::Group(e)) => tracing::warn!(error = %e, "the group is formed again"),
-                Err(Broke::Other(e)) => match self.ranks.as_ref().and_then(|r| r.broken()) {
-                    Some(e) => tracing::warn!(error = %e, "the group is formed again"),
-                    None => return Err(e),
-                },
+                Err(e) => {
+                    let Some(ranks) = &self.ranks else { return Ok(()) };
+                    let why = blame(ranks, e)?;
+                    tracing::warn!(error = %why, "the group is formed again");
+                }
             }
         }
     }
@@ -179,7 +184,7 @@ impl<'a> Engine<'a> {
             if let Some(ranks) = &self.ranks {
                 ranks.say(&Word::Reform)?;
             }
-            self.reform().map_err(Broke::Other)?;
+            self.reform()?;
         }
         if let Some(ranks) = &self.ranks {
             ranks.say(&Word::Step(step))?;
@@ -246,7 +251,7 @@ impl<'a> Engine<'a> {
         own: &impl Fn(&mut Self, (usize, usize)) -> Result<Evaluation, WorkerError>,
     ) -> Result<Evaluation, Broke> {
         let place = self.ranks.as_ref().map_or((0, 1), |r| r.place());
-        let e = own(self, place).map_err(Broke::Other)?;
+        let e = own(self, place)?;
         let Some(ranks) = &self.ranks else { return Ok(e) };
         let mut sums = [e.loss_sum, e.correct as f64, e.count as f64];
         ranks.sum(&mut sums)?;
@@ -256,8 +261,9 @@ impl<'a> Engine<'a> {
     /// The job is done: the other ranks may end.
     pub fn over(&mut self) {
         if let Some(ranks) = &mut self.ranks {
-            ranks.over();
+            ranks.over(self.model);
         }
+        self.ranks = None;
     }
 
     /// Ends it, and gives the weights of the last pull.
@@ -283,19 +289,19 @@ impl Engine<'_> {
     /// Does what the group's leader says. True: the job is done; false: this rank leads from now on.
     pub fn follow(&mut self, work: &mut dyn Follows) -> Result<bool, WorkerError> {
         loop {
-            let broke = match self.follow_one(work) {
-                Ok(Some(true)) => return Ok(true),
-                Ok(Some(false)) => None,
-                Ok(None) => continue,
-                Err(e) => Some(e),
-            };
+            let followed = self.follow_one(work);
             let Some(ranks) = &mut self.ranks else { return Ok(true) };
-            match (broke, ranks.broken()) {
-                (Some(Broke::Other(e)), None) => return Err(e),
-                (Some(Broke::Other(_)), Some(e)) | (Some(Broke::Group(e)), _) => {
-                    tracing::warn!(error = %e, "the group is formed anew");
+            match followed {
+                Ok(None) => continue,
+                Ok(Some(true)) => {
+                    ranks.leave(self.model);
+                    return Ok(true);
                 }
-                (None, _) => tracing::info!("the group is formed anew: a rank wants to be taken in"),
+                Ok(Some(false)) => tracing::info!("the group is formed anew: a rank wants to be taken in"),
+                Err(e) => {
+                    let why = blame(ranks, e)?;
+                    tracing::warn!(error = %why, "the group is formed anew");
+                }
             }
             if !ranks.form(self.model)? {
                 return Ok(true);
@@ -312,9 +318,9 @@ impl Engine<'_> {
         match ranks.hear(self.len())? {
             Word::Weights(ranges) => self.take_weights(&ranges)?,
             Word::Step(step) => {
-                let batch = work.batch(step).map_err(Broke::Other)?;
+                let batch = work.batch(step)?;
                 let stepped = self.make_step(batch, None)?;
-                work.stepped(step, stepped).map_err(Broke::Other)?;
+                work.stepped(step, stepped)?;
             }
             Word::Evaluate(_) => {
                 self.sum_evaluation(&|engine: &mut Self, place| work.evaluate(engine, place))?;
@@ -323,6 +329,14 @@ impl Engine<'_> {
             Word::Over => return Ok(Some(true)),
         }
         Ok(None)
+    }
+}
+
+/// Whether the group is to blame, as far as can be told; else the error that is this rank's own.
+fn blame(ranks: &Ranks, why: Broke) -> Result<GroupError, WorkerError> {
+    match why {
+        Broke::Group(e) => Ok(ranks.reason(e)),
+        Broke::Other(e) => ranks.broken().ok_or(e),
     }
 }
 

@@ -107,7 +107,7 @@ impl Ranks {
     }
 
     /// Before the next is formed, or when this rank ends.
-    fn leave(&mut self, model: &mut dyn Model) {
+    pub fn leave(&mut self, model: &mut dyn Model) {
         model.share_statistics(None);
         if let Some(bound) = self.bound.take()
             && let Some(nccl) = &bound.nccl
@@ -179,6 +179,16 @@ impl Ranks {
         self.bound.as_ref().and_then(|b| b.group.watch().broken())
     }
 
+    /// Whether it is broken, or is found to be within a moment.
+    pub fn breaks(&self) -> bool {
+        self.bound.as_ref().is_some_and(|b| b.group.watch().breaks())
+    }
+
+    /// What has broken it, if what was `seen` says that something has.
+    pub fn reason(&self, seen: GroupError) -> GroupError {
+        self.bound.as_ref().map_or(seen.clone(), |b| b.group.watch().reason(seen))
+    }
+
     /// Whether ranks wait to be taken in.
     pub fn newcomers(&self) -> bool {
         self.bound.as_ref().and_then(|b| b.holding.as_ref()).is_some_and(|h| h.waiting() > 0)
@@ -227,7 +237,7 @@ impl Ranks {
     }
 
     /// The leader ends the job, for all ranks and for those who would come back.
-    pub fn over(&mut self) {
+    pub fn over(&mut self, model: &mut dyn Model) {
         if let Err(e) = self.say(&Word::Over) {
             tracing::debug!(error = %e, "a rank did not hear that the job is done");
         }
@@ -235,6 +245,7 @@ impl Ranks {
             bound.holding = None;
             self.member.over(&bound.seating);
         }
+        self.leave(model);
     }
 
     /// Sums over the ranks.

@@ -27,7 +27,9 @@ use crate::{
     start,
 };
 use paraft_checkpoint::{CheckpointError, MODEL_FILE, weights};
-use paraft_client::{Client, ClientError, ClientOptions, Pulled, Reported, Transport, groups::MemberOptions};
+use paraft_client::{
+    Client, ClientError, ClientOptions, HANDOVER, Pulled, Reported, Transport, groups::MemberOptions,
+};
 use paraft_common::{
     BucketId, Layout, Step, WorkerId,
     config::{ChunkPlan, Start},
@@ -202,6 +204,14 @@ pub fn run(
         if ranks.leads() {
             match lead(job, options, model, data.clone(), Some(&mut ranks)) {
                 Err(WorkerError::Deposed) => tracing::warn!("another rank leads this group now"),
+                // Another rank has led the group while this process was stopped.
+                Err(WorkerError::Client(e)) if ranks.breaks() => {
+                    tracing::warn!(error = %e, "this rank has lost its group");
+                    if !ranks.form(model)? {
+                        return Ok(WorkerReport::default());
+                    }
+                    continue;
+                }
                 ended => return ended,
             }
         }
@@ -253,6 +263,11 @@ fn lead(
         transport: transport(job),
         pull_from: job.cluster.pull_from,
         patience: Duration::from_millis(job.cluster.patience_ms),
+        handover: match &ranks {
+            None => HANDOVER,
+            // Who led this group may only have stopped: its lease has to end.
+            Some(_) => HANDOVER + Duration::from_millis(job.cluster.grace_ms),
+        },
     };
     // Before the servers hear of this worker: a folder that cannot be written is no reason to wait for them.
     let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone())?;

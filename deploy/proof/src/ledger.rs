@@ -122,6 +122,7 @@ impl Ledger {
             transport: Transport::Tcp,
             pull_from: self.pull_from,
             patience: Duration::from_secs(30),
+            handover: paraft_client::HANDOVER,
         };
         let (client, done) = Client::join(options, &vec![0.0; self.len()])?;
         Ok(Page { ledger: *self, worker, client, done, weights: vec![0.0; self.len()] })

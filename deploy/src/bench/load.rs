@@ -144,6 +144,7 @@ impl Bed {
             transport: via.transport(),
             pull_from: self.job.cluster.pull_from,
             patience: Duration::from_millis(self.job.cluster.patience_ms),
+            handover: paraft_client::HANDOVER,
         })
     }
 }

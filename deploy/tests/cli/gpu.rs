@@ -156,6 +156,82 @@ fn a_gpu_that_is_asked_for_and_not_there_is_an_error_before_anything_starts() {
 }
 
 #[test]
+fn groups_of_gpus_learn_what_groups_on_cpus_do() {
+    let Some(gpus) = Gpus::begin("groups_of_gpus_learn_what_groups_on_cpus_do") else { return };
+    let gpus = gpus.with("DEVICES", "2").with("BACKGROUND", "1");
+    for (model, epochs) in [("mlp\"\nhidden = [32]", 4), ("convnet\"", 1)] {
+        let body = digits("bsp", 3, epochs).replace("mlp\"\nhidden = [32]", model);
+        let on = |device: &str| {
+            let name = format!("{device}-{epochs}");
+            let set = ["--set", "train.workers=1", "--set", "train.precision=f32", "--device", device];
+            summary(&gpus.train(&body, &name, &[&set[..], &["--group-size", "2"]].concat()))
+        };
+        let (gpu, cpu) = (on("cuda"), on("cpu"));
+        assert_eq!(gpu["samples"], cpu["samples"]);
+        let loss = |s: &Value| s["final_loss"].as_f64().expect("a loss");
+        assert!((loss(&gpu) - loss(&cpu)).abs() < 1e-3, "{gpu} and {cpu}");
+        for rank in 0..2 {
+            let log = gpus.dir(&format!("cuda-{epochs}")).join(format!("worker-0-rank-{rank}.log"));
+            assert!(fs::read_to_string(log).expect("log").contains(&format!("cuda:{rank}")));
+        }
+    }
+}
+
+#[test]
+fn a_gpu_whose_rank_is_killed_is_missed_and_the_others_go_on() {
+    let name = "a_gpu_whose_rank_is_killed_is_missed_and_the_others_go_on";
+    let Some(gpus) = Gpus::begin(name) else { return };
+    let gpus = gpus.with("DEVICES", "3").with("BACKGROUND", "1");
+    let path = job(gpus.scratch.path(), &digits("bsp", 3, 60));
+    let dir = gpus.dir("run");
+    let mut train = gpus.paraft(&["train"]);
+    train.arg(&path).arg("--run-dir").arg(&dir).args(["--json", "--device", "cuda", "--group-size", "3"]);
+    train.args(["--set", "train.workers=1"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = train.spawn().expect("paraft starts");
+    let steps = || Launcher::metrics_in(&dir).iter().filter(|e| e["event"] == "train").count();
+    for (rank, left) in [(1, "[0, 2]"), (0, "[2]")] {
+        let before = steps();
+        wait("training to go on", || match steps() {
+            n if n > before + 2 => Ok(()),
+            n => Err(format!("{n} training lines after {before}")),
+        });
+        kill(pid_of(&dir, &format!("--rank {rank}")), Signal::SIGKILL).expect("SIGKILL");
+        wait("the others to stand", || {
+            let log = fs::read_to_string(dir.join("worker-0-rank-2.log")).unwrap_or_default();
+            let stands = |l: &str| l.contains("the group stands") && l.contains(left);
+            if log.lines().any(stands) { Ok(()) } else { Err(log) }
+        });
+    }
+    let out = child.wait_with_output().expect("output");
+    let s = summary(&out);
+    assert_eq!(s["ranks_lost"], 2, "{s}");
+    assert!(s["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{s}");
+}
+
+#[test]
+fn ranks_on_cpus_and_on_gpus_make_no_group() {
+    let Some(gpus) = Gpus::begin("ranks_on_cpus_and_on_gpus_make_no_group") else { return };
+    let servers = free_addresses(1);
+    let body = digits("bsp", 1, 2) + &format!("addresses = {servers:?}\n");
+    let path = job(gpus.scratch.path(), &body);
+    let mut c = paraft();
+    c.arg("server").arg(&path).args(["--id", "0", "--data"]).arg(gpus.dir("s0")).stderr(Stdio::null());
+    let _server = Held(c.spawn().expect("server"));
+    let rank = |rank: &str, device: &str| {
+        let mut c = gpus.paraft(&["worker"]);
+        c.arg(&path).args(["--rank", rank, "--group-size", "2", "--device", device]);
+        c.stderr(Stdio::piped()).spawn().expect("a rank")
+    };
+    let both = [rank("0", "cpu"), rank("1", "cuda")];
+    for one in both {
+        let out = one.wait_with_output().expect("output");
+        let error = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(78), "{error}");
+        contains(&error, &["1 of 2 ranks", "compute on a GPU", "train.device"]);
+    }
+}
+
+#[test]
 fn bench_gpu_measures_steps_and_kernels() {
     let Some(gpus) = Gpus::begin("bench_gpu_measures_steps_and_kernels") else { return };
     let few = ["--tiny", "--rows", "3", "--steps", "2", "--repeats", "1", "--json"];

@@ -27,6 +27,8 @@ const MAX_JOB: usize = 512;
 pub const GATHERING: Duration = Duration::from_secs(5);
 /// Who waits asks again and again; who has not for this long has hung up.
 const HUNG_UP: Duration = Duration::from_secs(2);
+/// A leader that speaks is waited for, however long its step takes: its session with the servers goes on.
+const SPEAKS: Duration = Duration::from_secs(3);
 /// A group whose leader says nothing for this long is over.
 const SILENT: Duration = Duration::from_secs(15);
 /// Who comes back to a job that is done hears so, for this long.
@@ -238,8 +240,11 @@ impl Gathering {
                     // Only processes that have replaced others, or are new.
                     None => s.ranks.iter().all(|r| here(r) || self.lost.contains(&r.rank)),
                     Some(first) => {
-                        s.ranks.iter().all(|r| here(r) || self.lost.contains(&r.rank))
-                            || now.saturating_duration_since(first) >= GATHERING
+                        let gone = |r: &Seated| here(r) || self.lost.contains(&r.rank);
+                        let heard = self.heard.is_some_and(|h| now.saturating_duration_since(h) < SPEAKS);
+                        let leader_comes = heard && s.ranks.first().is_some_and(|l| !gone(l));
+                        let late = now.saturating_duration_since(first) >= GATHERING;
+                        s.ranks.iter().all(gone) || (late && !leader_comes)
                     }
                 }
             }
@@ -347,6 +352,20 @@ mod tests {
         assert_eq!(seated(&mut g, &[asks(2, 12, (1, 2), &[])], later), None, "the others are at work");
         let two = [asks(0, 10, (2, 0), &[]), asks(1, 11, (2, 1), &[])];
         assert_eq!(seated(&mut g, &two, later), Some((3, vec![0, 1, 2])));
+    }
+
+    #[test]
+    fn a_leader_that_speaks_is_waited_for() {
+        let now = Instant::now();
+        let mut g = three(now);
+        let two = [asks(1, 11, (1, 1), &[2]), asks(2, 12, (1, 2), &[])];
+        for second in 0..2 * GATHERING.as_secs() {
+            let now = now + Duration::from_secs(second);
+            g.hold(&key(), seating(1, &[(0, 10), (1, 11), (2, 12)]), false, now).expect("sound");
+            assert_eq!(seated(&mut g, &two, now), None);
+        }
+        let late = now + 2 * GATHERING;
+        assert_eq!(seated(&mut g, &[asks(0, 10, (1, 0), &[])], late), Some((2, vec![0, 1, 2])));
     }
 
     #[test]

@@ -31,6 +31,9 @@ use std::{
 /// Buffers of a bucket that a client keeps for its next pushes.
 const POOLED: usize = 16;
 
+/// Right after a worker's end its stream may still be there on the server's side.
+pub const HANDOVER: Duration = Duration::from_secs(3);
+
 /// How to take part in a job.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
@@ -50,6 +53,9 @@ pub struct ClientOptions {
     pub pull_from: PullFrom,
     /// Give up after this long without a leader.
     pub patience: Duration,
+    /// How long another process may be connected as this worker before that is an error: one that has just ended, or whose
+    /// lease has to end first.
+    pub handover: Duration,
 }
 
 /// To a link.
@@ -238,6 +244,7 @@ impl Client {
                         max: Duration::from_millis(100),
                         deadline: options.patience,
                     },
+                    handover: options.handover,
                     heartbeat: options.job.heartbeat(),
                     init: Some(initial.clone()),
                     buckets: placement::buckets_of(&layout, shard, options.shards).into(),

@@ -39,7 +39,7 @@ mod window;
 
 pub use acks::Acked;
 pub use chunks::Next;
-pub use client::{Client, ClientOptions, Pulled, Reported};
+pub use client::{Client, ClientOptions, HANDOVER, Pulled, Reported};
 pub use connect::{Transport, describe, drain, status};
 pub use error::ClientError;
 pub use initial::Initial;

@@ -44,6 +44,8 @@ pub(crate) struct LinkOptions {
     /// Who answers pulls.
     pub pull_from: PullFrom,
     pub retry: RetryPolicy,
+    /// How long another process may be connected as this worker.
+    pub handover: Duration,
     /// A sign of life goes out this often, whatever the training loop does.
     pub heartbeat: Duration,
     /// Initial state of the shard's buckets, until the servers have it.
@@ -569,7 +571,7 @@ impl Link {
         self.note_cause(&r.message);
         // Right after a break the old stream may still be there on the server's side.
         let rank_taken = r.message.contains("connected from another process");
-        let recent = self.trouble.is_none_or(|(since, _)| since.elapsed() < RANK_PATIENCE);
+        let recent = self.trouble.is_none_or(|(since, _)| since.elapsed() < self.options.handover);
         match r.advice() {
             Advice::Redirect => Ok(Some(Break::Redial((!r.leader.is_empty()).then_some(r.leader)))),
             Advice::Retry => Ok(Some(Break::Redial(Some(self.options.servers[self.next].clone())))),
@@ -601,7 +603,6 @@ impl Link {
 
 /// A server answers a new stream at once, whatever it then says on it.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
-const RANK_PATIENCE: Duration = Duration::from_secs(3);
 
 fn is_advance(m: &ToShard) -> bool {
     matches!(m.kind, Some(to_shard::Kind::Advance(_)))

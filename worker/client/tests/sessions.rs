@@ -96,6 +96,7 @@ fn options(address: String) -> ClientOptions {
         transport: Transport::Tcp,
         pull_from: PullFrom::Leader,
         patience: Duration::from_secs(10),
+        handover: paraft_client::HANDOVER,
     }
 }
 

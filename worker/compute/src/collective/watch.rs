@@ -124,8 +124,16 @@ impl Watch {
         self.shared.lock().broken.clone()
     }
 
-    /// Why a connection has ended: what this thread finds out, or what the caller saw.
-    pub(super) fn reason(&self, seen: GroupError) -> GroupError {
+    /// Whether the group is broken, or is found to be within a moment.
+    pub fn breaks(&self) -> bool {
+        let state = self.shared.lock();
+        let wait = self.shared.changed.wait_timeout_while(state, REASON_PATIENCE, |s| s.broken.is_none());
+        wait.is_ok_and(|(s, _)| s.broken.is_some())
+    }
+
+    /// Why a call of the group has failed: what this thread finds out within a moment, or what the caller saw. It is broken then,
+    /// for all ranks.
+    pub fn reason(&self, seen: GroupError) -> GroupError {
         let state = self.shared.lock();
         let unknown = |s: &mut State| s.broken.is_none() && s.left.is_none();
         let wait = self.shared.changed.wait_timeout_while(state, REASON_PATIENCE, unknown);
