@@ -20,13 +20,14 @@ use crate::{
     worker::{Plan, WorkerOptions},
 };
 use paraft_checkpoint::{
-    CheckpointError, Folder, Manifest, Writer,
+    CheckpointError, Folder, Manifest, State, Writer,
     manifest::{Clock, FORMAT, Stamp},
 };
 use paraft_client::{ClientError, ClientOptions, Pulled, Transport, checkpoints::Holding, section::Sections};
 use paraft_common::{
     Mode, Step, TensorSpec, WorkerId,
     checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
+    codec::put_f32_le,
     config::ServerJob,
 };
 use paraft_record::event;
@@ -42,6 +43,9 @@ use std::{
     time::Instant,
 };
 use tell::Teller;
+
+/// Values that are written at a time.
+const PIECE: usize = 1 << 18;
 
 /// Where the checkpoints of a job go: `checkpoint.dir`, else a folder in the run's.
 pub fn folder(job: &Job, run_dir: Option<&Path>) -> Option<PathBuf> {
@@ -97,6 +101,8 @@ enum Order {
     /// Say when everything before is done.
     Tell(mpsc::Sender<()>),
     Write(Step),
+    /// This state, of a job whose ranks keep it themselves; and what names the job.
+    Own(Step, Box<State>, u64),
     /// Only some shards keep an image of this step.
     Release(Step),
     Loss(Step, f64),
@@ -133,7 +139,7 @@ impl Checkpoints {
             keep: config.num_to_keep,
             name: job.name.clone(),
             job: job.to_toml(),
-            batch: job.train.batch as u64,
+            batch: job.train.batch as u64 * u64::from(job.train.group_size),
             steps_per_epoch: plan.per_epoch,
             tensors: tensors.to_vec(),
             servers: client.servers.clone(),
@@ -185,15 +191,39 @@ impl Checkpoints {
         } else if pulled.section_in_part {
             self.send(Order::Release(step));
         } else if self.waiting.load(SeqCst) > 0 {
-            let why = "the ones before are still being written; make them rarer";
-            self.skipped.push(event::Checkpoint {
-                wall: wall(),
-                worker: self.worker,
-                step,
-                error: Some(why.into()),
-                ..Default::default()
-            });
+            self.skip(step);
         }
+    }
+
+    /// A checkpoint is due at `step`, of what the ranks keep themselves: `state` copies it, if there is room. Returns at once, but
+    /// at the job's last step, whose checkpoint is always made.
+    pub fn own(
+        &mut self,
+        step: Step,
+        origin: u64,
+        state: impl FnOnce() -> Result<State, WorkerError>,
+    ) -> Result<(), WorkerError> {
+        if step.0 == self.due.total {
+            self.wait();
+        }
+        if self.waiting.load(SeqCst) > 0 {
+            self.skip(step);
+            return Ok(());
+        }
+        self.waiting.fetch_add(1, SeqCst);
+        self.send(Order::Own(step, Box::new(state()?), origin));
+        Ok(())
+    }
+
+    fn skip(&mut self, step: Step) {
+        let why = "the ones before are still being written; make them rarer";
+        self.skipped.push(event::Checkpoint {
+            wall: wall(),
+            worker: self.worker,
+            step,
+            error: Some(why.into()),
+            ..Default::default()
+        });
     }
 
     /// Waits for what is being written when `step` is the job's last: while its step is cut, no other checkpoint
@@ -297,10 +327,19 @@ impl Author {
                     let _ = who.send(());
                 }
                 Order::Epochs(step, done) => epochs = Some((step, done)),
-                Order::Write(step) => {
+                Order::Write(_) | Order::Own(..) => {
                     let began = Instant::now();
-                    let done = epochs.filter(|(at, _)| *at == step).map(|(_, done)| done);
-                    let result = self.write(step, done);
+                    let (step, result) = match order {
+                        Order::Own(step, state, origin) => {
+                            let written = self.write_own(step, &state);
+                            (step, written.map(|(path, bytes)| (path, bytes, origin)))
+                        }
+                        Order::Write(step) => {
+                            let done = epochs.filter(|(at, _)| *at == step).map(|(_, done)| done);
+                            (step, self.write(step, done))
+                        }
+                        _ => continue,
+                    };
                     let mut e = event::Checkpoint {
                         wall: wall(),
                         worker: self.worker,
@@ -393,28 +432,50 @@ impl Author {
             bytes += p.payload.len() as u64;
             writer.put(p.part, p.offset, &p.payload)?;
         }
-        let path = writer.finish(self.manifest(step, epochs, &sections, stamps), self.keep)?;
-        Ok((path, bytes, sections.origin))
-    }
-
-    fn manifest(
-        &self,
-        step: Step,
-        epochs_done: Option<u64>,
-        sections: &Sections,
-        buckets: Vec<Stamp>,
-    ) -> Manifest {
-        let job = &self.server_job;
         let slowest = sections.clocks.iter().filter(|c| !c.finished).map(|c| c.step).min();
         // Between two epochs of the leased sampler nobody trains: there all go on from the same step, in every mode.
-        let resume =
-            if job.mode == Mode::Bsp || epochs_done.is_some() { step } else { slowest.unwrap_or(step) };
+        let together = self.server_job.mode == Mode::Bsp || epochs.is_some();
+        let resume = if together { step } else { slowest.unwrap_or(step) };
         let clock = |c: &paraft_client::section::ClockOf| Clock {
             shard: c.shard.0,
             worker: c.worker.0,
             step: c.step.0,
             finished: c.finished,
         };
+        let clocks = sections.clocks.iter().map(clock).collect();
+        let manifest = Manifest {
+            epochs_done: epochs,
+            early_stop: (&sections.stopping).into(),
+            ..self.manifest((step, resume), clocks, stamps)
+        };
+        let path = writer.finish(manifest, self.keep)?;
+        Ok((path, bytes, sections.origin))
+    }
+
+    /// Likewise, of what the ranks keep themselves.
+    fn write_own(&self, step: Step, state: &State) -> Result<(PathBuf, u64), Failed> {
+        let slots = self.server_job.optimizer.slot_names();
+        let mut writer = Writer::create(&self.folder, step.0, &self.tensors, &slots)?;
+        let mut bytes = 0;
+        for (part, values) in std::iter::once(&state.weights).chain(&state.slots).enumerate() {
+            for (i, piece) in values.chunks(PIECE).enumerate() {
+                let mut le = Vec::with_capacity(size_of_val(piece));
+                put_f32_le(piece, &mut le);
+                bytes += le.len() as u64;
+                writer.put(part, i * PIECE, &le.into())?;
+            }
+        }
+        let stamp = Stamp { version: step.0, clock: step.0 as f64 };
+        let stamps = vec![stamp; self.server_job.layout().buckets().len()];
+        let clock = |shard| Clock { shard, worker: self.worker.0, step: step.0, finished: false };
+        let clocks = (0..self.shards).map(clock).collect();
+        let path = writer.finish(self.manifest((step, step), clocks, stamps), self.keep)?;
+        Ok((path, bytes))
+    }
+
+    /// Without what only servers know.
+    fn manifest(&self, (step, resume): (Step, Step), clocks: Vec<Clock>, buckets: Vec<Stamp>) -> Manifest {
+        let job = &self.server_job;
         Manifest {
             format: FORMAT,
             paraft: env!("CARGO_PKG_VERSION").into(),
@@ -426,15 +487,15 @@ impl Author {
             workers: job.workers,
             batch: self.batch,
             steps_per_epoch: self.steps_per_epoch,
-            epochs_done,
+            epochs_done: None,
             shards: self.shards,
             bucket_len: job.bucket_len,
             optimizer: job.optimizer.clone(),
             slots: job.optimizer.slot_names().iter().map(ToString::to_string).collect(),
             tensors: self.tensors.clone(),
             buckets,
-            clocks: sections.clocks.iter().map(clock).collect(),
-            early_stop: (&sections.stopping).into(),
+            clocks,
+            early_stop: Default::default(),
             job: self.job.clone(),
             files: BTreeMap::new(), // these two by the writer
             seal: String::new(),

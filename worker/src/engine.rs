@@ -4,8 +4,10 @@
 use crate::{
     exchange::PushParts,
     group::{Ranks, Together, Word},
+    local::Local,
     worker::WorkerError,
 };
+use paraft_checkpoint::State;
 use paraft_client::{Client, Pulled};
 use paraft_common::{Layout, Step};
 use paraft_compute::collective::GroupError;
@@ -19,6 +21,8 @@ pub(crate) struct Engine<'a> {
     /// The buckets, and how they are pushed.
     parts: Vec<Part>,
     ranks: Option<&'a mut Ranks>,
+    /// Where the ranks apply the gradients themselves.
+    local: Option<Local>,
 }
 
 enum Memory {
@@ -77,7 +81,12 @@ impl<'a> Engine<'a> {
             // here would be the model a third time, beside its gradient.
             None => Memory::Host { weights: vec![0.0; len], gradients: vec![0.0; len] },
         };
-        Self { model, memory, parts, ranks }
+        Self { model, memory, parts, ranks, local: None }
+    }
+
+    /// Likewise, for ranks that apply the gradients themselves.
+    pub fn with(local: Local, model: &'a mut dyn Model, parts: Vec<Part>, ranks: &'a mut Ranks) -> Self {
+        Self { local: Some(local), ..Self::new(model, parts, Some(ranks)) }
     }
 
     fn len(&self) -> usize {
@@ -119,6 +128,12 @@ impl<'a> Engine<'a> {
 
     /// These weights of the leader's are new: all ranks get them.
     fn share(&mut self, ranges: &[Range<usize>]) -> Result<(), Broke> {
+        if let Some(done) = self.local.as_ref().and_then(|l| l.done) {
+            if let Some(ranks) = &self.ranks {
+                ranks.say(&Word::State(done))?;
+            }
+            return self.take_state(done);
+        }
         if let Some(ranks) = &self.ranks {
             ranks.say(&Word::Weights(ranges.to_vec()))?;
         }
@@ -131,6 +146,78 @@ impl<'a> Engine<'a> {
             (Memory::Host { .. }, None) => Ok(()),
             (Memory::Host { weights, .. }, Some(ranks)) => Ok(ranks.reducer()?.broadcast(weights, ranges)?),
             (Memory::Device, _) => Ok(self.model.resident().ok_or_else(gone)?.landed(ranges)?),
+        }
+    }
+
+    /// After [`Word::State`], on every rank.
+    fn take_state(&mut self, done: Step) -> Result<(), Broke> {
+        let (Some(local), Some(ranks)) = (&mut self.local, &mut self.ranks) else {
+            return Err(GroupError::Broken("its ranks are of different jobs".into()).into());
+        };
+        match &mut self.memory {
+            Memory::Host { weights, .. } => {
+                let reducer = ranks.reducer()?;
+                for values in std::iter::once(weights).chain(&mut local.slots) {
+                    let all = 0..values.len();
+                    reducer.broadcast(values, std::slice::from_ref(&all))?;
+                }
+            }
+            Memory::Device => self.model.resident().ok_or_else(gone)?.share_state(&local.optimizer)?,
+        }
+        local.done = Some(done);
+        Ok(())
+    }
+
+    /// Whether this rank speaks for its group.
+    pub fn leads(&self) -> bool {
+        self.ranks.as_ref().is_some_and(|r| r.leads())
+    }
+
+    /// Which group it is in.
+    pub fn generation(&self) -> u64 {
+        self.ranks.as_ref().map_or(0, |r| r.generation())
+    }
+
+    /// The step of the state that this rank has, where it applies the gradients itself.
+    pub fn done(&self) -> Option<Step> {
+        self.local.as_ref().and_then(|l| l.done)
+    }
+
+    /// The state that this rank begins with, for all: in the group that it leads.
+    pub fn set_state(&mut self, state: State, done: Step) -> Result<(), WorkerError> {
+        if let Some(local) = &mut self.local {
+            local.done = Some(done);
+            match &mut self.memory {
+                Memory::Host { weights, .. } => {
+                    weights.copy_from_slice(&state.weights);
+                    if !state.slots.is_empty() {
+                        local.slots = state.slots;
+                    }
+                }
+                Memory::Device => {
+                    self.model.resident().ok_or_else(gone)?.set_state(&state.weights, &state.slots)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives all ranks this one's state.
+    pub fn share_state(&mut self) -> Result<(), WorkerError> {
+        self.share(&[]).or_else(|e| self.recover(e))
+    }
+
+    /// A copy of the state.
+    pub fn state(&mut self) -> Result<State, WorkerError> {
+        match (&self.memory, &self.local) {
+            (Memory::Host { weights, .. }, Some(local)) => {
+                Ok(State { weights: weights.clone(), slots: local.slots.clone() })
+            }
+            (Memory::Host { weights, .. }, None) => Ok(State { weights: weights.clone(), slots: Vec::new() }),
+            (Memory::Device, _) => {
+                let (weights, slots) = self.model.resident().ok_or_else(gone)?.state()?;
+                Ok(State { weights, slots })
+            }
         }
     }
 
@@ -178,8 +265,23 @@ impl<'a> Engine<'a> {
         }
     }
 
+    /// One step, applied on every rank. Done again where the group breaks: what the leader has is what counts.
+    pub fn step_alone(&mut self, step: Step, batch: &Batch) -> Result<Stepped, WorkerError> {
+        loop {
+            match self.announce(step).and_then(|()| self.make_step(step, batch, None)) {
+                Ok(stepped) => return Ok(stepped),
+                Err(e) => self.recover(e)?,
+            }
+        }
+    }
+
     fn lead_step(&mut self, step: Step, batch: &Batch, push: &mut PushParts<'_>) -> Result<Stepped, Broke> {
         push.begin();
+        self.announce(step)?;
+        self.make_step(step, batch, Some(push))
+    }
+
+    fn announce(&mut self, step: Step) -> Result<(), Broke> {
         if self.ranks.as_ref().is_some_and(|r| r.newcomers()) {
             if let Some(ranks) = &self.ranks {
                 ranks.say(&Word::Reform)?;
@@ -189,22 +291,34 @@ impl<'a> Engine<'a> {
         if let Some(ranks) = &self.ranks {
             ranks.say(&Word::Step(step))?;
         }
-        self.make_step(batch, Some(push))
+        Ok(())
     }
 
-    /// After [`Word::Step`], on every rank; only the leader pushes.
-    fn make_step(&mut self, batch: &Batch, push: Option<&mut PushParts<'_>>) -> Result<Stepped, Broke> {
+    /// After [`Word::Step`], on every rank; only the leader pushes, unless each applies the gradient itself.
+    fn make_step(
+        &mut self,
+        step: Step,
+        batch: &Batch,
+        mut push: Option<&mut PushParts<'_>>,
+    ) -> Result<Stepped, Broke> {
         let loss = match &mut self.memory {
             Memory::Host { weights, gradients } => {
-                let parts = &self.parts;
+                let (parts, local) = (&self.parts, &mut self.local);
+                let mut to = |i: usize, mean: &[f32]| match (&mut push, &mut *local) {
+                    (Some(push), _) => push.values(i, mean),
+                    (None, Some(local)) => local.mean[parts[i].range.clone()].copy_from_slice(mean),
+                    (None, None) => {}
+                };
                 match &mut self.ranks {
-                    None => alone(self.model, (weights, gradients), parts, batch, push)?,
-                    Some(r) => together(self.model, (weights, gradients), parts, batch, push, r)?,
+                    None => alone(self.model, (weights, gradients), parts, batch, &mut to)?,
+                    Some(r) => together(self.model, (weights, gradients), parts, batch, &mut to, r)?,
                 }
+            }
+            Memory::Device if self.local.is_some() => {
+                self.model.resident().ok_or_else(gone)?.step_local(batch)?
             }
             Memory::Device => {
                 let resident = self.model.resident().ok_or_else(gone)?;
-                let mut push = push;
                 resident.step_resident(batch, &self.parts, &mut |i, bytes| {
                     if let Some(push) = &mut push {
                         push.ready(i, bytes);
@@ -215,6 +329,17 @@ impl<'a> Engine<'a> {
         let mut sums = [f64::from(loss), batch.n as f64, 1.0];
         if let Some(ranks) = &self.ranks {
             ranks.sum(&mut sums)?;
+        }
+        // Everyone has the mean now.
+        if let Some(local) = &mut self.local {
+            match &mut self.memory {
+                Memory::Host { weights, .. } => local.apply(step, weights)?,
+                Memory::Device => {
+                    let resident = self.model.resident().ok_or_else(gone)?;
+                    resident.optimize(&local.optimizer, &local.hyper(step), local.clip_norm())?;
+                    local.done = Some(step);
+                }
+            }
         }
         Ok(Stepped { loss: (sums[0] / sums[2]) as f32, samples: sums[1] as u64 })
     }
@@ -317,9 +442,10 @@ impl Engine<'_> {
         let Some(ranks) = &self.ranks else { return Ok(Some(true)) };
         match ranks.hear(self.len())? {
             Word::Weights(ranges) => self.take_weights(&ranges)?,
+            Word::State(done) => self.take_state(done)?,
             Word::Step(step) => {
                 let batch = work.batch(step)?;
-                let stepped = self.make_step(batch, None)?;
+                let stepped = self.make_step(step, batch, None)?;
                 work.stepped(step, stepped)?;
             }
             Word::Evaluate(_) => {
@@ -351,15 +477,13 @@ fn alone(
     (weights, gradients): Flat,
     parts: &[Part],
     batch: &Batch,
-    mut push: Option<&mut PushParts<'_>>,
+    to: &mut dyn FnMut(usize, &[f32]),
 ) -> Result<f32, ModelError> {
     let mut next = parts.len();
     let mut ready = |offset: usize, gradients: &[f32]| {
         while next > 0 && parts[next - 1].range.start >= offset {
             next -= 1;
-            if let Some(push) = &mut push {
-                push.values(next, &gradients[parts[next].range.clone()]);
-            }
+            to(next, &gradients[parts[next].range.clone()]);
         }
     };
     let loss = model.step(weights, gradients, batch, &mut ready)?;
@@ -371,16 +495,11 @@ fn together(
     (weights, gradients): Flat,
     parts: &[Part],
     batch: &Batch,
-    mut push: Option<&mut PushParts<'_>>,
+    to: &mut dyn FnMut(usize, &[f32]),
     ranks: &mut Ranks,
 ) -> Result<f32, Broke> {
     let reducer = ranks.reducer()?;
     let mut next = parts.len();
-    let mut take = |i: usize, mean: &[f32]| {
-        if let Some(push) = &mut push {
-            push.values(i, mean);
-        }
-    };
     let mut broke: Together = Ok(());
     let mut ready = |offset: usize, gradients: &[f32]| {
         while next > 0 && parts[next - 1].range.start >= offset {
@@ -388,7 +507,7 @@ fn together(
             reducer.reduce(next, &gradients[parts[next].range.clone()]);
         }
         while broke.is_ok() {
-            match reducer.take(false, &mut take) {
+            match reducer.take(false, &mut *to) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => broke = Err(e),
@@ -400,6 +519,6 @@ fn together(
     if next > 0 {
         return Err(incomplete().into());
     }
-    while reducer.take(true, &mut take)? {}
+    while reducer.take(true, &mut *to)? {}
     Ok(loss)
 }

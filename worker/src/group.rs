@@ -29,6 +29,8 @@ const MEET: Duration = Duration::from_secs(10);
 pub(crate) enum Word {
     /// These parts of the weights follow.
     Weights(Vec<Range<usize>>),
+    /// All weights and the optimizer's state follow, as of this step.
+    State(Step),
     /// The minibatch of this step.
     Step(Step),
     /// A share of the held-out part, for this epoch.
@@ -44,6 +46,7 @@ const STEP: u64 = 2;
 const EVALUATE: u64 = 3;
 const REFORM: u64 = 4;
 const OVER: u64 = 5;
+const STATE: u64 = 6;
 
 /// A group that stands.
 struct Bound {
@@ -169,6 +172,11 @@ impl Ranks {
         self.bound.as_ref().is_some_and(|b| b.group.leads())
     }
 
+    /// Which group this is, counted from 1; 0: none.
+    pub fn generation(&self) -> u64 {
+        self.bound.as_ref().map_or(0, |b| b.group.seat().generation)
+    }
+
     /// Place and size.
     pub fn place(&self) -> (usize, usize) {
         self.bound.as_ref().map_or((0, 1), |b| (b.group.seat().place, b.group.size()))
@@ -199,6 +207,7 @@ impl Ranks {
         let group = &self.bound()?.group;
         let mut head = match word {
             Word::Weights(ranges) => [WEIGHTS, ranges.len() as u64],
+            Word::State(done) => [STATE, done.0],
             Word::Step(step) => [STEP, step.0],
             Word::Evaluate(epoch) => [EVALUATE, *epoch],
             Word::Reform => [REFORM, 0],
@@ -228,6 +237,7 @@ impl Ranks {
                 }
                 Word::Weights(ranges)
             }
+            [STATE, done] => Word::State(Step(done)),
             [STEP, step] => Word::Step(Step(step)),
             [EVALUATE, epoch] => Word::Evaluate(epoch),
             [REFORM, _] => Word::Reform,

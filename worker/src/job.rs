@@ -74,6 +74,9 @@ pub struct TrainConfig {
     /// Ranks of each worker, 1 to 1024: processes that average their gradients among themselves and act as one worker.
     #[serde(skip_serializing_if = "is_one")]
     pub group_size: u32,
+    /// Who applies the gradients.
+    #[serde(skip_serializing_if = "is_default")]
+    pub exchange: Exchange,
     /// `bsp`, `ssp:S` or `asp`.
     pub mode: Mode,
     /// Samples in a minibatch of each worker, or of each rank of its group.
@@ -115,6 +118,7 @@ impl Default for TrainConfig {
         Self {
             workers: 2,
             group_size: 1,
+            exchange: Exchange::Servers,
             mode: Mode::Bsp,
             batch: 64,
             epochs: 1,
@@ -130,6 +134,17 @@ impl Default for TrainConfig {
             init: None,
         }
     }
+}
+
+/// Who applies the gradients, and keeps weights and optimizer state while training goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Exchange {
+    /// The servers: workers push and pull.
+    #[default]
+    Servers,
+    /// Every rank of the one group that the job is, for itself. The servers keep who is there and which checkpoints there are.
+    AllReduce,
 }
 
 /// Who sees which sample when.
@@ -335,6 +350,32 @@ impl Job {
         if leased && self.checkpoint.as_ref().is_some_and(|k| k.every_steps.is_some()) {
             let why = "with the leased sampler checkpoints are cut between epochs, when nobody trains";
             return bad("checkpoint.every_steps", why.into(), "use checkpoint.every_epochs");
+        }
+        if t.exchange == Exchange::AllReduce {
+            let why = |what: &str| format!("with train.exchange = \"all-reduce\" {what}");
+            if t.workers != 1 {
+                let all = "all ranks are one group";
+                return bad(
+                    "train.workers",
+                    why(all),
+                    "set train.workers = 1, and train.group_size to the number of ranks",
+                );
+            }
+            if t.mode != Mode::Bsp {
+                return bad("train.mode", why("all ranks go in lock-step"), "set train.mode = \"bsp\"");
+            }
+            if leased {
+                let share = "each rank has its share of an epoch";
+                return bad("train.sampler", why(share), "set train.sampler = \"static\"");
+            }
+            if t.encoding != Encoding::F32 {
+                let sums = "gradients are summed as f32";
+                return bad("train.encoding", why(sums), "set train.encoding = \"f32\", or take it out");
+            }
+            if self.eval.early_stop.is_some() {
+                let nobody = "the servers see no evaluation and stop nobody";
+                return bad("eval.early_stop", why(nobody), "take [eval.early_stop] out");
+            }
         }
         if let Some(a) = self.eval.target_accuracy
             && !(a > 0.0 && a <= 1.0)

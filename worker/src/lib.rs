@@ -5,6 +5,7 @@
 //! - [`cli`]: the flags of `paraft worker`, for binaries with a model of their own.
 //! - [`device`]: on what a worker computes. `engine`: the model with its parameters and gradient, wherever they are.
 //! - `exchange`: how gradients leave. `group`: ranks that act as one worker.
+//! - `local`: the optimizer on a rank, where no server has a part in the step.
 //! - [`samples`]: from data sets to batches.
 //! - [`start`]: what a job begins with: the seed's weights, a model file, a checkpoint.
 //! - [`checkpoints`]: when a checkpoint is due, and the thread that writes it.
@@ -22,6 +23,7 @@ mod exchange;
 pub mod exit;
 mod group;
 pub mod job;
+mod local;
 mod metrics;
 mod recorder;
 pub mod samples;

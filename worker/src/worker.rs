@@ -8,19 +8,20 @@
 //! ```
 //!
 //! With the leased sampler the loop is that of `leased`. Where a group of ranks is one worker, its leader runs this loop, and the
-//! others do what it says (`follower`).
+//! others do what it says (`follower`). Where ranks apply the gradients themselves the loop is that of `reduce`.
 //!
 //! A worker holds nothing that is worth keeping: weights, optimizer state and clocks are on the servers.
 
 mod follower;
 mod leased;
+mod reduce;
 
 use crate::{
     checkpoints::Checkpoints,
     engine::{Engine, Stepped},
     exit,
     group::Ranks,
-    job::{Job, SamplerKind, TransportConfig},
+    job::{Exchange, Job, SamplerKind, TransportConfig},
     metrics::{self, Gauges},
     recorder::{Progress, Recorder, wall},
     samples::fill,
@@ -182,7 +183,8 @@ pub fn run(
             .map_err(|e| WorkerError::Job(format!("--metrics {at}: {e}")))?;
     }
     let data = Shared { train: Arc::new(data.train), test: Arc::new(data.test), plan, gauges };
-    if job.train.group_size == 1 {
+    let reduces = job.train.exchange == Exchange::AllReduce;
+    if job.train.group_size == 1 && !reduces {
         return lead(job, options, model, data, None);
     }
     let member = MemberOptions {
@@ -199,6 +201,9 @@ pub fn run(
     if !ranks.form(model)? {
         tracing::info!("the job is done; nothing is left for this rank");
         return Ok(WorkerReport::default());
+    }
+    if reduces {
+        return reduce::run(job, options, model, &data, &mut ranks);
     }
     loop {
         if ranks.leads() {
@@ -237,6 +242,30 @@ fn transport(job: &Job) -> Transport {
     }
 }
 
+/// As which worker the servers know this process, or the group that it leads.
+fn client_options(
+    job: &Job,
+    options: &WorkerOptions,
+    server_job: paraft_common::config::ServerJob,
+    leads: bool,
+) -> ClientOptions {
+    ClientOptions {
+        servers: options.servers.clone(),
+        shards: job.shards(),
+        replicas: job.cluster.replicas,
+        worker: WorkerId(options.rank / job.train.group_size),
+        job: server_job,
+        transport: transport(job),
+        pull_from: job.cluster.pull_from,
+        patience: Duration::from_millis(job.cluster.patience_ms),
+        handover: match leads {
+            false => HANDOVER,
+            // Who led this group may only have stopped: its lease has to end.
+            true => HANDOVER + Duration::from_millis(job.cluster.grace_ms),
+        },
+    }
+}
+
 /// Trains as a worker of the servers: alone, or for the group that this rank leads.
 fn lead(
     job: &Job,
@@ -253,22 +282,8 @@ fn lead(
     let begun = beginning.start.as_ref().map_or(0, |s| s.epochs);
     server_job.start = beginning.start;
     server_job.chunks = plan.leased;
-    let worker = WorkerId(options.rank / job.train.group_size);
-    let client = ClientOptions {
-        servers: options.servers.clone(),
-        shards: job.shards(),
-        replicas: job.cluster.replicas,
-        worker,
-        job: server_job,
-        transport: transport(job),
-        pull_from: job.cluster.pull_from,
-        patience: Duration::from_millis(job.cluster.patience_ms),
-        handover: match &ranks {
-            None => HANDOVER,
-            // Who led this group may only have stopped: its lease has to end.
-            Some(_) => HANDOVER + Duration::from_millis(job.cluster.grace_ms),
-        },
-    };
+    let client = client_options(job, options, server_job, ranks.is_some());
+    let worker = client.worker;
     // Before the servers hear of this worker: a folder that cannot be written is no reason to wait for them.
     let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone())?;
     let checkpoints = Checkpoints::start(job, options, &plan, layout.tensors(), &client)?;

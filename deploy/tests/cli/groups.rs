@@ -96,6 +96,66 @@ fn a_rank_by_hand_waits_for_the_others_and_then_goes_on_without() {
     contains(&rank(1), &["the job is done"]);
 }
 
+fn reducing(size: u32, epochs: u64) -> String {
+    grouped(1, size, epochs).replace("group_size", "exchange = \"all-reduce\"\ngroup_size")
+}
+
+#[test]
+fn ranks_without_servers_in_the_step_outlive_their_leader() {
+    let l = Launcher::training(&reducing(3, 2000), 2);
+    let kept = l.keep();
+    kill(pid_of(&l.run_dir, "--rank 0"), Signal::SIGKILL).expect("SIGKILL");
+    let said = stands(&l.run_dir, "worker-0-rank-1", "[1, 2]");
+    assert!(!said.contains("latest checkpoint"), "the others have what it had: {said}");
+    let run_dir = l.run_dir.clone();
+    let (code, out, err) = l.output();
+    assert_eq!(code, Some(0), "{err}");
+    let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+    assert_eq!((&summary["ranks_lost"], &summary["bytes_pushed"]), (&1.into(), &0.into()), "{summary}");
+    assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{summary}");
+    assert!(run_dir.join("model.safetensors").exists());
+    drop(kept);
+}
+
+#[test]
+fn ranks_that_were_all_killed_go_on_from_their_latest_checkpoint() {
+    let body = reducing(2, 1500) + "max_restarts = 1\nrestart_ms = 0\n[checkpoint]\nevery_steps = 500\n";
+    let l = Launcher::training(&body, 2);
+    let kept = l.keep();
+    let newest = |l: &Launcher| {
+        let told = l.metrics();
+        let all = told.iter().filter(|e| e["event"] == "checkpoint");
+        all.filter_map(|e| e["step"].as_u64()).max()
+    };
+    let step = wait("a checkpoint", || newest(&l).ok_or_else(|| format!("{:?}", l.metrics().len())));
+    for rank in ["--rank 0", "--rank 1"] {
+        kill(pid_of(&l.run_dir, rank), Signal::SIGKILL).expect("SIGKILL");
+    }
+    let from = wait("the job to go on", || {
+        let logs = [0, 1].map(|r| log(&l.run_dir, &format!("worker-0-rank-{r}"))).concat();
+        let line =
+            logs.lines().find(|l| l.contains("going on from the latest checkpoint")).map(str::to_string);
+        line.ok_or(logs)
+    });
+    let line: Value = serde_json::from_str(&from).expect("a line of the log");
+    let from = line["fields"]["step"].as_u64().unwrap_or_else(|| panic!("{line}"));
+    assert!(from >= step && from.is_multiple_of(500), "from {from}, there was one of {step}");
+    let run_dir = l.run_dir.clone();
+    let (code, out, err) = l.output();
+    assert_eq!(code, Some(0), "{err}");
+    let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+    assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{summary}");
+    // What it wrote is a checkpoint like any other: servers can go on from it.
+    let more = job(kept.path(), &grouped(1, 2, 1502));
+    let args =
+        ["train", more.to_str().expect("utf-8"), "--resume", run_dir.to_str().expect("utf-8"), "--json"];
+    let dir = kept.path().join("more");
+    let out = run(&[&args[..], &["--run-dir", dir.to_str().expect("utf-8")]].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let summary: Value = serde_json::from_slice(&out.stdout).expect("summary");
+    assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{summary}");
+}
+
 #[test]
 fn groups_that_cannot_be_are_refused_with_the_reason() {
     let scratch = tempfile::tempdir().expect("scratch");
@@ -104,6 +164,12 @@ fn groups_that_cannot_be_are_refused_with_the_reason() {
     for (args, code, words) in [
         (&["--group-size", "0"][..], 2, &["--group-size"][..]),
         (&["--set", "train.group_size=2000"], 78, &["train.group_size", "1 to 1024"]),
+        (&["--set", "train.exchange=all-reduce"], 78, &["train.workers", "one group", "train.group_size"]),
+        (
+            &["--set", "train.exchange=all-reduce", "--set", "train.workers=1", "--set", "train.mode=asp"],
+            78,
+            &["train.mode", "lock-step"],
+        ),
         (&["--group-size", "2", "--set", "train.sampler=leased"], 78, &["train.sampler", "group_size"]),
     ] {
         let out = run(&[&["train", path], args].concat());

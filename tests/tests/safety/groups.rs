@@ -144,3 +144,49 @@ fn who_comes_back_is_taken_in_and_ends_with_the_same_weights() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn ranks_that_apply_the_gradients_themselves_learn_what_servers_would_have_learned() -> Result<()> {
+    for (kind, more) in [
+        ("momentum", "[clip]\nnorm = 0.5"),
+        ("adamw", "[schedule]\nkind = \"cosine\"\nsteps = 40\nwarmup = 5"),
+        ("adagrad", "[clip]\nvalue = 0.01"),
+    ] {
+        let kind = format!("optimizer.kind={kind}");
+        let set = |exchange: &'static str| {
+            [
+                "train.workers=1",
+                "train.group_size=2",
+                "optimizer.lr=0.02",
+                "cluster.bucket_bytes=2048",
+                exchange,
+            ]
+        };
+        let text = format!("{MLP}\n{more}");
+        let with = |exchange| run(&text, &[&set(exchange)[..], &[kind.as_str()]].concat());
+        let (servers, _) = with("train.exchange=servers")?;
+        let (own, single) = with("train.exchange=all-reduce")?;
+        // Clipping by the norm adds the squares up in another order.
+        let apart = distance(&servers, &own);
+        assert!(apart <= if more.contains("norm") { 1e-6 } else { 0.0 }, "{kind}: {apart:e}");
+        assert!(distance(&single, &own) < 1e-4, "{kind}: {:e}", distance(&single, &own));
+    }
+    let set = ["train.workers=1", "train.group_size=2", "train.exchange=all-reduce", "train.max_steps=12"];
+    let sgd = ["optimizer.kind=sgd", "optimizer.lr=0.05"];
+    let (group, single) = run(CONVNET, &[&set[..], &sgd].concat())?;
+    assert!(distance(&single, &group) < 2e-5, "{:e}", distance(&single, &group));
+    Ok(())
+}
+
+#[test]
+fn ranks_with_weights_of_their_own_go_on_without_those_that_leave() -> Result<()> {
+    let soon = Duration::from_millis(500);
+    let set = ["train.group_size=3", "train.max_steps=20000", "train.exchange=all-reduce"];
+    for (leaves, back) in [(&[(0, soon), (1, soon)][..], &[][..]), (&[(0, soon)], &[0])] {
+        let all = ranks(&set, leaves, back)?;
+        let ended: Vec<_> = all.into_iter().filter_map(|(_, r)| r.ok()).collect();
+        assert_eq!(ended.len(), 3 - leaves.len() + back.len());
+        assert!(ended.iter().all(|r| r.steps > 0 && r.weights == ended[0].weights), "{leaves:?} {back:?}");
+    }
+    Ok(())
+}

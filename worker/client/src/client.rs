@@ -88,6 +88,7 @@ pub(crate) enum Event {
         shard: ShardId,
         clock: u64,
         new: bool,
+        origin: u64,
     },
     /// A bucket, and its values.
     Weights(ShardId, Weights, Payload),
@@ -141,6 +142,8 @@ pub struct Client {
     window: Arc<Window>,
     backlog: Arc<Backlog>,
     pool: Arc<Pool>,
+    /// The founding of shard 0.
+    origin: u64,
     /// Asks for chunks so far.
     pub(crate) takes: u64,
     versions: Vec<u64>,
@@ -276,6 +279,7 @@ impl Client {
             window,
             backlog,
             pool: Pool::new(POOLED),
+            origin: 0,
             takes: 0,
             options,
             layout,
@@ -307,6 +311,11 @@ impl Client {
         self.options.worker
     }
 
+    /// What names the job to the control group: the founding of shard 0 that it runs in.
+    pub fn origin(&self) -> u64 {
+        self.origin
+    }
+
     /// The shard that holds a bucket.
     pub fn shard_of(&self, bucket: BucketId) -> ShardId {
         placement::shard_of(bucket, self.options.shards)
@@ -328,8 +337,11 @@ impl Client {
         let mut clocks = BTreeMap::new();
         while clocks.len() < self.links.len() {
             match self.next()? {
-                Event::Opened { shard, clock, .. } => {
+                Event::Opened { shard, clock, origin, .. } => {
                     clocks.insert(shard, clock);
+                    if shard == ShardId(0) {
+                        self.origin = origin;
+                    }
                 }
                 Event::Failed(e) => return Err(e),
                 Event::SessionLost => {

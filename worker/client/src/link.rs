@@ -489,7 +489,12 @@ impl Link {
         for m in &self.sticky {
             let _ = out.send(m.clone().into());
         }
-        let _ = self.events.send(Event::Opened { shard: self.options.shard, clock: o.clock, new });
+        let _ = self.events.send(Event::Opened {
+            shard: self.options.shard,
+            clock: o.clock,
+            new,
+            origin: o.origin,
+        });
     }
 
     fn weights(&mut self, of: Source, w: Weights, payload: Payload) {

@@ -5,7 +5,11 @@ use crate::{
     Batch, Evaluation, Model, ModelError,
     net::{Net, NetResult},
 };
-use paraft_common::{Encoding, layout::TensorSpec};
+use paraft_common::{
+    Encoding,
+    layout::TensorSpec,
+    optim::{Hyper, OptimizerConfig},
+};
 use paraft_compute::cuda::{
     CudaDevice, CudaOptions, Gradient, Inbox, Nccl, Outbox, Parcel, PinnedBytes, Precision, UniqueId, Wire,
 };
@@ -58,6 +62,36 @@ pub trait Resident {
     /// used: those on the device are nobody's.
     fn join(&mut self, group: Option<Arc<Nccl>>) -> Result<(), ModelError>;
 
+    /// A step whose gradient stays on the device, averaged over the group if there is one. The loss is this rank's.
+    fn step_local(&mut self, _batch: &Batch) -> Result<f32, ModelError> {
+        Err(ModelError::new(ON_THE_CPU))
+    }
+
+    /// Applies the gradient of the last [`Self::step_local`] to the parameters on the device.
+    fn optimize(
+        &mut self,
+        _optimizer: &OptimizerConfig,
+        _hyper: &Hyper,
+        _clip_norm: Option<f32>,
+    ) -> Result<(), ModelError> {
+        Err(ModelError::new(ON_THE_CPU))
+    }
+
+    /// Parameters, and the optimizer's state, each of its vectors as long as the trained part.
+    fn state(&mut self) -> Result<(Vec<f32>, Vec<Vec<f32>>), ModelError> {
+        Err(ModelError::new(ON_THE_CPU))
+    }
+
+    /// The reverse; without slots the optimizer begins.
+    fn set_state(&mut self, _weights: &[f32], _slots: &[Vec<f32>]) -> Result<(), ModelError> {
+        Err(ModelError::new(ON_THE_CPU))
+    }
+
+    /// Rank 0's state, on all ranks of the group.
+    fn share_state(&mut self, _optimizer: &OptimizerConfig) -> Result<(), ModelError> {
+        Err(ModelError::new(ON_THE_CPU))
+    }
+
     /// Forms a group with its device ([`Nccl::form`]) and joins it.
     fn form_group(
         &mut self,
@@ -67,6 +101,8 @@ pub trait Resident {
         give_up: &dyn Fn() -> bool,
     ) -> Result<Arc<Nccl>, ModelError>;
 }
+
+const ON_THE_CPU: &str = "an all-reduce job computes on the CPU in this version: set train.device = \"cpu\"";
 
 /// Scales of the loss in f16 (Micikevicius et al., 2018): gradients below f16's smallest number would be lost. Halved when a
 /// gradient overflows, and the step is made again; doubled after as many good steps.

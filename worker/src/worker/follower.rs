@@ -11,7 +11,7 @@ use paraft_data::Prefetcher;
 use paraft_models::{Batch, Evaluation, Model, Part};
 use std::{sync::atomic::Ordering::Relaxed, time::Instant};
 
-struct Following<'a> {
+pub(super) struct Following<'a> {
     job: &'a Job,
     options: &'a WorkerOptions,
     data: &'a Shared,
@@ -21,6 +21,34 @@ struct Following<'a> {
     batch: Batch,
     steps: u64,
     samples: u64,
+    began: Instant,
+}
+
+impl<'a> Following<'a> {
+    pub fn new(job: &'a Job, options: &'a WorkerOptions, data: &'a Shared) -> Self {
+        Self {
+            job,
+            options,
+            data,
+            share: Share::of(job, options),
+            batches: None,
+            batch: Batch::default(),
+            steps: 0,
+            samples: 0,
+            began: Instant::now(),
+        }
+    }
+
+    /// What it did, with the weights that it ends with.
+    pub fn report(&self, weights: Vec<f32>) -> WorkerReport {
+        WorkerReport {
+            steps: self.steps,
+            samples: self.samples,
+            seconds: self.began.elapsed().as_secs_f64(),
+            weights,
+            evaluation: None,
+        }
+    }
 }
 
 impl Follows for Following<'_> {
@@ -69,24 +97,8 @@ pub(super) fn follow(
     let layout = job.layout(model.tensors()).map_err(|e| WorkerError::Job(e.to_string()))?;
     let part = |b: &paraft_common::BucketSpec| Part { range: b.range(), encoding: job.train.encoding };
     let mut engine = Engine::new(model, layout.buckets().iter().map(part).collect(), Some(ranks));
-    let mut following = Following {
-        job,
-        options,
-        data,
-        share: Share::of(job, options),
-        batches: None,
-        batch: Batch::default(),
-        steps: 0,
-        samples: 0,
-    };
-    let began = Instant::now();
+    let mut following = Following::new(job, options, data);
     let over = engine.follow(&mut following)?;
     tracing::info!(steps = following.steps, over, "this rank has followed");
-    Ok(over.then(|| WorkerReport {
-        steps: following.steps,
-        samples: following.samples,
-        seconds: began.elapsed().as_secs_f64(),
-        weights: engine.into_weights(),
-        evaluation: None,
-    }))
+    Ok(over.then(|| following.report(engine.into_weights())))
 }

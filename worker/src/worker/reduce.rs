@@ -1,0 +1,276 @@
+//! The training loop of an all-reduce job: every rank applies the mean gradient to weights and optimizer state of its own, the
+//! same on all, and no server has a part in the step.
+//!
+//! ```text
+//!   join ─▶ state (seed, file, checkpoint) to all ranks ─▶ ┌─ minibatch ─▶ gradients, summed over the ranks ─▶ optimizer ─┐
+//!                                                          └── [epoch's end: evaluate together] [due: checkpoint] ◀───────┘
+//! ```
+//!
+//! The servers keep who is there: the leader's session tells that the job goes on, and the control group who is in the group
+//! and which checkpoints there are. When a rank is lost the others go on from the step that the leader has; when all are, from
+//! the latest checkpoint.
+
+use super::{
+    Clock, Share, Shared, WorkerError, WorkerOptions, WorkerReport, client_options, evaluate, finite,
+    follower::Following, prefetch,
+};
+use crate::{
+    Job,
+    checkpoints::{self, Checkpoints},
+    engine::{Engine, Stepped},
+    group::Ranks,
+    local::Local,
+    recorder::{Progress, Recorder, wall},
+    start,
+};
+use paraft_checkpoint::{Checkpoint, Folder, MODEL_FILE, State, weights};
+use paraft_client::Client;
+use paraft_common::{BucketSpec, Layout, Step, TensorSpec};
+use paraft_models::{Evaluation, Model, Part};
+use paraft_record::{Event, event};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Trains as a rank of the group that the job is, whether it leads or not.
+pub(super) fn run(
+    job: &Job,
+    options: &WorkerOptions,
+    model: &mut dyn Model,
+    data: &Shared,
+    ranks: &mut Ranks,
+) -> Result<WorkerReport, WorkerError> {
+    let tensors = model.tensors();
+    let layout = job.layout(tensors.clone()).map_err(|e| WorkerError::Job(e.to_string()))?;
+    let part = |b: &BucketSpec| Part { range: b.range(), encoding: job.train.encoding };
+    let parts = layout.buckets().iter().map(part).collect();
+    let on_device = model.resident().is_some();
+    // Drawn now: the engine has the model from here on.
+    let fresh = {
+        let mut weights = vec![0.0; layout.len()];
+        model.init(job.seed, &mut weights);
+        weights
+    };
+    let mut engine = Engine::with(Local::new(job, &tensors, on_device), model, parts, ranks);
+    let mut following = Following::new(job, options, data);
+    loop {
+        if engine.leads() {
+            let mut lead = Lead::join(job, options, data, &tensors, &layout, &fresh)?;
+            match lead.train(&mut engine) {
+                Err(WorkerError::Deposed) => tracing::warn!("another rank leads this group now"),
+                ended => return ended,
+            }
+        }
+        if engine.follow(&mut following)? {
+            return Ok(following.report(engine.into_weights()));
+        }
+    }
+}
+
+/// What the rank that leads has beside its state.
+struct Lead<'a> {
+    job: &'a Job,
+    options: &'a WorkerOptions,
+    data: &'a Shared,
+    layout: &'a Layout,
+    client: Client,
+    recorder: Recorder,
+    checkpoints: Option<Checkpoints>,
+    /// What the job begins with.
+    beginning: (State, Step),
+    clock: Clock,
+    samples: u64,
+    steps: u64,
+    /// The step that the job began at.
+    begun: Step,
+}
+
+impl<'a> Lead<'a> {
+    /// Meets the servers.
+    fn join(
+        job: &'a Job,
+        options: &'a WorkerOptions,
+        data: &'a Shared,
+        tensors: &[TensorSpec],
+        layout: &'a Layout,
+        fresh: &[f32],
+    ) -> Result<Self, WorkerError> {
+        let begin = start::begin_with(job, options.resume.as_deref(), fresh, layout, &data.plan)?;
+        let state = State { weights: begin.initial.weights.clone(), slots: begin.initial.slots.clone() };
+        let begun = Step(begin.step());
+        let mut server_job = job.server_job(tensors);
+        server_job.start = begin.start;
+        let client = client_options(job, options, server_job, true);
+        let recorder = Recorder::new(client.worker, options.run_dir.as_deref(), data.gauges.clone())?;
+        let checkpoints = Checkpoints::start(job, options, &data.plan, layout.tensors(), &client)?;
+        let (client, _) = Client::join_from(client, begin.initial)?;
+        data.gauges.stages(client.stages().clone());
+        Ok(Self {
+            job,
+            options,
+            data,
+            layout,
+            client,
+            recorder,
+            checkpoints,
+            beginning: (state, begun),
+            clock: Clock::default(),
+            samples: 0,
+            steps: 0,
+            begun,
+        })
+    }
+
+    /// The state that training goes on from, where this rank has none: the job's beginning; or, where an earlier group of
+    /// this run has been lost with all its ranks, its latest checkpoint.
+    fn state(&mut self, generation: u64) -> Result<(State, Step), WorkerError> {
+        let beginning = std::mem::replace(
+            &mut self.beginning,
+            (State { weights: Vec::new(), slots: Vec::new() }, self.begun),
+        );
+        let folder = checkpoints::folder(self.job, self.options.run_dir.as_deref());
+        let Some(folder) = folder.filter(|_| generation > 1 && self.job.checkpoint.is_some()) else {
+            return Ok(beginning);
+        };
+        let Some(path) = Folder::new(folder).newest_whole(None) else { return Ok(beginning) };
+        let checkpoint = Checkpoint::open(&path)?;
+        if checkpoint.manifest().name != self.job.name || checkpoint.manifest().resume_step <= beginning.1.0 {
+            return Ok(beginning);
+        }
+        checkpoint.verify()?;
+        checkpoint.fits(self.layout.tensors(), &self.job.optimizer)?;
+        let done = Step(checkpoint.manifest().resume_step);
+        tracing::warn!(step = done.0, path = %path.display(), "all ranks were lost; going on from the latest checkpoint");
+        Ok((checkpoint.load()?, done))
+    }
+
+    fn train(&mut self, engine: &mut Engine) -> Result<WorkerReport, WorkerError> {
+        let plan = &self.data.plan;
+        let mut done = match engine.done() {
+            Some(done) => done,
+            None => {
+                let (state, done) = self.state(engine.generation())?;
+                engine.set_state(state, done)?;
+                done
+            }
+        };
+        engine.share_state()?;
+        let mut batches = prefetch(&self.data.train, plan, self.job, self.options.rank, done)?;
+        self.clock.start();
+        while done.0 < plan.total {
+            if self.options.interrupt.load(Relaxed) {
+                return Err(WorkerError::Interrupted);
+            }
+            let Some(batch) = batches.next() else { break };
+            let batch = batch?;
+            let step = done.next();
+            let stepped = engine.step_alone(step, &batch)?;
+            finite(stepped, step, self.client.worker())?;
+            batches.recycle(batch);
+            done = step;
+            self.samples += stepped.samples;
+            self.steps += 1;
+            let epoch = done.0.div_ceil(plan.per_epoch);
+            let epoch_ends = done.0.is_multiple_of(plan.per_epoch) || done.0 >= plan.total;
+            self.note_step(done, epoch, stepped, epoch_ends)?;
+            if let Some(c) = self.checkpoints.as_mut().filter(|c| c.due(step)) {
+                c.own(step, self.client.origin(), || engine.state())?;
+            }
+            if epoch_ends && self.job.eval.every_epoch {
+                self.evaluate(engine, done, false)?;
+            }
+            self.note_checkpoints(false)?;
+        }
+        drop(batches);
+        self.end(engine, done)
+    }
+
+    fn note_step(&mut self, done: Step, epoch: u64, stepped: Stepped, now: bool) -> Result<(), WorkerError> {
+        let progress = Progress {
+            step: done,
+            epoch,
+            samples: self.samples,
+            seconds: self.clock.seconds(),
+            wait_seconds: 0.0,
+        };
+        Ok(self.recorder.step(progress, stepped.loss, now)?)
+    }
+
+    /// The whole held-out part, a share on each rank.
+    fn evaluate(
+        &mut self,
+        engine: &mut Engine,
+        done: Step,
+        is_final: bool,
+    ) -> Result<Evaluation, WorkerError> {
+        self.clock.stop();
+        let epoch = done.0.div_ceil(self.data.plan.per_epoch);
+        let (share, test) = (Share::of(self.job, self.options), &self.data.test);
+        let e = engine
+            .evaluate_share(epoch, |engine, place| evaluate(engine, test, share.part(place, test.len())))?;
+        let n = e.count.max(1) as f64;
+        let classifies = !matches!(self.job.model, Some(paraft_models::ModelConfig::Autoencoder { .. }));
+        let event = event::Eval {
+            wall: wall(),
+            epoch,
+            samples: self.samples,
+            seconds: self.clock.seconds(),
+            loss: e.loss_sum / n,
+            accuracy: test.classes().filter(|_| classifies).map(|_| e.correct as f64 / n),
+            count: e.count,
+            is_final,
+        };
+        if let Some(c) = &self.checkpoints {
+            c.loss(done, event.loss);
+        }
+        self.recorder.write(&Event::Eval(event))?;
+        if !is_final {
+            self.clock.start();
+        }
+        Ok(e)
+    }
+
+    fn note_checkpoints(&mut self, wait: bool) -> Result<(), WorkerError> {
+        let Some(c) = &mut self.checkpoints else { return Ok(()) };
+        for e in if wait { c.finish() } else { c.events() } {
+            self.recorder.write(&Event::Checkpoint(e))?;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, engine: &mut Engine, done: Step) -> Result<WorkerReport, WorkerError> {
+        self.clock.stop();
+        let evaluation = self.evaluate(engine, done, true)?;
+        let state = engine.state()?;
+        engine.over();
+        let own = self.options.weights.clone();
+        let run = self.options.run_dir.as_ref().map(|d| d.join(MODEL_FILE));
+        for path in own.into_iter().chain(run) {
+            weights::save(&path, self.layout, &state.weights, done.0)?;
+        }
+        self.note_checkpoints(true)?;
+        let usage = paraft_host::usage();
+        self.recorder.write(&Event::Worker(event::Worker {
+            wall: wall(),
+            worker: self.client.worker(),
+            steps: self.steps,
+            samples: self.samples,
+            seconds: self.clock.seconds(),
+            wait_seconds: 0.0,
+            bytes_pushed: 0,
+            bytes_pulled: 0,
+            cpu_seconds: self.clock.cpu_seconds(),
+            peak_rss_bytes: usage.peak_rss_bytes,
+        }))?;
+        // The job is finished once its member has said so.
+        self.client.finish();
+        if let Err(e) = self.client.pull_final(self.begun, &mut vec![0.0; self.layout.len()]) {
+            tracing::warn!(error = %e, "this worker's session could not be ended in order");
+        }
+        Ok(WorkerReport {
+            steps: self.steps,
+            samples: self.samples,
+            seconds: self.clock.seconds(),
+            weights: state.weights,
+            evaluation: Some(evaluation),
+        })
+    }
+}
