@@ -19,6 +19,7 @@ mod meter;
 mod peers;
 mod plain;
 mod raw;
+mod ring;
 mod shard;
 mod train;
 mod wire;
@@ -55,6 +56,8 @@ enum Which {
     Failover(failover::FailoverBenchArgs),
     /// On a GPU: a training step alone, beside PyTorch's where one is named; and the kernels that only move bytes, beside a copy.
     Gpu(gpu::GpuBenchArgs),
+    /// A group's sums over sockets, against as many bytes over plain ones.
+    Ring(ring::RingBenchArgs),
     /// A model that fills the memory: loaded, trained, written as a snapshot, its only server killed; what each takes, and
     /// the peak memory of both processes.
     Large(large::LargeBenchArgs),
@@ -98,6 +101,7 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
         Which::Failover(a) => failover::run(a),
         Which::Apply(a) => apply::run(a),
         Which::Latency(a) => latency::run(a),
+        Which::Ring(a) => ring::run(a),
         Which::Large(a) => large::run(a),
         Which::Gpu(a) => gpu::run(a),
         Which::RawPeer(a) => raw::serve(a),

@@ -5,7 +5,7 @@ use clap::Args;
 use comfy_table::{Table, presets};
 use futures::{StreamExt, stream::FuturesUnordered};
 use paraft_common::ServerId;
-use paraft_proto::{DescribeReply, JobInfo, no_leader};
+use paraft_proto::{DescribeReply, GroupInfo, JobInfo, no_leader};
 use paraft_worker::exit;
 use serde_json::json;
 use std::{
@@ -339,7 +339,33 @@ pub fn print(fleet: &DescribeReply) {
     for s in fleet.shards.iter().filter(|s| s.state != "serving") {
         out!("shard {}: {} {}", s.shard, s.state, s.trouble);
     }
+    if !fleet.groups.is_empty() {
+        let mut t = Table::new();
+        t.load_style(presets::NOTHING);
+        t.set_header(["group of", "job", "state", "generation", "ranks", "leader", "wait"]);
+        for g in &fleet.groups {
+            t.add_row([
+                format!("w{}", g.worker),
+                g.job.clone(),
+                g.state.clone(),
+                g.generation.to_string(),
+                g.ranks.iter().map(|r| r.rank.to_string()).collect::<Vec<_>>().join(", "),
+                g.ranks.first().map_or("-".into(), |r| format!("{} ({})", r.rank, r.address)),
+                g.waiting.to_string(),
+            ]);
+        }
+        out!("{t}");
+    }
     jobs::print(&fleet.jobs);
+}
+
+fn groups_as_json(fleet: &DescribeReply) -> Vec<serde_json::Value> {
+    let group = |g: &GroupInfo| {
+        let ranks: Vec<_> = g.ranks.iter().map(|r| json!({"rank": r.rank, "address": r.address})).collect();
+        json!({"job": g.job, "worker": g.worker, "state": g.state, "generation": g.generation, "ranks": ranks,
+               "waiting": g.waiting})
+    };
+    fleet.groups.iter().map(group).collect()
 }
 
 pub fn as_json(fleet: &DescribeReply) -> serde_json::Value {
@@ -364,7 +390,7 @@ pub fn as_json(fleet: &DescribeReply) -> serde_json::Value {
            "control": {"voters": fleet.control_voters, "silent": fleet.control_silent},
            "shape": {"shards": shape.shards, "replicas": shape.replicas, "durability": shape.durability},
            "leader": fleet.leader.split_whitespace().next(),
-           "servers": servers, "placement": shards, "jobs": jobs::as_json(&fleet.jobs)})
+           "servers": servers, "placement": shards, "groups": groups_as_json(fleet), "jobs": jobs::as_json(&fleet.jobs)})
 }
 
 #[cfg(test)]

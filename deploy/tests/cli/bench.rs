@@ -99,6 +99,16 @@ fn shard_compares_replicas_with_one_and_with_raw_transfers() {
 }
 
 #[test]
+fn ring_compares_sums_with_as_many_bytes() {
+    let few = ["ring", "--sizes", "4K,1M", "--ranks", "3", "--repeats", "1", "--millis", "5"];
+    let figures = figures(&few);
+    for case in ["3 ranks, 4 KiB", "3 ranks, 1 MiB"] {
+        assert!(value(&figures, "ring all-reduce", case, "the same bytes over TCP") > 0.0);
+        assert!(value(&figures, "ring time", case, "-") > 0.0);
+    }
+}
+
+#[test]
 fn latency_compares_callers_with_a_bare_call() {
     let args = ["latency", "--callers", "1,4", "--millis", "50", "--repeats", "1"];
     let figures = figures(&args);

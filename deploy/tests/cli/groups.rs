@@ -51,6 +51,17 @@ fn ranks_that_come_back_are_taken_in_and_who_led_leads() {
     stands(&l.run_dir, "worker-0-rank-0", "[0, 1]");
     // The other worker's leader was killed: its follower leads, and goes on doing so.
     stands(&l.run_dir, "worker-1-rank-1", "[1, 0]");
+    let out = run(&["status", l.run_dir.to_str().expect("utf-8"), "--json"]);
+    let said = text(&out.stdout);
+    let groups: Vec<Value> = said
+        .lines()
+        .filter_map(|l| serde_json::from_str::<Value>(l).ok())
+        .filter_map(|v| v["groups"].as_array().cloned())
+        .flatten()
+        .collect();
+    let leaders: Vec<_> =
+        groups.iter().map(|g| (g["worker"].as_u64(), g["ranks"][0]["rank"].as_u64())).collect();
+    assert_eq!(leaders, [(Some(0), Some(0)), (Some(1), Some(1))], "{said}");
     let (code, out, err) = l.output();
     assert_eq!(code, Some(0), "{err}");
     contains(&err, &["worker-0-rank-1", "worker-1-rank-0", "started again"]);

@@ -209,6 +209,37 @@ impl Groups {
     }
 }
 
+/// A group, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overview {
+    /// Whose it is.
+    pub key: Key,
+    /// Who is in it; nobody while the first forms.
+    pub seating: Seating,
+    /// Ranks that want to be taken in.
+    pub waiting: u32,
+    /// `forming`, `training`, `silent`, `done`
+    pub state: &'static str,
+}
+
+impl Groups {
+    /// All groups.
+    pub fn overview(&self, now: Instant) -> Vec<Overview> {
+        let of = |(key, g): (&Key, &Gathering)| Overview {
+            key: key.clone(),
+            seating: g.seating.clone().unwrap_or(Seating { generation: 0, ranks: Vec::new() }),
+            waiting: g.waiting.len() as u32,
+            state: match &g.seating {
+                _ if g.over.is_some() => "done",
+                None => "forming",
+                Some(_) if g.speaks(now) => "training",
+                Some(_) => "silent",
+            },
+        };
+        self.all.iter().map(of).collect()
+    }
+}
+
 impl Gathering {
     fn speaks(&self, now: Instant) -> bool {
         self.heard.is_some_and(|h| now.saturating_duration_since(h) < SILENT)
@@ -397,6 +428,22 @@ mod tests {
         assert_eq!(g.answer(&key(), 21, now), Answer::Over);
         let all = [asks(0, 30, (0, 0), &[]), asks(1, 31, (0, 0), &[]), asks(2, 32, (0, 0), &[])];
         assert_eq!(seated(&mut g, &all, now + REMEMBERED), Some((2, vec![0, 1, 2])));
+    }
+
+    #[test]
+    fn people_see_who_is_in_a_group() {
+        let now = Instant::now();
+        let mut g = Groups::default();
+        assert_eq!(seated(&mut g, &[asks(2, 12, (0, 0), &[])], now), None);
+        let state =
+            |g: &Groups, now| g.overview(now).iter().map(|o| (o.state, o.waiting)).collect::<Vec<_>>();
+        assert_eq!(state(&g, now), [("forming", 1)]);
+        let mut g = three(now);
+        assert_eq!(state(&g, now), [("training", 0)]);
+        assert_eq!(g.overview(now)[0].seating.ranks.len(), 3);
+        assert_eq!(state(&g, now + SILENT), [("silent", 0)]);
+        g.hold(&key(), seating(1, &[(0, 10)]), true, now).expect("sound");
+        assert_eq!(state(&g, now), [("done", 0)]);
     }
 
     #[test]

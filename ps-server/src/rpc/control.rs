@@ -340,6 +340,7 @@ impl Control for ControlService {
             jobs: jobs::to_info(&state.jobs),
             control_voters: ids(control.voters.iter().collect()),
             control_silent: ids(control_silent.collect()),
+            groups: groups::to_info(&self.agent),
         }))
     }
 }

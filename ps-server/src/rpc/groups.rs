@@ -1,7 +1,9 @@
 //! Groups of ranks on the wire.
 
-use crate::control::{Agent, Answer, Asks, Key, MAX_RANKS, Seated, Seating};
-use paraft_proto::{GroupRank, HoldGroupReply, HoldGroupRequest, JoinGroupReply, JoinGroupRequest};
+use crate::control::{Agent, Answer, Asks, Key, MAX_RANKS, Overview, Seated, Seating};
+use paraft_proto::{
+    GroupInfo, GroupRank, HoldGroupReply, HoldGroupRequest, JoinGroupReply, JoinGroupRequest,
+};
 use std::time::{Duration, Instant};
 
 /// Who is not seated within this time asks again, so that it notices when this server does not lead any more.
@@ -66,6 +68,20 @@ fn seated(s: Seating) -> JoinGroupReply {
         secret,
         ..JoinGroupReply::default()
     }
+}
+
+/// All groups, for people: what names a process stays between it and the control group.
+pub fn to_info(agent: &Agent) -> Vec<GroupInfo> {
+    let rank = |r: Seated| GroupRank { rank: r.rank, token: 0, address: r.address };
+    let info = |o: Overview| GroupInfo {
+        job: o.key.job.split('/').next().unwrap_or_default().to_string(),
+        worker: o.key.worker,
+        generation: o.seating.generation,
+        ranks: o.seating.ranks.into_iter().map(rank).collect(),
+        waiting: o.waiting,
+        state: o.state.into(),
+    };
+    agent.groups.lock().overview(Instant::now()).into_iter().map(info).collect()
 }
 
 /// A leader's sign of life.
