@@ -52,7 +52,7 @@ fn bytes_mut<T: Number>(values: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), len) }
 }
 
-/// What is handed on at a time in a broadcast: a rank sends one piece while it receives the next.
+/// Bytes that go at a time.
 const PIECE: usize = 1 << 18;
 
 /// See the module. All ranks call the same methods in the same order, with as many values; a call that fails has left anything in
@@ -97,21 +97,26 @@ impl Ring {
             let i = i % size;
             len * i / size..len * (i + 1) / size
         };
-        let mut received = vec![T::default(); values.len().div_ceil(size)];
+        // Piece by piece: what has come is added while it is in the cache, and the next is on its way meanwhile.
+        let piece = PIECE / size_of::<T>();
+        let mut received = vec![T::default(); len.div_ceil(size).min(piece)];
         for turn in 0..size - 1 {
             let (out, to) = (part(place + size - turn), part(place + 2 * size - turn - 1));
-            let into = &mut received[..to.len()];
-            exchange(n, bytes(&values[out]), bytes_mut(into)).map_err(|e| self.watch.reason(e))?;
-            for (v, r) in values[to].iter_mut().zip(into) {
-                // In the order of the ring: what came is what the ranks before have added up.
-                *v = r.plus(*v);
+            for (out, to) in pieces(out, to, piece) {
+                let into = &mut received[..to.len()];
+                exchange(n, bytes(&values[out]), bytes_mut(into)).map_err(|e| self.watch.reason(e))?;
+                for (v, r) in values[to].iter_mut().zip(into) {
+                    // In the order of the ring: what came is what the ranks before have added up.
+                    *v = r.plus(*v);
+                }
             }
         }
         for turn in 0..size - 1 {
             let (out, to) = (part(place + 1 + size - turn), part(place + size - turn));
-            let into = &mut received[..to.len()];
-            exchange(n, bytes(&values[out]), bytes_mut(into)).map_err(|e| self.watch.reason(e))?;
-            values[to].copy_from_slice(into);
+            for (out, to) in pieces(out, to, piece) {
+                let (out, to) = both(values, out, to);
+                exchange(n, bytes(out), bytes_mut(to)).map_err(|e| self.watch.reason(e))?;
+            }
         }
         Ok(())
     }
@@ -132,6 +137,34 @@ impl Ring {
             come += want;
         }
         Ok(())
+    }
+}
+
+/// Two parts that go at the same time, in pieces; where one is longer, its last piece goes alone.
+fn pieces(
+    out: Range<usize>,
+    to: Range<usize>,
+    piece: usize,
+) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    let cut = move |r: &Range<usize>, at: usize| {
+        let start = r.start + at.min(r.len());
+        start..(start + piece).min(r.end)
+    };
+    (0..out.len().max(to.len())).step_by(piece).map(move |at| (cut(&out, at), cut(&to, at)))
+}
+
+/// Two parts that do not overlap, the second to be written.
+fn both<T>(values: &mut [T], out: Range<usize>, to: Range<usize>) -> (&[T], &mut [T]) {
+    if out.is_empty() {
+        (&[], &mut values[to])
+    } else if to.is_empty() {
+        (&values[out], &mut [])
+    } else if out.start < to.start {
+        let (before, after) = values.split_at_mut(to.start);
+        (&before[out], &mut after[..to.len()])
+    } else {
+        let (before, after) = values.split_at_mut(out.start);
+        (&after[..out.len()], &mut before[to])
     }
 }
 
