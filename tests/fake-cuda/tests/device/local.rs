@@ -269,7 +269,7 @@ fn a_gradient_that_is_not_finite_changes_nothing() -> Result<()> {
     let weights = weights_of(model.as_ref());
     let gpu = resident(model.as_mut())?;
     ensure!(gpu.set_state(&weights[1..], &[]).is_err(), "a weight is missing");
-    ensure!(gpu.set_state(&weights, &[weights.clone()]).is_err(), "buffers have no slots");
+    ensure!(gpu.set_state(&weights, std::slice::from_ref(&weights)).is_err(), "buffers have no slots");
     Ok(())
 }
 
