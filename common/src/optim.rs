@@ -42,13 +42,13 @@ mod identities;
 #[cfg(test)]
 mod speed;
 
-pub use adagrad::Adagrad;
-pub use adam::{Adam, AdamW};
+pub use adagrad::{Adagrad, AdagradRule};
+pub use adam::{Adam, AdamRule, AdamW};
 pub use clip::{ClipConfig, norm_factor};
 pub use gradient::{Gradient, apply_buffer};
-pub use rmsprop::RmsProp;
+pub use rmsprop::{Norm, RmsProp, RmsPropRule};
 pub use schedule::{LrScale, ScheduleConfig, Shape};
-pub use sgd::{Momentum, Nesterov, Sgd};
+pub use sgd::{Momentum, MomentumRule, Nesterov, NesterovRule, Sgd};
 
 use crate::simd::wide;
 use gradient::{Prepared, Stages};
@@ -196,19 +196,9 @@ impl OptimizerConfig {
     pub fn apply(&self, hyper: &Hyper, weights: &mut [f32], slots: &mut [Vec<f32>], grad: Gradient<'_>) {
         assert_eq!(slots.len(), self.slots(), "{} got the wrong number of slots", self.kind());
         assert!(slots.iter().all(|s| s.len() == weights.len()), "slot and bucket differ in length");
-        let hyper = Hyper { t: hyper.t.max(1), ..*hyper };
-        let decay = match self {
-            Self::Sgd(c) => c.weight_decay,
-            Self::Momentum(c) => c.weight_decay,
-            Self::Nesterov(c) => c.weight_decay,
-            Self::Adagrad(c) => c.weight_decay,
-            Self::RmsProp(c) => c.weight_decay,
-            Self::Adam(c) => c.weight_decay,
-            Self::AdamW(_) => 0.0, // decoupled: its rule shrinks the weights itself
-        };
         let limit = hyper.clip_value.unwrap_or(f32::INFINITY);
-        let stages = Stages { scale: grad.scale, limit, decay: decay as f32 };
-        let rule = self.rule(&hyper);
+        let stages = Stages { scale: grad.scale, limit, decay: self.decay() };
+        let rule = self.rule(hyper);
         gradient::runs(grad, weights.len(), stages, |at, grad| {
             let (weights, slots) = (&mut weights[at.clone()], &mut *slots);
             wide(
@@ -218,7 +208,23 @@ impl OptimizerConfig {
         });
     }
 
-    fn rule(&self, hyper: &Hyper) -> Rule {
+    /// What of a weight is added to its gradient, before the rule.
+    pub fn decay(&self) -> f32 {
+        let decay = match self {
+            Self::Sgd(c) => c.weight_decay,
+            Self::Momentum(c) => c.weight_decay,
+            Self::Nesterov(c) => c.weight_decay,
+            Self::Adagrad(c) => c.weight_decay,
+            Self::RmsProp(c) => c.weight_decay,
+            Self::Adam(c) => c.weight_decay,
+            Self::AdamW(_) => 0.0, // decoupled: its rule shrinks the weights itself
+        };
+        decay as f32
+    }
+
+    /// The constants of an update. [`Self::apply`] has its loops; a GPU has its own.
+    pub fn rule(&self, hyper: &Hyper) -> Rule {
+        let hyper = &Hyper { t: hyper.t.max(1), ..*hyper };
         match self {
             Self::Sgd(_) => Rule::Sgd { lr: hyper.lr },
             Self::Momentum(c) => Rule::Momentum(c.rule(hyper)),
@@ -231,15 +237,24 @@ impl OptimizerConfig {
     }
 }
 
-/// What an update does to each value, with its constants.
-#[derive(Clone, Copy)]
-enum Rule {
-    Sgd { lr: f32 },
-    Momentum(sgd::MomentumRule),
-    Nesterov(sgd::NesterovRule),
-    Adagrad(adagrad::AdagradRule),
-    RmsProp(rmsprop::RmsPropRule),
-    Adam(adam::AdamRule),
+/// What an update does to each value, with its constants; the formulas are those of the optimizers' files.
+#[derive(Clone, Copy, Debug)]
+pub enum Rule {
+    /// Of [`Sgd`].
+    Sgd {
+        /// The rate.
+        lr: f32,
+    },
+    /// Of [`Momentum`].
+    Momentum(MomentumRule),
+    /// Of [`Nesterov`].
+    Nesterov(NesterovRule),
+    /// Of [`Adagrad`].
+    Adagrad(AdagradRule),
+    /// Of [`RmsProp`].
+    RmsProp(RmsPropRule),
+    /// Of [`Adam`] and [`AdamW`].
+    Adam(AdamRule),
 }
 
 /// The loops of the rules read a value's weight and slots, compute, and write them, in this order: what is read again after

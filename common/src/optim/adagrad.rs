@@ -48,10 +48,12 @@ impl Adagrad {
 }
 
 /// One update's constants.
-#[derive(Clone, Copy)]
-pub(super) struct AdagradRule {
-    lr: f32,
-    eps: f32,
+#[derive(Clone, Copy, Debug)]
+pub struct AdagradRule {
+    /// The rate, as far as it has fallen.
+    pub lr: f32,
+    /// Added to the root.
+    pub eps: f32,
 }
 
 impl AdagradRule {

@@ -88,17 +88,23 @@ impl AdamW {
 
 /// One update's constants. They are computed in `f64` and rounded once: `1 - beta2` taken from an `f32` would
 /// be wrong in its fifth digit.
-#[derive(Clone, Copy)]
-pub(super) struct AdamRule {
-    shrink: f32,
-    enter1: f32,
-    keep2: f32,
-    enter2: f32,
-    step: f32,
+#[derive(Clone, Copy, Debug)]
+pub struct AdamRule {
+    /// What remains of a weight.
+    pub shrink: f32,
+    /// What enters the mean.
+    pub enter1: f32,
+    /// What remains of the mean square.
+    pub keep2: f32,
+    /// What enters it.
+    pub enter2: f32,
+    /// The rate, without the mean's bias.
+    pub step: f32,
     /// `1 / sqrt(1 - beta2^t)`. Multiplying saves one of three slow operations; PyTorch divides, which can
     /// differ in the last bit.
-    unbias2: f32,
-    eps: f32,
+    pub unbias2: f32,
+    /// Added to the root.
+    pub eps: f32,
 }
 
 impl AdamRule {

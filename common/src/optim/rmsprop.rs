@@ -71,12 +71,16 @@ impl RmsProp {
 }
 
 /// One update's constants.
-#[derive(Clone, Copy)]
-pub(super) struct RmsPropRule {
-    lr: f32,
-    mu: f32,
-    n: Norm,
-    centered: bool,
+#[derive(Clone, Copy, Debug)]
+pub struct RmsPropRule {
+    /// The rate.
+    pub lr: f32,
+    /// What remains of the momentum buffer.
+    pub mu: f32,
+    /// The averages' constants.
+    pub n: Norm,
+    /// Whether there is a mean.
+    pub centered: bool,
 }
 
 impl RmsPropRule {
@@ -136,11 +140,14 @@ impl RmsPropRule {
 }
 
 /// The averages, and the divisor that they give: the last of what is returned.
-#[derive(Clone, Copy)]
-struct Norm {
-    keep: f32,
-    enter: f32,
-    eps: f32,
+#[derive(Clone, Copy, Debug)]
+pub struct Norm {
+    /// What remains of an average.
+    pub keep: f32,
+    /// What enters it.
+    pub enter: f32,
+    /// Added to the root.
+    pub eps: f32,
 }
 
 impl Norm {

@@ -103,11 +103,14 @@ impl Momentum {
 }
 
 /// One update's constants.
-#[derive(Clone, Copy)]
-pub(super) struct MomentumRule {
-    mu: f32,
-    enter: f32,
-    lr: f32,
+#[derive(Clone, Copy, Debug)]
+pub struct MomentumRule {
+    /// What remains of the buffer.
+    pub mu: f32,
+    /// The gradient enters the buffer times this.
+    pub enter: f32,
+    /// The rate.
+    pub lr: f32,
 }
 
 impl MomentumRule {
@@ -141,10 +144,12 @@ impl Nesterov {
 }
 
 /// One update's constants.
-#[derive(Clone, Copy)]
-pub(super) struct NesterovRule {
-    mu: f32,
-    lr: f32,
+#[derive(Clone, Copy, Debug)]
+pub struct NesterovRule {
+    /// What remains of the buffer.
+    pub mu: f32,
+    /// The rate.
+    pub lr: f32,
 }
 
 impl NesterovRule {

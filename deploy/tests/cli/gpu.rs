@@ -178,15 +178,50 @@ fn groups_of_gpus_learn_what_groups_on_cpus_do() {
 }
 
 #[test]
+fn gpus_without_servers_in_the_step_learn_what_cpus_do() {
+    let Some(gpus) = Gpus::begin("gpus_without_servers_in_the_step_learn_what_cpus_do") else { return };
+    let gpus = gpus.with("DEVICES", "2").with("BACKGROUND", "1");
+    let body = digits("bsp", 3, 4) + "[optimizer]\nkind = \"adam\"\nlr = 0.005\n[checkpoint]\n";
+    let on = |device: &str, precision: &str| {
+        let precision = format!("train.precision={precision}");
+        let set = ["--set", "train.workers=1", "--set", "train.exchange=all-reduce", "--set", &precision];
+        let name = format!("{device}-{precision}");
+        let s = summary(&gpus.train(
+            &body,
+            &name,
+            &[&set[..], &["--device", device, "--group-size", "2"]].concat(),
+        ));
+        assert!(gpus.dir(&name).join("checkpoints/latest").exists());
+        s
+    };
+    let cpu = on("cpu", "f32");
+    let loss = |s: &Value| s["final_loss"].as_f64().expect("a loss");
+    for (precision, allowed) in [("f32", 1e-3), ("bf16", 0.05)] {
+        let gpu = on("cuda", precision);
+        assert_eq!(gpu["samples"], cpu["samples"]);
+        assert!((loss(&gpu) - loss(&cpu)).abs() < allowed, "{precision}: {gpu} and {cpu}");
+    }
+}
+
+#[test]
 fn a_gpu_whose_rank_is_killed_is_missed_and_the_others_go_on() {
     let name = "a_gpu_whose_rank_is_killed_is_missed_and_the_others_go_on";
     let Some(gpus) = Gpus::begin(name) else { return };
     let gpus = gpus.with("DEVICES", "3").with("BACKGROUND", "1");
-    let path = job(gpus.scratch.path(), &digits("bsp", 3, 60));
-    let dir = gpus.dir("run");
+    for exchange in ["servers", "all-reduce"] {
+        outlives(&gpus, exchange);
+    }
+}
+
+/// A group of three, of which one after the other is killed.
+fn outlives(gpus: &Gpus, exchange: &str) {
+    let epochs = if exchange == "servers" { 60 } else { 200 };
+    let path = job(gpus.scratch.path(), &digits("bsp", 3, epochs));
+    let dir = gpus.dir(exchange);
     let mut train = gpus.paraft(&["train"]);
     train.arg(&path).arg("--run-dir").arg(&dir).args(["--json", "--device", "cuda", "--group-size", "3"]);
-    train.args(["--set", "train.workers=1"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    train.args(["--set", "train.workers=1", "--set", &format!("train.exchange={exchange}")]);
+    train.stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = train.spawn().expect("paraft starts");
     let steps = || Launcher::metrics_in(&dir).iter().filter(|e| e["event"] == "train").count();
     for (rank, left) in [(1, "[0, 2]"), (0, "[2]")] {

@@ -8,10 +8,11 @@ use crate::{
 use paraft_common::{
     Encoding,
     layout::TensorSpec,
-    optim::{Hyper, OptimizerConfig},
+    optim::{self, Hyper, OptimizerConfig, norm_factor},
 };
 use paraft_compute::cuda::{
-    CudaDevice, CudaOptions, Gradient, Inbox, Nccl, Outbox, Parcel, PinnedBytes, Precision, UniqueId, Wire,
+    CudaDevice, CudaOptions, Gradient, Inbox, Nccl, Outbox, Parcel, PinnedBytes, Precision, Rule, Slots,
+    StepResult, UniqueId, Update, Wire,
 };
 use paraft_compute::device::Losses;
 use std::{collections::VecDeque, ops::Range, sync::Arc};
@@ -33,6 +34,9 @@ pub struct Part {
 /// parameters to give and gradients to push. When a rank is gone the others wait on their devices until somebody calls
 /// [`Nccl::abort`] from another thread; what they were about then ends with an error that [`ModelError::is_group`], and the model
 /// can be used in another group, or alone.
+///
+/// A job without servers in its steps has its parameters on the devices alone: [`Self::set_state`] on rank 0,
+/// [`Self::share_state`], then [`Self::step_local`] and [`Self::optimize`] in turn, on all ranks alike.
 pub trait Resident {
     /// The parameters as the last pull left them; in a group, on rank 0 only.
     fn host(&self) -> &[f32];
@@ -54,43 +58,39 @@ pub trait Resident {
         push: &mut dyn FnMut(usize, PinnedBytes),
     ) -> Result<f32, ModelError>;
 
+    /// One training step whose gradient stays on the device; in a group it becomes the mean over the ranks. The loss is this
+    /// rank's.
+    fn step_local(&mut self, batch: &Batch) -> Result<f32, ModelError>;
+
+    /// Applies the gradient of the last [`Self::step_local`], once: to the parameters by the optimizer, whose slots are made when
+    /// they are missing; from the buffers it is subtracted. With `clip_norm` it is brought to that norm first, as
+    /// [`norm_factor`] has it. A gradient that is not finite is an error, and nothing is changed then.
+    fn optimize(
+        &mut self,
+        optimizer: &OptimizerConfig,
+        hyper: &Hyper,
+        clip_norm: Option<f32>,
+    ) -> Result<(), ModelError>;
+
+    /// The parameters, buffers included, and the optimizer's slots, each as long as the trained part; none where it has not
+    /// begun. After a broken step they are those of before it.
+    fn state(&mut self) -> Result<(Vec<f32>, Vec<Vec<f32>>), ModelError>;
+
+    /// The reverse: from now on these, on this rank alone. Without slots the optimizer begins anew.
+    fn set_state(&mut self, weights: &[f32], slots: &[Vec<f32>]) -> Result<(), ModelError>;
+
+    /// All ranks of the group get rank 0's parameters and slots; waits for them. Rank 0 needs parameters of its own: from
+    /// [`Self::set_state`], an earlier group that did not have servers, or what has landed in this one. Alone nothing is done.
+    /// When it fails, rank 0 still has its state.
+    fn share_state(&mut self, optimizer: &OptimizerConfig) -> Result<(), ModelError>;
+
     /// Loss and accuracy with what has landed; see [`Model::evaluate`]. Each rank of a group does it by itself.
     fn evaluate_resident(&mut self, batch: &Batch) -> Result<Evaluation, ModelError>;
 
     /// From now on it is a rank of this group, or of none. What it has begun in the group before is over: [`Nccl::leave`] that
-    /// one first, or abort it. In a new group, and alone after one that broke, all parameters have to land before they are
-    /// used: those on the device are nobody's.
+    /// one first, or abort it. In a new group, and alone after one that broke, all parameters have to land, be set or be shared
+    /// before they are used: those on the device are nobody's.
     fn join(&mut self, group: Option<Arc<Nccl>>) -> Result<(), ModelError>;
-
-    /// A step whose gradient stays on the device, averaged over the group if there is one. The loss is this rank's.
-    fn step_local(&mut self, _batch: &Batch) -> Result<f32, ModelError> {
-        Err(ModelError::new(ON_THE_CPU))
-    }
-
-    /// Applies the gradient of the last [`Self::step_local`] to the parameters on the device.
-    fn optimize(
-        &mut self,
-        _optimizer: &OptimizerConfig,
-        _hyper: &Hyper,
-        _clip_norm: Option<f32>,
-    ) -> Result<(), ModelError> {
-        Err(ModelError::new(ON_THE_CPU))
-    }
-
-    /// Parameters, and the optimizer's state, each of its vectors as long as the trained part.
-    fn state(&mut self) -> Result<(Vec<f32>, Vec<Vec<f32>>), ModelError> {
-        Err(ModelError::new(ON_THE_CPU))
-    }
-
-    /// The reverse; without slots the optimizer begins.
-    fn set_state(&mut self, _weights: &[f32], _slots: &[Vec<f32>]) -> Result<(), ModelError> {
-        Err(ModelError::new(ON_THE_CPU))
-    }
-
-    /// Rank 0's state, on all ranks of the group.
-    fn share_state(&mut self, _optimizer: &OptimizerConfig) -> Result<(), ModelError> {
-        Err(ModelError::new(ON_THE_CPU))
-    }
 
     /// Forms a group with its device ([`Nccl::form`]) and joins it.
     fn form_group(
@@ -101,8 +101,6 @@ pub trait Resident {
         give_up: &dyn Fn() -> bool,
     ) -> Result<Arc<Nccl>, ModelError>;
 }
-
-const ON_THE_CPU: &str = "an all-reduce job computes on the CPU in this version: set train.device = \"cpu\"";
 
 /// Scales of the loss in f16 (Micikevicius et al., 2018): gradients below f16's smallest number would be lost. Halved when a
 /// gradient overflows, and the step is made again; doubled after as many good steps.
@@ -123,6 +121,12 @@ pub struct OnCuda<N> {
     params_len: usize,
     scale: f32,
     good: u32,
+    /// Of the optimizer, where this rank has one.
+    slots: Option<Slots>,
+    /// Of a gradient that has not been applied.
+    pending: Option<StepResult>,
+    /// The device's parameters and slots are whole and this rank's own, whatever becomes of its group.
+    own: bool,
     device: CudaDevice,
 }
 
@@ -144,6 +148,9 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
             params_len,
             scale: FIRST_SCALE,
             good: 0,
+            slots: None,
+            pending: None,
+            own: false,
             net,
             device,
         })
@@ -157,6 +164,7 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
     /// Has these parameters on their way to the device, on this rank alone.
     fn take(&mut self, params: &[f32]) -> Result<(), ModelError> {
         self.inbox.host_mut()?.copy_from_slice(params);
+        self.own = false;
         Ok(self.inbox.landed(&self.device, 0..params.len(), None)?)
     }
 
@@ -204,6 +212,51 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
         let stream = self.device.stream().clone();
         self.outbox.mark(&stream)
     }
+
+    /// The slots, made where there are none.
+    fn slots(&mut self, optimizer: &OptimizerConfig) -> Result<&Slots, ModelError> {
+        if self.slots.as_ref().is_some_and(|s| s.len() != optimizer.slots()) {
+            return Err(ModelError::new(format!(
+                "{} has {} state vectors, and those on {} are another optimizer's",
+                optimizer.kind(),
+                optimizer.slots(),
+                self.device.context().name()
+            )));
+        }
+        if self.slots.is_none() {
+            let first: Vec<f32> = optimizer.new_slots(1).concat();
+            self.slots = Some(Slots::new(&self.device, &first, self.params_len)?);
+        }
+        self.slots.as_ref().ok_or_else(|| ModelError::new("no room for the optimizer's state"))
+    }
+}
+
+/// An update's rule, as the device's kernels take it.
+fn rule(optimizer: &OptimizerConfig, hyper: &Hyper) -> Rule {
+    match optimizer.rule(hyper) {
+        optim::Rule::Sgd { lr } => Rule::Sgd { lr },
+        optim::Rule::Momentum(r) => Rule::Momentum { lr: r.lr, mu: r.mu, enter: r.enter },
+        optim::Rule::Nesterov(r) => Rule::Nesterov { lr: r.lr, mu: r.mu },
+        optim::Rule::Adagrad(r) => Rule::Adagrad { lr: r.lr, eps: r.eps },
+        optim::Rule::RmsProp(r) => Rule::RmsProp {
+            lr: r.lr,
+            keep: r.n.keep,
+            enter: r.n.enter,
+            eps: r.n.eps,
+            mu: r.mu,
+            mean: r.centered,
+            momentum: optimizer.slots() > 1 + usize::from(r.centered),
+        },
+        optim::Rule::Adam(r) => Rule::Adam {
+            shrink: r.shrink,
+            enter1: r.enter1,
+            keep2: r.keep2,
+            enter2: r.enter2,
+            step: r.step,
+            unbias2: r.unbias2,
+            eps: r.eps,
+        },
+    }
 }
 
 /// Those of the parts, in runs of at most so many values (or one part), the last one first.
@@ -237,6 +290,7 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
     }
 
     fn landed(&mut self, ranges: &[Range<usize>]) -> Result<(), ModelError> {
+        self.own = false;
         let group = self.device.group().map(Arc::as_ref);
         for range in ranges {
             self.inbox.landed(&self.device, range.clone(), group)?;
@@ -251,6 +305,7 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
         push: &mut dyn FnMut(usize, PinnedBytes),
     ) -> Result<f32, ModelError> {
         self.net.takes().check_step_batch(batch)?;
+        self.pending = None;
         let mut parcels: VecDeque<(usize, Parcel)> = VecDeque::with_capacity(parts.len());
         let mut next = parts.len();
         let group = self.device.group().cloned();
@@ -291,6 +346,123 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
         Ok(loss)
     }
 
+    fn step_local(&mut self, batch: &Batch) -> Result<f32, ModelError> {
+        self.net.takes().check_step_batch(batch)?;
+        self.pending = None;
+        let group = self.device.group().filter(|g| g.size() > 1).cloned();
+        let mut next = self.gradient.len();
+        let mut reduce = |outbox: &mut Outbox, offset: usize, gradient: &Gradient| match &group {
+            Some(group) if next - offset >= REDUCED_AT_ONCE || offset == 0 => {
+                let part = offset..next;
+                next = offset;
+                outbox.reduce(gradient, part, group)
+            }
+            _ => Ok(()),
+        };
+        if self.device.precision() == Precision::F16 {
+            self.scaled_step(batch)?;
+            reduce(&mut self.outbox, 0, &self.gradient)?;
+        } else {
+            self.begin(batch, &mut reduce)?;
+        }
+        if group.is_some() && next > 0 {
+            return Err(ModelError::new("it did not report its whole gradient as ready"));
+        }
+        // What reads the gradient on the device's stream waits until it is reduced.
+        self.outbox.begin(self.device.stream())?;
+        let result = self.device.step_result(&self.gradient, self.params_len)?;
+        self.pending = Some(result);
+        Ok(result.loss)
+    }
+
+    fn optimize(
+        &mut self,
+        optimizer: &OptimizerConfig,
+        hyper: &Hyper,
+        clip_norm: Option<f32>,
+    ) -> Result<(), ModelError> {
+        let Some(StepResult { squares, bad, .. }) = self.pending else {
+            return Err(ModelError::new("there is no gradient that has not been applied"));
+        };
+        if bad > 0 {
+            return Err(ModelError::new(format!(
+                "{}: {bad} of {} values of the gradient are not finite",
+                self.device.context().name(),
+                self.gradient.len()
+            )));
+        }
+        self.slots(optimizer)?;
+        let Some(slots) = &self.slots else { return Ok(()) };
+        let update = Update {
+            scale: clip_norm.map_or(1.0, |most| norm_factor(most, squares)),
+            limit: hyper.clip_value.unwrap_or(f32::INFINITY),
+            decay: optimizer.decay(),
+            rule: rule(optimizer, hyper),
+        };
+        self.pending = None;
+        // Where a launch fails half of it may be done.
+        self.own = false;
+        self.device.update(&mut self.inbox, &self.gradient, self.params_len, slots, &update)?;
+        self.own = true;
+        Ok(())
+    }
+
+    fn state(&mut self) -> Result<(Vec<f32>, Vec<Vec<f32>>), ModelError> {
+        if !self.own {
+            self.inbox.swap(&self.device)?;
+        }
+        let slots = self.slots.as_ref().map_or(Ok(Vec::new()), |s| s.read(&self.device, &mut self.inbox))?;
+        // The host's copy is of the parameters again.
+        let weights = self.inbox.fetch(&self.device)?.to_vec();
+        if !self.own {
+            self.device.check_group()?;
+        }
+        Ok((weights, slots))
+    }
+
+    fn set_state(&mut self, weights: &[f32], slots: &[Vec<f32>]) -> Result<(), ModelError> {
+        let (len, trained) = (self.gradient.len(), self.params_len);
+        if weights.len() != len || slots.iter().any(|s| s.len() != trained) {
+            return Err(ModelError::new(format!(
+                "{} parameters with state vectors of {:?} values; the model has {len}, {trained} of them trained",
+                weights.len(),
+                slots.iter().map(Vec::len).collect::<Vec<_>>()
+            )));
+        }
+        self.pending = None;
+        self.own = false;
+        self.slots = None;
+        if !slots.is_empty() {
+            self.slots = Some(Slots::of(&self.device, slots, &mut self.inbox)?);
+        }
+        self.take(weights)?;
+        self.inbox.swap(&self.device)?;
+        self.own = true;
+        Ok(())
+    }
+
+    fn share_state(&mut self, optimizer: &OptimizerConfig) -> Result<(), ModelError> {
+        let Some(group) = self.device.group().cloned() else { return Ok(()) };
+        self.pending = None;
+        if group.rank() > 0 {
+            self.own = false;
+            self.inbox.distrust();
+            self.slots = self.slots.take().filter(|s| s.len() == optimizer.slots());
+        } else if !self.own {
+            self.inbox.swap(&self.device)?;
+        }
+        self.slots(optimizer)?;
+        self.inbox.share(&self.device, &group)?;
+        if let Some(slots) = &self.slots {
+            slots.share(&self.device, &group)?;
+        }
+        self.device.stream().synchronize()?;
+        group.check()?;
+        self.inbox.trust();
+        self.own = true;
+        Ok(())
+    }
+
     fn evaluate_resident(&mut self, batch: &Batch) -> Result<Evaluation, ModelError> {
         self.net.takes().check_batch(batch)?;
         let params = self.inbox.swap(&self.device)?;
@@ -300,13 +472,17 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
     }
 
     fn join(&mut self, group: Option<Arc<Nccl>>) -> Result<(), ModelError> {
-        let sound = self.device.group().is_none_or(|old| old.has_left() || old.check().is_ok());
+        self.pending = None;
+        let sound = self.own || self.device.group().is_none_or(|old| old.has_left() || old.check().is_ok());
         if group.is_some() || !sound {
             self.inbox.distrust();
         }
         if group.is_some() {
             // The same on all ranks, some of which may have only just begun.
             (self.scale, self.good) = (FIRST_SCALE, 0);
+        } else if self.own {
+            // Nothing of a group's is in them.
+            self.inbox.trust();
         }
         self.device.join(group);
         Ok(())
@@ -353,6 +529,7 @@ impl<N: Net<CudaDevice>> Model for OnCuda<N> {
         ready: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<f32, ModelError> {
         self.net.takes().check_step(params, grads, batch)?;
+        self.pending = None;
         self.take(params)?;
         if self.device.precision() == Precision::F16 {
             self.scaled_step(batch)?;

@@ -20,10 +20,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-const DATA: DataShape = DataShape { sample: Sample::Values(64), classes: Some(10) };
+pub(crate) const DATA: DataShape = DataShape { sample: Sample::Values(64), classes: Some(10) };
 
 /// Ranks wait for each other, so their work has to go on while nobody calls.
-fn begin(test: &str) -> Result<Option<Session>> {
+pub(crate) fn begin(test: &str) -> Result<Option<Session>> {
     let session = Session::begin(test)?;
     if let Some(session) = &session {
         session.set("BACKGROUND", "1")?;
@@ -32,15 +32,15 @@ fn begin(test: &str) -> Result<Option<Session>> {
 }
 
 /// A group that is to be formed. When one of its ranks fails the others do not wait for it for ever.
-struct Meeting {
+pub(crate) struct Meeting {
     id: UniqueId,
     size: usize,
-    over: AtomicBool,
+    pub(crate) over: AtomicBool,
     formed: Mutex<Vec<Arc<Nccl>>>,
 }
 
 impl Meeting {
-    fn new(size: usize) -> Result<Self> {
+    pub(crate) fn new(size: usize) -> Result<Self> {
         Ok(Self { id: UniqueId::new()?, size, over: AtomicBool::new(false), formed: Mutex::default() })
     }
 
@@ -51,7 +51,7 @@ impl Meeting {
         Ok(group)
     }
 
-    fn join(&self, model: &mut dyn Model, rank: usize) -> Result<Arc<Nccl>> {
+    pub(crate) fn join(&self, model: &mut dyn Model, rank: usize) -> Result<Arc<Nccl>> {
         let give_up = || self.over.load(Ordering::Relaxed);
         let group = resident(model)?.form_group(&self.id, rank, self.size, &give_up)?;
         self.note(&group);
@@ -65,7 +65,7 @@ impl Meeting {
         }
     }
 
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Relaxed);
         self.formed.lock().expect("no panic").iter().for_each(|g| g.abort());
     }
@@ -76,7 +76,7 @@ impl Meeting {
     }
 
     /// Runs all ranks, each in a thread.
-    fn run<T: Send>(&self, rank: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
+    pub(crate) fn run<T: Send>(&self, rank: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
         let results: Vec<Result<T>> = std::thread::scope(|s| {
             let started: Vec<_> = (0..self.size)
                 .map(|r| {
@@ -114,10 +114,10 @@ impl Drop for EndsUnlessDone<'_> {
     }
 }
 
-struct Noise(u64);
+pub(crate) struct Noise(pub u64);
 
 impl Noise {
-    fn values(&mut self, len: usize) -> Vec<f32> {
+    pub(crate) fn values(&mut self, len: usize) -> Vec<f32> {
         let mut next = || {
             self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (self.0 >> 40) as f32 / (1u32 << 24) as f32
@@ -125,13 +125,13 @@ impl Noise {
         (0..len).map(|_| next()).collect()
     }
 
-    fn images(&mut self, n: usize) -> Batch {
+    pub(crate) fn images(&mut self, n: usize) -> Batch {
         let labels = self.values(n).iter().map(|v| (v * 10.0) as u32).collect();
         Batch { inputs: self.values(n * 64), labels, n, ..Batch::default() }
     }
 }
 
-fn samples(of: &Batch, range: Range<usize>) -> Batch {
+pub(crate) fn samples(of: &Batch, range: Range<usize>) -> Batch {
     Batch {
         inputs: of.inputs[range.start * 64..range.end * 64].to_vec(),
         labels: of.labels[range.clone()].to_vec(),
@@ -140,19 +140,19 @@ fn samples(of: &Batch, range: Range<usize>) -> Batch {
     }
 }
 
-fn on_gpu(config: &ModelConfig, ordinal: usize, precision: Precision) -> Result<Box<dyn Model>> {
+pub(crate) fn on_gpu(config: &ModelConfig, ordinal: usize, precision: Precision) -> Result<Box<dyn Model>> {
     Ok(config.build_on(CudaOptions { ordinal: ordinal as u32, precision }, DATA)?)
 }
 
-fn resident(model: &mut dyn Model) -> Result<&mut dyn Resident> {
+pub(crate) fn resident(model: &mut dyn Model) -> Result<&mut dyn Resident> {
     model.resident().context("a model on a GPU is resident")
 }
 
-fn len_of(model: &dyn Model) -> usize {
+pub(crate) fn len_of(model: &dyn Model) -> usize {
     model.tensors().iter().map(|t| t.len()).sum()
 }
 
-fn weights_of(model: &dyn Model) -> Vec<f32> {
+pub(crate) fn weights_of(model: &dyn Model) -> Vec<f32> {
     let mut weights = vec![0.0; len_of(model)];
     model.init(1, &mut weights);
     weights
@@ -205,7 +205,7 @@ fn group_step(
     Ok((all.into_iter().map(|(loss, _)| loss).collect(), gradient))
 }
 
-fn distance(a: &[f32], b: &[f32]) -> f64 {
+pub(crate) fn distance(a: &[f32], b: &[f32]) -> f64 {
     let length = |v: &mut dyn Iterator<Item = f64>| v.map(|v| v * v).sum::<f64>().sqrt();
     let apart = length(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b)));
     apart / length(&mut b.iter().map(|b| f64::from(*b))).max(1e-6)

@@ -2,6 +2,7 @@
 
 mod flat;
 mod group;
+mod local;
 mod models;
 mod operators;
 

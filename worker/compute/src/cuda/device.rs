@@ -17,11 +17,11 @@ use crate::{
         memory::{Buffer, Pinned, Plain, Staging},
         nccl::Nccl,
     },
-    device::Buffers,
+    device::{Buffers, Losses},
     error::{DeviceError, Result},
 };
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 /// In which numbers a GPU computes. Parameters and gradients are f32 in any case, and so are the sums of matrix products.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,7 +147,19 @@ pub struct CudaDevice {
     ids: Staging<u32>,
     work: Work,
     result: Pinned<f64>,
+    squares: Pinned<f64>,
     counted: Pinned<u64>,
+}
+
+/// What is known of a step whose gradient stays on the device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepResult {
+    /// Mean over the batch.
+    pub loss: f32,
+    /// Sum of the squares of the gradient's trained part, in f64.
+    pub squares: f64,
+    /// Values of the gradient that are not finite, buffers included.
+    pub bad: u64,
 }
 
 /// Room for what an operator needs within itself. Operators follow each other on one stream, so they share it.
@@ -222,6 +234,7 @@ impl CudaDevice {
             ids: Staging::new(),
             work: Work::default(),
             result: Pinned::new(&context, 1)?,
+            squares: Pinned::new(&context, 1)?,
             counted: Pinned::new(&context, 1)?,
             stream,
             context,
@@ -289,38 +302,7 @@ impl CudaDevice {
         if len == 0 {
             return Ok(0);
         }
-        let blocks = reduction(len);
-        let squares = Arg::At(room(&self.context, &mut self.work.doubles, blocks + 1, "partial sums")?.at(0));
-        let total =
-            Arg::At(room(&self.context, &mut self.work.doubles, blocks + 1, "partial sums")?.at(blocks));
-        let bad = room(&self.context, &mut self.work.bad, blocks + 1, "partial counts")?;
-        let (partial, count) = (Arg::At(bad.at(0)), Arg::At(bad.at(blocks)));
-        self.launch(
-            Unit::Stats,
-            "unscale",
-            Geometry::line(blocks, 256),
-            &[
-                ("g", Arg::At(gradient.values.at(0))),
-                ("n", long(len)),
-                ("factor", Arg::Float(factor)),
-                ("partial_squares", squares),
-                ("partial_bad", partial),
-            ],
-        )?;
-        self.launch(
-            Unit::Stats,
-            "grad_stats_final",
-            Geometry::line(1, 256),
-            &[
-                ("partial_squares", squares),
-                ("partial_bad", partial),
-                ("blocks", int(blocks)),
-                ("squares", total),
-                ("bad", count),
-                ("accumulate", Arg::Int(0)),
-            ],
-        )?;
-        room(&self.context, &mut self.work.bad, blocks + 1, "partial counts")?;
+        let blocks = self.statistics(gradient, 0..len, Some(factor), false)?;
         if let (Some(group), Some(bad)) = (self.others(), &self.work.bad) {
             group.all_reduce_count(bad, blocks..blocks + 1, &self.stream)?;
         }
@@ -329,6 +311,73 @@ impl CudaDevice {
         self.stream.synchronize()?;
         self.check_group()?;
         Ok(self.counted.as_slice()[0])
+    }
+
+    /// Begins the statistics of a part of the gradient, which is multiplied first where there is a factor: behind as many
+    /// partials of `work.doubles` and `work.bad` as are returned.
+    fn statistics(
+        &mut self,
+        gradient: &Gradient,
+        part: Range<usize>,
+        factor: Option<f32>,
+        accumulate: bool,
+    ) -> Result<usize> {
+        // As many for any part of a gradient: a sum that is continued stays where it is.
+        let blocks = reduction(gradient.len());
+        let used = reduction(part.len());
+        let doubles = room(&self.context, &mut self.work.doubles, blocks + 1, "partial sums")?;
+        let (squares, total) = (Arg::At(doubles.at(0)), Arg::At(doubles.at(blocks)));
+        let bad = room(&self.context, &mut self.work.bad, blocks + 1, "partial counts")?;
+        let (partial, count) = (Arg::At(bad.at(0)), Arg::At(bad.at(blocks)));
+        let (g, n) = (("g", Arg::At(gradient.values.at(part.start))), ("n", long(part.len())));
+        let partials = [("partial_squares", squares), ("partial_bad", partial)];
+        let geometry = Geometry::line(used, 256);
+        match factor {
+            Some(factor) => {
+                let args = [g, n, ("factor", Arg::Float(factor)), partials[0], partials[1]];
+                self.launch(Unit::Stats, "unscale", geometry, &args)
+            }
+            None => self.launch(Unit::Stats, "grad_stats", geometry, &[g, n, partials[0], partials[1]]),
+        }?;
+        self.launch(
+            Unit::Stats,
+            "grad_stats_final",
+            Geometry::line(1, 256),
+            &[
+                ("partial_squares", squares),
+                ("partial_bad", partial),
+                ("blocks", int(used)),
+                ("squares", total),
+                ("bad", count),
+                ("accumulate", Arg::Int(accumulate.into())),
+            ],
+        )?;
+        Ok(blocks)
+    }
+
+    /// The loss of the step, and statistics of its gradient, whose first `trained` values are not buffers; waits for them.
+    pub fn step_result(&mut self, gradient: &Gradient, trained: usize) -> Result<StepResult> {
+        self.squares.as_mut_slice()[0] = 0.0;
+        self.counted.as_mut_slice()[0] = 0;
+        if trained > 0 {
+            let at = self.statistics(gradient, 0..trained, None, false)?;
+            if let Some(doubles) = &self.work.doubles {
+                doubles.download(&self.stream, at..at + 1, &mut self.squares)?;
+            }
+        }
+        if !gradient.is_empty() {
+            // Buffers count only where they are not finite.
+            let at = match gradient.len() - trained {
+                0 => reduction(gradient.len()),
+                _ => self.statistics(gradient, trained..gradient.len(), None, trained > 0)?,
+            };
+            if let Some(bad) = &self.work.bad {
+                bad.download(&self.stream, at..at + 1, &mut self.counted)?;
+            }
+        }
+        let loss = self.loss()?;
+        self.check_group()?;
+        Ok(StepResult { loss, squares: self.squares.as_slice()[0], bad: self.counted.as_slice()[0] })
     }
 
     /// Sets every value of a gradient, for comparisons: what an operator leaves out of NaNs is found.
@@ -366,7 +415,7 @@ impl CudaDevice {
         Ok(to.as_slice().to_vec())
     }
 
-    fn launch(&self, unit: Unit, name: &str, geometry: Geometry, args: &[(&str, Arg)]) -> Result {
+    pub(super) fn launch(&self, unit: Unit, name: &str, geometry: Geometry, args: &[(&str, Arg)]) -> Result {
         self.launcher.launch(&self.stream, (unit, name), geometry, args)
     }
 

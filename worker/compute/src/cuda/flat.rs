@@ -100,6 +100,8 @@ pub struct Inbox {
     copied: Event,
     /// Recorded at a swap: nobody reads `back` any more.
     unread: Event,
+    /// Recorded where the device has changed `front` itself.
+    changed: Event,
     /// Neither `front` nor `back` is what the host has.
     distrusted: bool,
 }
@@ -117,13 +119,14 @@ impl Inbox {
                 h.clear(&stream, 0..len)?;
             }
         }
-        let (copied, unread) = (Event::new(context)?, Event::new(context)?);
+        let (copied, unread, changed) = (Event::new(context)?, Event::new(context)?, Event::new(context)?);
         copied.record(&stream)?;
         // Whoever reads before anything has landed finds the zeros.
         device.stream().wait(&copied)?;
         let host = Pinned::new(context, len)?;
         let (only_front, landed) = (Vec::new(), Vec::new());
-        Ok(Self { stream, host, front, back, only_front, landed, copied, unread, distrusted: false })
+        let distrusted = false;
+        Ok(Self { stream, host, front, back, only_front, landed, copied, unread, changed, distrusted })
     }
 
     /// The host's copy, as the last pull left it. On a group's other ranks than 0 nothing is pulled: it is old there.
@@ -187,7 +190,8 @@ impl Inbox {
         }
         if !self.landed.is_empty() {
             // What came the last time and not now is only in the other buffer: from there, since a group's other ranks do not
-            // have it on the host. It was written by this stream, and is written again only behind `unread`.
+            // have it on the host. It was written by this stream, or what wrote it was waited for (`changed`); this stream
+            // writes it again only behind `unread`.
             for range in std::mem::take(&mut self.only_front) {
                 for missing in without(range, &self.landed) {
                     self.back.master.copy_from(&self.stream, &self.front.master, missing.clone())?;
@@ -209,6 +213,51 @@ impl Inbox {
     pub fn params(&self) -> &Params {
         &self.front
     }
+
+    /// What the device has is this rank's own: it may be used before anything lands.
+    pub fn trust(&mut self) {
+        self.distrusted = false;
+    }
+
+    /// Begins to make rank 0's parameters those that operators read, on all ranks, behind what was begun on the device's stream.
+    /// What has landed on the others since their last swap is lost.
+    pub fn share(&mut self, device: &CudaDevice, group: &Nccl) -> Result {
+        if group.rank() > 0 {
+            self.landed.clear();
+        }
+        group.broadcast(&self.front.master, 0..self.front.len(), device.stream())?;
+        self.changed(device)
+    }
+
+    /// The parameters that operators read, to the host, where they are its copy from then on; waits for them.
+    pub fn fetch(&mut self, device: &CudaDevice) -> Result<&[f32]> {
+        self.copied.synchronize()?;
+        fetch(device, &self.front.master, &mut self.host)
+    }
+
+    /// Room on the host for what is not parameters: no more values, and until the copy is wanted. To make pinned memory for it
+    /// and to give that back would be to wait for the whole device.
+    pub(super) fn borrow_host(&mut self) -> Result<&mut Pinned<f32>> {
+        self.copied.synchronize()?;
+        Ok(&mut self.host)
+    }
+
+    /// The f32 parameters that operators read were changed by what was begun on the device's stream.
+    pub(super) fn changed(&mut self, device: &CudaDevice) -> Result {
+        if let (Some(half), Some(cast)) = (&self.front.half, device.precision().cast()) {
+            let n = self.front.len();
+            device.launcher().launch(
+                device.stream(),
+                (Unit::Elementwise, cast),
+                Geometry::flat(n),
+                &[("x", Arg::At(self.front.master.at(0))), ("y", Arg::At(half.at(0))), ("n", long(n))],
+            )?;
+        }
+        // The next swap copies what does not land from here, on the inbox's own stream.
+        self.only_front = std::iter::once(0..self.front.len()).collect();
+        self.changed.record(device.stream())?;
+        self.stream.wait(&self.changed)
+    }
 }
 
 impl Drop for Inbox {
@@ -216,6 +265,19 @@ impl Drop for Inbox {
         // Pinned memory is not given back under a copy.
         let _ = self.stream.synchronize();
     }
+}
+
+/// Values to the host; waits for them.
+pub(super) fn fetch<'a>(
+    device: &CudaDevice,
+    from: &Buffer<f32>,
+    to: &'a mut Pinned<f32>,
+) -> Result<&'a [f32]> {
+    let begun = from.download(device.stream(), 0..from.len(), to);
+    // Also behind an error: nobody else may use the memory under a copy.
+    device.stream().synchronize()?;
+    begun?;
+    Ok(&to.as_slice()[..from.len()])
 }
 
 /// The parts of `range` that none of `others` covers.

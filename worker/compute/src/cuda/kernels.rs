@@ -48,6 +48,7 @@ sources! {
     Attention: "attention.cu";
     Stats: "stats.cu";
     Encode: "encode.cu", "--fmad=false";
+    Optim: "optim.cu", "--fmad=false";
 }
 
 /// A function of a loaded module.
