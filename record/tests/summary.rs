@@ -93,7 +93,7 @@ fn every_number_follows_from_the_events() {
 fn a_worker_that_was_killed_and_came_back_was_lost_each_time() {
     let mut events = events();
     for wall in [3.0, 4.0] {
-        events.push(Event::Leave(Leave { wall, worker: WorkerId(1), reason: "SIGKILL".into() }));
+        events.push(Event::Leave(Leave { wall, worker: WorkerId(1), rank: None, reason: "SIGKILL".into() }));
     }
     let Event::Worker(totals) = worker(1, 1200, 15.0) else { unreachable!("a worker's totals") };
     events.push(Event::Worker(Worker { wall: 9.0, ..totals }));

@@ -155,7 +155,10 @@ impl Groups {
         }
         let g = self.all.entry(key.clone()).or_default();
         g.forget(now);
-        if let Some(other) = g.waiting.get(&rank).filter(|w| w.asks.token != asks.token) {
+        // Who is in the group goes before a second process of the same rank.
+        let seated = |token| g.seating.as_ref().is_some_and(|s| g.speaks(now) && s.has(token));
+        let other = g.waiting.get(&rank).filter(|w| w.asks.token != asks.token);
+        if let Some(other) = other.filter(|w| seated(w.asks.token) || !seated(asks.token)) {
             return Err(format!(
                 "rank {rank} of worker {} is waiting already, at {}: two processes have the same rank",
                 key.worker, other.asks.address
@@ -205,7 +208,22 @@ impl Groups {
             g.over = if over { Some(now) } else { g.over };
         }
         g.forget(now);
-        Ok(g.waiting.len() as u32)
+        // A process of the same rank as one that is there waits until that one is gone.
+        let newcomer =
+            |rank: &&u32| g.seating.as_ref().is_none_or(|s| s.ranks.iter().all(|r| r.rank != **rank));
+        Ok(g.waiting.keys().filter(newcomer).count() as u32)
+    }
+
+    /// Whether the process waits for one of its own rank to be gone, and what to say to it then.
+    pub fn in_the_way(&self, key: &Key, token: u64, now: Instant) -> Option<String> {
+        let g = self.all.get(key).filter(|g| g.speaks(now))?;
+        let asks = &g.waiting.values().find(|w| w.asks.token == token)?.asks;
+        let seated = g.seating.as_ref()?.ranks.iter().find(|r| r.rank == asks.rank && r.token != token)?;
+        Some(format!(
+            "rank {} of worker {} is in the group already, at {}: two processes have the same rank, or that one has \
+             died a moment ago",
+            asks.rank, key.worker, seated.address
+        ))
     }
 }
 
@@ -428,6 +446,25 @@ mod tests {
         assert_eq!(g.answer(&key(), 21, now), Answer::Over);
         let all = [asks(0, 30, (0, 0), &[]), asks(1, 31, (0, 0), &[]), asks(2, 32, (0, 0), &[])];
         assert_eq!(seated(&mut g, &all, now + REMEMBERED), Some((2, vec![0, 1, 2])));
+    }
+
+    #[test]
+    fn a_second_process_of_a_rank_waits_until_the_first_is_gone() {
+        let now = Instant::now();
+        let mut g = three(now);
+        assert_eq!(seated(&mut g, &[asks(1, 21, (0, 0), &[])], now), None);
+        let all = [(0, 10), (1, 11), (2, 12)];
+        assert_eq!(g.hold(&key(), seating(1, &all), false, now), Ok(0), "nobody is to make room for it");
+        let why = g.in_the_way(&key(), 21, now).expect("the first is there");
+        assert!(why.contains("two processes") && why.contains("a:1"), "{why}");
+        assert_eq!(g.in_the_way(&key(), 11, now), None);
+        // Another rank is lost: whoever was in the group stays.
+        let two = [asks(0, 10, (1, 0), &[2]), asks(1, 11, (1, 1), &[])];
+        assert_eq!(seated(&mut g, &two, now), Some((2, vec![0, 1])));
+        g.ask(&key(), asks(1, 21, (0, 0), &[]), now).expect("sound");
+        // Now it is gone.
+        assert_eq!(seated(&mut g, &[asks(0, 10, (2, 0), &[1])], now), Some((3, vec![0, 1])));
+        assert!(matches!(g.answer(&key(), 21, now), Answer::Seated(_)));
     }
 
     #[test]

@@ -51,7 +51,8 @@ pub async fn join(
                 return Ok(JoinGroupReply { accepted: true, over: true, ..JoinGroupReply::default() });
             }
             Answer::Wait(waiting) if now - began >= ANSWER || !leads() => {
-                return Ok(JoinGroupReply { accepted: true, waiting, ..JoinGroupReply::default() });
+                let why = agent.groups.lock().in_the_way(&key, asks.token, now).unwrap_or_default();
+                return Ok(JoinGroupReply { accepted: true, waiting, why, ..JoinGroupReply::default() });
             }
             Answer::Wait(_) => tokio::time::sleep(LOOK).await,
         }

@@ -40,8 +40,8 @@ pub enum ClientError {
         /// Which shard.
         shard: ShardId,
     },
-    /// The control group did not answer in time, or not with sense.
-    #[error("no answer of the control group in {waited:.0?}: {why}")]
+    /// The control group did not answer in time, or had no seat for this rank.
+    #[error("no seat in a group within {waited:.0?}: {why}")]
     Control {
         /// How long it was tried.
         waited: Duration,

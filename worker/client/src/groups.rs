@@ -113,6 +113,7 @@ impl Member {
             patience_ms: o.patience.as_millis() as u64,
         };
         let (mut answered, mut said) = (Instant::now(), Instant::now());
+        let mut in_the_way: Option<Instant> = None;
         while !stop.load(Relaxed) {
             let asked = ask(&o.servers, o.transport, |mut client| {
                 let request = request.clone();
@@ -133,13 +134,21 @@ impl Member {
                 Ok(reply) if reply.over => return Ok(Joined::Over),
                 Ok(reply) => {
                     answered = Instant::now();
+                    in_the_way = in_the_way.or(Some(answered)).filter(|_| !reply.why.is_empty());
+                    if let Some(waited) = in_the_way.map(|s| s.elapsed()).filter(|w| *w >= o.patience) {
+                        return Err(ClientError::Control { waited, why: reply.why });
+                    }
                     if said.elapsed() >= SAY_AGAIN {
                         said = answered;
-                        tracing::info!(
-                            "{} of {} ranks are here; waiting for the others",
-                            reply.waiting,
-                            o.size
-                        );
+                        match reply.why.is_empty() {
+                            true => tracing::info!(
+                                "{} of {} ranks wait for a group; it forms when all are here, at the latest after {:?}",
+                                reply.waiting,
+                                o.size,
+                                o.patience
+                            ),
+                            false => tracing::warn!("{}", reply.why),
+                        }
                     }
                 }
                 Err(why) if answered.elapsed() >= o.patience => {
