@@ -94,7 +94,7 @@ pub fn selftest() -> Vec<Row> {
     let all = (0..count).flat_map(|ordinal| precisions.map(|(name, precision)| (ordinal, name, precision)));
     all.flat_map(|(ordinal, name, precision)| {
         let what = format!("cuda:{ordinal} {name}");
-        match selftest::run(CudaOptions { ordinal, precision }, SEED) {
+        match selftest::run(CudaOptions { ordinal, precision, ..CudaOptions::default() }, SEED) {
             Err(e) => vec![row(what, Verdict::Fail, e, "train on another device or in another precision")],
             Ok(cases) => {
                 let wrong: Vec<_> = cases.iter().filter(|c| !c.holds()).collect();

@@ -11,7 +11,7 @@ use paraft_compute::{
 };
 
 fn device(precision: Precision) -> Result<CudaDevice> {
-    Ok(CudaDevice::new(CudaOptions { ordinal: 0, precision })?)
+    Ok(CudaDevice::new(CudaOptions { ordinal: 0, precision, ..CudaOptions::default() })?)
 }
 
 fn every_operator(session: &Session, precision: Precision, seeds: std::ops::Range<u64>) -> Result<()> {
@@ -102,7 +102,7 @@ fn memory_that_does_not_suffice_is_an_error_with_the_sizes() -> Result<()> {
 #[test]
 fn a_device_that_is_not_there_is_refused() -> Result<()> {
     let Some(_session) = Session::begin("a_device_that_is_not_there_is_refused")? else { return Ok(()) };
-    let options = CudaOptions { ordinal: 7, precision: Precision::F32 };
+    let options = CudaOptions { ordinal: 7, precision: Precision::F32, ..CudaOptions::default() };
     let error = CudaDevice::new(options).expect_err("there is one").to_string();
     ensure!(error.contains("cuda:7") && error.contains("cuda:0"), "{error}");
     Ok(())

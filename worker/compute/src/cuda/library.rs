@@ -168,6 +168,28 @@ pub fn find(part: Part) -> Result<&'static Found, &'static str> {
     FOUND[part as usize].get_or_init(look).as_ref().map_err(String::as_str)
 }
 
+/// Whether the driver has the functions of CUDA graphs; without them all work is begun piece by piece.
+pub fn has_graphs() -> bool {
+    const FUNCTIONS: [&str; 7] = [
+        "cuStreamBeginCapture_v2",
+        "cuStreamEndCapture",
+        "cuGraphGetNodes",
+        "cuGraphInstantiateWithFlags",
+        "cuGraphLaunch",
+        "cuGraphExecDestroy",
+        "cuGraphDestroy",
+    ];
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| {
+        let Ok(found) = find(Part::Driver) else { return false };
+        // SAFETY: it was opened by this name before, and has been kept open.
+        let Ok(library) = (unsafe { Library::new(&found.file) }) else { return false };
+        // SAFETY: the symbols are looked up, and never called through this type.
+        let has = |f: &&str| unsafe { library.get::<*const ()>(f.as_bytes()) }.is_ok();
+        FUNCTIONS.iter().all(has)
+    })
+}
+
 fn search(part: Part) -> Result<Found, String> {
     for file in part.files() {
         // SAFETY: opening one of CUDA's libraries runs its initialisers, which is what it is opened for.

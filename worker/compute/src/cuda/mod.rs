@@ -6,6 +6,7 @@
 //!  compile   a .cu ─▶ NVRTC ─▶ cubin, kept on the disk ── kernels: the sources, and functions by name
 //!  launch    a kernel with its arguments; an error names them ── blas: matrix products
 //!  device    CudaDevice: the operators ── flat: parameters and gradients, and their ways to and from the host
+//!  graph     a step's work, begun at once
 //!  optim     the servers' optimizers, for ranks that have none
 //!  nccl      a group of ranks with a GPU each: means of gradients, sums of norms, weights from rank 0
 //! ```
@@ -19,6 +20,7 @@ mod compile;
 mod device;
 mod driver;
 mod flat;
+mod graph;
 mod kernels;
 mod launch;
 pub mod library;
@@ -31,6 +33,7 @@ pub use compile::version as nvrtc_version;
 pub use device::{CudaDevice, CudaOptions, Precision, StepResult};
 pub use driver::{Context, Event, Stream, count, version};
 pub use flat::{Gradient, Inbox, Outbox, Params, Parcel, PinnedBytes, Wire};
+pub use graph::{Graph, Recording};
 pub use memory::{Buffer, Pinned};
 pub use nccl::{Nccl, UniqueId, version as nccl_version};
 pub use optim::{Rule, Slots, Update};
