@@ -77,12 +77,19 @@ impl Written {
         let context = recording.stream.context();
         context.set_recording(false);
         context.bind()?;
-        let mut graph = ptr::null_mut();
-        // SAFETY: the stream is alive; writes one handle, or null where the recording was spoilt.
-        let code = unsafe { sys::cuStreamEndCapture(recording.stream.raw(), &mut graph) };
-        let written = (!graph.is_null()).then_some(Self(graph));
-        context.check(code, || "cuStreamEndCapture".into())?;
-        Ok(written)
+        let end = || {
+            let mut graph = ptr::null_mut();
+            // SAFETY: the stream is alive; writes one handle, or null where the recording was spoilt.
+            let code = unsafe { sys::cuStreamEndCapture(recording.stream.raw(), &mut graph) };
+            (code, (!graph.is_null()).then_some(Self(graph)))
+        };
+        let (code, written) = end();
+        let ended = context.check(code, || "cuStreamEndCapture".into());
+        if ended.is_err() {
+            // Where that was refused the stream would go on doing nothing; where it was not, this is.
+            let _ = end();
+        }
+        ended.map(|()| written)
     }
 }
 
