@@ -38,7 +38,7 @@ fn version(part: Part, file: &str) -> String {
     let version = match part {
         Part::Driver => cuda::version().map(|v| format!("for CUDA {}.{}", v / 1000, v % 1000 / 10)),
         Part::Nvrtc => cuda::nvrtc_version().map(|(a, b)| format!("{a}.{b}")),
-        Part::Cublas => Ok(String::new()),
+        Part::Cublas | Part::CublasLt => Ok(String::new()),
         Part::Nccl => cuda::nccl_version().map(|(a, b, c)| format!("{a}.{b}.{c}")),
     };
     match version {

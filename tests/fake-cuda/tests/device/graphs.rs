@@ -49,7 +49,7 @@ fn batch(noise: &mut group::Noise, data: DataShape, n: usize) -> Batch {
 }
 
 fn build(config: &ModelConfig, data: DataShape, precision: Precision, eager: bool) -> Result<Box<dyn Model>> {
-    Ok(config.build_on(CudaOptions { ordinal: 0, precision, eager }, data)?)
+    Ok(config.build_on(CudaOptions { ordinal: 0, precision, eager, ..CudaOptions::default() }, data)?)
 }
 
 /// Losses and weights of steps with batches of these sizes, by the way of a worker. Zero is an evaluation, of a large batch.
@@ -195,7 +195,8 @@ fn ranks_of_a_group_may_begin_graphs() -> Result<()> {
             let launched = session.fake.calls("cuGraphLaunch");
             let meeting = Meeting::new(2)?;
             let states = meeting.run(|rank| {
-                let options = CudaOptions { ordinal: rank as u32, precision, eager };
+                let options =
+                    CudaOptions { ordinal: rank as u32, precision, eager, ..CudaOptions::default() };
                 let mut model = config.build_on(options, VALUES)?;
                 let weights = group::weights_of(model.as_ref());
                 let mut noise = group::Noise(rank as u64);

@@ -16,6 +16,7 @@ use crate::{
         kernels::{Kernels, Unit},
         launch::{Arg, Geometry, Launcher, int, long},
         library,
+        lt::Lt,
         memory::{Buffer, Pinned, Plain, Staging},
         nccl::Nccl,
     },
@@ -50,7 +51,7 @@ impl Precision {
         }
     }
 
-    fn element(self) -> Element {
+    pub(super) fn element(self) -> Element {
         match self {
             Self::F32 | Self::Tf32 => Element::F32,
             Self::Bf16 => Element::Bf16,
@@ -90,6 +91,9 @@ pub struct CudaOptions {
     pub precision: Precision,
     /// Begin each kernel by itself, without CUDA graphs; so it is for all devices with `PARAFT_CUDA_GRAPHS=0`.
     pub eager: bool,
+    /// Apply biases and activations by kernels of their own, without cuBLASLt; so it is for all devices with
+    /// `PARAFT_CUDA_EPILOGUES=0`.
+    pub apart: bool,
 }
 
 /// A matrix on the device, in the element type in which it computes.
@@ -142,6 +146,7 @@ impl Ids {
 #[derive(Debug)]
 pub struct CudaDevice {
     // In the order in which they are given back.
+    lt: Option<Lt>,
     blas: Blas,
     launcher: Arc<Launcher>,
     stream: Arc<Stream>,
@@ -238,13 +243,19 @@ impl CudaDevice {
         let stream = Stream::new(&context, -1)?;
         let blas = Blas::new(&stream, options.precision)?;
         let launcher = Arc::new(Launcher::new(Kernels::new(&context, options.precision.define())));
-        let wanted = !options.eager && std::env::var_os("PARAFT_CUDA_GRAPHS").is_none_or(|v| v != "0");
+        let switch = |name: &str| std::env::var_os(name).is_none_or(|v| v != "0");
+        let lt = match !options.apart && switch("PARAFT_CUDA_EPILOGUES") {
+            true => Lt::new(&stream, options.precision, blas.workspace())?,
+            false => None,
+        };
+        let wanted = !options.eager && switch("PARAFT_CUDA_GRAPHS");
         // What is written down cannot be waited for.
         let graphs = wanted && !launcher.waits() && library::has_graphs();
         if wanted && !graphs {
             tracing::debug!(device = context.name(), "steps are not begun as CUDA graphs");
         }
         Ok(Self {
+            lt,
             blas,
             launcher,
             graphs,

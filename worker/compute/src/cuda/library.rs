@@ -23,13 +23,15 @@ pub enum Part {
     Nvrtc,
     /// Matrix products.
     Cublas,
+    /// Matrix products with what follows them.
+    CublasLt,
     /// Collectives of a group of GPUs.
     Nccl,
 }
 
 impl Part {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Driver, Self::Nvrtc, Self::Cublas, Self::Nccl];
+    pub const ALL: [Self; 5] = [Self::Driver, Self::Nvrtc, Self::Cublas, Self::CublasLt, Self::Nccl];
 
     /// Those without which a single GPU cannot be used.
     pub const NEEDED: [Self; 3] = [Self::Driver, Self::Nvrtc, Self::Cublas];
@@ -40,6 +42,7 @@ impl Part {
             Self::Driver => "CUDA driver",
             Self::Nvrtc => "NVRTC",
             Self::Cublas => "cuBLAS",
+            Self::CublasLt => "cuBLASLt",
             Self::Nccl => "NCCL",
         }
     }
@@ -50,6 +53,9 @@ impl Part {
             Self::Driver => "no GPU can be used; workers compute on the CPU",
             Self::Nvrtc => "kernels cannot be compiled, unless all are in the cache from an earlier run",
             Self::Cublas => "no model can be trained on the GPU: its matrix products are cuBLAS's",
+            Self::CublasLt => {
+                "biases and activations are applied by kernels of their own, which takes longer"
+            }
             Self::Nccl => "groups of GPUs (train.group_size) cannot reduce",
         }
     }
@@ -64,7 +70,7 @@ impl Part {
                 "install the CUDA toolkit 12 or 13, or `pip install nvidia-cuda-nvrtc` and name its lib folder in \
                  PARAFT_CUDA_LIBS"
             }
-            Self::Cublas => {
+            Self::Cublas | Self::CublasLt => {
                 "install the CUDA toolkit 12 or 13, or `pip install nvidia-cublas` and name its lib folder in \
                  PARAFT_CUDA_LIBS"
             }
@@ -80,6 +86,7 @@ impl Part {
             Self::Driver => &["libcuda.so", "libcuda.so.1"],
             Self::Nvrtc => &["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"],
             Self::Cublas => &["libcublas.so", "libcublas.so.13", "libcublas.so.12"],
+            Self::CublasLt => &["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"],
             Self::Nccl => &["libnccl.so", "libnccl.so.2"],
         }
     }
@@ -142,6 +149,20 @@ impl Part {
                 "cublasSetWorkspace_v2",
                 "cublasGetVersion_v2",
                 "cublasGemmEx",
+            ],
+            Self::CublasLt => &[
+                "cublasLtCreate",
+                "cublasLtDestroy",
+                "cublasLtMatmul",
+                "cublasLtMatmulAlgoGetHeuristic",
+                "cublasLtMatmulDescCreate",
+                "cublasLtMatmulDescDestroy",
+                "cublasLtMatmulDescSetAttribute",
+                "cublasLtMatmulPreferenceCreate",
+                "cublasLtMatmulPreferenceDestroy",
+                "cublasLtMatmulPreferenceSetAttribute",
+                "cublasLtMatrixLayoutCreate",
+                "cublasLtMatrixLayoutDestroy",
             ],
             Self::Nccl => nccl::FUNCTIONS,
         }

@@ -4,7 +4,7 @@
 //!  library   which of CUDA's libraries are there, and have what we call
 //!  driver    context, streams, events ── memory: buffers on the device, pinned ones on the host
 //!  compile   a .cu ─▶ NVRTC ─▶ cubin, kept on the disk ── kernels: the sources, and functions by name
-//!  launch    a kernel with its arguments; an error names them ── blas: matrix products
+//!  launch    a kernel with its arguments; an error names them ── blas: matrix products, lt: with what follows them
 //!  device    CudaDevice: the operators ── flat: parameters and gradients, and their ways to and from the host
 //!  graph     a step's work, begun at once
 //!  optim     the servers' optimizers, for ranks that have none
@@ -24,6 +24,7 @@ mod graph;
 mod kernels;
 mod launch;
 pub mod library;
+mod lt;
 pub mod measure;
 mod memory;
 mod nccl;
