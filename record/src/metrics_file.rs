@@ -119,7 +119,12 @@ mod tests {
     use paraft_common::WorkerId;
 
     fn leave(worker: u32) -> Event {
-        Event::Leave(Leave { wall: 1.5, worker: WorkerId(worker), reason: "killed\nby hand".into() })
+        Event::Leave(Leave {
+            wall: 1.5,
+            worker: WorkerId(worker),
+            rank: None,
+            reason: "killed\nby hand".into(),
+        })
     }
 
     #[test]

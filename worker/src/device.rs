@@ -70,7 +70,7 @@ fn turn(rank: u32) -> u32 {
 
 /// What the worker of that rank computes on; `None` is the CPU. An error where a GPU was asked for and is not there.
 pub fn choose(device: DeviceConfig, precision: Precision, rank: u32) -> Result<Option<CudaOptions>, String> {
-    let options = |ordinal| Some(CudaOptions { ordinal, precision });
+    let options = |ordinal| Some(CudaOptions { ordinal, precision, ..CudaOptions::default() });
     let asked = match device {
         DeviceConfig::Cpu => return Ok(None),
         DeviceConfig::Cuda(n) => Some(n),

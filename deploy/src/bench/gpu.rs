@@ -136,7 +136,8 @@ pub fn run(args: &GpuBenchArgs) -> Result<i32, Failure> {
 fn kernels(args: &GpuBenchArgs) -> Result<Vec<Figure>, ModelError> {
     let mut figures = Vec::new();
     for (name, precision) in [("f32", Precision::F32), ("bf16", Precision::Bf16)] {
-        let mut device = CudaDevice::new(CudaOptions { ordinal: args.ordinal, precision })?;
+        let mut device =
+            CudaDevice::new(CudaOptions { ordinal: args.ordinal, precision, ..CudaOptions::default() })?;
         let mut rates: BTreeMap<&'static str, Vec<f64>> = BTreeMap::new();
         let mut order = Vec::new();
         for _ in 0..args.repeats {
@@ -163,7 +164,8 @@ fn kernels(args: &GpuBenchArgs) -> Result<Vec<Figure>, ModelError> {
 /// Milliseconds of a step, one number for each repeat: the median of its steps.
 fn steps(args: &GpuBenchArgs, case: &Case) -> Result<Vec<Figure>, Failure> {
     let failed = |e: ModelError| Failure::new(exit::UNAVAILABLE, e);
-    let options = CudaOptions { ordinal: args.ordinal, precision: case.precision.1 };
+    let options =
+        CudaOptions { ordinal: args.ordinal, precision: case.precision.1, ..CudaOptions::default() };
     let mut model = case.config.build_on(options, case.data).map_err(failed)?;
     let mut weights = vec![0.0; model.tensors().iter().map(|t| t.len()).sum()];
     model.init(1, &mut weights);

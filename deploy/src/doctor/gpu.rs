@@ -38,7 +38,7 @@ fn version(part: Part, file: &str) -> String {
     let version = match part {
         Part::Driver => cuda::version().map(|v| format!("for CUDA {}.{}", v / 1000, v % 1000 / 10)),
         Part::Nvrtc => cuda::nvrtc_version().map(|(a, b)| format!("{a}.{b}")),
-        Part::Cublas => Ok(String::new()),
+        Part::Cublas | Part::CublasLt => Ok(String::new()),
         Part::Nccl => cuda::nccl_version().map(|(a, b, c)| format!("{a}.{b}.{c}")),
     };
     match version {
@@ -94,7 +94,7 @@ pub fn selftest() -> Vec<Row> {
     let all = (0..count).flat_map(|ordinal| precisions.map(|(name, precision)| (ordinal, name, precision)));
     all.flat_map(|(ordinal, name, precision)| {
         let what = format!("cuda:{ordinal} {name}");
-        match selftest::run(CudaOptions { ordinal, precision }, SEED) {
+        match selftest::run(CudaOptions { ordinal, precision, ..CudaOptions::default() }, SEED) {
             Err(e) => vec![row(what, Verdict::Fail, e, "train on another device or in another precision")],
             Ok(cases) => {
                 let wrong: Vec<_> = cases.iter().filter(|c| !c.holds()).collect();

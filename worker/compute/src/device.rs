@@ -188,6 +188,11 @@ pub trait Embeddings: Buffers {
         at: EmbeddingAt,
         y: &mut Self::Values,
     ) -> Result;
+    /// Before the backward pass of what was loaded: brings to the device whose gradients go where. Apart from that pass, which then
+    /// needs nothing from the host.
+    fn order_tokens(&mut self, _shape: EmbeddingShape, _tokens: &mut Self::Ids) -> Result {
+        Ok(())
+    }
     /// Adds to the gradient of the tokens' table, which has that of a tied head already, and writes that of the positions'.
     fn embedding_backward(
         &mut self,

@@ -356,6 +356,7 @@ impl<D: Bench> Suite<'_, D> {
         self.d.linear_backward_weight(shape, &one, &head, place, D::grads(&mut gradient))?;
         dwant.iter_mut().zip(&given).for_each(|(d, v)| *d += v);
         let dyv = self.values(&dy)?;
+        self.d.order_tokens(s, &mut ids)?;
         self.d.embedding_backward(s, &ids, &dyv, at, D::grads(&mut gradient))?;
         let got = self.d.read_grads(&gradient)?;
         self.check(format!("{name}, gradient of the tables"), &got, &dwant);

@@ -28,7 +28,7 @@ pub struct LinearAt {
 }
 
 /// What follows a linear map.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// Nothing.
     None,

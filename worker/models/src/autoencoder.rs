@@ -42,25 +42,28 @@ where
         Takes { len: self.stack.len(), sample: Sample::Values(self.width), classes: None }
     }
 
+    fn load(&mut self, device: &mut D, batch: &Batch) -> NetResult {
+        device.load_values(&batch.inputs, &mut self.inputs)
+    }
+
     fn step(
         &mut self,
         device: &mut D,
         params: &D::Params,
         grads: &mut D::Grads,
-        batch: &Batch,
+        n: usize,
         ready: &mut Ready<D>,
     ) -> NetResult {
-        device.load_values(&batch.inputs, &mut self.inputs)?;
-        self.stack.forward(device, params, &self.inputs, batch.n)?;
+        self.stack.forward(device, params, &self.inputs, n)?;
         let (output, delta) = self.stack.output_and_delta();
         device.mse(output, &self.inputs, delta)?;
-        self.stack.backward(device, params, grads, (&self.inputs, batch.n), Gradient::Apart, ready)
+        self.stack.backward(device, params, grads, (&self.inputs, n), Gradient::Apart, ready)
     }
 
     /// The loss of a sample is its mean squared error; nothing is classified.
     fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
         for part in batch.parts(EVALUATION_CHUNK) {
-            device.load_values(&part.inputs, &mut self.inputs)?;
+            self.load(device, &part)?;
             self.stack.forward(device, params, &self.inputs, part.n)?;
             device.squared_difference(self.stack.output(), &self.inputs)?;
         }

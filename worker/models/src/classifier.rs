@@ -56,12 +56,6 @@ impl<D: Device> Classifier<D> {
     pub fn mlp(inputs: usize, hidden: &[usize], classes: usize) -> Result<Self, ModelError> {
         Self::new(&[&[inputs], hidden, &[classes]].concat(), Names::Sequential)
     }
-
-    fn forward(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult {
-        device.load_values(&batch.inputs, &mut self.inputs)?;
-        device.load_ids(&batch.labels, &mut self.labels)?;
-        self.stack.forward(device, params, &self.inputs, batch.n)
-    }
 }
 
 impl<D: Device> Net<D> for Classifier<D>
@@ -83,22 +77,28 @@ where
         self.takes
     }
 
+    fn load(&mut self, device: &mut D, batch: &Batch) -> NetResult {
+        device.load_values(&batch.inputs, &mut self.inputs)?;
+        device.load_ids(&batch.labels, &mut self.labels)
+    }
+
     fn step(
         &mut self,
         device: &mut D,
         params: &D::Params,
         grads: &mut D::Grads,
-        batch: &Batch,
+        n: usize,
         ready: &mut Ready<D>,
     ) -> NetResult {
-        self.forward(device, params, batch)?;
-        device.softmax_cross_entropy(batch.n, self.classes, self.stack.output(), &self.labels)?;
-        self.stack.backward(device, params, grads, (&self.inputs, batch.n), Gradient::InPlace, ready)
+        self.stack.forward(device, params, &self.inputs, n)?;
+        device.softmax_cross_entropy(n, self.classes, self.stack.output(), &self.labels)?;
+        self.stack.backward(device, params, grads, (&self.inputs, n), Gradient::InPlace, ready)
     }
 
     fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
         for part in batch.parts(EVALUATION_CHUNK) {
-            self.forward(device, params, &part)?;
+            self.load(device, &part)?;
+            self.stack.forward(device, params, &self.inputs, part.n)?;
             device.cross_entropy_sum(part.n, self.classes, self.stack.output(), &self.labels)?;
         }
         let sums = device.sums()?;

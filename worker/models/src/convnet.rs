@@ -134,11 +134,8 @@ impl<D: Device> ConvNet<D> {
         LinearShape { n, inputs: self.features, outputs: self.classes }
     }
 
-    /// Computes the logits. `train` says whose statistics the norms use.
-    fn forward(&mut self, device: &mut D, params: &D::Params, batch: &Batch, train: bool) -> NetResult {
-        let n = batch.n;
-        device.load_images(&batch.inputs, n, &mut self.input)?;
-        device.load_ids(&batch.labels, &mut self.labels)?;
+    /// Computes the logits of what was loaded. `train` says whose statistics the norms use.
+    fn forward(&mut self, device: &mut D, params: &D::Params, n: usize, train: bool) -> NetResult {
         device.conv_block_forward(&mut self.first.block, &self.input, n, params, train)?;
         let x = D::conv_block_output(&self.first.block);
         device.conv_block_forward(&mut self.second.block, x, n, params, train)?;
@@ -176,16 +173,20 @@ where
         Takes { len: self.len, sample, classes: Some(self.classes) }
     }
 
+    fn load(&mut self, device: &mut D, batch: &Batch) -> NetResult {
+        device.load_images(&batch.inputs, batch.n, &mut self.input)?;
+        device.load_ids(&batch.labels, &mut self.labels)
+    }
+
     fn step(
         &mut self,
         device: &mut D,
         params: &D::Params,
         grads: &mut D::Grads,
-        batch: &Batch,
+        n: usize,
         ready: &mut Ready<D>,
     ) -> NetResult {
-        let n = batch.n;
-        self.forward(device, params, batch, true)?;
+        self.forward(device, params, n, true)?;
         let (first, second) = (&mut self.first.block, &mut self.second.block);
         device.conv_block_buffers(first, params, grads)?;
         device.conv_block_buffers(second, params, grads)?;
@@ -211,7 +212,8 @@ where
 
     fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
         for part in batch.parts(EVALUATION_CHUNK) {
-            self.forward(device, params, &part, false)?;
+            self.load(device, &part)?;
+            self.forward(device, params, part.n, false)?;
             device.cross_entropy_sum(part.n, self.classes, &self.logits, &self.labels)?;
         }
         let sums = device.sums()?;

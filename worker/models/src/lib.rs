@@ -24,6 +24,7 @@ mod convnet;
 mod init;
 mod net;
 mod on_cuda;
+mod replay;
 pub mod selftest;
 mod stack;
 mod transformer;

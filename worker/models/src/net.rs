@@ -24,13 +24,16 @@ pub trait Net<D: Device>: Send {
     fn init(&self, seed: u64, params: &mut [f32]);
     /// What batches must be like.
     fn takes(&self) -> Takes;
-    /// See [`Model::step`]; the loss is read from the device.
+    /// Brings a training batch to the device.
+    fn load(&mut self, device: &mut D, batch: &Batch) -> NetResult;
+    /// See [`Model::step`], for the `n` samples that were loaded; the loss is read from the device. It begins the same work for
+    /// every batch of a size: it is written down, and begun again without this being called.
     fn step(
         &mut self,
         device: &mut D,
         params: &D::Params,
         grads: &mut D::Grads,
-        batch: &Batch,
+        n: usize,
         ready: &mut Ready<D>,
     ) -> NetResult;
     /// See [`Model::evaluate`].
@@ -50,15 +53,19 @@ impl<D: Device, N: Net<D> + ?Sized> Net<D> for Box<N> {
         (**self).takes()
     }
 
+    fn load(&mut self, device: &mut D, batch: &Batch) -> NetResult {
+        (**self).load(device, batch)
+    }
+
     fn step(
         &mut self,
         device: &mut D,
         params: &D::Params,
         grads: &mut D::Grads,
-        batch: &Batch,
+        n: usize,
         ready: &mut Ready<D>,
     ) -> NetResult {
-        (**self).step(device, params, grads, batch, ready)
+        (**self).step(device, params, grads, n, ready)
     }
 
     fn evaluate(&mut self, device: &mut D, params: &D::Params, batch: &Batch) -> NetResult<Evaluation> {
@@ -106,7 +113,8 @@ impl<N: Net<CpuDevice>> Model for OnCpu<N> {
             ready(offset, grads);
             Ok(())
         };
-        self.net.step(&mut self.device, params, grads, batch, &mut ready)?;
+        self.net.load(&mut self.device, batch)?;
+        self.net.step(&mut self.device, params, grads, batch.n, &mut ready)?;
         Ok(self.device.loss()?)
     }
 

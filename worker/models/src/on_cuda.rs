@@ -4,6 +4,7 @@
 use crate::{
     Batch, Evaluation, Model, ModelError,
     net::{Net, NetResult},
+    replay::{Cuts, Replays},
 };
 use paraft_common::{
     Encoding,
@@ -115,6 +116,7 @@ const REDUCED_AT_ONCE: usize = 2 << 20;
 pub struct OnCuda<N> {
     // In the order in which they are given back: the device last.
     net: N,
+    replays: Replays,
     inbox: Inbox,
     outbox: Outbox,
     gradient: Gradient,
@@ -151,6 +153,7 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
             slots: None,
             pending: None,
             own: false,
+            replays: Replays::default(),
             net,
             device,
         })
@@ -168,21 +171,24 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
         Ok(self.inbox.landed(&self.device, 0..params.len(), None)?)
     }
 
-    /// Begins the backward pass; `ready` as in [`Net::step`].
+    /// Begins the step; `ready` as in [`Net::step`], but only where the gradient comes past a cut.
     fn begin(
         &mut self,
         batch: &Batch,
+        cuts: &Cuts,
         ready: &mut dyn FnMut(&mut Outbox, usize, &Gradient) -> NetResult,
     ) -> NetResult {
-        let Self { net, inbox, outbox, gradient, device, .. } = self;
+        let Self { net, replays, inbox, outbox, gradient, device, .. } = self;
         inbox.swap(device)?;
         outbox.begin(device.stream())?;
+        net.load(device, batch)?;
         let stream = device.stream().clone();
         let mut ready = |offset: usize, gradient: &Gradient| {
             outbox.mark(&stream)?;
             ready(outbox, offset, gradient)
         };
-        net.step(device, inbox.params(), gradient, batch, &mut ready)
+        let scale = if device.precision() == Precision::F16 { self.scale } else { 1.0 };
+        replays.step(net, device, inbox.params(), gradient, batch.n, scale, cuts, &mut ready)
     }
 
     /// In f16 the gradient is scaled, and known to be good, before any of it may leave. A group's ranks count what is bad
@@ -190,7 +196,7 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
     fn scaled_step(&mut self, batch: &Batch) -> NetResult {
         loop {
             self.device.set_loss_scale(self.scale);
-            self.begin(batch, &mut |_, _, _| Ok(()))?;
+            self.begin(batch, &Cuts::default(), &mut |_, _, _| Ok(()))?;
             let bad = self.device.unscale(&mut self.gradient, self.params_len, 1.0 / self.scale)?;
             // At scale 1 the gradient is what it is, and the servers refuse what is not finite.
             if bad == 0 || self.scale <= 1.0 {
@@ -331,7 +337,8 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
             self.scaled_step(batch)?;
             send(&mut self.outbox, 0, &self.gradient)?;
         } else {
-            self.begin(batch, &mut send)?;
+            let cuts = Cuts(parts.iter().map(|p| p.range.start).collect());
+            self.begin(batch, &cuts, &mut send)?;
         }
         if next > 0 {
             return Err(ModelError::new("it did not report its whole gradient as ready"));
@@ -350,20 +357,25 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
         self.net.takes().check_step_batch(batch)?;
         self.pending = None;
         let group = self.device.group().filter(|g| g.size() > 1).cloned();
-        let mut next = self.gradient.len();
+        let len = self.gradient.len();
+        let mut next = len;
         let mut reduce = |outbox: &mut Outbox, offset: usize, gradient: &Gradient| match &group {
-            Some(group) if next - offset >= REDUCED_AT_ONCE || offset == 0 => {
+            Some(group) => {
                 let part = offset..next;
                 next = offset;
                 outbox.reduce(gradient, part, group)
             }
-            _ => Ok(()),
+            None => Ok(()),
         };
         if self.device.precision() == Precision::F16 {
             self.scaled_step(batch)?;
             reduce(&mut self.outbox, 0, &self.gradient)?;
         } else {
-            self.begin(batch, &mut reduce)?;
+            // The same on all ranks, whether they begin graphs or not. Alone nothing leaves.
+            let behind = (1..).map(|i| i * REDUCED_AT_ONCE).take_while(|b| *b < len).map(|b| len - b);
+            let mut cuts: Vec<usize> = behind.chain([0]).filter(|_| group.is_some()).collect();
+            cuts.reverse();
+            self.begin(batch, &Cuts(cuts), &mut reduce)?;
         }
         if group.is_some() && next > 0 {
             return Err(ModelError::new("it did not report its whole gradient as ready"));
@@ -484,6 +496,8 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
             // Nothing of a group's is in them.
             self.inbox.trust();
         }
+        // Norms may be over others now.
+        self.replays.clear();
         self.device.join(group);
         Ok(())
     }
@@ -534,7 +548,7 @@ impl<N: Net<CudaDevice>> Model for OnCuda<N> {
         if self.device.precision() == Precision::F16 {
             self.scaled_step(batch)?;
         } else {
-            self.begin(batch, &mut |_, _, _| Ok(()))?;
+            self.begin(batch, &Cuts::default(), &mut |_, _, _| Ok(()))?;
         }
         let loss = self.device.loss()?;
         if let Some(group) = self.device.group() {

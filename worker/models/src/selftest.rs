@@ -124,11 +124,12 @@ pub fn steps(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelError> {
     Ok(cases)
 }
 
-/// Ten steps of each model, twice: the same bits.
+/// Ten steps of each model, twice, the second time without CUDA graphs: the same bits.
 pub fn repeats(options: CudaOptions, seed: u64) -> Result<Vec<Case>, ModelError> {
     let mut cases = Vec::new();
     for (config, data) in models() {
-        let (one, two) = (ten_steps(options, &config, data, seed)?, ten_steps(options, &config, data, seed)?);
+        let one = ten_steps(options, &config, data, seed)?;
+        let two = ten_steps(CudaOptions { eager: true, ..options }, &config, data, seed)?;
         let error = if one == two { 0.0 } else { distance(&one, &two).max(f64::MIN_POSITIVE) };
         let what = format!("{}, ten steps twice, the same bits", config.name());
         cases.push(Case { what, error, allowed: 0.0 });

@@ -236,18 +236,21 @@ impl<D: Device> Transformer<D> {
         layer.min(self.rooms.len() - 1)
     }
 
-    /// Computes the logits.
-    fn forward(&mut self, d: &mut D, params: &D::Params, batch: &Batch) -> NetResult {
+    fn load_tokens(&mut self, d: &mut D, batch: &Batch) -> NetResult {
         d.load_ids(&batch.tokens, &mut self.tokens)?;
-        d.load_ids(&batch.labels, &mut self.labels)?;
-        let shape = self.embedding(batch.n);
+        d.load_ids(&batch.labels, &mut self.labels)
+    }
+
+    /// Computes the logits of what was loaded.
+    fn forward(&mut self, d: &mut D, params: &D::Params, n: usize) -> NetResult {
+        let shape = self.embedding(n);
         d.embedding(shape, &self.tokens, params, self.places.embedding, &mut self.inputs[0])?;
-        let rows = batch.n * self.shape.time;
+        let rows = n * self.shape.time;
         for layer in 0..self.shape.layers {
             let room = self.room(layer);
             let (x, next) = self.inputs.split_at_mut(layer + 1);
             let room = &mut self.rooms[room];
-            block_forward(d, self.shape, batch.n, params, self.places.blocks[layer], &x[layer], room)?;
+            block_forward(d, self.shape, n, params, self.places.blocks[layer], &x[layer], room)?;
             d.add(&room.mid, &room.out, &mut next[0])?;
         }
         let norm = NormShape { rows, cols: self.shape.width };
@@ -399,16 +402,22 @@ where
         Takes { len: self.places.len, sample: Sample::Tokens { time, vocab }, classes: Some(vocab) }
     }
 
+    fn load(&mut self, d: &mut D, batch: &Batch) -> NetResult {
+        self.load_tokens(d, batch)?;
+        let shape = self.embedding(batch.n);
+        d.order_tokens(shape, &mut self.tokens)
+    }
+
     fn step(
         &mut self,
         d: &mut D,
         params: &D::Params,
         grads: &mut D::Grads,
-        batch: &Batch,
+        n: usize,
         ready: &mut Ready<D>,
     ) -> NetResult {
-        self.forward(d, params, batch)?;
-        let (s, n) = (self.shape, batch.n);
+        self.forward(d, params, n)?;
+        let s = self.shape;
         let rows = n * s.time;
         d.softmax_cross_entropy(rows, s.vocab, &mut self.logits, &self.labels)?;
         let (shape, at) = self.head(rows);
@@ -448,7 +457,8 @@ where
         // As many tokens at once as a small training batch has: logits take `vocab` values for each.
         let most = (1024 / self.shape.time).max(1);
         for part in batch.parts(most) {
-            self.forward(d, params, &part)?;
+            self.load_tokens(d, &part)?;
+            self.forward(d, params, part.n)?;
             d.cross_entropy_sum(part.n * self.shape.time, self.shape.vocab, &self.logits, &self.labels)?;
         }
         let sums = d.sums()?;

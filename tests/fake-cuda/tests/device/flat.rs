@@ -17,7 +17,8 @@ fn every_swap_shows_what_has_landed_so_far() -> Result<()> {
     for seed in 1..9 {
         session.set("SEED", &seed.to_string())?;
         for precision in [Precision::F32, Precision::Bf16] {
-            let mut device = CudaDevice::new(CudaOptions { ordinal: 0, precision })?;
+            let mut device =
+                CudaDevice::new(CudaOptions { ordinal: 0, precision, ..CudaOptions::default() })?;
             let mut inbox = Inbox::new(&device, LEN)?;
             // x · weightᵀ of [1, 1] and [LEN, 1]: the weights themselves.
             let (shape, at) =
@@ -63,7 +64,11 @@ fn a_gradient_is_not_written_over_before_it_is_sent() -> Result<()> {
     for seed in 1..9 {
         session.set("SEED", &seed.to_string())?;
         for wire in [Wire::F32, Wire::Bf16] {
-            let mut device = CudaDevice::new(CudaOptions { ordinal: 0, precision: Precision::F32 })?;
+            let mut device = CudaDevice::new(CudaOptions {
+                ordinal: 0,
+                precision: Precision::F32,
+                ..CudaOptions::default()
+            })?;
             let mut outbox = Outbox::new(&device)?;
             let gradient = Gradient::new(&device, LEN)?;
             let mut parcels = Vec::new();

@@ -141,7 +141,7 @@ pub(crate) fn samples(of: &Batch, range: Range<usize>) -> Batch {
 }
 
 pub(crate) fn on_gpu(config: &ModelConfig, ordinal: usize, precision: Precision) -> Result<Box<dyn Model>> {
-    Ok(config.build_on(CudaOptions { ordinal: ordinal as u32, precision }, DATA)?)
+    Ok(config.build_on(CudaOptions { ordinal: ordinal as u32, precision, ..CudaOptions::default() }, DATA)?)
 }
 
 pub(crate) fn resident(model: &mut dyn Model) -> Result<&mut dyn Resident> {
@@ -222,7 +222,11 @@ fn what_rank_0_sends_is_the_mean_over_the_ranks() -> Result<()> {
             let meeting = Meeting::new(2)?;
             let sent = meeting.run(|rank| {
                 let ordinal = rank as u32;
-                let mut device = CudaDevice::new(CudaOptions { ordinal, precision: Precision::F32 })?;
+                let mut device = CudaDevice::new(CudaOptions {
+                    ordinal,
+                    precision: Precision::F32,
+                    ..CudaOptions::default()
+                })?;
                 let group = meeting.form(&mut device, rank)?;
                 let mut outbox = Outbox::new(&device)?;
                 let mut gradient = Gradient::new(&device, LEN)?;
@@ -277,7 +281,11 @@ fn what_lands_on_rank_0_is_on_all_ranks() -> Result<()> {
         for precision in [Precision::F32, Precision::Bf16] {
             let meeting = Meeting::new(2)?;
             meeting.run(|rank| {
-                let mut device = CudaDevice::new(CudaOptions { ordinal: rank as u32, precision })?;
+                let mut device = CudaDevice::new(CudaOptions {
+                    ordinal: rank as u32,
+                    precision,
+                    ..CudaOptions::default()
+                })?;
                 let group = meeting.form(&mut device, rank)?;
                 let mut inbox = Inbox::new(&device, LEN)?;
                 let mut end = meeting.ends_unless_done();
@@ -634,7 +642,7 @@ fn a_step_with_parameters_of_the_hosts_is_the_groups() -> Result<()> {
 #[test]
 fn a_group_that_cannot_be_formed_says_why() -> Result<()> {
     let Some(_session) = begin("a_group_that_cannot_be_formed_says_why")? else { return Ok(()) };
-    let options = CudaOptions { ordinal: 0, precision: Precision::F32 };
+    let options = CudaOptions { ordinal: 0, precision: Precision::F32, ..CudaOptions::default() };
     // Nobody else comes.
     let (device, begun) = (CudaDevice::new(options)?, Instant::now());
     let late = || begun.elapsed() > Duration::from_millis(50);

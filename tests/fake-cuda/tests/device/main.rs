@@ -1,6 +1,7 @@
 //! Our CUDA code, on the fakes: every operator against its plain version, and whatever a missing event would break.
 
 mod flat;
+mod graphs;
 mod group;
 mod local;
 mod models;

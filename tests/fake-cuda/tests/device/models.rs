@@ -40,7 +40,7 @@ fn text(noise: &mut Noise, n: usize) -> Batch {
 }
 
 fn on_gpu(config: &ModelConfig, data: DataShape, precision: Precision) -> Result<Box<dyn Model>> {
-    Ok(config.build_on(CudaOptions { ordinal: 0, precision }, data)?)
+    Ok(config.build_on(CudaOptions { ordinal: 0, precision, ..CudaOptions::default() }, data)?)
 }
 
 fn resident(model: &mut dyn Model) -> Result<&mut dyn Resident> {
@@ -49,7 +49,7 @@ fn resident(model: &mut dyn Model) -> Result<&mut dyn Resident> {
 
 fn selftest(session: &Session, precision: Precision) -> Result<()> {
     session.set("SEED", "3")?;
-    let cases = selftest::steps(CudaOptions { ordinal: 0, precision }, 7)?;
+    let cases = selftest::steps(CudaOptions { ordinal: 0, precision, ..CudaOptions::default() }, 7)?;
     let wrong: Vec<_> = cases.iter().filter(|c| !c.holds()).collect();
     ensure!(cases.len() == 6 * 8 && wrong.is_empty(), "{precision:?}: {} cases, {wrong:#?}", cases.len());
     Ok(())
@@ -79,7 +79,12 @@ fn ten_steps_are_the_same_bits_in_whatever_order_the_device_works() -> Result<()
         let mut runs = Vec::new();
         for seed in 1..4 {
             session.set("SEED", &seed.to_string())?;
-            runs.push(selftest::ten_steps(CudaOptions { ordinal: 0, precision }, &config, data, 5)?);
+            runs.push(selftest::ten_steps(
+                CudaOptions { ordinal: 0, precision, ..CudaOptions::default() },
+                &config,
+                data,
+                5,
+            )?);
         }
         let same = runs.iter().all(|r| r == &runs[0]);
         ensure!(same, "{config:?} in {precision:?} depends on the order of the device's work");

@@ -11,16 +11,93 @@ use paraft_compute::{
 };
 
 fn device(precision: Precision) -> Result<CudaDevice> {
-    Ok(CudaDevice::new(CudaOptions { ordinal: 0, precision })?)
+    Ok(CudaDevice::new(CudaOptions { ordinal: 0, precision, ..CudaOptions::default() })?)
 }
 
+/// With the epilogues of cuBLASLt, where the precision has any, and without.
 fn every_operator(session: &Session, precision: Precision, seeds: std::ops::Range<u64>) -> Result<()> {
-    for seed in seeds {
+    for (seed, apart) in seeds.flat_map(|seed| [(seed, false), (seed, true)]) {
         session.set("SEED", &seed.to_string())?;
-        let cases = parity::operators(&mut device(precision)?, Some(precision), seed)?;
+        let before = session.fake.calls("cublasLtMatmul");
+        let mut device = CudaDevice::new(CudaOptions { precision, apart, ..CudaOptions::default() })?;
+        let cases = parity::operators(&mut device, Some(precision), seed)?;
         ensure!(cases.len() > 150, "{} cases", cases.len());
         let wrong: Vec<_> = cases.iter().filter(|c| !c.holds()).collect();
-        ensure!(wrong.is_empty(), "{precision:?}, seed {seed}: {wrong:#?}");
+        ensure!(wrong.is_empty(), "{precision:?}, seed {seed}, apart: {apart}: {wrong:#?}");
+        let fused = session.fake.calls("cublasLtMatmul") - before;
+        let wanted = !apart && precision != Precision::F32;
+        ensure!((fused > 0) == wanted, "{precision:?}, apart: {apart}: {fused} by cuBLASLt");
+    }
+    Ok(())
+}
+
+/// A layer of 8 outputs, whose bias lies where it may, in each way; with the calls to cuBLASLt and to our kernel.
+#[test]
+fn a_layer_with_its_bias_and_activation_is_one_call_where_cublaslt_has_it() -> Result<()> {
+    let name = "a_layer_with_its_bias_and_activation_is_one_call_where_cublaslt_has_it";
+    let Some(session) = Session::begin(name)? else { return Ok(()) };
+    let suffix = |p| {
+        if p == Precision::Bf16 {
+            "bf16"
+        } else if p == Precision::F16 {
+            "f16"
+        } else {
+            "f32"
+        }
+    };
+    let layer = |precision, activation, bias: usize, outputs: usize| -> Result<(usize, usize, usize)> {
+        let of = |name: &str| session.fake.calls(name);
+        let kernel = format!("cuLaunchKernel bias_act_{}", suffix(precision));
+        let counts = || [of("cublasLtMatmul"), of(&kernel), of("cublasLtMatmulAlgoGetHeuristic")];
+        let mut device = device(precision)?;
+        let params: Vec<f32> = (0..256).map(|i| (i % 7) as f32 - 3.0).collect();
+        let held = device.hold(&params)?;
+        let inputs: Vec<f32> = (0..48).map(|i| (i % 5) as f32 - 2.0).collect();
+        let (mut x, mut y, mut before) = Default::default();
+        device.load_values(&inputs, &mut x)?;
+        let shape = LinearShape { n: 3, inputs: 16, outputs };
+        let begun = counts();
+        for _ in 0..2 {
+            // Small whole numbers, which are exact in every precision; a GELU's argument is compared.
+            let at = LinearAt { weight: 0, bias: Some(bias) };
+            device.linear(shape, &x, held.params(), at, activation, &mut y, Some(&mut before))?;
+            let got = device.read(if activation == Activation::Gelu { &before } else { &y })?;
+            for (place, got) in got.iter().enumerate() {
+                let (row, col) = (place / outputs, place % outputs);
+                let product: f32 = (0..16).map(|i| inputs[row * 16 + i] * params[col * 16 + i]).sum();
+                let sum = product + params[bias + col];
+                let want = if activation == Activation::Relu { sum.max(0.0) } else { sum };
+                ensure!(*got == want, "{precision:?}, {activation:?}: {got} for {want} at {place}");
+            }
+        }
+        let now = counts();
+        Ok((now[0] - begun[0], now[1] - begun[1], now[2] - begun[2]))
+    };
+    let (none, relu, gelu) = (Activation::None, Activation::Relu, Activation::Gelu);
+    for precision in [Precision::Tf32, Precision::Bf16] {
+        for activation in [none, relu, gelu] {
+            ensure!(layer(precision, activation, 128, 8)? == (2, 0, 1), "{precision:?}, {activation:?}");
+        }
+        // An odd place; a row that is no whole number of vectors.
+        ensure!(layer(precision, relu, 129, 8)? == (0, 2, 0), "{precision:?}: a bias at an odd place");
+        ensure!(layer(precision, gelu, 128, 7)? == (0, 2, 0), "{precision:?}: seven outputs");
+        ensure!(layer(precision, relu, 128, 7)? == (2, 0, 1), "{precision:?}: seven outputs");
+        // No algorithm for the shape, asked for once.
+        session.set("FAIL", "cublasLtMatmulAlgoGetHeuristic:1:15")?;
+        ensure!(layer(precision, relu, 128, 8)? == (0, 2, 1), "{precision:?}: not supported");
+        session.fake.mend();
+    }
+    ensure!(layer(Precision::F32, relu, 128, 8)? == (0, 2, 0), "f32 is ours");
+    // What overflows has to show.
+    ensure!(layer(Precision::F16, relu, 128, 8)? == (0, 2, 0), "a ReLU in f16 is ours");
+    ensure!(layer(Precision::F16, gelu, 128, 8)? == (2, 0, 1), "a GELU in f16");
+
+    session.set("FAIL", "cublasLtMatmul:1:13")?;
+    let error = layer(Precision::Bf16, relu, 128, 8).expect_err("it is refused").to_string();
+    for part in
+        ["cuda:0", "cublasLtMatmul of [3, 16] and [16, 8] with Relu", "CUBLAS_STATUS_EXECUTION_FAILED"]
+    {
+        ensure!(error.contains(part), "{part} is missing in: {error}");
     }
     Ok(())
 }
@@ -102,7 +179,7 @@ fn memory_that_does_not_suffice_is_an_error_with_the_sizes() -> Result<()> {
 #[test]
 fn a_device_that_is_not_there_is_refused() -> Result<()> {
     let Some(_session) = Session::begin("a_device_that_is_not_there_is_refused")? else { return Ok(()) };
-    let options = CudaOptions { ordinal: 7, precision: Precision::F32 };
+    let options = CudaOptions { ordinal: 7, precision: Precision::F32, ..CudaOptions::default() };
     let error = CudaDevice::new(options).expect_err("there is one").to_string();
     ensure!(error.contains("cuda:7") && error.contains("cuda:0"), "{error}");
     Ok(())

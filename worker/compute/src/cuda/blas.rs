@@ -13,7 +13,7 @@ use cudarc::cublas::sys::{self, cublasStatus_t};
 use std::ptr;
 
 /// Bytes that cuBLAS may use for itself; what NVIDIA recommends for its newest devices.
-const WORKSPACE: usize = 32 << 20;
+pub(super) const WORKSPACE: usize = 32 << 20;
 
 /// A matrix: where it is, whether its transpose is meant, and its columns as it lies.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +47,7 @@ pub struct Blas {
     handle: sys::cublasHandle_t,
     compute: sys::cublasComputeType_t,
     /// Given to cuBLAS, so that it allocates nothing in a step.
-    _workspace: Buffer<u8>,
+    workspace: Buffer<u8>,
     device: String,
 }
 
@@ -69,15 +69,20 @@ impl Blas {
             Precision::Tf32 => C::CUBLAS_COMPUTE_32F_FAST_TF32,
             Precision::F32 | Precision::Bf16 | Precision::F16 => C::CUBLAS_COMPUTE_32F,
         };
-        let this = Self { handle, compute, _workspace: workspace, device };
+        let this = Self { handle, compute, workspace, device };
         // SAFETY: handle and stream are alive; the stream outlives the handle, both being `CudaDevice`'s.
         check(unsafe { sys::cublasSetStream_v2(handle, stream.raw().cast()) }, &this.device, || {
             "cublasSetStream".into()
         })?;
         // SAFETY: so many bytes were just allocated, and live as long as the handle.
-        let code = unsafe { sys::cublasSetWorkspace_v2(handle, this._workspace.at(0) as *mut _, WORKSPACE) };
+        let code = unsafe { sys::cublasSetWorkspace_v2(handle, this.workspace.at(0) as *mut _, WORKSPACE) };
         check(code, &this.device, || "cublasSetWorkspace".into())?;
         Ok(this)
+    }
+
+    /// Where so many bytes are for whatever product is on the stream.
+    pub fn workspace(&self) -> u64 {
+        self.workspace.at(0)
     }
 
     /// `c = a · b + keep · c` for `a` of `[m, k]`, `b` of `[k, n]` and `c` of `[m, n]`; sums in f32.

@@ -12,8 +12,11 @@ use crate::{
         blas::{Blas, Element},
         driver::{Context, Stream},
         flat::{Gradient, Inbox, Params},
+        graph,
         kernels::{Kernels, Unit},
         launch::{Arg, Geometry, Launcher, int, long},
+        library,
+        lt::Lt,
         memory::{Buffer, Pinned, Plain, Staging},
         nccl::Nccl,
     },
@@ -48,7 +51,7 @@ impl Precision {
         }
     }
 
-    fn element(self) -> Element {
+    pub(super) fn element(self) -> Element {
         match self {
             Self::F32 | Self::Tf32 => Element::F32,
             Self::Bf16 => Element::Bf16,
@@ -86,6 +89,11 @@ pub struct CudaOptions {
     pub ordinal: u32,
     /// In which numbers.
     pub precision: Precision,
+    /// Begin each kernel by itself, without CUDA graphs; so it is for all devices with `PARAFT_CUDA_GRAPHS=0`.
+    pub eager: bool,
+    /// Apply biases and activations by kernels of their own, without cuBLASLt; so it is for all devices with
+    /// `PARAFT_CUDA_EPILOGUES=0`.
+    pub apart: bool,
 }
 
 /// A matrix on the device, in the element type in which it computes.
@@ -122,6 +130,10 @@ impl Floats {
 pub struct Ids {
     buffer: Option<Buffer<u32>>,
     host: Vec<u32>,
+    /// Places by token: `order[rows]`, `starts[most + 1]`, `ids[most]`.
+    order: Option<Buffer<u32>>,
+    /// Tokens in there; none where they were not ordered since they were loaded.
+    most: Option<usize>,
 }
 
 impl Ids {
@@ -134,6 +146,7 @@ impl Ids {
 #[derive(Debug)]
 pub struct CudaDevice {
     // In the order in which they are given back.
+    lt: Option<Lt>,
     blas: Blas,
     launcher: Arc<Launcher>,
     stream: Arc<Stream>,
@@ -141,11 +154,14 @@ pub struct CudaDevice {
     /// With whom this GPU computes one step.
     group: Option<Arc<Nccl>>,
     precision: Precision,
+    /// Whether steps may be written down.
+    pub(super) graphs: bool,
     /// What gradients of activations are multiplied by.
     loss_scale: f32,
     inputs: Staging<f32>,
     ids: Staging<u32>,
-    work: Work,
+    orders: Staging<u32>,
+    pub(super) work: Work,
     result: Pinned<f64>,
     squares: Pinned<f64>,
     counted: Pinned<u64>,
@@ -164,10 +180,9 @@ pub struct StepResult {
 
 /// Room for what an operator needs within itself. Operators follow each other on one stream, so they share it.
 #[derive(Debug, Default)]
-struct Work {
+pub(super) struct Work {
     floats: Option<Buffer<f32>>,
     doubles: Option<Buffer<f64>>,
-    ids: Option<Buffer<u32>>,
     /// Loss of the step, and of the evaluation.
     losses: Option<Buffer<f64>>,
     correct: Option<Buffer<u64>>,
@@ -175,7 +190,7 @@ struct Work {
     hits: Option<Buffer<u32>>,
     bad: Option<Buffer<u64>>,
     /// What the step's loss is the mean of.
-    step_values: usize,
+    pub(super) step_values: usize,
     /// Whether the evaluation's sums have begun.
     summing: bool,
     sorted: Vec<u32>,
@@ -189,6 +204,9 @@ fn room<'a, T: Plain>(
     what: &str,
 ) -> Result<&'a Buffer<T>> {
     if buffer.as_ref().is_none_or(|b| b.len() < len) {
+        if context.is_recording() {
+            return Err(graph::refused(&format!("room for {what}")));
+        }
         // First: there may not be room for both.
         *buffer = None;
         *buffer = Some(Buffer::new(context, len, what)?);
@@ -224,14 +242,29 @@ impl CudaDevice {
         let context = Context::new(options.ordinal)?;
         let stream = Stream::new(&context, -1)?;
         let blas = Blas::new(&stream, options.precision)?;
+        let launcher = Arc::new(Launcher::new(Kernels::new(&context, options.precision.define())));
+        let switch = |name: &str| std::env::var_os(name).is_none_or(|v| v != "0");
+        let lt = match !options.apart && switch("PARAFT_CUDA_EPILOGUES") {
+            true => Lt::new(&stream, options.precision, blas.workspace())?,
+            false => None,
+        };
+        let wanted = !options.eager && switch("PARAFT_CUDA_GRAPHS");
+        // What is written down cannot be waited for.
+        let graphs = wanted && !launcher.waits() && library::has_graphs();
+        if wanted && !graphs {
+            tracing::debug!(device = context.name(), "steps are not begun as CUDA graphs");
+        }
         Ok(Self {
+            lt,
             blas,
-            launcher: Arc::new(Launcher::new(Kernels::new(&context, options.precision.define()))),
+            launcher,
+            graphs,
             group: None,
             precision: options.precision,
             loss_scale: 1.0,
             inputs: Staging::new(),
             ids: Staging::new(),
+            orders: Staging::new(),
             work: Work::default(),
             result: Pinned::new(&context, 1)?,
             squares: Pinned::new(&context, 1)?,
@@ -471,6 +504,7 @@ impl Buffers for CudaDevice {
     fn load_ids(&mut self, from: &[u32], to: &mut Ids) -> Result {
         self.context.bind()?;
         to.host.clear();
+        to.most = None;
         to.host.extend_from_slice(from);
         if from.is_empty() {
             return Ok(());

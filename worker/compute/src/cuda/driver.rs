@@ -5,7 +5,14 @@ use crate::{
     error::{DeviceError, Result},
 };
 use cudarc::driver::sys::{self, CUresult};
-use std::{ffi::CStr, ptr, sync::Arc};
+use std::{
+    ffi::CStr,
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
 
 /// The name and the text that the driver has for an error.
 fn explain(code: CUresult) -> String {
@@ -69,6 +76,10 @@ pub struct Context {
     /// Major and minor.
     compute: (u32, u32),
     total: u64,
+    /// Counts what was allocated and given back.
+    layout: AtomicU64,
+    /// A stream's work is written down at the moment.
+    recording: AtomicBool,
 }
 
 // SAFETY: a context may be used from any thread that has made it current (`bind`); the rest is constant.
@@ -118,7 +129,8 @@ impl Context {
         check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) }, &name, || {
             "cuDevicePrimaryCtxRetain".into()
         })?;
-        let context = Self { device, raw, name, model, compute, total: total as u64 };
+        let (layout, recording) = Default::default();
+        let context = Self { device, raw, name, model, compute, total: total as u64, layout, recording };
         context.bind()?;
         Ok(Arc::new(context))
     }
@@ -145,6 +157,23 @@ impl Context {
         // SAFETY: writes two integers.
         self.check(unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) }, || "cuMemGetInfo".into())?;
         Ok((free as u64, total as u64))
+    }
+
+    /// See [`crate::cuda::CudaDevice::layout`].
+    pub(crate) fn layout(&self) -> u64 {
+        self.layout.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_layout(&self) {
+        self.layout.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_recording(&self) -> bool {
+        self.recording.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_recording(&self, recording: bool) {
+        self.recording.store(recording, Ordering::Relaxed);
     }
 
     pub(crate) fn total(&self) -> u64 {

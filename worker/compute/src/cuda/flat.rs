@@ -41,6 +41,11 @@ impl Params {
         Ok(Self { master: Buffer::new(context, len, what)?, half })
     }
 
+    /// Where they are: which of the two buffers they lie in.
+    pub fn address(&self) -> u64 {
+        self.master.at(0)
+    }
+
     /// Address of an f32 value.
     pub(super) fn f32_at(&self, index: usize) -> u64 {
         self.master.at(index)

@@ -110,6 +110,11 @@ impl Launcher {
         Self { kernels, waits: std::env::var_os("PARAFT_CUDA_SYNC").is_some_and(|v| v != "0") }
     }
 
+    /// Whether each launch is waited for.
+    pub fn waits(&self) -> bool {
+        self.waits
+    }
+
     /// Begins a kernel.
     pub fn launch(
         &self,

@@ -23,13 +23,15 @@ pub enum Part {
     Nvrtc,
     /// Matrix products.
     Cublas,
+    /// Matrix products with what follows them.
+    CublasLt,
     /// Collectives of a group of GPUs.
     Nccl,
 }
 
 impl Part {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Driver, Self::Nvrtc, Self::Cublas, Self::Nccl];
+    pub const ALL: [Self; 5] = [Self::Driver, Self::Nvrtc, Self::Cublas, Self::CublasLt, Self::Nccl];
 
     /// Those without which a single GPU cannot be used.
     pub const NEEDED: [Self; 3] = [Self::Driver, Self::Nvrtc, Self::Cublas];
@@ -40,6 +42,7 @@ impl Part {
             Self::Driver => "CUDA driver",
             Self::Nvrtc => "NVRTC",
             Self::Cublas => "cuBLAS",
+            Self::CublasLt => "cuBLASLt",
             Self::Nccl => "NCCL",
         }
     }
@@ -50,6 +53,9 @@ impl Part {
             Self::Driver => "no GPU can be used; workers compute on the CPU",
             Self::Nvrtc => "kernels cannot be compiled, unless all are in the cache from an earlier run",
             Self::Cublas => "no model can be trained on the GPU: its matrix products are cuBLAS's",
+            Self::CublasLt => {
+                "biases and activations are applied by kernels of their own, which takes longer"
+            }
             Self::Nccl => "groups of GPUs (train.group_size) cannot reduce",
         }
     }
@@ -64,7 +70,7 @@ impl Part {
                 "install the CUDA toolkit 12 or 13, or `pip install nvidia-cuda-nvrtc` and name its lib folder in \
                  PARAFT_CUDA_LIBS"
             }
-            Self::Cublas => {
+            Self::Cublas | Self::CublasLt => {
                 "install the CUDA toolkit 12 or 13, or `pip install nvidia-cublas` and name its lib folder in \
                  PARAFT_CUDA_LIBS"
             }
@@ -80,6 +86,7 @@ impl Part {
             Self::Driver => &["libcuda.so", "libcuda.so.1"],
             Self::Nvrtc => &["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"],
             Self::Cublas => &["libcublas.so", "libcublas.so.13", "libcublas.so.12"],
+            Self::CublasLt => &["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"],
             Self::Nccl => &["libnccl.so", "libnccl.so.2"],
         }
     }
@@ -143,6 +150,20 @@ impl Part {
                 "cublasGetVersion_v2",
                 "cublasGemmEx",
             ],
+            Self::CublasLt => &[
+                "cublasLtCreate",
+                "cublasLtDestroy",
+                "cublasLtMatmul",
+                "cublasLtMatmulAlgoGetHeuristic",
+                "cublasLtMatmulDescCreate",
+                "cublasLtMatmulDescDestroy",
+                "cublasLtMatmulDescSetAttribute",
+                "cublasLtMatmulPreferenceCreate",
+                "cublasLtMatmulPreferenceDestroy",
+                "cublasLtMatmulPreferenceSetAttribute",
+                "cublasLtMatrixLayoutCreate",
+                "cublasLtMatrixLayoutDestroy",
+            ],
             Self::Nccl => nccl::FUNCTIONS,
         }
     }
@@ -166,6 +187,28 @@ pub fn find(part: Part) -> Result<&'static Found, &'static str> {
         search(part)
     };
     FOUND[part as usize].get_or_init(look).as_ref().map_err(String::as_str)
+}
+
+/// Whether the driver has the functions of CUDA graphs; without them all work is begun piece by piece.
+pub fn has_graphs() -> bool {
+    const FUNCTIONS: [&str; 7] = [
+        "cuStreamBeginCapture_v2",
+        "cuStreamEndCapture",
+        "cuGraphGetNodes",
+        "cuGraphInstantiateWithFlags",
+        "cuGraphLaunch",
+        "cuGraphExecDestroy",
+        "cuGraphDestroy",
+    ];
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| {
+        let Ok(found) = find(Part::Driver) else { return false };
+        // SAFETY: it was opened by this name before, and has been kept open.
+        let Ok(library) = (unsafe { Library::new(&found.file) }) else { return false };
+        // SAFETY: the symbols are looked up, and never called through this type.
+        let has = |f: &&str| unsafe { library.get::<*const ()>(f.as_bytes()) }.is_ok();
+        FUNCTIONS.iter().all(has)
+    })
 }
 
 fn search(part: Part) -> Result<Found, String> {

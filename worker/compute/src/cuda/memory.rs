@@ -1,7 +1,10 @@
 //! Memory of the device, and memory of the host that the device can reach.
 
 use crate::{
-    cuda::driver::{Context, Event, Stream},
+    cuda::{
+        driver::{Context, Event, Stream},
+        graph,
+    },
     error::{DeviceError, Result},
 };
 use cudarc::driver::sys::{self, CUresult};
@@ -31,6 +34,10 @@ impl<T: Plain> Buffer<T> {
         context.bind()?;
         let mut at = 0;
         if len > 0 {
+            if context.is_recording() {
+                return Err(graph::refused(&format!("room for {what}")));
+            }
+            context.note_layout();
             let bytes = len * size_of::<T>();
             // SAFETY: writes one address, which is given back when this is dropped.
             match unsafe { sys::cuMemAlloc_v2(&mut at, bytes) } {
@@ -149,6 +156,7 @@ impl<T: Plain> Buffer<T> {
 impl<T: Plain> Drop for Buffer<T> {
     fn drop(&mut self) {
         if self.len > 0 && self.context.bind().is_ok() {
+            self.context.note_layout();
             // SAFETY: allocated in `new`, given back once. The driver waits for what still uses it.
             unsafe { sys::cuMemFree_v2(self.at) };
         }

@@ -11,6 +11,7 @@ use crate::{
     cuda::{
         device::CudaDevice,
         driver::{Context, Stream},
+        graph,
         library::{self, Part},
         memory::{Buffer, Plain},
     },
@@ -385,6 +386,9 @@ impl Nccl {
     fn begin(&self, call: &str, n: usize, f: impl FnOnce(&Functions, sys::ncclComm_t) -> Code) -> Result {
         if n == 0 {
             return Ok(());
+        }
+        if self.context.is_recording() {
+            return Err(graph::refused(call));
         }
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let code = self.call(call, f)?;

@@ -8,7 +8,7 @@ use crate::{
         launch::{Arg, Geometry, int},
     },
     device::Embeddings,
-    error::Result,
+    error::{DeviceError, Result},
     shape::{EmbeddingAt, EmbeddingShape},
 };
 
@@ -40,6 +40,14 @@ impl Embeddings for CudaDevice {
         )
     }
 
+    fn order_tokens(&mut self, s: EmbeddingShape, tokens: &mut Ids) -> Result {
+        let most = by_token(&tokens.host, s.vocab, &mut self.work.sorted);
+        let order = room(&self.context, &mut tokens.order, self.work.sorted.len(), "tokens in order")?;
+        self.orders.upload(&self.stream, &self.work.sorted, order)?;
+        tokens.most = Some(most);
+        Ok(())
+    }
+
     fn embedding_backward(
         &mut self,
         s: EmbeddingShape,
@@ -49,22 +57,24 @@ impl Embeddings for CudaDevice {
         grads: &mut Gradient,
     ) -> Result {
         let rows = tokens.host.len();
-        let unique = by_token(&tokens.host, s.vocab, &mut self.work.sorted);
-        let sorted = room(&self.context, &mut self.work.ids, 3 * rows + 1, "tokens in order")?;
-        self.ids.upload(&self.stream, &self.work.sorted, sorted)?;
+        let (Some(sorted), Some(most)) = (&tokens.order, tokens.most) else {
+            return Err(DeviceError::Unsupported(
+                "the gradient of an embedding whose tokens are not in order".into(),
+            ));
+        };
         let (order, starts, ids) =
-            (Arg::At(sorted.at(0)), Arg::At(sorted.at(rows)), Arg::At(sorted.at(rows + unique + 1)));
+            (Arg::At(sorted.at(0)), Arg::At(sorted.at(rows)), Arg::At(sorted.at(rows + most + 1)));
         self.typed(
             Unit::Embedding,
             "embedding_backward",
-            Geometry::grid([unique, s.cols.div_ceil(256), 1], 256),
+            Geometry::grid([most, s.cols.div_ceil(256), 1], 256),
             &[
                 ("dy", dy.at()),
                 ("order", order),
                 ("starts", starts),
                 ("ids", ids),
                 ("dtable", Arg::At(grads.values.at(at.tokens))),
-                ("unique", int(unique)),
+                ("unique", int(most)),
                 ("cols", int(s.cols)),
                 ("accumulate", Arg::Int(1)),
             ],
@@ -89,29 +99,34 @@ impl Embeddings for CudaDevice {
     }
 }
 
-/// Orders places by their token, equal ones as they come: `order[rows]`, `starts[unique + 1]`, `ids[unique]`, one after the
-/// other in `out`. Returns the number of different tokens.
+/// Orders places by their token, equal ones as they come: `order[rows]`, `starts[most + 1]`, `ids[most]`, one after the
+/// other in `out`. Returns how many tokens there are at most in so many places: behind those that there are come others, in no
+/// place, so that the work is the same for every batch of a size.
 fn by_token(tokens: &[u32], vocab: usize, out: &mut Vec<u32>) -> usize {
     let mut begins = vec![0u32; vocab + 1];
     for &t in tokens {
         begins[t as usize + 1] += 1;
     }
-    let present: Vec<u32> = (0..vocab as u32).filter(|t| begins[*t as usize + 1] > 0).collect();
+    let most = tokens.len().min(vocab);
+    let (mut ids, absent): (Vec<u32>, Vec<u32>) =
+        (0..vocab as u32).partition(|t| begins[*t as usize + 1] > 0);
+    let present = ids.len();
+    ids.extend(&absent[..most - present]);
     for i in 0..vocab {
         begins[i + 1] += begins[i];
     }
     out.clear();
     out.resize(tokens.len(), 0);
-    let starts: Vec<u32> = present.iter().map(|t| begins[*t as usize]).collect();
+    let starts: Vec<u32> = ids[..present].iter().map(|t| begins[*t as usize]).collect();
     for (place, &t) in tokens.iter().enumerate() {
         let next = &mut begins[t as usize];
         out[*next as usize] = place as u32;
         *next += 1;
     }
     out.extend(&starts);
-    out.push(tokens.len() as u32);
-    out.extend(&present);
-    present.len()
+    out.resize(tokens.len() + most + 1, tokens.len() as u32);
+    out.extend(&ids);
+    most
 }
 
 #[cfg(test)]
@@ -121,7 +136,9 @@ mod tests {
     #[test]
     fn places_are_ordered_by_their_token() {
         let mut out = Vec::new();
-        assert_eq!(by_token(&[3, 1, 3, 0, 3], 5, &mut out), 3);
-        assert_eq!(out, [3, 1, 0, 2, 4, 0, 1, 2, 5, 0, 1, 3]);
+        assert_eq!(by_token(&[3, 1, 3, 0, 3], 4, &mut out), 4);
+        assert_eq!(out, [3, 1, 0, 2, 4, 0, 1, 2, 5, 5, 0, 1, 3, 2]);
+        assert_eq!(by_token(&[1, 1], 7, &mut out), 2);
+        assert_eq!(out, [0, 1, 0, 2, 2, 1, 0]);
     }
 }

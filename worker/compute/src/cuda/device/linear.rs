@@ -7,6 +7,7 @@ use crate::{
         flat::{Gradient, Params},
         kernels::Unit,
         launch::{Arg, Geometry, int, long},
+        lt,
     },
     device::Linears,
     error::Result,
@@ -158,6 +159,15 @@ impl Linears for CudaDevice {
                 Arg::At(0)
             }
         };
+        if let (Some(lt), Some(bias)) = (&mut self.lt, at.bias)
+            && let Arg::At(before) = before
+        {
+            let (weight, bias) = (params.at(at.weight), params.at(bias));
+            let places = lt::Linear { x: x.address(), weight, bias, y: y.address(), before };
+            if lt.linear(&self.stream, shape, activation, places)? {
+                return Ok(());
+            }
+        }
         self.product_linear(shape, x.address(), params, at, y.address())?;
         self.finish_linear(shape, params, at, activation, y.at(), before)
     }

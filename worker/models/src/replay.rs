@@ -1,0 +1,181 @@
+//! Steps of a net as CUDA graphs: the first of a shape begins its kernels one by one and makes room, the second is written down,
+//! and from then on what is written down is begun at once.
+//!
+//! What is written down ends where a part of the gradient has to leave: in between the host has its turn, as it has in a
+//! step that is not written down. So the two are the same work in the same order, and the same bits.
+
+use crate::net::{Net, NetResult};
+use paraft_compute::cuda::{CudaDevice, Gradient, Graph, Params, Recording};
+
+/// Shapes, with either buffer of parameters, that are kept at most; others are not written down.
+const MOST: usize = 8;
+
+/// Where a backward pass lets go of what is ready of the gradient: where it has come past one more of these offsets, which rise.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cuts(pub Vec<usize>);
+
+impl Cuts {
+    /// Whether to let go, with the gradient ready from `offset` on; `left` are the cuts that it has not come past.
+    fn past(&self, left: &mut usize, offset: usize) -> bool {
+        let now = self.0.partition_point(|c| *c < offset);
+        now < std::mem::replace(left, now.min(*left))
+    }
+}
+
+/// What decides which work a step is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Shape {
+    samples: usize,
+    /// Of the loss, as bits.
+    scale: u32,
+    cuts: Cuts,
+}
+
+/// Steps as they were written down.
+#[derive(Debug)]
+struct Replay {
+    shape: Shape,
+    /// The parameters have two buffers in turn.
+    params: u64,
+    /// Each with what is ready of the gradient behind it, where that is to leave.
+    pieces: Vec<(Option<Graph>, Option<usize>)>,
+    step_values: usize,
+}
+
+/// Those of a net on a device.
+#[derive(Debug, Default)]
+pub(crate) struct Replays {
+    /// Of the device's memory, when they were written down.
+    layout: u64,
+    seen: Vec<Shape>,
+    refused: Vec<Shape>,
+    kept: Vec<Replay>,
+}
+
+impl Replays {
+    /// Forgets everything, as when other ranks have a part in the step from now on. Nothing of it may be under way.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// One step of what was loaded, on the device's stream. `ready` is called at the cuts.
+    #[expect(clippy::too_many_arguments, reason = "what a step needs")]
+    pub fn step<N: Net<CudaDevice>>(
+        &mut self,
+        net: &mut N,
+        device: &mut CudaDevice,
+        params: &Params,
+        gradient: &mut Gradient,
+        samples: usize,
+        scale: f32,
+        cuts: &Cuts,
+        ready: &mut dyn FnMut(usize, &Gradient) -> NetResult,
+    ) -> NetResult {
+        if !device.uses_graphs() {
+            return eager(net, device, params, gradient, samples, cuts, ready);
+        }
+        if self.layout != device.layout() {
+            // The addresses may be others. Nothing is under way: steps end with their loss on the host.
+            self.kept.clear();
+            self.refused.clear();
+            self.layout = device.layout();
+        }
+        let shape = Shape { samples, scale: scale.to_bits(), cuts: cuts.clone() };
+        // An old scale does not come back soon.
+        self.kept.retain(|r| r.shape.scale == shape.scale);
+        self.seen.retain(|s| s.scale == shape.scale);
+        let at = params.address();
+        let known = self.kept.iter().position(|r| r.shape == shape && r.params == at);
+        let known = match known {
+            None if !self.seen.contains(&shape) => {
+                if self.seen.len() < MOST {
+                    self.seen.push(shape);
+                }
+                None
+            }
+            None if self.kept.len() < 2 * MOST && !self.refused.contains(&shape) => {
+                match record(net, device, params, gradient, samples, cuts) {
+                    Ok(pieces) => {
+                        let step_values = device.step_values();
+                        self.kept.push(Replay { shape, params: at, pieces, step_values });
+                        Some(self.kept.len() - 1)
+                    }
+                    Err(error) => {
+                        // If it is the device that fails, it does so again.
+                        tracing::debug!(%error, samples, "this step is not begun as a CUDA graph");
+                        self.refused.push(shape);
+                        None
+                    }
+                }
+            }
+            known => known,
+        };
+        let Some(replay) = known.map(|i| &self.kept[i]) else {
+            return eager(net, device, params, gradient, samples, cuts, ready);
+        };
+        let stream = device.stream().clone();
+        for (graph, offset) in &replay.pieces {
+            graph.as_ref().map_or(Ok(()), |g| g.launch(&stream))?;
+            offset.map_or(Ok(()), |offset| ready(offset, gradient))?;
+        }
+        device.repeats(replay.step_values);
+        Ok(())
+    }
+}
+
+/// A step whose kernels are begun one by one.
+fn eager<N: Net<CudaDevice>>(
+    net: &mut N,
+    device: &mut CudaDevice,
+    params: &Params,
+    gradient: &mut Gradient,
+    samples: usize,
+    cuts: &Cuts,
+    ready: &mut dyn FnMut(usize, &Gradient) -> NetResult,
+) -> NetResult {
+    let mut left = cuts.0.len();
+    net.step(device, params, gradient, samples, &mut |offset, gradient| {
+        if cuts.past(&mut left, offset) { ready(offset, gradient) } else { Ok(()) }
+    })
+}
+
+/// Writes a step down; nothing of it is done.
+fn record<N: Net<CudaDevice>>(
+    net: &mut N,
+    device: &mut CudaDevice,
+    params: &Params,
+    gradient: &mut Gradient,
+    samples: usize,
+    cuts: &Cuts,
+) -> NetResult<Vec<(Option<Graph>, Option<usize>)>> {
+    let stream = device.stream().clone();
+    let (mut pieces, mut left) = (Vec::new(), cuts.0.len());
+    let mut open = Some(Recording::begin(&stream)?);
+    net.step(device, params, gradient, samples, &mut |offset, _| {
+        if cuts.past(&mut left, offset) {
+            let graph = open.take().map_or(Ok(None), Recording::end)?;
+            pieces.push((graph, Some(offset)));
+            open = Some(Recording::begin(&stream)?);
+        }
+        Ok(())
+    })?;
+    pieces.push((open.take().map_or(Ok(None), Recording::end)?, None));
+    Ok(pieces)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gradient_is_let_go_where_it_comes_past_a_cut() {
+        let past = |cuts: &[usize], offsets: &[usize]| -> Vec<usize> {
+            let (cuts, mut left) = (Cuts(cuts.to_vec()), cuts.len());
+            offsets.iter().copied().filter(|o| cuts.past(&mut left, *o)).collect()
+        };
+        assert_eq!(past(&[0, 10, 20], &[25, 20, 15, 12, 10, 3, 0]), [20, 10, 0]);
+        assert_eq!(past(&[0, 10, 20], &[5, 0]), [5, 0]);
+        assert_eq!(past(&[0], &[5, 1, 0, 0]), [0]);
+        assert_eq!(past(&[], &[5, 0]), []);
+    }
+}
