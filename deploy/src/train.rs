@@ -13,7 +13,7 @@ use paraft_record::{Event, METRICS_FILE, MetricsWriter, RunRecord, Summary, Tail
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS, TRACE_FOLDER};
 use paraft_worker::{
     Job, checkpoints, cli,
-    device::{DeviceConfig, choose},
+    device::{DeviceConfig, choose_for},
     exit,
     job::{SamplerKind, TransportConfig},
     start,
@@ -77,7 +77,7 @@ pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
     // Workers say it too, each in a log of its own and after servers have started.
     if job.model.is_some() {
         let asked = job.train.device;
-        choose(asked, job.train.precision, 0)
+        choose_for(asked, job.train.precision, 0, job.train.group_size)
             .map_err(|e| Failure::new(exit::UNAVAILABLE, format!("train.device = \"{asked}\": {e}")))?;
     }
     if args.faults {

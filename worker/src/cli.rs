@@ -142,7 +142,7 @@ fn prepare_and_run(
         checkpoints::try_out(&job, args.run_dir.as_deref()).map_err(failed)?;
     }
     let asked = args.device.unwrap_or(job.train.device);
-    let gpu = device::choose(asked, job.train.precision, args.rank)
+    let gpu = device::choose_for(asked, job.train.precision, args.rank, job.train.group_size)
         .map_err(|e| (format!("train.device = \"{asked}\": {e}"), exit::UNAVAILABLE))?;
     job.train.device = gpu.map_or(DeviceConfig::Cpu, |g| DeviceConfig::Cuda(Some(g.ordinal)));
     tracing::info!(device = %job.train.device, "this worker computes on");

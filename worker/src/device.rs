@@ -68,6 +68,26 @@ fn turn(rank: u32) -> u32 {
         .unwrap_or(rank)
 }
 
+/// The same, for a rank of a group of so many: its GPU is none without NCCL.
+pub fn choose_for(
+    device: DeviceConfig,
+    precision: Precision,
+    rank: u32,
+    group_size: u32,
+) -> Result<Option<CudaOptions>, String> {
+    let chosen = choose(device, precision, rank)?;
+    match library::find(Part::Nccl).map_err(|why| format!("the ranks of a group reduce with NCCL: {why}")) {
+        Err(why) if group_size > 1 && chosen.is_some() => match device {
+            DeviceConfig::Auto => {
+                tracing::warn!(%why, "computing on the CPU");
+                Ok(None)
+            }
+            _ => Err(why),
+        },
+        _ => Ok(chosen),
+    }
+}
+
 /// What the worker of that rank computes on; `None` is the CPU. An error where a GPU was asked for and is not there.
 pub fn choose(device: DeviceConfig, precision: Precision, rank: u32) -> Result<Option<CudaOptions>, String> {
     let options = |ordinal| Some(CudaOptions { ordinal, precision, ..CudaOptions::default() });

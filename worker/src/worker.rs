@@ -190,7 +190,13 @@ pub fn run(
     let member = MemberOptions {
         servers: options.servers.clone(),
         transport: transport(job),
-        job: format!("{}/{}", job.name, job.server_job(&model.tensors()).fingerprint),
+        job: job.name.clone(),
+        settings: format!(
+            "group_size {}, exchange {}, {}",
+            job.train.group_size,
+            if reduces { "all-reduce" } else { "servers" },
+            job.server_job(&model.tensors()).fingerprint
+        ),
         worker: options.rank / job.train.group_size,
         size: job.train.group_size,
         rank: options.rank % job.train.group_size,
@@ -291,6 +297,16 @@ fn lead(
     gauges.stages(client.stages().clone());
     let _flush =
         options.trace.as_ref().map(|(folder, steps)| begin_trace(&client, folder, *steps)).transpose()?;
+    let mut ranks = ranks;
+    if let Some(ranks) = ranks.as_deref_mut().filter(|r| start.0 >= plan.total && r.generation() > 1) {
+        // Who led before has been silent while the other workers finished.
+        tracing::info!("the job is done; nothing is left for this group");
+        client.finish();
+        let mut weights = vec![0.0; layout.len()];
+        client.pull_final(start, &mut weights)?;
+        ranks.over(model);
+        return Ok(WorkerReport { weights, ..WorkerReport::default() });
+    }
     if plan.leased.is_none() && start.0 >= plan.total {
         let refused = format!(
             "these servers have done this job's {} steps already; to train it again, or for longer, use other servers, or \

@@ -6,7 +6,7 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::Value;
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Stdio};
 
 fn grouped(workers: u32, size: u32, epochs: u64) -> String {
     let with = format!("workers = {workers}\ngroup_size = {size}\n[cluster]");
@@ -91,20 +91,33 @@ fn a_rank_that_is_silent_is_left_behind() {
 }
 
 #[test]
-fn a_rank_by_hand_waits_for_the_others_and_then_goes_on_without() {
+fn a_rank_by_hand_waits_for_the_others_and_says_who_is_missing() {
     let scratch = tempfile::tempdir().expect("scratch");
     let fleet = Fleet::start(scratch.path(), Some(&(grouped(1, 2, 3) + "patience_ms = 2000\n")));
     let dir = scratch.path().join("run");
     fs::create_dir(&dir).expect("a folder");
     let rank = |rank: u32| {
         let file = dir.join(format!("{rank}.log"));
-        let out = fleet.worker(rank, &dir).arg("--log-file").arg(&file).output().expect("a rank");
-        assert!(out.status.success(), "{}", text(&out.stderr));
-        log(&dir, &rank.to_string())
+        let mut c = fleet.worker(rank, &dir);
+        c.arg("--log-file").arg(&file).stderr(Stdio::piped()).spawn().expect("a rank")
     };
-    contains(&rank(0), &["the group stands", "[0]"]);
-    // The second comes too late.
-    contains(&rank(1), &["the job is done"]);
+    let out = rank(0).wait_with_output().expect("output");
+    assert_eq!(out.status.code(), Some(69));
+    contains(&text(&out.stderr), &["1 of 2 ranks of worker 0", "missing: 1", "train.group_size"]);
+    // Of another job.
+    let other = fleet.worker(0, &dir).args(["--set", "train.batch=8"]).stderr(Stdio::piped()).spawn();
+    let both = [other.expect("a rank"), rank(1)].map(|c| c.wait_with_output().expect("output"));
+    let said = both.iter().map(|o| text(&o.stderr)).collect::<String>();
+    assert!(both.iter().all(|o| o.status.code() == Some(69)), "{said}");
+    contains(&said, &["different settings", "rank 0 with group_size 2", "batch 8"]);
+    // Both, and then one who comes too late.
+    for one in [rank(0), rank(1)].map(|c| c.wait_with_output().expect("output")) {
+        assert!(one.status.success(), "{}", text(&one.stderr));
+    }
+    contains(&log(&dir, "0"), &["the group stands", "[0, 1]"]);
+    let late = rank(1).wait_with_output().expect("output");
+    assert!(late.status.success(), "{}", text(&late.stderr));
+    contains(&log(&dir, "1"), &["the job is done"]);
 }
 
 fn reducing(size: u32, epochs: u64) -> String {

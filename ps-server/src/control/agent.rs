@@ -498,6 +498,11 @@ impl Agent {
         }
     }
 
+    /// Whether this server leads the control group and what only its leader knows is of this term.
+    pub fn leads(&self) -> bool {
+        self.leading.lock().since.is_some() && self.group.leadership().borrow().leads
+    }
+
     /// Agrees on a command.
     pub async fn propose(&self, command: Command) -> Result<Outcome, String> {
         let waits = self.group.propose(Change::Control(command)).await.map_err(|e| e.to_string())?;

@@ -60,6 +60,25 @@ pub struct Asks {
     pub lost: Vec<u32>,
     /// How long to wait for ranks that have never come.
     pub patience: Duration,
+    /// Who was in `last`.
+    pub last_ranks: Vec<Seated>,
+    /// What must be the same on all ranks.
+    pub settings: String,
+}
+
+/// Why a rank gets no seat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// In words.
+    pub why: String,
+    /// Asking again is of no use.
+    pub for_good: bool,
+}
+
+impl From<String> for Refused {
+    fn from(why: String) -> Self {
+        Self { why, for_good: false }
+    }
 }
 
 /// A rank in a group.
@@ -113,6 +132,8 @@ struct Gathering {
     waiting: BTreeMap<u32, Waiting>,
     /// When its leader said that the job is done.
     over: Option<Instant>,
+    /// Those of the ranks that were seated last, where this leader has seated them.
+    settings: Option<String>,
 }
 
 /// All groups.
@@ -134,27 +155,46 @@ pub enum Answer {
 
 impl Groups {
     /// A rank asks, as it does several times a second until it is seated. `Err` says what is wrong with what it says.
-    pub fn ask(&mut self, key: &Key, asks: Asks, now: Instant) -> Result<(), String> {
+    pub fn ask(&mut self, key: &Key, asks: Asks, now: Instant) -> Result<(), Refused> {
         let Asks { size, rank, ref address, .. } = asks;
         if size == 0 || size > MAX_RANKS {
-            return Err(format!("a group of {size} ranks; 1 to {MAX_RANKS} go"));
+            return Err(format!("a group of {size} ranks; 1 to {MAX_RANKS} go").into());
         }
         if rank >= size || asks.lost.iter().any(|r| *r >= size) {
-            return Err(format!("rank {rank} (lost: {:?}) of a group of {size}", asks.lost));
+            return Err(format!("rank {rank} (lost: {:?}) of a group of {size}", asks.lost).into());
         }
         if address.len() > MAX_ADDRESS || !address.contains(':') || key.job.len() > MAX_JOB {
             return Err(format!(
                 "`{address}` is no address (write host:port), or the job's name is too long"
-            ));
+            )
+            .into());
         }
         if !self.all.contains_key(key) && self.all.len() >= MAX_GROUPS {
             self.all.retain(|_, g| !g.waiting.is_empty() || g.speaks(now));
             if self.all.len() >= MAX_GROUPS {
-                return Err(format!("there are {MAX_GROUPS} groups already"));
+                return Err(format!("there are {MAX_GROUPS} groups already").into());
             }
         }
         let g = self.all.entry(key.clone()).or_default();
         g.forget(now);
+        // The next job of that name.
+        if g.over.is_some() && g.settings.as_ref() != Some(&asks.settings) {
+            *g = Gathering::default();
+        }
+        // A leader of the control group that knows nothing of a group learns it from those who were in it.
+        let known = g.seating.as_ref().map_or(0, |s| s.generation);
+        if asks.last.0 > known && !asks.last_ranks.is_empty() && asks.last_ranks.len() <= MAX_RANKS as usize {
+            g.seating = Some(Seating { generation: asks.last.0, ranks: asks.last_ranks.clone() });
+            g.heard = Some(now);
+        }
+        let different = |w: &&Waiting| w.asks.rank != rank && w.asks.settings != asks.settings;
+        if let Some(other) = g.waiting.values().find(different) {
+            let why = format!(
+                "the ranks of worker {} were started with different settings: rank {rank} with {}, rank {} with {}",
+                key.worker, asks.settings, other.asks.rank, other.asks.settings
+            );
+            return Err(Refused { why, for_good: true });
+        }
         // Who is in the group goes before a second process of the same rank.
         let seated = |token| g.seating.as_ref().is_some_and(|s| g.speaks(now) && s.has(token));
         let other = g.waiting.get(&rank).filter(|w| w.asks.token != asks.token);
@@ -162,7 +202,8 @@ impl Groups {
             return Err(format!(
                 "rank {rank} of worker {} is waiting already, at {}: two processes have the same rank",
                 key.worker, other.asks.address
-            ));
+            )
+            .into());
         }
         if g.seating.as_ref().is_some_and(|s| s.generation == asks.last.0) {
             g.lost.extend(&asks.lost);
@@ -175,7 +216,10 @@ impl Groups {
     /// What to say to a process that asked.
     pub fn answer(&mut self, key: &Key, token: u64, now: Instant) -> Answer {
         let Some(g) = self.all.get_mut(key) else { return Answer::Wait(0) };
-        if g.over.is_some_and(|o| now.saturating_duration_since(o) < REMEMBERED) {
+        let asker = g.waiting.values().find(|w| w.asks.token == token);
+        if g.over.is_some_and(|o| now.saturating_duration_since(o) < REMEMBERED)
+            && asker.is_some_and(|w| g.settings.as_ref() == Some(&w.asks.settings))
+        {
             return Answer::Over;
         }
         g.seat(now);
@@ -212,6 +256,26 @@ impl Groups {
         let newcomer =
             |rank: &&u32| g.seating.as_ref().is_none_or(|s| s.ranks.iter().all(|r| r.rank != **rank));
         Ok(g.waiting.keys().filter(newcomer).count() as u32)
+    }
+
+    /// What to say to a process when ranks have never come, and patience is over.
+    pub fn incomplete(&self, key: &Key, now: Instant) -> Option<String> {
+        let g = self.all.get(key).filter(|g| g.seating.is_none())?;
+        let first = g.waiting.values().min_by_key(|w| w.since)?;
+        if now.saturating_duration_since(first.since) < first.asks.patience {
+            return None;
+        }
+        let missing: Vec<String> =
+            (0..first.asks.size).filter(|r| !g.waiting.contains_key(r)).map(|r| r.to_string()).collect();
+        Some(format!(
+            "{} of {} ranks of worker {} have come within {:?}; missing: {} (start them, or a job with a smaller \
+             train.group_size; cluster.patience_ms is how long to wait)",
+            g.waiting.len(),
+            first.asks.size,
+            key.worker,
+            first.asks.patience,
+            missing.join(", ")
+        ))
     }
 
     /// Whether the process waits for one of its own rank to be gone, and what to say to it then.
@@ -260,7 +324,7 @@ impl Groups {
 
 impl Gathering {
     fn speaks(&self, now: Instant) -> bool {
-        self.heard.is_some_and(|h| now.saturating_duration_since(h) < SILENT)
+        self.over.is_none() && self.heard.is_some_and(|h| now.saturating_duration_since(h) < SILENT)
     }
 
     fn forget(&mut self, now: Instant) {
@@ -277,7 +341,8 @@ impl Gathering {
             None => {
                 let size = self.waiting.values().map(|w| w.asks.size).max().unwrap_or(1);
                 let patience = self.waiting.values().map(|w| w.asks.patience).min().unwrap_or_default();
-                self.waiting.len() as u32 >= size || waited >= patience
+                // A job does not begin without ranks that have never come; what has stood goes on with those who are left.
+                self.waiting.len() as u32 >= size || (waited >= patience && self.seating.is_some())
             }
             Some(s) => {
                 // A process of the group before that has asked has left it; until one has, newcomers wait.
@@ -301,6 +366,7 @@ impl Gathering {
         if !complete {
             return;
         }
+        self.settings = self.waiting.values().next().map(|w| w.asks.settings.clone());
         let mut ranks: Vec<Waiting> = std::mem::take(&mut self.waiting).into_values().collect();
         let last = ranks.iter().map(|w| w.asks.last.0).max().unwrap_or(0);
         let last = last.max(self.seating.as_ref().map_or(0, |s| s.generation));
@@ -327,7 +393,17 @@ mod tests {
 
     fn asks(rank: u32, token: u64, last: (u64, u32), lost: &[u32]) -> Asks {
         let address = format!("127.0.0.1:{token}");
-        Asks { size: 3, rank, token, address, last, lost: lost.into(), patience: PATIENCE }
+        Asks {
+            size: 3,
+            rank,
+            token,
+            address,
+            last,
+            lost: lost.into(),
+            patience: PATIENCE,
+            last_ranks: Vec::new(),
+            settings: String::new(),
+        }
     }
 
     /// Asks for all of them, and gives the group that they are seated in: generation and ranks in order.
@@ -345,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_begins_when_all_are_there_or_patience_ends() {
+    fn a_group_begins_when_all_are_there_and_says_who_is_missing() {
         let now = Instant::now();
         let mut g = Groups::default();
         assert_eq!(seated(&mut g, &[asks(2, 12, (0, 0), &[]), asks(0, 10, (0, 0), &[])], now), None);
@@ -353,7 +429,32 @@ mod tests {
         assert_eq!(seated(&mut g, &[asks(1, 11, (0, 0), &[])], now), Some((1, vec![0, 1, 2])));
         let mut g = Groups::default();
         let two = [asks(2, 12, (0, 0), &[]), asks(1, 11, (0, 0), &[])];
-        assert_eq!(patiently(&mut g, &two, now, PATIENCE), Some((1, vec![1, 2])));
+        assert_eq!(patiently(&mut g, &two, now, PATIENCE), None);
+        let why = g.incomplete(&key(), now + PATIENCE).expect("it takes too long");
+        assert!(why.contains("2 of 3 ranks") && why.contains("missing: 0"), "{why}");
+    }
+
+    #[test]
+    fn a_new_leader_of_the_control_group_learns_of_a_group_from_who_is_left_of_it() {
+        let now = Instant::now();
+        let mut g = Groups::default();
+        let last_ranks = seating(4, &[(0, 10), (1, 11), (2, 12)]).ranks;
+        let asks = |rank, token, place| Asks {
+            last_ranks: last_ranks.clone(),
+            ..asks(rank, token, (4, place), &[1])
+        };
+        assert_eq!(seated(&mut g, &[asks(0, 10, 0)], now), None);
+        assert_eq!(seated(&mut g, &[asks(2, 12, 2)], now), Some((5, vec![0, 2])));
+    }
+
+    #[test]
+    fn ranks_of_different_settings_make_no_group() {
+        let now = Instant::now();
+        let mut g = Groups::default();
+        let with = |rank, settings: &str| Asks { settings: settings.into(), ..asks(rank, 10, (0, 0), &[]) };
+        g.ask(&key(), with(0, "group_size 3"), now).expect("sound");
+        let refused = g.ask(&key(), with(1, "group_size 2"), now).expect_err("another job");
+        assert!(refused.for_good && refused.why.contains("rank 1 with group_size 2"), "{refused:?}");
     }
 
     /// Asked again and again, nobody is seated before so long has passed; then this is how.
@@ -445,7 +546,11 @@ mod tests {
         g.hold(&key(), seating(1, &[(0, 10), (2, 12)]), false, now).expect("sound");
         assert_eq!(g.answer(&key(), 21, now), Answer::Over);
         let all = [asks(0, 30, (0, 0), &[]), asks(1, 31, (0, 0), &[]), asks(2, 32, (0, 0), &[])];
-        assert_eq!(seated(&mut g, &all, now + REMEMBERED), Some((2, vec![0, 1, 2])));
+        let now = now + HUNG_UP;
+        assert_eq!(seated(&mut g, &all, now), None);
+        // Another job of the same name begins at once.
+        let other = all.clone().map(|a| Asks { settings: "more epochs".into(), ..a });
+        assert_eq!(seated(&mut g, &other, now), Some((1, vec![0, 1, 2])));
     }
 
     #[test]
@@ -501,7 +606,7 @@ mod tests {
         assert!(g.ask(&key(), Asks { address: "x".into(), ..asks(0, 1, (0, 0), &[]) }, now).is_err());
         g.ask(&key(), asks(0, 1, (0, 0), &[]), now).expect("sound");
         let twice = g.ask(&key(), asks(0, 2, (0, 0), &[]), now).expect_err("another process");
-        assert!(twice.contains("two processes"), "{twice}");
+        assert!(twice.why.contains("two processes") && !twice.for_good, "{twice:?}");
         let now = now + HUNG_UP;
         g.ask(&key(), asks(0, 2, (0, 0), &[]), now).expect("the first has hung up");
         let now = now + HUNG_UP;

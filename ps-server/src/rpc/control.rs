@@ -2,7 +2,7 @@
 
 use super::{groups, jobs};
 use crate::{
-    control::{Agent, Command, Directive, Do, Outcome, ReplicaReport, Report, Shape},
+    control::{Agent, Command, Directive, Do, Outcome, Refused, ReplicaReport, Report, Shape},
     raft::{Digest, Membership, ReplicaId, endpoint},
 };
 use paraft_common::{Durability, ServerId, ShardId};
@@ -247,10 +247,12 @@ impl Control for ControlService {
         request: Request<JoinGroupRequest>,
     ) -> Result<Response<JoinGroupReply>, Status> {
         let refuse = |why: String| JoinGroupReply { leader: self.leader(), why, ..JoinGroupReply::default() };
-        let leads = || self.agent.group.leadership().borrow().leads;
+        let leads = || self.agent.leads();
         Ok(Response::new(match leads() {
             false => refuse(NO_LEADER.into()),
-            true => groups::join(&self.agent, request.into_inner(), leads).await.unwrap_or_else(refuse),
+            true => groups::join(&self.agent, request.into_inner(), leads).await.unwrap_or_else(
+                |Refused { why, for_good }| JoinGroupReply { give_up: for_good, ..refuse(why) },
+            ),
         }))
     }
 
@@ -259,7 +261,7 @@ impl Control for ControlService {
         request: Request<HoldGroupRequest>,
     ) -> Result<Response<HoldGroupReply>, Status> {
         let refuse = |why: String| HoldGroupReply { leader: self.leader(), why, ..HoldGroupReply::default() };
-        Ok(Response::new(match self.agent.group.leadership().borrow().leads {
+        Ok(Response::new(match self.agent.leads() {
             false => refuse(NO_LEADER.into()),
             true => groups::hold(&self.agent, request.into_inner()).unwrap_or_else(refuse),
         }))

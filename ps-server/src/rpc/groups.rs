@@ -1,6 +1,6 @@
 //! Groups of ranks on the wire.
 
-use crate::control::{Agent, Answer, Asks, Key, MAX_RANKS, Overview, Seated, Seating};
+use crate::control::{Agent, Answer, Asks, Key, MAX_RANKS, Overview, Refused, Seated, Seating};
 use paraft_proto::{
     GroupInfo, GroupRank, HoldGroupReply, HoldGroupRequest, JoinGroupReply, JoinGroupRequest,
 };
@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 /// Who is not seated within this time asks again, so that it notices when this server does not lead any more.
 const ANSWER: Duration = Duration::from_secs(1);
+/// Bytes of a text about settings at most.
+const MAX_SETTINGS: usize = 4096;
 /// Ranks come at any moment, and so does the end of patience.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -16,10 +18,11 @@ pub async fn join(
     agent: &Agent,
     request: JoinGroupRequest,
     leads: impl Fn() -> bool,
-) -> Result<JoinGroupReply, String> {
+) -> Result<JoinGroupReply, Refused> {
     let r = request;
-    if r.lost.len() > MAX_RANKS as usize {
-        return Err(format!("{} lost ranks; a group has at most {MAX_RANKS}", r.lost.len()));
+    if r.lost.len().max(r.last_ranks.len()) > MAX_RANKS as usize || r.settings.len() > MAX_SETTINGS {
+        let why = format!("{} lost ranks; a group has at most {MAX_RANKS}", r.lost.len());
+        return Err(Refused { why, for_good: true });
     }
     let key = Key { job: r.job, worker: r.worker };
     let asks = Asks {
@@ -30,6 +33,8 @@ pub async fn join(
         last: (r.generation, r.place),
         lost: r.lost,
         patience: Duration::from_millis(r.patience_ms),
+        last_ranks: r.last_ranks.into_iter().map(from_rank).collect(),
+        settings: r.settings,
     };
     let began = Instant::now();
     loop {
@@ -51,12 +56,20 @@ pub async fn join(
                 return Ok(JoinGroupReply { accepted: true, over: true, ..JoinGroupReply::default() });
             }
             Answer::Wait(waiting) if now - began >= ANSWER || !leads() => {
-                let why = agent.groups.lock().in_the_way(&key, asks.token, now).unwrap_or_default();
+                let groups = agent.groups.lock();
+                if let Some(why) = groups.incomplete(&key, now) {
+                    return Err(Refused { why, for_good: true });
+                }
+                let why = groups.in_the_way(&key, asks.token, now).unwrap_or_default();
                 return Ok(JoinGroupReply { accepted: true, waiting, why, ..JoinGroupReply::default() });
             }
             Answer::Wait(_) => tokio::time::sleep(LOOK).await,
         }
     }
+}
+
+fn from_rank(r: GroupRank) -> Seated {
+    Seated { rank: r.rank, token: r.token, address: r.address }
 }
 
 fn seated(s: Seating) -> JoinGroupReply {
@@ -75,7 +88,7 @@ fn seated(s: Seating) -> JoinGroupReply {
 pub fn to_info(agent: &Agent) -> Vec<GroupInfo> {
     let rank = |r: Seated| GroupRank { rank: r.rank, token: 0, address: r.address };
     let info = |o: Overview| GroupInfo {
-        job: o.key.job.split('/').next().unwrap_or_default().to_string(),
+        job: o.key.job,
         worker: o.key.worker,
         generation: o.seating.generation,
         ranks: o.seating.ranks.into_iter().map(rank).collect(),
@@ -88,8 +101,7 @@ pub fn to_info(agent: &Agent) -> Vec<GroupInfo> {
 /// A leader's sign of life.
 pub fn hold(agent: &Agent, request: HoldGroupRequest) -> Result<HoldGroupReply, String> {
     let key = Key { job: request.job, worker: request.worker };
-    let rank = |r: GroupRank| Seated { rank: r.rank, token: r.token, address: r.address };
-    let ranks = request.ranks.into_iter().map(rank).collect();
+    let ranks = request.ranks.into_iter().map(from_rank).collect();
     let seating = Seating { generation: request.generation, ranks };
     let waiting = agent.groups.lock().hold(&key, seating, request.over, Instant::now())?;
     Ok(HoldGroupReply { accepted: true, waiting, ..HoldGroupReply::default() })

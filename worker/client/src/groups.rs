@@ -24,8 +24,10 @@ pub struct MemberOptions {
     pub servers: Vec<String>,
     /// How to reach them.
     pub transport: Transport,
-    /// The job, the same text on all its workers and on no other job's.
+    /// The job's name.
     pub job: String,
+    /// What must be the same on all ranks, for people: they are shown it where it differs.
+    pub settings: String,
     /// The worker that the group is.
     pub worker: u32,
     /// Ranks of a whole group.
@@ -78,8 +80,9 @@ pub enum Joined {
 pub struct Member {
     options: MemberOptions,
     token: u64,
-    /// Generation and place of the last group.
+    /// Generation and place of the last group, and who was in it.
     last: (u64, u32),
+    last_ranks: Vec<Seated>,
     runtime: Runtime,
 }
 
@@ -93,7 +96,13 @@ impl Member {
     pub fn new(options: MemberOptions) -> Result<Self, ClientError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|e| ClientError::Options(format!("no I/O runtime: {e}")))?;
-        Ok(Self { options, token: rand::random::<u64>().max(1), last: (0, 0), runtime })
+        Ok(Self {
+            options,
+            token: rand::random::<u64>().max(1),
+            last: (0, 0),
+            last_ranks: Vec::new(),
+            runtime,
+        })
     }
 
     /// Waits for a seat in the next group: until all ranks of the last one are here or `lost`, or their time is up; or until
@@ -111,8 +120,11 @@ impl Member {
             place: self.last.1,
             lost: lost.to_vec(),
             patience_ms: o.patience.as_millis() as u64,
+            last_ranks: self.last_ranks.iter().map(to_rank).collect(),
+            settings: o.settings.clone(),
         };
-        let (mut answered, mut said) = (Instant::now(), Instant::now());
+        let began = Instant::now();
+        let (mut answered, mut said) = (began, began);
         let mut in_the_way: Option<Instant> = None;
         while !stop.load(Relaxed) {
             let asked = ask(&o.servers, o.transport, |mut client| {
@@ -121,6 +133,7 @@ impl Member {
                     let reply = client.join_group(request).await?.into_inner();
                     Ok(match reply.accepted {
                         true => Said::Done(reply),
+                        false if reply.give_up => Said::Done(reply),
                         false => Said::Refused { why: reply.why, leader: reply.leader },
                     })
                 }
@@ -129,7 +142,11 @@ impl Member {
                 Ok(reply) if reply.generation > 0 => {
                     let seating = seating(reply, self.token)?;
                     self.last = (seating.generation, seating.place as u32);
+                    self.last_ranks = seating.ranks.clone();
                     return Ok(Joined::Seated(seating));
+                }
+                Ok(reply) if reply.give_up => {
+                    return Err(ClientError::Control { waited: began.elapsed(), why: reply.why });
                 }
                 Ok(reply) if reply.over => return Ok(Joined::Over),
                 Ok(reply) => {
@@ -141,11 +158,10 @@ impl Member {
                     if said.elapsed() >= SAY_AGAIN {
                         said = answered;
                         match reply.why.is_empty() {
-                            true => tracing::info!(
-                                "{} of {} ranks wait for a group; it forms when all are here, at the latest after {:?}",
+                            true => tracing::warn!(
+                                "{} of {} ranks are here; waiting for the others",
                                 reply.waiting,
-                                o.size,
-                                o.patience
+                                o.size
                             ),
                             false => tracing::warn!("{}", reply.why),
                         }
@@ -161,12 +177,11 @@ impl Member {
     }
 
     fn request(&self, seating: &Seating, over: bool) -> HoldGroupRequest {
-        let rank = |r: &Seated| GroupRank { rank: r.rank, token: r.token, address: r.address.clone() };
         HoldGroupRequest {
             job: self.options.job.clone(),
             worker: self.options.worker,
             generation: seating.generation,
-            ranks: seating.ranks.iter().map(rank).collect(),
+            ranks: seating.ranks.iter().map(to_rank).collect(),
             over,
         }
     }
@@ -231,6 +246,10 @@ impl Holding {
     pub fn waiting(&self) -> u32 {
         self.waiting.load(Relaxed)
     }
+}
+
+fn to_rank(r: &Seated) -> GroupRank {
+    GroupRank { rank: r.rank, token: r.token, address: r.address.clone() }
 }
 
 fn seating(reply: JoinGroupReply, token: u64) -> Result<Seating, ClientError> {

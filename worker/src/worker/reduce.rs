@@ -126,6 +126,12 @@ impl<'a> Lead<'a> {
             &mut self.beginning,
             (State { weights: Vec::new(), slots: Vec::new() }, self.begun),
         );
+        if generation > 1 && self.job.checkpoint.is_none() {
+            tracing::warn!(
+                step = beginning.1.0,
+                "all ranks were lost, and the job makes no checkpoints: it begins anew (set checkpoint.every_epochs, say)"
+            );
+        }
         let folder = checkpoints::folder(self.job, self.options.run_dir.as_deref());
         let Some(folder) = folder.filter(|_| generation > 1 && self.job.checkpoint.is_some()) else {
             return Ok(beginning);
