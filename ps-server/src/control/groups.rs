@@ -26,7 +26,7 @@ const MAX_JOB: usize = 512;
 /// Survivors notice a lost rank at once, unless they are in the middle of a step. Who takes longer is taken in again later.
 pub const GATHERING: Duration = Duration::from_secs(5);
 /// Who waits asks again and again; who has not for this long has hung up.
-const HUNG_UP: Duration = Duration::from_secs(2);
+const HUNG_UP: Duration = Duration::from_millis(700);
 /// A leader that speaks is waited for, however long its step takes: its session with the servers goes on.
 const SPEAKS: Duration = Duration::from_secs(3);
 /// A group whose leader says nothing for this long is over.
@@ -258,16 +258,16 @@ impl Groups {
         Ok(g.waiting.keys().filter(newcomer).count() as u32)
     }
 
-    /// What to say to a process when ranks have never come, and patience is over.
-    pub fn incomplete(&self, key: &Key, now: Instant) -> Option<String> {
-        let g = self.all.get(key).filter(|g| g.seating.is_none())?;
+    /// What to say to a process when ranks have never come, and patience is over: it waits no longer then.
+    pub fn incomplete(&mut self, key: &Key, token: u64, now: Instant) -> Option<String> {
+        let g = self.all.get_mut(key).filter(|g| g.seating.is_none())?;
         let first = g.waiting.values().min_by_key(|w| w.since)?;
         if now.saturating_duration_since(first.since) < first.asks.patience {
             return None;
         }
         let missing: Vec<String> =
             (0..first.asks.size).filter(|r| !g.waiting.contains_key(r)).map(|r| r.to_string()).collect();
-        Some(format!(
+        let why = format!(
             "{} of {} ranks of worker {} have come within {:?}; missing: {} (start them, or a job with a smaller \
              train.group_size; cluster.patience_ms is how long to wait)",
             g.waiting.len(),
@@ -275,7 +275,9 @@ impl Groups {
             key.worker,
             first.asks.patience,
             missing.join(", ")
-        ))
+        );
+        g.waiting.retain(|_, w| w.asks.token != token);
+        Some(why)
     }
 
     /// Whether the process waits for one of its own rank to be gone, and what to say to it then.
@@ -430,7 +432,7 @@ mod tests {
         let mut g = Groups::default();
         let two = [asks(2, 12, (0, 0), &[]), asks(1, 11, (0, 0), &[])];
         assert_eq!(patiently(&mut g, &two, now, PATIENCE), None);
-        let why = g.incomplete(&key(), now + PATIENCE).expect("it takes too long");
+        let why = g.incomplete(&key(), 11, now + PATIENCE).expect("it takes too long");
         assert!(why.contains("2 of 3 ranks") && why.contains("missing: 0"), "{why}");
     }
 
@@ -459,8 +461,8 @@ mod tests {
 
     /// Asked again and again, nobody is seated before so long has passed; then this is how.
     fn patiently(g: &mut Groups, all: &[Asks], now: Instant, long: Duration) -> Option<(u64, Vec<u32>)> {
-        for second in 0..long.as_secs() {
-            assert_eq!(seated(g, all, now + Duration::from_secs(second)), None);
+        for quarter in 0..4 * long.as_secs() as u32 {
+            assert_eq!(seated(g, all, now + Duration::from_millis(250) * quarter), None);
         }
         seated(g, all, now + long)
     }
@@ -509,8 +511,8 @@ mod tests {
         let now = Instant::now();
         let mut g = three(now);
         let two = [asks(1, 11, (1, 1), &[2]), asks(2, 12, (1, 2), &[])];
-        for second in 0..2 * GATHERING.as_secs() {
-            let now = now + Duration::from_secs(second);
+        for quarter in 0..8 * GATHERING.as_secs() as u32 {
+            let now = now + Duration::from_millis(250) * quarter;
             g.hold(&key(), seating(1, &[(0, 10), (1, 11), (2, 12)]), false, now).expect("sound");
             assert_eq!(seated(&mut g, &two, now), None);
         }

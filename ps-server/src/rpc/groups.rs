@@ -56,8 +56,8 @@ pub async fn join(
                 return Ok(JoinGroupReply { accepted: true, over: true, ..JoinGroupReply::default() });
             }
             Answer::Wait(waiting) if now - began >= ANSWER || !leads() => {
-                let groups = agent.groups.lock();
-                if let Some(why) = groups.incomplete(&key, now) {
+                let mut groups = agent.groups.lock();
+                if let Some(why) = groups.incomplete(&key, asks.token, now) {
                     return Err(Refused { why, for_good: true });
                 }
                 let why = groups.in_the_way(&key, asks.token, now).unwrap_or_default();
