@@ -235,7 +235,13 @@ fn launch_with(
     let leased = resolved.train.sampler == SamplerKind::Leased;
     let mut progress = Progress::new(&run, leased, quiet);
     let mut tail = Tail::new(&metrics);
-    let mut watch = Watch { job: &resolved, started: false, restarts: BTreeMap::new(), pending: Vec::new() };
+    let mut watch = Watch {
+        job: &resolved,
+        started: false,
+        restarts: BTreeMap::new(),
+        over: BTreeMap::new(),
+        pending: Vec::new(),
+    };
     loop {
         let number = interrupted.load(Relaxed);
         if number != 0 {
@@ -307,9 +313,14 @@ struct Watch<'a> {
     started: bool,
     /// How often each was started again.
     restarts: BTreeMap<Process, u32>,
+    /// Workers that are groups, and when the first of their ranks ended well: the others have nothing to do.
+    over: BTreeMap<usize, Instant>,
     /// Those that ended before their time, and when they are started again, if they are.
     pending: Vec<(Process, Option<Instant>)>,
 }
+
+/// A rank of a group whose job is done has this long to end.
+const HUNG: Duration = Duration::from_secs(15);
 
 impl Watch<'_> {
     /// True when all workers have ended. A process that was killed is started again while `cluster.max_restarts`
@@ -330,11 +341,25 @@ impl Watch<'_> {
             }
         }
         let mut running = 0;
+        let size = self.job.train.group_size as usize;
         for (i, worker) in fleet.workers.iter_mut().enumerate() {
+            let over = self.over.get(&(i / size)).copied().filter(|_| size > 1);
             let Some(status) = worker.ended() else {
+                if over.is_some_and(|o| o.elapsed() > HUNG) {
+                    progress.note(&format!(
+                        "warning: {} hangs, and its group is done; it is killed",
+                        worker.name
+                    ));
+                    worker.signal(nix::sys::signal::Signal::SIGKILL);
+                }
                 running += 1;
                 continue;
             };
+            if status.success() {
+                self.over.entry(i / size).or_insert_with(Instant::now);
+            } else if over.is_some() {
+                continue;
+            }
             if status.success() || self.is_down(Process::Worker(i)) {
                 continue;
             }
@@ -347,7 +372,7 @@ impl Watch<'_> {
                 return Err(Failure::new(code, first)
                     .help(format!("its log is {}.log in the run's folder", worker.name)));
             }
-            let (name, size) = (worker.name.clone(), self.job.train.group_size);
+            let (name, size) = (worker.name.clone(), size as u32);
             let then = self.down(Process::Worker(i), "the others go on");
             progress.note(&format!("warning: {name} {how}; {then}"));
             writer.write(&Event::Leave(event::Leave {
