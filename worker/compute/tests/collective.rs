@@ -146,7 +146,8 @@ fn a_rank_that_leaves_ends_every_wait_and_its_name_is_known() {
 #[test]
 fn who_leaves_in_order_is_not_missed_until_it_is_waited_for() {
     let began = Instant::now();
-    let all = each(3, |place, group, mut ring| {
+    let stay = Barrier::new(2);
+    let all = each(3, move |place, group, mut ring| {
         let mut v = values(place, 1000);
         ring.all_reduce(&mut v).expect("all are there");
         if place == 2 {
@@ -154,6 +155,8 @@ fn who_leaves_in_order_is_not_missed_until_it_is_waited_for() {
         }
         thread::sleep(Duration::from_millis(200));
         assert_eq!(group.watch().broken(), None);
+        // The first that waits for who has left breaks the group for the other.
+        stay.wait();
         Some(ring.all_reduce(&mut v).expect_err("one has left"))
     });
     for error in all.iter().flatten() {
