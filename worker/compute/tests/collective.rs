@@ -125,9 +125,11 @@ fn what_is_small_goes_on_beside_what_is_large() {
 #[test]
 fn a_rank_that_leaves_ends_every_wait_and_its_name_is_known() {
     let began = Instant::now();
-    let all = each(3, |place, group, mut ring| {
+    let together = Barrier::new(3);
+    let all = each(3, move |place, group, mut ring| {
         let mut v = values(place, 300_000);
         ring.all_reduce(&mut v).expect("all are there");
+        together.wait();
         if place == 1 {
             // As when its process dies: the connections end without a word.
             group.watch().break_up("the test says so");
