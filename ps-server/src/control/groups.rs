@@ -1,8 +1,8 @@
 //! Who is in the group of ranks that act as one worker.
 //!
 //! Known to the leader of the control group only, and lost with the leadership: the leaders of groups say again and again what
-//! they lead, and nothing about a gradient depends on it. A rank that is wrong about its group finds nobody to reduce with, and
-//! asks again; two leaders of the same worker are two sessions, of which the shards take the later.
+//! they lead, ranks say who was with them, and nothing about a gradient depends on it. A rank that is wrong about its group finds
+//! nobody to reduce with, and asks again; of two leaders of the same worker the shards refuse the second.
 //!
 //! ```text
 //!  ask ─▶ waiting ──all of the group before are here or lost, or it took too long──▶ seated, in the next generation
@@ -108,6 +108,15 @@ impl Seating {
         self.ranks.iter().fold(mix(0xcbf2_9ce4_8422_2325, self.generation), |h, r| mix(h, r.token))
     }
 
+    /// Whether it can be a group: what comes off the wire is kept only then.
+    fn is_sound(&self) -> bool {
+        let sound = |r: &Seated| r.address.len() <= MAX_ADDRESS && r.rank < MAX_RANKS;
+        self.generation > 0
+            && !self.ranks.is_empty()
+            && self.ranks.len() <= MAX_RANKS as usize
+            && self.ranks.iter().all(sound)
+    }
+
     fn has(&self, token: u64) -> bool {
         self.ranks.iter().any(|r| r.token == token)
     }
@@ -183,8 +192,9 @@ impl Groups {
         }
         // A leader of the control group that knows nothing of a group learns it from those who were in it.
         let known = g.seating.as_ref().map_or(0, |s| s.generation);
-        if asks.last.0 > known && !asks.last_ranks.is_empty() && asks.last_ranks.len() <= MAX_RANKS as usize {
-            g.seating = Some(Seating { generation: asks.last.0, ranks: asks.last_ranks.clone() });
+        let last = Seating { generation: asks.last.0, ranks: asks.last_ranks.clone() };
+        if last.generation > known && last.is_sound() {
+            g.seating = Some(last);
             g.heard = Some(now);
         }
         let different = |w: &&Waiting| w.asks.rank != rank && w.asks.settings != asks.settings;
@@ -232,13 +242,7 @@ impl Groups {
 
     /// The leader of a group is there; or, if it is `over`, its job is done. How many ranks wait to be taken in.
     pub fn hold(&mut self, key: &Key, seating: Seating, over: bool, now: Instant) -> Result<u32, String> {
-        let sound = |r: &Seated| r.address.len() <= MAX_ADDRESS && r.rank < MAX_RANKS;
-        if seating.generation == 0
-            || seating.ranks.is_empty()
-            || seating.ranks.len() > MAX_RANKS as usize
-            || !seating.ranks.iter().all(sound)
-            || key.job.len() > MAX_JOB
-        {
+        if !seating.is_sound() || key.job.len() > MAX_JOB {
             return Err("that is no group".into());
         }
         if !self.all.contains_key(key) && self.all.len() >= MAX_GROUPS {
@@ -441,6 +445,10 @@ mod tests {
         let now = Instant::now();
         let mut g = Groups::default();
         let last_ranks = seating(4, &[(0, 10), (1, 11), (2, 12)]).ranks;
+        let long = Seated { rank: 0, token: 1, address: "a".repeat(MAX_ADDRESS + 1) };
+        let unsound = Asks { last_ranks: vec![long], ..asks(0, 10, (4, 0), &[]) };
+        g.ask(&key(), unsound, now).expect("the rest is sound");
+        assert_eq!(g.overview(now)[0].seating.generation, 0, "it is not kept");
         let asks = |rank, token, place| Asks {
             last_ranks: last_ranks.clone(),
             ..asks(rank, token, (4, place), &[1])
