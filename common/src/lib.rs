@@ -9,6 +9,7 @@ pub mod config;
 pub mod consistency;
 pub mod durability;
 pub mod encoding;
+pub mod group;
 pub mod histogram;
 pub mod id;
 pub mod layout;

@@ -344,13 +344,14 @@ pub fn print(fleet: &DescribeReply) {
         t.load_style(presets::NOTHING);
         t.set_header(["group of", "job", "state", "generation", "ranks", "leader", "wait"]);
         for g in &fleet.groups {
+            let seating = g.seating.clone().unwrap_or_default();
             t.add_row([
                 format!("w{}", g.worker),
                 g.job.clone(),
                 g.state.clone(),
-                g.generation.to_string(),
-                g.ranks.iter().map(|r| r.rank.to_string()).collect::<Vec<_>>().join(", "),
-                g.ranks.first().map_or("-".into(), |r| format!("{} ({})", r.rank, r.address)),
+                seating.generation.to_string(),
+                seating.ranks.iter().map(|r| r.rank.to_string()).collect::<Vec<_>>().join(", "),
+                seating.ranks.first().map_or("-".into(), |r| format!("{} ({})", r.rank, r.address)),
                 g.waiting.to_string(),
             ]);
         }
@@ -361,8 +362,10 @@ pub fn print(fleet: &DescribeReply) {
 
 fn groups_as_json(fleet: &DescribeReply) -> Vec<serde_json::Value> {
     let group = |g: &GroupInfo| {
-        let ranks: Vec<_> = g.ranks.iter().map(|r| json!({"rank": r.rank, "address": r.address})).collect();
-        json!({"job": g.job, "worker": g.worker, "state": g.state, "generation": g.generation, "ranks": ranks,
+        let seating = g.seating.clone().unwrap_or_default();
+        let ranks: Vec<_> =
+            seating.ranks.iter().map(|r| json!({"rank": r.rank, "address": r.address})).collect();
+        json!({"job": g.job, "worker": g.worker, "state": g.state, "generation": seating.generation, "ranks": ranks,
                "waiting": g.waiting})
     };
     fleet.groups.iter().map(group).collect()

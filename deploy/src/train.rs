@@ -40,7 +40,7 @@ pub struct TrainArgs {
     pub set: Vec<String>,
     /// Ranks of each worker: processes that average their gradients among themselves and push once. Default:
     /// train.group_size.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(paraft_common::group::MAX_RANKS)))]
     pub group_size: Option<u32>,
     /// On what workers compute: auto, cpu, cuda (each worker the next GPU) or cuda:N. Default: train.device.
     #[arg(long, env = "PARAFT_DEVICE")]

@@ -9,6 +9,7 @@ mod generated {
 pub mod bulk;
 mod checkpoint;
 mod fleet;
+mod group;
 pub mod limits;
 pub mod refusal;
 pub mod services;

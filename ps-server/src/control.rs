@@ -14,6 +14,8 @@
 
 mod agent;
 mod groups;
+#[cfg(test)]
+mod groups_tests;
 mod jobs;
 #[cfg(test)]
 mod jobs_tests;
@@ -25,7 +27,7 @@ mod plan_tests;
 mod state;
 
 pub use agent::{Agent, AgentOptions, Identity};
-pub use groups::{Answer, Asks, Groups, Key, MAX_RANKS, Overview, Refused, Seated, Seating};
+pub use groups::{Answer, Asks, Groups, Key, Overview, Refused};
 pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, is_in};
 pub use plan::{Directive, Do, Health, Heard, JobReport, Patience, ReplicaReport, Report};
 pub use state::{Agreed, Command, Member, Outcome, Place, Shape, State};

@@ -9,6 +9,7 @@ use crate::{
     worker::{WorkerError, WorkerOptions, run},
 };
 use clap::{Args, Parser};
+use paraft_common::group::MAX_RANKS;
 use paraft_data::Split;
 use paraft_models::Model;
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
@@ -31,7 +32,7 @@ pub struct WorkerArgs {
     #[arg(long, env = "PARAFT_RANK")]
     pub rank: u32,
     /// Ranks of each worker: processes that average their gradients among themselves. Default: train.group_size.
-    #[arg(long, value_name = "N", env = "PARAFT_GROUP_SIZE", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", env = "PARAFT_GROUP_SIZE", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RANKS)))]
     pub group_size: Option<u32>,
     /// Servers as host:port, comma-separated, in the order of their ids. Default: cluster.addresses.
     #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]

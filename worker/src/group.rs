@@ -10,8 +10,11 @@
 //! is left ([`Ranks::form`]), and the leader begins again what was broken off.
 
 use crate::worker::WorkerError;
-use paraft_client::groups::{Holding, Joined, Member, MemberOptions, Seated, Seating};
-use paraft_common::Step;
+use paraft_client::groups::{Holding, Joined, Member, MemberOptions};
+use paraft_common::{
+    Step,
+    group::{Seated, Seating},
+};
 use paraft_compute::collective::{Group, GroupError, Listener, Peer, Ring, Seat};
 use paraft_models::{Model, ModelError, Nccl, UniqueId};
 use std::{
@@ -91,13 +94,13 @@ impl Ranks {
                 self.lost = vec![rank];
             }
             self.leave(model);
-            let seating = match self.member.join(&self.lost, &self.stop)? {
-                Joined::Seated(seating) => seating,
+            let (seating, place) = match self.member.join(&self.lost, &self.stop)? {
+                Joined::Seated(seating, place) => (seating, place),
                 Joined::Over => return Ok(false),
                 Joined::Stopped => return Err(WorkerError::Interrupted),
             };
             self.lost.clear();
-            match self.bind(seating, model) {
+            match self.bind(seating, place, model) {
                 Ok(()) => return Ok(true),
                 Err(Ok(GroupError::Lost { rank, how })) => {
                     tracing::warn!(rank, how, "the group is not complete; its ranks are asked for again");
@@ -130,14 +133,15 @@ impl Ranks {
     fn bind(
         &mut self,
         seating: Seating,
+        place: usize,
         model: &mut dyn Model,
     ) -> Result<(), Result<GroupError, WorkerError>> {
         let ranks: Vec<u32> = seating.ranks.iter().map(|r| r.rank).collect();
         let peer = |r: &Seated| Peer { rank: r.rank, address: r.address.clone() };
         let seat = Seat {
             generation: seating.generation,
-            secret: seating.secret,
-            place: seating.place,
+            secret: seating.secret(),
+            place,
             ranks: seating.ranks.iter().map(peer).collect(),
         };
         let (group, ring) = Group::form(seat, &mut self.listener, MEET).map_err(Ok)?;

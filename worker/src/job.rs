@@ -8,6 +8,7 @@ use paraft_common::{
     Durability, Encoding, Layout, Mode, PullFrom, TensorKind, TensorSpec,
     config::{EarlyStop, ServerJob, overlay},
     durability,
+    group::MAX_RANKS,
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     placement,
 };
@@ -324,7 +325,7 @@ impl Job {
             );
         }
         let leased = t.sampler == SamplerKind::Leased;
-        if t.group_size == 0 || t.group_size > 1024 || self.ranks() > 65_536 {
+        if t.group_size == 0 || t.group_size > MAX_RANKS || self.ranks() > 65_536 {
             let why = format!("{} workers of {} ranks", t.workers, t.group_size);
             return bad("train.group_size", why, "use 1 to 1024, and 65536 ranks in all at most");
         }

@@ -288,6 +288,7 @@ impl Agent {
                 membership,
                 trouble: r.group.trouble().unwrap_or_default(),
                 digests: r.group.digests(),
+                caught_up: if lead.leads { r.group.caught_up() } else { BTreeSet::new() },
                 job: lead.leads.then(|| job_of(&r.shard)).flatten(),
             };
             (id, report)

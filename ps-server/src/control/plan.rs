@@ -116,8 +116,6 @@ impl Health {
     }
 }
 
-/// A learner that is this few entries behind is made a voter.
-const CAUGHT_UP: u64 = 64;
 /// Plans.
 pub fn plan(view: &View) -> Plan {
     let mut plan = Plan { control: control_change(view), ..Plan::default() };
@@ -316,7 +314,7 @@ fn keep(
                 let address = view.live(target).map(|r| r.address.clone()).unwrap_or_default();
                 plan.tell(leads_at, shard, Do::Learner(new.node, address));
             }
-            Some(new) if caught_up(new, lead) => {
+            Some(new) if lead.caught_up.contains(&new.node) => {
                 let mut voters = now.voters.clone();
                 // A group of one is never without its one: the new replica votes first, then the old one goes.
                 voters.retain(|n| Some(*n) != bad || now.voters.len() == 1);
@@ -365,23 +363,19 @@ fn vote(
     }
 }
 
-fn caught_up(replica: &ReplicaReport, lead: &ReplicaReport) -> bool {
-    replica.applied + CAUGHT_UP >= lead.applied
-}
-
 /// Whether this voter could lead, as far as is known.
-fn can_lead<'a>(view: &'a View, shard: ShardId, n: ReplicaId) -> Option<&'a ReplicaReport> {
+fn can_lead(view: &View, shard: ShardId, n: ReplicaId) -> bool {
     let there = view.live(n.server()).and_then(|r| r.replicas.get(&shard));
-    there.filter(|r| r.node == n && r.trouble.is_empty() && !view.draining(n.server()))
+    there.is_some_and(|r| r.node == n && r.trouble.is_empty() && !view.draining(n.server()))
 }
 
 /// Who takes over from a leader that is to leave: of those that can, one that has caught up, on the server that leads
-/// least. Under load every report but the leader's may look late, so that is no condition.
+/// least. That is no condition: where nobody has, somebody must.
 fn heir(view: &View, shard: ShardId, lead: &ReplicaReport) -> Option<ReplicaId> {
-    let key = |(n, r): &(ReplicaId, &ReplicaReport)| {
+    let key = |n: &ReplicaId| {
         let led = view.live(n.server()).map(|r| r.replicas.values().filter(|r| r.leads).count());
-        (!caught_up(r, lead), led, n.server())
+        (!lead.caught_up.contains(n), led, n.server())
     };
     let others = lead.membership.voters.iter().copied().filter(|n| *n != lead.node);
-    others.filter_map(|n| Some((n, can_lead(view, shard, n)?))).min_by_key(key).map(|(n, _)| n)
+    others.filter(|n| can_lead(view, shard, *n)).min_by_key(key)
 }

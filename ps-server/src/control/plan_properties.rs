@@ -172,6 +172,15 @@ impl Fleet {
         })
     }
 
+    /// The members of a group that have nearly everything.
+    fn caught_up(&self, shard: ShardId, group: &Group) -> BTreeSet<ReplicaId> {
+        let near = |n: &ReplicaId| {
+            let hosted = self.machines.get(&n.server()).and_then(|m| m.hosted.get(&shard));
+            hosted.is_some_and(|h| h.node == *n && h.applied + 64 >= group.committed)
+        };
+        group.membership.members.keys().copied().filter(near).collect()
+    }
+
     fn report(&self, server: ServerId) -> Report {
         let m = &self.machines[&server];
         let replicas = m.hosted.iter().map(|(shard, h)| {
@@ -188,6 +197,7 @@ impl Fleet {
                 membership: group.map(|g| g.membership.clone()).unwrap_or_default(),
                 trouble: String::new(),
                 digests: Vec::new(),
+                caught_up: group.filter(|_| leads).map(|g| self.caught_up(*shard, g)).unwrap_or_default(),
                 job: None,
             };
             (*shard, report)

@@ -119,11 +119,29 @@ impl Sight {
         self.state.apply(&Command::Drain { server: ServerId(server), draining });
     }
 
+    /// What the leaders say of who has caught up.
+    fn measured(&self) -> BTreeMap<ServerId, Heard> {
+        let applied: BTreeMap<(ShardId, ReplicaId), u64> = self
+            .heard
+            .values()
+            .flat_map(|h| &h.report.replicas)
+            .map(|(s, r)| ((*s, r.node), r.applied))
+            .collect();
+        let mut heard = self.heard.clone();
+        for (shard, lead) in heard.values_mut().flat_map(|h| &mut h.report.replicas).filter(|(_, r)| r.leads)
+        {
+            let members = lead.membership.members.keys().copied();
+            let near = |n: &ReplicaId| applied.get(&(*shard, *n)).is_some_and(|a| a + 64 >= lead.applied);
+            lead.caught_up = members.filter(near).collect();
+        }
+        heard
+    }
+
     fn plan(&self) -> Plan {
         plan(&View {
             state: &self.state,
             control: &self.control,
-            heard: &self.heard,
+            heard: &self.measured(),
             now: self.now,
             since: self.since,
             patience: self.patience,
@@ -151,6 +169,7 @@ fn replica(server: u64) -> ReplicaReport {
         membership: Membership::default(),
         trouble: String::new(),
         digests: Vec::new(),
+        caught_up: BTreeSet::new(),
         job: None,
     }
 }
@@ -350,7 +369,7 @@ fn a_drained_server_is_emptied_one_change_at_a_time_and_never_below_three_voters
 }
 
 #[test]
-fn a_leader_hands_over_before_it_is_voted_out_also_where_every_report_looks_late() {
+fn a_leader_hands_over_before_it_is_voted_out_also_where_nobody_has_caught_up() {
     let mut sight = Sight::serving(4, &[0], 3);
     sight.drain(0, true);
     sight.report(3).replicas.insert(S0, ReplicaReport { applied: 990, ..fresh(3, ORIGIN) });

@@ -4,9 +4,9 @@ use super::{
     group::{Leadership, Role},
     log::{LogSize, ReplicaLog},
     machine::{SNAPSHOT_BYTES, SNAPSHOT_ENTRIES},
-    types::{LogId, Raft},
+    membership::behind,
+    types::Raft,
 };
-use openraft::async_runtime::WatchReceiver;
 use std::{
     sync::{
         Arc,
@@ -25,9 +25,6 @@ pub(super) struct Held {
 /// A log that somebody still needs is kept while it is shorter than so many times what is enough to compact it. A follower that gets a snapshot needs what came meanwhile; without it, under load, the snapshot would
 /// always be too old, and the follower never done.
 const KEPT: u64 = 3;
-/// Nobody is waited for who is so few entries behind.
-const NEARLY: u64 = 64;
-
 impl Held {
     /// Whether the log is to be kept a while longer.
     fn is_needed(&self, raft: &Raft) -> bool {
@@ -36,11 +33,7 @@ impl Held {
         if bytes >= KEPT * enough || entries >= KEPT * 4 * SNAPSHOT_ENTRIES {
             return false;
         }
-        let metrics = raft.metrics();
-        let m = metrics.borrow_watched();
-        let applied = m.last_applied.as_ref().map_or(0, |l| l.index);
-        let behind = |matched: &Option<LogId>| matched.as_ref().map_or(0, |l| l.index) + NEARLY < applied;
-        m.replication.as_ref().is_some_and(|all| all.values().any(behind))
+        !behind(raft).is_empty()
     }
 }
 

@@ -3,6 +3,7 @@
 use super::{
     group::{Group, Role},
     replica::ReplicaId,
+    types::Raft,
 };
 use openraft::{BasicNode, ChangeMembers, async_runtime::WatchReceiver};
 use std::{
@@ -21,6 +22,20 @@ pub struct Membership {
     pub changing: bool,
     /// Where it is in the log.
     pub index: u64,
+}
+
+/// Who lacks so few entries has caught up: they are on their way.
+const NEARLY: u64 = 64;
+
+/// Those who lack more than a few of the entries that are applied here; nobody, where this replica does not lead. Both
+/// indices are of the same moment: reports of two servers are not, and under load that alone is many entries.
+pub(super) fn behind(raft: &Raft) -> BTreeSet<ReplicaId> {
+    let metrics = raft.metrics();
+    let m = metrics.borrow_watched();
+    let applied = m.last_applied.as_ref().map_or(0, |l| l.index);
+    let all = m.replication.iter().flatten();
+    let behind = all.filter(|(_, matched)| matched.as_ref().map_or(0, |l| l.index) + NEARLY < applied);
+    behind.map(|(id, _)| ReplicaId(*id)).collect()
 }
 
 /// A joint membership that stands for so long twice is finished by whoever leads.
@@ -42,6 +57,12 @@ impl Group {
                 || now.log_id() != m.committed_membership_config.log_id(),
             index: now.log_id().as_ref().map_or(0, |l| l.index),
         }
+    }
+
+    /// Where this replica leads: the members that lack a few entries at most.
+    pub fn caught_up(&self) -> BTreeSet<ReplicaId> {
+        let behind = behind(&self.raft);
+        self.membership().members.into_keys().filter(|n| !behind.contains(n)).collect()
     }
 
     /// Makes a replica learn, without a vote; returns when the change is committed, not when it has caught up.

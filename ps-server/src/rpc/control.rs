@@ -50,7 +50,12 @@ pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest
             .membership
             .members
             .iter()
-            .map(|(n, a)| Replica { node: n.0, address: a.clone(), voter: r.membership.voters.contains(n) })
+            .map(|(n, a)| Replica {
+                node: n.0,
+                address: a.clone(),
+                voter: r.membership.voters.contains(n),
+                caught_up: r.caught_up.contains(n),
+            })
             .collect(),
         changing: r.membership.changing,
         membership_index: r.membership.index,
@@ -71,6 +76,7 @@ pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest
 pub fn from_report(r: ReportRequest) -> Report {
     let replica = |r: paraft_proto::ReplicaReport| {
         let voters = r.members.iter().filter(|m| m.voter).map(|m| ReplicaId(m.node)).collect();
+        let caught_up = r.members.iter().filter(|m| m.caught_up).map(|m| ReplicaId(m.node)).collect();
         let members = r.members.into_iter().map(|m| (ReplicaId(m.node), m.address)).collect();
         let report = ReplicaReport {
             node: ReplicaId(r.node),
@@ -83,6 +89,7 @@ pub fn from_report(r: ReportRequest) -> Report {
             membership: Membership { members, voters, changing: r.changing, index: r.membership_index },
             trouble: r.trouble,
             digests: r.digests.iter().map(|d| Digest { index: d.index, digest: d.digest }).collect(),
+            caught_up,
             job: r.job.and_then(jobs::from_report),
         };
         (ShardId(r.shard), report)
@@ -96,7 +103,8 @@ pub fn from_report(r: ReportRequest) -> Report {
 
 fn to_directive(d: Directive) -> paraft_proto::Directive {
     use directive::Kind;
-    let replica = |(n, address): (ReplicaId, String), voter| Replica { node: n.0, address, voter };
+    let replica =
+        |(n, address): (ReplicaId, String), voter| Replica { node: n.0, address, voter, caught_up: false };
     let kind = match d.what {
         Do::Host { origin } => Kind::Host(Host { origin }),
         Do::Found { origin, members } => {

@@ -149,7 +149,12 @@ fn control_wire() {
         node: 1 << 32 | 5,
         founded: true,
         leads: true,
-        members: vec![proto::Replica { node: 1 << 32 | 5, address: "a:1".into(), voter: true }],
+        members: vec![proto::Replica {
+            node: 1 << 32 | 5,
+            address: "a:1".into(),
+            voter: true,
+            caught_up: true,
+        }],
         digests: vec![proto::ParityDigest { index: 7, digest: 9 }],
         job: Some(job),
         ..proto::ReplicaReport::default()

@@ -5,7 +5,8 @@ use crate::{
     control::{Said, ask},
     error::ClientError,
 };
-use paraft_proto::{GroupRank, HoldGroupRequest, JoinGroupReply, JoinGroupRequest};
+use paraft_common::group::Seating;
+use paraft_proto::{HoldGroupRequest, JoinGroupReply, JoinGroupRequest};
 use std::{
     sync::{
         Arc,
@@ -40,35 +41,11 @@ pub struct MemberOptions {
     pub patience: Duration,
 }
 
-/// A rank of a group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seated {
-    /// Its rank.
-    pub rank: u32,
-    /// Its process.
-    pub token: u64,
-    /// Where it is reached.
-    pub address: String,
-}
-
-/// A group, as all its ranks know it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seating {
-    /// Counted from 1.
-    pub generation: u64,
-    /// Known to its ranks only.
-    pub secret: u64,
-    /// This process's place among `ranks`.
-    pub place: usize,
-    /// In order; the first leads.
-    pub ranks: Vec<Seated>,
-}
-
 /// What a process that asked for a seat gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Joined {
-    /// One.
-    Seated(Seating),
+    /// One, at this place.
+    Seated(Seating, usize),
     /// None any more: the job is done.
     Over,
     /// It was told to stop.
@@ -80,9 +57,8 @@ pub enum Joined {
 pub struct Member {
     options: MemberOptions,
     token: u64,
-    /// Generation and place of the last group, and who was in it.
-    last: (u64, u32),
-    last_ranks: Vec<Seated>,
+    /// The last group.
+    last: Seating,
     runtime: Runtime,
 }
 
@@ -96,13 +72,7 @@ impl Member {
     pub fn new(options: MemberOptions) -> Result<Self, ClientError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|e| ClientError::Options(format!("no I/O runtime: {e}")))?;
-        Ok(Self {
-            options,
-            token: rand::random::<u64>().max(1),
-            last: (0, 0),
-            last_ranks: Vec::new(),
-            runtime,
-        })
+        Ok(Self { options, token: rand::random::<u64>().max(1), last: Seating::default(), runtime })
     }
 
     /// Waits for a seat in the next group: until all ranks of the last one are here or `lost`, or their time is up; or until
@@ -116,11 +86,9 @@ impl Member {
             rank: o.rank,
             token: self.token,
             address: o.address.clone(),
-            generation: self.last.0,
-            place: self.last.1,
+            last: Some(self.last.clone().into()),
             lost: lost.to_vec(),
             patience_ms: o.patience.as_millis() as u64,
-            last_ranks: self.last_ranks.iter().map(to_rank).collect(),
             settings: o.settings.clone(),
         };
         let began = Instant::now();
@@ -139,11 +107,14 @@ impl Member {
                 }
             });
             match self.runtime.block_on(asked) {
-                Ok(reply) if reply.generation > 0 => {
-                    let seating = seating(reply, self.token)?;
-                    self.last = (seating.generation, seating.place as u32);
-                    self.last_ranks = seating.ranks.clone();
-                    return Ok(Joined::Seated(seating));
+                Ok(JoinGroupReply { seating: Some(seating), .. }) => {
+                    let seating = Seating::from(seating);
+                    let place = seating.place(self.token).ok_or_else(|| ClientError::Control {
+                        waited: began.elapsed(),
+                        why: "a seat in a group without this process".into(),
+                    })?;
+                    self.last = seating.clone();
+                    return Ok(Joined::Seated(seating, place));
                 }
                 Ok(reply) if reply.give_up => {
                     return Err(ClientError::Control { waited: began.elapsed(), why: reply.why });
@@ -180,8 +151,7 @@ impl Member {
         HoldGroupRequest {
             job: self.options.job.clone(),
             worker: self.options.worker,
-            generation: seating.generation,
-            ranks: seating.ranks.iter().map(to_rank).collect(),
+            seating: Some(seating.clone().into()),
             over,
         }
     }
@@ -246,18 +216,4 @@ impl Holding {
     pub fn waiting(&self) -> u32 {
         self.waiting.load(Relaxed)
     }
-}
-
-fn to_rank(r: &Seated) -> GroupRank {
-    GroupRank { rank: r.rank, token: r.token, address: r.address.clone() }
-}
-
-fn seating(reply: JoinGroupReply, token: u64) -> Result<Seating, ClientError> {
-    let rank = |r: GroupRank| Seated { rank: r.rank, token: r.token, address: r.address };
-    let ranks: Vec<Seated> = reply.ranks.into_iter().map(rank).collect();
-    let place = ranks.iter().position(|r| r.token == token).ok_or_else(|| ClientError::Control {
-        waited: Duration::ZERO,
-        why: "a seat in a group without this process".into(),
-    })?;
-    Ok(Seating { generation: reply.generation, secret: reply.secret, place, ranks })
 }

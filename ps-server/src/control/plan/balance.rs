@@ -1,6 +1,6 @@
 //! Replicas and leaders, evenly over the servers.
 
-use super::{Do, Health, Plan, View, can_lead, caught_up};
+use super::{Do, Health, Plan, View, can_lead};
 use crate::raft::ReplicaId;
 use paraft_common::{ServerId, ShardId};
 use std::collections::BTreeMap;
@@ -62,7 +62,7 @@ pub(super) fn spread_leaders(view: &View, plan: &mut Plan) {
     let settled = view.now.saturating_duration_since(view.since) > view.patience.settle;
     for (shard, place) in view.state.shards.iter().filter(|(_, p)| p.founded) {
         let Some((at, lead)) = view.leader(*shard, place.origin) else { continue };
-        let able = |n: &&ReplicaId| can_lead(view, *shard, **n).is_some_and(|r| caught_up(r, lead));
+        let able = |n: &&ReplicaId| lead.caught_up.contains(n) && can_lead(view, *shard, **n);
         let fewest =
             |n: &&ReplicaId| (led.get(&n.server()).copied().unwrap_or(0), n.server() != at, n.server());
         let Some(best) = lead.membership.voters.iter().filter(able).min_by_key(fewest).copied() else {

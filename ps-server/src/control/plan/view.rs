@@ -7,7 +7,7 @@ use crate::{
 };
 use paraft_common::{ServerId, ShardId};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -36,6 +36,8 @@ pub struct ReplicaReport {
     pub membership: Membership,
     pub trouble: String,
     pub digests: Vec<Digest>,
+    /// Of the leader's replica only: the members that lack a few entries at most.
+    pub caught_up: BTreeSet<ReplicaId>,
     /// Of the leader's replica only.
     pub job: Option<JobReport>,
 }

@@ -1,0 +1,259 @@
+//! Who is seated when.
+
+use super::groups::*;
+use paraft_common::group::{Seated, Seating};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn key() -> Key {
+    Key { job: "j".into(), worker: 0 }
+}
+
+/// One that was at place `last.1` of group `last.0`, in which it knew nobody else; 0: in none.
+fn asks(rank: u32, token: u64, last: (u64, u32), lost: &[u32]) -> Asks {
+    let address = format!("127.0.0.1:{token}");
+    let (generation, place) = last;
+    let others = (0..place).map(|_| Seated::default());
+    let own = Seated { rank, token, address: address.clone() };
+    let ranks = if generation > 0 { others.chain([own]).collect() } else { Vec::new() };
+    Asks {
+        size: 3,
+        rank,
+        token,
+        address,
+        last: Seating { generation, ranks },
+        lost: lost.into(),
+        patience: PATIENCE,
+        settings: String::new(),
+    }
+}
+
+fn join(groups: &mut Groups, asks: Asks, now: Instant) -> Answer {
+    groups.join(&key(), asks, now).expect("sound")
+}
+
+/// Asks for all of them, and gives the group that they are seated in: generation and ranks in order.
+fn seated(groups: &mut Groups, all: &[Asks], now: Instant) -> Option<(u64, Vec<u32>)> {
+    for a in all {
+        join(groups, a.clone(), now);
+    }
+    let group = |a: &Asks| match join(groups, a.clone(), now) {
+        Answer::Seated(s) => Some((s.generation, s.ranks.iter().map(|r| r.rank).collect())),
+        Answer::Wait { .. } | Answer::Over => None,
+    };
+    let mut answers = all.iter().map(group);
+    let first = answers.next()?;
+    assert!(answers.all(|a| a == first), "they disagree");
+    first
+}
+
+#[test]
+fn a_group_begins_when_all_are_there_and_says_who_is_missing() {
+    let now = Instant::now();
+    let mut g = Groups::default();
+    assert_eq!(seated(&mut g, &[asks(2, 12, (0, 0), &[]), asks(0, 10, (0, 0), &[])], now), None);
+    assert_eq!(join(&mut g, asks(0, 10, (0, 0), &[]), now), Answer::Wait { here: 2, why: None });
+    assert_eq!(seated(&mut g, &[asks(1, 11, (0, 0), &[])], now), Some((1, vec![0, 1, 2])));
+    let mut g = Groups::default();
+    let two = [asks(2, 12, (0, 0), &[]), asks(1, 11, (0, 0), &[])];
+    assert_eq!(patiently(&mut g, &two, now, PATIENCE - Duration::from_secs(1)), None);
+    assert_eq!(seated(&mut g, &two, now + PATIENCE - HUNG_UP / 2), None);
+    let late = now + PATIENCE;
+    let Refused { why, for_good } = g.join(&key(), two[1].clone(), late).expect_err("it takes too long");
+    assert!(for_good && why.contains("2 of 3 ranks") && why.contains("missing: 0"), "{why}");
+}
+
+#[test]
+fn a_new_leader_of_the_control_group_learns_of_a_group_from_who_is_left_of_it() {
+    let now = Instant::now();
+    let mut g = Groups::default();
+    let last = seating(4, &[(0, 10), (1, 11), (2, 12)]);
+    let long = Seated { rank: 0, token: 1, address: "a".repeat(MAX_ADDRESS + 1) };
+    let unsound = Asks { last: Seating { generation: 4, ranks: vec![long] }, ..asks(0, 10, (0, 0), &[]) };
+    join(&mut g, unsound, now);
+    assert_eq!(g.overview(now)[0].seating.generation, 0, "it is not kept");
+    let asks = |rank, token| Asks { last: last.clone(), ..asks(rank, token, (0, 0), &[1]) };
+    assert_eq!(seated(&mut g, &[asks(0, 10)], now), None);
+    assert_eq!(seated(&mut g, &[asks(2, 12)], now), Some((5, vec![0, 2])));
+}
+
+#[test]
+fn ranks_of_different_settings_make_no_group() {
+    let now = Instant::now();
+    let mut g = Groups::default();
+    let with = |rank, settings: &str| Asks { settings: settings.into(), ..asks(rank, 10, (0, 0), &[]) };
+    join(&mut g, with(0, "group_size 3"), now);
+    let refused = g.join(&key(), with(1, "group_size 2"), now).expect_err("another job");
+    assert!(refused.for_good && refused.why.contains("rank 1 with group_size 2"), "{refused:?}");
+}
+
+/// Asked again and again, nobody is seated before so long has passed; then this is how.
+fn patiently(g: &mut Groups, all: &[Asks], now: Instant, long: Duration) -> Option<(u64, Vec<u32>)> {
+    for quarter in 0..4 * long.as_secs() as u32 {
+        assert_eq!(seated(g, all, now + Duration::from_millis(250) * quarter), None);
+    }
+    seated(g, all, now + long)
+}
+
+fn three(now: Instant) -> Groups {
+    let mut g = Groups::default();
+    let all = [asks(0, 10, (0, 0), &[]), asks(1, 11, (0, 0), &[]), asks(2, 12, (0, 0), &[])];
+    assert_eq!(seated(&mut g, &all, now), Some((1, vec![0, 1, 2])));
+    g
+}
+
+#[test]
+fn who_is_lost_is_not_waited_for_and_the_leader_stays() {
+    let now = Instant::now();
+    let mut g = three(now);
+    assert_eq!(seated(&mut g, &[asks(2, 12, (1, 2), &[])], now), None, "0 and 1 may be in their step");
+    assert_eq!(seated(&mut g, &[asks(1, 11, (1, 1), &[0])], now), Some((2, vec![1, 2])));
+    // The first comes back, as another process: it waits until the others have left their group.
+    assert_eq!(seated(&mut g, &[asks(0, 20, (0, 0), &[])], now), None);
+    assert_eq!(g.hold(&key(), seating(2, &[(1, 11), (2, 12)]), false, now), Ok(1));
+    let rest = [asks(1, 11, (2, 0), &[]), asks(2, 12, (2, 1), &[])];
+    assert_eq!(seated(&mut g, &rest, now), Some((3, vec![1, 2, 0])), "who led leads");
+    let back = join(&mut g, asks(0, 20, (0, 0), &[]), now);
+    assert!(matches!(&back, Answer::Seated(s) if s.generation == 3), "{back:?}");
+}
+
+fn seating(generation: u64, ranks: &[(u32, u64)]) -> Seating {
+    let seated = |(rank, token): &(u32, u64)| Seated { rank: *rank, token: *token, address: "a:1".into() };
+    Seating { generation, ranks: ranks.iter().map(seated).collect() }
+}
+
+#[test]
+fn a_rank_that_is_only_slow_is_left_behind_and_taken_in_again() {
+    let now = Instant::now();
+    let mut g = three(now);
+    let two = [asks(0, 10, (1, 0), &[]), asks(1, 11, (1, 1), &[])];
+    let later = now + GATHERING;
+    assert_eq!(patiently(&mut g, &two, now, GATHERING), Some((2, vec![0, 1])));
+    assert_eq!(seated(&mut g, &[asks(2, 12, (1, 2), &[])], later), None, "the others are at work");
+    let two = [asks(0, 10, (2, 0), &[]), asks(1, 11, (2, 1), &[])];
+    assert_eq!(seated(&mut g, &two, later), Some((3, vec![0, 1, 2])));
+}
+
+#[test]
+fn a_leader_that_speaks_is_waited_for() {
+    let now = Instant::now();
+    let mut g = three(now);
+    let two = [asks(1, 11, (1, 1), &[2]), asks(2, 12, (1, 2), &[])];
+    for quarter in 0..8 * GATHERING.as_secs() as u32 {
+        let now = now + Duration::from_millis(250) * quarter;
+        g.hold(&key(), seating(1, &[(0, 10), (1, 11), (2, 12)]), false, now).expect("sound");
+        assert_eq!(seated(&mut g, &two, now), None);
+    }
+    let late = now + 2 * GATHERING;
+    assert_eq!(seated(&mut g, &[asks(0, 10, (1, 0), &[])], late), Some((2, vec![0, 1, 2])));
+}
+
+#[test]
+fn a_leader_of_the_control_group_that_knows_nothing_learns_it() {
+    let now = Instant::now();
+    let mut g = Groups::default();
+    assert_eq!(g.hold(&key(), seating(7, &[(0, 10), (1, 11)]), false, now), Ok(0));
+    // A newcomer waits, though it would be the only one who asks.
+    assert_eq!(seated(&mut g, &[asks(2, 12, (0, 0), &[])], now), None);
+    let rest = [asks(0, 10, (7, 0), &[]), asks(1, 11, (7, 1), &[])];
+    assert_eq!(seated(&mut g, &rest, now), Some((8, vec![0, 1, 2])));
+    // An older one says nothing new.
+    g.hold(&key(), seating(7, &[(0, 10)]), false, now).expect("sound");
+    let new = join(&mut g, asks(2, 12, (0, 0), &[]), now);
+    assert!(matches!(&new, Answer::Seated(s) if s.generation == 8), "{new:?}");
+    // A group that says nothing is gone: the next begins like the first.
+    let long = now + SILENT;
+    assert_eq!(patiently(&mut g, &[asks(1, 31, (0, 0), &[])], long, PATIENCE), Some((9, vec![1])));
+}
+
+#[test]
+fn who_comes_back_to_a_job_that_is_done_hears_so() {
+    let now = Instant::now();
+    let mut g = three(now);
+    assert_eq!(seated(&mut g, &[asks(1, 21, (0, 0), &[])], now), None);
+    assert_eq!(g.hold(&key(), seating(1, &[(0, 10), (2, 12)]), true, now), Ok(1));
+    assert_eq!(join(&mut g, asks(1, 21, (0, 0), &[]), now), Answer::Over);
+    // The last sign of life may come after that.
+    g.hold(&key(), seating(1, &[(0, 10), (2, 12)]), false, now).expect("sound");
+    assert_eq!(join(&mut g, asks(1, 21, (0, 0), &[]), now), Answer::Over);
+    let all = [asks(0, 30, (0, 0), &[]), asks(1, 31, (0, 0), &[]), asks(2, 32, (0, 0), &[])];
+    let now = now + HUNG_UP;
+    assert_eq!(seated(&mut g, &all, now), None);
+    // Another job of the same name begins at once.
+    let other = all.clone().map(|a| Asks { settings: "more epochs".into(), ..a });
+    assert_eq!(seated(&mut g, &other, now), Some((1, vec![0, 1, 2])));
+}
+
+#[test]
+fn a_second_process_of_a_rank_waits_until_the_first_is_gone() {
+    let now = Instant::now();
+    let mut g = three(now);
+    assert_eq!(seated(&mut g, &[asks(1, 21, (0, 0), &[])], now), None);
+    let all = [(0, 10), (1, 11), (2, 12)];
+    assert_eq!(g.hold(&key(), seating(1, &all), false, now), Ok(0), "nobody is to make room for it");
+    match join(&mut g, asks(1, 21, (0, 0), &[]), now) {
+        Answer::Wait { why: Some(why), .. } => {
+            assert!(why.contains("two processes") && why.contains("a:1"), "{why}");
+        }
+        other => panic!("the first is there: {other:?}"),
+    }
+    assert!(matches!(join(&mut g, asks(1, 11, (0, 0), &[]), now), Answer::Seated(_)));
+    // Another rank is lost: whoever was in the group stays.
+    let two = [asks(0, 10, (1, 0), &[2]), asks(1, 11, (1, 1), &[])];
+    assert_eq!(seated(&mut g, &two, now), Some((2, vec![0, 1])));
+    join(&mut g, asks(1, 21, (0, 0), &[]), now);
+    // Now it is gone.
+    assert_eq!(seated(&mut g, &[asks(0, 10, (2, 0), &[1])], now), Some((3, vec![0, 1])));
+    assert!(matches!(join(&mut g, asks(1, 21, (0, 0), &[]), now), Answer::Seated(_)));
+}
+
+#[test]
+fn people_see_who_is_in_a_group() {
+    let now = Instant::now();
+    let mut g = Groups::default();
+    assert_eq!(seated(&mut g, &[asks(2, 12, (0, 0), &[])], now), None);
+    let state = |g: &Groups, now| g.overview(now).iter().map(|o| (o.state, o.waiting)).collect::<Vec<_>>();
+    assert_eq!(state(&g, now), [("forming", 1)]);
+    let mut g = three(now);
+    assert_eq!(state(&g, now), [("training", 0)]);
+    assert_eq!(g.overview(now)[0].seating.ranks.len(), 3);
+    assert_eq!(state(&g, now + SILENT), [("silent", 0)]);
+    g.hold(&key(), seating(1, &[(0, 10)]), true, now).expect("sound");
+    assert_eq!(state(&g, now), [("done", 0)]);
+}
+
+#[test]
+fn all_have_died_and_come_back_as_others() {
+    let now = Instant::now();
+    let mut g = three(now);
+    let all = [asks(0, 20, (0, 0), &[]), asks(1, 21, (0, 0), &[]), asks(2, 22, (0, 0), &[])];
+    assert_eq!(seated(&mut g, &all, now), None, "the first ones may be there");
+    let now = now + SPEAKS;
+    assert_eq!(seated(&mut g, &all, now), Some((2, vec![0, 1, 2])));
+    let old = join(&mut g, asks(0, 10, (1, 0), &[]), now);
+    assert!(matches!(old, Answer::Wait { here: 1, why: Some(_) }), "an old process is in no group: {old:?}");
+}
+
+#[test]
+fn nonsense_is_refused_and_who_hangs_up_is_forgotten() {
+    let now = Instant::now();
+    let mut g = Groups::default();
+    assert!(g.join(&key(), Asks { size: 0, ..asks(0, 1, (0, 0), &[]) }, now).is_err());
+    assert!(g.join(&key(), asks(3, 1, (0, 0), &[]), now).is_err());
+    assert!(g.join(&key(), Asks { address: "x".into(), ..asks(0, 1, (0, 0), &[]) }, now).is_err());
+    g.join(&key(), asks(0, 1, (0, 0), &[]), now).expect("sound");
+    let twice = g.join(&key(), asks(0, 2, (0, 0), &[]), now).expect_err("another process");
+    assert!(twice.why.contains("two processes") && !twice.for_good, "{twice:?}");
+    let now = now + HUNG_UP;
+    g.join(&key(), asks(0, 2, (0, 0), &[]), now).expect("the first has hung up");
+    let now = now + HUNG_UP;
+    let other = join(&mut g, asks(1, 3, (0, 0), &[]), now);
+    assert_eq!(other, Answer::Wait { here: 1, why: None }, "the second has, too");
+    for worker in 0..MAX_GROUPS as u32 {
+        g.hold(&Key { job: "j".into(), worker }, seating(1, &[(0, 1)]), false, now).expect("sound");
+    }
+    let one_more = Key { job: "k".into(), worker: 0 };
+    assert!(g.join(&one_more, asks(0, 1, (0, 0), &[]), now).is_err());
+    g.join(&one_more, asks(0, 1, (0, 0), &[]), now + SILENT).expect("the others are over");
+}
