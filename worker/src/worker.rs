@@ -12,32 +12,38 @@
 //!
 //! A worker holds nothing that is worth keeping: weights, optimizer state and clocks are on the servers.
 
+mod clock;
+mod error;
+mod evaluate;
 mod follower;
 mod leased;
+mod plan;
 mod reduce;
 
+pub use error::WorkerError;
+pub use plan::Plan;
+
+use self::{
+    clock::Clock,
+    evaluate::{Share, evaluate},
+};
 use crate::{
     checkpoints::Checkpoints,
     engine::{Engine, Stepped},
-    exit,
     group::Ranks,
-    job::{Exchange, Job, SamplerKind, TransportConfig},
+    job::{Exchange, Job, TransportConfig},
     metrics::{self, Gauges},
     recorder::{Progress, Recorder, wall},
-    samples::fill,
     start,
 };
-use paraft_checkpoint::{CheckpointError, MODEL_FILE, weights};
+use paraft_checkpoint::{MODEL_FILE, weights};
 use paraft_client::{
     Client, ClientError, ClientOptions, HANDOVER, Pulled, Reported, Transport, groups::MemberOptions,
 };
-use paraft_common::{
-    BucketId, Layout, Step, WorkerId,
-    config::{ChunkPlan, Start},
-};
-use paraft_data::{DataError, Dataset, Prefetcher, Sampler, Split};
-use paraft_models::{Batch, Evaluation, Model, ModelError, Part};
-use paraft_record::{Event, RecordError, event};
+use paraft_common::{BucketId, Layout, Step, WorkerId};
+use paraft_data::{Dataset, Prefetcher, Split};
+use paraft_models::{Batch, Evaluation, Model, Part};
+use paraft_record::{Event, event};
 use paraft_trace::Stages;
 use std::{
     collections::BTreeMap,
@@ -46,7 +52,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Where a worker stands in its fleet.
@@ -83,74 +89,6 @@ pub struct WorkerReport {
     pub weights: Vec<f32>,
     /// The evaluation of the final weights, if this worker made it.
     pub evaluation: Option<Evaluation>,
-}
-
-/// Why a worker ended.
-#[derive(Debug, thiserror::Error)]
-pub enum WorkerError {
-    /// The servers, or the way to them.
-    #[error(transparent)]
-    Client(#[from] ClientError),
-    /// The data.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// The model.
-    #[error("the model failed: {0}")]
-    Model(#[from] ModelError),
-    /// The record.
-    #[error(transparent)]
-    Record(#[from] RecordError),
-    /// A checkpoint or a model file cannot be written or used.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// The trace cannot be written.
-    #[error("--trace {0}: {1}")]
-    Trace(PathBuf, std::io::Error),
-    /// The job does not fit the data or the fleet.
-    #[error("{0}")]
-    Job(String),
-    /// The loss is no number any more.
-    #[error(
-        "the loss became {loss} at {step} on {worker}: training has diverged (lower the rate, clip, or look at the batch). Servers refuse gradients that are not finite"
-    )]
-    NotFinite {
-        /// The loss.
-        loss: f32,
-        /// When.
-        step: Step,
-        /// Where.
-        worker: WorkerId,
-    },
-    /// Another rank leads the group now: this one was silent for too long.
-    #[error("another rank leads this group now")]
-    Deposed,
-    /// A signal came.
-    #[error("interrupted")]
-    Interrupted,
-}
-
-impl WorkerError {
-    /// The process's exit code.
-    pub fn exit_code(&self) -> i32 {
-        match self {
-            WorkerError::Client(
-                ClientError::Unreachable { .. } | ClientError::StateLost { .. } | ClientError::Control { .. },
-            ) => exit::UNAVAILABLE,
-            WorkerError::Client(ClientError::Refused { message, .. }) if message.contains("NaN") => {
-                exit::FAILED
-            }
-            WorkerError::Client(ClientError::Refused { .. } | ClientError::Options(_)) => exit::CONFIG,
-            WorkerError::Client(ClientError::Protocol { .. }) => exit::FAILED,
-            WorkerError::Data(_) => exit::DATA,
-            WorkerError::Model(_) | WorkerError::NotFinite { .. } => exit::FAILED,
-            WorkerError::Record(_) | WorkerError::Trace(..) => exit::IO,
-            WorkerError::Checkpoint(e) if e.is_io() => exit::IO,
-            WorkerError::Checkpoint(_) => exit::DATA,
-            WorkerError::Job(_) => exit::CONFIG,
-            WorkerError::Deposed => exit::UNAVAILABLE,
-            WorkerError::Interrupted => exit::INTERRUPTED,
-        }
-    }
 }
 
 /// Trains `model` on its share of `data` until the job is done. Blocks; the calling thread computes.
@@ -368,87 +306,6 @@ fn begin_trace(client: &Client, folder: &Path, steps: u64) -> Result<Flush, Work
     Ok(Flush(client.stages().clone()))
 }
 
-/// Steps of the job, the same on every worker.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    sampler: Sampler,
-    /// Steps of a worker in one epoch. With the leased sampler: on average, where no worker leaves.
-    pub per_epoch: u64,
-    /// Steps of a worker in the whole job, unless it stops early; likewise.
-    pub total: u64,
-    /// The chunks of the leased sampler.
-    pub leased: Option<ChunkPlan>,
-}
-
-impl Plan {
-    /// Counts the steps; the error says why there would be none.
-    pub fn new(job: &Job, train: &Dataset) -> Result<Self, WorkerError> {
-        let t = &job.train;
-        let mut sampler = Sampler::new(train.len(), job.seed);
-        (sampler.shuffle, sampler.drop_last, sampler.drop_last_batch) = (t.shuffle, t.drop_last, t.drop_last);
-        let leased = match t.sampler {
-            SamplerKind::Static => None,
-            SamplerKind::Leased => Some(ChunkPlan { per_epoch: sampler.chunks(t.chunk()), epochs: t.epochs }),
-        };
-        let per_epoch = match leased {
-            None => sampler.steps(job.ranks() as usize, t.batch) as u64,
-            Some(_) => (train.len() as u64).div_ceil(u64::from(job.ranks()) * t.batch as u64),
-        };
-        if per_epoch == 0 {
-            return Err(WorkerError::Job(format!(
-                "{} training samples give {} workers no whole minibatch of {}; use a smaller train.batch, fewer workers, or train.drop_last = false",
-                train.len(),
-                job.ranks(),
-                t.batch
-            )));
-        }
-        let total = (per_epoch * t.epochs).min(t.max_steps.unwrap_or(u64::MAX));
-        Ok(Self { sampler, per_epoch, total, leased })
-    }
-
-    /// Samples that are left to train for a job that begins so.
-    pub fn budget(&self, job: &Job, start: Option<&Start>) -> u64 {
-        let done = |of: fn(&Start) -> u64| start.map_or(0, of);
-        match self.leased {
-            Some(c) => c.epochs.saturating_sub(done(|s| s.epochs)) * u64::from(self.sampler.len),
-            None => {
-                let steps = self.total.saturating_sub(done(|s| s.step));
-                steps * job.train.batch as u64 * u64::from(job.ranks())
-            }
-        }
-    }
-}
-
-/// Time spent training: it stands still while a worker evaluates.
-#[derive(Default)]
-struct Clock {
-    running: Option<(Instant, f64)>,
-    before: Duration,
-    cpu_before: f64,
-}
-
-impl Clock {
-    fn start(&mut self) {
-        self.running.get_or_insert_with(|| (Instant::now(), paraft_host::usage().cpu_seconds));
-    }
-
-    fn stop(&mut self) {
-        if let Some((since, cpu)) = self.running.take() {
-            self.before += since.elapsed();
-            self.cpu_before += paraft_host::usage().cpu_seconds - cpu;
-        }
-    }
-
-    fn seconds(&self) -> f64 {
-        (self.before + self.running.map_or(Duration::ZERO, |r| r.0.elapsed())).as_secs_f64()
-    }
-
-    /// CPU time of the process, counted as the clock counts.
-    fn cpu_seconds(&self) -> f64 {
-        self.cpu_before
-    }
-}
-
 struct Training<'a> {
     job: &'a Job,
     options: &'a WorkerOptions,
@@ -609,7 +466,7 @@ impl Training<'_> {
     }
 
     fn prefetch(&self, done: Step) -> Result<Prefetcher<Batch>, WorkerError> {
-        prefetch(&self.train, &self.plan, self.job, self.options.rank, done)
+        self.plan.prefetch(self.job, &self.train, self.options.rank, done)
     }
 
     /// Every worker evaluates a share of the held-out part at the same time, so none waits for another; shard
@@ -692,73 +549,4 @@ fn finite(stepped: Stepped, step: Step, worker: WorkerId) -> Result<Stepped, Wor
         true => Ok(stepped),
         false => Err(WorkerError::NotFinite { loss: stepped.loss, step, worker }),
     }
-}
-
-/// A rank's minibatches from the one after `done`, filled on a thread of their own.
-fn prefetch(
-    train: &Arc<Dataset>,
-    plan: &Plan,
-    job: &Job,
-    rank: u32,
-    done: Step,
-) -> Result<Prefetcher<Batch>, WorkerError> {
-    let (data, sampler, per_epoch) = (train.clone(), plan.sampler, plan.per_epoch);
-    let (world, batch, rank) = (job.ranks() as usize, job.train.batch, rank as usize);
-    let mut epoch = done.0 / per_epoch;
-    let mut current = sampler.batches(epoch, rank, world, batch);
-    for _ in 0..done.0 % per_epoch {
-        current.next();
-    }
-    Ok(Prefetcher::spawn(move |b: &mut Batch| {
-        // Endless: the loop counts the steps.
-        let indices = loop {
-            match current.next() {
-                Some(i) => break i,
-                None => {
-                    epoch += 1;
-                    current = sampler.batches(epoch, rank, world, batch);
-                }
-            }
-        };
-        fill(&data, &indices, b);
-        Ok(true)
-    })?)
-}
-
-/// A worker's share of the held-out samples: every so many.
-#[derive(Clone, Copy)]
-struct Share {
-    worker: usize,
-    workers: usize,
-}
-
-impl Share {
-    fn of(job: &Job, options: &WorkerOptions) -> Self {
-        let worker = options.rank / job.train.group_size;
-        Self { worker: worker as usize, workers: job.train.workers as usize }
-    }
-
-    /// The part of one of a group's ranks, of those who are there.
-    fn part(self, (place, size): (usize, usize), len: usize) -> impl Iterator<Item = usize> {
-        (self.worker + place * self.workers..len).step_by(self.workers * size)
-    }
-}
-
-fn evaluate(
-    engine: &mut Engine,
-    test: &Dataset,
-    samples: impl Iterator<Item = usize>,
-) -> Result<Evaluation, WorkerError> {
-    const CHUNK: usize = 256;
-    let indices: Vec<u32> = samples.map(|i| i as u32).collect();
-    let mut sum = Evaluation::default();
-    let mut batch = Batch::default();
-    for chunk in indices.chunks(CHUNK) {
-        fill(test, chunk, &mut batch);
-        let e = engine.evaluate(&batch)?;
-        sum.loss_sum += e.loss_sum;
-        sum.correct += e.correct;
-        sum.count += e.count;
-    }
-    Ok(sum)
 }

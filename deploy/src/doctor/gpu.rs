@@ -9,19 +9,16 @@ use paraft_models::{CudaOptions, Precision, selftest};
 
 /// The libraries, with what is disabled where one is missing; then the devices.
 pub fn rows() -> Vec<Row> {
-    let mut rows = Vec::new();
-    for part in Part::ALL {
-        match library::find(part) {
-            // A machine without a GPU is complete; one with a driver and without the rest is not.
-            Err(why) => {
-                let verdict = if part == Part::Driver { Verdict::Ok } else { Verdict::Warn };
-                rows.push(row(part.name(), verdict, why, part.without()));
-                if part == Part::Driver {
-                    return rows;
-                }
-            }
-            Ok(found) => rows.push(row(part.name(), Verdict::Ok, version(part, &found.file), "")),
-        }
+    // A machine without a GPU is complete; one with a driver and without the rest is not.
+    let no_gpu = library::find(Part::Driver).is_err();
+    let missing = if no_gpu { Verdict::Ok } else { Verdict::Warn };
+    let library = |part: Part| match library::find(part) {
+        Err(why) => row(part.name(), missing, why, part.without()),
+        Ok(found) => row(part.name(), Verdict::Ok, version(part, &found.file), ""),
+    };
+    let mut rows: Vec<Row> = Part::ALL.into_iter().map(library).collect();
+    if no_gpu {
+        return rows;
     }
     match cuda::count() {
         Err(e) => rows.push(row("GPUs", Verdict::Warn, e, "no GPU can be used; workers compute on the CPU")),

@@ -1,12 +1,12 @@
 //! A rank that does not lead its group: it computes what the leader says, and meets the servers only through it.
 
-use super::{Share, Shared, WorkerError, WorkerOptions, WorkerReport, evaluate, finite, prefetch};
+use super::{Share, Shared, WorkerError, WorkerOptions, WorkerReport, evaluate, finite};
 use crate::{
     Job,
     engine::{Engine, Follows, Stepped},
     group::Ranks,
 };
-use paraft_common::{Step, WorkerId};
+use paraft_common::Step;
 use paraft_data::Prefetcher;
 use paraft_models::{Batch, Evaluation, Model, Part};
 use std::{sync::atomic::Ordering::Relaxed, time::Instant};
@@ -61,7 +61,7 @@ impl Follows for Following<'_> {
             // The leader has changed, or was taken out for a while, or this rank was.
             _ => {
                 let done = Step(step.0.saturating_sub(1));
-                (step, prefetch(&self.data.train, &self.data.plan, self.job, self.options.rank, done)?)
+                (step, self.data.plan.prefetch(self.job, &self.data.train, self.options.rank, done)?)
             }
         };
         if let Some(batch) = batches.next() {
@@ -72,7 +72,7 @@ impl Follows for Following<'_> {
     }
 
     fn stepped(&mut self, step: Step, stepped: Stepped) -> Result<(), WorkerError> {
-        finite(stepped, step, WorkerId(self.share.worker as u32))?;
+        finite(stepped, step, self.share.worker())?;
         self.steps += 1;
         self.samples += self.batch.n as u64;
         self.data.gauges.step.store(step.0, Relaxed);

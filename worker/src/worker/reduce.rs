@@ -12,7 +12,7 @@
 
 use super::{
     Clock, Share, Shared, WorkerError, WorkerOptions, WorkerReport, client_options, evaluate, finite,
-    follower::Following, prefetch,
+    follower::Following,
 };
 use crate::{
     Job,
@@ -159,7 +159,7 @@ impl<'a> Lead<'a> {
             }
         };
         engine.share_state()?;
-        let mut batches = prefetch(&self.data.train, plan, self.job, self.options.rank, done)?;
+        let mut batches = plan.prefetch(self.job, &self.data.train, self.options.rank, done)?;
         self.clock.start();
         while done.0 < plan.total {
             if self.options.interrupt.load(Relaxed) {

@@ -1,0 +1,33 @@
+//! The training clock.
+
+use std::time::{Duration, Instant};
+
+/// Time spent training: it stands still while a worker evaluates.
+#[derive(Default)]
+pub(super) struct Clock {
+    running: Option<(Instant, f64)>,
+    before: Duration,
+    cpu_before: f64,
+}
+
+impl Clock {
+    pub fn start(&mut self) {
+        self.running.get_or_insert_with(|| (Instant::now(), paraft_host::usage().cpu_seconds));
+    }
+
+    pub fn stop(&mut self) {
+        if let Some((since, cpu)) = self.running.take() {
+            self.before += since.elapsed();
+            self.cpu_before += paraft_host::usage().cpu_seconds - cpu;
+        }
+    }
+
+    pub fn seconds(&self) -> f64 {
+        (self.before + self.running.map_or(Duration::ZERO, |r| r.0.elapsed())).as_secs_f64()
+    }
+
+    /// CPU time of the process, counted as the clock counts.
+    pub fn cpu_seconds(&self) -> f64 {
+        self.cpu_before
+    }
+}

@@ -1,0 +1,96 @@
+//! How many steps the job has, and the minibatches of each.
+
+use super::WorkerError;
+use crate::{
+    job::{Job, SamplerKind},
+    samples::fill,
+};
+use paraft_common::{
+    Step,
+    config::{ChunkPlan, Start},
+};
+use paraft_data::{Dataset, Prefetcher, Sampler};
+use paraft_models::Batch;
+use std::sync::Arc;
+
+/// Steps of the job, the same on every worker.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub(super) sampler: Sampler,
+    /// Steps of a worker in one epoch. With the leased sampler: on average, where no worker leaves.
+    pub per_epoch: u64,
+    /// Steps of a worker in the whole job, unless it stops early; likewise.
+    pub total: u64,
+    /// The chunks of the leased sampler.
+    pub leased: Option<ChunkPlan>,
+}
+
+impl Plan {
+    /// Counts the steps; the error says why there would be none.
+    pub fn new(job: &Job, train: &Dataset) -> Result<Self, WorkerError> {
+        let t = &job.train;
+        let mut sampler = Sampler::new(train.len(), job.seed);
+        (sampler.shuffle, sampler.drop_last, sampler.drop_last_batch) = (t.shuffle, t.drop_last, t.drop_last);
+        let leased = match t.sampler {
+            SamplerKind::Static => None,
+            SamplerKind::Leased => Some(ChunkPlan { per_epoch: sampler.chunks(t.chunk()), epochs: t.epochs }),
+        };
+        let per_epoch = match leased {
+            None => sampler.steps(job.ranks() as usize, t.batch) as u64,
+            Some(_) => (train.len() as u64).div_ceil(u64::from(job.ranks()) * t.batch as u64),
+        };
+        if per_epoch == 0 {
+            return Err(WorkerError::Job(format!(
+                "{} training samples give {} workers no whole minibatch of {}; use a smaller train.batch, fewer workers, or train.drop_last = false",
+                train.len(),
+                job.ranks(),
+                t.batch
+            )));
+        }
+        let total = (per_epoch * t.epochs).min(t.max_steps.unwrap_or(u64::MAX));
+        Ok(Self { sampler, per_epoch, total, leased })
+    }
+
+    /// Samples that are left to train for a job that begins so.
+    pub fn budget(&self, job: &Job, start: Option<&Start>) -> u64 {
+        let done = |of: fn(&Start) -> u64| start.map_or(0, of);
+        match self.leased {
+            Some(c) => c.epochs.saturating_sub(done(|s| s.epochs)) * u64::from(self.sampler.len),
+            None => {
+                let steps = self.total.saturating_sub(done(|s| s.step));
+                steps * job.train.batch as u64 * u64::from(job.ranks())
+            }
+        }
+    }
+
+    /// A rank's minibatches from the one after `done`, filled on a thread of their own.
+    pub(super) fn prefetch(
+        &self,
+        job: &Job,
+        train: &Arc<Dataset>,
+        rank: u32,
+        done: Step,
+    ) -> Result<Prefetcher<Batch>, WorkerError> {
+        let (data, sampler, per_epoch) = (train.clone(), self.sampler, self.per_epoch);
+        let (world, batch, rank) = (job.ranks() as usize, job.train.batch, rank as usize);
+        let mut epoch = done.0 / per_epoch;
+        let mut current = sampler.batches(epoch, rank, world, batch);
+        for _ in 0..done.0 % per_epoch {
+            current.next();
+        }
+        Ok(Prefetcher::spawn(move |b: &mut Batch| {
+            // Endless: the loop counts the steps.
+            let indices = loop {
+                match current.next() {
+                    Some(i) => break i,
+                    None => {
+                        epoch += 1;
+                        current = sampler.batches(epoch, rank, world, batch);
+                    }
+                }
+            };
+            fill(&data, &indices, b);
+            Ok(true)
+        })?)
+    }
+}
