@@ -342,7 +342,7 @@ pub fn print(fleet: &DescribeReply) {
     if !fleet.groups.is_empty() {
         let mut t = Table::new();
         t.load_style(presets::NOTHING);
-        t.set_header(["group of", "job", "state", "generation", "ranks", "leader", "wait"]);
+        t.set_header(["group of", "job", "state", "generation", "step", "ranks", "leader", "wait"]);
         for g in &fleet.groups {
             let seating = g.seating.clone().unwrap_or_default();
             t.add_row([
@@ -350,6 +350,7 @@ pub fn print(fleet: &DescribeReply) {
                 g.job.clone(),
                 g.state.clone(),
                 seating.generation.to_string(),
+                g.step.to_string(),
                 seating.ranks.iter().map(|r| r.rank.to_string()).collect::<Vec<_>>().join(", "),
                 seating.ranks.first().map_or("-".into(), |r| format!("{} ({})", r.rank, r.address)),
                 g.waiting.to_string(),
@@ -365,7 +366,7 @@ fn groups_as_json(fleet: &DescribeReply) -> Vec<serde_json::Value> {
         let seating = g.seating.clone().unwrap_or_default();
         let ranks: Vec<_> =
             seating.ranks.iter().map(|r| json!({"rank": r.rank, "address": r.address})).collect();
-        json!({"job": g.job, "worker": g.worker, "state": g.state, "generation": seating.generation, "ranks": ranks,
+        json!({"job": g.job, "worker": g.worker, "state": g.state, "generation": seating.generation, "step": g.step, "ranks": ranks,
                "waiting": g.waiting})
     };
     fleet.groups.iter().map(group).collect()

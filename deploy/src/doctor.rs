@@ -39,6 +39,8 @@ pub struct EnvArgs {
 #[derive(Clone, Copy, PartialEq)]
 enum Verdict {
     Ok,
+    /// It is not there, and need not be.
+    Absent,
     Warn,
     Fail,
 }
@@ -63,6 +65,7 @@ pub fn run(args: &DoctorArgs) -> Result<i32, Failure> {
     for r in &rows {
         let name = match r.verdict {
             Verdict::Ok => "OK",
+            Verdict::Absent => "NONE",
             Verdict::Warn => "WARN",
             Verdict::Fail => "FAIL",
         };

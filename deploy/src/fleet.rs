@@ -72,8 +72,12 @@ impl Process {
         let read = out.map(|o| BufReader::new(o).read_line(&mut line));
         if line.trim().is_empty() {
             self.ended = self.child.wait().ok();
-            let (how, words) = (self.obituary(), self.last_words());
-            return Err(Failure::new(exit::FAILED, format!("{} {how}: {words} {read:?}", self.name)));
+            let end = self.end();
+            let mut what = format!("{} {end}", self.name);
+            if let Some(Err(e)) = read {
+                what += &format!(" ({e})");
+            }
+            return Err(Failure::new(exit::FAILED, what));
         }
         Ok(line.trim().to_string())
     }
@@ -104,6 +108,17 @@ impl Process {
         let text = std::fs::read_to_string(&self.stderr).unwrap_or_default();
         let from = text.rfind("error: ").map_or(text.len().saturating_sub(400), |at| at + "error: ".len());
         text.get(from..).unwrap_or("").trim().to_string()
+    }
+
+    /// How it ended, and what it said then.
+    pub fn end(&mut self) -> String {
+        let (how, words) = (self.obituary(), self.last_words());
+        if words.is_empty() { how } else { format!("{how}: {words}") }
+    }
+
+    /// Whether a signal ended it.
+    pub fn was_killed(&mut self) -> bool {
+        self.ended().is_some_and(|s| s.signal().is_some())
     }
 
     /// How it ended, in words.
@@ -183,14 +198,25 @@ impl Fleet {
             let server = fleet.server(id, "127.0.0.1:0")?;
             fleet.servers.push(server);
         }
-        for (id, server) in (0u32..).zip(&mut fleet.servers) {
-            let direct = server.first_line()?;
+        for id in 0..job.servers() {
+            let mut tries = job.cluster.max_restarts;
+            let direct = loop {
+                let server = &mut fleet.servers[id as usize];
+                match server.first_line() {
+                    Ok(line) => break line,
+                    Err(_) if tries > 0 && server.was_killed() => {
+                        tries -= 1;
+                        fleet.servers[id as usize] = fleet.server(id, "127.0.0.1:0")?;
+                    }
+                    Err(e) => return Err(e),
+                }
+            };
             fleet.listens.push(direct.clone());
             let address = match &fleet.doors {
                 None => direct,
                 Some(doors) => {
                     let target = direct.parse().map_err(|e| {
-                        Failure::new(exit::FAILED, format!("{} listens on `{direct}`: {e}", server.name))
+                        Failure::new(exit::FAILED, format!("server-{id} listens on `{direct}`: {e}"))
                     })?;
                     doors.proxies.point(id, target);
                     doors.proxies.addresses()[id as usize].clone()
@@ -199,7 +225,13 @@ impl Fleet {
             fleet.addresses.push(address);
         }
         let list = fleet.addresses.join(",");
-        fleet.servers.iter_mut().try_for_each(|s| s.tell(&list))?;
+        for server in &mut fleet.servers {
+            match server.tell(&list) {
+                // Who watches the fleet sees that it is gone.
+                Err(_) if server.was_killed() => {}
+                told => told?,
+            }
+        }
         Ok(fleet)
     }
 

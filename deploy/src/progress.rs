@@ -21,6 +21,8 @@ pub struct Progress {
     lives: Lives,
     accuracy: Option<f64>,
     said: Instant,
+    /// Checkpoints that were not made, by the reason: each reason is said once, and at the end how often.
+    unmade: BTreeMap<String, u64>,
     leased: bool,
     quiet: bool,
 }
@@ -48,6 +50,7 @@ impl Progress {
             lives: Lives::default(),
             accuracy: None,
             said: Instant::now(),
+            unmade: BTreeMap::new(),
             leased,
             quiet,
         }
@@ -70,7 +73,11 @@ impl Progress {
                 Event::Eval(e) => self.accuracy = e.accuracy.or(self.accuracy),
                 Event::Checkpoint(c) => {
                     if let Some(why) = &c.error {
-                        self.note(&format!("warning: no checkpoint of step {}: {why}", c.step.0));
+                        let times = self.unmade.entry(why.clone()).or_default();
+                        *times += 1;
+                        if *times == 1 {
+                            self.note(&format!("warning: no checkpoint of step {}: {why}", c.step.0));
+                        }
                     }
                 }
                 _ => {}
@@ -90,8 +97,11 @@ impl Progress {
         }
     }
 
-    /// The last line of a run.
+    /// The last lines of a run.
     pub fn finish(&mut self) {
+        for (why, times) in self.unmade.iter().filter(|(_, times)| **times > 1) {
+            self.note(&format!("warning: {times} checkpoints in all were not made: {why}"));
+        }
         let (done, mut text) = self.text();
         if !self.left.is_empty() {
             let rest = match self.leased {

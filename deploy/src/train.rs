@@ -334,10 +334,14 @@ impl Watch<'_> {
     ) -> Result<bool, Failure> {
         for (i, server) in fleet.servers.iter_mut().enumerate() {
             if server.ended().is_some() && !self.is_down(Process::Server(i)) {
-                let (name, how, words) = (server.name.clone(), server.obituary(), server.last_words());
-                let words = if words.is_empty() { String::new() } else { format!(" ({words})") };
-                let then = self.down(Process::Server(i), "the others go on as long as they are a majority");
-                progress.note(&format!("warning: {name} {how}{words}; {then}"));
+                let (name, end) = (server.name.clone(), server.end());
+                // The first server of the list founds the fleet.
+                let then = match i == 0 && !self.started {
+                    true => "the others go on if it had founded the fleet, and wait for it if not",
+                    false => "the others go on as long as they are a majority",
+                };
+                let then = self.down(Process::Server(i), then);
+                progress.note(&format!("warning: {name} {end}; {then}"));
             }
         }
         let mut running = 0;
@@ -364,11 +368,15 @@ impl Watch<'_> {
                 continue;
             }
             let how = worker.obituary();
-            if status.signal().is_none() || !self.started {
+            let tried = self.restarts.get(&Process::Worker(i)).copied().unwrap_or(0);
+            let comes_back = tried < self.job.cluster.max_restarts;
+            // Before training has begun the others wait for it.
+            if status.signal().is_none() || !(self.started || comes_back) {
                 // Let the servers' view of the others settle no further: this run has failed.
-                let words = worker.last_words();
                 let code = status.code().unwrap_or(exit::FAILED);
-                let first = format!("{} {how} before the others: {words}", worker.name);
+                let words = Some(worker.last_words()).filter(|w| !w.is_empty());
+                let words = words.map(|w| format!(": {w}")).unwrap_or_default();
+                let first = format!("{} {how} before the others{words}", worker.name);
                 return Err(Failure::new(code, first)
                     .help(format!("its log is {}.log in the run's folder", worker.name)));
             }

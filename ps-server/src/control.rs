@@ -27,7 +27,7 @@ mod plan_tests;
 mod state;
 
 pub use agent::{Agent, AgentOptions, Identity};
-pub use groups::{Answer, Asks, Groups, Key, Overview, Refused};
+pub use groups::{Answer, Asks, Groups, Holds, Key, Overview, Refused, Then};
 pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, is_in};
 pub use plan::{Directive, Do, Health, Heard, JobReport, Patience, ReplicaReport, Report};
 pub use state::{Agreed, Command, Member, Outcome, Place, Shape, State};

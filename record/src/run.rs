@@ -128,6 +128,10 @@ impl RunRecord {
         // One that was killed is lost also where it came back and ended well: its totals are later than its leaving.
         let ended = |l: &&Leave| self.workers.iter().any(|w| w.worker == l.worker && w.wall <= l.wall);
         let lost = self.leaves.iter().filter(|l| l.rank.is_none() && !ended(l)).count();
+        // A group is lost when none of its ranks was left to write its totals.
+        let wrote = |w: WorkerId| self.workers.iter().any(|t| t.worker == w);
+        let of_groups = self.leaves.iter().filter(|l| l.rank.is_some() && !wrote(l.worker));
+        let lost = lost + of_groups.map(|l| l.worker).collect::<BTreeSet<_>>().len();
         let ranks_lost = self.leaves.iter().filter(|l| l.rank.is_some()).count();
 
         Summary {

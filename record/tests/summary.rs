@@ -102,6 +102,18 @@ fn a_worker_that_was_killed_and_came_back_was_lost_each_time() {
 }
 
 #[test]
+fn a_group_is_lost_with_the_last_of_its_ranks() {
+    let leave = |worker, rank| {
+        Event::Leave(Leave { wall: 1.0, worker: WorkerId(worker), rank: Some(rank), reason: String::new() })
+    };
+    let worker = |w| Event::Worker(Worker { worker: WorkerId(w), wall: 2.0, ..Worker::default() });
+    // Of the first a rank was left, which wrote its totals.
+    let events = vec![run(), leave(0, 1), leave(1, 0), leave(1, 1), worker(0)];
+    let s = RunRecord::from_events(events).unwrap().summarize();
+    assert_eq!((s.workers_lost, s.ranks_lost), (1, 3));
+}
+
+#[test]
 fn of_several_lines_about_an_evaluation_the_first_counts_and_the_final_one_wins() {
     let mut events = events();
     events.insert(3, eval(3, 13.5, 0.95, true));

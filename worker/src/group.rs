@@ -208,7 +208,10 @@ impl Ranks {
 
     /// The leader speaks.
     pub fn say(&self, word: &Word) -> Together {
-        let group = &self.bound()?.group;
+        let Bound { group, holding, .. } = self.bound()?;
+        if let (Word::Step(step), Some(holding)) = (word, holding) {
+            holding.step(step.0);
+        }
         let mut head = match word {
             Word::Weights(ranges) => [WEIGHTS, ranges.len() as u64],
             Word::State(done) => [STATE, done.0],
@@ -256,8 +259,8 @@ impl Ranks {
             tracing::debug!(error = %e, "a rank did not hear that the job is done");
         }
         if let Some(bound) = &mut self.bound {
-            bound.holding = None;
-            self.member.over(&bound.seating);
+            let steps = bound.holding.take().map_or(0, |h| h.last_step());
+            self.member.over(&bound.seating, steps);
         }
         self.leave(model);
     }

@@ -582,7 +582,12 @@ impl Job {
             .bytes()
             .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
         format!(
-            "seed {} batch {} epochs {} tensors {} hash {hash:016x}",
+            "group_size {} exchange {} seed {} batch {} epochs {} tensors {} hash {hash:016x}",
+            self.train.group_size,
+            match self.train.exchange {
+                Exchange::Servers => "servers",
+                Exchange::AllReduce => "all-reduce",
+            },
             self.seed,
             self.train.batch,
             self.train.epochs,

@@ -129,12 +129,7 @@ pub fn run(
         servers: options.servers.clone(),
         transport: transport(job),
         job: job.name.clone(),
-        settings: format!(
-            "group_size {}, exchange {}, {}",
-            job.train.group_size,
-            if reduces { "all-reduce" } else { "servers" },
-            job.server_job(&model.tensors()).fingerprint
-        ),
+        settings: job.server_job(&model.tensors()).fingerprint,
         worker: options.rank / job.train.group_size,
         size: job.train.group_size,
         rank: options.rank % job.train.group_size,
@@ -143,7 +138,7 @@ pub fn run(
     };
     let mut ranks = Ranks::new(member, options.interrupt.clone())?;
     if !ranks.form(model)? {
-        tracing::info!("the job is done; nothing is left for this rank");
+        tracing::warn!("the job is done: nothing is left for this rank, and it writes nothing");
         return Ok(WorkerReport::default());
     }
     if reduces {
@@ -153,8 +148,11 @@ pub fn run(
         if ranks.leads() {
             match lead(job, options, model, data.clone(), Some(&mut ranks)) {
                 Err(WorkerError::Deposed) => tracing::warn!("another rank leads this group now"),
-                // Another rank has led the group while this process was stopped.
-                Err(WorkerError::Client(e)) if ranks.breaks() => {
+                // Another rank, or another group, has been this worker while this process was stopped.
+                Err(e)
+                    if matches!(e, WorkerError::Displaced(_))
+                        || matches!(e, WorkerError::Client(_)) && ranks.breaks() =>
+                {
                     tracing::warn!(error = %e, "this rank has lost its group");
                     if !ranks.form(model)? {
                         return Ok(WorkerReport::default());
@@ -235,6 +233,7 @@ fn lead(
     gauges.stages(client.stages().clone());
     let _flush =
         options.trace.as_ref().map(|(folder, steps)| begin_trace(&client, folder, *steps)).transpose()?;
+    let grouped = ranks.is_some();
     let mut ranks = ranks;
     if let Some(ranks) = ranks.as_deref_mut().filter(|r| start.0 >= plan.total && r.generation() > 1) {
         // Who led before has been silent while the other workers finished.
@@ -284,9 +283,13 @@ fn lead(
         begun,
         ends: BTreeMap::new(),
     };
-    match training.plan.leased {
+    let ended = match training.plan.leased {
         None => training.run(start),
         Some(chunks) => training.run_leased(start, chunks),
+    };
+    match ended {
+        Err(WorkerError::Client(e)) if grouped && e.is_displaced() => Err(WorkerError::Displaced(e)),
+        ended => ended,
     }
 }
 

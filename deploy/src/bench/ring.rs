@@ -30,7 +30,7 @@ pub struct RingBenchArgs {
     /// Bytes of the vector, comma-separated.
     #[arg(long, value_delimiter = ',', default_value = "4K,64K,1M,4M,16M,64M", value_parser = size)]
     pub sizes: Vec<usize>,
-    /// Ranks.
+    /// Ranks, 2 to 64.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=64))]
     pub ranks: u32,
     /// Milliseconds of each measure in each repeat, about; at least one sum is made.

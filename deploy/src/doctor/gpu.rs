@@ -11,7 +11,7 @@ use paraft_models::{CudaOptions, Precision, selftest};
 pub fn rows() -> Vec<Row> {
     // A machine without a GPU is complete; one with a driver and without the rest is not.
     let no_gpu = library::find(Part::Driver).is_err();
-    let missing = if no_gpu { Verdict::Ok } else { Verdict::Warn };
+    let missing = if no_gpu { Verdict::Absent } else { Verdict::Warn };
     let library = |part: Part| match library::find(part) {
         Err(why) => row(part.name(), missing, why, part.without()),
         Ok(found) => row(part.name(), Verdict::Ok, version(part, &found.file), ""),
@@ -80,7 +80,7 @@ pub fn selftest() -> Vec<Row> {
     const SEED: u64 = 1;
     let count = cuda::count().unwrap_or(0);
     if count == 0 {
-        return vec![row("selftest", Verdict::Ok, "nothing to test: there is no GPU", "")];
+        return vec![row("selftest", Verdict::Absent, "nothing to test: there is no GPU", "")];
     }
     let precisions = [
         ("f32", Precision::F32),

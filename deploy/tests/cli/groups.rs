@@ -1,6 +1,6 @@
 //! Groups of ranks: real processes that die, and the worker goes on.
 
-use crate::common::{Fleet, Launcher, contains, digits, job, paraft, pid_of, run, text, wait};
+use crate::common::{Fleet, Launcher, contains, digits, job, paraft, pid_of, processes, run, text, wait};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -68,6 +68,30 @@ fn ranks_that_come_back_are_taken_in_and_who_led_leads() {
     let summary: Value = serde_json::from_str(out.trim()).expect("summary");
     assert_eq!(summary["ranks_lost"], 2, "{summary}");
     assert!(summary["final_accuracy"].as_f64().expect("accuracy") > 0.9, "{summary}");
+}
+
+/// The other rank is stopped, so that there is no group yet in which the one that is killed could be missed.
+#[test]
+fn a_rank_that_is_killed_before_training_begins_is_started_again() {
+    let l = Launcher::training(&(grouped(1, 2, 2) + "max_restarts = 1\nrestart_ms = 0\n"), 0);
+    let of = |rank: &str| {
+        let all = processes(&l.run_dir);
+        let found = all.iter().find(|(_, line)| line.contains(rank)).map(|(pid, _)| Pid::from_raw(*pid));
+        found.ok_or_else(|| format!("{all:?}"))
+    };
+    let stopped = wait("rank 0", || of("--rank 0"));
+    kill(stopped, Signal::SIGSTOP).expect("SIGSTOP");
+    let killed = wait("rank 1", || of("--rank 1"));
+    kill(killed, Signal::SIGKILL).expect("SIGKILL");
+    wait("another rank 1", || {
+        of("--rank 1").and_then(|pid| if pid != killed { Ok(pid) } else { Err(format!("{pid}")) })
+    });
+    kill(stopped, Signal::SIGCONT).expect("SIGCONT");
+    let (code, out, err) = l.output();
+    assert_eq!(code, Some(0), "{err}");
+    contains(&err, &["worker-0-rank-1 was ended by SIGKILL", "started again"]);
+    let summary: Value = serde_json::from_str(out.trim()).expect("summary");
+    assert_eq!((&summary["workers_lost"], &summary["ranks_lost"]), (&0.into(), &1.into()), "{summary}");
 }
 
 /// A rank that is stopped ends nothing: only its silence tells. It is left behind, and taken in when it is there again.

@@ -211,6 +211,25 @@ fn a_killed_worker_that_comes_back_was_lost_all_the_same() {
     assert_eq!(summary["workers_lost"], 1, "{summary}");
 }
 
+/// The first server founds the fleet: whatever of that is done when it is killed, the fleet stands when it is back.
+#[test]
+fn the_first_server_is_killed_at_any_moment_of_the_founding_and_the_fleet_stands() {
+    for after_ms in (0..80).step_by(8) {
+        let body = digits("bsp", 3, 2) + "max_restarts = 3\nrestart_ms = 0\n";
+        let l = Launcher::training(&body, 0);
+        let first = wait("server 0", || {
+            let all = processes(&l.run_dir);
+            let found = all.iter().find(|(_, line)| line.contains("--id 0"));
+            found.map(|(pid, _)| Pid::from_raw(*pid)).ok_or_else(|| format!("{all:?}"))
+        });
+        std::thread::sleep(Duration::from_millis(after_ms));
+        kill(first, Signal::SIGKILL).expect("SIGKILL");
+        let (code, out, err) = l.output();
+        assert_eq!(code, Some(0), "killed after {after_ms} ms: {err}");
+        serde_json::from_str::<Value>(out.trim()).unwrap_or_else(|e| panic!("{after_ms} ms: {e}: {out}"));
+    }
+}
+
 /// A worker that is stopped answers nothing and breaks nothing off: only its lease tells.
 #[test]
 fn a_stopped_worker_loses_its_lease_and_comes_back_in_a_new_session() {

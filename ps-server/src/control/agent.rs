@@ -170,6 +170,11 @@ impl Agent {
         let began = Instant::now();
         let Some(ours) = self.options.shape else { return }; // it has been in a fleet
         while self.fleet() == 0 {
+            // Another has founded it while this one was looking: whoever leads the control group does when the founder has died.
+            if let Some(fleet) = Some(self.agreed.read(|s| s.fleet)).filter(|f| *f != 0) {
+                self.belong(fleet);
+                return;
+            }
             let mut fresh = BTreeMap::from([(self.group.me(), self.options.address.clone())]);
             for (id, address) in (0u64..).zip(&self.options.servers) {
                 if ServerId(id) == self.options.server || *address == self.options.address {
@@ -442,7 +447,8 @@ impl Agent {
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 continue;
             }
-            *self.groups.lock() = Groups::default();
+            let jobs = self.agreed.read(|s| s.jobs.iter().next().is_some());
+            *self.groups.lock() = Groups::taken_over(jobs, Instant::now());
             *self.leading.lock() = Leading { since: Some(Instant::now()), ..Leading::default() };
             tracing::info!(server = %self.options.server, "leads the control group");
             while leadership.borrow_and_update().leads {

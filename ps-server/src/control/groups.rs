@@ -28,6 +28,8 @@ const MAX_SETTINGS: usize = 4096;
 pub const GATHERING: Duration = Duration::from_secs(5);
 /// Who waits asks again and again; who has not for this long has hung up.
 pub(super) const HUNG_UP: Duration = Duration::from_millis(700);
+/// A new leader of the control group hears of every group within this time: until then it seats nobody who knows of none.
+pub(super) const LEARNING: Duration = Duration::from_millis(1500);
 /// A leader that speaks is waited for, however long its step takes: its session with the servers goes on.
 pub(super) const SPEAKS: Duration = Duration::from_secs(3);
 /// A group whose leader says nothing for this long is over.
@@ -65,18 +67,42 @@ pub struct Asks {
     pub settings: String,
 }
 
+/// What the leader of a group says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holds {
+    /// Who is in it.
+    pub seating: Seating,
+    /// What is the same on all of its ranks.
+    pub settings: String,
+    /// The step that it is in.
+    pub step: u64,
+    /// The job is done.
+    pub over: bool,
+}
+
 /// Why a rank gets no seat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// In words.
     pub why: String,
+    /// What the rank is to do.
+    pub then: Then,
+}
+
+/// What a rank that was refused is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    /// Ask again.
+    Again,
     /// Asking again is of no use.
-    pub for_good: bool,
+    GiveUp,
+    /// Likewise: its job is another one.
+    Fix,
 }
 
 impl From<String> for Refused {
     fn from(why: String) -> Self {
-        Self { why, for_good: false }
+        Self { why, then: Then::Again }
     }
 }
 
@@ -108,14 +134,20 @@ struct Gathering {
     waiting: BTreeMap<u32, Waiting>,
     /// When its leader said that the job is done.
     over: Option<Instant>,
-    /// Those of the ranks that were seated last, where this leader has seated them.
+    /// Those of the ranks that were seated last.
     settings: Option<String>,
+    /// The step that the group is in.
+    step: u64,
+    /// Why a rank was turned away that those who wait may be waiting for, and when.
+    turned_away: Option<(String, Instant)>,
 }
 
 /// All groups.
 #[derive(Debug, Default)]
 pub struct Groups {
     all: BTreeMap<Key, Gathering>,
+    /// See [`LEARNING`].
+    learns_until: Option<Instant>,
 }
 
 /// What a rank that asks hears.
@@ -135,11 +167,17 @@ pub enum Answer {
 }
 
 impl Groups {
+    /// For a leader of the control group that takes over `now`; there may be groups, if there are `jobs`.
+    pub fn taken_over(jobs: bool, now: Instant) -> Self {
+        Self { all: BTreeMap::new(), learns_until: jobs.then(|| now + LEARNING) }
+    }
+
     /// A rank asks, as it does several times a second until it is seated. `Err` says why it never will be.
     pub fn join(&mut self, key: &Key, asks: Asks, now: Instant) -> Result<Answer, Refused> {
         let (token, last) = (asks.token, asks.last.generation);
+        let learning = self.learns_until.is_some_and(|until| now < until);
         // It may have been seated by what another has asked.
-        if let Some(seating) = self.all.get_mut(key).and_then(|g| g.seated(token, now))
+        if let Some(seating) = self.all.get_mut(key).and_then(|g| g.seated(token, learning, now))
             && seating.generation > last
         {
             return Ok(Answer::Seated(seating));
@@ -149,11 +187,11 @@ impl Groups {
         if g.is_over(now) {
             return Ok(Answer::Over);
         }
-        if let Some(seating) = g.seated(token, now) {
+        if let Some(seating) = g.seated(token, learning, now) {
             return Ok(Answer::Seated(seating));
         }
         if let Some(why) = g.incomplete(key, token, now) {
-            return Err(Refused { why, for_good: true });
+            return Err(Refused { why, then: Then::GiveUp });
         }
         Ok(Answer::Wait { here: g.waiting.len() as u32, why: g.in_the_way(key, token, now) })
     }
@@ -200,7 +238,8 @@ impl Groups {
                 "the ranks of worker {} were started with different settings: rank {rank} with {}, rank {} with {}",
                 key.worker, asks.settings, other.asks.rank, other.asks.settings
             );
-            return Err(Refused { why, for_good: true });
+            g.turned_away = Some((why.clone(), now));
+            return Err(Refused { why, then: Then::Fix });
         }
         // Who is in the group goes before a second process of the same rank.
         let seated = |token| g.seating.as_ref().is_some_and(|s| g.speaks(now) && s.place(token).is_some());
@@ -221,8 +260,9 @@ impl Groups {
     }
 
     /// The leader of a group is there; or, if it is `over`, its job is done. How many ranks wait to be taken in.
-    pub fn hold(&mut self, key: &Key, seating: Seating, over: bool, now: Instant) -> Result<u32, String> {
-        if !is_sound(&seating) || key.job.len() > MAX_JOB {
+    pub fn hold(&mut self, key: &Key, holds: Holds, now: Instant) -> Result<u32, String> {
+        let Holds { seating, settings, step, over } = holds;
+        if !is_sound(&seating) || key.job.len() > MAX_JOB || settings.len() > MAX_SETTINGS {
             return Err("that is no group".into());
         }
         if !self.all.contains_key(key) && self.all.len() >= MAX_GROUPS {
@@ -232,6 +272,8 @@ impl Groups {
         // Of another leader's time, or what this one knows itself. An older one has been replaced.
         if g.seating.as_ref().is_none_or(|s| s.generation <= seating.generation) {
             g.seating = Some(seating);
+            g.settings = Some(settings);
+            g.step = step;
             g.heard = Some(now);
             g.over = if over { Some(now) } else { g.over };
         }
@@ -254,6 +296,8 @@ pub struct Overview {
     pub waiting: u32,
     /// `forming`, `training`, `silent`, `done`
     pub state: &'static str,
+    /// The step that it is in, as its leader said last.
+    pub step: u64,
 }
 
 impl Groups {
@@ -263,6 +307,7 @@ impl Groups {
             key: key.clone(),
             seating: g.seating.clone().unwrap_or_default(),
             waiting: g.waiting.len() as u32,
+            step: g.step,
             state: match &g.seating {
                 _ if g.over.is_some() => "done",
                 None => "forming",
@@ -287,8 +332,8 @@ impl Gathering {
     }
 
     /// The group that the process is in, once those who wait are seated, if it is time.
-    fn seated(&mut self, token: u64, now: Instant) -> Option<Seating> {
-        self.seat(now);
+    fn seated(&mut self, token: u64, learning: bool, now: Instant) -> Option<Seating> {
+        self.seat(learning, now);
         let waits = self.waiting.values().any(|w| w.asks.token == token);
         self.seating.clone().filter(|s| !waits && s.place(token).is_some())
     }
@@ -314,10 +359,14 @@ impl Gathering {
         Some(why)
     }
 
-    /// Whether the process waits for one of its own rank to be gone, and what to say to it then.
+    /// What the process waits for beside others that have not come, in words: that one of its own rank is gone, or that one
+    /// that was turned away comes back.
     fn in_the_way(&self, key: &Key, token: u64, now: Instant) -> Option<String> {
         let asks = &self.waiting.values().find(|w| w.asks.token == token)?.asks;
-        let seating = self.seating.as_ref().filter(|_| self.speaks(now))?;
+        let Some(seating) = self.seating.as_ref().filter(|_| self.speaks(now)) else {
+            let recent = |at: Instant| now.saturating_duration_since(at) < asks.patience;
+            return self.turned_away.as_ref().filter(|(_, at)| recent(*at)).map(|(why, _)| why.clone());
+        };
         let seated = seating.ranks.iter().find(|r| r.rank == asks.rank && r.token != token)?;
         Some(format!(
             "rank {} of worker {} is in the group already, at {}: two processes have the same rank, or that one has \
@@ -330,8 +379,8 @@ impl Gathering {
         self.waiting.retain(|_, w| now.saturating_duration_since(w.asked) < HUNG_UP);
     }
 
-    /// Seats those who wait, if it is time.
-    fn seat(&mut self, now: Instant) {
+    /// Seats those who wait, if it is time. `learning`: there may be a group that this leader has not heard of.
+    fn seat(&mut self, learning: bool, now: Instant) {
         self.forget(now);
         let Some(since) = self.waiting.values().map(|w| w.since).min().filter(|_| !self.is_over(now)) else {
             return;
@@ -339,6 +388,7 @@ impl Gathering {
         let waited = now.saturating_duration_since(since);
         let before = self.seating.as_ref().filter(|_| self.speaks(now));
         let complete = match before {
+            None if learning && self.seating.is_none() => false,
             None => {
                 let size = self.waiting.values().map(|w| w.asks.size).max().unwrap_or(1);
                 let patience = self.waiting.values().map(|w| w.asks.patience).min().unwrap_or_default();
@@ -382,6 +432,7 @@ impl Gathering {
         self.seating = Some(Seating { generation: last + 1, ranks });
         self.heard = Some(now);
         self.lost.clear();
+        self.turned_away = None;
         self.over = None;
     }
 }

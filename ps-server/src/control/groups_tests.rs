@@ -60,8 +60,8 @@ fn a_group_begins_when_all_are_there_and_says_who_is_missing() {
     assert_eq!(patiently(&mut g, &two, now, PATIENCE - Duration::from_secs(1)), None);
     assert_eq!(seated(&mut g, &two, now + PATIENCE - HUNG_UP / 2), None);
     let late = now + PATIENCE;
-    let Refused { why, for_good } = g.join(&key(), two[1].clone(), late).expect_err("it takes too long");
-    assert!(for_good && why.contains("2 of 3 ranks") && why.contains("missing: 0"), "{why}");
+    let Refused { why, then } = g.join(&key(), two[1].clone(), late).expect_err("it takes too long");
+    assert!(then == Then::GiveUp && why.contains("2 of 3 ranks") && why.contains("missing: 0"), "{why}");
 }
 
 #[test]
@@ -85,7 +85,9 @@ fn ranks_of_different_settings_make_no_group() {
     let with = |rank, settings: &str| Asks { settings: settings.into(), ..asks(rank, 10, (0, 0), &[]) };
     join(&mut g, with(0, "group_size 3"), now);
     let refused = g.join(&key(), with(1, "group_size 2"), now).expect_err("another job");
-    assert!(refused.for_good && refused.why.contains("rank 1 with group_size 2"), "{refused:?}");
+    assert!(refused.then == Then::Fix && refused.why.contains("rank 1 with group_size 2"), "{refused:?}");
+    let waits = Answer::Wait { here: 1, why: Some(refused.why) };
+    assert_eq!(join(&mut g, with(0, "group_size 3"), now), waits, "who was first hears it too");
 }
 
 /// Asked again and again, nobody is seated before so long has passed; then this is how.
@@ -111,7 +113,7 @@ fn who_is_lost_is_not_waited_for_and_the_leader_stays() {
     assert_eq!(seated(&mut g, &[asks(1, 11, (1, 1), &[0])], now), Some((2, vec![1, 2])));
     // The first comes back, as another process: it waits until the others have left their group.
     assert_eq!(seated(&mut g, &[asks(0, 20, (0, 0), &[])], now), None);
-    assert_eq!(g.hold(&key(), seating(2, &[(1, 11), (2, 12)]), false, now), Ok(1));
+    assert_eq!(g.hold(&key(), holds(seating(2, &[(1, 11), (2, 12)]), false), now), Ok(1));
     let rest = [asks(1, 11, (2, 0), &[]), asks(2, 12, (2, 1), &[])];
     assert_eq!(seated(&mut g, &rest, now), Some((3, vec![1, 2, 0])), "who led leads");
     let back = join(&mut g, asks(0, 20, (0, 0), &[]), now);
@@ -121,6 +123,10 @@ fn who_is_lost_is_not_waited_for_and_the_leader_stays() {
 fn seating(generation: u64, ranks: &[(u32, u64)]) -> Seating {
     let seated = |(rank, token): &(u32, u64)| Seated { rank: *rank, token: *token, address: "a:1".into() };
     Seating { generation, ranks: ranks.iter().map(seated).collect() }
+}
+
+fn holds(seating: Seating, over: bool) -> Holds {
+    Holds { seating, over, ..Holds::default() }
 }
 
 #[test]
@@ -142,7 +148,7 @@ fn a_leader_that_speaks_is_waited_for() {
     let two = [asks(1, 11, (1, 1), &[2]), asks(2, 12, (1, 2), &[])];
     for quarter in 0..8 * GATHERING.as_secs() as u32 {
         let now = now + Duration::from_millis(250) * quarter;
-        g.hold(&key(), seating(1, &[(0, 10), (1, 11), (2, 12)]), false, now).expect("sound");
+        g.hold(&key(), holds(seating(1, &[(0, 10), (1, 11), (2, 12)]), false), now).expect("sound");
         assert_eq!(seated(&mut g, &two, now), None);
     }
     let late = now + 2 * GATHERING;
@@ -153,13 +159,13 @@ fn a_leader_that_speaks_is_waited_for() {
 fn a_leader_of_the_control_group_that_knows_nothing_learns_it() {
     let now = Instant::now();
     let mut g = Groups::default();
-    assert_eq!(g.hold(&key(), seating(7, &[(0, 10), (1, 11)]), false, now), Ok(0));
+    assert_eq!(g.hold(&key(), holds(seating(7, &[(0, 10), (1, 11)]), false), now), Ok(0));
     // A newcomer waits, though it would be the only one who asks.
     assert_eq!(seated(&mut g, &[asks(2, 12, (0, 0), &[])], now), None);
     let rest = [asks(0, 10, (7, 0), &[]), asks(1, 11, (7, 1), &[])];
     assert_eq!(seated(&mut g, &rest, now), Some((8, vec![0, 1, 2])));
     // An older one says nothing new.
-    g.hold(&key(), seating(7, &[(0, 10)]), false, now).expect("sound");
+    g.hold(&key(), holds(seating(7, &[(0, 10)]), false), now).expect("sound");
     let new = join(&mut g, asks(2, 12, (0, 0), &[]), now);
     assert!(matches!(&new, Answer::Seated(s) if s.generation == 8), "{new:?}");
     // A group that says nothing is gone: the next begins like the first.
@@ -168,14 +174,32 @@ fn a_leader_of_the_control_group_that_knows_nothing_learns_it() {
 }
 
 #[test]
+fn a_leader_of_the_control_group_that_takes_over_waits_for_word_of_groups_before_it_seats_newcomers() {
+    let now = Instant::now();
+    let all = [asks(0, 20, (0, 0), &[]), asks(1, 21, (0, 0), &[]), asks(2, 22, (0, 0), &[])];
+    let mut g = Groups::taken_over(true, now);
+    assert_eq!(seated(&mut g, &all, now), None);
+    assert_eq!(g.hold(&key(), holds(seating(4, &[(0, 10), (1, 11), (2, 12)]), false), now), Ok(0));
+    let later = now + LEARNING;
+    assert_eq!(seated(&mut g, &all, later), None, "there is a group");
+    // It is done before any of its ranks has asked this leader: those who wait hear so.
+    g.hold(&key(), holds(seating(4, &[(0, 10)]), true), later).expect("sound");
+    assert_eq!(join(&mut g, all[1].clone(), later), Answer::Over);
+    let mut g = Groups::taken_over(true, now);
+    assert_eq!(seated(&mut g, &all, now), None);
+    assert_eq!(seated(&mut g, &all, later), Some((1, vec![0, 1, 2])), "there was none");
+    assert_eq!(seated(&mut Groups::taken_over(false, now), &all, now), Some((1, vec![0, 1, 2])));
+}
+
+#[test]
 fn who_comes_back_to_a_job_that_is_done_hears_so() {
     let now = Instant::now();
     let mut g = three(now);
     assert_eq!(seated(&mut g, &[asks(1, 21, (0, 0), &[])], now), None);
-    assert_eq!(g.hold(&key(), seating(1, &[(0, 10), (2, 12)]), true, now), Ok(1));
+    assert_eq!(g.hold(&key(), holds(seating(1, &[(0, 10), (2, 12)]), true), now), Ok(1));
     assert_eq!(join(&mut g, asks(1, 21, (0, 0), &[]), now), Answer::Over);
     // The last sign of life may come after that.
-    g.hold(&key(), seating(1, &[(0, 10), (2, 12)]), false, now).expect("sound");
+    g.hold(&key(), holds(seating(1, &[(0, 10), (2, 12)]), false), now).expect("sound");
     assert_eq!(join(&mut g, asks(1, 21, (0, 0), &[]), now), Answer::Over);
     let all = [asks(0, 30, (0, 0), &[]), asks(1, 31, (0, 0), &[]), asks(2, 32, (0, 0), &[])];
     let now = now + HUNG_UP;
@@ -191,7 +215,7 @@ fn a_second_process_of_a_rank_waits_until_the_first_is_gone() {
     let mut g = three(now);
     assert_eq!(seated(&mut g, &[asks(1, 21, (0, 0), &[])], now), None);
     let all = [(0, 10), (1, 11), (2, 12)];
-    assert_eq!(g.hold(&key(), seating(1, &all), false, now), Ok(0), "nobody is to make room for it");
+    assert_eq!(g.hold(&key(), holds(seating(1, &all), false), now), Ok(0), "nobody is to make room for it");
     match join(&mut g, asks(1, 21, (0, 0), &[]), now) {
         Answer::Wait { why: Some(why), .. } => {
             assert!(why.contains("two processes") && why.contains("a:1"), "{why}");
@@ -219,7 +243,7 @@ fn people_see_who_is_in_a_group() {
     assert_eq!(state(&g, now), [("training", 0)]);
     assert_eq!(g.overview(now)[0].seating.ranks.len(), 3);
     assert_eq!(state(&g, now + SILENT), [("silent", 0)]);
-    g.hold(&key(), seating(1, &[(0, 10)]), true, now).expect("sound");
+    g.hold(&key(), holds(seating(1, &[(0, 10)]), true), now).expect("sound");
     assert_eq!(state(&g, now), [("done", 0)]);
 }
 
@@ -244,14 +268,14 @@ fn nonsense_is_refused_and_who_hangs_up_is_forgotten() {
     assert!(g.join(&key(), Asks { address: "x".into(), ..asks(0, 1, (0, 0), &[]) }, now).is_err());
     g.join(&key(), asks(0, 1, (0, 0), &[]), now).expect("sound");
     let twice = g.join(&key(), asks(0, 2, (0, 0), &[]), now).expect_err("another process");
-    assert!(twice.why.contains("two processes") && !twice.for_good, "{twice:?}");
+    assert!(twice.why.contains("two processes") && twice.then == Then::Again, "{twice:?}");
     let now = now + HUNG_UP;
     g.join(&key(), asks(0, 2, (0, 0), &[]), now).expect("the first has hung up");
     let now = now + HUNG_UP;
     let other = join(&mut g, asks(1, 3, (0, 0), &[]), now);
     assert_eq!(other, Answer::Wait { here: 1, why: None }, "the second has, too");
     for worker in 0..MAX_GROUPS as u32 {
-        g.hold(&Key { job: "j".into(), worker }, seating(1, &[(0, 1)]), false, now).expect("sound");
+        g.hold(&Key { job: "j".into(), worker }, holds(seating(1, &[(0, 1)]), false), now).expect("sound");
     }
     let one_more = Key { job: "k".into(), worker: 0 };
     assert!(g.join(&one_more, asks(0, 1, (0, 0), &[]), now).is_err());

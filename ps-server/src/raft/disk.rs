@@ -113,10 +113,15 @@ impl Folder {
         if let Some(purged) = &purged {
             self.holds(purged)?;
         }
-        let begun = self.read(BEGUN)?.is_some();
-        if begun && last.is_none() && purged.is_none() {
+        let (begun, empty) = (self.read(BEGUN)?.is_some(), last.is_none() && purged.is_none());
+        if begun && empty {
             return Err(at(&"its segments are gone, though it has held entries: a lost log must not vote"));
         }
+        // The process ended between the first entry and the mark. From here on the entry may be vouched for.
+        if !begun && !empty {
+            self.write(BEGUN, &[])?;
+        }
+        let begun = !empty;
         let disk = DiskLog { log, folder: self.clone(), begun: begun.into() };
         Ok((disk, Stored { last, purged, vote }))
     }
@@ -214,12 +219,16 @@ impl DiskLog {
         entries: &[Entry],
         done: impl FnOnce(io::Result<()>) + Send + 'static,
     ) -> io::Result<()> {
-        if !self.begun.load(Relaxed) && !entries.is_empty() {
-            self.folder.write(BEGUN, &[]).map_err(io::Error::other)?;
-            self.begun.store(true, Relaxed);
-        }
         let records = entries.iter().map(record_of).collect::<Result<_, _>>().map_err(invalid)?;
-        self.log.append(records, Box::new(done));
+        // Marked after the first entries are on disk and before anyone hears of it: a process that is killed in between has
+        // lost nothing. Later entries are said to be there after these.
+        if !entries.is_empty() && !self.begun.swap(true, Relaxed) {
+            let folder = self.folder.clone();
+            let mark = move || folder.write(BEGUN, &[]).map_err(io::Error::other);
+            self.log.append(records, Box::new(move |written| done(written.and_then(|()| mark()))));
+        } else {
+            self.log.append(records, Box::new(done));
+        }
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use super::{groups, jobs};
 use crate::{
-    control::{Agent, Command, Directive, Do, Outcome, Refused, ReplicaReport, Report, Shape},
+    control::{Agent, Command, Directive, Do, Outcome, Refused, ReplicaReport, Report, Shape, Then},
     raft::{Digest, Membership, ReplicaId, endpoint},
 };
 use paraft_common::{Durability, ServerId, ShardId};
@@ -259,7 +259,11 @@ impl Control for ControlService {
         Ok(Response::new(match leads() {
             false => refuse(NO_LEADER.into()),
             true => groups::join(&self.agent, request.into_inner(), leads).await.unwrap_or_else(
-                |Refused { why, for_good }| JoinGroupReply { give_up: for_good, ..refuse(why) },
+                |Refused { why, then }| JoinGroupReply {
+                    give_up: then == Then::GiveUp,
+                    fix: then == Then::Fix,
+                    ..refuse(why)
+                },
             ),
         }))
     }

@@ -1,6 +1,6 @@
 //! Groups of ranks on the wire.
 
-use crate::control::{Agent, Answer, Asks, Key, Overview, Refused};
+use crate::control::{Agent, Answer, Asks, Holds, Key, Overview, Refused};
 use paraft_proto::{GroupInfo, HoldGroupReply, HoldGroupRequest, JoinGroupReply, JoinGroupRequest};
 use std::time::{Duration, Instant};
 
@@ -52,6 +52,7 @@ pub fn to_info(agent: &Agent) -> Vec<GroupInfo> {
             seating: Some(o.seating.into()),
             waiting: o.waiting,
             state: o.state.into(),
+            step: o.step,
         }
     };
     agent.groups.lock().overview(Instant::now()).into_iter().map(info).collect()
@@ -60,7 +61,12 @@ pub fn to_info(agent: &Agent) -> Vec<GroupInfo> {
 /// A leader's sign of life.
 pub fn hold(agent: &Agent, request: HoldGroupRequest) -> Result<HoldGroupReply, String> {
     let key = Key { job: request.job, worker: request.worker };
-    let seating = request.seating.unwrap_or_default().into();
-    let waiting = agent.groups.lock().hold(&key, seating, request.over, Instant::now())?;
+    let holds = Holds {
+        seating: request.seating.unwrap_or_default().into(),
+        settings: request.settings,
+        step: request.step,
+        over: request.over,
+    };
+    let waiting = agent.groups.lock().hold(&key, holds, Instant::now())?;
     Ok(HoldGroupReply { accepted: true, waiting, ..HoldGroupReply::default() })
 }

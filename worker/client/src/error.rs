@@ -52,3 +52,15 @@ pub enum ClientError {
     #[error("{0}")]
     Options(String),
 }
+
+impl ClientError {
+    /// Another process is this worker now.
+    pub fn is_displaced(&self) -> bool {
+        matches!(self, Self::Refused { message, .. } if is_taken(message))
+    }
+}
+
+/// Whether a shard refuses because another process is connected as this worker.
+pub(crate) fn is_taken(message: &str) -> bool {
+    message.contains("connected from another process")
+}

@@ -10,7 +10,7 @@ use paraft_proto::{HoldGroupRequest, JoinGroupReply, JoinGroupRequest};
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
         mpsc::{self, RecvTimeoutError},
     },
     thread,
@@ -101,7 +101,7 @@ impl Member {
                     let reply = client.join_group(request).await?.into_inner();
                     Ok(match reply.accepted {
                         true => Said::Done(reply),
-                        false if reply.give_up => Said::Done(reply),
+                        false if reply.give_up || reply.fix => Said::Done(reply),
                         false => Said::Refused { why: reply.why, leader: reply.leader },
                     })
                 }
@@ -116,6 +116,7 @@ impl Member {
                     self.last = seating.clone();
                     return Ok(Joined::Seated(seating, place));
                 }
+                Ok(reply) if reply.fix => return Err(ClientError::Options(reply.why)),
                 Ok(reply) if reply.give_up => {
                     return Err(ClientError::Control { waited: began.elapsed(), why: reply.why });
                 }
@@ -147,26 +148,30 @@ impl Member {
         Ok(Joined::Stopped)
     }
 
-    fn request(&self, seating: &Seating, over: bool) -> HoldGroupRequest {
+    fn holds(&self, seating: &Seating, step: u64, over: bool) -> HoldGroupRequest {
         HoldGroupRequest {
             job: self.options.job.clone(),
             worker: self.options.worker,
             seating: Some(seating.clone().into()),
+            settings: self.options.settings.clone(),
+            step,
             over,
         }
     }
 
     /// Says, for as long as the answer is kept, that the group is there.
     pub fn hold(&self, seating: &Seating) -> Result<Holding, ClientError> {
-        let request = self.request(seating, false);
-        let (o, waiting) = (self.options.clone(), Arc::new(AtomicU32::new(0)));
+        let mut request = self.holds(seating, 0, false);
+        let o = self.options.clone();
+        let (waiting, step) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU64::new(0)));
         let (end, ended) = mpsc::channel();
-        let heard = waiting.clone();
+        let (heard, now) = (waiting.clone(), step.clone());
         let work = move || {
             let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
                 return;
             };
             loop {
+                request.step = now.load(Relaxed);
                 match runtime.block_on(say(&o, &request)) {
                     Ok(n) => heard.store(n, Relaxed),
                     Err(why) => tracing::debug!(%why, "the control group does not hear of this group"),
@@ -179,12 +184,12 @@ impl Member {
         };
         let thread = thread::Builder::new().name("paraft-hold".into()).spawn(work);
         thread.map_err(|e| ClientError::Options(format!("no thread: {e}")))?;
-        Ok(Holding { waiting, _end: end })
+        Ok(Holding { waiting, step, _end: end })
     }
 
-    /// The job is done: who comes back hears so. Tried once.
-    pub fn over(&self, seating: &Seating) {
-        if let Err(why) = self.runtime.block_on(say(&self.options, &self.request(seating, true))) {
+    /// The job is done, after so many steps: who comes back hears so. Tried once.
+    pub fn over(&self, seating: &Seating, steps: u64) {
+        if let Err(why) = self.runtime.block_on(say(&self.options, &self.holds(seating, steps, true))) {
             tracing::debug!(%why, "the control group does not hear that this group is done");
         }
     }
@@ -208,10 +213,21 @@ async fn say(o: &MemberOptions, request: &HoldGroupRequest) -> Result<u32, Strin
 #[derive(Debug)]
 pub struct Holding {
     waiting: Arc<AtomicU32>,
+    step: Arc<AtomicU64>,
     _end: mpsc::Sender<()>,
 }
 
 impl Holding {
+    /// The group is in this step.
+    pub fn step(&self, step: u64) {
+        self.step.store(step, Relaxed);
+    }
+
+    /// The step that was said last.
+    pub fn last_step(&self) -> u64 {
+        self.step.load(Relaxed)
+    }
+
     /// How many ranks wait to be taken in.
     pub fn waiting(&self) -> u32 {
         self.waiting.load(Relaxed)

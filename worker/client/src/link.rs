@@ -10,7 +10,7 @@ use crate::{
     backlog::Backlog,
     client::{Command, Event},
     connect::{Channels, Shared},
-    error::ClientError,
+    error::{ClientError, is_taken},
     initial::{Initial, Messages},
     norms::Norms,
     reader::{Answer, Readers},
@@ -575,7 +575,7 @@ impl Link {
     fn refused(&mut self, r: Refused) -> Result<Option<Break>, ClientError> {
         self.note_cause(&r.message);
         // Right after a break the old stream may still be there on the server's side.
-        let rank_taken = r.message.contains("connected from another process");
+        let rank_taken = is_taken(&r.message);
         let recent = self.trouble.is_none_or(|(since, _)| since.elapsed() < self.options.handover);
         match r.advice() {
             Advice::Redirect => Ok(Some(Break::Redial((!r.leader.is_empty()).then_some(r.leader)))),

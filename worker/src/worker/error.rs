@@ -48,6 +48,9 @@ pub enum WorkerError {
     /// Another rank leads the group now: this one was silent for too long.
     #[error("another rank leads this group now")]
     Deposed,
+    /// Another process is this worker now: one of another group, since this one's stands.
+    #[error("{0}")]
+    Displaced(ClientError),
     /// A signal came.
     #[error("interrupted")]
     Interrupted,
@@ -71,7 +74,7 @@ impl WorkerError {
             WorkerError::Checkpoint(e) if e.is_io() => exit::IO,
             WorkerError::Checkpoint(_) => exit::DATA,
             WorkerError::Job(_) => exit::CONFIG,
-            WorkerError::Deposed => exit::UNAVAILABLE,
+            WorkerError::Deposed | WorkerError::Displaced(_) => exit::UNAVAILABLE,
             WorkerError::Interrupted => exit::INTERRUPTED,
         }
     }
