@@ -235,6 +235,11 @@ impl<'a> Engine<'a> {
         self.reform()
     }
 
+    /// Leaves the group for the next one. False: the job is done.
+    pub fn form(&mut self) -> Result<bool, WorkerError> {
+        self.ranks.as_mut().map_or(Ok(false), |r| r.form(self.model))
+    }
+
     fn reform(&mut self) -> Result<(), WorkerError> {
         loop {
             let Some(ranks) = &mut self.ranks else { return Ok(()) };

@@ -96,7 +96,10 @@ impl Ranks {
             self.leave(model);
             let (seating, place) = match self.member.join(&self.lost, &self.stop)? {
                 Joined::Seated(seating, place) => (seating, place),
-                Joined::Over => return Ok(false),
+                Joined::Over => {
+                    tracing::warn!("the job is done: nothing is left for this rank, and it writes nothing");
+                    return Ok(false);
+                }
                 Joined::Stopped => return Err(WorkerError::Interrupted),
             };
             self.lost.clear();

@@ -138,7 +138,6 @@ pub fn run(
     };
     let mut ranks = Ranks::new(member, options.interrupt.clone())?;
     if !ranks.form(model)? {
-        tracing::warn!("the job is done: nothing is left for this rank, and it writes nothing");
         return Ok(WorkerReport::default());
     }
     if reduces {
@@ -149,10 +148,7 @@ pub fn run(
             match lead(job, options, model, data.clone(), Some(&mut ranks)) {
                 Err(WorkerError::Deposed) => tracing::warn!("another rank leads this group now"),
                 // Another rank, or another group, has been this worker while this process was stopped.
-                Err(e)
-                    if matches!(e, WorkerError::Displaced(_))
-                        || matches!(e, WorkerError::Client(_)) && ranks.breaks() =>
-                {
+                Err(WorkerError::Client(e)) if e.is_displaced() || ranks.breaks() => {
                     tracing::warn!(error = %e, "this rank has lost its group");
                     if !ranks.form(model)? {
                         return Ok(WorkerReport::default());
@@ -233,7 +229,6 @@ fn lead(
     gauges.stages(client.stages().clone());
     let _flush =
         options.trace.as_ref().map(|(folder, steps)| begin_trace(&client, folder, *steps)).transpose()?;
-    let grouped = ranks.is_some();
     let mut ranks = ranks;
     if let Some(ranks) = ranks.as_deref_mut().filter(|r| start.0 >= plan.total && r.generation() > 1) {
         // Who led before has been silent while the other workers finished.
@@ -283,13 +278,9 @@ fn lead(
         begun,
         ends: BTreeMap::new(),
     };
-    let ended = match training.plan.leased {
+    match training.plan.leased {
         None => training.run(start),
         Some(chunks) => training.run_leased(start, chunks),
-    };
-    match ended {
-        Err(WorkerError::Client(e)) if grouped && e.is_displaced() => Err(WorkerError::Displaced(e)),
-        ended => ended,
     }
 }
 

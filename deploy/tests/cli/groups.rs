@@ -6,7 +6,12 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::Value;
-use std::{fs, path::Path, process::Stdio};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::Path,
+    process::{Child, Stdio},
+};
 
 fn grouped(workers: u32, size: u32, epochs: u64) -> String {
     let with = format!("workers = {workers}\ngroup_size = {size}\n[cluster]");
@@ -114,6 +119,44 @@ fn a_rank_that_is_silent_is_left_behind() {
     assert_eq!(code, Some(130), "{err}");
 }
 
+/// All ranks are started twice, by mistake or as a reserve: the second set waits until the first is silent, and the first, when
+/// it is back, until the second is done.
+#[test]
+fn of_two_sets_of_ranks_one_trains_and_the_other_stands_by() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let fleet = Fleet::start(scratch.path(), Some(&(grouped(1, 2, 200) + "patience_ms = 120000\n")));
+    let dir = scratch.path().join("run");
+    fs::create_dir(&dir).expect("a folder");
+    let set = |name: &str| {
+        [0, 1].map(|rank| {
+            let mut c = fleet.worker(rank, &dir);
+            c.arg("--log-file").arg(dir.join(format!("{name}-{rank}.log")));
+            c.stderr(Stdio::piped()).spawn().expect("a rank")
+        })
+    };
+    let signal = |set: &[Child], s: Signal| {
+        set.iter().for_each(|c| kill(Pid::from_raw(c.id() as i32), s).expect("a signal"));
+    };
+    let first = set("first");
+    stands(&dir, "first-1", "[0, 1]");
+    let second = set("second");
+    signal(&first, Signal::SIGSTOP);
+    stands(&dir, "second-1", "[0, 1]");
+    let lines = || Launcher::metrics_in(&dir).iter().filter(|e| e["event"] == "train").count();
+    let before = lines();
+    wait("the second set to train", || match lines() {
+        n if n > before => Ok(()),
+        n => Err(format!("{n} lines")),
+    });
+    signal(&first, Signal::SIGCONT);
+    for rank in second.into_iter().chain(first) {
+        let out = rank.wait_with_output().expect("output");
+        let logs = || ["first-0", "second-0"].map(|name| log(&dir, name)).join("\n");
+        assert!(out.status.success(), "{}\n{}", text(&out.stderr), logs());
+    }
+    contains(&log(&dir, "first-0"), &["this rank has lost its group", "the job is done"]);
+}
+
 #[test]
 fn a_rank_by_hand_waits_for_the_others_and_says_who_is_missing() {
     let scratch = tempfile::tempdir().expect("scratch");
@@ -132,7 +175,10 @@ fn a_rank_by_hand_waits_for_the_others_and_says_who_is_missing() {
     let other = fleet.worker(0, &dir).args(["--set", "train.batch=8"]).stderr(Stdio::piped()).spawn();
     let both = [other.expect("a rank"), rank(1)].map(|c| c.wait_with_output().expect("output"));
     let said = both.iter().map(|o| text(&o.stderr)).collect::<String>();
-    assert!(both.iter().all(|o| o.status.code() == Some(69)), "{said}");
+    // Who comes second has to change its job; the first only waits for it, and is told.
+    let codes: BTreeSet<_> = both.iter().map(|o| o.status.code()).collect();
+    assert_eq!(codes, BTreeSet::from([Some(69), Some(78)]), "{said}");
+    assert_eq!(said.matches("different settings").count(), 2, "{said}");
     contains(&said, &["different settings", "rank 0 with group_size 2", "batch 8"]);
     // Both, and then one who comes too late.
     for one in [rank(0), rank(1)].map(|c| c.wait_with_output().expect("output")) {

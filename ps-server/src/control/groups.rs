@@ -269,8 +269,8 @@ impl Groups {
             return Err(format!("there are {MAX_GROUPS} groups already"));
         }
         let g = self.all.entry(key.clone()).or_default();
-        // Of another leader's time, or what this one knows itself. An older one has been replaced.
-        if g.seating.as_ref().is_none_or(|s| s.generation <= seating.generation) {
+        // Of another leader's time, or what this one knows itself. An older one has been replaced, unless who has is not there.
+        if !g.speaks(now) || g.seating.as_ref().is_none_or(|s| s.generation <= seating.generation) {
             g.seating = Some(seating);
             g.settings = Some(settings);
             g.step = step;
@@ -346,7 +346,7 @@ impl Gathering {
         }
         let missing: Vec<String> =
             (0..first.asks.size).filter(|r| !self.waiting.contains_key(r)).map(|r| r.to_string()).collect();
-        let why = format!(
+        let mut why = format!(
             "{} of {} ranks of worker {} have come within {:?}; missing: {} (start them, or a job with a smaller \
              train.group_size; cluster.patience_ms is how long to wait)",
             self.waiting.len(),
@@ -355,6 +355,9 @@ impl Gathering {
             first.asks.patience,
             missing.join(", ")
         );
+        if let Some((turned_away, _)) = &self.turned_away {
+            why += &format!("; one was turned away: {turned_away}");
+        }
         self.waiting.retain(|_, w| w.asks.token != token);
         Some(why)
     }

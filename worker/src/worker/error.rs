@@ -48,9 +48,6 @@ pub enum WorkerError {
     /// Another rank leads the group now: this one was silent for too long.
     #[error("another rank leads this group now")]
     Deposed,
-    /// Another process is this worker now: one of another group, since this one's stands.
-    #[error("{0}")]
-    Displaced(ClientError),
     /// A signal came.
     #[error("interrupted")]
     Interrupted,
@@ -74,7 +71,7 @@ impl WorkerError {
             WorkerError::Checkpoint(e) if e.is_io() => exit::IO,
             WorkerError::Checkpoint(_) => exit::DATA,
             WorkerError::Job(_) => exit::CONFIG,
-            WorkerError::Deposed | WorkerError::Displaced(_) => exit::UNAVAILABLE,
+            WorkerError::Deposed => exit::UNAVAILABLE,
             WorkerError::Interrupted => exit::INTERRUPTED,
         }
     }

@@ -53,9 +53,17 @@ pub(super) fn run(
     let mut following = Following::new(job, options, data);
     loop {
         if engine.leads() {
-            let mut lead = Lead::join(job, options, data, &tensors, &layout, &fresh)?;
-            match lead.train(&mut engine) {
+            let lead = Lead::join(job, options, data, &tensors, &layout, &fresh);
+            match lead.and_then(|mut lead| lead.train(&mut engine)) {
                 Err(WorkerError::Deposed) => tracing::warn!("another rank leads this group now"),
+                // Another group has been this worker while this process was stopped.
+                Err(WorkerError::Client(e)) if e.is_displaced() => {
+                    tracing::warn!(error = %e, "this rank has lost its group");
+                    if !engine.form()? {
+                        return Ok(following.report(engine.into_weights()));
+                    }
+                    continue;
+                }
                 ended => return ended,
             }
         }
