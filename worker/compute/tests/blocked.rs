@@ -3,6 +3,9 @@
 //!
 //! Tolerance: 1e-5 of the largest value, for f32 sums of up to some thousand terms.
 
+mod common;
+
+use common::{close, noise, wide};
 use paraft_compute::cpu::blocked::{Geometry, Planes, blocks};
 use paraft_compute::cpu::conv::{ConvWeights, forward_block};
 use paraft_compute::cpu::conv_grad::ConvGradient;
@@ -12,30 +15,6 @@ use paraft_compute::cpu::norm_grad::{NormSums, apply_block};
 use paraft_compute::reference::{self as plain, Images};
 use paraft_compute::shape::ConvShape;
 use paraft_compute::{Cpu, Isa, Lane};
-
-fn noise(seed: u32, count: usize) -> Vec<f32> {
-    let mut state = seed;
-    let next = |_| {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 8) as f32 / (1u32 << 23) as f32 - 1.0
-    };
-    (0..count).map(next).collect()
-}
-
-fn wide(v: &[f32]) -> Vec<f64> {
-    v.iter().copied().map(f64::from).collect()
-}
-
-fn close(what: &str, got: &[f32], want: &[f64]) {
-    assert_eq!(got.len(), want.len(), "{what}: length");
-    let allowed = 1e-5 * want.iter().fold(0.01f64, |m, v| m.max(v.abs()));
-    for (i, (g, w)) in got.iter().zip(want).enumerate() {
-        assert!(
-            (f64::from(*g) - w).abs() <= allowed,
-            "{what}[{i}]: {g} instead of {w}, allowed {allowed:.1e}"
-        );
-    }
-}
 
 fn cpus() -> Vec<Cpu> {
     [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter_map(Cpu::with).collect()
