@@ -6,7 +6,7 @@ use crate::{
 };
 use clap::Args;
 use paraft_common::{Durability, ServerId, config::overlay};
-use paraft_host::{lifeline, logs, socket_path};
+use paraft_host::{lifeline, logs, socket_path, sweep_sockets};
 use paraft_server::{
     Patience, Server, ServerError, ServerOptions, Shape,
     server::{IDENTITY, Place},
@@ -173,6 +173,7 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
             address: address.clone(),
             servers,
         };
+        sweep_sockets();
         let metrics = match args.metrics {
             None => None,
             Some(at) => Some(TcpListener::bind(at).await.map_err(|e| taken(args, &at.to_string(), &e))?),

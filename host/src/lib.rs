@@ -5,5 +5,5 @@ pub mod logs;
 mod socket;
 mod usage;
 
-pub use socket::{is_local, socket_path};
+pub use socket::{is_local, socket_path, sweep_sockets};
 pub use usage::{Usage, cpu_seconds_of, usage};

@@ -3,7 +3,8 @@
 
 use std::{
     net::{IpAddr, UdpSocket},
-    path::PathBuf,
+    path::{Path, PathBuf},
+    time::Duration,
 };
 
 /// Whether an address such as `10.0.0.1:7070` is one of this host's (in a container: of this network namespace's). A
@@ -39,6 +40,33 @@ pub fn socket_path(address: &str) -> Option<PathBuf> {
     Some(socket_dir()?.join(format!("{namespace}-{ip}-{port}.sock")))
 }
 
+/// Removes the sockets of servers that were killed and had no time to do so: those which nobody answers, unless they are so
+/// new that somebody may be about to.
+#[cfg(unix)]
+pub fn sweep_sockets() {
+    if let Some(dir) = socket_dir() {
+        sweep(&dir, Duration::from_secs(60));
+    }
+}
+
+#[cfg(not(unix))]
+pub fn sweep_sockets() {}
+
+#[cfg(unix)]
+fn sweep(dir: &Path, older: Duration) {
+    let nobody = |path: &Path| {
+        let answer = std::os::unix::net::UnixStream::connect(path);
+        answer.is_err_and(|e| e.kind() == std::io::ErrorKind::ConnectionRefused)
+    };
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let age = entry.metadata().and_then(|m| m.modified()).ok().and_then(|at| at.elapsed().ok());
+        let path = entry.path();
+        if path.extension().is_some_and(|e| e == "sock") && age.is_some_and(|a| a >= older) && nobody(&path) {
+            let _ = std::fs::remove_file(&path);
+        }
+    }
+}
+
 #[cfg(unix)]
 fn socket_dir() -> Option<PathBuf> {
     use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -71,6 +99,25 @@ mod tests {
             assert!(!is_local(elsewhere), "{elsewhere}");
             assert_eq!(socket_path(elsewhere), None, "{elsewhere}");
         }
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn sockets_that_nobody_answers_are_swept_away() {
+        use std::os::unix::net::UnixListener;
+        let dir = std::env::temp_dir().join(format!("paraft-sweep-{}", std::process::id()));
+        std::fs::create_dir(&dir).expect("a folder");
+        let at = |name: &str| dir.join(name);
+        drop(UnixListener::bind(at("dead.sock")).expect("bound"));
+        let lives = UnixListener::bind(at("lives.sock")).expect("bound");
+        std::fs::write(at("other"), "").expect("written");
+        sweep(&dir, Duration::from_secs(60));
+        assert!(at("dead.sock").exists(), "it is new");
+        sweep(&dir, Duration::ZERO);
+        let left = ["dead.sock", "lives.sock", "other"].map(|name| at(name).exists());
+        drop(lives);
+        std::fs::remove_dir_all(&dir).expect("removed");
+        assert_eq!(left, [false, true, true]);
     }
 
     #[test]
