@@ -16,7 +16,7 @@ mod tell;
 use crate::{
     Job, WorkerError,
     job::CheckpointConfig,
-    recorder::wall,
+    recorder::{Recorder, wall},
     worker::{Plan, WorkerOptions},
 };
 use paraft_checkpoint::{
@@ -30,7 +30,7 @@ use paraft_common::{
     codec::put_f32_le,
     config::ServerJob,
 };
-use paraft_record::event;
+use paraft_record::{Event, event};
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -267,6 +267,19 @@ impl Checkpoints {
         }
         self.events()
     }
+}
+
+/// Writes what has been done into the record; `wait`s for all of it at the end.
+pub(crate) fn note(
+    checkpoints: &mut Option<Checkpoints>,
+    recorder: &mut Recorder,
+    wait: bool,
+) -> Result<(), WorkerError> {
+    let Some(c) = checkpoints else { return Ok(()) };
+    for e in if wait { c.finish() } else { c.events() } {
+        recorder.write(&Event::Checkpoint(e))?;
+    }
+    Ok(())
 }
 
 impl Drop for Checkpoints {

@@ -89,6 +89,11 @@ impl<'a> Engine<'a> {
         Self { local: Some(local), ..Self::new(model, parts, Some(ranks)) }
     }
 
+    /// What is trained.
+    pub fn model(&self) -> &dyn Model {
+        &*self.model
+    }
+
     fn len(&self) -> usize {
         self.parts.last().map_or(0, |p| p.range.end)
     }
@@ -311,7 +316,7 @@ impl<'a> Engine<'a> {
                 let (parts, local) = (&self.parts, &mut self.local);
                 let mut to = |i: usize, mean: &[f32]| match (&mut push, &mut *local) {
                     (Some(push), _) => push.values(i, mean),
-                    (None, Some(local)) => local.mean[parts[i].range.clone()].copy_from_slice(mean),
+                    (None, Some(local)) => local.take(parts[i].range.start, mean),
                     (None, None) => {}
                 };
                 match &mut self.ranks {

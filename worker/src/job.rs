@@ -504,6 +504,11 @@ impl Job {
         Ok(())
     }
 
+    /// Whether its model says of a sample to which class it belongs, where the data has classes.
+    pub(crate) fn classifies(&self) -> bool {
+        !matches!(self.model, Some(ModelConfig::Autoencoder { .. }))
+    }
+
     /// Processes that train: the ranks of all workers.
     pub fn ranks(&self) -> u32 {
         self.train.workers.saturating_mul(self.train.group_size)

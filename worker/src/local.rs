@@ -1,9 +1,10 @@
 //! The optimizer on a rank: for jobs whose ranks apply the gradients themselves, all of them the same.
 
 use crate::{Job, worker::WorkerError};
+use bytes::Bytes;
 use paraft_common::{
     Encoding, Payload, Step, TensorKind, TensorSpec,
-    codec::put_f32_le,
+    codec::F32_BYTES,
     encoding::sum_of_squares,
     optim::{ClipConfig, Gradient, Hyper, OptimizerConfig, ScheduleConfig, apply_buffer, norm_factor},
 };
@@ -20,8 +21,8 @@ pub(crate) struct Local {
     pub done: Option<Step>,
     /// In the host's memory: the optimizer's state, each vector as long as the trained part.
     pub slots: Vec<Vec<f32>>,
-    /// Likewise: the mean of the ranks' gradients.
-    pub mean: Vec<f32>,
+    /// Likewise: the mean of the ranks' gradients, as the little-endian bytes that the optimizer reads.
+    mean: Vec<u8>,
 }
 
 impl Local {
@@ -29,7 +30,7 @@ impl Local {
     pub fn new(job: &Job, tensors: &[TensorSpec], on_device: bool) -> Self {
         let params = tensors.iter().filter(|t| t.kind == TensorKind::Param);
         let params_len = params.map(TensorSpec::len).sum();
-        let len = tensors.iter().map(TensorSpec::len).sum();
+        let len: usize = tensors.iter().map(TensorSpec::len).sum();
         Self {
             optimizer: job.optimizer.clone(),
             schedule: job.schedule.clone(),
@@ -37,7 +38,7 @@ impl Local {
             params_len,
             done: None,
             slots: if on_device { Vec::new() } else { job.optimizer.new_slots(params_len) },
-            mean: if on_device { Vec::new() } else { vec![0.0; len] },
+            mean: if on_device { Vec::new() } else { vec![0; len * F32_BYTES] },
         }
     }
 
@@ -52,15 +53,25 @@ impl Local {
         self.clip.norm
     }
 
+    /// The mean gradient of these values, from `start` on.
+    pub fn take(&mut self, start: usize, mean: &[f32]) {
+        let bytes = self.mean[start * F32_BYTES..].as_chunks_mut::<F32_BYTES>().0;
+        bytes.iter_mut().zip(mean).for_each(|(bytes, v)| *bytes = v.to_le_bytes());
+    }
+
     /// Applies the mean gradient.
     pub fn apply(&mut self, step: Step, weights: &mut [f32]) -> Result<(), WorkerError> {
-        let (params, buffers) = self.mean.split_at(self.params_len);
-        let payload = |values: &[f32]| {
-            let mut le = Vec::new();
-            put_f32_le(values, &mut le);
-            Payload::from(le)
-        };
-        let params = payload(params);
+        let mean = Bytes::from(std::mem::take(&mut self.mean));
+        let applied = self.apply_mean(step, weights, &mean);
+        // Nobody else has them any more: the same memory serves the next step.
+        self.mean = mean.into();
+        applied
+    }
+
+    fn apply_mean(&mut self, step: Step, weights: &mut [f32], mean: &Bytes) -> Result<(), WorkerError> {
+        let (params, buffers) =
+            (mean.slice(..self.params_len * F32_BYTES), mean.slice(self.params_len * F32_BYTES..));
+        let (params, buffers) = (Payload::from(params), Payload::from(buffers));
         let squares = sum_of_squares(&params, Encoding::F32, self.params_len)
             .map_err(|e| ModelError::new(format!("the gradient of {step}: {e}")))?;
         if !squares.is_finite() {
@@ -74,7 +85,7 @@ impl Local {
         let hyper = self.hyper(step);
         let gradient = Gradient { payload: &params, encoding: Encoding::F32, scale };
         self.optimizer.apply(&hyper, trained, &mut self.slots, gradient);
-        apply_buffer(rest, Gradient { payload: &payload(buffers), encoding: Encoding::F32, scale: 1.0 });
+        apply_buffer(rest, Gradient { payload: &buffers, encoding: Encoding::F32, scale: 1.0 });
         self.done = Some(step);
         Ok(())
     }

@@ -34,22 +34,6 @@ pub fn begin(
     layout: &Layout,
     plan: &Plan,
 ) -> Result<Beginning, WorkerError> {
-    let mut fresh = Vec::new();
-    if resume.is_none() && job.train.init.is_none() {
-        fresh = vec![0.0; layout.len()];
-        model.init(job.seed, &mut fresh);
-    }
-    begin_with(job, resume, &fresh, layout, plan)
-}
-
-/// The same, with the seed's weights in hand.
-pub(crate) fn begin_with(
-    job: &Job,
-    resume: Option<&Path>,
-    fresh: &[f32],
-    layout: &Layout,
-    plan: &Plan,
-) -> Result<Beginning, WorkerError> {
     if let Some(path) = resume {
         return from_checkpoint(job, path, layout, plan);
     }
@@ -58,7 +42,9 @@ pub(crate) fn begin_with(
         let start = Start { from, step: 0, epochs: 0, stopping: Stopping::default() };
         return Ok(Beginning { initial: Initial::fresh(weights), start: Some(start) });
     }
-    Ok(Beginning { initial: Initial::fresh(fresh.to_vec()), start: None })
+    let mut weights = vec![0.0; layout.len()];
+    model.init(job.seed, &mut weights);
+    Ok(Beginning { initial: Initial::fresh(weights), start: None })
 }
 
 fn from_checkpoint(job: &Job, path: &Path, layout: &Layout, plan: &Plan) -> Result<Beginning, WorkerError> {

@@ -28,7 +28,7 @@ use self::{
     evaluate::{Share, evaluate},
 };
 use crate::{
-    checkpoints::Checkpoints,
+    checkpoints::{self, Checkpoints},
     engine::{Engine, Stepped},
     group::Ranks,
     job::{Exchange, Job, TransportConfig},
@@ -506,16 +506,12 @@ impl Training<'_> {
 
     /// Writes what the checkpoints' thread has done; `wait`s for it at the end.
     fn note_checkpoints(&mut self, wait: bool) -> Result<(), WorkerError> {
-        let Some(c) = &mut self.checkpoints else { return Ok(()) };
-        for e in if wait { c.finish() } else { c.events() } {
-            self.recorder.write(&Event::Checkpoint(e))?;
-        }
-        Ok(())
+        checkpoints::note(&mut self.checkpoints, &mut self.recorder, wait)
     }
 
     fn write_evaluation(&mut self, e: &Reported, is_final: bool) -> Result<(), WorkerError> {
         let n = e.count.max(1) as f64;
-        let accuracy = self.test.classes().filter(|_| self.classifies()).map(|_| e.correct as f64 / n);
+        let accuracy = self.test.classes().filter(|_| self.job.classifies()).map(|_| e.correct as f64 / n);
         let event = event::Eval {
             wall: wall(),
             epoch: e.epoch,
@@ -530,10 +526,6 @@ impl Training<'_> {
             is_final,
         };
         Ok(self.recorder.write(&Event::Eval(event))?)
-    }
-
-    fn classifies(&self) -> bool {
-        !matches!(self.job.model, Some(paraft_models::ModelConfig::Autoencoder { .. }))
     }
 }
 

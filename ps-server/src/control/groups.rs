@@ -138,8 +138,8 @@ struct Gathering {
     settings: Option<String>,
     /// The step that the group is in.
     step: u64,
-    /// Why a rank was turned away that those who wait may be waiting for, and when.
-    turned_away: Option<(String, Instant)>,
+    /// Why a rank was turned away that those who wait may be waiting for.
+    turned_away: Option<String>,
 }
 
 /// All groups.
@@ -238,7 +238,7 @@ impl Groups {
                 "the ranks of worker {} were started with different settings: rank {rank} with {}, rank {} with {}",
                 key.worker, asks.settings, other.asks.rank, other.asks.settings
             );
-            g.turned_away = Some((why.clone(), now));
+            g.turned_away = Some(why.clone());
             return Err(Refused { why, then: Then::Fix });
         }
         // Who is in the group goes before a second process of the same rank.
@@ -355,7 +355,7 @@ impl Gathering {
             first.asks.patience,
             missing.join(", ")
         );
-        if let Some((turned_away, _)) = &self.turned_away {
+        if let Some(turned_away) = &self.turned_away {
             why += &format!("; one was turned away: {turned_away}");
         }
         self.waiting.retain(|_, w| w.asks.token != token);
@@ -367,8 +367,7 @@ impl Gathering {
     fn in_the_way(&self, key: &Key, token: u64, now: Instant) -> Option<String> {
         let asks = &self.waiting.values().find(|w| w.asks.token == token)?.asks;
         let Some(seating) = self.seating.as_ref().filter(|_| self.speaks(now)) else {
-            let recent = |at: Instant| now.saturating_duration_since(at) < asks.patience;
-            return self.turned_away.as_ref().filter(|(_, at)| recent(*at)).map(|(why, _)| why.clone());
+            return self.turned_away.clone();
         };
         let seated = seating.ranks.iter().find(|r| r.rank == asks.rank && r.token != token)?;
         Some(format!(

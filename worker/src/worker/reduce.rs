@@ -43,18 +43,12 @@ pub(super) fn run(
     let part = |b: &BucketSpec| Part { range: b.range(), encoding: job.train.encoding };
     let parts = layout.buckets().iter().map(part).collect();
     let on_device = model.resident().is_some();
-    // Drawn now: the engine has the model from here on.
-    let fresh = {
-        let mut weights = vec![0.0; layout.len()];
-        model.init(job.seed, &mut weights);
-        weights
-    };
     let mut engine = Engine::with(Local::new(job, &tensors, on_device), model, parts, ranks);
     let mut following = Following::new(job, options, data);
     loop {
         if engine.leads() {
-            let lead = Lead::join(job, options, data, &tensors, &layout, &fresh);
-            match lead.and_then(|mut lead| lead.train(&mut engine)) {
+            let lead = Lead::join(job, options, data, &tensors, &layout, engine.model());
+            match lead.and_then(|(mut lead, beginning)| lead.train(&mut engine, beginning)) {
                 Err(WorkerError::Deposed) => tracing::warn!("another rank leads this group now"),
                 // Another group has been this worker while this process was stopped.
                 Err(WorkerError::Client(e)) if e.is_displaced() => {
@@ -82,8 +76,6 @@ struct Lead<'a> {
     client: Client,
     recorder: Recorder,
     checkpoints: Option<Checkpoints>,
-    /// What the job begins with.
-    beginning: (State, Step),
     clock: Clock,
     samples: u64,
     steps: u64,
@@ -92,16 +84,16 @@ struct Lead<'a> {
 }
 
 impl<'a> Lead<'a> {
-    /// Meets the servers.
+    /// Meets the servers. With it what the job begins with.
     fn join(
         job: &'a Job,
         options: &'a WorkerOptions,
         data: &'a Shared,
         tensors: &[TensorSpec],
         layout: &'a Layout,
-        fresh: &[f32],
-    ) -> Result<Self, WorkerError> {
-        let begin = start::begin_with(job, options.resume.as_deref(), fresh, layout, &data.plan)?;
+        model: &dyn Model,
+    ) -> Result<(Self, (State, Step)), WorkerError> {
+        let begin = start::begin(job, options.resume.as_deref(), model, layout, &data.plan)?;
         let state = State { weights: begin.initial.weights.clone(), slots: begin.initial.slots.clone() };
         let begun = Step(begin.step());
         let mut server_job = job.server_job(tensors);
@@ -111,7 +103,7 @@ impl<'a> Lead<'a> {
         let checkpoints = Checkpoints::start(job, options, &data.plan, layout.tensors(), &client)?;
         let (client, _) = Client::join_from(client, begin.initial)?;
         data.gauges.stages(client.stages().clone());
-        Ok(Self {
+        let lead = Self {
             job,
             options,
             data,
@@ -119,21 +111,17 @@ impl<'a> Lead<'a> {
             client,
             recorder,
             checkpoints,
-            beginning: (state, begun),
             clock: Clock::default(),
             samples: 0,
             steps: 0,
             begun,
-        })
+        };
+        Ok((lead, (state, begun)))
     }
 
     /// The state that training goes on from, where this rank has none: the job's beginning; or, where an earlier group of
     /// this run has been lost with all its ranks, its latest checkpoint.
-    fn state(&mut self, generation: u64) -> Result<(State, Step), WorkerError> {
-        let beginning = std::mem::replace(
-            &mut self.beginning,
-            (State { weights: Vec::new(), slots: Vec::new() }, self.begun),
-        );
+    fn state(&self, beginning: (State, Step), generation: u64) -> Result<(State, Step), WorkerError> {
         if generation > 1 && self.job.checkpoint.is_none() {
             tracing::warn!(
                 step = beginning.1.0,
@@ -156,12 +144,15 @@ impl<'a> Lead<'a> {
         Ok((checkpoint.load()?, done))
     }
 
-    fn train(&mut self, engine: &mut Engine) -> Result<WorkerReport, WorkerError> {
+    fn train(&mut self, engine: &mut Engine, beginning: (State, Step)) -> Result<WorkerReport, WorkerError> {
         let plan = &self.data.plan;
         let mut done = match engine.done() {
-            Some(done) => done,
+            Some(done) => {
+                drop(beginning);
+                done
+            }
             None => {
-                let (state, done) = self.state(engine.generation())?;
+                let (state, done) = self.state(beginning, engine.generation())?;
                 engine.set_state(state, done)?;
                 done
             }
@@ -221,14 +212,13 @@ impl<'a> Lead<'a> {
         let e = engine
             .evaluate_share(epoch, |engine, place| evaluate(engine, test, share.part(place, test.len())))?;
         let n = e.count.max(1) as f64;
-        let classifies = !matches!(self.job.model, Some(paraft_models::ModelConfig::Autoencoder { .. }));
         let event = event::Eval {
             wall: wall(),
             epoch,
             samples: self.samples,
             seconds: self.clock.seconds(),
             loss: e.loss_sum / n,
-            accuracy: test.classes().filter(|_| classifies).map(|_| e.correct as f64 / n),
+            accuracy: test.classes().filter(|_| self.job.classifies()).map(|_| e.correct as f64 / n),
             count: e.count,
             is_final,
         };
@@ -243,11 +233,7 @@ impl<'a> Lead<'a> {
     }
 
     fn note_checkpoints(&mut self, wait: bool) -> Result<(), WorkerError> {
-        let Some(c) = &mut self.checkpoints else { return Ok(()) };
-        for e in if wait { c.finish() } else { c.events() } {
-            self.recorder.write(&Event::Checkpoint(e))?;
-        }
-        Ok(())
+        checkpoints::note(&mut self.checkpoints, &mut self.recorder, wait)
     }
 
     fn end(&mut self, engine: &mut Engine, done: Step) -> Result<WorkerReport, WorkerError> {
