@@ -3,6 +3,7 @@
 //!
 //! What it is not: it knows no wire format (that is `paraft-proto`) and no process (that is `paraft-deploy`).
 
+pub mod algorithm;
 pub mod checkpoint;
 pub mod codec;
 pub mod config;

@@ -29,6 +29,7 @@
 pub mod adagrad;
 pub mod adam;
 pub mod clip;
+pub mod delayed_nesterov;
 pub mod exact;
 mod gradient;
 pub mod rmsprop;
@@ -45,6 +46,7 @@ mod speed;
 pub use adagrad::{Adagrad, AdagradRule};
 pub use adam::{Adam, AdamRule, AdamW};
 pub use clip::{ClipConfig, norm_factor};
+pub use delayed_nesterov::{DelayedNesterov, DelayedNesterovRule};
 pub use gradient::{Gradient, apply_buffer};
 pub use rmsprop::{Norm, RmsProp, RmsPropRule};
 pub use schedule::{LrScale, ScheduleConfig, Shape};
@@ -72,6 +74,9 @@ pub enum OptimizerConfig {
     Momentum(Momentum),
     /// SGD with Nesterov's momentum.
     Nesterov(Nesterov),
+    /// Nesterov's momentum that changes with every n-th update.
+    #[serde(rename = "delayed-nesterov")]
+    DelayedNesterov(DelayedNesterov),
     /// Adagrad.
     Adagrad(Adagrad),
     /// RMSprop.
@@ -125,6 +130,7 @@ impl OptimizerConfig {
             Self::Sgd(_) => "sgd",
             Self::Momentum(_) => "momentum",
             Self::Nesterov(_) => "nesterov",
+            Self::DelayedNesterov(_) => "delayed-nesterov",
             Self::Adagrad(_) => "adagrad",
             Self::RmsProp(_) => "rmsprop",
             Self::Adam(_) => "adam",
@@ -138,6 +144,7 @@ impl OptimizerConfig {
             Self::Sgd(c) => c.lr,
             Self::Momentum(c) => c.lr,
             Self::Nesterov(c) => c.lr,
+            Self::DelayedNesterov(c) => c.lr,
             Self::Adagrad(c) => c.lr,
             Self::RmsProp(c) => c.lr,
             Self::Adam(c) => c.lr,
@@ -151,6 +158,7 @@ impl OptimizerConfig {
             Self::Sgd(c) => c.validate(),
             Self::Momentum(c) => c.validate(),
             Self::Nesterov(c) => c.validate(),
+            Self::DelayedNesterov(c) => c.validate(),
             Self::Adagrad(c) => c.validate(),
             Self::RmsProp(c) => c.validate(),
             Self::Adam(c) => c.validate(),
@@ -164,15 +172,16 @@ impl OptimizerConfig {
             Self::Sgd(_) => 0,
             Self::Momentum(_) | Self::Nesterov(_) | Self::Adagrad(_) => 1,
             Self::RmsProp(c) => c.slots(),
-            Self::Adam(_) | Self::AdamW(_) => 2,
+            Self::DelayedNesterov(_) | Self::Adam(_) | Self::AdamW(_) => 2,
         }
     }
 
-    /// PyTorch's names of the state vectors, in our order: the keys of `optimizer.state_dict()["state"]`.
+    /// PyTorch's names of the state vectors (our own where PyTorch has none), in our order: the keys of `optimizer.state_dict()["state"]`.
     pub fn slot_names(&self) -> Vec<&'static str> {
         match self {
             Self::Sgd(_) => vec![],
             Self::Momentum(_) | Self::Nesterov(_) => vec!["momentum_buffer"],
+            Self::DelayedNesterov(_) => vec!["momentum_buffer", "gradient_sum"],
             Self::Adagrad(_) => vec!["sum"],
             Self::RmsProp(c) => c.slot_names(),
             Self::Adam(_) | Self::AdamW(_) => vec!["exp_avg", "exp_avg_sq"],
@@ -214,6 +223,7 @@ impl OptimizerConfig {
             Self::Sgd(c) => c.weight_decay,
             Self::Momentum(c) => c.weight_decay,
             Self::Nesterov(c) => c.weight_decay,
+            Self::DelayedNesterov(c) => c.weight_decay,
             Self::Adagrad(c) => c.weight_decay,
             Self::RmsProp(c) => c.weight_decay,
             Self::Adam(c) => c.weight_decay,
@@ -229,6 +239,7 @@ impl OptimizerConfig {
             Self::Sgd(_) => Rule::Sgd { lr: hyper.lr },
             Self::Momentum(c) => Rule::Momentum(c.rule(hyper)),
             Self::Nesterov(c) => Rule::Nesterov(c.rule(hyper)),
+            Self::DelayedNesterov(c) => Rule::DelayedNesterov(c.rule(hyper)),
             Self::Adagrad(c) => Rule::Adagrad(c.rule(hyper)),
             Self::RmsProp(c) => Rule::RmsProp(c.rule(hyper)),
             Self::Adam(c) => Rule::Adam(c.rule(hyper)),
@@ -249,6 +260,8 @@ pub enum Rule {
     Momentum(MomentumRule),
     /// Of [`Nesterov`].
     Nesterov(NesterovRule),
+    /// Of [`DelayedNesterov`].
+    DelayedNesterov(DelayedNesterovRule),
     /// Of [`Adagrad`].
     Adagrad(AdagradRule),
     /// Of [`RmsProp`].
@@ -267,6 +280,9 @@ impl Rule {
             (Rule::Sgd { lr }, _) => sgd::plain(weights, grad, lr),
             (Rule::Momentum(r), [buf]) => r.run(weights, &mut buf[at], grad),
             (Rule::Nesterov(r), [buf]) => r.run(weights, &mut buf[at], grad),
+            (Rule::DelayedNesterov(r), [buf, sum]) => {
+                r.run(weights, &mut buf[at.clone()], &mut sum[at], grad)
+            }
             (Rule::Adagrad(r), [sum]) => r.run(weights, &mut sum[at], grad),
             (Rule::RmsProp(r), slots) => r.run(weights, slots, at, grad),
             (Rule::Adam(r), [m, v]) => r.run(weights, &mut m[at.clone()], &mut v[at], grad),
@@ -276,10 +292,16 @@ impl Rule {
 }
 
 /// Range checks with one wording, shared by the families.
-struct Check(&'static str);
+pub(crate) struct Check(pub(crate) &'static str);
 
 impl Check {
-    fn that(&self, key: &'static str, value: f64, ok: bool, range: &'static str) -> Result<(), OptimError> {
+    pub(crate) fn that(
+        &self,
+        key: &'static str,
+        value: f64,
+        ok: bool,
+        range: &'static str,
+    ) -> Result<(), OptimError> {
         // Rates and factors reach the weights as f32: what overflows there is as wrong as infinity.
         if ok && (value as f32).is_finite() {
             return Ok(());
@@ -287,16 +309,16 @@ impl Check {
         Err(OptimError { section: self.0, key, value, range })
     }
 
-    fn not_negative(&self, key: &'static str, v: f64) -> Result<(), OptimError> {
+    pub(crate) fn not_negative(&self, key: &'static str, v: f64) -> Result<(), OptimError> {
         self.that(key, v, v >= 0.0, "a finite number, 0 or more")
     }
 
-    fn below_one(&self, key: &'static str, v: f64) -> Result<(), OptimError> {
+    pub(crate) fn below_one(&self, key: &'static str, v: f64) -> Result<(), OptimError> {
         self.that(key, v, (0.0..1.0).contains(&v), "at least 0 and less than 1")
     }
 
     /// `eps` keeps 0/0 away, so it must not become 0 as an `f32`.
-    fn eps(&self, v: f64) -> Result<(), OptimError> {
+    pub(crate) fn eps(&self, v: f64) -> Result<(), OptimError> {
         self.that("eps", v, (1e-30..=1.0).contains(&v), "between 1e-30 and 1")
     }
 }

@@ -436,7 +436,7 @@ impl Author {
         let runtime = runtime().map_err(Failed::Runtime)?;
         let sections = Sections::open(&self.servers, self.shards, self.transport, &self.server_job, step);
         let mut sections = runtime.block_on(sections)?;
-        let slots = self.server_job.optimizer.slot_names();
+        let slots = self.server_job.slot_names();
         let mut writer = Writer::create(&self.folder, step.0, &self.tensors, &slots)?;
         let mut stamps = vec![Stamp::default(); self.server_job.layout().buckets().len()];
         let mut bytes = 0;
@@ -467,7 +467,7 @@ impl Author {
 
     /// Likewise, of what the ranks keep themselves.
     fn write_own(&self, step: Step, state: &State) -> Result<(PathBuf, u64), Failed> {
-        let slots = self.server_job.optimizer.slot_names();
+        let slots = self.server_job.slot_names();
         let mut writer = Writer::create(&self.folder, step.0, &self.tensors, &slots)?;
         let mut bytes = 0;
         for (part, values) in std::iter::once(&state.weights).chain(&state.slots).enumerate() {
@@ -504,7 +504,7 @@ impl Author {
             shards: self.shards,
             bucket_len: job.bucket_len,
             optimizer: job.optimizer.clone(),
-            slots: job.optimizer.slot_names().iter().map(ToString::to_string).collect(),
+            slots: job.slot_names().iter().map(ToString::to_string).collect(),
             tensors: self.tensors.clone(),
             buckets,
             clocks,

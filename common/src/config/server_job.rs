@@ -2,6 +2,7 @@
 //! one parser and one validation, and lives in the replicated state.
 
 use crate::{
+    algorithm::{AlgorithmConfig, Keeps},
     consistency::Mode,
     durability::{self, Durability, LeaderWindow, LogForm},
     encoding::Encoding,
@@ -47,6 +48,9 @@ pub struct ServerJob {
     /// Stop before the last epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub early_stop: Option<EarlyStop>,
+    /// What is done about gradients that come late.
+    #[serde(default, skip_serializing_if = "is_plain")]
+    pub algorithm: AlgorithmConfig,
     /// How gradients change weights.
     pub optimizer: OptimizerConfig,
     /// How the rate changes with the fleet's progress.
@@ -85,6 +89,10 @@ pub struct Start {
     /// Early stopping, as far as it had come.
     #[serde(default)]
     pub stopping: Stopping,
+}
+
+fn is_plain(algorithm: &AlgorithmConfig) -> bool {
+    *algorithm == AlgorithmConfig::Asgd
 }
 
 fn is_zero(n: &u64) -> bool {
@@ -160,6 +168,7 @@ impl ServerJob {
             leader_window: LeaderWindow::default(),
             encoding: Encoding::default(),
             early_stop: None,
+            algorithm: AlgorithmConfig::Asgd,
             optimizer: OptimizerConfig::sgd(1.0),
             schedule: ScheduleConfig::default(),
             clip: ClipConfig::default(),
@@ -173,10 +182,17 @@ impl ServerJob {
         let bad = |m: String| ServerJobError(m);
         let job: ServerJob = toml::from_str(text).map_err(|e| bad(e.to_string()))?;
         job.optimizer.validate().map_err(|e| bad(e.to_string()))?;
+        job.algorithm.algorithm().validate(&job.optimizer).map_err(|e| bad(e.to_string()))?;
         job.schedule.validate().map_err(|e| bad(e.to_string()))?;
         job.clip.validate().map_err(|e| bad(e.to_string()))?;
         durability::check(job.mode, job.log, job.durability, job.leader_window)
             .map_err(|e| bad(e.to_string()))?;
+        if job.keeps().of_workers() && job.begins_with_images() {
+            return Err(bad(format!(
+                "[algorithm] kind = \"{}\" keeps something of each worker, and image cuts do not hold it",
+                job.algorithm.kind()
+            )));
+        }
         let total = job.params_len.saturating_add(job.buffers_len);
         if job.params_len == 0 || total > MAX_VALUES {
             return Err(bad(format!("{total} values; a job has from 1 to {MAX_VALUES}")));
@@ -234,7 +250,41 @@ impl ServerJob {
 
     /// Whether the leader may change between update entries and image cuts.
     pub fn may_change_form(&self) -> bool {
-        self.log == LogForm::Auto && self.durability != Durability::Leader && !self.mode.averages()
+        self.log == LogForm::Auto
+            && self.durability != Durability::Leader
+            && !self.mode.averages()
+            && !self.keeps().of_workers()
+    }
+
+    /// What the algorithm keeps of a bucket of trained values.
+    pub fn keeps(&self) -> Keeps {
+        self.algorithm.algorithm().keeps()
+    }
+
+    /// Names of the state vectors of a bucket of trained values: those of the optimizer (unless each worker has its own),
+    /// then those of the algorithm.
+    pub fn slot_names(&self) -> Vec<&'static str> {
+        let mut names = if self.keeps().own_slots { Vec::new() } else { self.on_shard().slot_names() };
+        names.extend(self.keeps().slots);
+        names
+    }
+
+    /// How many they are.
+    pub fn slots(&self) -> usize {
+        let optimizer = if self.keeps().own_slots { 0 } else { self.on_shard().slots() };
+        optimizer + self.keeps().slots.len()
+    }
+
+    /// They, for a bucket of `len` trained values that nothing was applied to.
+    pub fn new_slots(&self, len: usize) -> Vec<Vec<f32>> {
+        let mut slots = if self.keeps().own_slots { Vec::new() } else { self.on_shard().new_slots(len) };
+        slots.extend(self.keeps().slots.iter().map(|_| vec![0.0; len]));
+        slots
+    }
+
+    /// The optimizer that the shards apply.
+    pub fn on_shard(&self) -> OptimizerConfig {
+        self.algorithm.algorithm().on_shard(&self.optimizer)
     }
 
     /// The text that [`Self::from_toml`] reads back.

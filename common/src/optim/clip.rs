@@ -50,7 +50,7 @@ pub fn norm_factor(max_norm: f32, sum_of_squares: f64) -> f32 {
 /// `g` limited to `[-limit, limit]`. Written as comparisons: they compile to `minps`/`maxps`, which `f32::clamp`
 /// with its rules for NaN does not.
 #[inline(always)]
-pub(super) fn by_value(g: f32, limit: f32) -> f32 {
+pub(crate) fn by_value(g: f32, limit: f32) -> f32 {
     let g = if g > limit { limit } else { g };
     if g < -limit { -limit } else { g }
 }

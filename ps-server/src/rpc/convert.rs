@@ -26,7 +26,7 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
             let bucket = BucketId(m.bucket);
             let local = check(shard, bucket, &payload, None)?;
             let slots = shard.configured().map_or(0, |c| match c.buckets[local].spec.kind {
-                TensorKind::Param => c.job.optimizer.slots(),
+                TensorKind::Param => c.job.slots(),
                 TensorKind::Buffer => 0,
             });
             if m.part as usize > slots || m.version > MAX_STEP || !(0.0..=MAX_STEP as f64).contains(&m.clock)

@@ -1,9 +1,13 @@
 //! One bucket: weights, optimizer slots, version. The unit of locking, of publishing and of copy-on-write.
 
-use super::{command::InitPart, replaced::Replaced};
+use super::{
+    command::{Contribution, InitPart},
+    kept::{FLEET, Kept, OfWorker},
+    replaced::Replaced,
+};
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, BucketSpec, Payload, TensorKind, Version,
+    BucketId, BucketSpec, Payload, TensorKind, Version, WorkerId, algorithm,
     config::ServerJob,
     optim::{Gradient, Hyper, apply_buffer},
 };
@@ -15,8 +19,10 @@ use std::sync::Arc;
 pub struct BucketData {
     /// `spec.len` values.
     pub weights: Vec<f32>,
-    /// The optimizer's state vectors, each as long as `weights`.
+    /// The state vectors of the optimizer and the algorithm, each as long as `weights`.
     pub slots: Vec<Vec<f32>>,
+    /// What the algorithm keeps of each worker.
+    pub kept: Kept,
     /// Updates applied.
     pub version: Version,
     /// The schedule's clock: steps of the whole fleet. Grows by contributions over members with each update,
@@ -26,18 +32,32 @@ pub struct BucketData {
     pub initialised: bool,
 }
 
+/// An update, as a bucket takes it.
+#[derive(Clone, Copy, Debug)]
+pub struct Incoming<'a> {
+    /// The job.
+    pub job: &'a ServerJob,
+    /// The gradient, or the mean of several.
+    pub gradient: Gradient<'a>,
+    /// Whose.
+    pub contributions: &'a [Contribution],
+    /// Members that train.
+    pub members: usize,
+    /// Those of whom something is kept, and who train no more.
+    pub gone: &'a [WorkerId],
+}
+
 impl BucketData {
-    /// The vectors of a bucket: its weights (0) and its optimizer slots (from 1).
+    /// The vectors of a bucket: its weights (0), its state vectors (from 1), and what is kept of workers.
     pub fn vectors(&self) -> usize {
-        1 + self.slots.len()
+        1 + self.slots.len() + self.kept.values().map(|k| k.vectors().count()).sum::<usize>()
     }
 
     /// Vector `i`, or `None` where there are fewer.
     pub fn vector(&self, i: usize) -> Option<&[f32]> {
-        match i.checked_sub(1) {
-            None => Some(&self.weights),
-            Some(slot) => self.slots.get(slot).map(Vec::as_slice),
-        }
+        let Some(slot) = i.checked_sub(1) else { return Some(&self.weights) };
+        let kept = || self.kept.values().flat_map(OfWorker::vectors).nth(slot - self.slots.len());
+        self.slots.get(slot).map(Vec::as_slice).or_else(|| kept().map(|v| v.as_slice()))
     }
 
     /// Bytes of all vectors.
@@ -47,25 +67,87 @@ impl BucketData {
 
     /// Applies one update; returns the version that contains it. Every update of every bucket goes through here,
     /// whether a replica applies it from the log or a leader to its working copy.
-    pub(super) fn update(
-        &mut self,
-        kind: TensorKind,
-        job: &ServerJob,
-        gradient: Gradient<'_>,
-        contributions: usize,
-        members: usize,
-    ) -> Version {
+    pub(super) fn update(&mut self, kind: TensorKind, update: Incoming<'_>) -> Version {
+        let Incoming { gradient, contributions, members, .. } = update;
         match kind {
             TensorKind::Buffer => apply_buffer(&mut self.weights, gradient),
-            TensorKind::Param => {
-                let rate = job.optimizer.lr() * job.schedule.factor(self.clock, contributions);
-                let hyper = Hyper { lr: rate as f32, t: self.version.0 + 1, clip_value: job.clip.value };
-                job.optimizer.apply(&hyper, &mut self.weights, &mut self.slots, gradient);
-            }
+            TensorKind::Param => self.train(update),
         }
-        self.clock += contributions as f64 / members.max(1) as f64;
+        self.clock += contributions.len() as f64 / members.max(1) as f64;
         self.version.0 += 1;
         self.version
+    }
+
+    fn train(&mut self, update: Incoming<'_>) {
+        let Incoming { job, gradient, contributions, gone, .. } = update;
+        gone.iter().for_each(|w| self.forget(job, *w));
+        let rate = job.optimizer.lr() * job.schedule.factor(self.clock, contributions.len());
+        let (keeps, t) = (job.keeps(), self.version.0 + 1);
+        // A round of several has no delay, and no worker of its own.
+        let (whose, from) = match contributions {
+            [one] => (one.worker, one.pulled.min(self.version)),
+            _ => (FLEET, self.version),
+        };
+        let mut kept = if keeps.of_workers() {
+            self.kept.remove(&whose).unwrap_or_default()
+        } else {
+            OfWorker::default()
+        };
+        let mut own: Vec<Vec<f32>> =
+            std::mem::take(&mut kept.slots).into_iter().map(Arc::unwrap_or_clone).collect();
+        if keeps.own_slots && own.is_empty() {
+            own = job.on_shard().new_slots(self.weights.len());
+        }
+        kept.updates += 1;
+        // What it says it pulled and what it was sent are the same, but where it comes from another leader.
+        let pulled = kept.pulled.as_ref().filter(|(v, _)| *v == from && from < self.version);
+        let own_t = if keeps.own_slots { kept.updates } else { t };
+        let update = algorithm::Update {
+            hyper: Hyper { lr: rate as f32, t: own_t, clip_value: job.clip.value },
+            base_lr: job.optimizer.lr() as f32,
+            t,
+            delay: self.version.0 - from.0,
+        };
+        let state = algorithm::State {
+            weights: &mut self.weights,
+            slots: &mut self.slots,
+            own: keeps.own_slots.then_some(own.as_mut_slice()),
+            pulled: pulled.map(|(_, w)| w.as_slice()),
+        };
+        job.algorithm.apply(&job.optimizer, &update, state, gradient);
+        if keeps.of_workers() {
+            kept.slots = own.into_iter().map(Arc::new).collect();
+            self.kept.insert(whose, kept);
+        }
+    }
+
+    /// Drops what is kept of a worker that trains no more.
+    fn forget(&mut self, job: &ServerJob, worker: WorkerId) {
+        let Some(kept) = self.kept.remove(&worker) else { return };
+        let own: Vec<&[f32]> = kept.slots.iter().map(|s| s.as_slice()).collect();
+        job.algorithm.algorithm().own_changes(&own, false, &mut self.slots);
+    }
+
+    /// Notes that a worker gets the weights as they are.
+    fn record_pull(&mut self, worker: WorkerId) {
+        let version = self.version;
+        let same = |k: &OfWorker| k.pulled.clone().filter(|(v, _)| *v == version);
+        // Who pulls the same version shares the copy.
+        let copy = self.kept.values().find_map(same);
+        let copy = copy.unwrap_or_else(|| (version, Arc::new(self.weights.clone())));
+        self.kept.entry(worker).or_default().pulled = Some(copy);
+    }
+
+    /// What a pull gets where that is not the weights as they are.
+    pub fn look_ahead(&self, job: &ServerJob, kind: TensorKind) -> Option<Vec<f32>> {
+        let algorithm = job.algorithm.algorithm();
+        if kind == TensorKind::Buffer || !algorithm.looks_ahead() {
+            return None;
+        }
+        let rate = job.optimizer.lr() * job.schedule.factor(self.clock, 1);
+        let mut out = vec![0.0; self.weights.len()];
+        algorithm.look_ahead(&job.optimizer, rate as f32, &self.weights, &self.slots, &mut out);
+        Some(out)
     }
 }
 
@@ -83,6 +165,20 @@ pub fn vector_bytes(data: &Arc<BucketData>, vector: usize) -> Bytes {
     value_bytes(VectorOf(data.clone(), vector))
 }
 
+/// A shared vector, as the owner of bytes.
+pub struct Shared(pub Arc<Vec<f32>>);
+
+impl AsRef<[f32]> for Shared {
+    fn as_ref(&self) -> &[f32] {
+        &self.0
+    }
+}
+
+/// The weights that a worker gets, as the bytes that travel.
+pub fn pulled_bytes(job: &ServerJob, kind: TensorKind, data: &Arc<BucketData>) -> Bytes {
+    data.look_ahead(job, kind).map_or_else(|| vector_bytes(data, 0), value_bytes)
+}
+
 /// A bucket's place and data. Readers hold the lock only to clone the `Arc` (a pull reads bucket by bucket while
 /// others change: that is the Hogwild read).
 #[derive(Debug)]
@@ -98,11 +194,12 @@ impl Bucket {
     /// Zeroed weights and slots.
     pub fn new(id: BucketId, spec: BucketSpec, job: &ServerJob) -> Self {
         let slots = match spec.kind {
-            TensorKind::Param => job.optimizer.new_slots(spec.len),
+            TensorKind::Param => job.new_slots(spec.len),
             TensorKind::Buffer => Vec::new(),
         };
         let weights = vec![0.0; spec.len];
-        let data = BucketData { weights, slots, version: Version(0), clock: 0.0, initialised: false };
+        let kept = Kept::new();
+        let data = BucketData { weights, slots, kept, version: Version(0), clock: 0.0, initialised: false };
         Self::with_data(id, spec, Arc::new(data))
     }
 
@@ -128,7 +225,7 @@ impl Bucket {
 
     /// Takes a part of the initial state, unless the weights are in already. The error says why it fits no
     /// bucket of this job.
-    pub(super) fn init(&self, part: InitPart, payload: &Payload) -> Result<(), String> {
+    pub(super) fn init(&self, job: &ServerJob, part: InitPart, payload: &Payload) -> Result<(), String> {
         let mut data = self.data.write();
         if data.initialised {
             return Ok(());
@@ -144,6 +241,10 @@ impl Bucket {
                 let slot = data.slots.get_mut(i as usize);
                 let slot = slot.ok_or_else(|| format!("{} has {slots} slots, not slot {i}", self.id))?;
                 payload.reader().values(slot).map_err(|e| e.to_string())?;
+                if job.keeps().own_slots {
+                    // It sums up what workers have, and no worker has anything.
+                    slot.fill(0.0);
+                }
             }
         }
         Ok(())
@@ -151,19 +252,27 @@ impl Bucket {
 
     /// Applies one update; returns the version that contains it. Where somebody still reads the data as it was, it is
     /// copied first and stays among `replaced`.
-    pub(super) fn update(
-        &self,
-        job: &ServerJob,
-        gradient: Gradient<'_>,
-        contributions: usize,
-        members: usize,
-        replaced: &Replaced,
-    ) -> Version {
+    pub(super) fn update(&self, update: Incoming<'_>, replaced: &Replaced) -> Version {
         let mut data = self.data.write();
         if Arc::strong_count(&data) > 1 {
             replaced.add(&data);
         }
-        Arc::make_mut(&mut data).update(self.spec.kind, job, gradient, contributions, members)
+        Arc::make_mut(&mut data).update(self.spec.kind, update)
+    }
+
+    /// Notes that a worker gets the weights as they are; later updates do not change what it got.
+    pub(super) fn record_pull(&self, worker: WorkerId, replaced: &Replaced) {
+        let mut data = self.data.write();
+        if Arc::strong_count(&data) > 1 {
+            replaced.add(&data);
+        }
+        Arc::make_mut(&mut data).record_pull(worker);
+    }
+
+    /// Those of whom something is kept and who are not `active`.
+    pub(super) fn gone(&self, active: impl Fn(WorkerId) -> bool) -> Vec<WorkerId> {
+        let data = self.data.read();
+        data.kept.keys().copied().filter(|w| *w != FLEET && !active(*w)).collect()
     }
 
     /// Takes an image cut's data in the place of what is here.

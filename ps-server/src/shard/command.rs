@@ -66,6 +66,16 @@ pub enum Command {
         /// once, by the leader, so that every replica multiplies by the same number.
         factor: f32,
     },
+    /// A worker gets the weights of these buckets as they are at this place in the log. Only for algorithms that keep
+    /// what each worker has pulled.
+    Pull {
+        /// Who.
+        worker: WorkerId,
+        /// Its session.
+        session: SessionId,
+        /// By rising id.
+        buckets: Vec<BucketId>,
+    },
     /// From here on the log is written in this form; only where the job lets the leader choose.
     ChangeForm {
         /// The form.

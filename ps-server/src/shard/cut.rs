@@ -174,7 +174,9 @@ fn images(
         };
         let weights = vector(0)?;
         let slots = (1..=conf.slots(bucket.spec.kind) as u32).map(&mut vector).collect::<Result<_, _>>()?;
-        let data = BucketData { weights, slots, version: b.version, clock: b.clock, initialised: true };
+        let (version, clock) = (b.version, b.clock);
+        let kept = Default::default(); // jobs that keep something have no cuts
+        let data = BucketData { weights, slots, kept, version, clock, initialised: true };
         all.push((local, Arc::new(data)));
     }
     if by_place.is_empty() {

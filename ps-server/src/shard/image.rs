@@ -1,8 +1,9 @@
 //! A consistent copy of a shard's state: what a snapshot holds, and what the digest is taken over.
 
 use super::{
-    bucket::{BucketData, value_bytes, vector_bytes},
+    bucket::{BucketData, Shared, value_bytes, vector_bytes},
     cut::{Staged, StagedHeader},
+    kept::{OfWorker, OfWorkerHeader},
     state::Meta,
 };
 use crate::{header, raft::RawImage};
@@ -26,29 +27,58 @@ pub struct Image {
 pub struct ImageHeader {
     /// The small part.
     pub meta: Meta,
-    /// For each bucket: version, schedule clock, initialised, length, slots.
-    pub buckets: Vec<(Version, f64, bool, u64, u32)>,
+    /// Of each bucket.
+    pub buckets: Vec<BucketHeader>,
     /// Of the parts of an image cut that waits for its marker.
     pub staged: Option<StagedHeader>,
+}
+
+/// A bucket without its bulk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BucketHeader {
+    /// Updates applied.
+    pub version: Version,
+    /// The schedule's clock.
+    pub clock: f64,
+    /// Whether the initial weights are in.
+    pub initialised: bool,
+    /// Values in each of its vectors.
+    pub len: u64,
+    /// State vectors.
+    pub slots: u32,
+    /// What is kept of workers.
+    pub kept: Vec<OfWorkerHeader>,
+}
+
+impl BucketHeader {
+    fn of(b: &BucketData) -> Self {
+        Self {
+            version: b.version,
+            clock: b.clock,
+            initialised: b.initialised,
+            len: b.weights.len() as u64,
+            slots: b.slots.len() as u32,
+            kept: b.kept.iter().map(|(w, k)| k.header(*w)).collect(),
+        }
+    }
 }
 
 impl Image {
     /// The header that announces [`Self::vectors`].
     pub fn header(&self) -> ImageHeader {
-        let buckets = self
-            .buckets
-            .iter()
-            .map(|b| (b.version, b.clock, b.initialised, b.weights.len() as u64, b.slots.len() as u32))
-            .collect();
+        let buckets = self.buckets.iter().map(|b| BucketHeader::of(b)).collect();
         ImageHeader { meta: self.meta.clone(), buckets, staged: self.staged.as_ref().map(Staged::header) }
     }
 
-    /// The bulk in order: for each bucket its weights, then its slots; then what is staged.
+    /// The bulk in order: for each bucket its weights, its slots, what is kept of workers; then what is staged.
     pub fn vectors(&self) -> impl Iterator<Item = &[f32]> {
         let staged = self.staged.iter().flat_map(|s| s.vectors.iter().map(|(_, v)| v.as_slice()));
         self.buckets
             .iter()
-            .flat_map(|b| std::iter::once(b.weights.as_slice()).chain(b.slots.iter().map(Vec::as_slice)))
+            .flat_map(|b| {
+                let kept = b.kept.values().flat_map(OfWorker::vectors).map(|v| v.as_slice());
+                std::iter::once(b.weights.as_slice()).chain(b.slots.iter().map(Vec::as_slice)).chain(kept)
+            })
             .chain(staged)
     }
 
@@ -69,10 +99,11 @@ impl Image {
             Ok(v)
         };
         let mut buckets = Vec::new();
-        for (version, clock, initialised, len, slots) in header.buckets {
+        for BucketHeader { version, clock, initialised, len, slots, kept } in header.buckets {
             let weights = next(len)?;
             let slots = (0..slots).map(|_| next(len)).collect::<Result<_, _>>()?;
-            buckets.push(Arc::new(BucketData { weights, slots, version, clock, initialised }));
+            let kept = kept.into_iter().map(|k| k.assemble(|| next(len))).collect::<Result<_, _>>()?;
+            buckets.push(Arc::new(BucketData { weights, slots, kept, version, clock, initialised }));
         }
         let staged = header.staged.map(|s| {
             let vectors = s.vectors.into_iter().map(|(of, len)| Ok((of, Arc::new(next(len)?))));
@@ -120,14 +151,5 @@ impl Image {
     /// Bytes of the bulk.
     pub fn bytes(&self) -> u64 {
         self.vectors().map(|v| v.len() as u64 * 4).sum()
-    }
-}
-
-/// What is staged, as the owner of bytes.
-struct Shared(Arc<Vec<f32>>);
-
-impl AsRef<[f32]> for Shared {
-    fn as_ref(&self) -> &[f32] {
-        &self.0
     }
 }

@@ -10,6 +10,7 @@
 //! - [`command`]: what may be written to the log, and what applying it gives back.
 //! - [`state`]: the replicated state machine; changes only in `apply`.
 //! - [`bucket`]: one bucket's weights and optimizer slots.
+//! - [`kept`]: what an algorithm keeps of each worker in a bucket.
 //! - [`members`]: who takes part, and how far each has come.
 //! - [`chunks`]: which worker has which part of the epoch's data (shard 0, leased sampler).
 //! - [`admission`]: may this push be taken? Pure.
@@ -34,6 +35,7 @@ pub mod cut;
 mod cut_properties;
 pub mod form;
 pub mod image;
+pub mod kept;
 pub mod members;
 pub mod observed;
 pub mod owner;

@@ -127,6 +127,8 @@ struct Lead {
     /// Working copies, and what waits for a cut.
     cuts: Cuts,
     pulls: Vec<WaitingPull>,
+    /// Pulls that may go, and that the log must hold first.
+    to_record: Vec<pulls::Go>,
     /// Asks for chunks that wait for an answer.
     takes: BTreeMap<ConnId, takes::WaitingTake>,
     /// When leases are looked at next.
@@ -185,6 +187,7 @@ enum Purpose {
     Init,
     Update { bucket: usize, contributions: Vec<Contribution>, of: Proposed },
     Leave { worker: WorkerId },
+    Pull(pulls::Go),
     Resume { conn: ConnId },
     CutPart,
     Cut(Proposed),
@@ -235,6 +238,7 @@ impl Owner {
                 }
             }
             self.go_on(&mut reigns).await;
+            self.record_pulls().await;
             self.counters.streams.store(self.streams.len() as u64, Relaxed);
         }
     }
@@ -430,6 +434,7 @@ impl Owner {
                 }
                 self.evaluated(outcome);
             }
+            (Purpose::Pull(go), Outcome::Done) => return self.pull_recorded(go),
             (Purpose::Resume { conn }, Outcome::Resumed { clock }) => {
                 self.send(conn, Reply::Resumed { clock })
             }

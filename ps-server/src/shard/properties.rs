@@ -2,6 +2,7 @@
 
 use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
+    bucket::Incoming,
     command::EvalSums,
     image::{Image, ImageHeader},
 };
@@ -9,6 +10,7 @@ use crate::header;
 use bytes::Bytes;
 use paraft_common::{
     BucketId, Encoding, LogForm, Mode, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId,
+    algorithm::AlgorithmConfig,
     codec::put_f32_le,
     config::{EarlyStop, ServerJob},
     optim::{ClipConfig, Gradient, OptimizerConfig, ScheduleConfig},
@@ -34,10 +36,35 @@ pub(super) fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
 }
 
 pub(super) fn a_job() -> impl Strategy<Value = ServerJob> {
-    let kinds = ["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw"];
+    let kinds = ["sgd", "momentum", "nesterov", "delayed-nesterov", "adagrad", "rmsprop", "adam", "adamw"];
     (prop::sample::select(kinds.to_vec()), 0usize..10).prop_map(|(kind, buffers)| {
         let optimizer = toml::from_str(&format!("kind = \"{kind}\"")).expect("every kind has defaults");
         job(optimizer, buffers)
+    })
+}
+
+/// With an algorithm, of which some keep something of each worker.
+fn a_job_of_any_algorithm() -> impl Strategy<Value = ServerJob> {
+    let any = || {
+        let kinds = [
+            "asgd",
+            "staleness-aware",
+            "dc-asgd-c",
+            "dc-asgd-a",
+            "gap-aware",
+            "multi-asgd",
+            "dana-zero",
+            "dana-slim",
+        ];
+        prop::sample::select(kinds.to_vec())
+    };
+    (a_job(), any()).prop_map(|(job, kind)| {
+        let algorithm: AlgorithmConfig =
+            toml::from_str(&format!("kind = \"{kind}\"")).expect("every kind has defaults");
+        let nesterov = || toml::from_str("kind = \"nesterov\"").expect("it has defaults");
+        let fits = algorithm.algorithm().validate(&job.optimizer).is_ok();
+        let optimizer = if fits { job.optimizer.clone() } else { nesterov() };
+        ServerJob { algorithm, optimizer, ..job }
     })
 }
 
@@ -53,6 +80,7 @@ enum Op {
     Finish { worker: u32 },
     Update { bucket: u32, who: Vec<(u32, bool, i8)>, encoding: Encoding, factor: f32, value: f32, cut: bool },
     Report { worker: u32, epoch: u64, loss: f64, count: u64 },
+    Pull { worker: u32, stale: bool },
 }
 
 fn an_op() -> impl Strategy<Value = Op> {
@@ -75,6 +103,7 @@ fn an_op() -> impl Strategy<Value = Op> {
             }),
         2 => (worker(), 0u64..5, any::<f64>(), any::<u64>())
             .prop_map(|(worker, epoch, loss, count)| Op::Report { worker, epoch, loss, count }),
+        4 => (worker(), prop::bool::weighted(0.1)).prop_map(|(worker, stale)| Op::Pull { worker, stale }),
     ]
 }
 
@@ -120,6 +149,10 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
         Op::Update { bucket, ref who, encoding, factor, value, cut } => {
             let local = shard.configured().and_then(|c| c.local(BucketId(bucket))).unwrap_or(0);
             let mut seen = BTreeSet::new();
+            let recorded = |local: usize, w: WorkerId| {
+                let data = shard.configured()?.buckets.get(local)?.image();
+                Some(data.kept.get(&w)?.pulled.as_ref()?.0)
+            };
             let contributions = who
                 .iter()
                 .filter(|(w, ..)| seen.insert(*w))
@@ -135,12 +168,19 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
                         session,
                         seq: Seq(step.0),
                         step,
-                        pulled: Version(done.0),
+                        pulled: recorded(local, WorkerId(*w)).unwrap_or(Version(done.0)),
                     }
                 })
                 .collect();
             let command = Command::Update { bucket: BucketId(bucket), contributions, encoding, factor };
             Proposal { command, payload: payload(bucket, encoding, value, cut) }
+        }
+        Op::Pull { worker, stale } => {
+            let session =
+                if stale { SessionId(session(worker).0.saturating_sub(1)) } else { session(worker) };
+            let buckets =
+                shard.configured().map(|c| c.buckets.iter().map(|b| b.id).collect()).unwrap_or_default();
+            Command::Pull { worker: WorkerId(worker), session, buckets }.into()
         }
         Op::Report { worker, epoch, loss, count } => {
             let sums = EvalSums { loss_sum: loss, correct: count, count };
@@ -193,7 +233,7 @@ proptest! {
 
     #[test]
     fn replicas_that_apply_the_same_log_are_the_same_bit_for_bit(
-        job in a_job(), ops in prop::collection::vec(an_op(), 1..120),
+        job in a_job_of_any_algorithm(), ops in prop::collection::vec(an_op(), 1..120),
     ) {
         let (a, configure) = configured(&job);
         let b = new();
@@ -207,7 +247,7 @@ proptest! {
 
     #[test]
     fn entries_that_are_applied_together_end_as_those_applied_one_by_one(
-        job in a_job(), ops in prop::collection::vec(an_op(), 1..120), run in 1usize..20,
+        job in a_job_of_any_algorithm(), ops in prop::collection::vec(an_op(), 1..120), run in 1usize..20,
     ) {
         let (a, configure) = configured(&job);
         let b = new();
@@ -226,7 +266,7 @@ proptest! {
 
     #[test]
     fn a_replica_that_starts_from_a_snapshot_ends_as_one_that_saw_the_whole_log(
-        job in a_job(), ops in prop::collection::vec(an_op(), 1..120), cut in any::<prop::sample::Index>(),
+        job in a_job_of_any_algorithm(), ops in prop::collection::vec(an_op(), 1..120), cut in any::<prop::sample::Index>(),
     ) {
         let (whole, _) = configured(&job);
         let late = new();
@@ -251,7 +291,7 @@ proptest! {
 
     #[test]
     fn no_push_of_a_session_is_ever_in_the_weights_twice(
-        job in a_job(), ops in prop::collection::vec(an_op(), 1..120),
+        job in a_job_of_any_algorithm(), ops in prop::collection::vec(an_op(), 1..120),
     ) {
         let (shard, _) = configured(&job);
         let mut applied = BTreeSet::new();
@@ -277,7 +317,7 @@ proptest! {
 
     #[test]
     fn a_damaged_snapshot_is_refused_and_never_a_panic(
-        job in a_job(), ops in prop::collection::vec(an_op(), 1..20),
+        job in a_job_of_any_algorithm(), ops in prop::collection::vec(an_op(), 1..20),
         which in any::<prop::sample::Index>(), len in any::<u64>(), slots in any::<u32>(), drop in any::<bool>(),
     ) {
         let (shard, _) = configured(&job);
@@ -291,8 +331,8 @@ proptest! {
         if drop {
             vectors.remove(which);
         } else {
-            header.buckets[which].3 = len;
-            header.buckets[which].4 = slots;
+            header.buckets[which].len = len;
+            header.buckets[which].slots = slots;
         }
         let same = (len, slots) == (image.buckets[which].weights.len() as u64, image.buckets[which].slots.len() as u32);
         if let Ok(image) = Image::assemble(header, vectors.into_iter().map(Ok)) {
@@ -335,7 +375,9 @@ fn without_the_record_of_who_pushed_what_the_ledger_would_show_minus_two() {
     shard.apply(&push);
     let conf = shard.configured().expect("configured");
     let gradient = Gradient { payload: &push.payload, encoding: Encoding::F32, scale: 1.0 };
-    conf.buckets[0].update(&conf.job, gradient, 1, 1, &conf.replaced);
+    let Command::Update { contributions, .. } = &push.command else { panic!("a push is an update") };
+    let update = Incoming { job: &conf.job, gradient, contributions, members: 1, gone: &[] };
+    conf.buckets[0].update(update, &conf.replaced);
     assert_eq!(weight(&shard), -2.0);
 }
 
@@ -407,4 +449,71 @@ fn an_early_stop_comes_after_as_many_bad_evaluations_as_patience_says() {
         })
         .collect();
     assert_eq!(stops, [false, false, false, false, true, true], "min_delta 0.1, patience 3");
+}
+
+/// Two workers, one bucket, the rate 1 and an algorithm that keeps what they pull.
+fn compensated() -> (Shard, [SessionId; 2]) {
+    let algorithm = toml::from_str("kind = \"dc-asgd-c\"\nlambda = 1.0").expect("valid");
+    let job = ServerJob {
+        schedule: ScheduleConfig::default(),
+        clip: ClipConfig::default(),
+        algorithm,
+        ..job(OptimizerConfig::sgd(1.0), 0)
+    };
+    let (shard, _) = configured(&job);
+    let session = |w| match shard.apply(&Command::Join { worker: WorkerId(w) }.into()) {
+        Outcome::Joined { session, .. } => session,
+        other => panic!("{other:?}"),
+    };
+    let sessions = [session(0), session(1)];
+    (shard, sessions)
+}
+
+fn pull(shard: &Shard, worker: u32, session: SessionId) -> Version {
+    let command = Command::Pull { worker: WorkerId(worker), session, buckets: vec![BucketId(0)] };
+    assert_eq!(shard.apply(&command.into()), Outcome::Done);
+    shard.configured().expect("configured").buckets[0].version()
+}
+
+fn push(shard: &Shard, worker: u32, session: SessionId, step: u64, pulled: Version, value: f32) {
+    let worker = WorkerId(worker);
+    let contributions = vec![Contribution { worker, session, seq: Seq(step), step: Step(step), pulled }];
+    let (bucket, encoding) = (BucketId(0), Encoding::F32);
+    let command = Command::Update { bucket, contributions, encoding, factor: 1.0 };
+    let outcome = shard.apply(&Proposal { command, payload: value.to_le_bytes().repeat(6).into() });
+    assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");
+}
+
+#[test]
+fn a_late_push_is_compensated_for_the_way_since_its_own_pull() {
+    let (shard, [a, b]) = compensated();
+    let (at_a, at_b) = (pull(&shard, 0, a), pull(&shard, 1, b));
+    push(&shard, 0, a, 1, at_a, 1.0);
+    assert_eq!(weight(&shard), -1.0, "not late");
+    // Late by one update, which has moved the weight by -1: 2 + 1 * 2 * 2 * (-1 - 0).
+    push(&shard, 1, b, 1, at_b, 2.0);
+    assert_eq!(weight(&shard), -1.0 - (2.0 - 4.0));
+    let data = shard.image().buckets[0].clone();
+    assert_eq!(data.kept[&WorkerId(0)].pulled.as_ref().expect("recorded").1[0], 0.0, "as it was pulled");
+}
+
+#[test]
+fn what_is_kept_of_a_worker_goes_with_the_first_update_after_it_left() {
+    let (shard, [a, b]) = compensated();
+    let (at, _) = (pull(&shard, 0, a), pull(&shard, 1, b));
+    let whose = || shard.image().buckets[0].kept.keys().map(|w| w.0).collect::<Vec<_>>();
+    shard.apply(&Command::Leave { worker: WorkerId(1), session: b }.into());
+    assert_eq!(whose(), [0, 1]);
+    push(&shard, 0, a, 1, at, 1.0);
+    assert_eq!(whose(), [0]);
+}
+
+#[test]
+fn pulls_of_one_version_share_their_copy() {
+    let (shard, [a, b]) = compensated();
+    pull(&shard, 0, a);
+    pull(&shard, 1, b);
+    let data = shard.image().buckets[0].clone();
+    let copies: Vec<_> = data.kept.values().filter_map(|k| k.pulled.as_ref()).collect();
+    assert!(std::sync::Arc::ptr_eq(&copies[0].1, &copies[1].1));
 }

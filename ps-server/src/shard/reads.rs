@@ -5,7 +5,7 @@
 //! push that is computed from it counts that as it counts every other lag.
 
 use super::{
-    bucket::vector_bytes,
+    bucket::pulled_bytes,
     form::Form,
     owner::{Counters, Weights},
     state::Shard,
@@ -71,7 +71,10 @@ impl Read {
             }
             todo.remove(&bucket);
             let not_modified = self.have.get(bucket) == Some(&version);
-            let payload = if not_modified { Bytes::new() } else { vector_bytes(&data, 0) };
+            let payload = match not_modified {
+                true => Bytes::new(),
+                false => pulled_bytes(&conf.job, conf.buckets[bucket].spec.kind, &data),
+            };
             counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
             counters.not_modified.fetch_add(u64::from(not_modified), Relaxed);
             out.push(Weights {

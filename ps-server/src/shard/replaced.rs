@@ -69,7 +69,14 @@ mod tests {
 
     fn data(values: usize) -> Arc<BucketData> {
         let (weights, slots) = (vec![0.0; values], vec![vec![0.0; values]; 2]);
-        Arc::new(BucketData { weights, slots, version: Version(0), clock: 0.0, initialised: true })
+        Arc::new(BucketData {
+            weights,
+            slots,
+            kept: Default::default(),
+            version: Version(0),
+            clock: 0.0,
+            initialised: true,
+        })
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl Replicated for Shard {
         let Some(conf) = self.configured() else { return Vec::new() };
         let mut first = 0;
         let of_bucket = |b: &Bucket| {
-            let parts = first..first + 1 + conf.slots(b.spec.kind) as u32;
+            let parts = first..first + b.image().vectors() as u32;
             first = parts.end;
             (b.version(), parts)
         };

@@ -4,7 +4,7 @@
 //! commands, deterministically: no clock, no randomness, no map whose order depends on the process.
 
 use super::{
-    bucket::{Bucket, BucketData},
+    bucket::{Bucket, BucketData, Incoming},
     chunks::Chunks,
     command::{Command, Contribution, EvalSums, Evaluated, InitPart, Outcome, Proposal},
     cut::{CutId, Staged},
@@ -66,7 +66,7 @@ impl Configured {
 
     /// State vectors that the optimizer keeps for a bucket of this kind.
     pub fn slots(&self, kind: TensorKind) -> usize {
-        if kind == TensorKind::Param { self.job.optimizer.slots() } else { 0 }
+        if kind == TensorKind::Param { self.job.slots() } else { 0 }
     }
 
     /// How pushes of a local bucket carry their values.
@@ -188,6 +188,8 @@ struct Update<'a> {
     gradient: Gradient<'a>,
     /// Members that train.
     members: usize,
+    /// Those of whom something is kept, and who train no more.
+    gone: Vec<WorkerId>,
     /// The bucket's version.
     before: Version,
 }
@@ -196,8 +198,10 @@ impl Update<'_> {
     /// The bulk of the work.
     fn run(&self) -> Version {
         let bucket = &self.conf.buckets[self.b];
-        let (conf, contributions) = (&self.conf, self.contributions.len());
-        bucket.update(&conf.job, self.gradient, contributions, self.members, &conf.replaced)
+        let (conf, contributions) = (&self.conf, self.contributions);
+        let (members, gone) = (self.members, self.gone.as_slice());
+        let update = Incoming { job: &conf.job, gradient: self.gradient, contributions, members, gone };
+        bucket.update(update, &conf.replaced)
     }
 }
 
@@ -264,6 +268,7 @@ impl Shard {
                 Outcome::Evaluated(self.close_evaluations(&mut meta))
             }
             Command::Update { .. } => self.update(proposal),
+            Command::Pull { worker, session, buckets } => self.pull(*worker, *session, buckets),
             Command::Fence => Outcome::Done,
             Command::ChangeForm { form } => self.change_form(*form),
             Command::CutPart { cut, part, vectors } => self.cut_part(*cut, *part, vectors, &proposal.payload),
@@ -343,6 +348,18 @@ impl Shard {
         }
     }
 
+    fn pull(&self, worker: WorkerId, session: SessionId, buckets: &[BucketId]) -> Outcome {
+        let Some(conf) = self.configured().filter(|c| c.job.keeps().pulled) else {
+            return Outcome::Refused("the job keeps nothing of what its workers pull".into());
+        };
+        if self.read(|m| m.members.in_session(worker, session).is_some()) {
+            let locals = buckets.iter().filter_map(|id| conf.local(*id)).map(|b| &conf.buckets[b]);
+            let trained = locals.filter(|b| b.spec.kind == TensorKind::Param);
+            trained.for_each(|b| b.record_pull(worker, &conf.replaced));
+        }
+        Outcome::Done
+    }
+
     fn change_form(&self, form: Form) -> Outcome {
         if !self.configured().is_some_and(|c| c.job.may_change_form()) {
             return Outcome::Refused("the job has fixed its form".into());
@@ -355,7 +372,7 @@ impl Shard {
     fn init(&self, id: BucketId, part: InitPart, payload: &Payload) -> Outcome {
         match self.bucket(id, payload, Encoding::F32) {
             Err(e) => Outcome::Refused(e),
-            Ok((conf, i)) => match conf.buckets[i].init(part, payload) {
+            Ok((conf, i)) => match conf.buckets[i].init(&conf.job, part, payload) {
                 Ok(()) => Outcome::Done,
                 Err(e) => Outcome::Refused(e),
             },
@@ -429,7 +446,7 @@ impl Shard {
         let gradient = Gradient { payload: &proposal.payload, encoding: *encoding, scale: *factor };
         let (conf, b) = self.bucket(*id, gradient.payload, gradient.encoding).map_err(Outcome::Refused)?;
         let bucket = &conf.buckets[b];
-        let members = {
+        let (members, gone) = {
             let mut meta = self.meta.write();
             // The last line of defence for exactly-once: whatever the leader proposed, an update that holds a
             // push which is in already changes nothing.
@@ -440,10 +457,13 @@ impl Shard {
                 meta.duplicates += u64::from(duplicate);
                 return Err(Outcome::Updated { version: bucket.version(), applied: false });
             }
-            meta.members.active().count()
+            let keeps = conf.job.keeps().of_workers() && bucket.spec.kind == TensorKind::Param;
+            let active = |w| meta.members.get(w).is_some_and(|m| !m.finished && !m.resting);
+            let gone = if keeps { bucket.gone(active) } else { Vec::new() };
+            (meta.members.active().count(), gone)
         };
         let before = bucket.version();
-        Ok(Update { conf, b, contributions, gradient, members, before })
+        Ok(Update { conf, b, contributions, gradient, members, gone, before })
     }
 
     /// Records an update whose weights are in.
@@ -527,12 +547,15 @@ impl Shard {
         } else {
             let job = ServerJob::from_toml(&image.meta.job).map_err(|e| e.to_string())?;
             let places = placement::buckets_of(&job.layout(), self.id, self.shards);
-            let slots = |kind| if kind == TensorKind::Param { job.optimizer.slots() } else { 0 };
+            let slots = |kind| if kind == TensorKind::Param { job.slots() } else { 0 };
+            let (keeps, own_slots) = (job.keeps(), job.on_shard().slots());
+            let own = |kind| if kind == TensorKind::Param && keeps.own_slots { own_slots } else { 0 };
             let fits = places.len() == image.buckets.len()
-                && places
-                    .iter()
-                    .zip(&image.buckets)
-                    .all(|((_, s), d)| s.len == d.weights.len() && slots(s.kind) == d.slots.len())
+                && places.iter().zip(&image.buckets).all(|((_, s), d)| {
+                    s.len == d.weights.len()
+                        && slots(s.kind) == d.slots.len()
+                        && d.kept.values().all(|k| k.fits(s.len, keeps.pulled, own(s.kind)))
+                })
                 && image.meta.chunks.as_ref().map(Chunks::plan)
                     == job.chunks.filter(|_| self.id == ShardId(0))
                 && image.meta.members.iter().all(|(_, m)| m.steps.len() == places.len());

@@ -10,7 +10,7 @@
 //! that calls, so the copies that `cut` takes between two pushes are consistent with each other and with the record.
 
 use super::{
-    bucket::{BucketData, vector_bytes},
+    bucket::{BucketData, Incoming, vector_bytes},
     command::{Command, Contribution, Proposal},
     cut::{CutBucket, CutId, CutRecord, VectorOf},
     members::{Member, Members},
@@ -111,7 +111,9 @@ impl Working {
         let data = self.buckets.entry(bucket).or_insert_with(|| conf.buckets[bucket].image());
         let before = data.version;
         let kind = conf.buckets[bucket].spec.kind;
-        let version = Arc::make_mut(data).update(kind, &conf.job, gradient, 1, active);
+        let contributions = std::slice::from_ref(c);
+        let update = Incoming { job: &conf.job, gradient, contributions, members: active, gone: &[] };
+        let version = Arc::make_mut(data).update(kind, update);
         self.open.buckets.insert(bucket);
         self.step(conf, replicated, c.worker, bucket, c.step, now);
         let member = self.member_mut(c.worker, replicated);

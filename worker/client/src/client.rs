@@ -193,7 +193,7 @@ impl Client {
             let (given, len) = (initial.weights.len(), layout.len());
             return Err(bad(format!("{given} initial weights for a model of {len}")));
         }
-        let (slots, params) = (options.job.optimizer.slots(), layout.params_len());
+        let (slots, params) = (options.job.slots(), layout.params_len());
         if !initial.slots.is_empty()
             && (initial.slots.len() != slots || initial.slots.iter().any(|s| s.len() != params))
         {

@@ -89,7 +89,7 @@ impl Sections {
         step: Step,
     ) -> Result<Self, ClientError> {
         let layout = job.layout();
-        let slots = job.optimizer.slots();
+        let slots = job.slots();
         let text = job.to_toml().map_err(|e| ClientError::Options(e.to_string()))?;
         let mut sections = Self {
             step,

@@ -238,11 +238,16 @@ impl<N: Net<CudaDevice>> OnCuda<N> {
 }
 
 /// An update's rule, as the device's kernels take it.
-fn rule(optimizer: &OptimizerConfig, hyper: &Hyper) -> Rule {
-    match optimizer.rule(hyper) {
+fn rule(optimizer: &OptimizerConfig, hyper: &Hyper) -> Result<Rule, ModelError> {
+    Ok(match optimizer.rule(hyper) {
         optim::Rule::Sgd { lr } => Rule::Sgd { lr },
         optim::Rule::Momentum(r) => Rule::Momentum { lr: r.lr, mu: r.mu, enter: r.enter },
         optim::Rule::Nesterov(r) => Rule::Nesterov { lr: r.lr, mu: r.mu },
+        optim::Rule::DelayedNesterov(_) => {
+            return Err(ModelError::new(
+                "delayed-nesterov is for gradients that come late: servers apply it, ranks do not",
+            ));
+        }
         optim::Rule::Adagrad(r) => Rule::Adagrad { lr: r.lr, eps: r.eps },
         optim::Rule::RmsProp(r) => Rule::RmsProp {
             lr: r.lr,
@@ -262,7 +267,7 @@ fn rule(optimizer: &OptimizerConfig, hyper: &Hyper) -> Rule {
             unbias2: r.unbias2,
             eps: r.eps,
         },
-    }
+    })
 }
 
 /// Those of the parts, in runs of at most so many values (or one part), the last one first.
@@ -409,7 +414,7 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
             scale: clip_norm.map_or(1.0, |most| norm_factor(most, squares)),
             limit: hyper.clip_value.unwrap_or(f32::INFINITY),
             decay: optimizer.decay(),
-            rule: rule(optimizer, hyper),
+            rule: rule(optimizer, hyper)?,
         };
         self.pending = None;
         // Where a launch fails half of it may be done.

@@ -1,8 +1,13 @@
 //! Pulls: who may go on, and what they get.
 
 use super::cuts::MAX_AHEAD;
-use super::{ConnId, Owner, Reply, WaitingPull, Weights};
-use crate::shard::{bucket::vector_bytes, form::Form, state::Configured};
+use super::{ConnId, Owner, Purpose, Reply, WaitingPull, Weights};
+use crate::shard::{
+    bucket::{Shared, pulled_bytes, value_bytes, vector_bytes},
+    command::Command,
+    form::Form,
+    state::Configured,
+};
 use bytes::Bytes;
 use paraft_common::{Durability, Step};
 use paraft_trace::Moment;
@@ -21,12 +26,14 @@ pub(super) enum Touched {
 }
 
 /// A pull, or a part of one, that goes out now.
-struct Go {
+pub(super) struct Go {
     pull: WaitingPull,
     /// Local buckets, in the order in which they go out.
     buckets: Vec<usize>,
     /// Nothing is left of it.
     whole: bool,
+    /// The slowest member when the rule let it go.
+    slowest: Step,
 }
 
 impl Owner {
@@ -82,7 +89,7 @@ impl Owner {
                     p.count_if(held, &self.counters.pulls_waited);
                     let whole = p.todo.is_empty();
                     if !buckets.is_empty() {
-                        go.push(Go { pull: p.clone(), buckets, whole });
+                        go.push(Go { pull: p.clone(), buckets, whole, slowest: Step(0) });
                     }
                     return !whole;
                 }
@@ -108,7 +115,7 @@ impl Owner {
                 };
                 if may {
                     let buckets = std::mem::take(&mut p.todo).into_iter().collect();
-                    go.push(Go { pull: p.clone(), buckets, whole: true });
+                    go.push(Go { pull: p.clone(), buckets, whole: true, slowest: Step(0) });
                 }
                 !may
             });
@@ -120,12 +127,37 @@ impl Owner {
         let due =
             go.iter().filter(|g| g.pull.section).map(|g| (g.pull.worker, g.pull.done)).collect::<Vec<_>>();
         self.keep_section(&conf, &due);
-        for g in go {
+        let records = conf.job.keeps().pulled && !mode.averages();
+        for mut g in go {
+            g.slowest = slowest;
             if g.whole && !g.pull.last {
                 self.counters.max_gap.fetch_max(g.pull.done.0.saturating_sub(slowest.0), Relaxed);
             }
-            let section = g.pull.section && self.writes_section(&conf, g.pull.worker, g.pull.done);
-            self.answer(&conf, g, slowest, section);
+            match &mut self.lead {
+                // What it gets is what the log says that it got.
+                Some(lead) if records && !g.pull.last => lead.to_record.push(g),
+                _ => self.answer(&conf, g, false),
+            }
+        }
+    }
+
+    /// Proposes the pulls that the log must hold. They are answered once they are applied.
+    pub(super) async fn record_pulls(&mut self) {
+        let Some(conf) = self.shard.configured() else { return };
+        let pulls = self.lead.as_mut().map(|l| std::mem::take(&mut l.to_record)).unwrap_or_default();
+        for g in pulls {
+            let worker = g.pull.worker;
+            let Some(session) = self.streams.get(&g.pull.conn).and_then(|s| s.session) else { continue };
+            let mut buckets: Vec<_> = g.buckets.iter().map(|b| conf.buckets[*b].id).collect();
+            buckets.sort_unstable();
+            self.propose(Purpose::Pull(g), Command::Pull { worker, session, buckets }.into()).await;
+        }
+    }
+
+    /// A pull is in the log, and applied.
+    pub(super) fn pull_recorded(&mut self, go: Go) {
+        if let Some(conf) = self.shard.configured() {
+            self.answer(&conf, go, true);
         }
     }
 
@@ -155,8 +187,10 @@ impl Owner {
         }
     }
 
-    fn answer(&mut self, conf: &Configured, go: Go, slowest: Step, section: bool) {
-        let Go { pull, buckets, whole } = go;
+    /// `recorded`: the worker gets what the log says that it got.
+    fn answer(&mut self, conf: &Configured, go: Go, recorded: bool) {
+        let Go { pull, buckets, whole, slowest } = go;
+        let section = pull.section && self.writes_section(conf, pull.worker, pull.done);
         let (stop, finishers) = self.shard.read(|m| {
             let f = if pull.last { m.members.iter().map(|(w, _)| w).collect() } else { Vec::new() };
             (m.stop, f)
@@ -168,10 +202,16 @@ impl Owner {
         for (i, bucket) in (1..).zip(buckets) {
             let Some(lead) = &self.lead else { return };
             let data = lead.cuts.working.data(conf, bucket);
-            let version = data.version;
+            let got = data.kept.get(&pull.worker).and_then(|k| k.pulled.clone()).filter(|_| recorded);
+            let version = got.as_ref().map_or(data.version, |(version, _)| *version);
             // What the worker has already is not sent again.
             let not_modified = pull.have.get(bucket) == Some(&version);
-            let payload = if not_modified { Bytes::new() } else { vector_bytes(&data, 0) };
+            let payload = match got {
+                _ if not_modified => Bytes::new(),
+                Some((_, weights)) => value_bytes(Shared(weights)),
+                None if pull.last => vector_bytes(&data, 0),
+                None => pulled_bytes(&conf.job, conf.buckets[bucket].spec.kind, &data),
+            };
             drop(data);
             self.counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
             self.counters.not_modified.fetch_add(u64::from(not_modified), Relaxed);

@@ -1,0 +1,75 @@
+//! Gap-aware gradients: Barkai, Hakimi, Schuster, "Gap-Aware Mitigation of Gradient Staleness", ICLR 2020.
+//!
+//! The gap of a value is the way that its weight has gone since the worker pulled it, in average steps:
+//!
+//! ```text
+//!  gap = 1 + |w - w_pulled| / C          C = base_lr * sqrt(ms / (1 - decay^t))
+//!  g <- g / gap
+//!  ms <- decay * ms + (1 - decay) * (moved / lr)^2      after the update; moved: by how much it moved the weight
+//! ```
+//!
+//! `C` is an average step at the base rate, so the gap falls with the rate: when a schedule has made steps short, late
+//! gradients do little harm and are shrunk little. Without delay the gap is 1 and the gradient stays as it is, bit for
+//! bit.
+
+use super::{ALGORITHM, Algorithm, AlgorithmError, Keeps, Late, finite_or};
+use crate::optim::{OptimizerConfig, exact::pow};
+use serde::{Deserialize, Serialize};
+
+/// Each value by its own gap.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GapAware {
+    /// What remains of the mean square of the steps after an update, in `[0, 1)`. Default 0.999.
+    pub decay: f64,
+}
+
+impl Default for GapAware {
+    fn default() -> Self {
+        Self { decay: 0.999 }
+    }
+}
+
+/// The gap of a value: at least 1. `step` is the average step.
+pub(super) fn gap(way: f32, step: f32) -> f32 {
+    // No step was ever made: then there was no way either.
+    if step > 0.0 { 1.0 + way.abs() / step } else { 1.0 }
+}
+
+impl Algorithm for GapAware {
+    fn validate(&self, _: &OptimizerConfig) -> Result<(), AlgorithmError> {
+        Ok(ALGORITHM.below_one("decay", self.decay)?)
+    }
+
+    fn keeps(&self) -> Keeps {
+        Keeps { pulled: true, slots: &["mean_square_step"], ..Keeps::default() }
+    }
+
+    fn corrects(&self) -> bool {
+        true
+    }
+
+    fn correct(&self, push: &Late<'_>, slots: &mut [Vec<f32>], gradient: &mut [f32]) {
+        let (Some(pulled), [mean_square]) = (push.pulled, slots) else { return };
+        let unbias = (1.0 / (1.0 - pow(self.decay, push.t.saturating_sub(1).max(1)))) as f32;
+        for (((g, ms), w), p) in gradient.iter_mut().zip(mean_square).zip(push.weights).zip(pulled) {
+            *g = finite_or(*g / gap(w - p, push.base_lr * (*ms * unbias).sqrt()), *g);
+        }
+    }
+
+    fn watches(&self) -> bool {
+        true
+    }
+
+    fn moved(&self, push: &Late<'_>, weights: &[f32], slots: &mut [Vec<f32>]) {
+        let [mean_square] = slots else { return };
+        if push.lr <= 0.0 {
+            return;
+        }
+        let (decay, enter) = (self.decay as f32, (1.0 - self.decay) as f32);
+        for ((ms, before), after) in mean_square.iter_mut().zip(push.weights).zip(weights) {
+            let step = (before - after) / push.lr;
+            *ms = finite_or(decay * *ms + enter * (step * step), *ms);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! What an algorithm keeps of each worker in a bucket: the weights that it pulled last, and optimizer state of its own
+//! (`paraft_common::algorithm`). Part of the replicated state; empty for algorithms that keep nothing of workers.
+//!
+//! A worker's part appears with its first pull or push, and is dropped with the first update after it has stopped
+//! training. It is not in checkpoints, nor in image cuts, which such jobs do not have.
+
+use paraft_common::{Version, WorkerId};
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, sync::Arc};
+
+/// Whose state it is when several pushes are one update: the fleet's. No worker has this id.
+pub const FLEET: WorkerId = WorkerId(u32::MAX);
+
+/// By worker.
+pub type Kept = BTreeMap<WorkerId, OfWorker>;
+
+/// What is kept of one worker. The vectors are shared with copies of the bucket, and with pulls on their way.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OfWorker {
+    /// The weights of its last pull, and their version.
+    pub pulled: Option<(Version, Arc<Vec<f32>>)>,
+    /// The optimizer's state vectors; none before its first push.
+    pub slots: Vec<Arc<Vec<f32>>>,
+    /// Its updates of the bucket.
+    pub updates: u64,
+}
+
+/// [`OfWorker`] without the bulk, for a snapshot's header.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OfWorkerHeader {
+    /// Whose.
+    pub worker: WorkerId,
+    /// The version of the pulled weights, where there are any.
+    pub pulled: Option<Version>,
+    /// State vectors.
+    pub slots: u32,
+    /// Its updates of the bucket.
+    pub updates: u64,
+}
+
+impl OfWorker {
+    /// The header that announces [`Self::vectors`].
+    pub fn header(&self, worker: WorkerId) -> OfWorkerHeader {
+        let pulled = self.pulled.as_ref().map(|(v, _)| *v);
+        OfWorkerHeader { worker, pulled, slots: self.slots.len() as u32, updates: self.updates }
+    }
+
+    /// The bulk in order: the pulled weights, then the state vectors.
+    pub fn vectors(&self) -> impl Iterator<Item = &Arc<Vec<f32>>> {
+        self.pulled.iter().map(|(_, w)| w).chain(&self.slots)
+    }
+
+    /// Whether a job with such buckets may have it: `len` values in each vector, at most `slots` state vectors.
+    pub fn fits(&self, len: usize, keeps_pulled: bool, slots: usize) -> bool {
+        (self.slots.is_empty() || self.slots.len() == slots)
+            && (keeps_pulled || self.pulled.is_none())
+            && self.vectors().all(|v| v.len() == len)
+    }
+}
+
+impl OfWorkerHeader {
+    /// The part that it announces; `next` gives its vectors.
+    pub fn assemble(
+        self,
+        mut next: impl FnMut() -> Result<Vec<f32>, String>,
+    ) -> Result<(WorkerId, OfWorker), String> {
+        let pulled = self.pulled.map(|v| Ok::<_, String>((v, Arc::new(next()?)))).transpose()?;
+        let slots = (0..self.slots).map(|_| next().map(Arc::new)).collect::<Result<_, _>>()?;
+        Ok((self.worker, OfWorker { pulled, slots, updates: self.updates }))
+    }
+}
