@@ -18,6 +18,7 @@
 //!
 //! What it is not: when a round closes and what workers do between two pushes are other questions.
 
+mod asgd;
 mod dana;
 mod dc_asgd;
 mod gap_aware;
@@ -27,6 +28,7 @@ mod staleness_aware;
 #[cfg(test)]
 mod identities;
 
+pub use asgd::Asgd;
 pub use dana::{DanaSlim, DanaZero};
 pub use dc_asgd::{DcAsgdA, DcAsgdC};
 pub use gap_aware::GapAware;
@@ -47,12 +49,11 @@ use serde::{Deserialize, Serialize};
 /// let a: AlgorithmConfig = toml::from_str("kind = \"dc-asgd-c\"\nlambda = 0.1").expect("valid");
 /// assert!(a.algorithm().keeps().pulled);
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum AlgorithmConfig {
     /// Gradients are applied as they come.
-    #[default]
-    Asgd,
+    Asgd(Asgd),
     /// The rate falls with the delay.
     StalenessAware(StalenessAware),
     /// Delay compensation with a constant weight.
@@ -69,11 +70,17 @@ pub enum AlgorithmConfig {
     DanaSlim(DanaSlim),
 }
 
+impl Default for AlgorithmConfig {
+    fn default() -> Self {
+        Self::Asgd(Asgd {})
+    }
+}
+
 impl AlgorithmConfig {
     /// As the job file writes it.
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Asgd => "asgd",
+            Self::Asgd(_) => "asgd",
             Self::StalenessAware(_) => "staleness-aware",
             Self::DcAsgdC(_) => "dc-asgd-c",
             Self::DcAsgdA(_) => "dc-asgd-a",
@@ -87,7 +94,7 @@ impl AlgorithmConfig {
     /// Its behaviour.
     pub fn algorithm(&self) -> &dyn Algorithm {
         match self {
-            Self::Asgd => &Asgd,
+            Self::Asgd(a) => a,
             Self::StalenessAware(a) => a,
             Self::DcAsgdC(a) => a,
             Self::DcAsgdA(a) => a,
@@ -98,12 +105,6 @@ impl AlgorithmConfig {
         }
     }
 }
-
-/// Plain asynchronous SGD: Recht, Re, Wright, Niu, "Hogwild!", NIPS 2011; Dean et al., "Large Scale Distributed Deep
-/// Networks", NIPS 2012.
-struct Asgd;
-
-impl Algorithm for Asgd {}
 
 /// Why a job cannot have an algorithm.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

@@ -52,6 +52,37 @@ impl fmt::Display for Mode {
     }
 }
 
+/// The mode in force on a shard, and the switch that brought it. Part of the replicated state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InForce {
+    /// Counts the switches of the job: a shard takes those with a greater number, and no others. 0: none yet.
+    pub number: u64,
+    /// The mode.
+    pub mode: Mode,
+    /// The mode before the switch.
+    pub before: Mode,
+    /// Pushes up to this step are still of the mode before.
+    pub after: Step,
+}
+
+impl InForce {
+    /// The mode that a job begins with.
+    pub fn first(mode: Mode) -> Self {
+        Self { number: 0, mode, before: mode, after: Step(0) }
+    }
+
+    /// Of which mode a push of `step` is.
+    pub fn of_push(&self, step: Step) -> Mode {
+        if step <= self.after { self.before } else { self.mode }
+    }
+}
+
+impl Default for InForce {
+    fn default() -> Self {
+        Self::first(Mode::Bsp)
+    }
+}
+
 /// A text that names no mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is no consistency mode; write `bsp`, `ssp:S` with S from 0 to 1000000, or `asp`")]
@@ -101,6 +132,13 @@ mod tests {
         ] {
             assert_eq!(mode.may_proceed(Step(slowest), Step(done)), may, "{mode} {slowest} {done}");
         }
+    }
+
+    #[test]
+    fn a_switch_takes_effect_after_its_step() {
+        let switch = InForce { number: 1, mode: Mode::Asp, before: Mode::Bsp, after: Step(7) };
+        assert_eq!([6, 7, 8].map(|s| switch.of_push(Step(s))), [Mode::Bsp, Mode::Bsp, Mode::Asp]);
+        assert_eq!(InForce::first(Mode::Ssp(2)).of_push(Step(0)), Mode::Ssp(2));
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub mod pull_from;
 pub mod retry;
 mod simd;
 
-pub use consistency::Mode;
+pub use consistency::{InForce, Mode};
 pub use durability::{Durability, LeaderWindow, LogForm};
 pub use encoding::Encoding;
 pub use id::{BucketId, Seq, ServerId, SessionId, ShardId, Step, Version, WorkerId};

@@ -3,7 +3,7 @@
 //! - [`fleet`]: servers and workers as processes of this machine.
 //! - [`train`], [`compare`], [`demo`]: what a user starts.
 //! - [`serve`], worker: what a fleet consists of, also by hand.
-//! - [`status`], [`control`], [`jobs`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`], [`mod@bench`]: what a user asks.
+//! - [`status`], [`control`], [`mode`], [`jobs`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`], [`mod@bench`]: what a user asks.
 //! - [`verify`], [`chaos`], [`faults`]: what proves the promises, and attacks them.
 //! - [`table`], [`progress`], [`statistics`]: what a user sees.
 
@@ -30,6 +30,7 @@ mod failure;
 mod faults;
 mod fleet;
 mod jobs;
+mod mode;
 mod progress;
 mod replay;
 mod run_dir;
@@ -75,6 +76,8 @@ enum Command {
     Status(status::StatusArgs),
     /// Move leaders and replicas away from a server, so that it can be stopped without a stall.
     Drain(control::DrainArgs),
+    /// Switch a running job between synchronous and asynchronous training.
+    Mode(mode::ModeArgs),
     /// Prove the promises on this machine: the ledger under faults, synchronous training against one process.
     Verify(verify::VerifyArgs),
     /// Put faults on a running fleet: kills, pauses and, where it has the doors, links and disks.
@@ -105,6 +108,7 @@ fn main() {
         Command::Trace(a) => failure::report(trace::run(&a)),
         Command::Status(a) => failure::report(status::run(&a)),
         Command::Drain(a) => failure::report(control::drain(&a)),
+        Command::Mode(a) => failure::report(mode::run(&a)),
         Command::Verify(a) => failure::report(verify::run(&a)),
         Command::Chaos(a) => failure::report(chaos::run(&a)),
         Command::Bench(a) => failure::report(bench::run(&a)),

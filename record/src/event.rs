@@ -34,6 +34,8 @@ pub enum Event {
     Checkpoint(Checkpoint),
     /// A worker has trained a chunk of the leased sampler.
     Chunk(Chunk),
+    /// The mode was switched.
+    Mode(ModeSwitch),
     /// The numbers of the whole run: the last line.
     Summary(Summary),
 }
@@ -52,6 +54,25 @@ pub struct Chunk {
     pub chunk: u64,
     /// Samples in it.
     pub samples: u64,
+}
+
+/// A worker goes on in another mode: it has heard of the switch with the pull after `step`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModeSwitch {
+    /// Unix time, seconds.
+    pub wall: f64,
+    /// Who.
+    pub worker: WorkerId,
+    /// Its last finished step.
+    pub step: Step,
+    /// Samples it has trained on so far.
+    pub samples: u64,
+    /// Its training clock.
+    pub seconds: f64,
+    /// Counts the switches of the job.
+    pub number: u64,
+    /// The mode in force: `bsp`, `ssp:4`, `asp`.
+    pub mode: String,
 }
 
 /// What was run.

@@ -5,8 +5,8 @@
 //! the other side's count is used.
 
 use crate::{
-    Eval, Event, Leave, Lives, METRICS_FILE, RecordError, Run, Server, Shard, Summary, Train, Worker, count,
-    read_events, total,
+    Eval, Event, Leave, Lives, METRICS_FILE, ModeSwitch, RecordError, Run, Server, Shard, Summary, Train,
+    Worker, count, read_events, total,
 };
 use paraft_common::histogram::DelayHistogram;
 use paraft_common::{ServerId, ShardId, WorkerId};
@@ -28,6 +28,8 @@ pub struct RunRecord {
     pub shards: Vec<Shard>,
     /// What the servers used; the last line of each counts.
     pub servers: Vec<Server>,
+    /// Switches of the mode, as each worker heard of them, in the order of the file.
+    pub switches: Vec<ModeSwitch>,
     /// Who left, in the order of the file.
     pub leaves: Vec<Leave>,
     /// What time-to-accuracy is measured against. Starts as the run's own target; a comparison may set one
@@ -47,6 +49,7 @@ impl RunRecord {
     pub fn from_events(events: impl IntoIterator<Item = Event>) -> Option<Self> {
         let mut run = None;
         let (mut train, mut evals, mut leaves) = (Vec::new(), Vec::new(), Vec::new());
+        let mut switches = Vec::new();
         let mut workers = BTreeMap::<WorkerId, Worker>::new();
         let mut shards = BTreeMap::<(ShardId, ServerId), Shard>::new();
         let mut servers = BTreeMap::<ServerId, Server>::new();
@@ -57,6 +60,7 @@ impl RunRecord {
                 Event::Run(r) => run = run.or(Some(r)),
                 Event::Train(t) => train.push(t),
                 Event::Eval(e) if evaluated.insert((e.epoch, e.is_final)) => evals.push(e),
+                Event::Mode(m) => switches.push(m),
                 Event::Eval(_) | Event::Summary(_) | Event::Checkpoint(_) | Event::Chunk(_) => {}
                 Event::Worker(w) => _ = workers.insert(w.worker, w),
                 Event::Shard(s) => _ = shards.insert((s.shard, s.server), s),
@@ -88,7 +92,7 @@ impl RunRecord {
         let target_accuracy = run.target_accuracy;
         let (workers, shards) = (workers.into_values().collect(), shards.into_values().collect());
         let servers = servers.into_values().collect();
-        Some(Self { run, train, evals, workers, shards, servers, leaves, target_accuracy })
+        Some(Self { run, train, evals, workers, shards, servers, switches, leaves, target_accuracy })
     }
 
     /// The evaluation that stands for the end of the run: the one marked final, else the last epoch's.

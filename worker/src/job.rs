@@ -5,7 +5,8 @@
 
 use crate::device::DeviceConfig;
 use paraft_common::{
-    Durability, Encoding, Layout, Mode, PullFrom, TensorKind, TensorSpec,
+    Durability, Encoding, Layout, LogForm, Mode, PullFrom, TensorKind, TensorSpec,
+    algorithm::{AlgorithmConfig, AlgorithmError},
     config::{EarlyStop, ServerJob, overlay},
     durability,
     group::MAX_RANKS,
@@ -43,6 +44,9 @@ pub struct Job {
     /// How long, in which steps, how consistent.
     #[serde(default)]
     pub train: TrainConfig,
+    /// What is done about gradients that come late.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub algorithm: AlgorithmConfig,
     /// How the servers change the weights.
     #[serde(default = "default_optimizer")]
     pub optimizer: OptimizerConfig,
@@ -497,6 +501,40 @@ impl Job {
         self.optimizer
             .validate()
             .or_else(|e| bad("optimizer.kind", option(&e), "see docs/configuration.md"))?;
+        let bad_algorithm = |message, remedy| bad("algorithm.kind", message, remedy);
+        self.algorithm.algorithm().validate(&self.optimizer).or_else(|e| match e {
+            AlgorithmError::Option(e) => bad_algorithm(option(&e), "see docs/configuration.md"),
+            AlgorithmError::Optimizer { .. } => {
+                bad("optimizer.kind", option(&e), "change optimizer.kind, or algorithm.kind")
+            }
+        })?;
+        let (kind, keeps) = (self.algorithm.kind(), self.algorithm.algorithm().keeps());
+        if keeps.of_workers() && (c.log == LogForm::Images || c.durability == Durability::Leader) {
+            let why = format!(
+                "{kind} keeps something of each worker on the shards, and image cuts do not hold that"
+            );
+            return bad_algorithm(
+                why,
+                "use cluster.log = \"updates\" and a quorum durability, or another algorithm",
+            );
+        }
+        if keeps.pulled && c.pull_from == PullFrom::Any {
+            let why = format!(
+                "{kind} needs the log to hold what each worker has pulled, and only leaders write it"
+            );
+            return bad("cluster.pull_from", why, "set cluster.pull_from = \"leader\"");
+        }
+        if t.exchange == Exchange::AllReduce {
+            if self.algorithm != AlgorithmConfig::default() {
+                let why = "with train.exchange = \"all-reduce\" no gradient comes late";
+                return bad_algorithm(why.into(), "take [algorithm] out");
+            }
+            if matches!(self.optimizer, OptimizerConfig::DelayedNesterov(_)) {
+                let why =
+                    "delayed-nesterov is for gradients that come late, and in an all-reduce job none does";
+                return bad("optimizer.kind", why.into(), "set optimizer.kind = \"nesterov\"");
+            }
+        }
         self.schedule
             .validate()
             .or_else(|e| bad("schedule.kind", option(&e), "see docs/configuration.md"))?;
@@ -553,6 +591,7 @@ impl Job {
             durability: self.cluster.durability,
             log: self.cluster.log,
             leader_window: self.cluster.leader_window(),
+            algorithm: self.algorithm,
             encoding: self.train.encoding,
             early_stop: self.eval.early_stop,
             optimizer: self.optimizer.clone(),

@@ -275,6 +275,7 @@ fn lead(
         samples: 0,
         steps: 0,
         waited_at_start: Duration::ZERO,
+        switches: 0,
         begun,
         ends: BTreeMap::new(),
     };
@@ -318,6 +319,8 @@ struct Training<'a> {
     samples: u64,
     steps: u64,
     waited_at_start: Duration,
+    /// Switches of the mode that it has heard of.
+    switches: u64,
     /// Epochs that were done when the job began.
     begun: u64,
     /// Leased sampler: the steps at which epochs were over.
@@ -451,7 +454,27 @@ impl Training<'_> {
     ) -> Result<Pulled, WorkerError> {
         let pulled = pull(&mut self.client, step, self.engine.landing()?)?;
         self.engine.landed(&pulled, &self.layout)?;
+        self.note_mode(pulled.done)?;
         Ok(pulled)
+    }
+
+    /// Writes down a switch of the mode.
+    fn note_mode(&mut self, step: Step) -> Result<(), WorkerError> {
+        let (number, mode) = self.client.mode();
+        if number == self.switches {
+            return Ok(());
+        }
+        self.switches = number;
+        tracing::info!(%mode, number, %step, "the mode was switched");
+        Ok(self.recorder.write(&Event::Mode(event::ModeSwitch {
+            wall: wall(),
+            worker: self.worker,
+            step,
+            samples: self.samples,
+            seconds: self.clock.seconds(),
+            number,
+            mode: mode.to_string(),
+        }))?)
     }
 
     fn step(&mut self, step: Step, batch: &Batch) -> Result<Stepped, WorkerError> {

@@ -4,6 +4,8 @@ use super::*;
 use crate::optim::{Momentum, Nesterov, Sgd};
 use std::{collections::VecDeque, f64::consts::PI};
 
+const ASGD: AlgorithmConfig = AlgorithmConfig::Asgd(Asgd {});
+
 /// A bucket on a shard, and the workers that push to it.
 struct World {
     algorithm: AlgorithmConfig,
@@ -139,7 +141,7 @@ const DELAYS: [usize; 7] = [0, 1, 2, 4, 8, 16, 32];
 #[test]
 fn plain_sgd_is_stable_up_to_the_limit_of_its_delay() {
     for delay in DELAYS {
-        let (measured, theory) = (limit(AlgorithmConfig::Asgd, delay), theory(delay));
+        let (measured, theory) = (limit(ASGD, delay), theory(delay));
         assert!((measured / theory - 1.0).abs() < 0.01, "delay {delay}: {measured} for {theory}");
     }
 }
@@ -159,7 +161,7 @@ fn a_delay_of_one_or_none_changes_no_rate() {
     for workers in [1, 2] {
         let run = |a| World::new(a, sgd(0.3), &[1.0, -2.0], workers).in_turn(workers, 50, &[1.0, 0.5]);
         let aware = run(AlgorithmConfig::StalenessAware(StalenessAware {}));
-        assert_eq!(bits(&aware), bits(&run(AlgorithmConfig::Asgd)));
+        assert_eq!(bits(&aware), bits(&run(ASGD)));
     }
 }
 
@@ -168,7 +170,7 @@ fn compensation_of_weight_zero_is_plain_sgd_bit_for_bit() {
     let optimizer =
         OptimizerConfig::Momentum(Momentum { lr: 0.05, momentum: 0.5, dampening: 0.0, weight_decay: 0.01 });
     let run = |a| World::new(a, optimizer.clone(), &[1.0, -2.0, 0.3], 5).in_turn(5, 100, &[1.0, 0.5, 3.0]);
-    let plain = bits(&run(AlgorithmConfig::Asgd));
+    let plain = bits(&run(ASGD));
     assert_eq!(bits(&run(AlgorithmConfig::DcAsgdC(DcAsgdC { lambda: 0.0 }))), plain);
     assert_eq!(bits(&run(AlgorithmConfig::DcAsgdA(DcAsgdA { lambda: 0.0, ..DcAsgdA::default() }))), plain);
     assert_ne!(
@@ -216,7 +218,7 @@ fn adaptive_compensation_follows_its_formula() {
 #[test]
 fn without_delay_the_gap_is_one_and_sgd_stays_as_it_is() {
     let run = |a| World::new(a, sgd(0.3), &[1.0, -2.0], 1).in_turn(1, 60, &[1.0, 0.5]);
-    assert_eq!(bits(&run(AlgorithmConfig::GapAware(GapAware::default()))), bits(&run(AlgorithmConfig::Asgd)));
+    assert_eq!(bits(&run(AlgorithmConfig::GapAware(GapAware::default()))), bits(&run(ASGD)));
     assert_eq!(gap_aware::gap(0.0, 0.1), 1.0);
 }
 
@@ -246,7 +248,7 @@ fn the_gap_beyond_one_is_proportional_to_the_rate() {
 #[test]
 fn one_worker_with_either_dana_is_nesterov() {
     let h = [1.0, 0.3];
-    let mut plain = World::new(AlgorithmConfig::Asgd, nesterov(0.05), &[1.0, -2.0], 1);
+    let mut plain = World::new(ASGD, nesterov(0.05), &[1.0, -2.0], 1);
     let want = plain.in_turn(1, 80, &h);
     let mut slim = World::new(AlgorithmConfig::DanaSlim(DanaSlim {}), nesterov(0.05), &[1.0, -2.0], 1);
     assert_eq!(bits(&slim.in_turn(1, 80, &h)), bits(&want), "slim: the same operations");

@@ -92,7 +92,7 @@ pub struct Start {
 }
 
 fn is_plain(algorithm: &AlgorithmConfig) -> bool {
-    *algorithm == AlgorithmConfig::Asgd
+    *algorithm == AlgorithmConfig::default()
 }
 
 fn is_zero(n: &u64) -> bool {
@@ -168,7 +168,7 @@ impl ServerJob {
             leader_window: LeaderWindow::default(),
             encoding: Encoding::default(),
             early_stop: None,
-            algorithm: AlgorithmConfig::Asgd,
+            algorithm: AlgorithmConfig::default(),
             optimizer: OptimizerConfig::sgd(1.0),
             schedule: ScheduleConfig::default(),
             clip: ClipConfig::default(),
@@ -248,12 +248,17 @@ impl ServerJob {
         self.log == LogForm::Images || self.durability == Durability::Leader
     }
 
-    /// Whether the leader may change between update entries and image cuts.
-    pub fn may_change_form(&self) -> bool {
+    /// Whether the leader may change between update entries and image cuts, in the mode in force.
+    pub fn may_change_form(&self, mode: Mode) -> bool {
         self.log == LogForm::Auto
             && self.durability != Durability::Leader
-            && !self.mode.averages()
+            && !mode.averages()
             && !self.keeps().of_workers()
+    }
+
+    /// Whether the job may go on in another mode.
+    pub fn may_switch(&self, mode: Mode) -> Result<(), durability::DurabilityError> {
+        durability::check(mode, self.log, self.durability, self.leader_window)
     }
 
     /// What the algorithm keeps of a bucket of trained values.

@@ -87,6 +87,12 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
         Kind::Take(m) if m.request == 0 || !gives_chunks(shard) => Err(RefusalKind::Malformed.into()),
         Kind::Take(m) => Ok(Message::Take { request: m.request, epoch: m.epoch, done: m.done }),
         Kind::Rest(_) | Kind::Resume(_) if !is_leased(shard) => Err(RefusalKind::Malformed.into()),
+        Kind::SwitchMode(m) => match m.mode.parse() {
+            Ok(mode) if (1..=MAX_SWITCHES).contains(&m.number) => {
+                Ok(Message::SwitchMode { number: m.number, mode })
+            }
+            _ => Err(RefusalKind::Malformed.into()),
+        },
         Kind::Rest(_) => Ok(Message::Rest),
         Kind::Flush(_) => Ok(Message::Flush),
         Kind::Resume(m) => Ok(Message::Resume { level: m.level }),
@@ -94,6 +100,9 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
         Kind::Advance(m) => Ok(Message::Advance { step: Step(m.step) }),
     }
 }
+
+/// More switches than a job's operators can make, so that the next number always exists.
+pub const MAX_SWITCHES: u64 = 1 << 53;
 
 /// Whether there is one for each bucket.
 fn is_for_each<T>(shard: &Shard, list: &[T]) -> bool {
@@ -148,6 +157,8 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
             slowest: w.slowest.0,
             stop: w.stop,
             finishers: w.finishers.iter().map(|w| w.0).collect(),
+            mode: if w.last { w.in_force.mode.to_string() } else { String::new() },
+            mode_number: w.in_force.number,
             section: w.section,
         }),
         Reply::RoundNorm { step, sum_of_squares } => {
@@ -243,6 +254,9 @@ mod tests {
             any::<bool>().prop_map(|level| Some(Kind::Resume(wire::Resume { level }))),
             Just(Some(Kind::Rest(wire::Rest {}))),
             Just(Some(Kind::Flush(wire::Flush {}))),
+            (n(), prop::sample::select(vec!["asp", "ssp:3", "bsp", "", "?"])).prop_map(|(number, mode)| {
+                Some(Kind::SwitchMode(wire::SwitchMode { number, mode: mode.into() }))
+            }),
         ]
         .prop_map(|kind| ToShard { kind })
     }

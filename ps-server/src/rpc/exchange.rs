@@ -1,6 +1,6 @@
 //! A worker's stream to a shard: checks each message and passes it to the shard's owner, in order.
 
-use super::{checkpoint, convert, status::StatusService};
+use super::{checkpoint, convert, status::StatusService, switch};
 use crate::{
     control::Agent,
     replicas::Replicas,
@@ -10,7 +10,7 @@ use futures::{Stream, StreamExt};
 use paraft_common::{SessionId, ShardId, WorkerId};
 use paraft_proto::{
     CheckpointRequest, FromShard, Incoming, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest,
-    ToShard, WithBulk, bulk, from_shard, limits,
+    SwitchModeReply, SwitchModeRequest, ToShard, WithBulk, bulk, from_shard, limits,
     services::{self, Handler},
     shards_server::{Shards, ShardsServer},
     to_shard,
@@ -57,6 +57,16 @@ pub struct ShardsService {
 impl Shards for ShardsService {
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
         Ok(Response::new(self.status.reply(request.into_inner().digest).await))
+    }
+
+    async fn switch_mode(
+        &self,
+        request: Request<SwitchModeRequest>,
+    ) -> Result<Response<SwitchModeReply>, Status> {
+        let request = request.into_inner();
+        let shard = ShardId(request.shard);
+        let hosted = self.replicas.get(shard).ok_or_else(|| self.elsewhere(shard));
+        Ok(Response::new(switch::reply(hosted, &request).await))
     }
 }
 

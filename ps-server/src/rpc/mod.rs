@@ -18,3 +18,4 @@ pub mod jobs;
 pub mod peers;
 mod reads;
 pub mod status;
+mod switch;

@@ -61,7 +61,8 @@ fn shard_status(w: &Replica) -> ShardStatus {
         leader: lead.leader.map(|l| l.0),
         version: conf.as_ref().map_or(0, |c| c.buckets.iter().map(|b| b.version().0).sum()),
         applied_index: w.group.applied_index(),
-        mode: conf.as_ref().map(|c| c.job.mode.to_string()).unwrap_or_default(),
+        mode: conf.as_ref().map(|_| m.in_force.mode.to_string()).unwrap_or_default(),
+        mode_number: m.in_force.number,
         members: m
             .members
             .iter()

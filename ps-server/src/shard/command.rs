@@ -4,7 +4,7 @@ use super::{
     cut::{CutBucket, CutId, CutRecord, VectorOf},
     form::Form,
 };
-use paraft_common::{BucketId, Encoding, Payload, Seq, SessionId, Step, Version, WorkerId};
+use paraft_common::{BucketId, Encoding, Mode, Payload, Seq, SessionId, Step, Version, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -75,6 +75,15 @@ pub enum Command {
         session: SessionId,
         /// By rising id.
         buckets: Vec<BucketId>,
+    },
+    /// From here on the job goes on in another mode. One whose number is not above that of the last changes nothing.
+    SwitchMode {
+        /// Counts the switches of the job, from 1.
+        number: u64,
+        /// The mode.
+        mode: Mode,
+        /// Pushes up to this step are still of the mode before.
+        after: Step,
     },
     /// From here on the log is written in this form; only where the job lets the leader choose.
     ChangeForm {

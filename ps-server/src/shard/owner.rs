@@ -10,7 +10,7 @@
 //! ```
 //!
 //! - `messages`: what goes between a stream and the owner.
-//! - `streams`, `leases`, `pushes`, `cuts`, `pulls`, `takes`, `sections`: the owner's work, by what it is about.
+//! - `streams`, `leases`, `pushes`, `cuts`, `pulls`, `switching`, `takes`, `sections`: the owner's work, by what it is about.
 
 mod cuts;
 mod leases;
@@ -19,6 +19,7 @@ mod pulls;
 mod pushes;
 mod sections;
 mod streams;
+mod switching;
 mod takes;
 
 pub use cuts::MAX_AHEAD;
@@ -129,6 +130,8 @@ struct Lead {
     pulls: Vec<WaitingPull>,
     /// Pulls that may go, and that the log must hold first.
     to_record: Vec<pulls::Go>,
+    /// The switch of the mode that is under way.
+    switching: Option<switching::Switching>,
     /// Asks for chunks that wait for an answer.
     takes: BTreeMap<ConnId, takes::WaitingTake>,
     /// When leases are looked at next.
@@ -146,6 +149,8 @@ struct WaitingPull {
     done: Step,
     last: bool,
     section: bool,
+    /// The log is to hold what it gets: decided once, or parts of it would overtake each other.
+    records: bool,
     /// For each local bucket, the version that the worker has; empty where it has none.
     have: Vec<Version>,
     /// Local buckets that are not sent yet.
@@ -188,6 +193,7 @@ enum Purpose {
     Update { bucket: usize, contributions: Vec<Contribution>, of: Proposed },
     Leave { worker: WorkerId },
     Pull(pulls::Go),
+    SwitchMode,
     Resume { conn: ConnId },
     CutPart,
     Cut(Proposed),
@@ -435,6 +441,7 @@ impl Owner {
                 self.evaluated(outcome);
             }
             (Purpose::Pull(go), Outcome::Done) => return self.pull_recorded(go),
+            (Purpose::SwitchMode, outcome) => self.switched(&outcome),
             (Purpose::Resume { conn }, Outcome::Resumed { clock }) => {
                 self.send(conn, Reply::Resumed { clock })
             }

@@ -48,7 +48,7 @@ impl Read {
         };
         let todo = self.todo.get_or_insert_with(|| (0..conf.buckets.len()).collect());
         let since = Moment::now();
-        let (ready, slowest, stop) = shard.read(|m| {
+        let (ready, slowest, stop, in_force) = shard.read(|m| {
             if m.form == Form::Images {
                 let why = "the log holds image cuts: only the leader has the latest weights";
                 return Err(RefusalKind::Unavailable(why.into()));
@@ -57,9 +57,9 @@ impl Read {
             let slowest = m.members.active().map(|(_, m)| m.clock()).min().unwrap_or(Step(u64::MAX));
             let ready = |b: &usize| {
                 let own = member.and_then(|m| m.steps.get(*b)).is_some_and(|s| *s >= self.done);
-                own && conf.job.mode.may_proceed(m.members.slowest_in(*b), self.done)
+                own && m.in_force.mode.may_proceed(m.members.slowest_in(*b), self.done)
             };
-            Ok((todo.iter().copied().filter(ready).collect::<Vec<_>>(), slowest, m.stop))
+            Ok((todo.iter().copied().filter(ready).collect::<Vec<_>>(), slowest, m.stop, m.in_force))
         })?;
         let mut out = Vec::new();
         for bucket in ready {
@@ -86,6 +86,7 @@ impl Read {
                 done: self.done,
                 slowest,
                 stop,
+                in_force,
                 finishers: Vec::new(),
                 section: false,
                 since,

@@ -70,6 +70,18 @@ impl Rounds {
         self.open.retain(|_, r| !r.is_empty());
     }
 
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Takes out the parts of the steps that are `of`, by rising step, bucket and worker.
+    pub fn take(&mut self, of: impl Fn(Step) -> bool) -> Vec<(usize, Part)> {
+        let keys: Vec<_> = self.open.keys().copied().filter(|(step, _)| of(*step)).collect();
+        let rounds = keys.into_iter().filter_map(|k| Some((k.1, self.open.remove(&k)?)));
+        rounds.flat_map(|(bucket, round)| round.into_values().map(move |part| (bucket, part))).collect()
+    }
+
     /// Everything was lost with the leadership.
     pub fn clear(&mut self) {
         self.open.clear();

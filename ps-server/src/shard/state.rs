@@ -13,7 +13,8 @@ use super::{
     replaced::Replaced,
 };
 use paraft_common::{
-    BucketId, Encoding, Payload, Seq, SessionId, ShardId, Step, TensorKind, Version, WorkerId,
+    BucketId, Encoding, InForce, LogForm, Mode, Payload, Seq, SessionId, ShardId, Step, TensorKind, Version,
+    WorkerId,
     codec::F32_BYTES,
     config::{LastEvaluation, ServerJob, Start, Stopping},
     histogram::DelayHistogram,
@@ -103,6 +104,8 @@ pub struct Meta {
     pub workers_lost: u64,
     /// Acknowledged pushes that went down with a leader (only at the level `leader`).
     pub pushes_lost: u64,
+    /// The mode in force.
+    pub in_force: InForce,
     /// The form in which the log is written.
     pub form: Form,
     /// The last image cut that took effect.
@@ -269,6 +272,7 @@ impl Shard {
             }
             Command::Update { .. } => self.update(proposal),
             Command::Pull { worker, session, buckets } => self.pull(*worker, *session, buckets),
+            Command::SwitchMode { number, mode, after } => self.switch_mode(*number, *mode, *after),
             Command::Fence => Outcome::Done,
             Command::ChangeForm { form } => self.change_form(*form),
             Command::CutPart { cut, part, vectors } => self.cut_part(*cut, *part, vectors, &proposal.payload),
@@ -337,6 +341,7 @@ impl Shard {
                     .map(|(id, spec)| Bucket::new(id, spec, &job))
                     .collect();
                 meta.job = text.to_string();
+                meta.in_force = InForce::first(job.mode);
                 meta.form = if job.begins_with_images() { Form::Images } else { Form::Updates };
                 meta.chunks = job.chunks.filter(|_| self.id == ShardId(0)).map(Chunks::new);
                 if let Some(start) = &job.start {
@@ -360,8 +365,30 @@ impl Shard {
         Outcome::Done
     }
 
+    fn switch_mode(&self, number: u64, mode: Mode, after: Step) -> Outcome {
+        let Some(conf) = self.configured() else { return Outcome::Refused("no job is configured".into()) };
+        let mut meta = self.meta.write();
+        if number <= meta.in_force.number {
+            return Outcome::Done;
+        }
+        if let Err(e) = conf.job.may_switch(mode) {
+            return Outcome::Refused(e.to_string());
+        }
+        if mode.averages() && meta.form == Form::Images {
+            return Outcome::Refused(format!("{mode} has no image cuts, and this shard's log has"));
+        }
+        let before = meta.in_force.mode;
+        meta.in_force = InForce { number, mode, before, after };
+        Outcome::Done
+    }
+
     fn change_form(&self, form: Form) -> Outcome {
-        if !self.configured().is_some_and(|c| c.job.may_change_form()) {
+        // Back to updates in any mode: a switch to one that averages begins so.
+        let may = |c: &Configured| {
+            c.job.may_change_form(self.read(|m| m.in_force.mode))
+                || form == Form::Updates && c.job.log == LogForm::Auto
+        };
+        if !self.configured().is_some_and(|c| may(&c)) {
             return Outcome::Refused("the job has fixed its form".into());
         }
         *self.staged.write() = None;

@@ -18,7 +18,7 @@ use paraft_common::{
     codec::F32_BYTES, config::ServerJob, encoding::sum_of_squares, placement, retry::RetryPolicy,
 };
 use paraft_proto::{
-    Advance, Finish, Norm, Pull, Push, Report, Take, Taken, ToShard, Weights, limits, to_shard,
+    Advance, Finish, Norm, Pull, Push, Report, SwitchMode, Take, Taken, ToShard, Weights, limits, to_shard,
 };
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
@@ -68,6 +68,8 @@ pub(crate) enum Command {
     Norm(Norm),
     /// A report or Finish.
     Sticky(ToShard),
+    /// What is worth saying only where the stream is open.
+    Once(ToShard),
     /// Say when every push is acknowledged.
     Flush,
     /// To shard 0.
@@ -153,6 +155,8 @@ pub struct Client {
     ahead: Option<Step>,
     /// Pushes of this step that wait for the norm of the whole gradient.
     held: Vec<(Push, Moment)>,
+    /// What each shard has said of the mode: the number of its last switch, and the mode in force.
+    modes: BTreeMap<ShardId, (u64, Mode)>,
     stages: Arc<Stages>,
     evaluations: Vec<Reported>,
     /// Epochs of all evaluations so far.
@@ -292,6 +296,7 @@ impl Client {
             holds: None,
             ahead: None,
             held: Vec::new(),
+            modes: BTreeMap::new(),
             stages,
             evaluations: Vec::new(),
             reported: BTreeSet::new(),
@@ -440,7 +445,7 @@ impl Client {
         let push = Push { seq: *seq, step: step.0, bucket: bucket.0, version, sum_of_squares: 0.0, payload };
         // Applied on arrival and clipped by the norm of the worker's whole gradient: nothing can go out before
         // the last bucket is known. (BSP clips the mean; there the servers exchange the norm.)
-        if self.options.job.clip.norm.is_some() && self.options.job.mode != Mode::Bsp {
+        if self.options.job.clip.norm.is_some() && self.any_asynchronous() {
             self.held.push((push, there));
             if self.held.len() == self.layout.buckets().len() {
                 self.release();
@@ -490,7 +495,7 @@ impl Client {
     /// modes in which a pull that comes later reads fresher weights.
     pub fn ask_ahead(&mut self, done: Step) {
         let bytes = self.layout.len() * F32_BYTES;
-        if self.options.job.mode.averages() && bytes <= limits::PULL_AHEAD_BYTES {
+        if self.mode().1.averages() && bytes <= limits::PULL_AHEAD_BYTES {
             self.ahead = Some(done);
             self.ask(done, false, false, self.holds.is_some());
         }
@@ -564,6 +569,7 @@ impl Client {
                 Event::Weights(shard, w, payload) => {
                     if w.last {
                         waiting.remove(&shard);
+                        self.note_mode(shard, &w);
                         pulled.slowest = pulled.slowest.min(Step(w.slowest));
                         pulled.stop |= w.stop;
                         pulled.section &= w.section;
@@ -596,10 +602,39 @@ impl Client {
                 Event::Failed(e) => return Err(e),
             }
         }
+        self.tell_mode();
         self.holds = into;
         pulled.section_in_part &= !pulled.section;
         self.counters.waited += began.elapsed();
         Ok(pulled)
+    }
+
+    /// The mode in force, as the shards have said with the last pull, and how often it was switched.
+    pub fn mode(&self) -> (u64, Mode) {
+        let first = (0, self.options.job.mode);
+        self.modes.values().copied().max_by_key(|(number, _)| *number).unwrap_or(first)
+    }
+
+    /// Whether a shard applies pushes as they come.
+    fn any_asynchronous(&self) -> bool {
+        let mode = |shard| self.modes.get(shard).map_or(self.options.job.mode, |(_, mode)| *mode);
+        self.links.keys().any(|shard| !mode(shard).averages())
+    }
+
+    fn note_mode(&mut self, shard: ShardId, w: &Weights) {
+        // One that this version does not know is none that it could follow: the servers' rules hold all the same.
+        if let Ok(mode) = w.mode.parse() {
+            self.modes.insert(shard, (w.mode_number, mode));
+        }
+    }
+
+    /// Tells the shards that have not come to the last switch.
+    fn tell_mode(&self) {
+        let (number, mode) = self.mode();
+        for (shard, _) in self.modes.iter().filter(|(_, (n, _))| *n < number) {
+            let switch = SwitchMode { number, mode: mode.to_string() };
+            self.send(*shard, Command::Once(wrap(to_shard::Kind::SwitchMode(switch))));
+        }
     }
 
     /// Writes what has come; false where it is there already.

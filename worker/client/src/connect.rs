@@ -4,8 +4,8 @@ use hyper_util::rt::TokioIo;
 use paraft_common::ServerId;
 use paraft_host::socket_path;
 use paraft_proto::{
-    DescribeReply, DescribeRequest, DrainRequest, StatusReply, StatusRequest, control_client::ControlClient,
-    limits, shards_client::ShardsClient,
+    DescribeReply, DescribeRequest, DrainRequest, Refused, StatusReply, StatusRequest, SwitchModeRequest,
+    control_client::ControlClient, limits, shards_client::ShardsClient,
 };
 use std::{
     collections::BTreeMap,
@@ -137,6 +137,26 @@ pub async fn describe(address: &str, within: Duration) -> Result<DescribeReply, 
     match tokio::time::timeout(within, ask).await {
         Ok(r) => r,
         Err(_) => Err(format!("no answer within {within:?}")),
+    }
+}
+
+/// Asks a server to switch the mode of a shard that it leads. `number`: 0 for the next switch. Gives the number of the last
+/// switch that has taken effect; `Err` says why not, and, where another server leads, its address.
+pub async fn switch_mode(
+    address: &str,
+    request: SwitchModeRequest,
+    within: Duration,
+) -> Result<u64, Refused> {
+    let failed = |message: String| Refused { message, ..Refused::default() };
+    let ask = async {
+        let mut client = shards(channel(address, Transport::Tcp).await.map_err(failed)?);
+        let reply =
+            client.switch_mode(request).await.map_err(|s| failed(s.message().to_string()))?.into_inner();
+        reply.refused.map_or(Ok(reply.number), Err)
+    };
+    match tokio::time::timeout(within, ask).await {
+        Ok(r) => r,
+        Err(_) => Err(failed(format!("no answer within {within:?}"))),
     }
 }
 

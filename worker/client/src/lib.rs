@@ -40,6 +40,6 @@ mod window;
 pub use acks::Acked;
 pub use chunks::Next;
 pub use client::{Client, ClientOptions, HANDOVER, Pulled, Reported};
-pub use connect::{Transport, describe, drain, status};
+pub use connect::{Transport, describe, drain, status, switch_mode};
 pub use error::ClientError;
 pub use initial::Initial;

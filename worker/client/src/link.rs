@@ -408,6 +408,12 @@ impl Link {
                 }
                 return;
             }
+            Command::Once(m) => {
+                if let Some(out) = out {
+                    let _ = out.send(m.into());
+                }
+                return;
+            }
             Command::Watch(watcher) => {
                 self.watcher = Some(watcher);
                 return;

@@ -89,6 +89,11 @@ impl Cuts {
         self.queued.contains_key(&worker)
     }
 
+    /// Whether a change of form is proposed and not yet taken over.
+    pub fn is_changing(&self) -> bool {
+        self.changing.is_some()
+    }
+
     /// Whether everything that was pushed here is replicated.
     pub fn is_level(&self) -> bool {
         self.working.is_level() && self.queue.is_empty()
@@ -179,9 +184,13 @@ impl Owner {
             tracing::warn!(shard = self.shard.id().0, "no majority takes the image cut under way");
             return self.restart(reigns);
         }
-        let Some(conf) = self.shard.configured().filter(|c| !c.job.mode.averages()) else { return };
+        let Some(conf) = self.shard.configured() else { return };
         if !self.lead.as_ref().is_some_and(|l| l.ready) {
             return;
+        }
+        self.go_on_switching(&conf).await;
+        if self.shard.read(|m| m.in_force.mode).averages() {
+            return; // image cuts are not for lock-step
         }
         if self.follow_form(&conf) {
             self.answer_pulls(super::pulls::Touched::All); // of the other form's state none were
@@ -238,7 +247,8 @@ impl Owner {
 
     /// Counts a push for the choice of form.
     pub(super) fn measure(&mut self, conf: &Configured, bucket: usize, payload: usize) {
-        let Some(lead) = self.lead.as_mut().filter(|_| conf.job.may_change_form()) else { return };
+        let mode = self.shard.read(|m| m.in_force.mode);
+        let Some(lead) = self.lead.as_mut().filter(|_| conf.job.may_change_form(mode)) else { return };
         let spec = conf.buckets[bucket].spec;
         let image = spec.len * size_of::<f32>() * (1 + conf.slots(spec.kind));
         let meter = lead.cuts.meter.get_or_insert_with(|| Meter::new(CUT_INTERVAL));
@@ -246,14 +256,22 @@ impl Owner {
     }
 
     async fn consider_form(&mut self, conf: &Configured) {
-        let Some(lead) = self.lead.as_mut().filter(|_| conf.job.may_change_form()) else { return };
+        let mode = self.shard.read(|m| m.in_force.mode);
+        let stays = |l: &&mut Lead| conf.job.may_change_form(mode) && l.switching.is_none();
+        let Some(lead) = self.lead.as_mut().filter(stays) else { return };
         let cuts = &mut lead.cuts;
         let Some(meter) = cuts.meter.as_mut().filter(|_| cuts.changing.is_none()) else { return };
         let Some(form) = meter.decide(cuts.form, Instant::now()) else { return };
         if form == Form::Images && self.group.others() == 0 {
             return; // there is nobody to send fewer bytes to, and acks would wait for cuts
         }
-        cuts.changing = Some(form);
+        self.change_form(form).await;
+    }
+
+    /// Proposes another form; pushes wait until it is applied.
+    pub(super) async fn change_form(&mut self, form: Form) {
+        let Some(lead) = &mut self.lead else { return };
+        lead.cuts.changing = Some(form);
         self.propose_behind_cut(Purpose::ChangeForm, Command::ChangeForm { form }.into()).await;
     }
 

@@ -6,7 +6,7 @@ use crate::shard::{
     command::{EvalSums, Evaluated, InitPart},
 };
 use bytes::Bytes;
-use paraft_common::{BucketId, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId};
+use paraft_common::{BucketId, InForce, Mode, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId};
 use paraft_proto::{Refusal, RefusalKind};
 use paraft_trace::{Moment, Span, Stage, Stages};
 use parking_lot::Mutex;
@@ -45,6 +45,15 @@ pub enum Event {
     Message(ConnId, Message),
     /// The stream ended or broke.
     Closed(ConnId),
+    /// The job is to go on in another mode.
+    SwitchMode {
+        /// The switch's number; `None`: the next.
+        number: Option<u64>,
+        /// The mode.
+        mode: Mode,
+        /// Hears the number, once the switch has taken effect here.
+        tx: oneshot::Sender<Result<u64, RefusalKind>>,
+    },
     /// Who writes a checkpoint asks for the shard's part of it.
     Fetch {
         /// Of which step.
@@ -96,6 +105,11 @@ pub enum Message {
         request: u64,
         epoch: u64,
         done: Option<u64>,
+    },
+    /// A worker has heard of a switch on another shard.
+    SwitchMode {
+        number: u64,
+        mode: Mode,
     },
     Rest,
     Flush,
@@ -156,6 +170,7 @@ pub struct Weights {
     pub done: Step,
     pub slowest: Step,
     pub stop: bool,
+    pub in_force: InForce,
     pub finishers: Vec<WorkerId>,
     pub section: bool,
     /// Since when it may go.

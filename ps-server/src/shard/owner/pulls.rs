@@ -9,7 +9,7 @@ use crate::shard::{
     state::Configured,
 };
 use bytes::Bytes;
-use paraft_common::{Durability, Step};
+use paraft_common::{Durability, InForce, Step};
 use paraft_trace::Moment;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::time::Instant;
@@ -34,6 +34,8 @@ pub(super) struct Go {
     whole: bool,
     /// The slowest member when the rule let it go.
     slowest: Step,
+    /// The mode then.
+    in_force: InForce,
 }
 
 impl Owner {
@@ -53,8 +55,8 @@ impl Owner {
         let level = lead.cuts.is_level();
         let mut hurry = false;
         let mut go = Vec::new();
-        let mode = conf.job.mode;
         let slowest = self.shard.read(|m| {
+            let mode = m.in_force.mode;
             // What is applied here counts, replicated or not: it is what the pull will show.
             let clocks = m.members.active().map(|(w, m)| working.member(w, m).clock());
             let slowest = clocks.min().unwrap_or(Step(u64::MAX));
@@ -89,7 +91,13 @@ impl Owner {
                     p.count_if(held, &self.counters.pulls_waited);
                     let whole = p.todo.is_empty();
                     if !buckets.is_empty() {
-                        go.push(Go { pull: p.clone(), buckets, whole, slowest: Step(0) });
+                        go.push(Go {
+                            pull: p.clone(),
+                            buckets,
+                            whole,
+                            slowest: Step(0),
+                            in_force: m.in_force,
+                        });
                     }
                     return !whole;
                 }
@@ -115,7 +123,13 @@ impl Owner {
                 };
                 if may {
                     let buckets = std::mem::take(&mut p.todo).into_iter().collect();
-                    go.push(Go { pull: p.clone(), buckets, whole: true, slowest: Step(0) });
+                    go.push(Go {
+                        pull: p.clone(),
+                        buckets,
+                        whole: true,
+                        slowest: Step(0),
+                        in_force: m.in_force,
+                    });
                 }
                 !may
             });
@@ -127,7 +141,6 @@ impl Owner {
         let due =
             go.iter().filter(|g| g.pull.section).map(|g| (g.pull.worker, g.pull.done)).collect::<Vec<_>>();
         self.keep_section(&conf, &due);
-        let records = conf.job.keeps().pulled && !mode.averages();
         for mut g in go {
             g.slowest = slowest;
             if g.whole && !g.pull.last {
@@ -135,7 +148,7 @@ impl Owner {
             }
             match &mut self.lead {
                 // What it gets is what the log says that it got.
-                Some(lead) if records && !g.pull.last => lead.to_record.push(g),
+                Some(lead) if g.pull.records => lead.to_record.push(g),
                 _ => self.answer(&conf, g, false),
             }
         }
@@ -189,7 +202,7 @@ impl Owner {
 
     /// `recorded`: the worker gets what the log says that it got.
     fn answer(&mut self, conf: &Configured, go: Go, recorded: bool) {
-        let Go { pull, buckets, whole, slowest } = go;
+        let Go { pull, buckets, whole, slowest, in_force } = go;
         let section = pull.section && self.writes_section(conf, pull.worker, pull.done);
         let (stop, finishers) = self.shard.read(|m| {
             let f = if pull.last { m.members.iter().map(|(w, _)| w).collect() } else { Vec::new() };
@@ -225,6 +238,7 @@ impl Owner {
                 done: pull.done,
                 slowest,
                 stop,
+                in_force,
                 finishers: if last { finishers.clone() } else { Vec::new() },
                 section: section && last,
                 since,

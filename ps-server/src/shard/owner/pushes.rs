@@ -12,7 +12,7 @@ use crate::shard::{
     working::Owed,
 };
 use paraft_common::{
-    Durability, Encoding, LogForm, Mode, Payload, Step, TensorKind, Version, WorkerId,
+    Durability, Encoding, LogForm, Payload, Step, TensorKind, Version, WorkerId,
     config::MAX_STEP,
     optim::{Gradient, norm_factor},
 };
@@ -41,12 +41,26 @@ impl Owner {
             }
             Message::Pull { done, last, section, have, at_least: _ } => {
                 self.counters.pulls.fetch_add(1, Relaxed);
-                let buckets = self.shard.configured().map_or(0, |c| c.buckets.len());
+                let conf = self.shard.configured();
+                let buckets = conf.as_ref().map_or(0, |c| c.buckets.len());
+                // In lock-step nothing comes late.
+                let late = !self.shard.read(|m| m.in_force.mode).averages();
+                let records = late && !last && conf.is_some_and(|c| c.job.keeps().pulled);
                 if let Some(lead) = &mut self.lead {
                     lead.pulls.retain(|p| p.conn != conn);
                     let todo = (0..buckets).collect();
                     let counted = false;
-                    lead.pulls.push(WaitingPull { conn, worker, done, last, section, have, todo, counted });
+                    lead.pulls.push(WaitingPull {
+                        conn,
+                        worker,
+                        done,
+                        last,
+                        section,
+                        records,
+                        have,
+                        todo,
+                        counted,
+                    });
                 }
                 self.answer_pulls(Touched::Pull(conn));
             }
@@ -58,6 +72,7 @@ impl Owner {
             Message::Advance { step } => {
                 self.propose(Purpose::Other, Command::Advance { worker, session, step }.into()).await;
             }
+            Message::SwitchMode { number, mode } => self.switch_asked(Some(number), mode, None),
             Message::Flush => {
                 if let Some(lead) = self.lead.as_mut().filter(|l| !l.cuts.is_level()) {
                     lead.cuts.hurry();
@@ -76,7 +91,9 @@ impl Owner {
     pub(super) async fn push(&mut self, push: Queued) {
         let Some(conf) = self.shard.configured() else { return };
         let (conn, seq) = (push.conn, push.contribution.seq);
-        if conf.job.mode.averages() || self.takes_pushes(&conf) {
+        if self.shard.read(|m| m.in_force.of_push(push.contribution.step)).averages()
+            || self.takes_pushes(&conf)
+        {
             self.take_push(&conf, push).await;
         } else if !self.queue(&conf, push) {
             let why = "more pushes wait than the consistency rule lets a worker have outstanding";
@@ -100,7 +117,8 @@ impl Owner {
         let working = images.then(|| lead.cuts.working.data(conf, bucket));
         let current = working.as_ref().map_or_else(|| target.version(), |w| w.version);
         let from_elsewhere = !lead.cuts.answered.contains(&c.worker);
-        if conf.job.log != LogForm::Updates && !conf.job.mode.averages() && from_elsewhere {
+        let averages = self.shard.read(|m| m.in_force.of_push(c.step)).averages();
+        if conf.job.log != LogForm::Updates && !averages && from_elsewhere {
             // Pulls of image cuts' leaders may show what is not replicated yet, so after a change of leadership a
             // worker may come with a version of a state that is gone.
             c.pulled = c.pulled.min(current);
@@ -157,7 +175,7 @@ impl Owner {
                 let (got, current) = (c.pulled.0, current.0);
                 self.refuse(conn, refuse(RefusalKind::FutureVersion { bucket: target.id, got, current }));
             }
-            Some(Admission::Accept) if conf.job.mode.averages() => {
+            Some(Admission::Accept) if averages => {
                 if let Some(lead) = &mut self.lead {
                     lead.arrived.insert((c.worker, bucket), arrived);
                     lead.rounds.add(bucket, Part { contribution: c, payload });
@@ -278,7 +296,18 @@ impl Owner {
     /// Closes every round that is complete. Called after anything that may complete one: a push, an apply, a
     /// member that left.
     pub(super) async fn close_rounds(&mut self) {
-        let Some(conf) = self.shard.configured().filter(|c| c.job.mode == Mode::Bsp) else { return };
+        let (Some(conf), Some(lead)) = (self.shard.configured(), &mut self.lead) else { return };
+        if lead.rounds.is_empty() {
+            return;
+        }
+        let in_force = self.shard.read(|m| m.in_force);
+        for (bucket, Part { contribution, payload }) in
+            lead.rounds.take(|step| !in_force.of_push(step).averages())
+        {
+            // The mode has been switched: each is an update of its own now.
+            let encoding = conf.encoding(bucket);
+            self.update(&conf, bucket, vec![contribution], 1.0, encoding, payload).await;
+        }
         let Some(lead) = &mut self.lead else { return };
         let complete = self.shard.read(|m| {
             if !m.started {

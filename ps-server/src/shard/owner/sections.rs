@@ -99,7 +99,8 @@ impl Owner {
         let Some(lead) = &mut self.lead else { return };
         let leased = conf.job.chunks.is_some();
         let lowest = self.shard.read(|m| m.members.active().map(|(w, _)| w).next());
-        let any = leased || conf.job.mode == Mode::Bsp;
+        let mode = self.shard.read(|m| m.in_force.mode);
+        let any = leased || mode == Mode::Bsp;
         let wanted = due.iter().find(|(worker, _)| any || Some(*worker) == lowest);
         let writer = if leased { wanted.map(|(worker, _)| *worker) } else { lowest };
         let Some(&(_, step)) = wanted.filter(|(_, step)| !lead.kept.has(*step)) else { return };
@@ -124,7 +125,7 @@ impl Owner {
             let members = m.members.iter().map(|(w, m)| (w, m.clock(), m.finished)).collect();
             (buckets, members, m.stopping(), level)
         });
-        if conf.job.mode == Mode::Bsp && !(level && nothing_later_in_flight(lead, step)) {
+        if mode == Mode::Bsp && !(level && nothing_later_in_flight(lead, step)) {
             tracing::warn!(shard = id, step = step.0, "no section kept: some member is not at this step");
             return;
         }

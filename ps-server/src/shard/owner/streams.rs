@@ -31,6 +31,7 @@ impl Owner {
             }
             Event::Message(conn, m) => self.message(conn, m).await,
             Event::Closed(conn) => self.closed(conn),
+            Event::SwitchMode { number, mode, tx } => self.switch_asked(number, mode, Some(tx)),
             Event::Fetch { step, tx } => {
                 let _ = tx.send(self.fetch_section(step)); // who asked may be gone
             }

@@ -9,9 +9,14 @@ mod cluster;
 mod invariants;
 mod worker;
 
+use crate::shard::owner::Event;
 use cluster::Cluster;
 use invariants::History;
-use paraft_common::{Durability, LogForm, Mode, SessionId, config::ServerJob};
+use paraft_common::{
+    Durability, LogForm, Mode, SessionId,
+    algorithm::{AlgorithmConfig, DcAsgdC},
+    config::ServerJob,
+};
 use rand_chacha::{
     ChaCha8Rng,
     rand_core::{Rng, SeedableRng},
@@ -41,6 +46,8 @@ struct Schedule {
     /// For so many events nothing is committed.
     slow: usize,
     forgetful: bool,
+    /// The job's mode is switched now and then.
+    switches: bool,
     /// So often the leader lost its proposals' outcomes.
     doubts: u64,
     /// Pushes that were applied while things went wrong, before everything healed.
@@ -62,7 +69,13 @@ impl Schedule {
             log: if images { LogForm::Images } else { LogForm::Updates },
             ..ServerJob::new("simulation", mode, BUCKETS * PLACES, PLACES)
         };
-        trace.borrow_mut().push(format!("{mode}, {workers} workers, {:?}", job.log));
+        let switches = rng.next_u64().is_multiple_of(2);
+        // Of weight 0: pulls are in the log, and pushes count once.
+        let records = !images && rng.next_u64().is_multiple_of(3);
+        let algorithm = AlgorithmConfig::DcAsgdC(DcAsgdC { lambda: 0.0 });
+        let algorithm = if records { algorithm } else { AlgorithmConfig::default() };
+        let job = ServerJob { algorithm, ..job };
+        trace.borrow_mut().push(format!("{mode}, {workers} workers, {:?}, switches {switches}", job.log));
         let steps = 4 + rng.next_u64() % 12;
         let text = job.to_toml().expect("a valid job");
         let workers = (0..workers).map(|w| Worker::new(w, text.clone(), steps)).collect();
@@ -73,7 +86,8 @@ impl Schedule {
             workers,
             broken: Vec::new(),
             told: SessionId(0),
-            history: History::new(mode, cluster),
+            history: History::new(mode.averages() || switches && !images, cluster),
+            switches,
             conns: 0,
             cut_off: false,
             slow: 0,
@@ -105,6 +119,9 @@ impl Schedule {
 
     /// What goes on whether anything fails or not.
     async fn goes_on(&mut self) {
+        if self.switches && self.below(60) == 0 {
+            self.switch();
+        }
         let w = self.below(self.workers.len());
         match self.below(10) {
             0..5 if self.workers[w].stream.is_none() => self.connect(w, true),
@@ -215,6 +232,17 @@ impl Schedule {
                 self.cluster.doubt(leader);
             }
         }
+    }
+
+    /// Somebody asks a node, mostly the leader, for another mode.
+    fn switch(&mut self) {
+        let mode = [Mode::Bsp, Mode::Ssp(0), Mode::Ssp(2), Mode::Asp][self.below(4)];
+        let leader = self.cluster.0.lock().leader;
+        let node = if self.below(4) > 0 { leader } else { self.below(NODES) };
+        self.say(format!("node {node} is asked for {mode}"));
+        let owner = self.cluster.0.lock().nodes[node].owner.clone();
+        let (tx, _) = tokio::sync::oneshot::channel();
+        let _ = owner.try_send(Event::SwitchMode { number: None, mode, tx }); // its queue may be full
     }
 
     fn elect(&mut self) {
@@ -395,19 +423,24 @@ fn a_seed_is_a_schedule() {
 /// What the schedules would be worth if nothing happened in them.
 #[test]
 fn the_schedules_have_what_they_are_for() {
-    let mut seen = [0u64; 5];
+    let mut seen = [0u64; 7];
     for seed in 0..400 {
         runtime().block_on(async {
             let mut s = Schedule::new(seed, Rc::default());
             s.run().await;
             let g = s.cluster.0.lock();
-            let (pushes, lost) = g.truth.read(|m| (m.pushes, m.workers_lost));
-            for (seen, n) in seen.iter_mut().zip([pushes, s.amid, s.doubts, lost, g.term - 1]) {
+            let (pushes, lost, switches) = g.truth.read(|m| (m.pushes, m.workers_lost, m.in_force.number));
+            let conf = g.truth.configured();
+            let data = conf.iter().flat_map(|c| c.buckets.iter().map(|b| b.image()));
+            let records = data.map(|d| d.kept.len() as u64).sum();
+            let seen_now = [pushes, s.amid, s.doubts, lost, g.term - 1, switches, records];
+            for (seen, n) in seen.iter_mut().zip(seen_now) {
                 *seen += n;
             }
         });
     }
-    let [pushes, amid, doubts, lost, elections] = seen;
-    assert!(pushes > 10_000 && doubts > 500 && lost > 10 && elections > 1000, "{seen:?}");
+    let [pushes, amid, doubts, lost, elections, switches, records] = seen;
+    assert!(pushes > 10_000 && doubts > 500 && lost > 10 && elections > 900, "{seen:?}");
+    assert!(switches > 100 && records > 100, "{seen:?}");
     assert!(amid > pushes / 4, "only {amid} of {pushes} pushes were applied before everything was healed");
 }

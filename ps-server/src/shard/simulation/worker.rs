@@ -11,7 +11,7 @@ use crate::shard::{
     owner::{Event, Life, Message, Reply},
 };
 use bytes::Bytes;
-use paraft_common::{BucketId, Seq, SessionId, Step, Version, WorkerId};
+use paraft_common::{BucketId, Mode, Seq, SessionId, Step, Version, WorkerId};
 use paraft_proto::{Advice, RefusalKind};
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -98,6 +98,8 @@ pub struct Worker {
     pub hangs: bool,
     /// Buckets of the pull that is being answered.
     got: BTreeMap<usize, (Version, Bytes)>,
+    /// The modes in force when they were sent.
+    modes: BTreeMap<usize, Mode>,
     /// Buckets of the pull before, if it came by this stream.
     holds: BTreeMap<usize, (Version, Bytes)>,
 }
@@ -123,6 +125,7 @@ impl Worker {
             finished: false,
             hangs: false,
             got: BTreeMap::new(),
+            modes: BTreeMap::new(),
             holds: BTreeMap::new(),
         }
     }
@@ -301,10 +304,11 @@ impl Worker {
                     w.payload
                 };
                 self.got.insert(bucket, (w.version, payload));
+                self.modes.insert(bucket, w.in_force.mode);
                 if w.last {
                     let got = std::mem::take(&mut self.got);
                     let conn = self.stream.as_ref().map_or(0, |s| s.conn);
-                    let answer = Answer { conn, told, slowest: w.slowest };
+                    let answer = Answer { conn, told, slowest: w.slowest, modes: self.modes.clone() };
                     history.pulled(self.id, answer, done, last, &got);
                     for (bucket, (version, _)) in &got {
                         self.versions[*bucket] = *version;

@@ -20,7 +20,7 @@ impl History {
                 // A push whose step a round of an earlier session already brought is acknowledged with that round.
                 let by_another = || {
                     let same = |p: &super::Pushed| (p.worker, p.step) == (push.worker, push.step);
-                    self.mode.averages() && self.pushed.iter().filter(|p| same(p)).count() > 1
+                    self.averages && self.pushed.iter().filter(|p| same(p)).count() > 1
                 };
                 let is_in = image.as_ref().is_some_and(|i| i.weights[place] != 0.0);
                 assert!(is_in || by_another(), "{push:?} was acknowledged and is not in bucket {bucket}");

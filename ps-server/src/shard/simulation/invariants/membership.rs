@@ -42,6 +42,6 @@ impl History {
     /// Where a worker comes back between a round's closing and its commit, its predecessor's part is its step.
     pub(super) fn was_in_an_earlier_round(&self, push: &Pushed) -> bool {
         let same = |p: &&Pushed| (p.worker, p.step) == (push.worker, push.step);
-        self.mode.averages() && self.pushed.iter().filter(same).count() > 1
+        self.averages && self.pushed.iter().filter(same).count() > 1
     }
 }

@@ -3,6 +3,7 @@
 mod acknowledged;
 mod exactly_once;
 mod membership;
+mod recorded;
 mod replicas;
 mod retries;
 mod staleness;
@@ -36,11 +37,14 @@ pub struct Answer {
     pub told: SessionId,
     /// The slowest worker's clock, as the leader says.
     pub slowest: Step,
+    /// The mode in force when each bucket was let go.
+    pub modes: BTreeMap<usize, Mode>,
 }
 
 /// Everything that the workers did and were told.
 pub struct History {
-    mode: Mode,
+    /// Whether pushes may be averaged: in a mode that the job has, or had, or may come to.
+    averages: bool,
     cluster: Cluster,
     /// By place.
     pushed: Vec<Pushed>,
@@ -51,20 +55,23 @@ pub struct History {
     /// The last pull's versions of each worker, and by which stream it came.
     shown: BTreeMap<WorkerId, (u64, [Version; BUCKETS])>,
     sessions: membership::Sessions,
+    /// What each worker got last of each bucket, and that is not the job's end.
+    got: BTreeMap<(WorkerId, usize), (Version, Bytes)>,
     /// The weights of the finished job, which must be the same for all.
     last: Option<Vec<Bytes>>,
 }
 
 impl History {
-    pub fn new(mode: Mode, cluster: Cluster) -> Self {
+    pub fn new(averages: bool, cluster: Cluster) -> Self {
         Self {
-            mode,
+            averages,
             cluster,
             pushed: Vec::new(),
             acked: BTreeMap::new(),
             floor: BTreeMap::new(),
             shown: BTreeMap::new(),
             sessions: membership::Sessions::default(),
+            got: BTreeMap::new(),
             last: None,
         }
     }
@@ -85,6 +92,7 @@ impl History {
     pub fn forgets(&mut self, worker: WorkerId) {
         self.floor.remove(&worker);
         self.shown.remove(&worker);
+        self.got.retain(|(w, _), _| *w != worker);
     }
 
     /// A worker asks for weights, of a leader of this term.
@@ -97,6 +105,7 @@ impl History {
         self.exactly_once(truth);
         self.acknowledged_is_in(truth);
         self.retries_are_recognised(truth);
+        self.recorded_pulls_are_what_workers_got(truth);
     }
 
     /// A worker reads the answer of its pull.
@@ -114,6 +123,7 @@ impl History {
             self.the_end_is_the_same_for_all(got);
         } else {
             self.staleness_is_bounded(worker, &answer, done, got);
+            self.got.extend(got.iter().map(|(bucket, got)| ((worker, *bucket), got.clone())));
         }
     }
 

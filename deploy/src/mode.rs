@@ -1,0 +1,129 @@
+//! `paraft mode`: the live switch between synchronous and asynchronous training.
+//!
+//! Shard 0 is asked first; the number that it gives to the switch is the same on every shard.
+
+use crate::{failure::Failure, status};
+use clap::Args;
+use paraft_common::Mode;
+use paraft_proto::{PROTOCOL, Refused, SwitchModeRequest};
+use paraft_worker::exit;
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+#[derive(Args)]
+pub struct ModeArgs {
+    /// The job's name, as `paraft status` shows it.
+    pub job: String,
+    /// The mode in which it goes on: bsp, ssp:S or asp.
+    pub mode: Mode,
+    /// A run's folder, or a job file with cluster.addresses.
+    #[arg(long)]
+    pub of: Option<PathBuf>,
+    /// Servers of the fleet as host:port, comma-separated.
+    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
+    pub servers: Vec<String>,
+    /// Wait at most this many seconds until every shard has switched.
+    #[arg(long, default_value_t = 30)]
+    pub wait: u64,
+}
+
+/// A switch waits for image cuts under way, and for a majority.
+const ANSWER: Duration = Duration::from_secs(10);
+
+pub fn run(args: &ModeArgs) -> Result<i32, Failure> {
+    let servers = status::addresses(args.of.as_deref(), &args.servers)?;
+    let deadline = Instant::now() + Duration::from_secs(args.wait);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no runtime: {e}")))?;
+    let mut number = 0;
+    let mut shards = 1;
+    let mut shard = 0;
+    while shard < shards {
+        let (got, before) = runtime.block_on(switch(args, &servers, shard, number, deadline))?;
+        if shard == 0 {
+            number = got;
+            shards = before.shards;
+            out!("{}: {} -> {} (switch {number})", args.job, before.mode, args.mode);
+        }
+        shard += 1;
+    }
+    out!("{shards} shard{} switched", if shards == 1 { "" } else { "s" });
+    Ok(exit::OK)
+}
+
+/// What is known of the job before the switch.
+struct Before {
+    mode: String,
+    shards: u32,
+}
+
+/// Asks the shard's leader until it has switched.
+async fn switch(
+    args: &ModeArgs,
+    servers: &[String],
+    shard: u32,
+    number: u64,
+    deadline: Instant,
+) -> Result<(u64, Before), Failure> {
+    loop {
+        let (leaders, before) = leaders(servers).await;
+        let why = match leaders.get(&shard) {
+            None if leaders.is_empty() => "no server that answers leads a shard".to_string(),
+            None => format!("shard {shard} has no leader"),
+            Some(address) => {
+                let (job, mode) = (args.job.clone(), args.mode.to_string());
+                let request = SwitchModeRequest { protocol: PROTOCOL, shard, job, mode, number };
+                match paraft_client::switch_mode(address, request, ANSWER).await {
+                    Ok(got) => return Ok((got, before)),
+                    Err(refused) if is_final(&refused) => {
+                        return Err(Failure::new(
+                            exit::CONFIG,
+                            format!("shard {shard}: {}", refused.message),
+                        ));
+                    }
+                    Err(refused) => format!("shard {shard} at {address}: {}", refused.message),
+                }
+            }
+        };
+        if Instant::now() > deadline {
+            let failure = Failure::new(exit::UNAVAILABLE, format!("not switched: {why}"));
+            return Err(match shard {
+                0 => failure.help("nothing has changed; `paraft status` shows which servers answer"),
+                _ => failure.help(
+                    "shards before it have switched, and the workers tell the others; ask again to be sure",
+                ),
+            });
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Whether asking again would not help.
+fn is_final(refused: &Refused) -> bool {
+    use paraft_proto::Advice;
+    matches!(refused.advice(), Advice::Fix | Advice::Stop | Advice::Lost)
+}
+
+/// The address of each shard's leader, as the servers that answer say.
+async fn leaders(servers: &[String]) -> (BTreeMap<u32, String>, Before) {
+    let ask = servers.iter().map(|a| paraft_client::status(a, false, Duration::from_secs(2)));
+    let replies = futures::future::join_all(ask).await;
+    let mut leaders: BTreeMap<u32, (u64, String)> = BTreeMap::new();
+    let mut before = Before { mode: String::new(), shards: 1 };
+    for reply in replies.into_iter().flatten() {
+        for s in &reply.shards {
+            before.shards = before.shards.max(s.shard + 1);
+            // Of two that believe to lead, the one with the later term does.
+            if s.role == "leader" && leaders.get(&s.shard).is_none_or(|(term, _)| *term < s.term) {
+                leaders.insert(s.shard, (s.term, reply.address.clone()));
+                if s.shard == 0 {
+                    before.mode = s.mode.clone();
+                }
+            }
+        }
+    }
+    (leaders.into_iter().map(|(shard, (_, address))| (shard, address)).collect(), before)
+}

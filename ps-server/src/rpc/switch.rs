@@ -1,0 +1,54 @@
+//! The live switch of the mode, as it is asked for from outside.
+
+use super::convert::MAX_SWITCHES;
+use crate::{replicas::Replica, shard::owner::Event};
+use paraft_common::Mode;
+use paraft_proto::{
+    FromShard, PROTOCOL, Refusal, RefusalKind, SwitchModeReply, SwitchModeRequest, from_shard,
+};
+use tokio::sync::oneshot;
+
+/// Answers one call; `hosted` is the replica that it asks for, or why there is none here.
+pub async fn reply(hosted: Result<Replica, RefusalKind>, request: &SwitchModeRequest) -> SwitchModeReply {
+    match switch(hosted, request).await {
+        Ok(number) => SwitchModeReply { number, refused: None },
+        Err(kind) => {
+            let refused = match FromShard::from(Refusal::from(kind)).kind {
+                Some(from_shard::Kind::Refused(r)) => Some(r),
+                _ => None,
+            };
+            SwitchModeReply { number: 0, refused }
+        }
+    }
+}
+
+async fn switch(
+    hosted: Result<Replica, RefusalKind>,
+    request: &SwitchModeRequest,
+) -> Result<u64, RefusalKind> {
+    if request.protocol != PROTOCOL {
+        return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL });
+    }
+    let Replica { owner, shard, .. } = hosted?;
+    let mode: Mode = request.mode.parse().map_err(|_| RefusalKind::Malformed)?;
+    if request.number > MAX_SWITCHES {
+        return Err(RefusalKind::Malformed);
+    }
+    let running = shard.configured().map(|c| c.job.name.clone());
+    match running {
+        None => return Err(RefusalKind::Unavailable("no job has begun here yet".into())),
+        Some(running) if running != request.job => {
+            let (asked, difference) = (request.job.clone(), None);
+            return Err(RefusalKind::OtherJob { running, asked, difference });
+        }
+        Some(_) => {}
+    }
+    let number = (request.number > 0).then_some(request.number);
+    let (tx, rx) = oneshot::channel();
+    let stopping = || RefusalKind::Unavailable("the server is shutting down".into());
+    owner.send(Event::SwitchMode { number, mode, tx }).await.map_err(|_| stopping())?;
+    // Without an answer it has stepped down; the switch may have taken effect or not.
+    rx.await.unwrap_or_else(|_| {
+        Err(RefusalKind::Unavailable("another server leads the shard now; ask again".into()))
+    })
+}
