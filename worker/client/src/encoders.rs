@@ -1,0 +1,53 @@
+//! How this worker's pushes are written: an [`Encoder`] for each bucket whose encoding keeps something from one push to the next.
+
+use paraft_common::{
+    BucketId, Encoding, Layout, Step, TensorKind, WorkerId,
+    config::ServerJob,
+    encoding::{Encoder, stretches},
+};
+
+/// Of all buckets.
+#[derive(Debug)]
+pub(crate) struct Encoders {
+    /// `None`: the bucket's values are written by its encoding alone.
+    of: Vec<Option<Encoder>>,
+}
+
+impl Encoders {
+    /// For the buckets of a layout that has the job's lengths; matrices are those of its tensors. `feedback`: what is not sent
+    /// is kept for the next push.
+    pub fn new(job: &ServerJob, layout: &Layout, worker: WorkerId, feedback: bool) -> Self {
+        let buckets = (0u64..).zip(layout.buckets());
+        let of = buckets.map(|(i, spec)| {
+            let encoding = job.encoding(spec.kind);
+            // Running statistics are sent as they are.
+            let feedback = feedback && spec.kind == TensorKind::Param && encoding != Encoding::F32;
+            if !feedback && !encoding.feeds_back() {
+                return None;
+            }
+            let matrices = match encoding {
+                Encoding::PowerSgd(rank) => stretches(layout, *spec, rank),
+                _ => Vec::new(),
+            };
+            Some(Encoder::new(encoding, spec.len, matrices, feedback, u64::from(worker.0) << 32 | i))
+        });
+        Self { of: of.collect() }
+    }
+
+    /// That of a bucket.
+    pub fn of(&self, bucket: BucketId) -> Option<&Encoder> {
+        self.of.get(bucket.0 as usize)?.as_ref()
+    }
+
+    /// Writes a push; false where the bucket has no encoder.
+    pub fn encode(&mut self, bucket: BucketId, step: Step, gradient: &[f32], out: &mut Vec<u8>) -> bool {
+        let Some(Some(encoder)) = self.of.get_mut(bucket.0 as usize) else { return false };
+        encoder.encode(step, gradient, out);
+        true
+    }
+
+    /// As those of a worker that begins anew.
+    pub fn forget(&mut self) {
+        self.of.iter_mut().flatten().for_each(Encoder::forget);
+    }
+}
