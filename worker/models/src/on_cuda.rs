@@ -285,7 +285,7 @@ fn wire(encoding: Encoding) -> Result<Wire, DeviceError> {
         Encoding::F16 => Ok(Wire::F16),
         Encoding::Int8 => Ok(Wire::Int8),
         _ => Err(DeviceError::Unsupported(format!(
-            "to write a gradient in {encoding} on a device: ask it for f32, and encode that"
+            "a device does not write {encoding}: ask it for f32, and encode that on the host"
         ))),
     }
 }
