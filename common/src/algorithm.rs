@@ -225,23 +225,19 @@ pub trait Algorithm {
     }
 }
 
-/// Nesterov's momentum on a worker: `v <- mu * v + g'`, what is pushed is `mu * v + g'`, with `g' = g + decay * w`.
+/// Nesterov's momentum on a worker: `v <- mu * v + g`, what is pushed is `mu * v + g`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkerMomentum {
     /// What remains of the momentum after a step.
     pub mu: f32,
-    /// What of a weight is added to its gradient.
-    pub decay: f32,
 }
 
 impl WorkerMomentum {
-    /// Turns a gradient into what is pushed. `weights` are those that it was computed from, `momentum` this worker's, all
-    /// of one length.
-    pub fn apply(&self, weights: &[f32], momentum: &mut [f32], gradient: &mut [f32]) {
-        for ((w, v), g) in weights.iter().zip(momentum).zip(gradient) {
-            let decayed = *g + self.decay * w;
-            let v1 = self.mu * *v + decayed;
-            (*v, *g) = (v1, decayed + self.mu * v1);
+    /// Turns a gradient into what is pushed; `momentum` is this worker's, of the same length.
+    pub fn apply(&self, momentum: &mut [f32], gradient: &mut [f32]) {
+        for (v, g) in momentum.iter_mut().zip(gradient) {
+            let v1 = self.mu * *v + *g;
+            (*v, *g) = (v1, *g + self.mu * v1);
         }
     }
 }

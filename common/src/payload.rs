@@ -10,7 +10,7 @@
 //! are changes no value and no bit of any result.
 
 use bytes::Bytes;
-use std::{fmt, slice, sync::Arc};
+use std::{fmt, ops::Range, slice, sync::Arc};
 
 /// Bytes in one or more pieces. Clones share them.
 #[derive(Clone)]
@@ -68,6 +68,21 @@ impl Payload {
             Pieces::One(only) => only.clone(),
             Pieces::Several(all, _) => all.concat().into(),
         }
+    }
+
+    /// The bytes at `range`, which are shared and not copied. On an error it has fewer.
+    pub fn slice(&self, range: Range<usize>) -> Result<Payload, Short> {
+        if range.start > range.end || range.end > self.len() {
+            return Err(Short { wanted: range.end, left: self.len() });
+        }
+        let mut at = 0;
+        let inside = |piece: &Bytes| {
+            let from = range.start.clamp(at, at + piece.len()) - at;
+            let to = range.end.clamp(at, at + piece.len()) - at;
+            at += piece.len();
+            piece.slice(from..to)
+        };
+        Ok(self.pieces().iter().map(inside).collect())
     }
 
     /// Reads from the first byte on.
@@ -197,6 +212,17 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    /// Goes on behind the next bytes. On an error nothing was passed over.
+    pub fn skip(&mut self, mut count: usize) -> Result<(), Short> {
+        self.has(count)?;
+        while count > 0 {
+            let n = self.run().len().min(count);
+            self.skip_within_run(n);
+            count -= n;
+        }
+        Ok(())
+    }
+
     fn has(&self, wanted: usize) -> Result<(), Short> {
         if wanted <= self.left { Ok(()) } else { Err(Short { wanted, left: self.left }) }
     }
@@ -271,6 +297,14 @@ pub(crate) mod tests {
             let mut rest = vec![0; reader.left()];
             reader.bytes(&mut rest).expect("they are there");
             prop_assert_eq!(&rest[..], &bytes[whole * 3..]);
+            let (from, to) = (change.index(bytes.len() + 1), bytes.len());
+            prop_assert_eq!(&a.slice(from..to).expect("it has them").to_bytes()[..], &bytes[from..]);
+            prop_assert_eq!(&b.slice(0..from).expect("it has them").to_bytes()[..], &bytes[..from]);
+            prop_assert!(a.slice(from..to + 1).is_err());
+            let mut behind = a.reader();
+            behind.skip(from).expect("it has them");
+            prop_assert_eq!(behind.left(), to - from);
+            prop_assert!(behind.skip(to - from + 1).is_err() && behind.left() == to - from);
             prop_assert!(reader.bytes(&mut [0]).is_err());
             if !bytes.is_empty() {
                 let mut other = bytes.clone();

@@ -33,6 +33,8 @@ pub enum RefusalKind {
     WrongBucket { bucket: BucketId, shard: ShardId },
     #[error("{bucket} holds {expected} bytes, the message brought {got}")]
     BucketLength { bucket: BucketId, expected: usize, got: usize },
+    #[error("the push of {bucket} cannot be read: {why}; use the same paraft on both sides")]
+    BadPayload { bucket: BucketId, why: String },
     #[error(
         "the gradient of {bucket} holds a NaN or an infinity at {step} and was not applied (lower the rate, clip, or look at the batch)"
     )]

@@ -2,7 +2,10 @@
 
 use bytes::Bytes;
 use paraft_client::Client;
-use paraft_common::{BucketId, Step, codec::F32_BYTES};
+use paraft_common::{
+    BucketId, Step,
+    codec::{F32_BYTES, get_f32_le},
+};
 use paraft_models::PinnedBytes;
 use paraft_trace::{Moment, Span, Stage};
 
@@ -14,12 +17,14 @@ pub(crate) struct PushParts<'a> {
     next: usize,
     /// Since when the model computes.
     since: Moment,
+    /// Values that a device has copied to the host as they are.
+    values: Vec<f32>,
 }
 
 impl<'a> PushParts<'a> {
     pub fn new(client: &'a mut Client, step: Step) -> Self {
         let next = client.layout().buckets().len();
-        Self { client, step, next, since: Moment::now() }
+        Self { client, step, next, since: Moment::now(), values: Vec::new() }
     }
 
     /// The step begins, or begins again: what was pushed stays pushed.
@@ -35,10 +40,17 @@ impl<'a> PushParts<'a> {
         }
     }
 
-    /// Bucket `i`, in the memory that a device has written it to, as it goes over the wire.
+    /// Bucket `i`, in the memory that a device has written it to: as it goes over the wire, or, where the client keeps
+    /// something of each push, as f32.
     pub fn ready(&mut self, i: usize, payload: PinnedBytes) {
         if let Some(bucket) = self.is_next(i) {
-            self.client.push_encoded(bucket, self.step, Bytes::from_owner(payload));
+            if self.client.device_encoding(bucket).is_some() {
+                self.client.push_encoded(bucket, self.step, Bytes::from_owner(payload));
+            } else {
+                self.values.resize(self.client.layout().buckets()[i].len, 0.0);
+                get_f32_le(payload.as_ref(), &mut self.values);
+                self.client.push(bucket, self.step, &self.values);
+            }
             self.since = Moment::now();
         }
     }

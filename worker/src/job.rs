@@ -105,6 +105,9 @@ pub struct TrainConfig {
     /// How pushes carry the gradients of trained values.
     #[serde(skip_serializing_if = "is_default")]
     pub encoding: Encoding,
+    /// What an encoding leaves out of a push goes with a later one. Default: where it leaves most of a gradient out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_feedback: Option<bool>,
     /// Threads of each worker's kernels; 1 in this version.
     pub threads: usize,
     /// On what workers compute: `auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:N`. Need not be the same on all.
@@ -133,6 +136,7 @@ impl Default for TrainConfig {
             sampler: SamplerKind::Static,
             chunk: None,
             encoding: Encoding::F32,
+            error_feedback: None,
             threads: 1,
             device: DeviceConfig::Auto,
             precision: Precision::Tf32,
@@ -164,6 +168,11 @@ pub enum SamplerKind {
 }
 
 impl TrainConfig {
+    /// Whether what an encoding leaves out of a push goes with a later one.
+    pub fn feeds_back(&self) -> bool {
+        self.error_feedback.unwrap_or_else(|| self.encoding.feeds_back())
+    }
+
     /// Samples of a chunk of the leased sampler.
     pub fn chunk(&self) -> usize {
         self.chunk.map_or_else(|| self.batch.saturating_mul(16), |c| c as usize)
@@ -355,6 +364,10 @@ impl Job {
         if leased && self.checkpoint.as_ref().is_some_and(|k| k.every_steps.is_some()) {
             let why = "with the leased sampler checkpoints are cut between epochs, when nobody trains";
             return bad("checkpoint.every_steps", why.into(), "use checkpoint.every_epochs");
+        }
+        if t.error_feedback == Some(true) && t.encoding == Encoding::F32 {
+            let why = "f32 leaves nothing out of a push";
+            return bad("train.error_feedback", why.into(), "choose another train.encoding, or take it out");
         }
         if t.exchange == Exchange::AllReduce {
             let why = |what: &str| format!("with train.exchange = \"all-reduce\" {what}");

@@ -40,7 +40,7 @@ use paraft_checkpoint::{MODEL_FILE, weights};
 use paraft_client::{
     Client, ClientError, ClientOptions, HANDOVER, Pulled, Reported, Transport, groups::MemberOptions,
 };
-use paraft_common::{BucketId, Layout, Step, WorkerId};
+use paraft_common::{BucketId, Encoding, Layout, Step, WorkerId};
 use paraft_data::{Dataset, Prefetcher, Split};
 use paraft_models::{Batch, Evaluation, Model, Part};
 use paraft_record::{Event, event};
@@ -226,6 +226,7 @@ fn lead(
     let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone())?;
     let checkpoints = Checkpoints::start(job, options, &plan, layout.tensors(), &client)?;
     let (mut client, start) = Client::join_from(client, beginning.initial)?;
+    client.encode_by(&layout, job.train.feeds_back());
     gauges.stages(client.stages().clone());
     let _flush =
         options.trace.as_ref().map(|(folder, steps)| begin_trace(&client, folder, *steps)).transpose()?;
@@ -254,7 +255,7 @@ fn lead(
     }
     let part = |(i, b): (u32, &paraft_common::BucketSpec)| Part {
         range: b.range(),
-        encoding: client.encoding(BucketId(i)),
+        encoding: client.device_encoding(BucketId(i)).unwrap_or(Encoding::F32),
     };
     let parts = (0..).zip(client.layout().buckets()).map(part).collect();
     let engine = Engine::new(model, parts, ranks);

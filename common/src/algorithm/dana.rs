@@ -10,7 +10,7 @@
 //! ```
 //!
 //! The weights of dana-slim are those that a pull of dana-zero gets: the trajectories are the same, and the momentum
-//! is the worker's to keep, where it dies with it. With one worker both are Nesterov's momentum.
+//! is the worker's to keep, where it dies with it (a worker that rejoins begins with none). With one worker both are Nesterov's momentum.
 //!
 //! dana-zero's sum runs along: a push takes its worker's momentum out of it, and puts the new one in. What a worker has
 //! that trains no more is taken out with the next update. The last pull of a job, and checkpoints, get `w` itself.
@@ -86,16 +86,21 @@ impl Algorithm for DanaZero {
 
 impl Algorithm for DanaSlim {
     fn validate(&self, optimizer: &OptimizerConfig) -> Result<(), AlgorithmError> {
-        needs_nesterov("dana-slim", optimizer)
+        needs_nesterov("dana-slim", optimizer)?;
+        if optimizer.decay() == 0.0 {
+            return Ok(());
+        }
+        // Decay goes through the momentum, which the worker has, and needs the weights of now, which the shard has.
+        let needs = "optimizer.weight_decay = 0 (dana-zero takes it)";
+        Err(AlgorithmError::Optimizer { algorithm: "dana-slim", needs, optimizer: optimizer.kind() })
     }
 
     fn on_shard(&self, optimizer: &OptimizerConfig) -> OptimizerConfig {
-        // The worker has added its decay, which goes through the momentum.
         OptimizerConfig::Sgd(Sgd { lr: optimizer.lr(), weight_decay: 0.0 })
     }
 
     fn worker_momentum(&self, optimizer: &OptimizerConfig) -> Option<WorkerMomentum> {
         let OptimizerConfig::Nesterov(n) = optimizer else { return None };
-        Some(WorkerMomentum { mu: n.momentum as f32, decay: n.weight_decay as f32 })
+        Some(WorkerMomentum { mu: n.momentum as f32 })
     }
 }

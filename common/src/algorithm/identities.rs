@@ -57,7 +57,7 @@ impl World {
     fn push(&mut self, worker: usize, mut gradient: Vec<f32>) {
         let algorithm = self.algorithm.algorithm();
         if let Some(m) = algorithm.worker_momentum(&self.optimizer) {
-            m.apply(&self.pulled[worker].1, &mut self.momenta[worker], &mut gradient);
+            m.apply(&mut self.momenta[worker], &mut gradient);
         }
         let (keeps, mut bytes) = (algorithm.keeps(), Vec::new());
         put_f32_le(&gradient, &mut bytes);

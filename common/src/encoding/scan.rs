@@ -1,10 +1,10 @@
 //! Questions about all values of a payload, answered without keeping them.
 
-use super::{Encoding, Values, WrongLength, values::Word};
+use super::{BadPayload, Encoding, Values, values::Word};
 use crate::{payload::Payload, simd::wide};
 
 /// Whether every value is finite (no NaN, no infinity).
-pub fn all_finite(payload: &Payload, encoding: Encoding, count: usize) -> Result<bool, WrongLength> {
+pub fn all_finite(payload: &Payload, encoding: Encoding, count: usize) -> Result<bool, BadPayload> {
     let mut values = Values::new(payload, encoding, count)?;
     let mut all = true;
     // Cannot fail: `new` has checked the length.
@@ -19,7 +19,7 @@ pub fn all_finite(payload: &Payload, encoding: Encoding, count: usize) -> Result
 }
 
 /// Sum of the squares in `f64`: the same number on every host, however the bytes are cut.
-pub fn sum_of_squares(payload: &Payload, encoding: Encoding, count: usize) -> Result<f64, WrongLength> {
+pub fn sum_of_squares(payload: &Payload, encoding: Encoding, count: usize) -> Result<f64, BadPayload> {
     let mut values = Values::new(payload, encoding, count)?;
     let mut squares = Squares::default();
     let _ = values.runs(count, |run| {

@@ -1,9 +1,10 @@
 //! The oracle: one process, no servers.
 
 use paraft_common::{
-    Encoding, Layout, Payload, ShardId, TensorKind,
+    BucketSpec, Encoding, Layout, Payload, ShardId, Step, TensorKind,
     codec::put_f32_le,
-    encoding::{Values, sum_of_squares},
+    config::ServerJob,
+    encoding::{Encoder, Values, stretches, sum_of_squares},
     optim::{Gradient, Hyper, apply_buffer, norm_factor},
     placement,
 };
@@ -21,8 +22,8 @@ pub enum Order {
     /// fleet up to the rounding of the sums.
     Union,
     /// One minibatch after the other, their gradients added in rising order of ranks and divided by their number: the
-    /// additions of the fleet in the fleet's order, of the values that its pushes carry, so that every bit must be the
-    /// same. Not for jobs that clip.
+    /// additions of the fleet in the fleet's order, of the values that its pushes carry, with its workers' residuals, so that
+    /// every bit must be the same. Not for jobs that clip.
     Shares,
 }
 
@@ -58,6 +59,8 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let per_epoch = sampler.steps(world, t.batch) as u64;
     let total = (per_epoch * t.epochs).min(t.max_steps.unwrap_or(u64::MAX));
     let mut shares = Vec::new();
+    let mut encoders: Vec<Vec<Encoder>> =
+        (0..world).map(|rank| encoders(job, &layout, &servers, rank)).collect();
     for k in 0..total {
         if k % per_epoch == 0 {
             shares = (0..world).map(|r| sampler.batches(k / per_epoch, r, world, t.batch)).collect();
@@ -71,14 +74,14 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
             }
         };
         let mut sum: Option<Vec<f32>> = None;
-        for samples in minibatches {
+        for (samples, encoders) in minibatches.into_iter().zip(&mut encoders) {
             let mut batch = Batch::default();
             fill(&data.train, &samples, &mut batch);
             let mut gradient = vec![0.0; layout.len()];
             model.step(&weights, &mut gradient, &batch, &mut |_, _| {}).map_err(bad)?;
             if order == Order::Shares {
-                for spec in layout.buckets() {
-                    as_sent(servers.encoding(spec.kind), &mut gradient[spec.range()])?;
+                for (spec, encoder) in layout.buckets().iter().zip(encoders) {
+                    as_sent(encoder, Step(k + 1), &mut gradient[spec.range()])?;
                 }
             }
             sum = Some(match sum {
@@ -119,11 +122,25 @@ fn norm(layout: &Layout, pushes: &[Payload], shards: u32) -> f64 {
     (0..shards).map(part).sum()
 }
 
+/// Those of a worker's buckets, as its client has them.
+fn encoders(job: &Job, layout: &Layout, servers: &ServerJob, worker: usize) -> Vec<Encoder> {
+    let encoder = |(i, spec): (u64, &BucketSpec)| {
+        let encoding = servers.encoding(spec.kind);
+        let feedback = job.train.feeds_back() && spec.kind == TensorKind::Param;
+        let matrices = match encoding {
+            Encoding::PowerSgd(rank) => stretches(layout, *spec, rank),
+            _ => Vec::new(),
+        };
+        Encoder::new(encoding, spec.len, matrices, feedback, (worker as u64) << 32 | i)
+    };
+    (0..).zip(layout.buckets()).map(encoder).collect()
+}
+
 /// What a push leaves of the values.
-fn as_sent(encoding: Encoding, values: &mut [f32]) -> Result<(), OracleError> {
+fn as_sent(encoder: &mut Encoder, step: Step, values: &mut [f32]) -> Result<(), OracleError> {
     let mut sent = Vec::new();
-    encoding.encode(values, &mut sent);
-    Values::new(&sent.into(), encoding, values.len()).map_err(bad)?.read(values).map_err(bad)
+    encoder.encode(step, values, &mut sent);
+    Values::new(&sent.into(), encoder.encoding(), values.len()).map_err(bad)?.read(values).map_err(bad)
 }
 
 fn le(values: &[f32]) -> Payload {

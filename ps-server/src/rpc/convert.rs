@@ -10,7 +10,7 @@ use crate::shard::{
 use paraft_common::{
     BucketId, Encoding, Payload, Seq, ShardId, Step, TensorKind, Version,
     config::MAX_STEP,
-    encoding::{WrongLength, all_finite},
+    encoding::{BadPayload, WrongLength, all_finite},
 };
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, WithBulk, from_shard, to_shard};
 use paraft_trace::Moment;
@@ -126,8 +126,11 @@ fn check(shard: &Shard, id: BucketId, payload: &Payload, step: Option<Step>) -> 
     match all_finite(payload, encoding, conf.buckets[local].spec.len) {
         Ok(true) => Ok(local),
         Ok(false) => Err(RefusalKind::NotFinite { bucket: id, step: step.unwrap_or_default() }.into()),
-        Err(WrongLength { expected, got, .. }) => {
+        Err(BadPayload::Length(WrongLength { expected, got, .. })) => {
             Err(RefusalKind::BucketLength { bucket: id, expected, got }.into())
+        }
+        Err(e @ BadPayload::Form { .. }) => {
+            Err(RefusalKind::BadPayload { bucket: id, why: e.to_string() }.into())
         }
     }
 }

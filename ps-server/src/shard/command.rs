@@ -60,7 +60,8 @@ pub enum Command {
         bucket: BucketId,
         /// Whose pushes the payload holds, by rising worker.
         contributions: Vec<Contribution>,
-        /// How the payload's values are written: a push's as it came, a sum of several in f32.
+        /// How the pushes' values are written. The payload of one push is that push, as it came; of several, in f32,
+        /// their sum, and in every other encoding what [`Several`](super::several::Several) reads.
         encoding: Encoding,
         /// Multiplies the payload: one over the number of contributions, times the clipping factor. Decided
         /// once, by the leader, so that every replica multiplies by the same number.

@@ -17,7 +17,8 @@
 //! - [`cut`]: image cuts, the second way into the log.
 //! - [`form`]: which way into the log; the measurement and the decision.
 //! - [`working`]: the copies to which a leader applies pushes before it cuts. Leader-only; may vanish.
-//! - [`round`]: BSP's partial sums. Leader-only; may vanish.
+//! - [`round`]: BSP's open rounds. Leader-only; may vanish.
+//! - [`several`]: the pushes of a round in one log entry.
 //! - [`observed`]: what is applied, seen from outside: timed, and told to readers.
 //! - [`reads`]: pulls that any replica answers.
 //! - [`owner`]: the task that owns everything leader-only.
@@ -45,6 +46,7 @@ pub mod reads;
 mod replaced;
 mod replicated;
 pub mod round;
+pub mod several;
 #[cfg(test)]
 mod simulation;
 pub mod state;

@@ -120,8 +120,8 @@ struct Lead {
     /// Closed rounds that wait for the norm over all shards, by step and local bucket.
     unclipped: BTreeMap<Step, BTreeMap<usize, Sum>>,
     in_flight: BTreeMap<(WorkerId, usize), Step>,
-    /// When the pushes arrived that are taken and not proposed yet, by worker and local bucket.
-    arrived: BTreeMap<(WorkerId, usize), Moment>,
+    /// When the pushes arrived that are taken and not proposed yet, and their bytes, by worker and local bucket.
+    arrived: BTreeMap<(WorkerId, usize), (Moment, u64)>,
     /// Pushes that come from weights of another replica which are not applied here yet, by local bucket; at most one of
     /// each worker.
     early: BTreeMap<usize, Vec<cuts::Queued>>,

@@ -5,6 +5,7 @@ use super::{
     bucket::Incoming,
     command::EvalSums,
     image::{Image, ImageHeader},
+    several::Several,
 };
 use crate::header;
 use bytes::Bytes;
@@ -153,7 +154,7 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
                 let data = shard.configured()?.buckets.get(local)?.image();
                 Some(data.kept.get(&w)?.pulled.as_ref()?.0)
             };
-            let contributions = who
+            let contributions: Vec<_> = who
                 .iter()
                 .filter(|(w, ..)| seen.insert(*w))
                 .map(|(w, stale, by)| {
@@ -172,8 +173,17 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
                     }
                 })
                 .collect();
+            let payload = match contributions.len() {
+                1 => payload(bucket, encoding, value, cut),
+                n => {
+                    let len = job.layout().bucket(BucketId(bucket)).map_or(3, |b| b.len) - usize::from(cut);
+                    let pushes = (0..n).map(|i| payload(bucket, encoding, value * i as f32, cut)).collect();
+                    let several = Several::of(pushes, encoding, len).expect("they fit each other");
+                    several.payload(several.sum())
+                }
+            };
             let command = Command::Update { bucket: BucketId(bucket), contributions, encoding, factor };
-            Proposal { command, payload: payload(bucket, encoding, value, cut) }
+            Proposal { command, payload }
         }
         Op::Pull { worker, stale } => {
             let session =
@@ -516,4 +526,83 @@ fn pulls_of_one_version_share_their_copy() {
     let data = shard.image().buckets[0].clone();
     let copies: Vec<_> = data.kept.values().filter_map(|k| k.pulled.as_ref()).collect();
     assert!(std::sync::Arc::ptr_eq(&copies[0].1, &copies[1].1));
+}
+
+/// A round in the log as its pushes came, against the same round added up: everything that is replicated must be equal, but the
+/// bytes that are counted are those of the pushes.
+#[test]
+fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
+    const LEN: usize = 1500;
+    let adam = OptimizerConfig::adam(0.01);
+    for encoding in Encoding::ALL {
+        let job = ServerJob {
+            workers: 3,
+            encoding,
+            optimizer: adam.clone(),
+            ..ServerJob::new("several", Mode::Bsp, LEN, LEN)
+        };
+        let [as_they_came, added_up] = [(); 2].map(|()| {
+            let shard = Shard::new(ShardId(0), 1);
+            shard.apply(&Command::Configure { job: job.to_toml().expect("valid") }.into());
+            let mut zeros = Vec::new();
+            put_f32_le(&[0.5; LEN], &mut zeros);
+            let command = Command::Init { bucket: BucketId(0), part: InitPart::FRESH };
+            shard.apply(&Proposal { command, payload: zeros.into() });
+            shard
+        });
+        let mut pushed = 0;
+        for shard in [&as_they_came, &added_up] {
+            (0..3).for_each(|w| _ = shard.apply(&Command::Join { worker: WorkerId(w) }.into()));
+        }
+        for step in 1..=3 {
+            let contribution = |w: u32| Contribution {
+                worker: WorkerId(w),
+                session: SessionId(u64::from(w) + 1),
+                seq: Seq(step),
+                step: Step(step),
+                pulled: Version(step - 1),
+            };
+            let contributions: Vec<_> = (0..3).map(contribution).collect();
+            let push = |w: u32| {
+                let value = |i: usize| ((i * 31 + w as usize * 7) % 101) as f32 * 0.01 - step as f32 * 0.2;
+                let mut out = Vec::new();
+                encoding.encode(&(0..LEN).map(value).collect::<Vec<_>>(), &mut out);
+                Payload::from(out)
+            };
+            let several = Several::of((0..3).map(push).collect(), encoding, LEN).expect("they fit");
+            pushed += several.pushed();
+            let proposal = |encoding, payload| {
+                let (bucket, contributions) = (BucketId(0), contributions.clone());
+                let factor = 1.0 / 3.0;
+                Proposal { command: Command::Update { bucket, contributions, encoding, factor }, payload }
+            };
+            let all = proposal(encoding, several.payload(several.sum()));
+            let sum = proposal(Encoding::F32, several.sum());
+            let applied = Outcome::Updated { version: Version(step), applied: true };
+            assert_eq!(
+                (as_they_came.apply(&all), added_up.apply(&sum)),
+                (applied.clone(), applied),
+                "{encoding}"
+            );
+        }
+        let [a, b] = [&as_they_came, &added_up].map(Shard::image);
+        assert_eq!(a.buckets, b.buckets, "{encoding}");
+        assert_eq!(a.meta.members, b.meta.members);
+        assert_eq!((a.meta.pushes, a.meta.bytes_pushed), (9, pushed), "{encoding}");
+    }
+}
+
+/// Logs of before there were other encodings have these numbers.
+#[test]
+fn encodings_keep_their_numbers_in_the_log() {
+    for (number, encoding) in
+        (0u32..).zip([Encoding::F32, Encoding::Bf16, Encoding::F16, Encoding::Int8, Encoding::Sign])
+    {
+        let bytes = header::encode(&encoding).expect("small");
+        assert_eq!(bytes[1..], number.to_le_bytes(), "behind the format's number");
+    }
+    for encoding in Encoding::ALL {
+        let bytes = header::encode(&encoding).expect("small");
+        assert_eq!(header::decode(&bytes).ok(), Some(encoding));
+    }
 }

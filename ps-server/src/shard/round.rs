@@ -1,12 +1,8 @@
 //! BSP's open rounds: the pushes of one (step, bucket) until everyone's are in. Leader-only: may vanish at any
 //! moment, since nothing in it has been acknowledged.
 
-use super::{command::Contribution, members::Members};
-use paraft_common::{
-    Encoding, Payload, Step, WorkerId,
-    codec::{F32_BYTES, put_f32_le},
-    encoding::{Values, sum_of_squares},
-};
+use super::{command::Contribution, members::Members, several::Several};
+use paraft_common::{Encoding, Payload, Step, WorkerId, encoding::sum_of_squares};
 use std::collections::BTreeMap;
 
 /// A push that waits for the others.
@@ -18,23 +14,13 @@ pub struct Part {
     pub payload: Payload,
 }
 
-const CHECKED: &str = "the parts of a bucket have its length: it was checked where they came in";
-
-impl Part {
-    fn values(&self, encoding: Encoding, len: usize) -> Values<'_> {
-        Values::new(&self.payload, encoding, len).expect(CHECKED)
-    }
-}
-
-/// A closed round: the sum of its parts in rising order of workers.
+/// A closed round: its parts in rising order of workers, or their sum.
 #[derive(Clone, Debug)]
 pub struct Sum {
     /// By rising worker.
     pub contributions: Vec<Contribution>,
-    /// The sum.
+    /// That of their update: the only push as it came, or what [`Several`] writes.
     pub payload: Payload,
-    /// How its values are written.
-    pub encoding: Encoding,
     /// Of the mean (the sum over the number of contributions).
     pub mean_sum_of_squares: f64,
 }
@@ -104,40 +90,35 @@ impl Rounds {
     }
 }
 
-/// Adds the parts in rising order of workers: floating-point addition is not associative, so the order must
-/// not depend on who came first. They are decoded on the way into the sum.
+/// The update of the parts: floating-point addition is not associative, so their order is that of the workers, whoever came
+/// first.
 fn sum(parts: Vec<Part>, encoding: Encoding, len: usize) -> Sum {
-    let contributions: Vec<_> = parts.iter().map(|p| p.contribution).collect();
-    let (payload, encoding) = match parts.as_slice() {
-        // One worker: the bytes as they came, which makes BSP, SSP and ASP bit-equal for one worker.
-        [only] => (only.payload.clone(), encoding),
-        [first, rest @ ..] => {
-            // Block by block, so that the running sum stays in the first-level cache.
-            const BLOCK: usize = 1024;
-            let mut first = first.values(encoding, len);
-            let mut rest: Vec<_> = rest.iter().map(|p| p.values(encoding, len)).collect();
-            let mut acc = [0f32; BLOCK];
-            let mut out = Vec::with_capacity(len * F32_BYTES);
-            while first.left() > 0 {
-                let acc = &mut acc[..BLOCK.min(first.left())];
-                first.read(acc).expect(CHECKED);
-                rest.iter_mut().for_each(|r| r.add_to(acc).expect(CHECKED));
-                put_f32_le(acc, &mut out);
-            }
-            (out.into(), Encoding::F32)
-        }
-        [] => (Payload::EMPTY, Encoding::F32),
-    };
+    const CHECKED: &str = "the parts of a bucket have its length: it was checked where they came in";
+    let (contributions, mut payloads): (Vec<_>, Vec<_>) =
+        parts.into_iter().map(|p| (p.contribution, p.payload)).unzip();
     let n = contributions.len().max(1) as f64;
-    let squares = sum_of_squares(&payload, encoding, len).expect(CHECKED);
-    Sum { contributions, mean_sum_of_squares: squares / (n * n), payload, encoding }
+    let (payload, squares) = match payloads.len() {
+        // One worker: the bytes as they came, which makes BSP, SSP and ASP bit-equal for one worker.
+        0 | 1 => {
+            let only = payloads.pop().unwrap_or_default();
+            let squares = sum_of_squares(&only, encoding, len).expect(CHECKED);
+            (only, squares)
+        }
+        _ => {
+            let several = Several::of(payloads, encoding, len).expect(CHECKED);
+            let sum = several.sum();
+            let squares = sum_of_squares(&sum, Encoding::F32, len).expect(CHECKED);
+            (several.payload(sum), squares)
+        }
+    };
+    Sum { contributions, mean_sum_of_squares: squares / (n * n), payload }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use bytes::Bytes;
-    use paraft_common::{Seq, SessionId, Version};
+    use paraft_common::{Seq, SessionId, Version, encoding::Values};
     use proptest::prelude::*;
 
     fn part(worker: u32, payload: Payload) -> Part {
@@ -176,9 +157,12 @@ mod tests {
             }
             came.into_iter().for_each(|p| rounds.add(3, p));
             let sum = rounds.close(Step(1), 3, encoding, len).expect("an open round");
-            prop_assert_eq!(sum.encoding, if parts.len() == 1 { encoding } else { Encoding::F32 });
+            let (added, encoding) = match parts.len() {
+                1 => (sum.payload, encoding),
+                n => (Several::read(&sum.payload, encoding, n, len).expect("as written").sum(), Encoding::F32),
+            };
             let mut got = vec![0f32; len];
-            let read = Values::new(&sum.payload, sum.encoding, len).expect("its length").read(&mut got);
+            let read = Values::new(&added, encoding, len).expect("its length").read(&mut got);
             prop_assert_eq!(read, Ok(()));
             let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
             prop_assert_eq!(bits(&got), bits(&expected));

@@ -11,6 +11,7 @@ use super::{
     form::Form,
     members::Members,
     replaced::Replaced,
+    several::Several,
 };
 use paraft_common::{
     BucketId, Encoding, InForce, LogForm, Mode, Payload, Seq, SessionId, ShardId, Step, TensorKind, Version,
@@ -188,7 +189,9 @@ struct Update<'a> {
     /// The local bucket.
     b: usize,
     contributions: &'a [Contribution],
-    gradient: Gradient<'a>,
+    pushes: Pushes,
+    encoding: Encoding,
+    factor: f32,
     /// Members that train.
     members: usize,
     /// Those of whom something is kept, and who train no more.
@@ -197,14 +200,38 @@ struct Update<'a> {
     before: Version,
 }
 
+/// What an update brings, checked.
+enum Pushes {
+    One(Payload),
+    Several(Several),
+}
+
 impl Update<'_> {
     /// The bulk of the work.
     fn run(&self) -> Version {
         let bucket = &self.conf.buckets[self.b];
         let (conf, contributions) = (&self.conf, self.contributions);
+        let (payload, encoding) = match &self.pushes {
+            Pushes::One(payload) => (payload.clone(), self.encoding),
+            Pushes::Several(several) => (several.sum(), Encoding::F32),
+        };
+        let gradient = Gradient { payload: &payload, encoding, scale: self.factor };
         let (members, gone) = (self.members, self.gone.as_slice());
-        let update = Incoming { job: &conf.job, gradient: self.gradient, contributions, members, gone };
+        let update = Incoming { job: &conf.job, gradient, contributions, members, gone };
         bucket.update(update, &conf.replaced)
+    }
+
+    /// Payload bytes of the pushes, as their workers sent them.
+    fn pushed(&self) -> u64 {
+        match &self.pushes {
+            Pushes::One(payload) => payload.len() as u64,
+            // An entry in f32 says nothing of what was added up.
+            Pushes::Several(_) if self.encoding == Encoding::F32 => {
+                let len = self.conf.buckets[self.b].spec.len;
+                (self.conf.encoding(self.b).encoded_len(len) * self.contributions.len()) as u64
+            }
+            Pushes::Several(several) => several.pushed(),
+        }
     }
 }
 
@@ -397,9 +424,9 @@ impl Shard {
     }
 
     fn init(&self, id: BucketId, part: InitPart, payload: &Payload) -> Outcome {
-        match self.bucket(id, payload, Encoding::F32) {
+        match self.pushes(id, payload, Encoding::F32, 1) {
             Err(e) => Outcome::Refused(e),
-            Ok((conf, i)) => match conf.buckets[i].init(&conf.job, part, payload) {
+            Ok((conf, i, _)) => match conf.buckets[i].init(&conf.job, part, payload) {
                 Ok(()) => Outcome::Done,
                 Err(e) => Outcome::Refused(e),
             },
@@ -432,8 +459,7 @@ impl Shard {
             let mut buckets = BTreeSet::new();
             let apart = |p: &&&Proposal| matches!(p.command, Command::Update { bucket, .. } if buckets.insert(bucket));
             let run = rest.iter().take_while(apart).count();
-            let bytes: usize = rest[..run].iter().map(|p| p.payload.len()).sum();
-            if run < 2 || bytes < PARALLEL_BYTES {
+            if run < 2 || !self.is_large(&rest[..run]) {
                 outcomes.push(self.apply(first));
                 rest = &rest[1..];
                 continue;
@@ -458,6 +484,17 @@ impl Shard {
         outcomes
     }
 
+    /// Whether updates touch so much that several threads are worth while: their payloads, or what they are decoded to.
+    fn is_large(&self, updates: &[&Proposal]) -> bool {
+        let conf = self.configured();
+        let touched = |p: &&Proposal| {
+            let Command::Update { bucket, .. } = &p.command else { return 0 };
+            let of = conf.as_ref().and_then(|c| Some(c.buckets[c.local(*bucket)?].spec.len * F32_BYTES));
+            p.payload.len().max(of.unwrap_or(0))
+        };
+        updates.iter().map(touched).sum::<usize>() >= PARALLEL_BYTES
+    }
+
     fn update(&self, proposal: &Proposal) -> Outcome {
         match self.begin_update(proposal) {
             Ok(update) => self.end_update(&update, update.run()),
@@ -470,8 +507,9 @@ impl Shard {
         let Command::Update { bucket: id, contributions, encoding, factor } = &proposal.command else {
             return Err(Outcome::Refused("no update".into()));
         };
-        let gradient = Gradient { payload: &proposal.payload, encoding: *encoding, scale: *factor };
-        let (conf, b) = self.bucket(*id, gradient.payload, gradient.encoding).map_err(Outcome::Refused)?;
+        let (encoding, factor) = (*encoding, *factor);
+        let (conf, b, pushes) =
+            self.pushes(*id, &proposal.payload, encoding, contributions.len()).map_err(Outcome::Refused)?;
         let bucket = &conf.buckets[b];
         let (members, gone) = {
             let mut meta = self.meta.write();
@@ -490,21 +528,19 @@ impl Shard {
             (meta.members.active().count(), gone)
         };
         let before = bucket.version();
-        Ok(Update { conf, b, contributions, gradient, members, gone, before })
+        Ok(Update { conf, b, contributions, pushes, encoding, factor, members, gone, before })
     }
 
     /// Records an update whose weights are in.
     fn end_update(&self, update: &Update<'_>, version: Version) -> Outcome {
-        let Update { conf, b, contributions, before, .. } = update;
-        let (bucket, b) = (&conf.buckets[*b], *b);
-        // Of each push, which is not what a sum of several has.
-        let pushed = conf.encoding(b).encoded_len(bucket.spec.len) as u64;
+        let Update { b, contributions, before, .. } = update;
+        let b = *b;
         let mut meta = self.meta.write();
+        meta.bytes_pushed += update.pushed();
         for c in *contributions {
             // Each of them is in the weights, also that of a worker that has left since its round was closed.
             meta.delays.record(before.0.saturating_sub(c.pulled.0));
             meta.pushes += 1;
-            meta.bytes_pushed += pushed;
             let Some(m) = meta.members.get_mut(c.worker) else { continue };
             // Recorded after the weights have changed: who sees the step sees the weights.
             if m.session == c.session {
@@ -520,17 +556,25 @@ impl Shard {
         Outcome::Updated { version, applied: true }
     }
 
-    fn bucket(
+    /// The bucket of an entry, and what its payload holds for it.
+    fn pushes(
         &self,
         id: BucketId,
         payload: &Payload,
         encoding: Encoding,
-    ) -> Result<(Arc<Configured>, usize), String> {
+        pushes: usize,
+    ) -> Result<(Arc<Configured>, usize, Pushes), String> {
         let conf = self.configured().ok_or("no job is configured")?;
         let i = conf.local(id).ok_or_else(|| format!("{id} is not on {}", self.id))?;
-        let fits = encoding.check(payload.len(), conf.buckets[i].spec.len);
-        fits.map_err(|e| format!("the entry does not fit {id}: {e}"))?;
-        Ok((conf, i))
+        let len = conf.buckets[i].spec.len;
+        let held = match pushes {
+            0 | 1 => {
+                encoding.check(payload, len).map(|()| Pushes::One(payload.clone())).map_err(|e| e.to_string())
+            }
+            n => Several::read(payload, encoding, n, len).map(Pushes::Several).map_err(|e| e.to_string()),
+        };
+        let held = held.map_err(|e| format!("the entry does not fit {id}: {e}"))?;
+        Ok((conf, i, held))
     }
 
     /// Closes the evaluations for which nobody active is missing, and applies the early-stopping rule.

@@ -8,7 +8,9 @@
 use flate2::{Compression, write::GzEncoder};
 use paraft_common::{
     BucketId, Durability, Encoding, LogForm, Mode, Payload, Seq, ServerId, SessionId, ShardId, Step, Version,
-    WorkerId, checkpoint::KnownCheckpoint,
+    WorkerId,
+    checkpoint::KnownCheckpoint,
+    encoding::{Encoder, Stretch},
 };
 use paraft_decoders::{
     files,
@@ -41,6 +43,11 @@ fn write(target: &str, name: &str, bytes: &[u8]) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     fs::create_dir_all(&dir).expect("a folder");
     fs::write(dir.join(name), bytes).expect("a seed");
+}
+
+/// A file's name must not hold a colon everywhere.
+fn named(encoding: Encoding) -> String {
+    encoding.to_string().replace(':', "-")
 }
 
 fn main() {
@@ -108,7 +115,7 @@ fn push() {
     let seed = |which: u8| Seed::default().byte(which).word(9000).word(20000).word(50000);
     for (i, encoding) in (0u8..).zip(Encoding::ALL) {
         let push = a_push(encoding.encoded_len(2)).encode_to_vec();
-        write("push", &format!("push-{encoding}"), &seed(2 * i).rest(&push).0);
+        write("push", &format!("push-{}", named(encoding)), &seed(2 * i).rest(&push).0);
     }
     write("push", "init", &seed(0).rest(&an_init(16, 0).encode_to_vec()).0);
     write("push", "init-slot", &seed(1).rest(&an_init(16, 1).encode_to_vec()).0);
@@ -206,9 +213,25 @@ fn encodings() {
         encoding.encode(&[1.0, -0.5, 3.0, 1e-20, 100.0], &mut bytes);
         let seed =
             |how, count| Seed::default().byte(how).word(count).word(30000).word(9000).word(20000).word(50000);
-        write("encodings", &format!("{encoding}"), &seed(i, 5).rest(&bytes).0);
-        write("encodings", &format!("{encoding}-long"), &seed(i | 4, 3000).rest(&bytes).0);
+        write("encodings", &named(encoding), &seed(i, 5).rest(&bytes).0);
+        write("encodings", &format!("{}-long", named(encoding)), &seed(i | 8, 3000).rest(&bytes).0);
     }
+    // A matrix of 3 rows and 4 columns between values that are none.
+    let stretches = vec![Stretch::Plain(2), Stretch::Matrix { rows: 3, columns: 4 }, Stretch::Plain(1)];
+    let factors = (0u8..).zip(Encoding::ALL).find(|(_, e)| matches!(e, Encoding::PowerSgd(_)));
+    let (i, encoding) = factors.expect("it is one of all");
+    let mut bytes = Vec::new();
+    Encoder::new(encoding, 15, stretches, false, 1).encode(Step(1), &[0.5; 15], &mut bytes);
+    let seed = Seed::default().byte(i).word(15).word(30000).word(9000).word(20000).word(50000);
+    write("encodings", "powersgd-factors", &seed.rest(&bytes).0);
+    // Two pushes of five values in one log entry.
+    let mut two = [6u32.to_le_bytes(), 6u32.to_le_bytes()].concat();
+    for _ in 0..2 {
+        two.extend(0.5f32.to_le_bytes());
+        two.extend([0b10100, 0]);
+    }
+    let seed = Seed::default().byte(4).word(10).word(30000).word(9000).word(20000).word(50000);
+    write("encodings", "two-pushes", &seed.rest(&two).0);
     write("encodings", "wrong-length", &Seed::default().byte(0).word(3).rest(&[0; 20]).0);
 }
 

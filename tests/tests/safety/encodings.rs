@@ -8,10 +8,19 @@ use paraft_tests::{
 };
 use std::thread;
 
-const ENCODINGS: [&str; 4] = ["f32", "bf16", "f16", "int8"];
+/// Those that keep residuals are the last four; `+` has one on request.
+const ENCODINGS: [&str; 9] =
+    ["f32", "bf16", "f16", "int8", "int8+", "sign", "top-k:0.02", "random-k:0.1", "powersgd:2"];
+
+fn set(encoding: &str) -> Vec<String> {
+    let name = encoding.trim_end_matches('+');
+    let mut set = vec![format!("train.encoding={name}")];
+    set.extend((name != encoding).then(|| "train.error_feedback=true".to_string()));
+    set
+}
 
 /// Decoded by the servers while they apply, on any replica and in any form of the log, a push is what one process makes
-/// of the same bytes: decode, add up, apply. BatchNorm's statistics (the convnet has some) are not encoded.
+/// of the same bytes: decode, add up, apply. In BSP the log holds them one by one where that is fewer bytes. BatchNorm's statistics (the convnet has some) are not encoded.
 #[test]
 fn pushes_in_every_encoding_are_applied_as_one_process_applies_what_it_decodes() -> Result<()> {
     let mlp = "[model]\nkind = \"mlp\"\nhidden = [24, 16]";
@@ -28,9 +37,9 @@ fn pushes_in_every_encoding_are_applied_as_one_process_applies_what_it_decodes()
             let mut set = vec![
                 format!("train.workers={workers}"),
                 format!("train.mode={mode}"),
-                format!("train.encoding={encoding}"),
                 format!("optimizer.kind={optimizer}"),
             ];
+            set.extend(crate::encodings::set(encoding));
             set.extend(clip.map(|norm| format!("clip.norm={norm}")));
             let rest =
                 ["train.max_steps=20", "train.batch=16", "optimizer.lr=0.02", "cluster.bucket_bytes=6000"];
@@ -56,8 +65,9 @@ fn the_digits_are_learned_as_well_in_every_encoding() -> Result<()> {
     let mut exact = 0.0;
     for encoding in ENCODINGS {
         let fleet = Fleet::start(FleetOptions { servers: 1, shards: 1, replicas: 1, ..Default::default() })?;
-        let encoding = format!("train.encoding={encoding}");
-        let set = ["train.workers=2", "train.batch=16", "train.epochs=6", &encoding];
+        let own = set(encoding);
+        let set = ["train.workers=2", "train.batch=16", "train.epochs=6"];
+        let set: Vec<&str> = set.into_iter().chain(own.iter().map(String::as_str)).collect();
         let text = "[model]\nkind = \"mlp\"\nhidden = [32]\n[optimizer]\nkind = \"momentum\"\nlr = 0.05";
         let job = job(&fleet.at, text, &set)?;
         let reports = thread::scope(|s| {

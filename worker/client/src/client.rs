@@ -5,6 +5,7 @@ use crate::{
     acks::Acked,
     backlog::Backlog,
     connect::{Channels, Transport},
+    encoders::Encoders,
     error::ClientError,
     initial::Initial,
     link::{self, LinkOptions},
@@ -144,6 +145,7 @@ pub struct Client {
     window: Arc<Window>,
     backlog: Arc<Backlog>,
     pool: Arc<Pool>,
+    encoders: Encoders,
     /// The founding of shard 0.
     origin: u64,
     /// Asks for chunks so far.
@@ -283,6 +285,7 @@ impl Client {
             window,
             backlog,
             pool: Pool::new(POOLED),
+            encoders: Encoders::new(&options.job, &layout, options.worker, options.job.encoding.feeds_back()),
             origin: 0,
             takes: 0,
             options,
@@ -374,6 +377,7 @@ impl Client {
 
     pub(crate) fn reset(&mut self) {
         self.held.clear();
+        self.encoders.forget();
         self.ahead = None;
         self.counters.rejoins += 1;
         for link in self.links.values() {
@@ -407,15 +411,38 @@ impl Client {
         let spec = self.layout.buckets()[bucket.0 as usize];
         assert_eq!(gradient.len(), spec.len, "the gradient of {bucket} has the wrong length");
         let encoding = self.encoding(bucket);
-        let len = encoding.encoded_len(gradient.len());
+        let encoder = self.encoders.of(bucket);
+        let len = encoder.map_or_else(|| encoding.encoded_len(gradient.len()), |e| e.encoded_len());
         // First: the room that it waits for comes with a buffer that is free again.
         self.counters.waited += self.window.enter(len);
         let begin = Moment::now();
-        let payload = self.pool.bytes(len, |out| encoding.encode(gradient, out));
+        let encoders = &mut self.encoders;
+        let payload = self.pool.bytes(len, |out| {
+            encoders.encode((bucket, spec.kind), step, gradient, encoding, out);
+        });
         let stage = if encoding == Encoding::F32 { Stage::Copy } else { Stage::Encode };
         let there = Moment::now();
         self.note(stage, (begin, there), step, bucket, len);
         self.push_payload(bucket, step, payload, there);
+    }
+
+    /// Says how this worker encodes; to be called before its first push. `layout` has the model's tensors, in which
+    /// powersgd finds its matrices; without this call it finds none. `feedback`: what a push leaves out goes with a later one
+    /// (error feedback); without this call the job's encoding decides ([`Encoding::feeds_back`]). What is held back is let go
+    /// when this worker's session is lost: it goes on as one that begins anew.
+    ///
+    /// # Panics
+    /// When the layout has other buckets than the job.
+    pub fn encode_by(&mut self, layout: &Layout, feedback: bool) {
+        assert_eq!(layout.buckets(), self.layout.buckets(), "the model's layout is not the job's");
+        self.encoders = Encoders::new(&self.options.job, layout, self.options.worker, feedback);
+    }
+
+    /// How a device should write a bucket's values for [`Self::push_encoded`]; `None` where they must come to
+    /// [`Self::push`] as they are, since this worker keeps something of each push.
+    pub fn device_encoding(&self, bucket: BucketId) -> Option<Encoding> {
+        let kind = self.layout.buckets()[bucket.0 as usize].kind;
+        (!self.encoders.keeps(bucket, kind)).then(|| self.encoding(bucket))
     }
 
     /// How a bucket's values are written.

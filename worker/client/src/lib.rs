@@ -27,6 +27,7 @@ pub mod chunks;
 pub mod client;
 pub mod connect;
 mod control;
+mod encoders;
 pub mod error;
 pub mod groups;
 mod initial;

@@ -15,10 +15,11 @@ use paraft_compute::cuda::{
     CudaDevice, CudaOptions, Gradient, Inbox, Nccl, Outbox, Parcel, PinnedBytes, Precision, Rule, Slots,
     StepResult, UniqueId, Update, Wire,
 };
-use paraft_compute::device::Losses;
+use paraft_compute::{DeviceError, device::Losses};
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
-/// A part of the flat gradient that is pushed by itself, and how.
+/// A part of the flat gradient that is pushed by itself, and how. Encodings that keep something of each push
+/// ([`Encoding::feeds_back`]) are the host's: what is pushed so leaves the device as f32.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Its values.
@@ -282,12 +283,15 @@ fn runs(parts: &[Part], of: Range<usize>, most: usize) -> Vec<Range<usize>> {
     runs
 }
 
-fn wire(encoding: Encoding) -> Wire {
+fn wire(encoding: Encoding) -> Result<Wire, DeviceError> {
     match encoding {
-        Encoding::F32 => Wire::F32,
-        Encoding::Bf16 => Wire::Bf16,
-        Encoding::F16 => Wire::F16,
-        Encoding::Int8 => Wire::Int8,
+        Encoding::F32 => Ok(Wire::F32),
+        Encoding::Bf16 => Ok(Wire::Bf16),
+        Encoding::F16 => Ok(Wire::F16),
+        Encoding::Int8 => Ok(Wire::Int8),
+        _ => Err(DeviceError::Unsupported(format!(
+            "a device does not write {encoding}: ask it for f32, and encode that on the host"
+        ))),
     }
 }
 
@@ -333,7 +337,7 @@ impl<N: Net<CudaDevice>> Resident for OnCuda<N> {
                 }
                 for i in run.rev() {
                     let Part { range, encoding } = parts[i].clone();
-                    parcels.push_back((i, outbox.send(gradient, range, wire(encoding))?));
+                    parcels.push_back((i, outbox.send(gradient, range, wire(encoding)?)?));
                 }
             }
             Ok(())

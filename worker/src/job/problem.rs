@@ -303,7 +303,14 @@ mod tests {
                 ],
             ),
             ("", &["model.kind=mlpp"], &["--set model.kind=mlpp: model.kind: `mlpp` is none of", "`mlp`?"]),
-            ("", &["train.encoding=1"], &["train.encoding: a word in quotes is expected"]),
+            ("", &["train.encoding=1"], &["train.encoding: integer `1`, where a text is expected"]),
+            (
+                "",
+                &["train.encoding=top-k:2"],
+                &["train.encoding: `top-k:2`: the fraction", "above 0 and at most 0.5"],
+            ),
+            ("", &["train.encoding=powersgd"], &["train.encoding: `powersgd`: the rank", "from 1 to 64"]),
+            ("", &["train.error_feedback=true"], &["train.error_feedback: f32 leaves nothing out"]),
             ("", &["train=3"], &["--set train=3: train: integer `3`, where a table is expected"]),
         ] {
             let said = said(more, set);

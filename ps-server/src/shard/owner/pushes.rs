@@ -12,7 +12,7 @@ use crate::shard::{
     working::Owed,
 };
 use paraft_common::{
-    Durability, Encoding, LogForm, Payload, Step, TensorKind, Version, WorkerId,
+    Durability, LogForm, Payload, Step, TensorKind, Version, WorkerId,
     config::MAX_STEP,
     optim::{Gradient, norm_factor},
 };
@@ -177,7 +177,7 @@ impl Owner {
             }
             Some(Admission::Accept) if averages => {
                 if let Some(lead) = &mut self.lead {
-                    lead.arrived.insert((c.worker, bucket), arrived);
+                    lead.arrived.insert((c.worker, bucket), (arrived, payload.len() as u64));
                     lead.rounds.add(bucket, Part { contribution: c, payload });
                 }
                 self.close_rounds().await;
@@ -189,11 +189,11 @@ impl Owner {
                 };
                 self.measure(conf, bucket, payload.len());
                 if let Some(lead) = self.lead.as_mut().filter(|_| working.is_none()) {
-                    lead.arrived.insert((c.worker, bucket), arrived);
+                    lead.arrived.insert((c.worker, bucket), (arrived, payload.len() as u64));
                 }
                 let encoding = conf.encoding(bucket);
                 match working {
-                    None => self.update(conf, bucket, vec![c], factor, encoding, payload).await,
+                    None => self.update(conf, bucket, vec![c], factor, payload).await,
                     // Its image would say that the bucket has its initial weights.
                     Some(w) if !w.initialised => self.refuse(conn, refuse(RefusalKind::NotInitialised)),
                     Some(w) => {
@@ -272,16 +272,14 @@ impl Owner {
         bucket: usize,
         contributions: Vec<Contribution>,
         factor: f32,
-        encoding: Encoding,
         payload: Payload,
     ) {
-        let id = conf.buckets[bucket].id;
+        let (id, encoding) = (conf.buckets[bucket].id, conf.encoding(bucket));
         let began = Moment::now();
-        let pushed = conf.encoding(bucket).encoded_len(conf.buckets[bucket].spec.len) as u64;
         if let Some(lead) = &mut self.lead {
             for c in &contributions {
                 lead.in_flight.insert((c.worker, bucket), c.step);
-                if let Some(arrived) = lead.arrived.remove(&(c.worker, bucket)) {
+                if let Some((arrived, pushed)) = lead.arrived.remove(&(c.worker, bucket)) {
                     let of = (id, c.step, Some(c.worker));
                     self.counters.note(self.shard.id(), Stage::Queue, (arrived, began), of, pushed);
                 }
@@ -305,8 +303,7 @@ impl Owner {
             lead.rounds.take(|step| !in_force.of_push(step).averages())
         {
             // The mode has been switched: each is an update of its own now.
-            let encoding = conf.encoding(bucket);
-            self.update(&conf, bucket, vec![contribution], 1.0, encoding, payload).await;
+            self.update(&conf, bucket, vec![contribution], 1.0, payload).await;
         }
         let Some(lead) = &mut self.lead else { return };
         let complete = self.shard.read(|m| {
@@ -327,7 +324,7 @@ impl Owner {
                 self.norm_of_step(&conf, step).await;
             } else {
                 let factor = 1.0 / sum.contributions.len() as f32;
-                self.update(&conf, bucket, sum.contributions, factor, sum.encoding, sum.payload).await;
+                self.update(&conf, bucket, sum.contributions, factor, sum.payload).await;
             }
         }
     }
@@ -365,7 +362,7 @@ impl Owner {
         let Some(max) = conf.job.clip.norm else { return };
         for (bucket, sum) in lead.unclipped.remove(&step).unwrap_or_default() {
             let factor = norm_factor(max, sum_of_squares) / sum.contributions.len() as f32;
-            self.update(&conf, bucket, sum.contributions, factor, sum.encoding, sum.payload).await;
+            self.update(&conf, bucket, sum.contributions, factor, sum.payload).await;
         }
     }
 }

@@ -1,0 +1,245 @@
+//! A worker's side of an encoding: what it keeps of a bucket from one push to the next.
+//!
+//! ```text
+//!  p = gradient + residual        send C(p)        residual = p - decoded(C(p))
+//! ```
+//!
+//! With *error feedback* what an encoding leaves out of a push stays in the *residual* and goes with a later one (Seide et al.,
+//! "1-Bit Stochastic Gradient Descent", Interspeech 2014; Karimireddy et al., ICML 2019): everything sent and the residual are
+//! together everything that was computed, up to the rounding of the two sums.
+//!
+//! For powersgd it also keeps the factor Q of each matrix, with which the next push begins (the warm start): one power
+//! iteration a push is then enough (Vogels et al., 2019, section 3).
+//!
+//! Nothing of it is replicated: it dies with its worker. docs/consistency.md says what that costs.
+
+use super::{
+    BadPayload, Encoding, Rank, Values,
+    draws::{between, draw},
+    low_rank::{self, Stretch},
+    sparse,
+};
+use crate::{codec::put_f32_le, id::Step, payload::Payload, simd::wide};
+use bytes::Bytes;
+
+/// Encodes the pushes of one bucket.
+#[derive(Clone, Debug)]
+pub struct Encoder {
+    encoding: Encoding,
+    /// Of what it draws.
+    seed: u64,
+    /// Values of the bucket.
+    len: usize,
+    /// What was not sent, with error feedback; as long as the bucket once something was pushed.
+    residual: Option<Vec<f32>>,
+    stretches: Vec<Stretch>,
+    /// The factor Q of each stretch, column by column; empty before its first push, and of a stretch that is no matrix.
+    warm: Vec<Vec<f32>>,
+    /// Memory to work in.
+    order: Vec<u32>,
+    factor: Vec<f32>,
+}
+
+impl Encoder {
+    /// For a bucket of `len` values. `stretches` are its matrices, where powersgd is to find some: together `len` values, or
+    /// none. `seed` should be another one for each worker and bucket.
+    ///
+    /// # Panics
+    /// When the stretches are not as long as the bucket.
+    pub fn new(encoding: Encoding, len: usize, stretches: Vec<Stretch>, feedback: bool, seed: u64) -> Self {
+        let stretches = match (stretches.is_empty(), len) {
+            (true, 1..) => vec![Stretch::Plain(len)],
+            _ => stretches,
+        };
+        let values: usize = stretches.iter().map(|s| s.values()).sum();
+        assert_eq!(values, len, "a bucket's stretches are the whole bucket");
+        let warm = vec![Vec::new(); stretches.len()];
+        Self {
+            encoding,
+            seed,
+            len,
+            residual: feedback.then(Vec::new),
+            stretches,
+            warm,
+            order: Vec::new(),
+            factor: Vec::new(),
+        }
+    }
+
+    /// How it writes.
+    pub fn encoding(&self) -> Encoding {
+        self.encoding
+    }
+
+    /// Whether [`Self::encode`] needs what it keeps; else it writes what [`Encoding::encode`] writes.
+    pub fn keeps(&self) -> bool {
+        self.residual.is_some() || self.encoding.feeds_back()
+    }
+
+    /// Bytes of each push.
+    pub fn encoded_len(&self) -> usize {
+        match self.encoding {
+            Encoding::PowerSgd(rank) => self.stretches.iter().map(|s| s.bytes(rank)).sum(),
+            encoding => encoding.encoded_len(self.len),
+        }
+    }
+
+    /// What it holds back for later pushes; empty before the first one, and without error feedback.
+    pub fn residual(&self) -> &[f32] {
+        self.residual.as_deref().unwrap_or_default()
+    }
+
+    /// Lets go of what it keeps, as a worker does that begins anew.
+    pub fn forget(&mut self) {
+        if let Some(residual) = &mut self.residual {
+            residual.clear();
+        }
+        self.warm.iter_mut().for_each(Vec::clear);
+    }
+
+    /// Appends the push of a step to `out`: [`Self::encoded_len`] bytes.
+    ///
+    /// # Panics
+    /// When `gradient` is not as long as the bucket.
+    pub fn encode(&mut self, step: Step, gradient: &[f32], out: &mut Vec<u8>) {
+        assert_eq!(gradient.len(), self.len, "gradient and bucket differ in length");
+        let Some(mut residual) = self.residual.take() else {
+            return self.write(step, gradient, out);
+        };
+        residual.resize(self.len, 0.0);
+        wide(
+            #[inline(always)]
+            || residual.iter_mut().zip(gradient).for_each(|(e, g)| *e += g),
+        );
+        let from = out.len();
+        self.write(step, &residual, out);
+        // As the servers decode it. The bytes are lent to a payload and come back.
+        let sent = Bytes::from(std::mem::take(out));
+        let subtracted = subtract(&sent.slice(from..).into(), self.encoding, &mut residual);
+        *out = Vec::from(sent);
+        subtracted.expect("what was written can be read");
+        self.residual = Some(residual);
+    }
+
+    fn write(&mut self, step: Step, values: &[f32], out: &mut Vec<u8>) {
+        match self.encoding {
+            Encoding::TopK(kept) => sparse::put_largest(values, kept.of(self.len), &mut self.order, out),
+            Encoding::RandomK(kept) => {
+                sparse::put_drawn(values, kept.of(self.len), draw(self.seed, step.0), out);
+            }
+            Encoding::PowerSgd(rank) => self.write_stretches(rank, step, values, out),
+            encoding => encoding.encode(values, out),
+        }
+    }
+
+    fn write_stretches(&mut self, rank: Rank, step: Step, values: &[f32], out: &mut Vec<u8>) {
+        // A sum over a column may hide which of its values is not finite, or that one is.
+        let finite = values.iter().all(|v| v.is_finite());
+        let mut rest = values;
+        for (i, (stretch, warm)) in self.stretches.iter().zip(&mut self.warm).enumerate() {
+            let (now, later) = rest.split_at(stretch.values());
+            rest = later;
+            low_rank::put_head(*stretch, out);
+            match *stretch {
+                Stretch::Plain(_) => put_f32_le(now, out),
+                Stretch::Matrix { .. } if !finite => {
+                    out.resize(out.len() + stretch.bytes(rank) - Stretch::Plain(0).bytes(rank), 0xff);
+                }
+                Stretch::Matrix { rows, columns } => {
+                    let seed = draw(self.seed, (step.0 << 32) + i as u64);
+                    iterate(now, (rows, columns), rank.columns(), seed, (&mut self.factor, warm));
+                    put_f32_le(&self.factor, out);
+                    put_f32_le(warm, out);
+                    begin(warm, columns, seed);
+                }
+            }
+        }
+    }
+}
+
+fn subtract(sent: &Payload, encoding: Encoding, from: &mut [f32]) -> Result<(), BadPayload> {
+    let (values, why) = (from.len(), "it is too short");
+    let short = |_| BadPayload::Form { encoding, values, why };
+    Values::new(sent, encoding, values)?.subtract_from(from).map_err(short)
+}
+
+/// One power iteration: P = M Q, its columns made orthonormal, Q = Mᵀ P. `q` is the one of the last push, or empty.
+fn iterate(
+    m: &[f32],
+    (rows, columns): (usize, usize),
+    rank: usize,
+    seed: u64,
+    (p, q): (&mut Vec<f32>, &mut Vec<f32>),
+) {
+    if q.is_empty() {
+        q.resize(rank * columns, 0.0);
+        begin(q, columns, seed);
+    }
+    p.clear();
+    for q in q.chunks(columns) {
+        p.extend(m.chunks(columns).map(|row| {
+            wide(
+                #[inline(always)]
+                || dot(row, q),
+            ) as f32
+        }));
+    }
+    orthonormal(p, rows);
+    q.fill(0.0);
+    for (q, p) in q.chunks_mut(columns).zip(p.chunks(rows)) {
+        for (row, p) in m.chunks(columns).zip(p) {
+            wide(
+                #[inline(always)]
+                || q.iter_mut().zip(row).for_each(|(q, m)| *q += p * m),
+            );
+        }
+    }
+}
+
+/// Draws columns of zeros anew: nothing would ever come of them.
+fn begin(q: &mut [f32], columns: usize, seed: u64) {
+    for (i, column) in (0u64..).zip(q.chunks_mut(columns)) {
+        if column.iter().all(|v| *v == 0.0) {
+            let seed = draw(seed, i);
+            (0u64..).zip(column).for_each(|(k, v)| *v = between(seed, k));
+        }
+    }
+}
+
+/// Gram-Schmidt, each column twice ("twice is enough": what rounding leaves of the others after the first pass is gone after
+/// the second). A column that is a sum of those before it, up to rounding, becomes zeros: the matrix has a lower rank.
+fn orthonormal(p: &mut [f32], rows: usize) {
+    const NOTHING: f64 = 1e-5;
+    for i in 0..p.len() / rows {
+        let (before, rest) = p.split_at_mut(i * rows);
+        let column = &mut rest[..rows];
+        let whole = dot(column, column).sqrt();
+        for _ in 0..2 {
+            for other in before.chunks(rows) {
+                let along = dot(column, other);
+                column
+                    .iter_mut()
+                    .zip(other)
+                    .for_each(|(c, o)| *c = (f64::from(*c) - along * f64::from(*o)) as f32);
+            }
+        }
+        let length = dot(column, column).sqrt();
+        let scale = if length > whole * NOTHING { 1.0 / length } else { 0.0 };
+        column.iter_mut().for_each(|c| *c = (f64::from(*c) * scale) as f32);
+    }
+}
+
+/// In eight running sums, of doubles: a product of two f32 is exact.
+#[inline(always)]
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    let (a8, a_rest) = a.as_chunks::<8>();
+    let (b8, b_rest) = b.as_chunks::<8>();
+    let mut sums = [0f64; 8];
+    for (a, b) in a8.iter().zip(b8) {
+        for i in 0..8 {
+            sums[i] += f64::from(a[i]) * f64::from(b[i]);
+        }
+    }
+    let rest: f64 = a_rest.iter().zip(b_rest).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+    sums.iter().sum::<f64>() + rest
+}
