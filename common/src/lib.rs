@@ -19,6 +19,7 @@ pub mod payload;
 pub mod placement;
 pub mod pull_from;
 pub mod retry;
+pub mod round;
 mod simd;
 
 pub use consistency::{InForce, Mode};

@@ -265,7 +265,8 @@ impl<'a> Engine<'a> {
 
     /// One step, its gradient pushed bucket by bucket.
     pub fn step(&mut self, client: &mut Client, step: Step, batch: &Batch) -> Result<Stepped, WorkerError> {
-        let mut push = PushParts::new(client, step);
+        let samples = batch.n * self.ranks.as_ref().map_or(1, |r| r.place().1);
+        let mut push = PushParts::new(client, step, samples);
         loop {
             match self.lead_step(step, batch, &mut push) {
                 Ok(stepped) => return Ok(stepped),

@@ -12,6 +12,7 @@ use paraft_common::{
     group::MAX_RANKS,
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
     placement,
+    round::RoundConfig,
 };
 use paraft_data::DataConfig;
 use paraft_models::{ModelConfig, Precision};
@@ -47,6 +48,9 @@ pub struct Job {
     /// What is done about gradients that come late.
     #[serde(default, skip_serializing_if = "is_default")]
     pub algorithm: AlgorithmConfig,
+    /// When a lock-step round closes.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub round: RoundConfig,
     /// How the servers change the weights.
     #[serde(default = "default_optimizer")]
     pub optimizer: OptimizerConfig,
@@ -514,6 +518,19 @@ impl Job {
         self.optimizer
             .validate()
             .or_else(|e| bad("optimizer.kind", option(&e), "see docs/configuration.md"))?;
+        self.round.rule().validate(t.workers).or_else(|e| {
+            let key = match e.key {
+                "spare" => "round.spare",
+                "quorum" => "round.quorum",
+                _ => "round.grace_ms",
+            };
+            bad(key, option(&e), "see docs/configuration.md")
+        })?;
+        if self.round.passes_over() && (leased || t.exchange == Exchange::AllReduce) {
+            let why = "a worker that a round was closed without goes on where the others are, which needs train.sampler = \
+                       \"static\" and train.exchange = \"servers\"";
+            return bad("round.kind", why.into(), "change those, or take [round] out");
+        }
         let bad_algorithm = |message, remedy| bad("algorithm.kind", message, remedy);
         self.algorithm.algorithm().validate(&self.optimizer).or_else(|e| match e {
             AlgorithmError::Option(e) => bad_algorithm(option(&e), "see docs/configuration.md"),
@@ -605,6 +622,7 @@ impl Job {
             log: self.cluster.log,
             leader_window: self.cluster.leader_window(),
             algorithm: self.algorithm,
+            round: self.round,
             encoding: self.train.encoding,
             early_stop: self.eval.early_stop,
             optimizer: self.optimizer.clone(),

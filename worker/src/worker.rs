@@ -385,7 +385,14 @@ impl Training<'_> {
                 break;
             }
             if rejoined {
-                tracing::warn!(%step, %done, "this worker had been taken out; it goes on with the others");
+                match pulled.rejoined {
+                    true => {
+                        tracing::warn!(%step, %done, "this worker had been taken out; it goes on with the others")
+                    }
+                    false => {
+                        tracing::info!(%step, %done, "rounds were closed without this worker; it goes on with the others")
+                    }
+                }
                 batches = self.prefetch(done)?;
             }
         }

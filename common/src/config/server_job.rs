@@ -8,6 +8,7 @@ use crate::{
     encoding::Encoding,
     layout::{Layout, LayoutError, MAX_BUCKETS, TensorKind, TensorSpec},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
+    round::RoundConfig,
 };
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -51,6 +52,9 @@ pub struct ServerJob {
     /// What is done about gradients that come late.
     #[serde(default, skip_serializing_if = "is_plain")]
     pub algorithm: AlgorithmConfig,
+    /// When a lock-step round closes.
+    #[serde(default, skip_serializing_if = "waits_for_all")]
+    pub round: RoundConfig,
     /// How gradients change weights.
     pub optimizer: OptimizerConfig,
     /// How the rate changes with the fleet's progress.
@@ -93,6 +97,10 @@ pub struct Start {
 
 fn is_plain(algorithm: &AlgorithmConfig) -> bool {
     *algorithm == AlgorithmConfig::default()
+}
+
+fn waits_for_all(round: &RoundConfig) -> bool {
+    !round.passes_over()
 }
 
 fn is_zero(n: &u64) -> bool {
@@ -169,6 +177,7 @@ impl ServerJob {
             encoding: Encoding::default(),
             early_stop: None,
             algorithm: AlgorithmConfig::default(),
+            round: RoundConfig::default(),
             optimizer: OptimizerConfig::sgd(1.0),
             schedule: ScheduleConfig::default(),
             clip: ClipConfig::default(),
@@ -183,6 +192,7 @@ impl ServerJob {
         let job: ServerJob = toml::from_str(text).map_err(|e| bad(e.to_string()))?;
         job.optimizer.validate().map_err(|e| bad(e.to_string()))?;
         job.algorithm.algorithm().validate(&job.optimizer).map_err(|e| bad(e.to_string()))?;
+        job.round.rule().validate(job.workers).map_err(|e| bad(e.to_string()))?;
         job.schedule.validate().map_err(|e| bad(e.to_string()))?;
         job.clip.validate().map_err(|e| bad(e.to_string()))?;
         durability::check(job.mode, job.log, job.durability, job.leader_window)

@@ -30,7 +30,8 @@ fn shard() -> Arc<Shard> {
 
 fn entry(index: u64, bucket: u32, step: u64) -> (Entry, Option<Responder>) {
     let (worker, session, seq) = (WorkerId(0), SessionId(1), Seq(index));
-    let contributions = vec![Contribution { worker, session, seq, step: Step(step), pulled: Version(0) }];
+    let contributions =
+        vec![Contribution { worker, session, seq, step: Step(step), pulled: Version(0), samples: 1 }];
     let (bucket, encoding) = (BucketId(bucket), Encoding::F32);
     let command = Command::Update { bucket, contributions, encoding, factor: 1.0 };
     let change = Change::Shard(Proposal { command, payload: 1f32.to_le_bytes().repeat(LEN).into() });

@@ -52,6 +52,7 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
                 step,
                 bucket,
                 pulled: Version(m.version),
+                samples: m.samples.max(1),
                 sum_of_squares: m.sum_of_squares.max(0.0),
                 payload,
                 arrived,
@@ -149,7 +150,10 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
             origin,
             replicas: Vec::new(), // only the stream's service knows them
         }),
-        Reply::Ack { seq, version } => Kind::Ack(wire::Ack { seq: seq.0, version: version.0 }),
+        Reply::Ack { seq, version } => {
+            Kind::Ack(wire::Ack { seq: seq.0, version: version.0, passed_over: false })
+        }
+        Reply::PassedOver { seq } => Kind::Ack(wire::Ack { seq: seq.0, version: 0, passed_over: true }),
         Reply::Weights(w) => Kind::Weights(wire::Weights {
             bucket: w.bucket.0,
             version: w.version.0,
@@ -162,6 +166,7 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
             finishers: w.finishers.iter().map(|w| w.0).collect(),
             mode: if w.last { w.in_force.mode.to_string() } else { String::new() },
             mode_number: w.in_force.number,
+            clock: w.clock.0,
             section: w.section,
         }),
         Reply::RoundNorm { step, sum_of_squares } => {
@@ -231,11 +236,18 @@ mod tests {
                     Some(Kind::Init(wire::Init { bucket, payload, part, version, clock }))
                 }
             ),
-            (n(), n(), prop_oneof![0u32..5, any::<u32>()], n(), any::<f64>(), a_payload()).prop_map(
-                |(seq, step, bucket, version, sum_of_squares, payload)| {
-                    Some(Kind::Push(wire::Push { seq, step, bucket, version, sum_of_squares, payload }))
-                }
-            ),
+            (n(), n(), prop_oneof![0u32..5, any::<u32>()], n(), any::<f64>(), a_payload(), any::<u32>())
+                .prop_map(|(seq, step, bucket, version, sum_of_squares, payload, samples)| {
+                    Some(Kind::Push(wire::Push {
+                        seq,
+                        step,
+                        bucket,
+                        version,
+                        sum_of_squares,
+                        payload,
+                        samples,
+                    }))
+                }),
             (
                 n(),
                 any::<bool>(),

@@ -96,6 +96,7 @@ fn shard_status(w: &Replica) -> ShardStatus {
         trouble: w.group.trouble().unwrap_or_default(),
         durability: conf.as_ref().map(|c| c.job.durability.to_string()).unwrap_or_default(),
         log_form: m.form.name().into(),
+        passed_over: m.passed_over,
         pushes_lost: m.pushes_lost,
         bytes_logged: c.bytes_logged.load(Relaxed),
         cuts: c.cuts.load(Relaxed),

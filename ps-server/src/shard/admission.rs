@@ -13,6 +13,8 @@ pub enum Admission {
     /// Its first try is proposed but not yet applied: its ack is on the way. Without this case a retry that
     /// arrives in between would be applied twice.
     InFlight,
+    /// Its round was closed without it: it is dropped, and its worker told so.
+    PassedOver,
     /// Not the next step of this worker and bucket.
     WrongStep {
         /// The step that would have been right.
@@ -37,7 +39,9 @@ pub fn admit(
     in_flight: Option<Step>,
 ) -> Admission {
     let applied = member.steps.get(bucket).copied().unwrap_or_default();
-    if step <= applied && step > Step(0) {
+    if member.is_passed_over(bucket, step) {
+        Admission::PassedOver
+    } else if step <= applied && step > Step(0) {
         Admission::Applied
     } else if in_flight == Some(step) {
         Admission::InFlight
@@ -61,6 +65,7 @@ mod tests {
             session: SessionId(1),
             last_seq: Seq(9),
             steps: vec![Step(4), Step(5)],
+            taken: Vec::new(),
             finished: false,
             resting: false,
         };
@@ -79,5 +84,11 @@ mod tests {
             let got = admit(&m, bucket, Step(step), Version(pulled), v, in_flight.map(Step));
             assert_eq!(got, want, "bucket {bucket} step {step}");
         }
+        // Its own of step 3 is in, those of 4 and 5 came too late.
+        let m = Member { steps: vec![Step(5)], taken: vec![Step(3)], ..m };
+        let answers = [3, 4, 5, 6, 7].map(|step| admit(&m, 0, Step(step), v, v, None));
+        use Admission::{Accept, Applied, PassedOver};
+        assert_eq!(answers[..4], [Applied, PassedOver, PassedOver, Accept]);
+        assert_eq!(answers[4], Admission::WrongStep { expected: Step(6) });
     }
 }

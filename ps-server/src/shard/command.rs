@@ -190,6 +190,8 @@ pub struct Contribution {
     pub step: Step,
     /// The bucket's version in the weights that the gradient was computed from.
     pub pulled: Version,
+    /// Samples that the gradient was computed from.
+    pub samples: u32,
 }
 
 /// Sums over held-out samples; shares add up.

@@ -204,7 +204,7 @@ impl World {
         let (session, step) = (seen.session, seen.steps[bucket].next());
         let pulled = self.working.data(&conf, bucket).version;
         let seq = Seq(seen.last_seq.0 + 1);
-        let c = Contribution { worker, session, seq, step, pulled };
+        let c = Contribution { worker, session, seq, step, pulled, samples: 1 };
         let values: Vec<f32> = (0..conf.buckets[bucket].spec.len).map(|i| value * (i as f32 + 0.3)).collect();
         let mut le = Vec::new();
         put_f32_le(&values, &mut le);
@@ -353,7 +353,14 @@ fn a_marker_takes_effect_once_and_only_on_the_state_that_it_was_made_from() {
     // An update of the same bucket in between: the images do not have it.
     let member = world.replicas[0].read(|m| m.members.get(WorkerId(2)).cloned()).expect("a member");
     let (worker, session) = (WorkerId(2), member.session);
-    let c = Contribution { worker, session, seq: Seq(1), step: Step(1), pulled: conf.buckets[0].version() };
+    let c = Contribution {
+        worker,
+        session,
+        seq: Seq(1),
+        step: Step(1),
+        pulled: conf.buckets[0].version(),
+        samples: 1,
+    };
     let command = Command::Update {
         bucket: conf.buckets[0].id,
         contributions: vec![c],

@@ -14,6 +14,9 @@ pub struct Member {
     /// For each bucket of the shard, the last step applied. This is what makes a retry recognisable: a push
     /// for a step that is in already is a duplicate, whoever leads now.
     pub steps: Vec<Step>,
+    /// For each bucket, the last step of its own that was applied, where rounds pass members over (empty where they do not):
+    /// up to `steps` everything after it was passed over.
+    pub taken: Vec<Step>,
     /// It has done all its steps; clocks and barriers no longer wait for it.
     pub finished: bool,
     /// It has nothing to train at present (the leased sampler has no chunk for it): clocks and barriers do not wait for
@@ -25,6 +28,12 @@ impl Member {
     /// The last step that the shard has fully applied.
     pub fn clock(&self) -> Step {
         self.steps.iter().copied().min().unwrap_or_default()
+    }
+
+    /// Whether a push of this step came too late for its round, or would.
+    pub fn is_passed_over(&self, bucket: usize, step: Step) -> bool {
+        let (at, taken) = (self.steps.get(bucket), self.taken.get(bucket));
+        at.zip(taken).is_some_and(|(at, taken)| *taken < step && step <= *at)
     }
 
     fn furthest(&self) -> Step {
@@ -88,10 +97,11 @@ impl Members {
 
     /// Adds a member. It starts where the slowest of the others is, so that nobody waits longer for it than for
     /// those already there; where nobody else trains, it goes on from the furthest that anyone has come.
-    pub(super) fn join(&mut self, worker: WorkerId, session: SessionId, buckets: usize) {
+    pub(super) fn join(&mut self, worker: WorkerId, session: SessionId, buckets: usize, passes_over: bool) {
         self.remove(worker);
         let steps = vec![self.start(buckets); buckets];
-        let member = Member { session, last_seq: Seq(0), steps, finished: false, resting: false };
+        let taken = if passes_over { steps.clone() } else { Vec::new() };
+        let member = Member { session, last_seq: Seq(0), steps, taken, finished: false, resting: false };
         self.by_id.insert(worker, member);
     }
 
@@ -106,6 +116,17 @@ impl Members {
     /// The furthest step that anyone has come to, those that left included.
     fn furthest(&self) -> Step {
         self.iter().map(|(_, m)| m.furthest()).max().unwrap_or_default().max(self.left)
+    }
+
+    /// A round of `step` was closed and applied without the active members that are behind it; gives how many they are.
+    pub(super) fn pass_over(&mut self, bucket: usize, step: Step) -> u64 {
+        let mut passed = 0;
+        for m in self.by_id.values_mut().filter(|m| !m.finished && !m.resting) {
+            if let Some(s) = m.steps.get_mut(bucket).filter(|s| **s < step) {
+                (*s, passed) = (step, passed + 1);
+            }
+        }
+        passed
     }
 
     pub(super) fn rest(&mut self, worker: WorkerId, session: SessionId) {

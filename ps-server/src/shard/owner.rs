@@ -241,6 +241,7 @@ impl Owner {
                 () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     self.check_leases();
                     self.absent_too_long().await;
+                    self.close_rounds().await;
                 }
             }
             self.go_on(&mut reigns).await;

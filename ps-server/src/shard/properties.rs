@@ -170,6 +170,7 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
                         seq: Seq(step.0),
                         step,
                         pulled: recorded(local, WorkerId(*w)).unwrap_or(Version(done.0)),
+                        samples: 1,
                     }
                 })
                 .collect();
@@ -360,7 +361,7 @@ fn ledger() -> (Shard, Proposal) {
     else {
         panic!("a join joins")
     };
-    let c = Contribution { worker, session, seq: Seq(1), step: Step(1), pulled: Version(0) };
+    let c = Contribution { worker, session, seq: Seq(1), step: Step(1), pulled: Version(0), samples: 1 };
     let command =
         Command::Update { bucket: BucketId(0), contributions: vec![c], encoding: Encoding::F32, factor: 1.0 };
     (shard, Proposal { command, payload: 1f32.to_le_bytes().repeat(6).into() })
@@ -405,6 +406,7 @@ fn a_round_that_closed_before_its_worker_came_back_counts_for_the_new_session() 
         seq: Seq(1),
         step: Step(1),
         pulled: Version(0),
+        samples: 1,
     };
     let round = |contributions| {
         let command =
@@ -487,7 +489,8 @@ fn pull(shard: &Shard, worker: u32, session: SessionId) -> Version {
 
 fn push(shard: &Shard, worker: u32, session: SessionId, step: u64, pulled: Version, value: f32) {
     let worker = WorkerId(worker);
-    let contributions = vec![Contribution { worker, session, seq: Seq(step), step: Step(step), pulled }];
+    let contributions =
+        vec![Contribution { worker, session, seq: Seq(step), step: Step(step), pulled, samples: 1 }];
     let (bucket, encoding) = (BucketId(0), Encoding::F32);
     let command = Command::Update { bucket, contributions, encoding, factor: 1.0 };
     let outcome = shard.apply(&Proposal { command, payload: value.to_le_bytes().repeat(6).into() });
@@ -561,6 +564,7 @@ fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
                 seq: Seq(step),
                 step: Step(step),
                 pulled: Version(step - 1),
+                samples: 1,
             };
             let contributions: Vec<_> = (0..3).map(contribution).collect();
             let push = |w: u32| {

@@ -48,7 +48,7 @@ impl Read {
         };
         let todo = self.todo.get_or_insert_with(|| (0..conf.buckets.len()).collect());
         let since = Moment::now();
-        let (ready, slowest, stop, in_force) = shard.read(|m| {
+        let (ready, slowest, stop, in_force, clock) = shard.read(|m| {
             if m.form == Form::Images {
                 let why = "the log holds image cuts: only the leader has the latest weights";
                 return Err(RefusalKind::Unavailable(why.into()));
@@ -59,7 +59,13 @@ impl Read {
                 let own = member.and_then(|m| m.steps.get(*b)).is_some_and(|s| *s >= self.done);
                 own && m.in_force.mode.may_proceed(m.members.slowest_in(*b), self.done)
             };
-            Ok((todo.iter().copied().filter(ready).collect::<Vec<_>>(), slowest, m.stop, m.in_force))
+            Ok((
+                todo.iter().copied().filter(ready).collect::<Vec<_>>(),
+                slowest,
+                m.stop,
+                m.in_force,
+                member.map_or(self.done, |m| m.clock()),
+            ))
         })?;
         let mut out = Vec::new();
         for bucket in ready {
@@ -87,6 +93,7 @@ impl Read {
                 slowest,
                 stop,
                 in_force,
+                clock: clock.max(self.done),
                 finishers: Vec::new(),
                 section: false,
                 since,
@@ -147,6 +154,7 @@ mod tests {
                 seq: Seq(step * 2 + u64::from(bucket)),
                 step: Step(step),
                 pulled: Version(0),
+                samples: 1,
             };
             let command = Command::Update {
                 bucket: BucketId(bucket),

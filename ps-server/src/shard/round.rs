@@ -2,8 +2,14 @@
 //! moment, since nothing in it has been acknowledged.
 
 use super::{command::Contribution, members::Members, several::Several};
-use paraft_common::{Encoding, Payload, Step, WorkerId, encoding::sum_of_squares};
-use std::collections::BTreeMap;
+use paraft_common::{
+    Encoding, Payload, Step, WorkerId,
+    config::ServerJob,
+    encoding::sum_of_squares,
+    round::{RoundConfig, Weight},
+};
+use std::{collections::BTreeMap, time::Duration};
+use tokio::time::Instant;
 
 /// A push that waits for the others.
 #[derive(Clone, Debug)]
@@ -14,6 +20,19 @@ pub struct Part {
     pub payload: Payload,
 }
 
+/// What each push of a round is multiplied by before they are added (empty: nothing), and what their sum is divided by for the
+/// mean. Every replica has both from the entry.
+pub fn weights(job: &ServerJob, contributions: &[Contribution]) -> (Vec<f32>, f64) {
+    let samples = |c: &Contribution| c.samples.max(1);
+    let mut all = contributions.iter().map(samples);
+    let first = all.next();
+    if job.round.rule().weight() == Weight::Equal || all.all(|n| Some(n) == first) {
+        return (Vec::new(), contributions.len().max(1) as f64);
+    }
+    let total: u64 = contributions.iter().map(|c| u64::from(samples(c))).sum();
+    (contributions.iter().map(|c| samples(c) as f32).collect(), total as f64)
+}
+
 /// A closed round: its parts in rising order of workers, or their sum.
 #[derive(Clone, Debug)]
 pub struct Sum {
@@ -21,7 +40,9 @@ pub struct Sum {
     pub contributions: Vec<Contribution>,
     /// That of their update: the only push as it came, or what [`Several`] writes.
     pub payload: Payload,
-    /// Of the mean (the sum over the number of contributions).
+    /// Makes the mean of the sum.
+    pub factor: f32,
+    /// Of the mean.
     pub mean_sum_of_squares: f64,
 }
 
@@ -29,6 +50,8 @@ pub struct Sum {
 #[derive(Debug, Default)]
 pub struct Rounds {
     open: BTreeMap<(Step, usize), BTreeMap<WorkerId, Part>>,
+    /// Since when each that is open has had as many as it needs.
+    ready: BTreeMap<(Step, usize), Instant>,
 }
 
 impl Rounds {
@@ -54,6 +77,23 @@ impl Rounds {
             round.remove(&worker);
         }
         self.open.retain(|_, r| !r.is_empty());
+        self.ready.retain(|key, _| self.open.contains_key(key));
+    }
+
+    /// Takes out the parts of members that a later round was applied without.
+    pub fn take_passed_over(&mut self, members: &Members) -> Vec<Contribution> {
+        let mut out = Vec::new();
+        for ((step, bucket), round) in &mut self.open {
+            let late = |w: WorkerId| members.get(w).is_some_and(|m| m.is_passed_over(*bucket, *step));
+            round.retain(|w, part| {
+                let late = late(*w);
+                out.extend(late.then_some(part.contribution));
+                !late
+            });
+        }
+        self.open.retain(|_, r| !r.is_empty());
+        self.ready.retain(|key, _| self.open.contains_key(key));
+        out
     }
 
     /// Whether nothing waits.
@@ -71,32 +111,66 @@ impl Rounds {
     /// Everything was lost with the leadership.
     pub fn clear(&mut self) {
         self.open.clear();
+        self.ready.clear();
     }
 
-    /// The rounds for which every active member's push is in. `leaving` are members whose Leave is proposed.
-    pub fn complete(&self, members: &Members, leaving: &dyn Fn(WorkerId) -> bool) -> Vec<(Step, usize)> {
-        let full = |(step, bucket): &(Step, usize), round: &BTreeMap<WorkerId, Part>| {
-            members
+    /// The rounds that close now: those for which every active member's push is in, or as many as `rule` needs, for long
+    /// enough. `leaving` are members whose Leave is proposed.
+    pub fn complete(
+        &mut self,
+        members: &Members,
+        leaving: &dyn Fn(WorkerId) -> bool,
+        rule: &RoundConfig,
+        now: Instant,
+    ) -> Vec<(Step, usize)> {
+        let mut closing = Vec::new();
+        for (key, round) in &self.open {
+            let (step, bucket) = *key;
+            let expected = members
                 .active()
-                .filter(|(w, m)| !leaving(*w) && m.steps.get(*bucket).is_some_and(|s| s < step))
-                .all(|(w, _)| round.contains_key(&w))
-        };
-        self.open.iter().filter(|(k, r)| full(k, r)).map(|(k, _)| *k).collect()
+                .filter(|(w, m)| !leaving(*w) && m.steps.get(bucket).is_some_and(|s| *s < step));
+            let (mut arrived, mut missing) = (0, 0);
+            expected
+                .for_each(|(w, _)| *(if round.contains_key(&w) { &mut arrived } else { &mut missing }) += 1);
+            let active = arrived + missing;
+            if arrived < rule.rule().needs(active) {
+                self.ready.remove(key);
+                continue;
+            }
+            let since = now - *self.ready.entry(*key).or_insert(now);
+            if rule.closes(arrived, active, since) {
+                closing.push(*key);
+            }
+        }
+        closing
+    }
+
+    /// When the next round has waited long enough for those that are missing.
+    pub fn due(&self, rule: &RoundConfig) -> Option<Instant> {
+        let first = self.ready.values().min()?;
+        (rule.rule().grace() > Duration::ZERO).then(|| *first + rule.rule().grace())
     }
 
     /// Closes a round of a bucket with `len` values, which its pushes carry in `encoding`.
-    pub fn close(&mut self, step: Step, bucket: usize, encoding: Encoding, len: usize) -> Option<Sum> {
-        self.open.remove(&(step, bucket)).map(|r| sum(r.into_values().collect(), encoding, len))
+    pub fn close(
+        &mut self,
+        (step, bucket): (Step, usize),
+        job: &ServerJob,
+        encoding: Encoding,
+        len: usize,
+    ) -> Option<Sum> {
+        self.ready.remove(&(step, bucket));
+        self.open.remove(&(step, bucket)).map(|r| sum(job, r.into_values().collect(), encoding, len))
     }
 }
 
 /// The update of the parts: floating-point addition is not associative, so their order is that of the workers, whoever came
 /// first.
-fn sum(parts: Vec<Part>, encoding: Encoding, len: usize) -> Sum {
+fn sum(job: &ServerJob, parts: Vec<Part>, encoding: Encoding, len: usize) -> Sum {
     const CHECKED: &str = "the parts of a bucket have its length: it was checked where they came in";
     let (contributions, mut payloads): (Vec<_>, Vec<_>) =
         parts.into_iter().map(|p| (p.contribution, p.payload)).unzip();
-    let n = contributions.len().max(1) as f64;
+    let (weights, total) = weights(job, &contributions);
     let (payload, squares) = match payloads.len() {
         // One worker: the bytes as they came, which makes BSP, SSP and ASP bit-equal for one worker.
         0 | 1 => {
@@ -105,26 +179,26 @@ fn sum(parts: Vec<Part>, encoding: Encoding, len: usize) -> Sum {
             (only, squares)
         }
         _ => {
-            let several = Several::of(payloads, encoding, len).expect(CHECKED);
+            let several = Several::of(payloads, encoding, len).expect(CHECKED).weighted(weights);
             let sum = several.sum();
             let squares = sum_of_squares(&sum, Encoding::F32, len).expect(CHECKED);
             (several.payload(sum), squares)
         }
     };
-    Sum { contributions, mean_sum_of_squares: squares / (n * n), payload }
+    Sum { contributions, mean_sum_of_squares: squares / (total * total), factor: 1.0 / total as f32, payload }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use bytes::Bytes;
-    use paraft_common::{Seq, SessionId, Version, encoding::Values};
+    use paraft_common::{Mode, Seq, SessionId, Version, encoding::Values};
     use proptest::prelude::*;
 
     fn part(worker: u32, payload: Payload) -> Part {
         let worker = WorkerId(worker);
         let (session, seq, step, pulled) = (SessionId(1), Seq(1), Step(1), Version(0));
-        Part { contribution: Contribution { worker, session, seq, step, pulled }, payload }
+        Part { contribution: Contribution { worker, session, seq, step, pulled, samples: 1 }, payload }
     }
 
     proptest! {
@@ -156,7 +230,8 @@ mod tests {
                 came.reverse();
             }
             came.into_iter().for_each(|p| rounds.add(3, p));
-            let sum = rounds.close(Step(1), 3, encoding, len).expect("an open round");
+            let job = ServerJob::new("rounds", Mode::Bsp, len, len);
+            let sum = rounds.close((Step(1), 3), &job, encoding, len).expect("an open round");
             let (added, encoding) = match parts.len() {
                 1 => (sum.payload, encoding),
                 n => (Several::read(&sum.payload, encoding, n, len).expect("as written").sum(), Encoding::F32),
@@ -168,7 +243,7 @@ mod tests {
             prop_assert_eq!(bits(&got), bits(&expected));
             let squares: f64 = got.iter().map(|v| (f64::from(*v) / parts.len() as f64).powi(2)).sum();
             prop_assert!((sum.mean_sum_of_squares - squares).abs() <= 1e-9 * squares);
-            prop_assert!(rounds.close(Step(1), 3, encoding, len).is_none());
+            prop_assert!(rounds.close((Step(1), 3), &job, encoding, len).is_none());
         }
     }
 }

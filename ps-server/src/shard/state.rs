@@ -11,6 +11,7 @@ use super::{
     form::Form,
     members::Members,
     replaced::Replaced,
+    round::weights,
     several::Several,
 };
 use paraft_common::{
@@ -97,6 +98,8 @@ pub struct Meta {
     pub delays: DelayHistogram,
     /// Pushes applied.
     pub pushes: u64,
+    /// Pushes that rounds were closed without.
+    pub passed_over: u64,
     /// Payload bytes of the applied pushes, before aggregation.
     pub bytes_pushed: u64,
     /// Entries that `apply` recognised as being in already.
@@ -424,7 +427,7 @@ impl Shard {
     }
 
     fn init(&self, id: BucketId, part: InitPart, payload: &Payload) -> Outcome {
-        match self.pushes(id, payload, Encoding::F32, 1) {
+        match self.pushes(id, payload, Encoding::F32, &[]) {
             Err(e) => Outcome::Refused(e),
             Ok((conf, i, _)) => match conf.buckets[i].init(&conf.job, part, payload) {
                 Ok(()) => Outcome::Done,
@@ -443,7 +446,7 @@ impl Shard {
         if meta.members.get(worker).is_some_and(|m| !m.finished) {
             meta.workers_lost += 1;
         }
-        meta.members.join(worker, session, conf.buckets.len());
+        meta.members.join(worker, session, conf.buckets.len(), conf.job.round.passes_over());
         meta.started |= meta.members.unfinished().count() >= conf.job.workers as usize;
         meta.give_back(worker);
         meta.settle_chunks();
@@ -509,7 +512,7 @@ impl Shard {
         };
         let (encoding, factor) = (*encoding, *factor);
         let (conf, b, pushes) =
-            self.pushes(*id, &proposal.payload, encoding, contributions.len()).map_err(Outcome::Refused)?;
+            self.pushes(*id, &proposal.payload, encoding, contributions).map_err(Outcome::Refused)?;
         let bucket = &conf.buckets[b];
         let (members, gone) = {
             let mut meta = self.meta.write();
@@ -545,13 +548,21 @@ impl Shard {
             // Recorded after the weights have changed: who sees the step sees the weights.
             if m.session == c.session {
                 m.steps[b] = c.step;
+                m.taken.iter_mut().skip(b).take(1).for_each(|s| *s = c.step);
                 m.last_seq = Seq(m.last_seq.0.max(c.seq.0));
             } else if m.steps[b].next() == c.step {
                 // The worker came back between this round's closing and now. Its predecessor's part is its step
                 // all the same: without the record it would wait for ever for a push that the leader took for
                 // a retry, or be asked for the step a second time.
                 m.steps[b] = c.step;
+                m.taken.iter_mut().skip(b).take(1).for_each(|s| *s = c.step);
             }
+        }
+        if let Some(last) = contributions.iter().map(|c| c.step).max()
+            && update.conf.job.round.passes_over()
+            && meta.in_force.of_push(last).averages()
+        {
+            meta.passed_over += meta.members.pass_over(b, last);
         }
         Outcome::Updated { version, applied: true }
     }
@@ -562,16 +573,18 @@ impl Shard {
         id: BucketId,
         payload: &Payload,
         encoding: Encoding,
-        pushes: usize,
+        contributions: &[Contribution],
     ) -> Result<(Arc<Configured>, usize, Pushes), String> {
         let conf = self.configured().ok_or("no job is configured")?;
         let i = conf.local(id).ok_or_else(|| format!("{id} is not on {}", self.id))?;
         let len = conf.buckets[i].spec.len;
-        let held = match pushes {
+        let held = match contributions.len() {
             0 | 1 => {
                 encoding.check(payload, len).map(|()| Pushes::One(payload.clone())).map_err(|e| e.to_string())
             }
-            n => Several::read(payload, encoding, n, len).map(Pushes::Several).map_err(|e| e.to_string()),
+            n => Several::read(payload, encoding, n, len)
+                .map(|several| Pushes::Several(several.weighted(weights(&conf.job, contributions).0)))
+                .map_err(|e| e.to_string()),
         };
         let held = held.map_err(|e| format!("the entry does not fit {id}: {e}"))?;
         Ok((conf, i, held))
@@ -629,7 +642,10 @@ impl Shard {
                 })
                 && image.meta.chunks.as_ref().map(Chunks::plan)
                     == job.chunks.filter(|_| self.id == ShardId(0))
-                && image.meta.members.iter().all(|(_, m)| m.steps.len() == places.len());
+                && image.meta.members.iter().all(|(_, m)| {
+                    let taken = if job.round.passes_over() { places.len() } else { 0 };
+                    m.steps.len() == places.len() && m.taken.len() == taken
+                });
             if !fits {
                 return Err(format!("the snapshot of {} does not fit its job's buckets", self.id));
             }

@@ -73,7 +73,8 @@ fn framed(message: &impl Message) -> Vec<u8> {
 
 fn a_push(len: usize) -> proto::ToShard {
     let payload = vec![0x3f; len].into();
-    let push = proto::Push { seq: 300, step: 1, bucket: 2, version: 0, sum_of_squares: 0.5, payload };
+    let push =
+        proto::Push { seq: 300, step: 1, bucket: 2, version: 0, sum_of_squares: 0.5, payload, samples: 0 };
     proto::ToShard { kind: Some(to_shard::Kind::Push(push)) }
 }
 
@@ -248,7 +249,7 @@ fn updates(leased: bool) -> Vec<Proposal> {
     let (worker, session) = session();
     let job = wire::small_job(Encoding::F32, leased).to_toml().expect("a job");
     let contributions =
-        vec![Contribution { worker, session, seq: Seq(1), step: Step(1), pulled: Version(0) }];
+        vec![Contribution { worker, session, seq: Seq(1), step: Step(1), pulled: Version(0), samples: 1 }];
     let update = Command::Update { bucket: BucketId(0), contributions, encoding: Encoding::F32, factor: 0.5 };
     let sums = EvalSums { loss_sum: 0.5, correct: 1, count: 2 };
     vec![

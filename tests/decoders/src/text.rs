@@ -46,7 +46,7 @@ fn train(job: &ServerJob, text: &str) {
             let encoding = job.encoding(spec.kind);
             encoding.encode(&vec![0.5; spec.len], &mut payload);
             let pulled = paraft_common::Version(0);
-            let contributions = vec![Contribution { worker, session, seq, step, pulled }];
+            let contributions = vec![Contribution { worker, session, seq, step, pulled, samples: 1 }];
             let command = Command::Update { bucket: *bucket, contributions, encoding, factor: 1.0 };
             let outcome = shard.apply(&Proposal { command, payload: payload.into() });
             assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");

@@ -146,7 +146,7 @@ pub fn push(data: &[u8]) {
     let (ours, leased) = (&SHARDS[which], !which.is_multiple_of(2));
     let conf = ours.configured().expect("configured");
     match convert::message(ours, m) {
-        Ok(Message::Push { seq, step, bucket, pulled, sum_of_squares, payload, arrived: _ }) => {
+        Ok(Message::Push { seq, step, bucket, pulled, samples: _, sum_of_squares, payload, arrived: _ }) => {
             let encoding = conf.encoding(bucket);
             let len = conf.buckets[bucket].spec.len;
             assert_eq!(all_finite(&payload, encoding, len), Ok(true));
@@ -190,7 +190,7 @@ fn apply_push(
         panic!("a worker may join")
     };
     assert_eq!(session, SessionId(1));
-    let contributions = vec![Contribution { worker, session, seq, step, pulled }];
+    let contributions = vec![Contribution { worker, session, seq, step, pulled, samples: 1 }];
     let command = Command::Update { bucket, contributions, encoding, factor: 1.0 };
     let outcome = shard.apply(&Proposal { command, payload });
     // Step 0 is "nothing done yet": admission refuses it, and apply takes it for one that is in.

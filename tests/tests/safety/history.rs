@@ -166,8 +166,15 @@ impl Worker {
         let mut payload = vec![0u8; self.ledger.len() * 4];
         payload[place * 4..place * 4 + 4].copy_from_slice(&1f32.to_le_bytes());
         let payload = payload.into();
-        let push =
-            paraft_proto::Push { seq: step, step, bucket: 0, version: 0, sum_of_squares: 1.0, payload };
+        let push = paraft_proto::Push {
+            seq: step,
+            step,
+            bucket: 0,
+            version: 0,
+            sum_of_squares: 1.0,
+            payload,
+            samples: 1,
+        };
         self.invoke(Op::Push(place));
         let version = self.ask(to_shard::Kind::Push(push), |m| match m {
             from_shard::Kind::Ack(a) if a.seq == step => Some(a.version),

@@ -99,6 +99,8 @@ pub(crate) enum Event {
     Flushed(ShardId),
     Taken(Taken),
     Resumed(ShardId, u64),
+    /// So many pushes came too late for their rounds, and were dropped.
+    PassedOver(u64),
     SessionLost,
     Failed(ClientError),
 }
@@ -157,6 +159,8 @@ pub struct Client {
     ahead: Option<Step>,
     /// Pushes of this step that wait for the norm of the whole gradient.
     held: Vec<(Push, Moment)>,
+    /// That the next pushes are computed from.
+    samples: u32,
     /// What each shard has said of the mode: the number of its last switch, and the mode in force.
     modes: BTreeMap<ShardId, (u64, Mode)>,
     stages: Arc<Stages>,
@@ -177,6 +181,8 @@ pub struct Counters {
     pub waited: Duration,
     /// Sessions that were lost and opened anew.
     pub rejoins: u64,
+    /// Pushes that came too late for their rounds, and were dropped.
+    pub passed_over: u64,
 }
 
 impl Client {
@@ -299,6 +305,7 @@ impl Client {
             holds: None,
             ahead: None,
             held: Vec::new(),
+            samples: 1,
             modes: BTreeMap::new(),
             stages,
             evaluations: Vec::new(),
@@ -358,7 +365,11 @@ impl Client {
                 }
                 Event::Reported(r) => self.reported(r),
                 // Of the sessions before.
-                Event::Weights(..) | Event::Flushed(_) | Event::Taken(_) | Event::Resumed(..) => {}
+                Event::Weights(..)
+                | Event::PassedOver(_)
+                | Event::Flushed(_)
+                | Event::Taken(_)
+                | Event::Resumed(..) => {}
             }
         }
         Ok(self.advance(clocks))
@@ -399,6 +410,11 @@ impl Client {
         if let Some(link) = self.links.get(&shard) {
             let _ = link.send(command);
         }
+    }
+
+    /// From how many samples the gradients of the next pushes are computed: where rounds weigh by samples, it counts.
+    pub fn weigh(&mut self, samples: usize) {
+        self.samples = u32::try_from(samples).unwrap_or(u32::MAX);
     }
 
     /// Pushes one bucket's gradient for `step`. Returns at once unless more than
@@ -469,7 +485,15 @@ impl Client {
         let Some(seq) = self.seq.get_mut(&shard) else { return };
         *seq += 1;
         let version = self.versions[bucket.0 as usize];
-        let push = Push { seq: *seq, step: step.0, bucket: bucket.0, version, sum_of_squares: 0.0, payload };
+        let push = Push {
+            seq: *seq,
+            step: step.0,
+            bucket: bucket.0,
+            version,
+            sum_of_squares: 0.0,
+            payload,
+            samples: self.samples,
+        };
         // Applied on arrival and clipped by the norm of the worker's whole gradient: nothing can go out before
         // the last bucket is known. (BSP clips the mean; there the servers exchange the norm.)
         if self.options.job.clip.norm.is_some() && self.any_asynchronous() {
@@ -591,12 +615,14 @@ impl Client {
         }
         self.holds = None; // until it is filled
         let mut waiting: BTreeSet<ShardId> = self.links.keys().copied().collect();
+        let mut clock = Step(u64::MAX);
         while !waiting.is_empty() {
             match self.next()? {
                 Event::Weights(shard, w, payload) => {
                     if w.last {
                         waiting.remove(&shard);
                         self.note_mode(shard, &w);
+                        clock = clock.min(Step(w.clock));
                         pulled.slowest = pulled.slowest.min(Step(w.slowest));
                         pulled.stop |= w.stop;
                         pulled.section &= w.section;
@@ -622,14 +648,20 @@ impl Client {
                         ..Pulled::default()
                     };
                     waiting = self.links.keys().copied().collect();
+                    clock = Step(u64::MAX);
                     section = false; // it went on from another step
                     self.ask(done, last, section, false);
                 }
+                Event::PassedOver(n) => self.counters.passed_over += n,
                 Event::Flushed(_) | Event::Taken(_) | Event::Resumed(..) => {}
                 Event::Failed(e) => return Err(e),
             }
         }
         self.tell_mode();
+        if self.options.job.round.passes_over() && !last && clock < Step(u64::MAX) {
+            // Rounds were closed without this worker: it goes on where all its shards are.
+            pulled.done = pulled.done.max(clock);
+        }
         self.holds = into;
         pulled.section_in_part &= !pulled.section;
         self.counters.waited += began.elapsed();

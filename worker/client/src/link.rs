@@ -531,7 +531,9 @@ impl Link {
                     self.note(Stage::Push, (there, Moment::now()), of);
                     push
                 });
-                if let Some((push, watcher)) = push.zip(self.watcher.as_ref()) {
+                if a.passed_over {
+                    let _ = self.events.send(Event::PassedOver(u64::from(push.is_some())));
+                } else if let Some((push, watcher)) = push.zip(self.watcher.as_ref()) {
                     let (shard, bucket) = (self.options.shard, BucketId(push.bucket));
                     let ((opened, leader), at) = (self.opened_at, Instant::now());
                     let _ = watcher.send(Acked { shard, bucket, seq: push.seq, leader, opened, at });

@@ -77,6 +77,7 @@ pub enum Message {
         step: Step,
         bucket: usize,
         pulled: Version,
+        samples: u32,
         sum_of_squares: f64,
         payload: Payload,
         /// When it had arrived whole.
@@ -148,13 +149,35 @@ impl Life {
 #[derive(Debug)]
 #[allow(missing_docs)] // as in shard.proto
 pub enum Reply {
-    Opened { session: SessionId, last_seq: Seq, clock: Step, initialised: bool, term: u64, origin: u64 },
-    Ack { seq: Seq, version: Version },
+    Opened {
+        session: SessionId,
+        last_seq: Seq,
+        clock: Step,
+        initialised: bool,
+        term: u64,
+        origin: u64,
+    },
+    Ack {
+        seq: Seq,
+        version: Version,
+    },
+    /// The push came too late for its round, and was dropped.
+    PassedOver {
+        seq: Seq,
+    },
     Weights(Box<Weights>),
-    RoundNorm { step: Step, sum_of_squares: f64 },
+    RoundNorm {
+        step: Step,
+        sum_of_squares: f64,
+    },
     Evaluated(Evaluated),
-    Taken { request: u64, answer: Answer },
-    Resumed { clock: Step },
+    Taken {
+        request: u64,
+        answer: Answer,
+    },
+    Resumed {
+        clock: Step,
+    },
     Refused(Refusal),
 }
 
@@ -171,6 +194,8 @@ pub struct Weights {
     pub slowest: Step,
     pub stop: bool,
     pub in_force: InForce,
+    /// The worker's own clock: beyond `done` where rounds were closed without it.
+    pub clock: Step,
     pub finishers: Vec<WorkerId>,
     pub section: bool,
     /// Since when it may go.

@@ -204,9 +204,9 @@ impl Owner {
     fn answer(&mut self, conf: &Configured, go: Go, recorded: bool) {
         let Go { pull, buckets, whole, slowest, in_force } = go;
         let section = pull.section && self.writes_section(conf, pull.worker, pull.done);
-        let (stop, finishers) = self.shard.read(|m| {
+        let (stop, clock, finishers) = self.shard.read(|m| {
             let f = if pull.last { m.members.iter().map(|(w, _)| w).collect() } else { Vec::new() };
-            (m.stop, f)
+            (m.stop, m.members.get(pull.worker).map_or(pull.done, |m| m.clock()), f)
         });
         if let Some((lead, stream)) = self.lead.as_mut().zip(self.streams.get(&pull.conn)) {
             lead.cuts.answered.insert(stream.worker);
@@ -239,6 +239,7 @@ impl Owner {
                 slowest,
                 stop,
                 in_force,
+                clock: clock.max(pull.done),
                 finishers: if last { finishers.clone() } else { Vec::new() },
                 section: section && last,
                 since,

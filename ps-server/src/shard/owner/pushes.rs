@@ -35,8 +35,8 @@ impl Owner {
                 let command = Command::Init { bucket, part };
                 self.propose(Purpose::Init, Proposal { command, payload }).await;
             }
-            Message::Push { seq, step, bucket, pulled, sum_of_squares, payload, arrived } => {
-                let contribution = Contribution { worker, session, seq, step, pulled };
+            Message::Push { seq, step, bucket, pulled, samples, sum_of_squares, payload, arrived } => {
+                let contribution = Contribution { worker, session, seq, step, pulled, samples };
                 self.push(Queued { conn, contribution, bucket, sum_of_squares, payload, arrived }).await;
             }
             Message::Pull { done, last, section, have, at_least: _ } => {
@@ -156,16 +156,18 @@ impl Owner {
                 let version = if leader_acks { current } else { target.version() };
                 self.send(conn, Reply::Ack { seq: c.seq, version });
             }
+            Some(Admission::PassedOver) => self.send(conn, Reply::PassedOver { seq: c.seq }),
             Some(Admission::InFlight) => {}
+            // Its round is closed, and not applied yet: then it will be too late.
+            Some(Admission::Accept) if averages && self.is_closed(bucket, c.step) => {
+                let push = Queued { conn, contribution: c, bucket, sum_of_squares, payload, arrived };
+                self.wait_early(push);
+            }
             Some(Admission::WrongStep { .. } | Admission::FutureVersion { .. })
                 if !images && self.is_early(bucket, &c, current) =>
             {
                 let push = Queued { conn, contribution: c, bucket, sum_of_squares, payload, arrived };
-                if let Some(lead) = &mut self.lead {
-                    let waiting = lead.early.entry(bucket).or_default();
-                    waiting.retain(|w| w.contribution.worker != push.contribution.worker);
-                    waiting.push(push);
-                }
+                self.wait_early(push);
             }
             Some(Admission::WrongStep { expected }) => {
                 let kind = RefusalKind::WrongStep { bucket: target.id, expected, got: c.step };
@@ -223,6 +225,21 @@ impl Owner {
         under_way > 0
             && last.is_some_and(|last| last.next() == c.step)
             && c.pulled.0.saturating_sub(current.0) <= under_way
+    }
+
+    /// Lets a push wait until the next update of its bucket is applied.
+    fn wait_early(&mut self, push: Queued) {
+        let Some(lead) = &mut self.lead else { return };
+        let waiting = lead.early.entry(push.bucket).or_default();
+        waiting.retain(|w| w.contribution.worker != push.contribution.worker);
+        waiting.push(push);
+    }
+
+    /// Whether the round of this step was closed and is on its way.
+    fn is_closed(&self, bucket: usize, step: Step) -> bool {
+        let Some(lead) = &self.lead else { return false };
+        let proposed = || lead.in_flight.iter().any(|((_, b), s)| *b == bucket && *s >= step);
+        proposed() || lead.unclipped.range(step..).any(|(_, sums)| sums.contains_key(&bucket))
     }
 
     /// An update of the bucket is applied: decides again over the pushes that waited for it.
@@ -305,28 +322,49 @@ impl Owner {
             // The mode has been switched: each is an update of its own now.
             self.update(&conf, bucket, vec![contribution], 1.0, payload).await;
         }
+        if conf.job.round.passes_over() {
+            let late = self.lead.as_mut().map(|l| self.shard.read(|m| l.rounds.take_passed_over(&m.members)));
+            for c in late.unwrap_or_default() {
+                if let Some(conn) = self.conn_of(c.worker, c.session) {
+                    self.send(conn, Reply::PassedOver { seq: c.seq });
+                }
+            }
+        }
         let Some(lead) = &mut self.lead else { return };
         let complete = self.shard.read(|m| {
             if !m.started {
                 return Vec::new();
             }
-            lead.rounds.complete(&m.members, &|w| lead.leaving.contains(&w))
+            let leaving = |w: WorkerId| lead.leaving.contains(&w);
+            lead.rounds.complete(&m.members, &leaving, &conf.job.round, Instant::now())
         });
         for (step, bucket) in complete {
+            // A later round that is on its way passes over those who are in this one.
+            if conf.job.round.passes_over() && self.is_closed(bucket, step) {
+                continue;
+            }
             let Some(lead) = &mut self.lead else { return };
-            let Some(sum) =
-                lead.rounds.close(step, bucket, conf.encoding(bucket), conf.buckets[bucket].spec.len)
-            else {
+            let Some(sum) = lead.rounds.close(
+                (step, bucket),
+                &conf.job,
+                conf.encoding(bucket),
+                conf.buckets[bucket].spec.len,
+            ) else {
                 continue;
             };
             if conf.job.clip.norm.is_some() && conf.buckets[bucket].spec.kind == TensorKind::Param {
                 lead.unclipped.entry(step).or_default().insert(bucket, sum);
                 self.norm_of_step(&conf, step).await;
             } else {
-                let factor = 1.0 / sum.contributions.len() as f32;
-                self.update(&conf, bucket, sum.contributions, factor, sum.payload).await;
+                self.update(&conf, bucket, sum.contributions, sum.factor, sum.payload).await;
             }
         }
+    }
+
+    /// When a round has waited long enough for those that are missing.
+    pub(super) fn round_deadline(&self) -> Option<Instant> {
+        let conf = self.shard.configured()?;
+        self.lead.as_ref().filter(|l| l.ready)?.rounds.due(&conf.job.round)
     }
 
     /// All trained buckets of a step are summed: the shard's part of the global norm is known. With one shard
@@ -361,7 +399,7 @@ impl Owner {
         let (Some(conf), Some(lead)) = (self.shard.configured(), &mut self.lead) else { return };
         let Some(max) = conf.job.clip.norm else { return };
         for (bucket, sum) in lead.unclipped.remove(&step).unwrap_or_default() {
-            let factor = norm_factor(max, sum_of_squares) / sum.contributions.len() as f32;
+            let factor = norm_factor(max, sum_of_squares) * sum.factor;
             self.update(&conf, bucket, sum.contributions, factor, sum.payload).await;
         }
     }

@@ -165,7 +165,7 @@ impl Owner {
         let lead = self.lead.as_ref().filter(|l| l.ready)?;
         let look = lead.look.filter(|_| !lead.by_worker.is_empty() || !lead.absent.is_empty());
         let absent = lead.absent.values().min().copied();
-        absent.into_iter().chain(look).chain(self.cut_deadline()).min()
+        absent.into_iter().chain(look).chain(self.cut_deadline()).chain(self.round_deadline()).min()
     }
 
     pub(super) async fn absent_too_long(&mut self) {

@@ -16,6 +16,7 @@ use paraft_common::{
     Durability, LogForm, Mode, SessionId,
     algorithm::{AlgorithmConfig, DcAsgdC},
     config::ServerJob,
+    round::{Backup, Quorum, RoundConfig, Weight},
 };
 use rand_chacha::{
     ChaCha8Rng,
@@ -74,7 +75,15 @@ impl Schedule {
         let records = !images && rng.next_u64().is_multiple_of(3);
         let algorithm = AlgorithmConfig::DcAsgdC(DcAsgdC { lambda: 0.0 });
         let algorithm = if records { algorithm } else { AlgorithmConfig::default() };
-        let job = ServerJob { algorithm, ..job };
+        let rounds = [
+            RoundConfig::default(),
+            RoundConfig::default(),
+            RoundConfig::Backup(Backup { spare: 1 }),
+            RoundConfig::Quorum(Quorum { quorum: 1, grace_ms: 5, weight: Weight::Equal }),
+        ];
+        let averages = mode.averages() || switches && !images;
+        let round = if averages && workers > 1 { rounds[(rng.next_u64() % 4) as usize] } else { rounds[0] };
+        let job = ServerJob { algorithm, round, ..job };
         trace.borrow_mut().push(format!("{mode}, {workers} workers, {:?}, switches {switches}", job.log));
         let steps = 4 + rng.next_u64() % 12;
         let text = job.to_toml().expect("a valid job");
@@ -86,7 +95,7 @@ impl Schedule {
             workers,
             broken: Vec::new(),
             told: SessionId(0),
-            history: History::new(mode.averages() || switches && !images, cluster),
+            history: History::new(averages, round.passes_over(), cluster),
             switches,
             conns: 0,
             cut_off: false,
@@ -423,24 +432,25 @@ fn a_seed_is_a_schedule() {
 /// What the schedules would be worth if nothing happened in them.
 #[test]
 fn the_schedules_have_what_they_are_for() {
-    let mut seen = [0u64; 7];
+    let mut seen = [0u64; 8];
     for seed in 0..400 {
         runtime().block_on(async {
             let mut s = Schedule::new(seed, Rc::default());
             s.run().await;
             let g = s.cluster.0.lock();
-            let (pushes, lost, switches) = g.truth.read(|m| (m.pushes, m.workers_lost, m.in_force.number));
+            let (pushes, lost, switches, passed) =
+                g.truth.read(|m| (m.pushes, m.workers_lost, m.in_force.number, m.passed_over));
             let conf = g.truth.configured();
             let data = conf.iter().flat_map(|c| c.buckets.iter().map(|b| b.image()));
             let records = data.map(|d| d.kept.len() as u64).sum();
-            let seen_now = [pushes, s.amid, s.doubts, lost, g.term - 1, switches, records];
+            let seen_now = [pushes, s.amid, s.doubts, lost, g.term - 1, switches, records, passed];
             for (seen, n) in seen.iter_mut().zip(seen_now) {
                 *seen += n;
             }
         });
     }
-    let [pushes, amid, doubts, lost, elections, switches, records] = seen;
+    let [pushes, amid, doubts, lost, elections, switches, records, passed] = seen;
     assert!(pushes > 10_000 && doubts > 500 && lost > 10 && elections > 900, "{seen:?}");
-    assert!(switches > 100 && records > 100, "{seen:?}");
+    assert!(switches > 100 && records > 100 && passed > 100, "{seen:?}");
     assert!(amid > pushes / 4, "only {amid} of {pushes} pushes were applied before everything was healed");
 }

@@ -187,7 +187,8 @@ impl Worker {
         let (seq, step, bucket, pulled) = (p.seq, p.step, p.bucket, p.pulled);
         let payload = payload.into();
         let arrived = paraft_trace::Moment::default();
-        self.send(Message::Push { seq, step, bucket, pulled, sum_of_squares: 1.0, payload, arrived });
+        let (samples, sum_of_squares) = (1, 1.0);
+        self.send(Message::Push { seq, step, bucket, pulled, samples, sum_of_squares, payload, arrived });
     }
 
     /// Sends again what it keeps, though nothing is broken.
@@ -293,6 +294,11 @@ impl Worker {
                     history.acknowledged(self.term, p.bucket, p.place, version);
                 }
             }
+            Reply::PassedOver { seq } => {
+                if let Some(p) = self.unacked.remove(&seq) {
+                    history.passed_over(p.bucket, p.place);
+                }
+            }
             Reply::Weights(w) => {
                 let (done, last) = self.asked.filter(|(done, _)| *done == w.done)?;
                 let bucket = w.bucket.0 as usize;
@@ -319,6 +325,8 @@ impl Worker {
                         self.finished = true;
                         return self.disconnect();
                     }
+                    // Rounds were closed without it: it goes on with the others.
+                    self.done = self.done.max(w.clock);
                     self.next_step(history);
                 }
             }

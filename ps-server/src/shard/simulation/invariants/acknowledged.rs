@@ -12,6 +12,23 @@ impl History {
         *highest = (*highest).max(version);
     }
 
+    /// A worker is told that the push at this place came too late for its round.
+    pub fn passed_over(&mut self, bucket: usize, place: usize) {
+        self.pushed[place].passed_over[bucket] = true;
+    }
+
+    /// What came too late is never applied.
+    pub(super) fn late_is_out(&self, truth: &Shard) {
+        let Some(conf) = truth.configured() else { return };
+        for bucket in 0..BUCKETS {
+            let image = conf.buckets[bucket].image();
+            for (place, push) in self.pushed.iter().enumerate().filter(|(_, p)| p.passed_over[bucket]) {
+                assert!(!push.acked[bucket], "{push:?} was acknowledged, and passed over in bucket {bucket}");
+                assert_eq!(image.weights[place], 0.0, "{push:?} was passed over and is in bucket {bucket}");
+            }
+        }
+    }
+
     pub(super) fn acknowledged_is_in(&self, truth: &Shard) {
         let conf = truth.configured();
         for bucket in 0..BUCKETS {

@@ -27,6 +27,8 @@ pub struct Pushed {
     session: SessionId,
     step: Step,
     acked: [bool; BUCKETS],
+    /// Its worker was told that it came too late for its round.
+    passed_over: [bool; BUCKETS],
 }
 
 /// Who answered a pull, and when.
@@ -45,6 +47,8 @@ pub struct Answer {
 pub struct History {
     /// Whether pushes may be averaged: in a mode that the job has, or had, or may come to.
     averages: bool,
+    /// Rounds may close without a worker's push.
+    passes_over: bool,
     cluster: Cluster,
     /// By place.
     pushed: Vec<Pushed>,
@@ -62,9 +66,10 @@ pub struct History {
 }
 
 impl History {
-    pub fn new(averages: bool, cluster: Cluster) -> Self {
+    pub fn new(averages: bool, passes_over: bool, cluster: Cluster) -> Self {
         Self {
             averages,
+            passes_over,
             cluster,
             pushed: Vec::new(),
             acked: BTreeMap::new(),
@@ -78,7 +83,13 @@ impl History {
 
     /// A worker pushes a step in every bucket; gives its place.
     pub fn pushes(&mut self, worker: WorkerId, session: SessionId, step: Step) -> usize {
-        self.pushed.push(Pushed { worker, session, step, acked: [false; BUCKETS] });
+        self.pushed.push(Pushed {
+            worker,
+            session,
+            step,
+            acked: [false; BUCKETS],
+            passed_over: [false; BUCKETS],
+        });
         assert!(self.pushed.len() <= PLACES, "the schedule is too long for its ledger");
         self.pushed.len() - 1
     }
@@ -104,6 +115,7 @@ impl History {
     pub fn check(&self, truth: &Shard) {
         self.exactly_once(truth);
         self.acknowledged_is_in(truth);
+        self.late_is_out(truth);
         self.retries_are_recognised(truth);
         self.recorded_pulls_are_what_workers_got(truth);
     }

@@ -20,6 +20,9 @@ impl History {
             "{worker} goes on after {done}; the slowest is at {}",
             answer.slowest
         );
+        if self.passes_over {
+            return; // then a push of theirs, or of its own, may be out for good
+        }
         // Who was away for too long has left, though its process may not know yet: nobody waits for it.
         let there = |p: &Pushed| {
             let g = self.cluster.0.lock();
