@@ -133,8 +133,6 @@ impl Encoder {
     }
 
     fn write_stretches(&mut self, rank: Rank, step: Step, values: &[f32], out: &mut Vec<u8>) {
-        // A sum over a column may hide which of its values is not finite, or that one is.
-        let finite = values.iter().all(|v| v.is_finite());
         let mut rest = values;
         for (i, (stretch, warm)) in self.stretches.iter().zip(&mut self.warm).enumerate() {
             let (now, later) = rest.split_at(stretch.values());
@@ -142,9 +140,6 @@ impl Encoder {
             low_rank::put_head(*stretch, out);
             match *stretch {
                 Stretch::Plain(_) => put_f32_le(now, out),
-                Stretch::Matrix { .. } if !finite => {
-                    out.resize(out.len() + stretch.bytes(rank) - Stretch::Plain(0).bytes(rank), 0xff);
-                }
                 Stretch::Matrix { rows, columns } => {
                     let seed = draw(self.seed, (step.0 << 32) + i as u64);
                     iterate(now, (rows, columns), rank.columns(), seed, (&mut self.factor, warm));
@@ -207,13 +202,12 @@ fn begin(q: &mut [f32], columns: usize, seed: u64) {
 }
 
 /// Gram-Schmidt, each column twice ("twice is enough": what rounding leaves of the others after the first pass is gone after
-/// the second). A column that is a sum of those before it, up to rounding, becomes zeros: the matrix has a lower rank.
+/// the second). Of a matrix of a lower rank that makes columns of rounding, orthogonal to the others as they are: they do no
+/// harm. What is not finite stays so: 0 times it is NaN.
 fn orthonormal(p: &mut [f32], rows: usize) {
-    const NOTHING: f64 = 1e-5;
     for i in 0..p.len() / rows {
         let (before, rest) = p.split_at_mut(i * rows);
         let column = &mut rest[..rows];
-        let whole = dot(column, column).sqrt();
         for _ in 0..2 {
             for other in before.chunks(rows) {
                 let along = dot(column, other);
@@ -224,7 +218,7 @@ fn orthonormal(p: &mut [f32], rows: usize) {
             }
         }
         let length = dot(column, column).sqrt();
-        let scale = if length > whole * NOTHING { 1.0 / length } else { 0.0 };
+        let scale = if length > 0.0 { 1.0 / length } else { 0.0 };
         column.iter_mut().for_each(|c| *c = (f64::from(*c) * scale) as f32);
     }
 }

@@ -57,13 +57,13 @@ fn pushes_in_every_encoding_are_applied_as_one_process_applies_what_it_decodes()
     Ok(())
 }
 
-/// What rounding costs in training: f32 gets 342 of the 360 held-out digits right, and the others may get 0.02 fewer or
+/// What rounding costs in training (docs/convergence.md has the encodings that leave most of a gradient out): f32 gets 342 of the 360 held-out digits right, and the others may get 0.02 fewer or
 /// more of them (seven digits).
 #[test]
-fn the_digits_are_learned_as_well_in_every_encoding() -> Result<()> {
+fn the_digits_are_learned_as_well_in_every_encoding_that_rounds() -> Result<()> {
     const MARGIN: f64 = 0.02;
     let mut exact = 0.0;
-    for encoding in ENCODINGS {
+    for encoding in &ENCODINGS[..5] {
         let fleet = Fleet::start(FleetOptions { servers: 1, shards: 1, replicas: 1, ..Default::default() })?;
         let own = set(encoding);
         let set = ["train.workers=2", "train.batch=16", "train.epochs=6"];

@@ -229,6 +229,52 @@ fn a_push_without_an_ack_is_sent_again_as_it_was_and_an_acknowledged_one_is_not(
     assert_eq!(*seen.lock().expect("no panic"), [entry(1, 1), entry(1, 2), entry(2, 2), entry(2, 3)]);
 }
 
+/// One of four values goes with each push; the others stay with the worker while its session lasts.
+#[test]
+fn what_was_not_pushed_goes_with_a_later_push_of_the_session_and_not_of_the_next_one() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = seen.clone();
+    let script = move |stream: u32, kind: Kind| match (stream, kind) {
+        (1 | 2, Kind::Open(_)) => (vec![opened(9, 0)], false),
+        (_, Kind::Open(o)) => {
+            assert_eq!(o.session, 0, "a lost session is not asked for again");
+            (vec![opened(10, 5)], false)
+        }
+        (_, Kind::Push(p)) => {
+            let words: Vec<[u8; 4]> = p.payload.as_chunks::<4>().0.to_vec();
+            let push = (u32::from_le_bytes(words[0]), f32::from_le_bytes(words[1]));
+            log.lock().expect("no panic").push((stream, p.step, push));
+            let ack = from_shard::Kind::Ack(Ack { seq: p.seq, version: p.step });
+            if stream == 1 { (Vec::new(), true) } else { (vec![ack], false) }
+        }
+        (2, Kind::Pull(p)) if p.done == 2 => (vec![over()], true),
+        (_, Kind::Pull(p)) => {
+            let payload = vec![0; 16].into();
+            let all = Weights { payload, last: true, done: p.done, slowest: p.done, ..Weights::default() };
+            (vec![from_shard::Kind::Weights(all)], false)
+        }
+        other => panic!("{other:?}"),
+    };
+    let address = serve(Arc::new(script));
+    within_the_deadline(move || {
+        let job = ServerJob { log: LogForm::Updates, ..ServerJob::new("script", Mode::Asp, 4, 4) };
+        let job = ServerJob { encoding: "top-k:0.25".parse().expect("an encoding"), ..job };
+        let options = ClientOptions { job, ..options(address) };
+        let (mut client, _) = Client::join(options, &[0.0; 4]).expect("joins");
+        let mut w = [0.0; 4];
+        client.push(BucketId(0), Step(1), &[4.0, 3.0, 2.0, 1.0]);
+        client.pull(Step(1), &mut w).expect("pulls");
+        client.push(BucketId(0), Step(2), &[0.0; 4]);
+        let pulled = client.pull(Step(2), &mut w).expect("rejoins");
+        assert!(pulled.rejoined);
+        client.push(BucketId(0), Step(6), &[0.0, 0.0, 0.0, 0.5]);
+        client.pull(Step(6), &mut w).expect("pulls");
+        assert_eq!(client.counters().bytes_pushed, 3 * 8);
+    });
+    let expected = [(1, 1, (0, 4.0)), (2, 1, (0, 4.0)), (2, 2, (1, 3.0)), (3, 6, (3, 0.5))];
+    assert_eq!(*seen.lock().expect("no panic"), expected);
+}
+
 /// Two servers: the one that leads says where the replicas are, and gives 1; the other does with reads what `replica`
 /// says. The values of `pulls` pulls.
 fn pulls_from_any(pulls: u64, replica: Arc<Script>) -> Vec<f32> {
