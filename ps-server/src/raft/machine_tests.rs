@@ -33,7 +33,7 @@ fn entry(index: u64, bucket: u32, step: u64) -> (Entry, Option<Responder>) {
     let contributions =
         vec![Contribution { worker, session, seq, step: Step(step), pulled: Version(0), samples: 1 }];
     let (bucket, encoding) = (BucketId(bucket), Encoding::F32);
-    let command = Command::Update { bucket, contributions, encoding, factor: 1.0 };
+    let command = Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false };
     let change = Change::Shard(Proposal { command, payload: 1f32.to_le_bytes().repeat(LEN).into() });
     let log_id = LogId::new(CommittedLeaderIdOf::<Types>::new(1), index);
     (Entry { log_id, payload: EntryPayload::Normal(change) }, None)

@@ -66,6 +66,8 @@ pub enum Command {
         /// Multiplies the payload: one over the number of contributions, times the clipping factor. Decided
         /// once, by the leader, so that every replica multiplies by the same number.
         factor: f32,
+        /// It closes the round of its step: the members that are not in it are passed over. (Only where rounds do so.)
+        closes: bool,
     },
     /// A worker gets the weights of these buckets as they are at this place in the log. Only for algorithms that keep
     /// what each worker has pulled.

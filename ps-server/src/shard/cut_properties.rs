@@ -218,6 +218,7 @@ impl World {
             contributions: vec![c],
             encoding: Encoding::F32,
             factor: 0.5,
+            closes: false,
         };
         self.open.push(Pushed::Update(Proposal { command, payload }, bucket, c));
     }
@@ -366,6 +367,7 @@ fn a_marker_takes_effect_once_and_only_on_the_state_that_it_was_made_from() {
         contributions: vec![c],
         encoding: Encoding::F32,
         factor: 1.0,
+        closes: false,
     };
     let payload = vec![0u8; conf.buckets[0].spec.len * 4].into();
     world.log(&Proposal { command, payload }, true);

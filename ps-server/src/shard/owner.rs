@@ -125,6 +125,8 @@ struct Lead {
     /// Pushes that come from weights of another replica which are not applied here yet, by local bucket; at most one of
     /// each worker.
     early: BTreeMap<usize, Vec<cuts::Queued>>,
+    /// Rounds on their way that pass members over, by local bucket.
+    closing: BTreeSet<(usize, Step)>,
     /// Working copies, and what waits for a cut.
     cuts: Cuts,
     pulls: Vec<WaitingPull>,
@@ -462,6 +464,9 @@ impl Owner {
     }
 
     fn updated(&mut self, bucket: usize, contributions: &[Contribution], version: Version, applied: bool) {
+        if let Some((lead, step)) = self.lead.as_mut().zip(contributions.iter().map(|c| c.step).max()) {
+            lead.closing.remove(&(bucket, step));
+        }
         for c in contributions {
             let Some(lead) = &mut self.lead else { return };
             lead.in_flight.remove(&(c.worker, bucket));

@@ -183,7 +183,8 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
                     several.payload(several.sum())
                 }
             };
-            let command = Command::Update { bucket: BucketId(bucket), contributions, encoding, factor };
+            let command =
+                Command::Update { bucket: BucketId(bucket), contributions, encoding, factor, closes: false };
             Proposal { command, payload }
         }
         Op::Pull { worker, stale } => {
@@ -362,8 +363,13 @@ fn ledger() -> (Shard, Proposal) {
         panic!("a join joins")
     };
     let c = Contribution { worker, session, seq: Seq(1), step: Step(1), pulled: Version(0), samples: 1 };
-    let command =
-        Command::Update { bucket: BucketId(0), contributions: vec![c], encoding: Encoding::F32, factor: 1.0 };
+    let command = Command::Update {
+        bucket: BucketId(0),
+        contributions: vec![c],
+        encoding: Encoding::F32,
+        factor: 1.0,
+        closes: false,
+    };
     (shard, Proposal { command, payload: 1f32.to_le_bytes().repeat(6).into() })
 }
 
@@ -409,8 +415,13 @@ fn a_round_that_closed_before_its_worker_came_back_counts_for_the_new_session() 
         samples: 1,
     };
     let round = |contributions| {
-        let command =
-            Command::Update { bucket: BucketId(0), contributions, encoding: Encoding::F32, factor: 0.5 };
+        let command = Command::Update {
+            bucket: BucketId(0),
+            contributions,
+            encoding: Encoding::F32,
+            factor: 0.5,
+            closes: false,
+        };
         Proposal { command, payload: 2f32.to_le_bytes().repeat(6).into() }
     };
     // In the log: worker 0 comes back, then the round that its predecessor took part in.
@@ -492,7 +503,7 @@ fn push(shard: &Shard, worker: u32, session: SessionId, step: u64, pulled: Versi
     let contributions =
         vec![Contribution { worker, session, seq: Seq(step), step: Step(step), pulled, samples: 1 }];
     let (bucket, encoding) = (BucketId(0), Encoding::F32);
-    let command = Command::Update { bucket, contributions, encoding, factor: 1.0 };
+    let command = Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false };
     let outcome = shard.apply(&Proposal { command, payload: value.to_le_bytes().repeat(6).into() });
     assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");
 }
@@ -578,7 +589,10 @@ fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
             let proposal = |encoding, payload| {
                 let (bucket, contributions) = (BucketId(0), contributions.clone());
                 let factor = 1.0 / 3.0;
-                Proposal { command: Command::Update { bucket, contributions, encoding, factor }, payload }
+                Proposal {
+                    command: Command::Update { bucket, contributions, encoding, factor, closes: false },
+                    payload,
+                }
             };
             let all = proposal(encoding, several.payload(several.sum()));
             let sum = proposal(Encoding::F32, several.sum());

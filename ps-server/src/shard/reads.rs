@@ -161,6 +161,7 @@ mod tests {
                 contributions: vec![contribution],
                 encoding: Encoding::F32,
                 factor: 1.0,
+                closes: false,
             };
             let outcome = self.shard.apply(&Proposal { command, payload: value(1.0) });
             assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");

@@ -101,9 +101,14 @@ impl Rounds {
         self.open.is_empty()
     }
 
-    /// Takes out the parts of the steps that are `of`, by rising step, bucket and worker.
-    pub fn take(&mut self, of: impl Fn(Step) -> bool) -> Vec<(usize, Part)> {
-        let keys: Vec<_> = self.open.keys().copied().filter(|(step, _)| of(*step)).collect();
+    /// Those that are open, by step and local bucket.
+    pub fn open(&self) -> Vec<(Step, usize)> {
+        self.open.keys().copied().collect()
+    }
+
+    /// Takes out the parts of these rounds, by rising step, bucket and worker.
+    pub fn take(&mut self, keys: Vec<(Step, usize)>) -> Vec<(usize, Part)> {
+        keys.iter().for_each(|key| _ = self.ready.remove(key));
         let rounds = keys.into_iter().filter_map(|k| Some((k.1, self.open.remove(&k)?)));
         rounds.flat_map(|(bucket, round)| round.into_values().map(move |part| (bucket, part))).collect()
     }

@@ -193,6 +193,7 @@ struct Update<'a> {
     b: usize,
     contributions: &'a [Contribution],
     pushes: Pushes,
+    closes: bool,
     encoding: Encoding,
     factor: f32,
     /// Members that train.
@@ -507,10 +508,11 @@ impl Shard {
 
     /// Decides over an update; the outcome, where it changes nothing.
     fn begin_update<'a>(&self, proposal: &'a Proposal) -> Result<Update<'a>, Outcome> {
-        let Command::Update { bucket: id, contributions, encoding, factor } = &proposal.command else {
+        let Command::Update { bucket: id, contributions, encoding, factor, closes } = &proposal.command
+        else {
             return Err(Outcome::Refused("no update".into()));
         };
-        let (encoding, factor) = (*encoding, *factor);
+        let (encoding, factor, closes) = (*encoding, *factor, *closes);
         let (conf, b, pushes) =
             self.pushes(*id, &proposal.payload, encoding, contributions).map_err(Outcome::Refused)?;
         let bucket = &conf.buckets[b];
@@ -531,7 +533,7 @@ impl Shard {
             (meta.members.active().count(), gone)
         };
         let before = bucket.version();
-        Ok(Update { conf, b, contributions, pushes, encoding, factor, members, gone, before })
+        Ok(Update { conf, b, contributions, pushes, encoding, factor, closes, members, gone, before })
     }
 
     /// Records an update whose weights are in.
@@ -560,7 +562,7 @@ impl Shard {
         }
         if let Some(last) = contributions.iter().map(|c| c.step).max()
             && update.conf.job.round.passes_over()
-            && meta.in_force.of_push(last).averages()
+            && update.closes
         {
             meta.passed_over += meta.members.pass_over(b, last);
         }

@@ -250,7 +250,13 @@ fn updates(leased: bool) -> Vec<Proposal> {
     let job = wire::small_job(Encoding::F32, leased).to_toml().expect("a job");
     let contributions =
         vec![Contribution { worker, session, seq: Seq(1), step: Step(1), pulled: Version(0), samples: 1 }];
-    let update = Command::Update { bucket: BucketId(0), contributions, encoding: Encoding::F32, factor: 0.5 };
+    let update = Command::Update {
+        bucket: BucketId(0),
+        contributions,
+        encoding: Encoding::F32,
+        factor: 0.5,
+        closes: false,
+    };
     let sums = EvalSums { loss_sum: 0.5, correct: 1, count: 2 };
     vec![
         proposal(Command::Configure { job }, Vec::new()),

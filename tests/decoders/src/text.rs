@@ -47,7 +47,8 @@ fn train(job: &ServerJob, text: &str) {
             encoding.encode(&vec![0.5; spec.len], &mut payload);
             let pulled = paraft_common::Version(0);
             let contributions = vec![Contribution { worker, session, seq, step, pulled, samples: 1 }];
-            let command = Command::Update { bucket: *bucket, contributions, encoding, factor: 1.0 };
+            let command =
+                Command::Update { bucket: *bucket, contributions, encoding, factor: 1.0, closes: false };
             let outcome = shard.apply(&Proposal { command, payload: payload.into() });
             assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");
         }

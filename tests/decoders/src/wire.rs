@@ -191,7 +191,7 @@ fn apply_push(
     };
     assert_eq!(session, SessionId(1));
     let contributions = vec![Contribution { worker, session, seq, step, pulled, samples: 1 }];
-    let command = Command::Update { bucket, contributions, encoding, factor: 1.0 };
+    let command = Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false };
     let outcome = shard.apply(&Proposal { command, payload });
     // Step 0 is "nothing done yet": admission refuses it, and apply takes it for one that is in.
     assert_eq!(outcome, Outcome::Updated { version: Version(u64::from(step.0 > 0)), applied: step.0 > 0 });

@@ -159,7 +159,7 @@ impl Owner {
             Some(Admission::PassedOver) => self.send(conn, Reply::PassedOver { seq: c.seq }),
             Some(Admission::InFlight) => {}
             // Its round is closed, and not applied yet: then it will be too late.
-            Some(Admission::Accept) if averages && self.is_closed(bucket, c.step) => {
+            Some(Admission::Accept) if self.is_closed(bucket, c.step) => {
                 let push = Queued { conn, contribution: c, bucket, sum_of_squares, payload, arrived };
                 self.wait_early(push);
             }
@@ -195,7 +195,7 @@ impl Owner {
                 }
                 let encoding = conf.encoding(bucket);
                 match working {
-                    None => self.update(conf, bucket, vec![c], factor, payload).await,
+                    None => self.update(conf, bucket, vec![c], factor, false, payload).await,
                     // Its image would say that the bucket has its initial weights.
                     Some(w) if !w.initialised => self.refuse(conn, refuse(RefusalKind::NotInitialised)),
                     Some(w) => {
@@ -235,10 +235,11 @@ impl Owner {
         waiting.push(push);
     }
 
-    /// Whether the round of this step was closed and is on its way.
+    /// Whether the round of this step, or of a later one, was closed without some of its pushes and is on its way.
     fn is_closed(&self, bucket: usize, step: Step) -> bool {
-        let Some(lead) = &self.lead else { return false };
-        let proposed = || lead.in_flight.iter().any(|((_, b), s)| *b == bucket && *s >= step);
+        let passes_over = self.shard.configured().is_some_and(|c| c.job.round.passes_over());
+        let Some(lead) = self.lead.as_ref().filter(|_| passes_over) else { return false };
+        let proposed = || lead.closing.range((bucket, step)..=(bucket, Step(u64::MAX))).next().is_some();
         proposed() || lead.unclipped.range(step..).any(|(_, sums)| sums.contains_key(&bucket))
     }
 
@@ -289,11 +290,15 @@ impl Owner {
         bucket: usize,
         contributions: Vec<Contribution>,
         factor: f32,
+        closes: bool,
         payload: Payload,
     ) {
         let (id, encoding) = (conf.buckets[bucket].id, conf.encoding(bucket));
         let began = Moment::now();
         if let Some(lead) = &mut self.lead {
+            if let Some(step) = contributions.iter().map(|c| c.step).max().filter(|_| closes) {
+                lead.closing.insert((bucket, step));
+            }
             for c in &contributions {
                 lead.in_flight.insert((c.worker, bucket), c.step);
                 if let Some((arrived, pushed)) = lead.arrived.remove(&(c.worker, bucket)) {
@@ -302,7 +307,8 @@ impl Owner {
                 }
             }
         }
-        let command = Command::Update { bucket: id, contributions: contributions.clone(), encoding, factor };
+        let command =
+            Command::Update { bucket: id, contributions: contributions.clone(), encoding, factor, closes };
         let step = command.latest_step().unwrap_or_default();
         let of = Proposed { began, step, bytes: payload.len() as u64 };
         self.propose(Purpose::Update { bucket, contributions, of }, Proposal { command, payload }).await;
@@ -315,20 +321,25 @@ impl Owner {
         if lead.rounds.is_empty() {
             return;
         }
-        let in_force = self.shard.read(|m| m.in_force);
-        for (bucket, Part { contribution, payload }) in
-            lead.rounds.take(|step| !in_force.of_push(step).averages())
-        {
-            // The mode has been switched: each is an update of its own now.
-            self.update(&conf, bucket, vec![contribution], 1.0, payload).await;
-        }
-        if conf.job.round.passes_over() {
+        let passes_over = conf.job.round.passes_over();
+        if passes_over {
             let late = self.lead.as_mut().map(|l| self.shard.read(|m| l.rounds.take_passed_over(&m.members)));
             for c in late.unwrap_or_default() {
                 if let Some(conn) = self.conn_of(c.worker, c.session) {
                     self.send(conn, Reply::PassedOver { seq: c.seq });
                 }
             }
+        }
+        // The mode has been switched: each is an update of its own now, unless a later round is on its way that passes it over.
+        let in_force = self.shard.read(|m| m.in_force);
+        let open = self.lead.as_ref().map(|l| l.rounds.open()).unwrap_or_default();
+        let over = |(step, bucket): &(Step, usize)| {
+            !in_force.of_push(*step).averages() && !(passes_over && self.is_closed(*bucket, *step))
+        };
+        let over: Vec<_> = open.into_iter().filter(over).collect();
+        let parts = self.lead.as_mut().map(|l| l.rounds.take(over)).unwrap_or_default();
+        for (bucket, Part { contribution, payload }) in parts {
+            self.update(&conf, bucket, vec![contribution], 1.0, false, payload).await;
         }
         let Some(lead) = &mut self.lead else { return };
         let complete = self.shard.read(|m| {
@@ -340,7 +351,7 @@ impl Owner {
         });
         for (step, bucket) in complete {
             // A later round that is on its way passes over those who are in this one.
-            if conf.job.round.passes_over() && self.is_closed(bucket, step) {
+            if passes_over && self.is_closed(bucket, step) {
                 continue;
             }
             let Some(lead) = &mut self.lead else { return };
@@ -356,7 +367,7 @@ impl Owner {
                 lead.unclipped.entry(step).or_default().insert(bucket, sum);
                 self.norm_of_step(&conf, step).await;
             } else {
-                self.update(&conf, bucket, sum.contributions, sum.factor, sum.payload).await;
+                self.update(&conf, bucket, sum.contributions, sum.factor, passes_over, sum.payload).await;
             }
         }
     }
@@ -400,7 +411,8 @@ impl Owner {
         let Some(max) = conf.job.clip.norm else { return };
         for (bucket, sum) in lead.unclipped.remove(&step).unwrap_or_default() {
             let factor = norm_factor(max, sum_of_squares) * sum.factor;
-            self.update(&conf, bucket, sum.contributions, factor, sum.payload).await;
+            let passes_over = conf.job.round.passes_over();
+            self.update(&conf, bucket, sum.contributions, factor, passes_over, sum.payload).await;
         }
     }
 }
