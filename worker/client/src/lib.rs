@@ -43,3 +43,4 @@ pub use client::{Client, ClientOptions, HANDOVER, Pulled, Reported};
 pub use connect::{Transport, describe, drain, status};
 pub use error::ClientError;
 pub use initial::Initial;
+pub use norms::Norms;
