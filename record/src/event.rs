@@ -95,6 +95,13 @@ pub struct Run {
     /// The step of the checkpoint that the run goes on from, if it does. All other figures count from there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed_step: Option<Step>,
+    /// Nothing ran but a simulation (`paraft simulate`): all times are simulated, and `wall` counts from its begin.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub simulated: bool,
+}
+
+fn is_false(b: &bool) -> bool {
+    !*b
 }
 
 /// A checkpoint that was due.
@@ -326,6 +333,7 @@ mod tests {
             .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{l}: {e}")))
             .collect();
         assert_eq!(kinds.len(), 7, "one line of each kind");
+        assert!(matches!(&kinds[0], Event::Run(Run { simulated: false, .. })));
         let Event::Eval(eval) = &kinds[2] else { panic!("{:?}", kinds[2]) };
         assert_eq!((eval.epoch, eval.accuracy, eval.is_final), (1, Some(0.5), false));
     }

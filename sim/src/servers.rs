@@ -60,8 +60,10 @@ pub(crate) struct Servers {
     pub hosts: BTreeMap<ShardId, Host>,
     replicas: u32,
     election_ms: u64,
-    /// Of one push, in nanoseconds.
+    cores: Cores,
+    /// Of one push, in nanoseconds: on the leader, and on the followers.
     push: u64,
+    follow: u64,
     /// One message after the other; none where a push costs nothing.
     processors: Vec<mpsc::UnboundedSender<(u64, Task)>>,
     up: Mutex<Vec<bool>>,
@@ -119,7 +121,9 @@ impl Servers {
             hosts: p.buckets.iter().map(host).collect(),
             replicas: p.replicas,
             election_ms: p.election_ms,
+            cores: cores.clone(),
             push,
+            follow: nanos(setup.follow_ms / 1e3),
             processors,
             up: Mutex::new(vec![true; p.servers as usize]),
             conns: AtomicU64::new(0),
@@ -176,7 +180,12 @@ impl Servers {
     pub fn send(self: &Arc<Self>, stream: &Arc<Stream>, bytes: u64, message: Message) {
         let (this, to) = (self.clone(), stream.clone());
         self.network.up(stream, bytes, move || {
-            let work = if matches!(message, Message::Push { .. }) { this.push } else { 0 };
+            let is_push = matches!(message, Message::Push { .. });
+            let work = if is_push { this.push } else { 0 };
+            if is_push && this.follow > 0 {
+                let (cores, follow) = (this.cores.clone(), this.follow);
+                tokio::spawn(async move { cores.work(follow).await });
+            }
             match this.processors.get(to.server) {
                 None => to.deliver(message),
                 Some(processor) => _ = processor.send((work, Box::new(move || to.deliver(message)))),

@@ -21,8 +21,10 @@ pub struct Setup {
     pub straggle: Option<Straggle>,
     /// What a worker's processor does for a step's messages: to encode, send, receive and decode them.
     pub exchange_ms: f64,
-    /// What a server's processor does for one push: to take it, to replicate it, to apply it, to answer the pull.
+    /// What the leader's processor does for one push: to take it, to replicate it, to apply it, to answer the pull.
     pub push_ms: f64,
+    /// What other processors do for one push, all together: followers that apply it. Nobody waits for it.
+    pub follow_ms: f64,
     /// One way between two processes.
     pub latency_ms: f64,
     /// Deviation of a message's latency over its mean; log-normal. Messages of a stream keep their order.
@@ -66,6 +68,7 @@ impl Default for Setup {
             straggle: None,
             exchange_ms: 0.0,
             push_ms: 0.0,
+            follow_ms: 0.0,
             latency_ms: 0.1,
             jitter: 0.2,
             worker_gbit: 10.0,
@@ -93,6 +96,7 @@ impl Setup {
             ("compute-ms", self.compute_ms),
             ("exchange-ms", self.exchange_ms),
             ("push-ms", self.push_ms),
+            ("follow-ms", self.follow_ms),
             ("latency-ms", self.latency_ms),
             ("replicate-ms", self.replicate_ms),
         ] {

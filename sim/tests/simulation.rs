@@ -72,8 +72,8 @@ fn troubled() -> Setup {
 
 #[test]
 fn a_seed_is_a_run_bit_for_bit_and_another_seed_is_another() {
-    for mode in ["bsp", "ssp:2", "asp"] {
-        let job = job(&[&format!("train.mode={mode}")]);
+    for (mode, log) in [("bsp", "updates"), ("ssp:2", "updates"), ("asp", "images"), ("asp", "auto")] {
+        let job = job(&[&format!("train.mode={mode}"), &format!("cluster.log={log}")]);
         let (first, events) = run(&job, &troubled());
         let (again, same) = run(&job, &troubled());
         let apart = events.iter().zip(&same).find(|(a, b)| a != b);
