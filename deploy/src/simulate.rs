@@ -30,8 +30,8 @@ pub struct SimulateArgs {
     /// Workers. Default: train.workers.
     #[arg(long, value_name = "N")]
     pub workers: Option<u32>,
-    /// Shards. Default: cluster.shards.
-    #[arg(long, value_name = "N")]
+    /// Shards, 1 to 4096: more than a fleet of this version has. Default: cluster.shards.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub shards: Option<u32>,
     #[command(flatten)]
     pub fleet: FleetArgs,
@@ -77,7 +77,7 @@ pub struct FleetArgs {
     /// What the leader's processor does for a push. Default 0.
     #[arg(long, value_name = "MS")]
     pub push_ms: Option<f64>,
-    /// What the followers' processors do for a push; nobody waits for it. Default 0.
+    /// What the followers' processors do for an update (BSP: of a round's pushes); nobody waits for it. Default 0.
     #[arg(long, value_name = "MS")]
     pub follow_ms: Option<f64>,
     /// One way between two processes, on average. Default 0.1.
@@ -150,8 +150,9 @@ impl From<SimError> for Failure {
 pub fn run(args: &SimulateArgs) -> Result<i32, Failure> {
     let mut set = args.set.clone();
     set.extend(args.workers.map(|n| format!("train.workers={n}")));
-    set.extend(args.shards.map(|n| format!("cluster.shards={n}")));
-    let job = Job::load(&args.job, &set)?;
+    let mut job = Job::load(&args.job, &set)?;
+    // Past the job file's bound, which is about Raft groups of real servers.
+    job.cluster.shards = args.shards.or(job.cluster.shards);
     // Read before anything is simulated: it may take long.
     let measured = args.against.as_deref().map(RunRecord::load).transpose()?;
     if let Some(measured) = &measured {

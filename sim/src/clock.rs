@@ -116,6 +116,7 @@ impl Clock {
                 () = clock.0.stuck.notified() => Err(SimError::Stuck(clock.seconds())),
             }
         });
+        drop(runtime);
         // What is left in the queue holds the world that holds this clock.
         clock.0.queue.lock().due.clear();
         result

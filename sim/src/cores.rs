@@ -30,6 +30,26 @@ struct Shared {
     asked: u64,
 }
 
+/// Work that is under way. Dropped before its end, by a process that dies, it leaves the cores to the others.
+struct Busy<'a> {
+    cores: &'a Cores,
+    at: (u64, u64),
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        let Some(shared) = &self.cores.shared else { return };
+        let left = {
+            let mut s = shared.lock();
+            s.advance(self.cores.clock.now());
+            s.busy.remove(&self.at).is_some()
+        };
+        if left {
+            self.cores.next_end();
+        }
+    }
+}
+
 /// Half a nanosecond is no work.
 const EPSILON: f64 = 0.5;
 
@@ -64,13 +84,15 @@ impl Cores {
             return self.clock.sleep(nanos).await;
         };
         let (tell, told) = oneshot::channel();
-        {
+        let at = {
             let mut s = shared.lock();
             s.advance(self.clock.now());
             s.number += 1;
             let at = ((s.done + nanos as f64).to_bits(), s.number);
             s.busy.insert(at, tell);
-        }
+            at
+        };
+        let _busy = Busy { cores: self, at };
         self.next_end();
         told.await.unwrap_or(());
     }
@@ -140,5 +162,26 @@ mod tests {
         // Alone until 400, then half a core each until the second ends, then alone again.
         assert_eq!(ends(Some(1), &[(0, 1000), (400, 300)]), [1300, 1000]);
         assert_eq!(ends(Some(2), &[(0, 600), (0, 600), (0, 600)]), [900; 3]);
+    }
+
+    #[test]
+    fn who_dies_at_work_leaves_the_cores_to_the_others() {
+        let ended = Clock::run(|clock| async move {
+            let cores = Cores::new(clock.clone(), Some(1));
+            let dies = async {
+                tokio::select! {
+                    biased;
+                    () = clock.until(400) => {}
+                    () = cores.work(1000) => {}
+                }
+            };
+            let lives = async {
+                cores.work(1000).await;
+                clock.now()
+            };
+            Ok(futures::join!(dies, lives).1)
+        });
+        // Half a core until 400, then all of it for the 800 that are left.
+        assert_eq!(ended.expect("an end"), 1200);
     }
 }

@@ -8,13 +8,14 @@
 use crate::{
     chance::Chance,
     clock::{Clock, Moment, nanos},
+    cores::Cores,
     network::{HEADER_BYTES, Network},
 };
 use futures::{FutureExt, future::BoxFuture};
 use paraft_common::ServerId;
 use paraft_server::{
     raft::{Applied, Change, Leadership, ProposeError, Replication, Role, Waits},
-    shard::Shard,
+    shard::{Command, Shard},
 };
 use parking_lot::Mutex;
 use std::{collections::VecDeque, sync::Arc};
@@ -33,6 +34,9 @@ pub(crate) struct Log {
     replicas: u32,
     /// What a majority takes beyond the network, in nanoseconds.
     extra: u64,
+    cores: Cores,
+    /// What the followers' processors do for an entry that changes weights, in nanoseconds.
+    follow: u64,
     inner: Mutex<Inner>,
 }
 
@@ -45,17 +49,25 @@ struct Inner {
     chance: Chance,
 }
 
+/// What is between replicas, and what they cost.
+#[derive(Clone)]
+pub(crate) struct Between {
+    pub clock: Clock,
+    pub network: Arc<Network>,
+    pub cores: Cores,
+    pub replicas: u32,
+    /// Seconds that a majority takes beyond the network.
+    pub extra: f64,
+    /// Seconds of the followers' processors for an entry that changes weights.
+    pub follow: f64,
+}
+
 impl Log {
-    pub fn new(
-        clock: Clock,
-        network: Arc<Network>,
-        state: Arc<Shard>,
-        replicas: u32,
-        extra_seconds: f64,
-        chance: Chance,
-    ) -> Arc<Self> {
+    pub fn new(between: &Between, state: Arc<Shard>, chance: Chance) -> Arc<Self> {
+        let Between { clock, network, cores, replicas, extra, follow } = between.clone();
         let inner = Mutex::new(Inner { open: VecDeque::new(), last: 0, term: 0, chance });
-        Arc::new(Self { clock, network, state, replicas, extra: nanos(extra_seconds), inner })
+        let (extra, follow) = (nanos(extra), nanos(follow));
+        Arc::new(Self { clock, network, state, replicas, extra, cores, follow, inner })
     }
 
     /// Round trips to the followers that make a majority with the leader.
@@ -152,7 +164,13 @@ impl Replication for Leader {
                 let at = out.saturating_add(trip).max(log.last);
                 log.last = at;
                 let (told, outcome) = oneshot::channel();
+                let weighs = matches!(&change, Change::Shard(p)
+                    if matches!(p.command, Command::Update { .. } | Command::CutPart { .. }));
                 log.open.push_back(Entry { change, told });
+                if weighs && self.log.follow > 0 {
+                    let (cores, follow) = (self.log.cores.clone(), self.log.follow);
+                    tokio::spawn(async move { cores.work(follow).await });
+                }
                 Ok((at, outcome))
             }
         };

@@ -5,7 +5,7 @@ use crate::{
     clock::{Clock, nanos},
     cores::Cores,
     network::Network,
-    replication::{Leader, Log},
+    replication::{Between, Leader, Log},
     setup::Setup,
     stream::{Heard, Process, Stream},
 };
@@ -19,7 +19,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 use tokio::sync::{mpsc, watch};
@@ -60,10 +60,8 @@ pub(crate) struct Servers {
     pub hosts: BTreeMap<ShardId, Host>,
     replicas: u32,
     election_ms: u64,
-    cores: Cores,
-    /// Of one push, in nanoseconds: on the leader, and on the followers.
+    /// Of one push, in nanoseconds.
     push: u64,
-    follow: u64,
     /// One message after the other; none where a push costs nothing.
     processors: Vec<mpsc::UnboundedSender<(u64, Task)>>,
     up: Mutex<Vec<bool>>,
@@ -91,11 +89,18 @@ impl Servers {
         setup: &Setup,
         p: &Placement,
     ) -> Arc<Self> {
+        let between = Between {
+            clock: clock.clone(),
+            network: network.clone(),
+            cores: cores.clone(),
+            replicas: p.replicas,
+            extra: setup.replicate_ms / 1e3,
+            follow: setup.follow_ms / 1e3,
+        };
         let host = |(id, buckets): (&ShardId, &usize)| {
             let state = Arc::new(Shard::new(*id, p.shards));
             let chance = Chance::new(setup.seed, Draws::Replicates(id.0));
-            let extra = setup.replicate_ms / 1e3;
-            let log = Log::new(clock.clone(), network.clone(), state.clone(), p.replicas, extra, chance);
+            let log = Log::new(&between, state.clone(), chance);
             let server = placement::replicas_of(*id, p.servers, p.replicas).first().map_or(0, |s| s.0);
             let host = Host {
                 id: *id,
@@ -121,9 +126,7 @@ impl Servers {
             hosts: p.buckets.iter().map(host).collect(),
             replicas: p.replicas,
             election_ms: p.election_ms,
-            cores: cores.clone(),
             push,
-            follow: nanos(setup.follow_ms / 1e3),
             processors,
             up: Mutex::new(vec![true; p.servers as usize]),
             conns: AtomicU64::new(0),
@@ -155,13 +158,17 @@ impl Servers {
             life: Arc::new(Life::default()),
             heard: heard.clone(),
             owner: OnceLock::new(),
+            gone: AtomicBool::new(false),
             up: AtomicU64::new(0),
             down: AtomicU64::new(0),
         });
         process.opens(&stream);
         let (this, opened) = (self.clone(), stream.clone());
         self.network.up(&stream, job.len() as u64, move || {
-            let Some(host) = this.hosts.get(&opened.shard) else { return };
+            // Its end may have been faster than its first message; nobody would end the session.
+            let Some(host) = this.hosts.get(&opened.shard).filter(|_| !opened.gone.load(Relaxed)) else {
+                return;
+            };
             let owner =
                 host.lead.lock().as_ref().filter(|l| l.server == opened.server).map(|l| l.owner.clone());
             let Some(owner) = owner else { return this.closed(&opened) };
@@ -180,12 +187,7 @@ impl Servers {
     pub fn send(self: &Arc<Self>, stream: &Arc<Stream>, bytes: u64, message: Message) {
         let (this, to) = (self.clone(), stream.clone());
         self.network.up(stream, bytes, move || {
-            let is_push = matches!(message, Message::Push { .. });
-            let work = if is_push { this.push } else { 0 };
-            if is_push && this.follow > 0 {
-                let (cores, follow) = (this.cores.clone(), this.follow);
-                tokio::spawn(async move { cores.work(follow).await });
-            }
+            let work = if matches!(message, Message::Push { .. }) { this.push } else { 0 };
             match this.processors.get(to.server) {
                 None => to.deliver(message),
                 Some(processor) => _ = processor.send((work, Box::new(move || to.deliver(message)))),

@@ -23,7 +23,8 @@ pub struct Setup {
     pub exchange_ms: f64,
     /// What the leader's processor does for one push: to take it, to replicate it, to apply it, to answer the pull.
     pub push_ms: f64,
-    /// What other processors do for one push, all together: followers that apply it. Nobody waits for it.
+    /// What the followers' processors do for one update, all together: in BSP one for a round's pushes of a bucket. Nobody
+    /// waits for it.
     pub follow_ms: f64,
     /// One way between two processes.
     pub latency_ms: f64,

@@ -93,6 +93,8 @@ pub(crate) struct Stream {
     pub heard: mpsc::UnboundedSender<Heard>,
     /// The leader's owner, once the stream is open.
     pub owner: OnceLock<mpsc::Sender<Event>>,
+    /// The worker has let it go, and the leader's side knows.
+    pub gone: AtomicBool,
     /// When the last message of each direction arrives: later ones do not come before it.
     pub up: AtomicU64,
     pub down: AtomicU64,
@@ -114,6 +116,7 @@ impl Stream {
     /// The worker's side is gone: no more signs of life, and the owner hears the end.
     pub fn ended(&self) {
         self.life.waits(false);
+        self.gone.store(true, Relaxed);
         self.tell(Event::Closed(self.conn));
     }
 }
