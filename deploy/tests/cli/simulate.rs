@@ -52,7 +52,7 @@ fn what_cannot_be_simulated_is_said_with_its_remedy() {
         (&["--workers", "0"], 78, &["train.workers"]),
         (&["--mttf-s", "0.001"], 1, &["--restart-s"]),
         (&["--calibrate", "nowhere"], 74, &["nowhere"]),
-        (&["--set", "optimizer.lr=1e30"], 1, &["diverged"]),
+        (&["--set", "optimizer.kind=sgd", "--set", "optimizer.lr=1e30"], 1, &["diverged"]),
     ];
     for (i, (args, code, words)) in cases.into_iter().enumerate() {
         // A value that begins with a dash is one all the same.
