@@ -10,12 +10,14 @@ pub(crate) struct Gap {
     /// How many have pushed up to each step.
     count: BTreeMap<Step, usize>,
     largest: u64,
+    steps: u64,
 }
 
 impl Gap {
     /// A worker has pushed everything up to a step; also one that has just come.
     pub fn pushed(&mut self, worker: WorkerId, step: Step) {
         self.left(worker);
+        self.steps += 1;
         self.pushed.insert(worker, step);
         *self.count.entry(step).or_default() += 1;
     }
@@ -37,6 +39,11 @@ impl Gap {
         if let Some((slowest, _)) = self.count.first_key_value() {
             self.largest = self.largest.max(done.0.saturating_sub(slowest.0));
         }
+    }
+
+    /// Grows with every step of anyone.
+    pub fn steps(&self) -> u64 {
+        self.steps
     }
 
     /// The largest so far, in steps.

@@ -2,7 +2,7 @@
 
 use crate::{
     SimError,
-    clock::Clock,
+    clock::{Clock, nanos},
     cores::Cores,
     fleet,
     gap::Gap,
@@ -34,6 +34,9 @@ use std::{
     time::Duration,
 };
 use tokio::task::JoinSet;
+
+/// Without a step for so long, in simulated time and beyond what steps and restarts take, nobody will make one.
+const QUIET_SECONDS: f64 = 600.0;
 
 /// What a simulated run came to, beside its record.
 #[derive(Clone, Debug, PartialEq)]
@@ -143,10 +146,32 @@ pub fn simulate(
             over: false.into(),
             failures: 0.into(),
         });
-        let finished = all_workers(&world).await?;
+        let finished = tokio::select! {
+            biased;
+            finished = all_workers(&world) => finished?,
+            at = no_step(&world) => return Err(SimError::Stuck(at)),
+        };
         note_shards(&world)?;
         outcome(&world, finished)
     })
+}
+
+/// Returns when no step was done for so long that none will be: servers that fail and come back are no progress.
+async fn no_step(world: &World) -> f64 {
+    let s = &world.setup;
+    let slowest = s.slow.values().copied().fold(1.0, f64::max) * s.straggle.map_or(1.0, |s| s.factor);
+    let step = slowest * (s.compute_ms + s.exchange_ms) / 1e3;
+    let patience =
+        QUIET_SECONDS + 100.0 * step + 10.0 * s.restart_s.unwrap_or(0.0) + 2.0 * world.patience.as_secs_f64();
+    let mut before = None;
+    loop {
+        let steps = world.gap.lock().steps();
+        if before == Some(steps) {
+            return world.clock.seconds();
+        }
+        before = Some(steps);
+        world.clock.sleep(nanos(patience)).await;
+    }
 }
 
 async fn all_workers(world: &Arc<World>) -> Result<Vec<Finished>, SimError> {
