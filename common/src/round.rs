@@ -87,6 +87,15 @@ impl RoundConfig {
         }
     }
 
+    /// As the job file writes it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::All(_) => "all",
+            Self::Backup(_) => "backup",
+            Self::Quorum(_) => "quorum",
+        }
+    }
+
     /// Whether a round may close before everyone's push is in.
     pub fn passes_over(&self) -> bool {
         !matches!(self, Self::All(_))

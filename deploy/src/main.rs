@@ -1,7 +1,7 @@
 //! `paraft`, one binary: servers, workers, launcher, comparison, benchmark, help for the user.
 //!
 //! - [`fleet`]: servers and workers as processes of this machine.
-//! - [`train`], [`compare`], [`demo`]: what a user starts.
+//! - [`train`], [`compare`], [`demo`]: what a user starts. [`mod@simulate`]: a job on a fleet that does not exist.
 //! - [`serve`], worker: what a fleet consists of, also by hand.
 //! - [`status`], [`control`], [`mode`], [`jobs`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`], [`mod@bench`]: what a user asks.
 //! - [`verify`], [`chaos`], [`faults`]: what proves the promises, and attacks them.
@@ -35,6 +35,7 @@ mod progress;
 mod replay;
 mod run_dir;
 mod serve;
+mod simulate;
 mod statistics;
 mod status;
 mod table;
@@ -62,6 +63,8 @@ enum Command {
     Train(train::TrainArgs),
     /// Train one job in several modes and show the difference.
     Compare(compare::CompareArgs),
+    /// Train a job on a fleet that does not exist, in simulated time: what would 256 workers do?
+    Simulate(simulate::SimulateArgs),
     /// Run one server of a fleet.
     Server(serve::ServerArgs),
     /// Run one worker of a fleet.
@@ -101,6 +104,7 @@ fn main() {
         Command::Demo(a) => failure::report(demo::run(&a)),
         Command::Train(a) => failure::report(train::run(&a)),
         Command::Compare(a) => failure::report(compare::run(&a)),
+        Command::Simulate(a) => failure::report(simulate::run(&a)),
         Command::Server(a) => failure::report(serve::run(&a)),
         Command::Worker(a) => paraft_worker::cli::train(&a, paraft_worker::cli::on_device),
         Command::Checkpoint(a) => failure::report(checkpoint::run(&a)),

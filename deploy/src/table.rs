@@ -2,6 +2,7 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 use paraft_record::Summary;
+use paraft_sim::calibrate::Row;
 
 /// Renders summaries as a table.
 pub fn modes(summaries: &[Summary]) -> String {
@@ -38,6 +39,21 @@ pub fn modes(summaries: &[Summary]) -> String {
             bytes(s.bytes_pulled),
             lost(s),
         ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+/// Renders what was predicted beside what was measured.
+pub fn prediction(rows: &[Row]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["", "predicted", "measured", "error"]);
+    for r in rows {
+        let error = r.error_percent.map_or("-".into(), |e| format!("{e:+.1} %"));
+        table.add_row([r.figure.into(), format!("{:.3}", r.predicted), format!("{:.3}", r.measured), error]);
     }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);

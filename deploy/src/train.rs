@@ -448,7 +448,7 @@ fn wall() -> f64 {
 }
 
 /// The resolved job lies in the run's folder; its paths must not depend on that.
-fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
+pub fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
     let base =
         fs::canonicalize(if job.base_dir.as_os_str().is_empty() { Path::new(".") } else { &job.base_dir });
     let base = base.map_err(|e| Failure::new(exit::CONFIG, format!("the job's folder: {e}")))?;
@@ -468,7 +468,7 @@ fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
 
 /// The run's first line. Loads the data and builds the model, so that what is wrong with them is said before
 /// any process starts.
-fn describe(job: &Job, resume: Option<&Path>) -> Result<event::Run, Failure> {
+pub fn describe(job: &Job, resume: Option<&Path>) -> Result<event::Run, Failure> {
     let began = Instant::now();
     let (parameters, budget, done) = if job.cluster.worker_command.is_empty() {
         let (model, data) = cli::built_in(job)?;
@@ -500,8 +500,12 @@ fn describe(job: &Job, resume: Option<&Path>) -> Result<event::Run, Failure> {
         // A short last minibatch (drop_last = false) makes it a little less.
         samples_budget: budget,
         optimizer: job.optimizer.kind().to_string(),
+        algorithm: job.algorithm.kind().to_string(),
+        encoding: t.encoding.to_string(),
+        round: job.round.kind().to_string(),
         lr: job.optimizer.lr(),
         target_accuracy: job.eval.target_accuracy,
         resumed_step: resume.map(|_| paraft_common::Step(done)),
+        simulated: false,
     })
 }

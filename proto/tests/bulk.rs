@@ -62,6 +62,7 @@ fn push(len: usize) -> ToShard {
         version: 70_000,
         sum_of_squares: 0.5,
         payload: payload(len).into(),
+        samples: 64,
     };
     ToShard { kind: Some(to_shard::Kind::Push(push)) }
 }
@@ -78,6 +79,9 @@ fn weights(len: usize) -> FromShard {
         finishers: vec![1, 2, 300],
         section: true,
         not_modified: false,
+        clock: 6,
+        mode: "ssp:4".into(),
+        mode_number: 2,
     };
     FromShard { kind: Some(from_shard::Kind::Weights(w)) }
 }
@@ -109,7 +113,9 @@ fn a_stock_client_and_ours_read_each_other() {
         there_and_back(call);
     }
     there_and_back(ToShard { kind: Some(to_shard::Kind::Beat(Beat {})) });
-    there_and_back(FromShard { kind: Some(from_shard::Kind::Ack(Ack { seq: 1, version: 2 })) });
+    there_and_back(FromShard {
+        kind: Some(from_shard::Kind::Ack(Ack { seq: 1, version: 2, passed_over: false })),
+    });
     there_and_back(ToShard { kind: None });
 }
 

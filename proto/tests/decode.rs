@@ -8,7 +8,8 @@ fn a_push() -> impl Strategy<Value = ToShard> {
     let numbers = (any::<u64>(), any::<u64>(), any::<u32>(), any::<u64>(), any::<f64>());
     (numbers, prop::collection::vec(any::<u8>(), 0..64)).prop_map(
         |((seq, step, bucket, version, sum), payload)| {
-            let push = Push { seq, step, bucket, version, sum_of_squares: sum, payload: payload.into() };
+            let push =
+                Push { seq, step, bucket, version, sum_of_squares: sum, payload: payload.into(), samples: 3 };
             ToShard { kind: Some(to_shard::Kind::Push(push)) }
         },
     )
@@ -52,6 +53,6 @@ fn a_push_of_protocol_2_still_reads() {
         0x04, 0x00, 0x00, 0x80, 0x3f,
     ];
     let payload = 1f32.to_le_bytes().to_vec().into();
-    let push = Push { seq: 7, step: 3, bucket: 2, version: 5, sum_of_squares: 2.5, payload };
+    let push = Push { seq: 7, step: 3, bucket: 2, version: 5, sum_of_squares: 2.5, payload, samples: 3 };
     assert_eq!(ToShard::decode(&sample[..]), Ok(ToShard { kind: Some(to_shard::Kind::Push(push)) }));
 }

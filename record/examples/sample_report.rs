@@ -55,6 +55,8 @@ fn events(habit: &Habit, classifies: bool) -> Vec<Event> {
         lr: 0.05,
         target_accuracy: classifies.then_some(0.95),
         resumed_step: None,
+        simulated: false,
+        ..Run::default()
     })];
     let loss_at = |samples: f64| 0.08 + 2.2 / (1.0 + samples * habit.learns / 4000.0);
     let seconds_at = |samples: f64| samples / habit.samples_per_s;

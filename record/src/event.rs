@@ -110,12 +110,28 @@ pub struct Run {
     pub optimizer: String,
     /// Learning rate.
     pub lr: f64,
+    /// What is done about late gradients: `asgd`, `dc-asgd-c`, ...; empty in files of before there was a choice.
+    #[serde(default)]
+    pub algorithm: String,
+    /// How pushes carry gradients: `f32`, `top-k:0.001`, ...; likewise.
+    #[serde(default)]
+    pub encoding: String,
+    /// When lock-step rounds close: `all`, `backup`, `quorum`; likewise.
+    #[serde(default)]
+    pub round: String,
     /// The accuracy (0 to 1) the run is measured against, if any.
     #[serde(default)]
     pub target_accuracy: Option<f64>,
     /// The step of the checkpoint that the run goes on from, if it does. All other figures count from there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resumed_step: Option<Step>,
+    /// Nothing ran but a simulation (`paraft simulate`): all times are simulated, and `wall` counts from its begin.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub simulated: bool,
+}
+
+fn is_false(b: &bool) -> bool {
+    !*b
 }
 
 /// A checkpoint that was due.
@@ -347,6 +363,7 @@ mod tests {
             .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{l}: {e}")))
             .collect();
         assert_eq!(kinds.len(), 7, "one line of each kind");
+        assert!(matches!(&kinds[0], Event::Run(Run { simulated: false, .. })));
         let Event::Eval(eval) = &kinds[2] else { panic!("{:?}", kinds[2]) };
         assert_eq!((eval.epoch, eval.accuracy, eval.is_final), (1, Some(0.5), false));
     }

@@ -573,7 +573,7 @@ impl Job {
     }
 
     /// Whether its model says of a sample to which class it belongs, where the data has classes.
-    pub(crate) fn classifies(&self) -> bool {
+    pub fn classifies(&self) -> bool {
         !matches!(self.model, Some(ModelConfig::Autoencoder { .. }))
     }
 

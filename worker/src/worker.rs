@@ -21,7 +21,7 @@ mod plan;
 mod reduce;
 
 pub use error::WorkerError;
-pub use plan::Plan;
+pub use plan::{Minibatches, Plan};
 
 use self::{
     clock::Clock,

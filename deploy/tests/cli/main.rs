@@ -9,5 +9,6 @@ mod jobs;
 mod kept;
 mod operator;
 mod running;
+mod simulate;
 mod trace;
 mod verify;

@@ -39,7 +39,7 @@ use paraft_proto::RefusalKind;
 use paraft_trace::{Moment, Span, Stage};
 use pulls::Touched;
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -76,7 +76,7 @@ pub fn spawn(
         origin,
         lead: None,
         cuts: 0,
-        streams: HashMap::new(),
+        streams: BTreeMap::new(),
         done: FuturesUnordered::new(),
     };
     tokio::spawn(owner.run(events, leadership));
@@ -92,7 +92,8 @@ struct Owner {
     lead: Option<Lead>,
     /// Image cuts that this process has begun, in any of its leaderships.
     cuts: u64,
-    streams: HashMap<ConnId, Stream>,
+    /// In an order: where all end at once, a simulation ends them in the same one each time.
+    streams: BTreeMap<ConnId, Stream>,
     done: FuturesUnordered<BoxFuture<'static, Finished>>,
 }
 
@@ -293,7 +294,7 @@ impl Owner {
             tracing::warn!(shard, pushes = window, "stepping down with pushes that no cut holds");
         }
         let refusal = self.not_leader();
-        for (_, s) in self.streams.drain() {
+        for (_, s) in std::mem::take(&mut self.streams) {
             let _ = s.tx.try_send(Reply::Refused(refusal.clone().into()));
         }
     }

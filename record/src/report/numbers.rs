@@ -30,7 +30,7 @@ const FACTS: [Fact; 15] = [
     ("Samples to train on", |r| count(r.samples_budget)),
     ("Seed", |r| r.seed.to_string()),
     ("Run", |r| r.name.clone()),
-    ("Started", |r| moment(r.wall)),
+    ("Started", |r| if r.simulated { "never: simulated".into() } else { moment(r.wall) }),
 ];
 
 /// What all runs have in common, as the items of a `dl`. What they do not is in the table.

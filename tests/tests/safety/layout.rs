@@ -11,7 +11,7 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 20] = [
+const EDGES: [(&str, &[&str]); 21] = [
     ("allocator", &[]),
     ("common", &[]),
     ("host", &[]),
@@ -27,6 +27,7 @@ const EDGES: [(&str, &[&str]); 20] = [
     ("store", &["common"]),
     ("server", &["store", "proto", "trace", "host", "common"]),
     ("worker", &["client", "checkpoint", "compute", "models", "data", "record", "trace", "host", "common"]),
+    ("sim", &["server", "proto", "worker", "client", "models", "data", "record", "trace", "common"]),
     ("fake-cuda", &[]),
     ("decoders", &["common", "proto", "store", "server", "checkpoint", "data", "record", "worker"]),
     ("example-custom-model", &["worker", "models", "data", "common"]),
@@ -48,6 +49,7 @@ const EDGES: [(&str, &[&str]); 20] = [
             "worker",
             "checkpoint",
             "proof",
+            "sim",
         ],
     ),
     (
@@ -68,6 +70,7 @@ const EDGES: [(&str, &[&str]); 20] = [
             "deploy",
             "checkpoint",
             "proof",
+            "sim",
         ],
     ),
 ];

@@ -10,7 +10,7 @@ use paraft_common::{
 
 /// Of all buckets.
 #[derive(Debug)]
-pub(crate) struct Encoders {
+pub struct Encoders {
     /// `None`: the bucket's values are written by its encoding alone.
     of: Vec<Option<Encoder>>,
     momentum: Option<WorkerMomentum>,

@@ -42,5 +42,7 @@ pub use acks::Acked;
 pub use chunks::Next;
 pub use client::{Client, ClientOptions, HANDOVER, Pulled, Reported};
 pub use connect::{Transport, describe, drain, status, switch_mode};
+pub use encoders::Encoders;
 pub use error::ClientError;
 pub use initial::Initial;
+pub use norms::Norms;

@@ -207,7 +207,7 @@ fn a_push_without_an_ack_is_sent_again_as_it_was_and_an_acknowledged_one_is_not(
         }
         (_, Kind::Push(p)) => {
             log.lock().expect("no panic").push((stream, p.seq, p.step, p.payload.to_vec()));
-            let ack = from_shard::Kind::Ack(Ack { seq: p.seq, version: p.step });
+            let ack = from_shard::Kind::Ack(Ack { seq: p.seq, version: p.step, passed_over: false });
             match (stream, p.step) {
                 (1, 2) => (Vec::new(), true), // taken, and the answer is lost
                 _ => (vec![ack], false),
@@ -244,7 +244,7 @@ fn what_was_not_pushed_goes_with_a_later_push_of_the_session_and_not_of_the_next
             let words: Vec<[u8; 4]> = p.payload.as_chunks::<4>().0.to_vec();
             let push = (u32::from_le_bytes(words[0]), f32::from_le_bytes(words[1]));
             log.lock().expect("no panic").push((stream, p.step, push));
-            let ack = from_shard::Kind::Ack(Ack { seq: p.seq, version: p.step });
+            let ack = from_shard::Kind::Ack(Ack { seq: p.seq, version: p.step, passed_over: false });
             if stream == 1 { (Vec::new(), true) } else { (vec![ack], false) }
         }
         (2, Kind::Pull(p)) if p.done == 2 => (vec![over()], true),

@@ -9,7 +9,7 @@ use paraft_common::{
     Step,
     config::{ChunkPlan, Start},
 };
-use paraft_data::{Dataset, Prefetcher, Sampler};
+use paraft_data::{Batches, Dataset, Prefetcher, Sampler};
 use paraft_models::Batch;
 use std::sync::Arc;
 
@@ -71,26 +71,49 @@ impl Plan {
         rank: u32,
         done: Step,
     ) -> Result<Prefetcher<Batch>, WorkerError> {
-        let (data, sampler, per_epoch) = (train.clone(), self.sampler, self.per_epoch);
-        let (world, batch, rank) = (job.ranks() as usize, job.train.batch, rank as usize);
-        let mut epoch = done.0 / per_epoch;
-        let mut current = sampler.batches(epoch, rank, world, batch);
-        for _ in 0..done.0 % per_epoch {
-            current.next();
-        }
+        let (data, mut minibatches) = (train.clone(), self.minibatches(job, rank, done));
         Ok(Prefetcher::spawn(move |b: &mut Batch| {
-            // Endless: the loop counts the steps.
-            let indices = loop {
-                match current.next() {
-                    Some(i) => break i,
-                    None => {
-                        epoch += 1;
-                        current = sampler.batches(epoch, rank, world, batch);
-                    }
-                }
-            };
-            fill(&data, &indices, b);
+            fill(&data, &minibatches.next(), b);
             Ok(true)
         })?)
+    }
+
+    /// Which samples a rank trains in each step after `done` (static sampler).
+    ///
+    /// # Panics
+    /// When the job has not so many ranks.
+    pub fn minibatches(&self, job: &Job, rank: u32, done: Step) -> Minibatches {
+        let (rank, world, batch) = (rank as usize, job.ranks() as usize, job.train.batch);
+        let epoch = done.0 / self.per_epoch;
+        let mut current = self.sampler.batches(epoch, rank, world, batch);
+        for _ in 0..done.0 % self.per_epoch {
+            current.next();
+        }
+        Minibatches { sampler: self.sampler, epoch, current, rank, world, batch }
+    }
+}
+
+/// A rank's minibatches, step by step. Endless: the loop counts the steps.
+#[derive(Clone, Debug)]
+pub struct Minibatches {
+    sampler: Sampler,
+    epoch: u64,
+    current: Batches,
+    rank: usize,
+    world: usize,
+    batch: usize,
+}
+
+impl Minibatches {
+    /// The samples of the next step.
+    #[allow(clippy::should_implement_trait)] // an iterator may end, this does not
+    pub fn next(&mut self) -> Vec<u32> {
+        loop {
+            if let Some(samples) = self.current.next() {
+                return samples;
+            }
+            self.epoch += 1;
+            self.current = self.sampler.batches(self.epoch, self.rank, self.world, self.batch);
+        }
     }
 }

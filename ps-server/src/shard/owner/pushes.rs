@@ -334,7 +334,7 @@ impl Owner {
         let in_force = self.shard.read(|m| m.in_force);
         let open = self.lead.as_ref().map(|l| l.rounds.open()).unwrap_or_default();
         let over = |(step, bucket): &(Step, usize)| {
-            !in_force.of_push(*step).averages() && !(passes_over && self.is_closed(*bucket, *step))
+            !(in_force.of_push(*step).averages() || self.is_closed(*bucket, *step))
         };
         let over: Vec<_> = open.into_iter().filter(over).collect();
         let parts = self.lead.as_mut().map(|l| l.rounds.take(over)).unwrap_or_default();

@@ -1,0 +1,187 @@
+//! The processors of a host that all processes of a fleet share: who is busy goes on at an equal share of them.
+//!
+//! Without a number of cores every process has a host of its own and nobody slows anybody.
+//!
+//! Processor sharing in virtual time: it advances at the rate at which each of those that are busy goes on, so each ends at
+//! a virtual moment that is known when it begins, whoever comes and goes meanwhile.
+
+use crate::clock::{Clock, Moment};
+use parking_lot::Mutex;
+use std::{collections::BTreeMap, sync::Arc};
+use tokio::sync::oneshot;
+
+/// See the module. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Cores {
+    clock: Clock,
+    shared: Option<Arc<Mutex<Shared>>>,
+}
+
+struct Shared {
+    cores: f64,
+    /// Nanoseconds of work that each has done who was busy all the time.
+    done: f64,
+    /// When that was so.
+    since: Moment,
+    /// Those that are busy, by where they end. (Positive floats are in the order of their bits.)
+    busy: BTreeMap<(u64, u64), oneshot::Sender<()>>,
+    number: u64,
+    /// Of the end that is asked for; an earlier one finds another number.
+    asked: u64,
+}
+
+/// Work that is under way. Dropped before its end, by a process that dies, it leaves the cores to the others.
+struct Busy<'a> {
+    cores: &'a Cores,
+    at: (u64, u64),
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        let Some(shared) = &self.cores.shared else { return };
+        let left = {
+            let mut s = shared.lock();
+            s.advance(self.cores.clock.now());
+            s.busy.remove(&self.at).is_some()
+        };
+        if left {
+            self.cores.next_end();
+        }
+    }
+}
+
+/// Half a nanosecond is no work.
+const EPSILON: f64 = 0.5;
+
+impl Shared {
+    fn rate(&self) -> f64 {
+        (self.cores / self.busy.len().max(1) as f64).min(1.0)
+    }
+
+    fn advance(&mut self, now: Moment) {
+        self.done += (now - self.since) as f64 * self.rate();
+        self.since = now;
+    }
+}
+
+impl Cores {
+    /// So many cores for all, or as many as there are processes.
+    pub fn new(clock: Clock, cores: Option<u32>) -> Self {
+        let shared = |cores: u32| Shared {
+            cores: f64::from(cores),
+            done: 0.0,
+            since: 0,
+            busy: BTreeMap::new(),
+            number: 0,
+            asked: 0,
+        };
+        Self { clock, shared: cores.map(|c| Arc::new(Mutex::new(shared(c)))) }
+    }
+
+    /// Returns when one thread has done so many nanoseconds of work.
+    pub async fn work(&self, nanos: u64) {
+        let Some(shared) = self.shared.as_ref().filter(|_| nanos > 0) else {
+            return self.clock.sleep(nanos).await;
+        };
+        let (tell, told) = oneshot::channel();
+        let at = {
+            let mut s = shared.lock();
+            s.advance(self.clock.now());
+            s.number += 1;
+            let at = ((s.done + nanos as f64).to_bits(), s.number);
+            s.busy.insert(at, tell);
+            at
+        };
+        let _busy = Busy { cores: self, at };
+        self.next_end();
+        told.await.unwrap_or(());
+    }
+
+    /// Asks for the end of whoever ends first as things are.
+    fn next_end(&self) {
+        let Some(shared) = &self.shared else { return };
+        let (at, asked) = {
+            let mut s = shared.lock();
+            s.asked += 1;
+            let Some(((end, _), _)) = s.busy.first_key_value() else { return };
+            let left = (f64::from_bits(*end) - s.done).max(0.0);
+            (s.since.saturating_add((left / s.rate()).ceil() as u64), s.asked)
+        };
+        let this = self.clone();
+        self.clock.at(at, move || this.ended(asked));
+    }
+
+    fn ended(&self, asked: u64) {
+        let Some(shared) = &self.shared else { return };
+        {
+            let mut s = shared.lock();
+            if s.asked != asked {
+                return;
+            }
+            s.advance(self.clock.now());
+            let done = s.done + EPSILON;
+            while let Some(first) = s.busy.first_entry() {
+                if f64::from_bits(first.key().0) > done {
+                    break;
+                }
+                let _ = first.remove().send(()); // whoever worked may have died
+            }
+        }
+        self.next_end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SimError;
+
+    /// When each of these ends: they begin at a moment and need so much work.
+    fn ends(cores: Option<u32>, work: &[(Moment, u64)]) -> Vec<Moment> {
+        let work = work.to_vec();
+        let ended = Clock::run(|clock| async move {
+            let cores = Cores::new(clock.clone(), cores);
+            let ends = work.into_iter().map(|(begin, nanos)| {
+                let (cores, clock) = (cores.clone(), clock.clone());
+                async move {
+                    clock.until(begin).await;
+                    cores.work(nanos).await;
+                    clock.now()
+                }
+            });
+            Ok::<_, SimError>(futures::future::join_all(ends).await)
+        });
+        ended.expect("an end")
+    }
+
+    #[test]
+    fn who_is_busy_gets_an_equal_share_of_the_cores_and_never_more_than_one() {
+        assert_eq!(ends(Some(2), &[(0, 1000), (0, 500)]), [1000, 500], "a core for each");
+        assert_eq!(ends(None, &[(0, 1000), (0, 1000), (0, 1000)]), [1000; 3]);
+        assert_eq!(ends(Some(1), &[(0, 1000), (0, 1000)]), [2000; 2]);
+        // Alone until 400, then half a core each until the second ends, then alone again.
+        assert_eq!(ends(Some(1), &[(0, 1000), (400, 300)]), [1300, 1000]);
+        assert_eq!(ends(Some(2), &[(0, 600), (0, 600), (0, 600)]), [900; 3]);
+    }
+
+    #[test]
+    fn who_dies_at_work_leaves_the_cores_to_the_others() {
+        let ended = Clock::run(|clock| async move {
+            let cores = Cores::new(clock.clone(), Some(1));
+            let dies = async {
+                tokio::select! {
+                    biased;
+                    () = clock.until(400) => {}
+                    () = cores.work(1000) => {}
+                }
+            };
+            let lives = async {
+                cores.work(1000).await;
+                clock.now()
+            };
+            Ok(futures::join!(dies, lives).1)
+        });
+        // Half a core until 400, then all of it for the 800 that are left.
+        assert_eq!(ended.expect("an end"), 1200);
+    }
+}

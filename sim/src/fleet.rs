@@ -1,0 +1,57 @@
+//! The workers, from their first life to the end of the job: who fails, and who comes back.
+
+use crate::{
+    SimError,
+    chance::{Chance, Draws},
+    clock::nanos,
+    stream::Process,
+    training::{Finished, Speed, train},
+    world::World,
+};
+use paraft_common::WorkerId;
+use paraft_record::{Event, event};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+/// All lives of a worker. `None`: it failed and did not come back.
+///
+/// It fails only between its first weights and its last step: before, the others would wait for it for ever, and after, it
+/// has nothing to lose.
+pub(crate) async fn lives(world: Arc<World>, worker: WorkerId) -> Result<Option<Finished>, SimError> {
+    let mut fails = Chance::new(world.seed, Draws::Fails(worker.0));
+    let mut speed = Speed::new(&world, worker);
+    loop {
+        let process = Process::new(worker);
+        let life = world.setup.mttf_s.map(|mean| fails.exponential(mean));
+        tokio::select! {
+            biased;
+            finished = train(&world, &process, &mut speed) => return finished.map(Some),
+            () = fails_after(&world, &process, life) => {}
+        }
+        world.failures.fetch_add(1, Relaxed);
+        world.gap.lock().left(worker);
+        for stream in process.ends(world.clock.now()) {
+            world.servers.hang_up(&stream);
+        }
+        let reason = "failed, as the simulation has it".to_string();
+        world.recording.write(&Event::Leave(event::Leave {
+            wall: world.clock.seconds(),
+            worker,
+            rank: None,
+            reason,
+        }))?;
+        let Some(restart) = world.setup.restart_s else { return Ok(None) };
+        world.clock.sleep(nanos(restart)).await;
+        if world.over.load(Relaxed) {
+            return Ok(None);
+        }
+    }
+}
+
+async fn fails_after(world: &World, process: &Process, life: Option<u64>) {
+    let Some(life) = life else { return std::future::pending().await };
+    process.begun().await;
+    world.clock.sleep(life).await;
+    if process.is_finishing() {
+        std::future::pending().await
+    }
+}

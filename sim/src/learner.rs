@@ -1,0 +1,88 @@
+//! The model and the data: real gradients, one at a time. All workers share them; what differs between workers is their
+//! weights and their samples.
+
+use crate::SimError;
+use bytes::Bytes;
+use paraft_common::{BucketId, Layout, Step, WorkerId};
+use paraft_data::{Dataset, Split};
+use paraft_models::{Batch, Evaluation, Model};
+use paraft_worker::samples::fill;
+
+/// Samples that are evaluated at once.
+const CHUNK: usize = 256;
+
+/// See the module.
+pub(crate) struct Learner {
+    model: Box<dyn Model>,
+    train: Dataset,
+    test: Dataset,
+    layout: Layout,
+    gradient: Vec<f32>,
+    batch: Batch,
+}
+
+/// What a step comes to.
+pub(crate) struct Gradient {
+    /// Mean over the minibatch.
+    pub loss: f32,
+    /// By bucket, as the worker writes them.
+    pub buckets: Vec<Bytes>,
+}
+
+impl Learner {
+    pub fn new(model: Box<dyn Model>, data: Split, layout: Layout) -> Self {
+        let gradient = vec![0.0; layout.len()];
+        let Split { train, test } = data;
+        Self { model, train, test, layout, gradient, batch: Batch::default() }
+    }
+
+    /// One step of a worker with these weights on these samples; `encode` writes its buckets.
+    pub fn step(
+        &mut self,
+        (worker, step): (WorkerId, Step),
+        weights: &[f32],
+        samples: &[u32],
+        mut encode: impl FnMut(BucketId, &[f32]) -> Bytes,
+    ) -> Result<Gradient, SimError> {
+        fill(&self.train, samples, &mut self.batch);
+        let loss = self.model.step(weights, &mut self.gradient, &self.batch, &mut |_, _| {})?;
+        // The servers would refuse such a push.
+        if !loss.is_finite() || !self.gradient.iter().all(|g| g.is_finite()) {
+            return Err(SimError::NotFinite { loss, step, worker });
+        }
+        // The last one first, as a backward pass has them.
+        let parts = self.layout.buckets().iter().enumerate().rev();
+        let mut buckets: Vec<Bytes> =
+            parts.map(|(b, spec)| encode(BucketId(b as u32), &self.gradient[spec.range()])).collect();
+        buckets.reverse();
+        Ok(Gradient { loss, buckets })
+    }
+
+    /// Held-out samples.
+    pub fn held_out(&self) -> usize {
+        self.test.len()
+    }
+
+    /// Whether a held-out sample has a class that the model says.
+    pub fn classes(&self) -> bool {
+        self.test.classes().is_some()
+    }
+
+    /// Loss and correct predictions over these held-out samples.
+    pub fn evaluate(
+        &mut self,
+        weights: &[f32],
+        samples: impl Iterator<Item = usize>,
+    ) -> Result<Evaluation, SimError> {
+        let samples: Vec<u32> = samples.map(|i| i as u32).collect();
+        let mut sum = Evaluation::default();
+        for chunk in samples.chunks(CHUNK) {
+            fill(&self.test, chunk, &mut self.batch);
+            let e = self.model.evaluate(weights, &self.batch)?;
+            sum.loss_sum += e.loss_sum;
+            sum.correct += e.correct;
+            sum.count += e.count;
+        }
+        Ok(sum)
+    }
+}

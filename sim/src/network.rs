@@ -1,0 +1,146 @@
+//! What lies between workers and servers: a link of each process with a bandwidth each way, and a latency between them.
+//!
+//! ```text
+//!  worker's link ──latency──▶ server's link ──▶ shard's owner        (and back)
+//! ```
+//!
+//! A link carries one message after the other. Messages of a stream arrive in the order in which they were sent; what is
+//! on the way when a process dies arrives, what it had not sent yet does not.
+
+use crate::{
+    chance::{Chance, Draws},
+    clock::{Clock, Moment, nanos},
+    setup::Setup,
+    stream::{Process, Stream},
+};
+use parking_lot::Mutex;
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+/// Bytes of a message beside its payload, on the wire.
+pub(crate) const HEADER_BYTES: u64 = 64;
+
+/// One direction of a process's link.
+struct Link {
+    free: Moment,
+    nanos_per_byte: f64,
+}
+
+impl Link {
+    fn new(gbit: f64) -> Self {
+        Self { free: 0, nanos_per_byte: if gbit > 0.0 { 8.0 / gbit } else { 0.0 } }
+    }
+
+    /// When so many bytes are through that are there at a moment.
+    fn pass(&mut self, at: Moment, bytes: u64) -> Moment {
+        self.free = self.free.max(at).saturating_add((bytes as f64 * self.nanos_per_byte) as u64);
+        self.free
+    }
+}
+
+struct Ends {
+    sends: Link,
+    receives: Link,
+}
+
+impl Ends {
+    fn new(gbit: f64) -> Mutex<Self> {
+        Mutex::new(Self { sends: Link::new(gbit), receives: Link::new(gbit) })
+    }
+}
+
+/// All links.
+pub(crate) struct Network {
+    clock: Clock,
+    latency: f64,
+    jitter: f64,
+    /// A link without a bound takes no moment of its own.
+    bounded: bool,
+    workers: Vec<Mutex<Ends>>,
+    servers: Vec<Mutex<Ends>>,
+    up: Vec<Mutex<Chance>>,
+    down: Vec<Mutex<Chance>>,
+}
+
+impl Network {
+    /// For so many processes.
+    pub fn new(clock: Clock, setup: &Setup, workers: u32, servers: u32) -> Self {
+        let chances = |draws: fn(u32) -> Draws| {
+            (0..workers).map(|w| Mutex::new(Chance::new(setup.seed, draws(w)))).collect()
+        };
+        Self {
+            clock,
+            latency: setup.latency_ms / 1e3,
+            jitter: setup.jitter,
+            bounded: setup.worker_gbit > 0.0 || setup.server_gbit > 0.0,
+            workers: (0..workers).map(|_| Ends::new(setup.worker_gbit)).collect(),
+            servers: (0..servers).map(|_| Ends::new(setup.server_gbit)).collect(),
+            up: chances(Draws::Sends),
+            down: chances(Draws::Receives),
+        }
+    }
+
+    /// One way, for one message, drawn by `chance`.
+    pub fn latency(&self, chance: &mut Chance) -> u64 {
+        nanos(chance.log_normal(self.latency, self.jitter))
+    }
+
+    /// A worker's message: what happens when it has arrived at the server of the stream's shard.
+    pub fn up(self: &Arc<Self>, stream: &Arc<Stream>, bytes: u64, arrives: impl FnOnce() + Send + 'static) {
+        let worker = stream.process.worker.0 as usize;
+        let bytes = bytes + HEADER_BYTES;
+        let sent = self.workers[worker].lock().sends.pass(self.clock.now(), bytes);
+        let latency = self.latency(&mut self.up[worker].lock());
+        let at = sent.saturating_add(latency).max(stream.up.load(Relaxed));
+        stream.up.store(at, Relaxed);
+        let (process, server) = (stream.process.clone(), stream.server);
+        let arrives = move || {
+            if sent <= process.ended() {
+                arrives();
+            }
+        };
+        self.through(at, arrives, bytes, move |n| &n.servers[server]);
+    }
+
+    /// A server's message, likewise.
+    pub fn down(self: &Arc<Self>, stream: &Arc<Stream>, bytes: u64, arrives: impl FnOnce() + Send + 'static) {
+        let worker = stream.process.worker.0 as usize;
+        let bytes = bytes + HEADER_BYTES;
+        let sent = self.servers[stream.server].lock().sends.pass(self.clock.now(), bytes);
+        let latency = self.latency(&mut self.down[worker].lock());
+        let at = sent.saturating_add(latency).max(stream.down.load(Relaxed));
+        stream.down.store(at, Relaxed);
+        self.through(at, arrives, bytes, move |n| &n.workers[worker]);
+    }
+
+    /// What a server sends its followers goes over its link too: when it is out.
+    pub fn replicates(&self, server: usize, bytes: u64) -> Moment {
+        self.servers[server].lock().sends.pass(self.clock.now(), bytes)
+    }
+
+    /// When it stops sending, and the other side hears that the stream has ended.
+    pub fn breaks(self: &Arc<Self>, process: &Process, hears: impl FnOnce() + Send + 'static) {
+        let latency = self.latency(&mut self.up[process.worker.0 as usize].lock());
+        self.clock.at(self.clock.now().saturating_add(latency), hears);
+    }
+
+    /// From the moment at which it has come to the receiver's link.
+    fn through(
+        self: &Arc<Self>,
+        at: Moment,
+        arrives: impl FnOnce() + Send + 'static,
+        bytes: u64,
+        ends: impl FnOnce(&Network) -> &Mutex<Ends> + Send + 'static,
+    ) {
+        if !self.bounded {
+            return self.clock.at(at, arrives);
+        }
+        let network = self.clone();
+        self.clock.at(at, move || {
+            let through = ends(&network).lock().receives.pass(at, bytes);
+            match through {
+                t if t <= at => arrives(),
+                t => network.clock.at(t, arrives),
+            }
+        });
+    }
+}

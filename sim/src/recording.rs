@@ -1,0 +1,127 @@
+//! What a simulated run leaves behind: the lines of `metrics.jsonl`, with simulated time in every field that is a time.
+
+use crate::{SimError, clock::Clock};
+use paraft_common::{Step, WorkerId};
+use paraft_record::{Event, RecordError, event};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
+
+/// Takes the lines, in the order of simulated time.
+pub type Sink = Box<dyn FnMut(&Event) -> Result<(), RecordError> + Send>;
+
+/// Workers write so many lines in a simulated second, all together. (Beside those at an epoch's end.)
+const LINES_PER_SECOND: f64 = 20.0;
+
+/// See the module.
+pub(crate) struct Recording {
+    clock: Clock,
+    /// A worker's training lines are so far apart.
+    interval: f64,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    sink: Sink,
+    /// Evaluations that are written: every worker hears of each.
+    evaluated: BTreeSet<u64>,
+    /// Trained by all workers.
+    samples: u64,
+}
+
+/// A worker's part of the record.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    losses: (f64, u64),
+    last: (f64, u64),
+    written: f64,
+}
+
+/// Where a worker stands after a step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stand {
+    pub worker: WorkerId,
+    pub step: Step,
+    pub epoch: u64,
+    pub samples: u64,
+    pub seconds: f64,
+    pub wait_seconds: f64,
+}
+
+impl Recording {
+    pub fn new(clock: Clock, workers: u32, sink: Sink) -> Self {
+        let inner = Inner { sink, evaluated: BTreeSet::new(), samples: 0 };
+        Self { clock, interval: f64::from(workers) / LINES_PER_SECOND, inner: Mutex::new(inner) }
+    }
+
+    /// Writes a line.
+    pub fn write(&self, event: &Event) -> Result<(), SimError> {
+        Ok((self.inner.lock().sink)(event)?)
+    }
+
+    /// Counts a step; writes a line now and then, and always when `now` says so.
+    pub fn step(
+        &self,
+        progress: &mut Progress,
+        s: Stand,
+        trained: u64,
+        loss: f32,
+        now: bool,
+    ) -> Result<(), SimError> {
+        self.inner.lock().samples += trained;
+        progress.losses.0 += f64::from(loss);
+        progress.losses.1 += 1;
+        if !now && s.seconds < progress.written + self.interval {
+            return Ok(());
+        }
+        progress.written = s.seconds;
+        let loss = progress.losses.0 / progress.losses.1.max(1) as f64;
+        progress.losses = (0.0, 0);
+        let elapsed = s.seconds - progress.last.0;
+        let rate = if elapsed > 0.0 { (s.samples - progress.last.1) as f64 / elapsed } else { 0.0 };
+        progress.last = (s.seconds, s.samples);
+        self.write(&Event::Train(event::Train {
+            wall: self.clock.seconds(),
+            worker: s.worker,
+            step: s.step,
+            epoch: s.epoch,
+            samples: s.samples,
+            seconds: s.seconds,
+            loss,
+            samples_per_s: rate,
+            wait_seconds: s.wait_seconds,
+            delay_mean: None,
+        }))
+    }
+
+    /// An evaluation is complete; the first who hears of it writes it. `seconds` is the training clock of that worker.
+    pub fn evaluation(&self, e: Evaluated, seconds: f64, is_final: bool) -> Result<(), SimError> {
+        let samples = {
+            let mut inner = self.inner.lock();
+            if !is_final && !inner.evaluated.insert(e.epoch) {
+                return Ok(());
+            }
+            inner.samples
+        };
+        let n = e.count.max(1) as f64;
+        self.write(&Event::Eval(event::Eval {
+            wall: self.clock.seconds(),
+            epoch: e.epoch,
+            samples,
+            seconds,
+            loss: e.loss_sum / n,
+            accuracy: e.classifies.then_some(e.correct as f64 / n),
+            count: e.count,
+            is_final,
+        }))
+    }
+}
+
+/// Sums over held-out samples.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Evaluated {
+    pub epoch: u64,
+    pub loss_sum: f64,
+    pub correct: u64,
+    pub count: u64,
+    pub classifies: bool,
+}

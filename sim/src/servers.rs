@@ -1,0 +1,290 @@
+//! The servers: which shard is led where, by which owner, what a server's processor has to do, and servers that fail.
+
+use crate::{
+    chance::{Chance, Draws},
+    clock::{Clock, nanos},
+    cores::Cores,
+    network::Network,
+    replication::{Between, Leader, Log},
+    setup::Setup,
+    stream::{Heard, Process, Stream},
+};
+use paraft_common::{ServerId, SessionId, ShardId, WorkerId, placement};
+use paraft_server::shard::{
+    Shard,
+    owner::{self, Counters, Event, Life, MAX_AHEAD, Message, Reply},
+};
+use parking_lot::Mutex;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+};
+use tokio::sync::{mpsc, watch};
+
+/// Answers that may wait beyond those for each bucket, as in a server (`ps-server/src/rpc/exchange.rs`).
+const REPLY_QUEUE: usize = 64;
+
+/// Who leads a shard.
+struct Lead {
+    server: usize,
+    owner: mpsc::Sender<Event>,
+    /// The leadership ends with it.
+    _term: watch::Sender<paraft_server::raft::Leadership>,
+}
+
+/// A shard.
+pub(crate) struct Host {
+    pub id: ShardId,
+    pub state: Arc<Shard>,
+    pub counters: Arc<Counters>,
+    /// How many buckets it has.
+    pub buckets: usize,
+    log: Arc<Log>,
+    lead: Mutex<Option<Lead>>,
+    /// The server that led it last.
+    pub server: AtomicU64,
+    /// No election is over before.
+    vacant_until: AtomicU64,
+}
+
+/// What a server's processor has before it.
+type Task = Box<dyn FnOnce() + Send>;
+
+/// All servers.
+pub(crate) struct Servers {
+    clock: Clock,
+    network: Arc<Network>,
+    pub hosts: BTreeMap<ShardId, Host>,
+    replicas: u32,
+    election_ms: u64,
+    /// Of one push, in nanoseconds.
+    push: u64,
+    /// One message after the other; none where a push costs nothing.
+    processors: Vec<mpsc::UnboundedSender<(u64, Task)>>,
+    up: Mutex<Vec<bool>>,
+    conns: AtomicU64,
+    /// How often a server has failed.
+    pub failures: AtomicU64,
+}
+
+/// How the servers are placed and what they wait for.
+pub(crate) struct Placement {
+    pub servers: u32,
+    pub shards: u32,
+    pub replicas: u32,
+    pub election_ms: u64,
+    /// Shards that hold buckets, and how many.
+    pub buckets: BTreeMap<ShardId, usize>,
+}
+
+impl Servers {
+    /// Starts them; every shard has its leader.
+    pub fn start(
+        clock: &Clock,
+        network: &Arc<Network>,
+        cores: &Cores,
+        setup: &Setup,
+        p: &Placement,
+    ) -> Arc<Self> {
+        let between = Between {
+            clock: clock.clone(),
+            network: network.clone(),
+            cores: cores.clone(),
+            replicas: p.replicas,
+            extra: setup.replicate_ms / 1e3,
+            follow: setup.follow_ms / 1e3,
+        };
+        let host = |(id, buckets): (&ShardId, &usize)| {
+            let state = Arc::new(Shard::new(*id, p.shards));
+            let chance = Chance::new(setup.seed, Draws::Replicates(id.0));
+            let log = Log::new(&between, state.clone(), chance);
+            let server = placement::replicas_of(*id, p.servers, p.replicas).first().map_or(0, |s| s.0);
+            let host = Host {
+                id: *id,
+                state,
+                counters: Arc::default(),
+                buckets: *buckets,
+                log,
+                lead: Mutex::new(None),
+                server: AtomicU64::new(server),
+                vacant_until: AtomicU64::new(0),
+            };
+            host.leads(server as usize);
+            (*id, host)
+        };
+        let push = nanos(setup.push_ms / 1e3);
+        let processors = match push {
+            0 => Vec::new(),
+            _ => (0..p.servers).map(|_| processor(cores.clone())).collect(),
+        };
+        let this = Arc::new(Self {
+            clock: clock.clone(),
+            network: network.clone(),
+            hosts: p.buckets.iter().map(host).collect(),
+            replicas: p.replicas,
+            election_ms: p.election_ms,
+            push,
+            processors,
+            up: Mutex::new(vec![true; p.servers as usize]),
+            conns: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        });
+        if let Some(mean) = setup.server_mttf_s {
+            for server in 0..p.servers {
+                let chance = Chance::new(setup.seed, Draws::ServerFails(server));
+                tokio::spawn(this.clone().fails(server as usize, mean, setup.server_restart_s, chance));
+            }
+        }
+        this
+    }
+
+    /// A new stream of a worker, on its way to the shard's leader with its first message.
+    pub fn dial(
+        self: &Arc<Self>,
+        shard: ShardId,
+        process: &Arc<Process>,
+        heard: &mpsc::UnboundedSender<Heard>,
+        (worker, session, job): (WorkerId, Option<SessionId>, Arc<str>),
+    ) -> Option<Arc<Stream>> {
+        let host = self.hosts.get(&shard)?;
+        let stream = Arc::new(Stream {
+            conn: self.conns.fetch_add(1, Relaxed) + 1,
+            shard,
+            server: host.server.load(Relaxed) as usize,
+            process: process.clone(),
+            life: Arc::new(Life::default()),
+            heard: heard.clone(),
+            owner: OnceLock::new(),
+            gone: AtomicBool::new(false),
+            up: AtomicU64::new(0),
+            down: AtomicU64::new(0),
+        });
+        process.opens(&stream);
+        let (this, opened) = (self.clone(), stream.clone());
+        self.network.up(&stream, job.len() as u64, move || {
+            // Its end may have been faster than its first message; nobody would end the session.
+            let Some(host) = this.hosts.get(&opened.shard).filter(|_| !opened.gone.load(Relaxed)) else {
+                return;
+            };
+            let owner =
+                host.lead.lock().as_ref().filter(|l| l.server == opened.server).map(|l| l.owner.clone());
+            let Some(owner) = owner else { return this.closed(&opened) };
+            let _ = opened.owner.set(owner);
+            let (tx, replies) = mpsc::channel(REPLY_QUEUE + (MAX_AHEAD as usize + 3) * (host.buckets + 2));
+            // A worker that lives sends heartbeats eight times in a lease, so its lease never ends. Said once.
+            opened.life.waits(true);
+            tokio::spawn(this.clone().answers(opened.clone(), replies));
+            let life = opened.life.clone();
+            opened.tell(Event::Open { conn: opened.conn, tx, worker, session, job: job.to_string(), life });
+        });
+        Some(stream)
+    }
+
+    /// A message of a worker.
+    pub fn send(self: &Arc<Self>, stream: &Arc<Stream>, bytes: u64, message: Message) {
+        let (this, to) = (self.clone(), stream.clone());
+        self.network.up(stream, bytes, move || {
+            let work = if matches!(message, Message::Push { .. }) { this.push } else { 0 };
+            match this.processors.get(to.server) {
+                None => to.deliver(message),
+                Some(processor) => _ = processor.send((work, Box::new(move || to.deliver(message)))),
+            }
+        });
+    }
+
+    /// A worker lets a stream go, or dies.
+    pub fn hang_up(self: &Arc<Self>, stream: &Arc<Stream>) {
+        stream.process.closes(stream.conn);
+        let to = stream.clone();
+        self.network.breaks(&stream.process, move || to.ended());
+    }
+
+    /// What an owner answers goes to the worker, until it lets the stream go.
+    async fn answers(self: Arc<Self>, stream: Arc<Stream>, mut replies: mpsc::Receiver<Reply>) {
+        while let Some(reply) = replies.recv().await {
+            let bytes = match &reply {
+                Reply::Weights(w) => w.payload.len() as u64,
+                _ => 0,
+            };
+            let to = stream.clone();
+            self.network.down(&stream, bytes, move || {
+                let _ = to.heard.send(Heard::Reply(to.shard, to.conn, reply)); // its worker may have died
+            });
+        }
+        self.closed(&stream);
+    }
+
+    fn closed(self: &Arc<Self>, stream: &Arc<Stream>) {
+        let to = stream.clone();
+        self.network.down(stream, 0, move || _ = to.heard.send(Heard::Closed(to.shard, to.conn)));
+    }
+
+    /// A server that fails and comes back, again and again.
+    async fn fails(self: Arc<Self>, server: usize, mean: f64, back_s: f64, mut chance: Chance) {
+        loop {
+            self.clock.sleep(chance.exponential(mean)).await;
+            self.up.lock()[server] = false;
+            self.failures.fetch_add(1, Relaxed);
+            for host in self.hosts.values() {
+                let mut lead = host.lead.lock();
+                if lead.as_ref().is_some_and(|l| l.server == server) {
+                    *lead = None;
+                    host.log.leaderless();
+                    let (this, id) = (self.clone(), host.id);
+                    let elected = self.clock.now().saturating_add(host.log.election(self.election_ms));
+                    host.vacant_until.store(elected, Relaxed);
+                    self.clock.at(elected, move || this.elect(id));
+                }
+            }
+            self.clock.sleep(nanos(back_s)).await;
+            self.up.lock()[server] = true;
+            let all: Vec<ShardId> = self.hosts.keys().copied().collect();
+            all.into_iter().for_each(|id| self.elect(id));
+        }
+    }
+
+    /// Elects a leader for a shard that has none, if a majority of its replicas is up.
+    fn elect(&self, id: ShardId) {
+        let Some(host) = self.hosts.get(&id) else { return };
+        if host.lead.lock().is_some() || self.clock.now() < host.vacant_until.load(Relaxed) {
+            return;
+        }
+        let up = self.up.lock();
+        let replicas = placement::replicas_of(id, up.len() as u32, self.replicas);
+        let alive: Vec<usize> = replicas.iter().map(|ServerId(s)| *s as usize).filter(|s| up[*s]).collect();
+        if alive.len() * 2 <= replicas.len() {
+            return; // when one is back, it is tried again
+        }
+        if let Some(server) = alive.first() {
+            host.leads(*server);
+        }
+    }
+}
+
+impl Host {
+    /// Its replica on a server leads from now on.
+    fn leads(&self, server: usize) {
+        let term = self.log.elect();
+        let (leader, ends) = Leader::new(self.log.clone(), server, term);
+        let owner = owner::spawn(self.state.clone(), Arc::new(leader), self.counters.clone(), 1);
+        self.server.store(server as u64, Relaxed);
+        *self.lead.lock() = Some(Lead { server, owner, _term: ends });
+    }
+}
+
+/// Does what a server has to do, in order.
+fn processor(cores: Cores) -> mpsc::UnboundedSender<(u64, Task)> {
+    let (give, mut take) = mpsc::unbounded_channel::<(u64, Task)>();
+    tokio::spawn(async move {
+        while let Some((work, task)) = take.recv().await {
+            if work > 0 {
+                cores.work(work).await;
+            }
+            task();
+        }
+    });
+    give
+}

@@ -1,0 +1,45 @@
+//! What all tasks of a run share.
+
+use crate::{
+    clock::Clock, cores::Cores, gap::Gap, learner::Learner, recording::Recording, servers::Servers,
+    setup::Setup,
+};
+use bytes::Bytes;
+use paraft_common::{Layout, config::ServerJob};
+use paraft_worker::{Job, worker::Plan};
+use parking_lot::Mutex;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64},
+    },
+    time::Duration,
+};
+
+/// See the module.
+pub(crate) struct World {
+    pub clock: Clock,
+    pub cores: Cores,
+    pub servers: Arc<Servers>,
+    pub setup: Setup,
+    pub seed: u64,
+    pub shards: u32,
+    pub workers: u32,
+    /// A worker gives up after so long without a leader.
+    pub patience: Duration,
+    /// The job file, and what the servers need of it.
+    pub file: Job,
+    pub job: ServerJob,
+    pub job_text: Arc<str>,
+    pub plan: Plan,
+    pub layout: Layout,
+    /// The initial weights, by bucket, as the servers get them.
+    pub initial: Vec<Bytes>,
+    pub learner: Mutex<Learner>,
+    pub recording: Recording,
+    pub gap: Mutex<Gap>,
+    /// A worker has come to the end: none is started again.
+    pub over: AtomicBool,
+    /// How often a worker has failed.
+    pub failures: AtomicU64,
+}
