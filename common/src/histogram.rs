@@ -1,6 +1,7 @@
-//! A histogram of small whole numbers, exact below [`DelayHistogram::EXACT`].
+//! Histograms: of small whole numbers, exact below [`DelayHistogram::EXACT`], and of positive numbers of any size.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Counts how often each delay (in versions) was seen. Delays of [`Self::EXACT`] and above share the last
 /// count, so its size is bounded whatever a straggler does.
@@ -83,6 +84,104 @@ impl DelayHistogram {
     }
 }
 
+/// Counts numbers from 0 on by their size: two bins for each power of two. For what is measured, not for what is
+/// replicated (it takes logarithms).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Vec<(f64, u64)>", into = "Vec<(f64, u64)>")]
+pub struct LogHistogram {
+    /// By bin: `2^(bin / 2)` is its upper bound. The lowest holds 0 and what is smaller.
+    bins: BTreeMap<i32, u64>,
+    /// Of all numbers that were recorded here; bins that were read add their upper bounds.
+    sum: f64,
+}
+
+impl LogHistogram {
+    /// Bins are between these: from 2^-40 to 2^40.
+    const BINS: std::ops::RangeInclusive<i32> = -80..=80;
+
+    /// Counts one number. What is no number counts as the largest.
+    pub fn record(&mut self, number: f64) {
+        let bin = if number.is_nan() { f64::INFINITY } else { number.max(0.0).log2() * 2.0 };
+        let bin = (bin.ceil()).clamp(f64::from(*Self::BINS.start()), f64::from(*Self::BINS.end()));
+        let count = self.bins.entry(bin as i32).or_default();
+        *count = count.saturating_add(1);
+        self.sum += if number.is_finite() { number.max(0.0) } else { 0.0 };
+    }
+
+    /// Adds another histogram's counts.
+    pub fn merge(&mut self, other: &Self) {
+        for (bin, n) in &other.bins {
+            let count = self.bins.entry(*bin).or_default();
+            *count = count.saturating_add(*n);
+        }
+        self.sum += other.sum;
+    }
+
+    /// The bins that are not empty: upper bound and count, rising. The lowest possible one has the bound 0.
+    pub fn bins(&self) -> Vec<(f64, u64)> {
+        self.bins.iter().map(|(bin, n)| (Self::bound(*bin), *n)).collect()
+    }
+
+    fn bound(bin: i32) -> f64 {
+        if bin == *Self::BINS.start() { 0.0 } else { 2f64.powf(f64::from(bin) / 2.0) }
+    }
+
+    /// Numbers recorded.
+    pub fn total(&self) -> u64 {
+        self.bins.values().fold(0, |sum, n| sum.saturating_add(*n))
+    }
+
+    /// Their mean; `None` where there are none.
+    pub fn mean(&self) -> Option<f64> {
+        let total = self.total();
+        (total > 0).then(|| self.sum / total as f64)
+    }
+
+    /// Their sum.
+    pub fn sum(&self) -> f64 {
+        self.sum
+    }
+
+    /// An upper bound of the share `q` (0 to 1) of all numbers, to a factor of 1.42; `None` where there are none.
+    pub fn quantile(&self, q: f64) -> Option<f64> {
+        let want = ((self.total() as f64) * q.clamp(0.0, 1.0)).ceil().max(1.0) as u64;
+        let mut seen = 0u64;
+        let at = self.bins.iter().find(|(_, n)| {
+            seen = seen.saturating_add(**n);
+            seen >= want
+        });
+        at.map(|(bin, _)| Self::bound(*bin))
+    }
+
+    /// From bins and the sum of the numbers in them.
+    pub fn from_bins(bins: impl IntoIterator<Item = (f64, u64)>, sum: f64) -> Self {
+        Self {
+            sum: if sum.is_finite() { sum } else { 0.0 },
+            ..Self::from(bins.into_iter().collect::<Vec<_>>())
+        }
+    }
+}
+
+impl From<Vec<(f64, u64)>> for LogHistogram {
+    fn from(bins: Vec<(f64, u64)>) -> Self {
+        let mut h = Self::default();
+        for (bound, n) in bins {
+            let mut one = Self::default();
+            // A little less than the bound, which another rounding may have moved.
+            one.record(bound * 0.99);
+            let sum = if bound.is_finite() { bound.max(0.0) * n as f64 } else { 0.0 };
+            h.merge(&Self { bins: one.bins.into_keys().map(|bin| (bin, n)).collect(), sum });
+        }
+        h
+    }
+}
+
+impl From<LogHistogram> for Vec<(f64, u64)> {
+    fn from(h: LogHistogram) -> Self {
+        h.bins()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,6 +192,24 @@ mod tests {
         h.merge(&h.clone());
         h.record(0);
         assert_eq!((h.total(), h.quantile(0.99), h.max()), (u64::MAX, Some(0), Some(1024)));
+    }
+
+    #[test]
+    fn numbers_of_any_size_are_counted_to_a_factor_of_the_root_of_two() {
+        let mut h = LogHistogram::default();
+        assert_eq!((h.mean(), h.quantile(0.5)), (None, None));
+        let numbers = [0.0, 1e-3, 0.5, 1.0, 3.0, 1e6, f64::INFINITY, f64::NAN, -1.0];
+        numbers.iter().for_each(|n| h.record(*n));
+        assert_eq!(h.total(), 9);
+        for (share, number) in
+            [(0.1, 0.0), (4.0 / 9.0, 0.5), (5.0 / 9.0, 1.0), (6.0 / 9.0, 3.0), (7.0 / 9.0, 1e6)]
+        {
+            let bound = h.quantile(share).expect("not empty");
+            assert!(bound >= number * 0.999 && bound <= number * 1.42, "{number} is up to {bound}");
+        }
+        let read = LogHistogram::from_bins(h.bins(), h.sum());
+        assert_eq!(read, h);
+        assert_eq!(h.bins()[0], (0.0, 2));
     }
 
     #[test]

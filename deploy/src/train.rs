@@ -286,6 +286,8 @@ fn launch_with(
                 bytes_pushed: s.bytes_pushed,
                 bytes_pulled,
                 pushes_lost: s.pushes_lost,
+                passed_over: s.passed_over,
+                staleness: s.staleness.iter().map(staleness).collect(),
             }))?;
         }
     }
@@ -298,6 +300,18 @@ fn launch_with(
     writer.write(&Event::Summary(record.summarize()))?;
     tensorboard::export(dir.join("tensorboard"), &record)?;
     Ok(record)
+}
+
+fn staleness(of: &paraft_proto::WorkerStaleness) -> event::Staleness {
+    let bins = |bins: &[paraft_proto::Bin], sum| {
+        paraft_common::histogram::LogHistogram::from_bins(bins.iter().map(|b| (b.upper, b.count)), sum)
+    };
+    event::Staleness {
+        worker: paraft_common::WorkerId(of.worker),
+        delay: of.delay_counts.clone(),
+        gap: bins(&of.gap, of.gap_sum),
+        age: bins(&of.age_seconds, of.age_seconds_sum),
+    }
 }
 
 /// One of the fleet's processes.

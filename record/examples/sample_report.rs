@@ -126,6 +126,7 @@ fn events(habit: &Habit, classifies: bool) -> Vec<Event> {
             bytes_pushed: budget / 32 * 2 * 101_770,
             bytes_pulled: budget / 32 * 2 * 101_770,
             pushes_lost: 0,
+            ..Shard::default()
         }));
     }
     events

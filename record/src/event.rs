@@ -8,7 +8,7 @@
 //! (`tests/samples/v1.jsonl` is such an old file). JSON has no NaN; a loss that is no longer a number is
 //! written as `null` and read as NaN, because a run that diverged must still have a record.
 
-use paraft_common::histogram::DelayHistogram;
+use paraft_common::histogram::{DelayHistogram, LogHistogram};
 use paraft_common::{ServerId, ShardId, Step, Version, WorkerId};
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -256,6 +256,25 @@ pub struct Shard {
     /// Acknowledged pushes that went down with a leader.
     #[serde(default)]
     pub pushes_lost: u64,
+    /// Pushes that lock-step rounds were closed without.
+    #[serde(default)]
+    pub passed_over: u64,
+    /// How late the pushes of each worker were, as far as this server led while they were applied.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub staleness: Vec<Staleness>,
+}
+
+/// How late a worker's pushes were, bucket by bucket.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Staleness {
+    /// Whose.
+    pub worker: WorkerId,
+    /// `delay[d]` pushes were applied `d` versions after their weights were pulled.
+    pub delay: Vec<u64>,
+    /// Average steps between the weights that were pulled and those that the push was applied to: upper bounds and counts.
+    pub gap: LogHistogram,
+    /// Seconds between the answer of the pull and the push being applied, likewise.
+    pub age: LogHistogram,
 }
 
 impl Shard {
@@ -324,6 +343,21 @@ pub struct Summary {
     /// Acknowledged pushes that went down with a leader; 0 but for jobs with durability `leader`.
     #[serde(default)]
     pub pushes_lost: u64,
+    /// Pushes that lock-step rounds were closed without; 0 but for jobs whose `[round]` does so.
+    #[serde(default)]
+    pub passed_over: u64,
+    /// Half of all pushes had at most this gap, in average steps (an upper bound, to a factor of 1.42).
+    #[serde(default)]
+    pub gap_p50: Option<f64>,
+    /// 99 of 100 pushes had at most this gap.
+    #[serde(default)]
+    pub gap_p99: Option<f64>,
+    /// Half of all pushes had at most this age, in seconds.
+    #[serde(default)]
+    pub age_p50: Option<f64>,
+    /// 99 of 100 pushes had at most this age.
+    #[serde(default)]
+    pub age_p99: Option<f64>,
 }
 
 /// `server`: what a server process used between the start of the workers and their end.

@@ -24,7 +24,7 @@ mod run;
 pub mod tensorboard;
 
 pub use error::RecordError;
-pub use event::{Eval, Event, Leave, ModeSwitch, Run, Server, Shard, Summary, Train, Worker};
+pub use event::{Eval, Event, Leave, ModeSwitch, Run, Server, Shard, Staleness, Summary, Train, Worker};
 pub use lives::Lives;
 pub use metrics_file::{METRICS_FILE, MetricsWriter, Tail, read_events};
 pub use report::{render_report, write_report};

@@ -5,8 +5,8 @@
 //! the other side's count is used.
 
 use crate::{
-    Eval, Event, Leave, Lives, METRICS_FILE, ModeSwitch, RecordError, Run, Server, Shard, Summary, Train,
-    Worker, count, read_events, total,
+    Eval, Event, Leave, Lives, METRICS_FILE, ModeSwitch, RecordError, Run, Server, Shard, Staleness, Summary,
+    Train, Worker, count, read_events, total,
 };
 use paraft_common::histogram::DelayHistogram;
 use paraft_common::{ServerId, ShardId, WorkerId};
@@ -109,6 +109,20 @@ impl RunRecord {
         all
     }
 
+    /// How late each worker's pushes were, over all shards.
+    pub fn staleness(&self) -> BTreeMap<WorkerId, Staleness> {
+        let mut all = BTreeMap::<WorkerId, Staleness>::new();
+        for of in self.shards.iter().flat_map(|s| &s.staleness) {
+            let sum = all.entry(of.worker).or_default();
+            let mut delays = DelayHistogram::from_counts(&sum.delay);
+            delays.merge(&DelayHistogram::from_counts(&of.delay));
+            (sum.worker, sum.delay) = (of.worker, delays.counts().to_vec());
+            sum.gap.merge(&of.gap);
+            sum.age.merge(&of.age);
+        }
+        all
+    }
+
     /// The numbers of the whole run.
     pub fn summarize(&self) -> Summary {
         let totals = self.worker_totals();
@@ -121,6 +135,11 @@ impl RunRecord {
             hits.min_by(|a, b| a.seconds.total_cmp(&b.seconds))
         });
         let delays = self.delays();
+        let mut late = Staleness::default();
+        for of in self.staleness().values() {
+            late.gap.merge(&of.gap);
+            late.age.merge(&of.age);
+        }
         let (reported_cpu, reported_samples) =
             self.workers.iter().fold((0.0, 0), |(c, s), w| (c + w.cpu_seconds, count([s, w.samples])));
         let server_cpu = total(self.servers.iter().map(|s| s.cpu_seconds));
@@ -160,6 +179,11 @@ impl RunRecord {
             workers_lost: lost as u32,
             ranks_lost: ranks_lost as u32,
             pushes_lost: count(self.shards.iter().map(|s| s.pushes_lost)),
+            passed_over: count(self.shards.iter().map(|s| s.passed_over)),
+            gap_p50: late.gap.quantile(0.5),
+            gap_p99: late.gap.quantile(0.99),
+            age_p50: late.age.quantile(0.5),
+            age_p99: late.age.quantile(0.99),
         }
     }
 

@@ -15,7 +15,7 @@ use futures::{FutureExt, future::BoxFuture};
 use paraft_common::ServerId;
 use paraft_server::{
     raft::{Applied, Change, Leadership, ProposeError, Replication, Role, Waits},
-    shard::{Command, Shard},
+    shard::{Command, Shard, staleness::Staleness},
 };
 use parking_lot::Mutex;
 use std::{collections::VecDeque, sync::Arc};
@@ -31,6 +31,7 @@ pub(crate) struct Log {
     clock: Clock,
     network: Arc<Network>,
     state: Arc<Shard>,
+    staleness: Arc<Staleness>,
     replicas: u32,
     /// What a majority takes beyond the network, in nanoseconds.
     extra: u64,
@@ -63,11 +64,11 @@ pub(crate) struct Between {
 }
 
 impl Log {
-    pub fn new(between: &Between, state: Arc<Shard>, chance: Chance) -> Arc<Self> {
+    pub fn new(between: &Between, state: Arc<Shard>, staleness: Arc<Staleness>, chance: Chance) -> Arc<Self> {
         let Between { clock, network, cores, replicas, extra, follow } = between.clone();
         let inner = Mutex::new(Inner { open: VecDeque::new(), last: 0, term: 0, chance });
         let (extra, follow) = (nanos(extra), nanos(follow));
-        Arc::new(Self { clock, network, state, replicas, extra, cores, follow, inner })
+        Arc::new(Self { clock, network, state, staleness, replicas, extra, cores, follow, inner })
     }
 
     /// Round trips to the followers that make a majority with the leader.
@@ -110,7 +111,10 @@ impl Log {
 
     fn apply(&self, change: &Change) -> Applied {
         match change {
-            Change::Shard(proposal) => Applied::Shard(self.state.apply(proposal)),
+            Change::Shard(proposal) => {
+                let apply = || self.state.apply(proposal);
+                Applied::Shard(self.staleness.around(&self.state, proposal, apply))
+            }
             Change::Control(_) | Change::Check => Applied::None,
         }
     }

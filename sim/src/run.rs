@@ -21,6 +21,7 @@ use paraft_common::{
 use paraft_data::Split;
 use paraft_models::{Evaluation, Model};
 use paraft_record::{Event, event};
+use paraft_server::shard::staleness::OfWorker;
 use paraft_worker::{
     Job,
     job::{Exchange, SamplerKind},
@@ -212,6 +213,11 @@ fn outcome(world: &World, mut finished: Vec<Finished>) -> Result<Outcome, SimErr
 }
 
 /// What the shards have counted.
+fn staleness((worker, of): (WorkerId, OfWorker)) -> event::Staleness {
+    let OfWorker { delay, gap, age } = of;
+    event::Staleness { worker, delay: delay.counts().to_vec(), gap, age }
+}
+
 fn note_shards(world: &World) -> Result<(), SimError> {
     for host in world.servers.hosts.values() {
         let (c, version) = (&host.counters, host.state.version());
@@ -226,6 +232,8 @@ fn note_shards(world: &World) -> Result<(), SimError> {
             bytes_pushed: m.bytes_pushed,
             bytes_pulled: c.bytes_pulled.load(Relaxed),
             pushes_lost: m.pushes_lost,
+            passed_over: m.passed_over,
+            staleness: c.staleness.workers().into_iter().map(staleness).collect(),
         });
         world.recording.write(&Event::Shard(line))?;
     }

@@ -1,8 +1,11 @@
 //! What this server knows of its shards, for `paraft status`, the launcher and Prometheus.
 
-use crate::replicas::{Replica, Replicas};
-use paraft_common::ShardId;
-use paraft_proto::{Chunks, Member, PROTOCOL, ShardStatus, StatusReply};
+use crate::{
+    replicas::{Replica, Replicas},
+    shard::staleness::OfWorker,
+};
+use paraft_common::{ShardId, WorkerId, histogram::LogHistogram};
+use paraft_proto::{Bin, Chunks, Member, PROTOCOL, ShardStatus, StatusReply, WorkerStaleness};
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 /// Builds status replies.
@@ -46,6 +49,18 @@ impl StatusService {
             peak_rss_bytes: usage.peak_rss_bytes,
             replicas_diverged: self.replicas.diverged(),
         }
+    }
+}
+
+fn staleness((worker, of): (WorkerId, OfWorker)) -> WorkerStaleness {
+    let bins = |h: &LogHistogram| h.bins().into_iter().map(|(upper, count)| Bin { upper, count }).collect();
+    WorkerStaleness {
+        worker: worker.0,
+        delay_counts: of.delay.counts().to_vec(),
+        gap: bins(&of.gap),
+        gap_sum: of.gap.sum(),
+        age_seconds: bins(&of.age),
+        age_seconds_sum: of.age.sum(),
     }
 }
 
@@ -97,6 +112,7 @@ fn shard_status(w: &Replica) -> ShardStatus {
         durability: conf.as_ref().map(|c| c.job.durability.to_string()).unwrap_or_default(),
         log_form: m.form.name().into(),
         passed_over: m.passed_over,
+        staleness: c.staleness.workers().into_iter().map(staleness).collect(),
         pushes_lost: m.pushes_lost,
         bytes_logged: c.bytes_logged.load(Relaxed),
         cuts: c.cuts.load(Relaxed),

@@ -213,6 +213,11 @@ impl Bucket {
         self.data.read().clone()
     }
 
+    /// Looks at the data, which cannot change meanwhile, without sharing it.
+    pub fn peek<T>(&self, look: impl FnOnce(&BucketData) -> T) -> T {
+        look(&self.data.read())
+    }
+
     /// Updates applied so far.
     pub fn version(&self) -> Version {
         self.data.read().version

@@ -1,10 +1,10 @@
 //! A shard whose applying is seen from outside, timed and told of: what is replicated knows no clock and no reader.
 
-use super::{command::Command, state::Shard};
+use super::{command::Command, staleness::Staleness, state::Shard};
 use crate::raft::{Applied, Change, Outdated, RawImage, Replicated};
 use paraft_common::Payload;
 use paraft_trace::{Moment, Span, Stage, Stages};
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 use tokio::sync::watch;
 
 /// Passes everything on to the shard, notes the spans of `apply`, and wakes those who read.
@@ -13,6 +13,8 @@ pub struct Observed {
     pub shard: Arc<Shard>,
     /// Where they are noted.
     pub stages: Arc<Stages>,
+    /// How late pushes are.
+    pub staleness: Arc<Staleness>,
     /// Changes with everything that is applied or installed; closes with the replica.
     pub applied: watch::Sender<()>,
 }
@@ -38,17 +40,36 @@ impl Observed {
 
 impl Replicated for Observed {
     fn apply(&self, change: &Change) -> Applied {
+        let seen = change.proposal().and_then(|p| self.staleness.look(&self.shard, p));
         let begin = Moment::now();
         let applied = Replicated::apply(&*self.shard, change);
         self.note(begin, &[change]);
+        self.staleness.look_again(&self.shard, seen);
         self.applied.send_replace(());
         applied
     }
 
     fn apply_run(&self, changes: &[&Change]) -> Vec<Applied> {
-        let begin = Moment::now();
-        let applied = Replicated::apply_run(&*self.shard, changes);
-        self.note(begin, changes);
+        let mut applied = Vec::with_capacity(changes.len());
+        let mut rest = changes;
+        while !rest.is_empty() {
+            // A bucket is looked at before each of its updates.
+            let mut buckets = BTreeSet::new();
+            let again = |c: &&Change| {
+                c.proposal().is_some_and(
+                    |p| matches!(p.command, Command::Update { bucket, .. } if !buckets.insert(bucket)),
+                )
+            };
+            let run = rest.iter().position(again).unwrap_or(rest.len());
+            let (changes, later) = rest.split_at(run);
+            let look = |c: &&Change| c.proposal().and_then(|p| self.staleness.look(&self.shard, p));
+            let seen: Vec<_> = changes.iter().map(look).collect();
+            let begin = Moment::now();
+            applied.extend(Replicated::apply_run(&*self.shard, changes));
+            self.note(begin, changes);
+            seen.into_iter().for_each(|s| self.staleness.look_again(&self.shard, s));
+            rest = later;
+        }
         self.applied.send_replace(());
         applied
     }

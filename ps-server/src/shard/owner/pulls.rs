@@ -217,6 +217,10 @@ impl Owner {
             let data = lead.cuts.working.data(conf, bucket);
             let got = data.kept.get(&pull.worker).and_then(|k| k.pulled.clone()).filter(|_| recorded);
             let version = got.as_ref().map_or(data.version, |(version, _)| *version);
+            if !pull.last {
+                let weights = got.as_ref().map_or(&data.weights, |(_, weights)| weights);
+                self.counters.staleness.pulled(pull.worker, bucket, version, weights);
+            }
             // What the worker has already is not sent again.
             let not_modified = pull.have.get(bucket) == Some(&version);
             let payload = match got {

@@ -264,12 +264,19 @@ impl Owner {
     ) {
         let Some(lead) = &mut self.lead else { return };
         let working = &mut lead.cuts.working;
+        let staleness = &self.counters.staleness;
+        let data = working.data(conf, bucket);
+        let seen = staleness.before(bucket, Some(*c), data.version, &data.weights);
+        drop(data); // or the update would copy the bucket
         let version = self.shard.read(|m| {
             let replicated = m.members.in_session(c.worker, c.session)?;
             let active = m.members.active().count();
             Some(working.push(conf, replicated, active, bucket, c, gradient, Instant::now()))
         });
         let Some(version) = version else { return };
+        if let Some(seen) = seen {
+            staleness.after(seen, &working.data(conf, bucket).weights);
+        }
         if conf.job.durability == Durability::Leader {
             self.send(conn, Reply::Ack { seq: c.seq, version });
         } else {

@@ -1,0 +1,212 @@
+//! How late each push is: in versions, in seconds, and in the way that the weights have gone meanwhile.
+//!
+//! ```text
+//!  pull answered ─▶ version, time, a sample of the weights ······ push applied: delay, age, gap
+//! ```
+//!
+//! The gap is the distance between the weights that a worker pulled and those that its push is applied to, in average steps:
+//! `‖w − w_pulled‖ / mean ‖step‖` (the parameter-space gap of Hakimi et al. 2019, in units of Barkai et al. 2020). Both norms
+//! are taken over a sample of [`SAMPLE`] values of the bucket, the same ones, evenly spread; buckets that are no larger are
+//! measured whole.
+//!
+//! Measured where a replica leads, beside the state: nothing here is replicated, and all of it may vanish. A pull that
+//! another replica answered is not measured, nor is a push in a round of several, which is not late.
+
+use super::{
+    command::{Command, Contribution, Proposal},
+    state::Shard,
+};
+use paraft_common::{
+    Version, WorkerId,
+    histogram::{DelayHistogram, LogHistogram},
+};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use tokio::time::Instant;
+
+/// Values of a bucket that a gap is measured on. The root mean square of so many has an error of some percent, and they take
+/// 4 KiB for each worker and bucket.
+pub const SAMPLE: usize = 1024;
+/// What remains of the mean step after an update.
+const REMAINS: f64 = 0.98;
+
+/// Of one replica.
+#[derive(Debug, Default)]
+pub struct Staleness(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// By worker and local bucket.
+    pulled: BTreeMap<(WorkerId, usize), Pulled>,
+    /// The mean length of a step, by local bucket.
+    step: BTreeMap<usize, f64>,
+    workers: BTreeMap<WorkerId, OfWorker>,
+}
+
+#[derive(Debug)]
+struct Pulled {
+    version: Version,
+    at: Instant,
+    sample: Vec<f32>,
+}
+
+/// What was measured of one worker's pushes, bucket by bucket.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OfWorker {
+    /// Versions between pull and push.
+    pub delay: DelayHistogram,
+    /// Average steps between the weights that were pulled and those that the push was applied to.
+    pub gap: LogHistogram,
+    /// Seconds between the answer of the pull and the push being applied.
+    pub age: LogHistogram,
+}
+
+/// An update that is about to be applied.
+#[derive(Debug)]
+pub struct Before {
+    bucket: usize,
+    of: Option<Contribution>,
+    version: Version,
+    sample: Vec<f32>,
+}
+
+/// The values of a bucket that are looked at.
+fn sample(weights: &[f32]) -> Vec<f32> {
+    let n = weights.len().min(SAMPLE);
+    (0..n).map(|i| weights[i * weights.len() / n]).collect()
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(a - b) * f64::from(a - b)).sum::<f64>().sqrt()
+}
+
+impl Staleness {
+    /// A worker's pull of a local bucket is answered with these weights.
+    pub fn pulled(&self, worker: WorkerId, bucket: usize, version: Version, weights: &[f32]) {
+        let pulled = Pulled { version, at: Instant::now(), sample: sample(weights) };
+        self.0.lock().pulled.insert((worker, bucket), pulled);
+    }
+
+    /// The leadership is over: other leaders answer pulls from now on. What was measured stays.
+    pub fn rest(&self) {
+        let mut inner = self.0.lock();
+        (inner.pulled, inner.step) = Default::default();
+    }
+
+    /// Looks at a local bucket before an update; `of` is the push, where it is one alone.
+    pub fn before(
+        &self,
+        bucket: usize,
+        of: Option<Contribution>,
+        version: Version,
+        weights: &[f32],
+    ) -> Option<Before> {
+        // Nobody pulls from a replica that does not lead.
+        let watches = !self.0.lock().pulled.is_empty();
+        watches.then(|| Before { bucket, of, version, sample: sample(weights) })
+    }
+
+    /// Looks at it again, after the update.
+    pub fn after(&self, before: Before, weights: &[f32]) {
+        let Before { bucket, of, version, sample: old } = before;
+        let moved = distance(&old, &sample(weights));
+        let inner = &mut *self.0.lock();
+        let mean = inner.step.entry(bucket).or_insert(moved);
+        *mean = REMAINS * *mean + (1.0 - REMAINS) * moved;
+        let Some(c) = of else { return };
+        let Some(pulled) = inner.pulled.get(&(c.worker, bucket)).filter(|p| p.version == c.pulled) else {
+            return;
+        };
+        let worker = inner.workers.entry(c.worker).or_default();
+        worker.delay.record(version.0.saturating_sub(c.pulled.0));
+        worker.age.record(pulled.at.elapsed().as_secs_f64());
+        if *mean > 0.0 {
+            worker.gap.record(distance(&old, &pulled.sample) / *mean);
+        }
+    }
+
+    /// Applies one change, and looks at the bucket that it updates before and after.
+    pub fn around<T>(&self, shard: &Shard, proposal: &Proposal, apply: impl FnOnce() -> T) -> T {
+        let seen = self.look(shard, proposal);
+        let applied = apply();
+        self.look_again(shard, seen);
+        applied
+    }
+
+    /// Looks at the bucket that a change updates, if it updates one.
+    pub fn look(&self, shard: &Shard, proposal: &Proposal) -> Option<Before> {
+        let Command::Update { bucket, contributions, .. } = &proposal.command else { return None };
+        let conf = shard.configured()?;
+        let local = conf.local(*bucket)?;
+        let of = if let [one] = contributions.as_slice() { Some(*one) } else { None };
+        conf.buckets[local].peek(|data| self.before(local, of, data.version, &data.weights))
+    }
+
+    /// And again, after it; an update that changed nothing is not counted.
+    pub fn look_again(&self, shard: &Shard, seen: Option<Before>) {
+        let Some((before, conf)) = seen.zip(shard.configured()) else { return };
+        conf.buckets[before.bucket].peek(|data| {
+            if data.version > before.version {
+                self.after(before, &data.weights);
+            }
+        });
+    }
+
+    /// What was measured, by worker.
+    pub fn workers(&self) -> BTreeMap<WorkerId, OfWorker> {
+        self.0.lock().workers.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_common::{Seq, SessionId, Step};
+
+    fn push(worker: u32, pulled: u64) -> Option<Contribution> {
+        let (worker, session, seq) = (WorkerId(worker), SessionId(1), Seq(1));
+        Some(Contribution { worker, session, seq, step: Step(1), pulled: Version(pulled), samples: 1 })
+    }
+
+    #[test]
+    fn delay_gap_and_age_are_those_between_pull_and_push() {
+        let staleness = Staleness::default();
+        let at = |w: f32| vec![w; 4];
+        assert!(staleness.before(0, push(0, 0), Version(0), &at(0.0)).is_none(), "nobody has pulled");
+        staleness.pulled(WorkerId(0), 0, Version(0), &at(0.0));
+        staleness.pulled(WorkerId(1), 0, Version(0), &at(0.0));
+        // Worker 1 pushes four times, by 1 in each of four values each time; then comes worker 0.
+        for v in 0..4u64 {
+            let before = staleness.before(0, push(1, v), Version(v), &at(v as f32)).expect("it watches");
+            staleness.after(before, &at(v as f32 + 1.0));
+            staleness.pulled(WorkerId(1), 0, Version(v + 1), &at(v as f32 + 1.0));
+        }
+        let before = staleness.before(0, push(0, 0), Version(4), &at(4.0)).expect("it watches");
+        staleness.after(before, &at(5.0));
+        let workers = staleness.workers();
+        let (late, prompt) = (&workers[&WorkerId(0)], &workers[&WorkerId(1)]);
+        assert_eq!((late.delay.max(), prompt.delay.max()), (Some(4), Some(0)));
+        assert_eq!((late.gap.mean(), prompt.gap.mean()), (Some(4.0), Some(0.0)));
+        assert_eq!((late.age.total(), prompt.age.total()), (1, 4));
+    }
+
+    #[test]
+    fn a_push_from_weights_that_others_answered_with_is_not_measured() {
+        let staleness = Staleness::default();
+        staleness.pulled(WorkerId(0), 0, Version(3), &[0.0]);
+        let before = staleness.before(0, push(0, 2), Version(3), &[0.0]).expect("it watches");
+        staleness.after(before, &[1.0]);
+        assert!(staleness.workers().is_empty());
+        staleness.rest();
+        assert!(staleness.before(0, push(0, 3), Version(4), &[1.0]).is_none(), "it does not lead any more");
+    }
+
+    #[test]
+    fn a_sample_of_a_large_bucket_measures_its_norm() {
+        let weights: Vec<f32> = (0..100_000).map(|i| ((i * 7919) % 1000) as f32 / 1000.0).collect();
+        let (whole, part) =
+            (distance(&weights, &vec![0.0; 100_000]), distance(&sample(&weights), &[0.0; SAMPLE]));
+        let scaled = part * (100_000.0 / SAMPLE as f64).sqrt();
+        assert!((scaled / whole - 1.0).abs() < 0.05, "{scaled} for {whole}");
+    }
+}
