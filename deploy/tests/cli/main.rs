@@ -7,6 +7,7 @@ mod groups;
 mod hazards;
 mod jobs;
 mod kept;
+mod mode;
 mod operator;
 mod running;
 mod simulate;

@@ -16,3 +16,4 @@ mod modes;
 mod parity;
 mod reads;
 mod replicas;
+mod switches;
