@@ -152,7 +152,7 @@ struct WaitingPull {
     done: Step,
     last: bool,
     section: bool,
-    /// The log is to hold what it gets: decided once, or parts of it would overtake each other.
+    /// The log is to hold what it gets.
     records: bool,
     /// For each local bucket, the version that the worker has; empty where it has none.
     have: Vec<Version>,

@@ -43,9 +43,7 @@ impl Owner {
                 self.counters.pulls.fetch_add(1, Relaxed);
                 let conf = self.shard.configured();
                 let buckets = conf.as_ref().map_or(0, |c| c.buckets.len());
-                // In lock-step nothing comes late.
-                let late = !self.shard.read(|m| m.in_force.mode).averages();
-                let records = late && !last && conf.is_some_and(|c| c.job.keeps().pulled);
+                let records = !last && conf.is_some_and(|c| c.job.keeps().pulled);
                 if let Some(lead) = &mut self.lead {
                     lead.pulls.retain(|p| p.conn != conn);
                     let todo = (0..buckets).collect();

@@ -11,7 +11,11 @@ impl History {
             let Some((recorded, weights)) = data.kept.get(worker).and_then(|k| k.pulled.clone()) else {
                 continue;
             };
-            // It may have pulled again, and not have read the answer.
+            // It may have pulled again, and not have read the answer. What it has read was in the log before.
+            assert!(
+                recorded >= *version,
+                "{worker} got bucket {bucket} at {version}, the log has {recorded}"
+            );
             if recorded == *version {
                 let got = Self::weights(got);
                 let same = got.iter().zip(weights.iter()).all(|(g, w)| -g == *w);
