@@ -14,6 +14,7 @@ pub mod group;
 pub mod histogram;
 pub mod id;
 pub mod layout;
+pub mod local;
 pub mod optim;
 pub mod payload;
 pub mod placement;

@@ -15,7 +15,7 @@ use crate::{
 use bytes::Bytes;
 use paraft_client::{Encoders, HANDOVER, Norms, Pulled};
 use paraft_common::{
-    BucketId, InForce, Seq, SessionId, ShardId, Step, TensorKind, Version, WorkerId,
+    BucketId, InForce, Mode, Seq, SessionId, ShardId, Step, TensorKind, Version, WorkerId,
     encoding::sum_of_squares, placement, retry::RetryPolicy,
 };
 use paraft_proto::{Advice, RefusalKind};
@@ -72,8 +72,14 @@ struct Link {
 }
 
 enum Told {
-    Opened { shard: ShardId, clock: Step, new: bool },
+    Opened {
+        shard: ShardId,
+        clock: Step,
+        new: bool,
+    },
     Weights(ShardId, Box<Weights>),
+    /// A push is in, or was passed over.
+    Settled,
     SessionLost,
 }
 
@@ -290,7 +296,10 @@ impl Client {
                 self.opened_link(shard, initialised);
                 return Ok(Some(Told::Opened { shard, clock, new }));
             }
-            Reply::Ack { seq, .. } | Reply::PassedOver { seq } => _ = link.unacked.remove(&seq),
+            Reply::Ack { seq, .. } | Reply::PassedOver { seq } => {
+                link.unacked.remove(&seq);
+                return Ok(Some(Told::Settled));
+            }
             Reply::Weights(w) => {
                 // An answer to an earlier pull (before a rejoin) is not wanted any more.
                 if link.asked.is_some_and(|(done, _)| done == w.done) {
@@ -366,7 +375,7 @@ impl Client {
                     clocks.clear();
                     self.reset();
                 }
-                Told::Weights(..) => {} // of the sessions before
+                Told::Weights(..) | Told::Settled => {} // of the sessions before
             }
         }
         let start = clocks.values().copied().max().unwrap_or_default();
@@ -510,7 +519,7 @@ impl Client {
                     }
                     self.take(&w, weights)?;
                 }
-                Told::Opened { new: false, .. } => {}
+                Told::Opened { new: false, .. } | Told::Settled => {}
                 Told::Opened { new: true, .. } | Told::SessionLost => {
                     self.reset();
                     done = self.opened().await?;
@@ -525,6 +534,32 @@ impl Client {
             pulled.done = pulled.done.max(clock);
         }
         Ok(pulled)
+    }
+
+    /// Waits until every push is acknowledged. Where the session was lost meanwhile, the worker has joined anew; gives the
+    /// step that it goes on from, once it has pulled.
+    pub async fn settle(&mut self) -> Result<Option<Step>, SimError> {
+        while self.links.values().any(|l| !l.unacked.is_empty()) {
+            match self.next().await? {
+                Told::Opened { new: false, .. } | Told::Settled | Told::Weights(..) => {}
+                Told::Opened { new: true, .. } | Told::SessionLost => {
+                    self.reset();
+                    return Ok(Some(self.opened().await?));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The smallest version over the buckets of the last pull.
+    pub fn version(&self) -> Version {
+        self.versions.iter().copied().min().unwrap_or_default()
+    }
+
+    /// The mode in force, as the shards have said with the last pull.
+    pub fn mode(&self) -> Mode {
+        let latest = self.modes.values().max_by_key(|m| m.number);
+        latest.map_or(self.world.job.mode, |m| m.mode)
     }
 
     fn take(&mut self, w: &Weights, weights: &mut [f32]) -> Result<(), SimError> {

@@ -44,18 +44,29 @@ impl Learner {
         samples: &[u32],
         mut encode: impl FnMut(BucketId, &[f32]) -> Bytes,
     ) -> Result<Gradient, SimError> {
-        fill(&self.train, samples, &mut self.batch);
-        let loss = self.model.step(weights, &mut self.gradient, &self.batch, &mut |_, _| {})?;
-        // The servers would refuse such a push.
-        if !loss.is_finite() || !self.gradient.iter().all(|g| g.is_finite()) {
-            return Err(SimError::NotFinite { loss, step, worker });
-        }
+        let (loss, _) = self.gradient((worker, step), weights, samples)?;
         // The last one first, as a backward pass has them.
         let parts = self.layout.buckets().iter().enumerate().rev();
         let mut buckets: Vec<Bytes> =
             parts.map(|(b, spec)| encode(BucketId(b as u32), &self.gradient[spec.range()])).collect();
         buckets.reverse();
         Ok(Gradient { loss, buckets })
+    }
+
+    /// The gradient of a minibatch at these weights, and its loss.
+    pub fn gradient(
+        &mut self,
+        (worker, step): (WorkerId, Step),
+        weights: &[f32],
+        samples: &[u32],
+    ) -> Result<(f32, &[f32]), SimError> {
+        fill(&self.train, samples, &mut self.batch);
+        let loss = self.model.step(weights, &mut self.gradient, &self.batch, &mut |_, _| {})?;
+        // The servers would refuse such a push.
+        if !loss.is_finite() || !self.gradient.iter().all(|g| g.is_finite()) {
+            return Err(SimError::NotFinite { loss, step, worker });
+        }
+        Ok((loss, &self.gradient))
     }
 
     /// Held-out samples.

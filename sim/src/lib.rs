@@ -30,6 +30,7 @@ mod error;
 mod fleet;
 mod gap;
 mod learner;
+mod local_steps;
 mod network;
 mod recording;
 mod replication;

@@ -16,11 +16,12 @@ use crate::{
     client::Client,
     clock::{Moment, nanos, seconds},
     learner::Gradient,
+    local_steps::Made,
     recording::{Evaluated, Progress, Stand},
     stream::Process,
     world::World,
 };
-use paraft_common::{BucketId, Step, WorkerId};
+use paraft_common::{BucketId, Step, WorkerId, local::Replica};
 use paraft_record::{Event, event};
 use paraft_server::shard::command::EvalSums;
 use paraft_worker::worker::Minibatches;
@@ -30,6 +31,8 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 const FORWARD: f64 = 1.0 / 3.0;
 /// The backward pass makes buckets ready in so many turns at most: each is an event of every worker's every step.
 const TURNS: usize = 8;
+/// A worker that has to wait for the warm start looks so often whether it is over, in nanoseconds.
+pub(crate) const WARM_LOOK: u64 = 20_000_000;
 
 /// What is left of a worker that came to the end.
 pub(crate) struct Finished {
@@ -57,7 +60,7 @@ impl Speed {
     }
 
     /// Seconds of a step.
-    fn step(&mut self, world: &World) -> f64 {
+    pub(crate) fn step(&mut self, world: &World) -> f64 {
         let drawn = self.chance.log_normal(self.mean, world.setup.compute_spread);
         match world.setup.straggle {
             Some(s) if self.chance.uniform() < s.probability => drawn * s.factor,
@@ -66,20 +69,22 @@ impl Speed {
     }
 }
 
-struct Training<'a> {
-    world: &'a Arc<World>,
+pub(crate) struct Training<'a> {
+    pub(crate) world: &'a Arc<World>,
     process: &'a Arc<Process>,
-    worker: WorkerId,
-    speed: &'a mut Speed,
-    client: Client,
-    weights: Vec<f32>,
+    pub(crate) worker: WorkerId,
+    pub(crate) speed: &'a mut Speed,
+    pub(crate) client: Client,
+    pub(crate) weights: Vec<f32>,
+    /// Where the worker has weights of its own.
+    pub(crate) replica: Option<Replica>,
     progress: Progress,
     /// When its training clock began.
     began: Moment,
     /// Nanoseconds in pulls since then.
-    waited: u64,
+    pub(crate) waited: u64,
     /// Seconds of its processor.
-    worked: f64,
+    pub(crate) worked: f64,
     samples: u64,
     steps: u64,
 }
@@ -98,6 +103,12 @@ pub(crate) async fn train(
         speed,
         client,
         weights: vec![0.0; world.layout.len()],
+        replica: Replica::new(
+            &world.file.local,
+            &world.file.descent(),
+            world.layout.params_len(),
+            world.layout.len(),
+        ),
         progress: Progress::default(),
         began: 0,
         waited: 0,
@@ -112,33 +123,47 @@ impl Training<'_> {
     async fn run(mut self, start: Step) -> Result<Finished, SimError> {
         let plan = &self.world.plan;
         let every_epoch = self.world.file.eval.every_epoch;
-        let mut pulled = self.client.pull(start, false, &mut self.weights).await?;
+        let pulled = self.client.pull(start, false, &mut self.weights).await?;
+        let mut pulled = self.warm_start(pulled).await?;
+        self.begin_replica();
         let mut done = pulled.done;
         let mut minibatches = self.minibatches(done);
         self.began = self.world.clock.now();
         self.process.begins();
         while done.0 < plan.total && !pulled.stop {
             let step = done.next();
-            self.client.ask_ahead(step);
-            self.world.gap.lock().goes_on(done);
-            let samples = minibatches.next();
-            let loss = self.step(step, &samples).await?;
-            self.world.gap.lock().pushed(self.worker, step);
-            self.samples += samples.len() as u64;
-            pulled = self.pull(step).await?;
-            self.steps += 1;
+            let made = match &self.replica {
+                None => self.one_minibatch(step, &minibatches.next()).await?,
+                Some(_) => self.local_step(step, &mut minibatches).await?,
+            };
+            let pushed = match made {
+                Made::Elsewhere(elsewhere) => {
+                    pulled = elsewhere;
+                    None
+                }
+                Made::Pushed(samples, loss) => {
+                    self.world.gap.lock().pushed(self.worker, step);
+                    self.samples += samples;
+                    pulled = self.pull_behind(step).await?;
+                    self.steps += 1;
+                    Some((samples, loss))
+                }
+            };
             let rejoined = pulled.done != step;
             done = pulled.done;
             let epoch = done.0.div_ceil(plan.per_epoch);
             let last = done.0 >= plan.total || pulled.stop;
             let epoch_ends = done.0.is_multiple_of(plan.per_epoch) || last;
-            self.note_step(done, epoch, samples.len() as u64, loss, epoch_ends)?;
+            if let Some((samples, loss)) = pushed {
+                self.note_step(done, epoch, samples, loss, epoch_ends)?;
+            }
             if epoch_ends && every_epoch {
                 self.evaluate_share(epoch)?;
             }
             self.note_evaluations()?;
             if rejoined {
                 self.world.gap.lock().pushed(self.worker, done);
+                self.begin_replica();
                 minibatches = self.minibatches(done);
             }
         }
@@ -148,6 +173,21 @@ impl Training<'_> {
     fn minibatches(&self, done: Step) -> Minibatches {
         self.world.gap.lock().pushed(self.worker, done);
         self.world.plan.minibatches(&self.world.file, self.worker.0, done)
+    }
+
+    /// The worker's own weights, if it has any, are what was pulled.
+    fn begin_replica(&mut self) {
+        if let Some(replica) = &mut self.replica {
+            replica.begin(&self.weights);
+        }
+    }
+
+    /// A step of one minibatch at the pulled weights.
+    async fn one_minibatch(&mut self, step: Step, samples: &[u32]) -> Result<Made, SimError> {
+        self.client.ask_ahead(step);
+        self.world.gap.lock().goes_on(Step(step.0 - 1));
+        let loss = self.step(step, samples).await?;
+        Ok(Made::Pushed(samples.len() as u64, loss))
     }
 
     /// Computes a gradient and pushes it; gives the loss.
@@ -175,9 +215,12 @@ impl Training<'_> {
         Ok(loss)
     }
 
-    async fn pull(&mut self, step: Step) -> Result<paraft_client::Pulled, SimError> {
+    pub(crate) async fn pull(&mut self, step: Step) -> Result<paraft_client::Pulled, SimError> {
         let asked = self.world.clock.now();
         let pulled = self.client.pull(step, false, &mut self.weights).await?;
+        if let Some(replica) = &mut self.replica {
+            replica.pulled(&self.weights);
+        }
         let work = self.world.setup.exchange_ms / 1e3;
         self.worked += work;
         if work > 0.0 {

@@ -167,7 +167,9 @@ impl<'a> Engine<'a> {
                     reducer.broadcast(values, std::slice::from_ref(&all))?;
                 }
             }
-            Memory::Device => self.model.resident().ok_or_else(gone)?.share_state(&local.optimizer)?,
+            Memory::Device => {
+                self.model.resident().ok_or_else(gone)?.share_state(&local.descent.optimizer)?
+            }
         }
         local.done = Some(done);
         Ok(())
@@ -347,12 +349,24 @@ impl<'a> Engine<'a> {
                 Memory::Host { weights, .. } => local.apply(step, weights)?,
                 Memory::Device => {
                     let resident = self.model.resident().ok_or_else(gone)?;
-                    resident.optimize(&local.optimizer, &local.hyper(step), local.clip_norm())?;
+                    resident.optimize(&local.descent.optimizer, &local.hyper(step), local.clip_norm())?;
                     local.done = Some(step);
                 }
             }
         }
         Ok(Stepped { loss: (sums[0] / sums[2]) as f32, samples: sums[1] as u64 })
+    }
+
+    /// The gradient of a minibatch at weights that are not the pulled ones, and its loss; nothing is pushed. For a worker that
+    /// is alone and has its model in the host's memory.
+    pub fn gradient_at(&mut self, weights: &[f32], batch: &Batch) -> Result<(f32, &[f32]), ModelError> {
+        match &mut self.memory {
+            Memory::Host { gradients, .. } => {
+                let loss = self.model.step(weights, gradients, batch, &mut |_, _| {})?;
+                Ok((loss, gradients))
+            }
+            Memory::Device => Err(ModelError::new("its weights are on a device")),
+        }
     }
 
     /// Loss and accuracy of this rank alone.

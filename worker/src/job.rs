@@ -10,7 +10,8 @@ use paraft_common::{
     config::{EarlyStop, ServerJob, overlay},
     durability,
     group::MAX_RANKS,
-    optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
+    local::LocalConfig,
+    optim::{ClipConfig, Descent, OptimizerConfig, ScheduleConfig},
     placement,
     round::RoundConfig,
 };
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 mod cluster;
+mod local;
 mod problem;
 
 pub use cluster::{ClusterConfig, TransportConfig};
@@ -51,7 +53,10 @@ pub struct Job {
     /// When a lock-step round closes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub round: RoundConfig,
-    /// How the servers change the weights.
+    /// What a worker does between two pushes.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub local: LocalConfig,
+    /// How gradients change weights: on the servers, or on workers that make local steps.
     #[serde(default = "default_optimizer")]
     pub optimizer: OptimizerConfig,
     /// How the rate changes.
@@ -565,6 +570,7 @@ impl Job {
                 return bad("optimizer.kind", why.into(), "set optimizer.kind = \"nesterov\"");
             }
         }
+        self.check_local()?;
         self.schedule
             .validate()
             .or_else(|e| bad("schedule.kind", option(&e), "see docs/configuration.md"))?;
@@ -609,6 +615,7 @@ impl Job {
             .cluster
             .bucket_bytes
             .map_or_else(|| placement::default_bucket_len(params_len, self.shards()), |b| b / 4);
+        let Descent { optimizer, schedule, clip } = self.on_servers();
         ServerJob {
             name: self.name.clone(),
             fingerprint: self.fingerprint(tensors),
@@ -625,9 +632,9 @@ impl Job {
             round: self.round,
             encoding: self.train.encoding,
             early_stop: self.eval.early_stop,
-            optimizer: self.optimizer.clone(),
-            schedule: self.schedule.clone(),
-            clip: self.clip,
+            optimizer,
+            schedule,
+            clip,
             start: None,
             chunks: None,
         }
@@ -645,6 +652,14 @@ impl Job {
             t.remove("device");
             t.remove("precision");
             text.push_str(&t.to_string());
+        }
+        if self.local.is_local() {
+            // The servers do not see what moves the workers' own weights.
+            text.push_str(&format!(
+                "local {:?} {:?}",
+                self.local,
+                self.local.rule().on_worker(&self.descent())
+            ));
         }
         if let Some(c) = &self.checkpoint {
             text.push_str(&format!("checkpoint {:?} {:?}", c.every_steps, c.epochs()));

@@ -3,18 +3,15 @@
 use crate::{Job, worker::WorkerError};
 use bytes::Bytes;
 use paraft_common::{
-    Encoding, Payload, Step, TensorKind, TensorSpec,
+    Step, TensorKind, TensorSpec,
     codec::F32_BYTES,
-    encoding::sum_of_squares,
-    optim::{ClipConfig, Gradient, Hyper, OptimizerConfig, ScheduleConfig, apply_buffer, norm_factor},
+    optim::{Descent, Hyper},
 };
 use paraft_models::ModelError;
 
 /// See the module.
 pub(crate) struct Local {
-    pub optimizer: OptimizerConfig,
-    schedule: ScheduleConfig,
-    clip: ClipConfig,
+    pub descent: Descent,
     /// Trained values; what is behind them is not the optimizer's.
     params_len: usize,
     /// The last step that was applied; `None`: it has no state yet.
@@ -32,9 +29,7 @@ impl Local {
         let params_len = params.map(TensorSpec::len).sum();
         let len: usize = tensors.iter().map(TensorSpec::len).sum();
         Self {
-            optimizer: job.optimizer.clone(),
-            schedule: job.schedule.clone(),
-            clip: job.clip,
+            descent: job.descent(),
             params_len,
             done: None,
             slots: if on_device { Vec::new() } else { job.optimizer.new_slots(params_len) },
@@ -44,13 +39,12 @@ impl Local {
 
     /// Rate and number of the update that makes `step`, as the servers would have it.
     pub fn hyper(&self, step: Step) -> Hyper {
-        let lr = self.optimizer.lr() * self.schedule.factor(step.0.saturating_sub(1) as f64, 1);
-        Hyper { lr: lr as f32, t: step.0, clip_value: self.clip.value }
+        self.descent.hyper(step.0.saturating_sub(1), step.0)
     }
 
     /// The bound on the norm of the whole gradient.
     pub fn clip_norm(&self) -> Option<f32> {
-        self.clip.norm
+        self.descent.clip.norm
     }
 
     /// The mean gradient of these values, from `start` on.
@@ -69,23 +63,10 @@ impl Local {
     }
 
     fn apply_mean(&mut self, step: Step, weights: &mut [f32], mean: &Bytes) -> Result<(), WorkerError> {
-        let (params, buffers) =
-            (mean.slice(..self.params_len * F32_BYTES), mean.slice(self.params_len * F32_BYTES..));
-        let (params, buffers) = (Payload::from(params), Payload::from(buffers));
-        let squares = sum_of_squares(&params, Encoding::F32, self.params_len)
-            .map_err(|e| ModelError::new(format!("the gradient of {step}: {e}")))?;
-        if !squares.is_finite() {
-            let why = format!(
-                "the gradient of {step} is not finite: training has diverged (lower the rate, or clip)"
-            );
-            return Err(ModelError::new(why).into());
-        }
-        let scale = self.clip.norm.map_or(1.0, |max| norm_factor(max, squares));
-        let (trained, rest) = weights.split_at_mut(self.params_len);
         let hyper = self.hyper(step);
-        let gradient = Gradient { payload: &params, encoding: Encoding::F32, scale };
-        self.optimizer.apply(&hyper, trained, &mut self.slots, gradient);
-        apply_buffer(rest, Gradient { payload: &buffers, encoding: Encoding::F32, scale: 1.0 });
+        self.descent
+            .apply(&hyper, self.params_len, weights, &mut self.slots, mean)
+            .map_err(|e| ModelError::new(format!("{step}: {e}")))?;
         self.done = Some(step);
         Ok(())
     }

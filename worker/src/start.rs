@@ -50,7 +50,7 @@ pub fn begin(
 fn from_checkpoint(job: &Job, path: &Path, layout: &Layout, plan: &Plan) -> Result<Beginning, WorkerError> {
     let checkpoint = Checkpoint::open(&Folder::find(path)?)?;
     checkpoint.verify()?;
-    checkpoint.fits(layout.tensors(), &job.optimizer)?;
+    checkpoint.fits(layout.tensors(), &job.on_servers().optimizer)?;
     let manifest = checkpoint.manifest();
     let samples = u64::from(job.ranks()) * job.train.batch as u64;
     let (mut step, mut epochs) = (manifest.step_in(plan.per_epoch, samples), 0);

@@ -7,7 +7,7 @@
 //!   finish ─▶ final pull (when all have finished) ─▶ lowest finisher evaluates everything
 //! ```
 //!
-//! With the leased sampler the loop is that of `leased`. Where a group of ranks is one worker, its leader runs this loop, and the
+//! Where workers have weights of their own, what lies between two pulls is in `local_steps`. With the leased sampler the loop is that of `leased`. Where a group of ranks is one worker, its leader runs this loop, and the
 //! others do what it says (`follower`). Where ranks apply the gradients themselves the loop is that of `reduce`.
 //!
 //! A worker holds nothing that is worth keeping: weights, optimizer state and clocks are on the servers.
@@ -17,6 +17,7 @@ mod error;
 mod evaluate;
 mod follower;
 mod leased;
+mod local_steps;
 mod plan;
 mod reduce;
 
@@ -26,6 +27,7 @@ pub use plan::{Minibatches, Plan};
 use self::{
     clock::Clock,
     evaluate::{Share, evaluate},
+    local_steps::Made,
 };
 use crate::{
     checkpoints::{self, Checkpoints},
@@ -40,7 +42,7 @@ use paraft_checkpoint::{MODEL_FILE, weights};
 use paraft_client::{
     Client, ClientError, ClientOptions, HANDOVER, Pulled, Reported, Transport, groups::MemberOptions,
 };
-use paraft_common::{BucketId, Encoding, Layout, Step, WorkerId};
+use paraft_common::{BucketId, Encoding, Layout, Step, WorkerId, local::Replica};
 use paraft_data::{Dataset, Prefetcher, Split};
 use paraft_models::{Batch, Evaluation, Model, Part};
 use paraft_record::{Event, event};
@@ -216,6 +218,14 @@ fn lead(
     let tensors = model.tensors();
     let mut server_job = job.server_job(&tensors);
     let layout = job.layout(tensors).map_err(|e| WorkerError::Job(e.to_string()))?;
+    if job.local.is_local() && model.resident().is_some() {
+        return Err(WorkerError::Job(format!(
+            "local.kind = \"{}\" keeps a worker's weights in the host's memory, and this model is on a device; set train.device \
+             = \"cpu\", or take [local] out",
+            job.local.kind()
+        )));
+    }
+    let replica = Replica::new(&job.local, &job.descent(), layout.params_len(), layout.len());
     let beginning = start::begin(job, options.resume.as_deref(), model, &layout, &plan)?;
     let begun = beginning.start.as_ref().map_or(0, |s| s.epochs);
     server_job.start = beginning.start;
@@ -266,6 +276,7 @@ fn lead(
         train,
         test,
         engine,
+        replica,
         client,
         recorder,
         checkpoints,
@@ -309,6 +320,8 @@ struct Training<'a> {
     train: Arc<Dataset>,
     test: Arc<Dataset>,
     engine: Engine<'a>,
+    /// Where the worker has weights of its own.
+    replica: Option<Replica>,
     client: Client,
     recorder: Recorder,
     checkpoints: Option<Checkpoints>,
@@ -333,6 +346,8 @@ impl Training<'_> {
         let mut done = start;
         let mut batches = self.prefetch(done)?;
         let pulled = self.pull(done, Client::pull)?;
+        let pulled = self.warm_start(pulled)?;
+        self.begin_replica();
         self.waited_at_start = self.client.counters().waited;
         if pulled.done != done {
             done = pulled.done;
@@ -348,31 +363,37 @@ impl Training<'_> {
             if self.options.interrupt.load(Relaxed) {
                 return Err(WorkerError::Interrupted);
             }
-            let Some(batch) = batches.next() else { break };
-            let batch = batch?;
             let step = done.next();
             if let Some(c) = &self.checkpoints {
                 c.clear_the_way(step);
             }
             let due = self.checkpoints.as_ref().is_some_and(|c| c.due(step));
-            if !due {
-                self.client.ask_ahead(step);
-            }
-            let stepped = self.step(step, &batch)?;
-            self.samples += stepped.samples;
-            batches.recycle(batch);
-            let pulled = if due {
-                self.pull(step, Client::pull_for_checkpoint)?
-            } else {
-                self.pull(step, Client::pull)?
+            let made = match &self.replica {
+                None => self.one_minibatch(step, &mut batches, due)?,
+                Some(_) => self.local_step(step, &mut batches, due)?,
             };
-            self.steps += 1;
+            let (loss, pulled) = match made {
+                None => break,
+                Some(Made::Elsewhere(pulled)) => (None, pulled),
+                Some(Made::Pushed(stepped)) => {
+                    self.steps += 1;
+                    self.samples += stepped.samples;
+                    let pulled = if due {
+                        self.pull(step, Client::pull_for_checkpoint)?
+                    } else {
+                        self.pull_behind(step)?
+                    };
+                    (Some(stepped.loss), pulled)
+                }
+            };
             let rejoined = pulled.done != step;
             done = pulled.done;
             let epoch = done.0.div_ceil(self.plan.per_epoch);
             let last = done.0 >= self.plan.total || pulled.stop;
             let epoch_ends = done.0.is_multiple_of(self.plan.per_epoch) || last;
-            self.note_step(done, epoch, stepped.loss, epoch_ends)?;
+            if let Some(loss) = loss {
+                self.note_step(done, epoch, loss, epoch_ends)?;
+            }
             if epoch_ends && self.job.eval.every_epoch {
                 self.evaluate_share(epoch)?;
             }
@@ -393,11 +414,37 @@ impl Training<'_> {
                         tracing::info!(%step, %done, "rounds were closed without this worker; it goes on with the others")
                     }
                 }
+                self.begin_replica();
                 batches = self.prefetch(done)?;
             }
         }
         drop(batches);
         self.end(done)
+    }
+
+    /// One minibatch at the pulled weights; each bucket of its gradient is pushed as soon as it is there. `due`: a checkpoint is
+    /// cut behind it. `None`: no data is left.
+    fn one_minibatch(
+        &mut self,
+        step: Step,
+        batches: &mut Prefetcher<Batch>,
+        due: bool,
+    ) -> Result<Option<Made>, WorkerError> {
+        let Some(batch) = batches.next() else { return Ok(None) };
+        let batch = batch?;
+        if !due {
+            self.client.ask_ahead(step);
+        }
+        let stepped = self.step(step, &batch)?;
+        batches.recycle(batch);
+        Ok(Some(Made::Pushed(stepped)))
+    }
+
+    /// The worker's own weights, if it has any, are what was pulled.
+    fn begin_replica(&mut self) {
+        if let Some(replica) = &mut self.replica {
+            replica.begin(self.engine.weights());
+        }
     }
 
     /// Writes down where the worker stands after a step: now and then, and always when `now` says so.
@@ -462,6 +509,9 @@ impl Training<'_> {
     ) -> Result<Pulled, WorkerError> {
         let pulled = pull(&mut self.client, step, self.engine.landing()?)?;
         self.engine.landed(&pulled, &self.layout)?;
+        if let Some(replica) = &mut self.replica {
+            replica.pulled(self.engine.weights());
+        }
         self.note_mode(pulled.done)?;
         Ok(pulled)
     }

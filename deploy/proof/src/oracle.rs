@@ -5,6 +5,7 @@ use paraft_common::{
     codec::put_f32_le,
     config::ServerJob,
     encoding::{Encoder, Values, stretches, sum_of_squares},
+    local::Replica,
     optim::{Gradient, Hyper, apply_buffer, norm_factor},
     placement,
 };
@@ -13,6 +14,7 @@ use paraft_models::Batch;
 use paraft_worker::{
     Job,
     samples::{fill, shape_of},
+    worker::Plan,
 };
 
 /// How the oracle comes to the mean gradient of a step.
@@ -40,7 +42,8 @@ fn bad(e: impl std::fmt::Display) -> OracleError {
 }
 
 /// Plain minibatch training in this thread. Step `k` is one update by the mean gradient over what the ranks of
-/// the job's workers see in their step `k`, cut into the same buckets.
+/// the job's workers see in their step `k`, cut into the same buckets. Where workers have weights of their own
+/// (`[local]`), they are trained one after the other, in either order.
 pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let data = job.data.as_ref().ok_or_else(|| bad("it has no data"))?;
     let data = data.load(&job.base_dir).map_err(bad)?;
@@ -51,13 +54,17 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let mut weights = vec![0.0; layout.len()];
     model.init(job.seed, &mut weights);
     let mut slots: Vec<Vec<Vec<f32>>> =
-        layout.buckets().iter().map(|b| job.optimizer.new_slots(b.len)).collect();
+        layout.buckets().iter().map(|b| servers.optimizer.new_slots(b.len)).collect();
+    let plan = Plan::new(job, &data.train).map_err(bad)?;
+    let mut replicas: Vec<Replica> = (0..job.ranks())
+        .filter_map(|_| Replica::new(&job.local, &job.descent(), layout.params_len(), layout.len()))
+        .collect();
+    replicas.iter_mut().for_each(|r| r.begin(&weights));
     let t = &job.train;
     let mut sampler = Sampler::new(data.train.len(), job.seed);
     (sampler.shuffle, sampler.drop_last, sampler.drop_last_batch) = (t.shuffle, t.drop_last, t.drop_last);
     let world = job.ranks() as usize;
-    let per_epoch = sampler.steps(world, t.batch) as u64;
-    let total = (per_epoch * t.epochs).min(t.max_steps.unwrap_or(u64::MAX));
+    let (per_epoch, total) = (plan.per_epoch, plan.total);
     let mut shares = Vec::new();
     let mut encoders: Vec<Vec<Encoder>> =
         (0..world).map(|rank| encoders(job, &layout, &servers, rank)).collect();
@@ -65,23 +72,41 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
         if k % per_epoch == 0 {
             shares = (0..world).map(|r| sampler.batches(k / per_epoch, r, world, t.batch)).collect();
         }
-        let each: Vec<Vec<u32>> = shares.iter_mut().filter_map(Iterator::next).collect();
-        let (minibatches, share) = match order {
-            Order::Union => (vec![each.concat()], 1.0),
-            Order::Shares => {
-                let share = 1.0 / each.len().max(1) as f32;
-                (each, share)
-            }
-        };
-        let mut sum: Option<Vec<f32>> = None;
-        for (samples, encoders) in minibatches.into_iter().zip(&mut encoders) {
+        let step = Step(k + 1);
+        let mut gradient_at = |weights: &[f32], samples: &[u32]| -> Result<Vec<f32>, OracleError> {
             let mut batch = Batch::default();
-            fill(&data.train, &samples, &mut batch);
+            fill(&data.train, samples, &mut batch);
             let mut gradient = vec![0.0; layout.len()];
-            model.step(&weights, &mut gradient, &batch, &mut |_, _| {}).map_err(bad)?;
+            model.step(weights, &mut gradient, &batch, &mut |_, _| {}).map_err(bad)?;
+            Ok(gradient)
+        };
+        let (mut pushes, mut share) = (Vec::new(), 1.0 / world as f32);
+        for (replica, minibatches) in replicas.iter_mut().zip(&mut shares) {
+            let minibatches = minibatches.take(plan.minibatches_of(step) as usize);
+            for (i, samples) in (plan.minibatches_before(step)..).zip(minibatches) {
+                let gradient = gradient_at(replica.weights(), &samples)?;
+                replica.step(i, &gradient).map_err(bad)?;
+            }
+            pushes.push(replica.push(&weights).to_vec());
+        }
+        if replicas.is_empty() {
+            let each: Vec<Vec<u32>> = shares.iter_mut().filter_map(Iterator::next).collect();
+            let minibatches = match order {
+                Order::Union => {
+                    share = 1.0;
+                    vec![each.concat()]
+                }
+                Order::Shares => each,
+            };
+            for samples in minibatches {
+                pushes.push(gradient_at(&weights, &samples)?);
+            }
+        }
+        let mut sum: Option<Vec<f32>> = None;
+        for (mut gradient, encoders) in pushes.into_iter().zip(&mut encoders) {
             if order == Order::Shares {
                 for (spec, encoder) in layout.buckets().iter().zip(encoders) {
-                    as_sent(encoder, Step(k + 1), &mut gradient[spec.range()])?;
+                    as_sent(encoder, step, &mut gradient[spec.range()])?;
                 }
             }
             sum = Some(match sum {
@@ -91,18 +116,20 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
         }
         let gradient = sum.unwrap_or_default();
         let pushes: Vec<Payload> = layout.buckets().iter().map(|b| le(&gradient[b.range()])).collect();
-        let clip = job.clip.norm.map_or(1.0, |max| norm_factor(max, norm(&layout, &pushes, job.shards())));
+        let clip =
+            servers.clip.norm.map_or(1.0, |max| norm_factor(max, norm(&layout, &pushes, job.shards())));
         for ((spec, push), slots) in layout.buckets().iter().zip(&pushes).zip(&mut slots) {
             let into = &mut weights[spec.range()];
             if spec.kind == TensorKind::Buffer {
                 apply_buffer(into, Gradient { payload: push, encoding: Encoding::F32, scale: share });
                 continue;
             }
-            let lr = job.optimizer.lr() * job.schedule.factor(k as f64, t.workers as usize);
-            let hyper = Hyper { lr: lr as f32, t: k + 1, clip_value: job.clip.value };
+            let lr = servers.optimizer.lr() * servers.schedule.factor(k as f64, t.workers as usize);
+            let hyper = Hyper { lr: lr as f32, t: k + 1, clip_value: servers.clip.value };
             let gradient = Gradient { payload: push, encoding: Encoding::F32, scale: share * clip };
-            job.optimizer.apply(&hyper, into, slots, gradient);
+            servers.optimizer.apply(&hyper, into, slots, gradient);
         }
+        replicas.iter_mut().for_each(|r| r.pulled(&weights));
     }
     Ok(weights)
 }

@@ -11,6 +11,7 @@ mod hostile;
 mod images;
 mod layout;
 mod leases;
+mod local_steps;
 mod membership;
 mod modes;
 mod parity;

@@ -101,7 +101,7 @@ impl Client {
     }
 
     /// Waits until every push is acknowledged; the new step, if the session was lost meanwhile.
-    fn flush(&mut self) -> Result<Option<Step>, ClientError> {
+    pub(crate) fn flush(&mut self) -> Result<Option<Step>, ClientError> {
         for link in self.links.values() {
             let _ = link.send(Command::Flush);
         }

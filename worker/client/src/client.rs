@@ -15,8 +15,8 @@ use crate::{
 };
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, Durability, Encoding, Layout, Mode, Payload, PullFrom, ShardId, Step, TensorKind, WorkerId,
-    codec::F32_BYTES, config::ServerJob, encoding::sum_of_squares, placement, retry::RetryPolicy,
+    BucketId, Durability, Encoding, Layout, Mode, Payload, PullFrom, ShardId, Step, TensorKind, Version,
+    WorkerId, codec::F32_BYTES, config::ServerJob, encoding::sum_of_squares, placement, retry::RetryPolicy,
 };
 use paraft_proto::{
     Advance, Finish, Norm, Pull, Push, Report, SwitchMode, Take, Taken, ToShard, Weights, limits, to_shard,
@@ -587,6 +587,21 @@ impl Client {
     /// goes on. Every worker of the job must ask for the same steps.
     pub fn pull_for_checkpoint(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
         self.pull_any(done, false, true, weights)
+    }
+
+    /// Waits until every push is acknowledged, for a worker that goes on without a pull: a push is refused until the one of
+    /// the step before is in. Where the session was lost meanwhile, the worker has joined anew; gives the step that it goes
+    /// on from, once it has pulled.
+    pub fn settle(&mut self) -> Result<Option<Step>, ClientError> {
+        let began = Instant::now();
+        let settled = self.flush();
+        self.counters.waited += began.elapsed();
+        settled
+    }
+
+    /// The smallest version over the buckets of the last pull: so many updates are in every weight.
+    pub fn version(&self) -> Version {
+        Version(self.versions.iter().copied().min().unwrap_or(0))
     }
 
     /// Waits until every member has finished, and writes the final weights.

@@ -17,6 +17,10 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(super) sampler: Sampler,
+    /// Minibatches of a step: those between two pushes. The last step of an epoch has what is left of it.
+    minibatches_a_step: u64,
+    /// Minibatches of a worker in one epoch; likewise.
+    minibatches_an_epoch: u64,
     /// Steps of a worker in one epoch. With the leased sampler: on average, where no worker leaves.
     pub per_epoch: u64,
     /// Steps of a worker in the whole job, unless it stops early; likewise.
@@ -35,11 +39,11 @@ impl Plan {
             SamplerKind::Static => None,
             SamplerKind::Leased => Some(ChunkPlan { per_epoch: sampler.chunks(t.chunk()), epochs: t.epochs }),
         };
-        let per_epoch = match leased {
+        let minibatches_an_epoch = match leased {
             None => sampler.steps(job.ranks() as usize, t.batch) as u64,
             Some(_) => (train.len() as u64).div_ceil(u64::from(job.ranks()) * t.batch as u64),
         };
-        if per_epoch == 0 {
+        if minibatches_an_epoch == 0 {
             return Err(WorkerError::Job(format!(
                 "{} training samples give {} workers no whole minibatch of {}; use a smaller train.batch, fewer workers, or train.drop_last = false",
                 train.len(),
@@ -47,8 +51,10 @@ impl Plan {
                 t.batch
             )));
         }
+        let minibatches_a_step = job.local.rule().minibatches();
+        let per_epoch = minibatches_an_epoch.div_ceil(minibatches_a_step);
         let total = (per_epoch * t.epochs).min(t.max_steps.unwrap_or(u64::MAX));
-        Ok(Self { sampler, per_epoch, total, leased })
+        Ok(Self { sampler, minibatches_a_step, minibatches_an_epoch, per_epoch, total, leased })
     }
 
     /// Samples that are left to train for a job that begins so.
@@ -57,10 +63,24 @@ impl Plan {
         match self.leased {
             Some(c) => c.epochs.saturating_sub(done(|s| s.epochs)) * u64::from(self.sampler.len),
             None => {
-                let steps = self.total.saturating_sub(done(|s| s.step));
-                steps * job.train.batch as u64 * u64::from(job.ranks())
+                let minibatches = self
+                    .minibatches_before(Step(self.total).next())
+                    .saturating_sub(self.minibatches_before(Step(done(|s| s.step)).next()));
+                minibatches * job.train.batch as u64 * u64::from(job.ranks())
             }
         }
+    }
+
+    /// Minibatches of `step`, which is from 1.
+    pub fn minibatches_of(&self, step: Step) -> u64 {
+        self.minibatches_before(step.next()) - self.minibatches_before(step)
+    }
+
+    /// Minibatches that a worker has trained before `step`.
+    pub fn minibatches_before(&self, step: Step) -> u64 {
+        let done = step.0.saturating_sub(1);
+        let (epochs, within) = (done / self.per_epoch, done % self.per_epoch);
+        epochs.saturating_mul(self.minibatches_an_epoch).saturating_add(within * self.minibatches_a_step)
     }
 
     /// A rank's minibatches from the one after `done`, filled on a thread of their own.
@@ -78,7 +98,7 @@ impl Plan {
         })?)
     }
 
-    /// Which samples a rank trains in each step after `done` (static sampler).
+    /// Which samples a rank trains in each minibatch after step `done` (static sampler).
     ///
     /// # Panics
     /// When the job has not so many ranks.
@@ -86,14 +106,14 @@ impl Plan {
         let (rank, world, batch) = (rank as usize, job.ranks() as usize, job.train.batch);
         let epoch = done.0 / self.per_epoch;
         let mut current = self.sampler.batches(epoch, rank, world, batch);
-        for _ in 0..done.0 % self.per_epoch {
+        for _ in 0..done.0 % self.per_epoch * self.minibatches_a_step {
             current.next();
         }
         Minibatches { sampler: self.sampler, epoch, current, rank, world, batch }
     }
 }
 
-/// A rank's minibatches, step by step. Endless: the loop counts the steps.
+/// A rank's minibatches, one by one. Endless: the loop counts the steps.
 #[derive(Clone, Debug)]
 pub struct Minibatches {
     sampler: Sampler,
@@ -105,7 +125,7 @@ pub struct Minibatches {
 }
 
 impl Minibatches {
-    /// The samples of the next step.
+    /// The samples of the next one.
     #[allow(clippy::should_implement_trait)] // an iterator may end, this does not
     pub fn next(&mut self) -> Vec<u32> {
         loop {

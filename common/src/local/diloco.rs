@@ -1,0 +1,60 @@
+//! Local SGD: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019. DiLoCo: Douillard et al., "DiLoCo:
+//! Distributed Low-Communication Training of Language Models", 2023, algorithm 1.
+//!
+//! Each worker makes H local steps from the center with an *inner* optimizer and pushes how far it went. The servers take the
+//! mean of that as a gradient, and apply an *outer* optimizer:
+//!
+//! ```text
+//!  x_m <- inner(x_m, gradient)     H times, from x_m = c
+//!  d   <- mean over m of (c - x_m)
+//!  c   <- outer(c, d)
+//! ```
+//!
+//! The inner optimizer, schedule and clipping are the job's; the inner state stays on the worker from one push to the next. The
+//! schedule's clock counts the worker's minibatches. The outer rate is constant and `d` is not clipped. Outer SGD at rate 1
+//! without decay is local SGD: the center becomes the mean of the workers. Where pushes are applied as they come, `d` is one
+//! worker's, and delayed Nesterov is the outer optimizer that suits
+//! ([`DelayedNesterov`](crate::optim::DelayedNesterov)).
+
+use super::{LocalRule, count};
+use crate::optim::{ClipConfig, Descent, Nesterov, OptimError, OptimizerConfig, ScheduleConfig};
+use serde::{Deserialize, Serialize};
+
+/// Local SGD and DiLoCo.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Diloco {
+    /// Minibatches between two pushes: H, 1 to 1000000. Default 50.
+    pub steps: u64,
+    /// The optimizer of the servers. Default: Nesterov's, rate 0.7, momentum 0.9.
+    pub outer: OptimizerConfig,
+}
+
+impl Default for Diloco {
+    fn default() -> Self {
+        let outer = OptimizerConfig::Nesterov(Nesterov { lr: 0.7, momentum: 0.9, weight_decay: 0.0 });
+        Self { steps: 50, outer }
+    }
+}
+
+impl LocalRule for Diloco {
+    fn validate(&self) -> Result<(), OptimError> {
+        count("steps", self.steps)?;
+        self.outer.validate().map_err(|e| OptimError { section: "local.outer", ..e })
+    }
+
+    fn minibatches(&self) -> u64 {
+        self.steps
+    }
+
+    fn on_servers(&self, _job: &Descent) -> Descent {
+        let (schedule, clip) = (ScheduleConfig::default(), ClipConfig::default());
+        Descent { optimizer: self.outer.clone(), schedule, clip }
+    }
+
+    fn push(&self, center: &[f32], weights: &mut [f32], push: &mut [f32]) {
+        for ((d, c), x) in push.iter_mut().zip(center).zip(weights) {
+            *d = *c - *x;
+        }
+    }
+}

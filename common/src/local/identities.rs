@@ -1,0 +1,330 @@
+//! What proves the rules: closed forms on the quadratic `f = h w^2 / 2`, with the servers' optimizers as they are.
+
+use super::*;
+use crate::{
+    encoding::Encoding,
+    optim::{Adagrad, Adam, ClipConfig, Gradient, Nesterov, OptimizerConfig, ScheduleConfig, Shape},
+    payload::Payload,
+};
+
+/// The servers, with one bucket: the mean of a round of pushes is one update.
+struct Servers {
+    descent: Descent,
+    weights: Vec<f32>,
+    slots: Vec<Vec<f32>>,
+    t: u64,
+}
+
+impl Servers {
+    fn new(config: &LocalConfig, job: &Descent, weights: &[f32]) -> Self {
+        let descent = config.rule().on_servers(job);
+        let slots = descent.optimizer.new_slots(weights.len());
+        Self { descent, weights: weights.to_vec(), slots, t: 0 }
+    }
+
+    fn round(&mut self, pushes: &[Vec<f32>]) {
+        let n = pushes.len();
+        let sum: Vec<f32> = (0..self.weights.len()).map(|i| pushes.iter().map(|p| p[i]).sum()).collect();
+        self.t += 1;
+        let lr = self.descent.optimizer.lr() * self.descent.schedule.factor(self.t as f64 - 1.0, n);
+        let hyper = crate::optim::Hyper { lr: lr as f32, t: self.t, clip_value: self.descent.clip.value };
+        let payload = Payload::from(le(&sum));
+        let gradient = Gradient { payload: &payload, encoding: Encoding::F32, scale: 1.0 / n as f32 };
+        self.descent.optimizer.apply(&hyper, &mut self.weights, &mut self.slots, gradient);
+    }
+}
+
+fn le(values: &[f32]) -> bytes::Bytes {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>().into()
+}
+
+fn job(optimizer: OptimizerConfig) -> Descent {
+    Descent { optimizer, schedule: ScheduleConfig::default(), clip: ClipConfig::default() }
+}
+
+fn replica(config: &LocalConfig, job: &Descent, weights: &[f32]) -> Replica {
+    let mut replica = Replica::new(config, job, weights.len(), weights.len()).expect("local weights");
+    replica.begin(weights);
+    replica
+}
+
+/// The minibatches of a step with the gradient `h w`.
+fn minibatches(replica: &mut Replica, h: f32) {
+    for i in 0..replica.rule().minibatches() {
+        let gradient: Vec<f32> = replica.weights().iter().map(|w| h * w).collect();
+        replica.step(i, &gradient).expect("finite");
+    }
+}
+
+fn diloco(steps: u64, outer: OptimizerConfig) -> LocalConfig {
+    LocalConfig::Diloco(Diloco { steps, outer })
+}
+
+fn outer_nesterov() -> OptimizerConfig {
+    OptimizerConfig::Nesterov(Nesterov { lr: 0.7, momentum: 0.9, weight_decay: 0.0 })
+}
+
+#[test]
+fn an_outer_sgd_shrinks_a_quadratic_by_the_factor_of_its_inner_steps() {
+    for (h, eta, steps, a) in
+        [(1.0f32, 0.1f64, 1u64, 1.0f64), (1.0, 0.1, 20, 1.0), (0.5, 0.2, 7, 0.7), (2.0, 0.3, 50, 1.5)]
+    {
+        let config = diloco(steps, OptimizerConfig::sgd(a));
+        let job = job(OptimizerConfig::sgd(eta));
+        let mut servers = Servers::new(&config, &job, &[1.0]);
+        let mut worker = replica(&config, &job, &[1.0]);
+        let inner = (1.0 - eta * f64::from(h)).powi(steps as i32);
+        let factor = 1.0 - a * (1.0 - inner);
+        let mut expected = 1.0;
+        for round in 0..5 {
+            minibatches(&mut worker, h);
+            let push = worker.push(&servers.weights).to_vec();
+            servers.round(&[push]);
+            worker.pulled(&servers.weights);
+            expected *= factor;
+            // Each step rounds at the size of the weights of its beginning.
+            let apart = (f64::from(servers.weights[0]) - expected).abs();
+            assert!(
+                apart < 1e-6 * (round + 1) as f64,
+                "{steps} steps: {} is not {expected}",
+                servers.weights[0]
+            );
+        }
+    }
+}
+
+/// The larger root of the characteristic polynomial of one round with outer Nesterov, by q = 1 - (1 - eta h)^H.
+fn radius(q: f64, lr: f64, mu: f64) -> f64 {
+    // b <- mu b + q w, w <- w - lr (q w + mu b): trace and determinant of that matrix over (w, b).
+    let (trace, det) = (1.0 - lr * q * (1.0 + mu) + mu, mu * (1.0 - lr * q));
+    let disc = trace * trace - 4.0 * det;
+    match disc >= 0.0 {
+        true => ((trace.abs() + disc.sqrt()) / 2.0).abs(),
+        false => det.sqrt(),
+    }
+}
+
+#[test]
+fn an_outer_nesterov_has_the_spectral_radius_of_its_two_by_two_matrix() {
+    for (q, published) in [(0.1, 0.915), (0.5, 0.765), (0.9, 0.577), (1.0, 0.520)] {
+        let expected = radius(q, 0.7, 0.9);
+        assert!((expected - published).abs() < 6e-4, "{q}: {expected}");
+        // One local step at rate q on a curvature of 1 leaves 1 - q of the weights.
+        let config = diloco(1, outer_nesterov());
+        let job = job(OptimizerConfig::sgd(q));
+        let mut servers = Servers::new(&config, &job, &[1.0]);
+        let mut worker = replica(&config, &job, &[1.0]);
+        // The state of two rounds is the matrix's action: its powers grow as its radius, whatever it begins with.
+        let mut states = Vec::new();
+        for _ in 0..3 {
+            minibatches(&mut worker, 1.0);
+            let push = worker.push(&servers.weights).to_vec();
+            let before = [f64::from(servers.weights[0]), f64::from(servers.slots[0][0])];
+            servers.round(&[push]);
+            worker.pulled(&servers.weights);
+            states.push((before, [f64::from(servers.weights[0]), f64::from(servers.slots[0][0])]));
+        }
+        // The matrix from two of its images: M [s1 s2] = [t1 t2].
+        let ([a, c], [b, d]) = (states[1].0, states[2].0);
+        let ([e, g], [f, k]) = (states[1].1, states[2].1);
+        let det_s = a * d - b * c;
+        let m = [
+            [(e * d - f * c) / det_s, (f * a - e * b) / det_s],
+            [(g * d - k * c) / det_s, (k * a - g * b) / det_s],
+        ];
+        let (trace, det) = (m[0][0] + m[1][1], m[0][0] * m[1][1] - m[0][1] * m[1][0]);
+        let disc = trace * trace - 4.0 * det;
+        let measured = if disc >= 0.0 { (trace.abs() + disc.sqrt()) / 2.0 } else { det.abs().sqrt() };
+        assert!((measured - expected).abs() < 1e-3, "{q}: {measured}, not {expected}");
+    }
+}
+
+#[test]
+fn one_local_step_of_sgd_and_an_outer_sgd_at_rate_one_are_a_lock_step_round() {
+    let start: Vec<f32> = (0..50).map(|i| (i as f32 - 20.0) / 7.0).collect();
+    let config = diloco(1, OptimizerConfig::sgd(1.0));
+    let job = job(OptimizerConfig::sgd(0.1));
+    let mut servers = Servers::new(&config, &job, &start);
+    let mut plain = Servers::new(&LocalConfig::default(), &job, &start);
+    let mut workers: Vec<Replica> = (0..3).map(|_| replica(&config, &job, &start)).collect();
+    for _ in 0..20 {
+        let gradient = |w: usize, at: &[f32]| -> Vec<f32> {
+            at.iter().enumerate().map(|(i, x)| x * (1.0 + (i + w) as f32 / 30.0)).collect()
+        };
+        let mut pushes = Vec::new();
+        for (w, worker) in workers.iter_mut().enumerate() {
+            let g = gradient(w, worker.weights());
+            worker.step(0, &g).expect("finite");
+            pushes.push(worker.push(&servers.weights).to_vec());
+        }
+        servers.round(&pushes);
+        let gradients: Vec<Vec<f32>> = (0..3).map(|w| gradient(w, &plain.weights)).collect();
+        plain.round(&gradients);
+        workers.iter_mut().for_each(|w| w.pulled(&servers.weights));
+        for (a, b) in servers.weights.iter().zip(&plain.weights) {
+            // c - (c - lr g) rounds where lr g does not: some units in the last place of a weight near 4.
+            assert!((a - b).abs() < 4e-6, "{a} is not {b}");
+        }
+    }
+    assert!(servers.weights[0].abs() < 1.0, "nothing was trained");
+}
+
+#[test]
+fn the_inner_state_and_clock_go_on_from_push_to_push() {
+    let schedule =
+        ScheduleConfig { shape: Shape::Step { every: 3, gamma: 0.5 }, ..ScheduleConfig::default() };
+    let adam = OptimizerConfig::Adam(Adam { lr: 0.05, ..Adam::default() });
+    let job = Descent { schedule, ..job(adam) };
+    // The servers take what comes as it is: the worker is alone, and so is Adam.
+    let config = diloco(2, OptimizerConfig::sgd(1.0));
+    let start = [1.0, -2.0, 0.5];
+    let mut servers = Servers::new(&config, &job, &start);
+    let mut worker = replica(&config, &job, &start);
+    let (mut alone, mut slots) = (start.to_vec(), job.optimizer.new_slots(3));
+    for k in 0..8u64 {
+        let g: Vec<f32> = worker.weights().iter().map(|w| w * 1.5).collect();
+        worker.step(k, &g).expect("finite");
+        if k % 2 == 1 {
+            let push = worker.push(&servers.weights).to_vec();
+            servers.round(&[push]);
+            worker.pulled(&servers.weights);
+        }
+        let g: Vec<f32> = alone.iter().map(|w| w * 1.5).collect();
+        job.apply(&job.hyper(k, k + 1), 3, &mut alone, &mut slots, &le(&g)).expect("finite");
+    }
+    for (a, b) in servers.weights.iter().zip(&alone) {
+        assert!((a - b).abs() < 2e-6, "{a} is not {b}");
+    }
+}
+
+#[test]
+fn downpour_that_pushes_and_fetches_each_minibatch_is_adagrad_bit_for_bit() {
+    let adagrad = OptimizerConfig::Adagrad(Adagrad { lr: 0.1, ..Adagrad::default() });
+    let config = LocalConfig::Downpour(Downpour { lr: 0.3, ..Downpour::default() });
+    let job = job(adagrad);
+    let start: Vec<f32> = (0..40).map(|i| (i as f32).sin()).collect();
+    let mut servers = Servers::new(&config, &job, &start);
+    let mut plain = Servers::new(&LocalConfig::default(), &job, &start);
+    let mut worker = replica(&config, &job, &start);
+    for _ in 0..30 {
+        let gradient = |at: &[f32]| at.iter().map(|x| x * x * x - 0.3).collect::<Vec<f32>>();
+        let g = gradient(worker.weights());
+        worker.step(0, &g).expect("finite");
+        let push = worker.push(&servers.weights).to_vec();
+        servers.round(&[push]);
+        worker.pulled(&servers.weights);
+        let g = gradient(&plain.weights);
+        plain.round(&[g]);
+    }
+    let bits = |w: &[f32]| w.iter().map(|w| w.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&servers.weights), bits(&plain.weights));
+    assert_ne!(servers.weights, start);
+}
+
+#[test]
+fn downpour_pushes_the_sum_of_its_gradients_and_moves_meanwhile() {
+    let config =
+        LocalConfig::Downpour(Downpour { n_push: 3, n_fetch: Some(6), lr: 0.5, ..Downpour::default() });
+    assert_eq!((config.rule().minibatches(), config.rule().steps_a_pull()), (3, 2));
+    let mut worker = replica(&config, &job(OptimizerConfig::sgd(1.0)), &[8.0, 0.0]);
+    for round in 1..=2 {
+        for g in [1.0, 2.0, 4.0] {
+            worker.step(0, &[g, -g]).expect("finite");
+        }
+        // Nothing is pulled in between: the weights go on from where they are, and the sum begins anew.
+        assert_eq!(worker.push(&[8.0, 0.0]), [7.0, -7.0]);
+        assert_eq!(worker.weights(), [8.0 - 3.5 * round as f32, 3.5 * round as f32]);
+    }
+    worker.pulled(&[5.0, 5.0]);
+    assert_eq!(worker.weights(), [5.0, 5.0]);
+}
+
+/// Whether `p` workers with EASGD that take turns come to rest on the quadratic.
+fn elastic_is_stable(eta: f64, alpha: f64, p: usize) -> bool {
+    let config = LocalConfig::Easgd(Easgd { steps: 1, alpha });
+    let job = job(OptimizerConfig::sgd(eta));
+    let mut servers = Servers::new(&config, &job, &[1.0]);
+    let mut workers: Vec<Replica> = (0..p).map(|i| replica(&config, &job, &[1.0 - i as f32 / 2.0])).collect();
+    for _ in 0..40_000 {
+        for worker in &mut workers {
+            minibatches(worker, 1.0);
+            let push = worker.push(&servers.weights).to_vec();
+            servers.round(&[push]);
+            worker.pulled(&servers.weights);
+        }
+        let largest = workers.iter().map(|w| w.weights()[0].abs()).fold(servers.weights[0].abs(), f32::max);
+        if largest > 1e6 {
+            return false;
+        }
+        if largest < 1e-6 {
+            return true;
+        }
+    }
+    panic!("eta {eta}, alpha {alpha}, {p} workers: neither")
+}
+
+#[test]
+fn elastic_averaging_is_stable_up_to_the_bound_of_the_paper_and_no_further() {
+    for p in [1, 3] {
+        for eta in [0.2, 0.5, 1.0, 1.5, 1.9] {
+            let bound = (4.0 - 2.0 * eta) / (4.0 - eta);
+            assert!(elastic_is_stable(eta, bound * 0.98, p), "eta {eta}, {p} workers: below {bound}");
+            assert!(!elastic_is_stable(eta, bound * 1.02, p), "eta {eta}, {p} workers: above {bound}");
+        }
+    }
+}
+
+#[test]
+fn a_lock_step_round_of_elastic_averaging_moves_the_center_by_the_sum_of_all_pulls() {
+    let config = LocalConfig::Easgd(Easgd { steps: 2, alpha: 0.25 });
+    let job = job(OptimizerConfig::sgd(0.0));
+    let mut servers = Servers::new(&config, &job, &[0.0]);
+    let mut pushes = Vec::new();
+    for x in [4.0, 8.0, -2.0, 2.0] {
+        let mut worker = replica(&config, &job, &[x]);
+        minibatches(&mut worker, 1.0);
+        worker.pulled(&servers.weights);
+        pushes.push(worker.push(&servers.weights).to_vec());
+        assert_eq!(worker.weights(), [0.75 * x]);
+    }
+    servers.round(&pushes);
+    // a * (4 + 8 - 2 + 2)
+    assert_eq!(servers.weights, [3.0]);
+}
+
+#[test]
+fn options_outside_their_range_are_refused_by_name() {
+    for (text, said) in [
+        ("kind = \"diloco\"\nsteps = 0", "[local] steps"),
+        ("kind = \"diloco\"\nouter = { kind = \"nesterov\", lr = -1.0 }", "[local.outer] lr"),
+        ("kind = \"downpour\"\nn_push = 0", "[local] n_push"),
+        ("kind = \"downpour\"\nn_push = 4\nn_fetch = 6", "[local] n_fetch"),
+        ("kind = \"downpour\"\nn_push = 4\nn_fetch = 2", "[local] n_fetch"),
+        ("kind = \"downpour\"\nlr = -0.1", "[local] lr"),
+        ("kind = \"downpour\"\nwarm_start = 1000001", "[local] warm_start"),
+        ("kind = \"easgd\"\nalpha = 0.0", "[local] alpha"),
+        ("kind = \"easgd\"\nalpha = 1.5", "[local] alpha"),
+        ("kind = \"easgd\"\nsteps = 1000001", "[local] steps"),
+    ] {
+        let config: LocalConfig = toml::from_str(text).expect("it can be read");
+        let error = config.rule().validate().expect_err(text).to_string();
+        assert!(error.starts_with(said), "{text}: {error}");
+    }
+    assert!(toml::from_str::<LocalConfig>("kind = \"easgd\"\nn_push = 3").is_err());
+    let whole: LocalConfig = toml::from_str("kind = \"diloco\"").expect("defaults");
+    assert_eq!(toml::from_str::<LocalConfig>(&toml::to_string(&whole).expect("text")).expect("same"), whole);
+    for kind in ["every-step", "diloco", "downpour", "easgd"] {
+        let config: LocalConfig = toml::from_str(&format!("kind = \"{kind}\"")).expect(kind);
+        config.rule().validate().expect(kind);
+        assert_eq!(config.kind(), kind);
+    }
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_moves_nothing() {
+    let config = diloco(2, outer_nesterov());
+    let mut worker = replica(&config, &job(OptimizerConfig::sgd(0.1)), &[1.0, 2.0]);
+    assert!(worker.step(0, &[0.0, f32::NAN]).is_err());
+    assert_eq!(worker.weights(), [1.0, 2.0]);
+    worker.step(0, &[1.0, 1.0]).expect("finite");
+}

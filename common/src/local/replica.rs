@@ -1,0 +1,105 @@
+//! A worker's own weights, and what it pushes of them.
+
+use super::{LocalConfig, LocalRule, Notes};
+use crate::{
+    codec::F32_BYTES,
+    optim::{Descent, NotFinite},
+};
+use bytes::Bytes;
+
+/// The weights that a worker moves between two pushes, with the state of what moves them.
+///
+/// Takes the memory of the model once for the weights, once for what is pushed, once for a gradient, and once for each state
+/// vector of the optimizer on the worker.
+#[derive(Debug)]
+pub struct Replica {
+    config: LocalConfig,
+    descent: Descent,
+    /// Trained values; running statistics are behind them.
+    params_len: usize,
+    weights: Vec<f32>,
+    slots: Vec<Vec<f32>>,
+    /// Updates of the local weights since the slots were new.
+    t: u64,
+    push: Vec<f32>,
+    /// What is in `push` was pushed.
+    pushed: bool,
+    gradient: Vec<u8>,
+}
+
+impl Replica {
+    /// For a job that moves its weights so, of `params_len` trained values among `len`; `None` where its workers have no
+    /// weights of their own. [`Self::begin`] comes first.
+    pub fn new(config: &LocalConfig, job: &Descent, params_len: usize, len: usize) -> Option<Self> {
+        let descent = config.rule().on_worker(job);
+        config.is_local().then(|| Self {
+            config: config.clone(),
+            slots: descent.optimizer.new_slots(params_len),
+            descent,
+            params_len,
+            weights: vec![0.0; len],
+            t: 0,
+            push: vec![0.0; len],
+            pushed: true,
+            gradient: vec![0; len * F32_BYTES],
+        })
+    }
+
+    /// What it follows.
+    pub fn rule(&self) -> &dyn LocalRule {
+        self.config.rule()
+    }
+
+    /// Begins at the center, with new state: at first, and where the worker goes on from elsewhere.
+    pub fn begin(&mut self, center: &[f32]) {
+        self.weights.copy_from_slice(center);
+        self.slots = self.descent.optimizer.new_slots(self.params_len);
+        (self.t, self.pushed) = (0, true);
+    }
+
+    /// The center was pulled.
+    pub fn pulled(&mut self, center: &[f32]) {
+        if self.rule().follows() {
+            self.weights.copy_from_slice(center);
+        }
+    }
+
+    /// Where the next gradient is computed.
+    pub fn weights(&self) -> &[f32] {
+        &self.weights
+    }
+
+    /// Moves the weights by the gradient of a minibatch; `clock`: how many minibatches of the job the worker had trained
+    /// before it, for the schedule.
+    ///
+    /// # Panics
+    /// When the gradient is not as long as the weights.
+    pub fn step(&mut self, clock: u64, gradient: &[f32]) -> Result<(), NotFinite> {
+        assert_eq!(gradient.len(), self.weights.len(), "a gradient of another model");
+        let bytes = self.gradient.as_chunks_mut::<F32_BYTES>().0;
+        bytes.iter_mut().zip(gradient).for_each(|(bytes, v)| *bytes = v.to_le_bytes());
+        let bytes = Bytes::from(std::mem::take(&mut self.gradient));
+        let hyper = self.descent.hyper(clock, self.t + 1);
+        match self.rule().notes() {
+            Notes::Nothing => {}
+            Notes::Before => self.push.copy_from_slice(&self.weights),
+            // Copied: adding to zero would change the sign of a zero.
+            Notes::Sum if self.pushed => self.push.copy_from_slice(gradient),
+            Notes::Sum => self.push.iter_mut().zip(gradient).for_each(|(s, g)| *s += g),
+        }
+        let applied = self.descent.apply(&hyper, self.params_len, &mut self.weights, &mut self.slots, &bytes);
+        // Nobody else has them any more: the same memory serves the next gradient.
+        self.gradient = bytes.into();
+        applied?;
+        self.t += 1;
+        self.pushed = false;
+        Ok(())
+    }
+
+    /// What is pushed for the gradients since the last push, as long as the weights; `center` is what was pulled last.
+    pub fn push(&mut self, center: &[f32]) -> &[f32] {
+        self.config.rule().push(center, &mut self.weights, &mut self.push);
+        self.pushed = true;
+        &self.push
+    }
+}

@@ -1,0 +1,119 @@
+//! Workers with weights of their own, in simulated time: the bits of one process, the rule's bound, the bytes.
+
+use paraft_sim::{Outcome, Setup, simulate};
+use paraft_worker::{Job, samples::shape_of};
+use std::path::Path;
+
+fn job(set: &[&str]) -> Job {
+    let text = "[model]\nkind = \"mlp\"\nhidden = [16]\n[data]\nkind = \"digits\"\n[train]\nworkers = 4\nbatch = 16\n\
+                epochs = 2\n[optimizer]\nkind = \"sgd\"\nlr = 0.05\n[cluster]\nshards = 3\n";
+    let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+    Job::parse(text, Path::new("test.toml"), &set).expect("a job")
+}
+
+/// The outcome, and how many bytes were pushed.
+fn run(job: &Job, setup: &Setup) -> (Outcome, u64) {
+    use std::sync::{Arc, atomic::AtomicU64, atomic::Ordering::Relaxed};
+    let data = job.data.as_ref().expect("data").load(Path::new(".")).expect("digits");
+    let model = job.model.as_ref().expect("a model").build(shape_of(&data.train)).expect("fits");
+    let pushed = Arc::new(AtomicU64::new(0));
+    let sum = pushed.clone();
+    let sink = move |e: &paraft_record::Event| {
+        if let paraft_record::Event::Worker(w) = e {
+            sum.fetch_add(w.bytes_pushed, Relaxed);
+        }
+        Ok(())
+    };
+    let outcome = simulate(job, setup, model, data, Box::new(sink)).expect("it ends");
+    (outcome, pushed.load(Relaxed))
+}
+
+fn bits(weights: &[f32]) -> Vec<u32> {
+    weights.iter().map(|w| w.to_bits()).collect()
+}
+
+fn uneven() -> Setup {
+    Setup {
+        compute_spread: 0.5,
+        worker_spread: 0.3,
+        jitter: 0.8,
+        server_mttf_s: Some(0.5),
+        ..Setup::default()
+    }
+}
+
+#[test]
+fn lock_step_training_has_the_bits_of_one_process_however_slow_anyone_is() {
+    for local in [
+        vec!["local.kind=diloco", "local.steps=5", "optimizer.kind=adam", "optimizer.lr=0.005"],
+        vec!["local.kind=easgd", "local.steps=3", "local.alpha=0.2"],
+        vec!["local.kind=downpour", "local.n_push=2", "local.lr=0.02"],
+    ] {
+        let job = job(&[&["train.mode=bsp"], &local[..]].concat());
+        let oracle = paraft_proof::oracle(&job, paraft_proof::Order::Shares).expect("an oracle");
+        for setup in [Setup::default(), uneven()] {
+            let (outcome, _) = run(&job, &setup);
+            assert_eq!(bits(&outcome.weights), bits(&oracle), "{local:?}");
+            assert_eq!(outcome.largest_gap, 0);
+        }
+    }
+}
+
+#[test]
+fn eleven_local_steps_push_an_eleventh_and_take_as_long_to_compute() {
+    let quiet = Setup {
+        compute_spread: 0.0,
+        jitter: 0.0,
+        latency_ms: 0.0,
+        worker_gbit: 0.0,
+        server_gbit: 0.0,
+        ..Setup::default()
+    };
+    let (every, bytes) = run(&job(&[]), &quiet);
+    // 22 minibatches an epoch.
+    let (diloco, fewer) = run(&job(&["local.kind=diloco", "local.steps=11"]), &quiet);
+    assert_eq!((every.steps, diloco.steps, bytes), (44, 4, 11 * fewer));
+    assert!((every.seconds - diloco.seconds).abs() < 1e-6, "{} and {}", every.seconds, diloco.seconds);
+}
+
+#[test]
+fn ssp_keeps_its_bound_and_every_job_ends_under_failures() {
+    let troubled = Setup { mttf_s: Some(0.6), restart_s: Some(0.2), slow: [(1, 4.0)].into(), ..uneven() };
+    for local in [
+        vec!["local.kind=diloco", "local.steps=3"],
+        vec!["local.kind=easgd", "local.steps=2", "local.alpha=0.2"],
+        vec![
+            "local.kind=downpour",
+            "local.n_push=2",
+            "local.n_fetch=6",
+            "local.lr=0.02",
+            "optimizer.lr=0.01",
+        ],
+    ] {
+        for (mode, bound) in [("bsp", 0), ("ssp:1", 1), ("asp", u64::MAX)] {
+            let mode = format!("train.mode={mode}");
+            let job = job(&[&[mode.as_str(), "train.epochs=3"], &local[..]].concat());
+            let (outcome, _) = run(&job, &troubled);
+            assert!(outcome.largest_gap <= bound, "{mode} {local:?}: a gap of {}", outcome.largest_gap);
+            assert!(outcome.worker_failures > 0, "{mode} {local:?}");
+            let (again, _) = run(&job, &troubled);
+            assert_eq!(
+                (outcome.seconds, bits(&outcome.weights)),
+                (again.seconds, bits(&again.weights)),
+                "{mode} {local:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_warm_start_is_as_long_as_it_says() {
+    let quiet = Setup { compute_spread: 0.0, jitter: 0.0, ..Setup::default() };
+    let set =
+        ["train.mode=asp", "local.kind=downpour", "local.n_push=2", "local.lr=0.02", "optimizer.lr=0.01"];
+    let (together, _) = run(&job(&set), &quiet);
+    let (warm, _) = run(&job(&[&set[..], &["local.warm_start=20"]].concat()), &quiet);
+    // 20 minibatches of 10 ms, of the lowest worker alone; the others look every 20 ms.
+    let later = warm.seconds - together.seconds;
+    assert!((0.2..0.24).contains(&later), "{later} s");
+}

@@ -1,0 +1,240 @@
+//! Workers with weights of their own: what they learn, what they push, and what becomes of a job that loses one.
+
+use anyhow::{Context, Result, ensure};
+use paraft_tests::{
+    fleet::{Fleet, FleetOptions},
+    train::{distance, job, train, train_from, worker, worker_until},
+    wait,
+};
+use paraft_worker::{Job, WorkerReport};
+use std::{
+    sync::{Arc, atomic::AtomicBool, atomic::Ordering::SeqCst},
+    thread,
+};
+
+const MLP: &str = "[model]\nkind = \"mlp\"\nhidden = [24]\n[optimizer]\nkind = \"sgd\"\nlr = 0.1\n";
+
+/// A job on a fleet of its own. 1437 samples, 35 in a minibatch: 20 minibatches an epoch for each of two workers.
+fn fleet_and_job(set: &[&str]) -> Result<(Fleet, Job)> {
+    let fleet = Fleet::start(FleetOptions { shards: 2, ..FleetOptions::default() })?;
+    let all = [&["train.batch=35", "train.epochs=10", "cluster.bucket_bytes=1024"], set].concat();
+    let job = job(&fleet.at, MLP, &all)?;
+    Ok((fleet, job))
+}
+
+fn weights_of(set: &[&str]) -> Result<Vec<f32>> {
+    let (_fleet, job) = fleet_and_job(set)?;
+    train(&job)
+}
+
+/// The reports of all workers, by rank.
+fn reports(job: &Job) -> Result<Vec<WorkerReport>> {
+    thread::scope(|s| {
+        let all: Vec<_> = (0..job.train.workers).map(|rank| s.spawn(move || worker(job, rank))).collect();
+        all.into_iter().map(|t| t.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?).collect()
+    })
+}
+
+fn accuracy(reports: &[WorkerReport]) -> Result<f64> {
+    let e = reports.iter().find_map(|r| r.evaluation.as_ref()).context("nobody evaluated")?;
+    Ok(e.correct as f64 / e.count as f64)
+}
+
+/// Steps and samples of each worker, pushed bytes of all, and the accuracy.
+fn run(set: &[&str]) -> Result<(u64, u64, u64, f64)> {
+    let (fleet, job) = fleet_and_job(set)?;
+    let reports = reports(&job)?;
+    let bytes = fleet.status(0, false)?.shards.iter().map(|s| s.bytes_pushed).sum();
+    Ok((reports[0].steps, reports[0].samples, bytes, accuracy(&reports)?))
+}
+
+fn bits(weights: &[f32]) -> Vec<u32> {
+    weights.iter().map(|w| w.to_bits()).collect()
+}
+
+#[test]
+fn twenty_inner_steps_train_the_same_samples_with_a_twentieth_of_the_bytes() -> Result<()> {
+    let every = run(&["train.epochs=20"])?;
+    let diloco = run(&["train.epochs=20", "local.kind=diloco", "local.steps=20"])?;
+    ensure!((every.0, diloco.0) == (400, 20), "{every:?} {diloco:?}");
+    ensure!(every.1 == diloco.1, "not the same samples: {every:?} {diloco:?}");
+    ensure!(every.2 == 20 * diloco.2, "{} bytes, and {}", every.2, diloco.2);
+    ensure!(diloco.3 > 0.9, "diloco came to {}, every step to {}", diloco.3, every.3);
+    Ok(())
+}
+
+#[test]
+fn the_last_step_of_an_epoch_takes_what_is_left_of_it() -> Result<()> {
+    // 20 minibatches in steps of 8, 8 and 4.
+    let (steps, samples, _, _) = run(&["train.epochs=3", "local.kind=diloco", "local.steps=8"])?;
+    ensure!((steps, samples) == (9, 3 * 20 * 35), "{steps} steps, {samples} samples");
+    // train.max_steps counts steps.
+    let (steps, samples, _, _) = run(&["train.max_steps=4", "local.kind=diloco", "local.steps=8"])?;
+    ensure!((steps, samples) == (4, 28 * 35), "{steps} steps, {samples} samples");
+    Ok(())
+}
+
+#[test]
+fn one_local_step_with_an_outer_sgd_at_rate_one_is_lock_step_training() -> Result<()> {
+    let local = ["local.kind=diloco", "local.steps=1", "local.outer.kind=sgd", "local.outer.lr=1.0"];
+    let (plain, diloco) = (weights_of(&[])?, weights_of(&local)?);
+    let apart = distance(&plain, &diloco);
+    // 200 updates, each rounded at the size of a weight instead of that of its change.
+    ensure!(apart < 1e-4, "{apart:e} apart");
+    // Two steps are something else.
+    let other = weights_of(&[&local[..], &["local.steps=2"]].concat())?;
+    ensure!(distance(&plain, &other) > 1e-2, "local steps did nothing");
+    Ok(())
+}
+
+#[test]
+fn lock_step_training_with_local_steps_has_the_bits_of_one_process() -> Result<()> {
+    for local in [
+        vec![
+            "local.kind=diloco",
+            "local.steps=6",
+            "optimizer.kind=adam",
+            "optimizer.lr=0.01",
+            "clip.norm=0.5",
+        ],
+        vec![
+            "local.kind=easgd",
+            "local.steps=3",
+            "schedule.kind=step",
+            "schedule.every=30",
+            "schedule.gamma=0.5",
+        ],
+        vec!["local.kind=downpour", "local.n_push=4", "local.lr=0.05", "optimizer.lr=0.02"],
+    ] {
+        let (_fleet, job) = fleet_and_job(&[&local[..], &["train.workers=2", "train.epochs=4"]].concat())?;
+        let (fleet, oracle) = (train(&job)?, paraft_proof::oracle(&job, paraft_proof::Order::Shares)?);
+        ensure!(bits(&fleet) == bits(&oracle), "{local:?}: {:e} apart", distance(&fleet, &oracle));
+    }
+    Ok(())
+}
+
+#[test]
+fn downpour_of_one_worker_that_pushes_and_fetches_each_minibatch_is_adagrad_bit_for_bit() -> Result<()> {
+    let set = [
+        "train.workers=1",
+        "train.mode=asp",
+        "train.epochs=2",
+        "optimizer.kind=adagrad",
+        "optimizer.lr=0.05",
+    ];
+    let downpour = [&set[..], &["local.kind=downpour", "local.lr=0.5"]].concat();
+    assert_eq!(bits(&weights_of(&set)?), bits(&weights_of(&downpour)?));
+    Ok(())
+}
+
+#[test]
+fn downpour_pushes_more_often_than_it_pulls_and_begins_with_one_worker() -> Result<()> {
+    let (fleet, job) = fleet_and_job(&[
+        "train.workers=2",
+        "train.mode=asp",
+        "train.epochs=12",
+        "optimizer.kind=adagrad",
+        "optimizer.lr=0.05",
+        "local.kind=downpour",
+        "local.n_push=2",
+        "local.n_fetch=10",
+        "local.warm_start=40",
+        "local.lr=0.05",
+    ])?;
+    let late = job.clone();
+    let second = thread::spawn(move || worker(&late, 1));
+    // Only the first worker may make the first 20 pushes of each bucket.
+    let first = worker(&job, 0)?;
+    let second = second.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
+    ensure!((first.steps, second.steps) == (120, 120), "{} and {} steps", first.steps, second.steps);
+    let status = fleet.status(0, false)?;
+    for s in &status.shards {
+        ensure!(s.pushes == 240 * u64::from(s.buckets), "{} pushes on {} buckets", s.pushes, s.buckets);
+    }
+    let found = accuracy(&[first, second])?;
+    ensure!(found > 0.9, "it came to {found}");
+    Ok(())
+}
+
+#[test]
+fn a_warm_start_keeps_the_others_back_until_its_updates_are_in() -> Result<()> {
+    let (fleet, job) = fleet_and_job(&[
+        "train.mode=asp",
+        "local.kind=downpour",
+        "local.n_push=2",
+        "local.warm_start=20",
+        "cluster.patience_ms=60000",
+        "optimizer.lr=0.02",
+    ])?;
+    let stop = Arc::<AtomicBool>::default();
+    let (late, stopped) = (job.clone(), stop.clone());
+    let second = thread::spawn(move || worker_until(&late, 1, stopped));
+    let halted = Arc::<AtomicBool>::default();
+    let (early, halt) = (job.clone(), halted.clone());
+    let first = thread::spawn(move || worker_until(&early, 0, halt));
+    let clock =
+        |worker: u32| fleet.shard().members.iter().find(|m| m.worker == worker).map_or(0, |m| m.clock);
+    let seen =
+        wait::until("the second worker's first step", || (clock(1), clock(0)), |(second, _)| *second > 0);
+    // Looked at later than it happened: the first one's clock may only be higher by then.
+    ensure!(seen.1 >= 10, "the second began when the first had done {} steps", seen.1);
+    stop.store(true, SeqCst);
+    halted.store(true, SeqCst);
+    let _ = (first.join(), second.join()); // interrupted, or done
+    Ok(())
+}
+
+#[test]
+fn elastic_averaging_learns_in_every_mode() -> Result<()> {
+    for mode in ["bsp", "ssp:2", "asp"] {
+        let mode = format!("train.mode={mode}");
+        let (steps, _, _, found) =
+            run(&["train.epochs=15", &mode, "local.kind=easgd", "local.steps=5", "local.alpha=0.4"])?;
+        ensure!(steps == 60 && found > 0.85, "{mode}: {steps} steps, accuracy {found}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_worker_that_dies_in_the_middle_of_its_local_steps_is_replaced() -> Result<()> {
+    for local in ["diloco", "easgd"] {
+        let kind = format!("local.kind={local}");
+        let (fleet, job) =
+            fleet_and_job(&["train.epochs=200", &kind, "local.steps=5", "cluster.grace_ms=1000"])?;
+        let interrupt = Arc::<AtomicBool>::default();
+        let (dying, soon) = (job.clone(), interrupt.clone());
+        let dies = thread::spawn(move || worker_until(&dying, 1, soon));
+        let lives = job.clone();
+        let lives = thread::spawn(move || worker(&lives, 0));
+        wait::until("the job to get going", || fleet.shard().version, |v| *v > 20);
+        interrupt.store(true, SeqCst);
+        let died = dies.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?;
+        ensure!(died.is_err(), "{local}: it was done before it could die");
+        let again = worker(&job, 1)?;
+        let lived = lives.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
+        ensure!(
+            again.steps > 0 && bits(&again.weights) == bits(&lived.weights),
+            "{local}: {} steps",
+            again.steps
+        );
+        let found = accuracy(&[lived, again])?;
+        ensure!(found > 0.9, "{local}: it came to {found}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_checkpoint_holds_the_center_and_the_outer_optimizer() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let folder = format!("checkpoint.dir={}", dir.path().display());
+    // Plain SGD inside: a worker that begins anew has lost nothing.
+    let local = ["local.kind=diloco", "local.steps=5"];
+    let set = [&local[..], &[&folder, "checkpoint.every_epochs=2", "train.epochs=2"]].concat();
+    weights_of(&set)?;
+    let on = [&local[..], &["train.epochs=4"]].concat();
+    let whole = weights_of(&on)?;
+    let (_fleet, job) = fleet_and_job(&on)?;
+    let resumed = train_from(&job, dir.path())?;
+    assert_eq!(bits(&whole), bits(&resumed));
+    Ok(())
+}

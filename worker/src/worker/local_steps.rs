@@ -1,0 +1,132 @@
+//! A step of a worker with weights of its own ([`paraft_common::local`]): some minibatches, then one push.
+//!
+//! ```text
+//!   ┌─ minibatch ─▶ gradient at the replica ─▶ replica moves ─┐ ─▶ [pull] ─▶ push ─▶ pull, or wait for the acks
+//!   └──────────────────────── of a step ◀─────────────────────┘
+//! ```
+//!
+//! What was pulled stays in the engine, as for any worker; evaluations and checkpoints are of that. What the replica has and no
+//! push was made of is lost with the worker: at most one step.
+
+use super::{Training, WorkerError, finite};
+use crate::{engine::Stepped, exchange::PushParts};
+use paraft_client::{Client, Pulled};
+use paraft_common::{Mode, Step, WorkerId};
+use paraft_data::Prefetcher;
+use paraft_models::{Batch, ModelError};
+use std::{
+    sync::atomic::Ordering::Relaxed,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// A worker that has to wait for the warm start looks so often whether it is over.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What became of a step.
+pub(super) enum Made {
+    /// It was pushed.
+    Pushed(Stepped),
+    /// It was given up: a pull says that the worker is to end, or goes on from elsewhere.
+    Elsewhere(Pulled),
+}
+
+impl Training<'_> {
+    /// The minibatches of `step`, and its push. `due`: a checkpoint is cut behind it. `None`: no data is left.
+    pub(super) fn local_step(
+        &mut self,
+        step: Step,
+        batches: &mut Prefetcher<Batch>,
+        due: bool,
+    ) -> Result<Option<Made>, WorkerError> {
+        let (mut loss_sum, mut samples) = (0.0, 0);
+        let before = self.plan.minibatches_before(step);
+        for i in 0..self.plan.minibatches_of(step) {
+            if self.options.interrupt.load(Relaxed) {
+                return Err(WorkerError::Interrupted);
+            }
+            let (Some(batch), Some(replica)) = (batches.next(), &mut self.replica) else { return Ok(None) };
+            let batch = batch?;
+            let (loss, gradient) = self.engine.gradient_at(replica.weights(), &batch)?;
+            finite(Stepped { loss, samples: 0 }, step, self.worker)?;
+            replica
+                .step(before + i, gradient)
+                .map_err(|e| ModelError::new(format!("{step} of {}: {e}", self.worker)))?;
+            loss_sum += f64::from(loss) * batch.n as f64;
+            samples += batch.n;
+            batches.recycle(batch);
+        }
+        if self.replica.as_ref().is_some_and(|r| r.rule().pulls_first()) {
+            let done = Step(step.0 - 1);
+            let pulled = self.pull(done, Client::pull)?;
+            if pulled.done != done || pulled.stop {
+                return Ok(Some(Made::Elsewhere(pulled)));
+            }
+        }
+        if !due {
+            self.client.ask_ahead(step);
+        }
+        let Some(replica) = &mut self.replica else { return Ok(None) };
+        let values = replica.push(self.engine.weights());
+        let mut push = PushParts::new(&mut self.client, step, samples);
+        for (i, bucket) in self.layout.buckets().iter().enumerate().rev() {
+            push.values(i, &values[bucket.range()]);
+        }
+        let loss = (loss_sum / samples.max(1) as f64) as f32;
+        Ok(Some(Made::Pushed(Stepped { loss, samples: samples as u64 })))
+    }
+
+    /// Behind the push of `step`, where no checkpoint is cut: pulls if it is time, or sees that the next push may go.
+    pub(super) fn pull_behind(&mut self, step: Step) -> Result<Pulled, WorkerError> {
+        let Some(rule) = self.replica.as_ref().map(|r| r.rule()) else {
+            return self.pull(step, Client::pull);
+        };
+        let within = (step.0 - 1) % self.plan.per_epoch + 1;
+        let ends = within == self.plan.per_epoch || step.0 >= self.plan.total;
+        if !ends && rule.pulls_first() {
+            // The next pull is of this step too, and waits for its push.
+            return Ok(Pulled { done: step, ..Pulled::default() });
+        }
+        // In the other modes pulls are what workers wait for.
+        let free = self.client.mode().1 == Mode::Asp;
+        if ends || !free || within.is_multiple_of(rule.steps_a_pull()) {
+            return self.pull(step, Client::pull);
+        }
+        match self.client.settle()? {
+            None => Ok(Pulled { done: step, ..Pulled::default() }),
+            Some(done) => Ok(Pulled { rejoined: true, ..self.pull(done, Client::pull)? }),
+        }
+    }
+
+    /// Waits for the warm start of the lowest worker; `pulled` is the first pull. Where nothing comes for as long as the
+    /// patience is, this worker begins all the same: the one that warms up may be gone.
+    pub(super) fn warm_start(&mut self, mut pulled: Pulled) -> Result<Pulled, WorkerError> {
+        let rule = self.replica.as_ref().map(|r| (r.rule().warm_start(), r.rule().minibatches()));
+        let Some((minibatches, a_push)) = rule.filter(|_| self.worker != WorkerId(0)) else {
+            return Ok(pulled);
+        };
+        let updates = minibatches.div_ceil(a_push).min(self.plan.total);
+        let patience = Duration::from_millis(self.job.cluster.patience_ms);
+        let (mut seen, mut since) = (self.client.version(), Instant::now());
+        while self.client.version().0 < updates && !pulled.stop && self.client.mode().1 == Mode::Asp {
+            if self.options.interrupt.load(Relaxed) {
+                return Err(WorkerError::Interrupted);
+            }
+            if self.client.version() != seen {
+                (seen, since) = (self.client.version(), Instant::now());
+            } else if since.elapsed() > patience {
+                tracing::warn!(
+                    updates = seen.0,
+                    of = updates,
+                    "the warm start has come to a halt; going on without it"
+                );
+                break;
+            }
+            thread::sleep(LOOK);
+            let rejoined = pulled.rejoined;
+            pulled = self.pull(pulled.done, Client::pull)?;
+            pulled.rejoined |= rejoined;
+        }
+        Ok(pulled)
+    }
+}
