@@ -38,5 +38,9 @@ pub fn run(args: &DemoArgs) -> Result<i32, Failure> {
         job.cluster.replicas,
         job.train.workers
     );
-    compare::compare(&job, &[Mode::Bsp, Mode::Asp], &dir, args.json, &train::interrupts())
+    let load = |more: &[String]| {
+        let set: Vec<String> = args.set.iter().chain(more).cloned().collect();
+        Job::parse(JOB, Path::new("demo.toml"), &set)
+    };
+    compare::compare_modes(&load, &[Mode::Bsp, Mode::Asp], &dir, args.json, &train::interrupts())
 }

@@ -26,6 +26,13 @@ impl Failure {
         &self.message
     }
 
+    /// Whether training failed since the loss or a gradient became no number. Of a worker there is only what it said: an exit
+    /// code is for schedulers, who need not know why.
+    pub fn diverged(&self) -> bool {
+        let words = ["training has diverged", "holds a NaN or an infinity"];
+        self.code == exit::FAILED && words.iter().any(|w| self.message.contains(w))
+    }
+
     /// A file or folder that cannot be written.
     pub fn write(path: &std::path::Path, e: impl Display) -> Self {
         Self::new(exit::IO, format!("{}: {e}", path.display())).help("choose another folder with --run-dir")

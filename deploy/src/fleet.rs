@@ -6,7 +6,7 @@
 
 use crate::{
     failure::Failure,
-    faults::{FAULTS_FILE, Faults, proxy::Proxies},
+    faults::{FAULTS_FILE, Faults, link::Link, proxy::Proxies},
 };
 use nix::{
     sys::signal::{Signal, kill},
@@ -15,6 +15,7 @@ use nix::{
 use paraft_trace::TRACE_FOLDER;
 use paraft_worker::{Job, exit};
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::{BufRead, BufReader, Write},
     os::unix::process::{CommandExt, ExitStatusExt},
@@ -160,22 +161,29 @@ pub struct Fleet {
     resume: Option<PathBuf>,
     /// Steps to record.
     trace: Option<u64>,
+    /// Workers that are made slower, by how much.
+    slow: BTreeMap<u32, f64>,
     doors: Option<Doors>,
 }
 
 /// What a fleet has beside its job.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Extras {
     /// Doors for faults on purpose.
     pub faults: bool,
     /// Each process records the stages of so many steps, in [`TRACE_FOLDER`] of the run's folder.
     pub trace: Option<u64>,
+    /// Workers that are made slower, by how much: each step takes so many times as long.
+    pub slow: BTreeMap<u32, f64>,
+    /// What the workers' connections to the servers are like; needs `cluster.transport = "tcp"`.
+    pub link: Option<Link>,
 }
 
-/// Doors for faults on purpose.
+/// Proxies before the servers: for faults on purpose, or for a link of another kind.
 struct Doors {
     proxies: Proxies,
-    file: PathBuf,
+    /// The faults file; none: there are no faults to come.
+    file: Option<PathBuf>,
 }
 
 impl Fleet {
@@ -192,7 +200,8 @@ impl Fleet {
             run_dir: run_dir.to_path_buf(),
             resume: None,
             trace: extras.trace,
-            doors: if extras.faults { Some(Doors::open(job.servers(), run_dir)?) } else { None },
+            slow: extras.slow.clone(),
+            doors: Doors::open(job.servers(), run_dir, &extras)?,
         };
         for id in 0..job.servers() {
             let server = fleet.server(id, "127.0.0.1:0")?;
@@ -246,8 +255,8 @@ impl Fleet {
         ]);
         command.arg(id.to_string()).arg("--log-file").arg(self.run_dir.join(format!("server-{id}.log")));
         command.args(["--metrics", "127.0.0.1:0"]).arg("--data").arg(server_data(&self.run_dir, id));
-        if let Some(doors) = &self.doors {
-            command.arg("--faults").arg(&doors.file);
+        if let Some(file) = self.doors.as_ref().and_then(|d| d.file.as_ref()) {
+            command.arg("--faults").arg(file);
         }
         self.trace(&mut command);
         Process::start(format!("server-{id}"), command, &self.run_dir)
@@ -309,6 +318,9 @@ impl Fleet {
         if let Some(checkpoint) = &self.resume {
             command.arg("--resume").arg(checkpoint);
         }
+        if let Some(factor) = self.slow.get(&(rank / job.train.group_size)) {
+            command.arg("--slow").arg(factor.to_string());
+        }
         self.trace(&mut command);
         let name = match job.train.group_size {
             1 => format!("worker-{rank}"),
@@ -322,7 +334,7 @@ impl Fleet {
     pub fn follow_faults(&self) {
         if let Some(doors) = &self.doors
             // One that cannot be read says so in the servers' logs.
-            && let Ok(faults) = Faults::read(&doors.file)
+            && let Some(Ok(faults)) = doors.file.as_ref().map(|f| Faults::read(f))
         {
             doors.proxies.set(&faults);
         }
@@ -348,12 +360,18 @@ impl Fleet {
 }
 
 impl Doors {
-    fn open(servers: u32, run_dir: &Path) -> Result<Self, Failure> {
-        let file = run_dir.join(FAULTS_FILE);
-        Faults::default().write(&file).map_err(|e| Failure::write(&file, e))?;
-        let proxies = Proxies::start(servers, run_dir);
+    /// Where something needs them.
+    fn open(servers: u32, run_dir: &Path, extras: &Extras) -> Result<Option<Self>, Failure> {
+        if !extras.faults && extras.link.is_none() {
+            return Ok(None);
+        }
+        let file = extras.faults.then(|| run_dir.join(FAULTS_FILE));
+        if let Some(file) = &file {
+            Faults::default().write(file).map_err(|e| Failure::write(file, e))?;
+        }
+        let proxies = Proxies::start(servers, run_dir, extras.link);
         let proxies = proxies.map_err(|e| Failure::new(exit::IO, format!("no proxies: {e}")))?;
-        Ok(Self { proxies, file })
+        Ok(Some(Self { proxies, file }))
     }
 }
 

@@ -51,7 +51,7 @@ pub struct SimulateArgs {
 }
 
 /// What the fleet is like. Each flag's default is [`Setup::default`]'s, or what --calibrate has found.
-#[derive(Args, Clone, Debug, Default)]
+#[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct FleetArgs {
     /// Seed of everything that is drawn but weights and the order of samples, which have the job's. Default: the job's.
     #[arg(long)]
@@ -229,7 +229,7 @@ fn warn(job: &Job, parameters: u64) {
 }
 
 /// A setup from a run in `dir`; the flags' part of it is as they say already while it is fitted.
-fn calibrated(dir: &Path, base: Setup, flags: &FleetArgs, quiet: bool) -> Result<Setup, Failure> {
+pub fn calibrated(dir: &Path, base: Setup, flags: &FleetArgs, quiet: bool) -> Result<Setup, Failure> {
     let record = RunRecord::load(dir)?;
     let own = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let cores = flags.cores.unwrap_or(own);

@@ -90,7 +90,8 @@ pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
         None => RunDir::new(args.run_dir.as_deref(), &job.name)?,
     };
     let interrupted = interrupts();
-    let extras = Extras { faults: args.faults, trace: args.trace.then_some(args.trace_steps) };
+    let extras =
+        Extras { faults: args.faults, trace: args.trace.then_some(args.trace_steps), ..Extras::default() };
     let launched = launch_with(&job, &dir, resume.as_deref(), args.json, &interrupted, extras);
     // Also of a run that has failed: it may show why.
     let trace = args.trace.then(|| paraft_trace::merge(&dir, None));
@@ -197,7 +198,7 @@ pub fn launch(
 }
 
 /// As [`launch`], with more.
-fn launch_with(
+pub fn launch_with(
     job: &Job,
     dir: &Path,
     resume: Option<&Path>,
@@ -252,8 +253,15 @@ fn launch_with(
         let events = tail.poll()?;
         watch.started |= events.iter().any(|e| matches!(e, Event::Train(_)));
         progress.update(&events);
-        if watch.look(&mut fleet, &mut writer, &progress)? {
-            break;
+        match watch.look(&mut fleet, &mut writer, &progress) {
+            Ok(true) => break,
+            Ok(false) => {}
+            Err(e) => {
+                if e.diverged() {
+                    writer.write(&diverged(wall(), &e))?;
+                }
+                return Err(e);
+            }
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -312,6 +320,11 @@ fn staleness(of: &paraft_proto::WorkerStaleness) -> event::Staleness {
         gap: bins(&of.gap, of.gap_sum),
         age: bins(&of.age_seconds, of.age_seconds_sum),
     }
+}
+
+/// The line that says why a run ended before its time.
+pub fn diverged(wall: f64, why: &Failure) -> Event {
+    Event::Diverged(event::Diverged { wall, reason: why.message().to_string() })
 }
 
 /// One of the fleet's processes.

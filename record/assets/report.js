@@ -32,7 +32,9 @@
     return trim(v);
   };
   const percent = (v) => (v == null ? "" : +(v * 100).toPrecision(4) + " %");
-  const unit = { samples: (v) => short(v) + " samples", seconds: (v) => short(v) + " s" };
+  const bytes = (v) => (v == null ? "" : v >= 1e4 || v === 0 ? short(v) + "B" : short(v) + " B");
+  const unit = { samples: (v) => short(v) + " samples", seconds: (v) => short(v) + " s", bytes, workers: (v) => short(v) + " workers" };
+  const hidden = new Set(data.hidden);
 
   // --- how a run is marked ---
   const svg = (tag, attrs) => {
@@ -114,7 +116,7 @@
     return marks.filter((m, i) => i % Math.ceil(marks.length / 7) === 0);
   };
 
-  const tips = (box, runs, swatch, { title, value, none }) => {
+  const tips = (box, runs, swatch, { title, value, none, names }) => {
     const tip = element("div", "tip");
     tip.hidden = true;
     return (u) => {
@@ -125,7 +127,7 @@
         const v = u.data[k + 1][idxs[k + 1] ?? idx] ?? none;
         if (!u.series[k + 1].show || v == null) return;
         const row = element("div");
-        row.append(swatch(run), document.createTextNode(data.runs[run] + "  "), element("b", "", value(v)));
+        row.append(swatch(run), document.createTextNode(names[run] + "  "), element("b", "", value(v)));
         tip.append(row);
       });
       if (!tip.parentNode) box.append(tip);
@@ -135,17 +137,17 @@
     };
   };
 
-  const key = (figure, runs, swatch, plot) => {
+  const key = (figure, runs, swatch, plot, names, bands) => {
     const k = element("div", "key");
     runs.forEach((run, i) => {
       const b = element("button");
       b.type = "button";
-      b.title = data.runs[run] + ": show or hide";
-      b.setAttribute("aria-pressed", "true");
-      b.append(swatch(run), document.createTextNode(data.runs[run]));
+      b.title = names[run] + ": show or hide";
+      b.setAttribute("aria-pressed", String(names !== data.runs || !hidden.has(run)));
+      b.append(swatch(run), document.createTextNode(names[run]));
       b.onclick = () => {
         const show = !plot().series[i + 1].show;
-        plot().setSeries(i + 1, { show });
+        for (const s of [i + 1, ...(bands.get(i) || [])]) plot().setSeries(s, { show });
         b.setAttribute("aria-pressed", String(show));
       };
       k.append(b);
@@ -157,7 +159,7 @@
 
   const draw = (figure, runs, swatch, options, table, tip) => {
     let plot;
-    key(figure, runs, swatch, () => plot);
+    key(figure, runs, swatch, () => plot, tip.names, options.bandsOf || new Map());
     const box = element("div", "plot");
     figure.append(box);
     const width = box.clientWidth || 320;
@@ -191,17 +193,58 @@
     g.restore();
   };
 
+  // Where a line went on in another mode.
+  const markLines = (marks, runs) => (u) => {
+    const g = u.ctx, scale = devicePixelRatio || 1;
+    g.save();
+    g.font = 11 * scale + "px system-ui, sans-serif";
+    g.textBaseline = "top";
+    (marks || []).forEach((m, k) => {
+      const line = runs.indexOf(m.run), x = Math.round(u.valToPos(m.x, "x", true));
+      if (line < 0 || !u.series[line + 1].show || x < u.bbox.left || x > u.bbox.left + u.bbox.width) return;
+      g.strokeStyle = g.fillStyle = colour(m.run);
+      g.lineWidth = scale;
+      g.setLineDash([2 * scale, 3 * scale]);
+      g.beginPath();
+      g.moveTo(x, u.bbox.top);
+      g.lineTo(x, u.bbox.top + u.bbox.height);
+      g.stroke();
+      const right = x > u.bbox.left + u.bbox.width * 0.8;
+      g.textAlign = right ? "right" : "left";
+      g.fillText("\u2192 " + m.text, x + (right ? -3 : 3) * scale, u.bbox.top + (2 + 13 * (k % 3)) * scale);
+    });
+    g.restore();
+  };
+
   const lineChart = (figure, chart) => {
+    const names = chart.names || data.runs;
     const runs = chart.lines.map((_, i) => i).filter((i) => chart.lines[i].x.length > 0);
     if (!runs.length) return void figure.append(element("p", "empty", chart.empty));
-    const table = uPlot.join(runs.map((i) => [chart.lines[i].x, chart.lines[i].y]));
     const value = chart.percent ? percent : short;
+    const shown = (i) => !!chart.names || !hidden.has(i);
     const series = runs.map((i) => ({
-      label: data.runs[i], stroke: colour(i), width: 2, dash: dash(i), scale: "y",
+      label: names[i], stroke: colour(i), width: 2, dash: dash(i), scale: "y", show: shown(i),
       points: { show: !!chart.points, size: 6, fill: colour(i), stroke: colour(i) },
     }));
+    // The edges of the bands come after the lines, so that a line's place does not depend on them.
+    const columns = runs.map((i) => [chart.lines[i].x, chart.lines[i].y]), bands = [], bandsOf = new Map();
+    runs.forEach((i, k) => {
+      const { x, low, high } = chart.lines[i];
+      if (!low) return;
+      const first = series.length + 1;
+      for (const edge of [high, low]) {
+        columns.push([x, edge]);
+        series.push({ scale: "y", width: 0, show: shown(i), points: { show: false } });
+      }
+      bands.push({ series: [first, first + 1], fill: colour(i) + "2e" });
+      bandsOf.set(k, [first, first + 1]);
+    });
+    const table = uPlot.join(columns);
+    const few = chart.x === "workers" ? [...new Set(table[0])] : null;
     draw(figure, runs, lineSwatch, {
-      scales: { x: { time: false, range: (u, lo, hi) => [lo === u.data[0][0] ? Math.min(0, lo) : lo, hi || 1] },
+      bands, bandsOf,
+      scales: { x: { time: false, distr: few ? 3 : 1, log: 2,
+        range: (u, lo, hi) => few ? [few[0] / 1.15, few[few.length - 1] * 1.15] : [lo === u.data[0][0] ? Math.min(0, lo) : lo, hi || 1] },
         y: { distr: chart.log ? 3 : 1, range: (u, lo, hi) => {
           if (lo == null) return chart.log ? [0.1, 1] : [0, 1];
           if (chart.log) return [lo / 1.15, hi * 1.15];
@@ -210,12 +253,13 @@
           return uPlot.rangeNum(lo, hi, 0.08, false);
         } } },
       series: [{}, ...series],
-      axes: [axis({ label: chart.x, values: (u, vs) => vs.map(short), space: 60, size: 30 }),
+      axes: [axis(Object.assign({ label: chart.x, values: (u, vs) => vs.map(chart.x === "bytes" ? bytes : short), space: 60, size: 30 },
+        few && { splits: () => few, filter: (u, marks) => marks })),
         axis(Object.assign({ values: (u, vs) => vs.map(value), size: fit },
           chart.log && { splits: logMarks, filter: (u, marks) => marks }))],
       cursor: { y: false, drag: { x: true, y: false }, dataIdx: nearest },
-      hooks: { draw: [targetLine(chart.target)] },
-    }, table, { title: (u, i) => unit[chart.x](u.data[0][i]), value });
+      hooks: { draw: [targetLine(chart.target), markLines(chart.marks, runs)] },
+    }, table, { title: (u, i) => unit[chart.x](u.data[0][i]), value, names });
   };
 
   const barChart = (figure, chart) => {
@@ -225,7 +269,7 @@
     // Half a place of air on both sides, or the outer bars are cut; wide single bars look like a mistake.
     const air = Math.max(0.6, (6 - places.length) / 2);
     const series = runs.map((run, k) => ({
-      label: data.runs[run], scale: "y", stroke: colour(run), width: 1, points: { show: false },
+      label: data.runs[run], scale: "y", stroke: colour(run), width: 1, points: { show: false }, show: !hidden.has(run),
       fill: (u) => u.ctx.createPattern(tile(run, scale), "repeat"),
       paths: uPlot.paths.bars({ disp: {
         x0: { unit: 1, values: () => places.map((d) => d - 0.4 + k * wide) },
@@ -244,7 +288,7 @@
         axis({ values: (u, vs) => vs.map(percent), size: fit })],
       cursor: { y: false, x: false, drag: { x: false, y: false }, points: { show: false } },
     }, [places, ...runs.map((i) => chart.shares[i].map((share) => share || null))],
-    { title: (u, i) => "delay " + chart.bins[i], value: percent, none: 0 });
+    { title: (u, i) => "delay " + chart.bins[i], value: percent, none: 0, names: data.runs });
   };
 
   const build = () => {
@@ -258,7 +302,7 @@
     const place = document.getElementById("charts");
     place.replaceChildren();
     for (const group of data.groups) {
-      const section = element("section"), pair = element("div", "pair");
+      const section = element("section"), pair = element("div", group.charts.length === 3 ? "pair three" : "pair");
       section.append(element("h2", "", group.title), pair, element("p", "note", group.note));
       place.append(section);
       for (const chart of group.charts) {

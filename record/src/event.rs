@@ -36,8 +36,19 @@ pub enum Event {
     Chunk(Chunk),
     /// The mode was switched.
     Mode(ModeSwitch),
+    /// The loss or a gradient became no number, which ended the training.
+    Diverged(Diverged),
     /// The numbers of the whole run: the last line.
     Summary(Summary),
+}
+
+/// Training ended before its time, since the loss or a gradient became no number. Written by who launched it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Diverged {
+    /// Unix time, seconds.
+    pub wall: f64,
+    /// What the worker said that saw it first.
+    pub reason: String,
 }
 
 /// A worker has trained a chunk of the leased sampler. One that was trained by a worker that died before it could say so

@@ -3,7 +3,8 @@
 //! ```text
 //!  workers, servers --append--> metrics.jsonl --load--> RunRecord --summarize--> Summary
 //!                                                          |--write_report--> report.html
-//!                                                          `--export--------> events.out.tfevents.*
+//!                                                          |--export--------> events.out.tfevents.*
+//!                                     several of them -----`--Comparison-----> compare.json, report.html
 //! ```
 //!
 //! [`metrics.jsonl`](METRICS_FILE) is the canonical record: one JSON object a line, any tool can read it.
@@ -13,6 +14,7 @@
 // A test that unwraps fails with the place and the value; that is what it should do.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod comparison;
 mod crc32c;
 pub mod curve;
 mod error;
@@ -23,11 +25,14 @@ mod report;
 mod run;
 pub mod tensorboard;
 
+pub use comparison::{Cell, Comparison, Conditions, LeftOut};
 pub use error::RecordError;
-pub use event::{Eval, Event, Leave, ModeSwitch, Run, Server, Shard, Staleness, Summary, Train, Worker};
+pub use event::{
+    Diverged, Eval, Event, Leave, ModeSwitch, Run, Server, Shard, Staleness, Summary, Train, Worker,
+};
 pub use lives::Lives;
 pub use metrics_file::{METRICS_FILE, MetricsWriter, Tail, read_events};
-pub use report::{render_report, write_report};
+pub use report::{render_comparison, render_report, write_comparison, write_report};
 pub use run::RunRecord;
 
 /// A sum of counts. They come from a file: the largest number rather than an overflow.

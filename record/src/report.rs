@@ -1,13 +1,17 @@
-//! `report.html`: one page for one run, or for several side by side.
+//! `report.html`: one page for one run, for several side by side, or for a comparison ([`comparison`]).
 //!
 //! The page holds everything it needs (style, chart library, data), so it can be mailed or archived, and its
 //! content policy forbids it to load anything. Facts and numbers are plain HTML made here; the charts are
 //! drawn by `assets/report.js` from JSON made in [`charts`]. Names come from users: they are escaped as text in
 //! [`text`], and the JSON carries no `<` at all.
 
+mod bands;
 mod charts;
+mod comparison;
 mod numbers;
-mod text;
+pub(crate) mod text;
+
+pub use comparison::{render_comparison, write_comparison};
 
 use crate::{RecordError, RunRecord, Summary};
 use std::io::Write;
@@ -15,6 +19,7 @@ use std::path::Path;
 use text::escape;
 
 const PAGE: &str = include_str!("../assets/report.html");
+const RUN: &str = include_str!("../assets/run.html");
 const STYLE: &str = include_str!("../assets/report.css");
 const SCRIPT: &str = include_str!("../assets/report.js");
 const UPLOT_STYLE: &str = include_str!("../assets/uPlot.min.css");
@@ -24,12 +29,15 @@ const UPLOT_SCRIPT: &str = include_str!("../assets/uPlot.iife.min.js");
 
 /// Writes the page to `path`, whole or not at all: into a file beside it, then renamed.
 pub fn write_report(path: impl AsRef<Path>, records: &[RunRecord]) -> Result<(), RecordError> {
-    let path = path.as_ref();
+    write_page(path.as_ref(), &render_report(records))
+}
+
+fn write_page(path: &Path, page: &str) -> Result<(), RecordError> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}.tmp", std::process::id()));
     let beside = Path::new(&beside);
     let written = std::fs::File::create(beside)
-        .and_then(|mut file| file.write_all(render_report(records).as_bytes()))
+        .and_then(|mut file| file.write_all(page.as_bytes()))
         .and_then(|()| std::fs::rename(beside, path));
     written.map_err(|e| {
         // The half-written file is of no use to anybody; that it cannot be removed either adds nothing.
@@ -42,19 +50,28 @@ pub fn write_report(path: impl AsRef<Path>, records: &[RunRecord]) -> Result<(),
 pub fn render_report(records: &[RunRecord]) -> String {
     let entries = Entry::all(records);
     let table = numbers::table(&entries);
-    let data = charts::json(&entries);
-    fill(PAGE, |name| match name {
+    let body = fill(RUN, |name| match name {
         "title" => escape(&title(&entries)),
         "headline" => escape(&headline(&entries)),
         "facts" => numbers::facts(&entries),
         "table" => table.html.clone(),
         "table_note" => escape(&table.note),
+        other => unreachable!("run.html asks for `{other}`"),
+    });
+    page(&title(&entries), &body, &charts::json(&entries))
+}
+
+/// What both kinds of page are in: style, scripts, the charts' data.
+fn page(title: &str, body: &str, data: &str) -> String {
+    fill(PAGE, |name| match name {
+        "title" => escape(title),
+        "body" => body.into(),
         "style" => STYLE.into(),
         "script" => SCRIPT.into(),
         "uplot_style" => UPLOT_STYLE.into(),
         "uplot_licence" => UPLOT_LICENCE.into(),
         "uplot_script" => UPLOT_SCRIPT.into(),
-        "data" => data.clone(),
+        "data" => data.into(),
         other => unreachable!("report.html asks for `{other}`"),
     })
 }
@@ -152,7 +169,7 @@ fn fill(page: &str, value: impl Fn(&str) -> String) -> String {
     let mut out = String::with_capacity(page.len() * 2);
     let mut rest = page;
     while let Some((before, after)) = rest.split_once("{{") {
-        let (name, after) = after.split_once("}}").expect("report.html is ours; its tests fill every place");
+        let (name, after) = after.split_once("}}").expect("the pages are ours; their tests fill every place");
         out.push_str(before);
         out.push_str(&value(name));
         rest = after;

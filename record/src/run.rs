@@ -5,8 +5,8 @@
 //! the other side's count is used.
 
 use crate::{
-    Eval, Event, Leave, Lives, METRICS_FILE, ModeSwitch, RecordError, Run, Server, Shard, Staleness, Summary,
-    Train, Worker, count, read_events, total,
+    Diverged, Eval, Event, Leave, Lives, METRICS_FILE, ModeSwitch, RecordError, Run, Server, Shard,
+    Staleness, Summary, Train, Worker, count, read_events, total,
 };
 use paraft_common::histogram::DelayHistogram;
 use paraft_common::{ServerId, ShardId, WorkerId};
@@ -32,6 +32,8 @@ pub struct RunRecord {
     pub switches: Vec<ModeSwitch>,
     /// Who left, in the order of the file.
     pub leaves: Vec<Leave>,
+    /// Why training ended before its time, where the loss or a gradient became no number.
+    pub diverged: Option<Diverged>,
     /// What time-to-accuracy is measured against. Starts as the run's own target; a comparison may set one
     /// target for all its runs.
     pub target_accuracy: Option<f64>,
@@ -48,6 +50,7 @@ impl RunRecord {
     /// be computed again.
     pub fn from_events(events: impl IntoIterator<Item = Event>) -> Option<Self> {
         let mut run = None;
+        let mut diverged = None;
         let (mut train, mut evals, mut leaves) = (Vec::new(), Vec::new(), Vec::new());
         let mut switches = Vec::new();
         let mut workers = BTreeMap::<WorkerId, Worker>::new();
@@ -66,6 +69,7 @@ impl RunRecord {
                 Event::Shard(s) => _ = shards.insert((s.shard, s.server), s),
                 Event::Leave(l) => leaves.push(l),
                 Event::Server(s) => _ = servers.insert(s.server, s),
+                Event::Diverged(d) => diverged = diverged.or(Some(d)),
             }
         }
         let run = run?;
@@ -92,7 +96,18 @@ impl RunRecord {
         let target_accuracy = run.target_accuracy;
         let (workers, shards) = (workers.into_values().collect(), shards.into_values().collect());
         let servers = servers.into_values().collect();
-        Some(Self { run, train, evals, workers, shards, servers, switches, leaves, target_accuracy })
+        Some(Self {
+            run,
+            train,
+            evals,
+            workers,
+            shards,
+            servers,
+            switches,
+            leaves,
+            diverged,
+            target_accuracy,
+        })
     }
 
     /// The evaluation that stands for the end of the run: the one marked final, else the last epoch's.
@@ -121,6 +136,28 @@ impl RunRecord {
             sum.age.merge(&of.age);
         }
         all
+    }
+
+    /// The mean delay of all pushes, in versions; `None` where no delay was recorded. Delays of the histogram's last place
+    /// count as that place.
+    pub fn delay_mean(&self) -> Option<f64> {
+        let all = self.delays();
+        let sum = total(all.counts().iter().enumerate().map(|(delay, &n)| delay as f64 * n as f64));
+        (all.total() > 0).then(|| sum / all.total() as f64)
+    }
+
+    /// Each worker's time in pulls over its training time, 0 to 1; without workers that trained for no time.
+    pub fn wait_shares(&self) -> BTreeMap<WorkerId, f64> {
+        let totals = self.worker_totals();
+        let trained = totals.into_iter().filter(|(_, w)| w.seconds > 0.0);
+        trained.map(|(worker, w)| (worker, w.wait_seconds / w.seconds)).collect()
+    }
+
+    /// The same of all workers together.
+    pub fn wait_share(&self) -> Option<f64> {
+        let totals = self.worker_totals();
+        let seconds = total(totals.values().map(|w| w.seconds));
+        (seconds > 0.0).then(|| total(totals.values().map(|w| w.wait_seconds)) / seconds)
     }
 
     /// The numbers of the whole run.

@@ -68,6 +68,9 @@ pub struct WorkerArgs {
     /// Log as JSON lines into this file. Default: to standard error.
     #[arg(long)]
     pub log_file: Option<PathBuf>,
+    /// Make each step so many times as long, 1 to 1000; set by `paraft compare --slow`.
+    #[arg(long, hide = true, value_name = "FACTOR", default_value_t = 1.0, value_parser = slow_factor)]
+    pub slow: f64,
     /// End when standard input ends; set by the launcher.
     #[arg(long, hide = true)]
     pub supervised: bool,
@@ -156,10 +159,17 @@ fn prepare_and_run(
         resume: resume(args, &job)?,
         metrics: args.metrics,
         trace: args.trace.clone().map(|folder| (folder, args.trace_steps)),
+        slow: args.slow,
         interrupt,
     };
     run(&job, &options, model.as_mut(), data).map_err(failed)?;
     Ok(())
+}
+
+/// Reads `--slow`.
+fn slow_factor(text: &str) -> Result<f64, String> {
+    let factor: f64 = text.parse().map_err(|e| format!("{e}"))?;
+    if (1.0..=1000.0).contains(&factor) { Ok(factor) } else { Err("use 1 to 1000".into()) }
 }
 
 /// `--group-size` as the assignment that it is.

@@ -36,6 +36,7 @@ use crate::{
     job::{Exchange, Job, TransportConfig},
     metrics::{self, Gauges},
     recorder::{Progress, Recorder, wall},
+    slow::Slow,
     start,
 };
 use paraft_checkpoint::{MODEL_FILE, weights};
@@ -74,6 +75,8 @@ pub struct WorkerOptions {
     pub metrics: Option<std::net::SocketAddr>,
     /// Where a trace of the stages goes, and of how many steps (`paraft_trace::DEFAULT_STEPS`).
     pub trace: Option<(PathBuf, u64)>,
+    /// Each step takes so many times as long, from 1: a straggler, for comparisons.
+    pub slow: f64,
     /// Set to end the run at the next step.
     pub interrupt: Arc<AtomicBool>,
 }
@@ -288,6 +291,7 @@ fn lead(
         steps: 0,
         waited_at_start: Duration::ZERO,
         switches: 0,
+        slow: Slow::new(options.slow),
         begun,
         ends: BTreeMap::new(),
     };
@@ -335,6 +339,7 @@ struct Training<'a> {
     waited_at_start: Duration,
     /// Switches of the mode that it has heard of.
     switches: u64,
+    slow: Slow,
     /// Epochs that were done when the job began.
     begun: u64,
     /// Leased sampler: the steps at which epochs were over.
@@ -536,7 +541,7 @@ impl Training<'_> {
     }
 
     fn step(&mut self, step: Step, batch: &Batch) -> Result<Stepped, WorkerError> {
-        let stepped = self.engine.step(&mut self.client, step, batch)?;
+        let stepped = self.slow.step(|| self.engine.step(&mut self.client, step, batch))?;
         finite(stepped, step, self.worker)
     }
 

@@ -2,6 +2,7 @@
 //!
 //! - [`Faults`]: which there are now, a small JSON file in the run's folder. `paraft chaos` writes it; a person may.
 //! - [`proxy`]: a proxy before each server, through which servers and workers reach it: resets, partitions, slow links.
+//! - [`link`]: a longer and narrower way between workers and servers, for comparisons.
 //! - [`disk`]: the server's own door: a full or slow disk.
 //! - [`deck`]: which fault comes next, by seed.
 //! - [`health`]: whether a fleet is whole, so that it can bear the next fault.
@@ -10,6 +11,7 @@
 pub mod deck;
 pub mod disk;
 pub mod health;
+pub mod link;
 pub mod process;
 pub mod proxy;
 

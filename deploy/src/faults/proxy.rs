@@ -5,7 +5,11 @@
 //! sent goes on when it is healed, if its sender has not given up. Who connects is found out from the kernel's table
 //! of sockets: a connection on loopback belongs to a process, and a server's command line has its place in the fleet.
 
-use super::{Faults, process};
+use super::{
+    Faults,
+    link::{self, Link},
+    process,
+};
 use parking_lot::Mutex;
 use std::{
     io,
@@ -36,6 +40,8 @@ struct Shared {
     /// Where each server listens, once it does.
     targets: Mutex<Vec<Option<SocketAddr>>>,
     faults: watch::Sender<Faults>,
+    /// What workers' connections are like; those of servers are as they are.
+    link: Option<Link>,
     run_dir: PathBuf,
     /// Each server's process, as last seen: to look through all processes of the machine costs milliseconds.
     pids: Mutex<Vec<(u32, u32)>>,
@@ -43,12 +49,13 @@ struct Shared {
 
 impl Proxies {
     /// `count` proxies on free ports of loopback, for servers whose data folders are in `run_dir`.
-    pub fn start(count: u32, run_dir: &Path) -> io::Result<Self> {
+    pub fn start(count: u32, run_dir: &Path, link: Option<Link>) -> io::Result<Self> {
         let runtime =
             Builder::new_multi_thread().worker_threads(2).thread_name("paraft-proxy").enable_all().build()?;
         let shared = Arc::new(Shared {
             targets: Mutex::new(vec![None; count as usize]),
             faults: watch::Sender::new(Faults::default()),
+            link,
             run_dir: run_dir.to_path_buf(),
             pids: Mutex::default(),
         });
@@ -180,6 +187,11 @@ impl Connection {
         mut write: WriteHalf<'_>,
         mut faults: watch::Receiver<Faults>,
     ) {
+        if let Some(link) = self.shared.link
+            && self.from().await.is_none()
+        {
+            return link::carry(link, read, write).await;
+        }
         let mut buffer = vec![0; 64 << 10];
         loop {
             let Ok(n @ 1..) = read.read(&mut buffer).await else { return };

@@ -80,7 +80,7 @@ impl Rig {
             dir: dir.to_path_buf(),
             program: std::env::current_exe().map_err(|e| io("own program", e))?,
             servers: Vec::new(),
-            proxies: Proxies::start(shape.servers + 1, dir).map_err(|e| io("no proxies", e))?,
+            proxies: Proxies::start(shape.servers + 1, dir, None).map_err(|e| io("no proxies", e))?,
             faults: Faults::default(),
             asking: asking.map_err(|e| io("no runtime", e))?,
         };

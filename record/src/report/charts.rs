@@ -12,53 +12,76 @@ const DELAY_BINS: u64 = 24;
 const LOG_FROM: f64 = 5.0;
 
 #[derive(Serialize)]
-struct Page<'a> {
-    runs: Vec<&'a str>,
-    groups: Vec<Group>,
+pub(super) struct Page<'a> {
+    /// Labels of the runs, or of groups of them.
+    pub runs: Vec<&'a str>,
+    /// Those that are not drawn until the reader asks for them, by place.
+    pub hidden: Vec<usize>,
+    pub groups: Vec<Group>,
 }
 
 #[derive(Serialize)]
-struct Group {
-    title: &'static str,
-    note: String,
-    charts: Vec<Chart>,
+pub(super) struct Group {
+    pub title: &'static str,
+    pub note: String,
+    pub charts: Vec<Chart>,
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Chart {
+pub(super) enum Chart {
     Lines(Lines),
     Bars(Bars),
 }
 
-#[derive(Serialize)]
-struct Lines {
-    title: String,
-    /// `samples` or `seconds`.
-    x: &'static str,
-    lines: Vec<Line>,
+#[derive(Default, Serialize)]
+pub(super) struct Lines {
+    pub title: String,
+    /// `samples`, `seconds`, `bytes` or `workers`.
+    pub x: &'static str,
+    pub lines: Vec<Line>,
+    /// What the lines are, where they are not the page's runs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<String>,
+    /// Moments of a line that are worth a mark.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub marks: Vec<Mark>,
     /// What to say when no run has a point.
-    empty: &'static str,
-    percent: bool,
+    pub empty: &'static str,
+    pub percent: bool,
     /// Whether the y axis starts at 0.
-    zero: bool,
+    pub zero: bool,
     /// Whether the y axis is logarithmic.
-    log: bool,
+    pub log: bool,
     /// Whether points are marked, as there are few.
-    points: bool,
-    target: Option<f64>,
+    pub points: bool,
+    pub target: Option<f64>,
+}
+
+/// A moment of a line.
+#[derive(Clone, PartialEq, Serialize)]
+pub(super) struct Mark {
+    /// The line's place.
+    pub run: usize,
+    pub x: f64,
+    pub text: String,
 }
 
 /// `y` has a `null` where a value is not a number.
 #[derive(Default, Serialize)]
-struct Line {
-    x: Vec<f64>,
-    y: Vec<f64>,
+pub(super) struct Line {
+    pub x: Vec<f64>,
+    pub y: Vec<f64>,
+    /// Where the line is a mean: the least and the largest, at the same places.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub low: Vec<f64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub high: Vec<f64>,
 }
 
 impl Line {
     /// Points in the order of x; of several points at one x the last stays, as the chart needs.
-    fn new(points: impl Iterator<Item = (f64, f64)>) -> Self {
+    pub fn new(points: impl Iterator<Item = (f64, f64)>) -> Self {
         let mut line = Line::default();
         for (x, y) in points.map(|(x, y)| (rounded(x), rounded(y))) {
             match line.x.last() {
@@ -73,13 +96,13 @@ impl Line {
 }
 
 #[derive(Serialize)]
-struct Bars {
-    title: &'static str,
-    empty: &'static str,
+pub(super) struct Bars {
+    pub title: &'static str,
+    pub empty: &'static str,
     /// The delays of each place: `0`, `5–9`, `20+`.
-    bins: Vec<String>,
+    pub bins: Vec<String>,
     /// By run: the share of its pushes in each place, or nothing where no delay was recorded.
-    shares: Vec<Vec<f64>>,
+    pub shares: Vec<Vec<f64>>,
 }
 
 /// The JSON, safe inside a `script` element: it has no `<`.
@@ -90,20 +113,18 @@ pub(super) fn json(entries: &[Entry<'_>]) -> String {
         groups.extend(held_out(entries));
         groups.push(servers(entries));
     }
-    let page = Page { runs: entries.iter().map(|e| e.label.as_str()).collect(), groups };
+    encode(&Page { runs: entries.iter().map(|e| e.label.as_str()).collect(), hidden: Vec::new(), groups })
+}
+
+/// As [`json`].
+pub(super) fn encode(page: &Page<'_>) -> String {
     // In JSON a `<` occurs inside strings only.
-    serde_json::to_string(&page).expect("strings and numbers have a JSON form").replace('<', "\\u003c")
+    serde_json::to_string(page).expect("strings and numbers have a JSON form").replace('<', "\\u003c")
 }
 
 fn loss(entries: &[Entry<'_>]) -> Group {
     let points: Vec<_> = entries.iter().map(|e| curve::train_loss(e.record)).collect();
-    // A loss that fell far is a flat line on a plain axis, with the modes on top of each other.
-    let (low, high) = points
-        .iter()
-        .flatten()
-        .filter(|p| p.loss.is_finite())
-        .fold((f64::MAX, 0.0_f64), |(low, high), p| (low.min(p.loss), high.max(p.loss)));
-    let log = low > 0.0 && high > LOG_FROM * low;
+    let log = wants_log(points.iter().flatten().map(|p| p.loss));
     let chart = |title: &str, x, place: fn(&curve::LossPoint) -> f64| {
         let line = |p: &Vec<curve::LossPoint>| Line::new(p.iter().map(|p| (place(p), p.loss)));
         Chart::Lines(Lines {
@@ -111,11 +132,8 @@ fn loss(entries: &[Entry<'_>]) -> Group {
             x,
             lines: points.iter().map(line).collect(),
             empty: "No training loss was recorded.",
-            percent: false,
-            zero: false,
             log,
-            points: false,
-            target: None,
+            ..Lines::default()
         })
     };
     let most = points.iter().map(Vec::len).max().unwrap_or(0);
@@ -132,6 +150,13 @@ fn loss(entries: &[Entry<'_>]) -> Group {
             chart("Against training time", "seconds", |p| p.seconds),
         ],
     }
+}
+
+/// A loss that fell far is a flat line on a plain axis, with the runs on top of each other.
+pub(super) fn wants_log(losses: impl Iterator<Item = f64>) -> bool {
+    let finite = losses.filter(|l| l.is_finite());
+    let (low, high) = finite.fold((f64::MAX, 0.0_f64), |(low, high), l| (low.min(l), high.max(l)));
+    low > 0.0 && high > LOG_FROM * low
 }
 
 /// Accuracy where any run has one, else the held-out loss; nothing without evaluations.
@@ -154,10 +179,9 @@ fn held_out(entries: &[Entry<'_>]) -> Option<Group> {
             lines: entries.iter().map(line).collect(),
             empty: "No evaluation was recorded.",
             percent: accuracy,
-            zero: false,
-            log: false,
             points: evals().count() <= 60 * entries.len(),
             target,
+            ..Lines::default()
         })
     };
     Some(Group {
@@ -181,11 +205,8 @@ fn servers(entries: &[Entry<'_>]) -> Group {
         x: "seconds",
         lines: entries.iter().map(rate).collect(),
         empty: "No progress was recorded.",
-        percent: false,
         zero: true,
-        log: false,
-        points: false,
-        target: None,
+        ..Lines::default()
     };
     Group {
         title: "Delay and throughput",
@@ -194,14 +215,16 @@ fn servers(entries: &[Entry<'_>]) -> Group {
              most {} equal windows; it falls when a worker ends before the others.",
             curve::RATE_WINDOWS
         ),
-        charts: vec![Chart::Bars(delays(entries)), Chart::Lines(throughput)],
+        charts: vec![
+            Chart::Bars(delays(&entries.iter().map(|e| e.record.delays()).collect::<Vec<_>>())),
+            Chart::Lines(throughput),
+        ],
     }
 }
 
 /// Places for the delays of nearly all pushes, and one place for the long tail, which would otherwise squeeze
 /// everything into the first.
-fn delays(entries: &[Entry<'_>]) -> Bars {
-    let all: Vec<DelayHistogram> = entries.iter().map(|e| e.record.delays()).collect();
+pub(super) fn delays(all: &[DelayHistogram]) -> Bars {
     let most = |value: fn(&DelayHistogram) -> Option<u64>| all.iter().filter_map(value).max().unwrap_or(0);
     let (nearly_all, max) = (most(|h| h.quantile(0.995)), most(DelayHistogram::max));
     let width = [1, 2, 5, 10, 20, 50].into_iter().find(|w| nearly_all / w < DELAY_BINS).unwrap_or(100);
@@ -232,6 +255,6 @@ fn delays(entries: &[Entry<'_>]) -> Bars {
 }
 
 /// Six significant digits: finer than a screen, and half the page's size.
-fn rounded(x: f64) -> f64 {
+pub(super) fn rounded(x: f64) -> f64 {
     format!("{x:.5e}").parse().unwrap_or(x)
 }

@@ -13,9 +13,9 @@ pub(super) struct Table {
 }
 
 /// A fact about a run, as text.
-type Fact = (&'static str, fn(&Run) -> String);
+pub(super) type Fact = (&'static str, fn(&Run) -> String);
 
-const FACTS: [Fact; 15] = [
+pub(super) const FACTS: [Fact; 15] = [
     ("Model", |r| r.model.clone()),
     ("Parameters", |r| count(r.parameters)),
     ("Data", |r| r.data.clone()),

@@ -1,7 +1,7 @@
 //! Numbers and names as people read them.
 
 /// `text` as HTML text or attribute value.
-pub(super) fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -17,7 +17,7 @@ pub(super) fn escape(text: &str) -> String {
 }
 
 /// Four significant digits at most, thousands apart: `0.03127`, `12.3`, `48 210`.
-pub(super) fn number(x: f64) -> String {
+pub(crate) fn number(x: f64) -> String {
     if !x.is_finite() {
         return "not a number".into();
     }
@@ -35,7 +35,7 @@ pub(super) fn number(x: f64) -> String {
 }
 
 /// Four significant digits always, so that measurements beside each other have the same look: `0.1700`.
-pub(super) fn measured(x: f64) -> String {
+pub(crate) fn measured(x: f64) -> String {
     match x.abs() {
         a if (1e-4..1000.0).contains(&a) => {
             format!("{x:.0$}", (3 - a.log10().floor() as i32).max(0) as usize)
@@ -45,7 +45,7 @@ pub(super) fn measured(x: f64) -> String {
 }
 
 /// A whole number, thousands apart by a space that does not break.
-pub(super) fn count(n: u64) -> String {
+pub(crate) fn count(n: u64) -> String {
     grouped(&n.to_string())
 }
 
@@ -65,7 +65,7 @@ fn grouped(digits: &str) -> String {
 }
 
 /// `0.42 s`, `83.1 s`, `12 min 5 s`, `3 h 20 min`.
-pub(super) fn seconds(s: f64) -> String {
+pub(crate) fn seconds(s: f64) -> String {
     match s {
         s if !s.is_finite() || s < 0.095 => format!("{} s", number(s)),
         s if s < 9.95 => format!("{s:.2} s"),
@@ -76,12 +76,12 @@ pub(super) fn seconds(s: f64) -> String {
 }
 
 /// A share as `97.0 %`, with a space that does not break.
-pub(super) fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     if share.is_finite() { format!("{:.1}\u{a0}%", share * 100.0) } else { "not a number".into() }
 }
 
 /// `512 B`, `1.5 MiB`.
-pub(super) fn bytes(n: u64) -> String {
+pub(crate) fn bytes(n: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let (mut x, mut unit) = (n as f64, 0);
     while x >= 1000.0 && unit + 1 < units.len() {
@@ -96,7 +96,7 @@ pub(super) fn bytes(n: u64) -> String {
 }
 
 /// Unix time as `2026-11-21 09:23 UTC` (days to date after Howard Hinnant's `civil_from_days`).
-pub(super) fn moment(wall: f64) -> String {
+pub(crate) fn moment(wall: f64) -> String {
     let minutes = (wall / 60.0).floor() as i64;
     let z = minutes.div_euclid(1440) + 719_468;
     let (era, day_of_era) = (z.div_euclid(146_097), z.rem_euclid(146_097));

@@ -47,7 +47,7 @@ impl Job {
         let plain = matches!(self.algorithm, AlgorithmConfig::Asgd(_));
         let by_delay = matches!(self.algorithm, AlgorithmConfig::StalenessAware(_));
         let elastic = matches!(self.local, LocalConfig::Easgd(_));
-        if !plain && !(by_delay && !elastic) {
+        if !(plain || by_delay && !elastic) {
             let a = self.algorithm.kind();
             let why =
                 format!("{a} corrects single gradients, and with local.kind = \"{kind}\" none is pushed");

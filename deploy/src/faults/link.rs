@@ -1,0 +1,88 @@
+//! A link that is longer and narrower than loopback, between a worker and a server. It is in a proxy of this process, so it
+//! needs neither root nor another machine. Its clock has a granularity of a millisecond.
+
+use std::time::Duration;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::tcp::{ReadHalf, WriteHalf},
+    sync::mpsc,
+    time::{Instant, sleep_until},
+};
+
+/// What each connection of a worker is like, each way.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Link {
+    /// How long a byte is under way beyond what loopback takes.
+    pub delay: Duration,
+    /// What it carries in a second, in bits; none: no bound.
+    pub bits_per_s: Option<f64>,
+}
+
+/// Pieces that may be under way at once, of up to [`PIECE`] bytes.
+const UNDER_WAY: usize = 1024;
+const PIECE: usize = 64 << 10;
+
+/// When a link takes what.
+struct Schedule {
+    link: Link,
+    /// From when on it is free.
+    free: Instant,
+}
+
+impl Schedule {
+    /// A piece of so many bytes comes at `now`: from when on the next one can be taken, and when this one arrives.
+    fn take(&mut self, now: Instant, bytes: usize) -> (Instant, Instant) {
+        let takes = self.link.bits_per_s.map_or(0.0, |b| bytes as f64 * 8.0 / b);
+        self.free = self.free.max(now) + Duration::from_secs_f64(takes);
+        (self.free, self.free + self.link.delay)
+    }
+}
+
+/// Carries one way of a connection until it ends. There are no other faults on it but resets.
+pub async fn carry(link: Link, mut read: ReadHalf<'_>, mut write: WriteHalf<'_>) {
+    let (send, mut receive) = mpsc::channel::<(Instant, Vec<u8>)>(UNDER_WAY);
+    let reader = async move {
+        let mut schedule = Schedule { link, free: Instant::now() };
+        let mut buffer = vec![0; PIECE];
+        while let Ok(n @ 1..) = read.read(&mut buffer).await {
+            let (free, due) = schedule.take(Instant::now(), n);
+            if send.send((due, buffer[..n].to_vec())).await.is_err() {
+                return;
+            }
+            // What does not fit waits at its sender, as before a slow link.
+            sleep_until(free).await;
+        }
+    };
+    let writer = async move {
+        while let Some((due, bytes)) = receive.recv().await {
+            sleep_until(due).await;
+            if write.write_all(&bytes).await.is_err() {
+                return;
+            }
+        }
+    };
+    tokio::join!(reader, writer);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_queue_for_the_link_and_fly_side_by_side() {
+        let now = Instant::now();
+        let ms = |n: u64| now + Duration::from_millis(n);
+        // 8 Mbit/s: a megabyte a second, so 1000 bytes take a millisecond.
+        let link = Link { delay: Duration::from_millis(20), bits_per_s: Some(8e6) };
+        let mut schedule = Schedule { link, free: now };
+        assert_eq!(schedule.take(now, 1000), (ms(1), ms(21)));
+        assert_eq!(
+            schedule.take(now, 3000),
+            (ms(4), ms(24)),
+            "behind the first, whose flight does not hold it up"
+        );
+        assert_eq!(schedule.take(ms(10), 1000), (ms(11), ms(31)), "the link was free again");
+        let mut wide = Schedule { link: Link { bits_per_s: None, ..link }, free: now };
+        assert_eq!(wide.take(now, 1 << 30), (now, ms(20)));
+    }
+}
