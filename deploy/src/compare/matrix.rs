@@ -315,7 +315,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    const JOB: &str = "[model]\nkind = \"logreg\"\n[data]\nkind = \"digits\"\n[train]\nbatch = 16\nepochs = 3\n\
+    const JOB: &str = "[model]\nkind = \"logistic-regression\"\n[data]\nkind = \"digits\"\n[train]\nbatch = 16\nepochs = 3\n\
                        [algorithm]\nkind = \"dc-asgd-c\"\nlambda = 0.5\n[optimizer]\nkind = \"sgd\"\nlr = 0.1\n";
 
     fn load(set: &[String]) -> Result<Job, JobError> {

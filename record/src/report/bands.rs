@@ -41,8 +41,8 @@ pub(super) fn json(groups: &[Group<'_>]) -> String {
         all.extend(workers(groups));
         all.push(delays(groups));
     }
-    let hidden = (DRAWN..groups.len()).collect();
-    charts::encode(&Page { runs: groups.iter().map(|g| g.label.as_str()).collect(), hidden, groups: all })
+    let runs = groups.iter().map(|g| g.label.as_str()).collect();
+    charts::encode(&Page { runs, hidden: hidden(groups), groups: all })
 }
 
 fn bytes_of_a_sample(record: &RunRecord) -> f64 {
@@ -86,7 +86,9 @@ fn losses(groups: &[Group<'_>]) -> charts::Group {
             if log { "The loss axis is logarithmic. " } else { "" },
             curve::LOSS_WINDOWS,
             if groups.len() > DRAWN {
-                format!(" {} groups are hidden: a click on a name shows it.", groups.len() - DRAWN)
+                format!(
+                    " The {DRAWN} groups that are best at the end are drawn: a click on a name shows another."
+                )
             } else {
                 String::new()
             }
@@ -224,26 +226,46 @@ fn workers(groups: &[Group<'_>]) -> Option<charts::Group> {
 }
 
 fn delays(groups: &[Group<'_>]) -> charts::Group {
-    let histogram = |(i, g): (usize, &Group<'_>)| {
-        let mut all = DelayHistogram::default();
-        for record in g.shown().into_iter().filter(|_| i < BARS) {
-            all.merge(&record.delays());
-        }
-        all
-    };
-    let all: Vec<_> = groups.iter().enumerate().map(histogram).collect();
+    let mut all: Vec<_> = groups
+        .iter()
+        .map(|g| {
+            let mut all = DelayHistogram::default();
+            g.shown().iter().for_each(|r| all.merge(&r.delays()));
+            all
+        })
+        .collect();
+    // Lock-step groups have one bar that says nothing: they have a place only where there is room.
+    let (late, prompt): (Vec<usize>, Vec<usize>) = (0..all.len()).partition(|&i| all[i].max() > Some(0));
+    for i in late.into_iter().chain(prompt).skip(BARS) {
+        all[i] = DelayHistogram::default();
+    }
     charts::Group {
         title: "Delay",
         note: format!(
             "How many versions old the weights of a gradient were when it was applied, over all seeds of a group.{}",
             if groups.len() > BARS {
-                format!(" The first {BARS} groups; the table has the mean of all.")
+                format!(" {BARS} groups, those with delays first; the table has the mean of all.")
             } else {
                 String::new()
             }
         ),
-        charts: vec![Chart::Bars(charts::delays(&all))],
+        charts: vec![Chart::Bars(charts::delays("Share of each group's pushes", &all))],
     }
+}
+
+/// The groups that are hidden at first: all but the best at the end, where there are many.
+fn hidden(groups: &[Group<'_>]) -> Vec<usize> {
+    let accuracy = groups.iter().any(|g| g.figures().final_accuracy.is_some());
+    let badness = |g: &Group<'_>| {
+        let f = g.figures();
+        let end = if accuracy { f.final_accuracy.map(|s| -s.mean) } else { f.final_loss.map(|s| s.mean) };
+        end.unwrap_or(f64::INFINITY)
+    };
+    let mut order: Vec<(f64, usize)> = groups.iter().map(badness).zip(0..).collect();
+    order.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    let mut hidden: Vec<usize> = order.into_iter().skip(DRAWN).map(|(_, i)| i).collect();
+    hidden.sort_unstable();
+    hidden
 }
 
 /// Lines on common places: their mean, and the least and the largest of them.

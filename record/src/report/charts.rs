@@ -216,7 +216,10 @@ fn servers(entries: &[Entry<'_>]) -> Group {
             curve::RATE_WINDOWS
         ),
         charts: vec![
-            Chart::Bars(delays(&entries.iter().map(|e| e.record.delays()).collect::<Vec<_>>())),
+            Chart::Bars(delays(
+                "Delay of pushes, share of each mode's pushes",
+                &entries.iter().map(|e| e.record.delays()).collect::<Vec<_>>(),
+            )),
             Chart::Lines(throughput),
         ],
     }
@@ -224,7 +227,7 @@ fn servers(entries: &[Entry<'_>]) -> Group {
 
 /// Places for the delays of nearly all pushes, and one place for the long tail, which would otherwise squeeze
 /// everything into the first.
-pub(super) fn delays(all: &[DelayHistogram]) -> Bars {
+pub(super) fn delays(title: &'static str, all: &[DelayHistogram]) -> Bars {
     let most = |value: fn(&DelayHistogram) -> Option<u64>| all.iter().filter_map(value).max().unwrap_or(0);
     let (nearly_all, max) = (most(|h| h.quantile(0.995)), most(DelayHistogram::max));
     let width = [1, 2, 5, 10, 20, 50].into_iter().find(|w| nearly_all / w < DELAY_BINS).unwrap_or(100);
@@ -247,7 +250,7 @@ pub(super) fn delays(all: &[DelayHistogram]) -> Bars {
         shares.into_iter().map(rounded).collect()
     };
     Bars {
-        title: "Delay of pushes, share of each mode's pushes",
+        title,
         empty: "No delay was recorded.",
         bins: (0..exact + u64::from(tail)).map(name).collect(),
         shares: all.iter().map(share).collect(),

@@ -54,26 +54,40 @@ fn paragraphs<'a>(of: impl Iterator<Item = &'a str>) -> String {
     of.fold(String::new(), |html, p| html + &format!("<p>{}</p>\n", escape(p)))
 }
 
-/// A column: its head, and how it shows the figure.
-type Column = (&'static str, fn(&Figures) -> Option<Spread>, fn(f64) -> String);
+/// A column: its head, the figure, how it is shown, and how its deviation is.
+type Column = (&'static str, fn(&Figures) -> Option<Spread>, Show, Show);
+type Show = fn(f64) -> String;
+
+/// Two significant digits: a deviation is not known better.
+fn rough(d: f64) -> String {
+    number(format!("{d:.1e}").parse().unwrap_or(d))
+}
+
+fn rough_seconds(d: f64) -> String {
+    rough(d) + " s"
+}
+
+fn whole_bytes(b: f64) -> String {
+    bytes(b as u64)
+}
 
 const COLUMNS: [Column; 10] = [
-    ("Final accuracy", |f| f.final_accuracy, percent),
-    ("Final loss", |f| f.final_loss, measured),
-    ("Time to target", |f| f.seconds_to_target, seconds),
-    ("Samples to target", |f| f.samples_to_target, number),
-    ("Training time", |f| f.seconds, seconds),
-    ("Samples/s", |f| f.samples_per_s, number),
-    ("Waiting", |f| f.wait_share, percent),
-    ("Mean delay", |f| f.delay_mean, number),
-    ("Pushed", |f| f.bytes_pushed, |b| bytes(b as u64)),
-    ("Pulled", |f| f.bytes_pulled, |b| bytes(b as u64)),
+    ("Final accuracy", |f| f.final_accuracy, percent, percent),
+    ("Final loss", |f| f.final_loss, measured, rough),
+    ("Time to target", |f| f.seconds_to_target, seconds, rough_seconds),
+    ("Samples to target", |f| f.samples_to_target, number, rough),
+    ("Training time", |f| f.seconds, seconds, rough_seconds),
+    ("Samples/s", |f| f.samples_per_s, number, rough),
+    ("Waiting", |f| f.wait_share, percent, percent),
+    ("Mean delay", |f| f.delay_mean, number, rough),
+    ("Pushed", |f| f.bytes_pushed, whole_bytes, whole_bytes),
+    ("Pulled", |f| f.bytes_pulled, whole_bytes, whole_bytes),
 ];
 
 fn table(c: &Comparison, groups: &[Group<'_>]) -> String {
     let figures: Vec<Figures> = groups.iter().map(Group::figures).collect();
     let shown: Vec<&Column> =
-        COLUMNS.iter().filter(|(_, get, _)| figures.iter().any(|f| get(f).is_some())).collect();
+        COLUMNS.iter().filter(|(_, get, ..)| figures.iter().any(|f| get(f).is_some())).collect();
     let recommended = c.verdict().recommended.filter(|_| groups.len() > 1);
     let mut html = String::from(
         "<table class=\"groups\">\n<thead><tr><th scope=\"col\">Group</th><th scope=\"col\">Runs</th>",
@@ -91,7 +105,7 @@ fn table(c: &Comparison, groups: &[Group<'_>]) -> String {
             n => format!("{}, {n} diverged", group.cells.len()),
         };
         _ = write!(html, "<td>{runs}</td>");
-        for (name, get, show) in &shown {
+        for (name, get, show, deviation) in &shown {
             let reached = name.ends_with("to target");
             match get(figures) {
                 Some(s) if reached && s.runs < group.cells.len() => {
@@ -104,7 +118,8 @@ fn table(c: &Comparison, groups: &[Group<'_>]) -> String {
                     );
                 }
                 Some(s) => {
-                    let deviation = s.deviation.map(|d| format!(" <small>± {}</small>", escape(&show(d))));
+                    let deviation =
+                        s.deviation.map(|d| format!(" <small>± {}</small>", escape(&deviation(d))));
                     _ = write!(html, "<td>{}{}</td>", escape(&show(s.mean)), deviation.unwrap_or_default());
                 }
                 None if reached => html.push_str("<td class=\"none\">not reached</td>"),
