@@ -17,7 +17,8 @@
 //!
 //! - [`setup`]: what a fleet is like. `run`: everything put together.
 //! - `clock`, `chance`, `cores`, `network`, `stream`: time, random numbers, processors, links, streams.
-//! - `servers`, `replication`: the servers' side. `fleet`, `training`, `client`, `learner`: the workers'.
+//! - `servers`, `replication`: the servers' side. `fleet`, `training`, `local_steps`, `client`, `learner`: the
+//!   workers'.
 //! - `recording`, `gap`: what is written down. `world`: what all share.
 //! - [`calibrate`]: a setup from a real run, and a simulated run beside a real one.
 

@@ -37,7 +37,8 @@ fn uneven() -> Setup {
         compute_spread: 0.5,
         worker_spread: 0.3,
         jitter: 0.8,
-        server_mttf_s: Some(0.5),
+        server_mttf_s: Some(0.8),
+        server_restart_s: 0.5,
         ..Setup::default()
     }
 }
