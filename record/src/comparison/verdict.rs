@@ -107,7 +107,7 @@ impl Verdict {
             };
             own.mean <= if accuracy { top.mean + POINTS } else { top.mean * (1.0 + LOSS_SHARE) }
         };
-        let to_target: Vec<_> = reached.iter().copied().filter(|c| good_enough(&c)).collect();
+        let to_target: Vec<_> = reached.iter().copied().filter(|c| good_enough(c)).collect();
         let trained: Vec<_> = all.iter().copied().filter(good_enough).collect();
         let recommended = fastest(&to_target, seconds).or_else(|| fastest(&trained, |f| f.seconds));
         if let Some(r) = recommended.filter(|_| groups.len() > 1) {
