@@ -8,7 +8,7 @@ fn a_running_job_goes_on_in_another_mode_and_its_record_says_so() {
     let dir = l.run_dir.to_str().expect("utf-8");
     let mut seen = 0;
     for (number, mode) in (1..).zip(["asp", "ssp:3", "bsp"]) {
-        let out = run(&["mode", "job", mode, "--of", dir]);
+        let out = run(&["mode", "t", mode, "--of", dir]);
         assert!(out.status.success(), "{}", text(&out.stderr));
         contains(&text(&out.stdout), &[&format!("-> {mode} (switch {number})"), "switched"]);
         wait("both workers to write it down", || {
@@ -33,16 +33,16 @@ fn a_switch_that_cannot_be_is_refused_and_changes_nothing() {
     let l = Launcher::training(&body, 2);
     let dir = l.run_dir.to_str().expect("utf-8");
     for (args, code, words) in [
-        (["mode", "job", "bsp"], 78, &["images", "log updates or auto"][..]),
-        (["mode", "other", "asp"], 78, &["other", "job"]),
-        (["mode", "job", "sync"], 2, &["sync", "ssp:S"]),
+        (["mode", "t", "bsp"], 78, &["images", "log updates or auto"][..]),
+        (["mode", "other", "asp"], 78, &["`other`", "`t`"]),
+        (["mode", "t", "sync"], 2, &["sync", "ssp:S"]),
     ] {
         let out = run(&[&args[..], &["--of", dir][..]].concat());
         let err = text(&out.stderr);
         assert_eq!(out.status.code(), Some(code), "{args:?}: {err}");
         contains(&err, words);
     }
-    let out = run(&["mode", "job", "asp", "--servers", "127.0.0.1:1", "--wait", "1"]);
+    let out = run(&["mode", "t", "asp", "--servers", "127.0.0.1:1", "--wait", "1"]);
     assert_eq!(out.status.code(), Some(69), "{}", text(&out.stderr));
     contains(&text(&out.stderr), &["no server that answers", "nothing has changed"]);
     assert!(!l.metrics().iter().any(|e| e["event"] == "mode"), "nobody has heard of a switch");
