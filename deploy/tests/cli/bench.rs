@@ -93,7 +93,8 @@ fn shard_compares_replicas_with_one_and_with_raw_transfers() {
     }
     value(&figures, "shard goodput", "quorum-memory, replicas 1", "raw tcp");
     value(&figures, "shard goodput", "quorum-memory, replicas 3", "3 raw tcp at once");
-    value(&figures, "shard goodput", "3 raw tcp in turn", "-");
+    // Of three servers: where they differ too much it has no value.
+    find(&figures, "shard goodput", "3 raw tcp in turn", "-");
     // Every byte goes to a server once, and once to each of the two others unless an image of the weights is smaller.
     assert!(value(&figures, "shard wire", "quorum-memory, replicas 1", "replicas 1") >= 1.0);
 }
