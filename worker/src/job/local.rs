@@ -74,7 +74,8 @@ mod tests {
     use std::path::Path;
 
     fn parse(set: &[&str]) -> Result<Job, String> {
-        let text = "[model]\nkind = \"mlp\"\n[data]\nkind = \"digits\"\n";
+        let text =
+            "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"digits\"\n[optimizer]\nkind = \"sgd\"\n";
         let set: Vec<String> = set.iter().map(ToString::to_string).collect();
         Job::parse(text, Path::new("test.toml"), &set).map_err(|e| e.to_string())
     }

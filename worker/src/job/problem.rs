@@ -281,7 +281,7 @@ mod tests {
         for (more, set, words) in [
             ("", &["durability=leader"][..], &["--set durability=leader: durability: unknown key"][..]),
             ("", &["durability=leader"], &["help: did you mean `cluster.durability`?"]),
-            ("", &["lr=3"], &["did you mean `optimizer.lr`?"]),
+            ("", &["lr=3"], &["did you mean `local.lr` or `optimizer.lr`?"]),
             ("", &["min_delta=3"], &["did you mean `eval.early_stop.min_delta`?"]),
             (
                 "",
