@@ -36,7 +36,7 @@ pub use multi_asgd::MultiAsgd;
 pub use staleness_aware::StalenessAware;
 
 use crate::{
-    codec::put_f32_le,
+    codec::value_bytes,
     encoding::{Encoding, Values},
     optim::{Gradient, Hyper, OptimError, OptimizerConfig},
 };
@@ -186,8 +186,9 @@ pub trait Algorithm {
     /// Changes the gradient (scaled and clipped) before the optimizer gets it. `slots` are its own.
     fn correct(&self, _push: &Late<'_>, _slots: &mut [Vec<f32>], _gradient: &mut [f32]) {}
 
-    /// Whether [`Self::correct`] is to be called. Decoding the gradient first is a pass over it.
-    fn corrects(&self) -> bool {
+    /// Whether [`Self::correct`] is to be called for this push (its weights are not given here). Decoding the gradient first
+    /// is a pass over it.
+    fn corrects(&self, _push: &Late<'_>) -> bool {
         false
     }
 
@@ -295,12 +296,11 @@ impl AlgorithmConfig {
             algorithm.own_changes(&slices(own), false, slots);
         }
         let own_or_shared = own.as_deref_mut().unwrap_or(shared);
-        if algorithm.corrects() {
+        if algorithm.corrects(&late) {
             let mut values = prepared(&gradient, &hyper, weights.len());
             algorithm.correct(&Late { weights, ..late }, slots, &mut values);
-            let mut bytes = Vec::new();
-            put_f32_le(&values, &mut bytes);
-            let corrected = Gradient { payload: &bytes.into(), encoding: Encoding::F32, scale: 1.0 };
+            let payload = value_bytes(values).into();
+            let corrected = Gradient { payload: &payload, encoding: Encoding::F32, scale: 1.0 };
             optimizer.apply(&Hyper { clip_value: None, ..hyper }, weights, own_or_shared, corrected);
         } else {
             optimizer.apply(&hyper, weights, own_or_shared, gradient);

@@ -3,6 +3,7 @@
 //! ([`crate::Encoding`]).
 
 use crate::payload::{Reader, Short};
+use bytes::Bytes;
 
 /// Bytes of one value on the wire.
 pub const F32_BYTES: usize = 4;
@@ -17,6 +18,29 @@ pub fn put_f32_le(values: &[f32], out: &mut Vec<u8>) {
         out.reserve(values.len() * F32_BYTES);
         values.iter().for_each(|v| out.extend_from_slice(&v.to_le_bytes()));
     }
+}
+
+/// The values as the little-endian bytes that travel. On a little-endian host nothing is copied: the bytes share
+/// what holds the values.
+#[cfg(target_endian = "little")]
+pub fn value_bytes<T: AsRef<[f32]> + Send + 'static>(values: T) -> Bytes {
+    struct ValueBytes<T>(T);
+
+    impl<T: AsRef<[f32]>> AsRef<[u8]> for ValueBytes<T> {
+        fn as_ref(&self) -> &[u8] {
+            bytemuck::cast_slice(self.0.as_ref())
+        }
+    }
+
+    Bytes::from_owner(ValueBytes(values))
+}
+
+/// The values as the little-endian bytes that travel.
+#[cfg(target_endian = "big")]
+pub fn value_bytes<T: AsRef<[f32]> + Send + 'static>(values: T) -> Bytes {
+    let mut le = Vec::new();
+    put_f32_le(values.as_ref(), &mut le);
+    le.into()
 }
 
 /// Reads little-endian bytes into `out`. The lengths must agree: `le.len() == out.len() * 4`.
@@ -54,7 +78,6 @@ impl Reader<'_> {
 mod tests {
     use super::*;
     use crate::payload::{Payload, tests::cut};
-    use bytes::Bytes;
     use proptest::prelude::*;
 
     #[test]

@@ -9,7 +9,7 @@
 //! A push and what leads to it is one step of the protocol, however many minibatches that takes: the consistency rule, rounds,
 //! epochs, checkpoints and `train.max_steps` count steps. The last step of an epoch takes the minibatches that are left of it.
 //!
-//! One file for each rule, with formula and paper, all behind [`LocalRule`]; [`Replica`] is a worker's side of them. Pure: who
+//! One file for each rule, with formula and paper, all behind [`LocalRule`]; [`LocalWeights`] is a worker's side of them. Pure: who
 //! computes gradients and who talks to servers are other questions, so that workers and the simulator share it.
 //!
 //! The local weights and the state of the optimizer that moves them are the worker's own. They are in no log and in no
@@ -19,7 +19,7 @@ mod diloco;
 mod downpour;
 mod easgd;
 mod every_step;
-mod replica;
+mod weights;
 
 #[cfg(test)]
 mod identities;
@@ -28,7 +28,7 @@ pub use diloco::Diloco;
 pub use downpour::Downpour;
 pub use easgd::Easgd;
 pub use every_step::EveryStep;
-pub use replica::Replica;
+pub use weights::LocalWeights;
 
 use crate::optim::{Check, Descent, OptimError};
 use serde::{Deserialize, Serialize};

@@ -12,6 +12,7 @@ use std::{
     path::PathBuf,
     time::{Duration, Instant},
 };
+use tokio::runtime::Runtime;
 
 #[derive(Args)]
 pub struct ModeArgs {
@@ -42,7 +43,7 @@ pub fn run(args: &ModeArgs) -> Result<i32, Failure> {
     let mut shards = 1;
     let mut shard = 0;
     while shard < shards {
-        let (got, before) = runtime.block_on(switch(args, &servers, shard, number, deadline))?;
+        let (got, before) = switch(&runtime, args, &servers, (shard, number), deadline)?;
         if shard == 0 {
             number = got;
             shards = before.shards;
@@ -61,22 +62,22 @@ struct Before {
 }
 
 /// Asks the shard's leader until it has switched.
-async fn switch(
+fn switch(
+    runtime: &Runtime,
     args: &ModeArgs,
     servers: &[String],
-    shard: u32,
-    number: u64,
+    (shard, number): (u32, u64),
     deadline: Instant,
 ) -> Result<(u64, Before), Failure> {
     loop {
-        let (leaders, before) = leaders(servers).await;
+        let (leaders, before) = leaders(servers);
         let why = match leaders.get(&shard) {
             None if leaders.is_empty() => "no server that answers leads a shard".to_string(),
             None => format!("shard {shard} has no leader"),
             Some(address) => {
                 let (job, mode) = (args.job.clone(), args.mode.to_string());
                 let request = SwitchModeRequest { protocol: PROTOCOL, shard, job, mode, number };
-                match paraft_client::switch_mode(address, request, ANSWER).await {
+                match runtime.block_on(paraft_client::switch_mode(address, request, ANSWER)) {
                     Ok(got) => return Ok((got, before)),
                     Err(refused) if is_final(&refused) => {
                         return Err(Failure::new(
@@ -97,7 +98,7 @@ async fn switch(
                 ),
             });
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        std::thread::sleep(Duration::from_millis(100));
     }
 }
 
@@ -108,12 +109,10 @@ fn is_final(refused: &Refused) -> bool {
 }
 
 /// The address of each shard's leader, as the servers that answer say.
-async fn leaders(servers: &[String]) -> (BTreeMap<u32, String>, Before) {
-    let ask = servers.iter().map(|a| paraft_client::status(a, false, Duration::from_secs(2)));
-    let replies = futures::future::join_all(ask).await;
+fn leaders(servers: &[String]) -> (BTreeMap<u32, String>, Before) {
     let mut leaders: BTreeMap<u32, (u64, String)> = BTreeMap::new();
     let mut before = Before { mode: String::new(), shards: 1 };
-    for reply in replies.into_iter().flatten() {
+    for reply in status::ask_all(servers, false).into_iter().flatten() {
         for s in &reply.shards {
             before.shards = before.shards.max(s.shard + 1);
             // Of two that believe to lead, the one with the later term does.

@@ -295,7 +295,7 @@ pub fn launch_with(
                 bytes_pulled,
                 pushes_lost: s.pushes_lost,
                 passed_over: s.passed_over,
-                staleness: s.staleness.iter().map(staleness).collect(),
+                lateness: s.lateness.iter().map(lateness).collect(),
             }))?;
         }
     }
@@ -310,11 +310,11 @@ pub fn launch_with(
     Ok(record)
 }
 
-fn staleness(of: &paraft_proto::WorkerStaleness) -> event::Staleness {
+fn lateness(of: &paraft_proto::WorkerLateness) -> event::Lateness {
     let bins = |bins: &[paraft_proto::Bin], sum| {
         paraft_common::histogram::LogHistogram::from_bins(bins.iter().map(|b| (b.upper, b.count)), sum)
     };
-    event::Staleness {
+    event::Lateness {
         worker: paraft_common::WorkerId(of.worker),
         delay: of.delay_counts.clone(),
         gap: bins(&of.gap, of.gap_sum),

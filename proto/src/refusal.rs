@@ -91,14 +91,24 @@ impl From<RefusalKind> for Refusal {
     }
 }
 
-impl From<Refusal> for FromShard {
+impl From<Refusal> for Refused {
     fn from(r: Refusal) -> Self {
         let leader = match &r.kind {
             RefusalKind::NotLeader { leader: Some(l), .. } => l.clone(),
             _ => String::new(),
         };
-        let refused =
-            Refused { advice: r.kind.advice() as i32, message: r.kind.to_string(), leader, seq: r.seq };
-        FromShard { kind: Some(from_shard::Kind::Refused(refused)) }
+        Refused { advice: r.kind.advice() as i32, message: r.kind.to_string(), leader, seq: r.seq }
+    }
+}
+
+impl From<RefusalKind> for Refused {
+    fn from(kind: RefusalKind) -> Self {
+        Refusal::from(kind).into()
+    }
+}
+
+impl From<Refusal> for FromShard {
+    fn from(r: Refusal) -> Self {
+        FromShard { kind: Some(from_shard::Kind::Refused(r.into())) }
     }
 }

@@ -6,7 +6,7 @@ use crate::{
     shard::{
         Observed, Shard,
         owner::{self, Counters, Event},
-        staleness::Staleness,
+        lateness::Lateness,
     },
 };
 use paraft_common::{Durability, ServerId, ShardId};
@@ -173,9 +173,9 @@ impl Replicas {
     ) -> Result<(), String> {
         let shard = Arc::new(Shard::new(id, shards));
         let (tell, applied) = watch::channel(());
-        let staleness = Arc::new(Staleness::default());
+        let lateness = Arc::new(Lateness::default());
         let (stages, state) = (self.stages.clone(), shard.clone());
-        let observed = Observed { shard: state, stages, staleness: staleness.clone(), applied: tell };
+        let observed = Observed { shard: state, stages, lateness: lateness.clone(), applied: tell };
         let options = GroupOptions {
             group: GroupId::Shard(id),
             me,
@@ -184,7 +184,7 @@ impl Replicas {
             parity: self.options.parity,
         };
         let group = Group::start(options, Arc::new(observed), self.peers.clone()).await?;
-        let counters = Arc::new(Counters { stages: self.stages.clone(), staleness, ..Counters::default() });
+        let counters = Arc::new(Counters { stages: self.stages.clone(), lateness, ..Counters::default() });
         let owner = owner::spawn(shard.clone(), Arc::new(group.clone()), counters.clone(), origin);
         self.hosted.write().insert(id, Replica { shard, group, owner, counters, origin, applied });
         Ok(())

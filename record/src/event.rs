@@ -272,12 +272,12 @@ pub struct Shard {
     pub passed_over: u64,
     /// How late the pushes of each worker were, as far as this server led while they were applied.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub staleness: Vec<Staleness>,
+    pub lateness: Vec<Lateness>,
 }
 
 /// How late a worker's pushes were, bucket by bucket.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Staleness {
+pub struct Lateness {
     /// Whose.
     pub worker: WorkerId,
     /// `delay[d]` pushes were applied `d` versions after their weights were pulled.

@@ -6,7 +6,7 @@
 
 use crate::{
     Diverged, Eval, Event, Leave, Lives, METRICS_FILE, ModeSwitch, RecordError, Run, Server, Shard,
-    Staleness, Summary, Train, Worker, count, read_events, total,
+    Lateness, Summary, Train, Worker, count, read_events, total,
 };
 use paraft_common::histogram::DelayHistogram;
 use paraft_common::{ServerId, ShardId, WorkerId};
@@ -125,9 +125,9 @@ impl RunRecord {
     }
 
     /// How late each worker's pushes were, over all shards.
-    pub fn staleness(&self) -> BTreeMap<WorkerId, Staleness> {
-        let mut all = BTreeMap::<WorkerId, Staleness>::new();
-        for of in self.shards.iter().flat_map(|s| &s.staleness) {
+    pub fn lateness(&self) -> BTreeMap<WorkerId, Lateness> {
+        let mut all = BTreeMap::<WorkerId, Lateness>::new();
+        for of in self.shards.iter().flat_map(|s| &s.lateness) {
             let sum = all.entry(of.worker).or_default();
             let mut delays = DelayHistogram::from_counts(&sum.delay);
             delays.merge(&DelayHistogram::from_counts(&of.delay));
@@ -172,8 +172,8 @@ impl RunRecord {
             hits.min_by(|a, b| a.seconds.total_cmp(&b.seconds))
         });
         let delays = self.delays();
-        let mut late = Staleness::default();
-        for of in self.staleness().values() {
+        let mut late = Lateness::default();
+        for of in self.lateness().values() {
             late.gap.merge(&of.gap);
             late.age.merge(&of.age);
         }

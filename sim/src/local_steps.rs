@@ -29,11 +29,11 @@ impl Training<'_> {
         let before = self.world.plan.minibatches_before(step);
         for i in 0..self.world.plan.minibatches_of(step) {
             let samples = minibatches.next();
-            if let Some(replica) = &mut self.replica {
+            if let Some(local) = &mut self.local {
                 let mut learner = self.world.learner.lock();
-                let (loss, gradient) = learner.gradient((self.worker, step), replica.weights(), &samples)?;
+                let (loss, gradient) = learner.gradient((self.worker, step), local.weights(), &samples)?;
                 let not_finite = |_| SimError::NotFinite { loss, step, worker: self.worker };
-                replica.step(before + i, gradient).map_err(not_finite)?;
+                local.step(before + i, gradient).map_err(not_finite)?;
                 loss_sum += f64::from(loss) * samples.len() as f64;
             }
             trained += samples.len();
@@ -41,7 +41,7 @@ impl Training<'_> {
             self.worked += time;
             self.world.cores.work(nanos(time)).await;
         }
-        if self.replica.as_ref().is_some_and(|r| r.rule().pulls_first()) {
+        if self.local.as_ref().is_some_and(|r| r.rule().pulls_first()) {
             let done = Step(step.0 - 1);
             let pulled = self.pull(done).await?;
             if pulled.done != done || pulled.stop {
@@ -51,8 +51,8 @@ impl Training<'_> {
         self.world.gap.lock().goes_on(Step(step.0 - 1));
         self.client.ask_ahead(step);
         self.client.weigh(trained);
-        let Some(replica) = &mut self.replica else { return Ok(Made::Elsewhere(Pulled::default())) };
-        let values = replica.push(&self.weights);
+        let Some(local) = &mut self.local else { return Ok(Made::Elsewhere(Pulled::default())) };
+        let values = local.push(&self.weights);
         for (i, bucket) in self.world.layout.buckets().iter().enumerate().rev() {
             let id = BucketId(i as u32);
             let payload = self.client.encode(id, step, &values[bucket.range()]);
@@ -63,7 +63,7 @@ impl Training<'_> {
 
     /// Behind the push of `step`: pulls if it is time, or sees that the next push may go.
     pub(crate) async fn pull_behind(&mut self, step: Step) -> Result<Pulled, SimError> {
-        let Some(rule) = self.replica.as_ref().map(|r| r.rule()) else { return self.pull(step).await };
+        let Some(rule) = self.local.as_ref().map(|r| r.rule()) else { return self.pull(step).await };
         let (pulls_first, a_pull) = (rule.pulls_first(), rule.steps_a_pull());
         let plan = &self.world.plan;
         let within = (step.0 - 1) % plan.per_epoch + 1;
@@ -87,7 +87,7 @@ impl Training<'_> {
     /// Waits for the warm start of the lowest worker; `pulled` is the first pull. Where nothing comes for as long as the
     /// patience is, this worker begins all the same.
     pub(crate) async fn warm_start(&mut self, mut pulled: Pulled) -> Result<Pulled, SimError> {
-        let rule = self.replica.as_ref().map(|r| (r.rule().warm_start(), r.rule().minibatches()));
+        let rule = self.local.as_ref().map(|r| (r.rule().warm_start(), r.rule().minibatches()));
         let Some((minibatches, a_push)) = rule.filter(|_| self.worker != WorkerId(0)) else {
             return Ok(pulled);
         };

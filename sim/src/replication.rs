@@ -15,7 +15,7 @@ use futures::{FutureExt, future::BoxFuture};
 use paraft_common::ServerId;
 use paraft_server::{
     raft::{Applied, Change, Leadership, ProposeError, Replication, Role, Waits},
-    shard::{Command, Shard, staleness::Staleness},
+    shard::{Command, Shard, lateness::Lateness},
 };
 use parking_lot::Mutex;
 use std::{collections::VecDeque, sync::Arc};
@@ -31,7 +31,7 @@ pub(crate) struct Log {
     clock: Clock,
     network: Arc<Network>,
     state: Arc<Shard>,
-    staleness: Arc<Staleness>,
+    lateness: Arc<Lateness>,
     replicas: u32,
     /// What a majority takes beyond the network, in nanoseconds.
     extra: u64,
@@ -64,11 +64,11 @@ pub(crate) struct Between {
 }
 
 impl Log {
-    pub fn new(between: &Between, state: Arc<Shard>, staleness: Arc<Staleness>, chance: Chance) -> Arc<Self> {
+    pub fn new(between: &Between, state: Arc<Shard>, lateness: Arc<Lateness>, chance: Chance) -> Arc<Self> {
         let Between { clock, network, cores, replicas, extra, follow } = between.clone();
         let inner = Mutex::new(Inner { open: VecDeque::new(), last: 0, term: 0, chance });
         let (extra, follow) = (nanos(extra), nanos(follow));
-        Arc::new(Self { clock, network, state, staleness, replicas, extra, cores, follow, inner })
+        Arc::new(Self { clock, network, state, lateness, replicas, extra, cores, follow, inner })
     }
 
     /// Round trips to the followers that make a majority with the leader.
@@ -113,7 +113,7 @@ impl Log {
         match change {
             Change::Shard(proposal) => {
                 let apply = || self.state.apply(proposal);
-                Applied::Shard(self.staleness.around(&self.state, proposal, apply))
+                Applied::Shard(self.lateness.around(&self.state, proposal, apply))
             }
             Change::Control(_) | Change::Check => Applied::None,
         }

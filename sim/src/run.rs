@@ -21,7 +21,7 @@ use paraft_common::{
 use paraft_data::Split;
 use paraft_models::{Evaluation, Model};
 use paraft_record::{Event, event};
-use paraft_server::shard::staleness::OfWorker;
+use paraft_server::shard::lateness::OfWorker;
 use paraft_worker::{
     Job,
     job::{Exchange, SamplerKind},
@@ -213,9 +213,9 @@ fn outcome(world: &World, mut finished: Vec<Finished>) -> Result<Outcome, SimErr
 }
 
 /// What the shards have counted.
-fn staleness((worker, of): (WorkerId, OfWorker)) -> event::Staleness {
+fn lateness((worker, of): (WorkerId, OfWorker)) -> event::Lateness {
     let OfWorker { delay, gap, age } = of;
-    event::Staleness { worker, delay: delay.counts().to_vec(), gap, age }
+    event::Lateness { worker, delay: delay.counts().to_vec(), gap, age }
 }
 
 fn note_shards(world: &World) -> Result<(), SimError> {
@@ -233,7 +233,7 @@ fn note_shards(world: &World) -> Result<(), SimError> {
             bytes_pulled: c.bytes_pulled.load(Relaxed),
             pushes_lost: m.pushes_lost,
             passed_over: m.passed_over,
-            staleness: c.staleness.workers().into_iter().map(staleness).collect(),
+            lateness: c.lateness.workers().into_iter().map(lateness).collect(),
         });
         world.recording.write(&Event::Shard(line))?;
     }

@@ -13,7 +13,7 @@ use paraft_common::{ServerId, SessionId, ShardId, WorkerId, placement};
 use paraft_server::shard::{
     Shard,
     owner::{self, Counters, Event, Life, MAX_AHEAD, Message, Reply},
-    staleness::Staleness,
+    lateness::Lateness,
 };
 use parking_lot::Mutex;
 use std::{
@@ -101,13 +101,13 @@ impl Servers {
         let host = |(id, buckets): (&ShardId, &usize)| {
             let state = Arc::new(Shard::new(*id, p.shards));
             let chance = Chance::new(setup.seed, Draws::Replicates(id.0));
-            let staleness = Arc::new(Staleness::default());
-            let log = Log::new(&between, state.clone(), staleness.clone(), chance);
+            let lateness = Arc::new(Lateness::default());
+            let log = Log::new(&between, state.clone(), lateness.clone(), chance);
             let server = placement::replicas_of(*id, p.servers, p.replicas).first().map_or(0, |s| s.0);
             let host = Host {
                 id: *id,
                 state,
-                counters: Arc::new(Counters { staleness, ..Counters::default() }),
+                counters: Arc::new(Counters { lateness, ..Counters::default() }),
                 buckets: *buckets,
                 log,
                 lead: Mutex::new(None),

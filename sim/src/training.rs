@@ -21,7 +21,7 @@ use crate::{
     stream::Process,
     world::World,
 };
-use paraft_common::{BucketId, Step, WorkerId, local::Replica};
+use paraft_common::{BucketId, Step, WorkerId, local::LocalWeights};
 use paraft_record::{Event, event};
 use paraft_server::shard::command::EvalSums;
 use paraft_worker::worker::Minibatches;
@@ -77,7 +77,7 @@ pub(crate) struct Training<'a> {
     pub(crate) client: Client,
     pub(crate) weights: Vec<f32>,
     /// Where the worker has weights of its own.
-    pub(crate) replica: Option<Replica>,
+    pub(crate) local: Option<LocalWeights>,
     progress: Progress,
     /// When its training clock began.
     began: Moment,
@@ -103,7 +103,7 @@ pub(crate) async fn train(
         speed,
         client,
         weights: vec![0.0; world.layout.len()],
-        replica: Replica::new(
+        local: LocalWeights::new(
             &world.file.local,
             &world.file.descent(),
             world.layout.params_len(),
@@ -125,14 +125,14 @@ impl Training<'_> {
         let every_epoch = self.world.file.eval.every_epoch;
         let pulled = self.client.pull(start, false, &mut self.weights).await?;
         let mut pulled = self.warm_start(pulled).await?;
-        self.begin_replica();
+        self.begin_local();
         let mut done = pulled.done;
         let mut minibatches = self.minibatches(done);
         self.began = self.world.clock.now();
         self.process.begins();
         while done.0 < plan.total && !pulled.stop {
             let step = done.next();
-            let made = match &self.replica {
+            let made = match &self.local {
                 None => self.one_minibatch(step, &minibatches.next()).await?,
                 Some(_) => self.local_step(step, &mut minibatches).await?,
             };
@@ -163,7 +163,7 @@ impl Training<'_> {
             self.note_evaluations()?;
             if rejoined {
                 self.world.gap.lock().pushed(self.worker, done);
-                self.begin_replica();
+                self.begin_local();
                 minibatches = self.minibatches(done);
             }
         }
@@ -176,9 +176,9 @@ impl Training<'_> {
     }
 
     /// The worker's own weights, if it has any, are what was pulled.
-    fn begin_replica(&mut self) {
-        if let Some(replica) = &mut self.replica {
-            replica.begin(&self.weights);
+    fn begin_local(&mut self) {
+        if let Some(local) = &mut self.local {
+            local.begin(&self.weights);
         }
     }
 
@@ -218,8 +218,8 @@ impl Training<'_> {
     pub(crate) async fn pull(&mut self, step: Step) -> Result<paraft_client::Pulled, SimError> {
         let asked = self.world.clock.now();
         let pulled = self.client.pull(step, false, &mut self.weights).await?;
-        if let Some(replica) = &mut self.replica {
-            replica.pulled(&self.weights);
+        if let Some(local) = &mut self.local {
+            local.pulled(&self.weights);
         }
         let work = self.world.setup.exchange_ms / 1e3;
         self.worked += work;

@@ -43,7 +43,7 @@ use paraft_checkpoint::{MODEL_FILE, weights};
 use paraft_client::{
     Client, ClientError, ClientOptions, HANDOVER, Pulled, Reported, Transport, groups::MemberOptions,
 };
-use paraft_common::{BucketId, Encoding, Layout, Step, WorkerId, local::Replica};
+use paraft_common::{BucketId, Encoding, Layout, Step, WorkerId, local::LocalWeights};
 use paraft_data::{Dataset, Prefetcher, Split};
 use paraft_models::{Batch, Evaluation, Model, Part};
 use paraft_record::{Event, event};
@@ -228,7 +228,7 @@ fn lead(
             job.local.kind()
         )));
     }
-    let replica = Replica::new(&job.local, &job.descent(), layout.params_len(), layout.len());
+    let local = LocalWeights::new(&job.local, &job.descent(), layout.params_len(), layout.len());
     let beginning = start::begin(job, options.resume.as_deref(), model, &layout, &plan)?;
     let begun = beginning.start.as_ref().map_or(0, |s| s.epochs);
     server_job.start = beginning.start;
@@ -279,7 +279,7 @@ fn lead(
         train,
         test,
         engine,
-        replica,
+        local,
         client,
         recorder,
         checkpoints,
@@ -325,7 +325,7 @@ struct Training<'a> {
     test: Arc<Dataset>,
     engine: Engine<'a>,
     /// Where the worker has weights of its own.
-    replica: Option<Replica>,
+    local: Option<LocalWeights>,
     client: Client,
     recorder: Recorder,
     checkpoints: Option<Checkpoints>,
@@ -352,7 +352,7 @@ impl Training<'_> {
         let mut batches = self.prefetch(done)?;
         let pulled = self.pull(done, Client::pull)?;
         let pulled = self.warm_start(pulled)?;
-        self.begin_replica();
+        self.begin_local();
         self.waited_at_start = self.client.counters().waited;
         if pulled.done != done {
             done = pulled.done;
@@ -373,7 +373,7 @@ impl Training<'_> {
                 c.clear_the_way(step);
             }
             let due = self.checkpoints.as_ref().is_some_and(|c| c.due(step));
-            let made = match &self.replica {
+            let made = match &self.local {
                 None => self.one_minibatch(step, &mut batches, due)?,
                 Some(_) => self.local_step(step, &mut batches, due)?,
             };
@@ -419,7 +419,7 @@ impl Training<'_> {
                         tracing::info!(%step, %done, "rounds were closed without this worker; it goes on with the others")
                     }
                 }
-                self.begin_replica();
+                self.begin_local();
                 batches = self.prefetch(done)?;
             }
         }
@@ -446,9 +446,9 @@ impl Training<'_> {
     }
 
     /// The worker's own weights, if it has any, are what was pulled.
-    fn begin_replica(&mut self) {
-        if let Some(replica) = &mut self.replica {
-            replica.begin(self.engine.weights());
+    fn begin_local(&mut self) {
+        if let Some(local) = &mut self.local {
+            local.begin(self.engine.weights());
         }
     }
 
@@ -514,8 +514,8 @@ impl Training<'_> {
     ) -> Result<Pulled, WorkerError> {
         let pulled = pull(&mut self.client, step, self.engine.landing()?)?;
         self.engine.landed(&pulled, &self.layout)?;
-        if let Some(replica) = &mut self.replica {
-            replica.pulled(self.engine.weights());
+        if let Some(local) = &mut self.local {
+            local.pulled(self.engine.weights());
         }
         self.note_mode(pulled.done)?;
         Ok(pulled)

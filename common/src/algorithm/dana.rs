@@ -10,7 +10,8 @@
 //! ```
 //!
 //! The weights of dana-slim are those that a pull of dana-zero gets: the trajectories are the same, and the momentum
-//! is the worker's to keep, where it dies with it (a worker that rejoins begins with none). With one worker both are Nesterov's momentum.
+//! is the worker's to keep, where it dies with it (a worker that rejoins begins with none). With one worker both are
+//! Nesterov's momentum.
 //!
 //! dana-zero's sum runs along: a push takes its worker's momentum out of it, and puts the new one in. What a worker has
 //! that trains no more is taken out with the next update. The last pull of a job, and checkpoints, get `w` itself.

@@ -63,8 +63,8 @@ impl Algorithm for DcAsgdC {
         Keeps { pulled: true, ..Keeps::default() }
     }
 
-    fn corrects(&self) -> bool {
-        self.lambda > 0.0
+    fn corrects(&self, push: &Late<'_>) -> bool {
+        self.lambda > 0.0 && push.pulled.is_some()
     }
 
     fn correct(&self, push: &Late<'_>, _: &mut [Vec<f32>], gradient: &mut [f32]) {
@@ -86,7 +86,7 @@ impl Algorithm for DcAsgdA {
         Keeps { pulled: true, slots: &["mean_square"], ..Keeps::default() }
     }
 
-    fn corrects(&self) -> bool {
+    fn corrects(&self, _: &Late<'_>) -> bool {
         true
     }
 

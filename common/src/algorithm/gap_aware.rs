@@ -45,8 +45,8 @@ impl Algorithm for GapAware {
         Keeps { pulled: true, slots: &["mean_square_step"], ..Keeps::default() }
     }
 
-    fn corrects(&self) -> bool {
-        true
+    fn corrects(&self, push: &Late<'_>) -> bool {
+        push.pulled.is_some()
     }
 
     fn correct(&self, push: &Late<'_>, slots: &mut [Vec<f32>], gradient: &mut [f32]) {

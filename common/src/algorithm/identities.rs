@@ -60,7 +60,7 @@ impl World {
             m.apply(&mut self.momenta[worker], &mut gradient);
         }
         let (keeps, mut bytes) = (algorithm.keeps(), Vec::new());
-        put_f32_le(&gradient, &mut bytes);
+        crate::codec::put_f32_le(&gradient, &mut bytes);
         self.counts[worker] += 1;
         let t = if keeps.own_slots { self.counts[worker] } else { self.version + 1 };
         let lr = self.lr();

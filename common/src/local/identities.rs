@@ -42,17 +42,17 @@ fn job(optimizer: OptimizerConfig) -> Descent {
     Descent { optimizer, schedule: ScheduleConfig::default(), clip: ClipConfig::default() }
 }
 
-fn replica(config: &LocalConfig, job: &Descent, weights: &[f32]) -> Replica {
-    let mut replica = Replica::new(config, job, weights.len(), weights.len()).expect("local weights");
-    replica.begin(weights);
-    replica
+fn local_weights(config: &LocalConfig, job: &Descent, weights: &[f32]) -> LocalWeights {
+    let mut local_weights = LocalWeights::new(config, job, weights.len(), weights.len()).expect("local weights");
+    local_weights.begin(weights);
+    local_weights
 }
 
 /// The minibatches of a step with the gradient `h w`.
-fn minibatches(replica: &mut Replica, h: f32) {
-    for i in 0..replica.rule().minibatches() {
-        let gradient: Vec<f32> = replica.weights().iter().map(|w| h * w).collect();
-        replica.step(i, &gradient).expect("finite");
+fn minibatches(local_weights: &mut LocalWeights, h: f32) {
+    for i in 0..local_weights.rule().minibatches() {
+        let gradient: Vec<f32> = local_weights.weights().iter().map(|w| h * w).collect();
+        local_weights.step(i, &gradient).expect("finite");
     }
 }
 
@@ -72,7 +72,7 @@ fn an_outer_sgd_shrinks_a_quadratic_by_the_factor_of_its_inner_steps() {
         let config = diloco(steps, OptimizerConfig::sgd(a));
         let job = job(OptimizerConfig::sgd(eta));
         let mut servers = Servers::new(&config, &job, &[1.0]);
-        let mut worker = replica(&config, &job, &[1.0]);
+        let mut worker = local_weights(&config, &job, &[1.0]);
         let inner = (1.0 - eta * f64::from(h)).powi(steps as i32);
         let factor = 1.0 - a * (1.0 - inner);
         let mut expected = 1.0;
@@ -113,7 +113,7 @@ fn an_outer_nesterov_has_the_spectral_radius_of_its_two_by_two_matrix() {
         let config = diloco(1, outer_nesterov());
         let job = job(OptimizerConfig::sgd(q));
         let mut servers = Servers::new(&config, &job, &[1.0]);
-        let mut worker = replica(&config, &job, &[1.0]);
+        let mut worker = local_weights(&config, &job, &[1.0]);
         // The state of two rounds is the matrix's action: its powers grow as its radius, whatever it begins with.
         let mut states = Vec::new();
         for _ in 0..3 {
@@ -146,7 +146,7 @@ fn one_local_step_of_sgd_and_an_outer_sgd_at_rate_one_are_a_lock_step_round() {
     let job = job(OptimizerConfig::sgd(0.1));
     let mut servers = Servers::new(&config, &job, &start);
     let mut plain = Servers::new(&LocalConfig::default(), &job, &start);
-    let mut workers: Vec<Replica> = (0..3).map(|_| replica(&config, &job, &start)).collect();
+    let mut workers: Vec<LocalWeights> = (0..3).map(|_| local_weights(&config, &job, &start)).collect();
     for _ in 0..20 {
         let gradient = |w: usize, at: &[f32]| -> Vec<f32> {
             at.iter().enumerate().map(|(i, x)| x * (1.0 + (i + w) as f32 / 30.0)).collect()
@@ -179,7 +179,7 @@ fn the_inner_state_and_clock_go_on_from_push_to_push() {
     let config = diloco(2, OptimizerConfig::sgd(1.0));
     let start = [1.0, -2.0, 0.5];
     let mut servers = Servers::new(&config, &job, &start);
-    let mut worker = replica(&config, &job, &start);
+    let mut worker = local_weights(&config, &job, &start);
     let (mut alone, mut slots) = (start.to_vec(), job.optimizer.new_slots(3));
     for k in 0..8u64 {
         let g: Vec<f32> = worker.weights().iter().map(|w| w * 1.5).collect();
@@ -205,7 +205,7 @@ fn downpour_that_pushes_and_fetches_each_minibatch_is_adagrad_bit_for_bit() {
     let start: Vec<f32> = (0..40).map(|i| (i as f32).sin()).collect();
     let mut servers = Servers::new(&config, &job, &start);
     let mut plain = Servers::new(&LocalConfig::default(), &job, &start);
-    let mut worker = replica(&config, &job, &start);
+    let mut worker = local_weights(&config, &job, &start);
     for _ in 0..30 {
         let gradient = |at: &[f32]| at.iter().map(|x| x * x * x - 0.3).collect::<Vec<f32>>();
         let g = gradient(worker.weights());
@@ -226,7 +226,7 @@ fn downpour_pushes_the_sum_of_its_gradients_and_moves_meanwhile() {
     let config =
         LocalConfig::Downpour(Downpour { n_push: 3, n_fetch: Some(6), lr: 0.5, ..Downpour::default() });
     assert_eq!((config.rule().minibatches(), config.rule().steps_a_pull()), (3, 2));
-    let mut worker = replica(&config, &job(OptimizerConfig::sgd(1.0)), &[8.0, 0.0]);
+    let mut worker = local_weights(&config, &job(OptimizerConfig::sgd(1.0)), &[8.0, 0.0]);
     for round in 1..=2 {
         for g in [1.0, 2.0, 4.0] {
             worker.step(0, &[g, -g]).expect("finite");
@@ -244,7 +244,7 @@ fn elastic_is_stable(eta: f64, alpha: f64, p: usize) -> bool {
     let config = LocalConfig::Easgd(Easgd { steps: 1, alpha });
     let job = job(OptimizerConfig::sgd(eta));
     let mut servers = Servers::new(&config, &job, &[1.0]);
-    let mut workers: Vec<Replica> = (0..p).map(|i| replica(&config, &job, &[1.0 - i as f32 / 2.0])).collect();
+    let mut workers: Vec<LocalWeights> = (0..p).map(|i| local_weights(&config, &job, &[1.0 - i as f32 / 2.0])).collect();
     for _ in 0..40_000 {
         for worker in &mut workers {
             minibatches(worker, 1.0);
@@ -281,7 +281,7 @@ fn a_lock_step_round_of_elastic_averaging_moves_the_center_by_the_sum_of_all_pul
     let mut servers = Servers::new(&config, &job, &[0.0]);
     let mut pushes = Vec::new();
     for x in [4.0, 8.0, -2.0, 2.0] {
-        let mut worker = replica(&config, &job, &[x]);
+        let mut worker = local_weights(&config, &job, &[x]);
         minibatches(&mut worker, 1.0);
         worker.pulled(&servers.weights);
         pushes.push(worker.push(&servers.weights).to_vec());
@@ -323,7 +323,7 @@ fn options_outside_their_range_are_refused_by_name() {
 #[test]
 fn a_gradient_that_is_not_finite_moves_nothing() {
     let config = diloco(2, outer_nesterov());
-    let mut worker = replica(&config, &job(OptimizerConfig::sgd(0.1)), &[1.0, 2.0]);
+    let mut worker = local_weights(&config, &job(OptimizerConfig::sgd(0.1)), &[1.0, 2.0]);
     assert!(worker.step(0, &[0.0, f32::NAN]).is_err());
     assert_eq!(worker.weights(), [1.0, 2.0]);
     worker.step(0, &[1.0, 1.0]).expect("finite");

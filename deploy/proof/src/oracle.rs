@@ -5,7 +5,7 @@ use paraft_common::{
     codec::put_f32_le,
     config::ServerJob,
     encoding::{Encoder, Values, stretches, sum_of_squares},
-    local::Replica,
+    local::LocalWeights,
     optim::{Gradient, Hyper, apply_buffer, norm_factor},
     placement,
 };
@@ -56,10 +56,10 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let mut slots: Vec<Vec<Vec<f32>>> =
         layout.buckets().iter().map(|b| servers.optimizer.new_slots(b.len)).collect();
     let plan = Plan::new(job, &data.train).map_err(bad)?;
-    let mut replicas: Vec<Replica> = (0..job.ranks())
-        .filter_map(|_| Replica::new(&job.local, &job.descent(), layout.params_len(), layout.len()))
+    let mut locals: Vec<LocalWeights> = (0..job.ranks())
+        .filter_map(|_| LocalWeights::new(&job.local, &job.descent(), layout.params_len(), layout.len()))
         .collect();
-    replicas.iter_mut().for_each(|r| r.begin(&weights));
+    locals.iter_mut().for_each(|r| r.begin(&weights));
     let t = &job.train;
     let mut sampler = Sampler::new(data.train.len(), job.seed);
     (sampler.shuffle, sampler.drop_last, sampler.drop_last_batch) = (t.shuffle, t.drop_last, t.drop_last);
@@ -81,15 +81,15 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
             Ok(gradient)
         };
         let (mut pushes, mut share) = (Vec::new(), 1.0 / world as f32);
-        for (replica, minibatches) in replicas.iter_mut().zip(&mut shares) {
+        for (local, minibatches) in locals.iter_mut().zip(&mut shares) {
             let minibatches = minibatches.take(plan.minibatches_of(step) as usize);
             for (i, samples) in (plan.minibatches_before(step)..).zip(minibatches) {
-                let gradient = gradient_at(replica.weights(), &samples)?;
-                replica.step(i, &gradient).map_err(bad)?;
+                let gradient = gradient_at(local.weights(), &samples)?;
+                local.step(i, &gradient).map_err(bad)?;
             }
-            pushes.push(replica.push(&weights).to_vec());
+            pushes.push(local.push(&weights).to_vec());
         }
-        if replicas.is_empty() {
+        if locals.is_empty() {
             let each: Vec<Vec<u32>> = shares.iter_mut().filter_map(Iterator::next).collect();
             let minibatches = match order {
                 Order::Union => {
@@ -129,7 +129,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
             let gradient = Gradient { payload: push, encoding: Encoding::F32, scale: share * clip };
             servers.optimizer.apply(&hyper, into, slots, gradient);
         }
-        replicas.iter_mut().for_each(|r| r.pulled(&weights));
+        locals.iter_mut().for_each(|r| r.pulled(&weights));
     }
     Ok(weights)
 }

@@ -13,7 +13,7 @@ use crate::{
 use futures::{Stream, StreamExt, stream};
 use paraft_common::{BucketId, Step};
 use paraft_proto::{
-    CheckpointPart, CheckpointRequest, Member, PROTOCOL, Piece, Refusal, RefusalKind, Stopping, WithBulk,
+    CheckpointPart, CheckpointRequest, Member, PROTOCOL, Piece, RefusalKind, Stopping, WithBulk,
     checkpoint_part::Kind,
 };
 use std::{pin::Pin, sync::Arc};
@@ -43,14 +43,7 @@ pub async fn parts(hosted: Result<Replica, RefusalKind>, request: CheckpointRequ
             });
             Box::pin(stream::once(async move { first }).chain(pieces).map(ok))
         }
-        Err(kind) => {
-            let refused = paraft_proto::FromShard::from(Refusal::from(kind));
-            let refused = match refused.kind {
-                Some(paraft_proto::from_shard::Kind::Refused(r)) => Some(Kind::Refused(r)),
-                _ => None,
-            };
-            Box::pin(stream::iter(refused).map(ok))
-        }
+        Err(kind) => Box::pin(stream::iter([ok(Kind::Refused(kind.into()))])),
     }
 }
 

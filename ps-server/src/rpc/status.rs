@@ -2,10 +2,10 @@
 
 use crate::{
     replicas::{Replica, Replicas},
-    shard::staleness::OfWorker,
+    shard::lateness::OfWorker,
 };
 use paraft_common::{ShardId, WorkerId, histogram::LogHistogram};
-use paraft_proto::{Bin, Chunks, Member, PROTOCOL, ShardStatus, StatusReply, WorkerStaleness};
+use paraft_proto::{Bin, Chunks, Member, PROTOCOL, ShardStatus, StatusReply, WorkerLateness};
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 /// Builds status replies.
@@ -52,9 +52,9 @@ impl StatusService {
     }
 }
 
-fn staleness((worker, of): (WorkerId, OfWorker)) -> WorkerStaleness {
+fn lateness((worker, of): (WorkerId, OfWorker)) -> WorkerLateness {
     let bins = |h: &LogHistogram| h.bins().into_iter().map(|(upper, count)| Bin { upper, count }).collect();
-    WorkerStaleness {
+    WorkerLateness {
         worker: worker.0,
         delay_counts: of.delay.counts().to_vec(),
         gap: bins(&of.gap),
@@ -112,7 +112,7 @@ fn shard_status(w: &Replica) -> ShardStatus {
         durability: conf.as_ref().map(|c| c.job.durability.to_string()).unwrap_or_default(),
         log_form: m.form.name().into(),
         passed_over: m.passed_over,
-        staleness: c.staleness.workers().into_iter().map(staleness).collect(),
+        lateness: c.lateness.workers().into_iter().map(lateness).collect(),
         pushes_lost: m.pushes_lost,
         bytes_logged: c.bytes_logged.load(Relaxed),
         cuts: c.cuts.load(Relaxed),

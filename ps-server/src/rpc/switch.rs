@@ -3,22 +3,14 @@
 use super::convert::MAX_SWITCHES;
 use crate::{replicas::Replica, shard::owner::Event};
 use paraft_common::Mode;
-use paraft_proto::{
-    FromShard, PROTOCOL, Refusal, RefusalKind, SwitchModeReply, SwitchModeRequest, from_shard,
-};
+use paraft_proto::{PROTOCOL, RefusalKind, SwitchModeReply, SwitchModeRequest};
 use tokio::sync::oneshot;
 
 /// Answers one call; `hosted` is the replica that it asks for, or why there is none here.
 pub async fn reply(hosted: Result<Replica, RefusalKind>, request: &SwitchModeRequest) -> SwitchModeReply {
     match switch(hosted, request).await {
         Ok(number) => SwitchModeReply { number, refused: None },
-        Err(kind) => {
-            let refused = match FromShard::from(Refusal::from(kind)).kind {
-                Some(from_shard::Kind::Refused(r)) => Some(r),
-                _ => None,
-            };
-            SwitchModeReply { number: 0, refused }
-        }
+        Err(kind) => SwitchModeReply { number: 0, refused: Some(kind.into()) },
     }
 }
 

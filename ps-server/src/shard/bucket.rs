@@ -7,6 +7,7 @@ use super::{
 };
 use bytes::Bytes;
 use paraft_common::{
+    codec::value_bytes,
     BucketId, BucketSpec, Payload, TensorKind, Version, WorkerId, algorithm,
     config::ServerJob,
     optim::{Gradient, Hyper, apply_buffer},
@@ -284,27 +285,4 @@ impl Bucket {
     pub(super) fn install(&self, data: Arc<BucketData>) {
         *self.data.write() = data;
     }
-}
-
-/// The values as the little-endian bytes that travel. On a little-endian host nothing is copied: the bytes share
-/// what holds the values.
-#[cfg(target_endian = "little")]
-pub fn value_bytes<T: AsRef<[f32]> + Send + 'static>(values: T) -> Bytes {
-    struct ValueBytes<T>(T);
-
-    impl<T: AsRef<[f32]>> AsRef<[u8]> for ValueBytes<T> {
-        fn as_ref(&self) -> &[u8] {
-            bytemuck::cast_slice(self.0.as_ref())
-        }
-    }
-
-    Bytes::from_owner(ValueBytes(values))
-}
-
-/// The values as the little-endian bytes that travel.
-#[cfg(target_endian = "big")]
-pub fn value_bytes<T: AsRef<[f32]> + Send + 'static>(values: T) -> Bytes {
-    let mut le = Vec::new();
-    paraft_common::codec::put_f32_le(values.as_ref(), &mut le);
-    le.into()
 }

@@ -1,13 +1,13 @@
 //! A consistent copy of a shard's state: what a snapshot holds, and what the digest is taken over.
 
 use super::{
-    bucket::{BucketData, Shared, value_bytes, vector_bytes},
+    bucket::{BucketData, Shared, vector_bytes},
     cut::{Staged, StagedHeader},
     kept::{OfWorker, OfWorkerHeader},
     state::Meta,
 };
 use crate::{header, raft::RawImage};
-use paraft_common::{Payload, Version};
+use paraft_common::{Payload, Version, codec::value_bytes};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

@@ -36,6 +36,15 @@ impl Member {
         at.zip(taken).is_some_and(|(at, taken)| *taken < step && step <= *at)
     }
 
+    /// A push of its own of this step is in.
+    pub(super) fn take(&mut self, bucket: usize, step: Step) {
+        for steps in [&mut self.steps, &mut self.taken] {
+            if let Some(s) = steps.get_mut(bucket) {
+                *s = step;
+            }
+        }
+    }
+
     fn furthest(&self) -> Step {
         self.steps.iter().copied().max().unwrap_or_default()
     }

@@ -20,7 +20,7 @@
 //! - [`round`]: BSP's open rounds. Leader-only; may vanish.
 //! - [`several`]: the pushes of a round in one log entry.
 //! - [`observed`]: what is applied, seen from outside: timed, and told to readers.
-//! - [`staleness`]: how late each push is; measured where the replica leads.
+//! - [`lateness`]: how late each push is; measured where the replica leads.
 //! - [`reads`]: pulls that any replica answers.
 //! - [`owner`]: the task that owns everything leader-only.
 //!
@@ -50,7 +50,7 @@ pub mod round;
 pub mod several;
 #[cfg(test)]
 mod simulation;
-pub mod staleness;
+pub mod lateness;
 pub mod state;
 pub mod working;
 

@@ -288,7 +288,7 @@ impl Owner {
     /// Everything leader-only vanishes; the streams go and find the leader.
     fn step_down(&mut self) {
         self.counters.leases.lock().clear();
-        self.counters.staleness.rest();
+        self.counters.lateness.rest();
         let window = self.lead.take().map_or(0, |l| l.cuts.working.unreplicated());
         if window > 0 {
             let shard = self.shard.id().0;

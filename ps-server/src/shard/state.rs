@@ -549,15 +549,13 @@ impl Shard {
             let Some(m) = meta.members.get_mut(c.worker) else { continue };
             // Recorded after the weights have changed: who sees the step sees the weights.
             if m.session == c.session {
-                m.steps[b] = c.step;
-                m.taken.iter_mut().skip(b).take(1).for_each(|s| *s = c.step);
+                m.take(b, c.step);
                 m.last_seq = Seq(m.last_seq.0.max(c.seq.0));
             } else if m.steps[b].next() == c.step {
                 // The worker came back between this round's closing and now. Its predecessor's part is its step
                 // all the same: without the record it would wait for ever for a push that the leader took for
                 // a retry, or be asked for the step a second time.
-                m.steps[b] = c.step;
-                m.taken.iter_mut().skip(b).take(1).for_each(|s| *s = c.step);
+                m.take(b, c.step);
             }
         }
         if let Some(last) = contributions.iter().map(|c| c.step).max()

@@ -1,12 +1,12 @@
 //! A step of a worker with weights of its own ([`paraft_common::local`]): some minibatches, then one push.
 //!
 //! ```text
-//!   ┌─ minibatch ─▶ gradient at the replica ─▶ replica moves ─┐ ─▶ [pull] ─▶ push ─▶ pull, or wait for the acks
-//!   └──────────────────────── of a step ◀─────────────────────┘
+//!   ┌─ minibatch ─▶ gradient at its weights ─▶ they move ─┐ ─▶ [pull] ─▶ push ─▶ pull, or wait for the acks
+//!   └───────────────────── of a step ◀────────────────────┘
 //! ```
 //!
-//! What was pulled stays in the engine, as for any worker; evaluations and checkpoints are of that. What the replica has and no
-//! push was made of is lost with the worker: at most one step.
+//! What was pulled stays in the engine, as for any worker; evaluations and checkpoints are of that. What its own weights hold
+//! and no push was made of is lost with the worker: at most one step.
 
 use super::{Training, WorkerError, finite};
 use crate::{engine::Stepped, exchange::PushParts};
@@ -45,18 +45,18 @@ impl Training<'_> {
             if self.options.interrupt.load(Relaxed) {
                 return Err(WorkerError::Interrupted);
             }
-            let (Some(batch), Some(replica)) = (batches.next(), &mut self.replica) else { return Ok(None) };
+            let (Some(batch), Some(local)) = (batches.next(), &mut self.local) else { return Ok(None) };
             let batch = batch?;
-            let (loss, gradient) = self.engine.gradient_at(replica.weights(), &batch)?;
+            let (loss, gradient) = self.slow.step(|| self.engine.gradient_at(local.weights(), &batch))?;
             finite(Stepped { loss, samples: 0 }, step, self.worker)?;
-            replica
+            local
                 .step(before + i, gradient)
                 .map_err(|e| ModelError::new(format!("{step} of {}: {e}", self.worker)))?;
             loss_sum += f64::from(loss) * batch.n as f64;
             samples += batch.n;
             batches.recycle(batch);
         }
-        if self.replica.as_ref().is_some_and(|r| r.rule().pulls_first()) {
+        if self.local.as_ref().is_some_and(|r| r.rule().pulls_first()) {
             let done = Step(step.0 - 1);
             let pulled = self.pull(done, Client::pull)?;
             if pulled.done != done || pulled.stop {
@@ -66,8 +66,8 @@ impl Training<'_> {
         if !due {
             self.client.ask_ahead(step);
         }
-        let Some(replica) = &mut self.replica else { return Ok(None) };
-        let values = replica.push(self.engine.weights());
+        let Some(local) = &mut self.local else { return Ok(None) };
+        let values = local.push(self.engine.weights());
         let mut push = PushParts::new(&mut self.client, step, samples);
         for (i, bucket) in self.layout.buckets().iter().enumerate().rev() {
             push.values(i, &values[bucket.range()]);
@@ -78,7 +78,7 @@ impl Training<'_> {
 
     /// Behind the push of `step`, where no checkpoint is cut: pulls if it is time, or sees that the next push may go.
     pub(super) fn pull_behind(&mut self, step: Step) -> Result<Pulled, WorkerError> {
-        let Some(rule) = self.replica.as_ref().map(|r| r.rule()) else {
+        let Some(rule) = self.local.as_ref().map(|r| r.rule()) else {
             return self.pull(step, Client::pull);
         };
         let within = (step.0 - 1) % self.plan.per_epoch + 1;
@@ -101,7 +101,7 @@ impl Training<'_> {
     /// Waits for the warm start of the lowest worker; `pulled` is the first pull. Where nothing comes for as long as the
     /// patience is, this worker begins all the same: the one that warms up may be gone.
     pub(super) fn warm_start(&mut self, mut pulled: Pulled) -> Result<Pulled, WorkerError> {
-        let rule = self.replica.as_ref().map(|r| (r.rule().warm_start(), r.rule().minibatches()));
+        let rule = self.local.as_ref().map(|r| (r.rule().warm_start(), r.rule().minibatches()));
         let Some((minibatches, a_push)) = rule.filter(|_| self.worker != WorkerId(0)) else {
             return Ok(pulled);
         };

@@ -4,7 +4,7 @@ use super::Section;
 use crate::shard::{
     chunks::Answer,
     command::{EvalSums, Evaluated, InitPart},
-    staleness::Staleness,
+    lateness::Lateness,
 };
 use bytes::Bytes;
 use paraft_common::{BucketId, InForce, Mode, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId};
@@ -236,7 +236,7 @@ pub struct Counters {
     /// What is left of each member's lease, to a quarter of it; empty where this replica does not lead.
     pub leases: Mutex<BTreeMap<WorkerId, Duration>>,
     /// How late the pushes were that were applied while this replica led.
-    pub staleness: Arc<Staleness>,
+    pub lateness: Arc<Lateness>,
     /// The process's, for all its shards.
     pub stages: Arc<Stages>,
 }

@@ -3,13 +3,13 @@
 use super::cuts::MAX_AHEAD;
 use super::{ConnId, Owner, Purpose, Reply, WaitingPull, Weights};
 use crate::shard::{
-    bucket::{Shared, pulled_bytes, value_bytes, vector_bytes},
+    bucket::{Shared, pulled_bytes, vector_bytes},
     command::Command,
     form::Form,
     state::Configured,
 };
 use bytes::Bytes;
-use paraft_common::{Durability, InForce, Step};
+use paraft_common::{Durability, InForce, Step, codec::value_bytes};
 use paraft_trace::Moment;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::time::Instant;
@@ -219,7 +219,7 @@ impl Owner {
             let version = got.as_ref().map_or(data.version, |(version, _)| *version);
             if !pull.last {
                 let weights = got.as_ref().map_or(&data.weights, |(_, weights)| weights);
-                self.counters.staleness.pulled(pull.worker, bucket, version, weights);
+                self.counters.lateness.pulled(pull.worker, bucket, version, weights);
             }
             // What the worker has already is not sent again.
             let not_modified = pull.have.get(bucket) == Some(&version);

@@ -143,6 +143,17 @@ impl Owner {
             })
         });
         self.report_lost(c.worker, lost);
+        let waits = match decision {
+            // Its round is closed, and not applied yet: then it will be too late.
+            Some(Admission::Accept) => self.is_closed(bucket, c.step),
+            Some(Admission::WrongStep { .. } | Admission::FutureVersion { .. }) => {
+                !images && self.is_early(bucket, &c, current)
+            }
+            _ => false,
+        };
+        if waits {
+            return self.wait_early(Queued { conn, contribution: c, bucket, sum_of_squares, payload, arrived });
+        }
         let refuse = |kind| Refusal { kind, seq: c.seq.0 };
         match decision {
             None => {
@@ -156,17 +167,6 @@ impl Owner {
             }
             Some(Admission::PassedOver) => self.send(conn, Reply::PassedOver { seq: c.seq }),
             Some(Admission::InFlight) => {}
-            // Its round is closed, and not applied yet: then it will be too late.
-            Some(Admission::Accept) if self.is_closed(bucket, c.step) => {
-                let push = Queued { conn, contribution: c, bucket, sum_of_squares, payload, arrived };
-                self.wait_early(push);
-            }
-            Some(Admission::WrongStep { .. } | Admission::FutureVersion { .. })
-                if !images && self.is_early(bucket, &c, current) =>
-            {
-                let push = Queued { conn, contribution: c, bucket, sum_of_squares, payload, arrived };
-                self.wait_early(push);
-            }
             Some(Admission::WrongStep { expected }) => {
                 let kind = RefusalKind::WrongStep { bucket: target.id, expected, got: c.step };
                 self.refuse(conn, refuse(kind));
@@ -262,9 +262,9 @@ impl Owner {
     ) {
         let Some(lead) = &mut self.lead else { return };
         let working = &mut lead.cuts.working;
-        let staleness = &self.counters.staleness;
+        let lateness = &self.counters.lateness;
         let data = working.data(conf, bucket);
-        let seen = staleness.before(bucket, Some(*c), data.version, &data.weights);
+        let seen = lateness.before(bucket, Some(*c), data.version, &data.weights);
         drop(data); // or the update would copy the bucket
         let version = self.shard.read(|m| {
             let replicated = m.members.in_session(c.worker, c.session)?;
@@ -273,7 +273,7 @@ impl Owner {
         });
         let Some(version) = version else { return };
         if let Some(seen) = seen {
-            staleness.after(seen, &working.data(conf, bucket).weights);
+            lateness.after(seen, &working.data(conf, bucket).weights);
         }
         if conf.job.durability == Durability::Leader {
             self.send(conn, Reply::Ack { seq: c.seq, version });

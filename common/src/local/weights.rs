@@ -12,7 +12,7 @@ use bytes::Bytes;
 /// Takes the memory of the model once for the weights, once for what is pushed, once for a gradient, and once for each state
 /// vector of the optimizer on the worker.
 #[derive(Debug)]
-pub struct Replica {
+pub struct LocalWeights {
     config: LocalConfig,
     descent: Descent,
     /// Trained values; running statistics are behind them.
@@ -27,7 +27,7 @@ pub struct Replica {
     gradient: Vec<u8>,
 }
 
-impl Replica {
+impl LocalWeights {
     /// For a job that moves its weights so, of `params_len` trained values among `len`; `None` where its workers have no
     /// weights of their own. [`Self::begin`] comes first.
     pub fn new(config: &LocalConfig, job: &Descent, params_len: usize, len: usize) -> Option<Self> {

@@ -32,7 +32,7 @@ const REMAINS: f64 = 0.98;
 
 /// Of one replica.
 #[derive(Debug, Default)]
-pub struct Staleness(Mutex<Inner>);
+pub struct Lateness(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -80,7 +80,7 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(a - b) * f64::from(a - b)).sum::<f64>().sqrt()
 }
 
-impl Staleness {
+impl Lateness {
     /// A worker's pull of a local bucket is answered with these weights.
     pub fn pulled(&self, worker: WorkerId, bucket: usize, version: Version, weights: &[f32]) {
         let pulled = Pulled { version, at: Instant::now(), sample: sample(weights) };
@@ -170,20 +170,20 @@ mod tests {
 
     #[test]
     fn delay_gap_and_age_are_those_between_pull_and_push() {
-        let staleness = Staleness::default();
+        let lateness = Lateness::default();
         let at = |w: f32| vec![w; 4];
-        assert!(staleness.before(0, push(0, 0), Version(0), &at(0.0)).is_none(), "nobody has pulled");
-        staleness.pulled(WorkerId(0), 0, Version(0), &at(0.0));
-        staleness.pulled(WorkerId(1), 0, Version(0), &at(0.0));
+        assert!(lateness.before(0, push(0, 0), Version(0), &at(0.0)).is_none(), "nobody has pulled");
+        lateness.pulled(WorkerId(0), 0, Version(0), &at(0.0));
+        lateness.pulled(WorkerId(1), 0, Version(0), &at(0.0));
         // Worker 1 pushes four times, by 1 in each of four values each time; then comes worker 0.
         for v in 0..4u64 {
-            let before = staleness.before(0, push(1, v), Version(v), &at(v as f32)).expect("it watches");
-            staleness.after(before, &at(v as f32 + 1.0));
-            staleness.pulled(WorkerId(1), 0, Version(v + 1), &at(v as f32 + 1.0));
+            let before = lateness.before(0, push(1, v), Version(v), &at(v as f32)).expect("it watches");
+            lateness.after(before, &at(v as f32 + 1.0));
+            lateness.pulled(WorkerId(1), 0, Version(v + 1), &at(v as f32 + 1.0));
         }
-        let before = staleness.before(0, push(0, 0), Version(4), &at(4.0)).expect("it watches");
-        staleness.after(before, &at(5.0));
-        let workers = staleness.workers();
+        let before = lateness.before(0, push(0, 0), Version(4), &at(4.0)).expect("it watches");
+        lateness.after(before, &at(5.0));
+        let workers = lateness.workers();
         let (late, prompt) = (&workers[&WorkerId(0)], &workers[&WorkerId(1)]);
         assert_eq!((late.delay.max(), prompt.delay.max()), (Some(4), Some(0)));
         assert_eq!((late.gap.mean(), prompt.gap.mean()), (Some(4.0), Some(0.0)));
@@ -192,13 +192,13 @@ mod tests {
 
     #[test]
     fn a_push_from_weights_that_others_answered_with_is_not_measured() {
-        let staleness = Staleness::default();
-        staleness.pulled(WorkerId(0), 0, Version(3), &[0.0]);
-        let before = staleness.before(0, push(0, 2), Version(3), &[0.0]).expect("it watches");
-        staleness.after(before, &[1.0]);
-        assert!(staleness.workers().is_empty());
-        staleness.rest();
-        assert!(staleness.before(0, push(0, 3), Version(4), &[1.0]).is_none(), "it does not lead any more");
+        let lateness = Lateness::default();
+        lateness.pulled(WorkerId(0), 0, Version(3), &[0.0]);
+        let before = lateness.before(0, push(0, 2), Version(3), &[0.0]).expect("it watches");
+        lateness.after(before, &[1.0]);
+        assert!(lateness.workers().is_empty());
+        lateness.rest();
+        assert!(lateness.before(0, push(0, 3), Version(4), &[1.0]).is_none(), "it does not lead any more");
     }
 
     #[test]
