@@ -63,12 +63,14 @@ pub struct InForce {
     pub before: Mode,
     /// Pushes up to this step are still of the mode before.
     pub after: Step,
+    /// A rule chooses the mode ([`crate::auto`]): the loosest that it may still choose. On shard 0 only, which decides.
+    pub auto: Option<Mode>,
 }
 
 impl InForce {
     /// The mode that a job begins with.
-    pub fn first(mode: Mode) -> Self {
-        Self { number: 0, mode, before: mode, after: Step(0) }
+    pub fn first(mode: Mode, auto: Option<Mode>) -> Self {
+        Self { number: 0, mode, before: mode, after: Step(0), auto }
     }
 
     /// Of which mode a push of `step` is.
@@ -79,7 +81,7 @@ impl InForce {
 
 impl Default for InForce {
     fn default() -> Self {
-        Self::first(Mode::Bsp)
+        Self::first(Mode::Bsp, None)
     }
 }
 
@@ -136,9 +138,9 @@ mod tests {
 
     #[test]
     fn a_switch_takes_effect_after_its_step() {
-        let switch = InForce { number: 1, mode: Mode::Asp, before: Mode::Bsp, after: Step(7) };
+        let switch = InForce { number: 1, mode: Mode::Asp, before: Mode::Bsp, after: Step(7), auto: None };
         assert_eq!([6, 7, 8].map(|s| switch.of_push(Step(s))), [Mode::Bsp, Mode::Bsp, Mode::Asp]);
-        assert_eq!(InForce::first(Mode::Ssp(2)).of_push(Step(0)), Mode::Ssp(2));
+        assert_eq!(InForce::first(Mode::Ssp(2), None).of_push(Step(0)), Mode::Ssp(2));
     }
 
     #[test]

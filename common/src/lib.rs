@@ -4,6 +4,7 @@
 //! What it is not: it knows no wire format (that is `paraft-proto`) and no process (that is `paraft-deploy`).
 
 pub mod algorithm;
+pub mod auto;
 pub mod checkpoint;
 pub mod codec;
 pub mod config;
@@ -15,6 +16,7 @@ pub mod histogram;
 pub mod id;
 pub mod layout;
 pub mod local;
+pub mod modes;
 pub mod optim;
 pub mod payload;
 pub mod placement;
@@ -23,6 +25,7 @@ pub mod retry;
 pub mod round;
 mod simd;
 
+pub use auto::{AutoConfig, ModeChoice};
 pub use consistency::{InForce, Mode};
 pub use durability::{Durability, LeaderWindow, LogForm};
 pub use encoding::Encoding;

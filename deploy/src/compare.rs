@@ -20,7 +20,7 @@ use crate::{
 use cell::{How, Prepared};
 use clap::Args;
 use matrix::{Algorithm, Axes, Planned, Seeds};
-use paraft_common::Mode;
+use paraft_common::ModeChoice;
 use paraft_record::{Comparison, Conditions};
 use paraft_sim::Setup;
 use paraft_worker::{Job, JobError, exit};
@@ -39,7 +39,7 @@ pub struct CompareArgs {
     pub job: PathBuf,
     /// Modes, comma-separated.
     #[arg(long, value_delimiter = ',', default_value = "bsp,ssp:4,asp")]
-    pub modes: Vec<Mode>,
+    pub modes: Vec<ModeChoice>,
     /// Numbers of workers, comma-separated. All runs train on as many samples as the job's own number does. Default:
     /// train.workers.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=65536))]
@@ -122,7 +122,7 @@ pub fn run(args: &CompareArgs) -> Result<i32, Failure> {
 /// Trains a job once in each mode, as `paraft demo` does.
 pub fn compare_modes(
     load: &dyn Fn(&[String]) -> Result<Job, JobError>,
-    modes: &[Mode],
+    modes: &[ModeChoice],
     dir: &Path,
     json: bool,
     interrupted: &AtomicI32,

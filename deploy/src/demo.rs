@@ -42,5 +42,11 @@ pub fn run(args: &DemoArgs) -> Result<i32, Failure> {
         let set: Vec<String> = args.set.iter().chain(more).cloned().collect();
         Job::parse(JOB, Path::new("demo.toml"), &set)
     };
-    compare::compare_modes(&load, &[Mode::Bsp, Mode::Asp], &dir, args.json, &train::interrupts())
+    compare::compare_modes(
+        &load,
+        &[Mode::Bsp.into(), Mode::Asp.into()],
+        &dir,
+        args.json,
+        &train::interrupts(),
+    )
 }

@@ -4,7 +4,7 @@
 
 use crate::{failure::Failure, status};
 use clap::Args;
-use paraft_common::Mode;
+use paraft_common::ModeChoice;
 use paraft_proto::{PROTOCOL, Refused, SwitchModeRequest};
 use paraft_worker::exit;
 use std::{
@@ -18,8 +18,8 @@ use tokio::runtime::Runtime;
 pub struct ModeArgs {
     /// The job's name, as `paraft status` shows it.
     pub job: String,
-    /// The mode in which it goes on: bsp, ssp:S or asp.
-    pub mode: Mode,
+    /// The mode in which it goes on: bsp, ssp:S, asp, or auto (a rule chooses the staleness bound).
+    pub mode: ModeChoice,
     /// A run's folder, or a job file with cluster.addresses.
     #[arg(long)]
     pub of: Option<PathBuf>,
@@ -39,17 +39,13 @@ pub fn run(args: &ModeArgs) -> Result<i32, Failure> {
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no runtime: {e}")))?;
-    let mut number = 0;
-    let mut shards = 1;
-    let mut shard = 0;
-    while shard < shards {
-        let (got, before) = switch(&runtime, args, &servers, (shard, number), deadline)?;
-        if shard == 0 {
-            number = got;
-            shards = before.shards;
-            out!("{}: {} -> {} (switch {number})", args.job, before.mode, args.mode);
-        }
-        shard += 1;
+    let ask = |shard, switch: &Switch| ask(&runtime, &args.job, &servers, shard, switch, deadline);
+    let (first, before) = ask(0, &Switch { number: 0, mode: args.mode.to_string() })?;
+    let by = if args.mode == ModeChoice::Auto { ", and a rule chooses from here on" } else { "" };
+    out!("{}: {} -> {} (switch {}){by}", args.job, before.mode, first.mode, first.number);
+    let shards = before.shards;
+    for shard in 1..shards {
+        ask(shard, &first)?;
     }
     out!("{shards} shard{} switched", if shards == 1 { "" } else { "s" });
     Ok(exit::OK)
@@ -61,24 +57,33 @@ struct Before {
     shards: u32,
 }
 
-/// Asks the shard's leader until it has switched.
-fn switch(
+/// A switch of the mode.
+struct Switch {
+    /// 0: the next.
+    number: u64,
+    /// As the protocol writes it.
+    mode: String,
+}
+
+/// Asks the shard's leader until it has switched; gives what is in force then.
+fn ask(
     runtime: &Runtime,
-    args: &ModeArgs,
+    job: &str,
     servers: &[String],
-    (shard, number): (u32, u64),
+    shard: u32,
+    Switch { number, mode }: &Switch,
     deadline: Instant,
-) -> Result<(u64, Before), Failure> {
+) -> Result<(Switch, Before), Failure> {
     loop {
         let (leaders, before) = leaders(servers);
         let why = match leaders.get(&shard) {
             None if leaders.is_empty() => "no server that answers leads a shard".to_string(),
             None => format!("shard {shard} has no leader"),
             Some(address) => {
-                let (job, mode) = (args.job.clone(), args.mode.to_string());
+                let (job, mode, number) = (job.to_string(), mode.clone(), *number);
                 let request = SwitchModeRequest { protocol: PROTOCOL, shard, job, mode, number };
                 match runtime.block_on(paraft_client::switch_mode(address, request, ANSWER)) {
-                    Ok(got) => return Ok((got, before)),
+                    Ok((number, mode)) => return Ok((Switch { number, mode }, before)),
                     Err(refused) if is_final(&refused) => {
                         return Err(Failure::new(
                             exit::CONFIG,

@@ -206,7 +206,7 @@ fn write(args: &ReplayArgs, to: &Path, heads: &BTreeMap<ShardId, &Replica>) -> R
             .into_iter()
             .flat_map(|c| c.buckets.iter().map(|b| b.version().0).collect::<Vec<_>>())
     };
-    let bsp = first.shard.configured().is_some_and(|c| c.job.mode == Mode::Bsp);
+    let bsp = first.shard.configured().is_some_and(|c| c.job.first_mode() == Mode::Bsp);
     let (least, most) =
         heads.values().flat_map(|r| steps_of(r)).fold((u64::MAX, 0), |(a, b), v| (a.min(v), b.max(v)));
     if bsp && least < most.saturating_sub(1) {
@@ -229,7 +229,7 @@ fn write(args: &ReplayArgs, to: &Path, heads: &BTreeMap<ShardId, &Replica>) -> R
             }
             weights[b.spec.range()].copy_from_slice(&image.weights);
             // Updates of a bucket are steps in BSP, and pushes otherwise.
-            let per_step = if c.job.mode == Mode::Bsp { 1 } else { u64::from(c.job.workers.max(1)) };
+            let per_step = if c.job.first_mode() == Mode::Bsp { 1 } else { u64::from(c.job.workers.max(1)) };
             steps = steps.max(image.version.0 / per_step);
         }
     }

@@ -126,6 +126,14 @@ fn are_addresses(list: &str) -> bool {
     list.split(',').all(is_one)
 }
 
+/// The mode in force, and whether a rule chooses it.
+fn mode(s: &ShardStatus) -> String {
+    match s.mode_auto.as_str() {
+        "" => s.mode.clone(),
+        loosest => format!("{} (auto, up to {loosest})", s.mode),
+    }
+}
+
 fn delays(s: &ShardStatus) -> DelayHistogram {
     DelayHistogram::from_counts(&s.delay_counts)
 }
@@ -185,7 +193,7 @@ fn print(r: &StatusReply, digest: bool) {
             s.role.clone(),
             s.term.to_string(),
             s.leader.map_or("-".into(), |l| format!("s{l}")),
-            s.mode.clone(),
+            mode(s),
             s.version.to_string(),
             members.join(" ") + &waiting,
             q(slowest),
@@ -229,7 +237,7 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
         .map(|s| {
             let d = delays(s);
             let mut shard = json!({
-                "shard": s.shard, "role": s.role, "term": s.term, "leader": s.leader, "mode": s.mode,
+                "shard": s.shard, "role": s.role, "term": s.term, "leader": s.leader, "mode": s.mode, "mode_auto": s.mode_auto,
                 "version": s.version, "applied_index": s.applied_index, "digest": format!("{:016x}", s.digest),
                 "started": s.started, "expected_workers": s.expected_workers,
                 "members": s.members.iter().map(|m| json!({

@@ -5,8 +5,8 @@ use crate::{
     raft::{Folder, Group, GroupId, GroupOptions, Peers, ReplicaId},
     shard::{
         Observed, Shard,
-        owner::{self, Counters, Event},
         lateness::Lateness,
+        owner::{self, Counters, Event},
     },
 };
 use paraft_common::{Durability, ServerId, ShardId};

@@ -28,7 +28,7 @@ pub mod tensorboard;
 pub use comparison::{Cell, Comparison, Conditions, LeftOut};
 pub use error::RecordError;
 pub use event::{
-    Diverged, Eval, Event, Leave, ModeSwitch, Run, Server, Shard, Lateness, Summary, Train, Worker,
+    Diverged, Eval, Event, Lateness, Leave, ModeSwitch, Run, Server, Shard, Summary, Train, Worker,
 };
 pub use lives::Lives;
 pub use metrics_file::{METRICS_FILE, MetricsWriter, Tail, read_events};

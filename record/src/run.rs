@@ -5,8 +5,8 @@
 //! the other side's count is used.
 
 use crate::{
-    Diverged, Eval, Event, Leave, Lives, METRICS_FILE, ModeSwitch, RecordError, Run, Server, Shard,
-    Lateness, Summary, Train, Worker, count, read_events, total,
+    Diverged, Eval, Event, Lateness, Leave, Lives, METRICS_FILE, ModeSwitch, RecordError, Run, Server, Shard,
+    Summary, Train, Worker, count, read_events, total,
 };
 use paraft_common::histogram::DelayHistogram;
 use paraft_common::{ServerId, ShardId, WorkerId};

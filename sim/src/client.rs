@@ -15,8 +15,8 @@ use crate::{
 use bytes::Bytes;
 use paraft_client::{Encoders, HANDOVER, Norms, Pulled};
 use paraft_common::{
-    BucketId, InForce, Mode, Seq, SessionId, ShardId, Step, TensorKind, Version, WorkerId,
-    encoding::sum_of_squares, placement, retry::RetryPolicy,
+    BucketId, Mode, Seq, SessionId, ShardId, Step, TensorKind, Version, WorkerId, encoding::sum_of_squares,
+    modes::Modes, placement, retry::RetryPolicy,
 };
 use paraft_proto::{Advice, RefusalKind};
 use paraft_server::shard::{
@@ -104,7 +104,9 @@ pub(crate) struct Client {
     /// That the next pushes are computed from.
     samples: u32,
     /// What each shard has said of the mode.
-    modes: BTreeMap<ShardId, InForce>,
+    modes: Modes,
+    /// Of the step that the next pull comes behind.
+    pub loss: Option<f32>,
     pub bytes_pushed: u64,
     pub bytes_pulled: u64,
 }
@@ -151,7 +153,8 @@ impl Client {
             retries: Chance::new(world.seed, Draws::Retries(worker.0)),
             encoders: Encoders::new(&world.job, layout, worker, world.file.train.feeds_back()),
             samples: 1,
-            modes: BTreeMap::new(),
+            modes: Modes::new(world.job.first_mode()),
+            loss: None,
             bytes_pushed: 0,
             bytes_pulled: 0,
             world: world.clone(),
@@ -246,7 +249,8 @@ impl Client {
             true => link.buckets.iter().map(|b| self.versions[b.0 as usize]).collect(),
             false => Vec::new(),
         };
-        let message = Message::Pull { done, last, section: false, have, at_least: Vec::new() };
+        let loss = self.loss.filter(|_| shard == ShardId(0));
+        let message = Message::Pull { done, last, section: false, have, loss, at_least: Vec::new() };
         self.send(shard, 0, message);
     }
 
@@ -422,8 +426,7 @@ impl Client {
 
     /// Whether a shard applies pushes as they come.
     fn any_asynchronous(&self) -> bool {
-        let mode = |s: &ShardId| self.modes.get(s).map_or(self.world.job.mode, |m| m.mode);
-        self.links.keys().any(|shard| !mode(shard).averages())
+        self.links.keys().any(|shard| !self.modes.of(*shard).averages())
     }
 
     /// Pushes a bucket's gradient, encoded.
@@ -514,7 +517,7 @@ impl Client {
                         pulled.slowest = pulled.slowest.min(w.slowest);
                         pulled.stop |= w.stop;
                         clock = clock.min(w.clock);
-                        self.modes.insert(shard, w.in_force);
+                        self.modes.hear(shard, w.in_force.number, w.in_force.mode);
                         pulled.finishers = w.finishers.clone();
                     }
                     self.take(&w, weights)?;
@@ -529,6 +532,11 @@ impl Client {
                     self.ask(done, last);
                 }
             }
+        }
+        // Shards that have not heard of a switch hear of it from those that pull.
+        let (number, mode) = self.modes.latest();
+        for shard in self.modes.behind() {
+            self.send(shard, 0, Message::SwitchMode { number, mode });
         }
         if self.world.job.round.passes_over() && !last && clock < Step(u64::MAX) {
             pulled.done = pulled.done.max(clock);
@@ -556,10 +564,9 @@ impl Client {
         self.versions.iter().copied().min().unwrap_or_default()
     }
 
-    /// The mode in force, as the shards have said with the last pull.
-    pub fn mode(&self) -> Mode {
-        let latest = self.modes.values().max_by_key(|m| m.number);
-        latest.map_or(self.world.job.mode, |m| m.mode)
+    /// The mode in force, as the shards have said with the last pull, and how often it was switched.
+    pub fn mode(&self) -> (u64, Mode) {
+        self.modes.latest()
     }
 
     fn take(&mut self, w: &Weights, weights: &mut [f32]) -> Result<(), SimError> {

@@ -71,7 +71,7 @@ impl Training<'_> {
         if !ends && pulls_first {
             return Ok(Pulled { done: step, ..Pulled::default() });
         }
-        let free = self.client.mode() == Mode::Asp;
+        let free = self.client.mode().1 == Mode::Asp;
         if ends || !free || within.is_multiple_of(a_pull) {
             return self.pull(step).await;
         }
@@ -93,7 +93,7 @@ impl Training<'_> {
         };
         let updates = minibatches.div_ceil(a_push).min(self.world.plan.total);
         let (mut seen, mut since) = (self.client.version(), self.world.clock.now());
-        while self.client.version().0 < updates && !pulled.stop && self.client.mode() == Mode::Asp {
+        while self.client.version().0 < updates && !pulled.stop && self.client.mode().1 == Mode::Asp {
             let now = self.world.clock.now();
             if self.client.version() != seen {
                 (seen, since) = (self.client.version(), now);

@@ -12,8 +12,8 @@ use crate::{
 use paraft_common::{ServerId, SessionId, ShardId, WorkerId, placement};
 use paraft_server::shard::{
     Shard,
-    owner::{self, Counters, Event, Life, MAX_AHEAD, Message, Reply},
     lateness::Lateness,
+    owner::{self, Counters, Event, Life, MAX_AHEAD, Message, Reply},
 };
 use parking_lot::Mutex;
 use std::{

@@ -87,6 +87,8 @@ pub(crate) struct Training<'a> {
     pub(crate) worked: f64,
     samples: u64,
     steps: u64,
+    /// The last switch of the mode that it has heard of.
+    switches: u64,
 }
 
 /// One life of a worker, up to the end of the job.
@@ -115,6 +117,7 @@ pub(crate) async fn train(
         worked: 0.0,
         samples: 0,
         steps: 0,
+        switches: 0,
     };
     training.run(start).await
 }
@@ -144,6 +147,7 @@ impl Training<'_> {
                 Made::Pushed(samples, loss) => {
                     self.world.gap.lock().pushed(self.worker, step);
                     self.samples += samples;
+                    self.client.loss = Some(loss);
                     pulled = self.pull_behind(step).await?;
                     self.steps += 1;
                     Some((samples, loss))
@@ -227,7 +231,26 @@ impl Training<'_> {
             self.world.cores.work(nanos(work)).await;
         }
         self.waited += self.world.clock.now() - asked;
+        self.note_mode(pulled.done)?;
         Ok(pulled)
+    }
+
+    /// Writes down a switch of the mode.
+    fn note_mode(&mut self, step: Step) -> Result<(), SimError> {
+        let (number, mode) = self.client.mode();
+        if number == self.switches {
+            return Ok(());
+        }
+        self.switches = number;
+        self.world.recording.write(&Event::Mode(event::ModeSwitch {
+            wall: self.world.clock.seconds(),
+            worker: self.worker,
+            step,
+            samples: self.samples,
+            seconds: self.seconds(),
+            number,
+            mode: mode.to_string(),
+        }))
     }
 
     fn seconds(&self) -> f64 {

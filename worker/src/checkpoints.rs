@@ -447,7 +447,7 @@ impl Author {
         }
         let slowest = sections.clocks.iter().filter(|c| !c.finished).map(|c| c.step).min();
         // Between two epochs of the leased sampler nobody trains: there all go on from the same step, in every mode.
-        let together = self.server_job.mode == Mode::Bsp || epochs.is_some();
+        let together = self.server_job.first_mode() == Mode::Bsp || epochs.is_some();
         let resume = if together { step } else { slowest.unwrap_or(step) };
         let clock = |c: &paraft_client::section::ClockOf| Clock {
             shard: c.shard.0,

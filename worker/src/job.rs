@@ -5,7 +5,7 @@
 
 use crate::device::DeviceConfig;
 use paraft_common::{
-    Durability, Encoding, Layout, LogForm, Mode, PullFrom, TensorKind, TensorSpec,
+    AutoConfig, Durability, Encoding, Layout, LogForm, Mode, ModeChoice, PullFrom, TensorKind, TensorSpec,
     algorithm::{AlgorithmConfig, AlgorithmError},
     config::{EarlyStop, ServerJob, overlay},
     durability,
@@ -47,6 +47,9 @@ pub struct Job {
     /// How long, in which steps, how consistent.
     #[serde(default)]
     pub train: TrainConfig,
+    /// The rule of `train.mode = "auto"`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub auto: AutoConfig,
     /// What is done about gradients that come late.
     #[serde(default, skip_serializing_if = "is_default")]
     pub algorithm: AlgorithmConfig,
@@ -91,8 +94,8 @@ pub struct TrainConfig {
     /// Who applies the gradients.
     #[serde(skip_serializing_if = "is_default")]
     pub exchange: Exchange,
-    /// `bsp`, `ssp:S` or `asp`.
-    pub mode: Mode,
+    /// `bsp`, `ssp:S`, `asp`, or `auto`.
+    pub mode: ModeChoice,
     /// Samples in a minibatch of each worker, or of each rank of its group.
     pub batch: usize,
     /// Passes over the training data.
@@ -136,7 +139,7 @@ impl Default for TrainConfig {
             workers: 2,
             group_size: 1,
             exchange: Exchange::Servers,
-            mode: Mode::Bsp,
+            mode: Mode::Bsp.into(),
             batch: 64,
             epochs: 1,
             max_steps: None,
@@ -388,7 +391,7 @@ impl Job {
                     "set train.workers = 1, and train.group_size to the number of ranks",
                 );
             }
-            if t.mode != Mode::Bsp {
+            if t.mode != Mode::Bsp.into() {
                 return bad("train.mode", why("all ranks go in lock-step"), "set train.mode = \"bsp\"");
             }
             if leased {
@@ -510,7 +513,12 @@ impl Job {
             let why = "at durability leader only the leader has what it has acknowledged";
             return bad("cluster.pull_from", why.into(), "set cluster.pull_from = \"leader\"");
         }
-        durability::check(t.mode, c.log, c.durability, c.leader_window()).or_else(|e| {
+        self.auto.validate().or_else(|e| bad(e.key, e.to_string(), "see docs/consistency.md"))?;
+        if t.mode == ModeChoice::Auto && c.pull_from == PullFrom::Any {
+            let why = "the rule of train.mode = \"auto\" sees who waits by the pulls that the leader answers";
+            return bad("cluster.pull_from", why.into(), "set cluster.pull_from = \"leader\"");
+        }
+        durability::check(t.mode.first(&self.auto), c.log, c.durability, c.leader_window()).or_else(|e| {
             let key = match e.key {
                 "durability" => "cluster.durability",
                 "log" => "cluster.log",
@@ -621,6 +629,7 @@ impl Job {
             fingerprint: self.fingerprint(tensors),
             workers: self.train.workers,
             mode: self.train.mode,
+            auto: self.auto,
             params_len,
             buffers_len: len(TensorKind::Buffer),
             bucket_len,

@@ -383,6 +383,7 @@ impl Training<'_> {
                 Some(Made::Pushed(stepped)) => {
                     self.steps += 1;
                     self.samples += stepped.samples;
+                    self.client.note_loss(stepped.loss);
                     let pulled = if due {
                         self.pull(step, Client::pull_for_checkpoint)?
                     } else {

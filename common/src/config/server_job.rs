@@ -3,6 +3,7 @@
 
 use crate::{
     algorithm::{AlgorithmConfig, Keeps},
+    auto::{AutoConfig, ModeChoice},
     consistency::Mode,
     durability::{self, Durability, LeaderWindow, LogForm},
     encoding::Encoding,
@@ -24,8 +25,11 @@ pub struct ServerJob {
     pub fingerprint: String,
     /// Workers that must have joined before the first update.
     pub workers: u32,
-    /// BSP, SSP(s) or ASP.
-    pub mode: Mode,
+    /// BSP, SSP(s), ASP, or the rule that chooses.
+    pub mode: ModeChoice,
+    /// That rule.
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub auto: AutoConfig,
     /// Trained values.
     pub params_len: usize,
     /// Running statistics, after the trained values.
@@ -99,6 +103,10 @@ fn is_plain(algorithm: &AlgorithmConfig) -> bool {
     *algorithm == AlgorithmConfig::default()
 }
 
+fn is_usual(auto: &AutoConfig) -> bool {
+    *auto == AutoConfig::default()
+}
+
 fn waits_for_all(round: &RoundConfig) -> bool {
     !round.passes_over()
 }
@@ -166,7 +174,8 @@ impl ServerJob {
             name: name.into(),
             fingerprint: String::new(),
             workers: 1,
-            mode,
+            mode: mode.into(),
+            auto: AutoConfig::default(),
             params_len,
             buffers_len: 0,
             bucket_len,
@@ -195,7 +204,8 @@ impl ServerJob {
         job.round.rule().validate(job.workers).map_err(|e| bad(e.to_string()))?;
         job.schedule.validate().map_err(|e| bad(e.to_string()))?;
         job.clip.validate().map_err(|e| bad(e.to_string()))?;
-        durability::check(job.mode, job.log, job.durability, job.leader_window)
+        job.auto.validate().map_err(|e| bad(e.to_string()))?;
+        durability::check(job.first_mode(), job.log, job.durability, job.leader_window)
             .map_err(|e| bad(e.to_string()))?;
         if job.keeps().of_workers() && job.begins_with_images() {
             return Err(bad(format!(
@@ -264,6 +274,11 @@ impl ServerJob {
             && self.durability != Durability::Leader
             && !mode.averages()
             && !self.keeps().of_workers()
+    }
+
+    /// The mode that the job begins with.
+    pub fn first_mode(&self) -> Mode {
+        self.mode.first(&self.auto)
     }
 
     /// Whether the job may go on in another mode.

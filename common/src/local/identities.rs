@@ -43,7 +43,8 @@ fn job(optimizer: OptimizerConfig) -> Descent {
 }
 
 fn local_weights(config: &LocalConfig, job: &Descent, weights: &[f32]) -> LocalWeights {
-    let mut local_weights = LocalWeights::new(config, job, weights.len(), weights.len()).expect("local weights");
+    let mut local_weights =
+        LocalWeights::new(config, job, weights.len(), weights.len()).expect("local weights");
     local_weights.begin(weights);
     local_weights
 }
@@ -244,7 +245,8 @@ fn elastic_is_stable(eta: f64, alpha: f64, p: usize) -> bool {
     let config = LocalConfig::Easgd(Easgd { steps: 1, alpha });
     let job = job(OptimizerConfig::sgd(eta));
     let mut servers = Servers::new(&config, &job, &[1.0]);
-    let mut workers: Vec<LocalWeights> = (0..p).map(|i| local_weights(&config, &job, &[1.0 - i as f32 / 2.0])).collect();
+    let mut workers: Vec<LocalWeights> =
+        (0..p).map(|i| local_weights(&config, &job, &[1.0 - i as f32 / 2.0])).collect();
     for _ in 0..40_000 {
         for worker in &mut workers {
             minibatches(worker, 1.0);

@@ -112,7 +112,7 @@ impl Bed {
         );
         let job = Job::parse(&text, Path::new("bench"), shape.set)?;
         let mode = job.train.mode;
-        if mode != Mode::Asp && shape.in_turn && shape.workers > 1 {
+        if mode != Mode::Asp.into() && shape.in_turn && shape.workers > 1 {
             let what = format!("in {mode} each worker waits for the other, and they are measured in turn");
             return Err(Failure::new(exit::USAGE, what).help("give one --via, or leave train.mode as it is"));
         }

@@ -90,7 +90,7 @@ pub fn run(args: &TrainBenchArgs) -> Result<i32, Failure> {
             drop((model, data));
             for mode in &args.modes {
                 let mut job = job.clone();
-                job.train.mode = *mode;
+                job.train.mode = (*mode).into();
                 let dir = scratch.path().join(format!("{name}-{mode}-{repeat}"));
                 std::fs::create_dir_all(&dir).map_err(|e| super::write(&dir, e))?;
                 let record = train::launch(&job, &dir, None, true, &interrupted)?;

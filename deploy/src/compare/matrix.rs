@@ -7,7 +7,7 @@
 //! budget over the samples of a step of all workers, rounded down, so that runs differ by less than one such step.
 
 use crate::failure::Failure;
-use paraft_common::{Encoding, Mode, algorithm::AlgorithmConfig, round::RoundConfig};
+use paraft_common::{Encoding, Mode, ModeChoice, algorithm::AlgorithmConfig, round::RoundConfig};
 use paraft_data::Dataset;
 use paraft_record::LeftOut;
 use paraft_worker::{
@@ -26,7 +26,7 @@ const KEPT: [&str; 5] = ["train.mode", "train.workers", "seed", "train.epochs", 
 /// The axes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Axes {
-    pub modes: Vec<Mode>,
+    pub modes: Vec<ModeChoice>,
     /// Empty: the job's.
     pub workers: Vec<u32>,
     /// Empty: the job's.
@@ -57,7 +57,7 @@ enum Kind {
 /// A run that is to be.
 #[derive(Clone, Debug)]
 pub struct Planned {
-    pub mode: Mode,
+    pub mode: ModeChoice,
     pub workers: u32,
     pub algorithm: String,
     pub seed: u64,
@@ -192,7 +192,7 @@ pub fn expand(
     fits: &dyn Fn(&Job) -> Result<(), String>,
 ) -> Result<(Vec<Planned>, Vec<LeftOut>), Failure> {
     let base = load(&[])?;
-    twice("--modes", axes.modes.iter().map(Mode::to_string))?;
+    twice("--modes", axes.modes.iter().map(ModeChoice::to_string))?;
     twice("--workers", axes.workers.iter().map(u32::to_string))?;
     twice("--seeds", axes.seeds.iter().map(u64::to_string))?;
     twice("--algorithms", axes.algorithms.iter().map(|a| a.name.clone()))?;
@@ -206,7 +206,7 @@ pub fn expand(
                 let mut set = vec![format!("train.mode={mode}"), format!("train.workers={workers}")];
                 set.extend(algorithm.set(&base));
                 let made = match algorithm.kind {
-                    Kind::Round if *mode != Mode::Bsp => Err("only bsp has rounds".to_string()),
+                    Kind::Round if *mode != Mode::Bsp.into() => Err("only bsp has rounds".to_string()),
                     _ => load(&set).map_err(|e| e.message).and_then(|mut job| {
                         budget.give(&mut job)?;
                         fits(&job)?;
@@ -251,7 +251,7 @@ fn twice(what: &str, names: impl Iterator<Item = String>) -> Result<(), Failure>
 }
 
 /// Of a run's folder: its mode, and what is not as in the job file. So it stays the same where a comparison grows.
-fn folder(base: &Job, mode: Mode, algorithm: &str, workers: u32, seed: u64) -> String {
+fn folder(base: &Job, mode: ModeChoice, algorithm: &str, workers: u32, seed: u64) -> String {
     let mut name = mode.to_string();
     if algorithm != AS_IT_IS {
         name += &format!("_{algorithm}");
@@ -324,7 +324,7 @@ mod tests {
 
     fn axes(algorithms: &[&str]) -> Axes {
         Axes {
-            modes: vec![Mode::Bsp, Mode::Asp],
+            modes: vec![Mode::Bsp.into(), Mode::Asp.into()],
             workers: vec![2, 4],
             seeds: vec![1, 2],
             algorithms: algorithms.iter().map(|a| Algorithm::named(a).expect(a)).collect(),

@@ -21,6 +21,17 @@ fn a_running_job_goes_on_in_another_mode_and_its_record_says_so() {
         let status = run(&["status", dir, "--json"]);
         contains(&text(&status.stdout), &[&format!("\"mode\":\"{mode}\"")]);
     }
+    // A rule chooses from here on, until somebody else does.
+    for (mode, says, json) in [
+        ("auto", "-> ssp:1 (switch 4), and a rule", "\"mode_auto\":\"asp\""),
+        ("asp", "-> asp (switch", "\"mode_auto\":\"\""),
+    ] {
+        let out = run(&["mode", "t", mode, "--of", dir]);
+        contains(&text(&out.stdout), &[says]);
+        let status = run(&["status", dir, "--json"]);
+        contains(&text(&status.stdout), &[json]);
+        assert_eq!(mode == "auto", text(&run(&["status", dir]).stdout).contains("(auto, up to asp)"));
+    }
     let before = l.metrics().len();
     wait("training to go on", || {
         if l.metrics().len() > before + 5 { Ok(()) } else { Err("no new lines".into()) }

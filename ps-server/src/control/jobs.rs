@@ -5,7 +5,7 @@
 //! workers that write them. Nothing here is needed to train: it is what is left to ask when they are gone.
 
 use paraft_common::{
-    Durability, LogForm, Mode, ShardId,
+    Durability, LogForm, ModeChoice, ShardId,
     checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
 };
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ pub struct JobFacts {
     /// Its name, at most [`JobFacts::NAME_CHARS`] characters of it.
     pub name: String,
     /// BSP, SSP(s) or ASP.
-    pub mode: Mode,
+    pub mode: ModeChoice,
     /// The workers that it was made for, from 1.
     pub workers: u32,
     /// What an acknowledged push survives.

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 fn facts(name: &str) -> JobFacts {
     JobFacts {
         name: name.into(),
-        mode: Mode::Ssp(4),
+        mode: Mode::Ssp(4).into(),
         workers: 3,
         durability: Durability::QuorumDisk,
         log: LogForm::Auto,

@@ -70,6 +70,7 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
             last: m.r#final,
             section: m.section,
             have: m.have.into_iter().map(Version).collect(),
+            loss: m.loss,
             at_least: m.at_least.into_iter().map(Version).collect(),
         }),
         Kind::Norm(m) => {
@@ -253,10 +254,11 @@ mod tests {
                 any::<bool>(),
                 any::<bool>(),
                 prop::collection::vec(n(), 0..4),
-                prop::collection::vec(n(), 0..4)
+                prop::collection::vec(n(), 0..4),
+                any::<Option<f32>>()
             )
-                .prop_map(|(done, last, section, have, at_least)| {
-                    Some(Kind::Pull(wire::Pull { done, r#final: last, section, have, at_least }))
+                .prop_map(|(done, last, section, have, at_least, loss)| {
+                    Some(Kind::Pull(wire::Pull { done, r#final: last, section, have, at_least, loss }))
                 }),
             (n(), any::<f64>())
                 .prop_map(|(step, sum_of_squares)| Some(Kind::Norm(wire::Norm { step, sum_of_squares }))),

@@ -103,7 +103,7 @@ mod tests {
         for log in [LogForm::Updates, LogForm::Images, LogForm::Auto] {
             let name = "a".repeat(JobFacts::NAME_CHARS);
             let durability = Durability::Leader;
-            let facts = JobFacts { name, mode: Mode::Ssp(3), workers: 2, durability, log };
+            let facts = JobFacts { name, mode: Mode::Ssp(3).into(), workers: 2, durability, log };
             let job = JobReport { facts, shards: 3, finished: true };
             assert_eq!(from_report(to_report(&job)), Some(job));
         }

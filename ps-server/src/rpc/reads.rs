@@ -74,7 +74,7 @@ impl ShardsService {
                 message = inbound.message() => {
                     let Ok(Some(message)) = message else { return Ok(()) };
                     match convert::message(&hosted.shard, message)? {
-                        Message::Pull { done, last: false, section: false, have, at_least } => {
+                        Message::Pull { done, last: false, section: false, have, at_least, loss: _ } => {
                             hosted.counters.pulls.fetch_add(1, Relaxed);
                             waiting = Some(Read::new(worker, done, have, at_least));
                         }

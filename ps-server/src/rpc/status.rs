@@ -78,6 +78,7 @@ fn shard_status(w: &Replica) -> ShardStatus {
         applied_index: w.group.applied_index(),
         mode: conf.as_ref().map(|_| m.in_force.mode.to_string()).unwrap_or_default(),
         mode_number: m.in_force.number,
+        mode_auto: m.in_force.auto.map(|loosest| loosest.to_string()).unwrap_or_default(),
         members: m
             .members
             .iter()

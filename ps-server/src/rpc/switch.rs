@@ -2,28 +2,29 @@
 
 use super::convert::MAX_SWITCHES;
 use crate::{replicas::Replica, shard::owner::Event};
-use paraft_common::Mode;
+use paraft_common::{InForce, ModeChoice, ShardId};
 use paraft_proto::{PROTOCOL, RefusalKind, SwitchModeReply, SwitchModeRequest};
 use tokio::sync::oneshot;
 
 /// Answers one call; `hosted` is the replica that it asks for, or why there is none here.
 pub async fn reply(hosted: Result<Replica, RefusalKind>, request: &SwitchModeRequest) -> SwitchModeReply {
     match switch(hosted, request).await {
-        Ok(number) => SwitchModeReply { number, refused: None },
-        Err(kind) => SwitchModeReply { number: 0, refused: Some(kind.into()) },
+        Ok(now) => SwitchModeReply { number: now.number, mode: now.mode.to_string(), refused: None },
+        Err(kind) => SwitchModeReply { refused: Some(kind.into()), ..SwitchModeReply::default() },
     }
 }
 
 async fn switch(
     hosted: Result<Replica, RefusalKind>,
     request: &SwitchModeRequest,
-) -> Result<u64, RefusalKind> {
+) -> Result<InForce, RefusalKind> {
     if request.protocol != PROTOCOL {
         return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL });
     }
     let Replica { owner, shard, .. } = hosted?;
-    let mode: Mode = request.mode.parse().map_err(|_| RefusalKind::Malformed)?;
-    if request.number > MAX_SWITCHES {
+    let mode: ModeChoice = request.mode.parse().map_err(|_| RefusalKind::Malformed)?;
+    // Shard 0 decides; the others hear of it as of any switch.
+    if request.number > MAX_SWITCHES || mode == ModeChoice::Auto && shard.id() != ShardId(0) {
         return Err(RefusalKind::Malformed);
     }
     let running = shard.configured().map(|c| c.job.name.clone());

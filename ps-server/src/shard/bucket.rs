@@ -7,8 +7,8 @@ use super::{
 };
 use bytes::Bytes;
 use paraft_common::{
-    codec::value_bytes,
     BucketId, BucketSpec, Payload, TensorKind, Version, WorkerId, algorithm,
+    codec::value_bytes,
     config::ServerJob,
     optim::{Gradient, Hyper, apply_buffer},
 };

@@ -87,6 +87,8 @@ pub enum Command {
         mode: Mode,
         /// Pushes up to this step are still of the mode before.
         after: Step,
+        /// A rule has chosen it, or is to choose from here on: the loosest mode that it may still choose.
+        auto: Option<Mode>,
     },
     /// From here on the log is written in this form; only where the job lets the leader choose.
     ChangeForm {

@@ -38,6 +38,7 @@ mod cut_properties;
 pub mod form;
 pub mod image;
 pub mod kept;
+pub mod lateness;
 pub mod members;
 pub mod observed;
 pub mod owner;
@@ -50,7 +51,6 @@ pub mod round;
 pub mod several;
 #[cfg(test)]
 mod simulation;
-pub mod lateness;
 pub mod state;
 pub mod working;
 

@@ -18,6 +18,7 @@ mod messages;
 mod pulls;
 mod pushes;
 mod sections;
+mod steering;
 mod streams;
 mod switching;
 mod takes;
@@ -135,6 +136,8 @@ struct Lead {
     to_record: Vec<pulls::Go>,
     /// The switch of the mode that is under way.
     switching: Option<switching::Switching>,
+    /// What the rule that chooses the staleness bound has seen.
+    steering: steering::Steering,
     /// Asks for chunks that wait for an answer.
     takes: BTreeMap<ConnId, takes::WaitingTake>,
     /// When leases are looked at next.
@@ -158,14 +161,15 @@ struct WaitingPull {
     have: Vec<Version>,
     /// Local buckets that are not sent yet.
     todo: BTreeSet<usize>,
-    counted: bool,
+    /// Since when it waits for others.
+    held: Option<Instant>,
 }
 
 impl WaitingPull {
     /// Counts it once among those that had to wait for others.
     fn count_if(&mut self, held: bool, waited: &AtomicU64) {
-        if held && !self.counted {
-            self.counted = true;
+        if held && self.held.is_none() {
+            self.held = Some(Instant::now());
             waited.fetch_add(1, Relaxed);
         }
     }
@@ -428,6 +432,7 @@ impl Owner {
                 let worker = Some(contributions.as_slice()).filter(|c| c.len() == 1).map(|c| c[0].worker);
                 self.note_replicated(of, self.shard.configured().map(|c| c.buckets[bucket].id), worker);
                 self.updated(bucket, &contributions, version, applied);
+                self.note_delays(&contributions, version, applied);
                 self.take_early(bucket).await;
             }
             (Purpose::Leave { worker }, outcome) => {

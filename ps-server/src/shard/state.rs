@@ -15,8 +15,8 @@ use super::{
     several::Several,
 };
 use paraft_common::{
-    BucketId, Encoding, InForce, LogForm, Mode, Payload, Seq, SessionId, ShardId, Step, TensorKind, Version,
-    WorkerId,
+    BucketId, Encoding, InForce, LogForm, Mode, ModeChoice, Payload, Seq, SessionId, ShardId, Step,
+    TensorKind, Version, WorkerId,
     codec::F32_BYTES,
     config::{LastEvaluation, ServerJob, Start, Stopping},
     histogram::DelayHistogram,
@@ -303,7 +303,9 @@ impl Shard {
             }
             Command::Update { .. } => self.update(proposal),
             Command::Pull { worker, session, buckets } => self.pull(*worker, *session, buckets),
-            Command::SwitchMode { number, mode, after } => self.switch_mode(*number, *mode, *after),
+            Command::SwitchMode { number, mode, after, auto } => {
+                self.switch_mode(*number, *mode, *after, *auto)
+            }
             Command::Fence => Outcome::Done,
             Command::ChangeForm { form } => self.change_form(*form),
             Command::CutPart { cut, part, vectors } => self.cut_part(*cut, *part, vectors, &proposal.payload),
@@ -372,7 +374,8 @@ impl Shard {
                     .map(|(id, spec)| Bucket::new(id, spec, &job))
                     .collect();
                 meta.job = text.to_string();
-                meta.in_force = InForce::first(job.mode);
+                let auto = job.mode == ModeChoice::Auto && self.id == ShardId(0);
+                meta.in_force = InForce::first(job.first_mode(), auto.then(|| job.auto.loosest()));
                 meta.form = if job.begins_with_images() { Form::Images } else { Form::Updates };
                 meta.chunks = job.chunks.filter(|_| self.id == ShardId(0)).map(Chunks::new);
                 if let Some(start) = &job.start {
@@ -396,7 +399,7 @@ impl Shard {
         Outcome::Done
     }
 
-    fn switch_mode(&self, number: u64, mode: Mode, after: Step) -> Outcome {
+    fn switch_mode(&self, number: u64, mode: Mode, after: Step, auto: Option<Mode>) -> Outcome {
         let Some(conf) = self.configured() else { return Outcome::Refused("no job is configured".into()) };
         let mut meta = self.meta.write();
         if number <= meta.in_force.number {
@@ -409,7 +412,7 @@ impl Shard {
             return Outcome::Refused(format!("{mode} has no image cuts, and this shard's log has"));
         }
         let before = meta.in_force.mode;
-        meta.in_force = InForce { number, mode, before, after };
+        meta.in_force = InForce { number, mode, before, after, auto };
         Outcome::Done
     }
 

@@ -129,6 +129,7 @@ fn push() {
                 section: true,
                 have: vec![1, 300],
                 at_least: vec![2],
+                loss: Some(0.5),
             }),
         ),
         ("norm", Kind::Norm(proto::Norm { step: 3, sum_of_squares: 0.5 })),
@@ -313,7 +314,7 @@ fn control_commands() -> Vec<Control> {
     let place = Place { origin: 7, voters: BTreeSet::from([ReplicaId(1)]), founded: true };
     let facts = JobFacts {
         name: "digits".into(),
-        mode: Mode::Bsp,
+        mode: Mode::Bsp.into(),
         workers: 2,
         durability: Durability::QuorumDisk,
         log: LogForm::Auto,

@@ -163,7 +163,7 @@ fn a_stream_that_does_not_open_rightly_is_refused_and_ended() -> Result<()> {
     // With one.
     let (mut owner, opened) = Stream::open(address, &ledger.job(), 0, &[(0, 4), (2, 4)])?;
     refused(Some(with_job(changed(&|j| j.name = "another".into())?)), "trains job `ledger`, not `another`")?;
-    refused(Some(with_job(changed(&|j| j.mode = Mode::Bsp)?)), "mode = \"bsp\"")?;
+    refused(Some(with_job(changed(&|j| j.mode = Mode::Bsp.into())?)), "mode = \"bsp\"")?;
     refused(Some(Kind::Open(right.clone())), "connected from another process")?;
     refused(Some(Kind::Open(Open { session: 77, ..right.clone() })), "was taken out of the job")?;
     refused(

@@ -27,7 +27,7 @@ fn switch(fleet: &Fleet, shard: u32, mode: Mode, number: u64) -> Result<u64> {
         let (job, mode) = ("ledger".into(), mode.to_string());
         let request = SwitchModeRequest { protocol: PROTOCOL, shard, job, mode, number };
         match runtime.block_on(paraft_client::switch_mode(&address, request, Duration::from_secs(5))) {
-            Ok(number) => return Ok(number),
+            Ok((number, _)) => return Ok(number),
             Err(refused) => why = refused.message,
         }
         thread::sleep(Duration::from_millis(50));

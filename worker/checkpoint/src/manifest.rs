@@ -1,7 +1,7 @@
 //! `checkpoint.json`: what a checkpoint says of itself.
 
 use paraft_common::{
-    Mode, TensorSpec,
+    ModeChoice, TensorSpec,
     config::{LastEvaluation, Stopping},
     optim::OptimizerConfig,
 };
@@ -28,7 +28,7 @@ pub struct Manifest {
     /// The step that training goes on from: the slowest worker's.
     pub resume_step: u64,
     /// The mode it was trained in.
-    pub mode: Mode,
+    pub mode: ModeChoice,
     /// Workers of the job.
     pub workers: u32,
     /// Samples in a worker's minibatch.

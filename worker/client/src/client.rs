@@ -16,7 +16,8 @@ use crate::{
 use bytes::Bytes;
 use paraft_common::{
     BucketId, Durability, Encoding, Layout, Mode, Payload, PullFrom, ShardId, Step, TensorKind, Version,
-    WorkerId, codec::F32_BYTES, config::ServerJob, encoding::sum_of_squares, placement, retry::RetryPolicy,
+    WorkerId, codec::F32_BYTES, config::ServerJob, encoding::sum_of_squares, modes::Modes, placement,
+    retry::RetryPolicy,
 };
 use paraft_proto::{
     Advance, Finish, Norm, Pull, Push, Report, SwitchMode, Take, Taken, ToShard, Weights, limits, to_shard,
@@ -161,8 +162,10 @@ pub struct Client {
     held: Vec<(Push, Moment)>,
     /// That the next pushes are computed from.
     samples: u32,
-    /// What each shard has said of the mode: the number of its last switch, and the mode in force.
-    modes: BTreeMap<ShardId, (u64, Mode)>,
+    /// What each shard has said of the mode.
+    modes: Modes,
+    /// Of the step that the next pull comes behind.
+    loss: Option<f32>,
     stages: Arc<Stages>,
     evaluations: Vec<Reported>,
     /// Epochs of all evaluations so far.
@@ -286,6 +289,7 @@ impl Client {
             })
             .map_err(|e| bad(format!("no I/O thread: {e}")))?;
         let buckets = layout.buckets().len();
+        let modes = Modes::new(options.job.first_mode());
         let mut client = Self {
             seq: links.keys().map(|s| (*s, 0)).collect(),
             window,
@@ -306,7 +310,8 @@ impl Client {
             ahead: None,
             held: Vec::new(),
             samples: 1,
-            modes: BTreeMap::new(),
+            modes,
+            loss: None,
             stages,
             evaluations: Vec::new(),
             reported: BTreeSet::new(),
@@ -553,8 +558,9 @@ impl Client {
     }
 
     /// Asks every shard. `holds`: the buffer of the last pull is to be filled, and is as that pull left it.
-    fn ask(&self, done: Step, last: bool, section: bool, holds: bool) {
+    fn ask(&mut self, done: Step, last: bool, section: bool, holds: bool) {
         let now = Moment::now();
+        let said = self.loss.take();
         for (shard, link) in &self.links {
             let of_shard =
                 |b: &usize| placement::shard_of(BucketId(*b as u32), self.options.shards) == *shard;
@@ -565,8 +571,9 @@ impl Client {
             let any = any && versions.iter().any(|v| *v > 0);
             let at_least = if any { versions.clone() } else { Vec::new() };
             let have = if holds { versions } else { Vec::new() };
-            let _ =
-                link.send(Command::Pull(Pull { done: done.0, r#final: last, section, have, at_least }, now));
+            let loss = said.filter(|_| *shard == ShardId(0));
+            let pull = Pull { done: done.0, r#final: last, section, have, at_least, loss };
+            let _ = link.send(Command::Pull(pull, now));
         }
     }
 
@@ -685,29 +692,32 @@ impl Client {
 
     /// The mode in force, as the shards have said with the last pull, and how often it was switched.
     pub fn mode(&self) -> (u64, Mode) {
-        let first = (0, self.options.job.mode);
-        self.modes.values().copied().max_by_key(|(number, _)| *number).unwrap_or(first)
+        self.modes.latest()
+    }
+
+    /// The mean training loss of the step that the next pull comes behind, for the rule that chooses the staleness bound.
+    pub fn note_loss(&mut self, loss: f32) {
+        self.loss = Some(loss);
     }
 
     /// Whether a shard applies pushes as they come.
     fn any_asynchronous(&self) -> bool {
-        let mode = |shard| self.modes.get(shard).map_or(self.options.job.mode, |(_, mode)| *mode);
-        self.links.keys().any(|shard| !mode(shard).averages())
+        self.links.keys().any(|shard| !self.modes.of(*shard).averages())
     }
 
     fn note_mode(&mut self, shard: ShardId, w: &Weights) {
         // One that this version does not know is none that it could follow: the servers' rules hold all the same.
         if let Ok(mode) = w.mode.parse() {
-            self.modes.insert(shard, (w.mode_number, mode));
+            self.modes.hear(shard, w.mode_number, mode);
         }
     }
 
     /// Tells the shards that have not come to the last switch.
     fn tell_mode(&self) {
         let (number, mode) = self.mode();
-        for (shard, _) in self.modes.iter().filter(|(_, (n, _))| *n < number) {
+        for shard in self.modes.behind() {
             let switch = SwitchMode { number, mode: mode.to_string() };
-            self.send(*shard, Command::Once(wrap(to_shard::Kind::SwitchMode(switch))));
+            self.send(shard, Command::Once(wrap(to_shard::Kind::SwitchMode(switch))));
         }
     }
 

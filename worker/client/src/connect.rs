@@ -141,18 +141,18 @@ pub async fn describe(address: &str, within: Duration) -> Result<DescribeReply, 
 }
 
 /// Asks a server to switch the mode of a shard that it leads. `number`: 0 for the next switch. Gives the number of the last
-/// switch that has taken effect; `Err` says why not, and, where another server leads, its address.
+/// switch that has taken effect, and the mode in force with it; `Err` says why not, and, where another server leads, its address.
 pub async fn switch_mode(
     address: &str,
     request: SwitchModeRequest,
     within: Duration,
-) -> Result<u64, Refused> {
+) -> Result<(u64, String), Refused> {
     let failed = |message: String| Refused { message, ..Refused::default() };
     let ask = async {
         let mut client = shards(channel(address, Transport::Tcp).await.map_err(failed)?);
         let reply =
             client.switch_mode(request).await.map_err(|s| failed(s.message().to_string()))?.into_inner();
-        reply.refused.map_or(Ok(reply.number), Err)
+        reply.refused.map_or(Ok((reply.number, reply.mode)), Err)
     };
     match tokio::time::timeout(within, ask).await {
         Ok(r) => r,

@@ -60,7 +60,7 @@ impl Job {
             let remedy = "set optimizer.kind = \"nesterov\"; it may be local.outer of diloco";
             return bad("optimizer.kind", why, remedy);
         }
-        if self.local.rule().warm_start() > 0 && t.mode != Mode::Asp {
+        if self.local.rule().warm_start() > 0 && t.mode != Mode::Asp.into() {
             let why = "workers that wait for each other begin together";
             return bad("local.warm_start", why.into(), "set train.mode = \"asp\", or take it out");
         }

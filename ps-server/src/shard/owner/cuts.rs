@@ -188,6 +188,7 @@ impl Owner {
         if !self.lead.as_ref().is_some_and(|l| l.ready) {
             return;
         }
+        self.steer(&conf);
         self.go_on_switching(&conf).await;
         if self.shard.read(|m| m.in_force.mode).averages() {
             return; // image cuts are not for lock-step

@@ -7,7 +7,9 @@ use crate::shard::{
     lateness::Lateness,
 };
 use bytes::Bytes;
-use paraft_common::{BucketId, InForce, Mode, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId};
+use paraft_common::{
+    BucketId, InForce, Mode, ModeChoice, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId,
+};
 use paraft_proto::{Refusal, RefusalKind};
 use paraft_trace::{Moment, Span, Stage, Stages};
 use parking_lot::Mutex;
@@ -51,9 +53,9 @@ pub enum Event {
         /// The switch's number; `None`: the next.
         number: Option<u64>,
         /// The mode.
-        mode: Mode,
-        /// Hears the number, once the switch has taken effect here.
-        tx: oneshot::Sender<Result<u64, RefusalKind>>,
+        mode: ModeChoice,
+        /// Hears what is in force, once the switch has taken effect here.
+        tx: oneshot::Sender<Result<InForce, RefusalKind>>,
     },
     /// Who writes a checkpoint asks for the shard's part of it.
     Fetch {
@@ -89,6 +91,8 @@ pub enum Message {
         last: bool,
         section: bool,
         have: Vec<Version>,
+        /// The mean training loss of the step, where the worker has said it.
+        loss: Option<f32>,
         /// Of a stream of reads; the leader is never behind.
         at_least: Vec<Version>,
     },

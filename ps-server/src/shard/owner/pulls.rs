@@ -144,6 +144,9 @@ impl Owner {
         for mut g in go {
             g.slowest = slowest;
             if g.whole && !g.pull.last {
+                if let Some(lead) = &mut self.lead {
+                    lead.steering.pulled(g.pull.held, g.pull.done.0.saturating_sub(slowest.0));
+                }
                 self.counters.max_gap.fetch_max(g.pull.done.0.saturating_sub(slowest.0), Relaxed);
             }
             match &mut self.lead {

@@ -39,15 +39,15 @@ impl Owner {
                 let contribution = Contribution { worker, session, seq, step, pulled, samples };
                 self.push(Queued { conn, contribution, bucket, sum_of_squares, payload, arrived }).await;
             }
-            Message::Pull { done, last, section, have, at_least: _ } => {
+            Message::Pull { done, last, section, have, loss, at_least: _ } => {
                 self.counters.pulls.fetch_add(1, Relaxed);
                 let conf = self.shard.configured();
                 let buckets = conf.as_ref().map_or(0, |c| c.buckets.len());
                 let records = !last && conf.is_some_and(|c| c.job.keeps().pulled);
                 if let Some(lead) = &mut self.lead {
+                    lead.steering.hear_loss(loss);
                     lead.pulls.retain(|p| p.conn != conn);
                     let todo = (0..buckets).collect();
-                    let counted = false;
                     lead.pulls.push(WaitingPull {
                         conn,
                         worker,
@@ -57,7 +57,7 @@ impl Owner {
                         records,
                         have,
                         todo,
-                        counted,
+                        held: None,
                     });
                 }
                 self.answer_pulls(Touched::Pull(conn));
@@ -70,7 +70,7 @@ impl Owner {
             Message::Advance { step } => {
                 self.propose(Purpose::Other, Command::Advance { worker, session, step }.into()).await;
             }
-            Message::SwitchMode { number, mode } => self.switch_asked(Some(number), mode, None),
+            Message::SwitchMode { number, mode } => self.switch_asked(Some(number), mode.into(), None),
             Message::Flush => {
                 if let Some(lead) = self.lead.as_mut().filter(|l| !l.cuts.is_level()) {
                     lead.cuts.hurry();
@@ -152,7 +152,14 @@ impl Owner {
             _ => false,
         };
         if waits {
-            return self.wait_early(Queued { conn, contribution: c, bucket, sum_of_squares, payload, arrived });
+            return self.wait_early(Queued {
+                conn,
+                contribution: c,
+                bucket,
+                sum_of_squares,
+                payload,
+                arrived,
+            });
         }
         let refuse = |kind| Refusal { kind, seq: c.seq.0 };
         match decision {
@@ -272,6 +279,7 @@ impl Owner {
             Some(working.push(conf, replicated, active, bucket, c, gradient, Instant::now()))
         });
         let Some(version) = version else { return };
+        lead.steering.pushed(version, c.pulled);
         if let Some(seen) = seen {
             lateness.after(seen, &working.data(conf, bucket).weights);
         }

@@ -19,33 +19,46 @@ use crate::shard::{
     form::Form,
     state::Configured,
 };
-use paraft_common::{Mode, Step};
+use paraft_common::{InForce, Mode, ModeChoice, Step, auto::Next};
 use paraft_proto::RefusalKind;
 use tokio::sync::oneshot;
 
 /// Hears how it ended.
-type Tell = oneshot::Sender<Result<u64, RefusalKind>>;
+type Tell = oneshot::Sender<Result<InForce, RefusalKind>>;
 
 /// A switch that is not applied yet.
 pub struct Switching {
     number: u64,
     mode: Mode,
+    auto: Option<Mode>,
     proposed: bool,
     tell: Vec<Tell>,
 }
 
+impl Switching {
+    /// What the rule has decided.
+    pub(super) fn decided(number: u64, next: Next) -> Self {
+        let Next { mode, loosest, .. } = next;
+        Self { number, mode, auto: Some(loosest), proposed: false, tell: Vec::new() }
+    }
+}
+
 impl Owner {
     /// Somebody asks for a switch. `number`: the switch that it is to be, unless it is over already; `None`: the next.
-    pub(super) fn switch_asked(&mut self, number: Option<u64>, mode: Mode, tell: Option<Tell>) {
+    pub(super) fn switch_asked(&mut self, number: Option<u64>, choice: ModeChoice, tell: Option<Tell>) {
         let answer = |tell: Option<Tell>, result| _ = tell.map(|t| t.send(result));
-        let now = self.shard.read(|m| m.in_force.number);
+        let now = self.shard.read(|m| m.in_force);
         let not_leader = self.not_leader();
         let (Some(lead), Some(conf)) = (self.lead.as_mut().filter(|l| l.ready), self.shard.configured())
         else {
             return answer(tell, Err(not_leader));
         };
-        let number = number.unwrap_or(now + 1);
-        if number <= now {
+        let (mode, auto) = match choice {
+            ModeChoice::Fixed(mode) => (mode, None),
+            ModeChoice::Auto => (conf.job.auto.from_mode(now.mode), Some(conf.job.auto.loosest())),
+        };
+        let number = number.unwrap_or(now.number + 1);
+        if number <= now.number {
             return answer(tell, Ok(now));
         }
         if let Err(e) = conf.job.may_switch(mode) {
@@ -55,7 +68,7 @@ impl Owner {
             Some(s) if s.number >= number => s.tell.extend(tell),
             _ => {
                 let tell = tell.into_iter().collect();
-                lead.switching = Some(Switching { number, mode, proposed: false, tell });
+                lead.switching = Some(Switching { number, mode, auto, proposed: false, tell });
             }
         }
     }
@@ -73,9 +86,9 @@ impl Owner {
             return;
         }
         s.proposed = true;
-        let (number, mode) = (s.number, s.mode);
+        let (number, mode, auto) = (s.number, s.mode, s.auto);
         let after = if conf.job.clip.norm.is_some() { self.step_under_way() } else { Step(0) };
-        let command = Command::SwitchMode { number, mode, after };
+        let command = Command::SwitchMode { number, mode, after, auto };
         self.propose(Purpose::SwitchMode, command.into()).await;
     }
 
@@ -96,11 +109,12 @@ impl Owner {
         let Some(s) = self.lead.as_mut().and_then(|l| l.switching.take()) else { return };
         let result = match outcome {
             Outcome::Refused(why) => Err(RefusalKind::Unavailable(why.clone())),
-            _ => Ok(in_force.number),
+            _ => Ok(in_force),
         };
         if result.is_ok() {
             let (shard, mode, number) = (self.shard.id().0, in_force.mode, in_force.number);
             tracing::info!(shard, %mode, number, "the mode was switched");
+            self.begin_window();
         }
         for tell in s.tell {
             let _ = tell.send(result.clone()); // who asked may be gone

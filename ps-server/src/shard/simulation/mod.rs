@@ -13,7 +13,7 @@ use crate::shard::owner::Event;
 use cluster::Cluster;
 use invariants::History;
 use paraft_common::{
-    Durability, LogForm, Mode, SessionId,
+    AutoConfig, Durability, LogForm, Mode, ModeChoice, SessionId,
     algorithm::{AlgorithmConfig, DcAsgdC},
     config::ServerJob,
     round::{Backup, Quorum, RoundConfig, Weight},
@@ -68,6 +68,8 @@ impl Schedule {
             grace_ms: 300,
             durability: Durability::QuorumMemory,
             log: if images { LogForm::Images } else { LogForm::Updates },
+            // Where somebody asks for the rule, it decides within a few steps.
+            auto: AutoConfig { window: 1, patience: 1, ..AutoConfig::default() },
             ..ServerJob::new("simulation", mode, BUCKETS * PLACES, PLACES)
         };
         let switches = rng.next_u64().is_multiple_of(2);
@@ -245,7 +247,8 @@ impl Schedule {
 
     /// Somebody asks a node, mostly the leader, for another mode.
     fn switch(&mut self) {
-        let mode = [Mode::Bsp, Mode::Ssp(0), Mode::Ssp(2), Mode::Asp][self.below(4)];
+        let fixed = [Mode::Bsp, Mode::Ssp(0), Mode::Ssp(2), Mode::Asp];
+        let mode = fixed.get(self.below(5)).map_or(ModeChoice::Auto, |m| (*m).into());
         let leader = self.cluster.0.lock().leader;
         let node = if self.below(4) > 0 { leader } else { self.below(NODES) };
         self.say(format!("node {node} is asked for {mode}"));

@@ -202,7 +202,14 @@ impl Worker {
         self.asked = Some((self.done, last));
         history.asks(self.id, self.term);
         let have = self.holds.values().map(|(version, _)| *version).collect();
-        self.send(Message::Pull { done: self.done, last, section: false, have, at_least: Vec::new() });
+        self.send(Message::Pull {
+            done: self.done,
+            last,
+            section: false,
+            have,
+            loss: None,
+            at_least: Vec::new(),
+        });
     }
 
     fn next_step(&mut self, history: &mut History) {

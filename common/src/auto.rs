@@ -1,0 +1,406 @@
+//! The staleness bound chosen by a rule, `train.mode = "auto"`: loose while workers wait for each other, tight when the
+//! loss falls no more.
+//!
+//! ```text
+//!  tight ◀── ssp:0 ── ssp:1 ── ssp:2 ── ssp:4 ── ... ── ssp:max ── asp ──▶ loose
+//! ```
+//!
+//! The leader of shard 0 looks at windows of [`AutoConfig::window`] steps of each worker, and goes at most one switch a window
+//! ([`Watch::decide`]). The first of these that holds decides:
+//!
+//! | what it sees | what it does |
+//! |---|---|
+//! | the mean loss is a quarter above the best window's | half the bound, and never looser again |
+//! | no window of the last `patience` had a mean loss that is lower by the share `plateau` | likewise |
+//! | the mean delay is above `delay` times that of workers in step (members - 1) | likewise |
+//! | workers waited for more than three times `idle` of their time: stragglers dominate | as loose as is still allowed |
+//! | they waited for more than `idle` of it | twice the bound |
+//! | they waited for less than half of `idle`, and half the bound would have held nobody up | half the bound |
+//!
+//! What a rule has decided is a switch of the mode like any other, in the log; how loose the bound may become again is part of
+//! it, so a new leader knows it. It begins with a window of its own.
+
+use crate::consistency::{Mode, ParseModeError};
+use serde::{Deserialize, Serialize};
+use std::{fmt, str::FromStr};
+
+/// `[auto]` of the job file.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AutoConfig {
+    /// The tightest bound, 0 to `max_staleness`.
+    pub min_staleness: u32,
+    /// The loosest, 1 to 1000000.
+    pub max_staleness: u32,
+    /// Where `max_staleness` is not enough: none.
+    pub asynchronous: bool,
+    /// Steps of each worker in a window, on average: 1 to 1000000.
+    pub window: u32,
+    /// The share of the workers' time for which they may wait, in (0, 1).
+    pub idle: f64,
+    /// How late gradients may be, 1 or more: the mean delay over that of workers in step.
+    pub delay: f64,
+    /// By which share the loss must fall, in (0, 1).
+    pub plateau: f64,
+    /// Within so many windows, 1 to 1000.
+    pub patience: u32,
+}
+
+impl Default for AutoConfig {
+    fn default() -> Self {
+        Self {
+            min_staleness: 0,
+            max_staleness: 16,
+            asynchronous: true,
+            window: 32,
+            idle: 0.1,
+            delay: 4.0,
+            plateau: 0.01,
+            patience: 4,
+        }
+    }
+}
+
+/// An option outside its range.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key} must be {range}")]
+pub struct AutoError {
+    /// Which.
+    pub key: &'static str,
+    /// What it may be, in words.
+    pub range: &'static str,
+}
+
+/// A loss this much above the best is rising: a share of the best.
+const RISING: f64 = 0.25;
+/// Stragglers dominate where workers wait for so many times [`AutoConfig::idle`].
+const DOMINATE: f64 = 3.0;
+
+impl AutoConfig {
+    /// Checks the ranges.
+    pub fn validate(&self) -> Result<(), AutoError> {
+        let within = |x: f64| x > 0.0 && x < 1.0;
+        for (ok, key, range) in [
+            ((1..=1_000_000).contains(&self.max_staleness), "auto.max_staleness", "from 1 to 1000000"),
+            (self.min_staleness <= self.max_staleness, "auto.min_staleness", "from 0 to auto.max_staleness"),
+            ((1..=1_000_000).contains(&self.window), "auto.window", "from 1 to 1000000"),
+            (within(self.idle), "auto.idle", "between 0 and 1"),
+            (self.delay.is_finite() && self.delay >= 1.0, "auto.delay", "1 or more"),
+            (within(self.plateau), "auto.plateau", "between 0 and 1"),
+            ((1..=1000).contains(&self.patience), "auto.patience", "from 1 to 1000"),
+        ] {
+            if !ok {
+                return Err(AutoError { key, range });
+            }
+        }
+        Ok(())
+    }
+
+    /// The mode that a job begins with.
+    pub fn first(&self) -> Mode {
+        Mode::Ssp(self.min_staleness.max(1).min(self.max_staleness))
+    }
+
+    /// The loosest mode.
+    pub fn loosest(&self) -> Mode {
+        if self.asynchronous { Mode::Asp } else { Mode::Ssp(self.max_staleness) }
+    }
+
+    /// The mode with which the rule takes over from `mode`: the same, where it is one that the rule may choose.
+    pub fn from_mode(&self, mode: Mode) -> Mode {
+        match mode {
+            Mode::Asp if self.asynchronous => mode,
+            Mode::Ssp(s) if (self.min_staleness..=self.max_staleness).contains(&s) => mode,
+            _ => self.first(),
+        }
+    }
+
+    /// Half the bound; `None` where that is too tight.
+    fn tighter(&self, mode: Mode) -> Option<Mode> {
+        match mode {
+            Mode::Asp => Some(Mode::Ssp(self.max_staleness)),
+            Mode::Ssp(s) if s > self.min_staleness => Some(Mode::Ssp((s / 2).max(self.min_staleness))),
+            _ => None,
+        }
+    }
+
+    /// Twice the bound; `None` where nothing is looser.
+    fn looser(&self, mode: Mode) -> Option<Mode> {
+        match mode {
+            Mode::Ssp(s) if s < self.max_staleness => {
+                Some(Mode::Ssp(s.saturating_mul(2).clamp(1, self.max_staleness)))
+            }
+            Mode::Ssp(_) if self.asynchronous => Some(Mode::Asp),
+            _ => None,
+        }
+    }
+}
+
+/// What a leader has seen in a window.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Window {
+    /// The share of the members' time for which they waited for others.
+    pub idle: f64,
+    /// The mean delay of the pushes, in versions.
+    pub delay: f64,
+    /// Members that train.
+    pub members: usize,
+    /// Steps by which a worker was ahead of the slowest, at most.
+    pub gap: u64,
+    /// Mean training loss; `None`: no worker has said it.
+    pub loss: Option<f64>,
+}
+
+/// Why the bound is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The loss has risen.
+    Rising,
+    /// The loss falls no more.
+    Plateau,
+    /// Gradients come too late.
+    Late,
+    /// Workers wait for stragglers most of all.
+    Stragglers,
+    /// Workers wait.
+    Waiting,
+    /// Half the bound is enough.
+    Unneeded,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Why::Rising => "the loss rises",
+            Why::Plateau => "the loss falls no more",
+            Why::Late => "gradients are late",
+            Why::Stragglers => "stragglers dominate",
+            Why::Waiting => "workers wait",
+            Why::Unneeded => "nobody needs more",
+        })
+    }
+}
+
+/// A decision.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Next {
+    /// The mode in which the job goes on.
+    pub mode: Mode,
+    /// The loosest that may be chosen from now on.
+    pub loosest: Mode,
+    /// Why.
+    pub why: Why,
+}
+
+/// What the rule remembers from window to window.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Watch {
+    best: Option<f64>,
+    /// Windows since.
+    bad: u32,
+}
+
+impl Watch {
+    /// Decides over a window that went by in `mode`; `loosest` is what the decision before has left.
+    pub fn decide(&mut self, rule: &AutoConfig, window: &Window, mode: Mode, loosest: Mode) -> Option<Next> {
+        let bound = |m: Mode| m.staleness().unwrap_or(u64::MAX);
+        let rising = window.loss.zip(self.best).is_some_and(|(l, best)| l > best + RISING * best.abs());
+        if let Some(loss) = window.loss {
+            match self.best {
+                Some(best) if loss >= best - rule.plateau * best.abs() => self.bad += 1,
+                _ => (self.best, self.bad) = (Some(loss), 0),
+            }
+        }
+        let in_step = window.members.saturating_sub(1).max(1) as f64;
+        let harm = [
+            (rising, Why::Rising),
+            (self.bad >= rule.patience, Why::Plateau),
+            (window.delay > rule.delay * in_step, Why::Late),
+        ];
+        if let Some((_, why)) = harm.into_iter().find(|(holds, _)| *holds) {
+            // The next one has its time to show what it does.
+            self.bad = 0;
+            return rule.tighter(mode).map(|mode| Next { mode, loosest: mode, why });
+        }
+        if window.idle > rule.idle {
+            let all = window.idle > DOMINATE * rule.idle;
+            let (to, why) = match all {
+                true => (Some(loosest), Why::Stragglers),
+                false => (rule.looser(mode), Why::Waiting),
+            };
+            let to = to.filter(|to| bound(*to) > bound(mode) && bound(*to) <= bound(loosest));
+            return to.map(|mode| Next { mode, loosest, why });
+        }
+        let enough = |m: &Mode| window.gap.saturating_mul(2) <= bound(*m);
+        let tighter = rule.tighter(mode).filter(|m| window.idle < rule.idle / 2.0 && enough(m));
+        tighter.map(|mode| Next { mode, loosest, why: Why::Unneeded })
+    }
+}
+
+/// A mode, or the rule that chooses one: what job files and commands name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ModeChoice {
+    /// This one.
+    Fixed(Mode),
+    /// See the module.
+    Auto,
+}
+
+impl ModeChoice {
+    /// The mode that a job begins with.
+    pub fn first(self, rule: &AutoConfig) -> Mode {
+        match self {
+            Self::Fixed(mode) => mode,
+            Self::Auto => rule.first(),
+        }
+    }
+}
+
+impl From<Mode> for ModeChoice {
+    fn from(mode: Mode) -> Self {
+        Self::Fixed(mode)
+    }
+}
+
+impl fmt::Display for ModeChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(mode) => mode.fmt(f),
+            Self::Auto => f.write_str("auto"),
+        }
+    }
+}
+
+impl FromStr for ModeChoice {
+    type Err = ParseModeError;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        if s == "auto" { Ok(Self::Auto) } else { s.parse().map(Self::Fixed) }
+    }
+}
+
+impl Serialize for ModeChoice {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ModeChoice {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Mode::{Asp, Ssp};
+
+    const CALM: Window = Window { idle: 0.07, delay: 1.0, members: 4, gap: 8, loss: None };
+    const RULE: AutoConfig = AutoConfig {
+        min_staleness: 0,
+        max_staleness: 16,
+        asynchronous: true,
+        window: 32,
+        idle: 0.1,
+        delay: 4.0,
+        plateau: 0.01,
+        patience: 4,
+    };
+
+    fn once(window: Window, mode: Mode, loosest: Mode) -> Option<(Mode, Mode, Why)> {
+        Watch::default().decide(&RULE, &window, mode, loosest).map(|n| (n.mode, n.loosest, n.why))
+    }
+
+    #[test]
+    fn waiting_loosens_up_to_what_is_left() {
+        let waits = |idle| Window { idle, ..CALM };
+        assert_eq!(RULE, AutoConfig::default());
+        assert_eq!(once(CALM, Ssp(8), Asp), None);
+        for (from, to) in [(Ssp(0), Ssp(1)), (Ssp(1), Ssp(2)), (Ssp(12), Ssp(16)), (Ssp(16), Asp)] {
+            assert_eq!(once(waits(0.2), from, Asp), Some((to, Asp, Why::Waiting)), "{from}");
+        }
+        assert_eq!(once(waits(0.2), Asp, Asp), None);
+        assert_eq!(once(waits(0.31), Ssp(0), Asp), Some((Asp, Asp, Why::Stragglers)));
+        assert_eq!(once(waits(0.31), Ssp(0), Ssp(4)), Some((Ssp(4), Ssp(4), Why::Stragglers)));
+        assert_eq!(once(waits(0.31), Ssp(4), Ssp(4)), None, "not beyond what is left");
+        assert_eq!(once(waits(0.2), Ssp(4), Ssp(4)), None);
+    }
+
+    #[test]
+    fn a_bound_that_nobody_needs_is_halved() {
+        let calm = |gap| Window { idle: 0.01, gap, ..CALM };
+        assert_eq!(once(calm(2), Ssp(8), Asp), Some((Ssp(4), Asp, Why::Unneeded)));
+        assert_eq!(once(calm(3), Ssp(8), Asp), None);
+        assert_eq!(once(calm(8), Asp, Asp), Some((Ssp(16), Asp, Why::Unneeded)));
+        assert_eq!(once(calm(9), Asp, Asp), None);
+        assert_eq!(once(calm(0), Ssp(0), Asp), None);
+        assert_eq!(once(Window { idle: 0.06, ..calm(0) }, Ssp(8), Asp), None, "the share is between the two");
+    }
+
+    #[test]
+    fn near_convergence_it_tightens_for_good() {
+        let (mut watch, mut mode, mut loosest) = (Watch::default(), Asp, Asp);
+        let mut seen = Vec::new();
+        // 3, 1.5, ... and then no more; workers wait all the time.
+        for i in 0..40 {
+            let loss = Some(3.0 * 0.5f64.powi(i.min(4)));
+            if let Some(n) = watch.decide(&RULE, &Window { idle: 0.5, loss, ..CALM }, mode, loosest) {
+                (mode, loosest) = (n.mode, n.loosest);
+                seen.push((i, n.mode, n.why));
+            }
+        }
+        let steps = [Ssp(16), Ssp(8), Ssp(4), Ssp(2), Ssp(1), Ssp(0)];
+        let expected: Vec<_> = (2..).map(|n| 4 * n).zip(steps).map(|(i, m)| (i, m, Why::Plateau)).collect();
+        assert_eq!(seen, expected);
+        assert_eq!(loosest, Ssp(0));
+    }
+
+    #[test]
+    fn a_loss_that_rises_and_late_gradients_tighten_at_once() {
+        let mut watch = Watch::default();
+        let loss = |l| Window { loss: Some(l), ..CALM };
+        assert_eq!(watch.decide(&RULE, &loss(1.0), Asp, Asp), None);
+        assert_eq!(watch.decide(&RULE, &loss(1.25), Asp, Asp), None);
+        let n = watch.decide(&RULE, &loss(1.26), Ssp(16), Asp).unwrap();
+        assert_eq!((n.mode, n.loosest, n.why), (Ssp(8), Ssp(8), Why::Rising));
+        let late = |delay| Window { delay, ..CALM };
+        assert_eq!(once(late(12.0), Asp, Asp), None, "four times three others");
+        assert_eq!(once(late(12.1), Asp, Asp), Some((Ssp(16), Ssp(16), Why::Late)));
+        assert_eq!(once(late(12.1), Ssp(0), Asp), None);
+    }
+
+    #[test]
+    fn the_rule_takes_over_from_any_mode() {
+        let rule = AutoConfig { min_staleness: 2, max_staleness: 10, asynchronous: false, ..RULE };
+        for (from, to) in [(Mode::Bsp, 2), (Asp, 2), (Ssp(0), 2), (Ssp(5), 5), (Ssp(11), 2)] {
+            assert_eq!(rule.from_mode(from), Ssp(to), "{from}");
+        }
+        assert_eq!(rule.loosest(), Ssp(10));
+        assert_eq!(
+            (rule.looser(Ssp(8)), rule.looser(Ssp(10)), rule.tighter(Ssp(3))),
+            (Some(Ssp(10)), None, Some(Ssp(2)))
+        );
+        assert_eq!(RULE.from_mode(Asp), Asp);
+        assert_eq!(RULE.first(), Ssp(1));
+    }
+
+    #[test]
+    fn ranges_are_checked() {
+        for (key, bad) in [
+            ("max_staleness", AutoConfig { max_staleness: 0, ..RULE }),
+            ("min_staleness", AutoConfig { min_staleness: 17, ..RULE }),
+            ("window", AutoConfig { window: 0, ..RULE }),
+            ("idle", AutoConfig { idle: f64::NAN, ..RULE }),
+            ("delay", AutoConfig { delay: 0.5, ..RULE }),
+            ("plateau", AutoConfig { plateau: 1.0, ..RULE }),
+            ("patience", AutoConfig { patience: 0, ..RULE }),
+        ] {
+            assert_eq!(bad.validate().unwrap_err().key, format!("auto.{key}"));
+        }
+        assert_eq!(RULE.validate(), Ok(()));
+        for s in ["auto", "bsp", "ssp:3", "asp"] {
+            assert_eq!(s.parse::<ModeChoice>().unwrap().to_string(), s);
+        }
+    }
+}
