@@ -19,6 +19,7 @@ mod diloco;
 mod downpour;
 mod easgd;
 mod every_step;
+mod fragments;
 mod weights;
 
 #[cfg(test)]
@@ -28,6 +29,7 @@ pub use diloco::Diloco;
 pub use downpour::Downpour;
 pub use easgd::Easgd;
 pub use every_step::EveryStep;
+pub use fragments::Fragments;
 pub use weights::LocalWeights;
 
 use crate::optim::{Check, Descent, OptimError};
@@ -109,6 +111,11 @@ pub trait LocalRule {
     /// Minibatches that the lowest worker makes before the others begin, where the mode is asynchronous.
     fn warm_start(&self) -> u64 {
         0
+    }
+
+    /// In which parts the model goes to the servers and comes back.
+    fn fragments(&self) -> Fragments {
+        Fragments::default()
     }
 
     /// Whether a pull comes ahead of each push rather than behind it.

@@ -62,7 +62,7 @@ pub struct CompareArgs {
     /// What a connection between a worker and a server carries each way, by a proxy. Default: no bound.
     #[arg(long, value_name = "MBIT/S")]
     pub bandwidth: Option<f64>,
-    /// Simulate every run instead (docs/simulator.md). The flags below say what the fleet is like; of them --slow is also for
+    /// Simulate every run instead (docs/simulator.md). The flags below say what the fleet is like; of them --slow and --straggle are also for
     /// real runs.
     #[arg(long)]
     pub simulate: bool,
@@ -128,7 +128,7 @@ pub fn compare_modes(
     interrupted: &AtomicI32,
 ) -> Result<i32, Failure> {
     let axes = Axes { modes: modes.to_vec(), algorithms: vec![Algorithm::as_it_is()], ..Axes::default() };
-    let how = How::Real { slow: Default::default(), link: None };
+    let how = How::Real { slow: Default::default(), straggle: None, link: None };
     let (planned, left_out) = matrix::expand(&axes, load, &|job| how.fits(job))?;
     let cells = run_all(&planned, dir, &how, 1, json, interrupted)?;
     let conditions =
@@ -151,13 +151,17 @@ fn how(args: &CompareArgs) -> Result<How, Failure> {
         }
         return Ok(How::Simulated { setup: Box::new(args.fleet.over(base)), seed: args.fleet.seed });
     }
-    if (FleetArgs { slow: Vec::new(), ..args.fleet.clone() }) != FleetArgs::default() {
+    if (FleetArgs { slow: Vec::new(), straggle: None, ..args.fleet.clone() }) != FleetArgs::default() {
         return usage(
-            "of the flags that say what a simulated fleet is like only --slow is for real runs".into(),
+            "of the flags that say what a simulated fleet is like only --slow and --straggle are for real runs".into(),
         );
     }
     if let Some((worker, factor)) = args.fleet.slow.iter().find(|(_, f)| !(1.0..=1000.0).contains(f)) {
         return usage(format!("--slow {worker}:{factor}x: use 1x to 1000x; no worker can be made faster"));
+    }
+    let straggle = args.fleet.straggle;
+    if let Some(s) = straggle.filter(|s| !s.is_possible()) {
+        return usage(format!("--straggle {s}: use 0 to 1, and 1x to 1000x"));
     }
     if !(0.0..=60_000.0).contains(&args.delay_ms) {
         return usage(format!("--delay-ms {}: use 0 to 60000", args.delay_ms));
@@ -170,7 +174,7 @@ fn how(args: &CompareArgs) -> Result<How, Failure> {
         bits_per_s: args.bandwidth.map(|mbit| mbit * 1e6),
     };
     let slow = args.fleet.slow.iter().copied().collect();
-    Ok(How::Real { slow, link: (link != Link::default()).then_some(link) })
+    Ok(How::Real { slow, straggle, link: (link != Link::default()).then_some(link) })
 }
 
 fn cores() -> u32 {
@@ -208,13 +212,14 @@ fn conditions(args: &CompareArgs, how: &How, planned: &[Planned]) -> Result<Cond
         )
         .help("leave --parallel out, or say --share-cores where times do not matter"));
     }
-    let (slow, link) = match how {
-        How::Real { slow, link } => (slow.clone(), link.unwrap_or_default()),
-        How::Simulated { setup, .. } => (setup.slow.clone(), Link::default()),
+    let (slow, straggle, link) = match how {
+        How::Real { slow, straggle, link } => (slow.clone(), *straggle, link.unwrap_or_default()),
+        How::Simulated { setup, .. } => (setup.slow.clone(), setup.straggle, Link::default()),
     };
     Ok(Conditions {
         simulated: args.simulate,
         slow,
+        straggle: straggle.map(|s| s.to_string()),
         delay_ms: link.delay.as_secs_f64() * 1e3,
         bandwidth_mbit: link.bits_per_s.map(|b| b / 1e6),
         parallel: n,

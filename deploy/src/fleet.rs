@@ -13,7 +13,7 @@ use nix::{
     unistd::Pid,
 };
 use paraft_trace::TRACE_FOLDER;
-use paraft_worker::{Job, exit};
+use paraft_worker::{Job, exit, slow::Straggle};
 use std::{
     collections::BTreeMap,
     fs::File,
@@ -163,6 +163,7 @@ pub struct Fleet {
     trace: Option<u64>,
     /// Workers that are made slower, by how much.
     slow: BTreeMap<u32, f64>,
+    straggle: Option<Straggle>,
     doors: Option<Doors>,
 }
 
@@ -175,6 +176,8 @@ pub struct Extras {
     pub trace: Option<u64>,
     /// Workers that are made slower, by how much: each step takes so many times as long.
     pub slow: BTreeMap<u32, f64>,
+    /// Steps of all workers that take longer than others, now and then.
+    pub straggle: Option<Straggle>,
     /// What the workers' connections to the servers are like; needs `cluster.transport = "tcp"`.
     pub link: Option<Link>,
 }
@@ -201,6 +204,7 @@ impl Fleet {
             resume: None,
             trace: extras.trace,
             slow: extras.slow.clone(),
+            straggle: extras.straggle,
             doors: Doors::open(job.servers(), run_dir, &extras)?,
         };
         for id in 0..job.servers() {
@@ -320,6 +324,9 @@ impl Fleet {
         }
         if let Some(factor) = self.slow.get(&(rank / job.train.group_size)) {
             command.arg("--slow").arg(factor.to_string());
+        }
+        if let Some(straggle) = self.straggle {
+            command.arg("--straggle").arg(straggle.to_string());
         }
         self.trace(&mut command);
         let name = match job.train.group_size {

@@ -56,6 +56,9 @@ pub struct Conditions {
     pub simulated: bool,
     /// Workers that were made slower, by how much.
     pub slow: BTreeMap<u32, f64>,
+    /// Steps of all workers that took longer, as `P:Fx`: a share P of them took F times as long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub straggle: Option<String>,
     /// What was added to each way between a worker and a server, in milliseconds.
     pub delay_ms: f64,
     /// What a connection between a worker and a server carried each way, in megabits a second; none: no bound.

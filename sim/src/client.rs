@@ -62,7 +62,7 @@ struct Link {
     term: u64,
     seq: u64,
     unacked: BTreeMap<Seq, Push>,
-    asked: Option<(Step, bool)>,
+    asked: Option<(Step, bool, Vec<BucketId>)>,
     /// The weights that this worker has are what this leader's last answer on this stream was.
     holds: bool,
     sticky: Vec<Sticky>,
@@ -94,8 +94,8 @@ pub(crate) struct Client {
     /// The weights' versions, by bucket.
     versions: Vec<Version>,
     norms: Norms,
-    /// The step whose weights are asked for already.
-    ahead: Option<Step>,
+    /// The step whose weights are asked for already, and of which buckets; none: of all.
+    ahead: Option<(Step, Vec<BucketId>)>,
     /// Pushes of this step that wait for the norm of the whole gradient.
     held: Vec<Push>,
     evaluated: Vec<Evaluated>,
@@ -244,13 +244,17 @@ impl Client {
     /// Sends the pull that a link waits for. It says which versions this worker has where they are of this stream.
     fn send_pull(&self, shard: ShardId) {
         let Some(link) = self.links.get(&shard) else { return };
-        let Some((done, last)) = link.asked else { return };
-        let have = match link.holds {
+        let Some((done, last, only)) = &link.asked else { return };
+        let (done, last) = (*done, *last);
+        // As the shard counts them.
+        let place = |b: &BucketId| link.buckets.iter().position(|own| own == b);
+        let only: Vec<usize> = only.iter().filter_map(place).collect();
+        let have = match link.holds && only.is_empty() {
             true => link.buckets.iter().map(|b| self.versions[b.0 as usize]).collect(),
             false => Vec::new(),
         };
         let loss = self.loss.filter(|_| shard == ShardId(0));
-        let message = Message::Pull { done, last, section: false, have, loss, at_least: Vec::new() };
+        let message = Message::Pull { done, last, section: false, have, loss, only, at_least: Vec::new() };
         self.send(shard, 0, message);
     }
 
@@ -306,10 +310,10 @@ impl Client {
             }
             Reply::Weights(w) => {
                 // An answer to an earlier pull (before a rejoin) is not wanted any more.
-                if link.asked.is_some_and(|(done, _)| done == w.done) {
+                if link.asked.as_ref().is_some_and(|(done, ..)| *done == w.done) {
                     if w.last {
-                        link.asked = None;
-                        link.holds = true;
+                        let part = link.asked.take().is_some_and(|(_, _, only)| !only.is_empty());
+                        link.holds |= !part;
                     }
                     return Ok(Some(Told::Weights(shard, w)));
                 }
@@ -479,35 +483,67 @@ impl Client {
         }
     }
 
-    fn ask(&mut self, done: Step, last: bool) {
-        for shard in self.shards() {
+    /// `only`: of these buckets; none: of all.
+    fn ask(&mut self, done: Step, last: bool, only: &[BucketId]) {
+        for shard in self.shards_of(only) {
             if let Some(link) = self.links.get_mut(&shard) {
-                link.asked = Some((done, last));
+                let here = only.iter().copied().filter(|b| link.buckets.contains(b)).collect();
+                link.asked = Some((done, last, here));
             }
             self.send_pull(shard);
         }
     }
 
+    /// The shards that have these buckets; none: all.
+    fn shards_of(&self, only: &[BucketId]) -> BTreeSet<ShardId> {
+        match only {
+            [] => self.shards().into_iter().collect(),
+            some => some.iter().map(|b| self.shard_of(*b)).collect(),
+        }
+    }
+
+    /// Asks for the weights of these buckets after a step, for the pull that comes later.
+    pub fn ask_for_buckets(&mut self, done: Step, only: &[BucketId]) {
+        self.ahead = Some((done, only.to_vec()));
+        self.ask(done, false, only);
+    }
+
     /// Asks for the weights after a step before its pushes go out, where rounds are averaged.
     pub fn ask_ahead(&mut self, done: Step) {
         if !self.any_asynchronous() {
-            self.ahead = Some(done);
-            self.ask(done, false);
+            self.ahead = Some((done, Vec::new()));
+            self.ask(done, false, &[]);
         }
     }
 
     /// Waits until the rule lets a worker go on that has finished `done` steps, and writes the weights.
-    pub async fn pull(
+    pub async fn pull(&mut self, done: Step, last: bool, weights: &mut [f32]) -> Result<Pulled, SimError> {
+        self.pull_any(done, last, &[], weights).await
+    }
+
+    /// Likewise, of these buckets.
+    pub async fn pull_buckets(
+        &mut self,
+        done: Step,
+        only: &[BucketId],
+        weights: &mut [f32],
+    ) -> Result<Pulled, SimError> {
+        self.pull_any(done, false, only, weights).await
+    }
+
+    async fn pull_any(
         &mut self,
         mut done: Step,
         last: bool,
+        only: &[BucketId],
         weights: &mut [f32],
     ) -> Result<Pulled, SimError> {
         let mut pulled = Pulled { done, slowest: Step(u64::MAX), ..Pulled::default() };
-        if self.ahead.take() != Some(done) || last {
-            self.ask(done, last);
+        let ahead = self.ahead.take().is_some_and(|(step, of)| step == done && of == only);
+        if !ahead || last {
+            self.ask(done, last, only);
         }
-        let mut waiting: BTreeSet<ShardId> = self.shards().into_iter().collect();
+        let mut waiting = self.shards_of(only);
         let mut clock = Step(u64::MAX);
         while !waiting.is_empty() {
             match self.next().await? {
@@ -529,7 +565,7 @@ impl Client {
                     pulled = Pulled { done, slowest: Step(u64::MAX), rejoined: true, ..Pulled::default() };
                     waiting = self.shards().into_iter().collect();
                     clock = Step(u64::MAX);
-                    self.ask(done, last);
+                    self.ask(done, last, &[]);
                 }
             }
         }

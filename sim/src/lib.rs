@@ -39,10 +39,12 @@ mod run;
 mod servers;
 pub mod setup;
 mod stream;
+mod streaming;
 mod training;
 mod world;
 
 pub use error::SimError;
+pub use paraft_worker::slow::Straggle;
 pub use recording::Sink;
 pub use run::{Outcome, check, simulate};
-pub use setup::{Setup, Straggle};
+pub use setup::Setup;

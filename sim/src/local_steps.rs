@@ -7,7 +7,7 @@ use crate::{
     training::{Training, WARM_LOOK},
 };
 use paraft_client::Pulled;
-use paraft_common::{BucketId, Mode, Step, WorkerId};
+use paraft_common::{BucketId, Mode, Step, WorkerId, local::Fragments};
 use paraft_worker::worker::Minibatches;
 
 /// What became of a step.
@@ -25,21 +25,16 @@ impl Training<'_> {
         step: Step,
         minibatches: &mut Minibatches,
     ) -> Result<Made, SimError> {
+        let fragments = self.local.as_ref().map(|l| l.rule().fragments()).filter(Fragments::stream);
+        if let Some(fragments) = fragments {
+            return self.streamed_step(step, fragments, minibatches).await;
+        }
         let (mut loss_sum, mut trained) = (0.0, 0);
         let before = self.world.plan.minibatches_before(step);
         for i in 0..self.world.plan.minibatches_of(step) {
             let samples = minibatches.next();
-            if let Some(local) = &mut self.local {
-                let mut learner = self.world.learner.lock();
-                let (loss, gradient) = learner.gradient((self.worker, step), local.weights(), &samples)?;
-                let not_finite = |_| SimError::NotFinite { loss, step, worker: self.worker };
-                local.step(before + i, gradient).map_err(not_finite)?;
-                loss_sum += f64::from(loss) * samples.len() as f64;
-            }
+            loss_sum += self.local_minibatch(step, before + i, &samples).await?;
             trained += samples.len();
-            let time = self.speed.step(self.world);
-            self.worked += time;
-            self.world.cores.work(nanos(time)).await;
         }
         if self.local.as_ref().is_some_and(|r| r.rule().pulls_first()) {
             let done = Step(step.0 - 1);
@@ -61,14 +56,19 @@ impl Training<'_> {
         Ok(Made::Pushed(trained as u64, (loss_sum / trained.max(1) as f64) as f32))
     }
 
+    /// Whether everything is pulled behind `step`: it is an epoch's last, or the job's.
+    pub(crate) fn ends_epoch(&self, step: Step) -> bool {
+        step.0.is_multiple_of(self.world.plan.per_epoch) || step.0 >= self.world.plan.total
+    }
+
     /// Behind the push of `step`: pulls if it is time, or sees that the next push may go.
     pub(crate) async fn pull_behind(&mut self, step: Step) -> Result<Pulled, SimError> {
         let Some(rule) = self.local.as_ref().map(|r| r.rule()) else { return self.pull(step).await };
-        let (pulls_first, a_pull) = (rule.pulls_first(), rule.steps_a_pull());
-        let plan = &self.world.plan;
-        let within = (step.0 - 1) % plan.per_epoch + 1;
-        let ends = within == plan.per_epoch || step.0 >= plan.total;
-        if !ends && pulls_first {
+        let a_pull = rule.steps_a_pull();
+        let without = rule.pulls_first() || rule.fragments().stream();
+        let within = (step.0 - 1) % self.world.plan.per_epoch + 1;
+        let ends = self.ends_epoch(step);
+        if !ends && without {
             return Ok(Pulled { done: step, ..Pulled::default() });
         }
         let free = self.client.mode().1 == Mode::Asp;

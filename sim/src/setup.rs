@@ -1,8 +1,8 @@
 //! What a simulated fleet is like: how fast its workers compute, what lies between them and the servers, what fails.
 
 use crate::SimError;
-use serde::{Deserialize, Serialize};
-use std::{collections::BTreeMap, str::FromStr};
+use paraft_worker::slow::{Straggle, times};
+use std::collections::BTreeMap;
 
 /// A fleet. Times are in milliseconds where the name does not say otherwise; every time is a mean.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,15 +46,6 @@ pub struct Setup {
     pub server_mttf_s: Option<f64>,
     /// A server that has failed is back after so many seconds.
     pub server_restart_s: f64,
-}
-
-/// So often a step takes so many times as long.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Straggle {
-    /// Of a step, 0 to 1.
-    pub probability: f64,
-    /// Of its time, 1 or more.
-    pub factor: f64,
 }
 
 impl Default for Setup {
@@ -155,26 +146,6 @@ pub fn parse_slow(text: &str) -> Result<(u32, f64), String> {
     let bad = || format!("`{text}` is not W:Fx, for example 1:5x (worker 1 takes five times as long)");
     let (worker, factor) = text.trim_start_matches("worker=").split_once(':').ok_or_else(bad)?;
     Ok((worker.parse().map_err(|_| bad())?, times(factor).ok_or_else(bad)?))
-}
-
-impl FromStr for Straggle {
-    type Err = String;
-
-    /// Reads `P:Fx`: with probability P a step takes F times as long.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let bad = || {
-            format!(
-                "`{text}` is not P:Fx, for example 0.01:10x (one step in a hundred takes ten times as long)"
-            )
-        };
-        let (probability, factor) = text.split_once(':').ok_or_else(bad)?;
-        let probability = probability.parse().map_err(|_| bad())?;
-        Ok(Self { probability, factor: times(factor).ok_or_else(bad)? })
-    }
-}
-
-fn times(text: &str) -> Option<f64> {
-    text.strip_suffix('x').unwrap_or(text).parse().ok().filter(|f: &f64| f.is_finite())
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use crate::{
     local_steps::Made,
     recording::{Evaluated, Progress, Stand},
     stream::Process,
+    streaming::Under,
     world::World,
 };
 use paraft_common::{BucketId, Step, WorkerId, local::LocalWeights};
@@ -78,6 +79,8 @@ pub(crate) struct Training<'a> {
     pub(crate) weights: Vec<f32>,
     /// Where the worker has weights of its own.
     pub(crate) local: Option<LocalWeights>,
+    /// Where its weights stream: the fragment that is under way.
+    pub(crate) under: Option<Under>,
     progress: Progress,
     /// When its training clock began.
     began: Moment,
@@ -111,6 +114,7 @@ pub(crate) async fn train(
             world.layout.params_len(),
             world.layout.len(),
         ),
+        under: None,
         progress: Progress::default(),
         began: 0,
         waited: 0,
@@ -184,6 +188,7 @@ impl Training<'_> {
         if let Some(local) = &mut self.local {
             local.begin(&self.weights);
         }
+        self.under = None;
     }
 
     /// A step of one minibatch at the pulled weights.
@@ -225,6 +230,7 @@ impl Training<'_> {
         if let Some(local) = &mut self.local {
             local.pulled(&self.weights);
         }
+        self.takes_over_rest();
         let work = self.world.setup.exchange_ms / 1e3;
         self.worked += work;
         if work > 0.0 {
@@ -236,7 +242,7 @@ impl Training<'_> {
     }
 
     /// Writes down a switch of the mode.
-    fn note_mode(&mut self, step: Step) -> Result<(), SimError> {
+    pub(crate) fn note_mode(&mut self, step: Step) -> Result<(), SimError> {
         let (number, mode) = self.client.mode();
         if number == self.switches {
             return Ok(());

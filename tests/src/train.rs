@@ -68,7 +68,7 @@ fn run_worker(
         resume,
         metrics: None,
         trace: None,
-        slow: 1.0,
+        slow: Default::default(),
         interrupt,
     };
     let report: Result<WorkerReport, WorkerError> = paraft_worker::run(job, &options, model.as_mut(), data);

@@ -6,6 +6,7 @@ use crate::{
     exit,
     job::Job,
     samples::shape_of,
+    slow::{Slowness, Straggle},
     worker::{WorkerError, WorkerOptions, run},
 };
 use clap::{Args, Parser};
@@ -71,6 +72,9 @@ pub struct WorkerArgs {
     /// Make each step so many times as long, 1 to 1000; set by `paraft compare --slow`.
     #[arg(long, hide = true, value_name = "FACTOR", default_value_t = 1.0, value_parser = slow_factor)]
     pub slow: f64,
+    /// Make some steps longer yet; set by `paraft compare --straggle`.
+    #[arg(long, hide = true, value_name = "P:Fx")]
+    pub straggle: Option<Straggle>,
     /// End when standard input ends; set by the launcher.
     #[arg(long, hide = true)]
     pub supervised: bool,
@@ -159,7 +163,7 @@ fn prepare_and_run(
         resume: resume(args, &job)?,
         metrics: args.metrics,
         trace: args.trace.clone().map(|folder| (folder, args.trace_steps)),
-        slow: args.slow,
+        slow: Slowness { factor: args.slow, straggle: args.straggle.filter(Straggle::is_possible) },
         interrupt,
     };
     run(&job, &options, model.as_mut(), data).map_err(failed)?;

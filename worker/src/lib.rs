@@ -28,7 +28,7 @@ mod local;
 mod metrics;
 mod recorder;
 pub mod samples;
-mod slow;
+pub mod slow;
 pub mod start;
 pub mod worker;
 

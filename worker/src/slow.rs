@@ -1,28 +1,103 @@
-//! A worker that is made slower on purpose, so that a comparison has a straggler on a machine whose cores are all alike.
+//! A worker that is made slower on purpose, so that a comparison has stragglers on a machine whose cores are all alike.
 //!
 //! It sleeps before a step, so many times as long as its step before took to compute: between the pull and the gradient, as a
 //! slower core would spend the time, so that its gradients are as late as a straggler's. The first step is not slowed. While
 //! it sleeps it uses no core, which a slower core would: on a host whose cores are shared the others get more than they would
 //! have.
 
-use std::time::{Duration, Instant};
+use rand_chacha::{
+    ChaCha8Rng,
+    rand_core::{Rng, SeedableRng},
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    fmt,
+    str::FromStr,
+    time::{Duration, Instant},
+};
+
+/// So often a step takes so many times as long. Written `P:Fx`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Straggle {
+    /// Of a step, 0 to 1.
+    pub probability: f64,
+    /// Of its time, 1 or more.
+    pub factor: f64,
+}
+
+impl FromStr for Straggle {
+    type Err = String;
+
+    /// Reads `P:Fx`: with probability P a step takes F times as long.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || {
+            format!(
+                "`{text}` is not P:Fx, for example 0.01:10x (one step in a hundred takes ten times as long)"
+            )
+        };
+        let (probability, factor) = text.split_once(':').ok_or_else(bad)?;
+        let probability = probability.parse().map_err(|_| bad())?;
+        Ok(Self { probability, factor: times(factor).ok_or_else(bad)? })
+    }
+}
+
+impl fmt::Display for Straggle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}x", self.probability, self.factor)
+    }
+}
+
+impl Straggle {
+    /// Whether there can be such a fleet.
+    pub fn is_possible(&self) -> bool {
+        (0.0..=1.0).contains(&self.probability) && (1.0..=1000.0).contains(&self.factor)
+    }
+}
+
+/// Reads a factor: `5x`, or `5`.
+pub fn times(text: &str) -> Option<f64> {
+    text.strip_suffix('x').unwrap_or(text).parse().ok().filter(|f: &f64| f.is_finite())
+}
+
+/// How much slower a worker is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Slowness {
+    /// Each step takes so many times as long, from 1.
+    pub factor: f64,
+    /// And some of them longer yet. Which, is drawn from the job's seed and the worker's rank.
+    pub straggle: Option<Straggle>,
+}
+
+impl Default for Slowness {
+    fn default() -> Self {
+        Self { factor: 1.0, straggle: None }
+    }
+}
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Slow {
-    factor: f64,
+    slowness: Slowness,
+    draws: ChaCha8Rng,
     last: Duration,
 }
 
 impl Slow {
-    /// A step takes `factor` times as long, from 1.
-    pub fn new(factor: f64) -> Self {
-        Self { factor, last: Duration::ZERO }
+    /// For the worker of this rank.
+    pub fn new(slowness: Slowness, seed: u64, rank: u32) -> Self {
+        let mut draws = ChaCha8Rng::seed_from_u64(seed);
+        draws.set_stream(u64::from(rank));
+        Self { slowness, draws, last: Duration::ZERO }
     }
 
     /// How long the next step is held up.
-    fn pause(&self) -> Duration {
-        self.last.mul_f64((self.factor - 1.0).max(0.0))
+    fn pause(&mut self) -> Duration {
+        let mut factor = self.slowness.factor;
+        if let Some(s) = self.slowness.straggle {
+            let drawn = self.draws.next_u64() as f64 / u64::MAX as f64;
+            factor *= if drawn < s.probability { s.factor } else { 1.0 };
+        }
+        self.last.mul_f64((factor - 1.0).max(0.0))
     }
 
     /// Makes a step.
@@ -44,12 +119,32 @@ mod tests {
 
     #[test]
     fn a_step_is_held_up_in_proportion_to_the_one_before() {
-        let mut slow = Slow::new(5.0);
+        let slower = |factor| Slow::new(Slowness { factor, straggle: None }, 1, 0);
+        let mut slow = slower(5.0);
         assert_eq!(slow.pause(), Duration::ZERO, "nothing is known of the first");
         slow.step(|| std::thread::sleep(Duration::from_millis(2)));
         assert!(slow.pause() >= Duration::from_millis(8) && slow.pause() == slow.last * 4);
-        let mut same = Slow::new(1.0);
+        let mut same = slower(1.0);
         same.step(|| std::thread::sleep(Duration::from_millis(1)));
         assert_eq!(same.pause(), Duration::ZERO);
+    }
+
+    #[test]
+    fn some_steps_straggle_and_each_rank_has_its_own() {
+        let straggle: Straggle = "0.25:9x".parse().expect("as it is written");
+        let held = |seed, rank| {
+            let mut slow = Slow::new(Slowness { factor: 2.0, straggle: Some(straggle) }, seed, rank);
+            slow.last = Duration::from_millis(1);
+            (0..4000).map(|_| slow.pause().as_millis()).collect::<Vec<_>>()
+        };
+        let pauses = held(1, 0);
+        let long = pauses.iter().filter(|p| **p == 17).count();
+        assert!((900..1100).contains(&long) && pauses.iter().all(|p| [1, 17].contains(p)), "{long}");
+        assert_eq!(held(1, 0), pauses);
+        assert_ne!(held(1, 1), pauses);
+        assert!(
+            "0.25".parse::<Straggle>().is_err() && "2:1x".parse().is_ok_and(|s: Straggle| !s.is_possible())
+        );
+        assert_eq!(straggle.to_string(), "0.25:9x");
     }
 }

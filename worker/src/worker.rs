@@ -20,6 +20,7 @@ mod leased;
 mod local_steps;
 mod plan;
 mod reduce;
+mod streaming;
 
 pub use error::WorkerError;
 pub use plan::{Minibatches, Plan};
@@ -36,7 +37,7 @@ use crate::{
     job::{Exchange, Job, TransportConfig},
     metrics::{self, Gauges},
     recorder::{Progress, Recorder, wall},
-    slow::Slow,
+    slow::{Slow, Slowness},
     start,
 };
 use paraft_checkpoint::{MODEL_FILE, weights};
@@ -75,8 +76,8 @@ pub struct WorkerOptions {
     pub metrics: Option<std::net::SocketAddr>,
     /// Where a trace of the stages goes, and of how many steps (`paraft_trace::DEFAULT_STEPS`).
     pub trace: Option<(PathBuf, u64)>,
-    /// Each step takes so many times as long, from 1: a straggler, for comparisons.
-    pub slow: f64,
+    /// A straggler, for comparisons.
+    pub slow: Slowness,
     /// Set to end the run at the next step.
     pub interrupt: Arc<AtomicBool>,
 }
@@ -280,6 +281,7 @@ fn lead(
         test,
         engine,
         local,
+        under: None,
         client,
         recorder,
         checkpoints,
@@ -291,7 +293,7 @@ fn lead(
         steps: 0,
         waited_at_start: Duration::ZERO,
         switches: 0,
-        slow: Slow::new(options.slow),
+        slow: Slow::new(options.slow, job.seed, options.rank),
         begun,
         ends: BTreeMap::new(),
     };
@@ -326,6 +328,8 @@ struct Training<'a> {
     engine: Engine<'a>,
     /// Where the worker has weights of its own.
     local: Option<LocalWeights>,
+    /// Where its weights stream: the fragment that is under way.
+    under: Option<streaming::Under>,
     client: Client,
     recorder: Recorder,
     checkpoints: Option<Checkpoints>,
@@ -451,6 +455,7 @@ impl Training<'_> {
         if let Some(local) = &mut self.local {
             local.begin(self.engine.weights());
         }
+        self.under = None;
     }
 
     /// Writes down where the worker stands after a step: now and then, and always when `now` says so.
@@ -518,6 +523,7 @@ impl Training<'_> {
         if let Some(local) = &mut self.local {
             local.pulled(self.engine.weights());
         }
+        self.takes_over_rest();
         self.note_mode(pulled.done)?;
         Ok(pulled)
     }

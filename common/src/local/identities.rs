@@ -58,7 +58,7 @@ fn minibatches(local_weights: &mut LocalWeights, h: f32) {
 }
 
 fn diloco(steps: u64, outer: OptimizerConfig) -> LocalConfig {
-    LocalConfig::Diloco(Diloco { steps, outer })
+    LocalConfig::Diloco(Diloco { steps, outer, ..Diloco::default() })
 }
 
 fn outer_nesterov() -> OptimizerConfig {

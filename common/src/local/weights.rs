@@ -6,11 +6,12 @@ use crate::{
     optim::{Descent, NotFinite},
 };
 use bytes::Bytes;
+use std::ops::Range;
 
 /// The weights that a worker moves between two pushes, with the state of what moves them.
 ///
-/// Takes the memory of the model once for the weights, once for what is pushed, once for a gradient, and once for each state
-/// vector of the optimizer on the worker.
+/// Takes the memory of the model once for the weights, once for what is pushed, once for a gradient, once for each state vector
+/// of the optimizer on the worker, and once more where fragments stream.
 #[derive(Debug)]
 pub struct LocalWeights {
     config: LocalConfig,
@@ -25,6 +26,8 @@ pub struct LocalWeights {
     /// What is in `push` was pushed.
     pushed: bool,
     gradient: Vec<u8>,
+    /// Where fragments stream: the center as each was taken over; else empty, and the center is what was pulled last.
+    center: Vec<f32>,
 }
 
 impl LocalWeights {
@@ -42,6 +45,7 @@ impl LocalWeights {
             push: vec![0.0; len],
             pushed: true,
             gradient: vec![0; len * F32_BYTES],
+            center: if config.rule().fragments().stream() { vec![0.0; len] } else { Vec::new() },
         })
     }
 
@@ -53,15 +57,38 @@ impl LocalWeights {
     /// Begins at the center, with new state: at first, and where the worker goes on from elsewhere.
     pub fn begin(&mut self, center: &[f32]) {
         self.weights.copy_from_slice(center);
+        if !self.center.is_empty() {
+            self.center.copy_from_slice(center);
+        }
         self.slots = self.descent.optimizer.new_slots(self.params_len);
         (self.t, self.pushed) = (0, true);
     }
 
     /// The center was pulled.
     pub fn pulled(&mut self, center: &[f32]) {
-        if self.rule().follows() {
+        if self.rule().follows() && self.center.is_empty() {
             self.weights.copy_from_slice(center);
         }
+    }
+
+    /// Takes over a fragment of the center, which was pulled behind its push.
+    pub fn take_over(&mut self, center: &[f32], range: Range<usize>) {
+        let mix = self.rule().fragments().mix;
+        let (own, center) = (&mut self.weights[range.clone()], &center[range.clone()]);
+        if mix == 0.0 {
+            own.copy_from_slice(center);
+        } else {
+            own.iter_mut().zip(center).for_each(|(x, c)| *x = mix * *x + (1.0 - mix) * *c);
+        }
+        self.center[range].copy_from_slice(center);
+    }
+
+    /// What is pushed of a fragment, as long as its range.
+    pub fn push_fragment(&mut self, range: Range<usize>) -> &[f32] {
+        let Self { config, center, weights, push, .. } = self;
+        let part = &mut push[range.clone()];
+        config.rule().push(&center[range.clone()], &mut weights[range], part);
+        part
     }
 
     /// Where the next gradient is computed.

@@ -5,7 +5,7 @@ use paraft_common::{
     codec::put_f32_le,
     config::ServerJob,
     encoding::{Encoder, Values, stretches, sum_of_squares},
-    local::LocalWeights,
+    local::{Fragments, LocalWeights},
     optim::{Gradient, Hyper, apply_buffer, norm_factor},
     placement,
 };
@@ -16,6 +16,7 @@ use paraft_worker::{
     samples::{fill, shape_of},
     worker::Plan,
 };
+use std::ops::Range;
 
 /// How the oracle comes to the mean gradient of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +67,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
     let world = job.ranks() as usize;
     let (per_epoch, total) = (plan.per_epoch, plan.total);
     let mut shares = Vec::new();
+    let mut under = None;
     let mut encoders: Vec<Vec<Encoder>> =
         (0..world).map(|rank| encoders(job, &layout, &servers, rank)).collect();
     for k in 0..total {
@@ -80,6 +82,15 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
             model.step(weights, &mut gradient, &batch, &mut |_, _| {}).map_err(bad)?;
             Ok(gradient)
         };
+        let fragments = job.local.rule().fragments();
+        if fragments.stream() {
+            let streamed = Streamed { plan: &plan, layout: &layout, servers: &servers, fragments, step };
+            streamed.step(&mut weights, &mut slots, &mut locals, &mut encoders, &mut under, |local, w| {
+                let samples = shares[w].next().ok_or_else(|| bad("an epoch is too short"))?;
+                gradient_at(local, &samples)
+            })?;
+            continue;
+        }
         let (mut pushes, mut share) = (Vec::new(), 1.0 / world as f32);
         for (local, minibatches) in locals.iter_mut().zip(&mut shares) {
             let minibatches = minibatches.take(plan.minibatches_of(step) as usize);
@@ -111,7 +122,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
             }
             sum = Some(match sum {
                 None => gradient,
-                Some(sum) => sum.iter().zip(&gradient).map(|(a, b)| a + b).collect(),
+                Some(sum) => plus(&sum, &gradient),
             });
         }
         let gradient = sum.unwrap_or_default();
@@ -119,19 +130,101 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
         let clip =
             servers.clip.norm.map_or(1.0, |max| norm_factor(max, norm(&layout, &pushes, job.shards())));
         for ((spec, push), slots) in layout.buckets().iter().zip(&pushes).zip(&mut slots) {
-            let into = &mut weights[spec.range()];
-            if spec.kind == TensorKind::Buffer {
-                apply_buffer(into, Gradient { payload: push, encoding: Encoding::F32, scale: share });
-                continue;
-            }
-            let lr = servers.optimizer.lr() * servers.schedule.factor(k as f64, t.workers as usize);
-            let hyper = Hyper { lr: lr as f32, t: k + 1, clip_value: servers.clip.value };
-            let gradient = Gradient { payload: push, encoding: Encoding::F32, scale: share * clip };
-            servers.optimizer.apply(&hyper, into, slots, gradient);
+            apply(&servers, k, *spec, (share, clip), push, &mut weights[spec.range()], slots);
         }
         locals.iter_mut().for_each(|r| r.pulled(&weights));
     }
     Ok(weights)
+}
+
+/// An update of one bucket by the sum of its pushes; `k` were applied before it. `scale`: the share of one push, and what
+/// clipping leaves.
+fn apply(
+    servers: &ServerJob,
+    k: u64,
+    spec: BucketSpec,
+    (share, clip): (f32, f32),
+    push: &Payload,
+    into: &mut [f32],
+    slots: &mut [Vec<f32>],
+) {
+    if spec.kind == TensorKind::Buffer {
+        return apply_buffer(into, Gradient { payload: push, encoding: Encoding::F32, scale: share });
+    }
+    let lr = servers.optimizer.lr() * servers.schedule.factor(k as f64, servers.workers as usize);
+    let hyper = Hyper { lr: lr as f32, t: k + 1, clip_value: servers.clip.value };
+    let gradient = Gradient { payload: push, encoding: Encoding::F32, scale: share * clip };
+    servers.optimizer.apply(&hyper, into, slots, gradient);
+}
+
+fn plus(a: &[f32], b: &[f32]) -> Vec<f32> {
+    a.iter().zip(b).map(|(a, b)| a + b).collect()
+}
+
+/// Buckets that were pushed and are not taken over, and after which minibatch they are.
+type Under = Option<(Range<usize>, u64)>;
+
+/// A step of workers whose weights stream.
+struct Streamed<'a> {
+    plan: &'a Plan,
+    layout: &'a Layout,
+    servers: &'a ServerJob,
+    fragments: Fragments,
+    step: Step,
+}
+
+impl Streamed<'_> {
+    /// All workers make a minibatch, then the next; `gradient` gives one of a worker's at its weights.
+    fn step(
+        &self,
+        weights: &mut [f32],
+        slots: &mut [Vec<Vec<f32>>],
+        locals: &mut [LocalWeights],
+        encoders: &mut [Vec<Encoder>],
+        under: &mut Under,
+        mut gradient: impl FnMut(&[f32], usize) -> Result<Vec<f32>, OracleError>,
+    ) -> Result<(), OracleError> {
+        let Self { plan, layout, step, .. } = *self;
+        let (before, of) = (plan.minibatches_before(step), plan.minibatches_of(step));
+        let share = 1.0 / locals.len() as f32;
+        for i in 1..=of {
+            for (w, local) in locals.iter_mut().enumerate() {
+                let gradient = gradient(local.weights(), w)?;
+                local.step(before + i - 1, &gradient).map_err(bad)?;
+            }
+            let turn = self.fragments.due(i, of, layout);
+            if let Some((taken, _)) = under.take_if(|(_, at)| *at <= before + i || !turn.is_empty()) {
+                self.take_over(taken, weights, locals);
+            }
+            if turn.is_empty() {
+                continue;
+            }
+            for b in turn.clone() {
+                let spec = layout.buckets()[b];
+                let mut sum: Option<Vec<f32>> = None;
+                for (local, encoders) in locals.iter_mut().zip(&mut *encoders) {
+                    let mut push = local.push_fragment(spec.range()).to_vec();
+                    as_sent(&mut encoders[b], step, &mut push)?;
+                    sum = Some(sum.map_or(push.clone(), |s| plus(&s, &push)));
+                }
+                let (sum, into) = (le(&sum.unwrap_or_default()), &mut weights[spec.range()]);
+                apply(self.servers, step.0 - 1, spec, (share, 1.0), &sum, into, &mut slots[b]);
+            }
+            let ends = step.0.is_multiple_of(plan.per_epoch) || step.0 == plan.total;
+            let at = before + i + self.fragments.overlap;
+            *under = Some((turn, at));
+            if let Some((taken, _)) = under.take_if(|(_, at)| *at == before + i || ends && i == of) {
+                self.take_over(taken, weights, locals);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_over(&self, buckets: Range<usize>, weights: &[f32], locals: &mut [LocalWeights]) {
+        for spec in &self.layout.buckets()[buckets] {
+            locals.iter_mut().for_each(|l| l.take_over(weights, spec.range()));
+        }
+    }
 }
 
 /// The sum of squares of the trained part, added up as the system does it: bucket by bucket within a shard,

@@ -10,7 +10,7 @@ use crate::{
 };
 use paraft_record::{Cell, Event, METRICS_FILE, MetricsWriter, RunRecord, read_events};
 use paraft_sim::Setup;
-use paraft_worker::{Job, exit};
+use paraft_worker::{Job, exit, slow::Straggle};
 use std::{
     collections::BTreeMap,
     fs,
@@ -25,7 +25,7 @@ const CONDITIONS_FILE: &str = "conditions.json";
 #[derive(Clone, Debug)]
 pub enum How {
     /// By processes of this machine.
-    Real { slow: BTreeMap<u32, f64>, link: Option<Link> },
+    Real { slow: BTreeMap<u32, f64>, straggle: Option<Straggle>, link: Option<Link> },
     /// By a simulation of such a fleet, seeded with the run's seed, or with this.
     Simulated { setup: Box<Setup>, seed: Option<u64> },
 }
@@ -46,9 +46,10 @@ impl How {
     /// What the run of another comparison must have had too, to be this one.
     fn text(&self, seed: u64) -> String {
         let json = match self {
-            Self::Real { slow, link } => serde_json::json!({
+            Self::Real { slow, straggle, link } => serde_json::json!({
                 "simulated": false,
                 "slow": slow,
+                "straggle": straggle,
                 "delay_ms": link.map_or(0.0, |l| l.delay.as_secs_f64() * 1e3),
                 "bandwidth_mbit": link.and_then(|l| l.bits_per_s).map(|b| b / 1e6),
             }),
@@ -121,8 +122,9 @@ impl<'a> Prepared<'a> {
         let conditions = dir.join(CONDITIONS_FILE);
         fs::write(&conditions, &self.conditions).map_err(|e| Failure::write(&conditions, e))?;
         let ended = match how {
-            How::Real { slow, link } => {
-                let extras = Extras { slow: slow.clone(), link: *link, ..Extras::default() };
+            How::Real { slow, straggle, link } => {
+                let extras =
+                    Extras { slow: slow.clone(), straggle: *straggle, link: *link, ..Extras::default() };
                 train::launch_with(&self.job, &dir, None, quiet, interrupted, extras).map(drop)
             }
             How::Simulated { .. } => match how.setup(self.planned.seed) {

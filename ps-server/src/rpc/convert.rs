@@ -65,7 +65,13 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
         {
             Err(RefusalKind::Malformed.into())
         }
+        Kind::Pull(m)
+            if !m.only.is_empty() && (m.r#final || m.section || !m.only.is_sorted_by(|a, b| a < b)) =>
+        {
+            Err(RefusalKind::Malformed.into())
+        }
         Kind::Pull(m) => Ok(Message::Pull {
+            only: m.only.iter().map(|b| local(shard, BucketId(*b))).collect::<Result<_, _>>()?,
             done: Step(m.done),
             last: m.r#final,
             section: m.section,
@@ -119,11 +125,17 @@ fn gives_chunks(shard: &Shard) -> bool {
     is_leased(shard) && shard.id() == ShardId(0)
 }
 
+/// The bucket's place on this shard.
+fn local(shard: &Shard, id: BucketId) -> Result<usize, Refusal> {
+    let conf = shard.configured().ok_or(RefusalKind::NotOpened)?;
+    conf.local(id).ok_or_else(|| RefusalKind::WrongBucket { bucket: id, shard: shard.id() }.into())
+}
+
 /// The bucket's place on this shard, if the payload fits it and is finite. A push (which has a step) is in the encoding
 /// that the job has for the bucket, initial state in f32.
 fn check(shard: &Shard, id: BucketId, payload: &Payload, step: Option<Step>) -> Result<usize, Refusal> {
     let conf = shard.configured().ok_or(RefusalKind::NotOpened)?;
-    let local = conf.local(id).ok_or(RefusalKind::WrongBucket { bucket: id, shard: shard.id() })?;
+    let local = local(shard, id)?;
     let encoding = if step.is_some() { conf.encoding(local) } else { Encoding::F32 };
     match all_finite(payload, encoding, conf.buckets[local].spec.len) {
         Ok(true) => Ok(local),
@@ -255,10 +267,11 @@ mod tests {
                 any::<bool>(),
                 prop::collection::vec(n(), 0..4),
                 prop::collection::vec(n(), 0..4),
-                any::<Option<f32>>()
+                any::<Option<f32>>(),
+                prop::collection::vec(prop_oneof![0u32..5, any::<u32>()], 0..4)
             )
-                .prop_map(|(done, last, section, have, at_least, loss)| {
-                    Some(Kind::Pull(wire::Pull { done, r#final: last, section, have, at_least, loss }))
+                .prop_map(|(done, last, section, have, at_least, loss, only)| {
+                    Some(Kind::Pull(wire::Pull { done, r#final: last, section, have, at_least, loss, only }))
                 }),
             (n(), any::<f64>())
                 .prop_map(|(step, sum_of_squares)| Some(Kind::Norm(wire::Norm { step, sum_of_squares }))),

@@ -74,9 +74,9 @@ impl ShardsService {
                 message = inbound.message() => {
                     let Ok(Some(message)) = message else { return Ok(()) };
                     match convert::message(&hosted.shard, message)? {
-                        Message::Pull { done, last: false, section: false, have, at_least, loss: _ } => {
+                        Message::Pull { done, last: false, section: false, have, at_least, only, loss: _ } => {
                             hosted.counters.pulls.fetch_add(1, Relaxed);
-                            waiting = Some(Read::new(worker, done, have, at_least));
+                            waiting = Some(Read::new(worker, done, only, (have, at_least)));
                         }
                         _ => return Err(RefusalKind::Malformed.into()),
                     }

@@ -2,7 +2,7 @@
 
 use paraft_common::{Seq, SessionId, Step, WorkerId};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A registered worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +28,14 @@ impl Member {
     /// The last step that the shard has fully applied.
     pub fn clock(&self) -> Step {
         self.steps.iter().copied().min().unwrap_or_default()
+    }
+
+    /// Likewise, of some of its buckets; `None`: of all.
+    pub fn clock_of(&self, buckets: Option<&BTreeSet<usize>>) -> Step {
+        match buckets {
+            None => self.clock(),
+            Some(some) => some.iter().filter_map(|b| self.steps.get(*b).copied()).min().unwrap_or_default(),
+        }
     }
 
     /// Whether a push of this step came too late for its round, or would.

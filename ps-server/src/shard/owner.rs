@@ -161,6 +161,8 @@ struct WaitingPull {
     have: Vec<Version>,
     /// Local buckets that are not sent yet.
     todo: BTreeSet<usize>,
+    /// It is of some buckets only.
+    part: bool,
     /// Since when it waits for others.
     held: Option<Instant>,
 }

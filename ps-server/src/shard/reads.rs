@@ -31,9 +31,16 @@ pub struct Read {
 }
 
 impl Read {
-    /// Of `worker`, which has finished `done` steps.
-    pub fn new(worker: WorkerId, done: Step, have: Vec<Version>, at_least: Vec<Version>) -> Self {
-        Self { worker, done, have, at_least, todo: None, waited: false }
+    /// Of `worker`, which has finished `done` steps, for these local buckets; none: for all. It has the versions `have`, and
+    /// the answer must have reached `at_least`.
+    pub fn new(
+        worker: WorkerId,
+        done: Step,
+        only: Vec<usize>,
+        (have, at_least): (Vec<Version>, Vec<Version>),
+    ) -> Self {
+        let todo = Some(only).filter(|o| !o.is_empty()).map(|o| o.into_iter().collect());
+        Self { worker, done, have, at_least, todo, waited: false }
     }
 
     /// Takes the buckets that may go out now, the first of a forward pass first; the last of them says so. To be called
@@ -179,7 +186,7 @@ mod tests {
     }
 
     fn read(worker: u32, done: u64) -> Read {
-        Read::new(WorkerId(worker), Step(done), Vec::new(), Vec::new())
+        Read::new(WorkerId(worker), Step(done), Vec::new(), (Vec::new(), Vec::new()))
     }
 
     #[test]
@@ -215,7 +222,7 @@ mod tests {
         let world = World::new(Mode::Asp, LogForm::Updates);
         world.push(1, 0, 1);
         let (have, at_least) = (vec![Version(1), Version(7)], vec![Version(1), Version(1)]);
-        let mut pull = Read::new(WorkerId(0), Step(0), have, at_least);
+        let mut pull = Read::new(WorkerId(0), Step(0), Vec::new(), (have, at_least));
         assert_eq!(world.take(&mut pull), ["0v1="], "of bucket 1 it has seen more elsewhere");
         world.push(1, 1, 1);
         assert_eq!(world.take(&mut pull), ["1v1."]);

@@ -204,6 +204,9 @@ fn conditions(c: &Comparison) -> String {
     for (worker, factor) in &k.slow {
         said.push(format!("Worker {worker} took {} times as long for a step.", number(*factor)));
     }
+    if let Some((p, factor)) = k.straggle.as_deref().and_then(|s| s.split_once(':')) {
+        said.push(format!("Of the steps of all workers a share of {p} took {factor} as long."));
+    }
     if k.delay_ms > 0.0 {
         said.push(format!(
             "Each way between a worker and a server took {} ms longer, by a proxy.",

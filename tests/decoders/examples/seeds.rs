@@ -130,6 +130,7 @@ fn push() {
                 have: vec![1, 300],
                 at_least: vec![2],
                 loss: Some(0.5),
+                only: Vec::new(),
             }),
         ),
         ("norm", Kind::Norm(proto::Norm { step: 3, sum_of_squares: 0.5 })),

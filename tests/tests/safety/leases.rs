@@ -151,7 +151,7 @@ impl Hooked {
             resume: self.resume,
             metrics: None,
             trace: None,
-            slow: 1.0,
+            slow: Default::default(),
             interrupt: self.interrupt,
         };
         let data = samples().map_err(|e| WorkerError::Job(e.to_string()))?;

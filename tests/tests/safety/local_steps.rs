@@ -105,10 +105,52 @@ fn lock_step_training_with_local_steps_has_the_bits_of_one_process() -> Result<(
             "schedule.gamma=0.5",
         ],
         vec!["local.kind=downpour", "local.n_push=4", "local.lr=0.05", "optimizer.lr=0.02"],
+        // Steps of 7, 7 and 6 minibatches.
+        vec![
+            "local.kind=diloco",
+            "local.steps=7",
+            "local.fragments=3",
+            "optimizer.kind=adam",
+            "optimizer.lr=0.01",
+        ],
+        vec![
+            "local.kind=diloco",
+            "local.steps=9",
+            "local.fragments=3",
+            "local.overlap=2",
+            "local.mix=0.5",
+            "train.encoding=top-k:0.2",
+        ],
+        vec!["local.kind=diloco", "local.steps=5", "local.overlap=4", "local.mix=0.25", "train.workers=3"],
     ] {
-        let (_fleet, job) = fleet_and_job(&[&local[..], &["train.workers=2", "train.epochs=4"]].concat())?;
+        let (_fleet, job) = fleet_and_job(&[&["train.workers=2", "train.epochs=4"], &local[..]].concat())?;
         let (fleet, oracle) = (train(&job)?, paraft_proof::oracle(&job, paraft_proof::Order::Shares)?);
         ensure!(bits(&fleet) == bits(&oracle), "{local:?}: {:e} apart", distance(&fleet, &oracle));
+    }
+    Ok(())
+}
+
+#[test]
+fn fragments_push_the_same_bytes_in_their_turns_and_learn_in_every_mode() -> Result<()> {
+    let diloco = ["train.epochs=20", "local.kind=diloco", "local.steps=10"];
+    let whole = run(&diloco)?;
+    for (mode, log) in [("bsp", "updates"), ("ssp:1", "updates"), ("asp", "updates"), ("asp", "images")] {
+        let (mode, log) = (format!("train.mode={mode}"), format!("cluster.log={log}"));
+        let more = [
+            "local.fragments=5",
+            "local.overlap=1",
+            "local.mix=0.5",
+            "local.outer.kind=sgd",
+            "local.outer.lr=0.8",
+            &mode,
+            &log,
+        ];
+        let found = run(&[&diloco[..], &more].concat())?;
+        ensure!(
+            (found.0, found.1, found.2) == (whole.0, whole.1, whole.2),
+            "{mode} {log}: {found:?}, {whole:?}"
+        );
+        ensure!(found.3 > 0.88, "{mode} {log} came to {}, whole to {}", found.3, whole.3);
     }
     Ok(())
 }
@@ -197,10 +239,10 @@ fn elastic_averaging_learns_in_every_mode() -> Result<()> {
 
 #[test]
 fn a_worker_that_dies_in_the_middle_of_its_local_steps_is_replaced() -> Result<()> {
-    for local in ["diloco", "easgd"] {
+    for (local, more) in [("diloco", &[][..]), ("easgd", &[]), ("diloco", &["local.fragments=5"])] {
         let kind = format!("local.kind={local}");
-        let (fleet, job) =
-            fleet_and_job(&["train.epochs=200", &kind, "local.steps=5", "cluster.grace_ms=1000"])?;
+        let set = ["train.epochs=200", &kind, "local.steps=5", "cluster.grace_ms=1000"];
+        let (fleet, job) = fleet_and_job(&[&set[..], more].concat())?;
         let interrupt = Arc::<AtomicBool>::default();
         let (dying, soon) = (job.clone(), interrupt.clone());
         let dies = thread::spawn(move || worker_until(&dying, 1, soon));

@@ -37,7 +37,7 @@ fn manifest(step: u64) -> Manifest {
         name: "test".into(),
         step,
         resume_step: step,
-        mode: Mode::Bsp,
+        mode: Mode::Bsp.into(),
         workers: 1,
         batch: 4,
         steps_per_epoch: 10,

@@ -156,8 +156,8 @@ pub struct Client {
     versions: Vec<u64>,
     /// The buffer that the last pull filled: where it is, and its length.
     holds: Option<(usize, usize)>,
-    /// The step whose weights are asked for already.
-    ahead: Option<Step>,
+    /// The step whose weights are asked for already, and of which buckets; none: of all.
+    ahead: Option<(Step, Vec<BucketId>)>,
     /// Pushes of this step that wait for the norm of the whole gradient.
     held: Vec<(Push, Moment)>,
     /// That the next pushes are computed from.
@@ -552,18 +552,33 @@ impl Client {
     pub fn ask_ahead(&mut self, done: Step) {
         let bytes = self.layout.len() * F32_BYTES;
         if self.mode().1.averages() && bytes <= limits::PULL_AHEAD_BYTES {
-            self.ahead = Some(done);
-            self.ask(done, false, false, self.holds.is_some());
+            self.ahead = Some((done, Vec::new()));
+            self.ask(done, false, false, self.holds.is_some(), &[]);
         }
     }
 
-    /// Asks every shard. `holds`: the buffer of the last pull is to be filled, and is as that pull left it.
-    fn ask(&mut self, done: Step, last: bool, section: bool, holds: bool) {
+    /// Asks for the weights of these buckets after step `done`, for the [`Self::pull_buckets`] of the same that comes later.
+    /// Does nothing where they would fill the memory that they wait in.
+    pub fn ask_for_buckets(&mut self, done: Step, only: &[BucketId]) {
+        let len = |b: &BucketId| self.layout.bucket(*b).map_or(0, |s| s.len);
+        if only.iter().map(len).sum::<usize>() * F32_BYTES <= limits::PULL_AHEAD_BYTES {
+            self.ahead = Some((done, only.to_vec()));
+            self.ask(done, false, false, false, only);
+        }
+    }
+
+    /// Asks every shard, or those that have buckets of `only`. `holds`: the buffer of the last pull is to be filled, and is as
+    /// that pull left it.
+    fn ask(&mut self, done: Step, last: bool, section: bool, holds: bool, only: &[BucketId]) {
         let now = Moment::now();
         let said = self.loss.take();
         for (shard, link) in &self.links {
             let of_shard =
                 |b: &usize| placement::shard_of(BucketId(*b as u32), self.options.shards) == *shard;
+            let here: Vec<u32> = only.iter().map(|b| b.0).filter(|b| of_shard(&(*b as usize))).collect();
+            if here.is_empty() && !only.is_empty() {
+                continue;
+            }
             let versions: Vec<u64> =
                 (0..self.versions.len()).filter(of_shard).map(|b| self.versions[b]).collect();
             let any = self.options.pull_from == PullFrom::Any;
@@ -572,7 +587,7 @@ impl Client {
             let at_least = if any { versions.clone() } else { Vec::new() };
             let have = if holds { versions } else { Vec::new() };
             let loss = said.filter(|_| *shard == ShardId(0));
-            let pull = Pull { done: done.0, r#final: last, section, have, at_least, loss };
+            let pull = Pull { done: done.0, r#final: last, section, have, at_least, loss, only: here };
             let _ = link.send(Command::Pull(pull, now));
         }
     }
@@ -587,13 +602,24 @@ impl Client {
     /// A bucket that has not changed since the last pull into the same buffer is not sent again: `weights` must be as
     /// that pull left it, or [`Self::forget`] be called before.
     pub fn pull(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
-        self.pull_any(done, false, false, weights)
+        self.pull_any(done, false, false, weights, &[])
+    }
+
+    /// As [`Self::pull`], of these buckets only, by rising id: the rule is that of their own steps. Into the buffer of the
+    /// pull before.
+    pub fn pull_buckets(
+        &mut self,
+        done: Step,
+        only: &[BucketId],
+        weights: &mut [f32],
+    ) -> Result<Pulled, ClientError> {
+        self.pull_any(done, false, false, weights, only)
     }
 
     /// As [`Self::pull`], at a step of which a checkpoint is due: the shards keep an image of it before anyone
     /// goes on. Every worker of the job must ask for the same steps.
     pub fn pull_for_checkpoint(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
-        self.pull_any(done, false, true, weights)
+        self.pull_any(done, false, true, weights, &[])
     }
 
     /// Waits until every push is acknowledged, for a worker that goes on without a pull: a push is refused until the one of
@@ -613,7 +639,7 @@ impl Client {
 
     /// Waits until every member has finished, and writes the final weights.
     pub fn pull_final(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
-        self.pull_any(done, true, false, weights)
+        self.pull_any(done, true, false, weights, &[])
     }
 
     fn pull_any(
@@ -622,21 +648,28 @@ impl Client {
         last: bool,
         mut section: bool,
         weights: &mut [f32],
+        only: &[BucketId],
     ) -> Result<Pulled, ClientError> {
         let began = Instant::now();
         let mut pulled = Pulled { done, slowest: Step(u64::MAX), section, ..Pulled::default() };
         let into = Some((weights.as_ptr() as usize, weights.len()));
         let holds = self.holds == into;
-        let ahead = self.ahead.take() == Some(done) && !last && !section;
+        let asked = self.ahead.take();
+        let ahead = asked.is_some_and(|(step, of)| step == done && of == only) && !last && !section;
         if ahead && self.holds.is_some() && !holds {
             let why = "weights that are asked for ahead are pulled into the buffer of the pull before";
             return Err(ClientError::Options(why.into()));
         }
         if !ahead {
-            self.ask(done, last, section, holds);
+            self.ask(done, last, section, holds && only.is_empty(), only);
         }
-        self.holds = None; // until it is filled
-        let mut waiting: BTreeSet<ShardId> = self.links.keys().copied().collect();
+        let before = self.holds.take(); // until it is filled
+        let mut waiting: BTreeSet<ShardId> = match only {
+            [] => self.links.keys().copied().collect(),
+            some => some.iter().map(|b| self.shard_of(*b)).collect(),
+        };
+        // What it has of the others does not change, unless it must join anew.
+        let mut into = if only.is_empty() { into } else { before };
         let mut clock = Step(u64::MAX);
         while !waiting.is_empty() {
             match self.next()? {
@@ -672,7 +705,8 @@ impl Client {
                     waiting = self.links.keys().copied().collect();
                     clock = Step(u64::MAX);
                     section = false; // it went on from another step
-                    self.ask(done, last, section, false);
+                    self.ask(done, last, section, false, &[]);
+                    into = Some((weights.as_ptr() as usize, weights.len()));
                 }
                 Event::PassedOver(n) => self.counters.passed_over += n,
                 Event::Flushed(_) | Event::Taken(_) | Event::Resumed(..) => {}

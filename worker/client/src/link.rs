@@ -387,7 +387,7 @@ impl Link {
                 // The last weights are the same for all, and an image is the leader's.
                 let same = if p.r#final || p.section { None } else { self.readers.turn() };
                 self.asked_of = if same.is_some() { Source::Reader } else { Source::Leader };
-                if self.holds != Some(self.asked_of) || same == Some(false) {
+                if self.holds != Some(self.asked_of) || same == Some(false) || !p.only.is_empty() {
                     p.have.clear();
                 }
                 self.asked = Some(p.clone());
@@ -508,12 +508,14 @@ impl Link {
             self.readers.answered();
         }
         // An answer to an earlier pull (before a rejoin) is not wanted any more.
-        if self.asked.as_ref().is_some_and(|p| p.done == w.done) {
+        let wanted = |p: &Pull| p.done == w.done && (p.only.is_empty() || p.only.contains(&w.bucket));
+        if self.asked.as_ref().is_some_and(wanted) {
             let bucket = (Step(w.done), BucketId(w.bucket), payload.len());
             self.note(Stage::Pull, (self.asked_at, Moment::now()), bucket);
             if w.last {
-                self.asked = None;
-                self.holds = Some(of);
+                let part = self.asked.take().is_some_and(|p| !p.only.is_empty());
+                // Of the other buckets it has what it had: of this source, or of none that counts.
+                self.holds = Some(of).filter(|of| !part || self.holds == Some(*of));
                 self.options.init = None; // the servers have it
             }
             self.options.backlog.add(payload.len());

@@ -2,7 +2,7 @@
 
 use super::{Exchange, Job, SamplerKind};
 use paraft_common::{
-    Mode,
+    Mode, PullFrom,
     algorithm::AlgorithmConfig,
     local::LocalConfig,
     optim::{Descent, OptimizerConfig},
@@ -60,6 +60,17 @@ impl Job {
             let remedy = "set optimizer.kind = \"nesterov\"; it may be local.outer of diloco";
             return bad("optimizer.kind", why, remedy);
         }
+        if self.local.rule().fragments().stream() {
+            let why = |what: &str| format!("fragments of the weights come and go in their turns, {what}");
+            if self.cluster.pull_from == PullFrom::Any {
+                let leader = why("and only the leader answers for some of them");
+                return bad("cluster.pull_from", leader, "set cluster.pull_from = \"leader\"");
+            }
+            if self.round.passes_over() {
+                let closed = why("and a round that is closed without a worker would leave its others behind");
+                return bad("round.kind", closed, "take [round] out, or local.fragments and local.overlap");
+            }
+        }
         if self.local.rule().warm_start() > 0 && t.mode != Mode::Asp.into() {
             let why = "workers that wait for each other begin together";
             return bad("local.warm_start", why.into(), "set train.mode = \"asp\", or take it out");
@@ -84,6 +95,14 @@ mod tests {
     fn what_does_not_go_with_local_steps_is_refused_by_its_key() {
         for (set, key) in [
             (vec!["local.kind=diloco", "local.steps=0"], "steps"),
+            (vec!["local.kind=diloco", "local.steps=4", "local.fragments=5"], "fragments"),
+            (vec!["local.kind=diloco", "local.steps=9", "local.fragments=3", "local.overlap=3"], "overlap"),
+            (vec!["local.kind=diloco", "local.mix=1.0"], "mix"),
+            (vec!["local.kind=diloco", "local.fragments=2", "cluster.pull_from=any"], "cluster.pull_from"),
+            (
+                vec!["local.kind=diloco", "local.overlap=2", "round.kind=backup", "round.spare=1"],
+                "round.kind",
+            ),
             (vec!["local.kind=diloco", "train.sampler=leased"], "train.sampler"),
             (vec!["local.kind=diloco", "train.group_size=2"], "train.group_size"),
             (vec!["local.kind=easgd", "train.workers=1", "train.exchange=all-reduce"], "train.exchange"),

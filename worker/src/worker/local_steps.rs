@@ -11,7 +11,7 @@
 use super::{Training, WorkerError, finite};
 use crate::{engine::Stepped, exchange::PushParts};
 use paraft_client::{Client, Pulled};
-use paraft_common::{Mode, Step, WorkerId};
+use paraft_common::{Mode, Step, WorkerId, local::Fragments};
 use paraft_data::Prefetcher;
 use paraft_models::{Batch, ModelError};
 use std::{
@@ -39,6 +39,10 @@ impl Training<'_> {
         batches: &mut Prefetcher<Batch>,
         due: bool,
     ) -> Result<Option<Made>, WorkerError> {
+        let fragments = self.local.as_ref().map(|l| l.rule().fragments()).filter(Fragments::stream);
+        if let Some(fragments) = fragments {
+            return self.streamed_step(step, fragments, batches, due);
+        }
         let (mut loss_sum, mut samples) = (0.0, 0);
         let before = self.plan.minibatches_before(step);
         for i in 0..self.plan.minibatches_of(step) {
@@ -76,15 +80,20 @@ impl Training<'_> {
         Ok(Some(Made::Pushed(Stepped { loss, samples: samples as u64 })))
     }
 
+    /// Whether everything is pulled behind `step`: it is an epoch's last, or the job's.
+    pub(super) fn ends_epoch(&self, step: Step) -> bool {
+        step.0.is_multiple_of(self.plan.per_epoch) || step.0 >= self.plan.total
+    }
+
     /// Behind the push of `step`, where no checkpoint is cut: pulls if it is time, or sees that the next push may go.
     pub(super) fn pull_behind(&mut self, step: Step) -> Result<Pulled, WorkerError> {
         let Some(rule) = self.local.as_ref().map(|r| r.rule()) else {
             return self.pull(step, Client::pull);
         };
         let within = (step.0 - 1) % self.plan.per_epoch + 1;
-        let ends = within == self.plan.per_epoch || step.0 >= self.plan.total;
-        if !ends && rule.pulls_first() {
-            // The next pull is of this step too, and waits for its push.
+        let ends = self.ends_epoch(step);
+        if !ends && (rule.pulls_first() || rule.fragments().stream()) {
+            // The next pull is of this step too, and waits for its push; or the last fragment's is under way, or over.
             return Ok(Pulled { done: step, ..Pulled::default() });
         }
         // In the other modes pulls are what workers wait for.

@@ -93,6 +93,8 @@ pub enum Message {
         have: Vec<Version>,
         /// The mean training loss of the step, where the worker has said it.
         loss: Option<f32>,
+        /// Local buckets, by rising number; empty: all.
+        only: Vec<usize>,
         /// Of a stream of reads; the leader is never behind.
         at_least: Vec<Version>,
     },

@@ -14,6 +14,11 @@ use paraft_trace::Moment;
 use std::sync::atomic::Ordering::Relaxed;
 use tokio::time::Instant;
 
+/// The slowest of these; nobody: there is no bound.
+fn least(clocks: impl Iterator<Item = Step>) -> Step {
+    clocks.min().unwrap_or(Step(u64::MAX))
+}
+
 /// What may have let a pull go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Touched {
@@ -55,11 +60,10 @@ impl Owner {
         let level = lead.cuts.is_level();
         let mut hurry = false;
         let mut go = Vec::new();
-        let slowest = self.shard.read(|m| {
+        self.shard.read(|m| {
             let mode = m.in_force.mode;
             // What is applied here counts, replicated or not: it is what the pull will show.
-            let clocks = m.members.active().map(|(w, m)| working.member(w, m).clock());
-            let slowest = clocks.min().unwrap_or(Step(u64::MAX));
+            let slowest = least(m.members.active().map(|(w, m)| working.member(w, m).clock()));
             // It is deposed and does not know: a later leader's cut, or its updates, have moved the clocks, and not the
             // working copies.
             let later = m.last_cut.is_some_and(|cut| cut.term > lead.term);
@@ -91,17 +95,18 @@ impl Owner {
                     p.count_if(held, &self.counters.pulls_waited);
                     let whole = p.todo.is_empty();
                     if !buckets.is_empty() {
-                        go.push(Go {
-                            pull: p.clone(),
-                            buckets,
-                            whole,
-                            slowest: Step(0),
-                            in_force: m.in_force,
-                        });
+                        let of_part = || least(buckets.iter().map(|b| m.members.slowest_in(*b)));
+                        let slowest = if p.part { of_part() } else { slowest };
+                        go.push(Go { pull: p.clone(), buckets, whole, slowest, in_force: m.in_force });
                     }
                     return !whole;
                 }
-                let own = member.map(|m| working.member(p.worker, m).clock());
+                // Of a part of the buckets, only their clocks count: the others may have no push of this step yet.
+                let part = p.part.then_some(&p.todo);
+                let clock = |w, m| working.member(w, m).clock_of(part);
+                let own = member.map(|m| clock(p.worker, m));
+                let slowest = part.map_or(slowest, |_| least(m.members.active().map(|(w, m)| clock(w, m))));
+                let replicated = member.map_or(Step(0), |m| m.clock_of(part));
                 let may = if p.last {
                     // The final weights are the same for everyone, whoever leads when the last one asks.
                     hurry |= !level;
@@ -116,24 +121,16 @@ impl Owner {
                         &self.counters.pulls_waited,
                     );
                     // It keeps what is not acknowledged: so many steps and no more.
-                    let replicated = member.map_or(Step(0), |m| m.clock());
                     let too_far = keeps_pushes && p.done.0 > replicated.0.saturating_add(MAX_AHEAD);
                     hurry |= too_far;
                     reads_own && may && !too_far
                 };
                 if may {
                     let buckets = std::mem::take(&mut p.todo).into_iter().collect();
-                    go.push(Go {
-                        pull: p.clone(),
-                        buckets,
-                        whole: true,
-                        slowest: Step(0),
-                        in_force: m.in_force,
-                    });
+                    go.push(Go { pull: p.clone(), buckets, whole: true, slowest, in_force: m.in_force });
                 }
                 !may
             });
-            slowest
         });
         if hurry {
             lead.cuts.hurry();
@@ -141,13 +138,13 @@ impl Owner {
         let due =
             go.iter().filter(|g| g.pull.section).map(|g| (g.pull.worker, g.pull.done)).collect::<Vec<_>>();
         self.keep_section(&conf, &due);
-        for mut g in go {
-            g.slowest = slowest;
+        for g in go {
             if g.whole && !g.pull.last {
+                let gap = g.pull.done.0.saturating_sub(g.slowest.0);
                 if let Some(lead) = &mut self.lead {
-                    lead.steering.pulled(g.pull.held, g.pull.done.0.saturating_sub(slowest.0));
+                    lead.steering.pulled(g.pull.held, gap);
                 }
-                self.counters.max_gap.fetch_max(g.pull.done.0.saturating_sub(slowest.0), Relaxed);
+                self.counters.max_gap.fetch_max(gap, Relaxed);
             }
             match &mut self.lead {
                 // What it gets is what the log says that it got.
@@ -194,7 +191,10 @@ impl Owner {
                 let Some(replicated) = m.members.get(p.worker) else { return 0 };
                 let mut skip =
                     |b| lead.cuts.working.skip(conf, replicated, p.worker, b, p.done, Instant::now());
-                (0..conf.buckets.len()).map(&mut skip).sum()
+                match p.part {
+                    true => p.todo.iter().copied().map(&mut skip).sum(),
+                    false => (0..conf.buckets.len()).map(&mut skip).sum(),
+                }
             });
             found.push((p.worker, lost));
         }

@@ -39,7 +39,7 @@ impl Owner {
                 let contribution = Contribution { worker, session, seq, step, pulled, samples };
                 self.push(Queued { conn, contribution, bucket, sum_of_squares, payload, arrived }).await;
             }
-            Message::Pull { done, last, section, have, loss, at_least: _ } => {
+            Message::Pull { done, last, section, have, loss, only, at_least: _ } => {
                 self.counters.pulls.fetch_add(1, Relaxed);
                 let conf = self.shard.configured();
                 let buckets = conf.as_ref().map_or(0, |c| c.buckets.len());
@@ -47,7 +47,8 @@ impl Owner {
                 if let Some(lead) = &mut self.lead {
                     lead.steering.hear_loss(loss);
                     lead.pulls.retain(|p| p.conn != conn);
-                    let todo = (0..buckets).collect();
+                    let part = !only.is_empty();
+                    let todo = if part { only.into_iter().collect() } else { (0..buckets).collect() };
                     lead.pulls.push(WaitingPull {
                         conn,
                         worker,
@@ -57,6 +58,7 @@ impl Owner {
                         records,
                         have,
                         todo,
+                        part,
                         held: None,
                     });
                 }

@@ -208,6 +208,7 @@ impl Worker {
             section: false,
             have,
             loss: None,
+            only: Vec::new(),
             at_least: Vec::new(),
         });
     }
