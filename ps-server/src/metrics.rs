@@ -2,7 +2,7 @@
 
 use crate::rpc::status::StatusService;
 use axum::{Router, extract::State, http::header, response::IntoResponse, routing::get};
-use paraft_proto::ShardStatus;
+use paraft_proto::{Bin, ShardStatus, StatusReply};
 use parking_lot::Mutex;
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder, NoLabelSet, text::encode},
@@ -111,11 +111,12 @@ pub async fn render(status: &StatusService) -> String {
             None => registry.register(name, help, family),
         }
     }
-    let delays = Family::<Labels, Delays>::default();
+    let delays = Family::<Labels, Binned>::default();
     for s in &reply.shards {
-        *delays.get_or_create(&of(s)).0.lock() = s.delay_counts.clone();
+        delays.get_or_create(&of(s)).add(DELAYS, delay_bins(&s.delay_counts), None);
     }
     registry.register("push_delay_versions", "Age of a gradient when it was applied, in versions", delays);
+    lateness(&mut registry, &reply);
     let seconds = Family::<StageLabel, Counter<f64, AtomicU64>>::default();
     let spans = Family::<StageLabel, Counter>::default();
     for total in status.replicas.stages().totals() {
@@ -131,31 +132,118 @@ pub async fn render(status: &StatusService) -> String {
     text
 }
 
-/// The delay histogram as it is kept, in Prometheus' buckets: the library's own histogram could only be filled
-/// one push at a time.
-#[derive(Debug, Default)]
-struct Delays(Mutex<Vec<u64>>);
+/// Bounds of the histograms' buckets.
+const DELAYS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0];
+/// In average steps; powers of two, so that the bins that were counted fit.
+const GAPS: &[f64] = &[0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
+/// In seconds: 2^-10, 2^-8, ... 2^6.
+const AGES: &[f64] = &[0.000_976_562_5, 0.003_906_25, 0.015_625, 0.0625, 0.25, 1.0, 4.0, 16.0, 64.0];
 
-impl TypedMetric for Delays {
+/// How late each worker's pushes were that this server applied as a leader, over its shards.
+fn lateness(registry: &mut Registry, reply: &StatusReply) {
+    let [delays, gaps, ages] = std::array::from_fn(|_| Family::<Labels, Binned>::default());
+    for l in reply.shards.iter().flat_map(|s| &s.lateness) {
+        let of = [("worker", l.worker.to_string())];
+        let bins = |bins: &[Bin]| bins.iter().map(|b| (b.upper, b.count)).collect();
+        delays.get_or_create(&of).add(DELAYS, delay_bins(&l.delay_counts), None);
+        gaps.get_or_create(&of).add(GAPS, bins(&l.gap), Some(l.gap_sum));
+        ages.get_or_create(&of).add(AGES, bins(&l.age_seconds), Some(l.age_seconds_sum));
+    }
+    for (name, help, family) in [
+        (
+            "worker_push_delay_versions",
+            "Versions between the pull and the apply of a worker's pushes",
+            delays,
+        ),
+        ("worker_push_gap_steps", "Way of the weights meanwhile, in average steps", gaps),
+        ("worker_push_age_seconds", "Seconds between the pull and the apply of a worker's pushes", ages),
+    ] {
+        registry.register(name, help, family);
+    }
+}
+
+fn delay_bins(counts: &[u64]) -> Vec<(f64, u64)> {
+    counts.iter().enumerate().map(|(delay, n)| (delay as f64, *n)).collect()
+}
+
+/// A histogram as it is kept, in Prometheus' buckets: the library's own could only be filled one push at a time.
+#[derive(Debug, Default)]
+struct Binned(Mutex<Buckets>);
+
+#[derive(Debug, Default)]
+struct Buckets {
+    bounds: &'static [f64],
+    /// One more than there are bounds.
+    counts: Vec<u64>,
+    sum: f64,
+}
+
+impl Binned {
+    /// Adds bins, each an upper bound and a count. Without `sum` the bounds are the numbers themselves.
+    fn add(&self, bounds: &'static [f64], bins: Vec<(f64, u64)>, sum: Option<f64>) {
+        let mut all = self.0.lock();
+        all.bounds = bounds;
+        all.counts.resize(bounds.len() + 1, 0);
+        all.sum += sum.unwrap_or_else(|| bins.iter().map(|(upper, n)| upper * *n as f64).sum());
+        for (upper, n) in bins {
+            let at = bounds.iter().position(|b| upper <= *b).unwrap_or(bounds.len());
+            all.counts[at] += n;
+        }
+    }
+}
+
+impl TypedMetric for Binned {
     const TYPE: MetricType = MetricType::Histogram;
 }
 
-impl EncodeMetric for Delays {
+impl EncodeMetric for Binned {
     fn encode(&self, mut encoder: MetricEncoder) -> std::fmt::Result {
-        const BOUNDS: [u64; 12] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128];
-        let mut buckets: Vec<(f64, u64)> = BOUNDS.iter().map(|b| (*b as f64, 0)).collect();
-        buckets.push((f64::INFINITY, 0));
-        let (mut sum, mut count) = (0.0, 0);
-        for (delay, &n) in self.0.lock().iter().enumerate() {
-            sum += delay as f64 * n as f64;
-            count += n;
-            let at = BOUNDS.iter().position(|b| delay as u64 <= *b).unwrap_or(BOUNDS.len());
-            buckets[at].1 += n;
-        }
-        encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+        let all = self.0.lock();
+        let bounds = all.bounds.iter().copied().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(all.counts.iter().copied()).collect();
+        let count = all.counts.iter().sum();
+        encoder.encode_histogram::<NoLabelSet>(all.sum, count, &buckets, None)
     }
 
     fn metric_type(&self) -> MetricType {
         MetricType::Histogram
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_proto::WorkerLateness;
+
+    #[test]
+    fn a_workers_lateness_is_added_up_over_the_shards() {
+        let bin = |upper, count| Bin { upper, count };
+        let late = |worker| WorkerLateness {
+            worker,
+            delay_counts: vec![4, 0, 3],
+            gap: vec![bin(0.0, 4), bin(1.0, 2), bin(1e9, 1)],
+            gap_sum: 1.5,
+            age_seconds: vec![bin(0.25, 7)],
+            age_seconds_sum: 1.25,
+        };
+        let shard = |workers: &[u32]| ShardStatus {
+            lateness: workers.iter().copied().map(late).collect(),
+            ..ShardStatus::default()
+        };
+        let reply = StatusReply { shards: vec![shard(&[0, 1]), shard(&[1])], ..StatusReply::default() };
+        let mut registry = Registry::with_prefix("paraft");
+        lateness(&mut registry, &reply);
+        let mut text = String::new();
+        encode(&mut text, &registry).expect("text");
+        for line in [
+            "paraft_worker_push_delay_versions_sum{worker=\"1\"} 12.0",
+            "paraft_worker_push_delay_versions_bucket{le=\"1.0\",worker=\"1\"} 8",
+            "paraft_worker_push_delay_versions_bucket{le=\"2.0\",worker=\"1\"} 14",
+            "paraft_worker_push_gap_steps_bucket{le=\"1.0\",worker=\"0\"} 6",
+            "paraft_worker_push_gap_steps_bucket{le=\"+Inf\",worker=\"0\"} 7",
+            "paraft_worker_push_age_seconds_sum{worker=\"0\"} 1.25",
+        ] {
+            assert!(text.contains(line), "{line} is not in {text}");
+        }
     }
 }

@@ -82,6 +82,32 @@ pub fn throughput(record: &RunRecord) -> Vec<RatePoint> {
     (0..windows).map(rate).collect()
 }
 
+/// A switch of the mode.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SwitchPoint {
+    /// The training clock of the first worker that heard of it.
+    pub seconds: f64,
+    /// Fleet samples at that moment.
+    pub samples: f64,
+    /// The mode from then on.
+    pub mode: String,
+}
+
+/// The switches of the mode, each where the first worker heard of it.
+pub fn switches(record: &RunRecord) -> Vec<SwitchPoint> {
+    let fleet = Fleet::new(record);
+    let mut seen = 0;
+    let mut points = Vec::new();
+    for s in &record.switches {
+        if s.number > seen {
+            seen = s.number;
+            let (seconds, samples) = (s.seconds, fleet.samples_at(s.seconds));
+            points.push(SwitchPoint { seconds, samples, mode: s.mode.clone() });
+        }
+    }
+    points
+}
+
 /// Every worker's samples over its training clock.
 struct Fleet {
     tracks: Vec<Vec<(f64, f64)>>,

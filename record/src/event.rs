@@ -288,6 +288,17 @@ pub struct Lateness {
     pub age: LogHistogram,
 }
 
+impl Lateness {
+    /// Adds what was measured of other pushes.
+    pub fn add(&mut self, other: &Self) {
+        let mut delays = DelayHistogram::from_counts(&self.delay);
+        delays.merge(&DelayHistogram::from_counts(&other.delay));
+        self.delay = delays.counts().to_vec();
+        self.gap.merge(&other.gap);
+        self.age.merge(&other.age);
+    }
+}
+
 impl Shard {
     /// The delays as a histogram.
     pub fn delays(&self) -> DelayHistogram {

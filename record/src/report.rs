@@ -8,6 +8,7 @@
 mod bands;
 mod charts;
 mod comparison;
+mod lateness;
 mod numbers;
 pub(crate) mod text;
 
@@ -56,6 +57,7 @@ pub fn render_report(records: &[RunRecord]) -> String {
         "facts" => numbers::facts(&entries),
         "table" => table.html.clone(),
         "table_note" => escape(&table.note),
+        "late" => lateness::section(entries.iter().map(|e| (e.label.as_str(), vec![e.record]))),
         other => unreachable!("run.html asks for `{other}`"),
     });
     page(&title(&entries), &body, &charts::json(&entries))

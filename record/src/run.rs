@@ -128,12 +128,9 @@ impl RunRecord {
     pub fn lateness(&self) -> BTreeMap<WorkerId, Lateness> {
         let mut all = BTreeMap::<WorkerId, Lateness>::new();
         for of in self.shards.iter().flat_map(|s| &s.lateness) {
-            let sum = all.entry(of.worker).or_default();
-            let mut delays = DelayHistogram::from_counts(&sum.delay);
-            delays.merge(&DelayHistogram::from_counts(&of.delay));
-            (sum.worker, sum.delay) = (of.worker, delays.counts().to_vec());
-            sum.gap.merge(&of.gap);
-            sum.age.merge(&of.age);
+            let sum =
+                all.entry(of.worker).or_insert_with(|| Lateness { worker: of.worker, ..Lateness::default() });
+            sum.add(of);
         }
         all
     }

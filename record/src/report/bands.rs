@@ -145,18 +145,11 @@ fn marks(groups: &[Group<'_>], x: &str, axis: Axis) -> Vec<Mark> {
     let mut marks: Vec<Mark> = Vec::new();
     for (run, group) in groups.iter().enumerate() {
         for record in group.shown() {
-            let mut seen = 0;
-            for s in &record.switches {
-                if s.number <= seen {
-                    continue;
-                }
-                seen = s.number;
-                // A worker's own samples; the others were about as far.
-                let samples = s.samples as f64 * f64::from(record.run.workers);
-                let point = Point { seconds: s.seconds, samples, value: 0.0 };
+            for s in curve::switches(record) {
+                let point = Point { seconds: s.seconds, samples: s.samples, value: 0.0 };
                 let at =
                     charts::rounded(axis(&point, if x == "bytes" { bytes_of_a_sample(record) } else { 0.0 }));
-                let mark = Mark { run, x: at, text: s.mode.clone() };
+                let mark = Mark { run, x: at, text: s.mode };
                 if !marks.contains(&mark) {
                     marks.push(mark);
                 }

@@ -126,11 +126,13 @@ fn loss(entries: &[Entry<'_>]) -> Group {
     let points: Vec<_> = entries.iter().map(|e| curve::train_loss(e.record)).collect();
     let log = wants_log(points.iter().flatten().map(|p| p.loss));
     let chart = |title: &str, x, place: fn(&curve::LossPoint) -> f64| {
+        let marks = marks(entries, x);
         let line = |p: &Vec<curve::LossPoint>| Line::new(p.iter().map(|p| (place(p), p.loss)));
         Chart::Lines(Lines {
             title: title.into(),
             x,
             lines: points.iter().map(line).collect(),
+            marks,
             empty: "No training loss was recorded.",
             log,
             ..Lines::default()
@@ -150,6 +152,19 @@ fn loss(entries: &[Entry<'_>]) -> Group {
             chart("Against training time", "seconds", |p| p.seconds),
         ],
     }
+}
+
+/// Where the runs' modes were switched, on an axis of samples or seconds.
+fn marks(entries: &[Entry<'_>], x: &str) -> Vec<Mark> {
+    let of = |(run, e): (usize, &Entry<'_>)| {
+        let switches = curve::switches(e.record).into_iter();
+        switches.map(move |s| (run, s)).collect::<Vec<_>>()
+    };
+    let mark = |(run, s): (usize, curve::SwitchPoint)| {
+        let at = if x == "samples" { s.samples } else { s.seconds };
+        Mark { run, x: rounded(at), text: s.mode }
+    };
+    entries.iter().enumerate().flat_map(of).map(mark).collect()
 }
 
 /// A loss that fell far is a flat line on a plain axis, with the runs on top of each other.
@@ -177,6 +192,7 @@ fn held_out(entries: &[Entry<'_>]) -> Option<Group> {
             title: title.into(),
             x,
             lines: entries.iter().map(line).collect(),
+            marks: marks(entries, x),
             empty: "No evaluation was recorded.",
             percent: accuracy,
             points: evals().count() <= 60 * entries.len(),
@@ -204,6 +220,7 @@ fn servers(entries: &[Entry<'_>]) -> Group {
         title: "Throughput of the fleet, samples/s".into(),
         x: "seconds",
         lines: entries.iter().map(rate).collect(),
+        marks: marks(entries, "seconds"),
         empty: "No progress was recorded.",
         zero: true,
         ..Lines::default()
