@@ -20,7 +20,7 @@
 //! What a rule has decided is a switch of the mode like any other, in the log; how loose the bound may become again is part of
 //! it, so a new leader knows it. It begins with a window of its own.
 
-use crate::consistency::{Mode, ParseModeError};
+use crate::consistency::Mode;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -237,6 +237,11 @@ impl Watch {
     }
 }
 
+/// A text that names neither a mode nor the rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no consistency mode; write `bsp`, `ssp:S` with S from 0 to 1000000, `asp`, or `auto`")]
+pub struct ParseChoiceError(String);
+
 /// A mode, or the rule that chooses one: what job files and commands name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModeChoice {
@@ -272,10 +277,14 @@ impl fmt::Display for ModeChoice {
 }
 
 impl FromStr for ModeChoice {
-    type Err = ParseModeError;
+    type Err = ParseChoiceError;
 
     fn from_str(s: &str) -> Result<Self, Self::Err> {
-        if s == "auto" { Ok(Self::Auto) } else { s.parse().map(Self::Fixed) }
+        if s == "auto" {
+            Ok(Self::Auto)
+        } else {
+            s.parse().map(Self::Fixed).map_err(|_| ParseChoiceError(s.into()))
+        }
     }
 }
 

@@ -110,7 +110,7 @@ pub fn run(args: &CompareArgs) -> Result<i32, Failure> {
         eprintln!("left out: {}, {} with {} workers: {}", l.mode, l.algorithm, l.workers, l.reason);
     }
     let conditions = conditions(args, &how, &planned)?;
-    let dir = RunDir::new(args.run_dir.as_deref(), &format!("{}-compare", job.name))?;
+    let dir = RunDir::of_comparison(args.run_dir.as_deref(), &format!("{}-compare", job.name))?;
     // A simulation ends with its process.
     let interrupted = if args.simulate { AtomicI32::new(0).into() } else { train::interrupts() };
     let cells = run_all(&planned, &dir, &how, args.parallel, args.json, &interrupted)?;
@@ -173,7 +173,10 @@ fn how(args: &CompareArgs) -> Result<How, Failure> {
         delay: Duration::from_secs_f64(args.delay_ms / 1e3),
         bits_per_s: args.bandwidth.map(|mbit| mbit * 1e6),
     };
-    let slow = args.fleet.slow.iter().copied().collect();
+    let slow: std::collections::BTreeMap<u32, f64> = args.fleet.slow.iter().copied().collect();
+    if slow.len() < args.fleet.slow.len() {
+        return usage("--slow names a worker twice".into());
+    }
     Ok(How::Real { slow, straggle, link: (link != Link::default()).then_some(link) })
 }
 

@@ -82,7 +82,7 @@ pub fn print(jobs: &[JobInfo]) {
 
 fn headline(job: &JobInfo) -> String {
     format!(
-        "job {}  {}  {}  {} workers  {}  log {}  first seen {}",
+        "job {}  {}  begun in {}  {} workers  {}  log {}  first seen {}",
         job.name,
         job.state,
         job.mode,

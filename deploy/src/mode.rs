@@ -43,6 +43,10 @@ pub fn run(args: &ModeArgs) -> Result<i32, Failure> {
     let (first, before) = ask(0, &Switch { number: 0, mode: args.mode.to_string() })?;
     let by = if args.mode == ModeChoice::Auto { ", and a rule chooses from here on" } else { "" };
     out!("{}: {} -> {} (switch {}){by}", args.job, before.mode, first.mode, first.number);
+    if args.mode != ModeChoice::Auto && first.mode != args.mode.to_string() {
+        let why = format!("{} goes on in {}: somebody else has switched it", args.job, first.mode);
+        return Err(Failure::new(exit::UNAVAILABLE, why).help("ask again"));
+    }
     let shards = before.shards;
     for shard in 1..shards {
         ask(shard, &first)?;

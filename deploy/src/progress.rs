@@ -70,6 +70,13 @@ impl Progress {
                     self.losses.remove(&l.worker.0);
                     self.left.insert(l.worker.0);
                 }
+                // A rule changes it all the time.
+                Event::Mode(m) if self.mode != "auto" => {
+                    self.mode.clone_from(&m.mode);
+                    if let Some(bar) = &self.bar {
+                        bar.set_prefix(m.mode.clone());
+                    }
+                }
                 Event::Eval(e) => self.accuracy = e.accuracy.or(self.accuracy),
                 Event::Checkpoint(c) => {
                     if let Some(why) = &c.error {

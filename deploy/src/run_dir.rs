@@ -34,13 +34,35 @@ impl RunDir {
     /// mix with the new one.
     pub fn new(given: Option<&Path>, name: &str) -> Result<Self, Failure> {
         if let Some(dir) = given {
-            let held = Self::hold(dir)?;
-            if dir.join(METRICS_FILE).exists() {
-                return Err(Failure::new(exit::CONFIG, format!("{} holds another run", dir.display()))
-                    .help("choose another --run-dir, or remove it"));
+            let held = Self::comparison(dir)?;
+            // The runs of a comparison lie one below.
+            let below = |e: io::Result<fs::DirEntry>| e.is_ok_and(|e| e.path().join(METRICS_FILE).exists());
+            if fs::read_dir(dir).is_ok_and(|mut all| all.any(below)) {
+                return Err(Failure::new(exit::CONFIG, format!("{} holds a comparison", dir.display()))
+                    .help("choose another --run-dir"));
             }
             return Ok(held);
         }
+        Self::free(name)
+    }
+
+    /// A folder for a comparison, made or gone on in: the given one, or `runs/NAME-N`. One that holds a run of its own is
+    /// refused.
+    pub fn of_comparison(given: Option<&Path>, name: &str) -> Result<Self, Failure> {
+        given.map_or_else(|| Self::free(name), Self::comparison)
+    }
+
+    fn comparison(dir: &Path) -> Result<Self, Failure> {
+        let held = Self::hold(dir)?;
+        if dir.join(METRICS_FILE).exists() {
+            return Err(Failure::new(exit::CONFIG, format!("{} holds another run", dir.display()))
+                .help("choose another --run-dir, or remove it"));
+        }
+        Ok(held)
+    }
+
+    /// The first of `runs/NAME-N` that is not there yet.
+    fn free(name: &str) -> Result<Self, Failure> {
         let runs = Path::new("runs");
         fs::create_dir_all(runs).map_err(|e| Failure::write(runs, e))?;
         for n in 1.. {
@@ -117,8 +139,13 @@ mod tests {
         }
         assert!(dir.join(METRICS_FILE).exists(), "the record of the live run stays where it is");
         drop(held);
-        let why = RunDir::new(Some(&dir), "t").expect_err("it holds a run");
-        assert!(why.message().contains("holds another run"), "{}", why.message());
+        for again in [RunDir::new(Some(&dir), "t"), RunDir::of_comparison(Some(&dir), "t")] {
+            let why = again.expect_err("it holds a run");
+            assert!(why.message().contains("holds another run"), "{}", why.message());
+        }
+        drop(RunDir::of_comparison(Some(scratch.path()), "t").expect("its runs lie below"));
+        let why = RunDir::new(Some(scratch.path()), "t").expect_err("a comparison");
+        assert!(why.message().contains("holds a comparison"), "{}", why.message());
         drop(RunDir::again(&dir).expect("the lock file alone takes nothing"));
         assert!(dir.join("metrics.1.jsonl").exists() && !dir.join(METRICS_FILE).exists());
     }

@@ -237,7 +237,7 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
         .map(|s| {
             let d = delays(s);
             let mut shard = json!({
-                "shard": s.shard, "role": s.role, "term": s.term, "leader": s.leader, "mode": s.mode, "mode_auto": s.mode_auto,
+                "shard": s.shard, "role": s.role, "term": s.term, "leader": s.leader, "mode": s.mode, "mode_number": s.mode_number, "mode_auto": s.mode_auto,
                 "version": s.version, "applied_index": s.applied_index, "digest": format!("{:016x}", s.digest),
                 "started": s.started, "expected_workers": s.expected_workers,
                 "members": s.members.iter().map(|m| json!({

@@ -630,6 +630,7 @@ impl Job {
             workers: self.train.workers,
             mode: self.train.mode,
             auto: self.auto,
+            all_reduce: self.train.exchange == Exchange::AllReduce,
             params_len,
             buffers_len: len(TensorKind::Buffer),
             bucket_len,

@@ -30,6 +30,9 @@ pub struct ServerJob {
     /// That rule.
     #[serde(default, skip_serializing_if = "is_usual")]
     pub auto: AutoConfig,
+    /// The ranks of the one worker apply the gradients themselves: nothing of the mode acts on the servers.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub all_reduce: bool,
     /// Trained values.
     pub params_len: usize,
     /// Running statistics, after the trained values.
@@ -176,6 +179,7 @@ impl ServerJob {
             workers: 1,
             mode: mode.into(),
             auto: AutoConfig::default(),
+            all_reduce: false,
             params_len,
             buffers_len: 0,
             bucket_len,
@@ -283,6 +287,11 @@ impl ServerJob {
 
     /// Whether the job may go on in another mode.
     pub fn may_switch(&self, mode: Mode) -> Result<(), durability::DurabilityError> {
+        if self.all_reduce {
+            let message = "an all-reduce job's ranks apply their gradients themselves, in lock-step".into();
+            let (key, remedy) = ("exchange", "set train.exchange = \"servers\"");
+            return Err(durability::DurabilityError { key, message, remedy });
+        }
         durability::check(mode, self.log, self.durability, self.leader_window)
     }
 

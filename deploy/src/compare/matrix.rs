@@ -215,6 +215,13 @@ pub fn expand(
                 };
                 let job = match made {
                     Ok(job) => job,
+                    // That can be right in no job.
+                    Err(why) if why.contains("unknown key") || why.contains("unknown field") => {
+                        return Err(Failure::new(
+                            exit::CONFIG,
+                            format!("algorithm {}: {why}", algorithm.name),
+                        ));
+                    }
                     Err(reason) => {
                         let (mode, algorithm) = (mode.to_string(), algorithm.name.clone());
                         left_out.push(LeftOut { mode, workers, algorithm, reason });

@@ -186,16 +186,19 @@ fn a_link_holds_every_pull_back() {
 fn what_is_no_comparison_is_refused_with_what_to_write() {
     let scratch = tempfile::tempdir().expect("scratch");
     let path = job(scratch.path(), &digits("bsp", 1, 1));
-    let cases: [(&[&str], i32, &[&str]); 12] = [
+    let cases: [(&[&str], i32, &[&str]); 15] = [
         (&["--modes", "bsp,bsp"], 2, &["--modes bsp twice"]),
         (&["--algorithms", "dcasgd"], 2, &["dcasgd", "dc-asgd-c", "--algorithm '"]),
         (&["--algorithm", "x: seed=3"], 2, &["comparison's own"]),
         (&["--seeds", "0"], 2, &["which (4,7,9)"]),
         (&["--workers", "0"], 2, &["--workers"]),
         (&["--parallel", "64"], 2, &["cores", "--share-cores"]),
-        (&["--compute-ms", "3"], 2, &["--slow is for real runs"]),
+        (&["--compute-ms", "3"], 2, &["--slow and --straggle are for real runs"]),
         (&["--slow", "0:0.5x"], 2, &["1x to 1000x"]),
         (&["--simulate", "--delay-ms", "3"], 2, &["--latency-ms"]),
+        (&["--slow", "0:2x", "--slow", "0:3x"], 2, &["twice"]),
+        (&["--straggle", "0.5:0.5x"], 2, &["1x to 1000x"]),
+        (&["--algorithm", "x: optimizr.lr=3"], 78, &["algorithm x", "optimizr"]),
         (&["--bandwidth", "0"], 2, &["Mbit/s"]),
         (&["--slow", "7:2x"], 78, &["nothing is left", "worker 7"]),
         (&["--set", "train.sampler=leased", "--simulate"], 78, &["nothing is left", "leased"]),

@@ -246,8 +246,10 @@ fn take_record(meta: &mut Meta, conf: &Configured, record: &CutRecord) {
         let Some(m) = meta.members.in_session_mut(*worker, pushed.session) else { continue };
         m.last_seq = m.last_seq.max(pushed.last_seq);
         for (bucket, step) in &pushed.steps {
-            if let Some(s) = conf.local(*bucket).and_then(|b| m.steps.get_mut(b)) {
-                *s = (*s).max(*step);
+            if let Some(b) = conf.local(*bucket)
+                && m.steps.get(b).is_some_and(|s| s < step)
+            {
+                m.take(b, *step);
             }
         }
     }

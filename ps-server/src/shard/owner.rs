@@ -40,7 +40,7 @@ use paraft_proto::RefusalKind;
 use paraft_trace::{Moment, Span, Stage};
 use pulls::Touched;
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -478,7 +478,23 @@ impl Owner {
         }
         for c in contributions {
             let Some(lead) = &mut self.lead else { return };
-            lead.in_flight.remove(&(c.worker, bucket));
+            // The shard may show the update before this outcome is heard, and the next push be on its way already.
+            if let Entry::Occupied(e) = lead.in_flight.entry((c.worker, bucket))
+                && *e.get() <= c.step
+            {
+                e.remove();
+            }
+            let late = self.shard.read(|m| {
+                let member = m.members.in_session(c.worker, c.session);
+                member.is_some_and(|m| m.is_passed_over(bucket, c.step))
+            });
+            if late && !applied {
+                // A round that was on its way before it has passed it over.
+                if let Some(conn) = self.conn_of(c.worker, c.session) {
+                    self.send(conn, Reply::PassedOver { seq: c.seq });
+                }
+                continue;
+            }
             let is_in = applied
                 || self.shard.read(|m| {
                     m.members.in_session(c.worker, c.session).is_some_and(|m| m.steps[bucket] >= c.step)

@@ -524,9 +524,11 @@ impl Shard {
             // The last line of defence for exactly-once: whatever the leader proposed, an update that holds a
             // push which is in already changes nothing.
             let member = |c: &Contribution| meta.members.in_session(c.worker, c.session);
-            let duplicate = contributions.iter().any(|c| member(c).is_some_and(|m| m.steps[b] >= c.step));
+            let late = |c: &Contribution| member(c).is_some_and(|m| m.is_passed_over(b, c.step));
+            let is_in = |c: &Contribution| member(c).is_some_and(|m| m.steps[b] >= c.step) && !late(c);
+            let duplicate = contributions.iter().any(is_in);
             let orphan = contributions.iter().all(|c| member(c).is_none());
-            if duplicate || orphan {
+            if duplicate || orphan || contributions.iter().any(late) {
                 meta.duplicates += u64::from(duplicate);
                 return Err(Outcome::Updated { version: bucket.version(), applied: false });
             }

@@ -158,9 +158,7 @@ impl Working {
         step: Step,
         now: Instant,
     ) {
-        if let Some(s) = self.member_mut(worker, replicated).steps.get_mut(bucket) {
-            *s = step;
-        }
+        self.member_mut(worker, replicated).take(bucket, step);
         let pushed = self.open.record.members.entry(worker).or_default();
         if pushed.session != replicated.session {
             *pushed = super::cut::CutMember { session: replicated.session, ..Default::default() };
@@ -187,6 +185,7 @@ impl Working {
         self.members.retain(|w, m| {
             let Some(now) = members.in_session(*w, m.session) else { return false };
             m.steps.iter_mut().zip(&now.steps).for_each(|(s, n)| *s = (*s).max(*n));
+            m.taken.iter_mut().zip(&now.taken).for_each(|(s, n)| *s = (*s).max(*n));
             (m.finished, m.resting) = (now.finished, now.resting);
             true
         });

@@ -171,7 +171,9 @@ fn known_keys(path: &[String]) -> Vec<String> {
 fn meant(wrong: &str, parent: &str, there: &[String]) -> Option<String> {
     let all = known_keys(&[]);
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_string();
-    let same: Vec<String> = all.iter().filter(|k| last(k) == wrong).cloned().collect();
+    // Where it stands it is refused, though another kind of the table may have it.
+    let refused = |k: &&String| k.rsplit_once('.').map_or("", |(p, _)| p) != parent;
+    let same: Vec<String> = all.iter().filter(|k| last(k) == wrong).filter(refused).cloned().collect();
     if !same.is_empty() {
         return Some(same.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(" or "));
     }

@@ -138,6 +138,7 @@ impl Training<'_> {
             let stepped = self.step(step, &batch)?;
             self.samples += stepped.samples;
             self.steps += 1;
+            self.client.note_loss(stepped.loss);
             feed.batches.recycle(batch);
             let pulled = self.pull(step, Client::pull)?;
             let goes_on = at.pulled(&pulled);

@@ -190,13 +190,13 @@ impl Owner {
         }
         self.steer(&conf);
         self.go_on_switching(&conf).await;
-        if self.shard.read(|m| m.in_force.mode).averages() {
-            return; // image cuts are not for lock-step
-        }
         if self.follow_form(&conf) {
             self.answer_pulls(super::pulls::Touched::All); // of the other form's state none were
         }
         self.drain_queue(&conf).await;
+        if self.shard.read(|m| m.in_force.mode).averages() {
+            return; // image cuts are not for lock-step
+        }
         self.consider_form(&conf).await;
         self.cut_if_due(&conf).await;
     }
@@ -267,6 +267,17 @@ impl Owner {
             return; // there is nobody to send fewer bytes to, and acks would wait for cuts
         }
         self.change_form(form).await;
+    }
+
+    #[cfg(test)]
+    pub(super) async fn change_form_if_possible(&mut self, form: Form) {
+        let Some(conf) = self.shard.configured() else { return };
+        let mode = self.shard.read(|m| m.in_force.mode);
+        let may =
+            |l: &Lead| l.ready && l.switching.is_none() && l.cuts.changing.is_none() && l.cuts.form != form;
+        if conf.job.may_change_form(mode) && self.lead.as_ref().is_some_and(may) {
+            self.change_form(form).await;
+        }
     }
 
     /// Proposes another form; pushes wait until it is applied.

@@ -57,6 +57,9 @@ pub enum Event {
         /// Hears what is in force, once the switch has taken effect here.
         tx: oneshot::Sender<Result<InForce, RefusalKind>>,
     },
+    /// The log is to change its form, which else measured bytes decide.
+    #[cfg(test)]
+    ChangeForm(crate::shard::form::Form),
     /// Who writes a checkpoint asks for the shard's part of it.
     Fetch {
         /// Of which step.

@@ -1,7 +1,9 @@
 //! Pushes: admission, BSP's rounds, and the global norm over all shards.
 
 use super::{
-    ConnId, Lead, Message, Owner, Proposed, Purpose, Reply, WaitingPull, cuts::Queued, pulls::Touched,
+    ConnId, Lead, Message, Owner, Proposed, Purpose, Reply, WaitingPull,
+    cuts::{MAX_AHEAD, Queued},
+    pulls::Touched,
 };
 use crate::shard::{
     admission::{Admission, admit},
@@ -91,9 +93,10 @@ impl Owner {
     pub(super) async fn push(&mut self, push: Queued) {
         let Some(conf) = self.shard.configured() else { return };
         let (conn, seq) = (push.conn, push.contribution.seq);
-        if self.shard.read(|m| m.in_force.of_push(push.contribution.step)).averages()
-            || self.takes_pushes(&conf)
-        {
+        // A round has room, but a worker's pushes keep their order.
+        let waits = self.lead.as_ref().is_some_and(|l| l.cuts.has_queued(push.contribution.worker));
+        let averages = self.shard.read(|m| m.in_force.of_push(push.contribution.step)).averages();
+        if averages && !waits || self.takes_pushes(&conf) {
             self.take_push(&conf, push).await;
         } else if !self.queue(&conf, push) {
             let why = "more pushes wait than the consistency rule lets a worker have outstanding";
@@ -107,18 +110,16 @@ impl Owner {
         let Queued { conn, contribution: mut c, bucket, sum_of_squares, payload, arrived } = push;
         let Some(lead) = &mut self.lead else { return };
         let target = &conf.buckets[bucket];
-        let in_flight = lead
-            .in_flight
-            .get(&(c.worker, bucket))
-            .copied()
-            .or_else(|| lead.rounds.waiting(c.worker, bucket))
-            .or_else(|| unclipped_step(lead, c.worker, bucket));
+        // The latest: of one that the shard shows already the outcome may not be heard yet.
+        let in_flight = lead.in_flight.get(&(c.worker, bucket)).copied();
+        let in_flight = in_flight.max(lead.rounds.waiting(c.worker, bucket));
+        let in_flight = in_flight.max(unclipped_step(lead, c.worker, bucket));
         let images = lead.cuts.form == Form::Images;
         let working = images.then(|| lead.cuts.working.data(conf, bucket));
         let current = working.as_ref().map_or_else(|| target.version(), |w| w.version);
         let from_elsewhere = !lead.cuts.answered.contains(&c.worker);
         let averages = self.shard.read(|m| m.in_force.of_push(c.step)).averages();
-        if conf.job.log != LogForm::Updates && !averages && from_elsewhere {
+        if conf.job.log != LogForm::Updates && from_elsewhere {
             // Pulls of image cuts' leaders may show what is not replicated yet, so after a change of leadership a
             // worker may come with a version of a state that is gone.
             c.pulled = c.pulled.min(current);
@@ -149,7 +150,7 @@ impl Owner {
             // Its round is closed, and not applied yet: then it will be too late.
             Some(Admission::Accept) => self.is_closed(bucket, c.step),
             Some(Admission::WrongStep { .. } | Admission::FutureVersion { .. }) => {
-                !images && self.is_early(bucket, &c, current)
+                !images && self.is_early(bucket, &c, current, in_flight)
             }
             _ => false,
         };
@@ -220,25 +221,34 @@ impl Owner {
         }
     }
 
-    /// Whether what makes a push look wrong is committed and only not applied here yet. Its worker has read it of another
-    /// replica, which was faster: its own last push, and a version that the updates under way will bring.
-    fn is_early(&self, bucket: usize, c: &Contribution, current: Version) -> bool {
+    /// Whether what makes a push look wrong is only not applied here yet: it follows a push of its worker that is taken
+    /// (`in_flight`), or waits here too. Its worker has read it of another replica, which was faster: its own last push, and
+    /// a version that the updates under way will bring. Or it was ahead of what a leader with image cuts had replicated, and
+    /// pushes all of that again to its successor, which has none any more.
+    fn is_early(&self, bucket: usize, c: &Contribution, current: Version, in_flight: Option<Step>) -> bool {
         let Some(lead) = &self.lead else { return false };
         let applied = self
             .shard
             .read(|m| m.members.in_session(c.worker, c.session).and_then(|m| m.steps.get(bucket).copied()));
-        let last = lead.in_flight.get(&(c.worker, bucket)).copied().max(applied);
+        let early = || lead.early.get(&bucket).into_iter().flatten().map(|q| &q.contribution);
+        let own = early().filter(|e| e.worker == c.worker && e.session == c.session);
+        let (waiting, last_waiting) = (own.clone().count() as u64, own.map(|e| e.step).max());
+        let last = in_flight.max(applied).max(last_waiting);
         let under_way = lead.in_flight.keys().filter(|(_, b)| *b == bucket).count() as u64;
-        under_way > 0
-            && last.is_some_and(|last| last.next() == c.step)
-            && c.pulled.0.saturating_sub(current.0) <= under_way
+        let follows = (under_way > 0 || in_flight.is_some() || waiting > 0)
+            && waiting <= MAX_AHEAD
+            && last.is_some_and(|last| last.next() == c.step);
+        let next = applied.is_some_and(|applied| applied.next() == c.step);
+        // What is next is taken now but for its version; what comes later is looked at again.
+        follows && (!next || c.pulled.0.saturating_sub(current.0) <= under_way)
     }
 
-    /// Lets a push wait until the next update of its bucket is applied.
+    /// Lets a push wait until the next update of its bucket is applied, behind those of its worker that wait.
     fn wait_early(&mut self, push: Queued) {
         let Some(lead) = &mut self.lead else { return };
         let waiting = lead.early.entry(push.bucket).or_default();
-        waiting.retain(|w| w.contribution.worker != push.contribution.worker);
+        let of = |c: &Contribution| (c.worker, c.step);
+        waiting.retain(|w| of(&w.contribution) != of(&push.contribution));
         waiting.push(push);
     }
 

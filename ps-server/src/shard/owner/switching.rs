@@ -57,9 +57,16 @@ impl Owner {
             ModeChoice::Fixed(mode) => (mode, None),
             ModeChoice::Auto => (conf.job.auto.from_mode(now.mode), Some(conf.job.auto.loosest())),
         };
+        let asked = number;
         let number = number.unwrap_or(now.number + 1);
         if number <= now.number {
             return answer(tell, Ok(now));
+        }
+        let other = |s: &Switching| (s.mode, s.auto) != (mode, auto);
+        if asked.is_none() && lead.switching.as_ref().is_some_and(other) {
+            // Two who want different modes: the second gets its own switch, behind the first one's.
+            let why = "another switch is under way; ask again";
+            return answer(tell, Err(RefusalKind::Unavailable(why.into())));
         }
         if let Err(e) = conf.job.may_switch(mode) {
             return answer(tell, Err(RefusalKind::BadJob(e.to_string())));

@@ -9,7 +9,7 @@ mod cluster;
 mod invariants;
 mod worker;
 
-use crate::shard::owner::Event;
+use crate::shard::{form::Form, owner::Event};
 use cluster::Cluster;
 use invariants::History;
 use paraft_common::{
@@ -49,6 +49,8 @@ struct Schedule {
     forgetful: bool,
     /// The job's mode is switched now and then.
     switches: bool,
+    /// The log changes its form now and then.
+    changes: bool,
     /// So often the leader lost its proposals' outcomes.
     doubts: u64,
     /// Pushes that were applied while things went wrong, before everything healed.
@@ -67,12 +69,13 @@ impl Schedule {
             workers,
             grace_ms: 300,
             durability: Durability::QuorumMemory,
-            log: if images { LogForm::Images } else { LogForm::Updates },
+            log: if images { LogForm::Images } else { LogForm::Auto },
             // Where somebody asks for the rule, it decides within a few steps.
             auto: AutoConfig { window: 1, patience: 1, ..AutoConfig::default() },
             ..ServerJob::new("simulation", mode, BUCKETS * PLACES, PLACES)
         };
         let switches = rng.next_u64().is_multiple_of(2);
+        let changes = rng.next_u64().is_multiple_of(2);
         // Of weight 0: pulls are in the log, and pushes count once.
         let records = !images && rng.next_u64().is_multiple_of(3);
         let algorithm = AlgorithmConfig::DcAsgdC(DcAsgdC { lambda: 0.0 });
@@ -99,6 +102,7 @@ impl Schedule {
             told: SessionId(0),
             history: History::new(averages, round.passes_over(), cluster),
             switches,
+            changes,
             conns: 0,
             cut_off: false,
             slow: 0,
@@ -132,6 +136,9 @@ impl Schedule {
     async fn goes_on(&mut self) {
         if self.switches && self.below(60) == 0 {
             self.switch();
+        }
+        if self.changes && self.below(40) == 0 {
+            self.change_form();
         }
         let w = self.below(self.workers.len());
         match self.below(10) {
@@ -243,6 +250,15 @@ impl Schedule {
                 self.cluster.doubt(leader);
             }
         }
+    }
+
+    /// The leader finds that its log had better have another form.
+    fn change_form(&mut self) {
+        let form = if self.below(2) == 0 { Form::Images } else { Form::Updates };
+        let leader = self.cluster.0.lock().leader;
+        self.say(format!("leader {leader} changes to {}", form.name()));
+        let owner = self.cluster.0.lock().nodes[leader].owner.clone();
+        let _ = owner.try_send(Event::ChangeForm(form)); // its queue may be full
     }
 
     /// Somebody asks a node, mostly the leader, for another mode.
