@@ -124,7 +124,7 @@ election_ms = 200
         let text = printed(&["status", address]);
         let shown = format!("latest: step {STEPS}");
         let both = format!("latest, best: step {STEPS}");
-        assert!(text.contains("job t  finished  bsp  2 workers"), "{text}");
+        assert!(text.contains("job t  finished  begun in bsp  2 workers"), "{text}");
         assert!(text.contains(&shown) || text.contains(&both), "{text}");
         let list = printed(&["checkpoint", "list", address]);
         assert!(on_disk.iter().all(|path| list.contains(path)), "{list}");
