@@ -28,7 +28,7 @@ pub fn modes(summaries: &[Summary]) -> String {
             _ => "-".into(),
         };
         table.add_row(vec![
-            s.mode.clone(),
+            s.switched_to.as_ref().map_or_else(|| s.mode.clone(), |to| format!("{} → {to}", s.mode)),
             s.seconds_to_target.map_or("-".into(), |t| format!("{t:.2} s")),
             s.final_loss.map_or("-".into(), |l| format!("{l:.4}")),
             s.final_accuracy.map_or("-".into(), |a| format!("{:.2}%", a * 100.0)),

@@ -323,8 +323,11 @@ pub struct Leave {
 /// The numbers of a whole run, computed by [`RunRecord::summarize`](crate::RunRecord::summarize).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// The consistency mode.
+    /// The consistency mode that the run began in.
     pub mode: String,
+    /// The mode that somebody has switched it to last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub switched_to: Option<String>,
     /// Workers at the start.
     pub workers: u32,
     /// Samples trained on by all workers.

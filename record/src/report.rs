@@ -88,8 +88,8 @@ struct Entry<'a> {
 
 impl<'a> Entry<'a> {
     fn all(records: &'a [RunRecord]) -> Vec<Self> {
-        let mode = |r: &RunRecord| r.run.mode.clone();
-        let named = |r: &RunRecord| format!("{} ({})", r.run.mode, r.run.name);
+        let mode = RunRecord::modes;
+        let named = |r: &RunRecord| format!("{} ({})", r.modes(), r.run.name);
         let unique = |label: &dyn Fn(&RunRecord) -> String, r: &RunRecord| {
             records.iter().filter(|other| label(other) == label(r)).count() == 1
         };

@@ -157,6 +157,20 @@ impl RunRecord {
         (seconds > 0.0).then(|| total(totals.values().map(|w| w.wait_seconds)) / seconds)
     }
 
+    /// The mode that somebody has switched the run to last. Not what a rule has chosen.
+    pub fn switched_to(&self) -> Option<&str> {
+        let last = self.switches.iter().max_by_key(|s| s.number)?;
+        (self.run.mode != "auto").then_some(last.mode.as_str())
+    }
+
+    /// The mode of the run, and where it was switched the last one: `bsp → asp`.
+    pub fn modes(&self) -> String {
+        match self.switched_to() {
+            Some(last) => format!("{} → {last}", self.run.mode),
+            None => self.run.mode.clone(),
+        }
+    }
+
     /// The numbers of the whole run.
     pub fn summarize(&self) -> Summary {
         let totals = self.worker_totals();
@@ -193,6 +207,7 @@ impl RunRecord {
 
         Summary {
             mode: self.run.mode.clone(),
+            switched_to: self.switched_to().map(str::to_string),
             workers: self.run.workers,
             samples,
             seconds,

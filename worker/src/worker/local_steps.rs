@@ -46,19 +46,9 @@ impl Training<'_> {
         let (mut loss_sum, mut samples) = (0.0, 0);
         let before = self.plan.minibatches_before(step);
         for i in 0..self.plan.minibatches_of(step) {
-            if self.options.interrupt.load(Relaxed) {
-                return Err(WorkerError::Interrupted);
-            }
-            let (Some(batch), Some(local)) = (batches.next(), &mut self.local) else { return Ok(None) };
-            let batch = batch?;
-            let (loss, gradient) = self.slow.step(|| self.engine.gradient_at(local.weights(), &batch))?;
-            finite(Stepped { loss, samples: 0 }, step, self.worker)?;
-            local
-                .step(before + i, gradient)
-                .map_err(|e| ModelError::new(format!("{step} of {}: {e}", self.worker)))?;
-            loss_sum += f64::from(loss) * batch.n as f64;
-            samples += batch.n;
-            batches.recycle(batch);
+            let Some((sum, n)) = self.local_minibatch(step, before + i, batches)? else { return Ok(None) };
+            loss_sum += sum;
+            samples += n;
         }
         if self.local.as_ref().is_some_and(|r| r.rule().pulls_first()) {
             let done = Step(step.0 - 1);
@@ -78,6 +68,29 @@ impl Training<'_> {
         }
         let loss = (loss_sum / samples.max(1) as f64) as f32;
         Ok(Some(Made::Pushed(Stepped { loss, samples: samples as u64 })))
+    }
+
+    /// One minibatch at the worker's own weights, which move; `clock`: how many it had trained before. Gives the loss times the
+    /// samples, and the samples; `None`: no data is left.
+    pub(super) fn local_minibatch(
+        &mut self,
+        step: Step,
+        clock: u64,
+        batches: &mut Prefetcher<Batch>,
+    ) -> Result<Option<(f64, usize)>, WorkerError> {
+        if self.options.interrupt.load(Relaxed) {
+            return Err(WorkerError::Interrupted);
+        }
+        let (Some(batch), Some(local)) = (batches.next(), &mut self.local) else { return Ok(None) };
+        let batch = batch?;
+        let (loss, gradient) = self.slow.step(|| self.engine.gradient_at(local.weights(), &batch))?;
+        finite(Stepped { loss, samples: 0 }, step, self.worker)?;
+        local
+            .step(clock, gradient)
+            .map_err(|e| ModelError::new(format!("{step} of {}: {e}", self.worker)))?;
+        let made = (f64::from(loss) * batch.n as f64, batch.n);
+        batches.recycle(batch);
+        Ok(Some(made))
     }
 
     /// Whether everything is pulled behind `step`: it is an epoch's last, or the job's.

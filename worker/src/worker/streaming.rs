@@ -11,13 +11,13 @@
 //! In a step every fragment has one turn, so each bucket has one push for each step, as ever. One pull is under way at a
 //! time. Where a checkpoint is cut behind a step, or an epoch ends, the last fragment comes with a pull of everything.
 
-use super::{Made, Training, WorkerError, finite};
+use super::{Made, Training, WorkerError};
 use crate::{engine::Stepped, exchange::PushParts};
 use paraft_client::Pulled;
 use paraft_common::{BucketId, Step, local::Fragments};
 use paraft_data::Prefetcher;
-use paraft_models::{Batch, ModelError};
-use std::{ops::Range, sync::atomic::Ordering::Relaxed};
+use paraft_models::Batch;
+use std::ops::Range;
 
 /// A fragment that was pushed and not taken over.
 pub(super) struct Under {
@@ -40,19 +40,11 @@ impl Training<'_> {
         let before = self.plan.minibatches_before(step);
         let of = self.plan.minibatches_of(step);
         for i in 1..=of {
-            if self.options.interrupt.load(Relaxed) {
-                return Err(WorkerError::Interrupted);
-            }
-            let (Some(batch), Some(local)) = (batches.next(), &mut self.local) else { return Ok(None) };
-            let batch = batch?;
-            let (loss, gradient) = self.slow.step(|| self.engine.gradient_at(local.weights(), &batch))?;
-            finite(Stepped { loss, samples: 0 }, step, self.worker)?;
-            local
-                .step(before + i - 1, gradient)
-                .map_err(|e| ModelError::new(format!("{step} of {}: {e}", self.worker)))?;
-            loss_sum += f64::from(loss) * batch.n as f64;
-            samples += batch.n;
-            batches.recycle(batch);
+            let Some((sum, n)) = self.local_minibatch(step, before + i - 1, batches)? else {
+                return Ok(None);
+            };
+            loss_sum += sum;
+            samples += n;
             let turn = fragments.due(i, of, &self.layout);
             let comes = self.under.as_ref().is_some_and(|u| u.at <= before + i || !turn.is_empty());
             if comes && let Some(elsewhere) = self.take_over()? {
