@@ -124,9 +124,8 @@ struct Lead {
     in_flight: BTreeMap<(WorkerId, usize), Step>,
     /// When the pushes arrived that are taken and not proposed yet, and their bytes, by worker and local bucket.
     arrived: BTreeMap<(WorkerId, usize), (Moment, u64)>,
-    /// Pushes that come from weights of another replica which are not applied here yet, by local bucket; at most one of
-    /// each worker.
-    early: BTreeMap<usize, Vec<cuts::Queued>>,
+    /// Pushes that follow what is not applied here yet, by local bucket; a worker's in the order of their steps.
+    early: BTreeMap<usize, BTreeMap<(WorkerId, Step), cuts::Queued>>,
     /// Rounds on their way that pass members over, by local bucket.
     closing: BTreeSet<(usize, Step)>,
     /// Working copies, and what waits for a cut.

@@ -230,8 +230,12 @@ impl Owner {
         let applied = self
             .shard
             .read(|m| m.members.in_session(c.worker, c.session).and_then(|m| m.steps.get(bucket).copied()));
-        let early = || lead.early.get(&bucket).into_iter().flatten().map(|q| &q.contribution);
-        let own = early().filter(|e| e.worker == c.worker && e.session == c.session);
+        // Those before it: of a retry, its first try may wait here too.
+        let early = lead.early.get(&bucket).into_iter();
+        let early = early
+            .flat_map(|e| e.range((c.worker, Step(0))..(c.worker, c.step)))
+            .map(|(_, q)| &q.contribution);
+        let own = early.filter(|e| e.session == c.session);
         let (waiting, last_waiting) = (own.clone().count() as u64, own.map(|e| e.step).max());
         let last = in_flight.max(applied).max(last_waiting);
         let under_way = lead.in_flight.keys().filter(|(_, b)| *b == bucket).count() as u64;
@@ -246,10 +250,8 @@ impl Owner {
     /// Lets a push wait until the next update of its bucket is applied, behind those of its worker that wait.
     fn wait_early(&mut self, push: Queued) {
         let Some(lead) = &mut self.lead else { return };
-        let waiting = lead.early.entry(push.bucket).or_default();
-        let of = |c: &Contribution| (c.worker, c.step);
-        waiting.retain(|w| of(&w.contribution) != of(&push.contribution));
-        waiting.push(push);
+        let of = (push.contribution.worker, push.contribution.step);
+        lead.early.entry(push.bucket).or_default().insert(of, push);
     }
 
     /// Whether the round of this step, or of a later one, was closed without some of its pushes and is on its way.
@@ -263,7 +265,7 @@ impl Owner {
     /// An update of the bucket is applied: decides again over the pushes that waited for it.
     pub(super) async fn take_early(&mut self, bucket: usize) {
         let waiting = self.lead.as_mut().and_then(|l| l.early.remove(&bucket)).unwrap_or_default();
-        for push in waiting {
+        for push in waiting.into_values() {
             let Some(conf) = self.shard.configured() else { return };
             self.take_push(&conf, push).await;
         }
