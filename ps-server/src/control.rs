@@ -10,6 +10,7 @@
 //! - `state`: what is agreed on; `jobs`: the part of it that is about jobs and checkpoints.
 //! - `plan`: what should happen next; a pure function.
 //! - `groups`: which ranks act as one worker; only the leader knows it.
+//! - `replica`: this server's replica of the group, which is started again where its storage failed.
 //! - `agent`: this server's part: forming the fleet, reporting, leading.
 
 mod agent;
@@ -24,10 +25,12 @@ mod plan;
 mod plan_properties;
 #[cfg(test)]
 mod plan_tests;
+mod replica;
 mod state;
 
 pub use agent::{Agent, AgentOptions, Identity};
 pub use groups::{Answer, Asks, Groups, Holds, Key, Overview, Refused, Then};
 pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, is_in};
 pub use plan::{Directive, Do, Health, Heard, JobReport, Patience, ReplicaReport, Report};
+pub use replica::ControlReplica;
 pub use state::{Agreed, Command, Member, Outcome, Place, Shape, State};

@@ -1,9 +1,9 @@
 //! A server: its replicas, their owners, the services. Parse, build, run.
 
 use crate::{
-    control::{Agent, AgentOptions, Agreed, Identity, Patience, Shape},
+    control::{Agent, AgentOptions, ControlReplica, Agreed, Identity, Patience, Shape},
     header, metrics,
-    raft::{Folder, Group, GroupId, GroupOptions, Peers, ReplicaId},
+    raft::{Folder, FolderError, GroupId, GroupOptions, Peers, ReplicaId},
     replicas::{Replicas, ReplicasOptions},
     rpc::{
         control::{ControlService, ask_to_join, shape_of},
@@ -127,7 +127,7 @@ pub const IDENTITY: &str = "identity";
 
 /// Who this server was, if it was anyone.
 pub(crate) fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerError> {
-    let Some(bytes) = folder.read(IDENTITY).map_err(ServerError::Data)? else { return Ok(None) };
+    let Some(bytes) = folder.read(IDENTITY).map_err(|e| ServerError::Data(e.into()))? else { return Ok(None) };
     let identity = header::decode(&bytes);
     identity
         .map(Some)
@@ -135,7 +135,18 @@ pub(crate) fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerErro
 }
 
 fn remember(folder: &Folder, identity: Identity) -> Result<(), String> {
-    folder.write(IDENTITY, &header::encode(&identity).map_err(|e| e.to_string())?)
+    Ok(folder.write(IDENTITY, &header::encode(&identity).map_err(|e| e.to_string())?)?)
+}
+
+/// What the replica was refused with, as it is or with what can be done about damage.
+fn control_failed(e: FolderError) -> ServerError {
+    ServerError::Control(match e.is_damage() {
+        false => e.to_string(),
+        true => format!(
+            "{e}. Nothing was changed. Put a copy of the file back; or, while a majority of the other servers is well, let \
+             this server join anew (--join) with another --data folder, and `paraft forget` it as it was"
+        ),
+    })
 }
 
 impl Server {
@@ -177,7 +188,7 @@ impl Server {
             parity: None, // its leader is who compares
         };
         let control =
-            Group::start(control, agreed.clone(), peers.clone()).await.map_err(ServerError::Control)?;
+            ControlReplica::start(control, agreed.clone(), peers.clone()).await.map(Arc::new).map_err(control_failed)?;
         let replicas = ReplicasOptions {
             server: identity.server,
             data: options.data.clone(),
@@ -186,7 +197,7 @@ impl Server {
             parity: options.parity,
         };
         let replicas = Arc::new(Replicas::new(replicas, peers));
-        replicas.reopen().await;
+        replicas.reopen().await.map_err(ServerError::Data)?;
         let agent = AgentOptions {
             server: identity.server,
             address: options.address.clone(),
@@ -281,7 +292,7 @@ impl Server {
         if let Some(path) = &self.options.socket {
             let _ = std::fs::remove_file(path);
         }
-        self.agent.group.shutdown().await;
+        self.agent.control.shutdown().await;
         self.replicas.shutdown().await;
         Ok(())
     }

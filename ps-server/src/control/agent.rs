@@ -8,6 +8,7 @@ use super::{
         ControlChange, Directive, Do, Health, Heard, JobReport, Patience, Plan, ReplicaReport, Report, View,
         plan,
     },
+    replica::ControlReplica,
     state::{Agreed, Command, Outcome, Shape, State, UNKNOWN_JOB},
 };
 use crate::{
@@ -62,7 +63,7 @@ pub struct AgentOptions {
 pub struct Agent {
     options: AgentOptions,
     /// The control group's replica.
-    pub group: Group,
+    pub control: Arc<ControlReplica>,
     /// The agreed state.
     pub agreed: Arc<Agreed>,
     replicas: Arc<Replicas>,
@@ -98,7 +99,7 @@ impl Agent {
     /// `fleet`: the one that this server belongs to already, or 0. `remember` keeps it on disk.
     pub fn new(
         options: AgentOptions,
-        group: Group,
+        control: Arc<ControlReplica>,
         agreed: Arc<Agreed>,
         replicas: Arc<Replicas>,
         fleet: u64,
@@ -106,7 +107,7 @@ impl Agent {
     ) -> Self {
         Self {
             options,
-            group,
+            control,
             agreed,
             replicas,
             fleet: AtomicU64::new(fleet),
@@ -127,6 +128,11 @@ impl Agent {
         self.fleet.load(Relaxed)
     }
 
+    /// The control group's replica, as it runs or ran last.
+    pub fn group(&self) -> Group {
+        self.control.get()
+    }
+
     /// This server.
     pub fn server(&self) -> ServerId {
         self.options.server
@@ -144,15 +150,17 @@ impl Agent {
 
     /// Runs until the control replica shuts down.
     pub async fn run(self: Arc<Self>) {
+        let mut ended = self.control.starts();
+        tokio::spawn(self.control.clone().supervise());
+        tokio::spawn(self.replicas.clone().supervise());
         let leader = tokio::spawn(self.clone().lead());
         self.form().await;
         let mut every = tokio::time::interval(self.interval());
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut alive = self.group.leadership();
         loop {
             tokio::select! {
                 _ = every.tick() => self.report().await,
-                changed = alive.changed() => if changed.is_err() { break },
+                () = async { drop(ended.wait_for(Option::is_none).await) } => break,
             }
         }
         leader.abort();
@@ -175,7 +183,7 @@ impl Agent {
                 self.belong(fleet);
                 return;
             }
-            let mut fresh = BTreeMap::from([(self.group.me(), self.options.address.clone())]);
+            let mut fresh = BTreeMap::from([(self.group().me(), self.options.address.clone())]);
             for (id, address) in (0u64..).zip(&self.options.servers) {
                 if ServerId(id) == self.options.server || *address == self.options.address {
                     continue;
@@ -217,8 +225,8 @@ impl Agent {
 
     /// The first server of the list founds the fleet with those that are there; the others are admitted later.
     async fn found(&self, members: &BTreeMap<ReplicaId, String>, shape: Shape) -> Result<(), String> {
-        self.group.found(members).await?;
-        let mut leadership = self.group.leadership();
+        self.group().found(members).await?;
+        let mut leadership = self.group().leadership();
         let led = leadership.wait_for(|l| l.leader.is_some());
         let _ = tokio::time::timeout(Duration::from_secs(5), led).await;
         let fleet = rand::random_range(1..u64::MAX);
@@ -298,7 +306,7 @@ impl Agent {
             };
             (id, report)
         });
-        Report { address: self.options.address.clone(), node: self.group.me(), replicas: replicas.collect() }
+        Report { address: self.options.address.clone(), node: self.group().me(), replicas: replicas.collect() }
     }
 
     /// Tells the leader of the control group, wherever it is, and does what the answer says.
@@ -308,7 +316,7 @@ impl Agent {
             self.compare();
         }
         let report = self.own_report();
-        if self.group.leadership().borrow().leads {
+        if self.group().leadership().borrow().leads {
             if let Some(directives) = self.take_report(self.options.server, report) {
                 self.follow(self.agreed.read(|s| s.generation), directives);
             }
@@ -319,7 +327,7 @@ impl Agent {
         let mut next: Vec<String> =
             self.agreed.read(|s| s.servers.values().map(|m| m.address.clone()).collect());
         next.extend(self.options.servers.iter().cloned());
-        next.extend(self.group.leader_address());
+        next.extend(self.group().leader_address());
         while let Some(address) = next.pop() {
             if !asked.insert(address.clone()) {
                 continue;
@@ -406,7 +414,7 @@ impl Agent {
 
     /// Takes a report, if this server leads the control group; gives what the reporter should do.
     pub fn take_report(&self, server: ServerId, report: Report) -> Option<Vec<Directive>> {
-        if !self.group.leadership().borrow().leads {
+        if !self.group().leadership().borrow().leads {
             return None;
         }
         let mut leading = self.leading.lock();
@@ -421,7 +429,7 @@ impl Agent {
         let mut leading = self.leading.lock();
         let since = leading.since?;
         let state = self.agreed.get();
-        let control = self.group.membership();
+        let control = self.group().membership();
         let plan = plan(&View {
             state: &state,
             control: &control,
@@ -437,12 +445,25 @@ impl Agent {
     }
 
     async fn lead(self: Arc<Self>) {
-        let mut leadership = self.group.leadership();
+        let mut starts = self.control.starts();
+        // Until the server ends, or a start of the replica follows the last.
+        while starts.borrow_and_update().is_some() {
+            self.lead_at_times(self.group()).await;
+            self.leading.lock().since = None;
+            if starts.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Returns when this replica of the control group has stopped.
+    async fn lead_at_times(&self, group: Group) {
+        let mut leadership = group.leadership();
         loop {
             if leadership.wait_for(|l| l.leads).await.is_err() {
                 return;
             }
-            if let Err(e) = self.group.barrier().await {
+            if let Err(e) = group.barrier().await {
                 tracing::debug!(error = %e, "cannot lead the control group yet");
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 continue;
@@ -468,7 +489,7 @@ impl Agent {
         let state = self.agreed.get();
         if state.fleet == 0 {
             // The founder lost the leadership, or its life, before it had founded.
-            let members = self.group.membership().members;
+            let members = self.group().membership().members;
             let servers = members.iter().map(|(n, a)| (n.server(), a.clone())).collect();
             let fleet = rand::random_range(1..u64::MAX);
             if let Some(shape) = self.options.shape {
@@ -494,10 +515,10 @@ impl Agent {
         }
         let changed = match plan.control {
             None => Ok(()),
-            Some(ControlChange::Learner(node, address)) => self.group.add_learner(node, &address).await,
+            Some(ControlChange::Learner(node, address)) => self.group().add_learner(node, &address).await,
             Some(ControlChange::Voters(voters)) => {
                 tracing::info!(?voters, "changing who votes in the control group");
-                self.group.set_voters(&voters).await
+                self.group().set_voters(&voters).await
             }
         };
         if let Err(e) = changed {
@@ -507,12 +528,12 @@ impl Agent {
 
     /// Whether this server leads the control group and what only its leader knows is of this term.
     pub fn leads(&self) -> bool {
-        self.leading.lock().since.is_some() && self.group.leadership().borrow().leads
+        self.leading.lock().since.is_some() && self.group().leadership().borrow().leads
     }
 
     /// Agrees on a command.
     pub async fn propose(&self, command: Command) -> Result<Outcome, String> {
-        let waits = self.group.propose(Change::Control(command)).await.map_err(|e| e.to_string())?;
+        let waits = self.group().propose(Change::Control(command)).await.map_err(|e| e.to_string())?;
         match tokio::time::timeout(Duration::from_secs(5), waits).await {
             Ok(Ok(Applied::Control(outcome))) => Ok(outcome),
             Ok(Ok(_)) => Err("an answer of another kind".into()),
@@ -551,7 +572,7 @@ impl Agent {
         leading.since?;
         let silent = |h: &Heard| h.at.elapsed() > self.options.patience.silent;
         let heard = leading.heard.iter().map(|(s, h)| (*s, (h.report.clone(), silent(h)))).collect();
-        Some((self.agreed.get(), self.group.membership(), heard, leading.health.clone()))
+        Some((self.agreed.get(), self.group().membership(), heard, leading.health.clone()))
     }
 
     /// A server of a shard, from what is agreed on: where a worker that asked here should go.

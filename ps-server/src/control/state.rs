@@ -150,6 +150,11 @@ impl Agreed {
         self.state.read().clone()
     }
 
+    /// Forgets everything, before it is learned again from the log.
+    pub(super) fn reset(&self) {
+        *self.state.write() = State::default();
+    }
+
     /// Reads; `f` must be quick.
     pub fn read<T>(&self, f: impl FnOnce(&State) -> T) -> T {
         f(&self.state.read())

@@ -17,11 +17,13 @@ use super::{
 use bytes::Bytes;
 use openraft::EntryPayload;
 use paraft_common::Payload;
+use parking_lot::Mutex;
 use paraft_store::{
-    Disk, Log, LogOptions, Record, SnapshotReader, SnapshotWriter, StoreError, read_small, write_small,
+    Disk, Log, LogOptions, Record, SnapshotReader, SnapshotWriter, StoreError, read_small, said, write_small,
 };
 use std::{
-    io,
+    cell::Cell,
+    fmt, io,
     ops::Range,
     path::{Path, PathBuf},
     sync::{
@@ -32,6 +34,47 @@ use std::{
 
 /// A segment of the log: a snapshot lets whole segments go.
 const SEGMENT_BYTES: u64 = 64 << 20;
+
+/// Why a replica cannot be started from what its folder holds.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what}")]
+pub struct FolderError {
+    what: String,
+    damage: bool,
+}
+
+impl FolderError {
+    /// What was written is gone, or is not what was written: it will not come back by itself.
+    pub fn damage(what: impl fmt::Display) -> Self {
+        Self { what: what.to_string(), damage: true }
+    }
+
+    /// Nothing is known to be wrong with what is there: it may be read later, or by another build.
+    pub fn passing(what: impl fmt::Display) -> Self {
+        Self { what: what.to_string(), damage: false }
+    }
+
+    /// Whether it is damage.
+    pub fn is_damage(&self) -> bool {
+        self.damage
+    }
+
+    fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |e| Self { what: format!("{}: {}", path.display(), said(&e)), damage: paraft_store::is_damage(&e) }
+    }
+}
+
+impl From<StoreError> for FolderError {
+    fn from(e: StoreError) -> Self {
+        Self { damage: e.is_damage(), what: e.to_string() }
+    }
+}
+
+impl From<FolderError> for String {
+    fn from(e: FolderError) -> Self {
+        e.what
+    }
+}
 
 /// A replica's folder. Cheap to clone.
 #[derive(Clone)]
@@ -65,22 +108,55 @@ impl Folder {
     }
 
     /// Reads a small file; the error names it.
-    pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, String> {
-        read_small(&*self.disk, &self.path.join(name)).map_err(|e| e.to_string())
+    pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, FolderError> {
+        Ok(read_small(&*self.disk, &self.path.join(name))?)
     }
 
     /// Replaces a small file, durably.
-    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), String> {
-        let at = |e: io::Error| format!("{}: {e}", self.path.join(name).display());
-        self.disk.create_dir_all(&self.path).map_err(at)?;
-        write_small(&*self.disk, &self.path.join(name), bytes).map_err(at)
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), FolderError> {
+        let path = self.path.join(name);
+        self.disk.create_dir_all(&self.path).map_err(FolderError::at(&path))?;
+        write_small(&*self.disk, &path, bytes).map_err(FolderError::at(&path))
+    }
+
+    /// Gives the folder another name beside its own; nothing in it changes.
+    pub fn rename(&self, name: &str) -> Result<PathBuf, FolderError> {
+        let to = self.path.with_file_name(name);
+        self.disk.rename(&self.path, &to).map_err(FolderError::at(&self.path))?;
+        let above = self.path.parent().unwrap_or(Path::new("."));
+        self.disk.sync_dir(above).map_err(FolderError::at(above))?;
+        Ok(to)
+    }
+
+    /// Names of what is in it, in no order; empty where there is no such folder.
+    pub fn names(&self) -> Result<Vec<String>, FolderError> {
+        match self.disk.list(&self.path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            listed => listed.map_err(FolderError::at(&self.path)),
+        }
+    }
+
+    /// Reads and checks everything: the snapshot, and every entry of the log. Gives the last log index that is there, 0
+    /// where there is none. Changes nothing.
+    pub fn check(&self) -> Result<u64, FolderError> {
+        let path = self.path.join("snapshot");
+        let mut last = 0;
+        if let Some(mut chunks) = open_snapshot(&*self.disk, &path)? {
+            let (meta, _) = snapshot_head(&mut chunks, &path)?;
+            last = meta.last_log_id.map_or(0, |l| l.index);
+            chunks.try_for_each(|c| c.map(drop))?;
+        }
+        self.look(&mut |entry| last = last.max(entry.log_id.index))?;
+        Ok(last)
     }
 
     /// Opens the log; every entry that it holds goes through `each`, in order. On an error forget what was given.
-    pub(super) fn open_log(&self, each: &mut dyn FnMut(Entry)) -> Result<(DiskLog, Stored), String> {
+    pub(super) fn open_log(&self, each: &mut dyn FnMut(Entry)) -> Result<(DiskLog, Stored), FolderError> {
         let path = self.path.join("log");
-        let at = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
-        self.disk.create_dir_all(&path).map_err(|e| at(&e))?;
+        // Its checksums fit: what cannot be decoded all the same is for another build to read.
+        let unknown = |e: wire::WireError| FolderError::passing(format!("{}: {e}", path.display()));
+        let damage = |e: &dyn fmt::Display| FolderError::damage(format!("{}: {e}", path.display()));
+        self.disk.create_dir_all(&path).map_err(FolderError::at(&path))?;
         let options = LogOptions { segment_bytes: SEGMENT_BYTES, sync: true };
         let (mut last, mut unreadable) = (None, None);
         let mut record = |r| match entry_of(r) {
@@ -90,32 +166,31 @@ impl Folder {
             }
             Err(e) => _ = unreadable.get_or_insert(e),
         };
-        let opened = Log::open(self.disk.clone(), &path, options, &mut record);
-        let (log, found) = opened.map_err(|e| e.to_string())?;
+        let (log, found) = Log::open(self.disk.clone(), &path, options, &mut record)?;
         if let Some(e) = unreadable {
-            return Err(at(&e));
+            return Err(unknown(e));
         }
         if found.torn_bytes > 0 {
             tracing::warn!(path = %path.display(), bytes = found.torn_bytes, "the log's torn tail was cut");
         }
         let purged = found.purged.map(|(_, tag)| wire::decode::<LogId>(&tag)).transpose();
-        let purged = purged.map_err(|e| at(&e))?;
-        let vote = self.read("vote")?.map(|b| wire::decode(&b)).transpose().map_err(|e| at(&e))?;
+        let purged = purged.map_err(unknown)?;
+        let vote = self.read("vote")?.map(|b| wire::decode(&b)).transpose().map_err(unknown)?;
         // The founding is written before any vote; everything else is what a vote let in.
         let promised = purged.is_some() || last.is_some_and(|l| l.index > 0);
         if vote.is_none() && promised {
             let vote = self.path.join("vote");
-            return Err(format!(
+            return Err(FolderError::damage(format!(
                 "{}: it is gone, though the log has held entries: a replica that forgot its vote must not vote",
                 vote.display()
-            ));
+            )));
         }
         if let Some(purged) = &purged {
             self.holds(purged)?;
         }
         let (begun, empty) = (self.read(BEGUN)?.is_some(), last.is_none() && purged.is_none());
         if begun && empty {
-            return Err(at(&"its segments are gone, though it has held entries: a lost log must not vote"));
+            return Err(damage(&"its segments are gone, though it has held entries: a lost log must not vote"));
         }
         // The process ended between the first entry and the mark. From here on the entry may be vouched for.
         if !begun && !empty {
@@ -127,45 +202,53 @@ impl Folder {
     }
 
     /// Fails unless the snapshot holds what the log has purged.
-    fn holds(&self, purged: &LogId) -> Result<(), String> {
+    fn holds(&self, purged: &LogId) -> Result<(), FolderError> {
         let path = self.path.join("snapshot");
         let (last, after) = (snapshot_end(self.disk.clone(), &path)?, purged.index);
         match last {
             Some(last) if last.index >= after => Ok(()),
-            Some(last) => Err(format!(
+            Some(last) => Err(FolderError::damage(format!(
                 "{}: it ends with entry {}, and the log begins after {after}: what is between is gone",
                 path.display(),
                 last.index
-            )),
-            None => Err(format!("{}: it is gone, and the log begins after entry {after}", path.display())),
+            ))),
+            None => Err(FolderError::damage(format!(
+                "{}: it is gone, and the log begins after entry {after}",
+                path.display()
+            ))),
         }
     }
 
     /// The last entry that the snapshot here holds; `None` where there is none. Its bulk is not read.
-    pub(super) fn snapshot_end(&self) -> Result<Option<LogId>, String> {
+    pub(super) fn snapshot_end(&self) -> Result<Option<LogId>, FolderError> {
         snapshot_end(self.disk.clone(), &self.path.join("snapshot"))
     }
 
     /// The entries of the log that a replica left here, in order, without changing it. What `each` was given counts for
     /// nothing on an error.
-    pub(super) fn look(&self, each: &mut dyn FnMut(Entry)) -> Result<(), String> {
+    pub(super) fn look(&self, each: &mut dyn FnMut(Entry)) -> Result<(), FolderError> {
         let path = self.path.join("log");
-        let at = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+        let at = |e: wire::WireError| FolderError::passing(format!("{}: {e}", path.display()));
         let mut unreadable = None;
         let mut record = |r| match entry_of(r) {
             Ok(entry) => each(entry),
             Err(e) => _ = unreadable.get_or_insert(e),
         };
-        let found = Log::look(self.disk.clone(), &path, &mut record).map_err(|e| e.to_string())?;
+        let found = Log::look(self.disk.clone(), &path, &mut record)?;
         if let Some((_, tag)) = &found.purged {
-            self.holds(&wire::decode(tag).map_err(|e| at(&e))?)?;
+            self.holds(&wire::decode(tag).map_err(at)?)?;
         }
-        unreadable.map_or(Ok(()), |e| Err(at(&e)))
+        unreadable.map_or(Ok(()), |e| Err(at(e)))
     }
 
     /// The snapshot's file.
     pub(super) fn snapshot(&self) -> SnapshotFile {
-        SnapshotFile { disk: self.disk.clone(), path: self.path.join("snapshot"), dir: self.path.clone() }
+        SnapshotFile {
+            disk: self.disk.clone(),
+            path: self.path.join("snapshot"),
+            dir: self.path.clone(),
+            newest: Mutex::default(),
+        }
     }
 
     /// Forgets the replica for ever; the folder is gone afterwards.
@@ -274,11 +357,17 @@ pub struct SnapshotFile {
     disk: Arc<dyn Disk>,
     path: PathBuf,
     dir: PathBuf,
+    /// The last entry of the snapshot that the file holds. Held while one is written: the one that is built and the one
+    /// that is installed would else write over each other.
+    newest: Mutex<Option<LogId>>,
 }
 
 impl SnapshotFile {
     /// Writes while the state goes on changing; durable when it returns. The parts that `order` names first are written
     /// first, and each is let go when it is written: what changes from then on need not be copied for it.
+    ///
+    /// One is written at a time. Where the file holds a later state by then, that stays: the log may have been purged up
+    /// to it.
     pub async fn write(
         self: &Arc<Self>,
         meta: SnapshotMeta,
@@ -288,6 +377,10 @@ impl SnapshotFile {
     ) -> io::Result<()> {
         let this = self.clone();
         blocking(move || {
+            let mut newest = this.newest.lock();
+            if *newest > meta.last_log_id {
+                return Ok(());
+            }
             this.disk.create_dir_all(&this.dir)?;
             let head = wire::encode(&(&meta, &head[..])).map_err(invalid)?;
             let mut file = SnapshotWriter::create(this.disk.clone(), &this.path)?;
@@ -300,44 +393,55 @@ impl SnapshotFile {
                     file.fill(first + place as u64, &part)?;
                 }
             }
-            file.finish().map(drop)
+            file.finish()?;
+            *newest = meta.last_log_id;
+            Ok(())
         })
         .await
     }
 
     /// Puts the stored snapshot into `state`, part by part as it is read; gives what it is of. `None` where there is
     /// none.
-    pub fn restore(&self, state: &dyn Replicated) -> Result<Option<SnapshotMeta>, String> {
+    pub fn restore(&self, state: &dyn Replicated) -> Result<Option<SnapshotMeta>, FolderError> {
         let Some(mut chunks) = open_snapshot(&*self.disk, &self.path)? else { return Ok(None) };
         let (meta, head) = snapshot_head(&mut chunks, &self.path)?;
-        let mut parts = chunks.map(|c| c.map(Payload::from).map_err(|e| e.to_string()));
-        let at = |e: String| match e.contains(&*self.path.to_string_lossy()) {
-            true => e, // it says where
-            false => format!("{}: {e}", self.path.display()),
-        };
-        state.install_parts(&head, &mut parts).map_err(at)?;
+        let unreadable = Cell::new(None);
+        let mut parts = chunks.map(|c| {
+            c.map(Payload::from).map_err(|e| {
+                let text = e.to_string();
+                unreadable.set(Some(FolderError::from(e)));
+                text
+            })
+        });
+        let installed = state.install_parts(&head, &mut parts);
+        // What was read and has its checksum is no damage, whatever the state says to it.
+        installed.map_err(|e| {
+            let unfit = || FolderError::passing(format!("{}: {e}", self.path.display()));
+            unreadable.take().unwrap_or_else(unfit)
+        })?;
+        *self.newest.lock() = meta.last_log_id;
         Ok(Some(meta))
     }
 }
 
 /// The last entry that a snapshot file holds; the bulk is not read. `None` where there is none.
-fn snapshot_end(disk: Arc<dyn Disk>, path: &Path) -> Result<Option<LogId>, String> {
+fn snapshot_end(disk: Arc<dyn Disk>, path: &Path) -> Result<Option<LogId>, FolderError> {
     let Some(mut chunks) = open_snapshot(&*disk, path)? else { return Ok(None) };
     Ok(snapshot_head(&mut chunks, path)?.0.last_log_id)
 }
 
-fn open_snapshot(disk: &dyn Disk, path: &Path) -> Result<Option<SnapshotReader>, String> {
+fn open_snapshot(disk: &dyn Disk, path: &Path) -> Result<Option<SnapshotReader>, FolderError> {
     match SnapshotReader::open(disk, path) {
         Ok(chunks) => Ok(Some(chunks)),
         Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(e.to_string()),
+        Err(e) => Err(e.into()),
     }
 }
 
-fn snapshot_head(chunks: &mut SnapshotReader, path: &Path) -> Result<(SnapshotMeta, Vec<u8>), String> {
-    let at = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
-    let head = chunks.next().ok_or_else(|| at(&"it is empty"))?.map_err(|e| e.to_string())?;
-    wire::decode(&head).map_err(|e| at(&e))
+fn snapshot_head(chunks: &mut SnapshotReader, path: &Path) -> Result<(SnapshotMeta, Vec<u8>), FolderError> {
+    let at = path.display();
+    let head = chunks.next().ok_or_else(|| FolderError::damage(format!("{at}: it is empty")))??;
+    wire::decode(&head).map_err(|e| FolderError::passing(format!("{at}: {e}")))
 }
 
 async fn blocking<T: Send + 'static>(f: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {

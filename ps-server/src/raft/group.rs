@@ -3,7 +3,7 @@
 use super::{
     answers::Incoming,
     compaction::{Held, compact},
-    disk::Folder,
+    disk::{Folder, FolderError},
     image::RawImage,
     log::{LogSize, ReplicaLog},
     machine::{Applied, Change, Machine, Replicated},
@@ -87,6 +87,7 @@ fn uncommitted(e: &dyn fmt::Display) -> ProposeError {
 }
 
 /// How to start a replica.
+#[derive(Clone)]
 pub struct GroupOptions {
     /// Which group.
     pub group: GroupId,
@@ -166,7 +167,7 @@ impl Group {
         options: GroupOptions,
         state: Arc<dyn Replicated>,
         peers: Arc<Peers>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, FolderError> {
         let election = options.election.as_millis() as u64;
         let config = Config {
             cluster_name: options.group.to_string(),
@@ -185,14 +186,14 @@ impl Group {
             replication_lag_threshold: 1 << 20,
             ..Config::default()
         };
-        let config = Arc::new(config.validate().map_err(|e| e.to_string())?);
+        let config = Arc::new(config.validate().map_err(FolderError::passing)?);
         let wants_snapshot = Arc::new(Notify::new());
         let (log, file) = match &options.folder {
             None => (ReplicaLog::default(), None),
             Some(folder) => {
                 let at = folder.clone();
                 let opened = tokio::task::spawn_blocking(move || ReplicaLog::open(&at)).await;
-                (opened.map_err(|e| e.to_string())??, Some(Arc::new(folder.snapshot())))
+                (opened.map_err(FolderError::passing)??, Some(Arc::new(folder.snapshot())))
             }
         };
         let parity = Parity::default();
@@ -201,7 +202,8 @@ impl Group {
         let held = Held { log: log.clone(), state_bytes: machine.state_bytes() };
         let network = Network { peers, group: options.group, me: options.me };
         let held_log = log.clone();
-        let raft = Raft::new(options.me.0, config, network, log, machine).await.map_err(|e| e.to_string())?;
+        let raft = Raft::new(options.me.0, config, network, log, machine).await;
+        let raft = raft.map_err(FolderError::passing)?;
         let leadership = watch_leadership(&raft, options.group);
         tokio::spawn(compact(raft.clone(), held, wants_snapshot, leadership.clone()));
         let group = Self {
@@ -271,6 +273,11 @@ impl Group {
         // A task that panicked has not said so.
         let ended = self.leadership.borrow().role == Role::Stopped;
         stopped.or_else(|| ended.then(|| "its task has ended; the server's log may say why".into()))
+    }
+
+    /// Whether it was stopped from outside, because it must not go on.
+    pub fn was_failed(&self) -> bool {
+        self.failed.get().is_some()
     }
 
     /// Proposes; calls are applied in the order they were made. The inner future gives the outcome once the

@@ -54,7 +54,7 @@ async fn start_when_free(options: GroupOptions) -> Group {
     loop {
         let options = GroupOptions { folder: options.folder.clone(), ..options };
         match Group::start(options, Arc::new(Shard::new(ShardId(0), 1)), Arc::default()).await {
-            Err(e) if e.contains("in use") && began.elapsed() < Duration::from_secs(60) => {
+            Err(e) if e.to_string().contains("in use") && began.elapsed() < Duration::from_secs(60) => {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             started => return started.expect("a replica starts"),
@@ -194,13 +194,13 @@ async fn does_not_start_without(lost: &[&str], why: &str) {
     let refused = loop {
         match Group::start(options(), Arc::new(Shard::new(ShardId(0), 1)), Arc::default()).await {
             Ok(_) => panic!("it starts without {lost:?}, and would vote"),
-            Err(e) if e.contains("in use") && began.elapsed() < Duration::from_secs(60) => {
+            Err(e) if e.to_string().contains("in use") && began.elapsed() < Duration::from_secs(60) => {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             Err(e) => break e,
         }
     };
-    assert!(refused.contains(why) && refused.contains("shard-0"), "{refused}");
+    assert!(refused.to_string().contains(why) && refused.to_string().contains("shard-0"), "{refused}");
 }
 
 /// A snapshot, and the log before it gone.

@@ -14,7 +14,7 @@
 //! in memory keeps everything until it is purged.
 
 use super::{
-    disk::{DiskLog, Folder},
+    disk::{DiskLog, Folder, FolderError},
     types::{Entry, LogId, Types, Vote},
 };
 use futures::{Stream, StreamExt, TryStreamExt, stream};
@@ -118,7 +118,7 @@ fn evict(inner: &Mutex<Inner>, note: impl FnOnce(&mut Inner)) {
 
 impl ReplicaLog {
     /// The log in `folder`, with what it holds.
-    pub fn open(folder: &Folder) -> Result<Self, String> {
+    pub fn open(folder: &Folder) -> Result<Self, FolderError> {
         let mut inner = Inner::default();
         let (disk, found) = folder.open_log(&mut |entry| {
             inner.durable = entry.log_id.index + 1;

@@ -1,7 +1,7 @@
 //! Hands committed entries to the state, and takes snapshots.
 
 use super::{
-    disk::SnapshotFile,
+    disk::{FolderError, SnapshotFile},
     image::RawImage,
     log::ReplicaLog,
     parity::Parity,
@@ -197,13 +197,13 @@ impl Machine {
         file: Option<Arc<SnapshotFile>>,
         wants_snapshot: Arc<Notify>,
         parity: Parity,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, FolderError> {
         let found = match &file {
             None => None,
             Some(file) => {
                 let (file, state) = (file.clone(), state.clone());
                 let read = tokio::task::spawn_blocking(move || file.restore(&*state));
-                read.await.map_err(|e| e.to_string())??
+                read.await.map_err(FolderError::passing)??
             }
         };
         let SnapshotMeta { last_log_id, last_membership } = found.unwrap_or_default();

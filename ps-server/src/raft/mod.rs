@@ -35,7 +35,7 @@ mod replica;
 mod types;
 mod wire;
 
-pub use disk::Folder;
+pub use disk::{Folder, FolderError};
 pub use group::{Group, GroupOptions, Leadership, ProposeError, Replication, Role, Waits};
 pub use image::RawImage;
 pub use log::LogSize;

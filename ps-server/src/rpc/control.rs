@@ -145,10 +145,10 @@ pub fn from_directive(d: &paraft_proto::Directive) -> Option<Directive> {
 
 impl ControlService {
     fn leader(&self) -> String {
-        let leads = self.agent.group.leadership().borrow().leads;
+        let leads = self.agent.group().leadership().borrow().leads;
         match leads {
             true => self.agent.address().to_string(),
-            false => self.agent.group.leader_address().unwrap_or_default(),
+            false => self.agent.group().leader_address().unwrap_or_default(),
         }
     }
 }
@@ -160,7 +160,7 @@ impl Control for ControlService {
     async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         Ok(Response::new(HelloReply {
             server: self.agent.server().0,
-            node: self.agent.group.me().0,
+            node: self.agent.group().me().0,
             fleet: self.agent.fleet(),
             leader: self.leader(),
             shape: self.agent.shape().map(shape_to),
@@ -195,7 +195,7 @@ impl Control for ControlService {
         let address = request.into_inner().address;
         let leader = self.leader();
         let refuse = |why: String| JoinReply { leader: leader.clone(), why, ..JoinReply::default() };
-        if !self.agent.group.leadership().borrow().leads {
+        if !self.agent.group().leadership().borrow().leads {
             return Ok(Response::new(refuse(NO_LEADER.into())));
         }
         if address.len() > 256 || !address.contains(':') {
@@ -219,7 +219,7 @@ impl Control for ControlService {
         let request = request.into_inner();
         let leader = self.leader();
         let reply = |accepted, why: String| DrainReply { accepted, leader: leader.clone(), why };
-        if !self.agent.group.leadership().borrow().leads {
+        if !self.agent.group().leadership().borrow().leads {
             return Ok(Response::new(reply(false, NO_LEADER.into())));
         }
         let command = Command::Drain { server: ServerId(request.server), draining: !request.undo };
@@ -236,7 +236,7 @@ impl Control for ControlService {
         let request = request.into_inner();
         let leader = self.leader();
         let reply = |accepted, why: String| NoteCheckpointsReply { accepted, leader: leader.clone(), why };
-        if !self.agent.group.leadership().borrow().leads {
+        if !self.agent.group().leadership().borrow().leads {
             return Ok(Response::new(reply(false, NO_LEADER.into())));
         }
         let (job, folder) = (request.job, request.folder.clone());

@@ -1,7 +1,8 @@
 //! Raft messages of the other servers, handed to the right group.
 
 use crate::{
-    raft::{Group, GroupId},
+    control::ControlReplica,
+    raft::GroupId,
     replicas::Replicas,
 };
 use http::{Request, Response};
@@ -18,7 +19,7 @@ pub struct PeersService {
     /// The replicas of shards hosted here.
     pub replicas: Arc<Replicas>,
     /// The control group's replica.
-    pub control: Group,
+    pub control: Arc<ControlReplica>,
 }
 
 /// A peer's message holds up to 1 MiB of entries, or one larger entry, and their headers.
@@ -41,7 +42,7 @@ impl Handler for PeersService {
 impl PeersService {
     async fn call(&self, request: WithBulk<PeerRequest>) -> Result<PeerReply, Status> {
         let group = match GroupId::from_wire(request.message.group) {
-            GroupId::Control => self.control.clone(),
+            GroupId::Control => self.control.get(),
             GroupId::Shard(shard) => {
                 let replica = self.replicas.get(shard);
                 replica.ok_or_else(|| Status::not_found(format!("{shard} is not on this server")))?.group

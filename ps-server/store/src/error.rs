@@ -10,7 +10,7 @@ use std::{
 pub enum StoreError {
     /// The operating system refused. Retry where the source's kind says so; else the disk or the rights on it
     /// have to be mended first.
-    #[error("cannot {doing} {}: {source}", path.display())]
+    #[error("cannot {doing} {}: {}", path.display(), said(source))]
     Io {
         /// What was tried, as a verb.
         doing: &'static str,
@@ -30,8 +30,8 @@ pub enum StoreError {
     },
     /// The contents are not what was written. Nothing of the file was used or changed.
     #[error(
-        "{} is damaged at byte {offset}: {what}. Put back a copy, or remove this replica's folder and let it \
-         join anew from the others",
+        "{} is damaged at byte {offset}: {what}. Keep it: put back a copy of it, or leave it to the other replicas, \
+         which replace it",
         path.display()
     )]
     Damaged {
@@ -43,7 +43,7 @@ pub enum StoreError {
         what: String,
     },
     /// The writing of the file never came to its end: it holds less than it should, and says so.
-    #[error("{} is cut short: {what}. Remove it and fetch or write it again", path.display())]
+    #[error("{} is cut short: {what}. Its writer must write or fetch it again", path.display())]
     CutShort {
         /// The file.
         path: PathBuf,
@@ -52,8 +52,7 @@ pub enum StoreError {
     },
     /// Another build wrote it.
     #[error(
-        "{} has format version {found}, this build reads version {supported}: use the build that wrote it, or \
-         remove this replica's folder and let it join anew from the others",
+        "{} has format version {found}, this build reads version {supported}: use the build that wrote it",
         path.display()
     )]
     Version {
@@ -67,6 +66,16 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether what was written is not there any more as it was written. Everything else passes, or is not for this build
+    /// to judge: the files stay where they are, and are tried again.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            StoreError::Io { source, .. } => is_damage(source),
+            StoreError::Damaged { .. } | StoreError::CutShort { .. } => true,
+            StoreError::Locked { .. } | StoreError::Version { .. } => false,
+        }
+    }
+
     pub(crate) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
         let path = path.to_path_buf();
         move |source| StoreError::Io { doing, path, source }
@@ -89,7 +98,75 @@ impl From<StoreError> for io::Error {
     }
 }
 
+/// Whether an error says that contents are missing or wrong. No descriptors, no memory, no space, no rights, a read-only
+/// file system, an error of the device: all of that passes, and says nothing of what was written.
+pub fn is_damage(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData)
+}
+
+/// An error with the name by which manuals know it, where it has one: `ENOSPC: No space left on device (os error 28)`.
+pub fn said(e: &io::Error) -> String {
+    let by_kind = || match e.kind() {
+        // What was wrapped on its way has kept its kind only; and has been named then.
+        _ if e.get_ref().is_some_and(|inner| inner.to_string().contains(": E")) => None,
+        io::ErrorKind::StorageFull => Some("ENOSPC".into()),
+        io::ErrorKind::PermissionDenied => Some("EACCES".into()),
+        io::ErrorKind::ReadOnlyFilesystem => Some("EROFS".into()),
+        io::ErrorKind::OutOfMemory => Some("ENOMEM".into()),
+        io::ErrorKind::TimedOut => Some("ETIMEDOUT".into()),
+        _ => None,
+    };
+    let by_number = e.raw_os_error().map(|n| format!("{:?}", nix::errno::Errno::from_raw(n)));
+    by_number.or_else(by_kind).map_or_else(|| e.to_string(), |name: String| format!("{name}: {e}"))
+}
+
 /// The same error, saying what was tried on which file.
 pub(crate) fn named(doing: &str, path: &Path) -> impl FnOnce(io::Error) -> io::Error {
-    move |e| io::Error::new(e.kind(), format!("cannot {doing} {}: {e}", path.display()))
+    move |e| io::Error::new(e.kind(), format!("cannot {doing} {}: {}", path.display(), said(&e)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_passes_is_told_from_damage() {
+        use nix::errno::Errno;
+        for passes in [
+            Errno::EMFILE,
+            Errno::ENFILE,
+            Errno::ENOMEM,
+            Errno::ENOSPC,
+            Errno::EIO,
+            Errno::EACCES,
+            Errno::EROFS,
+            Errno::ETIMEDOUT,
+            Errno::EDQUOT,
+        ] {
+            let e = io::Error::from_raw_os_error(passes as i32);
+            assert!(!is_damage(&e), "{e}");
+            let e = named("write", Path::new("f"))(e);
+            assert!(!is_damage(&e), "{e} has kept its kind");
+            assert!(e.to_string().contains(&format!("{passes:?}: ")), "{e} names the error");
+            let e = StoreError::io("open", Path::new("f"))(io::Error::from_raw_os_error(passes as i32));
+            assert!(!e.is_damage() && e.to_string().contains(&format!("{passes:?}: ")), "{e}");
+        }
+        assert!(is_damage(&io::Error::from_raw_os_error(Errno::ENOENT as i32)));
+        assert!(StoreError::damaged(Path::new("f"), 7, "a bit").is_damage());
+        assert!(io::Error::from(StoreError::damaged(Path::new("f"), 7, "a bit")).kind() == io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn no_text_advises_to_throw_away_what_is_there() {
+        let path = || PathBuf::from("f");
+        for e in [
+            StoreError::damaged(&path(), 7, "a bit"),
+            StoreError::CutShort { path: path(), what: "its end".into() },
+            StoreError::Version { path: path(), found: 2, supported: 1 },
+            StoreError::Locked { dir: path() },
+        ] {
+            let text = e.to_string().to_lowercase();
+            assert!(!["remove", "delete", "empty", "throw"].iter().any(|word| text.contains(word)), "{text}");
+        }
+    }
 }

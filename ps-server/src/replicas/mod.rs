@@ -1,8 +1,17 @@
 //! The replicas of shards on this server: started, found again on disk, retired.
+//!
+//! Nothing is thrown away here that might be the last copy. What cannot be read now waits where it is (`stopped`); what
+//! is damaged is put aside under a number of its own (`aside`); only a replica that its group goes on without is deleted.
+
+pub mod aside;
+mod stopped;
+
+pub use aside::Aside;
+pub use stopped::Stopped;
 
 use crate::{
     header,
-    raft::{Folder, Group, GroupId, GroupOptions, Peers, ReplicaId},
+    raft::{Folder, FolderError, Group, GroupId, GroupOptions, Peers, ReplicaId},
     shard::{
         Observed, Shard,
         lateness::Lateness,
@@ -12,14 +21,15 @@ use crate::{
 use paraft_common::{Durability, ServerId, ShardId};
 use paraft_store::Disk;
 use paraft_trace::Stages;
+use aside::put_aside;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -40,6 +50,8 @@ pub struct Replica {
     pub origin: u64,
     /// Changes with everything that is applied here; closes with the replica.
     pub applied: watch::Receiver<()>,
+    /// Where its log is; `None`: in memory only.
+    pub(crate) folder: Option<Folder>,
 }
 
 /// What a replica's folder says of it.
@@ -71,6 +83,11 @@ pub struct Replicas {
     options: ReplicasOptions,
     peers: Arc<Peers>,
     hosted: RwLock<BTreeMap<ShardId, Replica>>,
+    waiting: RwLock<BTreeMap<ShardId, Stopped>>,
+    aside: Arc<RwLock<Vec<Aside>>>,
+    /// What lies aside is being read: it is not known what can be read of it.
+    looking: Arc<AtomicU64>,
+    ending: AtomicBool,
     /// One is started or retired at a time.
     changing: tokio::sync::Mutex<()>,
     failed: AtomicU64,
@@ -84,6 +101,10 @@ impl Replicas {
             options,
             peers,
             hosted: RwLock::default(),
+            waiting: RwLock::default(),
+            aside: Arc::default(),
+            looking: Arc::default(),
+            ending: AtomicBool::new(false),
             changing: tokio::sync::Mutex::default(),
             failed: AtomicU64::new(0),
             stages: Arc::default(),
@@ -105,32 +126,75 @@ impl Replicas {
         self.hosted.read().iter().map(|(s, r)| (*s, r.clone())).collect()
     }
 
-    /// Starts what earlier lives of this server have left on disk. A replica that cannot be read is put aside:
-    /// the others have its state, and it will be replaced.
-    pub async fn reopen(&self) {
-        let Ok(folders) = std::fs::read_dir(&self.options.data) else { return };
-        for path in folders.flatten().map(|f| f.path()) {
+    /// Starts what earlier lives of this server have left on disk. What is damaged is put aside: the others have its
+    /// state, and it will be replaced. What cannot be read at present waits.
+    pub async fn reopen(&self) -> Result<(), String> {
+        let at = |e: std::io::Error| format!("{}: {}", self.options.data.display(), paraft_store::said(&e));
+        for folder in std::fs::read_dir(&self.options.data).map_err(at)? {
+            let path = folder.map_err(at)?.path();
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
             let Some(shard) = shard_of_folder(name) else { continue };
-            if let Err(e) = self.reopen_one(shard, &path).await {
-                tracing::error!(%shard, error = %e, "a replica on disk cannot be used; it will be replaced");
-                put_aside(&path);
+            let folder = Folder::new(self.options.disk.clone(), &path);
+            let Err(e) = self.reopen_one(shard, &folder).await else { continue };
+            let put = if e.is_damage() { put_aside(&folder).map(drop) } else { Err(e.clone()) };
+            match put {
+                Ok(()) => tracing::error!(%shard, error = %e, "a replica on disk is damaged; it will be replaced"),
+                Err(waits) => {
+                    tracing::error!(%shard, error = %waits, "a replica on disk cannot be read at present; it is tried again");
+                    let card = read_card(&folder).ok().flatten().map(|c| (ReplicaId(c.node), c.origin));
+                    self.waiting.write().insert(shard, Stopped::new(card, waits.to_string()));
+                }
             }
         }
+        self.look_aside();
+        Ok(())
     }
 
-    async fn reopen_one(&self, shard: ShardId, path: &Path) -> Result<(), String> {
-        let folder = Folder::new(self.options.disk.clone(), path);
-        let Some(card) = read_card(&folder)? else {
-            return folder.remove().map_err(|e| e.to_string()); // it was never begun
+    /// `false`: there is nothing to start.
+    async fn reopen_one(&self, shard: ShardId, folder: &Folder) -> Result<bool, FolderError> {
+        let Some(card) = read_card(folder)? else {
+            // Without a card there is nothing else either, unless the card was lost.
+            return match folder.names()?.iter().any(|n| !n.ends_with(".tmp")) {
+                false => Ok(false),
+                true => Err(FolderError::damage(format!(
+                    "{}: the file `{CARD}`, which says whose it is, is gone",
+                    folder.path().display()
+                ))),
+            };
         };
         let node = ReplicaId(card.node);
         if node.server() != self.options.server {
-            return Err(format!("{} belongs to {}", path.display(), node.server()));
+            return Err(FolderError::passing(format!("{} belongs to {}", folder.path().display(), node.server())));
         }
-        self.start(shard, card.shards, node, card.origin, Some(folder)).await?;
+        self.start(shard, card.shards, node, card.origin, Some(folder.clone())).await?;
         tracing::info!(%shard, replica = %node, "found on disk");
-        Ok(())
+        Ok(true)
+    }
+
+    /// What lies aside here; `None` while that is being read.
+    pub fn asides(&self) -> Option<Vec<Aside>> {
+        (self.looking.load(Relaxed) == 0).then(|| self.aside.read().clone())
+    }
+
+    /// Reads what lies aside, on a thread of its own: it may be much.
+    fn look_aside(&self) {
+        let (disk, data) = (self.options.disk.clone(), self.options.data.clone());
+        let (aside, looking) = (self.aside.clone(), self.looking.clone());
+        looking.fetch_add(1, Relaxed);
+        tokio::task::spawn_blocking(move || {
+            let found = loop {
+                match aside::asides(&disk, &data) {
+                    Ok(found) => break found,
+                    Err(e) => tracing::warn!(error = %e, "what lies aside cannot be listed"),
+                }
+                std::thread::sleep(Duration::from_secs(1));
+                if Arc::strong_count(&looking) == 1 {
+                    return; // the server has ended
+                }
+            };
+            *aside.write() = found;
+            looking.fetch_sub(1, Relaxed);
+        });
     }
 
     /// Starts a new replica, with a new name and an empty log, unless one of this founding is here and works.
@@ -146,14 +210,23 @@ impl Replicas {
             if old.origin == origin && old.group.trouble().is_none() {
                 return Ok(());
             }
-            self.drop_replica(shard, &old).await;
+            if old.folder.is_some() && !old.group.was_failed() && old.origin == origin {
+                return Err("its storage has stopped: it is tried again".into());
+            }
+            self.hosted.write().remove(&shard);
+            old.group.shutdown().await;
+        }
+        if let Some(waits) = self.waiting.read().get(&shard).filter(|w| w.origin.is_none_or(|o| o == origin)) {
+            return Err(format!("a replica of it waits here for its storage: {}", waits.why));
         }
         let node = ReplicaId::new_life(self.options.server);
-        let path = self.folder(shard);
-        let folder = durability.on_disk().then(|| Folder::new(self.options.disk.clone(), &path));
-        if path.exists() {
-            put_aside(&path);
+        let place = Folder::new(self.options.disk.clone(), self.folder(shard));
+        if !place.names()?.is_empty() {
+            put_aside(&place)?;
+            self.look_aside();
         }
+        self.waiting.write().remove(&shard);
+        let folder = durability.on_disk().then_some(place);
         if let Some(folder) = &folder {
             let card = Card { node: node.0, origin, shards };
             folder.write(CARD, &header::encode(&card).map_err(|e| e.to_string())?)?;
@@ -170,7 +243,7 @@ impl Replicas {
         me: ReplicaId,
         origin: u64,
         folder: Option<Folder>,
-    ) -> Result<(), String> {
+    ) -> Result<(), FolderError> {
         let shard = Arc::new(Shard::new(id, shards));
         let (tell, applied) = watch::channel(());
         let lateness = Arc::new(Lateness::default());
@@ -179,14 +252,14 @@ impl Replicas {
         let options = GroupOptions {
             group: GroupId::Shard(id),
             me,
-            folder,
+            folder: folder.clone(),
             election: self.options.election,
             parity: self.options.parity,
         };
         let group = Group::start(options, Arc::new(observed), self.peers.clone()).await?;
         let counters = Arc::new(Counters { stages: self.stages.clone(), lateness, ..Counters::default() });
         let owner = owner::spawn(shard.clone(), Arc::new(group.clone()), counters.clone(), origin);
-        self.hosted.write().insert(id, Replica { shard, group, owner, counters, origin, applied });
+        self.hosted.write().insert(id, Replica { shard, group, owner, counters, origin, applied, folder });
         Ok(())
     }
 
@@ -218,21 +291,26 @@ impl Replicas {
         Ok(())
     }
 
+    /// Its group goes on without it, and has what it held.
     async fn drop_replica(&self, shard: ShardId, old: &Replica) {
         self.hosted.write().remove(&shard);
         let failed = old.group.trouble().is_some();
         old.group.shutdown().await;
-        let path = self.folder(shard);
-        if failed && path.exists() {
-            return put_aside(&path);
-        }
-        if let Err(e) = Folder::new(self.options.disk.clone(), &path).remove() {
-            tracing::warn!(path = %path.display(), error = %e, "a retired replica's folder stays");
+        let Some(folder) = &old.folder else { return };
+        if failed {
+            match put_aside(folder) {
+                Ok(_) => self.look_aside(),
+                Err(e) => tracing::warn!(error = %e, "cannot be put aside"),
+            }
+        } else if let Err(e) = folder.remove() {
+            tracing::warn!(path = %folder.path().display(), error = %e, "a retired replica's folder stays");
         }
     }
 
     /// Stops all of them; what is on disk stays.
     pub async fn shutdown(&self) {
+        self.ending.store(true, Relaxed);
+        let _one = self.changing.lock().await;
         for (_, replica) in self.all() {
             replica.group.shutdown().await;
         }
@@ -249,17 +327,8 @@ pub(crate) fn shard_of_folder(name: &str) -> Option<ShardId> {
 }
 
 /// Which replica the folder belongs to; `None`: it was never begun.
-pub(crate) fn read_card(folder: &Folder) -> Result<Option<Card>, String> {
+pub(crate) fn read_card(folder: &Folder) -> Result<Option<Card>, FolderError> {
     let Some(card) = folder.read(CARD)? else { return Ok(None) };
-    header::decode(&card).map(Some).map_err(|e| format!("{}: {e}", folder.path().join(CARD).display()))
-}
-
-/// Keeps what could not be used, for a person to look at; the latest such folder replaces the one before.
-fn put_aside(path: &Path) {
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(".unusable");
-    let _ = std::fs::remove_dir_all(&aside);
-    if let Err(e) = std::fs::rename(path, &aside) {
-        tracing::warn!(path = %path.display(), error = %e, "cannot be put aside");
-    }
+    let at = folder.path().join(CARD);
+    header::decode(&card).map(Some).map_err(|e| FolderError::passing(format!("{}: {e}", at.display())))
 }

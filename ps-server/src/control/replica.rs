@@ -1,0 +1,120 @@
+//! This server's replica of the control group. Its storage may fail while that of the shards serves, and the other way
+//! round: so it is stopped and started again by itself, from the same folder and under the same name.
+
+use super::state::Agreed;
+use crate::raft::{FolderError, Group, GroupOptions, Peers};
+use parking_lot::{Mutex, RwLock};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::watch;
+
+/// How to start it, as often as that is needed.
+pub struct ControlReplica {
+    options: GroupOptions,
+    agreed: Arc<Agreed>,
+    peers: Arc<Peers>,
+    current: RwLock<Group>,
+    /// Why it does not run at present, and since when.
+    waits: Mutex<Option<(String, Instant)>>,
+    /// Counts starts; `None`: the server ends.
+    starts: watch::Sender<Option<u64>>,
+}
+
+/// How often it is looked at whether it has stopped.
+const LOOK: Duration = Duration::from_millis(50);
+/// Pause before it is started again, doubled with each try...
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// ...up to this.
+const LAST_PAUSE: Duration = Duration::from_secs(2);
+/// A server whose disk does not serve when it starts tries for so long before it gives up with the reason.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+impl ControlReplica {
+    /// Starts it. What passes is tried again for half a minute; damage is an error at once.
+    pub async fn start(
+        options: GroupOptions,
+        agreed: Arc<Agreed>,
+        peers: Arc<Peers>,
+    ) -> Result<Self, FolderError> {
+        let (began, mut pause) = (Instant::now(), FIRST_PAUSE);
+        let group = loop {
+            match Group::start(options.clone(), agreed.clone(), peers.clone()).await {
+                Ok(group) => break group,
+                Err(e) if e.is_damage() || began.elapsed() > START_TIMEOUT => return Err(e),
+                Err(e) => tracing::warn!(error = %e, "the control group's replica cannot start yet"),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LAST_PAUSE);
+        };
+        Ok(Self {
+            options,
+            agreed,
+            peers,
+            current: RwLock::new(group),
+            waits: Mutex::default(),
+            starts: watch::channel(Some(0)).0,
+        })
+    }
+
+    /// The replica as it runs, or ran last.
+    pub fn get(&self) -> Group {
+        self.current.read().clone()
+    }
+
+    /// Why it does not run at present, and since when; `None` while it runs.
+    pub fn stopped(&self) -> Option<(String, Instant)> {
+        self.waits.lock().clone()
+    }
+
+    /// Changes with every start; `None` when the server ends.
+    pub fn starts(&self) -> watch::Receiver<Option<u64>> {
+        self.starts.subscribe()
+    }
+
+    /// Sees to it, until [`Self::shutdown`].
+    pub async fn supervise(self: Arc<Self>) {
+        let mut ended = self.starts();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(LOOK) => {}
+                () = async { drop(ended.wait_for(Option::is_none).await) } => return,
+            }
+            let group = self.get();
+            if self.stopped().is_none() {
+                let Some(why) = group.trouble() else { continue };
+                tracing::error!(why, "the control group's replica has stopped; it is started again");
+                *self.waits.lock() = Some((why, Instant::now()));
+                group.shutdown().await;
+                pause = FIRST_PAUSE;
+            }
+            tokio::time::sleep(pause).await;
+            if ended.borrow().is_none() {
+                return;
+            }
+            // As when the process starts: what is agreed is learned again from the snapshot and the log.
+            self.agreed.reset();
+            match Group::start(self.options.clone(), self.agreed.clone(), self.peers.clone()).await {
+                Ok(group) => {
+                    tracing::info!("the control group's replica runs again");
+                    *self.current.write() = group;
+                    *self.waits.lock() = None;
+                    self.starts.send_modify(|n| *n = n.map(|n| n + 1));
+                }
+                Err(e) => {
+                    let since = self.stopped().map_or_else(Instant::now, |(_, since)| since);
+                    *self.waits.lock() = Some((e.to_string(), since));
+                    pause = (pause * 2).min(LAST_PAUSE);
+                }
+            }
+        }
+    }
+
+    /// Stops it for good.
+    pub async fn shutdown(&self) {
+        self.starts.send_replace(None);
+        self.get().shutdown().await;
+    }
+}

@@ -1,0 +1,129 @@
+//! Folders of replicas that were put aside: kept under a number, never overwritten and never deleted by a server.
+//!
+//! ```text
+//! shard-3           the replica that runs here, or waits for its storage
+//! shard-3.aside-1   an earlier one, as it was found
+//! shard-3.aside-2
+//! ```
+
+use super::{Card, read_card};
+use crate::raft::{Folder, FolderError, ReplicaId};
+use paraft_common::ShardId;
+use paraft_store::Disk;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// A replica's folder that was put aside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Aside {
+    /// Its name in the server's data folder.
+    pub name: String,
+    /// Of which shard.
+    pub shard: ShardId,
+    /// Which replica it was, where its folder says so.
+    pub node: Option<ReplicaId>,
+    /// Names the founding of the state, where its folder says so.
+    pub origin: Option<u64>,
+    /// The last log index that is there; or why it cannot be read.
+    pub last: Result<u64, String>,
+}
+
+/// The shard that a folder of this name holds a replica of that was put aside.
+pub fn shard_of_aside(name: &str) -> Option<ShardId> {
+    let (shard, rest) = name.split_once('.')?;
+    (!rest.is_empty()).then(|| super::shard_of_folder(shard)).flatten()
+}
+
+/// Puts a replica's folder aside, under the next number that is free; gives the new name.
+pub fn put_aside(folder: &Folder) -> Result<String, FolderError> {
+    let path = folder.path();
+    let own = path.file_name().and_then(|n| n.to_str()).unwrap_or_default().to_string();
+    let above = path.parent().unwrap_or(Path::new("."));
+    let taken = std::fs::read_dir(above).and_then(|all| {
+        let name = |f: std::io::Result<std::fs::DirEntry>| f.map(|f| f.file_name().into_string().ok());
+        all.map(name).collect::<Result<Vec<_>, _>>()
+    });
+    let taken = taken.map_err(|e| FolderError::passing(format!("{}: {}", above.display(), paraft_store::said(&e))))?;
+    let number = |name: &String| -> Option<u64> { name.strip_prefix(&own)?.strip_prefix(".aside-")?.parse().ok() };
+    let next = taken.iter().flatten().filter_map(number).max().unwrap_or(0) + 1;
+    let name = format!("{own}.aside-{next}");
+    folder.rename(&name)?;
+    tracing::warn!(path = %path.display(), aside = %name, "put aside; `paraft data list` shows it");
+    Ok(name)
+}
+
+/// What lies aside in a server's data folder, read and checked: that takes as long as reading all of it.
+pub fn asides(disk: &Arc<dyn Disk>, data: &Path) -> Result<Vec<Aside>, String> {
+    let folders = match std::fs::read_dir(data) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        folders => folders.map_err(|e| format!("{}: {}", data.display(), paraft_store::said(&e)))?,
+    };
+    let mut names: Vec<String> = Vec::new();
+    for folder in folders {
+        let folder = folder.map_err(|e| format!("{}: {}", data.display(), paraft_store::said(&e)))?;
+        names.extend(folder.file_name().into_string().ok());
+    }
+    names.sort();
+    Ok(names.iter().filter_map(|name| look(disk, data.join(name), name)).collect())
+}
+
+fn look(disk: &Arc<dyn Disk>, path: PathBuf, name: &str) -> Option<Aside> {
+    let shard = shard_of_aside(name)?;
+    let folder = Folder::new(disk.clone(), path);
+    let card = read_card(&folder);
+    let (node, origin) = match &card {
+        Ok(Some(Card { node, origin, .. })) => (Some(ReplicaId(*node)), Some(*origin)),
+        _ => (None, None),
+    };
+    let last = match card {
+        Err(e) => Err(e.into()),
+        Ok(None) => Err("the file `replica`, which says whose it is, is missing".into()),
+        Ok(Some(_)) => folder.check().map_err(String::from),
+    };
+    Some(Aside { name: name.into(), shard, node, origin, last })
+}
+
+/// Makes a folder that was put aside the shard's own again. One that has the name goes aside itself. The server must not
+/// run.
+pub fn restore(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), String> {
+    let shard = shard_of_aside(name).ok_or_else(|| format!("`{name}` is no name of a folder that was put aside"))?;
+    let own = format!("shard-{}", shard.0);
+    let aside = Folder::new(disk.clone(), data.join(name));
+    if !aside.path().is_dir() {
+        return Err(format!("{}: there is no such folder", aside.path().display()));
+    }
+    let _stopped = stopped(disk, data)?;
+    aside.check()?;
+    let now = Folder::new(disk.clone(), data.join(&own));
+    if now.path().exists() {
+        put_aside(&now)?;
+    }
+    aside.rename(&own)?;
+    Ok(())
+}
+
+/// Deletes a folder that was put aside, for good: a person's word, never a server's.
+pub fn delete(data: &Path, name: &str) -> Result<(), String> {
+    let path = data.join(name);
+    if shard_of_aside(name).is_none() || !path.is_dir() {
+        return Err(format!("{}: there is no such folder that was put aside", path.display()));
+    }
+    std::fs::remove_dir_all(&path).map_err(|e| format!("{}: {}", path.display(), paraft_store::said(&e)))
+}
+
+/// Fails while a server runs on this data folder; none can start until the result is dropped.
+fn stopped(disk: &Arc<dyn Disk>, data: &Path) -> Result<Option<paraft_store::DiskLock>, String> {
+    let lock = data.join("control").join("log").join("LOCK");
+    if !lock.exists() {
+        return Ok(None);
+    }
+    match disk.lock(&lock) {
+        Ok(held) => Ok(Some(held)),
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+            Err(format!("a server runs on {}: stop it first", data.display()))
+        }
+        Err(e) => Err(format!("{}: {}", lock.display(), paraft_store::said(&e))),
+    }
+}
