@@ -10,9 +10,12 @@
 //! - `state`: what is agreed on; `jobs`: the part of it that is about jobs and checkpoints.
 //! - `plan`: what should happen next; a pure function.
 //! - `groups`: which ranks act as one worker; only the leader knows it.
+//! - `admission`: who is taken into the fleet, and who is let go.
+//! - `reach`: which servers this one reaches, without which nobody votes.
 //! - `replica`: this server's replica of the group, which is started again where its storage failed.
 //! - `agent`: this server's part: forming the fleet, reporting, leading.
 
+mod admission;
 mod agent;
 mod groups;
 #[cfg(test)]
@@ -25,12 +28,15 @@ mod plan;
 mod plan_properties;
 #[cfg(test)]
 mod plan_tests;
+mod reach;
 mod replica;
 mod state;
 
 pub use agent::{Agent, AgentOptions, Identity};
 pub use groups::{Answer, Asks, Groups, Holds, Key, Overview, Refused, Then};
 pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, is_in};
-pub use plan::{Directive, Do, Health, Heard, JobReport, Patience, ReplicaReport, Report};
+pub use plan::{
+    AsideReport, Directive, Do, Health, Heard, JobReport, Patience, ReplicaReport, Report, founding_anew,
+};
 pub use replica::ControlReplica;
 pub use state::{Agreed, Command, Member, Outcome, Place, Shape, State};

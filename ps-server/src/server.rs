@@ -1,7 +1,7 @@
 //! A server: its replicas, their owners, the services. Parse, build, run.
 
 use crate::{
-    control::{Agent, AgentOptions, ControlReplica, Agreed, Identity, Patience, Shape},
+    control::{Agent, AgentOptions, Agreed, ControlReplica, Identity, Patience, Shape},
     header, metrics,
     raft::{Folder, FolderError, GroupId, GroupOptions, Peers, ReplicaId},
     replicas::{Replicas, ReplicasOptions},
@@ -127,7 +127,9 @@ pub const IDENTITY: &str = "identity";
 
 /// Who this server was, if it was anyone.
 pub(crate) fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerError> {
-    let Some(bytes) = folder.read(IDENTITY).map_err(|e| ServerError::Data(e.into()))? else { return Ok(None) };
+    let Some(bytes) = folder.read(IDENTITY).map_err(|e| ServerError::Data(e.into()))? else {
+        return Ok(None);
+    };
     let identity = header::decode(&bytes);
     identity
         .map(Some)
@@ -179,6 +181,7 @@ impl Server {
         // On disk before anyone hears of it: a vote must never be given twice under one name.
         remember(&folder, identity).map_err(ServerError::Data)?;
         let peers = Arc::new(Peers::default());
+        peers.belong(identity.fleet);
         let agreed = Arc::new(Agreed::default());
         let control = GroupOptions {
             group: GroupId::Control,
@@ -187,8 +190,10 @@ impl Server {
             election: options.election,
             parity: None, // its leader is who compares
         };
-        let control =
-            ControlReplica::start(control, agreed.clone(), peers.clone()).await.map(Arc::new).map_err(control_failed)?;
+        let control = ControlReplica::start(control, agreed.clone(), peers.clone())
+            .await
+            .map(Arc::new)
+            .map_err(control_failed)?;
         let replicas = ReplicasOptions {
             server: identity.server,
             data: options.data.clone(),
@@ -196,7 +201,7 @@ impl Server {
             election: options.election,
             parity: options.parity,
         };
-        let replicas = Arc::new(Replicas::new(replicas, peers));
+        let replicas = Arc::new(Replicas::new(replicas, peers.clone()));
         replicas.reopen().await.map_err(ServerError::Data)?;
         let agent = AgentOptions {
             server: identity.server,
@@ -226,7 +231,7 @@ impl Server {
                 status: status.clone(),
                 streams: Arc::default(),
             },
-            peers: PeersService { replicas: replicas.clone(), control },
+            peers: PeersService { replicas: replicas.clone(), control, peers },
             agent,
             replicas,
             status,

@@ -5,15 +5,16 @@ use super::{
     groups::Groups,
     jobs::JobFacts,
     plan::{
-        ControlChange, Directive, Do, Health, Heard, JobReport, Patience, Plan, ReplicaReport, Report, View,
-        plan,
+        AsideReport, ControlChange, Directive, Do, Health, Heard, JobReport, Patience, Plan, ReplicaReport,
+        Report, View, plan,
     },
+    reach::Reach,
     replica::ControlReplica,
     state::{Agreed, Command, Outcome, Shape, State, UNKNOWN_JOB},
 };
 use crate::{
     raft::{Applied, Change, Group, Membership, ReplicaId, endpoint},
-    replicas::Replicas,
+    replicas::{Aside, Replicas},
     rpc::control::{from_directive, to_report},
     shard::Shard,
 };
@@ -21,7 +22,7 @@ use paraft_common::{ServerId, ShardId, checkpoint::KnownCheckpoint};
 use paraft_proto::{HelloReply, HelloRequest, ReportReply, control_client::ControlClient};
 use parking_lot::Mutex;
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -67,9 +68,9 @@ pub struct Agent {
     /// The agreed state.
     pub agreed: Arc<Agreed>,
     replicas: Arc<Replicas>,
-    fleet: AtomicU64,
+    pub(super) fleet: AtomicU64,
     remember: Box<dyn Fn(u64) -> Result<(), String> + Send + Sync>,
-    leading: Mutex<Leading>,
+    pub(super) leading: Mutex<Leading>,
     /// Of this term of leadership.
     pub groups: Mutex<Groups>,
     /// A report came: plan now.
@@ -81,19 +82,30 @@ pub struct Agent {
     complained: AtomicBool,
     /// Its settings have been compared with the fleet's.
     compared: AtomicBool,
+    pub(super) reach: Reach,
+    /// When servers asked to join lately.
+    pub(super) joins: Mutex<VecDeque<Instant>>,
 }
 
 /// What only the leader of the control group knows; lost with the leadership.
 #[derive(Default)]
-struct Leading {
-    since: Option<Instant>,
-    heard: BTreeMap<ServerId, Heard>,
-    health: BTreeMap<ShardId, (Health, String)>,
+pub(super) struct Leading {
+    pub since: Option<Instant>,
+    pub heard: BTreeMap<ServerId, Heard>,
+    pub health: BTreeMap<ShardId, (Health, String)>,
+    lost_since: BTreeMap<ShardId, Instant>,
+    /// Servers that too few of the others reach.
+    pub unreached: BTreeMap<ServerId, String>,
 }
+
+/// Servers that may be known and not heard of, at most: more of them are not taken in.
+pub(super) const MAX_NEWCOMERS: usize = 16;
 
 /// Servers that found a fleet without all that are listed wait this long for the others.
 const FOUND_PATIENCE: Duration = Duration::from_secs(2);
 const CALL: Duration = Duration::from_secs(1);
+/// Connections that are kept: more than a fleet's, and they are made anew.
+const MAX_CHANNELS: usize = 1024;
 
 impl Agent {
     /// `fleet`: the one that this server belongs to already, or 0. `remember` keeps it on disk.
@@ -120,7 +132,33 @@ impl Agent {
             channels: Mutex::default(),
             complained: AtomicBool::new(false),
             compared: AtomicBool::new(false),
+            reach: Reach::default(),
+            joins: Mutex::default(),
         }
+    }
+
+    /// The servers that it was told of when it was started.
+    pub(super) fn listed(&self) -> &[String] {
+        &self.options.servers
+    }
+
+    pub(super) fn patience(&self) -> Patience {
+        self.options.patience
+    }
+
+    pub(super) fn replicas(&self) -> &Replicas {
+        &self.replicas
+    }
+
+    /// The addresses of servers that report and that nobody has agreed on, or not at this address.
+    pub(super) fn asking(&self) -> Vec<String> {
+        let leading = self.leading.lock();
+        self.agreed.read(|s| {
+            let known =
+                |id: &ServerId, h: &Heard| s.servers.get(id).is_some_and(|m| m.address == h.report.address);
+            let asking = leading.heard.iter().filter(|(id, h)| !known(id, h));
+            asking.map(|(_, h)| h.report.address.clone()).take(MAX_NEWCOMERS).collect()
+        })
     }
 
     /// The fleet, or 0.
@@ -159,7 +197,10 @@ impl Agent {
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                _ = every.tick() => self.report().await,
+                _ = every.tick() => {
+                    self.look_around();
+                    self.report().await;
+                }
                 () = async { drop(ended.wait_for(Option::is_none).await) } => break,
             }
         }
@@ -174,7 +215,7 @@ impl Agent {
     // ---- forming ----
 
     /// Returns when this server belongs to a fleet.
-    async fn form(&self) {
+    async fn form(self: &Arc<Self>) {
         let began = Instant::now();
         let Some(ours) = self.options.shape else { return }; // it has been in a fleet
         while self.fleet() == 0 {
@@ -190,6 +231,7 @@ impl Agent {
                 }
                 match self.hello(address).await {
                     Ok(hello) if hello.fleet != 0 => {
+                        self.reach.heard(address, &hello);
                         tracing::info!(peer = %address, "joining its fleet");
                         self.belong(hello.fleet);
                         return;
@@ -204,11 +246,13 @@ impl Agent {
                             }
                             continue;
                         }
+                        self.reach.heard(address, &hello);
                         fresh.insert(ReplicaId(hello.node), address.clone());
                     }
                     Err(e) => tracing::debug!(peer = %address, error = %e, "no answer yet"),
                 }
             }
+            self.look_around();
             let all = fresh.len() == self.options.servers.len();
             let enough = fresh.len() * 2 > self.options.servers.len() && began.elapsed() > FOUND_PATIENCE;
             let first = self.options.servers.first() == Some(&self.options.address);
@@ -243,6 +287,7 @@ impl Agent {
         if self.fleet.swap(fleet, Relaxed) == fleet {
             return;
         }
+        self.replicas.peers().belong(fleet);
         if let Err(e) = (self.remember)(fleet) {
             tracing::error!(error = %e, "this server's identity cannot be written");
         }
@@ -259,7 +304,7 @@ impl Agent {
         }
     }
 
-    async fn hello(&self, address: &str) -> Result<HelloReply, String> {
+    pub(super) async fn hello(&self, address: &str) -> Result<HelloReply, String> {
         let mut client = self.client(address)?;
         match tokio::time::timeout(CALL, client.hello(HelloRequest {})).await {
             Ok(Ok(r)) => Ok(r.into_inner()),
@@ -274,6 +319,9 @@ impl Agent {
             return Ok(c.clone());
         }
         let client = ControlClient::new(endpoint(address)?.connect_lazy());
+        if channels.len() >= MAX_CHANNELS {
+            channels.clear();
+        }
         channels.insert(address.to_string(), client.clone());
         Ok(client)
     }
@@ -300,13 +348,42 @@ impl Agent {
                 bytes,
                 membership,
                 trouble: r.group.trouble().unwrap_or_default(),
+                // Its storage has stopped it a moment ago: it is about to wait.
+                stopped: (r.folder.is_some() && !r.group.was_failed() && r.group.trouble().is_some())
+                    .then_some(Duration::ZERO),
                 digests: r.group.digests(),
                 caught_up: if lead.leads { r.group.caught_up() } else { BTreeSet::new() },
                 job: lead.leads.then(|| job_of(&r.shard)).flatten(),
             };
             (id, report)
         });
-        Report { address: self.options.address.clone(), node: self.group().me(), replicas: replicas.collect() }
+        let mut replicas: BTreeMap<ShardId, ReplicaReport> = replicas.collect();
+        for (shard, waits) in self.replicas.stopped() {
+            replicas.entry(shard).or_insert_with(|| ReplicaReport {
+                node: waits.node.unwrap_or_default(),
+                origin: waits.origin.unwrap_or_default(),
+                founded: true,
+                trouble: waits.why,
+                stopped: Some(waits.since.elapsed()),
+                ..ReplicaReport::default()
+            });
+        }
+        let aside = |a: Aside| AsideReport {
+            shard: a.shard,
+            origin: a.origin.unwrap_or_default(),
+            readable: a.last.is_ok(),
+            name: a.name,
+        };
+        Report {
+            address: self.options.address.clone(),
+            node: self.group().me(),
+            replicas,
+            reached: self
+                .agreed
+                .read(|s| self.reach.reached(s.servers.iter().map(|(id, m)| (*id, m.address.as_str())))),
+            asides: self.replicas.asides().map(|all| all.into_iter().map(aside).collect()),
+            control_trouble: self.control.stopped().map(|(why, _)| why).unwrap_or_default(),
+        }
     }
 
     /// Tells the leader of the control group, wherever it is, and does what the answer says.
@@ -334,6 +411,9 @@ impl Agent {
             }
             match self.send_report(&address, &report).await {
                 Ok(reply) if reply.accepted => {
+                    if !reply.why.is_empty() && !self.complained.swap(true, Relaxed) {
+                        tracing::error!(peer = %address, "{}", reply.why);
+                    }
                     let directives = reply.directives.iter().filter_map(from_directive).collect();
                     return self.follow(reply.generation, directives);
                 }
@@ -429,18 +509,29 @@ impl Agent {
         let mut leading = self.leading.lock();
         let since = leading.since?;
         let state = self.agreed.get();
-        let control = self.group().membership();
-        let plan = plan(&View {
+        let group = self.group();
+        let (control, control_caught_up) = (group.membership(), group.caught_up());
+        leading.heard.retain(|server, _| !state.forgotten.contains(server));
+        let view = View {
             state: &state,
             control: &control,
+            control_caught_up: &control_caught_up,
+            lost_since: &leading.lost_since,
             heard: &leading.heard,
             now: Instant::now(),
             since,
             patience: self.options.patience,
             origin: rand::random::<u64>() | (1 << 63),
             unix_ms: unix_ms(),
-        });
+        };
+        let plan = plan(&view);
+        let unreached = view.unreached();
+        leading.unreached = unreached;
         leading.health = plan.health.clone();
+        leading.lost_since.retain(|shard, _| plan.all_lost.contains(shard));
+        for shard in &plan.all_lost {
+            leading.lost_since.entry(*shard).or_insert_with(Instant::now);
+        }
         Some(plan)
     }
 
@@ -501,7 +592,10 @@ impl Agent {
             let leading = self.leading.lock();
             let new = |(id, h): (&ServerId, &Heard)| {
                 let known = state.servers.get(id).is_some_and(|s| s.address == h.report.address);
-                (!known).then(|| Command::Admit { server: *id, address: h.report.address.clone() })
+                let there = || self.reach.confirms(&h.report.address, *id, h.report.node);
+                let forgotten = state.forgotten.contains(id);
+                (!known && !forgotten && there())
+                    .then(|| Command::Admit { server: *id, address: h.report.address.clone() })
             };
             leading.heard.iter().filter_map(new).collect()
         };
@@ -516,6 +610,10 @@ impl Agent {
         let changed = match plan.control {
             None => Ok(()),
             Some(ControlChange::Learner(node, address)) => self.group().add_learner(node, &address).await,
+            Some(ControlChange::Remove(nodes)) => {
+                tracing::info!(?nodes, "the control group lets members go that do not come back");
+                self.group().remove_learners(&nodes).await
+            }
             Some(ControlChange::Voters(voters)) => {
                 tracing::info!(?voters, "changing who votes in the control group");
                 self.group().set_voters(&voters).await

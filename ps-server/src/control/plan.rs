@@ -17,7 +17,7 @@ mod view;
 
 pub use jobs::JobReport;
 pub use own::ControlChange;
-pub use view::{Heard, Patience, ReplicaReport, Report, View};
+pub use view::{AsideReport, Heard, Patience, ReplicaReport, Report, View};
 
 use super::state::{Command, Place};
 use crate::raft::{Digest, ReplicaId};
@@ -88,6 +88,8 @@ pub struct Plan {
     pub control: Option<ControlChange>,
     /// How each shard is.
     pub health: BTreeMap<ShardId, (Health, String)>,
+    /// Shards of which every replica is known to be lost.
+    pub all_lost: BTreeSet<ShardId>,
 }
 
 /// How a shard is.
@@ -100,6 +102,10 @@ pub enum Health {
     Serving,
     /// It serves, or will, with fewer replicas than it should have.
     Repairing,
+    /// Too few of its replicas answer to commit anything; nothing is lost, and it goes on when they do.
+    NoMajority,
+    /// As `NoMajority`; and the storage of replicas that answer does not serve them. It goes on when it does.
+    Stopped,
     /// A majority of its replicas has lost its log: what they held is gone.
     Lost,
 }
@@ -111,6 +117,8 @@ impl Health {
             Health::Placing => "placing",
             Health::Serving => "serving",
             Health::Repairing => "repairing",
+            Health::NoMajority => "no-majority",
+            Health::Stopped => "storage-stopped",
             Health::Lost => "lost",
         }
     }
@@ -237,36 +245,39 @@ fn keep(
             .and_then(|r| r.replicas.get(&shard))
             .filter(|r| r.node == n && r.trouble.is_empty())
     };
-    // Its server is there, but the replica is not: it has lost its log, or its storage failed.
-    let vanished = |n: ReplicaId| view.live(n.server()).is_some() && here(n).is_none();
+    // Its server is there, but the replica is not: it has lost its log. One that waits for its storage has it.
+    let vanished = |n: ReplicaId| {
+        let answers = view.live(n.server()).is_some() || view.forgotten(n.server());
+        answers && here(n).is_none() && view.stopped(shard, n).is_none()
+    };
     let leader = view.leader(shard, place.origin);
     let voters = leader.map_or(&place.voters, |(_, lead)| &lead.membership.voters);
     let lost = voters.iter().filter(|n| vanished(**n)).count();
     // Its members may have changed since they were last agreed on: who holds anything of it counts.
     let holds = |s: &ServerId| {
         let r = view.live(*s).and_then(|r| r.replicas.get(&shard));
-        r.is_some_and(|r| r.origin == place.origin && r.founded && r.trouble.is_empty())
+        r.is_some_and(|r| {
+            let ours = r.origin == place.origin && r.founded;
+            ours && r.trouble.is_empty() || r.stopped.is_some() && (ours || r.origin == 0)
+        })
     };
-    if lost == voters.len() && !view.state.servers.keys().any(holds) {
-        tracing::error!(%shard, "every replica has lost its log: the shard begins anew; resume from a checkpoint");
-        let place =
-            Place { origin: view.origin ^ u64::from(shard.0), voters: BTreeSet::new(), founded: false };
-        plan.commands.push(Command::Place { shard, place });
-        return (Health::Lost, "every replica has lost its log".into());
-    }
     if (voters.len() - lost) * 2 <= voters.len() {
         // Also where one still says that it leads: it can commit nothing any more, a change of members least.
-        let why =
-            "a majority of its replicas has lost its log: stop the servers, and resume from a checkpoint";
-        return (Health::Lost, why.into());
+        let all = lost == voters.len() && !view.state.servers.keys().any(holds);
+        return is_lost(view, shard, place, all, plan);
     }
+    let few = voters.iter().filter(|n| here(**n).is_some()).count() * 2 <= voters.len();
     let Some((leads_at, lead)) = leader else {
         let begun = |n| here(n).filter(|r| r.origin == place.origin).map(|r| r.founded);
         return match begin(shard, place, begun, view, plan) {
             true => (Health::Placing, String::new()),
+            false if few => no_majority(view, shard, voters, &here),
             false => (Health::Repairing, "no leader".into()),
         };
     };
+    if few {
+        return no_majority(view, shard, voters, &here);
+    }
     let now = &lead.membership;
     let divided = compare(view, shard, place.origin, now, plan);
     if now.changing {
@@ -279,10 +290,14 @@ fn keep(
         // replicas that it had long ago.
         return (Health::Repairing, "its membership has changed".into());
     }
-    let silent_long = |n: ReplicaId| view.age(n.server()) > view.patience.replace;
+    let silent_long = |n: ReplicaId| {
+        let waits = view.stopped(shard, n).and_then(|r| r.stopped).unwrap_or_default();
+        view.age(n.server()).max(waits) > view.patience.replace
+    };
     let spare = || {
         let used: BTreeSet<ServerId> = now.voters.iter().map(|n| n.server()).collect();
-        let free = view.usable().filter(|(s, _)| !used.contains(s));
+        let waits = |r: &Report| r.replicas.get(&shard).is_some_and(|r| r.stopped.is_some());
+        let free = view.usable().filter(|(s, r)| !used.contains(s) && !waits(r));
         free.min_by_key(|(s, _)| (view.bytes(*s), *s)).map(|(s, _)| s)
     };
     if now.voters.len() > replicas as usize {
@@ -297,10 +312,10 @@ fn keep(
     // The worst first; one change at a time.
     let replace = now.voters.iter().copied().find_map(|n| {
         let server = n.server();
-        if vanished(n) && !view.draining(server) {
+        if vanished(n) && view.usable().any(|(s, _)| s == server) {
             return Some((Some(n), server));
         }
-        let leave = vanished(n) || silent_long(n) || view.draining(server);
+        let leave = vanished(n) || silent_long(n) || view.draining(server) || view.forgotten(server);
         leave.then(|| spare().map(|s| (Some(n), s))).flatten()
     });
     let too_few = now.voters.len() < replicas as usize;
@@ -344,8 +359,81 @@ fn keep(
             (Health::Repairing, format!("{} of {replicas} replicas: too few servers", now.voters.len()))
         }
         None => (Health::Serving, divided.unwrap_or_default()),
-        Some(n) => (Health::Repairing, format!("{} is silent", n.server())),
+        Some(n) => (Health::Repairing, missing(view, shard, *n)),
     }
+}
+
+/// Why a replica does not take part.
+fn missing(view: &View, shard: ShardId, n: ReplicaId) -> String {
+    match view.stopped(shard, n) {
+        Some(r) => format!("the storage of {} has stopped: {}", n.server(), r.trouble),
+        None if view.forgotten(n.server()) => format!("{} was forgotten", n.server()),
+        None => format!("{} is silent", n.server()),
+    }
+}
+
+/// A majority has lost its log. Only where all have, for good, does the shard begin anew by itself: what one of them still
+/// holds, or what lies aside, might be the last copy.
+fn is_lost(view: &View, shard: ShardId, place: &Place, all: bool, plan: &mut Plan) -> (Health, String) {
+    let asides = view.readable_asides(shard, place.origin);
+    if let Some((server, name)) = asides.iter().flatten().next() {
+        return (
+            Health::Lost,
+            format!(
+                "a majority of its replicas is gone, and `{name}` of {server} can be read: `paraft data restore` brings it back"
+            ),
+        );
+    }
+    if !all || asides.is_none() {
+        return (
+            Health::Lost,
+            format!(
+                "a majority of its replicas has lost its log. Bring a server back with its data, or give up what the shard \
+                 held: `paraft data abandon {} --accept-loss`; its job then goes on from a checkpoint",
+                shard.0
+            ),
+        );
+    }
+    plan.all_lost.insert(shard);
+    let seen = view.lost_since.get(&shard).map(|since| view.now.saturating_duration_since(*since));
+    if seen.is_some_and(|seen| seen >= view.patience.silent) {
+        tracing::error!(%shard, "every replica has lost its log: the shard begins anew; resume from a checkpoint");
+        plan.commands.push(founding_anew(shard, view.origin));
+    }
+    (Health::Lost, "every replica has lost its log".into())
+}
+
+/// Names a shard's next founding: what it held is given up.
+pub fn founding_anew(shard: ShardId, origin: u64) -> Command {
+    let place = Place { origin: origin ^ u64::from(shard.0), voters: BTreeSet::new(), founded: false };
+    Command::Place { shard, place }
+}
+
+/// Too few answer, and nothing is known to be lost.
+fn no_majority<'a>(
+    view: &View,
+    shard: ShardId,
+    voters: &BTreeSet<ReplicaId>,
+    here: &impl Fn(ReplicaId) -> Option<&'a ReplicaReport>,
+) -> (Health, String) {
+    let away = || voters.iter().copied().filter(|n| here(*n).is_none());
+    let why: Vec<String> = away().map(|n| missing(view, shard, n)).collect();
+    let health = match away().any(|n| view.stopped(shard, n).is_some()) {
+        true => Health::Stopped,
+        false => Health::NoMajority,
+    };
+    (health, format!("{} of {} replicas answer: {}", voters.len() - why.len(), voters.len(), why.join("; ")))
+}
+
+/// Whether a change of voters takes nothing from what a group survives: of those that vote then, as many work and have
+/// caught up as do now, or all; and a majority of them.
+pub(super) fn keeps_majority(
+    now: &BTreeSet<ReplicaId>,
+    then: &BTreeSet<ReplicaId>,
+    works: impl Fn(&ReplicaId) -> bool,
+) -> bool {
+    let count = |voters: &BTreeSet<ReplicaId>| voters.iter().filter(|n| works(n)).count();
+    count(then) >= count(now).min(then.len()) && count(then) * 2 > then.len()
 }
 
 /// Changes who votes. A leader is not voted out while another can take over: its workers would wait for an election.
@@ -357,9 +445,16 @@ fn vote(
     plan: &mut Plan,
 ) {
     let leaves = !voters.contains(&lead.node);
+    let works = |n: &ReplicaId| {
+        let there = view.live(n.server()).and_then(|r| r.replicas.get(&shard));
+        lead.caught_up.contains(n) && there.is_some_and(|r| r.node == *n && r.trouble.is_empty())
+    };
     match heir(view, shard, lead).filter(|_| leaves) {
         Some(heir) => plan.tell(leads_at, shard, Do::Transfer(heir)),
-        None => plan.tell(leads_at, shard, Do::Voters(voters)),
+        None if keeps_majority(&lead.membership.voters, &voters, works) => {
+            plan.tell(leads_at, shard, Do::Voters(voters));
+        }
+        None => {} // until those that are to stay have caught up
     }
 }
 

@@ -34,6 +34,10 @@ enum Op {
     },
     Crash(u64),
     Restart(u64),
+    /// The storage of its replicas stops, or serves again.
+    Storage(u64, bool),
+    /// The others do not reach it, or do again.
+    Reach(u64, bool),
     Drain(u64, bool),
     Join,
     /// Entries of a shard's log.
@@ -53,6 +57,8 @@ fn an_op() -> impl Strategy<Value = Op> {
         2 => (0u64..7).prop_map(Op::Crash),
         3 => (0u64..7).prop_map(Op::Restart),
         1 => (0u64..7, any::<bool>()).prop_map(|(s, d)| Op::Drain(s, d)),
+        1 => (0u64..7, any::<bool>()).prop_map(|(s, stops)| Op::Storage(s, stops)),
+        1 => (0u64..7, any::<bool>()).prop_map(|(s, lost)| Op::Reach(s, lost)),
         1 => Just(Op::Join),
         2 => (0u32..3, 1u64..300).prop_map(|(s, n)| Op::Write(s, n)),
         1 => Just(Op::ControlMoves),
@@ -67,6 +73,21 @@ struct Machine {
     hosted: BTreeMap<ShardId, Hosted>,
     /// The latest generation that it was told of.
     generation: u64,
+    /// Its replicas wait for their storage, since then.
+    stopped: Option<Instant>,
+    /// It reports, and nobody reaches it.
+    unreachable: bool,
+}
+
+impl Machine {
+    fn new(node: ReplicaId) -> Self {
+        Self { up: true, node, hosted: BTreeMap::new(), generation: 0, stopped: None, unreachable: false }
+    }
+
+    /// Replicas on it take part.
+    fn works(&self) -> bool {
+        self.up && self.stopped.is_none() && !self.unreachable
+    }
 }
 
 #[derive(Clone)]
@@ -97,6 +118,7 @@ struct Fleet {
     groups: BTreeMap<(ShardId, u64), Group>,
     /// Names given out: replicas' lives, foundings.
     names: u64,
+    lost_since: BTreeMap<ShardId, Instant>,
     on_disk: bool,
     bytes: Vec<u64>,
 }
@@ -119,6 +141,7 @@ impl Fleet {
             machines: BTreeMap::new(),
             groups: BTreeMap::new(),
             names: 0,
+            lost_since: BTreeMap::new(),
             on_disk,
             bytes,
         };
@@ -128,7 +151,7 @@ impl Fleet {
             let node = fleet.new_life(s);
             fleet.control.members.insert(node, address(s));
             fleet.control.voters.insert(node);
-            fleet.machines.insert(s, Machine { up: true, node, hosted: BTreeMap::new(), generation: 0 });
+            fleet.machines.insert(s, Machine::new(node));
         }
         fleet
     }
@@ -148,7 +171,7 @@ impl Fleet {
     }
 
     fn runs(&self, shard: ShardId, n: ReplicaId) -> bool {
-        self.holds(shard, n) && self.machines[&n.server()].up
+        self.holds(shard, n) && self.machines[&n.server()].works()
     }
 
     /// A majority of `voters` has its log, and runs if `up`.
@@ -160,23 +183,34 @@ impl Fleet {
 
     fn view(&mut self) -> Plan {
         self.names += 1;
-        plan(&View {
+        let able =
+            |n: &ReplicaId| self.machines[&n.server()].works() && self.machines[&n.server()].node == *n;
+        let control_caught_up = self.control.members.keys().copied().filter(able).collect();
+        let plan = plan(&View {
             state: &self.state,
             control: &self.control,
+            control_caught_up: &control_caught_up,
+            lost_since: &self.lost_since,
             heard: &self.heard,
             now: self.now,
             since: self.since,
             patience: PATIENCE,
             origin: self.names << 8,
             unix_ms: 0,
-        })
+        });
+        self.lost_since.retain(|shard, _| plan.all_lost.contains(shard));
+        for shard in &plan.all_lost {
+            self.lost_since.entry(*shard).or_insert(self.now);
+        }
+        plan
     }
 
     /// The members of a group that have nearly everything.
     fn caught_up(&self, shard: ShardId, group: &Group) -> BTreeSet<ReplicaId> {
         let near = |n: &ReplicaId| {
             let hosted = self.machines.get(&n.server()).and_then(|m| m.hosted.get(&shard));
-            hosted.is_some_and(|h| h.node == *n && h.applied + 64 >= group.committed)
+            let reached = self.machines[&n.server()].works();
+            reached && hosted.is_some_and(|h| h.node == *n && h.applied + 64 >= group.committed)
         };
         group.membership.members.keys().copied().filter(near).collect()
     }
@@ -185,7 +219,7 @@ impl Fleet {
         let m = &self.machines[&server];
         let replicas = m.hosted.iter().map(|(shard, h)| {
             let group = self.groups.get(&(*shard, h.origin)).filter(|_| h.founded);
-            let leads = group.is_some_and(|g| g.leader == Some(h.node));
+            let leads = m.works() && group.is_some_and(|g| g.leader == Some(h.node));
             let report = ReplicaReport {
                 node: h.node,
                 origin: h.origin,
@@ -195,21 +229,29 @@ impl Fleet {
                 applied: h.applied,
                 bytes: if h.founded { self.bytes[shard.0 as usize] } else { 0 },
                 membership: group.map(|g| g.membership.clone()).unwrap_or_default(),
-                trouble: String::new(),
+                trouble: if m.stopped.is_some() { "ENOSPC".into() } else { String::new() },
+                stopped: m.stopped.map(|since| self.now - since),
                 digests: Vec::new(),
                 caught_up: group.filter(|_| leads).map(|g| self.caught_up(*shard, g)).unwrap_or_default(),
                 job: None,
             };
             (*shard, report)
         });
-        Report { address: address(server), node: m.node, replicas: replicas.collect() }
+        Report {
+            address: address(server),
+            node: m.node,
+            replicas: replicas.collect(),
+            reached: self.machines.iter().filter(|(_, m)| m.up && !m.unreachable).map(|(s, _)| *s).collect(),
+            asides: Some(Vec::new()),
+            ..Report::default()
+        }
     }
 
     /// A quarter of a second. Gives whether anything was planned.
     fn tick(&mut self, reports_lost: u8, directives_lost: u8) -> bool {
         self.now += TICK;
         let mut busy = false;
-        let control = self.control.voters.iter().filter(|n| self.machines[&n.server()].up).count();
+        let control = self.control.voters.iter().filter(|n| self.machines[&n.server()].works()).count();
         if control * 2 > self.control.voters.len() {
             for server in self.state.servers.keys().copied().collect::<Vec<_>>() {
                 if !self.machines[&server].up || reports_lost >> (server.0 % 8) & 1 == 1 {
@@ -286,13 +328,26 @@ impl Fleet {
 
     fn change_control(&mut self, change: Option<ControlChange>) {
         let up = |fleet: &Self, v: &BTreeSet<ReplicaId>| {
-            v.iter().filter(|n| fleet.machines[&n.server()].up).count() * 2 > v.len()
+            v.iter().filter(|n| fleet.machines[&n.server()].works()).count() * 2 > v.len()
         };
         match change {
             Some(ControlChange::Learner(n, a)) => _ = self.control.members.insert(n, a),
             Some(ControlChange::Voters(v)) => {
                 assert!(v.iter().all(|n| self.control.members.contains_key(n)), "{v:?} are no members");
                 assert!(v.len() <= 5, "{v:?}");
+                let new = v.difference(&self.control.voters);
+                assert!(
+                    new.clone().all(|n| self.machines[&n.server()].works()),
+                    "{v:?}: one that nobody reaches"
+                );
+                // What it survives is not less than before.
+                let works =
+                    |v: &BTreeSet<ReplicaId>| v.iter().filter(|n| self.machines[&n.server()].works()).count();
+                assert!(
+                    works(&v) >= works(&self.control.voters).min(v.len()),
+                    "{v:?} for {:?}",
+                    self.control.voters
+                );
                 let heard = |n: &ReplicaId| {
                     let heard = self.heard.get(&n.server());
                     heard.is_some_and(|h| self.now - h.at <= PATIENCE.silent)
@@ -304,6 +359,7 @@ impl Fleet {
                     self.control.voters = v;
                 }
             }
+            Some(ControlChange::Remove(gone)) => self.control.members.retain(|n, _| !gone.contains(n)),
             None => {}
         }
     }
@@ -362,6 +418,15 @@ impl Fleet {
                 assert!(new.iter().all(|n| group.membership.members.contains_key(n)), "{new:?} do not learn");
                 assert!(new.len() >= old.len().min(replicas), "{old:?} would become {new:?}");
                 assert!(new.difference(&old).count() <= 1, "{old:?} would become {new:?}");
+                let joins = new.difference(&old).next().copied();
+                let has = |n: ReplicaId| {
+                    self.machines[&n.server()]
+                        .hosted
+                        .get(&shard)
+                        .is_some_and(|h| h.node != n || h.applied > 0)
+                };
+                assert!(joins.is_none_or(has), "{joins:?} votes and was never reached");
+
                 // A change that its new voters cannot take (one has crashed since it reported) is modelled as one that
                 // does not happen; Raft would hold it open.
                 if self.majority(shard, &new, true) {
@@ -420,7 +485,7 @@ impl Fleet {
             }
             for n in now.members.keys() {
                 let votes = now.voters.contains(n);
-                let Some(m) = self.machines.get_mut(&n.server()).filter(|m| m.up) else { continue };
+                let Some(m) = self.machines.get_mut(&n.server()).filter(|m| m.works()) else { continue };
                 let Some(h) = m.hosted.get_mut(&shard).filter(|h| h.node == *n) else { continue };
                 h.founded = true;
                 // A learner takes a while.
@@ -448,6 +513,17 @@ impl Fleet {
                     m.up = true;
                 }
             }
+            Op::Storage(s, stops) => {
+                let now = self.now;
+                if let Some(m) = self.machines.get_mut(&ServerId(s)) {
+                    m.stopped = stops.then_some(now);
+                }
+            }
+            Op::Reach(s, lost) => {
+                if let Some(m) = self.machines.get_mut(&ServerId(s)) {
+                    m.unreachable = lost;
+                }
+            }
             Op::Drain(s, draining) => {
                 self.state.apply(&Command::Drain { server: ServerId(s), draining });
             }
@@ -456,8 +532,7 @@ impl Fleet {
                 if server.0 < 7 {
                     self.state.apply(&Command::Join { address: address(server) });
                     let node = self.new_life(server);
-                    let new = Machine { up: true, node, hosted: BTreeMap::new(), generation: 0 };
-                    self.machines.insert(server, new);
+                    self.machines.insert(server, Machine::new(node));
                 }
             }
             Op::Write(shard, n) => {
@@ -482,7 +557,7 @@ impl Fleet {
     /// From now on everything works. The fleet must come to rest, and rest where it should.
     fn settle(&mut self) {
         for m in self.machines.values_mut() {
-            m.up = true;
+            (m.up, m.stopped, m.unreachable) = (true, None, false);
         }
         let Shape { shards, replicas, .. } = self.shape();
         let draining: Vec<_> =
@@ -509,7 +584,10 @@ impl Fleet {
             if self.lost(shard) {
                 any_lost = true;
                 // "No leader", where its members had changed since they were last agreed on.
-                assert!(matches!(plan.health[&shard].0, Health::Lost | Health::Repairing), "{shard}");
+                assert!(
+                    matches!(plan.health[&shard].0, Health::Lost | Health::Repairing | Health::NoMajority),
+                    "{shard}"
+                );
                 continue;
             }
             assert_eq!(plan.health[&shard], (Health::Serving, String::new()), "{shard}");

@@ -3,10 +3,10 @@
 use super::{
     jobs::{JobFacts, JobState},
     plan::{
-        ControlChange, Directive, Do, Health, Heard, JobReport, Patience, Plan, ReplicaReport, Report, View,
-        plan,
+        AsideReport, ControlChange, Directive, Do, Health, Heard, JobReport, Patience, Plan, ReplicaReport,
+        Report, View, keeps_majority, plan,
     },
-    state::{Command, Place, Shape, State},
+    state::{Command, Outcome, Place, Shape, State},
 };
 use crate::raft::{Digest, Membership, ReplicaId};
 use paraft_common::{Durability, LogForm, Mode, ServerId, ShardId};
@@ -43,6 +43,10 @@ struct Sight {
     now: Instant,
     since: Instant,
     patience: Patience,
+    lost_since: Instant,
+    control_caught_up: BTreeSet<ReplicaId>,
+    /// Servers that the others do not reach.
+    unreachable: BTreeSet<ServerId>,
 }
 
 impl Sight {
@@ -62,6 +66,9 @@ impl Sight {
             now,
             since: now - secs(500),
             patience: Patience { silent: secs(1), replace: secs(30), settle: secs(5) },
+            lost_since: now - secs(100),
+            control_caught_up: (0..servers).map(node).collect(),
+            unreachable: BTreeSet::new(),
         };
         (0..servers).for_each(|s| sight.hear(s));
         sight
@@ -94,7 +101,8 @@ impl Sight {
 
     /// A report without replicas, now.
     fn hear(&mut self, server: u64) {
-        let report = Report { address: address(server), node: node(server), replicas: BTreeMap::new() };
+        let asides = Some(Vec::new());
+        let report = Report { address: address(server), node: node(server), asides, ..Report::default() };
         self.heard.insert(ServerId(server), Heard { report, at: self.now });
     }
 
@@ -134,13 +142,20 @@ impl Sight {
             let near = |n: &ReplicaId| applied.get(&(*shard, *n)).is_some_and(|a| a + 64 >= lead.applied);
             lead.caught_up = members.filter(near).collect();
         }
+        let reached: BTreeSet<ServerId> =
+            self.state.servers.keys().filter(|s| !self.unreachable.contains(s)).copied().collect();
+        heard.values_mut().for_each(|h| h.report.reached = reached.clone());
         heard
     }
 
     fn plan(&self) -> Plan {
+        // Seen for a long time, as far as one test does not say otherwise.
+        let lost_since = (0..64).map(|s| (ShardId(s), self.lost_since)).collect();
         plan(&View {
             state: &self.state,
             control: &self.control,
+            control_caught_up: &self.control_caught_up,
+            lost_since: &lost_since,
             heard: &self.measured(),
             now: self.now,
             since: self.since,
@@ -166,11 +181,7 @@ fn replica(server: u64) -> ReplicaReport {
         term: 3,
         applied: 1000,
         bytes: 0,
-        membership: Membership::default(),
-        trouble: String::new(),
-        digests: Vec::new(),
-        caught_up: BTreeSet::new(),
-        job: None,
+        ..ReplicaReport::default()
     }
 }
 
@@ -345,10 +356,135 @@ fn a_replica_that_lost_its_log_is_replaced_at_once_on_its_own_server() {
 }
 
 #[test]
-fn a_replica_whose_storage_failed_is_replaced() {
+fn a_replica_that_has_diverged_is_replaced() {
     let mut sight = Sight::serving(3, &[0], 3);
-    sight.replica(2, S0).trouble = "no space left on device".into();
+    sight.replica(2, S0).trouble = "it has diverged".into();
     assert_eq!(sight.told(), [(2, Do::Host { origin: ORIGIN })]);
+}
+
+#[test]
+fn a_replica_that_waits_for_its_storage_keeps_its_place_and_is_replaced_elsewhere_in_time() {
+    let stop = |sight: &mut Sight, server, waits| {
+        let r = sight.replica(server, S0);
+        (r.trouble, r.stopped) = ("ENOSPC: No space left on device".into(), Some(waits));
+    };
+    let mut sight = Sight::serving(4, &[0], 3);
+    stop(&mut sight, 2, secs(29));
+    assert_eq!(sight.told(), [], "it comes back");
+    let (health, why) = sight.plan().health[&S0].clone();
+    assert!(health == Health::Repairing && why.contains("ENOSPC"), "{why}");
+    stop(&mut sight, 2, secs(31));
+    assert_eq!(sight.told(), [(3, Do::Host { origin: ORIGIN })], "not on its own server");
+    // Where there is no other server it waits on.
+    let mut sight = Sight::serving(3, &[0], 3);
+    stop(&mut sight, 2, secs(300));
+    assert_eq!(sight.told(), []);
+    // Two of three, and all three: nothing is lost, and nothing is done.
+    for stopped in [&[1, 2][..], &[0, 1, 2]] {
+        let mut sight = Sight::serving(4, &[0], 3);
+        stopped.iter().for_each(|s| stop(&mut sight, *s, secs(300)));
+        let plan = sight.plan();
+        let (health, why) = plan.health[&S0].clone();
+        assert!(health == Health::Stopped && why.contains("ENOSPC"), "{health:?}: {why}");
+        assert!(plan.commands.is_empty() && plan.directives.is_empty(), "{plan:?}");
+    }
+    // Not even its name could be read: it may be the one that votes there.
+    let mut sight = Sight::serving(3, &[0], 3);
+    for s in 0..3 {
+        stop(&mut sight, s, secs(300));
+        (sight.replica(s, S0).node, sight.replica(s, S0).origin) = (ReplicaId(0), 0);
+    }
+    let plan = sight.plan();
+    assert_eq!(
+        (plan.health[&S0].0, plan.commands, plan.directives),
+        (Health::Stopped, vec![], BTreeMap::new())
+    );
+}
+
+#[test]
+fn too_few_that_answer_is_not_taken_for_a_loss() {
+    let mut sight = Sight::serving(3, &[0], 3);
+    sight.silent(1, secs(100));
+    sight.silent(2, secs(100));
+    let plan = sight.plan();
+    assert_eq!((plan.health[&S0].0, plan.commands), (Health::NoMajority, vec![]));
+}
+
+#[test]
+fn a_shard_does_not_begin_anew_while_what_lies_aside_can_be_read_or_is_not_known() {
+    let lost = || {
+        let mut sight = Sight::serving(3, &[0], 3);
+        (0..3).for_each(|s| sight.report(s).replicas.clear());
+        sight
+    };
+    let begins_anew = |sight: &Sight| !sight.plan().commands.is_empty();
+    assert!(begins_anew(&lost()));
+    let mut sight = lost();
+    let aside = AsideReport { shard: S0, origin: ORIGIN, name: "shard-0.aside-1".into(), readable: true };
+    sight.report(1).asides = Some(vec![aside.clone()]);
+    assert!(!begins_anew(&sight));
+    let (health, why) = sight.plan().health[&S0].clone();
+    assert!(health == Health::Lost && why.contains("shard-0.aside-1") && why.contains("restore"), "{why}");
+    sight.report(1).asides = Some(vec![AsideReport { readable: false, ..aside.clone() }]);
+    assert!(begins_anew(&sight));
+    sight.report(1).asides = Some(vec![AsideReport { origin: ORIGIN + 1, ..aside }]);
+    assert!(begins_anew(&sight), "of another founding");
+    sight.report(1).asides = None;
+    assert!(!begins_anew(&sight), "it is still being read");
+    // Seen for a moment only.
+    let mut sight = lost();
+    sight.lost_since = sight.now - Duration::from_millis(900);
+    assert!(!begins_anew(&sight));
+    assert!(sight.plan().all_lost.contains(&S0));
+}
+
+#[test]
+fn nobody_votes_who_was_not_reached_or_lacks_what_the_leader_has() {
+    // In the control group.
+    let mut sight = Sight::serving(5, &[0], 3);
+    sight.unreachable = [3, 4].map(ServerId).into();
+    assert_eq!(sight.plan().control, None);
+    sight.control.members.remove(&node(3));
+    assert_eq!(sight.plan().control, None, "it is not even told what is agreed");
+    let mut sight = Sight::serving(5, &[0], 3);
+    sight.control_caught_up.remove(&node(3));
+    assert_eq!(sight.plan().control, None, "four able ones: three vote");
+    let sight = Sight::serving(5, &[0], 3);
+    assert_eq!(sight.plan().control, Some(ControlChange::Voters(nodes(&[0, 1, 2, 3, 4]))));
+    // In a shard.
+    let mut sight = Sight::serving(4, &[0], 3);
+    sight.unreachable = [ServerId(3)].into();
+    sight.silent(2, secs(100));
+    assert_eq!(sight.told(), [], "it gets nothing");
+}
+
+#[test]
+fn a_change_of_voters_takes_no_working_voter_away() {
+    let works = |n: &ReplicaId| [node(0), node(1), node(2)].contains(n);
+    let now = nodes(&[0, 1, 2]);
+    assert!(!keeps_majority(&now, &nodes(&[0, 1, 3]), works), "one that works for one that does not");
+    assert!(!keeps_majority(&now, &nodes(&[0, 3, 4]), works));
+    assert!(keeps_majority(&nodes(&[0, 1, 3]), &now, works));
+    assert!(keeps_majority(&nodes(&[0, 1, 2, 3]), &now, works));
+    assert!(!keeps_majority(&nodes(&[0, 1, 2, 3]), &nodes(&[0, 1, 3]), works));
+    assert!(keeps_majority(&now, &nodes(&[0]), works), "all of one");
+}
+
+#[test]
+fn a_server_that_was_forgotten_is_replaced_at_once_and_leaves_the_control_group() {
+    let mut sight = Sight::serving(4, &[0], 3);
+    sight.silent(2, secs(3));
+    assert_eq!(sight.told(), []);
+    sight.state.apply(&Command::Forget { server: ServerId(2) });
+    assert_eq!(sight.told(), [(3, Do::Host { origin: ORIGIN })]);
+    assert_eq!(sight.plan().control, Some(ControlChange::Voters(nodes(&[0, 1, 3]))));
+    sight.control.voters = nodes(&[0, 1, 3]);
+    assert_eq!(sight.plan().control, Some(ControlChange::Remove(nodes(&[2]))));
+    // Its id is not given out again, and it is not admitted under it.
+    let Outcome::Joined(id) = sight.state.apply(&Command::Join { address: "new:1".into() }) else { panic!() };
+    assert_eq!(id, ServerId(4));
+    let admit = Command::Admit { server: ServerId(2), address: address(2) };
+    assert!(matches!(sight.state.apply(&admit), Outcome::Refused(_)));
 }
 
 #[test]

@@ -69,6 +69,26 @@ pub struct State {
     pub shards: BTreeMap<ShardId, Place>,
     /// What the shards train, or have trained. No part of the generation: nothing is routed by it.
     pub jobs: Jobs,
+    /// Servers that will not come back, as a person has said. Their ids are not given out again.
+    pub forgotten: BTreeSet<ServerId>,
+}
+
+/// As it was in format 2.
+#[derive(Deserialize)]
+struct StateV2 {
+    fleet: u64,
+    generation: u64,
+    shape: Option<Shape>,
+    servers: BTreeMap<ServerId, Member>,
+    shards: BTreeMap<ShardId, Place>,
+    jobs: Jobs,
+}
+
+impl From<StateV2> for State {
+    fn from(old: StateV2) -> Self {
+        let StateV2 { fleet, generation, shape, servers, shards, jobs } = old;
+        State { fleet, generation, shape, servers, shards, jobs, forgotten: BTreeSet::new() }
+    }
 }
 
 /// A change of the agreed state.
@@ -126,6 +146,11 @@ pub enum Command {
         job: u64,
         /// What.
         difference: Difference,
+    },
+    /// A server will not come back.
+    Forget {
+        /// Which.
+        server: ServerId,
     },
 }
 
@@ -190,6 +215,9 @@ impl State {
                 if server.0 >= u64::from(u32::MAX) {
                     return Outcome::Refused(format!("{server} is no server id"));
                 }
+                if self.forgotten.contains(server) {
+                    return Outcome::Refused(format!("{server} was forgotten"));
+                }
                 let new = || Member { address: String::new(), draining: false };
                 self.servers.entry(*server).or_insert_with(new).address = address.clone();
                 Outcome::Done
@@ -198,7 +226,8 @@ impl State {
                 if let Some((id, _)) = self.servers.iter().find(|(_, s)| s.address == *address) {
                     return Outcome::Joined(*id);
                 }
-                let id = ServerId(self.servers.keys().last().map_or(0, |s| s.0 + 1));
+                let used = self.servers.keys().chain(&self.forgotten).max();
+                let id = ServerId(used.map_or(0, |s| s.0 + 1));
                 self.servers.insert(id, Member { address: address.clone(), draining: false });
                 Outcome::Joined(id)
             }
@@ -222,6 +251,13 @@ impl State {
                 true => Outcome::Done,
                 false => Outcome::Refused(UNKNOWN_JOB.into()),
             },
+            Command::Forget { server } => match self.servers.remove(server) {
+                None => Outcome::Refused(format!("there is no {server}")),
+                Some(_) => {
+                    self.forgotten.insert(*server);
+                    Outcome::Done
+                }
+            },
         }
     }
 }
@@ -231,7 +267,9 @@ pub const UNKNOWN_JOB: &str = "the control group does not know this job";
 
 /// The layout of [`State`] in a snapshot, which says it first: one of another build is refused by name, not misread.
 /// Whoever changes the layout raises this.
-const FORMAT: u16 = 2;
+const FORMAT: u16 = 3;
+/// Still read.
+const FORMAT_2: u16 = 2;
 
 impl Replicated for Agreed {
     fn apply(&self, change: &Change) -> Applied {
@@ -254,13 +292,16 @@ impl Replicated for Agreed {
     ) -> Result<(), String> {
         let bad = |e: header::HeaderError| format!("a snapshot of the control group: {e}");
         let (format, state): (u16, Vec<u8>) = header::decode(head).map_err(bad)?;
-        if format != FORMAT {
-            return Err(format!(
-                "this snapshot of the control group has format {format}, this build reads {FORMAT}: use the build that \
-                 wrote it, or begin with an empty data folder on every server"
-            ));
-        }
-        *self.state.write() = header::decode(&state).map_err(bad)?;
+        *self.state.write() = match format {
+            FORMAT => header::decode(&state).map_err(bad)?,
+            FORMAT_2 => header::decode::<StateV2>(&state).map_err(bad)?.into(),
+            _ => {
+                return Err(format!(
+                    "this snapshot of the control group has format {format}, this build reads up to {FORMAT}: use the \
+                     build that wrote it"
+                ));
+            }
+        };
         Ok(())
     }
 

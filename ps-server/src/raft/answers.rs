@@ -8,13 +8,21 @@ use super::{
     wire::{self, SnapshotAnswer, SnapshotPiece, WireError},
 };
 use bytes::Bytes;
-use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest};
+use openraft::{
+    async_runtime::WatchReceiver,
+    raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest},
+};
 use paraft_common::Payload;
 use paraft_proto::{PeerCall, PeerRequest, WithBulk};
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// A snapshot on its way in.
 pub(super) struct Incoming {
+    last: Instant,
     image: u64,
     meta: SnapshotMeta,
     head: Vec<u8>,
@@ -22,7 +30,53 @@ pub(super) struct Incoming {
     parts: Vec<Payload>,
 }
 
+/// Half a snapshot is dropped when its sender has said nothing for so long.
+const SENDER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The furthest that one message may move a term. Elections move it by one: no group will ever have had so many, and who
+/// sends more would leave no higher terms to those who come after it.
+pub const MAX_TERM_JUMP: u64 = 1 << 32;
+
+impl Incoming {
+    /// Payload bytes that are held.
+    fn bytes(&self) -> u64 {
+        self.parts.iter().map(|p| p.len() as u64).sum()
+    }
+}
+
 impl Group {
+    /// Payload bytes of a snapshot that is being received.
+    pub async fn incoming_bytes(&self) -> u64 {
+        self.incoming.lock().await.as_ref().map_or(0, Incoming::bytes)
+    }
+
+    /// Drops what was received of a snapshot that will not come to its end: its sender is silent, or the log has brought
+    /// what it holds.
+    pub(super) async fn drop_stale_snapshot(&self) {
+        let applied = self.applied_index();
+        let mut slot = self.incoming.lock().await;
+        let stale = slot.as_ref().is_some_and(|i| {
+            let overtaken = i.meta.last_log_id.as_ref().is_some_and(|l| l.index <= applied);
+            overtaken || i.last.elapsed() > SENDER_TIMEOUT
+        });
+        if stale {
+            tracing::info!(group = %self.id, "a snapshot that was half received is dropped");
+            *slot = None;
+        }
+    }
+
+    /// Refuses a message that would move the term out of reach.
+    fn bounded(&self, vote: &Vote) -> Result<(), WireError> {
+        let own = self.raft.server_metrics().borrow_watched().vote.leader_id().term;
+        match vote.leader_id().term {
+            theirs if theirs > own.saturating_add(MAX_TERM_JUMP) => Err(WireError::new(format!(
+                "its term is {theirs}, that of {} is {own}: no election leads so far",
+                self.id
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// Answers a peer's call with the bytes of the reply.
     pub async fn answer(&self, request: WithBulk<PeerRequest>) -> Result<Bytes, WireError> {
         let WithBulk { message: request, bulk } = request;
@@ -36,19 +90,23 @@ impl Group {
         match request.call() {
             PeerCall::Append => {
                 let mut rpc: AppendEntriesRequest<Types> = wire::decode(&request.header)?;
+                self.bounded(&rpc.vote)?;
                 wire::attach(&mut rpc, bulk)?;
                 reply(self.raft.append_entries(rpc).await)
             }
             PeerCall::Vote => {
                 let rpc: VoteRequest<Types> = wire::decode(&request.header)?;
+                self.bounded(&rpc.vote)?;
                 reply(self.raft.vote(rpc).await)
             }
             PeerCall::PreVote => {
                 let rpc: VoteRequest<Types> = wire::decode(&request.header)?;
+                self.bounded(&rpc.vote)?;
                 reply(self.raft.pre_vote(rpc).await)
             }
             PeerCall::TransferLeader => {
                 let rpc: TransferLeaderRequest<Types> = wire::decode(&request.header)?;
+                self.bounded(rpc.from_leader())?;
                 reply(self.raft.handle_transfer_leader(rpc).await)
             }
             PeerCall::Snapshot => self.snapshot_piece(&request.header, bulk).await,
@@ -58,6 +116,11 @@ impl Group {
 
     async fn snapshot_piece(&self, header: &[u8], bulk: Vec<Payload>) -> Result<Bytes, WireError> {
         let (vote, piece): (Vote, SnapshotPiece) = wire::decode(header)?;
+        self.bounded(&vote)?;
+        // Whoever leads no more would fill the memory with what is not installed in the end.
+        if self.raft.server_metrics().borrow_watched().vote > vote {
+            return Err(WireError::new(format!("a snapshot of {} from an earlier term", self.id)));
+        }
         let payload = bulk.into_iter().next().unwrap_or_default();
         if wire::checksum(&payload) != piece.crc {
             return Err(WireError::new(format!(
@@ -75,9 +138,11 @@ impl Group {
             if lengths.len() as u64 + 1 != piece.of {
                 return Err(WireError::new("a snapshot's header does not fit its number of pieces"));
             }
-            *slot = Some(Incoming { image: piece.image, meta, head, lengths, parts: Vec::new() });
+            let (image, parts) = (piece.image, Vec::new());
+            *slot = Some(Incoming { last: Instant::now(), image, meta, head, lengths, parts });
         }
         let Some(incoming) = slot.as_mut() else { return Err(WireError::new("no snapshot is under way")) };
+        incoming.last = Instant::now();
         if piece.index == incoming.parts.len() as u64 + 1 {
             if incoming.lengths.get(incoming.parts.len()).is_none_or(|l| *l as usize != payload.len()) {
                 return Err(WireError::new("a snapshot's piece has another length than its header says"));

@@ -17,10 +17,10 @@ use super::{
 use bytes::Bytes;
 use openraft::EntryPayload;
 use paraft_common::Payload;
-use parking_lot::Mutex;
 use paraft_store::{
     Disk, Log, LogOptions, Record, SnapshotReader, SnapshotWriter, StoreError, read_small, said, write_small,
 };
+use parking_lot::Mutex;
 use std::{
     cell::Cell,
     fmt, io,
@@ -60,7 +60,10 @@ impl FolderError {
     }
 
     fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
-        move |e| Self { what: format!("{}: {}", path.display(), said(&e)), damage: paraft_store::is_damage(&e) }
+        move |e| Self {
+            what: format!("{}: {}", path.display(), said(&e)),
+            damage: paraft_store::is_damage(&e),
+        }
     }
 }
 
@@ -190,7 +193,9 @@ impl Folder {
         }
         let (begun, empty) = (self.read(BEGUN)?.is_some(), last.is_none() && purged.is_none());
         if begun && empty {
-            return Err(damage(&"its segments are gone, though it has held entries: a lost log must not vote"));
+            return Err(damage(
+                &"its segments are gone, though it has held entries: a lost log must not vote",
+            ));
         }
         // The process ended between the first entry and the mark. From here on the entry may be vouched for.
         if !begun && !empty {

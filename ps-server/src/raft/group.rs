@@ -19,7 +19,7 @@ use openraft::{
 };
 use paraft_common::ServerId;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     future::Future,
     sync::{
@@ -117,6 +117,8 @@ pub struct Group {
     /// Why it was stopped from outside.
     failed: Arc<OnceLock<String>>,
     pub(super) handed_over: Arc<Mutex<Option<Instant>>>,
+    /// Replicas that are members as others say, where the own log does not know it yet.
+    trusted: Arc<parking_lot::RwLock<BTreeSet<ReplicaId>>>,
 }
 
 /// What a shard's owner needs of its group, and all that it knows of Raft.
@@ -218,6 +220,7 @@ impl Group {
             parity,
             failed: Arc::default(),
             handed_over: Arc::default(),
+            trusted: Arc::default(),
         };
         tokio::spawn(group.clone().finish_changes());
         if let Some(every) = options.parity {
@@ -237,6 +240,19 @@ impl Group {
     /// This replica.
     pub fn me(&self) -> ReplicaId {
         self.me
+    }
+
+    /// Listens to these replicas too: the control plane knows them as members of this group, whose own log here may be old
+    /// or empty.
+    pub fn trust(&self, replicas: BTreeSet<ReplicaId>) {
+        if *self.trusted.read() != replicas {
+            *self.trusted.write() = replicas;
+        }
+    }
+
+    /// Whether a replica is a member of this group, as far as is known here.
+    pub fn knows(&self, replica: ReplicaId) -> bool {
+        self.membership().members.contains_key(&replica) || self.trusted.read().contains(&replica)
     }
 
     /// Follows who leads; closes when the replica shuts down.

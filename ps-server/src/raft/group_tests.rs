@@ -33,6 +33,7 @@ async fn alone() -> (Group, ReplicaId) {
 async fn asked(group: &Group, name: ReplicaId, term: u64, candidate: ReplicaId) -> Result<bool, WireError> {
     let ask = VoteRequest::<Types>::new(Vote::new(term, candidate.0), None);
     let request = PeerRequest {
+        fleet: 0,
         group: 0,
         from: candidate.0,
         to: name.0,

@@ -178,6 +178,9 @@ async fn a_snapshot_with_a_damaged_part_is_not_installed_and_its_file_is_named()
     std::fs::write(path.join("snapshot"), bytes).expect("damaged");
     let back = Shard::new(ShardId(0), 1);
     let refused = file.restore(&back).expect_err("damaged");
-    assert!(refused.to_string().contains("shard-0/snapshot") && refused.to_string().contains("checksum"), "{refused}");
+    assert!(
+        refused.to_string().contains("shard-0/snapshot") && refused.to_string().contains("checksum"),
+        "{refused}"
+    );
     assert!(back.configured().is_none(), "nothing has changed");
 }

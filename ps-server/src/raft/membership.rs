@@ -27,14 +27,17 @@ pub struct Membership {
 /// Who lacks so few entries has caught up: they are on their way.
 const NEARLY: u64 = 64;
 
-/// Those who lack more than a few of the entries that are applied here; nobody, where this replica does not lead. Both
-/// indices are of the same moment: reports of two servers are not, and under load that alone is many entries.
+/// Those who lack more than a few of the entries that are applied here, or anything of what was there when the membership
+/// was last changed (when they were taken in, say); who was never reached lacks it. Nobody, where this replica does not
+/// lead. Both indices are of the same moment: reports of two servers are not, and under load that alone is many entries.
 pub(super) fn behind(raft: &Raft) -> BTreeSet<ReplicaId> {
     let metrics = raft.metrics();
     let m = metrics.borrow_watched();
     let applied = m.last_applied.as_ref().map_or(0, |l| l.index);
+    let since = m.membership_config.log_id().as_ref().map_or(0, |l| l.index);
     let all = m.replication.iter().flatten();
-    let behind = all.filter(|(_, matched)| matched.as_ref().map_or(0, |l| l.index) + NEARLY < applied);
+    let has = |matched: &u64| matched + NEARLY >= applied && *matched >= since;
+    let behind = all.filter(|(_, matched)| !matched.as_ref().map(|l| l.index).is_some_and(|l| has(&l)));
     behind.map(|(id, _)| ReplicaId(*id)).collect()
 }
 
@@ -97,6 +100,7 @@ impl Group {
                 () = tokio::time::sleep(FINISH_PAUSE) => {}
                 ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
             }
+            self.drop_stale_snapshot().await;
             let (at, voters) = {
                 let metrics = self.raft.server_metrics();
                 let m = metrics.borrow_watched();
@@ -148,12 +152,17 @@ impl Group {
         if !voters.contains(&self.me) {
             return Ok(()); // it has voted itself out; the rest is for its successor
         }
-        let learners: BTreeSet<u64> =
-            self.membership().members.keys().filter(|n| !voters.contains(n)).map(|n| n.0).collect();
+        let learners = self.membership().members.into_keys().filter(|n| !voters.contains(n)).collect();
+        self.remove_learners(&learners).await
+    }
+
+    /// Makes these, who only learn, leave the group.
+    pub async fn remove_learners(&self, learners: &BTreeSet<ReplicaId>) -> Result<(), String> {
+        self.is_a_member()?;
         if learners.is_empty() {
             return Ok(());
         }
-        let leave = ChangeMembers::RemoveNodes(learners);
+        let leave = ChangeMembers::RemoveNodes(learners.iter().map(|n| n.0).collect());
         self.raft.change_membership(leave, false).await.map(drop).map_err(|e| e.to_string())
     }
 

@@ -26,7 +26,15 @@ use paraft_common::Payload;
 use paraft_proto::{PeerCall, PeerRequest, WithBulk, limits, services};
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
-use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 use tonic::transport::{Channel, Endpoint};
 
 /// Pause before an error is given back. openraft backs off by itself from appends that fail one by one, as ours do; a
@@ -38,12 +46,23 @@ const ERROR_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Default)]
 pub struct Peers {
     channels: Mutex<HashMap<(String, bool), Channel>>,
+    fleet: AtomicU64,
 }
 
 /// Channels kept open: two for each server of a large fleet, and those that have left.
 const MAX_CHANNELS: usize = 1024;
 
 impl Peers {
+    /// This server belongs to a fleet now: every message says so from here on.
+    pub fn belong(&self, fleet: u64) {
+        self.fleet.store(fleet, Relaxed);
+    }
+
+    /// The fleet, or 0.
+    pub fn fleet(&self) -> u64 {
+        self.fleet.load(Relaxed)
+    }
+
     fn channel(&self, address: &str, bulk: bool) -> Result<Channel, String> {
         let key = (address.to_string(), bulk);
         let mut channels = self.channels.lock();
@@ -145,6 +164,7 @@ impl Connection {
             to: self.target,
             call: kind as i32,
             header: wire::encode(header)?,
+            fleet: self.peers.fleet(),
             payloads: Vec::new(), // beside it
         };
         let request = WithBulk { message, bulk };

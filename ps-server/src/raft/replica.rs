@@ -7,7 +7,7 @@ use std::fmt;
 /// A replica of a group: a server, and a life. A replica that loses its log is dead, whatever its server does
 /// afterwards: with the old name, a server that came back with an empty log could vote for a leader that lacks
 /// acknowledged entries. So a new life gets a new name, and enters as a learner.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ReplicaId(pub u64);
 

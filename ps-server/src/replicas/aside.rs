@@ -45,8 +45,10 @@ pub fn put_aside(folder: &Folder) -> Result<String, FolderError> {
         let name = |f: std::io::Result<std::fs::DirEntry>| f.map(|f| f.file_name().into_string().ok());
         all.map(name).collect::<Result<Vec<_>, _>>()
     });
-    let taken = taken.map_err(|e| FolderError::passing(format!("{}: {}", above.display(), paraft_store::said(&e))))?;
-    let number = |name: &String| -> Option<u64> { name.strip_prefix(&own)?.strip_prefix(".aside-")?.parse().ok() };
+    let taken = taken
+        .map_err(|e| FolderError::passing(format!("{}: {}", above.display(), paraft_store::said(&e))))?;
+    let number =
+        |name: &String| -> Option<u64> { name.strip_prefix(&own)?.strip_prefix(".aside-")?.parse().ok() };
     let next = taken.iter().flatten().filter_map(number).max().unwrap_or(0) + 1;
     let name = format!("{own}.aside-{next}");
     folder.rename(&name)?;
@@ -88,7 +90,8 @@ fn look(disk: &Arc<dyn Disk>, path: PathBuf, name: &str) -> Option<Aside> {
 /// Makes a folder that was put aside the shard's own again. One that has the name goes aside itself. The server must not
 /// run.
 pub fn restore(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), String> {
-    let shard = shard_of_aside(name).ok_or_else(|| format!("`{name}` is no name of a folder that was put aside"))?;
+    let shard =
+        shard_of_aside(name).ok_or_else(|| format!("`{name}` is no name of a folder that was put aside"))?;
     let own = format!("shard-{}", shard.0);
     let aside = Folder::new(disk.clone(), data.join(name));
     if !aside.path().is_dir() {

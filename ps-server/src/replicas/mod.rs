@@ -18,10 +18,10 @@ use crate::{
         owner::{self, Counters, Event},
     },
 };
+use aside::put_aside;
 use paraft_common::{Durability, ServerId, ShardId};
 use paraft_store::Disk;
 use paraft_trace::Stages;
-use aside::put_aside;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -111,6 +111,11 @@ impl Replicas {
         }
     }
 
+    /// The connections to other servers, which say of which fleet this one is.
+    pub fn peers(&self) -> &Peers {
+        &self.peers
+    }
+
     /// What this process spends in the stages of gradients.
     pub fn stages(&self) -> &Arc<Stages> {
         &self.stages
@@ -138,7 +143,9 @@ impl Replicas {
             let Err(e) = self.reopen_one(shard, &folder).await else { continue };
             let put = if e.is_damage() { put_aside(&folder).map(drop) } else { Err(e.clone()) };
             match put {
-                Ok(()) => tracing::error!(%shard, error = %e, "a replica on disk is damaged; it will be replaced"),
+                Ok(()) => {
+                    tracing::error!(%shard, error = %e, "a replica on disk is damaged; it will be replaced")
+                }
                 Err(waits) => {
                     tracing::error!(%shard, error = %waits, "a replica on disk cannot be read at present; it is tried again");
                     let card = read_card(&folder).ok().flatten().map(|c| (ReplicaId(c.node), c.origin));
@@ -164,7 +171,11 @@ impl Replicas {
         };
         let node = ReplicaId(card.node);
         if node.server() != self.options.server {
-            return Err(FolderError::passing(format!("{} belongs to {}", folder.path().display(), node.server())));
+            return Err(FolderError::passing(format!(
+                "{} belongs to {}",
+                folder.path().display(),
+                node.server()
+            )));
         }
         self.start(shard, card.shards, node, card.origin, Some(folder.clone())).await?;
         tracing::info!(%shard, replica = %node, "found on disk");
@@ -216,7 +227,8 @@ impl Replicas {
             self.hosted.write().remove(&shard);
             old.group.shutdown().await;
         }
-        if let Some(waits) = self.waiting.read().get(&shard).filter(|w| w.origin.is_none_or(|o| o == origin)) {
+        if let Some(waits) = self.waiting.read().get(&shard).filter(|w| w.origin.is_none_or(|o| o == origin))
+        {
             return Err(format!("a replica of it waits here for its storage: {}", waits.why));
         }
         let node = ReplicaId::new_life(self.options.server);

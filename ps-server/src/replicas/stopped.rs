@@ -58,7 +58,10 @@ impl Replicas {
     pub async fn supervise(self: Arc<Self>) {
         while !self.ending.load(Relaxed) {
             for (shard, replica) in self.all() {
-                if replica.folder.is_some() && !replica.group.was_failed() && replica.group.trouble().is_some() {
+                if replica.folder.is_some()
+                    && !replica.group.was_failed()
+                    && replica.group.trouble().is_some()
+                {
                     self.stop(shard, &replica).await;
                 }
             }

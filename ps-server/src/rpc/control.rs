@@ -2,16 +2,18 @@
 
 use super::{groups, jobs};
 use crate::{
-    control::{Agent, Command, Directive, Do, Outcome, Refused, ReplicaReport, Report, Shape, Then},
+    control::{
+        Agent, AsideReport, Command, Directive, Do, Outcome, Refused, ReplicaReport, Report, Shape, Then,
+    },
     raft::{Digest, Membership, ReplicaId, endpoint},
 };
 use paraft_common::{Durability, ServerId, ShardId};
 use paraft_proto::{
-    DescribeReply, DescribeRequest, Diverged, DrainReply, DrainRequest, FleetShape, Found, HelloReply,
-    HelloRequest, HoldGroupReply, HoldGroupRequest, Host, JoinGroupReply, JoinGroupRequest, JoinReply,
-    JoinRequest, NoteCheckpointsReply, NoteCheckpointsRequest, ParityDigest, Replica, ReportReply,
-    ReportRequest, Retire, ServerInfo, ShardInfo, Voters, control_client::ControlClient,
-    control_server::Control, directive, no_leader,
+    AbandonReply, AbandonRequest, DescribeReply, DescribeRequest, Diverged, DrainReply, DrainRequest,
+    FleetShape, ForgetReply, ForgetRequest, Found, HelloReply, HelloRequest, HoldGroupReply,
+    HoldGroupRequest, Host, JoinGroupReply, JoinGroupRequest, JoinReply, JoinRequest, NoteCheckpointsReply,
+    NoteCheckpointsRequest, ParityDigest, Replica, ReportReply, ReportRequest, Retire, ServerInfo, ShardInfo,
+    Voters, control_client::ControlClient, control_server::Control, directive, no_leader,
 };
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
@@ -60,6 +62,7 @@ pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest
         changing: r.membership.changing,
         membership_index: r.membership.index,
         trouble: r.trouble.clone(),
+        stopped_ms: r.stopped.map(|d| d.as_millis() as u64),
         digests: r.digests.iter().map(|d| ParityDigest { index: d.index, digest: d.digest }).collect(),
         job: r.job.as_ref().map(jobs::to_report),
     });
@@ -69,11 +72,24 @@ pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest
         address: report.address.clone(),
         node: report.node.0,
         replicas: replicas.collect(),
+        reached: report.reached.iter().map(|s| s.0).collect(),
+        asides: report.asides.iter().flatten().map(aside).collect(),
+        asides_known: report.asides.is_some(),
+        control_trouble: report.control_trouble.clone(),
     }
+}
+
+fn aside(a: &AsideReport) -> paraft_proto::AsideReport {
+    let AsideReport { shard, origin, name, readable } = a.clone();
+    paraft_proto::AsideReport { shard: shard.0, origin, name, readable }
 }
 
 /// A report from the wire. A job that this version does not know is left out.
 pub fn from_report(r: ReportRequest) -> Report {
+    let aside = |a: paraft_proto::AsideReport| {
+        let paraft_proto::AsideReport { shard, origin, name, readable } = a;
+        AsideReport { shard: ShardId(shard), origin, name, readable }
+    };
     let replica = |r: paraft_proto::ReplicaReport| {
         let voters = r.members.iter().filter(|m| m.voter).map(|m| ReplicaId(m.node)).collect();
         let caught_up = r.members.iter().filter(|m| m.caught_up).map(|m| ReplicaId(m.node)).collect();
@@ -88,6 +104,7 @@ pub fn from_report(r: ReportRequest) -> Report {
             bytes: r.bytes,
             membership: Membership { members, voters, changing: r.changing, index: r.membership_index },
             trouble: r.trouble,
+            stopped: r.stopped_ms.map(Duration::from_millis),
             digests: r.digests.iter().map(|d| Digest { index: d.index, digest: d.digest }).collect(),
             caught_up,
             job: r.job.and_then(jobs::from_report),
@@ -98,6 +115,9 @@ pub fn from_report(r: ReportRequest) -> Report {
         address: r.address,
         node: ReplicaId(r.node),
         replicas: r.replicas.into_iter().map(replica).collect(),
+        reached: r.reached.into_iter().map(ServerId).collect(),
+        asides: r.asides_known.then(|| r.asides.into_iter().map(aside).collect()),
+        control_trouble: r.control_trouble,
     }
 }
 
@@ -164,6 +184,7 @@ impl Control for ControlService {
             fleet: self.agent.fleet(),
             leader: self.leader(),
             shape: self.agent.shape().map(shape_to),
+            members: self.agent.group().membership().members.keys().map(|n| n.0).collect(),
         }))
     }
 
@@ -173,17 +194,28 @@ impl Control for ControlService {
         let refuse = |why: String| ReportReply { leader: leader.clone(), why, ..ReportReply::default() };
         if own.0 != 0 && report.fleet != own.0 {
             return Ok(Response::new(refuse(format!(
-                "this server belongs to another fleet than {}: give it an empty --data folder to make it join",
+                "this server belongs to another fleet than {}: start it with a --data folder of its own to make it join",
                 self.agent.address()
             ))));
         }
         let server = ServerId(report.server);
+        if ReplicaId(report.node).server() != server {
+            return Ok(Response::new(refuse(format!(
+                "{} is no replica of {server}",
+                ReplicaId(report.node)
+            ))));
+        }
+        if self.agent.agreed.read(|s| s.forgotten.contains(&server)) {
+            return Ok(Response::new(refuse(format!(
+                "{server} was forgotten (`paraft forget`): it can join anew (--join), with another --data folder"
+            ))));
+        }
         let reply = match self.agent.take_report(server, from_report(report)) {
             None => refuse(String::new()),
             Some(directives) => ReportReply {
                 accepted: true,
                 leader: leader.clone(),
-                why: String::new(),
+                why: self.agent.unreached(server).unwrap_or_default(),
                 generation: own.1,
                 directives: directives.into_iter().map(to_directive).collect(),
             },
@@ -200,6 +232,9 @@ impl Control for ControlService {
         }
         if address.len() > 256 || !address.contains(':') {
             return Ok(Response::new(refuse(format!("`{address}` is no address (write host:port)"))));
+        }
+        if let Err(why) = self.agent.may_join(&address).await {
+            return Ok(Response::new(refuse(why)));
         }
         let reply = match self.agent.propose(Command::Join { address }).await {
             Ok(Outcome::Joined(server)) => JoinReply {
@@ -226,6 +261,26 @@ impl Control for ControlService {
         Ok(Response::new(match self.agent.propose(command).await {
             Ok(Outcome::Refused(why)) | Err(why) => reply(false, why),
             Ok(_) => reply(true, String::new()),
+        }))
+    }
+
+    async fn forget(&self, request: Request<ForgetRequest>) -> Result<Response<ForgetReply>, Status> {
+        let server = ServerId(request.into_inner().server);
+        let leader = self.leader();
+        let reply = |accepted, why: String| ForgetReply { accepted, leader: leader.clone(), why };
+        Ok(Response::new(match self.agent.forget(server).await {
+            Ok(()) => reply(true, String::new()),
+            Err(why) => reply(false, why.unwrap_or_else(|| NO_LEADER.into())),
+        }))
+    }
+
+    async fn abandon(&self, request: Request<AbandonRequest>) -> Result<Response<AbandonReply>, Status> {
+        let AbandonRequest { shard, accept_loss } = request.into_inner();
+        let leader = self.leader();
+        let reply = |accepted, why: String| AbandonReply { accepted, leader: leader.clone(), why };
+        Ok(Response::new(match self.agent.abandon(ShardId(shard), accept_loss).await {
+            Ok(given_up) => reply(true, given_up),
+            Err(why) => reply(false, why.unwrap_or_else(|| NO_LEADER.into())),
         }))
     }
 
@@ -291,7 +346,16 @@ impl Control for ControlService {
         let servers = state.servers.iter().map(|(id, m)| {
             let report = heard.get(id);
             let replicas = || report.iter().flat_map(|(r, _)| r.replicas.values());
+            let unreached = self.agent.unreached(*id);
+            let trouble = match report {
+                Some((r, false)) if !r.control_trouble.is_empty() => {
+                    Some(format!("its replica of the control group has stopped: {}", r.control_trouble))
+                }
+                _ => unreached.clone(),
+            };
+            let asides = report.iter().flat_map(|(r, _)| r.asides.iter().flatten());
             let word = match report {
+                Some((_, false)) if unreached.is_some() => "unreachable",
                 Some((_, false)) if m.draining => "draining",
                 Some((_, false)) => "up",
                 _ => "silent",
@@ -303,6 +367,8 @@ impl Control for ControlService {
                 bytes: replicas().map(|r| r.bytes).sum(),
                 leads: replicas().filter(|r| r.leads).count() as u32,
                 holds: replicas().count() as u32,
+                asides: asides.map(|a| a.name.clone()).collect(),
+                trouble: trouble.unwrap_or_default(),
             }
         });
         // A voter is a replica in one life: its server may be there without it.
@@ -342,12 +408,7 @@ impl Control for ControlService {
         Ok(Response::new(DescribeReply {
             fleet: state.fleet,
             generation: state.generation,
-            leader: format!(
-                "{} ({} of {} servers vote)",
-                self.leader(),
-                control.voters.len(),
-                state.servers.len()
-            ),
+            leader: self.leader(),
             shape: state.shape.map(shape_to),
             servers: servers.collect(),
             shards: shards.collect(),

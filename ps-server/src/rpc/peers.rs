@@ -2,7 +2,7 @@
 
 use crate::{
     control::ControlReplica,
-    raft::GroupId,
+    raft::{GroupId, Peers, ReplicaId},
     replicas::Replicas,
 };
 use http::{Request, Response};
@@ -20,6 +20,8 @@ pub struct PeersService {
     pub replicas: Arc<Replicas>,
     /// The control group's replica.
     pub control: Arc<ControlReplica>,
+    /// Which fleet this is.
+    pub peers: Arc<Peers>,
 }
 
 /// A peer's message holds up to 1 MiB of entries, or one larger entry, and their headers.
@@ -41,13 +43,28 @@ impl Handler for PeersService {
 
 impl PeersService {
     async fn call(&self, request: WithBulk<PeerRequest>) -> Result<PeerReply, Status> {
-        let group = match GroupId::from_wire(request.message.group) {
+        let id = GroupId::from_wire(request.message.group);
+        let (own, theirs) = (self.peers.fleet(), request.message.fleet);
+        // Before the founding nobody has a fleet, and only the control group talks.
+        let founding = id == GroupId::Control && (own == 0 || theirs == 0);
+        if own != theirs && !founding {
+            return Err(Status::permission_denied(format!(
+                "this server belongs to another fleet: a message for {id} came from fleet {theirs:016x}"
+            )));
+        }
+        let group = match id {
             GroupId::Control => self.control.get(),
             GroupId::Shard(shard) => {
                 let replica = self.replicas.get(shard);
                 replica.ok_or_else(|| Status::not_found(format!("{shard} is not on this server")))?.group
             }
         };
+        let from = ReplicaId(request.message.from);
+        if !group.knows(from) {
+            return Err(Status::permission_denied(format!(
+                "{from} is no member of {id}, as far as is known here"
+            )));
+        }
         let header = group.answer(request).await.map_err(|e| Status::invalid_argument(e.to_string()))?;
         Ok(PeerReply { header })
     }

@@ -153,7 +153,10 @@ mod tests {
         }
         assert!(is_damage(&io::Error::from_raw_os_error(Errno::ENOENT as i32)));
         assert!(StoreError::damaged(Path::new("f"), 7, "a bit").is_damage());
-        assert!(io::Error::from(StoreError::damaged(Path::new("f"), 7, "a bit")).kind() == io::ErrorKind::InvalidData);
+        assert!(
+            io::Error::from(StoreError::damaged(Path::new("f"), 7, "a bit")).kind()
+                == io::ErrorKind::InvalidData
+        );
     }
 
     #[test]

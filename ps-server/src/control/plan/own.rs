@@ -1,7 +1,8 @@
 //! The control group's own membership.
 
-use super::View;
+use super::{View, keeps_majority};
 use crate::raft::ReplicaId;
+use paraft_common::ServerId;
 use std::collections::BTreeSet;
 
 /// What the control group's own membership should become.
@@ -11,6 +12,8 @@ pub enum ControlChange {
     Learner(ReplicaId, String),
     /// Change who votes.
     Voters(BTreeSet<ReplicaId>),
+    /// These, who do not vote, leave the group.
+    Remove(BTreeSet<ReplicaId>),
 }
 
 /// Servers that vote in the control group, at most.
@@ -23,20 +26,34 @@ pub(super) fn control_change(view: &View) -> Option<ControlChange> {
     }
     let members = &view.control.members;
     let there = || view.state.servers.keys().filter_map(|s| Some((*s, view.live(*s)?)));
-    for (_, report) in there() {
+    // Nobody hears of it any more: its server was forgotten, or has lost its disk and has another name.
+    let former = |n: &&ReplicaId| {
+        let renamed = view.live(n.server()).is_some_and(|r| r.node != **n);
+        !view.control.voters.contains(n) && (view.forgotten(n.server()) || renamed)
+    };
+    let former: BTreeSet<ReplicaId> = members.keys().filter(former).copied().collect();
+    if !former.is_empty() {
+        return Some(ControlChange::Remove(former));
+    }
+    for (_, report) in there().filter(|(s, _)| view.reached(*s)) {
         if members.get(&report.node) != Some(&report.address) {
             return Some(ControlChange::Learner(report.node, report.address.clone()));
         }
     }
     // Who votes goes on voting; of those, the silent ones are the first to be spared.
+    let votes = |n: &ReplicaId| view.control.voters.contains(n);
+    // Who does not vote yet votes when it was reached and has what the leader has.
+    let may_vote = |s: ServerId, n: &ReplicaId| {
+        votes(n) || members.contains_key(n) && view.reached(s) && view.control_caught_up.contains(n)
+    };
     let mut able: Vec<(bool, bool, ReplicaId)> = there()
-        .filter(|(s, _)| !view.draining(*s))
+        .filter(|(s, r)| !view.draining(*s) && may_vote(*s, &r.node))
         .map(|(_, r)| (!view.control.voters.contains(&r.node), false, r.node))
         .collect();
     // A silent server keeps its vote until its replacement is due.
     let kept = view.control.voters.iter().filter(|n| {
         let server = n.server();
-        view.live(server).is_none() && view.age(server) <= view.patience.replace
+        !view.forgotten(server) && view.live(server).is_none() && view.age(server) <= view.patience.replace
     });
     able.extend(kept.map(|n| (false, true, *n)));
     able.sort();
@@ -54,6 +71,10 @@ pub(super) fn control_change(view: &View) -> Option<ControlChange> {
     }
     let voters: BTreeSet<ReplicaId> = able.iter().take(count).map(|(_, _, n)| *n).collect();
     // A change that its own voters cannot take would hold up every later one.
-    let taken = voters.iter().filter(|n| view.live(n.server()).is_some()).count() * 2 > voters.len();
-    (taken && voters != view.control.voters).then_some(ControlChange::Voters(voters))
+    let works = |n: &ReplicaId| {
+        let there = view.live(n.server()).is_some_and(|r| r.node == *n && r.control_trouble.is_empty());
+        there && view.control_caught_up.contains(n)
+    };
+    let safe = keeps_majority(&view.control.voters, &voters, works);
+    (safe && voters != view.control.voters).then_some(ControlChange::Voters(voters))
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 /// What a server holds.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// host:port.
     pub address: String,
@@ -20,10 +20,29 @@ pub struct Report {
     pub node: ReplicaId,
     /// Its replicas of shards.
     pub replicas: BTreeMap<ShardId, ReplicaReport>,
+    /// The servers that it has reached lately, at the addresses that are agreed on.
+    pub reached: BTreeSet<ServerId>,
+    /// Folders of replicas that were put aside; `None`: they are still being read.
+    pub asides: Option<Vec<AsideReport>>,
+    /// Why its replica of the control group does not run, or empty.
+    pub control_trouble: String,
+}
+
+/// A replica's folder that was put aside.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AsideReport {
+    /// Of which shard.
+    pub shard: ShardId,
+    /// Of which founding; 0: it does not say.
+    pub origin: u64,
+    /// In the server's data folder.
+    pub name: String,
+    /// Everything in it is whole.
+    pub readable: bool,
 }
 
 /// One replica.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 #[allow(missing_docs)] // as in control.proto
 pub struct ReplicaReport {
     pub node: ReplicaId,
@@ -35,6 +54,9 @@ pub struct ReplicaReport {
     pub bytes: u64,
     pub membership: Membership,
     pub trouble: String,
+    /// Its storage does not serve it, for so long; it is tried again. `trouble` says why. Where its folder could not be
+    /// read at all, `node` and `origin` are 0.
+    pub stopped: Option<Duration>,
     pub digests: Vec<Digest>,
     /// Of the leader's replica only: the members that lack a few entries at most.
     pub caught_up: BTreeSet<ReplicaId>,
@@ -81,6 +103,10 @@ pub struct View<'a> {
     pub now: Instant,
     /// Since when this server leads the control group: silence before it proves nothing.
     pub since: Instant,
+    /// Of the control group's members, those that lack a few entries at most.
+    pub control_caught_up: &'a BTreeSet<ReplicaId>,
+    /// Since when every replica of a shard has been seen to be lost.
+    pub lost_since: &'a BTreeMap<ShardId, Instant>,
     /// Settings.
     pub patience: Patience,
     /// A random number for a new founding.
@@ -105,9 +131,52 @@ impl View<'_> {
         self.state.servers.get(&server).is_some_and(|s| s.draining)
     }
 
+    /// A person has said that it will not come back.
+    pub(super) fn forgotten(&self, server: ServerId) -> bool {
+        !self.state.servers.contains_key(&server)
+    }
+
+    /// Whether a majority of the servers that are there, itself among them, reaches it at the address that is agreed on.
+    pub(super) fn reached(&self, server: ServerId) -> bool {
+        let there = || self.state.servers.keys().filter_map(|s| Some((*s, self.live(*s)?)));
+        let reach = there().filter(|(s, r)| *s == server || r.reached.contains(&server)).count();
+        reach * 2 > there().count()
+    }
+
+    /// Servers that report and that too few of the others reach, and what that means.
+    pub fn unreached(&self) -> BTreeMap<ServerId, String> {
+        let there = self.state.servers.iter().filter(|(s, _)| self.live(**s).is_some() && !self.reached(**s));
+        let why = |address: &str| {
+            format!(
+                "the other servers do not reach it at {address}: it votes nowhere and gets nothing until they do \
+                 (--advertise)"
+            )
+        };
+        there.map(|(s, m)| (*s, why(&m.address))).collect()
+    }
+
     /// Live servers that may be given something.
     pub(super) fn usable(&self) -> impl Iterator<Item = (ServerId, &Report)> {
-        self.state.servers.keys().filter(|s| !self.draining(**s)).filter_map(|s| Some((*s, self.live(*s)?)))
+        let may = |s: &&ServerId| !self.draining(**s) && self.reached(**s);
+        self.state.servers.keys().filter(may).filter_map(|s| Some((*s, self.live(*s)?)))
+    }
+
+    /// The report of a replica whose storage does not serve it at present.
+    pub(super) fn stopped(&self, shard: ShardId, n: ReplicaId) -> Option<&ReplicaReport> {
+        let report = self.live(n.server())?.replicas.get(&shard)?;
+        (report.stopped.is_some() && (report.node == n || report.node == ReplicaId(0))).then_some(report)
+    }
+
+    /// The folders of a shard's replicas of this founding that lie aside and can be read, and where. `None`: some server
+    /// that is there has not said yet.
+    pub(super) fn readable_asides(&self, shard: ShardId, origin: u64) -> Option<Vec<(ServerId, &str)>> {
+        let mut found = Vec::new();
+        for (server, report) in self.state.servers.keys().filter_map(|s| Some((*s, self.live(*s)?))) {
+            let here = report.asides.as_ref()?.iter();
+            let ours = here.filter(|a| a.shard == shard && a.origin == origin && a.readable);
+            found.extend(ours.map(|a| (server, a.name.as_str())));
+        }
+        Some(found)
     }
 
     pub(super) fn bytes(&self, server: ServerId) -> u64 {

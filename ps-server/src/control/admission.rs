@@ -1,0 +1,135 @@
+//! Who is taken into the fleet, and who is let go.
+
+use super::{
+    agent::{Agent, MAX_NEWCOMERS},
+    plan::founding_anew,
+    state::{Command, Outcome},
+};
+use paraft_common::{ServerId, ShardId};
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+
+/// So many servers may ask to join...
+const JOINS: usize = 32;
+/// ...within this time.
+const JOINS_WITHIN: Duration = Duration::from_secs(10);
+/// How long a server that wants to join may take to accept a connection.
+const REACHED_WITHIN: Duration = Duration::from_secs(1);
+
+impl Agent {
+    /// What keeps a server that reports from taking part: too few of the others reach it.
+    pub fn unreached(&self, server: ServerId) -> Option<String> {
+        self.leading.lock().unreached.get(&server).cloned()
+    }
+
+    /// Whether a server at this address is taken in. Nobody is whom the leader does not reach, nor more than a few of whom
+    /// nothing was heard yet: what joins is agreed on by all, and stays.
+    pub async fn may_join(&self, address: &str) -> Result<(), String> {
+        if self.agreed.read(|s| s.servers.values().any(|m| m.address == address)) {
+            return Ok(());
+        }
+        {
+            let mut joins = self.joins.lock();
+            let old = |at: &Instant| at.elapsed() > JOINS_WITHIN;
+            while joins.front().is_some_and(old) {
+                joins.pop_front();
+            }
+            if joins.len() >= JOINS {
+                return Err(format!(
+                    "{JOINS} servers have asked to join within {JOINS_WITHIN:?}: ask again later"
+                ));
+            }
+            joins.push_back(Instant::now());
+        }
+        let unheard = {
+            let leading = self.leading.lock();
+            self.agreed.read(|s| s.servers.keys().filter(|id| !leading.heard.contains_key(id)).count())
+        };
+        if unheard >= MAX_NEWCOMERS {
+            return Err(format!(
+                "{unheard} servers of this fleet have not reported: `paraft status` names them, `paraft forget` lets those \
+                 go that do not come"
+            ));
+        }
+        match tokio::time::timeout(REACHED_WITHIN, TcpStream::connect(address)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(e)) => {
+                Err(format!("`{address}` cannot be reached from {}: {e} (--advertise)", self.address()))
+            }
+            Err(_) => Err(format!(
+                "`{address}` cannot be reached from {}: no answer within {REACHED_WITHIN:?} (--advertise)",
+                self.address()
+            )),
+        }
+    }
+
+    /// A server will not come back. Refused for one that is there, and where a shard needs what it holds to come back to a
+    /// majority. `Err(None)`: this server does not lead.
+    pub async fn forget(&self, server: ServerId) -> Result<(), Option<String>> {
+        if !self.leads() {
+            return Err(None);
+        }
+        let silent = self.silent_servers();
+        let state = self.agreed.get();
+        if !state.servers.contains_key(&server) {
+            return Err(Some(format!("there is no {server}")));
+        }
+        if !silent.contains(&server) && self.unreached(server).is_none() {
+            return Err(Some(format!(
+                "{server} is there: `paraft drain {server}` empties it, then stop it",
+                server = server.0
+            )));
+        }
+        for (shard, place) in &state.shards {
+            let others = |n: &&crate::raft::ReplicaId| n.server() != server && !silent.contains(&n.server());
+            let left = place.voters.iter().filter(others).count();
+            if place.voters.iter().any(|n| n.server() == server) && left * 2 <= place.voters.len() {
+                return Err(Some(format!(
+                    "{shard} has {left} of {} replicas without it, which is no majority: bring servers back, or give up \
+                     what the shard held first (`paraft data abandon {} --accept-loss`)",
+                    place.voters.len(),
+                    shard.0
+                )));
+            }
+        }
+        match self.propose(Command::Forget { server }).await.map_err(Some)? {
+            Outcome::Refused(why) => Err(Some(why)),
+            Outcome::Done | Outcome::Joined(_) => Ok(()),
+        }
+    }
+
+    /// Gives up what a shard held, by a person's word; gives what that was, to be said. `Err(None)`: this server does not
+    /// lead.
+    pub async fn abandon(&self, shard: ShardId, accept_loss: bool) -> Result<String, Option<String>> {
+        if !self.leads() {
+            return Err(None);
+        }
+        let Some(place) = self.agreed.read(|s| s.shards.get(&shard).cloned()) else {
+            return Err(Some(format!("there is no {shard}")));
+        };
+        let health = self.leading.lock().health.get(&shard).cloned();
+        let (health, why) = health.unwrap_or_default();
+        let held = format!(
+            "{shard} is {}{}{why}. Everything that was acknowledged there since the latest checkpoint of its job is given up; \
+             workers stop, and go on with --resume. Files of its replicas are put aside, and nothing is deleted",
+            health.name(),
+            if why.is_empty() { "" } else { ": " },
+        );
+        if !accept_loss {
+            return Err(Some(format!("{held}. If that is meant: --accept-loss")));
+        }
+        tracing::error!(%shard, origin = place.origin, "given up by a person's word: founded anew");
+        match self.propose(founding_anew(shard, rand::random::<u64>() | (1 << 63))).await.map_err(Some)? {
+            Outcome::Refused(why) => Err(Some(why)),
+            Outcome::Done | Outcome::Joined(_) => Ok(held),
+        }
+    }
+
+    /// Servers that this leader has not heard of for a while.
+    fn silent_servers(&self) -> std::collections::BTreeSet<ServerId> {
+        let leading = self.leading.lock();
+        let silent =
+            |id: &ServerId| leading.heard.get(id).is_none_or(|h| h.at.elapsed() > self.patience().silent);
+        self.agreed.read(|s| s.servers.keys().copied().filter(silent).collect())
+    }
+}

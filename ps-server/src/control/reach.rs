@@ -1,0 +1,125 @@
+//! Which servers this one reaches, at the addresses that are agreed on: nobody votes who is not reached. And who is told
+//! to be a member of the control group by those that it reaches: before its own log says so, it knows no others.
+
+use super::agent::Agent;
+use crate::raft::ReplicaId;
+use paraft_common::ServerId;
+use paraft_proto::HelloReply;
+use parking_lot::Mutex;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+/// A server is asked again after this long...
+const AGAIN: Duration = Duration::from_secs(2);
+/// ...and counts as reached for so long after its last answer.
+const LASTS: Duration = Duration::from_secs(6);
+/// Addresses that are remembered: a fleet's, and those of servers that ask to be admitted.
+const MOST: usize = 1024;
+
+/// What one address answered last.
+#[derive(Clone, Debug)]
+struct Answer {
+    server: ServerId,
+    node: ReplicaId,
+    at: Instant,
+}
+
+/// Who was reached.
+#[derive(Default)]
+pub(super) struct Reach {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    answers: BTreeMap<String, Answer>,
+    asked: BTreeMap<String, Instant>,
+    /// Of the control group, as servers that were reached have said.
+    members: BTreeSet<ReplicaId>,
+}
+
+impl Reach {
+    /// `address` has answered.
+    pub fn heard(&self, address: &str, hello: &HelloReply) {
+        let mut inner = self.inner.lock();
+        if inner.answers.len() >= MOST {
+            inner.answers.clear();
+        }
+        let answer =
+            Answer { server: ServerId(hello.server), node: ReplicaId(hello.node), at: Instant::now() };
+        inner.answers.insert(address.into(), answer);
+        let members: BTreeSet<ReplicaId> = hello.members.iter().map(|n| ReplicaId(*n)).collect();
+        if inner.members.len() + members.len() > MOST {
+            inner.members.clear();
+        }
+        inner.members.extend(members);
+        inner.members.insert(ReplicaId(hello.node));
+    }
+
+    /// Whether this address was that of this server's replica lately.
+    pub fn confirms(&self, address: &str, server: ServerId, node: ReplicaId) -> bool {
+        let inner = self.inner.lock();
+        let answer = inner.answers.get(address);
+        answer.is_some_and(|a| a.server == server && a.node == node && a.at.elapsed() <= LASTS)
+    }
+
+    /// Of these servers, those that were reached lately.
+    pub fn reached<'a>(&self, servers: impl Iterator<Item = (ServerId, &'a str)>) -> BTreeSet<ServerId> {
+        let inner = self.inner.lock();
+        let lately = |(id, address): (ServerId, &str)| {
+            let answer = inner.answers.get(address)?;
+            (answer.server == id && answer.at.elapsed() <= LASTS).then_some(id)
+        };
+        servers.filter_map(lately).collect()
+    }
+
+    fn members(&self) -> BTreeSet<ReplicaId> {
+        self.inner.lock().members.clone()
+    }
+
+    /// Those of `addresses` that are to be asked now.
+    fn due(&self, addresses: BTreeSet<String>) -> Vec<String> {
+        let mut inner = self.inner.lock();
+        let now = Instant::now();
+        inner.asked.retain(|a, at| addresses.contains(a) && now.saturating_duration_since(*at) < AGAIN);
+        let due: Vec<String> = addresses.into_iter().filter(|a| !inner.asked.contains_key(a)).collect();
+        inner.asked.extend(due.iter().map(|a| (a.clone(), now)));
+        due
+    }
+}
+
+impl Agent {
+    /// Asks the servers that it knows, and that want to be admitted, who they are; tells the groups of this server whom
+    /// else than their members they may listen to.
+    pub(super) fn look_around(self: &Arc<Self>) {
+        let own = self.address().to_string();
+        let mut addresses: BTreeSet<String> =
+            self.agreed.read(|s| s.servers.values().map(|m| m.address.clone()).collect());
+        addresses.extend(self.listed().iter().cloned());
+        addresses.extend(self.asking());
+        addresses.remove(&own);
+        for address in self.reach.due(addresses.into_iter().take(MOST).collect()) {
+            let this = self.clone();
+            tokio::spawn(async move {
+                match this.hello(&address).await {
+                    Ok(hello) if this.is_of_this_fleet(hello.fleet) => this.reach.heard(&address, &hello),
+                    Ok(_) => tracing::debug!(peer = %address, "it belongs to another fleet"),
+                    Err(e) => tracing::debug!(peer = %address, error = %e, "not reached"),
+                }
+            });
+        }
+        self.group().trust(self.reach.members());
+        for (shard, replica) in self.replicas().all() {
+            let voters = self.agreed.read(|s| s.shards.get(&shard).map(|p| p.voters.clone()));
+            replica.group.trust(voters.unwrap_or_default());
+        }
+    }
+
+    fn is_of_this_fleet(&self, fleet: u64) -> bool {
+        let own = self.fleet.load(Relaxed);
+        fleet == 0 || own == 0 || fleet == own
+    }
+}
