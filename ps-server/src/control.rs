@@ -32,7 +32,7 @@ mod reach;
 mod replica;
 mod state;
 
-pub use agent::{Agent, AgentOptions, Identity};
+pub use agent::{Agent, AgentOptions, HAND_OVER, Identity};
 pub use groups::{Answer, Asks, Groups, Holds, Key, Overview, Refused, Then};
 pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, is_in};
 pub use plan::{

@@ -6,6 +6,7 @@
 //! - [`replicas`]: the replicas of shards on this server.
 //! - [`header`]: small things to bytes and back, for disk and wire.
 //! - [`rpc`]: the services; wire types stop there.
+//! - `settings`: what a server was founded with, against what it is started with.
 //! - [`server`]: parts put together, started and stopped.
 //! - [`metrics`]: what Prometheus reads.
 
@@ -17,6 +18,7 @@ pub mod replay;
 pub mod replicas;
 pub mod rpc;
 pub mod server;
+mod settings;
 pub mod shard;
 
 pub use control::{Patience, Shape};

@@ -11,6 +11,7 @@ use crate::{
         peers::PeersService,
         status::StatusService,
     },
+    settings,
 };
 use futures::StreamExt;
 use paraft_common::ServerId;
@@ -59,6 +60,15 @@ pub struct ServerOptions {
     pub socket: Option<PathBuf>,
 }
 
+/// How a server ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It hands over what it leads first.
+    HandOver,
+    /// At once: everybody ends.
+    AtOnce,
+}
+
 /// Why a server does not start or run.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
@@ -71,6 +81,9 @@ pub enum ServerError {
     /// The data folder cannot be used.
     #[error("{0}")]
     Data(String),
+    /// It was started with other settings than its fleet's.
+    #[error("{0}")]
+    Settings(String),
     /// No fleet took it in.
     #[error("no fleet took this server in: {0}")]
     Join(String),
@@ -140,6 +153,12 @@ fn remember(folder: &Folder, identity: Identity) -> Result<(), String> {
     Ok(folder.write(IDENTITY, &header::encode(&identity).map_err(|e| e.to_string())?)?)
 }
 
+/// What lies in the data folder of a server that has not begun.
+fn left_without_identity(folder: &Folder) -> Result<Option<String>, ServerError> {
+    let names = folder.names().map_err(|e| ServerError::Data(e.into()))?;
+    Ok(names.into_iter().find(|n| n == "control" || crate::replicas::shard_of_folder(n).is_some()))
+}
+
 /// What the replica was refused with, as it is or with what can be done about damage.
 fn control_failed(e: FolderError) -> ServerError {
     ServerError::Control(match e.is_damage() {
@@ -158,6 +177,15 @@ impl Server {
         options.validate()?;
         let folder = Folder::new(options.disk.clone(), &options.data);
         let known = remembered(&folder)?;
+        if known.is_some() {
+            settings::compare(&folder, &options)?;
+        } else if let Some(there) = left_without_identity(&folder)? {
+            return Err(ServerError::Data(format!(
+                "{}: the file `{IDENTITY}`, which says whose it is, is gone, and {there} is there. Put the file back from a \
+                 copy, or start a new server with another --data folder",
+                options.data.display()
+            )));
+        }
         let told_before = known.is_some() && matches!(options.place, Place::Joins(_));
         let identity = match (known, &options.place) {
             (Some(known), Place::Listed(id)) if known.server != *id => {
@@ -215,13 +243,19 @@ impl Server {
             election: options.election,
             patience: options.patience,
         };
-        let keep = Box::new(move |fleet| remember(&folder, Identity { fleet, ..identity }));
+        let started = settings::Settings::of(&options);
+        let keep = Box::new(move |fleet| {
+            // With what it was started, once it belongs to a fleet; a server that joined was told.
+            started.iter().try_for_each(|s| s.write(&folder))?;
+            remember(&folder, Identity { fleet, ..identity })
+        });
         let agent =
             Arc::new(Agent::new(agent, control.clone(), agreed, replicas.clone(), identity.fleet, keep));
         let status = StatusService {
             server: identity.server.0,
             address: options.address.clone(),
             replicas: replicas.clone(),
+            control: control.clone(),
         };
         Ok(Self {
             shards: ShardsService {
@@ -260,12 +294,15 @@ impl Server {
         self,
         listener: TcpListener,
         metrics_listener: Option<TcpListener>,
-        shutdown: impl Future<Output = ()> + Send + 'static,
+        shutdown: impl Future<Output = Ending> + Send + 'static,
     ) -> Result<(), ServerError> {
         tokio::spawn(self.agent.clone().run());
         let (stop, stopped) = watch::channel(());
+        let agent = self.agent.clone();
         tokio::spawn(async move {
-            shutdown.await;
+            if shutdown.await == Ending::HandOver {
+                agent.hand_over().await;
+            }
             drop(stop);
         });
         let until = |mut s: watch::Receiver<()>| async move { while s.changed().await.is_ok() {} };

@@ -257,7 +257,7 @@ fn lead(
     if plan.leased.is_none() && start.0 >= plan.total {
         let refused = format!(
             "these servers have done this job's {} steps already; to train it again, or for longer, use other servers, or \
-             start these with empty data folders (with --resume it goes on from a checkpoint)",
+             start these with other data folders (with --resume it goes on from a checkpoint)",
             plan.total
         );
         // It has joined: the job has finished only once this member has too.

@@ -103,6 +103,8 @@ pub(super) const MAX_NEWCOMERS: usize = 16;
 
 /// Servers that found a fleet without all that are listed wait this long for the others.
 const FOUND_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a server that is asked to end tries to hand over what it leads.
+pub const HAND_OVER: Duration = Duration::from_secs(2);
 const CALL: Duration = Duration::from_secs(1);
 /// Connections that are kept: more than a fleet's, and they are made anew.
 const MAX_CHANNELS: usize = 1024;
@@ -627,6 +629,31 @@ impl Agent {
     /// Whether this server leads the control group and what only its leader knows is of this term.
     pub fn leads(&self) -> bool {
         self.leading.lock().since.is_some() && self.group().leadership().borrow().leads
+    }
+
+    /// Hands everything that this server leads to others, so that nobody has to notice that it has gone. Returns when it
+    /// leads nothing, or after [`HAND_OVER`].
+    pub async fn hand_over(&self) {
+        let deadline = Instant::now() + HAND_OVER;
+        loop {
+            let groups = self.replicas.all().into_iter().map(|(_, r)| r.group).chain([self.group()]);
+            let mut led = false;
+            for group in groups.filter(|g| g.leadership().borrow().leads) {
+                let (voters, caught_up) = (group.membership().voters, group.caught_up());
+                let Some(heir) = voters.into_iter().find(|n| *n != group.me() && caught_up.contains(n))
+                else {
+                    continue; // nobody could take over
+                };
+                led = true;
+                if let Err(e) = group.transfer(heir).await {
+                    tracing::debug!(%heir, error = %e, "cannot hand over");
+                }
+            }
+            if !led || Instant::now() >= deadline {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// Agrees on a command.

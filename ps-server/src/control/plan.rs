@@ -290,6 +290,16 @@ fn keep(
         // replicas that it had long ago.
         return (Health::Repairing, "its membership has changed".into());
     }
+    let moved = now.members.iter().find_map(|(n, address)| {
+        let report = view.live(n.server())?;
+        let here = report.replicas.get(&shard).is_some_and(|r| r.node == *n);
+        (here && report.address != *address && view.reached(n.server())).then(|| (*n, report.address.clone()))
+    });
+    if let Some((n, address)) = moved {
+        let why = format!("{} is at another address", n.server());
+        plan.tell(leads_at, shard, Do::Learner(n, address));
+        return (Health::Repairing, why);
+    }
     let silent_long = |n: ReplicaId| {
         let waits = view.stopped(shard, n).and_then(|r| r.stopped).unwrap_or_default();
         view.age(n.server()).max(waits) > view.patience.replace

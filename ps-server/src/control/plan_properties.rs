@@ -340,20 +340,21 @@ impl Fleet {
                     new.clone().all(|n| self.machines[&n.server()].works()),
                     "{v:?}: one that nobody reaches"
                 );
-                // What it survives is not less than before.
-                let works =
-                    |v: &BTreeSet<ReplicaId>| v.iter().filter(|n| self.machines[&n.server()].works()).count();
-                assert!(
-                    works(&v) >= works(&self.control.voters).min(v.len()),
-                    "{v:?} for {:?}",
-                    self.control.voters
-                );
                 let heard = |n: &ReplicaId| {
                     let heard = self.heard.get(&n.server());
                     heard.is_some_and(|h| self.now - h.at <= PATIENCE.silent)
                 };
                 let there = v.iter().filter(|n| heard(n)).count();
                 assert!(there * 2 > v.len(), "{v:?} would leave the control group without a majority");
+                // What it survives is not less than before, as far as can be known.
+                let works = |v: &BTreeSet<ReplicaId>| {
+                    v.iter().filter(|n| heard(n) && self.machines[&n.server()].works()).count()
+                };
+                assert!(
+                    works(&v) >= works(&self.control.voters).min(v.len()),
+                    "{v:?} for {:?}",
+                    self.control.voters
+                );
                 // As with shards: what cannot be taken does not happen.
                 if up(self, &v) {
                     self.control.voters = v;

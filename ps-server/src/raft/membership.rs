@@ -68,11 +68,17 @@ impl Group {
         self.membership().members.into_keys().filter(|n| !behind.contains(n)).collect()
     }
 
-    /// Makes a replica learn, without a vote; returns when the change is committed, not when it has caught up.
+    /// Makes a replica learn, without a vote, or gives a member another address; returns when the change is committed, not when it has caught up.
     pub async fn add_learner(&self, replica: ReplicaId, address: &str) -> Result<(), String> {
         self.is_a_member()?;
         let node = BasicNode::new(address);
-        self.raft.add_learner(replica.0, node, false).await.map(drop).map_err(|e| e.to_string())
+        if !self.membership().members.contains_key(&replica) {
+            return self.raft.add_learner(replica.0, node, false).await.map(drop).map_err(|e| e.to_string());
+        }
+        // It is a member under another address: the same replica, from the same files, elsewhere.
+        tracing::info!(group = %self.id, %replica, address, "is at another address now");
+        let moved = ChangeMembers::SetNodes([(replica.0, node)].into());
+        self.raft.change_membership(moved, true).await.map(drop).map_err(|e| e.to_string())
     }
 
     /// Changes who votes, through joint consensus; those that no longer do leave the group. Learners stay. A leader that

@@ -1,11 +1,12 @@
 //! What this server knows of its shards, for `paraft status`, the launcher and Prometheus.
 
 use crate::{
-    replicas::{Replica, Replicas},
+    control::ControlReplica,
+    replicas::{Replica, Replicas, Stopped},
     shard::lateness::OfWorker,
 };
 use paraft_common::{ShardId, WorkerId, histogram::LogHistogram};
-use paraft_proto::{Bin, Chunks, Member, PROTOCOL, ShardStatus, StatusReply, WorkerLateness};
+use paraft_proto::{Bin, Chunks, Member, PROTOCOL, ShardStatus, StatusReply, StoppedReplica, WorkerLateness};
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 /// Builds status replies.
@@ -17,6 +18,8 @@ pub struct StatusService {
     pub address: String,
     /// The replicas hosted here.
     pub replicas: Arc<Replicas>,
+    /// This server's replica of the control group.
+    pub control: Arc<ControlReplica>,
 }
 
 impl StatusService {
@@ -30,6 +33,7 @@ impl StatusService {
     /// The reply; with `digest`, the whole state is read and hashed.
     pub async fn reply(&self, digest: bool) -> StatusReply {
         let usage = paraft_host::usage();
+        let control = self.control.stopped();
         let mut shards = Vec::new();
         for (_, w) in self.replicas.all() {
             let mut s = shard_status(&w);
@@ -48,8 +52,16 @@ impl StatusService {
             cpu_seconds: usage.cpu_seconds,
             peak_rss_bytes: usage.peak_rss_bytes,
             replicas_diverged: self.replicas.diverged(),
+            stopped: self.replicas.stopped().into_iter().map(waits).collect(),
+            control_stopped_ms: control.as_ref().map_or(0, |(_, since)| since.elapsed().as_millis() as u64),
+            control_trouble: control.map(|(why, _)| why).unwrap_or_default(),
         }
     }
+}
+
+fn waits((shard, w): (ShardId, Stopped)) -> StoppedReplica {
+    let stopped_ms = w.since.elapsed().as_millis() as u64;
+    StoppedReplica { shard: shard.0, node: w.node.unwrap_or_default().0, why: w.why, stopped_ms }
 }
 
 fn lateness((worker, of): (WorkerId, OfWorker)) -> WorkerLateness {
@@ -69,6 +81,7 @@ fn shard_status(w: &Replica) -> ShardStatus {
     let conf = w.shard.configured();
     let (c, log) = (&w.counters, w.group.log_size());
     let leases = c.leases.lock().clone();
+    let membership = w.group.membership();
     w.shard.read(|m| ShardStatus {
         shard: w.shard.id().0,
         role: lead.role.name().into(),
@@ -105,6 +118,8 @@ fn shard_status(w: &Replica) -> ShardStatus {
         buckets: conf.as_ref().map_or(0, |c| c.buckets.len() as u32),
         values: conf.as_ref().map_or(0, |c| c.buckets.iter().map(|b| b.spec.len as u64).sum()),
         digest: 0,
+        voters: membership.voters.iter().map(|n| n.0).collect(),
+        changing: membership.changing,
         started: m.started,
         expected_workers: conf.as_ref().map_or(0, |c| c.job.workers),
         max_gap: c.max_gap.load(Relaxed),

@@ -1,0 +1,100 @@
+//! What a listed server was started with when its fleet was founded, kept in its data folder: one that is started with
+//! something else later does not run, and says what differs.
+
+use crate::{
+    control::Shape,
+    header,
+    raft::Folder,
+    server::{Place, ServerError, ServerOptions},
+};
+use paraft_common::ServerId;
+use serde::{Deserialize, Serialize};
+
+/// In a server's data folder, beside its identity.
+const SETTINGS: &str = "settings";
+
+/// Shape and servers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    server: ServerId,
+    servers: Vec<String>,
+    shape: Shape,
+}
+
+impl Settings {
+    /// Those of a listed server; one that joins takes its fleet's.
+    pub fn of(options: &ServerOptions) -> Option<Self> {
+        match &options.place {
+            Place::Listed(server) => {
+                Some(Self { server: *server, servers: options.servers.clone(), shape: options.shape })
+            }
+            Place::Joins(_) => None,
+        }
+    }
+
+    pub fn write(&self, folder: &Folder) -> Result<(), String> {
+        Ok(folder.write(SETTINGS, &header::encode(self).map_err(|e| e.to_string())?)?)
+    }
+
+    /// What is not the same, in words. An address that nobody had is none: a server may move.
+    fn differences(&self, now: &Settings) -> Vec<String> {
+        let mut all = Vec::new();
+        let mut note = |what: &str, was: String, is: String| {
+            if was != is {
+                all.push(format!("{what} {is} (its fleet: {was})"));
+            }
+        };
+        note("--shards", self.shape.shards.to_string(), now.shape.shards.to_string());
+        note("--replicas", self.shape.replicas.to_string(), now.shape.replicas.to_string());
+        note("--durability", self.shape.durability.to_string(), now.shape.durability.to_string());
+        for (id, address) in now.servers.iter().enumerate() {
+            let was = self.servers.iter().position(|a| a == address);
+            if was.is_some_and(|was| was != id) {
+                note(
+                    "--servers: in place",
+                    format!("{}", was.unwrap_or_default()),
+                    format!("{id} is {address}"),
+                );
+            }
+        }
+        all
+    }
+}
+
+/// Fails where a server that has been in a fleet is started with other settings.
+pub(crate) fn compare(folder: &Folder, options: &ServerOptions) -> Result<(), ServerError> {
+    let bytes = folder.read(SETTINGS).map_err(|e| ServerError::Data(e.into()))?;
+    let (Some(bytes), Some(now)) = (bytes, Settings::of(options)) else { return Ok(()) };
+    let was: Settings = header::decode(&bytes)
+        .map_err(|e| ServerError::Data(format!("{}: {e}", folder.path().join(SETTINGS).display())))?;
+    match was.differences(&now)[..] {
+        [] => Ok(()),
+        ref all => Err(ServerError::Settings(format!(
+            "{} is a server of a fleet that was founded with other settings: {}. Start it as the others run",
+            options.data.display(),
+            all.join("; ")
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_common::Durability;
+
+    fn settings(servers: &[&str], shards: u32) -> Settings {
+        let shape = Shape { shards, replicas: 3, durability: Durability::QuorumDisk };
+        Settings { server: ServerId(0), servers: servers.iter().map(|s| s.to_string()).collect(), shape }
+    }
+
+    #[test]
+    fn what_differs_is_named_and_a_new_address_is_no_difference() {
+        let was = settings(&["a:1", "b:1", "c:1"], 2);
+        assert_eq!(was.differences(&was), Vec::<String>::new());
+        assert_eq!(was.differences(&settings(&["a:1", "b:1", "d:1"], 2)), Vec::<String>::new());
+        let said = was.differences(&settings(&["b:1", "a:1", "c:1"], 3)).join("; ");
+        for words in ["--shards 3 (its fleet: 2)", "0 is b:1 (its fleet: 1)", "1 is a:1 (its fleet: 0)"] {
+            assert!(said.contains(words), "{said}");
+        }
+    }
+}
