@@ -3,7 +3,7 @@
 //! - [`fleet`]: servers and workers as processes of this machine.
 //! - [`train`], [`compare`], [`demo`]: what a user starts. [`mod@simulate`]: a job on a fleet that does not exist.
 //! - [`serve`], worker: what a fleet consists of, also by hand.
-//! - [`status`], [`control`], [`mode`], [`jobs`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`], [`mod@bench`]: what a user asks.
+//! - [`status`] (and [`whole`]: how the fleet is by every server's own answer), [`control`], [`mode`], [`mod@data`], [`jobs`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`], [`mod@bench`]: what a user asks.
 //! - [`verify`], [`chaos`], [`faults`]: what proves the promises, and attacks them.
 //! - [`table`], [`progress`], [`statistics`]: what a user sees.
 
@@ -24,6 +24,7 @@ mod chaos;
 mod checkpoint;
 mod compare;
 mod control;
+mod data;
 mod demo;
 mod doctor;
 mod failure;
@@ -42,6 +43,7 @@ mod table;
 mod trace;
 mod train;
 mod verify;
+mod whole;
 
 /// docs/benchmarks.md has the difference.
 #[global_allocator]
@@ -79,6 +81,10 @@ enum Command {
     Status(status::StatusArgs),
     /// Move leaders and replicas away from a server, so that it can be stopped without a stall.
     Drain(control::DrainArgs),
+    /// Say that a server will not come back: its replicas are replaced now, and it is listed no more.
+    Forget(data::ForgetArgs),
+    /// Files of replicas that were put aside: list, restore or delete them; give up what a shard held.
+    Data(data::DataArgs),
     /// Switch a running job between synchronous and asynchronous training.
     Mode(mode::ModeArgs),
     /// Prove the promises on this machine: the ledger under faults, synchronous training against one process.
@@ -112,6 +118,8 @@ fn main() {
         Command::Trace(a) => failure::report(trace::run(&a)),
         Command::Status(a) => failure::report(status::run(&a)),
         Command::Drain(a) => failure::report(control::drain(&a)),
+        Command::Forget(a) => failure::report(data::forget(&a)),
+        Command::Data(a) => failure::report(data::run(&a)),
         Command::Mode(a) => failure::report(mode::run(&a)),
         Command::Verify(a) => failure::report(verify::run(&a)),
         Command::Chaos(a) => failure::report(chaos::run(&a)),

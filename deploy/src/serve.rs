@@ -9,7 +9,7 @@ use paraft_common::{Durability, ServerId, config::overlay};
 use paraft_host::{lifeline, logs, socket_path, sweep_sockets};
 use paraft_server::{
     Patience, Server, ServerError, ServerOptions, Shape,
-    server::{IDENTITY, Place},
+    server::{Ending, IDENTITY, Place},
 };
 use paraft_store::RealDisk;
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
@@ -18,7 +18,10 @@ use std::{
     io::BufRead,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicI32, Ordering::Relaxed},
+    },
     time::Duration,
 };
 use tokio::net::TcpListener;
@@ -193,8 +196,13 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
                 eprintln!("{id} metrics on http://{m}/metrics");
             }
         }
-        let stop = async {
-            lifeline::terminated().await;
+        let signal = Arc::new(AtomicI32::new(0));
+        let noted = signal.clone();
+        // One of a fleet whose launcher ends all of it has nobody to hand over to.
+        let ending = if args.supervised { Ending::AtOnce } else { Ending::HandOver };
+        let stop = async move {
+            noted.store(lifeline::terminated().await, Relaxed);
+            ending
         };
         let stages = server.stages();
         if let Some(folder) = &args.trace {
@@ -204,7 +212,10 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
         let ran = server.run(listener, metrics, stop).await;
         stages.flush();
         ran.map_err(failure)?;
-        Ok(exit::OK)
+        Ok(match signal.load(Relaxed) {
+            0 => exit::OK,
+            number => 128 + number,
+        })
     })
 }
 
@@ -235,7 +246,7 @@ fn end_with(pid: u32) -> Result<(), Failure> {
 
 fn failure(e: ServerError) -> Failure {
     match e {
-        ServerError::Options(_) | ServerError::Data(_) => Failure::new(exit::CONFIG, e),
+        ServerError::Options(_) | ServerError::Data(_) | ServerError::Settings(_) => Failure::new(exit::CONFIG, e),
         ServerError::Join(_) => Failure::new(exit::UNAVAILABLE, e)
             .help("name servers of a running fleet with --join; `paraft status --servers ...` shows whether they answer"),
         _ => Failure::new(exit::FAILED, e),

@@ -1,6 +1,6 @@
 //! `paraft status`: what the servers of a fleet know.
 
-use crate::{control, failure::Failure, jobs, table};
+use crate::{control, failure::Failure, jobs, table, whole};
 use clap::Args;
 use comfy_table::{Table, presets};
 use paraft_common::histogram::DelayHistogram;
@@ -9,7 +9,7 @@ use paraft_worker::{Job, exit};
 use serde_json::json;
 use std::{
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 #[derive(Args)]
@@ -22,9 +22,43 @@ pub struct StatusArgs {
     /// Also hash the replicated state, to compare replicas (reads all of it).
     #[arg(long)]
     pub digest: bool,
-    /// One JSON object for each server.
+    /// One JSON object for each server, and one for the fleet.
     #[arg(long)]
     pub json: bool,
+    /// Wait until the fleet serves (every shard has a leader and a majority), or until it is whole (every server answers
+    /// and every replica votes), and say nothing else.
+    #[arg(long, value_enum, value_name = "FOR")]
+    pub wait: Option<WaitFor>,
+    /// With --wait: at most this many seconds.
+    #[arg(long, default_value_t = 60, requires = "wait")]
+    pub timeout: u64,
+}
+
+/// What `--wait` waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum WaitFor {
+    /// Every shard has a leader and a majority.
+    Serving,
+    /// Every server answers, and every replica votes.
+    Whole,
+}
+
+fn wait(addresses: &[String], what: WaitFor, timeout: Duration) -> Result<i32, Failure> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let now = whole::look(addresses);
+        let there = match what {
+            WaitFor::Serving => now.serves(),
+            WaitFor::Whole => now.is_whole(),
+        };
+        if there {
+            return Ok(exit::OK);
+        }
+        if Instant::now() >= deadline {
+            return Err(Failure::new(exit::UNAVAILABLE, format!("after {timeout:?}: {}", now.says())));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -50,6 +84,9 @@ pub fn ask_all(addresses: &[String], digest: bool) -> Vec<Result<StatusReply, St
 
 pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
     let addresses = addresses(args.of.as_deref(), &args.servers)?;
+    if let Some(what) = args.wait {
+        return wait(&addresses, what, Duration::from_secs(args.timeout));
+    }
     let replies = ask_all(&addresses, args.digest);
     for (address, reply) in addresses.iter().zip(&replies) {
         match reply {
@@ -65,9 +102,15 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
     }
     let none = match control::agreeing(&addresses) {
         Ok(fleet) => {
-            match args.json {
-                true => out!("{}", control::as_json(&fleet)),
-                false => control::print(&fleet),
+            let all: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
+            let now = whole::weigh(&fleet, &ask_all(&all, false));
+            if args.json {
+                let mut last = control::as_json(&fleet);
+                last["now"] = now.as_json();
+                out!("{last}");
+            } else {
+                control::print(&fleet);
+                out!("{}", now.says());
             }
             return Ok(exit::OK);
         }
@@ -152,6 +195,13 @@ fn print(r: &StatusReply, digest: bool) {
             "  {} of its replicas had diverged from the others and were replaced: check its memory",
             r.replicas_diverged
         );
+    }
+    for w in &r.stopped {
+        out!("  shard {} waits for its storage for {:.1} s: {}", w.shard, w.stopped_ms as f64 / 1e3, w.why);
+    }
+    if !r.control_trouble.is_empty() {
+        let seconds = r.control_stopped_ms as f64 / 1e3;
+        out!("  the control group's replica waits for its storage for {seconds:.1} s: {}", r.control_trouble);
     }
     let mut t = Table::new();
     t.load_style(presets::NOTHING);

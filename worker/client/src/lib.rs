@@ -41,7 +41,7 @@ mod window;
 pub use acks::Acked;
 pub use chunks::Next;
 pub use client::{Client, ClientOptions, HANDOVER, Pulled, Reported};
-pub use connect::{Transport, describe, drain, status, switch_mode};
+pub use connect::{Transport, abandon, describe, drain, forget, status, switch_mode};
 pub use encoders::Encoders;
 pub use error::ClientError;
 pub use initial::Initial;

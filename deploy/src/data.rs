@@ -1,0 +1,200 @@
+//! `paraft data`: replicas' files that were put aside, and what a person may do with them. Servers put them there and never
+//! touch them again.
+
+use crate::{
+    control::{agreeing, whom},
+    failure::Failure,
+    status::addresses,
+    table,
+};
+use clap::{Args, Subcommand};
+use comfy_table::{Table, presets};
+use paraft_common::{ServerId, ShardId};
+use paraft_server::replicas::aside;
+use paraft_store::{Disk, RealDisk};
+use paraft_worker::exit;
+use serde_json::json;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+#[derive(Args)]
+pub struct DataArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Show what was put aside in servers' data folders, and whether it can be read.
+    List {
+        /// Data folders of servers, running or not.
+        #[arg(required = true)]
+        data: Vec<PathBuf>,
+        /// One JSON object for each folder that was put aside.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make a folder that was put aside the replica again that it was. Its server must not run.
+    Restore {
+        /// The server's data folder.
+        data: PathBuf,
+        /// The folder in it, as `list` shows it: shard-0.aside-1.
+        name: String,
+    },
+    /// Delete a folder that was put aside, for good.
+    Delete {
+        /// The server's data folder.
+        data: PathBuf,
+        /// The folder in it, as `list` shows it: shard-0.aside-1.
+        name: String,
+    },
+    /// Give up what a shard held, where too many of its replicas are gone for good: it is founded anew, and its job goes on
+    /// from a checkpoint.
+    Abandon {
+        /// The shard.
+        shard: u32,
+        /// Servers of the fleet as host:port, comma-separated.
+        #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',', required = true)]
+        servers: Vec<String>,
+        /// Without it nothing is done but to say what would be lost.
+        #[arg(long)]
+        accept_loss: bool,
+    },
+}
+
+#[derive(Args)]
+pub struct ForgetArgs {
+    /// The server's id: 2 or s2.
+    pub server: String,
+    /// A run's folder, or a job file with cluster.addresses.
+    #[arg(long)]
+    pub of: Option<PathBuf>,
+    /// Servers of the fleet as host:port, comma-separated.
+    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
+    pub servers: Vec<String>,
+}
+
+/// How long a fleet may take to carry an order out.
+const TIMEOUT: Duration = Duration::from_secs(6);
+
+fn disk() -> Arc<dyn Disk> {
+    Arc::new(RealDisk)
+}
+
+pub fn run(args: &DataArgs) -> Result<i32, Failure> {
+    match &args.what {
+        What::List { data, json } => list(data, *json),
+        What::Restore { data, name } => {
+            aside::restore(&disk(), data, name).map_err(|e| Failure::new(exit::DATA, e))?;
+            out!("{name} is the shard's replica in {} again; start its server", data.display());
+            Ok(exit::OK)
+        }
+        What::Delete { data, name } => {
+            aside::delete(data, name).map_err(|e| Failure::new(exit::DATA, e))?;
+            out!("{name} is deleted");
+            Ok(exit::OK)
+        }
+        What::Abandon { shard, servers, accept_loss } => {
+            let order = async |address: &str| {
+                paraft_client::abandon(address, ShardId(*shard), *accept_loss, TIMEOUT).await
+            };
+            out!("given up: {}", ordered(servers, order)?);
+            Ok(exit::OK)
+        }
+    }
+}
+
+fn list(data: &[PathBuf], as_json: bool) -> Result<i32, Failure> {
+    let mut t = Table::new();
+    t.load_style(presets::NOTHING);
+    t.set_header(["data", "put aside", "shard", "founding", "replica", "up to log index", "bytes"]);
+    let mut count = 0;
+    for data in data {
+        if !data.is_dir() {
+            return Err(Failure::new(exit::DATA, format!("{}: there is no such folder", data.display())));
+        }
+        let asides = aside::asides(&disk(), data).map_err(|e| Failure::new(exit::DATA, e))?;
+        for a in asides {
+            count += 1;
+            let bytes = size(&data.join(&a.name));
+            let founding = a.origin.map(|o| format!("{o:016x}"));
+            let replica = a.node.map(|n| n.to_string());
+            if as_json {
+                out!(
+                    "{}",
+                    json!({"data": data, "name": a.name, "shard": a.shard.0, "founding": founding, "replica": replica,
+                           "readable": a.last.is_ok(), "last_index": a.last.as_ref().ok(), "error": a.last.as_ref().err(),
+                           "bytes": bytes})
+                );
+                continue;
+            }
+            t.add_row([
+                data.display().to_string(),
+                a.name,
+                a.shard.0.to_string(),
+                founding.unwrap_or_else(|| "-".into()),
+                replica.unwrap_or_else(|| "-".into()),
+                a.last.map_or_else(|e| format!("cannot be read: {e}"), |last| last.to_string()),
+                table::bytes(bytes),
+            ]);
+        }
+    }
+    match (as_json, count) {
+        (true, _) => {}
+        (false, 0) => out!("nothing was put aside"),
+        (false, _) => out!("{t}"),
+    }
+    Ok(exit::OK)
+}
+
+/// Bytes of the files in a folder, as far as they can be seen.
+fn size(path: &Path) -> u64 {
+    let all = std::fs::read_dir(path).into_iter().flatten().flatten();
+    all.map(|f| match f.metadata() {
+        Ok(m) if m.is_dir() => size(&f.path()),
+        Ok(m) => m.len(),
+        Err(_) => 0,
+    })
+    .sum()
+}
+
+/// `paraft forget`.
+pub fn forget(args: &ForgetArgs) -> Result<i32, Failure> {
+    let bad = || {
+        Failure::new(exit::USAGE, format!("`{}` is no server id", args.server))
+            .help("write a number, as `paraft status` shows it")
+    };
+    let server = ServerId(args.server.trim_start_matches('s').parse().map_err(|_| bad())?);
+    let servers = addresses(args.of.as_deref(), &args.servers)?;
+    ordered(&servers, async |address: &str| paraft_client::forget(address, server, TIMEOUT).await)?;
+    out!("{server} is forgotten: its replicas are replaced where other servers have room");
+    Ok(exit::OK)
+}
+
+/// Gives an order to whoever leads the control group; a refusal of the leader is final.
+fn ordered<T>(
+    servers: &[String],
+    order: impl AsyncFn(&str) -> Result<T, (String, String)>,
+) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| Failure::new(exit::IO, e))?;
+    let deadline = Instant::now() + TIMEOUT;
+    loop {
+        let fleet = agreeing(servers).map_err(|e| Failure::new(exit::UNAVAILABLE, e.why))?;
+        let mut last = String::new();
+        for address in whom(&fleet, servers) {
+            match runtime.block_on(order(&address)) {
+                Ok(done) => return Ok(done),
+                Err((why, _)) if address == fleet.leader => return Err(Failure::new(exit::CONFIG, why)),
+                Err((why, _)) => last = format!("{address}: {why}"),
+            }
+        }
+        if Instant::now() > deadline {
+            return Err(Failure::new(exit::UNAVAILABLE, format!("no server could take the order: {last}")));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}

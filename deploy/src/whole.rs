@@ -1,0 +1,208 @@
+//! How a fleet is now, from every server's own answer: what the leader of the control group knows of the others is as old
+//! as their last report.
+
+use crate::{control, status};
+use paraft_common::ServerId;
+use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
+use serde_json::json;
+use std::collections::BTreeMap;
+
+/// How far a fleet is well.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Wellbeing {
+    /// What keeps shards from serving, or the control group from agreeing.
+    pub stalled: Vec<String>,
+    /// What else is missing: with it the fleet would survive what it promises to.
+    pub missing: Vec<String>,
+}
+
+impl Wellbeing {
+    /// Every shard has a leader and a majority, and the control group too.
+    pub fn serves(&self) -> bool {
+        self.stalled.is_empty()
+    }
+
+    /// And nothing is missing: every server answers, and every replica votes.
+    pub fn is_whole(&self) -> bool {
+        self.serves() && self.missing.is_empty()
+    }
+
+    /// One line.
+    pub fn says(&self) -> String {
+        let all: Vec<&str> = self.stalled.iter().chain(&self.missing).map(String::as_str).collect();
+        match (self.serves(), all.is_empty()) {
+            (_, true) => "whole: every server answers, every replica votes".into(),
+            (true, _) => format!("serving, not whole: {}", all.join("; ")),
+            (false, _) => format!("not serving: {}", all.join("; ")),
+        }
+    }
+
+    /// For programs.
+    pub fn as_json(&self) -> serde_json::Value {
+        json!({"serving": self.serves(), "whole": self.is_whole(), "stalled": self.stalled, "missing": self.missing})
+    }
+}
+
+/// Asks all servers of the fleet that one of these belongs to.
+pub fn look(servers: &[String]) -> Wellbeing {
+    match control::agreeing(servers) {
+        Err(none) => Wellbeing { stalled: vec![none.why], missing: Vec::new() },
+        Ok(fleet) => {
+            let addresses: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
+            let replies = status::ask_all(&addresses, false);
+            weigh(&fleet, &replies)
+        }
+    }
+}
+
+/// What the answers of the fleet's servers, in its order, make of it.
+pub fn weigh(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> Wellbeing {
+    let mut now = Wellbeing::default();
+    let mut heard: BTreeMap<u64, &StatusReply> = BTreeMap::new();
+    for (server, reply) in fleet.servers.iter().zip(replies) {
+        match reply {
+            Ok(reply) if reply.server == server.server => _ = heard.insert(server.server, reply),
+            Ok(reply) => now.missing.push(format!(
+                "{} answers as s{}, it should be s{}",
+                server.address, reply.server, server.server
+            )),
+            Err(why) => {
+                now.missing.push(format!("s{} at {} does not answer: {why}", server.server, server.address))
+            }
+        }
+        if !server.trouble.is_empty() {
+            now.missing.push(format!("s{}: {}", server.server, server.trouble));
+        }
+    }
+    for (server, reply) in &heard {
+        if !reply.control_trouble.is_empty() {
+            now.missing
+                .push(format!("s{server}: its replica of the control group: {}", reply.control_trouble));
+        }
+    }
+    if !fleet.can_agree() {
+        now.stalled.push("the control group has no majority".into());
+    }
+    for voter in fleet.control_voters.iter().filter(|v| !heard.contains_key(v)) {
+        now.missing.push(format!("s{voter} votes in the control group and does not answer"));
+    }
+    let shape = fleet.shape.clone().unwrap_or_default();
+    for shard in 0..shape.shards {
+        weigh_shard(shard, shape.replicas as usize, &heard, &mut now);
+    }
+    now
+}
+
+fn weigh_shard(shard: u32, replicas: usize, heard: &BTreeMap<u64, &StatusReply>, now: &mut Wellbeing) {
+    let reports = || heard.values().flat_map(|r| &r.shards).filter(move |s| s.shard == shard);
+    let leader = reports().filter(|s| s.role == "leader" && s.trouble.is_empty()).max_by_key(|s| s.term);
+    let stops = heard.iter().flat_map(|(server, r)| r.stopped.iter().map(move |w| (server, w)));
+    let stops: Vec<String> = stops
+        .filter(|(_, w)| w.shard == shard)
+        .map(|(s, w)| format!("its storage on s{s}: {}", w.why))
+        .collect();
+    let Some(leader) = leader else {
+        let why = if stops.is_empty() { String::new() } else { format!(": {}", stops.join(", ")) };
+        return now.stalled.push(format!("shard {shard} has no leader{why}"));
+    };
+    let works = |node: &&u64| {
+        let there = |s: &&ShardStatus| s.node == **node && s.trouble.is_empty() && s.role != "stopped";
+        reports().any(|s| there(&s))
+    };
+    let working = leader.voters.iter().filter(works).count();
+    if working * 2 <= leader.voters.len() {
+        let of = leader.voters.len();
+        now.stalled.push(format!("shard {shard}: {working} of {of} replicas answer, which is no majority"));
+    }
+    for node in leader.voters.iter().filter(|n| !works(n)) {
+        now.missing
+            .push(format!("shard {shard}: the replica that votes on {} is not there", ServerId(node >> 32)));
+    }
+    now.missing.extend(stops.iter().map(|s| format!("shard {shard}: {s}")));
+    if leader.changing {
+        now.missing.push(format!("shard {shard}: its membership is changing"));
+    }
+    if leader.voters.len() != replicas {
+        now.missing.push(format!("shard {shard}: {} of {replicas} replicas vote", leader.voters.len()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_proto::{FleetShape, ServerInfo, StoppedReplica};
+
+    fn node(server: u64) -> u64 {
+        server << 32 | 1
+    }
+
+    fn fleet() -> DescribeReply {
+        let server = |server| ServerInfo { server, address: format!("h{server}:1"), ..ServerInfo::default() };
+        DescribeReply {
+            shape: Some(FleetShape { shards: 1, replicas: 3, durability: String::new() }),
+            servers: (0..3).map(server).collect(),
+            control_voters: vec![0, 1, 2],
+            ..DescribeReply::default()
+        }
+    }
+
+    fn replies() -> Vec<Result<StatusReply, String>> {
+        let reply = |server| {
+            let role = if server == 0 { "leader" } else { "follower" }.into();
+            let shard = ShardStatus {
+                node: node(server),
+                role,
+                voters: (0..3).map(node).collect(),
+                ..ShardStatus::default()
+            };
+            Ok(StatusReply { server, shards: vec![shard], ..StatusReply::default() })
+        };
+        (0..3).map(reply).collect()
+    }
+
+    fn told(change: impl FnOnce(&mut Vec<Result<StatusReply, String>>)) -> Wellbeing {
+        let mut replies = replies();
+        change(&mut replies);
+        weigh(&fleet(), &replies)
+    }
+
+    fn of(replies: &mut [Result<StatusReply, String>], server: usize) -> &mut StatusReply {
+        replies[server].as_mut().expect("it answers")
+    }
+
+    #[test]
+    fn a_fleet_is_whole_only_by_what_every_server_says_now() {
+        assert!(told(|_| {}).is_whole());
+        let cases: [(Wellbeing, bool, &str); 7] = [
+            (told(|r| r[2] = Err("no answer".into())), true, "s2 at h2:1 does not answer"),
+            (told(|r| of(r, 1).shards.clear()), true, "the replica that votes on s1 is not there"),
+            // It has come back without its memory, under another name.
+            (told(|r| of(r, 1).shards[0].node = node(1) + 1), true, "votes on s1 is not there"),
+            (told(|r| of(r, 0).shards[0].voters.truncate(2)), true, "2 of 3 replicas vote"),
+            (told(|r| of(r, 0).shards[0].role = "follower".into()), false, "shard 0 has no leader"),
+            (
+                told(|r| {
+                    r[1] = Err("gone".into());
+                    of(r, 2).shards[0].trouble = "diverged".into();
+                }),
+                false,
+                "1 of 3 replicas answer",
+            ),
+            (
+                told(|r| {
+                    let reply = of(r, 1);
+                    reply.shards.clear();
+                    reply.stopped.push(StoppedReplica { why: "EMFILE".into(), ..StoppedReplica::default() });
+                }),
+                true,
+                "storage on s1: EMFILE",
+            ),
+        ];
+        for (now, serves, words) in cases {
+            assert!(
+                !now.is_whole() && now.serves() == serves && now.says().contains(words),
+                "{now:?}\n{words}"
+            );
+        }
+    }
+}
