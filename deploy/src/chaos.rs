@@ -109,6 +109,12 @@ impl Target {
         let addresses = status::addresses(run_dir.as_deref(), &args.servers)?;
         let target = Self { run_dir, addresses };
         let door = target.door();
+        if let Some(kind) =
+            args.faults.iter().find(|k| k.is_for_verify() && !matches!(k, Kind::Eio | Kind::Readonly))
+        {
+            return Err(Failure::new(exit::USAGE, format!("{} is for `paraft verify ledger`", kind.name()))
+                .help("it takes away from processes what only their parent can give back"));
+        }
         let needs = |k: &&Kind| !matches!(k, Kind::Kill | Kind::Pause | Kind::Drain);
         if let Some(kind) = args.faults.iter().find(needs).filter(|_| door.is_none()) {
             let what = format!("this fleet has no doors for {}", kind.name());
@@ -246,7 +252,10 @@ impl Chaos<'_> {
     /// Puts a fault. The inner `Err` says why it has to wait.
     fn play(&mut self, card: Kind) -> Result<Result<(), String>, Failure> {
         if !self.args.beyond_minority
-            && matches!(card, Kind::Kill | Kind::Pause | Kind::Partition | Kind::DiskFull)
+            && matches!(
+                card,
+                Kind::Kill | Kind::Pause | Kind::Partition | Kind::DiskFull | Kind::Eio | Kind::Readonly
+            )
         {
             let impairs =
                 |u: &Undo| !matches!(u, Undo::Heal(Kind::SlowLink | Kind::SlowDisk, _) | Undo::Fill(_));
@@ -286,7 +295,7 @@ impl Chaos<'_> {
                 self.say("reset", &format!("all connections of {at}"));
             }
             Kind::Drain => return self.drain(place, now),
-            Kind::Partition | Kind::SlowLink | Kind::DiskFull | Kind::SlowDisk => {
+            _ => {
                 let lasting = self.lasting();
                 let ms = self.deck.millis(1, 50).as_millis() as u64;
                 let how = match card {
@@ -306,6 +315,14 @@ impl Chaos<'_> {
                     Kind::SlowDisk => {
                         self.faults.slow_disk_ms.insert(place, ms);
                         format!("{at} by {ms} ms an fsync")
+                    }
+                    Kind::Eio => {
+                        self.faults.failing_writes.insert(place);
+                        at
+                    }
+                    Kind::Readonly => {
+                        self.faults.read_only.insert(place);
+                        at
                     }
                     _ => {
                         self.faults.full_disk.insert(place);
@@ -390,6 +407,8 @@ impl Chaos<'_> {
                         }
                         Kind::SlowLink => _ = self.faults.slow_link_ms.remove(&place),
                         Kind::SlowDisk => _ = self.faults.slow_disk_ms.remove(&place),
+                        Kind::Eio => _ = self.faults.failing_writes.remove(&place),
+                        Kind::Readonly => _ = self.faults.read_only.remove(&place),
                         _ => _ = self.faults.full_disk.remove(&place),
                     }
                     self.put()?;

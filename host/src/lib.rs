@@ -1,5 +1,6 @@
 //! What a process needs of its host: what it has used, where its sockets lie, its log, its end.
 
+pub mod clock;
 pub mod lifeline;
 pub mod logs;
 mod socket;

@@ -24,9 +24,30 @@ pub enum Kind {
     SlowDisk,
     /// A fourth server joins; servers are emptied, and filled again.
     Drain,
+    /// Servers (one, two or all) may open no file and no connection more for a while.
+    Fds,
+    /// A server gets no more memory for a while; one that ends of it is started again.
+    Memory,
+    /// The files of all servers cannot grow for a while.
+    DiskFullAll,
+    /// Reads, or writes and fsyncs, of servers (one, two or all) fail with EIO for a while.
+    Eio,
+    /// The file systems of servers (one, two or all) are read-only for a while.
+    Readonly,
+    /// Every fsync of every server takes longer for a while.
+    SlowAll,
+    /// The clock of a server's host is set forward or back by hours.
+    Clock,
+    /// Somebody who is no part of the fleet sends every server valid messages of every kind, and bytes that are none.
+    Stranger,
 }
 
 impl Kind {
+    /// Whether only `paraft verify ledger` does it, which has the servers in its hands.
+    pub fn is_for_verify(self) -> bool {
+        self >= Kind::Fds
+    }
+
     /// As `--faults` takes it, and as it is printed.
     pub fn name(self) -> String {
         self.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default()
@@ -91,7 +112,7 @@ mod tests {
         let kinds = Kind::value_variants();
         let draw = |seed| {
             let mut deck = Deck::new(seed, kinds);
-            (0..22).map(|_| deck.draw()).collect::<Vec<_>>()
+            (0..40).map(|_| deck.draw()).collect::<Vec<_>>()
         };
         assert_eq!(draw(7), draw(7));
         assert_ne!(draw(7), draw(8));

@@ -1,6 +1,6 @@
-//! The server's own door: a disk that gets full or slow when the faults file says so.
+//! The server's own door: a disk that gets full, slow or fails, and a clock that is wrong, when the faults file says so.
 
-use super::{Faults, LOOK};
+use super::{EIO, Faults, LOOK};
 use paraft_store::{Disk, RealDisk, faulty::FaultyDisk};
 use std::{path::PathBuf, sync::Arc, thread, time::Duration};
 
@@ -35,6 +35,18 @@ fn apply(door: &FaultyDisk, last: &Faults, now: &Faults, server: u32) {
     if full != last.full_disk.contains(&server) {
         tracing::warn!(full, "fault on purpose: the disk");
         door.full_after(full.then_some(0));
+    }
+    let (reads, changes) =
+        (|f: &Faults| f.failing_reads.contains(&server), |f: &Faults| f.errno_of_changes(server));
+    if reads(now) != reads(last) || changes(now) != changes(last) {
+        tracing::warn!(reads = reads(now), changes = ?changes(now), "fault on purpose: the disk fails");
+        door.fail_reads(reads(now).then_some(EIO));
+        door.fail_changes(changes(now));
+    }
+    let clock = |f: &Faults| f.clock_s.get(&server).copied().unwrap_or(0);
+    if clock(now) != clock(last) {
+        tracing::warn!(seconds = clock(now), "fault on purpose: the clock");
+        paraft_host::clock::shift(clock(now));
     }
     let slow = |f: &Faults| f.slow_disk_ms.get(&server).copied().unwrap_or(0);
     if slow(now) != slow(last) {

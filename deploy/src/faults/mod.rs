@@ -6,6 +6,8 @@
 //! - [`disk`]: the server's own door: a full or slow disk.
 //! - [`deck`]: which fault comes next, by seed.
 //! - [`health`]: whether a fleet is whole, so that it can bear the next fault.
+//! - [`scarce`]: what running processes may have open, and how much memory, taken away and given back.
+//! - [`stranger`]: who speaks to servers from outside their fleet.
 //! - [`process`]: what needs no door: finding, killing, pausing and restarting processes of this machine.
 
 pub mod deck;
@@ -14,6 +16,8 @@ pub mod health;
 pub mod link;
 pub mod process;
 pub mod proxy;
+pub mod scarce;
+pub mod stranger;
 
 use serde::{Deserialize, Serialize};
 use std::{
@@ -44,7 +48,19 @@ pub struct Faults {
     pub full_disk: BTreeSet<u32>,
     /// Every fsync of such a server takes so many milliseconds longer.
     pub slow_disk_ms: BTreeMap<u32, u64>,
+    /// Servers whose reads fail with EIO.
+    pub failing_reads: BTreeSet<u32>,
+    /// Servers whose writes and fsyncs fail with EIO.
+    pub failing_writes: BTreeSet<u32>,
+    /// Servers whose file system is read-only.
+    pub read_only: BTreeSet<u32>,
+    /// The clock of a server's host is so many seconds ahead, or behind.
+    pub clock_s: BTreeMap<u32, i64>,
 }
+
+/// "Input/output error" and "Read-only file system", as the kernel numbers them.
+pub const EIO: i32 = 5;
+const EROFS: i32 = 30;
 
 impl Faults {
     /// Whether nothing passes between `from` (a server, or anyone else) and server `to`.
@@ -54,6 +70,12 @@ impl Faults {
             || from.is_some_and(|from| {
                 isolated(from) || self.cut.contains(&(from, to)) || self.cut.contains(&(to, from))
             })
+    }
+
+    /// What changes to the files of a server fail with.
+    pub fn errno_of_changes(&self, server: u32) -> Option<i32> {
+        let eio = self.failing_writes.contains(&server).then_some(EIO);
+        eio.or(self.read_only.contains(&server).then_some(EROFS))
     }
 
     /// Reads the file; one that is missing holds no faults.
@@ -107,6 +129,10 @@ mod tests {
             resets: BTreeMap::from([(2, 7)]),
             full_disk: BTreeSet::from([0]),
             slow_disk_ms: BTreeMap::from([(1, 5)]),
+            failing_reads: BTreeSet::from([1]),
+            failing_writes: BTreeSet::from([2]),
+            read_only: BTreeSet::from([0, 1]),
+            clock_s: BTreeMap::from([(2, -3600)]),
         };
         faults.write(&path).expect("written");
         assert_eq!(Faults::read(&path).expect("read"), faults);

@@ -11,6 +11,7 @@ use crate::{
         Faults,
         deck::{Deck, Kind},
         health::View,
+        scarce, stranger,
     },
     train,
 };
@@ -19,7 +20,10 @@ use paraft_client::ClientError;
 use paraft_common::{Durability, LogForm, Mode, PullFrom, durability};
 use paraft_proof::Book;
 use paraft_worker::exit;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
     sync::{
         Arc,
@@ -372,13 +376,13 @@ impl Storm<'_> {
             }
             Kind::DiskFull => self.disk_full(place, view, clients)?,
             Kind::Drain => self.membership(place)?,
+            scarcity => self.run_short(scarcity, place)?,
         }
         *self.counts.faults.entry(card).or_default() += 1;
         Ok(())
     }
 
-    /// The disk fills up, and has room again. What could not be written is not written again by itself: the server is
-    /// restarted, as its operator would.
+    /// The disk fills up, the server dies of something else, and there is room again when it comes back.
     fn disk_full(&mut self, place: usize, view: &View, clients: &Clients) -> Result<(), Failure> {
         let mut faults = self.rig.faults();
         faults.full_disk.insert(place as u32);
@@ -407,6 +411,78 @@ impl Storm<'_> {
         // The control group may be without a leader for a moment: then this change does not happen.
         if self.rig.drain(id, undo).is_ok() {
             self.drained = (!undo).then_some(server);
+        }
+        Ok(())
+    }
+
+    /// Something runs out on one server, on two or on all, and comes back; nobody restarts what has not ended.
+    fn run_short(&mut self, kind: Kind, place: usize) -> Result<(), Failure> {
+        let n = self.args.servers as usize;
+        let count = [1, 1, 2, n][self.deck.pick(4)];
+        let places: BTreeSet<u32> = (0..count).map(|i| ((place + i) % n) as u32).collect();
+        let lasting = self.deck.millis(100, 1500);
+        let refused = |e: std::io::Error| Failure::new(exit::IO, format!("a limit cannot be changed: {e}"));
+        match kind {
+            Kind::Fds => {
+                let taken: Result<Vec<_>, _> =
+                    places.iter().map(|p| scarce::descriptors(self.rig.pid(*p as usize))).collect();
+                let taken = taken.map_err(refused)?;
+                std::thread::sleep(lasting);
+                drop(taken);
+            }
+            Kind::Memory => return self.no_memory(place % n, lasting),
+            Kind::Clock => {
+                let mut faults = self.rig.faults();
+                let hours = [-24, -1, 1, 24 * 365][self.deck.pick(4)];
+                faults.clock_s.insert((place % n) as u32, hours * 3600);
+                self.rig.put(faults)?;
+                std::thread::sleep(lasting);
+                self.rig.put(Faults { clock_s: Default::default(), ..self.rig.faults() })?;
+            }
+            Kind::Stranger => {
+                let mut rng = ChaCha8Rng::seed_from_u64(self.deck.pick(usize::MAX) as u64);
+                let addresses = self.rig.direct();
+                let visit = self.rig.ask(stranger::visit(&addresses, &mut rng, lasting));
+                if let Some(taken) = visit.taken.first() {
+                    return Err(Failure::new(exit::FAILED, format!("BROKEN: a stranger was heard: {taken}")));
+                }
+            }
+            _ => {
+                let before = self.rig.faults();
+                let mut faults = before.clone();
+                match kind {
+                    Kind::DiskFullAll => faults.full_disk = (0..n as u32).collect(),
+                    Kind::SlowAll => {
+                        let ms = self.deck.millis(1, 50).as_millis() as u64;
+                        faults.slow_disk_ms = (0..n as u32).map(|p| (p, ms)).collect();
+                    }
+                    Kind::Readonly => faults.read_only = places,
+                    _ if self.deck.one_in(2) => faults.failing_reads = places,
+                    _ => faults.failing_writes = places,
+                }
+                self.rig.put(faults)?;
+                std::thread::sleep(lasting);
+                self.rig.put(before)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A server's address space is all used up. It may end of that, as it would by the kernel's hand; then whoever looks
+    /// after processes starts it again.
+    fn no_memory(&mut self, place: usize, lasting: Duration) -> Result<(), Failure> {
+        let more = self.deck.pick(16) as u64 * (1 << 20);
+        let taken = scarce::memory(self.rig.pid(place), more);
+        let taken = taken.map_err(|e| Failure::new(exit::IO, format!("a limit cannot be changed: {e}")))?;
+        let until = Instant::now() + lasting;
+        while Instant::now() < until && !self.rig.has_ended(place) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(taken);
+        if self.rig.has_ended(place) {
+            self.counts.ended_for_memory += 1;
+            self.rig.kill(place); // waited for
+            self.rig.restart(place)?;
         }
         Ok(())
     }

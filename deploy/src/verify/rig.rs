@@ -55,6 +55,8 @@ struct Server {
     process: Process,
     /// For questions, which come often: to where it listens itself, without its proxy.
     channel: Channel,
+    /// That address.
+    direct: String,
     paused: bool,
 }
 
@@ -131,7 +133,7 @@ impl Rig {
             .block_on(async { Endpoint::from_shared(format!("http://{direct}")).map(|e| e.connect_lazy()) });
         let channel =
             channel.map_err(|e| Failure::new(exit::FAILED, format!("server-{place}: {direct}: {e}")))?;
-        Ok(Server { process, channel, paused: false })
+        Ok(Server { process, channel, direct, paused: false })
     }
 
     // ---- what it looks like ----
@@ -193,6 +195,26 @@ impl Rig {
     pub fn restart(&mut self, place: usize) -> Result<(), Failure> {
         self.servers[place] = self.spawn(place as u32)?;
         Ok(())
+    }
+
+    /// The process of a server, as the kernel numbers it.
+    pub fn pid(&self, place: usize) -> u32 {
+        self.servers[place].process.id()
+    }
+
+    /// Whether a server has ended by itself.
+    pub fn has_ended(&mut self, place: usize) -> bool {
+        self.servers[place].process.ended().is_some()
+    }
+
+    /// Where the servers listen, without their proxies.
+    pub fn direct(&self) -> Vec<String> {
+        self.servers.iter().map(|s| s.direct.clone()).collect()
+    }
+
+    /// Runs what asks the servers something.
+    pub fn ask<T>(&self, what: impl Future<Output = T>) -> T {
+        self.asking.block_on(what)
     }
 
     /// SIGSTOP.

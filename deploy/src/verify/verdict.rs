@@ -15,6 +15,8 @@ pub struct Counts {
     pub kills: u64,
     /// Of these, such as led a shard.
     pub leader_kills: u64,
+    /// Processes that ended for want of memory.
+    pub ended_for_memory: u64,
     /// Snapshots that were seen to be installed, by servers that came back or joined.
     pub snapshots: u64,
     /// Cards played.

@@ -27,7 +27,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 use tokio::sync::Notify;
 use tonic::transport::Channel;
@@ -524,7 +524,7 @@ impl Agent {
             since,
             patience: self.options.patience,
             origin: rand::random::<u64>() | (1 << 63),
-            unix_ms: unix_ms(),
+            unix_ms: paraft_host::clock::unix_ms(),
         };
         let plan = plan(&view);
         let unreached = view.unreached();
@@ -737,8 +737,4 @@ fn job_of(shard: &Shard) -> Option<JobReport> {
             m.started && m.members.iter().next().is_some() && m.members.unfinished().next().is_none()
         }),
     })
-}
-
-fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
 }

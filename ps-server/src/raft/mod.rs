@@ -12,6 +12,7 @@
 //! - `image`: a snapshot as bytes.
 //! - `parity`: digests of the state at agreed indices.
 //! - `wire`: openraft's messages to bytes and back, payloads beside the header.
+//! - `stranger`: messages of somebody who is no member, for tests.
 //! - `replay`: the state of a replica that does not run, from its folder.
 //! - `network`: sends them to peers.
 //! - `group`: one replica of one group: propose, follow who leads. `membership`: who belongs to it. `answers`: what it
@@ -32,6 +33,7 @@ mod network;
 mod parity;
 mod replay;
 mod replica;
+pub mod stranger;
 mod types;
 mod wire;
 

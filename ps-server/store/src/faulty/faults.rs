@@ -26,11 +26,17 @@ struct Faults {
     changes_left: Option<u64>,
     changes: u64,
     sync_delay: Duration,
+    /// What every read, or every change, fails with: a number of the operating system's.
+    failing_reads: Option<i32>,
+    failing_changes: Option<i32>,
 }
 
 impl Faults {
     /// Counts a change; it fails when the disk is dead.
     fn change(&mut self) -> io::Result<()> {
+        if let Some(number) = self.failing_changes {
+            return Err(io::Error::from_raw_os_error(number));
+        }
         if let Some(left) = &mut self.changes_left {
             *left = left.checked_sub(1).ok_or_else(|| io::Error::other("the disk is dead (on purpose)"))?;
         }
@@ -62,6 +68,17 @@ impl FaultyDisk {
         self.faults.lock().sync_delay = delay;
     }
 
+    /// Every read of names or contents fails with this number of the operating system's (5: EIO). `None`: it works again.
+    pub fn fail_reads(&self, number: Option<i32>) {
+        self.faults.lock().failing_reads = number;
+    }
+
+    /// Every change (opening to write, writing, syncing, resizing, renaming, removing) fails with this number of the
+    /// operating system's (5: EIO, 30: EROFS). `None`: it works again.
+    pub fn fail_changes(&self, number: Option<i32>) {
+        self.faults.lock().failing_changes = number;
+    }
+
     /// Changes made so far; the unit of [`dead_after`](Self::dead_after).
     pub fn changes(&self) -> u64 {
         self.faults.lock().changes
@@ -69,6 +86,10 @@ impl FaultyDisk {
 
     fn change(&self) -> io::Result<()> {
         self.faults.lock().change()
+    }
+
+    fn reading(&self) -> io::Result<()> {
+        self.faults.lock().failing_reads.map_or(Ok(()), |number| Err(io::Error::from_raw_os_error(number)))
     }
 }
 
@@ -79,12 +100,14 @@ impl Disk for FaultyDisk {
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        self.reading()?;
         self.inner.list(dir)
     }
 
     fn open(&self, path: &Path, access: Access) -> io::Result<Box<dyn DiskFile>> {
-        if access != Access::Read {
-            self.change()?;
+        match access {
+            Access::Read => self.reading()?,
+            Access::Write | Access::Create => self.change()?,
         }
         let inner = self.inner.open(path, access)?;
         Ok(Box::new(FaultyFile { inner, disk: self.clone() }))
@@ -122,6 +145,7 @@ impl DiskFile for FaultyFile {
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.disk.reading()?;
         self.inner.read_at(offset, into)
     }
 

@@ -1,0 +1,135 @@
+//! Somebody who is no part of a fleet, and speaks to its servers: messages of every kind that are valid and not meant, old
+//! ones, forged ones, bytes that are none, and silence. Nothing of it may be answered as if a member had said it.
+
+use paraft_common::ServerId;
+use paraft_proto::{
+    DescribeRequest, HelloRequest, JoinRequest, PeerCall, PeerRequest, ReplicaReport, ReportRequest,
+    StatusRequest, WithBulk, control_client::ControlClient, services,
+};
+use paraft_server::raft::{ReplicaId, stranger};
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
+use std::time::{Duration, Instant};
+use tokio::{io::AsyncWriteExt, net::TcpStream};
+use tonic::transport::{Channel, Endpoint};
+
+/// What became of a visit.
+#[derive(Debug, Default)]
+pub struct Visit {
+    /// Messages that were sent.
+    pub sent: u64,
+    /// Those that were taken although nobody may say them from outside, in words.
+    pub taken: Vec<String>,
+}
+
+/// A call that is answered at all is answered soon.
+const ANSWER: Duration = Duration::from_millis(500);
+/// Connections that never say a word.
+const SILENT: usize = 50;
+
+/// Speaks to each of these servers for about `lasting`.
+pub async fn visit(addresses: &[String], rng: &mut ChaCha8Rng, lasting: Duration) -> Visit {
+    let until = Instant::now() + lasting;
+    let mut visit = Visit::default();
+    let mut held = Vec::new();
+    while Instant::now() < until {
+        for address in addresses {
+            if Instant::now() >= until {
+                break;
+            }
+            if held.len() < SILENT * addresses.len() {
+                held.extend(TcpStream::connect(address).await.ok());
+            }
+            noise(address, rng).await;
+            let Ok(endpoint) = Endpoint::from_shared(format!("http://{address}")) else { continue };
+            let Ok(Ok(channel)) = tokio::time::timeout(ANSWER, endpoint.connect()).await else { continue };
+            peers(address, &channel, rng, &mut visit).await;
+            control(address, &channel, rng, &mut visit).await;
+        }
+    }
+    visit
+}
+
+/// Bytes that are no HTTP/2, or only its beginning.
+async fn noise(address: &str, rng: &mut ChaCha8Rng) {
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    match rng.random_range(0..3) {
+        0 => bytes.truncate(10),
+        1 => bytes.extend((0..200).map(|_| rng.random::<u8>())),
+        _ => bytes = (0..200).map(|_| rng.random::<u8>()).collect(),
+    }
+    if let Ok(mut stream) = TcpStream::connect(address).await {
+        // It may be closed at once.
+        let _ = stream.write_all(&bytes).await;
+    }
+}
+
+/// Raft's messages, from a replica that nobody knows: to the replicas that are there, by their names.
+async fn peers(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &mut Visit) {
+    let hello = within(ControlClient::new(channel.clone()).hello(HelloRequest {})).await;
+    let mut shards = paraft_client::connect::shards(channel.clone());
+    let status = within(shards.status(StatusRequest { digest: false })).await;
+    let (Some(hello), Some(status)) = (hello, status) else { return };
+    let control = (u32::MAX, hello.node);
+    let groups = status.shards.iter().map(|s| (s.shard, s.node)).chain([control]);
+    let from = ReplicaId::new_life(ServerId(rng.random_range(0..1000)));
+    for (group, to) in groups {
+        for term in [u64::MAX, 1 << 62, rng.random_range(1..1000)] {
+            for fleet in [0, rng.random(), hello.fleet] {
+                for (call, header, bulk) in stranger::forged(term, from) {
+                    let message = PeerRequest {
+                        group,
+                        from: from.0,
+                        to,
+                        call: call as i32,
+                        header,
+                        fleet,
+                        payloads: Vec::new(),
+                    };
+                    visit.sent += 1;
+                    let request = WithBulk { message, bulk };
+                    let answer = tokio::time::timeout(ANSWER, services::peer_call(channel, request)).await;
+                    if let Ok(Ok(_)) = answer {
+                        visit.taken.push(format!(
+                            "{address} answered {} of term {term} from {from}, who is no member of group {group}",
+                            PeerCall::as_str_name(&call)
+                        ));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Forged reports, and servers that ask to join and are not there.
+async fn control(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &mut Visit) {
+    let mut client = ControlClient::new(channel.clone());
+    let Some(known) = within(client.describe(DescribeRequest {})).await else { return };
+    let nowhere = format!("127.0.0.1:{}", rng.random_range(1..20));
+    visit.sent += 1;
+    if within(client.join(JoinRequest { address: nowhere.clone() })).await.is_some_and(|r| r.accepted) {
+        visit.taken.push(format!("{address} took in a server at {nowhere}, where there is none"));
+    }
+    let server = rng.random_range(0..4);
+    let lost =
+        ReplicaReport { shard: 0, node: server << 32 | 7, origin: rng.random(), ..ReplicaReport::default() };
+    let report = |fleet, node| ReportRequest {
+        fleet,
+        server,
+        address: nowhere.clone(),
+        node,
+        replicas: vec![lost.clone()],
+        ..ReportRequest::default()
+    };
+    // Of another fleet; and of a replica that is another server's.
+    for report in [report(rng.random(), server << 32 | 7), report(known.fleet, (server + 1) << 32 | 7)] {
+        visit.sent += 1;
+        if within(client.report(report)).await.is_some_and(|r| r.accepted) {
+            visit.taken.push(format!("{address} took a forged report"));
+        }
+    }
+}
+
+async fn within<T>(ask: impl Future<Output = Result<tonic::Response<T>, tonic::Status>>) -> Option<T> {
+    tokio::time::timeout(ANSWER * 4, ask).await.ok()?.ok().map(tonic::Response::into_inner)
+}
