@@ -4,7 +4,9 @@ use crate::wait;
 use anyhow::{Context, Result, bail, ensure};
 use paraft_client::status;
 use paraft_common::{Durability, ServerId, ShardId};
-use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
+use paraft_proto::{
+    DescribeReply, HelloReply, HelloRequest, ShardStatus, StatusReply, control_client::ControlClient,
+};
 use paraft_server::{
     Patience, Server, ServerError, ServerOptions, Shape,
     replicas::{Replica, Replicas},
@@ -14,6 +16,7 @@ use paraft_store::RealDisk;
 use std::{collections::BTreeMap, net::TcpListener, path::PathBuf, sync::Arc, time::Duration};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
+use tonic::transport::Endpoint;
 
 pub use paraft_proof::At;
 
@@ -121,6 +124,17 @@ impl Fleet {
         Ok(id)
     }
 
+    /// A new server joins that the others do not reach: its address takes connections and says nothing. Gives its id in this
+    /// fleet, and what keeps its address.
+    pub fn join_unreachable(&mut self) -> Result<(u32, TcpListener)> {
+        let (deaf, listener) = (TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?);
+        let (id, known) = (self.slots.len() as u32, self.at.addresses.clone());
+        self.at.addresses.push(deaf.local_addr()?.to_string());
+        self.slots.push(Slot::Dead);
+        self.run_at(id, listener, Place::Joins(known))?;
+        Ok((id, deaf))
+    }
+
     /// Asks the leader of the control group to empty a server, or to stop that.
     pub fn drain(&self, id: u32, undo: bool) -> Result<()> {
         let ask = || {
@@ -226,6 +240,27 @@ impl Fleet {
             })
         };
         wait::until("every shard serving with all its replicas", || self.describe(), serves)
+    }
+
+    /// Who a server is, and whom it knows.
+    pub fn hello(&self, id: u32) -> Result<HelloReply> {
+        let to = Endpoint::from_shared(format!("http://{}", self.at.addresses[id as usize]))?;
+        self.asking.block_on(async {
+            let mut client = ControlClient::new(to.connect().await?);
+            Ok(client.hello(HelloRequest {}).await?.into_inner())
+        })
+    }
+
+    /// Says that a server will not come back.
+    pub fn forget(&self, id: u32) -> Result<()> {
+        let order = || {
+            let asked = self.alive().into_iter().map(|at| {
+                let address = &self.at.addresses[at as usize];
+                self.asking.block_on(paraft_client::forget(address, ServerId(u64::from(id)), ASK))
+            });
+            asked.filter_map(Result::ok).next()
+        };
+        wait::until("the server to be forgotten", order, Option::is_some).context("not forgotten")
     }
 
     /// What a server says of itself.

@@ -125,7 +125,7 @@ impl Verdict {
             "unavailable_samples": self.gaps.len(), "seconds": self.seconds, "mode": self.mode.to_string(),
             "durability": self.durability.name(), "log": self.log.to_string(), "seed": self.seed,
             "servers": self.servers, "workers": self.workers, "pushes_per_place": self.per_place,
-            "snapshots_installed": self.counts.snapshots, "faults": faults, "broken": self.broken(), "wrong": self.tally.wrong,
+            "snapshots_installed": self.counts.snapshots, "ended_for_memory": self.counts.ended_for_memory, "faults": faults, "broken": self.broken(), "wrong": self.tally.wrong,
         });
         if self.durability == Durability::Leader {
             all["pushes_lost"] = self.reported_lost.into();
@@ -146,6 +146,9 @@ impl Verdict {
         row("leaders killed", format!("{} ({killed} processes in all)", self.counts.leader_kills));
         for (kind, n) in self.counts.faults.iter().filter(|(k, _)| **k != Kind::Kill) {
             row(&kind.name(), n.to_string());
+        }
+        if self.counts.ended_for_memory > 0 {
+            row("ended for want of memory", self.counts.ended_for_memory.to_string());
         }
         row("snapshots installed", self.counts.snapshots.to_string());
         row("acknowledged", t_.acknowledged.to_string());

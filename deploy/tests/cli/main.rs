@@ -11,6 +11,7 @@ mod kept;
 mod mode;
 mod operator;
 mod running;
+mod scarcity;
 mod simulate;
 mod trace;
 mod verify;

@@ -59,6 +59,19 @@ fn every_fault_at_once_loses_nothing() {
     assert_eq!(kinds.len(), 8, "each kind has come: {json:#}");
 }
 
+/// Everything that can run out, runs out, on one server, on two and on all, between kills; and strangers speak meanwhile.
+#[test]
+fn what_runs_out_and_comes_back_loses_nothing() {
+    let kinds = "fds,memory,disk-full-all,eio,readonly,slow-all,clock,stranger";
+    for (durability, seed) in [("quorum-disk", "3"), ("quorum-memory", "4")] {
+        let args = ["--kills", "8", "--seed", seed, "--faults", kinds, "--durability", durability];
+        let json = held(&args, 8);
+        assert_eq!(json["lost"], 0, "{json:#}");
+        let came = json["faults"].as_object().expect("counts");
+        assert_eq!(came.len(), 9, "each kind has come, and kills: {json:#}");
+    }
+}
+
 #[test]
 fn a_run_with_too_few_pushes_does_not_count() {
     let (json, out) = ledger(&["--kills", "1", "--pushes-floor", "1000000"]);

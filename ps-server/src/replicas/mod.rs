@@ -5,6 +5,8 @@
 
 pub mod aside;
 mod stopped;
+#[cfg(test)]
+mod tests;
 
 pub use aside::Aside;
 pub use stopped::Stopped;

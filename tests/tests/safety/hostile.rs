@@ -3,9 +3,10 @@
 use anyhow::{Context, Result};
 use paraft_common::{Mode, ShardId};
 use paraft_proto::{
-    Advance, Advice, Init, Norm, Open, PeerCall, PeerRequest, Report, ToShard, limits, services,
+    Advance, Advice, Init, Norm, Open, PeerCall, PeerRequest, Report, ToShard, WithBulk, limits, services,
     to_shard::Kind,
 };
+use paraft_server::raft::{ReplicaId, stranger};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,
@@ -238,36 +239,59 @@ fn strangers_among_the_servers_are_refused_and_change_nothing() -> Result<()> {
     }
     let before = fleet.replicas_agree()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let call = |request: PeerRequest| {
+    let call = |request: WithBulk<PeerRequest>| {
         runtime.block_on(async {
             let to = tonic::transport::Endpoint::from_shared(format!("http://{}", fleet.at.addresses[0]));
             let channel = to.map_err(|e| e.to_string())?.connect().await.map_err(|e| e.to_string())?;
-            let reply = services::peer_call(&channel, request.into()).await;
+            let reply = services::peer_call(&channel, request).await;
             reply.map(|_| ()).map_err(|s| s.message().to_string())
         })
     };
+    let known = fleet.describe()?.fleet;
+    let member = fleet.status(1, false)?.shards[0].node;
     let to = |group: u32, to: u64| PeerRequest {
         group,
-        from: 1 << 32 | 7,
+        from: member,
         to,
+        fleet: known,
         call: PeerCall::Vote as i32,
         ..PeerRequest::default()
     };
     let expect = |request: PeerRequest, words: &str| {
-        let refused = call(request).expect_err(words);
+        let refused = call(request.into()).expect_err(words);
         assert!(refused.contains(words), "{words}: {refused}");
     };
     expect(to(9, 1), "shard 9 is not on this server");
     // A replica of an earlier life, and one of another server.
     expect(to(0, 4711), "it has lost its log");
-    expect(to(u32::MAX, 1 << 32 | 7), "it has lost its log");
     let own = fleet.status(0, false)?.shards[0].node;
+    expect(PeerRequest { fleet: known + 1, ..to(0, own) }, "belongs to another fleet");
+    expect(PeerRequest { fleet: 0, ..to(0, own) }, "belongs to another fleet");
+    expect(PeerRequest { from: 1 << 32 | 7, ..to(0, own) }, "is no member of shard 0");
+    expect(to(u32::MAX, own), "is no member of the control group");
+    // Valid messages of every kind, which would end the group for ever if they were believed.
+    for term in [u64::MAX, 1 << 62, 1 << 40] {
+        for (kind, header, bulk) in stranger::forged(term, ReplicaId(member)) {
+            let message = PeerRequest { call: kind as i32, header, ..to(0, own) };
+            let request = WithBulk { message, bulk };
+            assert!(call(request).is_err(), "{kind:?} of term {term} was taken from a member");
+        }
+        for (kind, header, bulk) in stranger::forged(term, ReplicaId(1 << 32 | 7)) {
+            for group in [0, u32::MAX] {
+                let to = to(group, if group == 0 { own } else { fleet.hello(0)?.node });
+                let message =
+                    PeerRequest { from: 1 << 32 | 7, call: kind as i32, header: header.clone(), ..to };
+                let refused = call(WithBulk { message, bulk: bulk.clone() }).expect_err("from nobody");
+                assert!(refused.contains("is no member"), "{kind:?}: {refused}");
+            }
+        }
+    }
     let kinds =
         [PeerCall::Unspecified, PeerCall::Append, PeerCall::Vote, PeerCall::PreVote, PeerCall::Snapshot];
     for kind in kinds.into_iter().chain([PeerCall::TransferLeader]) {
         for header in [vec![], vec![0xff; 40], vec![7; 300], (0..=255).collect()] {
             let known = PeerRequest { call: kind as i32, header: header.into(), ..to(0, own) };
-            call(known).expect_err("no header of any call");
+            call(known.into()).expect_err("no header of any call");
         }
     }
     assert_eq!(fleet.replicas_agree()?, before);

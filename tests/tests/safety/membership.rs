@@ -202,3 +202,39 @@ fn a_job_whose_only_worker_dies_goes_on_from_its_step_when_it_is_back() -> Resul
     }
     Ok(())
 }
+
+/// Two servers join that nobody reaches. They vote nowhere, `status` names them, the death of one of the others stops
+/// nothing, and they can be forgotten.
+#[test]
+fn a_server_that_nobody_reaches_never_votes_and_can_be_forgotten() -> Result<()> {
+    let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
+    let ledger = Ledger { bucket_len: 4, ..Ledger::new(Mode::Asp, 1, 60) };
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    let (first, _deaf) = fleet.join_unreachable()?;
+    let (second, _too) = fleet.join_unreachable()?;
+    let named = || {
+        let servers = fleet.describe().map(|d| d.servers).unwrap_or_default();
+        servers.iter().filter(|s| s.state == "unreachable" && s.trouble.contains("do not reach it")).count()
+    };
+    wait::until("both to be named", named, |n| *n == 2);
+    for _ in 0..20 {
+        page.step()?;
+    }
+    let now = fleet.describe()?;
+    let joined = [u64::from(first), u64::from(second)];
+    assert!(now.control_voters.iter().all(|v| !joined.contains(v)), "{:?}", now.control_voters);
+    assert!(now.shards[0].voters.iter().all(|v| !joined.contains(v)), "{:?}", now.shards[0]);
+    // As before they came: one of three dies, and nothing stops.
+    let (leader, _) = fleet.leader(ShardId(0));
+    fleet.kill(leader);
+    let weights = page.run()?;
+    assert_eq!(weights[..60], [-1.0; 60]);
+    fleet.restart_server(leader)?;
+    fleet.forget(first)?;
+    fleet.forget(second)?;
+    let listed = || fleet.describe().map_or(0, |d| d.servers.len());
+    wait::until("three servers to be listed", listed, |n| *n == 3);
+    fleet.whole()?;
+    Ok(())
+}

@@ -46,7 +46,7 @@ fn a_diverged_replica_is_replaced(durability: Durability, of_leader: bool) -> Re
     fleet.replicas_agree()?;
     if durability.on_disk() {
         ensure!(
-            fleet.data(victim).join("shard-0.unusable").exists(),
+            fleet.data(victim).join("shard-0.aside-1").exists(),
             "its files are kept for a person to look at"
         );
     }
