@@ -135,7 +135,7 @@ async fn everyone(servers: &[String]) -> Answers {
 
 /// Whom to give an order: the leader first, then the others of the fleet, then those of `given` that it does not know.
 pub fn whom(fleet: &DescribeReply, given: &[String]) -> Vec<String> {
-    let leader = fleet.leader.split_whitespace().next();
+    let leader = Some(fleet.leader.as_str()).filter(|l| !l.is_empty());
     let known = fleet.servers.iter().map(|s| s.address.as_str());
     let mut all: Vec<String> = Vec::new();
     for address in leader.into_iter().chain(known).chain(given.iter().map(String::as_str)) {
@@ -314,13 +314,15 @@ fn together(fleet: &DescribeReply, server: ServerId) -> Option<String> {
 pub fn print(fleet: &DescribeReply) {
     let shape = fleet.shape.clone().unwrap_or_default();
     out!(
-        "fleet {:016x}  generation {}  {} shards x {} replicas  {}  control group led by {}",
+        "fleet {:016x}  generation {}  {} shards x {} replicas  {}  control group led by {} ({} of {} servers vote)",
         fleet.fleet,
         fleet.generation,
         shape.shards,
         shape.replicas,
         shape.durability,
-        fleet.leader
+        fleet.leader,
+        fleet.control_voters.len(),
+        fleet.servers.len()
     );
     let mut t = Table::new();
     t.load_style(presets::NOTHING);
@@ -393,7 +395,7 @@ pub fn as_json(fleet: &DescribeReply) -> serde_json::Value {
     json!({"fleet": format!("{:016x}", fleet.fleet), "generation": fleet.generation,
            "control": {"voters": fleet.control_voters, "silent": fleet.control_silent},
            "shape": {"shards": shape.shards, "replicas": shape.replicas, "durability": shape.durability},
-           "leader": fleet.leader.split_whitespace().next(),
+           "leader": Some(&fleet.leader).filter(|l| !l.is_empty()),
            "servers": servers, "placement": shards, "groups": groups_as_json(fleet), "jobs": jobs::as_json(&fleet.jobs)})
 }
 

@@ -196,7 +196,7 @@ impl Control for ControlService {
         let leader = self.leader();
         let refuse = |why: String| JoinReply { leader: leader.clone(), why, ..JoinReply::default() };
         if !self.agent.group.leadership().borrow().leads {
-            return Ok(Response::new(refuse(NO_LEADER.into())));
+            return Ok(Response::new(JoinReply { not_leader: true, ..refuse(NO_LEADER.into()) }));
         }
         if address.len() > 256 || !address.contains(':') {
             return Ok(Response::new(refuse(format!("`{address}` is no address (write host:port)"))));
@@ -342,12 +342,7 @@ impl Control for ControlService {
         Ok(Response::new(DescribeReply {
             fleet: state.fleet,
             generation: state.generation,
-            leader: format!(
-                "{} ({} of {} servers vote)",
-                self.leader(),
-                control.voters.len(),
-                state.servers.len()
-            ),
+            leader: self.leader(),
             shape: state.shape.map(shape_to),
             servers: servers.collect(),
             shards: shards.collect(),
@@ -405,7 +400,7 @@ async fn ask(at: &[String], address: &str, refused: &Mutex<String>) -> Result<Jo
         match tokio::time::timeout(Duration::from_secs(6), join).await {
             Ok(Ok(reply)) if reply.accepted => return Ok(reply),
             Ok(Ok(reply)) => {
-                if reply.why != NO_LEADER {
+                if !reply.not_leader {
                     *refused.lock() = format!("{to}: {}; ", reply.why);
                 }
                 next.extend(Some(reply.leader).filter(|l| !l.is_empty() && *l != to));
