@@ -1,6 +1,9 @@
 //! Typed refusals: what was wrong, and what the caller should do about it.
+//!
+//! One variant, one text and one value of the wire's `RefusalKind` for each mistake. Programs decide by advice and kind; the
+//! texts may be worded otherwise at any time.
 
-use crate::{Advice, FromShard, Refused, from_shard};
+use crate::{Advice, FromShard, Refused, WireKind, from_shard};
 use paraft_common::{BucketId, SessionId, ShardId, Step, WorkerId};
 
 /// Why a message was refused.
@@ -43,8 +46,6 @@ pub enum RefusalKind {
     WrongStep { bucket: BucketId, expected: Step, got: Step },
     #[error("{bucket} was pulled at version {got}, but has only reached {current}")]
     FutureVersion { bucket: BucketId, got: u64, current: u64 },
-    #[error("the message is empty or of an unknown kind")]
-    Malformed,
     #[error("the shard has no weights yet")]
     NotInitialised,
     #[error(
@@ -59,6 +60,40 @@ pub enum RefusalKind {
     StateLost(ShardId),
     #[error("the shard cannot commit at present: {0}")]
     Unavailable(String),
+    #[error("a message cannot be read: {0}")]
+    Unreadable(String),
+    #[error("a message without a kind, or of a kind that this server does not know; use the same paraft on both sides")]
+    NoKind,
+    #[error("a push of {bucket} has seq 0: they count from 1")]
+    BadSeq { bucket: BucketId },
+    #[error("{message} names {got}: steps go up to 2^53")]
+    BadStep { message: &'static str, got: Step },
+    #[error("the initial state of {bucket} has a part {part}: the weights are part 0, and it has {slots} state vectors")]
+    BadInitPart { bucket: BucketId, part: u32, slots: usize },
+    #[error("the initial state of {bucket} has version {version} and clock {clock}: both are from 0 to 2^53")]
+    BadInitStamp { bucket: BucketId, version: u64, clock: f64 },
+    #[error("a pull has {got} versions in `{field}`, and {shard} has {buckets} buckets: name one for each, or none")]
+    BadVersions { field: &'static str, shard: ShardId, buckets: usize, got: usize },
+    #[error("a pull's `only` does not rise strictly")]
+    BadOnly,
+    #[error("a pull has `only` beside `{beside}`, which is of all buckets")]
+    OnlyOfWhole { beside: &'static str },
+    #[error("the sum of squares of {step} is {got}, which is no number from 0")]
+    BadNorm { step: Step, got: f64 },
+    #[error("{message}: {why}")]
+    NoChunks { message: &'static str, why: &'static str },
+    #[error("an ask for a chunk has request 0: they count from 1")]
+    BadRequest,
+    #[error("`{0}` is no mode: it is bsp, ssp:S or asp (and auto, asked of shard 0)")]
+    BadMode(String),
+    #[error("{0}")]
+    BadSwitch(String),
+    #[error("a stream of reads takes OpenReads and then plain pulls; {0} goes to the leader, by Exchange")]
+    ReadsOnly(&'static str),
+    #[error("this replica of {0} is of another founding than the one asked for: the leader knows which is the shard's")]
+    OtherFounding(ShardId),
+    #[error("OpenReads has origin 0: it is the one that Opened has given")]
+    NoOrigin,
 }
 
 /// A refusal of one push (`seq` > 0) or of the whole stream (`seq` 0).
@@ -77,10 +112,55 @@ impl RefusalKind {
         use RefusalKind as K;
         match self {
             K::NotLeader { .. } => Advice::Redirect,
-            K::Overloaded(_) | K::Unavailable(_) | K::NotInitialised => Advice::Retry,
+            K::Overloaded(_) | K::Unavailable(_) | K::NotInitialised | K::OtherFounding(_) => Advice::Retry,
             K::UnknownSession { .. } => Advice::Stop,
             K::StateLost(_) => Advice::Lost,
             _ => Advice::Fix,
+        }
+    }
+
+    /// The kind alone, as it travels. What programs decide by.
+    pub fn wire(&self) -> WireKind {
+        use RefusalKind as K;
+        use WireKind as W;
+        match self {
+            K::NotLeader { .. } => W::NotLeader,
+            K::WrongShard { .. } => W::WrongShard,
+            K::Protocol { .. } => W::Protocol,
+            K::BadJob(_) => W::BadJob,
+            K::OtherJob { .. } => W::OtherJob,
+            K::NotOpened => W::NotOpened,
+            K::AlreadyOpen => W::AlreadyOpen,
+            K::RankTaken(_) => W::RankTaken,
+            K::UnknownSession { .. } => W::UnknownSession,
+            K::WrongBucket { .. } => W::WrongBucket,
+            K::BucketLength { .. } => W::BucketLength,
+            K::BadPayload { .. } => W::BadPayload,
+            K::NotFinite { .. } => W::NotFinite,
+            K::WrongStep { .. } => W::WrongStep,
+            K::FutureVersion { .. } => W::FutureVersion,
+            K::NotInitialised => W::NotInitialised,
+            K::NoSection { .. } => W::NoSection,
+            K::Overloaded(_) => W::Overloaded,
+            K::StateLost(_) => W::StateLost,
+            K::Unavailable(_) => W::Unavailable,
+            K::Unreadable(_) => W::Unreadable,
+            K::NoKind => W::NoKind,
+            K::BadSeq { .. } => W::BadSeq,
+            K::BadStep { .. } => W::BadStep,
+            K::BadInitPart { .. } => W::BadInitPart,
+            K::BadInitStamp { .. } => W::BadInitStamp,
+            K::BadVersions { .. } => W::BadVersions,
+            K::BadOnly => W::BadOnly,
+            K::OnlyOfWhole { .. } => W::OnlyOfWhole,
+            K::BadNorm { .. } => W::BadNorm,
+            K::NoChunks { .. } => W::NoChunks,
+            K::BadRequest => W::BadRequest,
+            K::BadMode(_) => W::BadMode,
+            K::BadSwitch(_) => W::BadSwitch,
+            K::ReadsOnly(_) => W::ReadsOnly,
+            K::OtherFounding(_) => W::OtherFounding,
+            K::NoOrigin => W::NoOrigin,
         }
     }
 }
@@ -97,7 +177,8 @@ impl From<Refusal> for Refused {
             RefusalKind::NotLeader { leader: Some(l), .. } => l.clone(),
             _ => String::new(),
         };
-        Refused { advice: r.kind.advice() as i32, message: r.kind.to_string(), leader, seq: r.seq }
+        let kind = r.kind.wire() as i32;
+        Refused { advice: r.kind.advice() as i32, message: r.kind.to_string(), leader, seq: r.seq, kind }
     }
 }
 

@@ -228,7 +228,7 @@ impl Control for ControlService {
         let leader = self.leader();
         let refuse = |why: String| JoinReply { leader: leader.clone(), why, ..JoinReply::default() };
         if !self.agent.group().leadership().borrow().leads {
-            return Ok(Response::new(refuse(NO_LEADER.into())));
+            return Ok(Response::new(JoinReply { not_leader: true, ..refuse(NO_LEADER.into()) }));
         }
         if address.len() > 256 || !address.contains(':') {
             return Ok(Response::new(refuse(format!("`{address}` is no address (write host:port)"))));
@@ -466,7 +466,7 @@ async fn ask(at: &[String], address: &str, refused: &Mutex<String>) -> Result<Jo
         match tokio::time::timeout(Duration::from_secs(6), join).await {
             Ok(Ok(reply)) if reply.accepted => return Ok(reply),
             Ok(Ok(reply)) => {
-                if reply.why != NO_LEADER {
+                if !reply.not_leader {
                     *refused.lock() = format!("{to}: {}; ", reply.why);
                 }
                 next.extend(Some(reply.leader).filter(|l| !l.is_empty() && *l != to));

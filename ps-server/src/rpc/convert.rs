@@ -20,7 +20,7 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
     use to_shard::Kind;
     let WithBulk { message, bulk } = message;
     let payload = bulk.into_iter().next().unwrap_or_default();
-    match message.kind.ok_or(RefusalKind::Malformed)? {
+    match message.kind.ok_or(RefusalKind::NoKind)? {
         Kind::Open(_) | Kind::OpenReads(_) => Err(RefusalKind::AlreadyOpen.into()),
         Kind::Init(m) => {
             let bucket = BucketId(m.bucket);
@@ -29,9 +29,11 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
                 TensorKind::Param => c.job.slots(),
                 TensorKind::Buffer => 0,
             });
-            if m.part as usize > slots || m.version > MAX_STEP || !(0.0..=MAX_STEP as f64).contains(&m.clock)
-            {
-                return Err(RefusalKind::Malformed.into());
+            if m.part as usize > slots {
+                return Err(RefusalKind::BadInitPart { bucket, part: m.part, slots }.into());
+            }
+            if m.version > MAX_STEP || !(0.0..=MAX_STEP as f64).contains(&m.clock) {
+                return Err(RefusalKind::BadInitStamp { bucket, version: m.version, clock: m.clock }.into());
             }
             let part = match m.part.checked_sub(1) {
                 None => InitPart::Weights { version: Version(m.version), clock: m.clock },
@@ -43,6 +45,9 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
             let (step, arrived) = (Step(m.step), Moment::now());
             let refuse = |r: Refusal| Refusal { seq: m.seq, ..r };
             let bucket = check(shard, BucketId(m.bucket), &payload, Some(step)).map_err(refuse)?;
+            if m.seq == 0 {
+                return Err(RefusalKind::BadSeq { bucket: BucketId(m.bucket) }.into());
+            }
             if !m.sum_of_squares.is_finite() {
                 let kind = RefusalKind::NotFinite { bucket: BucketId(m.bucket), step };
                 return Err(refuse(kind.into()));
@@ -58,30 +63,11 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
                 arrived,
             })
         }
-        Kind::Pull(m) if m.done > MAX_STEP => Err(RefusalKind::Malformed.into()),
-        // As many as there are buckets, or none.
-        Kind::Pull(m)
-            if [&m.have, &m.at_least].into_iter().any(|v| !v.is_empty() && !is_for_each(shard, v)) =>
-        {
-            Err(RefusalKind::Malformed.into())
-        }
-        Kind::Pull(m)
-            if !m.only.is_empty() && (m.r#final || m.section || !m.only.is_sorted_by(|a, b| a < b)) =>
-        {
-            Err(RefusalKind::Malformed.into())
-        }
-        Kind::Pull(m) => Ok(Message::Pull {
-            only: m.only.iter().map(|b| local(shard, BucketId(*b))).collect::<Result<_, _>>()?,
-            done: Step(m.done),
-            last: m.r#final,
-            section: m.section,
-            have: m.have.into_iter().map(Version).collect(),
-            loss: m.loss,
-            at_least: m.at_least.into_iter().map(Version).collect(),
-        }),
+        Kind::Pull(m) => pull(shard, m),
         Kind::Norm(m) => {
             if !m.sum_of_squares.is_finite() || m.sum_of_squares < 0.0 {
-                return Err(RefusalKind::Malformed.into());
+                let (step, got) = (Step(m.step), m.sum_of_squares);
+                return Err(RefusalKind::BadNorm { step, got }.into());
             }
             Ok(Message::Norm { step: Step(m.step), sum_of_squares: m.sum_of_squares })
         }
@@ -90,21 +76,31 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
             Ok(Message::Report { epoch: m.epoch, sums })
         }
         Kind::Finish(_) => Ok(Message::Finish),
-        // What holds for a stream is noted where it is read.
-        Kind::Beat(_) => Err(RefusalKind::Malformed.into()),
-        Kind::Take(m) if m.request == 0 || !gives_chunks(shard) => Err(RefusalKind::Malformed.into()),
+        // What holds for a stream of a session is noted where it is read, before it comes here.
+        Kind::Beat(_) => Err(RefusalKind::ReadsOnly("Beat").into()),
+        Kind::Take(_) if !is_leased(shard) => Err(no_chunks("Take")),
+        Kind::Take(_) if shard.id() != ShardId(0) => {
+            let why = "shard 0 gives out the chunks, and this is another";
+            Err(RefusalKind::NoChunks { message: "Take", why }.into())
+        }
+        Kind::Take(m) if m.request == 0 => Err(RefusalKind::BadRequest.into()),
         Kind::Take(m) => Ok(Message::Take { request: m.request, epoch: m.epoch, done: m.done }),
-        Kind::Rest(_) | Kind::Resume(_) if !is_leased(shard) => Err(RefusalKind::Malformed.into()),
-        Kind::SwitchMode(m) => match m.mode.parse() {
-            Ok(mode) if (1..=MAX_SWITCHES).contains(&m.number) => {
-                Ok(Message::SwitchMode { number: m.number, mode })
+        Kind::Rest(_) if !is_leased(shard) => Err(no_chunks("Rest")),
+        Kind::Resume(_) if !is_leased(shard) => Err(no_chunks("Resume")),
+        Kind::SwitchMode(m) => {
+            let mode = m.mode.parse().map_err(|_| bad_mode(&m.mode))?;
+            if !(1..=MAX_SWITCHES).contains(&m.number) {
+                let why = format!("a switch of the mode has number {}: they go from 1 to 2^53", m.number);
+                return Err(RefusalKind::BadSwitch(why).into());
             }
-            _ => Err(RefusalKind::Malformed.into()),
-        },
+            Ok(Message::SwitchMode { number: m.number, mode })
+        }
         Kind::Rest(_) => Ok(Message::Rest),
         Kind::Flush(_) => Ok(Message::Flush),
         Kind::Resume(m) => Ok(Message::Resume { level: m.level }),
-        Kind::Advance(m) if m.step > MAX_STEP => Err(RefusalKind::Malformed.into()),
+        Kind::Advance(m) if m.step > MAX_STEP => {
+            Err(RefusalKind::BadStep { message: "Advance", got: Step(m.step) }.into())
+        }
         Kind::Advance(m) => Ok(Message::Advance { step: Step(m.step) }),
     }
 }
@@ -112,17 +108,48 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
 /// More switches than a job's operators can make, so that the next number always exists.
 pub const MAX_SWITCHES: u64 = 1 << 53;
 
-/// Whether there is one for each bucket.
-fn is_for_each<T>(shard: &Shard, list: &[T]) -> bool {
-    shard.configured().is_some_and(|c| c.buckets.len() == list.len())
+/// No mode, in the words that were sent, so far as they are to be shown.
+pub fn bad_mode(got: &str) -> RefusalKind {
+    const SHOWN: usize = 40;
+    RefusalKind::BadMode(got.chars().filter(|c| !c.is_control()).take(SHOWN).collect())
+}
+
+fn pull(shard: &Shard, m: wire::Pull) -> Result<Message, Refusal> {
+    if m.done > MAX_STEP {
+        return Err(RefusalKind::BadStep { message: "Pull", got: Step(m.done) }.into());
+    }
+    let buckets = shard.configured().map_or(0, |c| c.buckets.len());
+    for (field, list) in [("have", &m.have), ("at_least", &m.at_least)] {
+        if !list.is_empty() && list.len() != buckets {
+            let got = list.len();
+            return Err(RefusalKind::BadVersions { field, shard: shard.id(), buckets, got }.into());
+        }
+    }
+    for (beside, set) in [("final", m.r#final), ("section", m.section)] {
+        if set && !m.only.is_empty() {
+            return Err(RefusalKind::OnlyOfWhole { beside }.into());
+        }
+    }
+    if !m.only.is_sorted_by(|a, b| a < b) {
+        return Err(RefusalKind::BadOnly.into());
+    }
+    Ok(Message::Pull {
+        only: m.only.iter().map(|b| local(shard, BucketId(*b))).collect::<Result<_, _>>()?,
+        done: Step(m.done),
+        last: m.r#final,
+        section: m.section,
+        have: m.have.into_iter().map(Version).collect(),
+        loss: m.loss,
+        at_least: m.at_least.into_iter().map(Version).collect(),
+    })
 }
 
 fn is_leased(shard: &Shard) -> bool {
     shard.configured().is_some_and(|c| c.job.chunks.is_some())
 }
 
-fn gives_chunks(shard: &Shard) -> bool {
-    is_leased(shard) && shard.id() == ShardId(0)
+fn no_chunks(message: &'static str) -> Refusal {
+    RefusalKind::NoChunks { message, why: "this job gives out no chunks of its data" }.into()
 }
 
 /// The bucket's place on this shard.

@@ -95,6 +95,11 @@ impl Handler for ShardsService {
     }
 }
 
+/// What is wrong with a message's bytes, or with its connection.
+pub(super) fn unreadable(status: Status) -> RefusalKind {
+    RefusalKind::Unreadable(status.message().to_string())
+}
+
 /// What a stream answers: a refusal before it is open, or the owner's replies.
 enum Source {
     One(Box<FromShard>),
@@ -186,7 +191,7 @@ impl ShardsService {
         inbound: &mut Incoming<ToShard>,
         out: &mpsc::Sender<Source>,
     ) -> Result<(), Refusal> {
-        let first = inbound.message().await.map_err(|_| RefusalKind::Malformed)?;
+        let first = inbound.message().await.map_err(unreadable)?;
         let Some(to_shard::Kind::Open(open)) = first.and_then(|m| m.message.kind) else {
             return Err(RefusalKind::NotOpened.into());
         };
@@ -237,7 +242,18 @@ impl ShardsService {
         if hosted.owner.send(event).await.is_err() {
             return Ok(()); // shutting down
         }
-        while let Ok(Some(m)) = inbound.message().await {
+        loop {
+            let m = match inbound.message().await {
+                Ok(Some(m)) => m,
+                Ok(None) => break,
+                Err(status) => {
+                    // Of a connection that broke, nobody hears it.
+                    if let Some(tx) = weak.upgrade() {
+                        let _ = tx.try_send(Reply::Refused(unreadable(status).into()));
+                    }
+                    break;
+                }
+            };
             life.heard();
             if matches!(m.message.kind, Some(to_shard::Kind::Beat(_))) {
                 continue;

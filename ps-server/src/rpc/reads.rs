@@ -2,7 +2,7 @@
 
 use super::{
     convert,
-    exchange::{Reader, Replies, ShardsService},
+    exchange::{Reader, Replies, ShardsService, unreadable},
 };
 use crate::shard::{
     owner::{Message, Reply},
@@ -41,7 +41,7 @@ impl ShardsService {
         inbound: &mut Incoming<ToShard>,
         out: &mpsc::Sender<(Option<(ShardId, WorkerId)>, Reply)>,
     ) -> Result<(), Refusal> {
-        let first = inbound.message().await.map_err(|_| RefusalKind::Malformed)?;
+        let first = inbound.message().await.map_err(unreadable)?;
         let Some(to_shard::Kind::OpenReads(open)) = first.and_then(|m| m.message.kind) else {
             return Err(RefusalKind::NotOpened.into());
         };
@@ -50,8 +50,12 @@ impl ShardsService {
         }
         let (shard, worker) = (ShardId(open.shard), WorkerId(open.worker));
         let hosted = self.replicas.get(shard).ok_or_else(|| self.elsewhere(shard))?;
+        if open.origin == 0 {
+            return Err(RefusalKind::NoOrigin.into());
+        }
         if open.origin != hosted.origin {
-            return Err(RefusalKind::StateLost(shard).into());
+            // Which of the two is the shard's now, this replica does not know: it may be the one that was left behind.
+            return Err(RefusalKind::OtherFounding(shard).into());
         }
         let gone = || RefusalKind::Unavailable(format!("this replica of {shard} has ended"));
         let mut applied = hosted.applied.clone();
@@ -72,13 +76,14 @@ impl ShardsService {
             }
             tokio::select! {
                 message = inbound.message() => {
-                    let Ok(Some(message)) = message else { return Ok(()) };
+                    let Some(message) = message.map_err(unreadable)? else { return Ok(()) };
                     match convert::message(&hosted.shard, message)? {
                         Message::Pull { done, last: false, section: false, have, at_least, only, loss: _ } => {
                             hosted.counters.pulls.fetch_add(1, Relaxed);
                             waiting = Some(Read::new(worker, done, only, (have, at_least)));
                         }
-                        _ => return Err(RefusalKind::Malformed.into()),
+                        Message::Pull { .. } => return Err(RefusalKind::ReadsOnly("a final pull, or one for a checkpoint,").into()),
+                        _ => return Err(RefusalKind::ReadsOnly("everything else").into()),
                     }
                 }
                 changed = applied.changed(), if waiting.is_some() => changed.map_err(|_| gone())?,

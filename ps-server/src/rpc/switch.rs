@@ -1,6 +1,6 @@
 //! The live switch of the mode, as it is asked for from outside.
 
-use super::convert::MAX_SWITCHES;
+use super::convert::{MAX_SWITCHES, bad_mode};
 use crate::{replicas::Replica, shard::owner::Event};
 use paraft_common::{InForce, ModeChoice, ShardId};
 use paraft_proto::{PROTOCOL, RefusalKind, SwitchModeReply, SwitchModeRequest};
@@ -22,10 +22,14 @@ async fn switch(
         return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL });
     }
     let Replica { owner, shard, .. } = hosted?;
-    let mode: ModeChoice = request.mode.parse().map_err(|_| RefusalKind::Malformed)?;
+    let mode: ModeChoice = request.mode.parse().map_err(|_| bad_mode(&request.mode))?;
     // Shard 0 decides; the others hear of it as of any switch.
-    if request.number > MAX_SWITCHES || mode == ModeChoice::Auto && shard.id() != ShardId(0) {
-        return Err(RefusalKind::Malformed);
+    if request.number > MAX_SWITCHES {
+        let why = format!("a switch of the mode has number {}: they go up to 2^53", request.number);
+        return Err(RefusalKind::BadSwitch(why));
+    }
+    if mode == ModeChoice::Auto && shard.id() != ShardId(0) {
+        return Err(RefusalKind::BadSwitch("shard 0 chooses where the mode is auto: ask it".into()));
     }
     let running = shard.configured().map(|c| c.job.name.clone());
     match running {

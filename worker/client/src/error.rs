@@ -1,6 +1,7 @@
 //! What can go wrong for a worker, in kinds that mean: the network, the input, the session, the job.
 
 use paraft_common::ShardId;
+use paraft_proto::WireKind;
 use std::time::Duration;
 
 /// Why the client cannot go on.
@@ -21,7 +22,9 @@ pub enum ClientError {
     Refused {
         /// Which shard.
         shard: ShardId,
-        /// The server's words.
+        /// What is wrong with it.
+        kind: WireKind,
+        /// The server's words, for people.
         message: String,
     },
     /// A server sent what the protocol does not allow.
@@ -56,11 +59,6 @@ pub enum ClientError {
 impl ClientError {
     /// Another process is this worker now.
     pub fn is_displaced(&self) -> bool {
-        matches!(self, Self::Refused { message, .. } if is_taken(message))
+        matches!(self, Self::Refused { kind: WireKind::RankTaken, .. })
     }
-}
-
-/// Whether a shard refuses because another process is connected as this worker.
-pub(crate) fn is_taken(message: &str) -> bool {
-    message.contains("connected from another process")
 }

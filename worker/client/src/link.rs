@@ -10,7 +10,7 @@ use crate::{
     backlog::Backlog,
     client::{Command, Event},
     connect::{Channels, Shared},
-    error::{ClientError, is_taken},
+    error::ClientError,
     initial::{Initial, Messages},
     norms::Norms,
     reader::{Answer, Readers},
@@ -22,7 +22,7 @@ use paraft_common::{
 };
 use paraft_proto::{
     Advice, Beat, Chunk, Flush, FromShard, Incoming, Norm, Open, OpenReads, Opened, PROTOCOL, Pull, Push,
-    Refused, Rest, Resume, Take, ToShard, Weights, WithBulk, from_shard, services, to_shard,
+    Refused, Rest, Resume, Take, ToShard, Weights, WireKind, WithBulk, from_shard, services, to_shard,
 };
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
@@ -585,7 +585,7 @@ impl Link {
     fn refused(&mut self, r: Refused) -> Result<Option<Break>, ClientError> {
         self.note_cause(&r.message);
         // Right after a break the old stream may still be there on the server's side.
-        let rank_taken = is_taken(&r.message);
+        let rank_taken = r.kind() == WireKind::RankTaken;
         let recent = self.trouble.is_none_or(|(since, _)| since.elapsed() < self.options.handover);
         match r.advice() {
             Advice::Redirect => Ok(Some(Break::Redial((!r.leader.is_empty()).then_some(r.leader)))),
@@ -596,7 +596,8 @@ impl Link {
                 Ok(Some(Break::Redial(Some(self.options.servers[self.next].clone()))))
             }
             Advice::Fix | Advice::Unspecified => {
-                Err(ClientError::Refused { shard: self.options.shard, message: r.message })
+                let (shard, kind) = (self.options.shard, r.kind());
+                Err(ClientError::Refused { shard, kind, message: r.message })
             }
         }
     }
