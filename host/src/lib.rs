@@ -2,6 +2,7 @@
 
 pub mod lifeline;
 pub mod logs;
+pub mod memory;
 mod socket;
 mod usage;
 

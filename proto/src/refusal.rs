@@ -17,6 +17,8 @@ pub enum RefusalKind {
     Protocol { client: u32, server: u32 },
     #[error("{0}")]
     BadJob(String),
+    #[error("{0}")]
+    NoRoom(String),
     #[error("this fleet trains job `{running}`, not `{asked}`: start other servers for another job, or use the same job file on every host{}", difference.as_deref().map(|d| format!(" ({d})")).unwrap_or_default())]
     OtherJob { running: String, asked: String, difference: Option<String> },
     #[error("the first message of a stream must be Open")]

@@ -12,6 +12,7 @@
 //! - `groups`: which ranks act as one worker; only the leader knows it.
 //! - `agent`: this server's part: forming the fleet, reporting, leading.
 
+mod admit;
 mod agent;
 mod groups;
 #[cfg(test)]

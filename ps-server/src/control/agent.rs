@@ -80,6 +80,7 @@ pub struct Agent {
     complained: AtomicBool,
     /// Its settings have been compared with the fleet's.
     compared: AtomicBool,
+    pub(super) admitted: super::admit::Last,
 }
 
 /// What only the leader of the control group knows; lost with the leadership.
@@ -119,6 +120,7 @@ impl Agent {
             channels: Mutex::default(),
             complained: AtomicBool::new(false),
             compared: AtomicBool::new(false),
+            admitted: Default::default(),
         }
     }
 
@@ -130,6 +132,11 @@ impl Agent {
     /// This server.
     pub fn server(&self) -> ServerId {
         self.options.server
+    }
+
+    /// The shards' replicas here.
+    pub(super) fn replicas(&self) -> &Replicas {
+        &self.replicas
     }
 
     /// Its address.
@@ -260,7 +267,7 @@ impl Agent {
         }
     }
 
-    fn client(&self, address: &str) -> Result<ControlClient<Channel>, String> {
+    pub(super) fn client(&self, address: &str) -> Result<ControlClient<Channel>, String> {
         let mut channels = self.channels.lock();
         if let Some(c) = channels.get(address) {
             return Ok(c.clone());
@@ -276,12 +283,7 @@ impl Agent {
         let replicas = self.replicas.all().into_iter().map(|(id, r)| {
             let lead = *r.group.leadership().borrow();
             let membership = r.group.membership();
-            let bytes = r.shard.configured().map_or(0, |c| {
-                let of = |b: &crate::shard::bucket::Bucket| {
-                    b.spec.len as u64 * 4 * (1 + b.image().slots.len() as u64)
-                };
-                c.buckets.iter().map(of).sum()
-            });
+            let bytes = r.shard.configured().map_or(0, |c| c.bytes());
             let report = ReplicaReport {
                 node: r.group.me(),
                 origin: r.origin,

@@ -315,7 +315,7 @@ impl SnapshotFile {
             true => e, // it says where
             false => format!("{}: {e}", self.path.display()),
         };
-        state.install_parts(&head, &mut parts).map_err(at)?;
+        state.install_parts(&head, &mut parts).map_err(|e| at(e.to_string()))?;
         Ok(Some(meta))
     }
 }

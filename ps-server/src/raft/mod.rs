@@ -9,7 +9,7 @@
 //! - `log`: the log, in memory, and on disk where the job wants it.
 //! - `disk`: a replica's folder.
 //! - `machine`: hands committed entries to a [`Replicated`] state; snapshots.
-//! - `image`: a snapshot as bytes.
+//! - `image`: a snapshot as bytes. `unable`: why a replica cannot go on with what it is given.
 //! - `parity`: digests of the state at agreed indices.
 //! - `wire`: openraft's messages to bytes and back, payloads beside the header.
 //! - `replay`: the state of a replica that does not run, from its folder.
@@ -33,6 +33,7 @@ mod parity;
 mod replay;
 mod replica;
 mod types;
+mod unable;
 mod wire;
 
 pub use disk::Folder;
@@ -45,3 +46,4 @@ pub use network::{Peers, endpoint};
 pub use parity::Digest;
 pub use replay::{Replayed, replay};
 pub use replica::{GroupId, ReplicaId};
+pub use unable::Unable;
