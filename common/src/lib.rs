@@ -17,6 +17,7 @@ pub mod id;
 pub mod layout;
 pub mod local;
 pub mod modes;
+pub mod need;
 pub mod optim;
 pub mod payload;
 pub mod placement;

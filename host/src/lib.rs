@@ -3,6 +3,7 @@
 pub mod clock;
 pub mod lifeline;
 pub mod logs;
+pub mod memory;
 mod socket;
 mod usage;
 

@@ -10,12 +10,12 @@
 //! - `state`: what is agreed on; `jobs`: the part of it that is about jobs and checkpoints.
 //! - `plan`: what should happen next; a pure function.
 //! - `groups`: which ranks act as one worker; only the leader knows it.
-//! - `admission`: who is taken into the fleet, and who is let go.
+//! - `joining`: who is taken into the fleet, and who is let go.
 //! - `reach`: which servers this one reaches, without which nobody votes.
 //! - `replica`: this server's replica of the group, which is started again where its storage failed.
 //! - `agent`: this server's part: forming the fleet, reporting, leading.
 
-mod admission;
+mod admit;
 mod agent;
 mod groups;
 #[cfg(test)]
@@ -23,6 +23,7 @@ mod groups_tests;
 mod jobs;
 #[cfg(test)]
 mod jobs_tests;
+mod joining;
 mod plan;
 #[cfg(test)]
 mod plan_properties;

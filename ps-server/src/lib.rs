@@ -5,17 +5,21 @@
 //! - [`control`]: which servers there are and where each shard is; agreed on by a Raft group of its own.
 //! - [`replicas`]: the replicas of shards on this server.
 //! - [`header`]: small things to bytes and back, for disk and wire.
+//! - [`admission`]: may a job begin? Asked of every server.
+//! - [`room`]: memory that is set aside for replicas before it is allocated.
 //! - [`rpc`]: the services; wire types stop there.
 //! - `settings`: what a server was founded with, against what it is started with.
 //! - [`server`]: parts put together, started and stopped.
 //! - [`metrics`]: what Prometheus reads.
 
+pub mod admission;
 pub mod control;
 pub mod header;
 pub mod metrics;
 pub mod raft;
 pub mod replay;
 pub mod replicas;
+pub mod room;
 pub mod rpc;
 pub mod server;
 mod settings;

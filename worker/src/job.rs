@@ -7,7 +7,7 @@ use crate::device::DeviceConfig;
 use paraft_common::{
     AutoConfig, Durability, Encoding, Layout, LogForm, Mode, ModeChoice, PullFrom, TensorKind, TensorSpec,
     algorithm::{AlgorithmConfig, AlgorithmError},
-    config::{EarlyStop, ServerJob, overlay},
+    config::{EarlyStop, MAX_GRACE_MS, ServerJob, overlay},
     durability,
     group::MAX_RANKS,
     local::LocalConfig,
@@ -267,6 +267,11 @@ fn one() -> u64 {
     1
 }
 
+/// The longest job file: people write them.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// Layers of a model that is a list of widths.
+const MAX_LAYERS: usize = 1024;
+
 fn default_optimizer() -> OptimizerConfig {
     OptimizerConfig::sgd(0.1)
 }
@@ -274,12 +279,22 @@ fn default_optimizer() -> OptimizerConfig {
 impl Job {
     /// Reads a job file and lays `--set` assignments over it.
     pub fn load(path: &Path, set: &[String]) -> Result<Self, JobError> {
-        let text = std::fs::read_to_string(path).map_err(|e| JobError {
+        let wrong = |message: String| JobError {
             file: path.to_path_buf(),
             line: None,
-            message: format!("cannot be read: {e}"),
+            message,
             remedy: Some("give the path of a job file; examples/ has some".into()),
-        })?;
+        };
+        let read = || {
+            let mut text = String::new();
+            let file = std::fs::File::open(path)?;
+            std::io::Read::read_to_string(&mut std::io::Read::take(file, MAX_FILE_BYTES + 1), &mut text)?;
+            Ok(text)
+        };
+        let text: String = read().map_err(|e: std::io::Error| wrong(format!("cannot be read: {e}")))?;
+        if text.len() as u64 > MAX_FILE_BYTES {
+            return Err(wrong(format!("it is longer than {MAX_FILE_BYTES} bytes: that is no job file")));
+        }
         Self::parse(&text, path, set)
     }
 
@@ -323,11 +338,29 @@ impl Job {
         let bad = |key, message: String, remedy: &str| Err((key, message, remedy.to_string()));
         let t = &self.train;
         let c = &self.cluster;
-        if self.name.is_empty() || self.name.len() > 100 || self.name.contains(['/', '\\', '\0']) {
+        let unfit = |c: char| c.is_control() || c == '/' || c == '\\';
+        if self.name.is_empty() || self.name.len() > 100 || self.name.contains(unfit) {
+            let shown: String = self.name.chars().take(100).collect();
             return bad(
                 "name",
-                format!("`{}` is no name", self.name),
-                "use 1 to 100 characters without slashes",
+                format!("`{}` is no name", shown.escape_debug()),
+                "use 1 to 100 characters without slashes and control characters",
+            );
+        }
+        if c.grace_ms > MAX_GRACE_MS {
+            return bad(
+                "cluster.grace_ms",
+                format!("{} ms is more than a day", c.grace_ms),
+                "use at most 86400000: the others wait so long for a worker that is gone",
+            );
+        }
+        if let Some(ModelConfig::Mlp { hidden } | ModelConfig::Autoencoder { hidden }) = &self.model
+            && hidden.len() > MAX_LAYERS
+        {
+            return bad(
+                "model.hidden",
+                format!("{} layers", hidden.len()),
+                "use at most 1024 layers: each costs a step of every pass",
             );
         }
         if t.workers == 0 || t.workers > 65_536 {

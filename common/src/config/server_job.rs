@@ -28,10 +28,10 @@ pub struct ServerJob {
     /// BSP, SSP(s), ASP, or the rule that chooses.
     pub mode: ModeChoice,
     /// That rule.
-    #[serde(default, skip_serializing_if = "is_usual")]
+    #[serde(default)]
     pub auto: AutoConfig,
     /// The ranks of the one worker apply the gradients themselves: nothing of the mode acts on the servers.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default)]
     pub all_reduce: bool,
     /// Trained values.
     pub params_len: usize,
@@ -57,10 +57,10 @@ pub struct ServerJob {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub early_stop: Option<EarlyStop>,
     /// What is done about gradients that come late.
-    #[serde(default, skip_serializing_if = "is_plain")]
+    #[serde(default)]
     pub algorithm: AlgorithmConfig,
     /// When a lock-step round closes.
-    #[serde(default, skip_serializing_if = "waits_for_all")]
+    #[serde(default)]
     pub round: RoundConfig,
     /// How gradients change weights.
     pub optimizer: OptimizerConfig,
@@ -95,27 +95,11 @@ pub struct Start {
     /// Steps that are done: workers go on from here.
     pub step: u64,
     /// Epochs that are done, where the leased sampler counts them.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default)]
     pub epochs: u64,
     /// Early stopping, as far as it had come.
     #[serde(default)]
     pub stopping: Stopping,
-}
-
-fn is_plain(algorithm: &AlgorithmConfig) -> bool {
-    *algorithm == AlgorithmConfig::default()
-}
-
-fn is_usual(auto: &AutoConfig) -> bool {
-    *auto == AutoConfig::default()
-}
-
-fn waits_for_all(round: &RoundConfig) -> bool {
-    !round.passes_over()
-}
-
-fn is_zero(n: &u64) -> bool {
-    *n == 0
 }
 
 /// How far a job's early stopping has come, and its latest complete evaluation.
@@ -199,50 +183,104 @@ impl ServerJob {
         }
     }
 
-    /// Reads and checks the text; afterwards [`Self::layout`] cannot fail.
+    /// Reads and checks the text; afterwards [`Self::layout`] cannot fail. For who admits a job: what is in the log
+    /// already is read by [`Self::decode`].
     pub fn from_toml(text: &str) -> Result<Self, ServerJobError> {
-        let bad = |m: String| ServerJobError(m);
-        let job: ServerJob = toml::from_str(text).map_err(|e| bad(e.to_string()))?;
-        job.optimizer.validate().map_err(|e| bad(e.to_string()))?;
-        job.algorithm.algorithm().validate(&job.optimizer).map_err(|e| bad(e.to_string()))?;
-        job.round.rule().validate(job.workers).map_err(|e| bad(e.to_string()))?;
-        job.schedule.validate().map_err(|e| bad(e.to_string()))?;
-        job.clip.validate().map_err(|e| bad(e.to_string()))?;
-        job.auto.validate().map_err(|e| bad(e.to_string()))?;
-        durability::check(job.first_mode(), job.log, job.durability, job.leader_window)
-            .map_err(|e| bad(e.to_string()))?;
-        if job.keeps().of_workers() && job.begins_with_images() {
-            return Err(bad(format!(
-                "[algorithm] kind = \"{}\" keeps something of each worker, and image cuts do not hold it",
-                job.algorithm.kind()
-            )));
-        }
+        let job = Self::decode(text)?;
+        job.validate()?;
+        Ok(job)
+    }
+
+    /// Reads the text without asking whether such a job should be admitted: it was. What it refuses is no job at all: a
+    /// text that names what this version does not know, or lengths that no layout has. Nothing is added to this by a later
+    /// release: what one replica has applied, another must be able to.
+    pub fn decode(text: &str) -> Result<Self, ServerJobError> {
+        let bad = |m: String| Err(ServerJobError(m));
+        let job: ServerJob = toml::from_str(text).map_err(|e| ServerJobError(e.to_string()))?;
         let total = job.params_len.saturating_add(job.buffers_len);
         if job.params_len == 0 || total > MAX_VALUES {
-            return Err(bad(format!("{total} values; a job has from 1 to {MAX_VALUES}")));
+            return bad(format!("{total} values; a job has from 1 to {MAX_VALUES}"));
         }
-        if job.bucket_len == 0 || job.bucket_len > (1 << 20) / 4 {
-            return Err(bad(format!("bucket_len {} is not within 1 to {}", job.bucket_len, (1 << 20) / 4)));
+        if job.bucket_len == 0 || job.bucket_len > MAX_BUCKET_LEN {
+            return bad(format!("bucket_len {} is not within 1 to {MAX_BUCKET_LEN}", job.bucket_len));
         }
         let buckets = job.params_len.div_ceil(job.bucket_len) + job.buffers_len.div_ceil(job.bucket_len);
         if buckets > MAX_BUCKETS {
-            return Err(bad(LayoutError::TooManyBuckets(buckets).to_string()));
+            return bad(LayoutError::TooManyBuckets(buckets).to_string());
         }
         if job.workers == 0 || job.workers > 65_536 {
-            return Err(bad(format!("{} workers; a job has from 1 to 65536", job.workers)));
+            return bad(format!("{} workers; a job has from 1 to 65536", job.workers));
         }
         if let Some(c) = job.chunks
             && (c.per_epoch == 0 || c.epochs == 0 || c.per_epoch.max(c.epochs) > MAX_CHUNKS)
         {
             let (n, epochs) = (c.per_epoch, c.epochs);
-            return Err(bad(format!(
-                "{n} chunks in each of {epochs} epochs; both are from 1 to {MAX_CHUNKS}"
-            )));
-        }
-        if job.start.as_ref().is_some_and(|s| s.step > MAX_STEP || s.from.len() > 200) {
-            return Err(bad(format!("its start is not within {MAX_STEP} steps, or has too long a name")));
+            return bad(format!("{n} chunks in each of {epochs} epochs; both are from 1 to {MAX_CHUNKS}"));
         }
         Ok(job)
+    }
+
+    /// As the first release read a job that its log holds unchecked: what that refused when it was applied is refused
+    /// again. Rules that came later are not in it.
+    pub fn from_first_release(text: &str) -> Result<Self, ServerJobError> {
+        let job = Self::decode(text)?;
+        job.first_rules()?;
+        Ok(job)
+    }
+
+    fn first_rules(&self) -> Result<(), ServerJobError> {
+        let bad = |m: String| ServerJobError(m);
+        self.optimizer.validate().map_err(|e| bad(e.to_string()))?;
+        self.algorithm.algorithm().validate(&self.optimizer).map_err(|e| bad(e.to_string()))?;
+        self.round.rule().validate(self.workers).map_err(|e| bad(e.to_string()))?;
+        self.schedule.validate().map_err(|e| bad(e.to_string()))?;
+        self.clip.validate().map_err(|e| bad(e.to_string()))?;
+        self.auto.validate().map_err(|e| bad(e.to_string()))?;
+        durability::check(self.first_mode(), self.log, self.durability, self.leader_window)
+            .map_err(|e| bad(e.to_string()))?;
+        if self.keeps().of_workers() && self.begins_with_images() {
+            return Err(bad(format!(
+                "[algorithm] kind = \"{}\" keeps something of each worker, and image cuts do not hold it",
+                self.algorithm.kind()
+            )));
+        }
+        if self.start.as_ref().is_some_and(|s| s.step > MAX_STEP || s.from.len() > 200) {
+            return Err(bad(format!("its start is not within {MAX_STEP} steps, or has too long a name")));
+        }
+        Ok(())
+    }
+
+    /// Whether the job may begin, by all rules of this version.
+    pub fn validate(&self) -> Result<(), ServerJobError> {
+        let bad = |m: String| Err(ServerJobError(m));
+        self.first_rules()?;
+        check_name(&self.name).map_err(ServerJobError)?;
+        if self.fingerprint.len() > MAX_FINGERPRINT || self.fingerprint.chars().any(char::is_control) {
+            return bad(format!(
+                "its fingerprint has {} bytes, or control characters; at most {MAX_FINGERPRINT}, printable",
+                self.fingerprint.len()
+            ));
+        }
+        if self.start.as_ref().is_some_and(|s| s.from.chars().any(char::is_control)) {
+            return bad("what it starts from has control characters in its name".into());
+        }
+        if self.grace_ms > MAX_GRACE_MS {
+            return bad(format!(
+                "grace_ms {} is more than a day: a member that is gone would hold the others up for so long",
+                self.grace_ms
+            ));
+        }
+        if let Some(e) = self.early_stop {
+            if e.patience == 0 {
+                return bad(
+                    "early_stop.patience 0 would stop before the first evaluation; it is from 1".into()
+                );
+            }
+            if !e.min_delta.is_finite() || e.min_delta < 0.0 {
+                return bad(format!("early_stop.min_delta {} is no finite number from 0", e.min_delta));
+            }
+        }
+        Ok(())
     }
 
     /// How pushes of such a bucket carry their values. Running statistics are sent as they are: they are few, and what a
@@ -348,7 +386,120 @@ impl ServerJob {
 pub const MAX_STEP: u64 = 1 << 53;
 /// A busy host may hold a process up for a good part of a second; that is not death.
 pub const MIN_LEASE: Duration = Duration::from_secs(1);
+/// A lease of more than a day is none. In milliseconds.
+pub const MAX_GRACE_MS: u64 = 24 * 60 * 60 * 1000;
+/// The longest name of a job, in characters.
+pub const MAX_NAME_CHARS: usize = 128;
+/// What a worker derives from its job file has a few hundred bytes.
+const MAX_FINGERPRINT: usize = 4096;
+/// Values of the longest bucket: 1 MiB.
+pub const MAX_BUCKET_LEN: usize = (1 << 20) / 4;
 /// As many as a data set may have samples.
 const MAX_CHUNKS: u64 = 1 << 32;
-/// 2^34 values are 64 GiB of weights: more than a fleet of this version holds.
+/// 2^34 values are 64 GiB of weights. Whether a fleet can hold them is asked of its servers ([`crate::need`]).
 const MAX_VALUES: usize = 1 << 34;
+
+/// Whether it may be the name of a job: it is printed, and stands in logs, paths and labels.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let chars = name.chars().take(MAX_NAME_CHARS + 1).count();
+    if chars == 0 || chars > MAX_NAME_CHARS {
+        return Err(format!(
+            "a job's name has from 1 to {MAX_NAME_CHARS} characters, this one {} bytes",
+            name.len()
+        ));
+    }
+    match name.chars().find(|c| c.is_control()) {
+        Some(c) => Err(format!("a job's name has no control characters, this one {c:?}")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job() -> ServerJob {
+        ServerJob::new("rules", Mode::Bsp, 10, 4)
+    }
+
+    #[test]
+    fn what_a_worker_must_not_send_is_refused_with_the_value_and_was_taken_by_the_first_release() {
+        let stop = |patience, min_delta| Some(EarlyStop { patience, min_delta });
+        let cases = [
+            (ServerJob { name: String::new(), ..job() }, "from 1 to 128 characters"),
+            (ServerJob { name: "n".repeat(129), ..job() }, "129 bytes"),
+            (ServerJob { name: "a\0b".into(), ..job() }, "'\\0'"),
+            (ServerJob { name: "a\u{1b}[2J".into(), ..job() }, "control characters"),
+            (ServerJob { fingerprint: "f".repeat(5000), ..job() }, "5000 bytes"),
+            (ServerJob { fingerprint: "\u{1b}".into(), ..job() }, "control characters"),
+            (ServerJob { grace_ms: i64::MAX as u64, ..job() }, "more than a day"),
+            (ServerJob { early_stop: stop(0, 0.0), ..job() }, "patience 0"),
+            (ServerJob { early_stop: stop(1, f64::NAN), ..job() }, "NaN"),
+            (ServerJob { early_stop: stop(1, -0.5), ..job() }, "-0.5"),
+        ];
+        for (job, word) in cases {
+            let text = job.to_toml().expect("written");
+            let why = ServerJob::from_toml(&text).expect_err(word).to_string();
+            assert!(why.contains(word), "`{word}` is not in: {why}");
+            ServerJob::from_first_release(&text).expect("its log may hold it, and is replayed");
+        }
+        let most = ServerJob {
+            name: "\u{e9}".repeat(128),
+            grace_ms: MAX_GRACE_MS,
+            early_stop: stop(1, 0.0),
+            ..job()
+        };
+        most.validate().expect("at the bounds");
+    }
+
+    #[test]
+    fn what_is_no_job_at_all_is_never_decoded() {
+        let cases = [
+            ServerJob { params_len: 0, ..job() },
+            ServerJob { params_len: MAX_VALUES + 1, ..job() },
+            ServerJob { bucket_len: 0, ..job() },
+            ServerJob { bucket_len: MAX_BUCKET_LEN + 1, ..job() },
+            ServerJob { params_len: 1 << 20, bucket_len: 1, ..job() },
+            ServerJob { workers: 0, ..job() },
+            ServerJob { chunks: Some(ChunkPlan { per_epoch: 0, epochs: 1 }), ..job() },
+        ];
+        for job in cases {
+            ServerJob::decode(&job.to_toml().expect("written")).expect_err("no layout has it");
+        }
+    }
+
+    #[test]
+    fn what_goes_to_the_log_names_every_key_so_that_a_later_default_changes_nothing() {
+        let text = job().to_toml().expect("written");
+        let table: toml::Table = toml::from_str(&text).expect("a table");
+        for key in [
+            "name",
+            "fingerprint",
+            "workers",
+            "mode",
+            "auto",
+            "all_reduce",
+            "params_len",
+            "buffers_len",
+            "bucket_len",
+            "grace_ms",
+            "durability",
+            "log",
+            "leader_window",
+            "encoding",
+            "algorithm",
+            "round",
+            "optimizer",
+            "schedule",
+            "clip",
+        ] {
+            assert!(table.contains_key(key), "`{key}` is missing in {text}");
+        }
+        assert_eq!(ServerJob::decode(&text), Ok(job()));
+        // As the first release wrote it, without what was as usual.
+        let short = "name = \"rules\"\nfingerprint = \"\"\nworkers = 1\nmode = \"bsp\"\nparams_len = 10\n\
+                     buffers_len = 0\nbucket_len = 4\ngrace_ms = 1000\n[optimizer]\nkind = \"sgd\"\nlr = 1.0\n\
+                     [schedule]\n[clip]\n";
+        assert_eq!(ServerJob::from_first_release(short), Ok(job()));
+    }
+}

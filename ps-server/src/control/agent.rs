@@ -85,6 +85,7 @@ pub struct Agent {
     pub(super) reach: Reach,
     /// When servers asked to join lately.
     pub(super) joins: Mutex<VecDeque<Instant>>,
+    pub(super) admitted: super::admit::Last,
 }
 
 /// What only the leader of the control group knows; lost with the leadership.
@@ -136,6 +137,7 @@ impl Agent {
             compared: AtomicBool::new(false),
             reach: Reach::default(),
             joins: Mutex::default(),
+            admitted: Default::default(),
         }
     }
 
@@ -146,10 +148,6 @@ impl Agent {
 
     pub(super) fn patience(&self) -> Patience {
         self.options.patience
-    }
-
-    pub(super) fn replicas(&self) -> &Replicas {
-        &self.replicas
     }
 
     /// The addresses of servers that report and that nobody has agreed on, or not at this address.
@@ -176,6 +174,11 @@ impl Agent {
     /// This server.
     pub fn server(&self) -> ServerId {
         self.options.server
+    }
+
+    /// The shards' replicas here.
+    pub(super) fn replicas(&self) -> &Replicas {
+        &self.replicas
     }
 
     /// Its address.
@@ -315,7 +318,7 @@ impl Agent {
         }
     }
 
-    fn client(&self, address: &str) -> Result<ControlClient<Channel>, String> {
+    pub(super) fn client(&self, address: &str) -> Result<ControlClient<Channel>, String> {
         let mut channels = self.channels.lock();
         if let Some(c) = channels.get(address) {
             return Ok(c.clone());
@@ -334,12 +337,7 @@ impl Agent {
         let replicas = self.replicas.all().into_iter().map(|(id, r)| {
             let lead = *r.group.leadership().borrow();
             let membership = r.group.membership();
-            let bytes = r.shard.configured().map_or(0, |c| {
-                let of = |b: &crate::shard::bucket::Bucket| {
-                    b.spec.len as u64 * 4 * (1 + b.image().slots.len() as u64)
-                };
-                c.buckets.iter().map(of).sum()
-            });
+            let bytes = r.shard.configured().map_or(0, |c| c.bytes());
             let report = ReplicaReport {
                 node: r.group.me(),
                 origin: r.origin,

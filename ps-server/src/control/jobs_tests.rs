@@ -227,7 +227,7 @@ proptest! {
         commands in prop::collection::vec(a_command(), 1..60), at in any::<prop::sample::Index>(),
     ) {
         let (whole, late) = (Agreed::default(), Agreed::default());
-        whole.apply(&Change::Control(found()));
+        whole.apply(&Change::Control(found())).expect("applied");
         let at = at.index(commands.len());
         for (i, c) in commands.into_iter().enumerate() {
             if i == at {
@@ -255,7 +255,7 @@ proptest! {
 #[test]
 fn a_snapshot_of_another_build_is_refused_by_name_and_changes_nothing() {
     let agreed = Agreed::default();
-    agreed.apply(&Change::Control(found()));
+    agreed.apply(&Change::Control(found())).expect("applied");
     let before = agreed.get();
     let image = agreed.image();
     let (format, state): (u16, Vec<u8>) = header::decode(&image.head).expect("a header");
@@ -263,7 +263,8 @@ fn a_snapshot_of_another_build_is_refused_by_name_and_changes_nothing() {
         let head = header::encode(&(other, &state)).expect("a header").into();
         let format = format!("format {other}");
         let refused = agreed.install(&RawImage { head, parts: Vec::new() }).expect_err("of another build");
-        assert!(refused.contains(&format) && refused.contains("the build that wrote it"), "{refused}");
+        let said = refused.text();
+        assert!(said.contains(&format) && said.contains("the build that wrote it"), "{refused}");
     }
     assert_eq!(agreed.get(), before);
     agreed.install(&image).expect("its own");

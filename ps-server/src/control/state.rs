@@ -6,7 +6,7 @@
 use super::jobs::{Difference, JobFacts, JobState, Jobs};
 use crate::{
     header,
-    raft::{Applied, Change, RawImage, ReplicaId, Replicated},
+    raft::{Applied, Change, RawImage, ReplicaId, Replicated, Unable},
 };
 use paraft_common::{Durability, Payload, ServerId, ShardId};
 use parking_lot::RwLock;
@@ -272,11 +272,11 @@ const FORMAT: u16 = 3;
 const FORMAT_2: u16 = 2;
 
 impl Replicated for Agreed {
-    fn apply(&self, change: &Change) -> Applied {
-        match change {
+    fn apply(&self, change: &Change) -> Result<Applied, Unable> {
+        Ok(match change {
             Change::Control(c) => Applied::Control(self.state.write().apply(c)),
             Change::Shard(_) | Change::Check => Applied::None,
-        }
+        })
     }
 
     fn image(&self) -> RawImage {
@@ -289,17 +289,17 @@ impl Replicated for Agreed {
         &self,
         head: &[u8],
         _parts: &mut dyn Iterator<Item = Result<Payload, String>>,
-    ) -> Result<(), String> {
-        let bad = |e: header::HeaderError| format!("a snapshot of the control group: {e}");
+    ) -> Result<(), Unable> {
+        let bad = |e: header::HeaderError| Unable::Damaged(format!("a snapshot of the control group: {e}"));
         let (format, state): (u16, Vec<u8>) = header::decode(head).map_err(bad)?;
         *self.state.write() = match format {
             FORMAT => header::decode(&state).map_err(bad)?,
             FORMAT_2 => header::decode::<StateV2>(&state).map_err(bad)?.into(),
             _ => {
-                return Err(format!(
+                return Err(Unable::Newer(format!(
                     "this snapshot of the control group has format {format}, this build reads up to {FORMAT}: use the \
                      build that wrote it"
-                ));
+                )));
             }
         };
         Ok(())

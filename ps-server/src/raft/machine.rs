@@ -6,6 +6,7 @@ use super::{
     log::ReplicaLog,
     parity::Parity,
     types::{LogId, Snapshot, SnapshotMeta, StoredMembership, Types},
+    unable::Unable,
 };
 use crate::{
     control,
@@ -31,10 +32,11 @@ use tokio::{sync::Notify, time::Instant};
 
 /// The replicated state of a group. It changes only in `apply`, deterministically.
 pub trait Replicated: Send + Sync + 'static {
-    /// Applies one committed change.
-    fn apply(&self, change: &Change) -> Applied;
+    /// Applies one committed change. What it gives is the same on every replica; where this host cannot carry it out, it
+    /// says so, and the replica stops: its state must not be used any more.
+    fn apply(&self, change: &Change) -> Result<Applied, Unable>;
     /// Applies changes that follow each other, as [`Self::apply`] one by one; it may use several cores.
-    fn apply_run(&self, changes: &[&Change]) -> Vec<Applied> {
+    fn apply_run(&self, changes: &[&Change]) -> Result<Vec<Applied>, Unable> {
         changes.iter().map(|c| self.apply(c)).collect()
     }
     /// The whole state; the bulk is shared until it changes.
@@ -45,9 +47,14 @@ pub trait Replicated: Send + Sync + 'static {
         &self,
         head: &[u8],
         parts: &mut dyn Iterator<Item = Result<Payload, String>>,
-    ) -> Result<(), String>;
+    ) -> Result<(), Unable>;
+    /// Whether there is room for the image with this head, before its bulk is received or written.
+    fn room_for(&self, head: &[u8]) -> Result<(), Unable> {
+        let _ = head;
+        Ok(())
+    }
     /// As [`Self::install_parts`], from an image that stays.
-    fn install(&self, image: &RawImage) -> Result<(), String> {
+    fn install(&self, image: &RawImage) -> Result<(), Unable> {
         self.install_parts(&image.head, &mut image.parts.iter().cloned().map(Ok))
     }
     /// Bytes of the bulk.
@@ -301,13 +308,15 @@ impl Machine {
         }
     }
 
-    fn apply_run(&mut self, run: &mut Vec<(LogId, Change, Option<Responder>)>) {
+    /// On an error the replica ends: openraft stops it, and says why in its metrics.
+    fn apply_run(&mut self, run: &mut Vec<(LogId, Change, Option<Responder>)>) -> Result<(), Unable> {
         let changes: Vec<&Change> = run.iter().map(|(_, c, _)| c).collect();
-        let applied = self.state.apply_run(&changes);
+        let applied = self.state.apply_run(&changes)?;
         for ((log_id, change, responder), applied) in run.drain(..).zip(applied) {
             self.since_snapshot.0 += change.payload().len() as u64;
             self.is_applied(log_id, responder, applied);
         }
+        Ok(())
     }
 
     fn is_applied(&mut self, log_id: LogId, responder: Option<Responder>, applied: Applied) {
@@ -342,22 +351,22 @@ impl RaftStateMachine<Types> for Machine {
                 let log_id = entry.log_id();
                 match entry.payload {
                     EntryPayload::Normal(Change::Check) => {
-                        self.apply_run(&mut run);
+                        self.apply_run(&mut run)?;
                         self.parity.check(log_id.index, || self.state.image());
                     }
                     EntryPayload::Normal(change) => {
                         run.push((log_id, change, responder));
                         continue;
                     }
-                    EntryPayload::Blank => self.apply_run(&mut run),
+                    EntryPayload::Blank => self.apply_run(&mut run)?,
                     EntryPayload::Membership(m) => {
-                        self.apply_run(&mut run);
+                        self.apply_run(&mut run)?;
                         self.membership = StoredMembership::new(Some(log_id), m);
                     }
                 }
                 self.is_applied(log_id, responder, Applied::None);
             }
-            self.apply_run(&mut run);
+            self.apply_run(&mut run)?;
         }
         let (bytes, count) = self.since_snapshot;
         let state_bytes = self.state.bytes();
@@ -376,13 +385,13 @@ impl RaftStateMachine<Types> for Machine {
     }
 
     async fn install_snapshot(&mut self, meta: &SnapshotMeta, image: SnapshotData) -> Result<(), io::Error> {
+        self.state.room_for(&image.head)?;
         if let Some(file) = &self.file {
             file.write(meta.clone(), image.head.clone(), image.parts.clone(), Vec::new()).await?;
         }
         // Nobody else has it as a rule; then each part goes as its values are taken over.
         let RawImage { head, parts } = Arc::try_unwrap(image).unwrap_or_else(|shared| (*shared).clone());
-        let installed = self.state.install_parts(&head, &mut parts.into_iter().map(Ok));
-        installed.map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        self.state.install_parts(&head, &mut parts.into_iter().map(Ok))?;
         if let Some(last) = &meta.last_log_id {
             self.log.applied(last.index);
         }

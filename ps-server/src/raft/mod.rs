@@ -9,7 +9,7 @@
 //! - `log`: the log, in memory, and on disk where the job wants it.
 //! - `disk`: a replica's folder.
 //! - `machine`: hands committed entries to a [`Replicated`] state; snapshots.
-//! - `image`: a snapshot as bytes.
+//! - `image`: a snapshot as bytes. `unable`: why a replica cannot go on with what it is given.
 //! - `parity`: digests of the state at agreed indices.
 //! - `wire`: openraft's messages to bytes and back, payloads beside the header.
 //! - `stranger`: messages of somebody who is no member, for tests.
@@ -35,6 +35,7 @@ mod replay;
 mod replica;
 pub mod stranger;
 mod types;
+mod unable;
 mod wire;
 
 pub use disk::{Folder, FolderError};
@@ -47,3 +48,4 @@ pub use network::{Peers, endpoint};
 pub use parity::Digest;
 pub use replay::{Replayed, replay};
 pub use replica::{GroupId, ReplicaId};
+pub use unable::Unable;

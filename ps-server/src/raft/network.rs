@@ -453,7 +453,7 @@ mod tests {
         t.send().await.expect_err("given up");
         t.tried();
         let more = Command::Join { worker: paraft_common::WorkerId(0) };
-        Replicated::apply(&t.leader, &Change::Shard(more.into()));
+        Replicated::apply(&t.leader, &Change::Shard(more.into())).expect("applied");
         t.send().await.expect("sent");
         assert_eq!(t.tried(), through(0..=8), "no piece of the one is taken for the other's");
         assert!(t.arrived());

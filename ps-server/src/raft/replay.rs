@@ -75,7 +75,9 @@ impl Replayed {
                 let digest = Digest { index: id.index, digest: state.image().into_digest() };
                 self.digests.push((id.committed_leader_id().term, digest));
             }
-            EntryPayload::Normal(change) => _ = state.apply(&change),
+            EntryPayload::Normal(change) => {
+                state.apply(&change).map_err(|e| format!("entry {}: {e}", id.index))?;
+            }
             EntryPayload::Blank | EntryPayload::Membership(_) => {}
         }
         (self.index, self.term) = (id.index, id.committed_leader_id().term);

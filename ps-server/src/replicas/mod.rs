@@ -14,6 +14,7 @@ pub use stopped::Stopped;
 use crate::{
     header,
     raft::{Folder, FolderError, Group, GroupId, GroupOptions, Peers, ReplicaId},
+    room::Room,
     shard::{
         Observed, Shard,
         lateness::Lateness,
@@ -56,6 +57,13 @@ pub struct Replica {
     pub(crate) folder: Option<Folder>,
 }
 
+impl Replica {
+    /// Bytes that its state and its log take in memory.
+    pub fn held(&self) -> u64 {
+        self.shard.configured().map_or(0, |c| c.held()) + self.group.log_size().in_memory
+    }
+}
+
 /// What a replica's folder says of it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Card {
@@ -94,6 +102,7 @@ pub struct Replicas {
     changing: tokio::sync::Mutex<()>,
     failed: AtomicU64,
     stages: Arc<Stages>,
+    room: Arc<Room>,
 }
 
 impl Replicas {
@@ -110,12 +119,18 @@ impl Replicas {
             changing: tokio::sync::Mutex::default(),
             failed: AtomicU64::new(0),
             stages: Arc::default(),
+            room: Room::of_host(),
         }
     }
 
     /// The connections to other servers, which say of which fleet this one is.
     pub fn peers(&self) -> &Peers {
         &self.peers
+    }
+
+    /// What memory there is for them, and what of it is promised.
+    pub fn room(&self) -> &Arc<Room> {
+        &self.room
     }
 
     /// What this process spends in the stages of gradients.
@@ -258,7 +273,7 @@ impl Replicas {
         origin: u64,
         folder: Option<Folder>,
     ) -> Result<(), FolderError> {
-        let shard = Arc::new(Shard::new(id, shards));
+        let shard = Arc::new(Shard::within(self.room.clone(), id, shards));
         let (tell, applied) = watch::channel(());
         let lateness = Arc::new(Lateness::default());
         let (stages, state) = (self.stages.clone(), shard.clone());

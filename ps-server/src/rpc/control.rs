@@ -1,19 +1,20 @@
 //! The service that forms the fleet, and its wire types.
 
-use super::{groups, jobs};
+use super::{groups, jobs, memory};
 use crate::{
     control::{
         Agent, AsideReport, Command, Directive, Do, Outcome, Refused, ReplicaReport, Report, Shape, Then,
     },
     raft::{Digest, Membership, ReplicaId, endpoint},
 };
-use paraft_common::{Durability, ServerId, ShardId};
+use paraft_common::{Durability, ServerId, ShardId, config::ServerJob};
 use paraft_proto::{
     AbandonReply, AbandonRequest, DescribeReply, DescribeRequest, Diverged, DrainReply, DrainRequest,
     FleetShape, ForgetReply, ForgetRequest, Found, HelloReply, HelloRequest, HoldGroupReply,
     HoldGroupRequest, Host, JoinGroupReply, JoinGroupRequest, JoinReply, JoinRequest, NoteCheckpointsReply,
-    NoteCheckpointsRequest, ParityDigest, Replica, ReportReply, ReportRequest, Retire, ServerInfo, ShardInfo,
-    Voters, control_client::ControlClient, control_server::Control, directive, no_leader,
+    NoteCheckpointsRequest, ParityDigest, Replica, ReportReply, ReportRequest, Retire, RoomReply,
+    RoomRequest, ServerInfo, ShardInfo, Voters, control_client::ControlClient, control_server::Control,
+    directive, limits::MAX_JOB_BYTES, no_leader,
 };
 use parking_lot::Mutex;
 use std::{sync::Arc, time::Duration};
@@ -331,6 +332,19 @@ impl Control for ControlService {
         Ok(Response::new(match self.agent.leads() {
             false => refuse(NO_LEADER.into()),
             true => groups::hold(&self.agent, request.into_inner()).unwrap_or_else(refuse),
+        }))
+    }
+
+    async fn room(&self, request: Request<RoomRequest>) -> Result<Response<RoomReply>, Status> {
+        let RoomRequest { job } = request.into_inner();
+        let server = self.agent.server().0;
+        let refuse = |why: String| RoomReply { server, why, ..RoomReply::default() };
+        if job.len() > MAX_JOB_BYTES {
+            return Ok(Response::new(refuse(format!("a job of {} bytes is too long", job.len()))));
+        }
+        Ok(Response::new(match ServerJob::decode(&job) {
+            Ok(job) => memory::to_reply(self.agent.room_for(&job)),
+            Err(e) => refuse(e.to_string()),
         }))
     }
 

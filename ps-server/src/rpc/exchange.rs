@@ -7,7 +7,10 @@ use crate::{
     shard::owner::{Event, Life, MAX_AHEAD, Message, Reply},
 };
 use futures::{Stream, StreamExt};
-use paraft_common::{SessionId, ShardId, WorkerId};
+use paraft_common::{
+    SessionId, ShardId, WorkerId,
+    config::{ServerJob, ServerJobError},
+};
 use paraft_proto::{
     CheckpointRequest, FromShard, Incoming, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest,
     SwitchModeReply, SwitchModeRequest, ToShard, WithBulk, bulk, from_shard, limits,
@@ -209,8 +212,17 @@ impl ShardsService {
         }
         // A worker may have weights outstanding for each bucket, and an ack for each of the steps that it may be ahead
         // of what is replicated, the one that it is in, and one more that came again.
-        let job = paraft_common::config::ServerJob::from_toml(&open.job)
-            .map_err(|e| RefusalKind::BadJob(e.to_string()))?;
+        let bad = |e: ServerJobError| RefusalKind::BadJob(e.to_string());
+        let job = ServerJob::decode(&open.job).map_err(bad)?;
+        let running = hosted.shard.view(|conf, m| conf.map(|c| (c.job == job, m.job.clone())));
+        let text = match &running {
+            // What has begun goes on, also where a later version of the servers would not let it begin.
+            Some((true, running)) => running.clone(),
+            _ => {
+                job.validate().map_err(bad)?;
+                job.to_toml().map_err(bad)?
+            }
+        };
         // The level decides where the replicas' logs are, and those were there before the job.
         let Some(fleet) = self.agent.shape().map(|s| s.durability) else {
             let why = "this server does not know its fleet's settings yet".into();
@@ -222,6 +234,9 @@ impl ShardsService {
                 "the job wants durability {wants}, the fleet was founded with {fleet}; {why} cluster.durability"
             );
             return Err(RefusalKind::BadJob(why).into());
+        }
+        if running.is_none() && hosted.group.leadership().borrow().leads {
+            self.agent.admit(&job, &text).await.map_err(RefusalKind::NoRoom)?;
         }
         let buckets = (job.params_len + job.buffers_len).div_ceil(job.bucket_len) + 2;
         let (tx, rx) = mpsc::channel(REPLY_QUEUE + (MAX_AHEAD as usize + 3) * buckets);
@@ -236,7 +251,7 @@ impl ShardsService {
             tx,
             worker,
             session: (open.session > 0).then_some(SessionId(open.session)),
-            job: open.job,
+            job: text,
             life: life.clone(),
         };
         if hosted.owner.send(event).await.is_err() {

@@ -15,6 +15,7 @@ pub mod convert;
 pub mod exchange;
 pub mod groups;
 pub mod jobs;
+pub mod memory;
 pub mod peers;
 mod reads;
 pub mod status;

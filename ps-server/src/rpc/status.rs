@@ -5,8 +5,10 @@ use crate::{
     replicas::{Replica, Replicas, Stopped},
     shard::lateness::OfWorker,
 };
-use paraft_common::{ShardId, WorkerId, histogram::LogHistogram};
-use paraft_proto::{Bin, Chunks, Member, PROTOCOL, ShardStatus, StatusReply, StoppedReplica, WorkerLateness};
+use paraft_common::{ShardId, WorkerId, histogram::LogHistogram, need::Need};
+use paraft_proto::{
+    Bin, Chunks, Member, PROTOCOL, ServerMemory, ShardStatus, StatusReply, StoppedReplica, WorkerLateness,
+};
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 /// Builds status replies.
@@ -43,7 +45,16 @@ impl StatusService {
             }
             shards.push(s);
         }
+        let room = self.replicas.room();
+        let (memory, promised) = (room.memory(), room.promised(None));
+        let memory = memory.tightest().map(|p| ServerMemory {
+            free: p.free,
+            limit: p.limit,
+            what: p.what.clone(),
+            promised,
+        });
         StatusReply {
+            memory,
             server: self.server,
             address: self.address.clone(),
             protocol: PROTOCOL,
@@ -78,18 +89,18 @@ fn lateness((worker, of): (WorkerId, OfWorker)) -> WorkerLateness {
 
 fn shard_status(w: &Replica) -> ShardStatus {
     let lead = *w.group.leadership().borrow();
-    let conf = w.shard.configured();
+    let staged = w.shard.staged_bytes();
     let (c, log) = (&w.counters, w.group.log_size());
     let leases = c.leases.lock().clone();
     let membership = w.group.membership();
-    w.shard.read(|m| ShardStatus {
+    w.shard.view(|conf, m| ShardStatus {
         shard: w.shard.id().0,
         role: lead.role.name().into(),
         term: lead.term,
         leader: lead.leader.map(|l| l.0),
-        version: conf.as_ref().map_or(0, |c| c.buckets.iter().map(|b| b.version().0).sum()),
+        version: conf.map_or(0, |c| c.buckets.iter().map(|b| b.version().0).sum()),
         applied_index: w.group.applied_index(),
-        mode: conf.as_ref().map(|_| m.in_force.mode.to_string()).unwrap_or_default(),
+        mode: conf.map(|_| m.in_force.mode.to_string()).unwrap_or_default(),
         mode_number: m.in_force.number,
         mode_auto: m.in_force.auto.map(|loosest| loosest.to_string()).unwrap_or_default(),
         members: m
@@ -115,24 +126,31 @@ fn shard_status(w: &Replica) -> ShardStatus {
         bytes_pushed: m.bytes_pushed,
         bytes_pulled: c.bytes_pulled.load(Relaxed),
         workers_lost: m.workers_lost,
-        buckets: conf.as_ref().map_or(0, |c| c.buckets.len() as u32),
-        values: conf.as_ref().map_or(0, |c| c.buckets.iter().map(|b| b.spec.len as u64).sum()),
+        buckets: conf.map_or(0, |c| c.buckets.len() as u32),
+        values: conf.map_or(0, |c| c.buckets.iter().map(|b| b.spec.len as u64).sum()),
         digest: 0,
         voters: membership.voters.iter().map(|n| n.0).collect(),
         changing: membership.changing,
         started: m.started,
-        expected_workers: conf.as_ref().map_or(0, |c| c.job.workers),
+        expected_workers: conf.map_or(0, |c| c.job.workers),
         max_gap: c.max_gap.load(Relaxed),
         node: w.group.me().0,
         trouble: w.group.trouble().unwrap_or_default(),
-        durability: conf.as_ref().map(|c| c.job.durability.to_string()).unwrap_or_default(),
+        durability: conf.map(|c| c.job.durability.to_string()).unwrap_or_default(),
         log_form: m.form.name().into(),
         passed_over: m.passed_over,
         lateness: c.lateness.workers().into_iter().map(lateness).collect(),
         pushes_lost: m.pushes_lost,
         bytes_logged: c.bytes_logged.load(Relaxed),
         cuts: c.cuts.load(Relaxed),
-        state_bytes: conf.as_ref().map_or(0, |c| c.bytes),
+        memory_kept: conf.map_or(0, |c| c.kept_bytes()),
+        memory_allocated: conf.map_or(0, |c| c.held()),
+        memory_copies: conf.map_or(0, |c| c.outdated_bytes()),
+        memory_staged: staged,
+        memory_lateness: c.lateness.bytes(),
+        memory_queued: c.queued.load(Relaxed),
+        memory_need: conf.map_or(0, |c| Need::of(&c.job, w.shard.id(), w.shard.shards()).total()),
+        state_bytes: conf.map_or(0, |c| c.bytes()),
         log_bytes: log.bytes,
         log_memory_bytes: log.in_memory,
         snapshots_installed: w.group.snapshots_installed(),

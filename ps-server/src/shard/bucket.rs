@@ -2,18 +2,20 @@
 
 use super::{
     command::{Contribution, InitPart},
+    configured::Configured,
     kept::{FLEET, Kept, OfWorker},
-    replaced::Replaced,
 };
+use crate::{raft::Unable, room::Room};
 use bytes::Bytes;
 use paraft_common::{
     BucketId, BucketSpec, Payload, TensorKind, Version, WorkerId, algorithm,
     codec::value_bytes,
     config::ServerJob,
+    need,
     optim::{Gradient, Hyper, apply_buffer},
 };
 use parking_lot::RwLock;
-use std::sync::Arc;
+use std::{collections::TryReserveError, sync::Arc};
 
 /// What is replicated of a bucket.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,6 +66,36 @@ impl BucketData {
     /// Bytes of all vectors.
     pub fn bytes(&self) -> usize {
         self.vectors() * self.weights.len() * size_of::<f32>()
+    }
+
+    /// A bucket that nothing has come for: zeroed weights, and slots as the optimizer begins with them.
+    pub(super) fn blank(spec: BucketSpec, job: &ServerJob) -> Self {
+        let slots = match spec.kind {
+            TensorKind::Param => job.new_slots(spec.len),
+            TensorKind::Buffer => Vec::new(),
+        };
+        let (weights, kept) = (vec![0.0; spec.len], Kept::new());
+        Self { weights, slots, kept, version: Version(0), clock: 0.0, initialised: false }
+    }
+
+    /// A copy of its own, where there is memory for it.
+    fn try_clone(&self) -> Result<Self, TryReserveError> {
+        let copy = |v: &Vec<f32>| {
+            let mut own = Vec::new();
+            own.try_reserve_exact(v.len())?;
+            own.extend_from_slice(v);
+            Ok::<_, TryReserveError>(own)
+        };
+        let (weights, slots) = (copy(&self.weights)?, self.slots.iter().map(copy).collect::<Result<_, _>>()?);
+        Ok(Self { weights, slots, kept: self.kept.clone(), ..*self })
+    }
+
+    /// Bytes of what is kept of workers. Who pulled the same version shares it.
+    pub fn kept_bytes(&self) -> u64 {
+        let mut vectors: Vec<_> = self.kept.values().flat_map(OfWorker::vectors).map(Arc::as_ptr).collect();
+        vectors.sort_unstable();
+        vectors.dedup();
+        (vectors.len() * self.weights.len() * size_of::<f32>()) as u64
     }
 
     /// Applies one update; returns the version that contains it. Every update of every bucket goes through here,
@@ -192,19 +224,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Zeroed weights and slots.
-    pub fn new(id: BucketId, spec: BucketSpec, job: &ServerJob) -> Self {
-        let slots = match spec.kind {
-            TensorKind::Param => job.new_slots(spec.len),
-            TensorKind::Buffer => Vec::new(),
-        };
-        let weights = vec![0.0; spec.len];
-        let kept = Kept::new();
-        let data = BucketData { weights, slots, kept, version: Version(0), clock: 0.0, initialised: false };
-        Self::with_data(id, spec, Arc::new(data))
-    }
-
-    /// A bucket from a snapshot.
+    /// A bucket with this data, which others may share.
     pub fn with_data(id: BucketId, spec: BucketSpec, data: Arc<BucketData>) -> Self {
         Self { id, spec, data: RwLock::new(data) }
     }
@@ -227,6 +247,26 @@ impl Bucket {
     /// Whether the initial weights are in.
     pub fn initialised(&self) -> bool {
         self.data.read().initialised
+    }
+
+    /// Gives the bucket data of its own, as large as its state will be, unless it has been given its initial state.
+    ///
+    /// # Errors
+    /// This server has not so much memory at present.
+    pub(super) fn allocate(&self, room: &Room) -> Result<(), Unable> {
+        let blank = {
+            let data = self.data.read();
+            if data.initialised || Arc::strong_count(&data) == 1 {
+                return Ok(());
+            }
+            data.clone()
+        };
+        room.take(blank.bytes() as u64)?;
+        let own = blank.try_clone().map_err(|e| {
+            Unable::NoRoom(format!("{} needs {}: {e}", self.id, need::Bytes(blank.bytes() as u64)))
+        })?;
+        *self.data.write() = Arc::new(own);
+        Ok(())
     }
 
     /// Takes a part of the initial state, unless the weights are in already. The error says why it fits no
@@ -258,21 +298,31 @@ impl Bucket {
 
     /// Applies one update; returns the version that contains it. Where somebody still reads the data as it was, it is
     /// copied first and stays among `replaced`.
-    pub(super) fn update(&self, update: Incoming<'_>, replaced: &Replaced) -> Version {
+    pub(super) fn update(&self, update: Incoming<'_>, conf: &Configured) -> Version {
         let mut data = self.data.write();
         if Arc::strong_count(&data) > 1 {
-            replaced.add(&data);
+            conf.replaced.add(&data);
         }
-        Arc::make_mut(&mut data).update(self.spec.kind, update)
+        let keeps = update.job.keeps().of_workers();
+        let data = Arc::make_mut(&mut data);
+        let before = if keeps { data.kept_bytes() } else { 0 };
+        let version = data.update(self.spec.kind, update);
+        if keeps {
+            conf.keeps(before, data.kept_bytes());
+        }
+        version
     }
 
     /// Notes that a worker gets the weights as they are; later updates do not change what it got.
-    pub(super) fn record_pull(&self, worker: WorkerId, replaced: &Replaced) {
+    pub(super) fn record_pull(&self, worker: WorkerId, conf: &Configured) {
         let mut data = self.data.write();
         if Arc::strong_count(&data) > 1 {
-            replaced.add(&data);
+            conf.replaced.add(&data);
         }
-        Arc::make_mut(&mut data).record_pull(worker);
+        let data = Arc::make_mut(&mut data);
+        let before = data.kept_bytes();
+        data.record_pull(worker);
+        conf.keeps(before, data.kept_bytes());
     }
 
     /// Those of whom something is kept and who are not `active`.

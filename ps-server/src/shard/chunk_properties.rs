@@ -154,7 +154,7 @@ impl World {
             }
             Op::Failover => {
                 let next = new();
-                next.install(&sent(&self.shard.image())).map_err(TestCaseError::fail)?;
+                next.install(&sent(&self.shard.image())).map_err(|e| TestCaseError::fail(e.to_string()))?;
                 self.shard = next;
             }
         }

@@ -8,11 +8,14 @@ use paraft_common::{BucketId, Encoding, Mode, Payload, Seq, SessionId, Step, Ver
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A change of the replicated state. The bulk of `Init`, `Update` and `CutPart` travels beside it, in
+/// A change of the replicated state. It is written by position: a variant is its number, and what a log holds is read by
+/// every later release. So new variants come last, none is changed or taken out, and what a new one carries has a version
+/// of its own where it may change. The bulk of `Init`, `Update` and `CutPart` travels beside it, in
 /// [`Proposal::payload`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Command {
-    /// Fixes the job; the first one counts. TOML of [`paraft_common::config::ServerJob`].
+    /// Fixes the job; the first one counts. TOML of [`paraft_common::config::ServerJob`], as the worker sent it. Written by
+    /// the first release alone; [`Command::Admit`] has taken its place.
     Configure {
         /// The job's text.
         job: String,
@@ -159,6 +162,13 @@ pub enum Command {
         session: SessionId,
         /// From the furthest step of all members, not from where the others are.
         level: bool,
+    },
+    /// Fixes the job; the first one counts. The leader has checked it and asked the servers whether they have room.
+    Admit {
+        /// How the job is written: [`JOB_FORM`](super::begin::JOB_FORM).
+        form: u16,
+        /// The job, with every key.
+        job: String,
     },
 }
 

@@ -220,7 +220,7 @@ impl Shard {
     ) -> Outcome {
         let staged = self.staged.write().take();
         let Some(conf) = self.configured() else { return Outcome::Refused("no job is configured".into()) };
-        let mut meta = self.meta.write();
+        let mut meta = self.meta_mut();
         if meta.form != Form::Images || meta.last_cut != after || Some(cut) <= after {
             let (form, last) = (meta.form, meta.last_cut);
             return Outcome::Refused(format!(

@@ -169,7 +169,7 @@ impl World {
                 }
                 Pushed::Skipped(worker, session, bucket, step, lost) => {
                     // What an oracle that had lost these pushes would have.
-                    let mut meta = self.oracle.meta.write();
+                    let mut meta = self.oracle.meta_mut();
                     meta.pushes_lost += lost;
                     let m = meta.members.in_session_mut(worker, session).expect("a member");
                     m.steps[bucket] = step;

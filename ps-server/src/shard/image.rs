@@ -6,10 +6,16 @@ use super::{
     kept::{OfWorker, OfWorkerHeader},
     state::Meta,
 };
-use crate::{header, raft::RawImage};
+use crate::{
+    header,
+    raft::{RawImage, Unable},
+};
 use paraft_common::{Payload, Version, codec::value_bytes};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+
+/// Kinds and lengths of buckets that nothing has come for: trained values and running statistics, each with a last one.
+const BLANKS: usize = 4;
 
 /// The whole replicated state of a shard at one log index.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,36 +93,49 @@ impl Image {
     pub fn assemble(
         header: ImageHeader,
         vectors: impl IntoIterator<Item = Result<Payload, String>>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Unable> {
         let mut rest = vectors.into_iter();
-        let mut next = |len: u64| -> Result<Vec<f32>, String> {
+        let mut next = |len: u64| -> Result<Vec<f32>, Unable> {
             let le = rest.next().ok_or("the snapshot ends early")??;
             if Some(le.len() as u64) != len.checked_mul(4) {
-                return Err(format!("a vector of the snapshot has {} bytes instead of 4 x {len}", le.len()));
+                let got = le.len();
+                return Err(format!("a vector of the snapshot has {got} bytes instead of 4 x {len}").into());
             }
-            let mut v = vec![0.0; len as usize];
+            let mut v = Vec::new();
+            v.try_reserve_exact(len as usize)
+                .map_err(|e| Unable::NoRoom(format!("a vector of the snapshot: {e}")))?;
+            v.resize(len as usize, 0.0);
             le.reader().values(&mut v).map_err(|e| e.to_string())?;
             Ok(v)
         };
-        let mut buckets = Vec::new();
+        let mut buckets: Vec<Arc<BucketData>> = Vec::new();
+        let mut blanks: Vec<Arc<BucketData>> = Vec::new();
         for BucketHeader { version, clock, initialised, len, slots, kept } in header.buckets {
             let weights = next(len)?;
             let slots = (0..slots).map(|_| next(len)).collect::<Result<_, _>>()?;
             let kept = kept.into_iter().map(|k| k.assemble(|| next(len))).collect::<Result<_, _>>()?;
-            buckets.push(Arc::new(BucketData { weights, slots, kept, version, clock, initialised }));
+            let data = BucketData { weights, slots, kept, version, clock, initialised };
+            // Those that nothing has come for share their data, as before the snapshot.
+            let same = blanks.iter().find(|b| !initialised && ***b == data).cloned();
+            let new = same.is_none();
+            let data = same.unwrap_or_else(|| Arc::new(data));
+            if new && !initialised && blanks.len() < BLANKS {
+                blanks.push(data.clone());
+            }
+            buckets.push(data);
         }
         let staged = header.staged.map(|s| {
             let vectors = s.vectors.into_iter().map(|(of, len)| Ok((of, Arc::new(next(len)?))));
-            Ok::<_, String>(Staged {
+            Ok::<_, Unable>(Staged {
                 cut: s.cut,
                 parts: s.parts,
-                vectors: vectors.collect::<Result<_, String>>()?,
+                vectors: vectors.collect::<Result<_, Unable>>()?,
             })
         });
         let staged = staged.transpose()?;
         match rest.next() {
             None => {}
-            Some(Err(e)) => return Err(e),
+            Some(Err(e)) => return Err(e.into()),
             Some(Ok(_)) => return Err("the snapshot holds more vectors than its header names".into()),
         }
         Ok(Self { meta: header.meta, buckets, staged })
@@ -134,13 +153,18 @@ impl Image {
         }
     }
 
-    /// And back, from [`RawImage::head`] and the parts one after the other; what does not fit is refused.
+    /// And back: what [`RawImage::head`] says. With the parts one after the other it is the image again
+    /// ([`Self::assemble`]); what does not fit is refused.
+    pub fn header_of(head: &[u8]) -> Result<ImageHeader, Unable> {
+        header::decode(head).map_err(|e| Unable::Damaged(format!("the snapshot: {e}")))
+    }
+
+    /// Both at once.
     pub fn from_raw(
         head: &[u8],
         parts: impl IntoIterator<Item = Result<Payload, String>>,
-    ) -> Result<Self, String> {
-        let header = header::decode(head).map_err(|e| format!("the snapshot: {e}"))?;
-        Self::assemble(header, parts)
+    ) -> Result<Self, Unable> {
+        Self::assemble(Self::header_of(head)?, parts)
     }
 
     /// FNV-1a over the whole state: equal on replicas that applied the same log.

@@ -4,6 +4,7 @@
 //! A worker's part appears with its first pull or push, and is dropped with the first update after it has stopped
 //! training. It is not in checkpoints, nor in image cuts, which such jobs do not have.
 
+use crate::raft::Unable;
 use paraft_common::{Version, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, sync::Arc};
@@ -62,9 +63,9 @@ impl OfWorkerHeader {
     /// The part that it announces; `next` gives its vectors.
     pub fn assemble(
         self,
-        mut next: impl FnMut() -> Result<Vec<f32>, String>,
-    ) -> Result<(WorkerId, OfWorker), String> {
-        let pulled = self.pulled.map(|v| Ok::<_, String>((v, Arc::new(next()?)))).transpose()?;
+        mut next: impl FnMut() -> Result<Vec<f32>, Unable>,
+    ) -> Result<(WorkerId, OfWorker), Unable> {
+        let pulled = self.pulled.map(|v| Ok::<_, Unable>((v, Arc::new(next()?)))).transpose()?;
         let slots = (0..self.slots).map(|_| next().map(Arc::new)).collect::<Result<_, _>>()?;
         Ok((self.worker, OfWorker { pulled, slots, updates: self.updates }))
     }

@@ -9,7 +9,8 @@
 //! are taken over a sample of [`SAMPLE`] values of the bucket, the same ones, evenly spread; buckets that are no larger are
 //! measured whole.
 //!
-//! Measured where a replica leads, beside the state: nothing here is replicated, and all of it may vanish. A pull that
+//! Measured where a replica leads, beside the state: nothing here is replicated, and all of it may vanish. It takes at most
+//! [`MOST_BYTES`]: with more workers and buckets than fit, the pulls of some are not measured. A pull that
 //! another replica answered is not measured, nor is a push in a round of several, which is not late.
 
 use super::{
@@ -27,6 +28,10 @@ use tokio::time::Instant;
 /// Values of a bucket that a gap is measured on. The root mean square of so many has an error of some percent, and they take
 /// 4 KiB for each worker and bucket.
 pub const SAMPLE: usize = 1024;
+/// Of all samples together. Sixteen workers of a model of 4 GB fit on a shard, of three.
+pub const MOST_BYTES: u64 = 64 << 20;
+/// Workers of whom something is measured, at most: who they are is each one's own word.
+const MOST_WORKERS: usize = 4096;
 /// What remains of the mean step after an update.
 const REMAINS: f64 = 0.98;
 
@@ -38,6 +43,8 @@ pub struct Lateness(Mutex<Inner>);
 struct Inner {
     /// By worker and local bucket.
     pulled: BTreeMap<(WorkerId, usize), Pulled>,
+    /// Of their samples.
+    bytes: u64,
     /// The mean length of a step, by local bucket.
     step: BTreeMap<usize, f64>,
     workers: BTreeMap<WorkerId, OfWorker>,
@@ -76,6 +83,11 @@ fn sample(weights: &[f32]) -> Vec<f32> {
     (0..n).map(|i| weights[i * weights.len() / n]).collect()
 }
 
+/// Bytes of a sample, and of what lies around it.
+fn bytes_of(sample: &[f32]) -> u64 {
+    (size_of_val(sample) + size_of::<((WorkerId, usize), Pulled)>()) as u64
+}
+
 fn distance(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(a - b) * f64::from(a - b)).sum::<f64>().sqrt()
 }
@@ -84,13 +96,36 @@ impl Lateness {
     /// A worker's pull of a local bucket is answered with these weights.
     pub fn pulled(&self, worker: WorkerId, bucket: usize, version: Version, weights: &[f32]) {
         let pulled = Pulled { version, at: Instant::now(), sample: sample(weights) };
-        self.0.lock().pulled.insert((worker, bucket), pulled);
+        let inner = &mut *self.0.lock();
+        let bytes = bytes_of(&pulled.sample);
+        if let Some(old) = inner.pulled.remove(&(worker, bucket)) {
+            inner.bytes -= bytes_of(&old.sample);
+        }
+        if inner.bytes + bytes <= MOST_BYTES {
+            inner.bytes += bytes;
+            inner.pulled.insert((worker, bucket), pulled);
+        }
+    }
+
+    /// The worker is gone. What was measured of it stays.
+    pub fn forget(&self, worker: WorkerId) {
+        let inner = &mut *self.0.lock();
+        let mut gone = inner.pulled.split_off(&(worker, 0));
+        if let Some(next) = worker.0.checked_add(1) {
+            inner.pulled.append(&mut gone.split_off(&(WorkerId(next), 0)));
+        }
+        inner.bytes -= gone.values().map(|p| bytes_of(&p.sample)).sum::<u64>();
+    }
+
+    /// What the samples take in memory.
+    pub fn bytes(&self) -> u64 {
+        self.0.lock().bytes
     }
 
     /// The leadership is over: other leaders answer pulls from now on. What was measured stays.
     pub fn rest(&self) {
         let mut inner = self.0.lock();
-        (inner.pulled, inner.step) = Default::default();
+        (inner.pulled, inner.step, inner.bytes) = Default::default();
     }
 
     /// Looks at a local bucket before an update; `of` is the push, where it is one alone.
@@ -117,6 +152,9 @@ impl Lateness {
         let Some(pulled) = inner.pulled.get(&(c.worker, bucket)).filter(|p| p.version == c.pulled) else {
             return;
         };
+        if inner.workers.len() >= MOST_WORKERS && !inner.workers.contains_key(&c.worker) {
+            return;
+        }
         let worker = inner.workers.entry(c.worker).or_default();
         worker.delay.record(version.0.saturating_sub(c.pulled.0));
         worker.age.record(pulled.at.elapsed().as_secs_f64());
@@ -188,6 +226,27 @@ mod tests {
         assert_eq!((late.delay.max(), prompt.delay.max()), (Some(4), Some(0)));
         assert_eq!((late.gap.mean(), prompt.gap.mean()), (Some(4.0), Some(0.0)));
         assert_eq!((late.age.total(), prompt.age.total()), (1, 4));
+    }
+
+    #[test]
+    fn what_is_noted_of_pulls_has_a_bound_and_goes_with_its_worker() {
+        let lateness = Lateness::default();
+        let weights = vec![0.5; SAMPLE];
+        let all = (MOST_BYTES / bytes_of(&weights)) as usize;
+        for i in 0..all + 100 {
+            lateness.pulled(WorkerId(i as u32 % 64), i / 64, Version(0), &weights);
+        }
+        let full = lateness.bytes();
+        assert!(full <= MOST_BYTES && full > MOST_BYTES - 2 * bytes_of(&weights), "{full}");
+        lateness.pulled(WorkerId(3), 0, Version(1), &weights);
+        assert_eq!(lateness.bytes(), full, "a later pull takes the place of the one before");
+        lateness.forget(WorkerId(3));
+        let left = lateness.0.lock().pulled.keys().filter(|(w, _)| *w == WorkerId(3)).count();
+        assert!(left == 0 && lateness.bytes() < full);
+        let counted: u64 = lateness.0.lock().pulled.values().map(|p| bytes_of(&p.sample)).sum();
+        assert_eq!(lateness.bytes(), counted);
+        (0..64).for_each(|w| lateness.forget(WorkerId(w)));
+        assert_eq!(lateness.bytes(), 0);
     }
 
     #[test]

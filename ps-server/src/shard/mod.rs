@@ -9,6 +9,7 @@
 //!
 //! - [`command`]: what may be written to the log, and what applying it gives back.
 //! - [`state`]: the replicated state machine; changes only in `apply`.
+//! - [`begin`]: how it comes to its job; [`configured`]: what is fixed then.
 //! - [`bucket`]: one bucket's weights and optimizer slots.
 //! - [`kept`]: what an algorithm keeps of each worker in a bucket.
 //! - [`members`]: who takes part, and how far each has come.
@@ -27,11 +28,13 @@
 //! Nothing here knows openraft, and nothing but `owner` and `reads` knows a wire type.
 
 pub mod admission;
+pub mod begin;
 pub mod bucket;
 #[cfg(test)]
 mod chunk_properties;
 pub mod chunks;
 pub mod command;
+pub mod configured;
 pub mod cut;
 #[cfg(test)]
 mod cut_properties;

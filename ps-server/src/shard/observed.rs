@@ -1,7 +1,7 @@
 //! A shard whose applying is seen from outside, timed and told of: what is replicated knows no clock and no reader.
 
 use super::{command::Command, lateness::Lateness, state::Shard};
-use crate::raft::{Applied, Change, Outdated, RawImage, Replicated};
+use crate::raft::{Applied, Change, Outdated, RawImage, Replicated, Unable};
 use paraft_common::Payload;
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{collections::BTreeSet, sync::Arc};
@@ -39,17 +39,17 @@ impl Observed {
 }
 
 impl Replicated for Observed {
-    fn apply(&self, change: &Change) -> Applied {
+    fn apply(&self, change: &Change) -> Result<Applied, Unable> {
         let seen = change.proposal().and_then(|p| self.lateness.look(&self.shard, p));
         let begin = Moment::now();
-        let applied = Replicated::apply(&*self.shard, change);
+        let applied = Replicated::apply(&*self.shard, change)?;
         self.note(begin, &[change]);
         self.lateness.look_again(&self.shard, seen);
         self.applied.send_replace(());
-        applied
+        Ok(applied)
     }
 
-    fn apply_run(&self, changes: &[&Change]) -> Vec<Applied> {
+    fn apply_run(&self, changes: &[&Change]) -> Result<Vec<Applied>, Unable> {
         let mut applied = Vec::with_capacity(changes.len());
         let mut rest = changes;
         while !rest.is_empty() {
@@ -65,13 +65,13 @@ impl Replicated for Observed {
             let look = |c: &&Change| c.proposal().and_then(|p| self.lateness.look(&self.shard, p));
             let seen: Vec<_> = changes.iter().map(look).collect();
             let begin = Moment::now();
-            applied.extend(Replicated::apply_run(&*self.shard, changes));
+            applied.extend(Replicated::apply_run(&*self.shard, changes)?);
             self.note(begin, changes);
             seen.into_iter().for_each(|s| self.lateness.look_again(&self.shard, s));
             rest = later;
         }
         self.applied.send_replace(());
-        applied
+        Ok(applied)
     }
 
     fn image(&self) -> RawImage {
@@ -82,10 +82,14 @@ impl Replicated for Observed {
         &self,
         head: &[u8],
         parts: &mut dyn Iterator<Item = Result<Payload, String>>,
-    ) -> Result<(), String> {
+    ) -> Result<(), Unable> {
         self.shard.install_parts(head, parts)?;
         self.applied.send_replace(());
         Ok(())
+    }
+
+    fn room_for(&self, head: &[u8]) -> Result<(), Unable> {
+        self.shard.room_for(head)
     }
 
     fn bytes(&self) -> u64 {

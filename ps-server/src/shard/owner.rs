@@ -294,6 +294,7 @@ impl Owner {
     fn step_down(&mut self) {
         self.counters.leases.lock().clear();
         self.counters.lateness.rest();
+        self.counters.queued.store(0, Relaxed);
         let window = self.lead.take().map_or(0, |l| l.cuts.working.unreplicated());
         if window > 0 {
             let shard = self.shard.id().0;
@@ -442,6 +443,9 @@ impl Owner {
                 let back = self.shard.read(|m| m.members.get(worker).is_some());
                 if let Some(lead) = &mut self.lead {
                     lead.leaving.remove(&worker);
+                }
+                if !back {
+                    self.counters.lateness.forget(worker);
                 }
                 if let Some(lead) = self.lead.as_mut().filter(|_| !back) {
                     lead.absent.remove(&worker);

@@ -270,7 +270,7 @@ proptest! {
             outcomes.push(apply(&a, &p));
             proposals.push(p);
         }
-        let together = proposals.chunks(run).flat_map(|run| b.apply_run(&run.iter().collect::<Vec<_>>()));
+        let together = proposals.chunks(run).flat_map(|run| b.apply_run(&run.iter().collect::<Vec<_>>()).expect("room"));
         let together: Vec<_> = together.map(|o| format!("{o:?}")).collect();
         prop_assert_eq!(together, outcomes);
         prop_assert_eq!(a.image().digest(), b.image().digest());
@@ -394,7 +394,7 @@ fn without_the_record_of_who_pushed_what_the_ledger_would_show_minus_two() {
     let gradient = Gradient { payload: &push.payload, encoding: Encoding::F32, scale: 1.0 };
     let Command::Update { contributions, .. } = &push.command else { panic!("a push is an update") };
     let update = Incoming { job: &conf.job, gradient, contributions, members: 1, gone: &[] };
-    conf.buckets[0].update(update, &conf.replaced);
+    conf.buckets[0].update(update, &conf);
     assert_eq!(weight(&shard), -2.0);
 }
 

@@ -1,21 +1,21 @@
 //! A shard as Raft sees it.
 
 use super::{bucket::Bucket, image::Image, state::Shard};
-use crate::raft::{Applied, Change, Outdated, RawImage, Replicated};
+use crate::raft::{Applied, Change, Outdated, RawImage, Replicated, Unable};
 use paraft_common::Payload;
 
 impl Replicated for Shard {
-    fn apply(&self, change: &Change) -> Applied {
+    fn apply(&self, change: &Change) -> Result<Applied, Unable> {
         match change {
-            Change::Shard(proposal) => Applied::Shard(Shard::apply(self, proposal)),
-            Change::Control(_) | Change::Check => Applied::None,
+            Change::Shard(proposal) => self.carry_out(proposal).map(Applied::Shard),
+            Change::Control(_) | Change::Check => Ok(Applied::None),
         }
     }
 
-    fn apply_run(&self, changes: &[&Change]) -> Vec<Applied> {
+    fn apply_run(&self, changes: &[&Change]) -> Result<Vec<Applied>, Unable> {
         let proposals: Option<Vec<_>> = changes.iter().map(|c| c.proposal()).collect();
         match proposals {
-            Some(p) => Shard::apply_run(self, &p).into_iter().map(Applied::Shard).collect(),
+            Some(p) => Ok(Shard::apply_run(self, &p)?.into_iter().map(Applied::Shard).collect()),
             None => changes.iter().map(|c| Replicated::apply(self, c)).collect(),
         }
     }
@@ -28,12 +28,18 @@ impl Replicated for Shard {
         &self,
         head: &[u8],
         parts: &mut dyn Iterator<Item = Result<Payload, String>>,
-    ) -> Result<(), String> {
-        Shard::install(self, &Image::from_raw(head, parts)?)
+    ) -> Result<(), Unable> {
+        let header = Image::header_of(head)?;
+        let aside = self.set_aside(&header.meta.job)?;
+        self.install_into(aside, &Image::assemble(header, parts)?)
+    }
+
+    fn room_for(&self, head: &[u8]) -> Result<(), Unable> {
+        self.set_aside(&Image::header_of(head)?.meta.job).map(drop)
     }
 
     fn bytes(&self) -> u64 {
-        self.configured().map_or(0, |c| c.bytes)
+        self.configured().map_or(0, |c| c.bytes())
     }
 
     /// A backward pass pushes the last bucket first: what it has not come to yet is next, from its end on.

@@ -4,83 +4,50 @@
 //! commands, deterministically: no clock, no randomness, no map whose order depends on the process.
 
 use super::{
-    bucket::{Bucket, BucketData, Incoming},
+    bucket::Incoming,
     chunks::Chunks,
     command::{Command, Contribution, EvalSums, Evaluated, InitPart, Outcome, Proposal},
     cut::{CutId, Staged},
     form::Form,
     members::Members,
-    replaced::Replaced,
     round::weights,
     several::Several,
 };
+use crate::{raft::Unable, room::Room};
 use paraft_common::{
-    BucketId, Encoding, InForce, LogForm, Mode, ModeChoice, Payload, Seq, SessionId, ShardId, Step,
-    TensorKind, Version, WorkerId,
+    BucketId, Encoding, InForce, LogForm, Mode, Payload, Seq, SessionId, ShardId, Step, TensorKind, Version,
+    WorkerId,
     codec::F32_BYTES,
-    config::{LastEvaluation, ServerJob, Start, Stopping},
+    config::{LastEvaluation, Start, Stopping},
     histogram::DelayHistogram,
     optim::Gradient,
-    placement,
 };
-use parking_lot::RwLock;
+use parking_lot::{MappedRwLockWriteGuard, RwLock, RwLockWriteGuard};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
+pub use super::configured::Configured;
+
 /// A shard. One task applies; any number read.
 #[derive(Debug)]
 pub struct Shard {
     id: ShardId,
     shards: u32,
-    pub(super) meta: RwLock<Meta>,
-    /// The parts of an image cut that waits for its marker.
+    /// One lock for both: who reads clocks and then buckets must not get those of two snapshots.
+    pub(super) state: RwLock<State>,
+    /// The parts of an image cut that waits for its marker. Only who applies looks at it.
     pub(super) staged: RwLock<Option<Staged>>,
-    configured: RwLock<Option<Arc<Configured>>>,
+    pub(super) room: Arc<Room>,
 }
 
-/// What is fixed once the job is known.
-#[derive(Debug)]
-pub struct Configured {
-    /// The job.
-    pub job: ServerJob,
-    /// The shard's buckets, by rising id.
-    pub buckets: Vec<Bucket>,
-    /// Of all buckets: weights and optimizer slots.
-    pub bytes: u64,
-    /// Data of buckets as they were, which somebody still reads.
-    pub(super) replaced: Replaced,
-}
-
-impl Configured {
-    fn new(job: ServerJob, buckets: Vec<Bucket>) -> Self {
-        let mut conf = Self { job, buckets, bytes: 0, replaced: Replaced::default() };
-        let of = |b: &Bucket| (b.spec.len * F32_BYTES * (1 + conf.slots(b.spec.kind))) as u64;
-        conf.bytes = conf.buckets.iter().map(of).sum();
-        conf
-    }
-
-    /// Somebody who reads an earlier state of the buckets has done with one of them.
-    pub(super) fn let_go(&self) {
-        self.replaced.read_on();
-    }
-
-    /// State vectors that the optimizer keeps for a bucket of this kind.
-    pub fn slots(&self, kind: TensorKind) -> usize {
-        if kind == TensorKind::Param { self.job.slots() } else { 0 }
-    }
-
-    /// How pushes of a local bucket carry their values.
-    pub fn encoding(&self, bucket: usize) -> Encoding {
-        self.job.encoding(self.buckets[bucket].spec.kind)
-    }
-
-    /// The position of a bucket among the shard's own.
-    pub fn local(&self, id: BucketId) -> Option<usize> {
-        self.buckets.binary_search_by_key(&id, |b| b.id).ok()
-    }
+/// The job's buckets, and the clocks that say how far they are.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub configured: Option<Arc<Configured>>,
+    pub meta: Meta,
 }
 
 /// The small part of the replicated state.
@@ -129,7 +96,7 @@ pub struct Meta {
 
 impl Meta {
     /// The job goes on from a checkpoint.
-    fn begin_at(&mut self, start: &Start) {
+    pub(super) fn begin_at(&mut self, start: &Start) {
         let s = &start.stopping;
         if let Some(chunks) = &mut self.chunks {
             chunks.begin_at(start.epochs);
@@ -222,7 +189,7 @@ impl Update<'_> {
         let gradient = Gradient { payload: &payload, encoding, scale: self.factor };
         let (members, gone) = (self.members, self.gone.as_slice());
         let update = Incoming { job: &conf.job, gradient, contributions, members, gone };
-        bucket.update(update, &conf.replaced)
+        bucket.update(update, conf)
     }
 
     /// Payload bytes of the pushes, as their workers sent them.
@@ -242,7 +209,12 @@ impl Update<'_> {
 impl Shard {
     /// An empty shard, number `id` of `shards`.
     pub fn new(id: ShardId, shards: u32) -> Self {
-        Self { id, shards, meta: RwLock::default(), staged: RwLock::default(), configured: RwLock::new(None) }
+        Self::within(Room::unlimited(), id, shards)
+    }
+
+    /// As [`Self::new`], on a server with so much room.
+    pub fn within(room: Arc<Room>, id: ShardId, shards: u32) -> Self {
+        Self { id, shards, state: RwLock::default(), staged: RwLock::default(), room }
     }
 
     /// Its number.
@@ -257,12 +229,29 @@ impl Shard {
 
     /// The job and the buckets, once there are any.
     pub fn configured(&self) -> Option<Arc<Configured>> {
-        self.configured.read().clone()
+        self.state.read().configured.clone()
     }
 
     /// Reads the small state; `f` must be quick, the next apply waits for it.
     pub fn read<T>(&self, f: impl FnOnce(&Meta) -> T) -> T {
-        f(&self.meta.read())
+        f(&self.state.read().meta)
+    }
+
+    /// Reads the small state and the buckets that belong to it, as they are at one moment: after a snapshot was installed,
+    /// buckets that were asked for before would be older than the clocks. `f` must be quick.
+    pub fn view<T>(&self, f: impl FnOnce(Option<&Arc<Configured>>, &Meta) -> T) -> T {
+        let state = self.state.read();
+        f(state.configured.as_ref(), &state.meta)
+    }
+
+    /// Bytes of the parts of an image cut that wait for its marker.
+    pub fn staged_bytes(&self) -> u64 {
+        let of = |s: &Staged| s.vectors.iter().map(|(_, v)| (v.len() * F32_BYTES) as u64).sum();
+        self.staged.read().as_ref().map_or(0, of)
+    }
+
+    pub(super) fn meta_mut(&self) -> MappedRwLockWriteGuard<'_, Meta> {
+        RwLockWriteGuard::map(self.state.write(), |s| &mut s.meta)
     }
 
     /// Sum of the buckets' versions: the number of updates applied to the shard.
@@ -270,38 +259,49 @@ impl Shard {
         self.configured().map_or(0, |c| c.buckets.iter().map(|b| b.version().0).sum())
     }
 
-    /// Applies one committed proposal. The only place where the replicated state changes.
+    /// As [`Self::carry_out`], for who has no replica to stop: what this host cannot do is refused.
     pub fn apply(&self, proposal: &Proposal) -> Outcome {
-        match &proposal.command {
-            Command::Configure { job } => self.configure(job),
-            Command::Init { bucket, part } => self.init(*bucket, *part, &proposal.payload),
+        self.carry_out(proposal).unwrap_or_else(|e| Outcome::Refused(e.to_string()))
+    }
+
+    /// Applies one committed proposal. The only place where the replicated state changes.
+    ///
+    /// # Errors
+    /// This host cannot do it. Other replicas may have done it: this one must not go on.
+    pub fn carry_out(&self, proposal: &Proposal) -> Result<Outcome, Unable> {
+        Ok(match &proposal.command {
+            Command::Configure { job } => self.configure(job)?,
+            Command::Admit { form, job } => self.admit(*form, job)?,
+            Command::Init { bucket, part } => self.init(*bucket, *part, &proposal.payload)?,
             Command::Join { worker } => self.join(*worker),
             Command::Leave { worker, session } => {
-                let mut meta = self.meta.write();
+                let state = &mut *self.state.write();
+                let meta = &mut state.meta;
                 let unfinished = meta.members.in_session(*worker, *session).is_some_and(|m| !m.finished);
                 if meta.members.leave(*worker, *session) {
                     meta.workers_lost += u64::from(unfinished);
                     meta.give_back(*worker);
                     meta.settle_chunks();
                 }
-                Outcome::Evaluated(self.close_evaluations(&mut meta))
+                Outcome::Evaluated(close_evaluations(state))
             }
             Command::Advance { worker, session, step } => {
-                if let Some(m) = self.meta.write().members.in_session_mut(*worker, *session) {
+                if let Some(m) = self.meta_mut().members.in_session_mut(*worker, *session) {
                     m.steps.iter_mut().for_each(|s| *s = (*s).max(*step));
                 }
                 Outcome::Done
             }
             Command::Finish { worker, session } => {
-                let mut meta = self.meta.write();
+                let state = &mut *self.state.write();
+                let meta = &mut state.meta;
                 if let Some(m) = meta.members.in_session_mut(*worker, *session) {
                     m.finished = true;
                     meta.give_back(*worker);
                     meta.settle_chunks();
                 }
-                Outcome::Evaluated(self.close_evaluations(&mut meta))
+                Outcome::Evaluated(close_evaluations(state))
             }
-            Command::Update { .. } => self.update(proposal),
+            Command::Update { .. } => self.update(proposal)?,
             Command::Pull { worker, session, buckets } => self.pull(*worker, *session, buckets),
             Command::SwitchMode { number, mode, after, auto } => {
                 self.switch_mode(*number, *mode, *after, *auto)
@@ -313,15 +313,17 @@ impl Shard {
                 self.cut(*cut, *after, *parts, buckets, record)
             }
             Command::Report { worker, session, epoch, sums } => {
-                let mut meta = self.meta.write();
+                let state = &mut *self.state.write();
+                let meta = &mut state.meta;
                 if meta.members.in_session(*worker, *session).is_none() {
-                    return Outcome::Evaluated(Vec::new());
+                    return Ok(Outcome::Evaluated(Vec::new()));
                 }
                 if let Some(last) = meta.evaluated.filter(|last| *epoch <= last.epoch)
                     && !meta.evaluations.contains_key(epoch)
                 {
                     // Complete already. The answer may have been lost with a leader, so the latest is repeated.
-                    return Outcome::Evaluated((last.epoch == *epoch).then_some(last).into_iter().collect());
+                    let again = (last.epoch == *epoch).then_some(last);
+                    return Ok(Outcome::Evaluated(again.into_iter().collect()));
                 }
                 let open = meta.evaluations.entry(*epoch).or_default();
                 if open.from.insert(*worker) {
@@ -333,10 +335,10 @@ impl Shard {
                 if meta.evaluations.len() > MAX_OPEN_EVALUATIONS {
                     meta.evaluations.pop_first();
                 }
-                Outcome::Evaluated(self.close_evaluations(&mut meta))
+                Outcome::Evaluated(close_evaluations(state))
             }
             Command::Take { worker, session, request, epoch, done } => {
-                let meta = &mut *self.meta.write();
+                let meta = &mut *self.meta_mut();
                 if meta.members.in_session(*worker, *session).is_some_and(|m| !m.finished)
                     && let Some(chunks) = &mut meta.chunks
                 {
@@ -346,45 +348,14 @@ impl Shard {
                 Outcome::Done
             }
             Command::Rest { worker, session } => {
-                self.meta.write().members.rest(*worker, *session);
+                self.meta_mut().members.rest(*worker, *session);
                 Outcome::Done
             }
             Command::Resume { worker, session, level } => {
-                let clock = self.meta.write().members.resume(*worker, *session, *level);
+                let clock = self.meta_mut().members.resume(*worker, *session, *level);
                 clock.map_or(Outcome::Done, |clock| Outcome::Resumed { clock })
             }
-        }
-    }
-
-    fn configure(&self, text: &str) -> Outcome {
-        let mut meta = self.meta.write();
-        if !meta.job.is_empty() {
-            return if meta.job == text {
-                Outcome::Done
-            } else {
-                Outcome::Refused("another job is configured".into())
-            };
-        }
-        match ServerJob::from_toml(text) {
-            Err(e) => Outcome::Refused(e.to_string()),
-            Ok(job) => {
-                let layout = job.layout();
-                let buckets = placement::buckets_of(&layout, self.id, self.shards)
-                    .into_iter()
-                    .map(|(id, spec)| Bucket::new(id, spec, &job))
-                    .collect();
-                meta.job = text.to_string();
-                let auto = job.mode == ModeChoice::Auto && self.id == ShardId(0);
-                meta.in_force = InForce::first(job.first_mode(), auto.then(|| job.auto.loosest()));
-                meta.form = if job.begins_with_images() { Form::Images } else { Form::Updates };
-                meta.chunks = job.chunks.filter(|_| self.id == ShardId(0)).map(Chunks::new);
-                if let Some(start) = &job.start {
-                    meta.begin_at(start);
-                }
-                *self.configured.write() = Some(Arc::new(Configured::new(job, buckets)));
-                Outcome::Done
-            }
-        }
+        })
     }
 
     fn pull(&self, worker: WorkerId, session: SessionId, buckets: &[BucketId]) -> Outcome {
@@ -394,14 +365,14 @@ impl Shard {
         if self.read(|m| m.members.in_session(worker, session).is_some()) {
             let locals = buckets.iter().filter_map(|id| conf.local(*id)).map(|b| &conf.buckets[b]);
             let trained = locals.filter(|b| b.spec.kind == TensorKind::Param);
-            trained.for_each(|b| b.record_pull(worker, &conf.replaced));
+            trained.for_each(|b| b.record_pull(worker, &conf));
         }
         Outcome::Done
     }
 
     fn switch_mode(&self, number: u64, mode: Mode, after: Step, auto: Option<Mode>) -> Outcome {
         let Some(conf) = self.configured() else { return Outcome::Refused("no job is configured".into()) };
-        let mut meta = self.meta.write();
+        let mut meta = self.meta_mut();
         if number <= meta.in_force.number {
             return Outcome::Done;
         }
@@ -426,25 +397,27 @@ impl Shard {
             return Outcome::Refused("the job has fixed its form".into());
         }
         *self.staged.write() = None;
-        self.meta.write().form = form;
+        self.meta_mut().form = form;
         Outcome::Done
     }
 
-    fn init(&self, id: BucketId, part: InitPart, payload: &Payload) -> Outcome {
-        match self.pushes(id, payload, Encoding::F32, &[]) {
+    fn init(&self, id: BucketId, part: InitPart, payload: &Payload) -> Result<Outcome, Unable> {
+        let (conf, i, _) = match self.pushes(id, payload, Encoding::F32, &[]) {
+            Ok(fits) => fits,
+            Err(e) => return Ok(Outcome::Refused(e)),
+        };
+        conf.buckets[i].allocate(&self.room)?;
+        Ok(match conf.buckets[i].init(&conf.job, part, payload) {
+            Ok(()) => Outcome::Done,
             Err(e) => Outcome::Refused(e),
-            Ok((conf, i, _)) => match conf.buckets[i].init(&conf.job, part, payload) {
-                Ok(()) => Outcome::Done,
-                Err(e) => Outcome::Refused(e),
-            },
-        }
+        })
     }
 
     fn join(&self, worker: WorkerId) -> Outcome {
         let Some(conf) = self.configured() else {
             return Outcome::Refused("no job is configured".into());
         };
-        let mut meta = self.meta.write();
+        let mut meta = self.meta_mut();
         meta.sessions += 1;
         let session = SessionId(meta.sessions);
         if meta.members.get(worker).is_some_and(|m| !m.finished) {
@@ -459,7 +432,10 @@ impl Shard {
 
     /// Applies proposals that follow each other, with the outcomes of applying one after the other. Updates of different
     /// buckets touch nothing in common but counts, so those that lie next to each other run on all cores.
-    pub fn apply_run(&self, proposals: &[&Proposal]) -> Vec<Outcome> {
+    ///
+    /// # Errors
+    /// As [`Self::carry_out`]; the proposals before may have been applied.
+    pub fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, Unable> {
         let mut outcomes = Vec::with_capacity(proposals.len());
         let mut rest = proposals;
         while let [first, ..] = rest {
@@ -467,11 +443,11 @@ impl Shard {
             let apart = |p: &&&Proposal| matches!(p.command, Command::Update { bucket, .. } if buckets.insert(bucket));
             let run = rest.iter().take_while(apart).count();
             if run < 2 || !self.is_large(&rest[..run]) {
-                outcomes.push(self.apply(first));
+                outcomes.push(self.carry_out(first)?);
                 rest = &rest[1..];
                 continue;
             }
-            let begun: Vec<_> = rest[..run].iter().map(|p| self.begin_update(p)).collect();
+            let begun: Vec<_> = rest[..run].iter().map(|p| self.begin_update(p)).collect::<Result<_, _>>()?;
             let mut versions = vec![Version(0); run];
             rayon::in_place_scope(|s| {
                 let mut jobs =
@@ -488,7 +464,7 @@ impl Shard {
             }));
             rest = &rest[run..];
         }
-        outcomes
+        Ok(outcomes)
     }
 
     /// Whether updates touch so much that several threads are worth while: their payloads, or what they are decoded to.
@@ -502,15 +478,24 @@ impl Shard {
         updates.iter().map(touched).sum::<usize>() >= PARALLEL_BYTES
     }
 
-    fn update(&self, proposal: &Proposal) -> Outcome {
-        match self.begin_update(proposal) {
+    fn update(&self, proposal: &Proposal) -> Result<Outcome, Unable> {
+        Ok(match self.begin_update(proposal)? {
             Ok(update) => self.end_update(&update, update.run()),
             Err(outcome) => outcome,
-        }
+        })
     }
 
     /// Decides over an update; the outcome, where it changes nothing.
-    fn begin_update<'a>(&self, proposal: &'a Proposal) -> Result<Update<'a>, Outcome> {
+    fn begin_update<'a>(&self, proposal: &'a Proposal) -> Result<Result<Update<'a>, Outcome>, Unable> {
+        let update = self.decide_update(proposal);
+        if let Ok(update) = &update {
+            // As a rule its initial weights are in.
+            update.conf.buckets[update.b].allocate(&self.room)?;
+        }
+        Ok(update)
+    }
+
+    fn decide_update<'a>(&self, proposal: &'a Proposal) -> Result<Update<'a>, Outcome> {
         let Command::Update { bucket: id, contributions, encoding, factor, closes } = &proposal.command
         else {
             return Err(Outcome::Refused("no update".into()));
@@ -520,7 +505,7 @@ impl Shard {
             self.pushes(*id, &proposal.payload, encoding, contributions).map_err(Outcome::Refused)?;
         let bucket = &conf.buckets[b];
         let (members, gone) = {
-            let mut meta = self.meta.write();
+            let mut meta = self.meta_mut();
             // The last line of defence for exactly-once: whatever the leader proposed, an update that holds a
             // push which is in already changes nothing.
             let member = |c: &Contribution| meta.members.in_session(c.worker, c.session);
@@ -545,7 +530,7 @@ impl Shard {
     fn end_update(&self, update: &Update<'_>, version: Version) -> Outcome {
         let Update { b, contributions, before, .. } = update;
         let b = *b;
-        let mut meta = self.meta.write();
+        let mut meta = self.meta_mut();
         meta.bytes_pushed += update.pushed();
         for c in *contributions {
             // Each of them is in the weights, also that of a worker that has left since its round was closed.
@@ -595,79 +580,39 @@ impl Shard {
         Ok((conf, i, held))
     }
 
-    /// Closes the evaluations for which nobody active is missing, and applies the early-stopping rule.
-    fn close_evaluations(&self, meta: &mut Meta) -> Vec<Evaluated> {
-        let missing = |open: &OpenEvaluation, members: &Members| {
-            members.unfinished().any(|(w, _)| !open.from.contains(&w))
-        };
-        let done: Vec<u64> =
-            meta.evaluations.iter().filter(|(_, o)| !missing(o, &meta.members)).map(|(e, _)| *e).collect();
-        let rule = self.configured().and_then(|c| c.job.early_stop);
-        done.into_iter()
-            .filter_map(|epoch| {
-                let sums = meta.evaluations.remove(&epoch)?.sums;
-                let loss = sums.loss_sum / sums.count.max(1) as f64;
-                if let Some(rule) = rule {
-                    let (best, bad) = meta.best.unwrap_or((f64::INFINITY, 0));
-                    meta.best = Some(if loss < best - rule.min_delta { (loss, 0) } else { (best, bad + 1) });
-                    meta.stop |= meta.best.is_some_and(|(_, bad)| bad >= rule.patience);
-                }
-                let complete = Evaluated { epoch, sums, stop: meta.stop };
-                if meta.evaluated.is_none_or(|last| last.epoch < epoch) {
-                    meta.evaluated = Some(complete);
-                }
-                Some(complete)
-            })
-            .collect()
-    }
-
     /// A consistent copy of the whole state; the bulk is shared until the next update (copy on write). Only the
     /// task that applies may call it.
     pub fn image(&self) -> super::image::Image {
-        let buckets = self.configured().map(|c| c.buckets.iter().map(|b| b.image()).collect());
         let staged = self.staged.read().clone();
-        super::image::Image { meta: self.meta.read().clone(), buckets: buckets.unwrap_or_default(), staged }
+        self.view(|conf, meta| {
+            let buckets = conf.map(|c| c.buckets.iter().map(|b| b.image()).collect());
+            super::image::Image { meta: meta.clone(), buckets: buckets.unwrap_or_default(), staged }
+        })
     }
+}
 
-    /// Replaces the whole state by a snapshot's.
-    pub fn install(&self, image: &super::image::Image) -> Result<(), String> {
-        let configured = if image.meta.job.is_empty() {
-            None
-        } else {
-            let job = ServerJob::from_toml(&image.meta.job).map_err(|e| e.to_string())?;
-            let places = placement::buckets_of(&job.layout(), self.id, self.shards);
-            let slots = |kind| if kind == TensorKind::Param { job.slots() } else { 0 };
-            let (keeps, own_slots) = (job.keeps(), job.on_shard().slots());
-            let own = |kind| if kind == TensorKind::Param && keeps.own_slots { own_slots } else { 0 };
-            let fits = places.len() == image.buckets.len()
-                && places.iter().zip(&image.buckets).all(|((_, s), d)| {
-                    s.len == d.weights.len()
-                        && slots(s.kind) == d.slots.len()
-                        && d.kept.values().all(|k| k.fits(s.len, keeps.pulled, own(s.kind)))
-                })
-                && image.meta.chunks.as_ref().map(Chunks::plan)
-                    == job.chunks.filter(|_| self.id == ShardId(0))
-                && image.meta.members.iter().all(|(_, m)| {
-                    let taken = if job.round.passes_over() { places.len() } else { 0 };
-                    m.steps.len() == places.len() && m.taken.len() == taken
-                });
-            if !fits {
-                return Err(format!("the snapshot of {} does not fit its job's buckets", self.id));
+/// Closes the evaluations for which nobody active is missing, and applies the early-stopping rule.
+fn close_evaluations(state: &mut State) -> Vec<Evaluated> {
+    let State { configured, meta } = state;
+    let missing =
+        |open: &OpenEvaluation, members: &Members| members.unfinished().any(|(w, _)| !open.from.contains(&w));
+    let done: Vec<u64> =
+        meta.evaluations.iter().filter(|(_, o)| !missing(o, &meta.members)).map(|(e, _)| *e).collect();
+    let rule = configured.as_ref().and_then(|c| c.job.early_stop);
+    done.into_iter()
+        .filter_map(|epoch| {
+            let sums = meta.evaluations.remove(&epoch)?.sums;
+            let loss = sums.loss_sum / sums.count.max(1) as f64;
+            if let Some(rule) = rule {
+                let (best, bad) = meta.best.unwrap_or((f64::INFINITY, 0));
+                meta.best = Some(if loss < best - rule.min_delta { (loss, 0) } else { (best, bad + 1) });
+                meta.stop |= meta.best.is_some_and(|(_, bad)| bad >= rule.patience);
             }
-            let buckets = places
-                .into_iter()
-                .zip(&image.buckets)
-                .map(|((id, spec), d): (_, &Arc<BucketData>)| Bucket::with_data(id, spec, d.clone()))
-                .collect();
-            let conf = Configured::new(job, buckets);
-            if !image.staged.as_ref().is_none_or(|s| s.fits(&conf)) {
-                return Err(format!("the snapshot of {} holds a part of a cut that does not fit", self.id));
+            let complete = Evaluated { epoch, sums, stop: meta.stop };
+            if meta.evaluated.is_none_or(|last| last.epoch < epoch) {
+                meta.evaluated = Some(complete);
             }
-            Some(Arc::new(conf))
-        };
-        *self.staged.write() = image.staged.clone().filter(|_| configured.is_some());
-        *self.configured.write() = configured;
-        *self.meta.write() = image.meta.clone();
-        Ok(())
-    }
+            Some(complete)
+        })
+        .collect()
 }

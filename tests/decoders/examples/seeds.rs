@@ -351,7 +351,7 @@ fn control_state() {
     let (agreed, mut log) = (Agreed::default(), Seed::default().part(&[]));
     for command in control_commands() {
         log = log.part(&header::encode(&command).expect("small"));
-        agreed.apply(&Change::Control(command));
+        agreed.apply(&Change::Control(command)).expect("applied");
     }
     write("control_state", "commands", &log.0);
     let join = header::encode(&Control::Join { address: "d:1".into() }).expect("small");

@@ -45,7 +45,7 @@ pub fn control_state(data: &[u8]) {
     }
     while !input.is_empty() {
         if let Ok(command) = header::decode::<Command>(input.part()) {
-            agreed.apply(&Change::Control(command));
+            agreed.apply(&Change::Control(command)).expect("it needs no memory to speak of");
         }
     }
     there_and_back(&agreed, &Agreed::default());
@@ -90,14 +90,16 @@ trait InstallRaw {
 
 impl InstallRaw for Shard {
     fn install_raw(&self, raw: &RawImage) -> Result<(), String> {
-        Replicated::install(self, raw)
+        Replicated::install(self, raw).map_err(|e| e.to_string())
     }
 }
 
 /// Not a job whose weights fill the memory of the fuzzer: servers take jobs of up to 64 GiB.
 fn is_small(proposal: &Proposal) -> bool {
-    let shard::Command::Configure { job } = &proposal.command else { return true };
-    ServerJob::from_toml(job).is_ok_and(|j| j.params_len + j.buffers_len <= 1 << 16)
+    let (shard::Command::Configure { job } | shard::Command::Admit { job, .. }) = &proposal.command else {
+        return true;
+    };
+    ServerJob::decode(job).is_ok_and(|j| j.params_len + j.buffers_len <= 1 << 16)
 }
 
 const FOLDER: &str = "/data/shard-0";

@@ -9,7 +9,7 @@
 
 use super::{ConnId, Owner, REFIND};
 use paraft_common::WorkerId;
-use std::time::Duration;
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 use tokio::time::Instant;
 
 /// Quarters of a lease that may pass in silence.
@@ -40,6 +40,9 @@ impl Owner {
         });
         left.extend(lead.absent.iter().map(|(w, until)| (*w, until.saturating_duration_since(now))));
         *self.counters.leases.lock() = left;
+        let arrived = lead.arrived.values().map(|(_, bytes)| bytes).sum::<u64>();
+        let early = lead.early.values().flat_map(|e| e.values()).map(|q| q.payload.len() as u64);
+        self.counters.queued.store(arrived + early.sum::<u64>(), Relaxed);
         for (worker, conn) in over {
             let lease = conf.job.lease();
             tracing::warn!(

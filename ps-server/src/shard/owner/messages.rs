@@ -39,7 +39,7 @@ pub enum Event {
         worker: WorkerId,
         /// The session to take up again, or none.
         session: Option<SessionId>,
-        /// TOML of the job.
+        /// The job as it is running, or, where none is, as it goes to the log: checked, and admitted by the servers.
         job: String,
         /// What its reader hears.
         life: Arc<Life>,
@@ -242,6 +242,8 @@ pub struct Counters {
     /// Payload of entries proposed to the log.
     pub bytes_logged: AtomicU64,
     pub cuts: AtomicU64,
+    /// Bytes of pushes that the leader holds, open rounds and those that came early; looked at four times a lease.
+    pub queued: AtomicU64,
     /// What is left of each member's lease, to a quarter of it; empty where this replica does not lead.
     pub leases: Mutex<BTreeMap<WorkerId, Duration>>,
     /// How late the pushes were that were applied while this replica led.

@@ -1,7 +1,7 @@
 //! Streams of workers: opening, attaching, losing them.
 
 use super::{ConnId, Event, Finished, Owner, Purpose, Reply, Stream};
-use crate::shard::command::Command;
+use crate::shard::{begin::JOB_FORM, command::Command};
 use futures::FutureExt;
 use paraft_common::{SessionId, WorkerId, config::ServerJob};
 use paraft_proto::{Refusal, RefusalKind};
@@ -23,7 +23,7 @@ impl Owner {
                     };
                     self.refuse(conn, refusal.into());
                 } else if self.shard.read(|m| m.job.is_empty()) {
-                    let command = Command::Configure { job: job.clone() };
+                    let command = Command::Admit { form: JOB_FORM, job: job.clone() };
                     self.propose(Purpose::Configure { conn, job }, command.into()).await;
                 } else {
                     self.open_configured(conn, &job).await;
@@ -81,12 +81,12 @@ impl Owner {
     }
 
     pub(super) fn same_job(&self, asked: &str) -> Result<(), RefusalKind> {
-        let running = self.shard.read(|m| m.job.clone());
-        if running == asked {
+        if self.shard.read(|m| m.job == asked) {
             return Ok(());
         }
-        let asked = ServerJob::from_toml(asked).map_err(|e| RefusalKind::BadJob(e.to_string()))?;
-        let name = self.shard.configured().map(|c| c.job.name.clone()).unwrap_or_default();
+        let asked = ServerJob::decode(asked).map_err(|e| RefusalKind::BadJob(e.to_string()))?;
+        let Some(conf) = self.shard.configured().filter(|c| c.job != asked) else { return Ok(()) };
+        let (name, running) = (conf.job.name.clone(), conf.job.to_toml().unwrap_or_default());
         let line = |text: &str, other: &str| {
             text.lines().find(|l| !other.lines().any(|o| o == *l)).map(str::to_string)
         };

@@ -129,7 +129,7 @@ impl Cluster {
         for _ in 0..count {
             let Some(entry) = g.open.pop_front() else { return };
             match &entry.change {
-                Some(change) => _ = Replicated::apply(&g.truth, change),
+                Some(change) => _ = Replicated::apply(&g.truth, change).expect("memory has no end"),
                 None => g.first = Some(g.committed.len() + 1),
             }
             g.committed.push(entry);
@@ -145,7 +145,9 @@ impl Cluster {
             let at = g.nodes[node].applied;
             let Some(entry) = g.committed.get(at).cloned() else { break };
             let n = &mut g.nodes[node];
-            let applied = entry.change.map_or(Applied::None, |c| Replicated::apply(&*n.shard, &c));
+            let applied = entry
+                .change
+                .map_or(Applied::None, |c| Replicated::apply(&*n.shard, &c).expect("memory has no end"));
             n.applied += 1;
             let (from, life, number) = entry.source;
             if (from, life) == (node, n.life)

@@ -1,0 +1,251 @@
+//! How much memory a job needs of a server that holds a replica of a shard, at most. Pure: what a server has is asked
+//! elsewhere.
+//!
+//! The parts are the bounds of ARCHITECTURE's invariant 4, so that what is admitted here stays below them:
+//!
+//! | part | bytes |
+//! |---|---|
+//! | weights | 4 for each value |
+//! | slots | as many for each state vector of the optimizer and the algorithm |
+//! | kept | what the algorithm keeps of each worker: a copy of the weights, or the optimizer's state, for each |
+//! | staged | a job with image cuts: the working copies of a leader, or the parts of a cut, both at most the state again |
+//! | log | as much as the state, from 32 MiB to 256 MiB (on disk to 64 MiB: the rest is read back) |
+//! | copies | what is replaced while somebody reads it: 1 GiB or a sixteenth of the state, and not more than the state |
+//! | queued | pushes that the leader holds: a worker's window, or its share of the shard where that is less, for each |
+//! | tables | who has pushed and pulled what: 24 bytes for each worker and bucket, and 4 KiB up to 64 MiB in all |
+
+use crate::{config::ServerJob, encoding::Encoding, id::ShardId, layout::TensorKind};
+use std::{fmt, iter::Sum, ops::Add};
+
+const F32: u64 = 4;
+const MIB: u64 = 1 << 20;
+/// A worker's payload that is not acknowledged (`paraft_proto::limits::PUSH_WINDOW_BYTES`).
+const WINDOW: u64 = 64 * MIB;
+/// Of what a leader notes of pulls (`shard/lateness.rs`).
+const NOTED: u64 = 64 * MIB;
+/// For each worker and bucket of it.
+const NOTE: u64 = 4 << 10;
+
+/// Bytes, by what they are for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // the table above
+pub struct Need {
+    pub weights: u64,
+    pub slots: u64,
+    pub kept: u64,
+    pub staged: u64,
+    pub log: u64,
+    pub copies: u64,
+    pub queued: u64,
+    pub tables: u64,
+}
+
+impl Need {
+    /// Of one replica of a shard of `shards`. A shard that holds no bucket of the job needs nothing.
+    pub fn of(job: &ServerJob, shard: ShardId, shards: u32) -> Self {
+        let (params, buffers, buckets) = held(job, shard, shards);
+        let values = params + buffers;
+        if values == 0 {
+            return Self::default();
+        }
+        let (workers, keeps) = (u64::from(job.workers), job.keeps());
+        let weights = values * F32;
+        let slots = params * F32 * job.slots() as u64;
+        // A round of several has state of its own, the fleet's, beside that of workers.
+        let own = if keeps.own_slots { job.on_shard().slots() as u64 * (workers + 1) } else { 0 };
+        let pulled = if keeps.pulled { workers } else { 0 };
+        let kept = (params * F32).saturating_mul(own + pulled);
+        let state = weights.saturating_add(slots).saturating_add(kept);
+        let log = state.clamp(32 * MIB, if job.durability.on_disk() { 64 } else { 256 } * MIB);
+        let encoded = |kind: TensorKind, values: u64| match job.encoding(kind) {
+            Encoding::F32 => values * F32,
+            other => other.encoded_len(usize::try_from(values).unwrap_or(usize::MAX)) as u64,
+        };
+        let pushed = encoded(TensorKind::Param, params) + encoded(TensorKind::Buffer, buffers);
+        // A step's pushes wait for the norm of all of them where that clips; else a worker has a window, for all shards.
+        let window =
+            if job.clip.norm.is_some() { u64::MAX } else { WINDOW.div_ceil(u64::from(shards.max(1))) };
+        let noted = workers.saturating_mul(buckets);
+        Self {
+            weights,
+            slots,
+            kept,
+            staged: if job.begins_with_images() { state } else { 0 },
+            log,
+            copies: state.min((1024 * MIB).max(state / 16)),
+            queued: pushed.min(window).saturating_mul(workers),
+            tables: noted.saturating_mul(24).saturating_add(noted.saturating_mul(NOTE).min(NOTED)),
+        }
+    }
+
+    /// Of several shards on one server.
+    pub fn of_all(job: &ServerJob, held: impl IntoIterator<Item = ShardId>, shards: u32) -> Self {
+        held.into_iter().map(|shard| Self::of(job, shard, shards)).sum()
+    }
+
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.parts().iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+
+    /// By name, in the order of the table.
+    pub fn parts(&self) -> [(&'static str, u64); 8] {
+        [
+            ("weights", self.weights),
+            ("slots", self.slots),
+            ("kept", self.kept),
+            ("staged", self.staged),
+            ("log", self.log),
+            ("copies", self.copies),
+            ("queued", self.queued),
+            ("tables", self.tables),
+        ]
+    }
+}
+
+impl Add for Need {
+    type Output = Need;
+
+    fn add(self, other: Need) -> Need {
+        Need {
+            weights: self.weights.saturating_add(other.weights),
+            slots: self.slots.saturating_add(other.slots),
+            kept: self.kept.saturating_add(other.kept),
+            staged: self.staged.saturating_add(other.staged),
+            log: self.log.saturating_add(other.log),
+            copies: self.copies.saturating_add(other.copies),
+            queued: self.queued.saturating_add(other.queued),
+            tables: self.tables.saturating_add(other.tables),
+        }
+    }
+}
+
+impl Sum for Need {
+    fn sum<I: Iterator<Item = Need>>(all: I) -> Need {
+        all.fold(Need::default(), Add::add)
+    }
+}
+
+/// `96.0 GiB (weights 64.0 GiB, slots 32.0 GiB)`; parts of less than a hundredth are left out.
+impl fmt::Display for Need {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let total = self.total();
+        write!(f, "{}", Bytes(total))?;
+        let parts = self.parts().into_iter().filter(|(_, bytes)| *bytes > 0 && *bytes >= total / 100);
+        for (i, (name, bytes)) in parts.enumerate() {
+            write!(f, "{}{name} {}", if i == 0 { " (" } else { ", " }, Bytes(bytes))?;
+        }
+        if total > 0 { f.write_str(")") } else { Ok(()) }
+    }
+}
+
+/// A number of bytes for people: `4.1 GiB`, `310 B`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit =
+            [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)].into_iter().find(|(_, s)| self.0 >> s > 0);
+        match unit {
+            Some((name, shift)) => write!(f, "{:.1} {name}", self.0 as f64 / (1u64 << shift) as f64),
+            None => write!(f, "{} B", self.0),
+        }
+    }
+}
+
+/// Trained values, running statistics and buckets of a shard: what [`crate::placement::buckets_of`] adds up to, without
+/// a list as long as the job.
+fn held(job: &ServerJob, shard: ShardId, shards: u32) -> (u64, u64, u64) {
+    let (len, shards, shard) = (job.bucket_len.max(1) as u64, u64::from(shards.max(1)), u64::from(shard.0));
+    let of = |first: u64, values: u64| {
+        let end = first + values.div_ceil(len);
+        // Buckets of `first..end` whose number leaves `shard`.
+        let below = |n: u64| (n + shards - 1 - shard % shards) / shards;
+        let count = below(end) - below(first);
+        let last_is_here = end > first && (end - 1) % shards == shard;
+        let missing = if last_is_here { (end - first) * len - values } else { 0 };
+        (count * len - missing, count)
+    };
+    if shard >= shards {
+        return (0, 0, 0);
+    }
+    let (params, buffers) = (job.params_len as u64, job.buffers_len as u64);
+    let (params_here, of_params) = of(0, params);
+    let (buffers_here, of_buffers) = of(params.div_ceil(len), buffers);
+    (params_here, buffers_here, of_params + of_buffers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{consistency::Mode, durability::Durability, optim::OptimizerConfig, placement::buckets_of};
+    use proptest::prelude::*;
+
+    fn job(params_len: usize, bucket_len: usize) -> ServerJob {
+        ServerJob::new("need", Mode::Bsp, params_len, bucket_len)
+    }
+
+    fn adam() -> OptimizerConfig {
+        toml::from_str("kind = \"adam\"\nlr = 0.1").expect("valid")
+    }
+
+    #[test]
+    fn the_largest_job_with_adam_says_what_it_is_for() {
+        let job = ServerJob { optimizer: adam(), ..job(1 << 34, 1 << 18) };
+        let need = Need::of_all(&job, (0..3).map(ShardId), 3);
+        assert_eq!((need.weights, need.slots), (64 << 30, 128 << 30));
+        let text = need.to_string();
+        assert!(text.contains("weights 64.0 GiB, slots 128.0 GiB"), "{text}");
+        assert!(need.total() > 192 << 30);
+    }
+
+    #[test]
+    fn what_is_kept_of_workers_counts_for_each() {
+        let kept = |algorithm: &str| {
+            let job = ServerJob {
+                optimizer: adam(),
+                workers: 8,
+                mode: Mode::Asp.into(),
+                algorithm: toml::from_str(algorithm).expect("valid"),
+                ..job(1 << 20, 1 << 18)
+            };
+            Need::of(&job, ShardId(0), 1).kept
+        };
+        assert_eq!(kept("kind = \"asgd\""), 0);
+        assert_eq!(kept("kind = \"dc-asgd-c\"\nlambda = 0.1"), 8 * (4 << 20));
+        assert_eq!(kept("kind = \"multi-asgd\""), 9 * 2 * (4 << 20), "of the fleet too");
+    }
+
+    #[test]
+    fn the_log_and_the_copies_are_bounded_and_a_shard_without_buckets_needs_nothing() {
+        let small = Need::of(&job(10, 4), ShardId(0), 1);
+        assert_eq!((small.log, small.copies), (32 << 20, 40), "a log is that long before it is cut");
+        let disk = ServerJob { durability: Durability::QuorumDisk, ..job(1 << 32, 1 << 18) };
+        assert_eq!(Need::of(&disk, ShardId(0), 1).log, 64 << 20);
+        let large = Need::of(&job(1 << 32, 1 << 18), ShardId(0), 1);
+        assert_eq!((large.log, large.copies), (256 << 20, 1 << 30));
+        assert_eq!(Need::of(&job(10, 16), ShardId(1), 2), Need::default());
+    }
+
+    #[test]
+    fn bytes_are_written_with_the_unit_that_fits() {
+        let all = [310, 2048, 5 << 20, (4 << 30) + (100 << 20), 3 << 40].map(|b| Bytes(b).to_string());
+        assert_eq!(all, ["310 B", "2.0 KiB", "5.0 MiB", "4.1 GiB", "3.0 TiB"]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_a_shard_holds_is_what_its_buckets_add_up_to(
+            params in 1usize..500, buffers in 0usize..100, len in 1usize..40, shards in 1u32..8,
+        ) {
+            let job = ServerJob { buffers_len: buffers, ..job(params, len) };
+            for shard in (0..shards).map(ShardId) {
+                let buckets = buckets_of(&job.layout(), shard, shards);
+                let of = |kind| buckets.iter().filter(|(_, b)| b.kind == kind).map(|(_, b)| b.len as u64).sum();
+                let want = (of(TensorKind::Param), of(TensorKind::Buffer), buckets.len() as u64);
+                prop_assert_eq!(held(&job, shard, shards), want);
+            }
+        }
+    }
+}

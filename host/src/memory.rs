@@ -1,0 +1,257 @@
+//! How much memory this process may still take: what the host has, what each cgroup above the process leaves, and the
+//! process's own limits. Read from /proc and /sys; where nothing can be read, nothing is limited.
+//!
+//! The texts are read by pure functions; [`memory`] only opens the files.
+
+use cached::Cached;
+use std::{
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// One bound on memory, and what is left below it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Names it: processes that draw on the same pool of the same host give it the same name.
+    pub id: String,
+    /// What it is, for people: `the host`, `cgroup /a/b`, `ulimit -v`.
+    pub what: String,
+    /// Bytes that can still be taken.
+    pub free: u64,
+    /// Bytes in all.
+    pub limit: u64,
+}
+
+/// All bounds that hold for this process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// At most one of the host, one of each cgroup with a limit, and one of each rlimit.
+    pub pools: Vec<Pool>,
+}
+
+impl Memory {
+    /// The bound that leaves least; `None` where nothing is known of any.
+    pub fn tightest(&self) -> Option<&Pool> {
+        self.pools.iter().min_by_key(|p| p.free)
+    }
+
+    /// Bytes that can still be taken; everything where no bound is known.
+    pub fn free(&self) -> u64 {
+        self.tightest().map_or(u64::MAX, |p| p.free)
+    }
+
+    /// Bytes of the bound that leaves least.
+    pub fn limit(&self) -> u64 {
+        self.tightest().map_or(u64::MAX, |p| p.limit)
+    }
+
+    /// What stays free for everything that nobody plans: a thirty-second of the bound, at most 256 MiB.
+    pub fn reserve(&self) -> u64 {
+        self.tightest().map_or(0, |p| (p.limit / 32).min(MOST_RESERVE))
+    }
+}
+
+const MOST_RESERVE: u64 = 256 << 20;
+
+/// A cgroup without a limit says `max` (v2) or a number near 2^63 (v1).
+const NO_LIMIT: u64 = 1 << 60;
+
+/// Reads a line `Name:   123 kB` of /proc/meminfo or /proc/self/status, in bytes.
+pub fn kilobytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+    line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The host as /proc/meminfo has it.
+pub fn host_pool(meminfo: &str) -> Option<(u64, u64)> {
+    Some((kilobytes(meminfo, "MemAvailable")?, kilobytes(meminfo, "MemTotal")?))
+}
+
+/// What a cgroup leaves, and its limit: from its limit, what it uses, and its `memory.stat`. Page cache counts as used and
+/// goes when memory is needed, as in the kernel's `MemAvailable`. `None`: it has no limit.
+pub fn cgroup_pool(limit: &str, used: &str, stat: &str) -> Option<(u64, u64)> {
+    let limit = limit.trim().parse::<u64>().ok().filter(|l| *l < NO_LIMIT)?;
+    let used = used.trim().parse::<u64>().ok()?;
+    let of = |name: &str| {
+        let line = stat.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
+        line.and_then(|n| n.trim().parse::<u64>().ok())
+    };
+    // v1 counts a level alone without `total_`, and `used` counts those below.
+    let either = |name: &str| of(&format!("total_{name}")).or_else(|| of(name)).unwrap_or(0);
+    let cache = either("inactive_file") + either("active_file");
+    Some((limit.saturating_sub(used.saturating_sub(cache)), limit))
+}
+
+/// A limit of /proc/self/limits, soft, in bytes; `None`: unlimited.
+pub fn rlimit(limits: &str, name: &str) -> Option<u64> {
+    limits.lines().find_map(|l| l.strip_prefix(name))?.split_whitespace().next()?.parse().ok()
+}
+
+/// Where the process is: for each hierarchy that has memory, whether it is v2, and the path in it.
+pub fn cgroups_of(text: &str) -> Vec<(bool, &str)> {
+    let of = |line| {
+        let mut parts = str::splitn(line, 3, ':');
+        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let v1 = controllers.split(',').any(|c| c == "memory");
+        (v1 || controllers.is_empty()).then_some((!v1, path))
+    };
+    text.lines().filter_map(of).collect()
+}
+
+fn cgroup_pools(boot: &str, pools: &mut Vec<Pool>) {
+    let Ok(own) = fs::read_to_string("/proc/self/cgroup") else { return };
+    for (v2, path) in cgroups_of(&own) {
+        let (root, names) = match v2 {
+            true => ("/sys/fs/cgroup", ["memory.max", "memory.current"]),
+            false => ("/sys/fs/cgroup/memory", ["memory.limit_in_bytes", "memory.usage_in_bytes"]),
+        };
+        // From the process's own up to the root: each bounds those below. A container may see its own as the root, and a
+        // path that is not there.
+        let mut at: PathBuf = Path::new(root).join(path.trim_start_matches('/'));
+        loop {
+            let read = |name: &str| fs::read_to_string(at.join(name)).ok();
+            if let (Some(limit), Some(used)) = (read(names[0]), read(names[1]))
+                && let Some((free, limit)) =
+                    cgroup_pool(&limit, &used, &read("memory.stat").unwrap_or_default())
+            {
+                let ino = fs::metadata(&at).map(|m| (m.dev(), m.ino())).unwrap_or_default();
+                let id = format!("{boot}:cgroup:{}:{}", ino.0, ino.1);
+                let what = format!("cgroup {}", at.strip_prefix(root).unwrap_or(&at).display());
+                pools.push(Pool { id, what, free, limit });
+            }
+            if at == Path::new(root) || !at.pop() {
+                break;
+            }
+        }
+    }
+}
+
+fn process_pools(boot: &str, pools: &mut Vec<Pool>) {
+    let Ok(limits) = fs::read_to_string("/proc/self/limits") else { return };
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let pid = std::process::id();
+    for (name, used, what) in
+        [("Max address space", "VmSize", "ulimit -v"), ("Max data size", "VmData", "ulimit -d")]
+    {
+        if let Some(limit) = rlimit(&limits, name) {
+            let free = limit.saturating_sub(kilobytes(&status, used).unwrap_or(0));
+            pools.push(Pool { id: format!("{boot}:{pid}:{what}"), what: what.into(), free, limit });
+        }
+    }
+}
+
+/// What may still be taken, as it is now. Some file reads: tens of microseconds.
+pub fn memory() -> Memory {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let boot = boot.trim();
+    let mut pools = Vec::new();
+    if let Some((free, limit)) = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(host_pool) {
+        pools.push(Pool { id: format!("{boot}:host"), what: "the host".into(), free, limit });
+    }
+    cgroup_pools(boot, &mut pools);
+    process_pools(boot, &mut pools);
+    Memory { pools }
+}
+
+/// As [`memory`], at most a tenth of a second old.
+pub fn memory_lately() -> Memory {
+    static LAST: Cached<Memory> = Cached::new(Duration::from_millis(100));
+    LAST.get(memory)
+}
+
+/// Whether so little is left that what can be given up should be.
+pub fn is_short() -> bool {
+    let now = memory_lately();
+    now.free() < now.reserve()
+}
+
+/// A value that is read again when it is old.
+mod cached {
+    use std::{
+        sync::{Mutex, PoisonError},
+        time::{Duration, Instant},
+    };
+
+    pub struct Cached<T> {
+        last: Mutex<Option<(Instant, T)>>,
+        age: Duration,
+    }
+
+    impl<T: Clone> Cached<T> {
+        pub const fn new(age: Duration) -> Self {
+            Self { last: Mutex::new(None), age }
+        }
+
+        pub fn get(&self, read: impl FnOnce() -> T) -> T {
+            let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some((at, value)) = &*last
+                && at.elapsed() < self.age
+            {
+                return value.clone();
+            }
+            let value = read();
+            *last = Some((Instant::now(), value.clone()));
+            value
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMINFO: &str =
+        "MemTotal:       24684084 kB\nMemFree:        14005240 kB\nMemAvailable:   23659000 kB\n";
+
+    #[test]
+    fn the_host_has_what_the_kernel_says_is_available() {
+        assert_eq!(host_pool(MEMINFO), Some((23_659_000 << 10, 24_684_084 << 10)));
+        assert_eq!(host_pool("MemTotal: 1 kB\n"), None, "an old kernel");
+        assert_eq!(host_pool(""), None);
+    }
+
+    #[test]
+    fn a_cgroups_page_cache_is_free_and_a_cgroup_without_a_limit_is_none() {
+        let stat = "anon 100\nfile 900\ninactive_file 300\nactive_file 200\nslab 7\n";
+        assert_eq!(cgroup_pool("4096\n", "1024\n", stat), Some((4096 - 524, 4096)));
+        assert_eq!(cgroup_pool("4096", "8192", ""), Some((0, 4096)), "beyond its limit");
+        assert_eq!(cgroup_pool("max\n", "1024\n", stat), None);
+        assert_eq!(cgroup_pool("9223372036854771712\n", "1024\n", stat), None, "v1 without a limit");
+        let v1 = "inactive_file 1\nactive_file 1\ntotal_inactive_file 30\ntotal_active_file 20\n";
+        assert_eq!(cgroup_pool("4096", "1024", v1), Some((4096 - 974, 4096)));
+    }
+
+    #[test]
+    fn the_path_of_a_process_is_found_in_both_kinds_of_hierarchy() {
+        let v1 = "9:name=systemd:/\n4:cpu,memory:/a/b\n0::/c:d\n";
+        assert_eq!(cgroups_of(v1), [(false, "/a/b"), (true, "/c:d")]);
+        assert_eq!(cgroups_of("0::/x.slice\n"), [(true, "/x.slice")]);
+        assert!(cgroups_of("nothing\n").is_empty());
+    }
+
+    #[test]
+    fn a_processs_own_limits_are_read() {
+        let text = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                    Max data size             unlimited            unlimited            bytes     \n\
+                    Max address space         1073741824           unlimited            bytes     \n";
+        assert_eq!(rlimit(text, "Max address space"), Some(1 << 30));
+        assert_eq!(rlimit(text, "Max data size"), None);
+    }
+
+    #[test]
+    fn the_tightest_bound_counts() {
+        let pool = |what: &str, free, limit| Pool { id: what.into(), what: what.into(), free, limit };
+        let memory = Memory { pools: vec![pool("host", 100, 1000), pool("cgroup", 40, 64 << 30)] };
+        assert_eq!((memory.free(), memory.limit(), memory.reserve()), (40, 64 << 30, 256 << 20));
+        assert_eq!(Memory::default().free(), u64::MAX);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn this_host_has_memory() {
+        let now = memory();
+        assert!(now.free() > 0 && now.free() <= now.limit(), "{now:?}");
+    }
+}

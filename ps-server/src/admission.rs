@@ -1,0 +1,129 @@
+//! May a job begin? Asked by the leader of a shard before it proposes one: of every server of the fleet, what the job needs
+//! there, all its shards together, against what the server has. Who says no says it with the numbers.
+//!
+//! Servers on one host, or in one container, draw on the same memory: what they need is added up. A server that does not
+//! answer is not waited for; where its memory is too small, its replicas stop by themselves ([`crate::room`]).
+//!
+//! [`judge`] decides, from what the servers said; [`Agent::admit`](crate::control::Agent::admit) asks them.
+
+use paraft_common::{
+    ServerId,
+    need::{Bytes, Need},
+};
+use paraft_host::memory::{Memory, Pool};
+use std::collections::BTreeMap;
+
+/// What one server says of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Who.
+    pub server: ServerId,
+    /// What the job needs there: for all shards that are or will be on it.
+    pub need: Need,
+    /// Bytes of it that are not allocated there yet.
+    pub wanted: u64,
+    /// What the server has.
+    pub memory: Memory,
+}
+
+/// Decides. The error says which servers have too little, and how much.
+pub fn judge(answers: &[Answer]) -> Result<(), String> {
+    let mut pools: BTreeMap<&str, (&Pool, Vec<&Answer>)> = BTreeMap::new();
+    for answer in answers {
+        for pool in &answer.memory.pools {
+            let (least, of) = pools.entry(&pool.id).or_insert_with(|| (pool, Vec::new()));
+            of.push(answer);
+            if pool.free < least.free {
+                *least = pool;
+            }
+        }
+    }
+    let short = pools.values().filter_map(|(pool, of)| {
+        let wanted = of.iter().fold(0u64, |sum, a| sum.saturating_add(a.wanted));
+        let spare = pool.free.saturating_sub(Memory { pools: vec![(*pool).clone()] }.reserve());
+        (wanted > spare).then(|| (wanted - spare, *pool, of, wanted))
+    });
+    // The one that is short of most.
+    let Some((_, pool, of, wanted)) = short.max_by_key(|(missing, ..)| *missing) else { return Ok(()) };
+    let need: Need = of.iter().map(|a| a.need).sum();
+    let names: Vec<String> = of.iter().map(|a| format!("server {}", a.server.0)).collect();
+    let (on, has) = match names.as_slice() {
+        [one] => (one.clone(), "it has"),
+        all => (format!("{}, which share their memory", all.join(", ")), "together they have"),
+    };
+    let already = match need.total().saturating_sub(wanted) {
+        0 => String::new(),
+        bytes => format!(", {} of it allocated already", Bytes(bytes)),
+    };
+    Err(format!(
+        "the job is too large for this fleet: it needs {need} on {on}{already}, and {has} {} free of {} ({}). Make the job \
+         smaller, or start servers with more memory; more servers than replicas share it among them",
+        Bytes(pool.free),
+        Bytes(pool.limit),
+        pool.what
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(id: &str, free: u64, limit: u64) -> Pool {
+        Pool { id: id.into(), what: id.into(), free: free << 20, limit: limit << 20 }
+    }
+
+    fn answer(server: u64, wanted: u64, pools: &[Pool]) -> Answer {
+        let need = Need { weights: wanted << 20, ..Need::default() };
+        Answer {
+            server: ServerId(server),
+            need,
+            wanted: wanted << 20,
+            memory: Memory { pools: pools.to_vec() },
+        }
+    }
+
+    #[test]
+    fn each_server_must_hold_its_part_and_the_one_that_does_not_is_named_with_the_numbers() {
+        let hosts = [pool("host a", 4000, 8000), pool("host b", 4000, 8000), pool("host c", 500, 8000)];
+        let fleet = |bytes| {
+            let all: Vec<_> = hosts
+                .iter()
+                .enumerate()
+                .map(|(i, p)| answer(i as u64, bytes, std::slice::from_ref(p)))
+                .collect();
+            judge(&all)
+        };
+        fleet(200).expect("there is room");
+        let why = fleet(300).expect_err("a thirty-second of the host stays free");
+        for word in ["needs 300.0 MiB (weights 300.0 MiB) on server 2", "500.0 MiB free of 7.8 GiB (host c)"]
+        {
+            assert!(why.contains(word), "`{word}` is not in: {why}");
+        }
+    }
+
+    #[test]
+    fn servers_of_one_host_draw_on_the_same_memory() {
+        let host = pool("the host", 1000, 3200);
+        let all: Vec<_> = (0..3).map(|i| answer(i, 320, std::slice::from_ref(&host))).collect();
+        let why = judge(&all).expect_err("960 of 900");
+        assert!(
+            why.contains("960.0 MiB") && why.contains("server 0, server 1, server 2, which share"),
+            "{why}"
+        );
+        judge(&all[..2]).expect("two fit");
+    }
+
+    #[test]
+    fn a_cgroup_counts_beside_its_host() {
+        let host = pool("the host", 10_000, 20_000);
+        let all = [answer(0, 700, &[host.clone(), pool("cgroup /a", 600, 640)]), answer(1, 700, &[host])];
+        let why = judge(&all).expect_err("the cgroup is too small");
+        assert!(why.contains("server 0, and it has 600.0 MiB free of 640.0 MiB (cgroup /a)"), "{why}");
+    }
+
+    #[test]
+    fn a_server_that_knows_no_bound_has_none() {
+        judge(&[answer(0, 1 << 40, &[])]).expect("nothing is known");
+        judge(&[]).expect("nobody answered");
+    }
+}

@@ -1,0 +1,96 @@
+//! Asks the servers whether a job may begin; [`crate::admission`] decides.
+
+use super::agent::Agent;
+use crate::{
+    admission::{Answer, judge},
+    rpc::memory::from_reply,
+};
+use paraft_common::{ServerId, ShardId, config::ServerJob, need::Need};
+use paraft_proto::RoomRequest;
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+/// Workers of a job come together, each to every shard: one answer is good for all of them.
+const GOOD_FOR: Duration = Duration::from_millis(500);
+/// A server that does not say so soon is not waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The last answer, for whom, and when it was given.
+pub(super) type Last = tokio::sync::Mutex<Option<(Instant, String, Result<(), String>)>>;
+
+impl Agent {
+    /// Whether all servers that answer have room for the job, with the numbers where one has not. `text` is the job as it
+    /// goes to the log.
+    pub async fn admit(&self, job: &ServerJob, text: &str) -> Result<(), String> {
+        let mut last = self.admitted.lock().await;
+        if let Some((at, known, answer)) = &*last
+            && at.elapsed() < GOOD_FOR
+            && known == text
+        {
+            return answer.clone();
+        }
+        let own = self.server();
+        let others: Vec<(ServerId, String)> = self.agreed.read(|s| {
+            let others = s.servers.iter().filter(|(id, _)| **id != own);
+            others.map(|(id, m)| (*id, m.address.clone())).collect()
+        });
+        let asked = others.into_iter().map(|(id, address)| self.ask_for_room(id, address, text));
+        let answers = futures::future::join_all(asked).await.into_iter().flatten();
+        let answers: Vec<Answer> = std::iter::once(self.room_for(job)).chain(answers).collect();
+        let verdict = judge(&answers);
+        if let Err(why) = &verdict {
+            tracing::warn!(job = job.name, "not admitted: {why}");
+        }
+        *last = Some((Instant::now(), text.to_string(), verdict.clone()));
+        verdict
+    }
+
+    /// `None`: it does not answer, or is of a release that does not know the question.
+    async fn ask_for_room(&self, id: ServerId, address: String, text: &str) -> Option<Answer> {
+        let mut client = self.client(&address).ok()?;
+        let asked = tokio::time::timeout(PATIENCE, client.room(RoomRequest { job: text.into() })).await;
+        match asked {
+            Ok(Ok(reply)) => {
+                let reply = reply.into_inner();
+                match reply.why.as_str() {
+                    "" => Some(from_reply(id, reply)),
+                    why => {
+                        tracing::warn!(server = %id, why, "it cannot say whether it has room for the job");
+                        None
+                    }
+                }
+            }
+            Ok(Err(status)) => {
+                tracing::warn!(server = %id, error = status.message(), "not asked whether it has room for the job");
+                None
+            }
+            Err(_) => {
+                tracing::warn!(server = %id, "no answer to whether it has room for the job");
+                None
+            }
+        }
+    }
+
+    /// What this server says of a job.
+    pub fn room_for(&self, job: &ServerJob) -> Answer {
+        let shards = self.shape().map_or(1, |s| s.shards);
+        let agreed: Vec<ShardId> = self.agreed.read(|s| {
+            let here = |(shard, p): (&ShardId, &super::state::Place)| {
+                p.voters.iter().any(|n| n.server() == self.server()).then_some(*shard)
+            };
+            s.shards.iter().filter_map(here).collect()
+        });
+        let here: BTreeSet<ShardId> =
+            self.replicas().all().into_iter().map(|(shard, _)| shard).chain(agreed).collect();
+        let (mut all, mut wanted) = (Need::default(), 0u64);
+        for shard in here {
+            let need = Need::of(job, shard, shards);
+            let held = self.replicas().get(shard).map_or(0, |r| r.held());
+            all = all + need;
+            wanted = wanted.saturating_add(need.total().saturating_sub(held));
+        }
+        Answer { server: self.server(), need: all, wanted, memory: self.replicas().room().memory() }
+    }
+}

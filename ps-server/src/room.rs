@@ -1,0 +1,239 @@
+//! Room for shards in this server's memory: what each replica here may come to need is set aside before any of it is
+//! allocated, so that the replicas of one server together stay below what the host, its cgroup and the process's limits
+//! leave. A replica that finds no room stops by itself; those that have theirs go on.
+//!
+//! ```text
+//!  free now │ ── set aside for replicas here, and not taken yet ── │ reserve │ what a new one may need
+//! ```
+//!
+//! It is the second line. The first asks every server before a job is proposed at all ([`crate::admission`]).
+
+use crate::{raft::Unable, shard::state::Configured};
+use paraft_common::{
+    ShardId,
+    need::{Bytes, Need},
+};
+use paraft_host::memory::{self, Memory};
+use parking_lot::Mutex;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
+};
+
+/// What one server has set aside.
+pub struct Room {
+    look: Box<dyn Fn() -> Memory + Send + Sync>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    next: u64,
+    aside: BTreeMap<u64, Aside>,
+    /// What was free when it was looked at, when that was, and what was taken since.
+    seen: Option<(Instant, u64)>,
+    taken: u64,
+}
+
+struct Aside {
+    shard: ShardId,
+    need: u64,
+    /// What has been allocated of it; none yet.
+    holds: Weak<Configured>,
+}
+
+/// Set aside until it is dropped.
+pub struct Reserved {
+    room: Arc<Room>,
+    number: u64,
+}
+
+impl std::fmt::Debug for Room {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Room")
+    }
+}
+
+impl std::fmt::Debug for Reserved {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Reserved({})", self.number)
+    }
+}
+
+/// Memory is looked at again after so long, or so many bytes.
+const LOOK: Duration = Duration::from_millis(100);
+const LOOK_BYTES: u64 = 32 << 20;
+
+impl Room {
+    /// Of this host.
+    pub fn of_host() -> Arc<Self> {
+        Self::with(memory::memory)
+    }
+
+    /// Without an end: for tests, simulations, and replays of what fitted once.
+    pub fn unlimited() -> Arc<Self> {
+        Self::with(Memory::default)
+    }
+
+    /// Of what `look` says.
+    pub fn with(look: impl Fn() -> Memory + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { look: Box::new(look), inner: Mutex::default() })
+    }
+
+    /// What there is now.
+    pub fn memory(&self) -> Memory {
+        (self.look)()
+    }
+
+    /// What was set aside for replicas other than `but`, and is not allocated yet.
+    pub fn promised(&self, but: Option<ShardId>) -> u64 {
+        self.inner.lock().promised(but)
+    }
+
+    /// Sets aside what a replica may come to need. What was set aside for this shard before does not count: it is
+    /// replaced.
+    ///
+    /// # Errors
+    /// [`Unable::NoRoom`] with the numbers.
+    pub fn reserve(self: &Arc<Self>, shard: ShardId, need: &Need) -> Result<Reserved, Unable> {
+        let mut inner = self.inner.lock();
+        let now = (self.look)();
+        let promised = inner.promised(Some(shard));
+        let left = now.free().saturating_sub(now.reserve()).saturating_sub(promised);
+        if need.total() > left {
+            let what = now.tightest().map(|p| p.what.as_str()).unwrap_or_default();
+            let mut why = format!(
+                "{shard} needs {need}, and this server has {} free of {} ({what})",
+                Bytes(now.free()),
+                Bytes(now.limit())
+            );
+            if promised > 0 {
+                why.push_str(&format!(", {} of it promised to its other replicas", Bytes(promised)));
+            }
+            return Err(Unable::NoRoom(why));
+        }
+        inner.next += 1;
+        let number = inner.next;
+        inner.aside.insert(number, Aside { shard, need: need.total(), holds: Weak::new() });
+        Ok(Reserved { room: self.clone(), number })
+    }
+
+    /// About to allocate so many bytes of what was set aside: the last look before it is done, since others on the host
+    /// may have taken what was free then.
+    ///
+    /// # Errors
+    /// [`Unable::NoRoom`] where it would leave less than the reserve.
+    pub fn take(&self, bytes: u64) -> Result<(), Unable> {
+        let mut inner = self.inner.lock();
+        inner.taken = inner.taken.saturating_add(bytes);
+        let fresh = inner.seen.filter(|(at, _)| at.elapsed() < LOOK && inner.taken < LOOK_BYTES);
+        let spare = match fresh {
+            Some((_, spare)) => spare,
+            None => {
+                let now = (self.look)();
+                let spare = now.free().saturating_sub(now.reserve());
+                inner.taken = bytes;
+                inner.seen = Some((Instant::now(), spare));
+                spare
+            }
+        };
+        if inner.taken <= spare {
+            return Ok(());
+        }
+        inner.seen = None;
+        let now = (self.look)();
+        Err(Unable::NoRoom(format!(
+            "{} more are needed, and this server has {} free of {}: others have taken what was there",
+            Bytes(bytes),
+            Bytes(now.free()),
+            Bytes(now.limit())
+        )))
+    }
+}
+
+impl Inner {
+    fn promised(&self, but: Option<ShardId>) -> u64 {
+        let open = |a: &Aside| a.need.saturating_sub(a.holds.upgrade().map_or(0, |c| c.held()));
+        self.aside.values().filter(|a| Some(a.shard) != but).map(open).fold(0, u64::saturating_add)
+    }
+}
+
+impl Reserved {
+    /// From now on it is allocated there.
+    pub fn for_use_by(&self, conf: &Arc<Configured>) {
+        if let Some(aside) = self.room.inner.lock().aside.get_mut(&self.number) {
+            aside.holds = Arc::downgrade(conf);
+        }
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.room.inner.lock().aside.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_host::memory::Pool;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    fn need(bytes: u64) -> Need {
+        Need { weights: bytes, ..Need::default() }
+    }
+
+    fn host(free: &Arc<AtomicU64>) -> Arc<Room> {
+        let free = free.clone();
+        Room::with(move || Memory {
+            pools: vec![Pool {
+                id: "h".into(),
+                what: "the host".into(),
+                free: free.load(Relaxed),
+                limit: 3200,
+            }],
+        })
+    }
+
+    #[test]
+    fn what_is_set_aside_is_not_given_twice_and_comes_back() {
+        let room = host(&Arc::new(AtomicU64::new(1100))); // 100 of it stay in reserve
+        let first = room.reserve(ShardId(0), &need(600)).expect("there is room");
+        let why = room.reserve(ShardId(1), &need(600)).expect_err("it is promised").to_string();
+        for word in ["600 B", "1.1 KiB free of 3.1 KiB (the host)", "600 B of it promised"] {
+            assert!(why.contains(word), "`{word}` is not in: {why}");
+        }
+        let _small = room.reserve(ShardId(1), &need(400)).expect("there is room");
+        drop(first);
+        room.reserve(ShardId(2), &need(600)).expect("it came back");
+    }
+
+    #[test]
+    fn a_replica_that_begins_anew_takes_its_own_place() {
+        let room = host(&Arc::new(AtomicU64::new(1100)));
+        let _before = room.reserve(ShardId(0), &need(900)).expect("there is room");
+        let _after = room.reserve(ShardId(0), &need(1000)).expect("in its own place");
+        assert_eq!((room.promised(Some(ShardId(0))), room.promised(None)), (0, 1900));
+    }
+
+    #[test]
+    fn what_others_took_meanwhile_is_seen_before_it_is_too_late() {
+        let free = Arc::new(AtomicU64::new(1100));
+        let room = host(&free);
+        let _aside = room.reserve(ShardId(0), &need(900)).expect("there is room");
+        room.take(400).expect("as planned");
+        free.store(300, Relaxed);
+        std::thread::sleep(LOOK);
+        let why = room.take(400).expect_err("others took it").to_string();
+        assert!(why.contains("300 B free"), "{why}");
+        free.store(1100, Relaxed);
+        room.take(400).expect("it is there again");
+    }
+
+    #[test]
+    fn without_an_end_everything_fits() {
+        let _all = Room::unlimited().reserve(ShardId(0), &need(u64::MAX)).expect("fits");
+        Room::unlimited().take(u64::MAX).expect("fits");
+    }
+}

@@ -1,0 +1,113 @@
+//! What is fixed of a shard once its job is known: the job and the buckets.
+
+use super::{
+    bucket::{Bucket, BucketData},
+    replaced::Replaced,
+};
+use crate::room::Reserved;
+use paraft_common::{BucketId, BucketSpec, Encoding, TensorKind, codec::F32_BYTES, config::ServerJob};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+/// What is fixed once the job is known.
+#[derive(Debug)]
+pub struct Configured {
+    /// The job.
+    pub job: ServerJob,
+    /// The shard's buckets, by rising id.
+    pub buckets: Vec<Bucket>,
+    /// Of all buckets, allocated or not: weights and optimizer slots.
+    fixed: u64,
+    /// What is kept of workers, as it is now.
+    kept: AtomicU64,
+    /// Data of buckets as they were, which somebody still reads.
+    pub(super) replaced: Replaced,
+    /// The room in this server's memory that it has.
+    aside: Reserved,
+}
+
+impl Configured {
+    pub(super) fn new(job: ServerJob, buckets: Vec<Bucket>, aside: Reserved) -> Arc<Self> {
+        let mut conf =
+            Self { job, buckets, fixed: 0, kept: AtomicU64::new(0), replaced: Replaced::default(), aside };
+        let of = |b: &Bucket| (b.spec.len * F32_BYTES * (1 + conf.slots(b.spec.kind))) as u64;
+        conf.fixed = conf.buckets.iter().map(of).sum();
+        let kept: u64 = conf.buckets.iter().map(|b| b.peek(BucketData::kept_bytes)).sum();
+        conf.kept.store(kept, Relaxed);
+        let conf = Arc::new(conf);
+        conf.aside.for_use_by(&conf);
+        conf
+    }
+
+    /// Of all buckets: weights, optimizer slots, and what is kept of workers.
+    pub fn bytes(&self) -> u64 {
+        self.fixed + self.kept_bytes()
+    }
+
+    /// What is kept of workers.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept.load(Relaxed)
+    }
+
+    /// What is allocated of it: buckets take their memory when their initial state comes.
+    pub fn held(&self) -> u64 {
+        let of = |b: &Bucket| b.peek(|d| if d.initialised { d.bytes() as u64 } else { 0 });
+        self.buckets.iter().map(of).sum::<u64>()
+    }
+
+    /// Data of buckets as they were, which somebody still reads.
+    pub fn outdated_bytes(&self) -> u64 {
+        self.replaced.outdated(0).bytes
+    }
+
+    /// What is kept of workers in a bucket went from `before` to `now` bytes.
+    pub(super) fn keeps(&self, before: u64, now: u64) {
+        if now >= before {
+            self.kept.fetch_add(now - before, Relaxed);
+        } else {
+            self.kept.fetch_sub(before - now, Relaxed);
+        }
+    }
+
+    /// Somebody who reads an earlier state of the buckets has done with one of them.
+    pub(super) fn let_go(&self) {
+        self.replaced.read_on();
+    }
+
+    /// State vectors that the optimizer keeps for a bucket of this kind.
+    pub fn slots(&self, kind: TensorKind) -> usize {
+        if kind == TensorKind::Param { self.job.slots() } else { 0 }
+    }
+
+    /// How pushes of a local bucket carry their values.
+    pub fn encoding(&self, bucket: usize) -> Encoding {
+        self.job.encoding(self.buckets[bucket].spec.kind)
+    }
+
+    /// The position of a bucket among the shard's own.
+    pub fn local(&self, id: BucketId) -> Option<usize> {
+        self.buckets.binary_search_by_key(&id, |b| b.id).ok()
+    }
+}
+
+/// Buckets before anything has come. Those of the same kind and length share their data, so that a job costs next to
+/// nothing before its weights are here: each takes its own with its initial state.
+pub(super) fn blank(places: Vec<(BucketId, BucketSpec)>, job: &ServerJob) -> Vec<Bucket> {
+    let mut blanks: Vec<((TensorKind, usize), Arc<BucketData>)> = Vec::new(); // four at most
+    let mut buckets = Vec::with_capacity(places.len());
+    for (id, spec) in places {
+        let of = (spec.kind, spec.len);
+        let data = match blanks.iter().find(|(known, _)| *known == of) {
+            Some((_, data)) => data.clone(),
+            None => {
+                let data = Arc::new(BucketData::blank(spec, job));
+                blanks.push((of, data.clone()));
+                data
+            }
+        };
+        buckets.push(Bucket::with_data(id, spec, data));
+    }
+    buckets
+}
