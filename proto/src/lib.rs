@@ -16,9 +16,9 @@ pub mod services;
 
 pub use bulk::{Incoming, WithBulk};
 pub use fleet::no_leader;
-pub use generated::*;
 /// [`RefusalKind`] without its facts, as it travels.
 pub use generated::RefusalKind as WireKind;
+pub use generated::*;
 pub use refusal::{Refusal, RefusalKind};
 
 /// Version of this protocol. A client and a server with different numbers refuse each other by name.

@@ -20,7 +20,7 @@ pub enum RefusalKind {
     Protocol { client: u32, server: u32 },
     #[error("{0}")]
     BadJob(String),
-    #[error("this fleet trains job `{running}`, not `{asked}`: start other servers for another job, or use the same job file on every host{}", difference.as_deref().map(|d| format!(" ({d})")).unwrap_or_default())]
+    #[error("{}", other_job(running, asked, difference.as_deref()))]
     OtherJob { running: String, asked: String, difference: Option<String> },
     #[error("the first message of a stream must be Open")]
     NotOpened,
@@ -62,17 +62,23 @@ pub enum RefusalKind {
     Unavailable(String),
     #[error("a message cannot be read: {0}")]
     Unreadable(String),
-    #[error("a message without a kind, or of a kind that this server does not know; use the same paraft on both sides")]
+    #[error(
+        "a message without a kind, or of a kind that this server does not know; use the same paraft on both sides"
+    )]
     NoKind,
     #[error("a push of {bucket} has seq 0: they count from 1")]
     BadSeq { bucket: BucketId },
     #[error("{message} names {got}: steps go up to 2^53")]
     BadStep { message: &'static str, got: Step },
-    #[error("the initial state of {bucket} has a part {part}: the weights are part 0, and it has {slots} state vectors")]
+    #[error(
+        "the initial state of {bucket} has a part {part}: the weights are part 0, and it has {slots} state vectors"
+    )]
     BadInitPart { bucket: BucketId, part: u32, slots: usize },
     #[error("the initial state of {bucket} has version {version} and clock {clock}: both are from 0 to 2^53")]
     BadInitStamp { bucket: BucketId, version: u64, clock: f64 },
-    #[error("a pull has {got} versions in `{field}`, and {shard} has {buckets} buckets: name one for each, or none")]
+    #[error(
+        "a pull has {got} versions in `{field}`, and {shard} has {buckets} buckets: name one for each, or none"
+    )]
     BadVersions { field: &'static str, shard: ShardId, buckets: usize, got: usize },
     #[error("a pull's `only` does not rise strictly")]
     BadOnly,
@@ -90,10 +96,26 @@ pub enum RefusalKind {
     BadSwitch(String),
     #[error("a stream of reads takes OpenReads and then plain pulls; {0} goes to the leader, by Exchange")]
     ReadsOnly(&'static str),
-    #[error("this replica of {0} is of another founding than the one asked for: the leader knows which is the shard's")]
+    #[error(
+        "this replica of {0} is of another founding than the one asked for: the leader knows which is the shard's"
+    )]
     OtherFounding(ShardId),
     #[error("OpenReads has origin 0: it is the one that Opened has given")]
     NoOrigin,
+}
+
+fn other_job(running: &str, asked: &str, difference: Option<&str>) -> String {
+    let difference = difference.map(|d| format!(" ({d})")).unwrap_or_default();
+    match running == asked {
+        true => format!(
+            "this fleet trains another job `{running}` than this one: use the same job file and the same data on every host, or \
+             other servers{difference}"
+        ),
+        false => format!(
+            "this fleet trains job `{running}`, not `{asked}`: start other servers for another job, or use the same job file on \
+             every host{difference}"
+        ),
+    }
 }
 
 /// A refusal of one push (`seq` > 0) or of the whole stream (`seq` 0).

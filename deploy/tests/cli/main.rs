@@ -1,5 +1,6 @@
 //! The binary as a user meets it: real processes, real sockets, real signals.
 
+mod agreement;
 mod bench;
 mod common;
 mod compare;
@@ -11,6 +12,7 @@ mod kept;
 mod mode;
 mod operator;
 mod running;
+mod second_client;
 mod simulate;
 mod trace;
 mod verify;

@@ -26,7 +26,7 @@ pub enum Command {
         /// What the payload is.
         part: InitPart,
     },
-    /// Registers a worker under a new session.
+    /// Registers a worker under the next session's number. Only in logs of before [`Command::JoinAs`].
     Join {
         /// Who.
         worker: WorkerId,
@@ -159,6 +159,14 @@ pub enum Command {
         session: SessionId,
         /// From the furthest step of all members, not from where the others are.
         level: bool,
+    },
+    /// Registers a worker under a session whose number its leader has drawn. ([`Command::Join`] counted them: a stranger could
+    /// guess one, and take the session over. It stays for logs that hold it.)
+    JoinAs {
+        /// Who.
+        worker: WorkerId,
+        /// Its session from now on.
+        session: SessionId,
     },
 }
 

@@ -275,7 +275,11 @@ impl Shard {
         match &proposal.command {
             Command::Configure { job } => self.configure(job),
             Command::Init { bucket, part } => self.init(*bucket, *part, &proposal.payload),
-            Command::Join { worker } => self.join(*worker),
+            Command::Join { worker } => {
+                let next = self.read(|m| m.sessions) + 1;
+                self.join(*worker, SessionId(next))
+            }
+            Command::JoinAs { worker, session } => self.join(*worker, *session),
             Command::Leave { worker, session } => {
                 let mut meta = self.meta.write();
                 let unfinished = meta.members.in_session(*worker, *session).is_some_and(|m| !m.finished);
@@ -440,13 +444,15 @@ impl Shard {
         }
     }
 
-    fn join(&self, worker: WorkerId) -> Outcome {
+    fn join(&self, worker: WorkerId, session: SessionId) -> Outcome {
         let Some(conf) = self.configured() else {
             return Outcome::Refused("no job is configured".into());
         };
         let mut meta = self.meta.write();
+        if meta.members.in_session(worker, session).is_some() {
+            return Outcome::Joined { worker, session }; // it comes a second time
+        }
         meta.sessions += 1;
-        let session = SessionId(meta.sessions);
         if meta.members.get(worker).is_some_and(|m| !m.finished) {
             meta.workers_lost += 1;
         }
