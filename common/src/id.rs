@@ -55,6 +55,14 @@ id!(
     SessionId(u64), "session "
 );
 
+impl SessionId {
+    /// Tells it from others where anyone may look: too little of it to take the session over.
+    pub fn tag(self) -> u64 {
+        const SECRET_BITS: u32 = 40;
+        self.0 >> SECRET_BITS
+    }
+}
+
 impl Step {
     /// The step after this one.
     pub fn next(self) -> Step {

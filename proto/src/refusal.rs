@@ -22,7 +22,7 @@ pub enum RefusalKind {
     BadJob(String),
     #[error("{0}")]
     NoRoom(String),
-    #[error("this fleet trains job `{running}`, not `{asked}`: start other servers for another job, or use the same job file on every host{}", difference.as_deref().map(|d| format!(" ({d})")).unwrap_or_default())]
+    #[error("{}", other_job(running, asked, difference.as_deref()))]
     OtherJob { running: String, asked: String, difference: Option<String> },
     #[error("the first message of a stream must be Open")]
     NotOpened,
@@ -104,6 +104,20 @@ pub enum RefusalKind {
     OtherFounding(ShardId),
     #[error("OpenReads has origin 0: it is the one that Opened has given")]
     NoOrigin,
+}
+
+fn other_job(running: &str, asked: &str, difference: Option<&str>) -> String {
+    let difference = difference.map(|d| format!(" ({d})")).unwrap_or_default();
+    match running == asked {
+        true => format!(
+            "this fleet trains another job `{running}` than this one: use the same job file and the same data on every host, or \
+             other servers{difference}"
+        ),
+        false => format!(
+            "this fleet trains job `{running}`, not `{asked}`: start other servers for another job, or use the same job file on \
+             every host{difference}"
+        ),
+    }
 }
 
 /// A refusal of one push (`seq` > 0) or of the whole stream (`seq` 0).

@@ -49,6 +49,8 @@ pub(crate) struct Host {
     pub server: AtomicU64,
     /// No election is over before.
     vacant_until: AtomicU64,
+    /// Sessions given out by all its leaders.
+    sessions: Arc<AtomicU64>,
 }
 
 /// What a server's processor has before it.
@@ -113,6 +115,7 @@ impl Servers {
                 lead: Mutex::new(None),
                 server: AtomicU64::new(server),
                 vacant_until: AtomicU64::new(0),
+                sessions: Arc::default(),
             };
             host.leads(server as usize);
             (*id, host)
@@ -271,7 +274,15 @@ impl Host {
     fn leads(&self, server: usize) {
         let term = self.log.elect();
         let (leader, ends) = Leader::new(self.log.clone(), server, term);
-        let owner = owner::spawn(self.state.clone(), Arc::new(leader), self.counters.clone(), 1);
+        let sessions = self.sessions.clone();
+        let owner = owner::spawn(
+            self.state.clone(),
+            Arc::new(leader),
+            self.counters.clone(),
+            1,
+            // Nobody guesses here, and one seed is to give one run.
+            Box::new(move || SessionId(sessions.fetch_add(1, Relaxed) + 1)),
+        );
         self.server.store(server as u64, Relaxed);
         *self.lead.lock() = Some(Lead { server, owner, _term: ends });
     }

@@ -17,7 +17,7 @@ fn a_length_field_of_a_gigabyte_costs_no_memory_and_is_refused_before_the_bytes_
         let mut worker = Call::open(address, "/paraft.v1.Shards/Exchange")?;
         worker.body(&prefix(1 << 30), false)?;
         worker.body(&[0x1a; 16 << 10], false)?;
-        worker.expect(b"empty or of an unknown kind")?;
+        worker.expect(b"cannot be read: a message of 1073741824 bytes")?;
         let mut peer = Call::open(address, "/paraft.v1.Peers/Call")?;
         peer.body(&prefix(1 << 30), false)?;
         peer.expect_response()?;

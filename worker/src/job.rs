@@ -15,13 +15,14 @@ use paraft_common::{
     placement,
     round::RoundConfig,
 };
-use paraft_data::DataConfig;
+use paraft_data::{DataConfig, DataDigest};
 use paraft_models::{ModelConfig, Precision};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use toml::{Table, Value};
+use toml::Table;
 
 mod cluster;
+mod fingerprint;
 mod local;
 mod problem;
 
@@ -648,6 +649,13 @@ impl Job {
         toml::to_string_pretty(self).unwrap_or_else(|e| format!("# cannot be written: {e}\n"))
     }
 
+    /// As [`Self::server_job`], for this data: workers with other data are refused.
+    pub fn server_job_on(&self, tensors: &[TensorSpec], data: &DataDigest) -> ServerJob {
+        let mut job = self.server_job(tensors);
+        job.fingerprint = format!("{}, {data}", job.fingerprint);
+        job
+    }
+
     /// What the servers need to know, for a model with these tensors.
     pub fn server_job(&self, tensors: &[TensorSpec]) -> ServerJob {
         let len = |kind| tensors.iter().filter(|t| t.kind == kind).map(TensorSpec::len).sum();
@@ -659,7 +667,7 @@ impl Job {
         let Descent { optimizer, schedule, clip } = self.on_servers();
         ServerJob {
             name: self.name.clone(),
-            fingerprint: self.fingerprint(tensors),
+            fingerprint: fingerprint::of(self, tensors),
             workers: self.train.workers,
             mode: self.train.mode,
             auto: self.auto,
@@ -681,51 +689,6 @@ impl Job {
             start: None,
             chunks: None,
         }
-    }
-
-    /// Everything that must agree between workers beyond what the servers check: tensors, seed, data, batch.
-    fn fingerprint(&self, tensors: &[TensorSpec]) -> String {
-        let shapes: Vec<String> = tensors.iter().map(|t| format!("{}{:?}", t.name, t.shape)).collect();
-        let mut text = shapes.join(",");
-        if let Ok(Value::Table(mut t)) = Value::try_from(&self.train) {
-            // What is in the file counts, not where it lies: the servers' job has it (`start`).
-            t.remove("init");
-            t.remove("encoding"); // likewise
-            // Hardware may be mixed.
-            t.remove("device");
-            t.remove("precision");
-            text.push_str(&t.to_string());
-        }
-        if self.local.is_local() {
-            // The servers do not see what moves the workers' own weights.
-            text.push_str(&format!(
-                "local {:?} {:?}",
-                self.local,
-                self.local.rule().on_worker(&self.descent())
-            ));
-        }
-        if let Some(c) = &self.checkpoint {
-            text.push_str(&format!("checkpoint {:?} {:?}", c.every_steps, c.epochs()));
-        }
-        if let Some(Ok(d)) = self.data.as_ref().map(Value::try_from) {
-            // The place of a file may differ from host to host, its kind may not.
-            text.push_str(&d.get("kind").map(ToString::to_string).unwrap_or_default());
-        }
-        let hash = text
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-        format!(
-            "group_size {} exchange {} seed {} batch {} epochs {} tensors {} hash {hash:016x}",
-            self.train.group_size,
-            match self.train.exchange {
-                Exchange::Servers => "servers",
-                Exchange::AllReduce => "all-reduce",
-            },
-            self.seed,
-            self.train.batch,
-            self.train.epochs,
-            tensors.len()
-        )
     }
 
     /// The layout that [`Self::server_job`] describes, with the model's tensor names.

@@ -45,7 +45,7 @@ use paraft_client::{
     Client, ClientError, ClientOptions, HANDOVER, Pulled, Reported, Transport, groups::MemberOptions,
 };
 use paraft_common::{BucketId, Encoding, Layout, Step, WorkerId, local::LocalWeights};
-use paraft_data::{Dataset, Prefetcher, Split};
+use paraft_data::{DataDigest, Dataset, Prefetcher, Split};
 use paraft_models::{Batch, Evaluation, Model, Part};
 use paraft_record::{Event, event};
 use paraft_trace::Stages;
@@ -126,7 +126,8 @@ pub fn run(
         metrics::serve(listener, gauges.clone())
             .map_err(|e| WorkerError::Job(format!("--metrics {at}: {e}")))?;
     }
-    let data = Shared { train: Arc::new(data.train), test: Arc::new(data.test), plan, gauges };
+    let digest = data.digest();
+    let data = Shared { train: Arc::new(data.train), test: Arc::new(data.test), digest, plan, gauges };
     let reduces = job.train.exchange == Exchange::AllReduce;
     if job.train.group_size == 1 && !reduces {
         return lead(job, options, model, data, None);
@@ -135,7 +136,7 @@ pub fn run(
         servers: options.servers.clone(),
         transport: transport(job),
         job: job.name.clone(),
-        settings: job.server_job(&model.tensors()).fingerprint,
+        settings: job.server_job_on(&model.tensors(), &data.digest).fingerprint,
         worker: options.rank / job.train.group_size,
         size: job.train.group_size,
         rank: options.rank % job.train.group_size,
@@ -175,6 +176,8 @@ pub fn run(
 struct Shared {
     train: Arc<Dataset>,
     test: Arc<Dataset>,
+    /// Of both: workers with other data are refused.
+    digest: DataDigest,
     plan: Plan,
     gauges: Arc<Gauges>,
 }
@@ -218,9 +221,9 @@ fn lead(
     data: Shared,
     ranks: Option<&mut Ranks>,
 ) -> Result<WorkerReport, WorkerError> {
-    let Shared { train, test, plan, gauges } = data;
+    let Shared { train, test, digest, plan, gauges } = data;
     let tensors = model.tensors();
-    let mut server_job = job.server_job(&tensors);
+    let mut server_job = job.server_job_on(&tensors, &digest);
     let layout = job.layout(tensors).map_err(|e| WorkerError::Job(e.to_string()))?;
     if job.local.is_local() && model.resident().is_some() {
         return Err(WorkerError::Job(format!(

@@ -1,5 +1,6 @@
 //! The binary as a user meets it: real processes, real sockets, real signals.
 
+mod agreement;
 mod bench;
 mod common;
 mod compare;
@@ -12,6 +13,7 @@ mod mode;
 mod operator;
 mod running;
 mod scarcity;
+mod second_client;
 mod simulate;
 mod trace;
 mod verify;

@@ -273,7 +273,7 @@ fn a_snapshot_of_another_build_is_refused_by_name_and_changes_nothing() {
 #[test]
 fn a_snapshot_of_the_release_before_is_read() {
     let agreed = Agreed::default();
-    agreed.apply(&Change::Control(found()));
+    agreed.apply(&Change::Control(found())).expect("applied");
     let s = agreed.get();
     // Format 2 was format 3 without its last field.
     let old = (s.fleet, s.generation, s.shape, s.servers.clone(), s.shards.clone(), s.jobs.clone());

@@ -287,7 +287,13 @@ impl Replicas {
         };
         let group = Group::start(options, Arc::new(observed), self.peers.clone()).await?;
         let counters = Arc::new(Counters { stages: self.stages.clone(), lateness, ..Counters::default() });
-        let owner = owner::spawn(shard.clone(), Arc::new(group.clone()), counters.clone(), origin);
+        let owner = owner::spawn(
+            shard.clone(),
+            Arc::new(group.clone()),
+            counters.clone(),
+            origin,
+            owner::random_sessions(),
+        );
         self.hosted.write().insert(id, Replica { shard, group, owner, counters, origin, applied, folder });
         Ok(())
     }

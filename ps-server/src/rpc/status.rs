@@ -108,7 +108,7 @@ fn shard_status(w: &Replica) -> ShardStatus {
             .iter()
             .map(|(worker, m)| Member {
                 worker: worker.0,
-                session: m.session.0,
+                session: m.session.tag(),
                 clock: m.clock().0,
                 last_seq: m.last_seq.0,
                 finished: m.finished,

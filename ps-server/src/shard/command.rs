@@ -29,7 +29,7 @@ pub enum Command {
         /// What the payload is.
         part: InitPart,
     },
-    /// Registers a worker under a new session.
+    /// Registers a worker under the next session's number. Only in logs of before [`Command::JoinAs`].
     Join {
         /// Who.
         worker: WorkerId,
@@ -169,6 +169,14 @@ pub enum Command {
         form: u16,
         /// The job, with every key.
         job: String,
+    },
+    /// Registers a worker under a session whose number its leader has drawn. ([`Command::Join`] counted them: a stranger could
+    /// guess one, and take the session over. It stays for logs that hold it.)
+    JoinAs {
+        /// Who.
+        worker: WorkerId,
+        /// Its session from now on.
+        session: SessionId,
     },
 }
 

@@ -61,12 +61,22 @@ const REFIND: Duration = Duration::from_secs(10);
 /// A leader that begins again waits so long for a majority before it sends its workers away once more.
 const FENCE: Duration = Duration::from_secs(2);
 
+/// Draws the numbers of sessions. They are what a worker takes its session up again with, so nobody else must be able to guess
+/// one; and no two may be equal, whichever replica draws them.
+pub type DrawSession = Box<dyn FnMut() -> SessionId + Send>;
+
+/// Random ones.
+pub fn random_sessions() -> DrawSession {
+    Box::new(|| SessionId(rand::random_range(1..=u64::MAX)))
+}
+
 /// Starts the owner of one replica.
 pub fn spawn(
     shard: Arc<Shard>,
     group: Arc<dyn Replication>,
     counters: Arc<Counters>,
     origin: u64,
+    draw_session: DrawSession,
 ) -> mpsc::Sender<Event> {
     let (tx, events) = mpsc::channel(EVENT_QUEUE);
     let leadership = group.leadership();
@@ -75,6 +85,7 @@ pub fn spawn(
         group,
         counters,
         origin,
+        draw_session,
         lead: None,
         cuts: 0,
         streams: BTreeMap::new(),
@@ -90,6 +101,7 @@ struct Owner {
     counters: Arc<Counters>,
     /// Names the founding of the shard's state.
     origin: u64,
+    draw_session: DrawSession,
     lead: Option<Lead>,
     /// Image cuts that this process has begun, in any of its leaderships.
     cuts: u64,

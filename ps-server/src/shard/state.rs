@@ -273,7 +273,11 @@ impl Shard {
             Command::Configure { job } => self.configure(job)?,
             Command::Admit { form, job } => self.admit(*form, job)?,
             Command::Init { bucket, part } => self.init(*bucket, *part, &proposal.payload)?,
-            Command::Join { worker } => self.join(*worker),
+            Command::Join { worker } => {
+                let next = self.read(|m| m.sessions) + 1;
+                self.join(*worker, SessionId(next))
+            }
+            Command::JoinAs { worker, session } => self.join(*worker, *session),
             Command::Leave { worker, session } => {
                 let state = &mut *self.state.write();
                 let meta = &mut state.meta;
@@ -413,13 +417,15 @@ impl Shard {
         })
     }
 
-    fn join(&self, worker: WorkerId) -> Outcome {
+    fn join(&self, worker: WorkerId, session: SessionId) -> Outcome {
         let Some(conf) = self.configured() else {
             return Outcome::Refused("no job is configured".into());
         };
         let mut meta = self.meta_mut();
+        if meta.members.in_session(worker, session).is_some() {
+            return Outcome::Joined { worker, session }; // it comes a second time
+        }
         meta.sessions += 1;
-        let session = SessionId(meta.sessions);
         if meta.members.get(worker).is_some_and(|m| !m.finished) {
             meta.workers_lost += 1;
         }

@@ -3,8 +3,8 @@
 use anyhow::{Context, Result};
 use paraft_common::{Mode, ShardId};
 use paraft_proto::{
-    Advance, Advice, Init, Norm, Open, PeerCall, PeerRequest, Report, ToShard, WithBulk, limits, services,
-    to_shard::Kind,
+    Advance, Advice, Init, Norm, Open, PeerCall, PeerRequest, Pull, Report, Rest, SwitchMode, Take, ToShard,
+    WireKind, WithBulk, limits, services, to_shard::Kind,
 };
 use paraft_server::raft::{ReplicaId, stranger};
 use paraft_tests::{
@@ -41,6 +41,7 @@ fn a_bad_message_is_refused_by_name_and_the_stream_goes_on() -> Result<()> {
     let init = |bucket, value: f32, len: usize| {
         Kind::Init(Init { bucket, payload: value.to_le_bytes().repeat(len).into(), ..Init::default() })
     };
+    let slot = Kind::Init(Init { bucket: 0, part: 1, payload: vec![0; 16].into(), ..Init::default() });
     let cases = [
         ("a bucket of another shard", Kind::Push(push(5, 1, 1, 1.0, 4)), "bucket 1 is not on shard 0", 5),
         ("a bucket of no shard", Kind::Push(push(5, 1, u32::MAX, 1.0, 4)), "is not on shard 0", 5),
@@ -67,14 +68,59 @@ fn a_bad_message_is_refused_by_name_and_the_stream_goes_on() -> Result<()> {
         ("Open again", Kind::Open(open(&ledger.job(), 0)?), "open already", 0),
         ("weights that are no numbers", init(0, f32::NAN, 4), "NaN", 0),
         ("weights of the wrong length", init(2, 1.0, 5), "the message brought 20", 0),
-        ("a negative norm", Kind::Norm(Norm { step: 1, sum_of_squares: -1.0 }), "unknown kind", 0),
+        (
+            "a negative norm",
+            Kind::Norm(Norm { step: 1, sum_of_squares: -1.0 }),
+            "is -1, which is no number from 0",
+            0,
+        ),
         (
             "a norm of infinity",
             Kind::Norm(Norm { step: 1, sum_of_squares: f64::INFINITY }),
-            "unknown kind",
+            "is inf, which is no number from 0",
             0,
         ),
-        ("a clock beyond all steps", Kind::Advance(Advance { step: u64::MAX }), "unknown kind", 0),
+        ("a clock beyond all steps", Kind::Advance(Advance { step: u64::MAX }), "steps go up to 2^53", 0),
+        (
+            "a pull beyond all steps",
+            Kind::Pull(Pull { done: u64::MAX, ..Pull::default() }),
+            "steps go up to",
+            0,
+        ),
+        (
+            "versions of too few buckets",
+            Kind::Pull(Pull { have: vec![0], ..Pull::default() }),
+            "has 2 buckets",
+            0,
+        ),
+        ("buckets in no order", Kind::Pull(Pull { only: vec![2, 0], ..Pull::default() }), "rise strictly", 0),
+        (
+            "a final pull of a part",
+            Kind::Pull(Pull { only: vec![0], r#final: true, ..Pull::default() }),
+            "beside `final`",
+            0,
+        ),
+        ("a state vector that there is not", slot, "it has 0 state vectors", 0),
+        ("no number of a push", Kind::Push(push(0, 1, 0, 1.0, 4)), "has seq 0", 0),
+        (
+            "a chunk of no chunks",
+            Kind::Take(Take { request: 1, ..Take::default() }),
+            "Take: this job gives",
+            0,
+        ),
+        ("a rest without chunks", Kind::Rest(Rest {}), "Rest: this job gives", 0),
+        (
+            "no mode",
+            Kind::SwitchMode(SwitchMode { number: 1, mode: "fast\u{1b}[2J".into() }),
+            "`fast[2J` is no mode",
+            0,
+        ),
+        (
+            "no number of a switch",
+            Kind::SwitchMode(SwitchMode { number: 0, mode: "asp".into() }),
+            "has number 0",
+            0,
+        ),
     ];
     // Open may have been refused before there was a leader.
     let count = fleet.leader(ShardId(0)).1.refused + cases.len() as u64;
@@ -85,7 +131,7 @@ fn a_bad_message_is_refused_by_name_and_the_stream_goes_on() -> Result<()> {
         assert_eq!((refused.advice(), refused.seq), (Advice::Fix, seq), "{what}");
     }
     stream.send_raw(ToShard { kind: None });
-    assert!(stream.refused()?.message.contains("empty"));
+    assert_eq!(stream.refused()?.kind(), WireKind::NoKind);
     assert_eq!(stream.pull(0)?, clean, "nothing has changed the weights");
     // A second Init is legal (every worker sends them) and changes nothing.
     stream.send(init(0, 5.0, 4));
@@ -178,6 +224,49 @@ fn a_stream_that_does_not_open_rightly_is_refused_and_ended() -> Result<()> {
 }
 
 #[test]
+fn a_session_is_taken_up_again_only_by_who_was_told_its_number() -> Result<()> {
+    let (fleet, ledger) = fleet()?;
+    let address = &fleet.at.addresses[0];
+    let right = open(&ledger.job(), 0)?;
+    let (mut owner, opened) = Stream::open(address, &ledger.job(), 0, &[(0, 4), (2, 4)])?;
+    // What a stranger may guess, and what anyone may read.
+    let shown: Vec<u64> =
+        fleet.leader(ShardId(0)).1.members.iter().flat_map(|m| [m.session, m.session << 40]).collect();
+    let near = [opened.session ^ 1, opened.session.wrapping_add(1)];
+    for session in (1..=8).chain(shown).chain(near).filter(|s| *s != 0) {
+        assert_ne!(session, opened.session);
+        let mut stranger = Stream::connect(address)?;
+        stranger.send(Kind::Open(Open { session, ..right.clone() }));
+        assert_eq!(stranger.refused()?.kind(), WireKind::UnknownSession, "{session}");
+    }
+    owner.send(Kind::Push(push(1, 1, 0, 1.0, 4)));
+    assert_eq!(owner.ack()?, (1, 1), "the session is still its own");
+    let mut back = Stream::connect(address)?;
+    back.send(Kind::Open(Open { session: opened.session, ..right }));
+    back.send(Kind::Push(push(1, 1, 0, 1.0, 4)));
+    assert_eq!(back.ack()?, (1, 1), "who knows the number takes it up, and the push is in already");
+    Ok(())
+}
+
+#[test]
+fn the_same_job_in_other_words_is_the_same_job() -> Result<()> {
+    let (fleet, ledger) = fleet()?;
+    let address = &fleet.at.addresses[0];
+    let (_owner, _) = Stream::open(address, &ledger.job(), 0, &[(0, 4), (2, 4)])?;
+    let text = ledger.job().to_toml()?;
+    // Keys of the top level in another order; tables stay where they are.
+    let top = text.find("\n[").expect("tables");
+    let mut lines: Vec<&str> = text[..top].lines().collect();
+    lines.reverse();
+    let job = format!("# by hand\n{}\n{}", lines.join("\n"), &text[top..]);
+    assert_ne!(job, text);
+    let mut other = Stream::connect(address)?;
+    other.send(Kind::Open(Open { job, ..open(&ledger.job(), 0)? }));
+    assert_eq!(other.refused()?.kind(), WireKind::RankTaken, "the job is right, the rank is not");
+    Ok(())
+}
+
+#[test]
 fn a_message_for_a_session_that_is_not_open_yet_is_refused() -> Result<()> {
     let (fleet, ledger) = fleet()?;
     let address = &fleet.at.addresses[0];
@@ -206,7 +295,7 @@ fn a_message_for_a_session_that_is_not_open_yet_is_refused() -> Result<()> {
 fn bytes_that_are_no_messages_are_refused_and_the_server_lives_on() -> Result<()> {
     let (fleet, ledger) = fleet()?;
     let address = &fleet.at.addresses[0];
-    let unknown = b"empty or of an unknown kind";
+    let unknown = b"cannot be read: ";
     let exchange = |bytes: &[u8], end: bool| -> Result<Call> {
         let mut call = Call::open(address, "/paraft.v1.Shards/Exchange")?;
         call.body(bytes, end)?;

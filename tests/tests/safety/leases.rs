@@ -339,8 +339,9 @@ fn the_chunk_of_a_worker_that_hangs_goes_to_another() -> Result<()> {
     let mut job = leased(&fleet, "asp", &["train.workers=2", "cluster.bucket_bytes=1024"])?;
     job.name = "hang".into();
     let tensors = Counting { steps: 0, hook: Box::new(|_| {}) }.tensors();
-    let mut server_job = job.server_job(&tensors);
-    let plan = paraft_worker::worker::Plan::new(&job, &samples()?.train)?;
+    let data = samples()?;
+    let mut server_job = job.server_job_on(&tensors, &data.digest());
+    let plan = paraft_worker::worker::Plan::new(&job, &data.train)?;
     server_job.chunks = plan.leased;
     let address = &fleet.at.addresses[0];
     let (mut hung, _) = Stream::open_and_hang(address, &server_job, 1, &[(0, SAMPLES)])?;

@@ -90,7 +90,6 @@ impl Sections {
     ) -> Result<Self, ClientError> {
         let layout = job.layout();
         let slots = job.slots();
-        let text = job.to_toml().map_err(|e| ClientError::Options(e.to_string()))?;
         let mut sections = Self {
             step,
             shards,
@@ -108,7 +107,7 @@ impl Sections {
             let buckets = placement::buckets_of(&sections.layout, shard, shards).len();
             if buckets > 0 {
                 // All are asked, whatever one says: a shard whose image nobody fetches would keep no other.
-                let asked = sections.ask(shard, servers, transport, &mut channels, &text, buckets).await;
+                let asked = sections.ask(shard, servers, transport, &mut channels, job, buckets).await;
                 failed = failed.or(asked.err());
             }
         }
@@ -155,7 +154,7 @@ impl Sections {
         servers: &[String],
         transport: Transport,
         channels: &mut BTreeMap<String, tonic::transport::Channel>,
-        job: &str,
+        job: &ServerJob,
         buckets: usize,
     ) -> Result<(), ClientError> {
         let began = Instant::now();
@@ -169,7 +168,8 @@ impl Sections {
             let mut leader = String::new();
             match self.ask_one(shard, &address, transport, channels, &mut leader).await {
                 Ok((section, stream)) => {
-                    if section.job != job
+                    // Another client may have written the same values in another order.
+                    if ServerJob::from_toml(&section.job).ok().as_ref() != Some(job)
                         || section.buckets as usize != buckets
                         || section.step != self.step.0
                     {

@@ -101,6 +101,11 @@ impl Dataset {
         Ok(Self { classes: Some(vocab), ..Self::new(samples, vec![context], None)? })
     }
 
+    /// The values of all samples.
+    pub fn samples(&self) -> &Samples {
+        &self.samples
+    }
+
     /// Number of samples.
     pub fn len(&self) -> usize {
         self.len

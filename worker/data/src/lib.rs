@@ -13,6 +13,7 @@
 pub mod config;
 mod csv_file;
 mod dataset;
+mod digest;
 mod digits;
 mod error;
 mod idx;
@@ -24,6 +25,7 @@ mod text;
 pub use config::DataConfig;
 pub use csv_file::{CsvOptions, Header, LabelColumn, read_csv};
 pub use dataset::{Dataset, Samples, Split};
+pub use digest::DataDigest;
 pub use digits::digits;
 pub use error::{DataError, Place};
 pub use idx::{read_idx_folder, read_idx_pair};

@@ -96,7 +96,7 @@ impl<'a> Lead<'a> {
         let begin = start::begin(job, options.resume.as_deref(), model, layout, &data.plan)?;
         let state = State { weights: begin.initial.weights.clone(), slots: begin.initial.slots.clone() };
         let begun = Step(begin.step());
-        let mut server_job = job.server_job(tensors);
+        let mut server_job = job.server_job_on(tensors, &data.digest);
         server_job.start = begin.start;
         let client = client_options(job, options, server_job, true);
         let recorder = Recorder::new(client.worker, options.run_dir.as_deref(), data.gauges.clone())?;

@@ -68,7 +68,7 @@ impl Owner {
             }
             None => {
                 lead.cuts.forget(worker);
-                let join = Command::Join { worker };
+                let join = Command::JoinAs { worker, session: (self.draw_session)() };
                 self.propose_behind_cut(Purpose::Join { conn }, join.into()).await;
             }
         }
@@ -85,17 +85,14 @@ impl Owner {
             return Ok(());
         }
         let asked = ServerJob::decode(asked).map_err(|e| RefusalKind::BadJob(e.to_string()))?;
-        let Some(conf) = self.shard.configured().filter(|c| c.job != asked) else { return Ok(()) };
-        let (name, running) = (conf.job.name.clone(), conf.job.to_toml().unwrap_or_default());
-        let line = |text: &str, other: &str| {
-            text.lines().find(|l| !other.lines().any(|o| o == *l)).map(str::to_string)
-        };
-        let text = asked.to_toml().unwrap_or_default();
-        let difference = match (line(&running, &text), line(&text, &running)) {
-            (Some(a), Some(b)) => Some(format!("there `{a}`, here `{b}`")),
-            (a, b) => a.or(b),
-        };
-        Err(RefusalKind::OtherJob { running: name, asked: asked.name, difference })
+        // Another client may write the same values in another order.
+        if self.shard.configured().is_some_and(|c| c.job == asked) {
+            return Ok(());
+        }
+        let there = self.shard.configured().map(|c| c.job.clone());
+        let running = there.as_ref().map(|j| j.name.clone()).unwrap_or_default();
+        let difference = there.as_ref().and_then(|there| difference(there, &asked));
+        Err(RefusalKind::OtherJob { running, asked: asked.name, difference })
     }
 
     pub(super) fn attach(&mut self, conn: ConnId, worker: WorkerId, session: SessionId) {
@@ -194,3 +191,29 @@ impl Owner {
         }
     }
 }
+
+/// What differs between two jobs, in the words of both: of their fingerprints the facts that do, else the first line.
+fn difference(there: &ServerJob, here: &ServerJob) -> Option<String> {
+    let only = |a: &ServerJob, b: &ServerJob| {
+        let others: Vec<&str> = b.fingerprint.split(", ").collect();
+        let facts = a.fingerprint.split(", ").filter(|f| !others.contains(f));
+        let facts: Vec<String> =
+            facts.take(MOST_FACTS).map(|f| f.chars().take(FACT_CHARS).collect()).collect();
+        facts.join(", ")
+    };
+    let texts = || Some((there.to_toml().ok()?, here.to_toml().ok()?));
+    let line =
+        |text: &str, other: &str| text.lines().find(|l| !other.lines().any(|o| o == *l)).map(str::to_string);
+    let (a, b) = if there.fingerprint == here.fingerprint {
+        let (there, here) = texts()?;
+        (line(&there, &here).unwrap_or_default(), line(&here, &there).unwrap_or_default())
+    } else {
+        (only(there, here), only(here, there))
+    };
+    let said = |text: String| if text.is_empty() { "nothing".to_string() } else { format!("`{text}`") };
+    Some(format!("there {}, here {}", said(a), said(b)))
+}
+
+/// Of a fingerprint so much is shown: it is a text of a worker's choice.
+const MOST_FACTS: usize = 8;
+const FACT_CHARS: usize = 120;

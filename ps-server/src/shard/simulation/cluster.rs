@@ -11,11 +11,14 @@ use crate::{
     },
 };
 use futures::{FutureExt, future::BoxFuture};
-use paraft_common::{ServerId, ShardId};
+use paraft_common::{ServerId, SessionId, ShardId};
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -63,6 +66,8 @@ pub struct Group {
     pub truth: Shard,
     /// What the truth was after each entry.
     pub digests: Vec<u64>,
+    /// Sessions given out by all its leaders.
+    sessions: Arc<AtomicU64>,
 }
 
 #[derive(Clone)]
@@ -95,6 +100,7 @@ impl Cluster {
             first: None,
             truth: shard(),
             digests: vec![shard().image().digest()],
+            sessions: Arc::default(),
         };
         let cluster = Self(Arc::new(Mutex::new(group)));
         for node in 0..nodes {
@@ -109,7 +115,9 @@ impl Cluster {
         let shard = Arc::new(shard());
         let (leadership, follow) = watch::channel(Leadership::default());
         let handle = Handle { cluster: self.clone(), node, life, leadership: follow };
-        let owner = owner::spawn(shard.clone(), Arc::new(handle), Arc::new(Counters::default()), 1);
+        let sessions = self.0.lock().sessions.clone();
+        let draw = Box::new(move || SessionId(sessions.fetch_add(1, Relaxed) + 1));
+        let owner = owner::spawn(shard.clone(), Arc::new(handle), Arc::new(Counters::default()), 1, draw);
         Node {
             shard,
             owner,
