@@ -7,6 +7,7 @@ use crate::{
         Observed, Shard,
         lateness::Lateness,
         owner::{self, Counters, Event},
+        queued::Queued,
     },
 };
 use paraft_common::{Durability, ServerId, ShardId};
@@ -36,6 +37,8 @@ pub struct Replica {
     pub owner: mpsc::Sender<Event>,
     /// What the owner counts.
     pub counters: Arc<Counters>,
+    /// What its streams may have brought that the owner has not taken.
+    pub queued: Arc<Queued>,
     /// Names the founding of the shard's state.
     pub origin: u64,
     /// Changes with everything that is applied here; closes with the replica.
@@ -98,6 +101,11 @@ impl Replicas {
     /// The replica of a shard, if it is here.
     pub fn get(&self, shard: ShardId) -> Option<Replica> {
         self.hosted.read().get(&shard).cloned()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.hosted.read().len()
     }
 
     /// All of them, by shard.
@@ -186,7 +194,8 @@ impl Replicas {
         let group = Group::start(options, Arc::new(observed), self.peers.clone()).await?;
         let counters = Arc::new(Counters { stages: self.stages.clone(), lateness, ..Counters::default() });
         let owner = owner::spawn(shard.clone(), Arc::new(group.clone()), counters.clone(), origin);
-        self.hosted.write().insert(id, Replica { shard, group, owner, counters, origin, applied });
+        let queued = Arc::new(Queued::of_one_in(shards));
+        self.hosted.write().insert(id, Replica { shard, group, owner, counters, queued, origin, applied });
         Ok(())
     }
 

@@ -132,6 +132,11 @@ impl Agent {
         self.options.server
     }
 
+    /// How many servers it was told of when it was started.
+    pub fn listed(&self) -> usize {
+        self.options.servers.len()
+    }
+
     /// Its address.
     pub fn address(&self) -> &str {
         &self.options.address

@@ -1,11 +1,12 @@
 //! What this server knows of its shards, for `paraft status`, the launcher and Prometheus.
 
 use crate::{
+    connections::{Connections, Counts},
     replicas::{Replica, Replicas},
     shard::lateness::OfWorker,
 };
 use paraft_common::{ShardId, WorkerId, histogram::LogHistogram};
-use paraft_proto::{Bin, Chunks, Member, PROTOCOL, ShardStatus, StatusReply, WorkerLateness};
+use paraft_proto::{self as proto, Bin, Chunks, Member, PROTOCOL, ShardStatus, StatusReply, WorkerLateness};
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 /// Builds status replies.
@@ -17,6 +18,8 @@ pub struct StatusService {
     pub address: String,
     /// The replicas hosted here.
     pub replicas: Arc<Replicas>,
+    /// The connections to it.
+    pub connections: Arc<Connections>,
 }
 
 impl StatusService {
@@ -30,8 +33,9 @@ impl StatusService {
     /// The reply; with `digest`, the whole state is read and hashed.
     pub async fn reply(&self, digest: bool) -> StatusReply {
         let usage = paraft_host::usage();
-        let mut shards = Vec::new();
+        let (mut shards, mut queued) = (Vec::new(), (0, 0));
         for (_, w) in self.replicas.all() {
+            queued = (queued.0 + w.queued.bytes(), queued.1 + w.queued.most());
             let mut s = shard_status(&w);
             if digest && let Ok((index, image)) = w.group.image().await {
                 s.applied_index = index;
@@ -48,6 +52,27 @@ impl StatusService {
             cpu_seconds: usage.cpu_seconds,
             peak_rss_bytes: usage.peak_rss_bytes,
             replicas_diverged: self.replicas.diverged(),
+            connections: Some(self.connections.counts().into()),
+            descriptors: paraft_host::open_descriptors(),
+            descriptors_limit: paraft_host::descriptor_limit(),
+            queued_bytes: queued.0,
+            queued_bytes_limit: queued.1,
+        }
+    }
+}
+
+impl From<Counts> for proto::Connections {
+    fn from(c: Counts) -> Self {
+        let few = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Self {
+            unknown: few(c.unknown),
+            readers: few(c.readers),
+            workers: few(c.workers),
+            servers: few(c.servers),
+            limit: few(c.most),
+            shed: c.shed,
+            refused: c.refused,
+            silent: c.silent,
         }
     }
 }
