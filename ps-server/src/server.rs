@@ -214,6 +214,7 @@ impl Server {
             address: options.address.clone(),
             replicas: replicas.clone(),
             connections: connections.clone(),
+            digests: Arc::default(),
         };
         Ok(Self {
             shards: ShardsService {

@@ -45,7 +45,7 @@ impl Listen for UnixListener {
 
 impl Connections {
     /// The next connection that there is room for.
-    async fn accept<L: Listen>(self: &Arc<Self>, listener: &L) -> Guarded<L::Socket> {
+    pub(super) async fn accept<L: Listen>(self: &Arc<Self>, listener: &L) -> Guarded<L::Socket> {
         let mut failing = false;
         loop {
             self.few_going().await;

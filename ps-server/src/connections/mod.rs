@@ -266,14 +266,4 @@ pub fn mark(extensions: &http::Extensions, rank: Rank) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_logs_snapshots_and_peers_need_is_not_given_to_connections() {
-        assert_eq!(room(128, 1, 2), 128 - 32 - 8 - 8 - 16);
-        assert_eq!(room(1024, 64, 2), 1024 - 32 - 512 - 8 - 16);
-        assert_eq!(room(1 << 20, 64, 1000), MOST);
-        assert_eq!(room(64, 64, 1000), LEAST, "too few for anything");
-    }
-}
+mod tests;

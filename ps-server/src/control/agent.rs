@@ -88,11 +88,16 @@ struct Leading {
     since: Option<Instant>,
     heard: BTreeMap<ServerId, Heard>,
     health: BTreeMap<ShardId, (Health, String)>,
+    /// The last plan's directives, and when it was made.
+    planned: Option<(Instant, BTreeMap<ServerId, Vec<Directive>>)>,
 }
 
 /// Servers that found a fleet without all that are listed wait this long for the others.
 const FOUND_PATIENCE: Duration = Duration::from_secs(2);
 const CALL: Duration = Duration::from_secs(1);
+/// Reports that come so soon after a plan are answered from it: the next plan, which they cause, has what they say. A
+/// server reports a few times in an election's time; who sends thousands a second must not have the leader plan for each.
+const PLAN_PAUSE: Duration = Duration::from_millis(5);
 
 impl Agent {
     /// `fleet`: the one that this server belongs to already, or 0. `remember` keeps it on disk.
@@ -416,9 +421,12 @@ impl Agent {
         }
         let mut leading = self.leading.lock();
         leading.heard.insert(server, Heard { report, at: Instant::now() });
+        self.news.notify_one();
+        if let Some((_, planned)) = leading.planned.as_ref().filter(|(at, _)| at.elapsed() < PLAN_PAUSE) {
+            return Some(planned.get(&server).cloned().unwrap_or_default());
+        }
         drop(leading);
         let mut plan = self.plan()?;
-        self.news.notify_one();
         Some(plan.directives.remove(&server).unwrap_or_default())
     }
 
@@ -438,6 +446,7 @@ impl Agent {
             unix_ms: unix_ms(),
         });
         leading.health = plan.health.clone();
+        leading.planned = Some((Instant::now(), plan.directives.clone()));
         Some(plan)
     }
 
@@ -465,7 +474,8 @@ impl Agent {
                     changed = leadership.changed() => if changed.is_err() { return },
                 }
             }
-            self.leading.lock().since = None;
+            let mut leading = self.leading.lock();
+            (leading.since, leading.planned) = (None, None);
         }
     }
 
@@ -601,3 +611,7 @@ fn job_of(shard: &Shard) -> Option<JobReport> {
 fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
 }
+
+#[cfg(test)]
+#[path = "agent_tests.rs"]
+mod tests;

@@ -1,5 +1,6 @@
 //! What this server knows of its shards, for `paraft status`, the launcher and Prometheus.
 
+use super::digests::Digests;
 use crate::{
     connections::{Connections, Counts},
     replicas::{Replica, Replicas},
@@ -20,6 +21,8 @@ pub struct StatusService {
     pub replicas: Arc<Replicas>,
     /// The connections to it.
     pub connections: Arc<Connections>,
+    /// The digests that were asked for.
+    pub digests: Arc<Digests>,
 }
 
 impl StatusService {
@@ -34,12 +37,11 @@ impl StatusService {
     pub async fn reply(&self, digest: bool) -> StatusReply {
         let usage = paraft_host::usage();
         let (mut shards, mut queued) = (Vec::new(), (0, 0));
-        for (_, w) in self.replicas.all() {
+        for (shard, w) in self.replicas.all() {
             queued = (queued.0 + w.queued.bytes(), queued.1 + w.queued.most());
             let mut s = shard_status(&w);
-            if digest && let Ok((index, image)) = w.group.image().await {
-                s.applied_index = index;
-                s.digest = image.digest();
+            if digest && let Some((index, digest)) = self.digests.of(shard, &w.group).await {
+                (s.applied_index, s.digest) = (index, digest);
             }
             shards.push(s);
         }

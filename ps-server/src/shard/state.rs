@@ -14,6 +14,7 @@ use super::{
     round::weights,
     several::Several,
 };
+use crate::compute;
 use paraft_common::{
     BucketId, Encoding, InForce, LogForm, Mode, ModeChoice, Payload, Seq, SessionId, ShardId, Step,
     TensorKind, Version, WorkerId,
@@ -493,13 +494,21 @@ impl Shard {
 
     /// Whether updates touch so much that several threads are worth while: their payloads, or what they are decoded to.
     fn is_large(&self, updates: &[&Proposal]) -> bool {
-        let conf = self.configured();
-        let touched = |p: &&Proposal| {
-            let Command::Update { bucket, .. } = &p.command else { return 0 };
-            let of = conf.as_ref().and_then(|c| Some(c.buckets[c.local(*bucket)?].spec.len * F32_BYTES));
-            p.payload.len().max(of.unwrap_or(0))
+        updates.iter().map(|p| self.bytes_of(p)).sum::<u64>() >= PARALLEL_BYTES as u64
+    }
+
+    /// Bytes that applying a proposal reads or writes, about: its payload, or what that is decoded to. To take a job is to
+    /// build its whole state.
+    pub(super) fn bytes_of(&self, proposal: &Proposal) -> u64 {
+        let touched = match &proposal.command {
+            Command::Configure { .. } | Command::Cut { .. } => return compute::SMALL_BYTES,
+            Command::Update { bucket, .. } => self
+                .configured()
+                .and_then(|c| Some(c.buckets[c.local(*bucket)?].spec.len * F32_BYTES))
+                .unwrap_or_default(),
+            _ => 0,
         };
-        updates.iter().map(touched).sum::<usize>() >= PARALLEL_BYTES
+        touched.max(proposal.payload.len()) as u64
     }
 
     fn update(&self, proposal: &Proposal) -> Outcome {
