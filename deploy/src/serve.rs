@@ -6,7 +6,7 @@ use crate::{
 };
 use clap::Args;
 use paraft_common::{Durability, ServerId, config::overlay};
-use paraft_host::{lifeline, logs, socket_path, sweep_sockets};
+use paraft_host::{lifeline, logs, raise_descriptor_limit, socket_path, sweep_sockets};
 use paraft_server::{
     Patience, Server, ServerError, ServerOptions, Shape,
     server::{Ending, IDENTITY, Place},
@@ -98,6 +98,7 @@ pub struct ServerArgs {
 pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
     logs::start(args.log_file.as_deref())
         .map_err(|e| Failure::new(exit::IO, format!("the log file: {e}")))?;
+    raise_descriptor_limit();
     if let Some(pid) = args.until {
         end_with(pid)?;
     }
@@ -115,7 +116,7 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
             .help("ids are the places in the list, from 0")
     })?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(threads())
         .thread_name("paraft-server")
         .enable_all()
         .build()
@@ -217,6 +218,11 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
             number => 128 + number,
         })
     })
+}
+
+/// Threads that wait for the network: two at least, so that one that is held up for once does not hold up all.
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(2, |n| n.get().max(2))
 }
 
 /// The name of a folder for an address.

@@ -196,6 +196,7 @@ fn print(r: &StatusReply, digest: bool) {
             r.replicas_diverged
         );
     }
+    out!("  {}", doors(r));
     for w in &r.stopped {
         out!("  shard {} waits for its storage for {:.1} s: {}", w.shard, w.stopped_ms as f64 / 1e3, w.why);
     }
@@ -261,6 +262,32 @@ fn print(r: &StatusReply, digest: bool) {
     out!("{t}");
 }
 
+/// Connections, descriptors, and what waits: where each bound is.
+fn doors(r: &StatusReply) -> String {
+    let c = r.connections.unwrap_or_default();
+    let mut line = format!(
+        "connections {} of {} (servers {}, workers {}, readers {}, unknown {})",
+        c.servers + c.workers + c.readers + c.unknown,
+        c.limit,
+        c.servers,
+        c.workers,
+        c.readers,
+        c.unknown
+    );
+    for (count, what) in [(c.shed, "shed"), (c.refused, "refused"), (c.silent, "silent")] {
+        if count > 0 {
+            line += &format!(", {count} {what}");
+        }
+    }
+    line + &format!(
+        "  descriptors {} of {}  queued {} of {}",
+        r.descriptors,
+        r.descriptors_limit,
+        table::bytes(r.queued_bytes),
+        table::bytes(r.queued_bytes_limit)
+    )
+}
+
 /// What a member does, and what is left of its lease.
 fn state_of(m: &paraft_proto::Member) -> String {
     match (m.finished, m.resting, m.lease_ms) {
@@ -318,6 +345,12 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
     json!({
         "server": r.server, "address": r.address, "version": r.version, "protocol": r.protocol,
         "cpu_seconds": r.cpu_seconds, "peak_rss_bytes": r.peak_rss_bytes, "replicas_diverged": r.replicas_diverged,
+        "connections": r.connections.map(|c| json!({
+            "unknown": c.unknown, "readers": c.readers, "workers": c.workers, "servers": c.servers, "limit": c.limit,
+            "shed": c.shed, "refused": c.refused, "silent": c.silent,
+        })),
+        "descriptors": r.descriptors, "descriptors_limit": r.descriptors_limit,
+        "queued_bytes": r.queued_bytes, "queued_bytes_limit": r.queued_bytes_limit,
         "shards": shards,
     })
 }

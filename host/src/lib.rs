@@ -1,11 +1,14 @@
-//! What a process needs of its host: what it has used, where its sockets lie, its log, its end.
+//! What a process needs of its host: what it has used, how many files it may have open, where its sockets lie, its log,
+//! its end.
 
 pub mod clock;
+mod descriptors;
 pub mod lifeline;
 pub mod logs;
 pub mod memory;
 mod socket;
 mod usage;
 
+pub use descriptors::{descriptor_limit, is_shortage, open_descriptors, raise_descriptor_limit};
 pub use socket::{is_local, socket_path, sweep_sockets};
 pub use usage::{Usage, cpu_seconds_of, usage};

@@ -12,6 +12,12 @@ pub const MAX_MESSAGE_BYTES: usize = MAX_BUCKET_BYTES + (64 << 10);
 /// (h2 reads 8 KiB with each frame's header, and the rest in a call of its own); 16 KiB, the default, cost a third of the
 /// goodput. What such frames delay is the small messages behind them, by less than a millisecond on a fast link.
 pub const FRAME_BYTES: u32 = 1 << 20;
+/// Streams that may be open on one connection. A worker's client has three for each of up to 64 shards (exchange, reads,
+/// a section of a checkpoint) and a few calls; a server's channel has for each of 65 groups an append or a piece of a
+/// snapshot, a vote and a heartbeat, and those of which the time ran out. Twice as many; each takes some 7 KiB.
+pub const STREAMS: u32 = 512;
+/// Headers of a request. Ours are less than 1 KiB.
+pub const HEADER_BYTES: u32 = 16 << 10;
 /// HTTP/2 windows: larger ones lose to page faults of fresh memory.
 pub const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 /// Window of a connection, shared by its streams.

@@ -2,6 +2,8 @@
 //!
 //! - [`shard`]: one shard's replicated state and its leader's work.
 //! - [`raft`]: replication; openraft stops there.
+//! - [`compute`]: arithmetic off the runtime's threads.
+//! - [`connections`]: how many connections there may be, and whose go first.
 //! - [`control`]: which servers there are and where each shard is; agreed on by a Raft group of its own.
 //! - [`replicas`]: the replicas of shards on this server.
 //! - [`header`]: small things to bytes and back, for disk and wire.
@@ -13,6 +15,8 @@
 //! - [`metrics`]: what Prometheus reads.
 
 pub mod admission;
+pub mod compute;
+pub mod connections;
 pub mod control;
 pub mod header;
 pub mod metrics;

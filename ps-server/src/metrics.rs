@@ -1,6 +1,6 @@
 //! What Prometheus reads at `/metrics`: the same numbers as status, in the field's naming.
 
-use crate::rpc::status::StatusService;
+use crate::{connections::Door, rpc::status::StatusService};
 use axum::{Router, extract::State, http::header, response::IntoResponse, routing::get};
 use paraft_proto::{Bin, ShardStatus, StatusReply};
 use parking_lot::Mutex;
@@ -15,11 +15,10 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use std::{future::Future, io, sync::atomic::AtomicU64};
-use tokio::net::TcpListener;
 
 /// Serves `/metrics` until `shutdown` resolves.
 pub async fn serve(
-    listener: TcpListener,
+    listener: Door,
     status: StatusService,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
@@ -93,6 +92,7 @@ pub async fn render(status: &StatusService) -> String {
         "Replicas stopped because their state was not the majority's",
         diverged,
     );
+    connections(&mut registry, &reply);
     let of = |s: &ShardStatus| -> Labels { [("shard", s.shard.to_string())] };
     for (name, help, value) in GAUGES {
         let family = Family::<Labels, Gauge>::default();
@@ -130,6 +130,32 @@ pub async fn render(status: &StatusService) -> String {
     let mut text = String::new();
     let _ = encode(&mut text, &registry);
     text
+}
+
+/// Connections by what they are for, and by why others were closed; descriptors; payload that waits.
+fn connections(registry: &mut Registry, reply: &StatusReply) {
+    let c = reply.connections.unwrap_or_default();
+    let open = Family::<Labels, Gauge>::default();
+    let ranks = [("unknown", c.unknown), ("reader", c.readers), ("worker", c.workers), ("server", c.servers)];
+    for (rank, count) in ranks {
+        open.get_or_create(&[("rank", rank.to_string())]).set(i64::from(count));
+    }
+    registry.register("connections", "Connections by what they have shown to be for", open);
+    let closed = Family::<Labels, Counter>::default();
+    for (why, count) in [("shed", c.shed), ("refused", c.refused), ("silent", c.silent)] {
+        closed.get_or_create(&[("why", why.to_string())]).inc_by(count);
+    }
+    registry.register("connections_closed", "Connections that this server has closed or not let in", closed);
+    let gauges = [
+        ("connections_limit", "Connections that there may be at present", u64::from(c.limit)),
+        ("descriptors", "Files and sockets that the process has open", reply.descriptors),
+        ("descriptors_limit", "Files and sockets that it may have open", reply.descriptors_limit),
+        ("queued_bytes", "Payload that streams have brought and no shard has taken yet", reply.queued_bytes),
+        ("queued_limit_bytes", "Payload that may wait so", reply.queued_bytes_limit),
+    ];
+    for (name, help, value) in gauges {
+        registry.register(name, help, ConstGauge::new(value as i64));
+    }
 }
 
 /// Bounds of the histograms' buckets.

@@ -1,19 +1,19 @@
 //! A server: its replicas, their owners, the services. Parse, build, run.
 
 use crate::{
+    connections::{self, Connections},
     control::{Agent, AgentOptions, Agreed, ControlReplica, Identity, Patience, Shape},
     header, metrics,
     raft::{Folder, FolderError, GroupId, GroupOptions, Peers, ReplicaId},
     replicas::{Replicas, ReplicasOptions},
     rpc::{
         control::{ControlService, ask_to_join, shape_of},
-        exchange::ShardsService,
+        exchange::{ShardsService, UNOPENED},
         peers::PeersService,
         status::StatusService,
     },
     settings,
 };
-use futures::StreamExt;
 use paraft_common::ServerId;
 use paraft_proto::{control_server::ControlServer, limits, services::Door};
 use paraft_store::Disk;
@@ -23,7 +23,6 @@ use tokio::{
     net::{TcpListener, UnixListener},
     sync::watch,
 };
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 
 /// How a server finds its fleet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,6 +102,7 @@ pub struct Server {
     shards: ShardsService,
     peers: PeersService,
     status: StatusService,
+    connections: Arc<Connections>,
 }
 
 impl ServerOptions {
@@ -251,11 +251,20 @@ impl Server {
         });
         let agent =
             Arc::new(Agent::new(agent, control.clone(), agreed, replicas.clone(), identity.fleet, keep));
+        let connections = {
+            let (replicas, agent) = (replicas.clone(), agent.clone());
+            Connections::new(move || {
+                let servers = agent.agreed.read(|s| s.servers.len()).max(agent.listed_count());
+                connections::room(paraft_host::descriptor_limit(), replicas.count(), servers)
+            })
+        };
         let status = StatusService {
             server: identity.server.0,
             address: options.address.clone(),
             replicas: replicas.clone(),
             control: control.clone(),
+            connections: connections.clone(),
+            digests: Arc::default(),
         };
         Ok(Self {
             shards: ShardsService {
@@ -264,11 +273,13 @@ impl Server {
                 agent: agent.clone(),
                 status: status.clone(),
                 streams: Arc::default(),
+                unopened: Arc::new(tokio::sync::Semaphore::new(UNOPENED)),
             },
             peers: PeersService { replicas: replicas.clone(), control, peers },
             agent,
             replicas,
             status,
+            connections,
             options,
         })
     }
@@ -307,24 +318,17 @@ impl Server {
         });
         let until = |mut s: watch::Receiver<()>| async move { while s.changed().await.is_ok() {} };
         if let Some(l) = metrics_listener {
-            tokio::spawn(metrics::serve(l, self.status.clone(), until(stopped.clone())));
+            let door = connections::Door { listener: l, connections: self.connections.clone() };
+            tokio::spawn(metrics::serve(door, self.status.clone(), until(stopped.clone())));
         }
         if let Some(path) = &self.options.socket {
             let _ = std::fs::remove_file(path); // left by a process that was killed
             let l = UnixListener::bind(path).map_err(|e| ServerError::Io(path.display().to_string(), e))?;
-            let incoming = UnixListenerStream::new(l).map(|s| {
-                let s = s?;
-                let _ = socket2::SockRef::from(&s).set_send_buffer_size(limits::SOCKET_BUFFER_BYTES);
-                Ok::<_, std::io::Error>(s)
-            });
+            let incoming = connections::incoming(l, self.connections.clone());
             let serve = self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone()));
             tokio::spawn(serve);
         }
-        let incoming = TcpListenerStream::new(listener).map(|s| {
-            let s = s?;
-            s.set_nodelay(true)?; // small messages must not wait for Nagle's algorithm
-            Ok::<_, std::io::Error>(s)
-        });
+        let incoming = connections::incoming(listener, self.connections.clone());
         let served = self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone()));
         tokio::select! {
             r = served => r?,
@@ -344,6 +348,8 @@ impl Server {
             .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
             .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
             .max_frame_size(limits::FRAME_BYTES)
+            .max_concurrent_streams(limits::STREAMS)
+            .http2_max_header_list_size(limits::HEADER_BYTES)
             .http2_keepalive_interval(Some(limits::KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(limits::KEEPALIVE_TIMEOUT))
             .add_service(ControlServer::new(ControlService { agent: self.agent.clone() }))

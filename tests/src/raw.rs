@@ -15,7 +15,9 @@ pub struct Call {
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
+const RESET: u8 = 3;
 const SETTINGS: u8 = 4;
+const GO_AWAY: u8 = 7;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
@@ -25,23 +27,26 @@ impl Call {
         let mut call = Self::connect(address)?;
         call.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")?;
         call.frame(SETTINGS, 0, 0, &[])?;
-        let mut block = Vec::new();
-        for (name, value) in [
-            (":method", "POST"),
-            (":scheme", "http"),
-            (":path", path),
-            (":authority", address),
-            ("content-type", "application/grpc"),
-            ("te", "trailers"),
-        ] {
-            block.push(0); // HPACK: a literal, not indexed, not compressed
-            for text in [name, value] {
-                block.push(u8::try_from(text.len()).context("a short header")?);
-                block.extend_from_slice(text.as_bytes());
+        call.frame(HEADERS, END_HEADERS, 1, &headers(address, path)?)?;
+        Ok(call)
+    }
+
+    /// Opens so many calls on one connection, whatever the server says, and sends no message on any.
+    pub fn flood(address: &str, path: &str, calls: u32) -> Result<Flooded> {
+        let mut call = Self::connect(address)?;
+        call.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")?;
+        call.frame(SETTINGS, 0, 0, &[])?;
+        let block = headers(address, path)?;
+        let mut reading = call.tcp.try_clone()?;
+        reading.set_read_timeout(Some(QUIET))?;
+        let reader = std::thread::spawn(move || Flooded::read(&mut reading));
+        for stream in 0..calls {
+            // Where the server has closed, all is said.
+            if call.frame(HEADERS, END_HEADERS, 2 * stream + 1, &block).is_err() {
+                break;
             }
         }
-        call.frame(HEADERS, END_HEADERS, 1, &block)?;
-        Ok(call)
+        reader.join().map_err(|_| anyhow::anyhow!("the reader panicked"))
     }
 
     /// Connects; sends nothing.
@@ -107,6 +112,62 @@ impl Call {
         self.got.extend_from_slice(&buffer[..n]);
         Ok(n)
     }
+}
+
+/// What a server said to a flood of calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flooded {
+    /// Calls that it took.
+    pub taken: u32,
+    /// Calls that it refused, each with a reset.
+    pub refused: u32,
+    /// It closed the connection.
+    pub closed: bool,
+}
+
+/// A server that says nothing more for so long has said all.
+const QUIET: Duration = Duration::from_secs(2);
+
+impl Flooded {
+    fn read(tcp: &mut TcpStream) -> Self {
+        let mut seen = Self::default();
+        let mut head = [0; 9];
+        loop {
+            if let Err(e) = tcp.read_exact(&mut head) {
+                let quiet = matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut);
+                return Self { closed: seen.closed || !quiet, ..seen };
+            }
+            let len = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+            if tcp.read_exact(&mut vec![0; len as usize]).is_err() {
+                return Self { closed: true, ..seen };
+            }
+            match head[3] {
+                HEADERS => seen.taken += 1,
+                RESET => seen.refused += 1,
+                GO_AWAY => seen.closed = true,
+                _ => {}
+            }
+        }
+    }
+}
+
+fn headers(address: &str, path: &str) -> Result<Vec<u8>> {
+    let mut block = Vec::new();
+    for (name, value) in [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", path),
+        (":authority", address),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ] {
+        block.push(0); // HPACK: a literal, not indexed, not compressed
+        for text in [name, value] {
+            block.push(u8::try_from(text.len()).context("a short header")?);
+            block.extend_from_slice(text.as_bytes());
+        }
+    }
+    Ok(block)
 }
 
 /// The five bytes before a gRPC message: not compressed, this long.

@@ -99,6 +99,7 @@ pub fn main(factory: Factory) -> ! {
 
 /// Runs a worker; errors go to standard error as "error: ..." and into the exit code.
 pub fn train(args: &WorkerArgs, factory: Factory) -> i32 {
+    paraft_host::raise_descriptor_limit();
     if let Err(e) = paraft_host::logs::start(args.log_file.as_deref()) {
         eprintln!("error: the log file cannot be opened: {e}");
         return exit::IO;

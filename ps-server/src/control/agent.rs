@@ -97,6 +97,8 @@ pub(super) struct Leading {
     lost_since: BTreeMap<ShardId, Instant>,
     /// Servers that too few of the others reach.
     pub unreached: BTreeMap<ServerId, String>,
+    /// The last plan's directives, and when it was made.
+    planned: Option<(Instant, BTreeMap<ServerId, Vec<Directive>>)>,
 }
 
 /// Servers that may be known and not heard of, at most: more of them are not taken in.
@@ -109,6 +111,9 @@ pub const HAND_OVER: Duration = Duration::from_secs(2);
 const CALL: Duration = Duration::from_secs(1);
 /// Connections that are kept: more than a fleet's, and they are made anew.
 const MAX_CHANNELS: usize = 1024;
+/// Reports that come so soon after a plan are answered from it: the next plan, which they cause, has what they say. A
+/// server reports a few times in an election's time; who sends thousands a second must not have the leader plan for each.
+const PLAN_PAUSE: Duration = Duration::from_millis(5);
 
 impl Agent {
     /// `fleet`: the one that this server belongs to already, or 0. `remember` keeps it on disk.
@@ -179,6 +184,11 @@ impl Agent {
     /// The shards' replicas here.
     pub(super) fn replicas(&self) -> &Replicas {
         &self.replicas
+    }
+
+    /// How many servers it was told of when it was started.
+    pub fn listed_count(&self) -> usize {
+        self.options.servers.len()
     }
 
     /// Its address.
@@ -499,9 +509,12 @@ impl Agent {
         }
         let mut leading = self.leading.lock();
         leading.heard.insert(server, Heard { report, at: Instant::now() });
+        self.news.notify_one();
+        if let Some((_, planned)) = leading.planned.as_ref().filter(|(at, _)| at.elapsed() < PLAN_PAUSE) {
+            return Some(planned.get(&server).cloned().unwrap_or_default());
+        }
         drop(leading);
         let mut plan = self.plan()?;
-        self.news.notify_one();
         Some(plan.directives.remove(&server).unwrap_or_default())
     }
 
@@ -532,6 +545,7 @@ impl Agent {
         for shard in &plan.all_lost {
             leading.lost_since.entry(*shard).or_insert_with(Instant::now);
         }
+        leading.planned = Some((Instant::now(), plan.directives.clone()));
         Some(plan)
     }
 
@@ -572,7 +586,8 @@ impl Agent {
                     changed = leadership.changed() => if changed.is_err() { return },
                 }
             }
-            self.leading.lock().since = None;
+            let mut leading = self.leading.lock();
+            (leading.since, leading.planned) = (None, None);
         }
     }
 
@@ -736,3 +751,7 @@ fn job_of(shard: &Shard) -> Option<JobReport> {
         }),
     })
 }
+
+#[cfg(test)]
+#[path = "agent_tests.rs"]
+mod tests;

@@ -9,7 +9,7 @@ use super::{
     unable::Unable,
 };
 use crate::{
-    control,
+    compute, control,
     shard::{Outcome, Proposal},
 };
 use futures::{Stream, StreamExt};
@@ -38,6 +38,10 @@ pub trait Replicated: Send + Sync + 'static {
     /// Applies changes that follow each other, as [`Self::apply`] one by one; it may use several cores.
     fn apply_run(&self, changes: &[&Change]) -> Result<Vec<Applied>, Unable> {
         changes.iter().map(|c| self.apply(c)).collect()
+    }
+    /// Bytes that applying these changes reads or writes, about: it decides on which thread that is done.
+    fn touched(&self, changes: &[Change]) -> u64 {
+        changes.iter().map(|c| c.payload().len() as u64).sum()
     }
     /// The whole state; the bulk is shared until it changes.
     fn image(&self) -> RawImage;
@@ -283,6 +287,13 @@ impl RaftSnapshotBuilder<Types> for Builder {
 /// Entries that are applied together, at most: their outcomes wait for the last of them.
 const MAX_RUN: usize = 16;
 
+/// Changes that are applied together, and who waits for what they give.
+#[derive(Default)]
+struct Run {
+    changes: Vec<Change>,
+    waiting: Vec<(LogId, Option<Responder>)>,
+}
+
 type Responder = openraft::storage::ApplyResponder<Types>;
 
 impl Machine {
@@ -309,11 +320,16 @@ impl Machine {
     }
 
     /// On an error the replica ends: openraft stops it, and says why in its metrics.
-    fn apply_run(&mut self, run: &mut Vec<(LogId, Change, Option<Responder>)>) -> Result<(), Unable> {
-        let changes: Vec<&Change> = run.iter().map(|(_, c, _)| c).collect();
-        let applied = self.state.apply_run(&changes)?;
-        for ((log_id, change, responder), applied) in run.drain(..).zip(applied) {
-            self.since_snapshot.0 += change.payload().len() as u64;
+    async fn apply_run(&mut self, run: &mut Run) -> Result<(), io::Error> {
+        if run.changes.is_empty() {
+            return Ok(());
+        }
+        let Run { changes, waiting } = std::mem::take(run);
+        self.since_snapshot.0 += changes.iter().map(|c| c.payload().len() as u64).sum::<u64>();
+        let (state, touched) = (self.state.clone(), self.state.touched(&changes));
+        let apply = move || state.apply_run(&changes.iter().collect::<Vec<_>>());
+        let applied = compute::run(touched, apply).await??;
+        for ((log_id, responder), applied) in waiting.into_iter().zip(applied) {
             self.is_applied(log_id, responder, applied);
         }
         Ok(())
@@ -345,28 +361,29 @@ impl RaftStateMachine<Types> for Machine {
         let mut entries = entries.ready_chunks(MAX_RUN);
         while let Some(items) = entries.next().await {
             self.room().await;
-            let mut run = Vec::new();
+            let mut run = Run::default();
             for item in items {
                 let (entry, responder) = item?;
                 let log_id = entry.log_id();
                 match entry.payload {
                     EntryPayload::Normal(Change::Check) => {
-                        self.apply_run(&mut run)?;
+                        self.apply_run(&mut run).await?;
                         self.parity.check(log_id.index, || self.state.image());
                     }
                     EntryPayload::Normal(change) => {
-                        run.push((log_id, change, responder));
+                        run.changes.push(change);
+                        run.waiting.push((log_id, responder));
                         continue;
                     }
-                    EntryPayload::Blank => self.apply_run(&mut run)?,
+                    EntryPayload::Blank => self.apply_run(&mut run).await?,
                     EntryPayload::Membership(m) => {
-                        self.apply_run(&mut run)?;
+                        self.apply_run(&mut run).await?;
                         self.membership = StoredMembership::new(Some(log_id), m);
                     }
                 }
                 self.is_applied(log_id, responder, Applied::None);
             }
-            self.apply_run(&mut run)?;
+            self.apply_run(&mut run).await?;
         }
         let (bytes, count) = self.since_snapshot;
         let state_bytes = self.state.bytes();
@@ -391,7 +408,10 @@ impl RaftStateMachine<Types> for Machine {
         }
         // Nobody else has it as a rule; then each part goes as its values are taken over.
         let RawImage { head, parts } = Arc::try_unwrap(image).unwrap_or_else(|shared| (*shared).clone());
-        self.state.install_parts(&head, &mut parts.into_iter().map(Ok))?;
+        let (state, bytes) = (self.state.clone(), parts.iter().map(|p| p.len() as u64).sum());
+        let install = move || state.install_parts(&head, &mut parts.into_iter().map(Ok));
+        let installed = compute::long(bytes, install).await?;
+        installed?;
         if let Some(last) = &meta.last_log_id {
             self.log.applied(last.index);
         }

@@ -19,6 +19,7 @@ use crate::{
         Observed, Shard,
         lateness::Lateness,
         owner::{self, Counters, Event},
+        queued::Queued,
     },
 };
 use aside::put_aside;
@@ -49,6 +50,8 @@ pub struct Replica {
     pub owner: mpsc::Sender<Event>,
     /// What the owner counts.
     pub counters: Arc<Counters>,
+    /// What its streams may have brought that the owner has not taken.
+    pub queued: Arc<Queued>,
     /// Names the founding of the shard's state.
     pub origin: u64,
     /// Changes with everything that is applied here; closes with the replica.
@@ -141,6 +144,11 @@ impl Replicas {
     /// The replica of a shard, if it is here.
     pub fn get(&self, shard: ShardId) -> Option<Replica> {
         self.hosted.read().get(&shard).cloned()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.hosted.read().len()
     }
 
     /// All of them, by shard.
@@ -294,7 +302,9 @@ impl Replicas {
             origin,
             owner::random_sessions(),
         );
-        self.hosted.write().insert(id, Replica { shard, group, owner, counters, origin, applied, folder });
+        let queued = Arc::new(Queued::of_one_in(shards));
+        let replica = Replica { shard, group, owner, counters, queued, origin, applied, folder };
+        self.hosted.write().insert(id, replica);
         Ok(())
     }
 

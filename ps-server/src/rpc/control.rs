@@ -2,6 +2,7 @@
 
 use super::{groups, jobs, memory};
 use crate::{
+    connections::{self, Rank},
     control::{
         Agent, AsideReport, Command, Directive, Do, Outcome, Refused, ReplicaReport, Report, Shape, Then,
     },
@@ -178,7 +179,8 @@ const NO_LEADER: &str = "this server does not lead the control group";
 
 #[tonic::async_trait]
 impl Control for ControlService {
-    async fn hello(&self, _: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+    async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
+        connections::mark(request.extensions(), Rank::Reader);
         Ok(Response::new(HelloReply {
             server: self.agent.server().0,
             node: self.agent.group().me().0,
@@ -190,6 +192,7 @@ impl Control for ControlService {
     }
 
     async fn report(&self, request: Request<ReportRequest>) -> Result<Response<ReportReply>, Status> {
+        let visitor = connections::of(request.extensions());
         let report = request.into_inner();
         let (own, leader) = (self.agent.agreed.read(|s| (s.fleet, s.generation)), self.leader());
         let refuse = |why: String| ReportReply { leader: leader.clone(), why, ..ReportReply::default() };
@@ -213,13 +216,16 @@ impl Control for ControlService {
         }
         let reply = match self.agent.take_report(server, from_report(report)) {
             None => refuse(String::new()),
-            Some(directives) => ReportReply {
-                accepted: true,
-                leader: leader.clone(),
-                why: self.agent.unreached(server).unwrap_or_default(),
-                generation: own.1,
-                directives: directives.into_iter().map(to_directive).collect(),
-            },
+            Some(directives) => {
+                visitor.inspect(|v| v.is(Rank::Server));
+                ReportReply {
+                    accepted: true,
+                    leader: leader.clone(),
+                    why: self.agent.unreached(server).unwrap_or_default(),
+                    generation: own.1,
+                    directives: directives.into_iter().map(to_directive).collect(),
+                }
+            }
         };
         Ok(Response::new(reply))
     }
@@ -328,6 +334,7 @@ impl Control for ControlService {
         &self,
         request: Request<HoldGroupRequest>,
     ) -> Result<Response<HoldGroupReply>, Status> {
+        connections::mark(request.extensions(), Rank::Worker);
         let refuse = |why: String| HoldGroupReply { leader: self.leader(), why, ..HoldGroupReply::default() };
         Ok(Response::new(match self.agent.leads() {
             false => refuse(NO_LEADER.into()),
@@ -348,7 +355,8 @@ impl Control for ControlService {
         }))
     }
 
-    async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
+    async fn describe(&self, request: Request<DescribeRequest>) -> Result<Response<DescribeReply>, Status> {
+        connections::mark(request.extensions(), Rank::Reader);
         let Some((state, control, heard, health)) = self.agent.overview() else {
             let jobs = self.agent.agreed.read(|s| jobs::to_info(&s.jobs));
             return Ok(Response::new(DescribeReply {

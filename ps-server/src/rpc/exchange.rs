@@ -2,6 +2,7 @@
 
 use super::{checkpoint, convert, status::StatusService, switch};
 use crate::{
+    connections::{self, Rank, Visitor},
     control::Agent,
     replicas::Replicas,
     shard::owner::{Event, Life, MAX_AHEAD, Message, Reply},
@@ -27,7 +28,7 @@ use std::{
     },
     time::Duration,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, body::Body};
 use tower::Service;
@@ -40,6 +41,12 @@ const REPLY_QUEUE: usize = 64;
 const MAX_INITS: u64 = (limits::PUSH_WINDOW_BYTES / limits::MAX_BUCKET_BYTES) as u64;
 /// Between two looks.
 const INIT_PAUSE: Duration = Duration::from_millis(1);
+
+/// A stream must say what it wants within this time: its client does as soon as it has the stream.
+const OPEN_PATIENCE: Duration = Duration::from_secs(10);
+/// Streams of a server that have not said what they want, at most. A connection has a bound of its own; this one is for
+/// many of them that together would have a million.
+pub const UNOPENED: usize = 4096;
 
 /// The service for workers.
 #[derive(Clone)]
@@ -54,11 +61,14 @@ pub struct ShardsService {
     pub status: StatusService,
     /// Numbers the streams.
     pub streams: Arc<AtomicU64>,
+    /// Room for those that have not said what they want: [`UNOPENED`].
+    pub unopened: Arc<Semaphore>,
 }
 
 #[tonic::async_trait]
 impl Shards for ShardsService {
     async fn status(&self, request: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        connections::mark(request.extensions(), Rank::Reader);
         Ok(Response::new(self.status.reply(request.into_inner().digest).await))
     }
 
@@ -66,6 +76,7 @@ impl Shards for ShardsService {
         &self,
         request: Request<SwitchModeRequest>,
     ) -> Result<Response<SwitchModeReply>, Status> {
+        connections::mark(request.extensions(), Rank::Reader);
         let request = request.into_inner();
         let shard = ShardId(request.shard);
         let hosted = self.replicas.get(shard).ok_or_else(|| self.elsewhere(shard));
@@ -77,17 +88,21 @@ impl Handler for ShardsService {
     const NAME: &'static str = "paraft.v1.Shards";
 
     async fn handle(self, request: http::Request<Body>) -> http::Response<Body> {
+        let visitor = connections::of(request.extensions());
         match request.uri().path() {
             services::EXCHANGE => {
                 let inbound = Incoming::new(request.into_body(), limits::MAX_MESSAGE_BYTES);
-                bulk::respond(self.exchange(inbound))
+                bulk::respond(self.exchange(inbound, visitor))
             }
             services::READ => {
                 let inbound = Incoming::new(request.into_body(), limits::MAX_MESSAGE_BYTES);
-                bulk::respond(self.reads(inbound))
+                bulk::respond(self.reads(inbound, visitor))
             }
             services::CHECKPOINT => match services::only(request, limits::MAX_MESSAGE_BYTES).await {
-                Ok(request) => bulk::respond(self.checkpoint(request.message).await),
+                Ok(request) => {
+                    visitor.inspect(|v| v.is(Rank::Reader));
+                    bulk::respond(self.checkpoint(request.message).await)
+                }
                 Err(refused) => refused,
             },
             _ => match ShardsServer::new(self).call(request).await {
@@ -138,13 +153,13 @@ impl Reader {
 pub(super) type Replies = Pin<Box<dyn Stream<Item = Result<WithBulk<FromShard>, Status>> + Send>>;
 
 impl ShardsService {
-    fn exchange(&self, mut inbound: Incoming<ToShard>) -> Replies {
+    fn exchange(&self, mut inbound: Incoming<ToShard>, visitor: Option<Visitor>) -> Replies {
         let conn = self.streams.fetch_add(1, Relaxed) + 1;
         let service = self.clone();
         // Nothing is awaited before the response goes out: the worker sends Open only once it has the stream.
         let (tx, rx) = mpsc::channel(1);
         tokio::spawn(async move {
-            if let Err(refusal) = service.serve(conn, &mut inbound, &tx).await {
+            if let Err(refusal) = service.serve(conn, &mut inbound, visitor, &tx).await {
                 let _ = tx.send(Source::One(Box::new(refusal.into()))).await;
             }
         });
@@ -170,6 +185,20 @@ impl ShardsService {
         Box::pin(replies)
     }
 
+    /// The first message of a stream; `None`: it has no kind, or there is none.
+    pub(super) async fn first(
+        &self,
+        inbound: &mut Incoming<ToShard>,
+    ) -> Result<Option<to_shard::Kind>, Refusal> {
+        let Ok(_waits) = self.unopened.try_acquire() else {
+            let why = format!("{UNOPENED} streams of this server have not said what they want");
+            return Err(RefusalKind::Overloaded(why).into());
+        };
+        let first = tokio::time::timeout(OPEN_PATIENCE, inbound.message()).await;
+        let first = first.map_err(|_| RefusalKind::NotOpened)?.map_err(unreadable)?;
+        Ok(first.and_then(|m| m.message.kind))
+    }
+
     async fn checkpoint(&self, request: CheckpointRequest) -> checkpoint::Parts {
         let shard = ShardId(request.shard);
         let hosted = self.replicas.get(shard).ok_or_else(|| self.elsewhere(shard));
@@ -192,10 +221,10 @@ impl ShardsService {
         &self,
         conn: u64,
         inbound: &mut Incoming<ToShard>,
+        visitor: Option<Visitor>,
         out: &mpsc::Sender<Source>,
     ) -> Result<(), Refusal> {
-        let first = inbound.message().await.map_err(unreadable)?;
-        let Some(to_shard::Kind::Open(open)) = first.and_then(|m| m.message.kind) else {
+        let Some(to_shard::Kind::Open(open)) = self.first(inbound).await? else {
             return Err(RefusalKind::NotOpened.into());
         };
         if open.protocol != PROTOCOL {
@@ -238,6 +267,7 @@ impl ShardsService {
         if running.is_none() && hosted.group.leadership().borrow().leads {
             self.agent.admit(&job, &text).await.map_err(RefusalKind::NoRoom)?;
         }
+        visitor.iter().for_each(|v| v.is(Rank::Worker));
         let buckets = (job.params_len + job.buffers_len).div_ceil(job.bucket_len) + 2;
         let (tx, rx) = mpsc::channel(REPLY_QUEUE + (MAX_AHEAD as usize + 3) * buckets);
         let worker = WorkerId(open.worker);
@@ -270,6 +300,7 @@ impl ShardsService {
                 }
             };
             life.heard();
+            visitor.iter().for_each(Visitor::speaks);
             if matches!(m.message.kind, Some(to_shard::Kind::Beat(_))) {
                 continue;
             }
@@ -291,7 +322,11 @@ impl ShardsService {
                     tokio::time::sleep(INIT_PAUSE).await;
                 }
             }
-            let sent = hosted.owner.send(Event::Message(conn, m)).await;
+            let event = match m.payload_bytes() {
+                0 => Event::Message(conn, m),
+                bytes => Event::Bulk(conn, m, hosted.queued.room(bytes).await),
+            };
+            let sent = hosted.owner.send(event).await;
             life.waits(false);
             if sent.is_err() {
                 break;

@@ -3,6 +3,7 @@
 //! - `checkpoint`: a shard's section of a checkpoint, to the worker that writes it.
 //! - [`control`]: how servers form a fleet.
 //! - [`jobs`]: jobs and checkpoints of the control group.
+//! - [`digests`]: digests of states, shared by those who ask.
 //! - [`exchange`]: a worker's stream to a shard.
 //! - [`peers`]: Raft messages of the other servers.
 //! - `reads`: a worker's stream of reads from a replica that need not lead.
@@ -12,6 +13,7 @@
 mod checkpoint;
 pub mod control;
 pub mod convert;
+pub mod digests;
 pub mod exchange;
 pub mod groups;
 pub mod jobs;

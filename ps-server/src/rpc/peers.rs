@@ -1,6 +1,7 @@
 //! Raft messages of the other servers, handed to the right group.
 
 use crate::{
+    connections::{self, Rank},
     control::ControlReplica,
     raft::{GroupId, Peers, ReplicaId},
     replicas::Replicas,
@@ -10,7 +11,7 @@ use paraft_proto::{
     PeerReply, PeerRequest, WithBulk, limits,
     services::{self, Handler},
 };
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use tonic::{Status, body::Body};
 
 /// The service for servers.
@@ -27,6 +28,9 @@ pub struct PeersService {
 /// A peer's message holds up to 1 MiB of entries, or one larger entry, and their headers.
 const MAX_MESSAGE_BYTES: usize = 4 * limits::MAX_MESSAGE_BYTES;
 
+/// A message must be here whole within this time; who sent it has given up before.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 impl Handler for PeersService {
     const NAME: &'static str = "paraft.v1.Peers";
 
@@ -34,9 +38,20 @@ impl Handler for PeersService {
         if request.uri().path() != services::CALL {
             return services::refuse(Status::unimplemented("no such method"));
         }
-        match services::only(request, MAX_MESSAGE_BYTES).await {
-            Ok(request) => self.call(request).await.map_or_else(services::refuse, services::one),
-            Err(refused) => refused,
+        let visitor = connections::of(request.extensions());
+        let read = tokio::time::timeout(PATIENCE, services::only(request, MAX_MESSAGE_BYTES)).await;
+        let request = match read {
+            Ok(Ok(request)) => request,
+            Ok(Err(refused)) => return refused,
+            Err(_) => return services::refuse(Status::deadline_exceeded("its message did not come whole")),
+        };
+        match self.call(request).await {
+            Ok(reply) => {
+                // Only what a replica has answered shows that a member of its group asks.
+                visitor.inspect(|v| v.is(Rank::Server));
+                services::one(reply)
+            }
+            Err(status) => services::refuse(status),
         }
     }
 }

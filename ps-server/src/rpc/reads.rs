@@ -4,9 +4,12 @@ use super::{
     convert,
     exchange::{Reader, Replies, ShardsService, unreadable},
 };
-use crate::shard::{
-    owner::{Message, Reply},
-    reads::Read,
+use crate::{
+    connections::{Rank, Visitor},
+    shard::{
+        owner::{Message, Reply},
+        reads::Read,
+    },
 };
 use futures::StreamExt;
 use paraft_common::{ShardId, WorkerId};
@@ -19,11 +22,11 @@ use tokio_stream::wrappers::ReceiverStream;
 const QUEUE: usize = 8;
 
 impl ShardsService {
-    pub(super) fn reads(&self, mut inbound: Incoming<ToShard>) -> Replies {
+    pub(super) fn reads(&self, mut inbound: Incoming<ToShard>, visitor: Option<Visitor>) -> Replies {
         let (tx, rx) = mpsc::channel(QUEUE);
         let (service, server, stages) = (self.clone(), self.server, self.replicas.stages().clone());
         tokio::spawn(async move {
-            if let Err(refusal) = service.serve_reads(&mut inbound, &tx).await {
+            if let Err(refusal) = service.serve_reads(&mut inbound, visitor, &tx).await {
                 let _ = tx.send((None, Reply::Refused(refusal))).await;
             }
         });
@@ -39,10 +42,10 @@ impl ShardsService {
     async fn serve_reads(
         &self,
         inbound: &mut Incoming<ToShard>,
+        visitor: Option<Visitor>,
         out: &mpsc::Sender<(Option<(ShardId, WorkerId)>, Reply)>,
     ) -> Result<(), Refusal> {
-        let first = inbound.message().await.map_err(unreadable)?;
-        let Some(to_shard::Kind::OpenReads(open)) = first.and_then(|m| m.message.kind) else {
+        let Some(to_shard::Kind::OpenReads(open)) = self.first(inbound).await? else {
             return Err(RefusalKind::NotOpened.into());
         };
         if open.protocol != PROTOCOL {
@@ -57,6 +60,7 @@ impl ShardsService {
             // Which of the two is the shard's now, this replica does not know: it may be the one that was left behind.
             return Err(RefusalKind::OtherFounding(shard).into());
         }
+        visitor.iter().for_each(|v| v.is(Rank::Reader));
         let gone = || RefusalKind::Unavailable(format!("this replica of {shard} has ended"));
         let mut applied = hosted.applied.clone();
         let mut waiting: Option<Read> = None;
@@ -77,6 +81,7 @@ impl ShardsService {
             tokio::select! {
                 message = inbound.message() => {
                     let Some(message) = message.map_err(unreadable)? else { return Ok(()) };
+                    visitor.iter().for_each(Visitor::speaks);
                     match convert::message(&hosted.shard, message)? {
                         Message::Pull { done, last: false, section: false, have, at_least, only, loss: _ } => {
                             hosted.counters.pulls.fetch_add(1, Relaxed);

@@ -1,13 +1,16 @@
 //! What this server knows of its shards, for `paraft status`, the launcher and Prometheus.
 
+use super::digests::Digests;
 use crate::{
+    connections::{Connections, Counts},
     control::ControlReplica,
     replicas::{Replica, Replicas, Stopped},
     shard::lateness::OfWorker,
 };
 use paraft_common::{ShardId, WorkerId, histogram::LogHistogram, need::Need};
 use paraft_proto::{
-    Bin, Chunks, Member, PROTOCOL, ServerMemory, ShardStatus, StatusReply, StoppedReplica, WorkerLateness,
+    self as proto, Bin, Chunks, Member, PROTOCOL, ServerMemory, ShardStatus, StatusReply, StoppedReplica,
+    WorkerLateness,
 };
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -22,6 +25,10 @@ pub struct StatusService {
     pub replicas: Arc<Replicas>,
     /// This server's replica of the control group.
     pub control: Arc<ControlReplica>,
+    /// The connections to it.
+    pub connections: Arc<Connections>,
+    /// The digests that were asked for.
+    pub digests: Arc<Digests>,
 }
 
 impl StatusService {
@@ -36,12 +43,12 @@ impl StatusService {
     pub async fn reply(&self, digest: bool) -> StatusReply {
         let usage = paraft_host::usage();
         let control = self.control.stopped();
-        let mut shards = Vec::new();
-        for (_, w) in self.replicas.all() {
+        let (mut shards, mut queued) = (Vec::new(), (0, 0));
+        for (shard, w) in self.replicas.all() {
+            queued = (queued.0 + w.queued.bytes(), queued.1 + w.queued.most());
             let mut s = shard_status(&w);
-            if digest && let Ok((index, image)) = w.group.image().await {
-                s.applied_index = index;
-                s.digest = image.digest();
+            if digest && let Some((index, digest)) = self.digests.of(shard, &w.group).await {
+                (s.applied_index, s.digest) = (index, digest);
             }
             shards.push(s);
         }
@@ -63,9 +70,30 @@ impl StatusService {
             cpu_seconds: usage.cpu_seconds,
             peak_rss_bytes: usage.peak_rss_bytes,
             replicas_diverged: self.replicas.diverged(),
+            connections: Some(self.connections.counts().into()),
+            descriptors: paraft_host::open_descriptors(),
+            descriptors_limit: paraft_host::descriptor_limit(),
+            queued_bytes: queued.0,
+            queued_bytes_limit: queued.1,
             stopped: self.replicas.stopped().into_iter().map(waits).collect(),
             control_stopped_ms: control.as_ref().map_or(0, |(_, since)| since.elapsed().as_millis() as u64),
             control_trouble: control.map(|(why, _)| why).unwrap_or_default(),
+        }
+    }
+}
+
+impl From<Counts> for proto::Connections {
+    fn from(c: Counts) -> Self {
+        let few = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Self {
+            unknown: few(c.unknown),
+            readers: few(c.readers),
+            workers: few(c.workers),
+            servers: few(c.servers),
+            limit: few(c.most),
+            shed: c.shed,
+            refused: c.refused,
+            silent: c.silent,
         }
     }
 }

@@ -8,7 +8,7 @@ use super::{
     cut::{CutId, CutRecord, Staged},
     form::Form,
     properties::{a_job, new, over_the_wire, sent},
-    working::{Owed, Piece, Working},
+    working::{Owed, Piece, Working, add},
 };
 use paraft_common::{
     BucketId, Encoding, LogForm, Payload, Seq, SessionId, Step, WorkerId, codec::put_f32_le,
@@ -211,7 +211,9 @@ impl World {
         let payload = Payload::from(le);
         let gradient = Gradient { payload: &payload, encoding: Encoding::F32, scale: 0.5 };
         let now = Instant::now();
-        let version = self.working.push(&conf, &member, active, bucket, &c, gradient, now);
+        let mut data = self.working.lend(&conf, bucket);
+        add(&mut data, &conf, bucket, active, &c, gradient);
+        let version = self.working.pushed(&conf, &member, bucket, &c, payload.len(), data, now);
         self.working.owe(Owed { worker, session, seq, version });
         let command = Command::Update {
             bucket: conf.buckets[bucket].id,

@@ -19,6 +19,7 @@
 //! - [`form`]: which way into the log; the measurement and the decision.
 //! - [`working`]: the copies to which a leader applies pushes before it cuts. Leader-only; may vanish.
 //! - [`round`]: BSP's open rounds. Leader-only; may vanish.
+//! - [`queued`]: the bytes that may wait for the owner.
 //! - [`several`]: the pushes of a round in one log entry.
 //! - [`observed`]: what is applied, seen from outside: timed, and told to readers.
 //! - [`lateness`]: how late each push is; measured where the replica leads.
@@ -47,6 +48,7 @@ pub mod observed;
 pub mod owner;
 #[cfg(test)]
 mod properties;
+pub mod queued;
 pub mod reads;
 mod replaced;
 mod replicated;

@@ -74,6 +74,10 @@ impl Replicated for Observed {
         Ok(applied)
     }
 
+    fn touched(&self, changes: &[Change]) -> u64 {
+        self.shard.touched(changes)
+    }
+
     fn image(&self) -> RawImage {
         Replicated::image(&*self.shard)
     }

@@ -127,6 +127,8 @@ struct Lead {
     term: u64,
     /// It is not the first in its term.
     again: bool,
+    /// Something that it holds is lost: it must begin again.
+    broken: bool,
     /// The read barrier has passed: everything before this term is applied.
     ready: bool,
     by_worker: BTreeMap<WorkerId, ConnId>,

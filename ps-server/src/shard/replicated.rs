@@ -20,6 +20,10 @@ impl Replicated for Shard {
         }
     }
 
+    fn touched(&self, changes: &[Change]) -> u64 {
+        changes.iter().filter_map(Change::proposal).map(|p| self.bytes_of(p)).sum()
+    }
+
     fn image(&self) -> RawImage {
         Shard::image(self).to_raw()
     }

@@ -4,6 +4,7 @@
 use super::{command::Contribution, members::Members, several::Several};
 use paraft_common::{
     Encoding, Payload, Step, WorkerId,
+    codec::F32_BYTES,
     config::ServerJob,
     encoding::sum_of_squares,
     round::{RoundConfig, Weight},
@@ -156,16 +157,26 @@ impl Rounds {
         (rule.rule().grace() > Duration::ZERO).then(|| *first + rule.rule().grace())
     }
 
-    /// Closes a round of a bucket with `len` values, which its pushes carry in `encoding`.
-    pub fn close(
-        &mut self,
-        (step, bucket): (Step, usize),
-        job: &ServerJob,
-        encoding: Encoding,
-        len: usize,
-    ) -> Option<Sum> {
-        self.ready.remove(&(step, bucket));
-        self.open.remove(&(step, bucket)).map(|r| sum(job, r.into_values().collect(), encoding, len))
+    /// Closes a round.
+    pub fn close(&mut self, round: (Step, usize)) -> Option<Closed> {
+        self.ready.remove(&round);
+        self.open.remove(&round).map(|r| Closed(r.into_values().collect()))
+    }
+}
+
+/// The pushes of a round that is closed, by rising worker.
+#[derive(Debug)]
+pub struct Closed(Vec<Part>);
+
+impl Closed {
+    /// Bytes that are read for the sum of `len` values.
+    pub fn bytes(&self, len: usize) -> u64 {
+        (self.0.len() * len * F32_BYTES) as u64
+    }
+
+    /// Their update, of a bucket with `len` values, which they carry in `encoding`.
+    pub fn sum(self, job: &ServerJob, encoding: Encoding, len: usize) -> Sum {
+        sum(job, self.0, encoding, len)
     }
 }
 
@@ -236,7 +247,7 @@ mod tests {
             }
             came.into_iter().for_each(|p| rounds.add(3, p));
             let job = ServerJob::new("rounds", Mode::Bsp, len, len);
-            let sum = rounds.close((Step(1), 3), &job, encoding, len).expect("an open round");
+            let sum = rounds.close((Step(1), 3)).expect("an open round").sum(&job, encoding, len);
             let (added, encoding) = match parts.len() {
                 1 => (sum.payload, encoding),
                 n => (Several::read(&sum.payload, encoding, n, len).expect("as written").sum(), Encoding::F32),
@@ -248,7 +259,7 @@ mod tests {
             prop_assert_eq!(bits(&got), bits(&expected));
             let squares: f64 = got.iter().map(|v| (f64::from(*v) / parts.len() as f64).powi(2)).sum();
             prop_assert!((sum.mean_sum_of_squares - squares).abs() <= 1e-9 * squares);
-            prop_assert!(rounds.close((Step(1), 3), &job, encoding, len).is_none());
+            prop_assert!(rounds.close((Step(1), 3)).is_none());
         }
     }
 }

@@ -13,7 +13,7 @@ use super::{
     round::weights,
     several::Several,
 };
-use crate::{raft::Unable, room::Room};
+use crate::{compute, raft::Unable, room::Room};
 use paraft_common::{
     BucketId, Encoding, InForce, LogForm, Mode, Payload, Seq, SessionId, ShardId, Step, TensorKind, Version,
     WorkerId,
@@ -475,13 +475,21 @@ impl Shard {
 
     /// Whether updates touch so much that several threads are worth while: their payloads, or what they are decoded to.
     fn is_large(&self, updates: &[&Proposal]) -> bool {
-        let conf = self.configured();
-        let touched = |p: &&Proposal| {
-            let Command::Update { bucket, .. } = &p.command else { return 0 };
-            let of = conf.as_ref().and_then(|c| Some(c.buckets[c.local(*bucket)?].spec.len * F32_BYTES));
-            p.payload.len().max(of.unwrap_or(0))
+        updates.iter().map(|p| self.bytes_of(p)).sum::<u64>() >= PARALLEL_BYTES as u64
+    }
+
+    /// Bytes that applying a proposal reads or writes, about: its payload, or what that is decoded to. To take a job is to
+    /// build its whole state.
+    pub(super) fn bytes_of(&self, proposal: &Proposal) -> u64 {
+        let touched = match &proposal.command {
+            Command::Configure { .. } | Command::Cut { .. } => return compute::SMALL_BYTES,
+            Command::Update { bucket, .. } => self
+                .configured()
+                .and_then(|c| Some(c.buckets[c.local(*bucket)?].spec.len * F32_BYTES))
+                .unwrap_or_default(),
+            _ => 0,
         };
-        updates.iter().map(touched).sum::<usize>() >= PARALLEL_BYTES
+        touched.max(proposal.payload.len()) as u64
     }
 
     fn update(&self, proposal: &Proposal) -> Result<Outcome, Unable> {

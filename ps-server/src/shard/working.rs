@@ -95,25 +95,27 @@ impl Working {
         self.buckets.get(&bucket).cloned().unwrap_or_else(|| conf.buckets[bucket].image())
     }
 
-    /// Applies a push to the working copy, with the arithmetic of every replica; gives the version that contains it.
-    /// `active` is the number of members that train.
-    #[allow(clippy::too_many_arguments)] // they are those of an update, and the time
-    pub fn push(
+    /// The working copy of a bucket, for a push. Until it comes back with [`Self::pushed`] there is none here.
+    pub fn lend(&mut self, conf: &Configured, bucket: usize) -> Arc<BucketData> {
+        self.buckets.remove(&bucket).unwrap_or_else(|| conf.buckets[bucket].image())
+    }
+
+    /// Takes back what [`Self::lend`] gave and [`add`] has changed, and writes the push down; gives the version that
+    /// contains it.
+    #[allow(clippy::too_many_arguments)] // what a push is, and the time
+    pub fn pushed(
         &mut self,
         conf: &Configured,
         replicated: &Member,
-        active: usize,
         bucket: usize,
         c: &Contribution,
-        gradient: Gradient<'_>,
+        bytes: usize,
+        data: Arc<BucketData>,
         now: Instant,
     ) -> Version {
-        let data = self.buckets.entry(bucket).or_insert_with(|| conf.buckets[bucket].image());
-        let before = data.version;
-        let kind = conf.buckets[bucket].spec.kind;
-        let contributions = std::slice::from_ref(c);
-        let update = Incoming { job: &conf.job, gradient, contributions, members: active, gone: &[] };
-        let version = Arc::make_mut(data).update(kind, update);
+        let version = data.version;
+        let before = Version(version.0.saturating_sub(1));
+        self.buckets.insert(bucket, data);
         self.open.buckets.insert(bucket);
         self.step(conf, replicated, c.worker, bucket, c.step, now);
         let member = self.member_mut(c.worker, replicated);
@@ -125,7 +127,7 @@ impl Working {
         }
         record.delays.record(before.0.saturating_sub(c.pulled.0));
         record.pushes += 1;
-        record.bytes += gradient.payload.len() as u64;
+        record.bytes += bytes as u64;
         version
     }
 
@@ -270,6 +272,20 @@ impl Working {
     pub fn is_level(&self) -> bool {
         self.open.is_empty() && self.under_way.is_none()
     }
+}
+
+/// Adds a push to a working copy, with the arithmetic of every replica. `active` is the number of members that train.
+pub fn add(
+    data: &mut Arc<BucketData>,
+    conf: &Configured,
+    bucket: usize,
+    active: usize,
+    c: &Contribution,
+    gradient: Gradient<'_>,
+) {
+    let contributions = std::slice::from_ref(c);
+    let update = Incoming { job: &conf.job, gradient, contributions, members: active, gone: &[] };
+    Arc::make_mut(data).update(conf.buckets[bucket].spec.kind, update);
 }
 
 /// Vectors into parts: large ones alone, small ones together, which saves entries.

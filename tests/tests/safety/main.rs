@@ -1,6 +1,7 @@
 //! The safety of the whole system: servers, clients and workers in this process, over loopback.
 
 mod checkpoints;
+mod crowds;
 mod elastic;
 mod encodings;
 mod equality;

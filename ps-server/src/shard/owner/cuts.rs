@@ -23,7 +23,7 @@ use paraft_common::{Durability, Payload, WorkerId, config::ServerJob};
 use paraft_trace::Moment;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::atomic::Ordering::Relaxed,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 use tokio::time::Instant;
@@ -184,6 +184,9 @@ impl Owner {
             tracing::warn!(shard = self.shard.id().0, "no majority takes the image cut under way");
             return self.restart(reigns);
         }
+        if self.lead.as_ref().is_some_and(|l| l.broken) {
+            return self.restart(reigns);
+        }
         let Some(conf) = self.shard.configured() else { return };
         if !self.lead.as_ref().is_some_and(|l| l.ready) {
             return;
@@ -230,7 +233,7 @@ impl Owner {
         true
     }
 
-    async fn drain_queue(&mut self, conf: &Configured) {
+    async fn drain_queue(&mut self, conf: &Arc<Configured>) {
         let mut drained = false;
         loop {
             let Some(lead) = &mut self.lead else { return };

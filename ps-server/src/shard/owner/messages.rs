@@ -5,6 +5,7 @@ use crate::shard::{
     chunks::Answer,
     command::{EvalSums, Evaluated, InitPart},
     lateness::Lateness,
+    queued::Room,
 };
 use bytes::Bytes;
 use paraft_common::{
@@ -46,6 +47,8 @@ pub enum Event {
     },
     /// A later message.
     Message(ConnId, Message),
+    /// As [`Self::Message`], of one with a payload, which is counted among those that wait until it is taken.
+    Bulk(ConnId, Message, Room),
     /// The stream ended or broke.
     Closed(ConnId),
     /// The job is to go on in another mode.
@@ -152,6 +155,16 @@ impl Life {
     /// Whether there was a sign of life since the last call.
     pub(super) fn take(&self) -> bool {
         self.heard.swap(false, Relaxed) || self.waiting.load(Relaxed)
+    }
+}
+
+impl Message {
+    /// The bytes that it holds beside its few fields.
+    pub fn payload_bytes(&self) -> usize {
+        match self {
+            Message::Init { payload, .. } | Message::Push { payload, .. } => payload.len(),
+            _ => 0,
+        }
     }
 }
 

@@ -5,22 +5,27 @@ use super::{
     cuts::{MAX_AHEAD, Queued},
     pulls::Touched,
 };
+use crate::compute;
 use crate::shard::{
     admission::{Admission, admit},
     command::{Command, Contribution, Proposal},
     form::Form,
     round::{Part, Sum},
     state::Configured,
-    working::Owed,
+    working::{Owed, add},
 };
 use paraft_common::{
-    Durability, LogForm, Payload, Step, TensorKind, Version, WorkerId,
+    Durability, Encoding, LogForm, Payload, Step, TensorKind, Version, WorkerId,
+    codec::F32_BYTES,
     config::MAX_STEP,
     optim::{Gradient, norm_factor},
 };
 use paraft_proto::{Refusal, RefusalKind};
 use paraft_trace::{Moment, Stage};
-use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 use tokio::time::Instant;
 
 impl Owner {
@@ -106,7 +111,7 @@ impl Owner {
     }
 
     /// Decides over one push and applies it to the working copy, proposes it, or adds it to its round.
-    pub(super) async fn take_push(&mut self, conf: &Configured, push: Queued) {
+    pub(super) async fn take_push(&mut self, conf: &Arc<Configured>, push: Queued) {
         let Queued { conn, contribution: mut c, bucket, sum_of_squares, payload, arrived } = push;
         let Some(lead) = &mut self.lead else { return };
         let target = &conf.buckets[bucket];
@@ -208,11 +213,10 @@ impl Owner {
                     Some(w) if !w.initialised => self.refuse(conn, refuse(RefusalKind::NotInitialised)),
                     Some(w) => {
                         drop(w); // or the update would copy the bucket
-                        let gradient = Gradient { payload: &payload, encoding, scale: factor };
                         let (of, bytes) = ((target.id, c.step, Some(c.worker)), payload.len() as u64);
                         let began = Moment::now();
                         self.counters.note(self.shard.id(), Stage::Queue, (arrived, began), of, bytes);
-                        self.push_working(conf, conn, bucket, &c, gradient);
+                        self.push_working(conf, conn, bucket, c, (payload, encoding, factor)).await;
                         self.counters.note(self.shard.id(), Stage::Apply, (began, Moment::now()), of, bytes);
                         self.answer_pulls(Touched::Bucket(bucket));
                     }
@@ -271,32 +275,53 @@ impl Owner {
         }
     }
 
+    /// What this leader computed with is gone: it begins again, as where a proposal is lost.
+    fn broken(&mut self, e: &compute::Panicked) {
+        tracing::error!(shard = self.shard.id().0, error = %e, "this leader cannot go on with what it has");
+        if let Some(lead) = &mut self.lead {
+            lead.broken = true;
+        }
+    }
+
     /// Applies an admitted push to the leader's working copy. The level `leader` acknowledges it now, the others with
     /// the marker that covers it.
-    fn push_working(
+    async fn push_working(
         &mut self,
-        conf: &Configured,
+        conf: &Arc<Configured>,
         conn: ConnId,
         bucket: usize,
-        c: &Contribution,
-        gradient: Gradient<'_>,
+        c: Contribution,
+        (payload, encoding, scale): (Payload, Encoding, f32),
     ) {
         let Some(lead) = &mut self.lead else { return };
         let working = &mut lead.cuts.working;
-        let lateness = &self.counters.lateness;
-        let data = working.data(conf, bucket);
-        let seen = lateness.before(bucket, Some(*c), data.version, &data.weights);
-        drop(data); // or the update would copy the bucket
-        let version = self.shard.read(|m| {
+        let lateness = self.counters.lateness.clone();
+        // As it is now: a session that ends while the push is computed has pushed it all the same.
+        let found = self.shard.read(|m| {
             let replicated = m.members.in_session(c.worker, c.session)?;
-            let active = m.members.active().count();
-            Some(working.push(conf, replicated, active, bucket, c, gradient, Instant::now()))
+            Some((replicated.clone(), m.members.active().count()))
         });
-        let Some(version) = version else { return };
+        let Some((replicated, active)) = found else { return };
+        let data = working.data(conf, bucket);
+        let seen = lateness.before(bucket, Some(c), data.version, &data.weights);
+        drop(data); // or the update would copy the bucket
+        let (mut data, bytes, own) = (working.lend(conf, bucket), payload.len(), conf.clone());
+        let touched = (conf.buckets[bucket].spec.len * F32_BYTES).max(bytes) as u64;
+        let computed = compute::run(touched, move || {
+            add(&mut data, &own, bucket, active, &c, Gradient { payload: &payload, encoding, scale });
+            if let Some(seen) = seen {
+                lateness.after(seen, &data.weights);
+            }
+            data
+        });
+        let data = match computed.await {
+            Ok(data) => data,
+            Err(e) => return self.broken(&e),
+        };
+        let Some(lead) = &mut self.lead else { return };
+        let working = &mut lead.cuts.working;
+        let version = working.pushed(conf, &replicated, bucket, &c, bytes, data, Instant::now());
         lead.steering.pushed(version, c.pulled);
-        if let Some(seen) = seen {
-            lateness.after(seen, &working.data(conf, bucket).weights);
-        }
         if conf.job.durability == Durability::Leader {
             self.send(conn, Reply::Ack { seq: c.seq, version });
         } else {
@@ -382,14 +407,14 @@ impl Owner {
                 continue;
             }
             let Some(lead) = &mut self.lead else { return };
-            let Some(sum) = lead.rounds.close(
-                (step, bucket),
-                &conf.job,
-                conf.encoding(bucket),
-                conf.buckets[bucket].spec.len,
-            ) else {
-                continue;
+            let Some(round) = lead.rounds.close((step, bucket)) else { continue };
+            let (encoding, len, of) = (conf.encoding(bucket), conf.buckets[bucket].spec.len, conf.clone());
+            let computed = compute::run(round.bytes(len), move || round.sum(&of.job, encoding, len)).await;
+            let sum = match computed {
+                Ok(sum) => sum,
+                Err(e) => return self.broken(&e),
             };
+            let Some(lead) = &mut self.lead else { return };
             if conf.job.clip.norm.is_some() && conf.buckets[bucket].spec.kind == TensorKind::Param {
                 lead.unclipped.entry(step).or_default().insert(bucket, sum);
                 self.norm_of_step(&conf, step).await;

@@ -30,6 +30,10 @@ impl Owner {
                 }
             }
             Event::Message(conn, m) => self.message(conn, m).await,
+            Event::Bulk(conn, m, room) => {
+                drop(room); // from here on the rule of the shard bounds it
+                self.message(conn, m).await;
+            }
             Event::Closed(conn) => self.closed(conn),
             Event::SwitchMode { number, mode, tx } => self.switch_asked(number, mode, Some(tx)),
             #[cfg(test)]

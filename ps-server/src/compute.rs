@@ -1,0 +1,138 @@
+//! Arithmetic off the runtime's threads: those wait for the network and the disk, and whatever else they did would hold
+//! up every heartbeat of the process.
+//!
+//! - [`run`]: short work that uses the cores: the optimizer, sums. It goes to rayon's threads, one for each core.
+//! - [`long`]: work that takes seconds and one core: a snapshot that is taken over, a digest of a whole state. It has
+//!   threads of its own, for half of the cores at a time, so that it never holds up what is short.
+//!
+//! Who calls waits for the result, so nothing changes its order. Small work is done at once where it is asked for: a way
+//! to another thread and back costs more. So is all work on a runtime with one thread: simulations and tests with a clock
+//! of their own stay what they were, step by step.
+
+use std::{
+    any::Any,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::LazyLock,
+    thread::available_parallelism,
+};
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::{Semaphore, oneshot},
+};
+
+/// Work on fewer bytes stays where it is: some 10 us at the 6 to 14 GB/s of optimizers and sums, and a way to another
+/// thread and back takes as long.
+pub const SMALL_BYTES: u64 = 64 << 10;
+
+/// The work panicked on its thread. What it worked on must not be used any more.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a computation panicked: {0}")]
+pub struct Panicked(String);
+
+impl Panicked {
+    fn of(cause: &(dyn Any + Send)) -> Self {
+        let text = cause.downcast_ref::<&str>().map(|s| s.to_string());
+        Self(text.or_else(|| cause.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into()))
+    }
+
+    fn gone() -> Self {
+        Self("its thread is gone".into())
+    }
+}
+
+impl From<Panicked> for io::Error {
+    fn from(e: Panicked) -> Self {
+        io::Error::other(e)
+    }
+}
+
+/// Work of this size, on this thread, is better done elsewhere.
+fn elsewhere(bytes: u64) -> bool {
+    bytes >= SMALL_BYTES
+        && Handle::try_current().is_ok_and(|h| h.runtime_flavor() != RuntimeFlavor::CurrentThread)
+}
+
+/// Runs work that reads or writes so many bytes.
+///
+/// # Errors
+/// It panicked on another thread.
+pub async fn run<T: Send + 'static>(
+    bytes: u64,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Panicked> {
+    if !elsewhere(bytes) {
+        return Ok(work());
+    }
+    let (tx, rx) = oneshot::channel();
+    // Rayon ends the process where what it was given panics.
+    rayon::spawn(move || _ = tx.send(catch_unwind(AssertUnwindSafe(work))));
+    match rx.await {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(cause)) => Err(Panicked::of(&*cause)),
+        Err(_) => Err(Panicked::gone()),
+    }
+}
+
+/// As [`run`], of work that takes so long that others would wait for it. It may wait until others of its kind are done.
+///
+/// # Errors
+/// It panicked on another thread.
+pub async fn long<T: Send + 'static>(
+    bytes: u64,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Panicked> {
+    static FREE: LazyLock<Semaphore> =
+        LazyLock::new(|| Semaphore::new((available_parallelism().map_or(1, |n| n.get()) / 2).max(1)));
+    if !elsewhere(bytes) {
+        return Ok(work());
+    }
+    let _turn = FREE.acquire().await.map_err(|_| Panicked::gone())?;
+    tokio::task::spawn_blocking(work).await.map_err(|e| match e.try_into_panic() {
+        Ok(cause) => Panicked::of(&*cause),
+        Err(_) => Panicked::gone(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread::{ThreadId, current};
+
+    async fn threads() -> [ThreadId; 3] {
+        let id = || current().id();
+        [
+            current().id(),
+            run(SMALL_BYTES, id).await.expect("done"),
+            long(SMALL_BYTES, id).await.expect("done"),
+        ]
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn large_work_leaves_the_runtimes_thread_and_small_work_stays() {
+        let [here, short, long] = tokio::spawn(threads()).await.expect("a task");
+        assert!(here != short && here != long);
+        let stays = tokio::spawn(async {
+            (current().id(), run(SMALL_BYTES - 1, || current().id()).await.expect("done"))
+        });
+        let (here, there) = stays.await.expect("a task");
+        assert_eq!(here, there);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn on_a_runtime_with_one_thread_everything_stays() {
+        let [here, short, long] = threads().await;
+        assert_eq!([here; 2], [short, long]);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_panic_is_an_error_and_the_next_work_is_done() {
+        for _ in 0..20 {
+            let said = run(SMALL_BYTES, || panic!("on purpose")).await.map(|()| ());
+            assert_eq!(said, Err(Panicked("on purpose".into())));
+            let said = long(SMALL_BYTES, || panic!("number {}", 7)).await.map(|()| ());
+            assert_eq!(said, Err(Panicked("number 7".into())));
+        }
+        assert_eq!((run(SMALL_BYTES, || 1).await, long(SMALL_BYTES, || 2).await), (Ok(1), Ok(2)));
+    }
+}

@@ -1,0 +1,102 @@
+//! The listeners. No error of `accept` ends one: tonic would ask again at once, which with no descriptor left takes a
+//! whole core and brings nothing.
+
+use super::{Connections, Guarded, Origin};
+use futures::{Stream, stream};
+use paraft_host::is_shortage;
+use paraft_proto::limits;
+use std::{future::Future, io, sync::Arc, time::Duration};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+};
+
+/// Between two tries of a listener that failed.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What connections come from.
+pub trait Listen: Send + 'static {
+    /// A connection.
+    type Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    /// The next connection, and where it comes from. Dropping the future loses none.
+    fn next(&self) -> impl Future<Output = io::Result<(Self::Socket, Origin)>> + Send;
+}
+
+impl Listen for TcpListener {
+    type Socket = TcpStream;
+
+    async fn next(&self) -> io::Result<(TcpStream, Origin)> {
+        let (socket, from) = self.accept().await?;
+        // Small messages must not wait for Nagle's algorithm. Where it cannot be set the connection has ended already.
+        let _ = socket.set_nodelay(true);
+        Ok((socket, Origin::of(from.ip())))
+    }
+}
+
+impl Listen for UnixListener {
+    type Socket = UnixStream;
+
+    async fn next(&self) -> io::Result<(UnixStream, Origin)> {
+        let (socket, _) = self.accept().await?;
+        let _ = socket2::SockRef::from(&socket).set_send_buffer_size(limits::SOCKET_BUFFER_BYTES);
+        Ok((socket, Origin::Here))
+    }
+}
+
+impl Connections {
+    /// The next connection that there is room for.
+    pub(super) async fn accept<L: Listen>(self: &Arc<Self>, listener: &L) -> Guarded<L::Socket> {
+        let mut failing = false;
+        loop {
+            self.few_going().await;
+            match listener.next().await {
+                Ok((socket, from)) => {
+                    failing = false;
+                    // Without a place it is dropped, which closes it.
+                    if let Some(visitor) = self.admit(from) {
+                        return Guarded::new(socket, visitor);
+                    }
+                }
+                Err(error) => {
+                    let gave_way = is_shortage(&error) && self.give_way();
+                    if !std::mem::replace(&mut failing, true) {
+                        tracing::warn!(%error, gave_way, "a connection could not be accepted; trying again");
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+/// The connections of a listener, for tonic. It does not end, and there is no error among them.
+pub fn incoming<L: Listen + Sync>(
+    listener: L,
+    connections: Arc<Connections>,
+) -> impl Stream<Item = io::Result<Guarded<L::Socket>>> {
+    stream::unfold((listener, connections), |(listener, connections)| async move {
+        let next = connections.accept(&listener).await;
+        Some((Ok(next), (listener, connections)))
+    })
+}
+
+/// The same for axum. What comes by it stays unknown: `/metrics` is for whoever reads it, and gives way first.
+pub struct Door {
+    /// Where they come from.
+    pub listener: TcpListener,
+    /// What they are counted among.
+    pub connections: Arc<Connections>,
+}
+
+impl axum::serve::Listener for Door {
+    type Io = Guarded<TcpStream>;
+    type Addr = ();
+
+    async fn accept(&mut self) -> (Self::Io, ()) {
+        (self.connections.accept(&self.listener).await, ())
+    }
+
+    fn local_addr(&self) -> io::Result<()> {
+        Ok(())
+    }
+}

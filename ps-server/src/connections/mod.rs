@@ -1,0 +1,269 @@
+//! Connections to this server: how many there may be, whose go first, and when a silent one is closed.
+//!
+//! Every connection, over TCP or the Unix socket, is a [`Guarded`] one: it is counted, it must begin to speak within
+//! [`PREFACE`], and it can be closed from here. It begins as [`Rank::Unknown`] and gets its rank with its first request
+//! that was taken. Where the bound is reached, the lowest rank gives way: a crowd of strangers costs strangers their
+//! connections, and no server, worker or log its descriptor.
+//!
+//! - `table`: who is admitted and who goes, decided in pure functions.
+//! - `guarded`: the stream around the socket.
+//! - `accept`: the listeners, which no error ends.
+//!
+//! Who may speak at all is not decided here.
+
+mod accept;
+mod guarded;
+mod table;
+
+pub use accept::{Door, Listen, incoming};
+pub use guarded::Guarded;
+pub use table::{Bounds, Origin, Rank};
+
+use futures::task::AtomicWaker;
+use parking_lot::Mutex;
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+use table::Table;
+
+/// A connection must send its first 24 bytes (HTTP/2's preface) within this time. A client sends them at once; what is
+/// slower is a network that will not carry a heartbeat either, or nobody.
+pub const PREFACE: Duration = Duration::from_secs(5);
+
+/// Connections of one server in any case, whatever the descriptors allow: each takes some 40 KiB of buffers while it is
+/// idle, so these take 640 MiB. A worker has one to each server, a server three to each other one.
+pub const MOST: usize = 16_384;
+/// Whatever the descriptors allow: with fewer no fleet can be formed.
+const LEAST: usize = 16;
+
+/// Descriptors that are no connections' and no shard's: standard streams (3), the runtime (6), listeners (3), log and
+/// trace (2), the control group's log and snapshot (8), small files and folders that are written (4), and some that are
+/// asked for by libraries (name resolution, /proc).
+const OWN: u64 = 32;
+/// Of each replica that is hosted: its log's lock, the segment that is written, the next one, one that is read back, a
+/// segment or a folder that is synced; a snapshot that is written and one that is read; one to spare.
+const A_REPLICA: u64 = 8;
+/// To each other server: a channel for bulk, one for votes and heartbeats, one for reports, and one that is made again
+/// while the old one is not closed yet.
+const A_SERVER: u64 = 4;
+/// Connections that were told to go and whose tasks have not run yet.
+const GOING: usize = 16;
+/// Between two looks at them.
+const GOING_PAUSE: Duration = Duration::from_millis(1);
+
+/// The connections that a process with `limit` descriptors has room for, beside `replicas` and the connections that it
+/// makes to `servers` other servers: what is left when their descriptors are kept for them.
+pub fn room(limit: u64, replicas: usize, servers: usize) -> usize {
+    let kept = OWN + A_REPLICA * replicas as u64 + A_SERVER * servers as u64 + GOING as u64;
+    usize::try_from(limit.saturating_sub(kept)).unwrap_or(MOST).clamp(LEAST, MOST)
+}
+
+/// All connections of a server. One for the process.
+pub struct Connections {
+    room: Box<dyn Fn() -> usize + Send + Sync>,
+    preface: Duration,
+    state: Mutex<State>,
+    began: Instant,
+    shed: AtomicU64,
+    refused: AtomicU64,
+    silent: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    table: Table,
+    /// By id, until the socket is closed: also those that the table has let go.
+    open: HashMap<u64, Arc<Held>>,
+}
+
+/// What is shared by a connection's socket, its requests and the table.
+struct Held {
+    id: u64,
+    /// It must go: its next read or write fails.
+    shed: AtomicBool,
+    waker: AtomicWaker,
+    /// Seconds since the process's first connection could come, at its last message.
+    used: AtomicU64,
+    rank: Mutex<Rank>,
+}
+
+/// How many connections there are, and what has become of others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Those that have not said what they want.
+    pub unknown: usize,
+    /// Status, description, reads.
+    pub readers: usize,
+    /// With a worker's stream.
+    pub workers: usize,
+    /// Of other servers.
+    pub servers: usize,
+    /// At most so many at present.
+    pub most: usize,
+    /// Closed to make room for others, since the process began.
+    pub shed: u64,
+    /// Closed as soon as they came: there was no room for one more.
+    pub refused: u64,
+    /// Closed because they did not begin to speak in time.
+    pub silent: u64,
+}
+
+/// The connection that a request came on.
+#[derive(Clone)]
+pub struct Visitor {
+    held: Arc<Held>,
+    connections: Arc<Connections>,
+}
+
+impl fmt::Debug for Visitor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "connection {} ({:?})", self.held.id, *self.held.rank.lock())
+    }
+}
+
+impl Connections {
+    /// None yet. `room` says how many there may be, whenever one comes.
+    pub fn new(room: impl Fn() -> usize + Send + Sync + 'static) -> Arc<Self> {
+        Self::with_preface(room, PREFACE)
+    }
+
+    /// As [`Self::new`], with another time to begin to speak.
+    pub fn with_preface(room: impl Fn() -> usize + Send + Sync + 'static, preface: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            room: Box::new(room),
+            preface,
+            state: Mutex::default(),
+            began: Instant::now(),
+            shed: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            silent: AtomicU64::new(0),
+        })
+    }
+
+    /// How many there are.
+    pub fn counts(&self) -> Counts {
+        let most = (self.room)();
+        let state = self.state.lock();
+        let of = |rank| state.table.count(rank);
+        Counts {
+            unknown: of(Rank::Unknown),
+            readers: of(Rank::Reader),
+            workers: of(Rank::Worker),
+            servers: of(Rank::Server),
+            most,
+            shed: self.shed.load(Relaxed),
+            refused: self.refused.load(Relaxed),
+            silent: self.silent.load(Relaxed),
+        }
+    }
+
+    /// Takes a connection in, and lets others go for it; `None`: there is no room for it.
+    fn admit(self: &Arc<Self>, from: Origin) -> Option<Visitor> {
+        let bounds = Bounds::of((self.room)());
+        let now = self.now();
+        let mut state = self.state.lock();
+        let Some((id, shed)) = state.table.admit(from, now, bounds) else {
+            self.refused.fetch_add(1, Relaxed);
+            return None;
+        };
+        let held = Arc::new(Held {
+            id,
+            shed: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+            used: AtomicU64::new(now),
+            rank: Mutex::new(Rank::Unknown),
+        });
+        state.open.insert(id, held.clone());
+        self.let_go(&state, &shed);
+        Some(Visitor { held, connections: self.clone() })
+    }
+
+    /// A descriptor is wanted elsewhere: the oldest that nobody knows goes. False where there is none.
+    fn give_way(&self) -> bool {
+        let mut state = self.state.lock();
+        let shed = state.table.oldest_unknown();
+        self.let_go(&state, shed.as_slice());
+        shed.is_some()
+    }
+
+    fn let_go(&self, state: &State, ids: &[u64]) {
+        for held in ids.iter().filter_map(|id| state.open.get(id)) {
+            self.shed.fetch_add(1, Relaxed);
+            held.shed.store(true, Relaxed);
+            held.waker.wake();
+        }
+    }
+
+    fn closed(&self, id: u64) {
+        let mut state = self.state.lock();
+        state.open.remove(&id);
+        state.table.closed(id);
+    }
+
+    /// Returns when those that were told to go are few enough for their descriptors to fit into the reserve.
+    async fn few_going(&self) {
+        loop {
+            let going = {
+                let state = self.state.lock();
+                state.open.len() - state.table.len()
+            };
+            if going < GOING {
+                return;
+            }
+            tokio::time::sleep(GOING_PAUSE).await;
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.began.elapsed().as_secs()
+    }
+}
+
+impl Visitor {
+    /// A request of this kind was taken. A connection keeps the highest rank that it has had.
+    pub fn is(&self, rank: Rank) {
+        self.speaks();
+        let mut now = self.held.rank.lock();
+        if *now >= rank {
+            return;
+        }
+        *now = rank;
+        let bounds = Bounds::of((self.connections.room)());
+        let mut state = self.connections.state.lock();
+        let shed = state.table.rank(self.held.id, rank, bounds);
+        self.connections.let_go(&state, shed.as_slice());
+    }
+
+    /// A message came: it is not idle.
+    pub fn speaks(&self) {
+        let now = self.connections.now();
+        if self.held.used.swap(now, Relaxed) != now {
+            self.connections.state.lock().table.used(self.held.id, now);
+        }
+    }
+
+    fn is_shed(&self) -> bool {
+        self.held.shed.load(Relaxed)
+    }
+}
+
+/// The connection that a request with these extensions came on; `None` where its server has no table of them.
+pub fn of(extensions: &http::Extensions) -> Option<Visitor> {
+    extensions.get::<Visitor>().cloned()
+}
+
+/// A request with these extensions was taken: its connection is of this rank.
+pub fn mark(extensions: &http::Extensions, rank: Rank) {
+    if let Some(visitor) = extensions.get::<Visitor>() {
+        visitor.is(rank);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,50 @@
+//! What the leader of the control group does with many reports.
+
+use super::*;
+use crate::{
+    raft::{GroupId, GroupOptions, Peers},
+    replicas::ReplicasOptions,
+};
+use paraft_common::Durability;
+use paraft_store::RealDisk;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
+    let scratch = tempfile::tempdir().expect("a folder");
+    let (server, address, election) = (ServerId(0), "127.0.0.1:1".to_string(), Duration::from_millis(200));
+    let (peers, agreed) = (Arc::new(Peers::default()), Arc::new(Agreed::default()));
+    let me = ReplicaId::new_life(server);
+    let options = GroupOptions { group: GroupId::Control, me, folder: None, election, parity: None };
+    let control = ControlReplica::start(options, agreed.clone(), peers.clone()).await.expect("it starts");
+    let data = scratch.path().to_path_buf();
+    let options = ReplicasOptions { server, data, disk: Arc::new(RealDisk), election, parity: None };
+    let replicas = Arc::new(Replicas::new(options, peers));
+    let shape = Shape { shards: 1, replicas: 1, durability: Durability::QuorumMemory };
+    let options = AgentOptions {
+        server,
+        address: address.clone(),
+        servers: vec![address.clone()],
+        shape: Some(shape),
+        election,
+        patience: Patience::new(election, Duration::from_secs(3)),
+    };
+    let agent = Arc::new(Agent::new(options, Arc::new(control), agreed, replicas, 0, Box::new(|_| Ok(()))));
+    tokio::spawn(agent.clone().run());
+    let began = Instant::now();
+    while !agent.leads() || agent.fleet() == 0 {
+        assert!(began.elapsed() < Duration::from_secs(60), "nobody leads");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let began = Instant::now();
+    let (mut plans, mut last) = (0u128, None);
+    for _ in 0..20_000 {
+        let taken = agent.take_report(server, agent.own_report());
+        assert!(taken.is_some(), "it leads");
+        let at = agent.leading.lock().planned.as_ref().map(|(at, _)| *at);
+        plans += u128::from(at != last);
+        last = at;
+    }
+    // One for the reports and one of its own in each pause, and those at the ends.
+    let most = 2 * (began.elapsed().as_millis() / PLAN_PAUSE.as_millis()) + 4;
+    assert!(plans <= most, "{plans} plans in {:?}", began.elapsed());
+}

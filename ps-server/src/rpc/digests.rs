@@ -1,0 +1,94 @@
+//! Digests that are asked for. Each reads a whole state: of a replica one is made at a time, whoever asks meanwhile
+//! shares the next, and the thread that makes it is none of the runtime's.
+
+use crate::{
+    compute,
+    raft::{Group, RawImage, ReplicaId},
+};
+use paraft_common::ShardId;
+use parking_lot::Mutex;
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
+
+/// The last digest of each replica that was asked for one.
+#[derive(Debug, Default)]
+pub struct Digests {
+    of: Mutex<BTreeMap<(ShardId, ReplicaId), Arc<Asked>>>,
+}
+
+/// Whoever holds the lock makes a digest; the others wait.
+type Asked = tokio::sync::Mutex<Option<Made>>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Made {
+    /// The state was read after this moment.
+    since: Instant,
+    index: u64,
+    digest: u64,
+}
+
+impl Digests {
+    /// The log index and the digest of a replica's state at it, not older than the call. `None`: it has stopped, or the
+    /// digest could not be made.
+    pub async fn of(&self, shard: ShardId, group: &Group) -> Option<(u64, u64)> {
+        let asked = {
+            let mut of = self.of.lock();
+            // Replicas that were replaced go.
+            of.retain(|(s, node), _| *s != shard || *node == group.me());
+            of.entry((shard, group.me())).or_default().clone()
+        };
+        let read = || async { group.image().await.ok() };
+        share(&asked, || group.applied_index(), read).await
+    }
+}
+
+async fn share<F>(asked: &Asked, applied: impl Fn() -> u64, read: impl FnOnce() -> F) -> Option<(u64, u64)>
+where
+    F: Future<Output = Option<(u64, RawImage)>>,
+{
+    let came = Instant::now();
+    let mut last = asked.lock().await;
+    // Made while this call waited, or still that of the state.
+    if let Some(made) = last.filter(|m| m.since >= came || m.index == applied()) {
+        return Some((made.index, made.digest));
+    }
+    let since = Instant::now();
+    let (index, image) = read().await?;
+    let digest = compute::long(image.bytes(), move || image.into_digest()).await.ok()?;
+    *last = Some(Made { since, index, digest });
+    Some((index, digest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::future::join_all;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+    #[tokio::test]
+    async fn a_crowd_shares_a_digest_and_nobody_gets_one_that_is_older_than_the_question() {
+        let (asked, applied, reads) = (Asked::default(), AtomicU64::new(1), AtomicU64::new(0));
+        let ask = || {
+            share(
+                &asked,
+                || applied.load(Relaxed),
+                || async {
+                    // The state goes on while it is read, as in training.
+                    let index = applied.fetch_add(1, Relaxed);
+                    reads.fetch_add(1, Relaxed);
+                    tokio::task::yield_now().await;
+                    let head = index.to_le_bytes().to_vec().into();
+                    Some((index, RawImage { head, parts: Vec::new() }))
+                },
+            )
+        };
+        let answers = join_all((0..1000).map(|_| ask())).await;
+        assert!(answers.iter().all(Option::is_some));
+        assert_eq!(reads.load(Relaxed), 2, "the first one's, and one for all that came meanwhile");
+        let before = applied.load(Relaxed);
+        let (index, digest) = ask().await.expect("a digest");
+        assert_eq!((index, reads.load(Relaxed)), (before, 3), "it is of now");
+        applied.store(index, Relaxed);
+        assert_eq!(ask().await, Some((index, digest)));
+        assert_eq!(reads.load(Relaxed), 3, "nothing has changed since");
+    }
+}

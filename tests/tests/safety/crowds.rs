@@ -1,0 +1,125 @@
+//! Crowds of strangers cost no worker its connection, and no server its memory.
+
+use anyhow::{Context, Result};
+use paraft_common::{Mode, ShardId};
+use paraft_proto::{Connections, limits, services, shards_client::ShardsClient};
+use paraft_tests::{
+    fleet::{Fleet, FleetOptions},
+    ledger::Ledger,
+    raw::{Call, Flooded},
+    wait,
+};
+use std::net::TcpStream;
+
+fn connections(fleet: &Fleet, server: u32) -> Result<Connections> {
+    fleet.status(server, false)?.connections.context("a server says how many there are")
+}
+
+#[test]
+fn two_thousand_silent_connections_are_closed_while_a_worker_trains() -> Result<()> {
+    const CROWD: usize = 2000;
+    // Both ends are in this process.
+    let limit = paraft_host::raise_descriptor_limit();
+    anyhow::ensure!(limit > 3 * CROWD as u64, "this test needs a higher limit of descriptors than {limit}");
+    let fleet = Fleet::start(FleetOptions::replicated(1))?;
+    let ledger = Ledger { bucket_len: 4, ..Ledger::new(Mode::Bsp, 1, 400) };
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    let (leader, _) = fleet.leader(ShardId(0));
+    let crowd: Vec<_> = (0..CROWD)
+        .map(|_| TcpStream::connect(&fleet.at.addresses[leader as usize]))
+        .collect::<std::io::Result<_>>()?;
+    let mut steps = 0;
+    let taken = |c: &Result<Connections>| {
+        c.as_ref().is_ok_and(|c| c.unknown as usize + c.silent as usize + c.shed as usize >= CROWD)
+    };
+    wait::until("the crowd to be taken in", || connections(&fleet, leader), taken)?;
+    let gone = |c: &Result<Connections>| c.as_ref().is_ok_and(|c| c.unknown == 0 && c.silent > 0);
+    let train = || {
+        if steps < 300 {
+            page.step()?;
+            steps += 1;
+        }
+        connections(&fleet, leader)
+    };
+    let seen = wait::until("the crowd to be closed", train, gone)?;
+    assert!(steps > 0);
+    assert_eq!(seen.silent as usize, CROWD, "each because it was silent: {seen:?}");
+    assert!(seen.workers == 1 && seen.servers >= 2, "{seen:?}");
+    drop(crowd);
+    assert_eq!(page.run()?, vec![-1.0; ledger.len()]);
+    Ok(())
+}
+
+#[test]
+fn streams_beyond_the_bound_of_a_connection_are_refused_and_the_others_are_served() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::default())?;
+    let ledger = Ledger { bucket_len: 4, ..Ledger::new(Mode::Asp, 1, 40) };
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    let seen = Call::flood(&fleet.at.addresses[0], services::EXCHANGE, 50_000)?;
+    let Flooded { taken, refused, closed } = seen;
+    assert!((1..=limits::STREAMS).contains(&taken), "{seen:?}");
+    assert!(refused > 0 || closed, "{seen:?}");
+    page.step()?;
+    assert_eq!(page.run()?, vec![-1.0; ledger.len()]);
+    Ok(())
+}
+
+#[test]
+fn a_server_tells_its_connections_apart_and_says_what_it_has_left() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::replicated(1))?;
+    let ledger = Ledger { bucket_len: 4, ..Ledger::new(Mode::Bsp, 1, 8) };
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    let (leader, _) = fleet.leader(ShardId(0));
+    let ranked = |c: &Result<Connections>| {
+        c.as_ref().is_ok_and(|c| c.workers == 1 && c.readers >= 1 && c.servers >= 2 && c.shed == 0)
+    };
+    wait::until("each to have its rank", || connections(&fleet, leader), ranked)?;
+    let status = fleet.status(leader, false)?;
+    assert!(status.descriptors > 10 && status.descriptors < status.descriptors_limit, "{status:?}");
+    assert!(status.queued_bytes <= status.queued_bytes_limit && status.queued_bytes_limit > 0, "{status:?}");
+    page.run()?;
+    Ok(())
+}
+
+/// Digests are asked for in a crowd: everybody gets one, and of the same state the same.
+#[test]
+fn a_crowd_that_asks_for_digests_is_answered_and_nobody_loses_a_lead() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::replicated(1))?;
+    let ledger = Ledger { bucket_len: 1 << 16, ..Ledger::new(Mode::Bsp, 1, 1 << 20) };
+    let mut page = ledger.join(&fleet.at, 0)?;
+    page.begin()?;
+    let before = fleet.replicas_agree()?;
+    // Of a machine that is busy with other tests a leader may lose its lead all the same: not three times.
+    for tries in 1.. {
+        let (leader, shard) = fleet.leader(ShardId(0));
+        let address = fleet.at.addresses[leader as usize].clone();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let answers = runtime.block_on(async {
+            let channel =
+                tonic::transport::Endpoint::from_shared(format!("http://{address}"))?.connect().await?;
+            let ask = || {
+                let mut client = ShardsClient::new(channel.clone());
+                async move { client.status(paraft_proto::StatusRequest { digest: true }).await }
+            };
+            anyhow::Ok(futures::future::try_join_all((0..3000).map(|_| ask())).await?)
+        })?;
+        let of =
+            |r: &tonic::Response<paraft_proto::StatusReply>| r.get_ref().shards.first().map(|s| s.digest);
+        assert!(answers.iter().all(|a| of(a) == before.get(&0).copied()), "nothing has changed the state");
+        let after = fleet.leader(ShardId(0));
+        if (after.0, after.1.term) == (leader, shard.term) {
+            break;
+        }
+        assert!(
+            tries < 3,
+            "it led in term {}, and now in {} server {} leads",
+            shard.term,
+            after.1.term,
+            after.0
+        );
+    }
+    Ok(())
+}
