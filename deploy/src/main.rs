@@ -30,6 +30,7 @@ mod failure;
 mod faults;
 mod fleet;
 mod jobs;
+mod memory;
 mod mode;
 mod progress;
 mod replay;

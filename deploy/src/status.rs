@@ -1,6 +1,6 @@
 //! `paraft status`: what the servers of a fleet know.
 
-use crate::{control, failure::Failure, jobs, table};
+use crate::{control, failure::Failure, jobs, memory, table};
 use clap::Args;
 use comfy_table::{Table, presets};
 use paraft_common::histogram::DelayHistogram;
@@ -147,6 +147,9 @@ fn print(r: &StatusReply, digest: bool) {
         r.cpu_seconds,
         table::bytes(r.peak_rss_bytes)
     );
+    if let Some(line) = memory::line(r) {
+        out!("  {line}");
+    }
     if r.replicas_diverged > 0 {
         out!(
             "  {} of its replicas had diverged from the others and were replaced: check its memory",
@@ -262,12 +265,13 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
             ] {
                 shard[key] = bytes.into();
             }
+            shard["memory"] = memory::shard_as_json(s);
             shard
         })
         .collect();
     json!({
         "server": r.server, "address": r.address, "version": r.version, "protocol": r.protocol,
         "cpu_seconds": r.cpu_seconds, "peak_rss_bytes": r.peak_rss_bytes, "replicas_diverged": r.replicas_diverged,
-        "shards": shards,
+        "memory": memory::server_as_json(r), "shards": shards,
     })
 }

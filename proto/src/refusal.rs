@@ -45,6 +45,8 @@ pub enum RefusalKind {
     WrongStep { bucket: BucketId, expected: Step, got: Step },
     #[error("{bucket} was pulled at version {got}, but has only reached {current}")]
     FutureVersion { bucket: BucketId, got: u64, current: u64 },
+    #[error("a push has number {got}, and {why}")]
+    WrongSeq { got: u64, why: String },
     #[error("the message is empty or of an unknown kind")]
     Malformed,
     #[error("the shard has no weights yet")]
