@@ -31,6 +31,7 @@ mod failure;
 mod faults;
 mod fleet;
 mod jobs;
+mod memory;
 mod mode;
 mod progress;
 mod replay;

@@ -1,6 +1,6 @@
 //! `paraft status`: what the servers of a fleet know.
 
-use crate::{control, failure::Failure, jobs, table, whole};
+use crate::{control, failure::Failure, jobs, memory, table, whole};
 use clap::Args;
 use comfy_table::{Table, presets};
 use paraft_common::histogram::DelayHistogram;
@@ -190,6 +190,9 @@ fn print(r: &StatusReply, digest: bool) {
         r.cpu_seconds,
         table::bytes(r.peak_rss_bytes)
     );
+    if let Some(line) = memory::line(r) {
+        out!("  {line}");
+    }
     if r.replicas_diverged > 0 {
         out!(
             "  {} of its replicas had diverged from the others and were replaced: check its memory",
@@ -339,6 +342,7 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
             ] {
                 shard[key] = bytes.into();
             }
+            shard["memory"] = memory::shard_as_json(s);
             shard
         })
         .collect();
@@ -351,6 +355,6 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
         })),
         "descriptors": r.descriptors, "descriptors_limit": r.descriptors_limit,
         "queued_bytes": r.queued_bytes, "queued_bytes_limit": r.queued_bytes_limit,
-        "shards": shards,
+        "memory": memory::server_as_json(r), "shards": shards,
     })
 }

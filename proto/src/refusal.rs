@@ -48,6 +48,8 @@ pub enum RefusalKind {
     WrongStep { bucket: BucketId, expected: Step, got: Step },
     #[error("{bucket} was pulled at version {got}, but has only reached {current}")]
     FutureVersion { bucket: BucketId, got: u64, current: u64 },
+    #[error("a push has number {got}, and {why}")]
+    WrongSeq { got: u64, why: String },
     #[error("the shard has no weights yet")]
     NotInitialised,
     #[error(
@@ -186,6 +188,7 @@ impl RefusalKind {
             K::OtherFounding(_) => W::OtherFounding,
             K::NoOrigin => W::NoOrigin,
             K::NoRoom(_) => W::NoRoom,
+            K::WrongSeq { .. } => W::WrongSeq,
         }
     }
 }

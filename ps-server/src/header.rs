@@ -21,6 +21,9 @@ pub enum HeaderError {
     /// Written by another version of Paraft.
     #[error("a header has format {0}, this version of paraft reads format {FORMAT}")]
     Format(u8),
+    /// It names what a later version has, a kind of command, say.
+    #[error("a later version of paraft wrote this, start the version that wrote it: {0}")]
+    Newer(String),
     /// It ends early, says what cannot be, or goes on after its end.
     #[error("a header cannot be read: {0}")]
     Damaged(String),
@@ -47,7 +50,15 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, HeaderError> {
     match bincode::serde::decode_from_slice(rest, config) {
         Ok((value, used)) if used == rest.len() => Ok(value),
         Ok((_, used)) => Err(HeaderError::Damaged(format!("{} bytes too many", rest.len() - used))),
-        Err(e) => Err(HeaderError::Damaged(e.to_string())),
+        Err(e) => {
+            let why = e.to_string();
+            // serde's words for a variant that the enum has not. The bytes were checked before they came here.
+            Err(if why.contains("variant index") {
+                HeaderError::Newer(why)
+            } else {
+                HeaderError::Damaged(why)
+            })
+        }
     }
 }
 

@@ -72,6 +72,19 @@ const COUNTERS: [(&str, &str, Option<Unit>, Of); 13] = [
     ("workers_lost", "Members that left without finishing", None, |s| s.workers_lost),
 ];
 
+/// As `paraft status --json` has it.
+fn memory_of(s: &ShardStatus) -> [(&'static str, u64); 7] {
+    [
+        ("state", s.memory_allocated.saturating_sub(s.memory_kept)),
+        ("kept", s.memory_kept),
+        ("log", s.log_memory_bytes),
+        ("copies", s.memory_copies),
+        ("staged", s.memory_staged),
+        ("queued", s.memory_queued),
+        ("lateness", s.memory_lateness),
+    ]
+}
+
 /// The clocks of the members that train.
 fn active(s: &ShardStatus) -> impl Iterator<Item = u64> + '_ {
     s.members.iter().filter(|m| !m.finished).map(|m| m.clock)
@@ -100,6 +113,23 @@ pub async fn render(status: &StatusService) -> String {
             family.get_or_create(&of(s)).set(value(s) as i64);
         }
         registry.register(name, help, family);
+    }
+    let memory = Family::<[(&'static str, String); 2], Gauge>::default();
+    for s in &reply.shards {
+        for (kind, bytes) in memory_of(s) {
+            let of = [("shard", s.shard.to_string()), ("kind", kind.to_string())];
+            memory.get_or_create(&of).set(bytes as i64);
+        }
+    }
+    registry.register_with_unit("memory", "Memory of a replica, by what it is for", Unit::Bytes, memory);
+    if let Some(m) = &reply.memory {
+        for (name, help, bytes) in [
+            ("memory_free", "What this server may still take, by the bound that leaves least", m.free),
+            ("memory_limit", "That bound", m.limit),
+            ("memory_promised", "Set aside for replicas, and not allocated yet", m.promised),
+        ] {
+            registry.register_with_unit(name, help, Unit::Bytes, ConstGauge::new(bytes as i64));
+        }
     }
     for (name, help, unit, value) in COUNTERS {
         let family = Family::<Labels, Counter>::default();

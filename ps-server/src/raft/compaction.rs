@@ -28,7 +28,11 @@ const KEPT: u64 = 3;
 impl Held {
     /// Whether the log is to be kept a while longer.
     fn is_needed(&self, raft: &Raft) -> bool {
-        let LogSize { entries, bytes, .. } = self.log.size();
+        let LogSize { entries, bytes, in_memory } = self.log.size();
+        // Memory that the host lacks is not spent on a follower that can be sent a snapshot.
+        if in_memory > SNAPSHOT_BYTES && paraft_host::memory::is_short() {
+            return false;
+        }
         let enough = self.state_bytes.load(Relaxed).max(SNAPSHOT_BYTES);
         if bytes >= KEPT * enough || entries >= KEPT * 4 * SNAPSHOT_ENTRIES {
             return false;

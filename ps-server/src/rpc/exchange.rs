@@ -1,11 +1,14 @@
 //! A worker's stream to a shard: checks each message and passes it to the shard's owner, in order.
 
-use super::{checkpoint, convert, status::StatusService, switch};
+use super::{checkpoint, convert, seqs::Seqs, status::StatusService, switch};
 use crate::{
     connections::{self, Rank, Visitor},
     control::Agent,
     replicas::Replicas,
-    shard::owner::{Event, Life, MAX_AHEAD, Message, Reply},
+    shard::{
+        kept::FLEET,
+        owner::{Event, Life, MAX_AHEAD, Message, Reply},
+    },
 };
 use futures::{Stream, StreamExt};
 use paraft_common::{
@@ -236,6 +239,9 @@ impl ShardsService {
             // What this client was told is in, is not: going on would hide that.
             return Err(RefusalKind::StateLost(shard).into());
         }
+        if WorkerId(open.worker) == FLEET {
+            return Err(RefusalKind::BadJob(format!("no worker has the number {}", open.worker)).into());
+        }
         if open.job.len() > limits::MAX_JOB_BYTES {
             return Err(RefusalKind::BadJob(format!("a job of {} bytes is too long", open.job.len())).into());
         }
@@ -287,6 +293,7 @@ impl ShardsService {
         if hosted.owner.send(event).await.is_err() {
             return Ok(()); // shutting down
         }
+        let mut seqs = Seqs::default();
         loop {
             let m = match inbound.message().await {
                 Ok(Some(m)) => m,
@@ -304,7 +311,14 @@ impl ShardsService {
             if matches!(m.message.kind, Some(to_shard::Kind::Beat(_))) {
                 continue;
             }
-            let m = match convert::message(&hosted.shard, m) {
+            let checked = convert::message(&hosted.shard, m).and_then(|m| {
+                if let Message::Push { seq, step, bucket, .. } = &m {
+                    let refuse = |kind| Refusal { kind, seq: seq.0 };
+                    seqs.push(*bucket, *step, *seq).map_err(refuse)?;
+                }
+                Ok(m)
+            });
+            let m = match checked {
                 Ok(m) => m,
                 Err(refusal) => {
                     self.status.count_refusal(shard);

@@ -20,5 +20,6 @@ pub mod jobs;
 pub mod memory;
 pub mod peers;
 mod reads;
+pub mod seqs;
 pub mod status;
 mod switch;

@@ -53,8 +53,8 @@ impl Configured {
 
     /// What is allocated of it: buckets take their memory when their initial state comes.
     pub fn held(&self) -> u64 {
-        let of = |b: &Bucket| b.peek(|d| if d.initialised { d.bytes() as u64 } else { 0 });
-        self.buckets.iter().map(of).sum::<u64>()
+        let of = |d: &BucketData| ((1 + d.slots.len()) * d.weights.len() * F32_BYTES) as u64 + d.kept_bytes();
+        self.buckets.iter().map(|b| b.peek(|d| if d.initialised { of(d) } else { 0 })).sum()
     }
 
     /// Data of buckets as they were, which somebody still reads.

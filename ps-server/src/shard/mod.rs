@@ -30,6 +30,8 @@
 
 pub mod admission;
 pub mod begin;
+#[cfg(test)]
+mod begin_tests;
 pub mod bucket;
 #[cfg(test)]
 mod chunk_properties;

@@ -50,12 +50,14 @@ impl Read {
     /// Where the log has cuts for entries: between two of them only the leader has the weights that its workers wait
     /// for.
     pub fn take(&mut self, shard: &Shard, counters: &Counters) -> Result<Vec<Weights>, RefusalKind> {
-        let Some(conf) = shard.configured().filter(|c| c.buckets.iter().all(|b| b.initialised())) else {
-            return Ok(Vec::new());
-        };
-        let todo = self.todo.get_or_insert_with(|| (0..conf.buckets.len()).collect());
         let since = Moment::now();
-        let (ready, slowest, stop, in_force, clock) = shard.read(|m| {
+        // Buckets and clocks of one moment: those of a snapshot that is installed meanwhile must not let the buckets go
+        // that were here before it.
+        let decided = shard.view(|conf, m| {
+            let Some(conf) = conf.filter(|c| c.buckets.iter().all(|b| b.initialised())) else {
+                return Ok(None);
+            };
+            let todo = self.todo.get_or_insert_with(|| (0..conf.buckets.len()).collect());
             if m.form == Form::Images {
                 let why = "the log holds image cuts: only the leader has the latest weights";
                 return Err(RefusalKind::Unavailable(why.into()));
@@ -66,14 +68,17 @@ impl Read {
                 let own = member.and_then(|m| m.steps.get(*b)).is_some_and(|s| *s >= self.done);
                 own && m.in_force.mode.may_proceed(m.members.slowest_in(*b), self.done)
             };
-            Ok((
+            Ok(Some((
+                conf.clone(),
                 todo.iter().copied().filter(ready).collect::<Vec<_>>(),
                 slowest,
                 m.stop,
                 m.in_force,
                 member.map_or(self.done, |m| m.clock()),
-            ))
+            )))
         })?;
+        let Some((conf, ready, slowest, stop, in_force, clock)) = decided else { return Ok(Vec::new()) };
+        let Some(todo) = &mut self.todo else { return Ok(Vec::new()) };
         let mut out = Vec::new();
         for bucket in ready {
             // Steps are recorded after the weights have changed: these have at least what the rule asks for.

@@ -99,7 +99,15 @@ fn bulk() {
     let piece = proto::Piece { bucket: 1, part: 0, payload: vec![2; 60].into(), version: 3, clock: 2.5 };
     let piece = proto::CheckpointPart { kind: Some(checkpoint_part::Kind::Piece(piece)) };
     let payloads = vec![vec![1; 20].into(), vec![].into(), vec![2; 10].into()];
-    let call = proto::PeerRequest { group: 1, from: 2, to: 3, call: 1, header: vec![7; 30].into(), fleet: 9, payloads };
+    let call = proto::PeerRequest {
+        group: 1,
+        from: 2,
+        to: 3,
+        call: 1,
+        header: vec![7; 30].into(),
+        fleet: 9,
+        payloads,
+    };
     for (long, name) in [(0, "short"), (16, "long")] {
         let how = 8 | long;
         write("bulk", &format!("to-shard-{name}"), &seed(how).rest(&a_push(40).encode_to_vec()).0);

@@ -1,7 +1,7 @@
 //! Workers die, come back and join late.
 
 use anyhow::Result;
-use paraft_common::{LogForm, Mode, Step};
+use paraft_common::{LogForm, Mode, ShardId, Step};
 use paraft_proto::{from_shard, to_shard};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},

@@ -11,7 +11,7 @@ use crate::shard::{
 use bytes::Bytes;
 use paraft_common::{Durability, InForce, Step, codec::value_bytes};
 use paraft_trace::Moment;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 use tokio::time::Instant;
 
 /// The slowest of these; nobody: there is no bound.
@@ -60,7 +60,11 @@ impl Owner {
         let level = lead.cuts.is_level();
         let mut hurry = false;
         let mut go = Vec::new();
-        self.shard.read(|m| {
+        self.shard.view(|now, m| {
+            // A snapshot was installed: it is deposed, and these clocks are not those of its buckets.
+            if !now.is_some_and(|now| Arc::ptr_eq(now, &conf)) {
+                return;
+            }
             let mode = m.in_force.mode;
             // What is applied here counts, replicated or not: it is what the pull will show.
             let slowest = least(m.members.active().map(|(w, m)| working.member(w, m).clock()));

@@ -119,17 +119,19 @@ impl Owner {
         }
         // While the small part is held: `apply` changes a bucket before it records whose step that was, so what is
         // recorded is in the buckets, and at most one push more; an image cut is in as a whole or not at all.
-        let (buckets, members, stopping, level) = self.shard.read(|m| {
+        let taken = self.shard.view(|now, m| {
+            // Of a snapshot that was installed meanwhile the small part is not that of these buckets.
+            now.filter(|now| Arc::ptr_eq(now, conf))?;
             let buckets = conf.buckets.iter().map(|b| (b.id, Mutex::new(Some(b.image())))).collect();
             let level = m.members.active().all(|(_, m)| m.steps.iter().all(|s| *s == step));
             let members = m.members.iter().map(|(w, m)| (w, m.clock(), m.finished)).collect();
-            (buckets, members, m.stopping(), level)
+            Some((buckets, members, m.stopping(), level, m.job.clone()))
         });
+        let Some((buckets, members, stopping, level, job)) = taken else { return };
         if mode == Mode::Bsp && !(level && nothing_later_in_flight(lead, step)) {
             tracing::warn!(shard = id, step = step.0, "no section kept: some member is not at this step");
             return;
         }
-        let job = self.shard.read(|m| m.job.clone());
         let section = Arc::new(Section { step, job, conf: conf.clone(), buckets, members, stopping });
         let waiting = Waiting { section, writer, since: Instant::now() };
         lead.kept = Kept { step, section: Some(waiting), fetching: Weak::new() };

@@ -102,11 +102,12 @@ impl Owner {
     pub(super) fn attach(&mut self, conn: ConnId, worker: WorkerId, session: SessionId) {
         let Some(lead) = &mut self.lead else { return };
         // With what this leader has applied and not yet replicated: it is what the next push must follow.
-        let known = self.shard.read(|m| {
+        let known = self.shard.view(|conf, m| {
             let m = lead.cuts.working.member(worker, m.members.in_session(worker, session)?);
-            Some((m.last_seq, m.clock()))
+            let initialised = conf.is_some_and(|c| c.buckets.iter().all(|b| b.initialised()));
+            Some((m.last_seq, m.clock(), initialised))
         });
-        let Some((last_seq, clock)) = known else {
+        let Some((last_seq, clock, initialised)) = known else {
             return self.refuse(conn, RefusalKind::UnknownSession { worker, session }.into());
         };
         // Only now: a session that is over must not take the place of the one that is not.
@@ -116,7 +117,6 @@ impl Owner {
             lead.takes.remove(&old);
         }
         lead.absent.remove(&worker);
-        let initialised = self.shard.configured().is_some_and(|c| c.buckets.iter().all(|b| b.initialised()));
         let (term, origin) = (lead.term, self.origin);
         let norms = self.waiting_norms();
         self.send(conn, Reply::Opened { session, last_seq, clock, initialised, term, origin });
