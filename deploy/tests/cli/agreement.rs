@@ -17,7 +17,11 @@ fn second_of_two(body: &str, other: impl Fn(&Fleet, &mut Command)) -> (Option<i3
     let body = body.replace("DATA", &data.to_string_lossy());
     let fleet = Fleet::start(scratch.path(), Some(&body));
     fleet.all("serving");
-    let worker = |rank: u32| fleet.worker(rank, &scratch.path().join(format!("run-{rank}")));
+    let worker = |rank: u32| {
+        let run_dir = scratch.path().join(format!("run-{rank}"));
+        fs::create_dir(&run_dir).expect("run folder");
+        fleet.worker(rank, &run_dir)
+    };
     let first = worker(0).stderr(Stdio::null()).spawn().expect("worker");
     let _first = Held(first);
     wait("the first worker to join", || {

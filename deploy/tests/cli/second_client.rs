@@ -72,6 +72,11 @@ impl Ledger {
     /// Lets it finish; gives its verdict and its exit code.
     fn end(mut self) -> (Value, Option<i32>) {
         drop(self.child.0.stdin.take());
+        self.verdict()
+    }
+
+    /// Likewise, once it has done all its steps.
+    fn verdict(mut self) -> (Value, Option<i32>) {
         let verdict = loop {
             let said = self.next();
             if said["event"] != "training" {
@@ -142,11 +147,7 @@ fn its_ledger_tells_of_a_doubled_and_of_a_lost_push() {
         let scratch = tempfile::tempdir().expect("scratch");
         let fleet = fleet(scratch.path());
         let args = ["--break", broken, "--durability", "quorum-disk", "--steps", "30"];
-        let (verdict, code) = {
-            let ledger = Ledger::start(&python, &fleet, &args);
-            ledger.beyond(60);
-            ledger.end()
-        };
+        let (verdict, code) = Ledger::start(&python, &fleet, &args).verdict();
         assert_eq!(code, Some(1), "{verdict}");
         assert!(verdict[shows].as_u64() > Some(0), "{broken}: {verdict}");
     }

@@ -560,3 +560,19 @@ async fn fence(group: &dyn Replication) -> Result<(), ProposeError> {
 fn grace(job: &ServerJob) -> Duration {
     Duration::from_millis(job.grace_ms)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stranger who tries a million numbers a second for a year has one chance in 500,000.
+    #[test]
+    fn the_numbers_of_sessions_cannot_be_guessed() {
+        let mut draw = random_sessions();
+        let drawn: BTreeSet<u64> = (0..64).map(|_| draw().0).collect();
+        assert_eq!(drawn.len(), 64);
+        let high = drawn.iter().map(|s| s >> 32).collect::<BTreeSet<_>>();
+        assert!(high.len() > 60, "they lie close together: {drawn:x?}");
+        assert!(drawn.iter().all(|s| SessionId(*s).tag() != *s), "what is shown is the number itself");
+    }
+}

@@ -226,6 +226,7 @@ fn a_stream_that_does_not_open_rightly_is_refused_and_ended() -> Result<()> {
 #[test]
 fn a_session_is_taken_up_again_only_by_who_was_told_its_number() -> Result<()> {
     let (fleet, ledger) = fleet()?;
+    let ledger = Ledger { grace_ms: 60_000, ..ledger }; // it says nothing for as long as the strangers take
     let address = &fleet.at.addresses[0];
     let right = open(&ledger.job(), 0)?;
     let (mut owner, opened) = Stream::open(address, &ledger.job(), 0, &[(0, 4), (2, 4)])?;
