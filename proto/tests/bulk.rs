@@ -109,7 +109,15 @@ fn a_stock_client_and_ours_read_each_other() {
         let piece = Piece { bucket: 1, part: 0, payload: payload(len).into(), version: 3, clock: 2.5 };
         there_and_back(CheckpointPart { kind: Some(checkpoint_part::Kind::Piece(piece)) });
         let payloads = vec![payload(len).into(), Bytes::new(), payload(10).into()];
-        let call = PeerRequest { group: 1, from: 2, to: 3, call: 1, header: payload(200).into(), fleet: 0, payloads };
+        let call = PeerRequest {
+            group: 1,
+            from: 2,
+            to: 3,
+            call: 1,
+            header: payload(200).into(),
+            fleet: 0,
+            payloads,
+        };
         there_and_back(call);
     }
     there_and_back(ToShard { kind: Some(to_shard::Kind::Beat(Beat {})) });
