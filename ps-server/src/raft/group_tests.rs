@@ -241,3 +241,23 @@ async fn a_replica_whose_vote_was_lost_does_not_start() {
 async fn a_replica_whose_snapshot_was_lost_does_not_start() {
     does_not_start_without(&["snapshot"], "snapshot: it is gone, and the log begins after").await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_message_moves_a_term_out_of_reach() {
+    let (group, me) = alone().await;
+    let member = ReplicaId::new_life(ServerId(1));
+    let jump = crate::raft::answers::MAX_TERM_JUMP;
+    let own = group.leadership().borrow().term;
+    for term in [u64::MAX, 1 << 62, own + jump + 1] {
+        let refused = asked(&group, me, term, member).await.expect_err("out of reach");
+        assert!(refused.to_string().contains("no election leads so far"), "{refused}");
+        for (call, header, bulk) in crate::raft::stranger::forged(term, member) {
+            let message =
+                PeerRequest { from: member.0, to: me.0, call: call as i32, header, ..PeerRequest::default() };
+            let refused = group.answer(paraft_proto::WithBulk { message, bulk }).await;
+            assert!(refused.is_err(), "{call:?} of term {term}");
+        }
+    }
+    assert_eq!(group.leadership().borrow().term, own, "nothing has moved it");
+    assert!(asked(&group, me, own + jump, member).await.is_ok(), "within reach it is answered");
+}
