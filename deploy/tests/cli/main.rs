@@ -3,6 +3,7 @@
 mod bench;
 mod common;
 mod compare;
+mod crowds;
 mod gpu;
 mod groups;
 mod hazards;
