@@ -19,6 +19,7 @@ mod meter;
 mod peers;
 mod plain;
 mod raw;
+mod responsive;
 mod ring;
 mod shard;
 mod train;
@@ -58,6 +59,8 @@ enum Which {
     Gpu(gpu::GpuBenchArgs),
     /// A group's sums over sockets, against as many bytes over plain ones.
     Ring(ring::RingBenchArgs),
+    /// How soon the control group's calls are answered while servers take over snapshots and hash their states.
+    Responsive(responsive::ResponsiveBenchArgs),
     /// A model that fills the memory: loaded, trained, written as a snapshot, its only server killed; what each takes, and
     /// the peak memory of both processes.
     Large(large::LargeBenchArgs),
@@ -102,6 +105,7 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
         Which::Apply(a) => apply::run(a),
         Which::Latency(a) => latency::run(a),
         Which::Ring(a) => ring::run(a),
+        Which::Responsive(a) => responsive::run(a),
         Which::Large(a) => large::run(a),
         Which::Gpu(a) => gpu::run(a),
         Which::RawPeer(a) => raw::serve(a),

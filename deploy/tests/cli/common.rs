@@ -158,15 +158,27 @@ pub struct Fleet {
     pub folder: PathBuf,
     /// The job file that they take their settings from; without it, the defaults.
     pub job: Option<PathBuf>,
+    /// File descriptors that each may have, where that is not what this process may.
+    pub descriptors: Option<u32>,
     pub servers: Vec<Option<Held>>,
 }
 
 impl Fleet {
     /// `job` is the job file's text, to which the servers' addresses are added; its last table must be `[cluster]`.
     pub fn start(folder: &Path, job: Option<&str>) -> Self {
+        Self::begin(folder, job, None)
+    }
+
+    /// As [`Self::start`], of servers with so many file descriptors.
+    pub fn with_descriptors(folder: &Path, job: &str, descriptors: Option<u32>) -> Self {
+        Self::begin(folder, Some(job), descriptors)
+    }
+
+    fn begin(folder: &Path, job: Option<&str>, descriptors: Option<u32>) -> Self {
         let addresses = free_addresses(3);
         let job = job.map(|text| self::job(folder, &format!("{text}addresses = {addresses:?}\n")));
-        let mut fleet = Self { addresses, folder: folder.into(), job, servers: vec![None, None, None] };
+        let servers = vec![None, None, None];
+        let mut fleet = Self { addresses, folder: folder.into(), job, descriptors, servers };
         (0..3).for_each(|id| fleet.serve(id));
         fleet
     }
@@ -180,7 +192,15 @@ impl Fleet {
     }
 
     pub fn serve(&mut self, id: usize) {
-        let mut c = paraft();
+        let mut c = match self.descriptors {
+            None => paraft(),
+            Some(n) => {
+                let mut c = Command::new("sh");
+                c.args(["-c", &format!("ulimit -n {n}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_paraft")]);
+                c.stdin(Stdio::null());
+                c
+            }
+        };
         c.arg("server");
         match &self.job {
             Some(job) => c.arg(job),

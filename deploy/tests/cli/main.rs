@@ -4,6 +4,7 @@ mod agreement;
 mod bench;
 mod common;
 mod compare;
+mod crowds;
 mod gpu;
 mod groups;
 mod hazards;

@@ -1,3 +1,5 @@
+//! Real sockets: who is let in, and who gives way.
+
 use super::*;
 use std::{
     io,
