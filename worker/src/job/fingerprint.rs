@@ -131,6 +131,15 @@ weight_decay = 0.125
     }
 
     #[test]
+    fn a_job_without_any_one_of_these_keys_is_another_job() {
+        let whole = servers(JOB).expect("a job");
+        for key in JOB.lines().filter(|l| l.contains(" = ")) {
+            let without: String = JOB.lines().filter(|l| *l != key).map(|l| format!("{l}\n")).collect();
+            assert_ne!(servers(&without).as_ref(), Some(&whole), "nobody is told that this is missing: {key}");
+        }
+    }
+
+    #[test]
     fn what_may_differ_from_host_to_host_is_not_in_it() {
         let whole = servers(JOB).expect("a job");
         for (from, to) in [
