@@ -48,8 +48,6 @@ pub enum RefusalKind {
     WrongStep { bucket: BucketId, expected: Step, got: Step },
     #[error("{bucket} was pulled at version {got}, but has only reached {current}")]
     FutureVersion { bucket: BucketId, got: u64, current: u64 },
-    #[error("a push has number {got}, and {why}")]
-    WrongSeq { got: u64, why: String },
     #[error("the shard has no weights yet")]
     NotInitialised,
     #[error(
@@ -188,7 +186,6 @@ impl RefusalKind {
             K::OtherFounding(_) => W::OtherFounding,
             K::NoOrigin => W::NoOrigin,
             K::NoRoom(_) => W::NoRoom,
-            K::WrongSeq { .. } => W::WrongSeq,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A worker's stream to a shard: checks each message and passes it to the shard's owner, in order.
 
-use super::{checkpoint, convert, seqs::Seqs, status::StatusService, switch};
+use super::{checkpoint, convert, status::StatusService, switch};
 use crate::{
     connections::{self, Rank, Visitor},
     control::Agent,
@@ -293,7 +293,6 @@ impl ShardsService {
         if hosted.owner.send(event).await.is_err() {
             return Ok(()); // shutting down
         }
-        let mut seqs = Seqs::default();
         loop {
             let m = match inbound.message().await {
                 Ok(Some(m)) => m,
@@ -311,14 +310,7 @@ impl ShardsService {
             if matches!(m.message.kind, Some(to_shard::Kind::Beat(_))) {
                 continue;
             }
-            let checked = convert::message(&hosted.shard, m).and_then(|m| {
-                if let Message::Push { seq, step, bucket, .. } = &m {
-                    let refuse = |kind| Refusal { kind, seq: seq.0 };
-                    seqs.push(*bucket, *step, *seq).map_err(refuse)?;
-                }
-                Ok(m)
-            });
-            let m = match checked {
+            let m = match convert::message(&hosted.shard, m) {
                 Ok(m) => m,
                 Err(refusal) => {
                     self.status.count_refusal(shard);

@@ -20,6 +20,5 @@ pub mod jobs;
 pub mod memory;
 pub mod peers;
 mod reads;
-pub mod seqs;
 pub mod status;
 mod switch;

@@ -135,7 +135,11 @@ weight_decay = 0.125
         let whole = servers(JOB).expect("a job");
         for key in JOB.lines().filter(|l| l.contains(" = ")) {
             let without: String = JOB.lines().filter(|l| *l != key).map(|l| format!("{l}\n")).collect();
-            assert_ne!(servers(&without).as_ref(), Some(&whole), "nobody is told that this is missing: {key}");
+            assert_ne!(
+                servers(&without).as_ref(),
+                Some(&whole),
+                "nobody is told that this is missing: {key}"
+            );
         }
     }
 
