@@ -1,7 +1,8 @@
 //! Memory in `paraft status`: what servers have, and what their replicas take, by what it is for.
 
-use crate::table;
+use crate::{failure::Failure, table};
 use paraft_proto::{ShardStatus, StatusReply};
+use paraft_worker::exit;
 use serde_json::{Value, json};
 
 /// What a replica takes, by kind, in the order of docs/configuration.md.
@@ -15,6 +16,27 @@ fn kinds(s: &ShardStatus) -> [(&'static str, u64); 7] {
         ("queued", s.memory_queued),
         ("lateness", s.memory_lateness),
     ]
+}
+
+/// A server needs so much address space before it has any job: its allocator takes it by the gigabyte.
+const LEAST_ADDRESS_SPACE: u64 = 1 << 30;
+
+/// Refuses to start where an allocation would soon fail, which ends a process without a word.
+pub fn enough_to_start() -> Result<(), Failure> {
+    let pools = paraft_host::memory::memory().pools;
+    match pools.iter().find(|p| p.what == paraft_host::memory::ADDRESS_SPACE && p.limit < LEAST_ADDRESS_SPACE)
+    {
+        None => Ok(()),
+        Some(pool) => Err(Failure::new(
+            exit::CONFIG,
+            format!(
+                "ulimit -v leaves this process {} of address space, and a server needs at least {}",
+                table::bytes(pool.limit),
+                table::bytes(LEAST_ADDRESS_SPACE)
+            ),
+        )
+        .help("bound memory by a cgroup (memory.max) instead: address space is not memory")),
+    }
 }
 
 /// One line: what the server has, and what its replicas take together. `None`: it is of a release that does not say.

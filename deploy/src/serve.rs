@@ -3,6 +3,7 @@
 use crate::{
     failure::Failure,
     faults::{disk, process},
+    memory,
 };
 use clap::Args;
 use paraft_common::{Durability, ServerId, config::overlay};
@@ -10,6 +11,7 @@ use paraft_host::{lifeline, logs, raise_descriptor_limit, socket_path, sweep_soc
 use paraft_server::{
     Patience, Server, ServerError, ServerOptions, Shape,
     server::{Ending, IDENTITY, Place},
+    settings,
 };
 use paraft_store::RealDisk;
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
@@ -99,6 +101,7 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
     logs::start(args.log_file.as_deref())
         .map_err(|e| Failure::new(exit::IO, format!("the log file: {e}")))?;
     raise_descriptor_limit();
+    memory::enough_to_start()?;
     if let Some(pid) = args.until {
         end_with(pid)?;
     }
@@ -115,6 +118,19 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
         Failure::new(exit::USAGE, format!("--id {id} names no server: {} are listed", listed.len()))
             .help("ids are the places in the list, from 0")
     })?;
+    let shape = |servers: usize| Shape {
+        shards: args.shards.or(cluster.shards).unwrap_or((servers as u32).min(8)),
+        replicas: args.replicas.unwrap_or(cluster.replicas),
+        durability: args.durability.unwrap_or(cluster.durability),
+    };
+    let folder = |address: &str| {
+        let usual = || PathBuf::from("paraft-data").join(without_colons(address));
+        args.data.clone().unwrap_or_else(usual)
+    };
+    if let Some(own) = own.as_deref().filter(|_| args.join.is_empty() && !args.supervised) {
+        // Before its port is taken: in a list in another order that is another server's.
+        settings::compare(&folder(own), ServerId(id), &listed, shape(listed.len())).map_err(failure)?;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(threads())
         .thread_name("paraft-server")
@@ -141,18 +157,13 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
             return Err(Failure::new(exit::USAGE, "the others cannot reach a server at 0.0.0.0")
                 .help("add --advertise host:port"));
         }
-        let shape = Shape {
-            shards: args.shards.or(cluster.shards).unwrap_or((servers.len() as u32).min(8)),
-            replicas: args.replicas.unwrap_or(cluster.replicas),
-            durability: args.durability.unwrap_or(cluster.durability),
-        };
+        let shape = shape(servers.len());
         let election = Duration::from_millis(args.election_ms.unwrap_or(cluster.election_ms));
         let place = match args.join.is_empty() {
             true => Place::Listed(ServerId(id)),
             false => Place::Joins(args.join.clone()),
         };
-        let folder = || PathBuf::from("paraft-data").join(without_colons(&address));
-        let data = args.data.clone().unwrap_or_else(folder);
+        let data = folder(&address);
         if let Some(own) = meant(&data) {
             let what = format!("no server has been in {}, but one in {}", data.display(), own.display());
             return Err(Failure::new(exit::CONFIG, what).help(format!(

@@ -53,6 +53,9 @@ impl Memory {
     }
 }
 
+/// The pool of a limited address space.
+pub const ADDRESS_SPACE: &str = "ulimit -v";
+
 const MOST_RESERVE: u64 = 256 << 20;
 
 /// A cgroup without a limit says `max` (v2) or a number near 2^63 (v1).
@@ -133,7 +136,7 @@ fn process_pools(boot: &str, pools: &mut Vec<Pool>) {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let pid = std::process::id();
     for (name, used, what) in
-        [("Max address space", "VmSize", "ulimit -v"), ("Max data size", "VmData", "ulimit -d")]
+        [("Max address space", "VmSize", ADDRESS_SPACE), ("Max data size", "VmData", "ulimit -d")]
     {
         if let Some(limit) = rlimit(&limits, name) {
             let free = limit.saturating_sub(kilobytes(&status, used).unwrap_or(0));

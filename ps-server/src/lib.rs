@@ -10,7 +10,7 @@
 //! - [`admission`]: may a job begin? Asked of every server.
 //! - [`room`]: memory that is set aside for replicas before it is allocated.
 //! - [`rpc`]: the services; wire types stop there.
-//! - `settings`: what a server was founded with, against what it is started with.
+//! - [`settings`]: what a server was founded with, against what it is started with.
 //! - [`server`]: parts put together, started and stopped.
 //! - [`metrics`]: what Prometheus reads.
 
@@ -26,7 +26,7 @@ pub mod replicas;
 pub mod room;
 pub mod rpc;
 pub mod server;
-mod settings;
+pub mod settings;
 pub mod shard;
 
 pub use control::{Patience, Shape};

@@ -178,7 +178,7 @@ impl Server {
         let folder = Folder::new(options.disk.clone(), &options.data);
         let known = remembered(&folder)?;
         if known.is_some() {
-            settings::compare(&folder, &options)?;
+            settings::compare_options(&folder, &options)?;
         } else if let Some(there) = left_without_identity(&folder)? {
             return Err(ServerError::Data(format!(
                 "{}: the file `{IDENTITY}`, which says whose it is, is gone, and {there} is there. Put the file back from a \

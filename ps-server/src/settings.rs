@@ -8,7 +8,9 @@ use crate::{
     server::{Place, ServerError, ServerOptions},
 };
 use paraft_common::ServerId;
+use paraft_store::RealDisk;
 use serde::{Deserialize, Serialize};
+use std::{path::Path, sync::Arc};
 
 /// In a server's data folder, beside its identity.
 const SETTINGS: &str = "settings";
@@ -61,17 +63,26 @@ impl Settings {
     }
 }
 
-/// Fails where a server that has been in a fleet is started with other settings.
-pub(crate) fn compare(folder: &Folder, options: &ServerOptions) -> Result<(), ServerError> {
-    let bytes = folder.read(SETTINGS).map_err(|e| ServerError::Data(e.into()))?;
-    let (Some(bytes), Some(now)) = (bytes, Settings::of(options)) else { return Ok(()) };
+/// Fails where the server of this data folder, which has been in a fleet, is to be started as another one of the list, or
+/// with other settings.
+pub fn compare(data: &Path, server: ServerId, servers: &[String], shape: Shape) -> Result<(), ServerError> {
+    let folder = Folder::new(Arc::new(RealDisk), data);
+    compare_with(&folder, &Settings { server, servers: servers.to_vec(), shape })
+}
+
+pub(crate) fn compare_options(folder: &Folder, options: &ServerOptions) -> Result<(), ServerError> {
+    Settings::of(options).map_or(Ok(()), |now| compare_with(folder, &now))
+}
+
+fn compare_with(folder: &Folder, now: &Settings) -> Result<(), ServerError> {
+    let Some(bytes) = folder.read(SETTINGS).map_err(|e| ServerError::Data(e.into()))? else { return Ok(()) };
     let was: Settings = header::decode(&bytes)
         .map_err(|e| ServerError::Data(format!("{}: {e}", folder.path().join(SETTINGS).display())))?;
-    match was.differences(&now)[..] {
+    match was.differences(now)[..] {
         [] => Ok(()),
         ref all => Err(ServerError::Settings(format!(
             "{} is a server of a fleet that was founded with other settings: {}. Start it as the others run",
-            options.data.display(),
+            folder.path().display(),
             all.join("; ")
         ))),
     }

@@ -37,10 +37,11 @@ fn a_crowd_that_takes_every_descriptor_stops_no_replica_and_the_training_goes_on
     paraft_host::raise_descriptor_limit(); // the crowd's end of the connections is in this process
     let scratch = tempfile::tempdir().expect("scratch");
     let settings = "durability = \"quorum-disk\"\nshards = 1\n";
-    let job = digits("bsp", 3, 100_000) + settings;
+    let job = digits("bsp", 3, 100_000).replace("[train]\n", "[train]\nworkers = 1\n") + settings;
     let mut fleet = Fleet::with_descriptors(scratch.path(), &job, Some(128));
     fleet.all("serving");
     let run_dir = scratch.path().join("run");
+    fs::create_dir(&run_dir).expect("a folder");
     let _worker = Held(fleet.worker(0, &run_dir).stderr(Stdio::null()).spawn().expect("a worker"));
     let reaches = |what: &str, least: u64| {
         wait(what, || match step(&run_dir) {

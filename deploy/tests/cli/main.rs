@@ -10,6 +10,7 @@ mod groups;
 mod hazards;
 mod jobs;
 mod kept;
+mod memory;
 mod mode;
 mod operator;
 mod running;

@@ -24,6 +24,7 @@ fn a_rolling_restart_by_a_script_that_waits_loses_nothing() {
         let mut fleet = Fleet::start(scratch.path(), Some(&body));
         assert!(status_waits(&fleet, "whole").status.success());
         let runs: Vec<PathBuf> = (0..2).map(|rank| scratch.path().join(format!("run-{rank}"))).collect();
+        runs.iter().for_each(|run| fs::create_dir(run).expect("a folder"));
         let workers: Vec<Held> = (0..2)
             .map(|rank| {
                 let mut c = fleet.worker(rank, &runs[rank as usize]);

@@ -139,9 +139,16 @@ impl Folder {
         }
     }
 
-    /// Reads and checks everything: the snapshot, and every entry of the log. Gives the last log index that is there, 0
+    /// Reads and checks everything: the vote, the snapshot, and every entry of the log. Gives the last log index that is there, 0
     /// where there is none. Changes nothing.
     pub fn check(&self) -> Result<u64, FolderError> {
+        let vote: Option<Vote> = match self.read("vote")? {
+            None => None,
+            Some(vote) => Some(
+                wire::decode(&vote)
+                    .map_err(|e| FolderError::passing(format!("{}: {e}", self.path.display())))?,
+            ),
+        };
         let path = self.path.join("snapshot");
         let mut last = 0;
         if let Some(mut chunks) = open_snapshot(&*self.disk, &path)? {
@@ -150,7 +157,13 @@ impl Folder {
             chunks.try_for_each(|c| c.map(drop))?;
         }
         self.look(&mut |entry| last = last.max(entry.log_id.index))?;
-        Ok(last)
+        match (vote, last) {
+            (None, 1..) => Err(FolderError::damage(format!(
+                "{}: the vote is gone, though the log has held entries",
+                self.path.display()
+            ))),
+            _ => Ok(last),
+        }
     }
 
     /// Opens the log; every entry that it holds goes through `each`, in order. On an error forget what was given.

@@ -14,6 +14,7 @@ mod layout;
 mod leases;
 mod local_steps;
 mod membership;
+mod memory;
 mod modes;
 mod parity;
 mod reads;
