@@ -82,6 +82,7 @@ fn a_server_with_room_for_two_of_its_three_replicas_keeps_those_and_says_what_th
     let workers: Vec<_> = (0..2)
         .map(|rank| {
             let run = scratch.path().join(format!("run{rank}"));
+            fs::create_dir(&run).expect("a folder");
             fleet.worker(rank, &run).stderr(Stdio::piped()).spawn().expect("worker")
         })
         .collect();

@@ -19,8 +19,8 @@ fn status_waits(fleet: &Fleet, what: &str) -> Output {
 fn a_rolling_restart_by_a_script_that_waits_loses_nothing() {
     for durability in ["quorum-memory", "quorum-disk"] {
         let scratch = tempfile::tempdir().expect("scratch");
-        let body =
-            digits("asp", 3, 400).replace("[cluster]", &format!("[cluster]\ndurability = \"{durability}\""));
+        let body = digits("asp", 3, 100_000)
+            .replace("[cluster]", &format!("[cluster]\ndurability = \"{durability}\""));
         let mut fleet = Fleet::start(scratch.path(), Some(&body));
         assert!(status_waits(&fleet, "whole").status.success());
         let runs: Vec<PathBuf> = (0..2).map(|rank| scratch.path().join(format!("run-{rank}"))).collect();
@@ -41,12 +41,11 @@ fn a_rolling_restart_by_a_script_that_waits_loses_nothing() {
             let waited = status_waits(&fleet, "whole");
             assert!(waited.status.success(), "{durability}: {}", text(&waited.stderr));
         }
+        // A worker whose shard has lost its state ends and says so; these train on.
+        let before = lines();
+        wait("training to go on", || if lines() > before + 1 { Ok(()) } else { Err(lines().to_string()) });
         for mut worker in workers {
-            let ended = wait("the workers to end", || match worker.0.try_wait() {
-                Ok(Some(status)) => Ok(status.code()),
-                other => Err(format!("{other:?}")),
-            });
-            assert_eq!(ended, Some(0), "{durability}: no worker has lost its state");
+            assert!(matches!(worker.0.try_wait(), Ok(None)), "{durability}: a worker has ended");
         }
     }
 }
