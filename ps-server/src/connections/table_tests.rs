@@ -1,3 +1,5 @@
+//! The rules of who is let in and who is closed, by random histories.
+
 use super::*;
 use proptest::prelude::*;
 

@@ -171,6 +171,7 @@ fn commands_keep_the_numbers_that_logs_have_of_them() {
         Command::Rest { worker, session },
         Command::Resume { worker, session, level: true },
         Command::Admit { form: 1, job: String::new() },
+        Command::JoinAs { worker, session },
     ];
     for (number, command) in (0u8..).zip(&all) {
         let bytes = header::encode(command).expect("encodes");

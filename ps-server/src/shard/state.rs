@@ -482,7 +482,9 @@ impl Shard {
     /// build its whole state.
     pub(super) fn bytes_of(&self, proposal: &Proposal) -> u64 {
         let touched = match &proposal.command {
-            Command::Configure { .. } | Command::Cut { .. } => return compute::SMALL_BYTES,
+            Command::Configure { .. } | Command::Admit { .. } | Command::Cut { .. } => {
+                return compute::SMALL_BYTES;
+            }
             Command::Update { bucket, .. } => self
                 .configured()
                 .and_then(|c| Some(c.buckets[c.local(*bucket)?].spec.len * F32_BYTES))

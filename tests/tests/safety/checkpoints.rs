@@ -328,7 +328,7 @@ fn workers_with_different_checkpoints_do_not_train_together() -> Result<()> {
     let others = [(worker(&job, 0), "[start]"), (worker_from(&job, 0, &step(dir.path(), 50)), "from = ")];
     for (other, difference) in others {
         let error = format!("{:#}", other.expect_err("another beginning"));
-        ensure!(error.contains("this fleet trains job") && error.contains(difference), "{error}");
+        ensure!(error.contains("this fleet trains another job") && error.contains(difference), "{error}");
     }
     Ok(())
 }

@@ -244,6 +244,8 @@ fn a_session_is_taken_up_again_only_by_who_was_told_its_number() -> Result<()> {
     assert_eq!(owner.ack()?, (1, 1), "the session is still its own");
     let mut back = Stream::connect(address)?;
     back.send(Kind::Open(Open { session: opened.session, ..right }));
+    let again = back.receive()?;
+    assert!(matches!(again, Some(paraft_proto::from_shard::Kind::Opened(_))), "{again:?}");
     back.send(Kind::Push(push(1, 1, 0, 1.0, 4)));
     assert_eq!(back.ack()?, (1, 1), "who knows the number takes it up, and the push is in already");
     Ok(())
