@@ -2,7 +2,10 @@
 //! growing pauses, until that works or their files turn out to be damaged.
 
 use super::{Replica, Replicas, aside::put_aside};
-use crate::raft::{Folder, ReplicaId};
+use crate::{
+    raft::{Folder, ReplicaId},
+    server::IDENTITY,
+};
 use paraft_common::ShardId;
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -96,7 +99,11 @@ impl Replicas {
         }
         let folder = Folder::new(self.options.disk.clone(), self.folder(shard));
         let known = self.waiting.read().get(&shard).and_then(|w| w.node).is_some();
-        let opened = match self.reopen_one(shard, &folder).await {
+        match self.reopen_one(shard, &folder).await {
+            // As where the disk is not mounted.
+            Ok(false) if known && !self.options.data.join(IDENTITY).exists() => {
+                return self.note(shard, format!("{}: it is not there", self.options.data.display()));
+            }
             // Its folder is gone, and the disk is there: with it went what it held.
             Ok(false) if known => tracing::error!(%shard, "this replica's folder is gone"),
             Ok(_) => tracing::info!(%shard, "this replica's storage serves again"),
@@ -108,9 +115,8 @@ impl Replicas {
                 self.look_aside();
             }
             Err(e) => return self.note(shard, e.to_string()),
-        };
+        }
         self.waiting.write().remove(&shard);
-        opened
     }
 
     fn note(&self, shard: ShardId, why: String) {

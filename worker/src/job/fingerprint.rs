@@ -50,7 +50,7 @@ fn local(job: &Job) -> String {
 /// A table of the job file by its values, without these keys.
 fn table(table: Option<&impl Serialize>, without: &[&str]) -> String {
     let Some(Ok(Value::Table(mut t))) = table.map(Value::try_from) else { return "none".into() };
-    t.retain(|key, _| !without.iter().any(|w| key == *w));
+    t.retain(|key, _| !without.contains(&key));
     format!("{:016x}", hash(&t.to_string()))
 }
 
