@@ -42,7 +42,7 @@ pub fn memory(pid: u32, more: u64) -> io::Result<Taken> {
 impl Drop for Taken {
     fn drop(&mut self) {
         // It may be gone.
-        let _ = prlimit(Some(self.pid), self.resource, self.before.clone());
+        let _ = prlimit(Some(self.pid), self.resource, self.before);
     }
 }
 
