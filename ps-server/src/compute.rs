@@ -128,9 +128,9 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_panic_is_an_error_and_the_next_work_is_done() {
         for _ in 0..20 {
-            let said = run(SMALL_BYTES, || panic!("on purpose")).await.map(|()| ());
+            let said: Result<(), _> = run(SMALL_BYTES, || panic!("on purpose")).await;
             assert_eq!(said, Err(Panicked("on purpose".into())));
-            let said = long(SMALL_BYTES, || panic!("number {}", 7)).await.map(|()| ());
+            let said: Result<(), _> = long(SMALL_BYTES, || panic!("number {}", 7)).await;
             assert_eq!(said, Err(Panicked("number 7".into())));
         }
         assert_eq!((run(SMALL_BYTES, || 1).await, long(SMALL_BYTES, || 2).await), (Ok(1), Ok(2)));

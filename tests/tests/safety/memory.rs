@@ -93,8 +93,8 @@ fn a_log_that_holds_a_job_that_is_too_large_stops_those_replicas_and_nothing_els
     assert_eq!(ledger.join(&fleet.at, 0)?.run()?, vec![-1.0; ledger.len()]);
     (0..3).for_each(|id| fleet.kill(id));
     (0..3).try_for_each(|id| fleet.restart_server(id))?;
-    let (_, shard) = fleet.leader(ShardId(0));
-    assert_eq!((shard.buckets, shard.pushes), (1, 12), "what was acknowledged is there");
+    let held = || fleet.leader(ShardId(0)).1;
+    wait::until("what was acknowledged", held, |s| (s.buckets, s.pushes) == (1, 12));
     for id in 0..3 {
         fleet.status(id, false)?;
     }
