@@ -27,6 +27,15 @@ fn crowd(address: &str, over: &AtomicBool, dialled: &AtomicUsize) {
     }
 }
 
+/// Sends the crowd home, also where the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// The last step in the record of a run.
 fn step(run_dir: &Path) -> u64 {
     Launcher::metrics_in(run_dir).iter().filter_map(|e| e["step"].as_u64()).max().unwrap_or(0)
@@ -37,10 +46,11 @@ fn a_crowd_that_takes_every_descriptor_stops_no_replica_and_the_training_goes_on
     paraft_host::raise_descriptor_limit(); // the crowd's end of the connections is in this process
     let scratch = tempfile::tempdir().expect("scratch");
     let settings = "durability = \"quorum-disk\"\nshards = 1\n";
-    let job = digits("bsp", 3, 100_000) + settings;
+    let job = digits("bsp", 3, 100_000).replace("[train]\n", "[train]\nworkers = 1\n") + settings;
     let mut fleet = Fleet::with_descriptors(scratch.path(), &job, Some(128));
     fleet.all("serving");
     let run_dir = scratch.path().join("run");
+    fs::create_dir(&run_dir).expect("a folder");
     let _worker = Held(fleet.worker(0, &run_dir).stderr(Stdio::null()).spawn().expect("a worker"));
     let reaches = |what: &str, least: u64| {
         wait(what, || match step(&run_dir) {
@@ -55,6 +65,7 @@ fn a_crowd_that_takes_every_descriptor_stops_no_replica_and_the_training_goes_on
             let (over, dialled) = (&over, &dialled);
             s.spawn(move || crowd(&address, over, dialled));
         }
+        let _over = Over(&over);
         wait("the crowd to come", || match dialled.load(Relaxed) {
             n if n >= 3 * CROWD => Ok(()),
             n => Err(format!("{n} connections")),
@@ -64,7 +75,6 @@ fn a_crowd_that_takes_every_descriptor_stops_no_replica_and_the_training_goes_on
             std::thread::sleep(Duration::from_millis(200));
         }
         reaches("the training to go on beside the crowd", before + 1);
-        over.store(true, Relaxed);
     });
     fleet.all("serving");
     let after = step(&run_dir);
