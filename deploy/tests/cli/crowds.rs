@@ -27,6 +27,15 @@ fn crowd(address: &str, over: &AtomicBool, dialled: &AtomicUsize) {
     }
 }
 
+/// Sends the crowd home, also where the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// The last step in the record of a run.
 fn step(run_dir: &Path) -> u64 {
     Launcher::metrics_in(run_dir).iter().filter_map(|e| e["step"].as_u64()).max().unwrap_or(0)
@@ -56,6 +65,7 @@ fn a_crowd_that_takes_every_descriptor_stops_no_replica_and_the_training_goes_on
             let (over, dialled) = (&over, &dialled);
             s.spawn(move || crowd(&address, over, dialled));
         }
+        let _over = Over(&over);
         wait("the crowd to come", || match dialled.load(Relaxed) {
             n if n >= 3 * CROWD => Ok(()),
             n => Err(format!("{n} connections")),
@@ -65,7 +75,6 @@ fn a_crowd_that_takes_every_descriptor_stops_no_replica_and_the_training_goes_on
             std::thread::sleep(Duration::from_millis(200));
         }
         reaches("the training to go on beside the crowd", before + 1);
-        over.store(true, Relaxed);
     });
     fleet.all("serving");
     let after = step(&run_dir);
