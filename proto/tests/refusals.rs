@@ -46,6 +46,7 @@ fn all() -> Vec<K> {
         K::ReadsOnly("Beat"),
         K::OtherFounding(shard),
         K::NoOrigin,
+        K::NoRoom("too large".into()),
     ]
 }
 
