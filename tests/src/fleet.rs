@@ -13,7 +13,13 @@ use paraft_server::{
     server::Place,
 };
 use paraft_store::RealDisk;
-use std::{collections::BTreeMap, net::TcpListener, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::TcpListener,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 use tonic::transport::Endpoint;
@@ -237,9 +243,18 @@ impl Fleet {
         let serves = |d: &Result<DescribeReply>| {
             d.as_ref().is_ok_and(|d| {
                 d.shards.len() == self.at.shards as usize && d.shards.iter().all(|s| s.state == "serving")
-            })
+            }) && (0..self.at.shards).all(|s| self.every_voter_runs(ShardId(s)))
         };
         wait::until("every shard serving with all its replicas", || self.describe(), serves)
+    }
+
+    /// The leader of the control group knows of a server that was just started again what it said in its life before:
+    /// the servers themselves are asked.
+    fn every_voter_runs(&self, shard: ShardId) -> bool {
+        let replicas: Vec<_> =
+            self.alive().into_iter().filter_map(|id| Some(self.replica(id, shard).ok()?.group)).collect();
+        let run: BTreeSet<_> = replicas.iter().map(|group| group.me()).collect();
+        !run.is_empty() && replicas.iter().all(|group| group.membership().voters.is_subset(&run))
     }
 
     /// Who a server is, and whom it knows.

@@ -81,6 +81,7 @@ pub(crate) async fn run(
         origin: 0,
         term: 0,
         next,
+        missed: None,
         unacked: BTreeMap::new(),
         asked: None,
         asked_at: Moment::default(),
@@ -116,6 +117,9 @@ struct Link {
     term: u64,
     /// Which server to try next.
     next: usize,
+    /// A server that the link could not be served by. Who still says that it leads is not believed: two servers, one
+    /// that is gone and one that has not noticed, must not keep the link from the third, which leads.
+    missed: Option<usize>,
     /// Pushes without an ack, by seq. Bounded by the window, and by one step: a pull is answered only after them.
     /// With the moment at which each was handed over.
     unacked: BTreeMap<u64, (Push, Moment)>,
@@ -198,6 +202,7 @@ impl Link {
             let end = match self.dial().await {
                 Ok((out, inbound)) => self.serve(&mut commands, out, inbound).await?,
                 Err((address, cause)) => {
+                    self.missed = Some(self.next);
                     self.causes.insert(address, cause);
                     Break::Redial(None)
                 }
@@ -216,10 +221,8 @@ impl Link {
                     if let (Some((address, shared)), None) = (self.connection.take(), &to) {
                         self.options.channels.broken(&address, &shared);
                     }
-                    self.next = match to {
-                        Some(address) => self.place_of(address),
-                        None => (self.next + 1) % self.options.servers.len(),
-                    };
+                    let there = to.map(|address| self.place_of(address)).filter(|p| Some(*p) != self.missed);
+                    self.next = there.unwrap_or((self.next + 1) % self.options.servers.len());
                     self.pause().await?;
                 }
             }
@@ -323,12 +326,17 @@ impl Link {
                 }
                 message = backlog.room().then(|()| inbound.next()) => {
                     let WithBulk { message: FromShard { kind }, bulk } = match message {
-                        Some(Ok(m)) => m,
+                        Some(Ok(m)) => {
+                            self.missed = self.missed.filter(|p| *p != self.next);
+                            m
+                        }
                         Some(Err(s)) => {
+                            self.missed = Some(self.next);
                             self.note_cause(s.message());
                             return Ok(Break::Redial(None));
                         }
                         None => {
+                            self.missed = Some(self.next);
                             self.note_cause("the server closed the stream");
                             return Ok(Break::Redial(None));
                         }
