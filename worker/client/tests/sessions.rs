@@ -166,6 +166,38 @@ fn a_session_that_is_lost_between_two_pulls_is_noticed_by_the_next_one() {
     assert_eq!((pulled.done, value, rejoins), (Step(5), 2.0, 1));
 }
 
+/// A server that has not noticed says that one leads which is gone; the third leads. Wherever the link begins, it gets there.
+#[test]
+fn a_leader_that_is_gone_and_a_server_that_still_names_it_do_not_keep_a_link_from_the_new_leader() {
+    for first in 0..3 {
+        let unused = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let gone = unused.local_addr().expect("an address").to_string();
+        drop(unused);
+        let named = gone.clone();
+        let behind = serve(Arc::new(move |_, _| {
+            let advice = Advice::Redirect as i32;
+            let message = format!("{named} leads");
+            let refused = Refused { advice, message, leader: named.clone(), ..Refused::default() };
+            (vec![from_shard::Kind::Refused(refused)], true)
+        }));
+        let leader = serve(Arc::new(|_, kind| match kind {
+            Kind::Open(_) => (vec![opened(1, 0)], false),
+            Kind::Pull(p) => (vec![weights(p.done, 3.0)], false),
+            other => panic!("{other:?}"),
+        }));
+        let mut servers = vec![leader, gone, behind];
+        servers.rotate_left(first);
+        let value = within_the_deadline(move || {
+            let (mut client, start) =
+                Client::join(ClientOptions { servers, ..options(String::new()) }, &[0.0]).expect("joins");
+            let mut w = [0.0];
+            client.pull(start, &mut w).expect("pulls");
+            w[0]
+        });
+        assert_eq!(value, 3.0);
+    }
+}
+
 #[test]
 fn a_share_is_sent_again_until_its_evaluation_is_complete_and_counted_once() {
     let seen = Arc::new(Mutex::new(Vec::new()));
