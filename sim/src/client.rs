@@ -350,7 +350,7 @@ impl Client {
                     }
                 }
             }
-            Reply::Taken { .. } | Reply::Resumed { .. } => {}
+            Reply::Taken { .. } | Reply::Resumed { .. } | Reply::Left => {}
         }
         Ok(None)
     }

@@ -47,7 +47,7 @@ pub fn worker_from(job: &Job, rank: u32, checkpoint: &Path) -> Result<WorkerRepo
     run_worker(job, rank, Some(checkpoint.to_path_buf()), Arc::default())
 }
 
-/// One worker that ends, without a word to the servers, at the first step after `interrupt` is set.
+/// One worker that leaves at the first step after `interrupt` is set.
 pub fn worker_until(job: &Job, rank: u32, interrupt: Arc<AtomicBool>) -> Result<WorkerReport> {
     run_worker(job, rank, None, interrupt)
 }

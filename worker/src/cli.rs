@@ -220,7 +220,11 @@ pub fn on_device(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
     Ok((model, data))
 }
 
-/// A first signal ends the run at the next step; a second one at once (a pull may wait for others).
+/// A signalled worker has so long for its step and for telling the shards that it leaves. Launchers wait longer.
+const SIGNAL_PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// A first signal ends the run at the next step, or where it waits for others; a second one at once, and so does a step
+/// that takes too long.
 fn watch_signals(interrupt: Arc<AtomicBool>, signal: Arc<AtomicI32>) {
     let watch = move || {
         let Ok(rt) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
@@ -228,7 +232,7 @@ fn watch_signals(interrupt: Arc<AtomicBool>, signal: Arc<AtomicI32>) {
             let number = paraft_host::lifeline::terminated().await;
             signal.store(number, Relaxed);
             interrupt.store(true, Relaxed);
-            let soon = tokio::time::sleep(std::time::Duration::from_secs(1));
+            let soon = tokio::time::sleep(SIGNAL_PATIENCE);
             tokio::select! { _ = paraft_host::lifeline::terminated() => {}, () = soon => {} }
             std::process::exit(128 + number);
         });

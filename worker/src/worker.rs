@@ -78,7 +78,7 @@ pub struct WorkerOptions {
     pub trace: Option<(PathBuf, u64)>,
     /// A straggler, for comparisons.
     pub slow: Slowness,
-    /// Set to end the run at the next step.
+    /// Set to end the run at the next step, or where it waits for others.
     pub interrupt: Arc<AtomicBool>,
 }
 
@@ -244,6 +244,9 @@ fn lead(
     let checkpoints = Checkpoints::start(job, options, &plan, layout.tensors(), &client)?;
     let (mut client, start) = Client::join_from(client, beginning.initial)?;
     client.encode_by(&layout, job.train.feeds_back());
+    if ranks.is_none() {
+        client.interrupted_by(options.interrupt.clone());
+    }
     gauges.stages(client.stages().clone());
     let _flush =
         options.trace.as_ref().map(|(folder, steps)| begin_trace(&client, folder, *steps)).transpose()?;
@@ -275,8 +278,10 @@ fn lead(
         encoding: client.device_encoding(BucketId(i)).unwrap_or(Encoding::F32),
     };
     let parts = (0..).zip(client.layout().buckets()).map(part).collect();
+    // Of a group another rank goes on in the same session.
+    let alone = ranks.is_none();
     let engine = Engine::new(model, parts, ranks);
-    let training = Training {
+    let mut training = Training {
         job,
         options,
         plan,
@@ -300,11 +305,25 @@ fn lead(
         begun,
         ends: BTreeMap::new(),
     };
-    match training.plan.leased {
+    let ended = match training.plan.leased {
         None => training.run(start),
         Some(chunks) => training.run_leased(start, chunks),
+    };
+    match ended {
+        Err(WorkerError::Interrupted | WorkerError::Client(ClientError::Interrupted)) => {
+            if alone && !training.client.leave(LEAVE_PATIENCE) {
+                tracing::warn!(
+                    "not every shard has answered that this worker leaves; there its lease has to end"
+                );
+            }
+            Err(WorkerError::Interrupted)
+        }
+        ended => Ok(training.report(ended?)),
     }
 }
+
+/// A worker that is told to end waits so long for the shards' word that they know. Less than signals wait for the worker.
+const LEAVE_PATIENCE: Duration = Duration::from_millis(800);
 
 /// Brings the trace into its file when the run ends, however it does.
 struct Flush(Arc<Stages>);
@@ -354,7 +373,7 @@ struct Training<'a> {
 }
 
 impl Training<'_> {
-    fn run(mut self, start: Step) -> Result<WorkerReport, WorkerError> {
+    fn run(&mut self, start: Step) -> Result<Option<Evaluation>, WorkerError> {
         let mut done = start;
         let mut batches = self.prefetch(done)?;
         let pulled = self.pull(done, Client::pull)?;
@@ -477,7 +496,7 @@ impl Training<'_> {
     }
 
     /// Everything is trained.
-    fn end(mut self, done: Step) -> Result<WorkerReport, WorkerError> {
+    fn end(&mut self, done: Step) -> Result<Option<Evaluation>, WorkerError> {
         self.clock.stop();
         let counters = self.client.counters();
         let waited = counters.waited - self.waited_at_start;
@@ -506,13 +525,17 @@ impl Training<'_> {
             cpu_seconds: self.clock.cpu_seconds(),
             peak_rss_bytes: usage.peak_rss_bytes,
         }))?;
-        Ok(WorkerReport {
+        Ok(evaluation)
+    }
+
+    fn report(self, evaluation: Option<Evaluation>) -> WorkerReport {
+        WorkerReport {
             steps: self.steps,
             samples: self.samples,
             seconds: self.clock.seconds(),
             weights: self.engine.into_weights(),
             evaluation,
-        })
+        }
     }
 
     /// Pulls in one of the client's ways, to where the model wants its weights.

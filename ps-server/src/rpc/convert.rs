@@ -76,6 +76,7 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
             Ok(Message::Report { epoch: m.epoch, sums })
         }
         Kind::Finish(_) => Ok(Message::Finish),
+        Kind::Leave(_) => Ok(Message::Leave),
         // What holds for a stream of a session is noted where it is read, before it comes here.
         Kind::Beat(_) => Err(RefusalKind::ReadsOnly("Beat").into()),
         Kind::Take(_) if !is_leased(shard) => Err(no_chunks("Take")),
@@ -233,6 +234,7 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
             })
         }
         Reply::Resumed { clock } => Kind::Resumed(wire::Resumed { clock: clock.0 }),
+        Reply::Left => Kind::Left(wire::Left {}),
         Reply::Refused(r) => return r.into(),
     };
     FromShard { kind: Some(kind) }
@@ -270,6 +272,7 @@ mod tests {
         prop_oneof![
             Just(None),
             Just(Some(Kind::Finish(wire::Finish {}))),
+            Just(Some(Kind::Leave(wire::Leave {}))),
             Just(Some(Kind::Open(wire::Open::default()))),
             (0u32..5, a_payload(), prop_oneof![0u32..4, any::<u32>()], n(), any::<f64>()).prop_map(
                 |(bucket, payload, part, version, clock)| {

@@ -213,7 +213,7 @@ enum Purpose {
     Join { conn: ConnId },
     Init,
     Update { bucket: usize, contributions: Vec<Contribution>, of: Proposed },
-    Leave { worker: WorkerId },
+    Leave { worker: WorkerId, asks: Option<ConnId> },
     Pull(pulls::Go),
     SwitchMode,
     Resume { conn: ConnId },
@@ -451,7 +451,7 @@ impl Owner {
                 self.note_delays(&contributions, version, applied);
                 self.take_early(bucket).await;
             }
-            (Purpose::Leave { worker }, outcome) => {
+            (Purpose::Leave { worker, asks }, outcome) => {
                 // It may have come back in between; then the Leave has changed nothing, and what it pushed in
                 // its new session must not be forgotten.
                 let back = self.shard.read(|m| m.members.get(worker).is_some());
@@ -468,6 +468,10 @@ impl Owner {
                     lead.arrived.retain(|(w, _), _| *w != worker);
                 }
                 self.evaluated(outcome);
+                if let Some(conn) = asks {
+                    self.send(conn, Reply::Left);
+                    self.closed(conn);
+                }
             }
             (Purpose::Pull(go), Outcome::Done) => return self.pull_recorded(go),
             (Purpose::SwitchMode, outcome) => self.switched(&outcome),

@@ -66,6 +66,7 @@ const BATCH: usize = 4;
 struct Counting {
     steps: u64,
     hook: Box<dyn FnMut(u64) + Send>,
+    crash: Option<u64>,
 }
 
 impl Model for Counting {
@@ -86,6 +87,9 @@ impl Model for Counting {
     ) -> Result<f32, ModelError> {
         self.steps += 1;
         (self.hook)(self.steps);
+        if self.crash == Some(self.steps) {
+            return Err(ModelError::new("this is where it dies"));
+        }
         grads.fill(0.0);
         for sample in batch.inputs.chunks(SAMPLES) {
             grads.iter_mut().zip(sample).for_each(|(g, x)| *g += x);
@@ -124,16 +128,22 @@ struct Hooked {
     rank: u32,
     interrupt: Arc<AtomicBool>,
     hook: Box<dyn FnMut(u64) + Send>,
+    crash: Option<u64>,
     resume: Option<PathBuf>,
 }
 
 impl Hooked {
     fn new(rank: u32) -> Self {
-        Self { rank, interrupt: Arc::default(), hook: Box::new(|_| {}), resume: None }
+        Self { rank, interrupt: Arc::default(), hook: Box::new(|_| {}), crash: None, resume: None }
     }
 
-    /// It ends like a crash, in the middle of its step `at`'s chunk.
+    /// It ends without a word to the servers, in the middle of its step `at`'s chunk.
     fn dies(rank: u32, at: u64) -> Self {
+        Self { crash: Some(at), ..Self::new(rank) }
+    }
+
+    /// It is told to end in its step `at`.
+    fn leaves(rank: u32, at: u64) -> Self {
         let interrupt = Arc::new(AtomicBool::new(false));
         let end = interrupt.clone();
         let hook = move |step| {
@@ -155,7 +165,12 @@ impl Hooked {
             interrupt: self.interrupt,
         };
         let data = samples().map_err(|e| WorkerError::Job(e.to_string()))?;
-        paraft_worker::run(job, &options, &mut Counting { steps: 0, hook: self.hook }, data)
+        paraft_worker::run(
+            job,
+            &options,
+            &mut Counting { steps: 0, hook: self.hook, crash: self.crash },
+            data,
+        )
     }
 }
 
@@ -167,7 +182,7 @@ fn together(job: &Job, workers: Vec<Hooked>) -> Result<Vec<WorkerReport>> {
         for t in threads {
             match t.join().map_err(|_| anyhow::anyhow!("a worker panicked"))? {
                 Ok(report) => reports.push(report),
-                Err(WorkerError::Interrupted) => {}
+                Err(WorkerError::Interrupted | WorkerError::Model(_)) => {}
                 Err(e) => return Err(e.into()),
             }
         }
@@ -207,6 +222,70 @@ fn where_nobody_leaves_every_sample_is_trained_once_an_epoch() -> Result<()> {
         );
     }
     Ok(())
+}
+
+fn members(fleet: &Fleet, shards: u32) -> Vec<Vec<u32>> {
+    let of = |s| fleet.leader(ShardId(s)).1.members.iter().map(|m| m.worker).collect();
+    (0..shards).map(of).collect()
+}
+
+/// Its lease would hold the others up for a minute.
+#[test]
+fn a_worker_that_is_told_to_end_gives_its_lease_and_its_chunk_back() -> Result<()> {
+    for mode in EVERY {
+        let fleet = Fleet::start(FleetOptions::replicated(2))?;
+        let job = leased(&fleet, mode, &["train.epochs=2", "cluster.grace_ms=60000"])?;
+        let at_once = Mutex::new(Vec::new());
+        let reports = thread::scope(|s| {
+            let leaves = s.spawn(|| {
+                let ended = Hooked::leaves(1, 5).run(&job);
+                *at_once.lock().expect("no panic") = members(&fleet, 2);
+                assert!(matches!(ended, Err(WorkerError::Interrupted)), "{ended:?}");
+            });
+            let reports = together(&job, vec![Hooked::new(0), Hooked::new(2)]);
+            leaves.join().map_err(|_| anyhow::anyhow!("the one that leaves panicked"))?;
+            reports
+        })?;
+        let seen = at_once.into_inner().expect("no panic");
+        assert!(seen.iter().all(|m| !m.contains(&1)), "{mode}: it has left before it ends: {seen:?}");
+        let enough = if mode == "bsp" { 0.66 } else { 2.0 };
+        let times = times(&reports)?;
+        assert!(times.iter().all(|n| *n >= enough), "{mode}: a sample was left out: {times:?}");
+        let shard = fleet.leader(ShardId(0)).1;
+        assert_eq!((chunks(&shard)?.returned, chunks(&shard)?.epoch), (1, 2), "{mode}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_worker_that_waits_for_others_can_be_told_to_end() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::replicated(2))?;
+    let job = leased(&fleet, "bsp", &["train.epochs=1", "cluster.grace_ms=60000", "train.workers=2"])?;
+    let (go_on, held) = std::sync::mpsc::channel::<()>();
+    let (tell, told) = std::sync::mpsc::channel();
+    // It holds its second step back until the other, which waits for it, has left.
+    let slow = move |step| {
+        if step == 2 {
+            let _ = tell.send(());
+            let _ = held.recv_timeout(paraft_tests::wait::DEADLINE);
+        }
+    };
+    let slow = Hooked { hook: Box::new(slow), ..Hooked::new(1) };
+    let waits = Hooked::new(0);
+    let interrupt = waits.interrupt.clone();
+    thread::scope(|s| {
+        let slow = s.spawn(|| slow.run(&job));
+        let waits = s.spawn(|| waits.run(&job));
+        told.recv_timeout(paraft_tests::wait::DEADLINE)?;
+        interrupt.store(true, SeqCst);
+        let ended = waits.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?;
+        assert!(matches!(ended, Err(WorkerError::Interrupted)), "{ended:?}");
+        assert_eq!(members(&fleet, 2), [[1], [1]], "it has left before it ends");
+        go_on.send(())?;
+        let report = slow.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
+        assert!(report.weights.iter().all(|w| *w <= -0.5), "the other trains what was given back");
+        Ok(())
+    })
 }
 
 #[test]
@@ -338,7 +417,7 @@ fn the_chunk_of_a_worker_that_hangs_goes_to_another() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::default())?;
     let mut job = leased(&fleet, "asp", &["train.workers=2", "cluster.bucket_bytes=1024"])?;
     job.name = "hang".into();
-    let tensors = Counting { steps: 0, hook: Box::new(|_| {}) }.tensors();
+    let tensors = Counting { steps: 0, hook: Box::new(|_| {}), crash: None }.tensors();
     let data = samples()?;
     let mut server_job = job.server_job_on(&tensors, &data.digest());
     let plan = paraft_worker::worker::Plan::new(&job, &data.train)?;

@@ -20,18 +20,26 @@ use paraft_common::{
     retry::RetryPolicy,
 };
 use paraft_proto::{
-    Advance, Finish, Norm, Pull, Push, Report, SwitchMode, Take, Taken, ToShard, Weights, limits, to_shard,
+    Advance, Finish, Leave, Norm, Pull, Push, Report, SwitchMode, Take, Taken, ToShard, Weights, limits,
+    to_shard,
 };
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::{Arc, Mutex, mpsc},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc::{self, RecvTimeoutError},
+    },
     thread,
     time::{Duration, Instant},
 };
 
 /// Buffers of a bucket that a client keeps for its next pushes.
 const POOLED: usize = 16;
+
+/// Who waits looks so often whether it is interrupted.
+const INTERRUPT_LOOK: Duration = Duration::from_millis(50);
 
 /// Right after a worker's end its stream may still be there on the server's side.
 pub const HANDOVER: Duration = Duration::from_secs(3);
@@ -68,7 +76,7 @@ pub(crate) enum Command {
     /// Asked for at this moment.
     Pull(Pull, Moment),
     Norm(Norm),
-    /// A report or Finish.
+    /// A report, Finish or Leave.
     Sticky(ToShard),
     /// What is worth saying only where the stream is open.
     Once(ToShard),
@@ -100,6 +108,8 @@ pub(crate) enum Event {
     Flushed(ShardId),
     Taken(Taken),
     Resumed(ShardId, u64),
+    /// The session is over, as this worker has asked.
+    Left(ShardId),
     /// So many pushes came too late for their rounds, and were dropped.
     PassedOver(u64),
     SessionLost,
@@ -171,6 +181,8 @@ pub struct Client {
     /// Epochs of all evaluations so far.
     reported: BTreeSet<u64>,
     pub(crate) counters: Counters,
+    /// Set to end what waits.
+    interrupt: Option<Arc<AtomicBool>>,
 }
 
 /// Bytes of payload, both ways, and time spent waiting.
@@ -316,6 +328,7 @@ impl Client {
             evaluations: Vec::new(),
             reported: BTreeSet::new(),
             counters: Counters::default(),
+            interrupt: None,
         };
         let start = client.opened()?;
         Ok((client, start))
@@ -374,7 +387,8 @@ impl Client {
                 | Event::PassedOver(_)
                 | Event::Flushed(_)
                 | Event::Taken(_)
-                | Event::Resumed(..) => {}
+                | Event::Resumed(..)
+                | Event::Left(_) => {}
             }
         }
         Ok(self.advance(clocks))
@@ -404,7 +418,20 @@ impl Client {
     pub(crate) fn next(&mut self) -> Result<Event, ClientError> {
         // Links report their own failures; a closed channel means that their thread died.
         let died = || ClientError::Options("the I/O thread ended unexpectedly".into());
-        let event = self.pending.pop_front().map_or_else(|| self.events.recv().map_err(|_| died()), Ok)?;
+        let event = match (self.pending.pop_front(), &self.interrupt) {
+            (Some(event), _) => event,
+            (None, None) => self.events.recv().map_err(|_| died())?,
+            (None, Some(interrupt)) => loop {
+                match self.events.recv_timeout(INTERRUPT_LOOK) {
+                    Ok(event) => break event,
+                    Err(RecvTimeoutError::Disconnected) => return Err(died()),
+                    Err(RecvTimeoutError::Timeout) if interrupt.load(Relaxed) => {
+                        return Err(ClientError::Interrupted);
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                }
+            },
+        };
         if let Event::Weights(.., payload) = &event {
             self.backlog.taken(payload.len());
         }
@@ -709,7 +736,7 @@ impl Client {
                     into = Some((weights.as_ptr() as usize, weights.len()));
                 }
                 Event::PassedOver(n) => self.counters.passed_over += n,
-                Event::Flushed(_) | Event::Taken(_) | Event::Resumed(..) => {}
+                Event::Flushed(_) | Event::Taken(_) | Event::Resumed(..) | Event::Left(_) => {}
                 Event::Failed(e) => return Err(e),
             }
         }
@@ -812,6 +839,32 @@ impl Client {
         if self.reported.insert(r.epoch) {
             self.evaluations.push(r);
         }
+    }
+
+    /// From now on what waits (for weights, for acks, for a chunk) ends with [`ClientError::Interrupted`] once this is set.
+    pub fn interrupted_by(&mut self, interrupt: Arc<AtomicBool>) {
+        self.interrupt = Some(interrupt);
+    }
+
+    /// Ends this worker's session before it has done all its steps: the others need not wait for its lease to end. Waits
+    /// at most so long for every shard's word; false where one has not given it, whose lease then ends by itself. Nothing
+    /// can be asked of this client afterwards.
+    pub fn leave(&mut self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        for shard in self.links.keys() {
+            self.send(*shard, Command::Sticky(wrap(to_shard::Kind::Leave(Leave {}))));
+        }
+        let mut waiting: BTreeSet<ShardId> = self.links.keys().copied().collect();
+        while !waiting.is_empty() {
+            match self.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Event::Left(shard)) => drop(waiting.remove(&shard)),
+                // Links hold back weights that nobody takes, and say nothing else meanwhile.
+                Ok(Event::Weights(_, _, payload)) => self.backlog.taken(payload.len()),
+                Ok(_) => {}
+                Err(_) => return false,
+            }
+        }
+        true
     }
 
     /// Tells every shard that this worker has done all its steps.

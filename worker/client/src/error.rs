@@ -51,6 +51,9 @@ pub enum ClientError {
         /// The last cause.
         why: String,
     },
+    /// What [`Client::interrupted_by`](crate::Client::interrupted_by) was given is set.
+    #[error("interrupted")]
+    Interrupted,
     /// The options contradict each other.
     #[error("{0}")]
     Options(String),

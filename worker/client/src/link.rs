@@ -136,7 +136,7 @@ struct Link {
     presence: Option<to_shard::Kind>,
     /// The client wants to know when every push is acknowledged.
     flush: bool,
-    /// Reports and Finish: sent again after a break, since applying them twice changes nothing.
+    /// Reports, Finish and Leave: sent again after a break, since applying them twice changes nothing.
     sticky: Vec<ToShard>,
     /// Since when, and how often, no leader was reached.
     trouble: Option<(Instant, u32)>,
@@ -358,6 +358,10 @@ impl Link {
                         },
                         Some(from_shard::Kind::Weights(w)) => {
                             self.weights(Source::Leader, w, bulk.into_iter().next().unwrap_or_default());
+                        }
+                        Some(from_shard::Kind::Left(_)) => {
+                            let _ = self.events.send(Event::Left(self.options.shard));
+                            return Ok(Break::End);
                         }
                         Some(kind) => self.message(kind)?,
                         None => return Err(self.broken("an empty message")),
@@ -583,7 +587,10 @@ impl Link {
                     let _ = self.events.send(Event::Resumed(self.options.shard, r.clock));
                 }
             }
-            from_shard::Kind::Opened(_) | from_shard::Kind::Refused(_) | from_shard::Kind::Weights(_) => {
+            from_shard::Kind::Opened(_)
+            | from_shard::Kind::Refused(_)
+            | from_shard::Kind::Weights(_)
+            | from_shard::Kind::Left(_) => {
                 return Err(self.broken("a message out of place"));
             }
         }

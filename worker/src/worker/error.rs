@@ -72,7 +72,7 @@ impl WorkerError {
             WorkerError::Checkpoint(_) => exit::DATA,
             WorkerError::Job(_) => exit::CONFIG,
             WorkerError::Deposed => exit::UNAVAILABLE,
-            WorkerError::Interrupted => exit::INTERRUPTED,
+            WorkerError::Client(ClientError::Interrupted) | WorkerError::Interrupted => exit::INTERRUPTED,
         }
     }
 }

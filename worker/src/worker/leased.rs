@@ -10,12 +10,12 @@
 //! A chunk counts as done when its last push is acknowledged by every shard. A worker that dies before, or that loses its
 //! session, leaves the whole chunk to another.
 
-use super::{Training, WorkerError, WorkerReport};
+use super::{Training, WorkerError};
 use crate::{recorder::wall, samples::fill};
 use paraft_client::{Client, Next, Pulled};
 use paraft_common::{Step, config::ChunkPlan};
 use paraft_data::{Prefetcher, chunk_of};
-use paraft_models::Batch;
+use paraft_models::{Batch, Evaluation};
 use paraft_record::{Event, event};
 use std::{
     sync::{atomic::Ordering::Relaxed, mpsc},
@@ -58,7 +58,11 @@ impl At {
 }
 
 impl Training<'_> {
-    pub(super) fn run_leased(mut self, start: Step, chunks: ChunkPlan) -> Result<WorkerReport, WorkerError> {
+    pub(super) fn run_leased(
+        &mut self,
+        start: Step,
+        chunks: ChunkPlan,
+    ) -> Result<Option<Evaluation>, WorkerError> {
         let mut at = At { done: start, epochs: self.begun, trained: None, stop: false };
         let pulled = self.pull(start, Client::pull)?;
         at.pulled(&pulled);

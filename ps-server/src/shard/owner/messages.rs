@@ -131,6 +131,8 @@ pub enum Message {
         level: bool,
     },
     Finish,
+    /// The worker goes before it is done.
+    Leave,
 }
 
 /// Signs of life of a stream. They are noted where they are read, so that a busy owner takes nobody for dead.
@@ -201,6 +203,7 @@ pub enum Reply {
     Resumed {
         clock: Step,
     },
+    Left,
     Refused(Refusal),
 }
 

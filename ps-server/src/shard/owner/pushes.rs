@@ -92,6 +92,7 @@ impl Owner {
                 let finish = Command::Finish { worker, session };
                 self.propose_behind_cut(Purpose::Other, finish.into()).await;
             }
+            Message::Leave => self.take_out(worker, session, Some(conn)).await,
         }
     }
 

@@ -176,23 +176,30 @@ impl Owner {
         let now = Instant::now();
         let gone: Vec<_> = lead.absent.iter().filter(|(_, d)| **d <= now).map(|(w, _)| *w).collect();
         for worker in gone {
-            let Some(lead) = &mut self.lead else { return };
-            lead.absent.remove(&worker);
+            if let Some(lead) = &mut self.lead {
+                lead.absent.remove(&worker);
+            }
             let Some(session) =
                 self.shard.read(|m| m.members.get(worker).filter(|m| !m.finished).map(|m| m.session))
             else {
                 continue;
             };
-            lead.leaving.insert(worker);
-            lead.cuts.forget(worker);
             tracing::warn!(
                 shard = self.shard.id().0,
                 worker = worker.0,
                 "a member's lease is over; the others go on"
             );
-            let leave = Command::Leave { worker, session };
-            self.propose_behind_cut(Purpose::Leave { worker }, leave.into()).await;
+            self.take_out(worker, session, None).await;
         }
+    }
+
+    /// Ends a session, behind everything that was pushed in it; who has asked for it is told on its stream.
+    pub(super) async fn take_out(&mut self, worker: WorkerId, session: SessionId, asks: Option<ConnId>) {
+        let Some(lead) = &mut self.lead else { return };
+        lead.leaving.insert(worker);
+        lead.cuts.forget(worker);
+        let leave = Command::Leave { worker, session };
+        self.propose_behind_cut(Purpose::Leave { worker, asks }, leave.into()).await;
     }
 }
 

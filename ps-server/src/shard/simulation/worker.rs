@@ -356,7 +356,11 @@ impl Worker {
                 }
                 return self.disconnect();
             }
-            Reply::RoundNorm { .. } | Reply::Evaluated(_) | Reply::Taken { .. } | Reply::Resumed { .. } => {}
+            Reply::RoundNorm { .. }
+            | Reply::Evaluated(_)
+            | Reply::Taken { .. }
+            | Reply::Resumed { .. }
+            | Reply::Left => {}
         }
         None
     }
