@@ -160,7 +160,7 @@ class Link:
 
     async def work(self):
         fleet = self.worker.fleet
-        at, since, tries, causes = self.shard % len(fleet.addresses), None, 0, {}
+        at, since, tries, causes, silent = self.shard % len(fleet.addresses), None, 0, {}, None
         loop = asyncio.get_running_loop()
         while True:
             address = fleet.addresses[at % len(fleet.addresses)]
@@ -176,13 +176,17 @@ class Link:
                 raise Failed(f"shard {self.shard}: no leader within {fleet.patience} s: {causes}")
             if go == "same":
                 pass
-            elif go == "next":
+            elif go in ("next", silent):
                 at += 1
             else:  # an address
                 self.worker.redirects += 1
                 if go not in fleet.addresses:
                     fleet.addresses.append(go)
                 at = fleet.addresses.index(go)
+            if go == "next":
+                silent = address  # who still names it may not have noticed
+            elif address == silent:
+                silent = None
             tries += 1
             await asyncio.sleep(min(0.1, 0.01 * 2 ** min(tries, 4)) * random.uniform(0.5, 1.0))
 
