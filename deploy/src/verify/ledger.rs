@@ -295,7 +295,10 @@ impl Storm<'_> {
     fn gave_up(&self, what: &str, why: &ClientError) -> Failure {
         let done = self.counts.leader_kills;
         match why {
-            ClientError::Unreachable { .. } | ClientError::Control { .. } | ClientError::Options(_) => {
+            ClientError::Unreachable { .. }
+            | ClientError::Control { .. }
+            | ClientError::Options(_)
+            | ClientError::Interrupted => {
                 Failure::new(exit::UNAVAILABLE, format!("after {done} kills {what}"))
             }
             ClientError::Refused { .. } | ClientError::Protocol { .. } | ClientError::StateLost { .. } => {

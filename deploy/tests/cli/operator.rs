@@ -250,3 +250,32 @@ fn resume_takes_the_newest_run_that_has_a_whole_checkpoint_and_names_the_newer_o
         ],
     );
 }
+
+/// Of a job whose leases last for a minute.
+#[test]
+fn a_worker_that_gets_sigterm_gives_its_lease_back_and_ends_with_143() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let body = digits("bsp", 3, 100_000) + "grace_ms = 60000\n";
+    let fleet = Fleet::start(scratch.path(), Some(&body));
+    fleet.all("serving");
+    let start =
+        |rank| Held(fleet.worker(rank, scratch.path()).stderr(Stdio::null()).spawn().expect("worker"));
+    let members = || -> Vec<Vec<u64>> {
+        let said = text(&fleet.ask(&["status", "--json"]).stdout);
+        let replies = said.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
+        let led = replies.flat_map(|r| r["shards"].as_array().cloned().unwrap_or_default());
+        let led = led.filter(|s| s["role"] == "leader");
+        let of = |s: Value| {
+            s["members"].as_array().into_iter().flatten().filter_map(|m| m["worker"].as_u64()).collect()
+        };
+        led.map(of).collect()
+    };
+    let (_stays, mut goes) = (start(0), start(1));
+    let both = |m: &Vec<Vec<u64>>| m.len() == 3 && m.iter().all(|m| m == &[0, 1]);
+    wait("both to be members of every shard", || {
+        Some(members()).filter(both).ok_or_else(|| format!("{:?}", members()))
+    });
+    kill(Pid::from_raw(goes.0.id() as i32), Signal::SIGTERM).expect("SIGTERM");
+    assert_eq!(goes.0.wait().expect("worker").code(), Some(143));
+    assert_eq!(members(), [[0], [0], [0]], "it has left before it has ended");
+}
