@@ -377,13 +377,11 @@ fn keep(
 
 /// Why a replica does not take part.
 fn missing(view: &View, shard: ShardId, n: ReplicaId) -> String {
-    match view.stopped(shard, n) {
-        Some(r) => format!("the storage of {} has stopped: {}", n.server(), r.trouble),
-        None if let Some(why) = view.no_room(n.server(), shard) => {
-            format!("{} has no room for a replica: {why}", n.server())
-        }
-        None if view.forgotten(n.server()) => format!("{} was forgotten", n.server()),
-        None => format!("{} is silent", n.server()),
+    match (view.stopped(shard, n), view.no_room(n.server(), shard)) {
+        (Some(r), _) => format!("the replica on {} waits: {}", n.server(), r.trouble),
+        (None, Some(why)) => format!("{} has no room for a replica: {why}", n.server()),
+        (None, None) if view.forgotten(n.server()) => format!("{} was forgotten", n.server()),
+        (None, None) => format!("{} is silent", n.server()),
     }
 }
 

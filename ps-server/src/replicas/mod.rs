@@ -366,8 +366,8 @@ impl Replicas {
     /// that has it: whoever planned this, a leader of the past, has been overtaken.
     pub async fn retire(&self, shard: ShardId, node: ReplicaId, index: u64) -> Result<(), String> {
         let _one = self.changing.lock().await;
-        let empty = |w: &mut Stopped| w.empty && w.node.unwrap_or_default() == node;
-        self.waiting.write().extract_if(.., |s, w| *s == shard && empty(w)).for_each(drop);
+        let empty = |w: &Stopped| w.empty && w.node.unwrap_or_default() == node;
+        self.waiting.write().retain(|s, w| *s != shard || !empty(w));
         let Some(old) = self.get(shard).filter(|r| r.group.me() == node) else { return Ok(()) };
         let known = old.group.membership();
         if known.index > index && known.members.contains_key(&node) {

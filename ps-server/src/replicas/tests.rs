@@ -244,7 +244,7 @@ async fn what_fits_comes_up_in_the_order_of_the_shards_and_the_rest_waits_for_ro
             let lock = dir.path().join(format!("shard-{shard}/log/LOCK"));
             until("the logs to be free", || Disk::lock(&RealDisk, &lock).ok()).await;
         }
-        let free = Arc::new(AtomicU64::new(100 + (need * 5 / 2 >> 20)));
+        let free = Arc::new(AtomicU64::new(100 + ((need * 5 / 2) >> 20)));
         let again = replicas_within(host(&free), &disk, dir.path());
         again.reopen().await.expect("listed");
         assert_eq!(here(&again), [0, 1]);
