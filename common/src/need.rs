@@ -15,6 +15,7 @@
 //! | tables | who has pushed and pulled what: 24 bytes for each worker and bucket, and 4 KiB up to 64 MiB in all |
 
 use crate::{config::ServerJob, encoding::Encoding, id::ShardId, layout::TensorKind};
+use serde::{Deserialize, Serialize};
 use std::{fmt, iter::Sum, ops::Add};
 
 const F32: u64 = 4;
@@ -27,7 +28,7 @@ const NOTED: u64 = 64 * MIB;
 const NOTE: u64 = 4 << 10;
 
 /// Bytes, by what they are for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // the table above
 pub struct Need {
     pub weights: u64,

@@ -201,7 +201,7 @@ fn print(r: &StatusReply, digest: bool) {
     }
     out!("  {}", doors(r));
     for w in &r.stopped {
-        out!("  shard {} waits for its storage for {:.1} s: {}", w.shard, w.stopped_ms as f64 / 1e3, w.why);
+        out!("  shard {} waits for {:.1} s: {}", w.shard, w.stopped_ms as f64 / 1e3, w.why);
     }
     if !r.control_trouble.is_empty() {
         let seconds = r.control_stopped_ms as f64 / 1e3;
@@ -349,6 +349,9 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
     json!({
         "server": r.server, "address": r.address, "version": r.version, "protocol": r.protocol,
         "cpu_seconds": r.cpu_seconds, "peak_rss_bytes": r.peak_rss_bytes, "replicas_diverged": r.replicas_diverged,
+        "stopped": r.stopped.iter().map(|w| json!({
+            "shard": w.shard, "why": w.why, "stopped_ms": w.stopped_ms,
+        })).collect::<Vec<_>>(),
         "connections": r.connections.map(|c| json!({
             "unknown": c.unknown, "readers": c.readers, "workers": c.workers, "servers": c.servers, "limit": c.limit,
             "shed": c.shed, "refused": c.refused, "silent": c.silent,

@@ -83,7 +83,8 @@ pub fn cgroup_pool(limit: &str, used: &str, stat: &str) -> Option<(u64, u64)> {
     };
     // v1 counts a level alone without `total_`, and `used` counts those below.
     let either = |name: &str| of(&format!("total_{name}")).or_else(|| of(name)).unwrap_or(0);
-    let cache = either("inactive_file") + either("active_file");
+    // Only v2 counts the kernel's own objects too; the names of files are most of those that can go.
+    let cache = either("inactive_file") + either("active_file") + either("slab_reclaimable");
     Some((limit.saturating_sub(used.saturating_sub(cache)), limit))
 }
 
@@ -219,6 +220,8 @@ mod tests {
     fn a_cgroups_page_cache_is_free_and_a_cgroup_without_a_limit_is_none() {
         let stat = "anon 100\nfile 900\ninactive_file 300\nactive_file 200\nslab 7\n";
         assert_eq!(cgroup_pool("4096\n", "1024\n", stat), Some((4096 - 524, 4096)));
+        let kernels = "inactive_file 100\nslab_reclaimable 50\nslab_unreclaimable 9\n";
+        assert_eq!(cgroup_pool("4096", "1024", kernels), Some((4096 - 874, 4096)), "what can go");
         assert_eq!(cgroup_pool("4096", "8192", ""), Some((0, 4096)), "beyond its limit");
         assert_eq!(cgroup_pool("max\n", "1024\n", stat), None);
         assert_eq!(cgroup_pool("9223372036854771712\n", "1024\n", stat), None, "v1 without a limit");

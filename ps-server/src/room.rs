@@ -6,6 +6,9 @@
 //!  free now │ ── set aside for replicas here, and not taken yet ── │ reserve │ what a new one may need
 //! ```
 //!
+//! Taken is what a replica has of its state, and its log: a log that was read from the disk before its job was known is
+//! not to be counted twice, as used and as promised.
+//!
 //! It is the second line. The first asks every server before a job is proposed at all ([`crate::admission`]).
 
 use crate::{raft::Unable, shard::state::Configured};
@@ -27,10 +30,14 @@ pub struct Room {
     inner: Mutex<Inner>,
 }
 
+/// Says how many bytes of a replica's log are in memory.
+type LogBytes = Box<dyn Fn() -> u64 + Send + Sync>;
+
 #[derive(Default)]
 struct Inner {
     next: u64,
     aside: BTreeMap<u64, Aside>,
+    logs: BTreeMap<ShardId, LogBytes>,
     /// What was free when it was looked at, when that was, and what was taken since.
     seen: Option<(Instant, u64)>,
     taken: u64,
@@ -38,7 +45,7 @@ struct Inner {
 
 struct Aside {
     shard: ShardId,
-    need: u64,
+    need: Need,
     /// What has been allocated of it; none yet.
     holds: Weak<Configured>,
 }
@@ -91,17 +98,26 @@ impl Room {
         self.inner.lock().promised(but)
     }
 
+    /// From now on `bytes` says what of a replica's log is in memory.
+    pub fn log_of(&self, shard: ShardId, bytes: impl Fn() -> u64 + Send + Sync + 'static) {
+        self.inner.lock().logs.insert(shard, Box::new(bytes));
+    }
+
     /// Sets aside what a replica may come to need. What was set aside for this shard before does not count: it is
-    /// replaced.
+    /// replaced. Where that was as much, and nothing has been allocated of it, it was for this: its replica does not ask
+    /// twice.
     ///
     /// # Errors
     /// [`Unable::NoRoom`] with the numbers.
     pub fn reserve(self: &Arc<Self>, shard: ShardId, need: &Need) -> Result<Reserved, Unable> {
         let mut inner = self.inner.lock();
+        if inner.is_expected(shard, need) {
+            return Ok(self.set_aside(&mut inner, shard, need));
+        }
         let now = (self.look)();
         let promised = inner.promised(Some(shard));
         let left = now.free().saturating_sub(now.reserve()).saturating_sub(promised);
-        if need.total() > left {
+        if need.total() - inner.log_in_memory(shard, need) > left {
             let what = now.tightest().map(|p| p.what.as_str()).unwrap_or_default();
             let mut why = format!(
                 "{shard} needs {need}, and this server has {} free of {} ({what})",
@@ -113,10 +129,14 @@ impl Room {
             }
             return Err(Unable::NoRoom(why));
         }
+        Ok(self.set_aside(&mut inner, shard, need))
+    }
+
+    fn set_aside(self: &Arc<Self>, inner: &mut Inner, shard: ShardId, need: &Need) -> Reserved {
         inner.next += 1;
         let number = inner.next;
-        inner.aside.insert(number, Aside { shard, need: need.total(), holds: Weak::new() });
-        Ok(Reserved { room: self.clone(), number })
+        inner.aside.insert(number, Aside { shard, need: *need, holds: Weak::new() });
+        Reserved { room: self.clone(), number }
     }
 
     /// About to allocate so many bytes of what was set aside: the last look before it is done, since others on the host
@@ -154,8 +174,22 @@ impl Room {
 
 impl Inner {
     fn promised(&self, but: Option<ShardId>) -> u64 {
-        let open = |a: &Aside| a.need.saturating_sub(a.holds.upgrade().map_or(0, |c| c.held()));
+        let held = |a: &Aside| {
+            let state = a.holds.upgrade().map_or(0, |c| c.held());
+            state.saturating_add(self.log_in_memory(a.shard, &a.need))
+        };
+        let open = |a: &Aside| a.need.total().saturating_sub(held(a));
         self.aside.values().filter(|a| Some(a.shard) != but).map(open).fold(0, u64::saturating_add)
+    }
+
+    /// What of the log's part of this need is taken.
+    fn log_in_memory(&self, shard: ShardId, need: &Need) -> u64 {
+        self.logs.get(&shard).map_or(0, |bytes| bytes()).min(need.log)
+    }
+
+    fn is_expected(&self, shard: ShardId, need: &Need) -> bool {
+        let as_much = |a: &Aside| a.need.total() >= need.total() && a.holds.strong_count() == 0;
+        self.aside.values().any(|a| a.shard == shard && as_much(a))
     }
 }
 
@@ -207,6 +241,41 @@ mod tests {
         let _small = room.reserve(ShardId(1), &need(400)).expect("there is room");
         drop(first);
         room.reserve(ShardId(2), &need(600)).expect("it came back");
+    }
+
+    #[test]
+    fn a_log_in_memory_is_not_counted_as_used_and_as_promised() {
+        let free = Arc::new(AtomicU64::new(1100));
+        let room = host(&free);
+        let with_log = |log| Need { weights: 300, log, ..Need::default() };
+        let logs = [0, 1].map(|_| Arc::new(AtomicU64::new(0)));
+        for (shard, log) in (0..).map(ShardId).zip(&logs) {
+            let log = log.clone();
+            room.log_of(shard, move || log.load(Relaxed));
+        }
+        let _first = room.reserve(ShardId(0), &with_log(200)).expect("there is room");
+        assert_eq!(room.promised(None), 500);
+        logs[0].store(250, Relaxed); // longer than was thought: what others are promised stays theirs
+        logs[1].store(150, Relaxed);
+        free.store(700, Relaxed);
+        assert_eq!(room.promised(None), 300);
+        room.reserve(ShardId(1), &with_log(160)).expect_err("310 more are needed, and 300 are left");
+        let _second = room.reserve(ShardId(1), &with_log(150)).expect("its log is there already");
+        assert_eq!(room.promised(None), 600);
+    }
+
+    #[test]
+    fn what_was_set_aside_for_a_replica_before_it_was_opened_is_not_asked_for_again() {
+        let free = Arc::new(AtomicU64::new(1100));
+        let room = host(&free);
+        let expected = room.reserve(ShardId(0), &need(900)).expect("there is room");
+        free.store(300, Relaxed); // it has read its files
+        room.reserve(ShardId(0), &need(901)).expect_err("more than was set aside");
+        let own = room.reserve(ShardId(0), &need(900)).expect("it is its own");
+        drop(expected);
+        assert_eq!(room.promised(None), 900);
+        drop(own);
+        room.reserve(ShardId(0), &need(900)).expect_err("nothing is set aside any more");
     }
 
     #[test]

@@ -1,6 +1,213 @@
-//! Servers whose memory is limited by `ulimit -v`, and job files that no person wrote.
+//! Servers whose memory is taken from them on purpose, by a cgroup or `ulimit -v`, and job files that no person wrote.
 
 use crate::common::*;
+
+/// What bounds a server's memory: a cgroup of its own or, where nobody can make one, its address space.
+struct Bound {
+    bytes: u64,
+    /// The file with its limit.
+    cgroup: Option<PathBuf>,
+}
+
+const ENOUGH: u64 = 1 << 30;
+
+impl Bound {
+    fn new() -> Self {
+        let name = format!("paraft-test-{}", std::process::id());
+        for (root, limit) in
+            [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]
+        {
+            let path = Path::new(root).join(&name);
+            if fs::create_dir(&path).is_ok() {
+                let made = Self { bytes: 190 << 20, cgroup: Some(path.join(limit)) };
+                if made.set(made.bytes).is_ok() {
+                    return made;
+                }
+            }
+        }
+        Self { bytes: (2 << 30) + (128 << 20), cgroup: None }
+    }
+
+    fn set(&self, bytes: u64) -> std::io::Result<()> {
+        self.cgroup.as_ref().map_or(Ok(()), |limit| fs::write(limit, bytes.to_string()))
+    }
+
+    /// Starts the last server with room for some of its three replicas. How much it takes by itself depends on the build and
+    /// its allocator, so it is tried.
+    fn with_too_little(fleet: &mut Fleet) -> Self {
+        let mut bound = Self::new();
+        for _ in 0..60 {
+            fleet.kill(2);
+            bound.set(bound.bytes).expect("nobody is in it");
+            serve_after(fleet, 2, &bound.first());
+            let (whole, waiting) =
+                wait("every replica to have come up or to wait", || match whole_and_waiting(fleet, 2) {
+                    (whole, waiting) if whole.len() + waiting.len() == 3 => Ok((whole, waiting)),
+                    other => Err(format!("{} bytes: {other:?}", bound.bytes)),
+                });
+            match (whole.len(), waiting.len()) {
+                (_, 0) => bound.bytes -= 24 << 20,
+                (0, _) => bound.bytes += 24 << 20,
+                _ => return bound,
+            }
+        }
+        panic!("no bound is enough for some replicas and too little for others: {} bytes", bound.bytes)
+    }
+
+    /// What a shell does before it becomes the server.
+    fn first(&self) -> String {
+        match self.cgroup.as_ref().and_then(|limit| limit.parent()) {
+            Some(path) => format!("echo $$ > {}/cgroup.procs", path.display()),
+            None => format!("ulimit -S -v {}", self.bytes / 1024),
+        }
+    }
+
+    /// There is more from now on, also for a server that runs.
+    fn raise(&self, server: &Held) {
+        self.set(ENOUGH).expect("raised");
+        if self.cgroup.is_none() {
+            use rustix::process::{Pid, Resource, Rlimit, prlimit};
+            let pid = Pid::from_raw(server.0.id() as i32);
+            prlimit(pid, Resource::As, Rlimit { current: None, maximum: None }).expect("raised");
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        if self.cgroup.is_some() { "(cgroup " } else { "(ulimit -v)" }
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let Some(path) = self.cgroup.as_ref().and_then(|limit| limit.parent()) else { return };
+        // Its processes may still be on their way out.
+        let began = Instant::now();
+        while fs::remove_dir(path).is_err() && began.elapsed() < Duration::from_secs(5) {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// A server of the fleet's job, started by a shell that does this first.
+fn serve_after(fleet: &mut Fleet, id: usize, first: &str) {
+    let paraft = env!("CARGO_BIN_EXE_paraft");
+    let job = fleet.job.clone().expect("a job");
+    let (job, data) = (job.display(), fleet.data(id));
+    let line = format!("{first} && exec {paraft} server {job} --id {id} --data {}", data.display());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &line]).stdin(Stdio::null()).stderr(Stdio::null()).env_remove("PARAFT_SERVERS");
+    fleet.servers[id] = Some(Held(shell.spawn().expect("a shell")));
+}
+
+/// 0.6 million values with Adam's slots on three shards: 7 MiB of state each, and some 50 with a log and copies.
+fn body() -> String {
+    "name = \"m\"\n[model]\nkind = \"mlp\"\nhidden = [24000]\n[data]\nkind = \"digits\"\n[train]\nmode = \"bsp\"\nbatch = 16\n\
+     epochs = 1\nmax_steps = 3\n[optimizer]\nkind = \"adam\"\nlr = 0.001\n[cluster]\nservers = 3\nreplicas = 3\nshards = 3\n\
+     election_ms = 200\ndurability = \"quorum-disk\"\n"
+        .into()
+}
+
+fn replies(fleet: &Fleet, more: &[&str]) -> Vec<Value> {
+    let out = fleet.ask(&[&["status", "--json"], more].concat());
+    let all = text(&out.stdout);
+    let lines = all.lines().filter_map(|l| serde_json::from_str::<Value>(l).ok());
+    lines.filter(|r| r["shards"].is_array()).collect()
+}
+
+/// Of a server: the shards whose replicas follow or lead with all their state, and why others wait.
+fn whole_and_waiting(fleet: &Fleet, id: u64) -> (Vec<u64>, Vec<(u64, String)>) {
+    let Some(reply) = replies(fleet, &[]).into_iter().find(|r| r["server"] == id) else {
+        return Default::default();
+    };
+    let list = |key: &str| reply[key].as_array().cloned().unwrap_or_default();
+    let shard = |s: &Value| s["shard"].as_u64().expect("a number");
+    let is_whole = |s: &Value| {
+        ["follower", "leader"].iter().any(|r| s["role"] == *r)
+            && s["memory"]["state"].as_u64() > Some(5 << 20)
+    };
+    let whole = list("shards").iter().filter(|s| is_whole(s)).map(shard).collect();
+    let waits = |s: &Value| (shard(s), s["why"].as_str().unwrap_or_default().to_string());
+    (whole, list("stopped").iter().map(waits).collect())
+}
+
+/// One shard suffers, on one server; the process is not killed for memory again and again, as it was when each try read
+/// the log before it asked for room.
+#[test]
+fn a_server_with_room_for_some_of_its_replicas_keeps_those_and_says_what_the_others_lack() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let mut fleet = Fleet::start(scratch.path(), Some(&body()));
+    fleet.all("serving");
+    let workers: Vec<_> = (0..2)
+        .map(|rank| {
+            let run = scratch.path().join(format!("run{rank}"));
+            fs::create_dir(&run).expect("a folder");
+            fleet.worker(rank, &run).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("worker")
+        })
+        .collect();
+    for w in workers {
+        let out = w.wait_with_output().expect("worker");
+        assert!(out.status.success(), "{}", text(&out.stderr));
+    }
+    let pushes: Vec<_> = pushes_of(&fleet, 0);
+    let kept =
+        |fleet: &Fleet, id: usize| (0..3).all(|s| fleet.data(id).join(format!("shard-{s}/need")).exists());
+    wait(
+        "what replicas need to be written down",
+        || if kept(&fleet, 2) { Ok(()) } else { Err(String::new()) },
+    );
+    // The last server comes back with less than it needs.
+    let bound = Bound::with_too_little(&mut fleet);
+    let settled = |fleet: &Fleet| {
+        let (whole, waiting) = whole_and_waiting(fleet, 2);
+        let said = waiting.iter().all(|(_, why)| why.contains("needs") && why.contains(bound.name()));
+        match (1..=2).contains(&whole.len()) && whole.len() + waiting.len() == 3 && said {
+            true => Ok(whole),
+            false => Err(format!("{whole:?} are whole, {waiting:?} wait")),
+        }
+    };
+    let first = wait("some to follow, and the others to say what they lack", || settled(&fleet));
+    // Nobody was killed for memory, its neighbours least of all; and those that wait do not take turns with the others.
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(4) {
+        for server in fleet.servers.iter_mut().flatten() {
+            assert!(matches!(server.0.try_wait(), Ok(None)), "a server has ended");
+        }
+        assert_eq!(settled(&fleet), Ok(first.clone()));
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(first, (0..first.len() as u64).collect::<Vec<_>>(), "in the order of the shards");
+    assert_eq!(replies(&fleet, &[]).len(), 3, "all answer");
+    // There is more, and the others come up by themselves, with all that was acknowledged.
+    bound.raise(fleet.servers[2].as_ref().expect("it runs"));
+    wait("all three replicas", || match whole_and_waiting(&fleet, 2) {
+        (whole, waiting) if whole.len() == 3 && waiting.is_empty() => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    fleet.all("serving");
+    assert_eq!(pushes_of(&fleet, 0), pushes);
+    wait("the server to have all that the others have", || {
+        let (one, other) = (pushes_of(&fleet, 2), digests_of(&fleet));
+        if one == pushes && other { Ok(()) } else { Err(format!("{one:?} of {pushes:?}")) }
+    });
+    fleet.kill(2); // before its cgroup goes
+}
+
+fn pushes_of(fleet: &Fleet, id: u64) -> Vec<Option<u64>> {
+    let reply = replies(fleet, &[]).into_iter().find(|r| r["server"] == id);
+    let shards = reply.and_then(|r| r["shards"].as_array().cloned()).unwrap_or_default();
+    shards.iter().map(|s| s["pushes"].as_u64()).collect()
+}
+
+/// Whether the replicas of each shard are the same bits, at the same index.
+fn digests_of(fleet: &Fleet) -> bool {
+    let all = replies(fleet, &["--digest"]);
+    let of = |shard: usize| -> BTreeSet<String> {
+        all.iter()
+            .map(|r| format!("{}@{}", r["shards"][shard]["digest"], r["shards"][shard]["applied_index"]))
+            .collect()
+    };
+    all.len() == 3 && (0..3).all(|shard| of(shard).len() == 1)
+}
 
 #[test]
 fn a_server_whose_address_space_is_limited_says_so_or_counts_with_it() {

@@ -348,6 +348,9 @@ impl Agent {
             let lead = *r.group.leadership().borrow();
             let membership = r.group.membership();
             let bytes = r.shard.configured().map_or(0, |c| c.bytes());
+            // One that has ended, not been stopped, is about to wait.
+            let trouble = r.group.trouble().or_else(|| r.shard.lacks_room()).unwrap_or_default();
+            let waits = !trouble.is_empty() && !r.group.was_failed();
             let report = ReplicaReport {
                 node: r.group.me(),
                 origin: r.origin,
@@ -357,10 +360,9 @@ impl Agent {
                 applied: r.group.applied_index(),
                 bytes,
                 membership,
-                trouble: r.group.trouble().unwrap_or_default(),
-                // Its storage has stopped it a moment ago: it is about to wait.
-                stopped: (r.folder.is_some() && !r.group.was_failed() && r.group.trouble().is_some())
-                    .then_some(Duration::ZERO),
+                stopped: (waits && r.folder.is_some()).then_some(Duration::ZERO),
+                no_room: waits && r.folder.is_none() && r.shard.lacks_room().is_some(),
+                trouble,
                 digests: r.group.digests(),
                 caught_up: if lead.leads { r.group.caught_up() } else { BTreeSet::new() },
                 job: lead.leads.then(|| job_of(&r.shard)).flatten(),
@@ -374,7 +376,9 @@ impl Agent {
                 origin: waits.origin.unwrap_or_default(),
                 founded: true,
                 trouble: waits.why,
-                stopped: Some(waits.since.elapsed()),
+                no_room: waits.empty,
+                // Of one that is empty there is no storage that could serve again.
+                stopped: (!waits.empty).then(|| waits.since.elapsed()),
                 ..ReplicaReport::default()
             });
         }

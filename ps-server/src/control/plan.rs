@@ -307,7 +307,8 @@ fn keep(
     let spare = || {
         let used: BTreeSet<ServerId> = now.voters.iter().map(|n| n.server()).collect();
         let waits = |r: &Report| r.replicas.get(&shard).is_some_and(|r| r.stopped.is_some());
-        let free = view.usable().filter(|(s, r)| !used.contains(s) && !waits(r));
+        let may = |s: ServerId, r: &Report| !waits(r) && view.no_room(s, shard).is_none();
+        let free = view.usable().filter(|(s, r)| !used.contains(s) && may(*s, r));
         free.min_by_key(|(s, _)| (view.bytes(*s), *s)).map(|(s, _)| s)
     };
     if now.voters.len() > replicas as usize {
@@ -322,7 +323,8 @@ fn keep(
     // The worst first; one change at a time.
     let replace = now.voters.iter().copied().find_map(|n| {
         let server = n.server();
-        if vanished(n) && view.usable().any(|(s, _)| s == server) {
+        let may_host = || view.usable().any(|(s, _)| s == server) && view.no_room(server, shard).is_none();
+        if vanished(n) && may_host() {
             return Some((Some(n), server));
         }
         let leave = vanished(n) || silent_long(n) || view.draining(server) || view.forgotten(server);
@@ -375,10 +377,11 @@ fn keep(
 
 /// Why a replica does not take part.
 fn missing(view: &View, shard: ShardId, n: ReplicaId) -> String {
-    match view.stopped(shard, n) {
-        Some(r) => format!("the storage of {} has stopped: {}", n.server(), r.trouble),
-        None if view.forgotten(n.server()) => format!("{} was forgotten", n.server()),
-        None => format!("{} is silent", n.server()),
+    match (view.stopped(shard, n), view.no_room(n.server(), shard)) {
+        (Some(r), _) => format!("the replica on {} waits: {}", n.server(), r.trouble),
+        (None, Some(why)) => format!("{} has no room for a replica: {why}", n.server()),
+        (None, None) if view.forgotten(n.server()) => format!("{} was forgotten", n.server()),
+        (None, None) => format!("{} is silent", n.server()),
     }
 }
 

@@ -231,6 +231,7 @@ impl Fleet {
                 membership: group.map(|g| g.membership.clone()).unwrap_or_default(),
                 trouble: if m.stopped.is_some() { "ENOSPC".into() } else { String::new() },
                 stopped: m.stopped.map(|since| self.now - since),
+                no_room: false,
                 digests: Vec::new(),
                 caught_up: group.filter(|_| leads).map(|g| self.caught_up(*shard, g)).unwrap_or_default(),
                 job: None,

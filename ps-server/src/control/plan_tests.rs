@@ -402,6 +402,31 @@ fn a_replica_that_waits_for_its_storage_keeps_its_place_and_is_replaced_elsewher
 }
 
 #[test]
+fn a_replica_is_not_hosted_again_where_there_is_no_room_for_it_until_there_is() {
+    let lacks = |sight: &mut Sight, server| {
+        let r = sight.replica(server, S0);
+        (r.trouble, r.no_room) = ("shard 0 needs 96.0 GiB, 4.0 GiB free".into(), true);
+    };
+    let mut sight = Sight::serving(3, &[0], 3);
+    lacks(&mut sight, 2);
+    assert_eq!(sight.told(), [], "it would find no room again");
+    let (health, why) = sight.plan().health[&S0].clone();
+    assert!(health == Health::Repairing && why.contains("no room") && why.contains("96.0 GiB"), "{why}");
+    // There is room again: it says nothing of it any more.
+    sight.report(2).replicas.clear();
+    assert_eq!(sight.told(), [(2, Do::Host { origin: ORIGIN })]);
+    // Where another server can take it, that does, and not one that has said that it cannot.
+    let mut sight = Sight::serving(5, &[0], 3);
+    lacks(&mut sight, 2);
+    let left_over = sight.replica(2, S0).clone();
+    sight.report(3).replicas.insert(S0, ReplicaReport { node: node(3), ..left_over });
+    assert_eq!(
+        sight.told().into_iter().filter(|(_, what)| matches!(what, Do::Host { .. })).collect::<Vec<_>>(),
+        [(4, Do::Host { origin: ORIGIN })]
+    );
+}
+
+#[test]
 fn too_few_that_answer_is_not_taken_for_a_loss() {
     let mut sight = Sight::serving(3, &[0], 3);
     sight.silent(1, secs(100));

@@ -138,6 +138,8 @@ impl Group {
             if lengths.len() as u64 + 1 != piece.of {
                 return Err(WireError::new("a snapshot's header does not fit its number of pieces"));
             }
+            // It would be received in vain, into memory that is not there.
+            self.state.room_for(&head).map_err(WireError::new)?;
             let (image, parts) = (piece.image, Vec::new());
             *slot = Some(Incoming { last: Instant::now(), image, meta, head, lengths, parts });
         }

@@ -7,6 +7,7 @@
 //!   begun       the log has had entries
 //!   log/        segments
 //!   snapshot    the state that the log begins after
+//!   need        what its job needs of the server's memory (`replicas/needs.rs`)
 //! ```
 
 use super::{

@@ -109,6 +109,7 @@ pub struct Group {
     pub(super) me: ReplicaId,
     pub(super) id: GroupId,
     pub(super) election: Duration,
+    pub(super) state: Arc<dyn Replicated>,
     pub(super) leadership: watch::Receiver<Leadership>,
     log: ReplicaLog,
     installed: Arc<AtomicU64>,
@@ -199,7 +200,8 @@ impl Group {
             }
         };
         let parity = Parity::default();
-        let machine = Machine::open(state, log.clone(), file, wants_snapshot.clone(), parity.clone()).await?;
+        let machine =
+            Machine::open(state.clone(), log.clone(), file, wants_snapshot.clone(), parity.clone()).await?;
         let installed = machine.installed();
         let held = Held { log: log.clone(), state_bytes: machine.state_bytes() };
         let network = Network { peers, group: options.group, me: options.me };
@@ -213,6 +215,7 @@ impl Group {
             me: options.me,
             id: options.group,
             election: options.election,
+            state,
             leadership,
             log: held_log,
             installed,
@@ -271,6 +274,11 @@ impl Group {
     /// What the log holds.
     pub fn log_size(&self) -> LogSize {
         self.log.size()
+    }
+
+    /// Says what of the log is in memory, also when this replica has ended.
+    pub fn log_in_memory(&self) -> impl Fn() -> u64 + Send + Sync + 'static {
+        self.log.in_memory()
     }
 
     /// Snapshots of other replicas that this process has installed.

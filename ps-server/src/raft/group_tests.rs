@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::raft::{
-    types::{Types, Vote},
-    wire::{self, WireError},
+    types::{SnapshotMeta, Types, Vote},
+    wire::{self, SnapshotPiece, WireError},
 };
-use paraft_proto::{PeerCall, PeerRequest};
+use paraft_proto::{PeerCall, PeerRequest, WithBulk};
 use std::collections::BTreeSet;
 
 use crate::shard::{Command, Proposal, Shard};
@@ -47,6 +47,59 @@ async fn asked(group: &Group, name: ReplicaId, term: u64, candidate: ReplicaId) 
 
 async fn votes(group: &Group, term: u64, candidate: ReplicaId) -> bool {
     asked(group, group.me, term, candidate).await.expect("an answer")
+}
+
+/// State that has no room for any snapshot.
+struct Full(Shard);
+
+impl Replicated for Full {
+    fn apply(&self, change: &Change) -> Result<Applied, crate::raft::Unable> {
+        Replicated::apply(&self.0, change)
+    }
+    fn image(&self) -> RawImage {
+        Replicated::image(&self.0)
+    }
+    fn install_parts(
+        &self,
+        _: &[u8],
+        _: &mut dyn Iterator<Item = Result<paraft_common::Payload, String>>,
+    ) -> Result<(), crate::raft::Unable> {
+        panic!("it was received")
+    }
+    fn room_for(&self, _: &[u8]) -> Result<(), crate::raft::Unable> {
+        Err(crate::raft::Unable::NoRoom("needs 96 GiB, 4 free".into()))
+    }
+    fn bytes(&self) -> u64 {
+        0
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshot_that_does_not_fit_is_refused_with_its_first_piece() {
+    let me = ReplicaId::new_life(ServerId(0));
+    let (group, folder, election) = (GroupId::Shard(ShardId(0)), None, Duration::from_millis(100));
+    let options = GroupOptions { group, me, folder, election, parity: None };
+    let shard = Arc::new(Full(Shard::new(ShardId(0), 1)));
+    let group = Group::start(options, shard, Arc::default()).await.expect("it starts");
+    let leader = ReplicaId::new_life(ServerId(1));
+    let (meta, head): (SnapshotMeta, Vec<u8>) = (SnapshotMeta::default(), vec![1, 2, 3]);
+    let payload: paraft_common::Payload = wire::encode(&(meta, head, vec![8u32; 2])).expect("encodes").into();
+    let piece = SnapshotPiece { image: 1, index: 0, of: 3, crc: wire::checksum(&payload) };
+    let request = PeerRequest {
+        fleet: 0,
+        group: 0,
+        from: leader.0,
+        to: me.0,
+        call: PeerCall::Snapshot as i32,
+        header: wire::encode(&(Vote::new(1, leader.0), piece)).expect("encodes"),
+        payloads: Vec::new(),
+    };
+    let answer = group.answer(WithBulk { message: request, bulk: vec![payload] }).await;
+    let why = answer.expect_err("there is no room").to_string();
+    assert!(why.contains("needs 96 GiB, 4 free"), "{why}");
+    assert_eq!(group.incoming_bytes().await, 0);
+    assert!(group.incoming.lock().await.is_none(), "nothing of it is kept");
+    assert_eq!(group.trouble(), None, "what it has it keeps");
 }
 
 /// Starts a replica; the tasks of one that was shut down may hold its log for a moment yet.

@@ -141,6 +141,12 @@ impl ReplicaLog {
         LogSize { entries, bytes, in_memory }
     }
 
+    /// Says what of it is in memory, without keeping it there.
+    pub fn in_memory(&self) -> impl Fn() -> u64 + Send + Sync + 'static {
+        let inner = Arc::downgrade(&self.inner);
+        move || inner.upgrade().map_or(0, |inner| inner.lock().bytes as u64)
+    }
+
     /// The entry at `index`, and all before it, are applied.
     pub fn applied(&self, index: u64) {
         match &self.disk {

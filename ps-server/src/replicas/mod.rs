@@ -4,6 +4,7 @@
 //! is damaged is put aside under a number of its own (`aside`); only a replica that its group goes on without is deleted.
 
 pub mod aside;
+mod needs;
 mod stopped;
 #[cfg(test)]
 mod tests;
@@ -14,7 +15,7 @@ pub use stopped::Stopped;
 use crate::{
     header,
     raft::{Folder, FolderError, Group, GroupId, GroupOptions, Peers, ReplicaId},
-    room::Room,
+    room::{Reserved, Room},
     shard::{
         Observed, Shard,
         lateness::Lateness,
@@ -23,10 +24,11 @@ use crate::{
     },
 };
 use aside::put_aside;
+use needs::Needs;
 use paraft_common::{Durability, ServerId, ShardId};
 use paraft_store::Disk;
 use paraft_trace::Stages;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
@@ -35,7 +37,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::sync::{mpsc, watch};
 
@@ -97,6 +99,9 @@ pub struct Replicas {
     peers: Arc<Peers>,
     hosted: RwLock<BTreeMap<ShardId, Replica>>,
     waiting: RwLock<BTreeMap<ShardId, Stopped>>,
+    /// When replicas that had waited came back, and their last pause.
+    back: Mutex<BTreeMap<ShardId, (Instant, Duration)>>,
+    needs: Needs,
     aside: Arc<RwLock<Vec<Aside>>>,
     /// What lies aside is being read: it is not known what can be read of it.
     looking: Arc<AtomicU64>,
@@ -116,6 +121,8 @@ impl Replicas {
             peers,
             hosted: RwLock::default(),
             waiting: RwLock::default(),
+            back: Mutex::default(),
+            needs: Needs::default(),
             aside: Arc::default(),
             looking: Arc::default(),
             ending: AtomicBool::new(false),
@@ -124,6 +131,12 @@ impl Replicas {
             stages: Arc::default(),
             room: Room::of_host(),
         }
+    }
+
+    /// Within so much room; for tests.
+    #[cfg(test)]
+    fn within(self, room: Arc<Room>) -> Self {
+        Self { room, ..self }
     }
 
     /// The connections to other servers, which say of which fleet this one is.
@@ -156,14 +169,18 @@ impl Replicas {
         self.hosted.read().iter().map(|(s, r)| (*s, r.clone())).collect()
     }
 
-    /// Starts what earlier lives of this server have left on disk. What is damaged is put aside: the others have its
-    /// state, and it will be replaced. What cannot be read at present waits.
+    /// Starts what earlier lives of this server have left on disk, in the order of the shards: where there is room for some
+    /// of them only, for the same ones each time. What is damaged is put aside: the others have its state, and it will be
+    /// replaced. What cannot be read at present, or finds no room, waits.
     pub async fn reopen(&self) -> Result<(), String> {
         let at = |e: std::io::Error| format!("{}: {}", self.options.data.display(), paraft_store::said(&e));
+        let mut found = BTreeMap::new();
         for folder in std::fs::read_dir(&self.options.data).map_err(at)? {
             let path = folder.map_err(at)?.path();
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-            let Some(shard) = shard_of_folder(name) else { continue };
+            found.extend(shard_of_folder(name).map(|shard| (shard, path)));
+        }
+        for (shard, path) in found {
             let folder = Folder::new(self.options.disk.clone(), &path);
             let Err(e) = self.reopen_one(shard, &folder).await else { continue };
             let put = if e.is_damage() { put_aside(&folder).map(drop) } else { Err(e.clone()) };
@@ -172,7 +189,7 @@ impl Replicas {
                     tracing::error!(%shard, error = %e, "a replica on disk is damaged; it will be replaced")
                 }
                 Err(waits) => {
-                    tracing::error!(%shard, error = %waits, "a replica on disk cannot be read at present; it is tried again");
+                    tracing::error!(%shard, error = %waits, "a replica on disk waits; it is tried again");
                     let card = read_card(&folder).ok().flatten().map(|c| (ReplicaId(c.node), c.origin));
                     self.waiting.write().insert(shard, Stopped::new(card, waits.to_string()));
                 }
@@ -202,7 +219,9 @@ impl Replicas {
                 node.server()
             )));
         }
-        self.start(shard, card.shards, node, card.origin, Some(folder.clone())).await?;
+        // Before anything of it is read: its log alone may be more than there is.
+        let aside = self.room_for_known(shard, card.origin, Some(folder)).map_err(FolderError::passing)?;
+        self.start(shard, card.shards, node, card.origin, Some(folder.clone()), aside).await?;
         tracing::info!(%shard, replica = %node, "found on disk");
         Ok(true)
     }
@@ -246,6 +265,9 @@ impl Replicas {
             if old.origin == origin && old.group.trouble().is_none() {
                 return Ok(());
             }
+            if old.origin == origin && old.shard.lacks_room().is_some() {
+                return Ok(()); // it is about to wait for room
+            }
             if old.folder.is_some() && !old.group.was_failed() && old.origin == origin {
                 return Err("its storage has stopped: it is tried again".into());
             }
@@ -254,7 +276,11 @@ impl Replicas {
         }
         if let Some(waits) = self.waiting.read().get(&shard).filter(|w| w.origin.is_none_or(|o| o == origin))
         {
-            return Err(format!("a replica of it waits here for its storage: {}", waits.why));
+            // Said when it stopped, and in the status: it is asked for again and again.
+            return match waits.empty {
+                true => Ok(()),
+                false => Err(format!("a replica of it waits here for its storage: {}", waits.why)),
+            };
         }
         let node = ReplicaId::new_life(self.options.server);
         let place = Folder::new(self.options.disk.clone(), self.folder(shard));
@@ -262,13 +288,20 @@ impl Replicas {
             put_aside(&place)?;
             self.look_aside();
         }
+        let aside = match self.room_for_known(shard, origin, None) {
+            Ok(aside) => aside,
+            Err(why) => {
+                self.waits_for_room(shard, node, origin, why.clone());
+                return Err(format!("a new replica of it waits for room: {why}"));
+            }
+        };
         self.waiting.write().remove(&shard);
         let folder = durability.on_disk().then_some(place);
         if let Some(folder) = &folder {
             let card = Card { node: node.0, origin, shards };
             folder.write(CARD, &header::encode(&card).map_err(|e| e.to_string())?)?;
         }
-        self.start(shard, shards, node, origin, folder).await?;
+        self.start(shard, shards, node, origin, folder, aside).await?;
         tracing::info!(%shard, replica = %node, %durability, "hosting");
         Ok(())
     }
@@ -280,8 +313,12 @@ impl Replicas {
         me: ReplicaId,
         origin: u64,
         folder: Option<Folder>,
+        aside: Option<Reserved>,
     ) -> Result<(), FolderError> {
         let shard = Arc::new(Shard::within(self.room.clone(), id, shards));
+        if let Some(aside) = aside {
+            shard.expects(aside);
+        }
         let (tell, applied) = watch::channel(());
         let lateness = Arc::new(Lateness::default());
         let (stages, state) = (self.stages.clone(), shard.clone());
@@ -293,7 +330,10 @@ impl Replicas {
             election: self.options.election,
             parity: self.options.parity,
         };
-        let group = Group::start(options, Arc::new(observed), self.peers.clone()).await?;
+        let started = Group::start(options, Arc::new(observed), self.peers.clone()).await;
+        self.needs.learn(id, origin, shard.need());
+        let group = started?;
+        self.room.log_of(id, group.log_in_memory());
         let counters = Arc::new(Counters { stages: self.stages.clone(), lateness, ..Counters::default() });
         let owner = owner::spawn(
             shard.clone(),
@@ -326,6 +366,8 @@ impl Replicas {
     /// that has it: whoever planned this, a leader of the past, has been overtaken.
     pub async fn retire(&self, shard: ShardId, node: ReplicaId, index: u64) -> Result<(), String> {
         let _one = self.changing.lock().await;
+        let empty = |w: &Stopped| w.empty && w.node.unwrap_or_default() == node;
+        self.waiting.write().retain(|s, w| *s != shard || !empty(w));
         let Some(old) = self.get(shard).filter(|r| r.group.me() == node) else { return Ok(()) };
         let known = old.group.membership();
         if known.index > index && known.members.contains_key(&node) {

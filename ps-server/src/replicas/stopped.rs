@@ -1,5 +1,6 @@
-//! Replicas whose storage does not serve them at present. Their folders and names stay, and they are started again with
-//! growing pauses, until that works or their files turn out to be damaged.
+//! Replicas whose storage does not serve them at present, or for which this server has no room. Their folders and names
+//! stay, and they are started again with growing pauses, until that works or their files turn out to be damaged. Of one with
+//! its log in memory nothing stays but that it waits: another is hosted in its place when there is room.
 
 use super::{Replica, Replicas, aside::put_aside};
 use crate::{
@@ -12,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A replica that waits for its storage.
+/// A replica that waits for its storage, or for room.
 #[derive(Clone, Debug)]
 pub struct Stopped {
     /// Which it is; `None` where not even its name could be read.
@@ -23,6 +24,8 @@ pub struct Stopped {
     pub why: String,
     /// Since when.
     pub since: Instant,
+    /// Nothing of it is left here: when there is room, its place is free for another.
+    pub empty: bool,
     pub(super) pause: Duration,
     pub(super) again: Instant,
 }
@@ -31,6 +34,8 @@ pub struct Stopped {
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// ...up to this: opening reads the whole log.
 const LAST_PAUSE: Duration = Duration::from_secs(5);
+/// One that stops again so soon after it came back waits on with the pause that it had.
+const STEADY: Duration = Duration::from_secs(30);
 /// How often it is looked at whether one has stopped, or is to be tried again.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -38,12 +43,12 @@ impl Stopped {
     pub(super) fn new(replica: Option<(ReplicaId, u64)>, why: String) -> Self {
         let (node, origin) = (replica.map(|r| r.0), replica.map(|r| r.1));
         let now = Instant::now();
-        Self { node, origin, why, since: now, pause: FIRST_PAUSE, again: now + FIRST_PAUSE }
+        Self { node, origin, why, since: now, empty: false, pause: FIRST_PAUSE, again: now + FIRST_PAUSE }
     }
 
     fn tried(&mut self, why: String) {
         if self.why != why {
-            tracing::warn!(why, "a replica still waits for its storage");
+            tracing::warn!(why, "a replica still waits");
         }
         self.why = why;
         self.pause = (self.pause * 2).min(LAST_PAUSE);
@@ -52,7 +57,7 @@ impl Stopped {
 }
 
 impl Replicas {
-    /// The replicas that wait for their storage.
+    /// The replicas that wait for their storage, or for room.
     pub fn stopped(&self) -> Vec<(ShardId, Stopped)> {
         self.waiting.read().iter().map(|(s, w)| (*s, w.clone())).collect()
     }
@@ -60,14 +65,13 @@ impl Replicas {
     /// Sees to replicas whose storage fails, until [`Self::shutdown`].
     pub async fn supervise(self: Arc<Self>) {
         while !self.ending.load(Relaxed) {
-            for (shard, replica) in self.all() {
-                if replica.folder.is_some()
-                    && !replica.group.was_failed()
-                    && replica.group.trouble().is_some()
-                {
+            for (shard, replica) in self.all().into_iter().filter(|(_, r)| !r.group.was_failed()) {
+                let ended = || replica.group.trouble().is_some();
+                if replica.shard.lacks_room().is_some() || replica.folder.is_some() && ended() {
                     self.stop(shard, &replica).await;
                 }
             }
+            self.keep_needs().await;
             let due: Vec<ShardId> = {
                 let waiting = self.waiting.read();
                 waiting.iter().filter(|(_, w)| w.again <= Instant::now()).map(|(s, _)| *s).collect()
@@ -85,11 +89,39 @@ impl Replicas {
         if self.get(shard).is_none_or(|r| r.group.me() != node) {
             return;
         }
-        let why = replica.group.trouble().unwrap_or_default();
-        tracing::error!(%shard, replica = %node, why, "this replica's storage has stopped; it is tried again");
-        self.waiting.write().insert(shard, Stopped::new(Some((node, replica.origin)), why));
+        let lacks = replica.shard.lacks_room();
+        self.needs.learn(shard, replica.origin, replica.shard.need());
+        match (lacks, &replica.folder) {
+            (Some(why), None) => {
+                tracing::error!(%shard, replica = %node, why, "no room for this replica; one is hosted anew when there is");
+                self.waits_for_room(shard, node, replica.origin, why);
+            }
+            (lacks, _) => {
+                let why = lacks.or_else(|| replica.group.trouble()).unwrap_or_default();
+                tracing::error!(%shard, replica = %node, why, "this replica has stopped where it is; it is tried again");
+                let waits = self.waits(shard, Some((node, replica.origin)), why);
+                self.waiting.write().insert(shard, waits);
+            }
+        }
         self.hosted.write().remove(&shard);
         replica.group.shutdown().await;
+    }
+
+    /// It begins to wait: with a first pause, or, where it had only just come back, the next.
+    pub(super) fn waits(&self, shard: ShardId, replica: Option<(ReplicaId, u64)>, why: String) -> Stopped {
+        let mut waits = Stopped::new(replica, why);
+        if let Some((_, pause)) = self.back.lock().get(&shard).filter(|(at, _)| at.elapsed() < STEADY) {
+            waits.pause = (*pause * 2).min(LAST_PAUSE);
+            waits.again = waits.since + waits.pause;
+        }
+        waits
+    }
+
+    /// It waits no more.
+    fn is_back(&self, shard: ShardId) {
+        if let Some(waited) = self.waiting.write().remove(&shard) {
+            self.back.lock().insert(shard, (Instant::now(), waited.pause));
+        }
     }
 
     async fn try_again(&self, shard: ShardId) {
@@ -98,7 +130,18 @@ impl Replicas {
             return;
         }
         let folder = Folder::new(self.options.disk.clone(), self.folder(shard));
-        let known = self.waiting.read().get(&shard).and_then(|w| w.node).is_some();
+        let Some(waits) = self.waiting.read().get(&shard).cloned() else { return };
+        if waits.empty {
+            match self.room_for_known(shard, waits.origin.unwrap_or_default(), None) {
+                Ok(_) => {
+                    tracing::info!(%shard, "there is room for a replica again");
+                    self.is_back(shard);
+                }
+                Err(why) => self.note(shard, why),
+            }
+            return;
+        }
+        let known = waits.node.is_some();
         match self.reopen_one(shard, &folder).await {
             // As where the disk is not mounted.
             Ok(false) if known && !self.options.data.join(IDENTITY).exists() => {
@@ -106,7 +149,7 @@ impl Replicas {
             }
             // Its folder is gone, and the disk is there: with it went what it held.
             Ok(false) if known => tracing::error!(%shard, "this replica's folder is gone"),
-            Ok(_) => tracing::info!(%shard, "this replica's storage serves again"),
+            Ok(_) => tracing::info!(%shard, "this replica is back"),
             Err(e) if e.is_damage() => {
                 tracing::error!(%shard, error = %e, "this replica's files are damaged");
                 if let Err(e) = put_aside(&folder) {
@@ -116,7 +159,7 @@ impl Replicas {
             }
             Err(e) => return self.note(shard, e.to_string()),
         }
-        self.waiting.write().remove(&shard);
+        self.is_back(shard);
     }
 
     fn note(&self, shard: ShardId, why: String) {

@@ -3,9 +3,10 @@
 use super::*;
 use crate::{
     raft::{Change, ReplicaId},
-    shard::{Command, Proposal},
+    shard::{Command, Proposal, begin::JOB_FORM},
 };
-use paraft_common::WorkerId;
+use paraft_common::{Mode, WorkerId, config::ServerJob};
+use paraft_host::memory::{Memory, Pool};
 use paraft_store::{RealDisk, faulty::FaultyDisk};
 use std::time::Instant;
 
@@ -14,6 +15,10 @@ const S0: ShardId = ShardId(0);
 const PASSING: [i32; 5] = [5, 24, 28, 13, 30];
 
 fn replicas(disk: &FaultyDisk, data: &std::path::Path) -> Arc<Replicas> {
+    replicas_within(Room::of_host(), disk, data)
+}
+
+fn replicas_within(room: Arc<Room>, disk: &FaultyDisk, data: &std::path::Path) -> Arc<Replicas> {
     let options = ReplicasOptions {
         server: ServerId(0),
         data: data.into(),
@@ -21,7 +26,7 @@ fn replicas(disk: &FaultyDisk, data: &std::path::Path) -> Arc<Replicas> {
         election: Duration::from_millis(50),
         parity: None,
     };
-    Arc::new(Replicas::new(options, Arc::default()))
+    Arc::new(Replicas::new(options, Arc::default()).within(room))
 }
 
 async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
@@ -189,4 +194,127 @@ async fn what_lies_aside_is_restored_by_a_person_and_deleted_by_nobody_else() {
     }
     aside::delete(dir.path(), "shard-0.aside-2").expect("a person's word");
     assert_eq!(folders(dir.path()), ["shard-0"]);
+}
+
+/// A host with so many MiB free, of 3200: 100 of them stay in reserve.
+fn host(free: &Arc<AtomicU64>) -> Arc<Room> {
+    let free = free.clone();
+    Room::with(move || {
+        let (id, what) = ("h".into(), "the host".into());
+        Memory { pools: vec![Pool { id, what, free: free.load(Relaxed) << 20, limit: 3200 << 20 }] }
+    })
+}
+
+/// Shards of a job that needs some 32 MiB of each for its log.
+const SHARDS: u32 = 3;
+
+async fn with_job(replicas: &Replicas, shard: ShardId, durability: Durability) -> Result<(), String> {
+    replicas.host(shard, SHARDS, durability, 7).await?;
+    let replica = replicas.get(shard).ok_or("not here")?;
+    replica.group.found(&BTreeMap::from([(replica.group.me(), "nowhere:1".to_string())])).await?;
+    replica.group.leadership().wait_for(|l| l.leads).await.map_err(|e| e.to_string())?;
+    let job = ServerJob { durability, ..ServerJob::new("room", Mode::Asp, 30, 4) };
+    let admit = Command::Admit { form: JOB_FORM, job: job.to_toml().map_err(|e| e.to_string())? };
+    let change = Change::Shard(admit.into());
+    let done = replica.group.propose(change).await.map_err(|e| e.to_string())?;
+    done.await.map(drop).map_err(|e| e.to_string())
+}
+
+fn here(replicas: &Replicas) -> Vec<u32> {
+    replicas.all().into_iter().map(|(s, _)| s.0).collect()
+}
+
+/// Of three replicas on disk two fit after a restart: the first two, each time, and the third waits and comes when there is
+/// room. Nothing of it is read before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_fits_comes_up_in_the_order_of_the_shards_and_the_rest_waits_for_room() {
+    let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
+    let first = replicas(&disk, dir.path());
+    for shard in (0..SHARDS).rev().map(ShardId) {
+        with_job(&first, shard, Durability::QuorumDisk).await.expect("there is room");
+    }
+    tokio::spawn(first.clone().supervise());
+    let written = |s: u32| dir.path().join(format!("shard-{s}/need")).exists();
+    until("what they need to be written", || (0..SHARDS).all(written).then_some(())).await;
+    first.shutdown().await;
+    let need = first.get(S0).and_then(|r| r.shard.need()).expect("it has a job").total();
+    drop(first);
+    for _ in 0..2 {
+        for shard in 0..SHARDS {
+            let lock = dir.path().join(format!("shard-{shard}/log/LOCK"));
+            until("the logs to be free", || Disk::lock(&RealDisk, &lock).ok()).await;
+        }
+        let free = Arc::new(AtomicU64::new(100 + ((need * 5 / 2) >> 20)));
+        let again = replicas_within(host(&free), &disk, dir.path());
+        again.reopen().await.expect("listed");
+        assert_eq!(here(&again), [0, 1]);
+        let (shard, waits) = again.stopped().pop().expect("one waits");
+        assert_eq!((shard, waits.empty), (ShardId(2), false));
+        for word in ["shard 2 needs 32", "free of 3.1 GiB (the host)", "promised to its other replicas"] {
+            assert!(waits.why.contains(word), "`{word}` is not in: {}", waits.why);
+        }
+        tokio::spawn(again.clone().supervise());
+        until("their jobs", || again.all().iter().all(|(_, r)| r.shard.configured().is_some()).then_some(()))
+            .await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(here(&again), [0, 1], "and they stay");
+        free.store(3000, Relaxed);
+        until("the third", || again.get(ShardId(2)).filter(|r| r.shard.configured().is_some())).await;
+        assert!(again.stopped().is_empty());
+        again.shutdown().await;
+    }
+}
+
+/// Nobody has written down what they need, as in folders of an earlier release: they are opened, and still none takes what
+/// another is promised.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_opened_in_vain_waits_without_being_opened_again() {
+    let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
+    let first = replicas(&disk, dir.path());
+    with_job(&first, S0, Durability::QuorumDisk).await.expect("there is room");
+    first.shutdown().await;
+    drop(first);
+    until("the log to be free", || Disk::lock(&RealDisk, &dir.path().join("shard-0/log/LOCK")).ok()).await;
+    let free = Arc::new(AtomicU64::new(110));
+    let again = replicas_within(host(&free), &disk, dir.path());
+    again.reopen().await.expect("listed");
+    tokio::spawn(again.clone().supervise());
+    let stopped = until("it to find no room", || again.stopped().pop()).await.1;
+    assert!(stopped.why.starts_with("shard 0 needs 32"), "{}", stopped.why);
+    // Whoever opens it from here on finds it damaged.
+    let (log, elsewhere) = (dir.path().join("shard-0/log"), dir.path().join("elsewhere"));
+    std::fs::rename(&log, &elsewhere).expect("moved");
+    until("another try", || again.stopped().pop().filter(|(_, w)| w.pause > stopped.pause * 2)).await;
+    assert!(again.stopped()[0].1.why.starts_with("shard 0 needs 32"), "{:?}", again.stopped());
+    std::fs::rename(&elsewhere, &log).expect("moved back");
+    free.store(3000, Relaxed);
+    until("it", || again.get(S0).filter(|r| r.shard.configured().is_some())).await;
+    again.shutdown().await;
+}
+
+/// A replica with its log in memory that cannot begin its job leaves its place empty, and no other begins in vain there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_in_memory_without_room_is_not_hosted_anew_before_there_is_some() {
+    let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
+    let free = Arc::new(AtomicU64::new(110));
+    let replicas = replicas_within(host(&free), &disk, dir.path());
+    tokio::spawn(replicas.clone().supervise());
+    with_job(&replicas, S0, Durability::QuorumMemory).await.expect_err("no room for its log");
+    let (_, waits) = until("it to wait", || replicas.stopped().pop()).await;
+    assert!(waits.empty && waits.why.contains("shard 0 needs 32"), "{waits:?}");
+    until("its end", || replicas.get(S0).is_none().then_some(())).await;
+    for _ in 0..20 {
+        replicas.host(S0, SHARDS, Durability::QuorumMemory, 7).await.expect("nothing is to be done");
+        assert!(replicas.get(S0).is_none(), "it was hosted again");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    free.store(3000, Relaxed);
+    until("its place to be free", || replicas.stopped().is_empty().then_some(())).await;
+    replicas.host(S0, SHARDS, Durability::QuorumMemory, 7).await.expect("hosted");
+    assert_eq!(replicas.room().promised(None) >> 20, 32, "and what it will need is its own");
+    // Of another founding nothing is known.
+    free.store(100, Relaxed);
+    replicas.host(S0, SHARDS, Durability::QuorumMemory, 8).await.expect("hosted");
+    assert_eq!(replicas.room().promised(None), 0);
+    replicas.shutdown().await;
 }

@@ -65,6 +65,7 @@ pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest
         membership_index: r.membership.index,
         trouble: r.trouble.clone(),
         stopped_ms: r.stopped.map(|d| d.as_millis() as u64),
+        no_room: r.no_room,
         digests: r.digests.iter().map(|d| ParityDigest { index: d.index, digest: d.digest }).collect(),
         job: r.job.as_ref().map(jobs::to_report),
     });
@@ -107,6 +108,7 @@ pub fn from_report(r: ReportRequest) -> Report {
             membership: Membership { members, voters, changing: r.changing, index: r.membership_index },
             trouble: r.trouble,
             stopped: r.stopped_ms.map(Duration::from_millis),
+            no_room: r.no_room,
             digests: r.digests.iter().map(|d| Digest { index: d.index, digest: d.digest }).collect(),
             caught_up,
             job: r.job.and_then(jobs::from_report),

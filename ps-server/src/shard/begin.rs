@@ -24,7 +24,52 @@ use std::sync::Arc;
 /// what the leader that admitted the job meant.
 pub const JOB_FORM: u16 = 1;
 
+/// What is known of this replica's part in the server's memory, beside what its job has of it.
+#[derive(Debug, Default)]
+pub(super) struct Claim {
+    /// What its job was last found to need.
+    need: Option<Need>,
+    /// Set aside before anything of it was read, until its job is known here.
+    expected: Option<Reserved>,
+    /// Why it cannot go on here at present.
+    lacks: Option<String>,
+}
+
 impl Shard {
+    /// Has this set aside until its job is found, in a snapshot or in the log.
+    pub fn expects(&self, aside: Reserved) {
+        self.claim.lock().expected = Some(aside);
+    }
+
+    /// What its job needs here, once it has one or could not begin it.
+    pub fn need(&self) -> Option<Need> {
+        self.claim.lock().need
+    }
+
+    /// Why it cannot go on, where that is for want of memory.
+    pub fn lacks_room(&self) -> Option<String> {
+        self.claim.lock().lacks.clone()
+    }
+
+    /// Remembers a want of memory: of what stops a replica, only words get through Raft.
+    pub(super) fn noted<T>(&self, done: Result<T, Unable>) -> Result<T, Unable> {
+        if let Err(Unable::NoRoom(why)) = &done {
+            self.claim.lock().lacks = Some(why.clone());
+        }
+        done
+    }
+
+    fn reserve(&self, job: &ServerJob) -> Result<Reserved, Unable> {
+        let need = Need::of(job, self.id(), self.shards());
+        self.claim.lock().need = Some(need);
+        self.room().reserve(self.id(), &need)
+    }
+
+    /// What is set aside now is what was expected.
+    pub(super) fn is_here(&self) {
+        self.claim.lock().expected = None;
+    }
+
     /// A job of the first release's logs, which held it as its worker had sent it: checked when it is applied, by the
     /// rules of that release.
     pub(super) fn configure(&self, text: &str) -> Result<Outcome, Unable> {
@@ -69,7 +114,8 @@ impl Shard {
     }
 
     fn begin(&self, text: &str, job: ServerJob) -> Result<Outcome, Unable> {
-        let aside = self.room().reserve(self.id(), &Need::of(&job, self.id(), self.shards()))?;
+        let aside = self.reserve(&job)?;
+        self.is_here();
         let buckets = configured::blank(placement::buckets_of(&job.layout(), self.id(), self.shards()), &job);
         let state = &mut *self.state.write();
         let meta = &mut state.meta;
@@ -96,13 +142,14 @@ impl Shard {
                 self.id()
             ))
         })?;
-        let aside = self.room().reserve(self.id(), &Need::of(&job, self.id(), self.shards()))?;
+        let aside = self.reserve(&job)?;
         Ok(Some((job, aside)))
     }
 
     /// Replaces the whole state by a snapshot's.
     pub fn install(&self, image: &Image) -> Result<(), Unable> {
-        self.install_into(self.set_aside(&image.meta.job)?, image)
+        let aside = self.set_aside(&image.meta.job)?;
+        self.install_into(aside, image)
     }
 
     /// Likewise, into the room that was set aside for it.

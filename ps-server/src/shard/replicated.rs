@@ -7,7 +7,7 @@ use paraft_common::Payload;
 impl Replicated for Shard {
     fn apply(&self, change: &Change) -> Result<Applied, Unable> {
         match change {
-            Change::Shard(proposal) => self.carry_out(proposal).map(Applied::Shard),
+            Change::Shard(proposal) => self.noted(self.carry_out(proposal)).map(Applied::Shard),
             Change::Control(_) | Change::Check => Ok(Applied::None),
         }
     }
@@ -15,7 +15,10 @@ impl Replicated for Shard {
     fn apply_run(&self, changes: &[&Change]) -> Result<Vec<Applied>, Unable> {
         let proposals: Option<Vec<_>> = changes.iter().map(|c| c.proposal()).collect();
         match proposals {
-            Some(p) => Ok(Shard::apply_run(self, &p)?.into_iter().map(Applied::Shard).collect()),
+            Some(p) => {
+                let outcomes = self.noted(Shard::apply_run(self, &p))?;
+                Ok(outcomes.into_iter().map(Applied::Shard).collect())
+            }
             None => changes.iter().map(|c| Replicated::apply(self, c)).collect(),
         }
     }
@@ -34,12 +37,15 @@ impl Replicated for Shard {
         parts: &mut dyn Iterator<Item = Result<Payload, String>>,
     ) -> Result<(), Unable> {
         let header = Image::header_of(head)?;
-        let aside = self.set_aside(&header.meta.job)?;
-        self.install_into(aside, &Image::assemble(header, parts)?)
+        let aside = self.noted(self.set_aside(&header.meta.job))?;
+        if aside.is_some() {
+            self.is_here();
+        }
+        self.install_into(aside, &self.noted(Image::assemble(header, parts))?)
     }
 
     fn room_for(&self, head: &[u8]) -> Result<(), Unable> {
-        self.set_aside(&Image::header_of(head)?.meta.job).map(drop)
+        self.noted(self.set_aside(&Image::header_of(head)?.meta.job)).map(drop)
     }
 
     fn bytes(&self) -> u64 {

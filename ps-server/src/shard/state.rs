@@ -4,6 +4,7 @@
 //! commands, deterministically: no clock, no randomness, no map whose order depends on the process.
 
 use super::{
+    begin::Claim,
     bucket::Incoming,
     chunks::Chunks,
     command::{Command, Contribution, EvalSums, Evaluated, InitPart, Outcome, Proposal},
@@ -22,7 +23,7 @@ use paraft_common::{
     histogram::DelayHistogram,
     optim::Gradient,
 };
-use parking_lot::{MappedRwLockWriteGuard, RwLock, RwLockWriteGuard};
+use parking_lot::{MappedRwLockWriteGuard, Mutex, RwLock, RwLockWriteGuard};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,6 +42,7 @@ pub struct Shard {
     /// The parts of an image cut that waits for its marker. Only who applies looks at it.
     pub(super) staged: RwLock<Option<Staged>>,
     pub(super) room: Arc<Room>,
+    pub(super) claim: Mutex<Claim>,
 }
 
 /// The job's buckets, and the clocks that say how far they are.
@@ -214,7 +216,8 @@ impl Shard {
 
     /// As [`Self::new`], on a server with so much room.
     pub fn within(room: Arc<Room>, id: ShardId, shards: u32) -> Self {
-        Self { id, shards, state: RwLock::default(), staged: RwLock::default(), room }
+        let (state, staged) = (RwLock::default(), RwLock::default());
+        Self { id, shards, state, staged, room, claim: Mutex::default() }
     }
 
     /// Its number.

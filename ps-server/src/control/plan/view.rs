@@ -57,6 +57,8 @@ pub struct ReplicaReport {
     /// Its storage does not serve it, for so long; it is tried again. `trouble` says why. Where its folder could not be
     /// read at all, `node` and `origin` are 0.
     pub stopped: Option<Duration>,
+    /// Nothing of it is left there, and that server has no room for another at present: `trouble` has the numbers.
+    pub no_room: bool,
     pub digests: Vec<Digest>,
     /// Of the leader's replica only: the members that lack a few entries at most.
     pub caught_up: BTreeSet<ReplicaId>,
@@ -177,6 +179,12 @@ impl View<'_> {
             found.extend(ours.map(|a| (server, a.name.as_str())));
         }
         Some(found)
+    }
+
+    /// Why a server cannot host a replica of the shard, where that is for want of room. It says so until there is some.
+    pub(super) fn no_room(&self, server: ServerId, shard: ShardId) -> Option<&str> {
+        let report = self.live(server)?.replicas.get(&shard)?;
+        report.no_room.then_some(report.trouble.as_str())
     }
 
     pub(super) fn bytes(&self, server: ServerId) -> u64 {
