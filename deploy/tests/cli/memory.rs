@@ -80,7 +80,11 @@ impl Bound {
 impl Drop for Bound {
     fn drop(&mut self) {
         let Some(path) = self.cgroup.as_ref().and_then(|limit| limit.parent()) else { return };
-        // Its processes may still be on their way out.
+        // After a failure its server runs still.
+        let inside = fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+        for process in inside.lines().filter_map(|pid| pid.parse().ok()) {
+            let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+        }
         let began = Instant::now();
         while fs::remove_dir(path).is_err() && began.elapsed() < Duration::from_secs(5) {
             std::thread::sleep(Duration::from_millis(50));
@@ -189,7 +193,6 @@ fn a_server_with_room_for_some_of_its_replicas_keeps_those_and_says_what_the_oth
         let (one, other) = (pushes_of(&fleet, 2), digests_of(&fleet));
         if one == pushes && other { Ok(()) } else { Err(format!("{one:?} of {pushes:?}")) }
     });
-    fleet.kill(2); // before its cgroup goes
 }
 
 fn pushes_of(fleet: &Fleet, id: u64) -> Vec<Option<u64>> {
