@@ -83,6 +83,12 @@ pub fn weigh(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> 
     if !fleet.can_agree() {
         now.stalled.push("the control group has no majority".into());
     }
+    // An odd number of voters, five at most; one that is being emptied need not be among them.
+    let stay = fleet.servers.iter().filter(|s| s.state != "draining").count().min(5);
+    let (vote, should) = (fleet.control_voters.len(), if stay == 0 { 0 } else { (stay - 1) | 1 });
+    if vote < should {
+        now.missing.push(format!("the control group: {vote} of {should} servers vote"));
+    }
     for voter in fleet.control_voters.iter().filter(|v| !heard.contains_key(v)) {
         now.missing.push(format!("s{voter} votes in the control group and does not answer"));
     }

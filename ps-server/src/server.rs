@@ -307,7 +307,7 @@ impl Server {
         metrics_listener: Option<TcpListener>,
         shutdown: impl Future<Output = Ending> + Send + 'static,
     ) -> Result<(), ServerError> {
-        tokio::spawn(self.agent.clone().run());
+        let part = tokio::spawn(self.agent.clone().run());
         let (stop, stopped) = watch::channel(());
         let agent = self.agent.clone();
         tokio::spawn(async move {
@@ -330,8 +330,10 @@ impl Server {
         }
         let incoming = connections::incoming(listener, self.connections.clone());
         let served = self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone()));
+        let mut misfit = Ok(());
         tokio::select! {
             r = served => r?,
+            Ok(Err(differs)) = part => misfit = Err(ServerError::Settings(differs)),
             // Streams of workers stay open; a graceful end must not wait for them for ever.
             () = async { until(stopped.clone()).await; tokio::time::sleep(Duration::from_millis(200)).await } => {}
         }
@@ -340,7 +342,7 @@ impl Server {
         }
         self.agent.control.shutdown().await;
         self.replicas.shutdown().await;
-        Ok(())
+        misfit
     }
 
     fn router(&self) -> tonic::transport::server::Router {

@@ -40,24 +40,15 @@ impl Settings {
 
     /// What is not the same, in words. An address that nobody had is none: a server may move.
     fn differences(&self, now: &Settings) -> Vec<String> {
-        let mut all = Vec::new();
-        let mut note = |what: &str, was: String, is: String| {
-            if was != is {
-                all.push(format!("{what} {is} (its fleet: {was})"));
-            }
-        };
-        note("--shards", self.shape.shards.to_string(), now.shape.shards.to_string());
-        note("--replicas", self.shape.replicas.to_string(), now.shape.replicas.to_string());
-        note("--durability", self.shape.durability.to_string(), now.shape.durability.to_string());
+        let mut all = self.shape.differences(&now.shape);
         for (id, address) in now.servers.iter().enumerate() {
-            let was = self.servers.iter().position(|a| a == address);
-            if was.is_some_and(|was| was != id) {
-                note(
-                    "--servers: in place",
-                    format!("{}", was.unwrap_or_default()),
-                    format!("{id} is {address}"),
-                );
+            if let Some(was) = self.servers.iter().position(|a| a == address).filter(|was| *was != id) {
+                all.push(format!("--servers: in place {id} is {address} (its fleet: {was})"));
             }
+        }
+        if !all.is_empty() && now.servers.len() != self.servers.len() {
+            let (was, is) = (self.servers.len(), now.servers.len());
+            all.push(format!("--servers: a list of {is} (its fleet: {was})"));
         }
         all
     }

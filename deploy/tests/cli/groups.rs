@@ -33,7 +33,7 @@ fn stands(dir: &Path, name: &str, ranks: &str) -> String {
 
 #[test]
 fn a_worker_outlives_the_ranks_of_its_group_and_their_leader() {
-    let l = Launcher::training(&grouped(1, 3, 400), 2);
+    let l = Launcher::training(&grouped(1, 3, 200), 2);
     kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
     stands(&l.run_dir, "worker-0-rank-2", "[0, 2]");
     kill(pid_of(&l.run_dir, "--rank 0"), Signal::SIGKILL).expect("SIGKILL");
@@ -49,7 +49,7 @@ fn a_worker_outlives_the_ranks_of_its_group_and_their_leader() {
 
 #[test]
 fn ranks_that_come_back_are_taken_in_and_who_led_leads() {
-    let body = grouped(2, 2, 400) + "max_restarts = 1\nrestart_ms = 0\n";
+    let body = grouped(2, 2, 200) + "max_restarts = 1\nrestart_ms = 0\n";
     let l = Launcher::training(&body, 2);
     kill(pid_of(&l.run_dir, "--rank 1"), Signal::SIGKILL).expect("SIGKILL");
     kill(pid_of(&l.run_dir, "--rank 2"), Signal::SIGKILL).expect("SIGKILL");
@@ -124,7 +124,7 @@ fn a_rank_that_is_silent_is_left_behind() {
 #[test]
 fn of_two_sets_of_ranks_one_trains_and_the_other_stands_by() {
     let scratch = tempfile::tempdir().expect("scratch");
-    let fleet = Fleet::start(scratch.path(), Some(&(grouped(1, 2, 200) + "patience_ms = 120000\n")));
+    let fleet = Fleet::start(scratch.path(), Some(&(grouped(1, 2, 200) + "patience_ms = 600000\n")));
     let dir = scratch.path().join("run");
     fs::create_dir(&dir).expect("a folder");
     let set = |name: &str| {

@@ -1,6 +1,7 @@
 //! Servers that are stopped, restarted, moved and started wrongly by a person: what they say, and that nothing is lost.
 
 use crate::common::*;
+use std::io::{BufRead, BufReader};
 
 fn code(child: &mut Held) -> Option<i32> {
     wait("the server to end", || match child.0.try_wait() {
@@ -70,7 +71,8 @@ fn a_server_with_other_settings_than_its_fleet_ends_with_78_and_the_difference()
     let mut fleet = Fleet::start(scratch.path(), None);
     assert!(status_waits(&fleet, "whole").status.success());
     fleet.kill(0);
-    let [a, b, c] = &fleet.addresses[..] else { panic!("three") };
+    let addresses = fleet.addresses.clone();
+    let [a, b, c] = &addresses[..] else { panic!("three") };
     let list = fleet.list();
     let swapped = format!("{b},{a},{c}");
     let cases: [(&str, &[&str], &[&str]); 4] = [
@@ -88,6 +90,22 @@ fn a_server_with_other_settings_than_its_fleet_ends_with_78_and_the_difference()
         assert_eq!(out.status.code(), Some(78), "{flags:?}: {}", text(&out.stderr));
         contains(&text(&out.stderr), words);
     }
+    // With a folder of its own, in which nothing says what its fleet was founded with: the fleet says it. The folder has
+    // not learnt the wrong settings.
+    let fresh = scratch.path().join("fresh");
+    for (flags, words) in [
+        (["--shards", "7"], "--shards 7 (its fleet: 3)"),
+        (["--durability", "quorum-disk"], "--durability quorum-disk (its fleet: quorum-memory)"),
+    ] {
+        let mut command = paraft();
+        command
+            .args(["server", "--id", "0", "--election-ms", "200", "--servers", &list, "--data"])
+            .arg(&fresh);
+        let out = command.args(flags).output().expect("paraft starts");
+        assert_eq!(out.status.code(), Some(78), "{flags:?}: {}", text(&out.stderr));
+        contains(&text(&out.stderr), &[words, "was founded with other settings"]);
+        assert!(!fresh.join("settings").exists(), "{flags:?}");
+    }
     // Its identity is gone, and what it held is there.
     fs::rename(fleet.data(0).join("identity"), fleet.data(0).join("elsewhere")).expect("moved");
     let mut command = paraft();
@@ -98,12 +116,28 @@ fn a_server_with_other_settings_than_its_fleet_ends_with_78_and_the_difference()
     fs::rename(fleet.data(0).join("elsewhere"), fleet.data(0).join("identity")).expect("moved");
     fleet.serve(0);
     assert!(status_waits(&fleet, "whole").status.success());
+    // Nobody joins at the address of a server that is there.
+    let mut command = paraft();
+    command.args(["server", "--join", b, "--listen", "127.0.0.1:0", "--advertise", a, "--data"]);
+    let mut stray =
+        command.arg(scratch.path().join("stray")).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut said = BufReader::new(stray.stderr.take().expect("standard error")).lines();
+    let refused = said.find_map(|l| l.ok().filter(|l| l.contains("is there") || l.contains("serves on")));
+    stray.kill().expect("SIGKILL");
+    stray.wait().expect("it ends");
+    contains(&refused.unwrap_or_default(), &["s0 is at", "and there", "--advertise"]);
 }
 
 #[test]
 fn a_server_comes_back_with_its_data_at_another_address() {
+    for level in ["quorum-disk", "quorum-memory"] {
+        comes_back_elsewhere(level);
+    }
+}
+
+fn comes_back_elsewhere(level: &str) {
     let scratch = tempfile::tempdir().expect("scratch");
-    let body = digits("asp", 3, 1).replace("[cluster]", "[cluster]\ndurability = \"quorum-disk\"");
+    let body = digits("asp", 3, 1).replace("[cluster]", &format!("[cluster]\ndurability = {level:?}"));
     let mut fleet = Fleet::start(scratch.path(), Some(&body));
     assert!(status_waits(&fleet, "whole").status.success());
     fleet.kill(2);

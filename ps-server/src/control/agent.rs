@@ -4,6 +4,7 @@
 use super::{
     groups::Groups,
     jobs::JobFacts,
+    joining,
     plan::{
         AsideReport, ControlChange, Directive, Do, Health, Heard, JobReport, Patience, Plan, ReplicaReport,
         Report, View, plan,
@@ -80,6 +81,8 @@ pub struct Agent {
     busy: Mutex<BTreeSet<ShardId>>,
     channels: Mutex<HashMap<String, ControlClient<Channel>>>,
     complained: AtomicBool,
+    /// Since when the leader has said that this server cannot take part.
+    kept_out: Mutex<Option<Instant>>,
     /// Its settings have been compared with the fleet's.
     compared: AtomicBool,
     pub(super) reach: Reach,
@@ -109,6 +112,8 @@ const FOUND_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a server that is asked to end tries to hand over what it leads.
 pub const HAND_OVER: Duration = Duration::from_secs(2);
 const CALL: Duration = Duration::from_secs(1);
+/// What keeps a server out for this long is worth a line in its log. Servers are asked whether they are reached every 2 s.
+const KEPT_OUT: Duration = Duration::from_secs(5);
 /// Connections that are kept: more than a fleet's, and they are made anew.
 const MAX_CHANNELS: usize = 1024;
 /// Reports that come so soon after a plan are answered from it: the next plan, which they cause, has what they say. A
@@ -139,6 +144,7 @@ impl Agent {
             busy: Mutex::default(),
             channels: Mutex::default(),
             complained: AtomicBool::new(false),
+            kept_out: Mutex::default(),
             compared: AtomicBool::new(false),
             reach: Reach::default(),
             joins: Mutex::default(),
@@ -202,12 +208,18 @@ impl Agent {
     }
 
     /// Runs until the control replica shuts down.
-    pub async fn run(self: Arc<Self>) {
+    ///
+    /// # Errors
+    /// What differs, where it was started with other settings than the fleet that it finds.
+    pub async fn run(self: Arc<Self>) -> Result<(), String> {
         let mut ended = self.control.starts();
         tokio::spawn(self.control.clone().supervise());
         tokio::spawn(self.replicas.clone().supervise());
         let leader = tokio::spawn(self.clone().lead());
-        self.form().await;
+        if let Err(differs) = self.form().await {
+            leader.abort();
+            return Err(differs);
+        }
         let mut every = tokio::time::interval(self.interval());
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -220,6 +232,7 @@ impl Agent {
             }
         }
         leader.abort();
+        Ok(())
     }
 
     /// Reports come often enough that a fleet starts at once, and seldom enough to cost nothing.
@@ -229,15 +242,16 @@ impl Agent {
 
     // ---- forming ----
 
-    /// Returns when this server belongs to a fleet.
-    async fn form(self: &Arc<Self>) {
+    /// Returns when this server belongs to a fleet; what differs where that was founded with other settings.
+    async fn form(self: &Arc<Self>) -> Result<(), String> {
         let began = Instant::now();
-        let Some(ours) = self.options.shape else { return }; // it has been in a fleet
+        let Some(ours) = self.options.shape else { return Ok(()) }; // it has been in a fleet
         while self.fleet() == 0 {
             // Another has founded it while this one was looking: whoever leads the control group does when the founder has died.
-            if let Some(fleet) = Some(self.agreed.read(|s| s.fleet)).filter(|f| *f != 0) {
+            if let (fleet @ 1.., shape) = self.agreed.read(|s| (s.fleet, s.shape)) {
+                shape.map_or(Ok(()), |theirs| ours.must_be(theirs))?;
                 self.belong(fleet);
-                return;
+                return Ok(());
             }
             let mut fresh = BTreeMap::from([(self.group().me(), self.options.address.clone())]);
             for (id, address) in (0u64..).zip(&self.options.servers) {
@@ -246,10 +260,13 @@ impl Agent {
                 }
                 match self.hello(address).await {
                     Ok(hello) if hello.fleet != 0 => {
+                        if let Some(theirs) = crate::rpc::control::shape_of(hello.shape.as_ref()) {
+                            ours.must_be(theirs).map_err(|e| format!("{address} is of a fleet that {e}"))?;
+                        }
                         self.reach.heard(address, &hello);
                         tracing::info!(peer = %address, "joining its fleet");
                         self.belong(hello.fleet);
-                        return;
+                        return Ok(());
                     }
                     Ok(hello) => {
                         let theirs = crate::rpc::control::shape_of(hello.shape.as_ref());
@@ -275,11 +292,12 @@ impl Agent {
                 if let Err(e) = self.found(&fresh, ours).await {
                     tracing::warn!(error = %e, "the fleet cannot be founded yet");
                 } else {
-                    return;
+                    return Ok(());
                 }
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+        Ok(())
     }
 
     /// The first server of the list founds the fleet with those that are there; the others are admitted later.
@@ -408,7 +426,7 @@ impl Agent {
         }
         let report = self.own_report();
         if self.group().leadership().borrow().leads {
-            if let Some(directives) = self.take_report(self.options.server, report) {
+            if let Ok(directives) = self.take_report(self.options.server, report) {
                 self.follow(self.agreed.read(|s| s.generation), directives);
             }
             return;
@@ -425,20 +443,29 @@ impl Agent {
             }
             match self.send_report(&address, &report).await {
                 Ok(reply) if reply.accepted => {
-                    if !reply.why.is_empty() && !self.complained.swap(true, Relaxed) {
-                        tracing::error!(peer = %address, "{}", reply.why);
-                    }
+                    self.told(&address, &reply.why);
                     let directives = reply.directives.iter().filter_map(from_directive).collect();
                     return self.follow(reply.generation, directives);
                 }
                 Ok(reply) => {
-                    if !reply.why.is_empty() && !self.complained.swap(true, Relaxed) {
-                        tracing::error!(peer = %address, "{}", reply.why);
-                    }
+                    self.told(&address, &reply.why);
                     next.extend(Some(reply.leader).filter(|l| !l.is_empty()));
                 }
                 Err(e) => tracing::debug!(peer = %address, error = %e, "the report was not taken"),
             }
+        }
+    }
+
+    /// Says what keeps this server out, once, and only where it lasts: to somebody who has just come back the leader may
+    /// answer for a moment as before.
+    fn told(&self, peer: &str, why: &str) {
+        let mut since = self.kept_out.lock();
+        match *since {
+            _ if why.is_empty() => *since = None,
+            None => *since = Some(Instant::now()),
+            Some(at) if at.elapsed() < KEPT_OUT => {}
+            Some(_) if self.complained.swap(true, Relaxed) => {}
+            Some(_) => tracing::error!(%peer, "{why}"),
         }
     }
 
@@ -507,19 +534,32 @@ impl Agent {
     // ---- leading ----
 
     /// Takes a report, if this server leads the control group; gives what the reporter should do.
-    pub fn take_report(&self, server: ServerId, report: Report) -> Option<Vec<Directive>> {
+    ///
+    /// # Errors
+    /// Why it was not taken: another process is this server. `None`: this server does not lead.
+    pub fn take_report(&self, server: ServerId, report: Report) -> Result<Vec<Directive>, Option<String>> {
         if !self.group().leadership().borrow().leads {
-            return None;
+            return Err(None);
         }
+        let members = self.group().membership().members;
         let mut leading = self.leading.lock();
+        let since = leading.since.ok_or(None)?;
+        let silent = self.options.patience.silent;
+        let heard = leading.heard.get(&server);
+        if let Some(held_at) = joining::holder(server, &report, heard, &members, since, silent) {
+            return Err(Some(format!(
+                "{server} is there already, at {held_at}: two processes have the same --id or --advertise, or that one has \
+                 died a moment ago"
+            )));
+        }
         leading.heard.insert(server, Heard { report, at: Instant::now() });
         self.news.notify_one();
         if let Some((_, planned)) = leading.planned.as_ref().filter(|(at, _)| at.elapsed() < PLAN_PAUSE) {
-            return Some(planned.get(&server).cloned().unwrap_or_default());
+            return Ok(planned.get(&server).cloned().unwrap_or_default());
         }
         drop(leading);
-        let mut plan = self.plan()?;
-        Some(plan.directives.remove(&server).unwrap_or_default())
+        let mut plan = self.plan().ok_or(None)?;
+        Ok(plan.directives.remove(&server).unwrap_or_default())
     }
 
     fn plan(&self) -> Option<Plan> {

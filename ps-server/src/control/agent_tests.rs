@@ -39,7 +39,7 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
     let (mut plans, mut last) = (0u128, None);
     for _ in 0..20_000 {
         let taken = agent.take_report(server, agent.own_report());
-        assert!(taken.is_some(), "it leads");
+        assert!(taken.is_ok(), "it leads");
         let at = agent.leading.lock().planned.as_ref().map(|(at, _)| *at);
         plans += u128::from(at != last);
         last = at;
@@ -47,4 +47,33 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
     // One for the reports and one of its own in each pause, and those at the ends.
     let most = 2 * (began.elapsed().as_millis() / PLAN_PAUSE.as_millis()) + 4;
     assert!(plans <= most, "{plans} plans in {:?}", began.elapsed());
+}
+
+#[test]
+fn whoever_reports_under_a_number_that_another_has_is_kept_out_while_that_one_is_there() {
+    let (server, silent) = (ServerId(0), Duration::from_millis(200));
+    let (ours, theirs) = (ReplicaId::new_life(server), ReplicaId::new_life(server));
+    let report = |node, address: &str| Report { node, address: address.into(), ..Report::default() };
+    let (right, stray) = (report(ours, "a:1"), report(theirs, "x:1"));
+    let moved = report(ours, "b:1");
+    let members = BTreeMap::from([(ours, "a:1".to_string())]);
+    let (now, before) = (Instant::now(), Instant::now() - silent * 2);
+    let heard = |report: &Report, at| Heard { report: report.clone(), at };
+    let out = |who: &Report, heard: Option<&Heard>, members: &BTreeMap<_, _>, since| {
+        joining::holder(server, who, heard, members, since, silent)
+    };
+    let kept_out = |of: &str| Some(of.to_string());
+    let none = BTreeMap::new();
+    // While the right one is there, under another replica or at another address.
+    for who in [&stray, &moved] {
+        assert_eq!(out(who, Some(&heard(&right, now)), &members, before), kept_out("a:1"));
+        assert_eq!(out(who, Some(&heard(&right, before)), &members, before), None, "it is silent");
+        // A new leader gives the member time to report.
+        assert_eq!(out(who, None, &members, now), kept_out("a:1"));
+        assert_eq!(out(who, None, &members, before), None);
+        assert_eq!(out(who, None, &none, now), None, "nobody has the number");
+    }
+    assert_eq!(out(&stray, Some(&heard(&stray, now)), &members, before), None, "it was let in");
+    assert_eq!(out(&right, Some(&heard(&stray, now)), &members, now), None, "the member goes first");
+    assert_eq!(out(&stray, Some(&heard(&right, now)), &none, before), kept_out("a:1"));
 }

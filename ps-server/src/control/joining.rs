@@ -2,12 +2,40 @@
 
 use super::{
     agent::{Agent, MAX_NEWCOMERS},
-    plan::founding_anew,
+    plan::{Heard, Report, founding_anew},
     state::{Command, Outcome},
 };
+use crate::raft::ReplicaId;
 use paraft_common::{ServerId, ShardId};
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 use tokio::net::TcpStream;
+
+/// Where the server of this number is already, when another process reports under it. Who the control group knows by this
+/// replica and address is believed at once; anybody else only when nobody has reported under the number for `silent`: a
+/// stray process, or one that has another's number by mistake, changes nothing while the right one is there. A server that
+/// has lost its disk, or has moved, waits as long.
+pub(super) fn holder(
+    server: ServerId,
+    report: &Report,
+    heard: Option<&Heard>,
+    members: &BTreeMap<ReplicaId, String>,
+    leads_since: Instant,
+    silent: Duration,
+) -> Option<String> {
+    if members.get(&report.node) == Some(&report.address) {
+        return None;
+    }
+    match heard {
+        Some(h) if (h.report.node, &h.report.address) == (report.node, &report.address) => None,
+        Some(h) => (h.at.elapsed() <= silent).then(|| h.report.address.clone()),
+        // A new leader has heard nobody yet.
+        None if leads_since.elapsed() > silent => None,
+        None => members.iter().find(|(n, _)| n.server() == server).map(|(_, address)| address.clone()),
+    }
+}
 
 /// So many servers may ask to join...
 const JOINS: usize = 32;
@@ -25,8 +53,16 @@ impl Agent {
     /// Whether a server at this address is taken in. Nobody is whom the leader does not reach, nor more than a few of whom
     /// nothing was heard yet: what joins is agreed on by all, and stays.
     pub async fn may_join(&self, address: &str) -> Result<(), String> {
-        if self.agreed.read(|s| s.servers.values().any(|m| m.address == address)) {
-            return Ok(());
+        if let Some(server) = self
+            .agreed
+            .read(|s| s.servers.iter().find(|(_, m)| m.address == address).map(|(server, _)| *server))
+        {
+            // It asks again, since it has not heard the answer, or comes back without its disk.
+            let heard = self.leading.lock().heard.contains_key(&server);
+            return match heard && !self.silent_servers().contains(&server) {
+                true => Err(format!("{server} is at `{address}`, and there (--advertise)")),
+                false => Ok(()),
+            };
         }
         {
             let mut joins = self.joins.lock();
@@ -75,10 +111,7 @@ impl Agent {
             return Err(Some(format!("there is no {server}")));
         }
         if !silent.contains(&server) && self.unreached(server).is_none() {
-            return Err(Some(format!(
-                "{server} is there: `paraft drain {server}` empties it, then stop it",
-                server = server.0
-            )));
+            return Err(Some(format!("{server} is there: `paraft drain {server}` empties it, then stop it")));
         }
         for (shard, place) in &state.shards {
             let others = |n: &&crate::raft::ReplicaId| n.server() != server && !silent.contains(&n.server());
@@ -86,7 +119,7 @@ impl Agent {
             if place.voters.iter().any(|n| n.server() == server) && left * 2 <= place.voters.len() {
                 return Err(Some(format!(
                     "{shard} has {left} of {} replicas without it, which is no majority: bring servers back, or give up \
-                     what the shard held first (`paraft data abandon {} --accept-loss`)",
+                     what the shard held first (`paraft data abandon {} --servers HOST:PORT --accept-loss`)",
                     place.voters.len(),
                     shard.0
                 )));

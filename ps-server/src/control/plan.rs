@@ -402,7 +402,7 @@ fn is_lost(view: &View, shard: ShardId, place: &Place, all: bool, plan: &mut Pla
             Health::Lost,
             format!(
                 "a majority of its replicas has lost its log. Bring a server back with its data, or give up what the shard \
-                 held: `paraft data abandon {} --accept-loss`; its job then goes on from a checkpoint",
+                 held: `paraft data abandon {} --servers HOST:PORT --accept-loss`; its job then goes on from a checkpoint",
                 shard.0
             ),
         );

@@ -27,6 +27,30 @@ pub struct Shape {
     pub durability: Durability,
 }
 
+impl Shape {
+    /// What is not the same in `now`, in words.
+    pub fn differences(&self, now: &Shape) -> Vec<String> {
+        let all = [
+            ("--shards", self.shards.to_string(), now.shards.to_string()),
+            ("--replicas", self.replicas.to_string(), now.replicas.to_string()),
+            ("--durability", self.durability.to_string(), now.durability.to_string()),
+        ];
+        let differ = all.into_iter().filter(|(_, was, is)| was != is);
+        differ.map(|(what, was, is)| format!("{what} {is} (its fleet: {was})")).collect()
+    }
+
+    /// Fails with what differs, where its fleet was founded with `fleets`.
+    pub fn must_be(&self, fleets: Shape) -> Result<(), String> {
+        match fleets.differences(self)[..] {
+            [] => Ok(()),
+            ref all => Err(format!(
+                "was founded with other settings: {}. Start it as the others run",
+                all.join("; ")
+            )),
+        }
+    }
+}
+
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "shards {}, replicas {}, durability {}", self.shards, self.replicas, self.durability)

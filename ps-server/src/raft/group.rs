@@ -7,7 +7,7 @@ use super::{
     image::RawImage,
     log::{LogSize, ReplicaLog},
     machine::{Applied, Change, Machine, Replicated},
-    network::{Network, Peers},
+    network::{Addresses, Network, Peers},
     parity::{Digest, Parity},
     replica::{GroupId, ReplicaId},
     types::Raft,
@@ -204,7 +204,8 @@ impl Group {
             Machine::open(state.clone(), log.clone(), file, wants_snapshot.clone(), parity.clone()).await?;
         let installed = machine.installed();
         let held = Held { log: log.clone(), state_bytes: machine.state_bytes() };
-        let network = Network { peers, group: options.group, me: options.me };
+        let addresses = Addresses::default();
+        let network = Network { peers, group: options.group, me: options.me, addresses: addresses.clone() };
         let held_log = log.clone();
         let raft = Raft::new(options.me.0, config, network, log, machine).await;
         let raft = raft.map_err(FolderError::passing)?;
@@ -225,7 +226,7 @@ impl Group {
             handed_over: Arc::default(),
             trusted: Arc::default(),
         };
-        tokio::spawn(group.clone().finish_changes());
+        tokio::spawn(group.clone().look_after(addresses));
         if let Some(every) = options.parity {
             tokio::spawn(group.clone().check_parity(every));
         }

@@ -2,6 +2,7 @@
 
 use super::{
     group::{Group, Role},
+    network::Addresses,
     replica::ReplicaId,
     types::Raft,
 };
@@ -41,8 +42,8 @@ pub(super) fn behind(raft: &Raft) -> BTreeSet<ReplicaId> {
     behind.map(|(id, _)| ReplicaId(*id)).collect()
 }
 
-/// A joint membership that stands for so long twice is finished by whoever leads.
-const FINISH_PAUSE: Duration = Duration::from_millis(250);
+/// Between two looks at the membership. A joint one that stands for so long twice is finished by whoever leads.
+const LOOK_PAUSE: Duration = Duration::from_millis(250);
 
 /// So many election timeouts are longer than a transfer takes, or an election where it fails.
 const TRANSFER_ELECTIONS: u32 = 4;
@@ -75,6 +76,9 @@ impl Group {
         if !self.membership().members.contains_key(&replica) {
             return self.raft.add_learner(replica.0, node, false).await.map(drop).map_err(|e| e.to_string());
         }
+        if self.membership().members.get(&replica).is_some_and(|at| at == address) {
+            return Ok(()); // asked twice
+        }
         // It is a member under another address: the same replica, from the same files, elsewhere.
         tracing::info!(group = %self.id, %replica, address, "is at another address now");
         let moved = ChangeMembers::SetNodes([(replica.0, node)].into());
@@ -98,12 +102,14 @@ impl Group {
     /// A change of voters goes by way of a joint membership, which must be followed by another entry. A leader that loses
     /// its lease between the two leaves the group there: nothing is lost, and nobody else can be changed. So who leads
     /// finishes what it finds half done.
-    pub(super) async fn finish_changes(self) {
+    ///
+    /// Besides: a member that has moved is spoken to where it is now, and half a snapshot whose sender is silent is dropped.
+    pub(super) async fn look_after(self, addresses: Addresses) {
         let mut leadership = self.leadership.clone();
         let mut seen = None;
         loop {
             tokio::select! {
-                () = tokio::time::sleep(FINISH_PAUSE) => {}
+                () = tokio::time::sleep(LOOK_PAUSE) => {}
                 ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
             }
             self.drop_stale_snapshot().await;
@@ -111,6 +117,7 @@ impl Group {
                 let metrics = self.raft.server_metrics();
                 let m = metrics.borrow_watched();
                 let now = &m.membership_config;
+                addresses.are(now.nodes().map(|(id, n)| (*id, n.addr.as_str())));
                 let joint = now.get_joint_config();
                 let half = joint.len() > 1 && now.log_id() == m.committed_membership_config.log_id();
                 (*now.log_id(), joint.last().filter(|_| half).cloned())

@@ -93,11 +93,33 @@ pub fn endpoint(address: &str) -> Result<Endpoint, String> {
         .keep_alive_while_idle(true))
 }
 
+/// Where the members of a group are, as its membership says now. openraft keeps its streams when a member has moved; what
+/// they send next goes to the new address.
+#[derive(Clone, Default)]
+pub struct Addresses(Arc<Mutex<HashMap<u64, String>>>);
+
+impl Addresses {
+    /// These are all.
+    pub fn are<'a>(&self, all: impl Iterator<Item = (u64, &'a str)>) {
+        let mut now = self.0.lock();
+        let old = std::mem::take(&mut *now);
+        now.extend(all.map(|(id, address)| match old.get(&id) {
+            Some(same) if same == address => (id, same.clone()),
+            _ => (id, address.to_string()),
+        }));
+    }
+
+    fn of(&self, id: u64) -> Option<String> {
+        self.0.lock().get(&id).cloned()
+    }
+}
+
 /// Makes the connections of one group.
 pub struct Network {
     pub peers: Arc<Peers>,
     pub group: GroupId,
     pub me: ReplicaId,
+    pub addresses: Addresses,
 }
 
 impl Network {
@@ -108,6 +130,7 @@ impl Network {
             me: self.me,
             target,
             address: node.addr.clone(),
+            addresses: self.addresses.clone(),
             bulk,
         }
     }
@@ -131,7 +154,9 @@ pub struct Connection {
     group: GroupId,
     me: ReplicaId,
     target: u64,
+    /// Where it was when the connection was made.
     address: String,
+    addresses: Addresses,
     bulk: bool,
 }
 
@@ -157,7 +182,9 @@ impl Connection {
         ttl: Duration,
     ) -> Result<A, CallError> {
         let voting = matches!(kind, PeerCall::Vote | PeerCall::PreVote);
-        let channel = self.peers.channel(&self.address, self.bulk && !voting).map_err(CallError::Setup)?;
+        let now = self.addresses.of(self.target);
+        let address = now.as_ref().unwrap_or(&self.address);
+        let channel = self.peers.channel(address, self.bulk && !voting).map_err(CallError::Setup)?;
         let message = PeerRequest {
             group: self.group.to_wire(),
             from: self.me.0,
@@ -389,8 +416,15 @@ mod tests {
             tokio::spawn(
                 tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming),
             );
-            let connection =
-                Connection { peers: Arc::default(), group, me, target: to.0, address, bulk: true };
+            let connection = Connection {
+                peers: Arc::default(),
+                group,
+                me,
+                target: to.0,
+                address,
+                addresses: Addresses::default(),
+                bulk: true,
+            };
             Self { line, follower, leader, connection }
         }
 

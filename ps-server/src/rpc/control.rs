@@ -217,8 +217,8 @@ impl Control for ControlService {
             ))));
         }
         let reply = match self.agent.take_report(server, from_report(report)) {
-            None => refuse(String::new()),
-            Some(directives) => {
+            Err(why) => refuse(why.unwrap_or_default()),
+            Ok(directives) => {
                 visitor.inspect(|v| v.is(Rank::Server));
                 ReportReply {
                     accepted: true,
@@ -472,6 +472,8 @@ pub async fn ask_to_join(at: &[String], address: &str, within: Duration) -> Resu
 const JOIN_QUIET: Duration = Duration::from_secs(2);
 const JOIN_REPEAT: Duration = Duration::from_secs(10);
 const DESCRIBE: Duration = Duration::from_secs(1);
+/// After a leader's refusal. It counts how many ask within a time.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Until a leader takes it in. Keeps what a leader refused with.
 async fn ask(at: &[String], address: &str, refused: &Mutex<String>) -> Result<JoinReply, String> {
@@ -492,6 +494,7 @@ async fn ask(at: &[String], address: &str, refused: &Mutex<String>) -> Result<Jo
             Ok(Ok(reply)) => {
                 if !reply.not_leader {
                     *refused.lock() = format!("{to}: {}; ", reply.why);
+                    tokio::time::sleep(ASK_AGAIN).await;
                 }
                 next.extend(Some(reply.leader).filter(|l| !l.is_empty() && *l != to));
             }
