@@ -122,10 +122,11 @@ fn a_server_with_other_settings_than_its_fleet_ends_with_78_and_the_difference()
     let mut stray =
         command.arg(scratch.path().join("stray")).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut said = BufReader::new(stray.stderr.take().expect("standard error")).lines();
-    let refused = said.find_map(|l| l.ok().filter(|l| l.contains("is there") || l.contains("serves on")));
+    let refused =
+        said.find_map(|l| l.ok().filter(|l| l.contains("is there already") || l.contains("serves on")));
     stray.kill().expect("SIGKILL");
     stray.wait().expect("it ends");
-    contains(&refused.unwrap_or_default(), &["s0 is at", "and there", "--advertise"]);
+    contains(&refused.unwrap_or_default(), &["s0 is there already", "--advertise"]);
 }
 
 #[test]

@@ -60,7 +60,9 @@ impl Agent {
             // It asks again, since it has not heard the answer, or comes back without its disk.
             let heard = self.leading.lock().heard.contains_key(&server);
             return match heard && !self.silent_servers().contains(&server) {
-                true => Err(format!("{server} is at `{address}`, and there (--advertise)")),
+                true => Err(format!(
+                    "{server} is there already, at `{address}`: give each server an address of its own (--advertise)"
+                )),
                 false => Ok(()),
             };
         }

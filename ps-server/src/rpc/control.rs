@@ -493,7 +493,7 @@ async fn ask(at: &[String], address: &str, refused: &Mutex<String>) -> Result<Jo
             Ok(Ok(reply)) if reply.accepted => return Ok(reply),
             Ok(Ok(reply)) => {
                 if !reply.not_leader {
-                    *refused.lock() = format!("{to}: {}; ", reply.why);
+                    *refused.lock() = format!("{to}: {}", reply.why);
                     tokio::time::sleep(ASK_AGAIN).await;
                 }
                 next.extend(Some(reply.leader).filter(|l| !l.is_empty() && *l != to));
@@ -506,6 +506,10 @@ async fn ask(at: &[String], address: &str, refused: &Mutex<String>) -> Result<Jo
 
 /// What these servers say of the control group.
 async fn why_nobody_leads(at: &[String], refused: &Mutex<String>) -> String {
+    // A leader has answered.
+    if !refused.lock().is_empty() {
+        return refused.lock().clone();
+    }
     let describe = |to: String| async move {
         let ask = async {
             let mut client = ControlClient::new(endpoint(&to)?.connect_lazy());
@@ -517,5 +521,5 @@ async fn why_nobody_leads(at: &[String], refused: &Mutex<String>) -> String {
         (to, reply)
     };
     let answers = futures::future::join_all(at.iter().cloned().map(describe)).await;
-    format!("{}{}", refused.lock(), no_leader(&answers))
+    no_leader(&answers)
 }
