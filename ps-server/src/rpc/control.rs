@@ -506,10 +506,6 @@ async fn ask(at: &[String], address: &str, refused: &Mutex<String>) -> Result<Jo
 
 /// What these servers say of the control group.
 async fn why_nobody_leads(at: &[String], refused: &Mutex<String>) -> String {
-    // A leader has answered.
-    if !refused.lock().is_empty() {
-        return refused.lock().clone();
-    }
     let describe = |to: String| async move {
         let ask = async {
             let mut client = ControlClient::new(endpoint(&to)?.connect_lazy());
@@ -521,5 +517,11 @@ async fn why_nobody_leads(at: &[String], refused: &Mutex<String>) -> String {
         (to, reply)
     };
     let answers = futures::future::join_all(at.iter().cloned().map(describe)).await;
-    no_leader(&answers)
+    let refused = refused.lock().clone();
+    let agrees = answers.iter().any(|(_, a)| a.as_ref().is_ok_and(DescribeReply::can_agree));
+    match (refused.is_empty(), agrees) {
+        (false, true) => refused,
+        (false, false) => format!("{refused}; {}", no_leader(&answers)),
+        (true, _) => no_leader(&answers),
+    }
 }
