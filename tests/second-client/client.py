@@ -160,33 +160,34 @@ class Link:
 
     async def work(self):
         fleet = self.worker.fleet
-        at, since, tries, causes, silent = self.shard % len(fleet.addresses), None, 0, {}, None
+        at, since, tries, causes = self.shard % len(fleet.addresses), None, 0, {}
+        asked = set()  # who names a leader may not have noticed: nobody is asked twice before everybody was asked
         loop = asyncio.get_running_loop()
         while True:
-            address = fleet.addresses[at % len(fleet.addresses)]
+            address = fleet.addresses[at]
             opened, go, cause = await self.stream(address)
             if go == "end":
                 return
             causes[address] = cause
             if opened:
                 since, tries = None, 0
+                asked.clear()
                 self.worker.breaks += 1
             since = since or loop.time()
             if loop.time() - since > fleet.patience:
                 raise Failed(f"shard {self.shard}: no leader within {fleet.patience} s: {causes}")
-            if go == "same":
-                pass
-            elif go in ("next", silent):
-                at += 1
-            else:  # an address
-                self.worker.redirects += 1
-                if go not in fleet.addresses:
+            if go != "same":
+                if go != "next" and go not in fleet.addresses:
                     fleet.addresses.append(go)
-                at = fleet.addresses.index(go)
-            if go == "next":
-                silent = address  # who still names it may not have noticed
-            elif address == silent:
-                silent = None
+                asked.add(address)
+                if asked.issuperset(fleet.addresses):
+                    asked = {address}
+                fresh = [a for a in fleet.addresses[at + 1 :] + fleet.addresses[:at] if a not in asked]
+                if go in fresh:
+                    self.worker.redirects += 1
+                    at = fleet.addresses.index(go)
+                elif fresh:
+                    at = fleet.addresses.index(fresh[0])
             tries += 1
             await asyncio.sleep(min(0.1, 0.01 * 2 ** min(tries, 4)) * random.uniform(0.5, 1.0))
 

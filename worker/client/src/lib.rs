@@ -35,6 +35,7 @@ mod link;
 mod norms;
 mod pool;
 mod reader;
+mod search;
 pub mod section;
 mod window;
 

@@ -14,6 +14,7 @@ use crate::{
     initial::{Initial, Messages},
     norms::Norms,
     reader::{Answer, Readers},
+    search::Search,
     window::Window,
 };
 use futures::{FutureExt, Stream, StreamExt, stream};
@@ -81,7 +82,7 @@ pub(crate) async fn run(
         origin: 0,
         term: 0,
         next,
-        missed: None,
+        search: Search::default(),
         unacked: BTreeMap::new(),
         asked: None,
         asked_at: Moment::default(),
@@ -117,9 +118,7 @@ struct Link {
     term: u64,
     /// Which server to try next.
     next: usize,
-    /// A server that the link could not be served by. Who still says that it leads is not believed: two servers, one
-    /// that is gone and one that has not noticed, must not keep the link from the third, which leads.
-    missed: Option<usize>,
+    search: Search,
     /// Pushes without an ack, by seq. Bounded by the window, and by one step: a pull is answered only after them.
     /// With the moment at which each was handed over.
     unacked: BTreeMap<u64, (Push, Moment)>,
@@ -161,8 +160,10 @@ enum Source {
 enum Break {
     /// The client is done.
     End,
-    /// Dial again, if known at this address.
+    /// Dial another, if named the one at this address.
     Redial(Option<String>),
+    /// Dial the same again.
+    Again,
     /// The session is over; the client decides.
     SessionLost,
 }
@@ -202,7 +203,6 @@ impl Link {
             let end = match self.dial().await {
                 Ok((out, inbound)) => self.serve(&mut commands, out, inbound).await?,
                 Err((address, cause)) => {
-                    self.missed = Some(self.next);
                     self.causes.insert(address, cause);
                     Break::Redial(None)
                 }
@@ -221,8 +221,12 @@ impl Link {
                     if let (Some((address, shared)), None) = (self.connection.take(), &to) {
                         self.options.channels.broken(&address, &shared);
                     }
-                    let there = to.map(|address| self.place_of(address)).filter(|p| Some(*p) != self.missed);
-                    self.next = there.unwrap_or((self.next + 1) % self.options.servers.len());
+                    let named = to.map(|address| self.place_of(address));
+                    self.next = self.search.next(self.next, named, self.options.servers.len());
+                    self.pause().await?;
+                }
+                Break::Again => {
+                    self.connection = None;
                     self.pause().await?;
                 }
             }
@@ -326,17 +330,12 @@ impl Link {
                 }
                 message = backlog.room().then(|()| inbound.next()) => {
                     let WithBulk { message: FromShard { kind }, bulk } = match message {
-                        Some(Ok(m)) => {
-                            self.missed = self.missed.filter(|p| *p != self.next);
-                            m
-                        }
+                        Some(Ok(m)) => m,
                         Some(Err(s)) => {
-                            self.missed = Some(self.next);
                             self.note_cause(s.message());
                             return Ok(Break::Redial(None));
                         }
                         None => {
-                            self.missed = Some(self.next);
                             self.note_cause("the server closed the stream");
                             return Ok(Break::Redial(None));
                         }
@@ -379,7 +378,7 @@ impl Link {
                     None => return Ok(Break::End),
                     Some(Command::Reset) => {
                         self.reset();
-                        return Ok(Break::Redial(Some(self.options.servers[self.next].clone())));
+                        return Ok(Break::Again);
                     }
                     Some(c) => self.command(c, open.then_some(&out)),
                 },
@@ -489,6 +488,7 @@ impl Link {
         self.readers.found(&self.options.servers[self.next], &o.replicas, hello);
         self.opened_at = (Instant::now(), ServerId(o.server));
         self.trouble = None;
+        self.search.found();
         self.causes.clear();
         let new = self.session != o.session;
         self.session = o.session;
@@ -604,12 +604,10 @@ impl Link {
         let recent = self.trouble.is_none_or(|(since, _)| since.elapsed() < self.options.handover);
         match r.advice() {
             Advice::Redirect => Ok(Some(Break::Redial((!r.leader.is_empty()).then_some(r.leader)))),
-            Advice::Retry => Ok(Some(Break::Redial(Some(self.options.servers[self.next].clone())))),
+            Advice::Retry => Ok(Some(Break::Again)),
             Advice::Stop => Ok(Some(Break::SessionLost)),
             Advice::Lost => Err(ClientError::StateLost { shard: self.options.shard }),
-            Advice::Fix if rank_taken && recent => {
-                Ok(Some(Break::Redial(Some(self.options.servers[self.next].clone()))))
-            }
+            Advice::Fix if rank_taken && recent => Ok(Some(Break::Again)),
             Advice::Fix | Advice::Unspecified => {
                 let (shard, kind) = (self.options.shard, r.kind());
                 Err(ClientError::Refused { shard, kind, message: r.message })

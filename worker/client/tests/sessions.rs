@@ -10,7 +10,7 @@ use paraft_proto::{
     to_shard::Kind,
 };
 use std::{
-    sync::{Arc, Mutex, mpsc},
+    sync::{Arc, Mutex, OnceLock, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -164,6 +164,41 @@ fn a_session_that_is_lost_between_two_pulls_is_noticed_by_the_next_one() {
         (pulled, w[0], client.counters().rejoins)
     });
     assert_eq!((pulled.done, value, rejoins), (Step(5), 2.0, 1));
+}
+
+/// Two servers that left the shard long ago name each other, and the one that leads is named by nobody.
+#[test]
+fn servers_that_name_each_other_do_not_keep_a_link_from_the_leader() {
+    for first in 0..3 {
+        let names: [Arc<OnceLock<String>>; 2] = Default::default();
+        let astray = |of: &Arc<OnceLock<String>>| {
+            let of = of.clone();
+            serve(Arc::new(move |_, _| {
+                let leader = of.get().cloned().unwrap_or_default();
+                let (advice, message) = (Advice::Redirect as i32, format!("{leader} leads"));
+                let refused = Refused { advice, message, leader, ..Refused::default() };
+                (vec![from_shard::Kind::Refused(refused)], true)
+            }))
+        };
+        let [a, b] = [astray(&names[0]), astray(&names[1])];
+        names[0].set(b.clone()).expect("set once");
+        names[1].set(a.clone()).expect("set once");
+        let leader = serve(Arc::new(|_, kind| match kind {
+            Kind::Open(_) => (vec![opened(1, 0)], false),
+            Kind::Pull(p) => (vec![weights(p.done, 3.0)], false),
+            other => panic!("{other:?}"),
+        }));
+        let mut servers = vec![a, b, leader];
+        servers.rotate_left(first);
+        let value = within_the_deadline(move || {
+            let (mut client, start) =
+                Client::join(ClientOptions { servers, ..options(String::new()) }, &[0.0]).expect("joins");
+            let mut w = [0.0];
+            client.pull(start, &mut w).expect("pulls");
+            w[0]
+        });
+        assert_eq!(value, 3.0);
+    }
 }
 
 /// A server that has not noticed says that one leads which is gone; the third leads. Wherever the link begins, it gets there.
