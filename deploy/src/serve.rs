@@ -264,6 +264,7 @@ fn end_with(pid: u32) -> Result<(), Failure> {
 fn failure(e: ServerError) -> Failure {
     match e {
         ServerError::Options(_) | ServerError::Data(_) | ServerError::Settings(_) => Failure::new(exit::CONFIG, e),
+        ServerError::Storage(_) => Failure::new(exit::IO, e),
         ServerError::Join(_) => Failure::new(exit::UNAVAILABLE, e)
             .help("name servers of a running fleet with --join; `paraft status --servers ...` shows whether they answer"),
         _ => Failure::new(exit::FAILED, e),

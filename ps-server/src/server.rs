@@ -80,6 +80,9 @@ pub enum ServerError {
     /// The data folder cannot be used.
     #[error("{0}")]
     Data(String),
+    /// The data folder's disk does not serve it at present.
+    #[error("{0}. Nothing was changed; start it again when its disk serves")]
+    Storage(String),
     /// It was started with other settings than its fleet's.
     #[error("{0}")]
     Settings(String),
@@ -140,7 +143,7 @@ pub const IDENTITY: &str = "identity";
 
 /// Who this server was, if it was anyone.
 pub(crate) fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerError> {
-    let Some(bytes) = folder.read(IDENTITY).map_err(|e| ServerError::Data(e.into()))? else {
+    let Some(bytes) = folder.read(IDENTITY).map_err(data_failed)? else {
         return Ok(None);
     };
     let identity = header::decode(&bytes);
@@ -149,25 +152,38 @@ pub(crate) fn remembered(folder: &Folder) -> Result<Option<Identity>, ServerErro
         .map_err(|e| ServerError::Data(format!("{}: {e}", folder.path().join(IDENTITY).display())))
 }
 
-fn remember(folder: &Folder, identity: Identity) -> Result<(), String> {
-    Ok(folder.write(IDENTITY, &header::encode(&identity).map_err(|e| e.to_string())?)?)
+fn remember(folder: &Folder, identity: Identity) -> Result<(), FolderError> {
+    let bytes = header::encode(&identity).map_err(FolderError::passing)?;
+    // What is there already needs no room.
+    match folder.read(IDENTITY)?.is_some_and(|there| there[..] == bytes[..]) {
+        true => Ok(()),
+        false => folder.write(IDENTITY, &bytes),
+    }
+}
+
+/// What passes is worth another start; damage is not.
+fn data_failed(e: FolderError) -> ServerError {
+    match e.is_damage() {
+        true => ServerError::Data(e.into()),
+        false => ServerError::Storage(e.into()),
+    }
 }
 
 /// What lies in the data folder of a server that has not begun.
 fn left_without_identity(folder: &Folder) -> Result<Option<String>, ServerError> {
-    let names = folder.names().map_err(|e| ServerError::Data(e.into()))?;
+    let names = folder.names().map_err(data_failed)?;
     Ok(names.into_iter().find(|n| n == "control" || crate::replicas::shard_of_folder(n).is_some()))
 }
 
 /// What the replica was refused with, as it is or with what can be done about damage.
 fn control_failed(e: FolderError) -> ServerError {
-    ServerError::Control(match e.is_damage() {
-        false => e.to_string(),
-        true => format!(
+    match e.is_damage() {
+        false => ServerError::Storage(format!("the control group's replica did not start: {e}")),
+        true => ServerError::Control(format!(
             "{e}. Nothing was changed. Put a copy of the file back; or, while a majority of the other servers is well, let \
              this server join anew (--join) with another --data folder, and `paraft forget` it as it was"
-        ),
-    })
+        )),
+    }
 }
 
 impl Server {
@@ -207,7 +223,7 @@ impl Server {
             }
         };
         // On disk before anyone hears of it: a vote must never be given twice under one name.
-        remember(&folder, identity).map_err(ServerError::Data)?;
+        remember(&folder, identity).map_err(data_failed)?;
         let peers = Arc::new(Peers::default());
         peers.belong(identity.fleet);
         let agreed = Arc::new(Agreed::default());
@@ -247,7 +263,7 @@ impl Server {
         let keep = Box::new(move |fleet| {
             // With what it was started, once it belongs to a fleet; a server that joined was told.
             started.iter().try_for_each(|s| s.write(&folder))?;
-            remember(&folder, Identity { fleet, ..identity })
+            Ok(remember(&folder, Identity { fleet, ..identity })?)
         });
         let agent =
             Arc::new(Agent::new(agent, control.clone(), agreed, replicas.clone(), identity.fleet, keep));

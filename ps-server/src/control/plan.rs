@@ -263,8 +263,10 @@ fn keep(
     };
     if (voters.len() - lost) * 2 <= voters.len() {
         // Also where one still says that it leads: it can commit nothing any more, a change of members least.
-        let all = lost == voters.len() && !view.state.servers.keys().any(holds);
-        return is_lost(view, shard, place, all, plan);
+        let still: Vec<String> =
+            view.state.servers.keys().filter(|s| holds(s)).map(|s| s.to_string()).collect();
+        let all = lost == voters.len() && still.is_empty();
+        return is_lost(view, shard, place, (all, &still), plan);
     }
     let few = voters.iter().filter(|n| here(**n).is_some()).count() * 2 <= voters.len();
     let Some((leads_at, lead)) = leader else {
@@ -387,7 +389,13 @@ fn missing(view: &View, shard: ShardId, n: ReplicaId) -> String {
 
 /// A majority has lost its log. Only where all have, for good, does the shard begin anew by itself: what one of them still
 /// holds, or what lies aside, might be the last copy.
-fn is_lost(view: &View, shard: ShardId, place: &Place, all: bool, plan: &mut Plan) -> (Health, String) {
+fn is_lost(
+    view: &View,
+    shard: ShardId,
+    place: &Place,
+    (all, still): (bool, &[String]),
+    plan: &mut Plan,
+) -> (Health, String) {
     let asides = view.readable_asides(shard, place.origin);
     if let Some((server, name)) = asides.iter().flatten().next() {
         return (
@@ -401,8 +409,13 @@ fn is_lost(view: &View, shard: ShardId, place: &Place, all: bool, plan: &mut Pla
         return (
             Health::Lost,
             format!(
-                "a majority of its replicas has lost its log. Bring a server back with its data, or give up what the shard \
-                 held: `paraft data abandon {} --servers HOST:PORT --accept-loss`; its job then goes on from a checkpoint",
+                "a majority of its replicas has lost its log{}. Bring back the servers that are away, with their data; put copies \
+                 of damaged files back, and `paraft data restore` them. Where there are none, `paraft data abandon {}` says what \
+                 would be given up",
+                match still {
+                    [] => String::new(),
+                    all => format!("; {} still has it", all.join(", ")),
+                },
                 shard.0
             ),
         );

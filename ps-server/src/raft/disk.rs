@@ -12,6 +12,7 @@
 
 use super::{
     machine::Replicated,
+    replica::ReplicaId,
     types::{Entry, LogId, SnapshotMeta, Vote},
     wire,
 };
@@ -35,6 +36,8 @@ use std::{
 
 /// A segment of the log: a snapshot lets whole segments go.
 const SEGMENT_BYTES: u64 = 64 << 20;
+/// Elections move a term by one; there were not so many since the last entry. Less than one message may move it.
+const TERMS_AHEAD: u64 = 1 << 20;
 
 /// Why a replica cannot be started from what its folder holds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -141,30 +144,38 @@ impl Folder {
     }
 
     /// Reads and checks everything: the vote, the snapshot, and every entry of the log. Gives the last log index that is there, 0
-    /// where there is none. Changes nothing.
+    /// where there is none. Changes nothing. A vote that is gone or damaged is no hindrance: nothing of what was acknowledged is in it.
     pub fn check(&self) -> Result<u64, FolderError> {
-        let vote: Option<Vote> = match self.read("vote")? {
-            None => None,
-            Some(vote) => Some(
-                wire::decode(&vote)
-                    .map_err(|e| FolderError::passing(format!("{}: {e}", self.path.display())))?,
-            ),
+        Ok(self.read_all()?.1.map_or(0, |l| l.index))
+    }
+
+    /// Where the vote is gone: votes for itself in a term that no election has come to, so that it cannot vote twice in any that
+    /// there was. Gives whether it was gone.
+    pub fn vote_anew(&self, me: ReplicaId) -> Result<bool, FolderError> {
+        let (vote, last) = self.read_all()?;
+        let Some(last) = last.filter(|l| vote.is_none() && l.index > 0) else { return Ok(false) };
+        let vote = Vote::new(last.committed_leader_id().term + TERMS_AHEAD, me.0);
+        self.write("vote", &wire::encode(&vote).map_err(FolderError::passing)?)?;
+        Ok(true)
+    }
+
+    fn read_all(&self) -> Result<(Option<Vote>, Option<LogId>), FolderError> {
+        let vote: Option<Vote> = match self.read("vote") {
+            Err(e) if e.is_damage() => None,
+            vote => {
+                let decoded = vote?.map(|v| wire::decode(&v)).transpose();
+                decoded.map_err(|e| FolderError::passing(format!("{}: {e}", self.path.display())))?
+            }
         };
         let path = self.path.join("snapshot");
-        let mut last = 0;
+        let mut last: Option<LogId> = None;
         if let Some(mut chunks) = open_snapshot(&*self.disk, &path)? {
             let (meta, _) = snapshot_head(&mut chunks, &path)?;
-            last = meta.last_log_id.map_or(0, |l| l.index);
+            last = meta.last_log_id;
             chunks.try_for_each(|c| c.map(drop))?;
         }
-        self.look(&mut |entry| last = last.max(entry.log_id.index))?;
-        match (vote, last) {
-            (None, 1..) => Err(FolderError::damage(format!(
-                "{}: the vote is gone, though the log has held entries",
-                self.path.display()
-            ))),
-            _ => Ok(last),
-        }
+        self.look(&mut |entry| last = last.max(Some(entry.log_id)))?;
+        Ok((vote, last))
     }
 
     /// Opens the log; every entry that it holds goes through `each`, in order. On an error forget what was given.

@@ -99,6 +99,11 @@ pub fn restore(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), Stri
     }
     let _stopped = stopped(disk, data)?;
     aside.check()?;
+    if let Ok(Some(card)) = read_card(&aside)
+        && aside.vote_anew(ReplicaId(card.node))?
+    {
+        tracing::info!(name, "its vote is gone: it votes for itself in a term far ahead");
+    }
     let now = Folder::new(disk.clone(), data.join(&own));
     if now.path().exists() {
         put_aside(&now)?;

@@ -143,7 +143,10 @@ async fn damage_is_put_aside_under_numbers_that_are_never_used_twice() {
         let names: Vec<String> = (1..=life).map(|n| format!("shard-0.aside-{n}")).collect();
         assert_eq!(folders(dir.path()), names);
         let asides = until("them to be read", || again.asides()).await;
-        assert!(asides.iter().all(|a| a.origin == Some(7) && a.last.is_err()), "{asides:?}");
+        assert!(
+            asides.iter().all(|a| a.origin == Some(7) && a.last.is_ok()),
+            "the logs are whole: {asides:?}"
+        );
         // Each still holds what it held.
         for name in &names {
             assert!(dir.path().join(name).join("log").is_dir());
@@ -163,6 +166,42 @@ async fn a_folder_without_its_card_is_damage_and_not_a_folder_that_was_never_beg
     again.reopen().await.expect("listed");
     assert_eq!(folders(dir.path()), ["shard-0.aside-1"]);
     assert!(dir.path().join("shard-0.aside-1/log").is_dir(), "what it held is there");
+}
+
+/// A replica without its vote must not vote; all that was acknowledged is in its log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_folder_without_its_vote_is_restored_and_votes_in_no_term_that_there_was() {
+    let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
+    let real: Arc<dyn Disk> = Arc::new(RealDisk);
+    let first = replicas(&disk, dir.path());
+    let me = serving(&first, 3).await;
+    let before = first.get(S0).expect("hosted").group.leadership().borrow().term;
+    first.shutdown().await;
+    drop(first);
+    until("the log to be free", || Disk::lock(&RealDisk, &dir.path().join("shard-0/log/LOCK")).ok()).await;
+    std::fs::remove_file(dir.path().join("shard-0/vote")).expect("removed");
+    let again = replicas(&disk, dir.path());
+    again.reopen().await.expect("listed");
+    assert_eq!(folders(dir.path()), ["shard-0.aside-1"], "it does not vote by itself");
+    let asides = until("it to be read", || again.asides().filter(|a| !a.is_empty())).await;
+    assert!(
+        asides[0].last.as_ref().is_ok_and(|last| *last >= 3),
+        "what it holds may be the last copy: {asides:?}"
+    );
+    again.shutdown().await;
+    drop(again);
+    aside::restore(&real, dir.path(), "shard-0.aside-1").expect("restored");
+    let again = replicas(&disk, dir.path());
+    again.reopen().await.expect("listed");
+    assert_eq!(again.get(S0).expect("hosted").group.me(), me);
+    until("its state", || (applied(&again) >= 4).then_some(())).await;
+    let after = until("it to lead", || {
+        let now = *again.get(S0)?.group.leadership().borrow();
+        now.leads.then_some(now.term)
+    });
+    assert!(after.await > before + (1 << 19));
+    push(&again, 4).await.expect("it goes on");
+    again.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
