@@ -138,7 +138,7 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
         .build()
         .map_err(|e| Failure::new(exit::IO, format!("no runtime: {e}")))?;
     runtime.block_on(async {
-        let listener = TcpListener::bind(&listen).await.map_err(|e| taken(args, &listen, &e))?;
+        let listener = bind(&listen).await.map_err(|e| taken(args, &listen, &e))?;
         let bound = listener.local_addr().map_err(|e| Failure::new(exit::IO, e))?.to_string();
         let servers: Vec<String> = if args.supervised {
             println!("{bound}");
@@ -268,6 +268,21 @@ fn failure(e: ServerError) -> Failure {
         ServerError::Join(_) => Failure::new(exit::UNAVAILABLE, e)
             .help("name servers of a running fleet with --join; `paraft status --servers ...` shows whether they answer"),
         _ => Failure::new(exit::FAILED, e),
+    }
+}
+
+/// Whoever dials a server of this host that is away may be given that server's port for its own end, for a moment.
+const TAKEN_FOR: Duration = Duration::from_secs(2);
+
+async fn bind(address: &str) -> std::io::Result<TcpListener> {
+    let began = std::time::Instant::now();
+    loop {
+        match TcpListener::bind(address).await {
+            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse && began.elapsed() < TAKEN_FOR => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            bound => return bound,
+        }
     }
 }
 

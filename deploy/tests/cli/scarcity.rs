@@ -162,7 +162,7 @@ fn what_is_damaged_is_put_aside_shown_and_given_back_by_a_person() {
     let mut fleet = Fleet::start(scratch.path(), Some(&body));
     assert!(status_waits(&fleet, "whole").status.success());
     fleet.kill(1);
-    fs::write(fleet.data(1).join("shard-0/vote"), b"no vote").expect("damaged");
+    fs::write(fleet.data(1).join("shard-0/replica"), b"no card").expect("damaged");
     fleet.serve(1);
     assert!(status_waits(&fleet, "whole").status.success(), "it is replaced");
     let data = fleet.data(1);
@@ -185,7 +185,7 @@ fn what_is_damaged_is_put_aside_shown_and_given_back_by_a_person() {
     let running = act("restore");
     contains(&text(&running.stderr), &["stop it first"]);
     fleet.kill(1);
-    contains(&text(&act("restore").stderr), &["vote"]);
+    contains(&text(&act("restore").stderr), &["replica"]);
     assert!(data.join("shard-0.aside-1").is_dir(), "what cannot be read stays");
     assert!(act("delete").status.success());
     assert!(list().is_empty());

@@ -71,6 +71,8 @@ pub fn asides(disk: &Arc<dyn Disk>, data: &Path) -> Result<Vec<Aside>, String> {
     Ok(names.iter().filter_map(|name| look(disk, data.join(name), name)).collect())
 }
 
+const NO_CARD: &str = "the file `replica`, which says whose it is, is missing";
+
 fn look(disk: &Arc<dyn Disk>, path: PathBuf, name: &str) -> Option<Aside> {
     let shard = shard_of_aside(name)?;
     let folder = Folder::new(disk.clone(), path);
@@ -81,7 +83,7 @@ fn look(disk: &Arc<dyn Disk>, path: PathBuf, name: &str) -> Option<Aside> {
     };
     let last = match card {
         Err(e) => Err(e.into()),
-        Ok(None) => Err("the file `replica`, which says whose it is, is missing".into()),
+        Ok(None) => Err(NO_CARD.into()),
         Ok(Some(_)) => folder.check().map_err(String::from),
     };
     Some(Aside { name: name.into(), shard, node, origin, last })
@@ -98,10 +100,9 @@ pub fn restore(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), Stri
         return Err(format!("{}: there is no such folder", aside.path().display()));
     }
     let _stopped = stopped(disk, data)?;
+    let card = read_card(&aside)?.ok_or(NO_CARD)?;
     aside.check()?;
-    if let Ok(Some(card)) = read_card(&aside)
-        && aside.vote_anew(ReplicaId(card.node))?
-    {
+    if aside.vote_anew(ReplicaId(card.node))? {
         tracing::info!(name, "its vote is gone: it votes for itself in a term far ahead");
     }
     let now = Folder::new(disk.clone(), data.join(&own));
