@@ -27,6 +27,14 @@ pub fn replicas_of(shard: ShardId, servers: u32, replicas: u32) -> Vec<ServerId>
     (0..replicas.min(servers)).map(|r| ServerId(u64::from((shard.0 % servers + r) % servers))).collect()
 }
 
+/// How many of so many servers vote in the control group: an odd number, at most five.
+pub fn control_voters(servers: usize) -> usize {
+    match servers.min(5) {
+        0 => 0,
+        n => (n - 1) | 1,
+    }
+}
+
 /// The bucket length, in values, for a flat vector of `params_len` values over `shards` shards: at most
 /// 1 MiB a bucket, and small models are cut so that every shard holds a part.
 pub fn default_bucket_len(params_len: usize, shards: u32) -> usize {
@@ -38,6 +46,11 @@ pub fn default_bucket_len(params_len: usize, shards: u32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_odd_number_of_servers_votes_in_the_control_group() {
+        assert_eq!([0, 1, 2, 3, 4, 5, 6, 100].map(control_voters), [0, 1, 1, 3, 3, 5, 5, 5]);
+    }
     use crate::layout::TensorSpec;
 
     #[test]

@@ -2,7 +2,7 @@
 //! as their last report.
 
 use crate::{control, status};
-use paraft_common::ServerId;
+use paraft_common::{ServerId, placement};
 use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -83,9 +83,9 @@ pub fn weigh(fleet: &DescribeReply, replies: &[Result<StatusReply, String>]) -> 
     if !fleet.can_agree() {
         now.stalled.push("the control group has no majority".into());
     }
-    // An odd number of voters, five at most; one that is being emptied need not be among them.
-    let stay = fleet.servers.iter().filter(|s| s.state != "draining").count().min(5);
-    let (vote, should) = (fleet.control_voters.len(), if stay == 0 { 0 } else { (stay - 1) | 1 });
+    // One that is being emptied need not be among them.
+    let stay = fleet.servers.iter().filter(|s| s.state != "draining").count();
+    let (vote, should) = (fleet.control_voters.len(), placement::control_voters(stay));
     if vote < should {
         now.missing.push(format!("the control group: {vote} of {should} servers vote"));
     }
@@ -179,6 +179,8 @@ mod tests {
     #[test]
     fn a_fleet_is_whole_only_by_what_every_server_says_now() {
         assert!(told(|_| {}).is_whole());
+        let one_votes = weigh(&DescribeReply { control_voters: vec![1], ..fleet() }, &replies());
+        assert!(one_votes.serves() && one_votes.says().contains("1 of 3 servers vote"), "{one_votes:?}");
         let cases: [(Wellbeing, bool, &str); 7] = [
             (told(|r| r[2] = Err("no answer".into())), true, "s2 at h2:1 does not answer"),
             (told(|r| of(r, 1).shards.clear()), true, "the replica that votes on s1 is not there"),

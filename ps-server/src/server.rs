@@ -162,7 +162,7 @@ fn remember(folder: &Folder, identity: Identity) -> Result<(), FolderError> {
 }
 
 /// What passes is worth another start; damage is not.
-fn data_failed(e: FolderError) -> ServerError {
+pub(crate) fn data_failed(e: FolderError) -> ServerError {
     match e.is_damage() {
         true => ServerError::Data(e.into()),
         false => ServerError::Storage(e.into()),

@@ -5,7 +5,7 @@ use crate::{
     control::Shape,
     header,
     raft::Folder,
-    server::{Place, ServerError, ServerOptions},
+    server::{Place, ServerError, ServerOptions, data_failed},
 };
 use paraft_common::ServerId;
 use paraft_store::RealDisk;
@@ -46,6 +46,7 @@ impl Settings {
                 all.push(format!("--servers: in place {id} is {address} (its fleet: {was})"));
             }
         }
+        // A list may name fewer; but it may be why the shards, as many as it has, differ.
         if !all.is_empty() && now.servers.len() != self.servers.len() {
             let (was, is) = (self.servers.len(), now.servers.len());
             all.push(format!("--servers: a list of {is} (its fleet: {was})"));
@@ -66,7 +67,7 @@ pub(crate) fn compare_options(folder: &Folder, options: &ServerOptions) -> Resul
 }
 
 fn compare_with(folder: &Folder, now: &Settings) -> Result<(), ServerError> {
-    let Some(bytes) = folder.read(SETTINGS).map_err(|e| ServerError::Data(e.into()))? else { return Ok(()) };
+    let Some(bytes) = folder.read(SETTINGS).map_err(data_failed)? else { return Ok(()) };
     let was: Settings = header::decode(&bytes)
         .map_err(|e| ServerError::Data(format!("{}: {e}", folder.path().join(SETTINGS).display())))?;
     match was.differences(now)[..] {

@@ -1,7 +1,6 @@
 //! Servers that are stopped, restarted, moved and started wrongly by a person: what they say, and that nothing is lost.
 
 use crate::common::*;
-use std::io::{BufRead, BufReader};
 
 fn code(child: &mut Held) -> Option<i32> {
     wait("the server to end", || match child.0.try_wait() {
@@ -116,17 +115,22 @@ fn a_server_with_other_settings_than_its_fleet_ends_with_78_and_the_difference()
     fs::rename(fleet.data(0).join("elsewhere"), fleet.data(0).join("identity")).expect("moved");
     fleet.serve(0);
     assert!(status_waits(&fleet, "whole").status.success());
-    // Nobody joins at the address of a server that is there.
-    let mut command = paraft();
-    command.args(["server", "--join", b, "--listen", "127.0.0.1:0", "--advertise", a, "--data"]);
-    let mut stray =
-        command.arg(scratch.path().join("stray")).stderr(Stdio::piped()).spawn().expect("it starts");
-    let mut said = BufReader::new(stray.stderr.take().expect("standard error")).lines();
-    let refused =
-        said.find_map(|l| l.ok().filter(|l| l.contains("is there already") || l.contains("serves on")));
-    stray.kill().expect("SIGKILL");
-    stray.wait().expect("it ends");
-    contains(&refused.unwrap_or_default(), &["s0 is there already", "--advertise"]);
+    // Nobody joins at the address of a server that is there, or is listened to under its number.
+    for (name, place) in
+        [("joins", ["--join", b, "--advertise", a]), ("is", ["--id", "0", "--servers", &list])]
+    {
+        let log = scratch.path().join(format!("{name}.log"));
+        let mut command = paraft();
+        command.args(["server", "--listen", "127.0.0.1:0"]).args(place).arg("--log-file").arg(&log);
+        let stray = command.arg("--data").arg(scratch.path().join(name)).spawn().expect("it starts");
+        let _stray = Held(stray);
+        wait("it to say that it is kept out", || {
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            let kept_out = said.contains("s0 is there already") && said.contains("--advertise");
+            kept_out.then_some(()).ok_or(said)
+        });
+    }
+    assert!(status_waits(&fleet, "whole").status.success());
 }
 
 #[test]

@@ -83,8 +83,6 @@ pub struct Agent {
     complained: AtomicBool,
     /// Since when the leader has said that this server cannot take part.
     kept_out: Mutex<Option<Instant>>,
-    /// Its settings have been compared with the fleet's.
-    compared: AtomicBool,
     pub(super) reach: Reach,
     /// When servers asked to join lately.
     pub(super) joins: Mutex<VecDeque<Instant>>,
@@ -145,7 +143,6 @@ impl Agent {
             channels: Mutex::default(),
             complained: AtomicBool::new(false),
             kept_out: Mutex::default(),
-            compared: AtomicBool::new(false),
             reach: Reach::default(),
             joins: Mutex::default(),
             admitted: Default::default(),
@@ -226,7 +223,10 @@ impl Agent {
             tokio::select! {
                 _ = every.tick() => {
                     self.look_around();
-                    self.report().await;
+                    if let Err(differs) = self.report().await {
+                        leader.abort();
+                        return Err(differs);
+                    }
                 }
                 () = async { drop(ended.wait_for(Option::is_none).await) } => break,
             }
@@ -248,10 +248,8 @@ impl Agent {
         let Some(ours) = self.options.shape else { return Ok(()) }; // it has been in a fleet
         while self.fleet() == 0 {
             // Another has founded it while this one was looking: whoever leads the control group does when the founder has died.
-            if let (fleet @ 1.., shape) = self.agreed.read(|s| (s.fleet, s.shape)) {
-                shape.map_or(Ok(()), |theirs| ours.must_be(theirs))?;
-                self.belong(fleet);
-                return Ok(());
+            if let (fleet @ 1.., fleets) = self.agreed.read(|s| (s.fleet, s.shape)) {
+                return self.belong(fleet, fleets);
             }
             let mut fresh = BTreeMap::from([(self.group().me(), self.options.address.clone())]);
             for (id, address) in (0u64..).zip(&self.options.servers) {
@@ -260,13 +258,10 @@ impl Agent {
                 }
                 match self.hello(address).await {
                     Ok(hello) if hello.fleet != 0 => {
-                        if let Some(theirs) = crate::rpc::control::shape_of(hello.shape.as_ref()) {
-                            ours.must_be(theirs).map_err(|e| format!("{address} is of a fleet that {e}"))?;
-                        }
                         self.reach.heard(address, &hello);
                         tracing::info!(peer = %address, "joining its fleet");
-                        self.belong(hello.fleet);
-                        return Ok(());
+                        let fleets = crate::rpc::control::shape_of(hello.shape.as_ref());
+                        return self.belong(hello.fleet, fleets);
                     }
                     Ok(hello) => {
                         let theirs = crate::rpc::control::shape_of(hello.shape.as_ref());
@@ -316,25 +311,20 @@ impl Agent {
         Ok(())
     }
 
-    fn belong(&self, fleet: u64) {
+    /// This server belongs to the fleet from now on, unless it was started with other settings: a founding fixes them for
+    /// good.
+    fn belong(&self, fleet: u64, fleets: Option<Shape>) -> Result<(), String> {
+        if let (Some(own), Some(fleets)) = (self.options.shape, fleets) {
+            own.must_be(fleets)?;
+        }
         if self.fleet.swap(fleet, Relaxed) == fleet {
-            return;
+            return Ok(());
         }
         self.replicas.peers().belong(fleet);
         if let Err(e) = (self.remember)(fleet) {
             tracing::error!(error = %e, "this server's identity cannot be written");
         }
-    }
-
-    /// A founding fixes the settings for good: says, once, where this server was started with others.
-    fn compare(&self) {
-        let Some(fleets) = self.agreed.read(|s| s.shape).filter(|_| !self.compared.swap(true, Relaxed))
-        else {
-            return;
-        };
-        if let Some(own) = self.options.shape.filter(|own| *own != fleets) {
-            tracing::warn!(started_with = %own, %fleets, "it was started with other settings than its fleet's, which count");
-        }
+        Ok(())
     }
 
     pub(super) async fn hello(&self, address: &str) -> Result<HelloReply, String> {
@@ -418,21 +408,20 @@ impl Agent {
         }
     }
 
-    /// Tells the leader of the control group, wherever it is, and does what the answer says.
-    async fn report(self: &Arc<Self>) {
-        if let Some(fleet) = Some(self.agreed.read(|s| s.fleet)).filter(|f| *f != 0) {
-            self.belong(fleet);
-            self.compare();
+    /// Tells the leader of the control group, wherever it is, and does what the answer says. Fails as [`Self::belong`].
+    async fn report(self: &Arc<Self>) -> Result<(), String> {
+        if let (fleet @ 1.., fleets) = self.agreed.read(|s| (s.fleet, s.shape)) {
+            self.belong(fleet, fleets)?;
         }
         let report = self.own_report();
         if self.group().leadership().borrow().leads {
             if let Ok(directives) = self.take_report(self.options.server, report) {
                 self.follow(self.agreed.read(|s| s.generation), directives);
             }
-            return;
+            return Ok(());
         }
-        // The leader, where it is known, else everyone that is known.
-        let mut asked = BTreeSet::from([self.options.address.clone()]);
+        // The leader, where it is known, else everyone that is known; at its own address too, where another process may be.
+        let mut asked = BTreeSet::new();
         let mut next: Vec<String> =
             self.agreed.read(|s| s.servers.values().map(|m| m.address.clone()).collect());
         next.extend(self.options.servers.iter().cloned());
@@ -445,15 +434,20 @@ impl Agent {
                 Ok(reply) if reply.accepted => {
                     self.told(&address, &reply.why);
                     let directives = reply.directives.iter().filter_map(from_directive).collect();
-                    return self.follow(reply.generation, directives);
+                    self.follow(reply.generation, directives);
+                    return Ok(());
                 }
                 Ok(reply) => {
-                    self.told(&address, &reply.why);
+                    // Who does not lead says nothing.
+                    if !reply.why.is_empty() {
+                        self.told(&address, &reply.why);
+                    }
                     next.extend(Some(reply.leader).filter(|l| !l.is_empty()));
                 }
                 Err(e) => tracing::debug!(peer = %address, error = %e, "the report was not taken"),
             }
         }
+        Ok(())
     }
 
     /// Says what keeps this server out, once, and only where it lasts: to somebody who has just come back the leader may

@@ -57,13 +57,12 @@ impl Agent {
             .agreed
             .read(|s| s.servers.iter().find(|(_, m)| m.address == address).map(|(server, _)| *server))
         {
-            // It asks again, since it has not heard the answer, or comes back without its disk.
-            let heard = self.leading.lock().heard.contains_key(&server);
-            return match heard && !self.silent_servers().contains(&server) {
-                true => Err(format!(
+            // One that is silent asks again, since it has not heard the answer, or comes back without its disk.
+            return match self.silent_servers().contains(&server) {
+                true => Ok(()),
+                false => Err(format!(
                     "{server} is there already, at `{address}`: give each server an address of its own (--advertise)"
                 )),
-                false => Ok(()),
             };
         }
         {

@@ -266,7 +266,7 @@ fn keep(
         let still: Vec<String> =
             view.state.servers.keys().filter(|s| holds(s)).map(|s| s.to_string()).collect();
         let all = lost == voters.len() && still.is_empty();
-        return is_lost(view, shard, place, (all, &still), plan);
+        return is_lost(view, shard, place, all, &still, plan);
     }
     let few = voters.iter().filter(|n| here(**n).is_some()).count() * 2 <= voters.len();
     let Some((leads_at, lead)) = leader else {
@@ -388,12 +388,13 @@ fn missing(view: &View, shard: ShardId, n: ReplicaId) -> String {
 }
 
 /// A majority has lost its log. Only where all have, for good, does the shard begin anew by itself: what one of them still
-/// holds, or what lies aside, might be the last copy.
+/// (`still`) holds, or what lies aside, might be the last copy.
 fn is_lost(
     view: &View,
     shard: ShardId,
     place: &Place,
-    (all, still): (bool, &[String]),
+    all: bool,
+    still: &[String],
     plan: &mut Plan,
 ) -> (Health, String) {
     let asides = view.readable_asides(shard, place.origin);

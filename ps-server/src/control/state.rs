@@ -39,12 +39,12 @@ impl Shape {
         differ.map(|(what, was, is)| format!("{what} {is} (its fleet: {was})")).collect()
     }
 
-    /// Fails with what differs, where its fleet was founded with `fleets`.
+    /// Fails with what differs, for a server that was started with this in a fleet that was founded with `fleets`.
     pub fn must_be(&self, fleets: Shape) -> Result<(), String> {
         match fleets.differences(self)[..] {
             [] => Ok(()),
             ref all => Err(format!(
-                "was founded with other settings: {}. Start it as the others run",
+                "this server's fleet was founded with other settings: {}. Start it as the others run",
                 all.join("; ")
             )),
         }

@@ -149,9 +149,9 @@ impl Folder {
         Ok(self.read_all()?.1.map_or(0, |l| l.index))
     }
 
-    /// Where the vote is gone: votes for itself in a term that no election has come to, so that it cannot vote twice in any that
-    /// there was. Gives whether it was gone.
-    pub fn vote_anew(&self, me: ReplicaId) -> Result<bool, FolderError> {
+    /// As [`Self::check`], of a folder that is to be used again. Where its vote is gone, it votes for itself in a term that no
+    /// election has come to, so that it cannot vote twice in any that there was. Gives whether it was gone.
+    pub fn check_and_vote(&self, me: ReplicaId) -> Result<bool, FolderError> {
         let (vote, last) = self.read_all()?;
         let Some(last) = last.filter(|l| vote.is_none() && l.index > 0) else { return Ok(false) };
         let vote = Vote::new(last.committed_leader_id().term + TERMS_AHEAD, me.0);

@@ -73,11 +73,13 @@ impl Group {
     pub async fn add_learner(&self, replica: ReplicaId, address: &str) -> Result<(), String> {
         self.is_a_member()?;
         let node = BasicNode::new(address);
-        if !self.membership().members.contains_key(&replica) {
-            return self.raft.add_learner(replica.0, node, false).await.map(drop).map_err(|e| e.to_string());
-        }
-        if self.membership().members.get(&replica).is_some_and(|at| at == address) {
-            return Ok(()); // asked twice
+        match self.membership().members.get(&replica) {
+            None => {
+                let added = self.raft.add_learner(replica.0, node, false).await;
+                return added.map(drop).map_err(|e| e.to_string());
+            }
+            Some(at) if at == address => return Ok(()), // asked twice
+            Some(_) => {}
         }
         // It is a member under another address: the same replica, from the same files, elsewhere.
         tracing::info!(group = %self.id, %replica, address, "is at another address now");
@@ -117,7 +119,7 @@ impl Group {
                 let metrics = self.raft.server_metrics();
                 let m = metrics.borrow_watched();
                 let now = &m.membership_config;
-                addresses.are(now.nodes().map(|(id, n)| (*id, n.addr.as_str())));
+                addresses.are(now.nodes().map(|(id, n)| (*id, n.addr.clone())));
                 let joint = now.get_joint_config();
                 let half = joint.len() > 1 && now.log_id() == m.committed_membership_config.log_id();
                 (*now.log_id(), joint.last().filter(|_| half).cloned())

@@ -100,13 +100,8 @@ pub struct Addresses(Arc<Mutex<HashMap<u64, String>>>);
 
 impl Addresses {
     /// These are all.
-    pub fn are<'a>(&self, all: impl Iterator<Item = (u64, &'a str)>) {
-        let mut now = self.0.lock();
-        let old = std::mem::take(&mut *now);
-        now.extend(all.map(|(id, address)| match old.get(&id) {
-            Some(same) if same == address => (id, same.clone()),
-            _ => (id, address.to_string()),
-        }));
+    pub fn are(&self, all: impl Iterator<Item = (u64, String)>) {
+        *self.0.lock() = all.collect();
     }
 
     fn of(&self, id: u64) -> Option<String> {

@@ -71,21 +71,17 @@ pub fn asides(disk: &Arc<dyn Disk>, data: &Path) -> Result<Vec<Aside>, String> {
     Ok(names.iter().filter_map(|name| look(disk, data.join(name), name)).collect())
 }
 
-const NO_CARD: &str = "the file `replica`, which says whose it is, is missing";
+/// Whose it is.
+fn card_of(folder: &Folder) -> Result<Card, String> {
+    read_card(folder)?.ok_or_else(|| "the file `replica`, which says whose it is, is missing".into())
+}
 
 fn look(disk: &Arc<dyn Disk>, path: PathBuf, name: &str) -> Option<Aside> {
     let shard = shard_of_aside(name)?;
     let folder = Folder::new(disk.clone(), path);
-    let card = read_card(&folder);
-    let (node, origin) = match &card {
-        Ok(Some(Card { node, origin, .. })) => (Some(ReplicaId(*node)), Some(*origin)),
-        _ => (None, None),
-    };
-    let last = match card {
-        Err(e) => Err(e.into()),
-        Ok(None) => Err(NO_CARD.into()),
-        Ok(Some(_)) => folder.check().map_err(String::from),
-    };
+    let card = card_of(&folder);
+    let (node, origin) = card.as_ref().ok().map(|c| (ReplicaId(c.node), c.origin)).unzip();
+    let last = card.and_then(|_| folder.check().map_err(String::from));
     Some(Aside { name: name.into(), shard, node, origin, last })
 }
 
@@ -100,9 +96,7 @@ pub fn restore(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), Stri
         return Err(format!("{}: there is no such folder", aside.path().display()));
     }
     let _stopped = stopped(disk, data)?;
-    let card = read_card(&aside)?.ok_or(NO_CARD)?;
-    aside.check()?;
-    if aside.vote_anew(ReplicaId(card.node))? {
+    if aside.check_and_vote(ReplicaId(card_of(&aside)?.node))? {
         tracing::info!(name, "its vote is gone: it votes for itself in a term far ahead");
     }
     let now = Folder::new(disk.clone(), data.join(&own));

@@ -518,8 +518,8 @@ async fn why_nobody_leads(at: &[String], refused: &Mutex<String>) -> String {
     };
     let answers = futures::future::join_all(at.iter().cloned().map(describe)).await;
     let refused = refused.lock().clone();
-    let agrees = answers.iter().any(|(_, a)| a.as_ref().is_ok_and(DescribeReply::can_agree));
-    match (refused.is_empty(), agrees) {
+    let led = answers.iter().any(|(_, a)| a.as_ref().is_ok_and(|d| !d.leader.is_empty()));
+    match (refused.is_empty(), led) {
         (false, true) => refused,
         (false, false) => format!("{refused}; {}", no_leader(&answers)),
         (true, _) => no_leader(&answers),

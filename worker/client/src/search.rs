@@ -14,7 +14,6 @@ pub(crate) struct Search {
 impl Search {
     /// The next of so many servers, after the one at `at` did not serve, and perhaps named another.
     pub fn next(&mut self, at: usize, named: Option<usize>, servers: usize) -> usize {
-        let servers = servers.max(1);
         self.asked.insert(at);
         if (0..servers).all(|s| self.asked.contains(&s)) {
             self.asked = BTreeSet::from([at]);

@@ -166,38 +166,48 @@ fn a_session_that_is_lost_between_two_pulls_is_noticed_by_the_next_one() {
     assert_eq!((pulled.done, value, rejoins), (Step(5), 2.0, 1));
 }
 
+/// A server that leads, with weights of 3.
+fn leading() -> String {
+    serve(Arc::new(|_, kind| match kind {
+        Kind::Open(_) => (vec![opened(1, 0)], false),
+        Kind::Pull(p) => (vec![weights(p.done, 3.0)], false),
+        other => panic!("{other:?}"),
+    }))
+}
+
+/// What a server answers that takes another for the leader.
+fn names(leader: String) -> from_shard::Kind {
+    let (advice, message) = (Advice::Redirect as i32, format!("{leader} leads"));
+    from_shard::Kind::Refused(Refused { advice, message, leader, ..Refused::default() })
+}
+
+fn finds_the_leader(servers: Vec<String>) {
+    let value = within_the_deadline(move || {
+        let options = ClientOptions { servers, ..options(String::new()) };
+        let (mut client, start) = Client::join(options, &[0.0]).expect("joins");
+        let mut w = [0.0];
+        client.pull(start, &mut w).expect("pulls");
+        w[0]
+    });
+    assert_eq!(value, 3.0);
+}
+
 /// Two servers that left the shard long ago name each other, and the one that leads is named by nobody.
 #[test]
 fn servers_that_name_each_other_do_not_keep_a_link_from_the_leader() {
     for first in 0..3 {
-        let names: [Arc<OnceLock<String>>; 2] = Default::default();
+        let others: [Arc<OnceLock<String>>; 2] = Default::default();
         let astray = |of: &Arc<OnceLock<String>>| {
             let of = of.clone();
-            serve(Arc::new(move |_, _| {
-                let leader = of.get().cloned().unwrap_or_default();
-                let (advice, message) = (Advice::Redirect as i32, format!("{leader} leads"));
-                let refused = Refused { advice, message, leader, ..Refused::default() };
-                (vec![from_shard::Kind::Refused(refused)], true)
-            }))
+            serve(Arc::new(move |_, _| (vec![names(of.get().cloned().unwrap_or_default())], true)))
         };
-        let [a, b] = [astray(&names[0]), astray(&names[1])];
-        names[0].set(b.clone()).expect("set once");
-        names[1].set(a.clone()).expect("set once");
-        let leader = serve(Arc::new(|_, kind| match kind {
-            Kind::Open(_) => (vec![opened(1, 0)], false),
-            Kind::Pull(p) => (vec![weights(p.done, 3.0)], false),
-            other => panic!("{other:?}"),
-        }));
+        let [a, b] = [astray(&others[0]), astray(&others[1])];
+        others[0].set(b.clone()).expect("set once");
+        others[1].set(a.clone()).expect("set once");
+        let leader = leading();
         let mut servers = vec![a, b, leader];
         servers.rotate_left(first);
-        let value = within_the_deadline(move || {
-            let (mut client, start) =
-                Client::join(ClientOptions { servers, ..options(String::new()) }, &[0.0]).expect("joins");
-            let mut w = [0.0];
-            client.pull(start, &mut w).expect("pulls");
-            w[0]
-        });
-        assert_eq!(value, 3.0);
+        finds_the_leader(servers);
     }
 }
 
@@ -209,27 +219,11 @@ fn a_leader_that_is_gone_and_a_server_that_still_names_it_do_not_keep_a_link_fro
         let gone = unused.local_addr().expect("an address").to_string();
         drop(unused);
         let named = gone.clone();
-        let behind = serve(Arc::new(move |_, _| {
-            let advice = Advice::Redirect as i32;
-            let message = format!("{named} leads");
-            let refused = Refused { advice, message, leader: named.clone(), ..Refused::default() };
-            (vec![from_shard::Kind::Refused(refused)], true)
-        }));
-        let leader = serve(Arc::new(|_, kind| match kind {
-            Kind::Open(_) => (vec![opened(1, 0)], false),
-            Kind::Pull(p) => (vec![weights(p.done, 3.0)], false),
-            other => panic!("{other:?}"),
-        }));
+        let behind = serve(Arc::new(move |_, _| (vec![names(named.clone())], true)));
+        let leader = leading();
         let mut servers = vec![leader, gone, behind];
         servers.rotate_left(first);
-        let value = within_the_deadline(move || {
-            let (mut client, start) =
-                Client::join(ClientOptions { servers, ..options(String::new()) }, &[0.0]).expect("joins");
-            let mut w = [0.0];
-            client.pull(start, &mut w).expect("pulls");
-            w[0]
-        });
-        assert_eq!(value, 3.0);
+        finds_the_leader(servers);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{View, keeps_majority};
 use crate::raft::ReplicaId;
-use paraft_common::ServerId;
+use paraft_common::{ServerId, placement};
 use std::collections::BTreeSet;
 
 /// What the control group's own membership should become.
@@ -15,9 +15,6 @@ pub enum ControlChange {
     /// These, who do not vote, leave the group.
     Remove(BTreeSet<ReplicaId>),
 }
-
-/// Servers that vote in the control group, at most.
-const CONTROL_VOTERS: usize = 5;
 
 /// The control group: an odd number of voters, at most five, on servers that are there; the others learn.
 pub(super) fn control_change(view: &View) -> Option<ControlChange> {
@@ -57,10 +54,7 @@ pub(super) fn control_change(view: &View) -> Option<ControlChange> {
     });
     able.extend(kept.map(|n| (false, true, *n)));
     able.sort();
-    let mut count = able.len().min(CONTROL_VOTERS);
-    if count.is_multiple_of(2) {
-        count = count.saturating_sub(1).max(1);
-    }
+    let count = placement::control_voters(able.len());
     // Rather one too many dead than a group that hangs on one; three are as good as five of whom two are gone.
     if count < 3 && count < view.control.voters.len() && able.len() < view.control.voters.len() {
         let vanished =
