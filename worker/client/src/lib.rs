@@ -8,6 +8,7 @@
 //!
 //! - [`client`]: what a training loop calls; blocking.
 //! - `link`: one shard: finds the leader, keeps what is not acknowledged, pushes it again after a break.
+//! - `search`: which server to ask next for the leader.
 //! - [`chunks`]: which part of the data to train, where the servers give it out.
 //! - [`acks`]: what a worker hears of its pushes.
 //! - [`connect`]: channels, over TCP or the server's Unix socket.
