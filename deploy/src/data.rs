@@ -89,7 +89,11 @@ pub fn run(args: &DataArgs) -> Result<i32, Failure> {
         What::List { data, json } => list(data, *json),
         What::Restore { data, name } => {
             aside::restore(&disk(), data, name).map_err(|e| Failure::new(exit::DATA, e))?;
-            out!("{name} is the shard's replica in {} again; start its server", data.display());
+            out!(
+                "{name} is the shard's replica in {} again; start its server. If the shard was founded anew since, the server \
+                 puts it aside again, and its log says so",
+                data.display()
+            );
             Ok(exit::OK)
         }
         What::Delete { data, name } => {

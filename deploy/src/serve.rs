@@ -193,7 +193,7 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
             None => None,
             Some(at) => Some(TcpListener::bind(at).await.map_err(|e| taken(args, &at.to_string(), &e))?),
         };
-        let server = Server::start(options).await.map_err(failure)?;
+        let server = start(options).await.map_err(failure)?;
         let id = server.id();
         tracing::info!(%id, %address, %shape, "serving");
         if let Some(at) = metrics.as_ref().and_then(|m| m.local_addr().ok()) {
@@ -268,6 +268,22 @@ fn failure(e: ServerError) -> Failure {
         ServerError::Join(_) => Failure::new(exit::UNAVAILABLE, e)
             .help("name servers of a running fleet with --join; `paraft status --servers ...` shows whether they answer"),
         _ => Failure::new(exit::FAILED, e),
+    }
+}
+
+/// Tries again with back-off while the disk of a server that was here before does not serve; a new one ends.
+async fn start(options: ServerOptions) -> Result<Server, ServerError> {
+    let known = options.data.join(IDENTITY);
+    let mut pause = Duration::from_millis(500);
+    loop {
+        match Server::start(options.clone()).await {
+            Err(ServerError::Storage(why)) if known.exists() => {
+                tracing::warn!(%why, again_in = ?pause, "the server cannot start on its storage, and tries again");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_secs(10));
+            }
+            other => return other,
+        }
     }
 }
 

@@ -23,7 +23,7 @@ use paraft_common::{ServerId, ShardId, checkpoint::KnownCheckpoint};
 use paraft_proto::{HelloReply, HelloRequest, ReportReply, control_client::ControlClient};
 use parking_lot::Mutex;
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -84,8 +84,8 @@ pub struct Agent {
     /// Since when the leader has said that this server cannot take part.
     kept_out: Mutex<Option<Instant>>,
     pub(super) reach: Reach,
-    /// When servers asked to join lately.
-    pub(super) joins: Mutex<VecDeque<Instant>>,
+    /// Addresses that asked to join lately, and when first.
+    pub(super) joins: Mutex<HashMap<String, Instant>>,
     pub(super) admitted: super::admit::Last,
 }
 

@@ -67,16 +67,14 @@ impl Agent {
         }
         {
             let mut joins = self.joins.lock();
-            let old = |at: &Instant| at.elapsed() > JOINS_WITHIN;
-            while joins.front().is_some_and(old) {
-                joins.pop_front();
-            }
-            if joins.len() >= JOINS {
+            joins.retain(|_, at| at.elapsed() <= JOINS_WITHIN);
+            if joins.len() >= JOINS && !joins.contains_key(address) {
                 return Err(format!(
                     "{JOINS} servers have asked to join within {JOINS_WITHIN:?}: ask again later"
                 ));
             }
-            joins.push_back(Instant::now());
+            // Who asks again is no other server.
+            joins.entry(address.to_string()).or_insert_with(Instant::now);
         }
         let unheard = {
             let leading = self.leading.lock();

@@ -285,6 +285,11 @@ impl Replicas {
         let node = ReplicaId::new_life(self.options.server);
         let place = Folder::new(self.options.disk.clone(), self.folder(shard));
         if !place.names()?.is_empty() {
+            tracing::warn!(
+                %shard,
+                founding = %format!("{origin:016x}"),
+                "the replica that lies here is of another founding of the shard than the one that runs, which is made here"
+            );
             put_aside(&place)?;
             self.look_aside();
         }

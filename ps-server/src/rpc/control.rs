@@ -253,7 +253,9 @@ impl Control for ControlService {
                 shape: self.agent.shape().map(shape_to),
                 ..refuse(String::new())
             },
-            Ok(Outcome::Refused(why)) | Err(why) => refuse(why),
+            Ok(Outcome::Refused(why)) => refuse(why),
+            // No refusal: it has lost its majority, and the next leader may take the server in.
+            Err(why) => JoinReply { not_leader: true, ..refuse(why) },
             Ok(Outcome::Done) => refuse("an answer of another kind".into()),
         };
         Ok(Response::new(reply))
@@ -472,7 +474,7 @@ pub async fn ask_to_join(at: &[String], address: &str, within: Duration) -> Resu
 const JOIN_QUIET: Duration = Duration::from_secs(2);
 const JOIN_REPEAT: Duration = Duration::from_secs(10);
 const DESCRIBE: Duration = Duration::from_secs(1);
-/// After a leader's refusal. It counts how many ask within a time.
+/// After a leader's refusal, and where it could not take the order.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Until a leader takes it in. Keeps what a leader refused with.
@@ -494,6 +496,8 @@ async fn ask(at: &[String], address: &str, refused: &Mutex<String>) -> Result<Jo
             Ok(Ok(reply)) => {
                 if !reply.not_leader {
                     *refused.lock() = format!("{to}: {}", reply.why);
+                }
+                if !reply.not_leader || reply.leader == to {
                     tokio::time::sleep(ASK_AGAIN).await;
                 }
                 next.extend(Some(reply.leader).filter(|l| !l.is_empty() && *l != to));
