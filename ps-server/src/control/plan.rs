@@ -383,6 +383,9 @@ fn missing(view: &View, shard: ShardId, n: ReplicaId) -> String {
         (Some(r), _) => format!("the replica on {} waits: {}", n.server(), r.trouble),
         (None, Some(why)) => format!("{} has no room for a replica: {why}", n.server()),
         (None, None) if view.forgotten(n.server()) => format!("{} was forgotten", n.server()),
+        (None, None) if view.live(n.server()).is_some() => {
+            format!("{} is up, and holds no replica of it", n.server())
+        }
         (None, None) => format!("{} is silent", n.server()),
     }
 }
