@@ -106,7 +106,7 @@ enum Command {
 }
 
 fn main() {
-    paraft_allocator::keep_freed_pages();
+    paraft_allocator::set_up(paraft_host::memory::memory().is_scarce());
     let code = match Cli::parse().command {
         Command::Demo(a) => failure::report(demo::run(&a)),
         Command::Train(a) => failure::report(train::run(&a)),

@@ -47,15 +47,23 @@ impl Memory {
         self.tightest().map_or(u64::MAX, |p| p.limit)
     }
 
-    /// What stays free for everything that nobody plans: a thirty-second of the bound, at most 256 MiB.
+    /// Whether one of the bounds is so low that what an allocator keeps for speed weighs beside it.
+    pub fn is_scarce(&self) -> bool {
+        self.pools.iter().any(|p| p.limit < SCARCE)
+    }
+
+    /// What stays free for everything that nobody plans: a thirty-second of the bound, from 64 to 256 MiB.
     pub fn reserve(&self) -> u64 {
-        self.tightest().map_or(0, |p| (p.limit / 32).min(MOST_RESERVE))
+        self.tightest().map_or(0, |p| (p.limit / 32).clamp(LEAST_RESERVE, MOST_RESERVE))
     }
 }
 
 /// The pool of a limited address space.
 pub const ADDRESS_SPACE: &str = "ulimit -v";
 
+const SCARCE: u64 = 2 << 30;
+/// Messages on their way, and what the allocator keeps: more than a thirty-second where the bound is small.
+const LEAST_RESERVE: u64 = 64 << 20;
 const MOST_RESERVE: u64 = 256 << 20;
 
 /// A cgroup without a limit says `max` (v2) or a number near 2^63 (v1).

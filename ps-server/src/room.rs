@@ -143,7 +143,7 @@ impl Room {
     /// may have taken what was free then.
     ///
     /// # Errors
-    /// [`Unable::NoRoom`] where it would leave less than the reserve.
+    /// [`Unable::NoRoom`] where it would leave less than half the reserve: who was let in may use the rest.
     pub fn take(&self, bytes: u64) -> Result<(), Unable> {
         let mut inner = self.inner.lock();
         inner.taken = inner.taken.saturating_add(bytes);
@@ -152,7 +152,7 @@ impl Room {
             Some((_, spare)) => spare,
             None => {
                 let now = (self.look)();
-                let spare = now.free().saturating_sub(now.reserve());
+                let spare = now.free().saturating_sub(now.reserve() / 2);
                 inner.taken = bytes;
                 inner.seen = Some((Instant::now(), spare));
                 spare
@@ -214,10 +214,23 @@ mod tests {
     use paraft_host::memory::Pool;
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-    fn need(bytes: u64) -> Need {
-        Need { weights: bytes, ..Need::default() }
+    const MIB: u64 = 1 << 20;
+
+    /// In MiB.
+    fn need(weights: u64) -> Need {
+        Need { weights: weights * MIB, ..Need::default() }
     }
 
+    /// In MiB.
+    fn set(free: &AtomicU64, mib: u64) {
+        free.store(mib * MIB, Relaxed);
+    }
+
+    fn promised(room: &Room, but: Option<ShardId>) -> u64 {
+        room.promised(but) / MIB
+    }
+
+    /// That has 3200 MiB.
     fn host(free: &Arc<AtomicU64>) -> Arc<Room> {
         let free = free.clone();
         Room::with(move || Memory {
@@ -225,17 +238,17 @@ mod tests {
                 id: "h".into(),
                 what: "the host".into(),
                 free: free.load(Relaxed),
-                limit: 3200,
+                limit: 3200 * MIB,
             }],
         })
     }
 
     #[test]
     fn what_is_set_aside_is_not_given_twice_and_comes_back() {
-        let room = host(&Arc::new(AtomicU64::new(1100))); // 100 of it stay in reserve
+        let room = host(&Arc::new(AtomicU64::new(1100 * MIB))); // 100 of it stay in reserve
         let first = room.reserve(ShardId(0), &need(600)).expect("there is room");
         let why = room.reserve(ShardId(1), &need(600)).expect_err("it is promised").to_string();
-        for word in ["600 B", "1.1 KiB free of 3.1 KiB (the host)", "600 B of it promised"] {
+        for word in ["600.0 MiB", "1.1 GiB free of 3.1 GiB (the host)", "600.0 MiB of it promised"] {
             assert!(why.contains(word), "`{word}` is not in: {why}");
         }
         let _small = room.reserve(ShardId(1), &need(400)).expect("there is room");
@@ -245,64 +258,66 @@ mod tests {
 
     #[test]
     fn a_log_in_memory_is_not_counted_as_used_and_as_promised() {
-        let free = Arc::new(AtomicU64::new(1100));
+        let free = Arc::new(AtomicU64::new(1100 * MIB));
         let room = host(&free);
-        let with_log = |log| Need { weights: 300, log, ..Need::default() };
+        let with_log = |log| Need { weights: 300 * MIB, log: log * MIB, ..Need::default() };
         let logs = [0, 1].map(|_| Arc::new(AtomicU64::new(0)));
         for (shard, log) in (0..).map(ShardId).zip(&logs) {
             let log = log.clone();
             room.log_of(shard, move || log.load(Relaxed));
         }
         let _first = room.reserve(ShardId(0), &with_log(200)).expect("there is room");
-        assert_eq!(room.promised(None), 500);
-        logs[0].store(250, Relaxed); // longer than was thought: what others are promised stays theirs
-        logs[1].store(150, Relaxed);
-        free.store(700, Relaxed);
-        assert_eq!(room.promised(None), 300);
+        assert_eq!(promised(&room, None), 500);
+        set(&logs[0], 250); // longer than was thought: what others are promised stays theirs
+        set(&logs[1], 150);
+        set(&free, 700);
+        assert_eq!(promised(&room, None), 300);
         room.reserve(ShardId(1), &with_log(160)).expect_err("310 more are needed, and 300 are left");
         let _second = room.reserve(ShardId(1), &with_log(150)).expect("its log is there already");
-        assert_eq!(room.promised(None), 600);
+        assert_eq!(promised(&room, None), 600);
     }
 
     #[test]
     fn what_was_set_aside_for_a_replica_before_it_was_opened_is_not_asked_for_again() {
-        let free = Arc::new(AtomicU64::new(1100));
+        let free = Arc::new(AtomicU64::new(1100 * MIB));
         let room = host(&free);
         let expected = room.reserve(ShardId(0), &need(900)).expect("there is room");
-        free.store(300, Relaxed); // it has read its files
+        set(&free, 300); // it has read its files
         room.reserve(ShardId(0), &need(901)).expect_err("more than was set aside");
         let own = room.reserve(ShardId(0), &need(900)).expect("it is its own");
         drop(expected);
-        assert_eq!(room.promised(None), 900);
+        assert_eq!(promised(&room, None), 900);
         drop(own);
         room.reserve(ShardId(0), &need(900)).expect_err("nothing is set aside any more");
     }
 
     #[test]
     fn a_replica_that_begins_anew_takes_its_own_place() {
-        let room = host(&Arc::new(AtomicU64::new(1100)));
+        let room = host(&Arc::new(AtomicU64::new(1100 * MIB)));
         let _before = room.reserve(ShardId(0), &need(900)).expect("there is room");
         let _after = room.reserve(ShardId(0), &need(1000)).expect("in its own place");
-        assert_eq!((room.promised(Some(ShardId(0))), room.promised(None)), (0, 1900));
+        assert_eq!((promised(&room, Some(ShardId(0))), promised(&room, None)), (0, 1900));
     }
 
     #[test]
     fn what_others_took_meanwhile_is_seen_before_it_is_too_late() {
-        let free = Arc::new(AtomicU64::new(1100));
+        let free = Arc::new(AtomicU64::new(1100 * MIB));
         let room = host(&free);
         let _aside = room.reserve(ShardId(0), &need(900)).expect("there is room");
-        room.take(400).expect("as planned");
-        free.store(300, Relaxed);
+        room.take(400 * MIB).expect("as planned");
+        set(&free, 300);
         std::thread::sleep(LOOK);
-        let why = room.take(400).expect_err("others took it").to_string();
-        assert!(why.contains("300 B free"), "{why}");
-        free.store(1100, Relaxed);
-        room.take(400).expect("it is there again");
+        let why = room.take(400 * MIB).expect_err("others took it").to_string();
+        assert!(why.contains("300.0 MiB free"), "{why}");
+        set(&free, 1100);
+        room.take(400 * MIB).expect("it is there again");
     }
 
     #[test]
     fn without_an_end_everything_fits() {
-        let _all = Room::unlimited().reserve(ShardId(0), &need(u64::MAX)).expect("fits");
+        let _all = Room::unlimited()
+            .reserve(ShardId(0), &Need { weights: u64::MAX, ..Need::default() })
+            .expect("fits");
         Room::unlimited().take(u64::MAX).expect("fits");
     }
 }

@@ -354,6 +354,6 @@ async fn a_replica_in_memory_without_room_is_not_hosted_anew_before_there_is_som
     // Of another founding nothing is known.
     free.store(100, Relaxed);
     replicas.host(S0, SHARDS, Durability::QuorumMemory, 8).await.expect("hosted");
-    assert_eq!(replicas.room().promised(None), 0);
+    until("the promise to end", || (replicas.room().promised(None) == 0).then_some(())).await;
     replicas.shutdown().await;
 }
