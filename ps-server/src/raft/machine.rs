@@ -43,6 +43,10 @@ pub trait Replicated: Send + Sync + 'static {
     fn touched(&self, changes: &[Change]) -> u64 {
         changes.iter().map(|c| c.payload().len() as u64).sum()
     }
+    /// What is applied or installed from now on was proposed in this term, or earlier.
+    fn in_term(&self, term: u64) {
+        let _ = term;
+    }
     /// The whole state; the bulk is shared until it changes.
     fn image(&self) -> RawImage;
     /// Replaces the whole state by the one that an image's head and parts are; on an error nothing has changed. A part
@@ -365,6 +369,7 @@ impl RaftStateMachine<Types> for Machine {
             for item in items {
                 let (entry, responder) = item?;
                 let log_id = entry.log_id();
+                self.state.in_term(log_id.leader_id.term);
                 match entry.payload {
                     EntryPayload::Normal(Change::Check) => {
                         self.apply_run(&mut run).await?;
@@ -409,6 +414,9 @@ impl RaftStateMachine<Types> for Machine {
         // Nobody else has it as a rule; then each part goes as its values are taken over.
         let RawImage { head, parts } = Arc::try_unwrap(image).unwrap_or_else(|shared| (*shared).clone());
         let (state, bytes) = (self.state.clone(), parts.iter().map(|p| p.len() as u64).sum());
+        if let Some(last) = &meta.last_log_id {
+            state.in_term(last.leader_id.term);
+        }
         let install = move || state.install_parts(&head, &mut parts.into_iter().map(Ok));
         let installed = compute::long(bytes, install).await?;
         installed?;

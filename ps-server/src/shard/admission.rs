@@ -85,10 +85,18 @@ mod tests {
             assert_eq!(got, want, "bucket {bucket} step {step}");
         }
         // Its own of step 3 is in, those of 4 and 5 came too late.
-        let m = Member { steps: vec![Step(5)], taken: vec![Step(3)], ..m };
+        let m = Member { steps: vec![Step(5)], taken: vec![Step(3), Step(0)], ..m };
         let answers = [3, 4, 5, 6, 7].map(|step| admit(&m, 0, Step(step), v, v, None));
         use Admission::{Accept, Applied, PassedOver};
         assert_eq!(answers[..4], [Applied, PassedOver, PassedOver, Accept]);
         assert_eq!(answers[4], Admission::WrongStep { expected: Step(6) });
+        // Its own of step 6 is in before it hears of 4 and 5.
+        let mut m = m;
+        m.take(0, Step(6));
+        let answers = [3, 4, 5, 6, 7].map(|step| admit(&m, 0, Step(step), v, v, None));
+        assert_eq!(answers, [Applied, PassedOver, PassedOver, Applied, Accept]);
+        m.take(0, Step(7));
+        let answers = [4, 5, 6].map(|step| admit(&m, 0, Step(step), v, v, None));
+        assert_eq!(answers, [PassedOver, PassedOver, Applied], "and those stay what they were");
     }
 }

@@ -171,7 +171,9 @@ impl Shard {
         }
         *self.staged.write() = image.staged.clone().filter(|_| configured.is_some());
         // Together: who reads clocks must not find other buckets with them.
-        *self.state.write() = State { configured, meta: image.meta.clone() };
+        let mut meta = image.meta.clone();
+        meta.members.complete();
+        *self.state.write() = State { configured, meta };
         Ok(())
     }
 
@@ -188,8 +190,8 @@ impl Shard {
             })
             && image.meta.chunks.as_ref().map(Chunks::plan) == job.chunks.filter(|_| self.id() == ShardId(0))
             && image.meta.members.iter().all(|(_, m)| {
-                let taken = if job.round.passes_over() { places.len() } else { 0 };
-                m.steps.len() == places.len() && m.taken.len() == taken
+                let half = if job.round.passes_over() { places.len() } else { 0 };
+                m.steps.len() == places.len() && [half, 2 * half].contains(&m.taken.len())
             });
         if !fits {
             return Err(format!("the snapshot of {} does not fit its job's buckets", self.id()).into());

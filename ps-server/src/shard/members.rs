@@ -4,6 +4,10 @@ use paraft_common::{Seq, SessionId, Step, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Steps before the last one that was applied, of which it is known whether they were passed over: more than a worker keeps
+/// to push again.
+const REMEMBERED: u64 = 64;
+
 /// A registered worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
@@ -14,8 +18,10 @@ pub struct Member {
     /// For each bucket of the shard, the last step applied. This is what makes a retry recognisable: a push
     /// for a step that is in already is a duplicate, whoever leads now.
     pub steps: Vec<Step>,
-    /// For each bucket, the last step of its own that was applied, where rounds pass members over (empty where they do not):
-    /// up to `steps` everything after it was passed over.
+    /// Where rounds pass members over (empty where they do not): for each bucket, the last step of its own that was applied;
+    /// up to `steps` everything after it was passed over. Then, for each bucket, which of the [`REMEMBERED`] steps before
+    /// that one were: bit `k` of step `taken - 1 - k`. (In one field, since snapshots of the first release have but its
+    /// first half.)
     pub taken: Vec<Step>,
     /// It has done all its steps; clocks and barriers no longer wait for it.
     pub finished: bool,
@@ -38,19 +44,50 @@ impl Member {
         }
     }
 
-    /// Whether a push of this step came too late for its round, or would.
+    /// Whether a push of this step came too late for its round, or would. Known of the steps that a worker may push again:
+    /// it can have the next one in before it hears that this one was passed over.
     pub fn is_passed_over(&self, bucket: usize, step: Step) -> bool {
         let (at, taken) = (self.steps.get(bucket), self.taken.get(bucket));
-        at.zip(taken).is_some_and(|(at, taken)| *taken < step && step <= *at)
+        let Some((at, taken)) = at.zip(taken) else { return false };
+        if *taken < step {
+            return step <= *at;
+        }
+        let missed = self.taken.get(self.steps.len() + bucket).map_or(0, |m| m.0);
+        let before = taken.0 - step.0;
+        (1..=REMEMBERED).contains(&before) && missed >> (before - 1) & 1 == 1
     }
 
     /// A push of its own of this step is in.
     pub(super) fn take(&mut self, bucket: usize, step: Step) {
+        let at = self.steps.len() + bucket;
+        if at < self.taken.len() {
+            let passed =
+                |before: &u64| step.0 > *before && self.is_passed_over(bucket, Step(step.0 - before));
+            let missed = (1..=REMEMBERED).filter(passed).fold(0, |missed, before| missed | 1 << (before - 1));
+            self.taken[at] = Step(missed);
+        }
         for steps in [&mut self.steps, &mut self.taken] {
             if let Some(s) = steps.get_mut(bucket) {
                 *s = step;
             }
         }
+    }
+
+    /// Goes on to where `now` is, the same member as the log knows it: never back.
+    pub(super) fn follow(&mut self, now: &Self) {
+        let buckets = self.steps.len();
+        self.steps.iter_mut().zip(&now.steps).for_each(|(s, n)| *s = (*s).max(*n));
+        for bucket in 0..buckets {
+            if self.taken.get(bucket) > now.taken.get(bucket) {
+                continue;
+            }
+            for i in [bucket, buckets + bucket] {
+                if let Some((t, n)) = self.taken.get_mut(i).zip(now.taken.get(i)) {
+                    *t = *n;
+                }
+            }
+        }
+        (self.finished, self.resting) = (now.finished, now.resting);
     }
 
     fn furthest(&self) -> Step {
@@ -117,7 +154,8 @@ impl Members {
     pub(super) fn join(&mut self, worker: WorkerId, session: SessionId, buckets: usize, passes_over: bool) {
         self.remove(worker);
         let steps = vec![self.start(buckets); buckets];
-        let taken = if passes_over { steps.clone() } else { Vec::new() };
+        let mut taken = if passes_over { steps.clone() } else { Vec::new() };
+        taken.resize(2 * taken.len(), Step(0));
         let member = Member { session, last_seq: Seq(0), steps, taken, finished: false, resting: false };
         self.by_id.insert(worker, member);
     }
@@ -165,6 +203,13 @@ impl Members {
         member.resting = false;
         member.steps.iter_mut().for_each(|s| *s = (*s).max(start));
         Some(member.clock())
+    }
+
+    /// Members of a snapshot of the first release have nothing of what was passed over before their last step.
+    pub(super) fn complete(&mut self) {
+        for m in self.by_id.values_mut().filter(|m| m.taken.len() == m.steps.len()) {
+            m.taken.resize(2 * m.steps.len(), Step(0));
+        }
     }
 
     fn remove(&mut self, worker: WorkerId) {

@@ -74,6 +74,10 @@ impl Replicated for Observed {
         Ok(applied)
     }
 
+    fn in_term(&self, term: u64) {
+        self.shard.in_term(term);
+    }
+
     fn touched(&self, changes: &[Change]) -> u64 {
         self.shard.touched(changes)
     }

@@ -140,6 +140,8 @@ struct Lead {
     arrived: BTreeMap<(WorkerId, usize), (Moment, u64)>,
     /// Pushes that follow what is not applied here yet, by local bucket; a worker's in the order of their steps.
     early: BTreeMap<usize, BTreeMap<(WorkerId, Step), cuts::Queued>>,
+    /// What workers said behind pushes that are not proposed yet: they finish, or rest.
+    behind_own: Vec<(WorkerId, Command)>,
     /// Rounds on their way that pass members over, by local bucket.
     closing: BTreeSet<(usize, Step)>,
     /// Working copies, and what waits for a cut.
@@ -372,11 +374,17 @@ impl Owner {
 
     /// A proposal failed though the term did not end (the lease ran out, say): begin again.
     fn restart(&mut self, reigns: &mut u64) {
-        let term = self.lead.as_ref().map(|l| l.term);
+        let term = self.lead.as_ref().map(|l| l.term).filter(|_| !self.is_deposed());
         self.step_down();
         if let Some(term) = term.filter(|_| self.group.leadership().borrow().leads) {
             self.begin(term, reigns, true);
         }
+    }
+
+    /// Something of a successor is applied here, and that there is one was not heard yet. What this leader has (working
+    /// copies, what is in flight) does not fit to what is replicated any more: nobody may be told anything by it.
+    fn is_deposed(&self) -> bool {
+        self.lead.as_ref().is_some_and(|l| l.term < self.shard.term())
     }
 
     fn ready(&mut self) {
@@ -440,8 +448,11 @@ impl Owner {
                 if let Some(s) = self.streams.get_mut(&conn) {
                     s.session = Some(session);
                     self.attach(conn, worker, session);
-                } else if let Some(lead) = &mut self.lead {
-                    lead.absent.insert(worker, Instant::now());
+                } else {
+                    self.session_over(worker);
+                    if let Some(lead) = &mut self.lead {
+                        lead.absent.insert(worker, Instant::now());
+                    }
                 }
             }
             (Purpose::Update { bucket, contributions, of }, Outcome::Updated { version, applied }) => {
@@ -472,6 +483,7 @@ impl Owner {
                     self.send(conn, Reply::Left);
                     self.closed(conn);
                 }
+                self.session_over(worker);
             }
             (Purpose::Pull(go), Outcome::Done) => return self.pull_recorded(go),
             (Purpose::SwitchMode, outcome) => self.switched(&outcome),

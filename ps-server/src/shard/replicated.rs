@@ -3,6 +3,7 @@
 use super::{bucket::Bucket, image::Image, state::Shard};
 use crate::raft::{Applied, Change, Outdated, RawImage, Replicated, Unable};
 use paraft_common::Payload;
+use std::sync::atomic::Ordering::Release;
 
 impl Replicated for Shard {
     fn apply(&self, change: &Change) -> Result<Applied, Unable> {
@@ -21,6 +22,10 @@ impl Replicated for Shard {
             }
             None => changes.iter().map(|c| Replicated::apply(self, c)).collect(),
         }
+    }
+
+    fn in_term(&self, term: u64) {
+        self.term.fetch_max(term, Release);
     }
 
     fn touched(&self, changes: &[Change]) -> u64 {

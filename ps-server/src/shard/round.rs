@@ -72,6 +72,11 @@ impl Rounds {
         self.open.range((step, 0)..=(step, usize::MAX)).any(|(_, r)| r.contains_key(&worker))
     }
 
+    /// Whether any push of `worker` waits for the others.
+    pub fn holds_any(&self, worker: WorkerId) -> bool {
+        self.open.values().any(|r| r.contains_key(&worker))
+    }
+
     /// Drops what a worker that left has pushed into open rounds: it was never acknowledged.
     pub fn forget(&mut self, worker: WorkerId) {
         for round in self.open.values_mut() {
@@ -155,6 +160,11 @@ impl Rounds {
     pub fn due(&self, rule: &RoundConfig) -> Option<Instant> {
         let first = self.ready.values().min()?;
         (rule.rule().grace() > Duration::ZERO).then(|| *first + rule.rule().grace())
+    }
+
+    /// A round that may not close yet is not due before it has waited once more.
+    pub fn waits_again(&mut self, round: (Step, usize)) {
+        self.ready.remove(&round);
     }
 
     /// Closes a round.

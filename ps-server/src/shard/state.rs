@@ -27,7 +27,10 @@ use parking_lot::{MappedRwLockWriteGuard, Mutex, RwLock, RwLockWriteGuard};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Acquire},
+    },
 };
 
 pub use super::configured::Configured;
@@ -43,6 +46,7 @@ pub struct Shard {
     pub(super) staged: RwLock<Option<Staged>>,
     pub(super) room: Arc<Room>,
     pub(super) claim: Mutex<Claim>,
+    pub(super) term: AtomicU64,
 }
 
 /// The job's buckets, and the clocks that say how far they are.
@@ -217,7 +221,8 @@ impl Shard {
     /// As [`Self::new`], on a server with so much room.
     pub fn within(room: Arc<Room>, id: ShardId, shards: u32) -> Self {
         let (state, staged) = (RwLock::default(), RwLock::default());
-        Self { id, shards, state, staged, room, claim: Mutex::default() }
+        let (claim, term) = (Mutex::default(), AtomicU64::new(0));
+        Self { id, shards, state, staged, room, claim, term }
     }
 
     /// Its number.
@@ -245,6 +250,12 @@ impl Shard {
     pub fn view<T>(&self, f: impl FnOnce(Option<&Arc<Configured>>, &Meta) -> T) -> T {
         let state = self.state.read();
         f(state.configured.as_ref(), &state.meta)
+    }
+
+    /// The latest term of which anything is applied here. Who has read the state and then this knows that nothing of a
+    /// later one was in what it has read.
+    pub fn term(&self) -> u64 {
+        self.term.load(Acquire)
     }
 
     /// Bytes of the parts of an image cut that wait for its marker.

@@ -186,9 +186,7 @@ impl Working {
     pub fn follow(&mut self, members: &Members) {
         self.members.retain(|w, m| {
             let Some(now) = members.in_session(*w, m.session) else { return false };
-            m.steps.iter_mut().zip(&now.steps).for_each(|(s, n)| *s = (*s).max(*n));
-            m.taken.iter_mut().zip(&now.taken).for_each(|(s, n)| *s = (*s).max(*n));
-            (m.finished, m.resting) = (now.finished, now.resting);
+            m.follow(now);
             true
         });
     }

@@ -19,7 +19,7 @@ use crate::shard::{
     state::Configured,
     working::{Owed, Piece, Working},
 };
-use paraft_common::{Durability, Payload, WorkerId, config::ServerJob};
+use paraft_common::{Durability, Mode, Payload, WorkerId, config::ServerJob};
 use paraft_trace::Moment;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -49,8 +49,10 @@ pub const MAX_AHEAD: u64 = 4;
 #[derive(Default)]
 pub struct Cuts {
     pub form: Form,
-    /// A change of form is proposed: pushes wait until it is applied.
+    /// A change of form is under way: pushes wait until it is applied.
     changing: Option<Form>,
+    /// And it is proposed.
+    change_proposed: bool,
     pub working: Working,
     /// Parts proposed and not yet applied.
     parts: usize,
@@ -81,6 +83,8 @@ pub struct Queued {
     pub sum_of_squares: f64,
     pub payload: Payload,
     pub arrived: Moment,
+    /// It came before its worker got weights from this leader.
+    pub from_elsewhere: bool,
 }
 
 impl Cuts {
@@ -144,6 +148,17 @@ impl Cuts {
     }
 }
 
+impl Lead {
+    /// Whether the form may change now: not while rounds are open, which end as updates.
+    fn may_change_form(&self, conf: &Configured, mode: Mode) -> bool {
+        let in_rounds = !self.rounds.is_empty() || !self.unclipped.is_empty();
+        conf.job.may_change_form(mode)
+            && self.switching.is_none()
+            && self.cuts.changing.is_none()
+            && !in_rounds
+    }
+}
+
 impl Owner {
     /// Whether a push may be taken now; else it must be queued, behind those that are.
     pub(super) fn takes_pushes(&self, conf: &Configured) -> bool {
@@ -184,7 +199,7 @@ impl Owner {
             tracing::warn!(shard = self.shard.id().0, "no majority takes the image cut under way");
             return self.restart(reigns);
         }
-        if self.lead.as_ref().is_some_and(|l| l.broken) {
+        if self.lead.as_ref().is_some_and(|l| l.broken) || self.is_deposed() {
             return self.restart(reigns);
         }
         let Some(conf) = self.shard.configured() else { return };
@@ -196,7 +211,9 @@ impl Owner {
         if self.follow_form(&conf) {
             self.answer_pulls(super::pulls::Touched::All); // of the other form's state none were
         }
+        self.propose_change().await;
         self.drain_queue(&conf).await;
+        self.propose_what_waited().await;
         if self.shard.read(|m| m.in_force.mode).averages() {
             return; // image cuts are not for lock-step
         }
@@ -220,7 +237,7 @@ impl Owner {
     fn follow_form(&mut self, conf: &Configured) -> bool {
         let form = self.shard.read(|m| m.form);
         let Some(lead) = &mut self.lead else { return false };
-        let over = lead.cuts.changing.is_none_or(|to| to == form);
+        let over = lead.cuts.changing.is_none_or(|to| to == form && lead.cuts.change_proposed);
         if !over || lead.cuts.form == form && lead.cuts.changing.is_none() || !lead.cuts.working.is_level() {
             return false;
         }
@@ -261,10 +278,10 @@ impl Owner {
 
     async fn consider_form(&mut self, conf: &Configured) {
         let mode = self.shard.read(|m| m.in_force.mode);
-        let stays = |l: &&mut Lead| conf.job.may_change_form(mode) && l.switching.is_none();
-        let Some(lead) = self.lead.as_mut().filter(stays) else { return };
+        let may = |l: &&mut Lead| l.may_change_form(conf, mode);
+        let Some(lead) = self.lead.as_mut().filter(may) else { return };
         let cuts = &mut lead.cuts;
-        let Some(meter) = cuts.meter.as_mut().filter(|_| cuts.changing.is_none()) else { return };
+        let Some(meter) = &mut cuts.meter else { return };
         let Some(form) = meter.decide(cuts.form, Instant::now()) else { return };
         if form == Form::Images && self.group.others() == 0 {
             return; // there is nobody to send fewer bytes to, and acks would wait for cuts
@@ -276,17 +293,26 @@ impl Owner {
     pub(super) async fn change_form_if_possible(&mut self, form: Form) {
         let Some(conf) = self.shard.configured() else { return };
         let mode = self.shard.read(|m| m.in_force.mode);
-        let may =
-            |l: &Lead| l.ready && l.switching.is_none() && l.cuts.changing.is_none() && l.cuts.form != form;
-        if conf.job.may_change_form(mode) && self.lead.as_ref().is_some_and(may) {
+        let may = |l: &Lead| l.ready && l.may_change_form(&conf, mode) && l.cuts.form != form;
+        if self.lead.as_ref().is_some_and(may) {
             self.change_form(form).await;
         }
     }
 
-    /// Proposes another form; pushes wait until it is applied.
+    /// Begins a change of form; pushes wait until it is applied.
     pub(super) async fn change_form(&mut self, form: Form) {
         let Some(lead) = &mut self.lead else { return };
-        lead.cuts.changing = Some(form);
+        (lead.cuts.changing, lead.cuts.change_proposed) = (Some(form), false);
+        self.propose_change().await;
+    }
+
+    /// Proposes the change of form, behind the pushes that were taken before it: those that wait for what is not applied yet
+    /// become updates first.
+    async fn propose_change(&mut self) {
+        let Some(lead) = self.lead.as_mut().filter(|l| l.early.is_empty()) else { return };
+        let cuts = &mut lead.cuts;
+        let Some(form) = cuts.changing.filter(|_| !cuts.change_proposed) else { return };
+        cuts.change_proposed = true;
         self.propose_behind_cut(Purpose::ChangeForm, Command::ChangeForm { form }.into()).await;
     }
 

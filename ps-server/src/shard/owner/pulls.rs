@@ -62,18 +62,14 @@ impl Owner {
         let mut go = Vec::new();
         self.shard.view(|now, m| {
             // A snapshot was installed: it is deposed, and these clocks are not those of its buckets.
-            if !now.is_some_and(|now| Arc::ptr_eq(now, &conf)) {
+            if !now.is_some_and(|now| Arc::ptr_eq(now, &conf)) || lead.term < self.shard.term() {
                 return;
             }
             let mode = m.in_force.mode;
             // What is applied here counts, replicated or not: it is what the pull will show.
             let slowest = least(m.members.active().map(|(w, m)| working.member(w, m).clock()));
-            // It is deposed and does not know: a later leader's cut, or its updates, have moved the clocks, and not the
-            // working copies.
-            let later = m.last_cut.is_some_and(|cut| cut.term > lead.term);
-            let deposed = images && (later || m.form != Form::Images);
             lead.pulls.retain_mut(|p| {
-                if deposed || matches!(touched, Touched::Pull(conn) if conn != p.conn) {
+                if matches!(touched, Touched::Pull(conn) if conn != p.conn) {
                     return true;
                 }
                 let member = m.members.get(p.worker);

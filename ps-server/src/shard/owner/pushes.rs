@@ -44,7 +44,10 @@ impl Owner {
             }
             Message::Push { seq, step, bucket, pulled, samples, sum_of_squares, payload, arrived } => {
                 let contribution = Contribution { worker, session, seq, step, pulled, samples };
-                self.push(Queued { conn, contribution, bucket, sum_of_squares, payload, arrived }).await;
+                let from_elsewhere = self.lead.as_ref().is_none_or(|l| !l.cuts.answered.contains(&worker));
+                let push =
+                    Queued { conn, contribution, bucket, sum_of_squares, payload, arrived, from_elsewhere };
+                self.push(push).await;
             }
             Message::Pull { done, last, section, have, loss, only, at_least: _ } => {
                 self.counters.pulls.fetch_add(1, Relaxed);
@@ -89,10 +92,28 @@ impl Owner {
                 self.leased(conn, worker, session, message).await;
             }
             Message::Finish => {
-                let finish = Command::Finish { worker, session };
-                self.propose_behind_cut(Purpose::Other, finish.into()).await;
+                self.propose_behind_own(worker, Command::Finish { worker, session }).await;
             }
             Message::Leave => self.take_out(worker, session, Some(conn)).await,
+        }
+    }
+
+    /// Proposes what a worker says behind its pushes. As long as one of them waits, for room, for an earlier one or for
+    /// the others of its round, this waits too: a worker that the log calls finished has all its pushes there, and who asks
+    /// for the final weights, of whichever leader, gets them.
+    pub(super) async fn propose_behind_own(&mut self, worker: WorkerId, command: Command) {
+        let Some(lead) = &mut self.lead else { return };
+        if holds_pushes(lead, worker) {
+            lead.behind_own.push((worker, command));
+        } else {
+            self.propose_behind_cut(Purpose::Other, command.into()).await;
+        }
+    }
+
+    pub(super) async fn propose_what_waited(&mut self) {
+        let Some(lead) = self.lead.as_mut().filter(|l| !l.behind_own.is_empty()) else { return };
+        for (worker, command) in std::mem::take(&mut lead.behind_own) {
+            self.propose_behind_own(worker, command).await;
         }
     }
 
@@ -113,7 +134,8 @@ impl Owner {
 
     /// Decides over one push and applies it to the working copy, proposes it, or adds it to its round.
     pub(super) async fn take_push(&mut self, conf: &Arc<Configured>, push: Queued) {
-        let Queued { conn, contribution: mut c, bucket, sum_of_squares, payload, arrived } = push;
+        let Queued { conn, contribution: mut c, bucket, sum_of_squares, payload, arrived, from_elsewhere } =
+            push;
         let Some(lead) = &mut self.lead else { return };
         let target = &conf.buckets[bucket];
         // The latest: of one that the shard shows already the outcome may not be heard yet.
@@ -123,7 +145,6 @@ impl Owner {
         let images = lead.cuts.form == Form::Images;
         let working = images.then(|| lead.cuts.working.data(conf, bucket));
         let current = working.as_ref().map_or_else(|| target.version(), |w| w.version);
-        let from_elsewhere = !lead.cuts.answered.contains(&c.worker);
         let averages = self.shard.read(|m| m.in_force.of_push(c.step)).averages();
         if conf.job.log != LogForm::Updates && from_elsewhere {
             // Pulls of image cuts' leaders may show what is not replicated yet, so after a change of leadership a
@@ -168,6 +189,7 @@ impl Owner {
                 sum_of_squares,
                 payload,
                 arrived,
+                from_elsewhere,
             });
         }
         let refuse = |kind| Refusal { kind, seq: c.seq.0 };
@@ -403,11 +425,13 @@ impl Owner {
             lead.rounds.complete(&m.members, &leaving, &conf.job.round, Instant::now())
         });
         for (step, bucket) in complete {
+            let passed_over = passes_over && self.is_closed(bucket, step);
+            let Some(lead) = &mut self.lead else { return };
             // A later round that is on its way passes over those who are in this one.
-            if passes_over && self.is_closed(bucket, step) {
+            if passed_over {
+                lead.rounds.waits_again((step, bucket));
                 continue;
             }
-            let Some(lead) = &mut self.lead else { return };
             let Some(round) = lead.rounds.close((step, bucket)) else { continue };
             let (encoding, len, of) = (conf.encoding(bucket), conf.buckets[bucket].spec.len, conf.clone());
             let computed = compute::run(round.bytes(len), move || round.sum(&of.job, encoding, len)).await;
@@ -468,6 +492,15 @@ impl Owner {
             self.update(&conf, bucket, sum.contributions, factor, passes_over, sum.payload).await;
         }
     }
+}
+
+/// Whether a push of `worker` was taken and not proposed.
+fn holds_pushes(lead: &Lead, worker: WorkerId) -> bool {
+    let unclipped = |sum: &Sum| sum.contributions.iter().any(|c| c.worker == worker);
+    lead.cuts.has_queued(worker)
+        || lead.early.values().any(|pushes| pushes.keys().any(|(w, _)| *w == worker))
+        || lead.rounds.holds_any(worker)
+        || lead.unclipped.values().flat_map(BTreeMap::values).any(unclipped)
 }
 
 fn unclipped_step(lead: &Lead, worker: WorkerId, bucket: usize) -> Option<Step> {

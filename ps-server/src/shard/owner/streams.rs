@@ -125,11 +125,24 @@ impl Owner {
         }
     }
 
+    /// Where the worker has a stream whose session the log has ended meanwhile, it hears so: nothing that it waits for will
+    /// come.
+    pub(super) fn session_over(&mut self, worker: WorkerId) {
+        let Some(conn) = self.lead.as_ref().and_then(|l| l.by_worker.get(&worker).copied()) else { return };
+        let Some(session) = self.streams.get(&conn).and_then(|s| s.session) else { return };
+        if self.shard.read(|m| m.members.in_session(worker, session).is_none()) {
+            self.refuse(conn, RefusalKind::UnknownSession { worker, session }.into());
+        }
+    }
+
     pub(super) fn attached(&self) -> Vec<ConnId> {
         self.lead.as_ref().map(|l| l.by_worker.values().copied().collect()).unwrap_or_default()
     }
 
     pub(super) fn send(&mut self, conn: ConnId, reply: Reply) {
+        if self.is_deposed() {
+            return;
+        }
         let failed = self.streams.get(&conn).is_some_and(|s| s.tx.try_send(reply).is_err());
         if failed {
             // The queue holds everything a worker may have outstanding, so a full one is a worker that does

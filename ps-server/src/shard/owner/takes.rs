@@ -33,8 +33,8 @@ impl Owner {
                 self.propose(Purpose::Other, take.into()).await;
             }
             Message::Rest => {
-                // Behind what it has pushed: in the log too a worker trains, then rests.
-                self.propose_behind_cut(Purpose::Other, Command::Rest { worker, session }.into()).await;
+                // In the log too a worker trains, then rests.
+                self.propose_behind_own(worker, Command::Rest { worker, session }).await;
             }
             Message::Resume { level } => {
                 // Behind what the others have pushed: where they are decides where it begins.

@@ -27,6 +27,7 @@ type Source = (usize, u64, u64);
 
 #[derive(Clone)]
 pub struct Entry {
+    term: u64,
     /// `None`: the first entry of a term.
     change: Option<Change>,
     source: Source,
@@ -153,6 +154,7 @@ impl Cluster {
             let at = g.nodes[node].applied;
             let Some(entry) = g.committed.get(at).cloned() else { break };
             let n = &mut g.nodes[node];
+            n.shard.in_term(entry.term);
             let applied = entry
                 .change
                 .map_or(Applied::None, |c| Replicated::apply(&*n.shard, &c).expect("memory has no end"));
@@ -172,10 +174,10 @@ impl Cluster {
         let mut g = self.0.lock();
         g.term += 1;
         g.open.truncate(kept);
-        g.open.push_back(Entry { change: None, source: (usize::MAX, 0, 0) });
+        let term = g.term;
+        g.open.push_back(Entry { term, change: None, source: (usize::MAX, 0, 0) });
         g.first = None;
         g.leader = node;
-        let term = g.term;
         g.nodes[node].refuse("deposed, and elected again");
         g.nodes[node].believes = Some(term);
         let lead = Leadership { term, leader: Some(ServerId(node as u64)), leads: true, role: Role::Leader };
@@ -217,6 +219,7 @@ impl Cluster {
             return;
         }
         let image: RawImage = Replicated::image(&g.truth);
+        g.nodes[node].shard.in_term(g.committed.last().map_or(0, |e| e.term));
         Replicated::install(&*g.nodes[node].shard, &image).expect("the group's own snapshot");
         g.nodes[node].applied = g.committed.len();
     }
@@ -263,7 +266,7 @@ impl Replication for Handle {
         n.waiting.insert(number, tx);
         // Those of a leader that was deposed without its knowing reach nobody.
         if believes == term {
-            g.open.push_back(Entry { change: Some(change), source: (self.node, self.life, number) });
+            g.open.push_back(Entry { term, change: Some(change), source: (self.node, self.life, number) });
         }
         let waits = async move { rx.await.unwrap_or_else(|_| Err(ProposeError::new("it has crashed"))) };
         async move { Ok(waits.boxed()) }.boxed()

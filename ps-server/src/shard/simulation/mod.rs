@@ -28,7 +28,10 @@ use worker::{BUCKETS, PLACES, Stream, Worker};
 const NODES: usize = 3;
 const WORKERS: u32 = 3;
 /// Schedules that are tried where nobody says otherwise.
-const SCHEDULES: u64 = 5000;
+const SCHEDULES: u64 = 8000;
+/// Of [`Schedule::fails`]: those that schedules can have as their theme.
+const UNAWARES: usize = 14;
+const NO_ANSWERS: usize = 15;
 /// A schedule's events, before everything heals.
 const EVENTS: u64 = 400;
 
@@ -46,7 +49,8 @@ struct Schedule {
     cut_off: bool,
     /// For so many events nothing is committed.
     slow: usize,
-    forgetful: bool,
+    /// What fails most, of [`Self::fails`].
+    theme: Option<usize>,
     /// The job's mode is switched now and then.
     switches: bool,
     /// The log changes its form now and then.
@@ -62,7 +66,7 @@ impl Schedule {
     fn new(seed: u64, trace: Rc<RefCell<Vec<String>>>) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mode = [Mode::Bsp, Mode::Ssp(1), Mode::Asp][(rng.next_u64() % 3) as usize];
-        let forgetful = rng.next_u64().is_multiple_of(4);
+        let theme = [Some(NO_ANSWERS), Some(UNAWARES), None, None][(rng.next_u64() % 4) as usize];
         let images = mode != Mode::Bsp && rng.next_u64().is_multiple_of(2);
         let workers = 1 + (rng.next_u64() % u64::from(WORKERS)) as u32;
         let job = ServerJob {
@@ -106,7 +110,7 @@ impl Schedule {
             conns: 0,
             cut_off: false,
             slow: 0,
-            forgetful,
+            theme,
             doubts: 0,
             amid: 0,
             trace,
@@ -190,8 +194,10 @@ impl Schedule {
 
     async fn fails(&mut self) {
         let w = self.below(self.workers.len());
-        // A quarter of the schedules is about a leader that keeps its term and loses its answers.
-        let which = if self.forgetful && self.below(3) > 0 { 15 } else { self.below(16) };
+        // A quarter of the schedules is about a leader that keeps its term and loses its answers, another about one that
+        // loses its term and does not know.
+        let theme = if self.below(3) > 0 { self.theme } else { None };
+        let which = theme.unwrap_or_else(|| self.below(16));
         match which {
             0 | 1 => {
                 self.say(format!("worker {w}'s stream breaks"));
@@ -236,6 +242,7 @@ impl Schedule {
                 let what = if worker.hangs { "hangs" } else { "goes on" };
                 self.say(format!("worker {w} {what}"));
             }
+            UNAWARES => self.is_deposed_unawares(w).await,
             12 if self.below(2) == 0 && !self.workers[w].finished => {
                 self.say(format!("worker {w} dies"));
                 let old = self.workers[w].dies(&mut self.history);
@@ -288,6 +295,42 @@ impl Schedule {
         }
     }
 
+    /// A worker finds a successor that trains with it at once. The leader applies what the successor commits, hears
+    /// nothing of it otherwise, and still has its other workers.
+    async fn is_deposed_unawares(&mut self, w: usize) {
+        let old = self.cluster.0.lock().leader;
+        let successor = (old + 1 + self.below(NODES - 1)) % NODES;
+        let kept = self.below(3);
+        self.say(format!(
+            "leader {old} is deposed by {successor} unawares, with {kept} open entries; worker {w} goes"
+        ));
+        self.cluster.elect(successor, kept);
+        let broken = self.workers[w].disconnect();
+        self.broken.extend(broken.map(|s| s.breaks(0)));
+        self.connect(w, false);
+        for _ in 0..1 + self.below(8) {
+            if let Some(s) = &mut self.workers[w].stream {
+                s.deliver(usize::MAX);
+            }
+            self.passes(30).await;
+            self.owners_work().await;
+            self.cluster.commit(usize::MAX);
+            self.cluster.apply(successor, usize::MAX);
+            self.owners_work().await;
+            let broken = self.workers[w].hears(&mut self.history);
+            self.broken.extend(broken.map(|s| s.breaks(0)));
+            self.cluster.apply(old, usize::MAX);
+            for other in (0..self.workers.len()).filter(|other| *other != w) {
+                if let Some(s) = &mut self.workers[other].stream {
+                    s.deliver(usize::MAX);
+                }
+                self.owners_work().await;
+                let broken = self.workers[other].hears(&mut self.history);
+                self.broken.extend(broken.map(|s| s.breaks(0)));
+            }
+        }
+    }
+
     fn crash(&mut self, node: usize) {
         let leads = self.cluster.0.lock().leader == node;
         if leads {
@@ -315,7 +358,7 @@ impl Schedule {
         let events = 20 + self.rng.next_u64() % EVENTS;
         // Half of the schedules leave the workers time to train between two faults.
         let trains = self.below(2) == 0;
-        let trouble = match (trains, self.forgetful) {
+        let trouble = match (trains, self.theme == Some(NO_ANSWERS)) {
             (true, _) => 40 + self.below(40),
             (false, true) => 15 + self.below(12),
             (false, false) => 2 + self.below(12),
