@@ -16,6 +16,7 @@ use crate::{
 use paraft_common::{
     BucketId, Durability, Encoding, LogForm, Mode, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId,
     config::ServerJob,
+    round::{Backup, RoundConfig},
 };
 use paraft_host::memory::{Memory, Pool};
 use std::{
@@ -111,6 +112,24 @@ fn a_snapshot_that_does_not_fit_is_refused_before_its_bulk_is_read() {
     }
     assert!(small.configured().is_none());
     assert_eq!(small.room().promised(None), 0);
+}
+
+#[test]
+fn a_snapshot_of_the_first_release_knows_only_the_last_steps_that_were_taken() {
+    let round = RoundConfig::Backup(Backup { spare: 1 });
+    let job = ServerJob { workers: 2, round, ..ServerJob::new("backup", Mode::Bsp, 8, 4) };
+    let shard = Shard::new(ShardId(0), 1);
+    shard.apply(&admit(&job));
+    let (worker, session) = (WorkerId(0), SessionId(7));
+    shard.apply(&Command::JoinAs { worker, session }.into());
+    let now = shard.image();
+    let mut then = now.clone();
+    let member = then.meta.members.get_mut(worker).expect("it joined");
+    member.taken.truncate(member.steps.len());
+    assert_ne!(then, now);
+    let other = Shard::new(ShardId(0), 1);
+    other.install(&then).expect("it is read");
+    assert_eq!(other.image(), now, "as on a replica that has applied the log");
 }
 
 #[test]

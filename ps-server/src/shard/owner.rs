@@ -336,7 +336,12 @@ impl Owner {
                 match result {
                     Ok(()) => self.ready(),
                     Err(e) => {
-                        tracing::warn!(shard = self.shard.id().0, error = %e, "cannot lead yet");
+                        // Said once a term: it tries again many times a second.
+                        let shard = self.shard.id().0;
+                        match self.lead.as_ref().is_some_and(|l| l.again) {
+                            true => tracing::debug!(shard, error = %e, "cannot lead yet"),
+                            false => tracing::warn!(shard, error = %e, "cannot lead yet"),
+                        }
                         self.restart(reigns);
                     }
                 }
