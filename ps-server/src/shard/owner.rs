@@ -140,8 +140,8 @@ struct Lead {
     arrived: BTreeMap<(WorkerId, usize), (Moment, u64)>,
     /// Pushes that follow what is not applied here yet, by local bucket; a worker's in the order of their steps.
     early: BTreeMap<usize, BTreeMap<(WorkerId, Step), cuts::Queued>>,
-    /// What workers said behind pushes that are not proposed yet: they finish, or rest.
-    behind_own: Vec<(WorkerId, Command)>,
+    /// What workers said behind pushes that are not proposed yet, in that order: they finish, rest, go on.
+    behind_own: Vec<(WorkerId, Purpose, Command)>,
     /// Rounds on their way that pass members over, by local bucket.
     closing: BTreeSet<(usize, Step)>,
     /// Working copies, and what waits for a cut.

@@ -61,7 +61,7 @@ impl Owner {
         let mut hurry = false;
         let mut go = Vec::new();
         self.shard.view(|now, m| {
-            // A snapshot was installed: it is deposed, and these clocks are not those of its buckets.
+            // It is deposed, or a snapshot was installed: these clocks are not those of its buckets.
             if !now.is_some_and(|now| Arc::ptr_eq(now, &conf)) || lead.term < self.shard.term() {
                 return;
             }

@@ -92,7 +92,8 @@ impl Owner {
                 self.leased(conn, worker, session, message).await;
             }
             Message::Finish => {
-                self.propose_behind_own(worker, Command::Finish { worker, session }).await;
+                let finish = Command::Finish { worker, session };
+                self.propose_behind_own(worker, Purpose::Other, finish).await;
             }
             Message::Leave => self.take_out(worker, session, Some(conn)).await,
         }
@@ -100,20 +101,20 @@ impl Owner {
 
     /// Proposes what a worker says behind its pushes. As long as one of them waits, for room, for an earlier one or for
     /// the others of its round, this waits too: a worker that the log calls finished has all its pushes there, and who asks
-    /// for the final weights, of whichever leader, gets them.
-    pub(super) async fn propose_behind_own(&mut self, worker: WorkerId, command: Command) {
+    /// for the final weights, of whichever leader, gets them. What a worker says keeps its order.
+    pub(super) async fn propose_behind_own(&mut self, worker: WorkerId, purpose: Purpose, command: Command) {
         let Some(lead) = &mut self.lead else { return };
-        if holds_pushes(lead, worker) {
-            lead.behind_own.push((worker, command));
+        if holds_pushes(lead, worker) || lead.behind_own.iter().any(|(w, ..)| *w == worker) {
+            lead.behind_own.push((worker, purpose, command));
         } else {
-            self.propose_behind_cut(Purpose::Other, command.into()).await;
+            self.propose_behind_cut(purpose, command.into()).await;
         }
     }
 
     pub(super) async fn propose_what_waited(&mut self) {
         let Some(lead) = self.lead.as_mut().filter(|l| !l.behind_own.is_empty()) else { return };
-        for (worker, command) in std::mem::take(&mut lead.behind_own) {
-            self.propose_behind_own(worker, command).await;
+        for (worker, purpose, command) in std::mem::take(&mut lead.behind_own) {
+            self.propose_behind_own(worker, purpose, command).await;
         }
     }
 

@@ -34,12 +34,13 @@ impl Owner {
             }
             Message::Rest => {
                 // In the log too a worker trains, then rests.
-                self.propose_behind_own(worker, Command::Rest { worker, session }).await;
+                let rest = Command::Rest { worker, session };
+                self.propose_behind_own(worker, Purpose::Other, rest).await;
             }
             Message::Resume { level } => {
                 // Behind what the others have pushed: where they are decides where it begins.
                 let resume = Command::Resume { worker, session, level };
-                self.propose_behind_cut(Purpose::Resume { conn }, resume.into()).await;
+                self.propose_behind_own(worker, Purpose::Resume { conn }, resume).await;
             }
             _ => {}
         }
