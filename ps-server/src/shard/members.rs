@@ -19,7 +19,7 @@ pub struct Member {
     /// for a step that is in already is a duplicate, whoever leads now.
     pub steps: Vec<Step>,
     /// Where rounds pass members over (empty where they do not): for each bucket, the last step of its own that was applied;
-    /// up to `steps` everything after it was passed over. Then, for each bucket, which of the [`REMEMBERED`] steps before
+    /// up to `steps` everything after it was passed over. Then, for each bucket, which of the 64 steps before
     /// that one were: bit `k` of step `taken - 1 - k`. (In one field, since snapshots of the first release have but its
     /// first half.)
     pub taken: Vec<Step>,
