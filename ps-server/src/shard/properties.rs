@@ -15,6 +15,7 @@ use paraft_common::{
     codec::put_f32_le,
     config::{EarlyStop, ServerJob},
     optim::{ClipConfig, Gradient, OptimizerConfig, ScheduleConfig},
+    round::{Backup, RoundConfig},
 };
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -434,6 +435,35 @@ fn a_round_that_closed_before_its_worker_came_back_counts_for_the_new_session() 
         Outcome::Updated { version: Version(1), applied: false },
         "its step is in"
     );
+}
+
+/// Rounds may close without a member only where it waits in a round: an update that closes none is of an asynchronous
+/// mode, in which a push that comes late is as good as any.
+#[test]
+fn only_an_update_that_closes_a_round_passes_anybody_over() {
+    for closes in [false, true] {
+        let round = RoundConfig::Backup(Backup { spare: 1 });
+        let schedule = ScheduleConfig::default();
+        let job = ServerJob { schedule, round, ..job(OptimizerConfig::sgd(1.0), 0) };
+        let (shard, _) = configured(&job);
+        let join = |w: u32| match shard.apply(&Command::Join { worker: WorkerId(w) }.into()) {
+            Outcome::Joined { session, .. } => session,
+            other => panic!("{other:?}"),
+        };
+        let (a, b) = (join(0), join(1));
+        let update = |w: u32, session, closes| {
+            let (worker, seq, step, pulled) = (WorkerId(w), Seq(1), Step(1), Version(0));
+            let contributions = vec![Contribution { worker, session, seq, step, pulled, samples: 1 }];
+            let (bucket, encoding) = (BucketId(0), Encoding::F32);
+            let command = Command::Update { bucket, contributions, encoding, factor: 1.0, closes };
+            Proposal { command, payload: 1f32.to_le_bytes().repeat(6).into() }
+        };
+        shard.apply(&update(0, a, closes));
+        assert_eq!(shard.read(|m| m.passed_over), u64::from(closes));
+        let late = shard.apply(&update(1, b, false));
+        assert_eq!(matches!(late, Outcome::Updated { applied: true, .. }), !closes, "{late:?}");
+        assert_eq!(weight(&shard), if closes { -1.0 } else { -2.0 });
+    }
 }
 
 #[test]
