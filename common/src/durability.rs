@@ -1,7 +1,7 @@
-//! What an acknowledgement of a push promises, and in which form changes enter the replicated log.
+//! What an acknowledgement of a push promises.
 //!
-//! The three levels differ in what a crash can cost; the two forms in what travels. Not every pair makes
-//! sense, and [`check`] says why: the job file's validation and the servers' use the same sentences.
+//! The three levels differ in what a crash can cost. Not every level goes with every mode, and [`check`] says why: the
+//! job file's validation and the servers' use the same sentences.
 
 use crate::consistency::Mode;
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,12 @@ impl Durability {
     /// Whether logs are kept on disk.
     pub fn on_disk(self) -> bool {
         self == Durability::QuorumDisk
+    }
+
+    /// Whether the leader acknowledges alone: pushes change its working copies, and replicas get the weights and state of
+    /// changed buckets, not the updates.
+    pub fn is_leader(self) -> bool {
+        self == Durability::Leader
     }
 
     /// The word in job files and flags.
@@ -60,30 +66,6 @@ impl FromStr for Durability {
             .into_iter()
             .find(|d| d.name() == s)
             .ok_or_else(|| ParseDurabilityError(s.to_string()))
-    }
-}
-
-/// Which way into the log a job wants.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LogForm {
-    /// One entry for each update: the gradient travels, and every replica runs the optimizer.
-    Updates,
-    /// Image cuts: the leader applies pushes to working copies, and now and then the images of the buckets that
-    /// changed travel, closed by one marker. SSP and ASP only.
-    Images,
-    /// Update entries at first; the leader measures and changes to the form that moves fewer bytes, and back.
-    #[default]
-    Auto,
-}
-
-impl fmt::Display for LogForm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            LogForm::Updates => "updates",
-            LogForm::Images => "images",
-            LogForm::Auto => "auto",
-        })
     }
 }
 
@@ -124,33 +106,13 @@ pub struct DurabilityError {
 }
 
 /// Whether these go together.
-pub fn check(
-    mode: Mode,
-    log: LogForm,
-    durability: Durability,
-    window: LeaderWindow,
-) -> Result<(), DurabilityError> {
+pub fn check(mode: Mode, durability: Durability, window: LeaderWindow) -> Result<(), DurabilityError> {
     let bad = |key, message: String, remedy| Err(DurabilityError { key, message, remedy });
     if mode.averages() && durability == Durability::Leader {
         return bad(
             "durability",
             format!("{mode} promises the weights of one process; a lost acknowledged push would break it"),
             "use durability quorum-memory or quorum-disk, or mode ssp:S or asp",
-        );
-    }
-    if mode.averages() && log == LogForm::Images {
-        return bad(
-            "log",
-            format!("{mode} writes one averaged update for each step already; images would only be larger"),
-            "use log updates or auto, or mode ssp:S or asp",
-        );
-    }
-    if durability == Durability::Leader && log == LogForm::Updates {
-        return bad(
-            "log",
-            "durability leader acknowledges pushes on the leader's working copies, which log updates has not"
-                .into(),
-            "use log images or auto, or durability quorum-memory",
         );
     }
     if !(2..=60_000).contains(&window.ms) {
@@ -169,38 +131,31 @@ mod tests {
 
     #[test]
     fn contradictions_are_named_with_their_key_and_a_remedy() {
-        use {Durability as D, LogForm as L};
+        use Durability as D;
         let w = LeaderWindow::default();
-        for (mode, log, durability, window, key) in [
-            (Mode::Bsp, L::Auto, D::QuorumMemory, w, None),
-            (Mode::Bsp, L::Updates, D::QuorumDisk, w, None),
-            (Mode::Asp, L::Images, D::QuorumMemory, w, None),
-            (Mode::Ssp(2), L::Auto, D::Leader, w, None),
-            (Mode::Asp, L::Images, D::Leader, w, None),
-            (Mode::Bsp, L::Auto, D::Leader, w, Some("durability")),
-            (Mode::Bsp, L::Images, D::QuorumMemory, w, Some("log")),
-            (Mode::Asp, L::Updates, D::Leader, w, Some("log")),
-            (Mode::Asp, L::Auto, D::Leader, LeaderWindow { ms: 1, ..w }, Some("leader_window_ms")),
-            (Mode::Asp, L::Auto, D::Leader, LeaderWindow { pushes: 0, ..w }, Some("leader_window_pushes")),
+        for (mode, durability, window, key) in [
+            (Mode::Bsp, D::QuorumMemory, w, None),
+            (Mode::Bsp, D::QuorumDisk, w, None),
+            (Mode::Ssp(2), D::Leader, w, None),
+            (Mode::Asp, D::Leader, w, None),
+            (Mode::Bsp, D::Leader, w, Some("durability")),
+            (Mode::Asp, D::Leader, LeaderWindow { ms: 1, ..w }, Some("leader_window_ms")),
+            (Mode::Asp, D::Leader, LeaderWindow { pushes: 0, ..w }, Some("leader_window_pushes")),
         ] {
-            let got = check(mode, log, durability, window).err().map(|e| e.key);
-            assert_eq!(got, key, "{mode} {log} {durability} {window:?}");
+            let got = check(mode, durability, window).err().map(|e| e.key);
+            assert_eq!(got, key, "{mode} {durability} {window:?}");
         }
     }
 
     #[test]
-    fn levels_and_forms_read_back_what_they_print() {
+    fn levels_read_back_what_they_print() {
         #[derive(Deserialize)]
-        struct Both {
+        struct Job {
             durability: Durability,
-            log: LogForm,
         }
         for d in [Durability::QuorumDisk, Durability::QuorumMemory, Durability::Leader] {
-            for l in [LogForm::Updates, LogForm::Images, LogForm::Auto] {
-                let read: Both =
-                    toml::from_str(&format!("durability = \"{d}\"\nlog = \"{l}\"")).expect("toml");
-                assert_eq!((read.durability, read.log), (d, l));
-            }
+            let read: Job = toml::from_str(&format!("durability = \"{d}\"")).expect("toml");
+            assert_eq!(read.durability, d);
         }
     }
 }

@@ -21,16 +21,14 @@ pub mod need;
 pub mod optim;
 pub mod payload;
 pub mod placement;
-pub mod pull_from;
 pub mod retry;
 pub mod round;
 mod simd;
 
 pub use auto::{AutoConfig, ModeChoice};
 pub use consistency::{InForce, Mode};
-pub use durability::{Durability, LeaderWindow, LogForm};
+pub use durability::{Durability, LeaderWindow};
 pub use encoding::Encoding;
 pub use id::{BucketId, Seq, ServerId, SessionId, ShardId, Step, Version, WorkerId};
 pub use layout::{BucketSpec, Layout, TensorKind, TensorSpec};
 pub use payload::Payload;
-pub use pull_from::PullFrom;

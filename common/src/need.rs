@@ -71,7 +71,7 @@ impl Need {
             weights,
             slots,
             kept,
-            staged: if job.begins_with_images() { state } else { 0 },
+            staged: if job.durability.is_leader() { state } else { 0 },
             log,
             copies: state.min((1024 * MIB).max(state / 16)),
             queued: pushed.min(window).saturating_mul(workers),

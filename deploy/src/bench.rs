@@ -14,7 +14,6 @@ mod gpu;
 mod large;
 mod latency;
 mod load;
-mod log;
 mod meter;
 mod peers;
 mod plain;
@@ -42,9 +41,6 @@ enum Which {
     Apply(apply::ApplyBenchArgs),
     /// A small push and a small pull: p50 and p99 by the number of callers, against a bare tonic call.
     Latency(latency::LatencyBenchArgs),
-    /// The two ways into the log: bytes replicated for each byte pushed, and pushes a second, of update entries and
-    /// of image cuts.
-    Log(log::LogBenchArgs),
     /// Pushes through admission, log and apply: goodput, pushes a second, latency of acks and bytes on the wire, by
     /// replicas and durability level.
     Shard(shard::ShardBenchArgs),
@@ -97,7 +93,6 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
     match &args.which {
         Which::Train(a) => train::run(a),
         Which::Wire(a) => wire::run(a),
-        Which::Log(a) => log::run(a),
         Which::Fire(a) => fire::run(a),
         Which::Shard(a) => shard::run(a),
         Which::Fanout(a) => fanout::run(a),

@@ -82,13 +82,12 @@ pub fn print(jobs: &[JobInfo]) {
 
 fn headline(job: &JobInfo) -> String {
     format!(
-        "job {}  {}  begun in {}  {} workers  {}  log {}  first seen {}",
+        "job {}  {}  begun in {}  {} workers  {}  first seen {}",
         job.name,
         job.state,
         job.mode,
         job.workers,
         job.durability,
-        job.log,
         ago(job.first_seen_ms)
     )
 }
@@ -132,7 +131,7 @@ pub fn as_json(jobs: &[JobInfo]) -> Value {
     };
     let job = |j: &JobInfo| {
         json!({"job": j.name, "origin": format!("{:016x}", j.origin), "state": j.state, "mode": j.mode,
-               "workers": j.workers, "durability": j.durability, "log": j.log, "first_seen_ms": j.first_seen_ms,
+               "workers": j.workers, "durability": j.durability, "first_seen_ms": j.first_seen_ms,
                "latest": j.checkpoints.last().map(checkpoint), "best": best(j).map(checkpoint),
                "checkpoints": j.checkpoints.iter().map(checkpoint).collect::<Vec<_>>()})
     };

@@ -2,14 +2,14 @@
 //!
 //! Shard 0 is asked first; the number that it gives to the switch is the same on every shard.
 
-use crate::{failure::Failure, fleet::JOB_FILE, status};
+use crate::{failure::Failure, status};
 use clap::Args;
-use paraft_common::{ModeChoice, PullFrom};
+use paraft_common::ModeChoice;
 use paraft_proto::{PROTOCOL, Refused, SwitchModeRequest};
-use paraft_worker::{Job, exit};
+use paraft_worker::exit;
 use std::{
     collections::BTreeMap,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 use tokio::runtime::Runtime;
@@ -31,15 +31,12 @@ pub struct ModeArgs {
     pub wait: u64,
 }
 
-/// A switch waits for image cuts under way, and for a majority.
+/// A switch waits for a majority.
 const ANSWER: Duration = Duration::from_secs(10);
 
 pub fn run(args: &ModeArgs) -> Result<i32, Failure> {
     let servers = status::addresses(args.of.as_deref(), &args.servers)?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
-    if args.mode == ModeChoice::Auto {
-        sees_who_waits(args.of.as_deref())?;
-    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no runtime: {e}")))?;
     let ask = |shard, switch: &Switch| ask(&runtime, &args.job, &servers, shard, switch, deadline);
@@ -56,21 +53,6 @@ pub fn run(args: &ModeArgs) -> Result<i32, Failure> {
     }
     out!("{shards} shard{} switched", if shards == 1 { "" } else { "s" });
     Ok(exit::OK)
-}
-
-/// Where the job's file is at hand: whether its leaders answer the pulls, by which the rule sees who waits.
-fn sees_who_waits(of: Option<&Path>) -> Result<(), Failure> {
-    let file = match of {
-        Some(dir) if dir.is_dir() => dir.join(JOB_FILE),
-        Some(file) if file.is_file() => file.to_path_buf(),
-        _ => return Ok(()),
-    };
-    if !file.exists() || Job::load(&file, &[])?.cluster.pull_from != PullFrom::Any {
-        return Ok(());
-    }
-    let why = "with cluster.pull_from = \"any\" the rule of `auto` does not see who waits: leaders do not answer the pulls";
-    Err(Failure::new(exit::CONFIG, why)
-        .help("nothing has changed; choose a mode, or begin the job with pull_from = \"leader\""))
 }
 
 /// What is known of the job before the switch.

@@ -222,7 +222,6 @@ fn print(r: &StatusReply, digest: bool) {
         "pushes",
         "waited",
         "lost",
-        "log",
     ];
     if digest {
         header.push("digest@index");
@@ -255,7 +254,6 @@ fn print(r: &StatusReply, digest: bool) {
             s.pushes.to_string(),
             s.pulls_waited.to_string(),
             lost(s),
-            s.log_form.clone(),
         ];
         if digest {
             row.push(format!("{:016x}@{}", s.digest, s.applied_index));
@@ -329,7 +327,7 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
                 "pulls": s.pulls, "pulls_waited": s.pulls_waited, "not_modified": s.not_modified, "max_gap": s.max_gap,
                 "bytes_pushed": s.bytes_pushed, "bytes_pulled": s.bytes_pulled, "workers_lost": s.workers_lost,
                 "buckets": s.buckets, "values": s.values,
-                "durability": s.durability, "log_form": s.log_form, "pushes_lost": s.pushes_lost,
+                "durability": s.durability, "pushes_lost": s.pushes_lost,
                 "bytes_logged": s.bytes_logged, "cuts": s.cuts,
                 "chunks": s.chunks.map(|c| json!({
                     "epoch": c.epoch, "per_epoch": c.per_epoch, "done": c.done, "held": c.held, "returned": c.returned,

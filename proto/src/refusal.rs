@@ -96,14 +96,10 @@ pub enum RefusalKind {
     BadMode(String),
     #[error("{0}")]
     BadSwitch(String),
-    #[error("a stream of reads takes OpenReads and then plain pulls; {0} goes to the leader, by Exchange")]
-    ReadsOnly(&'static str),
     #[error(
         "this replica of {0} is of another founding than the one asked for: the leader knows which is the shard's"
     )]
     OtherFounding(ShardId),
-    #[error("OpenReads has origin 0: it is the one that Opened has given")]
-    NoOrigin,
 }
 
 fn other_job(running: &str, asked: &str, difference: Option<&str>) -> String {
@@ -182,9 +178,7 @@ impl RefusalKind {
             K::BadRequest => W::BadRequest,
             K::BadMode(_) => W::BadMode,
             K::BadSwitch(_) => W::BadSwitch,
-            K::ReadsOnly(_) => W::ReadsOnly,
             K::OtherFounding(_) => W::OtherFounding,
-            K::NoOrigin => W::NoOrigin,
             K::NoRoom(_) => W::NoRoom,
         }
     }

@@ -1,7 +1,7 @@
 //! The methods whose messages carry bulk, by hand; the others are generated.
 
 use crate::{
-    CheckpointPart, CheckpointRequest, FromShard, PeerReply, PeerRequest, ToShard,
+    CheckpointPart, CheckpointRequest, FromShard, PeerReply, PeerRequest, ReadRequest, ToShard,
     bulk::{self, Incoming, WithBulk},
     limits,
 };
@@ -32,12 +32,10 @@ pub async fn exchange(
     bulk::call(channel, EXCHANGE, messages, limits::MAX_MESSAGE_BYTES).await
 }
 
-/// `Shards.Read`: pulls from any replica.
-pub async fn read(
-    channel: &Channel,
-    messages: impl Stream<Item = WithBulk<ToShard>> + Send + Unpin + 'static,
-) -> Result<Incoming<FromShard>, Status> {
-    bulk::call(channel, READ, messages, limits::MAX_MESSAGE_BYTES).await
+/// `Shards.Read`: weights from any replica.
+pub async fn read(channel: &Channel, request: ReadRequest) -> Result<Incoming<FromShard>, Status> {
+    let request = stream::iter([WithBulk::from(request)]);
+    bulk::call(channel, READ, request, limits::MAX_MESSAGE_BYTES).await
 }
 
 /// `Shards.Checkpoint`: one shard's part of a checkpoint.

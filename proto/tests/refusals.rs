@@ -43,9 +43,7 @@ fn all() -> Vec<K> {
         K::BadRequest,
         K::BadMode("b".into()),
         K::BadSwitch("number".into()),
-        K::ReadsOnly("Beat"),
         K::OtherFounding(shard),
-        K::NoOrigin,
         K::NoRoom("too large".into()),
     ]
 }

@@ -35,7 +35,7 @@ mod state;
 
 pub use agent::{Agent, AgentOptions, HAND_OVER, Identity};
 pub use groups::{Answer, Asks, Groups, Holds, Key, Overview, Refused, Then};
-pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, is_in};
+pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, Retired, is_in};
 pub use plan::{
     AsideReport, Directive, Do, Health, Heard, JobReport, Patience, ReplicaReport, Report, founding_anew,
 };

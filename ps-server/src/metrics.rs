@@ -38,7 +38,7 @@ type Labels = [(&'static str, String); 1];
 /// One number of a shard's status. The texts end without a dot: the library adds one.
 type Of = fn(&ShardStatus) -> u64;
 
-const GAUGES: [(&str, &str, Of); 11] = [
+const GAUGES: [(&str, &str, Of); 10] = [
     ("shard_leader", "1 where this server leads the shard", |s| u64::from(s.role == "leader")),
     ("raft_term", "Raft term", |s| s.term),
     ("raft_applied_index", "Log index applied", |s| s.applied_index),
@@ -48,9 +48,6 @@ const GAUGES: [(&str, &str, Of); 11] = [
     ("log_length_bytes", "Bytes of the replica's log, without what is purged", |s| s.log_bytes),
     ("log_memory_bytes", "Bytes of the replica's log that are in memory", |s| s.log_memory_bytes),
     ("workers", "Members that train", |s| active(s).count() as u64),
-    ("log_images", "1 where image cuts enter the shard's log, 0 where updates do", |s| {
-        u64::from(s.log_form == "images")
-    }),
     ("slowest_step", "Clock of the slowest member that trains", |s| active(s).min().unwrap_or(0)),
 ];
 

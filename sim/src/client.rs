@@ -254,7 +254,7 @@ impl Client {
             false => Vec::new(),
         };
         let loss = self.loss.filter(|_| shard == ShardId(0));
-        let message = Message::Pull { done, last, section: false, have, loss, only, at_least: Vec::new() };
+        let message = Message::Pull { done, last, section: false, have, loss, only };
         self.send(shard, 0, message);
     }
 

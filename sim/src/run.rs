@@ -15,9 +15,7 @@ use crate::{
     world::World,
 };
 use bytes::Bytes;
-use paraft_common::{
-    BucketId, Layout, PullFrom, ServerId, ShardId, Version, WorkerId, codec::put_f32_le, placement,
-};
+use paraft_common::{BucketId, Layout, ServerId, ShardId, Version, WorkerId, codec::put_f32_le, placement};
 use paraft_data::Split;
 use paraft_models::{Evaluation, Model};
 use paraft_record::{Event, event};
@@ -73,9 +71,6 @@ pub fn check(job: &Job, setup: &Setup) -> Result<(), SimError> {
     }
     if job.train.sampler == SamplerKind::Leased {
         return no("the leased sampler", "set train.sampler = \"static\"");
-    }
-    if job.cluster.pull_from == PullFrom::Any {
-        return no("pulls from any replica", "set cluster.pull_from = \"leader\"");
     }
     if setup.server_mttf_s.is_some() && job.cluster.replicas == 1 {
         return no(

@@ -72,8 +72,8 @@ fn troubled() -> Setup {
 
 #[test]
 fn a_seed_is_a_run_bit_for_bit_and_another_seed_is_another() {
-    for (mode, log) in [("bsp", "updates"), ("ssp:2", "updates"), ("asp", "images"), ("asp", "auto")] {
-        let job = job(&[&format!("train.mode={mode}"), &format!("cluster.log={log}")]);
+    for mode in ["bsp", "ssp:2", "asp"] {
+        let job = job(&[&format!("train.mode={mode}")]);
         let (first, events) = run(&job, &troubled());
         let (again, same) = run(&job, &troubled());
         let apart = events.iter().zip(&same).find(|(a, b)| a != b);
@@ -269,15 +269,11 @@ fn ledger(places: usize) -> (Box<dyn Model>, Split) {
 #[test]
 fn every_push_is_applied_exactly_once_under_failovers() {
     const PLACES: usize = 960;
-    for (i, (mode, log)) in [("asp", "updates"), ("ssp:2", "updates"), ("asp", "images"), ("ssp:2", "auto")]
-        .into_iter()
-        .enumerate()
-    {
+    for (i, mode) in ["asp", "ssp:2"].into_iter().enumerate() {
         for seed in 0..4 {
-            let (mode, log) = (format!("train.mode={mode}"), format!("cluster.log={log}"));
+            let mode = format!("train.mode={mode}");
             let mut job = job(&[
                 &mode,
-                &log,
                 "train.epochs=3",
                 "train.batch=4",
                 "cluster.bucket_bytes=400",
@@ -293,12 +289,9 @@ fn every_push_is_applied_exactly_once_under_failovers() {
                 ..troubled()
             };
             let (outcome, events) = run_with(&job, &setup, ledger(PLACES)).expect("it ends");
-            assert!(outcome.server_failures >= 3, "{mode} {log} seed {seed}: {}", outcome.server_failures);
+            assert!(outcome.server_failures >= 3, "{mode} seed {seed}: {}", outcome.server_failures);
             let wrong: Vec<_> = (0..PLACES).filter(|i| outcome.weights[*i] != -3.0).collect();
-            assert!(
-                wrong.is_empty(),
-                "{mode} {log} seed {seed}: {wrong:?} are not applied once in each epoch"
-            );
+            assert!(wrong.is_empty(), "{mode} seed {seed}: {wrong:?} are not applied once in each epoch");
             let r = record(&events);
             let pushes: u64 = r.shards.iter().map(|s| s.pushes).sum();
             let steps: u64 = r.workers.iter().map(|w| w.steps).sum();
@@ -364,7 +357,6 @@ fn what_the_simulator_does_not_have_is_refused() {
     for (set, setup, word) in [
         (vec!["train.sampler=leased"], Setup::default(), "leased"),
         (vec!["train.group_size=2"], Setup::default(), "group"),
-        (vec!["cluster.pull_from=any"], Setup::default(), "pull"),
         (vec!["cluster.replicas=1"], Setup { server_mttf_s: Some(1.0), ..Setup::default() }, "replicas"),
         (vec![], Setup { compute_ms: -1.0, ..Setup::default() }, "compute-ms"),
     ] {

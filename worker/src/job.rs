@@ -5,7 +5,7 @@
 
 use crate::device::DeviceConfig;
 use paraft_common::{
-    AutoConfig, Durability, Encoding, Layout, LogForm, Mode, ModeChoice, PullFrom, TensorKind, TensorSpec,
+    AutoConfig, Durability, Encoding, Layout, Mode, ModeChoice, TensorKind, TensorSpec,
     algorithm::{AlgorithmConfig, AlgorithmError},
     config::{EarlyStop, MAX_GRACE_MS, ServerJob, overlay},
     durability,
@@ -543,19 +543,10 @@ impl Job {
                 return bad(key, why, "set cluster.durability = \"leader\", or take the key out");
             }
         }
-        if c.pull_from == PullFrom::Any && c.durability == Durability::Leader {
-            let why = "at durability leader only the leader has what it has acknowledged";
-            return bad("cluster.pull_from", why.into(), "set cluster.pull_from = \"leader\"");
-        }
         self.auto.validate().or_else(|e| bad(e.key, e.to_string(), "see docs/consistency.md"))?;
-        if t.mode == ModeChoice::Auto && c.pull_from == PullFrom::Any {
-            let why = "the rule of train.mode = \"auto\" sees who waits by the pulls that the leader answers";
-            return bad("cluster.pull_from", why.into(), "set cluster.pull_from = \"leader\"");
-        }
-        durability::check(t.mode.first(&self.auto), c.log, c.durability, c.leader_window()).or_else(|e| {
+        durability::check(t.mode.first(&self.auto), c.durability, c.leader_window()).or_else(|e| {
             let key = match e.key {
                 "durability" => "cluster.durability",
-                "log" => "cluster.log",
                 "leader_window_ms" => "cluster.leader_window_ms",
                 _ => "cluster.leader_window_pushes",
             };
@@ -586,20 +577,11 @@ impl Job {
             }
         })?;
         let (kind, keeps) = (self.algorithm.kind(), self.algorithm.algorithm().keeps());
-        if keeps.of_workers() && (c.log == LogForm::Images || c.durability == Durability::Leader) {
+        if keeps.of_workers() && c.durability == Durability::Leader {
             let why = format!(
-                "{kind} keeps something of each worker on the shards, and image cuts do not hold that"
+                "{kind} keeps something of each worker on the shards, which replicas do not get at durability leader"
             );
-            return bad_algorithm(
-                why,
-                "use cluster.log = \"updates\" and a quorum durability, or another algorithm",
-            );
-        }
-        if keeps.pulled && c.pull_from == PullFrom::Any {
-            let why = format!(
-                "{kind} needs the log to hold what each worker has pulled, and only leaders write it"
-            );
-            return bad("cluster.pull_from", why, "set cluster.pull_from = \"leader\"");
+            return bad_algorithm(why, "use a quorum durability, or another algorithm");
         }
         if t.exchange == Exchange::AllReduce {
             if self.algorithm != AlgorithmConfig::default() {
@@ -677,7 +659,6 @@ impl Job {
             bucket_len,
             grace_ms: self.cluster.grace_ms,
             durability: self.cluster.durability,
-            log: self.cluster.log,
             leader_window: self.cluster.leader_window(),
             algorithm: self.algorithm,
             round: self.round,

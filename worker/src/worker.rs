@@ -203,7 +203,6 @@ fn client_options(
         worker: WorkerId(options.rank / job.train.group_size),
         job: server_job,
         transport: transport(job),
-        pull_from: job.cluster.pull_from,
         patience: Duration::from_millis(job.cluster.patience_ms),
         handover: match leads {
             false => HANDOVER,

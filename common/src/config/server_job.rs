@@ -5,7 +5,7 @@ use crate::{
     algorithm::{AlgorithmConfig, Keeps},
     auto::{AutoConfig, ModeChoice},
     consistency::Mode,
-    durability::{self, Durability, LeaderWindow, LogForm},
+    durability::{self, Durability, LeaderWindow},
     encoding::Encoding,
     layout::{Layout, LayoutError, MAX_BUCKETS, TensorKind, TensorSpec},
     optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
@@ -44,9 +44,6 @@ pub struct ServerJob {
     /// What an acknowledgement promises.
     #[serde(default)]
     pub durability: Durability,
-    /// Which way into the log.
-    #[serde(default)]
-    pub log: LogForm,
     /// How much may be acknowledged before a majority holds it; read at the level `leader`.
     #[serde(default)]
     pub leader_window: LeaderWindow,
@@ -169,7 +166,6 @@ impl ServerJob {
             bucket_len,
             grace_ms: 1000,
             durability: Durability::default(),
-            log: LogForm::default(),
             leader_window: LeaderWindow::default(),
             encoding: Encoding::default(),
             early_stop: None,
@@ -196,7 +192,9 @@ impl ServerJob {
     /// release: what one replica has applied, another must be able to.
     pub fn decode(text: &str) -> Result<Self, ServerJobError> {
         let bad = |m: String| Err(ServerJobError(m));
-        let job: ServerJob = toml::from_str(text).map_err(|e| ServerJobError(e.to_string()))?;
+        let mut table: toml::Table = toml::from_str(text).map_err(|e| ServerJobError(e.to_string()))?;
+        table.remove(FIRST_LOG);
+        let job: ServerJob = table.try_into().map_err(|e| ServerJobError(e.to_string()))?;
         let total = job.params_len.saturating_add(job.buffers_len);
         if job.params_len == 0 || total > MAX_VALUES {
             return bad(format!("{total} values; a job has from 1 to {MAX_VALUES}"));
@@ -225,7 +223,17 @@ impl ServerJob {
     pub fn from_first_release(text: &str) -> Result<Self, ServerJobError> {
         let job = Self::decode(text)?;
         job.first_rules()?;
+        let (log, alone) = (first_log(text), job.durability.is_leader());
+        let images_not = log == "images" && (job.keeps().of_workers() || job.first_mode().averages());
+        if images_not || log == "updates" && alone {
+            return Err(ServerJobError(format!("log {log} does not go with what else the job has")));
+        }
         Ok(job)
+    }
+
+    /// Whether the first release began the job of this text with image cuts. Later ones do so at the level `leader` alone.
+    pub fn first_release_cut_images(text: &str) -> bool {
+        first_log(text) == "images"
     }
 
     fn first_rules(&self) -> Result<(), ServerJobError> {
@@ -236,11 +244,11 @@ impl ServerJob {
         self.schedule.validate().map_err(|e| bad(e.to_string()))?;
         self.clip.validate().map_err(|e| bad(e.to_string()))?;
         self.auto.validate().map_err(|e| bad(e.to_string()))?;
-        durability::check(self.first_mode(), self.log, self.durability, self.leader_window)
+        durability::check(self.first_mode(), self.durability, self.leader_window)
             .map_err(|e| bad(e.to_string()))?;
-        if self.keeps().of_workers() && self.begins_with_images() {
+        if self.keeps().of_workers() && self.durability.is_leader() {
             return Err(bad(format!(
-                "[algorithm] kind = \"{}\" keeps something of each worker, and image cuts do not hold it",
+                "[algorithm] kind = \"{}\" keeps something of each worker, which replicas do not get at durability leader",
                 self.algorithm.kind()
             )));
         }
@@ -304,20 +312,6 @@ impl ServerJob {
         self.lease() / 8
     }
 
-    /// Whether the job begins with image cuts: where it asks for them, and at the level `leader`, whose
-    /// acknowledgements are about the working copies that only image cuts have.
-    pub fn begins_with_images(&self) -> bool {
-        self.log == LogForm::Images || self.durability == Durability::Leader
-    }
-
-    /// Whether the leader may change between update entries and image cuts, in the mode in force.
-    pub fn may_change_form(&self, mode: Mode) -> bool {
-        self.log == LogForm::Auto
-            && self.durability != Durability::Leader
-            && !mode.averages()
-            && !self.keeps().of_workers()
-    }
-
     /// The mode that the job begins with.
     pub fn first_mode(&self) -> Mode {
         self.mode.first(&self.auto)
@@ -330,7 +324,7 @@ impl ServerJob {
             let (key, remedy) = ("exchange", "set train.exchange = \"servers\"");
             return Err(durability::DurabilityError { key, message, remedy });
         }
-        durability::check(mode, self.log, self.durability, self.leader_window)
+        durability::check(mode, self.durability, self.leader_window)
     }
 
     /// What the algorithm keeps of a bucket of trained values.
@@ -398,6 +392,14 @@ pub const MAX_BUCKET_LEN: usize = (1 << 20) / 4;
 const MAX_CHUNKS: u64 = 1 << 32;
 /// 2^34 values are 64 GiB of weights. Whether a fleet can hold them is asked of its servers ([`crate::need`]).
 const MAX_VALUES: usize = 1 << 34;
+
+/// A key of the first release's jobs: which way into the log.
+const FIRST_LOG: &str = "log";
+
+fn first_log(text: &str) -> String {
+    let table: toml::Table = toml::from_str(text).unwrap_or_default();
+    table.get(FIRST_LOG).and_then(toml::Value::as_str).unwrap_or_default().into()
+}
 
 /// Whether it may be the name of a job: it is printed, and stands in logs, paths and labels.
 pub fn check_name(name: &str) -> Result<(), String> {
@@ -484,7 +486,6 @@ mod tests {
             "bucket_len",
             "grace_ms",
             "durability",
-            "log",
             "leader_window",
             "encoding",
             "algorithm",
@@ -501,5 +502,10 @@ mod tests {
                      buffers_len = 0\nbucket_len = 4\ngrace_ms = 1000\n[optimizer]\nkind = \"sgd\"\nlr = 1.0\n\
                      [schedule]\n[clip]\n";
         assert_eq!(ServerJob::from_first_release(short), Ok(job()));
+        // It had one key more.
+        let with = |log: &str| format!("log = \"{log}\"\n{short}");
+        assert_eq!(ServerJob::from_first_release(&with("auto")), Ok(job()));
+        ServerJob::from_first_release(&with("images")).expect_err("no image cuts in lock-step");
+        assert!(ServerJob::first_release_cut_images(&with("images")));
     }
 }

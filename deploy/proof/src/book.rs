@@ -7,7 +7,7 @@
 
 use crate::{At, Ledger, Page};
 use paraft_client::ClientError;
-use paraft_common::{LogForm, Mode};
+use paraft_common::Mode;
 
 /// Digits of base 4 that an `f32` holds exactly.
 pub const MAX_PER_PLACE: u32 = 12;
@@ -70,7 +70,6 @@ impl Book {
             bucket_len,
             extra: bucket_len * buckets,
             whole: true,
-            log: LogForm::default(),
             ..Ledger::new(mode, workers, rounds)
         };
         Self { ledger, workers, rounds, buckets, per_place }

@@ -6,7 +6,7 @@
 
 use paraft_client::{Client, ClientError, ClientOptions, Pulled, Transport};
 use paraft_common::{
-    BucketId, Durability, LeaderWindow, LogForm, Mode, PullFrom, Step, WorkerId,
+    BucketId, Durability, LeaderWindow, Mode, Step, WorkerId,
     config::ServerJob,
     optim::{LrScale, Momentum, OptimizerConfig, ScheduleConfig},
 };
@@ -42,14 +42,10 @@ pub struct Ledger {
     pub grace_ms: u64,
     /// What an acknowledgement promises.
     pub durability: Durability,
-    /// Which way into the log.
-    pub log: LogForm,
     /// Bound of the level `leader`.
     pub leader_window: LeaderWindow,
     /// The optimizer keeps a slot (a momentum of 0, which changes nothing): an image is twice its weights.
     pub slot: bool,
-    /// Who answers pulls.
-    pub pull_from: PullFrom,
     /// The rate grows with the number of pushes in an update: in BSP too, where pushes are averaged, each counts
     /// as a whole.
     pub whole: bool,
@@ -67,10 +63,8 @@ impl Ledger {
             extra: 0,
             grace_ms: 500,
             durability: Durability::default(),
-            log: LogForm::default(),
             leader_window: LeaderWindow::default(),
             slot: false,
-            pull_from: PullFrom::default(),
             whole: false,
         }
     }
@@ -97,7 +91,6 @@ impl Ledger {
             workers: self.workers,
             grace_ms: self.grace_ms,
             durability: self.durability,
-            log: self.log,
             leader_window: self.leader_window,
             optimizer: match self.slot {
                 false => OptimizerConfig::sgd(1.0),
@@ -120,7 +113,6 @@ impl Ledger {
             worker: WorkerId(worker),
             job: self.job(),
             transport: Transport::Tcp,
-            pull_from: self.pull_from,
             patience: Duration::from_secs(30),
             handover: paraft_client::HANDOVER,
         };

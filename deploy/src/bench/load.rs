@@ -6,8 +6,7 @@ use crate::{
 };
 use paraft_client::{Acked, Client, ClientError, ClientOptions, Transport};
 use paraft_common::{
-    BucketId, BucketSpec, Durability, LogForm, Mode, Step, TensorSpec, WorkerId, codec::F32_BYTES,
-    config::ServerJob,
+    BucketId, BucketSpec, Durability, Mode, Step, TensorSpec, WorkerId, codec::F32_BYTES, config::ServerJob,
 };
 use paraft_worker::{Job, WorkerError, exit};
 use std::{
@@ -61,7 +60,6 @@ pub struct Shape<'a> {
     pub shards: u32,
     pub replicas: u32,
     pub durability: Durability,
-    pub log: LogForm,
     pub optimizer: &'a str,
     pub grace_ms: u64,
     pub set: &'a [String],
@@ -69,7 +67,7 @@ pub struct Shape<'a> {
 
 impl Default for Shape<'_> {
     fn default() -> Self {
-        let (durability, log) = (Durability::default(), LogForm::default());
+        let durability = Durability::default();
         Self {
             values: 1,
             workers: 1,
@@ -77,7 +75,6 @@ impl Default for Shape<'_> {
             shards: 1,
             replicas: 3,
             durability,
-            log,
             optimizer: "sgd",
             grace_ms: 1000,
             set: &[],
@@ -86,11 +83,9 @@ impl Default for Shape<'_> {
 }
 
 impl Shape<'_> {
-    /// For what is timed push by push. Where the level allows, updates go into the log as they come: an acknowledgement
-    /// that waits for the next image cut would tell the time between cuts. And a busy machine takes nobody's lease.
+    /// For what is timed push by push: a busy machine takes nobody's lease.
     pub fn timed(durability: Durability) -> Self {
-        let log = if durability == Durability::Leader { LogForm::Images } else { LogForm::Updates };
-        Self { durability, log, grace_ms: 10_000, ..Self::default() }
+        Self { durability, grace_ms: 10_000, ..Self::default() }
     }
 }
 
@@ -101,12 +96,11 @@ impl Bed {
         // Rate 1e-9: the optimizer's work is done and the weights stay finite.
         let text = format!(
             "name = \"bench\"\n[train]\nworkers = {}\nmode = \"asp\"\n[optimizer]\nkind = {:?}\nlr = 1e-9\n\
-             [cluster]\nservers = {r}\nreplicas = {r}\nshards = {}\ndurability = \"{}\"\nlog = \"{}\"\ngrace_ms = {}\n",
+             [cluster]\nservers = {r}\nreplicas = {r}\nshards = {}\ndurability = \"{}\"\ngrace_ms = {}\n",
             shape.workers,
             shape.optimizer,
             shape.shards,
             shape.durability,
-            shape.log,
             shape.grace_ms,
             r = shape.replicas,
         );
@@ -142,7 +136,6 @@ impl Bed {
             worker: WorkerId(worker),
             job: self.server_job.clone(),
             transport: via.transport(),
-            pull_from: self.job.cluster.pull_from,
             patience: Duration::from_millis(self.job.cluster.patience_ms),
             handover: paraft_client::HANDOVER,
         })

@@ -22,7 +22,7 @@ use crate::{
     train,
 };
 use clap::Args;
-use paraft_common::{Durability, LogForm, codec::F32_BYTES};
+use paraft_common::{Durability, codec::F32_BYTES};
 use paraft_worker::exit;
 use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicI32, thread, time::Duration};
 
@@ -43,10 +43,6 @@ pub struct ShardBenchArgs {
     /// Durability levels, comma-separated.
     #[arg(long, value_delimiter = ',', default_value = "quorum-memory,quorum-disk,leader")]
     pub durability: Vec<Durability>,
-    /// What enters the log: `updates`, `images`, or `auto`. Default: updates, but images at the level `leader`, which needs
-    /// them. At the other levels an acknowledgement waits for the next image cut.
-    #[arg(long, value_parser = form)]
-    pub log: Option<LogForm>,
     /// Milliseconds of each measure in each run; the goodput's is preceded by as many that do not count.
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub millis: u64,
@@ -75,13 +71,6 @@ const FIGURES: [(&str, &str); 5] = [
 /// What a raw case has; the first is what is compared.
 const AT_ONCE: &str = "at once";
 const IN_TURN: &str = "in turn";
-
-fn form(text: &str) -> Result<LogForm, String> {
-    [LogForm::Updates, LogForm::Images, LogForm::Auto]
-        .into_iter()
-        .find(|f| f.to_string() == text)
-        .ok_or_else(|| "write `updates`, `images` or `auto`".into())
-}
 
 pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
     let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
@@ -152,8 +141,7 @@ fn one(
     let time = Duration::from_millis(args.millis);
     let values = args.values as usize;
     let timed = Shape::timed(durability);
-    let log = args.log.unwrap_or(timed.log);
-    let shape = Shape { values, replicas, log, set: &args.set, ..timed };
+    let shape = Shape { values, replicas, set: &args.set, ..timed };
     let mut figures = Vec::new();
 
     let bed = Bed::start(shape, &dir.join("large"))?;

@@ -17,7 +17,7 @@ use crate::{
 };
 use clap::Args;
 use paraft_client::ClientError;
-use paraft_common::{Durability, LogForm, Mode, PullFrom, durability};
+use paraft_common::{Durability, Mode, durability};
 use paraft_proof::Book;
 use paraft_worker::exit;
 use rand::SeedableRng;
@@ -46,12 +46,6 @@ pub struct LedgerArgs {
     /// quorum-disk, quorum-memory or leader.
     #[arg(long, default_value = "quorum-memory")]
     pub durability: Durability,
-    /// The way into the log: updates, images or auto.
-    #[arg(long, default_value = "auto", value_parser = log_form)]
-    pub log: LogForm,
-    /// Who answers pulls: leader, or any replica.
-    #[arg(long, default_value = "leader")]
-    pub pull_from: PullFrom,
     /// Servers; a minority of them is down at any time.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(3..=7))]
     pub servers: u32,
@@ -78,15 +72,6 @@ pub struct LedgerArgs {
     pub json: bool,
 }
 
-fn log_form(s: &str) -> Result<LogForm, String> {
-    match s {
-        "updates" => Ok(LogForm::Updates),
-        "images" => Ok(LogForm::Images),
-        "auto" => Ok(LogForm::Auto),
-        _ => Err("write `updates`, `images` or `auto`".into()),
-    }
-}
-
 const BUCKETS_PER_SHARD: u32 = 4;
 /// The book has room for so many seconds of pushes for each kill.
 const SECONDS_PER_KILL: u64 = 4;
@@ -99,17 +84,11 @@ pub fn run(args: &LedgerArgs) -> Result<i32, Failure> {
     let rounds = (u64::from(args.kills) * SECONDS_PER_KILL + 10) * args.pace;
     let mut book = Book::new(args.mode, args.workers, rounds, buckets);
     book.ledger.durability = args.durability;
-    book.ledger.log = args.log;
-    book.ledger.pull_from = args.pull_from;
     // A client that a fault keeps away for a while is no lost worker.
     book.ledger.grace_ms = 60_000;
     let window = book.ledger.leader_window;
-    durability::check(args.mode, args.log, args.durability, window)
-        .map_err(|e| Failure::new(exit::USAGE, e).help("see --mode, --log and --durability"))?;
-    if args.pull_from == PullFrom::Any && args.durability == Durability::Leader {
-        let why = "at durability leader only the leader has what it has acknowledged";
-        return Err(Failure::new(exit::USAGE, why).help("pull from it, or take another --durability"));
-    }
+    durability::check(args.mode, args.durability, window)
+        .map_err(|e| Failure::new(exit::USAGE, e).help("see --mode and --durability"))?;
     if args.pushes_floor.is_nan() || args.pushes_floor < 0.0 {
         return Err(Failure::new(exit::USAGE, "--pushes-floor is a number from 0"));
     }
@@ -237,7 +216,6 @@ impl Storm<'_> {
             gaps: outcome.gaps,
             mode: self.args.mode,
             durability: self.args.durability,
-            log: self.args.log,
             seed: self.args.seed,
             servers: self.args.servers,
             workers: self.args.workers,

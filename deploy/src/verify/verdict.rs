@@ -2,7 +2,7 @@
 
 use crate::{faults::deck::Kind, statistics::quantile};
 use comfy_table::{Table, presets};
-use paraft_common::{Durability, LogForm, Mode};
+use paraft_common::{Durability, Mode};
 use paraft_proof::Tally;
 use paraft_worker::exit;
 use serde_json::json;
@@ -41,7 +41,6 @@ pub struct Verdict {
     pub gaps: Vec<f64>,
     pub mode: Mode,
     pub durability: Durability,
-    pub log: LogForm,
     pub seed: u64,
     pub servers: u32,
     pub workers: u32,
@@ -123,7 +122,7 @@ impl Verdict {
             "damaged": self.tally.damaged, "pushes_per_s": self.pushes_per_s, "floor": self.floor,
             "unavailable_p50_s": p50, "unavailable_p99_s": p99, "unavailable_max_s": max,
             "unavailable_samples": self.gaps.len(), "seconds": self.seconds, "mode": self.mode.to_string(),
-            "durability": self.durability.name(), "log": self.log.to_string(), "seed": self.seed,
+            "durability": self.durability.name(), "seed": self.seed,
             "servers": self.servers, "workers": self.workers, "pushes_per_place": self.per_place,
             "snapshots_installed": self.counts.snapshots, "ended_for_memory": self.counts.ended_for_memory, "faults": faults, "broken": self.broken(), "wrong": self.tally.wrong,
         });
@@ -141,7 +140,7 @@ impl Verdict {
         t.load_style(presets::NOTHING);
         let mut row = |name: &str, value: String| _ = t.add_row([name.to_string(), value]);
         let t_ = &self.tally;
-        row("job", format!("{}, {}, log {}, seed {}", self.mode, self.durability, self.log, self.seed));
+        row("job", format!("{}, {}, seed {}", self.mode, self.durability, self.seed));
         let killed = self.counts.kills;
         row("leaders killed", format!("{} ({killed} processes in all)", self.counts.leader_kills));
         for (kind, n) in self.counts.faults.iter().filter(|(k, _)| **k != Kind::Kill) {
@@ -197,7 +196,6 @@ mod tests {
             gaps: vec![0.4, 0.2, 0.3],
             mode: Mode::Asp,
             durability,
-            log: LogForm::Auto,
             seed: 1,
             servers: 3,
             workers: 2,

@@ -82,7 +82,7 @@ election_ms = 200
         job if job["latest"].is_object() => Ok(job),
         job => Err(job.to_string()),
     });
-    for (key, value) in [("job", "t"), ("mode", "bsp"), ("durability", "quorum-memory"), ("log", "auto")] {
+    for (key, value) in [("job", "t"), ("mode", "bsp"), ("durability", "quorum-memory")] {
         assert_eq!(job[key], value, "{job}");
     }
     assert_eq!(job["workers"], 2, "{job}");

@@ -40,11 +40,11 @@ fn a_running_job_goes_on_in_another_mode_and_its_record_says_so() {
 
 #[test]
 fn a_switch_that_cannot_be_is_refused_and_changes_nothing() {
-    let body = digits("asp", 1, 100_000) + "log = \"images\"\n";
+    let body = digits("asp", 1, 100_000) + "durability = \"leader\"\n";
     let l = Launcher::training(&body, 2);
     let dir = l.run_dir.to_str().expect("utf-8");
     for (args, code, words) in [
-        (["mode", "t", "bsp"], 78, &["images", "log updates or auto"][..]),
+        (["mode", "t", "bsp"], 78, &["weights of one process", "ssp:S"][..]),
         (["mode", "other", "asp"], 78, &["`other`", "`t`"]),
         (["mode", "t", "sync"], 2, &["sync", "ssp:S"]),
     ] {

@@ -66,8 +66,8 @@ pub trait Bulk: prost::Message + Default + Send + 'static {
 mod messages {
     use super::{Bulk, Place};
     use crate::{
-        CheckpointPart, CheckpointRequest, FromShard, PeerReply, PeerRequest, ToShard, checkpoint_part,
-        from_shard, to_shard,
+        CheckpointPart, CheckpointRequest, FromShard, PeerReply, PeerRequest, ReadRequest, ToShard,
+        checkpoint_part, from_shard, to_shard,
     };
     use paraft_common::Payload;
     use std::mem::take;
@@ -123,6 +123,14 @@ mod messages {
     }
 
     impl Bulk for CheckpointRequest {
+        const PLACE: Place = Place::Nowhere;
+
+        fn detach(&mut self) -> Vec<Payload> {
+            Vec::new()
+        }
+    }
+
+    impl Bulk for ReadRequest {
         const PLACE: Place = Place::Nowhere;
 
         fn detach(&mut self) -> Vec<Payload> {

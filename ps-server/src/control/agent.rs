@@ -3,7 +3,7 @@
 
 use super::{
     groups::Groups,
-    jobs::JobFacts,
+    jobs::{JobFacts, Retired},
     joining,
     plan::{
         AsideReport, ControlChange, Directive, Do, Health, Heard, JobReport, Patience, Plan, ReplicaReport,
@@ -781,7 +781,7 @@ fn job_of(shard: &Shard) -> Option<JobReport> {
             mode: job.mode,
             workers: job.workers,
             durability: job.durability,
-            log: job.log,
+            log: Retired,
         },
         shards: u32::try_from(buckets).unwrap_or(u32::MAX),
         finished: shard.read(|m| {

@@ -5,10 +5,10 @@
 //! workers that write them. Nothing here is needed to train: it is what is left to ask when they are gone.
 
 use paraft_common::{
-    Durability, LogForm, ModeChoice, ShardId,
+    Durability, ModeChoice, ShardId,
     checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
@@ -30,8 +30,24 @@ pub struct JobFacts {
     pub workers: u32,
     /// What an acknowledged push survives.
     pub durability: Durability,
-    /// Which way into the log it asked for.
-    pub log: LogForm,
+    /// Where the first release kept what the job asked of its log.
+    pub log: Retired,
+}
+
+/// The place of a number in what is written by position, which nothing reads any more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Retired;
+
+impl Serialize for Retired {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_u32(0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Retired {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        u32::deserialize(d).map(|_| Self)
+    }
 }
 
 impl JobFacts {

@@ -1,7 +1,7 @@
 //! Jobs and checkpoints in the agreed state: what commands do to it, its bounds, and that a snapshot holds all of it.
 
 use super::{
-    jobs::{Difference, Job, JobFacts, JobState, MAX_ENDED_JOBS},
+    jobs::{Difference, Job, JobFacts, JobState, MAX_ENDED_JOBS, Retired},
     state::{Agreed, Command, Outcome, Place, Shape, State, UNKNOWN_JOB},
 };
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     raft::{Change, RawImage, Replicated},
 };
 use paraft_common::{
-    Durability, LogForm, Mode, ServerId, ShardId, WorkerId,
+    Durability, Mode, ServerId, ShardId, WorkerId,
     checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
 };
 use proptest::prelude::*;
@@ -21,7 +21,7 @@ fn facts(name: &str) -> JobFacts {
         mode: Mode::Ssp(4).into(),
         workers: 3,
         durability: Durability::QuorumDisk,
-        log: LogForm::Auto,
+        log: Retired,
     }
 }
 

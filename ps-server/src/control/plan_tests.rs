@@ -1,7 +1,7 @@
 //! What is planned, case by case. Histories of many steps are in `plan_properties`.
 
 use super::{
-    jobs::{JobFacts, JobState},
+    jobs::{JobFacts, JobState, Retired},
     plan::{
         AsideReport, ControlChange, Directive, Do, Health, Heard, JobReport, Patience, Plan, ReplicaReport,
         Report, View, keeps_majority, plan,
@@ -9,7 +9,7 @@ use super::{
     state::{Command, Outcome, Place, Shape, State},
 };
 use crate::raft::{Digest, Membership, ReplicaId};
-use paraft_common::{Durability, LogForm, Mode, ServerId, ShardId};
+use paraft_common::{Durability, Mode, ServerId, ShardId};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
@@ -796,8 +796,7 @@ fn drained_servers_that_are_gone_do_not_keep_their_votes_in_the_control_group() 
 
 fn a_job(name: &str, finished: bool) -> JobReport {
     let durability = Durability::QuorumMemory;
-    let facts =
-        JobFacts { name: name.into(), mode: Mode::Asp.into(), workers: 2, durability, log: LogForm::Auto };
+    let facts = JobFacts { name: name.into(), mode: Mode::Asp.into(), workers: 2, durability, log: Retired };
     JobReport { facts, shards: 3, finished }
 }
 

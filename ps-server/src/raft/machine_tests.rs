@@ -6,7 +6,7 @@ use crate::shard::{Command, Contribution, InitPart, Shard};
 use bytes::Bytes;
 use openraft::type_config::alias::CommittedLeaderIdOf;
 use paraft_common::{
-    BucketId, Encoding, LogForm, Mode, Seq, SessionId, ShardId, Step, Version, WorkerId, config::ServerJob,
+    BucketId, Encoding, Mode, Seq, SessionId, ShardId, Step, Version, WorkerId, config::ServerJob,
 };
 use paraft_store::RealDisk;
 use parking_lot::Mutex;
@@ -17,7 +17,7 @@ const LEN: usize = 16;
 /// A shard of eight buckets with weights, and a member.
 fn shard() -> Arc<Shard> {
     let job = ServerJob::new("memory", Mode::Asp, BUCKETS as usize * LEN, LEN);
-    let job = ServerJob { log: LogForm::Updates, grace_ms: 0, ..job }.to_toml().expect("a job");
+    let job = ServerJob { grace_ms: 0, ..job }.to_toml().expect("a job");
     let shard = Arc::new(Shard::new(ShardId(0), 1));
     shard.apply(&Command::Configure { job }.into());
     for bucket in (0..BUCKETS).map(BucketId) {

@@ -310,7 +310,7 @@ mod tests {
         shard::{Command, InitPart, Proposal, Shard},
     };
     use openraft::type_config::alias::CommittedLeaderIdOf;
-    use paraft_common::{BucketId, LogForm, Mode, ServerId, ShardId, config::ServerJob};
+    use paraft_common::{BucketId, Mode, ServerId, ShardId, config::ServerJob};
     use paraft_proto::{
         PeerReply,
         services::{Door, Handler},
@@ -373,8 +373,7 @@ mod tests {
 
     /// A shard of eight buckets with weights.
     fn state() -> Shard {
-        let job =
-            ServerJob { log: LogForm::Updates, grace_ms: 0, ..ServerJob::new("snapshot", Mode::Asp, 64, 8) };
+        let job = ServerJob { grace_ms: 0, ..ServerJob::new("snapshot", Mode::Asp, 64, 8) };
         let job = job.to_toml().expect("a job");
         let shard = Shard::new(ShardId(0), 1);
         let apply = |p: Proposal| _ = Replicated::apply(&shard, &Change::Shard(p));

@@ -6,6 +6,7 @@ use crate::shard::{
     chunks::Answer,
     command::{EvalSums, InitPart},
     owner::{Message, Reply},
+    reads::Read,
 };
 use paraft_common::{
     BucketId, Encoding, Payload, Seq, ShardId, Step, TensorKind, Version,
@@ -15,13 +16,20 @@ use paraft_common::{
 use paraft_proto::{self as wire, FromShard, Refusal, RefusalKind, ToShard, WithBulk, from_shard, to_shard};
 use paraft_trace::Moment;
 
-/// Checks a message that follows Open.
-pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Refusal> {
-    use to_shard::Kind;
+/// Checks a message that follows Open; `None`: it says nothing but that its worker lives.
+pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Option<Message>, Refusal> {
     let WithBulk { message, bulk } = message;
     let payload = bulk.into_iter().next().unwrap_or_default();
     match message.kind.ok_or(RefusalKind::NoKind)? {
-        Kind::Open(_) | Kind::OpenReads(_) => Err(RefusalKind::AlreadyOpen.into()),
+        to_shard::Kind::Beat(_) => Ok(None),
+        kind => of_kind(shard, kind, payload).map(Some),
+    }
+}
+
+fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Message, Refusal> {
+    use to_shard::Kind;
+    match kind {
+        Kind::Open(_) | Kind::Beat(_) => Err(RefusalKind::AlreadyOpen.into()),
         Kind::Init(m) => {
             let bucket = BucketId(m.bucket);
             let local = check(shard, bucket, &payload, None)?;
@@ -77,8 +85,6 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
         }
         Kind::Finish(_) => Ok(Message::Finish),
         Kind::Leave(_) => Ok(Message::Leave),
-        // What holds for a stream of a session is noted where it is read, before it comes here.
-        Kind::Beat(_) => Err(RefusalKind::ReadsOnly("Beat").into()),
         Kind::Take(_) if !is_leased(shard) => Err(no_chunks("Take")),
         Kind::Take(_) if shard.id() != ShardId(0) => {
             let why = "shard 0 gives out the chunks, and this is another";
@@ -97,7 +103,6 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Message, Ref
             Ok(Message::SwitchMode { number: m.number, mode })
         }
         Kind::Rest(_) => Ok(Message::Rest),
-        Kind::Flush(_) => Ok(Message::Flush),
         Kind::Resume(m) => Ok(Message::Resume { level: m.level }),
         Kind::Advance(m) if m.step > MAX_STEP => {
             Err(RefusalKind::BadStep { message: "Advance", got: Step(m.step) }.into())
@@ -119,30 +124,44 @@ fn pull(shard: &Shard, m: wire::Pull) -> Result<Message, Refusal> {
     if m.done > MAX_STEP {
         return Err(RefusalKind::BadStep { message: "Pull", got: Step(m.done) }.into());
     }
-    let buckets = shard.configured().map_or(0, |c| c.buckets.len());
-    for (field, list) in [("have", &m.have), ("at_least", &m.at_least)] {
-        if !list.is_empty() && list.len() != buckets {
-            let got = list.len();
-            return Err(RefusalKind::BadVersions { field, shard: shard.id(), buckets, got }.into());
-        }
-    }
+    versions(shard, "have", &m.have)?;
     for (beside, set) in [("final", m.r#final), ("section", m.section)] {
         if set && !m.only.is_empty() {
             return Err(RefusalKind::OnlyOfWhole { beside }.into());
         }
     }
-    if !m.only.is_sorted_by(|a, b| a < b) {
-        return Err(RefusalKind::BadOnly.into());
-    }
     Ok(Message::Pull {
-        only: m.only.iter().map(|b| local(shard, BucketId(*b))).collect::<Result<_, _>>()?,
+        only: only(shard, &m.only)?,
         done: Step(m.done),
         last: m.r#final,
         section: m.section,
         have: m.have.into_iter().map(Version).collect(),
         loss: m.loss,
-        at_least: m.at_least.into_iter().map(Version).collect(),
     })
+}
+
+/// Checks what a reader wants. The shard has a job.
+pub fn read(shard: &Shard, m: wire::ReadRequest) -> Result<Read, Refusal> {
+    versions(shard, "at_least", &m.at_least)?;
+    let only = only(shard, &m.only)?;
+    Ok(Read::new(only, m.at_least.into_iter().map(Version).collect()))
+}
+
+/// One version for each bucket of the shard, or none at all.
+fn versions(shard: &Shard, field: &'static str, list: &[u64]) -> Result<(), Refusal> {
+    let (buckets, got) = (shard.configured().map_or(0, |c| c.buckets.len()), list.len());
+    if got == 0 || got == buckets {
+        return Ok(());
+    }
+    Err(RefusalKind::BadVersions { field, shard: shard.id(), buckets, got }.into())
+}
+
+/// The places of these buckets on the shard, by rising number.
+fn only(shard: &Shard, buckets: &[u32]) -> Result<Vec<usize>, Refusal> {
+    if !buckets.is_sorted_by(|a, b| a < b) {
+        return Err(RefusalKind::BadOnly.into());
+    }
+    buckets.iter().map(|b| local(shard, BucketId(*b))).collect()
 }
 
 fn is_leased(shard: &Shard) -> bool {
@@ -245,13 +264,13 @@ mod tests {
     use super::*;
     use crate::shard::Command;
     use bytes::Bytes;
-    use paraft_common::{LogForm, Mode, config::ServerJob, encoding::Values};
+    use paraft_common::{Mode, config::ServerJob, encoding::Values};
     use proptest::prelude::*;
 
     /// Shard 0 of 2: buckets 0 (4 values) and 2 (2 values).
     fn shard(encoding: Encoding) -> Shard {
         let job = ServerJob::new("convert", Mode::Asp, 10, 4);
-        let job = ServerJob { log: LogForm::Updates, grace_ms: 0, encoding, ..job };
+        let job = ServerJob { grace_ms: 0, encoding, ..job };
         let shard = Shard::new(ShardId(0), 2);
         shard.apply(&Command::Configure { job: job.to_toml().expect("valid") }.into());
         shard
@@ -296,12 +315,11 @@ mod tests {
                 any::<bool>(),
                 any::<bool>(),
                 prop::collection::vec(n(), 0..4),
-                prop::collection::vec(n(), 0..4),
                 any::<Option<f32>>(),
                 prop::collection::vec(prop_oneof![0u32..5, any::<u32>()], 0..4)
             )
-                .prop_map(|(done, last, section, have, at_least, loss, only)| {
-                    Some(Kind::Pull(wire::Pull { done, r#final: last, section, have, at_least, loss, only }))
+                .prop_map(|(done, last, section, have, loss, only)| {
+                    Some(Kind::Pull(wire::Pull { done, r#final: last, section, have, loss, only }))
                 }),
             (n(), any::<f64>())
                 .prop_map(|(step, sum_of_squares)| Some(Kind::Norm(wire::Norm { step, sum_of_squares }))),
@@ -313,7 +331,7 @@ mod tests {
                 .prop_map(|(request, epoch, done)| { Some(Kind::Take(wire::Take { request, epoch, done })) }),
             any::<bool>().prop_map(|level| Some(Kind::Resume(wire::Resume { level }))),
             Just(Some(Kind::Rest(wire::Rest {}))),
-            Just(Some(Kind::Flush(wire::Flush {}))),
+            Just(Some(Kind::Beat(wire::Beat {}))),
             (n(), prop::sample::select(vec!["asp", "ssp:3", "bsp", "", "?"])).prop_map(|(number, mode)| {
                 Some(Kind::SwitchMode(wire::SwitchMode { number, mode: mode.into() }))
             }),
@@ -329,14 +347,14 @@ mod tests {
             let shard = shard(encoding);
             let conf = shard.configured().expect("configured");
             match message(&shard, m.clone().into()) {
-                Ok(Message::Push { bucket, payload, sum_of_squares, .. }) => {
+                Ok(Some(Message::Push { bucket, payload, sum_of_squares, .. })) => {
                     let mut values = vec![0.0; conf.buckets[bucket].spec.len];
                     let decoded = Values::new(&payload, encoding, values.len()).map(|mut v| v.read(&mut values));
                     prop_assert_eq!(decoded, Ok(Ok(())));
                     prop_assert!(values.iter().all(|v| v.is_finite()));
                     prop_assert!(sum_of_squares.is_finite() && sum_of_squares >= 0.0);
                 }
-                Ok(Message::Init { bucket, part, payload }) => {
+                Ok(Some(Message::Init { bucket, part, payload })) => {
                     let local = conf.local(bucket).expect("a bucket of this shard");
                     match part {
                         InitPart::Slot(_) => prop_assert!(false, "plain SGD has no slots"),
@@ -347,9 +365,9 @@ mod tests {
                     let len = conf.buckets[local].spec.len;
                     prop_assert_eq!(all_finite(&payload, Encoding::F32, len), Ok(true), "whatever pushes have");
                 }
-                Ok(Message::Norm { sum_of_squares, .. }) => prop_assert!(sum_of_squares >= 0.0),
-                Ok(Message::Advance { step }) => prop_assert!(step.0 <= MAX_STEP),
-                Ok(Message::Take { .. } | Message::Rest | Message::Resume { .. }) => {
+                Ok(Some(Message::Norm { sum_of_squares, .. })) => prop_assert!(sum_of_squares >= 0.0),
+                Ok(Some(Message::Advance { step })) => prop_assert!(step.0 <= MAX_STEP),
+                Ok(Some(Message::Take { .. } | Message::Rest | Message::Resume { .. })) => {
                     prop_assert!(false, "this job has no chunks");
                 }
                 Ok(_) => {}

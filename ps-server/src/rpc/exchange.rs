@@ -97,10 +97,13 @@ impl Handler for ShardsService {
                 let inbound = Incoming::new(request.into_body(), limits::MAX_MESSAGE_BYTES);
                 bulk::respond(self.exchange(inbound, visitor))
             }
-            services::READ => {
-                let inbound = Incoming::new(request.into_body(), limits::MAX_MESSAGE_BYTES);
-                bulk::respond(self.reads(inbound, visitor))
-            }
+            services::READ => match services::only(request, limits::MAX_MESSAGE_BYTES).await {
+                Ok(request) => {
+                    visitor.inspect(|v| v.is(Rank::Reader));
+                    bulk::respond(self.read(request.message))
+                }
+                Err(refused) => refused,
+            },
             services::CHECKPOINT => match services::only(request, limits::MAX_MESSAGE_BYTES).await {
                 Ok(request) => {
                     visitor.inspect(|v| v.is(Rank::Reader));
@@ -307,11 +310,9 @@ impl ShardsService {
             };
             life.heard();
             visitor.iter().for_each(Visitor::speaks);
-            if matches!(m.message.kind, Some(to_shard::Kind::Beat(_))) {
-                continue;
-            }
             let m = match convert::message(&hosted.shard, m) {
-                Ok(m) => m,
+                Ok(Some(m)) => m,
+                Ok(None) => continue,
                 Err(refusal) => {
                     self.status.count_refusal(shard);
                     let Some(tx) = weak.upgrade() else { break };

@@ -1,10 +1,7 @@
 //! Jobs and checkpoints of the control group, and their wire types.
 
-use crate::control::{Job, JobFacts, JobReport, Jobs, MAX_PATH_BYTES, is_in};
-use paraft_common::{
-    LogForm,
-    checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
-};
+use crate::control::{Job, JobFacts, JobReport, Jobs, MAX_PATH_BYTES, Retired, is_in};
+use paraft_common::checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS};
 use paraft_proto::{CheckpointInfo, JobInfo, NoteCheckpointsRequest};
 
 /// For the wire.
@@ -14,7 +11,6 @@ pub fn to_report(job: &JobReport) -> paraft_proto::JobReport {
         mode: job.facts.mode.to_string(),
         workers: job.facts.workers,
         durability: job.facts.durability.name().into(),
-        log: job.facts.log.to_string(),
         shards: job.shards,
         finished: job.finished,
     }
@@ -22,13 +18,12 @@ pub fn to_report(job: &JobReport) -> paraft_proto::JobReport {
 
 /// A report from the wire; `None`: of a kind that this version does not know.
 pub fn from_report(job: paraft_proto::JobReport) -> Option<JobReport> {
-    let forms = [LogForm::Updates, LogForm::Images, LogForm::Auto];
     Some(JobReport {
         facts: JobFacts {
             mode: job.mode.parse().ok()?,
             workers: job.workers,
             durability: job.durability.parse().ok()?,
-            log: forms.into_iter().find(|f| f.to_string() == job.log)?,
+            log: Retired,
             name: job.name.chars().take(JobFacts::NAME_CHARS).collect(),
         },
         shards: job.shards,
@@ -44,7 +39,6 @@ pub fn to_info(jobs: &Jobs) -> Vec<JobInfo> {
         mode: j.facts.mode.to_string(),
         workers: j.facts.workers,
         durability: j.facts.durability.name().into(),
-        log: j.facts.log.to_string(),
         state: j.state.name().into(),
         first_seen_ms: j.first_seen_ms,
         checkpoints: j.checkpoints.iter().map(Into::into).collect(),
@@ -100,13 +94,11 @@ mod tests {
 
     #[test]
     fn a_job_reads_back_as_it_was_told() {
-        for log in [LogForm::Updates, LogForm::Images, LogForm::Auto] {
-            let name = "a".repeat(JobFacts::NAME_CHARS);
-            let durability = Durability::Leader;
-            let facts = JobFacts { name, mode: Mode::Ssp(3).into(), workers: 2, durability, log };
-            let job = JobReport { facts, shards: 3, finished: true };
-            assert_eq!(from_report(to_report(&job)), Some(job));
-        }
+        let name = "a".repeat(JobFacts::NAME_CHARS);
+        let durability = Durability::Leader;
+        let facts = JobFacts { name, mode: Mode::Ssp(3).into(), workers: 2, durability, log: Retired };
+        let job = JobReport { facts, shards: 3, finished: true };
+        assert_eq!(from_report(to_report(&job)), Some(job));
         assert_eq!(from_report(paraft_proto::JobReport::default()), None, "no mode that this build knows");
     }
 }

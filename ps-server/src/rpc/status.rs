@@ -165,7 +165,6 @@ fn shard_status(w: &Replica) -> ShardStatus {
         node: w.group.me().0,
         trouble: w.group.trouble().unwrap_or_default(),
         durability: conf.map(|c| c.job.durability.to_string()).unwrap_or_default(),
-        log_form: m.form.name().into(),
         passed_over: m.passed_over,
         lateness: c.lateness.workers().into_iter().map(lateness).collect(),
         pushes_lost: m.pushes_lost,

@@ -6,7 +6,7 @@ use super::{
     chunks::Chunks,
     command::Outcome,
     configured::{self, Configured},
-    form::Form,
+    cut::Form,
     image::Image,
     state::{Shard, State},
 };
@@ -122,7 +122,8 @@ impl Shard {
         meta.job = text.to_string();
         let auto = job.mode == ModeChoice::Auto && self.id() == ShardId(0);
         meta.in_force = InForce::first(job.first_mode(), auto.then(|| job.auto.loosest()));
-        meta.form = if job.begins_with_images() { Form::Images } else { Form::Updates };
+        let images = job.durability.is_leader() || ServerJob::first_release_cut_images(text);
+        meta.form = if images { Form::Images } else { Form::Updates };
         meta.chunks = job.chunks.filter(|_| self.id() == ShardId(0)).map(Chunks::new);
         if let Some(start) = &job.start {
             meta.begin_at(start);

@@ -1,9 +1,6 @@
 //! What may be written to a shard's log, and what applying it gives back.
 
-use super::{
-    cut::{CutBucket, CutId, CutRecord, VectorOf},
-    form::Form,
-};
+use super::cut::{CutBucket, CutId, CutRecord, Form, VectorOf};
 use paraft_common::{BucketId, Encoding, Mode, Payload, Seq, SessionId, Step, Version, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -93,7 +90,7 @@ pub enum Command {
         /// A rule has chosen it, or is to choose from here on: the loosest mode that it may still choose.
         auto: Option<Mode>,
     },
-    /// From here on the log is written in this form; only where the job lets the leader choose.
+    /// From here on the log's entries are these. Only in logs of the first release, whose leaders could choose.
     ChangeForm {
         /// The form.
         form: Form,

@@ -1,6 +1,6 @@
-//! Image cuts, the second way into the log: what their entries say, and how a replica takes them.
+//! Image cuts, the way into the log at the level `leader`: what their entries say, and how a replica takes them.
 //!
-//! A leader in this form applies pushes to working copies (`working.rs`) and now and then writes down what
+//! A leader at this level applies pushes to working copies (`working.rs`) and now and then writes down what
 //! changed: the images of the changed buckets in parts of at most [`MAX_PART_BYTES`], then one marker with
 //! everything that belongs to them: versions, schedule clocks, who pushed what, the counts.
 //!
@@ -17,7 +17,6 @@
 use super::{
     bucket::BucketData,
     command::Outcome,
-    form::Form,
     state::{Configured, Meta, Shard},
 };
 use paraft_common::{BucketId, Payload, Seq, SessionId, Step, Version, WorkerId, histogram::DelayHistogram};
@@ -26,6 +25,16 @@ use std::{collections::BTreeMap, sync::Arc};
 
 /// The most payload in one part: larger entries were slower to replicate and cost leaders their lease.
 pub const MAX_PART_BYTES: usize = 1 << 20;
+
+/// What the log's entries are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Form {
+    /// Updates.
+    #[default]
+    Updates,
+    /// Image cuts.
+    Images,
+}
 
 /// Names a cut. Ordered: a later leader's cuts are greater, and so are a leader's later ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

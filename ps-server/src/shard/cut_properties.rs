@@ -1,17 +1,16 @@
 //! Properties of image cuts, over random pushes, cuts, crashes and snapshots.
 //!
-//! The oracle is the other way into the log: a shard that gets, as update entries, exactly the pushes that the
+//! The oracle is the way into the log of the quorum levels: a shard that gets, as update entries, exactly the pushes that the
 //! committed markers cover must come to the same state, bit for bit.
 
 use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
     cut::{CutId, CutRecord, Staged},
-    form::Form,
     properties::{a_job, new, over_the_wire, sent},
-    working::{Owed, Piece, Working, add},
+    working::{Piece, Working, add},
 };
 use paraft_common::{
-    BucketId, Encoding, LogForm, Payload, Seq, SessionId, Step, WorkerId, codec::put_f32_le,
+    BucketId, Durability, Encoding, Payload, Seq, SessionId, Step, WorkerId, codec::put_f32_le,
     config::ServerJob, optim::Gradient,
 };
 use proptest::prelude::*;
@@ -71,8 +70,8 @@ struct World {
     cuts: u64,
     /// There was a stray since the last crash.
     strayed: bool,
-    /// Acknowledgements that must be true for ever.
-    acknowledged: Vec<(usize, WorkerId, SessionId, Step)>,
+    /// Pushes of cuts that are committed: they stay.
+    replicated: Vec<(usize, WorkerId, SessionId, Step)>,
 }
 
 #[derive(Clone)]
@@ -86,11 +85,11 @@ impl World {
         let configure = |job: &ServerJob| -> Proposal {
             Command::Configure { job: job.to_toml().expect("a valid job") }.into()
         };
-        let images = ServerJob { log: LogForm::Images, ..job };
+        let images = ServerJob { durability: Durability::Leader, ..job };
         let (first, oracle) = (new(), new());
         assert_eq!(first.apply(&configure(&images)), Outcome::Done);
-        // Only the form differs, and the job's text with it.
-        let updates = ServerJob { log: LogForm::Updates, ..images.clone() };
+        // Only the level differs, and the job's text with it.
+        let updates = ServerJob { durability: Durability::QuorumMemory, ..images.clone() };
         assert_eq!(oracle.apply(&configure(&updates)), Outcome::Done);
         let mut world = Self {
             job: images,
@@ -102,7 +101,7 @@ impl World {
             term: 1,
             cuts: 0,
             strayed: false,
-            acknowledged: Vec::new(),
+            replicated: Vec::new(),
         };
         world.replicas[1].apply(&over_the_wire(&configure(&world.job)));
         let conf = world.replicas[0].configured().expect("configured");
@@ -157,15 +156,13 @@ impl World {
     }
 
     fn committed(&mut self) {
-        let owed = self.working.committed();
+        self.working.committed();
         for p in std::mem::take(&mut self.under_way) {
             match p {
                 Pushed::Update(p, bucket, c) => {
                     let outcome = self.oracle.apply(&p);
-                    let Outcome::Updated { version, applied: true } = outcome else { panic!("{outcome:?}") };
-                    let (worker, session, seq) = (c.worker, c.session, c.seq);
-                    assert!(owed.contains(&Owed { worker, session, seq, version }), "an ack for {c:?}");
-                    self.acknowledged.push((bucket, worker, session, c.step));
+                    assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");
+                    self.replicated.push((bucket, c.worker, c.session, c.step));
                 }
                 Pushed::Skipped(worker, session, bucket, step, lost) => {
                     // What an oracle that had lost these pushes would have.
@@ -213,8 +210,7 @@ impl World {
         let now = Instant::now();
         let mut data = self.working.lend(&conf, bucket);
         add(&mut data, &conf, bucket, active, &c, gradient);
-        let version = self.working.pushed(&conf, &member, bucket, &c, payload.len(), data, now);
-        self.working.owe(Owed { worker, session, seq, version });
+        self.working.pushed(&conf, &member, bucket, &c, payload.len(), data, now);
         let command = Command::Update {
             bucket: conf.buckets[bucket].id,
             contributions: vec![c],
@@ -286,7 +282,7 @@ impl World {
             })
         };
         assert_eq!(small(&self.replicas[0]), small(&self.oracle));
-        for (bucket, worker, session, step) in &self.acknowledged {
+        for (bucket, worker, session, step) in &self.replicated {
             let done =
                 self.replicas[0].read(|m| m.members.in_session(*worker, *session).map(|m| m.steps[*bucket]));
             assert!(done.is_none_or(|done| done >= *step), "{worker} {session} {step} was acknowledged");
@@ -306,7 +302,6 @@ proptest! {
             world.play(op);
             world.check();
         }
-        prop_assert_eq!(world.replicas[0].read(|m| m.form), Form::Images);
     }
 }
 
@@ -385,16 +380,4 @@ fn a_marker_takes_effect_once_and_only_on_the_state_that_it_was_made_from() {
     world.committed();
     assert!(matches!(world.log(&marker, false), Outcome::Refused(_)), "it is in");
     world.check();
-}
-
-#[test]
-fn a_job_that_fixes_its_form_keeps_it() {
-    for (log, outcome) in [(LogForm::Images, false), (LogForm::Updates, false), (LogForm::Auto, true)] {
-        let job =
-            ServerJob { log, ..super::properties::job(paraft_common::optim::OptimizerConfig::sgd(1.0), 0) };
-        let shard = new();
-        shard.apply(&Command::Configure { job: job.to_toml().expect("valid") }.into());
-        let changed = shard.apply(&Command::ChangeForm { form: Form::Images }.into());
-        assert_eq!(changed == Outcome::Done, outcome, "{log}");
-    }
 }

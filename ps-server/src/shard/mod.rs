@@ -15,15 +15,14 @@
 //! - [`members`]: who takes part, and how far each has come.
 //! - [`chunks`]: which worker has which part of the epoch's data (shard 0, leased sampler).
 //! - [`admission`]: may this push be taken? Pure.
-//! - [`cut`]: image cuts, the second way into the log.
-//! - [`form`]: which way into the log; the measurement and the decision.
+//! - [`cut`]: image cuts, the way into the log at the level `leader`.
 //! - [`working`]: the copies to which a leader applies pushes before it cuts. Leader-only; may vanish.
 //! - [`round`]: BSP's open rounds. Leader-only; may vanish.
 //! - [`queued`]: the bytes that may wait for the owner.
 //! - [`several`]: the pushes of a round in one log entry.
 //! - [`observed`]: what is applied, seen from outside: timed, and told to readers.
 //! - [`lateness`]: how late each push is; measured where the replica leads.
-//! - [`reads`]: pulls that any replica answers.
+//! - [`reads`]: weights for readers that do not train, from any replica.
 //! - [`owner`]: the task that owns everything leader-only.
 //!
 //! Nothing here knows openraft, and nothing but `owner` and `reads` knows a wire type.
@@ -41,7 +40,6 @@ pub mod configured;
 pub mod cut;
 #[cfg(test)]
 mod cut_properties;
-pub mod form;
 pub mod image;
 pub mod kept;
 pub mod lateness;

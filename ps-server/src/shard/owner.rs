@@ -221,7 +221,6 @@ enum Purpose {
     Resume { conn: ConnId },
     CutPart,
     Cut(Proposed),
-    ChangeForm,
     Other,
 }
 
@@ -238,7 +237,7 @@ impl Purpose {
     /// Whether its refusal by `apply` shows that this leader's picture of the replicated state is wrong: then all that
     /// it built on that picture must go.
     fn is_of_a_cut(&self) -> bool {
-        matches!(self, Purpose::CutPart | Purpose::Cut(_) | Purpose::ChangeForm)
+        matches!(self, Purpose::CutPart | Purpose::Cut(_))
     }
 }
 

@@ -10,7 +10,7 @@ use super::{
 use crate::header;
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, Encoding, LogForm, Mode, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId,
+    BucketId, Encoding, Mode, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId,
     algorithm::AlgorithmConfig,
     codec::put_f32_le,
     config::{EarlyStop, ServerJob},
@@ -28,7 +28,6 @@ pub(super) fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
         workers: 2,
         buffers_len,
         grace_ms: 0,
-        log: LogForm::Updates,
         early_stop: Some(EarlyStop { patience: 3, min_delta: 0.1 }),
         optimizer,
         schedule: ScheduleConfig { warmup: 3, ..ScheduleConfig::default() },

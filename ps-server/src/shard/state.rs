@@ -8,16 +8,14 @@ use super::{
     bucket::Incoming,
     chunks::Chunks,
     command::{Command, Contribution, EvalSums, Evaluated, InitPart, Outcome, Proposal},
-    cut::{CutId, Staged},
-    form::Form,
+    cut::{CutId, Form, Staged},
     members::Members,
     round::weights,
     several::Several,
 };
 use crate::{compute, raft::Unable, room::Room};
 use paraft_common::{
-    BucketId, Encoding, InForce, LogForm, Mode, Payload, Seq, SessionId, ShardId, Step, TensorKind, Version,
-    WorkerId,
+    BucketId, Encoding, InForce, Mode, Payload, Seq, SessionId, ShardId, Step, TensorKind, Version, WorkerId,
     codec::F32_BYTES,
     config::{LastEvaluation, Start, Stopping},
     histogram::DelayHistogram,
@@ -83,7 +81,7 @@ pub struct Meta {
     pub pushes_lost: u64,
     /// The mode in force.
     pub in_force: InForce,
-    /// The form in which the log is written.
+    /// Whether image cuts are the log's entries: what its durability says. (In the first release it could change.)
     pub form: Form,
     /// The last image cut that took effect.
     pub last_cut: Option<CutId>,
@@ -397,23 +395,13 @@ impl Shard {
         if let Err(e) = conf.job.may_switch(mode) {
             return Outcome::Refused(e.to_string());
         }
-        if mode.averages() && meta.form == Form::Images {
-            return Outcome::Refused(format!("{mode} has no image cuts, and this shard's log has"));
-        }
         let before = meta.in_force.mode;
         meta.in_force = InForce { number, mode, before, after, auto };
         Outcome::Done
     }
 
+    /// Of a log of the first release, which proposed it only where it was allowed.
     fn change_form(&self, form: Form) -> Outcome {
-        // Back to updates in any mode: a switch to one that averages begins so.
-        let may = |c: &Configured| {
-            c.job.may_change_form(self.read(|m| m.in_force.mode))
-                || form == Form::Updates && c.job.log == LogForm::Auto
-        };
-        if !self.configured().is_some_and(|c| may(&c)) {
-            return Outcome::Refused("the job has fixed its form".into());
-        }
         *self.staged.write() = None;
         self.meta_mut().form = form;
         Outcome::Done

@@ -1,6 +1,5 @@
-//! The copies to which a leader applies pushes at once, and what it must write down of them. Leader-only: may vanish
-//! at any moment. Under the quorum levels nothing in it has been acknowledged; at the level `leader`, what has been is
-//! bounded by the window.
+//! The copies to which a leader applies pushes at once at the level `leader`, and what it must write down of them.
+//! Leader-only: may vanish at any moment. What of it has been acknowledged is bounded by the window.
 //!
 //! ```text
 //!  push ─▶ open window ──cut──▶ window under way ──marker committed──▶ replicated
@@ -16,25 +15,12 @@ use super::{
     members::{Member, Members},
     state::Configured,
 };
-use paraft_common::{Payload, Seq, SessionId, Step, Version, WorkerId, optim::Gradient};
+use paraft_common::{Payload, Step, Version, WorkerId, optim::Gradient};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
 use tokio::time::Instant;
-
-/// An acknowledgement that waits for the marker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owed {
-    /// To whom.
-    pub worker: WorkerId,
-    /// In which session.
-    pub session: SessionId,
-    /// For which push.
-    pub seq: Seq,
-    /// The version that contains it.
-    pub version: Version,
-}
 
 /// Everything ahead of the replicated state.
 #[derive(Debug, Default)]
@@ -52,7 +38,6 @@ pub struct Working {
 struct Window {
     buckets: BTreeSet<usize>,
     record: CutRecord,
-    owed: Vec<Owed>,
     /// When the first push came.
     since: Option<Instant>,
 }
@@ -177,11 +162,6 @@ impl Working {
         m
     }
 
-    /// An acknowledgement to send when the marker that covers everything so far is committed.
-    pub fn owe(&mut self, owed: Owed) {
-        self.open.owed.push(owed);
-    }
-
     /// Takes over what the log has changed in the members meanwhile: who joined, left or went on.
     pub fn follow(&mut self, members: &Members) {
         self.members.retain(|w, m| {
@@ -231,13 +211,12 @@ impl Working {
         Some(Piece::Part(Proposal { command, payload }))
     }
 
-    /// The marker of the cut under way is committed and applied: gives the acknowledgements that waited for it.
-    pub fn committed(&mut self) -> Vec<Owed> {
-        let Some(u) = self.under_way.take() else { return Vec::new() };
+    /// The marker of the cut under way is committed and applied.
+    pub fn committed(&mut self) {
+        let Some(u) = self.under_way.take() else { return };
         for bucket in u.images.keys().filter(|b| !self.open.buckets.contains(b)) {
             self.buckets.remove(bucket);
         }
-        u.window.owed
     }
 
     /// Pushes applied here that no majority is known to hold.

@@ -7,7 +7,7 @@
 
 use flate2::{Compression, write::GzEncoder};
 use paraft_common::{
-    BucketId, Durability, Encoding, LogForm, Mode, Payload, Seq, ServerId, SessionId, ShardId, Step, Version,
+    BucketId, Durability, Encoding, Mode, Payload, Seq, ServerId, SessionId, ShardId, Step, Version,
     WorkerId,
     checkpoint::KnownCheckpoint,
     encoding::{Encoder, Stretch},
@@ -21,14 +21,13 @@ use paraft_decoders::{
 use paraft_proto::{self as proto, checkpoint_part, from_shard, to_shard};
 use paraft_record::{Eval, Event, Leave, Run, Server, Shard as ShardLine, Train, Worker};
 use paraft_server::{
-    control::{Agreed, Command as Control, Difference, Identity, JobFacts, JobState, Place, Shape},
+    control::{Agreed, Command as Control, Difference, Identity, JobFacts, JobState, Place, Retired, Shape},
     header,
     raft::{Change, ReplicaId, Replicated, fuzzing},
     shard::{
         Command, Contribution, InitPart, Proposal, Shard,
         command::EvalSums,
         cut::{CutBucket, CutId, CutMember, CutRecord},
-        form::Form,
     },
 };
 use prost::Message;
@@ -136,7 +135,6 @@ fn push() {
                 r#final: false,
                 section: true,
                 have: vec![1, 300],
-                at_least: vec![2],
                 loss: Some(0.5),
                 only: Vec::new(),
             }),
@@ -158,7 +156,6 @@ fn control_wire() {
         mode: "ssp:4".into(),
         workers: 2,
         durability: "quorum-disk".into(),
-        log: "auto".into(),
         shards: 3,
         finished: true,
     };
@@ -291,8 +288,10 @@ fn updates(leased: bool) -> Vec<Proposal> {
 /// And of one with image cuts; the last marker is left out.
 fn cuts() -> Vec<Proposal> {
     let (worker, session) = session();
-    let job =
-        paraft_common::config::ServerJob { log: LogForm::Auto, ..wire::small_job(Encoding::F32, false) };
+    let job = paraft_common::config::ServerJob {
+        durability: Durability::Leader,
+        ..wire::small_job(Encoding::F32, false)
+    };
     let cut = CutId { term: 1, number: 1 };
     let member = CutMember { session, last_seq: Seq(1), steps: BTreeMap::from([(BucketId(0), Step(1))]) };
     let record = CutRecord { members: BTreeMap::from([(worker, member)]), pushes: 1, ..CutRecord::default() };
@@ -302,7 +301,6 @@ fn cuts() -> Vec<Proposal> {
     vec![
         proposal(Command::Configure { job: job.to_toml().expect("a job") }, Vec::new()),
         proposal(Command::Join { worker }, Vec::new()),
-        proposal(Command::ChangeForm { form: Form::Images }, Vec::new()),
         proposal(part(cut), vec![1; 16]),
         proposal(Command::Cut { cut, after: None, parts: 1, buckets: vec![bucket], record }, Vec::new()),
         proposal(part(next), vec![2; 16]),
@@ -330,7 +328,7 @@ fn control_commands() -> Vec<Control> {
         mode: Mode::Bsp.into(),
         workers: 2,
         durability: Durability::QuorumDisk,
-        log: LogForm::Auto,
+        log: Retired,
     };
     let held = KnownCheckpoint {
         path: "/c/step-1".into(),
@@ -461,7 +459,7 @@ fn jobs() {
         kind = \"cosine\"\nsteps = 100\nwarmup = 5\n\n[eval]\ntarget_accuracy = 0.9\n\n[checkpoint]\nevery_steps = 10\n\n\
         [cluster]\nservers = 3\nreplicas = 3\ndurability = \"quorum-memory\"\n";
     write("job_file", "example", example.as_bytes());
-    let set = "[data]\nkind = \"csv\"\npath = \"a\"\n[model]\nkind = \"linear\"\n\0train.batch=3\0cluster.log=images";
+    let set = "[data]\nkind = \"csv\"\npath = \"a\"\n[model]\nkind = \"linear\"\n\0train.batch=3\0cluster.durability=leader";
     write("job_file", "set", set.as_bytes());
     write("job_file", "wrong-key", b"[cluster]\nserver = 3\n");
 }

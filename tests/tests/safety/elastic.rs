@@ -1,7 +1,7 @@
 //! Servers join and leave while workers push.
 
 use anyhow::{Context, Result, ensure};
-use paraft_common::{LogForm, Mode, ShardId, Step};
+use paraft_common::{Mode, ShardId, Step};
 use paraft_tests::{
     fleet::{At, Fleet, FleetOptions},
     ledger::{Ledger, Page},
@@ -25,8 +25,8 @@ struct Load {
 }
 
 impl Load {
-    fn start(at: &At, log: LogForm) -> Self {
-        let ledger = Ledger { bucket_len: 1 << 10, log, ..Ledger::new(Mode::Asp, 2, 30_000) };
+    fn start(at: &At) -> Self {
+        let ledger = Ledger { bucket_len: 1 << 10, ..Ledger::new(Mode::Asp, 2, 30_000) };
         let (stop, steps) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (tell, ended) = channel();
         for w in 0..2 {
@@ -87,7 +87,7 @@ fn replicas_on(fleet: &Fleet, server: u32) -> usize {
 #[test]
 fn a_server_that_joins_under_load_takes_its_share_of_the_replicas() -> Result<()> {
     let mut fleet = Fleet::start(FleetOptions::replicated(3))?;
-    let load = Load::start(&fleet.at, LogForm::Updates);
+    let load = Load::start(&fleet.at);
     load.goes_on(20);
     let new = fleet.join_server()?;
     // Nine replicas on four servers: two each, and one has three.
@@ -105,9 +105,10 @@ fn a_server_that_joins_under_load_takes_its_share_of_the_replicas() -> Result<()
 }
 
 /// The server that leads a shard is emptied and stopped while workers push.
-fn drained(log: LogForm) -> Result<()> {
+#[test]
+fn a_leaders_server_is_drained_under_load_and_stopped_without_a_push_lost() -> Result<()> {
     let mut fleet = Fleet::start(FleetOptions { servers: 4, ..FleetOptions::replicated(3) })?;
-    let load = Load::start(&fleet.at, log);
+    let load = Load::start(&fleet.at);
     load.goes_on(20);
     let (leader, _) = fleet.leader(ShardId(0));
     fleet.drain(leader, false)?;
@@ -123,19 +124,9 @@ fn drained(log: LogForm) -> Result<()> {
 }
 
 #[test]
-fn a_leaders_server_is_drained_under_load_and_stopped_without_a_push_lost() -> Result<()> {
-    drained(LogForm::Updates)
-}
-
-#[test]
-fn a_leaders_server_is_drained_under_load_of_image_cuts_without_a_push_lost() -> Result<()> {
-    drained(LogForm::Images)
-}
-
-#[test]
 fn a_drain_that_is_taken_back_leaves_the_server_in_use() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::replicated(3))?;
-    let load = Load::start(&fleet.at, LogForm::Updates);
+    let load = Load::start(&fleet.at);
     load.goes_on(20);
     // Three servers for three replicas: it can give its leadership away, and nothing else.
     fleet.drain(0, false)?;

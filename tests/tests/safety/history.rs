@@ -3,7 +3,7 @@
 //! shard could have produced?
 
 use anyhow::{Result, ensure};
-use paraft_common::{LogForm, Mode};
+use paraft_common::Mode;
 use paraft_proto::{Open, PROTOCOL, Pull, from_shard, to_shard};
 use paraft_tests::{
     fleet::{At, Fleet, FleetOptions},
@@ -207,12 +207,7 @@ impl Worker {
 fn history(kills: &[u64], steps: u64) -> Result<History> {
     const WORKERS: u32 = 3;
     let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
-    let ledger = Ledger {
-        bucket_len: 1 << 10,
-        log: LogForm::Updates,
-        grace_ms: 60_000,
-        ..Ledger::new(Mode::Asp, WORKERS, steps)
-    };
+    let ledger = Ledger { bucket_len: 1 << 10, grace_ms: 60_000, ..Ledger::new(Mode::Asp, WORKERS, steps) };
     let history = Arc::new(Mutex::new(new_history()));
     let pushed = Arc::new(AtomicU64::new(0));
     let workers: Vec<_> = (0..WORKERS)

@@ -134,8 +134,10 @@ fn lock_step_training_with_local_steps_has_the_bits_of_one_process() -> Result<(
 fn fragments_push_the_same_bytes_in_their_turns_and_learn_in_every_mode() -> Result<()> {
     let diloco = ["train.epochs=20", "local.kind=diloco", "local.steps=10"];
     let whole = run(&diloco)?;
-    for (mode, log) in [("bsp", "updates"), ("ssp:1", "updates"), ("asp", "updates"), ("asp", "images")] {
-        let (mode, log) = (format!("train.mode={mode}"), format!("cluster.log={log}"));
+    for (mode, level) in
+        [("bsp", "quorum-memory"), ("ssp:1", "quorum-memory"), ("asp", "quorum-memory"), ("asp", "leader")]
+    {
+        let (mode, level) = (format!("train.mode={mode}"), format!("cluster.durability={level}"));
         let more = [
             "local.fragments=5",
             "local.overlap=1",
@@ -143,14 +145,14 @@ fn fragments_push_the_same_bytes_in_their_turns_and_learn_in_every_mode() -> Res
             "local.outer.kind=sgd",
             "local.outer.lr=0.8",
             &mode,
-            &log,
+            &level,
         ];
         let found = run(&[&diloco[..], &more].concat())?;
         ensure!(
             (found.0, found.1, found.2) == (whole.0, whole.1, whole.2),
-            "{mode} {log}: {found:?}, {whole:?}"
+            "{mode} {level}: {found:?}, {whole:?}"
         );
-        ensure!(found.3 > 0.88, "{mode} {log} came to {}, whole to {}", found.3, whole.3);
+        ensure!(found.3 > 0.88, "{mode} {level} came to {}, whole to {}", found.3, whole.3);
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 mod checkpoints;
 mod crowds;
+mod durability_leader;
 mod elastic;
 mod encodings;
 mod equality;
@@ -9,7 +10,6 @@ mod exactly_once;
 mod groups;
 mod history;
 mod hostile;
-mod images;
 mod layout;
 mod leases;
 mod local_steps;

@@ -1,7 +1,7 @@
 //! Workers die, come back and join late.
 
 use anyhow::Result;
-use paraft_common::{LogForm, Mode, ShardId, Step};
+use paraft_common::{Durability, Mode, ShardId, Step};
 use paraft_proto::{from_shard, to_shard};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
@@ -11,20 +11,20 @@ use paraft_tests::{
 };
 use std::thread;
 
-const WAYS: [(Mode, LogForm); 5] = [
-    (Mode::Bsp, LogForm::Updates),
-    (Mode::Ssp(1), LogForm::Updates),
-    (Mode::Asp, LogForm::Updates),
-    (Mode::Ssp(1), LogForm::Images),
-    (Mode::Asp, LogForm::Images),
+const WAYS: [(Mode, Durability); 5] = [
+    (Mode::Bsp, Durability::QuorumMemory),
+    (Mode::Ssp(1), Durability::QuorumMemory),
+    (Mode::Asp, Durability::QuorumMemory),
+    (Mode::Ssp(1), Durability::Leader),
+    (Mode::Asp, Durability::Leader),
 ];
 
 /// Three workers; the last one drops dead after `alive` steps, with the next one's pushes on their way where
 /// `pushed`.
-fn one_of_three_dies((mode, log): (Mode, LogForm), alive: u64, pushed: bool) -> Result<()> {
+fn one_of_three_dies((mode, durability): (Mode, Durability), alive: u64, pushed: bool) -> Result<()> {
     const STEPS: u64 = 12;
     let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
-    let ledger = Ledger { grace_ms: 50, log, ..Ledger::new(mode, 3, STEPS) };
+    let ledger = Ledger { grace_ms: 50, durability, ..Ledger::new(mode, 3, STEPS) };
     let workers: Vec<_> = (0..3u32)
         .map(|w| {
             let at = fleet.at.clone();
@@ -82,9 +82,9 @@ fn the_others_finish_when_a_worker_dies_before_its_first_step() -> Result<()> {
 #[test]
 fn a_worker_that_joins_late_starts_where_the_others_are_and_loses_no_push() -> Result<()> {
     const STEPS: u64 = 30;
-    for (mode, log) in WAYS {
+    for (mode, durability) in WAYS {
         let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
-        let ledger = Ledger { pages: 3, log, ..Ledger::new(mode, 2, STEPS) };
+        let ledger = Ledger { pages: 3, durability, ..Ledger::new(mode, 2, STEPS) };
         let workers: Vec<_> = (0..2u32)
             .map(|w| {
                 let at = fleet.at.clone();

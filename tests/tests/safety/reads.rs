@@ -1,181 +1,141 @@
-//! Pulls that any replica answers: what a worker reads there keeps the job's consistency rule, shows its own pushes, and
-//! never goes back.
+//! Readers that do not train get weights from any replica, at the version that they ask for or a later one.
 
-use anyhow::{Result, ensure};
-use paraft_common::{LogForm, Mode, PullFrom, ShardId, Step};
-use paraft_proto::to_shard;
+use anyhow::{Context, Result, bail, ensure};
+use futures::StreamExt;
+use paraft_common::{Durability, Mode, ShardId, Step};
+use paraft_proto::{PROTOCOL, ReadRequest, from_shard, services, to_shard};
 use paraft_tests::{
-    fleet::{At, Fleet, FleetOptions},
+    fleet::{Fleet, FleetOptions},
     ledger::Ledger,
     stream::{Stream, push},
-    wait,
+    wait::{self, DEADLINE},
 };
 use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::SeqCst},
     },
-    thread::{self, JoinHandle},
-    time::Duration,
+    thread,
 };
 
-const WORKERS: u32 = 3;
-
-fn ledger(mode: Mode, steps: u64) -> Ledger {
-    let log = LogForm::Updates;
-    Ledger {
-        pull_from: PullFrom::Any,
-        log,
-        grace_ms: 60_000,
-        whole: true,
-        ..Ledger::new(mode, WORKERS, steps)
-    }
+/// Asks one server; what it answers: versions and values of the buckets, by rising number.
+fn read(address: &str, request: ReadRequest) -> Result<Vec<(u64, Vec<f32>)>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let ask = async {
+        let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}"))?.connect().await?;
+        let mut inbound = services::read(&channel, request).await?;
+        let mut got = Vec::new();
+        let mut last = false;
+        while let Some(answer) = inbound.next().await {
+            let answer = answer?;
+            let payload = answer.bulk.into_iter().next().unwrap_or_default();
+            match answer.message.kind.context("a kind")? {
+                from_shard::Kind::Weights(w) => {
+                    ensure!(!last, "something comes after the last");
+                    last = w.last;
+                    let mut values = vec![0.0; payload.len() / 4];
+                    payload.reader().values(&mut values).map_err(|e| anyhow::anyhow!("{e}"))?;
+                    got.push((w.bucket, (w.version, values)));
+                }
+                from_shard::Kind::Refused(r) => bail!("{}", r.message),
+                other => bail!("{other:?}"),
+            }
+        }
+        ensure!(last, "it ends before the last");
+        got.sort_by_key(|(bucket, _)| *bucket);
+        Ok(got.into_iter().map(|(_, got)| got).collect())
+    };
+    runtime.block_on(async { tokio::time::timeout(DEADLINE, ask).await? })
 }
 
-/// Steps of `worker` that `weights` show: they must be the first ones, each once.
-fn shown(ledger: &Ledger, weights: &[f32], worker: u32) -> Result<u64> {
-    let at = |step| weights[ledger.place(worker, Step(step))];
+fn request(at_least: Vec<u64>) -> ReadRequest {
+    ReadRequest { protocol: PROTOCOL, at_least, ..ReadRequest::default() }
+}
+
+/// The steps of one worker that the weights show: the first ones, each once.
+fn shown(ledger: &Ledger, weights: &[f32]) -> Result<u64> {
+    let at = |step| weights[ledger.place(0, Step(step))];
     let steps = (1..=ledger.steps).take_while(|s| at(*s) == -1.0).count() as u64;
-    for step in 1..=ledger.steps {
-        let expected = if step <= steps { -1.0 } else { 0.0 };
-        ensure!(at(step) == expected, "worker {worker}: {} at step {step} behind {steps}", at(step));
-    }
+    let rest = (steps + 1..=ledger.steps).find(|s| at(*s) != 0.0);
+    ensure!(rest.is_none(), "step {rest:?} is there and the one behind {steps} is not");
     Ok(steps)
 }
 
-/// Runs all steps, and holds every pull against the rule.
-fn work(at: &At, ledger: Ledger, worker: u32, pushed: &AtomicU64) -> Result<Vec<f32>> {
-    let mut page = ledger.join(at, worker)?;
-    page.begin()?;
-    let mut before = vec![0; WORKERS as usize];
-    while page.done.0 < ledger.steps {
-        page.push();
-        pushed.fetch_add(1, SeqCst);
-        let pulled = page.pull()?;
-        ensure!(!pulled.rejoined, "worker {worker} lost its session");
-        let done = page.done.0;
-        for other in 0..WORKERS {
-            let steps = shown(&ledger, &page.weights, other)?;
-            let least = match ledger.mode {
-                _ if other == worker => done,
-                Mode::Bsp => done,
-                Mode::Ssp(s) => done.saturating_sub(s.into()),
-                Mode::Asp => 0,
-            };
-            ensure!(
-                steps >= least,
-                "{}: after {done} steps worker {worker} saw {steps} of {other}",
-                ledger.mode
-            );
-            ensure!(
-                steps >= before[other as usize],
-                "worker {worker} saw fewer steps of {other} than before"
-            );
-            ensure!(ledger.mode != Mode::Bsp || steps == done, "BSP: a step that nobody may have done");
-            before[other as usize] = steps;
-        }
-        // Workers of different speeds.
-        thread::sleep(Duration::from_millis(u64::from(worker)));
-    }
-    Ok(page.finish()?)
-}
-
-type Workers = (Arc<AtomicU64>, Vec<JoinHandle<Result<Vec<f32>>>>);
-
-fn start(fleet: &Fleet, ledger: Ledger) -> Workers {
-    let pushed = Arc::new(AtomicU64::new(0));
-    let workers = (0..WORKERS)
-        .map(|w| {
-            let (at, pushed) = (fleet.at.clone(), pushed.clone());
-            thread::spawn(move || work(&at, ledger, w, &pushed))
-        })
-        .collect();
-    (pushed, workers)
-}
-
-/// Every push is in once, for everyone.
-fn end(fleet: &Fleet, ledger: &Ledger, (_, workers): Workers) -> Result<()> {
-    for w in workers {
-        let weights = w.join().map_err(|_| anyhow::anyhow!("a worker panicked"))??;
-        for worker in 0..WORKERS {
-            ensure!(
-                shown(ledger, &weights, worker)? == ledger.steps,
-                "worker {worker}'s pushes are not all in"
-            );
-        }
-    }
-    fleet.replicas_agree()?;
-    Ok(())
-}
-
-/// Pulled from the followers of shard 0, in bytes.
-fn pulled_from_followers(fleet: &Fleet) -> Result<u64> {
-    let mut bytes = 0;
-    for id in fleet.alive() {
-        let status = fleet.status(id, false)?;
-        bytes += status.shards.iter().filter(|s| s.role == "follower").map(|s| s.bytes_pulled).sum::<u64>();
-    }
-    Ok(bytes)
-}
-
 #[test]
-fn followers_answer_pulls_by_the_rule_of_each_mode() -> Result<()> {
-    for mode in [Mode::Bsp, Mode::Ssp(0), Mode::Ssp(2), Mode::Asp] {
-        let fleet = Fleet::start(FleetOptions::replicated(1))?;
+fn every_replica_gives_the_version_that_is_asked_for_while_a_worker_trains_and_leaders_die() -> Result<()> {
+    for durability in [Durability::QuorumMemory, Durability::Leader] {
+        let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
         fleet.whole()?;
-        let ledger = ledger(mode, 60);
-        let workers = start(&fleet, ledger);
-        end(&fleet, &ledger, workers)?;
-        // Of three workers two have a follower for their turn.
-        let bytes = pulled_from_followers(&fleet)?;
-        let least = ledger.steps * 4 * ledger.len() as u64 / 2;
-        ensure!(bytes >= least, "{mode}: only {bytes} bytes were pulled from followers");
+        // One bucket: its version is the number of steps, and its weights show them.
+        let ledger =
+            Ledger { bucket_len: 1 << 10, durability, grace_ms: 60_000, ..Ledger::new(Mode::Asp, 1, 400) };
+        let pushed = Arc::new(AtomicU64::new(0));
+        let (at, counts) = (fleet.at.clone(), pushed.clone());
+        let worker = thread::spawn(move || -> Result<Vec<f32>> {
+            let mut page = ledger.join(&at, 0)?;
+            page.begin()?;
+            while page.done.0 < ledger.steps {
+                page.step()?;
+                counts.store(page.done.0, SeqCst);
+            }
+            Ok(page.finish()?)
+        });
+        let here = || fleet.at.addresses.iter().filter(|a| read(a, request(Vec::new())).is_ok()).count();
+        wait::until("the job to be on every server", here, |n| *n == 3);
+        for version in [1, 30, 31, 60, 120] {
+            for address in &fleet.at.addresses {
+                let got = read(address, request(vec![version]))?;
+                let [(found, weights)] = &got[..] else { bail!("{} buckets", got.len()) };
+                ensure!(*found >= version && shown(&ledger, weights)? == *found, "version {found}");
+            }
+        }
+        if durability == Durability::QuorumMemory {
+            let (leader, _) = fleet.leader(ShardId(0));
+            fleet.kill(leader);
+            for id in fleet.alive() {
+                let got = read(&fleet.at.addresses[id as usize], request(vec![400]))?;
+                ensure!(shown(&ledger, &got[0].1)? == 400, "server {id}");
+            }
+        }
+        worker.join().map_err(|_| anyhow::anyhow!("the worker panicked"))??;
+        ensure!(pushed.load(SeqCst) == ledger.steps, "all steps");
     }
     Ok(())
 }
 
 #[test]
-fn workers_read_on_while_the_replicas_that_they_read_from_die() -> Result<()> {
-    let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
-    fleet.whole()?;
-    let ledger = ledger(Mode::Ssp(3), 150);
-    let workers = start(&fleet, ledger);
-    for round in 0..3 {
-        let at = (round + 1) * 100;
-        wait::until("the job to get going", || workers.0.load(SeqCst), |p| *p >= at);
-        // A follower, a follower, the leader.
-        let (leader, _) = fleet.leader(ShardId(0));
-        let others = (0..3).filter(|s| *s != leader).collect::<Vec<_>>();
-        let victim = others.get(round as usize).copied().unwrap_or(leader);
-        fleet.kill(victim);
-        fleet.restart_server(victim)?;
-        // Not earlier: its log is gone, and the next death would be that of a majority.
-        wait::until("its new replica", || fleet.replica(victim, ShardId(0)).is_ok(), |there| *there);
-        fleet.whole()?;
-    }
-    end(&fleet, &ledger, workers)
-}
-
-/// Between two cuts a follower has old weights only: it says so, and the leader answers.
-#[test]
-fn where_the_log_has_cuts_the_leader_answers() -> Result<()> {
+fn a_reader_that_asks_for_what_is_not_there_is_told_so() -> Result<()> {
     let fleet = Fleet::start(FleetOptions::replicated(1))?;
     fleet.whole()?;
-    let ledger = Ledger { log: LogForm::Images, ..ledger(Mode::Asp, 30) };
-    let workers = start(&fleet, ledger);
-    end(&fleet, &ledger, workers)?;
-    ensure!(pulled_from_followers(&fleet)? == 0, "a follower has answered");
+    let address = &fleet.at.addresses[1];
+    let why = |request| read(address, request).expect_err("refused").to_string();
+    let none = why(request(Vec::new()));
+    ensure!(none.contains("no job yet"), "{none}");
+    let ledger = Ledger { bucket_len: 8, ..Ledger::new(Mode::Asp, 1, 16) };
+    ensure!(ledger.join(&fleet.at, 0)?.run()? == vec![-1.0; 16], "all pushes");
+    ensure!(read(address, request(vec![8, 8]))?.len() == 2, "both buckets");
+    ensure!(read(address, ReadRequest { only: vec![1], ..request(Vec::new()) })?.len() == 1, "one of them");
+    for (request, words) in [
+        (ReadRequest { protocol: PROTOCOL + 1, ..request(Vec::new()) }, "protocol"),
+        (request(vec![1]), "2 buckets"),
+        (ReadRequest { only: vec![7], ..request(Vec::new()) }, "bucket"),
+        (ReadRequest { only: vec![1, 0], ..request(Vec::new()) }, "rise"),
+        (ReadRequest { origin: 1, ..request(Vec::new()) }, "founding"),
+        (ReadRequest { shard: 9, ..request(Vec::new()) }, "shard"),
+    ] {
+        let said = why(request);
+        ensure!(said.contains(words), "`{words}` is not in: {said}");
+    }
     Ok(())
 }
 
-/// What a follower shows is committed, and may still wait to be applied by the leader when the worker's next push comes:
-/// the leader takes it then, and does not take the worker for one that has lost count.
+/// A worker need not wait for the ack of one step before it pushes the next: the leader takes them in order.
 #[test]
-fn a_push_that_comes_before_the_leader_has_applied_the_one_before_waits_for_it() -> Result<()> {
+fn a_push_that_follows_one_that_is_not_applied_yet_waits_for_it() -> Result<()> {
     const STEPS: u64 = 50;
     let fleet = Fleet::start(FleetOptions::replicated(1))?;
     fleet.whole()?;
-    let ledger = Ledger { workers: 1, pages: 1, ..ledger(Mode::Asp, STEPS) };
+    let ledger = Ledger { grace_ms: 60_000, ..Ledger::new(Mode::Asp, 1, STEPS) };
     let (leader, _) = fleet.leader(ShardId(0));
     let buckets: Vec<_> = ledger.job().layout().buckets().iter().map(|b| b.len).enumerate().collect();
     let buckets: Vec<(u32, usize)> = buckets.into_iter().map(|(i, len)| (i as u32, len)).collect();

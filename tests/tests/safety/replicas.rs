@@ -1,7 +1,7 @@
 //! Followers that come late, logs that are cut, servers that come back without their memory.
 
 use anyhow::{Context, Result};
-use paraft_common::{Durability, LogForm, Mode, ShardId, Step};
+use paraft_common::{Durability, Mode, ShardId, Step};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::{Ledger, Page},
@@ -47,9 +47,9 @@ fn a_follower_catches_up_by_a_snapshot_after_more_entries_than_a_log_keeps() -> 
 }
 
 #[test]
-fn a_follower_catches_up_by_a_snapshot_when_image_cuts_fill_the_log() -> Result<()> {
+fn a_follower_catches_up_by_a_snapshot_at_the_level_leader() -> Result<()> {
     let ledger = Ledger { bucket_len: 1 << 16, extra: 8 << 16, ..Ledger::new(Mode::Asp, 1, 300) };
-    a_late_server_catches_up(Ledger { log: LogForm::Images, ..ledger }, 250)
+    a_late_server_catches_up(Ledger { durability: Durability::Leader, ..ledger }, 250)
 }
 
 /// A leader of the control group that was deposed may plan from what was so before: a replica that has become a member

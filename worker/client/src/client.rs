@@ -15,8 +15,8 @@ use crate::{
 };
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, Durability, Encoding, Layout, Mode, Payload, PullFrom, ShardId, Step, TensorKind, Version,
-    WorkerId, codec::F32_BYTES, config::ServerJob, encoding::sum_of_squares, modes::Modes, placement,
+    BucketId, Encoding, Layout, Mode, Payload, ShardId, Step, TensorKind, Version, WorkerId,
+    codec::F32_BYTES, config::ServerJob, encoding::sum_of_squares, modes::Modes, placement,
     retry::RetryPolicy,
 };
 use paraft_proto::{
@@ -59,8 +59,6 @@ pub struct ClientOptions {
     pub job: ServerJob,
     /// TCP, or Unix sockets where they are.
     pub transport: Transport,
-    /// Who answers pulls.
-    pub pull_from: PullFrom,
     /// Give up after this long without a leader.
     pub patience: Duration,
     /// How long another process may be connected as this worker before that is an error: one that has just ended, or whose
@@ -226,11 +224,6 @@ impl Client {
         {
             return Err(bad(format!("the initial state is not that of {slots} slots of {params} values")));
         }
-        if options.pull_from == PullFrom::Any && options.job.durability == Durability::Leader {
-            // After its leader's end a worker's own pushes may be lost, which only the next leader can tell it.
-            let why = "at durability `leader` only the leader has what it has acknowledged: pull from it";
-            return Err(bad(why.into()));
-        }
         let initial = Arc::new(initial);
         let text = options.job.to_toml().map_err(|e| bad(e.to_string()))?;
         let (event_tx, events) = mpsc::channel();
@@ -268,7 +261,6 @@ impl Client {
                     servers: options.servers.clone(),
                     job: text.clone(),
                     channels: channels.clone(),
-                    pull_from: options.pull_from,
                     retry: RetryPolicy {
                         base: Duration::from_millis(10),
                         max: Duration::from_millis(100),
@@ -608,13 +600,9 @@ impl Client {
             }
             let versions: Vec<u64> =
                 (0..self.versions.len()).filter(of_shard).map(|b| self.versions[b]).collect();
-            let any = self.options.pull_from == PullFrom::Any;
-            // Nothing pulled yet, nothing to fall behind of.
-            let any = any && versions.iter().any(|v| *v > 0);
-            let at_least = if any { versions.clone() } else { Vec::new() };
             let have = if holds { versions } else { Vec::new() };
             let loss = said.filter(|_| *shard == ShardId(0));
-            let pull = Pull { done: done.0, r#final: last, section, have, at_least, loss, only: here };
+            let pull = Pull { done: done.0, r#final: last, section, have, loss, only: here };
             let _ = link.send(Command::Pull(pull, now));
         }
     }

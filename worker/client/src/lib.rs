@@ -35,7 +35,6 @@ mod initial;
 mod link;
 mod norms;
 mod pool;
-mod reader;
 mod search;
 pub mod section;
 mod window;

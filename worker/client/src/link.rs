@@ -13,17 +13,16 @@ use crate::{
     error::ClientError,
     initial::{Initial, Messages},
     norms::Norms,
-    reader::{Answer, Readers},
     search::Search,
     window::Window,
 };
 use futures::{FutureExt, Stream, StreamExt, stream};
 use paraft_common::{
-    BucketId, BucketSpec, Payload, PullFrom, ServerId, ShardId, Step, WorkerId, placement, retry::RetryPolicy,
+    BucketId, BucketSpec, Payload, ServerId, ShardId, Step, WorkerId, placement, retry::RetryPolicy,
 };
 use paraft_proto::{
-    Advice, Beat, Chunk, Flush, FromShard, Incoming, Norm, Open, OpenReads, Opened, PROTOCOL, Pull, Push,
-    Refused, Rest, Resume, Take, ToShard, Weights, WireKind, WithBulk, from_shard, services, to_shard,
+    Advice, Beat, Chunk, FromShard, Incoming, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, Rest,
+    Resume, Take, ToShard, Weights, WireKind, WithBulk, from_shard, services, to_shard,
 };
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
@@ -42,8 +41,6 @@ pub(crate) struct LinkOptions {
     pub servers: Vec<String>,
     pub job: String,
     pub channels: Arc<Channels>,
-    /// Who answers pulls.
-    pub pull_from: PullFrom,
     pub retry: RetryPolicy,
     /// How long another process may be connected as this worker.
     pub handover: Duration,
@@ -71,10 +68,8 @@ pub(crate) async fn run(
 ) {
     let preferred = placement::replicas_of(options.shard, options.servers.len() as u32, options.replicas);
     let next = preferred.first().map_or(0, |s| s.0 as usize);
-    let readers = Readers::new(options.pull_from, options.worker, options.channels.clone());
     let mut link = Link {
         options,
-        readers,
         events,
         norms,
         siblings,
@@ -86,8 +81,7 @@ pub(crate) async fn run(
         unacked: BTreeMap::new(),
         asked: None,
         asked_at: Moment::default(),
-        asked_of: Source::Leader,
-        holds: None,
+        holds: false,
         asked_chunk: None,
         presence: None,
         flush: false,
@@ -106,8 +100,6 @@ pub(crate) async fn run(
 
 struct Link {
     options: LinkOptions,
-    /// The replicas that answer pulls.
-    readers: Readers,
     events: std::sync::mpsc::Sender<Event>,
     norms: Arc<Mutex<Norms>>,
     siblings: Vec<(ShardId, mpsc::UnboundedSender<Command>)>,
@@ -125,10 +117,8 @@ struct Link {
     /// The pull that waits for its answer.
     asked: Option<Pull>,
     asked_at: Moment,
-    /// Whom it was passed to first.
-    asked_of: Source,
-    /// Who has answered the latest pull in full, on a stream that is still open: the versions that it brought are its.
-    holds: Option<Source>,
+    /// The latest pull was answered in full on the stream that is open: the versions that it brought are its leader's.
+    holds: bool,
     /// The ask for a chunk that waits for its answer.
     asked_chunk: Option<Take>,
     /// That the worker rests, or wants to go on and has no answer yet.
@@ -146,15 +136,6 @@ struct Link {
     connection: Option<(String, Shared)>,
     /// Is told of every ack.
     watcher: Option<std::sync::mpsc::Sender<Acked>>,
-}
-
-/// Who answers a pull.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    /// The leader, on the link's own stream.
-    Leader,
-    /// Another replica.
-    Reader,
 }
 
 enum Break {
@@ -356,7 +337,7 @@ impl Link {
                             return Ok(end);
                         },
                         Some(from_shard::Kind::Weights(w)) => {
-                            self.weights(Source::Leader, w, bulk.into_iter().next().unwrap_or_default());
+                            self.weights(w, bulk.into_iter().next().unwrap_or_default());
                         }
                         Some(from_shard::Kind::Left(_)) => {
                             let _ = self.events.send(Event::Left(self.options.shard));
@@ -366,14 +347,6 @@ impl Link {
                         None => return Err(self.broken("an empty message")),
                     }
                 }
-                answer = self.readers.next() => match answer {
-                    Some(Answer::Weights(w, payload)) => self.weights(Source::Reader, w, payload),
-                    Some(Answer::Gone(why)) => {
-                        self.readers.failed(&why);
-                        self.ask_leader(open.then_some(&out));
-                    }
-                    None => self.ask_leader(open.then_some(&out)),
-                },
                 command = commands.recv() => match command {
                     None => return Ok(Break::End),
                     Some(Command::Reset) => {
@@ -395,17 +368,10 @@ impl Link {
             }
             Command::Pull(mut p, at) => {
                 self.asked_at = at;
-                // The last weights are the same for all, and an image is the leader's.
-                let same = if p.r#final || p.section { None } else { self.readers.turn() };
-                self.asked_of = if same.is_some() { Source::Reader } else { Source::Leader };
-                if self.holds != Some(self.asked_of) || same == Some(false) || !p.only.is_empty() {
+                if !self.holds || !p.only.is_empty() {
                     p.have.clear();
                 }
                 self.asked = Some(p.clone());
-                if self.asked_of == Source::Reader {
-                    return self.readers.ask(p);
-                }
-                p.at_least.clear();
                 to_shard::Kind::Pull(p)
             }
             Command::Norm(n) => to_shard::Kind::Norm(n),
@@ -431,11 +397,7 @@ impl Link {
             }
             Command::Flush => {
                 self.flush = true;
-                self.flushed();
-                if !self.flush {
-                    return;
-                }
-                to_shard::Kind::Flush(Flush {})
+                return self.flushed();
             }
             Command::Take(t) => {
                 self.asked_chunk = Some(t);
@@ -456,17 +418,6 @@ impl Link {
         }
     }
 
-    /// Passes the pull that another replica has not answered to the leader.
-    fn ask_leader(&mut self, out: Option<&Outbound>) {
-        if self.asked_of != Source::Reader {
-            return;
-        }
-        if let Some((p, out)) = self.asked.clone().zip(out) {
-            let p = Pull { have: Vec::new(), at_least: Vec::new(), ..p };
-            let _ = out.send(wrap(to_shard::Kind::Pull(p)).into());
-        }
-    }
-
     fn flushed(&mut self) {
         if self.flush && self.unacked.is_empty() {
             self.flush = false;
@@ -476,16 +427,8 @@ impl Link {
 
     fn opened(&mut self, o: &Opened, out: &Outbound) {
         self.origin = o.origin;
-        self.holds = None;
-        self.asked_of = Source::Leader;
-        self.asked.iter_mut().for_each(|p| (p.have.clear(), p.at_least.clear()).0);
-        let hello = OpenReads {
-            protocol: PROTOCOL,
-            shard: self.options.shard.0,
-            worker: self.options.worker,
-            origin: o.origin,
-        };
-        self.readers.found(&self.options.servers[self.next], &o.replicas, hello);
+        self.holds = false;
+        self.asked.iter_mut().for_each(|p| p.have.clear());
         self.opened_at = (Instant::now(), ServerId(o.server));
         self.trouble = None;
         self.search.found();
@@ -500,8 +443,7 @@ impl Link {
         let asked = self.asked.clone().map(to_shard::Kind::Pull);
         let presence = self.presence.clone();
         let take = self.asked_chunk.map(to_shard::Kind::Take);
-        let flush = self.flush.then_some(to_shard::Kind::Flush(Flush {}));
-        for kind in kept.chain(asked).chain(presence).chain(take).chain(flush) {
+        for kind in kept.chain(asked).chain(presence).chain(take) {
             let _ = out.send(wrap(kind).into());
         }
         for m in &self.sticky {
@@ -515,10 +457,7 @@ impl Link {
         });
     }
 
-    fn weights(&mut self, of: Source, w: Weights, payload: Payload) {
-        if of == Source::Reader && w.last {
-            self.readers.answered();
-        }
+    fn weights(&mut self, w: Weights, payload: Payload) {
         // An answer to an earlier pull (before a rejoin) is not wanted any more.
         let wanted = |p: &Pull| p.done == w.done && (p.only.is_empty() || p.only.contains(&w.bucket));
         if self.asked.as_ref().is_some_and(wanted) {
@@ -526,8 +465,8 @@ impl Link {
             self.note(Stage::Pull, (self.asked_at, Moment::now()), bucket);
             if w.last {
                 let part = self.asked.take().is_some_and(|p| !p.only.is_empty());
-                // Of the other buckets it has what it had: of this source, or of none that counts.
-                self.holds = Some(of).filter(|of| !part || self.holds == Some(*of));
+                // Of the other buckets it has what it had, on this stream or on none.
+                self.holds |= !part;
                 self.options.init = None; // the servers have it
             }
             self.options.backlog.add(payload.len());

@@ -2,7 +2,7 @@
 
 use futures::StreamExt;
 use paraft_client::{Client, ClientOptions, Transport};
-use paraft_common::{BucketId, LogForm, Mode, PullFrom, Step, WorkerId, config::ServerJob};
+use paraft_common::{BucketId, Mode, Step, WorkerId, config::ServerJob};
 use paraft_proto::{
     Ack, Advice, FromShard, Incoming, Opened, Refused, Reported, ToShard, Weights, WithBulk, bulk,
     from_shard, limits,
@@ -92,9 +92,8 @@ fn options(address: String) -> ClientOptions {
         shards: 1,
         replicas: 1,
         worker: WorkerId(0),
-        job: ServerJob { log: LogForm::Updates, ..ServerJob::new("script", Mode::Asp, 1, 1) },
+        job: ServerJob::new("script", Mode::Asp, 1, 1),
         transport: Transport::Tcp,
-        pull_from: PullFrom::Leader,
         patience: Duration::from_secs(10),
         handover: paraft_client::HANDOVER,
     }
@@ -318,7 +317,7 @@ fn what_was_not_pushed_goes_with_a_later_push_of_the_session_and_not_of_the_next
     };
     let address = serve(Arc::new(script));
     within_the_deadline(move || {
-        let job = ServerJob { log: LogForm::Updates, ..ServerJob::new("script", Mode::Asp, 4, 4) };
+        let job = ServerJob::new("script", Mode::Asp, 4, 4);
         let job = ServerJob { encoding: "top-k:0.25".parse().expect("an encoding"), ..job };
         let options = ClientOptions { job, ..options(address) };
         let (mut client, _) = Client::join(options, &[0.0; 4]).expect("joins");
@@ -334,68 +333,6 @@ fn what_was_not_pushed_goes_with_a_later_push_of_the_session_and_not_of_the_next
     });
     let expected = [(1, 1, (0, 4.0)), (2, 1, (0, 4.0)), (2, 2, (1, 3.0)), (3, 6, (3, 0.5))];
     assert_eq!(*seen.lock().expect("no panic"), expected);
-}
-
-/// Two servers: the one that leads says where the replicas are, and gives 1; the other does with reads what `replica`
-/// says. The values of `pulls` pulls.
-fn pulls_from_any(pulls: u64, replica: Arc<Script>) -> Vec<f32> {
-    let other = serve(replica);
-    let at = Arc::new(Mutex::new(String::new()));
-    let (me, there) = (at.clone(), other.clone());
-    let leader = serve(Arc::new(move |_, kind| match kind {
-        Kind::Open(_) => {
-            let replicas = vec![there.clone(), me.lock().expect("no panic").clone()];
-            let opened = Opened { session: 1, origin: 9, initialised: true, replicas, ..Opened::default() };
-            (vec![from_shard::Kind::Opened(opened)], false)
-        }
-        Kind::Pull(p) => {
-            assert!(p.at_least.is_empty(), "the leader is never behind");
-            (vec![weights(p.done, 1.0)], false)
-        }
-        other => panic!("{other:?}"),
-    }));
-    at.lock().expect("no panic").clone_from(&leader);
-    within_the_deadline(move || {
-        let options = ClientOptions { pull_from: PullFrom::Any, replicas: 2, ..options(leader) };
-        let (mut client, _) = Client::join(options, &[0.0]).expect("joins");
-        let mut pull = |done| {
-            let mut w = [0.0];
-            client.pull(Step(done), &mut w).expect("pulls");
-            w[0]
-        };
-        (0..pulls).map(&mut pull).collect()
-    })
-}
-
-#[test]
-fn a_replica_that_answers_is_read_from() {
-    let values = pulls_from_any(
-        3,
-        Arc::new(|_, kind| match kind {
-            Kind::OpenReads(open) => {
-                assert_eq!(open.origin, 9, "of the state that the leader has");
-                (Vec::new(), false)
-            }
-            Kind::Pull(p) => (vec![weights(p.done, 2.0)], false),
-            other => panic!("{other:?}"),
-        }),
-    );
-    assert_eq!(values, [2.0, 2.0, 2.0]);
-}
-
-#[test]
-fn the_leader_answers_for_a_replica_that_is_cut_off_refuses_or_ends() {
-    let silent = |_, _| (Vec::new(), false);
-    let refuses = |_, kind| match kind {
-        Kind::Pull(_) => (vec![over()], false),
-        _ => (Vec::new(), false),
-    };
-    let ends = |_, kind| (Vec::new(), matches!(kind, Kind::Pull(_)));
-    let replicas: [Arc<Script>; 3] = [Arc::new(silent), Arc::new(refuses), Arc::new(ends)];
-    for replica in replicas {
-        // From then on it is not asked for a while.
-        assert_eq!(pulls_from_any(4, replica), [1.0; 4]);
-    }
 }
 
 /// It would refuse what this worker has done under its successor, as if the worker were wrong.

@@ -1,6 +1,6 @@
 //! `[cluster]`: servers, replicas, what an acknowledgement means, how long is waited.
 
-use paraft_common::{Durability, LeaderWindow, LogForm, PullFrom};
+use paraft_common::{Durability, LeaderWindow};
 use serde::{Deserialize, Serialize};
 
 /// `[cluster]`
@@ -36,8 +36,6 @@ pub struct ClusterConfig {
     pub patience_ms: u64,
     /// What an acknowledgement of a push promises: `quorum-disk`, `quorum-memory` or `leader`.
     pub durability: Durability,
-    /// What enters the log: `updates`, `images`, or `auto`, by measured bytes.
-    pub log: LogForm,
     /// At the level `leader`, and only there: pushes wait when the oldest acknowledged one that no majority holds is this
     /// old. Default: [`LeaderWindow::default`].
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -47,8 +45,6 @@ pub struct ClusterConfig {
     pub leader_window_pushes: Option<u64>,
     /// `auto` (Unix sockets on the same host, else TCP) or `tcp`.
     pub transport: TransportConfig,
-    /// Who answers pulls: `leader`, or `any` replica.
-    pub pull_from: PullFrom,
     /// The worker's command instead of `paraft worker`, for a binary with a model of its own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub worker_command: Vec<String>,
@@ -81,11 +77,9 @@ impl Default for ClusterConfig {
             grace_ms: 1000,
             patience_ms: 30_000,
             durability: Durability::default(),
-            log: LogForm::default(),
             leader_window_ms: None,
             leader_window_pushes: None,
             transport: TransportConfig::Auto,
-            pull_from: PullFrom::default(),
             worker_command: Vec::new(),
         }
     }

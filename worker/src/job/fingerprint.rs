@@ -101,7 +101,6 @@ shards = 5
 bucket_bytes = 65536
 grace_ms = 2500
 durability = "quorum-disk"
-log = "updates"
 [optimizer]
 kind = "momentum"
 lr = 0.25

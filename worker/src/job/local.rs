@@ -2,7 +2,7 @@
 
 use super::{Exchange, Job, SamplerKind};
 use paraft_common::{
-    Mode, PullFrom,
+    Mode,
     algorithm::AlgorithmConfig,
     local::LocalConfig,
     optim::{Descent, OptimizerConfig},
@@ -60,16 +60,14 @@ impl Job {
             let remedy = "set optimizer.kind = \"nesterov\"; it may be local.outer of diloco";
             return bad("optimizer.kind", why, remedy);
         }
-        if self.local.rule().fragments().stream() {
-            let why = |what: &str| format!("fragments of the weights come and go in their turns, {what}");
-            if self.cluster.pull_from == PullFrom::Any {
-                let leader = why("and only the leader answers for some of them");
-                return bad("cluster.pull_from", leader, "set cluster.pull_from = \"leader\"");
-            }
-            if self.round.passes_over() {
-                let closed = why("and a round that is closed without a worker would leave its others behind");
-                return bad("round.kind", closed, "take [round] out, or local.fragments and local.overlap");
-            }
+        if self.local.rule().fragments().stream() && self.round.passes_over() {
+            let closed = "fragments of the weights come and go in their turns, and a round that is closed without a worker \
+                          would leave its others behind";
+            return bad(
+                "round.kind",
+                closed.into(),
+                "take [round] out, or local.fragments and local.overlap",
+            );
         }
         if self.local.rule().warm_start() > 0 && t.mode != Mode::Asp.into() {
             let why = "workers that wait for each other begin together";
@@ -98,7 +96,6 @@ mod tests {
             (vec!["local.kind=diloco", "local.steps=4", "local.fragments=5"], "fragments"),
             (vec!["local.kind=diloco", "local.steps=9", "local.fragments=3", "local.overlap=3"], "overlap"),
             (vec!["local.kind=diloco", "local.mix=1.0"], "mix"),
-            (vec!["local.kind=diloco", "local.fragments=2", "cluster.pull_from=any"], "cluster.pull_from"),
             (
                 vec!["local.kind=diloco", "local.overlap=2", "round.kind=backup", "round.spare=1"],
                 "round.kind",

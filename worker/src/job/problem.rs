@@ -18,6 +18,11 @@ pub(super) struct Problem {
     pub remedy: Option<String>,
 }
 
+/// Keys that earlier versions had, and what to do without them.
+const GONE: [(&str, &str); 2] = [
+    ("cluster.log", "take the key out: cluster.durability decides what enters the log"),
+    ("cluster.pull_from", "take the key out: leaders answer the pulls of workers"),
+];
 /// No key has this name.
 const PROBE: &str = "?";
 /// Tables in tables, at most.
@@ -36,7 +41,8 @@ pub(super) fn explain(table: &Table, error: &toml::de::Error) -> Problem {
         let there = words.get(1..).unwrap_or_default();
         let takes = if there.is_empty() { "no other keys with this kind".into() } else { list(there) };
         let message = format!("{key}: unknown key `{last}`; {place} takes {takes}");
-        let remedy = meant(last, parent, there).map(|m| format!("did you mean {m}?"));
+        let gone = GONE.iter().find(|(gone, _)| *gone == key).map(|(_, why)| why.to_string());
+        let remedy = gone.or_else(|| meant(last, parent, there).map(|m| format!("did you mean {m}?")));
         return Problem { message, remedy, key: Some(key) };
     }
     if let (true, Some((wrong, there))) = (said.starts_with("unknown variant"), words.split_first()) {
@@ -282,6 +288,11 @@ mod tests {
     fn a_key_in_the_wrong_place_is_told_the_right_one() {
         for (more, set, words) in [
             ("", &["durability=leader"][..], &["--set durability=leader: durability: unknown key"][..]),
+            (
+                "",
+                &["cluster.log=auto"],
+                &["unknown key `log`", "help: take the key out", "cluster.durability"],
+            ),
             ("", &["durability=leader"], &["help: did you mean `cluster.durability`?"]),
             ("", &["lr=3"], &["did you mean `local.lr` or `optimizer.lr`?"]),
             ("", &["min_delta=3"], &["did you mean `eval.early_stop.min_delta`?"]),

@@ -60,9 +60,6 @@ pub enum Event {
         /// Hears what is in force, once the switch has taken effect here.
         tx: oneshot::Sender<Result<InForce, RefusalKind>>,
     },
-    /// The log is to change its form, which else measured bytes decide.
-    #[cfg(test)]
-    ChangeForm(crate::shard::form::Form),
     /// Who writes a checkpoint asks for the shard's part of it.
     Fetch {
         /// Of which step.
@@ -101,8 +98,6 @@ pub enum Message {
         loss: Option<f32>,
         /// Local buckets, by rising number; empty: all.
         only: Vec<usize>,
-        /// Of a stream of reads; the leader is never behind.
-        at_least: Vec<Version>,
     },
     Norm {
         step: Step,
@@ -126,7 +121,6 @@ pub enum Message {
         mode: Mode,
     },
     Rest,
-    Flush,
     Resume {
         level: bool,
     },

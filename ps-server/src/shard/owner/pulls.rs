@@ -1,15 +1,13 @@
 //! Pulls: who may go on, and what they get.
 
-use super::cuts::MAX_AHEAD;
 use super::{ConnId, Owner, Purpose, Reply, WaitingPull, Weights};
 use crate::shard::{
     bucket::{Shared, pulled_bytes, vector_bytes},
     command::Command,
-    form::Form,
     state::Configured,
 };
 use bytes::Bytes;
-use paraft_common::{Durability, InForce, Step, codec::value_bytes};
+use paraft_common::{InForce, Step, codec::value_bytes};
 use paraft_trace::Moment;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 use tokio::time::Instant;
@@ -44,9 +42,9 @@ pub(super) struct Go {
 }
 
 impl Owner {
-    /// Answers every pull that the consistency rule lets go. Where updates are the log's entries, bucket by bucket, as
-    /// soon as the rule holds for the bucket: the weights of one travel while the others are still pushed. Of those
-    /// that are ready the first go first; a forward pass needs them first.
+    /// Answers every pull that the consistency rule lets go, bucket by bucket (but at the level `leader`), as soon as the
+    /// rule holds for the bucket: the weights of one travel while the others are still pushed. Of those that are ready the
+    /// first go first; a forward pass needs them first.
     pub(super) fn answer_pulls(&mut self, touched: Touched) {
         let Some(conf) = self.shard.configured() else { return };
         let Some(lead) = &mut self.lead else { return };
@@ -55,8 +53,7 @@ impl Owner {
         }
         self.count_lost_steps(&conf);
         let Some(lead) = &mut self.lead else { return };
-        let (working, images) = (&lead.cuts.working, lead.cuts.form == Form::Images);
-        let keeps_pushes = images && conf.job.durability != Durability::Leader;
+        let (working, images) = (&lead.cuts.working, conf.job.durability.is_leader());
         let level = lead.cuts.is_level();
         let mut hurry = false;
         let mut go = Vec::new();
@@ -106,7 +103,6 @@ impl Owner {
                 let clock = |w, m| working.member(w, m).clock_of(part);
                 let own = member.map(|m| clock(p.worker, m));
                 let slowest = part.map_or(slowest, |_| least(m.members.active().map(|(w, m)| clock(w, m))));
-                let replicated = member.map_or(Step(0), |m| m.clock_of(part));
                 let may = if p.last {
                     // The final weights are the same for everyone, whoever leads when the last one asks.
                     hurry |= !level;
@@ -120,10 +116,7 @@ impl Owner {
                         reads_own && !may || lead.rounds.holds(p.worker, p.done),
                         &self.counters.pulls_waited,
                     );
-                    // It keeps what is not acknowledged: so many steps and no more.
-                    let too_far = keeps_pushes && p.done.0 > replicated.0.saturating_add(MAX_AHEAD);
-                    hurry |= too_far;
-                    reads_own && may && !too_far
+                    reads_own && may
                 };
                 if may {
                     let buckets = std::mem::take(&mut p.todo).into_iter().collect();
@@ -179,7 +172,7 @@ impl Owner {
     /// ever for its own writes.
     fn count_lost_steps(&mut self, conf: &Configured) {
         let Some(lead) = &mut self.lead else { return };
-        if lead.cuts.form != Form::Images || conf.job.durability != Durability::Leader {
+        if !conf.job.durability.is_leader() {
             return;
         }
         let mut found = Vec::new();

@@ -9,13 +9,12 @@ use crate::compute;
 use crate::shard::{
     admission::{Admission, admit},
     command::{Command, Contribution, Proposal},
-    form::Form,
     round::{Part, Sum},
     state::Configured,
-    working::{Owed, add},
+    working::add,
 };
 use paraft_common::{
-    Durability, Encoding, LogForm, Payload, Step, TensorKind, Version, WorkerId,
+    Encoding, Payload, Step, TensorKind, WorkerId,
     codec::F32_BYTES,
     config::MAX_STEP,
     optim::{Gradient, norm_factor},
@@ -49,7 +48,7 @@ impl Owner {
                     Queued { conn, contribution, bucket, sum_of_squares, payload, arrived, from_elsewhere };
                 self.push(push).await;
             }
-            Message::Pull { done, last, section, have, loss, only, at_least: _ } => {
+            Message::Pull { done, last, section, have, loss, only } => {
                 self.counters.pulls.fetch_add(1, Relaxed);
                 let conf = self.shard.configured();
                 let buckets = conf.as_ref().map_or(0, |c| c.buckets.len());
@@ -83,11 +82,6 @@ impl Owner {
                 self.propose(Purpose::Other, Command::Advance { worker, session, step }.into()).await;
             }
             Message::SwitchMode { number, mode } => self.switch_asked(Some(number), mode.into(), None),
-            Message::Flush => {
-                if let Some(lead) = self.lead.as_mut().filter(|l| !l.cuts.is_level()) {
-                    lead.cuts.hurry();
-                }
-            }
             Message::Take { .. } | Message::Rest | Message::Resume { .. } => {
                 self.leased(conn, worker, session, message).await;
             }
@@ -143,16 +137,15 @@ impl Owner {
         let in_flight = lead.in_flight.get(&(c.worker, bucket)).copied();
         let in_flight = in_flight.max(lead.rounds.waiting(c.worker, bucket));
         let in_flight = in_flight.max(unclipped_step(lead, c.worker, bucket));
-        let images = lead.cuts.form == Form::Images;
-        let working = images.then(|| lead.cuts.working.data(conf, bucket));
+        let leader_acks = conf.job.durability.is_leader();
+        let working = leader_acks.then(|| lead.cuts.working.data(conf, bucket));
         let current = working.as_ref().map_or_else(|| target.version(), |w| w.version);
         let averages = self.shard.read(|m| m.in_force.of_push(c.step)).averages();
-        if conf.job.log != LogForm::Updates && from_elsewhere {
-            // Pulls of image cuts' leaders may show what is not replicated yet, so after a change of leadership a
-            // worker may come with a version of a state that is gone.
+        if leader_acks && from_elsewhere {
+            // What a leader shows at this level may not be replicated yet, so after a change of leadership a worker may
+            // come with a version of a state that is gone.
             c.pulled = c.pulled.min(current);
         }
-        let leader_acks = images && conf.job.durability == Durability::Leader;
         let mut lost = 0;
         let decision = self.shard.read(|m| {
             let replicated = m.members.in_session(c.worker, c.session)?;
@@ -164,22 +157,13 @@ impl Owner {
                 lost = lead.cuts.working.skip(conf, replicated, c.worker, bucket, upto, now);
             }
             let member = lead.cuts.working.member(c.worker, replicated);
-            let decision = admit(member, bucket, c.step, c.pulled, current, in_flight);
-            // A majority may not hold it yet: then its ack comes with the marker.
-            let unacknowledged = !leader_acks && replicated.steps.get(bucket).is_some_and(|s| *s < c.step);
-            Some(if decision == Admission::Applied && unacknowledged {
-                Admission::InFlight
-            } else {
-                decision
-            })
+            Some(admit(member, bucket, c.step, c.pulled, current, in_flight))
         });
         self.report_lost(c.worker, lost);
         let waits = match decision {
             // Its round is closed, and not applied yet: then it will be too late.
             Some(Admission::Accept) => self.is_closed(bucket, c.step),
-            Some(Admission::WrongStep { .. } | Admission::FutureVersion { .. }) => {
-                !images && self.is_early(bucket, &c, current, in_flight)
-            }
+            Some(Admission::WrongStep { .. }) => !leader_acks && self.is_early(bucket, &c, in_flight),
             _ => false,
         };
         if waits {
@@ -199,11 +183,7 @@ impl Owner {
                 let kind = RefusalKind::UnknownSession { worker: c.worker, session: c.session };
                 self.refuse(conn, kind.into());
             }
-            Some(Admission::Applied) => {
-                // The working copy's version may hold what others pushed and no majority has: it is no promise.
-                let version = if leader_acks { current } else { target.version() };
-                self.send(conn, Reply::Ack { seq: c.seq, version });
-            }
+            Some(Admission::Applied) => self.send(conn, Reply::Ack { seq: c.seq, version: current }),
             Some(Admission::PassedOver) => self.send(conn, Reply::PassedOver { seq: c.seq }),
             Some(Admission::InFlight) => {}
             Some(Admission::WrongStep { expected }) => {
@@ -226,7 +206,6 @@ impl Owner {
                     (Some(max), TensorKind::Param) => norm_factor(max, sum_of_squares),
                     _ => 1.0,
                 };
-                self.measure(conf, bucket, payload.len());
                 if let Some(lead) = self.lead.as_mut().filter(|_| working.is_none()) {
                     lead.arrived.insert((c.worker, bucket), (arrived, payload.len() as u64));
                 }
@@ -249,11 +228,9 @@ impl Owner {
         }
     }
 
-    /// Whether what makes a push look wrong is only not applied here yet: it follows a push of its worker that is taken
-    /// (`in_flight`), or waits here too. Its worker has read it of another replica, which was faster: its own last push, and
-    /// a version that the updates under way will bring. Or it was ahead of what a leader with image cuts had replicated, and
-    /// pushes all of that again to its successor, which has none any more.
-    fn is_early(&self, bucket: usize, c: &Contribution, current: Version, in_flight: Option<Step>) -> bool {
+    /// Whether a push follows another of its worker that is taken and not applied yet (`in_flight`), or waits here too: its
+    /// worker does not wait for acks.
+    fn is_early(&self, bucket: usize, c: &Contribution, in_flight: Option<Step>) -> bool {
         let Some(lead) = &self.lead else { return false };
         let applied = self
             .shard
@@ -266,13 +243,9 @@ impl Owner {
         let own = early.filter(|e| e.session == c.session);
         let (waiting, last_waiting) = (own.clone().count() as u64, own.map(|e| e.step).max());
         let last = in_flight.max(applied).max(last_waiting);
-        let under_way = lead.in_flight.keys().filter(|(_, b)| *b == bucket).count() as u64;
-        let follows = (under_way > 0 || in_flight.is_some() || waiting > 0)
+        (in_flight.is_some() || waiting > 0)
             && waiting <= MAX_AHEAD
-            && last.is_some_and(|last| last.next() == c.step);
-        let next = applied.is_some_and(|applied| applied.next() == c.step);
-        // What is next is taken now but for its version; what comes later is looked at again.
-        follows && (!next || c.pulled.0.saturating_sub(current.0) <= under_way)
+            && last.is_some_and(|last| last.next() == c.step)
     }
 
     /// Lets a push wait until the next update of its bucket is applied, behind those of its worker that wait.
@@ -307,8 +280,7 @@ impl Owner {
         }
     }
 
-    /// Applies an admitted push to the leader's working copy. The level `leader` acknowledges it now, the others with
-    /// the marker that covers it.
+    /// Applies an admitted push to the leader's working copy, and acknowledges it (level `leader`).
     async fn push_working(
         &mut self,
         conf: &Arc<Configured>,
@@ -346,11 +318,7 @@ impl Owner {
         let working = &mut lead.cuts.working;
         let version = working.pushed(conf, &replicated, bucket, &c, bytes, data, Instant::now());
         lead.steering.pushed(version, c.pulled);
-        if conf.job.durability == Durability::Leader {
-            self.send(conn, Reply::Ack { seq: c.seq, version });
-        } else {
-            working.owe(Owed { worker: c.worker, session: c.session, seq: c.seq, version });
-        }
+        self.send(conn, Reply::Ack { seq: c.seq, version });
     }
 
     pub(super) fn report_lost(&self, worker: WorkerId, lost: u64) {

@@ -36,8 +36,6 @@ impl Owner {
             }
             Event::Closed(conn) => self.closed(conn),
             Event::SwitchMode { number, mode, tx } => self.switch_asked(number, mode, Some(tx)),
-            #[cfg(test)]
-            Event::ChangeForm(form) => self.change_form_if_possible(form).await,
             Event::Fetch { step, tx } => {
                 let _ = tx.send(self.fetch_section(step)); // who asked may be gone
             }

@@ -2,7 +2,7 @@
 //! are of the new one.
 //!
 //! ```text
-//!  asked ─▶ [image cuts? back to updates first] ─▶ SwitchMode in the log ─▶ applied: open rounds, waiting pulls by the new rule
+//!  asked ─▶ SwitchMode in the log ─▶ applied: open rounds, waiting pulls by the new rule
 //! ```
 //!
 //! Each shard switches at its own place in its own log. Whoever asks tells every shard; and a worker that hears of a switch
@@ -16,7 +16,6 @@
 use super::{Owner, Purpose};
 use crate::shard::{
     command::{Command, Outcome},
-    form::Form,
     state::Configured,
 };
 use paraft_common::{InForce, Mode, ModeChoice, Step, auto::Next};
@@ -82,16 +81,8 @@ impl Owner {
 
     /// Takes the next step of a switch under way.
     pub(super) async fn go_on_switching(&mut self, conf: &Configured) {
-        let form = self.shard.read(|m| m.form);
         let Some(lead) = &mut self.lead else { return };
-        let changing = lead.cuts.is_changing() || lead.cuts.form != form;
         let Some(s) = lead.switching.as_mut().filter(|s| !s.proposed) else { return };
-        if s.mode.averages() && (form == Form::Images || changing) {
-            if !changing {
-                self.change_form(Form::Updates).await;
-            }
-            return;
-        }
         s.proposed = true;
         let (number, mode, auto) = (s.number, s.mode, s.auto);
         let after = if conf.job.clip.norm.is_some() { self.step_under_way() } else { Step(0) };

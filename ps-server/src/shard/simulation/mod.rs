@@ -9,11 +9,11 @@ mod cluster;
 mod invariants;
 mod worker;
 
-use crate::shard::{form::Form, owner::Event};
+use crate::shard::owner::Event;
 use cluster::Cluster;
 use invariants::History;
 use paraft_common::{
-    AutoConfig, Durability, LogForm, Mode, ModeChoice, SessionId,
+    AutoConfig, Durability, LeaderWindow, Mode, ModeChoice, SessionId,
     algorithm::{AlgorithmConfig, DcAsgdC},
     config::ServerJob,
     round::{Backup, Quorum, RoundConfig, Weight},
@@ -53,8 +53,6 @@ struct Schedule {
     theme: Option<usize>,
     /// The job's mode is switched now and then.
     switches: bool,
-    /// The log changes its form now and then.
-    changes: bool,
     /// So often the leader lost its proposals' outcomes.
     doubts: u64,
     /// Pushes that were applied while things went wrong, before everything healed.
@@ -67,21 +65,21 @@ impl Schedule {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mode = [Mode::Bsp, Mode::Ssp(1), Mode::Asp][(rng.next_u64() % 3) as usize];
         let theme = [Some(NO_ANSWERS), Some(UNAWARES), None, None][(rng.next_u64() % 4) as usize];
-        let images = mode != Mode::Bsp && rng.next_u64().is_multiple_of(2);
+        let lossy = mode != Mode::Bsp && rng.next_u64().is_multiple_of(2);
+        let window = LeaderWindow { ms: 60, pushes: 1 + rng.next_u64() % 32 };
         let workers = 1 + (rng.next_u64() % u64::from(WORKERS)) as u32;
         let job = ServerJob {
             workers,
             grace_ms: 300,
-            durability: Durability::QuorumMemory,
-            log: if images { LogForm::Images } else { LogForm::Auto },
+            durability: if lossy { Durability::Leader } else { Durability::QuorumMemory },
+            leader_window: if lossy { window } else { LeaderWindow::default() },
             // Where somebody asks for the rule, it decides within a few steps.
             auto: AutoConfig { window: 1, patience: 1, ..AutoConfig::default() },
             ..ServerJob::new("simulation", mode, BUCKETS * PLACES, PLACES)
         };
         let switches = rng.next_u64().is_multiple_of(2);
-        let changes = rng.next_u64().is_multiple_of(2);
         // Of weight 0: pulls are in the log, and pushes count once.
-        let records = !images && rng.next_u64().is_multiple_of(3);
+        let records = !lossy && rng.next_u64().is_multiple_of(3);
         let algorithm = AlgorithmConfig::DcAsgdC(DcAsgdC { lambda: 0.0 });
         let algorithm = if records { algorithm } else { AlgorithmConfig::default() };
         let rounds = [
@@ -90,10 +88,12 @@ impl Schedule {
             RoundConfig::Backup(Backup { spare: 1 }),
             RoundConfig::Quorum(Quorum { quorum: 1, grace_ms: 5, weight: Weight::Equal }),
         ];
-        let averages = mode.averages() || switches && !images;
+        let averages = mode.averages() || switches && !lossy;
         let round = if averages && workers > 1 { rounds[(rng.next_u64() % 4) as usize] } else { rounds[0] };
         let job = ServerJob { algorithm, round, ..job };
-        trace.borrow_mut().push(format!("{mode}, {workers} workers, {:?}, switches {switches}", job.log));
+        trace
+            .borrow_mut()
+            .push(format!("{mode}, {workers} workers, {}, switches {switches}", job.durability));
         let steps = 4 + rng.next_u64() % 12;
         let text = job.to_toml().expect("a valid job");
         let workers = (0..workers).map(|w| Worker::new(w, text.clone(), steps)).collect();
@@ -104,9 +104,8 @@ impl Schedule {
             workers,
             broken: Vec::new(),
             told: SessionId(0),
-            history: History::new(averages, round.passes_over(), cluster),
+            history: History::new(averages, round.passes_over(), lossy, cluster),
             switches,
-            changes,
             conns: 0,
             cut_off: false,
             slow: 0,
@@ -140,9 +139,6 @@ impl Schedule {
     async fn goes_on(&mut self) {
         if self.switches && self.below(60) == 0 {
             self.switch();
-        }
-        if self.changes && self.below(40) == 0 {
-            self.change_form();
         }
         let w = self.below(self.workers.len());
         match self.below(10) {
@@ -257,15 +253,6 @@ impl Schedule {
                 self.cluster.doubt(leader);
             }
         }
-    }
-
-    /// The leader finds that its log had better have another form.
-    fn change_form(&mut self) {
-        let form = if self.below(2) == 0 { Form::Images } else { Form::Updates };
-        let leader = self.cluster.0.lock().leader;
-        self.say(format!("leader {leader} changes to {}", form.name()));
-        let owner = self.cluster.0.lock().nodes[leader].owner.clone();
-        let _ = owner.try_send(Event::ChangeForm(form)); // its queue may be full
     }
 
     /// Somebody asks a node, mostly the leader, for another mode.
@@ -436,6 +423,7 @@ impl Schedule {
         for _ in 0..4000 {
             if self.workers.iter().all(|w| w.finished) {
                 invariants::replicas(&self.cluster);
+                self.history.ends(&self.cluster.0.lock().truth);
                 return;
             }
             self.nothing_fails().await;

@@ -209,7 +209,6 @@ impl Worker {
             have,
             loss: None,
             only: Vec::new(),
-            at_least: Vec::new(),
         });
     }
 

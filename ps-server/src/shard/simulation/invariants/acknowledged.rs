@@ -1,4 +1,4 @@
-//! What was acknowledged is committed, then and for ever.
+//! What was acknowledged is committed, then and for ever; at the level `leader`, or it is counted.
 
 use super::{BUCKETS, History};
 use crate::shard::Shard;
@@ -27,6 +27,23 @@ impl History {
                 assert_eq!(image.weights[place], 0.0, "{push:?} was passed over and is in bucket {bucket}");
             }
         }
+    }
+
+    /// At the level `leader`: of the workers that came to the end in the session that they pushed in, each push is in the
+    /// weights or among those that the servers report as lost.
+    pub(super) fn what_is_lost_is_counted(&self, truth: &Shard) {
+        let conf = truth.configured();
+        let mut lost = 0u64;
+        for bucket in 0..BUCKETS {
+            let image = conf.as_ref().map(|c| c.buckets[bucket].image());
+            let acked = self.pushed.iter().enumerate().filter(|(_, p)| p.acked[bucket]);
+            let of_these = acked.filter(|(_, p)| self.sessions.is_current(p.worker, p.session));
+            lost += of_these
+                .filter(|(place, _)| image.as_ref().is_none_or(|i| i.weights[*place] == 0.0))
+                .count() as u64;
+        }
+        let reported = truth.read(|m| m.pushes_lost);
+        assert!(lost <= reported, "{lost} acknowledged pushes are in no weights, {reported} are reported");
     }
 
     pub(super) fn acknowledged_is_in(&self, truth: &Shard) {

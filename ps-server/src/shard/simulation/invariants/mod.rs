@@ -49,6 +49,8 @@ pub struct History {
     averages: bool,
     /// Rounds may close without a worker's push.
     passes_over: bool,
+    /// The level is `leader`: what was acknowledged may go down with a leader, and is counted then.
+    lossy: bool,
     cluster: Cluster,
     /// By place.
     pushed: Vec<Pushed>,
@@ -66,10 +68,11 @@ pub struct History {
 }
 
 impl History {
-    pub fn new(averages: bool, passes_over: bool, cluster: Cluster) -> Self {
+    pub fn new(averages: bool, passes_over: bool, lossy: bool, cluster: Cluster) -> Self {
         Self {
             averages,
             passes_over,
+            lossy,
             cluster,
             pushed: Vec::new(),
             acked: BTreeMap::new(),
@@ -114,10 +117,19 @@ impl History {
     /// What the true state must satisfy at any moment.
     pub fn check(&self, truth: &Shard) {
         self.exactly_once(truth);
-        self.acknowledged_is_in(truth);
+        if !self.lossy {
+            self.acknowledged_is_in(truth);
+        }
         self.late_is_out(truth);
         self.retries_are_recognised(truth);
         self.recorded_pulls_are_what_workers_got(truth);
+    }
+
+    /// The job is over, and its last leader has said all it knows.
+    pub fn ends(&self, truth: &Shard) {
+        if self.lossy {
+            self.what_is_lost_is_counted(truth);
+        }
     }
 
     /// A worker reads the answer of its pull.

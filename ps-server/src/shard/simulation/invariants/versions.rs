@@ -23,7 +23,7 @@ impl History {
         got: &BTreeMap<usize, (Version, Bytes)>,
     ) {
         let now: [Version; BUCKETS] = std::array::from_fn(|b| got[&b].0);
-        let floor = self.floor.get(&worker).copied().unwrap_or_default();
+        let floor = self.floor.get(&worker).copied().filter(|_| !self.lossy).unwrap_or_default();
         for bucket in 0..BUCKETS {
             let (now, floor) = (now[bucket], floor[bucket]);
             assert!(
