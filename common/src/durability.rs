@@ -108,7 +108,7 @@ pub struct DurabilityError {
 /// Whether these go together.
 pub fn check(mode: Mode, durability: Durability, window: LeaderWindow) -> Result<(), DurabilityError> {
     let bad = |key, message: String, remedy| Err(DurabilityError { key, message, remedy });
-    if mode.averages() && durability == Durability::Leader {
+    if mode.averages() && durability.is_leader() {
         return bad(
             "durability",
             format!("{mode} promises the weights of one process; a lost acknowledged push would break it"),

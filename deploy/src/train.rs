@@ -268,7 +268,7 @@ pub fn launch_with(
     progress.update(&tail.poll()?);
     progress.finish();
     let after = crate::status::ask_all(&fleet.addresses, false);
-    // Any replica may have answered pulls.
+    // Each replica that has led it has answered some.
     let pulls = |shard: u32| {
         let of = after.iter().flatten().flat_map(|r| &r.shards).filter(move |s| s.shard == shard);
         of.fold((0, 0), |(waited, bytes), s| (waited + s.pulls_waited, bytes + s.bytes_pulled))

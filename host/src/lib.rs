@@ -10,5 +10,5 @@ mod socket;
 mod usage;
 
 pub use descriptors::{descriptor_limit, is_shortage, open_descriptors, raise_descriptor_limit};
-pub use socket::{is_local, socket_path, sweep_sockets};
+pub use socket::{socket_path, sweep_sockets};
 pub use usage::{Usage, cpu_seconds_of, usage};

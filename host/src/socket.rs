@@ -9,7 +9,7 @@ use std::{
 
 /// Whether an address such as `10.0.0.1:7070` is one of this host's (in a container: of this network namespace's). A
 /// name other than `localhost` is nobody's: what it stands for may change.
-pub fn is_local(address: &str) -> bool {
+fn is_local(address: &str) -> bool {
     match ip_of(address) {
         Some((ip, _)) if ip.is_loopback() => true,
         // Only an address of its own can be bound.

@@ -2,8 +2,8 @@
 //! breaks, sessions that are lost.
 //!
 //! It differs from the real client where time is concerned: a task of the simulator waits, no thread does. Not here:
-//! bounds on what may be pushed without an ack (`proto/src/limits.rs`), which no small model reaches; chunks; checkpoints;
-//! pulls from other replicas. A dial reaches whoever leads; to look for a leader costs retries, no redirects.
+//! bounds on what may be pushed without an ack (`proto/src/limits.rs`), which no small model reaches; chunks; checkpoints.
+//! A dial reaches whoever leads; to look for a leader costs retries, no redirects.
 
 use crate::{
     SimError,

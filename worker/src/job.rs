@@ -5,7 +5,7 @@
 
 use crate::device::DeviceConfig;
 use paraft_common::{
-    AutoConfig, Durability, Encoding, Layout, Mode, ModeChoice, TensorKind, TensorSpec,
+    AutoConfig, Encoding, Layout, Mode, ModeChoice, TensorKind, TensorSpec,
     algorithm::{AlgorithmConfig, AlgorithmError},
     config::{EarlyStop, MAX_GRACE_MS, ServerJob, overlay},
     durability,
@@ -538,7 +538,7 @@ impl Job {
             ("cluster.leader_window_ms", c.leader_window_ms),
             ("cluster.leader_window_pushes", c.leader_window_pushes),
         ] {
-            if window.is_some() && c.durability != Durability::Leader {
+            if window.is_some() && !c.durability.is_leader() {
                 let why = format!("durability {} acknowledges nothing that no majority holds", c.durability);
                 return bad(key, why, "set cluster.durability = \"leader\", or take the key out");
             }
@@ -577,7 +577,7 @@ impl Job {
             }
         })?;
         let (kind, keeps) = (self.algorithm.kind(), self.algorithm.algorithm().keeps());
-        if keeps.of_workers() && c.durability == Durability::Leader {
+        if keeps.of_workers() && c.durability.is_leader() {
             let why = format!(
                 "{kind} keeps something of each worker on the shards, which replicas do not get at durability leader"
             );

@@ -1,7 +1,7 @@
 //! Clients in this process that push by the book, and remember every ack.
 
 use paraft_client::{Acked, ClientError};
-use paraft_common::{Durability, ServerId, ShardId};
+use paraft_common::{ServerId, ShardId};
 use paraft_proof::{At, Book, Fate};
 use parking_lot::Mutex;
 use std::{
@@ -189,7 +189,7 @@ fn work(
         page.push_gradient(&gradient);
         let pulled = page.pull()?;
         // What a session that is over had pushed may not be in, nor what a leader alone had acknowledged.
-        let reads_own = !pulled.rejoined && book.ledger.durability != Durability::Leader;
+        let reads_own = !pulled.rejoined && !book.ledger.durability.is_leader();
         if let Some(bucket) = book.missing(worker, round, &page.weights).filter(|_| reads_own) {
             let what =
                 format!("worker {worker}, round {round}, bucket {bucket}: pulled without its own push");

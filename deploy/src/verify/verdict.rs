@@ -126,7 +126,7 @@ impl Verdict {
             "servers": self.servers, "workers": self.workers, "pushes_per_place": self.per_place,
             "snapshots_installed": self.counts.snapshots, "ended_for_memory": self.counts.ended_for_memory, "faults": faults, "broken": self.broken(), "wrong": self.tally.wrong,
         });
-        if self.durability == Durability::Leader {
+        if self.durability.is_leader() {
             all["pushes_lost"] = self.reported_lost.into();
             all["bound"] = self.bound.into();
         }
@@ -152,7 +152,7 @@ impl Verdict {
         row("snapshots installed", self.counts.snapshots.to_string());
         row("acknowledged", t_.acknowledged.to_string());
         row("lost", t_.lost.to_string());
-        if self.durability == Durability::Leader {
+        if self.durability.is_leader() {
             row("reported as lost", format!("{}, bound {}", self.reported_lost, self.bound));
         }
         row("doubled", t_.doubled.to_string());

@@ -759,15 +759,6 @@ impl Agent {
             others.filter_map(|n| s.servers.get(&n.server())).map(|m| m.address.clone()).next()
         })
     }
-
-    /// The addresses of all servers with a replica of the shard, this one among them, in rising order of the servers.
-    pub fn hosts_of(&self, shard: ShardId) -> Vec<String> {
-        self.agreed.read(|s| {
-            let Some(place) = s.shards.get(&shard) else { return Vec::new() };
-            let hosts = place.voters.iter().filter_map(|n| s.servers.get(&n.server()));
-            hosts.map(|m| m.address.clone()).collect()
-        })
-    }
 }
 
 /// What a shard's state says of its job.

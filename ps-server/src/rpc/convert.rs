@@ -208,7 +208,6 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
             term,
             server,
             origin,
-            replicas: Vec::new(), // only the stream's service knows them
         }),
         Reply::Ack { seq, version } => {
             Kind::Ack(wire::Ack { seq: seq.0, version: version.0, passed_over: false })
@@ -377,6 +376,18 @@ mod tests {
                     prop_assert_eq!(refusal.seq, seq);
                 }
             }
+        }
+
+        #[test]
+        fn a_reader_gets_what_the_shard_has_or_is_refused(
+            at_least in prop::collection::vec(any::<u64>(), 0..4),
+            only in prop::collection::vec(prop_oneof![0u32..5, any::<u32>()], 0..4),
+        ) {
+            let request = wire::ReadRequest { at_least: at_least.clone(), only: only.clone(), ..Default::default() };
+            let read = read(&shard(Encoding::F32), request);
+            let versions = [0, 2].contains(&at_least.len());
+            let buckets = only.iter().all(|b| [0, 2].contains(b)) && only.is_sorted_by(|a, b| a < b);
+            prop_assert_eq!(read.is_ok(), versions && buckets, "{:?}", read);
         }
 
         #[test]

@@ -17,7 +17,7 @@ use paraft_common::{
 };
 use paraft_proto::{
     CheckpointRequest, FromShard, Incoming, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest,
-    SwitchModeReply, SwitchModeRequest, ToShard, WithBulk, bulk, from_shard, limits,
+    SwitchModeReply, SwitchModeRequest, ToShard, WithBulk, bulk, limits,
     services::{self, Handler},
     shards_server::{Shards, ShardsServer},
     to_shard,
@@ -97,17 +97,14 @@ impl Handler for ShardsService {
                 let inbound = Incoming::new(request.into_body(), limits::MAX_MESSAGE_BYTES);
                 bulk::respond(self.exchange(inbound, visitor))
             }
-            services::READ => match services::only(request, limits::MAX_MESSAGE_BYTES).await {
-                Ok(request) => {
-                    visitor.inspect(|v| v.is(Rank::Reader));
-                    bulk::respond(self.read(request.message))
-                }
+            services::READ => match self.only(request).await {
+                Ok(request) => bulk::respond(self.read(request, visitor)),
                 Err(refused) => refused,
             },
-            services::CHECKPOINT => match services::only(request, limits::MAX_MESSAGE_BYTES).await {
+            services::CHECKPOINT => match self.only(request).await {
                 Ok(request) => {
                     visitor.inspect(|v| v.is(Rank::Reader));
-                    bulk::respond(self.checkpoint(request.message).await)
+                    bulk::respond(self.checkpoint(request).await)
                 }
                 Err(refused) => refused,
             },
@@ -169,40 +166,47 @@ impl ShardsService {
                 let _ = tx.send(Source::One(Box::new(refusal.into()))).await;
             }
         });
-        let (server, agent) = (self.server, self.agent.clone());
+        let server = self.server;
         // One source, then the end: a stream whose owner has let it go must end for its worker too, or the worker
         // would wait on it for ever.
         let replies = ReceiverStream::new(rx).take(1).flat_map(move |source| -> Replies {
             match source {
                 Source::One(m) => Box::pin(futures::stream::iter([Ok((*m).into())])),
-                Source::Many(rx, reader) => {
-                    let agent = agent.clone();
-                    Box::pin(ReceiverStream::new(rx).map(move |r| {
-                        reader.takes(&r);
-                        let mut reply = convert::reply(server, r);
-                        if let Some(from_shard::Kind::Opened(o)) = &mut reply.kind {
-                            o.replicas = agent.hosts_of(reader.shard);
-                        }
-                        Ok(reply.into())
-                    }))
-                }
+                Source::Many(rx, reader) => Box::pin(ReceiverStream::new(rx).map(move |r| {
+                    reader.takes(&r);
+                    Ok(convert::reply(server, r).into())
+                })),
             }
         });
         Box::pin(replies)
     }
 
-    /// The first message of a stream; `None`: it has no kind, or there is none.
-    pub(super) async fn first(
-        &self,
-        inbound: &mut Incoming<ToShard>,
-    ) -> Result<Option<to_shard::Kind>, Refusal> {
+    /// Waits for what a stream wants to say first: not for ever, and not with too many others.
+    async fn opened<T>(&self, says: impl Future<Output = T>) -> Result<T, RefusalKind> {
         let Ok(_waits) = self.unopened.try_acquire() else {
             let why = format!("{UNOPENED} streams of this server have not said what they want");
-            return Err(RefusalKind::Overloaded(why).into());
+            return Err(RefusalKind::Overloaded(why));
         };
-        let first = tokio::time::timeout(OPEN_PATIENCE, inbound.message()).await;
-        let first = first.map_err(|_| RefusalKind::NotOpened)?.map_err(unreadable)?;
+        tokio::time::timeout(OPEN_PATIENCE, says).await.map_err(|_| RefusalKind::NotOpened)
+    }
+
+    /// The first message of a stream; `None`: it has no kind, or there is none.
+    async fn first(&self, inbound: &mut Incoming<ToShard>) -> Result<Option<to_shard::Kind>, Refusal> {
+        let first = self.opened(inbound.message()).await?.map_err(unreadable)?;
         Ok(first.and_then(|m| m.message.kind))
+    }
+
+    /// The only message of a request, or what is wrong with it, as a response.
+    async fn only<M: bulk::Bulk>(&self, request: http::Request<Body>) -> Result<M, http::Response<Body>> {
+        let only = services::only(request, limits::MAX_MESSAGE_BYTES);
+        let not_heard = |kind: RefusalKind| {
+            let status = match &kind {
+                RefusalKind::Overloaded(_) => Status::resource_exhausted,
+                _ => Status::deadline_exceeded,
+            };
+            services::refuse(status(kind.to_string()))
+        };
+        Ok(self.opened(only).await.map_err(not_heard)??.message)
     }
 
     async fn checkpoint(&self, request: CheckpointRequest) -> checkpoint::Parts {

@@ -6,7 +6,7 @@
 //! - [`digests`]: digests of states, shared by those who ask.
 //! - [`exchange`]: a worker's stream to a shard.
 //! - [`peers`]: Raft messages of the other servers.
-//! - `reads`: a worker's stream of reads from a replica that need not lead.
+//! - `reads`: weights for readers, from a replica that need not lead.
 //! - [`status`]: what this server knows.
 //! - `convert`: wire to domain and back, with every check that needs no state of the leader.
 

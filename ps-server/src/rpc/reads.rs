@@ -4,7 +4,10 @@ use super::{
     convert,
     exchange::{Replies, ShardsService},
 };
-use crate::shard::owner::Reply;
+use crate::{
+    connections::{Rank, Visitor},
+    shard::owner::Reply,
+};
 use paraft_common::ShardId;
 use paraft_proto::{PROTOCOL, ReadRequest, Refusal, RefusalKind};
 use tokio::sync::mpsc;
@@ -14,18 +17,23 @@ use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 const QUEUE: usize = 8;
 
 impl ShardsService {
-    pub(super) fn read(&self, request: ReadRequest) -> Replies {
+    pub(super) fn read(&self, request: ReadRequest, visitor: Option<Visitor>) -> Replies {
         let (tx, rx) = mpsc::channel(QUEUE);
         let (service, server) = (self.clone(), self.server);
         tokio::spawn(async move {
-            if let Err(refusal) = service.serve_read(request, &tx).await {
+            if let Err(refusal) = service.serve_read(request, visitor, &tx).await {
                 let _ = tx.send(Reply::Refused(refusal)).await;
             }
         });
         Box::pin(ReceiverStream::new(rx).map(move |reply| Ok(convert::reply(server, reply).into())))
     }
 
-    async fn serve_read(&self, request: ReadRequest, out: &mpsc::Sender<Reply>) -> Result<(), Refusal> {
+    async fn serve_read(
+        &self,
+        request: ReadRequest,
+        visitor: Option<Visitor>,
+        out: &mpsc::Sender<Reply>,
+    ) -> Result<(), Refusal> {
         if request.protocol != PROTOCOL {
             return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL }.into());
         }
@@ -39,6 +47,7 @@ impl ShardsService {
             return Err(RefusalKind::Unavailable(format!("{shard} has no job yet")).into());
         }
         let mut read = convert::read(&hosted.shard, request)?;
+        visitor.iter().for_each(|v| v.is(Rank::Reader));
         let mut applied = hosted.applied.clone();
         loop {
             // Before it looks: what is applied while it does is news.

@@ -10,8 +10,8 @@
 //! measured whole.
 //!
 //! Measured where a replica leads, beside the state: nothing here is replicated, and all of it may vanish. It takes at most
-//! [`MOST_BYTES`]: with more workers and buckets than fit, the pulls of some are not measured. A pull that
-//! another replica answered is not measured, nor is a push in a round of several, which is not late.
+//! [`MOST_BYTES`]: with more workers and buckets than fit, the pulls of some are not measured. A push in
+//! a round of several is not measured: it is not late.
 
 use super::{
     command::{Command, Contribution, Proposal},

@@ -23,8 +23,8 @@ mod streams;
 mod switching;
 mod takes;
 
-pub use cuts::MAX_AHEAD;
 pub use messages::{ConnId, Counters, Event, Life, Message, Reply, Weights};
+pub use pushes::MAX_AHEAD;
 pub use sections::Section;
 
 use super::{

@@ -19,7 +19,7 @@ fn set(encoding: &str) -> Vec<String> {
     set
 }
 
-/// Decoded by the servers while they apply, on any replica and in any form of the log, a push is what one process makes
+/// Decoded by the servers while they apply, on any replica, a push is what one process makes
 /// of the same bytes: decode, add up, apply. In BSP the log holds them one by one where that is fewer bytes. BatchNorm's statistics (the convnet has some) are not encoded.
 #[test]
 fn pushes_in_every_encoding_are_applied_as_one_process_applies_what_it_decodes() -> Result<()> {

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use futures::StreamExt;
 use paraft_common::{Durability, Mode, ShardId, Step};
-use paraft_proto::{PROTOCOL, ReadRequest, from_shard, services, to_shard};
+use paraft_proto::{FromShard, PROTOCOL, ReadRequest, WithBulk, bulk, from_shard, services, to_shard};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,
@@ -126,6 +126,25 @@ fn a_reader_that_asks_for_what_is_not_there_is_told_so() -> Result<()> {
         let said = why(request);
         ensure!(said.contains(words), "`{words}` is not in: {said}");
     }
+    Ok(())
+}
+
+#[test]
+fn who_opens_a_read_and_says_nothing_is_not_waited_for_for_ever() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::replicated(1))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let ask = async {
+        let at = format!("http://{}", fleet.at.addresses[0]);
+        let channel = tonic::transport::Endpoint::from_shared(at)?.connect().await?;
+        let nothing = futures::stream::pending::<WithBulk<ReadRequest>>();
+        let answer = bulk::call::<ReadRequest, FromShard, _>(&channel, services::READ, nothing, 1 << 20);
+        match tokio::time::timeout(DEADLINE, answer).await? {
+            Ok(_) => bail!("it is answered"),
+            Err(status) => Ok(status),
+        }
+    };
+    let status = runtime.block_on(ask)?;
+    ensure!(status.code() == tonic::Code::DeadlineExceeded, "{status:?}");
     Ok(())
 }
 

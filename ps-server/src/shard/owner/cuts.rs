@@ -11,7 +11,7 @@
 //! is younger than the window. That needs no lease: a leader that was deposed without knowing it cannot commit a marker,
 //! so its window fills or grows old, and it goes quiet.
 
-use super::{ConnId, Lead, Owner, Proposed, Purpose};
+use super::{ConnId, Lead, Owner, Proposed, Purpose, pushes::MAX_AHEAD};
 use crate::shard::{
     command::{Command, Contribution, Proposal},
     cut::{CutId, MAX_PART_BYTES},
@@ -35,8 +35,6 @@ const MAX_PARTS: usize = 16;
 /// A cut of which nothing is committed for this long has no majority behind it. The leader begins again: that sends its
 /// workers to look for another, which may lead without its knowing.
 const STALLED: Duration = Duration::from_secs(5);
-/// Steps that a worker may push without waiting for their acks; its stream has room for as many.
-pub const MAX_AHEAD: u64 = 4;
 
 /// What a leader knows of cuts. Dropped with the leadership.
 #[derive(Default)]

@@ -238,7 +238,7 @@ impl Counters {
     }
 }
 
-/// What only the leader counts, but for pulls, which any replica may serve; starts at zero with the process.
+/// What only the leader counts, but for the bytes of readers, whom any replica serves; starts at zero with the process.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Counters {

@@ -53,7 +53,7 @@ impl Owner {
         }
         self.count_lost_steps(&conf);
         let Some(lead) = &mut self.lead else { return };
-        let (working, images) = (&lead.cuts.working, conf.job.durability.is_leader());
+        let (working, leader_acks) = (&lead.cuts.working, conf.job.durability.is_leader());
         let level = lead.cuts.is_level();
         let mut hurry = false;
         let mut go = Vec::new();
@@ -70,7 +70,7 @@ impl Owner {
                     return true;
                 }
                 let member = m.members.get(p.worker);
-                if !images && !p.last && !p.section {
+                if !leader_acks && !p.last && !p.section {
                     let Some(member) = member.filter(|_| m.started) else { return true };
                     let mut held = lead.rounds.holds(p.worker, p.done);
                     let mut ready = |bucket: usize| {

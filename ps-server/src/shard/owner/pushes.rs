@@ -1,9 +1,7 @@
 //! Pushes: admission, BSP's rounds, and the global norm over all shards.
 
 use super::{
-    ConnId, Lead, Message, Owner, Proposed, Purpose, Reply, WaitingPull,
-    cuts::{MAX_AHEAD, Queued},
-    pulls::Touched,
+    ConnId, Lead, Message, Owner, Proposed, Purpose, Reply, WaitingPull, cuts::Queued, pulls::Touched,
 };
 use crate::compute;
 use crate::shard::{
@@ -26,6 +24,9 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 use tokio::time::Instant;
+
+/// Steps that a worker may push without waiting for their acks; its stream has room for as many.
+pub const MAX_AHEAD: u64 = 4;
 
 impl Owner {
     pub(super) async fn message(&mut self, conn: ConnId, message: Message) {

@@ -1,7 +1,5 @@
 //! The rule that chooses the staleness bound ([`paraft_common::auto`]), as the leader of shard 0 follows it: it counts for a
 //! window what its workers wait for, how late their pushes are and what their loss is, and proposes a switch.
-//!
-//! Only a leader's own pulls are seen here, not those that other replicas answer.
 
 use super::{Owner, switching::Switching};
 use crate::shard::{command::Contribution, state::Configured};
