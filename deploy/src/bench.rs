@@ -44,7 +44,7 @@ enum Which {
     /// Pushes through admission, log and apply: goodput, pushes a second, latency of acks and bytes on the wire, by
     /// replicas and durability level.
     Shard(shard::ShardBenchArgs),
-    /// How the cost of a push grows with workers and shards.
+    /// How the cost of a push grows with workers, buckets and shards.
     Fanout(fanout::FanoutBenchArgs),
     /// Training while processes are killed: useful samples a second and accuracy, beside checkpoint-and-restart and, where
     /// given, PyTorch under torchrun.

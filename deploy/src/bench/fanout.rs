@@ -1,9 +1,9 @@
-//! `paraft bench fanout`: how the cost of a push grows with workers and shards.
+//! `paraft bench fanout`: how the cost of a push grows with workers, buckets and shards.
 //!
-//! Every worker pushes and pulls a model of the same length as fast as it can, in buckets of the same length, so that a
-//! push is the same work everywhere and only the number of those who make it and of the shards that take it differs.
-//! Workers are clients on threads of this process; their CPU time counts as the servers' does. Counted is what happens
-//! between two moments in the middle of the run.
+//! Every worker pushes and pulls a model as fast as it can, in buckets of the same length, so that a push is the same work
+//! everywhere and only the number of those who make it, of the buckets and of the shards that take it differs. Workers are
+//! clients on threads of this process; what the servers need is given apart. Counted is what happens between two moments in
+//! the middle of the run.
 
 use super::{
     figure::{self, Figure},
@@ -29,15 +29,13 @@ use std::{
 
 #[derive(Args)]
 pub struct FanoutBenchArgs {
-    /// Numbers of workers, comma-separated; the first, with the first number of shards, is what the others are compared with.
-    #[arg(long, value_delimiter = ',', default_value = "1,4,16,64", value_parser = clap::value_parser!(u32).range(1..=512))]
-    pub workers: Vec<u32>,
-    /// Numbers of shards, comma-separated.
-    #[arg(long, value_delimiter = ',', default_value = "1,4,16", value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub shards: Vec<u32>,
-    /// Bytes of the model that each worker pushes and pulls in a step.
-    #[arg(long, default_value = "1M", value_parser = size)]
-    pub size: usize,
+    /// Cases, comma-separated: workers x buckets of the model x shards. The first is what the others are compared with.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1x16x1,4x16x1,16x16x1,64x16x1,1x16x4,16x16x4,64x16x4,1x16x16,16x16x16,64x16x16"
+    )]
+    pub cases: Vec<Of>,
     /// Bytes of a bucket, at most 1 MiB: one push.
     #[arg(long, default_value = "64K", value_parser = bucket)]
     pub bucket: usize,
@@ -50,7 +48,7 @@ pub struct FanoutBenchArgs {
     /// What an acknowledgement promises.
     #[arg(long, default_value = "quorum-memory")]
     pub durability: Durability,
-    /// Milliseconds that are counted in each run; at least as many steps as there are workers.
+    /// Milliseconds that are counted in each run; at least as many pushes as one of every worker to every bucket.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub millis: u64,
     /// Runs of each case, interleaved; the median counts.
@@ -71,71 +69,81 @@ fn bucket(text: &str) -> Result<usize, String> {
 }
 
 /// Steps that take longer than this are an error.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The runs of one case.
-#[derive(Default)]
-struct Case {
-    /// CPU microseconds of all processes for each push.
-    cpu: Vec<f64>,
-    pushes_per_s: Vec<f64>,
+/// How many there are of each in a case: `64x4096x1`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Of {
+    workers: u32,
+    buckets: u32,
+    shards: u32,
 }
+
+impl std::str::FromStr for Of {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers: Vec<u32> = text.split('x').map_while(|n| n.parse().ok()).collect();
+        match numbers[..] {
+            [workers @ 1..=512, buckets @ 1..=65536, shards @ 1..=64] if text.split('x').count() == 3 => {
+                if shards > buckets {
+                    return Err(format!("{buckets} buckets leave some of {shards} shards empty"));
+                }
+                Ok(Self { workers, buckets, shards })
+            }
+            _ => Err("workers (to 512) x buckets (to 65536) x shards (to 64), as in 64x4096x1".into()),
+        }
+    }
+}
+
+impl std::fmt::Display for Of {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} x {} x {}", self.workers, self.buckets, self.shards)
+    }
+}
+
+/// What is measured of a case, one value for each run.
+type Case = BTreeMap<&'static str, Vec<f64>>;
+
+const FIGURES: [(&str, &str); 3] =
+    [("cpu", "us/push, all processes"), ("server cpu", "us/push"), ("pushes", "pushes/s")];
 
 pub fn run(args: &FanoutBenchArgs) -> Result<i32, Failure> {
     let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
     let interrupted = train::interrupts();
-    let buckets = args.size.div_ceil(args.bucket);
-    if let Some(shards) = args.shards.iter().find(|s| **s as usize > buckets) {
-        let what = format!(
-            "{} in buckets of {} leave some of {shards} shards empty",
-            named(args.size),
-            named(args.bucket)
-        );
-        return Err(Failure::new(exit::USAGE, what).help("give a longer --size or a shorter --bucket"));
-    }
-    let mut cases: BTreeMap<(u32, u32), Case> = BTreeMap::new();
+    let mut cases: Vec<Case> = vec![Case::new(); args.cases.len()];
     for repeat in 0..args.repeats {
-        for workers in &args.workers {
-            for shards in &args.shards {
-                let dir = scratch.path().join(format!("{workers}-{shards}-{repeat}"));
-                let (cpu, pushes_per_s) = one(args, *workers, *shards, &dir, &interrupted)?;
-                let case = cases.entry((*workers, *shards)).or_default();
-                case.cpu.push(cpu);
-                case.pushes_per_s.push(pushes_per_s);
-                let _ = std::fs::remove_dir_all(&dir);
+        for (i, (of, case)) in args.cases.iter().zip(&mut cases).enumerate() {
+            let dir = scratch.path().join(format!("{i}-{repeat}"));
+            for ((what, _), value) in FIGURES.iter().zip(one(args, *of, &dir, &interrupted)?) {
+                case.entry(what).or_default().push(value);
             }
+            let _ = std::fs::remove_dir_all(&dir);
         }
     }
     figure::show(&figures(args, &cases), args.json);
     Ok(exit::OK)
 }
 
-/// One run: CPU microseconds for each push, and pushes a second.
-fn one(
-    args: &FanoutBenchArgs,
-    workers: u32,
-    shards: u32,
-    dir: &Path,
-    interrupted: &AtomicI32,
-) -> Result<(f64, f64), Failure> {
+/// One run: what [`FIGURES`] names.
+fn one(args: &FanoutBenchArgs, of: Of, dir: &Path, interrupted: &AtomicI32) -> Result<[f64; 3], Failure> {
     go_on(interrupted)?;
-    let buckets = args.size.div_ceil(args.bucket);
     let mut set = args.set.clone();
     set.push(format!("cluster.bucket_bytes={}", args.bucket));
     let shape = Shape {
-        values: args.size / F32_BYTES,
-        workers,
-        shards,
+        values: of.buckets as usize * (args.bucket / F32_BYTES),
+        workers: of.workers,
+        shards: of.shards,
         replicas: args.replicas,
         set: &set,
         ..Shape::timed(args.durability)
     };
     let bed = Bed::start(shape, dir)?;
-    let meter = Meter::new(bed.servers());
+    let (all, servers) = (Meter::new(bed.servers()), Meter::of(bed.servers()));
     let (stop, pushes) = (AtomicBool::new(false), AtomicU64::new(0));
-    let joined = Barrier::new(workers as usize + 1);
+    let joined = Barrier::new(of.workers as usize + 1);
     let (before, after, took) = thread::scope(|s| {
-        let threads: Vec<_> = (0..workers)
+        let threads: Vec<_> = (0..of.workers)
             .map(|worker| {
                 let (bed, joined, stop, pushes) = (&bed, &joined, &stop, &pushes);
                 s.spawn(move || {
@@ -154,11 +162,11 @@ fn one(
             })
             .collect();
         joined.wait();
-        let snapshot = || (meter.cpu(), pushes.load(Relaxed));
-        // For this time, and until as many steps have been made as there are workers.
+        let snapshot = || (all.cpu(), servers.cpu(), pushes.load(Relaxed));
+        // For this time, and until as many pushes have been made as one of each worker to each bucket.
         let wait = |time: Duration| {
             let (began, before) = (Instant::now(), pushes.load(Relaxed));
-            let steps = || pushes.load(Relaxed) - before >= u64::from(workers) * buckets as u64;
+            let steps = || pushes.load(Relaxed) - before >= u64::from(of.workers) * u64::from(of.buckets);
             while (began.elapsed() < time || !steps() && began.elapsed() < PATIENCE)
                 && interrupted.load(Relaxed) == 0
                 && !stop.load(Relaxed)
@@ -177,12 +185,13 @@ fn one(
         Ok::<_, Failure>((before, after, took))
     })?;
     go_on(interrupted)?;
-    let count = (after.1 - before.1) as f64;
+    let count = (after.2 - before.2) as f64;
     if count == 0.0 {
-        let what = format!("{workers} workers on {shards} shards made no step in {PATIENCE:?}");
-        return Err(Failure::new(exit::FAILED, what).help("give a shorter --size"));
+        let what = format!("{of}: no step was made in {PATIENCE:?}");
+        return Err(Failure::new(exit::FAILED, what).help("give fewer workers or buckets"));
     }
-    Ok(((after.0 - before.0) / count * 1e6, count / took.as_secs_f64()))
+    let us = |seconds: f64| seconds / count * 1e6;
+    Ok([us(after.0 - before.0), us(after.1 - before.1), count / took.as_secs_f64()])
 }
 
 /// Steps of a worker that computes nothing, until it is told to stop.
@@ -194,28 +203,18 @@ fn work(mut pusher: Pusher, stop: &AtomicBool, pushes: &AtomicU64) -> Result<(),
     Ok(())
 }
 
-fn figures(args: &FanoutBenchArgs, cases: &BTreeMap<(u32, u32), Case>) -> Vec<Figure> {
-    let (Some(workers), Some(shards)) = (args.workers.first(), args.shards.first()) else {
-        return Vec::new();
-    };
-    let Some(first) = cases.get(&(*workers, *shards)) else { return Vec::new() };
-    let reference = name(*workers, *shards);
-    type Of = fn(&Case) -> &[f64];
-    let rows: [(&str, &str, Of); 2] =
-        [("cpu", "us/push, all processes", |c| &c.cpu), ("pushes", "pushes/s", |c| &c.pushes_per_s)];
+fn figures(args: &FanoutBenchArgs, cases: &[Case]) -> Vec<Figure> {
+    let Some((reference, first)) = args.cases.first().zip(cases.first()) else { return Vec::new() };
     let mut figures = Vec::new();
-    for (what, unit, of) in rows {
-        for ((workers, shards), case) in cases {
-            let figure = Figure::alone("fanout", &name(*workers, *shards), what, unit, of(case));
-            figures.extend(figure.map(|f| match std::ptr::eq(case, first) {
-                true => f.itself(&reference),
-                false => f.against(&reference, of(case), of(first)),
+    for (what, unit) in FIGURES {
+        for (of, case) in args.cases.iter().zip(cases) {
+            let (values, theirs) = (&case[what], &first[what]);
+            let figure = Figure::alone("fanout", &of.to_string(), what, unit, values);
+            figures.extend(figure.map(|f| match of == reference {
+                true => f.itself(&reference.to_string()),
+                false => f.against(&reference.to_string(), values, theirs),
             }));
         }
     }
     figures
-}
-
-fn name(workers: u32, shards: u32) -> String {
-    format!("{workers} x {shards}")
 }

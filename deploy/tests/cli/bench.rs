@@ -124,16 +124,19 @@ fn latency_compares_callers_with_a_bare_call() {
 }
 
 #[test]
-fn fanout_compares_workers_and_shards_with_one() {
-    let args = ["fanout", "--workers", "1,4", "--shards", "1,4", "--millis", "200", "--repeats", "1"];
+fn fanout_compares_workers_buckets_and_shards_with_the_first_case() {
+    let args = ["fanout", "--cases", "1x4x1,4x64x1,4x4x4", "--millis", "200", "--repeats", "1"];
     let figures = figures(&args);
-    for case in ["1 x 1", "1 x 4", "4 x 1", "4 x 4"] {
-        value(&figures, "fanout cpu", case, "1 x 1");
-        value(&figures, "fanout pushes", case, "1 x 1");
+    for case in ["1 x 4 x 1", "4 x 64 x 1", "4 x 4 x 4"] {
+        for what in ["fanout cpu", "fanout server cpu", "fanout pushes"] {
+            value(&figures, what, case, "1 x 4 x 1");
+        }
     }
-    let empty = run(&["bench", "fanout", "--shards", "16", "--size", "64K"]);
-    assert_eq!(empty.status.code(), Some(2));
-    contains(&text(&empty.stderr), &["16 shards empty", "shorter --bucket"]);
+    for (wrong, word) in [("1x4x16", "16 shards empty"), ("1x4", "as in 64x4096x1"), ("0x4x1", "as in")] {
+        let refused = run(&["bench", "fanout", "--cases", wrong]);
+        assert_eq!(refused.status.code(), Some(2));
+        contains(&text(&refused.stderr), &[word]);
+    }
 }
 
 /// Three steps are more than 32 MiB: the log is cut by a snapshot, and the server comes back from it.

@@ -38,7 +38,7 @@ pub fn admit(
     current: Version,
     in_flight: Option<Step>,
 ) -> Admission {
-    let applied = member.steps.get(bucket).copied().unwrap_or_default();
+    let applied = member.step(bucket).unwrap_or_default();
     if member.is_passed_over(bucket, step) {
         Admission::PassedOver
     } else if step <= applied && step > Step(0) {
@@ -57,18 +57,11 @@ pub fn admit(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paraft_common::{Seq, SessionId};
+    use paraft_common::SessionId;
 
     #[test]
     fn a_push_is_taken_once_whenever_its_retry_arrives() {
-        let m = Member {
-            session: SessionId(1),
-            last_seq: Seq(9),
-            steps: vec![Step(4), Step(5)],
-            taken: Vec::new(),
-            finished: false,
-            resting: false,
-        };
+        let m = Member::new(SessionId(1), vec![Step(4), Step(5)], Vec::new());
         let v = Version(7);
         let cases = [
             (0, 5, 7, None, Admission::Accept),
@@ -85,7 +78,7 @@ mod tests {
             assert_eq!(got, want, "bucket {bucket} step {step}");
         }
         // Its own of step 3 is in, those of 4 and 5 came too late.
-        let m = Member { steps: vec![Step(5)], taken: vec![Step(3), Step(0)], ..m };
+        let m = Member::new(SessionId(1), vec![Step(5)], vec![Step(3), Step(0)]);
         let answers = [3, 4, 5, 6, 7].map(|step| admit(&m, 0, Step(step), v, v, None));
         use Admission::{Accept, Applied, PassedOver};
         assert_eq!(answers[..4], [Applied, PassedOver, PassedOver, Accept]);

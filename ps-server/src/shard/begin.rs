@@ -192,7 +192,7 @@ impl Shard {
             && image.meta.chunks.as_ref().map(Chunks::plan) == job.chunks.filter(|_| self.id() == ShardId(0))
             && image.meta.members.iter().all(|(_, m)| {
                 let half = if job.round.passes_over() { places.len() } else { 0 };
-                m.steps.len() == places.len() && [half, 2 * half].contains(&m.taken.len())
+                m.steps().len() == places.len() && [half, 2 * half].contains(&m.remembered())
             });
         if !fits {
             return Err(format!("the snapshot of {} does not fit its job's buckets", self.id()).into());

@@ -8,7 +8,7 @@ use crate::room::Reserved;
 use paraft_common::{BucketId, BucketSpec, Encoding, TensorKind, codec::F32_BYTES, config::ServerJob};
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
 /// What is fixed once the job is known.
@@ -26,12 +26,21 @@ pub struct Configured {
     pub(super) replaced: Replaced,
     /// The room in this server's memory that it has.
     aside: Reserved,
+    /// The initial weights of every bucket were found to be in: they stay.
+    initialised: AtomicBool,
 }
 
 impl Configured {
     pub(super) fn new(job: ServerJob, buckets: Vec<Bucket>, aside: Reserved) -> Arc<Self> {
-        let mut conf =
-            Self { job, buckets, fixed: 0, kept: AtomicU64::new(0), replaced: Replaced::default(), aside };
+        let mut conf = Self {
+            job,
+            buckets,
+            fixed: 0,
+            kept: AtomicU64::new(0),
+            replaced: Replaced::default(),
+            aside,
+            initialised: AtomicBool::new(false),
+        };
         let of = |b: &Bucket| (b.spec.len * F32_BYTES * (1 + conf.slots(b.spec.kind))) as u64;
         conf.fixed = conf.buckets.iter().map(of).sum();
         let kept: u64 = conf.buckets.iter().map(|b| b.peek(BucketData::kept_bytes)).sum();
@@ -55,6 +64,16 @@ impl Configured {
     pub fn held(&self) -> u64 {
         let of = |d: &BucketData| ((1 + d.slots.len()) * d.weights.len() * F32_BYTES) as u64 + d.kept_bytes();
         self.buckets.iter().map(|b| b.peek(|d| if d.initialised { of(d) } else { 0 })).sum()
+    }
+
+    /// Whether the initial weights of every bucket are in.
+    pub fn is_initialised(&self) -> bool {
+        let known = self.initialised.load(Relaxed);
+        known || {
+            let all = self.buckets.iter().all(Bucket::initialised);
+            self.initialised.store(all, Relaxed);
+            all
+        }
     }
 
     /// Data of buckets as they were, which somebody still reads.

@@ -252,13 +252,12 @@ impl Shard {
 fn take_record(meta: &mut Meta, conf: &Configured, record: &CutRecord) {
     for (worker, pushed) in &record.members {
         // Of a session that is over there is nothing to remember: nobody can push in it again.
-        let Some(m) = meta.members.in_session_mut(*worker, pushed.session) else { continue };
-        m.last_seq = m.last_seq.max(pushed.last_seq);
+        let (members, session) = (&mut meta.members, pushed.session);
+        members.has_pushed(*worker, session, pushed.last_seq);
         for (bucket, step) in &pushed.steps {
-            if let Some(b) = conf.local(*bucket)
-                && m.steps.get(b).is_some_and(|s| s < step)
-            {
-                m.take(b, *step);
+            let at = |b| members.in_session(*worker, session)?.step(b);
+            if let Some(b) = conf.local(*bucket).filter(|b| at(*b).is_some_and(|s| s < *step)) {
+                members.pushed(*worker, session, pushed.last_seq, b, *step);
             }
         }
     }

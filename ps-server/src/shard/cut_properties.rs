@@ -168,8 +168,7 @@ impl World {
                     // What an oracle that had lost these pushes would have.
                     let mut meta = self.oracle.meta_mut();
                     meta.pushes_lost += lost;
-                    let m = meta.members.in_session_mut(worker, session).expect("a member");
-                    m.steps[bucket] = step;
+                    meta.members.pushed(worker, session, Seq(0), bucket, step);
                 }
             }
         }
@@ -196,9 +195,9 @@ impl World {
         let conf = self.replicas[0].configured().expect("configured");
         let bucket = bucket % conf.buckets.len();
         let Some(member) = self.replicas[0].read(|m| m.members.get(worker).cloned()) else { return };
-        let active = self.replicas[0].read(|m| m.members.active().count());
+        let active = self.replicas[0].read(|m| m.members.active_count());
         let seen = self.working.member(worker, &member);
-        let (session, step) = (seen.session, seen.steps[bucket].next());
+        let (session, step) = (seen.session, seen.steps()[bucket].next());
         let pulled = self.working.data(&conf, bucket).version;
         let seq = Seq(seen.last_seq.0 + 1);
         let c = Contribution { worker, session, seq, step, pulled, samples: 1 };
@@ -226,7 +225,7 @@ impl World {
         let conf = self.replicas[0].configured().expect("configured");
         let bucket = bucket % conf.buckets.len();
         let Some(member) = self.replicas[0].read(|m| m.members.get(worker).cloned()) else { return };
-        let upto = Step(self.working.member(worker, &member).steps[bucket].0 + by);
+        let upto = Step(self.working.member(worker, &member).steps()[bucket].0 + by);
         let lost = self.working.skip(&conf, &member, worker, bucket, upto, Instant::now());
         assert_eq!(lost, by);
         self.open.push(Pushed::Skipped(worker, member.session, bucket, upto, lost));
@@ -283,8 +282,8 @@ impl World {
         };
         assert_eq!(small(&self.replicas[0]), small(&self.oracle));
         for (bucket, worker, session, step) in &self.replicated {
-            let done =
-                self.replicas[0].read(|m| m.members.in_session(*worker, *session).map(|m| m.steps[*bucket]));
+            let done = self.replicas[0]
+                .read(|m| m.members.in_session(*worker, *session).map(|m| m.steps()[*bucket]));
             assert!(done.is_none_or(|done| done >= *step), "{worker} {session} {step} was acknowledged");
         }
     }

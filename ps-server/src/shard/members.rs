@@ -1,5 +1,9 @@
 //! Who takes part in a job, and how far each has come. Part of the replicated state.
+//!
+//! What a leader asks after every push (a member's clock, the slowest of a bucket, how many are behind) is counted as steps
+//! change, in [`Progress`] and in each member: the answer must not cost more with more members and buckets.
 
+use super::progress::{Lowest, Progress};
 use paraft_common::{Seq, SessionId, Step, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,23 +21,59 @@ pub struct Member {
     pub last_seq: Seq,
     /// For each bucket of the shard, the last step applied. This is what makes a retry recognisable: a push
     /// for a step that is in already is a duplicate, whoever leads now.
-    pub steps: Vec<Step>,
+    steps: Vec<Step>,
     /// Where rounds pass members over (empty where they do not): for each bucket, the last step of its own that was applied;
     /// up to `steps` everything after it was passed over. Then, for each bucket, which of the 64 steps before
     /// that one were: bit `k` of step `taken - 1 - k`. (In one field, since snapshots of the first release have but its
     /// first half.)
-    pub taken: Vec<Step>,
+    taken: Vec<Step>,
     /// It has done all its steps; clocks and barriers no longer wait for it.
     pub finished: bool,
     /// It has nothing to train at present (the leased sampler has no chunk for it): clocks and barriers do not wait for
     /// it, but it is a member, has a lease, and may go on.
     pub resting: bool,
+    /// The lowest of `steps`.
+    #[serde(skip)]
+    lowest: Lowest,
 }
 
 impl Member {
+    /// One that begins at `steps`. `taken`: as the field, where rounds may pass it over.
+    pub(super) fn new(session: SessionId, steps: Vec<Step>, taken: Vec<Step>) -> Self {
+        let lowest = Lowest::of(&steps);
+        Self { session, last_seq: Seq(0), steps, taken, finished: false, resting: false, lowest }
+    }
+
+    /// For each bucket of the shard, the last step applied.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// The last step applied of a bucket, if the shard has it.
+    pub fn step(&self, bucket: usize) -> Option<Step> {
+        self.steps.get(bucket).copied()
+    }
+
     /// The last step that the shard has fully applied.
     pub fn clock(&self) -> Step {
-        self.steps.iter().copied().min().unwrap_or_default()
+        self.lowest.step()
+    }
+
+    /// Whether clocks and barriers wait for it.
+    pub fn is_active(&self) -> bool {
+        !self.finished && !self.resting
+    }
+
+    /// How many entries it has of what rounds passed over.
+    pub(super) fn remembered(&self) -> usize {
+        self.taken.len()
+    }
+
+    fn set(&mut self, bucket: usize, step: Step) {
+        if let Some(at) = self.steps.get_mut(bucket) {
+            let before = std::mem::replace(at, step);
+            self.lowest.moved(before, step, &self.steps);
+        }
     }
 
     /// Likewise, of some of its buckets; `None`: of all.
@@ -66,10 +106,9 @@ impl Member {
             let missed = (1..=REMEMBERED).filter(passed).fold(0, |missed, before| missed | 1 << (before - 1));
             self.taken[at] = Step(missed);
         }
-        for steps in [&mut self.steps, &mut self.taken] {
-            if let Some(s) = steps.get_mut(bucket) {
-                *s = step;
-            }
+        self.set(bucket, step);
+        if let Some(s) = self.taken.get_mut(bucket) {
+            *s = step;
         }
     }
 
@@ -77,6 +116,7 @@ impl Member {
     pub(super) fn follow(&mut self, now: &Self) {
         let buckets = self.steps.len();
         self.steps.iter_mut().zip(&now.steps).for_each(|(s, n)| *s = (*s).max(*n));
+        self.lowest = Lowest::of(&self.steps);
         for bucket in 0..buckets {
             if self.taken.get(bucket) > now.taken.get(bucket) {
                 continue;
@@ -90,6 +130,11 @@ impl Member {
         (self.finished, self.resting) = (now.finished, now.resting);
     }
 
+    fn raise(&mut self, step: Step) {
+        self.steps.iter_mut().for_each(|s| *s = (*s).max(step));
+        self.lowest = Lowest::of(&self.steps);
+    }
+
     fn furthest(&self) -> Step {
         self.steps.iter().copied().max().unwrap_or_default()
     }
@@ -97,11 +142,32 @@ impl Member {
 
 /// All members, in the order of their ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Stored")]
 pub struct Members {
     by_id: BTreeMap<WorkerId, Member>,
     /// The furthest step of anyone who left: when all workers die, those that come back go on from there
     /// instead of doing the whole job again on trained weights.
     left: Step,
+    /// How far the active ones are.
+    #[serde(skip)]
+    progress: Progress,
+}
+
+/// What a snapshot holds of the members.
+#[derive(Deserialize)]
+struct Stored {
+    by_id: BTreeMap<WorkerId, Member>,
+    left: Step,
+}
+
+impl From<Stored> for Members {
+    fn from(stored: Stored) -> Self {
+        let Stored { mut by_id, left } = stored;
+        by_id.values_mut().for_each(|m| m.lowest = Lowest::of(&m.steps));
+        let mut progress = Progress::default();
+        by_id.values().filter(|m| m.is_active()).for_each(|m| progress.add(&m.steps, m.clock()));
+        Self { by_id, left, progress }
+    }
 }
 
 impl Members {
@@ -115,14 +181,6 @@ impl Members {
         self.get(worker).filter(|m| m.session == session)
     }
 
-    pub(super) fn in_session_mut(&mut self, worker: WorkerId, session: SessionId) -> Option<&mut Member> {
-        self.by_id.get_mut(&worker).filter(|m| m.session == session)
-    }
-
-    pub(super) fn get_mut(&mut self, worker: WorkerId) -> Option<&mut Member> {
-        self.by_id.get_mut(&worker)
-    }
-
     /// Everyone, finished ones included.
     pub fn iter(&self) -> impl Iterator<Item = (WorkerId, &Member)> {
         self.by_id.iter().map(|(w, m)| (*w, m))
@@ -130,13 +188,27 @@ impl Members {
 
     /// Those that clocks and barriers wait for: neither finished nor resting.
     pub fn active(&self) -> impl Iterator<Item = (WorkerId, &Member)> {
-        self.unfinished().filter(|(_, m)| !m.resting)
+        self.iter().filter(|(_, m)| m.is_active())
+    }
+
+    /// How many there are of [`Self::active`].
+    pub fn active_count(&self) -> usize {
+        self.progress.members()
+    }
+
+    /// The lowest clock of an active member; there is no bound where nobody is active.
+    pub fn slowest(&self) -> Step {
+        self.progress.slowest().unwrap_or(Step(u64::MAX))
     }
 
     /// The last step of a bucket that all active members have pushed; there is no bound where nobody is active.
     pub fn slowest_in(&self, bucket: usize) -> Step {
-        let steps = self.active().filter_map(|(_, m)| m.steps.get(bucket).copied());
-        steps.min().unwrap_or(Step(u64::MAX))
+        self.progress.slowest_in(bucket).unwrap_or(Step(u64::MAX))
+    }
+
+    /// How many active members have not pushed `step` of a bucket.
+    pub fn behind(&self, bucket: usize, step: Step) -> usize {
+        self.progress.behind(bucket, step)
     }
 
     /// Those that have not done everything, resting ones included: they hold leases.
@@ -156,16 +228,17 @@ impl Members {
         let steps = vec![self.start(buckets); buckets];
         let mut taken = if passes_over { steps.clone() } else { Vec::new() };
         taken.resize(2 * taken.len(), Step(0));
-        let member = Member { session, last_seq: Seq(0), steps, taken, finished: false, resting: false };
+        let member = Member::new(session, steps, taken);
+        self.progress.add(&member.steps, member.clock());
         self.by_id.insert(worker, member);
     }
 
     /// Where one begins that clocks did not wait for until now.
     fn start(&self, buckets: usize) -> Step {
-        let slowest = |b: usize| self.active().filter_map(|(_, m)| m.steps.get(b).copied()).min();
         // The same step in every bucket, the latest: bucket by bucket, a worker that joins while the others are
         // between two buckets of a step would be acknowledged pushes that are never applied.
-        (0..buckets).filter_map(slowest).max().unwrap_or_else(|| self.furthest())
+        let slowest = (0..buckets).filter_map(|b| self.progress.slowest_in(b)).max();
+        slowest.unwrap_or_else(|| self.furthest())
     }
 
     /// The furthest step that anyone has come to, those that left included.
@@ -173,21 +246,61 @@ impl Members {
         self.iter().map(|(_, m)| m.furthest()).max().unwrap_or_default().max(self.left)
     }
 
+    /// A push of this session's is in.
+    pub(super) fn pushed(
+        &mut self,
+        worker: WorkerId,
+        session: SessionId,
+        seq: Seq,
+        bucket: usize,
+        step: Step,
+    ) {
+        let Self { by_id, progress, .. } = self;
+        let Some(m) = by_id.get_mut(&worker) else { return };
+        let own = m.session == session;
+        // The worker came back between its round's closing and now. Its predecessor's part is its step
+        // all the same: without the record it would wait for ever for a push that the leader took for
+        // a retry, or be asked for the step a second time.
+        if own || m.step(bucket).is_some_and(|s| s.next() == step) {
+            progress.changes(m, bucket, |m| m.take(bucket, step));
+        }
+        if own {
+            m.last_seq = m.last_seq.max(seq);
+        }
+    }
+
+    /// All pushes of this session's up to `seq` are in.
+    pub(super) fn has_pushed(&mut self, worker: WorkerId, session: SessionId, seq: Seq) {
+        if let Some(m) = self.by_id.get_mut(&worker).filter(|m| m.session == session) {
+            m.last_seq = m.last_seq.max(seq);
+        }
+    }
+
     /// A round of `step` was closed and applied without the active members that are behind it; gives how many they are.
     pub(super) fn pass_over(&mut self, bucket: usize, step: Step) -> u64 {
+        let Self { by_id, progress, .. } = self;
         let mut passed = 0;
-        for m in self.by_id.values_mut().filter(|m| !m.finished && !m.resting) {
-            if let Some(s) = m.steps.get_mut(bucket).filter(|s| **s < step) {
-                (*s, passed) = (step, passed + 1);
+        for m in by_id.values_mut().filter(|m| m.is_active()) {
+            if m.step(bucket).is_some_and(|s| s < step) {
+                progress.changes(m, bucket, |m| m.set(bucket, step));
+                passed += 1;
             }
         }
         passed
     }
 
+    /// The member has done everything up to `step`, in every bucket.
+    pub(super) fn advance(&mut self, worker: WorkerId, session: SessionId, step: Step) {
+        self.change(worker, session, |m| m.raise(step));
+    }
+
+    /// It has done all its steps. False where the session is not its own.
+    pub(super) fn finish(&mut self, worker: WorkerId, session: SessionId) -> bool {
+        self.change(worker, session, |m| m.finished = true).is_some()
+    }
+
     pub(super) fn rest(&mut self, worker: WorkerId, session: SessionId) {
-        if let Some(m) = self.in_session_mut(worker, session) {
-            m.resting = true;
-        }
+        self.change(worker, session, |m| m.resting = true);
     }
 
     /// The member trains again: from where one that joins begins, or, `level`, from the furthest step of all. It never
@@ -199,10 +312,29 @@ impl Members {
             (false, true) => self.start(member.steps.len()),
             (false, false) => Step(0),
         };
-        let member = self.in_session_mut(worker, session)?;
-        member.resting = false;
-        member.steps.iter_mut().for_each(|s| *s = (*s).max(start));
-        Some(member.clock())
+        self.change(worker, session, |m| {
+            m.resting = false;
+            m.raise(start);
+            m.clock()
+        })
+    }
+
+    /// Changes all that may be changed of a member.
+    fn change<T>(
+        &mut self,
+        worker: WorkerId,
+        session: SessionId,
+        f: impl FnOnce(&mut Member) -> T,
+    ) -> Option<T> {
+        let m = self.by_id.get_mut(&worker).filter(|m| m.session == session)?;
+        if m.is_active() {
+            self.progress.remove(&m.steps, m.clock());
+        }
+        let got = f(m);
+        if m.is_active() {
+            self.progress.add(&m.steps, m.clock());
+        }
+        Some(got)
     }
 
     /// Members of a snapshot of the first release have nothing of what was passed over before their last step.
@@ -212,8 +344,18 @@ impl Members {
         }
     }
 
+    /// As the first release wrote it.
+    #[cfg(test)]
+    pub(super) fn truncate(&mut self, worker: WorkerId) {
+        let member = self.by_id.get_mut(&worker).expect("it joined");
+        member.taken.truncate(member.steps.len());
+    }
+
     fn remove(&mut self, worker: WorkerId) {
         if let Some(m) = self.by_id.remove(&worker) {
+            if m.is_active() {
+                self.progress.remove(&m.steps, m.clock());
+            }
             self.left = self.left.max(m.furthest());
         }
     }

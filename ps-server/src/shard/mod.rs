@@ -46,6 +46,7 @@ pub mod lateness;
 pub mod members;
 pub mod observed;
 pub mod owner;
+mod progress;
 #[cfg(test)]
 mod properties;
 pub mod queued;

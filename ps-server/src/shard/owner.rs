@@ -41,10 +41,7 @@ use paraft_trace::{Moment, Span, Stage};
 use pulls::Touched;
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 use tokio::{
@@ -146,7 +143,7 @@ struct Lead {
     closing: BTreeSet<(usize, Step)>,
     /// Working copies, and what waits for a cut.
     cuts: Cuts,
-    pulls: Vec<WaitingPull>,
+    pulls: pulls::Waiting,
     /// Pulls that may go, and that the log must hold first.
     to_record: Vec<pulls::Go>,
     /// The switch of the mode that is under way.
@@ -161,35 +158,6 @@ struct Lead {
     kept: sections::Kept,
     absent: BTreeMap<WorkerId, Instant>,
     leaving: BTreeSet<WorkerId>,
-}
-
-#[derive(Clone, Debug)]
-struct WaitingPull {
-    conn: ConnId,
-    worker: WorkerId,
-    done: Step,
-    last: bool,
-    section: bool,
-    /// The log is to hold what it gets.
-    records: bool,
-    /// For each local bucket, the version that the worker has; empty where it has none.
-    have: Vec<Version>,
-    /// Local buckets that are not sent yet.
-    todo: BTreeSet<usize>,
-    /// It is of some buckets only.
-    part: bool,
-    /// Since when it waits for others.
-    held: Option<Instant>,
-}
-
-impl WaitingPull {
-    /// Counts it once among those that had to wait for others.
-    fn count_if(&mut self, held: bool, waited: &AtomicU64) {
-        if held && self.held.is_none() {
-            self.held = Some(Instant::now());
-            waited.fetch_add(1, Relaxed);
-        }
-    }
 }
 
 enum Finished {
@@ -425,11 +393,17 @@ impl Owner {
 
     async fn applied(&mut self, purpose: Purpose, outcome: Outcome) {
         let touched = match &purpose {
-            Purpose::Update { bucket, .. } => Touched::Bucket(*bucket),
+            Purpose::Update { bucket, contributions, .. } => {
+                Touched::Bucket(*bucket, contributions.iter().map(|c| c.worker).collect())
+            }
             _ => Touched::All,
         };
         if let Some(lead) = &mut self.lead {
             self.shard.read(|m| lead.cuts.working.follow(&m.members));
+            match &touched {
+                Touched::Bucket(bucket, _) => lead.rounds.touch(*bucket),
+                _ => lead.rounds.touch_all(),
+            }
         }
         match (purpose, outcome) {
             (Purpose::CutPart, _) => return self.part_applied(),
@@ -534,7 +508,7 @@ impl Owner {
             }
             let is_in = applied
                 || self.shard.read(|m| {
-                    m.members.in_session(c.worker, c.session).is_some_and(|m| m.steps[bucket] >= c.step)
+                    m.members.in_session(c.worker, c.session).is_some_and(|m| m.step(bucket) >= Some(c.step))
                 });
             if is_in {
                 self.ack(c.worker, c.session, c.seq, version);

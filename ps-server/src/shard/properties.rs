@@ -159,7 +159,7 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
                 .filter(|(w, ..)| seen.insert(*w))
                 .map(|(w, stale, by)| {
                     let done = shard
-                        .read(|m| m.members.get(WorkerId(*w)).map(|m| m.steps[local]))
+                        .read(|m| m.members.get(WorkerId(*w)).map(|m| m.steps()[local]))
                         .unwrap_or_default();
                     let step = Step(done.0.saturating_add_signed(i64::from(*by)));
                     let session =
@@ -427,7 +427,7 @@ fn a_round_that_closed_before_its_worker_came_back_counts_for_the_new_session() 
     // In the log: worker 0 comes back, then the round that its predecessor took part in.
     let back = join(0);
     shard.apply(&round(vec![part(0, a), part(1, b)]));
-    let done = |w: u32| shard.read(|m| m.members.get(WorkerId(w)).map(|m| m.steps[0]));
+    let done = |w: u32| shard.read(|m| m.members.get(WorkerId(w)).map(|m| m.steps()[0]));
     assert_eq!((done(0), done(1), weight(&shard)), (Some(Step(1)), Some(Step(1)), -1.0));
     assert_eq!(
         shard.apply(&round(vec![part(0, back)])),

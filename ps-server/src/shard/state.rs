@@ -9,13 +9,13 @@ use super::{
     chunks::Chunks,
     command::{Command, Contribution, EvalSums, Evaluated, InitPart, Outcome, Proposal},
     cut::{CutId, Form, Staged},
-    members::Members,
+    members::{Member, Members},
     round::weights,
     several::Several,
 };
 use crate::{compute, raft::Unable, room::Room};
 use paraft_common::{
-    BucketId, Encoding, InForce, Mode, Payload, Seq, SessionId, ShardId, Step, TensorKind, Version, WorkerId,
+    BucketId, Encoding, InForce, Mode, Payload, SessionId, ShardId, Step, TensorKind, Version, WorkerId,
     codec::F32_BYTES,
     config::{LastEvaluation, Start, Stopping},
     histogram::DelayHistogram,
@@ -302,16 +302,13 @@ impl Shard {
                 Outcome::Evaluated(close_evaluations(state))
             }
             Command::Advance { worker, session, step } => {
-                if let Some(m) = self.meta_mut().members.in_session_mut(*worker, *session) {
-                    m.steps.iter_mut().for_each(|s| *s = (*s).max(*step));
-                }
+                self.meta_mut().members.advance(*worker, *session, *step);
                 Outcome::Done
             }
             Command::Finish { worker, session } => {
                 let state = &mut *self.state.write();
                 let meta = &mut state.meta;
-                if let Some(m) = meta.members.in_session_mut(*worker, *session) {
-                    m.finished = true;
+                if meta.members.finish(*worker, *session) {
                     meta.give_back(*worker);
                     meta.settle_chunks();
                 }
@@ -528,7 +525,7 @@ impl Shard {
             // push which is in already changes nothing.
             let member = |c: &Contribution| meta.members.in_session(c.worker, c.session);
             let late = |c: &Contribution| member(c).is_some_and(|m| m.is_passed_over(b, c.step));
-            let is_in = |c: &Contribution| member(c).is_some_and(|m| m.steps[b] >= c.step) && !late(c);
+            let is_in = |c: &Contribution| member(c).is_some_and(|m| m.step(b) >= Some(c.step)) && !late(c);
             let duplicate = contributions.iter().any(is_in);
             let orphan = contributions.iter().all(|c| member(c).is_none());
             if duplicate || orphan || contributions.iter().any(late) {
@@ -536,9 +533,9 @@ impl Shard {
                 return Err(Outcome::Updated { version: bucket.version(), applied: false });
             }
             let keeps = conf.job.keeps().of_workers() && bucket.spec.kind == TensorKind::Param;
-            let active = |w| meta.members.get(w).is_some_and(|m| !m.finished && !m.resting);
+            let active = |w| meta.members.get(w).is_some_and(Member::is_active);
             let gone = if keeps { bucket.gone(active) } else { Vec::new() };
-            (meta.members.active().count(), gone)
+            (meta.members.active_count(), gone)
         };
         let before = bucket.version();
         Ok(Update { conf, b, contributions, pushes, encoding, factor, closes, members, gone, before })
@@ -554,17 +551,8 @@ impl Shard {
             // Each of them is in the weights, also that of a worker that has left since its round was closed.
             meta.delays.record(before.0.saturating_sub(c.pulled.0));
             meta.pushes += 1;
-            let Some(m) = meta.members.get_mut(c.worker) else { continue };
             // Recorded after the weights have changed: who sees the step sees the weights.
-            if m.session == c.session {
-                m.take(b, c.step);
-                m.last_seq = Seq(m.last_seq.0.max(c.seq.0));
-            } else if m.steps[b].next() == c.step {
-                // The worker came back between this round's closing and now. Its predecessor's part is its step
-                // all the same: without the record it would wait for ever for a push that the leader took for
-                // a retry, or be asked for the step a second time.
-                m.take(b, c.step);
-            }
+            meta.members.pushed(c.worker, c.session, c.seq, b, c.step);
         }
         if let Some(last) = contributions.iter().map(|c| c.step).max()
             && update.conf.job.round.passes_over()

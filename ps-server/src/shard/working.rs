@@ -127,7 +127,7 @@ impl Working {
         upto: Step,
         now: Instant,
     ) -> u64 {
-        let at = self.member(worker, replicated).steps.get(bucket).copied().unwrap_or_default();
+        let at = self.member(worker, replicated).step(bucket).unwrap_or_default();
         let lost = upto.0.saturating_sub(at.0);
         if lost > 0 {
             self.step(conf, replicated, worker, bucket, upto, now);

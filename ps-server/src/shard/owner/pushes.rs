@@ -1,7 +1,9 @@
 //! Pushes: admission, BSP's rounds, and the global norm over all shards.
 
 use super::{
-    ConnId, Lead, Message, Owner, Proposed, Purpose, Reply, WaitingPull, cuts::Queued, pulls::Touched,
+    ConnId, Lead, Message, Owner, Proposed, Purpose, Reply,
+    cuts::Queued,
+    pulls::{Pull, Touched, WaitingPull},
 };
 use crate::compute;
 use crate::shard::{
@@ -56,21 +58,10 @@ impl Owner {
                 let records = !last && conf.is_some_and(|c| c.job.keeps().pulled);
                 if let Some(lead) = &mut self.lead {
                     lead.steering.hear_loss(loss);
-                    lead.pulls.retain(|p| p.conn != conn);
                     let part = !only.is_empty();
                     let todo = if part { only.into_iter().collect() } else { (0..buckets).collect() };
-                    lead.pulls.push(WaitingPull {
-                        conn,
-                        worker,
-                        done,
-                        last,
-                        section,
-                        records,
-                        have,
-                        todo,
-                        part,
-                        held: None,
-                    });
+                    let pull = Arc::new(Pull { conn, worker, done, last, section, records, have, part });
+                    lead.pulls.insert(WaitingPull { pull, todo, held: None });
                 }
                 self.answer_pulls(Touched::Pull(conn));
             }
@@ -222,7 +213,7 @@ impl Owner {
                         self.counters.note(self.shard.id(), Stage::Queue, (arrived, began), of, bytes);
                         self.push_working(conf, conn, bucket, c, (payload, encoding, factor)).await;
                         self.counters.note(self.shard.id(), Stage::Apply, (began, Moment::now()), of, bytes);
-                        self.answer_pulls(Touched::Bucket(bucket));
+                        self.answer_pulls(Touched::Bucket(bucket, vec![c.worker]));
                     }
                 }
             }
@@ -233,9 +224,8 @@ impl Owner {
     /// worker does not wait for acks.
     fn is_early(&self, bucket: usize, c: &Contribution, in_flight: Option<Step>) -> bool {
         let Some(lead) = &self.lead else { return false };
-        let applied = self
-            .shard
-            .read(|m| m.members.in_session(c.worker, c.session).and_then(|m| m.steps.get(bucket).copied()));
+        let applied =
+            self.shard.read(|m| m.members.in_session(c.worker, c.session).and_then(|m| m.step(bucket)));
         // Those before it: of a retry, its first try may wait here too.
         let early = lead.early.get(&bucket).into_iter();
         let early = early
@@ -296,7 +286,7 @@ impl Owner {
         // As it is now: a session that ends while the push is computed has pushed it all the same.
         let found = self.shard.read(|m| {
             let replicated = m.members.in_session(c.worker, c.session)?;
-            Some((replicated.clone(), m.members.active().count()))
+            Some((replicated.clone(), m.members.active_count()))
         });
         let Some((replicated, active)) = found else { return };
         let data = working.data(conf, bucket);
@@ -377,11 +367,11 @@ impl Owner {
         }
         // The mode has been switched: each is an update of its own now, unless a later round is on its way that passes it over.
         let in_force = self.shard.read(|m| m.in_force);
-        let open = self.lead.as_ref().map(|l| l.rounds.open()).unwrap_or_default();
+        let touched = self.lead.as_ref().map(|l| l.rounds.touched()).unwrap_or_default();
         let over = |(step, bucket): &(Step, usize)| {
             !(in_force.of_push(*step).averages() || self.is_closed(*bucket, *step))
         };
-        let over: Vec<_> = open.into_iter().filter(over).collect();
+        let over: Vec<_> = touched.into_iter().filter(over).collect();
         let parts = self.lead.as_mut().map(|l| l.rounds.take(over)).unwrap_or_default();
         for (bucket, Part { contribution, payload }) in parts {
             self.update(&conf, bucket, vec![contribution], 1.0, false, payload).await;
@@ -391,8 +381,7 @@ impl Owner {
             if !m.started {
                 return Vec::new();
             }
-            let leaving = |w: WorkerId| lead.leaving.contains(&w);
-            lead.rounds.complete(&m.members, &leaving, &conf.job.round, Instant::now())
+            lead.rounds.complete(&m.members, &lead.leaving, &conf.job.round, Instant::now())
         });
         for (step, bucket) in complete {
             let passed_over = passes_over && self.is_closed(bucket, step);

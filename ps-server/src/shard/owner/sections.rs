@@ -123,7 +123,7 @@ impl Owner {
             // Of a snapshot that was installed meanwhile the small part is not that of these buckets.
             now.filter(|now| Arc::ptr_eq(now, conf))?;
             let buckets = conf.buckets.iter().map(|b| (b.id, Mutex::new(Some(b.image())))).collect();
-            let level = m.members.active().all(|(_, m)| m.steps.iter().all(|s| *s == step));
+            let level = m.members.active().all(|(_, m)| m.steps().iter().all(|s| *s == step));
             let members = m.members.iter().map(|(w, m)| (w, m.clock(), m.finished)).collect();
             Some((buckets, members, m.stopping(), level, m.job.clone()))
         });

@@ -83,7 +83,7 @@ impl Owner {
     pub(super) fn steer(&mut self, conf: &Configured) {
         let in_force = self.shard.read(|m| m.in_force);
         let (Some(lead), Some(loosest)) = (&mut self.lead, in_force.auto) else { return };
-        let members = self.shard.read(|m| m.members.active().count());
+        let members = self.shard.read(|m| m.members.active_count());
         let (rule, seen) = (&conf.job.auto, &mut lead.steering.window);
         let Some(began) = seen.began.filter(|_| members > 0 && lead.switching.is_none()) else { return };
         if seen.pulls < u64::from(rule.window) * members as u64 {

@@ -102,7 +102,7 @@ impl Owner {
         // With what this leader has applied and not yet replicated: it is what the next push must follow.
         let known = self.shard.view(|conf, m| {
             let m = lead.cuts.working.member(worker, m.members.in_session(worker, session)?);
-            let initialised = conf.is_some_and(|c| c.buckets.iter().all(|b| b.initialised()));
+            let initialised = conf.is_some_and(|c| c.is_initialised());
             Some((m.last_seq, m.clock(), initialised))
         });
         let Some((last_seq, clock, initialised)) = known else {
@@ -111,7 +111,7 @@ impl Owner {
         // Only now: a session that is over must not take the place of the one that is not.
         if let Some(old) = lead.by_worker.insert(worker, conn).filter(|old| *old != conn) {
             self.streams.remove(&old); // half-open; its worker has come back by another stream
-            lead.pulls.retain(|p| p.conn != old);
+            lead.pulls.remove(old);
             lead.takes.remove(&old);
         }
         lead.absent.remove(&worker);
@@ -161,7 +161,7 @@ impl Owner {
     pub(super) fn closed(&mut self, conn: ConnId) {
         let Some(stream) = self.streams.remove(&conn) else { return };
         let Some(lead) = &mut self.lead else { return };
-        lead.pulls.retain(|p| p.conn != conn);
+        lead.pulls.remove(conn);
         lead.takes.remove(&conn);
         if lead.by_worker.get(&stream.worker) == Some(&conn) {
             lead.by_worker.remove(&stream.worker);
@@ -208,6 +208,7 @@ impl Owner {
     pub(super) async fn take_out(&mut self, worker: WorkerId, session: SessionId, asks: Option<ConnId>) {
         let Some(lead) = &mut self.lead else { return };
         lead.leaving.insert(worker);
+        lead.rounds.touch_all();
         lead.cuts.forget(worker);
         let leave = Command::Leave { worker, session };
         self.propose_behind_cut(Purpose::Leave { worker, asks }, leave.into()).await;

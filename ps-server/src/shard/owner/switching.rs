@@ -94,7 +94,7 @@ impl Owner {
     fn step_under_way(&self) -> Step {
         let applied = self
             .shard
-            .read(|m| m.members.iter().flat_map(|(_, m)| m.steps.iter().copied()).max())
+            .read(|m| m.members.iter().flat_map(|(_, m)| m.steps().iter().copied()).max())
             .unwrap_or_default();
         let in_flight =
             self.lead.iter().flat_map(|l| l.in_flight.values().copied()).max().unwrap_or_default();

@@ -1,0 +1,195 @@
+//! How far the active members are, counted as they move: what a leader asks after every push.
+//!
+//! Derived from [`super::members::Members`], and in no snapshot: built again where one is read.
+
+use super::members::Member;
+use paraft_common::Step;
+use std::collections::BTreeMap;
+
+/// The lowest of a member's steps, and how many buckets are at it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lowest {
+    step: Step,
+    buckets: usize,
+}
+
+impl Lowest {
+    /// Of these steps.
+    pub fn of(steps: &[Step]) -> Self {
+        let step = steps.iter().copied().min().unwrap_or_default();
+        Self { step, buckets: steps.iter().filter(|s| **s == step).count() }
+    }
+
+    /// 0 where there are no buckets.
+    pub fn step(self) -> Step {
+        self.step
+    }
+
+    /// One of `steps` went from `before` to `now`.
+    pub fn moved(&mut self, before: Step, now: Step, steps: &[Step]) {
+        self.buckets -= usize::from(before == self.step);
+        self.buckets += usize::from(now == self.step);
+        // Once for each step of the member, not for each bucket of it.
+        if self.buckets == 0 || now < self.step {
+            *self = Self::of(steps);
+        }
+    }
+}
+
+/// So many are at each step.
+type Counts = BTreeMap<Step, u32>;
+
+/// How many of the active members are where.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// By local bucket.
+    buckets: Vec<Counts>,
+    /// By clock.
+    clocks: Counts,
+    members: usize,
+}
+
+impl Progress {
+    /// A member counts from now on.
+    pub fn add(&mut self, steps: &[Step], clock: Step) {
+        if self.buckets.len() < steps.len() {
+            self.buckets.resize(steps.len(), Counts::new());
+        }
+        self.buckets.iter_mut().zip(steps).for_each(|(counts, step)| more(counts, *step));
+        more(&mut self.clocks, clock);
+        self.members += 1;
+    }
+
+    /// It counts no more.
+    pub fn remove(&mut self, steps: &[Step], clock: Step) {
+        self.buckets.iter_mut().zip(steps).for_each(|(counts, step)| less(counts, *step));
+        less(&mut self.clocks, clock);
+        self.members -= 1;
+        if self.members == 0 {
+            self.buckets.clear(); // equal members have equal counts, whoever was there before
+        }
+    }
+
+    /// Does to a member what changes its step in this bucket.
+    pub fn changes(&mut self, m: &mut Member, bucket: usize, f: impl FnOnce(&mut Member)) {
+        let (step, clock) = (m.step(bucket), m.clock());
+        f(m);
+        if !m.is_active() {
+            return;
+        }
+        let moves = self.buckets.get_mut(bucket).zip(step).zip(m.step(bucket));
+        if let Some(((counts, before), now)) = moves {
+            less(counts, before);
+            more(counts, now);
+        }
+        less(&mut self.clocks, clock);
+        more(&mut self.clocks, m.clock());
+    }
+
+    /// How many they are.
+    pub fn members(&self) -> usize {
+        self.members
+    }
+
+    /// The lowest clock.
+    pub fn slowest(&self) -> Option<Step> {
+        self.clocks.keys().next().copied()
+    }
+
+    /// The lowest step in a bucket.
+    pub fn slowest_in(&self, bucket: usize) -> Option<Step> {
+        self.buckets.get(bucket)?.keys().next().copied()
+    }
+
+    /// How many are before `step` in a bucket.
+    pub fn behind(&self, bucket: usize, step: Step) -> usize {
+        self.buckets.get(bucket).map_or(0, |c| c.range(..step).map(|(_, n)| *n as usize).sum())
+    }
+}
+
+fn more(counts: &mut Counts, step: Step) {
+    *counts.entry(step).or_insert(0) += 1;
+}
+
+fn less(counts: &mut Counts, step: Step) {
+    if let Some(n) = counts.get_mut(&step) {
+        *n -= 1;
+        if *n == 0 {
+            counts.remove(&step);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::members::Members;
+    use crate::header;
+    use paraft_common::{Seq, SessionId, Step, WorkerId};
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Join,
+        Push(usize),
+        PassOver(usize, u64),
+        Advance(u64),
+        Finish,
+        Rest,
+        Resume(bool),
+        Leave,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            2 => Just(Op::Join),
+            12 => (0usize..3).prop_map(Op::Push),
+            2 => (0usize..3, 1u64..12).prop_map(|(b, s)| Op::PassOver(b, s)),
+            1 => (1u64..9).prop_map(Op::Advance),
+            1 => Just(Op::Finish),
+            2 => Just(Op::Rest),
+            2 => any::<bool>().prop_map(Op::Resume),
+            1 => Just(Op::Leave),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_counted_is_what_a_look_at_every_member_gives(
+            ops in prop::collection::vec((0u32..4, op()), 1..80), step in 0u64..12,
+        ) {
+            let mut members = Members::default();
+            for (number, (w, op)) in (1..).zip(ops) {
+                let worker = WorkerId(w);
+                let session = members.get(worker).map_or(SessionId(number), |m| m.session);
+                match op {
+                    Op::Join => members.join(worker, SessionId(number), 3, true),
+                    Op::Push(b) => {
+                        let next = members.get(worker).and_then(|m| m.step(b)).unwrap_or_default().next();
+                        members.pushed(worker, session, Seq(number), b, next);
+                    }
+                    Op::PassOver(b, step) => _ = members.pass_over(b, Step(step)),
+                    Op::Advance(step) => members.advance(worker, session, Step(step)),
+                    Op::Finish => _ = members.finish(worker, session),
+                    Op::Rest => members.rest(worker, session),
+                    Op::Resume(level) => _ = members.resume(worker, session, level),
+                    Op::Leave => _ = members.leave(worker, session),
+                }
+                let none = Step(u64::MAX);
+                prop_assert_eq!(members.active_count(), members.active().count());
+                for (_, m) in members.iter() {
+                    prop_assert_eq!(m.clock(), m.steps().iter().copied().min().unwrap_or_default());
+                }
+                let clocks = members.active().map(|(_, m)| m.clock());
+                prop_assert_eq!(members.slowest(), clocks.min().unwrap_or(none));
+                for b in 0..3 {
+                    let steps = || members.active().filter_map(|(_, m)| m.step(b));
+                    prop_assert_eq!(members.slowest_in(b), steps().min().unwrap_or(none));
+                    prop_assert_eq!(members.behind(b, Step(step)), steps().filter(|s| s.0 < step).count());
+                }
+                let bytes = header::encode(&members).expect("it has a form");
+                let read: Members = header::decode(&bytes).expect("as written");
+                prop_assert_eq!(&read, &members);
+            }
+        }
+    }
+}
