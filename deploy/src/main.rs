@@ -48,7 +48,7 @@ mod whole;
 
 /// docs/benchmarks.md has the difference.
 #[global_allocator]
-static ALLOCATOR: paraft_allocator::Allocator = paraft_allocator::Allocator;
+static ALLOCATOR: paraft_host::allocator::Allocator = paraft_host::allocator::Allocator;
 
 /// Training on machines that fail: model shards replicated with Raft, synchronous or asynchronous.
 #[derive(Parser)]
@@ -106,7 +106,7 @@ enum Command {
 }
 
 fn main() {
-    paraft_allocator::set_up(paraft_host::memory::memory().is_scarce());
+    paraft_host::allocator::set_up(paraft_host::memory::memory().is_scarce());
     let code = match Cli::parse().command {
         Command::Demo(a) => failure::report(demo::run(&a)),
         Command::Train(a) => failure::report(train::run(&a)),

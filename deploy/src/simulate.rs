@@ -156,7 +156,7 @@ pub fn run(args: &SimulateArgs) -> Result<i32, Failure> {
     // Read before anything is simulated: it may take long.
     let measured = args.against.as_deref().map(RunRecord::load).transpose()?;
     if let Some(measured) = &measured {
-        calibrate::same_job(&train::describe(&job, None)?, &measured.run)?;
+        calibrate::same_job(&train::describe(&mut job.clone(), None)?, &measured.run)?;
     }
     let mut setup = Setup { seed: job.seed, ..Setup::default() };
     if let Some(dir) = &args.calibrate {
@@ -188,7 +188,7 @@ pub fn run(args: &SimulateArgs) -> Result<i32, Failure> {
 pub fn run_in(job: &Job, setup: &Setup, dir: &Path, quiet: bool) -> Result<(RunRecord, Outcome), Failure> {
     let mut resolved = job.clone();
     train::absolute_paths(&mut resolved)?;
-    let mut run = train::describe(&resolved, None)?;
+    let mut run = train::describe(&mut resolved, None)?;
     (run.wall, run.simulated) = (0.0, true);
     warn(&resolved, run.parameters);
     let job_file = dir.join(JOB_FILE);

@@ -214,7 +214,14 @@ pub fn launch_with(
     let mut resolved = job.clone();
     absolute_paths(&mut resolved)?;
     checkpoints::try_out(&resolved, Some(dir))?;
-    let run = describe(&resolved, resume)?; // wrong data and impossible models end here, before any process starts
+    let run = describe(&mut resolved, resume)?; // wrong data and impossible models end here, before any process starts
+    if run.shards < job.shards() {
+        eprintln!(
+            "{} shards were asked for, and the model has {} buckets: as many shards are made",
+            job.shards(),
+            run.shards
+        );
+    }
     let job_file = dir.join(JOB_FILE);
     fs::write(&job_file, resolved.to_toml()).map_err(|e| Failure::write(&job_file, e))?;
     let metrics = dir.join(METRICS_FILE);
@@ -494,12 +501,13 @@ pub fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
 }
 
 /// The run's first line. Loads the data and builds the model, so that what is wrong with them is said before
-/// any process starts.
-pub fn describe(job: &Job, resume: Option<&Path>) -> Result<event::Run, Failure> {
+/// any process starts. The job gets no more shards than its model has buckets.
+pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Failure> {
     let began = Instant::now();
     let (parameters, budget, done) = if job.cluster.worker_command.is_empty() {
         let (model, data) = cli::built_in(job)?;
         let layout = job.layout(model.tensors()).map_err(|e| Failure::new(exit::CONFIG, e))?;
+        job.only_shards_with_buckets(&layout);
         let plan = Plan::new(job, &data.train)?;
         let beginning = start::begin(job, resume, model.as_ref(), &layout, &plan)?;
         let budget = plan.budget(job, beginning.start.as_ref());

@@ -1,6 +1,7 @@
 //! What a process needs of its host: what it has used, how many files it may have open, where its sockets lie, its log,
-//! its end.
+//! its end, its allocator.
 
+pub mod allocator;
 pub mod clock;
 mod descriptors;
 pub mod lifeline;

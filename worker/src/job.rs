@@ -7,6 +7,7 @@ use crate::device::DeviceConfig;
 use paraft_common::{
     AutoConfig, Encoding, Layout, Mode, ModeChoice, TensorKind, TensorSpec,
     algorithm::{AlgorithmConfig, AlgorithmError},
+    codec::F32_BYTES,
     config::{EarlyStop, MAX_GRACE_MS, ServerJob, overlay},
     durability,
     group::MAX_RANKS,
@@ -638,14 +639,27 @@ impl Job {
         job
     }
 
+    /// Takes back shards for which this model has no bucket; gives how many there are now. Buckets stay as long as they were.
+    pub fn only_shards_with_buckets(&mut self, layout: &Layout) -> u32 {
+        let (shards, buckets) = (self.shards(), layout.buckets().len() as u32);
+        if buckets > 0 && buckets < shards {
+            self.cluster.bucket_bytes = Some(self.bucket_len(layout.params_len()) * F32_BYTES);
+            self.cluster.shards = Some(buckets);
+        }
+        self.shards()
+    }
+
+    /// The longest bucket of a model with so many trained values, in values.
+    fn bucket_len(&self, params_len: usize) -> usize {
+        let of_shards = || placement::default_bucket_len(params_len, self.shards());
+        self.cluster.bucket_bytes.map_or_else(of_shards, |bytes| bytes / F32_BYTES)
+    }
+
     /// What the servers need to know, for a model with these tensors.
     pub fn server_job(&self, tensors: &[TensorSpec]) -> ServerJob {
         let len = |kind| tensors.iter().filter(|t| t.kind == kind).map(TensorSpec::len).sum();
         let params_len: usize = len(TensorKind::Param);
-        let bucket_len = self
-            .cluster
-            .bucket_bytes
-            .map_or_else(|| placement::default_bucket_len(params_len, self.shards()), |b| b / 4);
+        let bucket_len = self.bucket_len(params_len);
         let Descent { optimizer, schedule, clip } = self.on_servers();
         ServerJob {
             name: self.name.clone(),

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use paraft_common::Payload;
+use xxhash_rust::xxh3::Xxh3;
 
 /// The whole state of a group at one log index. The parts share the live state's memory until it changes.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -13,7 +14,7 @@ pub struct RawImage {
 }
 
 impl RawImage {
-    /// FNV-1a over the whole state: equal on replicas that applied the same log.
+    /// XXH3 over the whole state: equal on replicas that applied the same log.
     pub fn digest(&self) -> u64 {
         self.clone().into_digest() // the parts are shared
     }
@@ -21,39 +22,18 @@ impl RawImage {
     /// As [`Self::digest`], letting each part go when it is hashed: what changes meanwhile need not be copied any
     /// more.
     pub fn into_digest(self) -> u64 {
-        let mut h = Fnv::default();
-        h.bytes(&self.head.into());
-        self.parts.into_iter().for_each(|p| h.bytes(&p));
-        h.0
+        let mut hash = Xxh3::new();
+        let mut add = |part: Payload| {
+            part.pieces().iter().for_each(|piece| hash.update(piece));
+            hash.update(&(part.len() as u64).to_le_bytes());
+        };
+        add(self.head.into());
+        self.parts.into_iter().for_each(add);
+        hash.digest()
     }
 
     /// Bytes of the bulk.
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|p| p.len() as u64).sum()
-    }
-}
-
-struct Fnv(u64);
-
-impl Default for Fnv {
-    fn default() -> Self {
-        Fnv(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Fnv {
-    // Eight bytes at a time: the classic byte loop would take a second per GB.
-    fn bytes(&mut self, bytes: &Payload) {
-        let mut reader = bytes.reader();
-        // Neither can fail: no more than there is.
-        let words = |run: &[[u8; 8]]| run.iter().for_each(|w| self.word(u64::from_le_bytes(*w)));
-        let _ = reader.words(bytes.len() / 8, words);
-        let rest = |run: &[[u8; 1]]| run.iter().for_each(|[b]| self.word(u64::from(*b)));
-        let _ = reader.words(reader.left(), rest);
-        self.word(bytes.len() as u64);
-    }
-
-    fn word(&mut self, w: u64) {
-        self.0 = (self.0 ^ w).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
     }
 }

@@ -167,7 +167,7 @@ impl Image {
         Self::assemble(Self::header_of(head)?, parts)
     }
 
-    /// FNV-1a over the whole state: equal on replicas that applied the same log.
+    /// XXH3 over the whole state: equal on replicas that applied the same log.
     pub fn digest(&self) -> u64 {
         self.to_raw().digest()
     }

@@ -1,4 +1,5 @@
-//! Comma-separated numbers: one sample a row, all columns features but the one that is the label. Plain or gzip.
+//! Numbers separated by commas, and by nothing else: one sample a row, all columns features but the one that is the label.
+//! Plain or gzip.
 //!
 //! Every field must be a finite number and every row as long as the first; what is not is refused with its line,
 //! since a silent NaN would end as a silent NaN in the weights.
@@ -8,6 +9,7 @@ use crate::{DataError, Dataset, Place, Samples, Split};
 use csv::ByteRecord;
 use serde::de::{Deserializer, Error, Unexpected, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::Path;
 
@@ -127,7 +129,6 @@ impl CsvOptions {
 pub fn read_csv(path: &Path, test_path: Option<&Path>, options: &CsvOptions) -> Result<Split, DataError> {
     options.validate()?;
     let table = read_table(path, input::open(path)?, options)?;
-    let classes = |t: &Table| t.labels.iter().flatten().max().map_or(0, |&l| l as usize + 1);
     let Some(test_path) = test_path else {
         let n = table.rows;
         let held_out = (n as f64 * options.test_fraction.unwrap_or(TEST_FRACTION)).round() as usize;
@@ -136,7 +137,7 @@ pub fn read_csv(path: &Path, test_path: Option<&Path>, options: &CsvOptions) -> 
                 format!("of {n} rows {held_out} would be held out; training and test need one each at least");
             return Err(DataError::Option { key: "test_fraction", why });
         }
-        let classes = classes(&table);
+        let classes = classes(path, &[&table])?;
         // Row i is held out when the running share passes a whole number: evenly spread, in integers.
         let share = |i: usize| (i as u128 * held_out as u128) / n as u128;
         return Ok(table.dataset(classes)?.split(|i| share(i + 1) > share(i)));
@@ -155,8 +156,24 @@ pub fn read_csv(path: &Path, test_path: Option<&Path>, options: &CsvOptions) -> 
             test.columns
         )));
     }
-    let classes = classes(&table).max(classes(&test));
+    let classes = classes(path, &[&table, &test])?;
     Ok(Split { train: table.dataset(classes)?, test: test.dataset(classes)? })
+}
+
+/// How many classes the labels of these tables have; 0 where they have none. The model makes an output for each.
+fn classes(path: &Path, tables: &[&Table]) -> Result<usize, DataError> {
+    let labels: BTreeSet<u32> = tables.iter().filter_map(|t| t.labels.as_ref()).flatten().copied().collect();
+    let Some(&last) = labels.last() else { return Ok(0) };
+    let classes = last as usize + 1;
+    if labels.len() < classes / 2 {
+        let what = format!(
+            "labels up to {last} are {classes} classes, and only {} of these have a sample",
+            labels.len()
+        );
+        let remedy = "number the classes from 0 without gaps, or set `label` to the right column";
+        return Err(DataError::Malformed { path: path.to_owned(), at: Place::File, what, remedy });
+    }
+    Ok(classes)
 }
 
 /// A file's rows; the label's column is taken out of `values`.
@@ -186,7 +203,12 @@ pub(crate) fn read_table(path: &Path, file: Input<'_>, options: &CsvOptions) -> 
     while read_row(&mut reader, &mut row)? {
         let at = Place::Line(row.position().map_or(0, |p| p.line()));
         let bad = |what: String, remedy| DataError::Malformed { path: path.to_owned(), at, what, remedy };
-        if std::mem::take(&mut first) && is_header(&row, options.header) {
+        let is_first = std::mem::take(&mut first);
+        if is_first && let Some(other) = other_separator(&row) {
+            let what = format!("the first row is one field, with {other} in it");
+            return Err(bad(what, "separate the fields by commas, and write decimal points"));
+        }
+        if is_first && is_header(&row, options.header) {
             shape = Some((row.len(), label_index(row.len(), options.label).map_err(|w| bad(w, LABEL))?));
             continue;
         }
@@ -213,7 +235,11 @@ pub(crate) fn read_table(path: &Path, file: Input<'_>, options: &CsvOptions) -> 
                 continue;
             }
             let value = number(field).ok_or_else(|| {
-                let remedy = "write a number; if these are names, set header = \"yes\"";
+                let remedy = match field {
+                    [] => "fill the gap, or remove the row",
+                    _ if is_first => "write a number; if this row holds names, set header = \"yes\"",
+                    _ => "write a number, or remove the row",
+                };
                 bad(format!("field {} is `{}`, not a number", column + 1, shown()), remedy)
             })?;
             let value = value * options.scale as f32;
@@ -245,6 +271,12 @@ fn read_row(reader: &mut Reader<'_>, row: &mut ByteRecord) -> Result<bool, DataE
         csv::ErrorKind::Io(e) => reader.get_ref().get_ref().failed(e),
         other => reader.get_ref().get_ref().failed(std::io::Error::other(format!("{other:?}"))),
     })
+}
+
+/// What seems to separate the fields of a row that has no comma.
+fn other_separator(row: &ByteRecord) -> Option<&'static str> {
+    let only = row.get(0).filter(|_| row.len() == 1)?;
+    [(b';', "semicolons"), (b'\t', "tabs")].into_iter().find(|(s, _)| only.contains(s)).map(|(_, name)| name)
 }
 
 fn is_header(row: &ByteRecord, header: Header) -> bool {

@@ -16,10 +16,11 @@ use std::{
     path::PathBuf,
     ptr,
 };
+use xxhash_rust::xxh3::xxh3_64;
 
 /// The folder of the cache.
 const FOLDER: &str = "PARAFT_CACHE";
-const MAGIC: &[u8; 8] = b"PARAFTK1";
+const MAGIC: &[u8; 8] = b"PARAFTK2";
 
 /// One program.
 #[derive(Clone, Debug)]
@@ -54,7 +55,7 @@ pub fn cubin(source: &Source, (major, minor): (u32, u32)) -> Result<Vec<u8>> {
         text.push_str(source.header.1);
         text.push_str(source.text);
         let stem = source.file.trim_end_matches(".cu");
-        format!("{stem}-{arch}-{version}-{:016x}.cubin", hash(text.as_bytes()))
+        format!("{stem}-{arch}-{version}-{:016x}.cubin", xxh3_64(text.as_bytes()))
     };
     let versions: Vec<String> = match &compiler {
         Ok((a, b)) => vec![format!("{a}.{b}")],
@@ -104,15 +105,10 @@ fn cache_folder() -> Option<PathBuf> {
         .map(|f| f.join("paraft"))
 }
 
-/// FNV-1a.
-fn hash(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3))
-}
-
 fn read(path: &std::path::Path) -> Option<Vec<u8>> {
     let mut bytes = fs::read(path).ok()?;
     let head = bytes.get(..16)?;
-    let whole = head[..8] == *MAGIC && head[8..] == hash(&bytes[16..]).to_le_bytes();
+    let whole = head[..8] == *MAGIC && head[8..] == xxh3_64(&bytes[16..]).to_le_bytes();
     if !whole {
         tracing::warn!(path = %path.display(), "not what was written there; the kernels are compiled anew");
         return None;
@@ -126,7 +122,7 @@ fn write(path: &std::path::Path, code: &[u8]) -> std::io::Result<()> {
         fs::create_dir_all(folder)?;
     }
     let beside = path.with_extension(format!("{}.tmp", std::process::id()));
-    let text = [MAGIC, &hash(code).to_le_bytes()[..], code].concat();
+    let text = [MAGIC, &xxh3_64(code).to_le_bytes()[..], code].concat();
     fs::write(&beside, text).and_then(|()| fs::rename(&beside, path)).inspect_err(|_| {
         let _ = fs::remove_file(&beside);
     })
