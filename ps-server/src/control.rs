@@ -13,10 +13,11 @@
 //! - `joining`: who is taken into the fleet, and who is let go.
 //! - `reach`: which servers this one reaches, without which nobody votes.
 //! - `replica`: this server's replica of the group, which is started again where its storage failed.
-//! - `agent`: this server's part: forming the fleet, reporting, leading.
+//! - `agent`: this server's part: forming the fleet, reporting, leading. `calls`: what it asks the others; how that travels is `rpc`'s.
 
 mod admit;
 mod agent;
+mod calls;
 mod groups;
 #[cfg(test)]
 mod groups_tests;
@@ -34,6 +35,7 @@ mod replica;
 mod state;
 
 pub use agent::{Agent, AgentOptions, HAND_OVER, Identity};
+pub use calls::{Calls, Hello, Reported};
 pub use groups::{Answer, Asks, Groups, Holds, Key, Overview, Refused, Then};
 pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, Retired, is_in};
 pub use plan::{

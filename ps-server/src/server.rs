@@ -7,7 +7,7 @@ use crate::{
     raft::{Folder, FolderError, GroupId, GroupOptions, Peers, ReplicaId},
     replicas::{Replicas, ReplicasOptions},
     rpc::{
-        control::{ControlService, ask_to_join, shape_of},
+        control::{ControlService, GrpcCalls, ask_to_join, shape_of},
         exchange::{ShardsService, UNOPENED},
         peers::PeersService,
         status::StatusService,
@@ -265,8 +265,16 @@ impl Server {
             started.iter().try_for_each(|s| s.write(&folder))?;
             Ok(remember(&folder, Identity { fleet, ..identity })?)
         });
-        let agent =
-            Arc::new(Agent::new(agent, control.clone(), agreed, replicas.clone(), identity.fleet, keep));
+        let calls = Box::new(GrpcCalls::default());
+        let agent = Arc::new(Agent::new(
+            agent,
+            control.clone(),
+            agreed,
+            replicas.clone(),
+            calls,
+            identity.fleet,
+            keep,
+        ));
         let connections = {
             let (replicas, agent) = (replicas.clone(), agent.clone());
             Connections::new(move || {

@@ -1,12 +1,8 @@
 //! Asks the servers whether a job may begin; [`crate::admission`] decides.
 
 use super::agent::Agent;
-use crate::{
-    admission::{Answer, judge},
-    rpc::memory::from_reply,
-};
+use crate::admission::{Answer, judge};
 use paraft_common::{ServerId, ShardId, config::ServerJob, need::Need};
-use paraft_proto::RoomRequest;
 use std::{
     collections::BTreeSet,
     time::{Duration, Instant},
@@ -14,8 +10,6 @@ use std::{
 
 /// Workers of a job come together, each to every shard: one answer is good for all of them.
 const GOOD_FOR: Duration = Duration::from_millis(500);
-/// A server that does not say so soon is not waited for.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The last answer, for whom, and when it was given.
 pub(super) type Last = tokio::sync::Mutex<Option<(Instant, String, Result<(), String>)>>;
@@ -49,28 +43,12 @@ impl Agent {
 
     /// `None`: it does not answer, or is of a release that does not know the question.
     async fn ask_for_room(&self, id: ServerId, address: String, text: &str) -> Option<Answer> {
-        let mut client = self.client(&address).ok()?;
-        let asked = tokio::time::timeout(PATIENCE, client.room(RoomRequest { job: text.into() })).await;
-        match asked {
-            Ok(Ok(reply)) => {
-                let reply = reply.into_inner();
-                match reply.why.as_str() {
-                    "" => Some(from_reply(id, reply)),
-                    why => {
-                        tracing::warn!(server = %id, why, "it cannot say whether it has room for the job");
-                        None
-                    }
-                }
-            }
-            Ok(Err(status)) => {
-                tracing::warn!(server = %id, error = status.message(), "not asked whether it has room for the job");
-                None
-            }
-            Err(_) => {
-                tracing::warn!(server = %id, "no answer to whether it has room for the job");
-                None
-            }
-        }
+        let asked = self.calls.room(&address, id, text).await;
+        asked
+            .inspect_err(
+                |why| tracing::warn!(server = %id, why, "it cannot say whether it has room for the job"),
+            )
+            .ok()
     }
 
     /// What this server says of a job.

@@ -1,12 +1,15 @@
 //! What the leader of the control group does with many reports.
 
-use super::*;
+use super::{leading::PLAN_PAUSE, *};
 use crate::{
+    control::{joining, plan::Report},
     raft::{GroupId, GroupOptions, Peers},
     replicas::ReplicasOptions,
+    rpc::control::GrpcCalls,
 };
 use paraft_common::Durability;
 use paraft_store::RealDisk;
+use std::collections::BTreeMap;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
@@ -28,7 +31,9 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
         election,
         patience: Patience::new(election, Duration::from_secs(3)),
     };
-    let agent = Arc::new(Agent::new(options, Arc::new(control), agreed, replicas, 0, Box::new(|_| Ok(()))));
+    let calls = Box::new(GrpcCalls::default());
+    let agent =
+        Arc::new(Agent::new(options, Arc::new(control), agreed, replicas, calls, 0, Box::new(|_| Ok(()))));
     tokio::spawn(agent.clone().run());
     let began = Instant::now();
     while !agent.leads() || agent.fleet() == 0 {

@@ -1,10 +1,9 @@
 //! Which servers this one reaches, at the addresses that are agreed on: nobody votes who is not reached. And who is told
 //! to be a member of the control group by those that it reaches: before its own log says so, it knows no others.
 
-use super::agent::Agent;
+use super::{agent::Agent, calls::Hello};
 use crate::raft::ReplicaId;
 use paraft_common::ServerId;
-use paraft_proto::HelloReply;
 use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,20 +42,18 @@ struct Inner {
 
 impl Reach {
     /// `address` has answered.
-    pub fn heard(&self, address: &str, hello: &HelloReply) {
+    pub fn heard(&self, address: &str, hello: &Hello) {
         let mut inner = self.inner.lock();
         if inner.answers.len() >= MOST {
             inner.answers.clear();
         }
-        let answer =
-            Answer { server: ServerId(hello.server), node: ReplicaId(hello.node), at: Instant::now() };
+        let answer = Answer { server: hello.server, node: hello.node, at: Instant::now() };
         inner.answers.insert(address.into(), answer);
-        let members: BTreeSet<ReplicaId> = hello.members.iter().map(|n| ReplicaId(*n)).collect();
-        if inner.members.len() + members.len() > MOST {
+        if inner.members.len() + hello.members.len() > MOST {
             inner.members.clear();
         }
-        inner.members.extend(members);
-        inner.members.insert(ReplicaId(hello.node));
+        inner.members.extend(&hello.members);
+        inner.members.insert(hello.node);
     }
 
     /// Whether this address was that of this server's replica lately.
@@ -104,7 +101,7 @@ impl Agent {
         for address in self.reach.due(addresses.into_iter().take(MOST).collect()) {
             let this = self.clone();
             tokio::spawn(async move {
-                match this.hello(&address).await {
+                match this.calls.hello(&address).await {
                     Ok(hello) if this.is_of_this_fleet(hello.fleet) => this.reach.heard(&address, &hello),
                     Ok(_) => tracing::debug!(peer = %address, "it belongs to another fleet"),
                     Err(e) => tracing::debug!(peer = %address, error = %e, "not reached"),

@@ -1,0 +1,206 @@
+//! What a server does while it leads the control group: it takes reports, plans, and agrees on what it has planned.
+
+use super::Agent;
+use crate::{
+    control::{
+        groups::Groups,
+        joining,
+        plan::{ControlChange, Directive, Health, Heard, Plan, Report, View, plan},
+        state::{Command, State},
+    },
+    raft::{Group, Membership},
+};
+use paraft_common::{ServerId, ShardId};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Reports that come so soon after a plan are answered from it: the next plan, which they cause, has what they say. A
+/// server reports a few times in an election's time; who sends thousands a second must not have the leader plan for each.
+pub(super) const PLAN_PAUSE: Duration = Duration::from_millis(5);
+
+/// What only the leader of the control group knows; lost with the leadership.
+#[derive(Default)]
+pub(in crate::control) struct Leading {
+    pub since: Option<Instant>,
+    pub heard: BTreeMap<ServerId, Heard>,
+    pub health: BTreeMap<ShardId, (Health, String)>,
+    pub(super) lost_since: BTreeMap<ShardId, Instant>,
+    /// Servers that too few of the others reach.
+    pub unreached: BTreeMap<ServerId, String>,
+    /// The last plan's directives, and when it was made.
+    pub(super) planned: Option<(Instant, BTreeMap<ServerId, Vec<Directive>>)>,
+}
+
+impl Agent {
+    /// Takes a report, if this server leads the control group; gives what the reporter should do.
+    ///
+    /// # Errors
+    /// Why it was not taken: another process is this server. `None`: this server does not lead.
+    pub fn take_report(&self, server: ServerId, report: Report) -> Result<Vec<Directive>, Option<String>> {
+        if !self.group().leadership().borrow().leads {
+            return Err(None);
+        }
+        let members = self.group().membership().members;
+        let mut leading = self.leading.lock();
+        let since = leading.since.ok_or(None)?;
+        let silent = self.options.patience.silent;
+        let heard = leading.heard.get(&server);
+        if let Some(held_at) = joining::holder(server, &report, heard, &members, since, silent) {
+            return Err(Some(format!(
+                "{server} is there already, at {held_at}: two processes have the same --id or --advertise, or that one has \
+                 died a moment ago"
+            )));
+        }
+        leading.heard.insert(server, Heard { report, at: Instant::now() });
+        self.news.notify_one();
+        if let Some((_, planned)) = leading.planned.as_ref().filter(|(at, _)| at.elapsed() < PLAN_PAUSE) {
+            return Ok(planned.get(&server).cloned().unwrap_or_default());
+        }
+        drop(leading);
+        let mut plan = self.plan().ok_or(None)?;
+        Ok(plan.directives.remove(&server).unwrap_or_default())
+    }
+
+    fn plan(&self) -> Option<Plan> {
+        let mut leading = self.leading.lock();
+        let since = leading.since?;
+        let state = self.agreed.get();
+        let group = self.group();
+        let (control, control_caught_up) = (group.membership(), group.caught_up());
+        leading.heard.retain(|server, _| !state.forgotten.contains(server));
+        let view = View {
+            state: &state,
+            control: &control,
+            control_caught_up: &control_caught_up,
+            lost_since: &leading.lost_since,
+            heard: &leading.heard,
+            now: Instant::now(),
+            since,
+            patience: self.options.patience,
+            origin: rand::random::<u64>() | (1 << 63),
+            unix_ms: paraft_host::clock::unix_ms(),
+        };
+        let plan = plan(&view);
+        let unreached = view.unreached();
+        leading.unreached = unreached;
+        leading.health = plan.health.clone();
+        leading.lost_since.retain(|shard, _| plan.all_lost.contains(shard));
+        for shard in &plan.all_lost {
+            leading.lost_since.entry(*shard).or_insert_with(Instant::now);
+        }
+        leading.planned = Some((Instant::now(), plan.directives.clone()));
+        Some(plan)
+    }
+
+    pub(super) async fn lead(self: Arc<Self>) {
+        let mut starts = self.control.starts();
+        // Until the server ends, or a start of the replica follows the last.
+        while starts.borrow_and_update().is_some() {
+            self.lead_at_times(self.group()).await;
+            self.leading.lock().since = None;
+            if starts.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Returns when this replica of the control group has stopped.
+    async fn lead_at_times(&self, group: Group) {
+        let mut leadership = group.leadership();
+        loop {
+            if leadership.wait_for(|l| l.leads).await.is_err() {
+                return;
+            }
+            if let Err(e) = group.barrier().await {
+                tracing::debug!(error = %e, "cannot lead the control group yet");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                continue;
+            }
+            let jobs = self.agreed.read(|s| s.jobs.iter().next().is_some());
+            *self.groups.lock() = Groups::taken_over(jobs, Instant::now());
+            *self.leading.lock() = Leading { since: Some(Instant::now()), ..Leading::default() };
+            tracing::info!(server = %self.options.server, "leads the control group");
+            while leadership.borrow_and_update().leads {
+                self.step().await;
+                let pause = tokio::time::sleep(self.interval());
+                tokio::select! {
+                    () = pause => {}
+                    () = self.news.notified() => tokio::time::sleep(Duration::from_millis(5)).await,
+                    changed = leadership.changed() => if changed.is_err() { return },
+                }
+            }
+            let mut leading = self.leading.lock();
+            (leading.since, leading.planned) = (None, None);
+        }
+    }
+
+    async fn step(&self) {
+        let state = self.agreed.get();
+        if state.fleet == 0 {
+            // The founder lost the leadership, or its life, before it had founded.
+            let members = self.group().membership().members;
+            let servers = members.iter().map(|(n, a)| (n.server(), a.clone())).collect();
+            let fleet = rand::random_range(1..u64::MAX);
+            if let Some(shape) = self.options.shape {
+                let _ = self.propose(Command::Found { fleet, shape, servers }).await;
+            }
+            return;
+        }
+        let admit: Vec<_> = {
+            let leading = self.leading.lock();
+            let new = |(id, h): (&ServerId, &Heard)| {
+                let known = state.servers.get(id).is_some_and(|s| s.address == h.report.address);
+                let there = || self.reach.confirms(&h.report.address, *id, h.report.node);
+                let forgotten = state.forgotten.contains(id);
+                (!known && !forgotten && there())
+                    .then(|| Command::Admit { server: *id, address: h.report.address.clone() })
+            };
+            leading.heard.iter().filter_map(new).collect()
+        };
+        let Some(plan) = self.plan() else { return };
+        for command in admit.into_iter().chain(plan.commands) {
+            tracing::debug!(?command, "agreeing");
+            if let Err(e) = self.propose(command).await {
+                tracing::warn!(error = %e, "the control group cannot agree at present");
+                return;
+            }
+        }
+        let changed = match plan.control {
+            None => Ok(()),
+            Some(ControlChange::Learner(node, address)) => self.group().add_learner(node, &address).await,
+            Some(ControlChange::Remove(nodes)) => {
+                tracing::info!(?nodes, "the control group lets members go that do not come back");
+                self.group().remove_learners(&nodes).await
+            }
+            Some(ControlChange::Voters(voters)) => {
+                tracing::info!(?voters, "changing who votes in the control group");
+                self.group().set_voters(&voters).await
+            }
+        };
+        if let Err(e) = changed {
+            tracing::warn!(error = %e, "the control group's membership cannot change at present");
+        }
+    }
+
+    /// Whether this server leads the control group and what only its leader knows is of this term.
+    pub fn leads(&self) -> bool {
+        self.leading.lock().since.is_some() && self.group().leadership().borrow().leads
+    }
+
+    /// For status: the agreed state, how each shard is, and when each server was last heard; `None` where this
+    /// server does not lead the control group.
+    #[allow(clippy::type_complexity)]
+    pub fn overview(
+        &self,
+    ) -> Option<(State, Membership, BTreeMap<ServerId, (Report, bool)>, BTreeMap<ShardId, (Health, String)>)>
+    {
+        let leading = self.leading.lock();
+        leading.since?;
+        let silent = |h: &Heard| h.at.elapsed() > self.options.patience.silent;
+        let heard = leading.heard.iter().map(|(s, h)| (*s, (h.report.clone(), silent(h)))).collect();
+        Some((self.agreed.get(), self.group().membership(), heard, leading.health.clone()))
+    }
+}

@@ -1,0 +1,205 @@
+//! What a server tells the leader of the control group, and how it does what the answer says.
+
+use super::Agent;
+use crate::{
+    control::{
+        jobs::{JobFacts, Retired},
+        plan::{AsideReport, Directive, Do, JobReport, ReplicaReport, Report},
+    },
+    replicas::Aside,
+    shard::Shard,
+};
+use paraft_common::ShardId;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+/// What keeps a server out for this long is worth a line in its log. Servers are asked whether they are reached every 2 s.
+const KEPT_OUT: Duration = Duration::from_secs(5);
+
+impl Agent {
+    pub(super) fn own_report(&self) -> Report {
+        let replicas = self.replicas.all().into_iter().map(|(id, r)| {
+            let lead = *r.group.leadership().borrow();
+            let membership = r.group.membership();
+            let bytes = r.shard.configured().map_or(0, |c| c.bytes());
+            // One that has ended, not been stopped, is about to wait.
+            let trouble = r.group.trouble().or_else(|| r.shard.lacks_room()).unwrap_or_default();
+            let waits = !trouble.is_empty() && !r.group.was_failed();
+            let report = ReplicaReport {
+                node: r.group.me(),
+                origin: r.origin,
+                founded: !membership.members.is_empty(),
+                leads: lead.leads,
+                term: lead.term,
+                applied: r.group.applied_index(),
+                bytes,
+                membership,
+                stopped: (waits && r.folder.is_some()).then_some(Duration::ZERO),
+                no_room: waits && r.folder.is_none() && r.shard.lacks_room().is_some(),
+                trouble,
+                digests: r.group.digests(),
+                caught_up: if lead.leads { r.group.caught_up() } else { BTreeSet::new() },
+                job: lead.leads.then(|| job_of(&r.shard)).flatten(),
+            };
+            (id, report)
+        });
+        let mut replicas: BTreeMap<ShardId, ReplicaReport> = replicas.collect();
+        for (shard, waits) in self.replicas.stopped() {
+            replicas.entry(shard).or_insert_with(|| ReplicaReport {
+                node: waits.node.unwrap_or_default(),
+                origin: waits.origin.unwrap_or_default(),
+                founded: true,
+                trouble: waits.why,
+                no_room: waits.empty,
+                // Of one that is empty there is no storage that could serve again.
+                stopped: (!waits.empty).then(|| waits.since.elapsed()),
+                ..ReplicaReport::default()
+            });
+        }
+        let aside = |a: Aside| AsideReport {
+            shard: a.shard,
+            origin: a.origin.unwrap_or_default(),
+            readable: a.last.is_ok(),
+            name: a.name,
+        };
+        Report {
+            address: self.options.address.clone(),
+            node: self.group().me(),
+            replicas,
+            reached: self
+                .agreed
+                .read(|s| self.reach.reached(s.servers.iter().map(|(id, m)| (*id, m.address.as_str())))),
+            asides: self.replicas.asides().map(|all| all.into_iter().map(aside).collect()),
+            control_trouble: self.control.stopped().map(|(why, _)| why).unwrap_or_default(),
+        }
+    }
+
+    /// Tells the leader of the control group, wherever it is, and does what the answer says. Fails as [`Self::belong`].
+    pub(super) async fn report(self: &Arc<Self>) -> Result<(), String> {
+        if let (fleet @ 1.., fleets) = self.agreed.read(|s| (s.fleet, s.shape)) {
+            self.belong(fleet, fleets)?;
+        }
+        let report = self.own_report();
+        if self.group().leadership().borrow().leads {
+            if let Ok(directives) = self.take_report(self.options.server, report) {
+                self.follow(self.agreed.read(|s| s.generation), directives);
+            }
+            return Ok(());
+        }
+        // The leader, where it is known, else everyone that is known; at its own address too, where another process may be.
+        let mut asked = BTreeSet::new();
+        let mut next: Vec<String> =
+            self.agreed.read(|s| s.servers.values().map(|m| m.address.clone()).collect());
+        next.extend(self.options.servers.iter().cloned());
+        next.extend(self.group().leader_address());
+        while let Some(address) = next.pop() {
+            if !asked.insert(address.clone()) {
+                continue;
+            }
+            match self.calls.report(&address, self.fleet(), self.options.server, &report).await {
+                Ok(reply) if reply.accepted => {
+                    self.told(&address, &reply.why);
+                    self.follow(reply.generation, reply.directives);
+                    return Ok(());
+                }
+                Ok(reply) => {
+                    // Who does not lead says nothing.
+                    if !reply.why.is_empty() {
+                        self.told(&address, &reply.why);
+                    }
+                    next.extend(reply.leader);
+                }
+                Err(e) => tracing::debug!(peer = %address, error = %e, "the report was not taken"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Says what keeps this server out, once, and only where it lasts: to somebody who has just come back the leader may
+    /// answer for a moment as before.
+    fn told(&self, peer: &str, why: &str) {
+        let mut since = self.kept_out.lock();
+        match *since {
+            _ if why.is_empty() => *since = None,
+            None => *since = Some(Instant::now()),
+            Some(at) if at.elapsed() < KEPT_OUT => {}
+            Some(_) if self.complained.swap(true, Relaxed) => {}
+            Some(_) => tracing::error!(%peer, "{why}"),
+        }
+    }
+
+    /// Does what it is told. Each directive may have been overtaken; what does not fit any more changes nothing.
+    fn follow(self: &Arc<Self>, generation: u64, directives: Vec<Directive>) {
+        if self.generation.fetch_max(generation, Relaxed) > generation {
+            return; // from a leader of the past
+        }
+        for d in directives {
+            if !self.busy.lock().insert(d.shard) {
+                continue;
+            }
+            let this = self.clone();
+            tokio::spawn(async move {
+                if let Err(e) = this.carry_out(&d).await {
+                    tracing::warn!(shard = d.shard.0, what = ?d.what, error = %e, "a directive failed; it will be planned again");
+                }
+                this.busy.lock().remove(&d.shard);
+            });
+        }
+    }
+
+    async fn carry_out(&self, d: &Directive) -> Result<(), String> {
+        // A replica that is hosted with other settings than the fleet's would keep its log where it does not belong.
+        let shape = self.shape().ok_or("this server does not know its fleet's settings yet")?;
+        let group = || self.replicas.get(d.shard).map(|r| r.group).ok_or("it is not here");
+        match &d.what {
+            Do::Host { origin } => self.replicas.host(d.shard, shape.shards, shape.durability, *origin).await,
+            Do::Found { origin, members } => {
+                let replica =
+                    self.replicas.get(d.shard).filter(|r| r.origin == *origin).ok_or("it is not here")?;
+                if !replica.group.membership().members.is_empty() {
+                    return Ok(());
+                }
+                replica.group.found(members).await
+            }
+            Do::Retire { node, index } => self.replicas.retire(d.shard, *node, *index).await,
+            Do::Learner(node, address) => group()?.add_learner(*node, address).await,
+            Do::Voters(voters) => {
+                tracing::info!(shard = d.shard.0, ?voters, "changing who votes");
+                group()?.set_members(voters).await
+            }
+            Do::Diverged { node, at, majority } => {
+                let why = format!(
+                    "it has diverged: at log index {} its state hashes to {:016x}, that of the majority to {majority:016x}; \
+                     this server's memory or disk may be failing",
+                    at.index, at.digest
+                );
+                self.replicas.fail(d.shard, *node, why).await;
+                Ok(())
+            }
+            Do::Transfer(to) => group()?.transfer(*to).await,
+        }
+    }
+}
+
+/// What a shard's state says of its job.
+fn job_of(shard: &Shard) -> Option<JobReport> {
+    let configured = shard.configured()?;
+    let job = &configured.job;
+    let buckets = job.params_len.div_ceil(job.bucket_len) + job.buffers_len.div_ceil(job.bucket_len);
+    Some(JobReport {
+        facts: JobFacts {
+            name: job.name.chars().take(JobFacts::NAME_CHARS).collect(),
+            mode: job.mode,
+            workers: job.workers,
+            durability: job.durability,
+            log: Retired,
+        },
+        shards: u32::try_from(buckets).unwrap_or(u32::MAX),
+        finished: shard.read(|m| {
+            m.started && m.members.iter().next().is_some() && m.members.unfinished().next().is_none()
+        }),
+    })
+}

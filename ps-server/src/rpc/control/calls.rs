@@ -1,0 +1,103 @@
+//! Questions to other servers, over gRPC.
+
+use super::{
+    super::memory,
+    convert::{from_directive, shape_of, to_report},
+};
+use crate::{
+    admission::Answer,
+    control::{Calls, Hello, Report, Reported},
+    raft::{ReplicaId, endpoint},
+};
+use futures::{FutureExt, future::BoxFuture};
+use paraft_common::ServerId;
+use paraft_proto::{HelloRequest, RoomRequest, control_client::ControlClient};
+use parking_lot::Mutex;
+use std::{collections::HashMap, future::Future, time::Duration};
+use tonic::{Response, Status, transport::Channel};
+
+/// A server that does not answer so soon is not waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Connections that are kept: more than a fleet's, and they are made anew.
+const MAX_CHANNELS: usize = 1024;
+
+/// One connection to each server, made when it is first asked.
+#[derive(Default)]
+pub struct GrpcCalls {
+    channels: Mutex<HashMap<String, ControlClient<Channel>>>,
+}
+
+impl GrpcCalls {
+    fn client(&self, address: &str) -> Result<ControlClient<Channel>, String> {
+        let mut channels = self.channels.lock();
+        if let Some(c) = channels.get(address) {
+            return Ok(c.clone());
+        }
+        let client = ControlClient::new(endpoint(address)?.connect_lazy());
+        if channels.len() >= MAX_CHANNELS {
+            channels.clear();
+        }
+        channels.insert(address.to_string(), client.clone());
+        Ok(client)
+    }
+}
+
+async fn answer<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, String> {
+    match tokio::time::timeout(PATIENCE, call).await {
+        Ok(Ok(r)) => Ok(r.into_inner()),
+        Ok(Err(s)) => Err(s.message().to_string()),
+        Err(_) => Err(format!("no answer within {PATIENCE:?}")),
+    }
+}
+
+impl Calls for GrpcCalls {
+    fn hello<'a>(&'a self, address: &'a str) -> BoxFuture<'a, Result<Hello, String>> {
+        async move {
+            let r = answer(self.client(address)?.hello(HelloRequest {})).await?;
+            Ok(Hello {
+                server: ServerId(r.server),
+                node: ReplicaId(r.node),
+                fleet: r.fleet,
+                shape: shape_of(r.shape.as_ref()),
+                members: r.members.into_iter().map(ReplicaId).collect(),
+            })
+        }
+        .boxed()
+    }
+
+    fn report<'a>(
+        &'a self,
+        address: &'a str,
+        fleet: u64,
+        server: ServerId,
+        report: &'a Report,
+    ) -> BoxFuture<'a, Result<Reported, String>> {
+        async move {
+            let r = answer(self.client(address)?.report(to_report(fleet, server, report))).await?;
+            Ok(Reported {
+                accepted: r.accepted,
+                leader: Some(r.leader).filter(|l| !l.is_empty()),
+                why: r.why,
+                generation: r.generation,
+                directives: r.directives.iter().filter_map(from_directive).collect(),
+            })
+        }
+        .boxed()
+    }
+
+    fn room<'a>(
+        &'a self,
+        address: &'a str,
+        server: ServerId,
+        job: &'a str,
+    ) -> BoxFuture<'a, Result<Answer, String>> {
+        async move {
+            let r = answer(self.client(address)?.room(RoomRequest { job: job.into() })).await?;
+            match r.why.as_str() {
+                "" => Ok(memory::from_reply(server, r)),
+                why => Err(why.into()),
+            }
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,151 @@
+//! Reports, directives and settings: wire to domain and back.
+
+use super::super::jobs;
+use crate::{
+    control::{AsideReport, Directive, Do, ReplicaReport, Report, Shape},
+    raft::{Digest, Membership, ReplicaId},
+};
+use paraft_common::{Durability, ServerId, ShardId};
+use paraft_proto::{
+    Diverged, FleetShape, Found, Host, ParityDigest, Replica, ReportRequest, Retire, Voters, directive,
+};
+use std::time::Duration;
+
+/// A shape from the wire; `None` where it is none.
+pub fn shape_of(shape: Option<&FleetShape>) -> Option<Shape> {
+    let s = shape?;
+    let durability: Durability = s.durability.parse().ok()?;
+    Some(Shape { shards: s.shards, replicas: s.replicas, durability })
+}
+
+pub fn shape_to(s: Shape) -> FleetShape {
+    FleetShape { shards: s.shards, replicas: s.replicas, durability: s.durability.name().into() }
+}
+
+/// A report for the wire.
+pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest {
+    let replicas = report.replicas.iter().map(|(shard, r)| paraft_proto::ReplicaReport {
+        shard: shard.0,
+        node: r.node.0,
+        origin: r.origin,
+        founded: r.founded,
+        leads: r.leads,
+        term: r.term,
+        applied: r.applied,
+        bytes: r.bytes,
+        members: r
+            .membership
+            .members
+            .iter()
+            .map(|(n, a)| Replica {
+                node: n.0,
+                address: a.clone(),
+                voter: r.membership.voters.contains(n),
+                caught_up: r.caught_up.contains(n),
+            })
+            .collect(),
+        changing: r.membership.changing,
+        membership_index: r.membership.index,
+        trouble: r.trouble.clone(),
+        stopped_ms: r.stopped.map(|d| d.as_millis() as u64),
+        no_room: r.no_room,
+        digests: r.digests.iter().map(|d| ParityDigest { index: d.index, digest: d.digest }).collect(),
+        job: r.job.as_ref().map(jobs::to_report),
+    });
+    ReportRequest {
+        fleet,
+        server: server.0,
+        address: report.address.clone(),
+        node: report.node.0,
+        replicas: replicas.collect(),
+        reached: report.reached.iter().map(|s| s.0).collect(),
+        asides: report.asides.iter().flatten().map(aside).collect(),
+        asides_known: report.asides.is_some(),
+        control_trouble: report.control_trouble.clone(),
+    }
+}
+
+fn aside(a: &AsideReport) -> paraft_proto::AsideReport {
+    let AsideReport { shard, origin, name, readable } = a.clone();
+    paraft_proto::AsideReport { shard: shard.0, origin, name, readable }
+}
+
+/// A report from the wire. A job that this version does not know is left out.
+pub fn from_report(r: ReportRequest) -> Report {
+    let aside = |a: paraft_proto::AsideReport| {
+        let paraft_proto::AsideReport { shard, origin, name, readable } = a;
+        AsideReport { shard: ShardId(shard), origin, name, readable }
+    };
+    let replica = |r: paraft_proto::ReplicaReport| {
+        let voters = r.members.iter().filter(|m| m.voter).map(|m| ReplicaId(m.node)).collect();
+        let caught_up = r.members.iter().filter(|m| m.caught_up).map(|m| ReplicaId(m.node)).collect();
+        let members = r.members.into_iter().map(|m| (ReplicaId(m.node), m.address)).collect();
+        let report = ReplicaReport {
+            node: ReplicaId(r.node),
+            origin: r.origin,
+            founded: r.founded,
+            leads: r.leads,
+            term: r.term,
+            applied: r.applied,
+            bytes: r.bytes,
+            membership: Membership { members, voters, changing: r.changing, index: r.membership_index },
+            trouble: r.trouble,
+            stopped: r.stopped_ms.map(Duration::from_millis),
+            no_room: r.no_room,
+            digests: r.digests.iter().map(|d| Digest { index: d.index, digest: d.digest }).collect(),
+            caught_up,
+            job: r.job.and_then(jobs::from_report),
+        };
+        (ShardId(r.shard), report)
+    };
+    Report {
+        address: r.address,
+        node: ReplicaId(r.node),
+        replicas: r.replicas.into_iter().map(replica).collect(),
+        reached: r.reached.into_iter().map(ServerId).collect(),
+        asides: r.asides_known.then(|| r.asides.into_iter().map(aside).collect()),
+        control_trouble: r.control_trouble,
+    }
+}
+
+pub fn to_directive(d: Directive) -> paraft_proto::Directive {
+    use directive::Kind;
+    let replica =
+        |(n, address): (ReplicaId, String), voter| Replica { node: n.0, address, voter, caught_up: false };
+    let kind = match d.what {
+        Do::Host { origin } => Kind::Host(Host { origin }),
+        Do::Found { origin, members } => {
+            Kind::Found(Found { origin, members: members.into_iter().map(|m| replica(m, true)).collect() })
+        }
+        Do::Retire { node, index } => Kind::Retire(Retire { node: node.0, index }),
+        Do::Learner(node, address) => Kind::Learner(replica((node, address), false)),
+        Do::Voters(nodes) => Kind::Voters(Voters { nodes: nodes.into_iter().map(|n| n.0).collect() }),
+        Do::Transfer(to) => Kind::Transfer(to.0),
+        Do::Diverged { node, at, majority } => {
+            Kind::Diverged(Diverged { node: node.0, index: at.index, digest: at.digest, majority })
+        }
+    };
+    paraft_proto::Directive { shard: d.shard.0, kind: Some(kind) }
+}
+
+/// A directive from the wire; `None`: of a kind that this version does not know.
+pub fn from_directive(d: &paraft_proto::Directive) -> Option<Directive> {
+    use directive::Kind;
+    let what = match d.kind.as_ref()? {
+        Kind::Host(h) => Do::Host { origin: h.origin },
+        Kind::Found(f) => Do::Found {
+            origin: f.origin,
+            members: f.members.iter().map(|m| (ReplicaId(m.node), m.address.clone())).collect(),
+        },
+        Kind::Retire(r) => Do::Retire { node: ReplicaId(r.node), index: r.index },
+        Kind::Learner(r) => Do::Learner(ReplicaId(r.node), r.address.clone()),
+        Kind::Voters(v) => Do::Voters(v.nodes.iter().map(|n| ReplicaId(*n)).collect()),
+        Kind::Transfer(to) => Do::Transfer(ReplicaId(*to)),
+        Kind::Diverged(d) => Do::Diverged {
+            node: ReplicaId(d.node),
+            at: Digest { index: d.index, digest: d.digest },
+            majority: d.majority,
+        },
+    };
+    Some(Directive { shard: ShardId(d.shard), what })
+}

@@ -1,0 +1,90 @@
+//! How a new server asks a fleet to take it in.
+
+use crate::raft::endpoint;
+use paraft_proto::{DescribeRequest, JoinReply, JoinRequest, control_client::ControlClient, no_leader};
+use parking_lot::Mutex;
+use std::time::Duration;
+
+/// A new server asks a fleet for its id: the first address that leads there, or knows who does. Says in the log, in the
+/// meantime, what it waits for.
+pub async fn ask_to_join(at: &[String], address: &str, within: Duration) -> Result<JoinReply, String> {
+    let refused = Mutex::default();
+    let tell = async {
+        let mut pause = JOIN_QUIET;
+        loop {
+            tokio::time::sleep(pause).await;
+            let why = why_nobody_leads(at, &refused).await;
+            tracing::warn!("no fleet has taken this server in yet: {why}. It goes on asking");
+            pause = JOIN_REPEAT;
+        }
+    };
+    let outcome = tokio::select! {
+        outcome = tokio::time::timeout(within, ask(at, address, &refused)) => outcome,
+        never = tell => never,
+    };
+    match outcome {
+        Ok(outcome) => outcome,
+        Err(_) => Err(why_nobody_leads(at, &refused).await),
+    }
+}
+
+/// A fleet that is well takes a new server in within this time; then it hears what is the matter, and again after each
+/// of the other.
+const JOIN_QUIET: Duration = Duration::from_secs(2);
+const JOIN_REPEAT: Duration = Duration::from_secs(10);
+const DESCRIBE: Duration = Duration::from_secs(1);
+/// After a leader's refusal, and where it could not take the order.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// Until a leader takes it in. Keeps what a leader refused with.
+async fn ask(at: &[String], address: &str, refused: &Mutex<String>) -> Result<JoinReply, String> {
+    let mut next: Vec<String> = Vec::new();
+    loop {
+        if next.is_empty() {
+            next.extend(at.iter().cloned());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let Some(to) = next.pop() else { return Err("no address was given".into()) };
+        let join = async {
+            let mut client = ControlClient::new(endpoint(&to)?.connect_lazy());
+            let reply = client.join(JoinRequest { address: address.into() }).await;
+            reply.map(|r| r.into_inner()).map_err(|s| s.message().to_string())
+        };
+        match tokio::time::timeout(Duration::from_secs(6), join).await {
+            Ok(Ok(reply)) if reply.accepted => return Ok(reply),
+            Ok(Ok(reply)) => {
+                if !reply.not_leader {
+                    *refused.lock() = format!("{to}: {}", reply.why);
+                }
+                if !reply.not_leader || reply.leader == to {
+                    tokio::time::sleep(ASK_AGAIN).await;
+                }
+                next.extend(Some(reply.leader).filter(|l| !l.is_empty() && *l != to));
+            }
+            Ok(Err(error)) => tracing::debug!(%to, error, "no answer to the request to join"),
+            Err(_) => tracing::debug!(%to, "no answer to the request to join"),
+        }
+    }
+}
+
+/// What these servers say of the control group.
+async fn why_nobody_leads(at: &[String], refused: &Mutex<String>) -> String {
+    let describe = |to: String| async move {
+        let ask = async {
+            let mut client = ControlClient::new(endpoint(&to)?.connect_lazy());
+            let reply = client.describe(DescribeRequest {}).await;
+            reply.map(|r| r.into_inner()).map_err(|s| s.message().to_string())
+        };
+        let timed = tokio::time::timeout(DESCRIBE, ask).await;
+        let reply = timed.unwrap_or_else(|_| Err(format!("no answer within {DESCRIBE:?}")));
+        (to, reply)
+    };
+    let answers = futures::future::join_all(at.iter().cloned().map(describe)).await;
+    let refused = refused.lock().clone();
+    let led = answers.iter().any(|(_, a)| a.as_ref().is_ok_and(|d| !d.leader.is_empty()));
+    match (refused.is_empty(), led) {
+        (false, true) => refused,
+        (false, false) => format!("{refused}; {}", no_leader(&answers)),
+        (true, _) => no_leader(&answers),
+    }
+}
