@@ -200,6 +200,44 @@ fn libraries_that_may_have_to_go_are_named_in_one_place() -> Result<()> {
     Ok(())
 }
 
+/// Wire types stop at `rpc/`, and at `raft/` those of Raft's own messages; refusals are domain types that know their form on
+/// the wire.
+#[test]
+fn wire_types_stay_at_the_doors_of_the_server() -> Result<()> {
+    let server = root().join("ps-server/src");
+    let rooms = [
+        "control",
+        "replicas",
+        "shard",
+        "connections",
+        "control.rs",
+        "compute.rs",
+        "room.rs",
+        "admission.rs",
+    ];
+    let mut seen = 0;
+    for path in sources(&server) {
+        let inside = path.strip_prefix(&server).is_ok_and(|p| rooms.iter().any(|room| p.starts_with(room)));
+        let test = path.file_stem().is_some_and(|n| n.to_string_lossy().contains("test"));
+        if !inside || test || path.components().any(|c| c.as_os_str() == "simulation") {
+            continue;
+        }
+        seen += 1;
+        for (line, text) in code(&path)? {
+            let at = format!("{}:{line}: {text}", path.display());
+            assert!(!text.contains("rpc::"), "{at}");
+            let refusal = text.replace(['{', '}', ' '], "");
+            let of_proto = refusal.split("paraft_proto::").nth(1).unwrap_or("Refusal;");
+            assert!(
+                of_proto.trim_end_matches(';').split(',').all(|t| t.starts_with("Refusal") || t == "limits"),
+                "{at}"
+            );
+        }
+    }
+    anyhow::ensure!(seen > 30, "{seen} files were looked at");
+    Ok(())
+}
+
 #[test]
 fn unsafe_is_forbidden_everywhere_but_in_three_crates() -> Result<()> {
     let manifest: toml::Table = toml::from_str(&fs::read_to_string(root().join("Cargo.toml"))?)?;
