@@ -8,7 +8,7 @@ mod reporting;
 use super::{
     calls::Calls,
     groups::Groups,
-    plan::{Heard, Patience},
+    plan::{Heard, Patience, Report},
     reach::Reach,
     replica::ControlReplica,
     state::{Agreed, Command, Outcome, Shape, UNKNOWN_JOB},
@@ -73,6 +73,8 @@ pub struct Agent {
     pub groups: Mutex<Groups>,
     /// A report came: plan now.
     news: Notify,
+    /// What was last told.
+    reported: Mutex<Option<Report>>,
     /// The latest generation that this server was told of.
     generation: AtomicU64,
     busy: Mutex<BTreeSet<ShardId>>,
@@ -113,6 +115,7 @@ impl Agent {
             leading: Mutex::default(),
             groups: Mutex::default(),
             news: Notify::new(),
+            reported: Mutex::default(),
             generation: AtomicU64::new(0),
             busy: Mutex::default(),
             calls,
@@ -192,22 +195,30 @@ impl Agent {
             leader.abort();
             return Err(differs);
         }
-        let mut every = tokio::time::interval(self.interval());
-        every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut pause = self.interval();
         loop {
             tokio::select! {
-                _ = every.tick() => {
+                () = tokio::time::sleep(pause) => {
                     self.look_around();
-                    if let Err(differs) = self.report().await {
-                        leader.abort();
-                        return Err(differs);
-                    }
+                    pause = match self.report().await {
+                        Ok(true) => self.interval(),
+                        Ok(false) => self.idle_interval(),
+                        Err(differs) => {
+                            leader.abort();
+                            return Err(differs);
+                        }
+                    };
                 }
                 () = async { drop(ended.wait_for(Option::is_none).await) } => break,
             }
         }
         leader.abort();
         Ok(())
+    }
+
+    /// Where the last report was as the one before, and there was nothing to do.
+    fn idle_interval(&self) -> Duration {
+        (self.options.patience.silent / 4).max(self.interval())
     }
 
     /// Reports come often enough that a fleet starts at once, and seldom enough to cost nothing.

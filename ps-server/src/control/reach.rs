@@ -1,8 +1,8 @@
 //! Which servers this one reaches, at the addresses that are agreed on: nobody votes who is not reached. And who is told
 //! to be a member of the control group by those that it reaches: before its own log says so, it knows no others.
 
-use super::{agent::Agent, calls::Hello};
-use crate::raft::ReplicaId;
+use super::{agent::Agent, calls::Hello, state::State};
+use crate::raft::{Group, ReplicaId};
 use paraft_common::ServerId;
 use parking_lot::Mutex;
 use std::{
@@ -112,7 +112,20 @@ impl Agent {
         for (shard, replica) in self.replicas().all() {
             let voters = self.agreed.read(|s| s.shards.get(&shard).map(|p| p.voters.clone()));
             replica.group.trust(voters.unwrap_or_default());
+            // Nobody else tells it that its leader's server has gone.
+            if replica.group.is_asleep() && !self.reaches_leader(&replica.group) {
+                replica.group.wake();
+            }
         }
+    }
+
+    fn reaches_leader(&self, group: &Group) -> bool {
+        let Some(leader) = group.leadership().borrow().leader else { return false };
+        let there = |s: &State| {
+            let address = s.servers.get(&leader).map(|m| (leader, m.address.as_str()));
+            self.reach.reached(address.into_iter()).contains(&leader)
+        };
+        leader == self.server() || self.agreed.read(there)
     }
 
     fn is_of_this_fleet(&self, fleet: u64) -> bool {

@@ -87,11 +87,16 @@ impl Group {
                 self.me
             )));
         }
-        match request.call() {
+        // A heartbeat of the leader under which it sleeps is no reason to wake; everything else is, once it is answered: what
+        // it says of the leader counts before the timer does.
+        let own = self.raft.server_metrics().borrow_watched().vote.clone();
+        let mut wakes = true;
+        let answer = match request.call() {
             PeerCall::Append => {
                 let mut rpc: AppendEntriesRequest<Types> = wire::decode(&request.header)?;
                 self.bounded(&rpc.vote)?;
                 wire::attach(&mut rpc, bulk)?;
+                wakes = !rpc.entries.is_empty() || rpc.vote != own;
                 reply(self.raft.append_entries(rpc).await)
             }
             PeerCall::Vote => {
@@ -110,8 +115,17 @@ impl Group {
                 reply(self.raft.handle_transfer_leader(rpc).await)
             }
             PeerCall::Snapshot => self.snapshot_piece(&request.header, bulk).await,
+            PeerCall::Sleep => {
+                wakes = false;
+                self.answer_sleep(&request.header)
+            }
+            PeerCall::Wake => self.answer_wake(),
             PeerCall::Unspecified => Err(WireError::new("a call of no kind")),
+        };
+        if wakes && self.is_asleep() {
+            self.wake();
         }
+        answer
     }
 
     async fn snapshot_piece(&self, header: &[u8], bulk: Vec<Payload>) -> Result<Bytes, WireError> {

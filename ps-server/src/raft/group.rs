@@ -7,9 +7,10 @@ use super::{
     image::RawImage,
     log::{LogSize, ReplicaLog},
     machine::{Applied, Change, Machine, Replicated},
-    network::{Addresses, Network, Peers},
+    network::{Addresses, Connection, Network, Peers},
     parity::{Digest, Parity},
     replica::{GroupId, ReplicaId},
+    sleep::Sleep,
     types::Raft,
 };
 use futures::{FutureExt, future::BoxFuture};
@@ -115,6 +116,9 @@ pub struct Group {
     installed: Arc<AtomicU64>,
     pub(super) incoming: Arc<Mutex<Option<Incoming>>>,
     parity: Parity,
+    pub(super) sleep: Arc<Sleep>,
+    peers: Arc<Peers>,
+    addresses: Addresses,
     /// Why it was stopped from outside.
     failed: Arc<OnceLock<String>>,
     pub(super) handed_over: Arc<Mutex<Option<Instant>>>,
@@ -134,6 +138,18 @@ pub trait Replication: Send + Sync + 'static {
     fn leader_address(&self) -> Option<String>;
     /// Replicas beside this one, learners too.
     fn others(&self) -> usize;
+    /// Whether this replica sleeps; see [`Group::sleep`].
+    fn is_asleep(&self) -> bool {
+        false
+    }
+    /// See [`Group::sleep`].
+    fn sleep(&self) -> BoxFuture<'static, bool> {
+        std::future::ready(false).boxed()
+    }
+    /// See [`Group::rouse`].
+    fn rouse(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
+        std::future::ready(Ok(())).boxed()
+    }
 }
 
 /// A proposal's outcome, once it is known.
@@ -155,6 +171,20 @@ impl Replication for Group {
 
     fn leader_address(&self) -> Option<String> {
         Group::leader_address(self)
+    }
+
+    fn is_asleep(&self) -> bool {
+        Group::is_asleep(self)
+    }
+
+    fn sleep(&self) -> BoxFuture<'static, bool> {
+        let group = self.clone();
+        async move { Group::sleep(&group).await }.boxed()
+    }
+
+    fn rouse(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
+        let group = self.clone();
+        async move { Group::rouse(&group).await }.boxed()
     }
 
     fn others(&self) -> usize {
@@ -205,7 +235,12 @@ impl Group {
         let installed = machine.installed();
         let held = Held { log: log.clone(), state_bytes: machine.state_bytes() };
         let addresses = Addresses::default();
-        let network = Network { peers, group: options.group, me: options.me, addresses: addresses.clone() };
+        let network = Network {
+            peers: peers.clone(),
+            group: options.group,
+            me: options.me,
+            addresses: addresses.clone(),
+        };
         let held_log = log.clone();
         let raft = Raft::new(options.me.0, config, network, log, machine).await;
         let raft = raft.map_err(FolderError::passing)?;
@@ -222,6 +257,9 @@ impl Group {
             installed,
             incoming: Arc::default(),
             parity,
+            sleep: Arc::default(),
+            peers,
+            addresses: addresses.clone(),
             failed: Arc::default(),
             handed_over: Arc::default(),
             trusted: Arc::default(),
@@ -311,6 +349,7 @@ impl Group {
         &self,
         change: Change,
     ) -> Result<impl Future<Output = Result<Applied, ProposeError>> + Send + 'static, ProposeError> {
+        self.rouse().await?;
         let (responder, done) = ProgressResponder::complete_only();
         self.raft.client_write_ff(change, Some(responder)).await.map_err(|e| uncommitted(&e))?;
         Ok(async move {
@@ -324,6 +363,7 @@ impl Group {
 
     /// Returns when this replica leads and has applied everything that was committed before the call.
     pub async fn barrier(&self) -> Result<(), ProposeError> {
+        self.wake();
         let waits = self.raft.ensure_linearizable(ReadPolicy::ReadIndex);
         match tokio::time::timeout(Duration::from_secs(2), waits).await {
             Ok(Ok(_)) => Ok(()),
@@ -368,10 +408,22 @@ impl Group {
                 ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
             }
             // An idle group is not woken up, and one replica alone has nothing to be compared with.
-            if leadership.borrow().leads && self.others() > 0 && self.applied_index() > self.parity.last() {
+            if leadership.borrow().leads
+                && !self.is_asleep()
+                && self.others() > 0
+                && self.applied_index() > self.parity.last()
+            {
                 let _ = self.raft.client_write_ff(Change::Check, None).await; // the next one will do
             }
         }
+    }
+
+    /// The way to another member, for what is not openraft's.
+    pub(super) fn line(&self, member: u64) -> Option<Connection> {
+        let metrics = self.raft.server_metrics();
+        let node = metrics.borrow_watched().membership_config.get_node(&member)?.clone();
+        let (peers, addresses) = (self.peers.clone(), self.addresses.clone());
+        Some(Network { peers, group: self.id, me: self.me, addresses }.connection(member, &node, false))
     }
 
     /// Stops the replica because it must not go on; [`Self::trouble`] says `why` from then on.

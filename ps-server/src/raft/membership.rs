@@ -45,6 +45,9 @@ pub(super) fn behind(raft: &Raft) -> BTreeSet<ReplicaId> {
 /// Between two looks at the membership. A joint one that stands for so long twice is finished by whoever leads.
 const LOOK_PAUSE: Duration = Duration::from_millis(250);
 
+/// Likewise, of a group that sleeps.
+const ASLEEP_PAUSE: Duration = Duration::from_secs(2);
+
 /// So many election timeouts are longer than a transfer takes, or an election where it fails.
 const TRANSFER_ELECTIONS: u32 = 4;
 
@@ -71,6 +74,7 @@ impl Group {
 
     /// Makes a replica learn, without a vote, or gives a member another address; returns when the change is committed, not when it has caught up.
     pub async fn add_learner(&self, replica: ReplicaId, address: &str) -> Result<(), String> {
+        self.rouse().await.map_err(|e| e.to_string())?;
         self.is_a_member()?;
         let node = BasicNode::new(address);
         match self.membership().members.get(&replica) {
@@ -91,6 +95,7 @@ impl Group {
     /// is to leave hands the leadership over instead, and the next one makes the change when it is asked: the group then
     /// has a leader all the time, where one that removes itself leaves an election behind.
     pub async fn set_voters(&self, voters: &BTreeSet<ReplicaId>) -> Result<(), String> {
+        self.rouse().await.map_err(|e| e.to_string())?;
         self.is_a_member()?;
         if !voters.contains(&self.me)
             && let Some(to) = self.furthest(voters)
@@ -111,7 +116,7 @@ impl Group {
         let mut seen = None;
         loop {
             tokio::select! {
-                () = tokio::time::sleep(LOOK_PAUSE) => {}
+                () = tokio::time::sleep(if self.is_asleep() { ASLEEP_PAUSE } else { LOOK_PAUSE }) => {}
                 ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
             }
             self.drop_stale_snapshot().await;
@@ -173,6 +178,7 @@ impl Group {
 
     /// Makes these, who only learn, leave the group.
     pub async fn remove_learners(&self, learners: &BTreeSet<ReplicaId>) -> Result<(), String> {
+        self.rouse().await.map_err(|e| e.to_string())?;
         self.is_a_member()?;
         if learners.is_empty() {
             return Ok(());
@@ -190,6 +196,7 @@ impl Group {
             }
             *last = Some(Instant::now());
         }
+        self.rouse().await.map_err(|e| e.to_string())?;
         tracing::info!(group = %self.id, %to, "handing the leadership over");
         self.raft.trigger().transfer_leader(to.0).await.map_err(|e| e.to_string())
     }

@@ -33,6 +33,7 @@ mod network;
 mod parity;
 mod replay;
 mod replica;
+mod sleep;
 pub mod stranger;
 mod types;
 mod unable;

@@ -118,7 +118,7 @@ pub struct Network {
 }
 
 impl Network {
-    fn connection(&self, target: u64, node: &BasicNode, bulk: bool) -> Connection {
+    pub(super) fn connection(&self, target: u64, node: &BasicNode, bulk: bool) -> Connection {
         Connection {
             peers: self.peers.clone(),
             group: self.group,
@@ -169,6 +169,16 @@ enum CallError {
 }
 
 impl Connection {
+    /// A question of ours beside openraft's messages.
+    pub(super) async fn ask<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        kind: PeerCall,
+        question: &Q,
+        ttl: Duration,
+    ) -> Result<A, String> {
+        self.call(kind, question, Vec::new(), ttl).await.map_err(|e| e.to_string())
+    }
+
     async fn call<Q: Serialize, A: DeserializeOwned>(
         &self,
         kind: PeerCall,

@@ -10,6 +10,7 @@
 //! ```
 //!
 //! - `messages`: what goes between a stream and the owner.
+//! - `quiet`: when its group may sleep.
 //! - `streams`, `leases`, `pushes`, `cuts`, `pulls`, `switching`, `takes`, `sections`: the owner's work, by what it is about.
 
 mod cuts;
@@ -17,6 +18,7 @@ mod leases;
 mod messages;
 mod pulls;
 mod pushes;
+mod quiet;
 mod sections;
 mod steering;
 mod streams;
@@ -154,6 +156,8 @@ struct Lead {
     takes: BTreeMap<ConnId, takes::WaitingTake>,
     /// When leases are looked at next.
     look: Option<Instant>,
+    /// Since when there is nothing to do.
+    quiet: Option<Instant>,
     /// The image kept for a checkpoint.
     kept: sections::Kept,
     absent: BTreeMap<WorkerId, Instant>,
@@ -176,6 +180,8 @@ enum Finished {
         purpose: Purpose,
         result: Result<Outcome, ProposeError>,
     },
+    /// The group was asked to sleep.
+    Slept,
 }
 
 enum Purpose {
@@ -230,6 +236,7 @@ impl Owner {
                     Some(e) => self.event(e).await,
                 },
                 () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    self.sleep_if_quiet();
                     self.check_leases();
                     self.absent_too_long().await;
                     self.close_rounds().await;
@@ -237,6 +244,7 @@ impl Owner {
             }
             self.go_on(&mut reigns).await;
             self.record_pulls().await;
+            self.look_for_quiet();
             self.counters.streams.store(self.streams.len() as u64, Relaxed);
         }
     }
@@ -313,6 +321,7 @@ impl Owner {
                     }
                 }
             }
+            Finished::Slept => {}
             Finished::Confirmed { reign, conn, result } => {
                 if current.map(|c| c.0) != Some(reign) {
                     return; // the stream is gone with the leadership

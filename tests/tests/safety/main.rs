@@ -10,6 +10,7 @@ mod exactly_once;
 mod groups;
 mod history;
 mod hostile;
+mod idle;
 mod layout;
 mod leases;
 mod local_steps;

@@ -124,8 +124,8 @@ impl Agent {
             *self.leading.lock() = Leading { since: Some(Instant::now()), ..Leading::default() };
             tracing::info!(server = %self.options.server, "leads the control group");
             while leadership.borrow_and_update().leads {
-                self.step().await;
-                let pause = tokio::time::sleep(self.interval());
+                let pause = if self.step().await { self.interval() } else { self.idle_interval() };
+                let pause = tokio::time::sleep(pause);
                 tokio::select! {
                     () = pause => {}
                     () = self.news.notified() => tokio::time::sleep(Duration::from_millis(5)).await,
@@ -137,7 +137,8 @@ impl Agent {
         }
     }
 
-    async fn step(&self) {
+    /// Plans, and agrees on it; gives whether there was anything to do.
+    async fn step(&self) -> bool {
         let state = self.agreed.get();
         if state.fleet == 0 {
             // The founder lost the leadership, or its life, before it had founded.
@@ -147,7 +148,7 @@ impl Agent {
             if let Some(shape) = self.options.shape {
                 let _ = self.propose(Command::Found { fleet, shape, servers }).await;
             }
-            return;
+            return true;
         }
         let admit: Vec<_> = {
             let leading = self.leading.lock();
@@ -160,12 +161,16 @@ impl Agent {
             };
             leading.heard.iter().filter_map(new).collect()
         };
-        let Some(plan) = self.plan() else { return };
+        let Some(plan) = self.plan() else { return true };
+        let busy = !(admit.is_empty()
+            && plan.commands.is_empty()
+            && plan.directives.is_empty()
+            && plan.control.is_none());
         for command in admit.into_iter().chain(plan.commands) {
             tracing::debug!(?command, "agreeing");
             if let Err(e) = self.propose(command).await {
                 tracing::warn!(error = %e, "the control group cannot agree at present");
-                return;
+                return true;
             }
         }
         let changed = match plan.control {
@@ -183,6 +188,7 @@ impl Agent {
         if let Err(e) = changed {
             tracing::warn!(error = %e, "the control group's membership cannot change at present");
         }
+        busy
     }
 
     /// Whether this server leads the control group and what only its leader knows is of this term.

@@ -77,17 +77,19 @@ impl Agent {
         }
     }
 
-    /// Tells the leader of the control group, wherever it is, and does what the answer says. Fails as [`Self::belong`].
-    pub(super) async fn report(self: &Arc<Self>) -> Result<(), String> {
+    /// Tells the leader of the control group, wherever it is, and does what the answer says. Gives whether there was anything
+    /// new in what was told or answered. Fails as [`Self::belong`].
+    pub(super) async fn report(self: &Arc<Self>) -> Result<bool, String> {
         if let (fleet @ 1.., fleets) = self.agreed.read(|s| (s.fleet, s.shape)) {
             self.belong(fleet, fleets)?;
         }
         let report = self.own_report();
+        let same = self.reported.lock().replace(report.clone()).as_ref() == Some(&report);
         if self.group().leadership().borrow().leads {
-            if let Ok(directives) = self.take_report(self.options.server, report) {
-                self.follow(self.agreed.read(|s| s.generation), directives);
-            }
-            return Ok(());
+            let Ok(directives) = self.take_report(self.options.server, report) else { return Ok(true) };
+            let quiet = same && directives.is_empty();
+            self.follow(self.agreed.read(|s| s.generation), directives);
+            return Ok(!quiet);
         }
         // The leader, where it is known, else everyone that is known; at its own address too, where another process may be.
         let mut asked = BTreeSet::new();
@@ -102,8 +104,9 @@ impl Agent {
             match self.calls.report(&address, self.fleet(), self.options.server, &report).await {
                 Ok(reply) if reply.accepted => {
                     self.told(&address, &reply.why);
+                    let quiet = same && reply.directives.is_empty() && reply.why.is_empty();
                     self.follow(reply.generation, reply.directives);
-                    return Ok(());
+                    return Ok(!quiet);
                 }
                 Ok(reply) => {
                     // Who does not lead says nothing.
@@ -115,7 +118,7 @@ impl Agent {
                 Err(e) => tracing::debug!(peer = %address, error = %e, "the report was not taken"),
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Says what keeps this server out, once, and only where it lasts: to somebody who has just come back the leader may

@@ -13,6 +13,9 @@ impl Owner {
         match event {
             Event::Open { conn, tx, worker, session, job, life } => {
                 self.streams.insert(conn, Stream { tx, worker, session, life, silent: 0 });
+                if self.woken_by(conn) {
+                    return;
+                }
                 if !self.lead.as_ref().is_some_and(|l| l.ready) {
                     let refusal = match &self.lead {
                         Some(l) if !l.again => {
@@ -179,7 +182,8 @@ impl Owner {
         let lead = self.lead.as_ref().filter(|l| l.ready)?;
         let look = lead.look.filter(|_| !lead.by_worker.is_empty() || !lead.absent.is_empty());
         let absent = lead.absent.values().min().copied();
-        absent.into_iter().chain(look).chain(self.cut_deadline()).chain(self.round_deadline()).min()
+        let own = [self.cut_deadline(), self.round_deadline(), self.quiet_deadline()];
+        absent.into_iter().chain(look).chain(own.into_iter().flatten()).min()
     }
 
     pub(super) async fn absent_too_long(&mut self) {

@@ -1,0 +1,148 @@
+//! Groups that have nothing to do sleep: no heartbeats, no timers. A server with many idle groups costs what one costs.
+//!
+//! ```text
+//!  leader    quiet ──asks every member──all have the same last entry──▶ asleep ──it is asked for anything──▶ awake
+//!  follower  awake ──its leader asks──▶ asleep ──an entry, a vote, or its leader is not reached──▶ awake
+//! ```
+//!
+//! Raft's safety does not depend on time, so sleep costs time only: a leader that sleeps may have been deposed without its
+//! knowing, so before it does anything again it has its leadership confirmed ([`Group::rouse`]); a follower does not notice
+//! that its leader died, so who comes for the group wakes it, and its server looks whether the leader's is there.
+
+use super::{
+    group::{Group, ProposeError},
+    types::{LogId, Vote},
+    wire::{self, WireError},
+};
+use bytes::Bytes;
+use futures::future::join_all;
+use openraft::async_runtime::WatchReceiver;
+use paraft_proto::PeerCall;
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    time::Duration,
+};
+
+/// A member that does not answer so soon does not go to sleep, or is not there.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Whether a replica sleeps.
+#[derive(Debug, Default)]
+pub(super) struct Sleep {
+    asleep: AtomicBool,
+    /// Counts what the replica was asked for: it does not fall asleep over what came meanwhile.
+    activity: AtomicU64,
+}
+
+/// With which state a group goes to sleep: whose leadership, and its last entry.
+type Bedtime = (Vote, Option<LogId>);
+
+impl Group {
+    /// Whether this replica sleeps.
+    pub fn is_asleep(&self) -> bool {
+        self.sleep.asleep.load(SeqCst)
+    }
+
+    /// Wakes this replica: its timers run again, and where it leads, its heartbeats.
+    pub fn wake(&self) {
+        self.sleep.activity.fetch_add(1, SeqCst);
+        if self.sleep.asleep.swap(false, SeqCst) {
+            tracing::debug!(group = %self.id, replica = %self.me, "awake");
+            self.raft.runtime_config().tick(true);
+        }
+    }
+
+    /// Returns when this replica may act: at once, where it is awake. A leader that slept has had its leadership confirmed; a
+    /// follower has told its leader that somebody is there, or stands for election itself.
+    ///
+    /// # Errors
+    /// The leadership was not confirmed.
+    pub async fn rouse(&self) -> Result<(), ProposeError> {
+        self.sleep.activity.fetch_add(1, SeqCst);
+        if !self.is_asleep() {
+            return Ok(());
+        }
+        let leads = self.leadership.borrow().leads;
+        if leads {
+            self.wake();
+            return self.barrier().await;
+        }
+        let leader = self.raft.server_metrics().borrow_watched().current_leader;
+        let told = match leader {
+            Some(leader) => self.ask(leader, PeerCall::Wake, &()).await.unwrap_or(false),
+            None => false,
+        };
+        if !told {
+            self.wake();
+        }
+        Ok(())
+    }
+
+    /// Puts the group to sleep, if this replica leads it, every member has all of its log, and nothing is asked of it
+    /// meanwhile; says whether it sleeps.
+    pub async fn sleep(&self) -> bool {
+        let before = self.sleep.activity.load(SeqCst);
+        let Some((bedtime, others)) = self.bedtime() else { return false };
+        let asked = others.into_iter().map(|id| self.ask(id, PeerCall::Sleep, &bedtime));
+        if join_all(asked).await.into_iter().any(|agreed| agreed != Some(true)) {
+            return false;
+        }
+        self.fall_asleep();
+        // Whoever came after this look finds the replica asleep and wakes it.
+        if self.sleep.activity.load(SeqCst) != before {
+            self.wake();
+        }
+        self.is_asleep()
+    }
+
+    fn fall_asleep(&self) {
+        self.sleep.asleep.store(true, SeqCst);
+        self.raft.runtime_config().tick(false);
+        // Whoever woke it between the two has turned the timers on before they were turned off.
+        match self.is_asleep() {
+            true => tracing::debug!(group = %self.id, replica = %self.me, "nothing to do: asleep"),
+            false => self.raft.runtime_config().tick(true),
+        }
+    }
+
+    /// What the group would go to sleep with, and the other members; `None`: there is something to do.
+    fn bedtime(&self) -> Option<(Bedtime, Vec<u64>)> {
+        let metrics = self.raft.metrics();
+        let m = metrics.borrow_watched();
+        let last = LogId::new(m.last_applied.as_ref()?.committed_leader_id().clone(), m.last_log_index?);
+        let level = m.last_applied.as_ref() == Some(&last);
+        let joint = m.membership_config.get_joint_config().len() > 1;
+        let replicated = m.replication.as_ref()?;
+        let others: Vec<u64> =
+            m.membership_config.nodes().map(|(id, _)| *id).filter(|id| *id != m.id).collect();
+        let have = others.iter().all(|id| replicated.get(id).and_then(|at| at.as_ref()) == Some(&last));
+        (m.current_leader == Some(m.id) && level && !joint && have)
+            .then(|| ((m.vote.clone(), Some(last)), others))
+    }
+
+    async fn ask<Q: serde::Serialize>(&self, member: u64, call: PeerCall, question: &Q) -> Option<bool> {
+        let answer = self.line(member)?.ask(call, question, PATIENCE).await;
+        answer.inspect_err(|e| tracing::debug!(group = %self.id, member, error = %e, "no answer")).ok()
+    }
+
+    /// Answers a leader that wants to put its group to sleep.
+    pub(super) fn answer_sleep(&self, header: &[u8]) -> Result<Bytes, WireError> {
+        let (vote, last): Bedtime = wire::decode(header)?;
+        let metrics = self.raft.metrics();
+        let agrees = {
+            let m = metrics.borrow_watched();
+            let level = m.last_log_index == last.as_ref().map(|l| l.index) && m.last_applied == last;
+            m.vote == vote && level && m.current_leader.is_some()
+        };
+        if agrees {
+            self.fall_asleep();
+        }
+        wire::encode(&agrees)
+    }
+
+    /// Answers a member that has been asked for something: does this replica lead, and is it awake now?
+    pub(super) fn answer_wake(&self) -> Result<Bytes, WireError> {
+        self.wake();
+        wire::encode(&self.leadership.borrow().leads)
+    }
+}

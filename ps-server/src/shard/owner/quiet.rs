@@ -1,0 +1,51 @@
+//! When a shard's group may sleep: nobody is connected, nobody is missed, and nothing is on its way.
+
+use super::{ConnId, Finished, Owner};
+use futures::FutureExt;
+use paraft_proto::RefusalKind;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A group that had nothing to do for so long is put to sleep.
+const QUIET: Duration = Duration::from_secs(5);
+
+impl Owner {
+    /// After everything that it does: is there nothing left?
+    pub(super) fn look_for_quiet(&mut self) {
+        let busy = !self.streams.is_empty() || !self.done.is_empty() || self.group.is_asleep();
+        let members = || self.shard.read(|m| m.members.unfinished().next().is_some());
+        let Some(lead) = &mut self.lead else { return };
+        let quiet = !busy && lead.ready && lead.absent.is_empty() && lead.leaving.is_empty() && !members();
+        match quiet {
+            true => _ = lead.quiet.get_or_insert_with(Instant::now),
+            false => lead.quiet = None,
+        }
+    }
+
+    pub(super) fn quiet_deadline(&self) -> Option<Instant> {
+        Some(self.lead.as_ref()?.quiet? + QUIET)
+    }
+
+    pub(super) fn sleep_if_quiet(&mut self) {
+        if self.quiet_deadline().is_none_or(|at| at > Instant::now()) {
+            return;
+        }
+        if let Some(lead) = &mut self.lead {
+            lead.quiet = None;
+        }
+        self.done.push(self.group.sleep().map(|_| Finished::Slept).boxed());
+    }
+
+    /// Somebody comes while the group sleeps. A leader may have been deposed meanwhile: it begins again, and who came comes
+    /// once more. Otherwise the leader is told, wherever it is.
+    pub(super) fn woken_by(&mut self, conn: ConnId) -> bool {
+        if !self.group.is_asleep() {
+            return false;
+        }
+        self.done.push(self.group.rouse().map(|_| Finished::Slept).boxed());
+        let Some(lead) = self.lead.as_mut().filter(|l| l.ready) else { return false };
+        lead.broken = true;
+        self.refuse(conn, RefusalKind::Unavailable("this shard's leader was asleep".into()).into());
+        true
+    }
+}
