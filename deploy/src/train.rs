@@ -216,9 +216,9 @@ pub fn launch_with(
     checkpoints::try_out(&resolved, Some(dir))?;
     let run = describe(&mut resolved, resume)?; // wrong data and impossible models end here, before any process starts
     if run.shards < job.shards() {
+        let asked = job.shards();
         eprintln!(
-            "{} shards were asked for, and the model has {} buckets: as many shards are made",
-            job.shards(),
+            "cluster.shards = {asked}: the model has fewer buckets, as many shards as it needs are made: {}",
             run.shards
         );
     }
@@ -501,7 +501,7 @@ pub fn absolute_paths(job: &mut Job) -> Result<(), Failure> {
 }
 
 /// The run's first line. Loads the data and builds the model, so that what is wrong with them is said before
-/// any process starts. The job gets no more shards than its model has buckets.
+/// any process starts. The job gets no shards that its model has no buckets for.
 pub fn describe(job: &mut Job, resume: Option<&Path>) -> Result<event::Run, Failure> {
     let began = Instant::now();
     let (parameters, budget, done) = if job.cluster.worker_command.is_empty() {

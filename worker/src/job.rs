@@ -30,6 +30,9 @@ mod problem;
 pub use cluster::{ClusterConfig, TransportConfig};
 use problem::Problem;
 
+/// What a shard should have, where there are too few buckets for as many as were asked for.
+const SHARD_BYTES: usize = 1 << 20;
+
 /// A job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -639,14 +642,15 @@ impl Job {
         job
     }
 
-    /// Takes back shards for which this model has no bucket; gives how many there are now. Buckets stay as long as they were.
-    pub fn only_shards_with_buckets(&mut self, layout: &Layout) -> u32 {
-        let (shards, buckets) = (self.shards(), layout.buckets().len() as u32);
-        if buckets > 0 && buckets < shards {
+    /// Takes shards back where this model has too few buckets for them: what is left has about [`SHARD_BYTES`] in each, since a
+    /// Raft group costs more than a small bucket. Buckets stay as long as they were.
+    pub fn only_shards_with_buckets(&mut self, layout: &Layout) {
+        let buckets = layout.buckets().len() as u32;
+        if buckets > 0 && buckets < self.shards() {
+            let full = (layout.len() * F32_BYTES).div_ceil(SHARD_BYTES) as u32;
             self.cluster.bucket_bytes = Some(self.bucket_len(layout.params_len()) * F32_BYTES);
-            self.cluster.shards = Some(buckets);
+            self.cluster.shards = Some(full.clamp(1, buckets));
         }
-        self.shards()
     }
 
     /// The longest bucket of a model with so many trained values, in values.
