@@ -15,8 +15,8 @@ use crate::{
     raft::ReplicaId,
 };
 pub use calls::GrpcCalls;
-pub use convert::shape_of;
-use convert::{from_report, shape_to, to_directive};
+pub use convert::{from_directive, from_report, shape_of, to_report};
+use convert::{shape_to, to_directive};
 pub use join::ask_to_join;
 use paraft_common::{ServerId, ShardId, config::ServerJob};
 use paraft_proto::{
