@@ -343,7 +343,7 @@ impl CudaDevice {
         bad.download(&self.stream, blocks..blocks + 1, &mut self.counted)?;
         self.stream.synchronize()?;
         self.check_group()?;
-        Ok(self.counted.as_slice()[0])
+        Ok(self.counted.as_slice()?[0])
     }
 
     /// Begins the statistics of a part of the gradient, which is multiplied first where there is a factor: behind as many
@@ -368,30 +368,36 @@ impl CudaDevice {
         match factor {
             Some(factor) => {
                 let args = [g, n, ("factor", Arg::Float(factor)), partials[0], partials[1]];
-                self.launch(Unit::Stats, "unscale", geometry, &args)
+                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                unsafe { self.launch(Unit::Stats, "unscale", geometry, &args) }
             }
-            None => self.launch(Unit::Stats, "grad_stats", geometry, &[g, n, partials[0], partials[1]]),
+            None =>
+            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            unsafe { self.launch(Unit::Stats, "grad_stats", geometry, &[g, n, partials[0], partials[1]]) },
         }?;
-        self.launch(
-            Unit::Stats,
-            "grad_stats_final",
-            Geometry::line(1, 256),
-            &[
-                ("partial_squares", squares),
-                ("partial_bad", partial),
-                ("blocks", int(used)),
-                ("squares", total),
-                ("bad", count),
-                ("accumulate", Arg::Int(accumulate.into())),
-            ],
-        )?;
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.launch(
+                Unit::Stats,
+                "grad_stats_final",
+                Geometry::line(1, 256),
+                &[
+                    ("partial_squares", squares),
+                    ("partial_bad", partial),
+                    ("blocks", int(used)),
+                    ("squares", total),
+                    ("bad", count),
+                    ("accumulate", Arg::Int(accumulate.into())),
+                ],
+            )
+        }?;
         Ok(blocks)
     }
 
     /// The loss of the step, and statistics of its gradient, whose first `trained` values are not buffers; waits for them.
     pub fn step_result(&mut self, gradient: &Gradient, trained: usize) -> Result<StepResult> {
-        self.squares.as_mut_slice()[0] = 0.0;
-        self.counted.as_mut_slice()[0] = 0;
+        self.squares.as_mut_slice()?[0] = 0.0;
+        self.counted.as_mut_slice()?[0] = 0;
         if trained > 0 {
             let at = self.statistics(gradient, 0..trained, None, false)?;
             if let Some(doubles) = &self.work.doubles {
@@ -410,18 +416,21 @@ impl CudaDevice {
         }
         let loss = self.loss()?;
         self.check_group()?;
-        Ok(StepResult { loss, squares: self.squares.as_slice()[0], bad: self.counted.as_slice()[0] })
+        Ok(StepResult { loss, squares: self.squares.as_slice()?[0], bad: self.counted.as_slice()?[0] })
     }
 
     /// Sets every value of a gradient, for comparisons: what an operator leaves out of NaNs is found.
     pub fn fill(&mut self, gradient: &Gradient, value: f32) -> Result {
         let n = gradient.len();
-        self.launch(
-            Unit::Elementwise,
-            "fill_f32",
-            Geometry::flat(n),
-            &[("x", Arg::At(gradient.values.at(0))), ("value", Arg::Float(value)), ("n", long(n))],
-        )
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.launch(
+                Unit::Elementwise,
+                "fill_f32",
+                Geometry::flat(n),
+                &[("x", Arg::At(gradient.values.at(0))), ("value", Arg::Float(value)), ("n", long(n))],
+            )
+        }
     }
 
     /// Bytes of an activation.
@@ -437,7 +446,8 @@ impl CudaDevice {
             _ => Geometry::flat(n),
         };
         let args = [("g", Arg::At(from.values.at(0))), ("residual", Arg::At(0)), ("out", to), ("n", long(n))];
-        self.launch(Unit::Encode, kernel, geometry, &args)
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe { self.launch(Unit::Encode, kernel, geometry, &args) }
     }
 
     /// The gradient on the host, for comparisons; waits for it.
@@ -445,16 +455,31 @@ impl CudaDevice {
         let mut to = Pinned::new(&self.context, gradient.len())?;
         gradient.values.download(&self.stream, 0..gradient.len(), &mut to)?;
         self.stream.synchronize()?;
-        Ok(to.as_slice().to_vec())
+        Ok(to.as_slice()?.to_vec())
     }
 
-    pub(super) fn launch(&self, unit: Unit, name: &str, geometry: Geometry, args: &[(&str, Arg)]) -> Result {
-        self.launcher.launch(&self.stream, (unit, name), geometry, args)
+    /// Begins a kernel on the device's stream.
+    ///
+    /// # Safety
+    /// As [`Launcher::launch`].
+    pub(super) unsafe fn launch(
+        &self,
+        unit: Unit,
+        name: &str,
+        geometry: Geometry,
+        args: &[(&str, Arg)],
+    ) -> Result {
+        // SAFETY: the caller's word.
+        unsafe { self.launcher.launch(&self.stream, (unit, name), geometry, args) }
     }
 
     /// The same for the kernel of the element type.
-    fn typed(&self, unit: Unit, name: &str, geometry: Geometry, args: &[(&str, Arg)]) -> Result {
-        self.launch(unit, &format!("{name}_{}", self.precision.suffix()), geometry, args)
+    ///
+    /// # Safety
+    /// As [`Launcher::launch`].
+    unsafe fn typed(&self, unit: Unit, name: &str, geometry: Geometry, args: &[(&str, Arg)]) -> Result {
+        // SAFETY: the caller's word.
+        unsafe { self.launch(unit, &format!("{name}_{}", self.precision.suffix()), geometry, args) }
     }
 
     fn sized<'a>(&self, values: &'a mut Values, len: usize, what: &str) -> Result<&'a Values> {
@@ -496,7 +521,8 @@ impl Buffers for CudaDevice {
                 let floats = room(&self.context, &mut self.work.floats, from.len(), "a batch")?;
                 self.inputs.upload(&self.stream, from, floats)?;
                 let args = [("x", Arg::At(floats.at(0))), ("y", to.at()), ("n", long(from.len()))];
-                self.launch(Unit::Elementwise, cast, Geometry::flat(from.len()), &args)
+                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                unsafe { self.launch(Unit::Elementwise, cast, Geometry::flat(from.len()), &args) }
             }
         }
     }
@@ -524,12 +550,13 @@ impl Buffers for CudaDevice {
                 let wide = room(&self.context, &mut self.work.floats, n, "values to read")?;
                 let name = format!("cast_{}_to_f32", self.precision.suffix());
                 let args = [("x", values.at()), ("y", Arg::At(wide.at(0))), ("n", long(n))];
-                self.launch(Unit::Elementwise, &name, Geometry::flat(n), &args)?;
+                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                unsafe { self.launch(Unit::Elementwise, &name, Geometry::flat(n), &args) }?;
                 let wide = room(&self.context, &mut self.work.floats, n, "values to read")?;
                 wide.download(&self.stream, 0..n, &mut to)?;
             }
         }
         self.stream.synchronize()?;
-        Ok(to.as_slice().to_vec())
+        Ok(to.as_slice()?.to_vec())
     }
 }

@@ -136,13 +136,12 @@ impl Inbox {
 
     /// The host's copy, as the last pull left it. On a group's other ranks than 0 nothing is pulled: it is old there.
     pub fn host(&self) -> &[f32] {
-        self.host.as_slice()
+        self.host.values()
     }
 
     /// The same, for the next pull to write. Waits for copies from it.
     pub fn host_mut(&mut self) -> Result<&mut [f32]> {
-        self.copied.synchronize()?;
-        Ok(self.host.as_mut_slice())
+        self.host.as_mut_slice()
     }
 
     /// What the device has may be anything, as after a broken broadcast, or be another rank's: the next swap wants everything
@@ -153,7 +152,7 @@ impl Inbox {
         self.distrusted = true;
     }
 
-    /// `range` of the host's copy is new: its way to the device begins. It may not be written again before the swap.
+    /// `range` of the host's copy is new: its way to the device begins.
     /// In a group it is rank 0's copy that goes to all ranks; all of them say so for the same ranges in the same order.
     pub fn landed(&mut self, device: &CudaDevice, range: Range<usize>, group: Option<&Nccl>) -> Result {
         if self.landed.is_empty() {
@@ -166,16 +165,19 @@ impl Inbox {
             group.broadcast(&self.back.master, range.clone(), &self.stream)?;
         }
         if let (Some(half), Some(cast)) = (&self.back.half, device.precision().cast()) {
-            device.launcher().launch(
-                &self.stream,
-                (Unit::Elementwise, cast),
-                Geometry::flat(range.len()),
-                &[
-                    ("x", Arg::At(self.back.master.at(range.start))),
-                    ("y", Arg::At(half.at(range.start))),
-                    ("n", long(range.len())),
-                ],
-            )?;
+            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            unsafe {
+                device.launcher().launch(
+                    &self.stream,
+                    (Unit::Elementwise, cast),
+                    Geometry::flat(range.len()),
+                    &[
+                        ("x", Arg::At(self.back.master.at(range.start))),
+                        ("y", Arg::At(half.at(range.start))),
+                        ("n", long(range.len())),
+                    ],
+                )
+            }?;
         }
         self.landed.push(range);
         Ok(())
@@ -251,12 +253,15 @@ impl Inbox {
     pub(super) fn changed(&mut self, device: &CudaDevice) -> Result {
         if let (Some(half), Some(cast)) = (&self.front.half, device.precision().cast()) {
             let n = self.front.len();
-            device.launcher().launch(
-                device.stream(),
-                (Unit::Elementwise, cast),
-                Geometry::flat(n),
-                &[("x", Arg::At(self.front.master.at(0))), ("y", Arg::At(half.at(0))), ("n", long(n))],
-            )?;
+            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            unsafe {
+                device.launcher().launch(
+                    device.stream(),
+                    (Unit::Elementwise, cast),
+                    Geometry::flat(n),
+                    &[("x", Arg::At(self.front.master.at(0))), ("y", Arg::At(half.at(0))), ("n", long(n))],
+                )
+            }?;
         }
         // The next swap copies what does not land from here, on the inbox's own stream.
         self.only_front = std::iter::once(0..self.front.len()).collect();
@@ -282,7 +287,7 @@ pub(super) fn fetch<'a>(
     // Also behind an error: nobody else may use the memory under a copy.
     device.stream().synchronize()?;
     begun?;
-    Ok(&to.as_slice()[..from.len()])
+    Ok(&to.as_slice()?[..from.len()])
 }
 
 /// The parts of `range` that none of `others` covers.
@@ -394,16 +399,12 @@ impl Outbox {
                     Wire::F16 => ("encode_f16", Geometry::flat(n)),
                     _ => ("encode_int8", Geometry::line(n.div_ceil(Wire::BLOCK).min(1 << 20), 256)),
                 };
-                self.launcher.launch(&self.stream, (Unit::Encode, name), geometry, &values)?;
+                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                unsafe { self.launcher.launch(&self.stream, (Unit::Encode, name), geometry, &values) }?;
                 encoded.download(&self.stream, at..at + bytes, &mut to)?;
             }
         }
-        let done = Event::new(self.stream.context())?;
-        done.record(&self.stream)?;
-        Ok(Parcel {
-            bytes: Some(PinnedBytes { memory: Some(to), len: bytes, pool: self.pool.clone() }),
-            done,
-        })
+        Ok(Parcel(PinnedBytes { memory: Some(to), len: bytes, pool: self.pool.clone() }))
     }
 }
 
@@ -415,26 +416,13 @@ impl Drop for Outbox {
 
 /// A part of the gradient that may still be on its way.
 #[derive(Debug)]
-pub struct Parcel {
-    bytes: Option<PinnedBytes>,
-    done: Event,
-}
+pub struct Parcel(PinnedBytes);
 
 impl Parcel {
     /// Waits until it is there.
-    pub fn wait(mut self) -> Result<PinnedBytes> {
-        self.done.synchronize()?;
-        let bytes = self.bytes.take();
-        bytes.ok_or_else(|| crate::DeviceError::Unsupported("a parcel was opened twice".into()))
-    }
-}
-
-impl Drop for Parcel {
-    fn drop(&mut self) {
-        // One that nobody waited for: its memory goes back to the pool, and not under a copy.
-        if self.bytes.is_some() {
-            let _ = self.done.synchronize();
-        }
+    pub fn wait(self) -> Result<PinnedBytes> {
+        self.0.memory.as_ref().map_or(Ok(()), Pinned::wait)?;
+        Ok(self.0)
     }
 }
 
@@ -448,7 +436,7 @@ pub struct PinnedBytes {
 
 impl AsRef<[u8]> for PinnedBytes {
     fn as_ref(&self) -> &[u8] {
-        self.memory.as_ref().map_or(&[], |m| &m.as_slice()[..self.len])
+        self.memory.as_ref().map_or(&[], |m| &m.values()[..self.len])
     }
 }
 

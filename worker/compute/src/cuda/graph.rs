@@ -1,7 +1,7 @@
 //! Work of a stream that is written down once and then begun at once, again and again: CUDA graphs. To begin a kernel takes the host
 //! some microseconds, longer than many kernels of a small model run.
 //!
-//! A graph keeps addresses. Whoever has one sees to it that they stay what they were ([`CudaDevice::layout`]).
+//! A graph keeps addresses: one that was written down before memory was given back or allocated since is not begun any more.
 
 use crate::{
     cuda::{
@@ -54,7 +54,7 @@ impl Recording {
         // SAFETY: writes one handle, which is given back when the graph is dropped.
         let code = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, written.0, 0) };
         context.check(code, || format!("cuGraphInstantiateWithFlags of {nodes} nodes"))?;
-        Ok(Some(Graph { exec, context: context.clone() }))
+        Ok(Some(Graph { exec, context: context.clone(), layout: context.layout() }))
     }
 }
 
@@ -105,15 +105,24 @@ impl Drop for Written {
 pub struct Graph {
     exec: sys::CUgraphExec,
     context: Arc<Context>,
+    /// That of the device's memory when it was written down.
+    layout: u64,
 }
 
 // SAFETY: the driver takes a graph from any thread, one at a time; nothing here is shared.
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Begins it. What it reads and writes has to be where it was.
+    /// Begins it.
+    ///
+    /// # Errors
+    /// Memory of the device was allocated or given back since it was written down ([`CudaDevice::layout`]): what it reads and
+    /// writes may not be where it was.
     pub fn launch(&self, stream: &Stream) -> Result {
-        // SAFETY: both handles are alive, and so is the memory of the nodes: the caller's duty.
+        if self.context.layout() != self.layout {
+            return Err(DeviceError::Unsupported("a graph about memory that is not there any more".into()));
+        }
+        // SAFETY: both handles are alive, and so is the memory of the nodes: none was given back since.
         self.context.check(unsafe { sys::cuGraphLaunch(self.exec, stream.raw()) }, || "cuGraphLaunch".into())
     }
 }

@@ -116,7 +116,11 @@ impl Launcher {
     }
 
     /// Begins a kernel.
-    pub fn launch(
+    ///
+    /// # Safety
+    /// `args` are of the kernel's types, in its order. Every address is that of memory of the device which is as long as the
+    /// kernel goes with these lengths, and which nothing else on another stream writes meanwhile.
+    pub unsafe fn launch(
         &self,
         stream: &Stream,
         (unit, name): (Unit, &str),
@@ -138,8 +142,7 @@ impl Launcher {
             *place = arg.place();
         }
         let Geometry { grid: [x, y, z], block, shared } = geometry;
-        // SAFETY: the arguments are of the kernel's types, in its order: the duty of the callers in this folder, which write
-        // them from the kernels' table, and what the tests of every operator check. They are copied during the call.
+        // SAFETY: the arguments are the caller's word; they are copied during the call.
         let code = unsafe {
             sys::cuLaunchKernel(
                 function.0,

@@ -8,7 +8,12 @@ use crate::{
     error::{DeviceError, Result},
 };
 use cudarc::driver::sys::{self, CUresult};
-use std::{marker::PhantomData, ops::Range, ptr, sync::Arc};
+use std::{
+    marker::PhantomData,
+    ops::Range,
+    ptr,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 /// Values that may lie in memory as bytes: every pattern of bits is one.
 pub trait Plain: Copy + Send + Sync + 'static {}
@@ -76,15 +81,16 @@ impl<T: Plain> Buffer<T> {
         self.at + (index * size_of::<T>()) as u64
     }
 
-    /// Begins a copy of a part of `from` to the values from `to` on. `from` may not change before an event that is recorded
-    /// afterwards.
+    /// Begins a copy of a part of `from` to the values from `to` on. Whoever changes `from` next waits for it.
     pub(crate) fn upload(&self, stream: &Stream, from: &Pinned<T>, part: Range<usize>, to: usize) -> Result {
         assert!(part.end <= from.len && to + part.len() <= self.len, "upload: {part:?} to {to}");
-        // SAFETY: both ranges were just checked; pinned memory is given back only after the device is done with it (the
-        // caller's duty, see the method).
-        unsafe {
-            self.write(stream, from.at.as_ptr().add(part.start).cast(), part.len() * size_of::<T>(), to)
-        }
+        from.copying(Copies::Out, stream, || {
+            // SAFETY: both ranges were just checked; the host's memory is neither changed nor given back before the copy is
+            // done, since it waits for its event.
+            unsafe {
+                self.write(stream, from.at.as_ptr().add(part.start).cast(), part.len() * size_of::<T>(), to)
+            }
+        })
     }
 
     /// Begins a copy of `bytes` bytes to the values from `to` on.
@@ -106,8 +112,7 @@ impl<T: Plain> Buffer<T> {
         self.context.check(code, || format!("cuMemcpyHtoDAsync of {bytes} bytes"))
     }
 
-    /// Begins a copy of `part` to the start of `to`, whose values may be of another type. It may not be read before an event
-    /// that is recorded afterwards.
+    /// Begins a copy of `part` to the start of `to`, whose values may be of another type. Whoever reads them waits for it.
     pub(crate) fn download<U: Plain>(
         &self,
         stream: &Stream,
@@ -119,11 +124,14 @@ impl<T: Plain> Buffer<T> {
         if part.is_empty() {
             return Ok(());
         }
-        // SAFETY: both ranges were just checked; the caller keeps `to` until the copy is done.
-        let code = unsafe {
-            sys::cuMemcpyDtoHAsync_v2(to.at.as_ptr().cast(), self.at(part.start), bytes, stream.raw())
-        };
-        self.context.check(code, || format!("cuMemcpyDtoHAsync of {bytes} bytes"))
+        to.copying(Copies::In, stream, || {
+            // SAFETY: both ranges were just checked; `to` is neither read, changed nor given back before the copy is done, since
+            // it waits for its event.
+            let code = unsafe {
+                sys::cuMemcpyDtoHAsync_v2(to.at.as_ptr().cast(), self.at(part.start), bytes, stream.raw())
+            };
+            self.context.check(code, || format!("cuMemcpyDtoHAsync of {bytes} bytes"))
+        })
     }
 
     /// Begins a copy of a part of another buffer to the same place of this one.
@@ -164,11 +172,27 @@ impl<T: Plain> Drop for Buffer<T> {
 }
 
 /// Memory of the host that the device copies from and to at full speed, while the host goes on. Zeroed.
+///
+/// It knows the copies that were begun: whoever touches it on the host, or gives it back, waits for them.
 #[derive(Debug)]
 pub struct Pinned<T: Plain> {
     at: ptr::NonNull<T>,
     len: usize,
     context: Arc<Context>,
+    /// Behind all copies that were begun.
+    copies: Event,
+    under_way: Mutex<Copies>,
+}
+
+/// Copies since somebody waited for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Copies {
+    #[default]
+    None,
+    /// To the device: the host may read.
+    Out,
+    /// From the device.
+    In,
 }
 
 // SAFETY: it is ordinary memory with one owner.
@@ -193,19 +217,69 @@ impl<T: Plain> Pinned<T> {
         };
         // SAFETY: so many bytes were just allocated; zeros are values of every `Plain` type.
         unsafe { at.as_ptr().cast::<u8>().write_bytes(0, bytes) };
-        Ok(Self { at, len, context: context.clone() })
+        let copies = Event::new(context)?;
+        Ok(Self { at, len, context: context.clone(), copies, under_way: Mutex::default() })
     }
 
-    /// The values. What the device may still write is the caller's to wait for.
-    pub fn as_slice(&self) -> &[T] {
-        // SAFETY: allocated and initialised in `new`, for as long as `self`.
+    /// Begins a copy on a stream, and notes it.
+    fn copying(&self, way: Copies, stream: &Stream, begin: impl FnOnce() -> Result) -> Result {
+        if self.context.is_recording() {
+            // A graph would do it again and again, and nobody would know when.
+            return Err(graph::refused("a copy between device and host"));
+        }
+        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        if *under_way != Copies::None {
+            // Of another stream, perhaps: the event is then behind both.
+            stream.wait(&self.copies)?;
+        }
+        *under_way = (*under_way).max(way);
+        let begun = begin();
+        // Also behind an error: a part of it may be under way.
+        self.copies.record(stream).and(begun)
+    }
+
+    /// Waits for the copies that were begun.
+    ///
+    /// # Errors
+    /// The device has failed: what it copied may be anything.
+    pub(crate) fn wait(&self) -> Result {
+        self.wait_for(Copies::Out)
+    }
+
+    fn wait_for(&self, least: Copies) -> Result {
+        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        if *under_way < least || *under_way == Copies::None {
+            return Ok(());
+        }
+        *under_way = Copies::None;
+        self.copies.synchronize()
+    }
+
+    /// The values, once copies to it are done.
+    ///
+    /// # Errors
+    /// As [`Self::wait`].
+    pub fn as_slice(&self) -> Result<&[T]> {
+        self.wait_for(Copies::In)?;
+        Ok(self.values())
+    }
+
+    /// Likewise, for who has waited. A device that has failed copies nothing any more, and the values may be anything.
+    pub(crate) fn values(&self) -> &[T] {
+        let _ = self.wait_for(Copies::In);
+        // SAFETY: allocated and initialised in `new`, for as long as `self`. No copy to it is under way, and to begin one takes
+        // a mutable reference.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 
-    /// Likewise, to be changed. What the device may still read is the caller's to wait for.
-    pub fn as_mut_slice(&mut self) -> &mut [T] {
-        // SAFETY: as above, and nobody else has a reference.
-        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
+    /// Likewise, to be changed.
+    ///
+    /// # Errors
+    /// As [`Self::wait`].
+    pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
+        self.wait()?;
+        // SAFETY: as above, and nobody else has a reference: a copy from it takes one too.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) })
     }
 
     /// Number of values.
@@ -221,8 +295,10 @@ impl<T: Plain> Pinned<T> {
 
 impl<T: Plain> Drop for Pinned<T> {
     fn drop(&mut self) {
+        // A device that has failed copies nothing any more.
+        let _ = self.wait();
         if self.context.bind().is_ok() {
-            // SAFETY: allocated in `new`, given back once. The driver waits for copies that use it.
+            // SAFETY: allocated in `new`, given back once; no copy is under way.
             unsafe { sys::cuMemFreeHost(self.at.as_ptr().cast()) };
         }
     }
@@ -231,7 +307,7 @@ impl<T: Plain> Drop for Pinned<T> {
 /// Pinned memory through which values go to the device, two pieces in turn: one is filled while the other is copied.
 #[derive(Debug)]
 pub(crate) struct Staging<T: Plain> {
-    pieces: [Option<(Pinned<T>, Event)>; 2],
+    pieces: [Option<Pinned<T>>; 2],
     next: usize,
 }
 
@@ -247,16 +323,15 @@ impl<T: Plain> Staging<T> {
         let context = stream.context();
         let piece = &mut self.pieces[self.next];
         self.next = 1 - self.next;
-        if let Some((_, event)) = piece {
-            event.synchronize()?;
+        if piece.as_ref().is_none_or(|p| p.len() < from.len()) {
+            *piece = Some(Pinned::new(context, from.len().next_power_of_two())?);
         }
-        if piece.as_ref().is_none_or(|(p, _)| p.len() < from.len()) {
-            *piece = Some((Pinned::new(context, from.len().next_power_of_two())?, Event::new(context)?));
-        }
-        let Some((pinned, event)) = piece else { return Ok(()) };
-        pinned.as_mut_slice()[..from.len()].copy_from_slice(from);
-        // SAFETY: the piece holds so many bytes, and is not written again before the event; `to` was just checked.
-        unsafe { to.write(stream, pinned.at.as_ptr().cast(), bytes, 0) }?;
-        event.record(stream)
+        let Some(pinned) = piece else { return Ok(()) };
+        pinned.as_mut_slice()?[..from.len()].copy_from_slice(from);
+        let begin = || {
+            // SAFETY: the piece holds so many bytes, and waits for the copy before it is written again; `to` was just checked.
+            unsafe { to.write(stream, pinned.at.as_ptr().cast(), bytes, 0) }
+        };
+        pinned.copying(Copies::Out, stream, begin)
     }
 }

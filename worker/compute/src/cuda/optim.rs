@@ -65,12 +65,15 @@ impl Slots {
         let make = |value: &f32| {
             let slot = Buffer::new(device.context(), len, "the optimizer's state")?;
             if len > 0 {
-                device.launch(
-                    Unit::Elementwise,
-                    "fill_f32",
-                    Geometry::flat(len),
-                    &[("x", Arg::At(slot.at(0))), ("value", Arg::Float(*value)), ("n", long(len))],
-                )?;
+                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                unsafe {
+                    device.launch(
+                        Unit::Elementwise,
+                        "fill_f32",
+                        Geometry::flat(len),
+                        &[("x", Arg::At(slot.at(0))), ("value", Arg::Float(*value)), ("n", long(len))],
+                    )
+                }?;
             }
             Ok(slot)
         };
@@ -83,7 +86,7 @@ impl Slots {
         let host = by.borrow_host()?;
         let copy = |values: &Vec<f32>| {
             let slot = Buffer::new(device.context(), values.len(), "the optimizer's state")?;
-            host.as_mut_slice()[..values.len()].copy_from_slice(values);
+            host.as_mut_slice()?[..values.len()].copy_from_slice(values);
             let copied = slot.upload(device.stream(), host, 0..values.len(), 0);
             // Also behind an error: nobody else may use the memory under a copy.
             device.stream().synchronize()?;
@@ -156,7 +159,8 @@ impl CudaDevice {
                 ("decay", decay),
             ]);
             args.extend_from_slice(constants);
-            self.launch(Unit::Optim, name, Geometry::flat(of.len()), &args)
+            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            unsafe { self.launch(Unit::Optim, name, Geometry::flat(of.len()), &args) }
         };
         let stages = [scale, limit, decay];
         let all = 0..trained;

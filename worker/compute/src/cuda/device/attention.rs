@@ -50,20 +50,23 @@ impl Attentions for CudaDevice {
         self.sized(out, s.rows() * s.width(), "activations")?;
         // Twice: the backward pass keeps a sum for each row beside it.
         self.floats(stats, 2 * s.rows() * s.heads, "statistics of an attention")?;
-        self.launch(
-            Unit::Attention,
-            &name,
-            self.attention_geometry(s, false),
-            &[
-                ("qkv", qkv.at()),
-                ("out", out.at()),
-                ("lse", stats.at(0)),
-                ("batch", int(s.batch)),
-                ("time", int(s.time)),
-                ("heads", int(s.heads)),
-                ("scale", Arg::Float(s.scale())),
-            ],
-        )
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.launch(
+                Unit::Attention,
+                &name,
+                self.attention_geometry(s, false),
+                &[
+                    ("qkv", qkv.at()),
+                    ("out", out.at()),
+                    ("lse", stats.at(0)),
+                    ("batch", int(s.batch)),
+                    ("time", int(s.time)),
+                    ("heads", int(s.heads)),
+                    ("scale", Arg::Float(s.scale())),
+                ],
+            )
+        }
     }
 
     fn attention_backward(
@@ -77,38 +80,44 @@ impl Attentions for CudaDevice {
     ) -> Result {
         self.sized(dqkv, 3 * s.rows() * s.width(), "gradients of activations")?;
         let (lse, delta) = (stats.at(0), stats.at(s.rows() * s.heads));
-        self.typed(
-            Unit::Attention,
-            "attention_delta",
-            Geometry::line((s.rows() * s.heads).div_ceil(8).min(1 << 20), 256),
-            &[
-                ("dout", dout.at()),
-                ("out", out.at()),
-                ("delta", delta),
-                ("batch", int(s.batch)),
-                ("time", int(s.time)),
-                ("heads", int(s.heads)),
-                ("hd", int(s.head)),
-            ],
-        )?;
-        for pass in ["attention_backward_kv", "attention_backward_q"] {
-            let name = self.attention_kernel(pass, s)?;
-            self.launch(
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.typed(
                 Unit::Attention,
-                &name,
-                self.attention_geometry(s, true),
+                "attention_delta",
+                Geometry::line((s.rows() * s.heads).div_ceil(8).min(1 << 20), 256),
                 &[
-                    ("qkv", qkv.at()),
                     ("dout", dout.at()),
-                    ("lse", lse),
+                    ("out", out.at()),
                     ("delta", delta),
-                    ("dqkv", dqkv.at()),
                     ("batch", int(s.batch)),
                     ("time", int(s.time)),
                     ("heads", int(s.heads)),
-                    ("scale", Arg::Float(s.scale())),
+                    ("hd", int(s.head)),
                 ],
-            )?;
+            )
+        }?;
+        for pass in ["attention_backward_kv", "attention_backward_q"] {
+            let name = self.attention_kernel(pass, s)?;
+            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            unsafe {
+                self.launch(
+                    Unit::Attention,
+                    &name,
+                    self.attention_geometry(s, true),
+                    &[
+                        ("qkv", qkv.at()),
+                        ("dout", dout.at()),
+                        ("lse", lse),
+                        ("delta", delta),
+                        ("dqkv", dqkv.at()),
+                        ("batch", int(s.batch)),
+                        ("time", int(s.time)),
+                        ("heads", int(s.heads)),
+                        ("scale", Arg::Float(s.scale())),
+                    ],
+                )
+            }?;
         }
         Ok(())
     }

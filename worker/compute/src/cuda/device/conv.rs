@@ -108,18 +108,21 @@ impl CudaDevice {
         let c = block.channels();
         room(&self.context, &mut block.sums, 2 * c + 1, "channel sums")?;
         let partial = Arg::At(room(&self.context, &mut self.work.doubles, 0, "")?.at(0));
-        self.launch(
-            Unit::BatchNorm,
-            "bn_sum",
-            Geometry::line((2 * c).div_ceil(8), 256),
-            &[
-                ("partial", partial),
-                ("sums", block.sums()),
-                ("chunks", int(chunks)),
-                ("m", int(2 * c)),
-                ("count", Arg::Double(block.count(n) as f64)),
-            ],
-        )
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.launch(
+                Unit::BatchNorm,
+                "bn_sum",
+                Geometry::line((2 * c).div_ceil(8), 256),
+                &[
+                    ("partial", partial),
+                    ("sums", block.sums()),
+                    ("chunks", int(chunks)),
+                    ("m", int(2 * c)),
+                    ("count", Arg::Double(block.count(n) as f64)),
+                ],
+            )
+        }
     }
 
     /// Adds up `block.sums` over the ranks, and with them the counts, for batches may differ in size.
@@ -135,27 +138,30 @@ impl CudaDevice {
     pub(super) fn finalize(&self, block: &ConvBlock, params: &Params, grads: Option<&Gradient>) -> Result {
         let running = |i| Arg::At(params.f32_at(block.running(i)));
         let change = |i| Arg::At(grads.map_or(0, |g| g.values.at(block.running(i))));
-        self.launch(
-            Unit::BatchNorm,
-            "bn_finalize",
-            Geometry::line(block.channels().div_ceil(256), 256),
-            &[
-                ("sums", block.sums()),
-                ("gamma", Arg::At(params.f32_at(block.channel_tensor(1)))),
-                ("beta", Arg::At(params.f32_at(block.channel_tensor(2)))),
-                ("running_mean", running(0)),
-                ("running_var", running(1)),
-                ("scale", block.scale()),
-                ("shift", block.shift()),
-                ("mean", block.mean()),
-                ("inv_std", block.inverse()),
-                ("d_running_mean", change(0)),
-                ("d_running_var", change(1)),
-                ("c", int(block.channels())),
-                ("eps", Arg::Float(crate::cpu::norm::EPSILON)),
-                ("momentum", Arg::Float(crate::cpu::norm::MOMENTUM)),
-            ],
-        )
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.launch(
+                Unit::BatchNorm,
+                "bn_finalize",
+                Geometry::line(block.channels().div_ceil(256), 256),
+                &[
+                    ("sums", block.sums()),
+                    ("gamma", Arg::At(params.f32_at(block.channel_tensor(1)))),
+                    ("beta", Arg::At(params.f32_at(block.channel_tensor(2)))),
+                    ("running_mean", running(0)),
+                    ("running_var", running(1)),
+                    ("scale", block.scale()),
+                    ("shift", block.shift()),
+                    ("mean", block.mean()),
+                    ("inv_std", block.inverse()),
+                    ("d_running_mean", change(0)),
+                    ("d_running_var", change(1)),
+                    ("c", int(block.channels())),
+                    ("eps", Arg::Float(crate::cpu::norm::EPSILON)),
+                    ("momentum", Arg::Float(crate::cpu::norm::MOMENTUM)),
+                ],
+            )
+        }
     }
 
     /// The dimensions that every convolution kernel takes.
@@ -183,7 +189,8 @@ impl CudaDevice {
 
     /// Launches a convolution kernel.
     fn convolve(&self, name: &str, geometry: Geometry, args: &[(&str, Arg)]) -> Result {
-        self.launch(Unit::Conv, &format!("{name}_{}", self.conv_kernels().1), geometry, args)
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe { self.launch(Unit::Conv, &format!("{name}_{}", self.conv_kernels().1), geometry, args) }
     }
 }
 
@@ -253,55 +260,64 @@ impl Convolutions for CudaDevice {
             let (each, chunks) = image_chunks(n, c);
             let room = room(&self.context, &mut self.work.doubles, chunks * 2 * c, "channel sums")?;
             let partial = Arg::At(room.at(0));
-            self.typed(
-                Unit::BatchNorm,
-                "bn_stats_partial",
-                Geometry::grid([c, chunks, 1], 256),
-                &[
-                    ("y", block.y.at()),
-                    ("partial", partial),
-                    ("n", int(n)),
-                    ("c", int(c)),
-                    ("hw", int(h * w)),
-                    ("images_per_chunk", int(each)),
-                ],
-            )?;
+            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            unsafe {
+                self.typed(
+                    Unit::BatchNorm,
+                    "bn_stats_partial",
+                    Geometry::grid([c, chunks, 1], 256),
+                    &[
+                        ("y", block.y.at()),
+                        ("partial", partial),
+                        ("n", int(n)),
+                        ("c", int(c)),
+                        ("hw", int(h * w)),
+                        ("images_per_chunk", int(each)),
+                    ],
+                )
+            }?;
             self.channel_sums(block, n, chunks)?;
             self.group_sums(block)?;
             self.finalize(block, params, None)?;
         } else {
-            self.launch(
+            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            unsafe {
+                self.launch(
+                    Unit::BatchNorm,
+                    "bn_inference",
+                    Geometry::line(c.div_ceil(256), 256),
+                    &[
+                        ("gamma", Arg::At(params.f32_at(block.channel_tensor(1)))),
+                        ("beta", Arg::At(params.f32_at(block.channel_tensor(2)))),
+                        ("running_mean", Arg::At(params.f32_at(block.running(0)))),
+                        ("running_var", Arg::At(params.f32_at(block.running(1)))),
+                        ("scale", block.scale()),
+                        ("shift", block.shift()),
+                        ("c", int(c)),
+                        ("eps", Arg::Float(crate::cpu::norm::EPSILON)),
+                    ],
+                )
+            }?;
+        }
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.typed(
                 Unit::BatchNorm,
-                "bn_inference",
-                Geometry::line(c.div_ceil(256), 256),
+                "bn_relu_pool",
+                Geometry::flat(4 * pooled),
                 &[
-                    ("gamma", Arg::At(params.f32_at(block.channel_tensor(1)))),
-                    ("beta", Arg::At(params.f32_at(block.channel_tensor(2)))),
-                    ("running_mean", Arg::At(params.f32_at(block.running(0)))),
-                    ("running_var", Arg::At(params.f32_at(block.running(1)))),
+                    ("y", block.y.at()),
                     ("scale", block.scale()),
                     ("shift", block.shift()),
+                    ("pooled", block.pooled.values.at()),
+                    ("pick", block.pick()),
+                    ("n", int(n)),
                     ("c", int(c)),
-                    ("eps", Arg::Float(crate::cpu::norm::EPSILON)),
+                    ("h", int(h)),
+                    ("w", int(w)),
                 ],
-            )?;
+            )
         }
-        self.typed(
-            Unit::BatchNorm,
-            "bn_relu_pool",
-            Geometry::flat(4 * pooled),
-            &[
-                ("y", block.y.at()),
-                ("scale", block.scale()),
-                ("shift", block.shift()),
-                ("pooled", block.pooled.values.at()),
-                ("pick", block.pick()),
-                ("n", int(n)),
-                ("c", int(c)),
-                ("h", int(h)),
-                ("w", int(w)),
-            ],
-        )
     }
 
     fn conv_block_buffers(&mut self, block: &ConvBlock, params: &Params, grads: &mut Gradient) -> Result {
@@ -319,37 +335,43 @@ impl Convolutions for CudaDevice {
         let (each, chunks) = image_chunks(n, c);
         let partial = room(&self.context, &mut self.work.doubles, chunks * 2 * c, "channel sums")?;
         let partial = Arg::At(partial.at(0));
-        self.typed(
-            Unit::BatchNorm,
-            "bn_pool_backward_partial",
-            Geometry::grid([c, chunks, 1], 256),
-            &[
-                ("dpooled", block.dpooled.at()),
-                ("pick", block.pick()),
-                ("y", block.y.at()),
-                ("mean", block.mean()),
-                ("inv_std", block.inverse()),
-                ("partial", partial),
-                ("n", int(n)),
-                ("c", int(c)),
-                ("h", int(h)),
-                ("w", int(w)),
-                ("images_per_chunk", int(each)),
-            ],
-        )?;
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.typed(
+                Unit::BatchNorm,
+                "bn_pool_backward_partial",
+                Geometry::grid([c, chunks, 1], 256),
+                &[
+                    ("dpooled", block.dpooled.at()),
+                    ("pick", block.pick()),
+                    ("y", block.y.at()),
+                    ("mean", block.mean()),
+                    ("inv_std", block.inverse()),
+                    ("partial", partial),
+                    ("n", int(n)),
+                    ("c", int(c)),
+                    ("h", int(h)),
+                    ("w", int(w)),
+                    ("images_per_chunk", int(each)),
+                ],
+            )
+        }?;
         self.channel_sums(block, n, chunks)?;
         // From this rank's sums: they are averaged with all the other gradients.
-        self.launch(
-            Unit::BatchNorm,
-            "bn_write_grads",
-            Geometry::line(c.div_ceil(256), 256),
-            &[
-                ("sums", block.sums()),
-                ("dgamma", Arg::At(grads.values.at(block.channel_tensor(1)))),
-                ("dbeta", Arg::At(grads.values.at(block.channel_tensor(2)))),
-                ("c", int(c)),
-            ],
-        )?;
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.launch(
+                Unit::BatchNorm,
+                "bn_write_grads",
+                Geometry::line(c.div_ceil(256), 256),
+                &[
+                    ("sums", block.sums()),
+                    ("dgamma", Arg::At(grads.values.at(block.channel_tensor(1)))),
+                    ("dbeta", Arg::At(grads.values.at(block.channel_tensor(2)))),
+                    ("c", int(c)),
+                ],
+            )
+        }?;
         self.group_sums(block)
     }
 
@@ -362,36 +384,42 @@ impl Convolutions for CudaDevice {
         grads: &mut Gradient,
     ) -> Result {
         let (c, h, w) = (block.channels(), block.height(), block.width());
-        self.launch(
-            Unit::BatchNorm,
-            "bn_backward_slopes",
-            Geometry::line(c.div_ceil(256), 256),
-            &[
-                ("sums", block.sums()),
-                ("scale", block.scale()),
-                ("inv_std", block.inverse()),
-                ("slopes", block.slopes()),
-                ("c", int(c)),
-            ],
-        )?;
-        self.typed(
-            Unit::BatchNorm,
-            "bn_relu_pool_backward",
-            Geometry::flat(8 * n * c * h.div_ceil(2) * w.div_ceil(2)),
-            &[
-                ("dpooled", block.dpooled.at()),
-                ("pick", block.pick()),
-                ("y", block.y.at()),
-                ("scale", block.scale()),
-                ("mean", block.mean()),
-                ("slopes", block.slopes()),
-                ("dy", block.y.at()),
-                ("n", int(n)),
-                ("c", int(c)),
-                ("h", int(h)),
-                ("w", int(w)),
-            ],
-        )?;
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.launch(
+                Unit::BatchNorm,
+                "bn_backward_slopes",
+                Geometry::line(c.div_ceil(256), 256),
+                &[
+                    ("sums", block.sums()),
+                    ("scale", block.scale()),
+                    ("inv_std", block.inverse()),
+                    ("slopes", block.slopes()),
+                    ("c", int(c)),
+                ],
+            )
+        }?;
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.typed(
+                Unit::BatchNorm,
+                "bn_relu_pool_backward",
+                Geometry::flat(8 * n * c * h.div_ceil(2) * w.div_ceil(2)),
+                &[
+                    ("dpooled", block.dpooled.at()),
+                    ("pick", block.pick()),
+                    ("y", block.y.at()),
+                    ("scale", block.scale()),
+                    ("mean", block.mean()),
+                    ("slopes", block.slopes()),
+                    ("dy", block.y.at()),
+                    ("n", int(n)),
+                    ("c", int(c)),
+                    ("h", int(h)),
+                    ("w", int(w)),
+                ],
+            )
+        }?;
         let taps = block.shape.conv.weight_len() / c;
         let (across, down) = ((taps + 1).div_ceil(64), c.div_ceil(32));
         let pixels = block.count(n);
@@ -419,20 +447,23 @@ impl Convolutions for CudaDevice {
                 ("pixels_per_chunk", int(each)),
             ],
         )?;
-        self.launch(
-            Unit::Conv,
-            "conv_backward_weight_final",
-            Geometry::line((c * (taps + 1)).div_ceil(32), 256),
-            &[
-                ("partial", partial),
-                ("dweight", Arg::At(grads.values.at(block.at.params))),
-                ("dbias", Arg::At(grads.values.at(block.channel_tensor(0)))),
-                ("chunks", int(chunks)),
-                ("cout", int(c)),
-                ("K", int(taps)),
-                ("accumulate", Arg::Int(0)),
-            ],
-        )
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.launch(
+                Unit::Conv,
+                "conv_backward_weight_final",
+                Geometry::line((c * (taps + 1)).div_ceil(32), 256),
+                &[
+                    ("partial", partial),
+                    ("dweight", Arg::At(grads.values.at(block.at.params))),
+                    ("dbias", Arg::At(grads.values.at(block.channel_tensor(0)))),
+                    ("chunks", int(chunks)),
+                    ("cout", int(c)),
+                    ("K", int(taps)),
+                    ("accumulate", Arg::Int(0)),
+                ],
+            )
+        }
     }
 
     fn conv_block_backward_input(

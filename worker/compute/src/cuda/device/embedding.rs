@@ -23,21 +23,24 @@ impl Embeddings for CudaDevice {
     ) -> Result {
         let rows = s.batch * s.time;
         self.sized(y, rows * s.cols, "activations")?;
-        self.typed(
-            Unit::Embedding,
-            "embedding",
-            Geometry::line(rows.div_ceil(8).min(1 << 20), 256),
-            &[
-                ("tokens", tokens.at()),
-                ("table", Arg::At(params.f32_at(at.tokens))),
-                ("positions", Arg::At(params.f32_at(at.positions))),
-                ("y", y.at()),
-                ("rows", int(rows)),
-                ("cols", int(s.cols)),
-                ("time", int(s.time)),
-                ("vocab", int(s.vocab)),
-            ],
-        )
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.typed(
+                Unit::Embedding,
+                "embedding",
+                Geometry::line(rows.div_ceil(8).min(1 << 20), 256),
+                &[
+                    ("tokens", tokens.at()),
+                    ("table", Arg::At(params.f32_at(at.tokens))),
+                    ("positions", Arg::At(params.f32_at(at.positions))),
+                    ("y", y.at()),
+                    ("rows", int(rows)),
+                    ("cols", int(s.cols)),
+                    ("time", int(s.time)),
+                    ("vocab", int(s.vocab)),
+                ],
+            )
+        }
     }
 
     fn order_tokens(&mut self, s: EmbeddingShape, tokens: &mut Ids) -> Result {
@@ -64,38 +67,44 @@ impl Embeddings for CudaDevice {
         };
         let (order, starts, ids) =
             (Arg::At(sorted.at(0)), Arg::At(sorted.at(rows)), Arg::At(sorted.at(rows + most + 1)));
-        self.typed(
-            Unit::Embedding,
-            "embedding_backward",
-            Geometry::grid([most, s.cols.div_ceil(256), 1], 256),
-            &[
-                ("dy", dy.at()),
-                ("order", order),
-                ("starts", starts),
-                ("ids", ids),
-                ("dtable", Arg::At(grads.values.at(at.tokens))),
-                ("unique", int(most)),
-                ("cols", int(s.cols)),
-                ("accumulate", Arg::Int(1)),
-            ],
-        )?;
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.typed(
+                Unit::Embedding,
+                "embedding_backward",
+                Geometry::grid([most, s.cols.div_ceil(256), 1], 256),
+                &[
+                    ("dy", dy.at()),
+                    ("order", order),
+                    ("starts", starts),
+                    ("ids", ids),
+                    ("dtable", Arg::At(grads.values.at(at.tokens))),
+                    ("unique", int(most)),
+                    ("cols", int(s.cols)),
+                    ("accumulate", Arg::Int(1)),
+                ],
+            )
+        }?;
         // Rows that no sequence reaches.
         grads
             .values
             .clear(&self.stream, at.positions + s.time * s.cols..at.positions + s.context * s.cols)?;
-        self.typed(
-            Unit::Embedding,
-            "position_backward",
-            Geometry::flat(s.time * s.cols),
-            &[
-                ("dy", dy.at()),
-                ("dpositions", Arg::At(grads.values.at(at.positions))),
-                ("batch", int(s.batch)),
-                ("time", int(s.time)),
-                ("cols", int(s.cols)),
-                ("accumulate", Arg::Int(0)),
-            ],
-        )
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.typed(
+                Unit::Embedding,
+                "position_backward",
+                Geometry::flat(s.time * s.cols),
+                &[
+                    ("dy", dy.at()),
+                    ("dpositions", Arg::At(grads.values.at(at.positions))),
+                    ("batch", int(s.batch)),
+                    ("time", int(s.time)),
+                    ("cols", int(s.cols)),
+                    ("accumulate", Arg::Int(0)),
+                ],
+            )
+        }
     }
 }
 

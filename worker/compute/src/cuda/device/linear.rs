@@ -21,34 +21,40 @@ impl CudaDevice {
         let chunks = rows.div_ceil(each);
         let partial =
             Arg::At(room(&self.context, &mut self.work.floats, chunks * cols, "column sums")?.at(0));
-        self.typed(
-            Unit::Elementwise,
-            "col_sum_partial",
-            Geometry::grid([cols.div_ceil(256), chunks, 1], 256),
-            &[
-                ("x", x),
-                ("partial", partial),
-                ("rows", int(rows)),
-                ("cols", int(cols)),
-                ("rows_per_chunk", int(each)),
-            ],
-        )?;
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.typed(
+                Unit::Elementwise,
+                "col_sum_partial",
+                Geometry::grid([cols.div_ceil(256), chunks, 1], 256),
+                &[
+                    ("x", x),
+                    ("partial", partial),
+                    ("rows", int(rows)),
+                    ("cols", int(cols)),
+                    ("rows_per_chunk", int(each)),
+                ],
+            )
+        }?;
         self.column_final(partial, out, chunks, cols)
     }
 
     pub(super) fn column_final(&self, partial: Arg, out: Arg, chunks: usize, cols: usize) -> Result {
-        self.launch(
-            Unit::Elementwise,
-            "col_sum_final",
-            Geometry::line(cols.div_ceil(32), 256),
-            &[
-                ("partial", partial),
-                ("out", out),
-                ("chunks", int(chunks)),
-                ("cols", int(cols)),
-                ("accumulate", Arg::Int(0)),
-            ],
-        )
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.launch(
+                Unit::Elementwise,
+                "col_sum_final",
+                Geometry::line(cols.div_ceil(32), 256),
+                &[
+                    ("partial", partial),
+                    ("out", out),
+                    ("chunks", int(chunks)),
+                    ("cols", int(cols)),
+                    ("accumulate", Arg::Int(0)),
+                ],
+            )
+        }
     }
 
     pub(super) fn operand(&self, at: u64, cols: usize) -> Operand {
@@ -83,19 +89,22 @@ impl CudaDevice {
             return Ok(());
         }
         let bias = Arg::At(at.bias.map_or(0, |b| params.f32_at(b)));
-        self.typed(
-            Unit::Elementwise,
-            "bias_act",
-            Geometry::flat(shape.n * shape.outputs),
-            &[
-                ("y", y),
-                ("bias", bias),
-                ("pre", before),
-                ("rows", long(shape.n)),
-                ("cols", int(shape.outputs)),
-                ("act", Arg::Int(code(activation))),
-            ],
-        )
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.typed(
+                Unit::Elementwise,
+                "bias_act",
+                Geometry::flat(shape.n * shape.outputs),
+                &[
+                    ("y", y),
+                    ("bias", bias),
+                    ("pre", before),
+                    ("rows", long(shape.n)),
+                    ("cols", int(shape.outputs)),
+                    ("act", Arg::Int(code(activation))),
+                ],
+            )
+        }
     }
 
     pub(super) fn product_weight(
@@ -205,13 +214,15 @@ impl Linears for CudaDevice {
             ("n", long(dy.len)),
             ("act", Arg::Int(code(activation))),
         ];
-        self.typed(Unit::Elementwise, "act_backward", Geometry::flat(dy.len), &args)
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe { self.typed(Unit::Elementwise, "act_backward", Geometry::flat(dy.len), &args) }
     }
 
     fn add(&mut self, a: &Values, b: &Values, sum: &mut Values) -> Result {
         self.sized(sum, a.len, "activations")?;
         let args = [("y", sum.at()), ("a", a.at()), ("b", b.at()), ("n", long(a.len))];
-        self.typed(Unit::Elementwise, "add", Geometry::flat(a.len), &args)
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe { self.typed(Unit::Elementwise, "add", Geometry::flat(a.len), &args) }
     }
 }
 

@@ -15,12 +15,20 @@ impl CudaDevice {
     pub(super) fn sum_rows(&mut self, rows: usize, into: usize, accumulate: bool) -> Result {
         let losses = Arg::At(room(&self.context, &mut self.work.rows, rows, "losses")?.at(0));
         let out = Arg::At(room(&self.context, &mut self.work.losses, 2, "the loss")?.at(into));
-        self.launch(
-            Unit::Loss,
-            "sum_f32",
-            Geometry::line(1, 1024),
-            &[("x", losses), ("out", out), ("n", long(rows)), ("accumulate", Arg::Int(accumulate.into()))],
-        )
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.launch(
+                Unit::Loss,
+                "sum_f32",
+                Geometry::line(1, 1024),
+                &[
+                    ("x", losses),
+                    ("out", out),
+                    ("n", long(rows)),
+                    ("accumulate", Arg::Int(accumulate.into())),
+                ],
+            )
+        }
     }
 
     /// Squared differences, with their gradient where `dy` is not null, into the place `into` of the losses.
@@ -40,37 +48,51 @@ impl CudaDevice {
             Some(_) => {
                 let wide = Arg::At(room(&self.context, &mut self.work.floats, n, "targets")?.at(0));
                 let name = format!("cast_{}_to_f32", self.precision.suffix());
-                self.launch(
-                    Unit::Elementwise,
-                    &name,
-                    Geometry::flat(n),
-                    &[("x", target.at()), ("y", wide), ("n", long(n))],
-                )?;
+                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                unsafe {
+                    self.launch(
+                        Unit::Elementwise,
+                        &name,
+                        Geometry::flat(n),
+                        &[("x", target.at()), ("y", wide), ("n", long(n))],
+                    )
+                }?;
                 wide
             }
         };
         let blocks = reduction(n);
         let partial = Arg::At(room(&self.context, &mut self.work.doubles, blocks, "partial sums")?.at(0));
-        self.typed(
-            Unit::Loss,
-            "mse",
-            Geometry::line(blocks, 256),
-            &[
-                ("y", y.at()),
-                ("target", wide),
-                ("dy", dy),
-                ("partial", partial),
-                ("n", long(n)),
-                ("scale", Arg::Float(scale)),
-            ],
-        )?;
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.typed(
+                Unit::Loss,
+                "mse",
+                Geometry::line(blocks, 256),
+                &[
+                    ("y", y.at()),
+                    ("target", wide),
+                    ("dy", dy),
+                    ("partial", partial),
+                    ("n", long(n)),
+                    ("scale", Arg::Float(scale)),
+                ],
+            )
+        }?;
         let out = Arg::At(room(&self.context, &mut self.work.losses, 2, "the loss")?.at(into));
-        self.launch(
-            Unit::Loss,
-            "sum_f64",
-            Geometry::line(1, 1024),
-            &[("x", partial), ("out", out), ("n", long(blocks)), ("accumulate", Arg::Int(accumulate.into()))],
-        )
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.launch(
+                Unit::Loss,
+                "sum_f64",
+                Geometry::line(1, 1024),
+                &[
+                    ("x", partial),
+                    ("out", out),
+                    ("n", long(blocks)),
+                    ("accumulate", Arg::Int(accumulate.into())),
+                ],
+            )
+        }
     }
 
     /// Reads one of the losses.
@@ -78,7 +100,7 @@ impl CudaDevice {
         let losses = room(&self.context, &mut self.work.losses, 2, "the loss")?;
         losses.download(&self.stream, place..place + 1, &mut self.result)?;
         self.stream.synchronize()?;
-        Ok(self.result.as_slice()[0])
+        Ok(self.result.as_slice()?[0])
     }
 
     /// The device's part of an evaluation's beginning.
@@ -103,21 +125,24 @@ impl Losses for CudaDevice {
         labels: &Ids,
     ) -> Result {
         let losses = Arg::At(room(&self.context, &mut self.work.rows, rows, "losses")?.at(0));
-        self.typed(
-            Unit::Loss,
-            "softmax_xent",
-            by_rows(rows, classes, 1024),
-            &[
-                ("logits", logits.at()),
-                ("labels", labels.at()),
-                ("dlogits", logits.at()),
-                ("losses", losses),
-                ("correct", Arg::At(0)),
-                ("rows", int(rows)),
-                ("cols", int(classes)),
-                ("scale", Arg::Float(self.loss_scale / rows as f32)),
-            ],
-        )?;
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.typed(
+                Unit::Loss,
+                "softmax_xent",
+                by_rows(rows, classes, 1024),
+                &[
+                    ("logits", logits.at()),
+                    ("labels", labels.at()),
+                    ("dlogits", logits.at()),
+                    ("losses", losses),
+                    ("correct", Arg::At(0)),
+                    ("rows", int(rows)),
+                    ("cols", int(classes)),
+                    ("scale", Arg::Float(self.loss_scale / rows as f32)),
+                ],
+            )
+        }?;
         self.work.step_values = rows;
         self.sum_rows(rows, 0, false)
     }
@@ -132,27 +157,33 @@ impl Losses for CudaDevice {
         self.begin_sums()?;
         let losses = Arg::At(room(&self.context, &mut self.work.rows, rows, "losses")?.at(0));
         let hits = Arg::At(room(&self.context, &mut self.work.hits, rows, "hits")?.at(0));
-        self.typed(
-            Unit::Loss,
-            "xent",
-            by_rows(rows, classes, 1024),
-            &[
-                ("logits", logits.at()),
-                ("labels", labels.at()),
-                ("losses", losses),
-                ("correct", hits),
-                ("rows", int(rows)),
-                ("cols", int(classes)),
-            ],
-        )?;
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.typed(
+                Unit::Loss,
+                "xent",
+                by_rows(rows, classes, 1024),
+                &[
+                    ("logits", logits.at()),
+                    ("labels", labels.at()),
+                    ("losses", losses),
+                    ("correct", hits),
+                    ("rows", int(rows)),
+                    ("cols", int(classes)),
+                ],
+            )
+        }?;
         self.sum_rows(rows, 1, true)?;
         let out = Arg::At(room(&self.context, &mut self.work.correct, 1, "the count")?.at(0));
-        self.launch(
-            Unit::Loss,
-            "sum_u32",
-            Geometry::line(1, 1024),
-            &[("x", hits), ("out", out), ("n", long(rows)), ("accumulate", Arg::Int(1))],
-        )
+        // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+        unsafe {
+            self.launch(
+                Unit::Loss,
+                "sum_u32",
+                Geometry::line(1, 1024),
+                &[("x", hits), ("out", out), ("n", long(rows)), ("accumulate", Arg::Int(1))],
+            )
+        }
     }
 
     fn squared_difference(&mut self, y: &Values, target: &Values) -> Result {
@@ -173,6 +204,6 @@ impl Losses for CudaDevice {
         let correct = room(&self.context, &mut self.work.correct, 1, "the count")?;
         correct.download(&self.stream, 0..1, &mut self.counted)?;
         let loss = self.read_loss(1)?;
-        Ok(Sums { loss, correct: self.counted.as_slice()[0] })
+        Ok(Sums { loss, correct: self.counted.as_slice()?[0] })
     }
 }

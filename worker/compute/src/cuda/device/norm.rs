@@ -35,40 +35,48 @@ impl RowNorms for CudaDevice {
         let (mean, inverse) = (stats.at(0), stats.at(rows));
         let geometry = by_rows(rows, cols, 256);
         match at.beta() {
-            Some(beta) => self.typed(
-                Unit::Norm,
-                "layernorm",
-                geometry,
-                &[
-                    ("x", x.at()),
-                    ("residual", other),
-                    ("sum", sum),
-                    ("gamma", gamma),
-                    ("beta", Arg::At(params.f32_at(beta))),
-                    ("y", y.at()),
-                    ("mean", mean),
-                    ("rstd", inverse),
-                    ("rows", rows_arg),
-                    ("cols", cols_arg),
-                    ("eps", eps),
-                ],
-            ),
-            None => self.typed(
-                Unit::Norm,
-                "rmsnorm",
-                geometry,
-                &[
-                    ("x", x.at()),
-                    ("residual", other),
-                    ("sum", sum),
-                    ("gamma", gamma),
-                    ("y", y.at()),
-                    ("rstd", inverse),
-                    ("rows", rows_arg),
-                    ("cols", cols_arg),
-                    ("eps", eps),
-                ],
-            ),
+            Some(beta) =>
+            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            unsafe {
+                self.typed(
+                    Unit::Norm,
+                    "layernorm",
+                    geometry,
+                    &[
+                        ("x", x.at()),
+                        ("residual", other),
+                        ("sum", sum),
+                        ("gamma", gamma),
+                        ("beta", Arg::At(params.f32_at(beta))),
+                        ("y", y.at()),
+                        ("mean", mean),
+                        ("rstd", inverse),
+                        ("rows", rows_arg),
+                        ("cols", cols_arg),
+                        ("eps", eps),
+                    ],
+                )
+            },
+            None =>
+            // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+            unsafe {
+                self.typed(
+                    Unit::Norm,
+                    "rmsnorm",
+                    geometry,
+                    &[
+                        ("x", x.at()),
+                        ("residual", other),
+                        ("sum", sum),
+                        ("gamma", gamma),
+                        ("y", y.at()),
+                        ("rstd", inverse),
+                        ("rows", rows_arg),
+                        ("cols", cols_arg),
+                        ("eps", eps),
+                    ],
+                )
+            },
         }
     }
 
@@ -99,37 +107,43 @@ impl RowNorms for CudaDevice {
         // The parameters' gradients first: `dx` may lie over `dy`.
         match at.beta() {
             Some(beta) => {
-                self.typed(
-                    Unit::Norm,
-                    "layernorm_params_partial",
-                    columns,
-                    &[
-                        ("dy", dy.at()),
-                        ("x", x.at()),
-                        ("mean", mean),
-                        ("rstd", inverse),
-                        ("partial", partial),
-                        ("rows", int(rows)),
-                        ("cols", int(cols)),
-                        ("rows_per_chunk", int(each)),
-                    ],
-                )?;
-                self.typed(
-                    Unit::Norm,
-                    "layernorm_backward",
-                    geometry,
-                    &[
-                        ("dy", dy.at()),
-                        ("x", x.at()),
-                        ("gamma", gamma),
-                        ("mean", mean),
-                        ("rstd", inverse),
-                        ("residual_grad", add),
-                        ("dx", dx.at()),
-                        ("rows", int(rows)),
-                        ("cols", int(cols)),
-                    ],
-                )?;
+                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                unsafe {
+                    self.typed(
+                        Unit::Norm,
+                        "layernorm_params_partial",
+                        columns,
+                        &[
+                            ("dy", dy.at()),
+                            ("x", x.at()),
+                            ("mean", mean),
+                            ("rstd", inverse),
+                            ("partial", partial),
+                            ("rows", int(rows)),
+                            ("cols", int(cols)),
+                            ("rows_per_chunk", int(each)),
+                        ],
+                    )
+                }?;
+                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                unsafe {
+                    self.typed(
+                        Unit::Norm,
+                        "layernorm_backward",
+                        geometry,
+                        &[
+                            ("dy", dy.at()),
+                            ("x", x.at()),
+                            ("gamma", gamma),
+                            ("mean", mean),
+                            ("rstd", inverse),
+                            ("residual_grad", add),
+                            ("dx", dx.at()),
+                            ("rows", int(rows)),
+                            ("cols", int(cols)),
+                        ],
+                    )
+                }?;
                 // One after the other where beta lies right behind gamma, as it does in every built-in model.
                 if beta == at.gamma() + cols {
                     let out = Arg::At(grads.values.at(at.gamma()));
@@ -138,35 +152,41 @@ impl RowNorms for CudaDevice {
                 Err(DeviceError::Unsupported("a norm whose beta does not follow its gamma".into()))
             }
             None => {
-                self.typed(
-                    Unit::Norm,
-                    "rmsnorm_params_partial",
-                    columns,
-                    &[
-                        ("dy", dy.at()),
-                        ("x", x.at()),
-                        ("rstd", inverse),
-                        ("partial", partial),
-                        ("rows", int(rows)),
-                        ("cols", int(cols)),
-                        ("rows_per_chunk", int(each)),
-                    ],
-                )?;
-                self.typed(
-                    Unit::Norm,
-                    "rmsnorm_backward",
-                    geometry,
-                    &[
-                        ("dy", dy.at()),
-                        ("x", x.at()),
-                        ("gamma", gamma),
-                        ("rstd", inverse),
-                        ("residual_grad", add),
-                        ("dx", dx.at()),
-                        ("rows", int(rows)),
-                        ("cols", int(cols)),
-                    ],
-                )?;
+                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                unsafe {
+                    self.typed(
+                        Unit::Norm,
+                        "rmsnorm_params_partial",
+                        columns,
+                        &[
+                            ("dy", dy.at()),
+                            ("x", x.at()),
+                            ("rstd", inverse),
+                            ("partial", partial),
+                            ("rows", int(rows)),
+                            ("cols", int(cols)),
+                            ("rows_per_chunk", int(each)),
+                        ],
+                    )
+                }?;
+                // SAFETY: as the kernel declares them; what they point to is as long as its lengths say.
+                unsafe {
+                    self.typed(
+                        Unit::Norm,
+                        "rmsnorm_backward",
+                        geometry,
+                        &[
+                            ("dy", dy.at()),
+                            ("x", x.at()),
+                            ("gamma", gamma),
+                            ("rstd", inverse),
+                            ("residual_grad", add),
+                            ("dx", dx.at()),
+                            ("rows", int(rows)),
+                            ("cols", int(cols)),
+                        ],
+                    )
+                }?;
                 self.column_final(partial, Arg::At(grads.values.at(at.gamma())), chunks, cols)
             }
         }
