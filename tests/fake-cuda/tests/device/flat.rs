@@ -55,6 +55,26 @@ fn every_swap_shows_what_has_landed_so_far() -> Result<()> {
     Ok(())
 }
 
+/// Whoever writes the host's copy waits for what is still copied from it.
+#[test]
+fn what_has_landed_may_be_written_over_before_the_swap() -> Result<()> {
+    let Some(session) = Session::begin("what_has_landed_may_be_written_over_before_the_swap")? else {
+        return Ok(());
+    };
+    for seed in 1..9 {
+        session.set("SEED", &seed.to_string())?;
+        let mut device = CudaDevice::new(CudaOptions { ordinal: 0, ..CudaOptions::default() })?;
+        let mut inbox = Inbox::new(&device, LEN)?;
+        inbox.host_mut()?.fill(1.0);
+        inbox.landed(&device, 0..LEN, None)?;
+        inbox.host_mut()?.fill(2.0);
+        inbox.swap(&device)?;
+        let got = inbox.fetch(&device)?;
+        ensure!(got.iter().all(|v| *v == 1.0), "seed {seed}: {got:?}");
+    }
+    Ok(())
+}
+
 /// A gradient is sent while the next one is computed over it.
 #[test]
 fn a_gradient_is_not_written_over_before_it_is_sent() -> Result<()> {
