@@ -89,7 +89,7 @@ impl Group {
         }
         // A heartbeat of the leader under which it sleeps is no reason to wake; everything else is, once it is answered: what
         // it says of the leader counts before the timer does.
-        let own = self.raft.server_metrics().borrow_watched().vote.clone();
+        let own = self.raft.server_metrics().borrow_watched().vote;
         let mut wakes = true;
         let answer = match request.call() {
             PeerCall::Append => {

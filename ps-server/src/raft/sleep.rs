@@ -109,15 +109,14 @@ impl Group {
     fn bedtime(&self) -> Option<(Bedtime, Vec<u64>)> {
         let metrics = self.raft.metrics();
         let m = metrics.borrow_watched();
-        let last = LogId::new(m.last_applied.as_ref()?.committed_leader_id().clone(), m.last_log_index?);
+        let last = LogId::new(*m.last_applied.as_ref()?.committed_leader_id(), m.last_log_index?);
         let level = m.last_applied.as_ref() == Some(&last);
         let joint = m.membership_config.get_joint_config().len() > 1;
         let replicated = m.replication.as_ref()?;
         let others: Vec<u64> =
             m.membership_config.nodes().map(|(id, _)| *id).filter(|id| *id != m.id).collect();
         let have = others.iter().all(|id| replicated.get(id).and_then(|at| at.as_ref()) == Some(&last));
-        (m.current_leader == Some(m.id) && level && !joint && have)
-            .then(|| ((m.vote.clone(), Some(last)), others))
+        (m.current_leader == Some(m.id) && level && !joint && have).then(|| ((m.vote, Some(last)), others))
     }
 
     async fn ask<Q: serde::Serialize>(&self, member: u64, call: PeerCall, question: &Q) -> Option<bool> {

@@ -17,6 +17,7 @@ mod local_steps;
 mod membership;
 mod memory;
 mod modes;
+mod pages;
 mod parity;
 mod reads;
 mod replicas;

@@ -63,7 +63,7 @@ fn what_has_landed_may_be_written_over_before_the_swap() -> Result<()> {
     };
     for seed in 1..9 {
         session.set("SEED", &seed.to_string())?;
-        let mut device = CudaDevice::new(CudaOptions { ordinal: 0, ..CudaOptions::default() })?;
+        let device = CudaDevice::new(CudaOptions { ordinal: 0, ..CudaOptions::default() })?;
         let mut inbox = Inbox::new(&device, LEN)?;
         inbox.host_mut()?.fill(1.0);
         inbox.landed(&device, 0..LEN, None)?;
