@@ -642,7 +642,7 @@ impl Job {
         job
     }
 
-    /// Takes shards back where this model has too few buckets for them: what is left has about [`SHARD_BYTES`] in each, since a
+    /// Takes shards back where this model has too few buckets for them: what is left has about a MiB in each, since a
     /// Raft group costs more than a small bucket. Buckets stay as long as they were.
     pub fn only_shards_with_buckets(&mut self, layout: &Layout) {
         let buckets = layout.buckets().len() as u32;

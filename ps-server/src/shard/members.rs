@@ -1,7 +1,7 @@
 //! Who takes part in a job, and how far each has come. Part of the replicated state.
 //!
 //! What a leader asks after every push (a member's clock, the slowest of a bucket, how many are behind) is counted as steps
-//! change, in [`Progress`] and in each member: the answer must not cost more with more members and buckets.
+//! change, in `progress` and in each member: the answer must not cost more with more members and buckets.
 
 use super::progress::{Lowest, Progress};
 use paraft_common::{Seq, SessionId, Step, WorkerId};

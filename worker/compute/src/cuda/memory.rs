@@ -258,7 +258,7 @@ impl<T: Plain> Pinned<T> {
     /// The values, once copies to it are done.
     ///
     /// # Errors
-    /// As [`Self::wait`].
+    /// The device has failed: what it copied may be anything.
     pub fn as_slice(&self) -> Result<&[T]> {
         self.wait_for(Copies::In)?;
         Ok(self.values())
@@ -275,7 +275,7 @@ impl<T: Plain> Pinned<T> {
     /// Likewise, to be changed.
     ///
     /// # Errors
-    /// As [`Self::wait`].
+    /// The device has failed: what it copied may be anything.
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
         self.wait()?;
         // SAFETY: as above, and nobody else has a reference: a copy from it takes one too.
