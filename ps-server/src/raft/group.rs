@@ -142,6 +142,10 @@ pub trait Replication: Send + Sync + 'static {
     fn is_asleep(&self) -> bool {
         false
     }
+    /// See [`Group::has_slept`].
+    fn has_slept(&self) -> bool {
+        false
+    }
     /// See [`Group::sleep`].
     fn sleep(&self) -> BoxFuture<'static, bool> {
         std::future::ready(false).boxed()
@@ -175,6 +179,10 @@ impl Replication for Group {
 
     fn is_asleep(&self) -> bool {
         Group::is_asleep(self)
+    }
+
+    fn has_slept(&self) -> bool {
+        Group::has_slept(self)
     }
 
     fn sleep(&self) -> BoxFuture<'static, bool> {
@@ -413,7 +421,11 @@ impl Group {
                 && self.others() > 0
                 && self.applied_index() > self.parity.last()
             {
-                let _ = self.raft.client_write_ff(Change::Check, None).await; // the next one will do
+                // It must not fall asleep over this.
+                let awake = self.rouse().await.is_ok();
+                if awake {
+                    let _ = self.raft.client_write_ff(Change::Check, None).await; // the next one will do
+                }
             }
         }
     }

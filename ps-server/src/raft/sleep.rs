@@ -30,6 +30,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 #[derive(Debug, Default)]
 pub(super) struct Sleep {
     asleep: AtomicBool,
+    /// It has slept since somebody looked.
+    slept: AtomicBool,
     /// Counts what the replica was asked for: it does not fall asleep over what came meanwhile.
     activity: AtomicU64,
 }
@@ -41,6 +43,11 @@ impl Group {
     /// Whether this replica sleeps.
     pub fn is_asleep(&self) -> bool {
         self.sleep.asleep.load(SeqCst)
+    }
+
+    /// Whether this replica has slept since this was asked last: a leader that has may have been deposed without its knowing.
+    pub fn has_slept(&self) -> bool {
+        self.sleep.slept.swap(false, SeqCst)
     }
 
     /// Wakes this replica: its timers run again, and where it leads, its heartbeats.
@@ -96,6 +103,7 @@ impl Group {
     }
 
     fn fall_asleep(&self) {
+        self.sleep.slept.store(true, SeqCst);
         self.sleep.asleep.store(true, SeqCst);
         self.raft.runtime_config().tick(false);
         // Whoever woke it between the two has turned the timers on before they were turned off.

@@ -39,10 +39,14 @@ impl Owner {
     /// Somebody comes while the group sleeps. A leader may have been deposed meanwhile: it begins again, and who came comes
     /// once more. Otherwise the leader is told, wherever it is.
     pub(super) fn woken_by(&mut self, conn: ConnId) -> bool {
-        if !self.group.is_asleep() {
+        // Also one that another replica has woken meanwhile.
+        let slept = self.group.has_slept();
+        if self.group.is_asleep() {
+            self.done.push(self.group.rouse().map(|_| Finished::Slept).boxed());
+        }
+        if !slept {
             return false;
         }
-        self.done.push(self.group.rouse().map(|_| Finished::Slept).boxed());
         let Some(lead) = self.lead.as_mut().filter(|l| l.ready) else { return false };
         lead.broken = true;
         self.refuse(conn, RefusalKind::Unavailable("this shard's leader was asleep".into()).into());
