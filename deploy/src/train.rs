@@ -216,9 +216,9 @@ pub fn launch_with(
     checkpoints::try_out(&resolved, Some(dir))?;
     let run = describe(&mut resolved, resume)?; // wrong data and impossible models end here, before any process starts
     if run.shards < job.shards() {
-        let asked = job.shards();
         eprintln!(
-            "cluster.shards = {asked}: the model has fewer buckets, as many shards as it needs are made: {}",
+            "cluster.shards = {}, and the model has fewer buckets: made are {}",
+            job.shards(),
             run.shards
         );
     }

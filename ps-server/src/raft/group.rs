@@ -117,8 +117,7 @@ pub struct Group {
     pub(super) incoming: Arc<Mutex<Option<Incoming>>>,
     parity: Parity,
     pub(super) sleep: Arc<Sleep>,
-    peers: Arc<Peers>,
-    addresses: Addresses,
+    network: Network,
     /// Why it was stopped from outside.
     failed: Arc<OnceLock<String>>,
     pub(super) handed_over: Arc<Mutex<Option<Instant>>>,
@@ -150,8 +149,8 @@ pub trait Replication: Send + Sync + 'static {
     fn sleep(&self) -> BoxFuture<'static, bool> {
         std::future::ready(false).boxed()
     }
-    /// See [`Group::rouse`].
-    fn rouse(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
+    /// See [`Group::ensure_awake`].
+    fn ensure_awake(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
         std::future::ready(Ok(())).boxed()
     }
 }
@@ -190,9 +189,9 @@ impl Replication for Group {
         async move { Group::sleep(&group).await }.boxed()
     }
 
-    fn rouse(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
+    fn ensure_awake(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
         let group = self.clone();
-        async move { Group::rouse(&group).await }.boxed()
+        async move { Group::ensure_awake(&group).await }.boxed()
     }
 
     fn others(&self) -> usize {
@@ -243,14 +242,9 @@ impl Group {
         let installed = machine.installed();
         let held = Held { log: log.clone(), state_bytes: machine.state_bytes() };
         let addresses = Addresses::default();
-        let network = Network {
-            peers: peers.clone(),
-            group: options.group,
-            me: options.me,
-            addresses: addresses.clone(),
-        };
+        let network = Network { peers, group: options.group, me: options.me, addresses: addresses.clone() };
         let held_log = log.clone();
-        let raft = Raft::new(options.me.0, config, network, log, machine).await;
+        let raft = Raft::new(options.me.0, config, network.clone(), log, machine).await;
         let raft = raft.map_err(FolderError::passing)?;
         let leadership = watch_leadership(&raft, options.group);
         tokio::spawn(compact(raft.clone(), held, wants_snapshot, leadership.clone()));
@@ -266,8 +260,7 @@ impl Group {
             incoming: Arc::default(),
             parity,
             sleep: Arc::default(),
-            peers,
-            addresses: addresses.clone(),
+            network,
             failed: Arc::default(),
             handed_over: Arc::default(),
             trusted: Arc::default(),
@@ -357,7 +350,7 @@ impl Group {
         &self,
         change: Change,
     ) -> Result<impl Future<Output = Result<Applied, ProposeError>> + Send + 'static, ProposeError> {
-        self.rouse().await?;
+        self.ensure_awake().await?;
         let (responder, done) = ProgressResponder::complete_only();
         self.raft.client_write_ff(change, Some(responder)).await.map_err(|e| uncommitted(&e))?;
         Ok(async move {
@@ -422,8 +415,7 @@ impl Group {
                 && self.applied_index() > self.parity.last()
             {
                 // It must not fall asleep over this.
-                let awake = self.rouse().await.is_ok();
-                if awake {
+                if self.ensure_awake().await.is_ok() {
                     let _ = self.raft.client_write_ff(Change::Check, None).await; // the next one will do
                 }
             }
@@ -431,11 +423,10 @@ impl Group {
     }
 
     /// The way to another member, for what is not openraft's.
-    pub(super) fn line(&self, member: u64) -> Option<Connection> {
+    pub(super) fn connection(&self, member: u64) -> Option<Connection> {
         let metrics = self.raft.server_metrics();
-        let node = metrics.borrow_watched().membership_config.get_node(&member)?.clone();
-        let (peers, addresses) = (self.peers.clone(), self.addresses.clone());
-        Some(Network { peers, group: self.id, me: self.me, addresses }.connection(member, &node, false))
+        let m = metrics.borrow_watched();
+        Some(self.network.connection(member, m.membership_config.get_node(&member)?, false))
     }
 
     /// Stops the replica because it must not go on; [`Self::trouble`] says `why` from then on.

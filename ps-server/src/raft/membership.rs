@@ -74,7 +74,7 @@ impl Group {
 
     /// Makes a replica learn, without a vote, or gives a member another address; returns when the change is committed, not when it has caught up.
     pub async fn add_learner(&self, replica: ReplicaId, address: &str) -> Result<(), String> {
-        self.rouse().await.map_err(|e| e.to_string())?;
+        self.ensure_awake().await.map_err(|e| e.to_string())?;
         self.is_a_member()?;
         let node = BasicNode::new(address);
         match self.membership().members.get(&replica) {
@@ -95,7 +95,7 @@ impl Group {
     /// is to leave hands the leadership over instead, and the next one makes the change when it is asked: the group then
     /// has a leader all the time, where one that removes itself leaves an election behind.
     pub async fn set_voters(&self, voters: &BTreeSet<ReplicaId>) -> Result<(), String> {
-        self.rouse().await.map_err(|e| e.to_string())?;
+        self.ensure_awake().await.map_err(|e| e.to_string())?;
         self.is_a_member()?;
         if !voters.contains(&self.me)
             && let Some(to) = self.furthest(voters)
@@ -178,7 +178,7 @@ impl Group {
 
     /// Makes these, who only learn, leave the group.
     pub async fn remove_learners(&self, learners: &BTreeSet<ReplicaId>) -> Result<(), String> {
-        self.rouse().await.map_err(|e| e.to_string())?;
+        self.ensure_awake().await.map_err(|e| e.to_string())?;
         self.is_a_member()?;
         if learners.is_empty() {
             return Ok(());
@@ -189,6 +189,7 @@ impl Group {
 
     /// Hands the leadership to another voter; at most once a while, since a leader takes no proposals meanwhile.
     pub async fn transfer(&self, to: ReplicaId) -> Result<(), String> {
+        self.ensure_awake().await.map_err(|e| e.to_string())?;
         {
             let mut last = self.handed_over.lock().await;
             if last.is_some_and(|t| t.elapsed() < self.election * TRANSFER_ELECTIONS) {
@@ -196,7 +197,6 @@ impl Group {
             }
             *last = Some(Instant::now());
         }
-        self.rouse().await.map_err(|e| e.to_string())?;
         tracing::info!(group = %self.id, %to, "handing the leadership over");
         self.raft.trigger().transfer_leader(to.0).await.map_err(|e| e.to_string())
     }

@@ -110,6 +110,7 @@ impl Addresses {
 }
 
 /// Makes the connections of one group.
+#[derive(Clone)]
 pub struct Network {
     pub peers: Arc<Peers>,
     pub group: GroupId,

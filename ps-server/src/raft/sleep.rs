@@ -6,11 +6,12 @@
 //! ```
 //!
 //! Raft's safety does not depend on time, so sleep costs time only: a leader that sleeps may have been deposed without its
-//! knowing, so before it does anything again it has its leadership confirmed ([`Group::rouse`]); a follower does not notice
+//! knowing, so before it does anything again it has its leadership confirmed ([`Group::ensure_awake`]); a follower does not notice
 //! that its leader died, so who comes for the group wakes it, and its server looks whether the leader's is there.
 
 use super::{
     group::{Group, ProposeError},
+    replica::GroupId,
     types::{LogId, Vote},
     wire::{self, WireError},
 };
@@ -36,8 +37,8 @@ pub(super) struct Sleep {
     activity: AtomicU64,
 }
 
-/// With which state a group goes to sleep: whose leadership, and its last entry.
-type Bedtime = (Vote, Option<LogId>);
+/// The state in which all members of a group go to sleep: whose leadership, and the last entry of the log.
+type Level = (Vote, Option<LogId>);
 
 impl Group {
     /// Whether this replica sleeps.
@@ -64,15 +65,14 @@ impl Group {
     ///
     /// # Errors
     /// The leadership was not confirmed.
-    pub async fn rouse(&self) -> Result<(), ProposeError> {
+    pub async fn ensure_awake(&self) -> Result<(), ProposeError> {
         self.sleep.activity.fetch_add(1, SeqCst);
         if !self.is_asleep() {
             return Ok(());
         }
         let leads = self.leadership.borrow().leads;
         if leads {
-            self.wake();
-            return self.barrier().await;
+            return self.barrier().await; // which wakes it
         }
         let leader = self.raft.server_metrics().borrow_watched().current_leader;
         let told = match leader {
@@ -89,8 +89,8 @@ impl Group {
     /// meanwhile; says whether it sleeps.
     pub async fn sleep(&self) -> bool {
         let before = self.sleep.activity.load(SeqCst);
-        let Some((bedtime, others)) = self.bedtime() else { return false };
-        let asked = others.into_iter().map(|id| self.ask(id, PeerCall::Sleep, &bedtime));
+        let Some((level, others)) = self.level() else { return false };
+        let asked = others.into_iter().map(|id| self.ask(id, PeerCall::Sleep, &level));
         if join_all(asked).await.into_iter().any(|agreed| agreed != Some(true)) {
             return false;
         }
@@ -114,32 +114,33 @@ impl Group {
     }
 
     /// What the group would go to sleep with, and the other members; `None`: there is something to do.
-    fn bedtime(&self) -> Option<(Bedtime, Vec<u64>)> {
+    fn level(&self) -> Option<(Level, Vec<u64>)> {
         let metrics = self.raft.metrics();
         let m = metrics.borrow_watched();
         let last = LogId::new(*m.last_applied.as_ref()?.committed_leader_id(), m.last_log_index?);
-        let level = m.last_applied.as_ref() == Some(&last);
+        let applied = m.last_applied.as_ref() == Some(&last);
         let joint = m.membership_config.get_joint_config().len() > 1;
         let replicated = m.replication.as_ref()?;
         let others: Vec<u64> =
             m.membership_config.nodes().map(|(id, _)| *id).filter(|id| *id != m.id).collect();
         let have = others.iter().all(|id| replicated.get(id).and_then(|at| at.as_ref()) == Some(&last));
-        (m.current_leader == Some(m.id) && level && !joint && have).then(|| ((m.vote, Some(last)), others))
+        (m.current_leader == Some(m.id) && applied && !joint && have).then(|| ((m.vote, Some(last)), others))
     }
 
     async fn ask<Q: serde::Serialize>(&self, member: u64, call: PeerCall, question: &Q) -> Option<bool> {
-        let answer = self.line(member)?.ask(call, question, PATIENCE).await;
+        let answer = self.connection(member)?.ask(call, question, PATIENCE).await;
         answer.inspect_err(|e| tracing::debug!(group = %self.id, member, error = %e, "no answer")).ok()
     }
 
     /// Answers a leader that wants to put its group to sleep.
     pub(super) fn answer_sleep(&self, header: &[u8]) -> Result<Bytes, WireError> {
-        let (vote, last): Bedtime = wire::decode(header)?;
+        let (vote, last): Level = wire::decode(header)?;
         let metrics = self.raft.metrics();
         let agrees = {
             let m = metrics.borrow_watched();
             let level = m.last_log_index == last.as_ref().map(|l| l.index) && m.last_applied == last;
-            m.vote == vote && level && m.current_leader.is_some()
+            // Nobody would wake the control group's.
+            m.vote == vote && level && m.current_leader.is_some() && self.id != GroupId::Control
         };
         if agrees {
             self.fall_asleep();

@@ -180,8 +180,8 @@ enum Finished {
         purpose: Purpose,
         result: Result<Outcome, ProposeError>,
     },
-    /// The group was asked to sleep.
-    Slept,
+    /// The group was asked to sleep, or to wake.
+    SleepOrWake,
 }
 
 enum Purpose {
@@ -321,7 +321,7 @@ impl Owner {
                     }
                 }
             }
-            Finished::Slept => {}
+            Finished::SleepOrWake => {}
             Finished::Confirmed { reign, conn, result } => {
                 if current.map(|c| c.0) != Some(reign) {
                     return; // the stream is gone with the leadership

@@ -35,7 +35,10 @@ fn groups_without_work_sleep_and_train_as_if_they_had_not() -> Result<()> {
     assert_eq!(trained(&fleet)?, trained(&Fleet::start(FleetOptions::replicated(SHARDS))?)?, "bit for bit");
     let after: Vec<u64> = (0..SHARDS).map(|s| fleet.leader(ShardId(s)).1.term).collect();
     assert_eq!(before, after, "nobody was elected: the leaders woke");
-    // The job is done: they sleep again, with what they have.
+    // The job is done: they sleep again, with what they have; also where somebody else has woken one.
+    all_asleep(&fleet);
+    let (leader, _) = fleet.leader(ShardId(1));
+    fleet.replica(leader, ShardId(1))?.group.wake();
     all_asleep(&fleet);
     fleet.replicas_agree()?;
     Ok(())

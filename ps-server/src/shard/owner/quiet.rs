@@ -12,7 +12,7 @@ const QUIET: Duration = Duration::from_secs(5);
 impl Owner {
     /// After everything that it does: is there nothing left?
     pub(super) fn look_for_quiet(&mut self) {
-        let busy = !self.streams.is_empty() || !self.done.is_empty() || self.group.is_asleep();
+        let busy = !self.streams.is_empty() || !self.done.is_empty();
         let members = || self.shard.read(|m| m.members.unfinished().next().is_some());
         let Some(lead) = &mut self.lead else { return };
         let quiet = !busy && lead.ready && lead.absent.is_empty() && lead.leaving.is_empty() && !members();
@@ -26,14 +26,17 @@ impl Owner {
         Some(self.lead.as_ref()?.quiet? + QUIET)
     }
 
+    /// Also of a group that sleeps it is looked again: others wake it too, and this task does not hear of it.
     pub(super) fn sleep_if_quiet(&mut self) {
-        if self.quiet_deadline().is_none_or(|at| at > Instant::now()) {
+        let now = Instant::now();
+        let Some(lead) = self.lead.as_mut().filter(|l| l.quiet.is_some_and(|since| since + QUIET <= now))
+        else {
             return;
+        };
+        lead.quiet = Some(now);
+        if !self.group.is_asleep() {
+            self.done.push(self.group.sleep().map(|_| Finished::SleepOrWake).boxed());
         }
-        if let Some(lead) = &mut self.lead {
-            lead.quiet = None;
-        }
-        self.done.push(self.group.sleep().map(|_| Finished::Slept).boxed());
     }
 
     /// Somebody comes while the group sleeps. A leader may have been deposed meanwhile: it begins again, and who came comes
@@ -42,7 +45,7 @@ impl Owner {
         // Also one that another replica has woken meanwhile.
         let slept = self.group.has_slept();
         if self.group.is_asleep() {
-            self.done.push(self.group.rouse().map(|_| Finished::Slept).boxed());
+            self.done.push(self.group.ensure_awake().map(|_| Finished::SleepOrWake).boxed());
         }
         if !slept {
             return false;
