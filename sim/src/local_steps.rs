@@ -6,8 +6,8 @@ use crate::{
     clock::nanos,
     training::{Training, WARM_LOOK},
 };
-use paraft_client::Pulled;
 use paraft_common::{BucketId, Mode, Step, WorkerId, local::Fragments};
+use paraft_session::Pulled;
 use paraft_worker::worker::Minibatches;
 
 /// What became of a step.

@@ -17,8 +17,8 @@ pub(crate) enum Heard {
     Reply(ShardId, ConnId, Reply),
     /// A stream has ended.
     Closed(ShardId, ConnId),
-    /// It is time to dial a shard again that it has been cut off from.
-    Again(ShardId),
+    /// The session has something to do without being told.
+    Tick,
 }
 
 /// One life of a worker.

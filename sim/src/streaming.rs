@@ -1,8 +1,8 @@
 //! A step of a worker whose weights stream in fragments, as `paraft_worker` makes it, in simulated time.
 
 use crate::{SimError, clock::nanos, local_steps::Made, training::Training};
-use paraft_client::Pulled;
 use paraft_common::{BucketId, Step, local::Fragments};
+use paraft_session::Pulled;
 use paraft_worker::worker::Minibatches;
 use std::ops::Range;
 

@@ -151,7 +151,7 @@ impl Training<'_> {
                 Made::Pushed(samples, loss) => {
                     self.world.gap.lock().pushed(self.worker, step);
                     self.samples += samples;
-                    self.client.loss = Some(loss);
+                    self.client.note_loss(loss);
                     pulled = self.pull_behind(step).await?;
                     self.steps += 1;
                     Some((samples, loss))
@@ -224,7 +224,7 @@ impl Training<'_> {
         Ok(loss)
     }
 
-    pub(crate) async fn pull(&mut self, step: Step) -> Result<paraft_client::Pulled, SimError> {
+    pub(crate) async fn pull(&mut self, step: Step) -> Result<paraft_session::Pulled, SimError> {
         let asked = self.world.clock.now();
         let pulled = self.client.pull(step, false, &mut self.weights).await?;
         if let Some(local) = &mut self.local {
@@ -296,9 +296,7 @@ impl Training<'_> {
 
     fn note_evaluations(&mut self) -> Result<(), SimError> {
         for e in self.client.evaluations() {
-            let paraft_server::shard::command::EvalSums { loss_sum, correct, count } = e.sums;
-            let sums = (e.epoch, loss_sum, correct, count);
-            self.write_evaluation(sums, false)?;
+            self.write_evaluation((e.epoch, e.loss_sum, e.correct, e.count), false)?;
         }
         Ok(())
     }

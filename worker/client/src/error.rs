@@ -2,6 +2,7 @@
 
 use paraft_common::ShardId;
 use paraft_proto::WireKind;
+use paraft_session::SessionError;
 use std::time::Duration;
 
 /// Why the client cannot go on.
@@ -63,5 +64,18 @@ impl ClientError {
     /// Another process is this worker now.
     pub fn is_displaced(&self) -> bool {
         matches!(self, Self::Refused { kind: WireKind::RankTaken, .. })
+    }
+}
+
+impl From<SessionError> for ClientError {
+    fn from(e: SessionError) -> Self {
+        match e {
+            SessionError::Unreachable { shard, waited, causes } => {
+                Self::Unreachable { shard, waited, causes }
+            }
+            SessionError::Refused { shard, kind, message } => Self::Refused { shard, kind, message },
+            SessionError::Protocol { shard, what } => Self::Protocol { shard, what },
+            SessionError::StateLost { shard } => Self::StateLost { shard },
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Seeded schedules against the real owners of three replicas: push, retry, drop, duplicate, reorder, crash, partition,
-//! failover, snapshot, leave. Raft is modelled by what it promises ([`cluster`]), the workers by what a client does
-//! ([`worker`]); the owners, admission, rounds, cuts and the replicated state are the real ones. Time is tokio's, paused,
+//! failover, snapshot, leave. Raft is modelled by what it promises ([`cluster`]), the workers by the session that
+//! real ones have ([`worker`]); the owners, admission, rounds, cuts and the replicated state are the real ones. Time is tokio's, paused,
 //! and nothing else is random, so a seed is a schedule.
 //!
 //! `PARAFT_SCHEDULES=20000` for a long run, `PARAFT_SEED=N` for one schedule.
@@ -184,8 +184,11 @@ impl Schedule {
         }
         let node = if anywhere { self.below(NODES) } else { self.cluster.0.lock().leader };
         self.conns += 1;
-        let owner = |n: usize| self.cluster.0.lock().nodes[n].owner.clone();
-        self.workers[w].connect(node, owner, self.conns);
+        let of = |n: usize| {
+            let g = self.cluster.0.lock();
+            (g.nodes[n].owner.clone(), g.nodes[n].shard.clone())
+        };
+        self.workers[w].connect(node, of, self.conns);
     }
 
     async fn fails(&mut self) {
@@ -198,7 +201,7 @@ impl Schedule {
             0 | 1 => {
                 self.say(format!("worker {w}'s stream breaks"));
                 let lost = self.below(4);
-                let old = self.workers[w].disconnect();
+                let old = self.workers[w].disconnect(&mut self.history);
                 self.broken.extend(old.map(|s| s.breaks(lost)));
             }
             2 | 3 => self.workers[w].repeats(),
@@ -275,7 +278,7 @@ impl Schedule {
         if self.below(2) == 0 {
             for w in 0..self.workers.len() {
                 if self.below(2) == 0 {
-                    let old = self.workers[w].disconnect();
+                    let old = self.workers[w].disconnect(&mut self.history);
                     self.broken.extend(old.map(|s| s.breaks(0)));
                 }
             }
@@ -292,7 +295,7 @@ impl Schedule {
             "leader {old} is deposed by {successor} unawares, with {kept} open entries; worker {w} goes"
         ));
         self.cluster.elect(successor, kept);
-        let broken = self.workers[w].disconnect();
+        let broken = self.workers[w].disconnect(&mut self.history);
         self.broken.extend(broken.map(|s| s.breaks(0)));
         self.connect(w, false);
         for _ in 0..1 + self.below(8) {

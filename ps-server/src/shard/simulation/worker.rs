@@ -1,21 +1,28 @@
-//! A worker, as the client behaves: it keeps what is not acknowledged, opens its session again after a break, and sends
-//! everything again. Between it and the owners are streams that keep their order, may be slow, and may break at any
-//! message; a broken one may still deliver what was sent on it, long after the worker has another.
+//! A worker: the session that real ones have, and what a training loop does with it. Between it and the owners are streams
+//! that keep their order, may be slow, and may break at any message; a broken one may still deliver what was sent on it, long
+//! after the worker has another.
 
 use super::{
     cluster::address,
     invariants::{Answer, History},
 };
-use crate::shard::{
-    command::InitPart,
-    owner::{Event, Life, Message, Reply},
+use crate::{
+    rpc::convert,
+    shard::{
+        Shard,
+        owner::{Event, Life, Reply},
+    },
 };
 use bytes::Bytes;
-use paraft_common::{BucketId, Mode, Seq, SessionId, Step, Version, WorkerId};
-use paraft_proto::{Advice, RefusalKind};
+use paraft_common::{
+    BucketId, Mode, SessionId, ShardId, Step, Version, WorkerId, config::ServerJob, retry::RetryPolicy,
+};
+use paraft_proto::{Advice, Init, Open, RefusalKind, ToShard, WithBulk, to_shard::Kind};
+use paraft_session::{Arrived, Effect, Event as Heard, Input, Options, Pull, Pulled, Session};
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 use tokio::sync::mpsc;
 
@@ -24,21 +31,46 @@ pub const BUCKETS: usize = 2;
 /// Values in a bucket: the number of steps that the workers may push, all together.
 pub const PLACES: usize = 256;
 
+const SHARD: ShardId = ShardId(0);
+/// No time passes for a session here: it dials again at once, and gives up never.
+const NOW: Duration = Duration::ZERO;
+
 /// A stream, and what was sent on it and has not arrived.
 pub struct Stream {
     owner: mpsc::Sender<Event>,
+    /// Of the node that it goes to.
+    shard: Arc<Shard>,
     conn: u64,
     node: usize,
     life: Arc<Life>,
-    sent: VecDeque<Event>,
+    sent: VecDeque<Sent>,
+    /// The node's side says here what it cannot read. Only the owner keeps the stream open.
+    refusals: mpsc::WeakSender<Reply>,
+}
+
+enum Sent {
+    Event(Event),
+    Message(ToShard),
 }
 
 impl Stream {
     /// Delivers so many messages; false where nobody is there any more or nothing is left.
     pub fn deliver(&mut self, count: usize) -> bool {
         for _ in 0..count {
-            let Some(event) = self.sent.pop_front() else { return false };
+            let Some(sent) = self.sent.pop_front() else { return false };
             self.life.heard();
+            let event = match sent {
+                Sent::Event(event) => event,
+                Sent::Message(message) => match convert::message(&self.shard, WithBulk::from(message)) {
+                    Ok(Some(message)) => Event::Message(self.conn, message),
+                    Ok(None) => continue,
+                    Err(refusal) => {
+                        let refused = |tx: mpsc::Sender<Reply>| tx.try_send(Reply::Refused(refusal));
+                        self.refusals.upgrade().map(refused);
+                        continue;
+                    }
+                },
+            };
             if self.owner.try_send(event).is_err() {
                 return false;
             }
@@ -54,7 +86,7 @@ impl Stream {
     /// The last that was sent does not arrive. In the end the owner hears that the stream has ended.
     pub fn breaks(mut self, lost: usize) -> Self {
         self.sent.truncate(self.sent.len().saturating_sub(lost));
-        self.sent.push_back(Event::Closed(self.conn));
+        self.sent.push_back(Sent::Event(Event::Closed(self.conn)));
         self
     }
 }
@@ -66,96 +98,116 @@ struct Replies {
     sent: VecDeque<(Reply, SessionId)>,
 }
 
-#[derive(Clone, Copy)]
-struct Push {
-    seq: Seq,
-    step: Step,
-    bucket: usize,
-    pulled: Version,
-    place: usize,
-}
-
 pub struct Worker {
     pub id: WorkerId,
     job: String,
     steps: u64,
+    session: Session,
+    /// What the session wants to dial.
+    dials: Option<(u64, Box<Open>, String)>,
+    /// A leader was named where it wants to go.
+    named: bool,
+    /// The session's number of the stream.
+    dial: u64,
     pub stream: Option<Stream>,
     replies: Option<Replies>,
-    /// Of the leader that opened the stream.
-    term: u64,
-    open: bool,
-    /// Where it was told to go.
-    hint: Option<usize>,
-    session: Option<SessionId>,
-    seq: u64,
+    /// Pushes that are not acknowledged, by seq: what was sent, and where they count.
+    pushed: BTreeMap<u64, (ToShard, usize, usize)>,
+    /// The place of the step that is pushed.
+    place: usize,
     done: Step,
-    versions: [Version; BUCKETS],
-    unacked: BTreeMap<Seq, Push>,
-    asked: Option<(Step, bool)>,
-    finishing: bool,
+    last: bool,
     pub finished: bool,
     /// It stands still, heartbeats and all; its streams stay open.
     pub hangs: bool,
-    /// Buckets of the pull that is being answered.
-    got: BTreeMap<usize, (Version, Bytes)>,
-    /// The modes in force when they were sent.
+    weights: BTreeMap<usize, (Version, Bytes)>,
+    /// The modes in force when each bucket was let go.
     modes: BTreeMap<usize, Mode>,
-    /// Buckets of the pull before, if it came by this stream.
-    holds: BTreeMap<usize, (Version, Bytes)>,
+}
+
+fn session(id: u32, job: &str) -> Session {
+    let mut session = Session::new(Options {
+        servers: (0..3).map(address).collect(),
+        shards: 1,
+        replicas: 3,
+        worker: WorkerId(id),
+        job: ServerJob::decode(job).expect("a job of this simulation"),
+        job_text: job.into(),
+        retry: RetryPolicy { base: NOW, max: NOW, deadline: Duration::MAX },
+        handover: Duration::MAX,
+        draw: Box::new(|| 0.0),
+    });
+    session.join();
+    session
 }
 
 impl Worker {
     pub fn new(id: u32, job: String, steps: u64) -> Self {
-        Self {
+        let mut worker = Self {
             id: WorkerId(id),
+            session: session(id, &job),
             job,
             steps,
+            dials: None,
+            named: false,
+            dial: 0,
             stream: None,
             replies: None,
-            term: 0,
-            open: false,
-            hint: None,
-            session: None,
-            seq: 0,
+            pushed: BTreeMap::new(),
+            place: 0,
             done: Step(0),
-            versions: [Version(0); BUCKETS],
-            unacked: BTreeMap::new(),
-            asked: None,
-            finishing: false,
+            last: false,
             finished: false,
             hangs: false,
-            got: BTreeMap::new(),
+            weights: BTreeMap::new(),
             modes: BTreeMap::new(),
-            holds: BTreeMap::new(),
-        }
+        };
+        worker.carry_out(None);
+        worker
     }
 
     /// Opens a stream to a node: where it was told to go, or to `node`.
-    pub fn connect(&mut self, node: usize, owner: impl Fn(usize) -> mpsc::Sender<Event>, conn: u64) {
-        let node = self.hint.take().unwrap_or(node);
-        let owner = owner(node);
+    pub fn connect(
+        &mut self,
+        node: usize,
+        of: impl Fn(usize) -> (mpsc::Sender<Event>, Arc<Shard>),
+        conn: u64,
+    ) {
+        let Some((dial, open, address_)) = self.dials.take() else { return };
+        let named = (0..9).find(|n| address(*n) == address_).filter(|_| std::mem::take(&mut self.named));
+        let node = named.unwrap_or(node);
+        let (owner, shard) = of(node);
         let (tx, rx) = mpsc::channel(256);
-        let (worker, session, job) = (self.id, self.session, self.job.clone());
+        let refusals = tx.downgrade();
+        let session = (open.session > 0).then_some(SessionId(open.session));
         let life = Arc::new(Life::default());
-        let open = Event::Open { conn, tx, worker, session, job, life: life.clone() };
-        self.stream = Some(Stream { owner, conn, node, life, sent: VecDeque::from([open]) });
+        let open = Event::Open { conn, tx, worker: self.id, session, job: open.job, life: life.clone() };
+        self.dial = dial;
+        let sent = VecDeque::from([Sent::Event(open)]);
+        self.stream = Some(Stream { owner, shard, conn, node, life, sent, refusals });
         self.replies = Some(Replies { from: rx, sent: VecDeque::new() });
-        self.open = false;
-        self.got.clear();
-        self.holds.clear();
     }
 
     /// Its stream breaks; it will open another.
-    pub fn disconnect(&mut self) -> Option<Stream> {
+    pub fn disconnect(&mut self, history: &mut History) -> Option<Stream> {
+        let old = self.hangs_up();
+        if old.is_some() {
+            let (shard, dial, cause) = (SHARD, self.dial, "it broke".into());
+            self.session.handle(NOW, Input::Broken { shard, dial, cause });
+            self.goes_on(SessionId(0), history);
+        }
+        old
+    }
+
+    fn hangs_up(&mut self) -> Option<Stream> {
         self.replies = None;
-        self.open = false;
         self.stream.take()
     }
 
     /// It dies, and another process takes its place.
     pub fn dies(&mut self, history: &mut History) -> Option<Stream> {
         history.forgets(self.id);
-        let stream = self.disconnect();
+        let stream = self.hangs_up();
         *self = Self::new(self.id.0, std::mem::take(&mut self.job), self.steps);
         stream
     }
@@ -165,76 +217,132 @@ impl Worker {
         self.done > Step(0) || self.finished
     }
 
+    fn had(&self) -> Option<SessionId> {
+        let (session, _) = self.session.session_of(SHARD);
+        (session > 0).then_some(SessionId(session))
+    }
+
     /// Where it is, for a person to read.
     pub fn state(&self) -> String {
-        let Self { id, term, open, session, done, asked, finishing, finished, .. } = self;
-        let (stream, unacked) = (self.stream.as_ref().map(|s| s.node), self.unacked.len());
+        let Self { id, done, last, finished, .. } = self;
+        let (stream, unacked) = (self.stream.as_ref().map(|s| s.node), self.pushed.len());
+        let (session, term) = self.session.session_of(SHARD);
         format!(
-            "{id}: stream to {stream:?}, open {open} in term {term}, {session:?}, {done}, {unacked} unacknowledged, \
-             asked {asked:?}, finishing {finishing}, finished {finished}"
+            "{id}: stream to {stream:?} in term {term}, session {session}, {done}, {unacked} unacknowledged, \
+             the last pull {last}, finished {finished}"
         )
-    }
-
-    fn send(&mut self, message: Message) {
-        if let Some(s) = self.stream.as_mut().filter(|_| self.open) {
-            s.sent.push_back(Event::Message(s.conn, message));
-        }
-    }
-
-    fn send_push(&mut self, p: Push) {
-        let mut payload = vec![0u8; PLACES * 4];
-        payload[p.place * 4..p.place * 4 + 4].copy_from_slice(&1f32.to_le_bytes());
-        let (seq, step, bucket, pulled) = (p.seq, p.step, p.bucket, p.pulled);
-        let payload = payload.into();
-        let arrived = paraft_trace::Moment::default();
-        let (samples, sum_of_squares) = (1, 1.0);
-        self.send(Message::Push { seq, step, bucket, pulled, samples, sum_of_squares, payload, arrived });
     }
 
     /// Sends again what it keeps, though nothing is broken.
     pub fn repeats(&mut self) {
-        for p in self.unacked.values().copied().collect::<Vec<_>>() {
-            self.send_push(p);
+        let Some(stream) = &mut self.stream else { return };
+        stream.sent.extend(self.pushed.values().map(|(push, ..)| Sent::Message(push.clone())));
+    }
+
+    /// Does what the session wants; gives a stream that it has let go.
+    fn carry_out(&mut self, mut history: Option<&mut History>) -> Option<Stream> {
+        let mut old = None;
+        while let Some(effect) = self.session.next_effect() {
+            match effect {
+                Effect::Dial { dial, address, open, .. } => self.dials = Some((dial, open, address)),
+                Effect::HangUp { .. } => old = self.hangs_up().or(old),
+                Effect::Send(_, message) => {
+                    match &message.kind {
+                        Some(Kind::Push(p)) => {
+                            let new = (message.clone(), p.bucket as usize, self.place);
+                            self.pushed.entry(p.seq).or_insert(new);
+                        }
+                        Some(Kind::Pull(_)) => {
+                            let term = self.session.session_of(SHARD).1;
+                            history.iter_mut().for_each(|h| h.asks(self.id, term));
+                        }
+                        _ => {}
+                    }
+                    self.stream.iter_mut().for_each(|s| s.sent.push_back(Sent::Message(message.clone())));
+                }
+                Effect::SendInitial(_) => {
+                    for bucket in 0..BUCKETS as u32 {
+                        let payload = vec![0u8; PLACES * 4].into();
+                        let init = Kind::Init(Init { bucket, payload, ..Init::default() });
+                        let message = ToShard { kind: Some(init) };
+                        self.stream.iter_mut().for_each(|s| s.sent.push_back(Sent::Message(message.clone())));
+                    }
+                }
+                Effect::InitialKnown(_) | Effect::Acked(_) => {}
+            }
+        }
+        old
+    }
+
+    /// What comes of what it waits for, and what it does then; `told`: the last session that anyone had been told of when this
+    /// was sent.
+    fn goes_on(&mut self, told: SessionId, history: &mut History) -> Option<Stream> {
+        let mut old = None;
+        loop {
+            let polled = self.session.poll(NOW);
+            old = self.carry_out(Some(history)).or(old);
+            match polled {
+                Ok(None) => return old,
+                Ok(Some(Heard::Joined(start))) => {
+                    self.done = start;
+                    self.session.pull(NOW, Pull::of(start), false);
+                }
+                Ok(Some(Heard::Weights(w))) => self.arrived(w),
+                Ok(Some(Heard::Pulled(pulled))) => {
+                    self.pulled(&pulled, told, history);
+                    if self.finished {
+                        return self.hangs_up().or(old);
+                    }
+                }
+                Ok(Some(other)) => panic!("{} waits for nothing like {other:?}", self.id),
+                Err(e) => panic!("{} is refused, and did nothing wrong: {e}", self.id),
+            }
         }
     }
 
-    fn ask(&mut self, last: bool, history: &mut History) {
-        self.asked = Some((self.done, last));
-        history.asks(self.id, self.term);
-        let have = self.holds.values().map(|(version, _)| *version).collect();
-        self.send(Message::Pull {
-            done: self.done,
-            last,
-            section: false,
-            have,
-            loss: None,
-            only: Vec::new(),
-        });
+    fn arrived(&mut self, Arrived { weights, payload, .. }: Arrived) {
+        let (bucket, version) = (weights.bucket as usize, Version(weights.version));
+        match weights.not_modified {
+            true => assert_eq!(self.weights[&bucket].0, version, "what is not modified has another version"),
+            false => _ = self.weights.insert(bucket, (version, payload.to_bytes())),
+        }
+    }
+
+    fn pulled(&mut self, pulled: &Pulled, told: SessionId, history: &mut History) {
+        let conn = self.stream.as_ref().map_or(0, |s| s.conn);
+        let modes = std::mem::take(&mut self.modes);
+        let answer = Answer { conn, told, slowest: pulled.slowest, modes };
+        let asked = if pulled.rejoined { pulled.done } else { self.done };
+        history.pulled(self.id, answer, asked, self.last, &self.weights);
+        if self.last {
+            self.finished = true;
+            return;
+        }
+        self.done = pulled.done;
+        self.next_step(history);
     }
 
     fn next_step(&mut self, history: &mut History) {
         if self.done.0 >= self.steps {
-            self.finishing = true;
-            self.send(Message::Finish);
-            return self.ask(true, history);
+            self.last = true;
+            self.session.finish();
+            return self.session.pull(NOW, Pull { last: true, ..Pull::of(self.done) }, true);
         }
+        self.last = false;
         self.done = self.done.next();
-        let place = history.pushes(self.id, self.session.unwrap_or_default(), self.done);
-        let ahead = self.id.0 % 2 == 1;
-        if ahead {
-            self.ask(false, history);
+        let session = self.had().unwrap_or_default();
+        self.place = history.pushes(self.id, session, self.done);
+        if self.id.0 % 2 == 1 {
+            self.session.ask_ahead(NOW, Pull::of(self.done), true);
         }
+        let mut payload = vec![0u8; PLACES * 4];
+        payload[self.place * 4..self.place * 4 + 4].copy_from_slice(&1f32.to_le_bytes());
+        let payload = Bytes::from(payload);
         // The last layer's bucket first.
-        for bucket in (0..BUCKETS).rev() {
-            self.seq += 1;
-            let (seq, pulled) = (Seq(self.seq), self.versions[bucket]);
-            let push = Push { seq, step: self.done, bucket, pulled, place };
-            self.unacked.insert(seq, push);
-            self.send_push(push);
+        for bucket in (0..BUCKETS as u32).rev() {
+            self.session.push(NOW, BucketId(bucket), self.done, payload.clone());
         }
-        if !ahead {
-            self.ask(false, history);
-        }
+        self.session.pull(NOW, Pull::of(self.done), true);
     }
 
     /// The owners have worked: what they have sent was sent when nobody knew of a session after `told`. Gives the last
@@ -257,110 +365,52 @@ impl Worker {
             let replies = self.replies.as_mut()?;
             match replies.sent.pop_front() {
                 Some((reply, told)) => {
-                    if let Some(old) = self.reply(reply, told, history) {
+                    self.notes(&reply, history);
+                    let message = convert::reply(0, reply).into();
+                    let (shard, dial) = (SHARD, self.dial);
+                    self.session.handle(NOW, Input::Message { shard, dial, message });
+                    if let Some(old) = self.goes_on(told, history) {
                         return Some(old);
                     }
                 }
-                None if replies.from.is_closed() && replies.from.is_empty() => return self.disconnect(),
+                None if replies.from.is_closed() && replies.from.is_empty() => {
+                    return self.disconnect(history);
+                }
                 None => return None,
             }
         }
     }
 
-    fn reply(&mut self, reply: Reply, told: SessionId, history: &mut History) -> Option<Stream> {
+    /// What the promises are checked against.
+    fn notes(&mut self, reply: &Reply, history: &mut History) {
+        let (_, term) = self.session.session_of(SHARD);
         match reply {
-            Reply::Opened { session, clock, initialised, term, .. } => {
-                if term < self.term {
-                    return self.disconnect(); // as the client does: it is deposed and does not know
+            // One of an earlier term is deposed and does not know: the session goes elsewhere.
+            Reply::Opened { session, term: now, .. } if *now >= term => {
+                history.opened(self.id, *session, self.had());
+                if self.had() != Some(*session) {
+                    self.pushed.clear();
                 }
-                self.open = true;
-                self.term = term;
-                history.opened(self.id, session, self.session);
-                if self.session != Some(session) {
-                    self.session = Some(session);
-                    self.unacked.clear();
-                    self.done = clock;
-                    self.asked = None;
-                    self.seq = 0;
-                }
-                if !initialised {
-                    for bucket in 0..BUCKETS as u32 {
-                        let payload = vec![0u8; PLACES * 4].into();
-                        self.send(Message::Init { bucket: BucketId(bucket), part: InitPart::FRESH, payload });
-                    }
-                }
-                self.repeats();
-                if self.finishing {
-                    self.send(Message::Finish);
-                }
-                let last = self.asked.is_some_and(|(_, last)| last);
-                self.ask(last, history);
             }
             Reply::Ack { seq, version } => {
-                if let Some(p) = self.unacked.remove(&seq) {
-                    history.acknowledged(self.term, p.bucket, p.place, version);
+                if let Some((_, bucket, place)) = self.pushed.remove(&seq.0) {
+                    history.acknowledged(term, bucket, place, *version);
                 }
             }
             Reply::PassedOver { seq } => {
-                if let Some(p) = self.unacked.remove(&seq) {
-                    history.passed_over(p.bucket, p.place);
+                if let Some((_, bucket, place)) = self.pushed.remove(&seq.0) {
+                    history.passed_over(bucket, place);
                 }
             }
-            Reply::Weights(w) => {
-                let (done, last) = self.asked.filter(|(done, _)| *done == w.done)?;
-                let bucket = w.bucket.0 as usize;
-                let payload = if w.not_modified {
-                    let (version, held) = &self.holds[&bucket];
-                    assert_eq!(*version, w.version, "what is not modified has another version");
-                    held.clone()
-                } else {
-                    w.payload
-                };
-                self.got.insert(bucket, (w.version, payload));
-                self.modes.insert(bucket, w.in_force.mode);
-                if w.last {
-                    let got = std::mem::take(&mut self.got);
-                    let conn = self.stream.as_ref().map_or(0, |s| s.conn);
-                    let answer = Answer { conn, told, slowest: w.slowest, modes: self.modes.clone() };
-                    history.pulled(self.id, answer, done, last, &got);
-                    for (bucket, (version, _)) in &got {
-                        self.versions[*bucket] = *version;
-                    }
-                    self.holds = got;
-                    self.asked = None;
-                    if last {
-                        self.finished = true;
-                        return self.disconnect();
-                    }
-                    // Rounds were closed without it: it goes on with the others.
-                    self.done = self.done.max(w.clock);
-                    self.next_step(history);
-                }
-            }
+            Reply::Weights(w) => _ = self.modes.insert(w.bucket.0 as usize, w.in_force.mode),
             Reply::Refused(r) => {
-                match r.kind.advice() {
-                    Advice::Stop => {
-                        history.session_lost(self.id, self.session);
-                        self.session = None;
-                        self.finishing = false;
-                        self.unacked.clear();
-                        self.asked = None;
-                    }
-                    Advice::Redirect | Advice::Retry => {}
-                    _ if matches!(r.kind, RefusalKind::RankTaken(_)) => {}
-                    _ => panic!("{} is refused, and did nothing wrong: {r}", self.id),
+                self.named = matches!(r.kind, RefusalKind::NotLeader { leader: Some(_), .. });
+                if r.kind.advice() == Advice::Stop {
+                    history.session_lost(self.id, self.had());
+                    self.pushed.clear();
                 }
-                if let RefusalKind::NotLeader { leader: Some(at), .. } = &r.kind {
-                    self.hint = (0..9).find(|n| address(*n) == *at);
-                }
-                return self.disconnect();
             }
-            Reply::RoundNorm { .. }
-            | Reply::Evaluated(_)
-            | Reply::Taken { .. }
-            | Reply::Resumed { .. }
-            | Reply::Left => {}
+            _ => {}
         }
-        None
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 /// The servers that were asked in this round, by their places in the list.
 #[derive(Debug, Default)]
-pub(crate) struct Search {
+pub struct Search {
     asked: BTreeSet<usize>,
 }
 

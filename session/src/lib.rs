@@ -1,0 +1,31 @@
+//! A worker's protocol as a state machine: what it says to the leaders of its shards, what it keeps until that is
+//! acknowledged, and what it does when a stream breaks, a leader moves or a session is lost.
+//!
+//! No sockets, no threads, no clock, no randomness: inputs go in with the time at which they came, effects come out.
+//! Whoever owns a [`Session`] is its I/O. `paraft-client` is that for a real worker; the simulator and the leaders'
+//! simulation drive the same code.
+//!
+//! ```text
+//!  training loop                       Session                              I/O
+//!  push, pull, settle, ... ──────────▶ what is kept, asked, waited for ───▶ Effect: Dial, Send, HangUp, ...
+//!  poll ◀── Event: Weights, Pulled ───  a Link for each shard      ◀─────── Input: Message, Broken, Tick
+//! ```
+//!
+//! - [`session`]: the worker's side, over all shards.
+//! - `link`: one shard: finds the leader, keeps what is not acknowledged, sends it again after a break.
+//! - `search`: which server to ask next for the leader.
+//! - `norms`: the norm of a gradient over all shards.
+//! - [`encoders`]: how a worker's pushes are written, and what it keeps from one to the next.
+//! - [`error`]: few kinds, which say what to do.
+
+pub mod encoders;
+pub mod error;
+mod link;
+mod norms;
+mod search;
+pub mod session;
+
+pub use encoders::Encoders;
+pub use error::SessionError;
+pub use link::{Acked, Effect, Input};
+pub use session::{Arrived, Event, HANDOVER, Next, Options, Pull, Pulled, Reported, Session};

@@ -1,0 +1,597 @@
+//! One shard's link: finds the leader, keeps what is not acknowledged, sends it again after a break.
+//!
+//! ```text
+//!  dialling ──Opened──▶ open ──break / not leader──▶ pausing ──deadline──▶ dialling
+//!      │                  └──refused──▶ failed, or lost (until the session is opened anew)
+//!      └── no leader until the deadline ──▶ failed
+//! ```
+
+use crate::{error::SessionError, search::Search, session::Reported};
+use paraft_common::{BucketId, Payload, ServerId, ShardId, Step, retry::RetryPolicy};
+use paraft_proto::{
+    Ack, Advice, Chunk, FromShard, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, Rest, Resume, Take,
+    Taken, ToShard, Weights, WireKind, WithBulk, from_shard, to_shard::Kind,
+};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+/// What the I/O tells a session. Streams are named by the number of their [`Effect::Dial`]; what comes from another than the
+/// shard's latest is ignored.
+#[derive(Debug)]
+pub enum Input {
+    /// A message came.
+    Message {
+        /// From the leader of this shard.
+        shard: ShardId,
+        /// On this stream.
+        dial: u64,
+        /// The message, its payload beside it.
+        message: WithBulk<FromShard>,
+    },
+    /// The stream could not be opened, or ended.
+    Broken {
+        /// To the leader of this shard.
+        shard: ShardId,
+        /// Which stream.
+        dial: u64,
+        /// Why, for people.
+        cause: String,
+    },
+    /// It is [`Session::deadline`](crate::Session::deadline), or later.
+    Tick,
+}
+
+/// What the I/O has to do.
+#[derive(Clone, Debug)]
+pub enum Effect {
+    /// Open a stream to a server, in place of the shard's last one, and send `open` on it.
+    Dial {
+        /// For this shard.
+        shard: ShardId,
+        /// The stream's number; those of a session rise.
+        dial: u64,
+        /// Of the server.
+        address: String,
+        /// The first message.
+        open: Box<Open>,
+    },
+    /// Let the shard's stream go, and what is still to be sent on it.
+    HangUp {
+        /// Of this shard.
+        shard: ShardId,
+        /// The connection that the stream was on may carry nothing any more.
+        broken: bool,
+    },
+    /// Send on the shard's stream, in this order.
+    Send(ShardId, ToShard),
+    /// Send the initial state of the shard's buckets.
+    SendInitial(ShardId),
+    /// The shard has its initial state: nobody will ask for it again.
+    InitialKnown(ShardId),
+    /// A push is acknowledged, or dropped. For measurements and records.
+    Acked(Acked),
+}
+
+/// A push that was acknowledged for the first time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Acked {
+    /// By the leader of this shard.
+    pub shard: ShardId,
+    /// Of this bucket.
+    pub bucket: BucketId,
+    /// Of this step.
+    pub step: Step,
+    /// The worker's count of its pushes on this shard, from 1; it goes on when a session is lost.
+    pub seq: u64,
+    /// Its payload.
+    pub bytes: usize,
+    /// When it was pushed.
+    pub pushed: Duration,
+    /// Who led the shard.
+    pub leader: ServerId,
+    /// When the stream was opened.
+    pub opened: Duration,
+    /// It came too late for its round.
+    pub dropped: bool,
+}
+
+/// What a link has heard that the worker may be waiting for, in its order.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    Opened {
+        shard: ShardId,
+        clock: u64,
+        new: bool,
+        origin: u64,
+    },
+    Weights {
+        shard: ShardId,
+        weights: Weights,
+        payload: Payload,
+        asked: Duration,
+        at: Duration,
+    },
+    Settled(ShardId),
+    Taken(Taken),
+    Resumed(ShardId, u64),
+    Left(ShardId),
+    /// So many pushes came too late for their rounds, and were dropped.
+    Dropped(u64),
+    SessionLost,
+    Failed(SessionError),
+}
+
+/// What links share and write to.
+pub(crate) struct Outlet {
+    pub effects: VecDeque<Effect>,
+    pub heard: VecDeque<Heard>,
+    /// Complete evaluations.
+    pub reported: Vec<Reported>,
+    /// Parts of norms that came.
+    pub norms: Vec<(ShardId, u64, f64)>,
+    /// Payload that is pushed and not acknowledged, in bytes.
+    pub in_flight: usize,
+    /// Payload of weights that arrived and were not taken, in bytes.
+    pub untaken: usize,
+    pub dials: u64,
+    /// Uniform in 0..1.
+    pub draw: Box<dyn FnMut() -> f64 + Send>,
+}
+
+/// What does not change for a link.
+pub(crate) struct Fixed {
+    pub worker: u32,
+    pub job: Arc<str>,
+    pub retry: RetryPolicy,
+    pub handover: Duration,
+}
+
+#[derive(Debug, PartialEq)]
+enum State {
+    /// Dials when this is over.
+    Pausing(Duration),
+    /// The stream is on its way; nothing but Open may be sent.
+    Dialling(u64),
+    Open(u64),
+    /// The session is lost: the worker has to open another.
+    Lost,
+    /// It is over: the worker has left, or the link has failed.
+    Ended,
+}
+
+pub(crate) struct Link {
+    pub shard: ShardId,
+    state: State,
+    servers: Vec<String>,
+    session: u64,
+    /// The founding of the shard's state that this worker has seen; 0: none.
+    origin: u64,
+    /// The latest term of a leader that has opened a stream: who leads an earlier one is deposed and does not know.
+    term: u64,
+    /// The place of the server that is dialled.
+    next: usize,
+    search: Search,
+    /// The last push's; it goes on when a session is lost.
+    pub seq: u64,
+    /// Pushes without an ack, by seq, with the time at which each came. Bounded by the window, and by one step: a pull is
+    /// answered only after them.
+    unacked: BTreeMap<u64, (Push, Duration)>,
+    /// The pull that waits for its answer, and since when.
+    asked: Option<(Pull, Duration)>,
+    /// The latest pull was answered in full on the stream that is open: the versions that it brought are its leader's.
+    holds: bool,
+    asked_chunk: Option<Take>,
+    /// That the worker is idle, or wants to go on and has no answer yet.
+    presence: Option<Kind>,
+    /// The worker wants to know when every push is acknowledged.
+    settling: bool,
+    /// Reports, Advance, Finish and Leave: sent again after a break, since applying them twice changes nothing.
+    retained: Vec<Kind>,
+    /// Since when, and how often, no leader was reached.
+    trouble: Option<(Duration, u32)>,
+    causes: BTreeMap<String, String>,
+    /// When the open stream was opened, and by which leader.
+    opened: (Duration, ServerId),
+    /// The servers may still need the initial state.
+    has_initial: bool,
+}
+
+enum Break {
+    /// Another server, if named the one at this address.
+    Redial(Option<String>),
+    /// The same again.
+    Again,
+    SessionLost,
+}
+
+impl Link {
+    pub fn new(shard: ShardId, servers: Vec<String>, first: usize) -> Self {
+        Self {
+            shard,
+            state: State::Lost,
+            servers,
+            session: 0,
+            origin: 0,
+            term: 0,
+            next: first,
+            search: Search::default(),
+            seq: 0,
+            unacked: BTreeMap::new(),
+            asked: None,
+            holds: false,
+            asked_chunk: None,
+            presence: None,
+            settling: false,
+            retained: Vec::new(),
+            trouble: None,
+            causes: BTreeMap::new(),
+            opened: (Duration::ZERO, ServerId(0)),
+            has_initial: true,
+        }
+    }
+
+    /// When it has something to do without an input.
+    pub fn deadline(&self) -> Option<Duration> {
+        match self.state {
+            State::Pausing(until) => Some(until),
+            _ => None,
+        }
+    }
+
+    /// Whether what the worker has is what this stream's leader has sent.
+    pub fn holds(&self) -> bool {
+        self.holds
+    }
+
+    /// The session that the shard has given.
+    pub fn session(&self) -> u64 {
+        self.session
+    }
+
+    /// The latest term of a leader that has opened a stream.
+    pub fn term(&self) -> u64 {
+        self.term
+    }
+
+    // ---- streams ----
+
+    pub fn dial(&mut self, fixed: &Fixed, out: &mut Outlet) {
+        out.dials += 1;
+        self.state = State::Dialling(out.dials);
+        let open = Open {
+            protocol: PROTOCOL,
+            shard: self.shard.0,
+            worker: fixed.worker,
+            session: self.session,
+            job: fixed.job.to_string(),
+            origin: self.origin,
+        };
+        let (address, open) = (self.servers[self.next].clone(), Box::new(open));
+        out.effects.push_back(Effect::Dial { shard: self.shard, dial: out.dials, address, open });
+    }
+
+    pub fn tick(&mut self, now: Duration, fixed: &Fixed, out: &mut Outlet) {
+        if self.deadline().is_some_and(|at| at <= now) {
+            self.dial(fixed, out);
+        }
+    }
+
+    /// Whether it is the stream that the link is on.
+    pub fn is_on(&self, dial: u64) -> bool {
+        matches!(self.state, State::Dialling(d) | State::Open(d) if d == dial)
+    }
+
+    pub fn broken(&mut self, now: Duration, cause: &str, fixed: &Fixed, out: &mut Outlet) {
+        self.note_cause(cause);
+        self.breaks(now, Break::Redial(None), fixed, out);
+    }
+
+    fn breaks(&mut self, now: Duration, how: Break, fixed: &Fixed, out: &mut Outlet) {
+        // A stream that was sent elsewhere says nothing against its connection.
+        let broken = matches!(how, Break::Redial(None));
+        out.effects.push_back(Effect::HangUp { shard: self.shard, broken });
+        match how {
+            Break::SessionLost => {
+                self.drop_unacked(out);
+                self.state = State::Lost;
+                out.heard.push_back(Heard::SessionLost);
+                return;
+            }
+            Break::Redial(to) => {
+                let named = to.map(|address| self.place_of(address));
+                self.next = self.search.next(self.next, named, self.servers.len());
+            }
+            Break::Again => {}
+        }
+        self.pause(now, fixed, out);
+    }
+
+    fn pause(&mut self, now: Duration, fixed: &Fixed, out: &mut Outlet) {
+        let (since, attempt) = self.trouble.get_or_insert((now, 0));
+        *attempt += 1;
+        let waited = now.saturating_sub(*since);
+        match fixed.retry.delay(*attempt, waited, (out.draw)()) {
+            Some(Duration::ZERO) => self.dial(fixed, out),
+            Some(delay) => self.state = State::Pausing(now + delay),
+            None => {
+                let causes = std::mem::take(&mut self.causes).into_iter().collect();
+                self.fails(SessionError::Unreachable { shard: self.shard, waited, causes }, out);
+            }
+        }
+    }
+
+    fn fails(&mut self, e: SessionError, out: &mut Outlet) {
+        self.state = State::Ended;
+        out.effects.push_back(Effect::HangUp { shard: self.shard, broken: false });
+        out.heard.push_back(Heard::Failed(e));
+    }
+
+    /// The place of an address in the list; one that is new (a server that joined later) is added.
+    fn place_of(&mut self, address: String) -> usize {
+        self.servers.iter().position(|s| *s == address).unwrap_or_else(|| {
+            self.servers.push(address);
+            self.servers.len() - 1
+        })
+    }
+
+    fn note_cause(&mut self, cause: &str) {
+        self.causes.insert(self.servers[self.next].clone(), cause.to_string());
+    }
+
+    /// What was pushed in a session that is over will not be acknowledged.
+    fn drop_unacked(&mut self, out: &mut Outlet) {
+        out.in_flight -= self.unacked.values().map(|(p, _)| p.payload.len()).sum::<usize>();
+        self.unacked.clear();
+    }
+
+    /// Forgets the session, and opens a new one.
+    pub fn reset(&mut self, now: Duration, fixed: &Fixed, out: &mut Outlet) {
+        self.session = 0;
+        self.drop_unacked(out);
+        self.asked = None;
+        self.asked_chunk = None;
+        self.presence = None;
+        self.settling = false;
+        // Of the lost session: in the new one it would skip steps that the worker is about to push.
+        self.retained.retain(|k| !matches!(k, Kind::Advance(_)));
+        match self.state {
+            State::Lost => self.dial(fixed, out),
+            State::Dialling(_) | State::Open(_) => self.breaks(now, Break::Again, fixed, out),
+            State::Pausing(_) | State::Ended => {}
+        }
+    }
+
+    // ---- what the worker says: kept first, sent where the stream is open; what is kept goes out when it opens ----
+
+    fn send(&self, kind: Kind, out: &mut Outlet) {
+        if matches!(self.state, State::Open(_)) {
+            out.effects.push_back(Effect::Send(self.shard, ToShard { kind: Some(kind) }));
+        }
+    }
+
+    /// Sent only where the stream is open.
+    pub fn once(&self, kind: Kind, out: &mut Outlet) {
+        self.send(kind, out);
+    }
+
+    pub fn push(&mut self, push: Push, at: Duration, out: &mut Outlet) {
+        if self.state == State::Lost {
+            return; // nobody would acknowledge it
+        }
+        out.in_flight += push.payload.len();
+        self.unacked.insert(push.seq, (push.clone(), at));
+        self.send(Kind::Push(push), out);
+    }
+
+    pub fn pull(&mut self, mut pull: Pull, at: Duration, out: &mut Outlet) {
+        if !self.holds || !pull.only.is_empty() {
+            pull.have.clear();
+        }
+        self.asked = Some((pull.clone(), at));
+        self.send(Kind::Pull(pull), out);
+    }
+
+    pub fn retain(&mut self, kind: Kind, out: &mut Outlet) {
+        if matches!(kind, Kind::Advance(_)) {
+            self.retained.retain(|k| !matches!(k, Kind::Advance(_)));
+        }
+        self.retained.push(kind.clone());
+        self.send(kind, out);
+    }
+
+    pub fn take(&mut self, take: Take, out: &mut Outlet) {
+        self.asked_chunk = Some(take);
+        self.send(Kind::Take(take), out);
+    }
+
+    pub fn rest(&mut self, out: &mut Outlet) {
+        self.presence = Some(Kind::Rest(Rest {}));
+        self.send(Kind::Rest(Rest {}), out);
+    }
+
+    pub fn resume(&mut self, level: bool, out: &mut Outlet) {
+        self.presence = Some(Kind::Resume(Resume { level }));
+        self.send(Kind::Resume(Resume { level }), out);
+    }
+
+    pub fn settle(&mut self, out: &mut Outlet) {
+        self.settling = true;
+        self.settled(out);
+    }
+
+    fn settled(&mut self, out: &mut Outlet) {
+        if self.settling && self.unacked.is_empty() && self.state != State::Lost {
+            self.settling = false;
+            out.heard.push_back(Heard::Settled(self.shard));
+        }
+    }
+
+    // ---- what the leader says ----
+
+    pub fn message(&mut self, now: Duration, message: WithBulk<FromShard>, fixed: &Fixed, out: &mut Outlet) {
+        let WithBulk { message: FromShard { kind }, bulk } = message;
+        let broken = |what: &str| SessionError::Protocol { shard: self.shard, what: what.into() };
+        let failed = match kind {
+            None => Some(broken("an empty message")),
+            Some(from_shard::Kind::Opened(o)) => {
+                self.opened(now, &o, fixed, out);
+                None
+            }
+            Some(from_shard::Kind::Refused(r)) => self.refused(now, r, fixed, out),
+            Some(_) if !matches!(self.state, State::Open(_)) => Some(broken("a message before Opened")),
+            Some(from_shard::Kind::Weights(w)) => {
+                self.weights(now, w, bulk.into_iter().next().unwrap_or_default(), out);
+                None
+            }
+            Some(from_shard::Kind::Ack(a)) => {
+                self.ack(&a, out);
+                None
+            }
+            Some(from_shard::Kind::RoundNorm(n)) => {
+                out.norms.push((self.shard, n.step, n.sum_of_squares));
+                None
+            }
+            Some(from_shard::Kind::Reported(r)) => {
+                // Complete: nobody needs this worker's share again.
+                self.retained.retain(|k| !matches!(k, Kind::Report(s) if s.epoch == r.epoch));
+                out.reported.push(r);
+                None
+            }
+            Some(from_shard::Kind::Taken(t)) => {
+                // An answer to an earlier ask is not wanted any more.
+                if self.asked_chunk.is_some_and(|a| a.request == t.request) {
+                    if t.kind() != Chunk::Wait {
+                        self.asked_chunk = None;
+                    }
+                    out.heard.push_back(Heard::Taken(t));
+                }
+                None
+            }
+            Some(from_shard::Kind::Resumed(r)) => {
+                if matches!(self.presence, Some(Kind::Resume(_))) {
+                    self.presence = None;
+                    out.heard.push_back(Heard::Resumed(self.shard, r.clock));
+                }
+                None
+            }
+            Some(from_shard::Kind::Left(_)) => {
+                self.state = State::Ended;
+                out.effects.push_back(Effect::HangUp { shard: self.shard, broken: false });
+                out.heard.push_back(Heard::Left(self.shard));
+                None
+            }
+        };
+        if let Some(e) = failed {
+            self.fails(e, out);
+        }
+    }
+
+    fn opened(&mut self, now: Duration, o: &Opened, fixed: &Fixed, out: &mut Outlet) {
+        let State::Dialling(dial) = self.state else { return };
+        if o.term < self.term {
+            // What this worker has done under the later leader would look wrong to it.
+            self.note_cause("it leads an earlier term than another server: it is deposed");
+            let next = (self.next + 1) % self.servers.len();
+            let next = self.servers[next].clone();
+            return self.breaks(now, Break::Redial(Some(next)), fixed, out);
+        }
+        self.state = State::Open(dial);
+        self.term = o.term;
+        self.origin = o.origin;
+        self.holds = false;
+        self.opened = (now, ServerId(o.server));
+        self.trouble = None;
+        self.search.found();
+        self.causes.clear();
+        let new = self.session != o.session;
+        self.session = o.session;
+        if !o.initialised && self.has_initial {
+            out.effects.push_back(Effect::SendInitial(self.shard));
+        }
+        if let Some((pull, _)) = &mut self.asked {
+            pull.have.clear();
+        }
+        let kept = self.unacked.values().map(|(p, _)| Kind::Push(p.clone()));
+        let asked = self.asked.iter().map(|(p, _)| Kind::Pull(p.clone()));
+        let take = self.asked_chunk.map(Kind::Take);
+        let all = kept.chain(asked).chain(self.presence.clone()).chain(take);
+        for kind in all.chain(self.retained.iter().cloned()) {
+            self.send(kind, out);
+        }
+        let (shard, clock, origin) = (self.shard, o.clock, o.origin);
+        out.heard.push_back(Heard::Opened { shard, clock, new, origin });
+    }
+
+    fn weights(&mut self, now: Duration, weights: Weights, payload: Payload, out: &mut Outlet) {
+        // An answer to an earlier pull (before the session was opened anew) is not wanted any more.
+        let wanted =
+            |p: &Pull| p.done == weights.done && (p.only.is_empty() || p.only.contains(&weights.bucket));
+        let Some((pull, asked)) = self.asked.as_ref().filter(|(p, _)| wanted(p)) else { return };
+        let (asked, part) = (*asked, !pull.only.is_empty());
+        if weights.last {
+            self.asked = None;
+            // Of the other buckets it has what it had, on this stream or on none.
+            self.holds |= !part;
+            if std::mem::take(&mut self.has_initial) {
+                out.effects.push_back(Effect::InitialKnown(self.shard));
+            }
+        }
+        out.untaken += payload.len();
+        out.heard.push_back(Heard::Weights { shard: self.shard, weights, payload, asked, at: now });
+    }
+
+    fn ack(&mut self, a: &Ack, out: &mut Outlet) {
+        // One that was acknowledged before, and sent again meanwhile, is no news.
+        if let Some((push, pushed)) = self.unacked.remove(&a.seq) {
+            out.in_flight -= push.payload.len();
+            let (opened, leader) = self.opened;
+            out.effects.push_back(Effect::Acked(Acked {
+                shard: self.shard,
+                bucket: BucketId(push.bucket),
+                step: Step(push.step),
+                seq: push.seq,
+                bytes: push.payload.len(),
+                pushed,
+                leader,
+                opened,
+                dropped: a.passed_over,
+            }));
+            if a.passed_over {
+                out.heard.push_back(Heard::Dropped(1));
+            }
+        }
+        self.settled(out);
+    }
+
+    pub fn norm(&self, step: u64, sum_of_squares: f64, out: &mut Outlet) {
+        self.send(Kind::Norm(Norm { step, sum_of_squares }), out);
+    }
+
+    fn refused(
+        &mut self,
+        now: Duration,
+        r: Refused,
+        fixed: &Fixed,
+        out: &mut Outlet,
+    ) -> Option<SessionError> {
+        self.note_cause(&r.message);
+        // Right after a break the old stream may still be there on the server's side.
+        let recent = self.trouble.is_none_or(|(since, _)| now.saturating_sub(since) < fixed.handover);
+        let how = match r.advice() {
+            Advice::Redirect => Break::Redial((!r.leader.is_empty()).then_some(r.leader)),
+            Advice::Retry => Break::Again,
+            Advice::Stop => Break::SessionLost,
+            Advice::Lost => return Some(SessionError::StateLost { shard: self.shard }),
+            Advice::Fix if r.kind() == WireKind::RankTaken && recent => Break::Again,
+            Advice::Fix | Advice::Unspecified => {
+                let (shard, kind) = (self.shard, r.kind());
+                return Some(SessionError::Refused { shard, kind, message: r.message });
+            }
+        };
+        self.breaks(now, how, fixed, out);
+        None
+    }
+}

@@ -1,0 +1,581 @@
+//! A worker's session with all shards of a job.
+//!
+//! The worker waits for one thing at a time (to have joined, a pull, its acks, a chunk, to have left): it begins the wait
+//! with a call, and [`Session::poll`] gives what comes of it until the wait is over. Pushes and asks ahead need no wait.
+//!
+//! Where a session is lost, the worker joins anew within the next wait, and what it waited for begins again from the step
+//! that it then goes on from.
+
+mod chunks;
+mod pulls;
+
+pub use chunks::Next;
+pub use pulls::{Pull, Pulled};
+
+use crate::{
+    error::SessionError,
+    link::{Effect, Fixed, Heard, Input, Link, Outlet},
+    norms::Norms,
+};
+use bytes::Bytes;
+use chunks::Chunks;
+use paraft_common::{
+    BucketId, Layout, Mode, Payload, ShardId, Step, TensorKind, Version, WorkerId, config::ServerJob,
+    encoding::sum_of_squares, modes::Modes, placement, retry::RetryPolicy,
+};
+use paraft_proto::{Advance, Finish, Leave, Push, Report, SwitchMode, Weights, limits, to_shard::Kind};
+use pulls::Pulling;
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
+
+/// A complete held-out evaluation, summed over the members.
+pub type Reported = paraft_proto::Reported;
+
+/// Right after a worker's end its stream may still be there on the server's side.
+pub const HANDOVER: Duration = Duration::from_secs(3);
+
+/// How to take part in a job.
+pub struct Options {
+    /// All servers, the same list as theirs.
+    pub servers: Vec<String>,
+    /// Shards of the fleet.
+    pub shards: u32,
+    /// Replicas of each shard.
+    pub replicas: u32,
+    /// This worker's rank.
+    pub worker: WorkerId,
+    /// The job as the servers need it.
+    pub job: ServerJob,
+    /// The same as it is sent.
+    pub job_text: String,
+    /// How a leader is looked for; its deadline is how long it is done without success.
+    pub retry: RetryPolicy,
+    /// How long another process may be connected as this worker before that is an error: one that has just ended, or whose
+    /// lease has to end first.
+    pub handover: Duration,
+    /// Uniform in 0..1, for the pauses between tries.
+    pub draw: Box<dyn FnMut() -> f64 + Send>,
+}
+
+/// What a worker hears while it waits.
+#[derive(Debug)]
+pub enum Event {
+    /// Every shard has given a session: the worker goes on from this step.
+    Joined(Step),
+    /// Weights of one bucket.
+    Weights(Arrived),
+    /// The pull is answered in full.
+    Pulled(Pulled),
+    /// Every push is acknowledged; or the session was lost, and the worker goes on from a step once it has pulled.
+    Settled(Option<Step>),
+    /// What to train next.
+    Chunk(Next),
+    /// Every shard has ended the session.
+    Left,
+}
+
+/// Weights of one bucket, as they came.
+#[derive(Debug)]
+pub struct Arrived {
+    /// From the leader of this shard.
+    pub shard: ShardId,
+    /// Everything but the values.
+    pub weights: Weights,
+    /// The values, little-endian f32; none where the worker has them.
+    pub payload: Payload,
+    /// When they were asked for.
+    pub asked: Duration,
+    /// When they came.
+    pub at: Duration,
+}
+
+enum Wait {
+    Nothing,
+    Join,
+    Pull,
+    Settle(BTreeSet<ShardId>),
+    Chunk(Chunks),
+    Leave(BTreeSet<ShardId>),
+}
+
+/// See the [module](self).
+pub struct Session {
+    fixed: Fixed,
+    job: ServerJob,
+    layout: Layout,
+    shards: u32,
+    /// Shards that hold buckets.
+    links: BTreeMap<ShardId, Link>,
+    out: Outlet,
+    /// Norms of BSP's rounds over all shards.
+    norms: Norms,
+    /// The founding of shard 0.
+    origin: u64,
+    wait: Wait,
+    /// While sessions are opened: the clocks of the shards that have given one.
+    joining: Option<BTreeMap<ShardId, u64>>,
+    pulling: Option<Pulling>,
+    /// Asks for chunks so far.
+    requests: u64,
+    /// Of each bucket, the version that the worker has.
+    versions: Vec<u64>,
+    /// Pushes of this step that wait for the norm of the whole gradient, with their sums of squares.
+    held: Vec<(Push, Duration, f64)>,
+    /// That the next pushes are computed from.
+    samples: u32,
+    modes: Modes,
+    /// Of the step that the next pull comes behind.
+    loss: Option<f32>,
+    /// Complete evaluations that nobody has asked for yet.
+    evaluations: Vec<Reported>,
+    /// Epochs of all evaluations so far.
+    evaluated: BTreeSet<u64>,
+    failed: Option<SessionError>,
+    rejoins: u64,
+    dropped: u64,
+}
+
+impl Session {
+    /// A session that has not begun: [`Self::join`] does.
+    pub fn new(options: Options) -> Self {
+        let layout = options.job.layout();
+        let mut links = BTreeMap::new();
+        let mut trained = BTreeSet::new();
+        for (i, b) in (0u32..).zip(layout.buckets()) {
+            let shard = placement::shard_of(BucketId(i), options.shards);
+            if b.kind == TensorKind::Param {
+                trained.insert(shard);
+            }
+            links.entry(shard).or_insert_with(|| {
+                let preferred = placement::replicas_of(shard, options.servers.len() as u32, options.replicas);
+                let first = preferred.first().map_or(0, |s| s.0 as usize);
+                Link::new(shard, options.servers.clone(), first)
+            });
+        }
+        Self {
+            fixed: Fixed {
+                worker: options.worker.0,
+                job: options.job_text.into(),
+                retry: options.retry,
+                handover: options.handover,
+            },
+            modes: Modes::new(options.job.first_mode()),
+            versions: vec![0; layout.buckets().len()],
+            job: options.job,
+            layout,
+            shards: options.shards,
+            links,
+            out: Outlet {
+                effects: VecDeque::new(),
+                heard: VecDeque::new(),
+                reported: Vec::new(),
+                norms: Vec::new(),
+                in_flight: 0,
+                untaken: 0,
+                dials: 0,
+                draw: options.draw,
+            },
+            norms: Norms::new(trained.into_iter().collect()),
+            origin: 0,
+            wait: Wait::Nothing,
+            joining: None,
+            pulling: None,
+            requests: 0,
+            held: Vec::new(),
+            samples: 1,
+            loss: None,
+            evaluations: Vec::new(),
+            evaluated: BTreeSet::new(),
+            failed: None,
+            rejoins: 0,
+            dropped: 0,
+        }
+    }
+
+    // ---- for the I/O ----
+
+    /// Takes an input; `now` never goes back.
+    pub fn handle(&mut self, now: Duration, input: Input) {
+        let (fixed, out) = (&self.fixed, &mut self.out);
+        match input {
+            Input::Tick => self.links.values_mut().for_each(|l| l.tick(now, fixed, out)),
+            Input::Broken { shard, dial, cause } => {
+                if let Some(link) = self.links.get_mut(&shard).filter(|l| l.is_on(dial)) {
+                    link.broken(now, &cause, fixed, out);
+                }
+            }
+            Input::Message { shard, dial, message } => {
+                if let Some(link) = self.links.get_mut(&shard).filter(|l| l.is_on(dial)) {
+                    link.message(now, message, fixed, out);
+                }
+            }
+        }
+        for (shard, step, part) in std::mem::take(&mut self.out.norms) {
+            if let Some((sum, tell)) = self.norms.add(step, shard, part) {
+                for shard in tell {
+                    if let Some(link) = self.links.get(&shard) {
+                        link.norm(step, sum, &mut self.out);
+                    }
+                }
+            }
+        }
+        // A new leader repeats the latest one, since the answer may have been lost with the old.
+        let new = std::mem::take(&mut self.out.reported).into_iter();
+        self.evaluations.extend(new.filter(|r| self.evaluated.insert(r.epoch)));
+    }
+
+    /// What is to be done next, in order; `None`: nothing.
+    pub fn next_effect(&mut self) -> Option<Effect> {
+        self.out.effects.pop_front()
+    }
+
+    /// When [`Input::Tick`] is due.
+    pub fn deadline(&self) -> Option<Duration> {
+        self.links.values().filter_map(Link::deadline).min()
+    }
+
+    /// Bytes of weights that have come and that the worker has not taken: I/O that reads on without a bound would hold a large
+    /// model twice.
+    pub fn untaken(&self) -> usize {
+        self.out.untaken
+    }
+
+    // ---- what a worker calls ----
+
+    /// The job's buckets.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// What names the job to the control group: the founding of shard 0 that it runs in.
+    pub fn origin(&self) -> u64 {
+        self.origin
+    }
+
+    /// The shards that hold buckets.
+    pub fn shards(&self) -> impl Iterator<Item = ShardId> {
+        self.links.keys().copied()
+    }
+
+    /// The shard that holds a bucket.
+    pub fn shard_of(&self, bucket: BucketId) -> ShardId {
+        placement::shard_of(bucket, self.shards)
+    }
+
+    /// The session that a shard has given, and the term of its leader; 0 where there is none.
+    pub fn session_of(&self, shard: ShardId) -> (u64, u64) {
+        self.links.get(&shard).map_or((0, 0), |l| (l.session(), l.term()))
+    }
+
+    /// How often the session was lost and opened anew.
+    pub fn rejoins(&self) -> u64 {
+        self.rejoins
+    }
+
+    /// Pushes that came too late for their rounds, and were dropped.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Joins the job on every shard: [`Event::Joined`].
+    pub fn join(&mut self) {
+        self.wait = Wait::Join;
+        self.joining = Some(BTreeMap::new());
+        for link in self.links.values_mut() {
+            link.dial(&self.fixed, &mut self.out);
+        }
+    }
+
+    /// Whether a push of `len` bytes may go out before an ack comes: a slow server slows its workers, and nobody's memory grows
+    /// with the model. One larger push is always let through, and any where the norm of the whole gradient decides about its
+    /// first bucket, since no ack comes before the last push then.
+    pub fn has_room(&self, len: usize) -> bool {
+        let waits = &self.out.in_flight;
+        self.job.clip.norm.is_some()
+            || *waits == 0
+            || waits.saturating_add(len) <= limits::PUSH_WINDOW_BYTES
+            || self.failed.is_some()
+            || self.out.heard.iter().any(|h| matches!(h, Heard::Failed(_)))
+    }
+
+    /// From how many samples the gradients of the next pushes are computed: where rounds weigh by samples, it counts.
+    pub fn weigh(&mut self, samples: usize) {
+        self.samples = u32::try_from(samples).unwrap_or(u32::MAX);
+    }
+
+    /// Pushes one bucket's gradient for `step`, in the encoding that the job has for it. It is kept until its ack, and sent
+    /// again after a break.
+    pub fn push(&mut self, now: Duration, bucket: BucketId, step: Step, payload: Bytes) {
+        let shard = self.shard_of(bucket);
+        // Applied on arrival and clipped by the norm of the worker's whole gradient: nothing can go out before the last
+        // bucket is known. (BSP clips the mean; there the servers exchange the norm.)
+        let waits = self.job.clip.norm.is_some() && self.any_asynchronous();
+        let Some(link) = self.links.get_mut(&shard) else { return };
+        link.seq += 1;
+        let push = Push {
+            seq: link.seq,
+            step: step.0,
+            bucket: bucket.0,
+            version: self.versions[bucket.0 as usize],
+            sum_of_squares: 0.0,
+            payload,
+            samples: self.samples,
+        };
+        if waits {
+            let squares = self.squares(&push);
+            self.held.push((push, now, squares));
+            if self.held.len() == self.layout.buckets().len() {
+                self.release();
+            }
+        } else {
+            link.push(push, now, &mut self.out);
+        }
+    }
+
+    /// Of the values as the servers decode them; of running statistics 0.
+    fn squares(&self, p: &Push) -> f64 {
+        let spec = self.layout.buckets()[p.bucket as usize];
+        if spec.kind != TensorKind::Param {
+            return 0.0;
+        }
+        let squares = sum_of_squares(&p.payload.clone().into(), self.job.encoding(spec.kind), spec.len);
+        squares.unwrap_or(f64::NAN) // not as the job encodes it: the servers say so
+    }
+
+    /// Added up as the servers do for BSP, by shard and in it by bucket, whatever order the backward pass has: the last bit of
+    /// the sum depends on it, and one worker must get the same bits in every mode.
+    fn release(&mut self) {
+        let mut parts = BTreeMap::<ShardId, BTreeMap<u32, f64>>::new();
+        for (p, _, squares) in &self.held {
+            parts.entry(self.shard_of(BucketId(p.bucket))).or_default().insert(p.bucket, *squares);
+        }
+        let total: f64 = parts.values().map(|buckets| buckets.values().sum::<f64>()).sum();
+        for (mut p, at, _) in std::mem::take(&mut self.held) {
+            p.sum_of_squares = total;
+            let shard = self.shard_of(BucketId(p.bucket));
+            if let Some(link) = self.links.get_mut(&shard) {
+                link.push(p, at, &mut self.out);
+            }
+        }
+    }
+
+    /// Whether a shard applies pushes as they come.
+    fn any_asynchronous(&self) -> bool {
+        self.links.keys().any(|shard| !self.modes.of(*shard).averages())
+    }
+
+    /// The mode in force, as the shards have said with the last pull, and how often it was switched.
+    pub fn mode(&self) -> (u64, Mode) {
+        self.modes.latest()
+    }
+
+    /// The smallest version over the buckets of the last pull: so many updates are in every weight.
+    pub fn version(&self) -> Version {
+        Version(self.versions.iter().copied().min().unwrap_or(0))
+    }
+
+    /// The version that the worker has of a bucket.
+    pub fn version_of(&self, bucket: BucketId) -> Version {
+        Version(self.versions.get(bucket.0 as usize).copied().unwrap_or(0))
+    }
+
+    /// The mean training loss of the step that the next pull comes behind, for the rule that chooses the staleness bound.
+    pub fn note_loss(&mut self, loss: f32) {
+        self.loss = Some(loss);
+    }
+
+    /// Waits until every push is acknowledged, for a worker that goes on without a pull: [`Event::Settled`]. A push is refused
+    /// until the one of the step before is in.
+    pub fn settle(&mut self) {
+        self.wait = Wait::Settle(self.settling());
+    }
+
+    fn settling(&mut self) -> BTreeSet<ShardId> {
+        self.links.values_mut().for_each(|l| l.settle(&mut self.out));
+        self.links.keys().copied().collect()
+    }
+
+    /// Gives this worker's share of a held-out evaluation to shard 0, which adds the shares up.
+    pub fn report(&mut self, epoch: u64, loss_sum: f64, correct: u64, count: u64) {
+        if let Some(link) = self.links.get_mut(&ShardId(0)) {
+            link.retain(Kind::Report(Report { epoch, loss_sum, correct, count }), &mut self.out);
+        }
+    }
+
+    /// Evaluations that became complete since the last call.
+    pub fn evaluations(&mut self) -> Vec<Reported> {
+        std::mem::take(&mut self.evaluations)
+    }
+
+    /// Tells every shard that this worker has done all its steps.
+    pub fn finish(&mut self) {
+        self.retain(Kind::Finish(Finish {}));
+    }
+
+    /// Ends the session before the worker has done all its steps, so that the others need not wait until its lease is over:
+    /// [`Event::Left`]. Nothing can be asked afterwards.
+    pub fn leave(&mut self) {
+        self.retain(Kind::Leave(Leave {}));
+        self.wait = Wait::Leave(self.links.keys().copied().collect());
+    }
+
+    fn retain(&mut self, kind: Kind) {
+        self.links.values_mut().for_each(|l| l.retain(kind.clone(), &mut self.out));
+    }
+
+    /// Whether [`Self::poll`] has something to say.
+    pub fn has_news(&self) -> bool {
+        !self.out.heard.is_empty() || self.failed.is_some()
+    }
+
+    /// What comes of the wait that was begun last; `None`: nothing before the next input.
+    ///
+    /// # Errors
+    /// The session cannot go on. It says so each time.
+    pub fn poll(&mut self, now: Duration) -> Result<Option<Event>, SessionError> {
+        if let Some(e) = &self.failed {
+            return Err(e.clone());
+        }
+        loop {
+            if let Some(event) = self.over() {
+                return Ok(Some(event));
+            }
+            let Some(heard) = self.out.heard.pop_front() else { return Ok(None) };
+            match self.hear(now, heard) {
+                Ok(None) => {}
+                Ok(event) => return Ok(event),
+                Err(e) => {
+                    self.failed = Some(e.clone());
+                    return Err(e);
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self, now: Duration, heard: Heard) -> Result<Option<Event>, SessionError> {
+        match heard {
+            Heard::Weights { shard, weights, payload, asked, at } => {
+                self.out.untaken -= payload.len();
+                return self.arrived(Arrived { shard, weights, payload, asked, at });
+            }
+            Heard::Opened { shard, clock, new, origin } => {
+                if shard == ShardId(0) {
+                    self.origin = origin;
+                }
+                match &mut self.joining {
+                    Some(clocks) => {
+                        clocks.insert(shard, clock);
+                        if clocks.len() == self.links.len() {
+                            return Ok(self.joined(now));
+                        }
+                    }
+                    None if new => self.rejoin(now),
+                    // A new leader: the link has asked again.
+                    None => {}
+                }
+            }
+            Heard::SessionLost => self.rejoin(now),
+            Heard::Settled(shard) => match &mut self.wait {
+                Wait::Settle(waiting) => drop(waiting.remove(&shard)),
+                Wait::Chunk(chunks) => chunks.settled(shard),
+                _ => {}
+            },
+            Heard::Taken(taken) => return self.taken(&taken),
+            Heard::Resumed(shard, clock) => {
+                if let Wait::Chunk(chunks) = &mut self.wait {
+                    chunks.resumed(shard, clock);
+                }
+            }
+            Heard::Left(shard) => {
+                if let Wait::Leave(waiting) = &mut self.wait {
+                    waiting.remove(&shard);
+                }
+            }
+            Heard::Dropped(n) => self.dropped += n,
+            Heard::Failed(e) => return Err(e),
+        }
+        Ok(None)
+    }
+
+    /// What the wait has come to, if it is over.
+    fn over(&mut self) -> Option<Event> {
+        if self.joining.is_some() {
+            return None;
+        }
+        match &self.wait {
+            Wait::Pull if self.pulling.as_ref().is_some_and(Pulling::is_answered) => {
+                self.wait = Wait::Nothing;
+                self.pulled().map(Event::Pulled)
+            }
+            Wait::Settle(waiting) if waiting.is_empty() => {
+                self.wait = Wait::Nothing;
+                Some(Event::Settled(None))
+            }
+            Wait::Leave(waiting) if waiting.is_empty() => {
+                self.wait = Wait::Nothing;
+                Some(Event::Left)
+            }
+            Wait::Chunk(_) => self.chunk(),
+            _ => None,
+        }
+    }
+
+    /// The session is lost on some shard: a new one is opened on all.
+    fn rejoin(&mut self, now: Duration) {
+        if matches!(self.wait, Wait::Leave(_)) {
+            return; // the worker goes anyway: where nobody answers, its lease ends
+        }
+        if self.joining.is_none() {
+            self.rejoins += 1;
+        }
+        self.joining = Some(BTreeMap::new());
+        self.held.clear();
+        for link in self.links.values_mut() {
+            link.reset(now, &self.fixed, &mut self.out);
+        }
+    }
+
+    /// Every shard has given a session. Those that are behind are brought to the latest of their clocks.
+    fn joined(&mut self, now: Duration) -> Option<Event> {
+        let clocks = self.joining.take()?;
+        let start = self.advance(clocks);
+        match std::mem::replace(&mut self.wait, Wait::Nothing) {
+            Wait::Nothing => None,
+            Wait::Join => Some(Event::Joined(start)),
+            Wait::Pull => {
+                self.pull_anew(now, start);
+                None
+            }
+            Wait::Settle(_) => Some(Event::Settled(Some(start))),
+            Wait::Chunk(_) => Some(Event::Chunk(Next::Rejoined(start))),
+            leave @ Wait::Leave(_) => {
+                self.wait = leave;
+                None
+            }
+        }
+    }
+
+    /// Brings shards that are behind to the latest of their clocks, and gives it.
+    fn advance(&mut self, clocks: BTreeMap<ShardId, u64>) -> Step {
+        let step = clocks.values().copied().max().unwrap_or(0);
+        for (shard, clock) in clocks {
+            if let Some(link) = self.links.get_mut(&shard).filter(|_| clock < step) {
+                link.retain(Kind::Advance(Advance { step }), &mut self.out);
+            }
+        }
+        Step(step)
+    }
+
+    /// Tells the shards that have not come to the last switch of the mode.
+    fn tell_mode(&mut self) {
+        let (number, mode) = self.mode();
+        for shard in self.modes.behind() {
+            let switch = SwitchMode { number, mode: mode.to_string() };
+            if let Some(link) = self.links.get(&shard) {
+                link.once(Kind::SwitchMode(switch), &mut self.out);
+            }
+        }
+    }
+}

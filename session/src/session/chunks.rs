@@ -1,0 +1,146 @@
+//! Chunks of the data, for the leased sampler: shard 0 says who trains which.
+
+use super::{Event, Session, Wait};
+use crate::error::SessionError;
+use paraft_common::{ShardId, Step};
+use paraft_proto::{Chunk, Take, Taken};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Train this chunk.
+    Train {
+        /// Of this epoch, from 0.
+        epoch: u64,
+        /// From 0.
+        chunk: u64,
+        /// The worker had to wait and was not waited for: its weights are old. It goes on from this step, once it has
+        /// pulled.
+        resumed: Option<Step>,
+    },
+    /// So many epochs are over. Nobody trains before every worker has asked for a chunk of the next.
+    Over {
+        /// How many.
+        epochs: u64,
+        /// This worker is to write the checkpoint, if the job makes any.
+        write: bool,
+        /// The step that all workers go on from. Pull, to see what the others have pushed.
+        step: Step,
+    },
+    /// There is nothing more to train.
+    Ended,
+    /// The session was lost, and with it the chunk: the worker has joined anew and goes on from this step, once it has
+    /// pulled.
+    Rejoined(Step),
+}
+
+/// A wait for a chunk.
+pub(super) struct Chunks {
+    epoch: u64,
+    done: Option<u64>,
+    state: State,
+}
+
+enum State {
+    /// The pushes of the chunk that is done are not all acknowledged.
+    Settling(BTreeSet<ShardId>),
+    /// Shard 0 is asked.
+    Asked {
+        idle: bool,
+    },
+    /// Every shard is told that the worker trains again, which then does this.
+    Resuming {
+        taken: Taken,
+        clocks: BTreeMap<ShardId, u64>,
+    },
+    Answered(Next),
+}
+
+impl Chunks {
+    pub fn settled(&mut self, shard: ShardId) {
+        if let State::Settling(waiting) = &mut self.state {
+            waiting.remove(&shard);
+        }
+    }
+
+    pub fn resumed(&mut self, shard: ShardId, clock: u64) {
+        if let State::Resuming { clocks, .. } = &mut self.state {
+            clocks.insert(shard, clock);
+        }
+    }
+}
+
+impl Session {
+    /// Says which chunk is trained (`done`), and asks for the next, for a worker that is ready for `epoch` (from 0):
+    /// [`Event::Chunk`].
+    ///
+    /// Waits until the pushes of the chunk are acknowledged, then until there is an answer. While others hold the last chunks
+    /// of an epoch the worker is idle: it holds nobody up, and gets a chunk that is given back.
+    pub fn take_chunk(&mut self, epoch: u64, done: Option<u64>) {
+        let waiting = if done.is_some() { self.settling() } else { BTreeSet::new() };
+        self.wait = Wait::Chunk(Chunks { epoch, done, state: State::Settling(waiting) });
+    }
+
+    /// Goes as far as it can; the answer, if there is one.
+    pub(super) fn chunk(&mut self) -> Option<Event> {
+        let Wait::Chunk(chunks) = &mut self.wait else { return None };
+        match &mut chunks.state {
+            State::Settling(waiting) if waiting.is_empty() => {
+                self.requests += 1;
+                let take = Take { request: self.requests, epoch: chunks.epoch, done: chunks.done };
+                chunks.state = State::Asked { idle: false };
+                if let Some(link) = self.links.get_mut(&ShardId(0)) {
+                    link.take(take, &mut self.out);
+                }
+                None
+            }
+            State::Resuming { taken, clocks } if clocks.len() == self.links.len() => {
+                let (taken, clocks) = (*taken, std::mem::take(clocks));
+                let step = self.advance(clocks);
+                self.wait = Wait::Nothing;
+                let Taken { epoch, chunk, write, .. } = taken;
+                Some(Event::Chunk(match taken.kind() {
+                    Chunk::Over => Next::Over { epochs: epoch, write, step },
+                    _ => Next::Train { epoch, chunk, resumed: Some(step) },
+                }))
+            }
+            State::Answered(next) => {
+                let next = *next;
+                self.wait = Wait::Nothing;
+                Some(Event::Chunk(next))
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn taken(&mut self, taken: &Taken) -> Result<Option<Event>, SessionError> {
+        let Wait::Chunk(chunks) = &mut self.wait else { return Ok(None) };
+        let State::Asked { idle } = &mut chunks.state else { return Ok(None) };
+        if taken.request != self.requests {
+            return Ok(None);
+        }
+        let (out, links) = (&mut self.out, &mut self.links);
+        match taken.kind() {
+            Chunk::Wait if *idle => {}
+            Chunk::Wait => {
+                *idle = true;
+                links.values_mut().for_each(|l| l.rest(out));
+            }
+            Chunk::Train if !*idle => {
+                let Taken { epoch, chunk, .. } = *taken;
+                chunks.state = State::Answered(Next::Train { epoch, chunk, resumed: None });
+            }
+            kind @ (Chunk::Train | Chunk::Over) => {
+                links.values_mut().for_each(|l| l.resume(kind == Chunk::Over, out));
+                chunks.state = State::Resuming { taken: *taken, clocks: BTreeMap::new() };
+            }
+            Chunk::Ended => chunks.state = State::Answered(Next::Ended),
+            Chunk::Unspecified => {
+                let what = "an answer to Take that says nothing".to_string();
+                return Err(SessionError::Protocol { shard: ShardId(0), what });
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,189 @@
+//! Pulls: which weights a worker waits for, and what comes of it.
+
+use super::{Arrived, Event, Session, Wait};
+use crate::error::SessionError;
+use paraft_common::{BucketId, ShardId, Step, WorkerId, placement};
+use paraft_proto::Weights;
+use std::{collections::BTreeSet, time::Duration};
+
+/// What a worker asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pull {
+    /// The weights after this step of the worker, once the consistency rule lets it go on.
+    pub done: Step,
+    /// Instead: the final weights, once every member has finished.
+    pub last: bool,
+    /// A checkpoint is due at `done`: every shard keeps an image of it before anyone goes on. Every worker of the job must ask
+    /// for the same steps.
+    pub section: bool,
+    /// Of these buckets only, by rising id; none: of all. Neither `last` nor `section` then.
+    pub only: Vec<BucketId>,
+}
+
+impl Pull {
+    /// The weights after a step.
+    pub fn of(done: Step) -> Self {
+        Self { done, ..Self::default() }
+    }
+}
+
+/// What a pull brought.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pulled {
+    /// The step the worker is at. More than was asked for when it had lost its session and joined anew, or where rounds were
+    /// closed without it.
+    pub done: Step,
+    /// The slowest member over all shards.
+    pub slowest: Step,
+    /// The job has stopped early.
+    pub stop: bool,
+    /// After a final pull: who finished.
+    pub finishers: Vec<WorkerId>,
+    /// After a pull for a checkpoint: every shard keeps an image of this step, and this worker is to write the checkpoint.
+    pub section: bool,
+    /// Some shards keep one and others do not: there will be no checkpoint of this step, and this worker is to let them go.
+    pub section_in_part: bool,
+    /// The session was lost; the worker has joined anew and holds no chunk any more.
+    pub rejoined: bool,
+    /// Buckets whose weights came; the others are as the last pull left them.
+    pub changed: BTreeSet<BucketId>,
+}
+
+/// A pull under way.
+pub(super) struct Pulling {
+    asked: Pull,
+    waiting: BTreeSet<ShardId>,
+    /// The smallest of the worker's own clocks.
+    clock: Step,
+    pulled: Pulled,
+}
+
+impl Pulling {
+    fn new(asked: Pull, waiting: BTreeSet<ShardId>) -> Self {
+        let pulled =
+            Pulled { done: asked.done, slowest: Step(u64::MAX), section: asked.section, ..Pulled::default() };
+        Self { asked, waiting, clock: Step(u64::MAX), pulled }
+    }
+
+    pub fn is_answered(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    fn takes(&mut self, shard: ShardId, w: &Weights) {
+        if !w.not_modified {
+            self.pulled.changed.insert(BucketId(w.bucket));
+        }
+        if w.last {
+            self.waiting.remove(&shard);
+            self.clock = self.clock.min(Step(w.clock));
+            let p = &mut self.pulled;
+            p.slowest = p.slowest.min(Step(w.slowest));
+            p.stop |= w.stop;
+            p.section &= w.section;
+            p.section_in_part |= w.section;
+            p.finishers = w.finishers.iter().map(|w| WorkerId(*w)).collect();
+        }
+    }
+}
+
+impl Session {
+    /// Asks for weights before the pushes go out that they come behind, so that a bucket's weights come back while others are
+    /// still pushed. The same [`Self::pull`] must follow, and nothing else that waits. `holds`: the worker's weights are as the
+    /// last pull left them, so that a bucket that has not changed is not sent.
+    pub fn ask_ahead(&mut self, now: Duration, pull: Pull, holds: bool) {
+        self.ask(now, pull, holds);
+    }
+
+    /// Whether this pull is asked for already.
+    pub fn is_asked(&self, pull: &Pull) -> bool {
+        self.pulling.as_ref().is_some_and(|p| p.asked == *pull)
+    }
+
+    /// Waits until the consistency rule lets the worker go on: [`Event::Weights`] for each bucket, then [`Event::Pulled`].
+    /// `holds` as in [`Self::ask_ahead`], and not read where the pull was asked for ahead.
+    pub fn pull(&mut self, now: Duration, pull: Pull, holds: bool) {
+        if !self.is_asked(&pull) {
+            self.ask(now, pull, holds);
+        }
+        self.wait = Wait::Pull;
+    }
+
+    fn ask(&mut self, now: Duration, pull: Pull, holds: bool) {
+        let said = self.loss.take();
+        let mut waiting = BTreeSet::new();
+        for (shard, link) in &mut self.links {
+            let here = |b: &BucketId| placement::shard_of(*b, self.shards) == *shard;
+            let only: Vec<u32> = pull.only.iter().filter(|b| here(b)).map(|b| b.0).collect();
+            if only.is_empty() && !pull.only.is_empty() {
+                continue;
+            }
+            let have = match holds && only.is_empty() && link.holds() {
+                true => (0u32..)
+                    .zip(&self.versions)
+                    .filter(|(b, _)| here(&BucketId(*b)))
+                    .map(|(_, version)| *version)
+                    .collect(),
+                false => Vec::new(),
+            };
+            let asked = paraft_proto::Pull {
+                done: pull.done.0,
+                r#final: pull.last,
+                section: pull.section,
+                have,
+                loss: said.filter(|_| *shard == ShardId(0)),
+                only,
+            };
+            link.pull(asked, now, &mut self.out);
+            waiting.insert(*shard);
+        }
+        self.pulling = Some(Pulling::new(pull, waiting));
+    }
+
+    /// The session was lost: the same again, of all buckets, from where the worker joined.
+    pub(super) fn pull_anew(&mut self, now: Duration, done: Step) {
+        let before = self.pulling.take();
+        let last = before.as_ref().is_some_and(|p| p.asked.last);
+        // It goes on from another step than the checkpoint's.
+        self.ask(now, Pull { done, last, ..Pull::default() }, false);
+        if let Some(pulling) = &mut self.pulling {
+            pulling.pulled.rejoined = true;
+            pulling.pulled.changed = before.map(|p| p.pulled.changed).unwrap_or_default();
+        }
+        self.wait = Wait::Pull;
+    }
+
+    /// Weights of a bucket.
+    pub(super) fn arrived(&mut self, arrived: Arrived) -> Result<Option<Event>, SessionError> {
+        let (shard, w) = (arrived.shard, &arrived.weights);
+        if self.joining.is_some() || !matches!(self.wait, Wait::Pull) {
+            return Ok(None); // of the session before
+        }
+        let Some(pulling) = &mut self.pulling else { return Ok(None) };
+        let Some(version) = self.versions.get_mut(w.bucket as usize) else {
+            let what = format!("weights of bucket {}, which the model has not", w.bucket);
+            return Err(SessionError::Protocol { shard, what });
+        };
+        if !w.not_modified {
+            *version = w.version;
+        }
+        pulling.takes(shard, w);
+        if w.last
+            // One that this version does not know is none that it could follow: the servers' rules hold all the same.
+            && let Ok(mode) = w.mode.parse()
+        {
+            self.modes.hear(shard, w.mode_number, mode);
+        }
+        Ok(Some(Event::Weights(arrived)))
+    }
+
+    pub(super) fn pulled(&mut self) -> Option<Pulled> {
+        let Pulling { asked, clock, mut pulled, .. } = self.pulling.take()?;
+        self.tell_mode();
+        if self.job.round.passes_over() && !asked.last && clock < Step(u64::MAX) {
+            // Rounds were closed without this worker: it goes on where all its shards are.
+            pulled.done = pulled.done.max(clock);
+        }
+        pulled.section_in_part &= !pulled.section;
+        Some(pulled)
+    }
+}

@@ -1,0 +1,481 @@
+//! The I/O of a session: streams to the shards' leaders, on a thread of its own, so that pushes go out while the backward pass
+//! goes on.
+//!
+//! Training thread and I/O thread share the session under one lock, which nobody holds while he waits: who gives it an input
+//! carries out what comes of it. What the worker waits for it is woken for.
+
+use crate::{
+    acks::Acked,
+    connect::{self, Channels},
+    error::ClientError,
+    initial::{Initial, Messages},
+};
+use futures::{FutureExt, Stream, StreamExt, stream};
+use paraft_common::{BucketId, BucketSpec, ShardId, Step, WorkerId};
+use paraft_proto::{Beat, FromShard, Incoming, ToShard, WithBulk, services, to_shard::Kind};
+use paraft_session::{Effect, Event, Input, Session};
+use paraft_trace::{Moment, Span, Stage, Stages};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc::Sender,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+use tokio::{
+    runtime::Handle,
+    sync::{Notify, mpsc, oneshot},
+    task::AbortHandle,
+    time::MissedTickBehavior,
+};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+/// Who waits looks so often whether it is interrupted.
+const INTERRUPT_LOOK: Duration = Duration::from_millis(50);
+/// A server answers a new stream at once, whatever it then says on it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The time that a session is told: that of the host's monotonic clock.
+pub(crate) fn now() -> Duration {
+    Duration::from_nanos(Moment::now().0)
+}
+
+/// The same as spans have it.
+pub(crate) fn moment(at: Duration) -> Moment {
+    Moment(at.as_nanos() as u64)
+}
+
+/// What a session's I/O needs to know.
+pub(crate) struct IoOptions {
+    pub worker: WorkerId,
+    pub channels: Channels,
+    /// A sign of life goes out this often, whatever the training loop does.
+    pub heartbeat: Duration,
+    /// Initial state of the buckets, until the servers have it, and where each shard's lie.
+    pub initial: BTreeMap<ShardId, (Arc<Initial>, Arc<[(BucketId, BucketSpec)]>)>,
+    /// Bytes of weights that may wait to be taken: beyond it streams are not read on. Who sets a bound must take weights
+    /// whenever any may come: acks wait behind them.
+    pub untaken: usize,
+    /// Where spans are noted.
+    pub stages: Arc<Stages>,
+}
+
+/// A session and its I/O, which ends with this.
+pub(crate) struct Io {
+    shared: Arc<Shared>,
+    /// Ends the I/O thread, even while it dials.
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+struct Shared {
+    worker: WorkerId,
+    channels: Channels,
+    heartbeat: Duration,
+    untaken: usize,
+    stages: Arc<Stages>,
+    runtime: Handle,
+    state: Mutex<State>,
+    /// There is something for the training thread.
+    changed: Condvar,
+    /// The session has another deadline.
+    deadline: Notify,
+    /// Weights were taken.
+    taken: Notify,
+    /// A moment on both clocks.
+    epoch: (Instant, Duration),
+}
+
+struct State {
+    session: Session,
+    streams: BTreeMap<ShardId, Open>,
+    initial: BTreeMap<ShardId, (Arc<Initial>, Arc<[(BucketId, BucketSpec)]>)>,
+    /// Is told of every ack.
+    watcher: Option<Sender<Acked>>,
+    /// The deadline that the I/O thread waits for.
+    armed: Option<Duration>,
+    /// The training thread waits.
+    waits: bool,
+    /// The I/O thread has ended.
+    ended: bool,
+}
+
+/// A stream, or one that is dialled.
+struct Open {
+    out: mpsc::UnboundedSender<Sent>,
+    task: AbortHandle,
+    /// The connection that it is on, and its server's address.
+    connection: Arc<OnceLock<(String, connect::Shared)>>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// What waits to go out. Initial states are made when their turn comes: those of a large model would fill the memory.
+enum Sent {
+    One(Option<ToShard>),
+    Initial(Messages),
+}
+
+impl Iterator for Sent {
+    type Item = ToShard;
+
+    fn next(&mut self) -> Option<ToShard> {
+        match self {
+            Sent::One(m) => m.take(),
+            Sent::Initial(all) => all.next().map(|m| ToShard { kind: Some(Kind::Init(m)) }),
+        }
+    }
+}
+
+impl From<ToShard> for Sent {
+    fn from(m: ToShard) -> Self {
+        Sent::One(Some(m))
+    }
+}
+
+fn outgoing(rx: mpsc::UnboundedReceiver<Sent>) -> impl Stream<Item = WithBulk<ToShard>> + Send + Unpin {
+    UnboundedReceiverStream::new(rx).flat_map(stream::iter).map(WithBulk::from)
+}
+
+/// The session, for the training thread. What it is told is carried out when this is let go.
+pub(crate) struct Guard<'a> {
+    shared: &'a Arc<Shared>,
+    state: MutexGuard<'a, State>,
+}
+
+impl std::ops::Deref for Guard<'_> {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        &self.state.session
+    }
+}
+
+impl std::ops::DerefMut for Guard<'_> {
+    fn deref_mut(&mut self) -> &mut Session {
+        &mut self.state.session
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        self.shared.carry_out(&mut self.state);
+    }
+}
+
+impl Io {
+    /// Starts the thread; nothing is dialled before the session is told to join.
+    ///
+    /// # Errors
+    /// There is no thread or runtime to be had.
+    pub fn start(session: Session, options: IoOptions) -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let shared = Arc::new(Shared {
+            worker: options.worker,
+            channels: options.channels,
+            heartbeat: options.heartbeat,
+            untaken: options.untaken,
+            stages: options.stages,
+            runtime: runtime.handle().clone(),
+            state: Mutex::new(State {
+                session,
+                streams: BTreeMap::new(),
+                initial: options.initial,
+                watcher: None,
+                armed: None,
+                waits: false,
+                ended: false,
+            }),
+            changed: Condvar::new(),
+            deadline: Notify::new(),
+            taken: Notify::new(),
+            epoch: (Instant::now(), now()),
+        });
+        let (end, ended) = oneshot::channel::<()>();
+        let ticks = shared.clone();
+        let thread = thread::Builder::new().name("paraft-io".into()).spawn(move || {
+            let says = Ended(ticks.clone());
+            runtime.block_on(async move {
+                tokio::select! { () = ticks.ticks() => {}, _ = ended => {} }
+            });
+            drop(runtime); // and with it all streams
+            drop(says);
+        })?;
+        Ok(Self { shared, end: Some(end), thread: Some(thread) })
+    }
+
+    /// The session, to ask and to tell.
+    pub fn session(&self) -> Guard<'_> {
+        Guard { shared: &self.shared, state: self.shared.lock() }
+    }
+
+    /// Every ack from now on goes there too.
+    pub fn watch(&self, watcher: Sender<Acked>) {
+        self.shared.lock().watcher = Some(watcher);
+    }
+
+    /// What comes next of what the session waits for. Ends early where `interrupt` is set, and with `None` after `until`.
+    pub fn next(
+        &self,
+        interrupt: Option<&AtomicBool>,
+        until: Option<Instant>,
+    ) -> Result<Option<Event>, ClientError> {
+        let mut found = None;
+        self.wait(interrupt, until, |session| match session.poll(now()) {
+            Ok(None) => Ok(false),
+            Ok(event) => {
+                found = event;
+                Ok(true)
+            }
+            Err(e) => Err(e.into()),
+        })?;
+        if let Some(Event::Weights(_)) = &found {
+            self.shared.taken.notify_waiters();
+        }
+        Ok(found)
+    }
+
+    /// Waits until there is room for a push of `len` bytes; gives the time that it took.
+    pub fn room(&self, len: usize) -> Duration {
+        if self.shared.lock().session.has_room(len) {
+            return Duration::ZERO;
+        }
+        let began = Instant::now();
+        // Nothing interrupts it: who has failed or ended has room.
+        let _ = self.wait(None, None, |session| Ok(session.has_room(len)));
+        began.elapsed()
+    }
+
+    fn wait(
+        &self,
+        interrupt: Option<&AtomicBool>,
+        until: Option<Instant>,
+        mut is_over: impl FnMut(&mut Session) -> Result<bool, ClientError>,
+    ) -> Result<(), ClientError> {
+        let shared = &self.shared;
+        let mut state = shared.lock();
+        loop {
+            let over = is_over(&mut state.session);
+            shared.carry_out(&mut state);
+            if over? {
+                return Ok(());
+            }
+            if state.ended {
+                return Err(ClientError::Options("the I/O thread ended unexpectedly".into()));
+            }
+            let left = until.map(|u| u.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|l| l.is_zero()) {
+                return Ok(());
+            }
+            state.waits = true;
+            let look = interrupt.map(|_| INTERRUPT_LOOK);
+            state = match left.into_iter().chain(look).min() {
+                None => shared.changed.wait(state).unwrap_or_else(|e| e.into_inner()),
+                Some(most) => {
+                    let waited = shared.changed.wait_timeout(state, most);
+                    let (state, late) = waited.unwrap_or_else(|e| e.into_inner());
+                    if late.timed_out() && interrupt.is_some_and(|i| i.load(Relaxed)) {
+                        return Err(ClientError::Interrupted);
+                    }
+                    state
+                }
+            };
+            state.waits = false;
+        }
+    }
+}
+
+impl Drop for Io {
+    fn drop(&mut self) {
+        self.end.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The I/O thread ends, however it does: nobody may wait for it.
+struct Ended(Arc<Shared>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.lock().ended = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Gives the session its ticks.
+    async fn ticks(self: Arc<Self>) {
+        loop {
+            let next = {
+                let mut state = self.lock();
+                state.armed = state.session.deadline();
+                state.armed
+            };
+            match next.map(|at| at.saturating_sub(now())) {
+                None => self.deadline.notified().await,
+                Some(left) => tokio::select! {
+                    () = tokio::time::sleep(left) => self.handle(Input::Tick),
+                    () = self.deadline.notified() => {}
+                },
+            }
+        }
+    }
+
+    fn handle(self: &Arc<Self>, input: Input) {
+        let mut state = self.lock();
+        state.session.handle(now(), input);
+        self.carry_out(&mut state);
+        if state.waits {
+            self.changed.notify_all();
+        }
+    }
+
+    fn carry_out(self: &Arc<Self>, state: &mut State) {
+        while let Some(effect) = state.session.next_effect() {
+            match effect {
+                Effect::Send(shard, message) => {
+                    if let Some(stream) = state.streams.get(&shard) {
+                        let _ = stream.out.send(message.into());
+                    }
+                }
+                Effect::SendInitial(shard) => {
+                    let (stream, initial) = (state.streams.get(&shard), state.initial.get(&shard));
+                    if let Some((stream, (initial, buckets))) = stream.zip(initial) {
+                        let _ = stream.out.send(Sent::Initial(initial.clone().messages(buckets.clone())));
+                    }
+                }
+                Effect::InitialKnown(shard) => drop(state.initial.remove(&shard)),
+                Effect::HangUp { shard, broken } => {
+                    let connection = state.streams.remove(&shard).and_then(|s| s.connection.get().cloned());
+                    if let Some((address, shared)) = connection.filter(|_| broken) {
+                        self.channels.broken(&address, &shared);
+                    }
+                }
+                Effect::Dial { shard, dial, address, open } => {
+                    let (out, rx) = mpsc::unbounded_channel();
+                    let _ = out.send(ToShard { kind: Some(Kind::Open(*open)) }.into());
+                    let connection = Arc::new(OnceLock::new());
+                    let reader = Reader { io: self.clone(), shard, dial, address, out: out.clone() };
+                    let task = self.runtime.spawn(reader.run(rx, connection.clone())).abort_handle();
+                    state.streams.insert(shard, Open { out, task, connection });
+                }
+                Effect::Acked(a) => self.acked(state, &a),
+            }
+        }
+        if state.session.deadline() != state.armed {
+            self.deadline.notify_one();
+        }
+    }
+
+    fn acked(&self, state: &State, a: &paraft_session::Acked) {
+        self.note(Stage::Push, (moment(a.pushed), Moment::now()), a.shard, (a.step, a.bucket, a.bytes));
+        if let Some(watcher) = state.watcher.as_ref().filter(|_| !a.dropped) {
+            let (epoch, then) = self.epoch;
+            let _ = watcher.send(Acked {
+                shard: a.shard,
+                bucket: a.bucket,
+                seq: a.seq,
+                leader: a.leader,
+                opened: epoch + a.opened.saturating_sub(then),
+                at: Instant::now(),
+            });
+        }
+    }
+
+    fn note(
+        &self,
+        stage: Stage,
+        (begin, end): (Moment, Moment),
+        shard: ShardId,
+        (step, bucket, bytes): (Step, BucketId, usize),
+    ) {
+        let (bucket, worker) = (Some(bucket), Some(self.worker));
+        self.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes: bytes as u64 });
+    }
+
+    /// Returns when weights that have come leave room for more.
+    async fn room(&self) {
+        loop {
+            let taken = self.taken.notified(); // from here on nothing is missed
+            if self.lock().session.untaken() <= self.untaken {
+                return;
+            }
+            taken.await;
+        }
+    }
+}
+
+/// The reader of a stream.
+struct Reader {
+    io: Arc<Shared>,
+    shard: ShardId,
+    dial: u64,
+    address: String,
+    /// Of the stream, for signs of life.
+    out: mpsc::UnboundedSender<Sent>,
+}
+
+impl Reader {
+    async fn run(
+        self,
+        rx: mpsc::UnboundedReceiver<Sent>,
+        connection: Arc<OnceLock<(String, connect::Shared)>>,
+    ) {
+        let cause = match self.dial(rx, &connection).await {
+            Ok(inbound) => self.read(inbound).await,
+            Err(cause) => cause,
+        };
+        self.io.handle(Input::Broken { shard: self.shard, dial: self.dial, cause });
+    }
+
+    async fn dial(
+        &self,
+        rx: mpsc::UnboundedReceiver<Sent>,
+        connection: &OnceLock<(String, connect::Shared)>,
+    ) -> Result<Incoming<FromShard>, String> {
+        let (channel, shared) = self.io.channels.get(&self.address).await?;
+        let _ = connection.set((self.address.clone(), shared));
+        // The kernel accepts connections for a process that hangs, so only an answer tells that it lives.
+        let exchange = services::exchange(&channel, outgoing(rx));
+        let stream = tokio::time::timeout(ANSWER_TIMEOUT, exchange).await;
+        let stream = stream.map_err(|_| format!("no answer within {ANSWER_TIMEOUT:?}"))?;
+        stream.map_err(|s| s.message().to_string())
+    }
+
+    /// Reads until the stream ends; says why it did.
+    async fn read(&self, mut inbound: Incoming<FromShard>) -> String {
+        let mut open = false;
+        let mut heartbeat = tokio::time::interval(self.io.heartbeat);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                // First: a stream of weights that keeps this loop busy must not look like silence on the other side.
+                _ = heartbeat.tick(), if open => {
+                    let _ = self.out.send(ToShard { kind: Some(Kind::Beat(Beat {})) }.into());
+                }
+                message = self.io.room().then(|()| inbound.next()) => match message {
+                    Some(Ok(message)) => {
+                        open = true; // the first is Opened, or a refusal that ends the stream
+                        self.io.handle(Input::Message { shard: self.shard, dial: self.dial, message });
+                    }
+                    Some(Err(s)) => return s.message().to_string(),
+                    None => return "the server closed the stream".into(),
+                },
+            }
+        }
+    }
+}
