@@ -110,12 +110,16 @@ pub struct Worker {
     /// The session's number of the stream.
     dial: u64,
     pub stream: Option<Stream>,
+    /// The leader has answered on it.
+    open: bool,
     replies: Option<Replies>,
     /// Pushes that are not acknowledged, by seq: what was sent, and where they count.
     pushed: BTreeMap<u64, (ToShard, usize, usize)>,
     /// The place of the step that is pushed.
     place: usize,
     done: Step,
+    /// The step whose weights came last.
+    asked: Step,
     last: bool,
     pub finished: bool,
     /// It stands still, heartbeats and all; its streams stay open.
@@ -152,10 +156,12 @@ impl Worker {
             named: false,
             dial: 0,
             stream: None,
+            open: false,
             replies: None,
             pushed: BTreeMap::new(),
             place: 0,
             done: Step(0),
+            asked: Step(0),
             last: false,
             finished: false,
             hangs: false,
@@ -183,6 +189,7 @@ impl Worker {
         let life = Arc::new(Life::default());
         let open = Event::Open { conn, tx, worker: self.id, session, job: open.job, life: life.clone() };
         self.dial = dial;
+        self.open = false;
         let sent = VecDeque::from([Sent::Event(open)]);
         self.stream = Some(Stream { owner, shard, conn, node, life, sent, refusals });
         self.replies = Some(Replies { from: rx, sent: VecDeque::new() });
@@ -235,7 +242,7 @@ impl Worker {
 
     /// Sends again what it keeps, though nothing is broken.
     pub fn repeats(&mut self) {
-        let Some(stream) = &mut self.stream else { return };
+        let Some(stream) = self.stream.as_mut().filter(|_| self.open) else { return };
         stream.sent.extend(self.pushed.values().map(|(push, ..)| Sent::Message(push.clone())));
     }
 
@@ -301,6 +308,7 @@ impl Worker {
     }
 
     fn arrived(&mut self, Arrived { weights, payload, .. }: Arrived) {
+        self.asked = Step(weights.done);
         let (bucket, version) = (weights.bucket as usize, Version(weights.version));
         match weights.not_modified {
             true => assert_eq!(self.weights[&bucket].0, version, "what is not modified has another version"),
@@ -312,8 +320,7 @@ impl Worker {
         let conn = self.stream.as_ref().map_or(0, |s| s.conn);
         let modes = std::mem::take(&mut self.modes);
         let answer = Answer { conn, told, slowest: pulled.slowest, modes };
-        let asked = if pulled.rejoined { pulled.done } else { self.done };
-        history.pulled(self.id, answer, asked, self.last, &self.weights);
+        history.pulled(self.id, answer, self.asked, self.last, &self.weights);
         if self.last {
             self.finished = true;
             return;
@@ -388,6 +395,7 @@ impl Worker {
             // One of an earlier term is deposed and does not know: the session goes elsewhere.
             Reply::Opened { session, term: now, .. } if *now >= term => {
                 history.opened(self.id, *session, self.had());
+                self.open = true;
                 if self.had() != Some(*session) {
                     self.pushed.clear();
                 }
