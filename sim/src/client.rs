@@ -221,9 +221,9 @@ impl Client {
         self.session.note_loss(loss);
     }
 
-    /// Asks for the weights of these buckets after a step, for the pull that comes later.
-    pub fn ask_for_buckets(&mut self, done: Step, only: &[BucketId]) {
-        self.session.ask_ahead(self.now(), Pull { only: only.to_vec(), ..Pull::of(done) }, false);
+    /// Asks for weights ahead of a pull of the same.
+    pub fn ask(&mut self, pull: Pull) {
+        self.session.ask_ahead(self.now(), pull, false);
         self.carry_out();
     }
 
@@ -235,22 +235,8 @@ impl Client {
         }
     }
 
-    /// Waits until the rule lets a worker go on that has finished `done` steps, and writes the weights.
-    pub async fn pull(&mut self, done: Step, last: bool, weights: &mut [f32]) -> Result<Pulled, SimError> {
-        self.pull_any(Pull { last, ..Pull::of(done) }, weights).await
-    }
-
-    /// Likewise, of these buckets.
-    pub async fn pull_buckets(
-        &mut self,
-        done: Step,
-        only: &[BucketId],
-        weights: &mut [f32],
-    ) -> Result<Pulled, SimError> {
-        self.pull_any(Pull { only: only.to_vec(), ..Pull::of(done) }, weights).await
-    }
-
-    async fn pull_any(&mut self, pull: Pull, weights: &mut [f32]) -> Result<Pulled, SimError> {
+    /// Waits until the rule lets the worker go on, and writes the weights.
+    pub async fn pull(&mut self, pull: Pull, weights: &mut [f32]) -> Result<Pulled, SimError> {
         self.session.pull(self.now(), pull, true); // it has one buffer
         loop {
             match self.next().await? {

@@ -17,8 +17,7 @@
 //!
 //! - [`setup`]: what a fleet is like. `run`: everything put together.
 //! - `clock`, `chance`, `cores`, `network`, `stream`: time, random numbers, processors, links, streams.
-//! - `servers`, `replication`: the servers' side. `fleet`, `training`, `local_steps`, `client`, `learner`: the
-//!   workers'.
+//! - `servers`, `replication`: the servers' side. `fleet`, `training`, `client`, `learner`: the workers'.
 //! - `recording`, `gap`: what is written down. `world`: what all share.
 //! - [`calibrate`]: a setup from a real run, and a simulated run beside a real one.
 
@@ -31,7 +30,6 @@ mod error;
 mod fleet;
 mod gap;
 mod learner;
-mod local_steps;
 mod network;
 mod recording;
 mod replication;
@@ -39,7 +37,6 @@ mod run;
 mod servers;
 pub mod setup;
 mod stream;
-mod streaming;
 mod training;
 mod world;
 

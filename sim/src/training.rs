@@ -1,10 +1,4 @@
-//! A worker's training loop, as `paraft_worker` has it, in simulated time.
-//!
-//! ```text
-//!   join ─▶ pull ─▶ ┌─ forward ─▶ backward ──buckets ready──▶ push ─┐
-//!                   └── [epoch's end: evaluate] ◀── pull ◀──────────┘
-//!   finish ─▶ final pull ─▶ lowest finisher evaluates everything
-//! ```
+//! A worker's training loop in simulated time: does what the trainer says that real workers have.
 //!
 //! The gradient is the real one, of the real weights and samples. Only the time that it takes is drawn: a third of it is the
 //! forward pass, and in the rest buckets become ready one after the other, the last one first. Evaluation takes no
@@ -16,24 +10,26 @@ use crate::{
     client::Client,
     clock::{Moment, nanos, seconds},
     learner::Gradient,
-    local_steps::Made,
     recording::{Evaluated, Progress, Stand},
     stream::Process,
-    streaming::Under,
     world::World,
 };
 use paraft_common::{BucketId, Step, WorkerId, local::LocalWeights};
 use paraft_record::{Event, event};
 use paraft_server::shard::command::EvalSums;
+use paraft_session::{Pull, Pulled};
+use paraft_trainer::{Action, Options, Seen, Trainer};
 use paraft_worker::worker::Minibatches;
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::{
+    ops::Range,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 /// Of a step's time.
 const FORWARD: f64 = 1.0 / 3.0;
 /// The backward pass makes buckets ready in so many turns at most: each is an event of every worker's every step.
 const TURNS: usize = 8;
-/// A worker that has to wait for the warm start looks so often whether it is over, in nanoseconds.
-pub(crate) const WARM_LOOK: u64 = 20_000_000;
 
 /// What is left of a worker that came to the end.
 pub(crate) struct Finished {
@@ -70,24 +66,24 @@ impl Speed {
     }
 }
 
-pub(crate) struct Training<'a> {
-    pub(crate) world: &'a Arc<World>,
+struct Training<'a> {
+    world: &'a Arc<World>,
     process: &'a Arc<Process>,
-    pub(crate) worker: WorkerId,
-    pub(crate) speed: &'a mut Speed,
-    pub(crate) client: Client,
-    pub(crate) weights: Vec<f32>,
+    worker: WorkerId,
+    speed: &'a mut Speed,
+    client: Client,
+    weights: Vec<f32>,
     /// Where the worker has weights of its own.
-    pub(crate) local: Option<LocalWeights>,
-    /// Where its weights stream: the fragment that is under way.
-    pub(crate) under: Option<Under>,
+    local: Option<LocalWeights>,
     progress: Progress,
     /// When its training clock began.
-    began: Moment,
+    began: Option<Moment>,
+    /// Where it stands still, once everything is trained.
+    trained_for: Option<f64>,
     /// Nanoseconds in pulls since then.
-    pub(crate) waited: u64,
+    waited: u64,
     /// Seconds of its processor.
-    pub(crate) worked: f64,
+    worked: f64,
     samples: u64,
     steps: u64,
     /// The last switch of the mode that it has heard of.
@@ -101,81 +97,129 @@ pub(crate) async fn train(
     speed: &mut Speed,
 ) -> Result<Finished, SimError> {
     let (client, start) = Client::join(world, process).await?;
+    let (worker, plan, file) = (process.worker, &world.plan, &world.file);
+    let trainer = Trainer::new(
+        Options {
+            batch: file.train.batch,
+            evaluates: file.eval.every_epoch,
+            patience: world.patience,
+            ..Options::new(worker, plan.steps, file.local.clone(), world.layout.clone())
+        },
+        start,
+    );
+    let (params, len) = (world.layout.params_len(), world.layout.len());
     let training = Training {
         world,
         process,
-        worker: process.worker,
+        worker,
         speed,
         client,
-        weights: vec![0.0; world.layout.len()],
-        local: LocalWeights::new(
-            &world.file.local,
-            &world.file.descent(),
-            world.layout.params_len(),
-            world.layout.len(),
-        ),
-        under: None,
+        weights: vec![0.0; len],
+        local: LocalWeights::new(&file.local, &file.descent(), params, len),
         progress: Progress::default(),
-        began: 0,
+        began: None,
+        trained_for: None,
         waited: 0,
         worked: 0.0,
         samples: 0,
         steps: 0,
         switches: 0,
     };
-    training.run(start).await
+    training.run(trainer).await
 }
 
 impl Training<'_> {
-    async fn run(mut self, start: Step) -> Result<Finished, SimError> {
-        let plan = &self.world.plan;
-        let every_epoch = self.world.file.eval.every_epoch;
-        let pulled = self.client.pull(start, false, &mut self.weights).await?;
-        let mut pulled = self.warm_start(pulled).await?;
-        self.begin_local();
-        let mut done = pulled.done;
-        let mut minibatches = self.minibatches(done);
-        self.began = self.world.clock.now();
-        self.process.begins();
-        while done.0 < plan.total && !pulled.stop {
-            let step = done.next();
-            let made = match &self.local {
-                None => self.one_minibatch(step, &minibatches.next()).await?,
-                Some(_) => self.local_step(step, &mut minibatches).await?,
-            };
-            let pushed = match made {
-                Made::Elsewhere(elsewhere) => {
-                    pulled = elsewhere;
-                    None
+    async fn run(mut self, mut trainer: Trainer) -> Result<Finished, SimError> {
+        let mut minibatches = self.minibatches(trainer.done());
+        let mut trained = 0;
+        loop {
+            let now = Duration::from_nanos(self.world.clock.now());
+            let seen = Seen { version: self.client.version(), mode: self.client.mode().1, now };
+            match trainer.next(&seen) {
+                Action::Pull(pull) => {
+                    let pulled = self.pull(pull).await?;
+                    trainer.pulled(pulled);
                 }
-                Made::Pushed(samples, loss) => {
+                Action::Settle => {
+                    let asked = self.world.clock.now();
+                    let settled = self.client.settle().await?;
+                    self.waited += self.world.clock.now() - asked;
+                    trainer.settled(settled);
+                }
+                Action::Begin(done) => {
+                    if let Some(local) = &mut self.local {
+                        local.begin(&self.weights);
+                    }
+                    minibatches = self.minibatches(done);
+                    if self.began.is_none() {
+                        (self.began, self.waited) = (Some(self.world.clock.now()), 0);
+                        self.process.begins();
+                    }
+                }
+                Action::Gradient { step, ask_ahead } => {
+                    if ask_ahead {
+                        self.client.ask_ahead(step);
+                    }
+                    self.goes_on(step);
+                    let samples = minibatches.next();
+                    let loss = self.step(step, &samples).await?;
+                    trainer.trained(Some((f64::from(loss) * samples.len() as f64, samples.len() as u64)));
+                }
+                Action::Local { step, clock } => {
+                    let samples = minibatches.next();
+                    let loss_sum = self.local_minibatch(step, clock, &samples).await?;
+                    trainer.trained(Some((loss_sum, samples.len() as u64)));
+                }
+                Action::Push { step, samples, ask_ahead } => {
+                    self.goes_on(step);
+                    if ask_ahead {
+                        self.client.ask_ahead(step);
+                    }
+                    self.push(step, samples);
+                }
+                Action::PushFragment { step, buckets, samples } => {
+                    if buckets.end == self.world.layout.buckets().len() {
+                        self.goes_on(step);
+                    }
+                    self.push_fragment(step, buckets, samples);
+                }
+                Action::Ask(pull) => self.client.ask(pull),
+                Action::TakeOver(buckets) => self.take_over(buckets),
+                Action::Pushed { step, loss, samples } => {
                     self.world.gap.lock().pushed(self.worker, step);
                     self.samples += samples;
-                    self.client.note_loss(loss);
-                    pulled = self.pull_behind(step).await?;
                     self.steps += 1;
-                    Some((samples, loss))
+                    self.client.note_loss(loss);
+                    trained = samples;
                 }
-            };
-            let rejoined = pulled.done != step;
-            done = pulled.done;
-            let epoch = done.0.div_ceil(plan.per_epoch);
-            let last = done.0 >= plan.total || pulled.stop;
-            let epoch_ends = done.0.is_multiple_of(plan.per_epoch) || last;
-            if let Some((samples, loss)) = pushed {
-                self.note_step(done, epoch, samples, loss, epoch_ends)?;
-            }
-            if epoch_ends && every_epoch {
-                self.evaluate_share(epoch)?;
-            }
-            self.note_evaluations()?;
-            if rejoined {
-                self.world.gap.lock().pushed(self.worker, done);
-                self.begin_local();
-                minibatches = self.minibatches(done);
+                Action::Stepped(s) => {
+                    self.note_step(s, trained)?;
+                    self.note_evaluations()?;
+                }
+                Action::Evaluate(epoch) => {
+                    self.evaluate_share(epoch)?;
+                    self.note_evaluations()?;
+                }
+                Action::Wait(time) => self.world.clock.sleep(time.as_nanos() as u64).await,
+                Action::Finish(_) => {
+                    self.process.finishes();
+                    self.world.gap.lock().left(self.worker);
+                    self.client.finish();
+                    // From here on its training clock stands still.
+                    self.trained_for = Some(self.seconds());
+                }
+                Action::End { done, first } => return self.end(done, first),
+                Action::Moved { .. } | Action::ColdStart { .. } => {}
+                // A job with checkpoints or the leased sampler is none that the simulator takes.
+                Action::TakeChunk { .. }
+                | Action::Chunk { .. }
+                | Action::DropChunk
+                | Action::ChunkDone { .. }
+                | Action::WriteAfter { .. }
+                | Action::EpochOver { .. }
+                | Action::Checkpoint(_) => {}
             }
         }
-        self.end(done).await
     }
 
     fn minibatches(&self, done: Step) -> Minibatches {
@@ -183,20 +227,9 @@ impl Training<'_> {
         self.world.plan.minibatches(&self.world.file, self.worker.0, done)
     }
 
-    /// The worker's own weights, if it has any, are what was pulled.
-    fn begin_local(&mut self) {
-        if let Some(local) = &mut self.local {
-            local.begin(&self.weights);
-        }
-        self.under = None;
-    }
-
-    /// A step of one minibatch at the pulled weights.
-    async fn one_minibatch(&mut self, step: Step, samples: &[u32]) -> Result<Made, SimError> {
-        self.client.ask_ahead(step);
+    /// Its own part of `step` is computed: the next push is of a step that others may be behind.
+    fn goes_on(&self, step: Step) {
         self.world.gap.lock().goes_on(Step(step.0 - 1));
-        let loss = self.step(step, samples).await?;
-        Ok(Made::Pushed(samples.len() as u64, loss))
     }
 
     /// Computes a gradient and pushes it; gives the loss.
@@ -224,19 +257,69 @@ impl Training<'_> {
         Ok(loss)
     }
 
-    pub(crate) async fn pull(&mut self, step: Step) -> Result<paraft_session::Pulled, SimError> {
-        let asked = self.world.clock.now();
-        let pulled = self.client.pull(step, false, &mut self.weights).await?;
+    /// A minibatch at the worker's own weights; `clock`: how many it had trained before. Gives its loss times its samples.
+    async fn local_minibatch(&mut self, step: Step, clock: u64, samples: &[u32]) -> Result<f64, SimError> {
+        let mut sum = 0.0;
         if let Some(local) = &mut self.local {
+            let mut learner = self.world.learner.lock();
+            let (loss, gradient) = learner.gradient((self.worker, step), local.weights(), samples)?;
+            let not_finite = |_| SimError::NotFinite { loss, step, worker: self.worker };
+            local.step(clock, gradient).map_err(not_finite)?;
+            sum = f64::from(loss) * samples.len() as f64;
+        }
+        let time = self.speed.step(self.world);
+        self.worked += time;
+        self.world.cores.work(nanos(time)).await;
+        Ok(sum)
+    }
+
+    fn push(&mut self, step: Step, samples: usize) {
+        self.client.weigh(samples);
+        let Some(local) = &mut self.local else { return };
+        let values = local.push(&self.weights);
+        for (i, bucket) in self.world.layout.buckets().iter().enumerate().rev() {
+            let id = BucketId(i as u32);
+            let payload = self.client.encode(id, step, &values[bucket.range()]);
+            self.client.push(id, step, payload);
+        }
+    }
+
+    fn push_fragment(&mut self, step: Step, buckets: Range<usize>, samples: usize) {
+        self.client.weigh(samples);
+        let Some(local) = &mut self.local else { return };
+        for b in buckets.rev() {
+            let (id, range) = (BucketId(b as u32), self.world.layout.buckets()[b].range());
+            let payload = self.client.encode(id, step, local.push_fragment(range));
+            self.client.push(id, step, payload);
+        }
+    }
+
+    fn take_over(&mut self, buckets: Range<usize>) {
+        let Some(local) = &mut self.local else { return };
+        for bucket in &self.world.layout.buckets()[buckets] {
+            local.take_over(&self.weights, bucket.range());
+        }
+    }
+
+    async fn pull(&mut self, pull: Pull) -> Result<Pulled, SimError> {
+        let asked = self.world.clock.now();
+        let whole = pull.only.is_empty();
+        let last = pull.last;
+        let pulled = self.client.pull(pull, &mut self.weights).await?;
+        if let Some(local) = self.local.as_mut().filter(|_| whole) {
             local.pulled(&self.weights);
         }
-        self.takes_over_rest();
+        // The first pull and the last are none of training.
         let work = self.world.setup.exchange_ms / 1e3;
-        self.worked += work;
-        if work > 0.0 {
-            self.world.cores.work(nanos(work)).await;
+        if whole && !last && self.began.is_some() {
+            self.worked += work;
+            if work > 0.0 {
+                self.world.cores.work(nanos(work)).await;
+            }
         }
-        self.waited += self.world.clock.now() - asked;
+        if !last {
+            self.waited += self.world.clock.now() - asked;
+        }
         self.note_mode(pulled.done)?;
         Ok(pulled)
     }
@@ -260,17 +343,12 @@ impl Training<'_> {
     }
 
     fn seconds(&self) -> f64 {
-        seconds(self.world.clock.now() - self.began)
+        let now = self.world.clock.now();
+        self.trained_for.unwrap_or_else(|| seconds(now - self.began.unwrap_or(now)))
     }
 
-    fn note_step(
-        &mut self,
-        step: Step,
-        epoch: u64,
-        trained: u64,
-        loss: f32,
-        now: bool,
-    ) -> Result<(), SimError> {
+    fn note_step(&mut self, s: paraft_trainer::Stepped, trained: u64) -> Result<(), SimError> {
+        let (step, epoch) = (s.done, s.epoch);
         let stand = Stand {
             worker: self.worker,
             step,
@@ -279,7 +357,7 @@ impl Training<'_> {
             seconds: self.seconds(),
             wait_seconds: seconds(self.waited),
         };
-        self.world.recording.step(&mut self.progress, stand, trained, loss, now)
+        self.world.recording.step(&mut self.progress, stand, trained, s.loss, s.ends)
     }
 
     /// Every worker evaluates a share; shard 0 adds the shares up.
@@ -311,24 +389,17 @@ impl Training<'_> {
         self.world.recording.evaluation(evaluated, self.seconds(), is_final)
     }
 
-    async fn end(mut self, done: Step) -> Result<Finished, SimError> {
-        let seconds_trained = self.seconds();
-        self.process.finishes();
-        self.world.gap.lock().left(self.worker);
-        self.client.finish();
-        let last = self.client.pull(done, true, &mut self.weights).await?;
+    fn end(mut self, done: Step, first: bool) -> Result<Finished, SimError> {
         self.world.over.store(true, Relaxed);
-        // From here on its training clock stands still.
-        self.began = self.world.clock.now() - nanos(seconds_trained);
         self.note_evaluations()?;
         let mut evaluation = None;
-        if last.finishers.first() == Some(&self.worker) {
+        if first {
             let e = {
                 let mut learner = self.world.learner.lock();
                 let all = 0..learner.held_out();
                 learner.evaluate(&self.weights, all)?
             };
-            let epoch = done.0.div_ceil(self.world.plan.per_epoch);
+            let epoch = self.world.plan.epoch_of(done);
             self.write_evaluation((epoch, e.loss_sum, e.correct, e.count), true)?;
             evaluation = Some(e);
         }
@@ -337,7 +408,7 @@ impl Training<'_> {
             worker: self.worker,
             steps: self.steps,
             samples: self.samples,
-            seconds: seconds_trained,
+            seconds: self.seconds(),
             wait_seconds: seconds(self.waited),
             bytes_pushed: self.client.bytes_pushed,
             bytes_pulled: self.client.bytes_pulled,

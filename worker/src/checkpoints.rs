@@ -31,6 +31,7 @@ use paraft_common::{
     config::ServerJob,
 };
 use paraft_record::{Event, event};
+use paraft_trainer::Due;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -70,29 +71,9 @@ fn place(job: &Job, run_dir: Option<&Path>) -> Result<PathBuf, WorkerError> {
     })
 }
 
-/// The steps at which checkpoints are due. The same on every worker of a job.
-#[derive(Clone, Copy, Debug)]
-pub struct Due {
-    steps: Option<u64>,
-    epochs: Option<u64>,
-    total: u64,
-    /// The leased sampler: checkpoints are cut between epochs, every so many, and after so many.
-    between: Option<(u64, u64)>,
-}
-
-impl Due {
-    /// As the job says.
-    pub fn new(config: &CheckpointConfig, plan: &Plan) -> Self {
-        let epochs = config.epochs().map(|n| n.saturating_mul(plan.per_epoch));
-        let between = plan.leased.map(|c| (config.epochs().unwrap_or(1), c.epochs));
-        Self { steps: config.every_steps, epochs, total: plan.total, between }
-    }
-
-    /// Whether one is due once `step` is done. The job's last step always is.
-    pub fn at(&self, step: Step) -> bool {
-        let every = |n: &u64| step.0.is_multiple_of(*n);
-        self.steps.iter().chain(&self.epochs).any(every) || step.0 == self.total
-    }
+/// The steps at which a job's checkpoints are due.
+pub fn due(config: &CheckpointConfig, plan: &Plan) -> Due {
+    Due::new(config.every_steps, config.epochs(), &plan.steps, plan.leased)
 }
 
 enum Order {
@@ -158,7 +139,7 @@ impl Checkpoints {
             .spawn(work)
             .map_err(|e| WorkerError::Job(format!("no thread for checkpoints: {e}")))?;
         Ok(Some(Self {
-            due: Due::new(config, plan),
+            due: due(config, plan),
             worker: client.worker,
             orders: Some(orders),
             events,
@@ -166,11 +147,6 @@ impl Checkpoints {
             thread: Some(thread),
             skipped: Vec::new(),
         }))
-    }
-
-    /// Leased sampler: whether a checkpoint is due once so many epochs are over. After the last it always is.
-    pub fn due_after(&self, epochs: u64) -> bool {
-        self.due.between.is_some_and(|(every, last)| epochs.is_multiple_of(every) || epochs == last)
     }
 
     /// Leased sampler: so many epochs are over at `step`.
@@ -203,7 +179,7 @@ impl Checkpoints {
         origin: u64,
         state: impl FnOnce() -> Result<State, WorkerError>,
     ) -> Result<(), WorkerError> {
-        if step.0 == self.due.total {
+        if self.due.is_last(step) {
             self.wait();
         }
         if self.waiting.load(SeqCst) > 0 {
@@ -229,7 +205,7 @@ impl Checkpoints {
     /// Waits for what is being written when `step` is the job's last: while its step is cut, no other checkpoint
     /// may be on its way.
     pub fn clear_the_way(&self, step: Step) {
-        if step.0 == self.due.total {
+        if self.due.is_last(step) {
             self.wait();
         }
     }

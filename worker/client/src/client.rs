@@ -290,12 +290,12 @@ impl Client {
         }
     }
 
-    /// Asks for the weights of these buckets after step `done`, for the [`Self::pull_buckets`] of the same that comes later.
-    /// Does nothing where they would fill the memory that they wait in.
-    pub fn ask_for_buckets(&mut self, done: Step, only: &[BucketId]) {
+    /// Asks for weights ahead of a [`Self::pull_by`] of the same. Does nothing where they would fill the memory that they wait
+    /// in.
+    pub fn ask(&mut self, pull: Pull) {
         let len = |b: &BucketId| self.layout.bucket(*b).map_or(0, |s| s.len);
-        if only.iter().map(len).sum::<usize>() * F32_BYTES <= limits::PULL_AHEAD_BYTES {
-            let pull = Pull { only: only.to_vec(), ..Pull::of(done) };
+        let values = if pull.only.is_empty() { self.layout.len() } else { pull.only.iter().map(len).sum() };
+        if values * F32_BYTES <= limits::PULL_AHEAD_BYTES {
             self.io.session().ask_ahead(io::now(), pull, false);
         }
     }
@@ -310,24 +310,13 @@ impl Client {
     /// A bucket that has not changed since the last pull into the same buffer is not sent again: `weights` must be as
     /// that pull left it, or [`Self::forget`] be called before.
     pub fn pull(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
-        self.pull_any(Pull::of(done), weights)
-    }
-
-    /// As [`Self::pull`], of these buckets only, by rising id: the rule is that of their own steps. Into the buffer of the
-    /// pull before.
-    pub fn pull_buckets(
-        &mut self,
-        done: Step,
-        only: &[BucketId],
-        weights: &mut [f32],
-    ) -> Result<Pulled, ClientError> {
-        self.pull_any(Pull { only: only.to_vec(), ..Pull::of(done) }, weights)
+        self.pull_by(Pull::of(done), weights)
     }
 
     /// As [`Self::pull`], at a step of which a checkpoint is due: the shards keep an image of it before anyone
     /// goes on. Every worker of the job must ask for the same steps.
     pub fn pull_for_checkpoint(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
-        self.pull_any(Pull { section: true, ..Pull::of(done) }, weights)
+        self.pull_by(Pull { section: true, ..Pull::of(done) }, weights)
     }
 
     /// Waits until every push is acknowledged, for a worker that goes on without a pull: a push is refused until the one of
@@ -374,10 +363,11 @@ impl Client {
 
     /// Waits until every member has finished, and writes the final weights.
     pub fn pull_final(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
-        self.pull_any(Pull { last: true, ..Pull::of(done) }, weights)
+        self.pull_by(Pull { last: true, ..Pull::of(done) }, weights)
     }
 
-    fn pull_any(&mut self, pull: Pull, weights: &mut [f32]) -> Result<Pulled, ClientError> {
+    /// As [`Self::pull`], of what `pull` says. Of some buckets only: into the buffer of the pull before.
+    pub fn pull_by(&mut self, pull: Pull, weights: &mut [f32]) -> Result<Pulled, ClientError> {
         let began = Instant::now();
         let into = Some((weights.as_ptr() as usize, weights.len()));
         let (holds, whole) = (self.holds == into, pull.only.is_empty());

@@ -32,8 +32,8 @@ mod pool;
 pub mod section;
 
 pub use acks::Acked;
-pub use client::{Client, ClientOptions};
+pub use client::{Client, ClientOptions, Counters};
 pub use connect::{Transport, abandon, describe, drain, forget, status, switch_mode};
 pub use error::ClientError;
 pub use initial::Initial;
-pub use paraft_session::{Encoders, HANDOVER, Next, Pulled, Reported};
+pub use paraft_session::{Encoders, HANDOVER, Next, Pull, Pulled, Reported};

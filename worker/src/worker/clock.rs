@@ -1,6 +1,15 @@
 //! The training clock.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+/// Time since this process first asked.
+pub(super) fn now() -> Duration {
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    FIRST.get_or_init(Instant::now).elapsed()
+}
 
 /// Time spent training: it stands still while a worker evaluates.
 #[derive(Default)]

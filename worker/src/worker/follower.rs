@@ -1,6 +1,10 @@
 //! A rank that does not lead its group: it computes what the leader says, and meets the servers only through it.
 
-use super::{Share, Shared, WorkerError, WorkerOptions, WorkerReport, evaluate, finite};
+use super::{
+    Shared, WorkerError, WorkerOptions, WorkerReport,
+    evaluate::{Share, evaluate},
+    training::finite,
+};
 use crate::{
     Job,
     engine::{Engine, Follows, Stepped},

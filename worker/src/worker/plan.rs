@@ -11,22 +11,25 @@ use paraft_common::{
 };
 use paraft_data::{Batches, Dataset, Prefetcher, Sampler};
 use paraft_models::Batch;
-use std::sync::Arc;
+use paraft_trainer::Steps;
+use std::{ops::Deref, sync::Arc};
 
 /// Steps of the job, the same on every worker.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(super) sampler: Sampler,
-    /// Minibatches of a step: those between two pushes. The last step of an epoch has what is left of it.
-    minibatches_a_step: u64,
-    /// Minibatches of a worker in one epoch; likewise.
-    minibatches_an_epoch: u64,
-    /// Steps of a worker in one epoch. With the leased sampler: on average, where no worker leaves.
-    pub per_epoch: u64,
-    /// Steps of a worker in the whole job, unless it stops early; likewise.
-    pub total: u64,
+    /// Their number, and the minibatches of each.
+    pub steps: Steps,
     /// The chunks of the leased sampler.
     pub leased: Option<ChunkPlan>,
+}
+
+impl Deref for Plan {
+    type Target = Steps;
+
+    fn deref(&self) -> &Steps {
+        &self.steps
+    }
 }
 
 impl Plan {
@@ -43,18 +46,16 @@ impl Plan {
             None => sampler.steps(job.ranks() as usize, t.batch) as u64,
             Some(_) => (train.len() as u64).div_ceil(u64::from(job.ranks()) * t.batch as u64),
         };
-        if minibatches_an_epoch == 0 {
-            return Err(WorkerError::Job(format!(
+        let a_step = job.local.rule().minibatches();
+        let steps = Steps::new(minibatches_an_epoch, a_step, t.epochs, t.max_steps).ok_or_else(|| {
+            WorkerError::Job(format!(
                 "{} training samples give {} workers no whole minibatch of {}; use a smaller train.batch, fewer workers, or train.drop_last = false",
                 train.len(),
                 job.ranks(),
                 t.batch
-            )));
-        }
-        let minibatches_a_step = job.local.rule().minibatches();
-        let per_epoch = minibatches_an_epoch.div_ceil(minibatches_a_step);
-        let total = (per_epoch * t.epochs).min(t.max_steps.unwrap_or(u64::MAX));
-        Ok(Self { sampler, minibatches_a_step, minibatches_an_epoch, per_epoch, total, leased })
+            ))
+        })?;
+        Ok(Self { sampler, steps, leased })
     }
 
     /// Samples that are left to train for a job that begins so.
@@ -69,18 +70,6 @@ impl Plan {
                 minibatches * job.train.batch as u64 * u64::from(job.ranks())
             }
         }
-    }
-
-    /// Minibatches of `step`, which is from 1.
-    pub fn minibatches_of(&self, step: Step) -> u64 {
-        self.minibatches_before(step.next()) - self.minibatches_before(step)
-    }
-
-    /// Minibatches that a worker has trained before `step`.
-    pub fn minibatches_before(&self, step: Step) -> u64 {
-        let done = step.0.saturating_sub(1);
-        let (epochs, within) = (done / self.per_epoch, done % self.per_epoch);
-        epochs.saturating_mul(self.minibatches_an_epoch).saturating_add(within * self.minibatches_a_step)
     }
 
     /// A rank's minibatches from the one after `done`, filled on a thread of their own.
@@ -106,7 +95,8 @@ impl Plan {
         let (rank, world, batch) = (rank as usize, job.ranks() as usize, job.train.batch);
         let epoch = done.0 / self.per_epoch;
         let mut current = self.sampler.batches(epoch, rank, world, batch);
-        for _ in 0..done.0 % self.per_epoch * self.minibatches_a_step {
+        let first = Step(epoch * self.per_epoch + 1);
+        for _ in self.minibatches_before(first)..self.minibatches_before(done.next()) {
             current.next();
         }
         Minibatches { sampler: self.sampler, epoch, current, rank, world, batch }

@@ -11,8 +11,10 @@
 //! the latest checkpoint.
 
 use super::{
-    Clock, Share, Shared, WorkerError, WorkerOptions, WorkerReport, client_options, evaluate, finite,
+    Clock, Shared, WorkerError, WorkerOptions, WorkerReport, client_options,
+    evaluate::{Share, evaluate},
     follower::Following,
+    training::finite,
 };
 use crate::{
     Job,

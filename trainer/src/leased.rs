@@ -1,0 +1,189 @@
+//! The leased sampler: chunks of the data that shard 0 gives out.
+//!
+//! ```text
+//!   Pull ─▶ ┌─ TakeChunk ─▶ Chunk ─▶ its minibatches: Gradient, Pull ─▶ ChunkDone ─┐
+//!           └─────┴─[epoch over: Pull, Checkpoint, Evaluate]◀──────────────────────┘
+//! ```
+//!
+//! A chunk counts as done when its last push is acknowledged by every shard. A worker that dies before, or that loses its
+//! session, leaves the whole chunk to another.
+
+use crate::trainer::{Action, State, Stepped, Trainer, mean};
+use paraft_common::{Step, config::ChunkPlan};
+use paraft_session::{Next, Pull, Pulled};
+use std::time::Duration;
+
+/// The last checkpoint waits so often for what is in its way on a server: an image that is being fetched, say.
+const LAST_TRIES: u32 = 100;
+const TRY_AGAIN: Duration = Duration::from_millis(50);
+
+/// Where a worker is.
+pub(crate) struct Leased {
+    chunks: ChunkPlan,
+    /// Epochs that are over, as far as it knows.
+    epochs: u64,
+    /// The chunk that it has trained and not yet given account of.
+    trained: Option<u64>,
+    at: At,
+}
+
+enum At {
+    /// To ask for a chunk.
+    Ask,
+    Asked,
+    /// A pull after a pause, then this chunk.
+    Resumed(u64),
+    /// The chunk's minibatches are prepared.
+    Preparing(u64),
+    /// So many minibatches are left of this chunk.
+    Chunk {
+        chunk: u64,
+        left: u64,
+    },
+    /// A minibatch of it is computed.
+    Gradient {
+        chunk: u64,
+        left: u64,
+        step: Step,
+    },
+    /// It is pushed: the pull behind it.
+    Behind {
+        chunk: u64,
+        left: u64,
+        loss: f32,
+    },
+    /// The pull between epochs: how many are over, and how often it is tried yet where a checkpoint is due.
+    Over {
+        epochs: u64,
+        due: bool,
+        tries: u32,
+    },
+    /// The session was lost.
+    Rejoined,
+}
+
+impl Trainer {
+    pub(crate) fn begin_leased(&mut self, chunks: ChunkPlan, pulled: &Pulled) {
+        (self.done, self.stop) = (pulled.done, pulled.stop);
+        self.queue.push_back(Action::Begin(self.done));
+        self.state = State::Leased(Leased { chunks, epochs: self.o.begun, trained: None, at: At::Ask });
+    }
+
+    pub(crate) fn leased(&mut self, mut l: Leased) {
+        if self.stop {
+            return self.finish();
+        }
+        match l.at {
+            At::Ask => {
+                let (epoch, done) = (l.epochs, l.trained.take());
+                l.at = At::Asked;
+                self.does(Action::TakeChunk { epoch, done }, State::Leased(l));
+            }
+            At::Chunk { chunk, left: 0 } => {
+                self.queue.push_back(Action::ChunkDone { epoch: l.epochs, chunk });
+                (l.trained, l.at) = (Some(chunk), At::Ask);
+                self.state = State::Leased(l);
+            }
+            At::Chunk { chunk, left } => {
+                let step = self.done.next();
+                l.at = At::Gradient { chunk, left, step };
+                self.does(Action::Gradient { step, ask_ahead: true }, State::Leased(l));
+            }
+            _ => panic!("an answer was of another action"),
+        }
+    }
+
+    pub(crate) fn took_chunk(&mut self, mut l: Leased, next: Next) {
+        match next {
+            Next::Train { epoch, chunk, resumed } => {
+                l.epochs = epoch;
+                match resumed {
+                    None => {
+                        l.at = At::Preparing(chunk);
+                        self.does(Action::Chunk { epoch, chunk }, State::Leased(l));
+                    }
+                    Some(step) => {
+                        l.at = At::Resumed(chunk);
+                        self.does(Action::Pull(Pull::of(step)), State::Leased(l));
+                    }
+                }
+            }
+            Next::Over { epochs, write, step } => {
+                // A job that goes on from a checkpoint comes by here first, and has the checkpoint already.
+                let due = write && epochs > self.o.begun && self.o.due.is_some_and(|d| d.after(epochs));
+                let last = epochs == l.chunks.epochs;
+                if due {
+                    self.queue.push_back(Action::WriteAfter { step, epochs, last });
+                }
+                l.at = At::Over { epochs, due, tries: if last { LAST_TRIES } else { 1 } };
+                self.does(Action::Pull(Pull { section: due, ..Pull::of(step) }), State::Leased(l));
+            }
+            Next::Rejoined(step) => {
+                l.at = At::Rejoined;
+                self.does(Action::Pull(Pull::of(step)), State::Leased(l));
+            }
+            Next::Ended => self.finish(),
+        }
+    }
+
+    pub(crate) fn begin_chunk(&mut self, mut l: Leased, minibatches: u64) {
+        if let At::Preparing(chunk) = l.at {
+            l.at = At::Chunk { chunk, left: minibatches };
+        }
+        self.state = State::Leased(l);
+    }
+
+    pub(crate) fn trained_leased(&mut self, mut l: Leased, sum: f64, samples: u64) {
+        let At::Gradient { chunk, left, step } = l.at else { panic!("nothing was to be trained") };
+        let loss = mean(sum, samples);
+        l.at = At::Behind { chunk, left, loss };
+        self.queue.push_back(Action::Pushed { step, loss, samples });
+        self.does(Action::Pull(Pull::of(step)), State::Leased(l));
+    }
+
+    pub(crate) fn pulled_leased(&mut self, mut l: Leased, pulled: Pulled) {
+        let before = self.done;
+        self.done = pulled.done;
+        self.stop |= pulled.stop;
+        let rejoined = pulled.rejoined || matches!(l.at, At::Rejoined);
+        if rejoined {
+            l.trained = None;
+            self.queue.push_back(Action::Moved { step: before, done: self.done, rejoined });
+        }
+        let goes_on = !rejoined && !self.stop;
+        let at = std::mem::replace(&mut l.at, At::Ask);
+        match at {
+            At::Resumed(chunk) if goes_on => {
+                l.at = At::Preparing(chunk);
+                return self.does(Action::Chunk { epoch: l.epochs, chunk }, State::Leased(l));
+            }
+            At::Behind { chunk, left, loss } => {
+                let (done, epoch) = (self.done, l.epochs + 1);
+                self.queue.push_back(Action::Stepped(Stepped { done, epoch, loss, ends: false }));
+                match goes_on {
+                    true => l.at = At::Chunk { chunk, left: left - 1 },
+                    false => self.queue.push_back(Action::DropChunk),
+                }
+            }
+            At::Over { epochs, due, tries } if !rejoined => {
+                if due && !pulled.section && tries > 1 {
+                    self.queue.push_back(Action::Wait(TRY_AGAIN));
+                    l.at = At::Over { epochs, due, tries: tries - 1 };
+                    let pull = Pull { section: true, ..Pull::of(self.done) };
+                    return self.does(Action::Pull(pull), State::Leased(l));
+                }
+                l.epochs = epochs;
+                self.queue.push_back(Action::EpochOver { epochs, done: self.done });
+                if self.o.evaluates {
+                    self.queue.push_back(Action::Evaluate(epochs));
+                }
+                if due {
+                    self.queue.push_back(Action::Checkpoint(pulled));
+                }
+            }
+            // It asks again, and comes by here again.
+            _ => {}
+        }
+        self.state = State::Leased(l);
+    }
+}

@@ -1,0 +1,45 @@
+//! What a worker does next, as a state machine: steps, pushes, pulls, evaluations, checkpoints, local steps, streamed
+//! fragments, leased chunks.
+//!
+//! It computes nothing, talks to nobody, has no clock and no data: whoever runs a training loop asks it for the next
+//! [`Action`], does that, and says what came of it. So the loop of a real worker, the simulator's, and one that is not ours
+//! train by the same rules.
+//!
+//! ```text
+//!   Pull ─▶ Begin ─▶ ┌─ Gradient ─▶ (its pushes) ─▶ Pushed ─▶ Pull ─▶ Stepped ─▶ [Evaluate] [Checkpoint] ─┐ ─▶ Finish ─▶ End
+//!                    └──────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! ```
+//! use paraft_common::{Layout, Mode, Step, TensorSpec, Version, WorkerId, local::LocalConfig};
+//! use paraft_session::Pulled;
+//! use paraft_trainer::{Action, Options, Seen, Steps, Trainer};
+//!
+//! let layout = Layout::new(vec![TensorSpec::param("w", &[4])], 4).expect("a layout");
+//! let steps = Steps::new(3, 1, 2, None).expect("some steps"); // 3 minibatches an epoch, 1 a step, 2 epochs
+//! let mut trainer = Trainer::new(Options::new(WorkerId(0), steps, LocalConfig::default(), layout), Step(0));
+//! let seen = Seen { version: Version(0), mode: Mode::Bsp, now: std::time::Duration::ZERO };
+//! let mut gradients = 0;
+//! loop {
+//!     match trainer.next(&seen) {
+//!         // Ask the servers: `Client::pull`.
+//!         Action::Pull(pull) => trainer.pulled(Pulled { done: pull.done, ..Pulled::default() }),
+//!         // Compute a gradient at the pulled weights, and push its buckets.
+//!         Action::Gradient { .. } => {
+//!             gradients += 1;
+//!             trainer.trained(Some((0.5, 32)));
+//!         }
+//!         Action::End { .. } => break,
+//!         _ => {} // what is written down and evaluated
+//!     }
+//! }
+//! assert_eq!(gradients, 6);
+//! ```
+
+mod leased;
+mod local;
+mod steps;
+mod trainer;
+
+pub use steps::{Due, Steps};
+pub use trainer::{Action, Options, Seen, Stepped, Trainer};

@@ -1,0 +1,523 @@
+//! The state machine, and the steps of a worker that has no weights of its own.
+
+use crate::{
+    leased::Leased,
+    local::{Local, Under},
+    steps::{Due, Steps},
+};
+use paraft_common::{
+    BucketId, Layout, Mode, Step, Version, WorkerId, config::ChunkPlan, local::Fragments, local::LocalConfig,
+};
+use paraft_session::{Next, Pull, Pulled};
+use std::{collections::VecDeque, mem, ops::Range, time::Duration};
+
+/// A worker that has to wait for the warm start looks so often whether it is over.
+const WARM_LOOK: Duration = Duration::from_millis(20);
+
+/// How a worker trains.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Who.
+    pub worker: WorkerId,
+    /// The job's steps.
+    pub steps: Steps,
+    /// What it does between two pushes.
+    pub local: LocalConfig,
+    /// The job's buckets.
+    pub layout: Layout,
+    /// Samples of a minibatch, where all have the same.
+    pub batch: usize,
+    /// A share of the held-out data is evaluated at each epoch's end.
+    pub evaluates: bool,
+    /// When checkpoints are due, where the job makes any.
+    pub due: Option<Due>,
+    /// The chunks of the leased sampler.
+    pub leased: Option<ChunkPlan>,
+    /// Epochs that were done when the job began.
+    pub begun: u64,
+    /// A warm start that has not moved for so long is not waited for.
+    pub patience: Duration,
+}
+
+impl Options {
+    /// With neither evaluations nor checkpoints, over a static share of the data.
+    pub fn new(worker: WorkerId, steps: Steps, local: LocalConfig, layout: Layout) -> Self {
+        Self {
+            worker,
+            steps,
+            local,
+            layout,
+            batch: 1,
+            evaluates: false,
+            due: None,
+            leased: None,
+            begun: 0,
+            patience: Duration::MAX,
+        }
+    }
+}
+
+/// What a worker sees when it asks what to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    /// The smallest version over the buckets of its last pull.
+    pub version: Version,
+    /// The mode in force, as the shards have said with that pull.
+    pub mode: Mode,
+    /// The time, from any beginning.
+    pub now: Duration,
+}
+
+/// A step that is done, to be written down.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stepped {
+    /// The worker's last step.
+    pub done: Step,
+    /// The epoch that it is in, from 1.
+    pub epoch: u64,
+    /// Mean loss of its samples.
+    pub loss: f32,
+    /// An epoch or the job has ended with it.
+    pub ends: bool,
+}
+
+/// What a worker does next. What has an answer is named with it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Pull into the weights. Answer: [`Trainer::pulled`].
+    Pull(Pull),
+    /// Wait until every push is acknowledged. Answer: [`Trainer::settled`].
+    Settle,
+    /// Say which chunk of the epoch is trained, and ask for the next. Answer: [`Trainer::chunk`].
+    TakeChunk {
+        /// The epoch that the worker is ready for, from 0.
+        epoch: u64,
+        /// The chunk that is trained.
+        done: Option<u64>,
+    },
+    /// Go on with the minibatches after this step; weights of the worker's own are those that were pulled.
+    Begin(Step),
+    /// One minibatch at the pulled weights; each bucket of its gradient is pushed as soon as it is there. Answer:
+    /// [`Trainer::trained`].
+    Gradient {
+        /// Of this step.
+        step: Step,
+        /// The weights behind it may be asked for before its pushes.
+        ask_ahead: bool,
+    },
+    /// One minibatch at the worker's own weights, which move. Answer: [`Trainer::trained`].
+    Local {
+        /// Of this step.
+        step: Step,
+        /// Minibatches before it.
+        clock: u64,
+    },
+    /// Push what the worker's own weights give, in all buckets.
+    Push {
+        /// As this step.
+        step: Step,
+        /// That it comes of.
+        samples: usize,
+        /// As in [`Action::Gradient`].
+        ask_ahead: bool,
+    },
+    /// Likewise, of these buckets, last first.
+    PushFragment {
+        /// As this step.
+        step: Step,
+        /// Which.
+        buckets: Range<usize>,
+        /// That it comes of.
+        samples: usize,
+    },
+    /// Ask for weights whose pull comes later.
+    Ask(Pull),
+    /// The worker's own weights of these buckets follow what was pulled.
+    TakeOver(Range<usize>),
+    /// Everything of this step is pushed.
+    Pushed {
+        /// Which.
+        step: Step,
+        /// Mean loss of its samples.
+        loss: f32,
+        /// How many.
+        samples: u64,
+    },
+    /// Write down where the worker is.
+    Stepped(Stepped),
+    /// Evaluate a share of the held-out data, and report it as this epoch's.
+    Evaluate(u64),
+    /// A checkpoint was due at this pull.
+    Checkpoint(Pulled),
+    /// Get the minibatches of this chunk ready, of this epoch (from 0). Answer: [`Trainer::prepared`].
+    Chunk {
+        /// From 0.
+        epoch: u64,
+        /// From 0.
+        chunk: u64,
+    },
+    /// The rest of the chunk is not for this worker any more.
+    DropChunk,
+    /// The chunk is trained.
+    ChunkDone {
+        /// From 0.
+        epoch: u64,
+        /// From 0.
+        chunk: u64,
+    },
+    /// So many epochs are over at this step, and this worker is to write their checkpoint.
+    WriteAfter {
+        /// The step.
+        step: Step,
+        /// Of the job.
+        epochs: u64,
+        /// It is the job's last, which is always made: nothing of this worker's own may be in its way.
+        last: bool,
+    },
+    /// So many epochs are over at this step.
+    EpochOver {
+        /// Of the job.
+        epochs: u64,
+        /// The step.
+        done: Step,
+    },
+    /// The session was lost, or rounds were closed without this worker: it goes on from `done` instead of `step`.
+    Moved {
+        /// Where it was.
+        step: Step,
+        /// Where it goes on.
+        done: Step,
+        /// The session was lost.
+        rejoined: bool,
+    },
+    /// Do nothing for so long.
+    Wait(Duration),
+    /// The warm start has come to a halt after so many of these updates: it is not waited for any more.
+    ColdStart {
+        /// That were seen.
+        updates: u64,
+        /// That were waited for.
+        of: u64,
+    },
+    /// Everything is trained: say so to the servers.
+    Finish(Step),
+    /// It is over; the weights are the final ones.
+    End {
+        /// The last step.
+        done: Step,
+        /// This worker evaluates the final weights and writes the model.
+        first: bool,
+    },
+}
+
+impl Action {
+    /// Whether the trainer goes on only once it is told what came of it.
+    pub fn has_answer(&self) -> bool {
+        matches!(
+            self,
+            Self::Pull(_)
+                | Self::Settle
+                | Self::TakeChunk { .. }
+                | Self::Chunk { .. }
+                | Self::Gradient { .. }
+                | Self::Local { .. }
+        )
+    }
+}
+
+/// What the worker is in the middle of.
+pub(crate) enum State {
+    /// Nothing: a step is begun.
+    Next,
+    First,
+    Warm {
+        seen: Version,
+        since: Duration,
+    },
+    Gradient(Step),
+    Local(Local),
+    /// Everything of a step is pushed.
+    Pushed {
+        step: Step,
+        loss: f32,
+    },
+    /// It is pulled behind it, or settled.
+    Behind {
+        step: Step,
+        loss: f32,
+    },
+    Leased(Leased),
+    Final,
+    Ended,
+}
+
+/// See the [crate](crate).
+pub struct Trainer {
+    pub(crate) o: Options,
+    pub(crate) state: State,
+    /// What is to be done before anything is decided anew.
+    pub(crate) queue: VecDeque<Action>,
+    pub(crate) done: Step,
+    /// A fragment that was pushed and not taken over.
+    pub(crate) under: Option<Under>,
+    pub(crate) stop: bool,
+    /// The first pull, until training begins.
+    first: Option<Pulled>,
+    /// The last action has an answer that was not given.
+    unanswered: bool,
+}
+
+impl Trainer {
+    /// A worker that has joined at `start`.
+    pub fn new(o: Options, start: Step) -> Self {
+        let queue = VecDeque::from([Action::Pull(Pull::of(start))]);
+        Self {
+            o,
+            state: State::First,
+            queue,
+            done: start,
+            under: None,
+            stop: false,
+            first: None,
+            unanswered: false,
+        }
+    }
+
+    /// The worker's last step.
+    pub fn done(&self) -> Step {
+        self.done
+    }
+
+    /// What to do next.
+    ///
+    /// # Panics
+    /// Where the last action has an answer that was not given, or after [`Action::End`].
+    pub fn next(&mut self, seen: &Seen) -> Action {
+        loop {
+            assert!(!self.unanswered, "the last action was not answered");
+            if let Some(action) = self.queue.pop_front() {
+                self.unanswered = action.has_answer();
+                return action;
+            }
+            match mem::replace(&mut self.state, State::Next) {
+                State::Next => self.begin_step(),
+                State::Warm { seen: version, since } => self.warm(seen, version, since),
+                State::Local(local) => self.local(local, None),
+                State::Leased(leased) => self.leased(leased),
+                State::Pushed { step, loss } => self.pull_behind(step, loss, seen),
+                _ => panic!("it is over"),
+            }
+        }
+    }
+
+    pub(crate) fn does(&mut self, action: Action, state: State) {
+        self.queue.push_back(action);
+        self.state = state;
+    }
+
+    fn begin_step(&mut self) {
+        if self.done.0 >= self.o.steps.total || self.stop {
+            return self.finish();
+        }
+        let step = self.done.next();
+        if self.o.local.is_local() {
+            return self.begin_local(step);
+        }
+        let ask_ahead = !self.is_due(step);
+        self.does(Action::Gradient { step, ask_ahead }, State::Gradient(step));
+    }
+
+    pub(crate) fn is_due(&self, step: Step) -> bool {
+        self.o.leased.is_none() && self.o.due.is_some_and(|d| d.at(step))
+    }
+
+    pub(crate) fn finish(&mut self) {
+        self.queue.push_back(Action::Finish(self.done));
+        self.does(Action::Pull(Pull { last: true, ..Pull::of(self.done) }), State::Final);
+    }
+
+    /// What came of [`Action::Gradient`] or [`Action::Local`]: the sum of the losses of its samples, and how many those are;
+    /// `None`: no data is left, and the worker ends.
+    pub fn trained(&mut self, trained: Option<(f64, u64)>) {
+        self.unanswered = false;
+        let state = mem::replace(&mut self.state, State::Next);
+        let Some((sum, samples)) = trained else { return self.finish() };
+        match state {
+            State::Gradient(step) => self.pushed(step, sum, samples),
+            State::Local(local) => self.trained_local(local, sum, samples),
+            State::Leased(leased) => self.trained_leased(leased, sum, samples),
+            _ => panic!("nothing was to be trained"),
+        }
+    }
+
+    /// Everything of a step is pushed.
+    pub(crate) fn pushed(&mut self, step: Step, loss_sum: f64, samples: u64) {
+        let loss = mean(loss_sum, samples);
+        self.does(Action::Pushed { step, loss, samples }, State::Pushed { step, loss });
+    }
+
+    /// Behind the push of a step: a pull, if it is time, or a look whether the next push may go.
+    fn pull_behind(&mut self, step: Step, loss: f32, seen: &Seen) {
+        if self.is_due(step) {
+            return self
+                .does(Action::Pull(Pull { section: true, ..Pull::of(step) }), State::Behind { step, loss });
+        }
+        if !self.o.local.is_local() {
+            return self.does(Action::Pull(Pull::of(step)), State::Behind { step, loss });
+        }
+        let rule = self.o.local.rule();
+        let ends = self.o.steps.ends_epoch(step);
+        if !ends && (rule.pulls_first() || rule.fragments().stream()) {
+            // The next pull is of this step too, and waits for its push; or the last fragment's is under way, or over.
+            return self.stepped(Some((step, loss)), Pulled { done: step, ..Pulled::default() });
+        }
+        let within = (step.0 - 1) % self.o.steps.per_epoch + 1;
+        // In the other modes pulls are what workers wait for.
+        let pulls = ends || seen.mode != Mode::Asp || within.is_multiple_of(rule.steps_a_pull());
+        let action = if pulls { Action::Pull(Pull::of(step)) } else { Action::Settle };
+        self.does(action, State::Behind { step, loss });
+    }
+
+    /// What came of [`Action::Settle`]: where the session was lost, the step that the worker goes on from.
+    pub fn settled(&mut self, joined: Option<Step>) {
+        self.unanswered = false;
+        match (mem::replace(&mut self.state, State::Next), joined) {
+            (State::Behind { step, loss }, None) => {
+                self.stepped(Some((step, loss)), Pulled { done: step, ..Pulled::default() });
+            }
+            (behind @ State::Behind { .. }, Some(done)) => self.does(Action::Pull(Pull::of(done)), behind),
+            _ => panic!("nothing was to be settled"),
+        }
+    }
+
+    /// What came of [`Action::Pull`].
+    pub fn pulled(&mut self, pulled: Pulled) {
+        self.unanswered = false;
+        match mem::replace(&mut self.state, State::Next) {
+            State::First => self.first_pull(pulled),
+            State::Warm { seen, since } => {
+                let rejoined = self.first.take().is_some_and(|p| p.rejoined);
+                self.first = Some(Pulled { rejoined: pulled.rejoined || rejoined, ..pulled });
+                self.state = State::Warm { seen, since };
+            }
+            State::Local(local) => self.local(local, Some(pulled)),
+            State::Behind { step, loss } => {
+                self.take_over_rest();
+                self.stepped(Some((step, loss)), pulled);
+            }
+            State::Leased(leased) => self.pulled_leased(leased, pulled),
+            State::Final => {
+                let first = pulled.finishers.first() == Some(&self.o.worker);
+                self.does(Action::End { done: self.done, first }, State::Ended);
+            }
+            _ => panic!("nothing was to be pulled"),
+        }
+    }
+
+    /// A whole pull brings what is under way too.
+    pub(crate) fn take_over_rest(&mut self) {
+        if let Some(under) = self.under.take() {
+            self.queue.push_back(Action::TakeOver(under.buckets));
+        }
+    }
+
+    fn first_pull(&mut self, pulled: Pulled) {
+        if let Some(chunks) = self.o.leased {
+            return self.begin_leased(chunks, &pulled);
+        }
+        self.first = Some(pulled);
+        let rule = self.o.local.rule();
+        if self.o.local.is_local() && rule.warm_start() > 0 && self.o.worker != WorkerId(0) {
+            self.state = State::Warm { seen: Version(u64::MAX), since: Duration::ZERO };
+        } else {
+            self.begin();
+        }
+    }
+
+    /// Waits for the warm start of the lowest worker. Where nothing comes for as long as the patience is, this worker begins all
+    /// the same: the one that warms up may be gone.
+    fn warm(&mut self, now: &Seen, seen: Version, since: Duration) {
+        let rule = self.o.local.rule();
+        let updates = rule.warm_start().div_ceil(rule.minibatches()).min(self.o.steps.total);
+        let (stop, done) = self.first.as_ref().map_or((true, self.done), |p| (p.stop, p.done));
+        if now.version.0 >= updates || stop || now.mode != Mode::Asp {
+            return self.begin();
+        }
+        let moved = now.version != seen;
+        let (seen, since) = if moved { (now.version, now.now) } else { (seen, since) };
+        if now.now.saturating_sub(since) > self.o.patience {
+            self.queue.push_back(Action::ColdStart { updates: seen.0, of: updates });
+            return self.begin();
+        }
+        self.queue.push_back(Action::Wait(WARM_LOOK));
+        self.does(Action::Pull(Pull::of(done)), State::Warm { seen, since });
+    }
+
+    fn begin(&mut self) {
+        let Some(pulled) = self.first.take() else { return };
+        (self.done, self.stop) = (pulled.done, pulled.stop);
+        self.queue.push_back(Action::Begin(self.done));
+        // The epoch that has just ended is evaluated after the step is cut into a checkpoint: who goes on from there does it
+        // now. Where it was done already, the servers know.
+        let (done, per_epoch) = (self.done.0, self.o.steps.per_epoch);
+        if done > 0 && done.is_multiple_of(per_epoch) && self.o.evaluates {
+            self.queue.push_back(Action::Evaluate(done / per_epoch));
+        }
+        self.state = State::Next;
+    }
+
+    /// A step is over, be it that it was given up (`pushed` is `None`): the worker is where the pull says.
+    pub(crate) fn stepped(&mut self, pushed: Option<(Step, f32)>, pulled: Pulled) {
+        let step = pushed.map_or(self.done.next(), |(step, _)| step);
+        self.done = pulled.done;
+        self.stop |= pulled.stop;
+        let moved = pulled.done != step;
+        let ends = self.o.steps.ends_epoch(self.done) || self.stop;
+        let epoch = self.o.steps.epoch_of(self.done);
+        if let Some((_, loss)) = pushed {
+            self.queue.push_back(Action::Stepped(Stepped { done: self.done, epoch, loss, ends }));
+        }
+        if ends && self.o.evaluates {
+            self.queue.push_back(Action::Evaluate(epoch));
+        }
+        let (stop, done, rejoined) = (self.stop, self.done, pulled.rejoined);
+        // Also rounds that were closed without this worker may have brought it just here: then nothing was cut for it.
+        if pushed.is_some() && !moved && self.is_due(step) {
+            self.queue.push_back(Action::Checkpoint(pulled));
+        }
+        if moved && !stop {
+            self.under = None;
+            self.queue.push_back(Action::Moved { step, done, rejoined });
+            self.queue.push_back(Action::Begin(done));
+        }
+        self.state = State::Next;
+    }
+
+    /// What came of [`Action::TakeChunk`].
+    pub fn chunk(&mut self, next: Next) {
+        self.unanswered = false;
+        let State::Leased(leased) = mem::replace(&mut self.state, State::Next) else {
+            panic!("no chunk was to be taken");
+        };
+        self.took_chunk(leased, next);
+    }
+
+    /// What came of [`Action::Chunk`]: so many minibatches.
+    pub fn prepared(&mut self, minibatches: u64) {
+        self.unanswered = false;
+        let State::Leased(leased) = mem::replace(&mut self.state, State::Next) else {
+            panic!("no chunk was to be prepared");
+        };
+        self.begin_chunk(leased, minibatches);
+    }
+
+    /// The ask for the weights of these buckets behind a step.
+    pub(crate) fn pull_of(step: Step, buckets: Range<usize>) -> Pull {
+        let only: Vec<BucketId> = Fragments::ids(buckets);
+        Pull { only, ..Pull::of(step) }
+    }
+}
+
+pub(crate) fn mean(sum: f64, samples: u64) -> f32 {
+    (sum / samples.max(1) as f64) as f32
+}

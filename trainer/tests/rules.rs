@@ -1,0 +1,217 @@
+//! What a trainer says, whatever the servers answer.
+
+use paraft_common::{
+    Layout, Mode, Step, TensorSpec, Version, WorkerId,
+    config::ChunkPlan,
+    local::{Diloco, Downpour, Easgd, LocalConfig},
+};
+use paraft_session::{Next, Pulled};
+use paraft_trainer::{Action, Due, Options, Seen, Steps, Trainer};
+use proptest::prelude::*;
+use std::{collections::BTreeSet, time::Duration};
+
+const BUCKETS: usize = 5;
+const BATCH: u64 = 4;
+
+fn layout() -> Layout {
+    Layout::new(vec![TensorSpec::param("w", &[BUCKETS * 2])], 2).expect("a layout")
+}
+
+/// What a worker did, put together from the actions.
+#[derive(Debug, Default, PartialEq)]
+struct Told {
+    minibatches: u64,
+    /// The clocks of its local minibatches.
+    clocks: Vec<u64>,
+    /// Steps that were pushed whole.
+    pushed: Vec<Step>,
+    evaluated: Vec<u64>,
+    checkpoints: Vec<Step>,
+    chunks: Vec<(u64, u64)>,
+    moved: u64,
+    first: bool,
+}
+
+/// How the servers answer: the nth pull.
+type Answer<'a> = dyn FnMut(u64, &paraft_session::Pull) -> Pulled + 'a;
+
+/// Drives a trainer to its end; panics where it asks for what makes no sense.
+fn drive(options: Options, mode: Mode, answer: &mut Answer, chunks: &mut dyn FnMut() -> Next) -> Told {
+    let mut trainer = Trainer::new(options, Step(0));
+    let mut told = Told::default();
+    let (mut pulls, mut finished, mut begun) = (0, false, false);
+    // Of the step that is under way: which buckets were pushed.
+    let mut open = (Step(0), BTreeSet::new());
+    let mut asked = None;
+    for n in 0u64.. {
+        assert!(n < 100_000, "it does not come to an end");
+        let seen = Seen { version: Version(n), mode, now: Duration::from_millis(n) };
+        let mut pushes = |step: Step, buckets: std::ops::Range<usize>| {
+            if open.0 != step {
+                open = (step, BTreeSet::new());
+            }
+            for b in buckets {
+                assert!(open.1.insert(b), "bucket {b} is pushed twice as {step}");
+            }
+        };
+        match trainer.next(&seen) {
+            Action::Pull(pull) => {
+                assert_eq!(pull.last, finished, "the last pull comes behind Finish, and no other");
+                if let Some(asked) = asked.take() {
+                    // What is asked for ahead is pulled, or a pull of everything takes its place.
+                    assert!(pull == asked || pull.only.is_empty(), "{asked:?} and then {pull:?}");
+                }
+                pulls += 1;
+                trainer.pulled(answer(pulls, &pull));
+            }
+            Action::Settle => trainer.settled(None),
+            Action::Begin(_) => begun = true,
+            Action::Gradient { step, .. } => {
+                assert!(begun);
+                pushes(step, 0..BUCKETS);
+                told.minibatches += 1;
+                trainer.trained(Some((2.0 * BATCH as f64, BATCH)));
+            }
+            Action::Local { clock, .. } => {
+                told.minibatches += 1;
+                told.clocks.push(clock);
+                trainer.trained(Some((2.0 * BATCH as f64, BATCH)));
+            }
+            Action::Push { step, .. } => pushes(step, 0..BUCKETS),
+            Action::PushFragment { step, buckets, .. } => pushes(step, buckets),
+            Action::Ask(pull) => asked = Some(pull),
+            Action::TakeOver(buckets) => assert!(!buckets.is_empty()),
+            Action::Pushed { step, loss, .. } => {
+                assert_eq!((open.0, open.1.len()), (step, BUCKETS), "every bucket once");
+                assert_eq!(loss, 2.0, "the mean of its samples");
+                told.pushed.push(step);
+            }
+            Action::Stepped(s) => assert!(s.done.0 >= 1 && s.epoch >= 1),
+            Action::Evaluate(epoch) => told.evaluated.push(epoch),
+            Action::Checkpoint(pulled) => told.checkpoints.push(pulled.done),
+            Action::TakeChunk { done, .. } => {
+                assert_eq!(done, told.chunks.last().map(|(_, c)| *c).filter(|_| done.is_some()));
+                trainer.chunk(chunks());
+            }
+            Action::Chunk { .. } => trainer.prepared(3),
+            Action::ChunkDone { epoch, chunk } => told.chunks.push((epoch, chunk)),
+            Action::Moved { .. } => told.moved += 1,
+            Action::Finish(_) => finished = true,
+            Action::End { first, .. } => {
+                told.first = first;
+                return told;
+            }
+            Action::DropChunk | Action::WriteAfter { .. } | Action::EpochOver { .. } | Action::Wait(_) => {}
+            Action::ColdStart { .. } => {}
+        }
+    }
+    told
+}
+
+fn in_order(_: u64, pull: &paraft_session::Pull) -> Pulled {
+    let finishers = if pull.last { vec![WorkerId(0)] } else { Vec::new() };
+    Pulled { done: pull.done, section: pull.section, finishers, ..Pulled::default() }
+}
+
+fn no_chunks() -> Next {
+    panic!("no chunk is to be taken")
+}
+
+fn a_rule() -> impl Strategy<Value = LocalConfig> {
+    let easgd = Easgd { steps: 3, ..Easgd::default() };
+    let downpour = |n| Downpour { n_push: 2, n_fetch: Some(2 * n), ..Downpour::default() };
+    prop_oneof![
+        Just(LocalConfig::default()),
+        (1u64..5).prop_map(|steps| LocalConfig::Diloco(Diloco { steps, ..Diloco::default() })),
+        (1u64..5, 1u64..4, 0u64..3).prop_map(|(steps, fragments, overlap)| {
+            LocalConfig::Diloco(Diloco { steps, fragments, overlap, ..Diloco::default() })
+        }),
+        (1u64..4).prop_map(move |n| LocalConfig::Downpour(downpour(n))),
+        Just(LocalConfig::Easgd(easgd)),
+    ]
+}
+
+fn options(rule: LocalConfig, an_epoch: u64, epochs: u64) -> Options {
+    let a_step = rule.rule().minibatches();
+    let steps = Steps::new(an_epoch, a_step, epochs, None).expect("some steps");
+    let due = Some(Due::new(Some(3), None, &steps, None));
+    Options { evaluates: true, due, ..Options::new(WorkerId(0), steps, rule, layout()) }
+}
+
+proptest! {
+    /// Where nothing goes wrong, a worker trains each minibatch of the job once, pushes every bucket once in each step,
+    /// evaluates each epoch once, and cuts each checkpoint that is due.
+    #[test]
+    fn every_minibatch_is_trained_once_and_every_step_pushed_whole(
+        rule in a_rule(), an_epoch in 1u64..12, epochs in 1u64..4,
+        mode in prop::sample::select(vec![Mode::Bsp, Mode::Ssp(2), Mode::Asp]),
+    ) {
+        prop_assume!(rule.rule().validate().is_ok());
+        let options = options(rule.clone(), an_epoch, epochs);
+        let steps = options.steps;
+        let told = drive(options, mode, &mut in_order, &mut no_chunks);
+        prop_assert_eq!(told.minibatches, an_epoch * epochs);
+        if rule.is_local() {
+            prop_assert_eq!(told.clocks, (0..told.minibatches).collect::<Vec<_>>());
+        }
+        prop_assert_eq!(told.pushed, (1..=steps.total).map(Step).collect::<Vec<_>>());
+        prop_assert_eq!(told.evaluated, (1..=epochs).collect::<Vec<_>>());
+        let due = |s: &u64| s.is_multiple_of(3) || *s == steps.total;
+        prop_assert_eq!(told.checkpoints, (1..=steps.total).filter(due).map(Step).collect::<Vec<_>>());
+        prop_assert!(told.first && told.moved == 0);
+    }
+
+    /// Pulls that say that the session was lost, that rounds were closed without this worker or that the job has stopped lead
+    /// to an end all the same; no step is pushed in part and called whole, and none of a step that was given up is cut into a
+    /// checkpoint.
+    #[test]
+    fn whatever_pulls_say_the_worker_goes_on_from_there_and_ends(
+        rule in a_rule(), an_epoch in 1u64..8,
+        odd in prop::collection::btree_map(1u64..30, (0u64..4, any::<bool>(), any::<bool>()), 0..5),
+        mode in prop::sample::select(vec![Mode::Bsp, Mode::Asp]),
+    ) {
+        prop_assume!(rule.rule().validate().is_ok());
+        let mut answer = |n: u64, pull: &paraft_session::Pull| {
+            let mut pulled = in_order(n, pull);
+            if let Some((ahead, rejoined, stop)) = odd.get(&n).filter(|_| !pull.last) {
+                pulled.done = Step(pulled.done.0 + ahead);
+                pulled.rejoined = *rejoined;
+                pulled.stop = *stop && *ahead == 1;
+            }
+            pulled
+        };
+        let told = drive(options(rule, an_epoch, 3), mode, &mut answer, &mut no_chunks);
+        prop_assert!(told.pushed.is_sorted_by(|a, b| a < b), "{:?}", told.pushed);
+        prop_assert!(told.checkpoints.iter().all(|c| told.pushed.contains(c)), "{:?}", told);
+    }
+
+    /// The leased sampler: chunks that are given out are trained and accounted for, but for those that are lost with the
+    /// session.
+    #[test]
+    fn chunks_are_trained_and_accounted_for(
+        given in prop::collection::vec((0u64..3, any::<bool>(), 0u8..6), 1..20), lost in 0u64..40,
+    ) {
+        let mut queue: Vec<Next> = given
+            .iter()
+            .enumerate()
+            .map(|(i, (epoch, pause, kind))| match kind {
+                0 => Next::Over { epochs: epoch + 1, write: true, step: Step(3 * i as u64) },
+                1 => Next::Rejoined(Step(3 * i as u64)),
+                _ => Next::Train { epoch: *epoch, chunk: i as u64, resumed: pause.then_some(Step(3 * i as u64)) },
+            })
+            .rev()
+            .collect();
+        let trained = queue.iter().filter(|n| matches!(n, Next::Train { .. })).count();
+        let chunks = ChunkPlan { per_epoch: 7, epochs: 3 };
+        let base = options(LocalConfig::default(), 7, 3);
+        let due = Some(Due::new(None, Some(1), &base.steps, Some(chunks)));
+        let options = Options { leased: Some(chunks), due, ..base };
+        let mut answer = |n: u64, pull: &paraft_session::Pull| {
+            Pulled { rejoined: n == lost && !pull.last, ..in_order(n, pull) }
+        };
+        let told = drive(options, Mode::Asp, &mut answer, &mut || queue.pop().unwrap_or(Next::Ended));
+        prop_assert!(told.chunks.len() <= trained);
+        prop_assert!(told.chunks.len() + 1 >= trained, "at most one is lost with the session: {:?}", told);
+        prop_assert!(told.minibatches <= 3 * trained as u64);
+    }
+}
