@@ -21,7 +21,7 @@ use paraft_common::{
 use paraft_proto::{Advice, RefusalKind};
 use paraft_server::shard::{
     command::{EvalSums, Evaluated, InitPart},
-    owner::{Message, Reply, Weights},
+    leader::{Message, Reply, Weights},
 };
 use paraft_trace::Moment;
 use std::{

@@ -13,7 +13,7 @@ use paraft_common::{ServerId, SessionId, ShardId, WorkerId, placement};
 use paraft_server::shard::{
     Shard,
     lateness::Lateness,
-    owner::{self, Counters, Event, Life, MAX_AHEAD, Message, Reply},
+    leader::{self, Counters, Event, Life, MAX_AHEAD, Message, Reply},
 };
 use parking_lot::Mutex;
 use std::{
@@ -275,7 +275,7 @@ impl Host {
         let term = self.log.elect();
         let (leader, ends) = Leader::new(self.log.clone(), server, term);
         let sessions = self.sessions.clone();
-        let owner = owner::spawn(
+        let owner = leader::spawn(
             self.state.clone(),
             Arc::new(leader),
             self.counters.clone(),

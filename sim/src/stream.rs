@@ -2,7 +2,7 @@
 
 use crate::clock::{Moment, NEVER};
 use paraft_common::{ShardId, WorkerId};
-use paraft_server::shard::owner::{ConnId, Event, Life, Message, Reply};
+use paraft_server::shard::leader::{ConnId, Event, Life, Message, Reply};
 use parking_lot::Mutex;
 use std::sync::{
     Arc, OnceLock,

@@ -19,7 +19,7 @@ use crate::{
     shard::{
         Observed, Shard,
         lateness::Lateness,
-        owner::{self, Counters, Event},
+        leader::{self, Counters, Event},
         queued::Queued,
     },
 };
@@ -340,12 +340,12 @@ impl Replicas {
         let group = started?;
         self.room.log_of(id, group.log_in_memory());
         let counters = Arc::new(Counters { stages: self.stages.clone(), lateness, ..Counters::default() });
-        let owner = owner::spawn(
+        let owner = leader::spawn(
             shard.clone(),
             Arc::new(group.clone()),
             counters.clone(),
             origin,
-            owner::random_sessions(),
+            leader::random_sessions(),
         );
         let queued = Arc::new(Queued::of_one_in(shards));
         let replica = Replica { shard, group, owner, counters, queued, origin, applied, folder };

@@ -7,7 +7,7 @@ use crate::{
     replicas::Replica,
     shard::{
         bucket::{BucketData, vector_bytes},
-        owner::{Event, Section},
+        leader::{Event, Section},
     },
 };
 use futures::{Stream, StreamExt, stream};

@@ -5,7 +5,7 @@ use crate::shard::{
     Shard,
     chunks::Answer,
     command::{EvalSums, InitPart},
-    owner::{Message, Reply},
+    leader::{Message, Reply},
     reads::Read,
 };
 use paraft_common::{

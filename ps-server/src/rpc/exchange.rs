@@ -7,7 +7,7 @@ use crate::{
     replicas::Replicas,
     shard::{
         kept::FLEET,
-        owner::{Event, Life, MAX_AHEAD, Message, Reply},
+        leader::{Event, Life, MAX_AHEAD, Message, Reply},
     },
 };
 use futures::{Stream, StreamExt};

@@ -1,7 +1,7 @@
 //! The live switch of the mode, as it is asked for from outside.
 
 use super::convert::{MAX_SWITCHES, bad_mode};
-use crate::{replicas::Replica, shard::owner::Event};
+use crate::{replicas::Replica, shard::leader::Event};
 use paraft_common::{InForce, ModeChoice, ShardId};
 use paraft_proto::{PROTOCOL, RefusalKind, SwitchModeReply, SwitchModeRequest};
 use tokio::sync::oneshot;

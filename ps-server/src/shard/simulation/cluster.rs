@@ -7,7 +7,7 @@ use crate::{
     raft::{Applied, Change, Leadership, ProposeError, RawImage, Replicated, Replication, Role, Waits},
     shard::{
         Shard,
-        owner::{self, Counters, Event},
+        leader::{self, Counters, Event},
     },
 };
 use futures::{FutureExt, future::BoxFuture};
@@ -118,7 +118,7 @@ impl Cluster {
         let handle = Handle { cluster: self.clone(), node, life, leadership: follow };
         let sessions = self.0.lock().sessions.clone();
         let draw = Box::new(move || SessionId(sessions.fetch_add(1, Relaxed) + 1));
-        let owner = owner::spawn(shard.clone(), Arc::new(handle), Arc::new(Counters::default()), 1, draw);
+        let owner = leader::spawn(shard.clone(), Arc::new(handle), Arc::new(Counters::default()), 1, draw);
         Node {
             shard,
             owner,

@@ -9,7 +9,7 @@ mod cluster;
 mod invariants;
 mod worker;
 
-use crate::shard::owner::Event;
+use crate::shard::leader::Event;
 use cluster::Cluster;
 use invariants::History;
 use paraft_common::{

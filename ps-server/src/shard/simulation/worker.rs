@@ -8,7 +8,7 @@ use super::{
 };
 use crate::shard::{
     command::InitPart,
-    owner::{Event, Life, Message, Reply},
+    leader::{Event, Life, Message, Reply},
 };
 use bytes::Bytes;
 use paraft_common::{BucketId, Mode, Seq, SessionId, Step, Version, WorkerId};

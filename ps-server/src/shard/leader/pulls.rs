@@ -1,0 +1,264 @@
+//! Pulls that wait, and who may go on. A pull is looked at when its own worker's push or the slowest's is in, not at every
+//! update. Leader-only: a worker asks again.
+
+use super::{messages::ConnId, working::Working};
+use crate::shard::state::Meta;
+use paraft_common::{InForce, Step, Version, WorkerId};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Instant,
+};
+
+/// The slowest of these; nobody: there is no bound.
+fn least(clocks: impl Iterator<Item = Step>) -> Step {
+    clocks.min().unwrap_or(Step(u64::MAX))
+}
+
+/// What may have let a pull go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Touched {
+    /// Anything: membership, a cut, a new leadership.
+    All,
+    /// An update of one local bucket, with pushes of these workers.
+    Bucket(usize, Vec<WorkerId>),
+    /// It has only come now.
+    Pull(ConnId),
+}
+
+/// What a worker asked for.
+#[derive(Debug)]
+pub struct Pull {
+    /// On which stream.
+    pub conn: ConnId,
+    /// Who.
+    pub worker: WorkerId,
+    /// The step that it has pushed.
+    pub done: Step,
+    /// It asks for the final weights.
+    pub last: bool,
+    /// A checkpoint is due.
+    pub section: bool,
+    /// The log is to hold what it gets.
+    pub records: bool,
+    /// For each local bucket, the version that the worker has; empty where it has none.
+    pub have: Vec<Version>,
+    /// It is of some buckets only.
+    pub part: bool,
+}
+
+/// A pull that is not answered whole.
+#[derive(Debug)]
+struct WaitingPull {
+    pull: Arc<Pull>,
+    /// Local buckets that are not sent yet.
+    todo: BTreeSet<usize>,
+    /// Since when it waits for others.
+    held: Option<Instant>,
+}
+
+impl WaitingPull {
+    /// Counts it once among those that had to wait for others.
+    fn count_if(&mut self, held: bool, now: Instant, waited: &mut u64) {
+        if held && self.held.is_none() {
+            self.held = Some(now);
+            *waited += 1;
+        }
+    }
+}
+
+/// The pulls that wait, one of each stream.
+#[derive(Debug, Default)]
+pub struct Pulls {
+    by_conn: BTreeMap<ConnId, WaitingPull>,
+    /// Those whose answer is for a checkpoint: of all buckets at once.
+    sections: BTreeSet<ConnId>,
+    /// The slowest of each bucket when all were looked at last.
+    slowest: BTreeMap<usize, Step>,
+    /// Those that may go, and that the log must hold first.
+    to_record: Vec<Go>,
+}
+
+/// What decides over pulls, beside the state.
+pub struct View<'a> {
+    /// What is applied here counts, replicated or not: it is what the pull will show (level `leader`).
+    pub working: Option<&'a Working>,
+    /// Whether everything that was pushed here is replicated.
+    pub level: bool,
+    /// The stream of a member.
+    pub conn_of: &'a dyn Fn(WorkerId) -> Option<ConnId>,
+    /// Whether a push of a worker for a step waits for the others of its round.
+    pub waits_in_round: &'a dyn Fn(WorkerId, Step) -> bool,
+    /// When it is.
+    pub now: Instant,
+}
+
+/// What a look has brought.
+#[derive(Debug, Default)]
+pub struct Looked {
+    /// Those that go.
+    pub go: Vec<Go>,
+    /// One that is its worker's last waits for what is pushed here to be replicated.
+    pub last_waits: bool,
+    /// How many wait for others from now on.
+    pub waited: u64,
+}
+
+impl Pulls {
+    /// A worker asks for these local buckets.
+    pub fn ask(&mut self, pull: Pull, todo: BTreeSet<usize>) {
+        let conn = pull.conn;
+        self.closed(conn);
+        if pull.section {
+            self.sections.insert(conn);
+        }
+        self.by_conn.insert(conn, WaitingPull { pull: Arc::new(pull), todo, held: None });
+    }
+
+    /// The stream is closed.
+    pub fn closed(&mut self, conn: ConnId) {
+        self.sections.remove(&conn);
+        self.by_conn.remove(&conn);
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.by_conn.is_empty()
+    }
+
+    /// Those that wait, and the local buckets that they wait for.
+    pub fn waiting(&self) -> impl Iterator<Item = (&Pull, &BTreeSet<usize>)> {
+        self.by_conn.values().map(|p| (&*p.pull, &p.todo))
+    }
+
+    /// Since when each waits for others.
+    pub fn held(&self) -> impl Iterator<Item = Option<Instant>> {
+        self.by_conn.values().map(|p| p.held)
+    }
+
+    /// One may go once the log holds it.
+    pub fn record(&mut self, go: Go) {
+        self.to_record.push(go);
+    }
+
+    /// Those of which that is so, once.
+    pub fn to_record(&mut self) -> Vec<Go> {
+        std::mem::take(&mut self.to_record)
+    }
+
+    /// The pulls that the consistency rule lets go, bucket by bucket (but at the level `leader`), as soon as the rule holds for
+    /// the bucket: the weights of one travel while the others are still pushed. Of those that are ready the first go first; a
+    /// forward pass needs them first.
+    pub fn look(&mut self, touched: Touched, m: &Meta, view: &View<'_>) -> Looked {
+        let mut looked = Looked::default();
+        let (now, mode) = (view.now, m.in_force.mode);
+        let slowest = match view.working {
+            Some(working) => least(m.members.active().map(|(w, m)| working.member(w, m).clock())),
+            None => m.members.slowest(),
+        };
+        let touched = match touched {
+            Touched::Bucket(..) if view.working.is_some() => Touched::All,
+            touched => touched,
+        };
+        for conn in self.candidates(&touched, |b| m.members.slowest_in(b), view.conn_of) {
+            let Some(p) = self.by_conn.get_mut(&conn) else { continue };
+            let pull = p.pull.clone();
+            let member = m.members.get(pull.worker);
+            if view.working.is_none() && !pull.last && !pull.section {
+                let Some(member) = member.filter(|_| m.started) else { continue };
+                let mut held = (view.waits_in_round)(pull.worker, pull.done);
+                let mut ready = |bucket: usize| {
+                    // A worker reads its own writes; the rule decides about everyone else's.
+                    let own = member.step(bucket).is_some_and(|s| s >= pull.done);
+                    let may = own && mode.may_proceed(m.members.slowest_in(bucket), pull.done);
+                    held |= own && !may;
+                    may
+                };
+                let buckets: Vec<usize> = match &touched {
+                    Touched::Bucket(b, _) => {
+                        p.todo.get(b).copied().filter(|b| ready(*b)).into_iter().collect()
+                    }
+                    Touched::All | Touched::Pull(_) => p.todo.iter().copied().filter(|b| ready(*b)).collect(),
+                };
+                buckets.iter().for_each(|b| _ = p.todo.remove(b));
+                p.count_if(held, now, &mut looked.waited);
+                let (whole, held) = (p.todo.is_empty(), p.held);
+                if whole {
+                    self.closed(conn);
+                }
+                if !buckets.is_empty() {
+                    let of_part = || least(buckets.iter().map(|b| m.members.slowest_in(*b)));
+                    let slowest = if pull.part { of_part() } else { slowest };
+                    looked.go.push(Go { pull, held, buckets, whole, slowest, in_force: m.in_force });
+                }
+                continue;
+            }
+            // Of a part of the buckets, only their clocks count: the others may have no push of this step yet.
+            let part = pull.part.then_some(&p.todo);
+            let clock = |w, m| view.working.map_or(m, |working| working.member(w, m)).clock_of(part);
+            let own = member.map(|m| clock(pull.worker, m));
+            let slowest = part.map_or(slowest, |_| least(m.members.active().map(|(w, m)| clock(w, m))));
+            let may = if pull.last {
+                // The final weights are the same for everyone, whoever leads when the last one asks.
+                looked.last_waits |= !view.level;
+                view.level && m.members.unfinished().next().is_none()
+            } else {
+                let reads_own = m.started && own.is_some_and(|own| own >= pull.done);
+                let may = mode.may_proceed(slowest, pull.done);
+                // Held back by others, not by the replication of its own push: in BSP that is an open
+                // round, since there a push is applied only together with the others'.
+                let held = reads_own && !may || (view.waits_in_round)(pull.worker, pull.done);
+                p.count_if(held, now, &mut looked.waited);
+                reads_own && may
+            };
+            if may {
+                let (buckets, held) = (std::mem::take(&mut p.todo).into_iter().collect(), p.held);
+                self.closed(conn);
+                looked.go.push(Go { pull, held, buckets, whole: true, slowest, in_force: m.in_force });
+            }
+        }
+        looked
+    }
+
+    /// Those that may go now, if something of `touched` is what they wait for. An update lets its own workers read their
+    /// writes; the others only where it was the slowest's.
+    fn candidates(
+        &mut self,
+        touched: &Touched,
+        slowest_in: impl Fn(usize) -> Step,
+        conn_of: impl Fn(WorkerId) -> Option<ConnId>,
+    ) -> Vec<ConnId> {
+        match touched {
+            Touched::Pull(conn) => vec![*conn],
+            Touched::All => {
+                self.slowest.clear();
+                self.by_conn.keys().copied().collect()
+            }
+            Touched::Bucket(bucket, workers) => {
+                let slowest = slowest_in(*bucket);
+                if self.slowest.insert(*bucket, slowest) != Some(slowest) {
+                    return self.by_conn.keys().copied().collect();
+                }
+                let own = workers.iter().filter_map(|w| conn_of(*w));
+                self.sections.iter().copied().chain(own).collect::<BTreeSet<_>>().into_iter().collect()
+            }
+        }
+    }
+}
+
+/// A pull, or a part of one, that goes out now.
+#[derive(Clone, Debug)]
+pub struct Go {
+    /// What was asked for.
+    pub pull: Arc<Pull>,
+    /// Since when it waited for others.
+    pub held: Option<Instant>,
+    /// Local buckets, in the order in which they go out.
+    pub buckets: Vec<usize>,
+    /// Nothing is left of it.
+    pub whole: bool,
+    /// The slowest member when the rule let it go.
+    pub slowest: Step,
+    /// The mode then.
+    pub in_force: InForce,
+}
