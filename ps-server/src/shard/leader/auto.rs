@@ -99,3 +99,47 @@ impl Controller {
         Some(next)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Nothing is decided before every member has pulled as often as the window says, and nobody waits for longer than the
+        /// window has lasted.
+        #[test]
+        fn a_window_is_as_long_as_it_says(
+            ops in prop::collection::vec((0u8..4, 0u64..50, 0u64..80), 1..120), members in 1usize..4, pulls in 1u32..4,
+        ) {
+            let rule = AutoConfig { window: pulls, patience: 1, ..AutoConfig::default() };
+            let (mut controller, mut now) = (Controller::default(), Instant::now());
+            let (mut seen, mut began) = (0u64, None);
+            for (op, passes, held) in ops {
+                now += Duration::from_millis(passes);
+                match op {
+                    0..3 => {
+                        let held = now.checked_sub(Duration::from_millis(held));
+                        controller.pulled(held, 1, now);
+                        controller.pushed(Version(9), Version(3));
+                        controller.loss(Some(f32::NAN));
+                        began.get_or_insert(now);
+                        seen += 1;
+                    }
+                    _ => {
+                        let of = (Mode::Ssp(1), Mode::Asp);
+                        let next = controller.decide(&rule, of, members, std::iter::empty(), now);
+                        if seen < u64::from(pulls) * members as u64 {
+                            prop_assert_eq!(next, None, "after {} pulls", seen);
+                        } else {
+                            (seen, began) = (0, Some(now));
+                        }
+                    }
+                }
+                let lasted = began.map_or(Duration::ZERO, |b| now - b);
+                prop_assert!(controller.window.waited <= lasted * seen as u32);
+                prop_assert_eq!(controller.window.pulls, seen);
+            }
+        }
+    }
+}

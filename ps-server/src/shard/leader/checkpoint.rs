@@ -127,3 +127,72 @@ impl Kept {
         Some(section)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::leader::tests::shard_of;
+    use paraft_common::config::ServerJob;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Due(u64, Option<u32>),
+        Fetch(u64),
+        LetGo,
+        Drop,
+        Passes(u64),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            4 => (1u64..5, prop::option::weighted(0.8, 0u32..2)).prop_map(|(s, w)| Op::Due(s, w)),
+            4 => (1u64..5).prop_map(Op::Fetch),
+            1 => Just(Op::LetGo),
+            2 => Just(Op::Drop),
+            1 => (1u64..90).prop_map(Op::Passes),
+        ]
+    }
+
+    proptest! {
+        /// One image is kept at a time; it goes to who asks for its step, again only while all of it is there; and it gives way
+        /// to another only where nobody fetches it, and whoever was to has left or not come for long.
+        #[test]
+        fn one_image_is_kept_until_it_is_fetched(ops in prop::collection::vec(op(), 1..60)) {
+            let shard = shard_of(&ServerJob::new("images", Mode::Bsp, 16, 8));
+            let conf = shard.configured().expect("configured");
+            let mut kept = Kept::default();
+            let (mut now, mut held) = (Instant::now(), Vec::<Arc<Section>>::new());
+            // Whose and of which step the one is that nobody has asked for, and since when.
+            let mut waits: Option<(u64, Option<u32>, Instant)> = None;
+            for op in ops {
+                match op {
+                    Op::Due(step, writer) => {
+                        let waited_for = waits.is_some_and(|(_, w, since)| {
+                            w.is_some() && w == writer && now - since < FETCH_PATIENCE
+                        });
+                        let may = held.is_empty() && !waited_for;
+                        prop_assert_eq!(kept.may_keep(writer.map(WorkerId), now), may);
+                        if may {
+                            kept.put(shard.read(|m| Section::of(Step(step), &conf, m)), writer.map(WorkerId), now);
+                            waits = Some((step, writer, now));
+                        }
+                    }
+                    Op::Fetch(step) => {
+                        let first = waits.filter(|(s, ..)| *s == step).is_some();
+                        let again = held.first().is_some_and(|s| s.step == Step(step) && s.is_whole());
+                        let got = kept.fetch(Step(step));
+                        prop_assert_eq!(got.as_ref().map(|s| s.step), (first || again).then_some(Step(step)));
+                        waits = waits.filter(|_| !first);
+                        held.extend(got);
+                    }
+                    Op::LetGo => held.iter().for_each(|s| s.let_go(0)),
+                    Op::Drop => held.clear(),
+                    Op::Passes(seconds) => now += Duration::from_secs(seconds),
+                }
+                let step = waits.map(|(s, ..)| s).or(held.first().map(|s| s.step.0));
+                prop_assert!((1..5).all(|s| kept.has(Step(s)) == (step == Some(s))));
+            }
+        }
+    }
+}

@@ -182,3 +182,121 @@ impl Cuts {
         self.working.committed();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::{
+        Command, Contribution, Shard,
+        leader::{tests::shard_of, working::add},
+    };
+    use paraft_common::{
+        Durability, Encoding, LeaderWindow, Mode, Payload, Seq, SessionId, Step, optim::Gradient,
+    };
+    use proptest::prelude::*;
+
+    const WINDOW: u64 = 4;
+
+    /// A shard with one member.
+    fn shard() -> Shard {
+        let leader_window = LeaderWindow { ms: 60, pushes: WINDOW };
+        let durability = Durability::Leader;
+        let shard =
+            shard_of(&ServerJob { durability, leader_window, ..ServerJob::new("cuts", Mode::Asp, 16, 8) });
+        shard.apply(&Command::JoinAs { worker: WorkerId(0), session: SessionId(1) }.into());
+        shard
+    }
+
+    fn push(cuts: &mut Cuts, shard: &Shard, step: u64, now: Instant) {
+        let conf = shard.configured().expect("configured");
+        let replicated = shard.read(|m| m.members.get(WorkerId(0)).cloned()).expect("a member");
+        let (worker, session, seq) = (WorkerId(0), SessionId(1), Seq(step));
+        let pulled = paraft_common::Version(0);
+        let c = Contribution { worker, session, seq, step: Step(step), pulled, samples: 1 };
+        let payload = Payload::from(vec![0u8; 32]);
+        let mut data = cuts.working_mut().lend(&conf, 0);
+        let gradient = Gradient { payload: &payload, encoding: Encoding::F32, scale: 1.0 };
+        add(&mut data, &conf, 0, 1, &c, gradient);
+        cuts.working_mut().pushed(&conf, &replicated, 0, &c, 32, data, now);
+    }
+
+    proptest! {
+        /// A command goes to the log behind a marker that holds everything that was pushed before it, in the order in which it
+        /// came; and the window is never exceeded, nor older than it may be when a push is taken.
+        #[test]
+        fn a_command_is_behind_everything_that_was_pushed_before_it(ops in prop::collection::vec((0u8..9, 0u64..20), 1..150)) {
+            let shard = shard();
+            let conf = shard.configured().expect("configured");
+            let (mut cuts, mut now, mut number) = (Cuts::default(), Instant::now(), 0);
+            // Pushed so far; those in the cut under way; those that the last proposed marker holds.
+            let (mut pushed, mut in_cut, mut marked) = (0u64, 0u64, 0u64);
+            let (mut said, mut heard) = (0u64, 0u64);
+            let mut tags: Vec<u64> = Vec::new();
+            let mut log: Vec<Proposal> = Vec::new();
+            let number_of = |purpose: &Purpose| match purpose {
+                Purpose::Join(conn) => *conn,
+                other => panic!("{other:?}"),
+            };
+            for (op, passes) in ops {
+                now += Duration::from_millis(passes);
+                match op {
+                    0..4 => {
+                        if cuts.has_room(&conf.job, now) {
+                            prop_assert!(pushed - shard.read(|m| m.pushes) < WINDOW);
+                            pushed += 1;
+                            push(&mut cuts, &shard, pushed, now);
+                        }
+                    }
+                    4 => {
+                        tags.push(pushed);
+                        said += 1;
+                        let command = Command::Fence.into();
+                        if let Some((purpose, _)) = cuts.behind(Purpose::Join(said), command) {
+                            prop_assert_eq!(number_of(&purpose), said);
+                            prop_assert_eq!((marked, heard + 1), (pushed, said), "something is not in the log");
+                            heard = said;
+                        }
+                    }
+                    5 | 6 => {
+                        let cut = CutId { term: 1, number: number + 1 };
+                        let last = shard.read(|m| m.last_cut);
+                        if cuts.begin_if_due(&conf, cut, last, now, Moment(number)) {
+                            number += 1;
+                            in_cut = pushed;
+                        }
+                        while let Some(next) = cuts.propose(&conf) {
+                            match next {
+                                Next::Part(part) => log.push(part),
+                                Next::Marker(marker, _, behind) => {
+                                    log.push(marker);
+                                    marked = in_cut;
+                                    for (purpose, _) in behind {
+                                        heard += 1;
+                                        prop_assert_eq!(number_of(&purpose), heard);
+                                        prop_assert!(tags[heard as usize - 1] <= marked);
+                                    }
+                                }
+                            }
+                        }
+                    }
+                    7 => {
+                        for p in std::mem::take(&mut log) {
+                            prop_assert_eq!(shard.apply(&p), crate::shard::Outcome::Done);
+                            match p.command {
+                                Command::Cut { .. } => cuts.applied(),
+                                _ => cuts.part_applied(now),
+                            }
+                        }
+                        shard.read(|m| cuts.follow(&m.members));
+                        prop_assert_eq!(shard.read(|m| m.pushes), marked);
+                    }
+                    _ => cuts.hurry(),
+                }
+                prop_assert_eq!(cuts.working().is_level(), shard.read(|m| m.pushes) == pushed);
+                prop_assert_eq!(cuts.working().unreplicated(), pushed - shard.read(|m| m.pushes));
+                let deadline = cuts.deadline(&conf.job);
+                prop_assert_eq!(deadline.is_none(), cuts.working().is_level());
+            }
+        }
+    }
+}

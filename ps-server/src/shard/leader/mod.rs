@@ -23,7 +23,7 @@
 //! - [`cuts`], [`working`]: the copies that are ahead of the log at the level `leader`, and when they are cut.
 //! - [`switching`]: the live switch of the mode. [`auto`]: the rule that decides on it.
 //! - [`chunks`]: asks of the leased sampler. [`checkpoint`]: the image that a checkpoint is written from.
-//! - `opening`, `pushing`, `answering`, `outcomes`: what the leader does with them, by what has happened.
+//! - `epoch`, `opening`, `pushing`, `answering`, `outcomes`: what the leader does with them, by what has happened.
 
 pub mod admission;
 mod answering;
@@ -32,6 +32,7 @@ pub mod checkpoint;
 pub mod chunks;
 pub mod cuts;
 pub mod effects;
+mod epoch;
 pub mod leases;
 mod messages;
 pub mod norms;
@@ -39,6 +40,7 @@ mod opening;
 mod outcomes;
 pub mod pending;
 pub mod pulls;
+mod purpose;
 mod pushing;
 pub mod rounds;
 pub mod run;
@@ -48,6 +50,7 @@ pub mod working;
 
 pub use effects::{Effect, Input, Now, Standing};
 pub use messages::{ConnId, Counters, Event, Life, Message, Reply, Section, Weights};
+pub use purpose::{Proposed, Purpose, Said};
 pub use run::{random_sessions, spawn};
 
 use super::{
@@ -56,27 +59,20 @@ use super::{
     state::Shard,
 };
 use crate::compute::Panicked;
-use crate::raft::{Leadership, ProposeError};
 use effects::{Computed, Work};
+use epoch::{Epoch, Phase, QUIET};
 use paraft_common::{BucketId, SessionId, Step, WorkerId};
-use paraft_proto::{Refusal, RefusalKind};
+use paraft_proto::Refusal;
 use paraft_trace::{Moment, Span, Stage};
 use pending::Push;
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 /// Steps that a worker may push without waiting for their acks; its stream has room for as many.
 pub const MAX_AHEAD: u64 = 4;
-
-/// Before a leader begins again: one that cannot reach its followers would spin otherwise, and hear nobody else.
-const PAUSE: Duration = Duration::from_millis(20);
-/// A leader that begins again waits so long for a majority before it sends its workers away once more.
-const FENCE: Duration = Duration::from_secs(2);
-/// A group that had nothing to do for so long is put to sleep.
-const QUIET: Duration = Duration::from_secs(5);
 
 /// Draws the numbers of sessions. They are what a worker takes its session up again with, so nobody else must be able to guess
 /// one; and no two may be equal, whichever replica draws them.
@@ -102,107 +98,6 @@ pub struct Leader {
     computing: Option<Computing>,
     now: Now,
     out: Vec<Effect>,
-}
-
-/// One leadership epoch: all that is leader-only. Dropped as a whole.
-struct Epoch {
-    term: u64,
-    /// It is not the first in its term.
-    again: bool,
-    /// Something that it holds is lost: it must begin again.
-    broken: bool,
-    phase: Phase,
-    /// What the proposals and confirmations under way are for, by number.
-    asked: BTreeMap<u64, Purpose>,
-    /// Since when there is nothing to do.
-    quiet: Option<Instant>,
-    streams: streams::Streams,
-    leases: leases::Leases,
-    pending: pending::Pushes<Said>,
-    rounds: rounds::Rounds,
-    norms: norms::Norms,
-    pulls: pulls::Pulls,
-    cuts: cuts::Cuts,
-    switching: switching::Switching,
-    controller: auto::Controller,
-    asks: chunks::Asks,
-    kept: checkpoint::Kept,
-}
-
-/// How far a leadership has come. Nothing is admitted before everything up to its term's first entry is applied: a push that
-/// the last leader committed but this one has not applied yet would look new. Where it begins again in its term, also
-/// everything that it has proposed so far: an entry whose outcome it does not know may be committed yet, and must not come
-/// between what is applied from then on and what that is built on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// It begins again, at this time.
-    Pauses(Instant),
-    /// An entry behind everything that it has proposed is under way, until then.
-    Fences(Instant),
-    /// Its leadership is confirmed.
-    CatchesUp,
-    /// Workers are served.
-    Leads,
-}
-
-/// What a proposal or a confirmation is for.
-#[derive(Debug)]
-pub enum Purpose {
-    /// Everything that this leader has proposed before is applied.
-    Fence,
-    /// It leads, and has applied everything.
-    CatchUp,
-    /// A worker comes with a session that this leader does not know.
-    Session(ConnId),
-    /// The first worker brings the job.
-    Configure {
-        /// Its stream.
-        conn: ConnId,
-        /// Its job.
-        job: String,
-    },
-    /// A worker joins.
-    Join(ConnId),
-    /// An update.
-    Update {
-        /// Of this local bucket.
-        bucket: usize,
-        /// Whose pushes.
-        contributions: Vec<Contribution>,
-        /// For its span.
-        of: Proposed,
-    },
-    /// A worker's session ends.
-    Leave {
-        /// Whose.
-        worker: WorkerId,
-        /// It has asked for it, on this stream.
-        asks: Option<ConnId>,
-    },
-    /// A pull that the log must hold.
-    Pull(pulls::Go),
-    /// The mode is switched.
-    SwitchMode,
-    /// A worker goes on.
-    Resume(ConnId),
-    /// A part of an image cut.
-    CutPart,
-    /// Its marker.
-    Cut(Proposed),
-    /// Nothing that anybody waits for.
-    Other,
-}
-
-/// What a worker has said behind its pushes.
-type Said = (Purpose, Command);
-
-/// What the span of a proposal says of it.
-#[derive(Clone, Copy, Debug)]
-pub struct Proposed {
-    began: Moment,
-    step: Step,
-    /// Payload.
-    bytes: u64,
 }
 
 /// What is done one after the other. What one brings with it is done before what comes after it.
@@ -352,184 +247,6 @@ impl Leader {
         }
     }
 
-    /// Some deadline is over.
-    fn time(&mut self, group: &dyn Standing) {
-        let now = self.now.at;
-        match self.epoch.as_ref().map(|e| e.phase) {
-            Some(Phase::Pauses(at)) if at <= now => {
-                self.enters(Phase::Fences(now + FENCE));
-                self.propose(Purpose::Fence, Command::Fence.into());
-            }
-            Some(Phase::Fences(until)) if until <= now => {
-                let why = format!("no majority answered within {FENCE:?}");
-                self.cannot_lead_yet(group, &ProposeError::new(why));
-            }
-            Some(Phase::Leads) => {
-                self.sleep_if_quiet(group);
-                self.check_leases();
-                self.absent_too_long();
-                self.next([Task::Rounds]);
-            }
-            _ => {}
-        }
-    }
-
-    // ---- leadership ----
-
-    fn leadership(&mut self, group: &dyn Standing, now: &Leadership) {
-        let leads = now.leads.then_some(now.term);
-        if self.epoch.as_ref().map(|e| e.term) == leads {
-            return;
-        }
-        self.step_down(group);
-        if let Some(term) = leads {
-            self.begin(term, false);
-        }
-    }
-
-    fn begin(&mut self, term: u64, again: bool) {
-        let phase = if again { Phase::Pauses(self.now.at + PAUSE) } else { Phase::CatchesUp };
-        self.epoch = Some(Epoch {
-            term,
-            again,
-            broken: false,
-            phase,
-            asked: BTreeMap::new(),
-            quiet: None,
-            streams: Default::default(),
-            leases: Default::default(),
-            pending: Default::default(),
-            rounds: Default::default(),
-            norms: Default::default(),
-            pulls: Default::default(),
-            cuts: Default::default(),
-            switching: Default::default(),
-            controller: Default::default(),
-            asks: Default::default(),
-            kept: Default::default(),
-        });
-        if !again {
-            self.confirm(Purpose::CatchUp);
-        }
-    }
-
-    /// Everything leader-only vanishes; the streams go and find the leader.
-    fn step_down(&mut self, group: &dyn Standing) {
-        let Some(epoch) = self.epoch.take() else { return };
-        self.counters.leases.lock().clear();
-        self.counters.lateness.rest();
-        self.counters.queued.store(0, Relaxed);
-        self.counters.streams.store(0, Relaxed);
-        let window = epoch.cuts.working().unreplicated();
-        if window > 0 {
-            let shard = self.shard.id().0;
-            tracing::warn!(shard, pushes = window, "stepping down with pushes that no cut holds");
-        }
-        let refusal = self.not_leader(group);
-        for conn in epoch.streams.all() {
-            self.out.push(Effect::Send(conn, Reply::Refused(refusal.clone().into())));
-            self.out.push(Effect::Close(conn));
-        }
-    }
-
-    fn not_leader(&self, group: &dyn Standing) -> RefusalKind {
-        RefusalKind::NotLeader { shard: self.shard.id(), leader: group.leader_address() }
-    }
-
-    /// A proposal failed though the term did not end (the lease ran out, say): begin again.
-    fn restart(&mut self, group: &dyn Standing) {
-        let term = self.epoch.as_ref().map(|e| e.term).filter(|_| !self.is_deposed());
-        self.step_down(group);
-        if let Some(term) = term.filter(|_| group.leads()) {
-            self.begin(term, true);
-        }
-    }
-
-    /// Something of a successor is applied here, and that there is one was not heard yet. What this leader has (working
-    /// copies, what is in flight) does not fit to what is replicated any more: nobody may be told anything by it.
-    fn is_deposed(&self) -> bool {
-        self.epoch.as_ref().is_some_and(|e| e.term < self.shard.term())
-    }
-
-    fn enters(&mut self, phase: Phase) {
-        if let Some(e) = &mut self.epoch {
-            e.phase = phase;
-        }
-    }
-
-    /// The epoch, if workers are served in it.
-    fn leading(&mut self) -> Option<&mut Epoch> {
-        self.epoch.as_mut().filter(|e| e.phase == Phase::Leads)
-    }
-
-    fn ready(&mut self) {
-        let conf = self.shard.configured();
-        let Some(e) = &mut self.epoch else { return };
-        e.phase = Phase::Leads;
-        let members = self.shard.read(|m| m.members.unfinished().map(|(w, _)| w).collect());
-        e.leases.begin(members, conf.as_ref().map(|c| &c.job), self.now.at);
-        tracing::info!(shard = self.shard.id().0, term = e.term, "leading");
-    }
-
-    fn cannot_lead_yet(&mut self, group: &dyn Standing, e: &ProposeError) {
-        // Said once a term: it tries again many times a second.
-        let shard = self.shard.id().0;
-        match self.epoch.as_ref().is_some_and(|e| e.again) {
-            true => tracing::debug!(shard, error = %e, "cannot lead yet"),
-            false => tracing::warn!(shard, error = %e, "cannot lead yet"),
-        }
-        self.restart(group);
-    }
-
-    fn go_on(&mut self, group: &dyn Standing) {
-        let now = self.now.at;
-        if self.leading().and_then(|e| e.cuts.stalled()).is_some_and(|at| at <= now) {
-            tracing::warn!(shard = self.shard.id().0, "no majority takes the image cut under way");
-            return self.restart(group);
-        }
-        if self.epoch.as_ref().is_some_and(|e| e.broken) || self.is_deposed() {
-            return self.restart(group);
-        }
-        self.steer();
-        self.propose_switch();
-    }
-
-    /// What this leader computed with is gone: it begins again, as where a proposal is lost.
-    fn broken(&mut self, e: &Panicked) {
-        tracing::error!(shard = self.shard.id().0, error = %e, "this leader cannot go on with what it has");
-        if let Some(epoch) = &mut self.epoch {
-            epoch.broken = true;
-        }
-    }
-
-    // ---- quiet: nobody is connected, nobody is missed, and nothing is on its way ----
-
-    fn look_for_quiet(&mut self) {
-        let (under_way, now) = (self.under_way, self.now.at);
-        let members = || self.shard.read(|m| m.members.unfinished().next().is_some());
-        let Some(e) = &mut self.epoch else { return };
-        self.counters.streams.store(e.streams.len() as u64, Relaxed);
-        let busy = under_way > 0 || e.phase != Phase::Leads || !e.streams.is_empty() || !e.leases.is_quiet();
-        match !busy && !members() {
-            true => _ = e.quiet.get_or_insert(now),
-            false => e.quiet = None,
-        }
-    }
-
-    /// Also of a group that sleeps it is looked again: others wake it too, and nobody says so here.
-    fn sleep_if_quiet(&mut self, group: &dyn Standing) {
-        let now = self.now.at;
-        let Some(e) = self.epoch.as_mut().filter(|e| e.quiet.is_some_and(|since| since + QUIET <= now))
-        else {
-            return;
-        };
-        e.quiet = Some(now);
-        if !group.is_asleep() {
-            self.under_way += 1;
-            self.out.push(Effect::Sleep);
-        }
-    }
-
     // ---- effects ----
 
     fn number(&mut self, purpose: Purpose) -> Option<u64> {
@@ -639,5 +356,25 @@ impl Leader {
         let (stage, shard, end) = (Stage::Replicate, self.shard.id(), self.now.moment);
         let Proposed { began: begin, step, bytes } = of;
         self.counters.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes });
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::shard::{InitPart, begin::JOB_FORM};
+    use paraft_common::{Payload, ShardId, codec::F32_BYTES, config::ServerJob};
+
+    /// A shard of this job, with its initial weights.
+    pub fn shard_of(job: &ServerJob) -> Shard {
+        let shard = Shard::new(ShardId(0), 1);
+        let text = job.to_toml().expect("a valid job");
+        shard.apply(&Command::Admit { form: JOB_FORM, job: text }.into());
+        let conf = shard.configured().expect("the job is taken");
+        for b in &conf.buckets {
+            let command = Command::Init { bucket: b.id, part: InitPart::FRESH };
+            shard.apply(&Proposal { command, payload: Payload::from(vec![0u8; b.spec.len * F32_BYTES]) });
+        }
+        shard
     }
 }

@@ -1,8 +1,9 @@
 //! Streams of workers: opening and attaching them, what comes on them, losing them.
 
 use super::{
-    ConnId, Effect, Leader, Life, Message, Phase, Purpose, Reply, Standing, Task,
+    ConnId, Effect, Leader, Life, Message, Purpose, Reply, Standing, Task,
     effects::{Asker, Switched},
+    epoch::Phase,
     pulls::{Pull, Touched},
 };
 use crate::shard::{

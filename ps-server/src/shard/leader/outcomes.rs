@@ -1,6 +1,6 @@
 //! What has become of a proposal or a confirmation, and what follows from it.
 
-use super::{Leader, Phase, Purpose, Reply, Standing, Task, pulls::Touched};
+use super::{Leader, Purpose, Reply, Standing, Task, epoch::Phase, pulls::Touched};
 use crate::{
     raft::ProposeError,
     shard::command::{Contribution, Outcome},

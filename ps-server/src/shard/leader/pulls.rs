@@ -262,3 +262,105 @@ pub struct Go {
     /// The mode then.
     pub in_force: InForce,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_common::{Mode, Seq, SessionId};
+    use proptest::prelude::*;
+
+    const BUCKETS: usize = 3;
+    const WORKERS: u32 = 3;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        /// A worker's push to a bucket is applied.
+        Applied(u32, usize),
+        /// It asks: so many steps behind what it has pushed, for a checkpoint or not, some buckets or all.
+        Ask(u32, u64, bool, Vec<usize>),
+        Rest(u32),
+        Resume(u32),
+        Closed(u32),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let only = prop_oneof![3 => Just(Vec::new()), 1 => prop::sample::subsequence(vec![0, 1, 2], 1..3)];
+        prop_oneof![
+            10 => (0..WORKERS, 0..BUCKETS).prop_map(|(w, b)| Op::Applied(w, b)),
+            5 => (0..WORKERS, 0u64..2, prop::bool::weighted(0.2), only).prop_map(|(w, s, c, o)| Op::Ask(w, s, c, o)),
+            1 => (0..WORKERS).prop_map(Op::Rest),
+            1 => (0..WORKERS).prop_map(Op::Resume),
+            1 => (0..WORKERS).prop_map(Op::Closed),
+        ]
+    }
+
+    fn conn_of(worker: WorkerId) -> Option<ConnId> {
+        Some(u64::from(worker.0))
+    }
+
+    proptest! {
+        /// A leader looks at the pulls that what has happened may have let go, and lets those go that it would if it looked at
+        /// all: each bucket once, never before the rule holds for it, and its worker's own push is in it.
+        #[test]
+        fn a_pull_that_nobody_looks_at_is_one_that_may_not_go(
+            ops in prop::collection::vec(op(), 1..150), mode in prop::sample::select(vec![Mode::Bsp, Mode::Ssp(1), Mode::Asp]),
+        ) {
+            let mut m = Meta::default();
+            m.started = true;
+            m.in_force = InForce::first(mode, None);
+            (0..WORKERS).for_each(|w| m.members.join(WorkerId(w), SessionId(1), BUCKETS, false));
+            let (mut some, mut all) = (Pulls::default(), Pulls::default());
+            let mut owed: BTreeMap<ConnId, BTreeSet<usize>> = BTreeMap::new();
+            let now = Instant::now();
+            for op in ops {
+                let touched = match op {
+                    Op::Applied(w, bucket) => {
+                        let worker = WorkerId(w);
+                        let Some(step) = m.members.get(worker).filter(|m| m.is_active()).and_then(|m| m.step(bucket)) else { continue };
+                        m.members.pushed(worker, SessionId(1), Seq(1), bucket, step.next());
+                        Touched::Bucket(bucket, vec![worker])
+                    }
+                    Op::Ask(w, ahead, section, only) => {
+                        let (worker, conn) = (WorkerId(w), u64::from(w));
+                        let clock = m.members.get(worker).map_or(Step(0), |m| m.clock());
+                        let part = !only.is_empty();
+                        let todo: BTreeSet<usize> = if part { only.into_iter().collect() } else { (0..BUCKETS).collect() };
+                        owed.insert(conn, todo.clone());
+                        for pulls in [&mut some, &mut all] {
+                            let done = Step(clock.0 + ahead);
+                            let pull = Pull { conn, worker, done, last: false, section, records: false, have: Vec::new(), part };
+                            pulls.ask(pull, todo.clone());
+                        }
+                        Touched::Pull(conn)
+                    }
+                    Op::Rest(w) => { m.members.rest(WorkerId(w), SessionId(1)); Touched::All }
+                    Op::Resume(w) => { m.members.resume(WorkerId(w), SessionId(1), false); Touched::All }
+                    Op::Closed(w) => {
+                        [&mut some, &mut all].into_iter().for_each(|p| p.closed(u64::from(w)));
+                        owed.remove(&u64::from(w));
+                        Touched::All
+                    }
+                };
+                let view = View { working: None, level: true, conn_of: &conn_of, waits_in_round: &|_, _| false, now };
+                let said = |looked: &Looked| {
+                    looked.go.iter().map(|g| (g.pull.conn, g.buckets.clone(), g.whole, g.slowest)).collect::<Vec<_>>()
+                };
+                let few = some.look(touched, &m, &view);
+                let many = all.look(Touched::All, &m, &view);
+                prop_assert_eq!(said(&few), said(&many));
+                prop_assert_eq!(some.waiting().count(), all.waiting().count());
+                for go in few.go {
+                    let todo = owed.get_mut(&go.pull.conn).expect("it is owed something");
+                    for bucket in &go.buckets {
+                        prop_assert!(todo.remove(bucket), "{bucket} goes twice");
+                        let own = m.members.get(go.pull.worker).and_then(|m| m.step(*bucket));
+                        prop_assert!(own >= Some(go.pull.done));
+                        prop_assert!(mode.may_proceed(m.members.slowest_in(*bucket), go.pull.done));
+                    }
+                    prop_assert_eq!(go.whole, todo.is_empty());
+                }
+                prop_assert_eq!(some.is_empty(), owed.values().all(BTreeSet::is_empty));
+            }
+        }
+    }
+}

@@ -230,7 +230,7 @@ impl Leader {
         let in_force = self.shard.read(|m| m.in_force);
         let Some(e) = &mut self.epoch else { return };
         let over = |(step, bucket): &Key| {
-            !in_force.of_push(*step).averages() && !(passes_over && e.rounds.is_closed(*bucket, *step))
+            !(in_force.of_push(*step).averages() || passes_over && e.rounds.is_closed(*bucket, *step))
         };
         let over: Vec<_> = e.rounds.touched().into_iter().filter(over).collect();
         for (step, bucket) in over {

@@ -183,8 +183,8 @@ impl Schedule {
         }
         let node = if anywhere { self.below(NODES) } else { self.cluster.0.lock().leader };
         self.conns += 1;
-        let owner = |n: usize| self.cluster.0.lock().nodes[n].events.clone();
-        self.workers[w].connect(node, owner, self.conns);
+        let events = |n: usize| self.cluster.0.lock().nodes[n].events.clone();
+        self.workers[w].connect(node, events, self.conns);
     }
 
     fn fails(&mut self) {
@@ -261,9 +261,9 @@ impl Schedule {
         let leader = self.cluster.0.lock().leader;
         let node = if self.below(4) > 0 { leader } else { self.below(NODES) };
         self.say(format!("node {node} is asked for {mode}"));
-        let owner = self.cluster.0.lock().nodes[node].events.clone();
+        let events = self.cluster.0.lock().nodes[node].events.clone();
         let (tx, _) = tokio::sync::oneshot::channel();
-        let _ = owner.try_send(Event::SwitchMode { number: None, mode, tx }); // its queue may be full
+        let _ = events.try_send(Event::SwitchMode { number: None, mode, tx }); // its queue may be full
     }
 
     fn elect(&mut self) {
