@@ -360,6 +360,9 @@ impl Leader {
 }
 
 #[cfg(test)]
+mod whole_tests;
+
+#[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use crate::shard::{InitPart, begin::JOB_FORM};
