@@ -1,4 +1,4 @@
-//! A server: its replicas, their owners, the services. Parse, build, run.
+//! A server: its replicas, their leaders, the services. Parse, build, run.
 
 use crate::{
     connections::{self, Connections},

@@ -19,7 +19,7 @@ use crate::{
     shard::{
         Observed, Shard,
         lateness::Lateness,
-        owner::{self, Counters, Event},
+        leader::{self, Counters, Event},
         queued::Queued,
     },
 };
@@ -49,10 +49,10 @@ pub struct Replica {
     /// Replication.
     pub group: Group,
     /// Takes the messages of streams.
-    pub owner: mpsc::Sender<Event>,
-    /// What the owner counts.
+    pub leader: mpsc::Sender<Event>,
+    /// What the leader counts.
     pub counters: Arc<Counters>,
-    /// What its streams may have brought that the owner has not taken.
+    /// What its streams may have brought that the leader has not taken.
     pub queued: Arc<Queued>,
     /// Names the founding of the shard's state.
     pub origin: u64,
@@ -340,15 +340,15 @@ impl Replicas {
         let group = started?;
         self.room.log_of(id, group.log_in_memory());
         let counters = Arc::new(Counters { stages: self.stages.clone(), lateness, ..Counters::default() });
-        let owner = owner::spawn(
+        let leader = leader::spawn(
             shard.clone(),
             Arc::new(group.clone()),
             counters.clone(),
             origin,
-            owner::random_sessions(),
+            leader::random_sessions(),
         );
         let queued = Arc::new(Queued::of_one_in(shards));
-        let replica = Replica { shard, group, owner, counters, queued, origin, applied, folder };
+        let replica = Replica { shard, group, leader, counters, queued, origin, applied, folder };
         self.hosted.write().insert(id, replica);
         Ok(())
     }

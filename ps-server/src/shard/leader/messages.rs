@@ -1,18 +1,19 @@
-//! What goes between a worker's stream and the owner. Converted from and to the wire in `rpc/`.
+//! What goes between a worker's stream and its shard's leader. Converted from and to the wire in `rpc/`.
 
-use super::Section;
 use crate::shard::{
+    bucket::BucketData,
     chunks::Answer,
     command::{EvalSums, Evaluated, InitPart},
     lateness::Lateness,
     queued::Room,
+    state::{Configured, Meta},
 };
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, InForce, Mode, ModeChoice, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId,
+    BucketId, InForce, Mode, ModeChoice, Payload, Seq, SessionId, Step, Version, WorkerId, config::Stopping,
 };
 use paraft_proto::{Refusal, RefusalKind};
-use paraft_trace::{Moment, Span, Stage, Stages};
+use paraft_trace::{Moment, Stages};
 use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
@@ -27,7 +28,7 @@ use tokio::sync::{mpsc, oneshot};
 /// A stream of one worker to this shard, unique in this process.
 pub type ConnId = u64;
 
-/// What streams send the owner.
+/// What streams send the leader.
 #[derive(Debug)]
 pub enum Event {
     /// A stream's first message.
@@ -129,11 +130,11 @@ pub enum Message {
     Leave,
 }
 
-/// Signs of life of a stream. They are noted where they are read, so that a busy owner takes nobody for dead.
+/// Signs of life of a stream. They are noted where they are read, so that a busy leader takes nobody for dead.
 #[derive(Debug, Default)]
 pub struct Life {
     heard: AtomicBool,
-    /// The reader has a message that the owner's queue has no room for.
+    /// The reader has a message that the leader's queue has no room for.
     waiting: AtomicBool,
 }
 
@@ -143,7 +144,7 @@ impl Life {
         self.heard.store(true, Relaxed);
     }
 
-    /// The reader waits for the owner, or no more.
+    /// The reader waits for the leader, or no more.
     pub fn waits(&self, waits: bool) {
         self.waiting.store(waits, Relaxed);
     }
@@ -164,7 +165,7 @@ impl Message {
     }
 }
 
-/// What the owner answers. Converted to the wire in `rpc/`.
+/// What the leader answers. Converted to the wire in `rpc/`.
 #[derive(Debug)]
 #[allow(missing_docs)] // as in shard.proto
 pub enum Reply {
@@ -222,19 +223,53 @@ pub struct Weights {
     pub since: Moment,
 }
 
-/// Bucket, step and worker of a span.
-pub(super) type SpanOf = (BucketId, Step, Option<WorkerId>);
+/// A consistent copy of what a checkpoint keeps of a shard.
+#[derive(Debug)]
+pub struct Section {
+    /// The step it was asked for. In BSP the state is that of this step.
+    pub step: Step,
+    /// TOML of the job.
+    pub job: String,
+    /// Hears that they are let go.
+    conf: Arc<Configured>,
+    /// The buckets, by rising id; those that were fetched are gone.
+    buckets: Vec<(BucketId, Mutex<Option<Arc<BucketData>>>)>,
+    /// Each member's clock, and whether it has finished. In SSP and ASP one bucket may hold a push more.
+    pub members: Vec<(WorkerId, Step, bool)>,
+    /// Early stopping (shard 0).
+    pub stopping: Stopping,
+}
 
-impl Counters {
-    pub(super) fn note(
-        &self,
-        shard: ShardId,
-        stage: Stage,
-        (begin, end): (Moment, Moment),
-        (bucket, step, worker): SpanOf,
-        bytes: u64,
-    ) {
-        self.stages.note(Span { stage, begin, end, step, shard, bucket: Some(bucket), worker, bytes });
+impl Section {
+    /// Of a shard that is at `step`; `state` is that of `conf`. Shares the buckets.
+    pub(super) fn of(step: Step, conf: &Arc<Configured>, state: &Meta) -> Self {
+        let buckets = conf.buckets.iter().map(|b| (b.id, Mutex::new(Some(b.image())))).collect();
+        let members = state.members.iter().map(|(w, m)| (w, m.clock(), m.finished)).collect();
+        let (stopping, job) = (state.stopping(), state.job.clone());
+        Self { step, job, conf: conf.clone(), buckets, members, stopping }
+    }
+
+    /// Buckets that it has or had.
+    pub fn buckets(&self) -> usize {
+        self.buckets.len()
+    }
+
+    /// The bucket at a place among the shard's, unless it was let go.
+    pub fn bucket(&self, place: usize) -> Option<(BucketId, Arc<BucketData>)> {
+        let (id, data) = self.buckets.get(place)?;
+        Some((*id, data.lock().clone()?))
+    }
+
+    /// The bucket at a place is fetched: from now on an update need not copy it.
+    pub fn let_go(&self, place: usize) {
+        if let Some((_, data)) = self.buckets.get(place) {
+            data.lock().take();
+            self.conf.let_go();
+        }
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.buckets.iter().all(|(_, data)| data.lock().is_some())
     }
 }
 
@@ -252,7 +287,7 @@ pub struct Counters {
     /// Payload of entries proposed to the log.
     pub bytes_logged: AtomicU64,
     pub cuts: AtomicU64,
-    /// Bytes of pushes that the leader holds, open rounds and those that came early; looked at four times a lease.
+    /// Bytes of pushes that the leader holds, in open rounds and otherwise; looked at four times a lease.
     pub queued: AtomicU64,
     /// What is left of each member's lease, to a quarter of it; empty where this replica does not lead.
     pub leases: Mutex<BTreeMap<WorkerId, Duration>>,

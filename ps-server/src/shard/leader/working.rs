@@ -5,13 +5,13 @@
 //!  push ─▶ open window ──cut──▶ window under way ──marker committed──▶ replicated
 //! ```
 //!
-//! One cut is under way at a time: pushes that come meanwhile share the next one. The owner's task is the only one
+//! One cut is under way at a time: pushes that come meanwhile share the next one. The leader is the only one
 //! that calls, so the copies that `cut` takes between two pushes are consistent with each other and with the record.
 
-use super::{
+use crate::shard::{
     bucket::{BucketData, Incoming, vector_bytes},
     command::{Command, Contribution, Proposal},
-    cut::{CutBucket, CutId, CutRecord, VectorOf},
+    cut::{CutBucket, CutId, CutMember, CutRecord, VectorOf},
     members::{Member, Members},
     state::Configured,
 };
@@ -19,8 +19,8 @@ use paraft_common::{Payload, Step, Version, WorkerId, optim::Gradient};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
+    time::Instant,
 };
-use tokio::time::Instant;
 
 /// Everything ahead of the replicated state.
 #[derive(Debug, Default)]
@@ -148,7 +148,7 @@ impl Working {
         self.member_mut(worker, replicated).take(bucket, step);
         let pushed = self.open.record.members.entry(worker).or_default();
         if pushed.session != replicated.session {
-            *pushed = super::cut::CutMember { session: replicated.session, ..Default::default() };
+            *pushed = CutMember { session: replicated.session, ..Default::default() };
         }
         pushed.steps.insert(conf.buckets[bucket].id, step);
         self.open.since.get_or_insert(now);

@@ -1,6 +1,6 @@
 //! May this push be taken? A pure decision over the replicated state and what is in flight.
 
-use super::members::Member;
+use crate::shard::members::Member;
 use paraft_common::{Step, Version};
 
 /// What to do with a push.
