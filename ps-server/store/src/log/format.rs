@@ -184,6 +184,10 @@ pub(super) struct Entry {
     pub purged: Option<(u64, Bytes)>,
 }
 
+/// The key of an entry that stands for groups which are not listed: such may have begun where something could not be told any
+/// more.
+pub(super) const UNLISTED: u64 = u64::MAX;
+
 const DAMAGED: u32 = 1;
 
 pub(super) fn encode_table(entries: &[Entry]) -> Vec<u8> {

@@ -7,7 +7,7 @@
 
 use super::{
     Record,
-    format::{Entry, HEAD_BYTES, Kind, Layout},
+    format::{Entry, HEAD_BYTES, Kind, Layout, UNLISTED},
     segment::{Segment, segment_path},
 };
 use crate::{Disk, StoreError, disk::Access};
@@ -165,11 +165,25 @@ pub(super) struct Groups {
     dead: AtomicBool,
     /// The segment whose end was being cut off when the last process died, while that is not mended.
     being_cut: Option<u64>,
+    /// Where groups may have begun of which nothing is known.
+    unlisted: Option<Fault>,
 }
 
 impl Groups {
-    pub fn new(known: BTreeMap<u64, Group>, being_cut: Option<u64>) -> Arc<Groups> {
-        Arc::new(Groups { known: Mutex::new(known), being_cut, ..Groups::default() })
+    pub fn new(
+        known: BTreeMap<u64, Group>,
+        unlisted: Option<Fault>,
+        being_cut: Option<u64>,
+    ) -> Arc<Groups> {
+        Arc::new(Groups { known: Mutex::new(known), unlisted, being_cut, ..Groups::default() })
+    }
+
+    /// Why something of a group may be lost.
+    pub fn damage(&self, key: u64) -> Option<Fault> {
+        match self.known.lock().get(&key) {
+            Some(group) => group.damage.clone(),
+            None => self.unlisted.clone(),
+        }
     }
 
     /// All of them. Whoever holds this holds up the writer and readers.
@@ -180,7 +194,11 @@ impl Groups {
     /// What all have come to, for a segment's table.
     pub fn table(&self) -> Vec<Entry> {
         let known = self.known.lock();
-        known.iter().filter(|(_, g)| g.turn > 0 || g.damage.is_some()).map(|(key, g)| g.entry(*key)).collect()
+        let begun = known.iter().filter(|(_, g)| g.turn > 0 || g.damage.is_some());
+        let unlisted = self.unlisted.as_ref().map(|fault| {
+            Group { damage: Some(fault.clone()), ..Group::default() }.entry(UNLISTED)
+        });
+        begun.map(|(key, g)| g.entry(*key)).chain(unlisted).collect()
     }
 
     pub fn any_damaged(&self) -> bool {

@@ -49,7 +49,7 @@
 //! offset, and lets the others go on. Where only what an item holds is bad, that is its group. Where nobody can tell any more
 //! whose items lay there (a head, a segment's beginning, a segment that is gone), it is every group but those whose own
 //! numbering of their items, in a later item or table, shows that none of theirs is missing, and those that have purged what was
-//! before. Nothing of a damaged log is changed, and no segment goes while a group is damaged: [`SharedLog::keep`] copies what
+//! before. A group of which nothing is left at all may have begun there: it is refused until it is begun anew. Nothing of a damaged log is changed, and no segment goes while a group is damaged: [`SharedLog::keep`] copies what
 //! there is of the group elsewhere, [`SharedLog::remove`] lets the log go on without it.
 
 mod files;
@@ -207,7 +207,7 @@ impl SharedLog {
         Ok((SharedLog { inner: Arc::new(inner) }, torn_bytes))
     }
 
-    /// Opens the log of the group `key`, or begins one. Every record after the purge point is read, checked and given to
+    /// Opens the log of the group `key`, or begins one where there is none. Every record after the purge point is read, checked and given to
     /// `each`, in order; on an error forget what was given.
     ///
     /// [`StoreError::Damaged`]: something of it cannot be told any more; nothing was changed. [`StoreError::Locked`]: it is
@@ -217,6 +217,7 @@ impl SharedLog {
             // The last handle may have gone just now.
             self.wait(key, What::Append { records: Vec::new(), bytes: 0 }).map_err(self.at("open"))?;
         }
+        let damage = self.inner.groups.damage(key);
         let purged = {
             let mut known = self.inner.groups.known();
             if known.len() >= MAX_GROUPS && !known.contains_key(&key) {
@@ -224,8 +225,10 @@ impl SharedLog {
                 return Err(self.at("begin a group in")(e));
             }
             let group = known.entry(key).or_default();
-            if let Some(fault) = &group.damage {
-                return Err(fault.error());
+            if let Some(fault) = damage {
+                let error = fault.error();
+                group.damage = Some(fault);
+                return Err(error);
             }
             if std::mem::replace(&mut group.open, true) {
                 return Err(StoreError::Locked { dir: self.inner.dir.clone() });
@@ -241,6 +244,12 @@ impl SharedLog {
             group.damage = Some(groups::Fault { path, offset: *offset, what });
         }
         Ok((log, Recovered { records: read?, purged }))
+    }
+
+    /// Begins the log of a group that there never was.
+    pub fn begin(&self, key: u64) -> Result<Log, StoreError> {
+        self.inner.groups.known().entry(key).or_default();
+        Ok(self.group(key, &mut |_| ())?.0)
     }
 
     /// Whether there is anything of the group `key`, damaged or not.
@@ -275,18 +284,18 @@ impl SharedLog {
         }
     }
 
-    /// Puts the log in `dir` ([`Log::look`]), of whichever layout, in the place of what there is of the group `key` here. It is
-    /// durable when this returns; `dir` is not changed. Nobody may have the group open. Waits for the disk.
-    pub fn take_in(&self, key: u64, dir: &Path) -> Result<(), StoreError> {
-        self.remove(key).map_err(self.at("write to the log in"))?;
-        let (into, _) = self.group(key, &mut |_| ())?;
-        keep::take_in(&*self.inner.disk, dir, key, into).map_err(|e| match e {
+    /// Takes in the log of the group `there` in `dir` ([`Log::look`]), of whichever layout, as a new group `key`. It is
+    /// durable when this returns; `dir` is not changed. Waits for the disk.
+    pub fn take_in(&self, key: u64, dir: &Path, there: u64) -> Result<(), StoreError> {
+        let into = self.begin(key)?;
+        keep::take_in(&*self.inner.disk, dir, there, into).map_err(|e| match e {
             keep::Failed::Reading(e) => e,
             keep::Failed::Writing(e) => self.at("write to the log in")(e),
         })
     }
 
-    /// Forgets the group `key`, damaged or not, for ever. Durable when it returns. Waits for the disk.
+    /// Forgets the group `key`, damaged or not, for ever: no group may have this key again, since what a crash or damage leaves
+    /// of the two could be taken for one. Durable when it returns. Waits for the disk.
     pub fn remove(&self, key: u64) -> io::Result<()> {
         self.wait(key, What::Remove)
     }

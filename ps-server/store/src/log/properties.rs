@@ -58,6 +58,8 @@ fn life() -> impl Strategy<Value = Vec<(usize, What)>> {
 /// acknowledged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct State {
+    /// How often it was removed: each time it gets another key.
+    lives: u64,
     purged: Option<u64>,
     next: u64,
     records: BTreeMap<u64, Record>,
@@ -69,8 +71,8 @@ impl State {
     }
 }
 
-fn key(g: usize) -> u64 {
-    100 - g as u64
+fn key(g: usize, lives: u64) -> u64 {
+    100 - g as u64 + 1000 * lives
 }
 
 fn record(index: u64, version: usize, bytes: usize) -> Record {
@@ -83,15 +85,15 @@ fn open<D: Disk + Clone + 'static>(disk: &D) -> Result<SharedLog, StoreError> {
 }
 
 /// What a group is found to be.
-fn state(log: &SharedLog, g: usize) -> Result<(Log, State), StoreError> {
+fn state(log: &SharedLog, g: usize, lives: u64) -> Result<(Log, State), StoreError> {
     let mut records = BTreeMap::new();
-    let (log, found) = log.group(key(g), &mut |r| _ = records.insert(r.index, r))?;
+    let (log, found) = log.group(key(g, lives), &mut |r| _ = records.insert(r.index, r))?;
     let purged = found.purged.map(|(upto, tag)| {
         assert_eq!(tag, upto.to_string());
         upto
     });
     let next = records.keys().next_back().map(|i| i + 1).or(purged.map(|p| p + 1)).unwrap_or(0);
-    Ok((log, State { purged, next, records }))
+    Ok((log, State { lives, purged, next, records }))
 }
 
 fn append(log: &Log, records: Vec<Record>) -> io::Result<()> {
@@ -105,7 +107,7 @@ fn append(log: &Log, records: Vec<Record>) -> io::Result<()> {
 fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> (Vec<Vec<State>>, u64) {
     let mut may = vec![vec![State::default()]; GROUPS];
     let Ok(mut log) = open(disk) else { return (may, 0) };
-    let mut logs: Vec<Log> = match (0..GROUPS).map(|g| state(&log, g).map(|(log, _)| log)).collect() {
+    let mut logs: Vec<Log> = match (0..GROUPS).map(|g| state(&log, g, 0).map(|(log, _)| log)).collect() {
         Ok(logs) => logs,
         Err(_) => return (may, 0),
     };
@@ -145,10 +147,13 @@ fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> (Vec<Vec<State>>, u64) {
                 logs[*g].purge(upto, Bytes::from(upto.to_string()))
             }
             What::Remove => {
-                after = State::default();
-                may[*g].push(after.clone());
-                let removed = log.remove(key(*g));
-                removed.and_then(|()| Ok(logs[*g] = state(&log, *g).map_err(io::Error::other)?.0))
+                after = State { lives: now.lives + 1, ..State::default() };
+                may[*g].push(State { lives: now.lives, ..State::default() });
+                let removed = log.remove(key(*g, now.lives));
+                removed.and_then(|()| {
+                    logs[*g] = state(&log, *g, after.lives).map_err(io::Error::other)?.0;
+                    Ok(())
+                })
             }
             What::Reopen => {
                 moved += log.stats().moved;
@@ -157,7 +162,7 @@ fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> (Vec<Vec<State>>, u64) {
                 let Ok(opened) = open(disk) else { return (may, moved) };
                 log = opened;
                 for g in 0..GROUPS {
-                    let Ok((opened, found)) = state(&log, g) else { return (may, moved) };
+                    let Ok((opened, found)) = state(&log, g, may[g][0].lives) else { return (may, moved) };
                     assert_eq!(&found, may[g].last().unwrap());
                     logs.push(opened);
                 }
@@ -176,7 +181,7 @@ fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> (Vec<Vec<State>>, u64) {
 fn check(disk: &ForgetfulDisk, may: &[Vec<State>]) -> Result<(), TestCaseError> {
     let log = open(disk).unwrap();
     for (g, may) in may.iter().enumerate() {
-        let (_log, found) = state(&log, g).map_err(|e| TestCaseError::fail(format!("group {g}: {e}")))?;
+        let (_log, found) = state(&log, g, may[0].lives).map_err(|e| TestCaseError::fail(format!("group {g}: {e}")))?;
         prop_assert!(may.contains(&found), "group {}: {:?} where one of these may be: {:?}", g, found, may);
     }
     Ok(())
@@ -237,12 +242,12 @@ proptest! {
         let log = open(&disk).unwrap();
         let mut damaged = Vec::new();
         for (g, may) in may.iter().enumerate() {
-            match state(&log, g) {
+            match state(&log, g, may[0].lives) {
                 Ok((_, found)) => prop_assert_eq!(&found, &may[0], "group {}", g),
-                Err(StoreError::Damaged { path: of, offset: named, .. }) => {
-                    damaged.push(key(g));
+                Err(StoreError::Damaged { path: of, offset: named, what }) => {
+                    damaged.push(key(g, may[0].lives));
                     prop_assert_eq!(&of, &path);
-                    prop_assert!(named <= offset);
+                    prop_assert!(named <= offset, "named {} where {} was changed, of {:?}: {}", named, offset, items, what);
                 }
                 Err(e) => prop_assert!(false, "group {}: {}", g, e),
             }
@@ -257,7 +262,7 @@ proptest! {
         drop(log);
         // What is damaged stays so, whatever else is done.
         let log = open(&disk).unwrap();
-        let opened: Vec<_> = (0..GROUPS).map(|g| state(&log, g)).collect();
+        let opened: Vec<_> = (0..GROUPS).map(|g| state(&log, g, may[g][0].lives)).collect();
         for (log, now) in opened.iter().flatten() {
             append(log, vec![record(now.next, 99, 3000), record(now.next + 1, 99, 3000)]).unwrap();
         }
@@ -266,7 +271,7 @@ proptest! {
         drop((log, opened));
         let log = open(&disk).unwrap();
         for (g, was) in was.into_iter().enumerate() {
-            prop_assert_eq!(state(&log, g).is_ok(), was, "group {}", g);
+            prop_assert_eq!(state(&log, g, may[g][0].lives).is_ok(), was, "group {}", g);
         }
     }
 }
@@ -276,7 +281,7 @@ proptest! {
 fn a_group_that_is_seldom_purged_does_not_keep_old_segments() {
     let disk = ForgetfulDisk::default();
     let log = open(&disk).unwrap();
-    let ((idle, _), (busy, _)) = (state(&log, 0).unwrap(), state(&log, 1).unwrap());
+    let ((idle, _), (busy, _)) = (state(&log, 0, 0).unwrap(), state(&log, 1, 0).unwrap());
     let kept: Vec<_> = (0..3).map(|i| record(i, 0, 300)).collect();
     append(&idle, kept.clone()).unwrap();
     for index in 0..400 {
@@ -292,7 +297,7 @@ fn a_group_that_is_seldom_purged_does_not_keep_old_segments() {
     assert_eq!(idle.read(0..9, u64::MAX).unwrap(), kept);
     drop((log, idle, busy));
     let log = open(&disk).unwrap();
-    assert_eq!(state(&log, 0).unwrap().1.records.into_values().collect::<Vec<_>>(), kept);
+    assert_eq!(state(&log, 0, 0).unwrap().1.records.into_values().collect::<Vec<_>>(), kept);
 }
 
 /// What all groups have queued shares one sync.
@@ -300,7 +305,7 @@ fn a_group_that_is_seldom_purged_does_not_keep_old_segments() {
 fn groups_that_write_at_the_same_time_share_their_syncs() {
     let disk = ForgetfulDisk::default();
     let log = open(&disk).unwrap();
-    let logs: Vec<Log> = (0..GROUPS).map(|g| state(&log, g).unwrap().0).collect();
+    let logs: Vec<Log> = (0..GROUPS).map(|g| state(&log, g, 0).unwrap().0).collect();
     // The writer is held inside the first `done`, so all others are queued by then.
     let (hold, held) = mpsc::channel::<()>();
     logs[0].append(vec![record(0, 1, 10)], Box::new(move |_| held.recv().unwrap()));
@@ -321,44 +326,44 @@ fn groups_that_write_at_the_same_time_share_their_syncs() {
 fn a_group_is_kept_elsewhere_and_taken_in_again() {
     let disk = ForgetfulDisk::default();
     let log = open(&disk).unwrap();
-    let ((one, _), (other, _)) = (state(&log, 0).unwrap(), state(&log, 1).unwrap());
+    let ((one, _), (other, _)) = (state(&log, 0, 0).unwrap(), state(&log, 1, 0).unwrap());
     for index in 0..30 {
         append(&one, vec![record(index, 1, 300)]).unwrap();
         append(&other, vec![record(index, 2, 300)]).unwrap();
     }
     one.purge(9, Bytes::from_static(b"9")).unwrap();
-    let look = |dir: &str, g| {
+    let look = |dir: &str, key| {
         let mut records = Vec::new();
-        let found = Log::look(&disk, Path::new(dir), key(g), &mut |r| records.push(r))?;
+        let found = Log::look(&disk, Path::new(dir), key, &mut |r| records.push(r))?;
         Ok::<_, StoreError>((found.purged.map(|p| p.0), records))
     };
     let expected: Vec<_> = (10..30).map(|i| record(i, 1, 300)).collect();
     for _ in 0..2 {
-        log.keep(key(0), Path::new("/aside")).unwrap();
-        assert_eq!(look("/aside", 0).unwrap(), (Some(9), expected.clone()));
+        log.keep(key(0, 0), Path::new("/aside")).unwrap();
+        assert_eq!(look("/aside", key(0, 0)).unwrap(), (Some(9), expected.clone()));
     }
     drop(one);
-    log.remove(key(0)).unwrap();
-    assert!(!log.has(key(0)) && log.has(key(1)));
-    log.take_in(key(0), Path::new("/aside")).unwrap();
-    let (one, found) = state(&log, 0).unwrap();
+    log.remove(key(0, 0)).unwrap();
+    assert!(!log.has(key(0, 0)) && log.has(key(1, 0)));
+    log.take_in(key(0, 1), Path::new("/aside"), key(0, 0)).unwrap();
+    let (one, found) = state(&log, 0, 1).unwrap();
     assert_eq!((found.purged, found.records.into_values().collect::<Vec<_>>()), (Some(9), expected.clone()));
     drop((one, other, log));
 
     let (_, _, segment, _, body) =
-        items(&disk).into_iter().rfind(|i| i.0 == Kind::Record && i.1 == key(0)).unwrap();
+        items(&disk).into_iter().rfind(|i| i.0 == Kind::Record && i.1 == key(0, 1)).unwrap();
     let path = segment_path(Path::new(DIR), segment);
     let mut bytes = disk.contents(&path).unwrap();
     bytes[body.start as usize] ^= 1;
     disk.put(&path, bytes);
     let log = open(&disk).unwrap();
-    let refused = state(&log, 0).unwrap_err().to_string();
+    let refused = state(&log, 0, 1).unwrap_err().to_string();
     assert!(refused.contains("record 29"), "{refused}");
-    log.keep(key(0), Path::new("/aside")).unwrap();
-    log.remove(key(0)).unwrap();
-    let refused = look("/aside", 0).unwrap_err();
+    log.keep(key(0, 1), Path::new("/aside")).unwrap();
+    log.remove(key(0, 1)).unwrap();
+    let refused = look("/aside", key(0, 1)).unwrap_err();
     assert!(refused.to_string().contains("/aside/") && refused.is_damage(), "{refused}");
-    assert_eq!(state(&log, 1).unwrap().1.records.len(), 30);
-    let failed = log.take_in(key(0), Path::new("/aside")).unwrap_err();
+    assert_eq!(state(&log, 1, 0).unwrap().1.records.len(), 30);
+    let failed = log.take_in(key(0, 2), Path::new("/aside"), key(0, 1)).unwrap_err();
     assert!(failed.is_damage(), "{failed}");
 }

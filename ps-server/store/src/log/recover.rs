@@ -3,7 +3,7 @@
 use super::{
     LogOptions, Record, Recovered,
     files::{lengthen, lock, names, read_cut},
-    format::{Entry, Kind, Layout},
+    format::{Entry, Kind, Layout, UNLISTED},
     groups::{Fault, Group, Groups, Live, Place},
     segment::{Found, Segment, segment_path},
     segments::{FIRST_BYTES, Sealed, Segments, room_of},
@@ -79,6 +79,8 @@ struct Scan {
     groups: BTreeMap<u64, Seen>,
     /// Something could not be told since the last table: a group may have begun there.
     unseen: Option<Fault>,
+    /// As a table says, a group may have begun before it of which nothing is known.
+    unlisted: Option<Fault>,
     /// The first thing that could not be told.
     wrong: Option<Fault>,
     /// The beginning of the oldest segment.
@@ -98,7 +100,12 @@ impl Scan {
     fn table(&mut self, entries: Vec<Entry>, path: &Path) {
         let at = |what: &str| Fault { path: path.into(), offset: 0, what: what.into() };
         self.groups.retain(|key, _| entries.iter().any(|e| e.key == *key));
+        self.unlisted = None;
         for e in &entries {
+            if e.key == UNLISTED {
+                self.unlisted = Some(at("a group may have begun before it, where it cannot be told"));
+                continue;
+            }
             let new = || Seen { group: Group::of(e), ..Seen::default() };
             let seen = self.groups.entry(e.key).or_insert_with(new);
             seen.turn(e.turn, || at("what a group wrote before it is missing"));
@@ -136,6 +143,11 @@ impl Scan {
                 seen.group.put(head.index, place);
             }
             Kind::Moved => _ = group.moved(head.index, place),
+            // What is missing of it may have been before.
+            Kind::Truncate if !seen.gaps.is_empty() && head.index <= group.first => {
+                group.begin_again(Some(head.index));
+                seen.gaps.iter_mut().for_each(|(before, _)| *before = head.index.min(*before));
+            }
             Kind::Truncate => _ = group.truncate(head.index),
             Kind::Purge => _ = group.purge(head.index, tag),
             Kind::Remove => _ = self.groups.remove(&head.group),
@@ -151,10 +163,11 @@ impl Scan {
         }
     }
 
-    fn finish(self) -> BTreeMap<u64, Group> {
+    fn finish(self) -> (BTreeMap<u64, Group>, Option<Fault>) {
+        let unlisted = self.unseen.or(self.unlisted);
         // Without either nothing was read.
-        let Some(before) = self.wrong.or(self.oldest) else { return BTreeMap::new() };
-        self.groups.into_iter().map(|(key, seen)| (key, seen.finish(&before))).collect()
+        let Some(before) = self.wrong.or(self.oldest) else { return (BTreeMap::new(), unlisted) };
+        (self.groups.into_iter().map(|(key, seen)| (key, seen.finish(&before))).collect(), unlisted)
     }
 }
 
@@ -170,6 +183,7 @@ struct Tail {
 struct Whole {
     sealed: VecDeque<Sealed>,
     groups: BTreeMap<u64, Group>,
+    unlisted: Option<Fault>,
     tail: Option<Tail>,
     next: u64,
 }
@@ -218,7 +232,8 @@ fn read(
             tail = Some(Tail { segment, unproven, torn_bytes });
         }
     }
-    Ok(Whole { sealed, groups: scan.finish(), tail, next: expected.unwrap_or(0) })
+    let (groups, unlisted) = scan.finish();
+    Ok(Whole { sealed, groups, unlisted, tail, next: expected.unwrap_or(0) })
 }
 
 /// Reads the items of a segment up to `following`, the first number of the next one, or as far as they are whole. Gives the
@@ -269,13 +284,17 @@ fn walk(
             }
             if item.is_none() {
                 let until = following.unwrap_or(durable);
-                let what = format!("record {next} of the log is not whole; records up to {} were durable", until - 1);
-                scan.lost(fault(at, what));
-                let Some(found) = behind().find(|i| following.is_none_or(|f| i.head.number < f)) else {
-                    next = until;
-                    break;
-                };
-                (segment.offset, next) = (found.at, found.head.number);
+                let found = behind().find(|i| following.is_none_or(|f| i.head.number < f));
+                let number = found.map_or(until, |i| i.head.number);
+                // Otherwise only a mark can have been there.
+                if number > next {
+                    let last = until - 1;
+                    let what = format!("record {next} of the log is not whole; records up to {last} were durable");
+                    scan.lost(fault(at, what));
+                }
+                next = number;
+                let Some(found) = found else { break };
+                segment.offset = found.at;
                 continue;
             }
         }
@@ -318,12 +337,9 @@ pub(super) fn look(
     let being_cut = cut_under_way(disk, dir)?;
     let firsts = names(disk, dir)?.segments;
     let found = read(disk, dir, &firsts, Access::Read, being_cut)?;
-    let groups = Groups::new(found.groups, being_cut);
-    let (purged, damage) = match groups.known().get(&key) {
-        Some(group) => (group.purged.clone(), group.damage.clone()),
-        None => (None, None),
-    };
-    match damage {
+    let groups = Groups::new(found.groups, found.unlisted, being_cut);
+    let purged = groups.known().get(&key).and_then(|g| g.purged.clone());
+    match groups.damage(key) {
         Some(fault) => Err(fault.error()),
         None => Ok(Recovered { records: groups.read_all(disk, dir, key, each)?, purged }),
     }
@@ -340,9 +356,9 @@ pub(super) fn open(
     let lock = lock(disk.as_ref(), dir)?;
     let being_cut = cut_under_way(disk.as_ref(), dir)?;
     let names = names(disk.as_ref(), dir)?;
-    let Whole { sealed, groups, tail, next } =
+    let Whole { sealed, groups, unlisted, tail, next } =
         read(disk.as_ref(), dir, &names.segments, Access::Write, being_cut)?;
-    let groups = Groups::new(groups, None);
+    let groups = Groups::new(groups, unlisted, None);
     let mut log = Segments {
         spares: names.spares.iter().map(|name| dir.join(name)).collect(),
         live: Live::of(&groups),

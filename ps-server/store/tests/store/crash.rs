@@ -68,6 +68,8 @@ const LIFE: [Act; 36] = [
 /// What an observer outside the process knows of a group.
 #[derive(Clone, Default, Debug)]
 struct Known {
+    /// How often it was removed: each time it gets another key.
+    lives: u64,
     /// Acknowledged and not given up.
     must: BTreeMap<u64, Record>,
     /// Every writing of an index that may be found: tried, and not given up in an acknowledged way.
@@ -77,19 +79,23 @@ struct Known {
     next: u64,
 }
 
-fn key(g: usize) -> u64 {
-    7 + g as u64
+fn key(g: usize, known: &[Known; GROUPS]) -> u64 {
+    7 + g as u64 + 100 * known[g].lives
 }
 
-fn open_all(disk: &dyn Cloned, options: LogOptions) -> Result<(SharedLog, Vec<(Log, Found)>), StoreError> {
+fn open_all(
+    disk: &dyn Cloned,
+    options: LogOptions,
+    known: &[Known; GROUPS],
+) -> Result<(SharedLog, Vec<(Log, Found)>), StoreError> {
     let (shared, _) = SharedLog::open(disk.shared(), Path::new(DIR), options)?;
-    let logs = (0..GROUPS).map(|g| group(&shared, key(g))).collect::<Result<_, _>>()?;
+    let logs = (0..GROUPS).map(|g| group(&shared, key(g, known))).collect::<Result<_, _>>()?;
     Ok((shared, logs))
 }
 
 /// Lives until an act fails; gives what it moved.
 fn live(disk: &FaultyDisk, options: LogOptions, known: &mut [Known; GROUPS]) -> u64 {
-    let Ok((mut shared, mut logs)) = open_all(disk, options) else { return 0 };
+    let Ok((mut shared, mut logs)) = open_all(disk, options, known) else { return 0 };
     for (version, act) in LIFE.iter().enumerate() {
         let done = match *act {
             Append(g, count, bytes) => {
@@ -124,17 +130,19 @@ fn live(disk: &FaultyDisk, options: LogOptions, known: &mut [Known; GROUPS]) -> 
             }
             Remove(g) => {
                 let before = std::mem::take(&mut known[g]);
-                let removed = shared.remove(key(g));
+                known[g].lives = before.lives;
+                let removed = shared.remove(key(g, known));
                 if removed.is_err() {
                     // It is there or not, and nothing of it is missed.
                     known[g] = Known { must: BTreeMap::new(), purge_tried: before.purged, purged: None, ..before };
                     return 0;
                 }
-                group(&shared, key(g)).map(|opened| logs[g] = opened).map_err(Into::into)
+                known[g].lives += 1;
+                group(&shared, key(g, known)).map(|opened| logs[g] = opened).map_err(Into::into)
             }
             Reopen => {
                 drop((shared, logs));
-                match open_all(disk, options) {
+                match open_all(disk, options, known) {
                     Ok(opened) => (shared, logs) = opened,
                     Err(_) => return 0,
                 }
@@ -176,7 +184,7 @@ fn check(found: &Found, known: &Known) -> Result<(), String> {
 
 fn check_all(after: &ForgetfulDisk, known: &[Known; GROUPS]) -> Result<(), String> {
     let options = LogOptions { segment_bytes: 4096, sync: true };
-    let (_shared, logs) = open_all(after, options).map_err(|e| e.to_string())?;
+    let (_shared, logs) = open_all(after, options, known).map_err(|e| e.to_string())?;
     for (g, ((_, found), known)) in logs.iter().zip(known).enumerate() {
         check(found, known).map_err(|what| format!("group {g}: {what}"))?;
     }
@@ -193,7 +201,7 @@ fn check_all(after: &ForgetfulDisk, known: &[Known; GROUPS]) -> Result<(), Strin
     }
     for survivors in [Survivors::Synced, Survivors::Some(expected.len() as u64)] {
         let (_, logs) =
-            open_all(&after.crash(survivors), options).map_err(|e| format!("second: {e}"))?;
+            open_all(&after.crash(survivors), options, known).map_err(|e| format!("second: {e}"))?;
         if logs.iter().zip(&expected).any(|((_, found), expected)| found.records != *expected) {
             return Err("the second opening differs".into());
         }
