@@ -177,7 +177,9 @@ pub(crate) fn data_failed(e: FolderError) -> ServerError {
 /// What lies in the data folder of a server that has not begun.
 fn left_without_identity(folder: &Folder) -> Result<Option<String>, ServerError> {
     let names = folder.names().map_err(data_failed)?;
-    Ok(names.into_iter().find(|n| n == "control" || n == "log" || crate::replicas::shard_of_folder(n).is_some()))
+    Ok(names
+        .into_iter()
+        .find(|n| n == "control" || n == "log" || crate::replicas::shard_of_folder(n).is_some()))
 }
 
 /// What the replica was refused with, as it is or with what can be done about damage.

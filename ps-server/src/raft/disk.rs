@@ -230,7 +230,8 @@ impl Folder {
     }
 
     fn place(&self) -> Result<Option<Place>, FolderError> {
-        let unknown = |e: wire::WireError| FolderError::passing(format!("{}: {e}", self.path.join(PLACE).display()));
+        let unknown =
+            |e: wire::WireError| FolderError::passing(format!("{}: {e}", self.path.join(PLACE).display()));
         self.read(PLACE)?.map(|bytes| wire::decode(&bytes).map_err(unknown)).transpose()
     }
 
@@ -366,7 +367,9 @@ impl Folder {
             Some(Place { own: None, shared: Some(key) }) => {
                 Log::look(&*self.disk, self.logs.path(), key, &mut record)?
             }
-            place => Log::look(&*self.disk, &own, place.and_then(|p| p.own).unwrap_or_default(), &mut record)?,
+            place => {
+                Log::look(&*self.disk, &own, place.and_then(|p| p.own).unwrap_or_default(), &mut record)?
+            }
         };
         if let Some((_, tag)) = &found.purged {
             self.holds(&wire::decode(tag).map_err(at)?)?;
@@ -405,6 +408,8 @@ const LOST: &str = "its log is gone, though it has held entries: a lost log must
 /// Says where the log lies.
 const PLACE: &str = "log-place";
 
-pub(super) async fn blocking<T: Send + 'static>(f: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+pub(super) async fn blocking<T: Send + 'static>(
+    f: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
     tokio::task::spawn_blocking(f).await.map_err(io::Error::other)?
 }

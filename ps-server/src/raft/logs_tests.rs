@@ -49,7 +49,11 @@ fn look(disk: &ForgetfulDisk) -> Vec<Entry> {
 
 fn ids(entries: &[Entry]) -> Vec<(u64, Vec<u8>)> {
     let header = |e: &Entry| crate::raft::disk_log::record_of(e).expect("encodes");
-    entries.iter().map(header).map(|r| (r.index, [&r.header[..], &r.payload.to_bytes()[..]].concat())).collect()
+    entries
+        .iter()
+        .map(header)
+        .map(|r| (r.index, [&r.header[..], &r.payload.to_bytes()[..]].concat()))
+        .collect()
 }
 
 /// Read where it is, taken in, found in its new place, by any life that a crash at any change of the disk ends.
@@ -63,7 +67,8 @@ fn a_log_of_the_release_before_is_taken_in_whatever_moment_a_crash_comes_at() {
     let changes = healthy.changes();
     assert!((20..400).contains(&changes), "{changes}");
     for at in 0..changes {
-        for survivors in [Survivors::Synced, Survivors::Everything, Survivors::Some(at), Survivors::Some(!at)] {
+        for survivors in [Survivors::Synced, Survivors::Everything, Survivors::Some(at), Survivors::Some(!at)]
+        {
             let memory = old.crash(Survivors::Everything);
             let disk = FaultyDisk::new(Arc::new(memory.clone()));
             disk.dead_after(Some(at));

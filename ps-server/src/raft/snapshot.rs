@@ -108,7 +108,10 @@ pub(super) fn open_snapshot(disk: &dyn Disk, path: &Path) -> Result<Option<Snaps
     }
 }
 
-pub(super) fn snapshot_head(chunks: &mut SnapshotReader, path: &Path) -> Result<(SnapshotMeta, Vec<u8>), FolderError> {
+pub(super) fn snapshot_head(
+    chunks: &mut SnapshotReader,
+    path: &Path,
+) -> Result<(SnapshotMeta, Vec<u8>), FolderError> {
     let at = path.display();
     let head = chunks.next().ok_or_else(|| FolderError::damage(format!("{at}: it is empty")))??;
     wire::decode(&head).map_err(|e| FolderError::passing(format!("{at}: {e}")))

@@ -3,10 +3,7 @@
 //! its log in memory nothing stays but that it waits: another is hosted in its place when there is room.
 
 use super::{Replica, Replicas, put_aside_now};
-use crate::{
-    raft::ReplicaId,
-    server::IDENTITY,
-};
+use crate::{raft::ReplicaId, server::IDENTITY};
 use paraft_common::ShardId;
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},

@@ -22,8 +22,6 @@ mod snapshot;
 
 pub use disk::{Access, Disk, DiskFile, DiskLock, RealDisk};
 pub use error::{StoreError, is_damage, said};
-pub use log::{
-    Log, LogOptions, LogStats, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Record, Recovered, SharedLog,
-};
+pub use log::{Log, LogOptions, LogStats, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Record, Recovered, SharedLog};
 pub use small::{MAX_SMALL_BYTES, read_small, write_small};
 pub use snapshot::{MAX_CHUNK_BYTES, SnapshotReader, SnapshotWriter};

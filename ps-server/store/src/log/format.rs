@@ -40,6 +40,9 @@ const MAX_BLOCKS: u32 = u32::MAX >> 1;
 /// The log begins with this segment, rather than going on from one that was purged or is missing. Of version 2.
 const STARTS_LOG: u32 = 1;
 
+/// Numbers and turns are below: what is counted on from them stays a number.
+const MAX_NUMBER: u64 = 1 << 62;
+
 /// Sizes of segments are multiples of this.
 pub(super) const BLOCK_BYTES: u64 = 4 << 10;
 
@@ -140,7 +143,8 @@ impl Prefix {
         // The checksum of another version lies elsewhere: that it is one is believed only where it fits there.
         for other in [Layout::Single, Layout::Shared].into_iter().filter(|l| *l != layout) {
             let at = other.prefix_bytes() - 4;
-            let fits = bytes.get(at..at + 4).is_some_and(|crc| crc == crc32fast::hash(&bytes[..at]).to_le_bytes());
+            let fits =
+                bytes.get(at..at + 4).is_some_and(|crc| crc == crc32fast::hash(&bytes[..at]).to_le_bytes());
             if version == other.version() && fits {
                 return Err(BadPrefix::Version(version));
             }
@@ -156,7 +160,7 @@ impl Prefix {
             Layout::Single => (0, crc32fast::hash(&[])),
             Layout::Shared => (rest.get_u32_le(), rest.get_u32_le()),
         };
-        if table_bytes as usize > MAX_TABLE_BYTES || first == u64::MAX {
+        if table_bytes as usize > MAX_TABLE_BYTES || first >= MAX_NUMBER {
             return Err(BadPrefix::Damaged("its first bytes say what cannot be"));
         }
         let (reserved, starts_log) = (u64::from(flags >> 1) * BLOCK_BYTES, flags & STARTS_LOG != 0);
@@ -219,7 +223,12 @@ pub(super) fn decode_table(bytes: &[u8]) -> Option<Vec<Entry>> {
         let tag = Bytes::copy_from_slice(rest.split_off(..length)?);
         let purged = (upto != u64::MAX).then_some((upto, tag));
         let ordered = last.is_none_or(|last| last < key) && next.is_none_or(|next| first <= next);
-        if !ordered || turn == u64::MAX || length > MAX_TAG_BYTES || flags > DAMAGED || purged.is_none() && length > 0 {
+        if !ordered
+            || turn >= MAX_NUMBER
+            || length > MAX_TAG_BYTES
+            || flags > DAMAGED
+            || purged.is_none() && length > 0
+        {
             return None;
         }
         last = Some(key);
@@ -243,8 +252,7 @@ pub(super) enum Kind {
     Remove,
 }
 
-const KINDS: [Kind; 6] =
-    [Kind::Record, Kind::Mark, Kind::Moved, Kind::Truncate, Kind::Purge, Kind::Remove];
+const KINDS: [Kind; 6] = [Kind::Record, Kind::Mark, Kind::Moved, Kind::Truncate, Kind::Purge, Kind::Remove];
 
 impl Kind {
     fn to_byte(self) -> u8 {
@@ -323,7 +331,8 @@ impl Head {
             return None;
         }
         let kind = Kind::from_byte(rest.get_u8())?;
-        let (header_bytes, payload_bytes, body_crc) = (rest.get_u32_le(), rest.get_u32_le(), rest.get_u32_le());
+        let (header_bytes, payload_bytes, body_crc) =
+            (rest.get_u32_le(), rest.get_u32_le(), rest.get_u32_le());
         let (number, synced) = (rest.get_u64_le(), rest.get_u64_le());
         let (group, turn, index) = match layout {
             Layout::Single if !matches!(kind, Kind::Record | Kind::Mark) => return None,
@@ -332,7 +341,7 @@ impl Head {
         };
         let (most_header, most_payload) = kind.most();
         let fits = header_bytes as usize <= most_header && payload_bytes as usize <= most_payload;
-        let possible = number < u64::MAX && turn < u64::MAX && index < u64::MAX;
+        let possible = number < MAX_NUMBER && turn < MAX_NUMBER && index < u64::MAX;
         (fits && possible).then_some(Head {
             kind,
             header_bytes,
@@ -380,13 +389,21 @@ mod tests {
         assert_eq!(prefix.encode()[..40], expected[..]);
         assert_eq!(prefix.encode()[40..], crc32fast::hash(expected).to_le_bytes());
         assert_eq!(Prefix::decode(Layout::Shared, &prefix.encode()), Ok(prefix));
-        let expected = b"\xF5P\xF7\x01\x03\0\0\0\x04\0\0\0\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\
+        let expected =
+            b"\xF5P\xF7\x01\x03\0\0\0\x04\0\0\0\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\
             \x11\0\0\0\0\0\0\0\x06\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0";
         assert_eq!(HEAD.encode(5)[..56], expected[..]);
         let mut salted = 5u64.to_le_bytes().to_vec();
         salted.extend(expected);
         assert_eq!(HEAD.encode(5)[56..], crc32fast::hash(&salted).to_le_bytes());
-        let entry = Entry { key: 1, damaged: true, turn: 2, first: 3, next: Some(4), purged: Some((2, Bytes::from_static(b"t"))) };
+        let entry = Entry {
+            key: 1,
+            damaged: true,
+            turn: 2,
+            first: 3,
+            next: Some(4),
+            purged: Some((2, Bytes::from_static(b"t"))),
+        };
         let expected = b"\x01\0\0\0\0\0\0\0\x01\0\0\0\x02\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0\
             \x02\0\0\0\0\0\0\0\x01\0\0\0t";
         assert_eq!(encode_table(&[entry]), expected);
@@ -403,7 +420,8 @@ mod tests {
         assert_eq!((prefix.reserved, prefix.start()), (3 * BLOCK_BYTES, 36));
         bytes.extend([0; 8]);
         assert_eq!(Prefix::decode(Layout::Shared, &bytes), Err(BadPrefix::Version(2)));
-        let mut head = b"\xF5P\xF7\x01\x03\0\0\0\x04\0\0\0\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0".to_vec();
+        let mut head =
+            b"\xF5P\xF7\x01\x03\0\0\0\x04\0\0\0\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0".to_vec();
         head.extend(head_crc(5, &head).to_le_bytes());
         let expected = Head { group: 0, turn: 9, index: 9, ..HEAD };
         assert_eq!(Head::decode(Layout::Single, 5, &head), Some(expected));
@@ -417,15 +435,16 @@ mod tests {
 
     #[test]
     fn what_is_beyond_the_bounds_is_refused_even_with_a_good_checksum() {
-        let none = |head: Head| assert_eq!(Head::decode(Layout::Shared, 1, &head.encode(1)), None, "{head:?}");
+        let none =
+            |head: Head| assert_eq!(Head::decode(Layout::Shared, 1, &head.encode(1)), None, "{head:?}");
         for (header_bytes, payload_bytes) in
             [(u32::MAX, 0), (0, u32::MAX), ((16 << 20) + 1, 0), (0, (16 << 20) + 1)]
         {
             none(Head { header_bytes, payload_bytes, ..HEAD });
         }
         none(Head { index: u64::MAX, ..HEAD });
-        none(Head { number: u64::MAX, ..HEAD });
-        none(Head { turn: u64::MAX, ..HEAD });
+        none(Head { number: MAX_NUMBER, ..HEAD });
+        none(Head { turn: MAX_NUMBER, ..HEAD });
         for kind in [Kind::Mark, Kind::Truncate, Kind::Remove, Kind::Purge] {
             none(Head { kind, ..HEAD });
         }

@@ -170,11 +170,7 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    pub fn new(
-        known: BTreeMap<u64, Group>,
-        unlisted: Option<Fault>,
-        being_cut: Option<u64>,
-    ) -> Arc<Groups> {
+    pub fn new(known: BTreeMap<u64, Group>, unlisted: Option<Fault>, being_cut: Option<u64>) -> Arc<Groups> {
         Arc::new(Groups { known: Mutex::new(known), unlisted, being_cut, ..Groups::default() })
     }
 
@@ -195,9 +191,10 @@ impl Groups {
     pub fn table(&self) -> Vec<Entry> {
         let known = self.known.lock();
         let begun = known.iter().filter(|(_, g)| g.turn > 0 || g.damage.is_some());
-        let unlisted = self.unlisted.as_ref().map(|fault| {
-            Group { damage: Some(fault.clone()), ..Group::default() }.entry(UNLISTED)
-        });
+        let unlisted = self
+            .unlisted
+            .as_ref()
+            .map(|fault| Group { damage: Some(fault.clone()), ..Group::default() }.entry(UNLISTED));
         begun.map(|(key, g)| g.entry(*key)).chain(unlisted).collect()
     }
 
@@ -239,7 +236,8 @@ impl Groups {
             let segment = match open.take().filter(|s| s.prefix.first == place.segment) {
                 Some(same) => same,
                 None => {
-                    let (path, cut) = (segment_path(dir, place.segment), self.being_cut == Some(place.segment));
+                    let (path, cut) =
+                        (segment_path(dir, place.segment), self.being_cut == Some(place.segment));
                     Segment::open(disk, path, Layout::Shared, Access::Read, cut)?
                 }
             };

@@ -100,7 +100,8 @@ pub(super) fn damaged(log: &SharedLog, key: u64, to: &Path) -> Result<(), StoreE
     let (disk, dir, groups) = (&log.inner.disk, &log.inner.dir, &log.inner.groups);
     clear(disk.as_ref(), to)?;
     disk.create_dir_all(to).map_err(StoreError::io("create", to))?;
-    let of_fault = |path: &Path| path.file_stem().and_then(|n| n.to_str()).and_then(|n| n.parse::<u64>().ok());
+    let of_fault =
+        |path: &Path| path.file_stem().and_then(|n| n.to_str()).and_then(|n| n.parse::<u64>().ok());
     let first = groups.known().get(&key).map_or(0, |g| {
         let places = g.places.values().map(|p| p.segment);
         places.chain(g.damage.as_ref().and_then(|f| of_fault(&f.path))).min().unwrap_or(0)

@@ -66,9 +66,9 @@ mod writer;
 
 use crate::{Disk, StoreError};
 use bytes::Bytes;
+use groups::Groups;
 use paraft_common::Payload;
 use parking_lot::Mutex;
-use groups::Groups;
 use std::{
     io,
     ops::Range,
@@ -221,7 +221,10 @@ impl SharedLog {
         let purged = {
             let mut known = self.inner.groups.known();
             if known.len() >= MAX_GROUPS && !known.contains_key(&key) {
-                let e = io::Error::new(io::ErrorKind::InvalidInput, format!("{MAX_GROUPS} groups share it already"));
+                let e = io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!("{MAX_GROUPS} groups share it already"),
+                );
                 return Err(self.at("begin a group in")(e));
             }
             let group = known.entry(key).or_default();

@@ -102,16 +102,14 @@ fn append(log: &Log, records: Vec<Record>) -> io::Result<()> {
     outcome.recv().unwrap()
 }
 
-/// Lives until an act fails. Gives what each group may be found to be, what it was before the act that failed first, and the
-/// number of records that were moved.
-fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> (Vec<Vec<State>>, u64) {
+/// Lives until an act fails. Gives what each group may be found to be, what it was before that act first.
+fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> Vec<Vec<State>> {
     let mut may = vec![vec![State::default()]; GROUPS];
-    let Ok(mut log) = open(disk) else { return (may, 0) };
+    let Ok(mut log) = open(disk) else { return may };
     let mut logs: Vec<Log> = match (0..GROUPS).map(|g| state(&log, g, 0).map(|(log, _)| log)).collect() {
         Ok(logs) => logs,
-        Err(_) => return (may, 0),
+        Err(_) => return may,
     };
-    let mut moved = 0;
     for (version, (g, what)) in life.iter().enumerate() {
         let now = may[*g].last().unwrap().clone();
         let mut after = now.clone();
@@ -156,13 +154,12 @@ fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> (Vec<Vec<State>>, u64) {
                 })
             }
             What::Reopen => {
-                moved += log.stats().moved;
                 logs.clear();
                 drop(log);
-                let Ok(opened) = open(disk) else { return (may, moved) };
+                let Ok(opened) = open(disk) else { return may };
                 log = opened;
                 for g in 0..GROUPS {
-                    let Ok((opened, found)) = state(&log, g, may[g][0].lives) else { return (may, moved) };
+                    let Ok((opened, found)) = state(&log, g, may[g][0].lives) else { return may };
                     assert_eq!(&found, may[g].last().unwrap());
                     logs.push(opened);
                 }
@@ -170,32 +167,43 @@ fn live(disk: &FaultyDisk, life: &[(usize, What)]) -> (Vec<Vec<State>>, u64) {
             }
         };
         if done.is_err() {
-            return (may, moved);
+            return may;
         }
         may[*g] = vec![after];
     }
-    moved += log.stats().moved;
-    (may, moved)
+    may
 }
 
 fn check(disk: &ForgetfulDisk, may: &[Vec<State>]) -> Result<(), TestCaseError> {
     let log = open(disk).unwrap();
     for (g, may) in may.iter().enumerate() {
-        let (_log, found) = state(&log, g, may[0].lives).map_err(|e| TestCaseError::fail(format!("group {g}: {e}")))?;
+        let (_log, found) =
+            state(&log, g, may[0].lives).map_err(|e| TestCaseError::fail(format!("group {g}: {e}")))?;
         prop_assert!(may.contains(&found), "group {}: {:?} where one of these may be: {:?}", g, found, may);
     }
     Ok(())
 }
 
-/// The items of the log on a disk: of which group, in which file, where.
-fn items(disk: &ForgetfulDisk) -> Vec<(Kind, u64, u64, Range<u64>, Range<u64>)> {
+/// An item of a log on a disk.
+#[derive(Clone, Debug)]
+struct Item {
+    kind: Kind,
+    key: u64,
+    segment: u64,
+    head: Range<u64>,
+    body: Range<u64>,
+}
+
+fn items(disk: &ForgetfulDisk) -> Vec<Item> {
     let mut found = Vec::new();
     for first in names(disk, Path::new(DIR)).unwrap().segments {
         let path = segment_path(Path::new(DIR), first);
         let segment = Segment::open(disk, path, Layout::Shared, Access::Read, false).unwrap();
         for item in segment.beyond(segment.offset).unwrap() {
             let body = item.at + Layout::Shared.head_bytes() as u64;
-            found.push((item.head.kind, item.head.group, first, item.at..body, body..item.end(Layout::Shared)));
+            let (kind, key) = (item.head.kind, item.head.group);
+            let (head, body) = (item.at..body, body..item.end(Layout::Shared));
+            found.push(Item { kind, key, segment: first, head, body });
         }
     }
     found
@@ -213,7 +221,7 @@ proptest! {
         let memory = ForgetfulDisk::default();
         let disk = FaultyDisk::new(Arc::new(memory.clone()));
         disk.dead_after(Some(changes));
-        let (may, _) = live(&disk, &life);
+        let may = live(&disk, &life);
         check(&memory.crash(Survivors::Synced), &may)?;
         for seed in seeds {
             check(&memory.crash(Survivors::Some(seed)), &may)?;
@@ -227,11 +235,11 @@ proptest! {
     #[test]
     fn damage_does_not_spread(life in life(), at in any::<prop::sample::Index>(), flip in 1u8..) {
         let disk = ForgetfulDisk::default();
-        let (may, _) = live(&FaultyDisk::new(Arc::new(disk.clone())), &life);
+        let may = live(&FaultyDisk::new(Arc::new(disk.clone())), &life);
         let items = items(&disk);
         prop_assume!(!items.is_empty());
-        let last = items.last().unwrap().2;
-        let (kind, group, segment, head, body) = at.get(&items).clone();
+        let last = items.last().unwrap().segment;
+        let Item { kind, key: group, segment, head, body } = at.get(&items).clone();
         let all = head.start..body.end;
         let offset = all.start + at.index((all.end - all.start) as usize) as u64;
         let path = segment_path(Path::new(DIR), segment);
@@ -247,12 +255,12 @@ proptest! {
                 Err(StoreError::Damaged { path: of, offset: named, what }) => {
                     damaged.push(key(g, may[0].lives));
                     prop_assert_eq!(&of, &path);
-                    prop_assert!(named <= offset, "named {} where {} was changed, of {:?}: {}", named, offset, items, what);
+                    prop_assert!(named <= offset, "named {} where {} was changed; {}", named, offset, what);
                 }
                 Err(e) => prop_assert!(false, "group {}: {}", g, e),
             }
         }
-        let later = |key: u64| items.iter().any(|i| i.2 == segment && i.3.start > head.start && i.1 == key && i.0 != Kind::Mark);
+        let later = |key: u64| items.iter().any(|i| (i.segment, i.key) == (segment, key) && i.head.start > head.start && i.kind != Kind::Mark);
         for key in damaged {
             // Whose it is is told by its body, by what comes later, and by the next segment's table.
             prop_assert_ne!(kind, Kind::Mark);
@@ -350,8 +358,8 @@ fn a_group_is_kept_elsewhere_and_taken_in_again() {
     assert_eq!((found.purged, found.records.into_values().collect::<Vec<_>>()), (Some(9), expected.clone()));
     drop((one, other, log));
 
-    let (_, _, segment, _, body) =
-        items(&disk).into_iter().rfind(|i| i.0 == Kind::Record && i.1 == key(0, 1)).unwrap();
+    let item = items(&disk).into_iter().rfind(|i| i.kind == Kind::Record && i.key == key(0, 1)).unwrap();
+    let Item { segment, body, .. } = item;
     let path = segment_path(Path::new(DIR), segment);
     let mut bytes = disk.contents(&path).unwrap();
     bytes[body.start as usize] ^= 1;

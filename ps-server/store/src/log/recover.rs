@@ -117,7 +117,9 @@ impl Scan {
                 seen.group.purge(*upto, tag.clone());
             }
             if e.damaged {
-                seen.is_damaged(|| at("what a group wrote before it was damaged already when this was begun"));
+                seen.is_damaged(|| {
+                    at("what a group wrote before it was damaged already when this was begun")
+                });
             }
         }
         self.unseen = None;
@@ -200,7 +202,8 @@ fn read(
     let (mut sealed, mut expected, mut tail) = (VecDeque::new(), None::<u64>, None);
     for (place, first) in firsts.iter().enumerate() {
         let following = firsts.get(place + 1).copied();
-        let (path, access) = (segment_path(dir, *first), if following.is_some() { Access::Read } else { last });
+        let (path, access) =
+            (segment_path(dir, *first), if following.is_some() { Access::Read } else { last });
         let opened = Segment::open(disk, path.clone(), Layout::Shared, access, being_cut == Some(*first));
         let opened = opened.and_then(|segment| match segment.prefix.first {
             named if named == *first => Ok(segment),
@@ -289,7 +292,8 @@ fn walk(
                 // Otherwise only a mark can have been there.
                 if number > next {
                     let last = until - 1;
-                    let what = format!("record {next} of the log is not whole; records up to {last} were durable");
+                    let what =
+                        format!("record {next} of the log is not whole; records up to {last} were durable");
                     scan.lost(fault(at, what));
                 }
                 next = number;

@@ -49,8 +49,7 @@ pub(super) fn look(
     let mut next = None;
     for (place, first) in firsts.iter().enumerate() {
         let path = segment_path(dir, *first);
-        let mut segment =
-            Segment::open(disk, path, Layout::Single, Access::Read, being_cut == Some(*first))?;
+        let mut segment = Segment::open(disk, path, Layout::Single, Access::Read, being_cut == Some(*first))?;
         let prefix = segment.prefix;
         let damaged = |offset, what: String| StoreError::damaged(&segment_path(dir, *first), offset, what);
         if prefix.first != *first {

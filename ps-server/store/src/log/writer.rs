@@ -50,9 +50,17 @@ pub(super) struct Job {
 }
 
 pub(super) enum What {
-    Append { records: Vec<Record>, bytes: u64 },
-    Truncate { last: Option<u64> },
-    Purge { upto: u64, tag: Bytes },
+    Append {
+        records: Vec<Record>,
+        bytes: u64,
+    },
+    Truncate {
+        last: Option<u64>,
+    },
+    Purge {
+        upto: u64,
+        tag: Bytes,
+    },
     /// The group goes.
     Remove,
     /// The last handle of the group's log went.

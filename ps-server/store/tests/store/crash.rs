@@ -134,7 +134,8 @@ fn live(disk: &FaultyDisk, options: LogOptions, known: &mut [Known; GROUPS]) -> 
                 let removed = shared.remove(key(g, known));
                 if removed.is_err() {
                     // It is there or not, and nothing of it is missed.
-                    known[g] = Known { must: BTreeMap::new(), purge_tried: before.purged, purged: None, ..before };
+                    known[g] =
+                        Known { must: BTreeMap::new(), purge_tried: before.purged, purged: None, ..before };
                     return 0;
                 }
                 known[g].lives += 1;
