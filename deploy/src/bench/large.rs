@@ -264,7 +264,7 @@ impl Bench {
             seen.snapshots.extend(seen.writing.take().map(|since| since.elapsed().as_secs_f64()));
             seen.snapshot = snapshot;
         }
-        seen.disk = seen.disk.max(bytes_in(&self.shard) + bytes_in(&self.shard.join("log")));
+        seen.disk = seen.disk.max(bytes_in(&self.shard) + bytes_in(&self.shard.with_file_name("log")));
         let replies = ask_all(&self.fleet.addresses, false);
         let shard = replies.into_iter().flatten().flat_map(|r| r.shards).next();
         if let Some(s) = &shard {
