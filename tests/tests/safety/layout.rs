@@ -11,7 +11,7 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 20] = [
+const EDGES: [(&str, &[&str]); 21] = [
     ("common", &[]),
     ("host", &[]),
     ("compute", &[]),
@@ -21,11 +21,15 @@ const EDGES: [(&str, &[&str]); 20] = [
     ("trace", &["common"]),
     ("checkpoint", &["common"]),
     ("models", &["compute", "common"]),
+    ("job", &["models", "data", "common"]),
     ("client", &["proto", "trace", "host", "common"]),
     ("proof", &["worker", "client", "models", "data", "common"]),
     ("store", &["common"]),
     ("server", &["store", "proto", "trace", "host", "common"]),
-    ("worker", &["client", "checkpoint", "compute", "models", "data", "record", "trace", "host", "common"]),
+    (
+        "worker",
+        &["job", "client", "checkpoint", "compute", "models", "data", "record", "trace", "host", "common"],
+    ),
     ("sim", &["server", "proto", "worker", "client", "models", "data", "record", "trace", "common"]),
     ("fake-cuda", &[]),
     ("decoders", &["common", "proto", "store", "server", "checkpoint", "data", "record", "worker"]),
@@ -160,7 +164,7 @@ fn server_and_worker_do_not_reach_each_other_by_any_path() -> Result<()> {
         }
         seen
     };
-    let workers = ["worker", "client", "checkpoint", "compute", "models", "data"];
+    let workers = ["worker", "client", "checkpoint", "compute", "models", "data", "job"];
     assert!(workers.iter().all(|w| !reach("server").contains(*w)), "{:?}", reach("server"));
     assert!(workers.iter().all(|w| !reach(w).contains("server")));
     Ok(())

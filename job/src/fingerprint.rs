@@ -4,13 +4,13 @@
 //! long goes in as a hash under a name. A job file that was cut off and still parses has defaults where it had keys: every key that
 //! changes what is trained is in here, or in the servers' job itself.
 
-use super::{Exchange, Job};
+use crate::{Exchange, Job};
 use paraft_common::TensorSpec;
 use serde::Serialize;
 use toml::Value;
 
 /// Of a model with these tensors; the data is added by who has it ([`Job::server_job_on`]).
-pub(super) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
+pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
     let exchange = match job.train.exchange {
         Exchange::Servers => "servers",
         Exchange::AllReduce => "all-reduce",

@@ -1,11 +1,11 @@
-//! `--set key=value` over a TOML file, and where in the file a key stands.
+//! `--set key=value` over a TOML file.
 
 use toml::{Table, Value};
 
 /// A `--set` that cannot be applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("--set {assignment}: {why}")]
-pub struct OverlayError {
+pub struct SetError {
     /// As given.
     pub assignment: String,
     /// What is wrong with it.
@@ -14,8 +14,8 @@ pub struct OverlayError {
 
 /// Applies `a.b.c=value` to a table. The value is TOML (`0.1`, `true`, `[1, 2]`, `"text"`); what is no TOML is
 /// taken as text, so `train.mode=ssp:4` needs no quotes. Missing tables are made.
-pub fn apply(table: &mut Table, assignment: &str) -> Result<(), OverlayError> {
-    let bad = |why: &str| OverlayError { assignment: assignment.into(), why: why.into() };
+pub fn apply(table: &mut Table, assignment: &str) -> Result<(), SetError> {
+    let bad = |why: &str| SetError { assignment: assignment.into(), why: why.into() };
     let (path, text) = assignment.split_once('=').ok_or_else(|| bad("write key=value"))?;
     let mut keys: Vec<&str> = path.trim().split('.').collect();
     if keys.iter().any(|k| k.is_empty()) {
@@ -36,26 +36,10 @@ fn value(text: &str) -> Value {
     parsed.unwrap_or_else(|| Value::String(text.to_string()))
 }
 
-/// The line, from 1, on which `a.b` is set in a TOML text: below a `[a]` header, or as a dotted key. Only
-/// for messages, so it reads lines rather than the grammar; `None` where it finds none.
-pub fn line_of(text: &str, path: &str) -> Option<usize> {
-    let mut section = String::new();
-    for (i, line) in text.lines().enumerate() {
-        let line = line.trim();
-        if let Some(header) = line.strip_prefix('[').and_then(|l| l.split(']').next()) {
-            section = header.trim_matches('[').trim().to_string();
-            if section == path {
-                return Some(i + 1);
-            }
-        } else if let Some((key, _)) = line.split_once('=') {
-            let key = key.trim();
-            let full = if section.is_empty() { key.to_string() } else { format!("{section}.{key}") };
-            if full == path {
-                return Some(i + 1);
-            }
-        }
-    }
-    None
+/// Whether this assignment sets the key, or a table that it is in.
+pub fn is_of(assignment: &str, key: &str) -> bool {
+    let path = assignment.split('=').next().unwrap_or_default().trim();
+    !path.is_empty() && key.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 #[cfg(test)]
@@ -80,12 +64,10 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_found_by_line() {
-        let text = "name = 1\n\n[train]\n# batch = 9\nbatch = 64\n\n[cluster.extra]\nx = 1\n";
-        assert_eq!(line_of(text, "name"), Some(1));
-        assert_eq!(line_of(text, "train.batch"), Some(5));
-        assert_eq!(line_of(text, "cluster.extra.x"), Some(8));
-        assert_eq!(line_of(text, "train"), Some(3));
-        assert_eq!(line_of(text, "train.lr"), None);
+    fn an_assignment_is_of_its_key_and_of_all_in_it() {
+        assert!(is_of("train.batch = 3", "train.batch") && is_of("local={}", "local.outer.lr"));
+        assert!(
+            !is_of("train.batch=3", "train") && !is_of("train=3", "trainer.batch") && !is_of("=3", "train")
+        );
     }
 }

@@ -1,14 +1,15 @@
 //! `[local]` in a job: with what it goes together, and who applies which part of the job.
 
-use super::{Exchange, Job, SamplerKind};
+use crate::{
+    Exchange, Job, SamplerKind,
+    check::{Check, bad},
+};
 use paraft_common::{
     Mode,
     algorithm::AlgorithmConfig,
     local::LocalConfig,
     optim::{Descent, OptimizerConfig},
 };
-
-type Wrong = (&'static str, String, String);
 
 impl Job {
     /// How a gradient moves weights in this job.
@@ -21,8 +22,7 @@ impl Job {
         self.local.rule().on_servers(&self.descent())
     }
 
-    pub(super) fn check_local(&self) -> Result<(), Wrong> {
-        let bad = |key, message: String, remedy: &str| Err((key, message, remedy.to_string()));
+    pub(crate) fn check_local(&self) -> Check {
         let (kind, t) = (self.local.kind(), &self.train);
         if let Err(e) = self.local.rule().validate() {
             return bad("local.kind", e.to_string(), "see docs/configuration.md");
@@ -63,15 +63,11 @@ impl Job {
         if self.local.rule().fragments().stream() && self.round.passes_over() {
             let closed = "fragments of the weights come and go in their turns, and a round that is closed without a worker \
                           would leave its others behind";
-            return bad(
-                "round.kind",
-                closed.into(),
-                "take [round] out, or local.fragments and local.overlap",
-            );
+            return bad("round.kind", closed, "take [round] out, or local.fragments and local.overlap");
         }
         if self.local.rule().warm_start() > 0 && t.mode != Mode::Asp.into() {
             let why = "workers that wait for each other begin together";
-            return bad("local.warm_start", why.into(), "set train.mode = \"asp\", or take it out");
+            return bad("local.warm_start", why, "set train.mode = \"asp\", or take it out");
         }
         Ok(())
     }
