@@ -2,7 +2,7 @@
 
 use crate::csv_file::{self, CsvOptions, Header, LabelColumn};
 use crate::text::{TextCorpus, TextVocab};
-use crate::{DataError, Dataset, Split, digits, idx};
+use crate::{Cache, DataError, Dataset, Split, digits, idx, input};
 use paraft_common::kind::NoOptions;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -147,12 +147,26 @@ impl DataConfig {
         }
     }
 
-    /// Loads the data into memory; `base_dir` is the job file's folder. Errors name the file, the place and what
-    /// to do.
+    /// Loads the data, with the user's [`Cache`]; `base_dir` is the job file's folder. Errors name the file, the place and
+    /// what to do.
     pub fn load(&self, base_dir: &Path) -> Result<Split, DataError> {
+        self.load_with(base_dir, &Cache::of_user())
+    }
+
+    /// The same, with this cache.
+    pub fn load_with(&self, base_dir: &Path, cache: &Cache) -> Result<Split, DataError> {
         match self {
             Self::Digits {} => digits::digits(),
-            Self::Idx { path } => idx::read_idx_folder(&base_dir.join(path)),
+            Self::Idx { path } => {
+                let folder = base_dir.join(path);
+                let files = idx::files(&folder)?;
+                let [train, _, test, _] = &files;
+                // What is not packed is read where it lies.
+                if input::is_plain(train) && input::is_plain(test) {
+                    return idx::read_idx_folder(&folder);
+                }
+                cache.split(&files.each_ref().map(PathBuf::as_path), "idx", || idx::read_idx_folder(&folder))
+            }
             Self::Csv { path, test_path, label, header, test_fraction, scale } => {
                 let options = CsvOptions {
                     label: *label,
@@ -160,13 +174,20 @@ impl DataConfig {
                     test_fraction: *test_fraction,
                     scale: *scale,
                 };
-                let test_path = test_path.as_ref().map(|p| base_dir.join(p));
-                csv_file::read_csv(&base_dir.join(path), test_path.as_deref(), &options)
+                let (path, test_path) = (base_dir.join(path), test_path.as_ref().map(|p| base_dir.join(p)));
+                let files: Vec<&Path> =
+                    [Some(path.as_path()), test_path.as_deref()].into_iter().flatten().collect();
+                let read = || csv_file::read_csv(&path, test_path.as_deref(), &options);
+                cache.split(&files, &format!("{options:?}"), read)
             }
-            Self::Text { .. } => match self.load_text(base_dir)? {
-                Some((train, test)) => Ok(Split { train: Dataset::text(train)?, test: Dataset::text(test)? }),
-                None => Err(DataError::Mismatch("a text that is no text".into())),
-            },
+            Self::Text { path, context, vocab, test_fraction } => {
+                let path = base_dir.join(path);
+                let how = format!("text {context} {vocab:?} {test_fraction}");
+                cache.split(&[&path], &how, || {
+                    let (train, test) = TextCorpus::read(&path, *vocab, *context)?.split(*test_fraction)?;
+                    Ok(Split { train: Dataset::text(train)?, test: Dataset::text(test)? })
+                })
+            }
         }
     }
 
