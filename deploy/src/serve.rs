@@ -1,12 +1,9 @@
 //! `paraft server`.
 
-use crate::{
-    failure::Failure,
-    faults::{disk, process},
-    memory,
-};
+use crate::{disk_door as disk, memory};
 use clap::Args;
 use paraft_common::{Durability, ServerId};
+use paraft_fleet::{failure::Failure, faults::process};
 use paraft_host::{lifeline, logs, raise_descriptor_limit, socket_path, sweep_sockets};
 use paraft_server::{
     Patience, Server, ServerError, ServerOptions, Shape,

@@ -1,64 +1,18 @@
 //! What is wrong with a key of a job file, in words for whoever wrote it.
 //!
-//! serde says what it met through an error type of the reader's. [`Refused`] is ours and keeps the parts, so that nobody has
-//! to take sentences apart; where it was is the path that `serde_path_to_error` has followed.
+//! Why is said by [`Refused`], and where is the path that `serde_path_to_error` has followed.
 
-use crate::keys;
-use serde::de::{Expected, Unexpected};
+use crate::{
+    keys,
+    refused::{Refused, list},
+};
 use serde_path_to_error::{Path, Segment};
-use std::fmt::Display;
 
 /// Keys that earlier versions had, and what to do without them.
 const GONE: [(&str, &str); 2] = [
     ("cluster.log", "take the key out: cluster.durability decides what enters the log"),
     ("cluster.pull_from", "take the key out: leaders answer the pulls of workers"),
 ];
-
-/// Why serde refuses a value.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Refused {
-    /// The table takes only other keys.
-    #[error("unknown key `{key}`; it takes {}", list(takes))]
-    Key { key: String, takes: &'static [&'static str] },
-    /// The key takes only other words.
-    #[error("`{word}` is none of {}", list(of))]
-    Word { word: String, of: &'static [&'static str] },
-    /// The table needs this key.
-    #[error("missing field `{key}`")]
-    Missing { key: &'static str },
-    /// The value is of another type, or outside its range.
-    #[error("{is}, where {wanted} is expected")]
-    Value { is: String, wanted: String },
-    /// In the type's own words.
-    #[error("{0}")]
-    Other(String),
-}
-
-impl serde::de::Error for Refused {
-    fn custom<T: Display>(message: T) -> Self {
-        Self::Other(message.to_string())
-    }
-
-    fn invalid_type(is: Unexpected<'_>, wanted: &dyn Expected) -> Self {
-        Self::Value { is: is.to_string(), wanted: wanted.to_string() }
-    }
-
-    fn invalid_value(is: Unexpected<'_>, wanted: &dyn Expected) -> Self {
-        Self::Value { is: is.to_string(), wanted: wanted.to_string() }
-    }
-
-    fn unknown_variant(word: &str, of: &'static [&'static str]) -> Self {
-        Self::Word { word: word.into(), of }
-    }
-
-    fn unknown_field(key: &str, takes: &'static [&'static str]) -> Self {
-        Self::Key { key: key.into(), takes }
-    }
-
-    fn missing_field(key: &'static str) -> Self {
-        Self::Missing { key }
-    }
-}
 
 /// Why a table is no job.
 pub(crate) struct Problem {
@@ -101,10 +55,6 @@ pub(crate) fn explain(path: &Path, refused: &Refused) -> Problem {
     let key = keys.join(".");
     let message = if key.is_empty() { said } else { format!("{key}: {said}") };
     Problem { key, message, remedy }
-}
-
-fn list(words: &[&str]) -> String {
-    words.iter().map(|w| format!("`{w}`")).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

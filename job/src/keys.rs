@@ -1,7 +1,7 @@
 //! Which keys a job has, asked of the types that read them, so that no second list has to be kept; and which of them may
 //! have been meant.
 
-use crate::{explain::Refused, read};
+use crate::refused::{Refused, job_of};
 use paraft_common::kind::KIND;
 use strsim::levenshtein;
 use toml::{Table, Value};
@@ -18,7 +18,7 @@ fn probe(path: &[String], kind: Option<&str>, key: &str) -> Option<Refused> {
     for above in path.iter().rev() {
         inner = Table::from_iter([(above.clone(), Value::Table(inner))]);
     }
-    read::job_of(inner).err().map(serde_path_to_error::Error::into_inner)
+    job_of(inner).err().map(serde_path_to_error::Error::into_inner)
 }
 
 /// Whole keys of a job, below `path`.

@@ -4,7 +4,7 @@
 //! afterwards nothing about it can fail. docs/configuration.md lists every key.
 //!
 //! ```text
-//!  text ─▶ toml ─▶ `--set` over it (set) ─▶ serde, with the key that is to blame (read) ─▶ each section's check ─▶ Job
+//!  text ─▶ toml ─▶ `--set` over it (set) ─▶ serde, with the key that is to blame (refused) ─▶ each section's check ─▶ Job
 //!                                              └─ in words, and what may have been meant (explain, keys), on which line (place)
 //! ```
 //!
@@ -28,6 +28,7 @@ mod keys;
 mod local;
 mod place;
 mod read;
+mod refused;
 mod sections;
 mod servers;
 mod set;

@@ -3,12 +3,13 @@
 use crate::{
     Job,
     check::Unfit,
-    explain::{self, Problem, Refused},
-    place, set,
+    explain::{self, Problem},
+    place,
+    refused::job_of,
+    set,
 };
-use paraft_common::kind::Tree;
 use std::path::{Path, PathBuf};
-use toml::{Table, Value};
+use toml::Table;
 
 /// The longest job file: people write them.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -25,11 +26,6 @@ pub struct JobError {
     pub message: String,
     /// What to do.
     pub remedy: Option<String>,
-}
-
-/// Serde's way through a job's table. An error has the path of what is to blame.
-pub(crate) fn job_of(table: Table) -> Result<Job, serde_path_to_error::Error<Refused>> {
-    serde_path_to_error::deserialize(Tree::of(&Value::Table(table)))
 }
 
 impl Job {
