@@ -1,4 +1,5 @@
-//! Servers and workers of a job as processes of this machine. They end in order: workers, then servers.
+//! Servers and workers as processes of this machine: a job's ([`Fleet::servers`]), or servers alone that take their settings from
+//! flags ([`Fleet::of_flags`]). They end in order: workers, then servers.
 
 use crate::{
     failure::Failure,
@@ -25,6 +26,7 @@ pub struct Fleet {
     listens: Vec<String>,
     program: PathBuf,
     run_dir: PathBuf,
+    settings: Settings,
     /// What the workers go on from.
     resume: Option<PathBuf>,
     /// Steps to record.
@@ -33,6 +35,14 @@ pub struct Fleet {
     slow: BTreeMap<u32, f64>,
     straggle: Option<Straggle>,
     doors: Option<Doors>,
+}
+
+/// From what servers take what they must agree on.
+enum Settings {
+    /// The job as it was resolved, in the run's folder, so that servers and workers need no --set.
+    Job,
+    /// Flags; of them, those of the founders alone.
+    Flags { all: Vec<String>, founders: Vec<String> },
 }
 
 /// What a fleet has beside its job.
@@ -60,73 +70,115 @@ struct Doors {
 impl Fleet {
     /// Starts the job's servers; returns when all listen and know each other.
     pub fn servers(job: &Job, run_dir: &Path, extras: Extras) -> Result<Self, Failure> {
-        let program =
-            std::env::current_exe().map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?;
-        let mut fleet = Fleet {
+        let doors = Doors::open(job.servers(), run_dir, &extras)?;
+        let mut fleet = Self::empty(Settings::Job, run_dir, doors)?;
+        (fleet.trace, fleet.slow, fleet.straggle) = (extras.trace, extras.slow, extras.straggle);
+        fleet.found(job.servers(), job.cluster.max_restarts)?;
+        Ok(fleet)
+    }
+
+    /// Starts so many servers with doors for faults, which get these flags: `all` of them, and `founders` those that are
+    /// there from the start. One more may join ([`Self::join_server`]).
+    pub fn of_flags(
+        servers: u32,
+        all: Vec<String>,
+        founders: Vec<String>,
+        run_dir: &Path,
+    ) -> Result<Self, Failure> {
+        let extras = Extras { faults: true, ..Extras::default() };
+        let doors = Doors::open(servers + 1, run_dir, &extras)?;
+        let mut fleet = Self::empty(Settings::Flags { all, founders }, run_dir, doors)?;
+        fleet.found(servers, 0)?;
+        Ok(fleet)
+    }
+
+    fn empty(settings: Settings, run_dir: &Path, doors: Option<Doors>) -> Result<Self, Failure> {
+        let program = std::env::current_exe();
+        Ok(Fleet {
             workers: Vec::new(),
             servers: Vec::new(),
             addresses: Vec::new(),
             listens: Vec::new(),
-            program,
+            program: program.map_err(|e| Failure::new(exit::IO, format!("own program: {e}")))?,
             run_dir: run_dir.to_path_buf(),
+            settings,
             resume: None,
-            trace: extras.trace,
-            slow: extras.slow.clone(),
-            straggle: extras.straggle,
-            doors: Doors::open(job.servers(), run_dir, &extras)?,
-        };
-        for id in 0..job.servers() {
-            let server = fleet.server(id, "127.0.0.1:0")?;
-            fleet.servers.push(server);
+            trace: None,
+            slow: BTreeMap::new(),
+            straggle: None,
+            doors,
+        })
+    }
+
+    /// Starts all, then hears where each listens; one that is killed before it says so is started again so often.
+    fn found(&mut self, servers: u32, restarts: u32) -> Result<(), Failure> {
+        for id in 0..servers {
+            let server = self.server(id, ANY_PORT, true)?;
+            self.servers.push(server);
         }
-        for id in 0..job.servers() {
-            let mut tries = job.cluster.max_restarts;
+        for id in 0..servers {
+            let mut tries = restarts;
             let direct = loop {
-                let server = &mut fleet.servers[id as usize];
+                let server = &mut self.servers[id as usize];
                 match server.first_line() {
                     Ok(line) => break line,
                     Err(_) if tries > 0 && server.was_killed() => {
                         tries -= 1;
-                        fleet.servers[id as usize] = fleet.server(id, "127.0.0.1:0")?;
+                        self.servers[id as usize] = self.server(id, ANY_PORT, true)?;
                     }
                     Err(e) => return Err(e),
                 }
             };
-            fleet.listens.push(direct.clone());
-            let address = match &fleet.doors {
-                None => direct,
-                Some(doors) => {
-                    let target = direct.parse().map_err(|e| {
-                        Failure::new(exit::FAILED, format!("server-{id} listens on `{direct}`: {e}"))
-                    })?;
-                    doors.proxies.point(id, target);
-                    doors.proxies.addresses()[id as usize].clone()
-                }
-            };
-            fleet.addresses.push(address);
+            let address = self.reach(id, &direct)?;
+            self.listens.push(direct);
+            self.addresses.push(address);
         }
-        let list = fleet.addresses.join(",");
-        for server in &mut fleet.servers {
+        let list = self.addresses.join(",");
+        for server in &mut self.servers {
             match server.tell(&list) {
                 // Who watches the fleet sees that it is gone.
                 Err(_) if server.was_killed() => {}
                 told => told?,
             }
         }
-        Ok(fleet)
+        Ok(())
     }
 
-    fn server(&self, id: u32, listen: &str) -> Result<Process, Failure> {
+    /// By which address others reach a server that listens there.
+    fn reach(&self, id: u32, direct: &str) -> Result<String, Failure> {
+        let Some(doors) = &self.doors else { return Ok(direct.to_string()) };
+        let target = direct
+            .parse()
+            .map_err(|e| Failure::new(exit::FAILED, format!("server-{id} listens on `{direct}`: {e}")))?;
+        doors.proxies.point(id, target);
+        Ok(doors.proxies.addresses()[id as usize].clone())
+    }
+
+    /// Where the servers listen themselves, without doors.
+    pub fn listens(&self) -> &[String] {
+        &self.listens
+    }
+
+    /// Starts a server that is there from the start, or one that joins.
+    fn server(&self, id: u32, listen: &str, founds: bool) -> Result<Process, Failure> {
         let mut command = Command::new(&self.program);
-        // The job as it was resolved, so that servers and workers need no --set.
-        command.arg("server").arg(self.run_dir.join(JOB_FILE)).args([
-            "--supervised",
-            "--listen",
-            listen,
-            "--id",
-        ]);
-        command.arg(id.to_string()).arg("--log-file").arg(self.run_dir.join(format!("server-{id}.log")));
-        command.args(["--metrics", "127.0.0.1:0"]).arg("--data").arg(server_data(&self.run_dir, id));
+        command.arg("server");
+        match &self.settings {
+            Settings::Job => _ = command.arg(self.run_dir.join(JOB_FILE)).args(["--metrics", ANY_PORT]),
+            Settings::Flags { all, founders } => {
+                command.args(all).args(founders.iter().filter(|_| founds));
+            }
+        }
+        command.args(["--supervised", "--listen", listen]);
+        if founds {
+            command.args(["--id", &id.to_string()]);
+        } else {
+            let own = self.doors.as_ref().map(|d| d.proxies.addresses()[id as usize].clone());
+            command.args(["--join", &self.addresses.join(","), "--place", &id.to_string()]);
+            own.into_iter().for_each(|own| _ = command.args(["--advertise", &own]));
+        }
+        command.arg("--log-file").arg(self.run_dir.join(format!("server-{id}.log")));
+        command.arg("--data").arg(server_data(&self.run_dir, id));
         if let Some(file) = self.doors.as_ref().and_then(|d| d.file.as_ref()) {
             command.arg("--faults").arg(file);
         }
@@ -143,11 +195,41 @@ impl Fleet {
 
     /// Starts a dead server again, at its address and with its folder; it has told nobody yet that it is back.
     pub fn restart_server(&mut self, id: usize) -> Result<(), Failure> {
-        let address = self.listens[id].clone();
-        let mut server = self.server(id as u32, &address)?;
-        server.first_line()?;
+        // Behind a door any port will do, and somebody's connection may have its old one by now. A job's servers have no door,
+        // or a person looks for them where they listened first.
+        let listen = match self.settings {
+            Settings::Job => &self.listens[id],
+            Settings::Flags { .. } => ANY_PORT,
+        };
+        let mut server = self.server(id as u32, listen, id < self.addresses.len())?;
+        let direct = server.first_line()?;
+        self.reach(id as u32, &direct)?;
+        self.listens[id] = direct;
         server.tell(&self.addresses.join(","))?;
         self.servers[id] = server;
+        Ok(())
+    }
+
+    /// A server more, which joins the running fleet, behind the door that was left for it. It is in none of the fleet's
+    /// lists. Once.
+    pub fn join_server(&mut self) -> Result<(), Failure> {
+        let id = self.servers.len() as u32;
+        let mut server = self.server(id, ANY_PORT, false)?;
+        let direct = server.first_line()?;
+        self.reach(id, &direct)?;
+        server.tell(&self.addresses.join(","))?;
+        self.listens.push(direct);
+        self.servers.push(server);
+        Ok(())
+    }
+
+    /// Replaces the faults of links and disks; of a fleet with doors for them.
+    pub fn put_faults(&self, faults: &Faults) -> Result<(), Failure> {
+        let Some((doors, file)) = self.doors.as_ref().and_then(|d| Some((d, d.file.as_ref()?))) else {
+            return Err(Failure::new(exit::USAGE, "the fleet has no doors for faults"));
+        };
+        faults.write(file).map_err(|e| Failure::write(file, e))?;
+        doors.proxies.set(faults);
         Ok(())
     }
 
@@ -248,6 +330,9 @@ impl Drop for Fleet {
 pub fn server_data(run_dir: &Path, id: u32) -> PathBuf {
     run_dir.join(format!("server-{id}"))
 }
+
+/// Any port that is free, of this machine alone.
+const ANY_PORT: &str = "127.0.0.1:0";
 
 /// The resolved job, in the run's folder.
 pub const JOB_FILE: &str = "job.toml";

@@ -3,21 +3,13 @@
 use crate::health::{self, View};
 use nix::sys::signal::Signal;
 use paraft_common::{Durability, ServerId};
-use paraft_fleet::{
-    failure::Failure,
-    faults::{FAULTS_FILE, Faults, proxy::Proxies},
-    process::Process,
-};
+use paraft_fleet::{failure::Failure, faults::Faults, fleet::Fleet, process::Process};
 use paraft_proof::At;
 use paraft_proto::{
     DescribeRequest, DrainRequest, StatusReply, StatusRequest, control_client::ControlClient,
 };
 use paraft_worker::exit;
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 use tonic::transport::{Channel, Endpoint};
 
 /// What the fleet looks like.
@@ -38,23 +30,14 @@ pub struct Shape {
 /// The fleet. It ends with this.
 pub struct Rig {
     shape: Shape,
-    dir: PathBuf,
-    program: PathBuf,
-    servers: Vec<Server>,
-    /// One more than servers: for the one that joins.
-    proxies: Proxies,
+    fleet: Fleet,
+    /// For questions, which come often: to where each server listens itself, without its proxy.
+    channels: Vec<Channel>,
+    /// Servers that are stopped.
+    paused: Vec<usize>,
     faults: Faults,
     /// How to ask the control group.
     asking: tokio::runtime::Runtime,
-}
-
-struct Server {
-    process: Process,
-    /// For questions, which come often: to where it listens itself, without its proxy.
-    channel: Channel,
-    /// That address.
-    direct: String,
-    paused: bool,
 }
 
 const ASK: Duration = Duration::from_secs(2);
@@ -72,83 +55,71 @@ async fn within<T>(
 impl Rig {
     /// Starts every server; returns when all listen.
     pub fn start(shape: Shape, dir: &Path) -> Result<Self, Failure> {
-        let io = |what: &str, e: std::io::Error| Failure::new(exit::IO, format!("{what}: {e}"));
         let asking = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let asking = asking.map_err(|e| Failure::new(exit::IO, format!("no runtime: {e}")))?;
+        let Shape { servers, shards, replicas, durability, election_ms } = shape;
+        let flags =
+            |all: &[(&str, String)]| all.iter().flat_map(|(k, v)| [k.to_string(), v.clone()]).collect();
+        let all = flags(&[("--election-ms", election_ms.to_string())]);
+        let founders = flags(&[
+            ("--shards", shards.to_string()),
+            ("--replicas", replicas.to_string()),
+            ("--durability", durability.name().to_string()),
+        ]);
+        let fleet = Fleet::of_flags(servers, all, founders, dir)?;
         let mut rig = Self {
             shape,
-            dir: dir.to_path_buf(),
-            program: std::env::current_exe().map_err(|e| io("own program", e))?,
-            servers: Vec::new(),
-            proxies: Proxies::start(shape.servers + 1, dir, None).map_err(|e| io("no proxies", e))?,
+            fleet,
+            channels: Vec::new(),
+            paused: Vec::new(),
             faults: Faults::default(),
-            asking: asking.map_err(|e| io("no runtime", e))?,
+            asking,
         };
-        rig.put(Faults::default())?;
-        for place in 0..shape.servers {
-            let server = rig.spawn(place)?;
-            rig.servers.push(server);
-        }
+        (0..servers as usize).try_for_each(|place| rig.connect(place))?;
         Ok(rig)
+    }
+
+    /// Prepares questions to a server that is new where it listens.
+    fn connect(&mut self, place: usize) -> Result<(), Failure> {
+        let direct = &self.fleet.listens()[place];
+        let lazy = async { Endpoint::from_shared(format!("http://{direct}")).map(|e| e.connect_lazy()) };
+        let channel = self.asking.block_on(lazy);
+        let channel =
+            channel.map_err(|e| Failure::new(exit::FAILED, format!("server-{place}: {direct}: {e}")))?;
+        match self.channels.get_mut(place) {
+            Some(old) => *old = channel,
+            None => self.channels.push(channel),
+        }
+        Ok(())
     }
 
     /// The fleet as workers see it.
     pub fn at(&self) -> At {
-        let addresses = self.proxies.addresses()[..self.shape.servers as usize].to_vec();
+        let addresses = self.fleet.addresses.clone();
         At { addresses, shards: self.shape.shards, replicas: self.shape.replicas }
     }
 
     /// Servers that were started.
     pub fn len(&self) -> usize {
-        self.servers.len()
-    }
-
-    fn spawn(&self, place: u32) -> Result<Server, Failure> {
-        let Shape { servers, shards, replicas, durability, election_ms } = self.shape;
-        let mut command = Command::new(&self.program);
-        let list = self.at().addresses.join(",");
-        command.args(["server", "--supervised", "--listen", "127.0.0.1:0"]);
-        if place < servers {
-            command.args(["--id", &place.to_string(), "--shards", &shards.to_string()]);
-            command.args(["--replicas", &replicas.to_string(), "--durability", durability.name()]);
-        } else {
-            let own = &self.proxies.addresses()[place as usize];
-            command.args(["--join", &list, "--advertise", own, "--place", &place.to_string()]);
-        }
-        command.arg("--data").arg(self.dir.join(format!("server-{place}")));
-        command.arg("--log-file").arg(self.dir.join(format!("server-{place}.log")));
-        command.arg("--faults").arg(self.dir.join(FAULTS_FILE));
-        command.args(["--election-ms", &election_ms.to_string()]);
-        let mut process = Process::start(format!("server-{place}"), command, &self.dir)?;
-        let direct = process.first_line()?;
-        let target = direct.parse().map_err(|e| {
-            Failure::new(exit::FAILED, format!("server-{place} says that it listens on `{direct}`: {e}"))
-        })?;
-        self.proxies.point(place, target);
-        process.tell(&list)?;
-        let channel = self
-            .asking
-            .block_on(async { Endpoint::from_shared(format!("http://{direct}")).map(|e| e.connect_lazy()) });
-        let channel =
-            channel.map_err(|e| Failure::new(exit::FAILED, format!("server-{place}: {direct}: {e}")))?;
-        Ok(Server { process, channel, direct, paused: false })
+        self.fleet.servers.len()
     }
 
     // ---- what it looks like ----
 
     /// Asks every server at once what it knows of its shards.
     fn statuses(&self, digest: bool) -> Vec<Result<StatusReply, String>> {
-        let ask = |s: &Server| {
-            let mut client = paraft_client::connect::shards(s.channel.clone());
+        let ask = |channel: &Channel| {
+            let mut client = paraft_client::connect::shards(channel.clone());
             within(async move { client.status(StatusRequest { digest }).await })
         };
-        self.asking.block_on(futures::future::join_all(self.servers.iter().map(ask)))
+        self.asking.block_on(futures::future::join_all(self.channels.iter().map(ask)))
     }
 
     /// The fleet if it is whole, else what is missing.
     pub fn whole(&self) -> Result<View, String> {
         let view = health::whole(&self.statuses(false), self.shape.shards, self.shape.replicas)?;
-        let fleet = self.servers.iter().find_map(|s| {
-            let mut client = ControlClient::new(s.channel.clone());
+        let fleet = self.channels.iter().find_map(|channel| {
+            let mut client = ControlClient::new(channel.clone());
             let ask = within(async move { client.describe(DescribeRequest {}).await });
             self.asking.block_on(ask).ok().filter(|d| d.fleet != 0)
         });
@@ -185,28 +156,28 @@ impl Rig {
 
     /// SIGKILL; returns when the process is gone.
     pub fn kill(&mut self, place: usize) {
-        self.servers[place].process.kill();
+        self.fleet.servers[place].kill();
     }
 
     /// Starts a killed server again, with its data folder.
     pub fn restart(&mut self, place: usize) -> Result<(), Failure> {
-        self.servers[place] = self.spawn(place as u32)?;
-        Ok(())
+        self.fleet.restart_server(place)?;
+        self.connect(place)
     }
 
     /// The process of a server, as the kernel numbers it.
     pub fn pid(&self, place: usize) -> u32 {
-        self.servers[place].process.id()
+        self.fleet.servers[place].id()
     }
 
     /// Whether a server has ended by itself.
     pub fn has_ended(&mut self, place: usize) -> bool {
-        self.servers[place].process.ended().is_some()
+        self.fleet.servers[place].ended().is_some()
     }
 
     /// Where the servers listen, without their proxies.
     pub fn direct(&self) -> Vec<String> {
-        self.servers.iter().map(|s| s.direct.clone()).collect()
+        self.fleet.listens().to_vec()
     }
 
     /// Runs what asks the servers something.
@@ -216,15 +187,14 @@ impl Rig {
 
     /// SIGSTOP.
     pub fn pause(&mut self, place: usize) {
-        self.servers[place].process.signal(Signal::SIGSTOP);
-        self.servers[place].paused = true;
+        self.fleet.servers[place].signal(Signal::SIGSTOP);
+        self.paused.push(place);
     }
 
     /// SIGCONT, to whoever is paused.
     pub fn resume(&mut self) {
-        for s in self.servers.iter_mut().filter(|s| s.paused) {
-            s.process.signal(Signal::SIGCONT);
-            s.paused = false;
+        for place in self.paused.drain(..) {
+            self.fleet.servers[place].signal(Signal::SIGCONT);
         }
     }
 
@@ -235,25 +205,22 @@ impl Rig {
 
     /// Replaces the faults of links and disks.
     pub fn put(&mut self, faults: Faults) -> Result<(), Failure> {
-        let file = self.dir.join(FAULTS_FILE);
-        faults.write(&file).map_err(|e| Failure::write(&file, e))?;
-        self.proxies.set(&faults);
+        self.fleet.put_faults(&faults)?;
         self.faults = faults;
         Ok(())
     }
 
     /// A server more, which joins the running fleet. Once.
     pub fn join(&mut self) -> Result<(), Failure> {
-        let server = self.spawn(self.shape.servers)?;
-        self.servers.push(server);
-        Ok(())
+        self.fleet.join_server()?;
+        self.connect(self.fleet.servers.len() - 1)
     }
 
     /// Asks the control group to empty a server, or to fill it again. `Err` says why nobody took the order.
     pub fn drain(&self, server: ServerId, undo: bool) -> Result<(), String> {
         let mut why = "no server".to_string();
-        for s in &self.servers {
-            let mut client = ControlClient::new(s.channel.clone());
+        for channel in &self.channels {
+            let mut client = ControlClient::new(channel.clone());
             let ask = within(async move { client.drain(DrainRequest { server: server.0, undo }).await });
             match self.asking.block_on(ask) {
                 Ok(reply) if reply.accepted => return Ok(()),
@@ -272,19 +239,17 @@ impl Rig {
 
     /// Servers that ended though nobody killed them, with their last words.
     pub fn dead(&mut self) -> Vec<(usize, String)> {
-        let words = |(i, s): (usize, &mut Server)| {
-            s.process.ended()?;
-            Some((i, format!("{} {}", s.process.obituary(), s.process.last_words())))
+        let words = |(i, s): (usize, &mut Process)| {
+            s.ended()?;
+            Some((i, format!("{} {}", s.obituary(), s.last_words())))
         };
-        self.servers.iter_mut().enumerate().filter_map(words).collect()
+        self.fleet.servers.iter_mut().enumerate().filter_map(words).collect()
     }
 }
 
 impl Drop for Rig {
     fn drop(&mut self) {
         self.resume(); // a stopped process does not even die of its lifeline
-        for s in &mut self.servers {
-            s.process.kill();
-        }
+        self.fleet.servers.iter_mut().for_each(Process::kill); // what they hold was for this
     }
 }
