@@ -5,8 +5,8 @@
 //! - [`cli`]: the flags of `paraft worker`, for binaries with a model of their own.
 //! - [`device`]: on what a worker computes. `engine`: the model with its parameters and gradient, wherever they are.
 //! - `exchange`: how gradients leave. `group`: ranks that act as one worker.
-//! - `local`: the optimizer on a rank, where no server has a part in the step. (`[local]` of a job, weights of a worker's own, is
-//!   `worker::local_steps`.)
+//! - `local`: the optimizer on a rank, where no server has a part in the step. (`[local]` of a job, weights of a worker's own, is in
+//!   `paraft_trainer`.)
 //! - [`samples`]: from data sets to batches.
 //! - [`start`]: what a job begins with: the seed's weights, a model file, a checkpoint.
 //! - [`checkpoints`]: when a checkpoint is due, and the thread that writes it.
