@@ -1,0 +1,283 @@
+//! A session against servers that answer as they like: what it keeps, sends again, waits for and lets go.
+
+use bytes::Bytes;
+use paraft_common::{BucketId, Mode, ShardId, Step, WorkerId, config::ServerJob, retry::RetryPolicy};
+use paraft_proto::{
+    Ack, Advice, FromShard, Opened, Refused, ToShard, Weights, from_shard, limits, to_shard::Kind,
+};
+use paraft_session::{Effect, Event, HANDOVER, Input, Options, Pull, Session, SessionError};
+use proptest::prelude::*;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
+
+const BUCKETS: usize = 4;
+/// Values of a bucket.
+const LEN: usize = 2;
+
+fn session(job: ServerJob, shards: u32) -> Session {
+    patient(job, shards, Duration::from_secs(5))
+}
+
+fn patient(job: ServerJob, shards: u32, deadline: Duration) -> Session {
+    let mut session = Session::new(Options {
+        servers: vec!["a".into(), "b".into(), "c".into()],
+        shards,
+        replicas: 3,
+        worker: WorkerId(0),
+        job_text: job.to_toml().expect("a valid job"),
+        job,
+        retry: RetryPolicy { base: Duration::from_millis(10), max: Duration::from_millis(100), deadline },
+        handover: HANDOVER,
+        draw: Box::new(|| 0.5),
+    });
+    session.join();
+    session
+}
+
+fn job(mode: Mode) -> ServerJob {
+    ServerJob::new("protocol", mode, BUCKETS * LEN, LEN)
+}
+
+/// The other side: streams, and what came on the latest of each shard.
+#[derive(Default)]
+struct Servers {
+    now: Duration,
+    dialled: BTreeMap<ShardId, (u64, String)>,
+    /// Since the stream was opened.
+    came: BTreeMap<ShardId, VecDeque<Kind>>,
+}
+
+impl Servers {
+    fn carry_out(&mut self, session: &mut Session) {
+        while let Some(effect) = session.next_effect() {
+            match effect {
+                Effect::Dial { shard, dial, address, .. } => {
+                    self.dialled.insert(shard, (dial, address));
+                    self.came.insert(shard, VecDeque::new());
+                }
+                Effect::HangUp { shard, .. } => _ = self.dialled.remove(&shard),
+                Effect::Send(shard, ToShard { kind }) => {
+                    assert!(self.dialled.contains_key(&shard), "sent without a stream");
+                    self.came.entry(shard).or_default().extend(kind);
+                }
+                Effect::SendInitial(_) | Effect::InitialKnown(_) | Effect::Acked(_) => {}
+            }
+        }
+    }
+
+    fn says(&mut self, session: &mut Session, shard: ShardId, kind: from_shard::Kind) {
+        let Some((dial, _)) = self.dialled.get(&shard) else { return };
+        let message = FromShard { kind: Some(kind) }.into();
+        session.handle(self.now, Input::Message { shard, dial: *dial, message });
+        self.carry_out(session);
+    }
+
+    fn opens(&mut self, session: &mut Session, shard: ShardId, of: u64, clock: u64) {
+        let opened = Opened { session: of, clock, initialised: true, term: 1, ..Opened::default() };
+        self.says(session, shard, from_shard::Kind::Opened(opened));
+    }
+
+    fn breaks(&mut self, session: &mut Session, shard: ShardId) {
+        let Some((dial, _)) = self.dialled.get(&shard) else { return };
+        session.handle(self.now, Input::Broken { shard, dial: *dial, cause: "cut".into() });
+        self.carry_out(session);
+    }
+
+    fn refuses(&mut self, session: &mut Session, shard: ShardId, advice: Advice, leader: &str) {
+        let refused = Refused { advice: advice as i32, leader: leader.into(), ..Refused::default() };
+        self.says(session, shard, from_shard::Kind::Refused(refused));
+    }
+
+    fn passes(&mut self, session: &mut Session, time: Duration) {
+        self.now += time;
+        session.handle(self.now, Input::Tick);
+        self.carry_out(session);
+    }
+
+    fn pushes(&self, shard: ShardId) -> Vec<u64> {
+        let came = self.came.get(&shard).into_iter().flatten();
+        came.filter_map(|k| if let Kind::Push(p) = k { Some(p.seq) } else { None }).collect()
+    }
+}
+
+fn push(session: &mut Session, servers: &mut Servers, bucket: u32, step: u64) {
+    session.push(servers.now, BucketId(bucket), Step(step), Bytes::from(vec![0; LEN * 4]));
+    servers.carry_out(session);
+}
+
+fn joined(session: &mut Session, servers: &mut Servers, clocks: &[u64]) -> Step {
+    servers.carry_out(session);
+    for (shard, clock) in (0..).map(ShardId).zip(clocks) {
+        servers.opens(session, shard, 7, *clock);
+    }
+    let polled = session.poll(servers.now);
+    servers.carry_out(session);
+    match polled {
+        Ok(Some(Event::Joined(step))) => step,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn shards_that_are_behind_are_brought_to_the_latest_clock() {
+    let (mut session, mut servers) = (session(job(Mode::Asp), 2), Servers::default());
+    assert_eq!(joined(&mut session, &mut servers, &[3, 5]), Step(5));
+    assert!(matches!(servers.came[&ShardId(0)].back(), Some(Kind::Advance(a)) if a.step == 5));
+    assert!(servers.came[&ShardId(1)].is_empty());
+}
+
+#[test]
+fn a_worker_pushes_as_much_as_the_window_takes_until_there_are_acks() {
+    let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::default());
+    joined(&mut session, &mut servers, &[0]);
+    assert!(session.has_room(2 * limits::PUSH_WINDOW_BYTES), "one push always goes out");
+    push(&mut session, &mut servers, 0, 1);
+    let rest = limits::PUSH_WINDOW_BYTES - LEN * 4;
+    assert!(session.has_room(rest) && !session.has_room(rest + 1));
+    servers.says(&mut session, ShardId(0), from_shard::Kind::Ack(Ack { seq: 1, ..Ack::default() }));
+    assert!(session.has_room(limits::PUSH_WINDOW_BYTES));
+    // Nobody waits for the acks of a session that has failed.
+    push(&mut session, &mut servers, 1, 1);
+    servers.refuses(&mut session, ShardId(0), Advice::Fix, "");
+    assert!(session.has_room(limits::PUSH_WINDOW_BYTES));
+    assert!(matches!(session.poll(servers.now), Err(SessionError::Refused { .. })));
+}
+
+#[test]
+fn a_lost_session_is_opened_anew_within_the_next_wait_and_pulls_from_where_it_joined() {
+    let (mut session, mut servers) = (session(job(Mode::Asp), 2), Servers::default());
+    joined(&mut session, &mut servers, &[2, 2]);
+    push(&mut session, &mut servers, 0, 3);
+    servers.refuses(&mut session, ShardId(0), Advice::Stop, "");
+    // The worker does not know yet: what it pushes there is dropped, and holds no room.
+    push(&mut session, &mut servers, 2, 3);
+    assert!(session.has_room(limits::PUSH_WINDOW_BYTES));
+    session.pull(servers.now, Pull::of(Step(3)), false);
+    assert!(matches!(session.poll(servers.now), Ok(None)));
+    servers.carry_out(&mut session);
+    servers.passes(&mut session, Duration::from_millis(200));
+    for shard in [ShardId(0), ShardId(1)] {
+        servers.opens(&mut session, shard, 8, 6);
+    }
+    assert!(matches!(session.poll(servers.now), Ok(None)));
+    servers.carry_out(&mut session);
+    for shard in [ShardId(0), ShardId(1)] {
+        assert!(servers.pushes(shard).is_empty(), "what was pushed in the old session");
+        assert!(
+            matches!(servers.came[&shard].back(), Some(Kind::Pull(p)) if p.done == 6 && p.have.is_empty())
+        );
+        let weights = Weights { done: 6, slowest: 6, last: true, not_modified: true, ..Weights::default() };
+        let weights = Weights { bucket: shard.0, ..weights };
+        servers.says(&mut session, shard, from_shard::Kind::Weights(weights));
+    }
+    let mut pulled = None;
+    while let Ok(Some(event)) = session.poll(servers.now) {
+        if let Event::Pulled(p) = event {
+            pulled = Some(p);
+        }
+    }
+    let pulled = pulled.expect("both shards have answered");
+    assert!(pulled.rejoined && pulled.done == Step(6));
+    assert_eq!(session.rejoins(), 1);
+}
+
+#[test]
+fn who_finds_no_leader_gives_up_at_the_deadline_and_says_what_each_server_said() {
+    let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::default());
+    servers.carry_out(&mut session);
+    for _ in 0..200 {
+        servers.breaks(&mut session, ShardId(0));
+        let next = session.deadline().unwrap_or(servers.now);
+        servers.passes(&mut session, next.saturating_sub(servers.now));
+    }
+    match session.poll(servers.now) {
+        Err(SessionError::Unreachable { waited, causes, .. }) => {
+            assert!(waited >= Duration::from_secs(5));
+            assert_eq!(causes.iter().map(|(a, _)| a.as_str()).collect::<Vec<_>>(), ["a", "b", "c"]);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Happens {
+    Push(u32),
+    Ack(usize),
+    Break,
+    Redirect(usize),
+    Retry,
+    Open,
+    Time(u64),
+}
+
+fn happens() -> impl Strategy<Value = Happens> {
+    prop_oneof![
+        4 => (0..BUCKETS as u32).prop_map(Happens::Push),
+        3 => (0usize..6).prop_map(Happens::Ack),
+        1 => Just(Happens::Break),
+        1 => (0usize..4).prop_map(Happens::Redirect),
+        1 => Just(Happens::Retry),
+        3 => Just(Happens::Open),
+        3 => (0u64..120).prop_map(Happens::Time),
+    ]
+}
+
+proptest! {
+    /// Whatever happens to its streams: on the one that is open lies every push that is not acknowledged, once, in the order of
+    /// the pushes, and none that is; and the window holds exactly those.
+    #[test]
+    fn what_is_not_acknowledged_is_on_the_open_stream(all in prop::collection::vec(happens(), 0..80)) {
+        const SHARD: ShardId = ShardId(0);
+        let (mut session, mut servers) = (patient(job(Mode::Asp), 1, Duration::MAX), Servers::default());
+        joined(&mut session, &mut servers, &[0]);
+        let (mut open, mut unacked, mut step) = (true, Vec::new(), 0);
+        for what in all {
+            match what {
+                Happens::Push(bucket) => {
+                    step += 1;
+                    push(&mut session, &mut servers, bucket, step);
+                    unacked.push(step); // it is the seq, too
+                }
+                Happens::Ack(i) if open && i < unacked.len() => {
+                    let seq = unacked.remove(i);
+                    // Said twice, as to one that was sent again.
+                    for _ in 0..2 {
+                        let ack = Ack { seq, ..Ack::default() };
+                        servers.says(&mut session, SHARD, from_shard::Kind::Ack(ack));
+                    }
+                    servers.came.entry(SHARD).or_default().retain(|k| !matches!(k, Kind::Push(p) if p.seq == seq));
+                }
+                Happens::Ack(_) => {}
+                Happens::Break => {
+                    servers.breaks(&mut session, SHARD);
+                    open = false;
+                }
+                Happens::Redirect(to) if servers.dialled.contains_key(&SHARD) => {
+                    let leader = ["a", "b", "c", "d"][to];
+                    servers.refuses(&mut session, SHARD, Advice::Redirect, leader);
+                    open = false;
+                }
+                Happens::Retry if servers.dialled.contains_key(&SHARD) => {
+                    servers.refuses(&mut session, SHARD, Advice::Retry, "");
+                    open = false;
+                }
+                Happens::Redirect(_) | Happens::Retry => {}
+                Happens::Open if servers.dialled.contains_key(&SHARD) && !open => {
+                    servers.opens(&mut session, SHARD, 7, 0);
+                    open = true;
+                }
+                Happens::Open => {}
+                Happens::Time(ms) => servers.passes(&mut session, Duration::from_millis(ms)),
+            }
+            if open {
+                prop_assert_eq!(servers.pushes(SHARD), unacked.clone());
+            }
+            let held = unacked.len() * LEN * 4;
+            prop_assert!(unacked.is_empty() || session.has_room(limits::PUSH_WINDOW_BYTES - held));
+            prop_assert!(unacked.is_empty() || !session.has_room(limits::PUSH_WINDOW_BYTES - held + 1));
+            prop_assert!(!matches!(session.poll(servers.now), Err(_)));
+        }
+    }
+}
