@@ -238,6 +238,64 @@ fn wire_types_stay_at_the_doors_of_the_server() -> Result<()> {
     Ok(())
 }
 
+/// What a file of a room takes from its siblings: `use super::{a, b::C}` and `super::a::`.
+fn siblings(path: &Path, names: &BTreeSet<String>) -> Result<BTreeSet<String>> {
+    let text = fs::read_to_string(path)?;
+    let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let (mut found, mut rest) = (BTreeSet::new(), text);
+    while let Some((_, after)) = rest.split_once("super::") {
+        rest = after;
+        let name = |s: &str| s.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
+        let Some(group) = after.strip_prefix('{') else {
+            found.insert(name(after));
+            continue;
+        };
+        // At the depth of the braces themselves a name begins after each comma.
+        let (mut depth, mut begins) = (0, true);
+        for (at, c) in group.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' if depth == 0 => break,
+                '}' => depth -= 1,
+                ',' if depth == 0 => begins = true,
+                c if begins && depth == 0 && !c.is_whitespace() => {
+                    found.insert(name(&group[at..]));
+                    begins = false;
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(found.intersection(names).cloned().collect())
+}
+
+#[test]
+fn files_of_raft_and_of_the_store_s_log_do_not_need_each_other_in_circles() -> Result<()> {
+    for room in ["ps-server/src/raft", "ps-server/store/src/log"] {
+        let files = sources(&root().join(room));
+        let name = |p: &Path| p.file_stem().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let names: BTreeSet<String> = files.iter().map(|p| name(p)).filter(|n| n != "mod").collect();
+        let mut needs: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for path in
+            files.iter().filter(|p| !name(p).contains("test") && name(p) != "properties" && name(p) != "mod")
+        {
+            needs.insert(name(path), siblings(path, &names)?);
+        }
+        anyhow::ensure!(needs.len() > 7 && needs.values().any(|n| n.len() > 2), "{room}: {needs:?}");
+        // Those that need none of the rest go first, until nothing is left.
+        while !needs.is_empty() {
+            let free: Vec<String> = needs
+                .iter()
+                .filter(|(_, n)| !n.iter().any(|n| needs.contains_key(n)))
+                .map(|(f, _)| f.clone())
+                .collect();
+            anyhow::ensure!(!free.is_empty(), "{room}: these need each other, or what does: {needs:#?}");
+            free.iter().for_each(|f| _ = needs.remove(f));
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn unsafe_is_forbidden_everywhere_but_in_three_crates() -> Result<()> {
     let manifest: toml::Table = toml::from_str(&fs::read_to_string(root().join("Cargo.toml"))?)?;
