@@ -1,5 +1,5 @@
-//! This server's replica of the control group. Its storage may fail while that of the shards serves, and the other way
-//! round: so it is stopped and started again by itself, from the same folder and under the same name.
+//! This server's replica of the control group. Its vote or its snapshot may fail while the shards' replicas go on, and the
+//! other way round: so it is stopped and started again by itself, from the same folder and under the same name.
 
 use super::state::Agreed;
 use crate::raft::{FolderError, Group, GroupOptions, Peers};

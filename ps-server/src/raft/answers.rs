@@ -3,6 +3,7 @@
 use super::{
     group::Group,
     image::RawImage,
+    incoming::Incoming,
     replica::ReplicaId,
     types::{Snapshot, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotAnswer, SnapshotPiece, WireError},
@@ -20,29 +21,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A snapshot on its way in.
-pub(super) struct Incoming {
-    last: Instant,
-    image: u64,
-    meta: SnapshotMeta,
-    head: Vec<u8>,
-    lengths: Vec<u32>,
-    parts: Vec<Payload>,
-}
-
 /// Half a snapshot is dropped when its sender has said nothing for so long.
 const SENDER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The furthest that one message may move a term. Elections move it by one: no group will ever have had so many, and who
 /// sends more would leave no higher terms to those who come after it.
 pub const MAX_TERM_JUMP: u64 = 1 << 32;
-
-impl Incoming {
-    /// Payload bytes that are held.
-    fn bytes(&self) -> u64 {
-        self.parts.iter().map(|p| p.len() as u64).sum()
-    }
-}
 
 impl Group {
     /// Payload bytes of a snapshot that is being received.

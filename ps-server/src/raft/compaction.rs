@@ -1,11 +1,9 @@
 //! When a log is compacted: often enough for its length to be bounded, and not while a follower needs it.
 
 use super::{
-    group::{Leadership, Role},
+    leadership::{Leadership, Role, behind},
     log::{LogSize, ReplicaLog},
-    machine::{SNAPSHOT_BYTES, SNAPSHOT_ENTRIES},
-    membership::behind,
-    types::Raft,
+    machine::{Raft, SNAPSHOT_BYTES, SNAPSHOT_ENTRIES},
 };
 use std::{
     sync::{

@@ -13,14 +13,15 @@
 //! ```
 
 use super::{
-    disk_log::{DiskLog, entry_of},
     logs::{Logs, Place},
+    records::entry_of,
     replica::ReplicaId,
     snapshot::{SnapshotFile, open_snapshot, snapshot_end, snapshot_head},
+    storage::FolderError,
     types::{Entry, LogId, Vote},
     wire,
 };
-use paraft_store::{Disk, Log, Record, Recovered, SharedLog, StoreError, read_small, said, write_small};
+use paraft_store::{Disk, Log, Record, Recovered, SharedLog, read_small, write_small};
 use std::{
     fmt, io,
     path::{Path, PathBuf},
@@ -29,50 +30,6 @@ use std::{
 
 /// Elections move a term by one; there were not so many since the last entry. Less than one message may move it.
 const TERMS_AHEAD: u64 = 1 << 20;
-
-/// Why a replica cannot be started from what its folder holds.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what}")]
-pub struct FolderError {
-    what: String,
-    damage: bool,
-}
-
-impl FolderError {
-    /// What was written is gone, or is not what was written: it will not come back by itself.
-    pub fn damage(what: impl fmt::Display) -> Self {
-        Self { what: what.to_string(), damage: true }
-    }
-
-    /// Nothing is known to be wrong with what is there: it may be read later, or by another build.
-    pub fn passing(what: impl fmt::Display) -> Self {
-        Self { what: what.to_string(), damage: false }
-    }
-
-    /// Whether it is damage.
-    pub fn is_damage(&self) -> bool {
-        self.damage
-    }
-
-    fn at(path: &Path) -> impl FnOnce(io::Error) -> Self {
-        move |e| Self {
-            what: format!("{}: {}", path.display(), said(&e)),
-            damage: paraft_store::is_damage(&e),
-        }
-    }
-}
-
-impl From<StoreError> for FolderError {
-    fn from(e: StoreError) -> Self {
-        Self { damage: e.is_damage(), what: e.to_string() }
-    }
-}
-
-impl From<FolderError> for String {
-    fn from(e: FolderError) -> Self {
-        e.what
-    }
-}
 
 /// A replica's folder. Cheap to clone.
 #[derive(Clone)]
@@ -89,10 +46,8 @@ pub struct Stored {
     pub last: Option<LogId>,
     pub purged: Option<LogId>,
     pub vote: Option<Vote>,
-}
-
-pub(super) fn invalid(e: impl std::fmt::Display) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, e.to_string())
+    /// It is known to have had entries.
+    pub begun: bool,
 }
 
 impl Folder {
@@ -184,7 +139,7 @@ impl Folder {
     }
 
     /// Opens the log; every entry that it holds goes through `each`, in order. On an error forget what was given.
-    pub(super) fn open_log(&self, each: &mut dyn FnMut(Entry)) -> Result<(DiskLog, Stored), FolderError> {
+    pub(super) fn open_log(&self, each: &mut dyn FnMut(Entry)) -> Result<(Log, Stored), FolderError> {
         let path = &self.path;
         // Its checksums fit: what cannot be decoded all the same is for another build to read.
         let unknown = |e: wire::WireError| FolderError::passing(format!("{}: {e}", path.display()));
@@ -225,8 +180,7 @@ impl Folder {
             self.write(BEGUN, &[])?;
         }
         let begun = !empty;
-        let disk = DiskLog::new(log, self.clone(), begun);
-        Ok((disk, Stored { last, purged, vote }))
+        Ok((log, Stored { last, purged, vote, begun }))
     }
 
     fn place(&self) -> Result<Option<Place>, FolderError> {
@@ -362,8 +316,8 @@ impl Folder {
             }
             Err(e) => _ = unreadable.get_or_insert(e),
         };
-        let own = self.own_log();
-        let found = match self.place()? {
+        let (place, own) = (self.place()?, self.own_log());
+        let found = match place {
             Some(Place { own: None, shared: Some(key) }) => {
                 Log::look(&*self.disk, self.logs.path(), key, &mut record)?
             }
@@ -377,7 +331,9 @@ impl Folder {
         if let Some(e) = unreadable {
             return Err(at(e));
         }
-        match empty && found.purged.is_none() && self.read(BEGUN)?.is_some() {
+        // An earlier release's log that is empty is told when it is taken in.
+        let lost = place.is_some() && empty && found.purged.is_none() && self.read(BEGUN)?.is_some();
+        match lost {
             true => Err(FolderError::damage(format!("{}: {LOST}", self.path.display()))),
             false => Ok(()),
         }
@@ -407,9 +363,3 @@ pub(super) const BEGUN: &str = "begun";
 const LOST: &str = "its log is gone, though it has held entries: a lost log must not vote";
 /// Says where the log lies.
 const PLACE: &str = "log-place";
-
-pub(super) async fn blocking<T: Send + 'static>(
-    f: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> io::Result<T> {
-    tokio::task::spawn_blocking(f).await.map_err(io::Error::other)?
-}

@@ -1,42 +1,18 @@
 //! The entries of one replica on disk: its part of the server's log, and the vote beside it.
 
 use super::{
-    disk::{BEGUN, Folder, blocking, invalid},
+    disk::{BEGUN, Folder},
+    records::{entry_of, record_of},
+    storage::{blocking, invalid},
     types::{Entry, LogId, Vote},
     wire,
 };
-use openraft::EntryPayload;
-use paraft_common::Payload;
-use paraft_store::{Log, Record};
+use paraft_store::Log;
 use std::{
     io,
     ops::Range,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
-
-/// An entry as it is stored.
-pub(super) fn record_of(entry: &Entry) -> Result<Record, wire::WireError> {
-    let payload = match &entry.payload {
-        EntryPayload::Normal(change) => change.payload().clone(),
-        _ => Payload::EMPTY,
-    };
-    Ok(Record { index: entry.log_id.index, header: wire::encode(entry)?, payload })
-}
-
-/// And back.
-pub(super) fn entry_of(record: Record) -> Result<Entry, wire::WireError> {
-    let mut entry: Entry = wire::decode(&record.header)?;
-    if entry.log_id.index != record.index {
-        return Err(wire::WireError::new(format!(
-            "entry {} is stored as {}",
-            entry.log_id.index, record.index
-        )));
-    }
-    if let EntryPayload::Normal(change) = &mut entry.payload {
-        change.attach(record.payload);
-    }
-    Ok(entry)
-}
 
 /// The log's files, and the vote beside them.
 pub struct DiskLog {

@@ -1,8 +1,8 @@
 //! A door for `fuzz/`: what a peer's bytes are read as.
 
 use super::{
-    disk_log::entry_of,
-    machine::Change,
+    records::entry_of,
+    replicated::Change,
     types::{Entry, LogId, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotAnswer, SnapshotPiece},
 };

@@ -1,24 +1,24 @@
 //! One replica of one group: what the rest of the server knows of Raft.
 
 use super::{
-    answers::Incoming,
+    asleep::Sleep,
     compaction::{Held, compact},
-    disk::{Folder, FolderError},
+    disk::Folder,
     image::RawImage,
+    incoming::Incoming,
+    leadership::{Leadership, Role, watch_leadership},
     log::{LogSize, ReplicaLog},
-    machine::{Applied, Change, Machine, Replicated},
+    machine::{Machine, Raft},
     network::{Addresses, Connection, Network, Peers},
     parity::{Digest, Parity},
     replica::{GroupId, ReplicaId},
-    sleep::Sleep,
-    types::Raft,
+    replicated::{Applied, Change, Replicated},
+    storage::FolderError,
 };
 use futures::{FutureExt, future::BoxFuture};
 use openraft::{
-    BasicNode, Config, ReadPolicy, ServerState, SnapshotPolicy, async_runtime::WatchReceiver, errors::Fatal,
-    impls::ProgressResponder,
+    BasicNode, Config, ReadPolicy, SnapshotPolicy, async_runtime::WatchReceiver, impls::ProgressResponder,
 };
-use paraft_common::ServerId;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -30,45 +30,6 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::sync::{Mutex, Notify, watch};
-
-/// Who leads a group, as this replica knows it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Leadership {
-    /// The Raft term.
-    pub term: u64,
-    /// The leader's server, if one is known.
-    pub leader: Option<ServerId>,
-    /// It is this replica.
-    pub leads: bool,
-    /// leader, follower, candidate or learner.
-    pub role: Role,
-}
-
-/// A replica's part.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Role {
-    Leader,
-    Follower,
-    Candidate,
-    #[default]
-    Learner,
-    /// Its storage failed, or it was told to stop.
-    Stopped,
-}
-
-impl Role {
-    /// The word in status and metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Role::Leader => "leader",
-            Role::Follower => "follower",
-            Role::Candidate => "candidate",
-            Role::Learner => "learner",
-            Role::Stopped => "stopped",
-        }
-    }
-}
 
 /// A proposal whose outcome is unknown or that was not taken. It may still be applied: only the replicated
 /// record of who pushed what can tell.
@@ -440,42 +401,6 @@ impl Group {
     pub async fn shutdown(&self) {
         let _ = self.raft.shutdown().await;
     }
-}
-
-fn watch_leadership(raft: &Raft, group: GroupId) -> watch::Receiver<Leadership> {
-    let mut metrics = raft.server_metrics();
-    let (tx, rx) = watch::channel(Leadership::default());
-    let raft = raft.clone();
-    tokio::spawn(async move {
-        loop {
-            let now = {
-                let m = metrics.borrow_watched();
-                let role = match m.state {
-                    ServerState::Leader => Role::Leader,
-                    ServerState::Candidate => Role::Candidate,
-                    ServerState::Learner => Role::Learner,
-                    ServerState::Follower => Role::Follower,
-                    ServerState::Shutdown => Role::Stopped,
-                };
-                Leadership {
-                    term: m.vote.leader_id().term,
-                    leader: m.current_leader.map(|l| ReplicaId(l).server()),
-                    leads: role == Role::Leader && m.current_leader == Some(m.id),
-                    role,
-                }
-            };
-            tx.send_if_modified(|old| std::mem::replace(old, now) != now);
-            if now.role == Role::Stopped || metrics.changed().await.is_err() {
-                match &raft.metrics().borrow_watched().running_state {
-                    Ok(()) | Err(Fatal::Stopped) => tracing::info!(%group, "this replica has ended"),
-                    Err(e) => tracing::error!(%group, error = %e, "this replica has stopped"),
-                }
-                let _ = tx.send(Leadership { role: Role::Stopped, ..Leadership::default() });
-                return;
-            }
-        }
-    });
-    rx
 }
 
 #[cfg(test)]

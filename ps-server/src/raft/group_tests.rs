@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use crate::shard::{Command, Proposal, Shard};
 use openraft::raft::{VoteRequest, VoteResponse};
-use paraft_common::{ShardId, WorkerId};
+use paraft_common::{ServerId, ShardId, WorkerId};
 
 /// A replica alone, which leads.
 async fn alone() -> (Group, ReplicaId) {

@@ -14,8 +14,9 @@
 //! in memory keeps everything until it is purged.
 
 use super::{
-    disk::{Folder, FolderError},
+    disk::Folder,
     disk_log::DiskLog,
+    storage::FolderError,
     types::{Entry, LogId, Types, Vote},
 };
 use futures::{Stream, StreamExt, TryStreamExt, stream};
@@ -121,7 +122,7 @@ impl ReplicaLog {
     /// The log in `folder`, with what it holds.
     pub fn open(folder: &Folder) -> Result<Self, FolderError> {
         let mut inner = Inner::default();
-        let (disk, found) = folder.open_log(&mut |entry| {
+        let (log, found) = folder.open_log(&mut |entry| {
             inner.durable = entry.log_id.index + 1;
             // Nothing is applied, but it will be some time before anything is: it is read back then.
             inner.applied = inner.durable;
@@ -129,6 +130,7 @@ impl ReplicaLog {
             inner.evict();
         })?;
         (inner.applied, inner.vote, inner.purged, inner.last) = (0, found.vote, found.purged, found.last);
+        let disk = DiskLog::new(log, folder.clone(), found.begun);
         Ok(Self { inner: Arc::new(Mutex::new(inner)), disk: Some(Arc::new(disk)) })
     }
 

@@ -1,10 +1,7 @@
 //! A replica's log moves between its own folder and the server's log, and is whole wherever a crash leaves it.
 
 use super::*;
-use crate::raft::{
-    disk::{Folder, FolderError},
-    types::Entry,
-};
+use crate::raft::{disk::Folder, records::record_of, storage::FolderError, types::Entry};
 use paraft_store::faulty::{FaultyDisk, ForgetfulDisk, Survivors};
 
 /// As segments lie on a disk; the fixture has no zeros at its end.
@@ -48,7 +45,7 @@ fn look(disk: &ForgetfulDisk) -> Vec<Entry> {
 }
 
 fn ids(entries: &[Entry]) -> Vec<(u64, Vec<u8>)> {
-    let header = |e: &Entry| crate::raft::disk_log::record_of(e).expect("encodes");
+    let header = |e: &Entry| record_of(e).expect("encodes");
     entries
         .iter()
         .map(header)

@@ -2,11 +2,11 @@
 
 use super::{super::disk::Folder, *};
 use crate::raft::types::Entry;
-use crate::shard::{Command, Contribution, InitPart, Shard};
+use crate::shard::{Command, Contribution, InitPart, Proposal, Shard};
 use bytes::Bytes;
 use openraft::type_config::alias::CommittedLeaderIdOf;
 use paraft_common::{
-    BucketId, Encoding, Mode, Seq, SessionId, ShardId, Step, Version, WorkerId, config::ServerJob,
+    BucketId, Encoding, Mode, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId, config::ServerJob,
 };
 use paraft_store::RealDisk;
 use parking_lot::Mutex;

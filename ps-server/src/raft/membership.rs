@@ -1,10 +1,10 @@
 //! Who belongs to a group: learners and voters come and go, the leadership is handed over.
 
 use super::{
-    group::{Group, Role},
+    group::Group,
+    leadership::{Role, behind},
     network::Addresses,
     replica::ReplicaId,
-    types::Raft,
 };
 use openraft::{BasicNode, ChangeMembers, async_runtime::WatchReceiver};
 use std::{
@@ -23,23 +23,6 @@ pub struct Membership {
     pub changing: bool,
     /// Where it is in the log.
     pub index: u64,
-}
-
-/// Who lacks so few entries has caught up: they are on their way.
-const NEARLY: u64 = 64;
-
-/// Those who lack more than a few of the entries that are applied here, or anything of what was there when the membership
-/// was last changed (when they were taken in, say); who was never reached lacks it. Nobody, where this replica does not
-/// lead. Both indices are of the same moment: reports of two servers are not, and under load that alone is many entries.
-pub(super) fn behind(raft: &Raft) -> BTreeSet<ReplicaId> {
-    let metrics = raft.metrics();
-    let m = metrics.borrow_watched();
-    let applied = m.last_applied.as_ref().map_or(0, |l| l.index);
-    let since = m.membership_config.log_id().as_ref().map_or(0, |l| l.index);
-    let all = m.replication.iter().flatten();
-    let has = |matched: &u64| matched + NEARLY >= applied && *matched >= since;
-    let behind = all.filter(|(_, matched)| !matched.as_ref().map(|l| l.index).is_some_and(|l| has(&l)));
-    behind.map(|(id, _)| ReplicaId(*id)).collect()
 }
 
 /// Between two looks at the membership. A joint one that stands for so long twice is finished by whoever leads.

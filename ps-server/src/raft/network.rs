@@ -6,8 +6,8 @@
 
 use super::{
     image::RawImage,
-    machine::SnapshotData,
     replica::{GroupId, ReplicaId},
+    replicated::SnapshotData,
     types::{Snapshot, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotAnswer, SnapshotPiece},
 };

@@ -3,8 +3,8 @@
 
 use super::{
     disk::Folder,
-    machine::{Change, Replicated},
     parity::Digest,
+    replicated::{Change, Replicated},
     types::Entry,
 };
 use openraft::{EntryPayload, entry::RaftEntry};

@@ -19,23 +19,10 @@ use bytes::Bytes;
 use futures::future::join_all;
 use openraft::async_runtime::WatchReceiver;
 use paraft_proto::PeerCall;
-use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
-    time::Duration,
-};
+use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
 /// A member that does not answer so soon does not go to sleep, or is not there.
 const PATIENCE: Duration = Duration::from_millis(500);
-
-/// Whether a replica sleeps.
-#[derive(Debug, Default)]
-pub(super) struct Sleep {
-    asleep: AtomicBool,
-    /// It has slept since somebody looked.
-    slept: AtomicBool,
-    /// Counts what the replica was asked for: it does not fall asleep over what came meanwhile.
-    activity: AtomicU64,
-}
 
 /// The state in which all members of a group go to sleep: whose leadership, and the last entry of the log.
 type Level = (Vote, Option<LogId>);

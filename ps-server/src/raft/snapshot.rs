@@ -1,8 +1,8 @@
 //! The file that holds a replica's last snapshot: the state that its log begins after.
 
 use super::{
-    disk::{FolderError, blocking, invalid},
-    machine::Replicated,
+    replicated::Replicated,
+    storage::{FolderError, blocking, invalid},
     types::{LogId, SnapshotMeta},
     wire,
 };

@@ -1,6 +1,6 @@
 //! openraft's type configuration, and the aliases that the siblings use.
 
-use super::machine::{Applied, Change};
+use super::replicated::{Applied, Change, SnapshotData};
 use openraft::type_config::alias as of;
 
 openraft::declare_raft_types!(
@@ -18,5 +18,4 @@ pub type LogId = of::LogIdOf<Types>;
 pub type Vote = of::VoteOf<Types>;
 pub type StoredMembership = of::StoredMembershipOf<Types>;
 pub type SnapshotMeta = of::SnapshotMetaOf<Types>;
-pub type Snapshot = of::SnapshotOf<Types, super::machine::SnapshotData>;
-pub type Raft = openraft::Raft<Types, super::machine::Machine>;
+pub type Snapshot = of::SnapshotOf<Types, SnapshotData>;

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use crate::{
         raft::{
-            machine::Change,
+            replicated::Change,
             types::{SnapshotMeta, Vote},
         },
         shard::{Command, InitPart, Proposal, image::ImageHeader},

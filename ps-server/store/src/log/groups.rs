@@ -228,7 +228,7 @@ impl Groups {
     ) -> Result<Vec<Record>, StoreError> {
         let _at_the_files = self.files.read(); // before the look-up: what is found stays
         if self.dead.load(SeqCst) {
-            return Err(StoreError::io("read the log in", dir)(super::writer::gone()));
+            return Err(StoreError::io("read the log in", dir)(gone()));
         }
         let places = self.look_up(key, range, most);
         let (mut records, mut open) = (Vec::with_capacity(places.len()), None::<Segment>);
@@ -330,6 +330,11 @@ impl Live {
     pub fn is_empty(&self, segment: u64) -> bool {
         !self.counts.contains_key(&segment)
     }
+}
+
+/// Why a log whose thread ended does nothing more. Only a panic ends it early, such as one in a `done`.
+pub(super) fn gone() -> io::Error {
+    io::Error::other("the log's writer has ended; open the log anew")
 }
 
 /// What the writer stopped with, as an error of its own for everyone who asks.

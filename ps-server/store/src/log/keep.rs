@@ -84,7 +84,7 @@ impl Copy {
         self.bytes = 0;
         if self.failed.is_none() {
             self.into.append(part, Box::new(move |done| _ = tell.send(done)));
-            self.failed = outcome.recv().unwrap_or_else(|_| Err(super::writer::gone())).err();
+            self.failed = outcome.recv().unwrap_or_else(|_| Err(super::groups::gone())).err();
         }
     }
 

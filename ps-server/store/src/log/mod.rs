@@ -332,7 +332,7 @@ impl SharedLog {
         let (reply, outcome) = mpsc::sync_channel(1);
         let done: Done = Box::new(move |done| _ = reply.send(done));
         self.inner.shared.push(Job { key, what, done: Owed::new(done) });
-        outcome.recv().unwrap_or_else(|_| Err(writer::gone()))
+        outcome.recv().unwrap_or_else(|_| Err(groups::gone()))
     }
 }
 

@@ -379,6 +379,7 @@ pub(super) fn open(
         moved: 0,
         groups,
         to_move: VecDeque::new(),
+        moving_failed: None,
     };
     // Of a log that is damaged somewhere nothing is changed that is there, but for a torn tail.
     if !log.groups.any_damaged() {

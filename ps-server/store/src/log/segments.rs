@@ -72,6 +72,9 @@ pub(super) struct Segments {
     pub live: Live,
     /// Records of the oldest segment that are to be moved out of it: group and index.
     pub to_move: VecDeque<(u64, u64)>,
+    /// Moving found the disk in the way (no descriptors, say) when this was the next number: it is tried again after the next
+    /// batch.
+    pub moving_failed: Option<u64>,
 }
 
 fn invalid(what: String) -> io::Error {
@@ -379,7 +382,7 @@ impl Segments {
     /// Whether there is something to move now.
     pub fn is_crowded(&self) -> bool {
         let most = 2 * self.live.bytes + SLACK_SEGMENTS * self.options.segment_bytes;
-        self.sealed_bytes() > most && !self.groups.any_damaged()
+        self.sealed_bytes() > most && self.moving_failed != Some(self.next) && !self.groups.any_damaged()
     }
 
     /// Where a few records keep segments that are of no use otherwise, some of them are written again, so that their
@@ -424,7 +427,12 @@ impl Segments {
                 }
                 None
             }
-            Err(e) => return Err(e.into()),
+            // It passes, and nothing depends on it.
+            Err(_) => {
+                self.moving_failed = Some(self.next);
+                self.to_move.clear();
+                None
+            }
         };
         let Some(Record { index, header, payload }) = record else { return Ok(0) };
         let item = Item { kind: Kind::Moved, index, header: &header, payload: &payload };

@@ -2,7 +2,7 @@
 
 use super::{
     Done, LogStats, Record,
-    groups::{Groups, stopped},
+    groups::{Groups, gone, stopped},
     segments::Segments,
 };
 use crate::DiskLock;
@@ -109,11 +109,6 @@ impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Shared({:?})", self.stats())
     }
-}
-
-/// Why a log whose thread ended does nothing more. Only a panic ends it early, such as one in a `done`.
-pub(super) fn gone() -> io::Error {
-    io::Error::other("the log's writer has ended; open the log anew")
 }
 
 impl Shared {

@@ -1,0 +1,22 @@
+//! A snapshot that a replica receives, piece by piece.
+
+use super::types::SnapshotMeta;
+use paraft_common::Payload;
+use std::time::Instant;
+
+/// A snapshot on its way in.
+pub(super) struct Incoming {
+    pub last: Instant,
+    pub image: u64,
+    pub meta: SnapshotMeta,
+    pub head: Vec<u8>,
+    pub lengths: Vec<u32>,
+    pub parts: Vec<Payload>,
+}
+
+impl Incoming {
+    /// Payload bytes that are held.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|p| p.len() as u64).sum()
+    }
+}
