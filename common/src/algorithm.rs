@@ -40,7 +40,7 @@ use crate::{
     encoding::{Encoding, Values},
     optim::{Gradient, Hyper, OptimError, OptimizerConfig},
 };
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// The `[algorithm]` table of a job: `kind` and the options of that kind.
 ///
@@ -49,7 +49,7 @@ use serde::{Deserialize, Serialize};
 /// let a: AlgorithmConfig = toml::from_str("kind = \"dc-asgd-c\"\nlambda = 0.1").expect("valid");
 /// assert!(a.algorithm().keeps().pulled);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum AlgorithmConfig {
     /// Gradients are applied as they come.
@@ -69,6 +69,17 @@ pub enum AlgorithmConfig {
     /// Each worker keeps its momentum itself.
     DanaSlim(DanaSlim),
 }
+
+crate::kinds!(AlgorithmConfig {
+    "asgd" => Self::Asgd,
+    "staleness-aware" => Self::StalenessAware,
+    "dc-asgd-c" => Self::DcAsgdC,
+    "dc-asgd-a" => Self::DcAsgdA,
+    "gap-aware" => Self::GapAware,
+    "multi-asgd" => Self::MultiAsgd,
+    "dana-zero" => Self::DanaZero,
+    "dana-slim" => Self::DanaSlim,
+});
 
 impl Default for AlgorithmConfig {
     fn default() -> Self {

@@ -1,11 +1,9 @@
 //! Configuration that is not tied to one process.
 //!
 //! - [`server_job`]: the part of a job that travels to the servers and lives in their replicated state.
-//! - [`overlay`]: `--set key=value` over a TOML file, and where in the file a key stands.
 //!
-//! The job file itself, with its models and data sets, is `paraft_worker::job`.
+//! The job file itself, with its models and data sets, is `paraft_job`: the servers depend on neither.
 
-pub mod overlay;
 pub mod server_job;
 
 pub use server_job::{

@@ -1,5 +1,5 @@
-//! The domain of Paraft: ids, the layout of parameters, placement, optimizers, the consistency rule, the job
-//! file. Pure: no I/O, no clock, no async, no randomness of its own; time and random numbers are arguments.
+//! The domain of Paraft: ids, the layout of parameters, placement, optimizers, the consistency rule, the
+//! servers' part of a job. Pure: no I/O, no clock, no async, no randomness of its own; time and random numbers are arguments.
 //!
 //! What it is not: it knows no wire format (that is `paraft-proto`) and no process (that is `paraft-deploy`).
 
@@ -14,6 +14,7 @@ pub mod encoding;
 pub mod group;
 pub mod histogram;
 pub mod id;
+pub mod kind;
 pub mod layout;
 pub mod local;
 pub mod modes;

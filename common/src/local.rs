@@ -33,7 +33,7 @@ pub use fragments::Fragments;
 pub use weights::LocalWeights;
 
 use crate::optim::{Check, Descent, OptimError};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// Minibatches of a step, at most: what a worker does alone must end.
 pub const MAX_MINIBATCHES: u64 = 1_000_000;
@@ -45,7 +45,7 @@ pub const MAX_MINIBATCHES: u64 = 1_000_000;
 /// let l: LocalConfig = toml::from_str("kind = \"diloco\"\nsteps = 20").expect("valid");
 /// assert_eq!(l.rule().minibatches(), 20);
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum LocalConfig {
     /// A push for each minibatch.
@@ -57,6 +57,13 @@ pub enum LocalConfig {
     /// Elastic averaging: workers and a center draw each other.
     Easgd(Easgd),
 }
+
+crate::kinds!(LocalConfig {
+    "every-step" => Self::EveryStep,
+    "diloco" => Self::Diloco,
+    "downpour" => Self::Downpour,
+    "easgd" => Self::Easgd,
+});
 
 impl Default for LocalConfig {
     fn default() -> Self {

@@ -56,7 +56,7 @@ pub use sgd::{Momentum, MomentumRule, Nesterov, NesterovRule, Sgd};
 
 use crate::simd::wide;
 use gradient::{Prepared, Stages};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::ops::Range;
 
 /// The `[optimizer]` table of a job: `kind` and the options of that kind; other keys are refused.
@@ -67,7 +67,7 @@ use std::ops::Range;
 /// assert_eq!((adam.lr(), adam.slots()), (0.01, 2));
 /// assert!(toml::from_str::<OptimizerConfig>("kind = \"adam\"\nbeta3 = 0.9").is_err());
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum OptimizerConfig {
     /// Plain stochastic gradient descent.
@@ -88,6 +88,17 @@ pub enum OptimizerConfig {
     /// AdamW; its weight decay shrinks the weights directly.
     AdamW(AdamW),
 }
+
+crate::kinds!(OptimizerConfig {
+    "sgd" => Self::Sgd,
+    "momentum" => Self::Momentum,
+    "nesterov" => Self::Nesterov,
+    "delayed-nesterov" => Self::DelayedNesterov,
+    "adagrad" => Self::Adagrad,
+    "rmsprop" => Self::RmsProp,
+    "adam" => Self::Adam,
+    "adamw" => Self::AdamW,
+});
 
 /// What changes from one update to the next. It must be the same on every replica: derive it from replicated
 /// state or carry it in the entry.

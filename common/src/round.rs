@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// The `[round]` table of a job: `kind` and the options of that kind. Only read while the mode is `bsp`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum RoundConfig {
     /// Everyone's push.
@@ -26,6 +26,12 @@ pub enum RoundConfig {
     /// A quorum, and who comes soon after it.
     Quorum(Quorum),
 }
+
+crate::kinds!(RoundConfig {
+    "all" => Self::All,
+    "backup" => Self::Backup,
+    "quorum" => Self::Quorum,
+});
 
 /// A round waits for everyone who trains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -1,6 +1,6 @@
 //! `paraft checkpoint`: what is in a checkpoint or a model file, how two differ, weights in a file of their own.
 
-use crate::{failure::Failure, jobs, table};
+use crate::jobs;
 use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, Table, presets};
 use paraft_checkpoint::{
@@ -10,6 +10,7 @@ use paraft_checkpoint::{
     weights::{self, Precision},
 };
 use paraft_common::{TensorKind, TensorSpec};
+use paraft_fleet::{failure::Failure, out, table};
 use paraft_worker::exit;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};

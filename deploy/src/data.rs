@@ -1,15 +1,15 @@
 //! `paraft data`: replicas' files that were put aside, and what a person may do with them. Servers put them there and never
 //! touch them again.
 
-use crate::{
-    control::{agreeing, whom},
-    failure::Failure,
-    status::addresses,
-    table,
-};
 use clap::{Args, Subcommand};
 use comfy_table::{Table, presets};
 use paraft_common::{ServerId, ShardId};
+use paraft_fleet::{
+    ask::addresses,
+    ask::{agreeing, whom},
+    failure::Failure,
+    out, table,
+};
 use paraft_server::replicas::aside;
 use paraft_store::{Disk, RealDisk};
 use paraft_worker::exit;

@@ -1,8 +1,9 @@
 //! `paraft demo`: the first thing a stranger runs. Needs nothing but this binary.
 
-use crate::{compare, failure::Failure, run_dir::RunDir, train};
 use clap::Args;
 use paraft_common::Mode;
+use paraft_fleet::{failure::Failure, launch, run_dir::RunDir};
+use paraft_lab::compare;
 use paraft_worker::Job;
 use std::path::{Path, PathBuf};
 
@@ -47,6 +48,6 @@ pub fn run(args: &DemoArgs) -> Result<i32, Failure> {
         &[Mode::Bsp.into(), Mode::Asp.into()],
         &dir,
         args.json,
-        &train::interrupts(),
+        &launch::interrupts(),
     )
 }

@@ -3,9 +3,9 @@
 
 mod gpu;
 
-use crate::{failure::Failure, status};
 use clap::Args;
 use paraft_common::{Durability, ServerId};
+use paraft_fleet::{ask, failure::Failure, out};
 use paraft_host::socket_path;
 use paraft_server::{Patience, Server, ServerOptions, Shape, server::Place};
 use paraft_store::RealDisk;
@@ -150,7 +150,7 @@ fn loopback() -> Row {
             Ok::<_, String>(address)
         })?;
         let began = Instant::now();
-        let reply = status::ask_all(std::slice::from_ref(&address), false).remove(0);
+        let reply = ask::ask_all(std::slice::from_ref(&address), false).remove(0);
         let took = began.elapsed();
         rt.shutdown_background();
         reply.map(|_| took)

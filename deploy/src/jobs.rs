@@ -1,8 +1,8 @@
 //! Jobs and their checkpoints, as the control group knows them: in `paraft status`, and `paraft checkpoint list`.
 
-use crate::{control, failure::Failure, status::addresses, table};
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
+use paraft_fleet::{ask, ask::addresses, failure::Failure, out, table};
 use paraft_proto::{CheckpointInfo, JobInfo};
 use paraft_worker::exit;
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ pub struct ListArgs {
 /// `paraft checkpoint list`.
 pub fn list(args: &ListArgs) -> Result<i32, Failure> {
     let servers = addresses(args.of.as_deref(), &args.servers)?;
-    let Some(jobs) = control::jobs(&servers) else {
+    let Some(jobs) = ask::jobs(&servers) else {
         return Err(Failure::new(exit::UNAVAILABLE, "no server answered")
             .help("`paraft checkpoint inspect FOLDER` shows what is on the disk, without servers"));
     };

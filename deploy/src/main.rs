@@ -1,49 +1,34 @@
 //! `paraft`, one binary: servers, workers, launcher, comparison, benchmark, help for the user.
 //!
-//! - [`fleet`]: servers and workers as processes of this machine.
-//! - [`train`], [`compare`], [`demo`]: what a user starts. [`mod@simulate`]: a job on a fleet that does not exist.
-//! - [`serve`], worker: what a fleet consists of, also by hand.
-//! - [`status`] (and [`whole`]: how the fleet is by every server's own answer), [`control`], [`mode`], [`mod@data`], [`jobs`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`], [`mod@bench`]: what a user asks.
-//! - [`verify`], [`chaos`], [`faults`]: what proves the promises, and attacks them.
-//! - [`table`], [`progress`], [`statistics`]: what a user sees.
+//! - [`train`], [`demo`]: what a user starts. [`serve`], worker: what a fleet consists of, also by hand. [`disk_door`]: a server's own
+//!   door for faults.
+//! - [`status`] ([`whole`]: how the fleet is by every server's own answer; [`control`], [`jobs`], [`memory`]: parts of what it shows),
+//!   [`drain`], [`mode`], [`mod@data`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`]: what a user asks.
+//!
+//! What launches and asks fleets is `paraft-fleet`; what measures, compares and proves is `paraft-lab`, whose commands are named here
+//! and nothing else.
 
 use clap::{CommandFactory, Parser, Subcommand};
+use paraft_fleet::failure;
+use paraft_lab::{bench, chaos, compare, simulate, verify};
 use paraft_worker::exit;
 use std::io::Write;
 
-/// `println!` to a reader that may close the pipe early (head): not an error worth a panic.
-macro_rules! out {
-    ($($t:tt)*) => {{
-        use std::io::Write as _;
-        let _ = writeln!(std::io::stdout(), $($t)*);
-    }};
-}
-
-mod bench;
-mod chaos;
 mod checkpoint;
-mod compare;
 mod control;
 mod data;
 mod demo;
+mod disk_door;
 mod doctor;
-mod failure;
-mod faults;
-mod fleet;
+mod drain;
 mod jobs;
 mod memory;
 mod mode;
-mod progress;
 mod replay;
-mod run_dir;
 mod serve;
-mod simulate;
-mod statistics;
 mod status;
-mod table;
 mod trace;
 mod train;
-mod verify;
 mod whole;
 
 /// docs/benchmarks.md has the difference.
@@ -81,7 +66,7 @@ enum Command {
     /// Show what the servers of a fleet know.
     Status(status::StatusArgs),
     /// Move leaders and replicas away from a server, so that it can be stopped without a stall.
-    Drain(control::DrainArgs),
+    Drain(drain::DrainArgs),
     /// Say that a server will not come back: its replicas are replaced now, and it is listed no more.
     Forget(data::ForgetArgs),
     /// Files of replicas that were put aside: list, restore or delete them; give up what a shard held.
@@ -118,7 +103,7 @@ fn main() {
         Command::Replay(a) => failure::report(replay::run(&a)),
         Command::Trace(a) => failure::report(trace::run(&a)),
         Command::Status(a) => failure::report(status::run(&a)),
-        Command::Drain(a) => failure::report(control::drain(&a)),
+        Command::Drain(a) => failure::report(drain::run(&a)),
         Command::Forget(a) => failure::report(data::forget(&a)),
         Command::Data(a) => failure::report(data::run(&a)),
         Command::Mode(a) => failure::report(mode::run(&a)),

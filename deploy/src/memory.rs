@@ -1,6 +1,6 @@
 //! Memory in `paraft status`: what servers have, and what their replicas take, by what it is for.
 
-use crate::{failure::Failure, table};
+use paraft_fleet::{failure::Failure, table};
 use paraft_proto::{ShardStatus, StatusReply};
 use paraft_worker::exit;
 use serde_json::{Value, json};

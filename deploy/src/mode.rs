@@ -2,9 +2,9 @@
 //!
 //! Shard 0 is asked first; the number that it gives to the switch is the same on every shard.
 
-use crate::{failure::Failure, status};
 use clap::Args;
 use paraft_common::ModeChoice;
+use paraft_fleet::{ask, failure::Failure, out};
 use paraft_proto::{PROTOCOL, Refused, SwitchModeRequest};
 use paraft_worker::exit;
 use std::{
@@ -35,7 +35,7 @@ pub struct ModeArgs {
 const ANSWER: Duration = Duration::from_secs(10);
 
 pub fn run(args: &ModeArgs) -> Result<i32, Failure> {
-    let servers = status::addresses(args.of.as_deref(), &args.servers)?;
+    let servers = ask::addresses(args.of.as_deref(), &args.servers)?;
     let deadline = Instant::now() + Duration::from_secs(args.wait);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no runtime: {e}")))?;
@@ -121,7 +121,7 @@ fn is_final(refused: &Refused) -> bool {
 fn leaders(servers: &[String]) -> (BTreeMap<u32, String>, Before) {
     let mut leaders: BTreeMap<u32, (u64, String)> = BTreeMap::new();
     let mut before = Before { mode: String::new(), shards: 1 };
-    for reply in status::ask_all(servers, false).into_iter().flatten() {
+    for reply in ask::ask_all(servers, false).into_iter().flatten() {
         for s in &reply.shards {
             before.shards = before.shards.max(s.shard + 1);
             // Of two that believe to lead, the one with the later term does.

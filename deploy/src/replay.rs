@@ -1,14 +1,11 @@
 //! `paraft replay`: the weights that servers' logs and snapshots hold, without running a server.
 
-use crate::{
-    checkpoint::{may_write, unwritten},
-    failure::Failure,
-    fleet::JOB_FILE,
-};
+use crate::checkpoint::{may_write, unwritten};
 use clap::Args;
 use comfy_table::{Table, presets};
 use paraft_checkpoint::weights;
 use paraft_common::{Layout, Mode, ShardId, placement};
+use paraft_fleet::{failure::Failure, fleet::JOB_FILE, out};
 use paraft_server::replay::{self, Replica};
 use paraft_store::RealDisk;
 use paraft_worker::{Job, cli, exit};
@@ -145,7 +142,7 @@ fn unreadable(damaged: &[String]) -> Failure {
 /// A run's folder stands for its servers' folders.
 fn servers_of(path: &Path) -> Vec<PathBuf> {
     let servers: Vec<_> =
-        (0..1024).map(|id| crate::fleet::server_data(path, id)).take_while(|p| p.is_dir()).collect();
+        (0..1024).map(|id| paraft_fleet::fleet::server_data(path, id)).take_while(|p| p.is_dir()).collect();
     if servers.is_empty() { vec![path.to_path_buf()] } else { servers }
 }
 

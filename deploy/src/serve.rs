@@ -1,12 +1,9 @@
 //! `paraft server`.
 
-use crate::{
-    failure::Failure,
-    faults::{disk, process},
-    memory,
-};
+use crate::{disk_door as disk, memory};
 use clap::Args;
-use paraft_common::{Durability, ServerId, config::overlay};
+use paraft_common::{Durability, ServerId};
+use paraft_fleet::{failure::Failure, faults::process};
 use paraft_host::{lifeline, logs, raise_descriptor_limit, socket_path, sweep_sockets};
 use paraft_server::{
     Patience, Server, ServerError, ServerOptions, Shape,
@@ -15,7 +12,10 @@ use paraft_server::{
 };
 use paraft_store::RealDisk;
 use paraft_trace::{DEFAULT_STEPS, MAX_STEPS};
-use paraft_worker::{Job, exit, job::TransportConfig};
+use paraft_worker::{
+    Job, exit,
+    job::{TransportConfig, line_of},
+};
 use std::{
     io::BufRead,
     net::SocketAddr,
@@ -307,7 +307,7 @@ fn taken(args: &ServerArgs, address: &str, e: &std::io::Error) -> Failure {
     let line =
         args.job.as_ref().filter(|_| args.listen.is_none() && args.servers.is_empty()).and_then(|path| {
             let text = std::fs::read_to_string(path).ok()?;
-            Some(format!("{}:{}: ", path.display(), overlay::line_of(&text, "cluster.addresses")?))
+            Some(format!("{}:{}: ", path.display(), line_of(&text, "cluster.addresses")?))
         });
     let line = line.unwrap_or_default();
     match e.kind() {

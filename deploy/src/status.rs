@@ -1,14 +1,19 @@
 //! `paraft status`: what the servers of a fleet know.
 
-use crate::{control, failure::Failure, jobs, memory, table, whole};
+use crate::{control, jobs, memory, whole};
 use clap::Args;
 use comfy_table::{Table, presets};
 use paraft_common::histogram::DelayHistogram;
+use paraft_fleet::{
+    ask::{self, addresses, ask_all},
+    failure::Failure,
+    out, table,
+};
 use paraft_proto::{ShardStatus, StatusReply};
-use paraft_worker::{Job, exit};
+use paraft_worker::exit;
 use serde_json::json;
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -61,27 +66,6 @@ fn wait(addresses: &[String], what: WaitFor, timeout: Duration) -> Result<i32, F
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(3);
-
-/// Asks every server at once; `Err` says why one did not answer.
-pub fn ask_all(addresses: &[String], digest: bool) -> Vec<Result<StatusReply, String>> {
-    let Ok(rt) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
-        return vec![Err("no runtime".into()); addresses.len()];
-    };
-    rt.block_on(async {
-        let mut tasks = Vec::new();
-        for a in addresses {
-            let a = a.clone();
-            tasks.push(tokio::spawn(async move { paraft_client::status(&a, digest, PATIENCE).await }));
-        }
-        let mut replies = Vec::new();
-        for t in tasks {
-            replies.push(t.await.unwrap_or_else(|e| Err(e.to_string())));
-        }
-        replies
-    })
-}
-
 pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
     let addresses = addresses(args.of.as_deref(), &args.servers)?;
     if let Some(what) = args.wait {
@@ -100,7 +84,7 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
     if silent == replies.len() {
         return Err(Failure::new(exit::UNAVAILABLE, "no server answered"));
     }
-    let none = match control::agreeing(&addresses) {
+    let none = match ask::agreeing(&addresses) {
         Ok(fleet) => {
             let all: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
             let now = whole::weigh(&fleet, &ask_all(&all, false));
@@ -129,44 +113,6 @@ pub fn run(args: &StatusArgs) -> Result<i32, Failure> {
         None => jobs::print(&none.jobs),
     }
     Err(Failure::new(exit::UNAVAILABLE, none.why))
-}
-
-/// The servers of a run's folder, of a job file, or as they were given: in `servers`, or in `of` as host:port.
-pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, Failure> {
-    if !servers.is_empty() {
-        return Ok(servers.to_vec());
-    }
-    let Some(of) = of else {
-        return Err(
-            Failure::new(exit::USAGE, "which servers?").help("give --servers, a run's folder, or a job file")
-        );
-    };
-    if of.is_dir() {
-        let path = of.join("servers");
-        let list = std::fs::read_to_string(&path).map_err(|e| {
-            Failure::new(exit::CONFIG, format!("{}: {e}", path.display())).help("that folder holds no run")
-        })?;
-        return Ok(list.trim().split(',').map(str::to_string).collect());
-    }
-    if let Some(list) = of.to_str().filter(|l| !of.exists() && are_addresses(l)) {
-        return Ok(list.split(',').map(str::to_string).collect());
-    }
-    let job = Job::load(of, &[])?;
-    if job.cluster.addresses.is_empty() {
-        return Err(Failure::new(exit::CONFIG, format!("{} names no cluster.addresses", of.display()))
-            .help("the launcher picks ports; give the run's folder instead"));
-    }
-    Ok(job.cluster.addresses)
-}
-
-/// host:port, or several with commas between them.
-fn are_addresses(list: &str) -> bool {
-    let is_one = |a: &str| {
-        a.rsplit_once(':').is_some_and(|(host, port)| {
-            !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok()
-        })
-    };
-    list.split(',').all(is_one)
 }
 
 /// The mode in force, and whether a rule chooses it.

@@ -1,7 +1,7 @@
 //! `paraft trace`: merge what processes have recorded with `--trace`.
 
-use crate::failure::Failure;
 use clap::Args;
+use paraft_fleet::{failure::Failure, out};
 use paraft_trace::{Merged, TraceError};
 use paraft_worker::exit;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! How a fleet is now, from every server's own answer: what the leader of the control group knows of the others is as old
 //! as their last report.
 
-use crate::{control, status};
 use paraft_common::{ServerId, placement};
+use paraft_fleet::ask;
 use paraft_proto::{DescribeReply, ShardStatus, StatusReply};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -45,11 +45,11 @@ impl Wellbeing {
 
 /// Asks all servers of the fleet that one of these belongs to.
 pub fn look(servers: &[String]) -> Wellbeing {
-    match control::agreeing(servers) {
+    match ask::agreeing(servers) {
         Err(none) => Wellbeing { stalled: vec![none.why], missing: Vec::new() },
         Ok(fleet) => {
             let addresses: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
-            let replies = status::ask_all(&addresses, false);
+            let replies = ask::ask_all(&addresses, false);
             weigh(&fleet, &replies)
         }
     }

@@ -1,10 +1,10 @@
-//! A server: its replicas, their owners, the services. Parse, build, run.
+//! A server: its replicas, their leaders, the services. Parse, build, run.
 
 use crate::{
     connections::{self, Connections},
     control::{Agent, AgentOptions, Agreed, ControlReplica, Identity, Patience, Shape},
     header, metrics,
-    raft::{Folder, FolderError, GroupId, GroupOptions, Peers, ReplicaId},
+    raft::{Folder, FolderError, GroupId, GroupOptions, Logs, Peers, ReplicaId},
     replicas::{Replicas, ReplicasOptions},
     rpc::{
         control::{ControlService, GrpcCalls, ask_to_join, shape_of},
@@ -110,6 +110,7 @@ pub struct Server {
     peers: PeersService,
     status: StatusService,
     connections: Arc<Connections>,
+    logs: Logs,
 }
 
 impl ServerOptions {
@@ -176,7 +177,9 @@ pub(crate) fn data_failed(e: FolderError) -> ServerError {
 /// What lies in the data folder of a server that has not begun.
 fn left_without_identity(folder: &Folder) -> Result<Option<String>, ServerError> {
     let names = folder.names().map_err(data_failed)?;
-    Ok(names.into_iter().find(|n| n == "control" || crate::replicas::shard_of_folder(n).is_some()))
+    Ok(names
+        .into_iter()
+        .find(|n| n == "control" || n == "log" || crate::replicas::shard_of_folder(n).is_some()))
 }
 
 /// What the replica was refused with, as it is or with what can be done about damage.
@@ -231,10 +234,11 @@ impl Server {
         let peers = Arc::new(Peers::default());
         peers.belong(identity.fleet);
         let agreed = Arc::new(Agreed::default());
+        let logs = Logs::new(options.disk.clone(), &options.data);
         let control = GroupOptions {
             group: GroupId::Control,
             me: identity.node,
-            folder: Some(Folder::new(options.disk.clone(), options.data.join("control"))),
+            folder: Some(Folder::within(&logs, options.data.join("control"))),
             election: options.election * CONTROL_ELECTIONS,
             parity: None, // its leader is who compares
         };
@@ -245,7 +249,7 @@ impl Server {
         let replicas = ReplicasOptions {
             server: identity.server,
             data: options.data.clone(),
-            disk: options.disk.clone(),
+            logs: logs.clone(),
             election: options.election,
             parity: options.parity,
         };
@@ -308,6 +312,7 @@ impl Server {
             replicas,
             status,
             connections,
+            logs,
             options,
         })
     }
@@ -370,6 +375,8 @@ impl Server {
         }
         self.agent.control.shutdown().await;
         self.replicas.shutdown().await;
+        let logs = self.logs.clone();
+        let _ = tokio::task::spawn_blocking(move || logs.close()).await; // without its mark it opens as after a crash
         misfit
     }
 

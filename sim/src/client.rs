@@ -15,7 +15,7 @@ use paraft_common::{BucketId, Mode, SessionId, ShardId, Step, Version, WorkerId,
 use paraft_proto::{FromShard, ToShard, WithBulk};
 use paraft_server::{
     rpc::convert,
-    shard::{command::EvalSums, command::InitPart, owner::Message},
+    shard::{command::EvalSums, command::InitPart, leader::Message},
 };
 use paraft_session::{
     Arrived, Effect, Encoders, Event, HANDOVER, Input, Options, Pull, Pulled, Reported, Session, SessionError,

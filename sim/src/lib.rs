@@ -1,7 +1,7 @@
-//! A fleet in simulated time: the real shards, owners, models and data; a clock that jumps from one event to the next.
+//! A fleet in simulated time: the real shards, leaders, models and data; a clock that jumps from one event to the next.
 //!
 //! ```text
-//!  training.rs ─▶ client.rs ─▶ network.rs ─▶ servers.rs ─▶ the real owner ─▶ replication.rs ─▶ the real Shard::apply
+//!  training.rs ─▶ client.rs ─▶ network.rs ─▶ servers.rs ─▶ the real leader ─▶ replication.rs ─▶ the real Shard::apply
 //!      │ the real gradient         │ drawn: latency, links         │ drawn: when a majority holds an entry
 //!      └── drawn: how long it takes, who fails
 //! ```

@@ -1,7 +1,7 @@
 //! What lies between workers and servers: a link of each process with a bandwidth each way, and a latency between them.
 //!
 //! ```text
-//!  worker's link ──latency──▶ server's link ──▶ shard's owner        (and back)
+//!  worker's link ──latency──▶ server's link ──▶ shard's leader       (and back)
 //! ```
 //!
 //! A link carries one message after the other. Messages of a stream arrive in the order in which they were sent; what is

@@ -130,7 +130,7 @@ impl Log {
     }
 }
 
-/// What an owner needs of its group.
+/// What a leader needs of its group.
 pub(crate) struct Leader {
     pub log: Arc<Log>,
     pub server: usize,

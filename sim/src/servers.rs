@@ -1,4 +1,4 @@
-//! The servers: which shard is led where, by which owner, what a server's processor has to do, and servers that fail.
+//! The servers: which shard is led where, by which leader, what a server's processor has to do, and servers that fail.
 
 use crate::{
     chance::{Chance, Draws},
@@ -13,7 +13,7 @@ use paraft_common::{ServerId, SessionId, ShardId, WorkerId, placement};
 use paraft_server::shard::{
     Shard,
     lateness::Lateness,
-    owner::{self, Counters, Event, Life, MAX_AHEAD, Message, Reply},
+    leader::{self, Counters, Event, Life, MAX_AHEAD, Message, Reply},
 };
 use parking_lot::Mutex;
 use std::{
@@ -31,7 +31,7 @@ const REPLY_QUEUE: usize = 64;
 /// Who leads a shard.
 struct Lead {
     server: usize,
-    owner: mpsc::Sender<Event>,
+    leader: mpsc::Sender<Event>,
     /// The leadership ends with it.
     _term: watch::Sender<paraft_server::raft::Leadership>,
 }
@@ -162,7 +162,7 @@ impl Servers {
             process: process.clone(),
             life: Arc::new(Life::default()),
             heard: heard.clone(),
-            owner: OnceLock::new(),
+            leader: OnceLock::new(),
             gone: AtomicBool::new(false),
             up: AtomicU64::new(0),
             down: AtomicU64::new(0),
@@ -174,10 +174,10 @@ impl Servers {
             let Some(host) = this.hosts.get(&opened.shard).filter(|_| !opened.gone.load(Relaxed)) else {
                 return;
             };
-            let owner =
-                host.lead.lock().as_ref().filter(|l| l.server == opened.server).map(|l| l.owner.clone());
-            let Some(owner) = owner else { return this.closed(&opened) };
-            let _ = opened.owner.set(owner);
+            let leader =
+                host.lead.lock().as_ref().filter(|l| l.server == opened.server).map(|l| l.leader.clone());
+            let Some(leader) = leader else { return this.closed(&opened) };
+            let _ = opened.leader.set(leader);
             let (tx, replies) = mpsc::channel(REPLY_QUEUE + (MAX_AHEAD as usize + 3) * (host.buckets + 2));
             // A worker that lives sends heartbeats eight times in a lease, so its lease never ends. Said once.
             opened.life.waits(true);
@@ -207,7 +207,7 @@ impl Servers {
         self.network.breaks(&stream.process, move || to.ended());
     }
 
-    /// What an owner answers goes to the worker, until it lets the stream go.
+    /// What a leader answers goes to the worker, until it lets the stream go.
     async fn answers(self: Arc<Self>, stream: Arc<Stream>, mut replies: mpsc::Receiver<Reply>) {
         while let Some(reply) = replies.recv().await {
             let bytes = match &reply {
@@ -275,7 +275,7 @@ impl Host {
         let term = self.log.elect();
         let (leader, ends) = Leader::new(self.log.clone(), server, term);
         let sessions = self.sessions.clone();
-        let owner = owner::spawn(
+        let leader = leader::spawn(
             self.state.clone(),
             Arc::new(leader),
             self.counters.clone(),
@@ -284,7 +284,7 @@ impl Host {
             Box::new(move || SessionId(sessions.fetch_add(1, Relaxed) + 1)),
         );
         self.server.store(server as u64, Relaxed);
-        *self.lead.lock() = Some(Lead { server, owner, _term: ends });
+        *self.lead.lock() = Some(Lead { server, leader, _term: ends });
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::clock::{Moment, NEVER};
 use paraft_common::{ShardId, WorkerId};
-use paraft_server::shard::owner::{ConnId, Event, Life, Message, Reply};
+use paraft_server::shard::leader::{ConnId, Event, Life, Message, Reply};
 use parking_lot::Mutex;
 use std::sync::{
     Arc, OnceLock,
@@ -91,8 +91,8 @@ pub(crate) struct Stream {
     pub process: Arc<Process>,
     pub life: Arc<Life>,
     pub heard: mpsc::UnboundedSender<Heard>,
-    /// The leader's owner, once the stream is open.
-    pub owner: OnceLock<mpsc::Sender<Event>>,
+    /// The shard's leader, once the stream is open.
+    pub leader: OnceLock<mpsc::Sender<Event>>,
     /// The worker has let it go, and the leader's side knows.
     pub gone: AtomicBool,
     /// When the last message of each direction arrives: later ones do not come before it.
@@ -101,19 +101,19 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Gives a message to the owner. One that is gone hears nothing.
+    /// Gives a message to the leader. One that is gone hears nothing.
     pub fn deliver(&self, message: Message) {
         self.tell(Event::Message(self.conn, message));
     }
 
     pub fn tell(&self, event: Event) {
-        if let Some(owner) = self.owner.get() {
-            // Nothing else happens before the owner has taken it, so there is room; an owner that is gone has none.
-            let _ = owner.try_send(event);
+        if let Some(leader) = self.leader.get() {
+            // Nothing else happens before the leader has taken it, so there is room; a leader that is gone has none.
+            let _ = leader.try_send(event);
         }
     }
 
-    /// The worker's side is gone: no more signs of life, and the owner hears the end.
+    /// The worker's side is gone: no more signs of life, and the leader hears the end.
     pub fn ended(&self) {
         self.life.waits(false);
         self.gone.store(true, Relaxed);

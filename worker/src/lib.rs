@@ -1,12 +1,12 @@
 //! The worker: a training loop around a model, and everything a user's own model needs.
 //!
-//! - [`job`]: the job file.
+//! - [`job`]: the job file, `paraft-job`.
 //! - [`worker`]: [`run`], the training loop.
 //! - [`cli`]: the flags of `paraft worker`, for binaries with a model of their own.
 //! - [`device`]: on what a worker computes. `engine`: the model with its parameters and gradient, wherever they are.
 //! - `exchange`: how gradients leave. `group`: ranks that act as one worker.
-//! - `local`: the optimizer on a rank, where no server has a part in the step. (`[local]` of a job, weights of a worker's own, is
-//!   `worker::local_steps`.)
+//! - `local`: the optimizer on a rank, where no server has a part in the step. (`[local]` of a job, weights of a worker's own, is in
+//!   `paraft_trainer`.)
 //! - [`samples`]: from data sets to batches.
 //! - [`start`]: what a job begins with: the seed's weights, a model file, a checkpoint.
 //! - [`checkpoints`]: when a checkpoint is due, and the thread that writes it.
@@ -23,7 +23,6 @@ mod engine;
 mod exchange;
 pub mod exit;
 mod group;
-pub mod job;
 mod local;
 mod metrics;
 mod recorder;
@@ -32,10 +31,10 @@ pub mod slow;
 pub mod start;
 pub mod worker;
 
-pub use job::{Job, JobError};
 pub use paraft_client::Transport;
 pub use paraft_common::{TensorKind, TensorSpec};
 pub use paraft_data::{DataError, Dataset, Samples, Split};
+pub use paraft_job::{self as job, Job, JobError};
 pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError};
 pub use worker::{WorkerError, WorkerOptions, WorkerReport, run};
 

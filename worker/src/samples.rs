@@ -15,8 +15,10 @@ pub fn shape_of(data: &Dataset) -> DataShape {
 /// Replaces what is in `batch` by these samples.
 ///
 /// # Panics
-/// When an index is not below the data set's length.
+/// When an index is not below the data set's length, and when the data is in a file that can't be read any more: nothing can
+/// be trained then. (A [`paraft_data::Prefetcher`] makes an error of it.)
 pub fn fill(data: &Dataset, indices: &[u32], batch: &mut Batch) {
-    data.fill(indices, &mut batch.inputs, &mut batch.tokens, &mut batch.labels);
+    let filled = data.fill(indices, &mut batch.inputs, &mut batch.tokens, &mut batch.labels);
+    filled.unwrap_or_else(|e| panic!("{e}"));
     batch.n = indices.len();
 }

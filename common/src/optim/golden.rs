@@ -8,6 +8,7 @@
 
 use super::*;
 use crate::{codec::put_f32_le, encoding::Encoding, payload::Payload};
+use serde::Deserialize;
 
 const TOLERANCE: f32 = 8.0 * f32::EPSILON;
 

@@ -29,8 +29,8 @@ use serde::{Deserialize, Serialize};
 /// let s: ScheduleConfig = toml::from_str("kind = \"step\"\nevery = 100\ngamma = 0.5\nwarmup = 10").expect("valid");
 /// assert_eq!((s.factor(0.0, 1), s.factor(50.0, 1), s.factor(250.0, 1)), (0.1, 1.0, 0.25));
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Table", into = "Table")]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(into = "Table")]
 pub struct ScheduleConfig {
     /// The course after the warm-up.
     pub shape: Shape,
@@ -113,12 +113,10 @@ impl ScheduleConfig {
     }
 }
 
-/// The table as written. One flat struct, since serde cannot refuse unknown keys in a tagged enum that shares
-/// keys with all its variants; the conversion refuses the keys that belong to another kind.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+/// The table as it is written.
+#[derive(Default, Serialize)]
 struct Table {
-    kind: Kind,
+    kind: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     every: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -131,57 +129,69 @@ struct Table {
     scale: LrScale,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Kind {
-    #[default]
-    Constant,
-    Step,
-    Cosine,
-}
-
-impl TryFrom<Table> for ScheduleConfig {
-    type Error = String;
-
-    fn try_from(t: Table) -> Result<Self, String> {
-        let owners = [
-            ("every", t.every.is_some(), Kind::Step),
-            ("gamma", t.gamma.is_some(), Kind::Step),
-            ("steps", t.steps.is_some(), Kind::Cosine),
-            ("min_factor", t.min_factor.is_some(), Kind::Cosine),
-        ];
-        if let Some((key, _, owner)) = owners.iter().find(|(_, given, owner)| *given && *owner != t.kind) {
-            return Err(format!("`{key}` is an option of a {owner:?} schedule, this one is {:?}", t.kind));
-        }
-        let shape = match t.kind {
-            Kind::Constant => Shape::Constant,
-            Kind::Step => Shape::Step {
-                every: t.every.ok_or("a step schedule needs `every`, in steps")?,
-                gamma: t.gamma.unwrap_or(0.1),
-            },
-            Kind::Cosine => Shape::Cosine {
-                steps: t.steps.ok_or("a cosine schedule needs `steps`, the length of the run")?,
-                min_factor: t.min_factor.unwrap_or(0.0),
-            },
-        };
-        Ok(Self { shape, warmup: t.warmup, scale: t.scale })
-    }
-}
-
 impl From<ScheduleConfig> for Table {
     fn from(s: ScheduleConfig) -> Self {
-        let common = Self { warmup: s.warmup, scale: s.scale, ..Self::default() };
+        let (warmup, scale) = (s.warmup, s.scale);
         match s.shape {
-            Shape::Constant => common,
+            Shape::Constant => Self { kind: "constant", warmup, scale, ..Self::default() },
             Shape::Step { every, gamma } => {
-                Self { kind: Kind::Step, every: Some(every), gamma: Some(gamma), ..common }
+                let (every, gamma) = (Some(every), Some(gamma));
+                Self { kind: "step", every, gamma, warmup, scale, ..Self::default() }
             }
             Shape::Cosine { steps, min_factor } => {
-                Self { kind: Kind::Cosine, steps: Some(steps), min_factor: Some(min_factor), ..common }
+                let (steps, min_factor) = (Some(steps), Some(min_factor));
+                Self { kind: "cosine", steps, min_factor, warmup, scale, ..Self::default() }
             }
         }
     }
 }
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Constant {
+    warmup: u64,
+    scale: LrScale,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Step {
+    every: u64,
+    #[serde(default = "tenth")]
+    gamma: f64,
+    #[serde(default)]
+    warmup: u64,
+    #[serde(default)]
+    scale: LrScale,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Cosine {
+    steps: u64,
+    #[serde(default)]
+    min_factor: f64,
+    #[serde(default)]
+    warmup: u64,
+    #[serde(default)]
+    scale: LrScale,
+}
+
+fn tenth() -> f64 {
+    0.1
+}
+
+crate::kinds!(ScheduleConfig or "constant" {
+    "constant" => |o: Constant| Self { shape: Shape::Constant, warmup: o.warmup, scale: o.scale },
+    "step" => |o: Step| {
+        let shape = Shape::Step { every: o.every, gamma: o.gamma };
+        Self { shape, warmup: o.warmup, scale: o.scale }
+    },
+    "cosine" => |o: Cosine| {
+        let shape = Shape::Cosine { steps: o.steps, min_factor: o.min_factor };
+        Self { shape, warmup: o.warmup, scale: o.scale }
+    },
+});
 
 #[cfg(test)]
 mod tests {

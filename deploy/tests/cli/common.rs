@@ -4,6 +4,7 @@ pub use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+pub use paraft_fleet::process::Process;
 pub use serde_json::Value;
 use std::net::TcpListener;
 pub use std::{
@@ -160,7 +161,7 @@ pub struct Fleet {
     pub job: Option<PathBuf>,
     /// File descriptors that each may have, where that is not what this process may.
     pub descriptors: Option<u32>,
-    pub servers: Vec<Option<Held>>,
+    pub servers: Vec<Option<Process>>,
 }
 
 impl Fleet {
@@ -206,8 +207,9 @@ impl Fleet {
             Some(job) => c.arg(job),
             None => c.args(["--election-ms", "200", "--servers", &self.list()]),
         };
-        c.args(["--id", &id.to_string()]).arg("--data").arg(self.data(id)).stderr(Stdio::null());
-        self.servers[id] = Some(Held(c.spawn().expect("server")));
+        c.args(["--id", &id.to_string()]).arg("--data").arg(self.data(id));
+        let server = Process::start(format!("server-{id}"), c, &self.folder).expect("server");
+        self.servers[id] = Some(server);
     }
 
     /// A worker of the fleet's job, to be started.

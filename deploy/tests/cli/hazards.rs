@@ -25,9 +25,8 @@ fn leaders_beside_a_dead_server_sleep() {
     fleet.all("repairing");
     // Something that the dead one lacks: the control group's leader goes on trying to tell it.
     fleet.ask(&["drain", "2", "--wait", "0"]);
-    let cpu = |fleet: &Fleet| -> Vec<f64> {
-        fleet.servers.iter().flatten().map(|s| cpu_seconds(s.0.id())).collect()
-    };
+    let cpu =
+        |fleet: &Fleet| -> Vec<f64> { fleet.servers.iter().flatten().map(|s| cpu_seconds(s.id())).collect() };
     let (before, window) = (cpu(&fleet), Duration::from_secs(4));
     std::thread::sleep(window);
     for (id, (after, before)) in cpu(&fleet).into_iter().zip(before).enumerate() {

@@ -63,11 +63,11 @@ impl Bound {
     }
 
     /// There is more from now on, also for a server that runs.
-    fn raise(&self, server: &Held) {
+    fn raise(&self, server: &Process) {
         self.set(ENOUGH).expect("raised");
         if self.cgroup.is_none() {
             use rustix::process::{Pid, Resource, Rlimit, prlimit};
-            let pid = Pid::from_raw(server.0.id() as i32);
+            let pid = Pid::from_raw(server.id() as i32);
             prlimit(pid, Resource::As, Rlimit { current: None, maximum: None }).expect("raised");
         }
     }
@@ -99,8 +99,9 @@ fn serve_after(fleet: &mut Fleet, id: usize, first: &str) {
     let (job, data) = (job.display(), fleet.data(id));
     let line = format!("{first} && exec {paraft} server {job} --id {id} --data {}", data.display());
     let mut shell = Command::new("sh");
-    shell.args(["-c", &line]).stdin(Stdio::null()).stderr(Stdio::null()).env_remove("PARAFT_SERVERS");
-    fleet.servers[id] = Some(Held(shell.spawn().expect("a shell")));
+    shell.args(["-c", &line]).env_remove("PARAFT_SERVERS");
+    let server = Process::start(format!("server-{id}"), shell, &fleet.folder).expect("a shell");
+    fleet.servers[id] = Some(server);
 }
 
 /// 0.6 million values with Adam's slots on three shards: 7 MiB of state each, and some 50 with a log and copies.
@@ -174,7 +175,7 @@ fn a_server_with_room_for_some_of_its_replicas_keeps_those_and_says_what_the_oth
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(4) {
         for server in fleet.servers.iter_mut().flatten() {
-            assert!(matches!(server.0.try_wait(), Ok(None)), "a server has ended");
+            assert_eq!(server.ended(), None, "a server has ended");
         }
         assert_eq!(settled(&fleet), Ok(first.clone()));
         std::thread::sleep(Duration::from_millis(200));

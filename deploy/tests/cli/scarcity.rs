@@ -2,11 +2,8 @@
 
 use crate::common::*;
 
-fn code(child: &mut Held) -> Option<i32> {
-    wait("the server to end", || match child.0.try_wait() {
-        Ok(Some(status)) => Ok(status.code()),
-        other => Err(format!("{other:?}")),
-    })
+fn code(server: &mut Process) -> Option<i32> {
+    wait("the server to end", || server.ended().map(|s| s.code()).ok_or_else(|| "it runs".into()))
 }
 
 fn status_waits(fleet: &Fleet, what: &str) -> Output {
@@ -35,7 +32,7 @@ fn a_rolling_restart_by_a_script_that_waits_loses_nothing() {
         wait("training to begin", || if lines() > 2 { Ok(()) } else { Err(lines().to_string()) });
         for id in 0..3 {
             let mut server = fleet.servers[id].take().expect("it runs");
-            kill(Pid::from_raw(server.0.id() as i32), Signal::SIGTERM).expect("SIGTERM");
+            server.signal(Signal::SIGTERM);
             assert_eq!(code(&mut server), Some(143));
             fleet.serve(id);
             let waited = status_waits(&fleet, "whole");

@@ -273,8 +273,7 @@ fn only_the_servers_that_are_named_get_faults_and_the_job_on_the_fleet_goes_on()
         assert!(fleet.addresses.iter().find(at).is_some_and(|a| a != other), "{fault}");
     }
     // As the kernel sees it: one that was named is gone, the one that was not is the process it was.
-    let mut ended =
-        |id: usize| fleet.servers[id].as_mut().is_some_and(|s| s.0.try_wait().is_ok_and(|e| e.is_some()));
+    let mut ended = |id: usize| fleet.servers[id].as_mut().is_some_and(|s| s.ended().is_some());
     assert!((ended(0) || ended(1)) && !ended(2), "{said}");
     trains();
     fleet.all("serving");

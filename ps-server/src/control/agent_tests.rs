@@ -20,7 +20,8 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
     let options = GroupOptions { group: GroupId::Control, me, folder: None, election, parity: None };
     let control = ControlReplica::start(options, agreed.clone(), peers.clone()).await.expect("it starts");
     let data = scratch.path().to_path_buf();
-    let options = ReplicasOptions { server, data, disk: Arc::new(RealDisk), election, parity: None };
+    let logs = crate::raft::Logs::new(Arc::new(RealDisk), &data);
+    let options = ReplicasOptions { server, data, logs, election, parity: None };
     let replicas = Arc::new(Replicas::new(options, peers));
     let shape = Shape { shards: 1, replicas: 1, durability: Durability::QuorumMemory };
     let options = AgentOptions {

@@ -1,41 +1,32 @@
-//! What a replica keeps on disk: its name, its vote, its log, its last snapshot.
+//! What a replica keeps on disk: its name, its vote, its part of the log, its last snapshot.
 //!
 //! ```text
+//! <data>/log/     the log of all groups here (`logs.rs`)
 //! <data>/shard-3/
 //!   replica     who this replica is, and of which founding
 //!   vote        the vote, replaced as a whole
 //!   begun       the log has had entries
-//!   log/        segments
+//!   log-place   where its log lies, and under which key
+//!   log/        its log, where it was put aside, or where an earlier release wrote it
 //!   snapshot    the state that the log begins after
 //!   need        what its job needs of the server's memory (`replicas/needs.rs`)
 //! ```
 
 use super::{
-    machine::Replicated,
+    disk_log::{DiskLog, entry_of},
+    logs::{Logs, Place},
     replica::ReplicaId,
-    types::{Entry, LogId, SnapshotMeta, Vote},
+    snapshot::{SnapshotFile, open_snapshot, snapshot_end, snapshot_head},
+    types::{Entry, LogId, Vote},
     wire,
 };
-use bytes::Bytes;
-use openraft::EntryPayload;
-use paraft_common::Payload;
-use paraft_store::{
-    Disk, Log, LogOptions, Record, SnapshotReader, SnapshotWriter, StoreError, read_small, said, write_small,
-};
-use parking_lot::Mutex;
+use paraft_store::{Disk, Log, Record, Recovered, SharedLog, StoreError, read_small, said, write_small};
 use std::{
-    cell::Cell,
     fmt, io,
-    ops::Range,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::Arc,
 };
 
-/// A segment of the log: a snapshot lets whole segments go.
-const SEGMENT_BYTES: u64 = 64 << 20;
 /// Elections move a term by one; there were not so many since the last entry. Less than one message may move it.
 const TERMS_AHEAD: u64 = 1 << 20;
 
@@ -88,6 +79,7 @@ impl From<FolderError> for String {
 pub struct Folder {
     disk: Arc<dyn Disk>,
     path: PathBuf,
+    logs: Logs,
 }
 
 /// What a log on disk held when it was opened, besides its entries.
@@ -99,14 +91,27 @@ pub struct Stored {
     pub vote: Option<Vote>,
 }
 
-fn invalid(e: impl std::fmt::Display) -> io::Error {
+pub(super) fn invalid(e: impl std::fmt::Display) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, e.to_string())
 }
 
 impl Folder {
-    /// A folder; it need not exist yet.
+    /// A folder, which need not exist yet, of a server that does not run: the log beside it is nobody's.
     pub fn new(disk: Arc<dyn Disk>, path: impl Into<PathBuf>) -> Self {
-        Self { disk, path: path.into() }
+        let path = path.into();
+        let logs = Logs::new(disk, path.parent().unwrap_or(Path::new("")));
+        Self::within(&logs, path)
+    }
+
+    /// A folder, which need not exist yet, of a server with this log.
+    pub fn within(logs: &Logs, path: impl Into<PathBuf>) -> Self {
+        Self { disk: logs.disk().clone(), path: path.into(), logs: logs.clone() }
+    }
+
+    /// The server's log.
+    #[cfg(test)]
+    pub(super) fn logs(&self) -> &Logs {
+        &self.logs
     }
 
     /// Where it is.
@@ -180,12 +185,10 @@ impl Folder {
 
     /// Opens the log; every entry that it holds goes through `each`, in order. On an error forget what was given.
     pub(super) fn open_log(&self, each: &mut dyn FnMut(Entry)) -> Result<(DiskLog, Stored), FolderError> {
-        let path = self.path.join("log");
+        let path = &self.path;
         // Its checksums fit: what cannot be decoded all the same is for another build to read.
         let unknown = |e: wire::WireError| FolderError::passing(format!("{}: {e}", path.display()));
         let damage = |e: &dyn fmt::Display| FolderError::damage(format!("{}: {e}", path.display()));
-        self.disk.create_dir_all(&path).map_err(FolderError::at(&path))?;
-        let options = LogOptions { segment_bytes: SEGMENT_BYTES, sync: true };
         let (mut last, mut unreadable) = (None, None);
         let mut record = |r| match entry_of(r) {
             Ok(entry) => {
@@ -194,12 +197,9 @@ impl Folder {
             }
             Err(e) => _ = unreadable.get_or_insert(e),
         };
-        let (log, found) = Log::open(self.disk.clone(), &path, options, &mut record)?;
+        let (log, found) = self.open_part(&self.logs.get()?, &mut record)?;
         if let Some(e) = unreadable {
             return Err(unknown(e));
-        }
-        if found.torn_bytes > 0 {
-            tracing::warn!(path = %path.display(), bytes = found.torn_bytes, "the log's torn tail was cut");
         }
         let purged = found.purged.map(|(_, tag)| wire::decode::<LogId>(&tag)).transpose();
         let purged = purged.map_err(unknown)?;
@@ -218,17 +218,113 @@ impl Folder {
         }
         let (begun, empty) = (self.read(BEGUN)?.is_some(), last.is_none() && purged.is_none());
         if begun && empty {
-            return Err(damage(
-                &"its segments are gone, though it has held entries: a lost log must not vote",
-            ));
+            return Err(damage(&LOST));
         }
         // The process ended between the first entry and the mark. From here on the entry may be vouched for.
         if !begun && !empty {
             self.write(BEGUN, &[])?;
         }
         let begun = !empty;
-        let disk = DiskLog { log, folder: self.clone(), begun: begun.into() };
+        let disk = DiskLog::new(log, self.clone(), begun);
         Ok((disk, Stored { last, purged, vote }))
+    }
+
+    fn place(&self) -> Result<Option<Place>, FolderError> {
+        let unknown =
+            |e: wire::WireError| FolderError::passing(format!("{}: {e}", self.path.join(PLACE).display()));
+        self.read(PLACE)?.map(|bytes| wire::decode(&bytes).map_err(unknown)).transpose()
+    }
+
+    fn write_place(&self, place: Place) -> Result<(), FolderError> {
+        self.write(PLACE, &wire::encode(&place).map_err(FolderError::passing)?)
+    }
+
+    /// Where the log lies when it lies here.
+    fn own_log(&self) -> PathBuf {
+        self.path.join("log")
+    }
+
+    /// This replica's part of the shared log; one that lies here is taken in first. At any moment the file says where the whole
+    /// of it is.
+    fn open_part(
+        &self,
+        shared: &SharedLog,
+        each: &mut dyn FnMut(Record),
+    ) -> Result<(Log, Recovered), FolderError> {
+        let (place, own) = (self.place()?, self.own_log());
+        let new = rand::random::<u64>() >> 1;
+        match place {
+            Some(Place { own: None, shared: Some(key) }) => {
+                self.forget_own_log()?;
+                Ok(shared.group(key, each)?)
+            }
+            None if !Log::lies_in(&*self.disk, &own)? => {
+                self.write_place(Place { own: None, shared: Some(new) })?;
+                Ok((shared.begin(new)?, Recovered::default()))
+            }
+            place => {
+                let there = place.and_then(|p| p.own).unwrap_or_default();
+                if let Some(left) = place.and_then(|p| p.shared) {
+                    shared.remove(left).map_err(FolderError::at(self.logs.path()))?;
+                }
+                self.write_place(Place { own: Some(there), shared: Some(new) })?;
+                shared.take_in(new, &own, there)?;
+                self.write_place(Place { own: None, shared: Some(new) })?;
+                self.forget_own_log()?;
+                tracing::info!(path = %self.path.display(), "its log was taken into the server's");
+                Ok(shared.group(new, each)?)
+            }
+        }
+    }
+
+    /// The log that lies here is of no use any more.
+    fn forget_own_log(&self) -> Result<(), FolderError> {
+        let own = self.own_log();
+        Log::clear(&*self.disk, &own)?;
+        // Empty it does no harm.
+        let _ = std::fs::remove_dir(&own);
+        Ok(())
+    }
+
+    /// Copies what there is of the log into the folder, which has all of it then, damaged or not.
+    pub(super) fn take_log_out(&self) -> Result<(), FolderError> {
+        match self.place() {
+            Ok(Some(Place { own: None, shared: Some(key) })) => {
+                self.logs.get()?.keep(key, &self.own_log())?;
+                self.write_place(Place { own: Some(key), shared: Some(key) })
+            }
+            Ok(_) => Ok(()),
+            // Nobody knows which part is its.
+            Err(e) if e.is_damage() => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Lets the shared log go of what lies in this folder as a whole.
+    pub fn leave_log(&self) -> Result<(), FolderError> {
+        match self.place() {
+            Ok(Some(Place { own: Some(_), shared: Some(key) })) => {
+                let shared = self.logs.get()?;
+                match shared.has(key) {
+                    true => shared.remove(key).map_err(FolderError::at(self.logs.path())),
+                    false => Ok(()),
+                }
+            }
+            Ok(_) => Ok(()),
+            Err(e) if e.is_damage() => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Gives the folder another name beside its own, with all that there is of its log in it. Waits for the disk as long as
+    /// copying that takes.
+    pub fn put_aside(&self, name: &str) -> Result<PathBuf, FolderError> {
+        self.take_log_out()?;
+        let to = self.rename(name)?;
+        if let Err(e) = Self::within(&self.logs, &to).leave_log() {
+            tracing::warn!(path = %to.display(), error = %e, "its part of the server's log goes when the server starts again");
+        }
+        Ok(to)
     }
 
     /// Fails unless the snapshot holds what the log has purged.
@@ -257,32 +353,47 @@ impl Folder {
     /// The entries of the log that a replica left here, in order, without changing it. What `each` was given counts for
     /// nothing on an error.
     pub(super) fn look(&self, each: &mut dyn FnMut(Entry)) -> Result<(), FolderError> {
-        let path = self.path.join("log");
-        let at = |e: wire::WireError| FolderError::passing(format!("{}: {e}", path.display()));
-        let mut unreadable = None;
+        let at = |e: wire::WireError| FolderError::passing(format!("{}: {e}", self.path.display()));
+        let (mut unreadable, mut empty) = (None, true);
         let mut record = |r| match entry_of(r) {
-            Ok(entry) => each(entry),
+            Ok(entry) => {
+                empty = false;
+                each(entry);
+            }
             Err(e) => _ = unreadable.get_or_insert(e),
         };
-        let found = Log::look(self.disk.clone(), &path, &mut record)?;
+        let own = self.own_log();
+        let found = match self.place()? {
+            Some(Place { own: None, shared: Some(key) }) => {
+                Log::look(&*self.disk, self.logs.path(), key, &mut record)?
+            }
+            place => {
+                Log::look(&*self.disk, &own, place.and_then(|p| p.own).unwrap_or_default(), &mut record)?
+            }
+        };
         if let Some((_, tag)) = &found.purged {
             self.holds(&wire::decode(tag).map_err(at)?)?;
         }
-        unreadable.map_or(Ok(()), |e| Err(at(e)))
+        if let Some(e) = unreadable {
+            return Err(at(e));
+        }
+        match empty && found.purged.is_none() && self.read(BEGUN)?.is_some() {
+            true => Err(FolderError::damage(format!("{}: {LOST}", self.path.display()))),
+            false => Ok(()),
+        }
     }
 
     /// The snapshot's file.
     pub(super) fn snapshot(&self) -> SnapshotFile {
-        SnapshotFile {
-            disk: self.disk.clone(),
-            path: self.path.join("snapshot"),
-            dir: self.path.clone(),
-            newest: Mutex::default(),
-        }
+        SnapshotFile::new(self.disk.clone(), &self.path)
     }
 
-    /// Forgets the replica for ever; the folder is gone afterwards.
+    /// Forgets the replica for ever; the folder is gone afterwards, and its part of the log. Waits for the disk.
     pub fn remove(&self) -> io::Result<()> {
+        // First what could not be found without the folder.
+        if let Some(key) = self.place().map_err(io::Error::other)?.and_then(|p| p.shared) {
+            self.logs.get()?.remove(key)?;
+        }
         match std::fs::remove_dir_all(&self.path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
             _ => Ok(()),
@@ -290,190 +401,15 @@ impl Folder {
     }
 }
 
-/// An entry as it is stored.
-pub(super) fn record_of(entry: &Entry) -> Result<Record, wire::WireError> {
-    let payload = match &entry.payload {
-        EntryPayload::Normal(change) => change.payload().clone(),
-        _ => Payload::EMPTY,
-    };
-    Ok(Record { index: entry.log_id.index, header: wire::encode(entry)?, payload })
-}
-
-/// And back.
-pub(super) fn entry_of(record: Record) -> Result<Entry, wire::WireError> {
-    let mut entry: Entry = wire::decode(&record.header)?;
-    if entry.log_id.index != record.index {
-        return Err(wire::WireError::new(format!(
-            "entry {} is stored as {}",
-            entry.log_id.index, record.index
-        )));
-    }
-    if let EntryPayload::Normal(change) = &mut entry.payload {
-        change.attach(record.payload);
-    }
-    Ok(entry)
-}
-
 /// Says that the log has had entries: one that is empty all the same was lost, and its replica must not vote as if it
 /// had never promised anything.
-const BEGUN: &str = "begun";
+pub(super) const BEGUN: &str = "begun";
+const LOST: &str = "its log is gone, though it has held entries: a lost log must not vote";
+/// Says where the log lies.
+const PLACE: &str = "log-place";
 
-/// The log's files, and the vote beside them.
-pub struct DiskLog {
-    log: Log,
-    folder: Folder,
-    begun: AtomicBool,
-}
-
-impl DiskLog {
-    /// Queues entries; `done` is called when they are on disk.
-    pub fn append(
-        &self,
-        entries: &[Entry],
-        done: impl FnOnce(io::Result<()>) + Send + 'static,
-    ) -> io::Result<()> {
-        let records = entries.iter().map(record_of).collect::<Result<_, _>>().map_err(invalid)?;
-        // Marked after the first entries are on disk and before anyone hears of it: a process that is killed in between has
-        // lost nothing. Later entries are said to be there after these.
-        if !entries.is_empty() && !self.begun.swap(true, Relaxed) {
-            let folder = self.folder.clone();
-            let mark = move || folder.write(BEGUN, &[]).map_err(io::Error::other);
-            self.log.append(records, Box::new(move |written| done(written.and_then(|()| mark()))));
-        } else {
-            self.log.append(records, Box::new(done));
-        }
-        Ok(())
-    }
-
-    /// Reads entries back; see [`Log::read`].
-    pub async fn read(&self, range: Range<u64>, most: u64) -> io::Result<Vec<Entry>> {
-        let log = self.log.clone();
-        blocking(move || {
-            let records = log.read(range, most).map_err(io::Error::other)?;
-            records.into_iter().map(entry_of).collect::<Result<_, _>>().map_err(invalid)
-        })
-        .await
-    }
-
-    /// Entries that are written and not purged, and their bytes.
-    pub fn length(&self) -> (u64, u64) {
-        self.log.length()
-    }
-
-    /// Blocks until everything that was queued is on disk, and the vote after it.
-    pub async fn save_vote(&self, vote: &Vote) -> io::Result<()> {
-        let (tx, rx) = tokio::sync::oneshot::channel();
-        self.log.append(Vec::new(), Box::new(move |r| _ = tx.send(r)));
-        rx.await.map_err(|_| io::Error::other("the log's writer has ended"))??;
-        let (folder, bytes) = (self.folder.clone(), wire::encode(vote).map_err(invalid)?);
-        blocking(move || folder.write("vote", &bytes).map_err(io::Error::other)).await
-    }
-
-    /// Drops every entry after `last`.
-    pub async fn truncate_after(&self, last: Option<u64>) -> io::Result<()> {
-        let log = self.log.clone();
-        blocking(move || log.truncate_after(last)).await
-    }
-
-    /// Drops every entry up to `upto`.
-    pub async fn purge(&self, upto: LogId) -> io::Result<()> {
-        let (log, tag) = (self.log.clone(), wire::encode(&upto).map_err(invalid)?);
-        blocking(move || log.purge(upto.index, tag)).await
-    }
-}
-
-/// The state that a log on disk begins after. Replaced as a whole.
-pub struct SnapshotFile {
-    disk: Arc<dyn Disk>,
-    path: PathBuf,
-    dir: PathBuf,
-    /// The last entry of the snapshot that the file holds. Held while one is written: the one that is built and the one
-    /// that is installed would else write over each other.
-    newest: Mutex<Option<LogId>>,
-}
-
-impl SnapshotFile {
-    /// Writes while the state goes on changing; durable when it returns. The parts that `order` names first are written
-    /// first, and each is let go when it is written: what changes from then on need not be copied for it.
-    ///
-    /// One is written at a time. Where the file holds a later state by then, that stays: the log may have been purged up
-    /// to it.
-    pub async fn write(
-        self: &Arc<Self>,
-        meta: SnapshotMeta,
-        head: Bytes,
-        parts: Vec<Payload>,
-        order: Vec<u32>,
-    ) -> io::Result<()> {
-        let this = self.clone();
-        blocking(move || {
-            let mut newest = this.newest.lock();
-            if *newest > meta.last_log_id {
-                return Ok(());
-            }
-            this.disk.create_dir_all(&this.dir)?;
-            let head = wire::encode(&(&meta, &head[..])).map_err(invalid)?;
-            let mut file = SnapshotWriter::create(this.disk.clone(), &this.path)?;
-            file.push(&head.into())?;
-            let first = file.reserve(parts.iter().map(Payload::len))?;
-            let mut parts: Vec<Option<Payload>> = parts.into_iter().map(Some).collect();
-            let all = 0..parts.len();
-            for place in order.into_iter().map(|place| place as usize).chain(all) {
-                if let Some(part) = parts.get_mut(place).and_then(Option::take) {
-                    file.fill(first + place as u64, &part)?;
-                }
-            }
-            file.finish()?;
-            *newest = meta.last_log_id;
-            Ok(())
-        })
-        .await
-    }
-
-    /// Puts the stored snapshot into `state`, part by part as it is read; gives what it is of. `None` where there is
-    /// none.
-    pub fn restore(&self, state: &dyn Replicated) -> Result<Option<SnapshotMeta>, FolderError> {
-        let Some(mut chunks) = open_snapshot(&*self.disk, &self.path)? else { return Ok(None) };
-        let (meta, head) = snapshot_head(&mut chunks, &self.path)?;
-        let unreadable = Cell::new(None);
-        let mut parts = chunks.map(|c| {
-            c.map(Payload::from).map_err(|e| {
-                let text = e.to_string();
-                unreadable.set(Some(FolderError::from(e)));
-                text
-            })
-        });
-        let installed = state.install_parts(&head, &mut parts);
-        // What was read and has its checksum is no damage, whatever the state says to it.
-        installed.map_err(|e| {
-            let unfit = || FolderError::passing(format!("{}: {e}", self.path.display()));
-            unreadable.take().unwrap_or_else(unfit)
-        })?;
-        *self.newest.lock() = meta.last_log_id;
-        Ok(Some(meta))
-    }
-}
-
-/// The last entry that a snapshot file holds; the bulk is not read. `None` where there is none.
-fn snapshot_end(disk: Arc<dyn Disk>, path: &Path) -> Result<Option<LogId>, FolderError> {
-    let Some(mut chunks) = open_snapshot(&*disk, path)? else { return Ok(None) };
-    Ok(snapshot_head(&mut chunks, path)?.0.last_log_id)
-}
-
-fn open_snapshot(disk: &dyn Disk, path: &Path) -> Result<Option<SnapshotReader>, FolderError> {
-    match SnapshotReader::open(disk, path) {
-        Ok(chunks) => Ok(Some(chunks)),
-        Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(e.into()),
-    }
-}
-
-fn snapshot_head(chunks: &mut SnapshotReader, path: &Path) -> Result<(SnapshotMeta, Vec<u8>), FolderError> {
-    let at = path.display();
-    let head = chunks.next().ok_or_else(|| FolderError::damage(format!("{at}: it is empty")))??;
-    wire::decode(&head).map_err(|e| FolderError::passing(format!("{at}: {e}")))
-}
-
-async fn blocking<T: Send + 'static>(f: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+pub(super) async fn blocking<T: Send + 'static>(
+    f: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
     tokio::task::spawn_blocking(f).await.map_err(io::Error::other)?
 }

@@ -1,7 +1,7 @@
 //! A door for `fuzz/`: what a peer's bytes are read as.
 
 use super::{
-    disk::entry_of,
+    disk_log::entry_of,
     machine::Change,
     types::{Entry, LogId, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotAnswer, SnapshotPiece},

@@ -125,7 +125,7 @@ pub struct Group {
     trusted: Arc<parking_lot::RwLock<BTreeSet<ReplicaId>>>,
 }
 
-/// What a shard's owner needs of its group, and all that it knows of Raft.
+/// What a shard's leader needs of its group, and all that it knows of Raft.
 pub trait Replication: Send + Sync + 'static {
     /// Proposes; see [`Group::propose`].
     fn propose(&self, change: Change) -> BoxFuture<'_, Result<Waits, ProposeError>>;

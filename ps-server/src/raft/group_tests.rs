@@ -236,7 +236,7 @@ async fn does_not_start_without(lost: &[&str], why: &str) {
     group.shutdown().await;
     drop(group);
     start_when_free(options()).await.shutdown().await; // as it was: it starts
-    for place in [&folder, &folder.join("log")] {
+    for place in [&folder, &dir.path().join("log")] {
         for file in std::fs::read_dir(place).expect("a folder").flatten().map(|f| f.path()) {
             let name = file.file_name().and_then(|n| n.to_str()).expect("a name");
             if lost.iter().any(|l| name == *l || l.starts_with('.') && name.ends_with(l)) {

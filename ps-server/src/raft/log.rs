@@ -14,7 +14,8 @@
 //! in memory keeps everything until it is purged.
 
 use super::{
-    disk::{DiskLog, Folder, FolderError},
+    disk::{Folder, FolderError},
+    disk_log::DiskLog,
     types::{Entry, LogId, Types, Vote},
 };
 use futures::{Stream, StreamExt, TryStreamExt, stream};

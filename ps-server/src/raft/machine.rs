@@ -1,10 +1,11 @@
 //! Hands committed entries to the state, and takes snapshots.
 
 use super::{
-    disk::{FolderError, SnapshotFile},
+    disk::FolderError,
     image::RawImage,
     log::ReplicaLog,
     parity::Parity,
+    snapshot::SnapshotFile,
     types::{LogId, Snapshot, SnapshotMeta, StoredMembership, Types},
     unable::Unable,
 };

@@ -7,7 +7,7 @@
 //! - `types`: the type configuration.
 //! - `replica`: names of replicas and groups.
 //! - `log`: the log, in memory, and on disk where the job wants it.
-//! - `disk`: a replica's folder.
+//! - `logs`: the log on disk that all groups of the server share. `disk`: a replica's folder. `snapshot`: the file in it.
 //! - `machine`: hands committed entries to a [`Replicated`] state; snapshots.
 //! - `image`: a snapshot as bytes. `unable`: why a replica cannot go on with what it is given.
 //! - `parity`: digests of the state at agreed indices.
@@ -21,12 +21,14 @@
 mod answers;
 mod compaction;
 mod disk;
+mod disk_log;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;
 mod image;
 mod log;
+mod logs;
 mod machine;
 mod membership;
 mod network;
@@ -34,6 +36,7 @@ mod parity;
 mod replay;
 mod replica;
 mod sleep;
+mod snapshot;
 pub mod stranger;
 mod types;
 mod unable;
@@ -43,6 +46,7 @@ pub use disk::{Folder, FolderError};
 pub use group::{Group, GroupOptions, Leadership, ProposeError, Replication, Role, Waits};
 pub use image::RawImage;
 pub use log::LogSize;
+pub use logs::Logs;
 pub use machine::{Applied, Change, Outdated, Replicated};
 pub use membership::Membership;
 pub use network::{Peers, endpoint};

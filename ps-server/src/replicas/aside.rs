@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! shard-3           the replica that runs here, or waits for its storage
-//! shard-3.aside-1   an earlier one, as it was found
+//! shard-3.aside-1   an earlier one, as it was found, with its part of the server's log
 //! shard-3.aside-2
 //! ```
 
 use super::{Card, read_card};
-use crate::raft::{Folder, FolderError, ReplicaId};
+use crate::raft::{Folder, FolderError, Logs, ReplicaId};
 use paraft_common::ShardId;
-use paraft_store::Disk;
+use paraft_store::{Disk, StoreError};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -51,7 +51,7 @@ pub fn put_aside(folder: &Folder) -> Result<String, FolderError> {
         |name: &String| -> Option<u64> { name.strip_prefix(&own)?.strip_prefix(".aside-")?.parse().ok() };
     let next = taken.iter().flatten().filter_map(number).max().unwrap_or(0) + 1;
     let name = format!("{own}.aside-{next}");
-    folder.rename(&name)?;
+    folder.put_aside(&name)?;
     tracing::warn!(path = %path.display(), aside = %name, "put aside; `paraft data list` shows it");
     Ok(name)
 }
@@ -91,19 +91,21 @@ pub fn restore(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), Stri
     let shard =
         shard_of_aside(name).ok_or_else(|| format!("`{name}` is no name of a folder that was put aside"))?;
     let own = format!("shard-{}", shard.0);
-    let aside = Folder::new(disk.clone(), data.join(name));
+    let logs = Logs::new(disk.clone(), data);
+    let aside = Folder::within(&logs, data.join(name));
     if !aside.path().is_dir() {
         return Err(format!("{}: there is no such folder", aside.path().display()));
     }
-    let _stopped = stopped(disk, data)?;
+    stopped(&logs, data)?;
     if aside.check_and_vote(ReplicaId(card_of(&aside)?.node))? {
         tracing::info!(name, "its vote is gone: it votes for itself in a term far ahead");
     }
-    let now = Folder::new(disk.clone(), data.join(&own));
+    let now = Folder::within(&logs, data.join(&own));
     if now.path().exists() {
         put_aside(&now)?;
     }
     aside.rename(&own)?;
+    logs.close();
     Ok(())
 }
 
@@ -116,17 +118,11 @@ pub fn delete(data: &Path, name: &str) -> Result<(), String> {
     std::fs::remove_dir_all(&path).map_err(|e| format!("{}: {}", path.display(), paraft_store::said(&e)))
 }
 
-/// Fails while a server runs on this data folder; none can start until the result is dropped.
-fn stopped(disk: &Arc<dyn Disk>, data: &Path) -> Result<Option<paraft_store::DiskLock>, String> {
-    let lock = data.join("control").join("log").join("LOCK");
-    if !lock.exists() {
-        return Ok(None);
-    }
-    match disk.lock(&lock) {
-        Ok(held) => Ok(Some(held)),
-        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
-            Err(format!("a server runs on {}: stop it first", data.display()))
-        }
-        Err(e) => Err(format!("{}: {}", lock.display(), paraft_store::said(&e))),
+/// Fails while a server runs on this data folder; none can start until the log is closed.
+fn stopped(logs: &Logs, data: &Path) -> Result<(), String> {
+    match logs.get() {
+        Ok(_) => Ok(()),
+        Err(StoreError::Locked { .. }) => Err(format!("a server runs on {}: stop it first", data.display())),
+        Err(e) => Err(e.to_string()),
     }
 }

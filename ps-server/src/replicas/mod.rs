@@ -14,25 +14,24 @@ pub use stopped::Stopped;
 
 use crate::{
     header,
-    raft::{Folder, FolderError, Group, GroupId, GroupOptions, Peers, ReplicaId},
+    raft::{Folder, FolderError, Group, GroupId, GroupOptions, Logs, Peers, ReplicaId},
     room::{Reserved, Room},
     shard::{
         Observed, Shard,
         lateness::Lateness,
-        owner::{self, Counters, Event},
+        leader::{self, Counters, Event},
         queued::Queued,
     },
 };
 use aside::put_aside;
 use needs::Needs;
 use paraft_common::{Durability, ServerId, ShardId};
-use paraft_store::Disk;
 use paraft_trace::Stages;
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -49,10 +48,10 @@ pub struct Replica {
     /// Replication.
     pub group: Group,
     /// Takes the messages of streams.
-    pub owner: mpsc::Sender<Event>,
-    /// What the owner counts.
+    pub leader: mpsc::Sender<Event>,
+    /// What the leader counts.
     pub counters: Arc<Counters>,
-    /// What its streams may have brought that the owner has not taken.
+    /// What its streams may have brought that the leader has not taken.
     pub queued: Arc<Queued>,
     /// Names the founding of the shard's state.
     pub origin: u64,
@@ -85,8 +84,8 @@ pub struct ReplicasOptions {
     pub server: ServerId,
     /// Where their folders are.
     pub data: PathBuf,
-    /// On which disk.
-    pub disk: Arc<dyn Disk>,
+    /// The log there, which they share with the control group's replica; and the disk.
+    pub logs: Logs,
     /// A follower that hears nothing for three to four times this long stands for election.
     pub election: Duration,
     /// How often replicas are compared.
@@ -174,16 +173,23 @@ impl Replicas {
     /// replaced. What cannot be read at present, or finds no room, waits.
     pub async fn reopen(&self) -> Result<(), String> {
         let at = |e: std::io::Error| format!("{}: {}", self.options.data.display(), paraft_store::said(&e));
-        let mut found = BTreeMap::new();
+        let (mut found, mut aside) = (BTreeMap::new(), Vec::new());
         for folder in std::fs::read_dir(&self.options.data).map_err(at)? {
             let path = folder.map_err(at)?.path();
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+            aside.extend(aside::shard_of_aside(name).map(|_| self.folder_at(&path)));
             found.extend(shard_of_folder(name).map(|shard| (shard, path)));
         }
+        for folder in aside {
+            // A life of this server may have ended before.
+            if let Err(e) = blocking(move || folder.leave_log()).await {
+                tracing::warn!(error = %e, "the log keeps records of a folder that was put aside");
+            }
+        }
         for (shard, path) in found {
-            let folder = Folder::new(self.options.disk.clone(), &path);
+            let folder = self.folder_at(&path);
             let Err(e) = self.reopen_one(shard, &folder).await else { continue };
-            let put = if e.is_damage() { put_aside(&folder).map(drop) } else { Err(e.clone()) };
+            let put = if e.is_damage() { put_aside_now(&folder).await } else { Err(e.clone()) };
             match put {
                 Ok(()) => {
                     tracing::error!(%shard, error = %e, "a replica on disk is damaged; it will be replaced")
@@ -233,7 +239,7 @@ impl Replicas {
 
     /// Reads what lies aside, on a thread of its own: it may be much.
     fn look_aside(&self) {
-        let (disk, data) = (self.options.disk.clone(), self.options.data.clone());
+        let (disk, data) = (self.options.logs.disk().clone(), self.options.data.clone());
         let (aside, looking) = (self.aside.clone(), self.looking.clone());
         looking.fetch_add(1, Relaxed);
         tokio::task::spawn_blocking(move || {
@@ -283,14 +289,14 @@ impl Replicas {
             };
         }
         let node = ReplicaId::new_life(self.options.server);
-        let place = Folder::new(self.options.disk.clone(), self.folder(shard));
+        let place = self.folder(shard);
         if !place.names()?.is_empty() {
             tracing::warn!(
                 %shard,
                 founding = %format!("{origin:016x}"),
                 "the replica that lies here is of another founding of the shard than the one that runs, which is made here"
             );
-            put_aside(&place)?;
+            put_aside_now(&place).await?;
             self.look_aside();
         }
         let aside = match self.room_for_known(shard, origin, None) {
@@ -340,15 +346,15 @@ impl Replicas {
         let group = started?;
         self.room.log_of(id, group.log_in_memory());
         let counters = Arc::new(Counters { stages: self.stages.clone(), lateness, ..Counters::default() });
-        let owner = owner::spawn(
+        let leader = leader::spawn(
             shard.clone(),
             Arc::new(group.clone()),
             counters.clone(),
             origin,
-            owner::random_sessions(),
+            leader::random_sessions(),
         );
         let queued = Arc::new(Queued::of_one_in(shards));
-        let replica = Replica { shard, group, owner, counters, queued, origin, applied, folder };
+        let replica = Replica { shard, group, leader, counters, queued, origin, applied, folder };
         self.hosted.write().insert(id, replica);
         Ok(())
     }
@@ -390,11 +396,14 @@ impl Replicas {
         old.group.shutdown().await;
         let Some(folder) = &old.folder else { return };
         if failed {
-            match put_aside(folder) {
-                Ok(_) => self.look_aside(),
+            match put_aside_now(folder).await {
+                Ok(()) => self.look_aside(),
                 Err(e) => tracing::warn!(error = %e, "cannot be put aside"),
             }
-        } else if let Err(e) = folder.remove() {
+            return;
+        }
+        let gone = folder.clone();
+        if let Err(e) = blocking(move || gone.remove().map_err(FolderError::passing)).await {
             tracing::warn!(path = %folder.path().display(), error = %e, "a retired replica's folder stays");
         }
     }
@@ -408,9 +417,26 @@ impl Replicas {
         }
     }
 
-    fn folder(&self, shard: ShardId) -> PathBuf {
-        self.options.data.join(format!("shard-{}", shard.0))
+    fn folder(&self, shard: ShardId) -> Folder {
+        self.folder_at(&self.options.data.join(format!("shard-{}", shard.0)))
     }
+
+    fn folder_at(&self, path: &Path) -> Folder {
+        Folder::within(&self.options.logs, path)
+    }
+}
+
+/// Off the runtime's threads: what waits for the disk.
+async fn blocking<T: Send + 'static>(
+    f: impl FnOnce() -> Result<T, FolderError> + Send + 'static,
+) -> Result<T, FolderError> {
+    tokio::task::spawn_blocking(f).await.map_err(FolderError::passing)?
+}
+
+/// Puts a folder aside; its log is copied into it before.
+async fn put_aside_now(folder: &Folder) -> Result<(), FolderError> {
+    let folder = folder.clone();
+    blocking(move || put_aside(&folder).map(drop)).await
 }
 
 /// The shard that a folder of this name holds a replica of.

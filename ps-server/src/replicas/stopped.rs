@@ -2,11 +2,8 @@
 //! stay, and they are started again with growing pauses, until that works or their files turn out to be damaged. Of one with
 //! its log in memory nothing stays but that it waits: another is hosted in its place when there is room.
 
-use super::{Replica, Replicas, aside::put_aside};
-use crate::{
-    raft::{Folder, ReplicaId},
-    server::IDENTITY,
-};
+use super::{Replica, Replicas, put_aside_now};
+use crate::{raft::ReplicaId, server::IDENTITY};
 use paraft_common::ShardId;
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -129,7 +126,7 @@ impl Replicas {
         if self.ending.load(Relaxed) || self.get(shard).is_some() {
             return;
         }
-        let folder = Folder::new(self.options.disk.clone(), self.folder(shard));
+        let folder = self.folder(shard);
         let Some(waits) = self.waiting.read().get(&shard).cloned() else { return };
         if waits.empty {
             match self.room_for_known(shard, waits.origin.unwrap_or_default(), None) {
@@ -152,7 +149,7 @@ impl Replicas {
             Ok(_) => tracing::info!(%shard, "this replica is back"),
             Err(e) if e.is_damage() => {
                 tracing::error!(%shard, error = %e, "this replica's files are damaged");
-                if let Err(e) = put_aside(&folder) {
+                if let Err(e) = put_aside_now(&folder).await {
                     return self.note(shard, e.to_string());
                 }
                 self.look_aside();

@@ -7,7 +7,7 @@ use crate::{
 };
 use paraft_common::{Mode, WorkerId, config::ServerJob};
 use paraft_host::memory::{Memory, Pool};
-use paraft_store::{RealDisk, faulty::FaultyDisk};
+use paraft_store::{Disk, RealDisk, faulty::FaultyDisk};
 use std::time::Instant;
 
 const S0: ShardId = ShardId(0);
@@ -22,7 +22,7 @@ fn replicas_within(room: Arc<Room>, disk: &FaultyDisk, data: &std::path::Path) -
     let options = ReplicasOptions {
         server: ServerId(0),
         data: data.into(),
-        disk: Arc::new(disk.clone()),
+        logs: Logs::new(Arc::new(disk.clone()), data),
         election: Duration::from_millis(50),
         parity: None,
     };
@@ -67,7 +67,8 @@ fn applied(replicas: &Replicas) -> u64 {
 
 fn folders(data: &std::path::Path) -> Vec<String> {
     let all = std::fs::read_dir(data).expect("the data folder").flatten();
-    let mut names: Vec<_> = all.filter_map(|f| f.file_name().into_string().ok()).collect();
+    let names = all.filter_map(|f| f.file_name().into_string().ok());
+    let mut names: Vec<_> = names.filter(|n| n.starts_with("shard-")).collect();
     names.sort();
     names
 }
@@ -134,7 +135,7 @@ async fn damage_is_put_aside_under_numbers_that_are_never_used_twice() {
         std::fs::write(dir.path().join("shard-0/vote"), b"no vote").expect("damaged");
         let again = self::replicas(&disk, dir.path());
         until("the log to be free", || {
-            let lock = paraft_store::Disk::lock(&RealDisk, &dir.path().join("shard-0/log/LOCK"));
+            let lock = Disk::lock(&RealDisk, &dir.path().join("log/LOCK"));
             lock.ok()
         })
         .await;
@@ -168,6 +169,45 @@ async fn a_folder_without_its_card_is_damage_and_not_a_folder_that_was_never_beg
     assert!(dir.path().join("shard-0.aside-1/log").is_dir(), "what it held is there");
 }
 
+/// Two replicas share a log. What is damaged of one's goes aside with it, and the other goes on as if nothing had been.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn damage_of_one_replicas_records_is_that_replicas_alone() {
+    let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
+    let first = replicas(&disk, dir.path());
+    for shard in [0, 1].map(ShardId) {
+        with_job(&first, shard, Durability::QuorumDisk).await.expect("hosted");
+    }
+    first.shutdown().await;
+    drop(first);
+    until("the log to be free", || Disk::lock(&RealDisk, &dir.path().join("log/LOCK")).ok()).await;
+    let path = dir.path().join("log/0000000000000000.log");
+    let mut bytes = std::fs::read(&path).expect("a segment");
+    // The first item is of the replica that was hosted first; the last of its records is changed behind its head.
+    let items: Vec<usize> =
+        (0..bytes.len() - 60).filter(|at| bytes[*at..].starts_with(&[0xF5, b'P', 0xF7, 1])).collect();
+    let key = |at: usize| bytes[at + 32..at + 40].to_vec();
+    let last = *items.iter().rfind(|at| key(**at) == key(items[0])).expect("its last");
+    bytes[last + 60] ^= 1;
+    std::fs::write(&path, bytes).expect("damaged");
+    let again = replicas(&disk, dir.path());
+    again.reopen().await.expect("listed");
+    assert_eq!((here(&again), again.stopped().len()), (vec![1], 0));
+    assert_eq!(folders(dir.path()), ["shard-0.aside-1", "shard-1"]);
+    let asides = until("it to be read", || again.asides().filter(|a| !a.is_empty())).await;
+    let why = asides[0].last.as_ref().expect_err("it is damaged");
+    assert!(why.contains("shard-0.aside-1/log/0000000000000000.log is damaged at byte"), "{why}");
+    until("its job", || again.get(ShardId(1)).filter(|r| r.shard.configured().is_some())).await;
+    // Nothing of the other is left in the log, and a new one finds its place.
+    with_job(&again, S0, Durability::QuorumDisk).await.expect("hosted anew");
+    again.shutdown().await;
+    drop(again);
+    until("the log to be free", || Disk::lock(&RealDisk, &dir.path().join("log/LOCK")).ok()).await;
+    let again = replicas(&disk, dir.path());
+    again.reopen().await.expect("listed");
+    assert_eq!(here(&again), [0, 1]);
+    again.shutdown().await;
+}
+
 /// A replica without its vote must not vote; all that was acknowledged is in its log.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_folder_without_its_vote_is_restored_and_votes_in_no_term_that_there_was() {
@@ -178,7 +218,7 @@ async fn a_folder_without_its_vote_is_restored_and_votes_in_no_term_that_there_w
     let before = first.get(S0).expect("hosted").group.leadership().borrow().term;
     first.shutdown().await;
     drop(first);
-    until("the log to be free", || Disk::lock(&RealDisk, &dir.path().join("shard-0/log/LOCK")).ok()).await;
+    until("the log to be free", || Disk::lock(&RealDisk, &dir.path().join("log/LOCK")).ok()).await;
     std::fs::remove_file(dir.path().join("shard-0/vote")).expect("removed");
     let again = replicas(&disk, dir.path());
     again.reopen().await.expect("listed");
@@ -220,7 +260,7 @@ async fn what_lies_aside_is_restored_by_a_person_and_deleted_by_nobody_else() {
     assert!(asides[0].last.as_ref().is_ok_and(|last| *last >= 3), "{asides:?}");
     first.shutdown().await;
     drop(first);
-    until("the log to be free", || Disk::lock(&RealDisk, &dir.path().join("shard-0/log/LOCK")).ok()).await;
+    until("the log to be free", || Disk::lock(&RealDisk, &dir.path().join("log/LOCK")).ok()).await;
     aside::restore(&real, dir.path(), "shard-0.aside-1").expect("restored");
     assert_eq!(folders(dir.path()), ["shard-0", "shard-0.aside-2"], "the other one went aside for it");
     let again = replicas(&disk, dir.path());
@@ -279,10 +319,7 @@ async fn what_fits_comes_up_in_the_order_of_the_shards_and_the_rest_waits_for_ro
     let need = first.get(S0).and_then(|r| r.shard.need()).expect("it has a job").total();
     drop(first);
     for _ in 0..2 {
-        for shard in 0..SHARDS {
-            let lock = dir.path().join(format!("shard-{shard}/log/LOCK"));
-            until("the logs to be free", || Disk::lock(&RealDisk, &lock).ok()).await;
-        }
+        until("the log to be free", || Disk::lock(&RealDisk, &dir.path().join("log/LOCK")).ok()).await;
         let free = Arc::new(AtomicU64::new(100 + ((need * 5 / 2) >> 20)));
         let again = replicas_within(host(&free), &disk, dir.path());
         again.reopen().await.expect("listed");
@@ -313,7 +350,7 @@ async fn what_was_opened_in_vain_waits_without_being_opened_again() {
     with_job(&first, S0, Durability::QuorumDisk).await.expect("there is room");
     first.shutdown().await;
     drop(first);
-    until("the log to be free", || Disk::lock(&RealDisk, &dir.path().join("shard-0/log/LOCK")).ok()).await;
+    until("the log to be free", || Disk::lock(&RealDisk, &dir.path().join("log/LOCK")).ok()).await;
     let free = Arc::new(AtomicU64::new(110));
     let again = replicas_within(host(&free), &disk, dir.path());
     again.reopen().await.expect("listed");
@@ -321,7 +358,7 @@ async fn what_was_opened_in_vain_waits_without_being_opened_again() {
     let stopped = until("it to find no room", || again.stopped().pop()).await.1;
     assert!(stopped.why.starts_with("shard 0 needs 32"), "{}", stopped.why);
     // Whoever opens it from here on finds it damaged.
-    let (log, elsewhere) = (dir.path().join("shard-0/log"), dir.path().join("elsewhere"));
+    let (log, elsewhere) = (dir.path().join("log"), dir.path().join("elsewhere"));
     std::fs::rename(&log, &elsewhere).expect("moved");
     until("another try", || again.stopped().pop().filter(|(_, w)| w.pause > stopped.pause * 2)).await;
     assert!(again.stopped()[0].1.why.starts_with("shard 0 needs 32"), "{:?}", again.stopped());

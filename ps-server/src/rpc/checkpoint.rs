@@ -7,7 +7,7 @@ use crate::{
     replicas::Replica,
     shard::{
         bucket::{BucketData, vector_bytes},
-        owner::{Event, Section},
+        leader::{Event, Section},
     },
 };
 use futures::{Stream, StreamExt, stream};
@@ -58,10 +58,10 @@ async fn fetch(
     if request.protocol != PROTOCOL {
         return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL });
     }
-    let Replica { owner, origin, .. } = hosted?;
+    let Replica { leader, origin, .. } = hosted?;
     let (tx, rx) = oneshot::channel();
     let stopping = || RefusalKind::Unavailable("the server is shutting down".into());
-    owner.send(Event::Fetch { step: Step(request.step), tx }).await.map_err(|_| stopping())?;
+    leader.send(Event::Fetch { step: Step(request.step), tx }).await.map_err(|_| stopping())?;
     Ok((rx.await.map_err(|_| stopping())??, origin))
 }
 

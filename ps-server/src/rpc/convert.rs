@@ -1,11 +1,11 @@
 //! Wire to domain and back. Everything that can be refused without the leader's state is refused here, off the
-//! owner's task: length, bucket, NaN.
+//! leader's task: length, bucket, NaN.
 
 use crate::shard::{
     Shard,
     chunks::Answer,
     command::{EvalSums, InitPart},
-    owner::{Message, Reply},
+    leader::{Message, Reply},
     reads::Read,
 };
 use paraft_common::{

@@ -1,4 +1,4 @@
-//! A worker's stream to a shard: checks each message and passes it to the shard's owner, in order.
+//! A worker's stream to a shard: checks each message and passes it to the shard's leader, in order.
 
 use super::{checkpoint, convert, status::StatusService, switch};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     replicas::Replicas,
     shard::{
         kept::FLEET,
-        owner::{Event, Life, MAX_AHEAD, Message, Reply},
+        leader::{Event, Life, MAX_AHEAD, Message, Reply},
     },
 };
 use futures::{Stream, StreamExt};
@@ -121,7 +121,7 @@ pub(super) fn unreadable(status: Status) -> RefusalKind {
     RefusalKind::Unreadable(status.message().to_string())
 }
 
-/// What a stream answers: a refusal before it is open, or the owner's replies.
+/// What a stream answers: a refusal before it is open, or the leader's replies.
 enum Source {
     One(Box<FromShard>),
     Many(mpsc::Receiver<Reply>, Reader),
@@ -167,7 +167,7 @@ impl ShardsService {
             }
         });
         let server = self.server;
-        // One source, then the end: a stream whose owner has let it go must end for its worker too, or the worker
+        // One source, then the end: a stream whose leader has let it go must end for its worker too, or the worker
         // would wait on it for ever.
         let replies = ReceiverStream::new(rx).take(1).flat_map(move |source| -> Replies {
             match source {
@@ -286,7 +286,7 @@ impl ShardsService {
         let worker = WorkerId(open.worker);
         let reader = Reader { shard, worker, stages: self.replicas.stages().clone() };
         let _ = out.send(Source::Many(rx, reader)).await;
-        // Only the owner keeps the stream open.
+        // Only the leader keeps the stream open.
         let weak = tx.downgrade();
         let life = Arc::new(Life::default());
         let event = Event::Open {
@@ -297,7 +297,7 @@ impl ShardsService {
             job: text,
             life: life.clone(),
         };
-        if hosted.owner.send(event).await.is_err() {
+        if hosted.leader.send(event).await.is_err() {
             return Ok(()); // shutting down
         }
         loop {
@@ -337,7 +337,7 @@ impl ShardsService {
                 0 => Event::Message(conn, m),
                 bytes => Event::Bulk(conn, m, hosted.queued.room(bytes).await),
             };
-            let sent = hosted.owner.send(event).await;
+            let sent = hosted.leader.send(event).await;
             life.waits(false);
             if sent.is_err() {
                 break;
@@ -346,7 +346,7 @@ impl ShardsService {
                 tracing::debug!(shard = shard.0, worker = open.worker, "finished");
             }
         }
-        let _ = hosted.owner.send(Event::Closed(conn)).await;
+        let _ = hosted.leader.send(Event::Closed(conn)).await;
         Ok(())
     }
 }

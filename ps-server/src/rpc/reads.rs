@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     connections::{Rank, Visitor},
-    shard::owner::Reply,
+    shard::leader::Reply,
 };
 use paraft_common::ShardId;
 use paraft_proto::{PROTOCOL, ReadRequest, Refusal, RefusalKind};

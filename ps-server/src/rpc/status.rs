@@ -32,7 +32,7 @@ pub struct StatusService {
 }
 
 impl StatusService {
-    /// Counts a message refused before it reached the owner.
+    /// Counts a message refused before it reached the leader.
     pub fn count_refusal(&self, shard: ShardId) {
         if let Some(w) = self.replicas.get(shard) {
             w.counters.refused.fetch_add(1, Relaxed);

@@ -1,7 +1,7 @@
 //! The live switch of the mode, as it is asked for from outside.
 
 use super::convert::{MAX_SWITCHES, bad_mode};
-use crate::{replicas::Replica, shard::owner::Event};
+use crate::{replicas::Replica, shard::leader::Event};
 use paraft_common::{InForce, ModeChoice, ShardId};
 use paraft_proto::{PROTOCOL, RefusalKind, SwitchModeReply, SwitchModeRequest};
 use tokio::sync::oneshot;
@@ -21,7 +21,7 @@ async fn switch(
     if request.protocol != PROTOCOL {
         return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL });
     }
-    let Replica { owner, shard, .. } = hosted?;
+    let Replica { leader, shard, .. } = hosted?;
     let mode: ModeChoice = request.mode.parse().map_err(|_| bad_mode(&request.mode))?;
     // Shard 0 decides; the others hear of it as of any switch.
     if request.number > MAX_SWITCHES {
@@ -43,7 +43,7 @@ async fn switch(
     let number = (request.number > 0).then_some(request.number);
     let (tx, rx) = oneshot::channel();
     let stopping = || RefusalKind::Unavailable("the server is shutting down".into());
-    owner.send(Event::SwitchMode { number, mode, tx }).await.map_err(|_| stopping())?;
+    leader.send(Event::SwitchMode { number, mode, tx }).await.map_err(|_| stopping())?;
     // Without an answer it has stepped down; the switch may have taken effect or not.
     rx.await.unwrap_or_else(|_| {
         Err(RefusalKind::Unavailable("another server leads the shard now; ask again".into()))

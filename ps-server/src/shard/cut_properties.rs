@@ -6,15 +6,15 @@
 use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
     cut::{CutId, CutRecord, Staged},
+    leader::working::{Piece, Working, add},
     properties::{a_job, new, over_the_wire, sent},
-    working::{Piece, Working, add},
 };
 use paraft_common::{
     BucketId, Durability, Encoding, Payload, Seq, SessionId, Step, WorkerId, codec::put_f32_le,
     config::ServerJob, optim::Gradient,
 };
 use proptest::prelude::*;
-use tokio::time::Instant;
+use std::time::Instant;
 
 const WORKERS: u32 = 3;
 

@@ -1,10 +1,10 @@
 //! One shard of the parameters: what is replicated, and what only its leader knows.
 //!
 //! ```text
-//!   rpc ──Event──▶ owner ──Proposal──▶ raft ──apply──▶ Shard (state.rs)
+//!   rpc ──Event──▶ leader ──Proposal──▶ raft ──apply──▶ Shard (state.rs)
 //!    ▲               │ leader-only: rounds, waiting pulls, proposals in flight
-//!    └──FromShard────┘                                   ▲
-//!                    └───────────── reads ───────────────┘
+//!    └──FromShard────┘                                    ▲
+//!                    └───────────── reads ────────────────┘
 //! ```
 //!
 //! - [`command`]: what may be written to the log, and what applying it gives back.
@@ -14,20 +14,17 @@
 //! - [`kept`]: what an algorithm keeps of each worker in a bucket.
 //! - [`members`]: who takes part, and how far each has come.
 //! - [`chunks`]: which worker has which part of the epoch's data (shard 0, leased sampler).
-//! - [`admission`]: may this push be taken? Pure.
 //! - [`cut`]: image cuts, the way into the log at the level `leader`.
-//! - [`working`]: the copies to which a leader applies pushes before it cuts. Leader-only; may vanish.
-//! - [`round`]: BSP's open rounds. Leader-only; may vanish.
-//! - [`queued`]: the bytes that may wait for the owner.
+//! - [`round`]: the pushes of a BSP round as one update. Pure.
+//! - [`queued`]: the bytes that may wait for the leader.
 //! - [`several`]: the pushes of a round in one log entry.
 //! - [`observed`]: what is applied, seen from outside: timed, and told to readers.
 //! - [`lateness`]: how late each push is; measured where the replica leads.
 //! - [`reads`]: weights for readers that do not train, from any replica.
-//! - [`owner`]: the task that owns everything leader-only.
+//! - [`leader`]: everything leader-only: a state machine of parts, and the task that it runs in.
 //!
-//! Nothing here knows openraft, and nothing but `owner` and `reads` knows a wire type.
+//! Nothing here knows openraft, and nothing but `leader` and `reads` knows a wire type.
 
-pub mod admission;
 pub mod begin;
 #[cfg(test)]
 mod begin_tests;
@@ -43,9 +40,9 @@ mod cut_properties;
 pub mod image;
 pub mod kept;
 pub mod lateness;
+pub mod leader;
 pub mod members;
 pub mod observed;
-pub mod owner;
 mod progress;
 #[cfg(test)]
 mod properties;
@@ -58,7 +55,6 @@ pub mod several;
 #[cfg(test)]
 mod simulation;
 pub mod state;
-pub mod working;
 
 pub use command::{Command, Contribution, InitPart, Outcome, Proposal};
 pub use observed::Observed;

@@ -1,4 +1,4 @@
-//! Payload that streams have brought and the shard's owner has not taken yet. Its queue counts messages, and 1,024 of
+//! Payload that streams have brought and the shard's leader has not taken yet. Its queue counts messages, and 1,024 of
 //! them are a gigabyte: beyond these bytes a stream is not read on, and so its worker waits.
 
 use std::sync::Arc;
@@ -61,7 +61,7 @@ mod tests {
     use futures::FutureExt;
 
     #[tokio::test]
-    async fn beyond_its_bytes_streams_wait_in_order_and_go_on_as_the_owner_takes() {
+    async fn beyond_its_bytes_streams_wait_in_order_and_go_on_as_the_leader_takes() {
         let queued = Queued::of(100);
         let first = queued.room(60).await;
         let mut second = Box::pin(queued.room(60));

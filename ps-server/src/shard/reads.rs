@@ -2,7 +2,7 @@
 
 use super::{
     bucket::vector_bytes,
-    owner::{Counters, Weights},
+    leader::{Counters, Weights},
     state::Shard,
 };
 use paraft_common::{Step, Version};

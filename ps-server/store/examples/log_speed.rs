@@ -10,7 +10,7 @@
 //! take turns, with the lowest and highest of the log's in brackets.
 
 use bytes::Bytes;
-use paraft_store::{Access, Disk, Log, LogOptions, RealDisk, Record};
+use paraft_store::{Access, Disk, Log, LogOptions, RealDisk, Record, SharedLog};
 use std::{
     env,
     error::Error,
@@ -39,10 +39,11 @@ struct Run {
 
 impl Run {
     fn open(dir: &Path) -> Result<Run, Box<dyn Error>> {
-        let (log, _) = Log::open(Arc::new(RealDisk), dir, LogOptions::default(), &mut |_| ())?;
+        let (shared, _) = SharedLog::open(Arc::new(RealDisk), dir, LogOptions::default())?;
+        let log = shared.begin(0)?;
         let mut run = Run { log, next: 0 };
         // Until what is written is written over purged segments, as it is in a log that has run for a while.
-        while run.log.stats().recycled < 4 {
+        while run.log.shared().stats().recycled < 4 {
             run.pass(&vec![1; 1 << 20].into(), 64, 16)?;
         }
         Ok(run)
@@ -109,7 +110,7 @@ fn measure(folder: &Path) -> Result<(), Box<dyn Error>> {
             let mut run = Run::open(&dir)?;
             let file = dir.join("plain");
             let (mut log, mut growing, mut over) = (Vec::new(), Vec::new(), Vec::new());
-            let before = run.log.stats();
+            let before = run.log.shared().stats();
             for _ in 0..PASSES {
                 let rate = run.pass(&payload, count, in_flight)?;
                 let grown = plain(&file, Access::Create, &payload, count)?;
@@ -118,7 +119,7 @@ fn measure(folder: &Path) -> Result<(), Box<dyn Error>> {
                 growing.push(grown);
                 over.push(again);
             }
-            let stats = run.log.stats();
+            let stats = run.log.shared().stats();
             let batch = (stats.records - before.records) as f64 / (stats.batches - before.batches) as f64;
             let ((log, low, high), growing, over) = (median(log), median(growing).0, median(over).0);
             println!(

@@ -1,6 +1,6 @@
 //! What a server keeps on disk: the log of a replica, small files that are replaced as a whole, and snapshots.
 //!
-//! It knows bytes, indices and files; not Raft, not shards, not what an entry means. It has no async: a log has
+//! It knows bytes, indices and files; not Raft, not shards, not what an entry means. It has no async: the log has
 //! a writer thread of its own, the rest runs on the caller's thread and waits for the disk.
 //!
 //! It promises, of every file it wrote:
@@ -22,6 +22,6 @@ mod snapshot;
 
 pub use disk::{Access, Disk, DiskFile, DiskLock, RealDisk};
 pub use error::{StoreError, is_damage, said};
-pub use log::{Log, LogOptions, LogStats, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Record, Recovered};
+pub use log::{Log, LogOptions, LogStats, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Record, Recovered, SharedLog};
 pub use small::{MAX_SMALL_BYTES, read_small, write_small};
 pub use snapshot::{MAX_CHUNK_BYTES, SnapshotReader, SnapshotWriter};

@@ -15,7 +15,7 @@ use paraft_common::{
 use paraft_decoders::{
     files,
     input::Seed,
-    log_files::{mark, segment},
+    log_files::{Layout, item, mark, segment},
     wire,
 };
 use paraft_proto::{self as proto, checkpoint_part, from_shard, to_shard};
@@ -418,18 +418,43 @@ fn replica() {
 
 fn store() {
     let records: [(&[u8], &[u8]); 3] = [(b"entry 0", &[1; 20]), (b"entry 1", &[]), (b"entry 2", &[3; 30])];
-    let first = segment(0, true, 11, &records);
-    let second = segment(3, false, 12, &records[..1]);
-    let closed = [&second[..], &mark(4)].concat();
     let seed = |how| Seed::default().byte(how);
-    write("log", "two-segments", &seed(1).word(0).part(&first).word(3).part(&closed).0);
-    write("log", "not-mended", &seed(0).word(0).part(&first).word(3).part(&second).0);
-    write("log", "torn", &seed(0).word(0).part(&first[..first.len() - 5]).0);
-    let purged = [&1u64.to_le_bytes()[..], b"tag"].concat();
-    write("log", "purged", &seed(3).part(&purged).word(0).part(&first).word(3).part(&second).0);
-    let mut short = segment(0, true, 13, &records);
-    short[12] = 1 | 1 << 1;
-    write("log", "being-cut", &seed(5).word(0).word(0).part(&short).0);
+    for (layout, of, bit) in [(Layout::Single, "", 0), (Layout::Shared, "shared-", 8)] {
+        let first = segment(layout, 0, true, 11, &records);
+        let second = segment(layout, 3, false, 12, &records[..1]);
+        let closed = [&second[..], &mark(layout, 4)].concat();
+        let write = |name: &str, seed: Seed| write("log", &format!("{of}{name}"), &seed.0);
+        write("two-segments", seed(bit | 1).word(0).part(&first).word(3).part(&closed));
+        write("not-mended", seed(bit).word(0).part(&first).word(3).part(&second));
+        write("torn", seed(bit).word(0).part(&first[..first.len() - 5]));
+        let mut short = segment(layout, 0, true, 13, &records);
+        short[12] = 1 | 1 << 1;
+        write("being-cut", seed(bit | 5).word(0).word(0).part(&short));
+        if layout == Layout::Single {
+            let purged = [&1u64.to_le_bytes()[..], b"tag"].concat();
+            write("purged", seed(3).part(&purged).word(0).part(&first).word(3).part(&second));
+        }
+    }
+    // Two groups: what one gives up, what is moved, and a group that goes.
+    let of = |kind, number: u64, key, turn: u64, index: u64, body| {
+        let mut item = item(Layout::Shared, kind, number, 0, key, body);
+        item[40..48].copy_from_slice(&turn.to_le_bytes());
+        item[48..56].copy_from_slice(&index.to_le_bytes());
+        item
+    };
+    let none: (&[u8], &[u8]) = (&[], &[]);
+    let items = [
+        of(1, 0, 0, 0, 5, records[0]),
+        of(1, 1, 1, 0, 0, records[1]),
+        of(1, 2, 0, 1, 6, records[2]),
+        of(3, 3, 1, 1, 0, records[1]),
+        of(4, 4, 0, 2, 6, none),
+        of(5, 5, 0, 3, 5, (b"tag", &[])),
+        of(6, 6, 1, 2, 0, none),
+    ];
+    let mut shared = segment(Layout::Shared, 0, false, 14, &[]);
+    items.iter().for_each(|item| shared.extend(item));
+    write("log", "shared-two-groups", &seed(9).word(0).part(&shared).0);
 
     let disk = paraft_store::faulty::ForgetfulDisk::default();
     let path = Path::new("/f");

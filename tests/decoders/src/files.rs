@@ -170,7 +170,7 @@ pub fn weights(data: &[u8]) {
 fn batches(d: &Dataset) {
     let (mut inputs, mut labels) = (Vec::new(), Vec::new());
     for i in 0..d.len().min(100) as u32 {
-        d.fill(&[i], &mut inputs, &mut Vec::new(), &mut labels);
+        d.fill(&[i], &mut inputs, &mut Vec::new(), &mut labels).expect("it is there");
         assert_eq!(inputs.len(), d.input_len());
         assert!(labels.iter().all(|l| (*l as usize) < d.classes().unwrap_or(0)));
     }
@@ -208,7 +208,7 @@ pub fn csv(data: &[u8]) {
             batches(d);
             let (mut inputs, mut labels) = (Vec::new(), Vec::new());
             let all: Vec<u32> = (0..d.len() as u32).collect();
-            d.fill(&all, &mut inputs, &mut Vec::new(), &mut labels);
+            d.fill(&all, &mut inputs, &mut Vec::new(), &mut labels).expect("it is there");
             assert!(inputs.iter().all(|v| v.is_finite()));
         }
     }

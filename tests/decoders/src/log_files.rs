@@ -1,14 +1,46 @@
-//! Segments of a log that are whole but for what the fuzzer chose: what `ps-server/store/src/log/format.rs` writes.
+//! Segments of a log that are whole but for what the fuzzer chose: what `ps-server/store/src/log/format.rs` writes, and what
+//! releases before the shared log wrote.
 
 use std::ops::Range;
 
-/// Bytes before a segment's first item, and of an item before its header.
-pub const HEAD: usize = 36;
 const MAGIC: [u8; 8] = *b"PARAFTLG";
-const VERSION: u32 = 2;
 const ITEM: [u8; 3] = [0xF5, b'P', 0xF7];
 /// A segment says how long it was made, in blocks of 4 KiB. The disk of a target is memory, which shall not be filled.
 const MAX_BLOCKS: u32 = 16;
+
+/// Which log a segment is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// One replica's, of an earlier release.
+    Single,
+    /// That of all groups of a server.
+    Shared,
+}
+
+impl Layout {
+    fn version(self) -> u32 {
+        match self {
+            Layout::Single => 2,
+            Layout::Shared => 3,
+        }
+    }
+
+    /// Bytes before a segment's table, or first item.
+    fn prefix(self) -> usize {
+        match self {
+            Layout::Single => 36,
+            Layout::Shared => 44,
+        }
+    }
+
+    /// Of an item before its header.
+    fn head(self) -> usize {
+        match self {
+            Layout::Single => 36,
+            Layout::Shared => 60,
+        }
+    }
+}
 
 fn put(bytes: &mut [u8], at: Range<usize>, value: &[u8]) {
     bytes[at].copy_from_slice(value);
@@ -28,64 +60,100 @@ pub fn bound(bytes: &mut [u8]) {
 
 /// Mends everything that is checked before its contents count: magic, version, checksums, and lengths that go beyond the
 /// end.
-pub fn mend(bytes: &mut [u8]) {
-    if bytes.len() < HEAD {
+pub fn mend(layout: Layout, bytes: &mut [u8]) {
+    let (prefix, head) = (layout.prefix(), layout.head());
+    if bytes.len() < prefix {
         return;
     }
     put(bytes, 0..8, &MAGIC);
-    put(bytes, 8..12, &VERSION.to_le_bytes());
+    put(bytes, 8..12, &layout.version().to_le_bytes());
     bound(bytes);
-    let crc = crc32fast::hash(&bytes[..32]);
-    put(bytes, 32..36, &crc.to_le_bytes());
+    let mut start = prefix;
+    if layout == Layout::Shared {
+        let table = (word(&bytes[32..]) as usize).min(bytes.len() - prefix);
+        start += table;
+        put(bytes, 32..36, &(table as u32).to_le_bytes());
+        let crc = crc32fast::hash(&bytes[prefix..start]);
+        put(bytes, 36..40, &crc.to_le_bytes());
+    }
+    let crc = crc32fast::hash(&bytes[..prefix - 4]);
+    put(bytes, prefix - 4..prefix, &crc.to_le_bytes());
     let salt: [u8; 8] = *bytes[16..].first_chunk().expect("a whole prefix");
-    let mut rest = &mut bytes[HEAD..];
-    while rest.len() >= HEAD && rest[..3] == ITEM {
-        let room = rest.len() - HEAD;
+    let mut rest = &mut bytes[start..];
+    while rest.len() >= head && rest[..3] == ITEM {
+        let room = rest.len() - head;
         let header = (word(&rest[4..]) as usize).min(room);
         let payload = (word(&rest[8..]) as usize).min(room - header);
         put(rest, 4..8, &(header as u32).to_le_bytes());
         put(rest, 8..12, &(payload as u32).to_le_bytes());
-        let body = HEAD..HEAD + header + payload;
+        let body = head..head + header + payload;
         let crc = crc32fast::hash(&rest[body.clone()]);
         put(rest, 12..16, &crc.to_le_bytes());
         let mut crc = crc32fast::Hasher::new();
         crc.update(&salt);
-        crc.update(&rest[..32]);
+        crc.update(&rest[..head - 4]);
         let crc = crc.finalize();
-        put(rest, 32..36, &crc.to_le_bytes());
+        put(rest, head - 4..head, &crc.to_le_bytes());
         rest = &mut rest[body.end..];
     }
 }
 
-/// A segment with these records (header and payload), the first of which is `first`. `salt` tells uses of a file apart.
-pub fn segment(first: u64, starts_log: bool, salt: u64, records: &[(&[u8], &[u8])]) -> Vec<u8> {
-    let mut out = [MAGIC.as_slice(), &VERSION.to_le_bytes(), &u32::from(starts_log).to_le_bytes()].concat();
+/// A segment with these records (header and payload), the first of which is `first`; in a shared log they are of group 0.
+/// `salt` tells uses of a file apart.
+pub fn segment(
+    layout: Layout,
+    first: u64,
+    starts_log: bool,
+    salt: u64,
+    records: &[(&[u8], &[u8])],
+) -> Vec<u8> {
+    let mut out =
+        [MAGIC.as_slice(), &layout.version().to_le_bytes(), &u32::from(starts_log).to_le_bytes()].concat();
     out.extend(salt.to_le_bytes());
     out.extend(first.to_le_bytes());
-    out.extend([0; 4]);
-    for (index, (header, payload)) in (first..).zip(records) {
-        out.extend(ITEM);
-        out.push(1);
-        out.extend((header.len() as u32).to_le_bytes());
-        out.extend((payload.len() as u32).to_le_bytes());
-        out.extend([0; 4]);
-        out.extend(index.to_le_bytes());
-        out.extend(first.to_le_bytes()); // durable up to the segment's beginning
-        out.extend([0; 4]);
-        out.extend(*header);
-        out.extend(*payload);
+    if layout == Layout::Shared && first > 0 {
+        // What group 0 had come to: key, flags, turn, first, next, purged, bytes of the tag.
+        let table =
+            [&[0; 12][..], &first.to_le_bytes(), &[0; 8], &first.to_le_bytes(), &[0xFF; 8], &[0; 4]].concat();
+        out.extend((table.len() as u32).to_le_bytes());
+        out.extend([0; 8]);
+        out.extend(table);
+    } else {
+        out.resize(layout.prefix(), 0);
     }
-    mend(&mut out);
+    for (index, record) in (first..).zip(records) {
+        out.extend(item(layout, 1, index, first, 0, *record));
+    }
+    mend(layout, &mut out);
+    out
+}
+
+/// An item, of the group `key` where there are several, with checksums that have to be mended.
+pub fn item(
+    layout: Layout,
+    kind: u8,
+    index: u64,
+    synced: u64,
+    key: u64,
+    (header, payload): (&[u8], &[u8]),
+) -> Vec<u8> {
+    let mut out = ITEM.to_vec();
+    out.push(kind);
+    out.extend((header.len() as u32).to_le_bytes());
+    out.extend((payload.len() as u32).to_le_bytes());
+    out.extend([0; 4]);
+    out.extend(index.to_le_bytes());
+    out.extend(synced.to_le_bytes()); // durable up to the segment's beginning
+    if layout == Layout::Shared {
+        [key, index, index].iter().for_each(|long| out.extend(long.to_le_bytes()));
+    }
+    out.extend([0; 4]);
+    out.extend(header);
+    out.extend(payload);
     out
 }
 
 /// A mark at the end of a segment: the log was closed here, before record `next`.
-pub fn mark(next: u64) -> Vec<u8> {
-    let mut out = ITEM.to_vec();
-    out.push(2);
-    out.extend([0; 12]);
-    out.extend(next.to_le_bytes());
-    out.extend(next.to_le_bytes());
-    out.extend([0; 4]);
-    out
+pub fn mark(layout: Layout, next: u64) -> Vec<u8> {
+    item(layout, 2, next, next, 0, (&[], &[]))
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     input::{Input, Seed},
-    log_files::segment,
+    log_files::{Layout, segment},
 };
 use paraft_common::{Payload, ShardId, config::ServerJob};
 use paraft_server::{
@@ -142,7 +142,10 @@ pub fn replica(data: &[u8]) {
         records.push((header, payload));
     }
     if !records.is_empty() {
-        disk.put(&folder.join(format!("log/{first:016}.log")), segment(first, first == 0, 5, &records));
+        disk.put(
+            &folder.join(format!("log/{first:016}.log")),
+            segment(Layout::Single, first, first == 0, 5, &records),
+        );
     }
     let shared: Arc<dyn Disk> = Arc::new(disk);
     let _ = replay::fleet_of(shared.clone(), Path::new("/data"));

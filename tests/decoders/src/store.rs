@@ -2,29 +2,33 @@
 
 use crate::{
     input::Input,
-    log_files::{bound, mend},
+    log_files::{Layout, bound, mend},
 };
 use bytes::Bytes;
 use paraft_common::Payload;
 use paraft_store::{
-    Disk, Log, LogOptions, Record, SnapshotReader, SnapshotWriter, StoreError, faulty::ForgetfulDisk,
-    read_small, write_small,
+    Disk, Log, LogOptions, Record, SharedLog, SnapshotReader, SnapshotWriter, StoreError,
+    faulty::ForgetfulDisk, read_small, write_small,
 };
 use std::{
+    io::ErrorKind,
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
 };
 
 const DIR: &str = "/log";
+/// Groups whose records may be there.
+const KEYS: [u64; 2] = [0, 1];
 
 /// A folder of up to three segments, with or without a purge point and a mark that one of them is being cut. Bits: mend
-/// the segments, purge point, being cut.
+/// the segments, purge point, being cut, a log that groups share.
 pub fn log(data: &[u8]) {
     let mut input = Input(data);
     let how = input.byte();
     let disk = ForgetfulDisk::default();
     let dir = Path::new(DIR);
     disk.create_dir_all(dir).expect("in memory");
+    let layout = if how & 8 > 0 { Layout::Shared } else { Layout::Single };
     if how & 2 > 0 {
         let purged = input.part();
         write_small(&disk, &dir.join("purged"), purged).expect("in memory");
@@ -41,7 +45,7 @@ pub fn log(data: &[u8]) {
         let first = input.word();
         let mut bytes = input.part().to_vec();
         if how & 1 > 0 {
-            mend(&mut bytes);
+            mend(layout, &mut bytes);
         }
         bound(&mut bytes);
         let path = dir.join(format!("{first:016}.log"));
@@ -49,52 +53,96 @@ pub fn log(data: &[u8]) {
         files.retain(|(p, _)| *p != path);
         files.push((path, bytes));
     }
-    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
-    let mut seen = Vec::new();
-    let looked = Log::look(shared.clone(), dir, &mut |r| seen.push(r));
+    let looked = KEYS.map(|key| look(&disk, dir, key));
     let unchanged = || files.iter().all(|(path, bytes)| disk.contents(path).as_ref() == Some(bytes));
     assert!(unchanged(), "looking changes nothing");
+    match layout {
+        Layout::Single => {
+            taken_in(&disk, &looked[0]);
+            assert!(unchanged(), "taking in changes nothing");
+        }
+        Layout::Shared => opened(&disk, looked),
+    }
+}
 
+/// A group's records, and up to where it is purged.
+type Found = (Vec<Record>, Option<(u64, Bytes)>);
+
+fn look(disk: &ForgetfulDisk, dir: &Path, key: u64) -> Result<Found, StoreError> {
+    let mut records = Vec::new();
+    let found = Log::look(disk, dir, key, &mut |r| records.push(r))?;
+    Ok((records, found.purged))
+}
+
+fn group(log: &SharedLog, key: u64) -> Result<(Log, Found), StoreError> {
+    let mut records = Vec::new();
+    let (log, found) = log.group(key, &mut |r| records.push(r))?;
+    let first = records.first().map_or(0, |r| r.index);
+    assert_eq!(log.read(first..u64::MAX, u64::MAX).expect("it was read before"), records);
+    Ok((log, (records, found.purged)))
+}
+
+fn shared(disk: &ForgetfulDisk, dir: &Path) -> Result<SharedLog, StoreError> {
     // No segment is written in full: the disk is memory.
     let options = LogOptions { segment_bytes: 4096, sync: true };
-    let mut records = Vec::new();
-    let opened = Log::open(shared.clone(), dir, options, &mut |r| records.push(r));
-    let (log, found) = match (opened, looked) {
-        (Ok((log, found)), Ok(looked)) => {
-            assert_eq!(
-                (&records, &found.purged, found.torn_bytes),
-                (&seen, &looked.purged, looked.torn_bytes)
-            );
-            (log, found)
-        }
-        (Err(_), Err(_)) => {
-            assert!(unchanged(), "a refused log is not changed");
+    SharedLog::open(Arc::new(disk.clone()), dir, options).map(|(log, _)| log)
+}
+
+/// The log of an earlier release is taken in as it was read, or not at all.
+fn taken_in(disk: &ForgetfulDisk, looked: &Result<Found, StoreError>) {
+    let log = shared(disk, Path::new("/server/log")).expect("a new one");
+    match (log.take_in(1, Path::new(DIR), 0), looked) {
+        (Ok(()), Ok(found)) => assert_eq!(&group(&log, 1).expect("whole").1, found),
+        // Longer than what the shared log lets be.
+        (Err(StoreError::Io { source, .. }), Ok(_)) => assert_eq!(source.kind(), ErrorKind::InvalidInput),
+        (Err(_), Err(_)) => {}
+        (taken, looked) => panic!("taken in: {taken:?}, looked at: {looked:?}"),
+    }
+}
+
+/// Each group is found as it was when it was looked at, goes on behind that, and comes back so.
+fn opened(disk: &ForgetfulDisk, looked: [Result<Found, StoreError>; 2]) {
+    let dir = Path::new(DIR);
+    let log = match shared(disk, dir) {
+        Ok(log) => log,
+        Err(e) => {
+            assert!(looked.iter().all(Result::is_err), "{e}, but looked at: {looked:?}");
             return;
         }
-        (opened, looked) => panic!("opened: {:?}, looked at: {:?}", opened.map(|o| o.1), looked),
     };
-    // It goes on behind what was found.
-    let all = |log: &Log, records: &[Record]| {
-        let first = records.first().map_or(0, |r| r.index);
-        assert_eq!(log.read(first..u64::MAX, u64::MAX).expect("it was read before"), records);
-    };
-    all(&log, &records);
-    let after = records.last().map(|r| r.index).or(found.purged.as_ref().map(|(upto, _)| *upto));
-    let index = after.map_or(7, |last| last + 1);
-    if index == u64::MAX {
-        return;
+    let mut expected = Vec::new();
+    for (key, looked) in KEYS.into_iter().zip(looked) {
+        let (group, mut found) = match (group(&log, key), looked) {
+            (Ok((group, found)), Ok(looked)) => {
+                assert_eq!(found, looked);
+                (group, found)
+            }
+            (Err(_), Err(_)) => {
+                expected.push(None);
+                continue;
+            }
+            (opened, looked) => panic!("opened: {:?}, looked at: {looked:?}", opened.map(|o| o.1)),
+        };
+        let after = found.0.last().map(|r| r.index).or(found.1.as_ref().map(|(upto, _)| *upto));
+        let index = after.map_or(7, |last| last + 1);
+        if index < u64::MAX {
+            let record =
+                Record { index, header: Bytes::from_static(b"next"), payload: Payload::from(vec![1, 2, 3]) };
+            let (tell, done) = mpsc::channel();
+            group.append(vec![record.clone()], Box::new(move |r| _ = tell.send(r)));
+            // An emptied log whose last record it was may go on elsewhere.
+            match done.recv().expect("an answer") {
+                Ok(()) => found.0.push(record),
+                Err(e) => assert_eq!(e.kind(), ErrorKind::InvalidInput, "a good log goes on: {e}"),
+            }
+        }
+        expected.push(Some(found));
     }
-    let record = Record { index, header: Bytes::from_static(b"next"), payload: Payload::from(vec![1, 2, 3]) };
-    let (tell, done) = mpsc::channel();
-    log.append(vec![record.clone()], Box::new(move |r| _ = tell.send(r)));
-    done.recv().expect("an answer").expect("a good log goes on");
-    records.push(record);
-    all(&log, &records);
     drop(log);
-    let mut again = Vec::new();
-    let (_, found_again) =
-        Log::open(shared, dir, options, &mut |r| again.push(r)).expect("a good log opens again");
-    assert_eq!((again, found_again.purged, found_again.torn_bytes), (records, found.purged, 0));
+    let log = shared(disk, dir).expect("it opens again");
+    for (key, expected) in KEYS.into_iter().zip(expected) {
+        assert_eq!(group(&log, key).ok().map(|g| g.1), expected, "group {key}");
+    }
 }
 
 const PATH: &str = "/file";

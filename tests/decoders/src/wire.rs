@@ -20,7 +20,7 @@ use paraft_server::{
         control::{from_directive, from_report, shape_of, to_report},
         convert, jobs,
     },
-    shard::{Command, Contribution, InitPart, Outcome, Proposal, Shard, owner::Message, several::Several},
+    shard::{Command, Contribution, InitPart, Outcome, Proposal, Shard, leader::Message, several::Several},
 };
 use prost::{
     Message as _,

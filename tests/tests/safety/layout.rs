@@ -11,7 +11,7 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 20] = [
+const EDGES: [(&str, &[&str]); 25] = [
     ("common", &[]),
     ("host", &[]),
     ("compute", &[]),
@@ -21,33 +21,73 @@ const EDGES: [(&str, &[&str]); 20] = [
     ("trace", &["common"]),
     ("checkpoint", &["common"]),
     ("models", &["compute", "common"]),
-    ("client", &["proto", "trace", "host", "common"]),
+    ("job", &["models", "data", "common"]),
+    ("session", &["proto", "common"]),
+    ("trainer", &["session", "common"]),
+    ("client", &["session", "proto", "trace", "host", "common"]),
     ("proof", &["worker", "client", "models", "data", "common"]),
     ("store", &["common"]),
     ("server", &["store", "proto", "trace", "host", "common"]),
-    ("worker", &["client", "checkpoint", "compute", "models", "data", "record", "trace", "host", "common"]),
-    ("sim", &["server", "proto", "worker", "client", "models", "data", "record", "trace", "common"]),
+    (
+        "worker",
+        &[
+            "job",
+            "client",
+            "trainer",
+            "checkpoint",
+            "compute",
+            "models",
+            "data",
+            "record",
+            "trace",
+            "host",
+            "common",
+        ],
+    ),
+    (
+        "sim",
+        &["server", "proto", "worker", "session", "trainer", "models", "data", "record", "trace", "common"],
+    ),
     ("fake-cuda", &[]),
     ("decoders", &["common", "proto", "store", "server", "checkpoint", "data", "record", "worker"]),
     ("example-custom-model", &["worker", "models", "data", "common"]),
+    ("fleet", &["worker", "client", "checkpoint", "record", "trace", "proto", "host", "common"]),
+    (
+        "lab",
+        &[
+            "fleet",
+            "proof",
+            "sim",
+            "server",
+            "worker",
+            "client",
+            "checkpoint",
+            "record",
+            "models",
+            "data",
+            "compute",
+            "proto",
+            "host",
+            "common",
+        ],
+    ),
     (
         "deploy",
         &[
-            "common",
-            "host",
-            "compute",
-            "data",
-            "proto",
-            "record",
-            "trace",
-            "models",
-            "client",
+            "lab",
+            "fleet",
             "server",
             "store",
             "worker",
+            "client",
             "checkpoint",
-            "proof",
-            "sim",
+            "record",
+            "trace",
+            "models",
+            "compute",
+            "proto",
+            "host",
+            "common",
         ],
     ),
     (
@@ -65,7 +105,6 @@ const EDGES: [(&str, &[&str]); 20] = [
             "server",
             "store",
             "worker",
-            "deploy",
             "checkpoint",
             "proof",
             "sim",
@@ -160,7 +199,8 @@ fn server_and_worker_do_not_reach_each_other_by_any_path() -> Result<()> {
         }
         seen
     };
-    let workers = ["worker", "client", "checkpoint", "compute", "models", "data"];
+    let workers =
+        ["worker", "client", "session", "trainer", "checkpoint", "compute", "models", "data", "job"];
     assert!(workers.iter().all(|w| !reach("server").contains(*w)), "{:?}", reach("server"));
     assert!(workers.iter().all(|w| !reach(w).contains("server")));
     Ok(())
@@ -170,9 +210,9 @@ fn server_and_worker_do_not_reach_each_other_by_any_path() -> Result<()> {
 fn heavy_libraries_stay_where_they_belong() -> Result<()> {
     for (name, package) in packages()? {
         let uses = |library: &str| package.dependencies.contains(library);
-        if name == "common" {
+        if ["common", "session", "trainer"].contains(&name.as_str()) {
             for library in ["tokio", "tonic", "prost", "openraft", "cudarc", "rand", "futures"] {
-                assert!(!uses(library), "common is pure: no {library}");
+                assert!(!uses(library), "{name} is pure: no {library}");
             }
         }
         assert!(!uses("openraft") || name == "server", "{name} depends on openraft");
@@ -235,6 +275,76 @@ fn wire_types_stay_at_the_doors_of_the_server() -> Result<()> {
         }
     }
     anyhow::ensure!(seen > 30, "{seen} files were looked at");
+    Ok(())
+}
+
+/// The rooms of a crate that a file of it uses: what stands after `crate::`, also in a list.
+fn rooms_used(text: &str) -> BTreeSet<String> {
+    let mut used = BTreeSet::new();
+    for (at, _) in text.match_indices("crate::") {
+        let rest = &text[at + "crate::".len()..];
+        let named =
+            |name: &str| name.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
+        let Some(list) = rest.strip_prefix('{') else {
+            used.insert(named(rest));
+            continue;
+        };
+        let (mut depth, mut begins) = (0, true);
+        for (i, c) in list.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' if depth == 0 => break,
+                '}' => depth -= 1,
+                ',' if depth == 0 => begins = true,
+                c if begins && !c.is_whitespace() => {
+                    used.insert(named(&list[i..]));
+                    begins = false;
+                }
+                _ => {}
+            }
+        }
+    }
+    used
+}
+
+/// A room, and those that it uses directly or through others.
+fn reached<'a>(from: &'a str, edges: &'a BTreeMap<String, BTreeSet<String>>) -> BTreeSet<&'a str> {
+    let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+    while let Some(room) = next.pop() {
+        for used in edges.get(room).into_iter().flatten() {
+            if seen.insert(used.as_str()) {
+                next.push(used);
+            }
+        }
+    }
+    seen
+}
+
+#[test]
+fn commands_launchers_and_experiments_do_not_use_each_other_in_circles() -> Result<()> {
+    for name in ["deploy", "fleet", "lab", "job"] {
+        let src = root().join(name).join("src");
+        let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for path in sources(&src) {
+            let inside = path.strip_prefix(&src)?.with_extension("");
+            let room = inside.iter().next().context("a file")?.to_string_lossy().into_owned();
+            // Tests may look anywhere.
+            let lines =
+                code(&path)?.into_iter().map(|(_, line)| line).take_while(|l| l.trim() != "#[cfg(test)]");
+            let text = lines.collect::<Vec<_>>().join("\n");
+            edges.entry(room).or_default().extend(rooms_used(&text));
+        }
+        edges.retain(|room, _| !["lib", "main"].contains(&room.as_str()));
+        let rooms: BTreeSet<String> = edges.keys().cloned().collect();
+        edges.iter_mut().for_each(|(room, used)| used.retain(|u| rooms.contains(u) && u != room));
+        anyhow::ensure!(edges.len() > 5 && edges.values().any(|u| !u.is_empty()), "{name}: {edges:?}");
+        for room in &rooms {
+            assert!(
+                !reached(room, &edges).contains(room.as_str()),
+                "{name}: a circle through {room}: {edges:?}"
+            );
+        }
+    }
     Ok(())
 }
 

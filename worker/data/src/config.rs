@@ -2,7 +2,8 @@
 
 use crate::csv_file::{self, CsvOptions, Header, LabelColumn};
 use crate::text::{TextCorpus, TextVocab};
-use crate::{DataError, Dataset, Split, digits, idx};
+use crate::{Cache, DataError, Dataset, Split, digits, idx, input};
+use paraft_common::kind::NoOptions;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -15,10 +16,10 @@ use std::path::{Path, PathBuf};
 /// assert_eq!(data.load(std::path::Path::new(".")).expect("embedded").test.len(), 360);
 /// assert!(toml::from_str::<DataConfig>("kind = \"digits\"\npath = \"x\"").is_err());
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
 pub enum DataConfig {
-    /// The embedded images of digits. (Braces, since serde lets a variant without them take any key.)
+    /// The embedded images of digits.
     Digits {},
     /// MNIST and its kin, see [`crate::read_idx_folder`].
     Idx {
@@ -30,19 +31,16 @@ pub enum DataConfig {
         /// The file.
         path: PathBuf,
         /// The file to evaluate on. Default: a part of `path`.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         test_path: Option<PathBuf>,
         /// The label's column: `first`, `last` (default), `none` or an index from 0.
-        #[serde(default)]
         label: LabelColumn,
         /// Whether the first row has names: `yes`, `no` or `auto` (default).
-        #[serde(default)]
         header: Header,
         /// Part of the rows held out, above 0 and below 1; not beside `test_path`. Default 0.2.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         test_fraction: Option<f64>,
         /// Multiplies every feature. Default 1.
-        #[serde(default = "one")]
         scale: f64,
     },
     /// Plain text, for a transformer: see [`Dataset::text`].
@@ -50,16 +48,60 @@ pub enum DataConfig {
         /// The file.
         path: PathBuf,
         /// Tokens in a window, 1 or more. Default 128.
-        #[serde(default = "context")]
         context: usize,
         /// What a token is: `byte` (default) or `char`.
-        #[serde(default)]
         vocab: TextVocab,
         /// Part of the text held out, from its end; above 0 and below 1. Default 0.1.
-        #[serde(default = "tenth")]
         test_fraction: f64,
     },
 }
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Idx {
+    path: PathBuf,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Csv {
+    path: PathBuf,
+    #[serde(default)]
+    test_path: Option<PathBuf>,
+    #[serde(default)]
+    label: LabelColumn,
+    #[serde(default)]
+    header: Header,
+    #[serde(default)]
+    test_fraction: Option<f64>,
+    #[serde(default = "one")]
+    scale: f64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Text {
+    path: PathBuf,
+    #[serde(default = "context")]
+    context: usize,
+    #[serde(default)]
+    vocab: TextVocab,
+    #[serde(default = "tenth")]
+    test_fraction: f64,
+}
+
+paraft_common::kinds!(DataConfig {
+    "digits" => |_: NoOptions| Self::Digits {},
+    "idx" => |o: Idx| Self::Idx { path: o.path },
+    "csv" => |o: Csv| {
+        let Csv { path, test_path, label, header, test_fraction, scale } = o;
+        Self::Csv { path, test_path, label, header, test_fraction, scale }
+    },
+    "text" => |o: Text| {
+        let Text { path, context, vocab, test_fraction } = o;
+        Self::Text { path, context, vocab, test_fraction }
+    },
+});
 
 fn one() -> f64 {
     1.0
@@ -105,12 +147,26 @@ impl DataConfig {
         }
     }
 
-    /// Loads the data into memory; `base_dir` is the job file's folder. Errors name the file, the place and what
-    /// to do.
+    /// Loads the data, with the user's [`Cache`]; `base_dir` is the job file's folder. Errors name the file, the place and
+    /// what to do.
     pub fn load(&self, base_dir: &Path) -> Result<Split, DataError> {
+        self.load_with(base_dir, &Cache::of_user())
+    }
+
+    /// The same, with this cache.
+    pub fn load_with(&self, base_dir: &Path, cache: &Cache) -> Result<Split, DataError> {
         match self {
             Self::Digits {} => digits::digits(),
-            Self::Idx { path } => idx::read_idx_folder(&base_dir.join(path)),
+            Self::Idx { path } => {
+                let folder = base_dir.join(path);
+                let files = idx::files(&folder)?;
+                let [train, _, test, _] = &files;
+                // What is not packed is read where it lies.
+                if input::is_plain(train) && input::is_plain(test) {
+                    return idx::read_idx_folder(&folder);
+                }
+                cache.split(&files.each_ref().map(PathBuf::as_path), "idx", || idx::read_idx_folder(&folder))
+            }
             Self::Csv { path, test_path, label, header, test_fraction, scale } => {
                 let options = CsvOptions {
                     label: *label,
@@ -118,13 +174,20 @@ impl DataConfig {
                     test_fraction: *test_fraction,
                     scale: *scale,
                 };
-                let test_path = test_path.as_ref().map(|p| base_dir.join(p));
-                csv_file::read_csv(&base_dir.join(path), test_path.as_deref(), &options)
+                let (path, test_path) = (base_dir.join(path), test_path.as_ref().map(|p| base_dir.join(p)));
+                let files: Vec<&Path> =
+                    [Some(path.as_path()), test_path.as_deref()].into_iter().flatten().collect();
+                let read = || csv_file::read_csv(&path, test_path.as_deref(), &options);
+                cache.split(&files, &format!("{options:?}"), read)
             }
-            Self::Text { .. } => match self.load_text(base_dir)? {
-                Some((train, test)) => Ok(Split { train: Dataset::text(train)?, test: Dataset::text(test)? }),
-                None => Err(DataError::Mismatch("a text that is no text".into())),
-            },
+            Self::Text { path, context, vocab, test_fraction } => {
+                let path = base_dir.join(path);
+                let how = format!("text {context} {vocab:?} {test_fraction}");
+                cache.split(&[&path], &how, || {
+                    let (train, test) = TextCorpus::read(&path, *vocab, *context)?.split(*test_fraction)?;
+                    Ok(Split { train: Dataset::text(train)?, test: Dataset::text(test)? })
+                })
+            }
         }
     }
 

@@ -1,5 +1,6 @@
-//! A data set in memory.
+//! A data set: labels in memory, and values in memory or in a file.
 
+use crate::values::{FileValues, Of, words};
 use crate::{DataError, text::TextCorpus};
 
 /// Samples of one shape, with class labels or without.
@@ -34,6 +35,8 @@ pub enum Samples {
         /// Number of different tokens.
         vocab: usize,
     },
+    /// Any of these, left in a file: see [`crate::DataConfig::load`].
+    File(FileValues),
 }
 
 /// The data of a job.
@@ -46,12 +49,32 @@ pub struct Split {
 }
 
 impl Samples {
-    fn len(&self) -> usize {
+    /// How many there are.
+    pub(crate) fn values(&self) -> usize {
         match self {
             Self::Bytes { values, .. } => values.len(),
             Self::Floats(values) => values.len(),
+            Self::Tokens { tokens, .. } => tokens.len(),
+            Self::File(values) => values.len(),
+        }
+    }
+
+    /// What they are.
+    fn of(&self) -> Of {
+        match self {
+            Self::Bytes { divisor, .. } => Of::Bytes { divisor: *divisor },
+            Self::Floats(_) => Of::Floats,
+            Self::Tokens { context, vocab, .. } => Of::Tokens { context: *context, vocab: *vocab },
+            Self::File(values) => values.of(),
+        }
+    }
+
+    /// Values of whole samples.
+    fn len(&self) -> usize {
+        match self.of() {
             // The last token of a sample is followed by one more, its label.
-            Self::Tokens { tokens, context, .. } => tokens.len().saturating_sub(1) / context * context,
+            Of::Tokens { context, .. } => self.values().saturating_sub(1) / context * context,
+            Of::Bytes { .. } | Of::Floats => self.values(),
         }
     }
 }
@@ -91,19 +114,32 @@ impl Dataset {
                 )));
             }
         }
+        let classes = match samples.of() {
+            Of::Tokens { vocab, .. } => Some(vocab),
+            Of::Bytes { .. } | Of::Floats => classes,
+        };
         Ok(Self { samples, labels, shape, input_len, len, classes })
     }
 
     /// A text in samples of its context; each token has the next one as its label.
     pub fn text(corpus: TextCorpus) -> Result<Self, DataError> {
         let (tokens, context, vocab) = corpus.into_parts();
-        let samples = Samples::Tokens { tokens, context, vocab };
-        Ok(Self { classes: Some(vocab), ..Self::new(samples, vec![context], None)? })
+        Self::new(Samples::Tokens { tokens, context, vocab }, vec![context], None)
     }
 
     /// The values of all samples.
     pub fn samples(&self) -> &Samples {
         &self.samples
+    }
+
+    /// What the values are.
+    pub(crate) fn of(&self) -> Of {
+        self.samples.of()
+    }
+
+    /// Whether each sample has a label beside its values.
+    pub(crate) fn has_labels(&self) -> bool {
+        self.labels.is_some()
     }
 
     /// Number of samples.
@@ -113,9 +149,9 @@ impl Dataset {
 
     /// Where samples are tokens: how many different ones there are.
     pub fn vocab(&self) -> Option<usize> {
-        match self.samples {
-            Samples::Tokens { vocab, .. } => Some(vocab),
-            _ => None,
+        match self.of() {
+            Of::Tokens { vocab, .. } => Some(vocab),
+            Of::Bytes { .. } | Of::Floats => None,
         }
     }
 
@@ -146,11 +182,18 @@ impl Dataset {
 
     /// Replaces what is in `inputs` (`[indices.len(), input_len]` row-major) and `labels` (`[indices.len()]`, or
     /// empty where the data has none). Of a text it is `tokens` that is filled, not `inputs`, and `labels` has one for each
-    /// token. The buffers keep their memory from batch to batch.
+    /// token. The buffers keep their memory from batch to batch. An error where the values are in a file that can't be read.
     ///
     /// # Panics
     /// When an index is not below [`Self::len`]; a [`crate::Sampler`] of the same length gives none.
-    pub fn fill(&self, indices: &[u32], inputs: &mut Vec<f32>, tokens: &mut Vec<u32>, labels: &mut Vec<u32>) {
+    pub fn fill(
+        &self,
+        indices: &[u32],
+        inputs: &mut Vec<f32>,
+        tokens: &mut Vec<u32>,
+        labels: &mut Vec<u32>,
+    ) -> Result<(), DataError> {
+        let mut bytes = Vec::new();
         inputs.clear();
         tokens.clear();
         labels.clear();
@@ -169,11 +212,27 @@ impl Dataset {
                     tokens.extend_from_slice(&all[range.clone()]);
                     labels.extend_from_slice(&all[range.start + 1..range.end + 1]);
                 }
+                Samples::File(values) => match values.of() {
+                    Of::Bytes { divisor } => {
+                        values.read(range, &mut bytes)?;
+                        inputs.extend(bytes.iter().map(|&v| f32::from(v) / divisor));
+                    }
+                    Of::Floats => {
+                        values.read(range, &mut bytes)?;
+                        inputs.extend(words(&bytes).map(f32::from_bits));
+                    }
+                    Of::Tokens { .. } => {
+                        values.read(range.start..range.end + 1, &mut bytes)?;
+                        tokens.extend(words(&bytes[..bytes.len() - 4]));
+                        labels.extend(words(&bytes[4..]));
+                    }
+                },
             }
             if let Some(all) = &self.labels {
                 labels.push(all[i]);
             }
         }
+        Ok(())
     }
 
     /// Cuts into the samples for which `held_out(index)` is false and those for which it is true, in order.
@@ -189,8 +248,8 @@ impl Dataset {
                 Samples::Floats(values) => {
                     Samples::Floats(chosen.iter().flat_map(|&i| &values[rows(i)]).copied().collect())
                 }
-                // Not reached: a text is cut before it becomes samples, for neighbours share tokens.
-                Samples::Tokens { .. } => self.samples.clone(),
+                // Not reached: a text is cut before it becomes samples, for neighbours share tokens, and a file holds parts.
+                Samples::Tokens { .. } | Samples::File(_) => self.samples.clone(),
             };
             let labels = self.labels.as_ref().map(|all| chosen.iter().map(|&i| all[i]).collect());
             Self { samples, labels, shape: self.shape.clone(), len: chosen.len(), ..*self }
@@ -209,7 +268,7 @@ mod tests {
         let d = Dataset::new(bytes, vec![1, 2, 2], Some((vec![0, 1, 2], 3))).expect("fits");
         assert_eq!((d.len(), d.input_len(), d.classes()), (3, 4, Some(3)));
         let (mut x, mut y) = (vec![9.0; 50], vec![9; 50]);
-        d.fill(&[2, 0], &mut x, &mut Vec::new(), &mut y);
+        d.fill(&[2, 0], &mut x, &mut Vec::new(), &mut y).expect("in memory");
         assert_eq!(x, [2.0, 2.25, 2.5, 2.75, 0.0, 0.25, 0.5, 0.75]);
         assert_eq!(y, [2, 0]);
         let split = d.split(|i| i == 1);
@@ -222,7 +281,7 @@ mod tests {
         let d = Dataset::text(corpus).expect("fits");
         assert_eq!((d.len(), d.input_len(), d.classes(), d.vocab()), (2, 3, Some(8), Some(8)));
         let (mut x, mut t, mut y) = (vec![1.0], Vec::new(), Vec::new());
-        d.fill(&[1, 0], &mut x, &mut t, &mut y);
+        d.fill(&[1, 0], &mut x, &mut t, &mut y).expect("in memory");
         assert_eq!((x.len(), &t[..], &y[..]), (0, &[3, 4, 5, 0, 1, 2][..], &[4, 5, 6, 1, 2, 3][..]));
         // One more would be needed for the label of the last.
         let corpus = TextCorpus::new("abcdef", crate::text::TextVocab::Char, 3).expect("text");

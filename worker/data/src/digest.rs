@@ -3,7 +3,8 @@
 //! Over all values and labels, eight bytes at a time: some GB/s, far less than reading the files took. It is for mistakes (an
 //! older file on one host, another option of the reader), not against somebody who wants to deceive.
 
-use crate::{Dataset, Samples, Split};
+use crate::values::{FileValues, Of, words};
+use crate::{DataError, Dataset, Samples, Split};
 use std::fmt;
 
 /// What the workers of a job compare of their data.
@@ -28,6 +29,9 @@ impl fmt::Display for DataDigest {
 
 impl Split {
     /// A name for everything in it.
+    ///
+    /// # Panics
+    /// When values are in a file that can't be read any more: it was whole when it was opened.
     pub fn digest(&self) -> DataDigest {
         let mut hash = Hash(0xcbf2_9ce4_8422_2325);
         [&self.train, &self.test].into_iter().for_each(|d| hash.dataset(d));
@@ -52,11 +56,50 @@ impl Hash {
 
     fn bytes(&mut self, bytes: &[u8]) {
         self.word(bytes.len() as u64);
-        let (words, rest) = bytes.as_chunks::<8>();
+        self.more(bytes);
+        self.last(bytes);
+    }
+
+    /// The whole words of these bytes.
+    fn more(&mut self, bytes: &[u8]) {
+        let (words, _) = bytes.as_chunks::<8>();
         words.iter().for_each(|w| self.word(u64::from_le_bytes(*w)));
+    }
+
+    /// What is left of the last of them.
+    fn last(&mut self, bytes: &[u8]) {
+        let (_, rest) = bytes.as_chunks::<8>();
         let mut last = [0; 8];
         last[..rest.len()].copy_from_slice(rest);
         self.word(u64::from_le_bytes(last));
+    }
+
+    /// As if its values were in memory.
+    fn file(&mut self, values: &FileValues) -> Result<(), DataError> {
+        match values.of() {
+            Of::Bytes { divisor } => self.word(u64::from(divisor.to_bits())),
+            Of::Floats => {}
+            Of::Tokens { context, vocab } => {
+                self.word(context as u64);
+                self.word(vocab as u64);
+            }
+        }
+        self.word(values.len() as u64);
+        if values.of().width() == 4 {
+            return values.pieces(|piece| {
+                words(piece).for_each(|w| self.word(u64::from(w)));
+                Ok(())
+            });
+        }
+        let mut rest = Vec::new();
+        values.pieces(|piece| {
+            self.more(piece);
+            let whole = piece.len() / 8 * 8;
+            rest = piece[whole..].to_vec();
+            Ok(())
+        })?;
+        self.last(&rest);
+        Ok(())
     }
 
     fn words(&mut self, words: impl ExactSizeIterator<Item = u32>) {
@@ -78,6 +121,7 @@ impl Hash {
                 self.word(*vocab as u64);
                 self.words(tokens.iter().copied());
             }
+            Samples::File(values) => self.file(values).unwrap_or_else(|e| panic!("{e}")),
         }
         self.words(data.labels().iter().copied());
     }

@@ -40,11 +40,11 @@ mod tests {
             }
         }
         let (mut x, mut y) = (Vec::new(), Vec::new());
-        d.test.fill(&[0], &mut x, &mut Vec::new(), &mut y);
+        d.test.fill(&[0], &mut x, &mut Vec::new(), &mut y).expect("in memory");
         // The first row of the file: 0,0,5,13,9,1,0,0, ... labelled 0.
         assert_eq!((&x[..8], y[0]), (&[0.0, 0.0, 5.0, 13.0, 9.0, 1.0, 0.0, 0.0].map(|v| v / 16.0)[..], 0));
         let all: Vec<u32> = (0..1437).collect();
-        d.train.fill(&all, &mut x, &mut Vec::new(), &mut y);
+        d.train.fill(&all, &mut x, &mut Vec::new(), &mut y).expect("in memory");
         assert!(x.iter().all(|v| (0.0..=1.0).contains(v)));
     }
 }

@@ -6,21 +6,25 @@
 //!        | 2049   | labels | labels ...                           (labels)   all numbers big-endian u32
 //! ```
 
-use crate::input::{self, MAX_BYTES};
+use crate::input::{self, Input, MAX_BYTES};
+use crate::values::{FileValues, Of};
 use crate::{DataError, Dataset, Place, Samples, Split};
+use std::cmp::Ordering;
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const IMAGES: u32 = 2051;
 const LABELS: u32 = 2049;
+/// What pixels are divided by, as by PyTorch's `ToTensor`.
+const WHITE: f32 = 255.0;
 const AGAIN: &str = "fetch the file again";
 
 /// Reads the four files of a data set from a folder: `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and
 /// the same with `t10k`, each plain or with `.gz`; `-idx` may be `.idx`.
 pub fn read_idx_folder(folder: &Path) -> Result<Split, DataError> {
-    let file = |stem: &str, kind: &str| find(folder, stem, kind);
-    let train = (file("train-images", "idx3-ubyte")?, file("train-labels", "idx1-ubyte")?);
-    let test = (file("t10k-images", "idx3-ubyte")?, file("t10k-labels", "idx1-ubyte")?);
-    let (train, test) = (read_parts(&train.0, &train.1)?, read_parts(&test.0, &test.1)?);
+    let [images, labels, test_images, test_labels] = files(folder)?;
+    let (train, test) = (read_parts(&images, &labels)?, read_parts(&test_images, &test_labels)?);
     if train.shape != test.shape {
         return Err(DataError::Mismatch(format!(
             "{}: training images are {:?} but test images are {:?}",
@@ -33,6 +37,17 @@ pub fn read_idx_folder(folder: &Path) -> Result<Split, DataError> {
     Ok(Split { train: train.dataset(classes)?, test: test.dataset(classes)? })
 }
 
+/// The four: images and labels to train on, images and labels held out.
+pub(crate) fn files(folder: &Path) -> Result<[PathBuf; 4], DataError> {
+    let file = |stem: &str, kind: &str| find(folder, stem, kind);
+    Ok([
+        file("train-images", "idx3-ubyte")?,
+        file("train-labels", "idx1-ubyte")?,
+        file("t10k-images", "idx3-ubyte")?,
+        file("t10k-labels", "idx1-ubyte")?,
+    ])
+}
+
 /// Reads one file of images and the file of their labels. The classes are 0 up to the largest label.
 pub fn read_idx_pair(images: &Path, labels: &Path) -> Result<Dataset, DataError> {
     let parts = read_parts(images, labels)?;
@@ -41,7 +56,7 @@ pub fn read_idx_pair(images: &Path, labels: &Path) -> Result<Dataset, DataError>
 }
 
 struct Parts {
-    pixels: Vec<u8>,
+    pixels: Samples,
     labels: Vec<u8>,
     shape: Vec<usize>,
 }
@@ -53,8 +68,7 @@ impl Parts {
 
     fn dataset(self, classes: usize) -> Result<Dataset, DataError> {
         let labels = self.labels.iter().map(|&l| u32::from(l)).collect();
-        let samples = Samples::Bytes { values: self.pixels, divisor: 255.0 };
-        Dataset::new(samples, self.shape, Some((labels, classes)))
+        Dataset::new(self.pixels, self.shape, Some((labels, classes)))
     }
 }
 
@@ -66,8 +80,13 @@ fn find(folder: &Path, stem: &str, kind: &str) -> Result<PathBuf, DataError> {
 }
 
 fn read_parts(images: &Path, labels: &Path) -> Result<Parts, DataError> {
-    let (dims, pixels) = read_file(images, IMAGES)?;
-    let (label_dims, label_values) = read_file(labels, LABELS)?;
+    let (dims, pixels) = read_pixels(images)?;
+    let (label_dims, label_values) = {
+        let mut input = input::open(labels)?;
+        let (dims, claimed) = read_header(&mut input, LABELS)?;
+        let values = read_values(&mut input, &dims, claimed)?;
+        (dims, values)
+    };
     if dims[0] != label_dims[0] {
         return Err(DataError::Mismatch(format!(
             "{} has {} images but {} has {} labels; they are not of the same set",
@@ -81,9 +100,29 @@ fn read_parts(images: &Path, labels: &Path) -> Result<Parts, DataError> {
     Ok(Parts { pixels, labels: label_values, shape })
 }
 
-/// The dimensions and the values of one file.
-fn read_file(path: &Path, magic: u32) -> Result<(Vec<u32>, Vec<u8>), DataError> {
+/// From this many bytes on, pixels that are not packed are left in their file.
+const LARGE: u64 = 1 << 20;
+
+/// The dimensions of a file of images, and its values: in memory, or where they lie.
+fn read_pixels(path: &Path) -> Result<(Vec<u32>, Samples), DataError> {
     let mut input = input::open(path)?;
+    let (dims, claimed) = read_header(&mut input, IMAGES)?;
+    let at = input.at();
+    if !input::is_plain(path) || claimed < LARGE {
+        let values = read_values(&mut input, &dims, claimed)?;
+        return Ok((dims, Samples::Bytes { values, divisor: WHITE }));
+    }
+    let read = |source| DataError::Read { path: path.to_owned(), source };
+    let file = File::open(path).map_err(read)?;
+    let there = file.metadata().map_err(read)?.len().saturating_sub(at);
+    check_length(&input, &dims, claimed, there)?;
+    let of = Of::Bytes { divisor: WHITE };
+    let values = FileValues::new(Arc::new(file), Arc::from(path), at, claimed as usize, of).map_err(read)?;
+    Ok((dims, Samples::File(values)))
+}
+
+/// The dimensions of a file of this kind, and the bytes that must follow.
+fn read_header(input: &mut Input<'_>, magic: u32) -> Result<(Vec<u32>, u64), DataError> {
     let rank = (magic & 0xff) as usize;
     let header = input.read_up_to(4 + 4 * rank as u64)?;
     let (words, _) = header.as_chunks::<4>();
@@ -116,16 +155,23 @@ fn read_file(path: &Path, magic: u32) -> Result<(Vec<u32>, Vec<u8>), DataError> 
     if claimed > MAX_BYTES {
         return Err(input.too_large(claimed, MAX_BYTES));
     }
+    Ok((dims, claimed))
+}
+
+/// The values behind the header, as many as it promises.
+fn read_values(input: &mut Input<'_>, dims: &[u32], claimed: u64) -> Result<Vec<u8>, DataError> {
     let values = input.read_up_to(claimed + 1)?;
-    let found = values.len() as u64;
-    let end = Place::Byte(header.len() as u64 + found.min(claimed));
-    if found < claimed {
-        let what = format!("the header {dims:?} promises {claimed} bytes but only {found} follow");
-        return Err(input.malformed(end, what, AGAIN));
-    }
-    if found > claimed {
-        let what = format!("the header {dims:?} promises {claimed} bytes but more follow");
-        return Err(input.malformed(end, what, AGAIN));
-    }
-    Ok((dims, values))
+    check_length(input, dims, claimed, values.len() as u64)?;
+    Ok(values)
+}
+
+/// Whether as many bytes follow as the header promises.
+fn check_length(input: &Input<'_>, dims: &[u32], claimed: u64, found: u64) -> Result<(), DataError> {
+    let end = Place::Byte(4 + 4 * dims.len() as u64 + found.min(claimed));
+    let what = match found.cmp(&claimed) {
+        Ordering::Equal => return Ok(()),
+        Ordering::Less => format!("the header {dims:?} promises {claimed} bytes but only {found} follow"),
+        Ordering::Greater => format!("the header {dims:?} promises {claimed} bytes but more follow"),
+    };
+    Err(input.malformed(end, what, AGAIN))
 }

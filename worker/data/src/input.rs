@@ -31,6 +31,12 @@ pub(crate) fn open(path: &Path) -> Result<Input<'static>, DataError> {
     decode(path, BufReader::with_capacity(1 << 16, File::open(path).map_err(read)?))
 }
 
+/// Whether a file is not packed. Of one that can't be read this does not matter.
+pub(crate) fn is_plain(path: &Path) -> bool {
+    let mut head = [0; 2];
+    File::open(path).and_then(|mut f| f.read_exact(&mut head)).is_ok() && head != GZIP_MAGIC
+}
+
 /// The content behind `raw`; `path` is for messages.
 pub(crate) fn decode<'a>(path: &Path, mut raw: impl BufRead + 'a) -> Result<Input<'a>, DataError> {
     let head = raw.fill_buf().map_err(|source| DataError::Read { path: path.to_owned(), source })?;

@@ -6,10 +6,14 @@
 //!  Sampler: (seed, epoch, rank, world) --> indices ---+
 //! ```
 //!
-//! What it is not: it knows no model and no network, and keeps everything in memory. Files come from outside:
+//! A host has the data once: large data is left in a file, the user's or one of the [`Cache`], and read a batch at a time;
+//! small data is in memory.
+//!
+//! What it is not: it knows no model and no network. Files come from outside:
 //! a malformed one is an error that names the file, the place and what to do, never a panic, and no header
 //! makes it allocate more than the file holds.
 
+mod cache;
 pub mod config;
 mod csv_file;
 mod dataset;
@@ -21,7 +25,9 @@ mod input;
 mod prefetch;
 mod sampler;
 mod text;
+mod values;
 
+pub use cache::Cache;
 pub use config::DataConfig;
 pub use csv_file::{CsvOptions, Header, LabelColumn, read_csv};
 pub use dataset::{Dataset, Samples, Split};
@@ -32,3 +38,4 @@ pub use idx::{read_idx_folder, read_idx_pair};
 pub use prefetch::{Minibatch, Prefetcher};
 pub use sampler::{Batches, Sampler, chunk_of};
 pub use text::{TextCorpus, TextVocab, Vocab};
+pub use values::FileValues;

@@ -76,7 +76,7 @@ impl Prefetcher<Minibatch> {
         let mut indices = indices.into_iter();
         Self::spawn(move |batch: &mut Minibatch| {
             let Some(next) = indices.next() else { return Ok(false) };
-            data.fill(&next, &mut batch.inputs, &mut batch.tokens, &mut batch.labels);
+            data.fill(&next, &mut batch.inputs, &mut batch.tokens, &mut batch.labels)?;
             batch.n = next.len();
             Ok(true)
         })
@@ -150,7 +150,7 @@ mod tests {
         for expected in indices {
             let batch = prefetcher.next().expect("a batch").expect("filled");
             let (mut x, mut y) = (Vec::new(), Vec::new());
-            data.fill(&expected, &mut x, &mut Vec::new(), &mut y);
+            data.fill(&expected, &mut x, &mut Vec::new(), &mut y).expect("in memory");
             assert_eq!(batch, Minibatch { inputs: x, tokens: Vec::new(), labels: y, n: expected.len() });
             prefetcher.recycle(batch);
         }

@@ -62,7 +62,7 @@ fn idx_is_read_plain_and_packed_whatever_the_name_says() {
         let d = f.pair(&images, &labels).expect("reads");
         assert_eq!((d.len(), d.shape(), d.classes(), d.labels()), (2, &[1, 2, 3][..], Some(8), &[7, 3][..]));
         let (mut x, mut y) = (Vec::new(), Vec::new());
-        d.fill(&[0], &mut x, &mut Vec::new(), &mut y);
+        d.fill(&[0], &mut x, &mut Vec::new(), &mut y).expect("there");
         assert_eq!(x, [0.0, 51.0, 102.0, 153.0, 204.0, 255.0].map(|v: f32| v / 255.0));
     }
 }
@@ -150,7 +150,7 @@ fn a_table_is_read_with_its_label_wherever_it_is() {
         let (train, test) = f.csv(&bytes, &base).expect("reads");
         assert_eq!((train.len(), train.labels(), train.classes()), (3, &[0, 1, 2][..], Some(3)));
         let (mut x, mut y) = (Vec::new(), Vec::new());
-        test.fill(&[0], &mut x, &mut Vec::new(), &mut y);
+        test.fill(&[0], &mut x, &mut Vec::new(), &mut y).expect("there");
         assert_eq!((x, y), (vec![7.0, 8.0], vec![1]));
     }
     for (label, labels, width) in [
@@ -164,7 +164,7 @@ fn a_table_is_read_with_its_label_wherever_it_is() {
     let half = CsvOptions { label: LabelColumn::None, scale: 0.5, ..base };
     let (train, _) = f.csv(text, &half).expect("reads");
     let (mut x, mut y) = (Vec::new(), Vec::new());
-    train.fill(&[1], &mut x, &mut Vec::new(), &mut y);
+    train.fill(&[1], &mut x, &mut Vec::new(), &mut y).expect("there");
     assert_eq!(x, [1.5, 2.0, 0.5]);
 }
 

@@ -4,6 +4,7 @@ use crate::{
     Autoencoder, Classifier, ConvNet, Model, ModelError, Net, NormKind, OnCpu, OnCuda, Sample, Transformer,
     TransformerShape,
 };
+use paraft_common::kind::NoOptions;
 use paraft_compute::{CpuDevice, Device, cuda::CudaOptions};
 use serde::{Deserialize, Serialize};
 
@@ -15,8 +16,8 @@ use serde::{Deserialize, Serialize};
 /// let model = mlp.build(DataShape { sample: Sample::Values(784), classes: Some(10) }).unwrap();
 /// assert_eq!(model.tensors().len(), 6);
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum ModelConfig {
     /// One linear layer and softmax cross-entropy.
     LogisticRegression,
@@ -35,22 +36,51 @@ pub enum ModelConfig {
     /// A decoder-only transformer; for text.
     Transformer {
         /// Blocks, 1 or more. Default 4.
-        #[serde(default = "four")]
         layers: usize,
         /// Heads of each attention, 1 or more. Default 4.
-        #[serde(default = "four")]
         heads: usize,
         /// Values of a token between blocks: 16, 32, 64 or 128 times `heads`. Default 128.
-        #[serde(default = "width")]
         width: usize,
         /// `layer` (default) or `rms`.
-        #[serde(default)]
         norm: NormKind,
         /// Keep only the inputs of blocks, and compute each a second time in the backward pass. Default false.
-        #[serde(default)]
         checkpoint_activations: bool,
     },
 }
+
+/// The options of models that are a list of widths.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Widths {
+    hidden: Vec<usize>,
+}
+
+/// The options of a transformer.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfTransformer {
+    #[serde(default = "four")]
+    layers: usize,
+    #[serde(default = "four")]
+    heads: usize,
+    #[serde(default = "width")]
+    width: usize,
+    #[serde(default)]
+    norm: NormKind,
+    #[serde(default)]
+    checkpoint_activations: bool,
+}
+
+paraft_common::kinds!(ModelConfig {
+    "logistic-regression" => |_: NoOptions| Self::LogisticRegression,
+    "mlp" => |o: Widths| Self::Mlp { hidden: o.hidden },
+    "autoencoder" => |o: Widths| Self::Autoencoder { hidden: o.hidden },
+    "convnet" => |_: NoOptions| Self::Convnet,
+    "transformer" => |o: OfTransformer| {
+        let OfTransformer { layers, heads, width, norm, checkpoint_activations } = o;
+        Self::Transformer { layers, heads, width, norm, checkpoint_activations }
+    },
+});
 
 fn four() -> usize {
     4

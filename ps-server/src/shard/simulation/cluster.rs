@@ -4,23 +4,30 @@
 //! It is told when to commit, apply, elect; it decides nothing.
 
 use crate::{
-    raft::{Applied, Change, Leadership, ProposeError, RawImage, Replicated, Replication, Role, Waits},
+    raft::{Applied, Change, Leadership, ProposeError, RawImage, Replicated, Role},
     shard::{
-        Shard,
-        owner::{self, Counters, Event},
+        Outcome, Shard,
+        leader::{
+            Counters, Effect, Event, Input, Leader, Now, Standing,
+            run::{EVENT_QUEUE, Lines, of_shard},
+        },
     },
 };
-use futures::{FutureExt, future::BoxFuture};
 use paraft_common::{ServerId, SessionId, ShardId};
+use paraft_trace::Moment;
 use parking_lot::Mutex;
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeSet, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::{Duration, Instant},
 };
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::mpsc;
+
+/// More inputs than this in one moment: a leader that never comes to rest.
+const RESTLESS: usize = 100_000;
 
 /// Who made a proposal: the node, in which life, and its number there.
 type Source = (usize, u64, u64);
@@ -33,24 +40,53 @@ pub struct Entry {
     source: Source,
 }
 
-/// Hears whether leadership was confirmed.
-type Confirm = oneshot::Sender<Result<(), ProposeError>>;
-
-/// A replica: its state, its owner, and its part in the group.
+/// A replica: its state, its leader's work, and its part in the group.
 pub struct Node {
     pub shard: Arc<Shard>,
-    pub owner: mpsc::Sender<Event>,
+    /// What streams send it.
+    pub events: mpsc::Sender<Event>,
     /// Counts its lives.
     pub life: u64,
     /// Entries that it has applied.
     pub applied: usize,
     /// The term in which it believes to lead.
     pub believes: Option<u64>,
-    leadership: watch::Sender<Leadership>,
-    proposals: u64,
-    waiting: BTreeMap<u64, oneshot::Sender<Result<Applied, ProposeError>>>,
-    /// In which term, after how many entries, who waits.
-    barriers: Vec<(u64, usize, Confirm)>,
+    leader: Leader,
+    came: mpsc::Receiver<Event>,
+    lines: Lines,
+    /// What its leader's work hears next: outcomes.
+    inputs: VecDeque<Input>,
+    standing: Believed,
+    /// Its leader's work has not heard who leads.
+    news: bool,
+    /// Numbers of proposals whose outcomes it does not know.
+    waiting: BTreeSet<u64>,
+    /// In which term, after how many entries, the number of what is to be confirmed.
+    barriers: Vec<(u64, usize, u64)>,
+}
+
+/// Who leads, as a node has heard.
+struct Believed {
+    node: usize,
+    leadership: Leadership,
+}
+
+impl Standing for Believed {
+    fn leads(&self) -> bool {
+        self.leadership.leads
+    }
+
+    fn leader_address(&self) -> Option<String> {
+        self.leadership.leader.map(|l| address(l.0 as usize)).filter(|a| *a != address(self.node))
+    }
+
+    fn is_asleep(&self) -> bool {
+        false
+    }
+
+    fn has_slept(&self) -> bool {
+        false
+    }
 }
 
 /// The group.
@@ -69,17 +105,12 @@ pub struct Group {
     pub digests: Vec<u64>,
     /// Sessions given out by all its leaders.
     sessions: Arc<AtomicU64>,
+    began: Instant,
+    now: Instant,
 }
 
 #[derive(Clone)]
 pub struct Cluster(pub Arc<Mutex<Group>>);
-
-struct Handle {
-    cluster: Cluster,
-    node: usize,
-    life: u64,
-    leadership: watch::Receiver<Leadership>,
-}
 
 fn shard() -> Shard {
     Shard::new(ShardId(0), 1)
@@ -92,6 +123,7 @@ pub fn address(node: usize) -> String {
 impl Cluster {
     /// Replicas with empty logs, of which the first leads.
     pub fn new(nodes: usize) -> Self {
+        let now = Instant::now(); // only what is between two moments counts
         let group = Group {
             nodes: Vec::new(),
             committed: Vec::new(),
@@ -102,6 +134,8 @@ impl Cluster {
             truth: shard(),
             digests: vec![shard().image().digest()],
             sessions: Arc::default(),
+            began: now,
+            now,
         };
         let cluster = Self(Arc::new(Mutex::new(group)));
         for node in 0..nodes {
@@ -114,22 +148,42 @@ impl Cluster {
 
     fn node(&self, node: usize, life: u64) -> Node {
         let shard = Arc::new(shard());
-        let (leadership, follow) = watch::channel(Leadership::default());
-        let handle = Handle { cluster: self.clone(), node, life, leadership: follow };
         let sessions = self.0.lock().sessions.clone();
         let draw = Box::new(move || SessionId(sessions.fetch_add(1, Relaxed) + 1));
-        let owner = owner::spawn(shard.clone(), Arc::new(handle), Arc::new(Counters::default()), 1, draw);
+        let (events, came) = mpsc::channel(EVENT_QUEUE);
         Node {
+            leader: Leader::new(shard.clone(), Arc::new(Counters::default()), 1, draw),
             shard,
-            owner,
+            events,
             life,
             applied: 0,
             believes: None,
-            leadership,
-            proposals: 0,
-            waiting: BTreeMap::new(),
+            came,
+            lines: Lines::default(),
+            inputs: VecDeque::new(),
+            standing: Believed { node, leadership: Leadership::default() },
+            news: true,
+            waiting: BTreeSet::new(),
             barriers: Vec::new(),
         }
+    }
+
+    /// Lets every node do what it can.
+    pub fn works(&self) {
+        self.0.lock().works();
+    }
+
+    /// Time, in which every node does what it has waited for.
+    pub fn passes(&self, ms: u64) {
+        let g = &mut *self.0.lock();
+        let until = g.now + Duration::from_millis(ms);
+        loop {
+            g.works();
+            let next = g.nodes.iter().filter_map(|n| n.leader.deadline()).min().filter(|at| *at <= until);
+            let Some(next) = next else { break };
+            g.now = g.now.max(next);
+        }
+        g.now = until;
     }
 
     /// Commits so many of the leader's open entries.
@@ -160,10 +214,8 @@ impl Cluster {
                 .map_or(Applied::None, |c| Replicated::apply(&*n.shard, &c).expect("memory has no end"));
             n.applied += 1;
             let (from, life, number) = entry.source;
-            if (from, life) == (node, n.life)
-                && let Some(waits) = n.waiting.remove(&number)
-            {
-                let _ = waits.send(Ok(applied)); // its owner may have forgotten it
+            if (from, life) == (node, n.life) && n.waiting.remove(&number) {
+                n.inputs.push_back(Input::Outcome(number, Ok(of_shard(applied))));
             }
         }
         g.pass_barriers();
@@ -181,7 +233,7 @@ impl Cluster {
         g.nodes[node].refuse("deposed, and elected again");
         g.nodes[node].believes = Some(term);
         let lead = Leadership { term, leader: Some(ServerId(node as u64)), leads: true, role: Role::Leader };
-        g.nodes[node].leadership.send_replace(lead);
+        g.nodes[node].hears(lead);
     }
 
     /// A node that does not lead hears who does.
@@ -194,7 +246,7 @@ impl Cluster {
         let n = &mut g.nodes[node];
         n.believes = None;
         n.refuse("another leads");
-        n.leadership.send_replace(Leadership { term, leader, leads: false, role: Role::Follower });
+        n.hears(Leadership { term, leader, leads: false, role: Role::Follower });
     }
 
     /// The outcomes of a node's proposals become unknown to it, whatever becomes of them.
@@ -206,9 +258,7 @@ impl Cluster {
     pub fn crash(&self, node: usize) {
         let life = self.0.lock().nodes[node].life + 1;
         let new = self.node(node, life);
-        let old = std::mem::replace(&mut self.0.lock().nodes[node], new);
-        old.leadership.send_replace(Leadership { role: Role::Stopped, ..Leadership::default() });
-        drop(old); // its owner ends as its leadership closes
+        self.0.lock().nodes[node] = new;
         self.hears(node);
     }
 
@@ -226,13 +276,30 @@ impl Cluster {
 }
 
 impl Node {
+    fn hears(&mut self, leadership: Leadership) {
+        self.standing.leadership = leadership;
+        self.news = true;
+    }
+
     fn refuse(&mut self, why: &str) {
-        for waits in std::mem::take(&mut self.waiting).into_values() {
-            let _ = waits.send(Err(ProposeError::new(why)));
+        let proposals = std::mem::take(&mut self.waiting).into_iter();
+        let barriers = std::mem::take(&mut self.barriers).into_iter().map(|(.., number)| number);
+        let lost = |number| Input::Outcome(number, Err(ProposeError::new(why)));
+        self.inputs.extend(proposals.chain(barriers).map(lost));
+    }
+
+    /// What its leader's work hears next, if anything is there.
+    fn next(&mut self, now: Instant) -> Option<Input> {
+        if let Some(input) = self.inputs.pop_front() {
+            return Some(input);
         }
-        for (_, _, waits) in std::mem::take(&mut self.barriers) {
-            let _ = waits.send(Err(ProposeError::new(why)));
+        if std::mem::take(&mut self.news) {
+            return Some(Input::Leadership(self.standing.leadership));
         }
+        if let Ok(event) = self.came.try_recv() {
+            return Some(self.lines.input(event));
+        }
+        self.leader.deadline().filter(|at| *at <= now).map(|_| Input::Time)
     }
 }
 
@@ -246,53 +313,72 @@ impl Group {
                 n.barriers.push((asked, after, waits));
                 continue;
             }
-            let passed = if asked == term { Ok(()) } else { Err(ProposeError::new("of another term")) };
-            let _ = waits.send(passed);
+            let passed =
+                if asked == term { Ok(Outcome::Done) } else { Err(ProposeError::new("of another term")) };
+            n.inputs.push_back(Input::Outcome(waits, passed));
         }
+    }
+
+    fn works(&mut self) {
+        for _ in 0..RESTLESS {
+            let nodes = 0..self.nodes.len();
+            if nodes.filter(|node| self.turn(*node)).count() == 0 {
+                return;
+            }
+        }
+        panic!("a leader does not come to rest");
+    }
+
+    /// One input of a node, if there is any, and those that follow from it at once.
+    fn turn(&mut self, node: usize) -> bool {
+        let moment = Moment((self.now - self.began).as_nanos() as u64);
+        let now = Now { at: self.now, moment };
+        let mut inputs: Vec<Input> = self.nodes[node].next(now.at).into_iter().collect();
+        let any = !inputs.is_empty();
+        while let Some(input) = inputs.pop() {
+            let n = &mut self.nodes[node];
+            for effect in n.leader.handle(now, &n.standing, input) {
+                inputs.extend(self.carry_out(node, effect));
+            }
+        }
+        any
+    }
+
+    fn carry_out(&mut self, node: usize, effect: Effect) -> Option<Input> {
+        let (term, committed) = (self.term, self.committed.len());
+        let n = &mut self.nodes[node];
+        match effect {
+            Effect::Send(conn, reply) => {
+                return (!n.lines.send(conn, reply)).then_some(Input::Closed(conn));
+            }
+            Effect::Close(conn) => n.lines.close(conn),
+            Effect::Propose(number, proposal) => match n.believes {
+                None => n.inputs.push_back(not_leading(number)),
+                Some(believes) => {
+                    n.waiting.insert(number);
+                    // Those of a leader that was deposed without its knowing reach nobody.
+                    if believes == term {
+                        let (change, source) = (Some(Change::Shard(proposal)), (node, n.life, number));
+                        self.open.push_back(Entry { term, change, source });
+                    }
+                }
+            },
+            Effect::Confirm(number) => {
+                match n.believes {
+                    None => n.inputs.push_back(not_leading(number)),
+                    Some(believes) => n.barriers.push((believes, committed, number)),
+                }
+                self.pass_barriers();
+            }
+            Effect::Compute(_, work) => return Some(Input::Computed(Ok(work()))),
+            Effect::Switched(asker, switched) => asker.answer(switched),
+            Effect::Fetched(asker, fetched) => asker.answer(fetched),
+            Effect::Sleep | Effect::Wake => n.inputs.push_back(Input::SleepOrWake),
+        }
+        None
     }
 }
 
-impl Replication for Handle {
-    fn propose(&self, change: Change) -> BoxFuture<'_, Result<Waits, ProposeError>> {
-        let mut g = self.cluster.0.lock();
-        let term = g.term;
-        let n = &mut g.nodes[self.node];
-        let (Some(believes), true) = (n.believes, n.life == self.life) else {
-            return async { Err(ProposeError::new("it does not lead")) }.boxed();
-        };
-        n.proposals += 1;
-        let number = n.proposals;
-        let (tx, rx) = oneshot::channel();
-        n.waiting.insert(number, tx);
-        // Those of a leader that was deposed without its knowing reach nobody.
-        if believes == term {
-            g.open.push_back(Entry { term, change: Some(change), source: (self.node, self.life, number) });
-        }
-        let waits = async move { rx.await.unwrap_or_else(|_| Err(ProposeError::new("it has crashed"))) };
-        async move { Ok(waits.boxed()) }.boxed()
-    }
-
-    fn barrier(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
-        let mut g = self.cluster.0.lock();
-        let after = g.committed.len();
-        let n = &mut g.nodes[self.node];
-        let (tx, rx) = oneshot::channel();
-        if let (Some(believes), true) = (n.believes, n.life == self.life) {
-            n.barriers.push((believes, after, tx));
-        }
-        g.pass_barriers();
-        async move { rx.await.unwrap_or_else(|_| Err(ProposeError::new("it does not lead"))) }.boxed()
-    }
-
-    fn leadership(&self) -> watch::Receiver<Leadership> {
-        self.leadership.clone()
-    }
-
-    fn leader_address(&self) -> Option<String> {
-        self.leadership.borrow().leader.map(|l| address(l.0 as usize)).filter(|a| *a != address(self.node))
-    }
-
-    fn others(&self) -> usize {
-        self.cluster.0.lock().nodes.len() - 1
-    }
+fn not_leading(number: u64) -> Input {
+    Input::Outcome(number, Err(ProposeError::new("it does not lead")))
 }

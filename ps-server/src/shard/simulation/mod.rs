@@ -1,7 +1,8 @@
-//! Seeded schedules against the real owners of three replicas: push, retry, drop, duplicate, reorder, crash, partition,
-//! failover, snapshot, leave. Raft is modelled by what it promises ([`cluster`]), the workers by the session that
-//! real ones have ([`worker`]); the owners, admission, rounds, cuts and the replicated state are the real ones. Time is tokio's, paused,
-//! and nothing else is random, so a seed is a schedule.
+//! Seeded schedules against the real leaders' work of three replicas: push, retry, drop, duplicate, reorder, crash, partition,
+//! failover, snapshot, leave. Raft is modelled by what it promises ([`cluster`]), the workers have the session that real ones
+//! have ([`worker`]); admission, rounds, cuts, all of [`Leader`](crate::shard::leader::Leader) and the replicated state are the
+//! real ones. There is no runtime and no clock: time passes where the schedule says so, and nothing else is random, so a seed is
+//! a schedule.
 //!
 //! `PARAFT_SCHEDULES=20000` for a long run, `PARAFT_SEED=N` for one schedule.
 
@@ -9,7 +10,7 @@ mod cluster;
 mod invariants;
 mod worker;
 
-use crate::shard::owner::Event;
+use crate::shard::leader::Event;
 use cluster::Cluster;
 use invariants::History;
 use paraft_common::{
@@ -22,7 +23,7 @@ use rand_chacha::{
     ChaCha8Rng,
     rand_core::{Rng, SeedableRng},
 };
-use std::{cell::RefCell, panic::AssertUnwindSafe, rc::Rc, time::Duration};
+use std::{cell::RefCell, panic::AssertUnwindSafe, rc::Rc};
 use worker::{BUCKETS, PLACES, Stream, Worker};
 
 const NODES: usize = 3;
@@ -124,11 +125,9 @@ impl Schedule {
         self.trace.borrow_mut().push(what);
     }
 
-    /// Lets the owners do what they can.
-    async fn owners_work(&mut self) {
-        for _ in 0..8 {
-            tokio::task::yield_now().await;
-        }
+    /// Lets the leaders do what they can.
+    fn leaders_work(&mut self) {
+        self.cluster.works();
         let told = self.told;
         for w in &mut self.workers {
             self.told = self.told.max(w.sent(told));
@@ -136,7 +135,7 @@ impl Schedule {
     }
 
     /// What goes on whether anything fails or not.
-    async fn goes_on(&mut self) {
+    fn goes_on(&mut self) {
         if self.switches && self.below(60) == 0 {
             self.switch();
         }
@@ -167,14 +166,14 @@ impl Schedule {
             }
             _ => {
                 let ms = [1, 5, 20, 120][self.below(4)];
-                self.passes(ms).await;
+                self.passes(ms);
             }
         }
     }
 
     /// Time, in which the workers' heartbeats come.
-    async fn passes(&self, ms: u64) {
-        tokio::time::sleep(Duration::from_millis(ms)).await;
+    fn passes(&self, ms: u64) {
+        self.cluster.passes(ms);
         self.workers.iter().filter(|w| !w.hangs).filter_map(|w| w.stream.as_ref()).for_each(Stream::beats);
     }
 
@@ -186,12 +185,12 @@ impl Schedule {
         self.conns += 1;
         let of = |n: usize| {
             let g = self.cluster.0.lock();
-            (g.nodes[n].owner.clone(), g.nodes[n].shard.clone())
+            (g.nodes[n].events.clone(), g.nodes[n].shard.clone())
         };
         self.workers[w].connect(node, of, self.conns);
     }
 
-    async fn fails(&mut self) {
+    fn fails(&mut self) {
         let w = self.below(self.workers.len());
         // A quarter of the schedules is about a leader that keeps its term and loses its answers, another about one that
         // loses its term and does not know.
@@ -241,7 +240,7 @@ impl Schedule {
                 let what = if worker.hangs { "hangs" } else { "goes on" };
                 self.say(format!("worker {w} {what}"));
             }
-            UNAWARES => self.is_deposed_unawares(w).await,
+            UNAWARES => self.is_deposed_unawares(w),
             12 if self.below(2) == 0 && !self.workers[w].finished => {
                 self.say(format!("worker {w} dies"));
                 let old = self.workers[w].dies(&mut self.history);
@@ -265,9 +264,9 @@ impl Schedule {
         let leader = self.cluster.0.lock().leader;
         let node = if self.below(4) > 0 { leader } else { self.below(NODES) };
         self.say(format!("node {node} is asked for {mode}"));
-        let owner = self.cluster.0.lock().nodes[node].owner.clone();
+        let events = self.cluster.0.lock().nodes[node].events.clone();
         let (tx, _) = tokio::sync::oneshot::channel();
-        let _ = owner.try_send(Event::SwitchMode { number: None, mode, tx }); // its queue may be full
+        let _ = events.try_send(Event::SwitchMode { number: None, mode, tx }); // its queue may be full
     }
 
     fn elect(&mut self) {
@@ -287,7 +286,7 @@ impl Schedule {
 
     /// A worker finds a successor that trains with it at once. The leader applies what the successor commits, hears
     /// nothing of it otherwise, and still has its other workers.
-    async fn is_deposed_unawares(&mut self, w: usize) {
+    fn is_deposed_unawares(&mut self, w: usize) {
         let old = self.cluster.0.lock().leader;
         let successor = (old + 1 + self.below(NODES - 1)) % NODES;
         let kept = self.below(3);
@@ -302,11 +301,11 @@ impl Schedule {
             if let Some(s) = &mut self.workers[w].stream {
                 s.deliver(usize::MAX);
             }
-            self.passes(30).await;
-            self.owners_work().await;
+            self.passes(30);
+            self.leaders_work();
             self.cluster.commit(usize::MAX);
             self.cluster.apply(successor, usize::MAX);
-            self.owners_work().await;
+            self.leaders_work();
             let broken = self.workers[w].hears(&mut self.history);
             self.broken.extend(broken.map(|s| s.breaks(0)));
             self.cluster.apply(old, usize::MAX);
@@ -314,7 +313,7 @@ impl Schedule {
                 if let Some(s) = &mut self.workers[other].stream {
                     s.deliver(usize::MAX);
                 }
-                self.owners_work().await;
+                self.leaders_work();
                 let broken = self.workers[other].hears(&mut self.history);
                 self.broken.extend(broken.map(|s| s.breaks(0)));
             }
@@ -340,10 +339,10 @@ impl Schedule {
         self.cluster.0.lock().truth.read(|m| m.pushes)
     }
 
-    async fn run(&mut self) {
+    fn run(&mut self) {
         // Where everything goes wrong from the first moment on, hardly anyone gets to train before all is healed.
         if self.below(4) > 0 {
-            self.begins().await;
+            self.begins();
         }
         let events = 20 + self.rng.next_u64() % EVENTS;
         // Half of the schedules leave the workers time to train between two faults.
@@ -361,37 +360,37 @@ impl Schedule {
             }
             self.slow = self.slow.saturating_sub(1);
             if self.below(trouble) == 0 {
-                self.fails().await
+                self.fails()
             } else {
                 for _ in 0..if trains { 3 } else { 0 } {
-                    self.goes_on().await;
-                    self.owners_work().await;
+                    self.goes_on();
+                    self.leaders_work();
                 }
-                self.goes_on().await
+                self.goes_on()
             }
-            self.owners_work().await;
+            self.leaders_work();
             self.check();
         }
         self.amid = self.pushes() - begun;
         invariants::replicas(&self.cluster);
-        self.heals().await;
+        self.heals();
     }
 
     /// Everything goes well until every worker has weights.
-    async fn begins(&mut self) {
+    fn begins(&mut self) {
         self.say("a quiet beginning".into());
         for _ in 0..100 {
             if self.workers.iter().all(Worker::has_begun) {
                 return;
             }
-            self.nothing_fails().await;
+            self.nothing_fails();
         }
         panic!("nothing fails, and the workers do not begin: {:#?}", self.states());
     }
 
     /// All that was sent arrives, what is proposed is committed and applied, and some time passes. A stream stays what it
     /// is: a worker that is owed an answer waits for it, and asks nobody else.
-    async fn nothing_fails(&mut self) {
+    fn nothing_fails(&mut self) {
         (0..NODES).for_each(|n| self.cluster.hears(n));
         for w in 0..self.workers.len() {
             self.workers[w].hangs = false;
@@ -406,8 +405,8 @@ impl Schedule {
         }
         self.cluster.commit(usize::MAX);
         (0..NODES).for_each(|n| self.cluster.apply(n, usize::MAX));
-        self.passes(10).await;
-        self.owners_work().await;
+        self.passes(10);
+        self.leaders_work();
         self.check();
     }
 
@@ -416,11 +415,11 @@ impl Schedule {
     }
 
     /// Nothing fails from now on: everyone must come to the end.
-    async fn heals(&mut self) {
+    fn heals(&mut self) {
         self.say("everything heals".into());
         for mut old in std::mem::take(&mut self.broken) {
             while old.deliver(1) {
-                self.owners_work().await;
+                self.leaders_work();
             }
         }
         for _ in 0..4000 {
@@ -429,16 +428,11 @@ impl Schedule {
                 self.history.ends(&self.cluster.0.lock().truth);
                 return;
             }
-            self.nothing_fails().await;
+            self.nothing_fails();
         }
         let members = self.cluster.0.lock().truth.read(|m| m.members.clone());
         panic!("nothing fails, and the workers do not come to the end: {:#?} {members:?}", self.states());
     }
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    let mut builder = tokio::runtime::Builder::new_current_thread();
-    builder.enable_time().start_paused(true).build().expect("a runtime")
 }
 
 /// Plays one schedule.
@@ -446,7 +440,7 @@ fn play(seed: u64) {
     let trace = Rc::new(RefCell::new(Vec::new()));
     let seen = trace.clone();
     let played = std::panic::catch_unwind(AssertUnwindSafe(|| {
-        runtime().block_on(async move { Schedule::new(seed, seen).run().await });
+        Schedule::new(seed, seen).run();
     }));
     if let Err(failed) = played {
         eprintln!("schedule {seed}: {}", trace.borrow().join("; "));
@@ -470,12 +464,10 @@ fn every_schedule_keeps_every_promise() {
 #[test]
 fn a_seed_is_a_schedule() {
     let digest = |seed| {
-        runtime().block_on(async move {
-            let mut s = Schedule::new(seed, Rc::default());
-            s.run().await;
-            let g = s.cluster.0.lock();
-            (g.committed.len(), g.digests.clone())
-        })
+        let mut s = Schedule::new(seed, Rc::default());
+        s.run();
+        let g = s.cluster.0.lock();
+        (g.committed.len(), g.digests.clone())
     };
     for seed in 0..10 {
         assert_eq!(digest(seed), digest(seed), "seed {seed}");
@@ -487,20 +479,18 @@ fn a_seed_is_a_schedule() {
 fn the_schedules_have_what_they_are_for() {
     let mut seen = [0u64; 8];
     for seed in 0..400 {
-        runtime().block_on(async {
-            let mut s = Schedule::new(seed, Rc::default());
-            s.run().await;
-            let g = s.cluster.0.lock();
-            let (pushes, lost, switches, passed) =
-                g.truth.read(|m| (m.pushes, m.workers_lost, m.in_force.number, m.passed_over));
-            let conf = g.truth.configured();
-            let data = conf.iter().flat_map(|c| c.buckets.iter().map(|b| b.image()));
-            let records = data.map(|d| d.kept.len() as u64).sum();
-            let seen_now = [pushes, s.amid, s.doubts, lost, g.term - 1, switches, records, passed];
-            for (seen, n) in seen.iter_mut().zip(seen_now) {
-                *seen += n;
-            }
-        });
+        let mut s = Schedule::new(seed, Rc::default());
+        s.run();
+        let g = s.cluster.0.lock();
+        let (pushes, lost, switches, passed) =
+            g.truth.read(|m| (m.pushes, m.workers_lost, m.in_force.number, m.passed_over));
+        let conf = g.truth.configured();
+        let data = conf.iter().flat_map(|c| c.buckets.iter().map(|b| b.image()));
+        let records = data.map(|d| d.kept.len() as u64).sum();
+        let seen_now = [pushes, s.amid, s.doubts, lost, g.term - 1, switches, records, passed];
+        for (seen, n) in seen.iter_mut().zip(seen_now) {
+            *seen += n;
+        }
     }
     let [pushes, amid, doubts, lost, elections, switches, records, passed] = seen;
     assert!(pushes > 10_000 && doubts > 500 && lost > 10 && elections > 900, "{seen:?}");

@@ -1,4 +1,4 @@
-//! A worker: the session that real ones have, and what a training loop does with it. Between it and the owners are streams
+//! A worker: the session that real ones have, and what a training loop does with it. Between it and the leaders are streams
 //! that keep their order, may be slow, and may break at any message; a broken one may still deliver what was sent on it, long
 //! after the worker has another.
 
@@ -10,7 +10,7 @@ use crate::{
     rpc::convert,
     shard::{
         Shard,
-        owner::{Event, Life, Reply},
+        leader::{Event, Life, Reply},
     },
 };
 use bytes::Bytes;
@@ -352,7 +352,7 @@ impl Worker {
         self.session.pull(NOW, Pull::of(self.done), true);
     }
 
-    /// The owners have worked: what they have sent was sent when nobody knew of a session after `told`. Gives the last
+    /// The leaders have worked: what they have sent was sent when nobody knew of a session after `told`. Gives the last
     /// session that is told of here.
     pub fn sent(&mut self, told: SessionId) -> SessionId {
         let mut last = told;

@@ -1,52 +1,108 @@
 //! The bytes of a segment: encoding and decoding, no files.
 //!
 //! ```text
-//! segment: magic "PARAFTLG" 8 | format version 4 | flags and size 4 | salt 8 | first index 8 | CRC-32 of these 4
+//! segment: magic "PARAFTLG" 8 | format version 4 | flags and size 4 | salt 8 | first number 8 |
+//!          bytes of the table 4 | CRC-32 of the table 4 | CRC-32 of these 4 | table
 //! item:    magic 3 | kind 1 | header length 4 | payload length 4 | CRC-32 of header and payload 4 |
-//!          index 8 | synced 8 | CRC-32 of the salt and these 4 | header | payload
+//!          number 8 | synced 8 | group 8 | turn 8 | index 8 | CRC-32 of the salt and these 4 | header | payload
+//! table:   for each group: key 8 | flags 4 | turn 8 | first 8 | next 8 | purged 8 | bytes of the tag 4 | tag
 //! ```
 //!
 //! - *salt*: a random number of this use of the file. Segments are recycled: behind the last item lies what an
 //!   earlier use left, and the salt in the checksum keeps it from being taken for ours.
-//! - *flags and size*: the lowest bit says that the log begins here; the others, how long the file is at least, in
+//! - *flags and size*: the lowest bit is of version 2 (the log begins here); the others, how long the file is at least, in
 //!   blocks of 4 KiB. The size is reserved before the segment has its name, and what is cut off its end is put back
 //!   as zeros: a file that is shorter was cut by someone else.
-//! - *synced*: every record with an index below this one was durable when the item was written. It is what
+//! - *number*: items are numbered through, whosever they are; a mark has that of the item that would be next.
+//! - *synced*: every item with a number below this one was durable when the item was written. It is what
 //!   tells a torn tail from damage.
+//! - *turn*: the items of one group are numbered through as well. Where the bytes of some items cannot be told any more, a
+//!   group whose turns go on after them had none there.
+//! - *table*: what every group had come to when the segment was begun, so that segments before it can go, and that
+//!   damage before it can be told from harm.
 //! - The lengths have a checksum of their own (with the rest of the head), so they are known good before
 //!   anything is allocated or skipped.
+//!
+//! Version 2 is the log of one replica by itself, as releases before this one wrote it; it is only read. It has no table, no
+//! group and no turn, and its items are numbered by their index.
 
-use super::{MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES};
-use bytes::Buf;
+use super::{MAX_GROUPS, MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, MAX_TAG_BYTES};
+use bytes::{Buf, BufMut, Bytes};
 use paraft_common::Payload;
 
 const MAGIC: [u8; 8] = *b"PARAFTLG";
-pub(super) const VERSION: u32 = 2;
-/// Bytes before a segment's first item.
-pub(super) const PREFIX_BYTES: usize = 36;
-/// Bytes of an item before its header.
-pub(super) const HEAD_BYTES: usize = 36;
 /// What every item begins with; its kind follows. Not UTF-8, and no float that weights would hold.
 pub(super) const ITEM_MAGIC: [u8; 3] = [0xF5, b'P', 0xF7];
 
 /// More do not fit beside the flag: 8 TiB.
 const MAX_BLOCKS: u32 = u32::MAX >> 1;
 
-/// The log begins with this segment, rather than going on from one that was purged or is missing.
+/// The log begins with this segment, rather than going on from one that was purged or is missing. Of version 2.
 const STARTS_LOG: u32 = 1;
+
+/// Numbers and turns are below: what is counted on from them stays a number.
+const MAX_NUMBER: u64 = 1 << 62;
 
 /// Sizes of segments are multiples of this.
 pub(super) const BLOCK_BYTES: u64 = 4 << 10;
 
+/// A table's entry without its tag.
+const ENTRY_BYTES: usize = 48;
+const MAX_TABLE_BYTES: usize = MAX_GROUPS * (ENTRY_BYTES + MAX_TAG_BYTES);
+
+/// Whose records a segment has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// One replica's: version 2.
+    Single,
+    /// Those of all groups of a server: version 3.
+    Shared,
+}
+
+impl Layout {
+    pub fn version(self) -> u32 {
+        match self {
+            Layout::Single => 2,
+            Layout::Shared => 3,
+        }
+    }
+
+    /// Bytes before a segment's table, or its first item.
+    pub fn prefix_bytes(self) -> usize {
+        match self {
+            Layout::Single => 36,
+            Layout::Shared => PREFIX_BYTES,
+        }
+    }
+
+    /// Bytes of an item before its header.
+    pub fn head_bytes(self) -> usize {
+        match self {
+            Layout::Single => 36,
+            Layout::Shared => HEAD_BYTES,
+        }
+    }
+}
+
+/// Of a shared log's item.
+pub(super) const HEAD_BYTES: usize = 60;
+/// Of a shared log's segment.
+const PREFIX_BYTES: usize = 44;
+/// Of any layout's.
+pub(super) const MAX_PREFIX_BYTES: usize = PREFIX_BYTES;
+
 /// What a segment file says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Prefix {
+    pub layout: Layout,
     pub salt: u64,
     pub first: u64,
-    /// Nothing was before it in the log, so nothing can be missing before it.
+    /// Nothing was before it in the log, so nothing can be missing before it. Of version 2.
     pub starts_log: bool,
     /// The file has at least so many bytes, a multiple of [`BLOCK_BYTES`]; 0 where the file system reserves nothing.
     pub reserved: u64,
+    pub table_bytes: u32,
+    pub table_crc: u32,
 }
 
 /// Why these are not the first bytes of a segment.
@@ -57,54 +113,178 @@ pub(super) enum BadPrefix {
 }
 
 impl Prefix {
+    /// Of a shared log.
     pub fn encode(&self) -> [u8; PREFIX_BYTES] {
         let mut out = [0; PREFIX_BYTES];
         out[..8].copy_from_slice(&MAGIC);
-        out[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        out[8..12].copy_from_slice(&self.layout.version().to_le_bytes());
         let blocks = u32::try_from(self.reserved / BLOCK_BYTES).unwrap_or(0).min(MAX_BLOCKS);
         let flags = if self.starts_log { STARTS_LOG } else { 0 };
         out[12..16].copy_from_slice(&(blocks << 1 | flags).to_le_bytes());
         out[16..24].copy_from_slice(&self.salt.to_le_bytes());
         out[24..32].copy_from_slice(&self.first.to_le_bytes());
-        let crc = crc32fast::hash(&out[..32]);
-        out[32..].copy_from_slice(&crc.to_le_bytes());
+        out[32..36].copy_from_slice(&self.table_bytes.to_le_bytes());
+        out[36..40].copy_from_slice(&self.table_crc.to_le_bytes());
+        let crc = crc32fast::hash(&out[..40]);
+        out[40..].copy_from_slice(&crc.to_le_bytes());
         out
     }
 
-    pub fn decode(bytes: &[u8; PREFIX_BYTES]) -> Result<Prefix, BadPrefix> {
-        let mut rest = &bytes[8..];
-        let (version, flags) = (rest.get_u32_le(), rest.get_u32_le());
-        let (salt, first, crc) = (rest.get_u64_le(), rest.get_u64_le(), rest.get_u32_le());
-        if !bytes.starts_with(&MAGIC) {
+    /// `bytes`: the first [`MAX_PREFIX_BYTES`] of the file, or all of them.
+    pub fn decode(layout: Layout, bytes: &[u8]) -> Result<Prefix, BadPrefix> {
+        let Some(own) = bytes.get(..layout.prefix_bytes()) else {
+            return Err(BadPrefix::Damaged("it is shorter than an empty segment"));
+        };
+        let (body, mut crc) = own.split_at(layout.prefix_bytes() - 4);
+        let Some(mut rest) = body.strip_prefix(&MAGIC) else {
             return Err(BadPrefix::Damaged("it does not begin as a segment of a log does"));
+        };
+        let (version, flags) = (rest.get_u32_le(), rest.get_u32_le());
+        // The checksum of another version lies elsewhere: that it is one is believed only where it fits there.
+        for other in [Layout::Single, Layout::Shared].into_iter().filter(|l| *l != layout) {
+            let at = other.prefix_bytes() - 4;
+            let fits =
+                bytes.get(at..at + 4).is_some_and(|crc| crc == crc32fast::hash(&bytes[..at]).to_le_bytes());
+            if version == other.version() && fits {
+                return Err(BadPrefix::Version(version));
+            }
         }
-        if crc != crc32fast::hash(&bytes[..32]) {
+        if crc.get_u32_le() != crc32fast::hash(body) {
             return Err(BadPrefix::Damaged("its first bytes fail their checksum"));
         }
-        if version != VERSION {
+        if version != layout.version() {
             return Err(BadPrefix::Version(version));
         }
-        let reserved = u64::from(flags >> 1) * BLOCK_BYTES;
-        Ok(Prefix { salt, first, starts_log: flags & STARTS_LOG != 0, reserved })
+        let (salt, first) = (rest.get_u64_le(), rest.get_u64_le());
+        let (table_bytes, table_crc) = match layout {
+            Layout::Single => (0, crc32fast::hash(&[])),
+            Layout::Shared => (rest.get_u32_le(), rest.get_u32_le()),
+        };
+        if table_bytes as usize > MAX_TABLE_BYTES || first >= MAX_NUMBER {
+            return Err(BadPrefix::Damaged("its first bytes say what cannot be"));
+        }
+        let (reserved, starts_log) = (u64::from(flags >> 1) * BLOCK_BYTES, flags & STARTS_LOG != 0);
+        Ok(Prefix { layout, salt, first, starts_log, reserved, table_bytes, table_crc })
     }
+
+    /// Where the first item begins.
+    pub fn start(&self) -> u64 {
+        self.layout.prefix_bytes() as u64 + u64::from(self.table_bytes)
+    }
+}
+
+/// What a group had come to when a segment was begun.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub key: u64,
+    /// Something of it could not be told any more.
+    pub damaged: bool,
+    /// The turn of its next item.
+    pub turn: u64,
+    /// Index of its first record; where it has none, of the next.
+    pub first: u64,
+    /// Index of its next record; `None`: any.
+    pub next: Option<u64>,
+    pub purged: Option<(u64, Bytes)>,
+}
+
+/// The key of an entry that stands for groups which are not listed: such may have begun where something could not be told any
+/// more.
+pub(super) const UNLISTED: u64 = u64::MAX;
+
+const DAMAGED: u32 = 1;
+
+pub(super) fn encode_table(entries: &[Entry]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(64 * entries.len());
+    for e in entries {
+        out.put_u64_le(e.key);
+        out.put_u32_le(if e.damaged { DAMAGED } else { 0 });
+        out.put_u64_le(e.turn);
+        out.put_u64_le(e.first);
+        out.put_u64_le(e.next.unwrap_or(u64::MAX));
+        let (upto, tag) = e.purged.as_ref().map_or((u64::MAX, &[][..]), |(upto, tag)| (*upto, &tag[..]));
+        out.put_u64_le(upto);
+        out.put_u32_le(tag.len() as u32); // at most MAX_TAG_BYTES
+        out.put_slice(tag);
+    }
+    out
+}
+
+/// `None`: it is not what [`encode_table`] gives.
+pub(super) fn decode_table(bytes: &[u8]) -> Option<Vec<Entry>> {
+    let (mut rest, mut entries, mut last) = (bytes, Vec::new(), None);
+    while !rest.is_empty() {
+        if rest.len() < ENTRY_BYTES {
+            return None;
+        }
+        let (key, flags, turn) = (rest.get_u64_le(), rest.get_u32_le(), rest.get_u64_le());
+        let (first, next) = (rest.get_u64_le(), Some(rest.get_u64_le()).filter(|next| *next != u64::MAX));
+        let (upto, length) = (rest.get_u64_le(), rest.get_u32_le() as usize);
+        let tag = Bytes::copy_from_slice(rest.split_off(..length)?);
+        let purged = (upto != u64::MAX).then_some((upto, tag));
+        let ordered = last.is_none_or(|last| last < key) && next.is_none_or(|next| first <= next);
+        if !ordered
+            || turn >= MAX_NUMBER
+            || length > MAX_TAG_BYTES
+            || flags > DAMAGED
+            || purged.is_none() && length > 0
+        {
+            return None;
+        }
+        last = Some(key);
+        entries.push(Entry { key, damaged: flags == DAMAGED, turn, first, next, purged });
+    }
+    Some(entries)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Record,
-    /// The log was closed here with everything durable; `index` is that of the record that would be next.
+    /// The log was closed here with everything durable.
     Mark,
+    /// A record once more, so that the segment where it was can go.
+    Moved,
+    /// The group's records from `index` on are gone.
+    Truncate,
+    /// Those up to and including `index` are purged; the header is the tag.
+    Purge,
+    /// The group is gone.
+    Remove,
 }
 
-/// What stands before a record's bytes.
+const KINDS: [Kind; 6] = [Kind::Record, Kind::Mark, Kind::Moved, Kind::Truncate, Kind::Purge, Kind::Remove];
+
+impl Kind {
+    fn to_byte(self) -> u8 {
+        KINDS.iter().position(|k| *k == self).map_or(0, |place| place as u8 + 1)
+    }
+
+    fn from_byte(byte: u8) -> Option<Kind> {
+        KINDS.get(usize::from(byte).checked_sub(1)?).copied()
+    }
+
+    /// Bounds of its header and payload.
+    fn most(self) -> (usize, usize) {
+        match self {
+            Kind::Record | Kind::Moved => (MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES),
+            Kind::Purge => (MAX_TAG_BYTES, 0),
+            Kind::Mark | Kind::Truncate | Kind::Remove => (0, 0),
+        }
+    }
+}
+
+/// What stands before an item's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub kind: Kind,
     pub header_bytes: u32,
     pub payload_bytes: u32,
     pub body_crc: u32,
-    pub index: u64,
+    pub number: u64,
     pub synced: u64,
+    pub group: u64,
+    pub turn: u64,
+    pub index: u64,
 }
 
 fn head_crc(salt: u64, head: &[u8]) -> u32 {
@@ -126,45 +306,52 @@ impl Head {
         u64::from(self.header_bytes) + u64::from(self.payload_bytes)
     }
 
+    /// Of a shared log.
     pub fn encode(&self, salt: u64) -> [u8; HEAD_BYTES] {
         let mut out = [0; HEAD_BYTES];
-        out[..3].copy_from_slice(&ITEM_MAGIC);
-        out[3] = match self.kind {
-            Kind::Record => 1,
-            Kind::Mark => 2,
-        };
-        out[4..8].copy_from_slice(&self.header_bytes.to_le_bytes());
-        out[8..12].copy_from_slice(&self.payload_bytes.to_le_bytes());
-        out[12..16].copy_from_slice(&self.body_crc.to_le_bytes());
-        out[16..24].copy_from_slice(&self.index.to_le_bytes());
-        out[24..32].copy_from_slice(&self.synced.to_le_bytes());
-        let crc = head_crc(salt, &out[..32]);
-        out[32..].copy_from_slice(&crc.to_le_bytes());
+        let mut rest = &mut out[..];
+        rest.put_slice(&ITEM_MAGIC);
+        rest.put_u8(self.kind.to_byte());
+        for word in [self.header_bytes, self.payload_bytes, self.body_crc] {
+            rest.put_u32_le(word);
+        }
+        for long in [self.number, self.synced, self.group, self.turn, self.index] {
+            rest.put_u64_le(long);
+        }
+        let crc = head_crc(salt, &out[..HEAD_BYTES - 4]);
+        out[HEAD_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
         out
     }
 
-    /// The head that these bytes are, if they are one that was written with this salt.
-    pub fn decode(salt: u64, bytes: &[u8; HEAD_BYTES]) -> Option<Head> {
-        let mut rest = &bytes[3..];
-        let kind = match rest.get_u8() {
-            1 => Kind::Record,
-            2 => Kind::Mark,
-            _ => return None,
-        };
+    /// `bytes`: at least as many as the layout's head has.
+    pub fn decode(layout: Layout, salt: u64, bytes: &[u8]) -> Option<Head> {
+        let (body, mut crc) = bytes.get(..layout.head_bytes())?.split_at(layout.head_bytes() - 4);
+        let mut rest = body.strip_prefix(&ITEM_MAGIC)?;
+        if crc.get_u32_le() != head_crc(salt, body) {
+            return None;
+        }
+        let kind = Kind::from_byte(rest.get_u8())?;
         let (header_bytes, payload_bytes, body_crc) =
             (rest.get_u32_le(), rest.get_u32_le(), rest.get_u32_le());
-        let (index, synced, crc) = (rest.get_u64_le(), rest.get_u64_le(), rest.get_u32_le());
-        let bounded =
-            header_bytes as usize <= MAX_HEADER_BYTES && payload_bytes as usize <= MAX_PAYLOAD_BYTES;
-        let bodiless = header_bytes == 0 && payload_bytes == 0;
-        let fits = bounded && synced <= index && index < u64::MAX && (kind == Kind::Record || bodiless);
-        (bytes.starts_with(&ITEM_MAGIC) && fits && crc == head_crc(salt, &bytes[..32])).then_some(Head {
+        let (number, synced) = (rest.get_u64_le(), rest.get_u64_le());
+        let (group, turn, index) = match layout {
+            Layout::Single if !matches!(kind, Kind::Record | Kind::Mark) => return None,
+            Layout::Single => (0, number, number),
+            Layout::Shared => (rest.get_u64_le(), rest.get_u64_le(), rest.get_u64_le()),
+        };
+        let (most_header, most_payload) = kind.most();
+        let fits = header_bytes as usize <= most_header && payload_bytes as usize <= most_payload;
+        let possible = number < MAX_NUMBER && turn < MAX_NUMBER && index < u64::MAX;
+        (fits && possible).then_some(Head {
             kind,
             header_bytes,
             payload_bytes,
             body_crc,
-            index,
+            number,
             synced,
+            group,
+            turn,
+            index,
         })
     }
 }
@@ -179,67 +366,139 @@ mod tests {
         header_bytes: 3,
         payload_bytes: 4,
         body_crc: 0x0102_0304,
-        index: 9,
+        number: 9,
         synced: 8,
+        group: 0x11,
+        turn: 6,
+        index: 5,
     };
 
-    /// Old files must stay readable: whoever changes these bytes raises the version.
+    /// Files of released versions must stay readable: whoever changes these bytes raises the version.
     #[test]
-    fn the_bytes_of_version_2_are_these() {
-        let prefix =
-            Prefix { salt: 0x1122_3344_5566_7788, first: 7, starts_log: true, reserved: 3 * BLOCK_BYTES };
-        let expected = b"PARAFTLG\x02\0\0\0\x07\0\0\0\x88\x77\x66\x55\x44\x33\x22\x11\x07\0\0\0\0\0\0\0";
-        assert_eq!(prefix.encode()[..32], expected[..]);
-        assert_eq!(prefix.encode()[32..], crc32fast::hash(expected).to_le_bytes());
+    fn the_bytes_of_version_3_are_these() {
+        let prefix = Prefix {
+            layout: Layout::Shared,
+            salt: 0x1122_3344_5566_7788,
+            first: 7,
+            starts_log: false,
+            reserved: 3 * BLOCK_BYTES,
+            table_bytes: 5,
+            table_crc: 0x0a0b_0c0d,
+        };
+        let expected = b"PARAFTLG\x03\0\0\0\x06\0\0\0\x88\x77\x66\x55\x44\x33\x22\x11\x07\0\0\0\0\0\0\0\x05\0\0\0\x0d\x0c\x0b\x0a";
+        assert_eq!(prefix.encode()[..40], expected[..]);
+        assert_eq!(prefix.encode()[40..], crc32fast::hash(expected).to_le_bytes());
+        assert_eq!(Prefix::decode(Layout::Shared, &prefix.encode()), Ok(prefix));
         let expected =
-            b"\xF5P\xF7\x01\x03\0\0\0\x04\0\0\0\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0";
-        assert_eq!(HEAD.encode(5)[..32], expected[..]);
+            b"\xF5P\xF7\x01\x03\0\0\0\x04\0\0\0\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\
+            \x11\0\0\0\0\0\0\0\x06\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0";
+        assert_eq!(HEAD.encode(5)[..56], expected[..]);
         let mut salted = 5u64.to_le_bytes().to_vec();
         salted.extend(expected);
-        assert_eq!(HEAD.encode(5)[32..], crc32fast::hash(&salted).to_le_bytes());
+        assert_eq!(HEAD.encode(5)[56..], crc32fast::hash(&salted).to_le_bytes());
+        let entry = Entry {
+            key: 1,
+            damaged: true,
+            turn: 2,
+            first: 3,
+            next: Some(4),
+            purged: Some((2, Bytes::from_static(b"t"))),
+        };
+        let expected = b"\x01\0\0\0\0\0\0\0\x01\0\0\0\x02\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0\x04\0\0\0\0\0\0\0\
+            \x02\0\0\0\0\0\0\0\x01\0\0\0t";
+        assert_eq!(encode_table(&[entry]), expected);
+    }
+
+    /// What releases before the shared log wrote.
+    #[test]
+    fn the_bytes_of_version_2_are_read() {
+        let mut bytes =
+            b"PARAFTLG\x02\0\0\0\x07\0\0\0\x88\x77\x66\x55\x44\x33\x22\x11\x07\0\0\0\0\0\0\0".to_vec();
+        bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+        let prefix = Prefix::decode(Layout::Single, &bytes).unwrap();
+        assert_eq!((prefix.salt, prefix.first, prefix.starts_log), (0x1122_3344_5566_7788, 7, true));
+        assert_eq!((prefix.reserved, prefix.start()), (3 * BLOCK_BYTES, 36));
+        bytes.extend([0; 8]);
+        assert_eq!(Prefix::decode(Layout::Shared, &bytes), Err(BadPrefix::Version(2)));
+        let mut head =
+            b"\xF5P\xF7\x01\x03\0\0\0\x04\0\0\0\x04\x03\x02\x01\x09\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0".to_vec();
+        head.extend(head_crc(5, &head).to_le_bytes());
+        let expected = Head { group: 0, turn: 9, index: 9, ..HEAD };
+        assert_eq!(Head::decode(Layout::Single, 5, &head), Some(expected));
     }
 
     #[test]
     fn a_head_of_another_use_of_the_file_is_none() {
-        assert_eq!(Head::decode(5, &HEAD.encode(5)), Some(HEAD));
-        assert_eq!(Head::decode(6, &HEAD.encode(5)), None);
+        assert_eq!(Head::decode(Layout::Shared, 5, &HEAD.encode(5)), Some(HEAD));
+        assert_eq!(Head::decode(Layout::Shared, 6, &HEAD.encode(5)), None);
     }
 
     #[test]
-    fn lengths_beyond_the_bounds_are_refused_even_with_a_good_checksum() {
+    fn what_is_beyond_the_bounds_is_refused_even_with_a_good_checksum() {
+        let none =
+            |head: Head| assert_eq!(Head::decode(Layout::Shared, 1, &head.encode(1)), None, "{head:?}");
         for (header_bytes, payload_bytes) in
             [(u32::MAX, 0), (0, u32::MAX), ((16 << 20) + 1, 0), (0, (16 << 20) + 1)]
         {
-            let head = Head { header_bytes, payload_bytes, ..HEAD };
-            assert_eq!(Head::decode(1, &head.encode(1)), None, "{head:?}");
+            none(Head { header_bytes, payload_bytes, ..HEAD });
         }
-        assert_eq!(Head::decode(1, &Head { index: u64::MAX, ..HEAD }.encode(1)), None);
-        assert_eq!(Head::decode(1, &Head { kind: Kind::Mark, ..HEAD }.encode(1)), None, "a mark with a body");
+        none(Head { index: u64::MAX, ..HEAD });
+        none(Head { number: MAX_NUMBER, ..HEAD });
+        none(Head { turn: MAX_NUMBER, ..HEAD });
+        for kind in [Kind::Mark, Kind::Truncate, Kind::Remove, Kind::Purge] {
+            none(Head { kind, ..HEAD });
+        }
+    }
+
+    fn entry() -> impl Strategy<Value = Entry> {
+        let purged = prop::option::of((0..9u64, prop::collection::vec(any::<u8>(), 0..9)));
+        (any::<bool>(), 0..9u64, 0..9u64, prop::option::of(0..9u64), purged).prop_map(
+            |(damaged, turn, first, more, purged)| Entry {
+                key: 0,
+                damaged,
+                turn,
+                first,
+                next: more.map(|more| first + more),
+                purged: purged.map(|(upto, tag)| (upto, tag.into())),
+            },
+        )
     }
 
     proptest! {
         #[test]
+        fn a_table_comes_back_as_it_was(mut entries in prop::collection::vec(entry(), 0..5), cut in 0usize..99) {
+            (0..).zip(&mut entries).for_each(|(key, e)| e.key = key);
+            let bytes = encode_table(&entries);
+            prop_assert_eq!(decode_table(&bytes), Some(entries));
+            let cut = &bytes[..cut.min(bytes.len())];
+            if let Some(some) = decode_table(cut) {
+                prop_assert_eq!(encode_table(&some), cut);
+            }
+        }
+
+        #[test]
         fn any_bytes_decode_to_what_encodes_to_them(
-            mut bytes in prop::array::uniform32(any::<u8>()), tail in any::<[u8; 4]>(), salt: u64, mend: bool
+            mut bytes in prop::collection::vec(any::<u8>(), HEAD_BYTES), salt: u64, mend: bool
         ) {
             if mend {
                 // Past the checksum, so that the checks behind it are reached.
                 bytes[..3].copy_from_slice(&ITEM_MAGIC);
-                bytes[3] = 1 + bytes[3] % 2;
+                bytes[3] = 1 + bytes[3] % 6;
+                let crc = head_crc(salt, &bytes[..HEAD_BYTES - 4]);
+                bytes[HEAD_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
             }
-            let mut all = [0; HEAD_BYTES];
-            all[..32].copy_from_slice(&bytes);
-            all[32..].copy_from_slice(&if mend { head_crc(salt, &bytes).to_le_bytes() } else { tail });
-            if let Some(head) = Head::decode(salt, &all) {
-                prop_assert_eq!(head.encode(salt), all);
+            if let Some(head) = Head::decode(Layout::Shared, salt, &bytes) {
+                prop_assert_eq!(head.encode(salt).to_vec(), bytes.clone());
             }
-            all[..8].copy_from_slice(&MAGIC);
+            bytes.truncate(PREFIX_BYTES);
+            bytes[..8].copy_from_slice(&MAGIC);
             if mend {
-                let crc = crc32fast::hash(&all[..32]);
-                all[32..].copy_from_slice(&crc.to_le_bytes());
+                bytes[8..12].copy_from_slice(&3u32.to_le_bytes());
+                let crc = crc32fast::hash(&bytes[..40]);
+                bytes[40..].copy_from_slice(&crc.to_le_bytes());
             }
-            if let Ok(prefix) = Prefix::decode(&all) {
-                prop_assert_eq!(prefix.encode(), all);
+            if let Ok(prefix) = Prefix::decode(Layout::Shared, &bytes) {
+                prop_assert_eq!(prefix.encode().to_vec(), bytes);
             }
         }
     }

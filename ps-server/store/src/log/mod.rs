@@ -1,18 +1,21 @@
-//! The log of one replica, on disk.
+//! The log of a server, on disk, which all its groups share.
 //!
-//! A folder of segments, append-only files that are named by the index of their first record, and the purge
-//! point. One thread writes; everything that is queued while it waits for the disk shares its next sync (group
-//! commit). What is written can be read back while the log runs ([`Log::read`]): where each record lies is kept in
-//! memory (24 bytes a record), the records are not.
+//! A folder of segments, append-only files that are named by the number of their first item. Each item is of one group: a
+//! record with its index, or that records were given up. One thread writes; everything that all groups queue while it
+//! waits for the disk shares its next sync (group commit). What is written can be read back while the log runs
+//! ([`Log::read`]): where each record lies is kept in memory, the records are not.
 //!
 //! ```text
 //! 0000000000000000.log   sealed: full and durable as a whole
 //! 0000000000000812.log   active: the last one
 //! 0000000000000000.spare purged, kept to be written over (at most 4)
-//! purged                 the purge point and its tag
 //! cutting                only while the end of a segment is cut off: which
 //! LOCK                   held while a log is open here
 //! ```
+//!
+//! Each segment begins with a table: what every group had come to by then. So the oldest segment can go as soon as no group
+//! needs a record in it. Where a group that is seldom purged keeps old segments, and they take more than all records that are
+//! needed, what is needed of the oldest is written again at the log's end: no more over time than was given up.
 //!
 //! # Spares
 //!
@@ -23,36 +26,49 @@
 //!
 //! # A torn tail and damage
 //!
-//! A crash may leave any part of what was not yet synced, in any order: of three records written together, the
-//! second may be missing. So a record that fails its checksum is not by itself damage, nor is a good one behind
-//! it proof of it. Every record says how far the log was durable when it was written, and that decides. A bad
-//! record is
+//! A crash may leave any part of what was not yet synced, in any order: of three items written together, the
+//! second may be missing. So an item that fails its checksum is not by itself damage, nor is a good one behind
+//! it proof of it. Every item says how far the log was durable when it was written, and that decides. A bad
+//! item is
 //!
 //! - **damage**, if it is in a sealed segment, or if anything behind it in the last one says that it was durable
-//!   before, or if the file is shorter than what was reserved for it: [`Log::open`] refuses, names file and offset,
-//!   and changes nothing;
+//!   before; so is a file that is shorter than what was reserved for it;
 //! - **a torn tail** otherwise: it and what is behind it are cut. Nothing that was acknowledged is in there,
 //!   unless the disk lost it.
 //!
-//! The last words are the limit. Records of the last batch, acknowledged but with nothing written after them,
+//! The last words are the limit. Items of the last batch, acknowledged but with nothing written after them,
 //! look the same when a crash tore them and when the disk damaged them later; they are cut, and
-//! [`Recovered::torn_bytes`] is not 0. A log that was closed in order ends with a mark, so after that every bad
-//! record is known to be damage. What also cannot be seen: zeros over the last segment from some record to its end;
+//! [`SharedLog::open`] says that bytes were. A log that was closed in order ends with a mark, so after that every bad
+//! item is known to be damage. What also cannot be seen: zeros over the last segment from some item to its end;
 //! a last segment that was removed, or put back from an older copy; on a file system that reserves nothing, a last
 //! segment that was cut short.
+//!
+//! # Whose damage it is
+//!
+//! [`SharedLog::open`] opens a log with damage; [`SharedLog::group`] refuses the groups that it may have hit, names file and
+//! offset, and lets the others go on. Where only what an item holds is bad, that is its group. Where nobody can tell any more
+//! whose items lay there (a head, a segment's beginning, a segment that is gone), it is every group but those whose own
+//! numbering of their items, in a later item or table, shows that none of theirs is missing, and those that have purged what was
+//! before. A group of which nothing is left at all may have begun there: it is refused until it is begun anew. Nothing of a damaged log is changed, and no segment goes while a group is damaged: [`SharedLog::keep`] copies what
+//! there is of the group elsewhere, [`SharedLog::remove`] lets the log go on without it.
 
+mod files;
 mod format;
-mod places;
+mod groups;
+mod keep;
+#[cfg(test)]
+mod properties;
 mod recover;
 mod segment;
 mod segments;
+mod single;
 mod writer;
 
 use crate::{Disk, StoreError};
 use bytes::Bytes;
+use groups::Groups;
 use paraft_common::Payload;
 use parking_lot::Mutex;
-use places::Places;
 use std::{
     io,
     ops::Range,
@@ -60,7 +76,7 @@ use std::{
     sync::{Arc, mpsc},
     thread::JoinHandle,
 };
-use writer::{Job, Owed, Shared};
+use writer::{Job, Owed, Shared, What};
 
 /// A record's header has at most so many bytes.
 pub const MAX_HEADER_BYTES: usize = 16 << 20;
@@ -68,9 +84,11 @@ pub const MAX_HEADER_BYTES: usize = 16 << 20;
 pub const MAX_PAYLOAD_BYTES: usize = 16 << 20;
 
 /// A purge point's tag has at most so many bytes.
-const MAX_TAG_BYTES: usize = 64 << 10;
+const MAX_TAG_BYTES: usize = 4 << 10;
+/// A log has at most so many groups.
+const MAX_GROUPS: usize = 4096;
 
-/// One record of a log. Indices are consecutive.
+/// One record of a group. Indices are consecutive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Its place in the log; below `u64::MAX`.
@@ -92,8 +110,8 @@ impl Record {
 pub struct LogOptions {
     /// A segment is full at about so many bytes at most; a single record may be longer. The first has 1 MiB, if that
     /// is less, and each later one as much as the log has by then. That is also what is reserved at once, and the
-    /// grain of [`Log::purge`]: a log takes up to twice the disk of its records, and up to four segments more for
-    /// spares. Default 64 MiB; at least 4 KiB.
+    /// grain of [`Log::purge`]: a log takes up to twice the disk of its records and five segments, and up to four segments
+    /// more for spares. Default 64 MiB; at least 4 KiB.
     pub segment_bytes: u64,
     /// Records are synced before they are acknowledged. Without it a crash of the machine (not of the process)
     /// costs acknowledged records. Default true.
@@ -106,19 +124,16 @@ impl Default for LogOptions {
     }
 }
 
-/// What was in the folder.
+/// What was in the log of a group.
 #[derive(Clone, Debug, Default)]
 pub struct Recovered {
     /// How many records there are after the purge point. They are durable.
     pub records: u64,
     /// The purge point and what [`Log::purge`] was given with it.
     pub purged: Option<(u64, Bytes)>,
-    /// Bytes of records that were begun and not whole, or came after such, and were cut. 0 after an orderly
-    /// end, and mostly after a crash.
-    pub torn_bytes: u64,
 }
 
-/// What a log has done since it was opened. Numbers only grow, but for `queued_bytes`.
+/// What a log has done since it was opened, for all its groups. Numbers only grow, but for `queued_bytes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogStats {
     /// Records written.
@@ -131,6 +146,8 @@ pub struct LogStats {
     pub segments: u64,
     /// Segments begun by writing over a spare.
     pub recycled: u64,
+    /// Records written again, so that the segment where they were could go.
+    pub moved: u64,
     /// Bytes of headers and payloads that wait to be written.
     pub queued_bytes: u64,
 }
@@ -138,70 +155,239 @@ pub struct LogStats {
 /// Called once with the outcome of an append.
 pub type Done = Box<dyn FnOnce(io::Result<()>) + Send>;
 
-/// A handle to one replica's log. Clones are the same log; with the last one it is closed: what is queued is
-/// written, the thread ends, the folder is free.
+/// A handle to the log of a server. Clones are the same log, and so are the handles to its groups; with the last of them it is
+/// closed: what is queued is written, the thread ends, the folder is free.
 ///
-/// After the first failure of the disk the log is poisoned: every later call fails with what happened first,
-/// nothing is written any more. Open it anew when the disk is mended; what was acknowledged is there.
+/// After the first failure of the disk the log is poisoned: every later call, of any group, fails with what happened first,
+/// nothing is written any more, and the folder is free. Open it anew when the disk is mended; what was acknowledged is there.
 #[derive(Clone, Debug)]
-pub struct Log {
+pub struct SharedLog {
     inner: Arc<Inner>,
 }
 
 #[derive(Debug)]
 struct Inner {
     shared: Arc<Shared>,
-    places: Arc<Places>,
+    groups: Arc<Groups>,
     disk: Arc<dyn Disk>,
     dir: PathBuf,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Log {
-    /// Opens the log in `dir`, or begins one there; the folder belongs to it alone. Cuts a torn tail, refuses
-    /// damage (the module's text says what is which). Every record after the purge point is read, checked and given to
-    /// `each`, in order, one in memory at a time; on an error forget what was given.
+/// A handle to the log of one group within its server's. Clones are the same; with the last one it is closed, and what is
+/// queued is written.
+#[derive(Clone, Debug)]
+pub struct Log {
+    open: Arc<Open>,
+}
+
+#[derive(Debug)]
+struct Open {
+    of: SharedLog,
+    key: u64,
+}
+
+impl SharedLog {
+    /// Opens the log in `dir`, or begins one there; the folder belongs to it alone. Cuts a torn tail, and gives how many bytes
+    /// of items that had begun that was: 0 after an orderly end, and mostly after a crash. Damage is told of the groups that it
+    /// may have hit ([`Self::group`]).
     ///
     /// [`StoreError::Locked`] if it is open elsewhere.
     pub fn open(
         disk: Arc<dyn Disk>,
         dir: &Path,
         options: LogOptions,
-        each: &mut dyn FnMut(Record),
-    ) -> Result<(Log, Recovered), StoreError> {
-        let (segments, lock, recovered) = recover::open(disk.clone(), dir, options, each)?;
-        let (shared, places) = (Arc::new(Shared::default()), segments.places.clone());
+    ) -> Result<(SharedLog, u64), StoreError> {
+        let (segments, lock, torn_bytes) = recover::open(disk.clone(), dir, options)?;
+        let (shared, groups) = (Arc::new(Shared::new(dir.to_path_buf())), segments.groups.clone());
         let writer = writer::spawn(shared.clone(), segments, lock)
             .map_err(StoreError::io("start the writer of the log in", dir))?;
         let writer = Mutex::new(Some(writer));
-        let inner = Inner { shared, places, disk, dir: dir.to_path_buf(), writer };
-        Ok((Log { inner: Arc::new(inner) }, recovered))
+        let inner = Inner { shared, groups, disk, dir: dir.to_path_buf(), writer };
+        Ok((SharedLog { inner: Arc::new(inner) }, torn_bytes))
     }
 
-    /// What is in the log in `dir`, as [`Log::open`] would find and give it, without changing it: a torn tail is left
-    /// out and left there.
+    /// Opens the log of the group `key`, or begins one where there is none. Every record after the purge point is read, checked and given to
+    /// `each`, in order; on an error forget what was given.
+    ///
+    /// [`StoreError::Damaged`]: something of it cannot be told any more; nothing was changed. [`StoreError::Locked`]: it is
+    /// open already.
+    pub fn group(&self, key: u64, each: &mut dyn FnMut(Record)) -> Result<(Log, Recovered), StoreError> {
+        if self.inner.groups.known().get(&key).is_some_and(|g| g.open) {
+            // The last handle may have gone just now.
+            self.wait(key, What::Append { records: Vec::new(), bytes: 0 }).map_err(self.at("open"))?;
+        }
+        let damage = self.inner.groups.damage(key);
+        let purged = {
+            let mut known = self.inner.groups.known();
+            if known.len() >= MAX_GROUPS && !known.contains_key(&key) {
+                let e = io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!("{MAX_GROUPS} groups share it already"),
+                );
+                return Err(self.at("begin a group in")(e));
+            }
+            let group = known.entry(key).or_default();
+            if let Some(fault) = damage {
+                let error = fault.error();
+                group.damage = Some(fault);
+                return Err(error);
+            }
+            if std::mem::replace(&mut group.open, true) {
+                return Err(StoreError::Locked { dir: self.inner.dir.clone() });
+            }
+            group.purged.clone()
+        };
+        let log = Log { open: Arc::new(Open { of: self.clone(), key }) };
+        let read = self.inner.groups.read_all(&*self.inner.disk, &self.inner.dir, key, each);
+        if let (Err(StoreError::Damaged { path, offset, what }), Some(group)) =
+            (&read, self.inner.groups.known().get_mut(&key))
+        {
+            let (path, what) = (path.clone(), what.clone());
+            group.damage = Some(groups::Fault { path, offset: *offset, what });
+        }
+        Ok((log, Recovered { records: read?, purged }))
+    }
+
+    /// Begins the log of a group that there never was.
+    pub fn begin(&self, key: u64) -> Result<Log, StoreError> {
+        self.inner.groups.known().entry(key).or_default();
+        Ok(self.group(key, &mut |_| ())?.0)
+    }
+
+    /// Whether there is anything of the group `key`, damaged or not.
+    pub fn has(&self, key: u64) -> bool {
+        self.inner.groups.known().get(&key).is_some_and(|g| g.turn > 0 || g.damage.is_some())
+    }
+
+    /// The groups of which there is anything.
+    pub fn keys(&self) -> Vec<u64> {
+        let known = self.inner.groups.known();
+        known.iter().filter(|(_, g)| g.turn > 0 || g.damage.is_some()).map(|(key, _)| *key).collect()
+    }
+
+    /// Copies what there is of a group into the folder `to`, which [`Log::look`] reads: where it is damaged, the segments in
+    /// which it may be, as they are. What was in the folder goes; the copy is durable when this returns. Nobody may write to
+    /// the group meanwhile. Waits for the disk.
+    pub fn keep(&self, key: u64, to: &Path) -> Result<(), StoreError> {
+        let damaged = self.inner.groups.known().get(&key).is_some_and(|g| g.damage.is_some());
+        let copied = match damaged {
+            true => keep::damaged(self, key, to),
+            false => keep::whole(self, key, to),
+        };
+        match copied {
+            // Found out only now.
+            Err(StoreError::Damaged { path, offset, what }) if !damaged => {
+                if let Some(group) = self.inner.groups.known().get_mut(&key) {
+                    group.damage = Some(groups::Fault { path, offset, what });
+                }
+                keep::damaged(self, key, to)
+            }
+            copied => copied,
+        }
+    }
+
+    /// Takes in the log of the group `there` in `dir` ([`Log::look`]), of whichever layout, as a new group `key`. It is
+    /// durable when this returns; `dir` is not changed. Waits for the disk.
+    pub fn take_in(&self, key: u64, dir: &Path, there: u64) -> Result<(), StoreError> {
+        let into = self.begin(key)?;
+        keep::take_in(&*self.inner.disk, dir, there, into).map_err(|e| match e {
+            keep::Failed::Reading(e) => e,
+            keep::Failed::Writing(e) => self.at("write to the log in")(e),
+        })
+    }
+
+    /// Forgets the group `key`, damaged or not, for ever: no group may have this key again, since what a crash or damage leaves
+    /// of the two could be taken for one. Durable when it returns. Waits for the disk.
+    pub fn remove(&self, key: u64) -> io::Result<()> {
+        self.wait(key, What::Remove)
+    }
+
+    /// Writes what is queued, and frees the folder; whatever comes later fails.
+    pub fn close(&self) {
+        self.inner.close();
+    }
+
+    /// Whether nothing is written here any more, after a failure or [`Self::close`].
+    pub fn has_ended(&self) -> bool {
+        self.inner.shared.has_ended()
+    }
+
+    /// What this log has done so far.
+    pub fn stats(&self) -> LogStats {
+        self.inner.shared.stats()
+    }
+
+    fn at(&self, doing: &'static str) -> impl FnOnce(io::Error) -> StoreError {
+        StoreError::io(doing, &self.inner.dir)
+    }
+
+    fn wait(&self, key: u64, what: What) -> io::Result<()> {
+        if self.inner.on_writer_thread() {
+            return Err(io::Error::new(
+                io::ErrorKind::Deadlock,
+                "the log's own thread cannot wait for the log",
+            ));
+        }
+        let (reply, outcome) = mpsc::sync_channel(1);
+        let done: Done = Box::new(move |done| _ = reply.send(done));
+        self.inner.shared.push(Job { key, what, done: Owed::new(done) });
+        outcome.recv().unwrap_or_else(|_| Err(writer::gone()))
+    }
+}
+
+impl Log {
+    /// What is in the log of the group `key` in `dir`, as [`SharedLog::group`] would find and give it, without changing it:
+    /// a torn tail is left out and left there. Also reads the log of one replica by itself that releases before the shared
+    /// log wrote; there `key` does not count.
     ///
     /// [`StoreError::Locked`] if it is open, here or elsewhere.
     pub fn look(
-        disk: Arc<dyn Disk>,
+        disk: &dyn Disk,
         dir: &Path,
+        key: u64,
         each: &mut dyn FnMut(Record),
     ) -> Result<Recovered, StoreError> {
-        recover::look(disk, dir, each)
+        match single::look(disk, dir, each) {
+            Err(StoreError::Version { found, .. }) if found == format::Layout::Shared.version() => {
+                recover::look(disk, dir, key, each)
+            }
+            looked => looked,
+        }
+    }
+
+    /// Removes a log's files from `dir`; nobody may have it open.
+    pub fn clear(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
+        keep::clear(disk, dir)
+    }
+
+    /// Whether there are files of a log in `dir`.
+    pub fn lies_in(disk: &dyn Disk, dir: &Path) -> Result<bool, StoreError> {
+        match disk.list(dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(StoreError::io("list", dir)(e)),
+            Ok(names) => Ok(names.iter().any(|name| name != files::LOCK_FILE)),
+        }
+    }
+
+    /// The log that this one is part of.
+    pub fn shared(&self) -> &SharedLog {
+        &self.open.of
     }
 
     /// Reads back the records from the first index of `range` on, as far as they follow each other before its end and
     /// have up to `most` bytes together; one is read whatever its size. Empty where the first is purged, or
     /// not written yet: what is queued is not found. What is found is as it was appended, and need not be durable yet.
     ///
-    /// Waits for the disk. A purge or a truncation waits for the reads that run.
+    /// Waits for the disk. Segments that go wait for the reads that run.
     pub fn read(&self, range: Range<u64>, most: u64) -> Result<Vec<Record>, StoreError> {
-        self.inner.places.read(&*self.inner.disk, &self.inner.dir, range, most)
+        let inner = &self.open.of.inner;
+        inner.groups.read(&*inner.disk, &inner.dir, self.open.key, range, most)
     }
 
     /// How many records are written and not purged, and the bytes of their headers and payloads.
     pub fn length(&self) -> (u64, u64) {
-        self.inner.places.length()
+        self.open.of.inner.groups.length(self.open.key)
     }
 
     /// Queues `records` and returns. `done` is called when they are durable (or, without
@@ -216,17 +402,18 @@ impl Log {
     /// yet seen done.
     pub fn append(&self, records: Vec<Record>, done: Done) {
         let bytes = records.iter().map(Record::bytes).sum();
-        self.inner.shared.push(Job::Append { records, bytes, done: Owed::new(done) });
+        let (what, done) = (What::Append { records, bytes }, Owed::new(done));
+        self.open.of.inner.shared.push(Job { key: self.open.key, what, done });
     }
 
     /// Drops every record after index `last` (`None`: all), once everything queued before is written. Durable
     /// when it returns. Waits for the disk; do not call it from a `done`.
     pub fn truncate_after(&self, last: Option<u64>) -> io::Result<()> {
-        self.wait(|reply| Job::Truncate { last, reply })
+        self.open.of.wait(self.open.key, What::Truncate { last })
     }
 
     /// Forgets the records up to and including `upto`, once everything queued before is written. The purge
-    /// point, with `tag` (at most 64 KiB), is durable when it returns; disk space is given back by whole
+    /// point, with `tag` (at most 4 KiB), is durable when it returns; disk space is given back by whole
     /// segments. `upto` may be beyond the last record: then the log is empty and goes on after it. At or below
     /// an earlier purge point it does nothing. Waits for the disk; do not call it from a `done`.
     pub fn purge(&self, upto: u64, tag: Bytes) -> io::Result<()> {
@@ -234,24 +421,14 @@ impl Log {
             let what = format!("a purge up to {upto} with a tag of {} bytes", tag.len());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        self.wait(|reply| Job::Purge { upto, tag, reply })
+        self.open.of.wait(self.open.key, What::Purge { upto, tag })
     }
+}
 
-    /// What this log has done so far.
-    pub fn stats(&self) -> LogStats {
-        self.inner.shared.stats()
-    }
-
-    fn wait(&self, job: impl FnOnce(mpsc::SyncSender<io::Result<()>>) -> Job) -> io::Result<()> {
-        if self.inner.on_writer_thread() {
-            return Err(io::Error::new(
-                io::ErrorKind::Deadlock,
-                "the log's own thread cannot wait for the log",
-            ));
-        }
-        let (reply, outcome) = mpsc::sync_channel(1);
-        self.inner.shared.push(job(reply));
-        outcome.recv().unwrap_or_else(|_| Err(writer::gone()))
+impl Drop for Open {
+    fn drop(&mut self) {
+        let done = Owed::new(Box::new(|_| ())); // nobody waits for it
+        self.of.inner.shared.push(Job { key: self.key, what: What::Close, done });
     }
 }
 
@@ -260,10 +437,8 @@ impl Inner {
         let writer = self.writer.lock();
         writer.as_ref().is_some_and(|w| w.thread().id() == std::thread::current().id())
     }
-}
 
-impl Drop for Inner {
-    fn drop(&mut self) {
+    fn close(&self) {
         self.shared.close();
         // A `done` may hold the last handle: then this is the writer's thread, which cannot wait for itself.
         if self.on_writer_thread() {
@@ -272,5 +447,11 @@ impl Drop for Inner {
         let writer = self.writer.lock().take();
         // It reported every failure through the jobs.
         let _ = writer.map(JoinHandle::join);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close();
     }
 }

@@ -1,254 +1,410 @@
-//! Opening a log: which files are it, what is whole, what was torn.
+//! Opening a log: which files are it, what is whole, what was torn, and whose the damage is.
 
 use super::{
     LogOptions, Record, Recovered,
-    places::Places,
-    segment::{Segment, segment_path},
-    segments::{CUT_FILE, FIRST_BYTES, MAX_SPARES, NEW_FILE, PURGE_FILE, Segments, room_of},
+    files::{lengthen, lock, names, read_cut},
+    format::{Entry, Kind, Layout, UNLISTED},
+    groups::{Fault, Group, Groups, Live, Place},
+    segment::{Found, Segment, segment_path},
+    segments::{FIRST_BYTES, Sealed, Segments, room_of},
 };
 use crate::{
     StoreError,
     disk::{Access, Disk, DiskLock},
-    small::{read_small, temporary},
 };
-use bytes::{Buf, Bytes};
-use std::{io, path::Path, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    path::Path,
+    sync::Arc,
+};
 
-const LOCK_FILE: &str = "LOCK";
 /// Smaller segments would be mostly files.
 const MIN_SEGMENT_BYTES: u64 = 4 << 10;
+/// Where the last segment cannot be read, nobody knows how many items it has: the next one is numbered beyond.
+const UNKNOWN_ITEMS: u64 = 1 << 32;
 
-fn read_purge_point(disk: &dyn Disk, dir: &Path) -> Result<Option<(u64, Bytes)>, StoreError> {
-    let path = dir.join(PURGE_FILE);
-    let Some(bytes) = read_small(disk, &path)? else { return Ok(None) };
-    let mut bytes = Bytes::from(bytes);
-    match bytes.try_get_u64_le() {
-        Ok(upto) if upto < u64::MAX => Ok(Some((upto, bytes))),
-        _ => Err(StoreError::damaged(&path, 0, "it holds no index")),
-    }
-}
-
-/// The segment whose end was being cut off when the process died.
-fn read_cut(disk: &dyn Disk, dir: &Path) -> Result<Option<u64>, StoreError> {
-    let path = dir.join(CUT_FILE);
-    let Some(bytes) = read_small(disk, &path)? else { return Ok(None) };
-    let first = bytes.try_into().map(u64::from_le_bytes);
-    first.map(Some).map_err(|_| StoreError::damaged(&path, 0, "it holds no index"))
-}
-
-/// Gives a segment that was being cut the length that it says.
-fn lengthen(log: &Segments, first: u64) -> Result<(), StoreError> {
-    if log.sealed.contains(&first) {
-        let path = segment_path(&log.dir, first);
-        let mut segment = Segment::open(log.disk.as_ref(), path, Access::Write, true)?;
-        if segment.size()? < segment.prefix.reserved {
-            let reserved = segment.prefix.reserved;
-            let lengthened = segment.file.set_len(reserved).and_then(|()| segment.file.sync());
-            lengthened.map_err(StoreError::io("lengthen", &segment.path))?;
-        }
-    }
-    let mark = log.dir.join(CUT_FILE);
-    log.disk.remove(&mark).map_err(StoreError::io("remove", &mark))
-}
-
-/// What the folder lists, sorted out.
+/// What a group is found to be, item by item.
 #[derive(Default)]
-struct Names {
-    /// First indices of segments, rising.
-    segments: Vec<u64>,
-    spares: Vec<String>,
-    litter: Vec<String>,
+struct Seen {
+    group: Group,
+    /// Where something could not be told that may have been this group's: until its turn says that it was not.
+    doubt: Option<Fault>,
+    /// Something of it is missing; which record comes next is not known yet.
+    open_gap: Option<Fault>,
+    /// Something of it is missing before these records: no harm where all before them is purged.
+    gaps: Vec<(u64, Fault)>,
 }
 
-fn names(disk: &dyn Disk, dir: &Path) -> Result<Names, StoreError> {
-    let mut names = Names::default();
-    let temps = [PURGE_FILE, CUT_FILE].map(|name| temporary(Path::new(name)));
-    for name in disk.list(dir).map_err(StoreError::io("list", dir))? {
-        let first = name.strip_suffix(".log").and_then(|n| n.parse().ok());
-        match first.filter(|first| segment_path(Path::new(""), *first) == Path::new(&name)) {
-            Some(first) => names.segments.push(first),
-            None if name.ends_with(".spare") => names.spares.push(name),
-            None if name == NEW_FILE || temps.iter().any(|t| Path::new(&name) == t) => {
-                names.litter.push(name)
-            }
-            None => {}
+impl Seen {
+    /// An item of turn `turn` is there, or a table that says so.
+    fn turn(&mut self, turn: u64, before: impl FnOnce() -> Fault) {
+        let doubt = self.doubt.take();
+        if self.group.turn != turn {
+            self.open_gap.get_or_insert(doubt.unwrap_or_else(before));
+            self.group.turn = turn;
         }
     }
-    names.segments.sort_unstable();
-    names.spares.sort_unstable();
-    names.litter.extend(names.spares.split_off(names.spares.len().min(MAX_SPARES)));
-    Ok(names)
+
+    fn close_gap(&mut self, index: Option<u64>) {
+        if let Some(fault) = self.open_gap.take() {
+            self.gaps.push((index.unwrap_or(0), fault));
+            self.group.begin_again(index);
+        }
+    }
+
+    fn is_damaged(&mut self, fault: impl FnOnce() -> Fault) {
+        self.group.damage.get_or_insert_with(fault);
+    }
+
+    /// What it is in the end. `before`: why records may be missing that were written before everything that was read.
+    fn finish(mut self, before: &Fault) -> Group {
+        let after = self.group.purged.as_ref().map_or(0, |(upto, _)| upto + 1);
+        let harm = self.gaps.into_iter().find(|(index, _)| *index > after).map(|(_, fault)| fault);
+        let fault = self.doubt.or(self.open_gap).or(harm).or_else(|| {
+            let index = self.group.missing()?;
+            let what = match before.what.is_empty() {
+                true => format!("record {index}, which was before it, is missing"),
+                false => format!("{}; record {index} is missing", before.what),
+            };
+            Some(Fault { what, ..before.clone() })
+        });
+        self.group.damage = self.group.damage.or(fault);
+        self.group
+    }
 }
 
-/// What [`open`] would find, without changing anything but the lock's file. Refuses a log that is open.
-pub(super) fn look(
-    disk: Arc<dyn Disk>,
+/// What reading has found so far.
+#[derive(Default)]
+struct Scan {
+    groups: BTreeMap<u64, Seen>,
+    /// Something could not be told since the last table: a group may have begun there.
+    unseen: Option<Fault>,
+    /// As a table says, a group may have begun before it of which nothing is known.
+    unlisted: Option<Fault>,
+    /// The first thing that could not be told.
+    wrong: Option<Fault>,
+    /// The beginning of the oldest segment.
+    oldest: Option<Fault>,
+}
+
+impl Scan {
+    /// What lies at `fault` cannot be told: it may have been anybody's.
+    fn lost(&mut self, fault: Fault) {
+        for seen in self.groups.values_mut() {
+            seen.doubt.get_or_insert_with(|| fault.clone());
+        }
+        self.wrong.get_or_insert_with(|| fault.clone());
+        self.unseen.get_or_insert(fault);
+    }
+
+    fn table(&mut self, entries: Vec<Entry>, path: &Path) {
+        let at = |what: &str| Fault { path: path.into(), offset: 0, what: what.into() };
+        self.groups.retain(|key, _| entries.iter().any(|e| e.key == *key));
+        self.unlisted = None;
+        for e in &entries {
+            if e.key == UNLISTED {
+                self.unlisted = Some(at("a group may have begun before it, where it cannot be told"));
+                continue;
+            }
+            let new = || Seen { group: Group::of(e), ..Seen::default() };
+            let seen = self.groups.entry(e.key).or_insert_with(new);
+            seen.turn(e.turn, || at("what a group wrote before it is missing"));
+            if seen.open_gap.is_some() {
+                seen.close_gap(e.next);
+                seen.group.first = e.first;
+            }
+            if let Some((upto, tag)) = &e.purged {
+                seen.group.purge(*upto, tag.clone());
+            }
+            if e.damaged {
+                seen.is_damaged(|| {
+                    at("what a group wrote before it was damaged already when this was begun")
+                });
+            }
+        }
+        self.unseen = None;
+    }
+
+    fn item(&mut self, item: &Found, place: Place, tag: bytes::Bytes, path: &Path) {
+        let head = item.head;
+        let at = |what: String| Fault { path: path.into(), offset: item.at, what };
+        let unseen = &self.unseen;
+        let new = || Seen { doubt: unseen.clone(), ..Seen::default() };
+        let seen = self.groups.entry(head.group).or_insert_with(new);
+        seen.turn(head.turn, || at("what its group wrote before it is missing".into()));
+        let group = &mut seen.group;
+        group.turn += 1;
+        match head.kind {
+            Kind::Record => {
+                seen.close_gap(Some(head.index));
+                let expected = seen.group.next.unwrap_or(head.index);
+                if expected != head.index {
+                    seen.is_damaged(|| at(format!("record {} where {expected} is next", head.index)));
+                    seen.group.begin_again(Some(head.index));
+                }
+                seen.group.put(head.index, place);
+            }
+            Kind::Moved => _ = group.moved(head.index, place),
+            // What is missing of it may have been before.
+            Kind::Truncate if !seen.gaps.is_empty() && head.index <= group.first => {
+                group.begin_again(Some(head.index));
+                seen.gaps.iter_mut().for_each(|(before, _)| *before = head.index.min(*before));
+            }
+            Kind::Truncate => _ = group.truncate(head.index),
+            Kind::Purge => _ = group.purge(head.index, tag),
+            Kind::Remove => _ = self.groups.remove(&head.group),
+            Kind::Mark => {}
+        }
+    }
+
+    /// An item is there whose body is not what was written.
+    fn bad_body(&mut self, item: &Found, path: &Path) {
+        if let Some(seen) = self.groups.get_mut(&item.head.group) {
+            let what = format!("record {} fails its checksum", item.head.index);
+            seen.is_damaged(|| Fault { path: path.into(), offset: item.at, what });
+        }
+    }
+
+    fn finish(self) -> (BTreeMap<u64, Group>, Option<Fault>) {
+        let unlisted = self.unseen.or(self.unlisted);
+        // Without either nothing was read.
+        let Some(before) = self.wrong.or(self.oldest) else { return (BTreeMap::new(), unlisted) };
+        (self.groups.into_iter().map(|(key, seen)| (key, seen.finish(&before))).collect(), unlisted)
+    }
+}
+
+/// The last segment, read to the end of its last whole item.
+struct Tail {
+    segment: Segment,
+    /// Where the first item begins that nothing proves to be durable.
+    unproven: Option<u64>,
+    torn_bytes: u64,
+}
+
+/// What was read.
+struct Whole {
+    sealed: VecDeque<Sealed>,
+    groups: BTreeMap<u64, Group>,
+    unlisted: Option<Fault>,
+    tail: Option<Tail>,
+    next: u64,
+}
+
+/// Reads what is in the log; changes nothing. The last segment is opened for `last`.
+fn read(
+    disk: &dyn Disk,
     dir: &Path,
+    firsts: &[u64],
+    last: Access,
+    being_cut: Option<u64>,
+) -> Result<Whole, StoreError> {
+    let mut scan = Scan::default();
+    let (mut sealed, mut expected, mut tail) = (VecDeque::new(), None::<u64>, None);
+    for (place, first) in firsts.iter().enumerate() {
+        let following = firsts.get(place + 1).copied();
+        let (path, access) =
+            (segment_path(dir, *first), if following.is_some() { Access::Read } else { last });
+        let opened = Segment::open(disk, path.clone(), Layout::Shared, access, being_cut == Some(*first));
+        let opened = opened.and_then(|segment| match segment.prefix.first {
+            named if named == *first => Ok(segment),
+            named => {
+                let what = format!("it begins with item {named}, which its name does not say");
+                Err(StoreError::damaged(&path, 0, what))
+            }
+        });
+        let bytes = || disk.open(&path, Access::Read).and_then(|f| f.size());
+        let bytes = bytes().map_err(StoreError::io("read", &path))?;
+        sealed.push_back(Sealed { first: *first, bytes });
+        let mut segment = match opened {
+            Ok(segment) => segment,
+            Err(StoreError::Damaged { path, offset, what }) => {
+                scan.lost(Fault { path, offset, what });
+                expected = following.is_none().then(|| first.saturating_add(UNKNOWN_ITEMS));
+                continue;
+            }
+            Err(e) => return Err(e),
+        };
+        if let Some(before) = expected.filter(|before| before != first) {
+            let what = format!("the segment with item {before}, which comes before it, is missing");
+            scan.lost(Fault { path: path.clone(), offset: 0, what });
+        }
+        scan.oldest.get_or_insert(Fault { path, offset: 0, what: String::new() });
+        let (next, unproven, torn_bytes) = walk(&mut scan, &mut segment, following)?;
+        expected = Some(next);
+        if following.is_none() {
+            tail = Some(Tail { segment, unproven, torn_bytes });
+        }
+    }
+    let (groups, unlisted) = scan.finish();
+    Ok(Whole { sealed, groups, unlisted, tail, next: expected.unwrap_or(0) })
+}
+
+/// Reads the items of a segment up to `following`, the first number of the next one, or as far as they are whole. Gives the
+/// number behind the last, and of the last segment where what nothing proves to be durable begins, and the bytes of a torn
+/// tail.
+fn walk(
+    scan: &mut Scan,
+    segment: &mut Segment,
+    following: Option<u64>,
+) -> Result<(u64, Option<u64>, u64), StoreError> {
+    let (size, layout, path) = (segment.size()?, segment.prefix.layout, segment.path.clone());
+    let fault = |offset, what: String| Fault { path: path.clone(), offset, what };
+    match segment.table()? {
+        Some(entries) => scan.table(entries, &path),
+        None => scan.lost(fault(layout.prefix_bytes() as u64, "its table fails its checksum".into())),
+    }
+    let (mut next, mut synced) = (segment.prefix.first, segment.prefix.first);
+    let mut starts: Vec<(u64, u64)> = Vec::new();
+    let mut torn_bytes = 0;
+    // Looked for when something is wrong, once.
+    let mut beyond: Option<Vec<Found>> = None;
+    while following.is_none_or(|following| next < following) {
+        let at = segment.offset;
+        let fits = |i: &Found| match i.head.kind {
+            Kind::Mark => i.head.number == next,
+            _ => i.head.number == next && following.is_none_or(|f| next < f),
+        };
+        let item = segment.item(at, size)?.filter(fits);
+        // Of a record in a segment that is known to be whole the body is checked when it is read.
+        let is_read = |i: &Found| {
+            let is_record = matches!(i.head.kind, Kind::Record | Kind::Moved);
+            i.head.kind != Kind::Mark && (following.is_none() || !is_record)
+        };
+        let body = item.filter(is_read).map(|i| segment.body(&i)).transpose()?;
+        let bad_body = matches!(body, Some(None));
+        if item.is_none() || bad_body {
+            let beyond = match &mut beyond {
+                Some(found) => found,
+                none => none.insert(segment.beyond(at)?),
+            };
+            let behind = || beyond.iter().filter(|i| i.at > at && i.head.number >= next);
+            let durable = behind().map(|i| i.head.synced).max().unwrap_or(0);
+            // The item at `at` proves nothing of itself.
+            if following.is_none() && durable <= next {
+                let ends = beyond.iter().filter(|i| i.at >= at).map(|i| i.end(layout).min(size));
+                torn_bytes = ends.max().unwrap_or(at) - at;
+                break;
+            }
+            if item.is_none() {
+                let until = following.unwrap_or(durable);
+                let found = behind().find(|i| following.is_none_or(|f| i.head.number < f));
+                let number = found.map_or(until, |i| i.head.number);
+                // Otherwise only a mark can have been there.
+                if number > next {
+                    let last = until - 1;
+                    let what =
+                        format!("record {next} of the log is not whole; records up to {last} were durable");
+                    scan.lost(fault(at, what));
+                }
+                next = number;
+                let Some(found) = found else { break };
+                segment.offset = found.at;
+                continue;
+            }
+        }
+        let Some(item) = item else { break };
+        synced = synced.max(item.head.synced);
+        segment.offset = item.end(layout);
+        if item.head.kind == Kind::Mark {
+            continue;
+        }
+        starts.push((next, at));
+        next += 1;
+        let bytes = item.head.body_bytes() as u32; // at most the bounds of both
+        let place = Place { segment: segment.prefix.first, offset: at, bytes };
+        let tag = body.flatten().filter(|_| item.head.kind == Kind::Purge).map(|(header, _)| header);
+        scan.item(&item, place, tag.unwrap_or_default(), &path);
+        if bad_body {
+            scan.bad_body(&item, &path);
+        }
+    }
+    let unproven = starts.iter().find(|(number, _)| *number >= synced).map(|(_, at)| *at);
+    Ok((next, unproven, torn_bytes))
+}
+
+/// The segment that was being cut. Where the mark of it is damaged, one that is too short is found to be so.
+fn cut_under_way(disk: &dyn Disk, dir: &Path) -> Result<Option<u64>, StoreError> {
+    match read_cut(disk, dir) {
+        Err(StoreError::Damaged { .. }) => Ok(None),
+        cut => cut,
+    }
+}
+
+/// What [`open`] would find of a group, without changing anything but the lock's file. Refuses a log that is open.
+pub(super) fn look(
+    disk: &dyn Disk,
+    dir: &Path,
+    key: u64,
     each: &mut dyn FnMut(Record),
 ) -> Result<Recovered, StoreError> {
-    let lock = lock(disk.as_ref(), dir)?;
-    let being_cut = read_cut(disk.as_ref(), dir)?;
-    let (mut log, mut recovered, _) = unread(disk, dir, LogOptions::default())?;
-    read(&mut log, &mut recovered, Access::Read, being_cut, each)?;
-    drop(lock);
-    Ok(recovered)
+    let _lock = lock(disk, dir)?;
+    let being_cut = cut_under_way(disk, dir)?;
+    let firsts = names(disk, dir)?.segments;
+    let found = read(disk, dir, &firsts, Access::Read, being_cut)?;
+    let groups = Groups::new(found.groups, found.unlisted, being_cut);
+    let purged = groups.known().get(&key).and_then(|g| g.purged.clone());
+    match groups.damage(key) {
+        Some(fault) => Err(fault.error()),
+        None => Ok(Recovered { records: groups.read_all(disk, dir, key, each)?, purged }),
+    }
 }
 
-fn lock(disk: &dyn Disk, dir: &Path) -> Result<DiskLock, StoreError> {
-    disk.lock(&dir.join(LOCK_FILE)).map_err(|e| match e.kind() {
-        io::ErrorKind::WouldBlock => StoreError::Locked { dir: dir.to_path_buf() },
-        _ => StoreError::io("lock", dir)(e),
-    })
-}
-
-/// The log as its folder lists it, and files that belong to nothing.
-fn unread(
-    disk: Arc<dyn Disk>,
-    dir: &Path,
-    options: LogOptions,
-) -> Result<(Segments, Recovered, Vec<String>), StoreError> {
-    let purged = read_purge_point(disk.as_ref(), dir)?;
-    let names = names(disk.as_ref(), dir)?;
-    let log = Segments {
-        disk,
-        dir: dir.to_path_buf(),
-        options,
-        sealed: names.segments.into(),
-        active: None,
-        room: FIRST_BYTES,
-        spares: names.spares.iter().map(|name| dir.join(name)).collect(),
-        purged: purged.as_ref().map(|(upto, _)| *upto),
-        next: None,
-        synced: 0,
-        begun: 0,
-        recycled: 0,
-        places: Arc::new(Places::default()),
-    };
-    Ok((log, Recovered { purged, ..Recovered::default() }, names.litter))
-}
-
+/// Opens the log. Gives the bytes of a torn tail, which is cut.
 pub(super) fn open(
     disk: Arc<dyn Disk>,
     dir: &Path,
     options: LogOptions,
-    each: &mut dyn FnMut(Record),
-) -> Result<(Segments, DiskLock, Recovered), StoreError> {
+) -> Result<(Segments, DiskLock, u64), StoreError> {
     let options = LogOptions { segment_bytes: options.segment_bytes.max(MIN_SEGMENT_BYTES), ..options };
     disk.create_dir_all(dir).map_err(StoreError::io("create", dir))?;
     let lock = lock(disk.as_ref(), dir)?;
-    let (mut log, mut recovered, litter) = unread(disk.clone(), dir, options)?;
-    let being_cut = read_cut(disk.as_ref(), dir)?;
-    let tail = read(&mut log, &mut recovered, Access::Write, being_cut, each)?;
-
-    // Only now is the log known to be good; before, nothing was changed.
-    for name in litter {
-        let path = dir.join(name);
-        log.disk.remove(&path).map_err(StoreError::io("remove", &path))?;
+    let being_cut = cut_under_way(disk.as_ref(), dir)?;
+    let names = names(disk.as_ref(), dir)?;
+    let Whole { sealed, groups, unlisted, tail, next } =
+        read(disk.as_ref(), dir, &names.segments, Access::Write, being_cut)?;
+    let groups = Groups::new(groups, unlisted, None);
+    let mut log = Segments {
+        spares: names.spares.iter().map(|name| dir.join(name)).collect(),
+        live: Live::of(&groups),
+        disk: disk.clone(),
+        dir: dir.to_path_buf(),
+        options,
+        sealed,
+        active: None,
+        room: FIRST_BYTES,
+        next,
+        synced: next,
+        begun: 0,
+        recycled: 0,
+        moved: 0,
+        groups,
+        to_move: VecDeque::new(),
+    };
+    // Of a log that is damaged somewhere nothing is changed that is there, but for a torn tail.
+    if !log.groups.any_damaged() {
+        for name in names.litter {
+            let path = dir.join(name);
+            disk.remove(&path).map_err(StoreError::io("remove", &path))?;
+        }
     }
     if let Some(first) = being_cut {
-        lengthen(&log, first)?;
+        lengthen(disk.as_ref(), dir, first, &names.segments)?;
     }
-    // Nor may anything be built on names that a dying process left and that a power failure would take back:
-    // that of a segment, or of the purge point before segments go.
+    // Nor may anything be built on names that a dying process left and that a power failure would take back.
     disk.sync_dir(dir).map_err(StoreError::io("sync the folder", dir))?;
-    match tail {
-        Some(tail) if recovered.records > 0 => mend(&mut log, tail, recovered.torn_bytes > 0)?,
-        // No records: the next append begins a segment.
-        Some(_) if log.purged.is_none() => log.discard().map_err(StoreError::io("tidy", dir))?,
-        _ => {}
+    let torn_bytes = tail.as_ref().map_or(0, |t| t.torn_bytes);
+    if let Some(tail) = tail {
+        mend(&mut log, tail)?;
     }
     log.retire().map_err(StoreError::io("tidy", dir))?;
-    Ok((log, lock, recovered))
-}
-
-/// The last segment, read to the end of its last whole record.
-struct Tail {
-    segment: Segment,
-    /// Where the first record begins that nothing proves to be durable.
-    unproven: Option<u64>,
-}
-
-/// Reads what is in the log and gives each record away; changes nothing.
-/// The last segment is opened for `last`.
-fn read(
-    log: &mut Segments,
-    recovered: &mut Recovered,
-    last: Access,
-    being_cut: Option<u64>,
-    each: &mut dyn FnMut(Record),
-) -> Result<Option<Tail>, StoreError> {
-    let after_purge = log.purged.map(|p| p + 1);
-    // Whole segments before the purge point are left over from a purge that a crash cut short.
-    let leftover = |(_, following): &(&u64, &u64)| after_purge.is_some_and(|a| **following <= a);
-    let leftovers = log.sealed.iter().zip(log.sealed.iter().skip(1)).take_while(leftover).count();
-    let firsts: Vec<u64> = log.sealed.iter().skip(leftovers).copied().collect();
-
-    let (mut next, mut tail) = (None, None);
-    for (place, first) in firsts.iter().enumerate() {
-        let following = firsts.get(place + 1);
-        let access = if following.is_some() { Access::Read } else { last };
-        let mut segment = Segment::open(
-            log.disk.as_ref(),
-            segment_path(&log.dir, *first),
-            access,
-            being_cut == Some(*first),
-        )?;
-        let prefix = segment.prefix;
-        if prefix.first != *first {
-            let what = format!("it begins with record {}, which its name does not say", prefix.first);
-            return Err(StoreError::damaged(&segment.path, 0, what));
-        }
-        let joins = match next {
-            Some(next) => next == *first,
-            None => prefix.starts_log || after_purge.is_some_and(|a| *first <= a),
-        };
-        if !joins {
-            let from = next.or(after_purge).unwrap_or(0);
-            let what = format!("the segment with record {from}, which comes before it, is missing");
-            return Err(StoreError::damaged(&segment.path, 0, what));
-        }
-
-        let (size, mut expected, mut synced, mut starts) = (segment.size()?, *first, *first, Vec::new());
-        loop {
-            let start = segment.offset;
-            let Some((head, record)) = segment.read(expected, size)? else { break };
-            synced = synced.max(head.synced);
-            if let Some(record) = record {
-                starts.push(start);
-                expected += 1;
-                if after_purge.is_none_or(|a| record.index >= a) {
-                    log.places.add(*first, start, std::slice::from_ref(&record));
-                    recovered.records += 1;
-                    each(record);
-                }
-            }
-        }
-        let durable = match following {
-            Some(following) => *following,
-            None => {
-                let beyond = segment.beyond()?;
-                recovered.torn_bytes = beyond.end.saturating_sub(segment.offset);
-                beyond.synced
-            }
-        };
-        if expected < durable {
-            let what = format!("record {expected} is not whole; records up to {} were durable", durable - 1);
-            return Err(StoreError::damaged(&segment.path, segment.offset, what));
-        }
-        if following.is_none() {
-            tail = Some(Tail { unproven: starts.get((synced - *first) as usize).copied(), segment });
-        }
-        next = Some(expected);
-    }
-    log.next = if recovered.records == 0 { after_purge } else { next };
-    Ok(tail)
+    Ok((log, lock, torn_bytes))
 }
 
 /// Makes what was read the durable contents, and gets ready to append.
-fn mend(log: &mut Segments, tail: Tail, torn: bool) -> Result<(), StoreError> {
-    let Tail { mut segment, unproven } = tail;
+fn mend(log: &mut Segments, tail: Tail) -> Result<(), StoreError> {
+    let Tail { mut segment, unproven, torn_bytes } = tail;
     log.room = room_of(&segment, log.options)?;
-    if torn {
+    if torn_bytes > 0 {
         log.cut(&mut segment, log.room).map_err(StoreError::io("cut", &segment.path))?;
     }
     // The last process may have died of a failed sync. After one, pages count as clean that never reached the
@@ -259,6 +415,5 @@ fn mend(log: &mut Segments, tail: Tail, torn: bool) -> Result<(), StoreError> {
     segment.file.sync().map_err(StoreError::io("sync", &segment.path))?;
     log.sealed.pop_back();
     log.active = Some(segment);
-    log.synced = log.next.unwrap_or(0);
     Ok(())
 }

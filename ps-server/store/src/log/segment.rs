@@ -1,8 +1,7 @@
-//! One segment file: walking over its items.
+//! One segment file: reading its items.
 
-use super::{
-    Record,
-    format::{BadPrefix, HEAD_BYTES, Head, ITEM_MAGIC, Kind, PREFIX_BYTES, Prefix, VERSION, body_crc},
+use super::format::{
+    BadPrefix, Entry, Head, ITEM_MAGIC, Layout, MAX_PREFIX_BYTES, Prefix, body_crc, decode_table,
 };
 use crate::{
     StoreError,
@@ -10,6 +9,7 @@ use crate::{
     error::named,
 };
 use bytes::Bytes;
+use paraft_common::Payload;
 use std::{
     io,
     path::{Path, PathBuf},
@@ -28,13 +28,18 @@ pub(super) struct Segment {
     pub offset: u64,
 }
 
-/// What is behind the end of a segment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Beyond {
-    /// The furthest that an item there says the log was durable; 0 if none says.
-    pub synced: u64,
-    /// Where the last item there ends; 0 if there is none.
-    pub end: u64,
+/// An item, and where it lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub at: u64,
+    pub head: Head,
+}
+
+impl Found {
+    /// Behind it.
+    pub fn end(&self, layout: Layout) -> u64 {
+        self.at + layout.head_bytes() as u64 + self.head.body_bytes()
+    }
 }
 
 impl Segment {
@@ -43,17 +48,16 @@ impl Segment {
     pub fn open(
         disk: &dyn Disk,
         path: PathBuf,
+        layout: Layout,
         access: Access,
         being_cut: bool,
     ) -> Result<Segment, StoreError> {
         let file = disk.open(&path, access).map_err(StoreError::io("open", &path))?;
-        let mut bytes = [0; PREFIX_BYTES];
         let size = file.size().map_err(StoreError::io("read", &path))?;
-        if size < PREFIX_BYTES as u64 {
-            return Err(StoreError::damaged(&path, 0, "it is shorter than an empty segment"));
-        }
-        file.read_at(0, &mut bytes).map_err(StoreError::io("read", &path))?;
-        match Prefix::decode(&bytes) {
+        let mut bytes = [0; MAX_PREFIX_BYTES];
+        let bytes = &mut bytes[..MAX_PREFIX_BYTES.min(usize::try_from(size).unwrap_or(usize::MAX))];
+        file.read_at(0, bytes).map_err(StoreError::io("read", &path))?;
+        match Prefix::decode(layout, bytes) {
             Ok(prefix) if size < prefix.reserved && !being_cut => {
                 let what = format!(
                     "it ends there, though {} bytes were made durable before its first record: what followed was cut off",
@@ -61,9 +65,14 @@ impl Segment {
                 );
                 Err(StoreError::damaged(&path, size, what))
             }
-            Ok(prefix) => Ok(Segment { path, file, prefix, offset: PREFIX_BYTES as u64 }),
+            Ok(prefix) if size < prefix.start() => {
+                Err(StoreError::damaged(&path, size, "it ends before its first record"))
+            }
+            Ok(prefix) => Ok(Segment { path, file, prefix, offset: prefix.start() }),
             Err(BadPrefix::Damaged(what)) => Err(StoreError::damaged(&path, 0, what)),
-            Err(BadPrefix::Version(found)) => Err(StoreError::Version { path, found, supported: VERSION }),
+            Err(BadPrefix::Version(found)) => {
+                Err(StoreError::Version { path, found, supported: layout.version() })
+            }
         }
     }
 
@@ -75,68 +84,54 @@ impl Segment {
         self.file.read_at(offset, into).map_err(StoreError::io("read", &self.path))
     }
 
-    /// The head of the item at the offset, if that is what the log goes on with at index `next`.
-    fn head(&self, next: u64, size: u64) -> Result<Option<Head>, StoreError> {
-        let mut bytes = [0; HEAD_BYTES];
-        let left = size.saturating_sub(self.offset);
-        if left < HEAD_BYTES as u64 {
-            return Ok(None);
+    /// What every group had come to when it was begun; `None` where that is damaged.
+    pub fn table(&self) -> Result<Option<Vec<Entry>>, StoreError> {
+        let mut bytes = vec![0; self.prefix.table_bytes as usize]; // within the file
+        self.read_at(self.prefix.layout.prefix_bytes() as u64, &mut bytes)?;
+        match crc32fast::hash(&bytes) == self.prefix.table_crc {
+            true => Ok(decode_table(&bytes)),
+            false => Ok(None),
         }
-        self.read_at(self.offset, &mut bytes)?;
-        let head = Head::decode(self.prefix.salt, &bytes);
-        Ok(head.filter(|h| h.index == next && h.body_bytes() <= left - HEAD_BYTES as u64))
     }
 
-    /// Reads the item at the offset and goes behind it: its head, and the record if it is one. `None`: there is
-    /// no whole item with index `next`. `size`: the file's.
-    pub fn read(&mut self, next: u64, size: u64) -> Result<Option<(Head, Option<Record>)>, StoreError> {
-        let Some(head) = self.head(next, size)? else { return Ok(None) };
-        let end = self.offset + HEAD_BYTES as u64 + head.body_bytes();
-        if head.kind == Kind::Mark {
-            self.offset = end;
-            return Ok(Some((head, None)));
+    /// The item at `at`, if one lies there whole but for its body. `size`: the file's.
+    pub fn item(&self, at: u64, size: u64) -> Result<Option<Found>, StoreError> {
+        let head_bytes = self.prefix.layout.head_bytes();
+        let left = size.saturating_sub(at);
+        let mut bytes = [0; super::format::HEAD_BYTES];
+        let bytes = &mut bytes[..head_bytes];
+        if left < head_bytes as u64 {
+            return Ok(None);
         }
-        let mut header = vec![0; head.body_bytes() as usize];
-        self.read_at(self.offset + HEAD_BYTES as u64, &mut header)?;
+        self.read_at(at, bytes)?;
+        let head = Head::decode(self.prefix.layout, self.prefix.salt, bytes);
+        let head = head.filter(|h| h.body_bytes() <= left - head_bytes as u64);
+        Ok(head.map(|head| Found { at, head }))
+    }
+
+    /// An item's header and payload; `None` where they are not what was written.
+    pub fn body(&self, item: &Found) -> Result<Option<(Bytes, Payload)>, StoreError> {
+        let mut header = vec![0; item.head.body_bytes() as usize]; // bounded by `Head::decode`
+        self.read_at(item.at + self.prefix.layout.head_bytes() as u64, &mut header)?;
         let mut header = Bytes::from(header);
-        let payload = header.split_off(head.header_bytes as usize).into();
-        if head.body_crc != body_crc(&header, &payload) {
-            return Ok(None);
-        }
-        self.offset = end;
-        Ok(Some((head, Some(Record { index: head.index, header, payload }))))
+        let payload: Payload = header.split_off(item.head.header_bytes as usize).into();
+        let whole = item.head.body_crc == body_crc(&header, &payload);
+        Ok(whole.then_some((header, payload)))
     }
 
-    /// Goes behind the record with index `last` and reads no bodies.
-    pub fn skip_to_end_of(&mut self, last: u64) -> Result<(), StoreError> {
-        let (size, mut next) = (self.size()?, self.prefix.first);
-        while next <= last {
-            let Some(head) = self.head(next, size)? else {
-                let what = format!("record {next} is not where it was written");
-                return Err(StoreError::damaged(&self.path, self.offset, what));
-            };
-            self.offset += HEAD_BYTES as u64 + head.body_bytes();
-            next += u64::from(head.kind == Kind::Record);
-        }
-        Ok(())
-    }
-
-    /// Looks for items of this use of the file anywhere from the offset on.
-    pub fn beyond(&self) -> Result<Beyond, StoreError> {
-        let (size, mut found, mut at) = (self.size()?, Beyond::default(), self.offset);
+    /// The items of this use of the file whose heads lie anywhere from `from` on, in the order of their places.
+    pub fn beyond(&self, from: u64) -> Result<Vec<Found>, StoreError> {
+        let (size, mut found, mut at) = (self.size()?, Vec::new(), from);
+        let head_bytes = self.prefix.layout.head_bytes() as u64;
         let mut chunk = Vec::new();
-        while at + HEAD_BYTES as u64 <= size {
+        while at + head_bytes <= size {
             // Heads that begin in this chunk are read whole: chunks overlap by one head less a byte.
-            let bytes = (CHUNK_BYTES + HEAD_BYTES as u64 - 1).min(size - at);
+            let bytes = (CHUNK_BYTES + head_bytes - 1).min(size - at);
             chunk.resize(bytes as usize, 0);
             self.read_at(at, &mut chunk)?;
             for place in memchr::memmem::find_iter(&chunk, &ITEM_MAGIC) {
-                let head = chunk[place..].first_chunk().and_then(|h| Head::decode(self.prefix.salt, h));
-                if let Some(head) = head {
-                    let end = at + place as u64 + HEAD_BYTES as u64 + head.body_bytes();
-                    found.synced = found.synced.max(head.synced);
-                    found.end = found.end.max(end.min(size));
-                }
+                let head = Head::decode(self.prefix.layout, self.prefix.salt, &chunk[place..]);
+                found.extend(head.map(|head| Found { at: at + place as u64, head }));
             }
             at += CHUNK_BYTES;
         }
@@ -171,7 +166,7 @@ impl Segment {
     }
 }
 
-/// The name of the segment that begins with record `first`.
+/// The name of the segment that begins with item `first`.
 pub(super) fn segment_path(dir: &Path, first: u64) -> PathBuf {
     dir.join(format!("{first:016}.log"))
 }

@@ -1,10 +1,12 @@
-//! The folder of a log as its writer changes it: append, truncate, purge, and the order in which files change so
+//! The folder of a log as its writer changes it: append, truncate, purge, move, and the order in which files change so
 //! that a crash at any point leaves a log that opens.
+//!
+//! What a group gives up is an item as a record is: nothing that is written is changed, until a segment goes as a whole.
 
 use super::{
     LogOptions, Record,
-    format::{BLOCK_BYTES, HEAD_BYTES, Head, Kind, Prefix, body_crc},
-    places::Places,
+    format::{BLOCK_BYTES, HEAD_BYTES, Head, Kind, Layout, Prefix, body_crc, encode_table},
+    groups::{Groups, Live, Place},
     segment::{Segment, segment_path},
 };
 use crate::{
@@ -13,6 +15,7 @@ use crate::{
     error::named,
     small::write_small,
 };
+use bytes::Bytes;
 use paraft_common::Payload;
 use std::{
     collections::VecDeque,
@@ -21,62 +24,58 @@ use std::{
     sync::Arc,
 };
 
-/// So many purged segments are kept to be written over. A replica's log is purged by a few segments at a time.
+/// So many purged segments are kept to be written over. A log is purged by a few segments at a time.
 pub(super) const MAX_SPARES: usize = 4;
 /// A new segment that has no spare to write over is made under this name.
 pub(super) const NEW_FILE: &str = "new.tmp";
-pub(super) const PURGE_FILE: &str = "purged";
 /// Names the segment whose end is being cut off: until that is done it may be shorter than it says.
 pub(super) const CUT_FILE: &str = "cutting";
 /// What is reserved for a log's first segment. Every later one is as long as the log is then, up to
 /// [`LogOptions::segment_bytes`]: a small log takes little, a long one few files.
 pub(super) const FIRST_BYTES: u64 = 1 << 20;
+/// Records are moved out of the oldest segment when the log takes more than twice its records and so many segments.
+const SLACK_SEGMENTS: u64 = 4;
+/// So many bytes are moved between two batches.
+const MOVE_BYTES: u64 = 4 << 20;
+
+/// A segment before the active one. All its items are durable.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sealed {
+    /// Number of its first item.
+    pub first: u64,
+    /// The file's.
+    pub bytes: u64,
+}
 
 pub(super) struct Segments {
     pub disk: Arc<dyn Disk>,
     pub dir: PathBuf,
     pub options: LogOptions,
-    /// First indices of the segments before the active one, oldest first. All their records are durable.
-    pub sealed: VecDeque<u64>,
-    /// Where the next record goes; none in a log without records.
+    /// Oldest first.
+    pub sealed: VecDeque<Sealed>,
+    /// Where the next item goes; none in a log without items.
     pub active: Option<Segment>,
     /// The active segment is full at so many bytes.
     pub room: u64,
     /// Purged segments that may be written over. Their names are durable: else one could come back after a
     /// crash under its old name with new contents.
     pub spares: Vec<PathBuf>,
-    pub purged: Option<u64>,
-    /// The index of the next record; `None`: any.
-    pub next: Option<u64>,
-    /// Every record below is durable.
+    /// The number of the next item.
+    pub next: u64,
+    /// Every item with a number below is durable.
     pub synced: u64,
     pub begun: u64,
     pub recycled: u64,
-    /// Where the records are, for who reads them back.
-    pub places: Arc<Places>,
+    pub moved: u64,
+    /// What there is of each group, also for who reads it back.
+    pub groups: Arc<Groups>,
+    pub live: Live,
+    /// Records of the oldest segment that are to be moved out of it: group and index.
+    pub to_move: VecDeque<(u64, u64)>,
 }
 
 fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what)
-}
-
-/// Whether these records may follow; then `next` is the index behind them.
-pub(super) fn check(next: &mut Option<u64>, records: &[Record]) -> io::Result<()> {
-    let mut expected = *next;
-    for Record { index, header, payload } in records {
-        if expected.is_some_and(|e| e != *index) || *index == u64::MAX {
-            return Err(invalid(format!("record {index} where {} is next", expected.unwrap_or(0))));
-        }
-        if header.len() > super::MAX_HEADER_BYTES || payload.len() > super::MAX_PAYLOAD_BYTES {
-            let (h, p) = (header.len(), payload.len());
-            return Err(invalid(format!(
-                "record {index} has {h} bytes of header and {p} of payload; too many"
-            )));
-        }
-        expected = Some(index + 1);
-    }
-    *next = expected;
-    Ok(())
 }
 
 /// When a segment is full that was begun earlier.
@@ -84,33 +83,27 @@ pub(super) fn room_of(segment: &Segment, options: LogOptions) -> Result<u64, Sto
     Ok(segment.size()?.max(FIRST_BYTES).min(options.segment_bytes))
 }
 
-pub(super) fn item_bytes(record: &Record) -> u64 {
-    HEAD_BYTES as u64 + record.bytes()
+/// An item on its way into a segment.
+struct Item<'a> {
+    kind: Kind,
+    index: u64,
+    header: &'a Bytes,
+    payload: &'a Payload,
 }
 
-fn head(record: &Record, synced: u64) -> Head {
-    Head {
-        kind: Kind::Record,
-        header_bytes: record.header.len() as u32, // `check` bounds both
-        payload_bytes: record.payload.len() as u32,
-        body_crc: body_crc(&record.header, &record.payload),
-        index: record.index,
-        synced,
+impl<'a> Item<'a> {
+    fn of(record: &'a Record) -> Self {
+        Item { kind: Kind::Record, index: record.index, header: &record.header, payload: &record.payload }
+    }
+
+    fn bytes(&self) -> u64 {
+        (HEAD_BYTES + self.header.len() + self.payload.len()) as u64
     }
 }
 
 impl Segments {
     pub fn dir(&self) -> &Path {
         &self.dir
-    }
-
-    pub fn next(&self) -> Option<u64> {
-        self.next
-    }
-
-    /// How many segments were begun, and how many of those over a spare.
-    pub fn begun(&self) -> (u64, u64) {
-        (self.begun, self.recycled)
     }
 
     fn path(&self, first: u64) -> PathBuf {
@@ -122,25 +115,27 @@ impl Segments {
     }
 
     /// Makes everything written durable.
-    fn sync(&mut self) -> io::Result<()> {
+    pub fn sync(&mut self) -> io::Result<()> {
+        if self.synced == self.next {
+            return Ok(());
+        }
         if let Some(active) = &mut self.active {
             active.file.sync().map_err(named("sync", &active.path))?;
         }
-        self.synced = self.next.unwrap_or(0);
+        self.synced = self.next;
         Ok(())
     }
 
-    /// Begins the segment of record `first`. It has its name only when its own first bytes are durable, and no
-    /// record is written before its name is.
-    fn begin(&mut self, first: u64) -> io::Result<()> {
+    /// Begins the segment of the next item. It has its name only when its own first bytes are durable, and no
+    /// item is written before its name is.
+    fn begin(&mut self) -> io::Result<()> {
         if let Some(full) = &self.active {
-            let first = full.prefix.first;
+            let (first, bytes) = (full.prefix.first, full.file.size().map_err(named("read", &full.path))?);
             // Even without `options.sync`: that a sealed segment is whole is what tells damage from a crash.
             self.sync()?;
-            self.sealed.push_back(first);
+            self.sealed.push_back(Sealed { first, bytes });
             self.active = None;
         }
-        let starts_log = self.sealed.is_empty() && self.purged.is_none();
         let (from, access) = match self.spares.pop() {
             Some(spare) => (spare, Access::Write),
             None => (self.dir.join(NEW_FILE), Access::Create),
@@ -148,27 +143,33 @@ impl Segments {
         let mut file = self.disk.open(&from, access).map_err(named("begin a segment in", &from))?;
         // What a spare has already is cheaper than what another would have to reserve.
         let spare = file.size().map_err(named("read", &from))?;
-        self.room = self.length().max(FIRST_BYTES).max(spare).min(self.options.segment_bytes);
+        self.room = self.sealed_bytes().max(FIRST_BYTES).max(spare).min(self.options.segment_bytes);
         // Best effort: where it is not possible the file grows as it is written, and a full disk shows then.
         let reserved = file.allocate(self.room).map_or(0, |()| self.room / BLOCK_BYTES * BLOCK_BYTES);
-        let prefix = Prefix { salt: rand::random(), first, starts_log, reserved };
-        let bytes = prefix.encode();
-        file.write_at(0, &mut [IoSlice::new(&bytes)]).map_err(named("write", &from))?;
+        let table = encode_table(&self.groups.table());
+        let prefix = Prefix {
+            layout: Layout::Shared,
+            salt: rand::random(),
+            first: self.next,
+            starts_log: false,
+            reserved,
+            table_bytes: table.len() as u32, // bounded by the number of groups and the bytes of a tag
+            table_crc: crc32fast::hash(&table),
+        };
+        let start = prefix.encode();
+        file.write_at(0, &mut [IoSlice::new(&start), IoSlice::new(&table)]).map_err(named("write", &from))?;
         file.sync().map_err(named("sync", &from))?;
-        let path = self.path(first);
+        let path = self.path(prefix.first);
         self.disk.rename(&from, &path).map_err(named("rename", &from))?;
         self.sync_dir()?;
         self.begun += 1;
         self.recycled += u64::from(access == Access::Write);
-        self.next = Some(first);
-        self.active = Some(Segment { path, file, prefix, offset: bytes.len() as u64 });
+        self.active = Some(Segment { path, file, prefix, offset: prefix.start() });
         Ok(())
     }
 
-    /// Bytes of the sealed segments. One that cannot be read now will say so when it is needed.
-    fn length(&self) -> u64 {
-        let size = |first: &u64| self.disk.open(&self.path(*first), Access::Read)?.size();
-        self.sealed.iter().filter_map(|first| size(first).ok()).sum()
+    fn sealed_bytes(&self) -> u64 {
+        self.sealed.iter().map(|s| s.bytes).sum()
     }
 
     /// Cuts what is behind the segment's offset; durable when it returns.
@@ -185,141 +186,188 @@ impl Segments {
         }
     }
 
-    /// How many of `records` still go into `active`. The first record of a segment always does.
-    fn fitting(&self, active: &Segment, records: &[Record]) -> usize {
-        let (mut end, empty) = (active.offset, self.next == Some(active.prefix.first));
-        let fits = |(place, record): &(usize, &Record)| {
-            end += item_bytes(record);
+    /// Writes items of a group, whose turn the first is; gives the places of those that fit into the active segment.
+    fn write(&mut self, key: u64, turn: u64, items: &[Item]) -> io::Result<Vec<Place>> {
+        if self.fitting(items) == 0 {
+            self.begin()?;
+        }
+        let now = &items[..self.fitting(items)];
+        let (mut heads, mut places) = (Vec::with_capacity(now.len()), Vec::with_capacity(now.len()));
+        let Some(active) = self.active.as_mut() else { return Ok(places) };
+        let mut offset = active.offset;
+        for (item, nth) in now.iter().zip(0..) {
+            let head = Head {
+                kind: item.kind,
+                header_bytes: item.header.len() as u32, // `check` bounds both
+                payload_bytes: item.payload.len() as u32,
+                body_crc: body_crc(item.header, item.payload),
+                number: self.next + nth,
+                synced: self.synced,
+                group: key,
+                turn: turn + nth,
+                index: item.index,
+            };
+            heads.push(head.encode(active.prefix.salt));
+            places.push(Place { segment: active.prefix.first, offset, bytes: head.body_bytes() as u32 });
+            offset += item.bytes();
+        }
+        // Headers and payloads are written from where they lie.
+        let mut parts = Vec::with_capacity(3 * now.len());
+        for (head, item) in heads.iter().zip(now) {
+            parts.extend([head.as_slice(), item.header].map(IoSlice::new));
+            parts.extend(item.payload.pieces().iter().map(|p| IoSlice::new(p)));
+        }
+        active.file.write_at(active.offset, &mut parts).map_err(named("write", &active.path))?;
+        active.offset = offset;
+        self.next += now.len() as u64;
+        Ok(places)
+    }
+
+    /// How many of `items` still go into the active segment. The first item of a segment always does.
+    fn fitting(&self, items: &[Item]) -> usize {
+        let Some(active) = &self.active else { return 0 };
+        let (mut end, empty) = (active.offset, self.next == active.prefix.first);
+        let fits = |(place, item): &(usize, &Item)| {
+            end += item.bytes();
             (empty && *place == 0) || end <= self.room
         };
-        records.iter().enumerate().take_while(fits).count()
+        items.iter().enumerate().take_while(fits).count()
     }
 
-    /// Writes records that [`check`] let pass, and makes them durable if the options say so.
-    pub fn append(&mut self, records: &[Record]) -> io::Result<()> {
-        let mut rest = records;
-        while let Some(first) = rest.first() {
-            let count = self.active.as_ref().map_or(0, |active| self.fitting(active, rest));
-            let (now, later) = rest.split_at(count);
-            let Some(active) = self.active.as_mut().filter(|_| count > 0) else {
-                self.begin(first.index)?;
-                continue;
-            };
-            let heads: Vec<_> = now.iter().map(|r| head(r, self.synced).encode(active.prefix.salt)).collect();
-            // Headers and payloads are written from where they lie.
-            let mut parts = Vec::with_capacity(3 * now.len());
-            for (head, record) in heads.iter().zip(now) {
-                parts.extend([head.as_slice(), &record.header].map(IoSlice::new));
-                parts.extend(record.payload.pieces().iter().map(|p| IoSlice::new(p)));
+    /// Whether these records may follow in the log of a group.
+    pub fn check(&self, key: u64, records: &[Record]) -> io::Result<()> {
+        let mut expected = match self.groups.known().get(&key) {
+            None => return Err(invalid(format!("the log of group {key:016x} was removed"))),
+            Some(group) => match &group.damage {
+                Some(fault) => return Err(fault.error().into()),
+                None => group.next,
+            },
+        };
+        for Record { index, header, payload } in records {
+            if expected.is_some_and(|e| e != *index) || *index == u64::MAX {
+                return Err(invalid(format!("record {index} where {} is next", expected.unwrap_or(0))));
             }
-            active.file.write_at(active.offset, &mut parts).map_err(named("write", &active.path))?;
-            self.places.add(active.prefix.first, active.offset, now);
-            active.offset += now.iter().map(item_bytes).sum::<u64>();
-            self.next = now.last().map(|r| r.index + 1);
-            rest = later;
-        }
-        if self.options.sync && !records.is_empty() {
-            self.sync()?;
-        }
-        Ok(())
-    }
-
-    /// Removes a segment for good. Its name may come back after a crash until the folder is synced.
-    fn remove(&self, first: u64) -> io::Result<()> {
-        let path = self.path(first);
-        self.disk.remove(&path).map_err(named("remove", &path))
-    }
-
-    /// Removes the segments of a log that turned out to have no records.
-    pub fn discard(&mut self) -> io::Result<()> {
-        while let Some(first) = self.sealed.pop_back() {
-            self.remove(first)?; // durable before the next record is: `begin` syncs the folder
+            if header.len() > super::MAX_HEADER_BYTES || payload.len() > super::MAX_PAYLOAD_BYTES {
+                let (h, p) = (header.len(), payload.len());
+                return Err(invalid(format!(
+                    "record {index} has {h} bytes of header and {p} of payload; too many"
+                )));
+            }
+            expected = Some(index + 1);
         }
         Ok(())
     }
 
-    pub fn truncate_after(&mut self, last: Option<u64>) -> io::Result<()> {
+    fn turn(&self, key: u64) -> u64 {
+        self.groups.known().get(&key).map_or(0, |g| g.turn)
+    }
+
+    /// Writes records that [`Self::check`] let pass. Not durable yet.
+    pub fn append(&mut self, key: u64, records: &[Record]) -> io::Result<()> {
+        let items: Vec<Item> = records.iter().map(Item::of).collect();
+        let mut done = 0;
+        while done < items.len() {
+            let places = self.write(key, self.turn(key), &items[done..])?;
+            places.iter().for_each(|p| self.live.add(*p));
+            let mut known = self.groups.known();
+            let group = known.entry(key).or_default();
+            group.turn += places.len() as u64;
+            places.iter().zip(&records[done..]).for_each(|(place, r)| group.put(r.index, *place));
+            done += places.len();
+        }
+        Ok(())
+    }
+
+    /// Writes an item without payload that is no record.
+    fn note(&mut self, key: u64, kind: Kind, index: u64, header: &Bytes) -> io::Result<()> {
+        let payload = &Payload::EMPTY;
+        self.write(key, self.turn(key), &[Item { kind, index, header, payload }]).map(drop)
+    }
+
+    /// Drops a group's records after `last`. Not durable yet.
+    pub fn truncate_after(&mut self, key: u64, last: Option<u64>) -> io::Result<()> {
         // The first index that goes. What is purged is gone anyway.
-        let gone = last.map_or(0, |l| l.saturating_add(1)).max(self.purged.map_or(0, |p| p + 1));
-        let Some(active) = &self.active else { return Ok(()) };
-        if self.next.is_none_or(|next| gone >= next) {
-            return Ok(());
-        }
-        let places = self.places.clone();
-        let _alone = places.truncate(gone);
-        // Newest first, each durable before the next: after a crash the log is shorter, but has no hole.
-        let mut newest = Some(active.prefix.first);
-        while let Some(first) = newest.filter(|first| *first >= gone) {
-            self.active = None;
-            self.remove(first)?;
-            self.sync_dir()?;
-            newest = self.sealed.pop_back();
-        }
-        let Some(first) = newest else {
-            self.next = self.purged.map(|p| p + 1);
-            self.synced = self.next.unwrap_or(0);
-            return Ok(());
-        };
-        let mut segment = match self.active.take() {
-            Some(mut active) => {
-                active.offset = super::format::PREFIX_BYTES as u64;
-                active
+        let gone = match self.groups.known().get(&key) {
+            Some(g) => {
+                let after = g.purged.as_ref().map_or(0, |(upto, _)| upto + 1);
+                let gone = last.map_or(0, |l| l.saturating_add(1)).max(after);
+                if g.next.is_none_or(|next| gone >= next) {
+                    return Ok(());
+                }
+                gone
             }
-            None => {
-                let older = Segment::open(self.disk.as_ref(), self.path(first), Access::Write, false)?;
-                self.room = room_of(&older, self.options)?;
-                older
-            }
+            None => return Ok(()),
         };
-        segment.skip_to_end_of(gone - 1)?;
-        self.cut(&mut segment, self.room)?;
-        self.active = Some(segment);
-        self.next = Some(gone);
-        self.synced = gone; // the sync above took what was before it along
+        self.note(key, Kind::Truncate, gone, &Bytes::new())?;
+        if let Some(group) = self.groups.known().get_mut(&key) {
+            group.turn += 1;
+            self.live.remove(group.truncate(gone));
+        }
         Ok(())
     }
 
-    pub fn purge(&mut self, upto: u64, tag: &[u8]) -> io::Result<()> {
-        if self.purged.is_some_and(|p| upto <= p) {
+    /// Forgets a group's records up to and including `upto`. Not durable yet.
+    pub fn purge(&mut self, key: u64, upto: u64, tag: Bytes) -> io::Result<()> {
+        let purged = |g: &super::groups::Group| g.purged.as_ref().is_some_and(|(p, _)| upto <= *p);
+        if self.groups.known().get(&key).is_some_and(purged) {
             return Ok(());
         }
-        let mut point = upto.to_le_bytes().to_vec();
-        point.extend(tag);
-        // Before any record goes: a log that begins later than its purge point says is refused.
-        write_small(self.disk.as_ref(), &self.dir.join(PURGE_FILE), &point)?;
-        self.purged = Some(upto);
-        self.places.purge(upto);
-        if self.next.is_none_or(|next| next <= upto + 1) {
-            self.sealed.extend(self.active.take().map(|a| a.prefix.first));
-            self.next = Some(upto + 1);
-            self.synced = upto + 1;
+        self.note(key, Kind::Purge, upto, &tag)?;
+        if let Some(group) = self.groups.known().get_mut(&key) {
+            group.turn += 1;
+            self.live.remove(group.purge(upto, tag));
         }
-        self.retire()
+        Ok(())
     }
 
-    /// Takes segments whose records are all purged out of the log: spares of some, the others removed.
+    /// Forgets a group, damaged or not. Not durable yet.
+    pub fn remove(&mut self, key: u64) -> io::Result<()> {
+        let begun = self.groups.known().get(&key).map(|g| g.turn > 0 || g.damage.is_some());
+        if begun == Some(true) {
+            self.note(key, Kind::Remove, 0, &Bytes::new())?;
+        }
+        if let Some(group) = self.groups.known().remove(&key) {
+            self.live.remove(group.places.into_values());
+        }
+        Ok(())
+    }
+
+    /// Nobody has the group's log open any more.
+    pub fn close_group(&self, key: u64) {
+        if let Some(group) = self.groups.known().get_mut(&key) {
+            group.open = false;
+        }
+    }
+
+    /// Whether the oldest segment can go.
+    fn is_retirable(&self) -> bool {
+        // The next one's table says what this one knew.
+        let followed = self.sealed.len() > 1 || self.active.is_some();
+        followed && self.sealed.front().is_some_and(|s| self.live.is_empty(s.first))
+    }
+
+    /// Takes segments that no group needs a record of out of the log: spares of some, the others removed. While a group is
+    /// damaged none goes: what there is of it may be in any.
     pub fn retire(&mut self) -> io::Result<()> {
-        let Some(purged) = self.purged else { return Ok(()) };
-        let places = self.places.clone();
-        let _alone = places.alone();
+        if !self.is_retirable() || self.groups.any_damaged() {
+            return Ok(());
+        }
+        self.sync()?; // what says that nobody needs them
+        let groups = self.groups.clone();
+        let _alone = groups.alone();
         let mut spares = Vec::new();
-        while let Some(first) = self.sealed.front().copied() {
-            let active = self.active.as_ref().map(|a| a.prefix.first);
-            let after = self.sealed.get(1).copied().or(active).or(self.next);
-            if after.is_none_or(|after| after > purged + 1) {
-                break;
-            }
+        while self.is_retirable() {
+            let Some(Sealed { first, bytes }) = self.sealed.front().copied() else { break };
             let path = self.path(first);
-            let size = self.disk.open(&path, Access::Read).and_then(|f| f.size());
-            let size = size.map_err(named("retire", &path))?;
             let room = self.spares.len() + spares.len() < MAX_SPARES;
             // One long record must not make a long file for ever.
-            if room && size <= 2 * self.options.segment_bytes {
+            if room && bytes <= 2 * self.options.segment_bytes {
                 let spare = path.with_extension("spare");
                 self.disk.rename(&path, &spare).map_err(named("rename", &path))?;
                 spares.push(spare);
             } else {
-                self.remove(first)?;
+                // Its name may come back after a crash until the folder is synced.
+                self.disk.remove(&path).map_err(named("remove", &path))?;
             }
             self.sealed.pop_front();
         }
@@ -328,21 +376,85 @@ impl Segments {
         Ok(())
     }
 
-    /// Leaves a mark that everything before it is durable, so that what is bad later is known to be damage.
-    pub fn close(&mut self) -> io::Result<()> {
-        let Some(index) = self.next else { return Ok(()) };
-        if self.synced < index {
-            self.sync()?;
+    /// Whether there is something to move now.
+    pub fn is_crowded(&self) -> bool {
+        let most = 2 * self.live.bytes + SLACK_SEGMENTS * self.options.segment_bytes;
+        self.sealed_bytes() > most && !self.groups.any_damaged()
+    }
+
+    /// Where a few records keep segments that are of no use otherwise, some of them are written again, so that their
+    /// segment can go. Over time that writes no more than was given up.
+    pub fn tidy(&mut self) -> io::Result<()> {
+        self.retire()?;
+        if !self.is_crowded() {
+            return Ok(());
         }
-        if let Some(active) = &mut self.active {
-            let empty = body_crc(&[], &Payload::EMPTY);
+        let Some(oldest) = self.sealed.front().map(|s| s.first) else { return Ok(()) };
+        if self.to_move.is_empty() {
+            let known = self.groups.known();
+            let there = known.iter().flat_map(|(key, g)| {
+                let there = g.places.iter().filter(|(_, p)| p.segment == oldest);
+                there.map(|(index, _)| (*key, *index))
+            });
+            self.to_move = there.collect();
+        }
+        let mut bytes = 0;
+        while let Some((key, index)) = self.to_move.pop_front() {
+            bytes += self.move_one(oldest, key, index)?;
+            if bytes >= MOVE_BYTES {
+                break;
+            }
+        }
+        self.retire()
+    }
+
+    /// Writes a record of the oldest segment again; gives its bytes.
+    fn move_one(&mut self, oldest: u64, key: u64, index: u64) -> io::Result<u64> {
+        let is_there = |g: &super::groups::Group| g.places.get(&index).is_some_and(|p| p.segment == oldest);
+        if !self.groups.known().get(&key).is_some_and(is_there) {
+            return Ok(0); // given up meanwhile
+        }
+        let read = self.groups.read(self.disk.as_ref(), &self.dir, key, index..index + 1, 0);
+        let record = match read {
+            Ok(mut records) => records.pop(),
+            // Of this group alone; it is said when its log is next used.
+            Err(StoreError::Damaged { path, offset, what }) => {
+                if let Some(group) = self.groups.known().get_mut(&key) {
+                    group.damage = Some(super::groups::Fault { path, offset, what });
+                }
+                None
+            }
+            Err(e) => return Err(e.into()),
+        };
+        let Some(Record { index, header, payload }) = record else { return Ok(0) };
+        let item = Item { kind: Kind::Moved, index, header: &header, payload: &payload };
+        let bytes = item.bytes();
+        for place in self.write(key, self.turn(key), &[item])? {
+            self.live.add(place);
+            if let Some(group) = self.groups.known().get_mut(&key) {
+                group.turn += 1;
+                self.live.remove(group.moved(index, place));
+            }
+        }
+        self.moved += 1;
+        Ok(bytes)
+    }
+
+    /// Leaves a mark that everything before it is durable, so that what is bad later is known to be damage. What is damaged
+    /// already stays as it is.
+    pub fn close(&mut self) -> io::Result<()> {
+        self.sync()?;
+        if let Some(active) = self.active.as_mut().filter(|_| !self.groups.any_damaged()) {
             let head = Head {
                 kind: Kind::Mark,
                 header_bytes: 0,
                 payload_bytes: 0,
-                body_crc: empty,
-                index,
-                synced: index,
+                body_crc: body_crc(&[], &Payload::EMPTY),
+                number: self.next,
+                synced: self.next,
+                group: 0,
+                turn: 0,
+                index: 0,
             };
             // Not synced: without it the log opens as after a crash.
             let mark = head.encode(active.prefix.salt);

@@ -1,20 +1,25 @@
 //! The thread that writes a log, and its queue.
 
-use super::{Done, LogStats, Record, segments::Segments};
+use super::{
+    Done, LogStats, Record,
+    groups::{Groups, stopped},
+    segments::Segments,
+};
 use crate::DiskLock;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 use std::{
     collections::VecDeque,
     io, mem,
-    sync::{Arc, mpsc},
+    path::PathBuf,
+    sync::Arc,
     thread::{self, JoinHandle},
 };
 
 /// One sync covers at most so many bytes (or one append): a bound on how long the first of them waits.
 const MAX_BATCH_BYTES: u64 = 32 << 20;
 
-/// The outcome that an append is owed. It is given even if a panic takes the writer away first.
+/// The outcome that whoever queued something is owed. It is given even if a panic takes the writer away first.
 pub(super) struct Owed(Option<Done>);
 
 impl Owed {
@@ -37,28 +42,53 @@ impl Drop for Owed {
     }
 }
 
-/// What is queued. Dropped undone, it tells whoever waits that the log is gone.
-pub(super) enum Job {
-    Append { records: Vec<Record>, bytes: u64, done: Owed },
-    Truncate { last: Option<u64>, reply: mpsc::SyncSender<io::Result<()>> },
-    Purge { upto: u64, tag: Bytes, reply: mpsc::SyncSender<io::Result<()>> },
+/// What is queued, of which group. Dropped undone, it tells whoever waits that the log is gone.
+pub(super) struct Job {
+    pub key: u64,
+    pub what: What,
+    pub done: Owed,
 }
 
-struct Append {
-    records: Vec<Record>,
-    done: Owed,
+pub(super) enum What {
+    Append {
+        records: Vec<Record>,
+        bytes: u64,
+    },
+    Truncate {
+        last: Option<u64>,
+    },
+    Purge {
+        upto: u64,
+        tag: Bytes,
+    },
+    /// The group goes.
+    Remove,
+    /// The last handle of the group's log went.
+    Close,
+}
+
+impl What {
+    fn bytes(&self) -> u64 {
+        match self {
+            What::Append { bytes, .. } => *bytes,
+            _ => 0,
+        }
+    }
+
+    /// Durable when it is done, also in a log that does not sync its records.
+    fn is_always_synced(&self) -> bool {
+        matches!(self, What::Truncate { .. } | What::Purge { .. } | What::Remove)
+    }
 }
 
 enum Work {
-    Batch(Vec<Append>),
-    Truncate { last: Option<u64>, reply: mpsc::SyncSender<io::Result<()>> },
-    Purge { upto: u64, tag: Bytes, reply: mpsc::SyncSender<io::Result<()>> },
+    Batch(Vec<Job>),
     Close,
 }
 
 /// What handles and writer share.
-#[derive(Default)]
 pub(super) struct Shared {
+    dir: PathBuf,
     queue: Mutex<Queue>,
     ready: Condvar,
 }
@@ -67,10 +97,12 @@ pub(super) struct Shared {
 struct Queue {
     jobs: VecDeque<Job>,
     stats: LogStats,
-    /// No handle is left.
+    /// No handle is left, or nothing more is to be written.
     closed: bool,
     /// No writer is left.
     gone: bool,
+    /// What the disk said first. From then on nobody knows what is on it.
+    failed: Option<(io::ErrorKind, String)>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -85,15 +117,22 @@ pub(super) fn gone() -> io::Error {
 }
 
 impl Shared {
+    pub fn new(dir: PathBuf) -> Shared {
+        Shared { dir, queue: Mutex::default(), ready: Condvar::new() }
+    }
+
     pub fn push(&self, job: Job) {
         let mut queue = self.queue.lock();
-        if queue.gone {
+        if let Some(failed) = &queue.failed {
+            let why = stopped(&self.dir, failed);
             drop(queue); // a `done` may look at the log
+            return job.done.give(Err(why));
+        }
+        if queue.gone {
+            drop(queue);
             return drop(job);
         }
-        if let Job::Append { bytes, .. } = &job {
-            queue.stats.queued_bytes += bytes;
-        }
+        queue.stats.queued_bytes += job.what.bytes();
         queue.jobs.push_back(job);
         drop(queue);
         self.ready.notify_one();
@@ -108,40 +147,39 @@ impl Shared {
         self.queue.lock().stats
     }
 
-    fn take(&self) -> Work {
+    /// Nothing is written any more.
+    pub fn has_ended(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.gone || queue.closed || queue.failed.is_some()
+    }
+
+    /// What is to be done next; an empty batch where there is nothing and the writer `has_more`.
+    fn take(&self, has_more: bool) -> Work {
         let mut queue = self.queue.lock();
-        while queue.jobs.is_empty() && !queue.closed {
+        while queue.jobs.is_empty() && !queue.closed && !has_more {
             self.ready.wait(&mut queue);
         }
-        let (mut batch, mut total) = (Vec::new(), 0);
-        loop {
-            match queue.jobs.pop_front() {
-                Some(Job::Append { records, bytes, done })
-                    if batch.is_empty() || total + bytes <= MAX_BATCH_BYTES =>
-                {
-                    total += bytes;
-                    queue.stats.queued_bytes -= bytes;
-                    batch.push(Append { records, done });
-                }
-                Some(Job::Truncate { last, reply }) if batch.is_empty() => {
-                    return Work::Truncate { last, reply };
-                }
-                Some(Job::Purge { upto, tag, reply }) if batch.is_empty() => {
-                    return Work::Purge { upto, tag, reply };
-                }
-                Some(later) => {
-                    queue.jobs.push_front(later);
-                    return Work::Batch(batch);
-                }
-                None if batch.is_empty() => return Work::Close,
-                None => return Work::Batch(batch),
-            }
+        if queue.jobs.is_empty() && queue.closed {
+            return Work::Close;
         }
+        let (mut batch, mut total) = (Vec::new(), 0);
+        while let Some(job) = queue.jobs.pop_front() {
+            let bytes = job.what.bytes();
+            if !batch.is_empty() && total + bytes > MAX_BATCH_BYTES {
+                queue.jobs.push_front(job);
+                break;
+            }
+            total += bytes;
+            queue.stats.queued_bytes -= bytes;
+            batch.push(job);
+        }
+        Work::Batch(batch)
     }
 }
 
 pub(super) fn spawn(shared: Arc<Shared>, segments: Segments, lock: DiskLock) -> io::Result<JoinHandle<()>> {
-    let writer = Writer { shared, segments, failed: None };
+    let groups = segments.groups.clone();
+    let writer = Writer { shared, segments, groups };
     thread::Builder::new().name("paraft-log".into()).spawn(move || {
         writer.run();
         // Last of all: then another may open the folder.
@@ -152,71 +190,122 @@ pub(super) fn spawn(shared: Arc<Shared>, segments: Segments, lock: DiskLock) -> 
 struct Writer {
     shared: Arc<Shared>,
     segments: Segments,
-    /// What the disk said first. From then on nobody knows what is on it.
-    failed: Option<(io::ErrorKind, String)>,
+    groups: Arc<Groups>,
 }
 
 impl Writer {
     fn run(mut self) {
+        let mut has_more = false;
         loop {
-            match self.shared.take() {
-                Work::Batch(batch) => self.append(batch),
-                Work::Truncate { last, reply } => {
-                    let outcome = self.unless_failed(|s| s.truncate_after(last));
-                    let _ = reply.send(outcome); // nobody waits any more: nothing to tell
-                }
-                Work::Purge { upto, tag, reply } => {
-                    let outcome = self.unless_failed(|s| s.purge(upto, &tag));
-                    let _ = reply.send(outcome);
-                }
+            let done = match self.shared.take(has_more) {
+                Work::Batch(batch) => self.batch(batch),
                 Work::Close => {
                     // Nobody is left to tell; all that may be missing is the mark of an orderly end.
-                    let _ = self.unless_failed(Segments::close);
+                    let _ = self.segments.close();
                     return;
                 }
+            };
+            // After the first failure nobody knows what is on the disk, and nothing more is written.
+            if let Err(e) = done.and_then(|()| self.segments.tidy()) {
+                return self.fail(&e);
             }
+            self.note_segments();
+            has_more = self.segments.is_crowded();
         }
     }
 
-    fn unless_failed<T>(&mut self, act: impl FnOnce(&mut Segments) -> io::Result<T>) -> io::Result<T> {
-        if let Some((kind, first)) = &self.failed {
-            let what = format!("the log in {} stopped: {first}", self.segments.dir().display());
-            return Err(io::Error::new(*kind, what));
-        }
-        act(&mut self.segments).inspect_err(|e| self.failed = Some((e.kind(), e.to_string())))
-    }
-
-    fn append(&mut self, batch: Vec<Append>) {
-        // Each append is right or wrong by itself; the right ones share the write.
-        let (mut next, mut records, mut outcomes) = (self.segments.next(), Vec::new(), Vec::new());
-        for Append { records: wanted, done } in batch {
-            let checked = super::segments::check(&mut next, &wanted);
-            if checked.is_ok() {
-                records.extend(wanted);
+    fn batch(&mut self, batch: Vec<Job>) -> io::Result<()> {
+        let (mut outcomes, mut must_sync) = (Vec::with_capacity(batch.len()), self.segments.options.sync);
+        let (mut records, mut bytes, mut failed) = (0, 0, None);
+        for Job { key, what, done } in batch {
+            must_sync |= what.is_always_synced();
+            let (new, more) = match &what {
+                What::Append { records, bytes } => (records.len() as u64, *bytes),
+                _ => (0, 0),
+            };
+            // Each job is right or wrong by itself; the right ones share the sync.
+            let outcome = match failed {
+                Some(_) => Ok(()), // it gets what the first of them got
+                None => self.carry_out(key, what).unwrap_or_else(|e| {
+                    failed = Some(e);
+                    Ok(())
+                }),
+            };
+            if outcome.is_ok() {
+                (records, bytes) = (records + new, bytes + more);
             }
-            outcomes.push((done, checked));
+            outcomes.push((done, outcome));
         }
-        let written = self.unless_failed(|s| s.append(&records));
-        if written.is_ok() && !records.is_empty() {
-            let (segments, recycled) = self.segments.begun();
+        let synced = self.segments.synced;
+        if failed.is_none() && must_sync {
+            failed = self.segments.sync().err();
+        }
+        if let Some(e) = failed {
+            let said = (e.kind(), e.to_string());
+            self.shared.queue.lock().failed = Some(said.clone());
+            for (done, outcome) in outcomes {
+                done.give(outcome.and(Err(io::Error::new(said.0, said.1.clone()))));
+            }
+            return Err(e);
+        }
+        if records > 0 || self.segments.synced > synced {
             let stats = &mut self.shared.queue.lock().stats;
             stats.batches += 1;
-            stats.records += records.len() as u64;
-            stats.bytes += records.iter().map(Record::bytes).sum::<u64>();
-            (stats.segments, stats.recycled) = (segments, recycled);
+            stats.records += records;
+            stats.bytes += bytes;
         }
-        drop(records);
-        for (done, checked) in outcomes {
-            done.give(checked.and_then(|()| match &written {
-                Ok(()) => Ok(()),
-                Err(e) => Err(io::Error::new(e.kind(), e.to_string())),
-            }));
+        self.note_segments();
+        outcomes.into_iter().for_each(|(done, outcome)| done.give(outcome));
+        Ok(())
+    }
+
+    /// The inner result is what was wrong with the job, the outer one what the disk said.
+    fn carry_out(&mut self, key: u64, what: What) -> io::Result<io::Result<()>> {
+        let records: &[Record] = if let What::Append { records, .. } = &what { records } else { &[] };
+        let checked = match &what {
+            What::Remove | What::Close => Ok(()),
+            _ => self.segments.check(key, records),
+        };
+        if checked.is_ok() {
+            match what {
+                What::Append { records, .. } => self.segments.append(key, &records)?,
+                What::Truncate { last } => self.segments.truncate_after(key, last)?,
+                What::Purge { upto, tag } => self.segments.purge(key, upto, tag)?,
+                What::Remove => self.segments.remove(key)?,
+                What::Close => self.segments.close_group(key),
+            }
+        }
+        Ok(checked)
+    }
+
+    fn note_segments(&self) {
+        let stats = &mut self.shared.queue.lock().stats;
+        let Segments { begun, recycled, moved, .. } = self.segments;
+        (stats.segments, stats.recycled, stats.moved) = (begun, recycled, moved);
+    }
+
+    /// Tells everyone who waits, and whoever comes later.
+    fn fail(&self, e: &io::Error) {
+        let jobs = {
+            let mut queue = self.shared.queue.lock();
+            queue.failed.get_or_insert_with(|| (e.kind(), e.to_string()));
+            queue.stats.queued_bytes = 0;
+            mem::take(&mut queue.jobs)
+        };
+        let why = || match &self.shared.queue.lock().failed {
+            Some(failed) => stopped(self.segments.dir(), failed),
+            None => gone(),
+        };
+        for job in jobs {
+            let why = why();
+            job.done.give(Err(why));
         }
     }
 }
 
 impl Drop for Writer {
     fn drop(&mut self) {
+        self.groups.die();
         let jobs = {
             let mut queue = self.shared.queue.lock();
             queue.gone = true;

@@ -1,51 +1,75 @@
-//! A power failure at every point of a log's life: what was acknowledged is there, what was given up is not.
+//! A power failure at every point of the life of a log that several groups share: what was acknowledged is there, what was
+//! given up is not, of each group.
 
-use crate::{DIR, append, open_in, record};
+use crate::{Cloned, DIR, Found, append, group, open_in, record};
 use bytes::Bytes;
 use paraft_store::{
-    LogOptions, Record,
+    Log, LogOptions, Record, SharedLog, StoreError,
     faulty::{FaultyDisk, ForgetfulDisk, Survivors},
 };
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
+const GROUPS: usize = 3;
+
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// So many records of so many bytes.
-    Append(u64, usize),
-    Truncate(u64),
-    Purge(u64),
+    /// Of a group: so many records of so many bytes.
+    Append(usize, u64, usize),
+    Truncate(usize, u64),
+    Purge(usize, u64),
+    Remove(usize),
     /// The process ends in order and another begins.
     Reopen,
 }
 
-use Act::{Append, Purge, Reopen, Truncate};
+use Act::{Append, Purge, Remove, Reopen, Truncate};
 
-/// Segments are of 4 KiB: these fill several, truncate within one and over two, and reuse purged ones.
-const LIFE: [Act; 19] = [
-    Append(1, 100),
-    Append(3, 700),
-    Append(2, 1500),
-    Append(1, 5000),
-    Truncate(3),
-    Append(2, 700),
-    Append(4, 1200),
-    Truncate(2),
-    Append(6, 900),
-    Purge(6),
-    Append(3, 900),
+/// Segments are of 4 KiB: these fill several, truncate within one and over two, reuse purged ones, and the second group's first
+/// records keep the oldest segments until they are moved.
+const LIFE: [Act; 36] = [
+    Append(0, 1, 100),
+    Append(1, 2, 300),
+    Append(0, 3, 700),
+    Append(0, 2, 1500),
+    Append(2, 2, 700),
+    Append(0, 1, 5000),
+    Truncate(0, 3),
+    Append(2, 3, 900),
+    Append(0, 2, 700),
+    Append(0, 4, 1200),
+    Truncate(0, 2),
+    Append(0, 6, 900),
+    Purge(0, 6),
+    Purge(2, 3),
+    Append(0, 3, 900),
     Reopen,
-    Append(2, 900),
-    Truncate(8),
-    Append(5, 900),
-    Purge(20),
-    Append(3, 900),
-    Append(3, 900),
-    Append(1, 900),
+    Append(1, 1, 500),
+    Append(0, 2, 900),
+    Truncate(0, 8),
+    Append(0, 5, 900),
+    Purge(0, 20),
+    Append(2, 3, 900),
+    Append(0, 3, 900),
+    Remove(2),
+    Append(0, 8, 900),
+    Purge(0, 30),
+    Append(0, 8, 900),
+    Purge(0, 38),
+    Append(2, 2, 900),
+    Append(0, 8, 900),
+    Truncate(1, 1),
+    Purge(0, 46),
+    Append(1, 1, 900),
+    Append(0, 8, 900),
+    Append(2, 1, 900),
+    Append(0, 1, 900),
 ];
 
-/// What an observer outside the process knows.
+/// What an observer outside the process knows of a group.
 #[derive(Clone, Default, Debug)]
 struct Known {
+    /// How often it was removed: each time it gets another key.
+    lives: u64,
     /// Acknowledged and not given up.
     must: BTreeMap<u64, Record>,
     /// Every writing of an index that may be found: tried, and not given up in an acknowledged way.
@@ -55,16 +79,30 @@ struct Known {
     next: u64,
 }
 
-/// Lives until an act fails.
-fn live(disk: &FaultyDisk, options: LogOptions, known: &mut Known) {
-    let dir = Path::new(DIR);
-    let Ok((mut log, _)) = open_in(disk, dir, options) else { return };
+fn key(g: usize, known: &[Known; GROUPS]) -> u64 {
+    7 + g as u64 + 100 * known[g].lives
+}
+
+fn open_all(
+    disk: &dyn Cloned,
+    options: LogOptions,
+    known: &[Known; GROUPS],
+) -> Result<(SharedLog, Vec<(Log, Found)>), StoreError> {
+    let (shared, _) = SharedLog::open(disk.shared(), Path::new(DIR), options)?;
+    let logs = (0..GROUPS).map(|g| group(&shared, key(g, known))).collect::<Result<_, _>>()?;
+    Ok((shared, logs))
+}
+
+/// Lives until an act fails; gives what it moved.
+fn live(disk: &FaultyDisk, options: LogOptions, known: &mut [Known; GROUPS]) -> u64 {
+    let Ok((mut shared, mut logs)) = open_all(disk, options, known) else { return 0 };
     for (version, act) in LIFE.iter().enumerate() {
         let done = match *act {
-            Append(count, bytes) => {
+            Append(g, count, bytes) => {
+                let known = &mut known[g];
                 let new: Vec<_> = (0..count).map(|i| record(known.next + i, version as u8, bytes)).collect();
                 new.iter().for_each(|r| known.may.entry(r.index).or_default().push(r.clone()));
-                append(&log, new.clone()).map(|()| {
+                append(&logs[g].0, new.clone()).map(|()| {
                     known.next += count;
                     for r in new {
                         known.may.insert(r.index, vec![r.clone()]);
@@ -72,42 +110,55 @@ fn live(disk: &FaultyDisk, options: LogOptions, known: &mut Known) {
                     }
                 })
             }
-            Truncate(last) => {
+            Truncate(g, last) => {
+                let known = &mut known[g];
                 known.must.split_off(&(last + 1));
-                log.truncate_after(Some(last)).map(|()| {
+                logs[g].0.truncate_after(Some(last)).map(|()| {
                     known.may.split_off(&(last + 1));
                     known.next = last + 1;
                 })
             }
-            Purge(upto) => {
+            Purge(g, upto) => {
+                let known = &mut known[g];
                 known.must = known.must.split_off(&(upto + 1));
                 known.purge_tried = Some(upto);
-                log.purge(upto, Bytes::from(upto.to_string())).map(|()| {
+                logs[g].0.purge(upto, Bytes::from(upto.to_string())).map(|()| {
                     known.may = known.may.split_off(&(upto + 1));
                     known.purged = Some(upto);
                     known.next = known.next.max(upto + 1);
                 })
             }
+            Remove(g) => {
+                let before = std::mem::take(&mut known[g]);
+                known[g].lives = before.lives;
+                let removed = shared.remove(key(g, known));
+                if removed.is_err() {
+                    // It is there or not, and nothing of it is missed.
+                    known[g] =
+                        Known { must: BTreeMap::new(), purge_tried: before.purged, purged: None, ..before };
+                    return 0;
+                }
+                known[g].lives += 1;
+                group(&shared, key(g, known)).map(|opened| logs[g] = opened).map_err(Into::into)
+            }
             Reopen => {
-                drop(log);
-                match open_in(disk, dir, options) {
-                    Ok((opened, _)) => log = opened,
-                    Err(_) => return,
+                drop((shared, logs));
+                match open_all(disk, options, known) {
+                    Ok(opened) => (shared, logs) = opened,
+                    Err(_) => return 0,
                 }
                 Ok(())
             }
         };
         if done.is_err() {
-            return;
+            return 0;
         }
     }
+    shared.stats().moved
 }
 
-/// What is wrong with what a process finds after the crash, if anything.
-fn check(after: &ForgetfulDisk, known: &Known) -> Result<(), String> {
-    let dir = Path::new(DIR);
-    let options = LogOptions { segment_bytes: 4096, sync: true };
-    let (log, found) = open_in(after, dir, options).map_err(|e| e.to_string())?;
+/// What is wrong with what a process finds of a group after the crash, if anything.
+fn check(found: &Found, known: &Known) -> Result<(), String> {
     let purged = found.purged.as_ref().map(|(upto, _)| *upto);
     if purged != known.purged && purged != known.purge_tried {
         return Err(format!("purged {purged:?}, acknowledged {:?}", known.purged));
@@ -129,17 +180,30 @@ fn check(after: &ForgetfulDisk, known: &Known) -> Result<(), String> {
     {
         return Err(format!("record {} was never written, or was given up: {:?}", wrong.index, wrong.header));
     }
+    Ok(())
+}
 
-    // It goes on with others of the same lengths, and what was torn stays gone. Now power fails for sure.
-    let next = found.records.last().map(|r| r.index + 1).or(purged.map(|p| p + 1)).unwrap_or(0);
-    let bytes = known.may.get(&next).map_or(900, |m| m[0].payload.len());
-    let mut expected = found.records;
-    expected.push(record(next, 77, bytes));
-    append(&log, vec![record(next, 77, bytes)]).map_err(|e| e.to_string())?;
-    for survivors in [Survivors::Synced, Survivors::Some(next)] {
-        let (_, second) =
-            open_in(&after.crash(survivors), dir, options).map_err(|e| format!("second: {e}"))?;
-        if second.records != expected {
+fn check_all(after: &ForgetfulDisk, known: &[Known; GROUPS]) -> Result<(), String> {
+    let options = LogOptions { segment_bytes: 4096, sync: true };
+    let (_shared, logs) = open_all(after, options, known).map_err(|e| e.to_string())?;
+    for (g, ((_, found), known)) in logs.iter().zip(known).enumerate() {
+        check(found, known).map_err(|what| format!("group {g}: {what}"))?;
+    }
+    // They go on with others of the same lengths, and what was torn stays gone. Now power fails for sure.
+    let mut expected = Vec::new();
+    for ((log, found), known) in logs.iter().zip(known) {
+        let purged = found.purged.as_ref().map(|(upto, _)| *upto);
+        let next = found.records.last().map(|r| r.index + 1).or(purged.map(|p| p + 1)).unwrap_or(0);
+        let bytes = known.may.get(&next).map_or(900, |m| m[0].payload.len());
+        let mut records = found.records.clone();
+        records.push(record(next, 77, bytes));
+        append(log, vec![record(next, 77, bytes)]).map_err(|e| e.to_string())?;
+        expected.push(records);
+    }
+    for survivors in [Survivors::Synced, Survivors::Some(expected.len() as u64)] {
+        let (_, logs) =
+            open_all(&after.crash(survivors), options, known).map_err(|e| format!("second: {e}"))?;
+        if logs.iter().zip(&expected).any(|((_, found), expected)| found.records != *expected) {
             return Err("the second opening differs".into());
         }
     }
@@ -149,32 +213,32 @@ fn check(after: &ForgetfulDisk, known: &Known) -> Result<(), String> {
 /// Crashes at every change that the disk is asked for, with many outcomes each; what was found wrong.
 fn crash_everywhere(options: LogOptions) -> Vec<String> {
     let healthy = FaultyDisk::new(Arc::new(ForgetfulDisk::default()));
-    let mut all = Known::default();
-    live(&healthy, options, &mut all);
-    assert_eq!((all.purged, all.next), (Some(20), 28), "the life ends early without faults");
+    let mut all = <[Known; GROUPS]>::default();
+    let moved = live(&healthy, options, &mut all);
+    assert_eq!((all[0].purged, all[0].next), (Some(46), 57), "the life ends early without faults");
+    assert!(moved > 0, "nothing was moved");
 
     let mut wrong = Vec::new();
     for changes in 0..healthy.changes() {
         let memory = ForgetfulDisk::default();
         let disk = FaultyDisk::new(Arc::new(memory.clone()));
         disk.dead_after(Some(changes));
-        let mut known = Known::default();
+        let mut known = <[Known; GROUPS]>::default();
         live(&disk, options, &mut known);
         for survivors in
             [Survivors::Synced].into_iter().chain((0..10).map(|i| Survivors::Some(changes * 1000 + i)))
         {
-            if let Err(what) = check(&memory.crash(survivors), &known) {
+            if let Err(what) = check_all(&memory.crash(survivors), &known) {
                 wrong.push(format!("{changes} changes, {survivors:?}: {what}"));
             }
         }
         // Only the process dies: the next finds the same disk, with nothing more durable than it was.
-        if let Err(what) = check(&memory, &known) {
+        if let Err(what) = check_all(&memory, &known) {
             wrong.push(format!("{changes} changes, process: {what}"));
         }
     }
     wrong
 }
-
 #[test]
 fn whatever_a_power_failure_leaves_acknowledged_records_are_there_and_nothing_else_is() {
     let wrong = crash_everywhere(LogOptions { segment_bytes: 4096, sync: true });

@@ -10,7 +10,7 @@ mod reading;
 mod torn;
 
 use bytes::Bytes;
-use paraft_store::{Disk, Log, LogOptions, Record, StoreError};
+use paraft_store::{Disk, Log, LogOptions, Record, SharedLog, StoreError};
 use std::{
     io,
     path::Path,
@@ -19,9 +19,13 @@ use std::{
 
 pub(crate) const DIR: &str = "/server/log";
 pub(crate) const SMALL: LogOptions = LogOptions { segment_bytes: 4096, sync: true };
-/// Bytes before the first record of a segment, and of a record before its header.
-pub(crate) const PREFIX: usize = 36;
-pub(crate) const HEAD: usize = 36;
+/// Bytes before the table of a segment (the first has an empty one), of the table of a log with one group that was never
+/// purged, and of a record before its header.
+pub(crate) const PREFIX: usize = 44;
+pub(crate) const TABLE: usize = 48;
+pub(crate) const HEAD: usize = 60;
+/// The group of logs that have only one.
+pub(crate) const KEY: u64 = 7;
 
 /// A record whose bytes depend on its index and on `version`, which tells two writings of an index apart.
 pub(crate) fn record(index: u64, version: u8, payload_bytes: usize) -> Record {
@@ -47,13 +51,20 @@ pub(crate) fn open_in(
     dir: &Path,
     options: LogOptions,
 ) -> Result<(Log, Found), StoreError> {
+    let (shared, torn_bytes) = SharedLog::open(disk.shared(), dir, options)?;
+    let (log, found) = group(&shared, KEY)?;
+    Ok((log, Found { torn_bytes, ..found }))
+}
+
+/// Opens the log of one group.
+pub(crate) fn group(shared: &SharedLog, key: u64) -> Result<(Log, Found), StoreError> {
     let mut records = Vec::new();
-    let (log, found) = Log::open(disk.shared(), dir, options, &mut |r| records.push(r))?;
+    let (log, found) = shared.group(key, &mut |r| records.push(r))?;
     assert_eq!(found.records, records.len() as u64);
     // Whatever state a log was found in: what it gave can be read back.
     let range = records.first().map_or(0, |r| r.index)..u64::MAX;
     assert_eq!(log.read(range, u64::MAX)?, records);
-    Ok((log, Found { records, purged: found.purged, torn_bytes: found.torn_bytes }))
+    Ok((log, Found { records, purged: found.purged, torn_bytes: 0 }))
 }
 
 pub(crate) fn open(disk: &dyn Cloned) -> Result<(Log, Found), StoreError> {

@@ -46,7 +46,7 @@ fn a_log_on_the_real_disk_comes_back_as_it_was() {
             expected.retain(|r| r.index > upto);
             purged = Some((upto, tag));
         }
-        let stats = log.stats();
+        let stats = log.shared().stats();
         assert_eq!(stats.queued_bytes, 0);
         assert!(stats.segments > 3 && stats.records >= 40, "{stats:?}");
     }
@@ -125,7 +125,7 @@ fn purged_segments_are_written_over_and_their_old_records_never_come_back() {
             log.purge(index - 2, Bytes::new()).unwrap();
         }
     }
-    let stats = log.stats();
+    let stats = log.shared().stats();
     assert!(stats.recycled > 10, "{stats:?}");
     let (_, found) = open(&disk.crash(Survivors::Everything)).unwrap();
     assert_eq!(found.torn_bytes, 0, "what an earlier use left is not a torn tail");
@@ -175,8 +175,8 @@ fn what_is_queued_while_a_sync_runs_shares_the_next_one_and_is_done_in_order() {
     hold.send(()).unwrap();
     (2..102).for_each(|_| all.recv().unwrap());
     assert_eq!(*order.lock().unwrap(), (2..102).collect::<Vec<_>>());
-    assert!(log.stats().batches <= 4, "{:?}", log.stats());
-    assert_eq!(log.stats().records, 102);
+    assert!(log.shared().stats().batches <= 4, "{:?}", log.shared().stats());
+    assert_eq!(log.shared().stats().records, 102);
 }
 
 #[test]

@@ -21,7 +21,7 @@ fn what_is_read_back_is_what_the_log_holds_now() {
     for part in held.chunks(3) {
         append(&log, part.to_vec()).unwrap();
     }
-    assert!(log.stats().segments > 5, "it goes over several files");
+    assert!(log.shared().stats().segments > 5, "it goes over several files");
     assert_eq!(log.read(0..40, u64::MAX).unwrap(), held);
     assert_eq!(log.read(7..9, u64::MAX).unwrap(), held[7..9]);
     assert_eq!(log.read(38..90, u64::MAX).unwrap(), held[38..], "what is not written is not found");
@@ -108,6 +108,6 @@ fn readers_never_see_a_segment_that_is_written_over() {
             assert!(r.join().unwrap() > 0);
         }
     });
-    assert!(log.stats().recycled > 100, "spares were written over: {:?}", log.stats());
+    assert!(log.shared().stats().recycled > 100, "spares were written over: {:?}", log.shared().stats());
     assert_eq!(log.read(1490..1500, u64::MAX).unwrap().len(), 10);
 }

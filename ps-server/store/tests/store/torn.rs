@@ -1,6 +1,6 @@
 //! A crash cuts the tail: the log opens with a prefix that holds everything acknowledged.
 
-use crate::{DIR, HEAD, PREFIX, SMALL, append, open, open_in, record, segment};
+use crate::{DIR, HEAD, PREFIX, SMALL, TABLE, append, open, open_in, record, segment};
 use bytes::Bytes;
 use paraft_store::{
     Disk, LogOptions, Record,
@@ -31,8 +31,8 @@ fn unreserved(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[12] &= 1;
     bytes[13..16].fill(0);
-    let crc = crc32fast::hash(&bytes[..32]);
-    bytes[32..PREFIX].copy_from_slice(&crc.to_le_bytes());
+    let crc = crc32fast::hash(&bytes[..40]);
+    bytes[40..PREFIX].copy_from_slice(&crc.to_le_bytes());
     bytes
 }
 
@@ -117,7 +117,7 @@ fn a_segment_that_was_begun_and_got_no_record_is_gone_on_with() {
     append(&log, records.clone()).unwrap();
     drop(log);
     let mut begun = disk.contents(&segment(1)).unwrap();
-    begun[PREFIX..].fill(0);
+    begun[PREFIX + TABLE..].fill(0);
     disk.put(&segment(1), begun);
     records.truncate(1);
     // Closed once more, so that a mark is all it holds; then comes a record that fits into no segment.

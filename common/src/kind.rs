@@ -1,0 +1,376 @@
+//! Tables whose `kind` says which other keys they take, read so that an error knows its key.
+//!
+//! serde's own way (an internally tagged enum) keeps the whole table aside before it reads any of it, and an error in a
+//! value then no longer knows under which key the value stood. Here the `kind` is read first, and the other keys go
+//! straight into the type of that kind: whoever follows the reader's way through the table (`serde_path_to_error` does)
+//! sees the key. [`Tree`] gives a table's `kind` first, whatever the order in the file; a reader that gives it later is
+//! read too, through a tree, and only loses the place.
+//!
+//! What it is not: no format, and no writer. Types with kinds are written by serde's derive.
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{
+        DeserializeSeed, Error, Expected, IntoDeserializer, MapAccess, Unexpected, Visitor,
+        value::{MapAccessDeserializer, MapDeserializer, SeqDeserializer},
+    },
+};
+use std::{fmt, marker::PhantomData};
+use toml::{Table, Value};
+
+/// The key that says which other keys there are.
+pub const KIND: &str = "kind";
+
+/// A type that is read from a table with a [`KIND`]; see [`kinds!`](crate::kinds).
+pub trait Kinds: Sized {
+    /// The kinds, as they are written.
+    const KINDS: &'static [&'static str];
+    /// The kind of a table that names none, where it may be left out.
+    const DEFAULT: Option<&'static str>;
+
+    /// Reads the other keys of a table of this kind, which is one of [`Self::KINDS`].
+    fn read<'de, D: Deserializer<'de>>(kind: &str, options: D) -> Result<Self, D::Error>;
+}
+
+/// Reads a type with kinds; what its `Deserialize` calls.
+pub fn deserialize<'de, T: Kinds, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    deserializer.deserialize_map(OfKind(PhantomData))
+}
+
+/// Implements [`Kinds`] and `Deserialize`: for each kind its name, and a function that makes the type of its options.
+///
+/// ```
+/// use serde::Deserialize;
+/// #[derive(Debug, PartialEq)]
+/// enum Shape { Round { radius: f64 }, None }
+/// #[derive(Deserialize)]
+/// #[serde(deny_unknown_fields)]
+/// struct Round { radius: f64 }
+/// paraft_common::kinds!(Shape or "none" {
+///     "round" => |o: Round| Self::Round { radius: o.radius },
+///     "none" => |_: paraft_common::kind::NoOptions| Self::None,
+/// });
+/// assert_eq!(toml::from_str("radius = 2.5\nkind = \"round\""), Ok(Shape::Round { radius: 2.5 }));
+/// assert_eq!(toml::from_str(""), Ok(Shape::None));
+/// assert!(toml::from_str::<Shape>("radius = 2.5").is_err());
+/// ```
+#[macro_export]
+macro_rules! kinds {
+    ($name:ident { $($kind:literal => $make:expr),+ $(,)? }) => {
+        $crate::kinds!(@ $name, None, { $($kind => $make),+ });
+    };
+    ($name:ident or $default:literal { $($kind:literal => $make:expr),+ $(,)? }) => {
+        $crate::kinds!(@ $name, Some($default), { $($kind => $make),+ });
+    };
+    (@ $name:ident, $default:expr, { $($kind:literal => $make:expr),+ }) => {
+        impl $crate::kind::Kinds for $name {
+            const KINDS: &'static [&'static str] = &[$($kind),+];
+            const DEFAULT: Option<&'static str> = $default;
+
+            fn read<'de, D: ::serde::Deserializer<'de>>(kind: &str, options: D) -> Result<Self, D::Error> {
+                match kind {
+                    $($kind => ::serde::Deserialize::deserialize(options).map($make),)+
+                    _ => Err(::serde::de::Error::unknown_variant(kind, Self::KINDS)),
+                }
+            }
+        }
+
+        impl<'de> ::serde::Deserialize<'de> for $name {
+            fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                $crate::kind::deserialize(deserializer)
+            }
+        }
+    };
+}
+
+/// The options of a kind that has none: every other key is refused.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NoOptions {}
+
+struct OfKind<T>(PhantomData<T>);
+
+impl<'de, T: Kinds> Visitor<'de> for OfKind<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a table with a `kind`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<T, A::Error> {
+        let Some(first) = map.next_key::<String>()? else {
+            let kind = T::DEFAULT.ok_or_else(|| A::Error::missing_field(KIND))?;
+            return T::read(kind, Tree::of(&Value::Table(Table::new())));
+        };
+        if first == KIND {
+            let kind = map.next_value_seed(Name(T::KINDS))?;
+            return T::read(kind, MapAccessDeserializer::new(map));
+        }
+        let mut options = Table::new();
+        let mut kind = None;
+        let mut next = Some(first);
+        while let Some(key) = next {
+            if key == KIND {
+                kind = Some(map.next_value_seed(Name(T::KINDS))?);
+            } else {
+                options.insert(key, map.next_value()?);
+            }
+            next = map.next_key()?;
+        }
+        let kind = kind.or(T::DEFAULT).ok_or_else(|| A::Error::missing_field(KIND))?;
+        T::read(kind, Tree::of(&Value::Table(options)))
+    }
+}
+
+/// Reads the name of a kind.
+struct Name(&'static [&'static str]);
+
+impl<'de> DeserializeSeed<'de> for Name {
+    type Value = &'static str;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let known = self.0.iter().find(|k| **k == name);
+        known.copied().ok_or_else(|| D::Error::unknown_variant(&name, self.0))
+    }
+}
+
+/// A TOML value as a source of serde's, with any type of errors: a table's [`KIND`] comes first, and what is wanted where
+/// something else stands is said in words of TOML.
+pub struct Tree<'a, E> {
+    value: &'a Value,
+    error: PhantomData<E>,
+}
+
+impl<'a, E: Error> Tree<'a, E> {
+    /// Of this value.
+    pub fn of(value: &'a Value) -> Self {
+        Self { value, error: PhantomData }
+    }
+
+    fn instead_of(&self, wanted: &dyn Expected) -> E {
+        E::invalid_type(
+            match self.value {
+                Value::String(s) => Unexpected::Str(s),
+                Value::Integer(i) => Unexpected::Signed(*i),
+                Value::Float(f) => Unexpected::Float(*f),
+                Value::Boolean(b) => Unexpected::Bool(*b),
+                Value::Datetime(_) => Unexpected::Other("a date or time"),
+                Value::Array(_) => Unexpected::Other("a list"),
+                Value::Table(_) => Unexpected::Other("a table"),
+            },
+            wanted,
+        )
+    }
+
+    fn whole<T: TryFrom<i64>>(&self, wanted: &str) -> Result<T, E> {
+        let Value::Integer(i) = self.value else { return Err(self.instead_of(&wanted)) };
+        T::try_from(*i).map_err(|_| E::invalid_value(Unexpected::Signed(*i), &wanted))
+    }
+}
+
+impl<'de, E: Error> IntoDeserializer<'de, E> for Tree<'_, E> {
+    type Deserializer = Self;
+
+    fn into_deserializer(self) -> Self {
+        self
+    }
+}
+
+/// Whole numbers by their range.
+macro_rules! whole {
+    ($($read:ident, $visit:ident, $wanted:literal;)+) => {
+        $(fn $read<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, E> {
+            visitor.$visit(self.whole($wanted)?)
+        })+
+    };
+}
+
+/// What is wanted, where the value is of one of these forms.
+macro_rules! of_form {
+    ($($read:ident, $form:pat, $wanted:literal;)+) => {
+        $(fn $read<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, E> {
+            if matches!(self.value, $form) { self.deserialize_any(visitor) } else { Err(self.instead_of(&$wanted)) }
+        })+
+    };
+}
+
+impl<'de, E: Error> Deserializer<'de> for Tree<'_, E> {
+    type Error = E;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, E> {
+        match self.value {
+            Value::String(s) => visitor.visit_str(s),
+            Value::Integer(i) => visitor.visit_i64(*i),
+            Value::Float(f) => visitor.visit_f64(*f),
+            Value::Boolean(b) => visitor.visit_bool(*b),
+            Value::Datetime(_) => Err(self.instead_of(&visitor)),
+            Value::Array(values) => {
+                let mut values = SeqDeserializer::new(values.iter().map(Tree::of));
+                let read = visitor.visit_seq(&mut values)?;
+                values.end().map(|()| read)
+            }
+            Value::Table(table) => {
+                let (first, rest): (Vec<_>, Vec<_>) = table.iter().partition(|(key, _)| *key == KIND);
+                let entries = first.into_iter().chain(rest);
+                let mut entries = MapDeserializer::new(entries.map(|(k, v)| (k.as_str(), Tree::of(v))));
+                let read = visitor.visit_map(&mut entries)?;
+                entries.end().map(|()| read)
+            }
+        }
+    }
+
+    whole! {
+        deserialize_u8, visit_u8, "a whole number from 0 to 255";
+        deserialize_u16, visit_u16, "a whole number from 0 to 65535";
+        deserialize_u32, visit_u32, "a whole number from 0 to 4294967295";
+        deserialize_u64, visit_u64, "a whole number from 0";
+        deserialize_i8, visit_i8, "a whole number from -128 to 127";
+        deserialize_i16, visit_i16, "a whole number from -32768 to 32767";
+        deserialize_i32, visit_i32, "a whole number from -2147483648 to 2147483647";
+        deserialize_i64, visit_i64, "a whole number";
+    }
+
+    of_form! {
+        deserialize_bool, Value::Boolean(_), "true or false";
+        deserialize_f32, Value::Float(_) | Value::Integer(_), "a number";
+        deserialize_f64, Value::Float(_) | Value::Integer(_), "a number";
+        deserialize_str, Value::String(_), "a text";
+        deserialize_string, Value::String(_), "a text";
+        deserialize_seq, Value::Array(_), "a list";
+        deserialize_map, Value::Table(_), "a table";
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        _fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, E> {
+        self.deserialize_map(visitor)
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        words: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, E> {
+        match self.value {
+            Value::String(word) => visitor.visit_enum(word.as_str().into_deserializer()),
+            _ => Err(self.instead_of(&OneOf(words))),
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, E> {
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, E> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, E> {
+        visitor.visit_unit()
+    }
+
+    serde::forward_to_deserialize_any! {
+        i128 u128 char bytes byte_buf unit unit_struct tuple tuple_struct identifier
+    }
+}
+
+/// One of these words, in quotes.
+struct OneOf(&'static [&'static str]);
+
+impl Expected for OneOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, word) in self.0.iter().enumerate() {
+            write!(f, "{}\"{word}\"", if i == 0 { "" } else { " or " })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{algorithm::AlgorithmConfig, local::LocalConfig, optim::OptimizerConfig, round::RoundConfig};
+    use serde::{
+        Serialize,
+        de::{DeserializeOwned, IgnoredAny},
+    };
+
+    type Failed = serde::de::value::Error;
+
+    fn both<T: DeserializeOwned + PartialEq + fmt::Debug>(text: &str) -> Result<T, String> {
+        let streamed: Result<T, _> = toml::from_str(text);
+        let table: Table = toml::from_str(text).expect("TOML");
+        let tree = T::deserialize(Tree::<Failed>::of(&Value::Table(table)));
+        match (streamed, tree) {
+            (Ok(a), Ok(b)) => {
+                assert_eq!(a, b, "{text}");
+                Ok(b)
+            }
+            (Err(_), Err(e)) => Err(e.to_string()),
+            (a, b) => panic!("{text}: {a:?}, from a tree {b:?}"),
+        }
+    }
+
+    #[test]
+    fn the_order_of_keys_does_not_matter_and_what_is_refused_is_refused_from_any_source() {
+        let one: OptimizerConfig =
+            both("lr = 0.5\nkind = \"momentum\"\nmomentum = 0.25").expect("kind in between");
+        assert_eq!(one, both("kind = \"momentum\"\nmomentum = 0.25\nlr = 0.5").expect("kind first"));
+        for (text, words) in [
+            ("lr = 0.5", "missing field `kind`"),
+            ("kind = \"sgdd\"", "unknown variant `sgdd`, expected one of `sgd`, `momentum`"),
+            ("kind = \"sgd\"\nrate = 1", "unknown field `rate`"),
+            ("kind = \"sgd\"\nlr = \"x\"", "invalid type: string \"x\", expected a number"),
+            ("kind = 3", "invalid type: integer `3`, expected a text"),
+        ] {
+            let said = both::<OptimizerConfig>(text).expect_err(text);
+            assert!(said.contains(words), "{said}");
+        }
+        both::<LocalConfig>("outer = 3\nkind = \"diloco\"").expect_err("a table is wanted");
+        both::<LocalConfig>("kind = \"diloco\"\nouter = { lr = 1, kind = \"sgd\" }").expect("one in another");
+    }
+
+    /// The names in [`Kinds::KINDS`] are those that the derived writer uses.
+    #[test]
+    fn what_is_written_is_read_for_every_kind() {
+        fn all<T: Kinds + Serialize + DeserializeOwned + PartialEq + fmt::Debug>(more: &[(&str, &str)]) {
+            for kind in T::KINDS {
+                let options = more.iter().find(|(k, _)| k == kind).map_or("", |(_, o)| *o);
+                let read: T = both(&format!("kind = \"{kind}\"\n{options}")).expect(kind);
+                let text = toml::to_string(&read).expect("written");
+                assert!(text.contains(&format!("kind = \"{kind}\"")), "{text}");
+                assert_eq!(both::<T>(&text).expect(kind), read);
+            }
+        }
+        all::<OptimizerConfig>(&[]);
+        all::<AlgorithmConfig>(&[]);
+        all::<RoundConfig>(&[("backup", "spare = 1"), ("quorum", "quorum = 1")]);
+        all::<LocalConfig>(&[]);
+    }
+
+    #[test]
+    fn numbers_out_of_range_and_ignored_values_are_what_serde_makes_of_them() {
+        let value = |text: &str| toml::from_str::<Table>(&format!("v = {text}")).expect("TOML")["v"].clone();
+        let read = |text: &str| u32::deserialize(Tree::<Failed>::of(&value(text))).map_err(|e| e.to_string());
+        assert_eq!(read("7"), Ok(7));
+        for (text, is) in
+            [("-1", "integer `-1`"), ("4294967296", "integer `4294967296`"), ("1.0", "floating")]
+        {
+            let said = read(text).expect_err(text);
+            assert!(said.contains(is) && said.contains("from 0 to 4294967295"), "{said}");
+        }
+        assert_eq!(f64::deserialize(Tree::<Failed>::of(&value("2"))), Ok(2.0));
+        assert_eq!(f32::deserialize(Tree::<Failed>::of(&value("16777217"))), Ok(16_777_217_i64 as f32));
+        IgnoredAny::deserialize(Tree::<Failed>::of(&value("{ a = [1, 1979-05-27] }"))).expect("ignored");
+        Value::deserialize(Tree::<Failed>::of(&value("1979-05-27"))).expect_err("no key takes a date");
+    }
+}

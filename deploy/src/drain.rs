@@ -1,0 +1,273 @@
+//! `paraft drain`: a server is emptied, so that it can be stopped.
+
+use clap::Args;
+use paraft_common::ServerId;
+use paraft_fleet::{
+    ask::{addresses, agreeing, order, whom},
+    failure::Failure,
+    out,
+};
+use paraft_proto::DescribeReply;
+use paraft_worker::exit;
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+#[derive(Args)]
+pub struct DrainArgs {
+    /// The server's id: 2 or s2.
+    pub server: String,
+    /// A run's folder, or a job file with cluster.addresses.
+    #[arg(long)]
+    pub of: Option<PathBuf>,
+    /// Servers of the fleet as host:port, comma-separated.
+    #[arg(long, env = "PARAFT_SERVERS", value_delimiter = ',')]
+    pub servers: Vec<String>,
+    /// Take the draining back: the server gets leaders and replicas again.
+    #[arg(long)]
+    pub undo: bool,
+    /// Wait at most this many seconds until the server is empty.
+    #[arg(long, default_value_t = 60)]
+    pub wait: u64,
+}
+
+const PATIENCE: Duration = Duration::from_secs(6);
+
+pub fn run(args: &DrainArgs) -> Result<i32, Failure> {
+    let bad = || {
+        Failure::new(exit::USAGE, format!("`{}` is no server id", args.server))
+            .help("write a number, as `paraft status` shows it")
+    };
+    let server = ServerId(args.server.trim_start_matches('s').parse().map_err(|_| bad())?);
+    let servers = addresses(args.of.as_deref(), &args.servers)?;
+    let unable = |why: String| Failure::new(exit::UNAVAILABLE, why);
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        // Asked each time: the leader may change between two tries.
+        let fleet = agreeing(&servers).map_err(|e| unable(e.why))?;
+        match order(&whom(&fleet, &servers), server, args.undo, PATIENCE) {
+            Ok(()) => break,
+            Err(e) if e.starts_with("there is no") => {
+                return Err(Failure::new(exit::CONFIG, e).help("`paraft status` shows the fleet's servers"));
+            }
+            Err(why) if Instant::now() > deadline => {
+                return Err(unable(format!("no server could take the order: {why}"))
+                    .help("`paraft status` shows which servers answer"));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+    if args.undo {
+        out!("{server} takes part again");
+        return Ok(exit::OK);
+    }
+    let deadline = Instant::now() + Duration::from_secs(args.wait);
+    let mut noted = false;
+    loop {
+        let fleet = match agreeing(&servers) {
+            Ok(fleet) => fleet,
+            Err(_) if Instant::now() < deadline => continue, // an election may take longer
+            Err(e) => return Err(unable(e.why)),
+        };
+        let Some(now) = progress(&fleet, server) else {
+            return Err(Failure::new(exit::CONFIG, format!("{server} is gone")));
+        };
+        match now {
+            Draining::Done(what) => {
+                out!("{what}");
+                return Ok(exit::OK);
+            }
+            Draining::Goes(what) if Instant::now() > deadline => {
+                return Err(unable(what).help("it goes on; ask again, or see `paraft status`"));
+            }
+            Draining::Needed(what) if Instant::now() > deadline => {
+                return Err(unable(what).help(format!(
+                    "start the silent servers again, each with its own --data, and ask again; `paraft drain {} --undo` \
+                     takes the draining back",
+                    server.0
+                )));
+            }
+            Draining::Needed(what) if !noted && fleet.silent().next().is_some() => {
+                eprintln!("{what}; waiting for that to change");
+                noted = true;
+            }
+            Draining::Goes(_) | Draining::Needed(_) => {}
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// How far a server is emptied, in words.
+#[derive(Debug, PartialEq)]
+enum Draining {
+    /// It can be stopped.
+    Done(String),
+    /// It still holds something that others can take.
+    Goes(String),
+    /// Nothing more can be moved, but a group would have no majority without it.
+    Needed(String),
+}
+
+/// `None`: there is no such server.
+fn progress(fleet: &DescribeReply, server: ServerId) -> Option<Draining> {
+    let info = fleet.servers.iter().find(|s| s.server == server.0)?;
+    let wanted = fleet.shape.as_ref().map_or(1, |s| s.replicas) as usize;
+    let others = fleet.servers.iter().filter(|s| s.state == "up").count();
+    let silent: Vec<String> = fleet
+        .silent()
+        .filter(|s| s.server != server.0)
+        .map(|s| format!("s{} ({})", s.server, s.address))
+        .collect();
+    let is = if silent.len() == 1 { "is" } else { "are" };
+    // What a silent one said last may be long past; the others know better whether they count on it.
+    let (leads, holds) = match info.state.as_str() {
+        "silent" => (0, fleet.shards.iter().filter(|s| s.voters.contains(&server.0)).count() as u32),
+        _ => (info.leads, info.holds),
+    };
+    let stays = leads == 0 && others < wanted;
+    if leads > 0 || holds > 0 && !stays {
+        return Some(Draining::Goes(format!("{server} still leads {leads} and holds {holds} replicas")));
+    }
+    let has = match holds {
+        0 => format!("{server} is empty"),
+        _ => format!(
+            "{server} leads nothing any more; its {holds} replicas stay, since {others} other servers cannot hold \
+             {wanted} replicas of a shard"
+        ),
+    };
+    let groups = fleet.depend_on(server.0, &[]);
+    if !groups.is_empty() {
+        let why = match silent.is_empty() {
+            true => String::new(),
+            false => format!("{} {is} silent, and ", silent.join(", ")),
+        };
+        let groups = groups.join(", ");
+        return Some(Draining::Needed(format!(
+            "{has}, but do not stop it: {why}without it there is no majority for {groups}"
+        )));
+    }
+    let alone = together(fleet, server);
+    Some(Draining::Done(match (silent.is_empty(), holds, alone) {
+        (true, _, Some(alone)) => format!("{has}. It can be stopped, but {alone}"),
+        (true, 0, None) => format!("{has}: it can be stopped"),
+        (true, _, None) => format!("{has}. It can be stopped: the others go on"),
+        (false, _, alone) => {
+            let but = alone.map_or(String::new(), |a| format!("; but {a}"));
+            format!(
+                "{has}. It can be stopped, though {} {is} silent: the others are a majority{but}",
+                silent.join(", ")
+            )
+        }
+    }))
+}
+
+/// With which of the servers that are drained too this one must not be stopped, and why.
+fn together(fleet: &DescribeReply, server: ServerId) -> Option<String> {
+    let drained: Vec<u64> = fleet.draining().map(|s| s.server).filter(|s| *s != server.0).collect();
+    let pairs: Vec<u64> =
+        drained.iter().copied().filter(|d| !fleet.depend_on(server.0, &[*d]).is_empty()).collect();
+    // Where each of them could be stopped beside it, all of them still might be too many.
+    let (which, or) = if pairs.is_empty() { (drained, " and ") } else { (pairs, " or ") };
+    let groups = fleet.depend_on(server.0, &which);
+    if groups.is_empty() {
+        return None;
+    }
+    let names: Vec<String> = which.iter().map(|s| format!("s{s}")).collect();
+    let are = if which.len() == 1 { "is" } else { "are" };
+    let both = if which.len() == 1 || or == " or " { "both" } else { "all of them" };
+    Some(format!(
+        "not together with {}, which {are} drained too: without {both} there is no majority for {}",
+        names.join(or),
+        groups.join(", ")
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_proto::{FleetShape, ServerInfo, ShardInfo};
+
+    /// Server 1 is drained; shard 0 has replicas on `shard`, of which those on `silent` do not answer.
+    fn fleet(servers: u64, control: &[u64], shard: &[u64], silent: &[u64]) -> DescribeReply {
+        let of = |voters: &[u64]| voters.iter().copied().filter(|v| silent.contains(v)).collect();
+        let server = |server| ServerInfo {
+            server,
+            address: format!("h{server}:1"),
+            state: match (silent.contains(&server), server) {
+                (true, _) => "silent",
+                (false, 1) => "draining",
+                (false, _) => "up",
+            }
+            .into(),
+            holds: u32::from(shard.contains(&server)),
+            ..ServerInfo::default()
+        };
+        DescribeReply {
+            shape: Some(FleetShape { shards: 1, replicas: 3, durability: String::new() }),
+            servers: (0..servers).map(server).collect(),
+            shards: vec![ShardInfo { voters: shard.to_vec(), silent: of(shard), ..ShardInfo::default() }],
+            control_voters: control.to_vec(),
+            control_silent: of(control),
+            ..DescribeReply::default()
+        }
+    }
+
+    #[test]
+    fn servers_that_are_drained_together_may_not_be_stopped_together() {
+        let drained = |mut fleet: DescribeReply, servers: &[u64]| {
+            let of = |s: &&mut ServerInfo| servers.contains(&s.server);
+            fleet.servers.iter_mut().filter(of).for_each(|s| s.state = "draining".into());
+            fleet
+        };
+        let (three, five) = (&[0, 1, 2][..], &[0, 1, 2, 3, 4][..]);
+        let both =
+            "s0, which is drained too: without both there is no majority for the control group, shard 0";
+        for (fleet, words) in [
+            (drained(fleet(3, three, three, &[]), &[0]), both),
+            (drained(fleet(3, three, three, &[]), &[0, 2]), "together with s0 or s2, which are drained too"),
+            (
+                drained(fleet(5, five, five, &[]), &[0, 2]),
+                "with s0 and s2, which are drained too: without all",
+            ),
+            (
+                drained(fleet(5, five, &[1, 2, 3], &[]), &[0, 2]),
+                "with s2, which is drained too: without both",
+            ),
+            (
+                drained(fleet(5, five, five, &[4]), &[0]),
+                "s4 (h4:1) is silent: the others are a majority; but not",
+            ),
+        ] {
+            let Some(Draining::Done(said)) = progress(&fleet, ServerId(1)) else { panic!("{fleet:?}") };
+            assert!(said.contains("It can be stopped") && said.contains(words), "{said}\n{words}");
+        }
+        let five = drained(fleet(5, five, five, &[]), &[0]);
+        assert_eq!(together(&five, ServerId(1)), None, "five voters can lose two");
+    }
+
+    #[test]
+    fn a_server_can_be_stopped_when_nothing_needs_it() {
+        let all = &[0, 1, 2][..];
+        for (fleet, words) in [
+            (fleet(4, &[0, 2, 3], &[0, 2, 3], &[]), "done: s1 is empty: it can be stopped"),
+            (fleet(3, all, all, &[]), "done: s1 leads nothing any more; its 1 replicas stay"),
+            (fleet(3, all, all, &[2]), "needed: s1 leads nothing any more; its 1 replicas stay"),
+            (fleet(4, &[0, 2, 3], all, &[]), "goes: s1 still leads 0 and holds 1 replicas"),
+            // Nothing is left on it but its vote on placement.
+            (fleet(4, all, &[0, 2, 3], &[2]), "needed: s1 is empty, but do not stop it: s2 (h2:1) is silent"),
+            (fleet(5, &[0, 1, 2, 3, 4], &[0, 3, 4], &[2]), "done: s1 is empty. It can be stopped, though s2"),
+            (fleet(5, &[0, 1, 2, 3, 4], &[0, 3, 4], &[2, 4]), "needed: s1 is empty, but do not stop it: s2"),
+            // It is stopped already, and the others have taken everything over.
+            (fleet(4, &[0, 2, 3], &[0, 2, 3], &[1]), "done: s1 is empty: it can be stopped"),
+        ] {
+            let said = match progress(&fleet, ServerId(1)).expect("it is there") {
+                Draining::Done(s) => format!("done: {s}"),
+                Draining::Goes(s) => format!("goes: {s}"),
+                Draining::Needed(s) => format!("needed: {s}"),
+            };
+            assert!(said.starts_with(words), "{said}\n{words}");
+        }
+        assert_eq!(progress(&fleet(3, all, all, &[]), ServerId(9)), None);
+    }
+}

@@ -1,0 +1,199 @@
+//! What the servers of a fleet say: each of its own shards, and the leader of the control group of all.
+
+use crate::failure::Failure;
+use futures::{StreamExt, stream::FuturesUnordered};
+use paraft_common::ServerId;
+use paraft_proto::{DescribeReply, JobInfo, StatusReply, no_leader};
+use paraft_worker::{Job, exit};
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+/// The servers of a run's folder, of a job file, or as they were given: in `servers`, or in `of` as host:port.
+pub fn addresses(of: Option<&Path>, servers: &[String]) -> Result<Vec<String>, Failure> {
+    if !servers.is_empty() {
+        return Ok(servers.to_vec());
+    }
+    let Some(of) = of else {
+        return Err(
+            Failure::new(exit::USAGE, "which servers?").help("give --servers, a run's folder, or a job file")
+        );
+    };
+    if of.is_dir() {
+        let path = of.join("servers");
+        let list = std::fs::read_to_string(&path).map_err(|e| {
+            Failure::new(exit::CONFIG, format!("{}: {e}", path.display())).help("that folder holds no run")
+        })?;
+        return Ok(list.trim().split(',').map(str::to_string).collect());
+    }
+    if let Some(list) = of.to_str().filter(|l| !of.exists() && are_addresses(l)) {
+        return Ok(list.split(',').map(str::to_string).collect());
+    }
+    let job = Job::load(of, &[])?;
+    if job.cluster.addresses.is_empty() {
+        return Err(Failure::new(exit::CONFIG, format!("{} names no cluster.addresses", of.display()))
+            .help("the launcher picks ports; give the run's folder instead"));
+    }
+    Ok(job.cluster.addresses)
+}
+
+/// host:port, or several with commas between them.
+fn are_addresses(list: &str) -> bool {
+    let is_one = |a: &str| {
+        a.rsplit_once(':').is_some_and(|(host, port)| {
+            !host.is_empty() && !host.contains('/') && port.parse::<u16>().is_ok()
+        })
+    };
+    list.split(',').all(is_one)
+}
+
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Asks every server at once; `Err` says why one did not answer.
+pub fn ask_all(addresses: &[String], digest: bool) -> Vec<Result<StatusReply, String>> {
+    let Ok(rt) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return vec![Err("no runtime".into()); addresses.len()];
+    };
+    rt.block_on(async {
+        let mut tasks = Vec::new();
+        for a in addresses {
+            let a = a.clone();
+            tasks.push(tokio::spawn(async move { paraft_client::status(&a, digest, PATIENCE).await }));
+        }
+        let mut replies = Vec::new();
+        for t in tasks {
+            replies.push(t.await.unwrap_or_else(|e| Err(e.to_string())));
+        }
+        replies
+    })
+}
+
+/// An answer that takes longer comes from a server that is stopped.
+const ASK: Duration = Duration::from_secs(2);
+/// Longer than an election in a fleet that is well.
+const ELECTION: Duration = Duration::from_secs(2);
+
+type Answers = Vec<(String, Result<DescribeReply, String>)>;
+
+/// Asks these servers at once what the control group knows, then those that they name, until `enough`.
+async fn control_of(servers: &[String], enough: impl Fn(&DescribeReply) -> bool) -> Answers {
+    let ask = async |a: String| {
+        let reply = paraft_client::describe(&a, ASK).await;
+        (a, reply)
+    };
+    let mut asked: BTreeSet<String> = servers.iter().cloned().collect();
+    let mut waiting: FuturesUnordered<_> = asked.iter().cloned().map(ask).collect();
+    let mut answers = Answers::new();
+    while let Some((address, reply)) = waiting.next().await {
+        let last = reply.as_ref().is_ok_and(&enough);
+        if let Ok(d) = &reply {
+            let named = d.servers.iter().map(|s| &s.address).chain([&d.leader]).filter(|a| !a.is_empty());
+            waiting.extend(named.filter(|a| asked.insert((*a).clone())).cloned().map(ask));
+        }
+        answers.push((address, reply));
+        if last {
+            break;
+        }
+    }
+    answers
+}
+
+fn block_on<T>(what: impl Future<Output = T>) -> Option<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.ok().map(|r| r.block_on(what))
+}
+
+fn leads(answers: &Answers) -> Option<&DescribeReply> {
+    let known = || answers.iter().filter_map(|(_, r)| r.as_ref().ok()).filter(|d| d.fleet != 0);
+    known().find(|d| d.can_agree()).or_else(|| known().next())
+}
+
+/// What the leader of the control group knows; also that of one that has lost its majority.
+pub fn describe(servers: &[String]) -> Option<DescribeReply> {
+    let answers = block_on(control_of(servers, |d| d.fleet != 0 && d.can_agree()))?;
+    leads(&answers).cloned()
+}
+
+/// The jobs that the leader of the control group knows, or else those that a server knows that answers: they are agreed
+/// on. `None`: nobody answers.
+pub fn jobs(servers: &[String]) -> Option<Vec<JobInfo>> {
+    let answers = block_on(control_of(servers, |d| d.fleet != 0 && d.can_agree()))?;
+    let leader = leads(&answers).map(|d| d.jobs.clone());
+    leader.or_else(|| answers.iter().any(|(_, r)| r.is_ok()).then(|| jobs_of(&answers)))
+}
+
+fn jobs_of(answers: &Answers) -> Vec<JobInfo> {
+    let known = answers.iter().filter_map(|(_, r)| r.as_ref().ok()).map(|d| &d.jobs);
+    known.max_by_key(|jobs| jobs.len()).cloned().unwrap_or_default()
+}
+
+/// Nothing can be agreed on.
+pub struct NoMajority {
+    /// What a leader knows that has lost its majority and does not know it, where there is one.
+    pub fleet: Option<Box<DescribeReply>>,
+    /// The jobs, as far as a server knows that answers.
+    pub jobs: Vec<JobInfo>,
+    /// Who does not answer, and what to do.
+    pub why: String,
+}
+
+/// What a leader knows that has a majority behind it: one that answers now, since a leader notices a crash only after a
+/// while. One that is being elected is waited for.
+pub fn agreeing(servers: &[String]) -> Result<DescribeReply, NoMajority> {
+    let deadline = Instant::now() + ELECTION;
+    loop {
+        let answers = block_on(everyone(servers)).unwrap_or_default();
+        match leads(&answers) {
+            Some(d) if d.can_agree() => return Ok(d.clone()),
+            known if Instant::now() > deadline => {
+                let fleet = known.cloned().map(Box::new);
+                return Err(NoMajority { fleet, jobs: jobs_of(&answers), why: no_leader(&answers) });
+            }
+            _ => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}
+
+/// Asks these servers, and those of their fleet that are not among them. Who does not answer is noted as silent.
+async fn everyone(servers: &[String]) -> Answers {
+    let mut answers = control_of(servers, |_| false).await;
+    let answered: BTreeSet<String> =
+        answers.iter().filter(|(_, r)| r.is_ok()).map(|(a, _)| a.clone()).collect();
+    for fleet in answers.iter_mut().filter_map(|(_, r)| r.as_mut().ok()) {
+        let silent: Vec<u64> =
+            fleet.servers.iter().filter(|s| !answered.contains(&s.address)).map(|s| s.server).collect();
+        silent.into_iter().for_each(|s| fleet.note_silent(s));
+    }
+    answers
+}
+
+/// Whom to give an order: the leader first, then the others of the fleet, then those of `given` that it does not know.
+pub fn whom(fleet: &DescribeReply, given: &[String]) -> Vec<String> {
+    let leader = Some(fleet.leader.as_str()).filter(|l| !l.is_empty());
+    let known = fleet.servers.iter().map(|s| s.address.as_str());
+    let mut all: Vec<String> = Vec::new();
+    for address in leader.into_iter().chain(known).chain(given.iter().map(String::as_str)) {
+        if !all.iter().any(|a| a == address) {
+            all.push(address.to_string());
+        }
+    }
+    all
+}
+
+/// Has a server emptied, or filled again, by the first of these servers that takes the order.
+pub fn order(servers: &[String], id: ServerId, undo: bool, within: Duration) -> Result<(), String> {
+    let asking = async {
+        let mut why = Vec::new();
+        for address in servers {
+            match paraft_client::drain(address, id, undo, within).await {
+                Ok(()) => return Ok(()),
+                Err((e, _)) if e.starts_with("there is no") => return Err(e),
+                Err((e, _)) => why.push(format!("{address}: {e}")),
+            }
+        }
+        Err(why.join("; "))
+    };
+    block_on(asking).unwrap_or_else(|| Err("no runtime".into()))
+}

@@ -1,0 +1,82 @@
+//! How a command ends: an exit code, and for errors one message with its remedy.
+
+use paraft_worker::{JobError, WorkerError, exit};
+use std::fmt::Display;
+
+/// Why a command failed.
+#[derive(Debug)]
+pub struct Failure {
+    code: i32,
+    message: String,
+    help: Option<String>,
+}
+
+impl Failure {
+    /// What went wrong, and the exit code that says so (`paraft_worker::exit`).
+    pub fn new(code: i32, message: impl Display) -> Self {
+        Self { code, message: message.to_string(), help: None }
+    }
+
+    /// With what to do about it.
+    pub fn help(mut self, help: impl Display) -> Self {
+        self.help = Some(help.to_string());
+        self
+    }
+
+    /// What went wrong, without the help.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Whether training failed since the loss or a gradient became no number. Of a worker there is only what it said: an exit
+    /// code is for schedulers, who need not know why.
+    pub fn diverged(&self) -> bool {
+        let words = ["training has diverged", "holds a NaN or an infinity"];
+        self.code == exit::FAILED && words.iter().any(|w| self.message.contains(w))
+    }
+
+    /// A file or folder that cannot be written.
+    pub fn write(path: &std::path::Path, e: impl Display) -> Self {
+        Self::new(exit::IO, format!("{}: {e}", path.display())).help("choose another folder with --run-dir")
+    }
+}
+
+impl From<JobError> for Failure {
+    fn from(e: JobError) -> Self {
+        Self::new(exit::CONFIG, e)
+    }
+}
+
+impl From<WorkerError> for Failure {
+    fn from(e: WorkerError) -> Self {
+        Self::new(e.exit_code(), e)
+    }
+}
+
+impl From<paraft_checkpoint::CheckpointError> for Failure {
+    fn from(e: paraft_checkpoint::CheckpointError) -> Self {
+        WorkerError::from(e).into()
+    }
+}
+
+impl From<paraft_record::RecordError> for Failure {
+    fn from(e: paraft_record::RecordError) -> Self {
+        Self::new(exit::IO, e)
+    }
+}
+
+/// Prints a failure to standard error; gives the exit code.
+pub fn report(result: Result<i32, Failure>) -> i32 {
+    match result {
+        Ok(code) => code,
+        Err(f) => {
+            if !f.message.is_empty() {
+                eprintln!("error: {}", f.message);
+            }
+            if let Some(help) = f.help {
+                eprintln!("  help: {help}");
+            }
+            f.code
+        }
+    }
+}

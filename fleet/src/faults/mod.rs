@@ -1,0 +1,132 @@
+//! Faults of links and disks, put on purpose. A fleet has the doors for them only when it was started with `--faults`.
+//!
+//! - [`Faults`]: which there are now, a small JSON file in the run's folder. `paraft chaos` writes it; a person may.
+//! - [`proxy`]: a proxy before each server, through which servers and workers reach it: resets, partitions, slow links.
+//! - [`link`]: a longer and narrower way between workers and servers, for comparisons.
+//! - [`process`]: what needs no door: finding, killing, pausing and restarting processes of this machine.
+
+pub mod link;
+pub mod process;
+pub mod proxy;
+
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::Path,
+    time::Duration,
+};
+
+/// The file's name in a run's folder.
+pub const FAULTS_FILE: &str = "faults.json";
+/// How often the file is read.
+pub const LOOK: Duration = Duration::from_millis(20);
+
+/// Which faults there are now. Servers are named by their place in the list, from 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Faults {
+    /// Servers that reach nobody and that nobody reaches, workers included.
+    pub isolated: BTreeSet<u32>,
+    /// Pairs of servers that do not reach each other; workers reach both.
+    pub cut: BTreeSet<(u32, u32)>,
+    /// Every piece of data to such a server is held back for so many milliseconds.
+    pub slow_link_ms: BTreeMap<u32, u64>,
+    /// Counts: when a server's grows, all connections to it are reset.
+    pub resets: BTreeMap<u32, u64>,
+    /// Servers whose files cannot grow.
+    pub full_disk: BTreeSet<u32>,
+    /// Every fsync of such a server takes so many milliseconds longer.
+    pub slow_disk_ms: BTreeMap<u32, u64>,
+    /// Servers whose reads fail with EIO.
+    pub failing_reads: BTreeSet<u32>,
+    /// Servers whose writes and fsyncs fail with EIO.
+    pub failing_writes: BTreeSet<u32>,
+    /// Servers whose file system is read-only.
+    pub read_only: BTreeSet<u32>,
+    /// The clock of a server's host is so many seconds ahead, or behind.
+    pub clock_s: BTreeMap<u32, i64>,
+}
+
+/// "Input/output error" and "Read-only file system", as the kernel numbers them.
+pub const EIO: i32 = 5;
+const EROFS: i32 = 30;
+
+impl Faults {
+    /// Whether nothing passes between `from` (a server, or anyone else) and server `to`.
+    pub fn blocks(&self, from: Option<u32>, to: u32) -> bool {
+        let isolated = |s: u32| self.isolated.contains(&s);
+        isolated(to)
+            || from.is_some_and(|from| {
+                isolated(from) || self.cut.contains(&(from, to)) || self.cut.contains(&(to, from))
+            })
+    }
+
+    /// What changes to the files of a server fail with.
+    pub fn errno_of_changes(&self, server: u32) -> Option<i32> {
+        let eio = self.failing_writes.contains(&server).then_some(EIO);
+        eio.or(self.read_only.contains(&server).then_some(EROFS))
+    }
+
+    /// Reads the file; one that is missing holds no faults.
+    pub fn read(path: &Path) -> io::Result<Self> {
+        match std::fs::read(path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Replaces the file as a whole: who reads it meanwhile sees the old one or the new one.
+    pub fn write(&self, path: &Path) -> io::Result<()> {
+        let beside = path.with_extension("json.new");
+        std::fs::write(&beside, serde_json::to_vec(self)?)?;
+        std::fs::rename(&beside, path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_pair_is_reached_by_others_and_an_isolated_server_by_nobody() {
+        let faults =
+            Faults { isolated: BTreeSet::from([2]), cut: BTreeSet::from([(0, 1)]), ..Faults::default() };
+        for (from, to, blocked) in [
+            (Some(0), 1, true),
+            (Some(1), 0, true),
+            (None, 0, false),
+            (None, 1, false),
+            (None, 2, true),
+            (Some(2), 0, true),
+            (Some(0), 2, true),
+            (Some(3), 1, false),
+        ] {
+            assert_eq!(faults.blocks(from, to), blocked, "{from:?} {to}");
+        }
+    }
+
+    #[test]
+    fn the_file_reads_back_what_was_written_and_a_missing_one_holds_nothing() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join(FAULTS_FILE);
+        assert_eq!(Faults::read(&path).expect("missing"), Faults::default());
+        let faults = Faults {
+            isolated: BTreeSet::from([1]),
+            cut: BTreeSet::from([(0, 2)]),
+            slow_link_ms: BTreeMap::from([(0, 20)]),
+            resets: BTreeMap::from([(2, 7)]),
+            full_disk: BTreeSet::from([0]),
+            slow_disk_ms: BTreeMap::from([(1, 5)]),
+            failing_reads: BTreeSet::from([1]),
+            failing_writes: BTreeSet::from([2]),
+            read_only: BTreeSet::from([0, 1]),
+            clock_s: BTreeMap::from([(2, -3600)]),
+        };
+        faults.write(&path).expect("written");
+        assert_eq!(Faults::read(&path).expect("read"), faults);
+        std::fs::write(&path, "{\"isolate\": [1]}").expect("written");
+        assert!(Faults::read(&path).is_err(), "a misspelt fault is said, not ignored");
+    }
+}

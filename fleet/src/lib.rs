@@ -1,0 +1,30 @@
+//! A fleet as processes of this machine, and how to ask one: what the commands of the product, the laboratory and the tests of
+//! the binary share.
+//!
+//! - [`process`]: a process that ends with this one. [`fleet`]: a job's servers and workers as such processes.
+//! - [`launch`]: a job on a fleet of its own, from its start to its record. [`run_dir`]: the folder of a run.
+//! - [`ask`]: what servers say of themselves, and the control group of all.
+//! - [`faults`]: the doors for faults on purpose, of a fleet that was started with them.
+//! - [`failure`]: how a command ends. [`progress`], [`table`]: what a user sees of a run.
+//!
+//! What it is not: fleets in one process are the tests' own, since they put servers and workers on threads and look into
+//! them.
+
+/// `println!` to a reader that may close the pipe early (head): not an error worth a panic.
+#[macro_export]
+macro_rules! out {
+    ($($t:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($t)*);
+    }};
+}
+
+pub mod ask;
+pub mod failure;
+pub mod faults;
+pub mod fleet;
+pub mod launch;
+pub mod process;
+pub mod progress;
+pub mod run_dir;
+pub mod table;

@@ -1,0 +1,156 @@
+//! A process of this machine that ends with this one.
+//!
+//! Every child ends with this process, however that ends: each holds a pipe on its standard input whose other
+//! end is here (see `paraft_host::lifeline`). They run in process groups of their own, so that Ctrl-C reaches
+//! only the launcher, which then ends them in order.
+
+use crate::failure::Failure;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use paraft_worker::exit;
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Write},
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+/// How long a process may take to end by itself.
+const END_PATIENCE: Duration = Duration::from_secs(3);
+
+/// A process and its lifeline.
+pub struct Process {
+    /// For messages and file names: `server-0`, `worker-1`.
+    pub name: String,
+    child: Child,
+    stderr: PathBuf,
+    ended: Option<ExitStatus>,
+}
+
+impl Process {
+    /// Starts it; what it says on standard error is added to a file in `run_dir`.
+    pub fn start(name: String, mut command: Command, run_dir: &Path) -> Result<Self, Failure> {
+        let stderr = run_dir.join(format!("{name}.stderr"));
+        let file = File::options().create(true).append(true).open(&stderr);
+        let file = file.map_err(|e| Failure::write(&stderr, e))?;
+        let program = command.get_program().to_string_lossy().into_owned();
+        let child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(file)
+            .process_group(0)
+            .spawn()
+            .map_err(|e| Failure::new(exit::CONFIG, format!("{name}: `{program}` does not start: {e}")))?;
+        Ok(Self { name, child, stderr, ended: None })
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The exit status, once there is one.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().ok().flatten();
+        }
+        self.ended
+    }
+
+    /// The first line that a supervised server says: where it listens.
+    pub fn first_line(&mut self) -> Result<String, Failure> {
+        let mut line = String::new();
+        let out = self.child.stdout.take();
+        let read = out.map(|o| BufReader::new(o).read_line(&mut line));
+        if line.trim().is_empty() {
+            self.ended = self.child.wait().ok();
+            let end = self.end();
+            let mut what = format!("{} {end}", self.name);
+            if let Some(Err(e)) = read {
+                what += &format!(" ({e})");
+            }
+            return Err(Failure::new(exit::FAILED, what));
+        }
+        Ok(line.trim().to_string())
+    }
+
+    /// Says one line to its standard input, which stays open.
+    pub fn tell(&mut self, line: &str) -> Result<(), Failure> {
+        let Some(stdin) = &mut self.child.stdin else { return Ok(()) };
+        writeln!(stdin, "{line}").map_err(|e| Failure::new(exit::FAILED, format!("{}: {e}", self.name)))
+    }
+
+    /// Ends it as a crash does, and waits until it is gone.
+    pub fn kill(&mut self) {
+        if self.ended().is_none() {
+            let _ = self.child.kill();
+            self.ended = self.child.wait().ok();
+        }
+    }
+
+    /// Sends it a signal, if it lives.
+    pub fn signal(&self, signal: Signal) {
+        if self.ended.is_none() {
+            let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
+        }
+    }
+
+    /// The last thing it said before it ended.
+    pub fn last_words(&self) -> String {
+        let text = std::fs::read_to_string(&self.stderr).unwrap_or_default();
+        let from = text.rfind("error: ").map_or(text.len().saturating_sub(400), |at| at + "error: ".len());
+        text.get(from..).unwrap_or("").trim().to_string()
+    }
+
+    /// How it ended, and what it said then.
+    pub fn end(&mut self) -> String {
+        let (how, words) = (self.obituary(), self.last_words());
+        if words.is_empty() { how } else { format!("{how}: {words}") }
+    }
+
+    /// Whether a signal ended it.
+    pub fn was_killed(&mut self) -> bool {
+        self.ended().is_some_and(|s| s.signal().is_some())
+    }
+
+    /// How it ended, in words.
+    pub fn obituary(&mut self) -> String {
+        match self.ended() {
+            None => "is running".into(),
+            Some(s) => match (s.signal(), s.code()) {
+                (Some(n), _) => {
+                    let name = Signal::try_from(n).map_or(n.to_string(), |s| s.to_string());
+                    format!("was ended by {name}")
+                }
+                (_, Some(code)) => format!("ended with exit code {code}"),
+                _ => "ended".into(),
+            },
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Ends all of these that still run: first kindly, then not.
+pub(crate) fn end(processes: &mut [Process]) {
+    for p in processes.iter_mut() {
+        p.ended();
+        p.signal(Signal::SIGTERM);
+    }
+    let deadline = Instant::now() + END_PATIENCE;
+    while processes.iter_mut().any(|p| p.ended().is_none()) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    processes.iter_mut().for_each(Process::kill);
+}

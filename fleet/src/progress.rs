@@ -1,0 +1,181 @@
+//! What a user sees while a run goes on: a bar on a terminal, a plain line now and then elsewhere.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use paraft_record::{Event, Lives, Run, total};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::IsTerminal,
+    time::{Duration, Instant},
+};
+
+/// Logs of schedulers should not fill with lines.
+const LINE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// What a user sees of one run while it goes on.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    mode: String,
+    budget: u64,
+    samples: BTreeMap<u32, (u64, f64)>,
+    losses: BTreeMap<u32, f64>,
+    left: BTreeSet<u32>,
+    lives: Lives,
+    accuracy: Option<f64>,
+    said: Instant,
+    /// Checkpoints that were not made, by the reason: each reason is said once, and at the end how often.
+    unmade: BTreeMap<String, u64>,
+    leased: bool,
+    quiet: bool,
+}
+
+impl Progress {
+    /// For one run, with the `leased` sampler or the static one. `quiet` says nothing.
+    pub fn new(run: &Run, leased: bool, quiet: bool) -> Self {
+        let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
+            let bar = ProgressBar::new(run.samples_budget);
+            let known = "{prefix:7} {bar:28} {percent:>3}%  {msg}";
+            let template = if run.samples_budget > 0 { known } else { "{prefix:7} {pos} samples  {msg}" };
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
+            }
+            bar.set_prefix(run.mode.clone());
+            bar
+        });
+        Self {
+            bar,
+            mode: run.mode.clone(),
+            budget: run.samples_budget,
+            samples: BTreeMap::new(),
+            losses: BTreeMap::new(),
+            left: BTreeSet::new(),
+            lives: Lives::default(),
+            accuracy: None,
+            said: Instant::now(),
+            unmade: BTreeMap::new(),
+            leased,
+            quiet,
+        }
+    }
+
+    /// Takes in new events and shows where the run stands.
+    pub fn update(&mut self, events: &[Event]) {
+        for e in events {
+            match &self.lives.follow(e.clone()) {
+                Event::Train(t) => {
+                    self.left.remove(&t.worker.0); // it was started again
+                    self.samples.insert(t.worker.0, (t.samples, t.seconds));
+                    self.losses.insert(t.worker.0, t.loss);
+                }
+                Event::Leave(l) if l.rank.is_none() => {
+                    // What it has done counts, its last rate and loss do not.
+                    self.losses.remove(&l.worker.0);
+                    self.left.insert(l.worker.0);
+                }
+                // A rule changes it all the time.
+                Event::Mode(m) if self.mode != "auto" => {
+                    self.mode.clone_from(&m.mode);
+                    if let Some(bar) = &self.bar {
+                        bar.set_prefix(m.mode.clone());
+                    }
+                }
+                Event::Eval(e) => self.accuracy = e.accuracy.or(self.accuracy),
+                Event::Checkpoint(c) => {
+                    if let Some(why) = &c.error {
+                        let times = self.unmade.entry(why.clone()).or_default();
+                        *times += 1;
+                        if *times == 1 {
+                            self.note(&format!("warning: no checkpoint of step {}: {why}", c.step.0));
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        if self.samples.is_empty() || self.quiet {
+            return;
+        }
+        let (done, text) = self.text();
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(if self.budget > 0 { done.min(self.budget) } else { done });
+                bar.set_message(text);
+            }
+            None if self.said.elapsed() >= LINE_INTERVAL => self.say(done, &text),
+            None => {}
+        }
+    }
+
+    /// The last lines of a run.
+    pub fn finish(&mut self) {
+        for (why, times) in self.unmade.iter().filter(|(_, times)| **times > 1) {
+            self.note(&format!("warning: {times} checkpoints in all were not made: {why}"));
+        }
+        let (done, mut text) = self.text();
+        if !self.left.is_empty() {
+            let rest = match self.leased {
+                true => "others trained the rest of their samples",
+                false => "the rest of their samples was not trained",
+            };
+            text += &format!("  ({} lost: {rest})", self.left.len());
+        }
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(if self.budget > 0 { done.min(self.budget) } else { done });
+                bar.abandon_with_message(text);
+            }
+            None if !self.quiet => self.say(done, &text),
+            None => {}
+        }
+    }
+
+    /// A line for the user that does not break the bar.
+    pub fn note(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(line),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    fn say(&mut self, done: u64, text: &str) {
+        self.said = Instant::now();
+        if self.budget == 0 {
+            // A model of the user's own: its binary knows how much there is to do.
+            eprintln!("{:7} {done} samples  {text}", self.mode);
+            return;
+        }
+        let percent = 100.0 * done as f64 / self.budget as f64;
+        eprintln!("{:7} {done}/{} samples {percent:3.0}%  {text}", self.mode, self.budget);
+    }
+
+    fn text(&self) -> (u64, String) {
+        let done: u64 = self.samples.values().map(|s| s.0).sum();
+        let here = |w: &u32| !self.left.contains(w);
+        let rates = self.samples.iter().filter(|(w, s)| here(w) && s.1 > 0.0);
+        let rate = total(rates.map(|(_, s)| s.0 as f64 / s.1));
+        let loss = match self.losses.len() {
+            0 => "-".to_string(),
+            n => format!("{:.3}", total(self.losses.values().copied()) / n as f64),
+        };
+        let accuracy = self.accuracy.map(|a| format!("  acc {:.1}%", a * 100.0)).unwrap_or_default();
+        (done, format!("loss {loss}{accuracy}  {rate:.0} samples/s"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_common::{Step, WorkerId};
+    use paraft_record::{Leave, Train};
+
+    #[test]
+    fn a_run_whose_workers_are_all_lost_goes_at_no_negative_rate() {
+        let mut progress = Progress::new(&Run { samples_budget: 100, ..Run::default() }, false, true);
+        let worker = WorkerId(0);
+        let trained =
+            Train { worker, step: Step(1), samples: 50, seconds: 2.0, loss: 0.5, ..Train::default() };
+        progress.update(&[Event::Train(trained)]);
+        assert_eq!(progress.text(), (50, "loss 0.500  25 samples/s".to_string()));
+        progress.update(&[Event::Leave(Leave { worker, ..Leave::default() })]);
+        assert_eq!(progress.text(), (50, "loss -  0 samples/s".to_string()));
+    }
+}

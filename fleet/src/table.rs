@@ -1,0 +1,131 @@
+//! The table at the end of a run: one row for each mode, every figure from the record.
+
+use comfy_table::{CellAlignment, Table, presets};
+use paraft_record::{Comparison, Summary, comparison::Spread};
+
+/// Renders summaries as a table.
+pub fn modes(summaries: &[Summary]) -> String {
+    let target = summaries.iter().find_map(|s| s.target_accuracy);
+    let time_to = target.map_or("to target".into(), |t| format!("to {:.0}%", t * 100.0));
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(vec![
+        "mode".to_string(),
+        time_to,
+        "final loss".into(),
+        "accuracy".into(),
+        "samples/s".into(),
+        "delay p50/p99".into(),
+        "waited".into(),
+        "pushed".into(),
+        "pulled".into(),
+        "lost".into(),
+    ]);
+    for s in summaries {
+        let delay = match (s.delay_p50, s.delay_p99) {
+            (Some(a), Some(b)) => format!("{a} / {b}"),
+            _ => "-".into(),
+        };
+        table.add_row(vec![
+            s.switched_to.as_ref().map_or_else(|| s.mode.clone(), |to| format!("{} → {to}", s.mode)),
+            s.seconds_to_target.map_or("-".into(), |t| format!("{t:.2} s")),
+            s.final_loss.map_or("-".into(), |l| format!("{l:.4}")),
+            s.final_accuracy.map_or("-".into(), |a| format!("{:.2}%", a * 100.0)),
+            format!("{:.0}", s.samples_per_s),
+            delay,
+            format!("{:.2} s", s.wait_seconds),
+            bytes(s.bytes_pushed),
+            bytes(s.bytes_pulled),
+            lost(s),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+/// Renders a comparison: a row for each group of seeds. Where only modes differ it is the table of modes.
+pub fn comparison(comparison: &Comparison) -> String {
+    let groups = comparison.groups();
+    let plain =
+        |g: &paraft_record::comparison::Group<'_>| g.cells.len() == 1 && g.whole() && g.label == g.mode;
+    if groups.iter().all(plain) {
+        return modes(&groups.iter().flat_map(|g| g.summaries.clone()).collect::<Vec<_>>());
+    }
+    let summaries = || groups.iter().flat_map(|g| &g.summaries);
+    let target = summaries().find_map(|s| s.target_accuracy);
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    let to = target.map_or("to target".into(), |t| format!("to {:.0}%", t * 100.0));
+    table.set_header([
+        "group",
+        "runs",
+        &to,
+        "final loss",
+        "accuracy",
+        "samples/s",
+        "delay",
+        "waited",
+        "pushed",
+        "pulled",
+    ]);
+    for g in &groups {
+        let f = g.figures();
+        let cell = |s: Option<Spread>, show: &dyn Fn(f64) -> String| match s {
+            None => "-".into(),
+            Some(Spread { mean, deviation: None, .. }) => show(mean),
+            Some(Spread { mean, deviation: Some(d), .. }) => format!("{} ± {}", show(mean), show(d)),
+        };
+        let mean = |s: Option<Spread>, show: &dyn Fn(f64) -> String| s.map_or("-".into(), |s| show(s.mean));
+        let runs = match g.diverged() {
+            0 => g.cells.len().to_string(),
+            n => format!("{}, {n} diverged", g.cells.len()),
+        };
+        let reached = f.seconds_to_target.filter(|s| s.runs < g.cells.len());
+        let reached = reached.map(|s| format!(" ({} of {})", s.runs, g.cells.len())).unwrap_or_default();
+        table.add_row(vec![
+            g.label.clone(),
+            runs,
+            cell(f.seconds_to_target, &|t| format!("{t:.2} s")) + &reached,
+            cell(f.final_loss, &|l| format!("{l:.4}")),
+            cell(f.final_accuracy, &|a| format!("{:.2}%", a * 100.0)),
+            cell(f.samples_per_s, &|r| format!("{r:.0}")),
+            mean(f.delay_mean, &|d| format!("{d:.1}")),
+            cell(f.wait_share, &|w| format!("{:.0}%", w * 100.0)),
+            mean(f.bytes_pushed, &|b| bytes(b as u64)),
+            mean(f.bytes_pulled, &|b| bytes(b as u64)),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+fn lost(s: &Summary) -> String {
+    let some = |n: u64, what: &str| match n {
+        0 => None,
+        1 => Some(format!("1 {what}")),
+        n => Some(format!("{n} {what}{}", if what.ends_with("sh") { "es" } else { "s" })),
+    };
+    let all = [
+        some(s.workers_lost.into(), "worker"),
+        some(s.ranks_lost.into(), "rank"),
+        some(s.pushes_lost, "push"),
+    ];
+    let text = all.into_iter().flatten().collect::<Vec<_>>().join(", ");
+    if text.is_empty() { "-".into() } else { text }
+}
+
+/// Bytes for people: 1.5 MiB.
+pub fn bytes(n: u64) -> String {
+    let mut value = n as f64;
+    for unit in ["B", "KiB", "MiB", "GiB"] {
+        if value < 1024.0 {
+            return if unit == "B" { format!("{n} B") } else { format!("{value:.1} {unit}") };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.1} TiB")
+}

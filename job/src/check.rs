@@ -1,0 +1,16 @@
+//! What a section's check says where something does not fit.
+
+/// Why a job cannot be as it stands: the key, what is wrong, what to do.
+pub(crate) struct Unfit {
+    pub key: &'static str,
+    pub message: String,
+    pub remedy: String,
+}
+
+/// What a check returns.
+pub(crate) type Check = Result<(), Unfit>;
+
+/// A key that is wrong.
+pub(crate) fn bad(key: &'static str, message: impl Into<String>, remedy: &str) -> Check {
+    Err(Unfit { key, message: message.into(), remedy: remedy.into() })
+}

@@ -1,0 +1,188 @@
+//! `[cluster]`: servers, replicas, what an acknowledgement means, how long is waited.
+
+use crate::{
+    Job,
+    check::{Check, bad},
+};
+use paraft_common::{Durability, LeaderWindow, config::MAX_GRACE_MS, durability};
+use serde::{Deserialize, Serialize};
+
+/// `[cluster]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ClusterConfig {
+    /// Server processes; read only where `addresses` is empty (the launcher picks ports).
+    pub servers: u32,
+    /// `host:port` of servers that are started by hand.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<String>,
+    /// Raft groups that share the model. Default: one for each server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shards: Option<u32>,
+    /// Replicas of each shard: 1 (nothing survives a lost server) or 3.
+    pub replicas: u32,
+    /// A silent server's replicas are moved to another server after this long.
+    pub replace_ms: u64,
+    /// The launcher starts a process that was killed again, at most this often each.
+    pub max_restarts: u32,
+    /// After this long.
+    pub restart_ms: u64,
+    /// The replicas of each shard are compared this often; 0: never.
+    pub parity_ms: u64,
+    /// Bytes of a bucket, 4 to 1048576. Default: such that every shard gets a part, at most 1 MiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bucket_bytes: Option<usize>,
+    /// A follower that hears nothing for three to four times this long stands for election.
+    pub election_ms: u64,
+    /// The lease of a worker: without a sign of life for so long it is taken out.
+    pub grace_ms: u64,
+    /// Workers and servers give up after this long without a leader.
+    pub patience_ms: u64,
+    /// What an acknowledgement of a push promises: `quorum-disk`, `quorum-memory` or `leader`.
+    pub durability: Durability,
+    /// At the level `leader`, and only there: pushes wait when the oldest acknowledged one that no majority holds is this
+    /// old. Default: [`LeaderWindow::default`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leader_window_ms: Option<u64>,
+    /// At the level `leader`, and only there: pushes wait when so many acknowledged ones are held by no majority.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leader_window_pushes: Option<u64>,
+    /// `auto` (Unix sockets on the same host, else TCP) or `tcp`.
+    pub transport: TransportConfig,
+    /// The worker's command instead of `paraft worker`, for a binary with a model of its own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub worker_command: Vec<String>,
+}
+
+/// How workers reach servers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TransportConfig {
+    /// Unix sockets on the same host, else TCP.
+    #[default]
+    Auto,
+    /// TCP.
+    Tcp,
+}
+
+impl Default for ClusterConfig {
+    fn default() -> Self {
+        Self {
+            servers: 3,
+            addresses: Vec::new(),
+            shards: None,
+            replicas: 3,
+            replace_ms: 10_000,
+            max_restarts: 0,
+            restart_ms: 1_000,
+            parity_ms: 5_000,
+            bucket_bytes: None,
+            election_ms: 150,
+            grace_ms: 1000,
+            patience_ms: 30_000,
+            durability: Durability::default(),
+            leader_window_ms: None,
+            leader_window_pushes: None,
+            transport: TransportConfig::Auto,
+            worker_command: Vec::new(),
+        }
+    }
+}
+
+impl ClusterConfig {
+    /// The bound on what a leader may have acknowledged alone.
+    pub fn leader_window(&self) -> LeaderWindow {
+        let LeaderWindow { ms, pushes } = LeaderWindow::default();
+        LeaderWindow {
+            ms: self.leader_window_ms.unwrap_or(ms),
+            pushes: self.leader_window_pushes.unwrap_or(pushes),
+        }
+    }
+
+    pub(crate) fn check(&self, job: &Job) -> Check {
+        if self.grace_ms > MAX_GRACE_MS {
+            let remedy = "use at most 86400000: the others wait so long for a worker that is gone";
+            return bad("cluster.grace_ms", format!("{} ms is more than a day", self.grace_ms), remedy);
+        }
+        self.check_servers(job)?;
+        let shards = job.shards();
+        if shards == 0 || shards > 64 {
+            return bad("cluster.shards", format!("{shards} shards"), "use 1 to 64");
+        }
+        if let Some(b) = self.bucket_bytes
+            && (!(4..=1 << 20).contains(&b) || !b.is_multiple_of(4))
+        {
+            let remedy = "use a multiple of 4 from 4 to 1048576";
+            return bad("cluster.bucket_bytes", format!("{b} bytes"), remedy);
+        }
+        self.check_times()?;
+        self.check_durability(job)
+    }
+
+    fn check_servers(&self, job: &Job) -> Check {
+        let servers = job.servers();
+        if servers == 0 || servers > 1024 {
+            return bad("cluster.servers", format!("{servers} servers"), "use 1 to 1024");
+        }
+        for (i, a) in self.addresses.iter().enumerate() {
+            let port = a.rsplit_once(':').and_then(|(h, p)| p.parse::<u16>().ok().filter(|_| !h.is_empty()));
+            if port.is_none_or(|p| p == 0) || self.addresses[..i].contains(a) {
+                let remedy = "write distinct \"host:port\", the same list on every host";
+                return bad("cluster.addresses", format!("`{a}` is no address of its own"), remedy);
+            }
+        }
+        let replicas = self.replicas;
+        if replicas == 0 || replicas > servers {
+            let why = format!("{replicas} replicas on {servers} servers");
+            let remedy = "use as many replicas as servers or fewer (cluster.replicas = 1 keeps one copy)";
+            return bad("cluster.replicas", why, remedy);
+        }
+        if replicas.is_multiple_of(2) {
+            let why = format!("{replicas} replicas survive no more failures than {}", replicas - 1);
+            return bad("cluster.replicas", why, "use an odd number");
+        }
+        Ok(())
+    }
+
+    fn check_times(&self) -> Check {
+        if !(50..=60_000).contains(&self.election_ms) {
+            return bad("cluster.election_ms", format!("{} ms", self.election_ms), "use 50 to 60000");
+        }
+        if !(self.parity_ms == 0 || (100..=86_400_000).contains(&self.parity_ms)) {
+            let remedy = "use 100 to 86400000, or 0 for never";
+            return bad("cluster.parity_ms", format!("{} ms", self.parity_ms), remedy);
+        }
+        if self.replace_ms < 10 * self.election_ms {
+            let why = format!("{} ms is less than ten elections", self.replace_ms);
+            let remedy = "a server that is merely slow must not lose its replicas: use at least 10 x cluster.election_ms";
+            return bad("cluster.replace_ms", why, remedy);
+        }
+        if self.patience_ms < 2 * self.election_ms {
+            let why = format!("{} ms is less than an election", self.patience_ms);
+            return bad("cluster.patience_ms", why, "use at least twice cluster.election_ms");
+        }
+        Ok(())
+    }
+
+    fn check_durability(&self, job: &Job) -> Check {
+        for (key, window) in [
+            ("cluster.leader_window_ms", self.leader_window_ms),
+            ("cluster.leader_window_pushes", self.leader_window_pushes),
+        ] {
+            if window.is_some() && !self.durability.is_leader() {
+                let why =
+                    format!("durability {} acknowledges nothing that no majority holds", self.durability);
+                return bad(key, why, "set cluster.durability = \"leader\", or take the key out");
+            }
+        }
+        let mode = job.train.mode.first(&job.auto);
+        durability::check(mode, self.durability, self.leader_window()).or_else(|e| {
+            let key = match e.key {
+                "durability" => "cluster.durability",
+                "leader_window_ms" => "cluster.leader_window_ms",
+                _ => "cluster.leader_window_pushes",
+            };
+            bad(key, e.message, e.remedy)
+        })
+    }
+}

@@ -1,0 +1,176 @@
+//! What is wrong with a key of a job file, in words for whoever wrote it.
+//!
+//! Why is said by [`Refused`], and where is the path that `serde_path_to_error` has followed.
+
+use crate::{
+    keys,
+    refused::{Refused, list},
+};
+use serde_path_to_error::{Path, Segment};
+
+/// Keys that earlier versions had, and what to do without them.
+const GONE: [(&str, &str); 2] = [
+    ("cluster.log", "take the key out: cluster.durability decides what enters the log"),
+    ("cluster.pull_from", "take the key out: leaders answer the pulls of workers"),
+];
+
+/// Why a table is no job.
+pub(crate) struct Problem {
+    /// The whole key, `cluster.durability`; empty where none is to blame.
+    pub key: String,
+    /// What is wrong, with the key.
+    pub message: String,
+    /// What to do.
+    pub remedy: Option<String>,
+}
+
+/// What is wrong with what is refused at this place.
+pub(crate) fn explain(path: &Path, refused: &Refused) -> Problem {
+    let keys = path.iter().map_while(|s| match s {
+        Segment::Map { key } => Some(key.as_str()),
+        _ => None,
+    });
+    let mut keys: Vec<&str> = keys.collect();
+    let (said, remedy) = match refused {
+        Refused::Key { key, takes } => {
+            if keys.last() == Some(&key.as_str()) {
+                keys.pop();
+            }
+            let parent = keys.join(".");
+            keys.push(key);
+            let place = if parent.is_empty() { "a job".into() } else { format!("[{parent}]") };
+            let takes_none = takes.is_empty().then(|| "no other keys with this kind".to_string());
+            let said = format!("unknown key `{key}`; {place} takes {}", takes_none.unwrap_or(list(takes)));
+            let gone = GONE.iter().find(|(gone, _)| *gone == keys.join(".")).map(|(_, why)| why.to_string());
+            let meant = || keys::meant(key, &parent, takes).map(|m| format!("did you mean {m}?"));
+            (said, gone.or_else(meant))
+        }
+        Refused::Word { word, of } => {
+            let near = of.iter().map(|w| (strsim::levenshtein(word, w), w)).min_by_key(|(d, _)| *d);
+            let near = near.filter(|(d, _)| *d <= 3).map(|(_, w)| format!("did you mean `{w}`?"));
+            (refused.to_string(), near)
+        }
+        Refused::Missing { .. } | Refused::Value { .. } | Refused::Other(_) => (refused.to_string(), None),
+    };
+    let key = keys.join(".");
+    let message = if key.is_empty() { said } else { format!("{key}: {said}") };
+    Problem { key, message, remedy }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Job;
+    use std::path::Path;
+
+    const BASE: &str = "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"digits\"\n";
+
+    fn said(more: &str, set: &[&str]) -> String {
+        let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+        let text = format!("{BASE}{more}");
+        Job::parse(&text, Path::new("job.toml"), &set).expect_err(more).to_string()
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_the_whole_key_and_what_it_takes() {
+        for (more, words) in [
+            (
+                "[cluster]\nservers = 3\ndurability = \"quorum\"",
+                "job.toml:8: cluster.durability: `quorum` is none of `quorum-disk`, `quorum-memory`, `leader`",
+            ),
+            (
+                "[cluster]\nmax_restarts = -1",
+                "job.toml:7: cluster.max_restarts: integer `-1`, where a whole number from 0 to 4294967295 is expected",
+            ),
+            (
+                "[optimizer]\nkind = \"sgd\"\nlr = \"x\"",
+                "job.toml:8: optimizer.lr: string \"x\", where a number is expected",
+            ),
+            ("[optimizer]\nlr = 0.1", "job.toml:6: optimizer: missing field `kind`"),
+            (
+                "[train]\nshuffle = 3",
+                "job.toml:7: train.shuffle: integer `3`, where true or false is expected",
+            ),
+            (
+                "[schedule]\nkind = \"step\"\nevery = 3\nsteps = 4",
+                "job.toml:9: schedule.steps: unknown key `steps`; [schedule] takes `every`, `gamma`, `warmup`, `scale`",
+            ),
+            ("[schedule]\nkind = \"cosine\"", "job.toml:6: schedule: missing field `steps`"),
+            (
+                "[local]\nkind = \"diloco\"\n[local.outer]\nkind = \"sgd\"\nlr = true",
+                "job.toml:10: local.outer.lr: boolean `true`, where a number is expected",
+            ),
+            (
+                "[train]\nexchange = 1",
+                "job.toml:7: train.exchange: integer `1`, where \"servers\" or \"all-reduce\" is expected",
+            ),
+            ("[optimizer]\nkind = 3", "job.toml:7: optimizer.kind: integer `3`, where a text is expected"),
+            ("[train]\nmode = \"x\"", "job.toml:7: train.mode: `x` is no consistency mode"),
+            (
+                "[eval]\nearly_stop = { patience = -1 }",
+                "job.toml:7: eval.early_stop.patience: integer `-1`, where a whole number",
+            ),
+            // The first of two mistakes.
+            ("[cluster]\naddresses = 3\nservers = \"x\"", "cluster.addresses: integer `3`, where a list is"),
+        ] {
+            let said = said(more, &[]);
+            assert!(said.contains(words), "{said}\n{words}");
+        }
+    }
+
+    #[test]
+    fn a_key_in_the_wrong_place_is_told_the_right_one() {
+        for (more, set, words) in [
+            ("", &["durability=leader"][..], &["--set durability=leader: durability: unknown key"][..]),
+            (
+                "",
+                &["cluster.log=auto"],
+                &["unknown key `log`", "help: take the key out", "cluster.durability"],
+            ),
+            ("", &["durability=leader"], &["help: did you mean `cluster.durability`?"]),
+            ("", &["lr=3"], &["did you mean `local.lr` or `optimizer.lr`?"]),
+            ("", &["min_delta=3"], &["did you mean `eval.early_stop.min_delta`?"]),
+            (
+                "",
+                &["cluster.batch=3"],
+                &["cluster.batch: unknown key `batch`; [cluster] takes", "`train.batch`?"],
+            ),
+            ("", &["model.kinds=mlp"], &["did you mean `model.kind`?"]),
+            ("", &["data.foo=1"], &["unknown key `foo`; [data] takes no other keys with this kind"]),
+            ("", &["epoch=3"], &["`train.epochs`?"]),
+            ("", &["train.epoch=3"], &["`train.epochs`?"]),
+            ("[train]\nepocs = 3", &[], &["job.toml:7: train.epocs: unknown key", "`train.epochs`?"]),
+            ("[optimizer]\nkind = \"sgd\"\nweight_deca = 1", &[], &["`optimizer.weight_decay`?"]),
+            (
+                "",
+                &["train.encoding=fp16"],
+                &[
+                    "--set train.encoding=fp16: train.encoding: `fp16` is none of `f32`, `bf16`",
+                    "did you mean `f16`?",
+                ],
+            ),
+            ("", &["model.kind=mlpp"], &["--set model.kind=mlpp: model.kind: `mlpp` is none of", "`mlp`?"]),
+            ("", &["train.encoding=1"], &["train.encoding: integer `1`, where a text is expected"]),
+            (
+                "",
+                &["train.encoding=top-k:2"],
+                &["train.encoding: `top-k:2`: the fraction", "above 0 and at most 0.5"],
+            ),
+            ("", &["train.encoding=powersgd"], &["train.encoding: `powersgd`: the rank", "from 1 to 64"]),
+            ("", &["train.error_feedback=true"], &["train.error_feedback: f32 leaves nothing out"]),
+            ("", &["train=3"], &["--set train=3: train: integer `3`, where a table is expected"]),
+        ] {
+            let said = said(more, set);
+            words.iter().for_each(|w| assert!(said.contains(w), "{said}\n{w}"));
+        }
+    }
+
+    #[test]
+    fn a_window_is_refused_where_nothing_reads_it() {
+        let window = "[train]\nmode = \"asp\"\n[cluster]\nleader_window_ms = 50\n";
+        let said = said(window, &[]);
+        assert!(said.contains("job.toml:9: cluster.leader_window_ms: durability quorum-memory"), "{said}");
+        let text = format!("{BASE}{window}durability = \"leader\"");
+        let job = Job::parse(&text, Path::new("job.toml"), &[]).expect("a job");
+        assert_eq!((job.cluster.leader_window().ms, job.cluster.leader_window().pushes), (50, 256));
+    }
+}

@@ -1,0 +1,159 @@
+//! What two workers must agree on and the servers do not see: model, seed, data, and whatever else moves the weights.
+//!
+//! It is a list of facts, with commas between, so that a refusal can name those that differ: `seed 1, batch 64, ...`. What is
+//! long goes in as a hash under a name. A job file that was cut off and still parses has defaults where it had keys: every key that
+//! changes what is trained is in here, or in the servers' job itself.
+
+use crate::{Exchange, Job};
+use paraft_common::TensorSpec;
+use serde::Serialize;
+use toml::Value;
+
+/// Of a model with these tensors; the data is added by who has it ([`Job::server_job_on`]).
+pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
+    let exchange = match job.train.exchange {
+        Exchange::Servers => "servers",
+        Exchange::AllReduce => "all-reduce",
+    };
+    let shapes: Vec<String> =
+        tensors.iter().map(|t| format!("{}{:?}{:?}", t.name, t.shape, t.kind)).collect();
+    let facts = [
+        format!("group_size {}", job.train.group_size),
+        format!("exchange {exchange}"),
+        format!("shards {}", job.shards()),
+        format!("seed {}", job.seed),
+        format!("batch {}", job.train.batch),
+        format!("epochs {}", job.train.epochs),
+        format!("every_epoch {}", job.eval.every_epoch),
+        format!("tensors {} {:016x}", tensors.len(), hash(&shapes.join(","))),
+        // What a kernel recomputes changes nothing, and may differ with the memory of hosts.
+        format!("[model] {}", table(job.model.as_ref(), &["checkpoint_activations"])),
+        // Of `init` its content counts, not where it lies; it and the encoding are in the servers' job. Hardware may be mixed.
+        format!("[train] {}", table(Some(&job.train), &["init", "encoding", "device", "precision"])),
+        format!("[local] {:016x}", hash(&local(job))),
+        match &job.checkpoint {
+            Some(c) => format!("checkpoint every {:?} steps {:?} epochs", c.every_steps, c.epochs()),
+            None => "no checkpoint".into(),
+        },
+    ];
+    facts.join(", ")
+}
+
+/// The servers do not see what moves the workers' own weights.
+fn local(job: &Job) -> String {
+    match job.local.is_local() {
+        true => format!("{:?} {:?}", job.local, job.local.rule().on_worker(&job.descent())),
+        false => String::new(),
+    }
+}
+
+/// A table of the job file by its values, without these keys.
+fn table(table: Option<&impl Serialize>, without: &[&str]) -> String {
+    let Some(Ok(Value::Table(mut t))) = table.map(Value::try_from) else { return "none".into() };
+    t.retain(|key, _| !without.contains(&key));
+    format!("{:016x}", hash(&t.to_string()))
+}
+
+/// FNV-1a.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    /// Keys that move the weights, or that make others wait; each other than its default.
+    const JOB: &str = r#"
+seed = 12
+[model]
+kind = "mlp"
+hidden = [128, 64]
+[data]
+kind = "csv"
+path = "a.csv"
+[train]
+workers = 31
+mode = "asp"
+batch = 128
+epochs = 12
+max_steps = 420
+shuffle = false
+drop_last = false
+error_feedback = true
+encoding = "int8"
+[algorithm]
+kind = "staleness-aware"
+[schedule]
+kind = "step"
+every = 321
+gamma = 0.25
+warmup = 17
+[clip]
+norm = 1.5
+[eval]
+every_epoch = false
+[checkpoint]
+every_steps = 170
+[cluster]
+shards = 5
+bucket_bytes = 65536
+grace_ms = 2500
+durability = "quorum-disk"
+[optimizer]
+kind = "momentum"
+lr = 0.25
+momentum = 0.75
+weight_decay = 0.125
+"#;
+
+    fn servers(text: &str) -> Option<paraft_common::config::ServerJob> {
+        let tensors = [TensorSpec::param("w", &[300_000])];
+        Job::parse(text, Path::new("job.toml"), &[]).ok().map(|j| j.server_job(&tensors))
+    }
+
+    /// A config volume that is being rewritten gives a worker the first half of its file.
+    #[test]
+    fn a_job_file_that_is_cut_off_anywhere_is_no_job_file_or_another_job() {
+        let whole = servers(JOB).expect("a job");
+        let (mut read, mut alike) = (0, Vec::new());
+        for end in 0..JOB.trim_end().len() {
+            let Some(cut) = servers(&JOB[..end]) else { continue };
+            read += 1;
+            if cut == whole {
+                alike.push(JOB[..end].lines().next_back().unwrap_or_default());
+            }
+        }
+        assert!(read > 60, "only {read} of them can be read, which shows little");
+        assert!(alike.is_empty(), "nobody is told that these lines were cut: {alike:?}");
+    }
+
+    #[test]
+    fn a_job_without_any_one_of_these_keys_is_another_job() {
+        let whole = servers(JOB).expect("a job");
+        for key in JOB.lines().filter(|l| l.contains(" = ")) {
+            let without: String = JOB.lines().filter(|l| *l != key).map(|l| format!("{l}\n")).collect();
+            assert_ne!(
+                servers(&without).as_ref(),
+                Some(&whole),
+                "nobody is told that this is missing: {key}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_may_differ_from_host_to_host_is_not_in_it() {
+        let whole = servers(JOB).expect("a job");
+        for (from, to) in [
+            ("path = \"a.csv\"", "path = \"/elsewhere/a.csv\""),
+            ("epochs = 12\n", "epochs = 12\ndevice = \"cpu\"\n"),
+            ("grace_ms = 2500", "grace_ms = 2500\npatience_ms = 77000"),
+            ("every_epoch = false", "every_epoch = false\ntarget_accuracy = 0.5"),
+        ] {
+            let other = JOB.replace(from, to);
+            assert_ne!(other, JOB, "{from}");
+            assert_eq!(servers(&other).as_ref(), Some(&whole), "{to}");
+        }
+    }
+}

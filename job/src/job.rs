@@ -1,0 +1,135 @@
+//! A job: its sections, what follows from them, and the order in which they are checked.
+
+use crate::{
+    CheckpointConfig, ClusterConfig, EvalConfig, TrainConfig,
+    check::{Check, bad},
+    is_default, sections,
+};
+use paraft_common::{
+    AutoConfig,
+    algorithm::AlgorithmConfig,
+    local::LocalConfig,
+    optim::{ClipConfig, OptimizerConfig, ScheduleConfig},
+    round::RoundConfig,
+};
+use paraft_data::DataConfig;
+use paraft_models::ModelConfig;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// A job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Job {
+    /// Names the run; default: the file's name.
+    #[serde(default)]
+    pub name: String,
+    /// Seeds the initial weights and the order of the samples.
+    #[serde(default = "one")]
+    pub seed: u64,
+    /// What to train; absent where a binary of the user's brings its own model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<ModelConfig>,
+    /// What to train on; likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<DataConfig>,
+    /// How long, in which steps, how consistent.
+    #[serde(default)]
+    pub train: TrainConfig,
+    /// The rule of `train.mode = "auto"`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub auto: AutoConfig,
+    /// What is done about gradients that come late.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub algorithm: AlgorithmConfig,
+    /// When a lock-step round closes.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub round: RoundConfig,
+    /// What a worker does between two pushes.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub local: LocalConfig,
+    /// How gradients change weights: on the servers, or on workers that make local steps.
+    #[serde(default = "default_optimizer")]
+    pub optimizer: OptimizerConfig,
+    /// How the rate changes.
+    #[serde(default)]
+    pub schedule: ScheduleConfig,
+    /// Clipping of gradients.
+    #[serde(default)]
+    pub clip: ClipConfig,
+    /// Held-out evaluation.
+    #[serde(default)]
+    pub eval: EvalConfig,
+    /// Checkpoints; none are written without this table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointConfig>,
+    /// The fleet.
+    #[serde(default)]
+    pub cluster: ClusterConfig,
+    /// The folder of the job file; relative paths start there.
+    #[serde(skip)]
+    pub base_dir: PathBuf,
+}
+
+fn one() -> u64 {
+    1
+}
+
+fn default_optimizer() -> OptimizerConfig {
+    OptimizerConfig::sgd(0.1)
+}
+
+impl Job {
+    /// Whether a fleet can begin it. The first thing that does not fit is what is said.
+    pub(crate) fn check(&self) -> Check {
+        let unfit = |c: char| c.is_control() || c == '/' || c == '\\';
+        if self.name.is_empty() || self.name.len() > 100 || self.name.contains(unfit) {
+            let shown: String = self.name.chars().take(100).collect();
+            return bad(
+                "name",
+                format!("`{}` is no name", shown.escape_debug()),
+                "use 1 to 100 characters without slashes and control characters",
+            );
+        }
+        sections::model(self)?;
+        self.train.check(self)?;
+        self.eval.check()?;
+        self.checkpoint.as_ref().map_or(Ok(()), |c| c.check(self))?;
+        self.cluster.check(self)?;
+        sections::auto(self)?;
+        sections::optimizer(self)?;
+        sections::round(self)?;
+        sections::algorithm(self)?;
+        self.check_local()?;
+        sections::schedule_and_clip(self)
+    }
+
+    /// Whether its model says of a sample to which class it belongs, where the data has classes.
+    pub fn classifies(&self) -> bool {
+        !matches!(self.model, Some(ModelConfig::Autoencoder { .. }))
+    }
+
+    /// Processes that train: the ranks of all workers.
+    pub fn ranks(&self) -> u32 {
+        self.train.workers.saturating_mul(self.train.group_size)
+    }
+
+    /// Servers of the fleet.
+    pub fn servers(&self) -> u32 {
+        if self.cluster.addresses.is_empty() {
+            self.cluster.servers
+        } else {
+            self.cluster.addresses.len() as u32
+        }
+    }
+
+    /// Raft groups.
+    pub fn shards(&self) -> u32 {
+        self.cluster.shards.unwrap_or_else(|| self.servers().min(8))
+    }
+
+    /// The text written into the run's folder: every key with the value that was used.
+    pub fn to_toml(&self) -> String {
+        toml::to_string_pretty(self).unwrap_or_else(|e| format!("# cannot be written: {e}\n"))
+    }
+}

@@ -1,0 +1,48 @@
+//! The job file: what to train, on what, how, and on which fleet.
+//!
+//! TOML; every key has a default but `[model] kind` and `[data] kind`. Unknown keys are refused. Read once, checked once;
+//! afterwards nothing about it can fail. docs/configuration.md lists every key.
+//!
+//! ```text
+//!  text ─▶ toml ─▶ `--set` over it (set) ─▶ serde, with the key that is to blame (refused) ─▶ each section's check ─▶ Job
+//!                                              └─ in words, and what may have been meant (explain, keys), on which line (place)
+//! ```
+//!
+//! One file a section, with its keys and what they go together with: [`train`], [`eval`], [`checkpoint`], [`cluster`], and
+//! `sections` for those whose types are somebody else's ([`[optimizer]`](paraft_common::optim), `[data]` ...). `local` has
+//! what local steps go together with, `servers` the part of a job that travels to the servers, `fingerprint` what workers
+//! must agree on beside it.
+//!
+//! What it is not: what the servers read ([`paraft_common::config`]: they know no model and no data set), and what a worker
+//! does with a job.
+
+mod check;
+pub mod checkpoint;
+pub mod cluster;
+pub mod device;
+pub mod eval;
+mod explain;
+mod fingerprint;
+mod job;
+mod keys;
+mod local;
+mod place;
+mod read;
+mod refused;
+mod sections;
+mod servers;
+mod set;
+pub mod train;
+
+pub use checkpoint::CheckpointConfig;
+pub use cluster::{ClusterConfig, TransportConfig};
+pub use device::DeviceConfig;
+pub use eval::EvalConfig;
+pub use job::Job;
+pub use place::line_of;
+pub use read::JobError;
+pub use train::{Exchange, SamplerKind, TrainConfig};
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}

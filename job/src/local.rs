@@ -1,0 +1,136 @@
+//! `[local]` in a job: with what it goes together, and who applies which part of the job.
+
+use crate::{
+    Exchange, Job, SamplerKind,
+    check::{Check, bad},
+};
+use paraft_common::{
+    Mode,
+    algorithm::AlgorithmConfig,
+    local::LocalConfig,
+    optim::{Descent, OptimizerConfig},
+};
+
+impl Job {
+    /// How a gradient moves weights in this job.
+    pub fn descent(&self) -> Descent {
+        Descent { optimizer: self.optimizer.clone(), schedule: self.schedule.clone(), clip: self.clip }
+    }
+
+    /// What of it the servers do with a push. Checkpoints hold the state of this optimizer.
+    pub fn on_servers(&self) -> Descent {
+        self.local.rule().on_servers(&self.descent())
+    }
+
+    pub(crate) fn check_local(&self) -> Check {
+        let (kind, t) = (self.local.kind(), &self.train);
+        if let Err(e) = self.local.rule().validate() {
+            return bad("local.kind", e.to_string(), "see docs/configuration.md");
+        }
+        if !self.local.is_local() {
+            return Ok(());
+        }
+        let alone =
+            |what: &str| format!("with local.kind = \"{kind}\" a worker trains weights of its own, {what}");
+        if t.exchange == Exchange::AllReduce {
+            let why = alone("and in an all-reduce job all ranks have the same");
+            return bad("train.exchange", why, "set train.exchange = \"servers\", or take [local] out");
+        }
+        if t.group_size > 1 {
+            let why = alone("and a group's ranks would each need them");
+            return bad("train.group_size", why, "set train.group_size = 1, or take [local] out");
+        }
+        if t.sampler == SamplerKind::Leased {
+            let why = alone("and a chunk that it leaves behind may be in them and in no push");
+            return bad("train.sampler", why, "set train.sampler = \"static\", or take [local] out");
+        }
+        let plain = matches!(self.algorithm, AlgorithmConfig::Asgd(_));
+        let by_delay = matches!(self.algorithm, AlgorithmConfig::StalenessAware(_));
+        let elastic = matches!(self.local, LocalConfig::Easgd(_));
+        if !(plain || by_delay && !elastic) {
+            let a = self.algorithm.kind();
+            let why =
+                format!("{a} corrects single gradients, and with local.kind = \"{kind}\" none is pushed");
+            return bad("algorithm.kind", why, "take [algorithm] out, or [local]");
+        }
+        if matches!(self.local, LocalConfig::Diloco(_) | LocalConfig::Easgd(_))
+            && matches!(self.optimizer, OptimizerConfig::DelayedNesterov(_))
+        {
+            let why = alone("and delayed-nesterov is for gradients of several workers");
+            let remedy = "set optimizer.kind = \"nesterov\"; it may be local.outer of diloco";
+            return bad("optimizer.kind", why, remedy);
+        }
+        if self.local.rule().fragments().stream() && self.round.passes_over() {
+            let closed = "fragments of the weights come and go in their turns, and a round that is closed without a worker \
+                          would leave its others behind";
+            return bad("round.kind", closed, "take [round] out, or local.fragments and local.overlap");
+        }
+        if self.local.rule().warm_start() > 0 && t.mode != Mode::Asp.into() {
+            let why = "workers that wait for each other begin together";
+            return bad("local.warm_start", why, "set train.mode = \"asp\", or take it out");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn parse(set: &[&str]) -> Result<Job, String> {
+        let text =
+            "[model]\nkind = \"mlp\"\nhidden = [8]\n[data]\nkind = \"digits\"\n[optimizer]\nkind = \"sgd\"\n";
+        let set: Vec<String> = set.iter().map(ToString::to_string).collect();
+        Job::parse(text, Path::new("test.toml"), &set).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn what_does_not_go_with_local_steps_is_refused_by_its_key() {
+        for (set, key) in [
+            (vec!["local.kind=diloco", "local.steps=0"], "steps"),
+            (vec!["local.kind=diloco", "local.steps=4", "local.fragments=5"], "fragments"),
+            (vec!["local.kind=diloco", "local.steps=9", "local.fragments=3", "local.overlap=3"], "overlap"),
+            (vec!["local.kind=diloco", "local.mix=1.0"], "mix"),
+            (
+                vec!["local.kind=diloco", "local.overlap=2", "round.kind=backup", "round.spare=1"],
+                "round.kind",
+            ),
+            (vec!["local.kind=diloco", "train.sampler=leased"], "train.sampler"),
+            (vec!["local.kind=diloco", "train.group_size=2"], "train.group_size"),
+            (vec!["local.kind=easgd", "train.workers=1", "train.exchange=all-reduce"], "train.exchange"),
+            (vec!["local.kind=diloco", "algorithm.kind=dc-asgd-c"], "algorithm.kind"),
+            (vec!["local.kind=easgd", "algorithm.kind=staleness-aware"], "algorithm.kind"),
+            (vec!["local.kind=diloco", "optimizer.kind=delayed-nesterov"], "optimizer.kind"),
+            (vec!["local.kind=downpour", "local.warm_start=9"], "local.warm_start"),
+            (vec!["local.kind=downpour", "local.alpha=0.1"], "local.alpha"),
+            (vec!["local.kind=dilco"], "local.kind"),
+        ] {
+            let error = parse(&set).expect_err("refused");
+            assert!(error.contains(key), "{set:?}: {error}");
+        }
+        for set in [
+            vec!["local.kind=every-step", "train.sampler=leased"],
+            vec!["local.kind=diloco", "algorithm.kind=staleness-aware", "train.mode=asp"],
+            vec!["local.kind=downpour", "local.warm_start=9", "train.mode=asp"],
+        ] {
+            parse(&set).expect("it goes together");
+        }
+    }
+
+    #[test]
+    fn the_servers_get_their_part_and_two_workers_must_agree_about_the_rest() {
+        let tensors = [paraft_common::TensorSpec::param("w", &[8])];
+        let servers = |set: &[&str]| parse(set).expect("a job").server_job(&tensors);
+        let plain = servers(&["optimizer.lr=0.2", "clip.norm=1.0"]);
+        let diloco = servers(&["optimizer.lr=0.2", "clip.norm=1.0", "local.kind=diloco"]);
+        assert_eq!((plain.optimizer.kind(), plain.clip.norm), ("sgd", Some(1.0)));
+        assert_eq!((diloco.optimizer.kind(), diloco.clip.norm), ("nesterov", None));
+        let other = servers(&["optimizer.lr=0.3", "clip.norm=1.0", "local.kind=diloco"]);
+        assert_eq!(diloco.optimizer, other.optimizer);
+        assert_ne!(diloco.fingerprint, other.fingerprint, "their inner rates differ");
+        let text = parse(&["local.kind=diloco", "local.steps=7"]).expect("a job").to_toml();
+        let read = Job::parse(&text, Path::new("test.toml"), &[]).expect("what was written");
+        assert_eq!(read.local.rule().minibatches(), 7);
+    }
+}

@@ -1,0 +1,86 @@
+//! From a text to a job, or to why it is none: which file, which line, which key, what to do.
+
+use crate::{
+    Job,
+    check::Unfit,
+    explain::{self, Problem},
+    place,
+    refused::job_of,
+    set,
+};
+use std::path::{Path, PathBuf};
+use toml::Table;
+
+/// The longest job file: people write them.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Why a text is no job: which file, which line, what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{}{}: {message}{}", file.display(), line.map(|l| format!(":{l}")).unwrap_or_default(), remedy.as_deref().map(|r| format!("\n  help: {r}")).unwrap_or_default())]
+pub struct JobError {
+    /// The job file.
+    pub file: PathBuf,
+    /// The line, from 1, where one is to blame.
+    pub line: Option<usize>,
+    /// What is wrong.
+    pub message: String,
+    /// What to do.
+    pub remedy: Option<String>,
+}
+
+impl Job {
+    /// Reads a job file and lays `--set` assignments over it.
+    pub fn load(path: &Path, set: &[String]) -> Result<Self, JobError> {
+        let wrong = |message: String| JobError {
+            file: path.to_path_buf(),
+            line: None,
+            message,
+            remedy: Some("give the path of a job file; examples/ has some".into()),
+        };
+        let read = || {
+            let mut text = String::new();
+            let file = std::fs::File::open(path)?;
+            std::io::Read::read_to_string(&mut std::io::Read::take(file, MAX_FILE_BYTES + 1), &mut text)?;
+            Ok(text)
+        };
+        let text: String = read().map_err(|e: std::io::Error| wrong(format!("cannot be read: {e}")))?;
+        if text.len() as u64 > MAX_FILE_BYTES {
+            return Err(wrong(format!("it is longer than {MAX_FILE_BYTES} bytes: that is no job file")));
+        }
+        Self::parse(&text, path, set)
+    }
+
+    /// As [`Self::load`], for a text in hand; `path` names it in messages and is where relative paths start.
+    pub fn parse(text: &str, path: &Path, set: &[String]) -> Result<Self, JobError> {
+        let error = |line, message: String, remedy: Option<String>| JobError {
+            file: path.to_path_buf(),
+            line,
+            message,
+            remedy,
+        };
+        let mut table: Table = toml::from_str(text).map_err(|e| {
+            let at = e.span().map(|s| place::line_at(text, s.start));
+            error(at, e.message().trim().to_string(), None)
+        })?;
+        for s in set {
+            set::apply(&mut table, s).map_err(|e| error(None, e.to_string(), None))?;
+        }
+        let mut job = job_of(table).map_err(|e| {
+            let Problem { key, message, remedy } = explain::explain(e.path(), e.inner());
+            match set.iter().rev().find(|s| set::is_of(s, &key)) {
+                Some(s) => error(None, format!("--set {s}: {message}"), remedy),
+                None => error(place::nearest(text, &key), message, remedy),
+            }
+        })?;
+        if job.name.is_empty() {
+            job.name = path.file_stem().map_or("job".into(), |s| s.to_string_lossy().into_owned());
+        }
+        job.base_dir = path.parent().map(Path::to_path_buf).unwrap_or_default();
+        job.check().map_err(|Unfit { key, message, remedy }| {
+            let from_set = set.iter().any(|s| set::is_of(s, key));
+            let line = place::line_of(text, key).filter(|_| !from_set);
+            error(line, format!("{key}: {message}"), Some(remedy))
+        })?;
+        Ok(job)
+    }
+}

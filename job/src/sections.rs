@@ -1,0 +1,91 @@
+//! Sections whose types are somebody else's: what each goes together with in a job.
+
+use crate::{
+    Exchange, Job, SamplerKind,
+    check::{Check, bad},
+};
+use paraft_common::{
+    algorithm::{AlgorithmConfig, AlgorithmError},
+    optim::OptimizerConfig,
+};
+use paraft_models::ModelConfig;
+
+/// Layers of a model that is a list of widths.
+const MAX_LAYERS: usize = 1024;
+const SEE: &str = "see docs/configuration.md";
+
+/// `[model]`
+pub(crate) fn model(job: &Job) -> Check {
+    match &job.model {
+        Some(ModelConfig::Mlp { hidden } | ModelConfig::Autoencoder { hidden })
+            if hidden.len() > MAX_LAYERS =>
+        {
+            let remedy = "use at most 1024 layers: each costs a step of every pass";
+            bad("model.hidden", format!("{} layers", hidden.len()), remedy)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `[auto]`
+pub(crate) fn auto(job: &Job) -> Check {
+    job.auto.validate().or_else(|e| bad(e.key, e.to_string(), "see docs/consistency.md"))
+}
+
+/// `[optimizer]`
+pub(crate) fn optimizer(job: &Job) -> Check {
+    job.optimizer.validate().or_else(|e| bad("optimizer.kind", e.to_string(), SEE))
+}
+
+/// `[round]`
+pub(crate) fn round(job: &Job) -> Check {
+    job.round.rule().validate(job.train.workers).or_else(|e| {
+        let key = match e.key {
+            "spare" => "round.spare",
+            "quorum" => "round.quorum",
+            _ => "round.grace_ms",
+        };
+        bad(key, e.to_string(), SEE)
+    })?;
+    let elsewhere = job.train.sampler == SamplerKind::Leased || job.train.exchange == Exchange::AllReduce;
+    if job.round.passes_over() && elsewhere {
+        let why = "a worker that a round was closed without goes on where the others are, which needs train.sampler = \
+                   \"static\" and train.exchange = \"servers\"";
+        return bad("round.kind", why, "change those, or take [round] out");
+    }
+    Ok(())
+}
+
+/// `[algorithm]`, and which optimizers it goes with.
+pub(crate) fn algorithm(job: &Job) -> Check {
+    job.algorithm.algorithm().validate(&job.optimizer).or_else(|e| match e {
+        AlgorithmError::Option(e) => bad("algorithm.kind", e.to_string(), SEE),
+        AlgorithmError::Optimizer { .. } => {
+            bad("optimizer.kind", e.to_string(), "change optimizer.kind, or algorithm.kind")
+        }
+    })?;
+    let (kind, keeps) = (job.algorithm.kind(), job.algorithm.algorithm().keeps());
+    if keeps.of_workers() && job.cluster.durability.is_leader() {
+        let why = format!(
+            "{kind} keeps something of each worker on the shards, which replicas do not get at durability leader"
+        );
+        return bad("algorithm.kind", why, "use a quorum durability, or another algorithm");
+    }
+    if job.train.exchange == Exchange::AllReduce {
+        if job.algorithm != AlgorithmConfig::default() {
+            let why = "with train.exchange = \"all-reduce\" no gradient comes late";
+            return bad("algorithm.kind", why, "take [algorithm] out");
+        }
+        if matches!(job.optimizer, OptimizerConfig::DelayedNesterov(_)) {
+            let why = "delayed-nesterov is for gradients that come late, and in an all-reduce job none does";
+            return bad("optimizer.kind", why, "set optimizer.kind = \"nesterov\"");
+        }
+    }
+    Ok(())
+}
+
+/// `[schedule]` and `[clip]`
+pub(crate) fn schedule_and_clip(job: &Job) -> Check {
+    job.schedule.validate().or_else(|e| bad("schedule.kind", e.to_string(), SEE))?;
+    job.clip.validate().or_else(|e| bad("clip.norm", e.to_string(), SEE))
+}

@@ -1,0 +1,74 @@
+//! The part of a job that travels to the servers, and the layout that it fixes.
+
+use crate::{Exchange, Job, fingerprint};
+use paraft_common::{
+    Layout, TensorKind, TensorSpec, codec::F32_BYTES, config::ServerJob, layout::LayoutError, optim::Descent,
+    placement,
+};
+use paraft_data::DataDigest;
+
+/// What a shard should have, where there are too few buckets for as many as were asked for.
+const SHARD_BYTES: usize = 1 << 20;
+
+impl Job {
+    /// As [`Self::server_job`], for this data: workers with other data are refused.
+    pub fn server_job_on(&self, tensors: &[TensorSpec], data: &DataDigest) -> ServerJob {
+        let mut job = self.server_job(tensors);
+        job.fingerprint = format!("{}, {data}", job.fingerprint);
+        job
+    }
+
+    /// Takes shards back where this model has too few buckets for them: what is left has about a MiB in each, since a
+    /// Raft group costs more than a small bucket. Buckets stay as long as they were.
+    pub fn only_shards_with_buckets(&mut self, layout: &Layout) {
+        let buckets = layout.buckets().len() as u32;
+        if buckets > 0 && buckets < self.shards() {
+            let full = (layout.len() * F32_BYTES).div_ceil(SHARD_BYTES) as u32;
+            self.cluster.bucket_bytes = Some(self.bucket_len(layout.params_len()) * F32_BYTES);
+            self.cluster.shards = Some(full.clamp(1, buckets));
+        }
+    }
+
+    /// The longest bucket of a model with so many trained values, in values.
+    fn bucket_len(&self, params_len: usize) -> usize {
+        let of_shards = || placement::default_bucket_len(params_len, self.shards());
+        self.cluster.bucket_bytes.map_or_else(of_shards, |bytes| bytes / F32_BYTES)
+    }
+
+    /// What the servers need to know, for a model with these tensors.
+    pub fn server_job(&self, tensors: &[TensorSpec]) -> ServerJob {
+        let len = |kind| tensors.iter().filter(|t| t.kind == kind).map(TensorSpec::len).sum();
+        let params_len: usize = len(TensorKind::Param);
+        let bucket_len = self.bucket_len(params_len);
+        let Descent { optimizer, schedule, clip } = self.on_servers();
+        ServerJob {
+            name: self.name.clone(),
+            fingerprint: fingerprint::of(self, tensors),
+            workers: self.train.workers,
+            mode: self.train.mode,
+            auto: self.auto,
+            all_reduce: self.train.exchange == Exchange::AllReduce,
+            params_len,
+            buffers_len: len(TensorKind::Buffer),
+            bucket_len,
+            grace_ms: self.cluster.grace_ms,
+            durability: self.cluster.durability,
+            leader_window: self.cluster.leader_window(),
+            algorithm: self.algorithm,
+            round: self.round,
+            encoding: self.train.encoding,
+            early_stop: self.eval.early_stop,
+            optimizer,
+            schedule,
+            clip,
+            start: None,
+            chunks: None,
+        }
+    }
+
+    /// The layout that [`Self::server_job`] describes, with the model's tensor names.
+    pub fn layout(&self, tensors: Vec<TensorSpec>) -> Result<Layout, LayoutError> {
+        let bucket_len = self.server_job(&tensors).bucket_len;
+        Layout::new(tensors, bucket_len)
+    }
+}

@@ -1,0 +1,200 @@
+//! `[train]`: how long, in which steps, how consistent, who computes where.
+
+use crate::{
+    DeviceConfig, Job,
+    check::{Check, bad},
+    is_default,
+};
+use paraft_common::{Encoding, Mode, ModeChoice, group::MAX_RANKS};
+use paraft_models::Precision;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// `[train]`
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainConfig {
+    /// Workers, 1 to 65536; each a process, or a group of them.
+    pub workers: u32,
+    /// Ranks of each worker, 1 to 1024: processes that average their gradients among themselves and act as one worker.
+    #[serde(skip_serializing_if = "is_one")]
+    pub group_size: u32,
+    /// Who applies the gradients.
+    #[serde(skip_serializing_if = "is_default")]
+    pub exchange: Exchange,
+    /// `bsp`, `ssp:S`, `asp`, or `auto`.
+    pub mode: ModeChoice,
+    /// Samples in a minibatch of each worker, or of each rank of its group.
+    pub batch: usize,
+    /// Passes over the training data.
+    pub epochs: u64,
+    /// Stop each worker after this many steps, before the last epoch's end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<u64>,
+    /// Reshuffle the samples each epoch.
+    pub shuffle: bool,
+    /// Drop the last samples of an epoch that fill no whole minibatch on every worker (else the share is
+    /// padded from its start, as PyTorch's DistributedSampler does, and the last minibatch may be short).
+    pub drop_last: bool,
+    /// Who sees which sample: each worker a share of its own, or chunks that the servers lease out.
+    #[serde(skip_serializing_if = "is_default")]
+    pub sampler: SamplerKind,
+    /// Samples of a chunk, 1 to 2^32 - 1; leased sampler only. Default: 16 minibatches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunk: Option<u32>,
+    /// How pushes carry the gradients of trained values.
+    #[serde(skip_serializing_if = "is_default")]
+    pub encoding: Encoding,
+    /// What an encoding leaves out of a push goes with a later one. Default: where it leaves most of a gradient out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_feedback: Option<bool>,
+    /// Threads of each worker's kernels; 1 in this version.
+    pub threads: usize,
+    /// On what workers compute: `auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:N`. Need not be the same on all.
+    #[serde(skip_serializing_if = "is_default")]
+    pub device: DeviceConfig,
+    /// In which numbers a GPU computes.
+    #[serde(skip_serializing_if = "is_default")]
+    pub precision: Precision,
+    /// A safetensors file with PyTorch's names to take the initial weights from, instead of the seed's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init: Option<PathBuf>,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            workers: 2,
+            group_size: 1,
+            exchange: Exchange::Servers,
+            mode: Mode::Bsp.into(),
+            batch: 64,
+            epochs: 1,
+            max_steps: None,
+            shuffle: true,
+            drop_last: true,
+            sampler: SamplerKind::Static,
+            chunk: None,
+            encoding: Encoding::F32,
+            error_feedback: None,
+            threads: 1,
+            device: DeviceConfig::Auto,
+            precision: Precision::Tf32,
+            init: None,
+        }
+    }
+}
+
+/// Who applies the gradients, and keeps weights and optimizer state while training goes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Exchange {
+    /// The servers: workers push and pull.
+    #[default]
+    Servers,
+    /// Every rank of the one group that the job is, for itself. The servers keep who is there and which checkpoints there are.
+    AllReduce,
+}
+
+/// Who sees which sample when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SamplerKind {
+    /// Each worker has its share of every epoch, whoever else is there.
+    #[default]
+    Static,
+    /// Workers take chunks of an epoch from the servers; what one leaves behind, another takes.
+    Leased,
+}
+
+impl TrainConfig {
+    /// Whether what an encoding leaves out of a push goes with a later one.
+    pub fn feeds_back(&self) -> bool {
+        self.error_feedback.unwrap_or_else(|| self.encoding.feeds_back())
+    }
+
+    /// Samples of a chunk of the leased sampler.
+    pub fn chunk(&self) -> usize {
+        self.chunk.map_or_else(|| self.batch.saturating_mul(16), |c| c as usize)
+    }
+
+    pub(crate) fn check(&self, job: &Job) -> Check {
+        if self.workers == 0 || self.workers > 65_536 {
+            return bad("train.workers", format!("{} workers", self.workers), "use 1 to 65536");
+        }
+        if self.batch == 0 || self.batch > 1 << 20 {
+            return bad("train.batch", format!("a minibatch of {}", self.batch), "use 1 to 1048576 samples");
+        }
+        if self.epochs == 0 || self.epochs > 1_000_000 {
+            return bad("train.epochs", format!("{} epochs", self.epochs), "use 1 to 1000000");
+        }
+        if self.max_steps == Some(0) {
+            return bad("train.max_steps", "no steps", "use 1 or more, or leave it out");
+        }
+        if self.threads != 1 {
+            let remedy = "a worker computes on one thread; use more workers";
+            return bad("train.threads", format!("{} threads", self.threads), remedy);
+        }
+        if self.group_size == 0 || self.group_size > MAX_RANKS || job.ranks() > 65_536 {
+            let why = format!("{} workers of {} ranks", self.workers, self.group_size);
+            return bad("train.group_size", why, "use 1 to 1024, and 65536 ranks in all at most");
+        }
+        self.check_chunks()?;
+        if self.error_feedback == Some(true) && self.encoding == Encoding::F32 {
+            let why = "f32 leaves nothing out of a push";
+            return bad("train.error_feedback", why, "choose another train.encoding, or take it out");
+        }
+        match self.exchange {
+            Exchange::Servers => Ok(()),
+            Exchange::AllReduce => self.check_all_reduce(job),
+        }
+    }
+
+    fn check_chunks(&self) -> Check {
+        let leased = self.sampler == SamplerKind::Leased;
+        if leased && self.group_size > 1 {
+            let why = "a group's ranks each have their share of an epoch";
+            return bad("train.sampler", why, "set train.sampler = \"static\", or train.group_size = 1");
+        }
+        if self.chunk == Some(0) {
+            return bad("train.chunk", "no samples", "use 1 or more, best a multiple of train.batch");
+        }
+        if self.chunk.is_some() && !leased {
+            let why = "the static sampler has no chunks";
+            return bad("train.chunk", why, "set train.sampler = \"leased\", or take train.chunk out");
+        }
+        if leased && self.max_steps.is_some() {
+            let why = "with the leased sampler a worker's steps are as many as it gets chunks for";
+            return bad("train.max_steps", why, "use train.epochs");
+        }
+        Ok(())
+    }
+
+    fn check_all_reduce(&self, job: &Job) -> Check {
+        let why = |what: &str| format!("with train.exchange = \"all-reduce\" {what}");
+        if self.workers != 1 {
+            let remedy = "set train.workers = 1, and train.group_size to the number of ranks";
+            return bad("train.workers", why("all ranks are one group"), remedy);
+        }
+        if self.mode != Mode::Bsp.into() {
+            return bad("train.mode", why("all ranks go in lock-step"), "set train.mode = \"bsp\"");
+        }
+        if self.sampler == SamplerKind::Leased {
+            let share = "each rank has its share of an epoch";
+            return bad("train.sampler", why(share), "set train.sampler = \"static\"");
+        }
+        if self.encoding != Encoding::F32 {
+            let sums = "gradients are summed as f32";
+            return bad("train.encoding", why(sums), "set train.encoding = \"f32\", or take it out");
+        }
+        if job.eval.early_stop.is_some() {
+            let nobody = "the servers see no evaluation and stop nobody";
+            return bad("eval.early_stop", why(nobody), "take [eval.early_stop] out");
+        }
+        Ok(())
+    }
+}
+
+fn is_one(n: &u32) -> bool {
+    *n == 1
+}

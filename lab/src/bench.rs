@@ -1,0 +1,111 @@
+//! `paraft bench`: every figure is a ratio to something measured in the same run.
+
+use clap::{Args, Subcommand};
+use paraft_fleet::failure::Failure;
+
+mod apply;
+mod echo;
+mod failover;
+mod fanout;
+mod far;
+mod figure;
+mod fire;
+mod gpu;
+mod large;
+mod latency;
+mod load;
+mod meter;
+mod peers;
+mod plain;
+mod raw;
+mod responsive;
+mod ring;
+mod shard;
+mod train;
+mod wire;
+
+/// Which benchmark.
+#[derive(Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    which: Which,
+}
+
+#[derive(Subcommand)]
+enum Which {
+    /// Training: samples/s, CPU time, accuracy and memory of a local fleet, against one process without
+    /// servers and, where given, against PyTorch's ways to do the same.
+    Train(train::TrainBenchArgs),
+    /// Push and pull: goodput and CPU time by payload, over TCP and over the Unix socket, against raw sockets.
+    Wire(wire::WireBenchArgs),
+    /// Optimizers: GB/s of gradient, against what the memory allows.
+    Apply(apply::ApplyBenchArgs),
+    /// A small push and a small pull: p50 and p99 by the number of callers, against a bare tonic call.
+    Latency(latency::LatencyBenchArgs),
+    /// Pushes through admission, log and apply: goodput, pushes a second, latency of acks and bytes on the wire, by
+    /// replicas and durability level.
+    Shard(shard::ShardBenchArgs),
+    /// How the cost of a push grows with workers, buckets and shards.
+    Fanout(fanout::FanoutBenchArgs),
+    /// Training while processes are killed: useful samples a second and accuracy, beside checkpoint-and-restart and, where
+    /// given, PyTorch under torchrun.
+    Fire(fire::FireBenchArgs),
+    /// Killed leaders: how long no push is acknowledged; and a snapshot: what sending it costs the pushes.
+    Failover(failover::FailoverBenchArgs),
+    /// On a GPU: a training step alone, beside PyTorch's where one is named; and the kernels that only move bytes, beside a copy.
+    Gpu(gpu::GpuBenchArgs),
+    /// A group's sums over sockets, against as many bytes over plain ones.
+    Ring(ring::RingBenchArgs),
+    /// How soon the control group's calls are answered while servers take over snapshots and hash their states.
+    Responsive(responsive::ResponsiveBenchArgs),
+    /// A model that fills the memory: loaded, trained, written as a snapshot, its only server killed; what each takes, and
+    /// the peak memory of both processes.
+    Large(large::LargeBenchArgs),
+    /// The far side of raw sockets; started by the others.
+    #[command(hide = true)]
+    RawPeer(far::FarArgs),
+    /// The far side of a bare call; started by the others.
+    #[command(hide = true)]
+    EchoPeer(far::FarArgs),
+}
+
+/// A file or folder of a benchmark's own that cannot be written.
+fn write(path: &std::path::Path, e: impl std::fmt::Display) -> Failure {
+    Failure::write(path, e).help("temporary files go into another folder with TMPDIR")
+}
+
+/// How often a case is measured: at least once.
+fn repeats(given: &str) -> Result<usize, String> {
+    match given.parse() {
+        Ok(n) if (1..=10_000).contains(&n) => Ok(n),
+        _ => Err("a number from 1 to 10000".into()),
+    }
+}
+
+/// Replicas of a shard: 1 to 1023, an odd number.
+fn replicas(given: &str) -> Result<u32, String> {
+    match given.parse() {
+        Ok(n) if (1..1024).contains(&n) && n % 2 == 1 => Ok(n),
+        _ => Err("an odd number from 1 to 1023".into()),
+    }
+}
+
+/// Runs it; the exit code.
+pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
+    match &args.which {
+        Which::Train(a) => train::run(a),
+        Which::Wire(a) => wire::run(a),
+        Which::Fire(a) => fire::run(a),
+        Which::Shard(a) => shard::run(a),
+        Which::Fanout(a) => fanout::run(a),
+        Which::Failover(a) => failover::run(a),
+        Which::Apply(a) => apply::run(a),
+        Which::Latency(a) => latency::run(a),
+        Which::Ring(a) => ring::run(a),
+        Which::Responsive(a) => responsive::run(a),
+        Which::Large(a) => large::run(a),
+        Which::Gpu(a) => gpu::run(a),
+        Which::RawPeer(a) => raw::serve(a),
+        Which::EchoPeer(a) => echo::serve(a),
+    }
+}

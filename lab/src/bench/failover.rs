@@ -1,0 +1,272 @@
+//! `paraft bench failover`: how long nobody's push is acknowledged when a leader is killed, and what it costs the
+//! pushes of the others when the server comes back and learns.
+
+use super::{
+    figure::{self, Figure},
+    load::{Bed, Shape, ended},
+};
+use crate::{
+    health,
+    statistics::{median, quantile},
+};
+use clap::Args;
+use paraft_client::{Acked, ClientError};
+use paraft_common::{BucketId, Durability};
+use paraft_fleet::{ask, ask::ask_all, failure::Failure, launch};
+use paraft_worker::exit;
+use std::{
+    path::Path,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicI32, Ordering::Relaxed},
+        mpsc::RecvTimeoutError,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+#[derive(Args)]
+pub struct FailoverBenchArgs {
+    /// Leaders killed (SIGKILL), one after the other; each comes back before the next.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub kills: u32,
+    /// Replicas, and servers.
+    #[arg(long, default_value_t = 3, value_parser = super::replicas)]
+    pub replicas: u32,
+    /// What an acknowledgement promises.
+    #[arg(long, default_value = "quorum-memory")]
+    pub durability: Durability,
+    /// Values of the model for the gap; each push carries 4 bytes for each.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
+    pub values: u32,
+    /// Values of the model for the snapshot; 0 leaves it out.
+    #[arg(long, default_value_t = 32_000_000, value_parser = clap::value_parser!(u32).range(0..=1 << 28))]
+    pub snapshot_values: u32,
+    /// Snapshots sent to a follower that comes back.
+    #[arg(long, default_value_t = 5)]
+    pub snapshots: usize,
+    /// Overrides a key of the job; may be given often (cluster.election_ms=300, say).
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// One JSON object for each figure.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A server that comes back must be a voter again within this.
+const REPAIR: Duration = Duration::from_secs(120);
+
+pub fn run(args: &FailoverBenchArgs) -> Result<i32, Failure> {
+    if args.replicas < 3 {
+        return Err(Failure::new(exit::USAGE, "with fewer than 3 replicas no other can lead"));
+    }
+    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let interrupted = launch::interrupts();
+    let mut figures = Vec::new();
+    let mut gaps = gaps(args, &scratch.path().join("gaps"), &interrupted)?;
+    gaps.sort_by(f64::total_cmp);
+    let election =
+        paraft_worker::Job::parse("name = \"b\"\n", Path::new("bench"), &args.set)?.cluster.election_ms;
+    let case = format!("{}, {} kills, election {election} ms", args.durability, gaps.len());
+    for (what, share) in [("gap p50", 0.5), ("gap p90", 0.9), ("gap p99", 0.99), ("gap max", 1.0)] {
+        let Some(value) = quantile(&gaps, share) else { continue };
+        figures.push(Figure {
+            bench: "failover",
+            case: case.clone(),
+            what,
+            value: value * 1e3,
+            unit: "ms",
+            reference: "election timeout".into(),
+            ratio: Some(value * 1e3 / election as f64),
+            spread: None,
+        });
+    }
+    if args.snapshot_values > 0 && args.snapshots > 0 {
+        let (before, ratios, took) = snapshots(args, &scratch.path().join("snapshot"), &interrupted)?;
+        let mib = f64::from(args.snapshot_values) * 4.0 / f64::from(1 << 20);
+        let case = format!("{}, state of {mib:.0} MiB", args.durability);
+        let mut figure = |what, values: &[f64], unit, ratio: Option<f64>| {
+            if let Some((value, spread)) = median(values) {
+                let (case, reference) = (case.clone(), "before".to_string());
+                figures.push(Figure { bench: "snapshot", case, what, value, unit, reference, ratio, spread });
+            }
+        };
+        figure("goodput before", &before, "MB/s", Some(1.0));
+        let ratio = median(&ratios).map(|m| m.0);
+        let during: Vec<f64> = before.iter().zip(&ratios).map(|(b, r)| b * r).collect();
+        figure("goodput while it is sent", &during, "MB/s", ratio);
+        figure("until it votes again", &took, "s", None);
+    }
+    if args.json {
+        figure::print_json(&figures);
+    } else {
+        figure::print(&figures);
+    }
+    Ok(exit::OK)
+}
+
+fn bed(args: &FailoverBenchArgs, values: u32, dir: &Path) -> Result<Bed, Failure> {
+    let (values, replicas, durability) = (values as usize, args.replicas, args.durability);
+    Bed::start(Shape { values, replicas, durability, set: &args.set, ..Shape::default() }, dir)
+}
+
+/// The seconds without an ack around each kill.
+fn gaps(args: &FailoverBenchArgs, dir: &Path, interrupted: &AtomicI32) -> Result<Vec<f64>, Failure> {
+    let mut bed = bed(args, args.values, dir)?;
+    let (stop, acks) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    let seat = bed.seat(0);
+    let values = bed.server_job.params_len;
+    thread::scope(|s| {
+        let pusher = s.spawn(|| push(seat, values, &stop, &acks));
+        let mut kill = || -> Result<Vec<f64>, Failure> {
+            let mut gaps = Vec::new();
+            for _ in 0..args.kills {
+                let leader = whole(&bed, interrupted)?;
+                acks.lock().map_err(|_| panicked())?.clear();
+                wait_for(|| acks.lock().is_ok_and(|a| a.len() > 2), interrupted)?;
+                let killed = Instant::now();
+                bed.fleet.servers[leader].kill();
+                // The first ack of a stream that was opened after the kill is one of the next leader.
+                let first = || {
+                    let acks = acks.lock().ok()?;
+                    acks.iter().find(|a: &&Acked| a.opened > killed).map(|a| a.at)
+                };
+                wait_for(|| first().is_some(), interrupted)?;
+                gaps.extend(first().map(|at| at.duration_since(killed).as_secs_f64()));
+                bed.fleet.restart_server(leader)?;
+            }
+            Ok(gaps)
+        };
+        let gaps = kill();
+        stop.store(true, Relaxed);
+        ended(pusher.join())?;
+        gaps
+    })
+}
+
+/// Goodput before a follower comes back, its ratio while the follower gets its snapshot, and how long that takes (s).
+#[allow(clippy::type_complexity)]
+fn snapshots(
+    args: &FailoverBenchArgs,
+    dir: &Path,
+    interrupted: &AtomicI32,
+) -> Result<(Vec<f64>, Vec<f64>, Vec<f64>), Failure> {
+    let mut bed = bed(args, args.snapshot_values, dir)?;
+    let (stop, acks) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+    let seat = bed.seat(0);
+    let (values, bucket) = (bed.server_job.params_len, bed.server_job.bucket_len as f64 * 4.0);
+    let rate = |acks: &Mutex<Vec<Acked>>, from: Instant, to: Instant| {
+        let count = acks.lock().map_or(0, |a| a.iter().filter(|a| a.at > from && a.at <= to).count());
+        count as f64 * bucket / 1e6 / to.duration_since(from).as_secs_f64()
+    };
+    thread::scope(|s| {
+        let pusher = s.spawn(|| push(seat, values, &stop, &acks));
+        let mut work = || -> Result<_, Failure> {
+            let (mut before, mut ratios, mut took) = (Vec::new(), Vec::new(), Vec::new());
+            for _ in 0..args.snapshots {
+                let leader = whole(&bed, interrupted)?;
+                wait_for(|| acks.lock().is_ok_and(|a| a.len() > 2), interrupted)?;
+                let victim = (leader + 1) % bed.fleet.servers.len();
+                bed.fleet.servers[victim].kill();
+                // Long enough for the log that it misses to be gone, and for a steady rate beside two replicas.
+                thread::sleep(Duration::from_secs(1));
+                let from = Instant::now();
+                thread::sleep(Duration::from_secs(3));
+                let to = Instant::now();
+                let quiet = rate(&acks, from, to);
+                bed.fleet.restart_server(victim)?;
+                let back = Instant::now();
+                whole(&bed, interrupted)?;
+                let done = Instant::now();
+                before.push(quiet);
+                ratios.push(rate(&acks, back, done) / quiet);
+                took.push(done.duration_since(back).as_secs_f64());
+            }
+            Ok((before, ratios, took))
+        };
+        let all = work();
+        stop.store(true, Relaxed);
+        ended(pusher.join())?;
+        all
+    })
+}
+
+/// Pushes until it is told to stop; a step at a time, as training does.
+fn push(
+    seat: super::load::Seat,
+    values: usize,
+    stop: &AtomicBool,
+    told: &Mutex<Vec<Acked>>,
+) -> Result<(), ClientError> {
+    let mut weights = vec![0.0; values];
+    let (mut client, mut step) = seat.join(&mut weights)?;
+    let acks = client.acks();
+    let buckets = client.layout().buckets().to_vec();
+    let gradient = vec![1e-3; values];
+    let tell = |ack| {
+        if let Ok(mut told) = told.lock() {
+            told.push(ack);
+        }
+    };
+    while !stop.load(Relaxed) {
+        step = step.next();
+        for (i, b) in buckets.iter().enumerate().rev() {
+            client.push(BucketId(i as u32), step, &gradient[b.range()]);
+        }
+        let mut open = buckets.len();
+        while open > 0 && !stop.load(Relaxed) {
+            match acks.recv_timeout(Duration::from_millis(100)) {
+                Ok(ack) => {
+                    tell(ack);
+                    open -= 1;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    // The client has failed; a pull says how.
+                    client.pull(step, &mut weights)?;
+                    return Ok(());
+                }
+            }
+        }
+    }
+    client.finish();
+    client.pull_final(step, &mut weights)?;
+    Ok(())
+}
+
+fn panicked() -> Failure {
+    Failure::new(exit::FAILED, "a worker of the benchmark panicked")
+}
+
+/// Waits until the shard has all its voters, on servers that answer; gives the place of its leader.
+fn whole(bed: &Bed, interrupted: &AtomicI32) -> Result<usize, Failure> {
+    let mut leader = None;
+    let asked = &bed.fleet.addresses;
+    wait_for(
+        || {
+            let view = health::whole(&ask_all(asked, false), 1, bed.job.cluster.replicas);
+            let settled = || ask::describe(asked).is_some_and(|f| health::settled(&f).is_ok());
+            leader = view.ok().filter(|_| settled()).and_then(|v| v.leaders.first().copied());
+            leader.is_some()
+        },
+        interrupted,
+    )?;
+    leader.ok_or_else(|| Failure::new(exit::FAILED, "the shard has no leader"))
+}
+
+fn wait_for(mut done: impl FnMut() -> bool, interrupted: &AtomicI32) -> Result<(), Failure> {
+    let began = Instant::now();
+    while !done() {
+        let number = interrupted.load(Relaxed);
+        if number != 0 {
+            return Err(Failure::new(128 + number, "interrupted; the fleet has ended"));
+        }
+        if began.elapsed() > REPAIR {
+            return Err(Failure::new(exit::FAILED, format!("the fleet is not whole after {REPAIR:?}")).help(
+                "its servers' logs are in a temporary folder that is gone; try `paraft verify ledger`",
+            ));
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}

@@ -1,0 +1,438 @@
+//! `paraft bench fire`: training while processes are killed: what it costs in useful samples and in accuracy, beside
+//! the two things that people do without Paraft.
+//!
+//! The ways, each also without kills:
+//! - `paraft`: the job as it is; a killed server or worker is started again after a while, the others go on.
+//! - `restart`: the same programs with one replica and checkpoints; whatever is killed, everything is stopped, and
+//!   started again from the latest checkpoint after the same while.
+//! - `torchrun`: PyTorch DDP (gloo) under torchrun with restarts, with `--peers`: the same model and minibatch, a
+//!   checkpoint every 50 steps. torchrun starts all workers again at once, without the while.
+
+use super::figure::{self, Figure};
+use crate::{health, statistics::median};
+use clap::Args;
+use paraft_checkpoint::{Checkpoint, Folder};
+use paraft_fleet::{ask, ask::ask_all, failure::Failure, faults::process, launch};
+use paraft_record::RunRecord;
+use paraft_worker::{Job, exit};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+#[derive(Args)]
+pub struct FireBenchArgs {
+    /// The job file, for example examples/mnist-convnet.toml.
+    pub job: PathBuf,
+    /// Overrides a key of the job file; may be given often.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Seconds between two kills, on average (each is between half and one and a half times this).
+    #[arg(long, default_value_t = 10.0)]
+    pub every: f64,
+    /// Seconds after which what was killed is started again.
+    #[arg(long, default_value_t = 5.0)]
+    pub restart_after: f64,
+    /// Who is killed when.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Runs of each way, interleaved; the median counts.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub repeats: u64,
+    /// A run under fire that is not done after so many times the quiet run's time is ended; what it has reached by then
+    /// counts.
+    #[arg(long, default_value_t = 4.0)]
+    pub give_up: f64,
+    /// Ways to leave out, comma-separated: restart, torchrun.
+    #[arg(long, value_delimiter = ',')]
+    pub without: Vec<String>,
+    /// A folder with fault_ddp.py, for torchrun.
+    #[arg(long)]
+    pub peers: Option<PathBuf>,
+    /// A python with torch, for torchrun.
+    #[arg(long, default_value = "python3")]
+    pub python: String,
+    /// One JSON object for each figure.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Kills by this seed; and when the run is given up.
+#[derive(Clone, Copy)]
+struct Fire {
+    seed: u64,
+    most: Duration,
+}
+
+/// What one run gave.
+struct Run {
+    /// From the start of the first process to the end of the last.
+    seconds: f64,
+    /// Samples whose gradients are in the final weights.
+    useful: f64,
+    accuracy: Option<f64>,
+    kills: u32,
+}
+
+/// The figures of one way.
+#[derive(Default)]
+struct Case {
+    rate: Vec<f64>,
+    accuracy: Vec<f64>,
+    kills: Vec<f64>,
+}
+
+pub fn run(args: &FireBenchArgs) -> Result<i32, Failure> {
+    if !(0.1..=86_400.0).contains(&args.every) || !(0.0..=86_400.0).contains(&args.restart_after) {
+        return Err(Failure::new(exit::USAGE, "--every and --restart-after are seconds, up to a day"));
+    }
+    let mut job = Job::load(&args.job, &args.set)?;
+    job.cluster.restart_ms = (args.restart_after * 1e3) as u64;
+    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let interrupted = launch::interrupts();
+    let mut cases: BTreeMap<(&str, bool), Case> = BTreeMap::new();
+    let mut quiet: BTreeMap<&str, f64> = BTreeMap::new();
+    let wants = |way: &str| !args.without.iter().any(|w| w == way);
+    for repeat in 0..args.repeats {
+        for fire in [false, true] {
+            for way in ["paraft", "restart", "torchrun"].into_iter().filter(|w| wants(w)) {
+                let dir = scratch.path().join(format!("{way}-{fire}-{repeat}"));
+                fs::create_dir_all(&dir).map_err(|e| super::write(&dir, e))?;
+                let fire: Option<Fire> = fire.then(|| {
+                    let most = quiet.get(way).copied().unwrap_or(f64::INFINITY) * args.give_up;
+                    Fire { seed: args.seed + repeat, most: Duration::from_secs_f64(most.min(86_400.0)) }
+                });
+                let run = match (way, &args.peers) {
+                    ("paraft", _) => paraft(args, &job, &dir, fire, &interrupted)?,
+                    ("restart", _) => restart(args, &job, &dir, fire, &interrupted)?,
+                    (_, Some(peers)) => torchrun(args, &job, peers, &dir, fire, &interrupted)?,
+                    (_, None) => continue,
+                };
+                if fire.is_none() {
+                    quiet.insert(way, run.seconds);
+                }
+                if !args.json {
+                    let (seconds, kills) = (run.seconds, run.kills);
+                    eprintln!("{way}: {kills} kills, {seconds:.1} s, accuracy {:?}", run.accuracy);
+                }
+                let case = cases.entry((way, fire.is_some())).or_default();
+                case.rate.push(run.useful / run.seconds);
+                case.accuracy.extend(run.accuracy);
+                case.kills.push(f64::from(run.kills));
+            }
+        }
+    }
+    let figures = report(&cases);
+    if args.json {
+        figure::print_json(&figures);
+    } else {
+        figure::print(&figures);
+    }
+    Ok(exit::OK)
+}
+
+fn report(cases: &BTreeMap<(&'static str, bool), Case>) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    for ((way, fire), case) in cases {
+        let quiet = cases.get(&(way, false));
+        let name = if *fire { format!("{way}, under fire") } else { format!("{way}, quiet") };
+        let mut add = |what, values: &[f64], of_quiet: Option<&[f64]>, unit| {
+            let Some((value, spread)) = median(values) else { return };
+            let base = of_quiet.and_then(median).map(|m| m.0);
+            figures.push(Figure {
+                bench: "fire",
+                case: name.clone(),
+                what,
+                value,
+                unit,
+                reference: "quiet".into(),
+                ratio: base.filter(|b| *b > 0.0).map(|b| value / b),
+                spread,
+            });
+        };
+        add("goodput", &case.rate, quiet.map(|q| q.rate.as_slice()), "useful samples/s");
+        let percent = |v: &[f64]| v.iter().map(|a| a * 100.0).collect::<Vec<_>>();
+        let (accuracy, base) = (percent(&case.accuracy), quiet.map(|q| percent(&q.accuracy)));
+        add("accuracy", &accuracy, base.as_deref(), "%");
+        if *fire {
+            add("kills", &case.kills, None, "kills");
+        }
+    }
+    figures
+}
+
+/// Kills one of `victims` now and then until it is told to stop; gives how many. `killed` hears of each.
+fn killer(
+    args: &FireBenchArgs,
+    seed: u64,
+    stop: &AtomicBool,
+    mut victims: impl FnMut() -> Vec<(String, u32)>,
+    mut killed: impl FnMut(&str),
+) -> u32 {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut share = || f64::from(rng.next_u32()) / f64::from(u32::MAX);
+    let mut kills = 0;
+    loop {
+        let until = Instant::now() + Duration::from_secs_f64(args.every * (0.5 + share()));
+        while Instant::now() < until {
+            if stop.load(Relaxed) {
+                return kills;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        let victims = victims();
+        let Some((name, pid)) = victims.get((share() * victims.len() as f64) as usize) else { continue };
+        let signal = nix::sys::signal::Signal::SIGKILL;
+        if !stop.load(Relaxed)
+            && nix::sys::signal::kill(nix::unistd::Pid::from_raw(*pid as i32), signal).is_ok()
+        {
+            kills += 1;
+            killed(name);
+        }
+    }
+}
+
+/// Those that may be killed: no server while another one is down or learning, and not the last worker.
+fn minority(dir: &Path, job: &Job) -> Vec<(String, u32)> {
+    let addresses = fs::read_to_string(dir.join("servers")).unwrap_or_default();
+    let addresses: Vec<String> = addresses.split(',').map(str::to_string).collect();
+    let whole = health::whole(&ask_all(&addresses, false), job.shards(), job.cluster.replicas).is_ok()
+        && ask::describe(&addresses).is_some_and(|f| health::settled(&f).is_ok());
+    let all = process::parts_of(dir);
+    let workers = all.iter().filter(|(n, _)| n.starts_with("worker")).count();
+    all.into_iter().filter(|(n, _)| if n.starts_with("worker") { workers > 1 } else { whole }).collect()
+}
+
+/// Samples in the final weights, from what the servers have counted. (BatchNorm's buffers are pushed too and are not
+/// counted as parameters: a ConvNet's figure is a third of a percent too high, in all runs.)
+fn useful(record: &RunRecord, job: &Job, parameters: u64) -> f64 {
+    let pushed: u64 = record.shards.iter().map(|s| s.bytes_pushed).sum();
+    pushed as f64 / (4.0 * parameters as f64) * job.train.batch as f64
+}
+
+fn paraft(
+    args: &FireBenchArgs,
+    job: &Job,
+    dir: &Path,
+    fire: Option<Fire>,
+    interrupted: &AtomicI32,
+) -> Result<Run, Failure> {
+    let mut job = job.clone();
+    job.cluster.max_restarts = u32::MAX;
+    let (stop, kills) = (AtomicBool::new(false), AtomicU32::new(0));
+    let began = Instant::now();
+    let record = thread::scope(|s| {
+        if let Some(Fire { seed, .. }) = fire {
+            let (stop, kills, job) = (&stop, &kills, &job);
+            s.spawn(move || {
+                let tell = |name: &str| eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
+                kills.store(killer(args, seed, stop, || minority(dir, job), tell), Relaxed);
+            });
+        }
+        let record = launch::launch(&job, dir, None, true, interrupted);
+        stop.store(true, Relaxed);
+        record
+    })?;
+    let seconds = began.elapsed().as_secs_f64();
+    let accuracy = record.summarize().final_accuracy;
+    Ok(Run {
+        seconds,
+        useful: useful(&record, &job, record.run.parameters),
+        accuracy,
+        kills: kills.load(Relaxed),
+    })
+}
+
+fn restart(
+    args: &FireBenchArgs,
+    job: &Job,
+    dir: &Path,
+    fire: Option<Fire>,
+    interrupted: &AtomicI32,
+) -> Result<Run, Failure> {
+    let mut job = job.clone();
+    (job.cluster.replicas, job.cluster.max_restarts) = (1, 0);
+    // As often as the torchrun script does.
+    let mut checkpoint = job.checkpoint.clone().unwrap_or_default();
+    checkpoint.every_steps = Some(50);
+    job.checkpoint = Some(checkpoint);
+    let (done, kills, now) = (AtomicBool::new(false), AtomicU32::new(0), Mutex::new(dir.join("0")));
+    // The signal that ends a launch: the user's, or this harness's after a kill.
+    let end = AtomicI32::new(0);
+    let began = Instant::now();
+    let most = fire.map_or(Duration::MAX, |f| f.most);
+    // The record of the run, or, when it is given up, the step of its last checkpoint.
+    let run = || -> Result<Result<RunRecord, u64>, Failure> {
+        for life in 0.. {
+            let here = dir.join(life.to_string());
+            fs::create_dir_all(&here).map_err(|e| super::write(&here, e))?;
+            if let Ok(mut now) = now.lock() {
+                now.clone_from(&here);
+            }
+            let latest =
+                (0..life).rev().find_map(|l| Folder::new(dir.join(format!("{l}/checkpoints"))).latest());
+            end.store(0, Relaxed);
+            match launch::launch(&job, &here, latest.as_deref(), true, &end) {
+                Ok(record) => return Ok(Ok(record)),
+                Err(e) if interrupted.load(Relaxed) != 0 || fire.is_none() => return Err(e),
+                Err(_) if began.elapsed() > most => {
+                    let steps = latest
+                        .iter()
+                        .filter_map(|l| Checkpoint::open(l).ok())
+                        .map(|c| c.manifest().resume_step);
+                    return Ok(Err(steps.max().unwrap_or(0)));
+                }
+                Err(_) if end.load(Relaxed) != 0 => {
+                    thread::sleep(Duration::from_secs_f64(args.restart_after))
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Failure::new(exit::FAILED, "the run never ended"))
+    };
+    let record = thread::scope(|s| {
+        s.spawn(|| {
+            while !done.load(Relaxed) {
+                if interrupted.load(Relaxed) != 0 || began.elapsed() > most {
+                    end.store(interrupted.load(Relaxed).max(1), Relaxed);
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        if let Some(Fire { seed, .. }) = fire {
+            let (done, kills, now, end) = (&done, &kills, &now, &end);
+            s.spawn(move || {
+                let victims = || now.lock().map(|d| process::parts_of(&d)).unwrap_or_default();
+                let tell = |name: &str| {
+                    eprintln!("  {:6.1} s  kill {name}, and so all", began.elapsed().as_secs_f64());
+                    end.store(nix::sys::signal::Signal::SIGKILL as i32, Relaxed);
+                };
+                kills.store(killer(args, seed, done, victims, tell), Relaxed);
+            });
+        }
+        let record = run();
+        done.store(true, Relaxed);
+        record
+    })?;
+    let seconds = began.elapsed().as_secs_f64();
+    let samples = |steps: u64| (steps * job.train.batch as u64 * u64::from(job.ranks())) as f64;
+    let (useful, accuracy) = match record {
+        // Every step is in the weights, whatever had to be done twice.
+        Ok(record) => {
+            let resumed = record.run.resumed_step.map_or(0, |s| s.0);
+            (record.run.samples_budget as f64 + samples(resumed), record.summarize().final_accuracy)
+        }
+        Err(steps) => (samples(steps), None),
+    };
+    Ok(Run { seconds, useful, accuracy, kills: kills.load(Relaxed) })
+}
+
+fn torchrun(
+    args: &FireBenchArgs,
+    job: &Job,
+    peers: &Path,
+    dir: &Path,
+    fire: Option<Fire>,
+    interrupted: &AtomicI32,
+) -> Result<Run, Failure> {
+    let model = match job.model.as_ref().map_or("convnet", |m| m.name()) {
+        "logistic-regression" => "logreg",
+        other => other,
+    };
+    let workers = job.train.workers;
+    let steps = samples(job)? / (u64::from(workers) * job.train.batch as u64);
+    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
+    let port = port.map_err(|e| Failure::new(exit::IO, e))?.port();
+    let log = dir.join("stderr");
+    let file = || fs::File::options().create(true).append(true).open(&log).map_err(|e| super::write(&log, e));
+    let mut command = Command::new(&args.python);
+    command.args([
+        "-m",
+        "torch.distributed.run",
+        "--max-restarts=100000",
+        "--nnodes=1",
+        "--rdzv-backend=c10d",
+    ]);
+    command.arg(format!("--nproc-per-node={workers}")).arg(format!("--rdzv-endpoint=127.0.0.1:{port}"));
+    command.args(["--rdzv-id=1", "--local-addr=127.0.0.1"]).arg(peers.join("fault_ddp.py")).arg("--worker");
+    command.env("FAULT_DIR", dir).env("FAULT_EVERY", "50").env("FAULT_MODEL", model);
+    command
+        .env("FAULT_STEPS", steps.to_string())
+        .env("OMP_NUM_THREADS", "1")
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    command.stdin(Stdio::null()).stdout(file()?).stderr(file()?);
+    let (stop, kills) = (AtomicBool::new(false), AtomicU32::new(0));
+    let began = Instant::now();
+    let mut child =
+        command.spawn().map_err(|e| Failure::new(exit::CONFIG, format!("{}: {e}", args.python)))?;
+    let status = thread::scope(|s| {
+        if let Some(Fire { seed, .. }) = fire {
+            let (stop, kills) = (&stop, &kills);
+            s.spawn(move || {
+                // Each worker writes a file that is named after its process.
+                let victims = || {
+                    let names = fs::read_dir(dir).into_iter().flatten().flatten();
+                    let pid = |n: &str| n.strip_prefix("ev-")?.strip_suffix(".jsonl")?.parse::<u32>().ok();
+                    let pids = names.filter_map(|e| pid(e.file_name().to_str()?));
+                    let lives = |p: &u32| Path::new(&format!("/proc/{p}/cmdline")).exists();
+                    pids.filter(lives).map(|p| (format!("worker {p}"), p)).collect()
+                };
+                let tell = |name: &str| eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
+                kills.store(killer(args, seed, stop, victims, tell), Relaxed);
+            });
+        }
+        let status = loop {
+            match child.try_wait() {
+                Ok(Some(status)) => break Ok(Some(status)),
+                Ok(None) if fire.is_some_and(|f| began.elapsed() > f.most) => {
+                    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+                    let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+                    let _ = child.wait();
+                    break Ok(None);
+                }
+                Ok(None) if interrupted.load(Relaxed) != 0 => {
+                    let _ = child.kill();
+                    break Err(Failure::new(128 + interrupted.load(Relaxed), "interrupted"));
+                }
+                Ok(None) => thread::sleep(Duration::from_millis(20)),
+                Err(e) => break Err(Failure::new(exit::IO, e)),
+            }
+        };
+        stop.store(true, Relaxed);
+        status
+    })?;
+    if let Some(status) = status.filter(|s| !s.success()) {
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        let last = text.lines().rev().find(|l| l.contains("Error")).unwrap_or_default();
+        return Err(Failure::new(exit::FAILED, format!("torchrun ended with {status}: {last}")));
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    let done = if status.is_some() { steps } else { furthest(dir) };
+    let useful = (done * u64::from(workers) * job.train.batch as u64) as f64;
+    Ok(Run { seconds, useful, accuracy: None, kills: kills.load(Relaxed) })
+}
+
+/// The furthest step that a worker of torchrun's has written down.
+fn furthest(dir: &Path) -> u64 {
+    let files =
+        fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|e| fs::read_to_string(e.path()).ok());
+    let step = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("step")?.as_u64();
+    files.flat_map(|f| f.lines().filter_map(step).max()).max().unwrap_or(0)
+}
+
+/// The samples of the whole job.
+fn samples(job: &Job) -> Result<u64, Failure> {
+    let (_, data) = paraft_worker::cli::built_in(job)?;
+    let plan = paraft_worker::worker::Plan::new(job, &data.train)?;
+    Ok(plan.total * job.train.batch as u64 * u64::from(job.ranks()))
+}

@@ -1,0 +1,332 @@
+//! What the benchmarks of servers have in common: a fleet with one shard, and clients that push.
+
+use paraft_client::{Acked, Client, ClientError, ClientOptions, Transport};
+use paraft_common::{
+    BucketId, BucketSpec, Durability, Mode, Step, TensorSpec, WorkerId, codec::F32_BYTES, config::ServerJob,
+};
+use paraft_fleet::{
+    failure::Failure,
+    fleet::{Extras, Fleet},
+};
+use paraft_worker::{Job, WorkerError, exit};
+use std::{
+    path::Path,
+    sync::{
+        atomic::{AtomicI32, Ordering::Relaxed},
+        mpsc::Receiver,
+    },
+    time::{Duration, Instant},
+};
+
+/// By which way client and server meet on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Via {
+    Tcp,
+    Unix,
+}
+
+impl Via {
+    /// As in the names of cases.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Unix => "unix",
+        }
+    }
+
+    fn transport(self) -> Transport {
+        match self {
+            Self::Tcp => Transport::Tcp,
+            // Both are on this host, and the bed's servers have sockets.
+            Self::Unix => Transport::Auto,
+        }
+    }
+}
+
+/// A fleet of as many servers as its shards have replicas, in asynchronous mode.
+pub struct Bed {
+    pub job: Job,
+    pub server_job: ServerJob,
+    pub fleet: Fleet,
+}
+
+/// What a bed is like.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape<'a> {
+    pub values: usize,
+    pub workers: u32,
+    /// The workers push one after the other, so none may have to wait for another.
+    pub in_turn: bool,
+    pub shards: u32,
+    pub replicas: u32,
+    pub durability: Durability,
+    pub optimizer: &'a str,
+    pub grace_ms: u64,
+    pub set: &'a [String],
+}
+
+impl Default for Shape<'_> {
+    fn default() -> Self {
+        let durability = Durability::default();
+        Self {
+            values: 1,
+            workers: 1,
+            in_turn: false,
+            shards: 1,
+            replicas: 3,
+            durability,
+            optimizer: "sgd",
+            grace_ms: 1000,
+            set: &[],
+        }
+    }
+}
+
+impl Shape<'_> {
+    /// For what is timed push by push: a busy machine takes nobody's lease.
+    pub fn timed(durability: Durability) -> Self {
+        Self { durability, grace_ms: 10_000, ..Self::default() }
+    }
+}
+
+impl Bed {
+    /// Starts the servers; their files are in `dir`.
+    pub fn start(shape: Shape, dir: &Path) -> Result<Self, Failure> {
+        std::fs::create_dir_all(dir).map_err(|e| super::write(dir, e))?;
+        // Rate 1e-9: the optimizer's work is done and the weights stay finite.
+        let text = format!(
+            "name = \"bench\"\n[train]\nworkers = {}\nmode = \"asp\"\n[optimizer]\nkind = {:?}\nlr = 1e-9\n\
+             [cluster]\nservers = {r}\nreplicas = {r}\nshards = {}\ndurability = \"{}\"\ngrace_ms = {}\n",
+            shape.workers,
+            shape.optimizer,
+            shape.shards,
+            shape.durability,
+            shape.grace_ms,
+            r = shape.replicas,
+        );
+        let job = Job::parse(&text, Path::new("bench"), shape.set)?;
+        let mode = job.train.mode;
+        if mode != Mode::Asp.into() && shape.in_turn && shape.workers > 1 {
+            let what = format!("in {mode} each worker waits for the other, and they are measured in turn");
+            return Err(Failure::new(exit::USAGE, what).help("give one --via, or leave train.mode as it is"));
+        }
+        let file = dir.join("job.toml");
+        std::fs::write(&file, job.to_toml()).map_err(|e| super::write(&file, e))?;
+        let fleet = Fleet::servers(&job, dir, Extras::default())?;
+        let server_job = job.server_job(&[TensorSpec::param("values", &[shape.values])]);
+        Ok(Self { job, server_job, fleet })
+    }
+
+    /// The process ids of its servers.
+    pub fn servers(&self) -> Vec<u32> {
+        self.fleet.servers.iter().map(|s| s.id()).collect()
+    }
+
+    /// How one of its workers joins, over TCP.
+    pub fn seat(&self, worker: u32) -> Seat {
+        self.seat_via(worker, Via::Tcp)
+    }
+
+    /// How one of its workers joins.
+    pub fn seat_via(&self, worker: u32, via: Via) -> Seat {
+        Seat(ClientOptions {
+            servers: self.fleet.addresses.clone(),
+            shards: self.job.shards(),
+            replicas: self.job.cluster.replicas,
+            worker: WorkerId(worker),
+            job: self.server_job.clone(),
+            transport: via.transport(),
+            patience: Duration::from_millis(self.job.cluster.patience_ms),
+            handover: paraft_client::HANDOVER,
+        })
+    }
+}
+
+/// A worker's place, to be taken on a thread of its own.
+pub struct Seat(ClientOptions);
+
+impl Seat {
+    /// Joins, waits until all have, and gives the step that it is at.
+    pub fn join(self, weights: &mut [f32]) -> Result<(Client, Step), ClientError> {
+        let (mut client, step) = Client::join(self.0, weights)?;
+        client.pull(step, weights)?;
+        Ok((client, step))
+    }
+
+    /// Joins; its first pull waits until all have.
+    pub fn pusher(self) -> Result<Pusher, Failure> {
+        let weights = vec![0.0; self.0.job.params_len];
+        let (client, step) = Client::join(self.0, &weights).map_err(failed)?;
+        let (acks, buckets) = (client.acks(), client.layout().buckets().to_vec());
+        let gradient = vec![1e-3; weights.len()];
+        Ok(Pusher { client, step, acks, open: 0, buckets, gradient, weights })
+    }
+}
+
+/// A worker that computes nothing: it pushes and pulls the whole model.
+pub struct Pusher {
+    client: Client,
+    step: Step,
+    acks: Receiver<Acked>,
+    /// Pushes that are not acknowledged.
+    open: usize,
+    buckets: Vec<BucketSpec>,
+    gradient: Vec<f32>,
+    weights: Vec<f32>,
+}
+
+/// What [`Pusher::stream`] did.
+pub struct Streamed {
+    pub pushes: u64,
+    /// Payload.
+    pub bytes: u64,
+    /// Until the last was acknowledged.
+    pub took: Duration,
+}
+
+/// An ack that does not come within this is an error.
+const ACK_PATIENCE: Duration = Duration::from_secs(30);
+
+impl Pusher {
+    /// Pushes every bucket, the last first as a backward pass does, and waits for all acks.
+    pub fn push(&mut self) -> Result<(), Failure> {
+        self.begin();
+        self.settle()
+    }
+
+    /// Pulls the model.
+    pub fn pull(&mut self) -> Result<(), Failure> {
+        self.client.pull(self.step, &mut self.weights).map(drop).map_err(failed)
+    }
+
+    /// Pulls the model after a push that changed all of it; that less came is an error, since its time would say nothing.
+    pub fn pull_whole(&mut self) -> Result<(), Failure> {
+        let before = self.client.counters().bytes_pulled;
+        self.pull()?;
+        let (came, whole) = (self.client.counters().bytes_pulled - before, self.bytes() as u64);
+        match came == whole {
+            true => Ok(()),
+            false => {
+                let what = format!("a pull after a push of the whole model brought {came} of {whole} bytes");
+                Err(Failure::new(exit::FAILED, what))
+            }
+        }
+    }
+
+    /// What a training step does: pushes the model and pulls it, without waiting for the acks between the two.
+    pub fn round(&mut self) -> Result<(), Failure> {
+        self.begin();
+        self.pull()?;
+        self.open = self.open.saturating_sub(self.acks.try_iter().count());
+        Ok(())
+    }
+
+    /// Waits until every push is acknowledged.
+    pub fn settle(&mut self) -> Result<(), Failure> {
+        self.settle_to(0)
+    }
+
+    /// Pushes one bucket after the other, over and over, until this time is over or the user wants the end; then waits for
+    /// the last ack. Under way is one push of every bucket: a server takes the next of a bucket only when it has applied
+    /// the one before.
+    pub fn stream(&mut self, time: Duration, interrupted: &AtomicI32) -> Result<Streamed, Failure> {
+        let (mut pushes, mut bytes, began) = (0, 0, Instant::now());
+        while began.elapsed() < time && interrupted.load(Relaxed) == 0 {
+            self.step = self.step.next();
+            for i in (0..self.buckets.len()).rev() {
+                self.settle_to(self.buckets.len() - 1)?; // acks come in the order of the pushes
+                self.push_bucket(i);
+                pushes += 1;
+                bytes += (self.buckets[i].len * F32_BYTES) as u64;
+            }
+        }
+        self.settle()?;
+        Ok(Streamed { pushes, bytes, took: began.elapsed() })
+    }
+
+    /// Pushes one bucket at a time; the seconds from each push to its ack. The last step may stay without some buckets: it
+    /// is the last of this pusher.
+    pub fn one_by_one(mut self, time: Duration, interrupted: &AtomicI32) -> Result<Vec<f64>, Failure> {
+        let (mut seconds, began) = (Vec::new(), Instant::now());
+        let goes_on = || began.elapsed() < time && interrupted.load(Relaxed) == 0;
+        while goes_on() {
+            self.step = self.step.next();
+            // Where each ack waits for a cut, a step takes a minute.
+            for i in (0..self.buckets.len()).rev().take_while(|_| goes_on()) {
+                let pushed = Instant::now();
+                self.push_bucket(i);
+                self.settle()?;
+                seconds.push(pushed.elapsed().as_secs_f64());
+            }
+        }
+        Ok(seconds)
+    }
+
+    /// Payload of the model, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.weights.len() * F32_BYTES
+    }
+
+    /// Buckets of the model.
+    pub fn buckets(&self) -> usize {
+        self.buckets.len()
+    }
+
+    fn begin(&mut self) {
+        self.step = self.step.next();
+        (0..self.buckets.len()).rev().for_each(|i| self.push_bucket(i));
+    }
+
+    fn push_bucket(&mut self, i: usize) {
+        let range = self.buckets[i].range();
+        self.client.push(BucketId(i as u32), self.step, &self.gradient[range]);
+        self.open += 1;
+    }
+
+    /// Waits until at most so many pushes are not acknowledged.
+    fn settle_to(&mut self, most: usize) -> Result<(), Failure> {
+        while self.open > most {
+            if self.acks.recv_timeout(ACK_PATIENCE).is_err() {
+                // The client has failed, or its servers are gone: a pull says which.
+                self.pull()?;
+                let what = match self.client.counters().rejoins {
+                    0 => format!(
+                        "no acknowledgement of a push within {ACK_PATIENCE:?}, but pulls are answered"
+                    ),
+                    _ => "a worker of the benchmark lost its lease, and pushes with it".into(),
+                };
+                return Err(
+                    Failure::new(exit::FAILED, what).help("end what keeps this machine busy, and try again")
+                );
+            }
+            self.open -= 1;
+        }
+        Ok(())
+    }
+}
+
+/// An error of a benchmark's worker, for the user.
+pub fn failed(e: ClientError) -> Failure {
+    WorkerError::from(e).into()
+}
+
+/// Whether the user wants the end.
+pub fn go_on(interrupted: &AtomicI32) -> Result<(), Failure> {
+    match interrupted.load(Relaxed) {
+        0 => Ok(()),
+        number => Err(Failure::new(128 + number, "interrupted; the fleet has ended")),
+    }
+}
+
+/// A benchmark's worker ended with an error, or its thread panicked.
+pub fn ended<T>(result: std::thread::Result<Result<T, ClientError>>) -> Result<T, Failure> {
+    let ended = result.map_err(|_| Failure::new(exit::FAILED, "a worker of the benchmark panicked"))?;
+    Ok(ended.map_err(WorkerError::from)?)
+}
+
+/// Bytes that this host's loopback interface has carried.
+pub fn loopback_bytes() -> Option<u64> {
+    let devices = std::fs::read_to_string("/proc/net/dev").ok()?;
+    let lo = devices.lines().find_map(|l| l.trim().strip_prefix("lo:"))?;
+    lo.split_whitespace().next()?.parse().ok()
+}

@@ -1,0 +1,66 @@
+//! Time and CPU time of operations that several processes work on.
+
+use super::load::go_on;
+use crate::statistics::median;
+use paraft_fleet::failure::Failure;
+use paraft_host::cpu_seconds_of;
+use std::{
+    sync::atomic::AtomicI32,
+    time::{Duration, Instant},
+};
+
+/// Reads the CPU clocks of this process and of others.
+pub struct Meter(Vec<u32>);
+
+impl Meter {
+    /// Of this process and these.
+    pub fn new(others: impl IntoIterator<Item = u32>) -> Self {
+        Self(std::iter::once(std::process::id()).chain(others).collect())
+    }
+
+    /// Of these alone.
+    pub fn of(others: impl IntoIterator<Item = u32>) -> Self {
+        Self(others.into_iter().collect())
+    }
+
+    /// CPU seconds of all of them so far; NaN where one cannot be read, which no median counts.
+    pub fn cpu(&self) -> f64 {
+        self.0.iter().map(|pid| cpu_seconds_of(*pid).unwrap_or(f64::NAN)).sum()
+    }
+
+    /// Does it, and says what it took.
+    pub fn time<T>(&self, op: impl FnOnce() -> Result<T, Failure>) -> Result<Took, Failure> {
+        let (cpu, began) = (self.cpu(), Instant::now());
+        op()?;
+        let seconds = began.elapsed().as_secs_f64();
+        Ok(Took { seconds, cpu: self.cpu() - cpu })
+    }
+}
+
+/// What an operation took.
+#[derive(Clone, Copy, Debug)]
+pub struct Took {
+    pub seconds: f64,
+    /// CPU seconds of all processes.
+    pub cpu: f64,
+}
+
+/// Operations one after the other, for this time and at least three: the median of their times, and the mean of their
+/// CPU times. `op` may do more than it says it took, up to three times as much before fewer operations have to do.
+pub fn median_of(
+    time: Duration,
+    interrupted: &AtomicI32,
+    mut op: impl FnMut() -> Result<Took, Failure>,
+) -> Result<Took, Failure> {
+    const LEAST: usize = 3;
+    let (mut seconds, mut cpu, mut sum, began) = (Vec::new(), 0.0, 0.0, Instant::now());
+    while seconds.len() < LEAST || sum < time.as_secs_f64() && began.elapsed() < 4 * time {
+        go_on(interrupted)?;
+        let took = op()?;
+        seconds.push(took.seconds);
+        sum += took.seconds;
+        cpu += took.cpu;
+    }
+    let middle = median(&seconds).map_or(f64::NAN, |m| m.0);
+    Ok(Took { seconds: middle, cpu: cpu / seconds.len() as f64 })
+}

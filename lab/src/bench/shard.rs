@@ -1,0 +1,218 @@
+//! `paraft bench shard`: what admission, log and apply of one shard make of pushes, by replicas and durability.
+//!
+//! One worker pushes over TCP, with one push of every bucket under way and without pulling: 16 buckets of 1 MiB for the
+//! goodput, 512 buckets of 1 KiB for the pushes a second, and one push of 1 KiB at a time for the latency of
+//! acknowledgements. *Wire* is bytes that the loopback interface carried for each byte pushed: with three replicas 3 would be
+//! every byte sent once to each.
+//!
+//! What the goodput of three replicas is compared with is the raw cost of moving the same bytes three times: three plain TCP
+//! transfers at once, each to a process of its own, until the last has ended. At once is the fair one, since a leader sends
+//! to both followers while it takes the next push. One after the other is given beside it.
+
+use super::{
+    far::FarSide,
+    figure::{self, Figure},
+    load::{Bed, Shape, Via, go_on, loopback_bytes},
+    meter::{Meter, median_of},
+    raw::{self, Raw},
+};
+use crate::statistics::{median, quantile};
+use clap::Args;
+use paraft_common::{Durability, codec::F32_BYTES};
+use paraft_fleet::{failure::Failure, launch};
+use paraft_worker::exit;
+use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicI32, thread, time::Duration};
+
+#[derive(Args)]
+pub struct ShardBenchArgs {
+    /// Values of the model for the goodput, 4 bytes each, in buckets of at most 1 MiB.
+    #[arg(long, default_value_t = 4 << 20, value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
+    pub values: u32,
+    /// Values of each of the small buckets.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1 << 18))]
+    pub small: u32,
+    /// Small buckets; as many pushes are under way.
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    pub small_buckets: u32,
+    /// Replicas, comma-separated; the first is what the others are compared with.
+    #[arg(long, value_delimiter = ',', default_value = "1,3", value_parser = super::replicas)]
+    pub replicas: Vec<u32>,
+    /// Durability levels, comma-separated.
+    #[arg(long, value_delimiter = ',', default_value = "quorum-memory,quorum-disk,leader")]
+    pub durability: Vec<Durability>,
+    /// Milliseconds of each measure in each run; the goodput's is preceded by as many that do not count.
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    pub millis: u64,
+    /// Runs of each case, interleaved; the median counts.
+    #[arg(long, default_value_t = 3, value_parser = super::repeats)]
+    pub repeats: usize,
+    /// Overrides a key of the job; may be given often.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// One JSON object for each figure.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The figures of one case, by name, one value for each run.
+type Case = BTreeMap<&'static str, Vec<f64>>;
+
+const GOODPUT: &str = "goodput";
+const FIGURES: [(&str, &str); 5] = [
+    (GOODPUT, "MB/s"),
+    ("small pushes", "pushes/s"),
+    ("ack p50", "ms"),
+    ("ack p99", "ms"),
+    ("wire", "bytes/byte pushed"),
+];
+/// What a raw case has; the first is what is compared.
+const AT_ONCE: &str = "at once";
+const IN_TURN: &str = "in turn";
+
+pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
+    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let interrupted = launch::interrupts();
+    if u64::from(args.small) * u64::from(args.small_buckets) > 1 << 28 {
+        return Err(Failure::new(exit::USAGE, "--small times --small-buckets is more than 2^28 values"));
+    }
+    let most = args.replicas.iter().copied().max().unwrap_or(1) as usize;
+    let far: Vec<FarSide> = (0..most)
+        .map(|i| FarSide::start(raw::COMMAND, &format!("raw-{i}"), scratch.path()))
+        .collect::<Result<_, _>>()?;
+    let mut raws: BTreeMap<(Durability, u32), Case> = BTreeMap::new();
+    let mut cases: BTreeMap<(Durability, u32), Case> = BTreeMap::new();
+    for repeat in 0..args.repeats {
+        for durability in &args.durability {
+            for replicas in &args.replicas {
+                go_on(&interrupted)?;
+                let dir = scratch.path().join(format!("{durability}-{replicas}-{repeat}"));
+                let raw = raws.entry((*durability, *replicas)).or_default();
+                for (name, value) in transfers(args, &far[..*replicas as usize], &interrupted)? {
+                    raw.entry(name).or_default().push(value);
+                }
+                let case = cases.entry((*durability, *replicas)).or_default();
+                for (name, value) in one(args, *durability, *replicas, &dir, &interrupted)? {
+                    case.entry(name).or_default().push(value);
+                }
+                let _ = std::fs::remove_dir_all(&dir); // logs of gigabytes, on disk
+            }
+        }
+    }
+    figure::show(&figures(args, &cases, &raws), args.json);
+    Ok(exit::OK)
+}
+
+/// Goodput in MB/s of so many raw transfers, each byte counted once: at once, and one after the other.
+fn transfers(
+    args: &ShardBenchArgs,
+    to: &[FarSide],
+    interrupted: &AtomicI32,
+) -> Result<[(&'static str, f64); 2], Failure> {
+    let payload = vec![1; args.values as usize * F32_BYTES];
+    let mut raws: Vec<Raw> = to.iter().map(|f| Raw::connect(f, Via::Tcp)).collect::<Result<_, _>>()?;
+    let meter = Meter::new([]);
+    let time = Duration::from_millis(args.millis) / 4;
+    let rate = |seconds: f64| payload.len() as f64 / seconds / 1e6;
+    raws.iter_mut().try_for_each(|r| r.push(&payload))?;
+    let at_once = median_of(time, interrupted, || {
+        meter.time(|| {
+            thread::scope(|s| {
+                let threads: Vec<_> = raws.iter_mut().map(|r| s.spawn(|| r.push(&payload))).collect();
+                let panicked = |_| Failure::new(exit::FAILED, "a raw transfer panicked");
+                threads.into_iter().try_for_each(|t| t.join().map_err(panicked)?)
+            })
+        })
+    })?;
+    let in_turn =
+        median_of(time, interrupted, || meter.time(|| raws.iter_mut().try_for_each(|r| r.push(&payload))))?;
+    Ok([(AT_ONCE, rate(at_once.seconds)), (IN_TURN, rate(in_turn.seconds))])
+}
+
+fn one(
+    args: &ShardBenchArgs,
+    durability: Durability,
+    replicas: u32,
+    dir: &Path,
+    interrupted: &AtomicI32,
+) -> Result<Vec<(&'static str, f64)>, Failure> {
+    let time = Duration::from_millis(args.millis);
+    let values = args.values as usize;
+    let timed = Shape::timed(durability);
+    let shape = Shape { values, replicas, set: &args.set, ..timed };
+    let mut figures = Vec::new();
+
+    let bed = Bed::start(shape, &dir.join("large"))?;
+    let mut pusher = bed.seat(0).pusher()?;
+    // The first second is another: logs grow to their length, and every page of them is new.
+    pusher.stream(time, interrupted)?;
+    let before = loopback_bytes();
+    let streamed = pusher.stream(time, interrupted)?;
+    figures.push((GOODPUT, streamed.bytes as f64 / streamed.took.as_secs_f64() / 1e6));
+    if let (Some(from), Some(to)) = (before, loopback_bytes()) {
+        figures.push(("wire", (to - from) as f64 / streamed.bytes as f64));
+    }
+    drop((pusher, bed));
+    go_on(interrupted)?;
+
+    let mut set = args.set.clone();
+    set.push(format!("cluster.bucket_bytes={}", args.small as usize * F32_BYTES));
+    let values = args.small as usize * args.small_buckets as usize;
+    let bed = Bed::start(Shape { values, set: &set, ..shape }, &dir.join("small"))?;
+    let mut pusher = bed.seat(0).pusher()?;
+    pusher.push()?;
+    let streamed = pusher.stream(time, interrupted)?;
+    figures.push(("small pushes", streamed.pushes as f64 / streamed.took.as_secs_f64()));
+    let mut acks = pusher.one_by_one(time, interrupted)?;
+    acks.sort_by(f64::total_cmp);
+    for (name, share) in [("ack p50", 0.5), ("ack p99", 0.99)] {
+        figures.extend(quantile(&acks, share).map(|v| (name, v * 1e3)));
+    }
+    go_on(interrupted)?;
+    Ok(figures)
+}
+
+fn figures(
+    args: &ShardBenchArgs,
+    cases: &BTreeMap<(Durability, u32), Case>,
+    raws: &BTreeMap<(Durability, u32), Case>,
+) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    for replicas in &args.replicas {
+        for way in [AT_ONCE, IN_TURN] {
+            let all: Vec<f64> = raws
+                .iter()
+                .filter(|(k, _)| k.1 == *replicas)
+                .filter_map(|(_, c)| c.get(way))
+                .flatten()
+                .copied()
+                .collect();
+            if median(&all).is_some() && (*replicas > 1 || way == AT_ONCE) {
+                figures.extend(Figure::alone("shard", &raw_name(*replicas, way), GOODPUT, "MB/s", &all));
+            }
+        }
+    }
+    let first = args.replicas.first().copied().unwrap_or(1);
+    for ((durability, replicas), case) in cases {
+        let name = format!("{durability}, replicas {replicas}");
+        for (what, unit) in FIGURES {
+            let Some(values) = case.get(what) else { continue };
+            let figure = || Figure::alone("shard", &name, what, unit, values);
+            let reference = format!("replicas {first}");
+            if *replicas == first {
+                figures.extend(figure().map(|f| f.itself(&reference)));
+            } else if let Some(alone) = cases.get(&(*durability, first)).and_then(|c| c.get(what)) {
+                figures.extend(figure().map(|f| f.against(&reference, values, alone)));
+            }
+            if what == GOODPUT
+                && let Some(raw) = raws.get(&(*durability, *replicas)).and_then(|c| c.get(AT_ONCE))
+            {
+                figures.extend(figure().map(|f| f.against(&raw_name(*replicas, AT_ONCE), values, raw)));
+            }
+        }
+    }
+    figures
+}
+
+fn raw_name(replicas: u32, way: &str) -> String {
+    if replicas == 1 { "raw tcp".into() } else { format!("{replicas} raw tcp {way}") }
+}

@@ -1,0 +1,234 @@
+//! `paraft bench wire`: what the way between a worker and its servers makes of the machine's sockets.
+//!
+//! For each payload one fleet, and beside it a process that answers on plain sockets. A repeat measures them in turn, so
+//! that both have the same machine. A *push* is timed from the first call until the last acknowledgement, a *pull* until
+//! the weights are in the worker's vector, a *round* is a training step's: push the model and pull it. Between timed
+//! pulls the model is pushed, and not timed, so that every pull has something to bring. CPU time is that of all processes
+//! of an operation.
+
+use super::{
+    far::FarSide,
+    figure::{self, Figure},
+    load::{Bed, Pusher, Shape, Via},
+    meter::{Meter, Took, median_of},
+    raw::{self, Raw},
+};
+use clap::Args;
+use paraft_common::{Durability, codec::F32_BYTES};
+use paraft_fleet::{failure::Failure, launch};
+use paraft_worker::exit;
+use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicI32, time::Duration};
+
+#[derive(Args)]
+pub struct WireBenchArgs {
+    /// Payloads, comma-separated: bytes of the model, a multiple of 4 up to 1G; K, M and G are powers of 1024.
+    #[arg(long, value_delimiter = ',', default_value = "64K,256K,1M,4M,16M,64M,256M", value_parser = size)]
+    pub sizes: Vec<usize>,
+    /// Ways to the server, comma-separated.
+    #[arg(long, value_delimiter = ',', default_value = "tcp,unix")]
+    pub via: Vec<Via>,
+    /// Shards of the model, on as many servers as there are replicas.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub shards: u32,
+    /// Replicas of each shard, and servers.
+    #[arg(long, default_value_t = 1, value_parser = super::replicas)]
+    pub replicas: u32,
+    /// What an acknowledgement promises.
+    #[arg(long, default_value = "quorum-memory")]
+    pub durability: Durability,
+    /// Milliseconds of each measure in each repeat; at least three operations are made.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub millis: u64,
+    /// Repeats, interleaved; the median counts.
+    #[arg(long, default_value_t = 5, value_parser = super::repeats)]
+    pub repeats: usize,
+    /// Overrides a key of the job; may be given often.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// One JSON object for each figure.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What is measured of each way: the keys are the same for ours and for the raw sockets.
+const MEASURES: [&str; 3] = ["push", "pull", "round"];
+
+/// The repeats of each measure: seconds, and CPU seconds, of one operation.
+#[derive(Default)]
+struct Case(BTreeMap<&'static str, (Vec<f64>, Vec<f64>)>);
+
+impl Case {
+    fn add(&mut self, measure: &'static str, took: Took) {
+        let (seconds, cpu) = self.0.entry(measure).or_default();
+        seconds.push(took.seconds);
+        cpu.push(took.cpu);
+    }
+
+    /// Each repeat's seconds or CPU seconds, turned into a figure.
+    fn each(&self, measure: &str, of: impl Fn(&(Vec<f64>, Vec<f64>)) -> Vec<f64>) -> Vec<f64> {
+        self.0.get(measure).map(of).unwrap_or_default()
+    }
+}
+
+pub fn run(args: &WireBenchArgs) -> Result<i32, Failure> {
+    let scratch = tempfile::tempdir().map_err(|e| Failure::new(exit::IO, e))?;
+    let interrupted = launch::interrupts();
+    for bytes in &args.sizes {
+        let dir = scratch.path().join(bytes.to_string());
+        let cases = one(args, *bytes, &dir, &interrupted)?;
+        figure::show(&figures(args, *bytes, &cases), args.json);
+        let _ = std::fs::remove_dir_all(&dir);
+    }
+    Ok(exit::OK)
+}
+
+/// All repeats of one payload: ours and raw, by the way that they went.
+fn one(
+    args: &WireBenchArgs,
+    bytes: usize,
+    dir: &Path,
+    interrupted: &AtomicI32,
+) -> Result<BTreeMap<(Via, bool), Case>, Failure> {
+    let shape = Shape {
+        values: bytes / F32_BYTES,
+        workers: args.via.len() as u32,
+        in_turn: true,
+        shards: args.shards,
+        replicas: args.replicas,
+        set: &args.set,
+        ..Shape::timed(args.durability)
+    };
+    let bed = Bed::start(shape, &dir.join("fleet"))?;
+    let peer = FarSide::start(raw::COMMAND, "raw", dir)?;
+    let (ours, raws) = (Meter::new(bed.servers()), Meter::new([peer.id()]));
+    // One worker for each way; the one that is not measured only says that it lives.
+    let mut ways = Vec::new();
+    for (worker, via) in (0u32..).zip(&args.via) {
+        ways.push((*via, bed.seat_via(worker, *via).pusher()?, Raw::connect(&peer, *via)?));
+    }
+    let mut payload = vec![1; bytes];
+    for (_, pusher, raw) in &mut ways {
+        // Nobody's first time counts: connections open their windows, allocators get their pages.
+        for _ in 0..3 {
+            pusher.push()?;
+            pusher.pull()?;
+            raw.push(&payload)?;
+            raw.pull(&mut payload)?;
+        }
+    }
+    let time = Duration::from_millis(args.millis);
+    let mut cases: BTreeMap<(Via, bool), Case> = BTreeMap::new();
+    for _ in 0..args.repeats {
+        for (via, pusher, raw) in &mut ways {
+            measure_raw(
+                &raws,
+                raw,
+                &mut payload,
+                time,
+                interrupted,
+                cases.entry((*via, false)).or_default(),
+            )?;
+            measure(&ours, pusher, time, interrupted, cases.entry((*via, true)).or_default())?;
+        }
+    }
+    Ok(cases)
+}
+
+fn measure(
+    meter: &Meter,
+    pusher: &mut Pusher,
+    time: Duration,
+    interrupted: &AtomicI32,
+    case: &mut Case,
+) -> Result<(), Failure> {
+    case.add("push", median_of(time, interrupted, || meter.time(|| pusher.push()))?);
+    let pull = median_of(time, interrupted, || {
+        pusher.push()?;
+        meter.time(|| pusher.pull_whole())
+    })?;
+    case.add("pull", pull);
+    let round = median_of(time, interrupted, || {
+        let took = meter.time(|| pusher.round())?;
+        pusher.settle()?;
+        Ok(took)
+    })?;
+    case.add("round", round);
+    Ok(())
+}
+
+fn measure_raw(
+    meter: &Meter,
+    raw: &mut Raw,
+    payload: &mut [u8],
+    time: Duration,
+    interrupted: &AtomicI32,
+    case: &mut Case,
+) -> Result<(), Failure> {
+    case.add("push", median_of(time, interrupted, || meter.time(|| raw.push(payload)))?);
+    case.add("pull", median_of(time, interrupted, || meter.time(|| raw.pull(payload)))?);
+    let round = || {
+        meter.time(|| {
+            raw.push(payload)?;
+            raw.pull(payload)
+        })
+    };
+    case.add("round", median_of(time, interrupted, round)?);
+    Ok(())
+}
+
+fn figures(args: &WireBenchArgs, bytes: usize, cases: &BTreeMap<(Via, bool), Case>) -> Vec<Figure> {
+    let (size, mut figures) = (named(bytes), Vec::new());
+    let payload = bytes as f64;
+    let goodput = |c: &Case, m| c.each(m, |(seconds, _)| seconds.iter().map(|s| payload / s / 1e6).collect());
+    let millis = |c: &Case, m| c.each(m, |(seconds, _)| seconds.iter().map(|s| s * 1e3).collect());
+    let cpu = |c: &Case, m| c.each(m, |(_, cpu)| cpu.iter().map(|s| s / payload * 1e9).collect());
+    type Each<'a> = &'a dyn Fn(&Case, &'static str) -> Vec<f64>;
+    let [push, pull, round] = MEASURES;
+    let rows: [(&'static str, &'static str, &'static str, Each); 5] = [
+        ("push", "MB/s", push, &goodput),
+        ("pull", "MB/s", pull, &goodput),
+        ("round", "ms", round, &millis),
+        ("push cpu", "s/GB, all processes", push, &cpu),
+        ("pull cpu", "s/GB, all processes", pull, &cpu),
+    ];
+    for (what, unit, measure, each) in rows {
+        for via in &args.via {
+            let Some(raw) = cases.get(&(*via, false)) else { continue };
+            let case = format!("raw {}, {size}", via.name());
+            figures.extend(Figure::alone("wire", &case, what, unit, &each(raw, measure)));
+        }
+        for via in &args.via {
+            let Some(ours) = cases.get(&(*via, true)) else { continue };
+            let (case, values) = (format!("{}, {size}", via.name()), each(ours, measure));
+            // Over the Unix socket the question is also whether it is worth leaving TCP.
+            for reference in args.via.iter().filter(|r| *r == via || **r == Via::Tcp) {
+                let Some(raw) = cases.get(&(*reference, false)) else { continue };
+                let figure = Figure::alone("wire", &case, what, unit, &values);
+                let reference = format!("raw {}", reference.name());
+                figures.extend(figure.map(|f| f.against(&reference, &values, &each(raw, measure))));
+            }
+        }
+    }
+    figures
+}
+
+const UNITS: [(&str, usize); 3] = [("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
+
+/// Reads a payload's size.
+pub fn size(text: &str) -> Result<usize, String> {
+    let upper = text.to_ascii_uppercase();
+    let unit = UNITS.iter().find_map(|(letter, factor)| Some((upper.strip_suffix(letter)?, *factor)));
+    let (number, factor) = unit.unwrap_or((text, 1));
+    let bytes = number.parse::<usize>().ok().and_then(|n| n.checked_mul(factor));
+    bytes
+        .filter(|b| (F32_BYTES..=1 << 30).contains(b) && b.is_multiple_of(F32_BYTES))
+        .ok_or_else(|| "write a number of bytes such as 64K or 4M: a multiple of 4, at most 1G".into())
+}
+
+/// Writes it.
+pub fn named(bytes: usize) -> String {
+    match UNITS.iter().find(|(_, factor)| bytes.is_multiple_of(*factor)) {
+        Some((letter, factor)) => format!("{} {letter}iB", bytes / factor),
+        None => format!("{bytes} B"),
+    }
+}

@@ -1,0 +1,502 @@
+//! `paraft chaos`: faults on a running fleet of this machine, by seed and rate.
+//!
+//! Kills and pauses are signals and need nothing of the fleet. Links and disks need the doors of
+//! `paraft train --faults` (see [`crate::faults`]). What was put is taken back in the end, however that comes, except by
+//! SIGKILL: paused processes go on, killed ones are started again, links and disks are healed.
+
+use crate::{
+    deck::{Deck, Kind},
+    health,
+};
+use clap::Args;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use paraft_fleet::{
+    ask,
+    failure::Failure,
+    faults::{FAULTS_FILE, Faults, process},
+    launch,
+};
+use paraft_worker::exit;
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicI32, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+/// Which faults, on which fleet, for how long.
+#[derive(Args)]
+pub struct ChaosArgs {
+    /// The folder of a run of `paraft train` on this machine.
+    #[arg(long, required_unless_present = "servers", conflicts_with = "servers")]
+    pub run_dir: Option<PathBuf>,
+    /// Servers that were started by hand on this machine, as host:port, comma-separated.
+    #[arg(long, value_delimiter = ',')]
+    pub servers: Vec<String>,
+    /// The same seed draws the same faults in the same order.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Faults a minute, on average.
+    #[arg(long, default_value_t = 12.0)]
+    pub rate: f64,
+    /// Kinds of faults, comma-separated. Links (reset, partition, slow-link) and disks (disk-full, slow-disk) need a
+    /// run that was started with `paraft train --faults`.
+    #[arg(long, value_delimiter = ',', default_value = "kill,pause", value_enum)]
+    pub faults: Vec<Kind>,
+    /// Stop after so many seconds. Default: when the fleet ends, or at Ctrl-C.
+    #[arg(long)]
+    pub duration: Option<u64>,
+    /// A killed server is started again after so many seconds.
+    #[arg(long, default_value_t = 2.0)]
+    pub restart_after: f64,
+    /// A pause, a partition, a full or slow disk, a slow link last this many seconds at most.
+    #[arg(long, default_value_t = 3.0)]
+    pub lasting: f64,
+    /// Do not wait until the fleet is whole before the next server is taken away: more than a minority may be down at
+    /// once, and what is in memory only is lost then.
+    #[arg(long)]
+    pub beyond_minority: bool,
+}
+
+/// Puts them on it until its time is over; the exit code.
+pub fn run(args: &ChaosArgs) -> Result<i32, Failure> {
+    for (flag, value, from) in [
+        ("--rate", args.rate, 1e-3),
+        ("--restart-after", args.restart_after, 0.0),
+        ("--lasting", args.lasting, 0.0),
+    ] {
+        if !(from..=1e6).contains(&value) {
+            return Err(Failure::new(exit::USAGE, format!("{flag} {value} is not within {from} to 1000000")));
+        }
+    }
+    let target = Target::find(args)?;
+    let mut chaos = Chaos {
+        args,
+        target,
+        deck: Deck::new(args.seed, &args.faults),
+        began: Instant::now(),
+        undo: Vec::new(),
+        faults: Faults::default(),
+        restarted: Vec::new(),
+        why_not: None,
+    };
+    let storm = chaos.storm(&launch::interrupts());
+    // Whatever the reason of the end: what was put is taken back.
+    let healed = chaos.heal_all();
+    storm.and(healed).map(|()| exit::OK)
+}
+
+/// The fleet.
+struct Target {
+    /// Where the run's files are; `None`: started by hand.
+    run_dir: Option<PathBuf>,
+    /// By place in the list.
+    addresses: Vec<String>,
+}
+
+impl Target {
+    fn find(args: &ChaosArgs) -> Result<Self, Failure> {
+        let run_dir = match &args.run_dir {
+            None => None,
+            Some(dir) => Some(fs::canonicalize(dir).map_err(|e| {
+                Failure::new(exit::CONFIG, format!("{}: {e}", dir.display())).help("give a run's folder")
+            })?),
+        };
+        let addresses = ask::addresses(run_dir.as_deref(), &args.servers)?;
+        let target = Self { run_dir, addresses };
+        let door = target.door();
+        if let Some(kind) =
+            args.faults.iter().find(|k| k.is_for_verify() && !matches!(k, Kind::Eio | Kind::Readonly))
+        {
+            return Err(Failure::new(exit::USAGE, format!("{} is for `paraft verify ledger`", kind.name()))
+                .help("it takes away from processes what only their parent can give back"));
+        }
+        let needs = |k: &&Kind| !matches!(k, Kind::Kill | Kind::Pause | Kind::Drain);
+        if let Some(kind) = args.faults.iter().find(needs).filter(|_| door.is_none()) {
+            let what = format!("this fleet has no doors for {}", kind.name());
+            return Err(Failure::new(exit::CONFIG, what)
+                .help("start it with `paraft train JOB --faults`, or leave the kind out of --faults"));
+        }
+        let missing = (0..target.addresses.len() as u32).find(|place| target.pid(*place).is_none());
+        match missing {
+            Some(place) => {
+                let what = format!(
+                    "server {place} ({}) is no process of this machine that this user may signal",
+                    target.addresses[place as usize]
+                );
+                Err(Failure::new(exit::UNAVAILABLE, what).help("`paraft status` shows which servers answer"))
+            }
+            None => Ok(target),
+        }
+    }
+
+    /// The file that the doors follow.
+    fn door(&self) -> Option<PathBuf> {
+        self.run_dir.as_ref().map(|d| d.join(FAULTS_FILE)).filter(|f| f.exists())
+    }
+
+    fn pid(&self, place: u32) -> Option<u32> {
+        match &self.run_dir {
+            Some(dir) => process::servers_of(dir).into_iter().find(|(p, _)| *p == place).map(|(_, pid)| pid),
+            None => {
+                let port = self.addresses.get(place as usize)?.rsplit(':').next()?.parse().ok()?;
+                process::listener(port)
+            }
+        }
+    }
+
+    /// Whether a server can be taken away without taking more than a minority of any shard.
+    fn whole(&self) -> Result<(), String> {
+        let fleet = ask::describe(&self.addresses).ok_or("the control group has no leader")?;
+        let servers: Vec<String> = fleet.servers.iter().map(|s| s.address.clone()).collect();
+        let shape = fleet.shape.clone().unwrap_or_default();
+        health::whole(&ask::ask_all(&servers, false), shape.shards, shape.replicas)?;
+        // Asked again: what the control group said before may be older than what the servers say.
+        let fleet = ask::describe(&self.addresses).ok_or("the control group has no leader")?;
+        health::settled(&fleet)
+    }
+}
+
+/// What is to be taken back.
+enum Undo {
+    Restart(u32, Restart),
+    Resume(u32, u32),
+    Heal(Kind, u32),
+    Fill(paraft_common::ServerId),
+}
+
+/// How to start a killed server again.
+struct Restart {
+    started: process::Started,
+    /// Its standard error, where that is a file.
+    stderr: Option<PathBuf>,
+}
+
+struct Chaos<'a> {
+    args: &'a ChaosArgs,
+    target: Target,
+    deck: Deck,
+    began: Instant,
+    undo: Vec<(Instant, Undo)>,
+    faults: Faults,
+    /// Kept so that those that end are taken off the kernel's table.
+    restarted: Vec<Child>,
+    /// Why the next fault waits, as last said.
+    why_not: Option<String>,
+}
+
+/// The next fault is tried again after this long, while the fleet is not whole.
+const RETRY: Duration = Duration::from_millis(100);
+
+impl Chaos<'_> {
+    fn say(&self, what: &str, target: &str) {
+        out!("{:9.3} s  {what:<10} {target}", self.began.elapsed().as_secs_f64());
+    }
+
+    fn storm(&mut self, interrupted: &AtomicI32) -> Result<(), Failure> {
+        let mut next = Instant::now() + self.pause();
+        let mut card = self.deck.draw();
+        loop {
+            let over = self.args.duration.is_some_and(|d| self.began.elapsed() > Duration::from_secs(d));
+            if over || interrupted.load(Relaxed) != 0 {
+                return Ok(());
+            }
+            self.take_back(Instant::now())?;
+            if self.ended() {
+                self.say("end", "the fleet has ended");
+                self.undo.clear(); // there is nothing left to heal
+                return Ok(());
+            }
+            if Instant::now() >= next {
+                match self.play(card)? {
+                    Ok(()) => {
+                        self.why_not = None;
+                        next = Instant::now() + self.pause();
+                        card = self.deck.draw();
+                    }
+                    Err(why) => {
+                        if self.why_not.is_none() {
+                            self.say("wait", &why);
+                        }
+                        self.why_not = Some(why);
+                        next = Instant::now() + RETRY;
+                    }
+                }
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Whether the run is over: its launcher has ended all its servers, and none waits to be started again.
+    fn ended(&mut self) -> bool {
+        self.restarted.retain_mut(|c| !matches!(c.try_wait(), Ok(Some(_))));
+        let waits = self.undo.iter().any(|(_, u)| matches!(u, Undo::Restart(..)));
+        !waits && (0..self.target.addresses.len() as u32).all(|p| self.target.pid(p).is_none())
+    }
+
+    /// Times between faults are those of a Poisson process: memoryless, so that faults come close together at times.
+    fn pause(&mut self) -> Duration {
+        let u = (self.deck.pick(1_000_000) as f64 + 1.0) / 1_000_001.0;
+        Duration::from_secs_f64(-u.ln() * 60.0 / self.args.rate)
+    }
+
+    fn lasting(&mut self) -> Duration {
+        let most = (self.args.lasting * 1000.0) as u64;
+        self.deck.millis(most / 10, most.max(1))
+    }
+
+    /// Puts a fault. The inner `Err` says why it has to wait.
+    fn play(&mut self, card: Kind) -> Result<Result<(), String>, Failure> {
+        if !self.args.beyond_minority
+            && matches!(
+                card,
+                Kind::Kill | Kind::Pause | Kind::Partition | Kind::DiskFull | Kind::Eio | Kind::Readonly
+            )
+        {
+            let impairs =
+                |u: &Undo| !matches!(u, Undo::Heal(Kind::SlowLink | Kind::SlowDisk, _) | Undo::Fill(_));
+            if self.undo.iter().any(|(_, u)| impairs(u)) {
+                return Ok(Err("another server is away".into()));
+            }
+            if let Err(why) = self.target.whole() {
+                return Ok(Err(why));
+            }
+        }
+        let n = self.target.addresses.len();
+        let place = self.deck.pick(n) as u32;
+        let Some(pid) = self.target.pid(place) else {
+            return Ok(Err(format!("server {place} is away")));
+        };
+        let at = format!("server {place} ({}, process {pid})", self.target.addresses[place as usize]);
+        let now = Instant::now();
+        match card {
+            Kind::Kill => {
+                let restart = Restart::of(pid, place, &self.target).map_err(|e| {
+                    Failure::new(exit::IO, format!("how process {pid} was started cannot be read: {e}"))
+                })?;
+                signal(pid, Signal::SIGKILL)?;
+                self.say("kill", &at);
+                let due = now + Duration::from_secs_f64(self.args.restart_after);
+                self.undo.push((due, Undo::Restart(place, restart)));
+            }
+            Kind::Pause => {
+                signal(pid, Signal::SIGSTOP)?;
+                let lasting = self.lasting();
+                self.say("pause", &format!("{at} for {:.1} s", lasting.as_secs_f64()));
+                self.undo.push((now + lasting, Undo::Resume(place, pid)));
+            }
+            Kind::Reset => {
+                *self.faults.resets.entry(place).or_default() += 1;
+                self.put()?;
+                self.say("reset", &format!("all connections of {at}"));
+            }
+            Kind::Drain => return self.drain(place, now),
+            _ => {
+                let lasting = self.lasting();
+                let ms = self.deck.millis(1, 50).as_millis() as u64;
+                let how = match card {
+                    Kind::Partition if n > 2 && self.deck.one_in(2) => {
+                        let other = (place + 1 + self.deck.pick(n - 1) as u32) % n as u32;
+                        self.faults.cut.insert((place, other));
+                        format!("between {at} and server {other}")
+                    }
+                    Kind::Partition => {
+                        self.faults.isolated.insert(place);
+                        format!("around {at}")
+                    }
+                    Kind::SlowLink => {
+                        self.faults.slow_link_ms.insert(place, ms);
+                        format!("{at} by {ms} ms")
+                    }
+                    Kind::SlowDisk => {
+                        self.faults.slow_disk_ms.insert(place, ms);
+                        format!("{at} by {ms} ms an fsync")
+                    }
+                    Kind::Eio => {
+                        self.faults.failing_writes.insert(place);
+                        at
+                    }
+                    Kind::Readonly => {
+                        self.faults.read_only.insert(place);
+                        at
+                    }
+                    _ => {
+                        self.faults.full_disk.insert(place);
+                        at
+                    }
+                };
+                self.put()?;
+                self.say(&card.name(), &format!("{how} for {:.1} s", lasting.as_secs_f64()));
+                self.undo.push((now + lasting, Undo::Heal(card, place)));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Whether a server takes connections and does not answer. Who asks the fleet something waits for it, and what is due
+    /// meanwhile is taken back late: such questions are put off.
+    fn hangs(&self) -> bool {
+        self.undo.iter().any(|(_, u)| matches!(u, Undo::Resume(..) | Undo::Heal(Kind::Partition, _)))
+    }
+
+    fn drain(&mut self, place: u32, now: Instant) -> Result<Result<(), String>, Failure> {
+        if self.hangs() {
+            return Ok(Err("another server does not answer".into()));
+        }
+        if self.undo.iter().any(|(_, u)| matches!(u, Undo::Fill(_))) {
+            return Ok(Err("another server is being emptied".into()));
+        }
+        let Some(fleet) = ask::describe(&self.target.addresses) else {
+            return Ok(Err("the control group has no leader".into()));
+        };
+        let address = self.target.addresses[place as usize].clone();
+        let Some(info) = fleet.servers.iter().find(|s| s.address == address) else {
+            return Ok(Err(format!("the control group does not know {address}")));
+        };
+        let id = paraft_common::ServerId(info.server);
+        if let Err(why) = ask::order(&ask::whom(&fleet, &self.target.addresses), id, false, ORDER) {
+            return Ok(Err(why));
+        }
+        let lasting = self.lasting();
+        self.say("drain", &format!("server {place} ({address}) for {:.1} s", lasting.as_secs_f64()));
+        self.undo.push((now + lasting, Undo::Fill(id)));
+        Ok(Ok(()))
+    }
+
+    /// Takes a draining back.
+    fn fill(&self, id: paraft_common::ServerId) -> Result<(), String> {
+        let given = &self.target.addresses;
+        let fleet = ask::describe(given).ok_or("the control group has no leader")?;
+        ask::order(&ask::whom(&fleet, given), id, true, ORDER)
+    }
+
+    fn put(&self) -> Result<(), Failure> {
+        let Some(door) = self.target.door() else { return Ok(()) };
+        self.faults.write(&door).map_err(|e| Failure::write(&door, e))
+    }
+
+    /// Takes back what is due.
+    fn take_back(&mut self, now: Instant) -> Result<(), Failure> {
+        let (due, later) = std::mem::take(&mut self.undo).into_iter().partition(|(at, _)| *at <= now);
+        self.undo = later;
+        let mut due: Vec<(Instant, Undo)> = due;
+        // To fill a server is to ask the fleet: what keeps a server from answering goes first.
+        due.sort_by_key(|(at, u)| (matches!(u, Undo::Fill(_)), *at));
+        for (_, undo) in due {
+            match undo {
+                Undo::Restart(place, restart) => {
+                    let child = restart.start().map_err(|e| {
+                        Failure::new(exit::FAILED, format!("server {place} does not start again: {e}"))
+                    })?;
+                    self.say("restart", &format!("server {place} as process {}", child.id()));
+                    self.restarted.push(child);
+                }
+                Undo::Resume(place, pid) => {
+                    signal(pid, Signal::SIGCONT)?;
+                    self.say("resume", &format!("server {place} (process {pid})"));
+                }
+                Undo::Heal(kind, place) => {
+                    match kind {
+                        Kind::Partition => {
+                            self.faults.isolated.remove(&place);
+                            self.faults.cut.retain(|(a, _)| *a != place);
+                        }
+                        Kind::SlowLink => _ = self.faults.slow_link_ms.remove(&place),
+                        Kind::SlowDisk => _ = self.faults.slow_disk_ms.remove(&place),
+                        Kind::Eio => _ = self.faults.failing_writes.remove(&place),
+                        Kind::Readonly => _ = self.faults.read_only.remove(&place),
+                        _ => _ = self.faults.full_disk.remove(&place),
+                    }
+                    self.put()?;
+                    self.say("heal", &format!("{} of server {place}", kind.name()));
+                }
+                Undo::Fill(id) if self.hangs() => self.undo.push((now + RETRY, Undo::Fill(id))),
+                Undo::Fill(id) => match self.fill(id) {
+                    Ok(()) => self.say("undo", &format!("the draining of {id}")),
+                    Err(_) => self.undo.push((now + RETRY * 5, Undo::Fill(id))),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back everything; tries all, and gives the first failure.
+    fn heal_all(&mut self) -> Result<(), Failure> {
+        let far = Instant::now() + Duration::from_secs(86_400 * 365);
+        let mut first = Ok(());
+        let patience = Instant::now() + Duration::from_secs(10);
+        while !self.undo.is_empty() && Instant::now() < patience {
+            let healed = self.take_back(far);
+            first = first.and(healed);
+            if !self.undo.is_empty() {
+                std::thread::sleep(RETRY);
+            }
+        }
+        self.faults = Faults::default();
+        first.and(self.put())
+    }
+}
+
+/// A server that takes an order takes it at once.
+const ORDER: Duration = Duration::from_secs(2);
+
+/// A process that has ended meanwhile is no error: it was the next to be looked at.
+fn signal(pid: u32, signal: Signal) -> Result<(), Failure> {
+    match kill(Pid::from_raw(pid as i32), signal) {
+        Ok(()) | Err(nix::errno::Errno::ESRCH) => Ok(()),
+        Err(e) => Err(Failure::new(exit::UNAVAILABLE, format!("{signal} to process {pid}: {e}"))
+            .help("run it as the user who started the servers")),
+    }
+}
+
+impl Restart {
+    /// How to start `pid` again so that the fleet knows it again. A server of `paraft train` holds a pipe to its
+    /// launcher, which its next life cannot have: that one is told its port, the servers and the launcher's number.
+    fn of(pid: u32, place: u32, target: &Target) -> std::io::Result<Self> {
+        let mut started = process::started(pid)?;
+        let fd = fs::read_link(format!("/proc/{pid}/fd/2")).ok();
+        let stderr = fd.filter(|p| p.is_file());
+        let text = |a: &std::ffi::OsString| a.to_string_lossy().into_owned();
+        if started.args.iter().any(|a| a == "--supervised") {
+            let launcher = process::parent(pid)?;
+            let port = process::listens_on(pid)
+                .first()
+                .copied()
+                .ok_or_else(|| std::io::Error::other(format!("server {place} listens on no port")))?;
+            let mut args = Vec::new();
+            let mut old = started.args.iter().map(text);
+            while let Some(a) = old.next() {
+                match a.as_str() {
+                    "--supervised" => {}
+                    "--listen" => drop(old.next()),
+                    _ => args.push(a.into()),
+                }
+            }
+            args.extend(["--listen".into(), format!("127.0.0.1:{port}").into()]);
+            args.extend(["--servers".into(), target.addresses.join(",").into()]);
+            args.extend(["--until".into(), launcher.to_string().into()]);
+            started.args = args;
+        }
+        Ok(Self { started, stderr })
+    }
+
+    fn start(&self) -> std::io::Result<Child> {
+        let s = &self.started;
+        let stderr = match &self.stderr {
+            Some(path) => Stdio::from(fs::File::options().append(true).open(path)?),
+            None => Stdio::null(),
+        };
+        let env: BTreeMap<_, _> = s.env.iter().cloned().collect();
+        let mut command = Command::new(&s.exe);
+        command.args(s.args.iter().skip(1)).env_clear().envs(env);
+        command.current_dir(Path::new(&s.cwd));
+        // In a group of its own: Ctrl-C ends this program, not what it has started again.
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).process_group(0).spawn()
+    }
+}

@@ -1,0 +1,167 @@
+//! One run of a comparison: whether it is there already, how it is run, what is left of it where training diverges.
+
+use super::matrix::Planned;
+use crate::simulate;
+use paraft_fleet::{
+    failure::Failure,
+    faults::link::Link,
+    fleet::{Extras, JOB_FILE},
+    launch,
+    run_dir::RunDir,
+};
+use paraft_record::{Cell, Event, METRICS_FILE, MetricsWriter, RunRecord, read_events};
+use paraft_sim::Setup;
+use paraft_worker::{Job, exit, slow::Straggle};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::AtomicI32,
+};
+
+/// What a run had beside its job; in its folder.
+const CONDITIONS_FILE: &str = "conditions.json";
+
+/// How runs are run.
+#[derive(Clone, Debug)]
+pub enum How {
+    /// By processes of this machine.
+    Real { slow: BTreeMap<u32, f64>, straggle: Option<Straggle>, link: Option<Link> },
+    /// By a simulation of such a fleet, seeded with the run's seed, or with this.
+    Simulated { setup: Box<Setup>, seed: Option<u64> },
+}
+
+impl How {
+    /// Whether a job can be run so; the error says why not.
+    pub fn fits(&self, job: &Job) -> Result<(), String> {
+        let workers = job.train.workers;
+        match self {
+            Self::Simulated { setup, .. } => paraft_sim::check(job, setup).map_err(|e| e.to_string()),
+            Self::Real { slow, .. } => match slow.keys().find(|w| **w >= workers) {
+                Some(w) => Err(format!("--slow names worker {w}; there are {workers}, from 0")),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// What the run of another comparison must have had too, to be this one.
+    fn text(&self, seed: u64) -> String {
+        let json = match self {
+            Self::Real { slow, straggle, link } => serde_json::json!({
+                "simulated": false,
+                "slow": slow,
+                "straggle": straggle,
+                "delay_ms": link.map_or(0.0, |l| l.delay.as_secs_f64() * 1e3),
+                "bandwidth_mbit": link.and_then(|l| l.bits_per_s).map(|b| b / 1e6),
+            }),
+            Self::Simulated { .. } => {
+                serde_json::json!({ "simulated": true, "setup": self.setup(seed).map(|s| format!("{s:?}")) })
+            }
+        };
+        json.to_string()
+    }
+
+    fn setup(&self, run: u64) -> Option<Setup> {
+        match self {
+            Self::Simulated { setup, seed } => Some(Setup { seed: seed.unwrap_or(run), ..(**setup).clone() }),
+            Self::Real { .. } => None,
+        }
+    }
+}
+
+/// A run with its folder.
+pub struct Prepared<'a> {
+    pub planned: &'a Planned,
+    pub dir: PathBuf,
+    /// It is complete, and is not run again.
+    pub done: bool,
+    job: Job,
+    conditions: String,
+}
+
+impl<'a> Prepared<'a> {
+    /// Looks into its folder. A complete run of another job, or under other conditions, is refused.
+    pub fn new(planned: &'a Planned, dir: &Path, how: &How) -> Result<Self, Failure> {
+        let mut job = planned.job.clone();
+        if let Some(checkpoints) = job.checkpoint.as_mut().and_then(|c| c.dir.as_mut()) {
+            *checkpoints = checkpoints.join(&planned.dir); // two runs' checkpoints are not one job's
+        }
+        if let How::Real { link: Some(_), .. } = how {
+            job.cluster.transport = paraft_worker::job::TransportConfig::Tcp; // a Unix socket would lead past the proxies
+        }
+        let (dir, conditions) = (dir.join(&planned.dir), how.text(planned.seed));
+        let mut resolved = job.clone();
+        launch::absolute_paths(&mut resolved)?;
+        let metrics = dir.join(METRICS_FILE);
+        let done = metrics.exists() && read_events(&metrics)?.iter().any(|e| matches!(e, Event::Summary(_)));
+        if done {
+            for (file, now) in [(JOB_FILE, resolved.to_toml()), (CONDITIONS_FILE, conditions.clone())] {
+                let path = dir.join(file);
+                let then = fs::read_to_string(&path).unwrap_or_default();
+                if then.trim() != now.trim() {
+                    return Err(Failure::new(
+                        exit::CONFIG,
+                        format!("{} holds a run of another job or fleet: {file} differs", dir.display()),
+                    )
+                    .help("choose another --run-dir, or remove that folder"));
+                }
+            }
+        }
+        Ok(Self { planned, dir, done, job, conditions })
+    }
+
+    /// Runs it, unless it is done. One that diverges is a result.
+    pub fn run(&self, how: &How, quiet: bool, interrupted: &AtomicI32) -> Result<(), Failure> {
+        if self.done {
+            return Ok(());
+        }
+        // What an interrupted comparison has left of it stays beside it.
+        let dir = match self.dir.join(METRICS_FILE).exists() {
+            true => RunDir::again(&self.dir)?,
+            false => RunDir::new(Some(&self.dir), &self.job.name)?,
+        };
+        let conditions = dir.join(CONDITIONS_FILE);
+        fs::write(&conditions, &self.conditions).map_err(|e| Failure::write(&conditions, e))?;
+        let ended = match how {
+            How::Real { slow, straggle, link } => {
+                let extras =
+                    Extras { slow: slow.clone(), straggle: *straggle, link: *link, ..Extras::default() };
+                launch::launch_with(&self.job, &dir, None, quiet, interrupted, extras).map(drop)
+            }
+            How::Simulated { .. } => match how.setup(self.planned.seed) {
+                Some(setup) => simulate::run_in(&self.job, &setup, &dir, quiet).map(drop),
+                None => Ok(()),
+            },
+        };
+        match ended {
+            Err(e) if e.diverged() => self.keep(&dir, &e),
+            ended => ended,
+        }
+    }
+
+    /// Completes the record of a run that diverged.
+    fn keep(&self, dir: &Path, why: &Failure) -> Result<(), Failure> {
+        let mut record = RunRecord::load(dir)?;
+        let mut writer = MetricsWriter::append(dir.join(METRICS_FILE))?;
+        if record.diverged.is_none() {
+            // A simulation's times are simulated.
+            let wall = record.train.iter().map(|t| t.wall).fold(0.0, f64::max);
+            writer.write(&launch::diverged(wall, why))?;
+            record = RunRecord::load(dir)?;
+        }
+        eprintln!("{}: {}", self.planned.dir, why.message());
+        Ok(writer.write(&Event::Summary(record.summarize()))?)
+    }
+
+    /// What it has recorded.
+    pub fn cell(&self) -> Result<Cell, Failure> {
+        Ok(Cell {
+            mode: self.planned.mode.to_string(),
+            workers: self.planned.workers,
+            algorithm: self.planned.algorithm.clone(),
+            seed: self.planned.seed,
+            dir: self.planned.dir.clone(),
+            record: RunRecord::load(&self.dir)?,
+        })
+    }
+}

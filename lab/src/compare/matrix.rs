@@ -1,0 +1,411 @@
+//! Which runs a comparison has: modes × algorithms × workers × seeds, as jobs.
+//!
+//! An algorithm is a name and what it changes in the job. A name that is an `algorithm.kind`, a `round.kind` or a
+//! `train.encoding` says that by itself. What the job refuses is left out, with the job's own words.
+//!
+//! Every run gets the samples of the job as it is in its file: the fleet's, whatever the number of workers. Its steps are that
+//! budget over the samples of a step of all workers, rounded down, so that runs differ by less than one such step.
+
+use paraft_common::{Encoding, Mode, ModeChoice, algorithm::AlgorithmConfig, round::RoundConfig};
+use paraft_data::Dataset;
+use paraft_fleet::failure::Failure;
+use paraft_record::LeftOut;
+use paraft_worker::{
+    Job, JobError, exit,
+    job::{Exchange, SamplerKind},
+    worker::Plan,
+};
+use std::{collections::BTreeSet, str::FromStr};
+
+/// What a job's own settings are called in a comparison that changes none of them.
+pub const AS_IT_IS: &str = "job";
+
+/// Keys that are the matrix's own, or the budget's.
+const KEPT: [&str; 5] = ["train.mode", "train.workers", "seed", "train.epochs", "train.max_steps"];
+
+/// The axes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Axes {
+    pub modes: Vec<ModeChoice>,
+    /// Empty: the job's.
+    pub workers: Vec<u32>,
+    /// Empty: the job's.
+    pub seeds: Vec<u64>,
+    pub algorithms: Vec<Algorithm>,
+}
+
+/// A named set of changes to a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Algorithm {
+    pub name: String,
+    kind: Kind,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Kind {
+    AsItIs,
+    /// `algorithm.kind`
+    Late,
+    /// `round.kind`
+    Round,
+    /// `train.encoding`
+    Encoding,
+    /// `KEY=VALUE`
+    Own(Vec<String>),
+}
+
+/// A run that is to be.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    pub mode: ModeChoice,
+    pub workers: u32,
+    pub algorithm: String,
+    pub seed: u64,
+    /// Its folder's name.
+    pub dir: String,
+    pub job: Job,
+}
+
+/// `--seeds`: how many, or which.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seeds(pub Vec<u64>);
+
+impl FromStr for Seeds {
+    type Err = String;
+
+    /// Reads `3` (1, 2 and 3) or `4,7,9`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bad = || format!("`{text}` is neither how many seeds (3: 1, 2 and 3) nor which (4,7,9)");
+        let given: Vec<u64> = text
+            .split(',')
+            .filter(|t| !t.is_empty())
+            .map(|t| t.trim().parse().map_err(|_| bad()))
+            .collect::<Result<_, _>>()?;
+        let seeds: Vec<u64> = match given.as_slice() {
+            [n] if !text.contains(',') => (1..=*n.min(&1001)).collect(),
+            several => several.to_vec(),
+        };
+        match seeds.len() {
+            0 => Err(bad()),
+            1..=1000 => Ok(Self(seeds)),
+            _ => Err("1000 seeds at most".into()),
+        }
+    }
+}
+
+impl Algorithm {
+    /// The job as it is.
+    pub fn as_it_is() -> Self {
+        Self { name: AS_IT_IS.into(), kind: Kind::AsItIs }
+    }
+
+    /// One that its name describes.
+    pub fn named(name: &str) -> Result<Self, Failure> {
+        let text = format!("kind = {}", toml::Value::from(name));
+        let kind = match toml::from_str::<AlgorithmConfig>(&text) {
+            Ok(_) => Kind::Late,
+            Err(_) if toml::from_str::<RoundConfig>(&text).is_ok() => Kind::Round,
+            Err(_) if name.parse::<Encoding>().is_ok() => Kind::Encoding,
+            Err(_) if name == AS_IT_IS => Kind::AsItIs,
+            Err(e) => {
+                return Err(Failure::new(
+                    exit::USAGE,
+                    format!("--algorithms {name}: {} (as algorithm.kind; nor is it a round.kind or a train.encoding)", e.message()),
+                )
+                .help("for changes of your own: --algorithm 'NAME: KEY=VALUE, KEY=VALUE'"));
+            }
+        };
+        Ok(Self { name: name.into(), kind })
+    }
+
+    /// `NAME: KEY=VALUE, KEY=VALUE`
+    pub fn own(text: &str) -> Result<Self, Failure> {
+        let bad = |why: &str| {
+            Failure::new(exit::USAGE, format!("--algorithm '{text}': {why}"))
+                .help("for example --algorithm 'weak: algorithm.kind=dc-asgd-c, algorithm.lambda=0.1'")
+        };
+        let (name, rest) = text.split_once(':').ok_or_else(|| bad("there is no `:` after its name"))?;
+        let name = name.trim();
+        if name.is_empty() || name.len() > 60 || name.chars().any(char::is_control) {
+            return Err(bad("its name must have 1 to 60 characters"));
+        }
+        let set: Vec<String> =
+            split(rest).into_iter().map(|s| s.trim().to_string()).filter(|s| !s.is_empty()).collect();
+        if set.is_empty() {
+            return Err(bad("it changes nothing"));
+        }
+        for s in &set {
+            let Some((key, _)) = s.split_once('=') else {
+                return Err(bad(&format!("`{s}` is not KEY=VALUE")));
+            };
+            if KEPT.contains(&key.trim()) {
+                return Err(bad(&format!(
+                    "{} is the comparison's own: modes, workers and seeds have flags, and all runs have one budget",
+                    key.trim()
+                )));
+            }
+        }
+        Ok(Self { name: name.into(), kind: Kind::Own(set) })
+    }
+
+    /// What it changes in this job.
+    fn set(&self, job: &Job) -> Vec<String> {
+        let table = |key: &str| vec![format!("{key}={{ kind = {} }}", toml::Value::from(self.name.as_str()))];
+        match &self.kind {
+            // A kind that the job has already keeps its options.
+            Kind::Late if job.algorithm.kind() == self.name => Vec::new(),
+            Kind::Round if job.round.kind() == self.name => Vec::new(),
+            Kind::AsItIs => Vec::new(),
+            Kind::Late => table("algorithm"),
+            Kind::Round => table("round"),
+            Kind::Encoding => vec![format!("train.encoding={}", toml::Value::from(self.name.as_str()))],
+            Kind::Own(set) => set.clone(),
+        }
+    }
+}
+
+/// At commas that are in no quotes and no brackets.
+fn split(text: &str) -> Vec<String> {
+    let (mut parts, mut depth, mut quote) = (vec![String::new()], 0_i32, None);
+    for c in text.chars() {
+        match (c, quote) {
+            (c, Some(q)) if c == q => quote = None,
+            ('"' | '\'', None) => quote = Some(c),
+            ('[' | '{', None) => depth += 1,
+            (']' | '}', None) => depth -= 1,
+            _ => {}
+        }
+        if c == ',' && depth == 0 && quote.is_none() {
+            parts.push(String::new());
+        } else if let Some(last) = parts.last_mut() {
+            last.push(c);
+        }
+    }
+    parts
+}
+
+/// The runs, the first seeds of all groups first, and what was left out. `load` gives the job under these assignments; `fits`
+/// says why a job cannot be run as this comparison runs them.
+pub fn expand(
+    axes: &Axes,
+    load: &dyn Fn(&[String]) -> Result<Job, JobError>,
+    fits: &dyn Fn(&Job) -> Result<(), String>,
+) -> Result<(Vec<Planned>, Vec<LeftOut>), Failure> {
+    let base = load(&[])?;
+    twice("--modes", axes.modes.iter().map(ModeChoice::to_string))?;
+    twice("--workers", axes.workers.iter().map(u32::to_string))?;
+    twice("--seeds", axes.seeds.iter().map(u64::to_string))?;
+    twice("--algorithms", axes.algorithms.iter().map(|a| a.name.clone()))?;
+    let own = |given: &[u32]| if given.is_empty() { vec![base.train.workers] } else { given.to_vec() };
+    let seeds = if axes.seeds.is_empty() { vec![base.seed] } else { axes.seeds.clone() };
+    let mut budget = Budget { base: &base, train: None };
+    let (mut planned, mut left_out) = (Vec::new(), Vec::new());
+    for mode in &axes.modes {
+        for algorithm in &axes.algorithms {
+            for workers in own(&axes.workers) {
+                let mut set = vec![format!("train.mode={mode}"), format!("train.workers={workers}")];
+                set.extend(algorithm.set(&base));
+                let made = match algorithm.kind {
+                    Kind::Round if *mode != Mode::Bsp.into() => Err("only bsp has rounds".to_string()),
+                    _ => load(&set).map_err(|e| e.message).and_then(|mut job| {
+                        budget.give(&mut job)?;
+                        fits(&job)?;
+                        Ok(job)
+                    }),
+                };
+                let job = match made {
+                    Ok(job) => job,
+                    // That can be right in no job.
+                    Err(why) if why.contains("unknown key") || why.contains("unknown field") => {
+                        return Err(Failure::new(
+                            exit::CONFIG,
+                            format!("algorithm {}: {why}", algorithm.name),
+                        ));
+                    }
+                    Err(reason) => {
+                        let (mode, algorithm) = (mode.to_string(), algorithm.name.clone());
+                        left_out.push(LeftOut { mode, workers, algorithm, reason });
+                        continue;
+                    }
+                };
+                for seed in &seeds {
+                    let job = Job { seed: *seed, ..job.clone() };
+                    let dir = folder(&base, *mode, &algorithm.name, workers, *seed);
+                    let algorithm = algorithm.name.clone();
+                    planned.push(Planned { mode: *mode, workers, algorithm, seed: *seed, dir, job });
+                }
+            }
+        }
+    }
+    twice("two runs have the same folder:", planned.iter().map(|p| p.dir.clone()))?;
+    if planned.is_empty() {
+        let why: BTreeSet<&str> = left_out.iter().map(|l| l.reason.as_str()).collect();
+        let why = why.into_iter().collect::<Vec<_>>().join("; ");
+        return Err(Failure::new(exit::CONFIG, format!("nothing is left to compare: {why}")));
+    }
+    Ok((planned, left_out))
+}
+
+fn twice(what: &str, names: impl Iterator<Item = String>) -> Result<(), Failure> {
+    let mut seen = BTreeSet::new();
+    for name in names {
+        if seen.contains(&name) {
+            return Err(Failure::new(exit::USAGE, format!("{what} {name} twice")));
+        }
+        seen.insert(name);
+    }
+    Ok(())
+}
+
+/// Of a run's folder: its mode, and what is not as in the job file. So it stays the same where a comparison grows.
+fn folder(base: &Job, mode: ModeChoice, algorithm: &str, workers: u32, seed: u64) -> String {
+    let mut name = mode.to_string();
+    if algorithm != AS_IT_IS {
+        name += &format!("_{algorithm}");
+    }
+    if workers != base.train.workers {
+        name += &format!("_w{workers}");
+    }
+    if seed != base.seed {
+        name += &format!("_s{seed}");
+    }
+    name.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' }).collect()
+}
+
+/// The samples that every run trains on.
+struct Budget<'a> {
+    base: &'a Job,
+    /// The training samples, once they are needed.
+    train: Option<Dataset>,
+}
+
+impl Budget<'_> {
+    /// Gives a job of another size as many steps as there are samples for.
+    fn give(&mut self, job: &mut Job) -> Result<(), String> {
+        let size = |j: &Job| (j.ranks(), j.train.batch, j.train.drop_last);
+        // The leased sampler gives out each epoch once, to however many workers.
+        if size(job) == size(self.base) || job.train.sampler == SamplerKind::Leased {
+            return Ok(());
+        }
+        if !job.cluster.worker_command.is_empty() {
+            return Err(
+                "its workers' own program decides how many samples there are: leave --workers out".into()
+            );
+        }
+        if job.train.exchange == Exchange::AllReduce {
+            return Err("all ranks of an all-reduce job are one worker".into());
+        }
+        let train = match &self.train {
+            Some(train) => train,
+            None => {
+                let data = self.base.data.as_ref().ok_or("the job names no [data]")?;
+                let split = data.load(&self.base.base_dir).map_err(|e| e.to_string())?;
+                self.train.insert(split.train)
+            }
+        };
+        let all = Plan::new(self.base, train).map_err(|e| e.to_string())?.budget(self.base, None);
+        let step = job.train.batch as u64 * u64::from(job.ranks());
+        let steps = all / step;
+        if steps == 0 {
+            return Err(format!("one step of its workers is {step} samples, and the job has {all}"));
+        }
+        job.train.max_steps = None;
+        let per_epoch = Plan::new(job, train).map_err(|e| e.to_string())?.per_epoch;
+        job.train.epochs = steps.div_ceil(per_epoch);
+        job.train.max_steps = (steps < job.train.epochs * per_epoch).then_some(steps);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    const JOB: &str = "[model]\nkind = \"logistic-regression\"\n[data]\nkind = \"digits\"\n[train]\nbatch = 16\nepochs = 3\n\
+                       [algorithm]\nkind = \"dc-asgd-c\"\nlambda = 0.5\n[optimizer]\nkind = \"sgd\"\nlr = 0.1\n";
+
+    fn load(set: &[String]) -> Result<Job, JobError> {
+        Job::parse(JOB, Path::new("t.toml"), set)
+    }
+
+    fn axes(algorithms: &[&str]) -> Axes {
+        Axes {
+            modes: vec![Mode::Bsp.into(), Mode::Asp.into()],
+            workers: vec![2, 4],
+            seeds: vec![1, 2],
+            algorithms: algorithms.iter().map(|a| Algorithm::named(a).expect(a)).collect(),
+        }
+    }
+
+    fn expanded(axes: &Axes) -> (Vec<Planned>, Vec<LeftOut>) {
+        expand(axes, &load, &|_| Ok(())).expect("a matrix")
+    }
+
+    #[test]
+    fn the_matrix_is_the_product_without_what_the_job_refuses() {
+        let (runs, left) = expanded(&axes(&["asgd", "dc-asgd-c", "backup", "dana-slim", "top-k:0.1"]));
+        // Rounds only with bsp, and DANA not with plain SGD: of 2 × 5 × 2 groups, 2 and 4.
+        assert_eq!((runs.len(), left.len()), (2 * (20 - 2 - 4), 6));
+        let dirs: BTreeSet<_> = runs.iter().map(|r| r.dir.as_str()).collect();
+        assert!(dirs.contains("bsp_asgd") && dirs.contains("asp_top-k-0.1_w4_s2"), "{dirs:?}");
+        for l in &left {
+            let why = match l.algorithm.as_str() {
+                "backup" => "only bsp has rounds",
+                "dana-slim" => "optimizer.kind",
+                other => panic!("{other}: {}", l.reason),
+            };
+            assert!(l.reason.contains(why), "{}", l.reason);
+        }
+        let of = |name: &str| &runs.iter().find(|r| r.algorithm == name).expect(name).job;
+        // The job's own kind keeps its options, another begins with its defaults.
+        assert_eq!(of("dc-asgd-c").algorithm, load(&[]).expect("a job").algorithm);
+        assert_eq!(of("asgd").algorithm, AlgorithmConfig::default());
+        assert_eq!(of("backup").round.kind(), "backup");
+        assert_eq!(of("top-k:0.1").train.encoding.to_string(), "top-k:0.1");
+    }
+
+    #[test]
+    fn every_run_has_the_samples_of_the_job_to_less_than_a_step() {
+        let base = load(&[]).expect("a job");
+        let train = base.data.as_ref().expect("data").load(Path::new(".")).expect("digits").train;
+        let budget = |job: &Job| Plan::new(job, &train).expect("a plan").budget(job, None);
+        let all = budget(&base);
+        let axes = Axes { workers: vec![1, 2, 3, 5, 7, 32], ..axes(&["asgd"]) };
+        for run in expanded(&axes).0 {
+            let own = budget(&run.job);
+            let step = 16 * u64::from(run.workers);
+            assert!(own <= all && all - own < step, "{} workers: {own} of {all}", run.workers);
+        }
+    }
+
+    #[test]
+    fn what_is_no_matrix_is_refused_with_what_to_write() {
+        let said = |f: Failure| f.message().to_string();
+        let unknown = said(Algorithm::named("dc-asgd").expect_err("no such kind"));
+        assert!(unknown.contains("dc-asgd-c") && unknown.contains("round.kind"), "{unknown}");
+        for (text, why) in [
+            ("algorithm.kind=asgd", "no `:`"),
+            ("x:", "changes nothing"),
+            ("x: lambda", "KEY=VALUE"),
+            ("x: train.workers=3", "comparison's own"),
+            (": a=1", "1 to 60"),
+        ] {
+            let said = said(Algorithm::own(text).expect_err(text));
+            assert!(said.contains(why), "{said}");
+        }
+        let own = Algorithm::own("mix: clip={ value = 1, norm = 2 }, train.encoding=top-k:0.1").expect("own");
+        assert_eq!(
+            own.set(&load(&[]).expect("job")),
+            ["clip={ value = 1, norm = 2 }", "train.encoding=top-k:0.1"]
+        );
+        let same = Axes { seeds: vec![3, 3], ..axes(&["asgd"]) };
+        assert!(said(expand(&same, &load, &|_| Ok(())).expect_err("twice")).contains("--seeds 3 twice"));
+        let none = expand(&axes(&["asgd"]), &load, &|_| Err("not here".into()));
+        assert!(said(none.expect_err("nothing left")).contains("not here"));
+        assert_eq!("3".parse(), Ok(Seeds(vec![1, 2, 3])));
+        assert_eq!("7,".parse(), Ok(Seeds(vec![7])));
+        assert_eq!("4,9".parse(), Ok(Seeds(vec![4, 9])));
+        assert!(["0", "", "x", "5000"].into_iter().all(|t| t.parse::<Seeds>().is_err()));
+    }
+}

@@ -1,0 +1,22 @@
+//! The laboratory: what measures a fleet, compares runs, attacks them, and proves the promises. Commands of `paraft` run it.
+//!
+//! - [`mod@bench`]: figures, as ratios to something in the same run.
+//! - [`verify`], [`chaos`]: promises under faults; faults on a running fleet. `deck`: which fault comes next; `health`: whether a
+//!   fleet can bear it; `scarce`, `stranger`: resources that run out, and who speaks from outside.
+//! - [`compare`]: one job in many ways. [`mod@simulate`]: a job on a fleet that does not exist.
+//!
+//! What it is not: nothing that a fleet needs to train.
+
+#[macro_use]
+extern crate paraft_fleet;
+
+pub mod bench;
+pub mod chaos;
+pub mod compare;
+mod deck;
+mod health;
+mod scarce;
+pub mod simulate;
+mod statistics;
+mod stranger;
+pub mod verify;

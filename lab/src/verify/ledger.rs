@@ -1,0 +1,504 @@
+//! `paraft verify ledger`: kills and other faults under load, and then every push is counted.
+
+use super::{
+    clients::Clients,
+    rig::{Rig, Shape},
+    verdict::{Counts, Verdict},
+};
+use crate::{
+    deck::{Deck, Kind},
+    health::View,
+    scarce, stranger,
+};
+use clap::Args;
+use paraft_client::ClientError;
+use paraft_common::{Durability, Mode, durability};
+use paraft_fleet::{failure::Failure, faults::Faults, launch};
+use paraft_proof::Book;
+use paraft_worker::exit;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use std::{
+    collections::BTreeSet,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicI32, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+#[derive(Args)]
+pub struct LedgerArgs {
+    /// How often a leader is killed (SIGKILL).
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub kills: u32,
+    /// The same seed draws the same faults in the same order.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// bsp, ssp:S or asp.
+    #[arg(long, default_value = "asp")]
+    pub mode: Mode,
+    /// quorum-disk, quorum-memory or leader.
+    #[arg(long, default_value = "quorum-memory")]
+    pub durability: Durability,
+    /// Servers; a minority of them is down at any time.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(3..=7))]
+    pub servers: u32,
+    /// Clients that push.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=8))]
+    pub workers: u32,
+    /// Kinds of faults, comma-separated, all at once; kill is always among them.
+    #[arg(long, value_delimiter = ',', default_value = "kill", value_enum)]
+    pub faults: Vec<Kind>,
+    /// A run with fewer acknowledged pushes a second than this does not count (exit code 75).
+    #[arg(long, default_value_t = 100.0)]
+    pub pushes_floor: f64,
+    /// Steps that each client begins in a second, at most; a step is 4 pushes on each shard.
+    #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub pace: u64,
+    /// A follower that hears nothing for three to four times so many milliseconds stands for election.
+    #[arg(long, default_value_t = 150, value_parser = clap::value_parser!(u64).range(50..=2000))]
+    pub election_ms: u64,
+    /// Where the servers' logs and data go. Default: a temporary folder, which stays if the promise is broken.
+    #[arg(long)]
+    pub run_dir: Option<PathBuf>,
+    /// One JSON object instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+const BUCKETS_PER_SHARD: u32 = 4;
+/// The book has room for so many seconds of pushes for each kill.
+const SECONDS_PER_KILL: u64 = 4;
+/// A fleet that is not whole again after this long is given up: that is a fault of ours, not of the schedule.
+const CALM: Duration = Duration::from_secs(60);
+
+pub fn run(args: &LedgerArgs) -> Result<i32, Failure> {
+    let shards = args.servers.min(8);
+    let buckets = (shards * BUCKETS_PER_SHARD) as usize;
+    let rounds = (u64::from(args.kills) * SECONDS_PER_KILL + 10) * args.pace;
+    let mut book = Book::new(args.mode, args.workers, rounds, buckets);
+    book.ledger.durability = args.durability;
+    // A client that a fault keeps away for a while is no lost worker.
+    book.ledger.grace_ms = 60_000;
+    let window = book.ledger.leader_window;
+    durability::check(args.mode, args.durability, window)
+        .map_err(|e| Failure::new(exit::USAGE, e).help("see --mode and --durability"))?;
+    if args.pushes_floor.is_nan() || args.pushes_floor < 0.0 {
+        return Err(Failure::new(exit::USAGE, "--pushes-floor is a number from 0"));
+    }
+    let scratch = Scratch::new(args.run_dir.clone())?;
+    let shape = Shape {
+        servers: args.servers,
+        shards,
+        replicas: 3,
+        durability: args.durability,
+        election_ms: args.election_ms,
+    };
+    let mut storm = Storm {
+        args,
+        rig: Rig::start(shape, &scratch.path)?,
+        deck: Deck::new(args.seed, &[&[Kind::Kill], args.faults.as_slice()].concat()),
+        counts: Counts::default(),
+        fading: Vec::new(),
+        drained: None,
+        installed: Vec::new(),
+        interrupted: launch::interrupts(),
+        said: Instant::now(),
+    };
+    let verdict = storm.run(&book);
+    match &verdict {
+        Ok(v) if v.held() => scratch.remove(),
+        _ => eprintln!("the servers' logs and data are in {}", scratch.path.display()),
+    }
+    let verdict = verdict?;
+    match args.json {
+        true => out!("{}", verdict.json()),
+        false => out!("{}", verdict.table()),
+    }
+    Ok(verdict.exit_code())
+}
+
+/// The servers' folder.
+struct Scratch {
+    path: PathBuf,
+    temporary: bool,
+}
+
+impl Scratch {
+    fn new(given: Option<PathBuf>) -> Result<Self, Failure> {
+        let temporary = given.is_none();
+        let path = match given {
+            Some(path) => {
+                let made = std::fs::create_dir_all(&path).and_then(|()| std::fs::canonicalize(&path));
+                let path = made.map_err(|e| Failure::write(&path, e))?;
+                if path.join("server-0").exists() {
+                    return Err(Failure::new(exit::CONFIG, format!("{} holds another run", path.display()))
+                        .help("choose another --run-dir, or remove it"));
+                }
+                path
+            }
+            None => {
+                let dir = tempfile::Builder::new().prefix("paraft-verify-").tempdir();
+                dir.map_err(|e| Failure::new(exit::IO, format!("no temporary folder: {e}")))?.keep()
+            }
+        };
+        Ok(Self { path, temporary })
+    }
+
+    fn remove(&self) {
+        if self.temporary {
+            let _ = std::fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// The faults of one run.
+struct Storm<'a> {
+    args: &'a LedgerArgs,
+    rig: Rig,
+    deck: Deck,
+    counts: Counts,
+    /// Faults that impair nobody, and so go on during others; until when.
+    fading: Vec<(Instant, Kind)>,
+    /// The server that is being emptied.
+    drained: Option<usize>,
+    /// Snapshots that each server's process had installed when it was last seen.
+    installed: Vec<u64>,
+    interrupted: Arc<AtomicI32>,
+    said: Instant,
+}
+
+impl Storm<'_> {
+    fn run(&mut self, book: &Book) -> Result<Verdict, Failure> {
+        let first = self.calm(None)?;
+        let clients = Clients::start(book, &self.rig.at(), Duration::from_secs(1) / self.args.pace as u32);
+        clients.allow(2.0 / f64::from(self.args.kills + 2));
+        let begun = Instant::now();
+        while clients.acknowledged() == 0 {
+            self.checked(&clients)?;
+            if begun.elapsed() > CALM {
+                return Err(Failure::new(exit::UNAVAILABLE, "no push was acknowledged in the first minute"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let (began, before) = (Instant::now(), clients.acknowledged());
+        while self.counts.leader_kills < u64::from(self.args.kills) {
+            let view = self.calm(Some(&clients))?;
+            let card = self.deck.draw();
+            self.play(card, &view, &clients)?;
+            let share = (self.counts.leader_kills + 2) as f64 / f64::from(self.args.kills + 2);
+            clients.allow(share);
+            self.say(&clients);
+        }
+        self.rig.put(Faults::default())?;
+        let last = self.calm(Some(&clients))?;
+        let (seconds, pushes) = (began.elapsed().as_secs_f64(), clients.acknowledged() - before);
+        let outcome = clients.finish().map_err(|e| self.gave_up(&e.to_string(), &e))?;
+        let first_weights = outcome.weights.first().cloned().unwrap_or_default();
+        let same = outcome.weights.iter().all(|w| *w == first_weights);
+        let replicas = self.replicas_agree();
+        let terms = |v: &View| v.terms.iter().sum::<u64>();
+        Ok(Verdict {
+            tally: book.read(&first_weights, |w, r, b| outcome.fate(w, r, b)),
+            clients_agree: same,
+            replicas,
+            counts: std::mem::take(&mut self.counts),
+            seconds,
+            pushes_per_s: pushes as f64 / seconds,
+            floor: self.args.pushes_floor,
+            unseen: outcome.unseen,
+            gaps: outcome.gaps,
+            mode: self.args.mode,
+            durability: self.args.durability,
+            seed: self.args.seed,
+            servers: self.args.servers,
+            workers: self.args.workers,
+            per_place: book.per_place,
+            reported_lost: self.rig.reported_lost(),
+            // Terms without a leader are counted too: the bound is not too small.
+            bound: (terms(&last) - terms(&first)) * book.ledger.leader_window.pushes,
+        })
+    }
+
+    /// Waits until the fleet is whole and every client is served; what fades, fades meanwhile.
+    fn calm(&mut self, clients: Option<&Clients>) -> Result<View, Failure> {
+        let began = Instant::now();
+        loop {
+            self.fade()?;
+            if let Some(clients) = clients {
+                self.checked(clients)?;
+            }
+            let state = self.rig.whole();
+            match state {
+                Ok(view) if clients.is_none_or(Clients::served) => {
+                    self.count_snapshots(&view);
+                    return Ok(view);
+                }
+                Ok(_) if began.elapsed() > CALM => {
+                    // Whoever is told that a push is in does not push it again, and waits for ever for the step to be.
+                    let done = self.counts.leader_kills;
+                    let what = format!(
+                        "BROKEN after {done} kills: the fleet is whole, but for {CALM:?} a client has had no ack: a push that was acknowledged may be gone"
+                    );
+                    return Err(Failure::new(exit::FAILED, what).help("see the servers' logs"));
+                }
+                Err(why) if began.elapsed() > CALM => {
+                    let done = self.counts.leader_kills;
+                    let what = format!("after {done} kills the fleet is not whole within {CALM:?}: {why}");
+                    return Err(Failure::new(exit::UNAVAILABLE, what).help("see the servers' logs"));
+                }
+                _ => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+
+    /// A process that was started since begins at 0.
+    fn count_snapshots(&mut self, view: &View) {
+        self.installed.resize(view.installed.len(), 0);
+        for (before, now) in self.installed.iter_mut().zip(&view.installed) {
+            let new = if *now >= *before { now - *before } else { *now };
+            self.counts.snapshots += new;
+            *before = *now;
+        }
+    }
+
+    /// Servers that cannot be reached are away for too long; servers that refuse what they had taken before, or have lost
+    /// it, have broken the promise.
+    fn gave_up(&self, what: &str, why: &ClientError) -> Failure {
+        let done = self.counts.leader_kills;
+        match why {
+            ClientError::Unreachable { .. }
+            | ClientError::Control { .. }
+            | ClientError::Options(_)
+            | ClientError::Interrupted => {
+                Failure::new(exit::UNAVAILABLE, format!("after {done} kills {what}"))
+            }
+            ClientError::Refused { .. } | ClientError::Protocol { .. } | ClientError::StateLost { .. } => {
+                Failure::new(exit::FAILED, format!("BROKEN after {done} kills: {what}"))
+            }
+        }
+    }
+
+    /// Ends the run where the user wants it, a client has given up or a server has died by itself.
+    fn checked(&mut self, clients: &Clients) -> Result<(), Failure> {
+        let number = self.interrupted.load(Relaxed);
+        if number != 0 {
+            return Err(Failure::new(128 + number, "interrupted; the fleet has ended"));
+        }
+        if let Some((worker, why)) = clients.failed() {
+            return Err(self.gave_up(&format!("client {worker}: {why}"), &why));
+        }
+        match self.rig.dead().into_iter().next() {
+            Some((place, how)) => {
+                let what = format!("server {place} ended though nobody killed it: {how}");
+                Err(Failure::new(exit::FAILED, what))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn play(&mut self, card: Kind, view: &View, clients: &Clients) -> Result<(), Failure> {
+        let n = self.rig.len();
+        let place = self.deck.pick(n);
+        match card {
+            Kind::Kill => {
+                let shard = self.deck.pick(view.leaders.len());
+                let victim = if self.deck.one_in(6) { place } else { view.leaders[shard] };
+                let led = view.led_by(victim);
+                clients.next_round();
+                std::thread::sleep(self.deck.micros(0, 3000));
+                clients.leader_dies(view.ids[victim], &led);
+                self.rig.kill(victim);
+                self.counts.kills += 1;
+                self.counts.leader_kills += u64::from(!led.is_empty());
+                std::thread::sleep(self.deck.millis(0, 250));
+                self.rig.restart(victim)?;
+            }
+            Kind::Pause => {
+                self.rig.pause(place);
+                std::thread::sleep(self.deck.millis(50, 1000));
+                self.rig.resume();
+            }
+            Kind::Reset => {
+                let mut faults = self.rig.faults();
+                *faults.resets.entry(place as u32).or_default() += 1;
+                self.rig.put(faults)?;
+            }
+            Kind::Partition => {
+                let mut faults = self.rig.faults();
+                let other = (place + 1 + self.deck.pick(n - 1)) % n;
+                match self.deck.one_in(2) {
+                    true => _ = faults.isolated.insert(place as u32),
+                    false => _ = faults.cut.insert((place as u32, other as u32)),
+                }
+                self.rig.put(faults)?;
+                std::thread::sleep(self.deck.millis(100, 1500));
+                let healed =
+                    Faults { isolated: Default::default(), cut: Default::default(), ..self.rig.faults() };
+                self.rig.put(healed)?;
+            }
+            Kind::SlowLink => {
+                let mut faults = self.rig.faults();
+                faults.slow_link_ms.insert(place as u32, self.deck.millis(1, 20).as_millis() as u64);
+                self.rig.put(faults)?;
+                self.fading.push((Instant::now() + self.deck.millis(500, 3000), card));
+            }
+            Kind::SlowDisk => {
+                let mut faults = self.rig.faults();
+                faults.slow_disk_ms.insert(place as u32, self.deck.millis(1, 20).as_millis() as u64);
+                self.rig.put(faults)?;
+                self.fading.push((Instant::now() + self.deck.millis(500, 3000), card));
+            }
+            Kind::DiskFull => self.disk_full(place, view, clients)?,
+            Kind::Drain => self.membership(place)?,
+            scarcity => self.run_short(scarcity, place)?,
+        }
+        *self.counts.faults.entry(card).or_default() += 1;
+        Ok(())
+    }
+
+    /// The disk fills up, the server dies of something else, and there is room again when it comes back.
+    fn disk_full(&mut self, place: usize, view: &View, clients: &Clients) -> Result<(), Failure> {
+        let mut faults = self.rig.faults();
+        faults.full_disk.insert(place as u32);
+        self.rig.put(faults)?;
+        std::thread::sleep(self.deck.millis(100, 1000));
+        // It may lead still, where nothing had to grow.
+        clients.leader_dies(view.ids[place], &view.led_by(place));
+        self.rig.kill(place);
+        let mut faults = self.rig.faults();
+        faults.full_disk.remove(&(place as u32));
+        self.rig.put(faults)?;
+        self.counts.kills += 1;
+        self.rig.restart(place)
+    }
+
+    /// A server more at first; then one is emptied, filled again, and so on.
+    fn membership(&mut self, place: usize) -> Result<(), Failure> {
+        if self.rig.len() == self.args.servers as usize {
+            return self.rig.join();
+        }
+        let (server, undo) = match self.drained {
+            Some(drained) => (drained, true),
+            None => (place, false),
+        };
+        let Some(id) = self.rig.id(server) else { return Ok(()) };
+        // The control group may be without a leader for a moment: then this change does not happen.
+        if self.rig.drain(id, undo).is_ok() {
+            self.drained = (!undo).then_some(server);
+        }
+        Ok(())
+    }
+
+    /// Something runs out on one server, on two or on all, and comes back; nobody restarts what has not ended.
+    fn run_short(&mut self, kind: Kind, place: usize) -> Result<(), Failure> {
+        let n = self.args.servers as usize;
+        let count = [1, 1, 2, n][self.deck.pick(4)];
+        let places: BTreeSet<u32> = (0..count).map(|i| ((place + i) % n) as u32).collect();
+        let lasting = self.deck.millis(100, 1500);
+        let refused = |e: std::io::Error| Failure::new(exit::IO, format!("a limit cannot be changed: {e}"));
+        match kind {
+            Kind::Fds => {
+                let taken: Result<Vec<_>, _> =
+                    places.iter().map(|p| scarce::descriptors(self.rig.pid(*p as usize))).collect();
+                let taken = taken.map_err(refused)?;
+                std::thread::sleep(lasting);
+                drop(taken);
+            }
+            Kind::Memory => return self.no_memory(place % n, lasting),
+            Kind::Clock => {
+                let mut faults = self.rig.faults();
+                let hours = [-24, -1, 1, 24 * 365][self.deck.pick(4)];
+                faults.clock_s.insert((place % n) as u32, hours * 3600);
+                self.rig.put(faults)?;
+                std::thread::sleep(lasting);
+                self.rig.put(Faults { clock_s: Default::default(), ..self.rig.faults() })?;
+            }
+            Kind::Stranger => {
+                let mut rng = ChaCha8Rng::seed_from_u64(self.deck.pick(usize::MAX) as u64);
+                let addresses = self.rig.direct();
+                let visit = self.rig.ask(stranger::visit(&addresses, &mut rng, lasting));
+                if let Some(taken) = visit.taken.first() {
+                    return Err(Failure::new(exit::FAILED, format!("BROKEN: a stranger was heard: {taken}")));
+                }
+            }
+            _ => {
+                let before = self.rig.faults();
+                let mut faults = before.clone();
+                match kind {
+                    Kind::DiskFullAll => faults.full_disk = (0..n as u32).collect(),
+                    Kind::SlowAll => {
+                        let ms = self.deck.millis(1, 50).as_millis() as u64;
+                        faults.slow_disk_ms = (0..n as u32).map(|p| (p, ms)).collect();
+                    }
+                    Kind::Readonly => faults.read_only = places,
+                    _ if self.deck.one_in(2) => faults.failing_reads = places,
+                    _ => faults.failing_writes = places,
+                }
+                self.rig.put(faults)?;
+                std::thread::sleep(lasting);
+                self.rig.put(before)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A server's address space is all used up. It may end of that, as it would by the kernel's hand; then whoever looks
+    /// after processes starts it again.
+    fn no_memory(&mut self, place: usize, lasting: Duration) -> Result<(), Failure> {
+        let more = self.deck.pick(16) as u64 * (1 << 20);
+        let taken = scarce::memory(self.rig.pid(place), more);
+        let taken = taken.map_err(|e| Failure::new(exit::IO, format!("a limit cannot be changed: {e}")))?;
+        let until = Instant::now() + lasting;
+        while Instant::now() < until && !self.rig.has_ended(place) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(taken);
+        if self.rig.has_ended(place) {
+            self.counts.ended_for_memory += 1;
+            self.rig.kill(place); // waited for
+            self.rig.restart(place)?;
+        }
+        Ok(())
+    }
+
+    fn fade(&mut self) -> Result<(), Failure> {
+        let now = Instant::now();
+        for kind in [Kind::SlowLink, Kind::SlowDisk] {
+            let over = |(until, k): &(Instant, Kind)| *k == kind && *until <= now;
+            if self.fading.iter().any(over) {
+                self.fading.retain(|(_, k)| *k != kind);
+                let mut faults = self.rig.faults();
+                match kind {
+                    Kind::SlowLink => faults.slow_link_ms.clear(),
+                    _ => faults.slow_disk_ms.clear(),
+                }
+                self.rig.put(faults)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn replicas_agree(&self) -> Result<(), String> {
+        let began = Instant::now();
+        loop {
+            match self.rig.replicas_agree() {
+                Err(_) if began.elapsed() < Duration::from_secs(10) => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                r => return r,
+            }
+        }
+    }
+
+    fn say(&mut self, clients: &Clients) {
+        const INTERVAL: Duration = Duration::from_secs(5);
+        if !self.args.json && self.said.elapsed() > INTERVAL {
+            self.said = Instant::now();
+            let (done, all) = (self.counts.leader_kills, self.args.kills);
+            eprintln!("{done} of {all} kills  {} pushes acknowledged", clients.acknowledged());
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The entries of one replica on disk: its part of the server's log, and the vote beside it.
+
+use super::{
+    disk::{BEGUN, Folder, blocking, invalid},
+    types::{Entry, LogId, Vote},
+    wire,
+};
+use openraft::EntryPayload;
+use paraft_common::Payload;
+use paraft_store::{Log, Record};
+use std::{
+    io,
+    ops::Range,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+/// An entry as it is stored.
+pub(super) fn record_of(entry: &Entry) -> Result<Record, wire::WireError> {
+    let payload = match &entry.payload {
+        EntryPayload::Normal(change) => change.payload().clone(),
+        _ => Payload::EMPTY,
+    };
+    Ok(Record { index: entry.log_id.index, header: wire::encode(entry)?, payload })
+}
+
+/// And back.
+pub(super) fn entry_of(record: Record) -> Result<Entry, wire::WireError> {
+    let mut entry: Entry = wire::decode(&record.header)?;
+    if entry.log_id.index != record.index {
+        return Err(wire::WireError::new(format!(
+            "entry {} is stored as {}",
+            entry.log_id.index, record.index
+        )));
+    }
+    if let EntryPayload::Normal(change) = &mut entry.payload {
+        change.attach(record.payload);
+    }
+    Ok(entry)
+}
+
+/// The log's files, and the vote beside them.
+pub struct DiskLog {
+    log: Log,
+    folder: Folder,
+    begun: AtomicBool,
+}
+
+impl DiskLog {
+    /// `begun`: it is known to have had entries.
+    pub fn new(log: Log, folder: Folder, begun: bool) -> Self {
+        Self { log, folder, begun: begun.into() }
+    }
+
+    /// Queues entries; `done` is called when they are on disk.
+    pub fn append(
+        &self,
+        entries: &[Entry],
+        done: impl FnOnce(io::Result<()>) + Send + 'static,
+    ) -> io::Result<()> {
+        let records = entries.iter().map(record_of).collect::<Result<_, _>>().map_err(invalid)?;
+        // Marked after the first entries are on disk and before anyone hears of it: a process that is killed in between has
+        // lost nothing. Later entries are said to be there after these.
+        if !entries.is_empty() && !self.begun.swap(true, Relaxed) {
+            let folder = self.folder.clone();
+            let mark = move || folder.write(BEGUN, &[]).map_err(io::Error::other);
+            self.log.append(records, Box::new(move |written| done(written.and_then(|()| mark()))));
+        } else {
+            self.log.append(records, Box::new(done));
+        }
+        Ok(())
+    }
+
+    /// Reads entries back; see [`Log::read`].
+    pub async fn read(&self, range: Range<u64>, most: u64) -> io::Result<Vec<Entry>> {
+        let log = self.log.clone();
+        blocking(move || {
+            let records = log.read(range, most).map_err(io::Error::other)?;
+            records.into_iter().map(entry_of).collect::<Result<_, _>>().map_err(invalid)
+        })
+        .await
+    }
+
+    /// Entries that are written and not purged, and their bytes.
+    pub fn length(&self) -> (u64, u64) {
+        self.log.length()
+    }
+
+    /// Blocks until everything that was queued is on disk, and the vote after it.
+    pub async fn save_vote(&self, vote: &Vote) -> io::Result<()> {
+        let (tx, rx) = tokio::sync::oneshot::channel();
+        self.log.append(Vec::new(), Box::new(move |r| _ = tx.send(r)));
+        rx.await.map_err(|_| io::Error::other("the log's writer has ended"))??;
+        let (folder, bytes) = (self.folder.clone(), wire::encode(vote).map_err(invalid)?);
+        blocking(move || folder.write("vote", &bytes).map_err(io::Error::other)).await
+    }
+
+    /// Drops every entry after `last`.
+    pub async fn truncate_after(&self, last: Option<u64>) -> io::Result<()> {
+        let log = self.log.clone();
+        blocking(move || log.truncate_after(last)).await
+    }
+
+    /// Drops every entry up to `upto`.
+    pub async fn purge(&self, upto: LogId) -> io::Result<()> {
+        let (log, tag) = (self.log.clone(), wire::encode(&upto).map_err(invalid)?);
+        blocking(move || log.purge(upto.index, tag)).await
+    }
+}

@@ -1,0 +1,106 @@
+//! A replica's log moves between its own folder and the server's log, and is whole wherever a crash leaves it.
+
+use super::*;
+use crate::raft::{
+    disk::{Folder, FolderError},
+    types::Entry,
+};
+use paraft_store::faulty::{FaultyDisk, ForgetfulDisk, Survivors};
+
+/// As segments lie on a disk; the fixture has no zeros at its end.
+const SEGMENT_BYTES: usize = 1 << 20;
+
+/// What a release before the shared log left.
+fn old_layout() -> ForgetfulDisk {
+    let disk = ForgetfulDisk::default();
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/release-0/log/shard-0");
+    disk.create_dir_all(Path::new("/data/shard-0/log")).expect("in memory");
+    for dir in ["", "log"] {
+        for file in std::fs::read_dir(from.join(dir)).expect("the fixture").map(|f| f.expect("a file")) {
+            if file.file_type().expect("a type").is_file() {
+                let mut bytes = std::fs::read(file.path()).expect("read");
+                let path = Path::new("/data/shard-0").join(dir).join(file.file_name());
+                if path.extension().is_some_and(|e| e == "log") {
+                    bytes.resize(SEGMENT_BYTES, 0);
+                }
+                disk.put(&path, bytes);
+            }
+        }
+    }
+    disk
+}
+
+fn folder(disk: &(impl Disk + Clone + 'static)) -> Folder {
+    Folder::new(Arc::new(disk.clone()), "/data/shard-0")
+}
+
+/// Opens it, as a replica that is started does; closed again when this returns.
+fn open(disk: &(impl Disk + Clone + 'static)) -> Result<Vec<Entry>, FolderError> {
+    let mut entries = Vec::new();
+    folder(disk).open_log(&mut |e| entries.push(e))?;
+    Ok(entries)
+}
+
+fn look(disk: &ForgetfulDisk) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    folder(disk).look(&mut |e| entries.push(e)).expect("whole");
+    entries
+}
+
+fn ids(entries: &[Entry]) -> Vec<(u64, Vec<u8>)> {
+    let header = |e: &Entry| crate::raft::disk_log::record_of(e).expect("encodes");
+    entries
+        .iter()
+        .map(header)
+        .map(|r| (r.index, [&r.header[..], &r.payload.to_bytes()[..]].concat()))
+        .collect()
+}
+
+/// Read where it is, taken in, found in its new place, by any life that a crash at any change of the disk ends.
+#[test]
+fn a_log_of_the_release_before_is_taken_in_whatever_moment_a_crash_comes_at() {
+    let old = old_layout();
+    let expected = ids(&look(&old));
+    assert_eq!(expected.len(), 132);
+    let healthy = FaultyDisk::new(Arc::new(old.crash(Survivors::Everything)));
+    assert_eq!(ids(&open(&healthy).expect("taken in")), expected);
+    let changes = healthy.changes();
+    assert!((20..400).contains(&changes), "{changes}");
+    for at in 0..changes {
+        for survivors in [Survivors::Synced, Survivors::Everything, Survivors::Some(at), Survivors::Some(!at)]
+        {
+            let memory = old.crash(Survivors::Everything);
+            let disk = FaultyDisk::new(Arc::new(memory.clone()));
+            disk.dead_after(Some(at));
+            let _ = open(&disk); // it dies, or ends without its mark
+            let after = memory.crash(survivors);
+            let context = format!("{at} changes, {survivors:?}");
+            assert_eq!(ids(&look(&after)), expected, "{context}, looked at");
+            let opened = open(&after).unwrap_or_else(|e| panic!("{context}: {e}"));
+            assert_eq!(ids(&opened), expected, "{context}");
+            assert_eq!(ids(&look(&after)), expected, "{context}, in its place");
+            assert!(after.list(Path::new("/data/shard-0/log")).expect("listed").is_empty(), "{context}");
+            // Nothing is left of what did not come to its end.
+            let log = Logs::new(Arc::new(after.clone()), Path::new("/data")).get().expect("it is whole");
+            assert_eq!(log.keys().len(), 1, "{context}");
+        }
+    }
+}
+
+/// The log comes back from a folder that was put aside, and what a copy that was cut off left is not taken for it.
+#[test]
+fn a_log_is_taken_out_and_in_again() {
+    let disk = old_layout();
+    let expected = ids(&open(&disk).expect("taken in"));
+    let at = folder(&disk);
+    for _ in 0..2 {
+        at.take_log_out().expect("copied");
+        assert_eq!(ids(&look(&disk)), expected);
+        let keys = || at.logs().get().expect("open").keys();
+        assert_eq!(keys().len(), 1);
+        at.leave_log().expect("left");
+        assert!(keys().is_empty());
+        at.logs().close();
+        assert_eq!(ids(&open(&disk).expect("taken in again")), expected);
+    }
+}

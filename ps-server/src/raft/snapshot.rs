@@ -1,0 +1,118 @@
+//! The file that holds a replica's last snapshot: the state that its log begins after.
+
+use super::{
+    disk::{FolderError, blocking, invalid},
+    machine::Replicated,
+    types::{LogId, SnapshotMeta},
+    wire,
+};
+use bytes::Bytes;
+use paraft_common::Payload;
+use paraft_store::{Disk, SnapshotReader, SnapshotWriter, StoreError};
+use parking_lot::Mutex;
+use std::{
+    cell::Cell,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// The state that a log on disk begins after. Replaced as a whole.
+pub struct SnapshotFile {
+    disk: Arc<dyn Disk>,
+    path: PathBuf,
+    dir: PathBuf,
+    /// The last entry of the snapshot that the file holds. Held while one is written: the one that is built and the one
+    /// that is installed would else write over each other.
+    newest: Mutex<Option<LogId>>,
+}
+
+impl SnapshotFile {
+    /// In a replica's folder.
+    pub fn new(disk: Arc<dyn Disk>, dir: &Path) -> Self {
+        Self { disk, path: dir.join("snapshot"), dir: dir.into(), newest: Mutex::default() }
+    }
+
+    /// Writes while the state goes on changing; durable when it returns. The parts that `order` names first are written
+    /// first, and each is let go when it is written: what changes from then on need not be copied for it.
+    ///
+    /// One is written at a time. Where the file holds a later state by then, that stays: the log may have been purged up
+    /// to it.
+    pub async fn write(
+        self: &Arc<Self>,
+        meta: SnapshotMeta,
+        head: Bytes,
+        parts: Vec<Payload>,
+        order: Vec<u32>,
+    ) -> io::Result<()> {
+        let this = self.clone();
+        blocking(move || {
+            let mut newest = this.newest.lock();
+            if *newest > meta.last_log_id {
+                return Ok(());
+            }
+            this.disk.create_dir_all(&this.dir)?;
+            let head = wire::encode(&(&meta, &head[..])).map_err(invalid)?;
+            let mut file = SnapshotWriter::create(this.disk.clone(), &this.path)?;
+            file.push(&head.into())?;
+            let first = file.reserve(parts.iter().map(Payload::len))?;
+            let mut parts: Vec<Option<Payload>> = parts.into_iter().map(Some).collect();
+            let all = 0..parts.len();
+            for place in order.into_iter().map(|place| place as usize).chain(all) {
+                if let Some(part) = parts.get_mut(place).and_then(Option::take) {
+                    file.fill(first + place as u64, &part)?;
+                }
+            }
+            file.finish()?;
+            *newest = meta.last_log_id;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Puts the stored snapshot into `state`, part by part as it is read; gives what it is of. `None` where there is
+    /// none.
+    pub fn restore(&self, state: &dyn Replicated) -> Result<Option<SnapshotMeta>, FolderError> {
+        let Some(mut chunks) = open_snapshot(&*self.disk, &self.path)? else { return Ok(None) };
+        let (meta, head) = snapshot_head(&mut chunks, &self.path)?;
+        let unreadable = Cell::new(None);
+        let mut parts = chunks.map(|c| {
+            c.map(Payload::from).map_err(|e| {
+                let text = e.to_string();
+                unreadable.set(Some(FolderError::from(e)));
+                text
+            })
+        });
+        let installed = state.install_parts(&head, &mut parts);
+        // What was read and has its checksum is no damage, whatever the state says to it.
+        installed.map_err(|e| {
+            let unfit = || FolderError::passing(format!("{}: {e}", self.path.display()));
+            unreadable.take().unwrap_or_else(unfit)
+        })?;
+        *self.newest.lock() = meta.last_log_id;
+        Ok(Some(meta))
+    }
+}
+
+/// The last entry that a snapshot file holds; the bulk is not read. `None` where there is none.
+pub(super) fn snapshot_end(disk: Arc<dyn Disk>, path: &Path) -> Result<Option<LogId>, FolderError> {
+    let Some(mut chunks) = open_snapshot(&*disk, path)? else { return Ok(None) };
+    Ok(snapshot_head(&mut chunks, path)?.0.last_log_id)
+}
+
+pub(super) fn open_snapshot(disk: &dyn Disk, path: &Path) -> Result<Option<SnapshotReader>, FolderError> {
+    match SnapshotReader::open(disk, path) {
+        Ok(chunks) => Ok(Some(chunks)),
+        Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+pub(super) fn snapshot_head(
+    chunks: &mut SnapshotReader,
+    path: &Path,
+) -> Result<(SnapshotMeta, Vec<u8>), FolderError> {
+    let at = path.display();
+    let head = chunks.next().ok_or_else(|| FolderError::damage(format!("{at}: it is empty")))??;
+    wire::decode(&head).map_err(|e| FolderError::passing(format!("{at}: {e}")))
+}

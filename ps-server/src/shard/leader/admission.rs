@@ -1,0 +1,95 @@
+//! May this push be taken? A pure decision over the replicated state and what is in flight.
+
+use crate::shard::members::Member;
+use paraft_common::{Step, Version};
+
+/// What to do with a push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// Take it.
+    Accept,
+    /// It is applied: acknowledge it again.
+    Applied,
+    /// Its first try is proposed but not yet applied: its ack is on the way. Without this case a retry that
+    /// arrives in between would be applied twice.
+    InFlight,
+    /// Its round was closed without it: it is dropped, and its worker told so.
+    PassedOver,
+    /// Not the next step of this worker and bucket.
+    WrongStep {
+        /// The step that would have been right.
+        expected: Step,
+    },
+    /// Pulled at a version that the bucket has not reached.
+    FutureVersion {
+        /// Where the bucket is.
+        current: Version,
+    },
+}
+
+/// Decides over one push for local bucket `bucket`.
+///
+/// `in_flight` is the step of this worker and bucket that was taken but is not yet applied.
+pub fn admit(
+    member: &Member,
+    bucket: usize,
+    step: Step,
+    pulled: Version,
+    current: Version,
+    in_flight: Option<Step>,
+) -> Admission {
+    let applied = member.step(bucket).unwrap_or_default();
+    if member.is_passed_over(bucket, step) {
+        Admission::PassedOver
+    } else if step <= applied && step > Step(0) {
+        Admission::Applied
+    } else if in_flight == Some(step) {
+        Admission::InFlight
+    } else if step != applied.next() {
+        Admission::WrongStep { expected: applied.next() }
+    } else if pulled > current {
+        Admission::FutureVersion { current }
+    } else {
+        Admission::Accept
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_common::SessionId;
+
+    #[test]
+    fn a_push_is_taken_once_whenever_its_retry_arrives() {
+        let m = Member::new(SessionId(1), vec![Step(4), Step(5)], Vec::new());
+        let v = Version(7);
+        let cases = [
+            (0, 5, 7, None, Admission::Accept),
+            (0, 5, 0, None, Admission::Accept),
+            (0, 5, 7, Some(5), Admission::InFlight),
+            (0, 4, 7, None, Admission::Applied),
+            (1, 5, 9, None, Admission::Applied),
+            (1, 7, 7, None, Admission::WrongStep { expected: Step(6) }),
+            (0, 0, 7, None, Admission::WrongStep { expected: Step(5) }),
+            (0, 5, 8, None, Admission::FutureVersion { current: v }),
+        ];
+        for (bucket, step, pulled, in_flight, want) in cases {
+            let got = admit(&m, bucket, Step(step), Version(pulled), v, in_flight.map(Step));
+            assert_eq!(got, want, "bucket {bucket} step {step}");
+        }
+        // Its own of step 3 is in, those of 4 and 5 came too late.
+        let m = Member::new(SessionId(1), vec![Step(5)], vec![Step(3), Step(0)]);
+        let answers = [3, 4, 5, 6, 7].map(|step| admit(&m, 0, Step(step), v, v, None));
+        use Admission::{Accept, Applied, PassedOver};
+        assert_eq!(answers[..4], [Applied, PassedOver, PassedOver, Accept]);
+        assert_eq!(answers[4], Admission::WrongStep { expected: Step(6) });
+        // Its own of step 6 is in before it hears of 4 and 5.
+        let mut m = m;
+        m.take(0, Step(6));
+        let answers = [3, 4, 5, 6, 7].map(|step| admit(&m, 0, Step(step), v, v, None));
+        assert_eq!(answers, [Applied, PassedOver, PassedOver, Applied, Accept]);
+        m.take(0, Step(7));
+        let answers = [4, 5, 6].map(|step| admit(&m, 0, Step(step), v, v, None));
+        assert_eq!(answers, [PassedOver, PassedOver, Applied], "and those stay what they were");
+    }
+}

@@ -1,0 +1,175 @@
+//! What workers wait for and get: weights, chunks, the image for a checkpoint.
+
+use super::{
+    Leader, Purpose, Reply, Standing, Weights,
+    checkpoint::Due,
+    effects::Fetched,
+    pulls::{Go, Touched, View},
+};
+use crate::shard::{
+    bucket::{Shared, pulled_bytes, vector_bytes},
+    command::Command,
+    state::Configured,
+};
+use bytes::Bytes;
+use paraft_common::{Step, codec::value_bytes};
+use paraft_proto::RefusalKind;
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+impl Leader {
+    /// Answers every pull that may go.
+    pub(super) fn answer_pulls(&mut self, touched: Touched) {
+        let now = self.now.at;
+        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        if e.pulls.is_empty() || !conf.is_initialised() {
+            return;
+        }
+        self.count_lost_steps(&conf);
+        let Some(e) = &mut self.epoch else { return };
+        let view = View {
+            working: conf.job.durability.is_leader().then(|| e.cuts.working()),
+            level: e.cuts.working().is_level() && !e.pending.any_waits_for_room(),
+            conn_of: &|worker| e.streams.of(worker),
+            waits_in_round: &|worker, step| e.pending.waits_in_round(worker, step),
+            now,
+        };
+        let looked = self.shard.view(|now, m| {
+            // It is deposed, or a snapshot was installed: these clocks are not those of its buckets.
+            if !now.is_some_and(|now| Arc::ptr_eq(now, &conf)) || e.term < self.shard.term() {
+                return Default::default();
+            }
+            e.pulls.look(touched, m, &view)
+        });
+        if looked.last_waits {
+            e.cuts.hurry();
+        }
+        self.counters.pulls_waited.fetch_add(looked.waited, Relaxed);
+        let sections = looked.go.iter().filter(|g| g.pull.section);
+        let pulls: Vec<_> = sections.map(|g| (g.pull.worker, g.pull.done)).collect();
+        if !pulls.is_empty() {
+            let due = Due { pulls: &pulls, last_proposed: e.pending.last_proposed(), now };
+            e.kept.keep(&self.shard, &conf, due);
+        }
+        for go in looked.go {
+            let Some(e) = &mut self.epoch else { return };
+            if go.whole && !go.pull.last {
+                let gap = go.pull.done.0.saturating_sub(go.slowest.0);
+                e.controller.pulled(go.held, gap, now);
+                self.counters.max_gap.fetch_max(gap, Relaxed);
+            }
+            match go.pull.records {
+                // What it gets is what the log says that it got.
+                true => e.pulls.record(go),
+                false => self.answer(&conf, go, false),
+            }
+        }
+    }
+
+    /// Proposes the pulls that the log must hold. They are answered once they are applied.
+    pub(super) fn record_pulls(&mut self) {
+        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        for go in e.pulls.to_record() {
+            let worker = go.pull.worker;
+            let stream = self.epoch.as_ref().and_then(|e| e.streams.get(go.pull.conn));
+            let Some(session) = stream.and_then(|s| s.session) else { continue };
+            let mut buckets: Vec<_> = go.buckets.iter().map(|b| conf.buckets[*b].id).collect();
+            buckets.sort_unstable();
+            self.propose(Purpose::Pull(go), Command::Pull { worker, session, buckets }.into());
+        }
+    }
+
+    /// At the level `leader`: a worker that comes from another leader and asks for weights after a step has pushed
+    /// everything up to it, so what is missing here was acknowledged there and went down. Without this it would wait for
+    /// ever for its own writes.
+    fn count_lost_steps(&mut self, conf: &Configured) {
+        let now = self.now.at;
+        let Some(e) = self.epoch.as_mut().filter(|_| conf.job.durability.is_leader()) else { return };
+        let mut found = Vec::new();
+        for (p, todo) in e.pulls.waiting() {
+            if e.cuts.has_answered(p.worker) || e.pending.waits_for_room(p.worker) {
+                continue;
+            }
+            let working = e.cuts.working_mut();
+            let lost = self.shard.read(|m| {
+                let Some(replicated) = m.members.get(p.worker) else { return 0 };
+                let mut skip = |b| working.skip(conf, replicated, p.worker, b, p.done, now);
+                match p.part {
+                    true => todo.iter().copied().map(&mut skip).sum(),
+                    false => (0..conf.buckets.len()).map(&mut skip).sum(),
+                }
+            });
+            found.push((p.worker, lost));
+        }
+        found.into_iter().for_each(|(worker, lost)| self.report_lost(worker, lost));
+    }
+
+    /// `recorded`: the worker gets what the log says that it got.
+    pub(super) fn answer(&mut self, conf: &Configured, go: Go, recorded: bool) {
+        let Go { pull, buckets, whole, slowest, in_force, .. } = go;
+        let Some(e) = &mut self.epoch else { return };
+        let section = pull.section && e.kept.is_for(&self.shard, conf, pull.worker, pull.done);
+        let (stop, clock, finishers) = self.shard.read(|m| {
+            let f = if pull.last { m.members.iter().map(|(w, _)| w).collect() } else { Vec::new() };
+            (m.stop, m.members.get(pull.worker).map_or(pull.done, |m| m.clock()), f)
+        });
+        if let Some(stream) = e.streams.get(pull.conn) {
+            e.cuts.answers(stream.worker);
+        }
+        let (count, since) = (buckets.len(), self.now.moment);
+        for (i, bucket) in (1..).zip(buckets) {
+            let Some(e) = &self.epoch else { return };
+            let data = e.cuts.working().data(conf, bucket);
+            let got = data.kept.get(&pull.worker).and_then(|k| k.pulled.clone()).filter(|_| recorded);
+            let version = got.as_ref().map_or(data.version, |(version, _)| *version);
+            if !pull.last {
+                let weights = got.as_ref().map_or(&data.weights, |(_, weights)| weights);
+                self.counters.lateness.pulled(pull.worker, bucket, version, weights);
+            }
+            // What the worker has already is not sent again.
+            let not_modified = pull.have.get(bucket) == Some(&version);
+            let payload = match got {
+                _ if not_modified => Bytes::new(),
+                Some((_, weights)) => value_bytes(Shared(weights)),
+                None if pull.last => vector_bytes(&data, 0),
+                None => pulled_bytes(&conf.job, conf.buckets[bucket].spec.kind, &data),
+            };
+            drop(data);
+            self.counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);
+            self.counters.not_modified.fetch_add(u64::from(not_modified), Relaxed);
+            let last = whole && i == count;
+            let weights = Weights {
+                bucket: conf.buckets[bucket].id,
+                version,
+                payload,
+                not_modified,
+                last,
+                done: pull.done,
+                slowest,
+                stop,
+                in_force,
+                clock: clock.max(pull.done),
+                finishers: if last { finishers.clone() } else { Vec::new() },
+                section: section && last,
+                since,
+            };
+            self.send(pull.conn, Reply::Weights(Box::new(weights)));
+        }
+    }
+
+    /// Answers every ask for a chunk that the state has an answer for.
+    pub(super) fn answer_asks(&mut self) {
+        let Some(e) = self.epoch.as_mut().filter(|e| !e.asks.is_empty()) else { return };
+        let answers = self.shard.read(|m| e.asks.answers(m));
+        answers.into_iter().for_each(|(conn, reply)| self.send(conn, reply));
+    }
+
+    /// Hands the image for a checkpoint out.
+    pub(super) fn fetch_section(&mut self, group: &dyn Standing, step: Step) -> Fetched {
+        let shard = self.shard.id();
+        let none = RefusalKind::NoSection { shard, step };
+        match &mut self.epoch {
+            None => Err(self.not_leader(group)),
+            Some(e) => e.kept.fetch(step).ok_or(none),
+        }
+    }
+}

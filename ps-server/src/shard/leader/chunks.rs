@@ -1,0 +1,102 @@
+//! Asks for chunks of the data (leased sampler) that wait for an answer. What is answered is read off the replicated state,
+//! after every apply: the ask itself, another worker's that completes an epoch, a member that leaves. So an answer that went
+//! down with a leader is given again by the next, when the worker asks it again.
+
+use super::messages::{ConnId, Reply};
+use crate::shard::{chunks::Answer, state::Meta};
+use paraft_common::WorkerId;
+use std::collections::BTreeMap;
+
+/// An ask that was not answered for good.
+#[derive(Debug)]
+struct Ask {
+    worker: WorkerId,
+    request: u64,
+    /// It was told to wait.
+    told: bool,
+}
+
+/// One of each stream.
+#[derive(Debug, Default)]
+pub struct Asks(BTreeMap<ConnId, Ask>);
+
+impl Asks {
+    /// A worker asks.
+    pub fn ask(&mut self, conn: ConnId, worker: WorkerId, request: u64) {
+        self.0.insert(conn, Ask { worker, request, told: false });
+    }
+
+    /// The stream is closed.
+    pub fn closed(&mut self, conn: ConnId) {
+        self.0.remove(&conn);
+    }
+
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Answers every ask that the state has an answer for.
+    pub fn answers(&mut self, state: &Meta) -> Vec<(ConnId, Reply)> {
+        let Some(chunks) = &state.chunks else { return Vec::new() };
+        self.look(|ask| chunks.answer(ask.worker, ask.request, state.stop))
+    }
+
+    fn look(&mut self, answer: impl Fn(&Ask) -> Option<Answer>) -> Vec<(ConnId, Reply)> {
+        let mut answers = Vec::new();
+        self.0.retain(|conn, ask| {
+            let answer = answer(ask);
+            let waits = matches!(answer, None | Some(Answer::Wait));
+            if let Some(answer) = answer.filter(|_| !(waits && ask.told)) {
+                answers.push((*conn, Reply::Taken { request: ask.request, answer }));
+                ask.told = true;
+            }
+            waits
+        });
+        answers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Who asks hears at most once that it is to wait, and once what it waits for, and nothing after that.
+        #[test]
+        fn an_ask_is_answered_once(
+            ops in prop::collection::vec((0u64..3, prop::option::weighted(0.5, any::<bool>())), 1..60),
+        ) {
+            let mut asks = Asks::default();
+            let mut heard: BTreeMap<(ConnId, u64), Vec<Answer>> = BTreeMap::new();
+            let mut open: BTreeMap<ConnId, u64> = BTreeMap::new();
+            let mut requests = 0;
+            for (conn, says) in ops {
+                match says {
+                    None => {
+                        requests += 1;
+                        asks.ask(conn, WorkerId(conn as u32), requests);
+                        open.insert(conn, requests);
+                    }
+                    Some(for_good) => {
+                        let answer = if for_good { Answer::Ended } else { Answer::Wait };
+                        let knows = |ask: &Ask| (ask.worker == WorkerId(conn as u32)).then_some(answer);
+                        for (conn, reply) in asks.look(knows) {
+                            let Reply::Taken { request, answer } = reply else { panic!("{reply:?}") };
+                            prop_assert_eq!(open.get(&conn), Some(&request));
+                            heard.entry((conn, request)).or_default().push(answer);
+                        }
+                        if for_good && let Some(request) = open.remove(&conn) {
+                            prop_assert_eq!(heard[&(conn, request)].last(), Some(&Answer::Ended));
+                        }
+                        prop_assert_eq!(asks.is_empty(), open.is_empty());
+                    }
+                }
+            }
+            for answers in heard.values() {
+                prop_assert!(answers.len() <= 2 && answers[..answers.len() - 1] == vec![Answer::Wait; answers.len() - 1][..]);
+            }
+        }
+    }
+}

@@ -1,0 +1,302 @@
+//! The leader's side of image cuts, at the level `leader`: when to cut, what waits for a cut, when a push must wait.
+//!
+//! ```text
+//!           push ──room?──▶ working copy, ack ──due──▶ parts, marker ──committed──▶ replicated
+//!                  no: waits (`pending`)                 │
+//!  Join, Leave, Finish ──────────────────── behind the marker
+//! ```
+//!
+//! What a change of leadership may cost at the level `leader` is bounded here, and nowhere else: a push is acknowledged
+//! only while fewer than the window's pushes are applied that no majority is known to hold, and while the oldest of them
+//! is younger than the window. That needs no lease: a leader that was deposed without knowing it cannot commit a marker,
+//! so its window fills or grows old, and it goes quiet.
+
+use super::{
+    Purpose,
+    working::{Piece, Working},
+};
+use crate::shard::{
+    command::Proposal,
+    cut::{CutId, MAX_PART_BYTES},
+    members::Members,
+    state::Configured,
+};
+use paraft_common::{WorkerId, config::ServerJob};
+use paraft_trace::Moment;
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+/// A cut is due after this many bytes of pushes in any case.
+const CUT_BYTES: u64 = 64 << 20;
+/// Parts of a cut that are proposed and not yet committed: as many MiB wait in openraft's queue, which counts entries
+/// and not bytes, and other commands get their turn between them.
+const MAX_PARTS: usize = 16;
+/// A cut of which nothing is committed for this long has no majority behind it. The leader begins again: that sends its
+/// workers to look for another, which may lead without its knowing.
+const STALLED: Duration = Duration::from_secs(5);
+
+/// What a leader knows of cuts. Dropped with the leadership.
+#[derive(Default)]
+pub struct Cuts {
+    working: Working,
+    /// Parts proposed and not yet applied.
+    parts: usize,
+    /// When the cut under way was begun or a part of it was last applied.
+    moved: Option<Instant>,
+    /// When the cut under way was begun.
+    begun: Moment,
+    /// Somebody waits for the next cut.
+    cut_now: bool,
+    /// To be proposed behind the next cut.
+    behind_next: Vec<(Purpose, Proposal)>,
+    /// To be proposed behind the marker of the cut under way.
+    behind_marker: Vec<(Purpose, Proposal)>,
+    /// Workers that got weights from this leader. Before, what they push may come from a state that went down with
+    /// another leader: from versions that do not exist any more, and after steps that are lost.
+    answered: BTreeSet<WorkerId>,
+}
+
+/// What is to be proposed next of a cut.
+pub enum Next {
+    /// A part.
+    Part(Proposal),
+    /// The marker, when its cut was begun, and what waits behind it.
+    Marker(Proposal, Moment, Vec<(Purpose, Proposal)>),
+}
+
+impl Cuts {
+    /// The copies that are ahead of the replicated state.
+    pub fn working(&self) -> &Working {
+        &self.working
+    }
+
+    /// Likewise, to push to.
+    pub fn working_mut(&mut self) -> &mut Working {
+        &mut self.working
+    }
+
+    /// Takes over what the log has changed in the members.
+    pub fn follow(&mut self, members: &Members) {
+        self.working.follow(members);
+    }
+
+    /// Somebody waits for the next cut.
+    pub fn hurry(&mut self) {
+        self.cut_now = true;
+    }
+
+    /// A worker gets weights from this leader.
+    pub fn answers(&mut self, worker: WorkerId) {
+        self.answered.insert(worker);
+    }
+
+    /// Whether it has got any.
+    pub fn has_answered(&self, worker: WorkerId) -> bool {
+        self.answered.contains(&worker)
+    }
+
+    /// Whether the next push may be taken.
+    pub fn has_room(&self, job: &ServerJob, now: Instant) -> bool {
+        let within = |since: Instant| now < since + job.leader_window.age();
+        self.working.unreplicated() < job.leader_window.pushes && self.working.oldest().is_none_or(within)
+    }
+
+    /// A command that must find everything in the log that was pushed before it: a member that leaves or finishes, or one
+    /// that begins where the others are. Gives it back where it does already.
+    pub fn behind(&mut self, purpose: Purpose, proposal: Proposal) -> Option<(Purpose, Proposal)> {
+        if self.working.open().is_some() {
+            self.behind_next.push((purpose, proposal));
+        } else if self.working.proposing() {
+            self.behind_marker.push((purpose, proposal));
+        } else {
+            return Some((purpose, proposal));
+        }
+        None
+    }
+
+    /// When the open window must be cut; `None` where there is nothing to cut, or a cut is under way.
+    fn due(&self, job: &ServerJob) -> Option<Instant> {
+        let (since, pushes, bytes) = self.working.open().filter(|_| !self.working.cutting())?;
+        // At half the window, so that pushes go on while the cut is on its way.
+        let (interval, most) = (job.leader_window.age() / 2, (job.leader_window.pushes / 2).max(1));
+        let at_once = self.cut_now || !self.behind_next.is_empty() || pushes >= most || bytes >= CUT_BYTES;
+        Some(if at_once { since } else { since + interval })
+    }
+
+    /// When the cut under way has no majority behind it.
+    pub fn stalled(&self) -> Option<Instant> {
+        self.moved.filter(|_| self.working.cutting()).map(|at| at + STALLED)
+    }
+
+    /// When there is something to do though nothing happens.
+    pub fn deadline(&self, job: &ServerJob) -> Option<Instant> {
+        self.due(job).into_iter().chain(self.stalled()).min()
+    }
+
+    /// Begins a cut, if one is due. `last`: the last that took effect.
+    pub fn begin_if_due(
+        &mut self,
+        conf: &Configured,
+        cut: CutId,
+        last: Option<CutId>,
+        now: Instant,
+        moment: Moment,
+    ) -> bool {
+        let due = self.due(&conf.job).is_some_and(|at| at <= now);
+        let begins = due && self.working.cut(conf, cut, last, MAX_PART_BYTES);
+        if begins {
+            self.cut_now = false;
+            self.moved = Some(now);
+            self.begun = moment;
+            self.behind_marker.append(&mut self.behind_next);
+        }
+        begins
+    }
+
+    /// What may be proposed of the cut under way.
+    pub fn propose(&mut self, conf: &Configured) -> Option<Next> {
+        if self.parts >= MAX_PARTS {
+            return None;
+        }
+        Some(match self.working.next(conf)? {
+            Piece::Part(part) => {
+                self.parts += 1;
+                Next::Part(part)
+            }
+            Piece::Marker(marker) => {
+                Next::Marker(marker, self.begun, std::mem::take(&mut self.behind_marker))
+            }
+        })
+    }
+
+    /// A part is applied.
+    pub fn part_applied(&mut self, now: Instant) {
+        self.parts = self.parts.saturating_sub(1);
+        self.moved = Some(now);
+    }
+
+    /// A marker is committed and applied.
+    pub fn applied(&mut self) {
+        self.working.committed();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::{
+        Command, Contribution, Shard,
+        leader::{tests::shard_of, working::add},
+    };
+    use paraft_common::{
+        Durability, Encoding, LeaderWindow, Mode, Payload, Seq, SessionId, Step, optim::Gradient,
+    };
+    use proptest::prelude::*;
+
+    const WINDOW: u64 = 4;
+
+    /// A shard with one member.
+    fn shard() -> Shard {
+        let leader_window = LeaderWindow { ms: 60, pushes: WINDOW };
+        let durability = Durability::Leader;
+        let shard =
+            shard_of(&ServerJob { durability, leader_window, ..ServerJob::new("cuts", Mode::Asp, 16, 8) });
+        shard.apply(&Command::JoinAs { worker: WorkerId(0), session: SessionId(1) }.into());
+        shard
+    }
+
+    fn push(cuts: &mut Cuts, shard: &Shard, step: u64, now: Instant) {
+        let conf = shard.configured().expect("configured");
+        let replicated = shard.read(|m| m.members.get(WorkerId(0)).cloned()).expect("a member");
+        let (worker, session, seq) = (WorkerId(0), SessionId(1), Seq(step));
+        let pulled = paraft_common::Version(0);
+        let c = Contribution { worker, session, seq, step: Step(step), pulled, samples: 1 };
+        let payload = Payload::from(vec![0u8; 32]);
+        let mut data = cuts.working_mut().lend(&conf, 0);
+        let gradient = Gradient { payload: &payload, encoding: Encoding::F32, scale: 1.0 };
+        add(&mut data, &conf, 0, 1, &c, gradient);
+        cuts.working_mut().pushed(&conf, &replicated, 0, &c, 32, data, now);
+    }
+
+    proptest! {
+        /// A command goes to the log behind a marker that holds everything that was pushed before it, in the order in which it
+        /// came; and the window is never exceeded, nor older than it may be when a push is taken.
+        #[test]
+        fn a_command_is_behind_everything_that_was_pushed_before_it(ops in prop::collection::vec((0u8..9, 0u64..20), 1..150)) {
+            let shard = shard();
+            let conf = shard.configured().expect("configured");
+            let (mut cuts, mut now, mut number) = (Cuts::default(), Instant::now(), 0);
+            // Pushed so far; those in the cut under way; those that the last proposed marker holds.
+            let (mut pushed, mut in_cut, mut marked) = (0u64, 0u64, 0u64);
+            let (mut said, mut heard) = (0u64, 0u64);
+            let mut tags: Vec<u64> = Vec::new();
+            let mut log: Vec<Proposal> = Vec::new();
+            let number_of = |purpose: &Purpose| match purpose {
+                Purpose::Join(conn) => *conn,
+                other => panic!("{other:?}"),
+            };
+            for (op, passes) in ops {
+                now += Duration::from_millis(passes);
+                match op {
+                    0..4 => {
+                        if cuts.has_room(&conf.job, now) {
+                            prop_assert!(pushed - shard.read(|m| m.pushes) < WINDOW);
+                            pushed += 1;
+                            push(&mut cuts, &shard, pushed, now);
+                        }
+                    }
+                    4 => {
+                        tags.push(pushed);
+                        said += 1;
+                        let command = Command::Fence.into();
+                        if let Some((purpose, _)) = cuts.behind(Purpose::Join(said), command) {
+                            prop_assert_eq!(number_of(&purpose), said);
+                            prop_assert_eq!((marked, heard + 1), (pushed, said), "something is not in the log");
+                            heard = said;
+                        }
+                    }
+                    5 | 6 => {
+                        let cut = CutId { term: 1, number: number + 1 };
+                        let last = shard.read(|m| m.last_cut);
+                        if cuts.begin_if_due(&conf, cut, last, now, Moment(number)) {
+                            number += 1;
+                            in_cut = pushed;
+                        }
+                        while let Some(next) = cuts.propose(&conf) {
+                            match next {
+                                Next::Part(part) => log.push(part),
+                                Next::Marker(marker, _, behind) => {
+                                    log.push(marker);
+                                    marked = in_cut;
+                                    for (purpose, _) in behind {
+                                        heard += 1;
+                                        prop_assert_eq!(number_of(&purpose), heard);
+                                        prop_assert!(tags[heard as usize - 1] <= marked);
+                                    }
+                                }
+                            }
+                        }
+                    }
+                    7 => {
+                        for p in std::mem::take(&mut log) {
+                            prop_assert_eq!(shard.apply(&p), crate::shard::Outcome::Done);
+                            match p.command {
+                                Command::Cut { .. } => cuts.applied(),
+                                _ => cuts.part_applied(now),
+                            }
+                        }
+                        shard.read(|m| cuts.follow(&m.members));
+                        prop_assert_eq!(shard.read(|m| m.pushes), marked);
+                    }
+                    _ => cuts.hurry(),
+                }
+                prop_assert_eq!(cuts.working().is_level(), shard.read(|m| m.pushes) == pushed);
+                prop_assert_eq!(cuts.working().unreplicated(), pushed - shard.read(|m| m.pushes));
+                let deadline = cuts.deadline(&conf.job);
+                prop_assert_eq!(deadline.is_none(), cuts.working().is_level());
+            }
+        }
+    }
+}

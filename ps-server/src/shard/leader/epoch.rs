@@ -1,0 +1,245 @@
+//! Leadership epochs: how one begins, comes to serve workers, begins again and ends; and when its group may sleep.
+
+use super::{
+    Effect, Leader, Purpose, Reply, Said, Standing, Task, auto, checkpoint, chunks, cuts, leases, norms,
+    pending, pulls, rounds, streams, switching,
+};
+use crate::{
+    compute::Panicked,
+    raft::{Leadership, ProposeError},
+    shard::Command,
+};
+use paraft_proto::RefusalKind;
+use std::{
+    collections::BTreeMap,
+    sync::atomic::Ordering::Relaxed,
+    time::{Duration, Instant},
+};
+
+/// Before a leader begins again: one that cannot reach its followers would spin otherwise, and hear nobody else.
+const PAUSE: Duration = Duration::from_millis(20);
+/// A leader that begins again waits so long for a majority before it sends its workers away once more.
+const FENCE: Duration = Duration::from_secs(2);
+/// A group that had nothing to do for so long is put to sleep.
+pub(super) const QUIET: Duration = Duration::from_secs(5);
+
+/// One leadership epoch: all that is leader-only. Dropped as a whole.
+pub(super) struct Epoch {
+    pub term: u64,
+    /// It is not the first in its term.
+    pub again: bool,
+    /// Something that it holds is lost: it must begin again.
+    pub broken: bool,
+    pub phase: Phase,
+    /// What the proposals and confirmations under way are for, by number.
+    pub asked: BTreeMap<u64, Purpose>,
+    /// Since when there is nothing to do.
+    pub quiet: Option<Instant>,
+    pub streams: streams::Streams,
+    pub leases: leases::Leases,
+    pub pending: pending::Pushes<Said>,
+    pub rounds: rounds::Rounds,
+    pub norms: norms::Norms,
+    pub pulls: pulls::Pulls,
+    pub cuts: cuts::Cuts,
+    pub switching: switching::Switching,
+    pub controller: auto::Controller,
+    pub asks: chunks::Asks,
+    pub kept: checkpoint::Kept,
+}
+
+/// How far a leadership has come. Nothing is admitted before everything up to its term's first entry is applied: a push that
+/// the last leader committed but this one has not applied yet would look new. Where it begins again in its term, also
+/// everything that it has proposed so far: an entry whose outcome it does not know may be committed yet, and must not come
+/// between what is applied from then on and what that is built on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// It begins again, at this time.
+    Pauses(Instant),
+    /// An entry behind everything that it has proposed is under way, until then.
+    Fences(Instant),
+    /// Its leadership is confirmed.
+    CatchesUp,
+    /// Workers are served.
+    Leads,
+}
+
+impl Leader {
+    /// Some deadline is over.
+    pub(super) fn time(&mut self, group: &dyn Standing) {
+        let now = self.now.at;
+        match self.epoch.as_ref().map(|e| e.phase) {
+            Some(Phase::Pauses(at)) if at <= now => {
+                self.enters(Phase::Fences(now + FENCE));
+                self.propose(Purpose::Fence, Command::Fence.into());
+            }
+            Some(Phase::Fences(until)) if until <= now => {
+                let why = format!("no majority answered within {FENCE:?}");
+                self.cannot_lead_yet(group, &ProposeError::new(why));
+            }
+            Some(Phase::Leads) => {
+                self.sleep_if_quiet(group);
+                self.check_leases();
+                self.absent_too_long();
+                self.next([Task::Rounds]);
+            }
+            _ => {}
+        }
+    }
+
+    // ---- leadership ----
+
+    pub(super) fn leadership(&mut self, group: &dyn Standing, now: &Leadership) {
+        let leads = now.leads.then_some(now.term);
+        if self.epoch.as_ref().map(|e| e.term) == leads {
+            return;
+        }
+        self.step_down(group);
+        if let Some(term) = leads {
+            self.begin(term, false);
+        }
+    }
+
+    pub(super) fn begin(&mut self, term: u64, again: bool) {
+        let phase = if again { Phase::Pauses(self.now.at + PAUSE) } else { Phase::CatchesUp };
+        self.epoch = Some(Epoch {
+            term,
+            again,
+            broken: false,
+            phase,
+            asked: BTreeMap::new(),
+            quiet: None,
+            streams: Default::default(),
+            leases: Default::default(),
+            pending: Default::default(),
+            rounds: Default::default(),
+            norms: Default::default(),
+            pulls: Default::default(),
+            cuts: Default::default(),
+            switching: Default::default(),
+            controller: Default::default(),
+            asks: Default::default(),
+            kept: Default::default(),
+        });
+        if !again {
+            self.confirm(Purpose::CatchUp);
+        }
+    }
+
+    /// Everything leader-only vanishes; the streams go and find the leader.
+    pub(super) fn step_down(&mut self, group: &dyn Standing) {
+        let Some(epoch) = self.epoch.take() else { return };
+        self.counters.leases.lock().clear();
+        self.counters.lateness.rest();
+        self.counters.queued.store(0, Relaxed);
+        self.counters.streams.store(0, Relaxed);
+        let window = epoch.cuts.working().unreplicated();
+        if window > 0 {
+            let shard = self.shard.id().0;
+            tracing::warn!(shard, pushes = window, "stepping down with pushes that no cut holds");
+        }
+        let refusal = self.not_leader(group);
+        for conn in epoch.streams.all() {
+            self.out.push(Effect::Send(conn, Reply::Refused(refusal.clone().into())));
+            self.out.push(Effect::Close(conn));
+        }
+    }
+
+    pub(super) fn not_leader(&self, group: &dyn Standing) -> RefusalKind {
+        RefusalKind::NotLeader { shard: self.shard.id(), leader: group.leader_address() }
+    }
+
+    /// A proposal failed though the term did not end (the lease ran out, say): begin again.
+    pub(super) fn restart(&mut self, group: &dyn Standing) {
+        let term = self.epoch.as_ref().map(|e| e.term).filter(|_| !self.is_deposed());
+        self.step_down(group);
+        if let Some(term) = term.filter(|_| group.leads()) {
+            self.begin(term, true);
+        }
+    }
+
+    /// Something of a successor is applied here, and that there is one was not heard yet. What this leader has (working
+    /// copies, what is in flight) does not fit to what is replicated any more: nobody may be told anything by it.
+    pub(super) fn is_deposed(&self) -> bool {
+        self.epoch.as_ref().is_some_and(|e| e.term < self.shard.term())
+    }
+
+    pub(super) fn enters(&mut self, phase: Phase) {
+        if let Some(e) = &mut self.epoch {
+            e.phase = phase;
+        }
+    }
+
+    /// The epoch, if workers are served in it.
+    pub(super) fn leading(&mut self) -> Option<&mut Epoch> {
+        self.epoch.as_mut().filter(|e| e.phase == Phase::Leads)
+    }
+
+    pub(super) fn ready(&mut self) {
+        let conf = self.shard.configured();
+        let Some(e) = &mut self.epoch else { return };
+        e.phase = Phase::Leads;
+        let members = self.shard.read(|m| m.members.unfinished().map(|(w, _)| w).collect());
+        e.leases.begin(members, conf.as_ref().map(|c| &c.job), self.now.at);
+        tracing::info!(shard = self.shard.id().0, term = e.term, "leading");
+    }
+
+    pub(super) fn cannot_lead_yet(&mut self, group: &dyn Standing, e: &ProposeError) {
+        // Said once a term: it tries again many times a second.
+        let shard = self.shard.id().0;
+        match self.epoch.as_ref().is_some_and(|e| e.again) {
+            true => tracing::debug!(shard, error = %e, "cannot lead yet"),
+            false => tracing::warn!(shard, error = %e, "cannot lead yet"),
+        }
+        self.restart(group);
+    }
+
+    pub(super) fn go_on(&mut self, group: &dyn Standing) {
+        let now = self.now.at;
+        if self.leading().and_then(|e| e.cuts.stalled()).is_some_and(|at| at <= now) {
+            tracing::warn!(shard = self.shard.id().0, "no majority takes the image cut under way");
+            return self.restart(group);
+        }
+        if self.epoch.as_ref().is_some_and(|e| e.broken) || self.is_deposed() {
+            return self.restart(group);
+        }
+        self.steer();
+        self.propose_switch();
+    }
+
+    /// What this leader computed with is gone: it begins again, as where a proposal is lost.
+    pub(super) fn broken(&mut self, e: &Panicked) {
+        tracing::error!(shard = self.shard.id().0, error = %e, "this leader cannot go on with what it has");
+        if let Some(epoch) = &mut self.epoch {
+            epoch.broken = true;
+        }
+    }
+
+    // ---- quiet: nobody is connected, nobody is missed, and nothing is on its way ----
+
+    pub(super) fn look_for_quiet(&mut self) {
+        let (under_way, now) = (self.under_way, self.now.at);
+        let members = || self.shard.read(|m| m.members.unfinished().next().is_some());
+        let Some(e) = &mut self.epoch else { return };
+        self.counters.streams.store(e.streams.len() as u64, Relaxed);
+        let busy = under_way > 0 || e.phase != Phase::Leads || !e.streams.is_empty() || !e.leases.is_quiet();
+        match !busy && !members() {
+            true => _ = e.quiet.get_or_insert(now),
+            false => e.quiet = None,
+        }
+    }
+
+    /// Also of a group that sleeps it is looked again: others wake it too, and nobody says so here.
+    pub(super) fn sleep_if_quiet(&mut self, group: &dyn Standing) {
+        let now = self.now.at;
+        let Some(e) = self.epoch.as_mut().filter(|e| e.quiet.is_some_and(|since| since + QUIET <= now))
+        else {
+            return;
+        };
+        e.quiet = Some(now);
+        if !group.is_asleep() {
+            self.under_way += 1;
+            self.out.push(Effect::Sleep);
+        }
+    }
+}

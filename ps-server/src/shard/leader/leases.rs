@@ -1,0 +1,247 @@
+//! Leases of members. Every message renews the lease of the member that sent it, and its client sends a heartbeat where
+//! there is nothing else to say (from its own I/O thread: a long step is no silence). A member that is silent for a
+//! lease is taken out, whether its connection broke or not: a process that hangs and a network that swallows
+//! everything keep theirs open.
+//!
+//! Leader-only. Silence is counted in quarters of a lease, by looking, not by comparing clocks: a server that stood
+//! still itself finds one quarter gone, not a fleet of dead workers. So a member has between one lease and one and a
+//! quarter.
+
+use super::messages::{ConnId, Life};
+use paraft_common::{WorkerId, config::ServerJob};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// After an election, members have at least this long to find the new leader.
+/// (They notice a leader that hangs, rather than dies, by the connection's keepalive.)
+const REFIND: Duration = Duration::from_secs(10);
+/// Quarters of a lease that may pass in silence.
+const QUARTERS: u32 = 4;
+
+/// A stream whose signs of life are watched.
+#[derive(Debug)]
+struct Watched {
+    life: Arc<Life>,
+    /// Quarters of a lease without one.
+    silent: u32,
+}
+
+/// Who is heard, who is missed and who goes.
+#[derive(Debug, Default)]
+pub struct Leases {
+    streams: BTreeMap<ConnId, Watched>,
+    /// When they are looked at next.
+    look: Option<Instant>,
+    /// Members without a stream, and until when they may be.
+    absent: BTreeMap<WorkerId, Instant>,
+    /// Members whose Leave is asked for.
+    leaving: BTreeSet<WorkerId>,
+}
+
+/// What a look has found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Looked {
+    /// What is left of each member's lease, to a quarter of it.
+    pub left: BTreeMap<WorkerId, Duration>,
+    /// Whose lease is over, with an open stream.
+    pub over: Vec<(WorkerId, ConnId)>,
+}
+
+fn grace(job: &ServerJob) -> Duration {
+    Duration::from_millis(job.grace_ms)
+}
+
+impl Leases {
+    /// The leadership begins: these are its members, who look for it.
+    pub fn begin(&mut self, members: Vec<WorkerId>, job: Option<&ServerJob>, now: Instant) {
+        let until = now + job.map_or(REFIND, |job| grace(job).max(REFIND));
+        self.absent = members.into_iter().map(|w| (w, until)).collect();
+        self.look = Some(now);
+    }
+
+    /// A stream is open.
+    pub fn opened(&mut self, conn: ConnId, life: Arc<Life>) {
+        self.streams.insert(conn, Watched { life, silent: 0 });
+    }
+
+    /// A member is here.
+    pub fn here(&mut self, worker: WorkerId) {
+        self.absent.remove(&worker);
+    }
+
+    /// A stream is closed.
+    pub fn closed(&mut self, conn: ConnId) -> Option<Silence> {
+        self.streams.remove(&conn).map(|w| Silence(w.silent))
+    }
+
+    /// It was a member's, who may be away for what is left of its lease: the connection of a host that vanished closes long
+    /// after the last sign of life.
+    pub fn missed(&mut self, worker: WorkerId, silence: Silence, job: Option<&ServerJob>, now: Instant) {
+        let rest = job.map_or(REFIND, |job| {
+            // One quarter may be a heartbeat that was a little late.
+            let silent = job.lease() / QUARTERS * silence.0.saturating_sub(1);
+            grace(job).saturating_sub(silent)
+        });
+        self.absent.insert(worker, now + rest);
+    }
+
+    /// A member is not to be waited for any more.
+    pub fn over(&mut self, worker: WorkerId, now: Instant) {
+        self.absent.insert(worker, now);
+    }
+
+    /// Looks at the leases, if it is time. `members`: those with a stream.
+    pub fn look(
+        &mut self,
+        lease: Duration,
+        members: impl IntoIterator<Item = (WorkerId, ConnId)>,
+        now: Instant,
+    ) -> Option<Looked> {
+        self.look.filter(|at| *at <= now)?;
+        let quarter = lease / QUARTERS;
+        self.look = Some(now + quarter);
+        let mut looked = Looked::default();
+        for (worker, conn) in members {
+            let Some(stream) = self.streams.get_mut(&conn) else { continue };
+            stream.silent = if stream.life.take() { 0 } else { stream.silent + 1 };
+            if stream.silent >= QUARTERS {
+                looked.over.push((worker, conn));
+            }
+            looked.left.insert(worker, quarter * QUARTERS.saturating_sub(stream.silent));
+        }
+        looked.left.extend(self.absent.iter().map(|(w, until)| (*w, until.saturating_duration_since(now))));
+        Some(looked)
+    }
+
+    /// Those that were away for too long. They are given once.
+    pub fn gone(&mut self, now: Instant) -> Vec<WorkerId> {
+        let gone: Vec<_> = self.absent.iter().filter(|(_, until)| **until <= now).map(|(w, _)| *w).collect();
+        gone.iter().for_each(|w| _ = self.absent.remove(w));
+        gone
+    }
+
+    /// A member's Leave is asked for.
+    pub fn leaves(&mut self, worker: WorkerId) {
+        self.leaving.insert(worker);
+    }
+
+    /// Its Leave is applied; it may have come `back` before, in another session.
+    pub fn left(&mut self, worker: WorkerId, back: bool) {
+        self.leaving.remove(&worker);
+        if !back {
+            self.absent.remove(&worker);
+        }
+    }
+
+    /// Members whose Leave is asked for.
+    pub fn leaving(&self) -> &BTreeSet<WorkerId> {
+        &self.leaving
+    }
+
+    /// Nobody is missed, and nobody goes.
+    pub fn is_quiet(&self) -> bool {
+        self.absent.is_empty() && self.leaving.is_empty()
+    }
+
+    /// When there is something to look at. `attached`: some member has a stream.
+    pub fn deadline(&self, attached: bool) -> Option<Instant> {
+        let look = self.look.filter(|_| attached || !self.absent.is_empty());
+        self.absent.values().copied().chain(look).min()
+    }
+}
+
+/// How long a stream was silent before it closed.
+#[derive(Clone, Copy, Debug)]
+pub struct Silence(u32);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_common::Mode;
+    use proptest::prelude::*;
+
+    const STEP: Duration = Duration::from_millis(10);
+
+    proptest! {
+        /// A member goes when it was silent for one lease to one and a quarter, or away for as long as it may be; nobody else.
+        #[test]
+        fn a_member_goes_for_its_silence_and_for_nothing_else(
+            beats in prop::collection::vec(prop::collection::vec((1u32..300, 1u32..150), 1..6), 3),
+        ) {
+            let job = ServerJob { grace_ms: 1000, ..ServerJob::new("leases", Mode::Bsp, 8, 8) };
+            let (lease, begun) = (job.lease(), Instant::now());
+            let mut leases = Leases::default();
+            let workers: Vec<WorkerId> = (0..3).map(WorkerId).collect();
+            leases.begin(workers.clone(), Some(&job), begun);
+            let lives: Vec<Arc<Life>> = workers.iter().map(|_| Arc::default()).collect();
+            for (w, life) in workers.iter().zip(&lives) {
+                leases.opened(u64::from(w.0), life.clone());
+                leases.here(*w);
+            }
+            // Each beats for some steps, then is silent for some, again and again.
+            let beats_at = |w: usize, step: u32| {
+                let turn: u32 = beats[w].iter().map(|(on, off)| on + off).sum();
+                let mut at = step % turn;
+                for (on, off) in &beats[w] {
+                    if at < *on { return true; }
+                    if at < on + off { return false; }
+                    at -= on + off;
+                }
+                false
+            };
+            let mut last = [begun; 3];
+            let mut here: BTreeSet<WorkerId> = workers.iter().copied().collect();
+            for step in 0..1500u32 {
+                let now = begun + STEP * step;
+                for w in 0..3 {
+                    if here.contains(&workers[w]) && beats_at(w, step) {
+                        lives[w].heard();
+                        last[w] = now;
+                    }
+                }
+                if leases.deadline(!here.is_empty()).is_none_or(|at| at > now) {
+                    continue;
+                }
+                let attached = here.iter().map(|w| (*w, u64::from(w.0)));
+                let Some(looked) = leases.look(lease, attached, now) else { continue };
+                let over: Vec<_> = looked.over.iter().map(|(w, _)| *w).collect();
+                for w in here.clone() {
+                    let silent = now - last[w.0 as usize];
+                    prop_assert!(!over.contains(&w) || silent >= lease, "{w} after {silent:?}");
+                    prop_assert!(silent < lease * 5 / 4 + STEP, "{w} was looked at too late");
+                    prop_assert!(over.contains(&w) || silent < lease, "{w} stays after {silent:?}");
+                    prop_assert!(looked.left[&w] <= lease);
+                }
+                for (w, conn) in looked.over {
+                    here.remove(&w);
+                    prop_assert!(leases.closed(conn).is_some());
+                    leases.over(w, now);
+                    prop_assert_eq!(leases.gone(now), vec![w], "once");
+                    prop_assert_eq!(leases.gone(now), vec![]);
+                    leases.leaves(w);
+                    prop_assert!(!leases.is_quiet());
+                    leases.left(w, false);
+                }
+            }
+        }
+
+        /// Who is away has what is left of its lease, and is not missed once it is here again.
+        #[test]
+        fn who_is_away_has_what_is_left_of_its_lease(silent in 0u32..6, back in any::<bool>()) {
+            let job = ServerJob { grace_ms: 4000, ..ServerJob::new("leases", Mode::Bsp, 8, 8) };
+            let (mut leases, now, w) = (Leases::default(), Instant::now(), WorkerId(7));
+            leases.missed(w, Silence(silent), Some(&job), now);
+            let left = Duration::from_millis(4000 - 1000 * u64::from(silent.saturating_sub(1).min(4)));
+            prop_assert_eq!(leases.deadline(false), Some(now + left));
+            if back {
+                leases.here(w);
+            }
+            let gone = if back { vec![] } else { vec![w] };
+            prop_assert_eq!(leases.gone(now + left), gone);
+            prop_assert!(leases.is_quiet());
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! What goes between a worker's stream and its shard's leader. Converted from and to the wire in `rpc/`.
+
+use crate::shard::{
+    bucket::BucketData,
+    chunks::Answer,
+    command::{EvalSums, Evaluated, InitPart},
+    lateness::Lateness,
+    queued::Room,
+    state::{Configured, Meta},
+};
+use bytes::Bytes;
+use paraft_common::{
+    BucketId, InForce, Mode, ModeChoice, Payload, Seq, SessionId, Step, Version, WorkerId, config::Stopping,
+};
+use paraft_proto::{Refusal, RefusalKind};
+use paraft_trace::{Moment, Stages};
+use parking_lot::Mutex;
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+use tokio::sync::{mpsc, oneshot};
+
+/// A stream of one worker to this shard, unique in this process.
+pub type ConnId = u64;
+
+/// What streams send the leader.
+#[derive(Debug)]
+pub enum Event {
+    /// A stream's first message.
+    Open {
+        /// The stream.
+        conn: ConnId,
+        /// Where its answers go; bounded.
+        tx: mpsc::Sender<Reply>,
+        /// Who.
+        worker: WorkerId,
+        /// The session to take up again, or none.
+        session: Option<SessionId>,
+        /// The job as it is running, or, where none is, as it goes to the log: checked, and admitted by the servers.
+        job: String,
+        /// What its reader hears.
+        life: Arc<Life>,
+    },
+    /// A later message.
+    Message(ConnId, Message),
+    /// As [`Self::Message`], of one with a payload, which is counted among those that wait until it is taken.
+    Bulk(ConnId, Message, Room),
+    /// The stream ended or broke.
+    Closed(ConnId),
+    /// The job is to go on in another mode.
+    SwitchMode {
+        /// The switch's number; `None`: the next.
+        number: Option<u64>,
+        /// The mode.
+        mode: ModeChoice,
+        /// Hears what is in force, once the switch has taken effect here.
+        tx: oneshot::Sender<Result<InForce, RefusalKind>>,
+    },
+    /// Who writes a checkpoint asks for the shard's part of it.
+    Fetch {
+        /// Of which step.
+        step: Step,
+        /// Gets the section; only the receiver keeps it from then on.
+        tx: oneshot::Sender<Result<Arc<Section>, RefusalKind>>,
+    },
+}
+
+/// A checked message: the bucket is this shard's, the payload has its length and is finite.
+#[derive(Debug)]
+#[allow(missing_docs)] // as in shard.proto
+pub enum Message {
+    Init {
+        bucket: BucketId,
+        part: InitPart,
+        payload: Payload,
+    },
+    Push {
+        seq: Seq,
+        step: Step,
+        bucket: usize,
+        pulled: Version,
+        samples: u32,
+        sum_of_squares: f64,
+        payload: Payload,
+        /// When it had arrived whole.
+        arrived: Moment,
+    },
+    Pull {
+        done: Step,
+        last: bool,
+        section: bool,
+        have: Vec<Version>,
+        /// The mean training loss of the step, where the worker has said it.
+        loss: Option<f32>,
+        /// Local buckets, by rising number; empty: all.
+        only: Vec<usize>,
+    },
+    Norm {
+        step: Step,
+        sum_of_squares: f64,
+    },
+    Report {
+        epoch: u64,
+        sums: EvalSums,
+    },
+    Advance {
+        step: Step,
+    },
+    Take {
+        request: u64,
+        epoch: u64,
+        done: Option<u64>,
+    },
+    /// A worker has heard of a switch on another shard.
+    SwitchMode {
+        number: u64,
+        mode: Mode,
+    },
+    Rest,
+    Resume {
+        level: bool,
+    },
+    Finish,
+    /// The worker goes before it is done.
+    Leave,
+}
+
+/// Signs of life of a stream. They are noted where they are read, so that a busy leader takes nobody for dead.
+#[derive(Debug, Default)]
+pub struct Life {
+    heard: AtomicBool,
+    /// The reader has a message that the leader's queue has no room for.
+    waiting: AtomicBool,
+}
+
+impl Life {
+    /// A message has come.
+    pub fn heard(&self) {
+        self.heard.store(true, Relaxed);
+    }
+
+    /// The reader waits for the leader, or no more.
+    pub fn waits(&self, waits: bool) {
+        self.waiting.store(waits, Relaxed);
+    }
+
+    /// Whether there was a sign of life since the last call.
+    pub(super) fn take(&self) -> bool {
+        self.heard.swap(false, Relaxed) || self.waiting.load(Relaxed)
+    }
+}
+
+impl Message {
+    /// The bytes that it holds beside its few fields.
+    pub fn payload_bytes(&self) -> usize {
+        match self {
+            Message::Init { payload, .. } | Message::Push { payload, .. } => payload.len(),
+            _ => 0,
+        }
+    }
+}
+
+/// What the leader answers. Converted to the wire in `rpc/`.
+#[derive(Debug)]
+#[allow(missing_docs)] // as in shard.proto
+pub enum Reply {
+    Opened {
+        session: SessionId,
+        last_seq: Seq,
+        clock: Step,
+        initialised: bool,
+        term: u64,
+        origin: u64,
+    },
+    Ack {
+        seq: Seq,
+        version: Version,
+    },
+    /// The push came too late for its round, and was dropped.
+    PassedOver {
+        seq: Seq,
+    },
+    Weights(Box<Weights>),
+    RoundNorm {
+        step: Step,
+        sum_of_squares: f64,
+    },
+    Evaluated(Evaluated),
+    Taken {
+        request: u64,
+        answer: Answer,
+    },
+    Resumed {
+        clock: Step,
+    },
+    Left,
+    Refused(Refusal),
+}
+
+/// One bucket of a pull's answer.
+#[derive(Debug)]
+#[allow(missing_docs)] // as in shard.proto
+pub struct Weights {
+    pub bucket: BucketId,
+    pub version: Version,
+    pub payload: Bytes,
+    pub not_modified: bool,
+    pub last: bool,
+    pub done: Step,
+    pub slowest: Step,
+    pub stop: bool,
+    pub in_force: InForce,
+    /// The worker's own clock: beyond `done` where rounds were closed without it.
+    pub clock: Step,
+    pub finishers: Vec<WorkerId>,
+    pub section: bool,
+    /// Since when it may go.
+    pub since: Moment,
+}
+
+/// A consistent copy of what a checkpoint keeps of a shard.
+#[derive(Debug)]
+pub struct Section {
+    /// The step it was asked for. In BSP the state is that of this step.
+    pub step: Step,
+    /// TOML of the job.
+    pub job: String,
+    /// Hears that they are let go.
+    conf: Arc<Configured>,
+    /// The buckets, by rising id; those that were fetched are gone.
+    buckets: Vec<(BucketId, Mutex<Option<Arc<BucketData>>>)>,
+    /// Each member's clock, and whether it has finished. In SSP and ASP one bucket may hold a push more.
+    pub members: Vec<(WorkerId, Step, bool)>,
+    /// Early stopping (shard 0).
+    pub stopping: Stopping,
+}
+
+impl Section {
+    /// Of a shard that is at `step`; `state` is that of `conf`. Shares the buckets.
+    pub(super) fn of(step: Step, conf: &Arc<Configured>, state: &Meta) -> Self {
+        let buckets = conf.buckets.iter().map(|b| (b.id, Mutex::new(Some(b.image())))).collect();
+        let members = state.members.iter().map(|(w, m)| (w, m.clock(), m.finished)).collect();
+        let (stopping, job) = (state.stopping(), state.job.clone());
+        Self { step, job, conf: conf.clone(), buckets, members, stopping }
+    }
+
+    /// Buckets that it has or had.
+    pub fn buckets(&self) -> usize {
+        self.buckets.len()
+    }
+
+    /// The bucket at a place among the shard's, unless it was let go.
+    pub fn bucket(&self, place: usize) -> Option<(BucketId, Arc<BucketData>)> {
+        let (id, data) = self.buckets.get(place)?;
+        Some((*id, data.lock().clone()?))
+    }
+
+    /// The bucket at a place is fetched: from now on an update need not copy it.
+    pub fn let_go(&self, place: usize) {
+        if let Some((_, data)) = self.buckets.get(place) {
+            data.lock().take();
+            self.conf.let_go();
+        }
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.buckets.iter().all(|(_, data)| data.lock().is_some())
+    }
+}
+
+/// What only the leader counts, but for the bytes of readers, whom any replica serves; starts at zero with the process.
+#[derive(Debug, Default)]
+#[allow(missing_docs)]
+pub struct Counters {
+    pub pulls: AtomicU64,
+    pub pulls_waited: AtomicU64,
+    pub bytes_pulled: AtomicU64,
+    pub not_modified: AtomicU64,
+    pub refused: AtomicU64,
+    pub max_gap: AtomicU64,
+    pub streams: AtomicU64,
+    /// Payload of entries proposed to the log.
+    pub bytes_logged: AtomicU64,
+    pub cuts: AtomicU64,
+    /// Bytes of pushes that the leader holds, in open rounds and otherwise; looked at four times a lease.
+    pub queued: AtomicU64,
+    /// What is left of each member's lease, to a quarter of it; empty where this replica does not lead.
+    pub leases: Mutex<BTreeMap<WorkerId, Duration>>,
+    /// How late the pushes were that were applied while this replica led.
+    pub lateness: Arc<Lateness>,
+    /// The process's, for all its shards.
+    pub stages: Arc<Stages>,
+}

@@ -1,0 +1,383 @@
+//! The leader's work on a shard: everything that is not replicated, as one state machine without a clock, a network or a task.
+//!
+//! ```text
+//!  follower ──elected──▶ catching up ──confirmed──▶ leading ──term over / a proposal lost──▶ follower
+//!
+//!            ┌────────────────────────────── Leader ─────────────────────────────┐
+//!  Input ───▶│ streams  leases  pushes  rounds  norms  pulls  cuts  switch  asks  │───▶ Effect
+//!            └───────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! Inputs go in with the time, effects come out in the order in which they are to be carried out ([`effects`]). One task per
+//! replica does that ([`run`]); the simulation does it without one. While the replica does not lead, every stream is sent to
+//! the leader. All that a leader knows beyond the replicated state may vanish: the workers keep what is not acknowledged and
+//! push it again.
+//!
+//! Each part has its state for itself and hears of events by its methods; what they mean for each other is here:
+//!
+//! - [`streams`]: who is connected. [`leases`]: who is heard, missed, taken out.
+//! - [`pending`]: the pushes that are taken in and not applied, and what each waits for. [`admission`]: may this push be taken?
+//!   Pure.
+//! - [`rounds`]: BSP's open rounds. [`norms`]: those that wait for the norm of the whole gradient.
+//! - [`pulls`]: who may go on.
+//! - [`cuts`], [`working`]: the copies that are ahead of the log at the level `leader`, and when they are cut.
+//! - [`switching`]: the live switch of the mode. [`auto`]: the rule that decides on it.
+//! - [`chunks`]: asks of the leased sampler. [`checkpoint`]: the image that a checkpoint is written from.
+//! - `epoch`, `opening`, `pushing`, `answering`, `outcomes`: what the leader does with them, by what has happened.
+
+pub mod admission;
+mod answering;
+pub mod auto;
+pub mod checkpoint;
+pub mod chunks;
+pub mod cuts;
+pub mod effects;
+mod epoch;
+pub mod leases;
+mod messages;
+pub mod norms;
+mod opening;
+mod outcomes;
+pub mod pending;
+pub mod pulls;
+mod purpose;
+mod pushing;
+pub mod rounds;
+pub mod run;
+pub mod streams;
+pub mod switching;
+pub mod working;
+
+pub use effects::{Effect, Input, Now, Standing};
+pub use messages::{ConnId, Counters, Event, Life, Message, Reply, Section, Weights};
+pub use purpose::{Proposed, Purpose, Said};
+pub use run::{random_sessions, spawn};
+
+use super::{
+    command::{Command, Contribution, Proposal},
+    members::Member,
+    state::Shard,
+};
+use crate::compute::Panicked;
+use effects::{Computed, Work};
+use epoch::{Epoch, Phase, QUIET};
+use paraft_common::{BucketId, SessionId, Step, WorkerId};
+use paraft_proto::Refusal;
+use paraft_trace::{Moment, Span, Stage};
+use pending::Push;
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Instant,
+};
+
+/// Steps that a worker may push without waiting for their acks; its stream has room for as many.
+pub const MAX_AHEAD: u64 = 4;
+
+/// Draws the numbers of sessions. They are what a worker takes its session up again with, so nobody else must be able to guess
+/// one; and no two may be equal, whichever replica draws them.
+pub type DrawSession = Box<dyn FnMut() -> SessionId + Send>;
+
+/// One replica's.
+pub struct Leader {
+    shard: Arc<Shard>,
+    counters: Arc<Counters>,
+    /// Names the founding of the shard's state.
+    origin: u64,
+    draw_session: DrawSession,
+    /// While this replica leads.
+    epoch: Option<Epoch>,
+    /// Image cuts that this process has begun, in any of its leaderships.
+    cuts: u64,
+    /// The last number of a proposal or confirmation.
+    asked: u64,
+    /// Effects that an input will answer, of earlier leaderships too.
+    under_way: usize,
+    agenda: VecDeque<Task>,
+    /// What is computed now. Nothing else is done before.
+    computing: Option<Computing>,
+    now: Now,
+    out: Vec<Effect>,
+}
+
+/// What is done one after the other. What one brings with it is done before what comes after it.
+enum Task {
+    Input(Input),
+    /// Decide over a push.
+    Take(Push),
+    /// Look which rounds close.
+    Rounds,
+    /// Close one.
+    Close(rounds::Key),
+    /// Look which pulls go.
+    Pulls(pulls::Touched),
+    /// Look which asks for chunks have an answer.
+    Asks,
+    /// After every input: whatever has become possible. It may have to begin again; the mode is switched.
+    GoOn,
+    /// Take pushes that wait for room; whether any was.
+    Room(bool),
+    /// Propose what workers have said behind pushes.
+    Said,
+    /// Cut, if it is time.
+    Cut,
+    /// Propose the pulls that the log must hold.
+    Record,
+    /// Is there nothing left to do?
+    Quiet,
+}
+
+/// For what something is computed.
+enum Computing {
+    /// A push to a working copy.
+    Push {
+        conn: ConnId,
+        bucket: usize,
+        contribution: Contribution,
+        bytes: usize,
+        replicated: Member,
+        began: Moment,
+    },
+    /// The sum of a round.
+    Round(rounds::Key),
+}
+
+impl Leader {
+    /// Of a replica that does not lead. `origin` names the founding of the shard's state.
+    pub fn new(shard: Arc<Shard>, counters: Arc<Counters>, origin: u64, draw_session: DrawSession) -> Self {
+        Self {
+            shard,
+            counters,
+            origin,
+            draw_session,
+            epoch: None,
+            cuts: 0,
+            asked: 0,
+            under_way: 0,
+            agenda: VecDeque::new(),
+            computing: None,
+            now: Now { at: Instant::now(), moment: Moment::default() },
+            out: Vec::new(),
+        }
+    }
+
+    /// Takes one input in, and gives what is to be done now, in this order.
+    pub fn handle(&mut self, now: Now, group: &dyn Standing, input: Input) -> Vec<Effect> {
+        self.now = now;
+        match input {
+            Input::Computed(result) => self.computed(result),
+            input => {
+                let tail = [Task::GoOn, Task::Room(false), Task::Said, Task::Cut, Task::Record, Task::Quiet];
+                self.agenda.push_back(Task::Input(input));
+                self.agenda.extend(tail);
+            }
+        }
+        while self.computing.is_none()
+            && let Some(task) = self.agenda.pop_front()
+        {
+            self.does(group, task);
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// When to come with [`Input::Time`], though nothing else happens.
+    pub fn deadline(&self) -> Option<Instant> {
+        let e = self.epoch.as_ref()?;
+        match e.phase {
+            _ if e.broken => return Some(self.now.at),
+            Phase::Pauses(at) | Phase::Fences(at) => return Some(at),
+            Phase::CatchesUp => return None,
+            Phase::Leads => {}
+        }
+        let conf = self.shard.configured();
+        let job = conf.as_ref().map(|c| &c.job);
+        let own = [
+            e.leases.deadline(e.streams.any_attached()),
+            job.and_then(|job| e.cuts.deadline(job)),
+            job.and_then(|job| e.rounds.due(&job.round)),
+            e.quiet.map(|since| since + QUIET),
+        ];
+        own.into_iter().flatten().min()
+    }
+
+    fn does(&mut self, group: &dyn Standing, task: Task) {
+        match task {
+            Task::Input(input) => self.input(group, input),
+            Task::Take(push) => self.take_push(push),
+            Task::Rounds => self.close_rounds(),
+            Task::Close(round) => self.close_round(round),
+            Task::Pulls(touched) => self.answer_pulls(touched),
+            Task::Asks => self.answer_asks(),
+            Task::GoOn => self.go_on(group),
+            Task::Room(any) => self.take_if_room(any),
+            Task::Said => self.propose_what_was_said(),
+            Task::Cut => self.cut_if_due(),
+            Task::Record => self.record_pulls(),
+            Task::Quiet => self.look_for_quiet(),
+        }
+    }
+
+    /// To be done next, in this order, before everything else.
+    fn next(&mut self, tasks: impl IntoIterator<Item = Task, IntoIter: DoubleEndedIterator>) {
+        tasks.into_iter().rev().for_each(|task| self.agenda.push_front(task));
+    }
+
+    fn input(&mut self, group: &dyn Standing, input: Input) {
+        match input {
+            Input::Leadership(now) => self.leadership(group, &now),
+            Input::Open { conn, worker, session, job, life } => {
+                self.open(group, conn, (worker, session, life), job);
+            }
+            Input::Message(conn, message) => self.message(group, conn, message),
+            Input::Closed(conn) => self.closed(conn),
+            Input::SwitchMode(number, choice, asker) => {
+                self.switch_asked(group, number, choice, Some(asker));
+            }
+            Input::Fetch(step, asker) => {
+                let fetched = self.fetch_section(group, step);
+                self.out.push(Effect::Fetched(asker, fetched));
+            }
+            Input::Outcome(number, result) => {
+                self.under_way -= 1;
+                self.outcome(group, number, result);
+            }
+            Input::SleepOrWake => self.under_way -= 1,
+            Input::Time => self.time(group),
+            Input::Computed(_) => {} // handled where it comes in
+        }
+    }
+
+    // ---- effects ----
+
+    fn number(&mut self, purpose: Purpose) -> Option<u64> {
+        let e = self.epoch.as_mut()?;
+        self.asked += 1;
+        self.under_way += 1;
+        e.asked.insert(self.asked, purpose);
+        Some(self.asked)
+    }
+
+    fn propose(&mut self, purpose: Purpose, proposal: Proposal) {
+        let Some(number) = self.number(purpose) else { return };
+        self.counters.bytes_logged.fetch_add(proposal.payload.len() as u64, Relaxed);
+        self.out.push(Effect::Propose(number, proposal));
+    }
+
+    fn confirm(&mut self, purpose: Purpose) {
+        let Some(number) = self.number(purpose) else { return };
+        self.out.push(Effect::Confirm(number));
+    }
+
+    /// Proposes a command that must find everything in the log that was pushed before it.
+    fn propose_behind_cut(&mut self, purpose: Purpose, proposal: Proposal) {
+        let free = self.epoch.as_mut().and_then(|e| e.cuts.behind(purpose, proposal));
+        if let Some((purpose, proposal)) = free {
+            self.propose(purpose, proposal);
+        }
+    }
+
+    /// Proposes what a worker says behind its pushes. As long as one of them waits this waits too: a worker that the log
+    /// calls finished has all its pushes there, and who asks for the final weights, of whichever leader, gets them. What a
+    /// worker says keeps its order.
+    fn propose_behind_own(&mut self, worker: WorkerId, purpose: Purpose, command: Command) {
+        let free = self.epoch.as_mut().and_then(|e| e.pending.says(worker, (purpose, command)));
+        if let Some((purpose, command)) = free {
+            self.propose_behind_cut(purpose, command.into());
+        }
+    }
+
+    fn propose_what_was_said(&mut self) {
+        let free = self.leading().map(|e| e.pending.said()).unwrap_or_default();
+        for (purpose, command) in free {
+            self.propose_behind_cut(purpose, command.into());
+        }
+    }
+
+    fn compute(&mut self, bytes: u64, of: Computing, work: Work) {
+        self.computing = Some(of);
+        self.out.push(Effect::Compute(bytes, work));
+    }
+
+    fn computed(&mut self, result: Result<Computed, Panicked>) {
+        match (self.computing.take(), result) {
+            (
+                Some(Computing::Push { conn, bucket, contribution, bytes, replicated, began }),
+                Ok(Computed::Copy(data)),
+            ) => {
+                self.push_computed(conn, bucket, &contribution, bytes, &replicated, data);
+                let of = (bucket, contribution.step, Some(contribution.worker));
+                self.note(Stage::Apply, began, of, bytes as u64);
+                self.next([Task::Pulls(pulls::Touched::Bucket(bucket, vec![contribution.worker]))]);
+            }
+            (Some(Computing::Round(round)), Ok(Computed::Sum(sum))) => self.summed(round, sum),
+            (_, Err(e)) => self.broken(&e),
+            (_, Ok(_)) => {}
+        }
+    }
+
+    fn send(&mut self, conn: ConnId, reply: Reply) {
+        if !self.is_deposed() {
+            self.out.push(Effect::Send(conn, reply));
+        }
+    }
+
+    fn refuse(&mut self, conn: ConnId, refusal: impl Into<Refusal>) {
+        let refusal = refusal.into();
+        self.counters.refused.fetch_add(1, Relaxed);
+        let keeps = refusal.seq > 0;
+        self.send(conn, Reply::Refused(refusal));
+        if !keeps {
+            self.closes(conn);
+        }
+    }
+
+    /// Ends a stream.
+    fn closes(&mut self, conn: ConnId) {
+        self.closed(conn);
+        self.out.push(Effect::Close(conn));
+    }
+
+    // ---- spans ----
+
+    fn note(
+        &self,
+        stage: Stage,
+        begin: Moment,
+        (bucket, step, worker): (usize, Step, Option<WorkerId>),
+        bytes: u64,
+    ) {
+        let bucket = self.shard.configured().map(|c| c.buckets[bucket].id);
+        let (shard, end) = (self.shard.id(), self.now.moment);
+        self.counters.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes });
+    }
+
+    /// The outcome of an update or of a cut is here.
+    fn note_replicated(&self, of: Proposed, bucket: Option<BucketId>, worker: Option<WorkerId>) {
+        let (stage, shard, end) = (Stage::Replicate, self.shard.id(), self.now.moment);
+        let Proposed { began: begin, step, bytes } = of;
+        self.counters.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes });
+    }
+}
+
+#[cfg(test)]
+mod whole_tests;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::shard::{InitPart, begin::JOB_FORM};
+    use paraft_common::{Payload, ShardId, codec::F32_BYTES, config::ServerJob};
+
+    /// A shard of this job, with its initial weights.
+    pub fn shard_of(job: &ServerJob) -> Shard {
+        let shard = Shard::new(ShardId(0), 1);
+        let text = job.to_toml().expect("a valid job");
+        shard.apply(&Command::Admit { form: JOB_FORM, job: text }.into());
+        let conf = shard.configured().expect("the job is taken");
+        for b in &conf.buckets {
+            let command = Command::Init { bucket: b.id, part: InitPart::FRESH };
+            shard.apply(&Proposal { command, payload: Payload::from(vec![0u8; b.spec.len * F32_BYTES]) });
+        }
+        shard
+    }
+}

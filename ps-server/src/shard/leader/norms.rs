@@ -1,0 +1,76 @@
+//! Closed rounds that wait for the norm of the whole gradient, which is known when every trained bucket of the step is
+//! summed, on every shard. Leader-only: may vanish at any moment.
+
+use crate::shard::{round::Sum, state::Configured};
+use paraft_common::{Step, TensorKind};
+use std::collections::BTreeMap;
+
+/// The sums, by step and local bucket.
+#[derive(Debug, Default)]
+pub struct Norms(BTreeMap<Step, BTreeMap<usize, Sum>>);
+
+/// Buckets of a shard that the norm is of.
+fn trained(conf: &Configured) -> usize {
+    conf.buckets.iter().filter(|b| b.spec.kind == TensorKind::Param).count()
+}
+
+impl Norms {
+    /// A round is summed. Gives the shard's part of the norm of its step, once it is known.
+    pub fn summed(&mut self, conf: &Configured, step: Step, bucket: usize, sum: Sum) -> Option<f64> {
+        self.0.entry(step).or_default().insert(bucket, sum);
+        self.part(step, trained(conf))
+    }
+
+    fn part(&self, step: Step, trained: usize) -> Option<f64> {
+        let sums = self.0.get(&step)?;
+        (sums.len() == trained).then(|| sums.values().map(|s| s.mean_sum_of_squares).sum())
+    }
+
+    /// The shard's parts that are known, of steps whose norm is not.
+    pub fn known(&self, conf: &Configured) -> Vec<(Step, f64)> {
+        let trained = trained(conf);
+        self.0.keys().filter_map(|step| Some((*step, self.part(*step, trained)?))).collect()
+    }
+
+    /// The norm of a step is known: its sums, by local bucket.
+    pub fn take(&mut self, step: Step) -> BTreeMap<usize, Sum> {
+        self.0.remove(&step).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shard::leader::tests::shard_of;
+    use paraft_common::{Mode, Payload, config::ServerJob};
+    use proptest::prelude::*;
+
+    proptest! {
+        /// A shard's part of a step's norm is known when all its trained buckets are summed, whatever comes in between, and
+        /// its sums go out once.
+        #[test]
+        fn a_part_is_known_when_every_trained_bucket_is_summed(order in Just((0..12usize).collect::<Vec<_>>()).prop_shuffle()) {
+            let shard = shard_of(&ServerJob { buffers_len: 6, ..ServerJob::new("norms", Mode::Bsp, 24, 8) });
+            let conf = shard.configured().expect("configured");
+            let trained: Vec<usize> =
+                (0..conf.buckets.len()).filter(|b| conf.buckets[*b].spec.kind == TensorKind::Param).collect();
+            prop_assert!(trained.len() < conf.buckets.len());
+            let (mut norms, mut seen) = (Norms::default(), BTreeMap::<Step, f64>::new());
+            for i in order {
+                let (step, at) = (Step(1 + (i / 3) as u64), i % 3);
+                let square = 1.0 + i as f64;
+                let sum = Sum { contributions: Vec::new(), payload: Payload::default(), factor: 1.0, mean_sum_of_squares: square };
+                *seen.entry(step).or_default() += square;
+                let part = norms.summed(&conf, step, trained[at], sum);
+                let whole = norms.0[&step].len() == trained.len();
+                prop_assert_eq!(part, whole.then(|| seen[&step]));
+                prop_assert_eq!(norms.known(&conf).contains(&(step, seen[&step])), whole);
+            }
+            for step in (1..=4).map(Step) {
+                prop_assert_eq!(norms.take(step).into_keys().collect::<Vec<_>>(), trained.clone());
+                prop_assert!(norms.take(step).is_empty(), "once");
+            }
+            prop_assert!(norms.known(&conf).is_empty());
+        }
+    }
+}

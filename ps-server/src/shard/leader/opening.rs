@@ -1,0 +1,349 @@
+//! Streams of workers: opening and attaching them, what comes on them, losing them.
+
+use super::{
+    ConnId, Effect, Leader, Life, Message, Purpose, Reply, Standing, Task,
+    effects::{Asker, Switched},
+    epoch::Phase,
+    pulls::{Pull, Touched},
+};
+use crate::shard::{
+    begin::JOB_FORM,
+    command::{Command, Proposal},
+};
+use paraft_common::{ModeChoice, SessionId, WorkerId, config::ServerJob};
+use paraft_proto::RefusalKind;
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+/// Who opens a stream: the worker, the session that it wants to take up again, its signs of life.
+type Opens = (WorkerId, Option<SessionId>, Arc<Life>);
+
+impl Leader {
+    pub(super) fn open(&mut self, group: &dyn Standing, conn: ConnId, who: Opens, job: String) {
+        let (worker, session, life) = who;
+        if let Some(e) = &mut self.epoch {
+            e.streams.open(conn, worker, session);
+            e.leases.opened(conn, life);
+        }
+        if self.woken_by(group, conn) {
+            return;
+        }
+        if self.leading().is_none() {
+            let refusal = match &self.epoch {
+                Some(e) if !e.again => RefusalKind::Unavailable("the new leader is still catching up".into()),
+                // One that begins again may have been deposed: its workers should look at the others.
+                _ => self.not_leader(group),
+            };
+            self.refuse(conn, refusal);
+        } else if self.shard.read(|m| m.job.is_empty()) {
+            let command = Command::Admit { form: JOB_FORM, job: job.clone() };
+            self.propose(Purpose::Configure { conn, job }, command.into());
+        } else {
+            self.open_configured(conn, &job);
+        }
+    }
+
+    /// Somebody comes while the group sleeps. A leader may have been deposed meanwhile: it begins again, and who came comes
+    /// once more. Otherwise the leader is told, wherever it is.
+    fn woken_by(&mut self, group: &dyn Standing, conn: ConnId) -> bool {
+        // Also one that another replica has woken meanwhile.
+        let slept = group.has_slept();
+        if group.is_asleep() {
+            self.under_way += 1;
+            self.out.push(Effect::Wake);
+        }
+        if !slept {
+            return false;
+        }
+        let Some(e) = self.leading() else { return false };
+        e.broken = true;
+        self.refuse(conn, RefusalKind::Unavailable("this shard's leader was asleep".into()));
+        true
+    }
+
+    pub(super) fn open_configured(&mut self, conn: ConnId, job: &str) {
+        if let Err(kind) = self.same_job(job) {
+            return self.refuse(conn, kind);
+        }
+        let Some(e) = &mut self.epoch else { return };
+        let Some(stream) = e.streams.get(conn) else { return };
+        let (worker, session) = (stream.worker, stream.session);
+        if e.leases.leaving().contains(&worker) {
+            let why = format!("{worker} is being taken out; open a new session");
+            return self.refuse(conn, RefusalKind::Unavailable(why));
+        }
+        match session {
+            Some(session) => {
+                if self.shard.read(|m| m.members.in_session(worker, session).is_some()) {
+                    self.attach(conn, worker, session);
+                } else {
+                    // Its worker throws away what it keeps when it hears that its session is over. A leader that was
+                    // deposed and does not know it must not say so of a session that began under its successor.
+                    self.confirm(Purpose::Session(conn));
+                }
+            }
+            None if e.streams.of(worker).is_some() => self.refuse(conn, RefusalKind::RankTaken(worker)),
+            None => {
+                e.pending.forget_room(worker);
+                let join = Command::JoinAs { worker, session: (self.draw_session)() };
+                self.propose_behind_cut(Purpose::Join(conn), join.into());
+            }
+        }
+    }
+
+    /// What this replica knows of the session is so.
+    pub(super) fn open_confirmed(&mut self, conn: ConnId) {
+        let stream = self.epoch.as_ref().and_then(|e| e.streams.get(conn));
+        if let Some((stream, session)) = stream.and_then(|s| Some((s, s.session?))) {
+            self.attach(conn, stream.worker, session); // or refuses
+        }
+    }
+
+    fn same_job(&self, asked: &str) -> Result<(), RefusalKind> {
+        if self.shard.read(|m| m.job == asked) {
+            return Ok(());
+        }
+        let asked = ServerJob::decode(asked).map_err(|e| RefusalKind::BadJob(e.to_string()))?;
+        // Another client may write the same values in another order.
+        if self.shard.configured().is_some_and(|c| c.job == asked) {
+            return Ok(());
+        }
+        let there = self.shard.configured().map(|c| c.job.clone());
+        let running = there.as_ref().map(|j| j.name.clone()).unwrap_or_default();
+        let difference = there.as_ref().and_then(|there| difference(there, &asked));
+        Err(RefusalKind::OtherJob { running, asked: asked.name, difference })
+    }
+
+    pub(super) fn attach(&mut self, conn: ConnId, worker: WorkerId, session: SessionId) {
+        let Some(e) = &mut self.epoch else { return };
+        // With what this leader has applied and not yet replicated: it is what the next push must follow.
+        let known = self.shard.view(|conf, m| {
+            let m = e.cuts.working().member(worker, m.members.in_session(worker, session)?);
+            let initialised = conf.is_some_and(|c| c.is_initialised());
+            Some((m.last_seq, m.clock(), initialised))
+        });
+        let Some((last_seq, clock, initialised)) = known else {
+            return self.refuse(conn, RefusalKind::UnknownSession { worker, session });
+        };
+        // Only now: a session that is over must not take the place of the one that is not.
+        if let Some(old) = e.streams.attach(worker, conn) {
+            e.leases.closed(old);
+            e.pulls.closed(old);
+            e.asks.closed(old);
+            self.out.push(Effect::Close(old));
+        }
+        e.leases.here(worker);
+        let (term, origin) = (e.term, self.origin);
+        let norms = self.shard.configured().map(|conf| e.norms.known(&conf)).unwrap_or_default();
+        self.send(conn, Reply::Opened { session, last_seq, clock, initialised, term, origin });
+        for (step, sum_of_squares) in norms {
+            self.send(conn, Reply::RoundNorm { step, sum_of_squares });
+        }
+    }
+
+    /// Where the worker has a stream whose session the log has ended meanwhile, it hears so: nothing that it waits for will
+    /// come.
+    pub(super) fn session_over(&mut self, worker: WorkerId) {
+        let Some(e) = &self.epoch else { return };
+        let Some(conn) = e.streams.of(worker) else { return };
+        let Some(session) = e.streams.get(conn).and_then(|s| s.session) else { return };
+        if self.shard.read(|m| m.members.in_session(worker, session).is_none()) {
+            self.refuse(conn, RefusalKind::UnknownSession { worker, session });
+        }
+    }
+
+    /// A stream is closed.
+    pub(super) fn closed(&mut self, conn: ConnId) {
+        let (conf, now) = (self.shard.configured(), self.now.at);
+        let Some(e) = &mut self.epoch else { return };
+        let Some((stream, own)) = e.streams.close(conn) else { return };
+        let silence = e.leases.closed(conn);
+        e.pulls.closed(conn);
+        e.asks.closed(conn);
+        let waited_for = |worker| self.shard.read(|m| m.members.get(worker).is_some_and(|m| !m.finished));
+        if let Some(silence) = silence.filter(|_| own && waited_for(stream.worker)) {
+            e.leases.missed(stream.worker, silence, conf.as_ref().map(|c| &c.job), now);
+        }
+    }
+
+    /// Looks at the leases, if it is time, and closes the streams of members whose lease is over:
+    /// [`Self::absent_too_long`] takes them out.
+    pub(super) fn check_leases(&mut self) {
+        let now = self.now.at;
+        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        let lease = conf.job.lease();
+        let members: Vec<_> = self
+            .shard
+            .read(|m| m.members.unfinished().filter_map(|(w, _)| Some((w, e.streams.of(w)?))).collect());
+        let Some(looked) = e.leases.look(lease, members, now) else { return };
+        *self.counters.leases.lock() = looked.left;
+        self.counters.queued.store(e.pending.bytes(), Relaxed);
+        for (worker, conn) in looked.over {
+            tracing::warn!(
+                shard = self.shard.id().0,
+                worker = worker.0,
+                ?lease,
+                "a member was silent for its lease"
+            );
+            self.closes(conn);
+            if let Some(e) = &mut self.epoch {
+                e.leases.over(worker, now);
+            }
+        }
+    }
+
+    pub(super) fn absent_too_long(&mut self) {
+        let now = self.now.at;
+        let gone = self.epoch.as_mut().map(|e| e.leases.gone(now)).unwrap_or_default();
+        for worker in gone {
+            let session =
+                self.shard.read(|m| m.members.get(worker).filter(|m| !m.finished).map(|m| m.session));
+            let Some(session) = session else { continue };
+            tracing::warn!(
+                shard = self.shard.id().0,
+                worker = worker.0,
+                "a member's lease is over; the others go on"
+            );
+            self.take_out(worker, session, None);
+        }
+    }
+
+    /// Ends a session, behind everything that was pushed in it; who has asked for it is told on its stream.
+    fn take_out(&mut self, worker: WorkerId, session: SessionId, asks: Option<ConnId>) {
+        let Some(e) = &mut self.epoch else { return };
+        e.leases.leaves(worker);
+        e.rounds.touch_all();
+        e.pending.forget_room(worker);
+        let leave = Command::Leave { worker, session };
+        self.propose_behind_cut(Purpose::Leave { worker, asks }, leave.into());
+    }
+
+    pub(super) fn message(&mut self, group: &dyn Standing, conn: ConnId, message: Message) {
+        let Some(e) = &mut self.epoch else { return };
+        if e.streams.get(conn).is_none() {
+            return;
+        }
+        let Some((worker, session)) = e.streams.member(conn) else {
+            return self.refuse(conn, RefusalKind::NotOpened);
+        };
+        match message {
+            Message::Init { bucket, part, payload } => {
+                let command = Command::Init { bucket, part };
+                self.propose(Purpose::Other, Proposal { command, payload });
+            }
+            Message::Push { .. } => self.push(conn, worker, session, message),
+            Message::Pull { done, last, section, have, loss, only } => {
+                self.counters.pulls.fetch_add(1, Relaxed);
+                let conf = self.shard.configured();
+                let buckets = conf.as_ref().map_or(0, |c| c.buckets.len());
+                let records = !last && conf.is_some_and(|c| c.job.keeps().pulled);
+                e.controller.loss(loss);
+                let part = !only.is_empty();
+                let todo = if part { only.into_iter().collect() } else { (0..buckets).collect() };
+                e.pulls.ask(Pull { conn, worker, done, last, section, records, have, part }, todo);
+                self.next([Task::Pulls(Touched::Pull(conn))]);
+            }
+            Message::Norm { step, sum_of_squares } => self.norm(step, sum_of_squares),
+            Message::Report { epoch, sums } => {
+                let command = Command::Report { worker, session, epoch, sums };
+                self.propose(Purpose::Other, command.into());
+            }
+            Message::Advance { step } => {
+                self.propose(Purpose::Other, Command::Advance { worker, session, step }.into());
+            }
+            Message::SwitchMode { number, mode } => {
+                self.switch_asked(group, Some(number), mode.into(), None);
+            }
+            Message::Take { request, epoch, done } => {
+                e.asks.ask(conn, worker, request);
+                let take = Command::Take { worker, session, request, epoch, done };
+                self.propose(Purpose::Other, take.into());
+            }
+            Message::Rest => {
+                // In the log too a worker trains, then rests.
+                self.propose_behind_own(worker, Purpose::Other, Command::Rest { worker, session });
+            }
+            Message::Resume { level } => {
+                // Behind what the others have pushed: where they are decides where it begins.
+                let resume = Command::Resume { worker, session, level };
+                self.propose_behind_own(worker, Purpose::Resume(conn), resume);
+            }
+            Message::Finish => {
+                self.propose_behind_own(worker, Purpose::Other, Command::Finish { worker, session });
+            }
+            Message::Leave => self.take_out(worker, session, Some(conn)),
+        }
+    }
+
+    /// Somebody asks for a switch of the mode.
+    pub(super) fn switch_asked(
+        &mut self,
+        group: &dyn Standing,
+        number: Option<u64>,
+        choice: ModeChoice,
+        asker: Option<Asker<Switched>>,
+    ) {
+        let now = self.shard.read(|m| m.in_force);
+        let conf = self.shard.configured();
+        let answer = match (self.leading(), conf) {
+            (Some(e), Some(conf)) => e.switching.ask(number, choice, asker, now, &conf.job),
+            _ => asker.map(|asker| (asker, Err(self.not_leader(group)))),
+        };
+        self.out.extend(answer.map(|(asker, switched)| Effect::Switched(asker, switched)));
+    }
+
+    /// What the rule that chooses the mode makes of what was seen.
+    pub(super) fn steer(&mut self) {
+        let (now, in_force) = (self.now.at, self.shard.read(|m| m.in_force));
+        let (Some(loosest), Some(conf)) = (in_force.auto, self.shard.configured()) else { return };
+        let members = self.shard.read(|m| m.members.active_count());
+        let Some(e) = self.leading().filter(|e| !e.switching.is_under_way()) else { return };
+        let of = (in_force.mode, loosest);
+        if let Some(next) = e.controller.decide(&conf.job.auto, of, members, e.pulls.held(), now) {
+            e.switching.decided(in_force.number + 1, &next);
+        }
+    }
+
+    /// Takes the next step of a switch under way.
+    pub(super) fn propose_switch(&mut self) {
+        let Some(conf) = self.shard.configured() else { return };
+        let Some(e) = self.epoch.as_mut().filter(|e| e.phase == Phase::Leads) else { return };
+        let Some((number, mode, auto)) = e.switching.propose() else { return };
+        let after = match conf.job.clip.norm {
+            // The step of which nobody has the weights after it, nor will before what is proposed now is applied.
+            Some(_) => {
+                let steps = |m: &crate::shard::state::Meta| {
+                    m.members.iter().flat_map(|(_, m)| m.steps().iter().copied()).max()
+                };
+                self.shard.read(steps).max(e.pending.last_proposed()).unwrap_or_default().next()
+            }
+            None => paraft_common::Step(0),
+        };
+        self.propose(Purpose::SwitchMode, Command::SwitchMode { number, mode, after, auto }.into());
+    }
+}
+
+/// What differs between two jobs, in the words of both: of their fingerprints the facts that do, else the first line.
+fn difference(there: &ServerJob, here: &ServerJob) -> Option<String> {
+    let only = |a: &ServerJob, b: &ServerJob| {
+        let others: Vec<&str> = b.fingerprint.split(", ").collect();
+        let facts = a.fingerprint.split(", ").filter(|f| !others.contains(f));
+        let facts: Vec<String> =
+            facts.take(MOST_FACTS).map(|f| f.chars().take(FACT_CHARS).collect()).collect();
+        facts.join(", ")
+    };
+    let texts = || Some((there.to_toml().ok()?, here.to_toml().ok()?));
+    let line =
+        |text: &str, other: &str| text.lines().find(|l| !other.lines().any(|o| o == *l)).map(str::to_string);
+    let (a, b) = if there.fingerprint == here.fingerprint {
+        let (there, here) = texts()?;
+        (line(&there, &here).unwrap_or_default(), line(&here, &there).unwrap_or_default())
+    } else {
+        (only(there, here), only(here, there))
+    };
+    let said = |text: String| if text.is_empty() { "nothing".to_string() } else { format!("`{text}`") };
+    Some(format!("there {}, here {}", said(a), said(b)))
+}
+
+/// Of a fingerprint so much is shown: it is a text of a worker's choice.
+const MOST_FACTS: usize = 8;
+const FACT_CHARS: usize = 120;

@@ -1,0 +1,206 @@
+//! What has become of a proposal or a confirmation, and what follows from it.
+
+use super::{Leader, Purpose, Reply, Standing, Task, epoch::Phase, pulls::Touched};
+use crate::{
+    raft::ProposeError,
+    shard::command::{Contribution, Outcome},
+};
+use paraft_common::{SessionId, Version, WorkerId};
+use paraft_proto::RefusalKind;
+
+impl Leader {
+    /// Of an earlier leadership: the workers ask again.
+    pub(super) fn outcome(
+        &mut self,
+        group: &dyn Standing,
+        number: u64,
+        result: Result<Outcome, ProposeError>,
+    ) {
+        let Some(purpose) = self.epoch.as_mut().and_then(|e| e.asked.remove(&number)) else { return };
+        let shard = self.shard.id().0;
+        match (purpose, result) {
+            (Purpose::Fence | Purpose::CatchUp, Err(e)) => self.cannot_lead_yet(group, &e),
+            (Purpose::Fence, Ok(_)) => {
+                self.enters(Phase::CatchesUp);
+                self.confirm(Purpose::CatchUp);
+            }
+            (Purpose::CatchUp, Ok(_)) => self.ready(),
+            (Purpose::Session(_), Err(e)) => {
+                tracing::warn!(shard, error = %e, "another may lead");
+                self.restart(group);
+            }
+            // This replica leads and has applied everything: what it knows of the session is so.
+            (Purpose::Session(conn), Ok(_)) => self.open_confirmed(conn),
+            // This leader's picture of the replicated state is wrong: all that it built on that picture must go.
+            (Purpose::CutPart | Purpose::Cut(_), Ok(Outcome::Refused(why))) => {
+                tracing::error!(shard, why, "an image cut was refused");
+                self.restart(group);
+            }
+            (_, Err(e)) => {
+                tracing::warn!(shard, error = %e, "a proposal was lost");
+                self.restart(group);
+            }
+            (purpose, Ok(outcome)) => self.applied(purpose, outcome),
+        }
+    }
+
+    fn applied(&mut self, purpose: Purpose, outcome: Outcome) {
+        let touched = match &purpose {
+            Purpose::Update { bucket, contributions, .. } => {
+                Touched::Bucket(*bucket, contributions.iter().map(|c| c.worker).collect())
+            }
+            _ => Touched::All,
+        };
+        let now = self.now.at;
+        if let Some(e) = &mut self.epoch {
+            self.shard.read(|m| e.cuts.follow(&m.members));
+            match &touched {
+                Touched::Bucket(bucket, _) => e.rounds.touch(*bucket),
+                _ => e.rounds.touch_all(),
+            }
+        }
+        let mut next = Vec::new();
+        match (purpose, outcome) {
+            (Purpose::CutPart, _) => {
+                if let Some(e) = &mut self.epoch {
+                    e.cuts.part_applied(now);
+                }
+                return;
+            }
+            (Purpose::Cut(of), _) => {
+                self.note_replicated(of, None, None);
+                if let Some(e) = &mut self.epoch {
+                    e.cuts.applied();
+                }
+            }
+            (Purpose::Configure { conn, job }, Outcome::Done) => self.open_configured(conn, &job),
+            (Purpose::Configure { conn, job }, Outcome::Refused(_)) if self.shard.configured().is_some() => {
+                self.open_configured(conn, &job);
+            }
+            (Purpose::Configure { conn, .. }, Outcome::Refused(why)) => {
+                self.refuse(conn, RefusalKind::BadJob(why));
+            }
+            (Purpose::Join(conn), Outcome::Joined { worker, session }) => self.joined(conn, worker, session),
+            (Purpose::Update { bucket, contributions, of }, Outcome::Updated { version, applied }) => {
+                let worker = Some(contributions.as_slice()).filter(|c| c.len() == 1).map(|c| c[0].worker);
+                self.note_replicated(of, self.shard.configured().map(|c| c.buckets[bucket].id), worker);
+                self.updated(bucket, &contributions, version, applied);
+                if let Some(e) = self.epoch.as_mut().filter(|_| applied) {
+                    contributions.iter().for_each(|c| e.controller.pushed(version, c.pulled));
+                }
+                // Decides again over the pushes that waited for it.
+                let waited = self.epoch.as_mut().map(|e| e.pending.updated(bucket)).unwrap_or_default();
+                next.extend(waited.into_iter().map(Task::Take));
+            }
+            (Purpose::Leave { worker, asks }, outcome) => {
+                self.left(worker);
+                self.evaluated(outcome);
+                if let Some(conn) = asks {
+                    self.send(conn, Reply::Left);
+                    self.closes(conn);
+                }
+                self.session_over(worker);
+            }
+            (Purpose::Pull(go), Outcome::Done) => {
+                if let Some(conf) = self.shard.configured() {
+                    self.answer(&conf, go, true);
+                }
+                return;
+            }
+            (Purpose::SwitchMode, outcome) => self.switched(&outcome),
+            (Purpose::Resume(conn), Outcome::Resumed { clock }) => self.send(conn, Reply::Resumed { clock }),
+            (_, Outcome::Refused(why)) => tracing::error!(shard = self.shard.id().0, why, "refused by apply"),
+            (_, outcome) => self.evaluated(outcome),
+        }
+        next.extend([Task::Rounds, Task::Pulls(touched), Task::Asks]);
+        self.next(next);
+    }
+
+    /// A worker's session has begun.
+    fn joined(&mut self, conn: super::ConnId, worker: WorkerId, session: SessionId) {
+        let now = self.now.at;
+        let Some(e) = &mut self.epoch else { return };
+        // Its predecessor's part would make the new session's push of the same step look in flight.
+        e.rounds.forget(worker);
+        e.pending.forget_unproposed(worker);
+        if e.streams.begins(conn, session) {
+            return self.attach(conn, worker, session);
+        }
+        self.session_over(worker);
+        if let Some(e) = &mut self.epoch {
+            e.leases.over(worker, now);
+        }
+    }
+
+    /// A worker's session has ended. It may have come back in between; then the Leave has changed nothing, and what it pushed
+    /// in its new session must not be forgotten.
+    fn left(&mut self, worker: WorkerId) {
+        let back = self.shard.read(|m| m.members.get(worker).is_some());
+        if !back {
+            self.counters.lateness.forget(worker);
+        }
+        let Some(e) = &mut self.epoch else { return };
+        e.leases.left(worker, back);
+        if !back {
+            e.rounds.forget(worker);
+            e.pending.forget_all(worker);
+        }
+    }
+
+    fn updated(&mut self, bucket: usize, contributions: &[Contribution], version: Version, applied: bool) {
+        if let Some((e, step)) = self.epoch.as_mut().zip(contributions.iter().map(|c| c.step).max()) {
+            e.rounds.applied(bucket, step);
+        }
+        for c in contributions {
+            let Some(e) = &mut self.epoch else { return };
+            e.pending.outcome(bucket, c);
+            let conn = e.streams.of_session(c.worker, c.session);
+            let (late, is_in) = self.shard.read(|m| {
+                let member = m.members.in_session(c.worker, c.session);
+                let late = member.is_some_and(|m| m.is_passed_over(bucket, c.step));
+                (late, applied || member.is_some_and(|m| m.step(bucket) >= Some(c.step)))
+            });
+            let Some(conn) = conn else { continue };
+            if late && !applied {
+                // A round that was on its way before it has passed it over.
+                self.send(conn, Reply::PassedOver { seq: c.seq });
+            } else if is_in {
+                self.send(conn, Reply::Ack { seq: c.seq, version });
+            } else {
+                let why = "the round was dropped as a duplicate of another member's push; push again";
+                self.refuse(conn, RefusalKind::Unavailable(why.into()));
+            }
+        }
+    }
+
+    fn evaluated(&mut self, outcome: Outcome) {
+        let Outcome::Evaluated(list) = outcome else { return };
+        for e in list {
+            self.send_to_all(|| Reply::Evaluated(e));
+        }
+    }
+
+    /// To every member.
+    pub(super) fn send_to_all(&mut self, reply: impl Fn() -> Reply) {
+        let attached: Vec<_> = self.epoch.iter().flat_map(|e| e.streams.attached()).collect();
+        attached.into_iter().for_each(|conn| self.send(conn, reply()));
+    }
+
+    fn switched(&mut self, outcome: &Outcome) {
+        let in_force = self.shard.read(|m| m.in_force);
+        let now = self.now.at;
+        let Some(e) = self.epoch.as_mut().filter(|e| e.switching.is_under_way()) else { return };
+        let askers = e.switching.over();
+        let result = match outcome {
+            Outcome::Refused(why) => Err(RefusalKind::Unavailable(why.clone())),
+            _ => Ok(in_force),
+        };
+        if result.is_ok() {
+            let (shard, mode, number) = (self.shard.id().0, in_force.mode, in_force.number);
+            tracing::info!(shard, %mode, number, "the mode was switched");
+            e.controller.begin_window(now);
+        }
+        let answers = askers.into_iter().map(|asker| super::Effect::Switched(asker, result.clone()));
+        self.out.extend(answers);
+    }
+}

@@ -1,0 +1,578 @@
+//! The one place that knows which pushes a leader has taken in and not seen applied, and what each waits for.
+//!
+//! ```text
+//!            ┌── room in the loss window (level `leader`)
+//!            ├── an update of its bucket: it follows another of its worker, or a round is on its way
+//!   push ────┤
+//!            ├── the others of its round ──▶ its round's sum, the norm of its step ──┐
+//!            └──────────────────────────────────────────────────────────────────────┴──▶ its proposal's outcome
+//! ```
+//!
+//! A push is known by its worker, bucket and step, and waits for one thing at a time. What a worker says behind its pushes
+//! (it finishes, pauses, goes on) waits here too, until none of them is left that is not proposed.
+//!
+//! It decides nothing: which push may be taken is `admission`'s, which round closes is that of `rounds`. Finding, adding and
+//! taking out one push costs the same with any number of workers and buckets. Leader-only: all of it may vanish at any
+//! moment, since nothing in it has been acknowledged.
+
+use super::messages::ConnId;
+use crate::shard::{command::Contribution, round::Part};
+use paraft_common::{Payload, SessionId, Step, WorkerId};
+use paraft_trace::Moment;
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
+
+/// A push as a worker has sent it.
+#[derive(Clone, Debug)]
+pub struct Push {
+    /// Its stream.
+    pub conn: ConnId,
+    /// Who, which seq, which step, pulled when.
+    pub contribution: Contribution,
+    /// The local bucket.
+    pub bucket: usize,
+    /// Of the whole gradient, as its worker says.
+    pub sum_of_squares: f64,
+    /// In the encoding that the job has for the bucket.
+    pub payload: Payload,
+    /// When it had arrived whole.
+    pub arrived: Moment,
+    /// It came before its worker got weights from this leader.
+    pub precedes_weights: bool,
+}
+
+/// What a push waits for.
+#[derive(Debug)]
+enum Pending {
+    /// Room in the loss window, behind those that came before it: its place among them.
+    Room(u64, Push),
+    /// An update of its bucket, which decides over it again.
+    Update(Push),
+    /// The others of its round.
+    Round { part: Part, arrived: Moment },
+    /// The sum of its round, which is closed, or the norm of its step. Its payload is in the round's.
+    Norm { session: SessionId, arrived: Moment, bytes: u64 },
+    /// The outcome of its proposal.
+    Outcome { session: SessionId },
+}
+
+impl Pending {
+    fn session(&self) -> SessionId {
+        match self {
+            Pending::Room(_, push) | Pending::Update(push) => push.contribution.session,
+            Pending::Round { part, .. } => part.contribution.session,
+            Pending::Norm { session, .. } | Pending::Outcome { session } => *session,
+        }
+    }
+
+    /// Payload that is held for it.
+    fn bytes(&self) -> u64 {
+        match self {
+            Pending::Room(_, push) | Pending::Update(push) => push.payload.len() as u64,
+            Pending::Round { part, .. } => part.payload.len() as u64,
+            Pending::Norm { bytes, .. } => *bytes,
+            Pending::Outcome { .. } => 0,
+        }
+    }
+
+    /// It is admitted: its retry has nothing to do.
+    fn is_taken(&self) -> bool {
+        !matches!(self, Pending::Room(..) | Pending::Update(_))
+    }
+
+    fn is_proposed(&self) -> bool {
+        matches!(self, Pending::Outcome { .. })
+    }
+}
+
+/// A worker, a local bucket and a step.
+type Key = (WorkerId, usize, Step);
+
+/// All of them.
+#[derive(Debug)]
+pub struct Pushes<C> {
+    all: BTreeMap<Key, Pending>,
+    /// Those that wait for room, in the order in which they came.
+    room: BTreeMap<u64, Key>,
+    /// Numbers those that have waited for room.
+    came: u64,
+    /// How many of a worker wait for room.
+    rooms: BTreeMap<WorkerId, usize>,
+    /// Those that wait for an update, by its local bucket.
+    updates: BTreeSet<(usize, WorkerId, Step)>,
+    /// In how many buckets a worker's pushes of a step wait for their round.
+    rounds: BTreeMap<(WorkerId, Step), usize>,
+    /// How many of a worker are not proposed.
+    held: BTreeMap<WorkerId, usize>,
+    /// Of all payload that is held.
+    bytes: u64,
+    /// What workers have said behind pushes that are not proposed, in that order.
+    behind: Vec<(WorkerId, C)>,
+}
+
+impl<C> Default for Pushes<C> {
+    fn default() -> Self {
+        Self {
+            all: BTreeMap::new(),
+            room: BTreeMap::new(),
+            came: 0,
+            rooms: BTreeMap::new(),
+            updates: BTreeSet::new(),
+            rounds: BTreeMap::new(),
+            held: BTreeMap::new(),
+            bytes: 0,
+            behind: Vec::new(),
+        }
+    }
+}
+
+/// One more of these.
+fn more<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
+    *counts.entry(of).or_insert(0) += 1;
+}
+
+/// One less.
+fn less<K: Ord>(counts: &mut BTreeMap<K, usize>, of: K) {
+    if let Entry::Occupied(mut n) = counts.entry(of) {
+        *n.get_mut() -= 1;
+        if *n.get() == 0 {
+            n.remove();
+        }
+    }
+}
+
+impl<C> Pushes<C> {
+    fn put(&mut self, key: Key, pending: Pending) {
+        let _ = self.take(key); // its first try waits for the last time
+        let (worker, bucket, step) = key;
+        match &pending {
+            Pending::Room(place, _) => {
+                self.room.insert(*place, key);
+                more(&mut self.rooms, worker);
+            }
+            Pending::Update(_) => _ = self.updates.insert((bucket, worker, step)),
+            Pending::Round { .. } => more(&mut self.rounds, (worker, step)),
+            Pending::Norm { .. } | Pending::Outcome { .. } => {}
+        }
+        if !pending.is_proposed() {
+            more(&mut self.held, worker);
+        }
+        self.bytes += pending.bytes();
+        self.all.insert(key, pending);
+    }
+
+    fn take(&mut self, key: Key) -> Option<Pending> {
+        let pending = self.all.remove(&key)?;
+        let (worker, bucket, step) = key;
+        match &pending {
+            Pending::Room(place, _) => {
+                self.room.remove(place);
+                less(&mut self.rooms, worker);
+            }
+            Pending::Update(_) => _ = self.updates.remove(&(bucket, worker, step)),
+            Pending::Round { .. } => less(&mut self.rounds, (worker, step)),
+            Pending::Norm { .. } | Pending::Outcome { .. } => {}
+        }
+        if !pending.is_proposed() {
+            less(&mut self.held, worker);
+        }
+        self.bytes -= pending.bytes();
+        Some(pending)
+    }
+
+    fn of(&self, worker: WorkerId, bucket: usize) -> impl DoubleEndedIterator<Item = (Step, &Pending)> {
+        let all = (worker, bucket, Step(0))..=(worker, bucket, Step(u64::MAX));
+        self.all.range(all).map(|((.., step), pending)| (*step, pending))
+    }
+
+    // ---- what waits ----
+
+    /// Whether a push of this step is admitted and not known to be applied.
+    pub fn is_taken(&self, worker: WorkerId, bucket: usize, step: Step) -> bool {
+        self.all.get(&(worker, bucket, step)).is_some_and(Pending::is_taken)
+    }
+
+    /// The last step of which that is so.
+    pub fn last_taken(&self, worker: WorkerId, bucket: usize) -> Option<Step> {
+        self.of(worker, bucket).rev().find(|(_, p)| p.is_taken()).map(|(step, _)| step)
+    }
+
+    /// Of a session's pushes before `step` that wait for an update of the bucket: how many, and the last one's step. And how
+    /// many of its worker's there are.
+    pub fn early(&self, c: &Contribution, bucket: usize) -> (u64, Option<Step>) {
+        let early = self.of(c.worker, bucket).take_while(|(step, _)| *step < c.step);
+        let own = early.filter(|(_, p)| matches!(p, Pending::Update(_)) && p.session() == c.session);
+        own.fold((0, None), |(n, _), (step, _)| (n + 1, Some(step)))
+    }
+
+    /// Whether any push of the worker is not proposed.
+    pub fn holds(&self, worker: WorkerId) -> bool {
+        self.held.contains_key(&worker)
+    }
+
+    /// Whether a push of the worker for `step` waits for the others of its round, in any bucket.
+    pub fn waits_in_round(&self, worker: WorkerId, step: Step) -> bool {
+        self.rounds.contains_key(&(worker, step))
+    }
+
+    /// Whether any push of the worker waits for room.
+    pub fn waits_for_room(&self, worker: WorkerId) -> bool {
+        self.rooms.contains_key(&worker)
+    }
+
+    /// Whether any push waits for room.
+    pub fn any_waits_for_room(&self) -> bool {
+        !self.room.is_empty()
+    }
+
+    /// The last step that is proposed, of any worker and bucket.
+    pub fn last_proposed(&self) -> Option<Step> {
+        self.all.iter().filter(|(_, p)| p.is_proposed()).map(|((.., step), _)| *step).max()
+    }
+
+    /// Payload of those that are not proposed.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    // ---- from one to the next ----
+
+    /// Lets a push wait for room, behind those that do. False where its worker has `most` that do: an honest one has not.
+    #[must_use]
+    pub fn wait_for_room(&mut self, push: Push, most: usize) -> bool {
+        let (worker, step) = (push.contribution.worker, push.contribution.step);
+        let key = (worker, push.bucket, step);
+        // One that comes again has the place that it had.
+        let before = match self.all.get(&key) {
+            Some(Pending::Room(place, _)) => Some(*place),
+            _ => None,
+        };
+        if before.is_none() && self.rooms.get(&worker).is_some_and(|n| *n >= most) {
+            return false;
+        }
+        self.came += 1;
+        let place = before.unwrap_or(self.came);
+        self.put(key, Pending::Room(place, push));
+        true
+    }
+
+    /// The first of those that wait for room.
+    pub fn next_for_room(&mut self) -> Option<Push> {
+        let (_, key) = self.room.first_key_value()?;
+        match self.take(*key)? {
+            Pending::Room(_, push) => Some(push),
+            _ => None,
+        }
+    }
+
+    /// Lets a push wait until the next update of its bucket is applied.
+    pub fn wait_for_update(&mut self, push: Push) {
+        let c = push.contribution;
+        self.put((c.worker, push.bucket, c.step), Pending::Update(push));
+    }
+
+    /// An update of the bucket is applied: those that waited for it, a worker's in the order of their steps.
+    pub fn updated(&mut self, bucket: usize) -> Vec<Push> {
+        let all = (bucket, WorkerId(0), Step(0))..=(bucket, WorkerId(u32::MAX), Step(u64::MAX));
+        let keys: Vec<_> = self.updates.range(all).map(|(b, w, s)| (*w, *b, *s)).collect();
+        let push = |pending| match pending {
+            Pending::Update(push) => Some(push),
+            _ => None,
+        };
+        keys.into_iter().filter_map(|key| self.take(key).and_then(push)).collect()
+    }
+
+    /// Lets a push wait for the others of its round.
+    pub fn wait_for_round(&mut self, bucket: usize, part: Part, arrived: Moment) {
+        let c = part.contribution;
+        self.put((c.worker, bucket, c.step), Pending::Round { part, arrived });
+    }
+
+    /// A round is closed: the pushes of these workers, in their order.
+    pub fn close(&mut self, step: Step, bucket: usize, workers: BTreeSet<WorkerId>) -> Vec<Part> {
+        let mut parts = Vec::with_capacity(workers.len());
+        for worker in workers {
+            let key = (worker, bucket, step);
+            if let Some(Pending::Round { part, arrived }) = self.take(key) {
+                let (session, bytes) = (part.contribution.session, part.payload.len() as u64);
+                self.put(key, Pending::Norm { session, arrived, bytes });
+                parts.push(part);
+            }
+        }
+        parts
+    }
+
+    /// A push leaves its round.
+    pub fn leave_round(&mut self, worker: WorkerId, bucket: usize, step: Step) -> Option<(Part, Moment)> {
+        match self.take((worker, bucket, step))? {
+            Pending::Round { part, arrived } => Some((part, arrived)),
+            _ => None,
+        }
+    }
+
+    /// An update with this push is proposed. Gives when it came, and its bytes, where it has waited for its round.
+    pub fn proposed(&mut self, bucket: usize, c: &Contribution) -> Option<(Moment, u64)> {
+        let key = (c.worker, bucket, c.step);
+        let waited = match self.take(key) {
+            Some(Pending::Norm { arrived, bytes, .. }) => Some((arrived, bytes)),
+            _ => None,
+        };
+        self.put(key, Pending::Outcome { session: c.session });
+        waited
+    }
+
+    /// The outcome of that is here. The shard may show the update before this is heard, and the worker's next push be on its
+    /// way already: that one stays.
+    pub fn outcome(&mut self, bucket: usize, c: &Contribution) {
+        let key = (c.worker, bucket, c.step);
+        if self.all.get(&key).is_some_and(|p| p.is_proposed() && p.session() == c.session) {
+            self.take(key);
+        }
+    }
+
+    /// Drops what waits for room of a worker whose session ends.
+    pub fn forget_room(&mut self, worker: WorkerId) {
+        if self.waits_for_room(worker) {
+            self.forget(worker, |p| matches!(p, Pending::Room(..)));
+        }
+    }
+
+    /// Drops what is not in a closed round or proposed, of a worker whose session is over.
+    pub fn forget_unproposed(&mut self, worker: WorkerId) {
+        self.forget(worker, |p| !matches!(p, Pending::Norm { .. } | Pending::Outcome { .. }));
+    }
+
+    /// Drops all but what is in a closed round, of a worker that is no member any more.
+    pub fn forget_all(&mut self, worker: WorkerId) {
+        self.forget(worker, |p| !matches!(p, Pending::Norm { .. }));
+    }
+
+    fn forget(&mut self, worker: WorkerId, drops: impl Fn(&Pending) -> bool) {
+        let all = (worker, 0, Step(0))..=(worker, usize::MAX, Step(u64::MAX));
+        let keys: Vec<Key> = self.all.range(all).filter(|(_, p)| drops(p)).map(|(key, _)| *key).collect();
+        keys.into_iter().for_each(|key| _ = self.take(key));
+    }
+
+    // ---- what workers say behind their pushes ----
+
+    /// A worker says something that the log must hold behind its pushes. Gives it back where none of them waits, nor what it
+    /// has said before.
+    pub fn says(&mut self, worker: WorkerId, said: C) -> Option<C> {
+        if self.holds(worker) || self.behind.iter().any(|(w, _)| *w == worker) {
+            self.behind.push((worker, said));
+            return None;
+        }
+        Some(said)
+    }
+
+    /// What waits no more, in the order in which it was said.
+    pub fn said(&mut self) -> Vec<C> {
+        if self.behind.is_empty() {
+            return Vec::new();
+        }
+        let all = std::mem::take(&mut self.behind);
+        all.into_iter().filter_map(|(worker, said)| self.says(worker, said)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_common::{Seq, Version};
+    use proptest::prelude::*;
+
+    fn push(worker: u32, bucket: usize, step: u64, bytes: usize) -> Push {
+        let (session, seq, pulled) = (SessionId(1), Seq(step), Version(0));
+        let contribution =
+            Contribution { worker: WorkerId(worker), session, seq, step: Step(step), pulled, samples: 1 };
+        let payload = Payload::from(vec![0u8; bytes]);
+        let (conn, arrived, sum_of_squares) = (1, Moment(step), 0.0);
+        Push { conn, contribution, bucket, sum_of_squares, payload, arrived, precedes_weights: false }
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum What {
+        Room,
+        Update,
+        Round,
+        Norm,
+        Outcome,
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Op {
+        Waits(What, (u32, usize, u64), usize),
+        NextForRoom,
+        Updated(usize),
+        Close(usize, u64),
+        Proposed(u32, usize, u64),
+        Outcome(u32, usize, u64),
+        Forget(u32, u8),
+        Says(u32),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let of = || (0u32..3, 0usize..2, 1u64..5);
+        let what = prop::sample::select(vec![What::Room, What::Update, What::Round]);
+        prop_oneof![
+            9 => (what, of(), 1usize..9).prop_map(|(what, of, bytes)| Op::Waits(what, of, bytes)),
+            2 => Just(Op::NextForRoom),
+            2 => (0usize..2).prop_map(Op::Updated),
+            3 => (0usize..2, 1u64..5).prop_map(|(b, s)| Op::Close(b, s)),
+            3 => of().prop_map(|(w, b, s)| Op::Proposed(w, b, s)),
+            3 => of().prop_map(|(w, b, s)| Op::Outcome(w, b, s)),
+            1 => (0u32..3, 0u8..3).prop_map(|(w, n)| Op::Forget(w, n)),
+            2 => (0u32..3).prop_map(Op::Says),
+        ]
+    }
+
+    /// Every push that waits, in the order in which it came, and what was said: the plain way.
+    #[derive(Default)]
+    struct Model {
+        all: Vec<((u32, usize, u64), What, u64)>,
+        said: Vec<(u32, u32)>,
+    }
+
+    impl Model {
+        fn put(&mut self, of: (u32, usize, u64), what: What, bytes: u64) {
+            let place = self.all.iter().position(|(o, ..)| *o == of);
+            match place.filter(|at| (self.all[*at].1, what) == (What::Room, What::Room)) {
+                Some(at) => self.all[at].2 = bytes,
+                None => {
+                    self.all.retain(|(o, ..)| *o != of);
+                    self.all.push((of, what, bytes));
+                }
+            }
+        }
+
+        fn holds(&self, worker: u32) -> bool {
+            self.all.iter().any(|((w, ..), what, _)| *w == worker && *what != What::Outcome)
+        }
+
+        fn free(&mut self) -> Vec<u32> {
+            let all = std::mem::take(&mut self.said);
+            let (free, rest) = all.into_iter().partition(|(w, _)| !self.holds(*w));
+            self.said = rest;
+            let free: Vec<(u32, u32)> = free;
+            free.into_iter().map(|(_, said)| said).collect()
+        }
+    }
+
+    proptest! {
+        /// Whatever happens to pushes, each waits for one thing, and what is counted of them is what a look at all gives.
+        #[test]
+        fn every_push_waits_for_one_thing_and_nothing_is_said_before_its_worker_s_pushes(
+            ops in prop::collection::vec(op(), 1..120),
+        ) {
+            let (mut pushes, mut model) = (Pushes::<u32>::default(), Model::default());
+            for (number, op) in (0u32..).zip(ops) {
+                match op {
+                    Op::Waits(what, (w, b, s), bytes) => {
+                        let p = push(w, b, s, bytes);
+                        match what {
+                            What::Room => prop_assert!(pushes.wait_for_room(p, 99)),
+                            What::Update => pushes.wait_for_update(p),
+                            _ => {
+                                let part = Part { contribution: p.contribution, payload: p.payload };
+                                pushes.wait_for_round(b, part, p.arrived);
+                            }
+                        }
+                        model.put((w, b, s), what, bytes as u64);
+                    }
+                    Op::NextForRoom => {
+                        let at = model.all.iter().position(|(_, what, _)| *what == What::Room);
+                        let expected = at.map(|at| model.all.remove(at).0);
+                        let of = |p: Push| (p.contribution.worker.0, p.bucket, p.contribution.step.0);
+                        prop_assert_eq!(pushes.next_for_room().map(of), expected);
+                    }
+                    Op::Updated(bucket) => {
+                        let mut waited: Vec<_> =
+                            model.all.extract_if(.., |((_, b, _), what, _)| *b == bucket && *what == What::Update).collect();
+                        waited.sort_unstable_by_key(|(of, ..)| *of);
+                        let got = pushes.updated(bucket);
+                        let got = got.iter().map(|p| (p.contribution.worker.0, p.bucket, p.contribution.step.0));
+                        prop_assert_eq!(got.collect::<Vec<_>>(), waited.into_iter().map(|(of, ..)| of).collect::<Vec<_>>());
+                    }
+                    Op::Close(bucket, step) => {
+                        let mut closed = Vec::new();
+                        for ((w, b, s), what, _) in &mut model.all {
+                            if (*b, *s, *what) == (bucket, step, What::Round) {
+                                *what = What::Norm;
+                                closed.push(*w);
+                            }
+                        }
+                        closed.sort_unstable();
+                        let parts = pushes.close(Step(step), bucket, (0..3).map(WorkerId).filter(|w| closed.contains(&w.0)).collect());
+                        prop_assert_eq!(parts.iter().map(|p| p.contribution.worker.0).collect::<Vec<_>>(), closed);
+                    }
+                    Op::Proposed(w, b, s) => {
+                        let waited = model.all.iter().any(|(of, what, _)| *of == (w, b, s) && *what == What::Norm);
+                        let arrived = pushes.proposed(b, &push(w, b, s, 0).contribution);
+                        prop_assert_eq!(arrived.map(|(at, _)| at), waited.then_some(Moment(s)));
+                        model.put((w, b, s), What::Outcome, 0);
+                    }
+                    Op::Outcome(w, b, s) => {
+                        pushes.outcome(b, &push(w, b, s, 0).contribution);
+                        model.all.retain(|(of, what, _)| (*of, *what) != ((w, b, s), What::Outcome));
+                    }
+                    Op::Forget(w, n) => {
+                        let drops = |what: What| match n {
+                            0 => what == What::Room,
+                            1 => !matches!(what, What::Norm | What::Outcome),
+                            _ => what != What::Norm,
+                        };
+                        match n {
+                            0 => pushes.forget_room(WorkerId(w)),
+                            1 => pushes.forget_unproposed(WorkerId(w)),
+                            _ => pushes.forget_all(WorkerId(w)),
+                        }
+                        model.all.retain(|((worker, ..), what, _)| *worker != w || !drops(*what));
+                    }
+                    Op::Says(w) => {
+                        let waits = model.holds(w) || model.said.iter().any(|(worker, _)| *worker == w);
+                        prop_assert_eq!(pushes.says(WorkerId(w), number), (!waits).then_some(number));
+                        if waits {
+                            model.said.push((w, number));
+                        }
+                    }
+                }
+                prop_assert_eq!(pushes.said(), model.free());
+                let held = model.all.iter().filter(|(_, what, _)| *what != What::Outcome);
+                prop_assert_eq!(pushes.bytes(), held.map(|(.., bytes)| bytes).sum::<u64>());
+                let taken = |what: What| !matches!(what, What::Room | What::Update);
+                prop_assert_eq!(pushes.any_waits_for_room(), model.all.iter().any(|(_, what, _)| *what == What::Room));
+                for w in 0..3 {
+                    let id = WorkerId(w);
+                    let own = || model.all.iter().filter(move |((worker, ..), ..)| *worker == w);
+                    prop_assert_eq!(pushes.holds(id), model.holds(w));
+                    prop_assert_eq!(pushes.waits_for_room(id), own().any(|(_, what, _)| *what == What::Room));
+                    for s in 1..5 {
+                        let in_round = own().any(|((_, _, step), what, _)| (*step, *what) == (s, What::Round));
+                        prop_assert_eq!(pushes.waits_in_round(id, Step(s)), in_round);
+                    }
+                    for b in 0..2 {
+                        let of = || own().filter(move |((_, bucket, _), ..)| *bucket == b);
+                        let last = of().filter(|(_, what, _)| taken(*what)).map(|((.., s), ..)| Step(*s)).max();
+                        prop_assert_eq!(pushes.last_taken(id, b), last);
+                        for s in 1..5 {
+                            let is = of().any(|((.., step), what, _)| *step == s && taken(*what));
+                            prop_assert_eq!(pushes.is_taken(id, b, Step(s)), is);
+                            let early = of().filter(|((.., step), what, _)| *step < s && *what == What::Update);
+                            let steps: Vec<_> = early.map(|((.., step), ..)| Step(*step)).collect();
+                            let expected = (steps.len() as u64, steps.iter().copied().max());
+                            prop_assert_eq!(pushes.early(&push(w, b, s, 0).contribution, b), expected);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_worker_that_has_too_much_waiting_is_told_and_its_retries_are_not_counted() {
+        let mut pushes = Pushes::<()>::default();
+        assert!((1..=3).all(|s| pushes.wait_for_room(push(0, 0, s, 1), 3)));
+        assert!(!pushes.wait_for_room(push(0, 0, 4, 1), 3));
+        assert!(pushes.wait_for_room(push(0, 0, 2, 1), 3), "it has its place");
+        assert!(pushes.wait_for_room(push(1, 0, 4, 1), 3), "another's");
+    }
+}

@@ -1,0 +1,366 @@
+//! Pulls that wait, and who may go on. A pull is looked at when its own worker's push or the slowest's is in, not at every
+//! update. Leader-only: a worker asks again.
+
+use super::{messages::ConnId, working::Working};
+use crate::shard::state::Meta;
+use paraft_common::{InForce, Step, Version, WorkerId};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Instant,
+};
+
+/// The slowest of these; nobody: there is no bound.
+fn least(clocks: impl Iterator<Item = Step>) -> Step {
+    clocks.min().unwrap_or(Step(u64::MAX))
+}
+
+/// What may have let a pull go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Touched {
+    /// Anything: membership, a cut, a new leadership.
+    All,
+    /// An update of one local bucket, with pushes of these workers.
+    Bucket(usize, Vec<WorkerId>),
+    /// It has only come now.
+    Pull(ConnId),
+}
+
+/// What a worker asked for.
+#[derive(Debug)]
+pub struct Pull {
+    /// On which stream.
+    pub conn: ConnId,
+    /// Who.
+    pub worker: WorkerId,
+    /// The step that it has pushed.
+    pub done: Step,
+    /// It asks for the final weights.
+    pub last: bool,
+    /// A checkpoint is due.
+    pub section: bool,
+    /// The log is to hold what it gets.
+    pub records: bool,
+    /// For each local bucket, the version that the worker has; empty where it has none.
+    pub have: Vec<Version>,
+    /// It is of some buckets only.
+    pub part: bool,
+}
+
+/// A pull that is not answered whole.
+#[derive(Debug)]
+struct WaitingPull {
+    pull: Arc<Pull>,
+    /// Local buckets that are not sent yet.
+    todo: BTreeSet<usize>,
+    /// Since when it waits for others.
+    held: Option<Instant>,
+}
+
+impl WaitingPull {
+    /// Counts it once among those that had to wait for others.
+    fn count_if(&mut self, held: bool, now: Instant, waited: &mut u64) {
+        if held && self.held.is_none() {
+            self.held = Some(now);
+            *waited += 1;
+        }
+    }
+}
+
+/// The pulls that wait, one of each stream.
+#[derive(Debug, Default)]
+pub struct Pulls {
+    by_conn: BTreeMap<ConnId, WaitingPull>,
+    /// Those whose answer is for a checkpoint: of all buckets at once.
+    sections: BTreeSet<ConnId>,
+    /// The slowest of each bucket when all were looked at last.
+    slowest: BTreeMap<usize, Step>,
+    /// Those that may go, and that the log must hold first.
+    to_record: Vec<Go>,
+}
+
+/// What decides over pulls, beside the state.
+pub struct View<'a> {
+    /// What is applied here counts, replicated or not: it is what the pull will show (level `leader`).
+    pub working: Option<&'a Working>,
+    /// Whether everything that was pushed here is replicated.
+    pub level: bool,
+    /// The stream of a member.
+    pub conn_of: &'a dyn Fn(WorkerId) -> Option<ConnId>,
+    /// Whether a push of a worker for a step waits for the others of its round.
+    pub waits_in_round: &'a dyn Fn(WorkerId, Step) -> bool,
+    /// When it is.
+    pub now: Instant,
+}
+
+/// What a look has brought.
+#[derive(Debug, Default)]
+pub struct Looked {
+    /// Those that go.
+    pub go: Vec<Go>,
+    /// One that is its worker's last waits for what is pushed here to be replicated.
+    pub last_waits: bool,
+    /// How many wait for others from now on.
+    pub waited: u64,
+}
+
+impl Pulls {
+    /// A worker asks for these local buckets.
+    pub fn ask(&mut self, pull: Pull, todo: BTreeSet<usize>) {
+        let conn = pull.conn;
+        self.closed(conn);
+        if pull.section {
+            self.sections.insert(conn);
+        }
+        self.by_conn.insert(conn, WaitingPull { pull: Arc::new(pull), todo, held: None });
+    }
+
+    /// The stream is closed.
+    pub fn closed(&mut self, conn: ConnId) {
+        self.sections.remove(&conn);
+        self.by_conn.remove(&conn);
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.by_conn.is_empty()
+    }
+
+    /// Those that wait, and the local buckets that they wait for.
+    pub fn waiting(&self) -> impl Iterator<Item = (&Pull, &BTreeSet<usize>)> {
+        self.by_conn.values().map(|p| (&*p.pull, &p.todo))
+    }
+
+    /// Since when each waits for others.
+    pub fn held(&self) -> impl Iterator<Item = Option<Instant>> {
+        self.by_conn.values().map(|p| p.held)
+    }
+
+    /// One may go once the log holds it.
+    pub fn record(&mut self, go: Go) {
+        self.to_record.push(go);
+    }
+
+    /// Those of which that is so, once.
+    pub fn to_record(&mut self) -> Vec<Go> {
+        std::mem::take(&mut self.to_record)
+    }
+
+    /// The pulls that the consistency rule lets go, bucket by bucket (but at the level `leader`), as soon as the rule holds for
+    /// the bucket: the weights of one travel while the others are still pushed. Of those that are ready the first go first; a
+    /// forward pass needs them first.
+    pub fn look(&mut self, touched: Touched, m: &Meta, view: &View<'_>) -> Looked {
+        let mut looked = Looked::default();
+        let (now, mode) = (view.now, m.in_force.mode);
+        let slowest = match view.working {
+            Some(working) => least(m.members.active().map(|(w, m)| working.member(w, m).clock())),
+            None => m.members.slowest(),
+        };
+        let touched = match touched {
+            Touched::Bucket(..) if view.working.is_some() => Touched::All,
+            touched => touched,
+        };
+        for conn in self.candidates(&touched, |b| m.members.slowest_in(b), view.conn_of) {
+            let Some(p) = self.by_conn.get_mut(&conn) else { continue };
+            let pull = p.pull.clone();
+            let member = m.members.get(pull.worker);
+            if view.working.is_none() && !pull.last && !pull.section {
+                let Some(member) = member.filter(|_| m.started) else { continue };
+                let mut held = (view.waits_in_round)(pull.worker, pull.done);
+                let mut ready = |bucket: usize| {
+                    // A worker reads its own writes; the rule decides about everyone else's.
+                    let own = member.step(bucket).is_some_and(|s| s >= pull.done);
+                    let may = own && mode.may_proceed(m.members.slowest_in(bucket), pull.done);
+                    held |= own && !may;
+                    may
+                };
+                let buckets: Vec<usize> = match &touched {
+                    Touched::Bucket(b, _) => {
+                        p.todo.get(b).copied().filter(|b| ready(*b)).into_iter().collect()
+                    }
+                    Touched::All | Touched::Pull(_) => p.todo.iter().copied().filter(|b| ready(*b)).collect(),
+                };
+                buckets.iter().for_each(|b| _ = p.todo.remove(b));
+                p.count_if(held, now, &mut looked.waited);
+                let (whole, held) = (p.todo.is_empty(), p.held);
+                if whole {
+                    self.closed(conn);
+                }
+                if !buckets.is_empty() {
+                    let of_part = || least(buckets.iter().map(|b| m.members.slowest_in(*b)));
+                    let slowest = if pull.part { of_part() } else { slowest };
+                    looked.go.push(Go { pull, held, buckets, whole, slowest, in_force: m.in_force });
+                }
+                continue;
+            }
+            // Of a part of the buckets, only their clocks count: the others may have no push of this step yet.
+            let part = pull.part.then_some(&p.todo);
+            let clock = |w, m| view.working.map_or(m, |working| working.member(w, m)).clock_of(part);
+            let own = member.map(|m| clock(pull.worker, m));
+            let slowest = part.map_or(slowest, |_| least(m.members.active().map(|(w, m)| clock(w, m))));
+            let may = if pull.last {
+                // The final weights are the same for everyone, whoever leads when the last one asks.
+                looked.last_waits |= !view.level;
+                view.level && m.members.unfinished().next().is_none()
+            } else {
+                let reads_own = m.started && own.is_some_and(|own| own >= pull.done);
+                let may = mode.may_proceed(slowest, pull.done);
+                // Held back by others, not by the replication of its own push: in BSP that is an open
+                // round, since there a push is applied only together with the others'.
+                let held = reads_own && !may || (view.waits_in_round)(pull.worker, pull.done);
+                p.count_if(held, now, &mut looked.waited);
+                reads_own && may
+            };
+            if may {
+                let (buckets, held) = (std::mem::take(&mut p.todo).into_iter().collect(), p.held);
+                self.closed(conn);
+                looked.go.push(Go { pull, held, buckets, whole: true, slowest, in_force: m.in_force });
+            }
+        }
+        looked
+    }
+
+    /// Those that may go now, if something of `touched` is what they wait for. An update lets its own workers read their
+    /// writes; the others only where it was the slowest's.
+    fn candidates(
+        &mut self,
+        touched: &Touched,
+        slowest_in: impl Fn(usize) -> Step,
+        conn_of: impl Fn(WorkerId) -> Option<ConnId>,
+    ) -> Vec<ConnId> {
+        match touched {
+            Touched::Pull(conn) => vec![*conn],
+            Touched::All => {
+                self.slowest.clear();
+                self.by_conn.keys().copied().collect()
+            }
+            Touched::Bucket(bucket, workers) => {
+                let slowest = slowest_in(*bucket);
+                if self.slowest.insert(*bucket, slowest) != Some(slowest) {
+                    return self.by_conn.keys().copied().collect();
+                }
+                let own = workers.iter().filter_map(|w| conn_of(*w));
+                self.sections.iter().copied().chain(own).collect::<BTreeSet<_>>().into_iter().collect()
+            }
+        }
+    }
+}
+
+/// A pull, or a part of one, that goes out now.
+#[derive(Clone, Debug)]
+pub struct Go {
+    /// What was asked for.
+    pub pull: Arc<Pull>,
+    /// Since when it waited for others.
+    pub held: Option<Instant>,
+    /// Local buckets, in the order in which they go out.
+    pub buckets: Vec<usize>,
+    /// Nothing is left of it.
+    pub whole: bool,
+    /// The slowest member when the rule let it go.
+    pub slowest: Step,
+    /// The mode then.
+    pub in_force: InForce,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_common::{Mode, Seq, SessionId};
+    use proptest::prelude::*;
+
+    const BUCKETS: usize = 3;
+    const WORKERS: u32 = 3;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        /// A worker's push to a bucket is applied.
+        Applied(u32, usize),
+        /// It asks: so many steps behind what it has pushed, for a checkpoint or not, some buckets or all.
+        Ask(u32, u64, bool, Vec<usize>),
+        Rest(u32),
+        Resume(u32),
+        Closed(u32),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        let only = prop_oneof![3 => Just(Vec::new()), 1 => prop::sample::subsequence(vec![0, 1, 2], 1..3)];
+        prop_oneof![
+            10 => (0..WORKERS, 0..BUCKETS).prop_map(|(w, b)| Op::Applied(w, b)),
+            5 => (0..WORKERS, 0u64..2, prop::bool::weighted(0.2), only).prop_map(|(w, s, c, o)| Op::Ask(w, s, c, o)),
+            1 => (0..WORKERS).prop_map(Op::Rest),
+            1 => (0..WORKERS).prop_map(Op::Resume),
+            1 => (0..WORKERS).prop_map(Op::Closed),
+        ]
+    }
+
+    fn conn_of(worker: WorkerId) -> Option<ConnId> {
+        Some(u64::from(worker.0))
+    }
+
+    proptest! {
+        /// A leader looks at the pulls that what has happened may have let go, and lets those go that it would if it looked at
+        /// all: each bucket once, never before the rule holds for it, and its worker's own push is in it.
+        #[test]
+        fn a_pull_that_nobody_looks_at_is_one_that_may_not_go(
+            ops in prop::collection::vec(op(), 1..150), mode in prop::sample::select(vec![Mode::Bsp, Mode::Ssp(1), Mode::Asp]),
+        ) {
+            let mut m = Meta::default();
+            m.started = true;
+            m.in_force = InForce::first(mode, None);
+            (0..WORKERS).for_each(|w| m.members.join(WorkerId(w), SessionId(1), BUCKETS, false));
+            let (mut some, mut all) = (Pulls::default(), Pulls::default());
+            let mut owed: BTreeMap<ConnId, BTreeSet<usize>> = BTreeMap::new();
+            let now = Instant::now();
+            for op in ops {
+                let touched = match op {
+                    Op::Applied(w, bucket) => {
+                        let worker = WorkerId(w);
+                        let Some(step) = m.members.get(worker).filter(|m| m.is_active()).and_then(|m| m.step(bucket)) else { continue };
+                        m.members.pushed(worker, SessionId(1), Seq(1), bucket, step.next());
+                        Touched::Bucket(bucket, vec![worker])
+                    }
+                    Op::Ask(w, ahead, section, only) => {
+                        let (worker, conn) = (WorkerId(w), u64::from(w));
+                        let clock = m.members.get(worker).map_or(Step(0), |m| m.clock());
+                        let part = !only.is_empty();
+                        let todo: BTreeSet<usize> = if part { only.into_iter().collect() } else { (0..BUCKETS).collect() };
+                        owed.insert(conn, todo.clone());
+                        for pulls in [&mut some, &mut all] {
+                            let done = Step(clock.0 + ahead);
+                            let pull = Pull { conn, worker, done, last: false, section, records: false, have: Vec::new(), part };
+                            pulls.ask(pull, todo.clone());
+                        }
+                        Touched::Pull(conn)
+                    }
+                    Op::Rest(w) => { m.members.rest(WorkerId(w), SessionId(1)); Touched::All }
+                    Op::Resume(w) => { m.members.resume(WorkerId(w), SessionId(1), false); Touched::All }
+                    Op::Closed(w) => {
+                        [&mut some, &mut all].into_iter().for_each(|p| p.closed(u64::from(w)));
+                        owed.remove(&u64::from(w));
+                        Touched::All
+                    }
+                };
+                let view = View { working: None, level: true, conn_of: &conn_of, waits_in_round: &|_, _| false, now };
+                let said = |looked: &Looked| {
+                    looked.go.iter().map(|g| (g.pull.conn, g.buckets.clone(), g.whole, g.slowest)).collect::<Vec<_>>()
+                };
+                let few = some.look(touched, &m, &view);
+                let many = all.look(Touched::All, &m, &view);
+                prop_assert_eq!(said(&few), said(&many));
+                prop_assert_eq!(some.waiting().count(), all.waiting().count());
+                for go in few.go {
+                    let todo = owed.get_mut(&go.pull.conn).expect("it is owed something");
+                    for bucket in &go.buckets {
+                        prop_assert!(todo.remove(bucket), "{bucket} goes twice");
+                        let own = m.members.get(go.pull.worker).and_then(|m| m.step(*bucket));
+                        prop_assert!(own >= Some(go.pull.done));
+                        prop_assert!(mode.may_proceed(m.members.slowest_in(*bucket), go.pull.done));
+                    }
+                    prop_assert_eq!(go.whole, todo.is_empty());
+                }
+                prop_assert_eq!(some.is_empty(), owed.values().all(BTreeSet::is_empty));
+            }
+        }
+    }
+}

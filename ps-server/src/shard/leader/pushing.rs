@@ -1,0 +1,382 @@
+//! Pushes: admission, BSP's rounds, the global norm over all shards, and the cuts at the level `leader`.
+
+use super::{
+    Computed, Computing, ConnId, Leader, MAX_AHEAD, Message, Proposed, Purpose, Reply, Task,
+    admission::{Admission, admit},
+    cuts::Next,
+    pending::Push,
+    pulls::Touched,
+    rounds::Key,
+    working::add,
+};
+use crate::shard::{
+    bucket::BucketData,
+    command::{Command, Contribution, Proposal},
+    cut::CutId,
+    members::Member,
+    round::{self, Part, Sum},
+    state::Configured,
+};
+use paraft_common::{
+    Payload, SessionId, Step, TensorKind, WorkerId,
+    codec::F32_BYTES,
+    config::MAX_STEP,
+    optim::{Gradient, norm_factor},
+};
+use paraft_proto::{Refusal, RefusalKind};
+use paraft_trace::Stage;
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+impl Leader {
+    /// A push has come.
+    pub(super) fn push(&mut self, conn: ConnId, worker: WorkerId, session: SessionId, message: Message) {
+        let Message::Push { seq, step, bucket, pulled, samples, sum_of_squares, payload, arrived } = message
+        else {
+            return;
+        };
+        let now = self.now.at;
+        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        let contribution = Contribution { worker, session, seq, step, pulled, samples };
+        let precedes_weights = !e.cuts.has_answered(worker);
+        let push = Push { conn, contribution, bucket, sum_of_squares, payload, arrived, precedes_weights };
+        let averages = self.shard.read(|m| m.in_force.of_push(step)).averages();
+        // A round has room, but a worker's pushes keep their order.
+        let has_room = averages && !e.pending.waits_for_room(worker)
+            || !e.pending.any_waits_for_room() && e.cuts.has_room(&conf.job, now);
+        if has_room {
+            return self.next([Task::Take(push)]);
+        }
+        // All that a worker keeps may come again at once, and the step that it is in.
+        let most = (MAX_AHEAD as usize + 2) * conf.buckets.len() + 1;
+        if !e.pending.wait_for_room(push, most) {
+            let why = "more pushes wait than the consistency rule lets a worker have outstanding";
+            let kind = RefusalKind::Overloaded(why.into());
+            self.refuse(conn, Refusal { kind, seq: seq.0 });
+        }
+    }
+
+    /// Takes the pushes that wait for room, as long as there is some.
+    pub(super) fn take_if_room(&mut self, any: bool) {
+        let (conf, now) = (self.shard.configured(), self.now.at);
+        let (Some(conf), Some(e)) = (conf, self.leading()) else { return };
+        let push = if e.cuts.has_room(&conf.job, now) { e.pending.next_for_room() } else { None };
+        match push {
+            Some(push) => self.next([Task::Take(push), Task::Room(true)]),
+            None if any => self.next([Task::Pulls(Touched::All)]),
+            None => {}
+        }
+    }
+
+    /// Decides over one push and applies it to the working copy, proposes it, or adds it to its round.
+    pub(super) fn take_push(&mut self, push: Push) {
+        let now = self.now.at;
+        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        if e.broken {
+            return; // it comes again
+        }
+        let (conn, mut c, bucket) = (push.conn, push.contribution, push.bucket);
+        let target = &conf.buckets[bucket];
+        let in_flight = Some(c.step).filter(|step| e.pending.is_taken(c.worker, bucket, *step));
+        let leader_acks = conf.job.durability.is_leader();
+        let working = leader_acks.then(|| e.cuts.working().data(&conf, bucket));
+        let current = working.as_ref().map_or_else(|| target.version(), |w| w.version);
+        let averages = self.shard.read(|m| m.in_force.of_push(c.step)).averages();
+        if leader_acks && push.precedes_weights {
+            // What a leader shows at this level may not be replicated yet, so after a change of leadership a worker may
+            // come with a version of a state that is gone.
+            c.pulled = c.pulled.min(current);
+        }
+        let mut lost = 0;
+        let decision = self.shard.read(|m| {
+            let replicated = m.members.in_session(c.worker, c.session)?;
+            let working = e.cuts.working_mut();
+            if leader_acks && push.precedes_weights && (1..=MAX_STEP).contains(&c.step.0) {
+                // Steps that an earlier leader acknowledged and took down with it. The worker does not have them any
+                // more; they are counted, and it goes on.
+                lost = working.skip(&conf, replicated, c.worker, bucket, Step(c.step.0 - 1), now);
+            }
+            Some(admit(working.member(c.worker, replicated), bucket, c.step, c.pulled, current, in_flight))
+        });
+        self.report_lost(c.worker, lost);
+        let waits = match decision {
+            // Its round is closed, and not applied yet: then it will be too late.
+            Some(Admission::Accept) => self.is_closed(&conf, bucket, c.step),
+            Some(Admission::WrongStep { .. }) => !leader_acks && self.is_early(bucket, &c),
+            _ => false,
+        };
+        let push = Push { contribution: c, ..push };
+        if waits {
+            if let Some(e) = &mut self.epoch {
+                e.pending.wait_for_update(push);
+            }
+            return;
+        }
+        let refuse = |kind| Refusal { kind, seq: c.seq.0 };
+        match decision {
+            None => {
+                self.refuse(conn, RefusalKind::UnknownSession { worker: c.worker, session: c.session });
+            }
+            Some(Admission::Applied) => self.send(conn, Reply::Ack { seq: c.seq, version: current }),
+            Some(Admission::PassedOver) => self.send(conn, Reply::PassedOver { seq: c.seq }),
+            Some(Admission::InFlight) => {}
+            Some(Admission::WrongStep { expected }) => {
+                let kind = RefusalKind::WrongStep { bucket: target.id, expected, got: c.step };
+                self.refuse(conn, refuse(kind));
+            }
+            Some(Admission::FutureVersion { current }) => {
+                let (got, current) = (c.pulled.0, current.0);
+                self.refuse(conn, refuse(RefusalKind::FutureVersion { bucket: target.id, got, current }));
+            }
+            Some(Admission::Accept) if averages => {
+                if let Some(e) = &mut self.epoch {
+                    let part = Part { contribution: c, payload: push.payload };
+                    e.rounds.add(c.step, bucket, c.worker);
+                    e.pending.wait_for_round(bucket, part, push.arrived);
+                }
+                self.next([Task::Rounds]);
+            }
+            Some(Admission::Accept) => {
+                let factor = match (conf.job.clip.norm, target.spec.kind) {
+                    (Some(max), TensorKind::Param) => norm_factor(max, push.sum_of_squares),
+                    _ => 1.0,
+                };
+                match working.map(|w| w.initialised) {
+                    None => {
+                        let of = (bucket, c.step, Some(c.worker));
+                        self.note(Stage::Queue, push.arrived, of, push.payload.len() as u64);
+                        self.update(&conf, bucket, vec![c], factor, false, push.payload);
+                    }
+                    // Its image would say that the bucket has its initial weights.
+                    Some(false) => self.refuse(conn, refuse(RefusalKind::NotInitialised)),
+                    Some(true) => self.push_working(&conf, push, factor),
+                }
+            }
+        }
+    }
+
+    /// Whether a push follows another of its worker that is taken and not applied yet, or waits here too: its worker does not
+    /// wait for acks.
+    fn is_early(&self, bucket: usize, c: &Contribution) -> bool {
+        let Some(e) = &self.epoch else { return false };
+        let in_flight = e.pending.last_taken(c.worker, bucket);
+        let applied =
+            self.shard.read(|m| m.members.in_session(c.worker, c.session).and_then(|m| m.step(bucket)));
+        // Those before it: of a retry, its first try may wait here too.
+        let (waiting, last_waiting) = e.pending.early(c, bucket);
+        let last = in_flight.max(applied).max(last_waiting);
+        (in_flight.is_some() || waiting > 0)
+            && waiting <= MAX_AHEAD
+            && last.is_some_and(|last| last.next() == c.step)
+    }
+
+    /// Whether the round of this step, or of a later one, was closed without some of its pushes and is on its way.
+    fn is_closed(&self, conf: &Configured, bucket: usize, step: Step) -> bool {
+        let passes_over = conf.job.round.passes_over();
+        passes_over && self.epoch.as_ref().is_some_and(|e| e.rounds.is_closed(bucket, step))
+    }
+
+    pub(super) fn report_lost(&self, worker: WorkerId, lost: u64) {
+        if lost > 0 {
+            let why = "acknowledged pushes went down with an earlier leader";
+            tracing::warn!(shard = self.shard.id().0, worker = worker.0, pushes = lost, "{why}");
+        }
+    }
+
+    fn update(
+        &mut self,
+        conf: &Configured,
+        bucket: usize,
+        contributions: Vec<Contribution>,
+        factor: f32,
+        closes: bool,
+        payload: Payload,
+    ) {
+        let (id, encoding) = (conf.buckets[bucket].id, conf.encoding(bucket));
+        for c in &contributions {
+            let waited = self.epoch.as_mut().and_then(|e| e.pending.proposed(bucket, c));
+            if let Some((arrived, pushed)) = waited {
+                self.note(Stage::Queue, arrived, (bucket, c.step, Some(c.worker)), pushed);
+            }
+        }
+        let command =
+            Command::Update { bucket: id, contributions: contributions.clone(), encoding, factor, closes };
+        let step = command.latest_step().unwrap_or_default();
+        let of = Proposed { began: self.now.moment, step, bytes: payload.len() as u64 };
+        self.propose(Purpose::Update { bucket, contributions, of }, Proposal { command, payload });
+    }
+
+    // ---- rounds ----
+
+    /// Closes every round that is complete. Called after anything that may complete one: a push, an apply, a
+    /// member that left.
+    pub(super) fn close_rounds(&mut self) {
+        let now = self.now.at;
+        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        if e.rounds.is_empty() {
+            return;
+        }
+        let passes_over = conf.job.round.passes_over();
+        if passes_over {
+            let late = self.shard.read(|m| e.rounds.take_passed_over(&m.members));
+            let late: Vec<_> = late
+                .into_iter()
+                .filter_map(|((step, bucket), w)| e.pending.leave_round(w, bucket, step))
+                .map(|(part, _)| part.contribution)
+                .filter_map(|c| Some((e.streams.of_session(c.worker, c.session)?, c.seq)))
+                .collect();
+            late.into_iter().for_each(|(conn, seq)| self.send(conn, Reply::PassedOver { seq }));
+        }
+        // The mode has been switched: each is an update of its own now, unless a later round is on its way that passes it over.
+        let in_force = self.shard.read(|m| m.in_force);
+        let Some(e) = &mut self.epoch else { return };
+        let over = |(step, bucket): &Key| {
+            !(in_force.of_push(*step).averages() || passes_over && e.rounds.is_closed(*bucket, *step))
+        };
+        let over: Vec<_> = e.rounds.touched().into_iter().filter(over).collect();
+        for (step, bucket) in over {
+            let workers = self.epoch.as_mut().map(|e| e.rounds.take((step, bucket))).unwrap_or_default();
+            for worker in workers {
+                let left = self.epoch.as_mut().and_then(|e| e.pending.leave_round(worker, bucket, step));
+                if let Some((Part { contribution, payload }, arrived)) = left {
+                    let of = (bucket, step, Some(worker));
+                    self.note(Stage::Queue, arrived, of, payload.len() as u64);
+                    self.update(&conf, bucket, vec![contribution], 1.0, false, payload);
+                }
+            }
+        }
+        let Some(e) = &mut self.epoch else { return };
+        let complete = self.shard.read(|m| match m.started {
+            true => e.rounds.complete(&m.members, e.leases.leaving(), &conf.job.round, now),
+            false => Vec::new(),
+        });
+        self.next(complete.into_iter().map(Task::Close).collect::<Vec<_>>());
+    }
+
+    pub(super) fn close_round(&mut self, round: Key) {
+        let (step, bucket) = round;
+        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        if e.broken {
+            return;
+        }
+        let passes_over = conf.job.round.passes_over();
+        // A later round that is on its way passes over those who are in this one.
+        if passes_over && e.rounds.is_closed(bucket, step) {
+            return e.rounds.waits_again(round);
+        }
+        let parts = e.pending.close(step, bucket, e.rounds.close(round, passes_over));
+        if parts.is_empty() {
+            return;
+        }
+        let (encoding, len) = (conf.encoding(bucket), conf.buckets[bucket].spec.len);
+        let bytes = round::bytes(parts.len(), len);
+        let work = move || Computed::Sum(round::sum(&conf.job, parts, encoding, len));
+        self.compute(bytes, Computing::Round(round), Box::new(work));
+    }
+
+    /// A closed round is summed.
+    pub(super) fn summed(&mut self, (step, bucket): Key, sum: Sum) {
+        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        if conf.job.clip.norm.is_none() || conf.buckets[bucket].spec.kind != TensorKind::Param {
+            let passes_over = conf.job.round.passes_over();
+            return self.update(&conf, bucket, sum.contributions, sum.factor, passes_over, sum.payload);
+        }
+        // All trained buckets of a step are summed: the shard's part of the global norm is known. With one shard that is the
+        // norm; with several, the workers add the parts up and send the sum to every shard, so that no server has to know
+        // another shard's leader.
+        let Some(partial) = e.norms.summed(&conf, step, bucket, sum) else { return };
+        let layout = conf.job.layout();
+        let trained = layout.buckets().iter().filter(|b| b.kind == TensorKind::Param).count();
+        if trained.min(self.shard.shards() as usize) == 1 {
+            return self.norm(step, partial);
+        }
+        self.send_to_all(|| Reply::RoundNorm { step, sum_of_squares: partial });
+    }
+
+    /// The norm over all shards is known: every bucket of the step is applied with the same factor. Later
+    /// copies, from the other workers, find nothing to do.
+    pub(super) fn norm(&mut self, step: Step, sum_of_squares: f64) {
+        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        let Some(max) = conf.job.clip.norm else { return };
+        let passes_over = conf.job.round.passes_over();
+        for (bucket, sum) in e.norms.take(step) {
+            let factor = norm_factor(max, sum_of_squares) * sum.factor;
+            self.update(&conf, bucket, sum.contributions, factor, passes_over, sum.payload);
+        }
+    }
+
+    // ---- the level `leader` ----
+
+    /// Applies an admitted push to the leader's working copy; it is acknowledged when that is done.
+    fn push_working(&mut self, conf: &Arc<Configured>, push: Push, scale: f32) {
+        let Push { conn, contribution: c, bucket, payload, arrived, .. } = push;
+        let (encoding, bytes) = (conf.encoding(bucket), payload.len());
+        self.note(Stage::Queue, arrived, (bucket, c.step, Some(c.worker)), bytes as u64);
+        let Some(e) = &mut self.epoch else { return };
+        // As it is now: a session that ends while the push is computed has pushed it all the same.
+        let found = self.shard.read(|m| {
+            let replicated = m.members.in_session(c.worker, c.session)?;
+            Some((replicated.clone(), m.members.active_count()))
+        });
+        let Some((replicated, active)) = found else { return };
+        let working = e.cuts.working_mut();
+        let lateness = self.counters.lateness.clone();
+        let data = working.data(conf, bucket);
+        let seen = lateness.before(bucket, Some(c), data.version, &data.weights);
+        drop(data); // or the update would copy the bucket
+        let (mut data, own) = (working.lend(conf, bucket), conf.clone());
+        let touched = (conf.buckets[bucket].spec.len * F32_BYTES).max(bytes) as u64;
+        let work = move || {
+            add(&mut data, &own, bucket, active, &c, Gradient { payload: &payload, encoding, scale });
+            if let Some(seen) = seen {
+                lateness.after(seen, &data.weights);
+            }
+            Computed::Copy(data)
+        };
+        let began = self.now.moment;
+        let of = Computing::Push { conn, bucket, contribution: c, bytes, replicated, began };
+        self.compute(touched, of, Box::new(work));
+    }
+
+    /// The working copy has it.
+    pub(super) fn push_computed(
+        &mut self,
+        conn: ConnId,
+        bucket: usize,
+        c: &Contribution,
+        bytes: usize,
+        replicated: &Member,
+        data: Arc<BucketData>,
+    ) {
+        let now = self.now.at;
+        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
+        let version = e.cuts.working_mut().pushed(&conf, replicated, bucket, c, bytes, data, now);
+        e.controller.pushed(version, c.pulled);
+        self.send(conn, Reply::Ack { seq: c.seq, version });
+    }
+
+    pub(super) fn cut_if_due(&mut self) {
+        let (now, number) = (self.now, self.cuts + 1);
+        let conf = self.shard.configured();
+        let last = self.shard.read(|m| m.last_cut);
+        let (Some(conf), Some(e)) = (conf, self.leading()) else { return };
+        let cut = CutId { term: e.term, number };
+        if e.cuts.begin_if_due(&conf, cut, last, now.at, now.moment) {
+            self.cuts = number;
+            self.counters.cuts.fetch_add(1, Relaxed);
+        }
+        while let Some(next) = self.leading().and_then(|e| e.cuts.propose(&conf)) {
+            match next {
+                Next::Part(part) => self.propose(Purpose::CutPart, part),
+                Next::Marker(marker, began, behind) => {
+                    let bytes = match &marker.command {
+                        Command::Cut { record, .. } => record.bytes,
+                        _ => 0,
+                    };
+                    let step = marker.command.latest_step().unwrap_or_default();
+                    self.propose(Purpose::Cut(Proposed { began, step, bytes }), marker);
+                    behind.into_iter().for_each(|(purpose, proposal)| self.propose(purpose, proposal));
+                }
+            }
+        }
+    }
+}

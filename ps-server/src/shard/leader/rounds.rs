@@ -1,0 +1,276 @@
+//! BSP's open rounds: who has pushed a step of a bucket, and which rounds close. The pushes themselves wait in `pending`.
+//!
+//! A push costs the same with any number of rounds: who looks for rounds that close looks at those where something has
+//! changed since the last look ([`Rounds::touch`]). Leader-only: may vanish at any moment.
+
+use crate::shard::members::{Member, Members};
+use paraft_common::{Step, WorkerId, round::RoundConfig};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+/// A round: its step and local bucket.
+pub type Key = (Step, usize);
+
+/// All rounds of a shard that are not applied.
+#[derive(Clone, Debug, Default)]
+pub struct Rounds {
+    open: BTreeMap<Key, BTreeSet<WorkerId>>,
+    /// Those that are open, by local bucket.
+    by_bucket: BTreeSet<(usize, Step)>,
+    /// Since when each that is open has had as many as it needs.
+    ready: BTreeMap<Key, Instant>,
+    /// `ready`, the oldest first.
+    oldest: BTreeSet<(Instant, Key)>,
+    /// Those that may close now, or be passed over.
+    touched: BTreeSet<Key>,
+    /// Those that are closed without some of their pushes, and not applied yet, by local bucket.
+    closed: BTreeSet<(usize, Step)>,
+}
+
+impl Rounds {
+    /// A worker's push comes to its round.
+    pub fn add(&mut self, step: Step, bucket: usize, worker: WorkerId) {
+        self.by_bucket.insert((bucket, step));
+        self.touched.insert((step, bucket));
+        self.open.entry((step, bucket)).or_default().insert(worker);
+    }
+
+    /// Something has changed that decides over the rounds of a bucket: an update of it is applied.
+    pub fn touch(&mut self, bucket: usize) {
+        let rounds = self.by_bucket.range((bucket, Step(0))..=(bucket, Step(u64::MAX)));
+        self.touched.extend(rounds.map(|(b, s)| (*s, *b)));
+    }
+
+    /// Something has changed that decides over every round: who takes part, or the mode.
+    pub fn touch_all(&mut self) {
+        self.touched.extend(self.open.keys());
+    }
+
+    /// Drops what a worker that left has pushed into open rounds.
+    pub fn forget(&mut self, worker: WorkerId) {
+        let own: Vec<Key> = self.open.iter().filter(|(_, r)| r.contains(&worker)).map(|(k, _)| *k).collect();
+        own.into_iter().for_each(|key| self.remove(key, worker));
+    }
+
+    /// Takes out the members that a later round was applied without, of the rounds that were touched.
+    pub fn take_passed_over(&mut self, members: &Members) -> Vec<(Key, WorkerId)> {
+        let late = |(step, bucket): &Key, w: WorkerId| {
+            members.get(w).is_some_and(|m| m.is_passed_over(*bucket, *step))
+        };
+        let round = |key: &Key| Some((*key, self.open.get(key)?));
+        let found: Vec<_> = self
+            .touched
+            .iter()
+            .filter_map(round)
+            .flat_map(|(key, r)| r.iter().filter(move |w| late(&key, **w)).map(move |w| (key, *w)))
+            .collect();
+        found.iter().for_each(|(key, w)| self.remove(*key, *w));
+        found
+    }
+
+    /// Takes one worker out of a round, and the round, where that was its last.
+    fn remove(&mut self, key: Key, worker: WorkerId) {
+        let Some(round) = self.open.get_mut(&key) else { return };
+        round.remove(&worker);
+        if round.is_empty() {
+            self.take(key);
+        }
+    }
+
+    /// Whether no round is open.
+    pub fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Those that were touched, by step and local bucket.
+    pub fn touched(&self) -> Vec<Key> {
+        self.touched.iter().copied().collect()
+    }
+
+    /// Takes an open round out: who is in it.
+    pub fn take(&mut self, key: Key) -> BTreeSet<WorkerId> {
+        let (step, bucket) = key;
+        self.waits_again(key);
+        self.touched.remove(&key);
+        self.by_bucket.remove(&(bucket, step));
+        self.open.remove(&key).unwrap_or_default()
+    }
+
+    /// The rounds that close now, of those that were touched and those that have waited long enough: those for which every
+    /// active member's push is in, or as many as `rule` needs, for long enough. `leaving` are members whose Leave is
+    /// proposed; who calls touches every round when they change.
+    pub fn complete(
+        &mut self,
+        members: &Members,
+        leaving: &BTreeSet<WorkerId>,
+        rule: &RoundConfig,
+        now: Instant,
+    ) -> Vec<Key> {
+        let mut closing = Vec::new();
+        let due = self.oldest.iter().take_while(|(since, _)| *since + rule.rule().grace() <= now);
+        let mut look = std::mem::take(&mut self.touched);
+        look.extend(due.map(|(_, key)| *key));
+        for key in look {
+            let (step, bucket) = key;
+            let Some(round) = self.open.get(&key) else { continue };
+            let is_behind = |m: &Member| m.is_active() && m.step(bucket).is_some_and(|s| s < step);
+            let expects = |w: &WorkerId| members.get(*w).is_some_and(is_behind) && !leaving.contains(w);
+            let left = leaving.iter().filter(|w| members.get(**w).is_some_and(is_behind)).count();
+            let active = members.behind(bucket, step) - left;
+            let needs = rule.rule().needs(active);
+            // Members are looked at only where there may be enough.
+            let arrived = if round.len() < needs { 0 } else { round.iter().filter(|w| expects(w)).count() };
+            if arrived < needs {
+                self.waits_again(key);
+                continue;
+            }
+            let since = *self.ready.entry(key).or_insert(now);
+            self.oldest.insert((since, key));
+            if rule.closes(arrived, active, now - since) {
+                closing.push(key);
+            }
+        }
+        closing
+    }
+
+    /// When the next round has waited long enough for those that are missing.
+    pub fn due(&self, rule: &RoundConfig) -> Option<Instant> {
+        let (first, _) = self.oldest.first()?;
+        (rule.rule().grace() > Duration::ZERO).then(|| *first + rule.rule().grace())
+    }
+
+    /// A round that may not close yet is not due before it has waited once more.
+    pub fn waits_again(&mut self, round: Key) {
+        if let Some(since) = self.ready.remove(&round) {
+            self.oldest.remove(&(since, round));
+        }
+    }
+
+    /// Closes a round: who is in it. Where rounds pass members over, it is known as closed until it is applied.
+    pub fn close(&mut self, key: Key, passes_over: bool) -> BTreeSet<WorkerId> {
+        let workers = self.take(key);
+        if passes_over && !workers.is_empty() {
+            self.closed.insert((key.1, key.0));
+        }
+        workers
+    }
+
+    /// Whether the round of this step, or of a later one, was closed without some of its pushes and is not applied yet.
+    pub fn is_closed(&self, bucket: usize, step: Step) -> bool {
+        self.closed.range((bucket, step)..=(bucket, Step(u64::MAX))).next().is_some()
+    }
+
+    /// Its update is applied, or refused.
+    pub fn applied(&mut self, bucket: usize, step: Step) {
+        self.closed.remove(&(bucket, step));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use paraft_common::{
+        Seq, SessionId,
+        round::{Backup, Quorum, Weight},
+    };
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Push(u32, usize),
+        Apply(usize),
+        Rest(u32),
+        Resume(u32),
+        Leave(u32),
+        Join(u32),
+        Wait,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            12 => (0u32..4, 0usize..3).prop_map(|(w, b)| Op::Push(w, b)),
+            4 => (0usize..3).prop_map(Op::Apply),
+            1 => (0u32..4).prop_map(Op::Rest),
+            1 => (0u32..4).prop_map(Op::Resume),
+            1 => (0u32..4).prop_map(Op::Leave),
+            1 => (0u32..4).prop_map(Op::Join),
+            2 => Just(Op::Wait),
+        ]
+    }
+
+    fn rule() -> impl Strategy<Value = RoundConfig> {
+        prop_oneof![
+            Just(RoundConfig::default()),
+            Just(RoundConfig::Backup(Backup { spare: 1 })),
+            Just(RoundConfig::Quorum(Quorum { quorum: 2, grace_ms: 20, weight: Weight::Equal })),
+        ]
+    }
+
+    proptest! {
+        /// A leader looks at the rounds where something has changed, and closes those that it would close if it looked at all.
+        #[test]
+        fn a_round_that_nobody_looks_at_is_one_that_does_not_close(
+            ops in prop::collection::vec(op(), 1..120), rule in rule(),
+        ) {
+            let mut members = Members::default();
+            (0..4).for_each(|w| members.join(WorkerId(w), SessionId(1), 3, true));
+            let (mut some, mut all) = (Rounds::default(), Rounds::default());
+            let (mut leaving, mut now) = (BTreeSet::new(), Instant::now());
+            let mut closed: Vec<(Key, Vec<WorkerId>)> = Vec::new();
+            for op in ops {
+                match op {
+                    Op::Push(w, bucket) => {
+                        let worker = WorkerId(w);
+                        let Some(m) = members.get(worker).filter(|m| m.is_active()) else { continue };
+                        let step = m.step(bucket).unwrap_or_default().next();
+                        // Admission lets it wait until that one is applied.
+                        if !some.is_closed(bucket, step) {
+                            some.add(step, bucket, worker);
+                            all.add(step, bucket, worker);
+                        }
+                    }
+                    Op::Apply(bucket) => {
+                        let Some(at) = closed.iter().position(|((_, b), _)| *b == bucket) else { continue };
+                        let ((step, _), workers) = closed.remove(at);
+                        workers.into_iter().for_each(|w| members.pushed(w, SessionId(1), Seq(1), bucket, step));
+                        members.pass_over(bucket, step);
+                        some.touch(bucket);
+                        [&mut some, &mut all].into_iter().for_each(|r| r.applied(bucket, step));
+                    }
+                    Op::Rest(w) => members.rest(WorkerId(w), SessionId(1)),
+                    Op::Resume(w) => _ = members.resume(WorkerId(w), SessionId(1), false),
+                    Op::Leave(w) if leaving.insert(WorkerId(w)) => {}
+                    Op::Leave(w) => {
+                        leaving.remove(&WorkerId(w));
+                        members.leave(WorkerId(w), SessionId(1));
+                        [&mut some, &mut all].into_iter().for_each(|r| r.forget(WorkerId(w)));
+                    }
+                    Op::Join(w) if members.get(WorkerId(w)).is_none() => {
+                        members.join(WorkerId(w), SessionId(1), 3, true);
+                    }
+                    Op::Join(_) => {}
+                    Op::Wait => now += Duration::from_millis(15),
+                }
+                if matches!(op, Op::Rest(_) | Op::Resume(_) | Op::Leave(_) | Op::Join(_)) {
+                    some.touch_all();
+                }
+                all.touch_all();
+                prop_assert_eq!(some.take_passed_over(&members), all.take_passed_over(&members));
+                let keys = some.complete(&members, &leaving, &rule, now);
+                prop_assert_eq!(&keys, &all.complete(&members, &leaving, &rule, now));
+                prop_assert_eq!(some.due(&rule), all.due(&rule));
+                for key in keys {
+                    let workers = some.close(key, true);
+                    prop_assert_eq!(&workers, &all.close(key, true));
+                    closed.push((key, workers.into_iter().collect()));
+                }
+                for (bucket, step) in (0..3).flat_map(|b| (1..40).map(move |s| (b, Step(s)))) {
+                    let is_closed = closed.iter().any(|((s, b), _)| *b == bucket && *s >= step);
+                    prop_assert_eq!(some.is_closed(bucket, step), is_closed);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The task of one replica's [`Leader`]: waits for what it hears, and carries out what it wants done. The only place here with
+//! a clock, channels and a runtime.
+
+use super::{ConnId, Counters, DrawSession, Effect, Event, Input, Leader, Now, Reply};
+use crate::{
+    compute,
+    raft::{Applied, Change, Leadership, Replication},
+    shard::{command::Outcome, state::Shard},
+};
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use paraft_common::SessionId;
+use paraft_trace::Moment;
+use std::{collections::BTreeMap, sync::Arc};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
+
+/// Messages that may wait for the leader; streams wait (and so do their workers) when it is full.
+pub const EVENT_QUEUE: usize = 1024;
+
+/// Random numbers of sessions.
+pub fn random_sessions() -> DrawSession {
+    Box::new(|| SessionId(rand::random_range(1..=u64::MAX)))
+}
+
+/// Starts the leader of one replica.
+pub fn spawn(
+    shard: Arc<Shard>,
+    group: Arc<dyn Replication>,
+    counters: Arc<Counters>,
+    origin: u64,
+    draw_session: DrawSession,
+) -> mpsc::Sender<Event> {
+    let (tx, events) = mpsc::channel(EVENT_QUEUE);
+    let leadership = group.leadership();
+    let leader = Leader::new(shard, counters, origin, draw_session);
+    let task = Task { leader, group, lines: Lines::default(), done: FuturesUnordered::new() };
+    tokio::spawn(task.run(events, leadership));
+    tx
+}
+
+/// Where each stream's answers go.
+#[derive(Default)]
+pub(crate) struct Lines(BTreeMap<ConnId, mpsc::Sender<Reply>>);
+
+impl Lines {
+    /// What an event is to the leader. The room that a message with a payload has taken is given back: from here on the rule
+    /// of the shard bounds it.
+    pub fn input(&mut self, event: Event) -> Input {
+        match event {
+            Event::Open { conn, tx, worker, session, job, life } => {
+                self.0.insert(conn, tx);
+                Input::Open { conn, worker, session, job, life }
+            }
+            Event::Message(conn, message) | Event::Bulk(conn, message, _) => Input::Message(conn, message),
+            Event::Closed(conn) => {
+                self.close(conn);
+                Input::Closed(conn)
+            }
+            Event::SwitchMode { number, mode, tx } => Input::SwitchMode(number, mode, tx.into()),
+            Event::Fetch { step, tx } => Input::Fetch(step, tx.into()),
+        }
+    }
+
+    /// Sends. False where the stream had to be closed: its queue holds everything that a worker may have outstanding, so a
+    /// full one is a worker that does not read.
+    pub fn send(&mut self, conn: ConnId, reply: Reply) -> bool {
+        let sent = self.0.get(&conn).is_none_or(|tx| tx.try_send(reply).is_ok());
+        if !sent {
+            self.close(conn);
+        }
+        sent
+    }
+
+    /// Ends a stream.
+    pub fn close(&mut self, conn: ConnId) {
+        self.0.remove(&conn);
+    }
+}
+
+struct Task {
+    leader: Leader,
+    group: Arc<dyn Replication>,
+    lines: Lines,
+    done: FuturesUnordered<BoxFuture<'static, Input>>,
+}
+
+fn now() -> Now {
+    Now { at: Instant::now().into_std(), moment: Moment::now() }
+}
+
+impl Task {
+    async fn run(mut self, mut events: mpsc::Receiver<Event>, mut leadership: watch::Receiver<Leadership>) {
+        let first = *leadership.borrow_and_update();
+        self.handle(Input::Leadership(first)).await;
+        loop {
+            let deadline = self.leader.deadline().map(Instant::from_std);
+            let input = tokio::select! {
+                biased;
+                Some(done) = self.done.next(), if !self.done.is_empty() => done,
+                changed = leadership.changed() => match changed {
+                    Err(_) => return, // the group has shut down
+                    Ok(()) => Input::Leadership(*leadership.borrow_and_update()),
+                },
+                event = events.recv() => match event {
+                    None => return,
+                    Some(event) => self.lines.input(event),
+                },
+                () = tokio::time::sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    Input::Time
+                }
+            };
+            self.handle(input).await;
+        }
+    }
+
+    /// One input, and those that follow from it at once.
+    async fn handle(&mut self, input: Input) {
+        let mut inputs = vec![input];
+        while let Some(input) = inputs.pop() {
+            for effect in self.leader.handle(now(), &self.group, input) {
+                inputs.extend(self.carry_out(effect).await);
+            }
+        }
+    }
+
+    /// Gives what the leader must hear of it before anything else.
+    async fn carry_out(&mut self, effect: Effect) -> Option<Input> {
+        match effect {
+            Effect::Send(conn, reply) => {
+                return (!self.lines.send(conn, reply)).then_some(Input::Closed(conn));
+            }
+            Effect::Close(conn) => self.lines.close(conn),
+            Effect::Propose(number, proposal) => {
+                let waits = self.group.propose(Change::Shard(proposal)).await;
+                let outcome = async move {
+                    let outcome = match waits {
+                        Ok(outcome) => outcome.await,
+                        Err(e) => Err(e),
+                    };
+                    Input::Outcome(number, outcome.map(of_shard))
+                };
+                self.done.push(outcome.boxed());
+            }
+            Effect::Confirm(number) => {
+                let confirmed = self.group.barrier();
+                let confirmed = confirmed.map(move |c| Input::Outcome(number, c.map(|()| Outcome::Done)));
+                self.done.push(confirmed.boxed());
+            }
+            Effect::Compute(bytes, work) => {
+                return Some(Input::Computed(compute::run(bytes, work).await));
+            }
+            Effect::Switched(asker, switched) => asker.answer(switched),
+            Effect::Fetched(asker, fetched) => asker.answer(fetched),
+            Effect::Sleep => self.done.push(self.group.sleep().map(|_| Input::SleepOrWake).boxed()),
+            Effect::Wake => self.done.push(self.group.ensure_awake().map(|_| Input::SleepOrWake).boxed()),
+        }
+        None
+    }
+}
+
+/// What a shard says to a change that is applied.
+pub(crate) fn of_shard(applied: Applied) -> Outcome {
+    match applied {
+        Applied::Shard(outcome) => outcome,
+        _ => Outcome::None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// A stranger who tries a million numbers a second for a year has one chance in 500,000.
+    #[test]
+    fn the_numbers_of_sessions_cannot_be_guessed() {
+        let mut draw = random_sessions();
+        let drawn: BTreeSet<u64> = (0..64).map(|_| draw().0).collect();
+        assert_eq!(drawn.len(), 64);
+        let high = drawn.iter().map(|s| s >> 32).collect::<BTreeSet<_>>();
+        assert!(high.len() > 60, "they lie close together: {drawn:x?}");
+        assert!(drawn.iter().all(|s| SessionId(*s).tag() != *s), "what is shown is the number itself");
+    }
+}

@@ -1,0 +1,225 @@
+//! The leader as a whole, one input after the other: what single schedules of the simulation seldom come to.
+
+use super::{tests::shard_of, *};
+use crate::{
+    raft::{Leadership, ProposeError, Replicated, Role},
+    shard::Outcome,
+};
+use paraft_common::{Mode, Payload, Seq, ServerId, Step, Version, config::ServerJob};
+use paraft_proto::RefusalKind;
+use std::time::Duration;
+
+struct Alone;
+
+impl Standing for Alone {
+    fn leads(&self) -> bool {
+        true
+    }
+
+    fn leader_address(&self) -> Option<String> {
+        None
+    }
+
+    fn is_asleep(&self) -> bool {
+        false
+    }
+
+    fn has_slept(&self) -> bool {
+        false
+    }
+}
+
+/// A leader and its log, which the test commits.
+struct World {
+    shard: Arc<Shard>,
+    leader: Leader,
+    now: Instant,
+    job: String,
+    /// Proposed and not committed.
+    log: VecDeque<(u64, Proposal)>,
+    /// What was committed, in its order.
+    committed: Vec<Command>,
+    sent: Vec<(ConnId, Reply)>,
+    closed: Vec<ConnId>,
+}
+
+impl World {
+    /// Worker 0 has a session on stream 1.
+    fn new(mode: Mode) -> Self {
+        let job = ServerJob { workers: 1, ..ServerJob::new("whole", mode, 8, 8) };
+        let shard = Arc::new(shard_of(&job));
+        let mut sessions = 0;
+        let draw = move || {
+            sessions += 1;
+            SessionId(sessions)
+        };
+        let leader = Leader::new(shard.clone(), Arc::default(), 1, Box::new(draw));
+        let mut world = Self {
+            shard,
+            leader,
+            now: Instant::now(),
+            job: job.to_toml().expect("a valid job"),
+            log: VecDeque::new(),
+            committed: Vec::new(),
+            sent: Vec::new(),
+            closed: Vec::new(),
+        };
+        let (leader, role) = (Some(ServerId(0)), Role::Leader);
+        world.hears(Input::Leadership(Leadership { term: 1, leader, leads: true, role }));
+        let (worker, job, life) = (WorkerId(0), world.job.clone(), Arc::default());
+        world.hears(Input::Open { conn: 1, worker, session: None, job, life });
+        world.commit();
+        assert!(matches!(world.sent(), [(1, Reply::Opened { .. })]));
+        world
+    }
+
+    fn hears(&mut self, input: Input) {
+        let mut inputs = vec![input];
+        while let Some(input) = inputs.pop() {
+            let now = Now { at: self.now, moment: Moment::default() };
+            for effect in self.leader.handle(now, &Alone, input) {
+                match effect {
+                    Effect::Propose(number, proposal) => self.log.push_back((number, proposal)),
+                    Effect::Confirm(number) => inputs.push(Input::Outcome(number, Ok(Outcome::Done))),
+                    Effect::Send(conn, reply) => self.sent.push((conn, reply)),
+                    Effect::Close(conn) => self.closed.push(conn),
+                    Effect::Compute(_, work) => inputs.push(Input::Computed(Ok(work()))),
+                    Effect::Switched(asker, switched) => asker.answer(switched),
+                    Effect::Fetched(asker, fetched) => asker.answer(fetched),
+                    Effect::Sleep | Effect::Wake => inputs.push(Input::SleepOrWake),
+                }
+            }
+        }
+    }
+
+    /// Applies what was proposed first; the leader does not hear of it yet.
+    fn applies(&mut self) -> Input {
+        let (number, proposal) = self.log.pop_front().expect("something is proposed");
+        let outcome = self.shard.apply(&proposal);
+        self.committed.push(proposal.command);
+        Input::Outcome(number, Ok(outcome))
+    }
+
+    /// All that is proposed is committed and applied, and the leader hears of each.
+    fn commit(&mut self) {
+        while !self.log.is_empty() {
+            let outcome = self.applies();
+            self.hears(outcome);
+        }
+    }
+
+    fn push(&mut self, step: u64) {
+        let payload = Payload::from(vec![0u8; 32]);
+        let (seq, step, bucket, pulled) = (Seq(step), Step(step), 0, Version(0));
+        let (samples, sum_of_squares, arrived) = (1, 1.0, Moment::default());
+        let push = Message::Push { seq, step, bucket, pulled, samples, sum_of_squares, payload, arrived };
+        self.hears(Input::Message(1, push));
+    }
+
+    fn pull(&mut self, done: u64) {
+        let (done, have, only) = (Step(done), Vec::new(), Vec::new());
+        let pull = Message::Pull { done, last: false, section: false, have, loss: None, only };
+        self.hears(Input::Message(1, pull));
+    }
+
+    /// What was sent since the last call.
+    fn sent(&mut self) -> &'static [(ConnId, Reply)] {
+        Vec::leak(std::mem::take(&mut self.sent))
+    }
+
+    /// The steps that were acknowledged since the last call.
+    fn acks(&mut self) -> Vec<u64> {
+        let ack = |(_, reply): &(ConnId, Reply)| match reply {
+            Reply::Ack { seq, .. } => Some(seq.0),
+            _ => None,
+        };
+        self.sent().iter().filter_map(ack).collect()
+    }
+
+    fn updates(&self) -> Vec<Step> {
+        self.committed.iter().filter_map(Command::latest_step).collect()
+    }
+}
+
+#[test]
+fn a_leader_that_something_of_a_successor_is_applied_at_says_nothing_more_than_that_it_does_not_lead() {
+    let mut world = World::new(Mode::Asp);
+    world.pull(0);
+    assert!(matches!(world.sent(), [(1, Reply::Weights(_))]));
+    world.push(1);
+    world.sent();
+    Replicated::in_term(&*world.shard, 2);
+    world.pull(0);
+    let sent = world.sent();
+    let [(1, Reply::Refused(refusal))] = sent else { panic!("{sent:?}") };
+    assert!(matches!(refusal.kind, RefusalKind::NotLeader { .. }), "{refusal:?}");
+    assert_eq!(world.closed, [1]);
+    // Nor does it hear what has become of what it proposed.
+    let outcome = world.applies();
+    world.hears(outcome);
+    assert!(world.sent().is_empty());
+}
+
+#[test]
+fn pushes_that_come_again_all_at_once_are_taken_one_after_the_other() {
+    let mut world = World::new(Mode::Asp);
+    (1..=4).for_each(|step| world.push(step));
+    assert_eq!(world.log.len(), 1, "each waits for the one before");
+    world.commit();
+    assert_eq!(world.acks(), [1, 2, 3, 4]);
+    assert_eq!(world.updates(), [1, 2, 3, 4].map(Step));
+}
+
+#[test]
+fn a_push_stays_in_flight_when_the_outcome_of_the_one_before_is_heard_after_it_was_taken() {
+    let mut world = World::new(Mode::Asp);
+    world.push(1);
+    let first = world.applies();
+    world.push(2);
+    assert_eq!(world.log.len(), 1, "the shard shows the first: the second is taken");
+    world.hears(first);
+    world.push(2);
+    assert_eq!(world.log.len(), 1, "its retry finds it in flight");
+    world.commit();
+    assert_eq!(world.acks(), [1, 2]);
+}
+
+#[test]
+fn what_a_worker_says_last_is_in_the_log_behind_its_pushes() {
+    let mut world = World::new(Mode::Asp);
+    (1..=3).for_each(|step| world.push(step));
+    world.hears(Input::Message(1, Message::Finish));
+    world.commit();
+    assert_eq!(world.updates(), [1, 2, 3].map(Step));
+    assert!(matches!(world.committed.last(), Some(Command::Finish { .. })), "{:?}", world.committed);
+    assert!(world.shard.read(|m| m.members.unfinished().next().is_none()));
+}
+
+#[test]
+fn a_leader_begins_again_behind_a_fence_and_gives_up_where_nobody_answers() {
+    let mut world = World::new(Mode::Ssp(1));
+    world.push(1);
+    let (number, _) = world.log.pop_front().expect("it is proposed");
+    world.hears(Input::Outcome(number, Err(ProposeError::new("lost"))));
+    assert_eq!(world.closed, [1], "its workers look for another");
+    assert!(world.log.is_empty(), "not at once");
+    for _ in 0..2 {
+        world.now = world.leader.deadline().expect("it comes back");
+        world.hears(Input::Time);
+        assert!(matches!(world.log.pop_front(), Some((_, p)) if p.command == Command::Fence));
+        let (worker, session, job, life) =
+            (WorkerId(0), Some(SessionId(1)), world.job.clone(), Arc::default());
+        world.hears(Input::Open { conn: 2, worker, session, job, life });
+        assert!(matches!(world.sent().last(), Some((2, Reply::Refused(_)))), "it does not serve");
+        let until = world.leader.deadline().expect("it does not wait for ever");
+        assert!(until - world.now <= Duration::from_secs(5));
+        world.now = until;
+        world.hears(Input::Time);
+    }
+    world.now = world.leader.deadline().expect("it comes back");
+    world.hears(Input::Time);
+    world.commit();
+    let (worker, session, job, life) = (WorkerId(0), Some(SessionId(1)), world.job.clone(), Arc::default());
+    world.hears(Input::Open { conn: 3, worker, session, job, life });
+    assert!(matches!(world.sent().last(), Some((3, Reply::Opened { .. }))));
+}

@@ -1,0 +1,127 @@
+//! What there is of one group, copied into a folder of its own: a log that has only this group, or, where the group is
+//! damaged, the segments as they are. And back.
+
+use super::{Log, LogOptions, Record, SharedLog, files::names, segment::segment_path};
+use crate::{
+    StoreError,
+    disk::{Access, Disk},
+};
+use std::{
+    io::{self, IoSlice},
+    path::Path,
+    sync::mpsc,
+};
+
+/// So many bytes are copied at a time.
+const PART_BYTES: u64 = 4 << 20;
+
+/// Removes what is in a log's folder; nobody may have it open.
+pub(super) fn clear(disk: &dyn Disk, dir: &Path) -> Result<(), StoreError> {
+    let there = match disk.list(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        listed => listed.map_err(StoreError::io("list", dir))?,
+    };
+    for name in there {
+        let path = dir.join(name);
+        disk.remove(&path).map_err(StoreError::io("remove", &path))?;
+    }
+    disk.sync_dir(dir).map_err(StoreError::io("sync the folder", dir))
+}
+
+/// A log of its own in `to`, durable when it returns. What was there is gone.
+pub(super) fn whole(log: &SharedLog, key: u64, to: &Path) -> Result<(), StoreError> {
+    let (disk, groups) = (&log.inner.disk, &log.inner.groups);
+    clear(disk.as_ref(), to)?;
+    let (own, _) = SharedLog::open(disk.clone(), to, LogOptions::default())?;
+    let (into, _) = own.group(key, &mut |_| ())?;
+    let written = StoreError::io("copy the log to", to);
+    let purged = groups.known().get(&key).and_then(|g| g.purged.clone());
+    let mut copy = Copy { into, part: Vec::new(), bytes: 0, failed: None };
+    // Beyond its purge point there is no index that a log without records would refuse.
+    copy.failed = purged.and_then(|(upto, tag)| copy.into.purge(upto, tag).err());
+    groups.read_all(disk.as_ref(), &log.inner.dir, key, &mut |r| copy.push(r))?;
+    copy.finish().map_err(written)?;
+    own.close();
+    disk.sync_dir(to).map_err(StoreError::io("sync the folder", to))
+}
+
+/// What did not work.
+pub(super) enum Failed {
+    Reading(StoreError),
+    Writing(io::Error),
+}
+
+/// Copies the log in `dir` into the empty one of a group; durable when it returns. It is read twice: first as a whole, since
+/// its purge point comes first.
+pub(super) fn take_in(disk: &dyn Disk, dir: &Path, key: u64, into: Log) -> Result<(), Failed> {
+    let found = Log::look(disk, dir, key, &mut |_| ()).map_err(Failed::Reading)?;
+    let mut copy = Copy { into, part: Vec::new(), bytes: 0, failed: None };
+    copy.failed = found.purged.and_then(|(upto, tag)| copy.into.purge(upto, tag).err());
+    Log::look(disk, dir, key, &mut |r| copy.push(r)).map_err(Failed::Reading)?;
+    copy.finish().map_err(Failed::Writing)
+}
+
+/// Records on their way into a log, some at a time.
+struct Copy {
+    into: Log,
+    part: Vec<Record>,
+    bytes: u64,
+    failed: Option<io::Error>,
+}
+
+impl Copy {
+    fn push(&mut self, record: Record) {
+        self.bytes += record.bytes();
+        self.part.push(record);
+        if self.bytes >= PART_BYTES {
+            self.write();
+        }
+    }
+
+    fn write(&mut self) {
+        let (tell, outcome) = mpsc::channel();
+        let part = std::mem::take(&mut self.part);
+        self.bytes = 0;
+        if self.failed.is_none() {
+            self.into.append(part, Box::new(move |done| _ = tell.send(done)));
+            self.failed = outcome.recv().unwrap_or_else(|_| Err(super::writer::gone())).err();
+        }
+    }
+
+    /// They are durable when it returns.
+    fn finish(mut self) -> io::Result<()> {
+        self.write();
+        self.failed.map_or(Ok(()), Err)
+    }
+}
+
+/// The segments in which there may be something of the group, as they are; durable when it returns. What was there is gone.
+pub(super) fn damaged(log: &SharedLog, key: u64, to: &Path) -> Result<(), StoreError> {
+    let (disk, dir, groups) = (&log.inner.disk, &log.inner.dir, &log.inner.groups);
+    clear(disk.as_ref(), to)?;
+    disk.create_dir_all(to).map_err(StoreError::io("create", to))?;
+    let of_fault =
+        |path: &Path| path.file_stem().and_then(|n| n.to_str()).and_then(|n| n.parse::<u64>().ok());
+    let first = groups.known().get(&key).map_or(0, |g| {
+        let places = g.places.values().map(|p| p.segment);
+        places.chain(g.damage.as_ref().and_then(|f| of_fault(&f.path))).min().unwrap_or(0)
+    });
+    for segment in names(disk.as_ref(), dir)?.segments.into_iter().filter(|s| *s >= first) {
+        copy_file(disk.as_ref(), &segment_path(dir, segment), &segment_path(to, segment))?;
+    }
+    disk.sync_dir(to).map_err(StoreError::io("sync the folder", to))
+}
+
+fn copy_file(disk: &dyn Disk, from: &Path, to: &Path) -> Result<(), StoreError> {
+    let source = disk.open(from, Access::Read).map_err(StoreError::io("open", from))?;
+    let size = source.size().map_err(StoreError::io("read", from))?;
+    let mut file = disk.open(to, Access::Create).map_err(StoreError::io("create", to))?;
+    let (mut at, mut part) = (0, Vec::new());
+    while at < size {
+        part.resize(PART_BYTES.min(size - at) as usize, 0);
+        source.read_at(at, &mut part).map_err(StoreError::io("read", from))?;
+        file.write_at(at, &mut [IoSlice::new(&part)]).map_err(StoreError::io("write", to))?;
+        at += part.len() as u64;
+    }
+    file.sync().map_err(StoreError::io("sync", to))
+}

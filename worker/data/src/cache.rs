@@ -1,0 +1,457 @@
+//! Data that must be unpacked or parsed is so once a host: the first process that loads it leaves the values in a file of the
+//! user's cache, and all read them from there ([`crate::values`]).
+//!
+//! ```text
+//!  PARAFT_CACHE, or $XDG_CACHE_HOME/paraft, or ~/.cache/paraft
+//!    lock                      held while a data set is made: the others wait and find it
+//!    <name>.data               magic | length, description as JSON | labels, values of the training part, of the test part | XXH3
+//! ```
+//!
+//! The name is a hash of where the sources are, what the file system says of them (device, inode, length, time of the last
+//! change) and how they are read: a source that was replaced is another name. A file that is not whole by its hash is made
+//! again. What nobody has used for 30 days is removed when another is made.
+//!
+//! Sources below 1 MiB are not worth a file, and are kept in memory; so is everything where the cache can't be written
+//! (`PARAFT_CACHE=` switches it off): the job is the same, each process only holds a copy.
+
+use crate::dataset::Samples;
+use crate::values::{FileValues, Of};
+use crate::{DataError, Dataset, Split};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use xxhash_rust::xxh3::Xxh3;
+
+/// Sources below this are read by every process for itself.
+const SMALL: u64 = 1 << 20;
+const MAGIC: &[u8; 8] = b"PARAFTD1";
+/// Of a description: shapes and lengths of two parts.
+const MAX_DESCRIPTION: u64 = 1 << 16;
+const UNUSED: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// Where unpacked data lies.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    folder: Option<PathBuf>,
+}
+
+/// What a file says of a part.
+#[derive(Serialize, Deserialize)]
+struct Part {
+    kind: Kind,
+    shape: Vec<usize>,
+    classes: Option<usize>,
+    labels: Option<usize>,
+    values: usize,
+}
+
+#[derive(Serialize, Deserialize)]
+enum Kind {
+    /// The bits of the divisor.
+    Bytes(u32),
+    Floats,
+    Tokens {
+        context: usize,
+        vocab: usize,
+    },
+}
+
+impl Cache {
+    /// The user's, as the environment says.
+    pub fn of_user() -> Self {
+        let var = |name| std::env::var_os(name);
+        let folder = match var("PARAFT_CACHE") {
+            Some(folder) => Some(PathBuf::from(folder)),
+            None => {
+                let home = || var("HOME").map(|h| Path::new(&h).join(".cache"));
+                var("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).map(|c| c.join("paraft"))
+            }
+        };
+        Self { folder: folder.filter(|f| f.is_absolute()) }
+    }
+
+    /// Files in this folder, which is made.
+    pub fn at(folder: &Path) -> Self {
+        Self { folder: Some(folder.to_path_buf()) }
+    }
+
+    /// No files: everything is kept in memory.
+    pub fn none() -> Self {
+        Self { folder: None }
+    }
+
+    /// What `read` makes of the sources, from a file if one is there or can be made. `how` names the options of the reader.
+    pub(crate) fn split(
+        &self,
+        sources: &[&Path],
+        how: &str,
+        read: impl FnOnce() -> Result<Split, DataError>,
+    ) -> Result<Split, DataError> {
+        let (Some(folder), Ok((name, bytes))) = (&self.folder, name_of(sources, how)) else { return read() };
+        if bytes < SMALL {
+            return read();
+        }
+        let path = folder.join(name).with_extension("data");
+        if let Ok(split) = open(&path) {
+            return Ok(split);
+        }
+        let lock = lock(folder);
+        if lock.is_ok()
+            && let Ok(split) = open(&path)
+        {
+            return Ok(split);
+        }
+        let split = read()?;
+        // Without a file the data is there all the same.
+        let made = lock.and_then(|_held| {
+            clear(folder);
+            write(&path, &split)?;
+            open(&path)
+        });
+        Ok(made.unwrap_or(split))
+    }
+}
+
+/// The name of what is read so from these files, and their bytes.
+fn name_of(sources: &[&Path], how: &str) -> io::Result<(String, u64)> {
+    let (mut hash, mut bytes) = (Xxh3::new(), 0);
+    hash.update(MAGIC);
+    hash.update(how.as_bytes());
+    for source in sources {
+        let path = source.canonicalize()?;
+        let meta = fs::metadata(&path)?;
+        hash.update(path.as_os_str().as_bytes());
+        for n in [meta.dev(), meta.ino(), meta.len(), meta.mtime() as u64, meta.mtime_nsec() as u64] {
+            hash.update(&n.to_le_bytes());
+        }
+        bytes += meta.len();
+    }
+    Ok((format!("{:032x}", hash.digest128()), bytes))
+}
+
+/// Waits until no other process makes a file; until what is returned is dropped none does.
+fn lock(folder: &Path) -> io::Result<File> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let lock = File::options().create(true).truncate(false).write(true).open(folder.join("lock"))?;
+    lock.lock()?;
+    Ok(lock)
+}
+
+/// Removes what has not been used for long, and what a process that was killed has left behind.
+fn clear(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let ours = entry.path().extension().is_some_and(|e| e == "data" || e == "part");
+        let used = entry.metadata().and_then(|m| m.modified());
+        if ours && used.is_ok_and(|t| t.elapsed().is_ok_and(|age| age > UNUSED)) {
+            let _ = fs::remove_file(entry.path()); // another process may have been faster
+        }
+    }
+}
+
+fn write(path: &Path, split: &Split) -> io::Result<()> {
+    let part = path.with_extension("part");
+    let written = write_to(&part, split).and_then(|()| fs::rename(&part, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&part); // the disk is full, or not ours to write
+    }
+    written
+}
+
+fn write_to(path: &Path, split: &Split) -> io::Result<()> {
+    let mut out = Hashed { out: BufWriter::with_capacity(1 << 20, File::create(path)?), hash: Xxh3::new() };
+    let parts = [&split.train, &split.test];
+    let description = serde_json::to_vec(&parts.map(Part::of))?;
+    out.write_all(MAGIC)?;
+    out.write_all(&(description.len() as u64).to_le_bytes())?;
+    out.write_all(&description)?;
+    for data in parts {
+        for label in data.labels() {
+            out.write_all(&label.to_le_bytes())?;
+        }
+        match data.samples() {
+            Samples::Bytes { values, .. } => out.write_all(values)?,
+            Samples::Floats(values) => values.iter().try_for_each(|v| out.write_all(&v.to_le_bytes()))?,
+            Samples::Tokens { tokens, .. } => {
+                tokens.iter().try_for_each(|t| out.write_all(&t.to_le_bytes()))?;
+            }
+            Samples::File(values) => values.pieces(|b| out.write_all(b)).map_err(io::Error::other)?,
+        }
+    }
+    let hash = out.hash.digest();
+    out.out.write_all(&hash.to_le_bytes())?;
+    out.out.flush()
+}
+
+/// Hashes what it writes.
+struct Hashed {
+    out: BufWriter<File>,
+    hash: Xxh3,
+}
+
+impl Write for Hashed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = self.out.write(bytes)?;
+        self.hash.update(&bytes[..n]);
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+impl Part {
+    fn of(data: &Dataset) -> Self {
+        let kind = match data.of() {
+            Of::Bytes { divisor } => Kind::Bytes(divisor.to_bits()),
+            Of::Floats => Kind::Floats,
+            Of::Tokens { context, vocab } => Kind::Tokens { context, vocab },
+        };
+        let labels = data.has_labels().then(|| data.labels().len());
+        let (shape, classes) = (data.shape().to_vec(), data.classes());
+        Self { kind, shape, classes, labels, values: data.samples().values() }
+    }
+
+    /// The part that begins at `at`, which is moved behind it.
+    fn open(self, file: &Arc<File>, path: &Arc<Path>, at: &mut u64) -> io::Result<Dataset> {
+        let end = |at: u64, n: usize, width: usize| {
+            (n as u64).checked_mul(width as u64).and_then(|n| n.checked_add(at)).ok_or(ErrorKind::InvalidData)
+        };
+        let mut labels = None;
+        if let Some(n) = self.labels {
+            let after = end(*at, n, 4)?;
+            if after > file.metadata()?.len() {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            let mut bytes = vec![0; n * 4];
+            file.read_exact_at(&mut bytes, *at)?;
+            labels = Some((crate::values::words(&bytes).collect(), self.classes.unwrap_or(0)));
+            *at = after;
+        }
+        let of = match self.kind {
+            Kind::Bytes(bits) => Of::Bytes { divisor: f32::from_bits(bits) },
+            Kind::Floats => Of::Floats,
+            Kind::Tokens { context: 0, .. } => return Err(ErrorKind::InvalidData.into()),
+            Kind::Tokens { context, vocab } => Of::Tokens { context, vocab },
+        };
+        let values = FileValues::new(file.clone(), path.clone(), *at, self.values, of)?;
+        *at = end(*at, self.values, of.width())?;
+        Dataset::new(Samples::File(values), self.shape, labels).map_err(io::Error::other)
+    }
+}
+
+/// The data of a file that is whole.
+fn open(path: &Path) -> io::Result<Split> {
+    let mut file = File::open(path)?;
+    let whole = file.metadata()?.len();
+    let hashed = whole.checked_sub(8).ok_or(ErrorKind::UnexpectedEof)?;
+    let (mut hash, mut left, mut piece) = (Xxh3::new(), hashed, vec![0; 1 << 20]);
+    while left > 0 {
+        let n = left.min(piece.len() as u64) as usize;
+        file.read_exact(&mut piece[..n])?;
+        hash.update(&piece[..n]);
+        left -= n as u64;
+    }
+    let mut word = [0; 8];
+    file.read_exact(&mut word)?;
+    if u64::from_le_bytes(word) != hash.digest() {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let mut head = [0; 16];
+    file.read_exact_at(&mut head, 0)?;
+    let (magic, length) = head.split_at(8);
+    let length = u64::from_le_bytes(length.try_into().map_err(io::Error::other)?);
+    if magic != MAGIC || length > MAX_DESCRIPTION {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let mut description = vec![0; length as usize];
+    file.read_exact_at(&mut description, 16)?;
+    let [train, test]: [Part; 2] = serde_json::from_slice(&description)?;
+    // When it was used last; another user's cache that one may read is theirs to keep.
+    let _ = file.set_modified(SystemTime::now());
+    let (file, path, mut at) = (Arc::new(file), Arc::from(path), 16 + length);
+    let (train, test) = (train.open(&file, &path, &mut at)?, test.open(&file, &path, &mut at)?);
+    if at != hashed {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    Ok(Split { train, test })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{TextCorpus, TextVocab};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn splits() -> [Split; 3] {
+        let bytes = |n: u32| {
+            let values = (0..6 * n).map(|i| (i * 7) as u8).collect();
+            let labels = (0..n).map(|i| i % 5).collect();
+            Dataset::new(Samples::Bytes { values, divisor: 255.0 }, vec![1, 2, 3], Some((labels, 5)))
+        };
+        let floats = |n: u32| {
+            let values = (0..4 * n).map(|i| 1.0 / (i as f32 + 0.3)).collect();
+            Dataset::new(Samples::Floats(values), vec![4], None)
+        };
+        let text = |n| TextCorpus::new(&"so it goes. ".repeat(n), TextVocab::Char, 9).and_then(Dataset::text);
+        let split = |train: Result<Dataset, DataError>, test: Result<Dataset, DataError>| Split {
+            train: train.expect("fits"),
+            test: test.expect("fits"),
+        };
+        [split(bytes(100), bytes(7)), split(floats(1000), floats(1)), split(text(50), text(4))]
+    }
+
+    fn batch(data: &Dataset) -> (Vec<u32>, Vec<u32>, Vec<u32>) {
+        let indices: Vec<u32> = (0..data.len() as u32).rev().chain([0, 0]).collect();
+        let (mut inputs, mut tokens, mut labels) = (Vec::new(), Vec::new(), Vec::new());
+        data.fill(&indices, &mut inputs, &mut tokens, &mut labels).expect("there");
+        (inputs.iter().map(|v| v.to_bits()).collect(), tokens, labels)
+    }
+
+    fn same(a: &Split, b: &Split) {
+        for (a, b) in [(&a.train, &b.train), (&a.test, &b.test)] {
+            assert_eq!(batch(a), batch(b));
+            assert_eq!(
+                (a.shape(), a.classes(), a.vocab(), a.len()),
+                (b.shape(), b.classes(), b.vocab(), b.len())
+            );
+            assert_eq!(a.labels(), b.labels());
+        }
+        assert_eq!(a.digest(), b.digest());
+    }
+
+    /// A source of the size from which on a file is made.
+    fn source(folder: &Path) -> PathBuf {
+        let path = folder.join("source");
+        fs::write(&path, vec![0; SMALL as usize]).expect("writes");
+        path
+    }
+
+    fn files(folder: &Path) -> Vec<PathBuf> {
+        let all = fs::read_dir(folder).map(|d| d.flatten().map(|e| e.path()).collect());
+        let all: Vec<PathBuf> = all.unwrap_or_default();
+        all.into_iter().filter(|p| p.extension().is_some_and(|e| e == "data")).collect()
+    }
+
+    #[test]
+    fn what_is_read_from_the_file_is_what_was_read_from_the_source() {
+        for made in splits() {
+            let dir = tempfile::tempdir().expect("temp dir");
+            let (source, cache) = (source(dir.path()), Cache::at(&dir.path().join("cache")));
+            let first = cache.split(&[&source], "how", || Ok(made.clone())).expect("made");
+            same(&made, &first);
+            assert!(matches!(first.train.samples(), Samples::File(_)), "the maker reads the file too");
+            let second = cache.split(&[&source], "how", || panic!("a second time")).expect("there");
+            same(&made, &second);
+            // Another way to read it, and another file under the name, are other data.
+            for (how, text) in [("other", None), ("how", Some(vec![1; SMALL as usize + 1]))] {
+                text.into_iter().for_each(|t| fs::write(&source, t).expect("writes"));
+                let asked = AtomicUsize::new(0);
+                let again = || {
+                    asked.fetch_add(1, Ordering::SeqCst);
+                    Ok(made.clone())
+                };
+                cache.split(&[&source], how, again).expect("made");
+                assert_eq!(asked.into_inner(), 1, "{how}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_with_any_byte_changed_or_cut_off_is_made_again() {
+        let [made, ..] = splits();
+        let dir = tempfile::tempdir().expect("temp dir");
+        let (source, folder) = (source(dir.path()), dir.path().join("cache"));
+        let cache = Cache::at(&folder);
+        cache.split(&[&source], "how", || Ok(made.clone())).expect("made");
+        let path = files(&folder).pop().expect("a file");
+        let whole = fs::read(&path).expect("reads");
+        for at in 0..whole.len() {
+            let mut changed = whole.clone();
+            changed[at] ^= 1;
+            fs::write(&path, &changed).expect("writes");
+            assert!(open(&path).is_err(), "byte {at}");
+            fs::write(&path, &whole[..at]).expect("writes");
+            assert!(open(&path).is_err(), "cut off at {at}");
+        }
+        same(&made, &cache.split(&[&source], "how", || Ok(made.clone())).expect("made again"));
+        same(&made, &open(&path).expect("whole again"));
+    }
+
+    #[test]
+    fn without_a_place_for_files_or_with_little_data_it_is_in_memory_and_an_error_is_the_readers() {
+        let [made, ..] = splits();
+        let dir = tempfile::tempdir().expect("temp dir");
+        let source = source(dir.path());
+        let no_folder = Cache::at(&source.join("a file is no folder"));
+        let small = dir.path().join("small");
+        fs::write(&small, "1").expect("writes");
+        for (cache, source) in
+            [(&Cache::none(), &source), (&no_folder, &source), (&Cache::at(&dir.path().join("c")), &small)]
+        {
+            let split = cache.split(&[source], "how", || Ok(made.clone())).expect("made");
+            assert_eq!(split, made);
+        }
+        assert!(!dir.path().join("c").exists());
+        let cache = Cache::at(&dir.path().join("c"));
+        let error = cache.split(&[&source], "how", || Err(DataError::Mismatch("no".into())));
+        assert!(matches!(error, Err(DataError::Mismatch(_))));
+    }
+
+    #[test]
+    fn many_at_once_make_it_once() {
+        let [made, ..] = splits();
+        let dir = tempfile::tempdir().expect("temp dir");
+        let (source, cache) = (source(dir.path()), Cache::at(&dir.path().join("cache")));
+        let times = AtomicUsize::new(0);
+        std::thread::scope(|s| {
+            for _ in 0..8 {
+                s.spawn(|| {
+                    let make = || {
+                        times.fetch_add(1, Ordering::SeqCst);
+                        std::thread::sleep(Duration::from_millis(50));
+                        Ok(made.clone())
+                    };
+                    same(&made, &cache.split(&[&source], "how", make).expect("there"));
+                });
+            }
+        });
+        assert_eq!(times.into_inner(), 1);
+    }
+
+    #[test]
+    fn what_nobody_uses_is_removed_when_another_is_made() {
+        let [made, ..] = splits();
+        let dir = tempfile::tempdir().expect("temp dir");
+        let (source, folder) = (source(dir.path()), dir.path().join("cache"));
+        let cache = Cache::at(&folder);
+        let used_before = |ago: Duration, path: &Path| {
+            let file = File::options().write(true).open(path).expect("opens");
+            file.set_modified(SystemTime::now() - ago).expect("ours");
+        };
+        for (how, ago, left) in [("a", Duration::ZERO, 1), ("b", UNUSED * 2, 2), ("c", Duration::ZERO, 2)] {
+            cache.split(&[&source], how, || Ok(made.clone())).expect("made");
+            assert_eq!(files(&folder).len(), left, "{how}");
+            let (name, _) = name_of(&[&source], how).expect("there");
+            used_before(ago, &folder.join(name).with_extension("data"));
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_short_under_a_reader_is_an_error_of_the_read() {
+        let [made, ..] = splits();
+        let dir = tempfile::tempdir().expect("temp dir");
+        let (source, folder) = (source(dir.path()), dir.path().join("cache"));
+        let split = Cache::at(&folder).split(&[&source], "how", || Ok(made.clone())).expect("made");
+        let path = files(&folder).pop().expect("a file");
+        File::options().write(true).open(&path).expect("opens").set_len(50).expect("cuts");
+        let error = split.train.fill(&[99], &mut Vec::new(), &mut Vec::new(), &mut Vec::new());
+        assert!(matches!(error, Err(DataError::Read { .. })), "{error:?}");
+    }
+}
