@@ -1,7 +1,7 @@
 //! `paraft chaos`: faults on a running fleet of this machine, by seed and rate.
 //!
 //! Kills and pauses are signals and need nothing of the fleet. Links and disks need the doors of
-//! `paraft train --faults` (see [`crate::faults`]). What was put is taken back in the end, however that comes, except by
+//! `paraft train --faults` (see [`paraft_fleet::faults`]). What was put is taken back in the end, however that comes, except by
 //! SIGKILL: paused processes go on, killed ones are started again, links and disks are healed.
 
 use crate::{

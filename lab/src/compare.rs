@@ -1,7 +1,7 @@
 //! `paraft compare`: one job in several modes, with several algorithms, numbers of workers and seeds; one table, one verdict,
 //! one report.
 //!
-//! - [`matrix`]: which runs there are, as jobs. `cell`: one run of them, real or simulated.
+//! - `matrix`: which runs there are, as jobs. `cell`: one run of them, real or simulated.
 //!
 //! Runs go one after the other: two fleets at once share the cores and falsify each other's times. It goes on where it was
 //! ended: a run that is complete is not run again. What the numbers mean, and how the verdict follows from them, is

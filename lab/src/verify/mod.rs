@@ -1,8 +1,8 @@
 //! `paraft verify`: the promises, proven on the user's own machine.
 //!
-//! - [`ledger`]: an acknowledged push is applied exactly once, whoever dies. Uses [`rig`] (the fleet, and every fault
-//!   that can be put on it), [`clients`] (who push and keep the book) and [`verdict`] (what is said in the end).
-//! - [`sync`]: synchronous training is training in one process.
+//! - `ledger`: an acknowledged push is applied exactly once, whoever dies. Uses `rig` (the fleet, and every fault
+//!   that can be put on it), `clients` (who push and keep the book) and `verdict` (what is said in the end).
+//! - `sync`: synchronous training is training in one process.
 
 mod clients;
 mod ledger;
