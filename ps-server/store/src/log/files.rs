@@ -50,6 +50,19 @@ pub(super) fn lengthen(disk: &dyn Disk, dir: &Path, first: u64, segments: &[u64]
     disk.remove(&mark).map_err(StoreError::io("remove", &mark))
 }
 
+/// Whether the segments in a folder are those of a shared log, as far as any of them says so.
+pub(super) fn is_shared(disk: &dyn Disk, dir: &Path) -> Result<bool, StoreError> {
+    for first in names(disk, dir)?.segments {
+        let path = segment_path(dir, first);
+        match Segment::open(disk, path, Layout::Single, Access::Read, true) {
+            Err(StoreError::Version { found, .. }) if found == Layout::Shared.version() => return Ok(true),
+            Err(e @ StoreError::Io { .. }) => return Err(e),
+            _ => {}
+        }
+    }
+    Ok(false)
+}
+
 /// What a folder lists, sorted out.
 #[derive(Default)]
 pub(super) struct Names {

@@ -302,6 +302,21 @@ pub(super) fn body_crc(header: &[u8], payload: &Payload) -> u32 {
 }
 
 impl Head {
+    /// Everything before the item `number`, which would be next, is durable.
+    pub fn mark(number: u64) -> Head {
+        Head {
+            kind: Kind::Mark,
+            header_bytes: 0,
+            payload_bytes: 0,
+            body_crc: body_crc(&[], &Payload::EMPTY),
+            number,
+            synced: number,
+            group: 0,
+            turn: 0,
+            index: 0,
+        }
+    }
+
     pub fn body_bytes(&self) -> u64 {
         u64::from(self.header_bytes) + u64::from(self.payload_bytes)
     }

@@ -348,11 +348,9 @@ impl Log {
         key: u64,
         each: &mut dyn FnMut(Record),
     ) -> Result<Recovered, StoreError> {
-        match single::look(disk, dir, each) {
-            Err(StoreError::Version { found, .. }) if found == format::Layout::Shared.version() => {
-                recover::look(disk, dir, key, each)
-            }
-            looked => looked,
+        match files::is_shared(disk, dir)? {
+            true => recover::look(disk, dir, key, each),
+            false => single::look(disk, dir, each),
         }
     }
 

@@ -3,7 +3,7 @@
 use super::{
     LogOptions, Record, Recovered,
     files::{lengthen, lock, names, read_cut},
-    format::{Entry, Kind, Layout, UNLISTED},
+    format::{Entry, Head, Kind, Layout, UNLISTED},
     groups::{Fault, Group, Groups, Live, Place},
     segment::{Found, Segment, segment_path},
     segments::{FIRST_BYTES, Sealed, Segments, room_of},
@@ -14,6 +14,7 @@ use crate::{
 };
 use std::{
     collections::{BTreeMap, VecDeque},
+    io::IoSlice,
     path::Path,
     sync::Arc,
 };
@@ -79,6 +80,8 @@ struct Scan {
     groups: BTreeMap<u64, Seen>,
     /// Something could not be told since the last table: a group may have begun there.
     unseen: Option<Fault>,
+    /// Something is damaged.
+    damaged: bool,
     /// As a table says, a group may have begun before it of which nothing is known.
     unlisted: Option<Fault>,
     /// The first thing that could not be told.
@@ -93,6 +96,7 @@ impl Scan {
         for seen in self.groups.values_mut() {
             seen.doubt.get_or_insert_with(|| fault.clone());
         }
+        self.damaged = true;
         self.wrong.get_or_insert_with(|| fault.clone());
         self.unseen.get_or_insert(fault);
     }
@@ -159,6 +163,7 @@ impl Scan {
 
     /// An item is there whose body is not what was written.
     fn bad_body(&mut self, item: &Found, path: &Path) {
+        self.damaged = true;
         if let Some(seen) = self.groups.get_mut(&item.head.group) {
             let what = format!("record {} fails its checksum", item.head.index);
             seen.is_damaged(|| Fault { path: path.into(), offset: item.at, what });
@@ -179,6 +184,8 @@ struct Tail {
     /// Where the first item begins that nothing proves to be durable.
     unproven: Option<u64>,
     torn_bytes: u64,
+    /// Something before it is damaged.
+    damaged: bool,
 }
 
 /// What was read.
@@ -232,7 +239,7 @@ fn read(
         let (next, unproven, torn_bytes) = walk(&mut scan, &mut segment, following)?;
         expected = Some(next);
         if following.is_none() {
-            tail = Some(Tail { segment, unproven, torn_bytes });
+            tail = Some(Tail { segment, unproven, torn_bytes, damaged: scan.damaged });
         }
     }
     let (groups, unlisted) = scan.finish();
@@ -395,17 +402,24 @@ pub(super) fn open(
     disk.sync_dir(dir).map_err(StoreError::io("sync the folder", dir))?;
     let torn_bytes = tail.as_ref().map_or(0, |t| t.torn_bytes);
     if let Some(tail) = tail {
-        mend(&mut log, tail)?;
+        mend(&mut log, tail, next)?;
     }
     log.retire().map_err(StoreError::io("tidy", dir))?;
     Ok((log, lock, torn_bytes))
 }
 
 /// Makes what was read the durable contents, and gets ready to append.
-fn mend(log: &mut Segments, tail: Tail) -> Result<(), StoreError> {
-    let Tail { mut segment, unproven, torn_bytes } = tail;
+fn mend(log: &mut Segments, tail: Tail, next: u64) -> Result<(), StoreError> {
+    let Tail { mut segment, unproven, torn_bytes, damaged } = tail;
     log.room = room_of(&segment, log.options)?;
     if torn_bytes > 0 {
+        if damaged {
+            // What is cut may be all that proves what is damaged to have been durable. A mark says so in its place.
+            let mark = Head::mark(next).encode(segment.prefix.salt);
+            let written = segment.file.write_at(segment.offset, &mut [IoSlice::new(&mark)]);
+            written.and_then(|()| segment.file.sync()).map_err(StoreError::io("write", &segment.path))?;
+            segment.offset += mark.len() as u64;
+        }
         log.cut(&mut segment, log.room).map_err(StoreError::io("cut", &segment.path))?;
     }
     // The last process may have died of a failed sync. After one, pages count as clean that never reached the

@@ -453,19 +453,8 @@ impl Segments {
     pub fn close(&mut self) -> io::Result<()> {
         self.sync()?;
         if let Some(active) = self.active.as_mut().filter(|_| !self.groups.any_damaged()) {
-            let head = Head {
-                kind: Kind::Mark,
-                header_bytes: 0,
-                payload_bytes: 0,
-                body_crc: body_crc(&[], &Payload::EMPTY),
-                number: self.next,
-                synced: self.next,
-                group: 0,
-                turn: 0,
-                index: 0,
-            };
             // Not synced: without it the log opens as after a crash.
-            let mark = head.encode(active.prefix.salt);
+            let mark = Head::mark(self.next).encode(active.prefix.salt);
             active.file.write_at(active.offset, &mut [IoSlice::new(&mark)])?;
         }
         Ok(())

@@ -29,8 +29,6 @@ fn read_purge_point(disk: &dyn Disk, dir: &Path) -> Result<Option<(u64, Bytes)>,
 
 /// Reads and checks everything, and gives each record after the purge point away; a torn tail is left out. Changes nothing
 /// but the lock's file.
-///
-/// [`StoreError::Version`]: it is no such log, but a shared one.
 pub(super) fn look(
     disk: &dyn Disk,
     dir: &Path,
