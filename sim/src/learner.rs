@@ -6,7 +6,7 @@ use bytes::Bytes;
 use paraft_common::{BucketId, Layout, Step, WorkerId};
 use paraft_data::{Dataset, Split};
 use paraft_models::{Batch, Evaluation, Model};
-use paraft_worker::samples::fill;
+use paraft_worker::{WorkerError, samples::fill};
 
 /// Samples that are evaluated at once.
 const CHUNK: usize = 256;
@@ -60,7 +60,7 @@ impl Learner {
         weights: &[f32],
         samples: &[u32],
     ) -> Result<(f32, &[f32]), SimError> {
-        fill(&self.train, samples, &mut self.batch);
+        fill(&self.train, samples, &mut self.batch).map_err(WorkerError::from)?;
         let loss = self.model.step(weights, &mut self.gradient, &self.batch, &mut |_, _| {})?;
         // The servers would refuse such a push.
         if !loss.is_finite() || !self.gradient.iter().all(|g| g.is_finite()) {
@@ -88,7 +88,7 @@ impl Learner {
         let samples: Vec<u32> = samples.map(|i| i as u32).collect();
         let mut sum = Evaluation::default();
         for chunk in samples.chunks(CHUNK) {
-            fill(&self.test, chunk, &mut self.batch);
+            fill(&self.test, chunk, &mut self.batch).map_err(WorkerError::from)?;
             let e = self.model.evaluate(weights, &self.batch)?;
             sum.loss_sum += e.loss_sum;
             sum.correct += e.correct;

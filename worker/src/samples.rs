@@ -1,6 +1,6 @@
 //! Between data sets, which know no models, and models, which know no files.
 
-use paraft_data::Dataset;
+use paraft_data::{DataError, Dataset};
 use paraft_models::{Batch, DataShape, Sample};
 
 /// What a model must know of a data set.
@@ -14,11 +14,13 @@ pub fn shape_of(data: &Dataset) -> DataShape {
 
 /// Replaces what is in `batch` by these samples.
 ///
+/// # Errors
+/// The data is in a file that can't be read any more.
+///
 /// # Panics
-/// When an index is not below the data set's length, and when the data is in a file that can't be read any more: nothing can
-/// be trained then. (A [`paraft_data::Prefetcher`] makes an error of it.)
-pub fn fill(data: &Dataset, indices: &[u32], batch: &mut Batch) {
-    let filled = data.fill(indices, &mut batch.inputs, &mut batch.tokens, &mut batch.labels);
-    filled.unwrap_or_else(|e| panic!("{e}"));
+/// When an index is not below the data set's length.
+pub fn fill(data: &Dataset, indices: &[u32], batch: &mut Batch) -> Result<(), DataError> {
+    data.fill(indices, &mut batch.inputs, &mut batch.tokens, &mut batch.labels)?;
     batch.n = indices.len();
+    Ok(())
 }

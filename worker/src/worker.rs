@@ -110,7 +110,7 @@ pub fn run(
         metrics::serve(listener, gauges.clone())
             .map_err(|e| WorkerError::Job(format!("--metrics {at}: {e}")))?;
     }
-    let digest = data.digest();
+    let digest = data.digest()?;
     let data = Shared { train: Arc::new(data.train), test: Arc::new(data.test), digest, plan, gauges };
     let reduces = job.train.exchange == Exchange::AllReduce;
     if job.train.group_size == 1 && !reduces {

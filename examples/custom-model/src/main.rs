@@ -186,7 +186,7 @@ mod tests {
     fn the_gradient_agrees_with_finite_differences() {
         let data = spirals(1, 10).expect("made here").train;
         let (mut net, mut batch) = (Net, Batch { n: 7, ..Batch::default() });
-        paraft_worker::samples::fill(&data, &[0, 1, 2, 3, 4, 5, 6], &mut batch);
+        paraft_worker::samples::fill(&data, &[0, 1, 2, 3, 4, 5, 6], &mut batch).expect("in memory");
         let (mut params, mut grads) = (vec![0.0; LEN], vec![f32::NAN; LEN]);
         net.init(1, &mut params);
         let mut reported = Vec::new();

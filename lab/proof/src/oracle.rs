@@ -77,7 +77,7 @@ pub fn oracle(job: &Job, order: Order) -> Result<Vec<f32>, OracleError> {
         let step = Step(k + 1);
         let mut gradient_at = |weights: &[f32], samples: &[u32]| -> Result<Vec<f32>, OracleError> {
             let mut batch = Batch::default();
-            fill(&data.train, samples, &mut batch);
+            fill(&data.train, samples, &mut batch).map_err(bad)?;
             let mut gradient = vec![0.0; layout.len()];
             model.step(weights, &mut gradient, &batch, &mut |_, _| {}).map_err(bad)?;
             Ok(gradient)

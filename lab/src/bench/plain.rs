@@ -23,7 +23,7 @@ pub fn samples_per_s(job: &Job, model: &mut dyn Model, data: &Split, epochs: u64
     let began = Instant::now();
     for epoch in 0..epochs {
         for indices in sampler.batches(epoch, 0, 1, job.train.batch) {
-            fill(&data.train, &indices, &mut batch);
+            fill(&data.train, &indices, &mut batch).map_err(|e| ModelError::new(e.to_string()))?;
             model.step(&weights, &mut gradients, &batch, &mut |_, _| {})?;
             t += 1;
             samples += batch.n as u64;

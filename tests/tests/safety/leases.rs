@@ -419,7 +419,7 @@ fn the_chunk_of_a_worker_that_hangs_goes_to_another() -> Result<()> {
     job.name = "hang".into();
     let tensors = Counting { steps: 0, hook: Box::new(|_| {}), crash: None }.tensors();
     let data = samples()?;
-    let mut server_job = job.server_job_on(&tensors, &data.digest());
+    let mut server_job = job.server_job_on(&tensors, &data.digest()?);
     let plan = paraft_worker::worker::Plan::new(&job, &data.train)?;
     server_job.chunks = plan.leased;
     let address = &fleet.at.addresses[0];

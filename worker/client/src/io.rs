@@ -48,14 +48,17 @@ pub(crate) fn moment(at: Duration) -> Moment {
     Moment(at.as_nanos() as u64)
 }
 
+/// The initial state of the job, and where each shard's buckets lie in it.
+pub(crate) type Initials = BTreeMap<ShardId, (Arc<Initial>, Arc<[(BucketId, BucketSpec)]>)>;
+
 /// What a session's I/O needs to know.
 pub(crate) struct IoOptions {
     pub worker: WorkerId,
     pub channels: Channels,
     /// A sign of life goes out this often, whatever the training loop does.
     pub heartbeat: Duration,
-    /// Initial state of the buckets, until the servers have it, and where each shard's lie.
-    pub initial: BTreeMap<ShardId, (Arc<Initial>, Arc<[(BucketId, BucketSpec)]>)>,
+    /// Of the shards that may not have it yet.
+    pub initial: Initials,
     /// Bytes of weights that may wait to be taken: beyond it streams are not read on. Who sets a bound must take weights
     /// whenever any may come: acks wait behind them.
     pub untaken: usize,
@@ -92,7 +95,7 @@ struct Shared {
 struct State {
     session: Session,
     streams: BTreeMap<ShardId, Open>,
-    initial: BTreeMap<ShardId, (Arc<Initial>, Arc<[(BucketId, BucketSpec)]>)>,
+    initial: Initials,
     /// Is told of every ack.
     watcher: Option<Sender<Acked>>,
     /// The deadline that the I/O thread waits for.

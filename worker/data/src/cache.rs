@@ -323,7 +323,7 @@ mod tests {
             );
             assert_eq!(a.labels(), b.labels());
         }
-        assert_eq!(a.digest(), b.digest());
+        assert_eq!(a.digest().expect("there"), b.digest().expect("there"));
     }
 
     /// A source of the size from which on a file is made.

@@ -41,7 +41,7 @@ pub(super) fn evaluate(
     let mut sum = Evaluation::default();
     let mut batch = Batch::default();
     for chunk in indices.chunks(CHUNK) {
-        fill(test, chunk, &mut batch);
+        fill(test, chunk, &mut batch)?;
         let e = engine.evaluate(&batch)?;
         sum.loss_sum += e.loss_sum;
         sum.correct += e.correct;

@@ -82,7 +82,7 @@ impl Plan {
     ) -> Result<Prefetcher<Batch>, WorkerError> {
         let (data, mut minibatches) = (train.clone(), self.minibatches(job, rank, done));
         Ok(Prefetcher::spawn(move |b: &mut Batch| {
-            fill(&data, &minibatches.next(), b);
+            fill(&data, &minibatches.next(), b)?;
             Ok(true)
         })?)
     }

@@ -197,7 +197,7 @@ impl Training<'_> {
         let data = self.train.clone();
         let batches = Prefetcher::spawn(move |b: &mut Batch| {
             let Ok(indices) = next.recv() else { return Ok(false) };
-            fill(&data, &indices, b);
+            fill(&data, &indices, b)?;
             Ok(true)
         })?;
         Ok(Feed { chunks: Some(chunks), batches, after: done })
@@ -205,9 +205,14 @@ impl Training<'_> {
 
     /// Has a chunk's minibatches filled; says how many they are.
     fn prepare(&self, order: &[u32], chunk: u64, feed: &Feed) -> u64 {
-        let batches = chunk_of(order, chunk, self.job.train.chunk(), self.job.train.batch);
-        let send = |indices| feed.chunks.as_ref().map(|c| c.send(indices)); // one that has ended says why in what it gives
-        batches.map(send).count() as u64
+        let mut minibatches = 0;
+        for indices in chunk_of(order, chunk, self.job.train.chunk(), self.job.train.batch) {
+            minibatches += 1;
+            if let Some(chunks) = &feed.chunks {
+                let _ = chunks.send(indices); // a thread that has ended says why in what it gives
+            }
+        }
+        minibatches
     }
 
     /// One minibatch at the pulled weights; each bucket of its gradient is pushed as soon as it is there.
