@@ -344,6 +344,7 @@ fn a_leader_of_an_earlier_term_than_the_last_is_passed_by() {
         (1, Kind::Open(_)) => (vec![in_term(5)], false),
         (1, Kind::Pull(_)) => (Vec::new(), true),
         (2, Kind::Open(_)) => (vec![in_term(4)], false),
+        (2, Kind::Pull(p)) => (vec![weights(p.done, 4.0)], false), // what a worker that believes it would get
         (3, Kind::Open(_)) => (vec![in_term(5)], false),
         (3, Kind::Pull(p)) => (vec![weights(p.done, 3.0)], false),
         other => panic!("{other:?}"),
