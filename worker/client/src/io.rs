@@ -100,10 +100,28 @@ struct State {
     watcher: Option<Sender<Acked>>,
     /// The deadline that the I/O thread waits for.
     armed: Option<Duration>,
-    /// The training thread waits.
-    waits: bool,
+    /// What the training thread waits for: it is woken for nothing else, since acks alone would wake it for every push.
+    waits: Option<Waits>,
     /// The I/O thread has ended.
     ended: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Waits {
+    /// Something to poll.
+    News,
+    /// Room for a push of so many bytes.
+    Room(usize),
+}
+
+impl State {
+    fn is_due(&self) -> bool {
+        match self.waits {
+            None => false,
+            Some(Waits::News) => self.session.has_news(),
+            Some(Waits::Room(len)) => self.session.has_room(len),
+        }
+    }
 }
 
 /// A stream, or one that is dialled.
@@ -193,7 +211,7 @@ impl Io {
                 initial: options.initial,
                 watcher: None,
                 armed: None,
-                waits: false,
+                waits: None,
                 ended: false,
             }),
             changed: Condvar::new(),
@@ -231,7 +249,7 @@ impl Io {
         until: Option<Instant>,
     ) -> Result<Option<Event>, ClientError> {
         let mut found = None;
-        self.wait(interrupt, until, |session| match session.poll(now()) {
+        self.wait(Waits::News, interrupt, until, |session| match session.poll(now()) {
             Ok(None) => Ok(false),
             Ok(event) => {
                 found = event;
@@ -252,12 +270,13 @@ impl Io {
         }
         let began = Instant::now();
         // Nothing interrupts it: who has failed or ended has room.
-        let _ = self.wait(None, None, |session| Ok(session.has_room(len)));
+        let _ = self.wait(Waits::Room(len), None, None, |session| Ok(session.has_room(len)));
         began.elapsed()
     }
 
     fn wait(
         &self,
+        what: Waits,
         interrupt: Option<&AtomicBool>,
         until: Option<Instant>,
         mut is_over: impl FnMut(&mut Session) -> Result<bool, ClientError>,
@@ -277,7 +296,7 @@ impl Io {
             if left.is_some_and(|l| l.is_zero()) {
                 return Ok(());
             }
-            state.waits = true;
+            state.waits = Some(what);
             let look = interrupt.map(|_| INTERRUPT_LOOK);
             state = match left.into_iter().chain(look).min() {
                 None => shared.changed.wait(state).unwrap_or_else(|e| e.into_inner()),
@@ -290,7 +309,7 @@ impl Io {
                     state
                 }
             };
-            state.waits = false;
+            state.waits = None;
         }
     }
 }
@@ -341,7 +360,7 @@ impl Shared {
         let mut state = self.lock();
         state.session.handle(now(), input);
         self.carry_out(&mut state);
-        if state.waits {
+        if state.is_due() {
             self.changed.notify_all();
         }
     }
