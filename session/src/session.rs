@@ -376,11 +376,6 @@ impl Session {
         Version(self.versions.iter().copied().min().unwrap_or(0))
     }
 
-    /// The version that the worker has of a bucket.
-    pub fn version_of(&self, bucket: BucketId) -> Version {
-        Version(self.versions.get(bucket.0 as usize).copied().unwrap_or(0))
-    }
-
     /// The mean training loss of the step that the next pull comes behind, for the rule that chooses the staleness bound.
     pub fn note_loss(&mut self, loss: f32) {
         self.loss = Some(loss);

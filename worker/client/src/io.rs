@@ -1,8 +1,8 @@
 //! The I/O of a session: streams to the shards' leaders, on a thread of its own, so that pushes go out while the backward pass
 //! goes on.
 //!
-//! Training thread and I/O thread share the session under one lock, which nobody holds while he waits: who gives it an input
-//! carries out what comes of it. What the worker waits for it is woken for.
+//! Training thread and I/O thread share the session under one lock, and nobody holds it while waiting. Whoever gives the session
+//! an input carries out the effects. The training thread is woken only for what it waits for.
 
 use crate::{
     acks::Acked,
