@@ -146,14 +146,14 @@ pub struct Window {
     /// Members that train.
     pub members: usize,
     /// Steps by which a worker was ahead of the slowest, at most.
-    pub gap: u64,
+    pub lead: u64,
     /// Mean training loss; `None`: no worker has said it.
     pub loss: Option<f64>,
 }
 
 /// Why the bound is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum SwitchReason {
     /// The loss has risen.
     Rising,
     /// The loss falls no more.
@@ -168,15 +168,15 @@ pub enum Why {
     Unneeded,
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for SwitchReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Why::Rising => "the loss rises",
-            Why::Plateau => "the loss falls no more",
-            Why::Late => "gradients are late",
-            Why::Stragglers => "stragglers dominate",
-            Why::Waiting => "workers wait",
-            Why::Unneeded => "nobody needs more",
+            SwitchReason::Rising => "the loss rises",
+            SwitchReason::Plateau => "the loss falls no more",
+            SwitchReason::Late => "gradients are late",
+            SwitchReason::Stragglers => "stragglers dominate",
+            SwitchReason::Waiting => "workers wait",
+            SwitchReason::Unneeded => "nobody needs more",
         })
     }
 }
@@ -189,7 +189,7 @@ pub struct Next {
     /// The loosest that may be chosen from now on.
     pub loosest: Mode,
     /// Why.
-    pub why: Why,
+    pub why: SwitchReason,
 }
 
 /// What the rule remembers from window to window.
@@ -213,9 +213,9 @@ impl Watch {
         }
         let in_step = window.members.saturating_sub(1).max(1) as f64;
         let harm = [
-            (rising, Why::Rising),
-            (self.bad >= rule.patience, Why::Plateau),
-            (window.delay > rule.delay * in_step, Why::Late),
+            (rising, SwitchReason::Rising),
+            (self.bad >= rule.patience, SwitchReason::Plateau),
+            (window.delay > rule.delay * in_step, SwitchReason::Late),
         ];
         if let Some((_, why)) = harm.into_iter().find(|(holds, _)| *holds) {
             // The next one has its time to show what it does.
@@ -225,15 +225,15 @@ impl Watch {
         if window.idle > rule.idle {
             let all = window.idle > DOMINATE * rule.idle;
             let (to, why) = match all {
-                true => (Some(loosest), Why::Stragglers),
-                false => (rule.looser(mode), Why::Waiting),
+                true => (Some(loosest), SwitchReason::Stragglers),
+                false => (rule.looser(mode), SwitchReason::Waiting),
             };
             let to = to.filter(|to| bound(*to) > bound(mode) && bound(*to) <= bound(loosest));
             return to.map(|mode| Next { mode, loosest, why });
         }
-        let enough = |m: &Mode| window.gap.saturating_mul(2) <= bound(*m);
+        let enough = |m: &Mode| window.lead.saturating_mul(2) <= bound(*m);
         let tighter = rule.tighter(mode).filter(|m| window.idle < rule.idle / 2.0 && enough(m));
-        tighter.map(|mode| Next { mode, loosest, why: Why::Unneeded })
+        tighter.map(|mode| Next { mode, loosest, why: SwitchReason::Unneeded })
     }
 }
 
@@ -305,7 +305,7 @@ mod tests {
     use super::*;
     use Mode::{Asp, Ssp};
 
-    const CALM: Window = Window { idle: 0.07, delay: 1.0, members: 4, gap: 8, loss: None };
+    const CALM: Window = Window { idle: 0.07, delay: 1.0, members: 4, lead: 8, loss: None };
     const RULE: AutoConfig = AutoConfig {
         min_staleness: 0,
         max_staleness: 16,
@@ -317,7 +317,7 @@ mod tests {
         patience: 4,
     };
 
-    fn once(window: Window, mode: Mode, loosest: Mode) -> Option<(Mode, Mode, Why)> {
+    fn once(window: Window, mode: Mode, loosest: Mode) -> Option<(Mode, Mode, SwitchReason)> {
         Watch::default().decide(&RULE, &window, mode, loosest).map(|n| (n.mode, n.loosest, n.why))
     }
 
@@ -327,21 +327,21 @@ mod tests {
         assert_eq!(RULE, AutoConfig::default());
         assert_eq!(once(CALM, Ssp(8), Asp), None);
         for (from, to) in [(Ssp(0), Ssp(1)), (Ssp(1), Ssp(2)), (Ssp(12), Ssp(16)), (Ssp(16), Asp)] {
-            assert_eq!(once(waits(0.2), from, Asp), Some((to, Asp, Why::Waiting)), "{from}");
+            assert_eq!(once(waits(0.2), from, Asp), Some((to, Asp, SwitchReason::Waiting)), "{from}");
         }
         assert_eq!(once(waits(0.2), Asp, Asp), None);
-        assert_eq!(once(waits(0.31), Ssp(0), Asp), Some((Asp, Asp, Why::Stragglers)));
-        assert_eq!(once(waits(0.31), Ssp(0), Ssp(4)), Some((Ssp(4), Ssp(4), Why::Stragglers)));
+        assert_eq!(once(waits(0.31), Ssp(0), Asp), Some((Asp, Asp, SwitchReason::Stragglers)));
+        assert_eq!(once(waits(0.31), Ssp(0), Ssp(4)), Some((Ssp(4), Ssp(4), SwitchReason::Stragglers)));
         assert_eq!(once(waits(0.31), Ssp(4), Ssp(4)), None, "not beyond what is left");
         assert_eq!(once(waits(0.2), Ssp(4), Ssp(4)), None);
     }
 
     #[test]
     fn a_bound_that_nobody_needs_is_halved() {
-        let calm = |gap| Window { idle: 0.01, gap, ..CALM };
-        assert_eq!(once(calm(2), Ssp(8), Asp), Some((Ssp(4), Asp, Why::Unneeded)));
+        let calm = |lead| Window { idle: 0.01, lead, ..CALM };
+        assert_eq!(once(calm(2), Ssp(8), Asp), Some((Ssp(4), Asp, SwitchReason::Unneeded)));
         assert_eq!(once(calm(3), Ssp(8), Asp), None);
-        assert_eq!(once(calm(8), Asp, Asp), Some((Ssp(16), Asp, Why::Unneeded)));
+        assert_eq!(once(calm(8), Asp, Asp), Some((Ssp(16), Asp, SwitchReason::Unneeded)));
         assert_eq!(once(calm(9), Asp, Asp), None);
         assert_eq!(once(calm(0), Ssp(0), Asp), None);
         assert_eq!(once(Window { idle: 0.06, ..calm(0) }, Ssp(8), Asp), None, "the share is between the two");
@@ -360,7 +360,8 @@ mod tests {
             }
         }
         let steps = [Ssp(16), Ssp(8), Ssp(4), Ssp(2), Ssp(1), Ssp(0)];
-        let expected: Vec<_> = (2..).map(|n| 4 * n).zip(steps).map(|(i, m)| (i, m, Why::Plateau)).collect();
+        let expected: Vec<_> =
+            (2..).map(|n| 4 * n).zip(steps).map(|(i, m)| (i, m, SwitchReason::Plateau)).collect();
         assert_eq!(seen, expected);
         assert_eq!(loosest, Ssp(0));
     }
@@ -372,10 +373,10 @@ mod tests {
         assert_eq!(watch.decide(&RULE, &loss(1.0), Asp, Asp), None);
         assert_eq!(watch.decide(&RULE, &loss(1.25), Asp, Asp), None);
         let n = watch.decide(&RULE, &loss(1.26), Ssp(16), Asp).unwrap();
-        assert_eq!((n.mode, n.loosest, n.why), (Ssp(8), Ssp(8), Why::Rising));
+        assert_eq!((n.mode, n.loosest, n.why), (Ssp(8), Ssp(8), SwitchReason::Rising));
         let late = |delay| Window { delay, ..CALM };
         assert_eq!(once(late(12.0), Asp, Asp), None, "four times three others");
-        assert_eq!(once(late(12.1), Asp, Asp), Some((Ssp(16), Ssp(16), Why::Late)));
+        assert_eq!(once(late(12.1), Asp, Asp), Some((Ssp(16), Ssp(16), SwitchReason::Late)));
         assert_eq!(once(late(12.1), Ssp(0), Asp), None);
     }
 

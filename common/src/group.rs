@@ -5,7 +5,7 @@ pub const MAX_RANKS: u32 = 1024;
 
 /// A rank in a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seated {
+pub struct Assigned {
     /// Its rank, from 0 within its worker; it keeps it for life.
     pub rank: u32,
     /// Names its process.
@@ -16,14 +16,14 @@ pub struct Seated {
 
 /// Who is in a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seating {
+pub struct Assignment {
     /// Counted from 1; 0: there is none.
     pub generation: u64,
     /// In order; the first leads.
-    pub ranks: Vec<Seated>,
+    pub ranks: Vec<Assigned>,
 }
 
-impl Seating {
+impl Assignment {
     /// A number that only its ranks and the control group know.
     pub fn secret(&self) -> u64 {
         let mix = |h: u64, v: u64| (h ^ v).wrapping_mul(0x100_0000_01b3).rotate_left(29);
@@ -43,8 +43,8 @@ mod tests {
     #[test]
     fn groups_of_other_ranks_or_another_generation_have_other_secrets() {
         let of = |generation, tokens: &[u64]| {
-            let seated = |token: &u64| Seated { token: *token, ..Seated::default() };
-            Seating { generation, ranks: tokens.iter().map(seated).collect() }
+            let assigned = |token: &u64| Assigned { token: *token, ..Assigned::default() };
+            Assignment { generation, ranks: tokens.iter().map(assigned).collect() }
         };
         let one = of(1, &[7, 8]);
         assert_eq!(one.secret(), of(1, &[7, 8]).secret());

@@ -8,7 +8,7 @@
 //! | weights | 4 for each value |
 //! | slots | as many for each state vector of the optimizer and the algorithm |
 //! | kept | what the algorithm keeps of each worker: a copy of the weights, or the optimizer's state, for each |
-//! | staged | a job with image cuts: the working copies of a leader, or the parts of a cut, both at most the state again |
+//! | staged | a job with state deltas: the working copies of a leader, or the parts of a cut, both at most the state again |
 //! | log | as much as the state, from 32 MiB to 256 MiB (on disk to 64 MiB: the rest is read back) |
 //! | copies | what is replaced while somebody reads it: 1 GiB or a sixteenth of the state, and not more than the state |
 //! | queued | pushes that the leader holds: a worker's window, or its share of the shard where that is less, for each |
@@ -22,7 +22,7 @@ const F32: u64 = 4;
 const MIB: u64 = 1 << 20;
 /// A worker's payload that is not acknowledged (`paraft_proto::limits::PUSH_WINDOW_BYTES`).
 const WINDOW: u64 = 64 * MIB;
-/// Of what a leader notes of pulls (`shard/lateness.rs`).
+/// Of what a leader notes of pulls (`shard/staleness.rs`).
 const NOTED: u64 = 64 * MIB;
 /// For each worker and bucket of it.
 const NOTE: u64 = 4 << 10;

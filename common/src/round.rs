@@ -103,7 +103,7 @@ impl RoundConfig {
     }
 
     /// Whether a round may close before everyone's push is in.
-    pub fn passes_over(&self) -> bool {
+    pub fn drops_late(&self) -> bool {
         !matches!(self, Self::All(_))
     }
 

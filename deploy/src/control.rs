@@ -50,15 +50,15 @@ pub fn print(fleet: &DescribeReply) {
         t.load_style(presets::NOTHING);
         t.set_header(["group of", "job", "state", "generation", "step", "ranks", "leader", "wait"]);
         for g in &fleet.groups {
-            let seating = g.seating.clone().unwrap_or_default();
+            let assignment = g.assignment.clone().unwrap_or_default();
             t.add_row([
                 format!("w{}", g.worker),
                 g.job.clone(),
                 g.state.clone(),
-                seating.generation.to_string(),
+                assignment.generation.to_string(),
                 g.step.to_string(),
-                seating.ranks.iter().map(|r| r.rank.to_string()).collect::<Vec<_>>().join(", "),
-                seating.ranks.first().map_or("-".into(), |r| format!("{} ({})", r.rank, r.address)),
+                assignment.ranks.iter().map(|r| r.rank.to_string()).collect::<Vec<_>>().join(", "),
+                assignment.ranks.first().map_or("-".into(), |r| format!("{} ({})", r.rank, r.address)),
                 g.waiting.to_string(),
             ]);
         }
@@ -69,10 +69,10 @@ pub fn print(fleet: &DescribeReply) {
 
 fn groups_as_json(fleet: &DescribeReply) -> Vec<serde_json::Value> {
     let group = |g: &GroupInfo| {
-        let seating = g.seating.clone().unwrap_or_default();
+        let assignment = g.assignment.clone().unwrap_or_default();
         let ranks: Vec<_> =
-            seating.ranks.iter().map(|r| json!({"rank": r.rank, "address": r.address})).collect();
-        json!({"job": g.job, "worker": g.worker, "state": g.state, "generation": seating.generation, "step": g.step, "ranks": ranks,
+            assignment.ranks.iter().map(|r| json!({"rank": r.rank, "address": r.address})).collect();
+        json!({"job": g.job, "worker": g.worker, "state": g.state, "generation": assignment.generation, "step": g.step, "ranks": ranks,
                "waiting": g.waiting})
     };
     fleet.groups.iter().map(group).collect()

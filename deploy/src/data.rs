@@ -124,7 +124,7 @@ fn list(data: &[PathBuf], as_json: bool) -> Result<i32, Failure> {
         for a in asides {
             count += 1;
             let bytes = size(&data.join(&a.name));
-            let founding = a.origin.map(|o| format!("{o:016x}"));
+            let founding = a.founding.map(|o| format!("{o:016x}"));
             let replica = a.node.map(|n| n.to_string());
             if as_json {
                 out!(

@@ -7,7 +7,7 @@ use clap::Args;
 use paraft_common::{Durability, ServerId};
 use paraft_fleet::{ask, failure::Failure, out};
 use paraft_host::socket_path;
-use paraft_server::{Patience, Server, ServerOptions, Shape, server::Place};
+use paraft_server::{Server, ServerOptions, Shape, Timeouts, server::Place};
 use paraft_store::RealDisk;
 use paraft_worker::exit;
 use serde_json::json;
@@ -141,8 +141,8 @@ fn loopback() -> Row {
                 data: data.path().to_path_buf(),
                 disk: Arc::new(RealDisk),
                 election,
-                patience: Patience::new(election, 10 * election),
-                parity: None,
+                timeouts: Timeouts::new(election, 10 * election),
+                check_every: None,
                 socket: None,
             };
             let server = Server::start(options).await.map_err(|e| e.to_string())?;

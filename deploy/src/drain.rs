@@ -32,7 +32,7 @@ pub struct DrainArgs {
     pub wait: u64,
 }
 
-const PATIENCE: Duration = Duration::from_secs(6);
+const TIMEOUT: Duration = Duration::from_secs(6);
 
 pub fn run(args: &DrainArgs) -> Result<i32, Failure> {
     let bad = || {
@@ -42,11 +42,11 @@ pub fn run(args: &DrainArgs) -> Result<i32, Failure> {
     let server = ServerId(args.server.trim_start_matches('s').parse().map_err(|_| bad())?);
     let servers = addresses(args.of.as_deref(), &args.servers)?;
     let unable = |why: String| Failure::new(exit::UNAVAILABLE, why);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         // Asked each time: the leader may change between two tries.
         let fleet = agreeing(&servers).map_err(|e| unable(e.why))?;
-        match order(&whom(&fleet, &servers), server, args.undo, PATIENCE) {
+        match order(&whom(&fleet, &servers), server, args.undo, TIMEOUT) {
             Ok(()) => break,
             Err(e) if e.starts_with("there is no") => {
                 return Err(Failure::new(exit::CONFIG, e).help("`paraft status` shows the fleet's servers"));

@@ -130,7 +130,7 @@ pub fn as_json(jobs: &[JobInfo]) -> Value {
                "loss": c.loss, "written_ms": c.written_ms, "worker": c.worker, "best": c.best})
     };
     let job = |j: &JobInfo| {
-        json!({"job": j.name, "origin": format!("{:016x}", j.origin), "state": j.state, "mode": j.mode,
+        json!({"job": j.name, "founding": format!("{:016x}", j.founding), "state": j.state, "mode": j.mode,
                "workers": j.workers, "durability": j.durability, "first_seen_ms": j.first_seen_ms,
                "latest": j.checkpoints.last().map(checkpoint), "best": best(j).map(checkpoint),
                "checkpoints": j.checkpoints.iter().map(checkpoint).collect::<Vec<_>>()})

@@ -1,7 +1,7 @@
 //! `paraft`, one binary: servers, workers, launcher, comparison, benchmark, help for the user.
 //!
-//! - [`train`], [`demo`]: what a user starts. [`serve`], worker: what a fleet consists of, also by hand. [`disk_door`]: a server's own
-//!   door for faults.
+//! - [`train`], [`demo`]: what a user starts. [`serve`], worker: what a fleet consists of, also by hand. [`disk_faults`]: a server's own
+//!   fault points.
 //! - [`status`] ([`whole`]: how the fleet is by every server's own answer; [`control`], [`jobs`], [`memory`]: parts of what it shows),
 //!   [`drain`], [`mode`], [`mod@data`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`]: what a user asks.
 //!
@@ -18,7 +18,7 @@ mod checkpoint;
 mod control;
 mod data;
 mod demo;
-mod disk_door;
+mod disk_faults;
 mod doctor;
 mod drain;
 mod jobs;
@@ -75,7 +75,7 @@ enum Command {
     Mode(mode::ModeArgs),
     /// Prove the promises on this machine: the ledger under faults, synchronous training against one process.
     Verify(verify::VerifyArgs),
-    /// Put faults on a running fleet: kills, pauses and, where it has the doors, links and disks.
+    /// Put faults on a running fleet: kills, pauses and, where it has the fault points, links and disks.
     Chaos(chaos::ChaosArgs),
     /// Measure, as ratios to something in the same run.
     Bench(bench::BenchArgs),

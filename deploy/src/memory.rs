@@ -14,7 +14,7 @@ fn kinds(s: &ShardStatus) -> [(&'static str, u64); 7] {
         ("copies", s.memory_copies),
         ("staged", s.memory_staged),
         ("queued", s.memory_queued),
-        ("lateness", s.memory_lateness),
+        ("staleness", s.memory_staleness),
     ]
 }
 

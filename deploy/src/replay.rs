@@ -86,7 +86,7 @@ pub fn run(args: &ReplayArgs) -> Result<i32, Failure> {
             .map(|(id, r, differs)| {
                 let d = &r.replayed;
                 json!({
-                    "shard": id.0, "folder": r.path, "origin": r.origin, "snapshot": d.snapshot, "entries": d.entries,
+                    "shard": id.0, "folder": r.path, "founding": r.founding, "snapshot": d.snapshot, "entries": d.entries,
                     "index": d.index, "end": d.end, "term": d.term, "version": version(r),
                     "digest": d.digests.last().map(|(_, d)| format!("{:016x}", d.digest)),
                     "checks": d.digests.len(), "differs_at": differs,
@@ -149,9 +149,9 @@ fn servers_of(path: &Path) -> Vec<PathBuf> {
 /// Where two replicas hold the same entry and hash to different states.
 fn disagreement(replicas: &[Replica]) -> Option<u64> {
     let mut seen = BTreeMap::new();
-    let all = replicas
-        .iter()
-        .flat_map(|r| r.replayed.digests.iter().map(move |(term, d)| ((r.origin, d.index, *term), d.digest)));
+    let all = replicas.iter().flat_map(|r| {
+        r.replayed.digests.iter().map(move |(term, d)| ((r.founding, d.index, *term), d.digest))
+    });
     let mut differs = all.filter(|(at, digest)| *seen.entry(*at).or_insert(*digest) != *digest);
     differs.next().map(|((_, index, _), _)| index)
 }

@@ -1,12 +1,12 @@
 //! `paraft server`.
 
-use crate::{disk_door as disk, memory};
+use crate::{disk_faults as disk, memory};
 use clap::Args;
 use paraft_common::{Durability, ServerId};
 use paraft_fleet::{failure::Failure, faults::process};
 use paraft_host::{lifeline, logs, raise_descriptor_limit, socket_path, sweep_sockets};
 use paraft_server::{
-    Patience, Server, ServerError, ServerOptions, Shape,
+    Server, ServerError, ServerOptions, Shape, Timeouts,
     server::{Ending, IDENTITY, Place},
     settings,
 };
@@ -81,7 +81,7 @@ pub struct ServerArgs {
     /// Log as JSON lines into this file. Default: to standard error.
     #[arg(long)]
     pub log_file: Option<PathBuf>,
-    /// Have a door for faults on purpose: follow this file, which `paraft chaos` or a person writes. Never in
+    /// Have fault points: follow this file, which `paraft chaos` or a person writes. Never in
     /// production.
     #[arg(long, value_name = "FILE")]
     pub faults: Option<PathBuf>,
@@ -176,8 +176,8 @@ pub fn run(args: &ServerArgs) -> Result<i32, Failure> {
             place,
             shape,
             election,
-            patience: Patience::new(election, Duration::from_millis(cluster.replace_ms)),
-            parity: (cluster.parity_ms > 0).then(|| Duration::from_millis(cluster.parity_ms)),
+            timeouts: Timeouts::new(election, Duration::from_millis(cluster.replace_ms)),
+            check_every: (cluster.check_ms > 0).then(|| Duration::from_millis(cluster.check_ms)),
             data,
             disk: match &args.faults {
                 None => Arc::new(RealDisk),
@@ -242,7 +242,7 @@ fn without_colons(address: &str) -> String {
 }
 
 /// The folder of a server that exists, where `data` is new and has the same name but for its colons. Its owner would
-/// begin a second life beside the first, with nothing of what that one had promised to keep.
+/// begin a second incarnation beside the first, with nothing of what that one had promised to keep.
 fn meant(data: &Path) -> Option<PathBuf> {
     let name = data.file_name()?.to_str()?;
     let own = data.with_file_name(without_colons(name));

@@ -145,7 +145,7 @@ fn print(r: &StatusReply, digest: bool) {
             r.replicas_diverged
         );
     }
-    out!("  {}", doors(r));
+    out!("  {}", connections(r));
     for w in &r.stopped {
         out!("  shard {} waits for {:.1} s: {}", w.shard, w.stopped_ms as f64 / 1e3, w.why);
     }
@@ -210,7 +210,7 @@ fn print(r: &StatusReply, digest: bool) {
 }
 
 /// Connections, descriptors, and what waits: where each bound is.
-fn doors(r: &StatusReply) -> String {
+fn connections(r: &StatusReply) -> String {
     let c = r.connections.unwrap_or_default();
     let mut line = format!(
         "connections {} of {} (servers {}, workers {}, readers {}, unknown {})",
@@ -237,10 +237,10 @@ fn doors(r: &StatusReply) -> String {
 
 /// What a member does, and what is left of its lease.
 fn state_of(m: &paraft_proto::Member) -> String {
-    match (m.finished, m.resting, m.lease_ms) {
+    match (m.finished, m.idle, m.lease_ms) {
         (true, ..) => ", finished".into(),
-        (false, true, None) => ", resting".into(),
-        (false, true, Some(ms)) => format!(", resting, lease {ms} ms"),
+        (false, true, None) => ", idle".into(),
+        (false, true, Some(ms)) => format!(", idle, lease {ms} ms"),
         (false, false, Some(ms)) => format!(", lease {ms} ms"),
         (false, false, None) => String::new(),
     }
@@ -266,15 +266,15 @@ fn as_json(r: &StatusReply) -> serde_json::Value {
                 "started": s.started, "expected_workers": s.expected_workers,
                 "members": s.members.iter().map(|m| json!({
                     "worker": m.worker, "session": m.session, "clock": m.clock, "last_seq": m.last_seq, "finished": m.finished,
-                    "resting": m.resting, "lease_ms": m.lease_ms,
+                    "idle": m.idle, "lease_ms": m.lease_ms,
                 })).collect::<Vec<_>>(),
                 "delay_p50": d.quantile(0.5), "delay_p99": d.quantile(0.99), "delay_max": d.max(),
                 "delay": s.delay_counts, "pushes": s.pushes, "duplicates": s.duplicates, "refused": s.refused,
-                "pulls": s.pulls, "pulls_waited": s.pulls_waited, "not_modified": s.not_modified, "max_gap": s.max_gap,
+                "pulls": s.pulls, "pulls_waited": s.pulls_waited, "not_modified": s.not_modified, "max_step_lead": s.max_step_lead,
                 "bytes_pushed": s.bytes_pushed, "bytes_pulled": s.bytes_pulled, "workers_lost": s.workers_lost,
                 "buckets": s.buckets, "values": s.values,
                 "durability": s.durability, "pushes_lost": s.pushes_lost,
-                "bytes_logged": s.bytes_logged, "cuts": s.cuts,
+                "bytes_logged": s.bytes_logged, "deltas": s.deltas,
                 "chunks": s.chunks.map(|c| json!({
                     "epoch": c.epoch, "per_epoch": c.per_epoch, "done": c.done, "held": c.held, "returned": c.returned,
                 })),

@@ -36,7 +36,7 @@ pub struct TrainArgs {
     /// Where the run's files go. Default: runs/NAME-N, the first N that is free.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
-    /// Give the fleet doors for faults on purpose: servers and workers meet through proxies over TCP, and `paraft chaos`
+    /// Give the fleet fault points: servers and workers meet through proxies over TCP, and `paraft chaos`
     /// can cut links and fill disks. Slower; not for production.
     #[arg(long)]
     pub faults: bool,

@@ -49,7 +49,7 @@ fn are_addresses(list: &str) -> bool {
     list.split(',').all(is_one)
 }
 
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Asks every server at once; `Err` says why one did not answer.
 pub fn ask_all(addresses: &[String], digest: bool) -> Vec<Result<StatusReply, String>> {
@@ -60,7 +60,7 @@ pub fn ask_all(addresses: &[String], digest: bool) -> Vec<Result<StatusReply, St
         let mut tasks = Vec::new();
         for a in addresses {
             let a = a.clone();
-            tasks.push(tokio::spawn(async move { paraft_client::status(&a, digest, PATIENCE).await }));
+            tasks.push(tokio::spawn(async move { paraft_client::status(&a, digest, TIMEOUT).await }));
         }
         let mut replies = Vec::new();
         for t in tasks {

@@ -22,7 +22,7 @@ pub struct Fleet {
     pub servers: Vec<Process>,
     /// By which servers and workers reach the servers, in the order of their ids.
     pub addresses: Vec<String>,
-    /// Where the servers listen themselves; with doors it is these that stand behind `addresses`.
+    /// Where the servers listen themselves; with fault points it is these that stand behind `addresses`.
     listens: Vec<String>,
     program: PathBuf,
     run_dir: PathBuf,
@@ -34,7 +34,7 @@ pub struct Fleet {
     /// Workers that are made slower, by how much.
     slow: BTreeMap<u32, f64>,
     straggle: Option<Straggle>,
-    doors: Option<Doors>,
+    fault_points: Option<FaultPoints>,
 }
 
 /// From what servers take what they must agree on.
@@ -48,7 +48,7 @@ enum Settings {
 /// What a fleet has beside its job.
 #[derive(Clone, Debug, Default)]
 pub struct Extras {
-    /// Doors for faults on purpose.
+    /// Fault points.
     pub faults: bool,
     /// Each process records the stages of so many steps, in [`TRACE_FOLDER`] of the run's folder.
     pub trace: Option<u64>,
@@ -61,7 +61,7 @@ pub struct Extras {
 }
 
 /// Proxies before the servers: for faults on purpose, or for a link of another kind.
-struct Doors {
+struct FaultPoints {
     proxies: Proxies,
     /// The faults file; none: there are no faults to come.
     file: Option<PathBuf>,
@@ -70,14 +70,14 @@ struct Doors {
 impl Fleet {
     /// Starts the job's servers; returns when all listen and know each other.
     pub fn servers(job: &Job, run_dir: &Path, extras: Extras) -> Result<Self, Failure> {
-        let doors = Doors::open(job.servers(), run_dir, &extras)?;
-        let mut fleet = Self::empty(Settings::Job, run_dir, doors)?;
+        let fault_points = FaultPoints::open(job.servers(), run_dir, &extras)?;
+        let mut fleet = Self::empty(Settings::Job, run_dir, fault_points)?;
         (fleet.trace, fleet.slow, fleet.straggle) = (extras.trace, extras.slow, extras.straggle);
         fleet.found(job.servers(), job.cluster.max_restarts)?;
         Ok(fleet)
     }
 
-    /// Starts so many servers with doors for faults, which get these flags: `all` of them, and `founders` those that are
+    /// Starts so many servers with fault points for faults, which get these flags: `all` of them, and `founders` those that are
     /// there from the start. One more may join ([`Self::join_server`]).
     pub fn of_flags(
         servers: u32,
@@ -86,13 +86,13 @@ impl Fleet {
         run_dir: &Path,
     ) -> Result<Self, Failure> {
         let extras = Extras { faults: true, ..Extras::default() };
-        let doors = Doors::open(servers + 1, run_dir, &extras)?;
-        let mut fleet = Self::empty(Settings::Flags { all, founders }, run_dir, doors)?;
+        let fault_points = FaultPoints::open(servers + 1, run_dir, &extras)?;
+        let mut fleet = Self::empty(Settings::Flags { all, founders }, run_dir, fault_points)?;
         fleet.found(servers, 0)?;
         Ok(fleet)
     }
 
-    fn empty(settings: Settings, run_dir: &Path, doors: Option<Doors>) -> Result<Self, Failure> {
+    fn empty(settings: Settings, run_dir: &Path, fault_points: Option<FaultPoints>) -> Result<Self, Failure> {
         let program = std::env::current_exe();
         Ok(Fleet {
             workers: Vec::new(),
@@ -106,7 +106,7 @@ impl Fleet {
             trace: None,
             slow: BTreeMap::new(),
             straggle: None,
-            doors,
+            fault_points,
         })
     }
 
@@ -146,15 +146,15 @@ impl Fleet {
 
     /// By which address others reach a server that listens there.
     fn reach(&self, id: u32, direct: &str) -> Result<String, Failure> {
-        let Some(doors) = &self.doors else { return Ok(direct.to_string()) };
+        let Some(fault_points) = &self.fault_points else { return Ok(direct.to_string()) };
         let target = direct
             .parse()
             .map_err(|e| Failure::new(exit::FAILED, format!("server-{id} listens on `{direct}`: {e}")))?;
-        doors.proxies.point(id, target);
-        Ok(doors.proxies.addresses()[id as usize].clone())
+        fault_points.proxies.point(id, target);
+        Ok(fault_points.proxies.addresses()[id as usize].clone())
     }
 
-    /// Where the servers listen themselves, without doors.
+    /// Where the servers listen themselves, without fault points.
     pub fn listens(&self) -> &[String] {
         &self.listens
     }
@@ -173,13 +173,13 @@ impl Fleet {
         if founds {
             command.args(["--id", &id.to_string()]);
         } else {
-            let own = self.doors.as_ref().map(|d| d.proxies.addresses()[id as usize].clone());
+            let own = self.fault_points.as_ref().map(|d| d.proxies.addresses()[id as usize].clone());
             command.args(["--join", &self.addresses.join(","), "--place", &id.to_string()]);
             own.into_iter().for_each(|own| _ = command.args(["--advertise", &own]));
         }
         command.arg("--log-file").arg(self.run_dir.join(format!("server-{id}.log")));
         command.arg("--data").arg(server_data(&self.run_dir, id));
-        if let Some(file) = self.doors.as_ref().and_then(|d| d.file.as_ref()) {
+        if let Some(file) = self.fault_points.as_ref().and_then(|d| d.file.as_ref()) {
             command.arg("--faults").arg(file);
         }
         self.trace(&mut command);
@@ -223,13 +223,14 @@ impl Fleet {
         Ok(())
     }
 
-    /// Replaces the faults of links and disks; of a fleet with doors for them.
+    /// Replaces the faults of links and disks; of a fleet with fault points for them.
     pub fn put_faults(&self, faults: &Faults) -> Result<(), Failure> {
-        let Some((doors, file)) = self.doors.as_ref().and_then(|d| Some((d, d.file.as_ref()?))) else {
-            return Err(Failure::new(exit::USAGE, "the fleet has no doors for faults"));
+        let Some((fault_points, file)) = self.fault_points.as_ref().and_then(|d| Some((d, d.file.as_ref()?)))
+        else {
+            return Err(Failure::new(exit::USAGE, "the fleet has no fault points for faults"));
         };
         faults.write(file).map_err(|e| Failure::write(file, e))?;
-        doors.proxies.set(faults);
+        fault_points.proxies.set(faults);
         Ok(())
     }
 
@@ -287,13 +288,13 @@ impl Fleet {
         Process::start(name, command, dir)
     }
 
-    /// Does to the links what the faults file says; nothing in a fleet without doors.
+    /// Does to the links what the faults file says; nothing in a fleet without fault points.
     pub fn follow_faults(&self) {
-        if let Some(doors) = &self.doors
+        if let Some(fault_points) = &self.fault_points
             // One that cannot be read says so in the servers' logs.
-            && let Some(Ok(faults)) = doors.file.as_ref().map(|f| Faults::read(f))
+            && let Some(Ok(faults)) = fault_points.file.as_ref().map(|f| Faults::read(f))
         {
-            doors.proxies.set(&faults);
+            fault_points.proxies.set(&faults);
         }
     }
 
@@ -304,7 +305,7 @@ impl Fleet {
     }
 }
 
-impl Doors {
+impl FaultPoints {
     /// Where something needs them.
     fn open(servers: u32, run_dir: &Path, extras: &Extras) -> Result<Option<Self>, Failure> {
         if !extras.faults && extras.link.is_none() {

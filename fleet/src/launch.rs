@@ -166,8 +166,8 @@ pub fn launch_with(
                 bytes_pushed: s.bytes_pushed,
                 bytes_pulled,
                 pushes_lost: s.pushes_lost,
-                passed_over: s.passed_over,
-                lateness: s.lateness.iter().map(lateness).collect(),
+                dropped: s.dropped,
+                staleness: s.staleness.iter().map(staleness).collect(),
             }))?;
         }
     }
@@ -182,14 +182,14 @@ pub fn launch_with(
     Ok(record)
 }
 
-fn lateness(of: &paraft_proto::WorkerLateness) -> event::Lateness {
+fn staleness(of: &paraft_proto::WorkerStaleness) -> event::Staleness {
     let bins = |bins: &[paraft_proto::Bin], sum| {
         paraft_common::histogram::LogHistogram::from_bins(bins.iter().map(|b| (b.upper, b.count)), sum)
     };
-    event::Lateness {
+    event::Staleness {
         worker: paraft_common::WorkerId(of.worker),
         delay: of.delay_counts.clone(),
-        gap: bins(&of.gap, of.gap_sum),
+        distance: bins(&of.distance, of.distance_sum),
         age: bins(&of.age_seconds, of.age_seconds_sum),
     }
 }

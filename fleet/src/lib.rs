@@ -4,7 +4,7 @@
 //! - [`process`]: a process that ends with this one. [`fleet`]: a job's servers and workers as such processes.
 //! - [`launch`]: a job on a fleet of its own, from its start to its record. [`run_dir`]: the folder of a run.
 //! - [`ask`]: what servers say of themselves, and the control group of all.
-//! - [`faults`]: the doors for faults on purpose, of a fleet that was started with them.
+//! - [`faults`]: the fault points, of a fleet that was started with them.
 //! - [`failure`]: how a command ends. [`progress`], [`table`]: what a user sees of a run.
 //!
 //! What it is not: fleets in one process are the tests' own, since they put servers and workers on threads and look into

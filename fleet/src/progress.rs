@@ -1,7 +1,7 @@
 //! What a user sees while a run goes on: a bar on a terminal, a plain line now and then elsewhere.
 
 use indicatif::{ProgressBar, ProgressStyle};
-use paraft_record::{Event, Lives, Run, total};
+use paraft_record::{Event, Incarnations, Run, total};
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::IsTerminal,
@@ -19,7 +19,7 @@ pub struct Progress {
     samples: BTreeMap<u32, (u64, f64)>,
     losses: BTreeMap<u32, f64>,
     left: BTreeSet<u32>,
-    lives: Lives,
+    incarnations: Incarnations,
     accuracy: Option<f64>,
     said: Instant,
     /// Checkpoints that were not made, by the reason: each reason is said once, and at the end how often.
@@ -48,7 +48,7 @@ impl Progress {
             samples: BTreeMap::new(),
             losses: BTreeMap::new(),
             left: BTreeSet::new(),
-            lives: Lives::default(),
+            incarnations: Incarnations::default(),
             accuracy: None,
             said: Instant::now(),
             unmade: BTreeMap::new(),
@@ -60,7 +60,7 @@ impl Progress {
     /// Takes in new events and shows where the run stands.
     pub fn update(&mut self, events: &[Event]) {
         for e in events {
-            match &self.lives.follow(e.clone()) {
+            match &self.incarnations.follow(e.clone()) {
                 Event::Train(t) => {
                     self.left.remove(&t.worker.0); // it was started again
                     self.samples.insert(t.worker.0, (t.samples, t.seconds));

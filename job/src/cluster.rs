@@ -28,7 +28,8 @@ pub struct ClusterConfig {
     /// After this long.
     pub restart_ms: u64,
     /// The replicas of each shard are compared this often; 0: never.
-    pub parity_ms: u64,
+    #[serde(alias = "parity_ms")]
+    pub check_ms: u64,
     /// Bytes of a bucket, 4 to 1048576. Default: such that every shard gets a part, at most 1 MiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_bytes: Option<usize>,
@@ -37,7 +38,8 @@ pub struct ClusterConfig {
     /// The lease of a worker: without a sign of life for so long it is taken out.
     pub grace_ms: u64,
     /// Workers and servers give up after this long without a leader.
-    pub patience_ms: u64,
+    #[serde(alias = "patience_ms")]
+    pub timeout_ms: u64,
     /// What an acknowledgement of a push promises: `quorum-disk`, `quorum-memory` or `leader`.
     pub durability: Durability,
     /// At the level `leader`, and only there: pushes wait when the oldest acknowledged one that no majority holds is this
@@ -75,11 +77,11 @@ impl Default for ClusterConfig {
             replace_ms: 10_000,
             max_restarts: 0,
             restart_ms: 1_000,
-            parity_ms: 5_000,
+            check_ms: 5_000,
             bucket_bytes: None,
             election_ms: 150,
             grace_ms: 1000,
-            patience_ms: 30_000,
+            timeout_ms: 30_000,
             durability: Durability::default(),
             leader_window_ms: None,
             leader_window_pushes: None,
@@ -148,18 +150,18 @@ impl ClusterConfig {
         if !(50..=60_000).contains(&self.election_ms) {
             return bad("cluster.election_ms", format!("{} ms", self.election_ms), "use 50 to 60000");
         }
-        if !(self.parity_ms == 0 || (100..=86_400_000).contains(&self.parity_ms)) {
+        if !(self.check_ms == 0 || (100..=86_400_000).contains(&self.check_ms)) {
             let remedy = "use 100 to 86400000, or 0 for never";
-            return bad("cluster.parity_ms", format!("{} ms", self.parity_ms), remedy);
+            return bad("cluster.check_ms", format!("{} ms", self.check_ms), remedy);
         }
         if self.replace_ms < 10 * self.election_ms {
             let why = format!("{} ms is less than ten elections", self.replace_ms);
             let remedy = "a server that is merely slow must not lose its replicas: use at least 10 x cluster.election_ms";
             return bad("cluster.replace_ms", why, remedy);
         }
-        if self.patience_ms < 2 * self.election_ms {
-            let why = format!("{} ms is less than an election", self.patience_ms);
-            return bad("cluster.patience_ms", why, "use at least twice cluster.election_ms");
+        if self.timeout_ms < 2 * self.election_ms {
+            let why = format!("{} ms is less than an election", self.timeout_ms);
+            return bad("cluster.timeout_ms", why, "use at least twice cluster.election_ms");
         }
         Ok(())
     }

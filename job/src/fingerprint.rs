@@ -148,7 +148,7 @@ weight_decay = 0.125
         for (from, to) in [
             ("path = \"a.csv\"", "path = \"/elsewhere/a.csv\""),
             ("epochs = 12\n", "epochs = 12\ndevice = \"cpu\"\n"),
-            ("grace_ms = 2500", "grace_ms = 2500\npatience_ms = 77000"),
+            ("grace_ms = 2500", "grace_ms = 2500\ntimeout_ms = 77000"),
             ("every_epoch = false", "every_epoch = false\ntarget_accuracy = 0.5"),
         ] {
             let other = JOB.replace(from, to);

@@ -60,7 +60,7 @@ impl Job {
             let remedy = "set optimizer.kind = \"nesterov\"; it may be local.outer of diloco";
             return bad("optimizer.kind", why, remedy);
         }
-        if self.local.rule().fragments().stream() && self.round.passes_over() {
+        if self.local.rule().fragments().stream() && self.round.drops_late() {
             let closed = "fragments of the weights come and go in their turns, and a round that is closed without a worker \
                           would leave its others behind";
             return bad("round.kind", closed, "take [round] out, or local.fragments and local.overlap");

@@ -48,7 +48,7 @@ pub(crate) fn round(job: &Job) -> Check {
         bad(key, e.to_string(), SEE)
     })?;
     let elsewhere = job.train.sampler == SamplerKind::Leased || job.train.exchange == Exchange::AllReduce;
-    if job.round.passes_over() && elsewhere {
+    if job.round.drops_late() && elsewhere {
         let why = "a worker that a round was closed without goes on where the others are, which needs train.sampler = \
                    \"static\" and train.exchange = \"servers\"";
         return bad("round.kind", why, "change those, or take [round] out");

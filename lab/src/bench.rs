@@ -9,7 +9,6 @@ mod failover;
 mod fanout;
 mod far;
 mod figure;
-mod fire;
 mod gpu;
 mod large;
 mod latency;
@@ -18,6 +17,7 @@ mod meter;
 mod peers;
 mod plain;
 mod raw;
+mod resilience;
 mod responsive;
 mod ring;
 mod shard;
@@ -49,7 +49,7 @@ enum Which {
     Fanout(fanout::FanoutBenchArgs),
     /// Training while processes are killed: useful samples a second and accuracy, beside checkpoint-and-restart and, where
     /// given, PyTorch under torchrun.
-    Fire(fire::FireBenchArgs),
+    Resilience(resilience::ResilienceBenchArgs),
     /// Killed leaders: how long no push is acknowledged; and a snapshot: what sending it costs the pushes.
     Failover(failover::FailoverBenchArgs),
     /// On a GPU: a training step alone, beside PyTorch's where one is named; and the kernels that only move bytes, beside a copy.
@@ -95,7 +95,7 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
     match &args.which {
         Which::Train(a) => train::run(a),
         Which::Wire(a) => wire::run(a),
-        Which::Fire(a) => fire::run(a),
+        Which::Resilience(a) => resilience::run(a),
         Which::Shard(a) => shard::run(a),
         Which::Fanout(a) => fanout::run(a),
         Which::Failover(a) => failover::run(a),

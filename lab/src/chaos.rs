@@ -1,11 +1,11 @@
 //! `paraft chaos`: faults on a running fleet of this machine, by seed and rate.
 //!
-//! Kills and pauses are signals and need nothing of the fleet. Links and disks need the doors of
+//! Kills and pauses are signals and need nothing of the fleet. Links and disks need the fault points of
 //! `paraft train --faults` (see [`paraft_fleet::faults`]). What was put is taken back in the end, however that comes, except by
 //! SIGKILL: paused processes go on, killed ones are started again, links and disks are healed.
 
 use crate::{
-    deck::{Deck, Kind},
+    fault_schedule::{FaultSchedule, Kind},
     health,
 };
 use clap::Args;
@@ -79,7 +79,7 @@ pub fn run(args: &ChaosArgs) -> Result<i32, Failure> {
     let mut chaos = Chaos {
         args,
         target,
-        deck: Deck::new(args.seed, &args.faults),
+        schedule: FaultSchedule::new(args.seed, &args.faults),
         began: Instant::now(),
         undo: Vec::new(),
         faults: Faults::default(),
@@ -110,7 +110,7 @@ impl Target {
         };
         let addresses = ask::addresses(run_dir.as_deref(), &args.servers)?;
         let target = Self { run_dir, addresses };
-        let door = target.door();
+        let points = target.fault_points();
         if let Some(kind) =
             args.faults.iter().find(|k| k.is_for_verify() && !matches!(k, Kind::Eio | Kind::Readonly))
         {
@@ -118,8 +118,8 @@ impl Target {
                 .help("it takes away from processes what only their parent can give back"));
         }
         let needs = |k: &&Kind| !matches!(k, Kind::Kill | Kind::Pause | Kind::Drain);
-        if let Some(kind) = args.faults.iter().find(needs).filter(|_| door.is_none()) {
-            let what = format!("this fleet has no doors for {}", kind.name());
+        if let Some(kind) = args.faults.iter().find(needs).filter(|_| points.is_none()) {
+            let what = format!("this fleet has no fault points for {}", kind.name());
             return Err(Failure::new(exit::CONFIG, what)
                 .help("start it with `paraft train JOB --faults`, or leave the kind out of --faults"));
         }
@@ -136,8 +136,8 @@ impl Target {
         }
     }
 
-    /// The file that the doors follow.
-    fn door(&self) -> Option<PathBuf> {
+    /// The file that the fault points follow.
+    fn fault_points(&self) -> Option<PathBuf> {
         self.run_dir.as_ref().map(|d| d.join(FAULTS_FILE)).filter(|f| f.exists())
     }
 
@@ -181,7 +181,7 @@ struct Restart {
 struct Chaos<'a> {
     args: &'a ChaosArgs,
     target: Target,
-    deck: Deck,
+    schedule: FaultSchedule,
     began: Instant,
     undo: Vec<(Instant, Undo)>,
     faults: Faults,
@@ -201,7 +201,7 @@ impl Chaos<'_> {
 
     fn storm(&mut self, interrupted: &AtomicI32) -> Result<(), Failure> {
         let mut next = Instant::now() + self.pause();
-        let mut card = self.deck.draw();
+        let mut fault = self.schedule.draw();
         loop {
             let over = self.args.duration.is_some_and(|d| self.began.elapsed() > Duration::from_secs(d));
             if over || interrupted.load(Relaxed) != 0 {
@@ -214,11 +214,11 @@ impl Chaos<'_> {
                 return Ok(());
             }
             if Instant::now() >= next {
-                match self.play(card)? {
+                match self.inject(fault)? {
                     Ok(()) => {
                         self.why_not = None;
                         next = Instant::now() + self.pause();
-                        card = self.deck.draw();
+                        fault = self.schedule.draw();
                     }
                     Err(why) => {
                         if self.why_not.is_none() {
@@ -242,20 +242,20 @@ impl Chaos<'_> {
 
     /// Times between faults are those of a Poisson process: memoryless, so that faults come close together at times.
     fn pause(&mut self) -> Duration {
-        let u = (self.deck.pick(1_000_000) as f64 + 1.0) / 1_000_001.0;
+        let u = (self.schedule.pick(1_000_000) as f64 + 1.0) / 1_000_001.0;
         Duration::from_secs_f64(-u.ln() * 60.0 / self.args.rate)
     }
 
     fn lasting(&mut self) -> Duration {
         let most = (self.args.lasting * 1000.0) as u64;
-        self.deck.millis(most / 10, most.max(1))
+        self.schedule.millis(most / 10, most.max(1))
     }
 
     /// Puts a fault. The inner `Err` says why it has to wait.
-    fn play(&mut self, card: Kind) -> Result<Result<(), String>, Failure> {
+    fn inject(&mut self, fault: Kind) -> Result<Result<(), String>, Failure> {
         if !self.args.beyond_minority
             && matches!(
-                card,
+                fault,
                 Kind::Kill | Kind::Pause | Kind::Partition | Kind::DiskFull | Kind::Eio | Kind::Readonly
             )
         {
@@ -269,13 +269,13 @@ impl Chaos<'_> {
             }
         }
         let n = self.target.addresses.len();
-        let place = self.deck.pick(n) as u32;
+        let place = self.schedule.pick(n) as u32;
         let Some(pid) = self.target.pid(place) else {
             return Ok(Err(format!("server {place} is away")));
         };
         let at = format!("server {place} ({}, process {pid})", self.target.addresses[place as usize]);
         let now = Instant::now();
-        match card {
+        match fault {
             Kind::Kill => {
                 let restart = Restart::of(pid, place, &self.target).map_err(|e| {
                     Failure::new(exit::IO, format!("how process {pid} was started cannot be read: {e}"))
@@ -299,10 +299,10 @@ impl Chaos<'_> {
             Kind::Drain => return self.drain(place, now),
             _ => {
                 let lasting = self.lasting();
-                let ms = self.deck.millis(1, 50).as_millis() as u64;
-                let how = match card {
-                    Kind::Partition if n > 2 && self.deck.one_in(2) => {
-                        let other = (place + 1 + self.deck.pick(n - 1) as u32) % n as u32;
+                let ms = self.schedule.millis(1, 50).as_millis() as u64;
+                let how = match fault {
+                    Kind::Partition if n > 2 && self.schedule.one_in(2) => {
+                        let other = (place + 1 + self.schedule.pick(n - 1) as u32) % n as u32;
                         self.faults.cut.insert((place, other));
                         format!("between {at} and server {other}")
                     }
@@ -332,8 +332,8 @@ impl Chaos<'_> {
                     }
                 };
                 self.put()?;
-                self.say(&card.name(), &format!("{how} for {:.1} s", lasting.as_secs_f64()));
-                self.undo.push((now + lasting, Undo::Heal(card, place)));
+                self.say(&fault.name(), &format!("{how} for {:.1} s", lasting.as_secs_f64()));
+                self.undo.push((now + lasting, Undo::Heal(fault, place)));
             }
         }
         Ok(Ok(()))
@@ -377,7 +377,7 @@ impl Chaos<'_> {
     }
 
     fn put(&self) -> Result<(), Failure> {
-        let Some(door) = self.target.door() else { return Ok(()) };
+        let Some(door) = self.target.fault_points() else { return Ok(()) };
         self.faults.write(&door).map_err(|e| Failure::write(&door, e))
     }
 
@@ -430,8 +430,8 @@ impl Chaos<'_> {
     fn heal_all(&mut self) -> Result<(), Failure> {
         let far = Instant::now() + Duration::from_secs(86_400 * 365);
         let mut first = Ok(());
-        let patience = Instant::now() + Duration::from_secs(10);
-        while !self.undo.is_empty() && Instant::now() < patience {
+        let timeout = Instant::now() + Duration::from_secs(10);
+        while !self.undo.is_empty() && Instant::now() < timeout {
             let healed = self.take_back(far);
             first = first.and(healed);
             if !self.undo.is_empty() {
@@ -457,7 +457,7 @@ fn signal(pid: u32, signal: Signal) -> Result<(), Failure> {
 
 impl Restart {
     /// How to start `pid` again so that the fleet knows it again. A server of `paraft train` holds a pipe to its
-    /// launcher, which its next life cannot have: that one is told its port, the servers and the launcher's number.
+    /// launcher, which its next incarnation cannot have: that one is told its port, the servers and the launcher's number.
     fn of(pid: u32, place: u32, target: &Target) -> std::io::Result<Self> {
         let mut started = process::started(pid)?;
         let fd = fs::read_link(format!("/proc/{pid}/fd/2")).ok();

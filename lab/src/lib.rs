@@ -1,7 +1,7 @@
 //! The laboratory: what measures a fleet, compares runs, attacks them, and proves the promises. Commands of `paraft` run it.
 //!
 //! - [`mod@bench`]: figures, as ratios to something in the same run.
-//! - [`verify`], [`chaos`]: promises under faults; faults on a running fleet. `deck`: which fault comes next; `health`: whether a
+//! - [`verify`], [`chaos`]: promises under faults; faults on a running fleet. `fault_schedule`: which fault comes next; `health`: whether a
 //!   fleet can bear it; `scarce`, `stranger`: resources that run out, and who speaks from outside.
 //! - [`compare`]: one job in many ways. [`mod@simulate`]: a job on a fleet that does not exist.
 //!
@@ -13,7 +13,7 @@ extern crate paraft_fleet;
 pub mod bench;
 pub mod chaos;
 pub mod compare;
-mod deck;
+mod fault_schedule;
 mod health;
 mod scarce;
 pub mod simulate;

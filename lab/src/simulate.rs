@@ -268,12 +268,12 @@ fn said(job: &Job, o: &Outcome, took: f64) -> String {
         (w, s) => format!("; workers failed {w} times, servers {s} times"),
     };
     format!(
-        "simulated {:.2} s of {} workers and {} shards in {took:.1} s: {} events; the largest gap was {} steps{failed}",
+        "simulated {:.2} s of {} workers and {} shards in {took:.1} s: {} events; the largest step lead was {} steps{failed}",
         o.seconds,
         job.train.workers,
         job.shards(),
         o.happened,
-        o.largest_gap
+        o.largest_lead
     )
 }
 

@@ -72,7 +72,7 @@ async fn peers(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: &m
     let (Some(hello), Some(status)) = (hello, status) else { return };
     let control = (u32::MAX, hello.node);
     let groups = status.shards.iter().map(|s| (s.shard, s.node)).chain([control]);
-    let from = ReplicaId::new_life(ServerId(rng.random_range(0..1000)));
+    let from = ReplicaId::new_incarnation(ServerId(rng.random_range(0..1000)));
     for (group, to) in groups {
         for term in [u64::MAX, 1 << 62, rng.random_range(1..1000)] {
             for fleet in [0, rng.random(), hello.fleet] {
@@ -111,8 +111,12 @@ async fn control(address: &str, channel: &Channel, rng: &mut ChaCha8Rng, visit: 
         visit.taken.push(format!("{address} took in a server at {nowhere}, where there is none"));
     }
     let server = rng.random_range(0..4);
-    let lost =
-        ReplicaReport { shard: 0, node: server << 32 | 7, origin: rng.random(), ..ReplicaReport::default() };
+    let lost = ReplicaReport {
+        shard: 0,
+        node: server << 32 | 7,
+        founding: rng.random(),
+        ..ReplicaReport::default()
+    };
     let report = |fleet, node| ReportRequest {
         fleet,
         server,

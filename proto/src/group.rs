@@ -1,18 +1,18 @@
 //! Groups of ranks to the wire and back.
 
-use crate::{GroupRank, GroupSeating};
-use paraft_common::group::{Seated, Seating};
+use crate::{GroupAssignment, GroupRank};
+use paraft_common::group::{Assigned, Assignment};
 
-impl From<Seating> for GroupSeating {
-    fn from(s: Seating) -> Self {
-        let rank = |r: Seated| GroupRank { rank: r.rank, token: r.token, address: r.address };
+impl From<Assignment> for GroupAssignment {
+    fn from(s: Assignment) -> Self {
+        let rank = |r: Assigned| GroupRank { rank: r.rank, token: r.token, address: r.address };
         Self { generation: s.generation, ranks: s.ranks.into_iter().map(rank).collect() }
     }
 }
 
-impl From<GroupSeating> for Seating {
-    fn from(s: GroupSeating) -> Self {
-        let rank = |r: GroupRank| Seated { rank: r.rank, token: r.token, address: r.address };
+impl From<GroupAssignment> for Assignment {
+    fn from(s: GroupAssignment) -> Self {
+        let rank = |r: GroupRank| Assigned { rank: r.rank, token: r.token, address: r.address };
         Self { generation: s.generation, ranks: s.ranks.into_iter().map(rank).collect() }
     }
 }

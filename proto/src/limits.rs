@@ -13,7 +13,7 @@ pub const MAX_MESSAGE_BYTES: usize = MAX_BUCKET_BYTES + (64 << 10);
 /// goodput. What such frames delay is the small messages behind them, by less than a millisecond on a fast link.
 pub const FRAME_BYTES: u32 = 1 << 20;
 /// Streams that may be open on one connection. A worker's client has three for each of up to 64 shards (exchange, reads,
-/// a section of a checkpoint) and a few calls; a server's channel has for each of 65 groups an append or a piece of a
+/// a part of a checkpoint) and a few calls; a server's channel has for each of 65 groups an append or a piece of a
 /// snapshot, a vote and a heartbeat, and those of which the time ran out. Twice as many; each takes some 7 KiB.
 pub const STREAMS: u32 = 512;
 /// Headers of a request. Ours are less than 1 KiB.

@@ -53,7 +53,7 @@ pub enum RefusalKind {
     #[error(
         "{shard} keeps no image of {step}: it was fetched, replaced by a later one, or lost with its leader"
     )]
-    NoSection { shard: ShardId, step: Step },
+    NoPart { shard: ShardId, step: Step },
     #[error("{0}")]
     Overloaded(String),
     #[error(
@@ -160,7 +160,7 @@ impl RefusalKind {
             K::WrongStep { .. } => W::WrongStep,
             K::FutureVersion { .. } => W::FutureVersion,
             K::NotInitialised => W::NotInitialised,
-            K::NoSection { .. } => W::NoSection,
+            K::NoPart { .. } => W::NoPart,
             K::Overloaded(_) => W::Overloaded,
             K::StateLost(_) => W::StateLost,
             K::Unavailable(_) => W::Unavailable,

@@ -64,13 +64,13 @@ pub trait Handler: Clone + Send + Sync + 'static {
 
 /// A [`Handler`] as tonic's router takes it.
 #[derive(Clone, Debug)]
-pub struct Door<H>(pub H);
+pub struct Route<H>(pub H);
 
-impl<H: Handler> NamedService for Door<H> {
+impl<H: Handler> NamedService for Route<H> {
     const NAME: &'static str = H::NAME;
 }
 
-impl<H: Handler> Service<Request<Body>> for Door<H> {
+impl<H: Handler> Service<Request<Body>> for Route<H> {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;

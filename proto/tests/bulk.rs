@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use paraft_common::Payload;
 use paraft_proto::{
-    Ack, Beat, CheckpointPart, FromShard, Init, PeerRequest, Piece, Push, ToShard, Weights,
+    Ack, CheckpointPart, FromShard, Heartbeat, Init, PeerRequest, Piece, Push, ToShard, Weights,
     bulk::{
         Bulk, WithBulk,
         decode::{BulkError, Inbox},
@@ -77,7 +77,7 @@ fn weights(len: usize) -> FromShard {
         slowest: 5,
         stop: true,
         finishers: vec![1, 2, 300],
-        section: true,
+        checkpoint: true,
         not_modified: false,
         clock: 6,
         mode: "ssp:4".into(),
@@ -120,9 +120,9 @@ fn a_stock_client_and_ours_read_each_other() {
         };
         there_and_back(call);
     }
-    there_and_back(ToShard { kind: Some(to_shard::Kind::Beat(Beat {})) });
+    there_and_back(ToShard { kind: Some(to_shard::Kind::Heartbeat(Heartbeat {})) });
     there_and_back(FromShard {
-        kind: Some(from_shard::Kind::Ack(Ack { seq: 1, version: 2, passed_over: false })),
+        kind: Some(from_shard::Kind::Ack(Ack { seq: 1, version: 2, dropped: false })),
     });
     there_and_back(ToShard { kind: None });
 }
@@ -191,7 +191,7 @@ fn a_message_with_two_kinds_or_a_field_beyond_its_end_is_refused() {
 /// Whatever came before it: the payload of a kind that another one took the place of belongs to nothing.
 #[test]
 fn the_last_kind_counts_and_has_its_own_payload() {
-    let beat = ToShard { kind: Some(to_shard::Kind::Beat(Beat {})) };
+    let beat = ToShard { kind: Some(to_shard::Kind::Heartbeat(Heartbeat {})) };
     for len in [100, 20_000] {
         let both = [push(len).encode_to_vec(), beat.encode_to_vec()].concat();
         let mut bytes = vec![0];

@@ -36,10 +36,11 @@ mod state;
 
 pub use agent::{Agent, AgentOptions, HAND_OVER, Identity};
 pub use calls::{Calls, Hello, Reported};
-pub use groups::{Answer, Asks, Groups, Holds, Key, Overview, Refused, Then};
+pub use groups::{Advice, Answer, Groups, Heartbeat, JoinRequest, Key, Overview, Refused};
 pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, Retired, is_in};
 pub use plan::{
-    AsideReport, Directive, Do, Health, Heard, JobReport, Patience, ReplicaReport, Report, founding_anew,
+    Action, AsideReport, Directive, Health, JobReport, LastReport, ReplicaReport, Report, Timeouts,
+    founding_anew,
 };
 pub use replica::ControlReplica;
 pub use state::{Agreed, Command, Member, Outcome, Place, Shape, State};

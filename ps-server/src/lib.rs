@@ -29,5 +29,5 @@ pub mod server;
 pub mod settings;
 pub mod shard;
 
-pub use control::{Patience, Shape};
+pub use control::{Shape, Timeouts};
 pub use server::{Server, ServerError, ServerOptions};

@@ -1,6 +1,6 @@
 //! What Prometheus reads at `/metrics`: the same numbers as status, in the field's naming.
 
-use crate::{connections::Door, rpc::status::StatusService};
+use crate::{connections::BoundedListener, rpc::status::StatusService};
 use axum::{Router, extract::State, http::header, response::IntoResponse, routing::get};
 use paraft_proto::{Bin, ShardStatus, StatusReply};
 use parking_lot::Mutex;
@@ -18,7 +18,7 @@ use std::{future::Future, io, sync::atomic::AtomicU64};
 
 /// Serves `/metrics` until `shutdown` resolves.
 pub async fn serve(
-    listener: Door,
+    listener: BoundedListener,
     status: StatusService,
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<()> {
@@ -63,7 +63,7 @@ const COUNTERS: [(&str, &str, Option<Unit>, Of); 13] = [
     ("push", "Payload of applied pushes", Some(Unit::Bytes), |s| s.bytes_pushed),
     ("pull", "Payload of answered pulls", Some(Unit::Bytes), |s| s.bytes_pulled),
     ("pushes_lost", "Acknowledged pushes that went down with a leader", None, |s| s.pushes_lost),
-    ("image_cuts", "Image cuts begun", None, |s| s.cuts),
+    ("state_deltas", "State deltas begun", None, |s| s.deltas),
     ("snapshots_installed", "Snapshots of other replicas installed", None, |s| s.snapshots_installed),
     ("log", "Payload proposed to the log", Some(Unit::Bytes), |s| s.bytes_logged),
     ("workers_lost", "Members that left without finishing", None, |s| s.workers_lost),
@@ -78,7 +78,7 @@ fn memory_of(s: &ShardStatus) -> [(&'static str, u64); 7] {
         ("copies", s.memory_copies),
         ("staged", s.memory_staged),
         ("queued", s.memory_queued),
-        ("lateness", s.memory_lateness),
+        ("staleness", s.memory_staleness),
     ]
 }
 
@@ -143,7 +143,7 @@ pub async fn render(status: &StatusService) -> String {
         delays.get_or_create(&of(s)).add(DELAYS, delay_bins(&s.delay_counts), None);
     }
     registry.register("push_delay_versions", "Age of a gradient when it was applied, in versions", delays);
-    lateness(&mut registry, &reply);
+    staleness(&mut registry, &reply);
     let seconds = Family::<StageLabel, Counter<f64, AtomicU64>>::default();
     let spans = Family::<StageLabel, Counter>::default();
     for total in status.replicas.stages().totals() {
@@ -188,18 +188,18 @@ fn connections(registry: &mut Registry, reply: &StatusReply) {
 /// Bounds of the histograms' buckets.
 const DELAYS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 128.0];
 /// In average steps; powers of two, so that the bins that were counted fit.
-const GAPS: &[f64] = &[0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
+const DISTANCES: &[f64] = &[0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 /// In seconds: 2^-10, 2^-8, ... 2^6.
 const AGES: &[f64] = &[0.000_976_562_5, 0.003_906_25, 0.015_625, 0.0625, 0.25, 1.0, 4.0, 16.0, 64.0];
 
 /// How late each worker's pushes were that this server applied as a leader, over its shards.
-fn lateness(registry: &mut Registry, reply: &StatusReply) {
-    let [delays, gaps, ages] = std::array::from_fn(|_| Family::<Labels, Binned>::default());
-    for l in reply.shards.iter().flat_map(|s| &s.lateness) {
+fn staleness(registry: &mut Registry, reply: &StatusReply) {
+    let [delays, distances, ages] = std::array::from_fn(|_| Family::<Labels, Binned>::default());
+    for l in reply.shards.iter().flat_map(|s| &s.staleness) {
         let of = [("worker", l.worker.to_string())];
         let bins = |bins: &[Bin]| bins.iter().map(|b| (b.upper, b.count)).collect();
         delays.get_or_create(&of).add(DELAYS, delay_bins(&l.delay_counts), None);
-        gaps.get_or_create(&of).add(GAPS, bins(&l.gap), Some(l.gap_sum));
+        distances.get_or_create(&of).add(DISTANCES, bins(&l.distance), Some(l.distance_sum));
         ages.get_or_create(&of).add(AGES, bins(&l.age_seconds), Some(l.age_seconds_sum));
     }
     for (name, help, family) in [
@@ -208,7 +208,7 @@ fn lateness(registry: &mut Registry, reply: &StatusReply) {
             "Versions between the pull and the apply of a worker's pushes",
             delays,
         ),
-        ("worker_push_gap_steps", "Way of the weights meanwhile, in average steps", gaps),
+        ("worker_push_distance_steps", "Way of the weights meanwhile, in average steps", distances),
         ("worker_push_age_seconds", "Seconds between the pull and the apply of a worker's pushes", ages),
     ] {
         registry.register(name, help, family);
@@ -266,34 +266,34 @@ impl EncodeMetric for Binned {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paraft_proto::WorkerLateness;
+    use paraft_proto::WorkerStaleness;
 
     #[test]
-    fn a_workers_lateness_is_added_up_over_the_shards() {
+    fn a_workers_staleness_is_added_up_over_the_shards() {
         let bin = |upper, count| Bin { upper, count };
-        let late = |worker| WorkerLateness {
+        let late = |worker| WorkerStaleness {
             worker,
             delay_counts: vec![4, 0, 3],
-            gap: vec![bin(0.0, 4), bin(1.0, 2), bin(1e9, 1)],
-            gap_sum: 1.5,
+            distance: vec![bin(0.0, 4), bin(1.0, 2), bin(1e9, 1)],
+            distance_sum: 1.5,
             age_seconds: vec![bin(0.25, 7)],
             age_seconds_sum: 1.25,
         };
         let shard = |workers: &[u32]| ShardStatus {
-            lateness: workers.iter().copied().map(late).collect(),
+            staleness: workers.iter().copied().map(late).collect(),
             ..ShardStatus::default()
         };
         let reply = StatusReply { shards: vec![shard(&[0, 1]), shard(&[1])], ..StatusReply::default() };
         let mut registry = Registry::with_prefix("paraft");
-        lateness(&mut registry, &reply);
+        staleness(&mut registry, &reply);
         let mut text = String::new();
         encode(&mut text, &registry).expect("text");
         for line in [
             "paraft_worker_push_delay_versions_sum{worker=\"1\"} 12.0",
             "paraft_worker_push_delay_versions_bucket{le=\"1.0\",worker=\"1\"} 8",
             "paraft_worker_push_delay_versions_bucket{le=\"2.0\",worker=\"1\"} 14",
-            "paraft_worker_push_gap_steps_bucket{le=\"1.0\",worker=\"0\"} 6",
-            "paraft_worker_push_gap_steps_bucket{le=\"+Inf\",worker=\"0\"} 7",
+            "paraft_worker_push_distance_steps_bucket{le=\"1.0\",worker=\"0\"} 6",
+            "paraft_worker_push_distance_steps_bucket{le=\"+Inf\",worker=\"0\"} 7",
             "paraft_worker_push_age_seconds_sum{worker=\"0\"} 1.25",
         ] {
             assert!(text.contains(line), "{line} is not in {text}");

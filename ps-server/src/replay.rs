@@ -17,7 +17,7 @@ pub struct Replica {
     /// Its folder.
     pub path: PathBuf,
     /// Names the founding of its state.
-    pub origin: u64,
+    pub founding: u64,
     /// How many shards the model has.
     pub shards: u32,
     /// How it went.
@@ -48,9 +48,15 @@ pub fn fleet_of(disk: Arc<dyn Disk>, data: &Path) -> Result<Option<u64>, String>
 /// folder holds its lock: that is refused.
 pub fn replay(disk: Arc<dyn Disk>, id: ShardId, path: &Path, upto: u64) -> Result<Replica, String> {
     let folder = Folder::new(disk, path);
-    let card = replicas::read_card(&folder)?
+    let metadata = replicas::read_metadata(&folder)?
         .ok_or_else(|| format!("{}: it holds no replica (the file `replica` is missing)", path.display()))?;
-    let shard = Shard::new(id, card.shards);
+    let shard = Shard::new(id, metadata.shards);
     let replayed = raft::replay(&folder, &shard, upto)?;
-    Ok(Replica { path: path.to_path_buf(), origin: card.origin, shards: card.shards, replayed, shard })
+    Ok(Replica {
+        path: path.to_path_buf(),
+        founding: metadata.founding,
+        shards: metadata.shards,
+        replayed,
+        shard,
+    })
 }

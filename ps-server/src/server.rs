@@ -2,7 +2,7 @@
 
 use crate::{
     connections::{self, Connections},
-    control::{Agent, AgentOptions, Agreed, ControlReplica, Identity, Patience, Shape},
+    control::{Agent, AgentOptions, Agreed, ControlReplica, Identity, Shape, Timeouts},
     header, metrics,
     raft::{Folder, FolderError, GroupId, GroupOptions, Logs, Peers, ReplicaId},
     replicas::{Replicas, ReplicasOptions},
@@ -15,7 +15,7 @@ use crate::{
     settings,
 };
 use paraft_common::ServerId;
-use paraft_proto::{control_server::ControlServer, limits, services::Door};
+use paraft_proto::{control_server::ControlServer, limits, services::Route};
 use paraft_store::Disk;
 use paraft_trace::Stages;
 use std::{future::Future, path::PathBuf, sync::Arc, time::Duration};
@@ -56,9 +56,9 @@ pub struct ServerOptions {
     /// A follower that hears nothing for three to four times this long stands for election.
     pub election: Duration,
     /// When replicas are replaced, and leaders moved back.
-    pub patience: Patience,
+    pub timeouts: Timeouts,
     /// The replicas of each shard are compared this often; `None`: never.
-    pub parity: Option<Duration>,
+    pub check_every: Option<Duration>,
     /// Also listen on this Unix socket, for workers on the same host.
     pub socket: Option<PathBuf>,
 }
@@ -219,14 +219,16 @@ impl Server {
                 )));
             }
             (Some(known), _) => known,
-            (None, Place::Listed(id)) => Identity { server: *id, node: ReplicaId::new_life(*id), fleet: 0 },
+            (None, Place::Listed(id)) => {
+                Identity { server: *id, node: ReplicaId::new_incarnation(*id), fleet: 0 }
+            }
             (None, Place::Joins(at)) => {
                 let reply =
                     ask_to_join(at, &options.address, JOIN_PATIENCE).await.map_err(ServerError::Join)?;
                 options.shape = shape_of(reply.shape.as_ref())
                     .ok_or_else(|| ServerError::Join("its settings are of another version".into()))?;
                 let server = ServerId(reply.server);
-                Identity { server, node: ReplicaId::new_life(server), fleet: reply.fleet }
+                Identity { server, node: ReplicaId::new_incarnation(server), fleet: reply.fleet }
             }
         };
         // On disk before anyone hears of it: a vote must never be given twice under one name.
@@ -240,7 +242,7 @@ impl Server {
             me: identity.node,
             folder: Some(Folder::within(&logs, options.data.join("control"))),
             election: options.election * CONTROL_ELECTIONS,
-            parity: None, // its leader is who compares
+            check_every: None, // its leader is who compares
         };
         let control = ControlReplica::start(control, agreed.clone(), peers.clone())
             .await
@@ -251,7 +253,7 @@ impl Server {
             data: options.data.clone(),
             logs: logs.clone(),
             election: options.election,
-            parity: options.parity,
+            check_every: options.check_every,
         };
         let replicas = Arc::new(Replicas::new(replicas, peers.clone()));
         replicas.reopen().await.map_err(ServerError::Data)?;
@@ -265,7 +267,7 @@ impl Server {
             // A server that joined was told once; what it is started with now says nothing of its fleet.
             shape: (!told_before).then_some(options.shape),
             election: options.election,
-            patience: options.patience,
+            timeouts: options.timeouts,
         };
         let started = settings::Settings::of(&options);
         let keep = Box::new(move |fleet| {
@@ -351,8 +353,9 @@ impl Server {
         });
         let until = |mut s: watch::Receiver<()>| async move { while s.changed().await.is_ok() {} };
         if let Some(l) = metrics_listener {
-            let door = connections::Door { listener: l, connections: self.connections.clone() };
-            tokio::spawn(metrics::serve(door, self.status.clone(), until(stopped.clone())));
+            let listener =
+                connections::BoundedListener { listener: l, connections: self.connections.clone() };
+            tokio::spawn(metrics::serve(listener, self.status.clone(), until(stopped.clone())));
         }
         if let Some(path) = &self.options.socket {
             let _ = std::fs::remove_file(path); // left by a process that was killed
@@ -390,8 +393,8 @@ impl Server {
             .http2_keepalive_interval(Some(limits::KEEPALIVE_INTERVAL))
             .http2_keepalive_timeout(Some(limits::KEEPALIVE_TIMEOUT))
             .add_service(ControlServer::new(ControlService { agent: self.agent.clone() }))
-            .add_service(Door(self.shards.clone()))
-            .add_service(Door(self.peers.clone()))
+            .add_service(Route(self.shards.clone()))
+            .add_service(Route(self.peers.clone()))
     }
 
     /// This server's status.

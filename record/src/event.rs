@@ -268,33 +268,34 @@ pub struct Shard {
     #[serde(default)]
     pub pushes_lost: u64,
     /// Pushes that lock-step rounds were closed without.
-    #[serde(default)]
-    pub passed_over: u64,
+    #[serde(default, alias = "passed_over")]
+    pub dropped: u64,
     /// How late the pushes of each worker were, as far as this server led while they were applied.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub lateness: Vec<Lateness>,
+    #[serde(default, alias = "lateness", skip_serializing_if = "Vec::is_empty")]
+    pub staleness: Vec<Staleness>,
 }
 
 /// How late a worker's pushes were, bucket by bucket.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Lateness {
+pub struct Staleness {
     /// Whose.
     pub worker: WorkerId,
     /// `delay[d]` pushes were applied `d` versions after their weights were pulled.
     pub delay: Vec<u64>,
     /// Average steps between the weights that were pulled and those that the push was applied to: upper bounds and counts.
-    pub gap: LogHistogram,
+    #[serde(alias = "gap")]
+    pub distance: LogHistogram,
     /// Seconds between the answer of the pull and the push being applied, likewise.
     pub age: LogHistogram,
 }
 
-impl Lateness {
+impl Staleness {
     /// Adds what was measured of other pushes.
     pub fn add(&mut self, other: &Self) {
         let mut delays = DelayHistogram::from_counts(&self.delay);
         delays.merge(&DelayHistogram::from_counts(&other.delay));
         self.delay = delays.counts().to_vec();
-        self.gap.merge(&other.gap);
+        self.distance.merge(&other.distance);
         self.age.merge(&other.age);
     }
 }
@@ -369,14 +370,14 @@ pub struct Summary {
     #[serde(default)]
     pub pushes_lost: u64,
     /// Pushes that lock-step rounds were closed without; 0 but for jobs whose `[round]` does so.
-    #[serde(default)]
-    pub passed_over: u64,
-    /// Half of all pushes had at most this gap, in average steps (an upper bound, to a factor of 1.42).
-    #[serde(default)]
-    pub gap_p50: Option<f64>,
-    /// 99 of 100 pushes had at most this gap.
-    #[serde(default)]
-    pub gap_p99: Option<f64>,
+    #[serde(default, alias = "passed_over")]
+    pub dropped: u64,
+    /// Half of all pushes had at most this distance, in average steps (an upper bound, to a factor of 1.42).
+    #[serde(default, alias = "gap_p50")]
+    pub distance_p50: Option<f64>,
+    /// 99 of 100 pushes had at most this distance.
+    #[serde(default, alias = "gap_p99")]
+    pub distance_p99: Option<f64>,
     /// Half of all pushes had at most this age, in seconds.
     #[serde(default)]
     pub age_p50: Option<f64>,

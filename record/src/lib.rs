@@ -19,7 +19,7 @@ mod crc32c;
 pub mod curve;
 mod error;
 pub mod event;
-mod lives;
+mod incarnations;
 mod metrics_file;
 mod report;
 mod run;
@@ -28,9 +28,9 @@ pub mod tensorboard;
 pub use comparison::{Cell, Comparison, Conditions, LeftOut};
 pub use error::RecordError;
 pub use event::{
-    Diverged, Eval, Event, Lateness, Leave, ModeSwitch, Run, Server, Shard, Summary, Train, Worker,
+    Diverged, Eval, Event, Leave, ModeSwitch, Run, Server, Shard, Staleness, Summary, Train, Worker,
 };
-pub use lives::Lives;
+pub use incarnations::Incarnations;
 pub use metrics_file::{METRICS_FILE, MetricsWriter, Tail, read_events};
 pub use report::{render_comparison, render_report, write_comparison, write_report};
 pub use run::RunRecord;

@@ -8,8 +8,8 @@
 mod bands;
 mod charts;
 mod comparison;
-mod lateness;
 mod numbers;
+mod staleness;
 pub(crate) mod text;
 
 pub use comparison::{render_comparison, write_comparison};
@@ -57,7 +57,7 @@ pub fn render_report(records: &[RunRecord]) -> String {
         "facts" => numbers::facts(&entries),
         "table" => table.html.clone(),
         "table_note" => escape(&table.note),
-        "late" => lateness::section(entries.iter().map(|e| (e.label.as_str(), vec![e.record]))),
+        "late" => staleness::section(entries.iter().map(|e| (e.label.as_str(), vec![e.record]))),
         other => unreachable!("run.html asks for `{other}`"),
     });
     page(&title(&entries), &body, &charts::json(&entries))

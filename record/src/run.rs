@@ -5,8 +5,8 @@
 //! the other side's count is used.
 
 use crate::{
-    Diverged, Eval, Event, Lateness, Leave, Lives, METRICS_FILE, ModeSwitch, RecordError, Run, Server, Shard,
-    Summary, Train, Worker, count, read_events, total,
+    Diverged, Eval, Event, Incarnations, Leave, METRICS_FILE, ModeSwitch, RecordError, Run, Server, Shard,
+    Staleness, Summary, Train, Worker, count, read_events, total,
 };
 use paraft_common::histogram::DelayHistogram;
 use paraft_common::{ServerId, ShardId, WorkerId};
@@ -57,9 +57,9 @@ impl RunRecord {
         let mut shards = BTreeMap::<(ShardId, ServerId), Shard>::new();
         let mut servers = BTreeMap::<ServerId, Server>::new();
         let mut evaluated = BTreeSet::new();
-        let mut lives = Lives::default();
+        let mut incarnations = Incarnations::default();
         for event in events {
-            match lives.follow(event) {
+            match incarnations.follow(event) {
                 Event::Run(r) => run = run.or(Some(r)),
                 Event::Train(t) => train.push(t),
                 Event::Eval(e) if evaluated.insert((e.epoch, e.is_final)) => evals.push(e),
@@ -74,7 +74,7 @@ impl RunRecord {
         }
         let run = run?;
         train.sort_by(|a: &Train, b| a.seconds.total_cmp(&b.seconds));
-        if lives.any() {
+        if incarnations.any() {
             // Who evaluated is not in the line; its clock may be that of a process that was started again.
             for e in &mut evals {
                 let by_then = train.iter().filter(|t| t.wall <= e.wall).map(|t| t.seconds);
@@ -125,11 +125,12 @@ impl RunRecord {
     }
 
     /// How late each worker's pushes were, over all shards.
-    pub fn lateness(&self) -> BTreeMap<WorkerId, Lateness> {
-        let mut all = BTreeMap::<WorkerId, Lateness>::new();
-        for of in self.shards.iter().flat_map(|s| &s.lateness) {
-            let sum =
-                all.entry(of.worker).or_insert_with(|| Lateness { worker: of.worker, ..Lateness::default() });
+    pub fn staleness(&self) -> BTreeMap<WorkerId, Staleness> {
+        let mut all = BTreeMap::<WorkerId, Staleness>::new();
+        for of in self.shards.iter().flat_map(|s| &s.staleness) {
+            let sum = all
+                .entry(of.worker)
+                .or_insert_with(|| Staleness { worker: of.worker, ..Staleness::default() });
             sum.add(of);
         }
         all
@@ -183,9 +184,9 @@ impl RunRecord {
             hits.min_by(|a, b| a.seconds.total_cmp(&b.seconds))
         });
         let delays = self.delays();
-        let mut late = Lateness::default();
-        for of in self.lateness().values() {
-            late.gap.merge(&of.gap);
+        let mut late = Staleness::default();
+        for of in self.staleness().values() {
+            late.distance.merge(&of.distance);
             late.age.merge(&of.age);
         }
         let (reported_cpu, reported_samples) =
@@ -228,9 +229,9 @@ impl RunRecord {
             workers_lost: lost as u32,
             ranks_lost: ranks_lost as u32,
             pushes_lost: count(self.shards.iter().map(|s| s.pushes_lost)),
-            passed_over: count(self.shards.iter().map(|s| s.passed_over)),
-            gap_p50: late.gap.quantile(0.5),
-            gap_p99: late.gap.quantile(0.99),
+            dropped: count(self.shards.iter().map(|s| s.dropped)),
+            distance_p50: late.distance.quantile(0.5),
+            distance_p99: late.distance.quantile(0.99),
             age_p50: late.age.quantile(0.5),
             age_p99: late.age.quantile(0.99),
         }

@@ -9,8 +9,8 @@
 use crate::{error::SessionError, search::Search, session::Reported};
 use paraft_common::{BucketId, Payload, ServerId, ShardId, Step, retry::RetryPolicy};
 use paraft_proto::{
-    Ack, Advice, Chunk, FromShard, Norm, Open, Opened, PROTOCOL, Pull, Push, Refused, Rest, Resume, Take,
-    Taken, ToShard, Weights, WireKind, WithBulk, from_shard, to_shard::Kind,
+    Ack, Acquire, Acquired, Advice, Chunk, FromShard, Norm, Open, Opened, PROTOCOL, Pause, Pull, Push,
+    Refused, Resume, ToShard, Weights, WireKind, WithBulk, from_shard, to_shard::Kind,
 };
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -100,12 +100,12 @@ pub struct Acked {
 
 /// What a link has heard that the worker may be waiting for, in its order.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum LinkEvent {
     Opened {
         shard: ShardId,
         clock: u64,
         new: bool,
-        origin: u64,
+        founding: u64,
     },
     Weights {
         shard: ShardId,
@@ -115,7 +115,7 @@ pub(crate) enum Heard {
         at: Duration,
     },
     Settled(ShardId),
-    Taken(Taken),
+    Acquired(Acquired),
     Resumed(ShardId, u64),
     Left(ShardId),
     /// So many pushes came too late for their rounds, and were dropped.
@@ -127,7 +127,7 @@ pub(crate) enum Heard {
 /// What links share and write to.
 pub(crate) struct Outlet {
     pub effects: VecDeque<Effect>,
-    pub heard: VecDeque<Heard>,
+    pub heard: VecDeque<LinkEvent>,
     /// Complete evaluations.
     pub reported: Vec<Reported>,
     /// Parts of norms that came.
@@ -168,7 +168,7 @@ pub(crate) struct Link {
     servers: Vec<String>,
     session: u64,
     /// The founding of the shard's state that this worker has seen; 0: none.
-    origin: u64,
+    founding: u64,
     /// The latest term of a leader that has opened a stream: who leads an earlier one is deposed and does not know.
     term: u64,
     /// The place of the server that is dialled.
@@ -183,7 +183,7 @@ pub(crate) struct Link {
     asked: Option<(Pull, Duration)>,
     /// The latest pull was answered in full on the stream that is open: the versions that it brought are its leader's.
     holds: bool,
-    asked_chunk: Option<Take>,
+    asked_chunk: Option<Acquire>,
     /// That the worker is idle, or wants to go on and has no answer yet.
     presence: Option<Kind>,
     /// The worker wants to know when every push is acknowledged.
@@ -214,7 +214,7 @@ impl Link {
             state: State::Lost,
             servers,
             session: 0,
-            origin: 0,
+            founding: 0,
             term: 0,
             next: first,
             search: Search::default(),
@@ -267,7 +267,7 @@ impl Link {
             worker: fixed.worker,
             session: self.session,
             job: fixed.job.to_string(),
-            origin: self.origin,
+            founding: self.founding,
         };
         let (address, open) = (self.servers[self.next].clone(), Box::new(open));
         out.effects.push_back(Effect::Dial { shard: self.shard, dial: out.dials, address, open });
@@ -297,7 +297,7 @@ impl Link {
             Break::SessionLost => {
                 self.drop_unacked(out);
                 self.state = State::Lost;
-                out.heard.push_back(Heard::SessionLost);
+                out.heard.push_back(LinkEvent::SessionLost);
                 return;
             }
             Break::Redial(to) => {
@@ -306,10 +306,10 @@ impl Link {
             }
             Break::Again => {}
         }
-        self.pause(now, fixed, out);
+        self.back_off(now, fixed, out);
     }
 
-    fn pause(&mut self, now: Duration, fixed: &Fixed, out: &mut Outlet) {
+    fn back_off(&mut self, now: Duration, fixed: &Fixed, out: &mut Outlet) {
         let (since, attempt) = self.trouble.get_or_insert((now, 0));
         *attempt += 1;
         let waited = now.saturating_sub(*since);
@@ -326,7 +326,7 @@ impl Link {
     fn fails(&mut self, e: SessionError, out: &mut Outlet) {
         self.state = State::Ended;
         out.effects.push_back(Effect::HangUp { shard: self.shard, broken: false });
-        out.heard.push_back(Heard::Failed(e));
+        out.heard.push_back(LinkEvent::Failed(e));
     }
 
     /// The place of an address in the list; one that is new (a server that joined later) is added.
@@ -402,14 +402,14 @@ impl Link {
         self.send(kind, out);
     }
 
-    pub fn take(&mut self, take: Take, out: &mut Outlet) {
+    pub fn take(&mut self, take: Acquire, out: &mut Outlet) {
         self.asked_chunk = Some(take);
-        self.send(Kind::Take(take), out);
+        self.send(Kind::Acquire(take), out);
     }
 
-    pub fn rest(&mut self, out: &mut Outlet) {
-        self.presence = Some(Kind::Rest(Rest {}));
-        self.send(Kind::Rest(Rest {}), out);
+    pub fn pause(&mut self, out: &mut Outlet) {
+        self.presence = Some(Kind::Pause(Pause {}));
+        self.send(Kind::Pause(Pause {}), out);
     }
 
     pub fn resume(&mut self, level: bool, out: &mut Outlet) {
@@ -425,7 +425,7 @@ impl Link {
     fn settled(&mut self, out: &mut Outlet) {
         if self.settling && self.unacked.is_empty() && self.state != State::Lost {
             self.settling = false;
-            out.heard.push_back(Heard::Settled(self.shard));
+            out.heard.push_back(LinkEvent::Settled(self.shard));
         }
     }
 
@@ -460,27 +460,27 @@ impl Link {
                 out.reported.push(r);
                 None
             }
-            Some(from_shard::Kind::Taken(t)) => {
+            Some(from_shard::Kind::Acquired(t)) => {
                 // An answer to an earlier ask is not wanted any more.
                 if self.asked_chunk.is_some_and(|a| a.request == t.request) {
                     if t.kind() != Chunk::Wait {
                         self.asked_chunk = None;
                     }
-                    out.heard.push_back(Heard::Taken(t));
+                    out.heard.push_back(LinkEvent::Acquired(t));
                 }
                 None
             }
             Some(from_shard::Kind::Resumed(r)) => {
                 if matches!(self.presence, Some(Kind::Resume(_))) {
                     self.presence = None;
-                    out.heard.push_back(Heard::Resumed(self.shard, r.clock));
+                    out.heard.push_back(LinkEvent::Resumed(self.shard, r.clock));
                 }
                 None
             }
             Some(from_shard::Kind::Left(_)) => {
                 self.state = State::Ended;
                 out.effects.push_back(Effect::HangUp { shard: self.shard, broken: false });
-                out.heard.push_back(Heard::Left(self.shard));
+                out.heard.push_back(LinkEvent::Left(self.shard));
                 None
             }
         };
@@ -500,7 +500,7 @@ impl Link {
         }
         self.state = State::Open(dial);
         self.term = o.term;
-        self.origin = o.origin;
+        self.founding = o.founding;
         self.holds = false;
         self.opened = (now, ServerId(o.server));
         self.trouble = None;
@@ -516,13 +516,13 @@ impl Link {
         }
         let kept = self.unacked.values().map(|(p, _)| Kind::Push(p.clone()));
         let asked = self.asked.iter().map(|(p, _)| Kind::Pull(p.clone()));
-        let take = self.asked_chunk.map(Kind::Take);
+        let take = self.asked_chunk.map(Kind::Acquire);
         let all = kept.chain(asked).chain(self.presence.clone()).chain(take);
         for kind in all.chain(self.retained.iter().cloned()) {
             self.send(kind, out);
         }
-        let (shard, clock, origin) = (self.shard, o.clock, o.origin);
-        out.heard.push_back(Heard::Opened { shard, clock, new, origin });
+        let (shard, clock, founding) = (self.shard, o.clock, o.founding);
+        out.heard.push_back(LinkEvent::Opened { shard, clock, new, founding });
     }
 
     fn weights(&mut self, now: Duration, weights: Weights, payload: Payload, out: &mut Outlet) {
@@ -540,7 +540,7 @@ impl Link {
             }
         }
         out.untaken += payload.len();
-        out.heard.push_back(Heard::Weights { shard: self.shard, weights, payload, asked, at: now });
+        out.heard.push_back(LinkEvent::Weights { shard: self.shard, weights, payload, asked, at: now });
     }
 
     fn ack(&mut self, a: &Ack, out: &mut Outlet) {
@@ -557,10 +557,10 @@ impl Link {
                 pushed,
                 leader,
                 opened,
-                dropped: a.passed_over,
+                dropped: a.dropped,
             }));
-            if a.passed_over {
-                out.heard.push_back(Heard::Dropped(1));
+            if a.dropped {
+                out.heard.push_back(LinkEvent::Dropped(1));
             }
         }
         self.settled(out);

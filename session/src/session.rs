@@ -14,7 +14,7 @@ pub use pulls::{Pull, Pulled};
 
 use crate::{
     error::SessionError,
-    link::{Effect, Fixed, Heard, Input, Link, Outlet},
+    link::{Effect, Fixed, Input, Link, LinkEvent, Outlet},
     norms::Norms,
 };
 use bytes::Bytes;
@@ -112,7 +112,7 @@ pub struct Session {
     /// Norms of BSP's rounds over all shards.
     norms: Norms,
     /// The founding of shard 0.
-    origin: u64,
+    founding: u64,
     wait: Wait,
     /// While sessions are opened: the clocks of the shards that have given one.
     joining: Option<BTreeMap<ShardId, u64>>,
@@ -178,7 +178,7 @@ impl Session {
                 draw: options.draw,
             },
             norms: Norms::new(trained.into_iter().collect()),
-            origin: 0,
+            founding: 0,
             wait: Wait::Nothing,
             joining: None,
             pulling: None,
@@ -250,8 +250,8 @@ impl Session {
     }
 
     /// What names the job to the control group: the founding of shard 0 that it runs in.
-    pub fn origin(&self) -> u64 {
-        self.origin
+    pub fn founding(&self) -> u64 {
+        self.founding
     }
 
     /// The shards that hold buckets.
@@ -297,7 +297,7 @@ impl Session {
             || *waits == 0
             || waits.saturating_add(len) <= limits::PUSH_WINDOW_BYTES
             || self.failed.is_some()
-            || self.out.heard.iter().any(|h| matches!(h, Heard::Failed(_)))
+            || self.out.heard.iter().any(|h| matches!(h, LinkEvent::Failed(_)))
     }
 
     /// From how many samples the gradients of the next pushes are computed: where rounds weigh by samples, it counts.
@@ -449,15 +449,15 @@ impl Session {
         }
     }
 
-    fn hear(&mut self, now: Duration, heard: Heard) -> Result<Option<Event>, SessionError> {
+    fn hear(&mut self, now: Duration, heard: LinkEvent) -> Result<Option<Event>, SessionError> {
         match heard {
-            Heard::Weights { shard, weights, payload, asked, at } => {
+            LinkEvent::Weights { shard, weights, payload, asked, at } => {
                 self.out.untaken -= payload.len();
                 return self.arrived(Arrived { shard, weights, payload, asked, at });
             }
-            Heard::Opened { shard, clock, new, origin } => {
+            LinkEvent::Opened { shard, clock, new, founding } => {
                 if shard == ShardId(0) {
-                    self.origin = origin;
+                    self.founding = founding;
                 }
                 match &mut self.joining {
                     Some(clocks) => {
@@ -471,25 +471,25 @@ impl Session {
                     None => {}
                 }
             }
-            Heard::SessionLost => self.rejoin(now),
-            Heard::Settled(shard) => match &mut self.wait {
+            LinkEvent::SessionLost => self.rejoin(now),
+            LinkEvent::Settled(shard) => match &mut self.wait {
                 Wait::Settle(waiting) => drop(waiting.remove(&shard)),
                 Wait::Chunk(chunks) => chunks.settled(shard),
                 _ => {}
             },
-            Heard::Taken(taken) => return self.taken(&taken),
-            Heard::Resumed(shard, clock) => {
+            LinkEvent::Acquired(taken) => return self.taken(&taken),
+            LinkEvent::Resumed(shard, clock) => {
                 if let Wait::Chunk(chunks) = &mut self.wait {
                     chunks.resumed(shard, clock);
                 }
             }
-            Heard::Left(shard) => {
+            LinkEvent::Left(shard) => {
                 if let Wait::Leave(waiting) = &mut self.wait {
                     waiting.remove(&shard);
                 }
             }
-            Heard::Dropped(n) => self.dropped += n,
-            Heard::Failed(e) => return Err(e),
+            LinkEvent::Dropped(n) => self.dropped += n,
+            LinkEvent::Failed(e) => return Err(e),
         }
         Ok(None)
     }

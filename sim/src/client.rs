@@ -7,7 +7,7 @@
 use crate::{
     SimError,
     chance::{Chance, Draws},
-    stream::{Heard, Process, Stream},
+    stream::{FromServer, Process, Stream},
     world::World,
 };
 use bytes::Bytes;
@@ -28,8 +28,8 @@ pub(crate) struct Client {
     world: Arc<World>,
     worker: WorkerId,
     process: Arc<Process>,
-    heard: mpsc::UnboundedReceiver<Heard>,
-    hears: mpsc::UnboundedSender<Heard>,
+    heard: mpsc::UnboundedReceiver<FromServer>,
+    hears: mpsc::UnboundedSender<FromServer>,
     session: Session,
     /// With the session's number of each.
     streams: BTreeMap<ShardId, (u64, Arc<Stream>)>,
@@ -57,7 +57,7 @@ impl Client {
             retry: RetryPolicy {
                 base: Duration::from_millis(10),
                 max: Duration::from_millis(100),
-                deadline: world.patience,
+                deadline: world.timeout,
             },
             handover: HANDOVER,
             draw: Box::new(move || retries.uniform()),
@@ -105,20 +105,20 @@ impl Client {
         }
     }
 
-    fn input(&mut self, heard: Heard) -> Option<Input> {
+    fn input(&mut self, heard: FromServer) -> Option<Input> {
         let dial = |shard: &ShardId, conn| {
             self.streams.get(shard).filter(|(_, s)| s.conn == conn).map(|(dial, _)| *dial)
         };
         Some(match heard {
-            Heard::Tick => {
+            FromServer::Tick => {
                 self.armed = None;
                 Input::Tick
             }
-            Heard::Closed(shard, conn) => {
+            FromServer::Closed(shard, conn) => {
                 let cause = "the server closed the stream".into();
                 Input::Broken { shard, dial: dial(&shard, conn)?, cause }
             }
-            Heard::Reply(shard, conn, reply) => {
+            FromServer::Reply(shard, conn, reply) => {
                 let (dial, server) = (dial(&shard, conn)?, 0);
                 Input::Message { shard, dial, message: convert::reply(server, reply).into() }
             }
@@ -148,7 +148,7 @@ impl Client {
         let deadline = self.session.deadline();
         if let Some(at) = deadline.filter(|at| self.armed.is_none_or(|armed| *at < armed)) {
             let hears = self.hears.clone();
-            self.world.clock.at(at.as_nanos() as u64, move || _ = hears.send(Heard::Tick));
+            self.world.clock.at(at.as_nanos() as u64, move || _ = hears.send(FromServer::Tick));
             self.armed = Some(at);
         }
     }

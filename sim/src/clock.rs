@@ -6,7 +6,7 @@
 //! it was asked for. So a run depends on nothing but its arguments.
 //!
 //! Two clocks are kept together: this one, in nanoseconds, and tokio's, which is paused and counts whole milliseconds.
-//! The servers' own deadlines (leases, cuts) are on tokio's, at their true scale and with the grain that they have in a
+//! The servers' own deadlines (leases, deltas) are on tokio's, at their true scale and with the grain that they have in a
 //! server. It never runs ahead of this one.
 //!
 //! Not here: what takes how long. It is asked for by whoever knows.

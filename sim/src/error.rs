@@ -38,8 +38,8 @@ pub enum SimError {
         /// Where.
         worker: WorkerId,
     },
-    /// A worker found no leader while its patience lasted.
-    #[error("{worker} found no leader of {shard} within cluster.patience_ms of simulated time; last: {why}")]
+    /// A worker found no leader within its timeout.
+    #[error("{worker} found no leader of {shard} within cluster.timeout_ms of simulated time; last: {why}")]
     Unreachable {
         /// Who.
         worker: WorkerId,

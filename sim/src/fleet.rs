@@ -1,4 +1,4 @@
-//! The workers, from their first life to the end of the job: who fails, and who comes back.
+//! The workers, from their start to the end of the job: who fails, and who comes back.
 
 use crate::{
     SimError,
@@ -21,14 +21,14 @@ pub(crate) async fn lives(world: Arc<World>, worker: WorkerId) -> Result<Option<
     let mut speed = Speed::new(&world, worker);
     loop {
         let process = Process::new(worker);
-        let life = world.setup.mttf_s.map(|mean| fails.exponential(mean));
+        let lifetime = world.setup.mttf_s.map(|mean| fails.exponential(mean));
         tokio::select! {
             biased;
             finished = train(&world, &process, &mut speed) => return finished.map(Some),
-            () = fails_after(&world, &process, life) => {}
+            () = fails_after(&world, &process, lifetime) => {}
         }
         world.failures.fetch_add(1, Relaxed);
-        world.gap.lock().left(worker);
+        world.step_lead.lock().left(worker);
         for stream in process.ends(world.clock.now()) {
             world.servers.hang_up(&stream);
         }
@@ -47,10 +47,10 @@ pub(crate) async fn lives(world: Arc<World>, worker: WorkerId) -> Result<Option<
     }
 }
 
-async fn fails_after(world: &World, process: &Process, life: Option<u64>) {
-    let Some(life) = life else { return std::future::pending().await };
+async fn fails_after(world: &World, process: &Process, lifetime: Option<u64>) {
+    let Some(lifetime) = lifetime else { return std::future::pending().await };
     process.begun().await;
-    world.clock.sleep(life).await;
+    world.clock.sleep(lifetime).await;
     if process.is_finishing() {
         std::future::pending().await
     }

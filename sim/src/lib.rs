@@ -6,7 +6,7 @@
 //!      └── drawn: how long it takes, who fails
 //! ```
 //!
-//! What is real: consistency, admission, rounds, image cuts, leases, sessions, optimizers, gradients, samples, the format of
+//! What is real: consistency, admission, rounds, state deltas, leases, sessions, optimizers, gradients, samples, the format of
 //! the record. What is drawn, from one seed: how long a step takes, how long messages are under way, when a majority holds
 //! an entry, who fails and when. What is not there: sockets, gRPC, files, redirects between servers, the bound on what may
 //! be pushed without an ack, other programs on a host.
@@ -18,7 +18,7 @@
 //! - [`setup`]: what a fleet is like. `run`: everything put together.
 //! - `clock`, `chance`, `cores`, `network`, `stream`: time, random numbers, processors, links, streams.
 //! - `servers`, `replication`: the servers' side. `fleet`, `training`, `client`, `learner`: the workers'.
-//! - `recording`, `gap`: what is written down. `world`: what all share.
+//! - `recording`, `step_lead`: what is written down. `world`: what all share.
 //! - [`calibrate`]: a setup from a real run, and a simulated run beside a real one.
 
 pub mod calibrate;
@@ -28,7 +28,6 @@ mod clock;
 mod cores;
 mod error;
 mod fleet;
-mod gap;
 mod learner;
 mod network;
 mod recording;
@@ -36,6 +35,7 @@ mod replication;
 mod run;
 mod servers;
 pub mod setup;
+mod step_lead;
 mod stream;
 mod training;
 mod world;

@@ -15,7 +15,7 @@ use futures::{FutureExt, future::BoxFuture};
 use paraft_common::ServerId;
 use paraft_server::{
     raft::{Applied, Change, Leadership, ProposeError, Replication, Role, Waits},
-    shard::{Command, Shard, lateness::Lateness},
+    shard::{Command, Shard, staleness::Staleness},
 };
 use parking_lot::Mutex;
 use std::{collections::VecDeque, sync::Arc};
@@ -31,7 +31,7 @@ pub(crate) struct Log {
     clock: Clock,
     network: Arc<Network>,
     state: Arc<Shard>,
-    lateness: Arc<Lateness>,
+    staleness: Arc<Staleness>,
     replicas: u32,
     /// What a majority takes beyond the network, in nanoseconds.
     extra: u64,
@@ -64,11 +64,11 @@ pub(crate) struct Between {
 }
 
 impl Log {
-    pub fn new(between: &Between, state: Arc<Shard>, lateness: Arc<Lateness>, chance: Chance) -> Arc<Self> {
+    pub fn new(between: &Between, state: Arc<Shard>, staleness: Arc<Staleness>, chance: Chance) -> Arc<Self> {
         let Between { clock, network, cores, replicas, extra, follow } = between.clone();
         let inner = Mutex::new(Inner { open: VecDeque::new(), last: 0, term: 0, chance });
         let (extra, follow) = (nanos(extra), nanos(follow));
-        Arc::new(Self { clock, network, state, lateness, replicas, extra, cores, follow, inner })
+        Arc::new(Self { clock, network, state, staleness, replicas, extra, cores, follow, inner })
     }
 
     /// Round trips to the followers that make a majority with the leader.
@@ -105,15 +105,15 @@ impl Log {
     pub fn election(&self, election_ms: u64) -> u64 {
         let mut log = self.inner.lock();
         // A follower waits three to four times as long, and then asks a majority.
-        let patience = (3.0 + log.chance.uniform()) * election_ms as f64 / 1e3;
-        nanos(patience) + self.round_trip(&mut log.chance)
+        let timeout = (3.0 + log.chance.uniform()) * election_ms as f64 / 1e3;
+        nanos(timeout) + self.round_trip(&mut log.chance)
     }
 
     fn apply(&self, change: &Change) -> Applied {
         match change {
             Change::Shard(proposal) => {
                 let apply = || self.state.apply(proposal);
-                Applied::Shard(self.lateness.around(&self.state, proposal, apply))
+                Applied::Shard(self.staleness.around(&self.state, proposal, apply))
             }
             Change::Control(_) | Change::Check => Applied::None,
         }
@@ -169,7 +169,7 @@ impl Replication for Leader {
                 log.last = at;
                 let (told, outcome) = oneshot::channel();
                 let weighs = matches!(&change, Change::Shard(p)
-                    if matches!(p.command, Command::Update { .. } | Command::CutPart { .. }));
+                    if matches!(p.command, Command::Update { .. } | Command::DeltaPart { .. }));
                 log.open.push_back(Entry { change, told });
                 if weighs && self.log.follow > 0 {
                     let (cores, follow) = (self.log.cores.clone(), self.log.follow);

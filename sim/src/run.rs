@@ -5,12 +5,12 @@ use crate::{
     clock::{Clock, nanos},
     cores::Cores,
     fleet,
-    gap::Gap,
     learner::Learner,
     network::Network,
     recording::{Recording, Sink},
     servers::{Placement, Servers},
     setup::Setup,
+    step_lead::StepLead,
     training::Finished,
     world::World,
 };
@@ -19,7 +19,7 @@ use paraft_common::{BucketId, Layout, ServerId, ShardId, Version, WorkerId, code
 use paraft_data::Split;
 use paraft_models::{Evaluation, Model};
 use paraft_record::{Event, event};
-use paraft_server::shard::lateness::OfWorker;
+use paraft_server::shard::staleness::OfWorker;
 use paraft_worker::{
     Job,
     job::{Exchange, SamplerKind},
@@ -53,7 +53,7 @@ pub struct Outcome {
     /// Of the final weights.
     pub evaluation: Option<Evaluation>,
     /// The furthest that a worker has gone on ahead of the slowest, in steps.
-    pub largest_gap: u64,
+    pub largest_lead: u64,
     /// How often a worker failed.
     pub worker_failures: u64,
     /// How often a server failed.
@@ -130,7 +130,7 @@ pub fn simulate(
             seed: setup.seed,
             shards: job.shards(),
             workers,
-            patience: Duration::from_millis(job.cluster.patience_ms),
+            timeout: Duration::from_millis(job.cluster.timeout_ms),
             file: job.clone(),
             job: server_job,
             job_text: job_text.into(),
@@ -138,7 +138,7 @@ pub fn simulate(
             layout,
             initial,
             learner,
-            gap: Mutex::new(Gap::default()),
+            step_lead: Mutex::new(StepLead::default()),
             over: false.into(),
             failures: 0.into(),
         });
@@ -157,16 +157,16 @@ async fn no_step(world: &World) -> f64 {
     let s = &world.setup;
     let slowest = s.slow.values().copied().fold(1.0, f64::max) * s.straggle.map_or(1.0, |s| s.factor);
     let step = slowest * (s.compute_ms + s.exchange_ms) / 1e3;
-    let patience =
-        QUIET_SECONDS + 100.0 * step + 10.0 * s.restart_s.unwrap_or(0.0) + 2.0 * world.patience.as_secs_f64();
+    let timeout =
+        QUIET_SECONDS + 100.0 * step + 10.0 * s.restart_s.unwrap_or(0.0) + 2.0 * world.timeout.as_secs_f64();
     let mut before = None;
     loop {
-        let steps = world.gap.lock().steps();
+        let steps = world.step_lead.lock().steps();
         if before == Some(steps) {
             return world.clock.seconds();
         }
         before = Some(steps);
-        world.clock.sleep(nanos(patience)).await;
+        world.clock.sleep(nanos(timeout)).await;
     }
 }
 
@@ -200,7 +200,7 @@ fn outcome(world: &World, mut finished: Vec<Finished>) -> Result<Outcome, SimErr
         layout: world.layout.clone(),
         steps,
         evaluation,
-        largest_gap: world.gap.lock().largest(),
+        largest_lead: world.step_lead.lock().largest(),
         worker_failures: world.failures.load(Relaxed),
         server_failures: world.servers.failures.load(Relaxed),
         duplicates,
@@ -208,9 +208,9 @@ fn outcome(world: &World, mut finished: Vec<Finished>) -> Result<Outcome, SimErr
 }
 
 /// What the shards have counted.
-fn lateness((worker, of): (WorkerId, OfWorker)) -> event::Lateness {
-    let OfWorker { delay, gap, age } = of;
-    event::Lateness { worker, delay: delay.counts().to_vec(), gap, age }
+fn staleness((worker, of): (WorkerId, OfWorker)) -> event::Staleness {
+    let OfWorker { delay, distance, age } = of;
+    event::Staleness { worker, delay: delay.counts().to_vec(), distance, age }
 }
 
 fn note_shards(world: &World) -> Result<(), SimError> {
@@ -227,8 +227,8 @@ fn note_shards(world: &World) -> Result<(), SimError> {
             bytes_pushed: m.bytes_pushed,
             bytes_pulled: c.bytes_pulled.load(Relaxed),
             pushes_lost: m.pushes_lost,
-            passed_over: m.passed_over,
-            lateness: c.lateness.workers().into_iter().map(lateness).collect(),
+            dropped: m.dropped,
+            staleness: c.staleness.workers().into_iter().map(staleness).collect(),
         });
         world.recording.write(&Event::Shard(line))?;
     }

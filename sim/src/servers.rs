@@ -7,13 +7,13 @@ use crate::{
     network::Network,
     replication::{Between, Leader, Log},
     setup::Setup,
-    stream::{Heard, Process, Stream},
+    stream::{FromServer, Process, Stream},
 };
 use paraft_common::{ServerId, SessionId, ShardId, WorkerId, placement};
 use paraft_server::shard::{
     Shard,
-    lateness::Lateness,
-    leader::{self, Counters, Event, Life, MAX_AHEAD, Message, Reply},
+    leader::{self, Counters, Event, Liveness, MAX_AHEAD, Message, Reply},
+    staleness::Staleness,
 };
 use parking_lot::Mutex;
 use std::{
@@ -103,13 +103,13 @@ impl Servers {
         let host = |(id, buckets): (&ShardId, &usize)| {
             let state = Arc::new(Shard::new(*id, p.shards));
             let chance = Chance::new(setup.seed, Draws::Replicates(id.0));
-            let lateness = Arc::new(Lateness::default());
-            let log = Log::new(&between, state.clone(), lateness.clone(), chance);
+            let staleness = Arc::new(Staleness::default());
+            let log = Log::new(&between, state.clone(), staleness.clone(), chance);
             let server = placement::replicas_of(*id, p.servers, p.replicas).first().map_or(0, |s| s.0);
             let host = Host {
                 id: *id,
                 state,
-                counters: Arc::new(Counters { lateness, ..Counters::default() }),
+                counters: Arc::new(Counters { staleness, ..Counters::default() }),
                 buckets: *buckets,
                 log,
                 lead: Mutex::new(None),
@@ -151,7 +151,7 @@ impl Servers {
         self: &Arc<Self>,
         shard: ShardId,
         process: &Arc<Process>,
-        heard: &mpsc::UnboundedSender<Heard>,
+        heard: &mpsc::UnboundedSender<FromServer>,
         (worker, session, job): (WorkerId, Option<SessionId>, Arc<str>),
     ) -> Option<Arc<Stream>> {
         let host = self.hosts.get(&shard)?;
@@ -160,7 +160,7 @@ impl Servers {
             shard,
             server: host.server.load(Relaxed) as usize,
             process: process.clone(),
-            life: Arc::new(Life::default()),
+            liveness: Arc::new(Liveness::default()),
             heard: heard.clone(),
             leader: OnceLock::new(),
             gone: AtomicBool::new(false),
@@ -180,10 +180,17 @@ impl Servers {
             let _ = opened.leader.set(leader);
             let (tx, replies) = mpsc::channel(REPLY_QUEUE + (MAX_AHEAD as usize + 3) * (host.buckets + 2));
             // A worker that lives sends heartbeats eight times in a lease, so its lease never ends. Said once.
-            opened.life.waits(true);
+            opened.liveness.waits(true);
             tokio::spawn(this.clone().answers(opened.clone(), replies));
-            let life = opened.life.clone();
-            opened.tell(Event::Open { conn: opened.conn, tx, worker, session, job: job.to_string(), life });
+            let liveness = opened.liveness.clone();
+            opened.tell(Event::Open {
+                conn: opened.conn,
+                tx,
+                worker,
+                session,
+                job: job.to_string(),
+                liveness,
+            });
         });
         Some(stream)
     }
@@ -216,7 +223,7 @@ impl Servers {
             };
             let to = stream.clone();
             self.network.down(&stream, bytes, move || {
-                let _ = to.heard.send(Heard::Reply(to.shard, to.conn, reply)); // its worker may have died
+                let _ = to.heard.send(FromServer::Reply(to.shard, to.conn, reply)); // its worker may have died
             });
         }
         self.closed(&stream);
@@ -224,7 +231,7 @@ impl Servers {
 
     fn closed(self: &Arc<Self>, stream: &Arc<Stream>) {
         let to = stream.clone();
-        self.network.down(stream, 0, move || _ = to.heard.send(Heard::Closed(to.shard, to.conn)));
+        self.network.down(stream, 0, move || _ = to.heard.send(FromServer::Closed(to.shard, to.conn)));
     }
 
     /// A server that fails and comes back, again and again.

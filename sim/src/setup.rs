@@ -38,11 +38,11 @@ pub struct Setup {
     pub replicate_ms: f64,
     /// All processes share a host with so many cores; none: each has its own.
     pub cores: Option<u32>,
-    /// Mean time to the failure of a worker, in seconds of its life; exponential. None fails without.
+    /// Mean time to the failure of a worker, in seconds of running; exponential. None fails without.
     pub mttf_s: Option<f64>,
     /// A worker that has failed is started again after so many seconds; without: never.
     pub restart_s: Option<f64>,
-    /// Mean time to the failure of a server, in seconds of its life; exponential. None fails without.
+    /// Mean time to the failure of a server, in seconds of running; exponential. None fails without.
     pub server_mttf_s: Option<f64>,
     /// A server that has failed is back after so many seconds.
     pub server_restart_s: f64,

@@ -2,7 +2,7 @@
 
 use crate::clock::{Moment, NEVER};
 use paraft_common::{ShardId, WorkerId};
-use paraft_server::shard::leader::{ConnId, Event, Life, Message, Reply};
+use paraft_server::shard::leader::{ConnId, Event, Liveness, Message, Reply};
 use parking_lot::Mutex;
 use std::sync::{
     Arc, OnceLock,
@@ -12,7 +12,7 @@ use tokio::sync::{Notify, mpsc};
 
 /// What a worker hears.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum FromServer {
     /// An answer on a stream.
     Reply(ShardId, ConnId, Reply),
     /// A stream has ended.
@@ -21,7 +21,7 @@ pub(crate) enum Heard {
     Tick,
 }
 
-/// One life of a worker.
+/// One run of a worker process.
 pub(crate) struct Process {
     pub worker: WorkerId,
     ended: AtomicU64,
@@ -89,8 +89,8 @@ pub(crate) struct Stream {
     /// On which the leader is.
     pub server: usize,
     pub process: Arc<Process>,
-    pub life: Arc<Life>,
-    pub heard: mpsc::UnboundedSender<Heard>,
+    pub liveness: Arc<Liveness>,
+    pub heard: mpsc::UnboundedSender<FromServer>,
     /// The shard's leader, once the stream is open.
     pub leader: OnceLock<mpsc::Sender<Event>>,
     /// The worker has let it go, and the leader's side knows.
@@ -115,7 +115,7 @@ impl Stream {
 
     /// The worker's side is gone: no more signs of life, and the leader hears the end.
     pub fn ended(&self) {
-        self.life.waits(false);
+        self.liveness.waits(false);
         self.gone.store(true, Relaxed);
         self.tell(Event::Closed(self.conn));
     }

@@ -90,7 +90,7 @@ struct Training<'a> {
     switches: u64,
 }
 
-/// One life of a worker, up to the end of the job.
+/// One run of a worker process, up to the end of the job.
 pub(crate) async fn train(
     world: &Arc<World>,
     process: &Arc<Process>,
@@ -102,7 +102,7 @@ pub(crate) async fn train(
         Options {
             batch: file.train.batch,
             evaluates: file.eval.every_epoch,
-            patience: world.patience,
+            timeout: world.timeout,
             ..Options::new(worker, plan.steps, file.local.clone(), world.layout.clone())
         },
         start,
@@ -186,7 +186,7 @@ impl Training<'_> {
                 Action::Ask(pull) => self.client.ask(pull),
                 Action::TakeOver(buckets) => self.take_over(buckets),
                 Action::Pushed { step, loss, samples } => {
-                    self.world.gap.lock().pushed(self.worker, step);
+                    self.world.step_lead.lock().pushed(self.worker, step);
                     self.samples += samples;
                     self.steps += 1;
                     self.client.note_loss(loss);
@@ -203,7 +203,7 @@ impl Training<'_> {
                 Action::Wait(time) => self.world.clock.sleep(time.as_nanos() as u64).await,
                 Action::Finish(_) => {
                     self.process.finishes();
-                    self.world.gap.lock().left(self.worker);
+                    self.world.step_lead.lock().left(self.worker);
                     self.client.finish();
                     // From here on its training clock stands still.
                     self.trained_for = Some(self.seconds());
@@ -223,13 +223,13 @@ impl Training<'_> {
     }
 
     fn minibatches(&self, done: Step) -> Minibatches {
-        self.world.gap.lock().pushed(self.worker, done);
+        self.world.step_lead.lock().pushed(self.worker, done);
         self.world.plan.minibatches(&self.world.file, self.worker.0, done)
     }
 
     /// Its own part of `step` is computed: the next push is of a step that others may be behind.
     fn goes_on(&self, step: Step) {
-        self.world.gap.lock().goes_on(Step(step.0 - 1));
+        self.world.step_lead.lock().goes_on(Step(step.0 - 1));
     }
 
     /// Computes a gradient and pushes it; gives the loss.

@@ -1,8 +1,8 @@
 //! What all tasks of a run share.
 
 use crate::{
-    clock::Clock, cores::Cores, gap::Gap, learner::Learner, recording::Recording, servers::Servers,
-    setup::Setup,
+    clock::Clock, cores::Cores, learner::Learner, recording::Recording, servers::Servers, setup::Setup,
+    step_lead::StepLead,
 };
 use bytes::Bytes;
 use paraft_common::{Layout, config::ServerJob};
@@ -26,7 +26,7 @@ pub(crate) struct World {
     pub shards: u32,
     pub workers: u32,
     /// A worker gives up after so long without a leader.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// The job file, and what the servers need of it.
     pub file: Job,
     pub job: ServerJob,
@@ -37,7 +37,7 @@ pub(crate) struct World {
     pub initial: Vec<Bytes>,
     pub learner: Mutex<Learner>,
     pub recording: Recording,
-    pub gap: Mutex<Gap>,
+    pub step_lead: Mutex<StepLead>,
     /// A worker has come to the end: none is started again.
     pub over: AtomicBool,
     /// How often a worker has failed.

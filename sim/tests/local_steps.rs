@@ -56,7 +56,7 @@ fn lock_step_training_has_the_bits_of_one_process_however_slow_anyone_is() {
         for setup in [Setup::default(), uneven()] {
             let (outcome, _) = run(&job, &setup);
             assert_eq!(bits(&outcome.weights), bits(&oracle), "{local:?}");
-            assert_eq!(outcome.largest_gap, 0);
+            assert_eq!(outcome.largest_lead, 0);
         }
     }
 }
@@ -115,7 +115,7 @@ fn ssp_keeps_its_bound_and_every_job_ends_under_failures() {
             let mode = format!("train.mode={mode}");
             let job = job(&[&[mode.as_str(), "train.epochs=3"], &local[..]].concat());
             let (outcome, _) = run(&job, &troubled);
-            assert!(outcome.largest_gap <= bound, "{mode} {local:?}: a gap of {}", outcome.largest_gap);
+            assert!(outcome.largest_lead <= bound, "{mode} {local:?}: a lead of {}", outcome.largest_lead);
             assert!(outcome.worker_failures > 0, "{mode} {local:?}");
             let (again, _) = run(&job, &troubled);
             assert_eq!(

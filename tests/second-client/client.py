@@ -67,9 +67,9 @@ class Layout:
 
 
 class Fleet:
-    def __init__(self, addresses, patience):
+    def __init__(self, addresses, timeout):
         self.addresses = list(addresses)
-        self.patience = patience
+        self.timeout = timeout
         self.channels = {}
 
     def channel(self, address):
@@ -91,7 +91,7 @@ class Fleet:
 
     async def shards(self):
         """How many there are, once the fleet is founded."""
-        for attempt in range(int(self.patience * 10)):
+        for attempt in range(int(self.timeout * 10)):
             address = self.addresses[attempt % len(self.addresses)]
             try:
                 stub = control_grpc.ControlStub(self.channel(address))
@@ -111,7 +111,7 @@ class Fleet:
 class Link:
     def __init__(self, worker, shard):
         self.worker, self.shard = worker, shard
-        self.session = self.origin = self.term = self.seq = 0
+        self.session = self.founding = self.term = self.seq = 0
         self.unacked = OrderedDict()  # seq: (message, note)
         self.pulling = None  # the pull that is not answered in full
         self.advance = None
@@ -174,8 +174,8 @@ class Link:
                 asked.clear()
                 self.worker.breaks += 1
             since = since or loop.time()
-            if loop.time() - since > fleet.patience:
-                raise Failed(f"shard {self.shard}: no leader within {fleet.patience} s: {causes}")
+            if loop.time() - since > fleet.timeout:
+                raise Failed(f"shard {self.shard}: no leader within {fleet.timeout} s: {causes}")
             if go != "same":
                 if go != "next" and go not in fleet.addresses:
                     fleet.addresses.append(go)
@@ -206,7 +206,7 @@ class Link:
             worker=self.worker.rank,
             session=self.session,
             job=self.worker.job,
-            origin=self.origin,
+            founding=self.founding,
         )
         out.put_nowait(pb.ToShard(open=open_))
         opened, beating = False, None
@@ -238,11 +238,11 @@ class Link:
     async def beat(self):
         while True:
             await asyncio.sleep(self.worker.lease / 8)
-            self.send(beat=pb.Beat())
+            self.send(beat=pb.Heartbeat())
 
     def opened(self, o, out):
         first = self.session == 0
-        self.session, self.origin, self.term = o.session, o.origin, o.term
+        self.session, self.founding, self.term = o.session, o.founding, o.term
         self.out = out
         if not o.initialised:
             for bucket in self.worker.layout.by_shard[self.shard]:
@@ -263,7 +263,7 @@ class Link:
     def message(self, kind, m):
         if kind == "ack":
             message, note = self.unacked.pop(m.seq, (None, None))
-            if message is not None and not m.passed_over:
+            if message is not None and not m.dropped:
                 self.worker.acked(note, message.bucket)
         elif kind == "weights":
             if self.pulling and m.done == self.pulling.done:
@@ -285,7 +285,7 @@ class Link:
             self.worker.lose_session()
             return "end"
         if r.kind == pb.REFUSAL_KIND_RANK_TAKEN:
-            return "same"  # a process that has just died, until the patience is over
+            return "same"  # a process that has just died, until the timeout is over
         raise Failed(f"shard {self.shard}: {r.message}")
 
 

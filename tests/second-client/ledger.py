@@ -39,7 +39,7 @@ def arguments():
     p.add_argument("--ahead", type=int, default=4, help="steps without an ack, 1 to 5")
     p.add_argument("--pause-ms", type=float, default=5, help="between two steps")
     p.add_argument("--until-eof", action="store_true", help="finish early, when standard input ends")
-    p.add_argument("--patience", type=float, default=60, help="seconds without a leader before it gives up")
+    p.add_argument("--timeout", type=float, default=60, help="seconds without a leader before it gives up")
     p.add_argument("--break", dest="broken", choices=BREAKS, help="a mistake on purpose: the verdict must be bad")
     return p.parse_args()
 
@@ -170,7 +170,7 @@ async def run(a):
         ).start()
     ledger = Ledger(a)
     began = time.monotonic()
-    fleet = client.Fleet(a.servers.split(","), a.patience)
+    fleet = client.Fleet(a.servers.split(","), a.timeout)
     shards = await fleet.shards()
     job = job_text(a, ledger.bucket_len)
     layout = client.Layout(ledger.bucket_len * a.buckets, 0, ledger.bucket_len, shards)

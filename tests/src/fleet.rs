@@ -8,7 +8,7 @@ use paraft_proto::{
     DescribeReply, HelloReply, HelloRequest, ShardStatus, StatusReply, control_client::ControlClient,
 };
 use paraft_server::{
-    Patience, Server, ServerError, ServerOptions, Shape,
+    Server, ServerError, ServerOptions, Shape, Timeouts,
     replicas::{Replica, Replicas},
     server::Place,
 };
@@ -31,7 +31,7 @@ const ELECTION: Duration = Duration::from_millis(200);
 /// A silent server's replicas go elsewhere after this long, where there is an elsewhere.
 const REPLACE: Duration = Duration::from_secs(3);
 /// Replicas are compared this often.
-const PARITY: Duration = Duration::from_millis(200);
+const CHECK_EVERY: Duration = Duration::from_millis(200);
 const ASK: Duration = Duration::from_secs(10);
 
 /// Servers on loopback. They end with the fleet.
@@ -172,8 +172,8 @@ impl Fleet {
             data: self.data(id),
             disk: Arc::new(RealDisk),
             election: ELECTION,
-            patience: Patience::new(ELECTION, REPLACE),
-            parity: Some(PARITY),
+            timeouts: Timeouts::new(ELECTION, REPLACE),
+            check_every: Some(CHECK_EVERY),
             socket: None,
         };
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

@@ -5,8 +5,8 @@ use anyhow::{Context, Result, bail};
 use futures::StreamExt;
 use paraft_common::config::ServerJob;
 use paraft_proto::{
-    Beat, FromShard, Incoming, Init, Open, Opened, PROTOCOL, Pull, Push, Refused, ToShard, Weights, WithBulk,
-    from_shard, services, to_shard,
+    FromShard, Heartbeat, Incoming, Init, Open, Opened, PROTOCOL, Pull, Push, Refused, ToShard, Weights,
+    WithBulk, from_shard, services, to_shard,
 };
 use tokio::{runtime::Runtime, sync::mpsc, time::timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -37,7 +37,7 @@ impl Stream {
         let out = self.out.downgrade();
         self.runtime.spawn(async move {
             while let Some(out) = out.upgrade() {
-                let _ = out.send(ToShard { kind: Some(to_shard::Kind::Beat(Beat {})) });
+                let _ = out.send(ToShard { kind: Some(to_shard::Kind::Heartbeat(Heartbeat {})) });
                 drop(out);
                 tokio::time::sleep(HEARTBEAT).await;
             }
@@ -161,7 +161,7 @@ const HEARTBEAT: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// A right Open.
 pub fn open(job: &ServerJob, worker: u32) -> Result<Open> {
-    Ok(Open { protocol: PROTOCOL, shard: 0, worker, session: 0, job: job.to_toml()?, origin: 0 })
+    Ok(Open { protocol: PROTOCOL, shard: 0, worker, session: 0, job: job.to_toml()?, founding: 0 })
 }
 
 /// A push of the same value everywhere.

@@ -3,7 +3,7 @@
 //! Slices of one track must lie within or behind each other; spans of a stage overlap as they like. So a stage has as many
 //! tracks as it has spans at the same time, and a span goes to the first that is free.
 
-use crate::{Moment, Span, Stage, merge::Life};
+use crate::{Moment, Span, Stage, merge::Incarnation};
 use paraft_common::{BucketId, Step, WorkerId};
 use serde_json::{Value, json};
 use std::{
@@ -48,7 +48,7 @@ struct Placed<'a> {
 
 type Key = (Step, BucketId, WorkerId);
 
-pub(crate) fn write(out: &mut impl Write, lives: &[Life]) -> io::Result<()> {
+pub(crate) fn write(out: &mut impl Write, lives: &[Incarnation]) -> io::Result<()> {
     let start = lives.iter().flat_map(|l| &l.spans).map(|s| s.begin).min().unwrap_or_default();
     let mut events = Events { out, first: true, start };
     write!(events.out, "{{\"traceEvents\":[")?;
@@ -112,7 +112,7 @@ fn arrows<W: Write>(events: &mut Events<'_, W>, all: &[Placed<'_>]) -> io::Resul
     for p in all.iter().filter(|p| p.span.stage == Stage::Apply) {
         let Some(bucket) = p.span.bucket else { continue };
         let of = (p.span.step, bucket, p.span.worker);
-        // With image cuts nobody replicates a bucket, and only the leader applies it.
+        // With state deltas nobody replicates a bucket, and only the leader applies it.
         if leaders.get(&of).is_none_or(|pid| *pid == p.pid) {
             applies.insert(of, p);
         }

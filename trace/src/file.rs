@@ -43,7 +43,7 @@ pub(crate) enum Line {
     /// The first of each life of the process.
     Process(Process),
     Span(Span),
-    /// Spans that this life has not recorded, so far.
+    /// Spans that this incarnation has not recorded, so far.
     Missing(u64),
 }
 
@@ -85,7 +85,7 @@ impl Tracing {
         let missing = Arc::new(AtomicU64::new(0));
         let process = Process { name: process.into(), pid: std::process::id(), boot: boot(), epoch: epoch() };
         let mut out = BufWriter::new(file);
-        writeln!(out)?; // ends a line that an earlier life may have left half written
+        writeln!(out)?; // ends a line that an earlier incarnation may have left half written
         line(&mut out, &Line::Process(process))?;
         out.flush()?;
         let writer = Writer { out, path, messages, missing: missing.clone(), told: 0, spans: 0 };

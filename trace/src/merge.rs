@@ -47,9 +47,9 @@ pub struct Merged {
     pub missing: u64,
 }
 
-/// A life of a process, with times since the first host's monotonic zero.
+/// A incarnation of a process, with times since the first host's monotonic zero.
 #[derive(Clone, Debug)]
-pub(crate) struct Life {
+pub(crate) struct Incarnation {
     pub process: Process,
     pub spans: Vec<Span>,
     pub missing: u64,
@@ -77,32 +77,32 @@ pub fn merge(folder: &Path, to: Option<&Path>) -> Result<Merged, TraceError> {
         }
     }
     files.sort();
-    let mut lives = Vec::new();
+    let mut incarnations = Vec::new();
     for path in &files {
-        lives.extend(read(path)?);
+        incarnations.extend(read(path)?);
     }
-    lives.retain(|l| !l.spans.is_empty() || l.missing > 0);
+    incarnations.retain(|l| !l.spans.is_empty() || l.missing > 0);
     // Who looks at a trace begins with a worker's step.
-    lives.sort_by_key(|l| !l.process.name.starts_with("worker"));
-    if lives.is_empty() {
+    incarnations.sort_by_key(|l| !l.process.name.starts_with("worker"));
+    if incarnations.is_empty() {
         return Err(TraceError::Empty(folder));
     }
-    align(&mut lives);
+    align(&mut incarnations);
     let to = to.map_or_else(|| folder.with_file_name(TRACE_FILE), Path::to_path_buf);
     let mut out = BufWriter::new(File::create(&to).map_err(io(&to))?);
-    chrome::write(&mut out, &lives).and_then(|()| out.flush()).map_err(io(&to))?;
+    chrome::write(&mut out, &incarnations).and_then(|()| out.flush()).map_err(io(&to))?;
     Ok(Merged {
         path: to,
-        processes: lives.len(),
-        spans: lives.iter().map(|l| l.spans.len()).sum(),
-        missing: lives.iter().map(|l| l.missing).sum(),
+        processes: incarnations.len(),
+        spans: incarnations.iter().map(|l| l.spans.len()).sum(),
+        missing: incarnations.iter().map(|l| l.missing).sum(),
     })
 }
 
-fn read(path: &Path) -> Result<Vec<Life>, TraceError> {
+fn read(path: &Path) -> Result<Vec<Incarnation>, TraceError> {
     let io = |e| TraceError::Io(path.to_path_buf(), e);
     let mut lines = BufReader::new(File::open(path).map_err(io)?).split(b'\n').enumerate().peekable();
-    let mut lives: Vec<Life> = Vec::new();
+    let mut incarnations: Vec<Incarnation> = Vec::new();
     let mut torn = None;
     while let Some((i, text)) = lines.next() {
         let text = text.map_err(io)?;
@@ -110,41 +110,41 @@ fn read(path: &Path) -> Result<Vec<Life>, TraceError> {
             continue;
         }
         let malformed = |why: String| TraceError::Malformed { path: path.to_path_buf(), line: i + 1, why };
-        match (serde_json::from_slice(&text), lives.last_mut()) {
+        match (serde_json::from_slice(&text), incarnations.last_mut()) {
             (Ok(Line::Process(process)), _) => {
                 torn = None;
-                lives.push(Life { process, spans: Vec::new(), missing: 0 });
+                incarnations.push(Incarnation { process, spans: Vec::new(), missing: 0 });
             }
             (Ok(_), _) if torn.is_some() => break,
-            (Ok(Line::Span(span)), Some(life)) => {
-                life.spans.push(Span { end: span.end.max(span.begin), ..span });
+            (Ok(Line::Span(span)), Some(incarnation)) => {
+                incarnation.spans.push(Span { end: span.end.max(span.begin), ..span });
             }
-            (Ok(Line::Missing(n)), Some(life)) => life.missing = n,
+            (Ok(Line::Missing(n)), Some(incarnation)) => incarnation.missing = n,
             (Ok(_), None) => return Err(malformed("it does not begin with its process".into())),
-            // The last line of a life that was killed may be cut off.
+            // The last line of a incarnation that was killed may be cut off.
             (Err(e), Some(_)) if torn.is_none() => torn = Some(malformed(e.to_string())),
             (Err(e), _) => return Err(malformed(e.to_string())),
         }
         if torn.is_some() && lines.peek().is_none() {
-            return Ok(lives);
+            return Ok(incarnations);
         }
     }
-    torn.map_or(Ok(lives), Err)
+    torn.map_or(Ok(incarnations), Err)
 }
 
 /// Puts everyone's times on the clock of the first host.
-fn align(lives: &mut [Life]) {
-    let Some(reference) = lives.first().map(|l| l.process.epoch) else { return };
+fn align(incarnations: &mut [Incarnation]) {
+    let Some(reference) = incarnations.first().map(|l| l.process.epoch) else { return };
     // One epoch for each host: those that its processes have measured differ as its wall clock is set.
     let mut epochs = BTreeMap::new();
-    for life in lives {
-        let own = life.process.epoch;
-        let epoch = match life.process.boot.as_str() {
+    for incarnation in incarnations {
+        let own = incarnation.process.epoch;
+        let epoch = match incarnation.process.boot.as_str() {
             "" => own,
             boot => *epochs.entry(boot.to_string()).or_insert(own),
         };
         let shift = epoch.saturating_sub(reference);
-        for span in &mut life.spans {
+        for span in &mut incarnation.spans {
             span.begin.0 = span.begin.0.saturating_add_signed(shift);
             span.end.0 = span.end.0.saturating_add_signed(shift);
         }

@@ -24,11 +24,11 @@ pub enum Stage {
     /// Leader: from a push's having arrived whole until the owner proposes its update or applies it to its working copy.
     /// In BSP that is when everyone's is in and added up; with clipping by norm, when the norm is known.
     Queue,
-    /// Leader: from the proposal until the owner has its outcome: committed and applied here. Of an image cut: from the
+    /// Leader: from the proposal until the owner has its outcome: committed and applied here. Of a state delta: from the
     /// cut's begin until its marker's outcome.
     Replicate,
     /// Every replica: the state machine applies the entry. Entries that are applied together begin and end together.
-    /// Of a leader with image cuts: the update of its working copy.
+    /// Of a leader with state deltas: the update of its working copy.
     Apply,
     /// Leader: from the moment at which the rule lets a bucket's weights go to a worker until that worker's stream takes
     /// them to send.

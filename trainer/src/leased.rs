@@ -116,7 +116,7 @@ impl Trainer {
                     self.queue.push_back(Action::WriteAfter { step, epochs, last });
                 }
                 l.at = At::Over { epochs, due, tries: if last { LAST_TRIES } else { 1 } };
-                self.does(Action::Pull(Pull { section: due, ..Pull::of(step) }), State::Leased(l));
+                self.does(Action::Pull(Pull { checkpoint: due, ..Pull::of(step) }), State::Leased(l));
             }
             Next::Rejoined(step) => {
                 l.at = At::Rejoined;
@@ -166,10 +166,10 @@ impl Trainer {
                 }
             }
             At::Over { epochs, due, tries } if !rejoined => {
-                if due && !pulled.section && tries > 1 {
+                if due && !pulled.checkpoint && tries > 1 {
                     self.queue.push_back(Action::Wait(TRY_AGAIN));
                     l.at = At::Over { epochs, due, tries: tries - 1 };
-                    let pull = Pull { section: true, ..Pull::of(self.done) };
+                    let pull = Pull { checkpoint: true, ..Pull::of(self.done) };
                     return self.does(Action::Pull(pull), State::Leased(l));
                 }
                 l.epochs = epochs;

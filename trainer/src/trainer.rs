@@ -36,7 +36,7 @@ pub struct Options {
     /// Epochs that were done when the job began.
     pub begun: u64,
     /// A warm start that has not moved for so long is not waited for.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Options {
@@ -52,7 +52,7 @@ impl Options {
             due: None,
             leased: None,
             begun: 0,
-            patience: Duration::MAX,
+            timeout: Duration::MAX,
         }
     }
 }
@@ -359,8 +359,10 @@ impl Trainer {
     /// Behind the push of a step: a pull, if it is time, or a look whether the next push may go.
     fn pull_behind(&mut self, step: Step, loss: f32, seen: &Seen) {
         if self.is_due(step) {
-            return self
-                .does(Action::Pull(Pull { section: true, ..Pull::of(step) }), State::Behind { step, loss });
+            return self.does(
+                Action::Pull(Pull { checkpoint: true, ..Pull::of(step) }),
+                State::Behind { step, loss },
+            );
         }
         if !self.o.local.is_local() {
             return self.does(Action::Pull(Pull::of(step)), State::Behind { step, loss });
@@ -434,7 +436,7 @@ impl Trainer {
         }
     }
 
-    /// Waits for the warm start of the lowest worker. Where nothing comes for as long as the patience is, this worker begins all
+    /// Waits for the warm start of the lowest worker. Where nothing comes for as long as the timeout, this worker begins all
     /// the same: the one that warms up may be gone.
     fn warm(&mut self, now: &Seen, seen: Version, since: Duration) {
         let rule = self.o.local.rule();
@@ -445,7 +447,7 @@ impl Trainer {
         }
         let moved = now.version != seen;
         let (seen, since) = if moved { (now.version, now.now) } else { (seen, since) };
-        if now.now.saturating_sub(since) > self.o.patience {
+        if now.now.saturating_sub(since) > self.o.timeout {
             self.queue.push_back(Action::ColdStart { updates: seen.0, of: updates });
             return self.begin();
         }

@@ -110,7 +110,7 @@ fn drive(options: Options, mode: Mode, answer: &mut Answer, chunks: &mut dyn FnM
 
 fn in_order(_: u64, pull: &paraft_session::Pull) -> Pulled {
     let finishers = if pull.last { vec![WorkerId(0)] } else { Vec::new() };
-    Pulled { done: pull.done, section: pull.section, finishers, ..Pulled::default() }
+    Pulled { done: pull.done, checkpoint: pull.checkpoint, finishers, ..Pulled::default() }
 }
 
 fn no_chunks() -> Next {

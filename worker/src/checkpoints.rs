@@ -23,7 +23,10 @@ use paraft_checkpoint::{
     CheckpointError, Folder, Manifest, State, Writer,
     manifest::{Clock, FORMAT, Stamp},
 };
-use paraft_client::{ClientError, ClientOptions, Pulled, Transport, checkpoints::Holding, section::Sections};
+use paraft_client::{
+    ClientError, ClientOptions, Pulled, Transport, checkpoint_parts::CheckpointParts,
+    checkpoints::FolderContents,
+};
 use paraft_common::{
     Mode, Step, TensorSpec, WorkerId,
     checkpoint::{KnownCheckpoint, MAX_KNOWN_CHECKPOINTS},
@@ -161,10 +164,10 @@ impl Checkpoints {
 
     /// What a pull at which one was due says. Returns at once.
     pub fn pulled(&mut self, step: Step, pulled: &Pulled) {
-        if pulled.section {
+        if pulled.checkpoint {
             self.waiting.fetch_add(1, SeqCst);
             self.send(Order::Write(step));
-        } else if pulled.section_in_part {
+        } else if pulled.partial_checkpoint {
             self.send(Order::Release(step));
         } else if self.waiting.load(SeqCst) > 0 {
             self.skip(step);
@@ -176,7 +179,7 @@ impl Checkpoints {
     pub fn own(
         &mut self,
         step: Step,
-        origin: u64,
+        founding: u64,
         state: impl FnOnce() -> Result<State, WorkerError>,
     ) -> Result<(), WorkerError> {
         if self.due.is_last(step) {
@@ -187,7 +190,7 @@ impl Checkpoints {
             return Ok(());
         }
         self.waiting.fetch_add(1, SeqCst);
-        self.send(Order::Own(step, Box::new(state()?), origin));
+        self.send(Order::Own(step, Box::new(state()?), founding));
         Ok(())
     }
 
@@ -319,9 +322,9 @@ impl Author {
                 Order::Write(_) | Order::Own(..) => {
                     let began = Instant::now();
                     let (step, result) = match order {
-                        Order::Own(step, state, origin) => {
+                        Order::Own(step, state, founding) => {
                             let written = self.write_own(step, &state);
-                            (step, written.map(|(path, bytes)| (path, bytes, origin)))
+                            (step, written.map(|(path, bytes)| (path, bytes, founding)))
                         }
                         Order::Write(step) => {
                             let done = epochs.filter(|(at, _)| *at == step).map(|(_, done)| done);
@@ -337,8 +340,8 @@ impl Author {
                         ..Default::default()
                     };
                     match result {
-                        Ok((path, bytes, origin)) => {
-                            written.job = origin;
+                        Ok((path, bytes, founding)) => {
+                            written.job = founding;
                             written.losses.insert(step.0, None);
                             self.tell(&written);
                             tracing::info!(step = step.0, path = %path.display(), seconds = e.seconds, "checkpoint");
@@ -397,11 +400,12 @@ impl Author {
         }
         let held = held.iter().chain(best).cloned().collect();
         let folder = absolute(self.folder.path()).display().to_string();
-        self.teller.tell(Holding { job: written.job, folder, held });
+        self.teller.tell(FolderContents { job: written.job, folder, held });
     }
 
     fn release(&self, step: Step) {
-        let release = Sections::release(&self.servers, self.shards, self.transport, &self.server_job, step);
+        let release =
+            CheckpointParts::release(&self.servers, self.shards, self.transport, &self.server_job, step);
         if let Ok(runtime) = runtime() {
             runtime.block_on(release);
         }
@@ -410,7 +414,8 @@ impl Author {
     /// Gives the checkpoint's folder, the bytes of its bulk, and what names the job to the control group.
     fn write(&self, step: Step, epochs: Option<u64>) -> Result<(PathBuf, u64, u64), Failed> {
         let runtime = runtime().map_err(Failed::Runtime)?;
-        let sections = Sections::open(&self.servers, self.shards, self.transport, &self.server_job, step);
+        let sections =
+            CheckpointParts::open(&self.servers, self.shards, self.transport, &self.server_job, step);
         let mut sections = runtime.block_on(sections)?;
         let slots = self.server_job.slot_names();
         let mut writer = Writer::create(&self.folder, step.0, &self.tensors, &slots)?;
@@ -425,7 +430,7 @@ impl Author {
         // Between two epochs of the leased sampler nobody trains: there all go on from the same step, in every mode.
         let together = self.server_job.first_mode() == Mode::Bsp || epochs.is_some();
         let resume = if together { step } else { slowest.unwrap_or(step) };
-        let clock = |c: &paraft_client::section::ClockOf| Clock {
+        let clock = |c: &paraft_client::checkpoint_parts::ClockOf| Clock {
             shard: c.shard.0,
             worker: c.worker.0,
             step: c.step.0,
@@ -438,7 +443,7 @@ impl Author {
             ..self.manifest((step, resume), clocks, stamps)
         };
         let path = writer.finish(manifest, self.keep)?;
-        Ok((path, bytes, sections.origin))
+        Ok((path, bytes, sections.founding))
     }
 
     /// Likewise, of what the ranks keep themselves.

@@ -3,7 +3,7 @@
 
 use crate::{
     exchange::PushParts,
-    group::{Ranks, Together, Word},
+    group::{ControlMessage, Ranks, Together},
     local::Local,
     worker::WorkerError,
 };
@@ -135,17 +135,17 @@ impl<'a> Engine<'a> {
     fn share(&mut self, ranges: &[Range<usize>]) -> Result<(), Broke> {
         if let Some(done) = self.local.as_ref().and_then(|l| l.done) {
             if let Some(ranks) = &self.ranks {
-                ranks.say(&Word::State(done))?;
+                ranks.say(&ControlMessage::State(done))?;
             }
             return self.take_state(done);
         }
         if let Some(ranks) = &self.ranks {
-            ranks.say(&Word::Weights(ranges.to_vec()))?;
+            ranks.say(&ControlMessage::Weights(ranges.to_vec()))?;
         }
         self.take_weights(ranges)
     }
 
-    /// After [`Word::Weights`], on every rank.
+    /// After [`ControlMessage::Weights`], on every rank.
     fn take_weights(&mut self, ranges: &[Range<usize>]) -> Result<(), Broke> {
         match (&mut self.memory, &mut self.ranks) {
             (Memory::Host { .. }, None) => Ok(()),
@@ -154,7 +154,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// After [`Word::State`], on every rank.
+    /// After [`ControlMessage::State`], on every rank.
     fn take_state(&mut self, done: Step) -> Result<(), Broke> {
         let (Some(local), Some(ranks)) = (&mut self.local, &mut self.ranks) else {
             return Err(GroupError::Broken("its ranks are of different jobs".into()).into());
@@ -297,17 +297,17 @@ impl<'a> Engine<'a> {
     fn announce(&mut self, step: Step) -> Result<(), Broke> {
         if self.ranks.as_ref().is_some_and(|r| r.newcomers()) {
             if let Some(ranks) = &self.ranks {
-                ranks.say(&Word::Reform)?;
+                ranks.say(&ControlMessage::Reform)?;
             }
             self.reform()?;
         }
         if let Some(ranks) = &self.ranks {
-            ranks.say(&Word::Step(step))?;
+            ranks.say(&ControlMessage::Step(step))?;
         }
         Ok(())
     }
 
-    /// After [`Word::Step`], on every rank; only the leader pushes, unless each applies the gradient itself.
+    /// After [`ControlMessage::Step`], on every rank; only the leader pushes, unless each applies the gradient itself.
     fn make_step(
         &mut self,
         step: Step,
@@ -386,7 +386,7 @@ impl<'a> Engine<'a> {
         loop {
             let mut said = Ok(());
             if let Some(ranks) = &self.ranks {
-                said = ranks.say(&Word::Evaluate(epoch));
+                said = ranks.say(&ControlMessage::Evaluate(epoch));
             }
             match said.map_err(Broke::Group).and_then(|()| self.sum_evaluation(&own)) {
                 Ok(e) => return Ok(e),
@@ -395,7 +395,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// After [`Word::Evaluate`], on every rank.
+    /// After [`ControlMessage::Evaluate`], on every rank.
     fn sum_evaluation(
         &mut self,
         own: &impl Fn(&mut Self, (usize, usize)) -> Result<Evaluation, WorkerError>,
@@ -466,18 +466,18 @@ impl Engine<'_> {
     fn follow_one(&mut self, work: &mut dyn Follows) -> Result<Option<bool>, Broke> {
         let Some(ranks) = &self.ranks else { return Ok(Some(true)) };
         match ranks.hear(self.len())? {
-            Word::Weights(ranges) => self.take_weights(&ranges)?,
-            Word::State(done) => self.take_state(done)?,
-            Word::Step(step) => {
+            ControlMessage::Weights(ranges) => self.take_weights(&ranges)?,
+            ControlMessage::State(done) => self.take_state(done)?,
+            ControlMessage::Step(step) => {
                 let batch = work.batch(step)?;
                 let stepped = self.make_step(step, batch, None)?;
                 work.stepped(step, stepped)?;
             }
-            Word::Evaluate(_) => {
+            ControlMessage::Evaluate(_) => {
                 self.sum_evaluation(&|engine: &mut Self, place| work.evaluate(engine, place))?;
             }
-            Word::Reform => return Ok(Some(false)),
-            Word::Over => return Ok(Some(true)),
+            ControlMessage::Reform => return Ok(Some(false)),
+            ControlMessage::Over => return Ok(Some(true)),
         }
         Ok(None)
     }

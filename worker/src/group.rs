@@ -10,12 +10,12 @@
 //! is left ([`Ranks::form`]), and the leader begins again what was broken off.
 
 use crate::worker::WorkerError;
-use paraft_client::groups::{Holding, Joined, Member, MemberOptions};
+use paraft_client::groups::{Heartbeats, Joined, Member, MemberOptions};
 use paraft_common::{
     Step,
-    group::{Seated, Seating},
+    group::{Assigned, Assignment},
 };
-use paraft_compute::collective::{Group, GroupError, Listener, Peer, Ring, Seat};
+use paraft_compute::collective::{Group, GroupError, Listener, Peer, Rendezvous, Ring};
 use paraft_models::{Model, ModelError, Nccl, UniqueId};
 use std::{
     ops::Range,
@@ -25,11 +25,11 @@ use std::{
 };
 
 /// Ranks that were told of each other meet within this time, or not at all.
-const MEET: Duration = Duration::from_secs(10);
+const RENDEZVOUS: Duration = Duration::from_secs(10);
 
 /// What the leader says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Word {
+pub(crate) enum ControlMessage {
     /// These parts of the weights follow.
     Weights(Vec<Range<usize>>),
     /// All weights and the optimizer's state follow, as of this step.
@@ -58,9 +58,9 @@ struct Bound {
     /// What GPUs reduce with.
     nccl: Option<Arc<Nccl>>,
     group: Group,
-    seating: Seating,
+    assignment: Assignment,
     /// The leader's.
-    holding: Option<Holding>,
+    heartbeats: Option<Heartbeats>,
 }
 
 /// This process as a rank.
@@ -87,15 +87,15 @@ impl Ranks {
         Ok(Self { member: Member::new(options)?, listener, stop, lost: Vec::new(), bound: None })
     }
 
-    /// Leaves the group, if there is one, and waits for a seat in the next. False: the job is done.
+    /// Leaves the group, if there is one, and waits for a rendezvous in the next. False: the job is done.
     pub fn form(&mut self, model: &mut dyn Model) -> Result<bool, WorkerError> {
         loop {
             if let Some(GroupError::Lost { rank, .. }) = self.broken() {
                 self.lost = vec![rank];
             }
             self.leave(model);
-            let (seating, place) = match self.member.join(&self.lost, &self.stop)? {
-                Joined::Seated(seating, place) => (seating, place),
+            let (assignment, place) = match self.member.join(&self.lost, &self.stop)? {
+                Joined::Assigned(assignment, place) => (assignment, place),
                 Joined::Over => {
                     tracing::warn!("the job is done: nothing is left for this rank, and it writes nothing");
                     return Ok(false);
@@ -103,7 +103,7 @@ impl Ranks {
                 Joined::Stopped => return Err(WorkerError::Interrupted),
             };
             self.lost.clear();
-            match self.bind(seating, place, model) {
+            match self.bind(assignment, place, model) {
                 Ok(()) => return Ok(true),
                 Err(Ok(GroupError::Lost { rank, how })) => {
                     tracing::warn!(rank, how, "the group is not complete; its ranks are asked for again");
@@ -135,19 +135,19 @@ impl Ranks {
 
     fn bind(
         &mut self,
-        seating: Seating,
+        assignment: Assignment,
         place: usize,
         model: &mut dyn Model,
     ) -> Result<(), Result<GroupError, WorkerError>> {
-        let ranks: Vec<u32> = seating.ranks.iter().map(|r| r.rank).collect();
-        let peer = |r: &Seated| Peer { rank: r.rank, address: r.address.clone() };
-        let seat = Seat {
-            generation: seating.generation,
-            secret: seating.secret(),
+        let ranks: Vec<u32> = assignment.ranks.iter().map(|r| r.rank).collect();
+        let peer = |r: &Assigned| Peer { rank: r.rank, address: r.address.clone() };
+        let rendezvous = Rendezvous {
+            generation: assignment.generation,
+            secret: assignment.secret(),
             place,
-            ranks: seating.ranks.iter().map(peer).collect(),
+            ranks: assignment.ranks.iter().map(peer).collect(),
         };
-        let (group, ring) = Group::form(seat, &mut self.listener, MEET).map_err(Ok)?;
+        let (group, ring) = Group::form(rendezvous, &mut self.listener, RENDEZVOUS).map_err(Ok)?;
         let on_gpu = f64::from(u8::from(model.resident().is_some()));
         let mut gpus = [on_gpu];
         group.sum(&mut gpus).map_err(Ok)?;
@@ -162,11 +162,11 @@ impl Ranks {
         model.share_statistics((group.size() > 1).then(|| group.sums()));
         let nccl = unite(&group, model)?;
         let reducer = Reducer::start(ring).map_err(|e| Ok(GroupError::Broken(e.to_string())))?;
-        let holding = group.leads().then(|| self.member.hold(&seating)).transpose();
-        let holding = holding.map_err(|e| Err(e.into()))?;
-        let (generation, leader) = (seating.generation, ranks[0]);
+        let heartbeats = group.leads().then(|| self.member.send_heartbeats(&assignment)).transpose();
+        let heartbeats = heartbeats.map_err(|e| Err(e.into()))?;
+        let (generation, leader) = (assignment.generation, ranks[0]);
         tracing::info!(generation, ?ranks, leader, "the group stands");
-        self.bound = Some(Bound { reducer, nccl, group, seating, holding });
+        self.bound = Some(Bound { reducer, nccl, group, assignment, heartbeats });
         Ok(())
     }
 
@@ -181,12 +181,12 @@ impl Ranks {
 
     /// Which group this is, counted from 1; 0: none.
     pub fn generation(&self) -> u64 {
-        self.bound.as_ref().map_or(0, |b| b.group.seat().generation)
+        self.bound.as_ref().map_or(0, |b| b.group.rendezvous().generation)
     }
 
     /// Place and size.
     pub fn place(&self) -> (usize, usize) {
-        self.bound.as_ref().map_or((0, 1), |b| (b.group.seat().place, b.group.size()))
+        self.bound.as_ref().map_or((0, 1), |b| (b.group.rendezvous().place, b.group.size()))
     }
 
     /// What broke the group, if something has.
@@ -206,25 +206,25 @@ impl Ranks {
 
     /// Whether ranks wait to be taken in.
     pub fn newcomers(&self) -> bool {
-        self.bound.as_ref().and_then(|b| b.holding.as_ref()).is_some_and(|h| h.waiting() > 0)
+        self.bound.as_ref().and_then(|b| b.heartbeats.as_ref()).is_some_and(|h| h.waiting() > 0)
     }
 
     /// The leader speaks.
-    pub fn say(&self, word: &Word) -> Together {
-        let Bound { group, holding, .. } = self.bound()?;
-        if let (Word::Step(step), Some(holding)) = (word, holding) {
-            holding.step(step.0);
+    pub fn say(&self, word: &ControlMessage) -> Together {
+        let Bound { group, heartbeats, .. } = self.bound()?;
+        if let (ControlMessage::Step(step), Some(heartbeats)) = (word, heartbeats) {
+            heartbeats.step(step.0);
         }
         let mut head = match word {
-            Word::Weights(ranges) => [WEIGHTS, ranges.len() as u64],
-            Word::State(done) => [STATE, done.0],
-            Word::Step(step) => [STEP, step.0],
-            Word::Evaluate(epoch) => [EVALUATE, *epoch],
-            Word::Reform => [REFORM, 0],
-            Word::Over => [OVER, 0],
+            ControlMessage::Weights(ranges) => [WEIGHTS, ranges.len() as u64],
+            ControlMessage::State(done) => [STATE, done.0],
+            ControlMessage::Step(step) => [STEP, step.0],
+            ControlMessage::Evaluate(epoch) => [EVALUATE, *epoch],
+            ControlMessage::Reform => [REFORM, 0],
+            ControlMessage::Over => [OVER, 0],
         };
         group.words(&mut head)?;
-        if let Word::Weights(ranges) = word {
+        if let ControlMessage::Weights(ranges) = word {
             let mut ends: Vec<u64> = ranges.iter().flat_map(|r| [r.start as u64, r.end as u64]).collect();
             group.words(&mut ends)?;
         }
@@ -232,7 +232,7 @@ impl Ranks {
     }
 
     /// Waits for what the leader says next. `len` is that of the weights.
-    pub fn hear(&self, len: usize) -> Together<Word> {
+    pub fn hear(&self, len: usize) -> Together<ControlMessage> {
         let group = &self.bound()?.group;
         let mut head = [0; 2];
         group.words(&mut head)?;
@@ -245,25 +245,25 @@ impl Ranks {
                 if ranges.iter().any(|r| r.start > r.end || r.end > len) {
                     return Err(nonsense());
                 }
-                Word::Weights(ranges)
+                ControlMessage::Weights(ranges)
             }
-            [STATE, done] => Word::State(Step(done)),
-            [STEP, step] => Word::Step(Step(step)),
-            [EVALUATE, epoch] => Word::Evaluate(epoch),
-            [REFORM, _] => Word::Reform,
-            [OVER, _] => Word::Over,
+            [STATE, done] => ControlMessage::State(Step(done)),
+            [STEP, step] => ControlMessage::Step(Step(step)),
+            [EVALUATE, epoch] => ControlMessage::Evaluate(epoch),
+            [REFORM, _] => ControlMessage::Reform,
+            [OVER, _] => ControlMessage::Over,
             _ => return Err(nonsense()),
         })
     }
 
     /// The leader ends the job, for all ranks and for those who would come back.
     pub fn over(&mut self, model: &mut dyn Model) {
-        if let Err(e) = self.say(&Word::Over) {
+        if let Err(e) = self.say(&ControlMessage::Over) {
             tracing::debug!(error = %e, "a rank did not hear that the job is done");
         }
         if let Some(bound) = &mut self.bound {
-            let steps = bound.holding.take().map_or(0, |h| h.last_step());
-            self.member.over(&bound.seating, steps);
+            let steps = bound.heartbeats.take().map_or(0, |h| h.last_step());
+            self.member.over(&bound.assignment, steps);
         }
         self.leave(model);
     }
@@ -302,7 +302,7 @@ fn unite(group: &Group, model: &mut dyn Model) -> Result<Option<Arc<Nccl>>, Resu
         bytes.copy_from_slice(&word.to_le_bytes());
     }
     let give_up = || watch.broken().is_some();
-    let nccl = resident.form_group(&id, group.seat().place, group.size(), &give_up).map_err(sort)?;
+    let nccl = resident.form_group(&id, group.rendezvous().place, group.size(), &give_up).map_err(sort)?;
     let ended = nccl.clone();
     watch.when_broken(move || ended.abort());
     Ok(Some(nccl))

@@ -125,7 +125,7 @@ pub fn run(
         size: job.train.group_size,
         rank: options.rank % job.train.group_size,
         address: String::new(),
-        patience: Duration::from_millis(job.cluster.patience_ms),
+        timeout: Duration::from_millis(job.cluster.timeout_ms),
     };
     let mut ranks = Ranks::new(member, options.interrupt.clone())?;
     if !ranks.form(model)? {
@@ -187,7 +187,7 @@ fn client_options(
         worker: WorkerId(options.rank / job.train.group_size),
         job: server_job,
         transport: transport(job),
-        patience: Duration::from_millis(job.cluster.patience_ms),
+        timeout: Duration::from_millis(job.cluster.timeout_ms),
         handover: match leads {
             false => HANDOVER,
             // Who led this group may only have stopped: its lease has to end.
@@ -275,7 +275,7 @@ fn lead(
             due: job.checkpoint.as_ref().map(|c| checkpoints::due(c, &plan)),
             leased: plan.leased,
             begun,
-            patience: Duration::from_millis(job.cluster.patience_ms),
+            timeout: Duration::from_millis(job.cluster.timeout_ms),
         },
         start,
     );

@@ -231,7 +231,7 @@ impl ServerJob {
         Ok(job)
     }
 
-    /// Whether the first release began the job of this text with image cuts. Later ones do so at the level `leader` alone.
+    /// Whether the first release began the job of this text with state deltas. Later ones do so at the level `leader` alone.
     pub fn first_release_cut_images(text: &str) -> bool {
         first_log(text) == "images"
     }
@@ -505,7 +505,7 @@ mod tests {
         // It had one key more.
         let with = |log: &str| format!("log = \"{log}\"\n{short}");
         assert_eq!(ServerJob::from_first_release(&with("auto")), Ok(job()));
-        ServerJob::from_first_release(&with("images")).expect_err("no image cuts in lock-step");
+        ServerJob::from_first_release(&with("images")).expect_err("no state deltas in lock-step");
         assert!(ServerJob::first_release_cut_images(&with("images")));
     }
 }

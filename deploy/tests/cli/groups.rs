@@ -124,7 +124,7 @@ fn a_rank_that_is_silent_is_left_behind() {
 #[test]
 fn of_two_sets_of_ranks_one_trains_and_the_other_stands_by() {
     let scratch = tempfile::tempdir().expect("scratch");
-    let fleet = Fleet::start(scratch.path(), Some(&(grouped(1, 2, 200) + "patience_ms = 600000\n")));
+    let fleet = Fleet::start(scratch.path(), Some(&(grouped(1, 2, 200) + "timeout_ms = 600000\n")));
     let dir = scratch.path().join("run");
     fs::create_dir(&dir).expect("a folder");
     let set = |name: &str| {
@@ -160,7 +160,7 @@ fn of_two_sets_of_ranks_one_trains_and_the_other_stands_by() {
 #[test]
 fn a_rank_by_hand_waits_for_the_others_and_says_who_is_missing() {
     let scratch = tempfile::tempdir().expect("scratch");
-    let fleet = Fleet::start(scratch.path(), Some(&(grouped(1, 2, 3) + "patience_ms = 2000\n")));
+    let fleet = Fleet::start(scratch.path(), Some(&(grouped(1, 2, 3) + "timeout_ms = 2000\n")));
     let dir = scratch.path().join("run");
     fs::create_dir(&dir).expect("a folder");
     let rank = |rank: u32| {

@@ -87,7 +87,7 @@ fn http_get(address: &str, path: &str) -> String {
 fn a_worker_that_finds_no_servers_says_so_for_each_address() {
     let scratch = tempfile::tempdir().expect("scratch");
     let free = free_addresses(1).remove(0);
-    let body = digits("bsp", 1, 1) + &format!("addresses = [\"{free}\"]\npatience_ms = 700\n");
+    let body = digits("bsp", 1, 1) + &format!("addresses = [\"{free}\"]\ntimeout_ms = 700\n");
     let path = job(scratch.path(), &body);
     let out = run(&["worker", path.to_str().expect("utf-8"), "--rank", "0"]);
     let err = text(&out.stderr);

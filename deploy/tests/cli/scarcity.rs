@@ -163,7 +163,7 @@ fn what_is_damaged_is_put_aside_shown_and_given_back_by_a_person() {
     let mut fleet = Fleet::start(scratch.path(), Some(&body));
     assert!(status_waits(&fleet, "whole").status.success());
     fleet.kill(1);
-    fs::write(fleet.data(1).join("shard-0/replica"), b"no card").expect("damaged");
+    fs::write(fleet.data(1).join("shard-0/replica"), b"no fault").expect("damaged");
     fleet.serve(1);
     assert!(status_waits(&fleet, "whole").status.success(), "it is replaced");
     let data = fleet.data(1);

@@ -30,7 +30,7 @@ fn a_seed_is_a_record_byte_for_byte_and_its_folder_is_that_of_a_run() {
     let printed: Value = serde_json::from_str(&text(&out.stdout)).expect("one object");
     assert_eq!(serde_json::to_value(record.summarize()).expect("json"), printed);
     assert!(printed["workers_lost"].as_u64() > Some(0), "{printed}");
-    contains(&text(&out.stderr), &["12 workers", "largest gap was 2 steps", "workers failed"]);
+    contains(&text(&out.stderr), &["12 workers", "largest step lead was 2 steps", "workers failed"]);
     let report = fs::read_to_string(dir.join("report.html")).expect("report");
     contains(&report, &["never: simulated"]);
     for file in ["model.safetensors", "job.toml"] {

@@ -118,7 +118,7 @@ impl Drop for Training {
     }
 }
 
-fn train(dir: &Path, epochs: u32, doors: bool) -> Training {
+fn train(dir: &Path, epochs: u32, fault_points: bool) -> Training {
     let job = dir.join("job.toml");
     let body = format!(
         "name = \"t\"\n[model]\nkind = \"mlp\"\nhidden = [32]\n[data]\nkind = \"digits\"\n[train]\nmode = \"bsp\"\n\
@@ -127,7 +127,7 @@ fn train(dir: &Path, epochs: u32, doors: bool) -> Training {
     fs::write(&job, body).expect("job file");
     let mut c = Command::new(env!("CARGO_BIN_EXE_paraft"));
     c.arg("train").arg(&job).arg("--run-dir").arg(dir.join("run"));
-    if doors {
+    if fault_points {
         c.arg("--faults");
     }
     let child =
@@ -181,7 +181,7 @@ fn a_training_survives_chaos_and_nothing_of_it_is_left() {
     let times = |what: &str| said.lines().filter(|l| l.contains(&format!(" s  {what} "))).count();
     assert_eq!(times("kill"), times("restart"), "who was killed is started again:\n{said}");
     assert_eq!(times("pause"), times("resume"), "{said}");
-    assert!(!fs::read_to_string(run_dir.join("faults.json")).expect("doors").contains("[0"), "healed");
+    assert!(!fs::read_to_string(run_dir.join("faults.json")).expect("fault points").contains("[0"), "healed");
     assert_eq!(servers(&run_dir), 3, "{said}");
     assert!(training.0.try_wait().expect("a child").is_none(), "the training has ended:\n{said}");
     // It still trains: its clock moves.
@@ -287,6 +287,6 @@ fn a_fleet_without_doors_has_its_links_left_alone_and_says_so() {
     let run_dir = dir.path().join("run");
     let out = run(&["chaos", "--run-dir", run_dir.to_str().expect("a path"), "--faults", "kill,partition"]);
     assert_eq!(out.status.code(), Some(78), "{}", text(&out.stderr));
-    assert!(text(&out.stderr).contains("no doors for partition"), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains("no fault points for partition"), "{}", text(&out.stderr));
     assert_eq!(servers(&run_dir), 3);
 }

@@ -1,4 +1,4 @@
-//! Faults of links and disks, put on purpose. A fleet has the doors for them only when it was started with `--faults`.
+//! Faults of links and disks, put on purpose. A fleet has the fault points for them only when it was started with `--faults`.
 //!
 //! - [`Faults`]: which there are now, a small JSON file in the run's folder. `paraft chaos` writes it; a person may.
 //! - [`proxy`]: a proxy before each server, through which servers and workers reach it: resets, partitions, slow links.

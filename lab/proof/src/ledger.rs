@@ -113,7 +113,7 @@ impl Ledger {
             worker: WorkerId(worker),
             job: self.job(),
             transport: Transport::Tcp,
-            patience: Duration::from_secs(30),
+            timeout: Duration::from_secs(30),
             handover: paraft_client::HANDOVER,
         };
         let (client, done) = Client::join(options, &vec![0.0; self.len()])?;

@@ -3,7 +3,7 @@
 
 use super::{
     figure::{self, Figure},
-    load::{Bed, Shape, ended},
+    load::{BenchFleet, Shape, ended},
 };
 use crate::{
     health,
@@ -105,27 +105,27 @@ pub fn run(args: &FailoverBenchArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
-fn bed(args: &FailoverBenchArgs, values: u32, dir: &Path) -> Result<Bed, Failure> {
+fn fleet(args: &FailoverBenchArgs, values: u32, dir: &Path) -> Result<BenchFleet, Failure> {
     let (values, replicas, durability) = (values as usize, args.replicas, args.durability);
-    Bed::start(Shape { values, replicas, durability, set: &args.set, ..Shape::default() }, dir)
+    BenchFleet::start(Shape { values, replicas, durability, set: &args.set, ..Shape::default() }, dir)
 }
 
 /// The seconds without an ack around each kill.
 fn gaps(args: &FailoverBenchArgs, dir: &Path, interrupted: &AtomicI32) -> Result<Vec<f64>, Failure> {
-    let mut bed = bed(args, args.values, dir)?;
+    let mut fleet = fleet(args, args.values, dir)?;
     let (stop, acks) = (AtomicBool::new(false), Mutex::new(Vec::new()));
-    let seat = bed.seat(0);
-    let values = bed.server_job.params_len;
+    let slot = fleet.slot(0);
+    let values = fleet.server_job.params_len;
     thread::scope(|s| {
-        let pusher = s.spawn(|| push(seat, values, &stop, &acks));
+        let pusher = s.spawn(|| push(slot, values, &stop, &acks));
         let mut kill = || -> Result<Vec<f64>, Failure> {
             let mut gaps = Vec::new();
             for _ in 0..args.kills {
-                let leader = whole(&bed, interrupted)?;
+                let leader = whole(&fleet, interrupted)?;
                 acks.lock().map_err(|_| panicked())?.clear();
                 wait_for(|| acks.lock().is_ok_and(|a| a.len() > 2), interrupted)?;
                 let killed = Instant::now();
-                bed.fleet.servers[leader].kill();
+                fleet.fleet.servers[leader].kill();
                 // The first ack of a stream that was opened after the kill is one of the next leader.
                 let first = || {
                     let acks = acks.lock().ok()?;
@@ -133,7 +133,7 @@ fn gaps(args: &FailoverBenchArgs, dir: &Path, interrupted: &AtomicI32) -> Result
                 };
                 wait_for(|| first().is_some(), interrupted)?;
                 gaps.extend(first().map(|at| at.duration_since(killed).as_secs_f64()));
-                bed.fleet.restart_server(leader)?;
+                fleet.fleet.restart_server(leader)?;
             }
             Ok(gaps)
         };
@@ -151,32 +151,32 @@ fn snapshots(
     dir: &Path,
     interrupted: &AtomicI32,
 ) -> Result<(Vec<f64>, Vec<f64>, Vec<f64>), Failure> {
-    let mut bed = bed(args, args.snapshot_values, dir)?;
+    let mut fleet = fleet(args, args.snapshot_values, dir)?;
     let (stop, acks) = (AtomicBool::new(false), Mutex::new(Vec::new()));
-    let seat = bed.seat(0);
-    let (values, bucket) = (bed.server_job.params_len, bed.server_job.bucket_len as f64 * 4.0);
+    let slot = fleet.slot(0);
+    let (values, bucket) = (fleet.server_job.params_len, fleet.server_job.bucket_len as f64 * 4.0);
     let rate = |acks: &Mutex<Vec<Acked>>, from: Instant, to: Instant| {
         let count = acks.lock().map_or(0, |a| a.iter().filter(|a| a.at > from && a.at <= to).count());
         count as f64 * bucket / 1e6 / to.duration_since(from).as_secs_f64()
     };
     thread::scope(|s| {
-        let pusher = s.spawn(|| push(seat, values, &stop, &acks));
+        let pusher = s.spawn(|| push(slot, values, &stop, &acks));
         let mut work = || -> Result<_, Failure> {
             let (mut before, mut ratios, mut took) = (Vec::new(), Vec::new(), Vec::new());
             for _ in 0..args.snapshots {
-                let leader = whole(&bed, interrupted)?;
+                let leader = whole(&fleet, interrupted)?;
                 wait_for(|| acks.lock().is_ok_and(|a| a.len() > 2), interrupted)?;
-                let victim = (leader + 1) % bed.fleet.servers.len();
-                bed.fleet.servers[victim].kill();
+                let victim = (leader + 1) % fleet.fleet.servers.len();
+                fleet.fleet.servers[victim].kill();
                 // Long enough for the log that it misses to be gone, and for a steady rate beside two replicas.
                 thread::sleep(Duration::from_secs(1));
                 let from = Instant::now();
                 thread::sleep(Duration::from_secs(3));
                 let to = Instant::now();
                 let quiet = rate(&acks, from, to);
-                bed.fleet.restart_server(victim)?;
+                fleet.fleet.restart_server(victim)?;
                 let back = Instant::now();
-                whole(&bed, interrupted)?;
+                whole(&fleet, interrupted)?;
                 let done = Instant::now();
                 before.push(quiet);
                 ratios.push(rate(&acks, back, done) / quiet);
@@ -193,13 +193,13 @@ fn snapshots(
 
 /// Pushes until it is told to stop; a step at a time, as training does.
 fn push(
-    seat: super::load::Seat,
+    slot: super::load::WorkerSlot,
     values: usize,
     stop: &AtomicBool,
     told: &Mutex<Vec<Acked>>,
 ) -> Result<(), ClientError> {
     let mut weights = vec![0.0; values];
-    let (mut client, mut step) = seat.join(&mut weights)?;
+    let (mut client, mut step) = slot.join(&mut weights)?;
     let acks = client.acks();
     let buckets = client.layout().buckets().to_vec();
     let gradient = vec![1e-3; values];
@@ -239,12 +239,12 @@ fn panicked() -> Failure {
 }
 
 /// Waits until the shard has all its voters, on servers that answer; gives the place of its leader.
-fn whole(bed: &Bed, interrupted: &AtomicI32) -> Result<usize, Failure> {
+fn whole(fleet: &BenchFleet, interrupted: &AtomicI32) -> Result<usize, Failure> {
     let mut leader = None;
-    let asked = &bed.fleet.addresses;
+    let asked = &fleet.fleet.addresses;
     wait_for(
         || {
-            let view = health::whole(&ask_all(asked, false), 1, bed.job.cluster.replicas);
+            let view = health::whole(&ask_all(asked, false), 1, fleet.job.cluster.replicas);
             let settled = || ask::describe(asked).is_some_and(|f| health::settled(&f).is_ok());
             leader = view.ok().filter(|_| settled()).and_then(|v| v.leaders.first().copied());
             leader.is_some()

@@ -7,7 +7,7 @@
 
 use super::{
     figure::{self, Figure},
-    load::{Bed, Pusher, Shape, Via, go_on},
+    load::{BenchFleet, Pusher, Shape, Via, go_on},
     meter::Meter,
     wire::{named, size},
 };
@@ -69,7 +69,7 @@ fn bucket(text: &str) -> Result<usize, String> {
 }
 
 /// Steps that take longer than this are an error.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How many there are of each in a case: `64x4096x1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,17 +138,17 @@ fn one(args: &FanoutBenchArgs, of: Of, dir: &Path, interrupted: &AtomicI32) -> R
         set: &set,
         ..Shape::timed(args.durability)
     };
-    let bed = Bed::start(shape, dir)?;
-    let (all, servers) = (Meter::new(bed.servers()), Meter::of(bed.servers()));
+    let fleet = BenchFleet::start(shape, dir)?;
+    let (all, servers) = (Meter::new(fleet.servers()), Meter::of(fleet.servers()));
     let (stop, pushes) = (AtomicBool::new(false), AtomicU64::new(0));
     let joined = Barrier::new(of.workers as usize + 1);
     let (before, after, took) = thread::scope(|s| {
         let threads: Vec<_> = (0..of.workers)
             .map(|worker| {
-                let (bed, joined, stop, pushes) = (&bed, &joined, &stop, &pushes);
+                let (fleet, joined, stop, pushes) = (&fleet, &joined, &stop, &pushes);
                 s.spawn(move || {
                     // Whatever happened: nobody may wait for this one for ever.
-                    let pusher = bed.seat_via(worker, args.via).pusher().and_then(|mut p| {
+                    let pusher = fleet.seat_via(worker, args.via).pusher().and_then(|mut p| {
                         p.pull()?;
                         Ok(p)
                     });
@@ -167,7 +167,7 @@ fn one(args: &FanoutBenchArgs, of: Of, dir: &Path, interrupted: &AtomicI32) -> R
         let wait = |time: Duration| {
             let (began, before) = (Instant::now(), pushes.load(Relaxed));
             let steps = || pushes.load(Relaxed) - before >= u64::from(of.workers) * u64::from(of.buckets);
-            while (began.elapsed() < time || !steps() && began.elapsed() < PATIENCE)
+            while (began.elapsed() < time || !steps() && began.elapsed() < TIMEOUT)
                 && interrupted.load(Relaxed) == 0
                 && !stop.load(Relaxed)
             {
@@ -187,7 +187,7 @@ fn one(args: &FanoutBenchArgs, of: Of, dir: &Path, interrupted: &AtomicI32) -> R
     go_on(interrupted)?;
     let count = (after.2 - before.2) as f64;
     if count == 0.0 {
-        let what = format!("{of}: no step was made in {PATIENCE:?}");
+        let what = format!("{of}: no step was made in {TIMEOUT:?}");
         return Err(Failure::new(exit::FAILED, what).help("give fewer workers or buckets"));
     }
     let us = |seconds: f64| seconds / count * 1e6;

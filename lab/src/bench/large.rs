@@ -61,7 +61,7 @@ const LAYERS: usize = 5;
 const INPUTS: usize = 64;
 const CLASSES: usize = 10;
 /// Nothing takes longer, per 1e8 parameters.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The width that gives the hidden layers about so many parameters, and how many the model has then.
 fn shape(params: f64) -> (usize, usize) {
@@ -78,10 +78,10 @@ pub fn run(args: &LargeBenchArgs) -> Result<i32, Failure> {
         "name = \"large\"\n[model]\nkind = \"mlp\"\nhidden = {:?}\n[data]\nkind = \"digits\"\n\
          [train]\ndevice = \"cpu\"\nworkers = 1\nbatch = 4\nepochs = 1000\nmax_steps = {}\n[optimizer]\nkind = \"adam\"\nlr = 1e-5\n\
          [eval]\nevery_epoch = false\n[cluster]\nservers = 1\nreplicas = 1\nshards = 1\ndurability = \"quorum-disk\"\n\
-         patience_ms = {}\n",
+         timeout_ms = {}\n",
         [width; LAYERS],
         args.steps,
-        PATIENCE.as_millis(),
+        TIMEOUT.as_millis(),
     );
     let scratch = match &args.dir {
         Some(dir) => {
@@ -95,13 +95,13 @@ pub fn run(args: &LargeBenchArgs) -> Result<i32, Failure> {
     let job = Job::parse(&text, Path::new("bench"), &args.set)?;
     let file = scratch.path().join(JOB_FILE);
     fs::write(&file, job.to_toml()).map_err(|e| super::write(&file, e))?;
-    let patience = PATIENCE.mul_f64((params as f64 / 1e8).max(1.0));
+    let timeout = TIMEOUT.mul_f64((params as f64 / 1e8).max(1.0));
     let mut bench = Bench {
         fleet: Fleet::servers(&job, scratch.path(), Default::default())?,
         shard: server_data(scratch.path(), 0).join("shard-0"),
         interrupted: launch::interrupts(),
-        deadline: Instant::now() + patience,
-        patience,
+        deadline: Instant::now() + timeout,
+        timeout,
         seen: Seen::default(),
     };
     let figures = bench.run(args, &job, params as f64)?;
@@ -133,7 +133,7 @@ struct Bench {
     shard: PathBuf,
     interrupted: std::sync::Arc<AtomicI32>,
     deadline: Instant,
-    patience: Duration,
+    timeout: Duration,
     seen: Seen,
 }
 
@@ -222,7 +222,7 @@ impl Bench {
 
     /// Watches until `done` says so of what was seen and of the shard.
     fn until(&mut self, what: &str, done: impl Fn(&Seen, &ShardStatus) -> bool) -> Result<(), Failure> {
-        self.deadline = Instant::now() + self.patience;
+        self.deadline = Instant::now() + self.timeout;
         loop {
             if self.look()?.is_some_and(|s| done(&self.seen, &s)) {
                 return Ok(());

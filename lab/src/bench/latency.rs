@@ -10,7 +10,7 @@ use super::{
     echo,
     far::FarSide,
     figure::{self, Figure},
-    load::{Bed, Pusher, Shape, Via, go_on},
+    load::{BenchFleet, Pusher, Shape, Via, go_on},
 };
 use crate::statistics::{median, quantile};
 use clap::Args;
@@ -100,7 +100,7 @@ fn one(
         set: &args.set,
         ..Shape::timed(args.durability)
     };
-    let bed = Bed::start(shape, &dir.join("fleet"))?;
+    let fleet = BenchFleet::start(shape, &dir.join("fleet"))?;
     let far = FarSide::start(echo::COMMAND, "echo", dir)?;
     let bytes = args.values as usize * F32_BYTES;
     let time = Duration::from_millis(args.millis);
@@ -108,9 +108,9 @@ fn one(
     let of_callers: Vec<Vec<Repeat>> = thread::scope(|s| {
         let threads: Vec<_> = (0..callers)
             .map(|worker| {
-                let (bed, far, together) = (&bed, &far, &together);
+                let (fleet, far, together) = (&fleet, &far, &together);
                 s.spawn(move || {
-                    let opened = bed.seat_via(worker, via).pusher();
+                    let opened = fleet.seat_via(worker, via).pusher();
                     let opened = opened.and_then(|p| Ok((p, echo::Caller::connect(far, via, bytes)?)));
                     call_all(opened, args.repeats, time, together, interrupted)
                 })

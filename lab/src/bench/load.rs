@@ -37,20 +37,20 @@ impl Via {
     fn transport(self) -> Transport {
         match self {
             Self::Tcp => Transport::Tcp,
-            // Both are on this host, and the bed's servers have sockets.
+            // Both are on this host, and the fleet's servers have sockets.
             Self::Unix => Transport::Auto,
         }
     }
 }
 
 /// A fleet of as many servers as its shards have replicas, in asynchronous mode.
-pub struct Bed {
+pub struct BenchFleet {
     pub job: Job,
     pub server_job: ServerJob,
     pub fleet: Fleet,
 }
 
-/// What a bed is like.
+/// What a fleet is like.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape<'a> {
     pub values: usize,
@@ -89,7 +89,7 @@ impl Shape<'_> {
     }
 }
 
-impl Bed {
+impl BenchFleet {
     /// Starts the servers; their files are in `dir`.
     pub fn start(shape: Shape, dir: &Path) -> Result<Self, Failure> {
         std::fs::create_dir_all(dir).map_err(|e| super::write(dir, e))?;
@@ -123,29 +123,29 @@ impl Bed {
     }
 
     /// How one of its workers joins, over TCP.
-    pub fn seat(&self, worker: u32) -> Seat {
+    pub fn slot(&self, worker: u32) -> WorkerSlot {
         self.seat_via(worker, Via::Tcp)
     }
 
     /// How one of its workers joins.
-    pub fn seat_via(&self, worker: u32, via: Via) -> Seat {
-        Seat(ClientOptions {
+    pub fn seat_via(&self, worker: u32, via: Via) -> WorkerSlot {
+        WorkerSlot(ClientOptions {
             servers: self.fleet.addresses.clone(),
             shards: self.job.shards(),
             replicas: self.job.cluster.replicas,
             worker: WorkerId(worker),
             job: self.server_job.clone(),
             transport: via.transport(),
-            patience: Duration::from_millis(self.job.cluster.patience_ms),
+            timeout: Duration::from_millis(self.job.cluster.timeout_ms),
             handover: paraft_client::HANDOVER,
         })
     }
 }
 
 /// A worker's place, to be taken on a thread of its own.
-pub struct Seat(ClientOptions);
+pub struct WorkerSlot(ClientOptions);
 
-impl Seat {
+impl WorkerSlot {
     /// Joins, waits until all have, and gives the step that it is at.
     pub fn join(self, weights: &mut [f32]) -> Result<(Client, Step), ClientError> {
         let (mut client, step) = Client::join(self.0, weights)?;

@@ -6,7 +6,7 @@
 
 use super::{
     figure::{self, Figure},
-    load::{Bed, Shape, go_on},
+    load::{BenchFleet, Shape, go_on},
 };
 use crate::{health, statistics::quantile};
 use clap::Args;
@@ -49,7 +49,7 @@ pub struct ResponsiveBenchArgs {
 /// Between two questions to a server.
 const PAUSE: Duration = Duration::from_millis(5);
 /// A question that is not answered within this counts as so long.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// What is aimed at: a follower stands for election after some multiples of this.
 const AIM_MS: f64 = 50.0;
 /// Digests that are asked for at the same time, of each server.
@@ -65,13 +65,13 @@ pub fn run(args: &ResponsiveBenchArgs) -> Result<i32, Failure> {
     let interrupted = launch::interrupts();
     let shape =
         Shape { values: args.values as usize, shards: args.shards, set: &args.set, ..Shape::default() };
-    let mut bed = Bed::start(shape, scratch.path())?;
+    let mut fleet = BenchFleet::start(shape, scratch.path())?;
     // The job is there, and its weights.
-    bed.seat(0).pusher()?.push()?;
-    whole(&bed, args, &interrupted)?;
+    fleet.slot(0).pusher()?.push()?;
+    whole(&fleet, args, &interrupted)?;
     let (quiet, busy) = (Answers::default(), Answers::default());
     let (loaded, over, digests) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
-    let addresses = bed.fleet.addresses.clone();
+    let addresses = fleet.fleet.addresses.clone();
     let (loaded_now, over_now, made, answers) = (&loaded, &over, &digests, (&quiet, &busy));
     let took = thread::scope(|s| {
         for address in &addresses {
@@ -80,17 +80,17 @@ pub fn run(args: &ResponsiveBenchArgs) -> Result<i32, Failure> {
         let worked = (|| {
             thread::sleep(Duration::from_millis(args.millis));
             // Any server: the control group's leader too, if it must be so.
-            let victim = bed.fleet.servers.len() - 1;
-            bed.fleet.servers[victim].kill();
-            thread::sleep(PATIENCE);
+            let victim = fleet.fleet.servers.len() - 1;
+            fleet.fleet.servers[victim].kill();
+            thread::sleep(TIMEOUT);
             loaded.store(true, Relaxed);
             let began = Instant::now();
             let part = args.digests / addresses.len() as u64;
             for address in &addresses {
                 s.spawn(move || ask_digests(address, part, made, over_now));
             }
-            bed.fleet.restart_server(victim)?;
-            whole(&bed, args, &interrupted)?;
+            fleet.fleet.restart_server(victim)?;
+            whole(&fleet, args, &interrupted)?;
             let whole_after = began.elapsed();
             while digests.load(Relaxed) < part * addresses.len() as u64 && began.elapsed() < REPAIR {
                 go_on(&interrupted)?;
@@ -150,7 +150,7 @@ fn probe(address: &str, loaded: &AtomicBool, over: &AtomicBool, (quiet, busy): (
             let mut client = ControlClient::new(channel);
             while !over.load(Relaxed) {
                 let asked = Instant::now();
-                let said = tokio::time::timeout(PATIENCE, client.hello(HelloRequest {})).await;
+                let said = tokio::time::timeout(TIMEOUT, client.hello(HelloRequest {})).await;
                 if matches!(said, Ok(Err(_))) {
                     break; // it was killed
                 }
@@ -187,7 +187,7 @@ fn ask_digests(address: &str, count: u64, made: &AtomicU64, over: &AtomicBool) {
 
 async fn connect(address: &str) -> Option<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).ok()?.tcp_nodelay(true);
-    endpoint.connect_timeout(PATIENCE).connect().await.ok()
+    endpoint.connect_timeout(TIMEOUT).connect().await.ok()
 }
 
 fn in_runtime(work: impl Future<Output = ()>) {
@@ -197,10 +197,10 @@ fn in_runtime(work: impl Future<Output = ()>) {
 }
 
 /// Waits until every shard has all its voters.
-fn whole(bed: &Bed, args: &ResponsiveBenchArgs, interrupted: &AtomicI32) -> Result<(), Failure> {
-    let (asked, began) = (&bed.fleet.addresses, Instant::now());
+fn whole(fleet: &BenchFleet, args: &ResponsiveBenchArgs, interrupted: &AtomicI32) -> Result<(), Failure> {
+    let (asked, began) = (&fleet.fleet.addresses, Instant::now());
     loop {
-        let view = health::whole(&ask_all(asked, false), args.shards, bed.job.cluster.replicas);
+        let view = health::whole(&ask_all(asked, false), args.shards, fleet.job.cluster.replicas);
         let settled = || ask::describe(asked).is_some_and(|f| health::settled(&f).is_ok());
         match view {
             Ok(_) if settled() => return Ok(()),

@@ -11,7 +11,7 @@ use super::{
 };
 use clap::Args;
 use paraft_common::codec::F32_BYTES;
-use paraft_compute::collective::{Group, Listener, Peer, Seat};
+use paraft_compute::collective::{Group, Listener, Peer, Rendezvous};
 use paraft_fleet::{failure::Failure, launch};
 use paraft_worker::exit;
 use std::{
@@ -82,10 +82,10 @@ fn one(args: &RingBenchArgs, bytes: usize, interrupted: &AtomicI32) -> Result<Ti
     thread::scope(|s| {
         let mut running = Vec::new();
         for (place, mut listener) in listeners.into_iter().enumerate() {
-            let seat = Seat { generation: 1, secret: 1, place, ranks: ranks.clone() };
+            let rendezvous = Rendezvous { generation: 1, secret: 1, place, ranks: ranks.clone() };
             let (together, (mut next, mut previous)) = (together.clone(), pipes.remove(0));
             running.push(s.spawn(move || {
-                let met = Group::form(seat, &mut listener, Duration::from_secs(10));
+                let met = Group::form(rendezvous, &mut listener, Duration::from_secs(10));
                 let (_group, mut ring) = met.map_err(failed)?;
                 let mut vector = vec![1f32; bytes / F32_BYTES];
                 let way = 2 * bytes * (n - 1) / n;

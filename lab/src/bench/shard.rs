@@ -12,7 +12,7 @@
 use super::{
     far::FarSide,
     figure::{self, Figure},
-    load::{Bed, Shape, Via, go_on, loopback_bytes},
+    load::{BenchFleet, Shape, Via, go_on, loopback_bytes},
     meter::{Meter, median_of},
     raw::{self, Raw},
 };
@@ -141,8 +141,8 @@ fn one(
     let shape = Shape { values, replicas, set: &args.set, ..timed };
     let mut figures = Vec::new();
 
-    let bed = Bed::start(shape, &dir.join("large"))?;
-    let mut pusher = bed.seat(0).pusher()?;
+    let fleet = BenchFleet::start(shape, &dir.join("large"))?;
+    let mut pusher = fleet.slot(0).pusher()?;
     // The first second is another: logs grow to their length, and every page of them is new.
     pusher.stream(time, interrupted)?;
     let before = loopback_bytes();
@@ -151,14 +151,14 @@ fn one(
     if let (Some(from), Some(to)) = (before, loopback_bytes()) {
         figures.push(("wire", (to - from) as f64 / streamed.bytes as f64));
     }
-    drop((pusher, bed));
+    drop((pusher, fleet));
     go_on(interrupted)?;
 
     let mut set = args.set.clone();
     set.push(format!("cluster.bucket_bytes={}", args.small as usize * F32_BYTES));
     let values = args.small as usize * args.small_buckets as usize;
-    let bed = Bed::start(Shape { values, set: &set, ..shape }, &dir.join("small"))?;
-    let mut pusher = bed.seat(0).pusher()?;
+    let fleet = BenchFleet::start(Shape { values, set: &set, ..shape }, &dir.join("small"))?;
+    let mut pusher = fleet.slot(0).pusher()?;
     pusher.push()?;
     let streamed = pusher.stream(time, interrupted)?;
     figures.push(("small pushes", streamed.pushes as f64 / streamed.took.as_secs_f64()));

@@ -9,7 +9,7 @@
 use super::{
     far::FarSide,
     figure::{self, Figure},
-    load::{Bed, Pusher, Shape, Via},
+    load::{BenchFleet, Pusher, Shape, Via},
     meter::{Meter, Took, median_of},
     raw::{self, Raw},
 };
@@ -98,13 +98,13 @@ fn one(
         set: &args.set,
         ..Shape::timed(args.durability)
     };
-    let bed = Bed::start(shape, &dir.join("fleet"))?;
+    let fleet = BenchFleet::start(shape, &dir.join("fleet"))?;
     let peer = FarSide::start(raw::COMMAND, "raw", dir)?;
-    let (ours, raws) = (Meter::new(bed.servers()), Meter::new([peer.id()]));
+    let (ours, raws) = (Meter::new(fleet.servers()), Meter::new([peer.id()]));
     // One worker for each way; the one that is not measured only says that it lives.
     let mut ways = Vec::new();
     for (worker, via) in (0u32..).zip(&args.via) {
-        ways.push((*via, bed.seat_via(worker, *via).pusher()?, Raw::connect(&peer, *via)?));
+        ways.push((*via, fleet.seat_via(worker, *via).pusher()?, Raw::connect(&peer, *via)?));
     }
     let mut payload = vec![1; bytes];
     for (_, pusher, raw) in &mut ways {

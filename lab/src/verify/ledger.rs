@@ -2,11 +2,11 @@
 
 use super::{
     clients::Clients,
-    rig::{Rig, Shape},
+    cluster::{Shape, TestCluster},
     verdict::{Counts, Verdict},
 };
 use crate::{
-    deck::{Deck, Kind},
+    fault_schedule::{FaultSchedule, Kind},
     health::View,
     scarce, stranger,
 };
@@ -98,8 +98,8 @@ pub fn run(args: &LedgerArgs) -> Result<i32, Failure> {
     };
     let mut storm = Storm {
         args,
-        rig: Rig::start(shape, &scratch.path)?,
-        deck: Deck::new(args.seed, &[&[Kind::Kill], args.faults.as_slice()].concat()),
+        cluster: TestCluster::start(shape, &scratch.path)?,
+        schedule: FaultSchedule::new(args.seed, &[&[Kind::Kill], args.faults.as_slice()].concat()),
         counts: Counts::default(),
         fading: Vec::new(),
         drained: None,
@@ -157,8 +157,8 @@ impl Scratch {
 /// The faults of one run.
 struct Storm<'a> {
     args: &'a LedgerArgs,
-    rig: Rig,
-    deck: Deck,
+    cluster: TestCluster,
+    schedule: FaultSchedule,
     counts: Counts,
     /// Faults that impair nobody, and so go on during others; until when.
     fading: Vec<(Instant, Kind)>,
@@ -173,7 +173,8 @@ struct Storm<'a> {
 impl Storm<'_> {
     fn run(&mut self, book: &Book) -> Result<Verdict, Failure> {
         let first = self.calm(None)?;
-        let clients = Clients::start(book, &self.rig.at(), Duration::from_secs(1) / self.args.pace as u32);
+        let clients =
+            Clients::start(book, &self.cluster.at(), Duration::from_secs(1) / self.args.pace as u32);
         clients.allow(2.0 / f64::from(self.args.kills + 2));
         let begun = Instant::now();
         while clients.acknowledged() == 0 {
@@ -186,13 +187,13 @@ impl Storm<'_> {
         let (began, before) = (Instant::now(), clients.acknowledged());
         while self.counts.leader_kills < u64::from(self.args.kills) {
             let view = self.calm(Some(&clients))?;
-            let card = self.deck.draw();
-            self.play(card, &view, &clients)?;
+            let fault = self.schedule.draw();
+            self.inject(fault, &view, &clients)?;
             let share = (self.counts.leader_kills + 2) as f64 / f64::from(self.args.kills + 2);
             clients.allow(share);
             self.say(&clients);
         }
-        self.rig.put(Faults::default())?;
+        self.cluster.put(Faults::default())?;
         let last = self.calm(Some(&clients))?;
         let (seconds, pushes) = (began.elapsed().as_secs_f64(), clients.acknowledged() - before);
         let outcome = clients.finish().map_err(|e| self.gave_up(&e.to_string(), &e))?;
@@ -216,7 +217,7 @@ impl Storm<'_> {
             servers: self.args.servers,
             workers: self.args.workers,
             per_place: book.per_place,
-            reported_lost: self.rig.reported_lost(),
+            reported_lost: self.cluster.reported_lost(),
             // Terms without a leader are counted too: the bound is not too small.
             bound: (terms(&last) - terms(&first)) * book.ledger.leader_window.pushes,
         })
@@ -230,7 +231,7 @@ impl Storm<'_> {
             if let Some(clients) = clients {
                 self.checked(clients)?;
             }
-            let state = self.rig.whole();
+            let state = self.cluster.whole();
             match state {
                 Ok(view) if clients.is_none_or(Clients::served) => {
                     self.count_snapshots(&view);
@@ -290,7 +291,7 @@ impl Storm<'_> {
         if let Some((worker, why)) = clients.failed() {
             return Err(self.gave_up(&format!("client {worker}: {why}"), &why));
         }
-        match self.rig.dead().into_iter().next() {
+        match self.cluster.dead().into_iter().next() {
             Some((place, how)) => {
                 let what = format!("server {place} ended though nobody killed it: {how}");
                 Err(Failure::new(exit::FAILED, what))
@@ -299,94 +300,94 @@ impl Storm<'_> {
         }
     }
 
-    fn play(&mut self, card: Kind, view: &View, clients: &Clients) -> Result<(), Failure> {
-        let n = self.rig.len();
-        let place = self.deck.pick(n);
-        match card {
+    fn inject(&mut self, fault: Kind, view: &View, clients: &Clients) -> Result<(), Failure> {
+        let n = self.cluster.len();
+        let place = self.schedule.pick(n);
+        match fault {
             Kind::Kill => {
-                let shard = self.deck.pick(view.leaders.len());
-                let victim = if self.deck.one_in(6) { place } else { view.leaders[shard] };
+                let shard = self.schedule.pick(view.leaders.len());
+                let victim = if self.schedule.one_in(6) { place } else { view.leaders[shard] };
                 let led = view.led_by(victim);
                 clients.next_round();
-                std::thread::sleep(self.deck.micros(0, 3000));
+                std::thread::sleep(self.schedule.micros(0, 3000));
                 clients.leader_dies(view.ids[victim], &led);
-                self.rig.kill(victim);
+                self.cluster.kill(victim);
                 self.counts.kills += 1;
                 self.counts.leader_kills += u64::from(!led.is_empty());
-                std::thread::sleep(self.deck.millis(0, 250));
-                self.rig.restart(victim)?;
+                std::thread::sleep(self.schedule.millis(0, 250));
+                self.cluster.restart(victim)?;
             }
             Kind::Pause => {
-                self.rig.pause(place);
-                std::thread::sleep(self.deck.millis(50, 1000));
-                self.rig.resume();
+                self.cluster.pause(place);
+                std::thread::sleep(self.schedule.millis(50, 1000));
+                self.cluster.resume();
             }
             Kind::Reset => {
-                let mut faults = self.rig.faults();
+                let mut faults = self.cluster.faults();
                 *faults.resets.entry(place as u32).or_default() += 1;
-                self.rig.put(faults)?;
+                self.cluster.put(faults)?;
             }
             Kind::Partition => {
-                let mut faults = self.rig.faults();
-                let other = (place + 1 + self.deck.pick(n - 1)) % n;
-                match self.deck.one_in(2) {
+                let mut faults = self.cluster.faults();
+                let other = (place + 1 + self.schedule.pick(n - 1)) % n;
+                match self.schedule.one_in(2) {
                     true => _ = faults.isolated.insert(place as u32),
                     false => _ = faults.cut.insert((place as u32, other as u32)),
                 }
-                self.rig.put(faults)?;
-                std::thread::sleep(self.deck.millis(100, 1500));
+                self.cluster.put(faults)?;
+                std::thread::sleep(self.schedule.millis(100, 1500));
                 let healed =
-                    Faults { isolated: Default::default(), cut: Default::default(), ..self.rig.faults() };
-                self.rig.put(healed)?;
+                    Faults { isolated: Default::default(), cut: Default::default(), ..self.cluster.faults() };
+                self.cluster.put(healed)?;
             }
             Kind::SlowLink => {
-                let mut faults = self.rig.faults();
-                faults.slow_link_ms.insert(place as u32, self.deck.millis(1, 20).as_millis() as u64);
-                self.rig.put(faults)?;
-                self.fading.push((Instant::now() + self.deck.millis(500, 3000), card));
+                let mut faults = self.cluster.faults();
+                faults.slow_link_ms.insert(place as u32, self.schedule.millis(1, 20).as_millis() as u64);
+                self.cluster.put(faults)?;
+                self.fading.push((Instant::now() + self.schedule.millis(500, 3000), fault));
             }
             Kind::SlowDisk => {
-                let mut faults = self.rig.faults();
-                faults.slow_disk_ms.insert(place as u32, self.deck.millis(1, 20).as_millis() as u64);
-                self.rig.put(faults)?;
-                self.fading.push((Instant::now() + self.deck.millis(500, 3000), card));
+                let mut faults = self.cluster.faults();
+                faults.slow_disk_ms.insert(place as u32, self.schedule.millis(1, 20).as_millis() as u64);
+                self.cluster.put(faults)?;
+                self.fading.push((Instant::now() + self.schedule.millis(500, 3000), fault));
             }
             Kind::DiskFull => self.disk_full(place, view, clients)?,
             Kind::Drain => self.membership(place)?,
             scarcity => self.run_short(scarcity, place)?,
         }
-        *self.counts.faults.entry(card).or_default() += 1;
+        *self.counts.faults.entry(fault).or_default() += 1;
         Ok(())
     }
 
     /// The disk fills up, the server dies of something else, and there is room again when it comes back.
     fn disk_full(&mut self, place: usize, view: &View, clients: &Clients) -> Result<(), Failure> {
-        let mut faults = self.rig.faults();
+        let mut faults = self.cluster.faults();
         faults.full_disk.insert(place as u32);
-        self.rig.put(faults)?;
-        std::thread::sleep(self.deck.millis(100, 1000));
+        self.cluster.put(faults)?;
+        std::thread::sleep(self.schedule.millis(100, 1000));
         // It may lead still, where nothing had to grow.
         clients.leader_dies(view.ids[place], &view.led_by(place));
-        self.rig.kill(place);
-        let mut faults = self.rig.faults();
+        self.cluster.kill(place);
+        let mut faults = self.cluster.faults();
         faults.full_disk.remove(&(place as u32));
-        self.rig.put(faults)?;
+        self.cluster.put(faults)?;
         self.counts.kills += 1;
-        self.rig.restart(place)
+        self.cluster.restart(place)
     }
 
     /// A server more at first; then one is emptied, filled again, and so on.
     fn membership(&mut self, place: usize) -> Result<(), Failure> {
-        if self.rig.len() == self.args.servers as usize {
-            return self.rig.join();
+        if self.cluster.len() == self.args.servers as usize {
+            return self.cluster.join();
         }
         let (server, undo) = match self.drained {
             Some(drained) => (drained, true),
             None => (place, false),
         };
-        let Some(id) = self.rig.id(server) else { return Ok(()) };
+        let Some(id) = self.cluster.id(server) else { return Ok(()) };
         // The control group may be without a leader for a moment: then this change does not happen.
-        if self.rig.drain(id, undo).is_ok() {
+        if self.cluster.drain(id, undo).is_ok() {
             self.drained = (!undo).then_some(server);
         }
         Ok(())
@@ -395,51 +396,51 @@ impl Storm<'_> {
     /// Something runs out on one server, on two or on all, and comes back; nobody restarts what has not ended.
     fn run_short(&mut self, kind: Kind, place: usize) -> Result<(), Failure> {
         let n = self.args.servers as usize;
-        let count = [1, 1, 2, n][self.deck.pick(4)];
+        let count = [1, 1, 2, n][self.schedule.pick(4)];
         let places: BTreeSet<u32> = (0..count).map(|i| ((place + i) % n) as u32).collect();
-        let lasting = self.deck.millis(100, 1500);
+        let lasting = self.schedule.millis(100, 1500);
         let refused = |e: std::io::Error| Failure::new(exit::IO, format!("a limit cannot be changed: {e}"));
         match kind {
             Kind::Fds => {
                 let taken: Result<Vec<_>, _> =
-                    places.iter().map(|p| scarce::descriptors(self.rig.pid(*p as usize))).collect();
+                    places.iter().map(|p| scarce::descriptors(self.cluster.pid(*p as usize))).collect();
                 let taken = taken.map_err(refused)?;
                 std::thread::sleep(lasting);
                 drop(taken);
             }
             Kind::Memory => return self.no_memory(place % n, lasting),
             Kind::Clock => {
-                let mut faults = self.rig.faults();
-                let hours = [-24, -1, 1, 24 * 365][self.deck.pick(4)];
+                let mut faults = self.cluster.faults();
+                let hours = [-24, -1, 1, 24 * 365][self.schedule.pick(4)];
                 faults.clock_s.insert((place % n) as u32, hours * 3600);
-                self.rig.put(faults)?;
+                self.cluster.put(faults)?;
                 std::thread::sleep(lasting);
-                self.rig.put(Faults { clock_s: Default::default(), ..self.rig.faults() })?;
+                self.cluster.put(Faults { clock_s: Default::default(), ..self.cluster.faults() })?;
             }
             Kind::Stranger => {
-                let mut rng = ChaCha8Rng::seed_from_u64(self.deck.pick(usize::MAX) as u64);
-                let addresses = self.rig.direct();
-                let visit = self.rig.ask(stranger::visit(&addresses, &mut rng, lasting));
+                let mut rng = ChaCha8Rng::seed_from_u64(self.schedule.pick(usize::MAX) as u64);
+                let addresses = self.cluster.direct();
+                let visit = self.cluster.ask(stranger::visit(&addresses, &mut rng, lasting));
                 if let Some(taken) = visit.taken.first() {
                     return Err(Failure::new(exit::FAILED, format!("BROKEN: a stranger was heard: {taken}")));
                 }
             }
             _ => {
-                let before = self.rig.faults();
+                let before = self.cluster.faults();
                 let mut faults = before.clone();
                 match kind {
                     Kind::DiskFullAll => faults.full_disk = (0..n as u32).collect(),
                     Kind::SlowAll => {
-                        let ms = self.deck.millis(1, 50).as_millis() as u64;
+                        let ms = self.schedule.millis(1, 50).as_millis() as u64;
                         faults.slow_disk_ms = (0..n as u32).map(|p| (p, ms)).collect();
                     }
                     Kind::Readonly => faults.read_only = places,
-                    _ if self.deck.one_in(2) => faults.failing_reads = places,
+                    _ if self.schedule.one_in(2) => faults.failing_reads = places,
                     _ => faults.failing_writes = places,
                 }
-                self.rig.put(faults)?;
+                self.cluster.put(faults)?;
                 std::thread::sleep(lasting);
-                self.rig.put(before)?;
+                self.cluster.put(before)?;
             }
         }
         Ok(())
@@ -448,18 +449,18 @@ impl Storm<'_> {
     /// A server's address space is all used up. It may end of that, as it would by the kernel's hand; then whoever looks
     /// after processes starts it again.
     fn no_memory(&mut self, place: usize, lasting: Duration) -> Result<(), Failure> {
-        let more = self.deck.pick(16) as u64 * (1 << 20);
-        let taken = scarce::memory(self.rig.pid(place), more);
+        let more = self.schedule.pick(16) as u64 * (1 << 20);
+        let taken = scarce::memory(self.cluster.pid(place), more);
         let taken = taken.map_err(|e| Failure::new(exit::IO, format!("a limit cannot be changed: {e}")))?;
         let until = Instant::now() + lasting;
-        while Instant::now() < until && !self.rig.has_ended(place) {
+        while Instant::now() < until && !self.cluster.has_ended(place) {
             std::thread::sleep(Duration::from_millis(5));
         }
         drop(taken);
-        if self.rig.has_ended(place) {
+        if self.cluster.has_ended(place) {
             self.counts.ended_for_memory += 1;
-            self.rig.kill(place); // waited for
-            self.rig.restart(place)?;
+            self.cluster.kill(place); // waited for
+            self.cluster.restart(place)?;
         }
         Ok(())
     }
@@ -470,12 +471,12 @@ impl Storm<'_> {
             let over = |(until, k): &(Instant, Kind)| *k == kind && *until <= now;
             if self.fading.iter().any(over) {
                 self.fading.retain(|(_, k)| *k != kind);
-                let mut faults = self.rig.faults();
+                let mut faults = self.cluster.faults();
                 match kind {
                     Kind::SlowLink => faults.slow_link_ms.clear(),
                     _ => faults.slow_disk_ms.clear(),
                 }
-                self.rig.put(faults)?;
+                self.cluster.put(faults)?;
             }
         }
         Ok(())
@@ -484,7 +485,7 @@ impl Storm<'_> {
     fn replicas_agree(&self) -> Result<(), String> {
         let began = Instant::now();
         loop {
-            match self.rig.replicas_agree() {
+            match self.cluster.replicas_agree() {
                 Err(_) if began.elapsed() < Duration::from_secs(10) => {
                     std::thread::sleep(Duration::from_millis(50));
                 }

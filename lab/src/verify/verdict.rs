@@ -1,6 +1,6 @@
 //! What a run of the ledger came to.
 
-use crate::{deck::Kind, statistics::quantile};
+use crate::{fault_schedule::Kind, statistics::quantile};
 use comfy_table::{Table, presets};
 use paraft_common::{Durability, Mode};
 use paraft_proof::Tally;
@@ -19,7 +19,7 @@ pub struct Counts {
     pub ended_for_memory: u64,
     /// Snapshots that were seen to be installed, by servers that came back or joined.
     pub snapshots: u64,
-    /// Cards played.
+    /// Faults injected.
     pub faults: BTreeMap<Kind, u64>,
 }
 

@@ -81,14 +81,14 @@ pub fn incoming<L: Listen + Sync>(
 }
 
 /// The same for axum. What comes by it stays unknown: `/metrics` is for whoever reads it, and gives way first.
-pub struct Door {
+pub struct BoundedListener {
     /// Where they come from.
     pub listener: TcpListener,
     /// What they are counted among.
     pub connections: Arc<Connections>,
 }
 
-impl axum::serve::Listener for Door {
+impl axum::serve::Listener for BoundedListener {
     type Io = Guarded<TcpStream>;
     type Addr = ();
 

@@ -15,7 +15,7 @@ mod accept;
 mod guarded;
 mod table;
 
-pub use accept::{Door, Listen, incoming};
+pub use accept::{BoundedListener, Listen, incoming};
 pub use guarded::Guarded;
 pub use table::{Bounds, Origin, Rank};
 

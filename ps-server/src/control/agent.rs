@@ -8,7 +8,7 @@ mod reporting;
 use super::{
     calls::Calls,
     groups::Groups,
-    plan::{Heard, Patience, Report},
+    plan::{LastReport, Report, Timeouts},
     reach::Reach,
     replica::ControlReplica,
     state::{Agreed, Command, Outcome, Shape, UNKNOWN_JOB},
@@ -49,13 +49,13 @@ pub struct AgentOptions {
     pub address: String,
     /// The servers that form the fleet, by id; or those that a new server asks.
     pub servers: Vec<String>,
-    /// What a founding fixes. `None`: the fleet's, which this server was told in an earlier life and learns again from
+    /// What a founding fixes. `None`: the fleet's, which this server was told in an earlier incarnation and learns again from
     /// the control group's log.
     pub shape: Option<Shape>,
     /// Timing.
     pub election: Duration,
     /// Timing of repairs.
-    pub patience: Patience,
+    pub timeouts: Timeouts,
 }
 
 /// The agent. One for the process.
@@ -132,16 +132,17 @@ impl Agent {
         &self.options.servers
     }
 
-    pub(super) fn patience(&self) -> Patience {
-        self.options.patience
+    pub(super) fn timeouts(&self) -> Timeouts {
+        self.options.timeouts
     }
 
     /// The addresses of servers that report and that nobody has agreed on, or not at this address.
     pub(super) fn asking(&self) -> Vec<String> {
         let leading = self.leading.lock();
         self.agreed.read(|s| {
-            let known =
-                |id: &ServerId, h: &Heard| s.servers.get(id).is_some_and(|m| m.address == h.report.address);
+            let known = |id: &ServerId, h: &LastReport| {
+                s.servers.get(id).is_some_and(|m| m.address == h.report.address)
+            };
             let asking = leading.heard.iter().filter(|(id, h)| !known(id, h));
             asking.map(|(_, h)| h.report.address.clone()).take(MAX_NEWCOMERS).collect()
         })
@@ -218,7 +219,7 @@ impl Agent {
 
     /// Where the last report was as the one before, and there was nothing to do.
     fn idle_interval(&self) -> Duration {
-        (self.options.patience.silent / 4).max(self.interval())
+        (self.options.timeouts.silent / 4).max(self.interval())
     }
 
     /// Reports come often enough that a fleet starts at once, and seldom enough to cost nothing.

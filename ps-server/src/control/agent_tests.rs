@@ -16,12 +16,12 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
     let scratch = tempfile::tempdir().expect("a folder");
     let (server, address, election) = (ServerId(0), "127.0.0.1:1".to_string(), Duration::from_millis(200));
     let (peers, agreed) = (Arc::new(Peers::default()), Arc::new(Agreed::default()));
-    let me = ReplicaId::new_life(server);
-    let options = GroupOptions { group: GroupId::Control, me, folder: None, election, parity: None };
+    let me = ReplicaId::new_incarnation(server);
+    let options = GroupOptions { group: GroupId::Control, me, folder: None, election, check_every: None };
     let control = ControlReplica::start(options, agreed.clone(), peers.clone()).await.expect("it starts");
     let data = scratch.path().to_path_buf();
     let logs = crate::raft::Logs::new(Arc::new(RealDisk), &data);
-    let options = ReplicasOptions { server, data, logs, election, parity: None };
+    let options = ReplicasOptions { server, data, logs, election, check_every: None };
     let replicas = Arc::new(Replicas::new(options, peers));
     let shape = Shape { shards: 1, replicas: 1, durability: Durability::QuorumMemory };
     let options = AgentOptions {
@@ -30,7 +30,7 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
         servers: vec![address.clone()],
         shape: Some(shape),
         election,
-        patience: Patience::new(election, Duration::from_secs(3)),
+        timeouts: Timeouts::new(election, Duration::from_secs(3)),
     };
     let calls = Box::new(GrpcCalls::default());
     let agent =
@@ -58,14 +58,14 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
 #[test]
 fn whoever_reports_under_a_number_that_another_has_is_kept_out_while_that_one_is_there() {
     let (server, silent) = (ServerId(0), Duration::from_millis(200));
-    let (ours, theirs) = (ReplicaId::new_life(server), ReplicaId::new_life(server));
+    let (ours, theirs) = (ReplicaId::new_incarnation(server), ReplicaId::new_incarnation(server));
     let report = |node, address: &str| Report { node, address: address.into(), ..Report::default() };
     let (right, stray) = (report(ours, "a:1"), report(theirs, "x:1"));
     let moved = report(ours, "b:1");
     let members = BTreeMap::from([(ours, "a:1".to_string())]);
     let (now, before) = (Instant::now(), Instant::now() - silent * 2);
-    let heard = |report: &Report, at| Heard { report: report.clone(), at };
-    let out = |who: &Report, heard: Option<&Heard>, members: &BTreeMap<_, _>, since| {
+    let heard = |report: &Report, at| LastReport { report: report.clone(), at };
+    let out = |who: &Report, heard: Option<&LastReport>, members: &BTreeMap<_, _>, since| {
         joining::holder(server, who, heard, members, since, silent)
     };
     let kept_out = |of: &str| Some(of.to_string());

@@ -5,12 +5,12 @@
 //! nobody to reduce with, and asks again; of two leaders of the same worker the shards refuse the second.
 //!
 //! ```text
-//!  ask ─▶ waiting ──all of the group before are here or lost, or it took too long──▶ seated, in the next generation
+//!  ask ─▶ waiting ──all of the group before are here or lost, or it took too long──▶ assigned, in the next generation
 //! ```
 //!
 //! Who led before leads again: its session with the servers goes on.
 
-use paraft_common::group::{MAX_RANKS, Seated, Seating};
+use paraft_common::group::{Assigned, Assignment, MAX_RANKS};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
@@ -28,7 +28,7 @@ const MAX_SETTINGS: usize = 4096;
 pub const GATHERING: Duration = Duration::from_secs(5);
 /// Who waits asks again and again; who has not for this long has hung up.
 pub(super) const HUNG_UP: Duration = Duration::from_millis(700);
-/// A new leader of the control group hears of every group within this time: until then it seats nobody who knows of none.
+/// A new leader of the control group hears of every group within this time: until then it assigns nobody who knows of none.
 pub(super) const LEARNING: Duration = Duration::from_millis(1500);
 /// A leader that speaks is waited for, however long its step takes: its session with the servers goes on.
 pub(super) const SPEAKS: Duration = Duration::from_secs(3);
@@ -46,9 +46,9 @@ pub struct Key {
     pub worker: u32,
 }
 
-/// A rank that asks for a seat.
+/// A rank that asks for an assignment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asks {
+pub struct JoinRequest {
     /// Ranks of a whole group.
     pub size: u32,
     /// Its rank, below `size`.
@@ -58,20 +58,20 @@ pub struct Asks {
     /// Where the others reach it.
     pub address: String,
     /// The group that it was in last; generation 0: none.
-    pub last: Seating,
+    pub last: Assignment,
     /// Ranks of that group which are gone.
     pub lost: Vec<u32>,
     /// How long to wait for ranks that have never come.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// What must be the same on all ranks.
     pub settings: String,
 }
 
 /// What the leader of a group says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Holds {
+pub struct Heartbeat {
     /// Who is in it.
-    pub seating: Seating,
+    pub assignment: Assignment,
     /// What is the same on all of its ranks.
     pub settings: String,
     /// The step that it is in.
@@ -80,18 +80,18 @@ pub struct Holds {
     pub over: bool,
 }
 
-/// Why a rank gets no seat.
+/// Why a rank gets no assignment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// In words.
     pub why: String,
     /// What the rank is to do.
-    pub then: Then,
+    pub then: Advice,
 }
 
 /// What a rank that was refused is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
+pub enum Advice {
     /// Ask again.
     Again,
     /// Asking again is of no use.
@@ -102,13 +102,13 @@ pub enum Then {
 
 impl From<String> for Refused {
     fn from(why: String) -> Self {
-        Self { why, then: Then::Again }
+        Self { why, then: Advice::Again }
     }
 }
 
 /// Whether it can be a group: what comes off the wire is kept only then.
-fn is_sound(s: &Seating) -> bool {
-    let sound = |r: &Seated| r.address.len() <= MAX_ADDRESS && r.rank < MAX_RANKS;
+fn is_sound(s: &Assignment) -> bool {
+    let sound = |r: &Assigned| r.address.len() <= MAX_ADDRESS && r.rank < MAX_RANKS;
     s.generation > 0
         && !s.ranks.is_empty()
         && s.ranks.len() <= MAX_RANKS as usize
@@ -117,7 +117,7 @@ fn is_sound(s: &Seating) -> bool {
 
 #[derive(Debug)]
 struct Waiting {
-    asks: Asks,
+    asks: JoinRequest,
     since: Instant,
     /// When it asked last.
     asked: Instant,
@@ -125,16 +125,16 @@ struct Waiting {
 
 #[derive(Debug, Default)]
 struct Gathering {
-    seating: Option<Seating>,
+    assignment: Option<Assignment>,
     /// When its leader was heard last.
     heard: Option<Instant>,
-    /// Of the seated, those that others have lost.
+    /// Of the assigned, those that others have lost.
     lost: BTreeSet<u32>,
     /// By rank.
     waiting: BTreeMap<u32, Waiting>,
     /// When its leader said that the job is done.
     over: Option<Instant>,
-    /// Those of the ranks that were seated last.
+    /// Those of the ranks that were assigned last.
     settings: Option<String>,
     /// The step that the group is in.
     step: u64,
@@ -154,7 +154,7 @@ pub struct Groups {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It is in this group.
-    Seated(Seating),
+    Assigned(Assignment),
     /// It should go on waiting.
     Wait {
         /// So many ranks are here.
@@ -172,32 +172,32 @@ impl Groups {
         Self { all: BTreeMap::new(), learns_until: jobs.then(|| now + LEARNING) }
     }
 
-    /// A rank asks, as it does several times a second until it is seated. `Err` says why it never will be.
-    pub fn join(&mut self, key: &Key, asks: Asks, now: Instant) -> Result<Answer, Refused> {
+    /// A rank asks, as it does several times a second until it is assigned. `Err` says why it never will be.
+    pub fn join(&mut self, key: &Key, asks: JoinRequest, now: Instant) -> Result<Answer, Refused> {
         let (token, last) = (asks.token, asks.last.generation);
         let learning = self.learns_until.is_some_and(|until| now < until);
-        // It may have been seated by what another has asked.
-        if let Some(seating) = self.all.get_mut(key).and_then(|g| g.seated(token, learning, now))
-            && seating.generation > last
+        // It may have been assigned by what another has asked.
+        if let Some(assignment) = self.all.get_mut(key).and_then(|g| g.assigned(token, learning, now))
+            && assignment.generation > last
         {
-            return Ok(Answer::Seated(seating));
+            return Ok(Answer::Assigned(assignment));
         }
         self.ask(key, asks, now)?;
         let Some(g) = self.all.get_mut(key) else { return Ok(Answer::Wait { here: 0, why: None }) };
         if g.is_over(now) {
             return Ok(Answer::Over);
         }
-        if let Some(seating) = g.seated(token, learning, now) {
-            return Ok(Answer::Seated(seating));
+        if let Some(assignment) = g.assigned(token, learning, now) {
+            return Ok(Answer::Assigned(assignment));
         }
         if let Some(why) = g.incomplete(key, token, now) {
-            return Err(Refused { why, then: Then::GiveUp });
+            return Err(Refused { why, then: Advice::GiveUp });
         }
         Ok(Answer::Wait { here: g.waiting.len() as u32, why: g.in_the_way(key, token, now) })
     }
 
-    fn ask(&mut self, key: &Key, asks: Asks, now: Instant) -> Result<(), Refused> {
-        let Asks { size, rank, ref address, .. } = asks;
+    fn ask(&mut self, key: &Key, asks: JoinRequest, now: Instant) -> Result<(), Refused> {
+        let JoinRequest { size, rank, ref address, .. } = asks;
         if size == 0 || size > MAX_RANKS {
             return Err(format!("a group of {size} ranks; 1 to {MAX_RANKS} go").into());
         }
@@ -227,9 +227,9 @@ impl Groups {
             *g = Gathering::default();
         }
         // A leader of the control group that knows nothing of a group learns it from those who were in it.
-        let known = g.seating.as_ref().map_or(0, |s| s.generation);
+        let known = g.assignment.as_ref().map_or(0, |s| s.generation);
         if asks.last.generation > known && is_sound(&asks.last) {
-            g.seating = Some(asks.last.clone());
+            g.assignment = Some(asks.last.clone());
             g.heard = Some(now);
         }
         let different = |w: &&Waiting| w.asks.rank != rank && w.asks.settings != asks.settings;
@@ -239,19 +239,20 @@ impl Groups {
                 key.worker, asks.settings, other.asks.rank, other.asks.settings
             );
             g.turned_away = Some(why.clone());
-            return Err(Refused { why, then: Then::Fix });
+            return Err(Refused { why, then: Advice::Fix });
         }
         // Who is in the group goes before a second process of the same rank.
-        let seated = |token| g.seating.as_ref().is_some_and(|s| g.speaks(now) && s.place(token).is_some());
+        let assigned =
+            |token| g.assignment.as_ref().is_some_and(|s| g.speaks(now) && s.place(token).is_some());
         let other = g.waiting.get(&rank).filter(|w| w.asks.token != asks.token);
-        if let Some(other) = other.filter(|w| seated(w.asks.token) || !seated(asks.token)) {
+        if let Some(other) = other.filter(|w| assigned(w.asks.token) || !assigned(asks.token)) {
             return Err(format!(
                 "rank {rank} of worker {} is waiting already, at {}: two processes have the same rank",
                 key.worker, other.asks.address
             )
             .into());
         }
-        if g.seating.as_ref().is_some_and(|s| s.generation == asks.last.generation) {
+        if g.assignment.as_ref().is_some_and(|s| s.generation == asks.last.generation) {
             g.lost.extend(&asks.lost);
         }
         let since = g.waiting.get(&rank).map_or(now, |w| w.since);
@@ -260,9 +261,9 @@ impl Groups {
     }
 
     /// The leader of a group is there; or, if it is `over`, its job is done. How many ranks wait to be taken in.
-    pub fn hold(&mut self, key: &Key, holds: Holds, now: Instant) -> Result<u32, String> {
-        let Holds { seating, settings, step, over } = holds;
-        if !is_sound(&seating) || key.job.len() > MAX_JOB || settings.len() > MAX_SETTINGS {
+    pub fn hold(&mut self, key: &Key, holds: Heartbeat, now: Instant) -> Result<u32, String> {
+        let Heartbeat { assignment, settings, step, over } = holds;
+        if !is_sound(&assignment) || key.job.len() > MAX_JOB || settings.len() > MAX_SETTINGS {
             return Err("that is no group".into());
         }
         if !self.all.contains_key(key) && self.all.len() >= MAX_GROUPS {
@@ -270,8 +271,8 @@ impl Groups {
         }
         let g = self.all.entry(key.clone()).or_default();
         // Of another leader's time, or what this one knows itself. An older one has been replaced, unless who has is not there.
-        if !g.speaks(now) || g.seating.as_ref().is_none_or(|s| s.generation <= seating.generation) {
-            g.seating = Some(seating);
+        if !g.speaks(now) || g.assignment.as_ref().is_none_or(|s| s.generation <= assignment.generation) {
+            g.assignment = Some(assignment);
             g.settings = Some(settings);
             g.step = step;
             g.heard = Some(now);
@@ -280,7 +281,7 @@ impl Groups {
         g.forget(now);
         // A process of the same rank as one that is there waits until that one is gone.
         let newcomer =
-            |rank: &&u32| g.seating.as_ref().is_none_or(|s| s.ranks.iter().all(|r| r.rank != **rank));
+            |rank: &&u32| g.assignment.as_ref().is_none_or(|s| s.ranks.iter().all(|r| r.rank != **rank));
         Ok(g.waiting.keys().filter(newcomer).count() as u32)
     }
 }
@@ -291,7 +292,7 @@ pub struct Overview {
     /// Whose it is.
     pub key: Key,
     /// Who is in it; nobody while the first forms.
-    pub seating: Seating,
+    pub assignment: Assignment,
     /// Ranks that want to be taken in.
     pub waiting: u32,
     /// `forming`, `training`, `silent`, `done`
@@ -305,10 +306,10 @@ impl Groups {
     pub fn overview(&self, now: Instant) -> Vec<Overview> {
         let of = |(key, g): (&Key, &Gathering)| Overview {
             key: key.clone(),
-            seating: g.seating.clone().unwrap_or_default(),
+            assignment: g.assignment.clone().unwrap_or_default(),
             waiting: g.waiting.len() as u32,
             step: g.step,
-            state: match &g.seating {
+            state: match &g.assignment {
                 _ if g.over.is_some() => "done",
                 None => "forming",
                 Some(_) if g.speaks(now) => "training",
@@ -331,28 +332,28 @@ impl Gathering {
             && settings.is_some_and(|s| self.settings.as_ref() == Some(s))
     }
 
-    /// The group that the process is in, once those who wait are seated, if it is time.
-    fn seated(&mut self, token: u64, learning: bool, now: Instant) -> Option<Seating> {
+    /// The group that the process is in, once those who wait are assigned, if it is time.
+    fn assigned(&mut self, token: u64, learning: bool, now: Instant) -> Option<Assignment> {
         self.seat(learning, now);
         let waits = self.waiting.values().any(|w| w.asks.token == token);
-        self.seating.clone().filter(|s| !waits && s.place(token).is_some())
+        self.assignment.clone().filter(|s| !waits && s.place(token).is_some())
     }
 
-    /// What to say to a process when ranks have never come, and patience is over: it waits no longer then.
+    /// What to say to a process when ranks have never come, and the timeout is over: it waits no longer then.
     fn incomplete(&mut self, key: &Key, token: u64, now: Instant) -> Option<String> {
-        let first = self.waiting.values().min_by_key(|w| w.since).filter(|_| self.seating.is_none())?;
-        if now.saturating_duration_since(first.since) < first.asks.patience {
+        let first = self.waiting.values().min_by_key(|w| w.since).filter(|_| self.assignment.is_none())?;
+        if now.saturating_duration_since(first.since) < first.asks.timeout {
             return None;
         }
         let missing: Vec<String> =
             (0..first.asks.size).filter(|r| !self.waiting.contains_key(r)).map(|r| r.to_string()).collect();
         let mut why = format!(
             "{} of {} ranks of worker {} have come within {:?}; missing: {} (start them, or a job with a smaller \
-             train.group_size; cluster.patience_ms is how long to wait)",
+             train.group_size; cluster.timeout_ms is how long to wait)",
             self.waiting.len(),
             first.asks.size,
             key.worker,
-            first.asks.patience,
+            first.asks.timeout,
             missing.join(", ")
         );
         if let Some(turned_away) = &self.turned_away {
@@ -366,14 +367,14 @@ impl Gathering {
     /// that was turned away comes back.
     fn in_the_way(&self, key: &Key, token: u64, now: Instant) -> Option<String> {
         let asks = &self.waiting.values().find(|w| w.asks.token == token)?.asks;
-        let Some(seating) = self.seating.as_ref().filter(|_| self.speaks(now)) else {
+        let Some(assignment) = self.assignment.as_ref().filter(|_| self.speaks(now)) else {
             return self.turned_away.clone();
         };
-        let seated = seating.ranks.iter().find(|r| r.rank == asks.rank && r.token != token)?;
+        let assigned = assignment.ranks.iter().find(|r| r.rank == asks.rank && r.token != token)?;
         Some(format!(
             "rank {} of worker {} is in the group already, at {}: two processes have the same rank, or that one has \
              died a moment ago",
-            asks.rank, key.worker, seated.address
+            asks.rank, key.worker, assigned.address
         ))
     }
 
@@ -388,29 +389,29 @@ impl Gathering {
             return;
         };
         let waited = now.saturating_duration_since(since);
-        let before = self.seating.as_ref().filter(|_| self.speaks(now));
+        let before = self.assignment.as_ref().filter(|_| self.speaks(now));
         let complete = match before {
-            None if learning && self.seating.is_none() => false,
+            None if learning && self.assignment.is_none() => false,
             None => {
                 let size = self.waiting.values().map(|w| w.asks.size).max().unwrap_or(1);
-                let patience = self.waiting.values().map(|w| w.asks.patience).min().unwrap_or_default();
+                let timeout = self.waiting.values().map(|w| w.asks.timeout).min().unwrap_or_default();
                 // A job does not begin without ranks that have never come; what has stood goes on with those who are left.
-                self.waiting.len() as u32 >= size || (waited >= patience && self.seating.is_some())
+                self.waiting.len() as u32 >= size || (waited >= timeout && self.assignment.is_some())
             }
             Some(s) => {
                 // A process of the group before that has asked has left it; until one has, newcomers wait, also those that
                 // have the rank of one that is there.
-                let left = |r: &Seated| self.waiting.get(&r.rank).filter(|w| w.asks.token == r.token);
+                let left = |r: &Assigned| self.waiting.get(&r.rank).filter(|w| w.asks.token == r.token);
                 let first_left = s.ranks.iter().filter_map(left).map(|w| w.since).min();
                 let heard = self.heard.is_some_and(|h| now.saturating_duration_since(h) < SPEAKS);
                 match first_left {
                     // Only processes that have replaced others, or are new.
                     None => {
-                        let replaced = |r: &Seated| self.waiting.contains_key(&r.rank);
+                        let replaced = |r: &Assigned| self.waiting.contains_key(&r.rank);
                         !heard && s.ranks.iter().all(|r| replaced(r) || self.lost.contains(&r.rank))
                     }
                     Some(first) => {
-                        let gone = |r: &Seated| left(r).is_some() || self.lost.contains(&r.rank);
+                        let gone = |r: &Assigned| left(r).is_some() || self.lost.contains(&r.rank);
                         let leader_comes = heard && s.ranks.first().is_some_and(|l| !gone(l));
                         let late = now.saturating_duration_since(first) >= GATHERING;
                         s.ranks.iter().all(gone) || (late && !leader_comes)
@@ -424,14 +425,15 @@ impl Gathering {
         self.settings = self.waiting.values().next().map(|w| w.asks.settings.clone());
         let mut ranks: Vec<Waiting> = std::mem::take(&mut self.waiting).into_values().collect();
         let last = ranks.iter().map(|w| w.asks.last.generation).max().unwrap_or(0);
-        let last = last.max(self.seating.as_ref().map_or(0, |s| s.generation));
+        let last = last.max(self.assignment.as_ref().map_or(0, |s| s.generation));
         // Those of the latest group first, in their order there.
         ranks.sort_by_key(|Waiting { asks, .. }| {
             (std::cmp::Reverse(asks.last.generation), asks.last.place(asks.token), asks.rank)
         });
-        let seated = |w: Waiting| Seated { rank: w.asks.rank, token: w.asks.token, address: w.asks.address };
-        let ranks = ranks.into_iter().map(seated).collect();
-        self.seating = Some(Seating { generation: last + 1, ranks });
+        let assigned =
+            |w: Waiting| Assigned { rank: w.asks.rank, token: w.asks.token, address: w.asks.address };
+        let ranks = ranks.into_iter().map(assigned).collect();
+        self.assignment = Some(Assignment { generation: last + 1, ranks });
         self.heard = Some(now);
         self.lost.clear();
         self.turned_away = None;

@@ -94,7 +94,7 @@ pub struct Job {
 
 impl Job {
     /// What names it: the founding of shard 0.
-    pub fn origin(&self) -> u64 {
+    pub fn founding(&self) -> u64 {
         self.shards.get(&ShardId(0)).copied().unwrap_or(0)
     }
 
@@ -179,9 +179,9 @@ impl Jobs {
         self.0.iter()
     }
 
-    /// The job of this name: see [`Job::origin`].
-    pub fn get(&self, origin: u64) -> Option<&Job> {
-        self.0.iter().find(|j| j.origin() == origin)
+    /// The job of this name: see [`Job::founding`].
+    pub fn get(&self, founding: u64) -> Option<&Job> {
+        self.0.iter().find(|j| j.founding() == founding)
     }
 
     pub(super) fn note(
@@ -192,7 +192,7 @@ impl Jobs {
         seen_ms: u64,
     ) {
         let named = shards.get(&ShardId(0)).copied().unwrap_or(0);
-        if let Some(job) = self.0.iter_mut().find(|j| j.origin() == named) {
+        if let Some(job) = self.0.iter_mut().find(|j| j.founding() == named) {
             (job.shards, job.facts, job.state) = (shards.clone(), facts.clone(), state);
         } else {
             let (shards, facts) = (shards.clone(), facts.clone());
@@ -201,15 +201,15 @@ impl Jobs {
         self.forget();
     }
 
-    /// What must change so that the checkpoints in `folder` are these, which the job `origin` tells; `None`: nothing.
+    /// What must change so that the checkpoints in `folder` are these, which the job `founding` tells; `None`: nothing.
     /// A job that goes on from a checkpoint writes to the same folder, and what is gone there is gone from every job.
-    pub fn difference(&self, origin: u64, folder: &str, held: Vec<KnownCheckpoint>) -> Option<Difference> {
-        let others = || self.0.iter().filter(|j| j.origin() != origin);
+    pub fn difference(&self, founding: u64, folder: &str, held: Vec<KnownCheckpoint>) -> Option<Difference> {
+        let others = || self.0.iter().filter(|j| j.founding() != founding);
         let stale = |h: &KnownCheckpoint| {
             let mut listed = others().flat_map(|j| &j.checkpoints).filter(|c| c.path == h.path);
             listed.any(|c| !c.is_same(h) || c.best != h.best)
         };
-        let mut d = self.get(origin)?.difference(folder, held.clone());
+        let mut d = self.get(founding)?.difference(folder, held.clone());
         let gone = others().flat_map(|j| j.gone(folder, &held));
         let more: BTreeSet<&String> = gone.filter(|p| !d.gone.contains(p)).collect();
         let more: Vec<String> = more.into_iter().cloned().collect();
@@ -221,12 +221,12 @@ impl Jobs {
     }
 
     /// False where there is no such job.
-    pub(super) fn note_checkpoints(&mut self, origin: u64, difference: &Difference) -> bool {
-        if self.get(origin).is_none() {
+    pub(super) fn note_checkpoints(&mut self, founding: u64, difference: &Difference) -> bool {
+        if self.get(founding).is_none() {
             return false;
         }
         for job in &mut self.0 {
-            match job.origin() == origin {
+            match job.founding() == founding {
                 true => job.change(difference),
                 false => job.heed(difference),
             }
@@ -235,9 +235,9 @@ impl Jobs {
     }
 
     /// The shard begins anew: what ran in an earlier founding of it, and had not finished, is lost.
-    pub(super) fn begun_anew(&mut self, shard: ShardId, origin: u64) {
+    pub(super) fn begun_anew(&mut self, shard: ShardId, founding: u64) {
         let lost = |j: &&mut Job| {
-            j.state == JobState::Running && j.shards.get(&shard).is_some_and(|before| *before != origin)
+            j.state == JobState::Running && j.shards.get(&shard).is_some_and(|before| *before != founding)
         };
         self.0.iter_mut().filter(lost).for_each(|j| j.state = JobState::Lost);
         self.forget();

@@ -30,13 +30,16 @@ fn found() -> Command {
     Command::Found { fleet: 1, shape, servers: BTreeMap::from([(ServerId(0), "s0:1".into())]) }
 }
 
-fn place(shard: u32, origin: u64) -> Command {
-    Command::Place { shard: ShardId(shard), place: Place { origin, voters: BTreeSet::new(), founded: true } }
+fn place(shard: u32, founding: u64) -> Command {
+    Command::Place {
+        shard: ShardId(shard),
+        place: Place { founding, voters: BTreeSet::new(), founded: true },
+    }
 }
 
-/// A job on two shards, founded as `origin` and the number after it.
-fn job(origin: u64, state: JobState, seen_ms: u64) -> Command {
-    let shards = BTreeMap::from([(ShardId(0), origin), (ShardId(1), origin + 1)]);
+/// A job on two shards, founded as `founding` and the number after it.
+fn job(founding: u64, state: JobState, seen_ms: u64) -> Command {
+    let shards = BTreeMap::from([(ShardId(0), founding), (ShardId(1), founding + 1)]);
     Command::Job { shards, facts: facts("a"), state, seen_ms }
 }
 
@@ -62,19 +65,19 @@ fn state(commands: impl IntoIterator<Item = Command>) -> State {
     state
 }
 
-fn the_job(state: &State, origin: u64) -> &Job {
-    state.jobs.get(origin).unwrap_or_else(|| panic!("no job {origin} in {:?}", state.jobs))
+fn the_job(state: &State, founding: u64) -> &Job {
+    state.jobs.get(founding).unwrap_or_else(|| panic!("no job {founding} in {:?}", state.jobs))
 }
 
 /// Tells what `folder` holds, as the leader of the control group takes it; gives whether anything was proposed.
-fn hold(state: &mut State, origin: u64, folder: &str, held: Vec<KnownCheckpoint>) -> bool {
-    let Some(difference) = state.jobs.difference(origin, folder, held) else { return false };
-    assert_eq!(state.apply(&Command::Checkpoints { job: origin, difference }), Outcome::Done);
+fn hold(state: &mut State, founding: u64, folder: &str, held: Vec<KnownCheckpoint>) -> bool {
+    let Some(difference) = state.jobs.difference(founding, folder, held) else { return false };
+    assert_eq!(state.apply(&Command::Checkpoints { job: founding, difference }), Outcome::Done);
     true
 }
 
-fn steps(state: &State, origin: u64) -> Vec<u64> {
-    the_job(state, origin).checkpoints.iter().map(|c| c.step).collect()
+fn steps(state: &State, founding: u64) -> Vec<u64> {
+    the_job(state, founding).checkpoints.iter().map(|c| c.step).collect()
 }
 
 #[test]
@@ -109,7 +112,7 @@ fn the_last_jobs_that_have_ended_stay_and_the_one_that_runs() {
     for i in 0..ended {
         state.apply(&job(100 + 10 * i, JobState::Finished, i));
     }
-    let listed: Vec<u64> = state.jobs.iter().map(Job::origin).collect();
+    let listed: Vec<u64> = state.jobs.iter().map(Job::founding).collect();
     let last = (5..ended).map(|i| 100 + 10 * i);
     assert_eq!(listed, std::iter::once(1).chain(last).collect::<Vec<_>>());
 }

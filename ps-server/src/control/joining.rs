@@ -2,7 +2,7 @@
 
 use super::{
     agent::{Agent, MAX_NEWCOMERS},
-    plan::{Heard, Report, founding_anew},
+    plan::{LastReport, Report, founding_anew},
     state::{Command, Outcome},
 };
 use crate::raft::ReplicaId;
@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 pub(super) fn holder(
     server: ServerId,
     report: &Report,
-    heard: Option<&Heard>,
+    heard: Option<&LastReport>,
     members: &BTreeMap<ReplicaId, String>,
     leads_since: Instant,
     silent: Duration,
@@ -150,7 +150,7 @@ impl Agent {
         if !accept_loss {
             return Err(Some(format!("{held}. If that is meant: --accept-loss")));
         }
-        tracing::error!(%shard, origin = place.origin, "given up by a person's word: founded anew");
+        tracing::error!(%shard, founding = place.founding, "given up by a person's word: founded anew");
         match self.propose(founding_anew(shard, rand::random::<u64>() | (1 << 63))).await.map_err(Some)? {
             Outcome::Refused(why) => Err(Some(why)),
             Outcome::Done | Outcome::Joined(_) => Ok(held),
@@ -161,7 +161,7 @@ impl Agent {
     fn silent_servers(&self) -> std::collections::BTreeSet<ServerId> {
         let leading = self.leading.lock();
         let silent =
-            |id: &ServerId| leading.heard.get(id).is_none_or(|h| h.at.elapsed() > self.patience().silent);
+            |id: &ServerId| leading.heard.get(id).is_none_or(|h| h.at.elapsed() > self.timeouts().silent);
         self.agreed.read(|s| s.servers.keys().copied().filter(silent).collect())
     }
 }

@@ -6,26 +6,26 @@
 //! ```text
 //!  placing ──all hosted──▶ placed ──agreed──▶ begins ──▶ serving ⇄ repairing (learner ▶ caught up ▶ voter)
 //!     ▲                                            └──every replica lost its log──▶ lost ─┐
-//!     └───────────────────────────── founded anew, under another origin ──────────────────┘
+//!     └───────────────────────────── founded anew, under another founding ──────────────────┘
 //! ```
 
 mod balance;
+mod checks;
 mod jobs;
 mod own;
-mod parity;
 mod view;
 
 pub use jobs::JobReport;
 pub use own::ControlChange;
-pub use view::{AsideReport, Heard, Patience, ReplicaReport, Report, View};
+pub use view::{AsideReport, LastReport, ReplicaReport, Report, Timeouts, View};
 
 use super::state::{Command, Place};
 use crate::raft::{Digest, ReplicaId};
 use balance::{Move, spread_leaders, uneven};
+use checks::compare;
 use jobs::note_job;
 use own::control_change;
 use paraft_common::{ServerId, ShardId, placement};
-use parity::compare;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a server should do.
@@ -34,21 +34,21 @@ pub struct Directive {
     /// For which shard.
     pub shard: ShardId,
     /// What.
-    pub what: Do,
+    pub what: Action,
 }
 
 /// What a server should do for a shard.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Do {
+pub enum Action {
     /// Start a new replica.
     Host {
         /// Of which founding.
-        origin: u64,
+        founding: u64,
     },
     /// Found the group.
     Found {
         /// Of which founding.
-        origin: u64,
+        founding: u64,
         /// The first voters.
         members: BTreeMap<ReplicaId, String>,
     },
@@ -135,7 +135,7 @@ pub fn plan(view: &View) -> Plan {
             Some(place) if place.founded => keep(view, shard, place, shape.replicas, mv, &mut plan),
             Some(place) => found(view, shard, place, shape.replicas, &mut plan),
             None => {
-                start(view, shard, view.origin ^ u64::from(shard.0), shape.replicas, &mut plan);
+                start(view, shard, view.founding ^ u64::from(shard.0), shape.replicas, &mut plan);
                 (Health::Placing, String::new())
             }
         };
@@ -147,7 +147,7 @@ pub fn plan(view: &View) -> Plan {
 }
 
 impl Plan {
-    fn tell(&mut self, server: ServerId, shard: ShardId, what: Do) {
+    fn tell(&mut self, server: ServerId, shard: ShardId, what: Action) {
         self.directives.entry(server).or_default().push(Directive { shard, what });
     }
 }
@@ -156,16 +156,16 @@ impl Plan {
 /// late, a majority begins; the others are added when they come.
 fn choose(view: &View, shard: ShardId, replicas: u32) -> Option<Vec<ServerId>> {
     let usable: Vec<ServerId> = view.usable().map(|(s, _)| s).collect();
-    let waited = view.now.saturating_duration_since(view.since) > view.patience.settle;
+    let waited = view.now.saturating_duration_since(view.since) > view.timeouts.settle;
     let enough = usable.len() >= replicas as usize || waited && usable.len() * 2 > replicas as usize;
     let places = placement::replicas_of(shard, usable.len() as u32, replicas);
     enough.then(|| places.into_iter().filter_map(|p| usable.get(p.0 as usize).copied()).collect())
 }
 
 /// Nothing is agreed on yet: give the shard a name, so that servers can host it.
-fn start(view: &View, shard: ShardId, origin: u64, replicas: u32, plan: &mut Plan) {
+fn start(view: &View, shard: ShardId, founding: u64, replicas: u32, plan: &mut Plan) {
     if choose(view, shard, replicas).is_some() {
-        let place = Place { origin, voters: BTreeSet::new(), founded: false };
+        let place = Place { founding, voters: BTreeSet::new(), founded: false };
         plan.commands.push(Command::Place { shard, place });
     }
 }
@@ -173,8 +173,9 @@ fn start(view: &View, shard: ShardId, origin: u64, replicas: u32, plan: &mut Pla
 /// Named, not founded: host, agree on the replicas, agree that they begin. Only then is one told to: a group that has
 /// begun, and may have acknowledged something, is never taken for one that has not.
 fn found(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut Plan) -> (Health, String) {
-    let hosts =
-        |s: ServerId| view.live(s).and_then(|r| r.replicas.get(&shard)).filter(|r| r.origin == place.origin);
+    let hosts = |s: ServerId| {
+        view.live(s).and_then(|r| r.replicas.get(&shard)).filter(|r| r.founding == place.founding)
+    };
     if place.voters.is_empty() {
         let Some(servers) = choose(view, shard, replicas) else {
             return (Health::Placing, format!("waiting for {replicas} servers"));
@@ -184,7 +185,7 @@ fn found(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut P
         for s in servers {
             match hosts(s) {
                 Some(r) => _ = nodes.insert(r.node),
-                None => plan.tell(s, shard, Do::Host { origin: place.origin }),
+                None => plan.tell(s, shard, Action::Host { founding: place.founding }),
             }
         }
         if nodes.len() == chosen {
@@ -196,13 +197,13 @@ fn found(view: &View, shard: ShardId, place: &Place, replicas: u32, plan: &mut P
     let all_there = place.voters.iter().all(|n| hosts(n.server()).is_some_and(|r| r.node == *n));
     let gone = |n: &ReplicaId| match view.live(n.server()) {
         Some(r) => r.replicas.get(&shard).is_none_or(|r| r.node != *n),
-        None => view.age(n.server()) > view.patience.replace,
+        None => view.age(n.server()) > view.timeouts.replace,
     };
     if all_there {
         plan.commands.push(Command::Place { shard, place: Place { founded: true, ..place.clone() } });
     } else if place.voters.iter().any(gone) {
         // One was lost before the group was to begin.
-        start(view, shard, view.origin ^ u64::from(shard.0), replicas, plan);
+        start(view, shard, view.founding ^ u64::from(shard.0), replicas, plan);
     }
     (Health::Placing, String::new())
 }
@@ -226,7 +227,7 @@ fn begin(
     let Some(first) = from_preferred.copied().find(|n| here(*n).is_some()) else { return false };
     let address = |n: &ReplicaId| Some((*n, view.state.servers.get(&n.server())?.address.clone()));
     let members = place.voters.iter().filter_map(address).collect();
-    plan.tell(first.server(), shard, Do::Found { origin: place.origin, members });
+    plan.tell(first.server(), shard, Action::Found { founding: place.founding, members });
     true
 }
 
@@ -250,15 +251,15 @@ fn keep(
         let answers = view.live(n.server()).is_some() || view.forgotten(n.server());
         answers && here(n).is_none() && view.stopped(shard, n).is_none()
     };
-    let leader = view.leader(shard, place.origin);
+    let leader = view.leader(shard, place.founding);
     let voters = leader.map_or(&place.voters, |(_, lead)| &lead.membership.voters);
     let lost = voters.iter().filter(|n| vanished(**n)).count();
     // Its members may have changed since they were last agreed on: who holds anything of it counts.
     let holds = |s: &ServerId| {
         let r = view.live(*s).and_then(|r| r.replicas.get(&shard));
         r.is_some_and(|r| {
-            let ours = r.origin == place.origin && r.founded;
-            ours && r.trouble.is_empty() || r.stopped.is_some() && (ours || r.origin == 0)
+            let ours = r.founding == place.founding && r.founded;
+            ours && r.trouble.is_empty() || r.stopped.is_some() && (ours || r.founding == 0)
         })
     };
     if (voters.len() - lost) * 2 <= voters.len() {
@@ -270,7 +271,7 @@ fn keep(
     }
     let few = voters.iter().filter(|n| here(**n).is_some()).count() * 2 <= voters.len();
     let Some((leads_at, lead)) = leader else {
-        let begun = |n| here(n).filter(|r| r.origin == place.origin).map(|r| r.founded);
+        let begun = |n| here(n).filter(|r| r.founding == place.founding).map(|r| r.founded);
         return match begin(shard, place, begun, view, plan) {
             true => (Health::Placing, String::new()),
             false if few => no_majority(view, shard, voters, &here),
@@ -281,7 +282,7 @@ fn keep(
         return no_majority(view, shard, voters, &here);
     }
     let now = &lead.membership;
-    let divided = compare(view, shard, place.origin, now, plan);
+    let divided = compare(view, shard, place.founding, now, plan);
     if now.changing {
         return (Health::Repairing, "its membership is changing".into());
     }
@@ -299,12 +300,12 @@ fn keep(
     });
     if let Some((n, address)) = moved {
         let why = format!("{} is at another address", n.server());
-        plan.tell(leads_at, shard, Do::Learner(n, address));
+        plan.tell(leads_at, shard, Action::Learner(n, address));
         return (Health::Repairing, why);
     }
     let silent_long = |n: ReplicaId| {
         let waits = view.stopped(shard, n).and_then(|r| r.stopped).unwrap_or_default();
-        view.age(n.server()).max(waits) > view.patience.replace
+        view.age(n.server()).max(waits) > view.timeouts.replace
     };
     let spare = || {
         let used: BTreeSet<ServerId> = now.voters.iter().map(|n| n.server()).collect();
@@ -337,11 +338,11 @@ fn keep(
     let even_out = || mv.map(|m| (Some(m.from), m.to));
     if let Some((bad, target)) = replace.or_else(add).or_else(even_out) {
         let hosted = view.live(target).and_then(|r| r.replicas.get(&shard));
-        match hosted.filter(|r| r.origin == place.origin && r.trouble.is_empty()) {
-            None => plan.tell(target, shard, Do::Host { origin: place.origin }),
+        match hosted.filter(|r| r.founding == place.founding && r.trouble.is_empty()) {
+            None => plan.tell(target, shard, Action::Host { founding: place.founding }),
             Some(new) if !now.members.contains_key(&new.node) => {
                 let address = view.live(target).map(|r| r.address.clone()).unwrap_or_default();
-                plan.tell(leads_at, shard, Do::Learner(new.node, address));
+                plan.tell(leads_at, shard, Action::Learner(new.node, address));
             }
             Some(new) if lead.caught_up.contains(&new.node) => {
                 let mut voters = now.voters.clone();
@@ -361,11 +362,11 @@ fn keep(
     }
     // Learners that nobody waits for: left over from a replacement that was broken off.
     if now.members.keys().any(|n| !now.voters.contains(n)) {
-        plan.tell(leads_at, shard, Do::Voters(now.voters.clone()));
+        plan.tell(leads_at, shard, Action::Voters(now.voters.clone()));
     }
     for (server, report) in view.state.servers.keys().filter_map(|s| Some((*s, view.live(*s)?))) {
         if let Some(r) = report.replicas.get(&shard).filter(|r| !now.members.contains_key(&r.node)) {
-            plan.tell(server, shard, Do::Retire { node: r.node, index: now.index });
+            plan.tell(server, shard, Action::Retire { node: r.node, index: now.index });
         }
     }
     match now.voters.iter().find(|n| here(**n).is_none()) {
@@ -400,7 +401,7 @@ fn is_lost(
     still: &[String],
     plan: &mut Plan,
 ) -> (Health, String) {
-    let asides = view.readable_asides(shard, place.origin);
+    let asides = view.readable_asides(shard, place.founding);
     if let Some((server, name)) = asides.iter().flatten().next() {
         return (
             Health::Lost,
@@ -426,16 +427,16 @@ fn is_lost(
     }
     plan.all_lost.insert(shard);
     let seen = view.lost_since.get(&shard).map(|since| view.now.saturating_duration_since(*since));
-    if seen.is_some_and(|seen| seen >= view.patience.silent) {
+    if seen.is_some_and(|seen| seen >= view.timeouts.silent) {
         tracing::error!(%shard, "every replica has lost its log: the shard begins anew; resume from a checkpoint");
-        plan.commands.push(founding_anew(shard, view.origin));
+        plan.commands.push(founding_anew(shard, view.founding));
     }
     (Health::Lost, "every replica has lost its log".into())
 }
 
 /// Names a shard's next founding: what it held is given up.
-pub fn founding_anew(shard: ShardId, origin: u64) -> Command {
-    let place = Place { origin: origin ^ u64::from(shard.0), voters: BTreeSet::new(), founded: false };
+pub fn founding_anew(shard: ShardId, founding: u64) -> Command {
+    let place = Place { founding: founding ^ u64::from(shard.0), voters: BTreeSet::new(), founded: false };
     Command::Place { shard, place }
 }
 
@@ -480,9 +481,9 @@ fn vote(
         lead.caught_up.contains(n) && there.is_some_and(|r| r.node == *n && r.trouble.is_empty())
     };
     match heir(view, shard, lead).filter(|_| leaves) {
-        Some(heir) => plan.tell(leads_at, shard, Do::Transfer(heir)),
+        Some(heir) => plan.tell(leads_at, shard, Action::Transfer(heir)),
         None if keeps_majority(&lead.membership.voters, &voters, works) => {
-            plan.tell(leads_at, shard, Do::Voters(voters));
+            plan.tell(leads_at, shard, Action::Voters(voters));
         }
         None => {} // until those that are to stay have caught up
     }

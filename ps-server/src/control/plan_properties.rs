@@ -6,7 +6,10 @@
 //! leader's log holds everything that was committed. Servers are modelled by what `Agent` does with a directive.
 
 use super::{
-    plan::{ControlChange, Directive, Do, Health, Heard, Patience, Plan, ReplicaReport, Report, View, plan},
+    plan::{
+        Action, ControlChange, Directive, Health, LastReport, Plan, ReplicaReport, Report, Timeouts, View,
+        plan,
+    },
     state::{Command, Shape, State},
 };
 use crate::raft::{Membership, ReplicaId};
@@ -18,7 +21,7 @@ use std::{
 };
 
 const TICK: Duration = Duration::from_millis(250);
-const PATIENCE: Patience = Patience {
+const TIMEOUTS: Timeouts = Timeouts {
     silent: Duration::from_secs(1),
     replace: Duration::from_secs(10),
     settle: Duration::from_secs(3),
@@ -93,7 +96,7 @@ impl Machine {
 #[derive(Clone)]
 struct Hosted {
     node: ReplicaId,
-    origin: u64,
+    founding: u64,
     applied: u64,
     founded: bool,
 }
@@ -111,7 +114,7 @@ struct Group {
 struct Fleet {
     state: State,
     control: Membership,
-    heard: BTreeMap<ServerId, Heard>,
+    heard: BTreeMap<ServerId, LastReport>,
     now: Instant,
     since: Instant,
     machines: BTreeMap<ServerId, Machine>,
@@ -148,7 +151,7 @@ impl Fleet {
         let list = (0..servers).map(|s| (ServerId(s), address(ServerId(s)))).collect();
         fleet.state.apply(&Command::Found { fleet: 1, shape, servers: list });
         for s in (0..servers).map(ServerId) {
-            let node = fleet.new_life(s);
+            let node = fleet.new_incarnation(s);
             fleet.control.members.insert(node, address(s));
             fleet.control.voters.insert(node);
             fleet.machines.insert(s, Machine::new(node));
@@ -156,7 +159,7 @@ impl Fleet {
         fleet
     }
 
-    fn new_life(&mut self, server: ServerId) -> ReplicaId {
+    fn new_incarnation(&mut self, server: ServerId) -> ReplicaId {
         self.names += 1;
         ReplicaId(server.0 << 32 | self.names)
     }
@@ -194,8 +197,8 @@ impl Fleet {
             heard: &self.heard,
             now: self.now,
             since: self.since,
-            patience: PATIENCE,
-            origin: self.names << 8,
+            timeouts: TIMEOUTS,
+            founding: self.names << 8,
             unix_ms: 0,
         });
         self.lost_since.retain(|shard, _| plan.all_lost.contains(shard));
@@ -218,11 +221,11 @@ impl Fleet {
     fn report(&self, server: ServerId) -> Report {
         let m = &self.machines[&server];
         let replicas = m.hosted.iter().map(|(shard, h)| {
-            let group = self.groups.get(&(*shard, h.origin)).filter(|_| h.founded);
+            let group = self.groups.get(&(*shard, h.founding)).filter(|_| h.founded);
             let leads = m.works() && group.is_some_and(|g| g.leader == Some(h.node));
             let report = ReplicaReport {
                 node: h.node,
-                origin: h.origin,
+                founding: h.founding,
                 founded: h.founded,
                 leads,
                 term: group.map_or(0, |g| g.term),
@@ -259,7 +262,7 @@ impl Fleet {
                     continue;
                 }
                 let report = self.report(server);
-                self.heard.insert(server, Heard { report, at: self.now });
+                self.heard.insert(server, LastReport { report, at: self.now });
                 let mut plan = self.view();
                 self.one_change_at_a_time(&plan);
                 let told = plan.directives.remove(&server).unwrap_or_default();
@@ -289,12 +292,15 @@ impl Fleet {
     fn one_change_at_a_time(&self, plan: &Plan) {
         let mut changes = BTreeSet::new();
         for (server, d) in plan.directives.iter().flat_map(|(s, list)| list.iter().map(move |d| (s, d))) {
-            if matches!(d.what, Do::Learner(..) | Do::Voters(_) | Do::Found { .. } | Do::Transfer(_)) {
+            if matches!(
+                d.what,
+                Action::Learner(..) | Action::Voters(_) | Action::Found { .. } | Action::Transfer(_)
+            ) {
                 assert!(changes.insert(d.shard), "two changes of {} at once: {:?}", d.shard, plan.directives);
             }
-            if matches!(d.what, Do::Host { .. }) {
+            if matches!(d.what, Action::Host { .. }) {
                 let heard = self.heard.get(server).expect("told something");
-                assert!(self.now - heard.at <= PATIENCE.silent, "a silent server is given a replica");
+                assert!(self.now - heard.at <= TIMEOUTS.silent, "a silent server is given a replica");
                 let lost_its_own = self.state.shards.get(&d.shard).is_some_and(|p| {
                     p.voters.iter().any(|n| n.server() == *server && !self.holds(d.shard, *n))
                 });
@@ -308,9 +314,9 @@ impl Fleet {
         if let Command::Place { shard, place } = command
             && let Some(old) = self.state.shards.get(shard)
             && old.founded
-            && old.origin != place.origin
+            && old.founding != place.founding
         {
-            let begun = self.groups.get(&(*shard, old.origin));
+            let begun = self.groups.get(&(*shard, old.founding));
             let voters = begun.map_or(&old.voters, |g| &g.membership.voters);
             assert!(
                 begun.is_none() || !self.majority(*shard, voters, false),
@@ -318,7 +324,7 @@ impl Fleet {
             );
             let heard = voters.iter().any(|n| {
                 let heard = self.heard.get(&n.server());
-                self.holds(*shard, *n) && heard.is_some_and(|h| self.now - h.at <= PATIENCE.silent)
+                self.holds(*shard, *n) && heard.is_some_and(|h| self.now - h.at <= TIMEOUTS.silent)
             });
             assert!(!heard, "{shard} is founded anew though a server reports that it has its log");
         }
@@ -343,7 +349,7 @@ impl Fleet {
                 );
                 let heard = |n: &ReplicaId| {
                     let heard = self.heard.get(&n.server());
-                    heard.is_some_and(|h| self.now - h.at <= PATIENCE.silent)
+                    heard.is_some_and(|h| self.now - h.at <= TIMEOUTS.silent)
                 };
                 let there = v.iter().filter(|n| heard(n)).count();
                 assert!(there * 2 > v.len(), "{v:?} would leave the control group without a majority");
@@ -369,26 +375,26 @@ impl Fleet {
     /// What a server does with a directive.
     fn carry_out(&mut self, server: ServerId, d: Directive) {
         let shard = d.shard;
-        let agreed = self.state.shards.get(&shard).map(|p| p.origin);
+        let agreed = self.state.shards.get(&shard).map(|p| p.founding);
         let mine = self.machines[&server].hosted.get(&shard).cloned();
         match d.what {
-            Do::Host { origin } => {
+            Action::Host { founding } => {
                 if let Some(old) = mine {
-                    if old.origin == origin {
+                    if old.founding == founding {
                         return;
                     }
-                    assert_ne!(Some(old.origin), agreed, "a replica of what is agreed on is dropped");
+                    assert_ne!(Some(old.founding), agreed, "a replica of what is agreed on is dropped");
                 }
-                let node = self.new_life(server);
-                let new = Hosted { node, origin, applied: 0, founded: false };
+                let node = self.new_incarnation(server);
+                let new = Hosted { node, founding, applied: 0, founded: false };
                 self.machines.get_mut(&server).expect("there").hosted.insert(shard, new);
             }
-            Do::Found { origin, members } => {
-                if mine.is_none_or(|h| h.origin != origin || h.founded) {
+            Action::Found { founding, members } => {
+                if mine.is_none_or(|h| h.founding != founding || h.founded) {
                     return;
                 }
                 let voters: BTreeSet<_> = members.keys().copied().collect();
-                let group = self.groups.entry((shard, origin)).or_insert_with(|| Group {
+                let group = self.groups.entry((shard, founding)).or_insert_with(|| Group {
                     founders: voters.clone(),
                     membership: Membership { members, voters: voters.clone(), changing: false, index: 0 },
                     leader: None,
@@ -397,22 +403,22 @@ impl Fleet {
                 });
                 assert_eq!(group.founders, voters, "one name, two foundings of {shard}");
             }
-            Do::Diverged { .. } => unreachable!("no replica of the model reports a digest"),
-            Do::Retire { node, .. } => {
+            Action::Diverged { .. } => unreachable!("no replica of the model reports a digest"),
+            Action::Retire { node, .. } => {
                 let Some(mine) = mine.filter(|h| h.node == node) else { return };
                 if let Some(group) =
-                    self.groups.get(&(shard, mine.origin)).filter(|_| agreed == Some(mine.origin))
+                    self.groups.get(&(shard, mine.founding)).filter(|_| agreed == Some(mine.founding))
                 {
                     assert!(!group.membership.voters.contains(&node), "{node} votes and is retired");
                 }
                 self.machines.get_mut(&server).expect("there").hosted.remove(&shard);
             }
-            Do::Learner(node, address) => {
+            Action::Learner(node, address) => {
                 if let Some(group) = self.led_by(shard, mine) {
                     group.membership.members.insert(node, address);
                 }
             }
-            Do::Voters(new) => {
+            Action::Voters(new) => {
                 let replicas = self.shape().replicas as usize;
                 let Some(group) = self.led_by(shard, mine) else { return };
                 let old = group.membership.voters.clone();
@@ -440,7 +446,7 @@ impl Fleet {
                     group.membership.voters = new;
                 }
             }
-            Do::Transfer(to) => {
+            Action::Transfer(to) => {
                 let runs = self.runs(shard, to);
                 if let Some(group) =
                     self.led_by(shard, mine).filter(|g| runs && g.membership.voters.contains(&to))
@@ -455,16 +461,16 @@ impl Fleet {
     /// The group, if this replica leads it and can commit.
     fn led_by(&mut self, shard: ShardId, replica: Option<Hosted>) -> Option<&mut Group> {
         let replica = replica?;
-        let group = self.groups.get(&(shard, replica.origin))?;
+        let group = self.groups.get(&(shard, replica.founding))?;
         let leads =
             group.leader == Some(replica.node) && self.majority(shard, &group.membership.voters, true);
-        if leads { self.groups.get_mut(&(shard, replica.origin)) } else { None }
+        if leads { self.groups.get_mut(&(shard, replica.founding)) } else { None }
     }
 
     /// Elections, replication.
     fn groups_go_on(&mut self) {
-        for (shard, origin) in self.groups.keys().copied().collect::<Vec<_>>() {
-            let group = &self.groups[&(shard, origin)];
+        for (shard, founding) in self.groups.keys().copied().collect::<Vec<_>>() {
+            let group = &self.groups[&(shard, founding)];
             let now = group.membership.clone();
             let works = self.majority(shard, &now.voters, true);
             let leader = group.leader.filter(|n| self.runs(shard, *n) && (now.voters.contains(n) || !works));
@@ -477,7 +483,7 @@ impl Fleet {
                 })
             };
             let leader = leader.or_else(|| works.then(elected).flatten());
-            let group = self.groups.get_mut(&(shard, origin)).expect("from its keys");
+            let group = self.groups.get_mut(&(shard, founding)).expect("from its keys");
             if leader != group.leader {
                 group.term += 1;
                 group.leader = leader;
@@ -533,7 +539,7 @@ impl Fleet {
                 let server = ServerId(self.machines.len() as u64);
                 if server.0 < 7 {
                     self.state.apply(&Command::Join { address: address(server) });
-                    let node = self.new_life(server);
+                    let node = self.new_incarnation(server);
                     self.machines.insert(server, Machine::new(node));
                 }
             }
@@ -552,7 +558,7 @@ impl Fleet {
     /// Whether more than a minority of a founded shard's replicas has lost its log: the one thing that no plan mends.
     fn lost(&self, shard: ShardId) -> bool {
         let Some(place) = self.state.shards.get(&shard).filter(|p| p.founded) else { return false };
-        let begun = self.groups.get(&(shard, place.origin));
+        let begun = self.groups.get(&(shard, place.founding));
         !self.majority(shard, begun.map_or(&place.voters, |g| &g.membership.voters), false)
     }
 
@@ -594,7 +600,7 @@ impl Fleet {
             }
             assert_eq!(plan.health[&shard], (Health::Serving, String::new()), "{shard}");
             let place = &self.state.shards[&shard];
-            let group = &self.groups[&(shard, place.origin)];
+            let group = &self.groups[&(shard, place.founding)];
             assert_eq!(group.membership.voters, place.voters, "{shard}: what is agreed is what is");
             assert_eq!(group.membership.voters.len(), replicas as usize, "{shard}");
             assert!(

@@ -3,8 +3,8 @@
 use super::{
     jobs::{JobFacts, JobState, Retired},
     plan::{
-        AsideReport, ControlChange, Directive, Do, Health, Heard, JobReport, Patience, Plan, ReplicaReport,
-        Report, View, keeps_majority, plan,
+        Action, AsideReport, ControlChange, Directive, Health, JobReport, LastReport, Plan, ReplicaReport,
+        Report, Timeouts, View, keeps_majority, plan,
     },
     state::{Command, Outcome, Place, Shape, State},
 };
@@ -16,13 +16,13 @@ use std::{
 };
 
 const S0: ShardId = ShardId(0);
-const ORIGIN: u64 = 7;
+const FOUNDING: u64 = 7;
 
 fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// The first life of a server's replica.
+/// The first incarnation of a server's replica.
 fn node(server: u64) -> ReplicaId {
     ReplicaId(server << 32 | 1)
 }
@@ -39,10 +39,10 @@ fn nodes(servers: &[u64]) -> BTreeSet<ReplicaId> {
 struct Sight {
     state: State,
     control: Membership,
-    heard: BTreeMap<ServerId, Heard>,
+    heard: BTreeMap<ServerId, LastReport>,
     now: Instant,
     since: Instant,
-    patience: Patience,
+    timeouts: Timeouts,
     lost_since: Instant,
     control_caught_up: BTreeSet<ReplicaId>,
     /// Servers that the others do not reach.
@@ -65,7 +65,7 @@ impl Sight {
             heard: BTreeMap::new(),
             now,
             since: now - secs(500),
-            patience: Patience { silent: secs(1), replace: secs(30), settle: secs(5) },
+            timeouts: Timeouts { silent: secs(1), replace: secs(30), settle: secs(5) },
             lost_since: now - secs(100),
             control_caught_up: (0..servers).map(node).collect(),
             unreachable: BTreeSet::new(),
@@ -85,7 +85,7 @@ impl Sight {
     }
 
     fn founded(&mut self, shard: ShardId, on: &[u64], leader: u64, bytes: u64) {
-        self.state.shards.insert(shard, Place { origin: ORIGIN, voters: nodes(on), founded: true });
+        self.state.shards.insert(shard, Place { founding: FOUNDING, voters: nodes(on), founded: true });
         let membership = Membership {
             members: on.iter().map(|s| (node(*s), address(*s))).collect(),
             voters: nodes(on),
@@ -103,7 +103,7 @@ impl Sight {
     fn hear(&mut self, server: u64) {
         let asides = Some(Vec::new());
         let report = Report { address: address(server), node: node(server), asides, ..Report::default() };
-        self.heard.insert(ServerId(server), Heard { report, at: self.now });
+        self.heard.insert(ServerId(server), LastReport { report, at: self.now });
     }
 
     fn report(&mut self, server: u64) -> &mut Report {
@@ -128,7 +128,7 @@ impl Sight {
     }
 
     /// What the leaders say of who has caught up.
-    fn measured(&self) -> BTreeMap<ServerId, Heard> {
+    fn measured(&self) -> BTreeMap<ServerId, LastReport> {
         let applied: BTreeMap<(ShardId, ReplicaId), u64> = self
             .heard
             .values()
@@ -159,14 +159,14 @@ impl Sight {
             heard: &self.measured(),
             now: self.now,
             since: self.since,
-            patience: self.patience,
-            origin: 99,
+            timeouts: self.timeouts,
+            founding: 99,
             unix_ms: 1_000,
         })
     }
 
     /// Everything that is told about shards, as (server, directive).
-    fn told(&self) -> Vec<(u64, Do)> {
+    fn told(&self) -> Vec<(u64, Action)> {
         let told = self.plan().directives.into_iter();
         told.flat_map(|(s, list)| list.into_iter().map(move |d: Directive| (s.0, d.what))).collect()
     }
@@ -175,7 +175,7 @@ impl Sight {
 fn replica(server: u64) -> ReplicaReport {
     ReplicaReport {
         node: node(server),
-        origin: ORIGIN,
+        founding: FOUNDING,
         founded: true,
         leads: false,
         term: 3,
@@ -186,8 +186,8 @@ fn replica(server: u64) -> ReplicaReport {
 }
 
 /// A replica that was started and belongs to no group yet.
-fn fresh(server: u64, origin: u64) -> ReplicaReport {
-    ReplicaReport { origin, founded: false, term: 0, applied: 0, ..replica(server) }
+fn fresh(server: u64, founding: u64) -> ReplicaReport {
+    ReplicaReport { founding, founded: false, term: 0, applied: 0, ..replica(server) }
 }
 
 #[test]
@@ -203,22 +203,22 @@ fn a_shard_is_named_then_hosted_then_agreed_on_then_founded() {
     let plan = sight.plan();
     let [Command::Place { place, .. }] = &plan.commands[..] else { panic!("{plan:?}") };
     assert_eq!((place.founded, place.voters.len()), (false, 0));
-    let origin = place.origin;
+    let founding = place.founding;
     sight.state.apply(&plan.commands[0]);
 
-    let host = |s| (s, Do::Host { origin });
+    let host = |s| (s, Action::Host { founding });
     assert_eq!(sight.told(), [host(0), host(1), host(2)]);
     for s in 0..2 {
-        sight.report(s).replicas.insert(S0, fresh(s, origin));
+        sight.report(s).replicas.insert(S0, fresh(s, founding));
     }
     assert_eq!(
         (sight.told(), sight.plan().commands),
         (vec![host(2)], vec![]),
         "not before the last one is there"
     );
-    sight.report(2).replicas.insert(S0, fresh(2, origin));
+    sight.report(2).replicas.insert(S0, fresh(2, founding));
     let plan = sight.plan();
-    let named = Place { origin, voters: nodes(&[0, 1, 2]), founded: false };
+    let named = Place { founding, voters: nodes(&[0, 1, 2]), founded: false };
     assert_eq!(plan.commands, [Command::Place { shard: S0, place: named.clone() }]);
     sight.state.apply(&plan.commands[0]);
 
@@ -232,8 +232,8 @@ fn a_shard_is_named_then_hosted_then_agreed_on_then_founded() {
     sight.state.apply(&plan.commands[0]);
 
     let told = sight.told();
-    let [(0, Do::Found { origin: o, members })] = &told[..] else { panic!("{told:?}") };
-    assert_eq!((*o, members.keys().copied().collect()), (origin, nodes(&[0, 1, 2])));
+    let [(0, Action::Found { founding: o, members })] = &told[..] else { panic!("{told:?}") };
+    assert_eq!((*o, members.keys().copied().collect()), (founding, nodes(&[0, 1, 2])));
     assert_eq!(sight.told(), told, "told again until it is done");
     sight.replica(0, S0).founded = true;
     assert_eq!((sight.plan().commands, sight.told()), (vec![], vec![]), "it has begun");
@@ -242,27 +242,29 @@ fn a_shard_is_named_then_hosted_then_agreed_on_then_founded() {
 #[test]
 fn a_shard_that_was_told_to_begin_is_not_begun_anew_whoever_is_silent() {
     let mut sight = Sight::new(5, 1, 3);
-    sight.state.shards.insert(S0, Place { origin: 5, voters: nodes(&[0, 1, 2]), founded: true });
+    sight.state.shards.insert(S0, Place { founding: 5, voters: nodes(&[0, 1, 2]), founded: true });
     for s in 0..3 {
         sight.report(s).replicas.insert(S0, fresh(s, 5));
     }
-    let Some((0, Do::Found { .. })) = sight.told().pop() else { panic!("{:?}", sight.told()) };
+    let Some((0, Action::Found { .. })) = sight.told().pop() else { panic!("{:?}", sight.told()) };
     // It may have begun with the second, and acknowledged pushes: nobody on this side knows.
     sight.silent(0, secs(300));
     sight.silent(1, secs(300));
     assert_eq!(sight.plan().commands, []);
-    let [(2, Do::Found { origin: 5, members })] = &sight.told()[..] else { panic!("{:?}", sight.told()) };
+    let [(2, Action::Found { founding: 5, members })] = &sight.told()[..] else {
+        panic!("{:?}", sight.told())
+    };
     assert_eq!(members.keys().copied().collect::<BTreeSet<_>>(), nodes(&[0, 1, 2]), "the same beginning");
 }
 
 #[test]
 fn a_replica_of_another_founding_is_none_of_this_one() {
     let mut sight = Sight::new(3, 1, 3);
-    sight.state.shards.insert(S0, Place { origin: 5, voters: BTreeSet::new(), founded: false });
+    sight.state.shards.insert(S0, Place { founding: 5, voters: BTreeSet::new(), founded: false });
     for s in 0..3 {
         sight.report(s).replicas.insert(S0, fresh(s, if s == 1 { 4 } else { 5 }));
     }
-    assert_eq!(sight.told(), [(1, Do::Host { origin: 5 })]);
+    assert_eq!(sight.told(), [(1, Action::Host { founding: 5 })]);
 }
 
 #[test]
@@ -280,18 +282,18 @@ fn a_majority_begins_where_the_others_are_late_but_not_at_once_and_not_with_fewe
 #[test]
 fn a_founding_that_lost_a_replica_begins_again_under_another_name() {
     let mut sight = Sight::new(3, 1, 3);
-    sight.state.shards.insert(S0, Place { origin: 5, voters: nodes(&[0, 1, 2]), founded: false });
+    sight.state.shards.insert(S0, Place { founding: 5, voters: nodes(&[0, 1, 2]), founded: false });
     for s in 0..2 {
         sight.report(s).replicas.insert(S0, fresh(s, 5));
     }
     let plan = sight.plan();
     let [Command::Place { place, .. }] = &plan.commands[..] else { panic!("{plan:?}") };
-    assert_ne!(place.origin, 5);
+    assert_ne!(place.founding, 5);
     assert!(place.voters.is_empty() && !place.founded);
     // Unless it was agreed that the group begins: then it is kept, with two of three.
-    let place = Place { origin: 5, voters: nodes(&[0, 1, 2]), founded: true };
+    let place = Place { founding: 5, voters: nodes(&[0, 1, 2]), founded: true };
     sight.state.shards.insert(S0, place);
-    let Some((0, Do::Found { .. })) = sight.told().pop() else { panic!("{:?}", sight.told()) };
+    let Some((0, Action::Found { .. })) = sight.told().pop() else { panic!("{:?}", sight.told()) };
     assert_eq!(sight.plan().commands, []);
 }
 
@@ -310,7 +312,7 @@ fn a_silent_server_is_replaced_when_its_time_is_over_and_not_before() {
     assert_eq!(sight.told(), [], "it may come back");
     assert_eq!(sight.plan().health[&S0].0, Health::Repairing);
     sight.silent(2, secs(31));
-    assert_eq!(sight.told(), [(3, Do::Host { origin: ORIGIN })]);
+    assert_eq!(sight.told(), [(3, Action::Host { founding: FOUNDING })]);
     // A new leader of the control group has heard nobody for long: that proves nothing.
     sight.since = sight.now - secs(29);
     assert_eq!(sight.told(), []);
@@ -320,13 +322,13 @@ fn a_silent_server_is_replaced_when_its_time_is_over_and_not_before() {
 fn a_replacement_learns_first_and_votes_when_it_has_caught_up() {
     let mut sight = Sight::serving(4, &[0], 3);
     sight.silent(2, secs(31));
-    sight.report(3).replicas.insert(S0, fresh(3, ORIGIN));
-    assert_eq!(sight.told(), [(0, Do::Learner(node(3), address(3)))]);
+    sight.report(3).replicas.insert(S0, fresh(3, FOUNDING));
+    assert_eq!(sight.told(), [(0, Action::Learner(node(3), address(3)))]);
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
     sight.replica(3, S0).applied = 900;
     assert_eq!(sight.told(), [], "100 entries behind: it learns");
     sight.replica(3, S0).applied = 990;
-    assert_eq!(sight.told(), [(0, Do::Voters(nodes(&[0, 1, 3])))], "three vote, before and after");
+    assert_eq!(sight.told(), [(0, Action::Voters(nodes(&[0, 1, 3])))], "three vote, before and after");
     sight.membership(0, S0, |m| m.changing = true);
     assert_eq!(sight.told(), [], "one change at a time");
 }
@@ -334,32 +336,32 @@ fn a_replacement_learns_first_and_votes_when_it_has_caught_up() {
 #[test]
 fn who_is_back_before_its_replacement_votes_stays_and_the_replacement_goes() {
     let mut sight = Sight::serving(4, &[0], 3);
-    sight.report(3).replicas.insert(S0, fresh(3, ORIGIN));
+    sight.report(3).replicas.insert(S0, fresh(3, FOUNDING));
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
-    assert_eq!(sight.told(), [(0, Do::Voters(nodes(&[0, 1, 2])))], "first out of the group");
+    assert_eq!(sight.told(), [(0, Action::Voters(nodes(&[0, 1, 2])))], "first out of the group");
     sight.membership(0, S0, |m| _ = m.members.remove(&node(3)));
-    assert_eq!(sight.told(), [(3, Do::Retire { node: node(3), index: 7 })], "then off the server");
+    assert_eq!(sight.told(), [(3, Action::Retire { node: node(3), index: 7 })], "then off the server");
 }
 
 #[test]
 fn a_replica_that_lost_its_log_is_replaced_at_once_on_its_own_server() {
     let mut sight = Sight::serving(4, &[0], 3);
     sight.report(2).replicas.clear();
-    assert_eq!(sight.told(), [(2, Do::Host { origin: ORIGIN })]);
+    assert_eq!(sight.told(), [(2, Action::Host { founding: FOUNDING })]);
     let again = ReplicaId(2 << 32 | 9);
-    sight.report(2).replicas.insert(S0, ReplicaReport { node: again, ..fresh(2, ORIGIN) });
-    assert_eq!(sight.told(), [(0, Do::Learner(again, address(2)))]);
+    sight.report(2).replicas.insert(S0, ReplicaReport { node: again, ..fresh(2, FOUNDING) });
+    assert_eq!(sight.told(), [(0, Action::Learner(again, address(2)))]);
     sight.membership(0, S0, |m| _ = m.members.insert(again, address(2)));
     sight.replica(2, S0).applied = 1000;
     let voters = BTreeSet::from([node(0), node(1), again]);
-    assert_eq!(sight.told(), [(0, Do::Voters(voters))], "the old name leaves as the new one enters");
+    assert_eq!(sight.told(), [(0, Action::Voters(voters))], "the old name leaves as the new one enters");
 }
 
 #[test]
 fn a_replica_that_has_diverged_is_replaced() {
     let mut sight = Sight::serving(3, &[0], 3);
     sight.replica(2, S0).trouble = "it has diverged".into();
-    assert_eq!(sight.told(), [(2, Do::Host { origin: ORIGIN })]);
+    assert_eq!(sight.told(), [(2, Action::Host { founding: FOUNDING })]);
 }
 
 #[test]
@@ -374,7 +376,7 @@ fn a_replica_that_waits_for_its_storage_keeps_its_place_and_is_replaced_elsewher
     let (health, why) = sight.plan().health[&S0].clone();
     assert!(health == Health::Repairing && why.contains("ENOSPC"), "{why}");
     stop(&mut sight, 2, secs(31));
-    assert_eq!(sight.told(), [(3, Do::Host { origin: ORIGIN })], "not on its own server");
+    assert_eq!(sight.told(), [(3, Action::Host { founding: FOUNDING })], "not on its own server");
     // Where there is no other server it waits on.
     let mut sight = Sight::serving(3, &[0], 3);
     stop(&mut sight, 2, secs(300));
@@ -392,7 +394,7 @@ fn a_replica_that_waits_for_its_storage_keeps_its_place_and_is_replaced_elsewher
     let mut sight = Sight::serving(3, &[0], 3);
     for s in 0..3 {
         stop(&mut sight, s, secs(300));
-        (sight.replica(s, S0).node, sight.replica(s, S0).origin) = (ReplicaId(0), 0);
+        (sight.replica(s, S0).node, sight.replica(s, S0).founding) = (ReplicaId(0), 0);
     }
     let plan = sight.plan();
     assert_eq!(
@@ -414,15 +416,15 @@ fn a_replica_is_not_hosted_again_where_there_is_no_room_for_it_until_there_is() 
     assert!(health == Health::Repairing && why.contains("no room") && why.contains("96.0 GiB"), "{why}");
     // There is room again: it says nothing of it any more.
     sight.report(2).replicas.clear();
-    assert_eq!(sight.told(), [(2, Do::Host { origin: ORIGIN })]);
+    assert_eq!(sight.told(), [(2, Action::Host { founding: FOUNDING })]);
     // Where another server can take it, that does, and not one that has said that it cannot.
     let mut sight = Sight::serving(5, &[0], 3);
     lacks(&mut sight, 2);
     let left_over = sight.replica(2, S0).clone();
     sight.report(3).replicas.insert(S0, ReplicaReport { node: node(3), ..left_over });
     assert_eq!(
-        sight.told().into_iter().filter(|(_, what)| matches!(what, Do::Host { .. })).collect::<Vec<_>>(),
-        [(4, Do::Host { origin: ORIGIN })]
+        sight.told().into_iter().filter(|(_, what)| matches!(what, Action::Host { .. })).collect::<Vec<_>>(),
+        [(4, Action::Host { founding: FOUNDING })]
     );
 }
 
@@ -445,14 +447,14 @@ fn a_shard_does_not_begin_anew_while_what_lies_aside_can_be_read_or_is_not_known
     let begins_anew = |sight: &Sight| !sight.plan().commands.is_empty();
     assert!(begins_anew(&lost()));
     let mut sight = lost();
-    let aside = AsideReport { shard: S0, origin: ORIGIN, name: "shard-0.aside-1".into(), readable: true };
+    let aside = AsideReport { shard: S0, founding: FOUNDING, name: "shard-0.aside-1".into(), readable: true };
     sight.report(1).asides = Some(vec![aside.clone()]);
     assert!(!begins_anew(&sight));
     let (health, why) = sight.plan().health[&S0].clone();
     assert!(health == Health::Lost && why.contains("shard-0.aside-1") && why.contains("restore"), "{why}");
     sight.report(1).asides = Some(vec![AsideReport { readable: false, ..aside.clone() }]);
     assert!(begins_anew(&sight));
-    sight.report(1).asides = Some(vec![AsideReport { origin: ORIGIN + 1, ..aside }]);
+    sight.report(1).asides = Some(vec![AsideReport { founding: FOUNDING + 1, ..aside }]);
     assert!(begins_anew(&sight), "of another founding");
     sight.report(1).asides = None;
     assert!(!begins_anew(&sight), "it is still being read");
@@ -501,7 +503,7 @@ fn a_server_that_was_forgotten_is_replaced_at_once_and_leaves_the_control_group(
     sight.silent(2, secs(3));
     assert_eq!(sight.told(), []);
     sight.state.apply(&Command::Forget { server: ServerId(2) });
-    assert_eq!(sight.told(), [(3, Do::Host { origin: ORIGIN })]);
+    assert_eq!(sight.told(), [(3, Action::Host { founding: FOUNDING })]);
     assert_eq!(sight.plan().control, Some(ControlChange::Voters(nodes(&[0, 1, 3]))));
     sight.control.voters = nodes(&[0, 1, 3]);
     assert_eq!(sight.plan().control, Some(ControlChange::Remove(nodes(&[2]))));
@@ -517,29 +519,29 @@ fn a_drained_server_is_emptied_one_change_at_a_time_and_never_below_three_voters
     let mut sight = Sight::serving(4, &[0], 3);
     sight.drain(0, true);
     let told = sight.told();
-    assert!(told.contains(&(3, Do::Host { origin: ORIGIN })), "{told:?}");
-    assert!(told.contains(&(0, Do::Transfer(node(1)))), "the leadership goes first: {told:?}");
-    sight.report(3).replicas.insert(S0, ReplicaReport { applied: 1000, ..fresh(3, ORIGIN) });
+    assert!(told.contains(&(3, Action::Host { founding: FOUNDING })), "{told:?}");
+    assert!(told.contains(&(0, Action::Transfer(node(1)))), "the leadership goes first: {told:?}");
+    sight.report(3).replicas.insert(S0, ReplicaReport { applied: 1000, ..fresh(3, FOUNDING) });
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
     let told = sight.told();
-    assert_eq!(told, [(0, Do::Transfer(node(1)))], "a leader is not voted out, it hands over");
+    assert_eq!(told, [(0, Action::Transfer(node(1)))], "a leader is not voted out, it hands over");
     let kept = sight.replica(0, S0).membership.clone();
     *sight.replica(1, S0) = ReplicaReport { leads: true, term: 4, membership: kept, ..replica(1) };
     sight.replica(0, S0).leads = false;
-    assert_eq!(sight.told(), [(1, Do::Voters(nodes(&[1, 2, 3])))]);
+    assert_eq!(sight.told(), [(1, Action::Voters(nodes(&[1, 2, 3])))]);
 }
 
 #[test]
 fn a_leader_hands_over_before_it_is_voted_out_also_where_nobody_has_caught_up() {
     let mut sight = Sight::serving(4, &[0], 3);
     sight.drain(0, true);
-    sight.report(3).replicas.insert(S0, ReplicaReport { applied: 990, ..fresh(3, ORIGIN) });
+    sight.report(3).replicas.insert(S0, ReplicaReport { applied: 990, ..fresh(3, FOUNDING) });
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
     sight.replica(1, S0).applied = 700;
     sight.replica(2, S0).applied = 800;
-    assert_eq!(sight.told(), [(0, Do::Transfer(node(1)))]);
+    assert_eq!(sight.told(), [(0, Action::Transfer(node(1)))]);
     sight.replica(2, S0).applied = 990;
-    assert_eq!(sight.told(), [(0, Do::Transfer(node(2)))]);
+    assert_eq!(sight.told(), [(0, Action::Transfer(node(2)))]);
 }
 
 #[test]
@@ -548,17 +550,17 @@ fn a_drain_waits_where_there_is_no_other_server_and_can_be_undone() {
     sight.drain(2, true);
     assert_eq!(sight.told(), [], "nobody can take its replica");
     sight.drain(1, true);
-    assert_eq!(sight.told(), [(1, Do::Transfer(node(0)))], "but it need not lead");
+    assert_eq!(sight.told(), [(1, Action::Transfer(node(0)))], "but it need not lead");
     sight.drain(1, false);
     sight.drain(2, false);
     assert_eq!(sight.told(), []);
     // Undone while the replacement learns: the replacement goes.
     let mut sight = Sight::serving(4, &[0], 3);
     sight.drain(2, true);
-    sight.report(3).replicas.insert(S0, fresh(3, ORIGIN));
+    sight.report(3).replicas.insert(S0, fresh(3, FOUNDING));
     sight.membership(0, S0, |m| _ = m.members.insert(node(3), address(3)));
     sight.drain(2, false);
-    assert_eq!(sight.told(), [(0, Do::Voters(nodes(&[0, 1, 2])))]);
+    assert_eq!(sight.told(), [(0, Action::Voters(nodes(&[0, 1, 2])))]);
 }
 
 #[test]
@@ -567,7 +569,7 @@ fn nothing_new_goes_to_a_server_that_is_silent_or_being_drained() {
     sight.silent(2, secs(31));
     sight.silent(3, secs(2));
     sight.drain(4, true);
-    assert_eq!(sight.told(), [(5, Do::Host { origin: ORIGIN })]);
+    assert_eq!(sight.told(), [(5, Action::Host { founding: FOUNDING })]);
     sight.drain(5, true);
     assert_eq!(sight.told(), []);
 }
@@ -579,7 +581,7 @@ fn a_replacement_goes_where_the_fewest_bytes_are() {
     sight.founded(ShardId(2), &[4], 4, 4000);
     sight.state.shape = Some(Shape { shards: 1, ..sight.state.shape.expect("founded") });
     sight.silent(2, secs(31));
-    assert!(sight.told().contains(&(4, Do::Host { origin: ORIGIN })), "{:?}", sight.told());
+    assert!(sight.told().contains(&(4, Action::Host { founding: FOUNDING })), "{:?}", sight.told());
 }
 
 #[test]
@@ -611,7 +613,7 @@ fn a_shard_of_which_a_majority_lost_its_log_is_lost_and_only_one_that_lost_all_b
     sight.hear(2);
     let plan = sight.plan();
     let [Command::Place { place, .. }] = &plan.commands[..] else { panic!("{plan:?}") };
-    assert!(!place.founded && place.origin != ORIGIN);
+    assert!(!place.founded && place.founding != FOUNDING);
 }
 
 #[test]
@@ -630,15 +632,15 @@ fn of_two_that_say_they_lead_the_later_term_counts() {
     let mut sight = Sight::serving(4, &[0], 3);
     let membership = Membership { voters: nodes(&[1, 2, 3]), ..sight.replica(0, S0).membership.clone() };
     *sight.replica(1, S0) = ReplicaReport { leads: true, term: 4, membership, ..replica(1) };
-    let place = Place { origin: ORIGIN, voters: nodes(&[1, 2, 3]), founded: true };
+    let place = Place { founding: FOUNDING, voters: nodes(&[1, 2, 3]), founded: true };
     assert!(sight.plan().commands.contains(&Command::Place { shard: S0, place }));
 }
 
 #[test]
 fn leaders_are_spread_by_bytes_one_move_at_a_time_once_the_fleet_has_settled() {
     let mut sight = Sight::serving(3, &[0, 0, 0], 3);
-    let moves = |sight: &Sight| -> Vec<(u64, Do)> { sight.told() };
-    assert_eq!(moves(&sight), [(0, Do::Transfer(node(1)))]);
+    let moves = |sight: &Sight| -> Vec<(u64, Action)> { sight.told() };
+    assert_eq!(moves(&sight), [(0, Action::Transfer(node(1)))]);
     sight.since = sight.now - secs(1);
     assert_eq!(moves(&sight), [], "not yet settled");
     sight.since = sight.now - secs(60);
@@ -650,7 +652,7 @@ fn leaders_are_spread_by_bytes_one_move_at_a_time_once_the_fleet_has_settled() {
     sight.founded(ShardId(2), &[0, 1], 1, 100);
     assert_eq!(sight.told(), []);
     sight.founded(ShardId(2), &[0, 1], 0, 100);
-    assert_eq!(sight.told(), [(0, Do::Transfer(node(1)))]);
+    assert_eq!(sight.told(), [(0, Action::Transfer(node(1)))]);
 }
 
 #[test]
@@ -659,14 +661,14 @@ fn a_leader_is_not_moved_to_a_replica_that_is_behind() {
     for shard in (0..3).map(ShardId) {
         sight.replica(1, shard).applied = 10;
     }
-    assert_eq!(sight.told(), [(0, Do::Transfer(node(2)))]);
+    assert_eq!(sight.told(), [(0, Action::Transfer(node(2)))]);
 }
 
 #[test]
 fn a_new_server_takes_its_share_one_replica_at_a_time() {
     let mut sight = Sight::serving(4, &[0, 1, 2], 3);
     let told = sight.told();
-    let [(3, Do::Host { .. })] = &told[..] else { panic!("{told:?}") };
+    let [(3, Action::Host { .. })] = &told[..] else { panic!("{told:?}") };
     sight.since = sight.now - secs(1);
     assert_eq!(sight.told(), [], "not before the fleet has settled");
     sight.since = sight.now - secs(60);
@@ -689,7 +691,7 @@ fn replicas_are_not_moved_back_and_forth() {
 #[test]
 fn every_change_of_servers_or_placement_is_a_new_generation() {
     let mut state = Sight::new(3, 1, 3).state;
-    let place = |founded| Place { origin: 5, voters: BTreeSet::new(), founded };
+    let place = |founded| Place { founding: 5, voters: BTreeSet::new(), founded };
     let mut last = state.generation;
     for (command, changes) in [
         (Command::Admit { server: ServerId(3), address: address(3) }, true),
@@ -745,15 +747,19 @@ fn a_voter_of_the_control_group_is_replaced_when_it_drains_or_is_silent_for_too_
 fn a_group_of_one_moves_by_way_of_two() {
     let mut sight = Sight::serving(2, &[0], 1);
     sight.drain(0, true);
-    sight.report(1).replicas.insert(S0, ReplicaReport { applied: 1000, ..fresh(1, ORIGIN) });
+    sight.report(1).replicas.insert(S0, ReplicaReport { applied: 1000, ..fresh(1, FOUNDING) });
     sight.membership(0, S0, |m| _ = m.members.insert(node(1), address(1)));
-    assert_eq!(sight.told(), [(0, Do::Voters(nodes(&[0, 1])))]);
+    assert_eq!(sight.told(), [(0, Action::Voters(nodes(&[0, 1])))]);
     sight.membership(0, S0, |m| m.voters = nodes(&[0, 1]));
-    let place = Place { origin: ORIGIN, voters: nodes(&[0, 1]), founded: true };
+    let place = Place { founding: FOUNDING, voters: nodes(&[0, 1]), founded: true };
     let agree = Command::Place { shard: S0, place };
     assert_eq!(sight.plan().commands, std::slice::from_ref(&agree), "first it is agreed on");
     sight.state.apply(&agree);
-    assert_eq!(sight.told(), [(0, Do::Transfer(node(1)))], "then the leadership goes over, then the old one");
+    assert_eq!(
+        sight.told(),
+        [(0, Action::Transfer(node(1)))],
+        "then the leadership goes over, then the old one"
+    );
 }
 
 /// What three replicas of shard 0 report of the same check, and who is stopped.
@@ -765,7 +771,9 @@ fn diverged(digests: [Option<u64>; 3]) -> (Vec<u64>, String) {
     }
     let plan = w.plan();
     let stopped = |(s, list): (&ServerId, &Vec<Directive>)| {
-        list.iter().any(|d| matches!(d.what, Do::Diverged { node, .. } if node.server() == *s)).then_some(s.0)
+        list.iter()
+            .any(|d| matches!(d.what, Action::Diverged { node, .. } if node.server() == *s))
+            .then_some(s.0)
     };
     (plan.directives.iter().filter_map(stopped).collect(), plan.health[&ShardId(0)].1.clone())
 }
@@ -817,7 +825,7 @@ fn a_job_is_agreed_on_once_and_again_when_it_has_finished() {
     tell(&mut sight, 1, false);
     assert_eq!(agreed(&mut sight), [], "the third shard has not heard of it");
     tell(&mut sight, 2, false);
-    let shards: BTreeMap<_, _> = (0..3).map(|s| (ShardId(s), ORIGIN)).collect();
+    let shards: BTreeMap<_, _> = (0..3).map(|s| (ShardId(s), FOUNDING)).collect();
     let told = |state| Command::Job {
         shards: shards.clone(),
         facts: a_job("a", false).facts,
@@ -859,14 +867,14 @@ fn a_job_of_a_shard_that_was_founded_anew_is_another() {
     let job = JobReport { shards: 1, ..a_job("a", false) };
     sight.replica(0, S0).job = Some(job.clone());
     assert_eq!(agreed(&mut sight).len(), 1);
-    let place = Place { origin: ORIGIN + 1, voters: nodes(&[0, 1, 2]), founded: true };
+    let place = Place { founding: FOUNDING + 1, voters: nodes(&[0, 1, 2]), founded: true };
     sight.state.apply(&Command::Place { shard: S0, place });
     assert!(
         !agreed(&mut sight).iter().any(|c| matches!(c, Command::Job { .. })),
         "what a replica of the earlier founding tells is of the past"
     );
-    (0..3).for_each(|s| sight.replica(s, S0).origin = ORIGIN + 1);
+    (0..3).for_each(|s| sight.replica(s, S0).founding = FOUNDING + 1);
     assert!(agreed(&mut sight).iter().any(|c| matches!(c, Command::Job { .. })));
-    let states: Vec<_> = sight.state.jobs.iter().map(|j| (j.origin(), j.state)).collect();
-    assert_eq!(states, [(ORIGIN, JobState::Lost), (ORIGIN + 1, JobState::Running)]);
+    let states: Vec<_> = sight.state.jobs.iter().map(|j| (j.founding(), j.state)).collect();
+    assert_eq!(states, [(FOUNDING, JobState::Lost), (FOUNDING + 1, JobState::Running)]);
 }

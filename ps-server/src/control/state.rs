@@ -71,7 +71,7 @@ pub struct Member {
 pub struct Place {
     /// Names this founding of the shard's state. A state that was lost with its replicas is founded anew under
     /// another name, so that nobody takes it for the one that it was.
-    pub origin: u64,
+    pub founding: u64,
     /// The replicas that vote, as last known.
     pub voters: BTreeSet<ReplicaId>,
     /// The group has begun: from then on it is changed only through its own membership.
@@ -263,7 +263,7 @@ impl State {
                 }
             },
             Command::Place { shard, place } => {
-                self.jobs.begun_anew(*shard, place.origin);
+                self.jobs.begun_anew(*shard, place.founding);
                 self.shards.insert(*shard, place.clone());
                 Outcome::Done
             }

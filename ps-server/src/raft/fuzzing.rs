@@ -1,4 +1,4 @@
-//! A door for `fuzz/`: what a peer's bytes are read as.
+//! For `fuzz/`: what a peer's bytes are read as.
 
 use super::{
     records::entry_of,

@@ -2,6 +2,7 @@
 
 use super::{
     asleep::Sleep,
+    checks::{Checks, Digest},
     compaction::{Held, compact},
     disk::Folder,
     image::RawImage,
@@ -10,7 +11,6 @@ use super::{
     log::{LogSize, ReplicaLog},
     machine::{Machine, Raft},
     network::{Addresses, Connection, Network, Peers},
-    parity::{Digest, Parity},
     replica::{GroupId, ReplicaId},
     replicated::{Applied, Change, Replicated},
     storage::FolderError,
@@ -61,7 +61,7 @@ pub struct GroupOptions {
     pub election: Duration,
     /// While this replica leads and there is something new, it has the replicas hash their states this often (or
     /// less often, so that hashing stays below a twentieth of the time); `None`: never.
-    pub parity: Option<Duration>,
+    pub check_every: Option<Duration>,
 }
 
 /// A handle to one replica. Cheap to clone.
@@ -76,7 +76,7 @@ pub struct Group {
     log: ReplicaLog,
     installed: Arc<AtomicU64>,
     pub(super) incoming: Arc<Mutex<Option<Incoming>>>,
-    parity: Parity,
+    checks: Checks,
     pub(super) sleep: Arc<Sleep>,
     network: Network,
     /// Why it was stopped from outside.
@@ -197,9 +197,9 @@ impl Group {
                 (opened.map_err(FolderError::passing)??, Some(Arc::new(folder.snapshot())))
             }
         };
-        let parity = Parity::default();
+        let checks = Checks::default();
         let machine =
-            Machine::open(state.clone(), log.clone(), file, wants_snapshot.clone(), parity.clone()).await?;
+            Machine::open(state.clone(), log.clone(), file, wants_snapshot.clone(), checks.clone()).await?;
         let installed = machine.installed();
         let held = Held { log: log.clone(), state_bytes: machine.state_bytes() };
         let addresses = Addresses::default();
@@ -219,7 +219,7 @@ impl Group {
             log: held_log,
             installed,
             incoming: Arc::default(),
-            parity,
+            checks,
             sleep: Arc::default(),
             network,
             failed: Arc::default(),
@@ -227,8 +227,8 @@ impl Group {
             trusted: Arc::default(),
         };
         tokio::spawn(group.clone().look_after(addresses));
-        if let Some(every) = options.parity {
-            tokio::spawn(group.clone().check_parity(every));
+        if let Some(every) = options.check_every {
+            tokio::spawn(group.clone().check_consistency(every));
         }
         Ok(group)
     }
@@ -358,13 +358,13 @@ impl Group {
 
     /// The digests of the latest checks, by rising index.
     pub fn digests(&self) -> Vec<Digest> {
-        self.parity.digests()
+        self.checks.digests()
     }
 
-    async fn check_parity(self, every: Duration) {
+    async fn check_consistency(self, every: Duration) {
         let mut leadership = self.leadership.clone();
         loop {
-            let pause = tokio::time::sleep(self.parity.pause(every));
+            let pause = tokio::time::sleep(self.checks.pause(every));
             tokio::select! {
                 () = pause => {}
                 ended = leadership.wait_for(|l| l.role == Role::Stopped) => return drop(ended),
@@ -373,7 +373,7 @@ impl Group {
             if leadership.borrow().leads
                 && !self.is_asleep()
                 && self.others() > 0
-                && self.applied_index() > self.parity.last()
+                && self.applied_index() > self.checks.last()
             {
                 // It must not fall asleep over this.
                 if self.ensure_awake().await.is_ok() {

@@ -15,13 +15,13 @@ use paraft_common::{ServerId, ShardId, WorkerId};
 /// A replica alone, which leads.
 async fn alone() -> (Group, ReplicaId) {
     let shard = Arc::new(Shard::new(ShardId(0), 1));
-    let me = ReplicaId::new_life(ServerId(0));
+    let me = ReplicaId::new_incarnation(ServerId(0));
     let options = GroupOptions {
         group: GroupId::Shard(ShardId(0)),
         me,
         folder: None,
         election: Duration::from_millis(100),
-        parity: None,
+        check_every: None,
     };
     let group = Group::start(options, shard, Arc::default()).await.expect("a replica alone starts");
     group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
@@ -76,12 +76,12 @@ impl Replicated for Full {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_snapshot_that_does_not_fit_is_refused_with_its_first_piece() {
-    let me = ReplicaId::new_life(ServerId(0));
+    let me = ReplicaId::new_incarnation(ServerId(0));
     let (group, folder, election) = (GroupId::Shard(ShardId(0)), None, Duration::from_millis(100));
-    let options = GroupOptions { group, me, folder, election, parity: None };
+    let options = GroupOptions { group, me, folder, election, check_every: None };
     let shard = Arc::new(Full(Shard::new(ShardId(0), 1)));
     let group = Group::start(options, shard, Arc::default()).await.expect("it starts");
-    let leader = ReplicaId::new_life(ServerId(1));
+    let leader = ReplicaId::new_incarnation(ServerId(1));
     let (meta, head): (SnapshotMeta, Vec<u8>) = (SnapshotMeta::default(), vec![1, 2, 3]);
     let payload: paraft_common::Payload = wire::encode(&(meta, head, vec![8u32; 2])).expect("encodes").into();
     let piece = SnapshotPiece { image: 1, index: 0, of: 3, crc: wire::checksum(&payload) };
@@ -119,7 +119,7 @@ async fn start_when_free(options: GroupOptions) -> Group {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_without_its_log_does_not_vote_under_the_name_of_the_one_that_had_it() {
     let (group, me) = alone().await;
-    let (before, candidate) = (ReplicaId(me.0 ^ 1), ReplicaId::new_life(ServerId(1)));
+    let (before, candidate) = (ReplicaId(me.0 ^ 1), ReplicaId::new_incarnation(ServerId(1)));
     assert_eq!(before.server(), me.server());
     let error = asked(&group, before, 100, candidate).await.expect_err("that one is dead");
     assert!(error.to_string().contains("has lost its log"), "{error}");
@@ -129,8 +129,8 @@ async fn a_replica_without_its_log_does_not_vote_under_the_name_of_the_one_that_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_that_is_started_again_does_not_vote_twice_in_a_term() {
     let dir = tempfile::tempdir().expect("a folder");
-    let me = ReplicaId::new_life(ServerId(0));
-    let [a, b] = [1, 2].map(|s| ReplicaId::new_life(ServerId(s)));
+    let me = ReplicaId::new_incarnation(ServerId(0));
+    let [a, b] = [1, 2].map(|s| ReplicaId::new_incarnation(ServerId(s)));
     // Until the log of the life before is let go, which its threads do when they end.
     let start = || async {
         let folder = Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("replica"));
@@ -139,7 +139,7 @@ async fn a_replica_that_is_started_again_does_not_vote_twice_in_a_term() {
             me,
             folder: Some(folder),
             election: Duration::from_secs(10),
-            parity: None,
+            check_every: None,
         };
         start_when_free(options).await
     };
@@ -156,7 +156,7 @@ async fn a_replica_that_is_started_again_does_not_vote_twice_in_a_term() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_learner_that_nobody_waits_for_leaves_the_group() {
     let (group, me) = alone().await;
-    let learner = ReplicaId::new_life(ServerId(1));
+    let learner = ReplicaId::new_incarnation(ServerId(1));
     group.barrier().await.expect("it leads"); // before, its first membership may not be committed
     group.add_learner(learner, "127.0.0.1:1").await.expect("nobody needs to answer for that");
     assert!(group.membership().members.contains_key(&learner));
@@ -193,14 +193,14 @@ async fn the_log_is_cut_after_so_many_entries_and_its_memory_is_bounded() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_that_comes_back_from_disk_is_elected_again_before_it_leads() {
     let dir = tempfile::tempdir().expect("a folder");
-    let me = ReplicaId::new_life(ServerId(0));
+    let me = ReplicaId::new_incarnation(ServerId(0));
     let start = || async {
         let options = GroupOptions {
             group: GroupId::Shard(ShardId(0)),
             me,
             folder: Some(Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("shard-0"))),
             election: Duration::from_millis(100),
-            parity: None,
+            check_every: None,
         };
         start_when_free(options).await
     };
@@ -218,14 +218,14 @@ async fn a_leader_that_comes_back_from_disk_is_elected_again_before_it_leads() {
 /// without its vote. And a log that was cut begins where its snapshot ends, or in the middle of nothing.
 async fn does_not_start_without(lost: &[&str], why: &str) {
     let dir = tempfile::tempdir().expect("a folder");
-    let me = ReplicaId::new_life(ServerId(0));
+    let me = ReplicaId::new_incarnation(ServerId(0));
     let folder = dir.path().join("shard-0");
     let options = || GroupOptions {
         group: GroupId::Shard(ShardId(0)),
         me,
         folder: Some(Folder::new(Arc::new(paraft_store::RealDisk), &folder)),
         election: Duration::from_millis(100),
-        parity: None,
+        check_every: None,
     };
     let group = start_when_free(options()).await;
     group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
@@ -298,7 +298,7 @@ async fn a_replica_whose_snapshot_was_lost_does_not_start() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_message_moves_a_term_out_of_reach() {
     let (group, me) = alone().await;
-    let member = ReplicaId::new_life(ServerId(1));
+    let member = ReplicaId::new_incarnation(ServerId(1));
     let jump = crate::raft::answers::MAX_TERM_JUMP;
     let own = group.leadership().borrow().term;
     for term in [u64::MAX, 1 << 62, own + jump + 1] {

@@ -53,7 +53,7 @@ fn ids(entries: &[Entry]) -> Vec<(u64, Vec<u8>)> {
         .collect()
 }
 
-/// Read where it is, taken in, found in its new place, by any life that a crash at any change of the disk ends.
+/// Read where it is, taken in, found in its new place, by any incarnation that a crash at any change of the disk ends.
 #[test]
 fn a_log_of_the_release_before_is_taken_in_whatever_moment_a_crash_comes_at() {
     let old = old_layout();

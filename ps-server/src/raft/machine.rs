@@ -1,9 +1,9 @@
 //! Hands committed entries to the state, and takes snapshots.
 
 use super::{
+    checks::Checks,
     image::RawImage,
     log::ReplicaLog,
-    parity::Parity,
     replicated::{Applied, Change, Outdated, Replicated, SnapshotData},
     snapshot::SnapshotFile,
     storage::FolderError,
@@ -69,7 +69,7 @@ pub struct Machine {
     state_bytes: Arc<AtomicU64>,
     installed: Arc<AtomicU64>,
     wants_snapshot: Arc<Notify>,
-    parity: Parity,
+    checks: Checks,
     outdated_bytes: u64,
     /// The readers of earlier states hang, and are not waited for until there is room again.
     impatient: bool,
@@ -82,7 +82,7 @@ impl Machine {
         log: ReplicaLog,
         file: Option<Arc<SnapshotFile>>,
         wants_snapshot: Arc<Notify>,
-        parity: Parity,
+        checks: Checks,
     ) -> Result<Self, FolderError> {
         let found = match &file {
             None => None,
@@ -103,7 +103,7 @@ impl Machine {
             state_bytes: Arc::default(),
             installed: Arc::default(),
             wants_snapshot,
-            parity,
+            checks,
             outdated_bytes: OUTDATED_BYTES,
             impatient: false,
         };
@@ -244,7 +244,7 @@ impl RaftStateMachine<Types> for Machine {
                 match entry.payload {
                     EntryPayload::Normal(Change::Check) => {
                         self.apply_run(&mut run).await?;
-                        self.parity.check(log_id.index, || self.state.image());
+                        self.checks.check(log_id.index, || self.state.image());
                     }
                     EntryPayload::Normal(change) => {
                         run.changes.push(change);

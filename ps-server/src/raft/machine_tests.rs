@@ -40,7 +40,7 @@ fn entry(index: u64, bucket: u32, step: u64) -> (Entry, Option<Responder>) {
 }
 
 async fn machine(state: Arc<Shard>) -> Machine {
-    let open = Machine::open(state, ReplicaLog::default(), None, Arc::default(), Parity::default()).await;
+    let open = Machine::open(state, ReplicaLog::default(), None, Arc::default(), Checks::default()).await;
     Machine { outdated_bytes: (LEN * 4) as u64, ..open.expect("nothing to read") }
 }
 
@@ -155,7 +155,7 @@ async fn a_state_is_never_in_memory_twice_on_its_way_to_and_from_the_disk() {
     // And from the file, as a replica that starts reads it.
     let back = Arc::new(Shard::new(ShardId(0), 1));
     let log = ReplicaLog::default();
-    let mut machine = Machine::open(back.clone(), log, Some(file), Arc::default(), Parity::default())
+    let mut machine = Machine::open(back.clone(), log, Some(file), Arc::default(), Checks::default())
         .await
         .expect("a whole snapshot");
     assert_eq!(Replicated::image(&*back), image);

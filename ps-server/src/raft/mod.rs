@@ -11,7 +11,7 @@
 //! - `disk`: a replica's folder. `snapshot`: the file in it. `storage`: what goes wrong with them.
 //! - `replicated`: what a group replicates. `machine`: hands committed entries to it; snapshots.
 //! - `image`: a snapshot as bytes. `unable`: why a replica cannot go on with what it is given.
-//! - `parity`: digests of the state at agreed indices.
+//! - `checks`: digests of the state at agreed indices.
 //! - `wire`: openraft's messages to bytes and back, payloads beside the header.
 //! - `stranger`: messages of somebody who is no member, for tests.
 //! - `replay`: the state of a replica that does not run, from its folder.
@@ -25,6 +25,7 @@
 
 mod answers;
 mod asleep;
+mod checks;
 mod compaction;
 mod disk;
 mod disk_log;
@@ -40,7 +41,6 @@ mod logs;
 mod machine;
 mod membership;
 mod network;
-mod parity;
 mod records;
 mod replay;
 mod replica;
@@ -53,6 +53,7 @@ mod types;
 mod unable;
 mod wire;
 
+pub use checks::Digest;
 pub use disk::Folder;
 pub use group::{Group, GroupOptions, ProposeError, Replication, Waits};
 pub use image::RawImage;
@@ -61,7 +62,6 @@ pub use log::LogSize;
 pub use logs::Logs;
 pub use membership::Membership;
 pub use network::{Peers, endpoint};
-pub use parity::Digest;
 pub use replay::{Replayed, replay};
 pub use replica::{GroupId, ReplicaId};
 pub use replicated::{Applied, Change, Outdated, Replicated};

@@ -324,7 +324,7 @@ mod tests {
     use paraft_common::{BucketId, Mode, ServerId, ShardId, config::ServerJob};
     use paraft_proto::{
         PeerReply,
-        services::{Door, Handler},
+        services::{Handler, Route},
     };
     use tonic::{Status, body::Body};
 
@@ -407,16 +407,21 @@ mod tests {
     impl Transfer {
         async fn new(faults: &[(u64, Fault)]) -> Self {
             let (follower, leader) = (Arc::new(Shard::new(ShardId(0), 1)), state());
-            let [me, to] = [0, 1].map(|s| ReplicaId::new_life(ServerId(s)));
+            let [me, to] = [0, 1].map(|s| ReplicaId::new_incarnation(ServerId(s)));
             let group = GroupId::Shard(ShardId(0));
-            let options =
-                GroupOptions { group, me: to, folder: None, election: Duration::from_secs(10), parity: None };
+            let options = GroupOptions {
+                group,
+                me: to,
+                folder: None,
+                election: Duration::from_secs(10),
+                check_every: None,
+            };
             let started = Group::start(options, follower.clone(), Arc::default()).await.expect("it starts");
             let faults = Arc::new(Mutex::new(faults.iter().copied().collect()));
             let line = Line { follower: started, faults, tried: Arc::default() };
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
             let address = listener.local_addr().expect("an address").to_string();
-            let service = Door(line.clone());
+            let service = Route(line.clone());
             let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
             tokio::spawn(
                 tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming),

@@ -2,8 +2,8 @@
 //! the code that applied it.
 
 use super::{
+    checks::Digest,
     disk::Folder,
-    parity::Digest,
     replicated::{Change, Replicated},
     types::Entry,
 };

@@ -4,16 +4,16 @@ use paraft_common::{ServerId, ShardId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A replica of a group: a server, and a life. A replica that loses its log is dead, whatever its server does
+/// A replica of a group: a server, and its incarnation. A replica that loses its log is dead, whatever its server does
 /// afterwards: with the old name, a server that came back with an empty log could vote for a leader that lacks
-/// acknowledged entries. So a new life gets a new name, and enters as a learner.
+/// acknowledged entries. So a new incarnation gets a new name, and enters as a learner.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ReplicaId(pub u64);
 
 impl ReplicaId {
     /// A name that this server has not used before (with the certainty of 32 random bits).
-    pub fn new_life(server: ServerId) -> Self {
+    pub fn new_incarnation(server: ServerId) -> Self {
         ReplicaId((server.0 << 32) | u64::from(rand::random_range(1..=u32::MAX)))
     }
 

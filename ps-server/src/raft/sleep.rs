@@ -22,7 +22,7 @@ use paraft_proto::PeerCall;
 use std::{sync::atomic::Ordering::SeqCst, time::Duration};
 
 /// A member that does not answer so soon does not go to sleep, or is not there.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The state in which all members of a group go to sleep: whose leadership, and the last entry of the log.
 type Level = (Vote, Option<LogId>);
@@ -115,7 +115,7 @@ impl Group {
     }
 
     async fn ask<Q: serde::Serialize>(&self, member: u64, call: PeerCall, question: &Q) -> Option<bool> {
-        let answer = self.connection(member)?.ask(call, question, PATIENCE).await;
+        let answer = self.connection(member)?.ask(call, question, TIMEOUT).await;
         answer.inspect_err(|e| tracing::debug!(group = %self.id, member, error = %e, "no answer")).ok()
     }
 

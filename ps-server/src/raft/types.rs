@@ -5,7 +5,7 @@ use openraft::type_config::alias as of;
 
 openraft::declare_raft_types!(
     /// Changes in, what they gave out. Node ids are [`super::ReplicaId`]s. A term has one leader (openraft's default lets
-    /// a term have several): shards take a term for the name of a leader, in image cuts for one.
+    /// a term have several): shards take a term for the name of a leader, in state deltas for one.
     pub Types:
         D = Change,
         R = Applied,

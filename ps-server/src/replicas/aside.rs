@@ -6,7 +6,7 @@
 //! shard-3.aside-2
 //! ```
 
-use super::{Card, read_card};
+use super::{Metadata, read_metadata};
 use crate::raft::{Folder, FolderError, Logs, ReplicaId};
 use paraft_common::ShardId;
 use paraft_store::{Disk, StoreError};
@@ -25,7 +25,7 @@ pub struct Aside {
     /// Which replica it was, where its folder says so.
     pub node: Option<ReplicaId>,
     /// Names the founding of the state, where its folder says so.
-    pub origin: Option<u64>,
+    pub founding: Option<u64>,
     /// The last log index that is there; or why it cannot be read.
     pub last: Result<u64, String>,
 }
@@ -72,17 +72,17 @@ pub fn asides(disk: &Arc<dyn Disk>, data: &Path) -> Result<Vec<Aside>, String> {
 }
 
 /// Whose it is.
-fn card_of(folder: &Folder) -> Result<Card, String> {
-    read_card(folder)?.ok_or_else(|| "the file `replica`, which says whose it is, is missing".into())
+fn metadata_of(folder: &Folder) -> Result<Metadata, String> {
+    read_metadata(folder)?.ok_or_else(|| "the file `replica`, which says whose it is, is missing".into())
 }
 
 fn look(disk: &Arc<dyn Disk>, path: PathBuf, name: &str) -> Option<Aside> {
     let shard = shard_of_aside(name)?;
     let folder = Folder::new(disk.clone(), path);
-    let card = card_of(&folder);
-    let (node, origin) = card.as_ref().ok().map(|c| (ReplicaId(c.node), c.origin)).unzip();
-    let last = card.and_then(|_| folder.check().map_err(String::from));
-    Some(Aside { name: name.into(), shard, node, origin, last })
+    let metadata = metadata_of(&folder);
+    let (node, founding) = metadata.as_ref().ok().map(|c| (ReplicaId(c.node), c.founding)).unzip();
+    let last = metadata.and_then(|_| folder.check().map_err(String::from));
+    Some(Aside { name: name.into(), shard, node, founding, last })
 }
 
 /// Makes a folder that was put aside the shard's own again. One that has the name goes aside itself. The server must not
@@ -97,7 +97,7 @@ pub fn restore(disk: &Arc<dyn Disk>, data: &Path, name: &str) -> Result<(), Stri
         return Err(format!("{}: there is no such folder", aside.path().display()));
     }
     stopped(&logs, data)?;
-    if aside.check_and_vote(ReplicaId(card_of(&aside)?.node))? {
+    if aside.check_and_vote(ReplicaId(metadata_of(&aside)?.node))? {
         tracing::info!(name, "its vote is gone: it votes for itself in a term far ahead");
     }
     let now = Folder::within(&logs, data.join(&own));

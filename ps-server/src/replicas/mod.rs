@@ -18,9 +18,9 @@ use crate::{
     room::{Reserved, Room},
     shard::{
         Observed, Shard,
-        lateness::Lateness,
         leader::{self, Counters, Event},
         queued::Queued,
+        staleness::Staleness,
     },
 };
 use aside::put_aside;
@@ -54,7 +54,7 @@ pub struct Replica {
     /// What its streams may have brought that the leader has not taken.
     pub queued: Arc<Queued>,
     /// Names the founding of the shard's state.
-    pub origin: u64,
+    pub founding: u64,
     /// Changes with everything that is applied here; closes with the replica.
     pub applied: watch::Receiver<()>,
     /// Where its log is; `None`: in memory only.
@@ -70,13 +70,13 @@ impl Replica {
 
 /// What a replica's folder says of it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Card {
+pub(crate) struct Metadata {
     node: u64,
-    pub(crate) origin: u64,
+    pub(crate) founding: u64,
     pub(crate) shards: u32,
 }
 
-const CARD: &str = "replica";
+const METADATA: &str = "replica";
 
 /// How replicas are started.
 pub struct ReplicasOptions {
@@ -89,7 +89,7 @@ pub struct ReplicasOptions {
     /// A follower that hears nothing for three to four times this long stands for election.
     pub election: Duration,
     /// How often replicas are compared.
-    pub parity: Option<Duration>,
+    pub check_every: Option<Duration>,
 }
 
 /// All replicas of this server.
@@ -168,7 +168,7 @@ impl Replicas {
         self.hosted.read().iter().map(|(s, r)| (*s, r.clone())).collect()
     }
 
-    /// Starts what earlier lives of this server have left on disk, in the order of the shards: where there is room for some
+    /// Starts what earlier incarnations of this server have left on disk, in the order of the shards: where there is room for some
     /// of them only, for the same ones each time. What is damaged is put aside: the others have its state, and it will be
     /// replaced. What cannot be read at present, or finds no room, waits.
     pub async fn reopen(&self) -> Result<(), String> {
@@ -181,7 +181,7 @@ impl Replicas {
             found.extend(shard_of_folder(name).map(|shard| (shard, path)));
         }
         for folder in aside {
-            // A life of this server may have ended before.
+            // An incarnation of this server may have ended before.
             if let Err(e) = blocking(move || folder.leave_log()).await {
                 tracing::warn!(error = %e, "the log keeps records of a folder that was put aside");
             }
@@ -196,8 +196,9 @@ impl Replicas {
                 }
                 Err(waits) => {
                     tracing::error!(%shard, error = %waits, "a replica on disk waits; it is tried again");
-                    let card = read_card(&folder).ok().flatten().map(|c| (ReplicaId(c.node), c.origin));
-                    self.waiting.write().insert(shard, Stopped::new(card, waits.to_string()));
+                    let metadata =
+                        read_metadata(&folder).ok().flatten().map(|c| (ReplicaId(c.node), c.founding));
+                    self.waiting.write().insert(shard, Stopped::new(metadata, waits.to_string()));
                 }
             }
         }
@@ -207,17 +208,17 @@ impl Replicas {
 
     /// `false`: there is nothing to start.
     async fn reopen_one(&self, shard: ShardId, folder: &Folder) -> Result<bool, FolderError> {
-        let Some(card) = read_card(folder)? else {
-            // Without a card there is nothing else either, unless the card was lost.
+        let Some(metadata) = read_metadata(folder)? else {
+            // Without metadata there is nothing else either, unless the metadata was lost.
             return match folder.names()?.iter().any(|n| !n.ends_with(".tmp")) {
                 false => Ok(false),
                 true => Err(FolderError::damage(format!(
-                    "{}: the file `{CARD}`, which says whose it is, is gone",
+                    "{}: the file `{METADATA}`, which says whose it is, is gone",
                     folder.path().display()
                 ))),
             };
         };
-        let node = ReplicaId(card.node);
+        let node = ReplicaId(metadata.node);
         if node.server() != self.options.server {
             return Err(FolderError::passing(format!(
                 "{} belongs to {}",
@@ -226,8 +227,9 @@ impl Replicas {
             )));
         }
         // Before anything of it is read: its log alone may be more than there is.
-        let aside = self.room_for_known(shard, card.origin, Some(folder)).map_err(FolderError::passing)?;
-        self.start(shard, card.shards, node, card.origin, Some(folder.clone()), aside).await?;
+        let aside =
+            self.room_for_known(shard, metadata.founding, Some(folder)).map_err(FolderError::passing)?;
+        self.start(shard, metadata.shards, node, metadata.founding, Some(folder.clone()), aside).await?;
         tracing::info!(%shard, replica = %node, "found on disk");
         Ok(true)
     }
@@ -264,23 +266,24 @@ impl Replicas {
         shard: ShardId,
         shards: u32,
         durability: Durability,
-        origin: u64,
+        founding: u64,
     ) -> Result<(), String> {
         let _one = self.changing.lock().await;
         if let Some(old) = self.get(shard) {
-            if old.origin == origin && old.group.trouble().is_none() {
+            if old.founding == founding && old.group.trouble().is_none() {
                 return Ok(());
             }
-            if old.origin == origin && old.shard.lacks_room().is_some() {
+            if old.founding == founding && old.shard.lacks_room().is_some() {
                 return Ok(()); // it is about to wait for room
             }
-            if old.folder.is_some() && !old.group.was_failed() && old.origin == origin {
+            if old.folder.is_some() && !old.group.was_failed() && old.founding == founding {
                 return Err("its storage has stopped: it is tried again".into());
             }
             self.hosted.write().remove(&shard);
             old.group.shutdown().await;
         }
-        if let Some(waits) = self.waiting.read().get(&shard).filter(|w| w.origin.is_none_or(|o| o == origin))
+        if let Some(waits) =
+            self.waiting.read().get(&shard).filter(|w| w.founding.is_none_or(|o| o == founding))
         {
             // Said when it stopped, and in the status: it is asked for again and again.
             return match waits.empty {
@@ -288,31 +291,31 @@ impl Replicas {
                 false => Err(format!("a replica of it waits here for its storage: {}", waits.why)),
             };
         }
-        let node = ReplicaId::new_life(self.options.server);
+        let node = ReplicaId::new_incarnation(self.options.server);
         let place = self.folder(shard);
         if !place.names()?.is_empty() {
             tracing::warn!(
                 %shard,
-                founding = %format!("{origin:016x}"),
+                founding = %format!("{founding:016x}"),
                 "the replica that lies here is of another founding of the shard than the one that runs, which is made here"
             );
             put_aside_now(&place).await?;
             self.look_aside();
         }
-        let aside = match self.room_for_known(shard, origin, None) {
+        let aside = match self.room_for_known(shard, founding, None) {
             Ok(aside) => aside,
             Err(why) => {
-                self.waits_for_room(shard, node, origin, why.clone());
+                self.waits_for_room(shard, node, founding, why.clone());
                 return Err(format!("a new replica of it waits for room: {why}"));
             }
         };
         self.waiting.write().remove(&shard);
         let folder = durability.on_disk().then_some(place);
         if let Some(folder) = &folder {
-            let card = Card { node: node.0, origin, shards };
-            folder.write(CARD, &header::encode(&card).map_err(|e| e.to_string())?)?;
+            let metadata = Metadata { node: node.0, founding, shards };
+            folder.write(METADATA, &header::encode(&metadata).map_err(|e| e.to_string())?)?;
         }
-        self.start(shard, shards, node, origin, folder, aside).await?;
+        self.start(shard, shards, node, founding, folder, aside).await?;
         tracing::info!(%shard, replica = %node, %durability, "hosting");
         Ok(())
     }
@@ -322,7 +325,7 @@ impl Replicas {
         id: ShardId,
         shards: u32,
         me: ReplicaId,
-        origin: u64,
+        founding: u64,
         folder: Option<Folder>,
         aside: Option<Reserved>,
     ) -> Result<(), FolderError> {
@@ -331,30 +334,30 @@ impl Replicas {
             shard.expects(aside);
         }
         let (tell, applied) = watch::channel(());
-        let lateness = Arc::new(Lateness::default());
+        let staleness = Arc::new(Staleness::default());
         let (stages, state) = (self.stages.clone(), shard.clone());
-        let observed = Observed { shard: state, stages, lateness: lateness.clone(), applied: tell };
+        let observed = Observed { shard: state, stages, staleness: staleness.clone(), applied: tell };
         let options = GroupOptions {
             group: GroupId::Shard(id),
             me,
             folder: folder.clone(),
             election: self.options.election,
-            parity: self.options.parity,
+            check_every: self.options.check_every,
         };
         let started = Group::start(options, Arc::new(observed), self.peers.clone()).await;
-        self.needs.learn(id, origin, shard.need());
+        self.needs.learn(id, founding, shard.need());
         let group = started?;
         self.room.log_of(id, group.log_in_memory());
-        let counters = Arc::new(Counters { stages: self.stages.clone(), lateness, ..Counters::default() });
+        let counters = Arc::new(Counters { stages: self.stages.clone(), staleness, ..Counters::default() });
         let leader = leader::spawn(
             shard.clone(),
             Arc::new(group.clone()),
             counters.clone(),
-            origin,
+            founding,
             leader::random_sessions(),
         );
         let queued = Arc::new(Queued::of_one_in(shards));
-        let replica = Replica { shard, group, leader, counters, queued, origin, applied, folder };
+        let replica = Replica { shard, group, leader, counters, queued, founding, applied, folder };
         self.hosted.write().insert(id, replica);
         Ok(())
     }
@@ -445,8 +448,8 @@ pub(crate) fn shard_of_folder(name: &str) -> Option<ShardId> {
 }
 
 /// Which replica the folder belongs to; `None`: it was never begun.
-pub(crate) fn read_card(folder: &Folder) -> Result<Option<Card>, FolderError> {
-    let Some(card) = folder.read(CARD)? else { return Ok(None) };
-    let at = folder.path().join(CARD);
-    header::decode(&card).map(Some).map_err(|e| FolderError::passing(format!("{}: {e}", at.display())))
+pub(crate) fn read_metadata(folder: &Folder) -> Result<Option<Metadata>, FolderError> {
+    let Some(metadata) = folder.read(METADATA)? else { return Ok(None) };
+    let at = folder.path().join(METADATA);
+    header::decode(&metadata).map(Some).map_err(|e| FolderError::passing(format!("{}: {e}", at.display())))
 }

@@ -4,7 +4,7 @@
 //! It only helps: what a job needs is found again when the log or the snapshot says which job it is. Without the file a
 //! replica that finds no room has read its log in vain, once.
 
-use super::{CARD, Card, Replicas, Stopped, read_card};
+use super::{METADATA, Metadata, Replicas, Stopped, read_metadata};
 use crate::{
     header,
     raft::{Folder, ReplicaId},
@@ -28,14 +28,14 @@ const BY: &str = env!("CARGO_PKG_VERSION");
 
 impl Needs {
     /// Of this founding; nothing where nothing is known.
-    pub fn learn(&self, shard: ShardId, origin: u64, need: Option<Need>) {
+    pub fn learn(&self, shard: ShardId, founding: u64, need: Option<Need>) {
         if let Some(need) = need {
-            self.known.lock().insert(shard, (origin, need));
+            self.known.lock().insert(shard, (founding, need));
         }
     }
 
-    fn of(&self, shard: ShardId, origin: u64) -> Option<Need> {
-        self.known.lock().get(&shard).filter(|(of, _)| *of == origin).map(|(_, need)| *need)
+    fn of(&self, shard: ShardId, founding: u64) -> Option<Need> {
+        self.known.lock().get(&shard).filter(|(of, _)| *of == founding).map(|(_, need)| *need)
     }
 }
 
@@ -44,18 +44,18 @@ impl Replicas {
     pub(super) fn room_for_known(
         &self,
         shard: ShardId,
-        origin: u64,
+        founding: u64,
         folder: Option<&Folder>,
     ) -> Result<Option<Reserved>, String> {
-        let need = self.needs.of(shard, origin).or_else(|| folder.and_then(read_need));
-        self.needs.learn(shard, origin, need);
+        let need = self.needs.of(shard, founding).or_else(|| folder.and_then(read_need));
+        self.needs.learn(shard, founding, need);
         let aside = need.map(|need| self.room.reserve(shard, &need)).transpose();
         aside.map_err(|unable| unable.text().to_string())
     }
 
     /// Nothing of a replica is left here, and there is no room for another.
-    pub(super) fn waits_for_room(&self, shard: ShardId, node: ReplicaId, origin: u64, why: String) {
-        let waits = Stopped { empty: true, ..self.waits(shard, Some((node, origin)), why) };
+    pub(super) fn waits_for_room(&self, shard: ShardId, node: ReplicaId, founding: u64, why: String) {
+        let waits = Stopped { empty: true, ..self.waits(shard, Some((node, founding)), why) };
         self.waiting.write().insert(shard, waits);
     }
 
@@ -63,7 +63,7 @@ impl Replicas {
     pub(super) async fn keep_needs(&self) {
         for (shard, replica) in self.all() {
             let (node, need) = (replica.group.me(), replica.shard.need());
-            self.needs.learn(shard, replica.origin, need);
+            self.needs.learn(shard, replica.founding, need);
             let (Some(need), Some(folder)) = (need, replica.folder) else { continue };
             if self.needs.kept.lock().insert(shard, (node, need)) == Some((node, need)) {
                 continue;
@@ -86,9 +86,9 @@ fn read_need(folder: &Folder) -> Option<Need> {
 
 /// Only into the folder of this replica: what is unmounted, or was put aside, is not begun again by this file.
 fn write_need(folder: &Folder, node: ReplicaId, need: &Need) -> Result<(), String> {
-    match read_card(folder)? {
-        Some(Card { node: of, .. }) if of == node.0 => {}
-        _ => return Err(format!("{}: the file `{CARD}` is not this replica's", folder.path().display())),
+    match read_metadata(folder)? {
+        Some(Metadata { node: of, .. }) if of == node.0 => {}
+        _ => return Err(format!("{}: the file `{METADATA}` is not this replica's", folder.path().display())),
     }
     if read_need(folder).as_ref() == Some(need) {
         return Ok(());

@@ -16,7 +16,7 @@ pub struct Stopped {
     /// Which it is; `None` where not even its name could be read.
     pub node: Option<ReplicaId>,
     /// Of which founding, likewise.
-    pub origin: Option<u64>,
+    pub founding: Option<u64>,
     /// What failed, with the name of the operating system's error.
     pub why: String,
     /// Since when.
@@ -38,9 +38,9 @@ const LOOK: Duration = Duration::from_millis(50);
 
 impl Stopped {
     pub(super) fn new(replica: Option<(ReplicaId, u64)>, why: String) -> Self {
-        let (node, origin) = (replica.map(|r| r.0), replica.map(|r| r.1));
+        let (node, founding) = (replica.map(|r| r.0), replica.map(|r| r.1));
         let now = Instant::now();
-        Self { node, origin, why, since: now, empty: false, pause: FIRST_PAUSE, again: now + FIRST_PAUSE }
+        Self { node, founding, why, since: now, empty: false, pause: FIRST_PAUSE, again: now + FIRST_PAUSE }
     }
 
     fn tried(&mut self, why: String) {
@@ -87,16 +87,16 @@ impl Replicas {
             return;
         }
         let lacks = replica.shard.lacks_room();
-        self.needs.learn(shard, replica.origin, replica.shard.need());
+        self.needs.learn(shard, replica.founding, replica.shard.need());
         match (lacks, &replica.folder) {
             (Some(why), None) => {
                 tracing::error!(%shard, replica = %node, why, "no room for this replica; one is hosted anew when there is");
-                self.waits_for_room(shard, node, replica.origin, why);
+                self.waits_for_room(shard, node, replica.founding, why);
             }
             (lacks, _) => {
                 let why = lacks.or_else(|| replica.group.trouble()).unwrap_or_default();
                 tracing::error!(%shard, replica = %node, why, "this replica has stopped where it is; it is tried again");
-                let waits = self.waits(shard, Some((node, replica.origin)), why);
+                let waits = self.waits(shard, Some((node, replica.founding)), why);
                 self.waiting.write().insert(shard, waits);
             }
         }
@@ -129,7 +129,7 @@ impl Replicas {
         let folder = self.folder(shard);
         let Some(waits) = self.waiting.read().get(&shard).cloned() else { return };
         if waits.empty {
-            match self.room_for_known(shard, waits.origin.unwrap_or_default(), None) {
+            match self.room_for_known(shard, waits.founding.unwrap_or_default(), None) {
                 Ok(_) => {
                     tracing::info!(%shard, "there is room for a replica again");
                     self.is_back(shard);

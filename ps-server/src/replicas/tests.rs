@@ -24,7 +24,7 @@ fn replicas_within(room: Arc<Room>, disk: &FaultyDisk, data: &std::path::Path) -
         data: data.into(),
         logs: Logs::new(Arc::new(disk.clone()), data),
         election: Duration::from_millis(50),
-        parity: None,
+        check_every: None,
     };
     Arc::new(Replicas::new(options, Arc::default()).within(room))
 }
@@ -85,7 +85,7 @@ async fn what_passes_stops_a_replica_where_it_is_and_it_comes_back_by_itself() {
         let name = paraft_store::said(&std::io::Error::from_raw_os_error(number));
         let name = name.split(':').next().expect("a name").to_string();
         let stopped = until("it to stop", || replicas.stopped().pop()).await;
-        assert_eq!((stopped.1.node, stopped.1.origin), (Some(me), Some(7)));
+        assert_eq!((stopped.1.node, stopped.1.founding), (Some(me), Some(7)));
         assert!(stopped.1.why.contains(&name), "{name} is not in: {}", stopped.1.why);
         // Tried again meanwhile; nothing is renamed, nothing is hosted in its place.
         let refused = replicas.host(S0, 1, Durability::QuorumDisk, 7).await.expect_err("its place is taken");
@@ -145,7 +145,7 @@ async fn damage_is_put_aside_under_numbers_that_are_never_used_twice() {
         assert_eq!(folders(dir.path()), names);
         let asides = until("them to be read", || again.asides()).await;
         assert!(
-            asides.iter().all(|a| a.origin == Some(7) && a.last.is_ok()),
+            asides.iter().all(|a| a.founding == Some(7) && a.last.is_ok()),
             "the logs are whole: {asides:?}"
         );
         // Each still holds what it held.
@@ -156,7 +156,7 @@ async fn damage_is_put_aside_under_numbers_that_are_never_used_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_folder_without_its_card_is_damage_and_not_a_folder_that_was_never_begun() {
+async fn a_folder_without_its_metadata_is_damage_and_not_a_folder_that_was_never_begun() {
     let (dir, disk) = (tempfile::tempdir().expect("a folder"), FaultyDisk::new(Arc::new(RealDisk)));
     let first = replicas(&disk, dir.path());
     serving(&first, 2).await;
@@ -254,7 +254,7 @@ async fn what_lies_aside_is_restored_by_a_person_and_deleted_by_nobody_else() {
     first.host(S0, 1, Durability::QuorumDisk, 8).await.expect("hosted");
     let asides = until("it to be read", || first.asides().filter(|a| !a.is_empty())).await;
     assert_eq!(
-        (asides[0].name.as_str(), asides[0].origin, asides[0].node),
+        (asides[0].name.as_str(), asides[0].founding, asides[0].node),
         ("shard-0.aside-1", Some(7), Some(me))
     );
     assert!(asides[0].last.as_ref().is_ok_and(|last| *last >= 3), "{asides:?}");

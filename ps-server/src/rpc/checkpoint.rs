@@ -7,7 +7,7 @@ use crate::{
     replicas::Replica,
     shard::{
         bucket::{BucketData, vector_bytes},
-        leader::{Event, Section},
+        leader::{CheckpointImage, Event},
     },
 };
 use futures::{Stream, StreamExt, stream};
@@ -26,20 +26,20 @@ pub type Parts = Pin<Box<dyn Stream<Item = Result<WithBulk<CheckpointPart>, Stat
 /// Answers one call; `hosted` is the replica that it asks for, or why there is none here.
 pub async fn parts(hosted: Result<Replica, RefusalKind>, request: CheckpointRequest) -> Parts {
     match fetch(hosted, &request).await {
-        Ok((section, origin)) => {
-            let first = header(&section, origin);
-            // The section goes when the last piece is made, not when the transport lets the stream go: whoever has read
-            // that piece may ask for the next section at once.
-            let pieces = stream::unfold(Some((section, 0, 0)), |state| async move {
-                let (section, bucket, part) = state?;
-                let (id, data) = section.bucket(bucket)?;
-                let piece = piece(id, &data, part);
-                let next = if part < data.slots.len() { (bucket, part + 1) } else { (bucket + 1, 0) };
+        Ok((part, founding)) => {
+            let first = header(&part, founding);
+            // The part goes when the last piece is made, not when the transport lets the stream go: whoever has read
+            // that piece may ask for the next part at once.
+            let pieces = stream::unfold(Some((part, 0, 0)), |state| async move {
+                let (part, bucket, slot) = state?;
+                let (id, data) = part.bucket(bucket)?;
+                let piece = piece(id, &data, slot);
+                let next = if slot < data.slots.len() { (bucket, slot + 1) } else { (bucket + 1, 0) };
                 if next.0 > bucket {
-                    section.let_go(bucket);
+                    part.let_go(bucket);
                 }
-                let more = next.0 < section.buckets();
-                Some((piece, more.then_some((section, next.0, next.1))))
+                let more = next.0 < part.buckets();
+                Some((piece, more.then_some((part, next.0, next.1))))
             });
             Box::pin(stream::once(async move { first }).chain(pieces).map(ok))
         }
@@ -54,26 +54,26 @@ fn ok(kind: Kind) -> Result<WithBulk<CheckpointPart>, Status> {
 async fn fetch(
     hosted: Result<Replica, RefusalKind>,
     request: &CheckpointRequest,
-) -> Result<(Arc<Section>, u64), RefusalKind> {
+) -> Result<(Arc<CheckpointImage>, u64), RefusalKind> {
     if request.protocol != PROTOCOL {
         return Err(RefusalKind::Protocol { client: request.protocol, server: PROTOCOL });
     }
-    let Replica { leader, origin, .. } = hosted?;
+    let Replica { leader, founding, .. } = hosted?;
     let (tx, rx) = oneshot::channel();
     let stopping = || RefusalKind::Unavailable("the server is shutting down".into());
     leader.send(Event::Fetch { step: Step(request.step), tx }).await.map_err(|_| stopping())?;
-    Ok((rx.await.map_err(|_| stopping())??, origin))
+    Ok((rx.await.map_err(|_| stopping())??, founding))
 }
 
-fn header(section: &Section, origin: u64) -> Kind {
-    let s = &section.stopping;
+fn header(part: &CheckpointImage, founding: u64) -> Kind {
+    let s = &part.stopping;
     let e = s.evaluated;
-    Kind::Section(paraft_proto::Section {
-        step: section.step.0,
-        job: section.job.clone(),
-        buckets: section.buckets() as u32,
-        origin,
-        members: section
+    Kind::Header(paraft_proto::PartHeader {
+        step: part.step.0,
+        job: part.job.clone(),
+        buckets: part.buckets() as u32,
+        founding,
+        members: part
             .members
             .iter()
             .map(|(w, clock, finished)| Member {
@@ -96,11 +96,11 @@ fn header(section: &Section, origin: u64) -> Kind {
     })
 }
 
-fn piece(id: BucketId, data: &Arc<BucketData>, part: usize) -> Kind {
+fn piece(id: BucketId, data: &Arc<BucketData>, slot: usize) -> Kind {
     Kind::Piece(Piece {
         bucket: id.0,
-        part: part as u32,
-        payload: vector_bytes(data, part),
+        part: slot as u32,
+        payload: vector_bytes(data, slot),
         version: data.version.0,
         clock: data.clock,
     })

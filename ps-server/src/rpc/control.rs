@@ -11,7 +11,7 @@ mod join;
 use super::{groups, jobs, memory};
 use crate::{
     connections::{self, Rank},
-    control::{Agent, Command, Outcome, Refused, Then},
+    control::{Advice, Agent, Command, Outcome, Refused},
     raft::ReplicaId,
 };
 pub use calls::GrpcCalls;
@@ -21,7 +21,7 @@ pub use join::ask_to_join;
 use paraft_common::{ServerId, ShardId, config::ServerJob};
 use paraft_proto::{
     AbandonReply, AbandonRequest, DescribeReply, DescribeRequest, DrainReply, DrainRequest, ForgetReply,
-    ForgetRequest, HelloReply, HelloRequest, HoldGroupReply, HoldGroupRequest, JoinGroupReply,
+    ForgetRequest, GroupHeartbeatReply, GroupHeartbeatRequest, HelloReply, HelloRequest, JoinGroupReply,
     JoinGroupRequest, JoinReply, JoinRequest, NoteCheckpointsReply, NoteCheckpointsRequest, ReportReply,
     ReportRequest, RoomReply, RoomRequest, control_server::Control, limits::MAX_JOB_BYTES,
 };
@@ -194,20 +194,24 @@ impl Control for ControlService {
             false => refuse(NO_LEADER.into()),
             true => groups::join(&self.agent, request.into_inner(), leads).await.unwrap_or_else(
                 |Refused { why, then }| JoinGroupReply {
-                    give_up: then == Then::GiveUp,
-                    fix: then == Then::Fix,
+                    give_up: then == Advice::GiveUp,
+                    fix: then == Advice::Fix,
                     ..refuse(why)
                 },
             ),
         }))
     }
 
-    async fn hold_group(
+    async fn group_heartbeat(
         &self,
-        request: Request<HoldGroupRequest>,
-    ) -> Result<Response<HoldGroupReply>, Status> {
+        request: Request<GroupHeartbeatRequest>,
+    ) -> Result<Response<GroupHeartbeatReply>, Status> {
         connections::mark(request.extensions(), Rank::Worker);
-        let refuse = |why: String| HoldGroupReply { leader: self.leader(), why, ..HoldGroupReply::default() };
+        let refuse = |why: String| GroupHeartbeatReply {
+            leader: self.leader(),
+            why,
+            ..GroupHeartbeatReply::default()
+        };
         Ok(Response::new(match self.agent.leads() {
             false => refuse(NO_LEADER.into()),
             true => groups::hold(&self.agent, request.into_inner()).unwrap_or_else(refuse),

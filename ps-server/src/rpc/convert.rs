@@ -21,7 +21,7 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Option<Messa
     let WithBulk { message, bulk } = message;
     let payload = bulk.into_iter().next().unwrap_or_default();
     match message.kind.ok_or(RefusalKind::NoKind)? {
-        to_shard::Kind::Beat(_) => Ok(None),
+        to_shard::Kind::Heartbeat(_) => Ok(None),
         kind => of_kind(shard, kind, payload).map(Some),
     }
 }
@@ -29,7 +29,7 @@ pub fn message(shard: &Shard, message: WithBulk<ToShard>) -> Result<Option<Messa
 fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Message, Refusal> {
     use to_shard::Kind;
     match kind {
-        Kind::Open(_) | Kind::Beat(_) => Err(RefusalKind::AlreadyOpen.into()),
+        Kind::Open(_) | Kind::Heartbeat(_) => Err(RefusalKind::AlreadyOpen.into()),
         Kind::Init(m) => {
             let bucket = BucketId(m.bucket);
             let local = check(shard, bucket, &payload, None)?;
@@ -85,14 +85,14 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
         }
         Kind::Finish(_) => Ok(Message::Finish),
         Kind::Leave(_) => Ok(Message::Leave),
-        Kind::Take(_) if !is_leased(shard) => Err(no_chunks("Take")),
-        Kind::Take(_) if shard.id() != ShardId(0) => {
+        Kind::Acquire(_) if !is_leased(shard) => Err(no_chunks("Acquire")),
+        Kind::Acquire(_) if shard.id() != ShardId(0) => {
             let why = "shard 0 gives out the chunks, and this is another";
-            Err(RefusalKind::NoChunks { message: "Take", why }.into())
+            Err(RefusalKind::NoChunks { message: "Acquire", why }.into())
         }
-        Kind::Take(m) if m.request == 0 => Err(RefusalKind::BadRequest.into()),
-        Kind::Take(m) => Ok(Message::Take { request: m.request, epoch: m.epoch, done: m.done }),
-        Kind::Rest(_) if !is_leased(shard) => Err(no_chunks("Rest")),
+        Kind::Acquire(m) if m.request == 0 => Err(RefusalKind::BadRequest.into()),
+        Kind::Acquire(m) => Ok(Message::Acquire { request: m.request, epoch: m.epoch, done: m.done }),
+        Kind::Pause(_) if !is_leased(shard) => Err(no_chunks("Pause")),
         Kind::Resume(_) if !is_leased(shard) => Err(no_chunks("Resume")),
         Kind::SwitchMode(m) => {
             let mode = m.mode.parse().map_err(|_| bad_mode(&m.mode))?;
@@ -102,7 +102,7 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
             }
             Ok(Message::SwitchMode { number: m.number, mode })
         }
-        Kind::Rest(_) => Ok(Message::Rest),
+        Kind::Pause(_) => Ok(Message::Pause),
         Kind::Resume(m) => Ok(Message::Resume { level: m.level }),
         Kind::Advance(m) if m.step > MAX_STEP => {
             Err(RefusalKind::BadStep { message: "Advance", got: Step(m.step) }.into())
@@ -125,7 +125,7 @@ fn pull(shard: &Shard, m: wire::Pull) -> Result<Message, Refusal> {
         return Err(RefusalKind::BadStep { message: "Pull", got: Step(m.done) }.into());
     }
     versions(shard, "have", &m.have)?;
-    for (beside, set) in [("final", m.r#final), ("section", m.section)] {
+    for (beside, set) in [("final", m.r#final), ("checkpoint", m.checkpoint)] {
         if set && !m.only.is_empty() {
             return Err(RefusalKind::OnlyOfWhole { beside }.into());
         }
@@ -134,7 +134,7 @@ fn pull(shard: &Shard, m: wire::Pull) -> Result<Message, Refusal> {
         only: only(shard, &m.only)?,
         done: Step(m.done),
         last: m.r#final,
-        section: m.section,
+        checkpoint: m.checkpoint,
         have: m.have.into_iter().map(Version).collect(),
         loss: m.loss,
     })
@@ -200,19 +200,21 @@ fn check(shard: &Shard, id: BucketId, payload: &Payload, step: Option<Step>) -> 
 pub fn reply(server: u64, reply: Reply) -> FromShard {
     use from_shard::Kind;
     let kind = match reply {
-        Reply::Opened { session, last_seq, clock, initialised, term, origin } => Kind::Opened(wire::Opened {
-            session: session.0,
-            last_seq: last_seq.0,
-            clock: clock.0,
-            initialised,
-            term,
-            server,
-            origin,
-        }),
-        Reply::Ack { seq, version } => {
-            Kind::Ack(wire::Ack { seq: seq.0, version: version.0, passed_over: false })
+        Reply::Opened { session, last_seq, clock, initialised, term, founding } => {
+            Kind::Opened(wire::Opened {
+                session: session.0,
+                last_seq: last_seq.0,
+                clock: clock.0,
+                initialised,
+                term,
+                server,
+                founding,
+            })
         }
-        Reply::PassedOver { seq } => Kind::Ack(wire::Ack { seq: seq.0, version: 0, passed_over: true }),
+        Reply::Ack { seq, version } => {
+            Kind::Ack(wire::Ack { seq: seq.0, version: version.0, dropped: false })
+        }
+        Reply::Dropped { seq } => Kind::Ack(wire::Ack { seq: seq.0, version: 0, dropped: true }),
         Reply::Weights(w) => Kind::Weights(wire::Weights {
             bucket: w.bucket.0,
             version: w.version.0,
@@ -226,7 +228,7 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
             mode: if w.last { w.in_force.mode.to_string() } else { String::new() },
             mode_number: w.in_force.number,
             clock: w.clock.0,
-            section: w.section,
+            checkpoint: w.checkpoint,
         }),
         Reply::RoundNorm { step, sum_of_squares } => {
             Kind::RoundNorm(wire::RoundNorm { step: step.0, sum_of_squares })
@@ -238,17 +240,17 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
             count: e.sums.count,
             stop: e.stop,
         }),
-        Reply::Taken { request, answer } => {
-            let taken = wire::Taken { request, ..wire::Taken::default() };
-            Kind::Taken(match answer {
+        Reply::Acquired { request, answer } => {
+            let taken = wire::Acquired { request, ..wire::Acquired::default() };
+            Kind::Acquired(match answer {
                 Answer::Train { epoch, chunk } => {
-                    wire::Taken { kind: wire::Chunk::Train as i32, epoch, chunk, ..taken }
+                    wire::Acquired { kind: wire::Chunk::Train as i32, epoch, chunk, ..taken }
                 }
-                Answer::Wait => wire::Taken { kind: wire::Chunk::Wait as i32, ..taken },
+                Answer::Wait => wire::Acquired { kind: wire::Chunk::Wait as i32, ..taken },
                 Answer::Over { epochs, write } => {
-                    wire::Taken { kind: wire::Chunk::Over as i32, epoch: epochs, write, ..taken }
+                    wire::Acquired { kind: wire::Chunk::Over as i32, epoch: epochs, write, ..taken }
                 }
-                Answer::Ended => wire::Taken { kind: wire::Chunk::Ended as i32, ..taken },
+                Answer::Ended => wire::Acquired { kind: wire::Chunk::Ended as i32, ..taken },
             })
         }
         Reply::Resumed { clock } => Kind::Resumed(wire::Resumed { clock: clock.0 }),
@@ -317,8 +319,8 @@ mod tests {
                 any::<Option<f32>>(),
                 prop::collection::vec(prop_oneof![0u32..5, any::<u32>()], 0..4)
             )
-                .prop_map(|(done, last, section, have, loss, only)| {
-                    Some(Kind::Pull(wire::Pull { done, r#final: last, section, have, loss, only }))
+                .prop_map(|(done, last, checkpoint, have, loss, only)| {
+                    Some(Kind::Pull(wire::Pull { done, r#final: last, checkpoint, have, loss, only }))
                 }),
             (n(), any::<f64>())
                 .prop_map(|(step, sum_of_squares)| Some(Kind::Norm(wire::Norm { step, sum_of_squares }))),
@@ -326,11 +328,12 @@ mod tests {
                 Some(Kind::Report(wire::Report { epoch, loss_sum, correct, count }))
             }),
             n().prop_map(|step| Some(Kind::Advance(wire::Advance { step }))),
-            (n(), n(), any::<Option<u64>>())
-                .prop_map(|(request, epoch, done)| { Some(Kind::Take(wire::Take { request, epoch, done })) }),
+            (n(), n(), any::<Option<u64>>()).prop_map(|(request, epoch, done)| {
+                Some(Kind::Acquire(wire::Acquire { request, epoch, done }))
+            }),
             any::<bool>().prop_map(|level| Some(Kind::Resume(wire::Resume { level }))),
-            Just(Some(Kind::Rest(wire::Rest {}))),
-            Just(Some(Kind::Beat(wire::Beat {}))),
+            Just(Some(Kind::Pause(wire::Pause {}))),
+            Just(Some(Kind::Heartbeat(wire::Heartbeat {}))),
             (n(), prop::sample::select(vec!["asp", "ssp:3", "bsp", "", "?"])).prop_map(|(number, mode)| {
                 Some(Kind::SwitchMode(wire::SwitchMode { number, mode: mode.into() }))
             }),
@@ -366,7 +369,7 @@ mod tests {
                 }
                 Ok(Some(Message::Norm { sum_of_squares, .. })) => prop_assert!(sum_of_squares >= 0.0),
                 Ok(Some(Message::Advance { step })) => prop_assert!(step.0 <= MAX_STEP),
-                Ok(Some(Message::Take { .. } | Message::Rest | Message::Resume { .. })) => {
+                Ok(Some(Message::Acquire { .. } | Message::Pause | Message::Resume { .. })) => {
                     prop_assert!(false, "this job has no chunks");
                 }
                 Ok(_) => {}

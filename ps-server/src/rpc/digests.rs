@@ -16,10 +16,10 @@ pub struct Digests {
 }
 
 /// Whoever holds the lock makes a digest; the others wait.
-type Asked = tokio::sync::Mutex<Option<Made>>;
+type Asked = tokio::sync::Mutex<Option<CachedDigest>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Made {
+struct CachedDigest {
     /// The state was read after this moment.
     since: Instant,
     index: u64,
@@ -47,14 +47,14 @@ where
 {
     let came = Instant::now();
     let mut last = asked.lock().await;
-    // Made while this call waited, or still that of the state.
+    // CachedDigest while this call waited, or still that of the state.
     if let Some(made) = last.filter(|m| m.since >= came || m.index == applied()) {
         return Some((made.index, made.digest));
     }
     let since = Instant::now();
     let (index, image) = read().await?;
     let digest = compute::long(image.bytes(), move || image.into_digest()).await.ok()?;
-    *last = Some(Made { since, index, digest });
+    *last = Some(CachedDigest { since, index, digest });
     Some((index, digest))
 }
 

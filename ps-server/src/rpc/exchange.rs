@@ -7,7 +7,7 @@ use crate::{
     replicas::Replicas,
     shard::{
         kept::FLEET,
-        leader::{Event, Life, MAX_AHEAD, Message, Reply},
+        leader::{Event, Liveness, MAX_AHEAD, Message, Reply},
     },
 };
 use futures::{Stream, StreamExt};
@@ -242,7 +242,7 @@ impl ShardsService {
         }
         let shard = ShardId(open.shard);
         let hosted = self.replicas.get(shard).ok_or_else(|| self.elsewhere(shard))?;
-        if open.origin != 0 && open.origin != hosted.origin {
+        if open.founding != 0 && open.founding != hosted.founding {
             // What this client was told is in, is not: going on would hide that.
             return Err(RefusalKind::StateLost(shard).into());
         }
@@ -288,14 +288,14 @@ impl ShardsService {
         let _ = out.send(Source::Many(rx, reader)).await;
         // Only the leader keeps the stream open.
         let weak = tx.downgrade();
-        let life = Arc::new(Life::default());
+        let liveness = Arc::new(Liveness::default());
         let event = Event::Open {
             conn,
             tx,
             worker,
             session: (open.session > 0).then_some(SessionId(open.session)),
             job: text,
-            life: life.clone(),
+            liveness: liveness.clone(),
         };
         if hosted.leader.send(event).await.is_err() {
             return Ok(()); // shutting down
@@ -312,7 +312,7 @@ impl ShardsService {
                     break;
                 }
             };
-            life.heard();
+            liveness.heard();
             visitor.iter().for_each(Visitor::speaks);
             let m = match convert::message(&hosted.shard, m) {
                 Ok(Some(m)) => m,
@@ -325,7 +325,7 @@ impl ShardsService {
                 }
             };
             let finish = matches!(m, Message::Finish);
-            life.waits(true);
+            liveness.waits(true);
             if matches!(m, Message::Init { .. }) {
                 // Nobody acknowledges them, so no window of the worker's holds them back: a large model would pile up
                 // here, as fast as the network brings it, while the disk takes it in.
@@ -338,7 +338,7 @@ impl ShardsService {
                 bytes => Event::Bulk(conn, m, hosted.queued.room(bytes).await),
             };
             let sent = hosted.leader.send(event).await;
-            life.waits(false);
+            liveness.waits(false);
             if sent.is_err() {
                 break;
             }

@@ -1,29 +1,29 @@
 //! Groups of ranks on the wire.
 
-use crate::control::{Agent, Answer, Asks, Holds, Key, Overview, Refused};
-use paraft_proto::{GroupInfo, HoldGroupReply, HoldGroupRequest, JoinGroupReply, JoinGroupRequest};
+use crate::control::{Agent, Answer, Heartbeat, JoinRequest, Key, Overview, Refused};
+use paraft_proto::{GroupHeartbeatReply, GroupHeartbeatRequest, GroupInfo, JoinGroupReply, JoinGroupRequest};
 use std::time::{Duration, Instant};
 
-/// Who is not seated within this time asks again, so that it notices when this server does not lead any more.
+/// Who is not assigned within this time asks again, so that it notices when this server does not lead any more.
 const ANSWER: Duration = Duration::from_secs(1);
-/// Ranks come at any moment, and so does the end of patience.
+/// Ranks come at any moment, and so does the timeout.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// Waits for a seat.
+/// Waits for an assignment.
 pub async fn join(
     agent: &Agent,
     request: JoinGroupRequest,
     leads: impl Fn() -> bool,
 ) -> Result<JoinGroupReply, Refused> {
     let key = Key { job: request.job, worker: request.worker };
-    let asks = Asks {
+    let asks = JoinRequest {
         size: request.size,
         rank: request.rank,
         token: request.token,
         address: request.address,
         last: request.last.unwrap_or_default().into(),
         lost: request.lost,
-        patience: Duration::from_millis(request.patience_ms),
+        timeout: Duration::from_millis(request.timeout_ms),
         settings: request.settings,
     };
     let accepted = JoinGroupReply { accepted: true, ..JoinGroupReply::default() };
@@ -32,7 +32,7 @@ pub async fn join(
         let now = Instant::now();
         let answer = agent.groups.lock().join(&key, asks.clone(), now)?;
         match answer {
-            Answer::Seated(s) => return Ok(JoinGroupReply { seating: Some(s.into()), ..accepted }),
+            Answer::Assigned(s) => return Ok(JoinGroupReply { assignment: Some(s.into()), ..accepted }),
             Answer::Over => return Ok(JoinGroupReply { over: true, ..accepted }),
             Answer::Wait { here, why } if now - began >= ANSWER || !leads() => {
                 return Ok(JoinGroupReply { waiting: here, why: why.unwrap_or_default(), ..accepted });
@@ -45,11 +45,11 @@ pub async fn join(
 /// All groups, for people: what names a process stays between it and the control group.
 pub fn to_info(agent: &Agent) -> Vec<GroupInfo> {
     let info = |mut o: Overview| {
-        o.seating.ranks.iter_mut().for_each(|r| r.token = 0);
+        o.assignment.ranks.iter_mut().for_each(|r| r.token = 0);
         GroupInfo {
             job: o.key.job,
             worker: o.key.worker,
-            seating: Some(o.seating.into()),
+            assignment: Some(o.assignment.into()),
             waiting: o.waiting,
             state: o.state.into(),
             step: o.step,
@@ -59,14 +59,14 @@ pub fn to_info(agent: &Agent) -> Vec<GroupInfo> {
 }
 
 /// A leader's sign of life.
-pub fn hold(agent: &Agent, request: HoldGroupRequest) -> Result<HoldGroupReply, String> {
+pub fn hold(agent: &Agent, request: GroupHeartbeatRequest) -> Result<GroupHeartbeatReply, String> {
     let key = Key { job: request.job, worker: request.worker };
-    let holds = Holds {
-        seating: request.seating.unwrap_or_default().into(),
+    let holds = Heartbeat {
+        assignment: request.assignment.unwrap_or_default().into(),
         settings: request.settings,
         step: request.step,
         over: request.over,
     };
     let waiting = agent.groups.lock().hold(&key, holds, Instant::now())?;
-    Ok(HoldGroupReply { accepted: true, waiting, ..HoldGroupReply::default() })
+    Ok(GroupHeartbeatReply { accepted: true, waiting, ..GroupHeartbeatReply::default() })
 }

@@ -34,7 +34,7 @@ pub fn from_report(job: paraft_proto::JobReport) -> Option<JobReport> {
 /// All jobs, for whoever asks.
 pub fn to_info(jobs: &Jobs) -> Vec<JobInfo> {
     let job = |j: &Job| JobInfo {
-        origin: j.origin(),
+        founding: j.founding(),
         name: j.facts.name.clone(),
         mode: j.facts.mode.to_string(),
         workers: j.facts.workers,

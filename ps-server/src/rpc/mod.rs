@@ -1,6 +1,6 @@
 //! The gRPC services. Wire types stop here.
 //!
-//! - `checkpoint`: a shard's section of a checkpoint, to the worker that writes it.
+//! - `checkpoint`: a shard's part of a checkpoint, to the worker that writes it.
 //! - [`control`]: how servers form a fleet.
 //! - [`jobs`]: jobs and checkpoints of the control group.
 //! - [`digests`]: digests of states, shared by those who ask.

@@ -29,7 +29,7 @@ pub struct PeersService {
 const MAX_MESSAGE_BYTES: usize = 4 * limits::MAX_MESSAGE_BYTES;
 
 /// A message must be here whole within this time; who sent it has given up before.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Handler for PeersService {
     const NAME: &'static str = "paraft.v1.Peers";
@@ -39,7 +39,7 @@ impl Handler for PeersService {
             return services::refuse(Status::unimplemented("no such method"));
         }
         let visitor = connections::of(request.extensions());
-        let read = tokio::time::timeout(PATIENCE, services::only(request, MAX_MESSAGE_BYTES)).await;
+        let read = tokio::time::timeout(TIMEOUT, services::only(request, MAX_MESSAGE_BYTES)).await;
         let request = match read {
             Ok(Ok(request)) => request,
             Ok(Err(refused)) => return refused,

@@ -39,7 +39,7 @@ impl ShardsService {
         }
         let shard = ShardId(request.shard);
         let hosted = self.replicas.get(shard).ok_or_else(|| self.elsewhere(shard))?;
-        if request.origin != 0 && request.origin != hosted.origin {
+        if request.founding != 0 && request.founding != hosted.founding {
             // Which of the two is the shard's now, this replica does not know: it may be the one that was left behind.
             return Err(RefusalKind::OtherFounding(shard).into());
         }

@@ -5,12 +5,12 @@ use crate::{
     connections::{Connections, Counts},
     control::ControlReplica,
     replicas::{Replica, Replicas, Stopped},
-    shard::lateness::OfWorker,
+    shard::staleness::OfWorker,
 };
 use paraft_common::{ShardId, WorkerId, histogram::LogHistogram, need::Need};
 use paraft_proto::{
     self as proto, Bin, Chunks, Member, PROTOCOL, ServerMemory, ShardStatus, StatusReply, StoppedReplica,
-    WorkerLateness,
+    WorkerStaleness,
 };
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -103,13 +103,13 @@ fn waits((shard, w): (ShardId, Stopped)) -> StoppedReplica {
     StoppedReplica { shard: shard.0, node: w.node.unwrap_or_default().0, why: w.why, stopped_ms }
 }
 
-fn lateness((worker, of): (WorkerId, OfWorker)) -> WorkerLateness {
+fn staleness((worker, of): (WorkerId, OfWorker)) -> WorkerStaleness {
     let bins = |h: &LogHistogram| h.bins().into_iter().map(|(upper, count)| Bin { upper, count }).collect();
-    WorkerLateness {
+    WorkerStaleness {
         worker: worker.0,
         delay_counts: of.delay.counts().to_vec(),
-        gap: bins(&of.gap),
-        gap_sum: of.gap.sum(),
+        distance: bins(&of.distance),
+        distance_sum: of.distance.sum(),
         age_seconds: bins(&of.age),
         age_seconds_sum: of.age.sum(),
     }
@@ -140,7 +140,7 @@ fn shard_status(w: &Replica) -> ShardStatus {
                 clock: m.clock().0,
                 last_seq: m.last_seq.0,
                 finished: m.finished,
-                resting: m.resting,
+                idle: m.idle,
                 lease_ms: leases.get(&worker).map(|l| l.as_millis() as u64),
             })
             .collect(),
@@ -161,20 +161,20 @@ fn shard_status(w: &Replica) -> ShardStatus {
         changing: membership.changing,
         started: m.started,
         expected_workers: conf.map_or(0, |c| c.job.workers),
-        max_gap: c.max_gap.load(Relaxed),
+        max_step_lead: c.max_step_lead.load(Relaxed),
         node: w.group.me().0,
         trouble: w.group.trouble().unwrap_or_default(),
         durability: conf.map(|c| c.job.durability.to_string()).unwrap_or_default(),
-        passed_over: m.passed_over,
-        lateness: c.lateness.workers().into_iter().map(lateness).collect(),
+        dropped: m.dropped,
+        staleness: c.staleness.workers().into_iter().map(staleness).collect(),
         pushes_lost: m.pushes_lost,
         bytes_logged: c.bytes_logged.load(Relaxed),
-        cuts: c.cuts.load(Relaxed),
+        deltas: c.deltas.load(Relaxed),
         memory_kept: conf.map_or(0, |c| c.kept_bytes()),
         memory_allocated: conf.map_or(0, |c| c.held()),
         memory_copies: conf.map_or(0, |c| c.outdated_bytes()),
         memory_staged: staged,
-        memory_lateness: c.lateness.bytes(),
+        memory_staleness: c.staleness.bytes(),
         memory_queued: c.queued.load(Relaxed),
         memory_need: conf.map_or(0, |c| Need::of(&c.job, w.shard.id(), w.shard.shards()).total()),
         state_bytes: conf.map_or(0, |c| c.bytes()),

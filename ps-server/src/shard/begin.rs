@@ -6,7 +6,7 @@ use super::{
     chunks::Chunks,
     command::Outcome,
     configured::{self, Configured},
-    cut::Form,
+    delta::Form,
     image::Image,
     state::{Shard, State},
 };
@@ -167,7 +167,7 @@ impl Shard {
             && !image.staged.as_ref().is_none_or(|s| s.fits(conf))
         {
             return Err(
-                format!("the snapshot of {} holds a part of a cut that does not fit", self.id()).into()
+                format!("the snapshot of {} holds a part of a delta that does not fit", self.id()).into()
             );
         }
         *self.staged.write() = image.staged.clone().filter(|_| configured.is_some());
@@ -191,7 +191,7 @@ impl Shard {
             })
             && image.meta.chunks.as_ref().map(Chunks::plan) == job.chunks.filter(|_| self.id() == ShardId(0))
             && image.meta.members.iter().all(|(_, m)| {
-                let half = if job.round.passes_over() { places.len() } else { 0 };
+                let half = if job.round.drops_late() { places.len() } else { 0 };
                 m.steps().len() == places.len() && [half, 2 * half].contains(&m.remembered())
             });
         if !fits {

@@ -166,7 +166,7 @@ fn what_a_later_version_wrote_stops_the_replica_in_words() {
 fn commands_keep_the_numbers_that_logs_have_of_them() {
     let (worker, session, step) = (WorkerId(1), SessionId(1), Step(1));
     let bucket = BucketId(0);
-    let (cut, parts, buckets, vectors) = (Default::default(), 0, Vec::new(), Vec::new());
+    let (delta, parts, buckets, vectors) = (Default::default(), 0, Vec::new(), Vec::new());
     let (encoding, contributions) = (Encoding::F32, Vec::new());
     let all = [
         Command::Configure { job: String::new() },
@@ -178,13 +178,13 @@ fn commands_keep_the_numbers_that_logs_have_of_them() {
         Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false },
         Command::Pull { worker, session, buckets: Vec::new() },
         Command::SwitchMode { number: 1, mode: Mode::Asp, after: step, auto: None },
-        Command::ChangeForm { form: super::cut::Form::Updates },
-        Command::CutPart { cut, part: 0, vectors },
-        Command::Cut { cut, after: None, parts, buckets, record: Default::default() },
+        Command::ChangeForm { form: super::delta::Form::Updates },
+        Command::DeltaPart { delta, part: 0, vectors },
+        Command::Delta { delta, after: None, parts, buckets, record: Default::default() },
         Command::Report { worker, session, epoch: 1, sums: Default::default() },
         Command::Fence,
-        Command::Take { worker, session, request: 1, epoch: 0, done: None },
-        Command::Rest { worker, session },
+        Command::Acquire { worker, session, request: 1, epoch: 0, done: None },
+        Command::Pause { worker, session },
         Command::Resume { worker, session, level: true },
         Command::Admit { form: 1, job: String::new() },
         Command::JoinAs { worker, session },

@@ -331,7 +331,7 @@ impl Bucket {
         data.kept.keys().copied().filter(|w| *w != FLEET && !active(*w)).collect()
     }
 
-    /// Takes an image cut's data in the place of what is here.
+    /// Takes a state delta's data in the place of what is here.
     pub(super) fn install(&self, data: Arc<BucketData>) {
         *self.data.write() = data;
     }

@@ -102,7 +102,7 @@ impl World {
         let take = me.asked.clone().unwrap_or_else(|| {
             me.request += 1;
             let (epoch, request) = (me.epochs, me.request);
-            Command::Take { worker, session, request, epoch, done: me.has.map(|(_, chunk)| chunk) }
+            Command::Acquire { worker, session, request, epoch, done: me.has.map(|(_, chunk)| chunk) }
         });
         if me.asked.is_none()
             && lives

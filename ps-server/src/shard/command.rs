@@ -1,13 +1,13 @@
 //! What may be written to a shard's log, and what applying it gives back.
 
-use super::cut::{CutBucket, CutId, CutRecord, Form, VectorOf};
+use super::delta::{DeltaBucket, DeltaId, DeltaRecord, Form, VectorOf};
 use paraft_common::{BucketId, Encoding, Mode, Payload, Seq, SessionId, Step, Version, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A change of the replicated state. It is written by position: a variant is its number, and what a log holds is read by
 /// every later release. So new variants come last, none is changed or taken out, and what a new one carries has a version
-/// of its own where it may change. The bulk of `Init`, `Update` and `CutPart` travels beside it, in
+/// of its own where it may change. The bulk of `Init`, `Update` and `DeltaPart` travels beside it, in
 /// [`Proposal::payload`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Command {
@@ -61,12 +61,12 @@ pub enum Command {
         /// Whose pushes the payload holds, by rising worker.
         contributions: Vec<Contribution>,
         /// How the pushes' values are written. The payload of one push is that push, as it came; of several, in f32,
-        /// their sum, and in every other encoding what [`Several`](super::several::Several) reads.
+        /// their sum, and in every other encoding what [`Batched`](super::batched::Batched) reads.
         encoding: Encoding,
         /// Multiplies the payload: one over the number of contributions, times the clipping factor. Decided
         /// once, by the leader, so that every replica multiplies by the same number.
         factor: f32,
-        /// It closes the round of its step: the members that are not in it are passed over. (Only where rounds do so.)
+        /// It closes the round of its step: the pushes of members that are not in it are dropped. (Only where rounds do so.)
         closes: bool,
     },
     /// A worker gets the weights of these buckets as they are at this place in the log. Only for algorithms that keep
@@ -95,27 +95,27 @@ pub enum Command {
         /// The form.
         form: Form,
     },
-    /// A part of an image cut; takes effect with the marker.
-    CutPart {
-        /// Of which cut.
-        cut: CutId,
-        /// Its position in the cut, from 0.
+    /// A part of a state delta; takes effect with the marker.
+    DeltaPart {
+        /// Of which delta.
+        delta: DeltaId,
+        /// Its position in the delta, from 0.
         part: u32,
         /// What the payload holds, one behind the other.
         vectors: Vec<VectorOf>,
     },
-    /// The marker of an image cut: its parts take effect, all together.
-    Cut {
+    /// The marker of a state delta: its parts take effect, all together.
+    Delta {
         /// Which.
-        cut: CutId,
-        /// The cut before it, as its leader knew it.
-        after: Option<CutId>,
+        delta: DeltaId,
+        /// The delta before it, as its leader knew it.
+        after: Option<DeltaId>,
         /// Parts that must have come.
         parts: u32,
         /// The buckets that changed.
-        buckets: Vec<CutBucket>,
+        buckets: Vec<DeltaBucket>,
         /// Who pushed what, and the counts.
-        record: CutRecord,
+        record: DeltaRecord,
     },
     /// A worker's share of a held-out evaluation (shard 0 only).
     Report {
@@ -132,7 +132,7 @@ pub enum Command {
     /// be.
     Fence,
     /// The worker asks for a chunk of the data (shard 0 only, leased sampler).
-    Take {
+    Acquire {
         /// Who.
         worker: WorkerId,
         /// Its session.
@@ -145,7 +145,7 @@ pub enum Command {
         done: Option<u64>,
     },
     /// The worker has nothing to train: clocks and barriers go on without it.
-    Rest {
+    Pause {
         /// Who.
         worker: WorkerId,
         /// Its session.
@@ -272,7 +272,7 @@ pub enum Outcome {
 pub struct Proposal {
     /// What to change.
     pub command: Command,
-    /// For an `Update` values in its encoding, for `Init` and `CutPart` little-endian `f32`, else empty. Skipped by serde: the network sends it beside
+    /// For an `Update` values in its encoding, for `Init` and `DeltaPart` little-endian `f32`, else empty. Skipped by serde: the network sends it beside
     /// the header, or it would be copied byte by byte.
     #[serde(skip)]
     pub payload: Payload,
@@ -283,7 +283,7 @@ impl Command {
     pub fn latest_step(&self) -> Option<Step> {
         match self {
             Command::Update { contributions, .. } => contributions.iter().map(|c| c.step).max(),
-            Command::Cut { record, .. } => {
+            Command::Delta { record, .. } => {
                 record.members.values().flat_map(|m| &m.steps).map(|(_, step)| *step).max()
             }
             _ => None,

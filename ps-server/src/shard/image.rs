@@ -2,7 +2,7 @@
 
 use super::{
     bucket::{BucketData, Shared, vector_bytes},
-    cut::{Staged, StagedHeader},
+    delta::{Staged, StagedHeader},
     kept::{OfWorker, OfWorkerHeader},
     state::Meta,
 };
@@ -24,7 +24,7 @@ pub struct Image {
     pub meta: Meta,
     /// The buckets, by rising id.
     pub buckets: Vec<Arc<BucketData>>,
-    /// The parts of an image cut that waits for its marker.
+    /// The parts of a state delta that waits for its marker.
     pub staged: Option<Staged>,
 }
 
@@ -35,7 +35,7 @@ pub struct ImageHeader {
     pub meta: Meta,
     /// Of each bucket.
     pub buckets: Vec<BucketHeader>,
-    /// Of the parts of an image cut that waits for its marker.
+    /// Of the parts of a state delta that waits for its marker.
     pub staged: Option<StagedHeader>,
 }
 
@@ -127,7 +127,7 @@ impl Image {
         let staged = header.staged.map(|s| {
             let vectors = s.vectors.into_iter().map(|(of, len)| Ok((of, Arc::new(next(len)?))));
             Ok::<_, Unable>(Staged {
-                cut: s.cut,
+                delta: s.delta,
                 parts: s.parts,
                 vectors: vectors.collect::<Result<_, Unable>>()?,
             })

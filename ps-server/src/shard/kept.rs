@@ -2,7 +2,7 @@
 //! (`paraft_common::algorithm`). Part of the replicated state; empty for algorithms that keep nothing of workers.
 //!
 //! A worker's part appears with its first pull or push, and is dropped with the first update after it has stopped
-//! training. It is not in checkpoints, nor in image cuts, which such jobs do not have.
+//! training. It is not in checkpoints, nor in state deltas, which such jobs do not have.
 
 use crate::raft::Unable;
 use paraft_common::{Version, WorkerId};

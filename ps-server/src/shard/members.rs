@@ -8,7 +8,7 @@ use paraft_common::{Seq, SessionId, Step, WorkerId};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Steps before the last one that was applied, of which it is known whether they were passed over: more than a worker keeps
+/// Steps before the last one that was applied, of which it is known whether they were dropped: more than a worker keeps
 /// to push again.
 const REMEMBERED: u64 = 64;
 
@@ -23,7 +23,7 @@ pub struct Member {
     /// for a step that is in already is a duplicate, whoever leads now.
     steps: Vec<Step>,
     /// Where rounds pass members over (empty where they do not): for each bucket, the last step of its own that was applied;
-    /// up to `steps` everything after it was passed over. Then, for each bucket, which of the 64 steps before
+    /// up to `steps` everything after it was dropped. Then, for each bucket, which of the 64 steps before
     /// that one were: bit `k` of step `taken - 1 - k`. (In one field, since snapshots of the first release have but its
     /// first half.)
     taken: Vec<Step>,
@@ -31,7 +31,7 @@ pub struct Member {
     pub finished: bool,
     /// It has nothing to train at present (the leased sampler has no chunk for it): clocks and barriers do not wait for
     /// it, but it is a member, has a lease, and may go on.
-    pub resting: bool,
+    pub idle: bool,
     /// The lowest of `steps`.
     #[serde(skip)]
     lowest: Lowest,
@@ -41,7 +41,7 @@ impl Member {
     /// One that begins at `steps`. `taken`: as the field, where rounds may pass it over.
     pub(super) fn new(session: SessionId, steps: Vec<Step>, taken: Vec<Step>) -> Self {
         let lowest = Lowest::of(&steps);
-        Self { session, last_seq: Seq(0), steps, taken, finished: false, resting: false, lowest }
+        Self { session, last_seq: Seq(0), steps, taken, finished: false, idle: false, lowest }
     }
 
     /// For each bucket of the shard, the last step applied.
@@ -61,10 +61,10 @@ impl Member {
 
     /// Whether clocks and barriers wait for it.
     pub fn is_active(&self) -> bool {
-        !self.finished && !self.resting
+        !self.finished && !self.idle
     }
 
-    /// How many entries it has of what rounds passed over.
+    /// How many entries it has of pushes that rounds dropped.
     pub(super) fn remembered(&self) -> usize {
         self.taken.len()
     }
@@ -85,8 +85,8 @@ impl Member {
     }
 
     /// Whether a push of this step came too late for its round, or would. Known of the steps that a worker may push again:
-    /// it can have the next one in before it hears that this one was passed over.
-    pub fn is_passed_over(&self, bucket: usize, step: Step) -> bool {
+    /// it can have the next one in before it hears that this one was dropped.
+    pub fn is_dropped(&self, bucket: usize, step: Step) -> bool {
         let (at, taken) = (self.steps.get(bucket), self.taken.get(bucket));
         let Some((at, taken)) = at.zip(taken) else { return false };
         if *taken < step {
@@ -101,8 +101,7 @@ impl Member {
     pub(super) fn take(&mut self, bucket: usize, step: Step) {
         let at = self.steps.len() + bucket;
         if at < self.taken.len() {
-            let passed =
-                |before: &u64| step.0 > *before && self.is_passed_over(bucket, Step(step.0 - before));
+            let passed = |before: &u64| step.0 > *before && self.is_dropped(bucket, Step(step.0 - before));
             let missed = (1..=REMEMBERED).filter(passed).fold(0, |missed, before| missed | 1 << (before - 1));
             self.taken[at] = Step(missed);
         }
@@ -127,7 +126,7 @@ impl Member {
                 }
             }
         }
-        (self.finished, self.resting) = (now.finished, now.resting);
+        (self.finished, self.idle) = (now.finished, now.idle);
     }
 
     fn raise(&mut self, step: Step) {
@@ -186,7 +185,7 @@ impl Members {
         self.by_id.iter().map(|(w, m)| (*w, m))
     }
 
-    /// Those that clocks and barriers wait for: neither finished nor resting.
+    /// Those that clocks and barriers wait for: neither finished nor idle.
     pub fn active(&self) -> impl Iterator<Item = (WorkerId, &Member)> {
         self.iter().filter(|(_, m)| m.is_active())
     }
@@ -211,7 +210,7 @@ impl Members {
         self.progress.behind(bucket, step)
     }
 
-    /// Those that have not done everything, resting ones included: they hold leases.
+    /// Those that have not done everything, idle ones included: they hold leases.
     pub fn unfinished(&self) -> impl Iterator<Item = (WorkerId, &Member)> {
         self.iter().filter(|(_, m)| !m.finished)
     }
@@ -223,10 +222,10 @@ impl Members {
 
     /// Adds a member. It starts where the slowest of the others is, so that nobody waits longer for it than for
     /// those already there; where nobody else trains, it goes on from the furthest that anyone has come.
-    pub(super) fn join(&mut self, worker: WorkerId, session: SessionId, buckets: usize, passes_over: bool) {
+    pub(super) fn join(&mut self, worker: WorkerId, session: SessionId, buckets: usize, drops_late: bool) {
         self.remove(worker);
         let steps = vec![self.start(buckets); buckets];
-        let mut taken = if passes_over { steps.clone() } else { Vec::new() };
+        let mut taken = if drops_late { steps.clone() } else { Vec::new() };
         taken.resize(2 * taken.len(), Step(0));
         let member = Member::new(session, steps, taken);
         self.progress.add(&member.steps, member.clock());
@@ -277,7 +276,7 @@ impl Members {
     }
 
     /// A round of `step` was closed and applied without the active members that are behind it; gives how many they are.
-    pub(super) fn pass_over(&mut self, bucket: usize, step: Step) -> u64 {
+    pub(super) fn drop_late(&mut self, bucket: usize, step: Step) -> u64 {
         let Self { by_id, progress, .. } = self;
         let mut passed = 0;
         for m in by_id.values_mut().filter(|m| m.is_active()) {
@@ -299,21 +298,21 @@ impl Members {
         self.change(worker, session, |m| m.finished = true).is_some()
     }
 
-    pub(super) fn rest(&mut self, worker: WorkerId, session: SessionId) {
-        self.change(worker, session, |m| m.resting = true);
+    pub(super) fn pause(&mut self, worker: WorkerId, session: SessionId) {
+        self.change(worker, session, |m| m.idle = true);
     }
 
     /// The member trains again: from where one that joins begins, or, `level`, from the furthest step of all. It never
-    /// goes back. Gives its clock; a member that was not resting stays where it is, unless `level`.
+    /// goes back. Gives its clock; a member that was not idle stays where it is, unless `level`.
     pub(super) fn resume(&mut self, worker: WorkerId, session: SessionId, level: bool) -> Option<Step> {
         let member = self.in_session(worker, session)?;
-        let start = match (level, member.resting) {
+        let start = match (level, member.idle) {
             (true, _) => self.furthest(),
             (false, true) => self.start(member.steps.len()),
             (false, false) => Step(0),
         };
         self.change(worker, session, |m| {
-            m.resting = false;
+            m.idle = false;
             m.raise(start);
             m.clock()
         })
@@ -337,7 +336,7 @@ impl Members {
         Some(got)
     }
 
-    /// Members of a snapshot of the first release have nothing of what was passed over before their last step.
+    /// Members of a snapshot of the first release have nothing of what was dropped before their last step.
     pub(super) fn complete(&mut self) {
         for m in self.by_id.values_mut().filter(|m| m.taken.len() == m.steps.len()) {
             m.taken.resize(2 * m.steps.len(), Step(0));

@@ -14,17 +14,18 @@
 //! - [`kept`]: what an algorithm keeps of each worker in a bucket.
 //! - [`members`]: who takes part, and how far each has come.
 //! - [`chunks`]: which worker has which part of the epoch's data (shard 0, leased sampler).
-//! - [`cut`]: image cuts, the way into the log at the level `leader`.
+//! - [`delta`]: state deltas, the way into the log at the level `leader`.
 //! - [`round`]: the pushes of a BSP round as one update. Pure.
 //! - [`queued`]: the bytes that may wait for the leader.
-//! - [`several`]: the pushes of a round in one log entry.
+//! - [`batched`]: the pushes of a round in one log entry.
 //! - [`observed`]: what is applied, seen from outside: timed, and told to readers.
-//! - [`lateness`]: how late each push is; measured where the replica leads.
+//! - [`staleness`]: how late each push is; measured where the replica leads.
 //! - [`reads`]: weights for readers that do not train, from any replica.
 //! - [`leader`]: everything leader-only: a state machine of parts, and the task that it runs in.
 //!
 //! Nothing here knows openraft, and nothing but `leader` and `reads` knows a wire type.
 
+pub mod batched;
 pub mod begin;
 #[cfg(test)]
 mod begin_tests;
@@ -34,12 +35,11 @@ mod chunk_properties;
 pub mod chunks;
 pub mod command;
 pub mod configured;
-pub mod cut;
+pub mod delta;
 #[cfg(test)]
-mod cut_properties;
+mod delta_properties;
 pub mod image;
 pub mod kept;
-pub mod lateness;
 pub mod leader;
 pub mod members;
 pub mod observed;
@@ -51,9 +51,9 @@ pub mod reads;
 mod replaced;
 mod replicated;
 pub mod round;
-pub mod several;
 #[cfg(test)]
 mod simulation;
+pub mod staleness;
 pub mod state;
 
 pub use command::{Command, Contribution, InitPart, Outcome, Proposal};

@@ -1,6 +1,6 @@
 //! A shard whose applying is seen from outside, timed and told of: what is replicated knows no clock and no reader.
 
-use super::{command::Command, lateness::Lateness, state::Shard};
+use super::{command::Command, staleness::Staleness, state::Shard};
 use crate::raft::{Applied, Change, Outdated, RawImage, Replicated, Unable};
 use paraft_common::Payload;
 use paraft_trace::{Moment, Span, Stage, Stages};
@@ -14,7 +14,7 @@ pub struct Observed {
     /// Where they are noted.
     pub stages: Arc<Stages>,
     /// How late pushes are.
-    pub lateness: Arc<Lateness>,
+    pub staleness: Arc<Staleness>,
     /// Changes with everything that is applied or installed; closes with the replica.
     pub applied: watch::Sender<()>,
 }
@@ -40,11 +40,11 @@ impl Observed {
 
 impl Replicated for Observed {
     fn apply(&self, change: &Change) -> Result<Applied, Unable> {
-        let seen = change.proposal().and_then(|p| self.lateness.look(&self.shard, p));
+        let seen = change.proposal().and_then(|p| self.staleness.look(&self.shard, p));
         let begin = Moment::now();
         let applied = Replicated::apply(&*self.shard, change)?;
         self.note(begin, &[change]);
-        self.lateness.look_again(&self.shard, seen);
+        self.staleness.look_again(&self.shard, seen);
         self.applied.send_replace(());
         Ok(applied)
     }
@@ -62,12 +62,12 @@ impl Replicated for Observed {
             };
             let run = rest.iter().position(again).unwrap_or(rest.len());
             let (changes, later) = rest.split_at(run);
-            let look = |c: &&Change| c.proposal().and_then(|p| self.lateness.look(&self.shard, p));
+            let look = |c: &&Change| c.proposal().and_then(|p| self.staleness.look(&self.shard, p));
             let seen: Vec<_> = changes.iter().map(look).collect();
             let begin = Moment::now();
             applied.extend(Replicated::apply_run(&*self.shard, changes)?);
             self.note(begin, changes);
-            seen.into_iter().for_each(|s| self.lateness.look_again(&self.shard, s));
+            seen.into_iter().for_each(|s| self.staleness.look_again(&self.shard, s));
             rest = later;
         }
         self.applied.send_replace(());

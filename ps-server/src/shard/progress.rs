@@ -131,10 +131,10 @@ mod tests {
     enum Op {
         Join,
         Push(usize),
-        PassOver(usize, u64),
+        DropLate(usize, u64),
         Advance(u64),
         Finish,
-        Rest,
+        Pause,
         Resume(bool),
         Leave,
     }
@@ -143,10 +143,10 @@ mod tests {
         prop_oneof![
             2 => Just(Op::Join),
             12 => (0usize..3).prop_map(Op::Push),
-            2 => (0usize..3, 1u64..12).prop_map(|(b, s)| Op::PassOver(b, s)),
+            2 => (0usize..3, 1u64..12).prop_map(|(b, s)| Op::DropLate(b, s)),
             1 => (1u64..9).prop_map(Op::Advance),
             1 => Just(Op::Finish),
-            2 => Just(Op::Rest),
+            2 => Just(Op::Pause),
             2 => any::<bool>().prop_map(Op::Resume),
             1 => Just(Op::Leave),
         ]
@@ -167,10 +167,10 @@ mod tests {
                         let next = members.get(worker).and_then(|m| m.step(b)).unwrap_or_default().next();
                         members.pushed(worker, session, Seq(number), b, next);
                     }
-                    Op::PassOver(b, step) => _ = members.pass_over(b, Step(step)),
+                    Op::DropLate(b, step) => _ = members.drop_late(b, Step(step)),
                     Op::Advance(step) => members.advance(worker, session, Step(step)),
                     Op::Finish => _ = members.finish(worker, session),
-                    Op::Rest => members.rest(worker, session),
+                    Op::Pause => members.pause(worker, session),
                     Op::Resume(level) => _ = members.resume(worker, session, level),
                     Op::Leave => _ = members.leave(worker, session),
                 }

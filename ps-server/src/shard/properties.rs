@@ -2,10 +2,10 @@
 
 use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
+    batched::Batched,
     bucket::Incoming,
     command::EvalSums,
     image::{Image, ImageHeader},
-    several::Several,
 };
 use crate::header;
 use bytes::Bytes;
@@ -179,8 +179,8 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
                 n => {
                     let len = job.layout().bucket(BucketId(bucket)).map_or(3, |b| b.len) - usize::from(cut);
                     let pushes = (0..n).map(|i| payload(bucket, encoding, value * i as f32, cut)).collect();
-                    let several = Several::of(pushes, encoding, len).expect("they fit each other");
-                    several.payload(several.sum())
+                    let batched = Batched::of(pushes, encoding, len).expect("they fit each other");
+                    batched.payload(batched.sum())
                 }
             };
             let command =
@@ -458,7 +458,7 @@ fn only_an_update_that_closes_a_round_passes_anybody_over() {
             Proposal { command, payload: 1f32.to_le_bytes().repeat(6).into() }
         };
         shard.apply(&update(0, a, closes));
-        assert_eq!(shard.read(|m| m.passed_over), u64::from(closes));
+        assert_eq!(shard.read(|m| m.dropped), u64::from(closes));
         let late = shard.apply(&update(1, b, false));
         assert_eq!(matches!(late, Outcome::Updated { applied: true, .. }), !closes, "{late:?}");
         assert_eq!(weight(&shard), if closes { -1.0 } else { -2.0 });
@@ -613,8 +613,8 @@ fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
                 encoding.encode(&(0..LEN).map(value).collect::<Vec<_>>(), &mut out);
                 Payload::from(out)
             };
-            let several = Several::of((0..3).map(push).collect(), encoding, LEN).expect("they fit");
-            pushed += several.pushed();
+            let batched = Batched::of((0..3).map(push).collect(), encoding, LEN).expect("they fit");
+            pushed += batched.pushed();
             let proposal = |encoding, payload| {
                 let (bucket, contributions) = (BucketId(0), contributions.clone());
                 let factor = 1.0 / 3.0;
@@ -623,8 +623,8 @@ fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
                     payload,
                 }
             };
-            let all = proposal(encoding, several.payload(several.sum()));
-            let sum = proposal(Encoding::F32, several.sum());
+            let all = proposal(encoding, batched.payload(batched.sum()));
+            let sum = proposal(Encoding::F32, batched.sum());
             let applied = Outcome::Updated { version: Version(step), applied: true };
             assert_eq!(
                 (as_they_came.apply(&all), added_up.apply(&sum)),

@@ -62,7 +62,7 @@ impl Read {
                 in_force,
                 clock: Step(0),
                 finishers: Vec::new(),
-                section: false,
+                checkpoint: false,
                 since,
             });
         }

@@ -1,7 +1,7 @@
 //! The pushes of a BSP round as one update: what each is multiplied by, their sum, its norm. Pure; which rounds are open is
 //! the leader's (`leader/rounds.rs`).
 
-use super::{command::Contribution, several::Several};
+use super::{batched::Batched, command::Contribution};
 use paraft_common::{
     Encoding, Payload, codec::F32_BYTES, config::ServerJob, encoding::sum_of_squares, round::Weight,
 };
@@ -33,7 +33,7 @@ pub fn weights(job: &ServerJob, contributions: &[Contribution]) -> (Vec<f32>, f6
 pub struct Sum {
     /// By rising worker.
     pub contributions: Vec<Contribution>,
-    /// That of their update: the only push as it came, or what [`Several`] writes.
+    /// That of their update: the only push as it came, or what [`Batched`] writes.
     pub payload: Payload,
     /// Makes the mean of the sum.
     pub factor: f32,
@@ -61,10 +61,10 @@ pub fn sum(job: &ServerJob, parts: Vec<Part>, encoding: Encoding, len: usize) ->
             (only, squares)
         }
         _ => {
-            let several = Several::of(payloads, encoding, len).expect(CHECKED).weighted(weights);
-            let sum = several.sum();
+            let batched = Batched::of(payloads, encoding, len).expect(CHECKED).weighted(weights);
+            let sum = batched.sum();
             let squares = sum_of_squares(&sum, Encoding::F32, len).expect(CHECKED);
-            (several.payload(sum), squares)
+            (batched.payload(sum), squares)
         }
     };
     Sum { contributions, mean_sum_of_squares: squares / (total * total), factor: 1.0 / total as f32, payload }
@@ -111,7 +111,7 @@ mod tests {
             let sum = sum(&job, came, encoding, len);
             let (added, encoding) = match parts.len() {
                 1 => (sum.payload, encoding),
-                n => (Several::read(&sum.payload, encoding, n, len).expect("as written").sum(), Encoding::F32),
+                n => (Batched::read(&sum.payload, encoding, n, len).expect("as written").sum(), Encoding::F32),
             };
             let mut got = vec![0f32; len];
             let read = Values::new(&added, encoding, len).expect("its length").read(&mut got);

@@ -4,14 +4,14 @@
 //! commands, deterministically: no clock, no randomness, no map whose order depends on the process.
 
 use super::{
+    batched::Batched,
     begin::Claim,
     bucket::Incoming,
     chunks::Chunks,
     command::{Command, Contribution, EvalSums, Evaluated, InitPart, Outcome, Proposal},
-    cut::{CutId, Form, Staged},
+    delta::{DeltaId, Form, Staged},
     members::{Member, Members},
     round::weights,
-    several::Several,
 };
 use crate::{compute, raft::Unable, room::Room};
 use paraft_common::{
@@ -40,7 +40,7 @@ pub struct Shard {
     shards: u32,
     /// One lock for both: who reads clocks and then buckets must not get those of two snapshots.
     pub(super) state: RwLock<State>,
-    /// The parts of an image cut that waits for its marker. Only who applies looks at it.
+    /// The parts of a state delta that waits for its marker. Only who applies looks at it.
     pub(super) staged: RwLock<Option<Staged>>,
     pub(super) room: Arc<Room>,
     pub(super) claim: Mutex<Claim>,
@@ -70,7 +70,7 @@ pub struct Meta {
     /// Pushes applied.
     pub pushes: u64,
     /// Pushes that rounds were closed without.
-    pub passed_over: u64,
+    pub dropped: u64,
     /// Payload bytes of the applied pushes, before aggregation.
     pub bytes_pushed: u64,
     /// Entries that `apply` recognised as being in already.
@@ -81,10 +81,10 @@ pub struct Meta {
     pub pushes_lost: u64,
     /// The mode in force.
     pub in_force: InForce,
-    /// Whether image cuts are the log's entries: what its durability says. (In the first release it could change.)
+    /// Whether state deltas are the log's entries: what its durability says. (In the first release it could change.)
     pub form: Form,
-    /// The last image cut that took effect.
-    pub last_cut: Option<CutId>,
+    /// The last state delta that took effect.
+    pub last_cut: Option<DeltaId>,
     /// Who has which chunk of the data (shard 0, leased sampler).
     pub chunks: Option<Chunks>,
     /// Open evaluations, by epoch; at most [`MAX_OPEN_EVALUATIONS`].
@@ -178,7 +178,7 @@ struct Update<'a> {
 /// What an update brings, checked.
 enum Pushes {
     One(Payload),
-    Several(Several),
+    Batched(Batched),
 }
 
 impl Update<'_> {
@@ -188,7 +188,7 @@ impl Update<'_> {
         let (conf, contributions) = (&self.conf, self.contributions);
         let (payload, encoding) = match &self.pushes {
             Pushes::One(payload) => (payload.clone(), self.encoding),
-            Pushes::Several(several) => (several.sum(), Encoding::F32),
+            Pushes::Batched(batched) => (batched.sum(), Encoding::F32),
         };
         let gradient = Gradient { payload: &payload, encoding, scale: self.factor };
         let (members, gone) = (self.members, self.gone.as_slice());
@@ -201,11 +201,11 @@ impl Update<'_> {
         match &self.pushes {
             Pushes::One(payload) => payload.len() as u64,
             // An entry in f32 says nothing of what was added up.
-            Pushes::Several(_) if self.encoding == Encoding::F32 => {
+            Pushes::Batched(_) if self.encoding == Encoding::F32 => {
                 let len = self.conf.buckets[self.b].spec.len;
                 (self.conf.encoding(self.b).encoded_len(len) * self.contributions.len()) as u64
             }
-            Pushes::Several(several) => several.pushed(),
+            Pushes::Batched(batched) => batched.pushed(),
         }
     }
 }
@@ -256,7 +256,7 @@ impl Shard {
         self.term.load(Acquire)
     }
 
-    /// Bytes of the parts of an image cut that wait for its marker.
+    /// Bytes of the parts of a state delta that wait for its marker.
     pub fn staged_bytes(&self) -> u64 {
         let of = |s: &Staged| s.vectors.iter().map(|(_, v)| (v.len() * F32_BYTES) as u64).sum();
         self.staged.read().as_ref().map_or(0, of)
@@ -321,9 +321,11 @@ impl Shard {
             }
             Command::Fence => Outcome::Done,
             Command::ChangeForm { form } => self.change_form(*form),
-            Command::CutPart { cut, part, vectors } => self.cut_part(*cut, *part, vectors, &proposal.payload),
-            Command::Cut { cut, after, parts, buckets, record } => {
-                self.cut(*cut, *after, *parts, buckets, record)
+            Command::DeltaPart { delta, part, vectors } => {
+                self.delta_part(*delta, *part, vectors, &proposal.payload)
+            }
+            Command::Delta { delta, after, parts, buckets, record } => {
+                self.delta(*delta, *after, *parts, buckets, record)
             }
             Command::Report { worker, session, epoch, sums } => {
                 let state = &mut *self.state.write();
@@ -350,7 +352,7 @@ impl Shard {
                 }
                 Outcome::Evaluated(close_evaluations(state))
             }
-            Command::Take { worker, session, request, epoch, done } => {
+            Command::Acquire { worker, session, request, epoch, done } => {
                 let meta = &mut *self.meta_mut();
                 if meta.members.in_session(*worker, *session).is_some_and(|m| !m.finished)
                     && let Some(chunks) = &mut meta.chunks
@@ -360,8 +362,8 @@ impl Shard {
                 }
                 Outcome::Done
             }
-            Command::Rest { worker, session } => {
-                self.meta_mut().members.rest(*worker, *session);
+            Command::Pause { worker, session } => {
+                self.meta_mut().members.pause(*worker, *session);
                 Outcome::Done
             }
             Command::Resume { worker, session, level } => {
@@ -428,7 +430,7 @@ impl Shard {
         if meta.members.get(worker).is_some_and(|m| !m.finished) {
             meta.workers_lost += 1;
         }
-        meta.members.join(worker, session, conf.buckets.len(), conf.job.round.passes_over());
+        meta.members.join(worker, session, conf.buckets.len(), conf.job.round.drops_late());
         meta.started |= meta.members.unfinished().count() >= conf.job.workers as usize;
         meta.give_back(worker);
         meta.settle_chunks();
@@ -481,7 +483,7 @@ impl Shard {
     /// build its whole state.
     pub(super) fn bytes_of(&self, proposal: &Proposal) -> u64 {
         let touched = match &proposal.command {
-            Command::Configure { .. } | Command::Admit { .. } | Command::Cut { .. } => {
+            Command::Configure { .. } | Command::Admit { .. } | Command::Delta { .. } => {
                 return compute::SMALL_BYTES;
             }
             Command::Update { bucket, .. } => self
@@ -524,7 +526,7 @@ impl Shard {
             // The last line of defence for exactly-once: whatever the leader proposed, an update that holds a
             // push which is in already changes nothing.
             let member = |c: &Contribution| meta.members.in_session(c.worker, c.session);
-            let late = |c: &Contribution| member(c).is_some_and(|m| m.is_passed_over(b, c.step));
+            let late = |c: &Contribution| member(c).is_some_and(|m| m.is_dropped(b, c.step));
             let is_in = |c: &Contribution| member(c).is_some_and(|m| m.step(b) >= Some(c.step)) && !late(c);
             let duplicate = contributions.iter().any(is_in);
             let orphan = contributions.iter().all(|c| member(c).is_none());
@@ -555,10 +557,10 @@ impl Shard {
             meta.members.pushed(c.worker, c.session, c.seq, b, c.step);
         }
         if let Some(last) = contributions.iter().map(|c| c.step).max()
-            && update.conf.job.round.passes_over()
+            && update.conf.job.round.drops_late()
             && update.closes
         {
-            meta.passed_over += meta.members.pass_over(b, last);
+            meta.dropped += meta.members.drop_late(b, last);
         }
         Outcome::Updated { version, applied: true }
     }
@@ -578,8 +580,8 @@ impl Shard {
             0 | 1 => {
                 encoding.check(payload, len).map(|()| Pushes::One(payload.clone())).map_err(|e| e.to_string())
             }
-            n => Several::read(payload, encoding, n, len)
-                .map(|several| Pushes::Several(several.weighted(weights(&conf.job, contributions).0)))
+            n => Batched::read(payload, encoding, n, len)
+                .map(|batched| Pushes::Batched(batched.weighted(weights(&conf.job, contributions).0)))
                 .map_err(|e| e.to_string()),
         };
         let held = held.map_err(|e| format!("the entry does not fit {id}: {e}"))?;

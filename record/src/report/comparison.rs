@@ -2,7 +2,7 @@
 
 use super::numbers::FACTS;
 use super::text::{bytes, escape, measured, number, percent, seconds};
-use super::{bands, fill, lateness, page, write_page};
+use super::{bands, fill, page, staleness, write_page};
 use crate::comparison::{Comparison, Figures, Group, RULES, Spread};
 use crate::{RecordError, total};
 use paraft_common::WorkerId;
@@ -27,7 +27,7 @@ pub fn render_comparison(comparison: &Comparison) -> String {
         "table" => table(comparison, &groups),
         "table_note" => escape(TABLE_NOTE),
         "idle" => idle(&groups),
-        "late" => lateness::section(groups.iter().map(|g| (g.label.as_str(), g.shown()))),
+        "late" => staleness::section(groups.iter().map(|g| (g.label.as_str(), g.shown()))),
         "facts" => facts(comparison),
         "conditions" => conditions(comparison),
         "left_out" => left_out(comparison),

@@ -3,7 +3,7 @@
 use super::{Event, Session, Wait};
 use crate::error::SessionError;
 use paraft_common::{ShardId, Step};
-use paraft_proto::{Chunk, Take, Taken};
+use paraft_proto::{Acquire, Acquired, Chunk};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What to do next.
@@ -51,7 +51,7 @@ enum State {
     },
     /// Every shard is told that the worker trains again, which then does this.
     Resuming {
-        taken: Taken,
+        taken: Acquired,
         clocks: BTreeMap<ShardId, u64>,
     },
     Answered(Next),
@@ -88,7 +88,7 @@ impl Session {
         match &mut chunks.state {
             State::Settling(waiting) if waiting.is_empty() => {
                 self.requests += 1;
-                let take = Take { request: self.requests, epoch: chunks.epoch, done: chunks.done };
+                let take = Acquire { request: self.requests, epoch: chunks.epoch, done: chunks.done };
                 chunks.state = State::Asked { idle: false };
                 if let Some(link) = self.links.get_mut(&ShardId(0)) {
                     link.take(take, &mut self.out);
@@ -99,7 +99,7 @@ impl Session {
                 let (taken, clocks) = (*taken, std::mem::take(clocks));
                 let step = self.advance(clocks);
                 self.wait = Wait::Nothing;
-                let Taken { epoch, chunk, write, .. } = taken;
+                let Acquired { epoch, chunk, write, .. } = taken;
                 Some(Event::Chunk(match taken.kind() {
                     Chunk::Over => Next::Over { epochs: epoch, write, step },
                     _ => Next::Train { epoch, chunk, resumed: Some(step) },
@@ -114,7 +114,7 @@ impl Session {
         }
     }
 
-    pub(super) fn taken(&mut self, taken: &Taken) -> Result<Option<Event>, SessionError> {
+    pub(super) fn taken(&mut self, taken: &Acquired) -> Result<Option<Event>, SessionError> {
         let Wait::Chunk(chunks) = &mut self.wait else { return Ok(None) };
         let State::Asked { idle } = &mut chunks.state else { return Ok(None) };
         if taken.request != self.requests {
@@ -125,10 +125,10 @@ impl Session {
             Chunk::Wait if *idle => {}
             Chunk::Wait => {
                 *idle = true;
-                links.values_mut().for_each(|l| l.rest(out));
+                links.values_mut().for_each(|l| l.pause(out));
             }
             Chunk::Train if !*idle => {
-                let Taken { epoch, chunk, .. } = *taken;
+                let Acquired { epoch, chunk, .. } = *taken;
                 chunks.state = State::Answered(Next::Train { epoch, chunk, resumed: None });
             }
             kind @ (Chunk::Train | Chunk::Over) => {
@@ -137,7 +137,7 @@ impl Session {
             }
             Chunk::Ended => chunks.state = State::Answered(Next::Ended),
             Chunk::Unspecified => {
-                let what = "an answer to Take that says nothing".to_string();
+                let what = "an answer to Acquire that says nothing".to_string();
                 return Err(SessionError::Protocol { shard: ShardId(0), what });
             }
         }

@@ -15,8 +15,8 @@ pub struct Pull {
     pub last: bool,
     /// A checkpoint is due at `done`: every shard keeps an image of it before anyone goes on. Every worker of the job must ask
     /// for the same steps.
-    pub section: bool,
-    /// Of these buckets only, by rising id; none: of all. Neither `last` nor `section` then.
+    pub checkpoint: bool,
+    /// Of these buckets only, by rising id; none: of all. Neither `last` nor `checkpoint` then.
     pub only: Vec<BucketId>,
 }
 
@@ -40,9 +40,9 @@ pub struct Pulled {
     /// After a final pull: who finished.
     pub finishers: Vec<WorkerId>,
     /// After a pull for a checkpoint: every shard keeps an image of this step, and this worker is to write the checkpoint.
-    pub section: bool,
+    pub checkpoint: bool,
     /// Some shards keep one and others do not: there will be no checkpoint of this step, and this worker is to let them go.
-    pub section_in_part: bool,
+    pub partial_checkpoint: bool,
     /// The session was lost; the worker has joined anew and holds no chunk any more.
     pub rejoined: bool,
     /// Buckets whose weights came; the others are as the last pull left them.
@@ -60,8 +60,12 @@ pub(super) struct Pulling {
 
 impl Pulling {
     fn new(asked: Pull, waiting: BTreeSet<ShardId>) -> Self {
-        let pulled =
-            Pulled { done: asked.done, slowest: Step(u64::MAX), section: asked.section, ..Pulled::default() };
+        let pulled = Pulled {
+            done: asked.done,
+            slowest: Step(u64::MAX),
+            checkpoint: asked.checkpoint,
+            ..Pulled::default()
+        };
         Self { asked, waiting, clock: Step(u64::MAX), pulled }
     }
 
@@ -79,8 +83,8 @@ impl Pulling {
             let p = &mut self.pulled;
             p.slowest = p.slowest.min(Step(w.slowest));
             p.stop |= w.stop;
-            p.section &= w.section;
-            p.section_in_part |= w.section;
+            p.checkpoint &= w.checkpoint;
+            p.partial_checkpoint |= w.checkpoint;
             p.finishers = w.finishers.iter().map(|w| WorkerId(*w)).collect();
         }
     }
@@ -128,7 +132,7 @@ impl Session {
             let asked = paraft_proto::Pull {
                 done: pull.done.0,
                 r#final: pull.last,
-                section: pull.section,
+                checkpoint: pull.checkpoint,
                 have,
                 loss: said.filter(|_| *shard == ShardId(0)),
                 only,
@@ -179,11 +183,11 @@ impl Session {
     pub(super) fn pulled(&mut self) -> Option<Pulled> {
         let Pulling { asked, clock, mut pulled, .. } = self.pulling.take()?;
         self.tell_mode();
-        if self.job.round.passes_over() && !asked.last && clock < Step(u64::MAX) {
+        if self.job.round.drops_late() && !asked.last && clock < Step(u64::MAX) {
             // Rounds were closed without this worker: it goes on where all its shards are.
             pulled.done = pulled.done.max(clock);
         }
-        pulled.section_in_part &= !pulled.section;
+        pulled.partial_checkpoint &= !pulled.checkpoint;
         Some(pulled)
     }
 }

@@ -27,7 +27,7 @@ use paraft_server::{
     shard::{
         Command, Contribution, InitPart, Proposal, Shard,
         command::EvalSums,
-        cut::{CutBucket, CutId, CutMember, CutRecord},
+        delta::{DeltaBucket, DeltaId, DeltaMember, DeltaRecord},
     },
 };
 use prost::Message;
@@ -133,7 +133,7 @@ fn push() {
             Kind::Pull(proto::Pull {
                 done: 3,
                 r#final: false,
-                section: true,
+                checkpoint: true,
                 have: vec![1, 300],
                 loss: Some(0.5),
                 only: Vec::new(),
@@ -141,7 +141,7 @@ fn push() {
         ),
         ("norm", Kind::Norm(proto::Norm { step: 3, sum_of_squares: 0.5 })),
         ("report", Kind::Report(proto::Report { epoch: 1, loss_sum: 0.5, correct: 3, count: 4 })),
-        ("take", Kind::Take(proto::Take { request: 1, epoch: 0, done: Some(3) })),
+        ("take", Kind::Acquire(proto::Acquire { request: 1, epoch: 0, done: Some(3) })),
         ("resume", Kind::Resume(proto::Resume { level: true })),
         ("advance", Kind::Advance(proto::Advance { step: 12 })),
     ];
@@ -170,7 +170,7 @@ fn control_wire() {
             voter: true,
             caught_up: true,
         }],
-        digests: vec![proto::ParityDigest { index: 7, digest: 9 }],
+        digests: vec![proto::CheckDigest { index: 7, digest: 9 }],
         job: Some(job),
         ..proto::ReplicaReport::default()
     };
@@ -192,8 +192,8 @@ fn control_wire() {
     write("control_wire", "checkpoints", &Seed::default().byte(1).rest(&note.encode_to_vec()).0);
     use proto::directive::Kind;
     let kinds = [
-        Kind::Host(proto::Host { origin: 1 }),
-        Kind::Found(proto::Found { origin: 1, members: Vec::new() }),
+        Kind::Host(proto::Host { founding: 1 }),
+        Kind::Found(proto::Found { founding: 1, members: Vec::new() }),
         Kind::Retire(proto::Retire { node: 1, index: 2 }),
         Kind::Voters(proto::Voters { nodes: vec![1, 2] }),
         Kind::Transfer(3),
@@ -274,9 +274,9 @@ fn updates(leased: bool) -> Vec<Proposal> {
         proposal(Command::Init { bucket: BucketId(0), part: InitPart::FRESH }, vec![0; 16]),
         proposal(Command::Join { worker }, Vec::new()),
         proposal(update, 1f32.to_le_bytes().repeat(4)),
-        proposal(Command::Take { worker, session, request: 1, epoch: 0, done: None }, Vec::new()),
+        proposal(Command::Acquire { worker, session, request: 1, epoch: 0, done: None }, Vec::new()),
         proposal(Command::Report { worker, session, epoch: 1, sums }, Vec::new()),
-        proposal(Command::Rest { worker, session }, Vec::new()),
+        proposal(Command::Pause { worker, session }, Vec::new()),
         proposal(Command::Resume { worker, session, level: true }, Vec::new()),
         proposal(Command::Advance { worker, session, step: Step(4) }, Vec::new()),
         proposal(Command::Fence, Vec::new()),
@@ -285,24 +285,25 @@ fn updates(leased: bool) -> Vec<Proposal> {
     ]
 }
 
-/// And of one with image cuts; the last marker is left out.
+/// And of one with state deltas; the last marker is left out.
 fn cuts() -> Vec<Proposal> {
     let (worker, session) = session();
     let job = paraft_common::config::ServerJob {
         durability: Durability::Leader,
         ..wire::small_job(Encoding::F32, false)
     };
-    let cut = CutId { term: 1, number: 1 };
-    let member = CutMember { session, last_seq: Seq(1), steps: BTreeMap::from([(BucketId(0), Step(1))]) };
-    let record = CutRecord { members: BTreeMap::from([(worker, member)]), pushes: 1, ..CutRecord::default() };
-    let bucket = CutBucket { bucket: BucketId(0), base: Version(0), version: Version(1), clock: 1.0 };
-    let next = CutId { term: 1, number: 2 };
-    let part = |cut| Command::CutPart { cut, part: 0, vectors: vec![(BucketId(0), 0)] };
+    let cut = DeltaId { term: 1, number: 1 };
+    let member = DeltaMember { session, last_seq: Seq(1), steps: BTreeMap::from([(BucketId(0), Step(1))]) };
+    let record =
+        DeltaRecord { members: BTreeMap::from([(worker, member)]), pushes: 1, ..DeltaRecord::default() };
+    let bucket = DeltaBucket { bucket: BucketId(0), base: Version(0), version: Version(1), clock: 1.0 };
+    let next = DeltaId { term: 1, number: 2 };
+    let part = |cut| Command::DeltaPart { cut, part: 0, vectors: vec![(BucketId(0), 0)] };
     vec![
         proposal(Command::Configure { job: job.to_toml().expect("a job") }, Vec::new()),
         proposal(Command::Join { worker }, Vec::new()),
         proposal(part(cut), vec![1; 16]),
-        proposal(Command::Cut { cut, after: None, parts: 1, buckets: vec![bucket], record }, Vec::new()),
+        proposal(Command::Delta { cut, after: None, parts: 1, buckets: vec![bucket], record }, Vec::new()),
         proposal(part(next), vec![2; 16]),
     ]
 }
@@ -322,7 +323,7 @@ fn peer() {
 
 fn control_commands() -> Vec<Control> {
     let shape = Shape { shards: 2, replicas: 1, durability: Durability::QuorumDisk };
-    let place = Place { origin: 7, voters: BTreeSet::from([ReplicaId(1)]), founded: true };
+    let place = Place { founding: 7, voters: BTreeSet::from([ReplicaId(1)]), founded: true };
     let facts = JobFacts {
         name: "digits".into(),
         mode: Mode::Bsp.into(),
@@ -412,8 +413,8 @@ fn replica() {
     }
     seed = seed.word(3).part(&fuzzing::purge_tag(3));
     write("replica", "snapshot-and-log", &log(seed, 4, &life[4..]).0);
-    let card = header::encode(&(1u64 << 32, 5u64, 2u32)).expect("numbers");
-    write("replica", "card", &log(Seed::default().byte(1).part(&card), 0, &cuts()).0);
+    let metadata = header::encode(&(1u64 << 32, 5u64, 2u32)).expect("numbers");
+    write("replica", "metadata", &log(Seed::default().byte(1).part(&metadata), 0, &cuts()).0);
 }
 
 fn store() {

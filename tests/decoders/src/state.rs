@@ -104,17 +104,17 @@ fn is_small(proposal: &Proposal) -> bool {
 
 const FOLDER: &str = "/data/shard-0";
 
-/// The folder of a replica that does not run, with checksums that are right: its card, its snapshot, the headers and
-/// payloads of its log. Bits: card as it comes, snapshot, purge point.
+/// The folder of a replica that does not run, with checksums that are right: its metadata, its snapshot, the headers and
+/// payloads of its log. Bits: metadata as it comes, snapshot, purge point.
 pub fn replica(data: &[u8]) {
     let mut input = Input(data);
     let how = input.byte();
     let disk = ForgetfulDisk::default();
     let folder = Path::new(FOLDER);
     disk.create_dir_all(&folder.join("log")).expect("in memory");
-    let card = if how & 1 > 0 { input.part().to_vec() } else { card() };
-    write_small(&disk, &folder.join("replica"), &card).expect("in memory");
-    write_small(&disk, Path::new("/data/identity"), &card).expect("in memory");
+    let metadata = if how & 1 > 0 { input.part().to_vec() } else { metadata() };
+    write_small(&disk, &folder.join("replica"), &metadata).expect("in memory");
+    write_small(&disk, Path::new("/data/identity"), &metadata).expect("in memory");
     if how & 2 > 0 {
         let shared: Arc<dyn Disk> = Arc::new(disk.clone());
         let mut file =
@@ -155,7 +155,7 @@ pub fn replica(data: &[u8]) {
     there_and_back(&whole.shard, &Shard::new(ShardId(0), whole.shards));
 }
 
-/// A replica's card, as `replicas` writes it, for shard 0 of 1: node, origin, shards.
-fn card() -> Vec<u8> {
+/// A replica's metadata, as `replicas` writes it, for shard 0 of 1: node, founding, shards.
+fn metadata() -> Vec<u8> {
     header::encode(&(1u64 << 32 | 1, 5u64, 1u32)).expect("three numbers")
 }

@@ -20,7 +20,7 @@ use paraft_server::{
         control::{from_directive, from_report, shape_of, to_report},
         convert, jobs,
     },
-    shard::{Command, Contribution, InitPart, Outcome, Proposal, Shard, leader::Message, several::Several},
+    shard::{Command, Contribution, InitPart, Outcome, Proposal, Shard, batched::Batched, leader::Message},
 };
 use prost::{
     Message as _,
@@ -171,8 +171,8 @@ pub fn push(data: &[u8]) {
             assert!(done.0 <= MAX_STEP && (have.is_empty() || have.len() == conf.buckets.len()));
         }
         Message::Advance { step } => assert!(step.0 <= MAX_STEP),
-        Message::Take { request, .. } => assert!(leased && request > 0),
-        Message::Rest | Message::Resume { .. } => assert!(leased),
+        Message::Acquire { request, .. } => assert!(leased && request > 0),
+        Message::Pause | Message::Resume { .. } => assert!(leased),
         _ => {}
     }
 }
@@ -249,8 +249,8 @@ pub fn encodings(data: &[u8]) {
     let cut = payload(&bytes, cuts);
     let whole = Payload::from(bytes.clone());
     // Two pushes of a round in one log entry; it has bounds of its own, and its sum those of the bucket.
-    if let Ok(several) = Several::read(&cut, encoding, 2, count) {
-        assert_eq!(several.sum().len(), 4 * count);
+    if let Ok(batched) = Batched::read(&cut, encoding, 2, count) {
+        assert_eq!(batched.sum().len(), 4 * count);
     }
     // The length alone decides where no places and no stretches are in the payload.
     let exact = !matches!(encoding, Encoding::TopK(_) | Encoding::PowerSgd(_));

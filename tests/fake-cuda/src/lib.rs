@@ -1,4 +1,4 @@
-//! Test doubles of NVIDIA's libraries, for machines without a GPU: `libcuda`, NVRTC, cuBLAS, cuBLASLt and NCCL with their
+//! Fakes of NVIDIA's libraries, for machines without a GPU: `libcuda`, NVRTC, cuBLAS, cuBLASLt and NCCL with their
 //! real C interfaces, behind which our kernels run on the CPU (`shim/emu.h`) and streams run late and in a seeded
 //! random order that respects nothing but stream order and events (`fake/engine.h`). A missing event, barrier or wait,
 //! which a GPU forgives most of the time, makes a test fail.

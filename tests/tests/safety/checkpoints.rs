@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use paraft_checkpoint::{Checkpoint, Folder, compare, tensors::TensorFile, weights};
-use paraft_client::{ClientError, Transport, section::Sections};
+use paraft_client::{ClientError, Transport, checkpoint_parts::CheckpointParts};
 use paraft_common::{Durability, Mode, Step};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
@@ -258,12 +258,18 @@ fn no_second_image_while_one_is_being_fetched() -> Result<()> {
         let mut weights = std::mem::take(&mut page.weights);
         let pulled = page.client.pull_for_checkpoint(page.done, &mut weights);
         page.weights = weights;
-        pulled.map(|p| p.section)
+        pulled.map(|p| p.checkpoint)
     };
     ensure!(step_and_keep(&mut page)?, "an image of step 1");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let open = |step: u64| {
-        runtime.block_on(Sections::open(&fleet.at.addresses, 1, Transport::Tcp, &ledger.job(), Step(step)))
+        runtime.block_on(CheckpointParts::open(
+            &fleet.at.addresses,
+            1,
+            Transport::Tcp,
+            &ledger.job(),
+            Step(step),
+        ))
     };
     let Err(ClientError::Unreachable { causes, .. }) = open(7).map(drop) else {
         anyhow::bail!("there is no image of step 7")

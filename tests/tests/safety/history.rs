@@ -90,7 +90,7 @@ struct Worker {
     history: Arc<Mutex<History>>,
     stream: Option<Stream>,
     session: u64,
-    origin: u64,
+    founding: u64,
     next: usize,
     done: u64,
 }
@@ -115,12 +115,12 @@ impl Worker {
     fn open(&mut self, server: usize) -> Result<Option<Stream>> {
         let mut stream = Stream::connect(&self.at.addresses[server])?;
         let job = self.ledger.job().to_toml()?;
-        let (session, origin) = (self.session, self.origin);
-        let open = Open { protocol: PROTOCOL, shard: 0, worker: self.id, session, job, origin };
+        let (session, founding) = (self.session, self.founding);
+        let open = Open { protocol: PROTOCOL, shard: 0, worker: self.id, session, job, founding };
         stream.send(to_shard::Kind::Open(open));
         let Some(from_shard::Kind::Opened(o)) = stream.receive()? else { return Ok(None) };
         assert!(self.session == 0 || self.session == o.session, "it lost its session, and was never away");
-        (self.session, self.origin) = (o.session, o.origin);
+        (self.session, self.founding) = (o.session, o.founding);
         if !o.initialised {
             let payload = vec![0; self.ledger.len() * 4].into();
             stream.send(to_shard::Kind::Init(paraft_proto::Init {
@@ -215,7 +215,7 @@ fn history(kills: &[u64], steps: u64) -> Result<History> {
             let (at, history, pushed) = (fleet.at.clone(), history.clone(), pushed.clone());
             let next = id as usize;
             let mut worker =
-                Worker { id, at, ledger, history, stream: None, session: 0, origin: 0, next, done: 0 };
+                Worker { id, at, ledger, history, stream: None, session: 0, founding: 0, next, done: 0 };
             thread::spawn(move || -> Result<()> {
                 worker.read()?;
                 while worker.done < steps {

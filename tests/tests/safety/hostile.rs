@@ -3,8 +3,8 @@
 use anyhow::{Context, Result};
 use paraft_common::{Mode, ShardId};
 use paraft_proto::{
-    Advance, Advice, Init, Norm, Open, PeerCall, PeerRequest, Pull, Report, Rest, SwitchMode, Take, ToShard,
-    WireKind, WithBulk, limits, services, to_shard::Kind,
+    Acquire, Advance, Advice, Init, Norm, Open, Pause, PeerCall, PeerRequest, Pull, Report, SwitchMode,
+    ToShard, WireKind, WithBulk, limits, services, to_shard::Kind,
 };
 use paraft_server::raft::{ReplicaId, stranger};
 use paraft_tests::{
@@ -104,11 +104,11 @@ fn a_bad_message_is_refused_by_name_and_the_stream_goes_on() -> Result<()> {
         ("no number of a push", Kind::Push(push(0, 1, 0, 1.0, 4)), "has seq 0", 0),
         (
             "a chunk of no chunks",
-            Kind::Take(Take { request: 1, ..Take::default() }),
-            "Take: this job gives",
+            Kind::Acquire(Acquire { request: 1, ..Acquire::default() }),
+            "Acquire: this job gives",
             0,
         ),
-        ("a rest without chunks", Kind::Rest(Rest {}), "Rest: this job gives", 0),
+        ("a pause without chunks", Kind::Pause(Pause {}), "Pause: this job gives", 0),
         (
             "no mode",
             Kind::SwitchMode(SwitchMode { number: 1, mode: "fast\u{1b}[2J".into() }),
@@ -354,7 +354,7 @@ fn strangers_among_the_servers_are_refused_and_change_nothing() -> Result<()> {
         assert!(refused.contains(words), "{words}: {refused}");
     };
     expect(to(9, 1), "shard 9 is not on this server");
-    // A replica of an earlier life, and one of another server.
+    // A replica of an earlier incarnation, and one of another server.
     expect(to(0, 4711), "it has lost its log");
     let own = fleet.status(0, false)?.shards[0].node;
     expect(PeerRequest { fleet: known + 1, ..to(0, own) }, "belongs to another fleet");

@@ -112,7 +112,7 @@ const EDGES: [(&str, &[&str]); 25] = [
     ),
 ];
 
-/// CPU operators, one call of the allocator, and the test doubles of the CUDA libraries.
+/// CPU operators, one call of the allocator, and the Fakes of the CUDA libraries.
 const MAY_BE_UNSAFE: [&str; 3] = ["host", "compute", "fake-cuda"];
 
 struct Package {

@@ -5,7 +5,7 @@ use paraft_checkpoint::{Checkpoint, Folder};
 use paraft_common::{Mode, ShardId, Step, TensorSpec};
 use paraft_data::{Dataset, Samples, Split};
 use paraft_models::{Batch, Evaluation, Model, ModelError};
-use paraft_proto::{ShardStatus, Take, from_shard, to_shard};
+use paraft_proto::{Acquire, ShardStatus, from_shard, to_shard};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,
@@ -424,9 +424,9 @@ fn the_chunk_of_a_worker_that_hangs_goes_to_another() -> Result<()> {
     server_job.chunks = plan.leased;
     let address = &fleet.at.addresses[0];
     let (mut hung, _) = Stream::open_and_hang(address, &server_job, 1, &[(0, SAMPLES)])?;
-    hung.send(to_shard::Kind::Take(Take { request: 1, epoch: 0, done: None }));
+    hung.send(to_shard::Kind::Acquire(Acquire { request: 1, epoch: 0, done: None }));
     let taken = match hung.receive()? {
-        Some(from_shard::Kind::Taken(t)) => t,
+        Some(from_shard::Kind::Acquired(t)) => t,
         other => anyhow::bail!("a chunk was expected, not {other:?}"),
     };
     let report = Hooked::new(0).run(&job)?;

@@ -207,7 +207,7 @@ fn a_warm_start_keeps_the_others_back_until_its_updates_are_in() -> Result<()> {
         "local.kind=downpour",
         "local.n_push=2",
         "local.warm_start=20",
-        "cluster.patience_ms=60000",
+        "cluster.timeout_ms=60000",
         "optimizer.lr=0.02",
     ])?;
     let stop = Arc::<AtomicBool>::default();

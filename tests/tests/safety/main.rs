@@ -1,6 +1,7 @@
 //! The safety of the whole system: servers, clients and workers in this process, over loopback.
 
 mod checkpoints;
+mod checks;
 mod crowds;
 mod durability_leader;
 mod elastic;
@@ -18,7 +19,6 @@ mod membership;
 mod memory;
 mod modes;
 mod pages;
-mod parity;
 mod reads;
 mod replicas;
 mod switches;

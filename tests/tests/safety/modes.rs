@@ -115,7 +115,7 @@ fn ssp_lets_a_worker_go_exactly_as_far_ahead_as_the_rule_says() -> Result<()> {
 }
 
 #[test]
-fn the_gap_in_ssp_reaches_the_bound_and_never_exceeds_it() -> Result<()> {
+fn the_step_lead_in_ssp_reaches_the_bound_and_never_exceeds_it() -> Result<()> {
     const BOUND: u32 = 3;
     const STEPS: u64 = 40;
     let fleet = Fleet::start(FleetOptions { servers: 1, shards: 2, replicas: 1, ..Default::default() })?;
@@ -148,7 +148,7 @@ fn the_gap_in_ssp_reaches_the_bound_and_never_exceeds_it() -> Result<()> {
     fast.join().map_err(|_| anyhow::anyhow!("the fast worker panicked"))??;
     let status = fleet.status(0, false)?;
     for s in status.shards {
-        assert_eq!(s.max_gap, u64::from(BOUND), "shard {}", s.shard);
+        assert_eq!(s.max_step_lead, u64::from(BOUND), "shard {}", s.shard);
     }
     Ok(())
 }

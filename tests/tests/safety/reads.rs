@@ -120,7 +120,7 @@ fn a_reader_that_asks_for_what_is_not_there_is_told_so() -> Result<()> {
         (request(vec![1]), "2 buckets"),
         (ReadRequest { only: vec![7], ..request(Vec::new()) }, "bucket"),
         (ReadRequest { only: vec![1, 0], ..request(Vec::new()) }, "rise"),
-        (ReadRequest { origin: 1, ..request(Vec::new()) }, "founding"),
+        (ReadRequest { founding: 1, ..request(Vec::new()) }, "founding"),
         (ReadRequest { shard: 9, ..request(Vec::new()) }, "shard"),
     ] {
         let said = why(request);

@@ -2,15 +2,15 @@
 
 use crate::{
     connect::Transport,
-    control::{Said, ask},
+    control::{ControlReply, ask},
 };
 use paraft_common::checkpoint::KnownCheckpoint;
 use paraft_proto::NoteCheckpointsRequest;
 
 /// All checkpoints of a job in a folder.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Holding {
-    /// The job: the founding of shard 0 that it runs in ([`crate::section::Sections::origin`]).
+pub struct FolderContents {
+    /// The job: the founding of shard 0 that it runs in ([`crate::checkpoint_parts::CheckpointParts::founding`]).
     pub job: u64,
     /// The folder.
     pub folder: String,
@@ -22,18 +22,18 @@ pub struct Holding {
 pub async fn note_checkpoints(
     servers: &[String],
     transport: Transport,
-    holding: &Holding,
+    contents: &FolderContents,
 ) -> Result<(), String> {
     ask(servers, transport, |mut client| async move {
         let request = NoteCheckpointsRequest {
-            job: holding.job,
-            folder: holding.folder.clone(),
-            held: holding.held.iter().map(Into::into).collect(),
+            job: contents.job,
+            folder: contents.folder.clone(),
+            held: contents.held.iter().map(Into::into).collect(),
         };
         let reply = client.note_checkpoints(request).await?.into_inner();
         Ok(match reply.accepted {
-            true => Said::Done(()),
-            false => Said::Refused { why: reply.why, leader: reply.leader },
+            true => ControlReply::Done(()),
+            false => ControlReply::Refused { why: reply.why, leader: reply.leader },
         })
     })
     .await

@@ -41,7 +41,7 @@ pub struct ClientOptions {
     /// TCP, or Unix sockets where they are.
     pub transport: Transport,
     /// Give up after this long without a leader.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// How long another process may be connected as this worker before that is an error: one that has just ended, or whose
     /// lease has to end first.
     pub handover: Duration,
@@ -74,7 +74,7 @@ pub struct Counters {
     /// Sessions that were lost and opened anew.
     pub rejoins: u64,
     /// Pushes that came too late for their rounds, and were dropped.
-    pub passed_over: u64,
+    pub dropped: u64,
 }
 
 impl Client {
@@ -86,7 +86,7 @@ impl Client {
     /// Joins the job on every shard that holds buckets; `initial` is what the servers get if they have no
     /// weights yet. Returns the client and the step to go on from.
     ///
-    /// Waits up to `patience` for leaders; errors name each address and its cause.
+    /// Waits up to `timeout` for leaders; errors name each address and its cause.
     pub fn join_from(options: ClientOptions, initial: Initial) -> Result<(Self, Step), ClientError> {
         let bad = |m: String| ClientError::Options(m);
         if options.servers.is_empty() {
@@ -114,7 +114,7 @@ impl Client {
             retry: RetryPolicy {
                 base: Duration::from_millis(10),
                 max: Duration::from_millis(100),
-                deadline: options.patience,
+                deadline: options.timeout,
             },
             handover: options.handover,
             draw: Box::new(rand::random),
@@ -167,8 +167,8 @@ impl Client {
     }
 
     /// What names the job to the control group: the founding of shard 0 that it runs in.
-    pub fn origin(&self) -> u64 {
-        self.io.session().origin()
+    pub fn founding(&self) -> u64 {
+        self.io.session().founding()
     }
 
     /// The shard that holds a bucket.
@@ -185,7 +185,7 @@ impl Client {
     /// What was moved and waited for so far.
     pub fn counters(&self) -> Counters {
         let session = self.io.session();
-        Counters { rejoins: session.rejoins(), passed_over: session.dropped(), ..self.counters }
+        Counters { rejoins: session.rejoins(), dropped: session.dropped(), ..self.counters }
     }
 
     /// The next thing that comes of what is waited for.
@@ -316,7 +316,7 @@ impl Client {
     /// As [`Self::pull`], at a step of which a checkpoint is due: the shards keep an image of it before anyone
     /// goes on. Every worker of the job must ask for the same steps.
     pub fn pull_for_checkpoint(&mut self, done: Step, weights: &mut [f32]) -> Result<Pulled, ClientError> {
-        self.pull_by(Pull { section: true, ..Pull::of(done) }, weights)
+        self.pull_by(Pull { checkpoint: true, ..Pull::of(done) }, weights)
     }
 
     /// Waits until every push is acknowledged, for a worker that goes on without a pull: a push is refused until the one of
@@ -452,8 +452,8 @@ impl Client {
     /// Ends this worker's session before it has done all its steps: the others need not wait for its lease to end. Waits
     /// at most so long for every shard's word; false where one has not given it, whose lease then ends by itself. Nothing
     /// can be asked of this client afterwards.
-    pub fn leave(&mut self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
+    pub fn leave(&mut self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
         self.io.session().leave();
         loop {
             match self.io.next(None, Some(until)) {

@@ -11,7 +11,7 @@ const MOST_REDIRECTS: usize = 16;
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a server says that was asked.
-pub(crate) enum Said<T> {
+pub(crate) enum ControlReply<T> {
     /// It leads.
     Done(T),
     /// It does not take that.
@@ -30,7 +30,7 @@ pub(crate) async fn ask<T, F>(
     call: impl Fn(ControlClient<Channel>) -> F,
 ) -> Result<T, String>
 where
-    F: Future<Output = Result<Said<T>, Status>>,
+    F: Future<Output = Result<ControlReply<T>, Status>>,
 {
     let mut known = servers.to_vec();
     let mut asked = BTreeSet::new();
@@ -46,8 +46,8 @@ where
             call(ControlClient::new(channel)).await.map_err(|s| s.message().to_string())
         };
         match tokio::time::timeout(ANSWER_PATIENCE, one).await {
-            Ok(Ok(Said::Done(done))) => return Ok(done),
-            Ok(Ok(Said::Refused { why: cause, leader })) => {
+            Ok(Ok(ControlReply::Done(done))) => return Ok(done),
+            Ok(Ok(ControlReply::Refused { why: cause, leader })) => {
                 why = format!("{address}: {cause}");
                 if !leader.is_empty() {
                     known.insert(next, leader); // who leads is asked before who may know

@@ -44,8 +44,8 @@ pub enum ClientError {
         /// Which shard.
         shard: ShardId,
     },
-    /// The control group did not answer in time, or had no seat for this rank.
-    #[error("no seat in a group within {waited:.0?}: {why}")]
+    /// The control group did not answer in time, or had no place for this rank.
+    #[error("no place in a group within {waited:.0?}: {why}")]
     Control {
         /// How long it was tried.
         waited: Duration,

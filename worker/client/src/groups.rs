@@ -2,11 +2,11 @@
 
 use crate::{
     connect::Transport,
-    control::{Said, ask},
+    control::{ControlReply, ask},
     error::ClientError,
 };
-use paraft_common::group::Seating;
-use paraft_proto::{HoldGroupRequest, JoinGroupReply, JoinGroupRequest};
+use paraft_common::group::Assignment;
+use paraft_proto::{GroupHeartbeatRequest, JoinGroupReply, JoinGroupRequest};
 use std::{
     sync::{
         Arc,
@@ -38,14 +38,14 @@ pub struct MemberOptions {
     /// Where the others reach it, `host:port`.
     pub address: String,
     /// How long to go on without an answer, or without ranks that have never come.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
-/// What a process that asked for a seat gets.
+/// What a process that asked for an assignment gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Joined {
     /// One, at this place.
-    Seated(Seating, usize),
+    Assigned(Assignment, usize),
     /// None any more: the job is done.
     Over,
     /// It was told to stop.
@@ -58,7 +58,7 @@ pub struct Member {
     options: MemberOptions,
     token: u64,
     /// The last group.
-    last: Seating,
+    last: Assignment,
     runtime: Runtime,
 }
 
@@ -72,10 +72,10 @@ impl Member {
     pub fn new(options: MemberOptions) -> Result<Self, ClientError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|e| ClientError::Options(format!("no I/O runtime: {e}")))?;
-        Ok(Self { options, token: rand::random::<u64>().max(1), last: Seating::default(), runtime })
+        Ok(Self { options, token: rand::random::<u64>().max(1), last: Assignment::default(), runtime })
     }
 
-    /// Waits for a seat in the next group: until all ranks of the last one are here or `lost`, or their time is up; or until
+    /// Waits for an assignment in the next group: until all ranks of the last one are here or `lost`, or their time is up; or until
     /// `stop` is set.
     pub fn join(&mut self, lost: &[u32], stop: &AtomicBool) -> Result<Joined, ClientError> {
         let o = &self.options;
@@ -88,7 +88,7 @@ impl Member {
             address: o.address.clone(),
             last: Some(self.last.clone().into()),
             lost: lost.to_vec(),
-            patience_ms: o.patience.as_millis() as u64,
+            timeout_ms: o.timeout.as_millis() as u64,
             settings: o.settings.clone(),
         };
         let began = Instant::now();
@@ -100,21 +100,21 @@ impl Member {
                 async move {
                     let reply = client.join_group(request).await?.into_inner();
                     Ok(match reply.accepted {
-                        true => Said::Done(reply),
-                        false if reply.give_up || reply.fix => Said::Done(reply),
-                        false => Said::Refused { why: reply.why, leader: reply.leader },
+                        true => ControlReply::Done(reply),
+                        false if reply.give_up || reply.fix => ControlReply::Done(reply),
+                        false => ControlReply::Refused { why: reply.why, leader: reply.leader },
                     })
                 }
             });
             match self.runtime.block_on(asked) {
-                Ok(JoinGroupReply { seating: Some(seating), .. }) => {
-                    let seating = Seating::from(seating);
-                    let place = seating.place(self.token).ok_or_else(|| ClientError::Control {
+                Ok(JoinGroupReply { assignment: Some(assignment), .. }) => {
+                    let assignment = Assignment::from(assignment);
+                    let place = assignment.place(self.token).ok_or_else(|| ClientError::Control {
                         waited: began.elapsed(),
-                        why: "a seat in a group without this process".into(),
+                        why: "a place in a group without this process".into(),
                     })?;
-                    self.last = seating.clone();
-                    return Ok(Joined::Seated(seating, place));
+                    self.last = assignment.clone();
+                    return Ok(Joined::Assigned(assignment, place));
                 }
                 Ok(reply) if reply.fix => return Err(ClientError::Options(reply.why)),
                 Ok(reply) if reply.give_up => {
@@ -124,7 +124,7 @@ impl Member {
                 Ok(reply) => {
                     answered = Instant::now();
                     in_the_way = in_the_way.or(Some(answered)).filter(|_| !reply.why.is_empty());
-                    if let Some(waited) = in_the_way.map(|s| s.elapsed()).filter(|w| *w >= o.patience) {
+                    if let Some(waited) = in_the_way.map(|s| s.elapsed()).filter(|w| *w >= o.timeout) {
                         return Err(ClientError::Control { waited, why: reply.why });
                     }
                     if said.elapsed() >= SAY_AGAIN {
@@ -139,7 +139,7 @@ impl Member {
                         }
                     }
                 }
-                Err(why) if answered.elapsed() >= o.patience => {
+                Err(why) if answered.elapsed() >= o.timeout => {
                     return Err(ClientError::Control { waited: answered.elapsed(), why });
                 }
                 Err(_) => thread::sleep(TRY_AGAIN),
@@ -148,11 +148,11 @@ impl Member {
         Ok(Joined::Stopped)
     }
 
-    fn holds(&self, seating: &Seating, step: u64, over: bool) -> HoldGroupRequest {
-        HoldGroupRequest {
+    fn holds(&self, assignment: &Assignment, step: u64, over: bool) -> GroupHeartbeatRequest {
+        GroupHeartbeatRequest {
             job: self.options.job.clone(),
             worker: self.options.worker,
-            seating: Some(seating.clone().into()),
+            assignment: Some(assignment.clone().into()),
             settings: self.options.settings.clone(),
             step,
             over,
@@ -160,8 +160,8 @@ impl Member {
     }
 
     /// Says, for as long as the answer is kept, that the group is there.
-    pub fn hold(&self, seating: &Seating) -> Result<Holding, ClientError> {
-        let mut request = self.holds(seating, 0, false);
+    pub fn send_heartbeats(&self, assignment: &Assignment) -> Result<Heartbeats, ClientError> {
+        let mut request = self.holds(assignment, 0, false);
         let o = self.options.clone();
         let (waiting, step) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU64::new(0)));
         let (end, ended) = mpsc::channel();
@@ -184,25 +184,25 @@ impl Member {
         };
         let thread = thread::Builder::new().name("paraft-hold".into()).spawn(work);
         thread.map_err(|e| ClientError::Options(format!("no thread: {e}")))?;
-        Ok(Holding { waiting, step, _end: end })
+        Ok(Heartbeats { waiting, step, _end: end })
     }
 
     /// The job is done, after so many steps: who comes back hears so. Tried once.
-    pub fn over(&self, seating: &Seating, steps: u64) {
-        if let Err(why) = self.runtime.block_on(say(&self.options, &self.holds(seating, steps, true))) {
+    pub fn over(&self, assignment: &Assignment, steps: u64) {
+        if let Err(why) = self.runtime.block_on(say(&self.options, &self.holds(assignment, steps, true))) {
             tracing::debug!(%why, "the control group does not hear that this group is done");
         }
     }
 }
 
-async fn say(o: &MemberOptions, request: &HoldGroupRequest) -> Result<u32, String> {
+async fn say(o: &MemberOptions, request: &GroupHeartbeatRequest) -> Result<u32, String> {
     ask(&o.servers, o.transport, |mut client| {
         let request = request.clone();
         async move {
-            let reply = client.hold_group(request).await?.into_inner();
+            let reply = client.group_heartbeat(request).await?.into_inner();
             Ok(match reply.accepted {
-                true => Said::Done(reply.waiting),
-                false => Said::Refused { why: reply.why, leader: reply.leader },
+                true => ControlReply::Done(reply.waiting),
+                false => ControlReply::Refused { why: reply.why, leader: reply.leader },
             })
         }
     })
@@ -211,13 +211,13 @@ async fn say(o: &MemberOptions, request: &HoldGroupRequest) -> Result<u32, Strin
 
 /// A leader's sign of life, until it is dropped.
 #[derive(Debug)]
-pub struct Holding {
+pub struct Heartbeats {
     waiting: Arc<AtomicU32>,
     step: Arc<AtomicU64>,
     _end: mpsc::Sender<()>,
 }
 
-impl Holding {
+impl Heartbeats {
     /// The group is in this step.
     pub fn step(&self, step: u64) {
         self.step.store(step, Relaxed);

@@ -12,7 +12,7 @@ use crate::{
 };
 use futures::{FutureExt, Stream, StreamExt, stream};
 use paraft_common::{BucketId, BucketSpec, ShardId, Step, WorkerId};
-use paraft_proto::{Beat, FromShard, Incoming, ToShard, WithBulk, services, to_shard::Kind};
+use paraft_proto::{FromShard, Heartbeat, Incoming, ToShard, WithBulk, services, to_shard::Kind};
 use paraft_session::{Effect, Event, Input, Session};
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
@@ -487,7 +487,7 @@ impl Reader {
                 biased;
                 // First: a stream of weights that keeps this loop busy must not look like silence on the other side.
                 _ = heartbeat.tick(), if open => {
-                    let _ = self.out.send(ToShard { kind: Some(Kind::Beat(Beat {})) }.into());
+                    let _ = self.out.send(ToShard { kind: Some(Kind::Heartbeat(Heartbeat {})) }.into());
                 }
                 message = self.io.room().then(|()| inbound.next()) => match message {
                     Some(Ok(message)) => {

@@ -11,7 +11,7 @@
 //! - `io`: the I/O of a session, whose protocol is in `paraft_session`.
 //! - [`acks`]: what a worker hears of its pushes.
 //! - [`connect`]: channels, over TCP or the server's Unix socket.
-//! - [`section`]: the shards' images of one step, for a checkpoint.
+//! - [`checkpoint_parts`]: the shards' images of one step, for a checkpoint.
 //! - [`groups`]: which ranks are in a group that acts as one worker.
 //! - [`checkpoints`]: which checkpoints there are, for the control group.
 //! - `control`: calls to the leader of the control group.
@@ -20,6 +20,7 @@
 //! - [`error`]: few kinds, which say what to do.
 
 pub mod acks;
+pub mod checkpoint_parts;
 pub mod checkpoints;
 pub mod client;
 pub mod connect;
@@ -29,7 +30,6 @@ pub mod groups;
 mod initial;
 mod io;
 mod pool;
-pub mod section;
 
 pub use acks::Acked;
 pub use client::{Client, ClientOptions, Counters};

@@ -6,7 +6,7 @@ use paraft_common::{BucketId, Mode, Step, WorkerId, config::ServerJob};
 use paraft_proto::{
     Ack, Advice, FromShard, Incoming, Opened, Refused, Reported, ToShard, Weights, WithBulk, bulk,
     from_shard, limits,
-    services::{self, Door, Handler},
+    services::{self, Handler, Route},
     to_shard::Kind,
 };
 use std::{
@@ -51,7 +51,7 @@ impl Handler for Server {
                 if let (Kind::Push(p), [payload]) = (&mut kind, &m.bulk[..]) {
                     p.payload = payload.to_bytes();
                 }
-                if matches!(kind, Kind::Beat(_)) {
+                if matches!(kind, Kind::Heartbeat(_)) {
                     continue; // they come when they come
                 }
                 let (answers, end) = script(number, kind);
@@ -77,7 +77,7 @@ fn serve(script: Arc<Script>) -> String {
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
             let _ = tell.send(listener.local_addr().expect("an address").to_string());
-            let service = Door(Server { script, streams: Arc::default() });
+            let service = Route(Server { script, streams: Arc::default() });
             let incoming = TcpListenerStream::new(listener);
             let _ =
                 tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await;
@@ -94,7 +94,7 @@ fn options(address: String) -> ClientOptions {
         worker: WorkerId(0),
         job: ServerJob::new("script", Mode::Asp, 1, 1),
         transport: Transport::Tcp,
-        patience: Duration::from_secs(10),
+        timeout: Duration::from_secs(10),
         handover: paraft_client::HANDOVER,
     }
 }
@@ -267,7 +267,7 @@ fn a_push_without_an_ack_is_sent_again_as_it_was_and_an_acknowledged_one_is_not(
         }
         (_, Kind::Push(p)) => {
             log.lock().expect("no panic").push((stream, p.seq, p.step, p.payload.to_vec()));
-            let ack = from_shard::Kind::Ack(Ack { seq: p.seq, version: p.step, passed_over: false });
+            let ack = from_shard::Kind::Ack(Ack { seq: p.seq, version: p.step, dropped: false });
             match (stream, p.step) {
                 (1, 2) => (Vec::new(), true), // taken, and the answer is lost
                 _ => (vec![ack], false),
@@ -304,7 +304,7 @@ fn what_was_not_pushed_goes_with_a_later_push_of_the_session_and_not_of_the_next
             let words: Vec<[u8; 4]> = p.payload.as_chunks::<4>().0.to_vec();
             let push = (u32::from_le_bytes(words[0]), f32::from_le_bytes(words[1]));
             log.lock().expect("no panic").push((stream, p.step, push));
-            let ack = from_shard::Kind::Ack(Ack { seq: p.seq, version: p.step, passed_over: false });
+            let ack = from_shard::Kind::Ack(Ack { seq: p.seq, version: p.step, dropped: false });
             if stream == 1 { (Vec::new(), true) } else { (vec![ack], false) }
         }
         (2, Kind::Pull(p)) if p.done == 2 => (vec![over()], true),

@@ -1,6 +1,6 @@
 //! Groups of ranks, one to a thread, over real sockets.
 
-use paraft_compute::collective::{Group, GroupError, Listener, Peer, Ring, Seat};
+use paraft_compute::collective::{Group, GroupError, Listener, Peer, Rendezvous, Ring};
 use std::{
     io::Write,
     net::TcpStream,
@@ -15,10 +15,12 @@ fn listener() -> Listener {
     Listener::towards("127.0.0.1:1").expect("loopback")
 }
 
-fn seats(listeners: &[Listener]) -> Vec<Seat> {
+fn assigns(listeners: &[Listener]) -> Vec<Rendezvous> {
     let at = |(rank, l): (usize, &Listener)| Peer { rank: rank as u32, address: l.address().to_string() };
     let ranks: Vec<Peer> = listeners.iter().enumerate().map(at).collect();
-    (0..ranks.len()).map(|place| Seat { generation: 3, secret: 99, place, ranks: ranks.clone() }).collect()
+    (0..ranks.len())
+        .map(|place| Rendezvous { generation: 3, secret: 99, place, ranks: ranks.clone() })
+        .collect()
 }
 
 /// Each rank's work on a thread of its own; their results by place.
@@ -28,15 +30,15 @@ fn each<T: Send + 'static>(
 ) -> Vec<T> {
     let listeners: Vec<Listener> = (0..size).map(|_| listener()).collect();
     let work = Arc::new(work);
-    let start = |(seat, mut l): (Seat, Listener)| {
+    let start = |(rendezvous, mut l): (Rendezvous, Listener)| {
         let work = work.clone();
         thread::spawn(move || {
-            let place = seat.place;
-            let (group, ring) = Group::form(seat, &mut l, WITHIN).expect("all are there");
+            let place = rendezvous.place;
+            let (group, ring) = Group::form(rendezvous, &mut l, WITHIN).expect("all are there");
             work(place, group, ring)
         })
     };
-    let threads: Vec<_> = seats(&listeners).into_iter().zip(listeners).map(start).collect();
+    let threads: Vec<_> = assigns(&listeners).into_iter().zip(listeners).map(start).collect();
     threads.into_iter().map(|t| t.join().expect("no panic")).collect()
 }
 
@@ -197,11 +199,11 @@ fn whoever_is_told_to_end_something_does_so_once_when_the_group_breaks() {
 #[test]
 fn who_is_not_there_is_named() {
     let mut listeners: Vec<Listener> = (0..2).map(|_| listener()).collect();
-    let seats = seats(&listeners);
+    let assigns = assigns(&listeners);
     // The first dials nobody's port.
     drop(listeners.pop());
     let mut first = listeners.pop().expect("one of two");
-    let error = Group::form(seats[0].clone(), &mut first, WITHIN).expect_err("alone");
+    let error = Group::form(assigns[0].clone(), &mut first, WITHIN).expect_err("alone");
     assert!(matches!(error, GroupError::Lost { rank: 1, .. }), "{error}");
 }
 
@@ -209,19 +211,19 @@ fn who_is_not_there_is_named() {
 fn strangers_and_earlier_groups_are_not_taken_for_ranks() {
     let (mut a, mut b) = (listener(), listener());
     let ranks = [&a, &b].map(|l| l.address().to_string());
-    let seat = |generation, place| Seat {
+    let rendezvous = |generation, place| Rendezvous {
         generation,
         secret: 1,
         place,
         ranks: (0..).zip(&ranks).map(|(rank, at)| Peer { rank, address: at.clone() }).collect(),
     };
     // One of the generation before, who has given up, and one who says nothing of sense.
-    let early = seat(1, 1);
+    let early = rendezvous(1, 1);
     let mut c = listener();
     Group::form(early, &mut c, Duration::from_millis(50)).expect_err("nobody answers");
     let mut stranger = TcpStream::connect(&ranks[0]).expect("it listens");
     stranger.write_all(&[7; 100]).expect("it reads");
-    let (one, other) = (seat(2, 0), seat(2, 1));
+    let (one, other) = (rendezvous(2, 0), rendezvous(2, 1));
     let second = thread::spawn(move || {
         let (_group, mut ring) = Group::form(other, &mut b, WITHIN).expect("both are there");
         let mut v = [2.0f32];

@@ -3,7 +3,7 @@
 
 use paraft_client::{
     Transport,
-    checkpoints::{Holding, note_checkpoints},
+    checkpoints::{FolderContents, note_checkpoints},
 };
 use std::{
     sync::mpsc::{self, RecvTimeoutError},
@@ -13,12 +13,12 @@ use std::{
 
 /// The control group is without a leader for a second or two at most; who waits for the end of the last try waits
 /// no longer than this.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const TRY_AGAIN: Duration = Duration::from_millis(100);
 
 /// A worker's side of it. Dropped, it waits for the last try.
 pub(super) struct Teller {
-    news: Option<mpsc::Sender<Holding>>,
+    news: Option<mpsc::Sender<FolderContents>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
@@ -32,9 +32,9 @@ impl Teller {
     }
 
     /// Returns at once.
-    pub fn tell(&self, holding: Holding) {
+    pub fn tell(&self, contents: FolderContents) {
         if let Some(news) = &self.news {
-            let _ = news.send(holding); // its thread ends only with us
+            let _ = news.send(contents); // its thread ends only with us
         }
     }
 }
@@ -48,11 +48,11 @@ impl Drop for Teller {
     }
 }
 
-fn work(servers: &[String], transport: Transport, news: &mpsc::Receiver<Holding>) {
+fn work(servers: &[String], transport: Transport, news: &mpsc::Receiver<FolderContents>) {
     let mut told = None;
-    while let Ok(holding) = news.recv() {
+    while let Ok(contents) = news.recv() {
         // Each says everything, so only the last counts.
-        let mut latest = news.try_iter().last().unwrap_or(holding);
+        let mut latest = news.try_iter().last().unwrap_or(contents);
         if told.as_ref() == Some(&latest) {
             continue;
         }
@@ -63,7 +63,7 @@ fn work(servers: &[String], transport: Transport, news: &mpsc::Receiver<Holding>
                 continue;
             }
         };
-        let mut deadline = Instant::now() + PATIENCE;
+        let mut deadline = Instant::now() + TIMEOUT;
         loop {
             match runtime.block_on(note_checkpoints(servers, transport, &latest)) {
                 Ok(()) => {
@@ -84,7 +84,7 @@ fn work(servers: &[String], transport: Transport, news: &mpsc::Receiver<Holding>
             match news.recv_timeout(TRY_AGAIN) {
                 Ok(newer) => {
                     latest = newer;
-                    deadline = Instant::now() + PATIENCE;
+                    deadline = Instant::now() + TIMEOUT;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(TRY_AGAIN), // the last one gets its time all the same

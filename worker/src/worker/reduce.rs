@@ -179,7 +179,7 @@ impl<'a> Lead<'a> {
             let epoch_ends = done.0.is_multiple_of(plan.per_epoch) || done.0 >= plan.total;
             self.note_step(done, epoch, stepped, epoch_ends)?;
             if let Some(c) = self.checkpoints.as_mut().filter(|c| c.due(step)) {
-                c.own(step, self.client.origin(), || engine.state())?;
+                c.own(step, self.client.founding(), || engine.state())?;
             }
             if epoch_ends && self.job.eval.every_epoch {
                 self.evaluate(engine, done, false)?;

@@ -5,7 +5,7 @@ use crate::{
     control::{
         groups::Groups,
         joining,
-        plan::{ControlChange, Directive, Health, Heard, Plan, Report, View, plan},
+        plan::{ControlChange, Directive, Health, LastReport, Plan, Report, View, plan},
         state::{Command, State},
     },
     raft::{Group, Membership},
@@ -25,7 +25,7 @@ pub(super) const PLAN_PAUSE: Duration = Duration::from_millis(5);
 #[derive(Default)]
 pub(in crate::control) struct Leading {
     pub since: Option<Instant>,
-    pub heard: BTreeMap<ServerId, Heard>,
+    pub heard: BTreeMap<ServerId, LastReport>,
     pub health: BTreeMap<ShardId, (Health, String)>,
     pub(super) lost_since: BTreeMap<ShardId, Instant>,
     /// Servers that too few of the others reach.
@@ -46,7 +46,7 @@ impl Agent {
         let members = self.group().membership().members;
         let mut leading = self.leading.lock();
         let since = leading.since.ok_or(None)?;
-        let silent = self.options.patience.silent;
+        let silent = self.options.timeouts.silent;
         let heard = leading.heard.get(&server);
         if let Some(held_at) = joining::holder(server, &report, heard, &members, since, silent) {
             return Err(Some(format!(
@@ -54,7 +54,7 @@ impl Agent {
                  died a moment ago"
             )));
         }
-        leading.heard.insert(server, Heard { report, at: Instant::now() });
+        leading.heard.insert(server, LastReport { report, at: Instant::now() });
         self.news.notify_one();
         if let Some((_, planned)) = leading.planned.as_ref().filter(|(at, _)| at.elapsed() < PLAN_PAUSE) {
             return Ok(planned.get(&server).cloned().unwrap_or_default());
@@ -79,8 +79,8 @@ impl Agent {
             heard: &leading.heard,
             now: Instant::now(),
             since,
-            patience: self.options.patience,
-            origin: rand::random::<u64>() | (1 << 63),
+            timeouts: self.options.timeouts,
+            founding: rand::random::<u64>() | (1 << 63),
             unix_ms: paraft_host::clock::unix_ms(),
         };
         let plan = plan(&view);
@@ -152,7 +152,7 @@ impl Agent {
         }
         let admit: Vec<_> = {
             let leading = self.leading.lock();
-            let new = |(id, h): (&ServerId, &Heard)| {
+            let new = |(id, h): (&ServerId, &LastReport)| {
                 let known = state.servers.get(id).is_some_and(|s| s.address == h.report.address);
                 let there = || self.reach.confirms(&h.report.address, *id, h.report.node);
                 let forgotten = state.forgotten.contains(id);
@@ -205,7 +205,7 @@ impl Agent {
     {
         let leading = self.leading.lock();
         leading.since?;
-        let silent = |h: &Heard| h.at.elapsed() > self.options.patience.silent;
+        let silent = |h: &LastReport| h.at.elapsed() > self.options.timeouts.silent;
         let heard = leading.heard.iter().map(|(s, h)| (*s, (h.report.clone(), silent(h)))).collect();
         Some((self.agreed.get(), self.group().membership(), heard, leading.health.clone()))
     }

@@ -4,7 +4,7 @@ use super::Agent;
 use crate::{
     control::{
         jobs::{JobFacts, Retired},
-        plan::{AsideReport, Directive, Do, JobReport, ReplicaReport, Report},
+        plan::{Action, AsideReport, Directive, JobReport, ReplicaReport, Report},
     },
     replicas::Aside,
     shard::Shard,
@@ -30,7 +30,7 @@ impl Agent {
             let waits = !trouble.is_empty() && !r.group.was_failed();
             let report = ReplicaReport {
                 node: r.group.me(),
-                origin: r.origin,
+                founding: r.founding,
                 founded: !membership.members.is_empty(),
                 leads: lead.leads,
                 term: lead.term,
@@ -50,7 +50,7 @@ impl Agent {
         for (shard, waits) in self.replicas.stopped() {
             replicas.entry(shard).or_insert_with(|| ReplicaReport {
                 node: waits.node.unwrap_or_default(),
-                origin: waits.origin.unwrap_or_default(),
+                founding: waits.founding.unwrap_or_default(),
                 founded: true,
                 trouble: waits.why,
                 no_room: waits.empty,
@@ -61,7 +61,7 @@ impl Agent {
         }
         let aside = |a: Aside| AsideReport {
             shard: a.shard,
-            origin: a.origin.unwrap_or_default(),
+            founding: a.founding.unwrap_or_default(),
             readable: a.last.is_ok(),
             name: a.name,
         };
@@ -158,22 +158,24 @@ impl Agent {
         let shape = self.shape().ok_or("this server does not know its fleet's settings yet")?;
         let group = || self.replicas.get(d.shard).map(|r| r.group).ok_or("it is not here");
         match &d.what {
-            Do::Host { origin } => self.replicas.host(d.shard, shape.shards, shape.durability, *origin).await,
-            Do::Found { origin, members } => {
+            Action::Host { founding } => {
+                self.replicas.host(d.shard, shape.shards, shape.durability, *founding).await
+            }
+            Action::Found { founding, members } => {
                 let replica =
-                    self.replicas.get(d.shard).filter(|r| r.origin == *origin).ok_or("it is not here")?;
+                    self.replicas.get(d.shard).filter(|r| r.founding == *founding).ok_or("it is not here")?;
                 if !replica.group.membership().members.is_empty() {
                     return Ok(());
                 }
                 replica.group.found(members).await
             }
-            Do::Retire { node, index } => self.replicas.retire(d.shard, *node, *index).await,
-            Do::Learner(node, address) => group()?.add_learner(*node, address).await,
-            Do::Voters(voters) => {
+            Action::Retire { node, index } => self.replicas.retire(d.shard, *node, *index).await,
+            Action::Learner(node, address) => group()?.add_learner(*node, address).await,
+            Action::Voters(voters) => {
                 tracing::info!(shard = d.shard.0, ?voters, "changing who votes");
                 group()?.set_members(voters).await
             }
-            Do::Diverged { node, at, majority } => {
+            Action::Diverged { node, at, majority } => {
                 let why = format!(
                     "it has diverged: at log index {} its state hashes to {:016x}, that of the majority to {majority:016x}; \
                      this server's memory or disk may be failing",
@@ -182,7 +184,7 @@ impl Agent {
                 self.replicas.fail(d.shard, *node, why).await;
                 Ok(())
             }
-            Do::Transfer(to) => group()?.transfer(*to).await,
+            Action::Transfer(to) => group()?.transfer(*to).await,
         }
     }
 }

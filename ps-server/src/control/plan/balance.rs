@@ -1,6 +1,6 @@
 //! Replicas and leaders, evenly over the servers.
 
-use super::{Do, Health, Plan, View, can_lead};
+use super::{Action, Health, Plan, View, can_lead};
 use crate::raft::ReplicaId;
 use paraft_common::{ServerId, ShardId};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ pub(super) struct Move {
 /// counts, so that the choice stays the same while a move is under way; and only a fleet that is whole and has
 /// settled is evened out.
 pub(super) fn uneven(view: &View, replicas: u32) -> Option<Move> {
-    if view.now.saturating_duration_since(view.since) <= view.patience.settle {
+    if view.now.saturating_duration_since(view.since) <= view.timeouts.settle {
         return None;
     }
     let mut load: BTreeMap<ServerId, u64> = view.usable().map(|(s, _)| (s, 0)).collect();
@@ -27,7 +27,7 @@ pub(super) fn uneven(view: &View, replicas: u32) -> Option<Move> {
     }
     let mut all = Vec::new();
     for (shard, place) in &view.state.shards {
-        let (_, lead) = view.leader(*shard, place.origin).filter(|_| place.founded)?;
+        let (_, lead) = view.leader(*shard, place.founding).filter(|_| place.founded)?;
         let now = &lead.membership;
         let bytes = lead.bytes.max(1); // an empty model's shards count too
         let well = |n: &ReplicaId| {
@@ -59,9 +59,9 @@ pub(super) fn uneven(view: &View, replicas: u32) -> Option<Move> {
 pub(super) fn spread_leaders(view: &View, plan: &mut Plan) {
     let mut led = BTreeMap::<ServerId, u64>::new();
     let mut moves = Vec::new();
-    let settled = view.now.saturating_duration_since(view.since) > view.patience.settle;
+    let settled = view.now.saturating_duration_since(view.since) > view.timeouts.settle;
     for (shard, place) in view.state.shards.iter().filter(|(_, p)| p.founded) {
-        let Some((at, lead)) = view.leader(*shard, place.origin) else { continue };
+        let Some((at, lead)) = view.leader(*shard, place.founding) else { continue };
         let able = |n: &&ReplicaId| lead.caught_up.contains(n) && can_lead(view, *shard, **n);
         let fewest =
             |n: &&ReplicaId| (led.get(&n.server()).copied().unwrap_or(0), n.server() != at, n.server());
@@ -78,6 +78,6 @@ pub(super) fn spread_leaders(view: &View, plan: &mut Plan) {
         }
     }
     if let Some((at, shard, to)) = moves.into_iter().next() {
-        plan.tell(at, shard, Do::Transfer(to));
+        plan.tell(at, shard, Action::Transfer(to));
     }
 }

@@ -23,26 +23,26 @@ pub struct JobReport {
 /// agreed stays while one is elected.
 pub(super) fn note_job(view: &View) -> Option<Command> {
     let told = |shard: ShardId| {
-        let origin = view.state.shards.get(&shard)?.origin;
-        let (_, leader) = view.leader(shard, origin)?;
-        Some((origin, leader.job.as_ref()?))
+        let founding = view.state.shards.get(&shard)?.founding;
+        let (_, leader) = view.leader(shard, founding)?;
+        Some((founding, leader.job.as_ref()?))
     };
-    let (origin, first) = told(ShardId(0))?;
+    let (founding, first) = told(ShardId(0))?;
     let shards = view.state.shape?.shards.min(first.shards);
-    let mut origins = BTreeMap::from([(ShardId(0), origin)]);
+    let mut foundings = BTreeMap::from([(ShardId(0), founding)]);
     let mut finished = first.finished;
     for shard in (1..shards).map(ShardId) {
-        let (origin, job) = told(shard)?;
+        let (founding, job) = told(shard)?;
         if job.facts != first.facts {
             return None; // two jobs that were begun at once; one of them will be refused
         }
-        origins.insert(shard, origin);
+        foundings.insert(shard, founding);
         finished &= job.finished;
     }
     let state = if finished { JobState::Finished } else { JobState::Running };
-    let known = view.state.jobs.get(origin);
-    if known.is_some_and(|j| j.shards == origins && j.facts == first.facts && j.state == state) {
+    let known = view.state.jobs.get(founding);
+    if known.is_some_and(|j| j.shards == foundings && j.facts == first.facts && j.state == state) {
         return None;
     }
-    Some(Command::Job { shards: origins, facts: first.facts.clone(), state, seen_ms: view.unix_ms })
+    Some(Command::Job { shards: foundings, facts: first.facts.clone(), state, seen_ms: view.unix_ms })
 }

@@ -50,7 +50,7 @@ pub(super) fn control_change(view: &View) -> Option<ControlChange> {
     // A silent server keeps its vote until its replacement is due.
     let kept = view.control.voters.iter().filter(|n| {
         let server = n.server();
-        !view.forgotten(server) && view.live(server).is_none() && view.age(server) <= view.patience.replace
+        !view.forgotten(server) && view.live(server).is_none() && view.age(server) <= view.timeouts.replace
     });
     able.extend(kept.map(|n| (false, true, *n)));
     able.sort();

@@ -34,7 +34,7 @@ pub struct AsideReport {
     /// Of which shard.
     pub shard: ShardId,
     /// Of which founding; 0: it does not say.
-    pub origin: u64,
+    pub founding: u64,
     /// In the server's data folder.
     pub name: String,
     /// Everything in it is whole.
@@ -46,7 +46,7 @@ pub struct AsideReport {
 #[allow(missing_docs)] // as in control.proto
 pub struct ReplicaReport {
     pub node: ReplicaId,
-    pub origin: u64,
+    pub founding: u64,
     pub founded: bool,
     pub leads: bool,
     pub term: u64,
@@ -55,7 +55,7 @@ pub struct ReplicaReport {
     pub membership: Membership,
     pub trouble: String,
     /// Its storage does not serve it, for so long; it is tried again. `trouble` says why. Where its folder could not be
-    /// read at all, `node` and `origin` are 0.
+    /// read at all, `node` and `founding` are 0.
     pub stopped: Option<Duration>,
     /// Nothing of it is left there, and that server has no room for another at present: `trouble` has the numbers.
     pub no_room: bool,
@@ -68,7 +68,7 @@ pub struct ReplicaReport {
 
 /// A report and when it came.
 #[derive(Clone, Debug)]
-pub struct Heard {
+pub struct LastReport {
     /// What.
     pub report: Report,
     /// When.
@@ -77,7 +77,7 @@ pub struct Heard {
 
 /// How patient the fleet is.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct Timeouts {
     /// A server that reports nothing for this long is silent: nothing new is given to it.
     pub silent: Duration,
     /// Its replicas are replaced after this long, where another server can take them.
@@ -86,7 +86,7 @@ pub struct Patience {
     pub settle: Duration,
 }
 
-impl Patience {
+impl Timeouts {
     /// For a fleet with this election timeout, which replaces servers that are silent for `replace`.
     pub fn new(election: Duration, replace: Duration) -> Self {
         Self { silent: (election * 6).max(Duration::from_secs(1)), replace, settle: election * 15 }
@@ -100,7 +100,7 @@ pub struct View<'a> {
     /// The control group's membership.
     pub control: &'a Membership,
     /// The latest report of each server.
-    pub heard: &'a BTreeMap<ServerId, Heard>,
+    pub heard: &'a BTreeMap<ServerId, LastReport>,
     /// Now.
     pub now: Instant,
     /// Since when this server leads the control group: silence before it proves nothing.
@@ -110,9 +110,9 @@ pub struct View<'a> {
     /// Since when every replica of a shard has been seen to be lost.
     pub lost_since: &'a BTreeMap<ShardId, Instant>,
     /// Settings.
-    pub patience: Patience,
+    pub timeouts: Timeouts,
     /// A random number for a new founding.
-    pub origin: u64,
+    pub founding: u64,
     /// The time of day, in ms of unix time: for people to read, nothing is decided by it.
     pub unix_ms: u64,
 }
@@ -126,7 +126,7 @@ impl View<'_> {
     /// Its latest report, if it is not silent.
     pub(super) fn live(&self, server: ServerId) -> Option<&Report> {
         let heard = self.heard.get(&server)?;
-        (self.now.saturating_duration_since(heard.at) <= self.patience.silent).then_some(&heard.report)
+        (self.now.saturating_duration_since(heard.at) <= self.timeouts.silent).then_some(&heard.report)
     }
 
     pub(super) fn draining(&self, server: ServerId) -> bool {
@@ -171,11 +171,11 @@ impl View<'_> {
 
     /// The folders of a shard's replicas of this founding that lie aside and can be read, and where. `None`: some server
     /// that is there has not said yet.
-    pub(super) fn readable_asides(&self, shard: ShardId, origin: u64) -> Option<Vec<(ServerId, &str)>> {
+    pub(super) fn readable_asides(&self, shard: ShardId, founding: u64) -> Option<Vec<(ServerId, &str)>> {
         let mut found = Vec::new();
         for (server, report) in self.state.servers.keys().filter_map(|s| Some((*s, self.live(*s)?))) {
             let here = report.asides.as_ref()?.iter();
-            let ours = here.filter(|a| a.shard == shard && a.origin == origin && a.readable);
+            let ours = here.filter(|a| a.shard == shard && a.founding == founding && a.readable);
             found.extend(ours.map(|a| (server, a.name.as_str())));
         }
         Some(found)
@@ -192,10 +192,10 @@ impl View<'_> {
     }
 
     /// The report of a shard's leader: of those that say they lead, the one of the latest term.
-    pub(super) fn leader(&self, shard: ShardId, origin: u64) -> Option<(ServerId, &ReplicaReport)> {
+    pub(super) fn leader(&self, shard: ShardId, founding: u64) -> Option<(ServerId, &ReplicaReport)> {
         let leads = |s: &ServerId| {
             let r = self.live(*s)?.replicas.get(&shard)?;
-            (r.leads && r.origin == origin).then_some((*s, r))
+            (r.leads && r.founding == founding).then_some((*s, r))
         };
         self.state.servers.keys().filter_map(leads).max_by_key(|(_, r)| r.term)
     }

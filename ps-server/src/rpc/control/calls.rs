@@ -17,7 +17,7 @@ use std::{collections::HashMap, future::Future, time::Duration};
 use tonic::{Response, Status, transport::Channel};
 
 /// A server that does not answer so soon is not waited for.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// Connections that are kept: more than a fleet's, and they are made anew.
 const MAX_CHANNELS: usize = 1024;
 
@@ -43,10 +43,10 @@ impl GrpcCalls {
 }
 
 async fn answer<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, String> {
-    match tokio::time::timeout(PATIENCE, call).await {
+    match tokio::time::timeout(TIMEOUT, call).await {
         Ok(Ok(r)) => Ok(r.into_inner()),
         Ok(Err(s)) => Err(s.message().to_string()),
-        Err(_) => Err(format!("no answer within {PATIENCE:?}")),
+        Err(_) => Err(format!("no answer within {TIMEOUT:?}")),
     }
 }
 

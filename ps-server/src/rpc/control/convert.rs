@@ -2,12 +2,12 @@
 
 use super::super::jobs;
 use crate::{
-    control::{AsideReport, Directive, Do, ReplicaReport, Report, Shape},
+    control::{Action, AsideReport, Directive, ReplicaReport, Report, Shape},
     raft::{Digest, Membership, ReplicaId},
 };
 use paraft_common::{Durability, ServerId, ShardId};
 use paraft_proto::{
-    Diverged, FleetShape, Found, Host, ParityDigest, Replica, ReportRequest, Retire, Voters, directive,
+    CheckDigest, Diverged, FleetShape, Found, Host, Replica, ReportRequest, Retire, Voters, directive,
 };
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest
     let replicas = report.replicas.iter().map(|(shard, r)| paraft_proto::ReplicaReport {
         shard: shard.0,
         node: r.node.0,
-        origin: r.origin,
+        founding: r.founding,
         founded: r.founded,
         leads: r.leads,
         term: r.term,
@@ -49,7 +49,7 @@ pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest
         trouble: r.trouble.clone(),
         stopped_ms: r.stopped.map(|d| d.as_millis() as u64),
         no_room: r.no_room,
-        digests: r.digests.iter().map(|d| ParityDigest { index: d.index, digest: d.digest }).collect(),
+        digests: r.digests.iter().map(|d| CheckDigest { index: d.index, digest: d.digest }).collect(),
         job: r.job.as_ref().map(jobs::to_report),
     });
     ReportRequest {
@@ -66,15 +66,15 @@ pub fn to_report(fleet: u64, server: ServerId, report: &Report) -> ReportRequest
 }
 
 fn aside(a: &AsideReport) -> paraft_proto::AsideReport {
-    let AsideReport { shard, origin, name, readable } = a.clone();
-    paraft_proto::AsideReport { shard: shard.0, origin, name, readable }
+    let AsideReport { shard, founding, name, readable } = a.clone();
+    paraft_proto::AsideReport { shard: shard.0, founding, name, readable }
 }
 
 /// A report from the wire. A job that this version does not know is left out.
 pub fn from_report(r: ReportRequest) -> Report {
     let aside = |a: paraft_proto::AsideReport| {
-        let paraft_proto::AsideReport { shard, origin, name, readable } = a;
-        AsideReport { shard: ShardId(shard), origin, name, readable }
+        let paraft_proto::AsideReport { shard, founding, name, readable } = a;
+        AsideReport { shard: ShardId(shard), founding, name, readable }
     };
     let replica = |r: paraft_proto::ReplicaReport| {
         let voters = r.members.iter().filter(|m| m.voter).map(|m| ReplicaId(m.node)).collect();
@@ -82,7 +82,7 @@ pub fn from_report(r: ReportRequest) -> Report {
         let members = r.members.into_iter().map(|m| (ReplicaId(m.node), m.address)).collect();
         let report = ReplicaReport {
             node: ReplicaId(r.node),
-            origin: r.origin,
+            founding: r.founding,
             founded: r.founded,
             leads: r.leads,
             term: r.term,
@@ -113,15 +113,15 @@ pub fn to_directive(d: Directive) -> paraft_proto::Directive {
     let replica =
         |(n, address): (ReplicaId, String), voter| Replica { node: n.0, address, voter, caught_up: false };
     let kind = match d.what {
-        Do::Host { origin } => Kind::Host(Host { origin }),
-        Do::Found { origin, members } => {
-            Kind::Found(Found { origin, members: members.into_iter().map(|m| replica(m, true)).collect() })
+        Action::Host { founding } => Kind::Host(Host { founding }),
+        Action::Found { founding, members } => {
+            Kind::Found(Found { founding, members: members.into_iter().map(|m| replica(m, true)).collect() })
         }
-        Do::Retire { node, index } => Kind::Retire(Retire { node: node.0, index }),
-        Do::Learner(node, address) => Kind::Learner(replica((node, address), false)),
-        Do::Voters(nodes) => Kind::Voters(Voters { nodes: nodes.into_iter().map(|n| n.0).collect() }),
-        Do::Transfer(to) => Kind::Transfer(to.0),
-        Do::Diverged { node, at, majority } => {
+        Action::Retire { node, index } => Kind::Retire(Retire { node: node.0, index }),
+        Action::Learner(node, address) => Kind::Learner(replica((node, address), false)),
+        Action::Voters(nodes) => Kind::Voters(Voters { nodes: nodes.into_iter().map(|n| n.0).collect() }),
+        Action::Transfer(to) => Kind::Transfer(to.0),
+        Action::Diverged { node, at, majority } => {
             Kind::Diverged(Diverged { node: node.0, index: at.index, digest: at.digest, majority })
         }
     };
@@ -132,16 +132,16 @@ pub fn to_directive(d: Directive) -> paraft_proto::Directive {
 pub fn from_directive(d: &paraft_proto::Directive) -> Option<Directive> {
     use directive::Kind;
     let what = match d.kind.as_ref()? {
-        Kind::Host(h) => Do::Host { origin: h.origin },
-        Kind::Found(f) => Do::Found {
-            origin: f.origin,
+        Kind::Host(h) => Action::Host { founding: h.founding },
+        Kind::Found(f) => Action::Found {
+            founding: f.founding,
             members: f.members.iter().map(|m| (ReplicaId(m.node), m.address.clone())).collect(),
         },
-        Kind::Retire(r) => Do::Retire { node: ReplicaId(r.node), index: r.index },
-        Kind::Learner(r) => Do::Learner(ReplicaId(r.node), r.address.clone()),
-        Kind::Voters(v) => Do::Voters(v.nodes.iter().map(|n| ReplicaId(*n)).collect()),
-        Kind::Transfer(to) => Do::Transfer(ReplicaId(*to)),
-        Kind::Diverged(d) => Do::Diverged {
+        Kind::Retire(r) => Action::Retire { node: ReplicaId(r.node), index: r.index },
+        Kind::Learner(r) => Action::Learner(ReplicaId(r.node), r.address.clone()),
+        Kind::Voters(v) => Action::Voters(v.nodes.iter().map(|n| ReplicaId(*n)).collect()),
+        Kind::Transfer(to) => Action::Transfer(ReplicaId(*to)),
+        Kind::Diverged(d) => Action::Diverged {
             node: ReplicaId(d.node),
             at: Digest { index: d.index, digest: d.digest },
             majority: d.majority,

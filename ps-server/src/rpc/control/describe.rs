@@ -44,7 +44,7 @@ pub fn reply(agent: &Agent, leader: String) -> DescribeReply {
             trouble: trouble.unwrap_or_default(),
         }
     });
-    // A voter is a replica in one life: its server may be there without it.
+    // A voter is a replica in one incarnation: its server may be there without it.
     let answers = |n: &ReplicaId, holds: &dyn Fn(&Report) -> bool| {
         heard.get(&n.server()).is_some_and(|(r, silent)| !silent && holds(r))
     };

@@ -14,7 +14,7 @@ pub enum Admission {
     /// arrives in between would be applied twice.
     InFlight,
     /// Its round was closed without it: it is dropped, and its worker told so.
-    PassedOver,
+    Dropped,
     /// Not the next step of this worker and bucket.
     WrongStep {
         /// The step that would have been right.
@@ -39,8 +39,8 @@ pub fn admit(
     in_flight: Option<Step>,
 ) -> Admission {
     let applied = member.step(bucket).unwrap_or_default();
-    if member.is_passed_over(bucket, step) {
-        Admission::PassedOver
+    if member.is_dropped(bucket, step) {
+        Admission::Dropped
     } else if step <= applied && step > Step(0) {
         Admission::Applied
     } else if in_flight == Some(step) {
@@ -80,16 +80,16 @@ mod tests {
         // Its own of step 3 is in, those of 4 and 5 came too late.
         let m = Member::new(SessionId(1), vec![Step(5)], vec![Step(3), Step(0)]);
         let answers = [3, 4, 5, 6, 7].map(|step| admit(&m, 0, Step(step), v, v, None));
-        use Admission::{Accept, Applied, PassedOver};
-        assert_eq!(answers[..4], [Applied, PassedOver, PassedOver, Accept]);
+        use Admission::{Accept, Applied, Dropped};
+        assert_eq!(answers[..4], [Applied, Dropped, Dropped, Accept]);
         assert_eq!(answers[4], Admission::WrongStep { expected: Step(6) });
         // Its own of step 6 is in before it hears of 4 and 5.
         let mut m = m;
         m.take(0, Step(6));
         let answers = [3, 4, 5, 6, 7].map(|step| admit(&m, 0, Step(step), v, v, None));
-        assert_eq!(answers, [Applied, PassedOver, PassedOver, Applied, Accept]);
+        assert_eq!(answers, [Applied, Dropped, Dropped, Applied, Accept]);
         m.take(0, Step(7));
         let answers = [4, 5, 6].map(|step| admit(&m, 0, Step(step), v, v, None));
-        assert_eq!(answers, [PassedOver, PassedOver, Applied], "and those stay what they were");
+        assert_eq!(answers, [Dropped, Dropped, Applied], "and those stay what they were");
     }
 }

@@ -4,7 +4,7 @@ use super::{
     Leader, Purpose, Reply, Standing, Weights,
     checkpoint::Due,
     effects::Fetched,
-    pulls::{Go, Touched, View},
+    pulls::{Changed, Ready, View},
 };
 use crate::shard::{
     bucket::{Shared, pulled_bytes, vector_bytes},
@@ -18,7 +18,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 impl Leader {
     /// Answers every pull that may go.
-    pub(super) fn answer_pulls(&mut self, touched: Touched) {
+    pub(super) fn answer_pulls(&mut self, touched: Changed) {
         let now = self.now.at;
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         if e.pulls.is_empty() || !conf.is_initialised() {
@@ -27,8 +27,8 @@ impl Leader {
         self.count_lost_steps(&conf);
         let Some(e) = &mut self.epoch else { return };
         let view = View {
-            working: conf.job.durability.is_leader().then(|| e.cuts.working()),
-            level: e.cuts.working().is_level() && !e.pending.any_waits_for_room(),
+            working: conf.job.durability.is_leader().then(|| e.deltas.working()),
+            level: e.deltas.working().is_level() && !e.pending.any_waits_for_room(),
             conn_of: &|worker| e.streams.of(worker),
             waits_in_round: &|worker, step| e.pending.waits_in_round(worker, step),
             now,
@@ -41,10 +41,10 @@ impl Leader {
             e.pulls.look(touched, m, &view)
         });
         if looked.last_waits {
-            e.cuts.hurry();
+            e.deltas.hurry();
         }
         self.counters.pulls_waited.fetch_add(looked.waited, Relaxed);
-        let sections = looked.go.iter().filter(|g| g.pull.section);
+        let sections = looked.go.iter().filter(|g| g.pull.checkpoint);
         let pulls: Vec<_> = sections.map(|g| (g.pull.worker, g.pull.done)).collect();
         if !pulls.is_empty() {
             let due = Due { pulls: &pulls, last_proposed: e.pending.last_proposed(), now };
@@ -53,9 +53,9 @@ impl Leader {
         for go in looked.go {
             let Some(e) = &mut self.epoch else { return };
             if go.whole && !go.pull.last {
-                let gap = go.pull.done.0.saturating_sub(go.slowest.0);
-                e.controller.pulled(go.held, gap, now);
-                self.counters.max_gap.fetch_max(gap, Relaxed);
+                let lead = go.pull.done.0.saturating_sub(go.slowest.0);
+                e.controller.pulled(go.held, lead, now);
+                self.counters.max_step_lead.fetch_max(lead, Relaxed);
             }
             match go.pull.records {
                 // What it gets is what the log says that it got.
@@ -86,10 +86,10 @@ impl Leader {
         let Some(e) = self.epoch.as_mut().filter(|_| conf.job.durability.is_leader()) else { return };
         let mut found = Vec::new();
         for (p, todo) in e.pulls.waiting() {
-            if e.cuts.has_answered(p.worker) || e.pending.waits_for_room(p.worker) {
+            if e.deltas.has_answered(p.worker) || e.pending.waits_for_room(p.worker) {
                 continue;
             }
-            let working = e.cuts.working_mut();
+            let working = e.deltas.working_mut();
             let lost = self.shard.read(|m| {
                 let Some(replicated) = m.members.get(p.worker) else { return 0 };
                 let mut skip = |b| working.skip(conf, replicated, p.worker, b, p.done, now);
@@ -104,26 +104,26 @@ impl Leader {
     }
 
     /// `recorded`: the worker gets what the log says that it got.
-    pub(super) fn answer(&mut self, conf: &Configured, go: Go, recorded: bool) {
-        let Go { pull, buckets, whole, slowest, in_force, .. } = go;
+    pub(super) fn answer(&mut self, conf: &Configured, go: Ready, recorded: bool) {
+        let Ready { pull, buckets, whole, slowest, in_force, .. } = go;
         let Some(e) = &mut self.epoch else { return };
-        let section = pull.section && e.kept.is_for(&self.shard, conf, pull.worker, pull.done);
+        let checkpoint = pull.checkpoint && e.kept.is_for(&self.shard, conf, pull.worker, pull.done);
         let (stop, clock, finishers) = self.shard.read(|m| {
             let f = if pull.last { m.members.iter().map(|(w, _)| w).collect() } else { Vec::new() };
             (m.stop, m.members.get(pull.worker).map_or(pull.done, |m| m.clock()), f)
         });
         if let Some(stream) = e.streams.get(pull.conn) {
-            e.cuts.answers(stream.worker);
+            e.deltas.answers(stream.worker);
         }
         let (count, since) = (buckets.len(), self.now.moment);
         for (i, bucket) in (1..).zip(buckets) {
             let Some(e) = &self.epoch else { return };
-            let data = e.cuts.working().data(conf, bucket);
+            let data = e.deltas.working().data(conf, bucket);
             let got = data.kept.get(&pull.worker).and_then(|k| k.pulled.clone()).filter(|_| recorded);
             let version = got.as_ref().map_or(data.version, |(version, _)| *version);
             if !pull.last {
                 let weights = got.as_ref().map_or(&data.weights, |(_, weights)| weights);
-                self.counters.lateness.pulled(pull.worker, bucket, version, weights);
+                self.counters.staleness.pulled(pull.worker, bucket, version, weights);
             }
             // What the worker has already is not sent again.
             let not_modified = pull.have.get(bucket) == Some(&version);
@@ -149,7 +149,7 @@ impl Leader {
                 in_force,
                 clock: clock.max(pull.done),
                 finishers: if last { finishers.clone() } else { Vec::new() },
-                section: section && last,
+                checkpoint: checkpoint && last,
                 since,
             };
             self.send(pull.conn, Reply::Weights(Box::new(weights)));
@@ -164,9 +164,9 @@ impl Leader {
     }
 
     /// Hands the image for a checkpoint out.
-    pub(super) fn fetch_section(&mut self, group: &dyn Standing, step: Step) -> Fetched {
+    pub(super) fn fetch_part(&mut self, group: &dyn Standing, step: Step) -> Fetched {
         let shard = self.shard.id();
-        let none = RefusalKind::NoSection { shard, step };
+        let none = RefusalKind::NoPart { shard, step };
         match &mut self.epoch {
             None => Err(self.not_leader(group)),
             Some(e) => e.kept.fetch(step).ok_or(none),

@@ -21,7 +21,7 @@ struct Seen {
     began: Option<Instant>,
     pulls: u64,
     waited: Duration,
-    gap: u64,
+    lead: u64,
     /// Sum and count.
     delays: (u64, u64),
     /// Sum and count.
@@ -56,11 +56,11 @@ impl Controller {
         self.window.delays = (sum + version.0.saturating_sub(pulled.0 + 1), n + 1);
     }
 
-    /// A pull is answered whole. `held`: since when it waited for others; `gap`: steps that its worker is ahead.
-    pub fn pulled(&mut self, held: Option<Instant>, gap: u64, now: Instant) {
+    /// A pull is answered whole. `held`: since when it waited for others; `lead`: steps that its worker is ahead.
+    pub fn pulled(&mut self, held: Option<Instant>, lead: u64, now: Instant) {
         self.window.began.get_or_insert(now);
         self.window.pulls += 1;
-        self.window.gap = self.window.gap.max(gap);
+        self.window.lead = self.window.lead.max(lead);
         self.window.wait_ends(held, now);
     }
 
@@ -91,7 +91,7 @@ impl Controller {
             idle: if all > 0.0 { seen.waited.as_secs_f64() / all } else { 0.0 },
             delay: mean(seen.delays.0 as f64, seen.delays.1).unwrap_or(0.0),
             members,
-            gap: seen.gap,
+            lead: seen.lead,
             loss: mean(seen.losses.0, seen.losses.1),
         };
         let next = self.watch.decide(rule, &window, mode, loosest)?;

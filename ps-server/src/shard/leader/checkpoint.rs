@@ -1,20 +1,20 @@
-//! Sections: the image of the shard that a checkpoint is written from. It holds what is replicated, and nothing of the
+//! CheckpointParts: the image of the shard that a checkpoint is written from. It holds what is replicated, and nothing of the
 //! working copies.
 //!
-//! Leader-only: a section that vanishes with its leader is a checkpoint that is not made; the next one is. The image
+//! Leader-only: a part that vanishes with its leader is a checkpoint that is not made; the next one is. The image
 //! shares the buckets until they change (copy on write), so it costs the leader memory as training goes on, at
 //! most a copy of the shard; a bucket that was fetched is let go. There is one at a time: until it is fetched, no other is kept, unless the worker that was
 //! to fetch it has left, or has not come for a long time.
 //!
 //! A worker says in its pull that a checkpoint is due. In BSP the state is exactly that of step k from the apply
 //! that completes step k until the first pull of step k is answered, because nobody can push step k+1 before; so
-//! the section is taken right before that answer. In SSP and ASP no such moment exists: the section is taken when the
+//! the part is taken right before that answer. In SSP and ASP no such moment exists: the part is taken when the
 //! member that is to write it comes to step k, and says what it holds.
 //!
 //! With the leased sampler only the worker that is to write a checkpoint asks for its sections, between two epochs, while
 //! nobody trains (`shard/chunks.rs`): then they are of one moment in every mode.
 
-use super::messages::Section;
+use super::messages::CheckpointImage;
 use crate::shard::state::{Configured, Shard};
 use paraft_common::{Mode, Step, WorkerId};
 use std::{
@@ -22,27 +22,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A section that was not fetched for so long gives way to the next: longer than a worker writes the one before, as a
+/// A part that was not fetched for so long gives way to the next: longer than a worker writes the one before, as a
 /// rule. (It fetches what it was told to, or lets it go; this is for the message that was lost.)
 const FETCH_PATIENCE: Duration = Duration::from_secs(60);
 
-/// The section that is kept. Once it is being fetched, only the fetching holds it.
+/// The part that is kept. Once it is being fetched, only the fetching holds it.
 #[derive(Debug, Default)]
 pub struct Kept {
     step: Step,
     /// Nobody has asked for it yet.
-    section: Option<Waiting>,
-    fetching: Weak<Section>,
+    part: Option<Waiting>,
+    fetching: Weak<CheckpointImage>,
 }
 
 #[derive(Debug)]
 struct Waiting {
-    section: Arc<Section>,
+    part: Arc<CheckpointImage>,
     writer: Option<WorkerId>,
     since: Instant,
 }
 
-/// A section that is due, before some pulls are answered.
+/// A part that is due, before some pulls are answered.
 pub struct Due<'a> {
     /// Whose pulls, and of which steps.
     pub pulls: &'a [(WorkerId, Step)],
@@ -54,10 +54,10 @@ pub struct Due<'a> {
 
 impl Kept {
     fn has(&self, step: Step) -> bool {
-        self.step == step && (self.section.is_some() || self.fetching.strong_count() > 0)
+        self.step == step && (self.part.is_some() || self.fetching.strong_count() > 0)
     }
 
-    /// Takes the section that is due, if one is.
+    /// Takes the part that is due, if one is.
     pub fn keep(&mut self, shard: &Shard, conf: &Arc<Configured>, due: Due<'_>) {
         let leased = conf.job.chunks.is_some();
         let (lowest, mode) = shard.read(|m| (m.members.active().map(|(w, _)| w).next(), m.in_force.mode));
@@ -72,59 +72,59 @@ impl Kept {
                 shard = id,
                 step = step.0,
                 before,
-                "no section kept: the one before is not fetched yet"
+                "no part kept: the one before is not fetched yet"
             );
             return;
         }
         // While the small part is held: `apply` changes a bucket before it records whose step that was, so what is
-        // recorded is in the buckets, and at most one push more; an image cut is in as a whole or not at all.
+        // recorded is in the buckets, and at most one push more; a state delta is in as a whole or not at all.
         let taken = shard.view(|now, m| {
             // Of a snapshot that was installed meanwhile the small part is not that of these buckets.
             now.filter(|now| Arc::ptr_eq(now, conf))?;
             let level = m.members.active().all(|(_, m)| m.steps().iter().all(|s| *s == step));
-            Some((Section::of(step, conf, m), level))
+            Some((CheckpointImage::of(step, conf, m), level))
         });
-        let Some((section, level)) = taken else { return };
+        let Some((part, level)) = taken else { return };
         // The task that applies may be ahead of the leader: no update beyond the step may be on its way.
         if mode == Mode::Bsp && !(level && due.last_proposed.is_none_or(|last| last <= step)) {
-            tracing::warn!(shard = id, step = step.0, "no section kept: some member is not at this step");
+            tracing::warn!(shard = id, step = step.0, "no part kept: some member is not at this step");
             return;
         }
-        self.put(section, writer, due.now);
+        self.put(part, writer, due.now);
     }
 
-    /// Whether a section for `writer` may take the place of the one that is kept.
+    /// Whether a part for `writer` may take the place of the one that is kept.
     fn may_keep(&self, writer: Option<WorkerId>, now: Instant) -> bool {
         let waited_for = |w: &Waiting| {
             w.writer == writer
                 && w.writer.is_some()
                 && now.saturating_duration_since(w.since) < FETCH_PATIENCE
         };
-        self.fetching.strong_count() == 0 && !self.section.as_ref().is_some_and(waited_for)
+        self.fetching.strong_count() == 0 && !self.part.as_ref().is_some_and(waited_for)
     }
 
-    fn put(&mut self, section: Section, writer: Option<WorkerId>, since: Instant) {
-        let step = section.step;
-        let waiting = Waiting { section: Arc::new(section), writer, since };
-        *self = Self { step, section: Some(waiting), fetching: Weak::new() };
+    fn put(&mut self, part: CheckpointImage, writer: Option<WorkerId>, since: Instant) {
+        let step = part.step;
+        let waiting = Waiting { part: Arc::new(part), writer, since };
+        *self = Self { step, part: Some(waiting), fetching: Weak::new() };
     }
 
-    /// Whether this worker is to write the checkpoint of `step`: the lowest that trains, if there is a section.
+    /// Whether this worker is to write the checkpoint of `step`: the lowest that trains, if there is a part.
     pub fn is_for(&self, shard: &Shard, conf: &Configured, worker: WorkerId, step: Step) -> bool {
         // With the leased sampler nobody else asks.
         let lowest = || shard.read(|m| m.members.active().map(|(w, _)| w).next());
         self.has(step) && (conf.job.chunks.is_some() || lowest() == Some(worker))
     }
 
-    /// Hands the section out, once: it is the fetching that keeps it from then on.
-    pub fn fetch(&mut self, step: Step) -> Option<Arc<Section>> {
+    /// Hands the part out, once: it is the fetching that keeps it from then on.
+    pub fn fetch(&mut self, step: Step) -> Option<Arc<CheckpointImage>> {
         if self.step != step {
             return None;
         }
         let whole = || self.fetching.upgrade().filter(|s| s.is_whole());
-        let section = self.section.take().map(|w| w.section).or_else(whole)?;
-        self.fetching = Arc::downgrade(&section);
-        Some(section)
+        let part = self.part.take().map(|w| w.part).or_else(whole)?;
+        self.fetching = Arc::downgrade(&part);
+        Some(part)
     }
 }
 
@@ -162,7 +162,7 @@ mod tests {
             let shard = shard_of(&ServerJob::new("images", Mode::Bsp, 16, 8));
             let conf = shard.configured().expect("configured");
             let mut kept = Kept::default();
-            let (mut now, mut held) = (Instant::now(), Vec::<Arc<Section>>::new());
+            let (mut now, mut held) = (Instant::now(), Vec::<Arc<CheckpointImage>>::new());
             // Whose and of which step the one is that nobody has asked for, and since when.
             let mut waits: Option<(u64, Option<u32>, Instant)> = None;
             for op in ops {
@@ -174,7 +174,7 @@ mod tests {
                         let may = held.is_empty() && !waited_for;
                         prop_assert_eq!(kept.may_keep(writer.map(WorkerId), now), may);
                         if may {
-                            kept.put(shard.read(|m| Section::of(Step(step), &conf, m)), writer.map(WorkerId), now);
+                            kept.put(shard.read(|m| CheckpointImage::of(Step(step), &conf, m)), writer.map(WorkerId), now);
                             waits = Some((step, writer, now));
                         }
                     }

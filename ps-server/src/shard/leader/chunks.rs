@@ -48,7 +48,7 @@ impl Asks {
             let answer = answer(ask);
             let waits = matches!(answer, None | Some(Answer::Wait));
             if let Some(answer) = answer.filter(|_| !(waits && ask.told)) {
-                answers.push((*conn, Reply::Taken { request: ask.request, answer }));
+                answers.push((*conn, Reply::Acquired { request: ask.request, answer }));
                 ask.told = true;
             }
             waits
@@ -83,7 +83,7 @@ mod tests {
                         let answer = if for_good { Answer::Ended } else { Answer::Wait };
                         let knows = |ask: &Ask| (ask.worker == WorkerId(conn as u32)).then_some(answer);
                         for (conn, reply) in asks.look(knows) {
-                            let Reply::Taken { request, answer } = reply else { panic!("{reply:?}") };
+                            let Reply::Acquired { request, answer } = reply else { panic!("{reply:?}") };
                             prop_assert_eq!(open.get(&conn), Some(&request));
                             heard.entry((conn, request)).or_default().push(answer);
                         }

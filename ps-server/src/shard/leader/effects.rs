@@ -4,7 +4,7 @@
 //! is answered by an input later. An effect that cannot be carried out may be dropped where its stream is gone; the loss of an
 //! outcome is an outcome.
 
-use super::messages::{ConnId, Life, Message, Reply, Section};
+use super::messages::{CheckpointImage, ConnId, Liveness, Message, Reply};
 use crate::{
     compute::Panicked,
     raft::{Leadership, ProposeError, Replication},
@@ -84,7 +84,7 @@ impl<T> fmt::Debug for Asker<T> {
 /// What a switch comes to: the mode in force, or why it is not.
 pub type Switched = Result<InForce, RefusalKind>;
 /// A checkpoint's image of the shard, or why there is none.
-pub type Fetched = Result<Arc<Section>, RefusalKind>;
+pub type Fetched = Result<Arc<CheckpointImage>, RefusalKind>;
 
 /// What a leader hears.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ pub enum Input {
         /// The job as it is running, or, where none is, as it goes to the log.
         job: String,
         /// What its reader hears.
-        life: Arc<Life>,
+        liveness: Arc<Liveness>,
     },
     /// A later message.
     Message(ConnId, Message),

@@ -1,7 +1,7 @@
 //! Leadership epochs: how one begins, comes to serve workers, begins again and ends; and when its group may sleep.
 
 use super::{
-    Effect, Leader, Purpose, Reply, Said, Standing, Task, auto, checkpoint, chunks, cuts, leases, norms,
+    Effect, Leader, Purpose, Reply, Said, Standing, Task, auto, checkpoint, chunks, deltas, leases, norms,
     pending, pulls, rounds, streams, switching,
 };
 use crate::{
@@ -41,7 +41,7 @@ pub(super) struct Epoch {
     pub rounds: rounds::Rounds,
     pub norms: norms::Norms,
     pub pulls: pulls::Pulls,
-    pub cuts: cuts::Cuts,
+    pub deltas: deltas::Deltas,
     pub switching: switching::Switching,
     pub controller: auto::Controller,
     pub asks: chunks::Asks,
@@ -115,7 +115,7 @@ impl Leader {
             rounds: Default::default(),
             norms: Default::default(),
             pulls: Default::default(),
-            cuts: Default::default(),
+            deltas: Default::default(),
             switching: Default::default(),
             controller: Default::default(),
             asks: Default::default(),
@@ -130,13 +130,13 @@ impl Leader {
     pub(super) fn step_down(&mut self, group: &dyn Standing) {
         let Some(epoch) = self.epoch.take() else { return };
         self.counters.leases.lock().clear();
-        self.counters.lateness.rest();
+        self.counters.staleness.clear();
         self.counters.queued.store(0, Relaxed);
         self.counters.streams.store(0, Relaxed);
-        let window = epoch.cuts.working().unreplicated();
+        let window = epoch.deltas.working().unreplicated();
         if window > 0 {
             let shard = self.shard.id().0;
-            tracing::warn!(shard, pushes = window, "stepping down with pushes that no cut holds");
+            tracing::warn!(shard, pushes = window, "stepping down with pushes that no delta holds");
         }
         let refusal = self.not_leader(group);
         for conn in epoch.streams.all() {
@@ -196,8 +196,8 @@ impl Leader {
 
     pub(super) fn go_on(&mut self, group: &dyn Standing) {
         let now = self.now.at;
-        if self.leading().and_then(|e| e.cuts.stalled()).is_some_and(|at| at <= now) {
-            tracing::warn!(shard = self.shard.id().0, "no majority takes the image cut under way");
+        if self.leading().and_then(|e| e.deltas.stalled()).is_some_and(|at| at <= now) {
+            tracing::warn!(shard = self.shard.id().0, "no majority takes the state delta under way");
             return self.restart(group);
         }
         if self.epoch.as_ref().is_some_and(|e| e.broken) || self.is_deposed() {

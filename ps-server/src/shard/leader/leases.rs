@@ -7,7 +7,7 @@
 //! still itself finds one quarter gone, not a fleet of dead workers. So a member has between one lease and one and a
 //! quarter.
 
-use super::messages::{ConnId, Life};
+use super::messages::{ConnId, Liveness};
 use paraft_common::{WorkerId, config::ServerJob};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +24,7 @@ const QUARTERS: u32 = 4;
 /// A stream whose signs of life are watched.
 #[derive(Debug)]
 struct Watched {
-    life: Arc<Life>,
+    liveness: Arc<Liveness>,
     /// Quarters of a lease without one.
     silent: u32,
 }
@@ -63,8 +63,8 @@ impl Leases {
     }
 
     /// A stream is open.
-    pub fn opened(&mut self, conn: ConnId, life: Arc<Life>) {
-        self.streams.insert(conn, Watched { life, silent: 0 });
+    pub fn opened(&mut self, conn: ConnId, liveness: Arc<Liveness>) {
+        self.streams.insert(conn, Watched { liveness, silent: 0 });
     }
 
     /// A member is here.
@@ -106,7 +106,7 @@ impl Leases {
         let mut looked = Looked::default();
         for (worker, conn) in members {
             let Some(stream) = self.streams.get_mut(&conn) else { continue };
-            stream.silent = if stream.life.take() { 0 } else { stream.silent + 1 };
+            stream.silent = if stream.liveness.take() { 0 } else { stream.silent + 1 };
             if stream.silent >= QUARTERS {
                 looked.over.push((worker, conn));
             }
@@ -176,9 +176,9 @@ mod tests {
             let mut leases = Leases::default();
             let workers: Vec<WorkerId> = (0..3).map(WorkerId).collect();
             leases.begin(workers.clone(), Some(&job), begun);
-            let lives: Vec<Arc<Life>> = workers.iter().map(|_| Arc::default()).collect();
-            for (w, life) in workers.iter().zip(&lives) {
-                leases.opened(u64::from(w.0), life.clone());
+            let lives: Vec<Arc<Liveness>> = workers.iter().map(|_| Arc::default()).collect();
+            for (w, liveness) in workers.iter().zip(&lives) {
+                leases.opened(u64::from(w.0), liveness.clone());
                 leases.here(*w);
             }
             // Each beats for some steps, then is silent for some, again and again.

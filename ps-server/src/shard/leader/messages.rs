@@ -4,8 +4,8 @@ use crate::shard::{
     bucket::BucketData,
     chunks::Answer,
     command::{EvalSums, Evaluated, InitPart},
-    lateness::Lateness,
     queued::Room,
+    staleness::Staleness,
     state::{Configured, Meta},
 };
 use bytes::Bytes;
@@ -44,7 +44,7 @@ pub enum Event {
         /// The job as it is running, or, where none is, as it goes to the log: checked, and admitted by the servers.
         job: String,
         /// What its reader hears.
-        life: Arc<Life>,
+        liveness: Arc<Liveness>,
     },
     /// A later message.
     Message(ConnId, Message),
@@ -65,8 +65,8 @@ pub enum Event {
     Fetch {
         /// Of which step.
         step: Step,
-        /// Gets the section; only the receiver keeps it from then on.
-        tx: oneshot::Sender<Result<Arc<Section>, RefusalKind>>,
+        /// Gets the part; only the receiver keeps it from then on.
+        tx: oneshot::Sender<Result<Arc<CheckpointImage>, RefusalKind>>,
     },
 }
 
@@ -93,7 +93,7 @@ pub enum Message {
     Pull {
         done: Step,
         last: bool,
-        section: bool,
+        checkpoint: bool,
         have: Vec<Version>,
         /// The mean training loss of the step, where the worker has said it.
         loss: Option<f32>,
@@ -111,7 +111,7 @@ pub enum Message {
     Advance {
         step: Step,
     },
-    Take {
+    Acquire {
         request: u64,
         epoch: u64,
         done: Option<u64>,
@@ -121,7 +121,7 @@ pub enum Message {
         number: u64,
         mode: Mode,
     },
-    Rest,
+    Pause,
     Resume {
         level: bool,
     },
@@ -132,13 +132,13 @@ pub enum Message {
 
 /// Signs of life of a stream. They are noted where they are read, so that a busy leader takes nobody for dead.
 #[derive(Debug, Default)]
-pub struct Life {
+pub struct Liveness {
     heard: AtomicBool,
     /// The reader has a message that the leader's queue has no room for.
     waiting: AtomicBool,
 }
 
-impl Life {
+impl Liveness {
     /// A message has come.
     pub fn heard(&self) {
         self.heard.store(true, Relaxed);
@@ -175,14 +175,14 @@ pub enum Reply {
         clock: Step,
         initialised: bool,
         term: u64,
-        origin: u64,
+        founding: u64,
     },
     Ack {
         seq: Seq,
         version: Version,
     },
     /// The push came too late for its round, and was dropped.
-    PassedOver {
+    Dropped {
         seq: Seq,
     },
     Weights(Box<Weights>),
@@ -191,7 +191,7 @@ pub enum Reply {
         sum_of_squares: f64,
     },
     Evaluated(Evaluated),
-    Taken {
+    Acquired {
         request: u64,
         answer: Answer,
     },
@@ -218,14 +218,14 @@ pub struct Weights {
     /// The worker's own clock: beyond `done` where rounds were closed without it.
     pub clock: Step,
     pub finishers: Vec<WorkerId>,
-    pub section: bool,
+    pub checkpoint: bool,
     /// Since when it may go.
     pub since: Moment,
 }
 
 /// A consistent copy of what a checkpoint keeps of a shard.
 #[derive(Debug)]
-pub struct Section {
+pub struct CheckpointImage {
     /// The step it was asked for. In BSP the state is that of this step.
     pub step: Step,
     /// TOML of the job.
@@ -240,7 +240,7 @@ pub struct Section {
     pub stopping: Stopping,
 }
 
-impl Section {
+impl CheckpointImage {
     /// Of a shard that is at `step`; `state` is that of `conf`. Shares the buckets.
     pub(super) fn of(step: Step, conf: &Arc<Configured>, state: &Meta) -> Self {
         let buckets = conf.buckets.iter().map(|b| (b.id, Mutex::new(Some(b.image())))).collect();
@@ -282,17 +282,17 @@ pub struct Counters {
     pub bytes_pulled: AtomicU64,
     pub not_modified: AtomicU64,
     pub refused: AtomicU64,
-    pub max_gap: AtomicU64,
+    pub max_step_lead: AtomicU64,
     pub streams: AtomicU64,
     /// Payload of entries proposed to the log.
     pub bytes_logged: AtomicU64,
-    pub cuts: AtomicU64,
+    pub deltas: AtomicU64,
     /// Bytes of pushes that the leader holds, in open rounds and otherwise; looked at four times a lease.
     pub queued: AtomicU64,
     /// What is left of each member's lease, to a quarter of it; empty where this replica does not lead.
     pub leases: Mutex<BTreeMap<WorkerId, Duration>>,
     /// How late the pushes were that were applied while this replica led.
-    pub lateness: Arc<Lateness>,
+    pub staleness: Arc<Staleness>,
     /// The process's, for all its shards.
     pub stages: Arc<Stages>,
 }

@@ -4,7 +4,7 @@
 //!  follower ──elected──▶ catching up ──confirmed──▶ leading ──term over / a proposal lost──▶ follower
 //!
 //!            ┌────────────────────────────── Leader ─────────────────────────────┐
-//!  Input ───▶│ streams  leases  pushes  rounds  norms  pulls  cuts  switch  asks  │───▶ Effect
+//!  Input ───▶│ streams  leases  pushes  rounds  norms  pulls  deltas  switch  asks  │───▶ Effect
 //!            └───────────────────────────────────────────────────────────────────┘
 //! ```
 //!
@@ -20,7 +20,7 @@
 //!   Pure.
 //! - [`rounds`]: BSP's open rounds. [`norms`]: those that wait for the norm of the whole gradient.
 //! - [`pulls`]: who may go on.
-//! - [`cuts`], [`working`]: the copies that are ahead of the log at the level `leader`, and when they are cut.
+//! - [`deltas`], [`working`]: the copies that are ahead of the log at the level `leader`, and when they are written.
 //! - [`switching`]: the live switch of the mode. [`auto`]: the rule that decides on it.
 //! - [`chunks`]: asks of the leased sampler. [`checkpoint`]: the image that a checkpoint is written from.
 //! - `epoch`, `opening`, `pushing`, `answering`, `outcomes`: what the leader does with them, by what has happened.
@@ -30,7 +30,7 @@ mod answering;
 pub mod auto;
 pub mod checkpoint;
 pub mod chunks;
-pub mod cuts;
+pub mod deltas;
 pub mod effects;
 mod epoch;
 pub mod leases;
@@ -49,7 +49,7 @@ pub mod switching;
 pub mod working;
 
 pub use effects::{Effect, Input, Now, Standing};
-pub use messages::{ConnId, Counters, Event, Life, Message, Reply, Section, Weights};
+pub use messages::{CheckpointImage, ConnId, Counters, Event, Liveness, Message, Reply, Weights};
 pub use purpose::{Proposed, Purpose, Said};
 pub use run::{random_sessions, spawn};
 
@@ -83,12 +83,12 @@ pub struct Leader {
     shard: Arc<Shard>,
     counters: Arc<Counters>,
     /// Names the founding of the shard's state.
-    origin: u64,
+    founding: u64,
     draw_session: DrawSession,
     /// While this replica leads.
     epoch: Option<Epoch>,
-    /// Image cuts that this process has begun, in any of its leaderships.
-    cuts: u64,
+    /// State deltas that this process has begun, in any of its leaderships.
+    deltas: u64,
     /// The last number of a proposal or confirmation.
     asked: u64,
     /// Effects that an input will answer, of earlier leaderships too.
@@ -110,7 +110,7 @@ enum Task {
     /// Close one.
     Close(rounds::Key),
     /// Look which pulls go.
-    Pulls(pulls::Touched),
+    Pulls(pulls::Changed),
     /// Look which asks for chunks have an answer.
     Asks,
     /// After every input: whatever has become possible. It may have to begin again; the mode is switched.
@@ -119,8 +119,8 @@ enum Task {
     Room(bool),
     /// Propose what workers have said behind pushes.
     Said,
-    /// Cut, if it is time.
-    Cut,
+    /// Write a state delta, if it is time.
+    Delta,
     /// Propose the pulls that the log must hold.
     Record,
     /// Is there nothing left to do?
@@ -143,15 +143,15 @@ enum Computing {
 }
 
 impl Leader {
-    /// Of a replica that does not lead. `origin` names the founding of the shard's state.
-    pub fn new(shard: Arc<Shard>, counters: Arc<Counters>, origin: u64, draw_session: DrawSession) -> Self {
+    /// Of a replica that does not lead. `founding` names the founding of the shard's state.
+    pub fn new(shard: Arc<Shard>, counters: Arc<Counters>, founding: u64, draw_session: DrawSession) -> Self {
         Self {
             shard,
             counters,
-            origin,
+            founding,
             draw_session,
             epoch: None,
-            cuts: 0,
+            deltas: 0,
             asked: 0,
             under_way: 0,
             agenda: VecDeque::new(),
@@ -167,7 +167,8 @@ impl Leader {
         match input {
             Input::Computed(result) => self.computed(result),
             input => {
-                let tail = [Task::GoOn, Task::Room(false), Task::Said, Task::Cut, Task::Record, Task::Quiet];
+                let tail =
+                    [Task::GoOn, Task::Room(false), Task::Said, Task::Delta, Task::Record, Task::Quiet];
                 self.agenda.push_back(Task::Input(input));
                 self.agenda.extend(tail);
             }
@@ -193,7 +194,7 @@ impl Leader {
         let job = conf.as_ref().map(|c| &c.job);
         let own = [
             e.leases.deadline(e.streams.any_attached()),
-            job.and_then(|job| e.cuts.deadline(job)),
+            job.and_then(|job| e.deltas.deadline(job)),
             job.and_then(|job| e.rounds.due(&job.round)),
             e.quiet.map(|since| since + QUIET),
         ];
@@ -211,7 +212,7 @@ impl Leader {
             Task::GoOn => self.go_on(group),
             Task::Room(any) => self.take_if_room(any),
             Task::Said => self.propose_what_was_said(),
-            Task::Cut => self.cut_if_due(),
+            Task::Delta => self.begin_delta_if_due(),
             Task::Record => self.record_pulls(),
             Task::Quiet => self.look_for_quiet(),
         }
@@ -225,8 +226,8 @@ impl Leader {
     fn input(&mut self, group: &dyn Standing, input: Input) {
         match input {
             Input::Leadership(now) => self.leadership(group, &now),
-            Input::Open { conn, worker, session, job, life } => {
-                self.open(group, conn, (worker, session, life), job);
+            Input::Open { conn, worker, session, job, liveness } => {
+                self.open(group, conn, (worker, session, liveness), job);
             }
             Input::Message(conn, message) => self.message(group, conn, message),
             Input::Closed(conn) => self.closed(conn),
@@ -234,7 +235,7 @@ impl Leader {
                 self.switch_asked(group, number, choice, Some(asker));
             }
             Input::Fetch(step, asker) => {
-                let fetched = self.fetch_section(group, step);
+                let fetched = self.fetch_part(group, step);
                 self.out.push(Effect::Fetched(asker, fetched));
             }
             Input::Outcome(number, result) => {
@@ -270,7 +271,7 @@ impl Leader {
 
     /// Proposes a command that must find everything in the log that was pushed before it.
     fn propose_behind_cut(&mut self, purpose: Purpose, proposal: Proposal) {
-        let free = self.epoch.as_mut().and_then(|e| e.cuts.behind(purpose, proposal));
+        let free = self.epoch.as_mut().and_then(|e| e.deltas.behind(purpose, proposal));
         if let Some((purpose, proposal)) = free {
             self.propose(purpose, proposal);
         }
@@ -307,7 +308,7 @@ impl Leader {
                 self.push_computed(conn, bucket, &contribution, bytes, &replicated, data);
                 let of = (bucket, contribution.step, Some(contribution.worker));
                 self.note(Stage::Apply, began, of, bytes as u64);
-                self.next([Task::Pulls(pulls::Touched::Bucket(bucket, vec![contribution.worker]))]);
+                self.next([Task::Pulls(pulls::Changed::Bucket(bucket, vec![contribution.worker]))]);
             }
             (Some(Computing::Round(round)), Ok(Computed::Sum(sum))) => self.summed(round, sum),
             (_, Err(e)) => self.broken(&e),
@@ -351,7 +352,7 @@ impl Leader {
         self.counters.stages.note(Span { stage, begin, end, step, shard, bucket, worker, bytes });
     }
 
-    /// The outcome of an update or of a cut is here.
+    /// The outcome of an update or of a delta is here.
     fn note_replicated(&self, of: Proposed, bucket: Option<BucketId>, worker: Option<WorkerId>) {
         let (stage, shard, end) = (Stage::Replicate, self.shard.id(), self.now.moment);
         let Proposed { began: begin, step, bytes } = of;

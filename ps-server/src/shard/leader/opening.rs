@@ -1,10 +1,10 @@
 //! Streams of workers: opening and attaching them, what comes on them, losing them.
 
 use super::{
-    ConnId, Effect, Leader, Life, Message, Purpose, Reply, Standing, Task,
+    ConnId, Effect, Leader, Liveness, Message, Purpose, Reply, Standing, Task,
     effects::{Asker, Switched},
     epoch::Phase,
-    pulls::{Pull, Touched},
+    pulls::{Changed, Pull},
 };
 use crate::shard::{
     begin::JOB_FORM,
@@ -15,14 +15,14 @@ use paraft_proto::RefusalKind;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 /// Who opens a stream: the worker, the session that it wants to take up again, its signs of life.
-type Opens = (WorkerId, Option<SessionId>, Arc<Life>);
+type Opens = (WorkerId, Option<SessionId>, Arc<Liveness>);
 
 impl Leader {
     pub(super) fn open(&mut self, group: &dyn Standing, conn: ConnId, who: Opens, job: String) {
-        let (worker, session, life) = who;
+        let (worker, session, liveness) = who;
         if let Some(e) = &mut self.epoch {
             e.streams.open(conn, worker, session);
-            e.leases.opened(conn, life);
+            e.leases.opened(conn, liveness);
         }
         if self.woken_by(group, conn) {
             return;
@@ -117,7 +117,7 @@ impl Leader {
         let Some(e) = &mut self.epoch else { return };
         // With what this leader has applied and not yet replicated: it is what the next push must follow.
         let known = self.shard.view(|conf, m| {
-            let m = e.cuts.working().member(worker, m.members.in_session(worker, session)?);
+            let m = e.deltas.working().member(worker, m.members.in_session(worker, session)?);
             let initialised = conf.is_some_and(|c| c.is_initialised());
             Some((m.last_seq, m.clock(), initialised))
         });
@@ -132,9 +132,9 @@ impl Leader {
             self.out.push(Effect::Close(old));
         }
         e.leases.here(worker);
-        let (term, origin) = (e.term, self.origin);
+        let (term, founding) = (e.term, self.founding);
         let norms = self.shard.configured().map(|conf| e.norms.known(&conf)).unwrap_or_default();
-        self.send(conn, Reply::Opened { session, last_seq, clock, initialised, term, origin });
+        self.send(conn, Reply::Opened { session, last_seq, clock, initialised, term, founding });
         for (step, sum_of_squares) in norms {
             self.send(conn, Reply::RoundNorm { step, sum_of_squares });
         }
@@ -231,7 +231,7 @@ impl Leader {
                 self.propose(Purpose::Other, Proposal { command, payload });
             }
             Message::Push { .. } => self.push(conn, worker, session, message),
-            Message::Pull { done, last, section, have, loss, only } => {
+            Message::Pull { done, last, checkpoint, have, loss, only } => {
                 self.counters.pulls.fetch_add(1, Relaxed);
                 let conf = self.shard.configured();
                 let buckets = conf.as_ref().map_or(0, |c| c.buckets.len());
@@ -239,8 +239,8 @@ impl Leader {
                 e.controller.loss(loss);
                 let part = !only.is_empty();
                 let todo = if part { only.into_iter().collect() } else { (0..buckets).collect() };
-                e.pulls.ask(Pull { conn, worker, done, last, section, records, have, part }, todo);
-                self.next([Task::Pulls(Touched::Pull(conn))]);
+                e.pulls.ask(Pull { conn, worker, done, last, checkpoint, records, have, part }, todo);
+                self.next([Task::Pulls(Changed::Pull(conn))]);
             }
             Message::Norm { step, sum_of_squares } => self.norm(step, sum_of_squares),
             Message::Report { epoch, sums } => {
@@ -253,14 +253,14 @@ impl Leader {
             Message::SwitchMode { number, mode } => {
                 self.switch_asked(group, Some(number), mode.into(), None);
             }
-            Message::Take { request, epoch, done } => {
+            Message::Acquire { request, epoch, done } => {
                 e.asks.ask(conn, worker, request);
-                let take = Command::Take { worker, session, request, epoch, done };
+                let take = Command::Acquire { worker, session, request, epoch, done };
                 self.propose(Purpose::Other, take.into());
             }
-            Message::Rest => {
+            Message::Pause => {
                 // In the log too a worker trains, then rests.
-                self.propose_behind_own(worker, Purpose::Other, Command::Rest { worker, session });
+                self.propose_behind_own(worker, Purpose::Other, Command::Pause { worker, session });
             }
             Message::Resume { level } => {
                 // Behind what the others have pushed: where they are decides where it begins.

@@ -1,6 +1,6 @@
 //! What has become of a proposal or a confirmation, and what follows from it.
 
-use super::{Leader, Purpose, Reply, Standing, Task, epoch::Phase, pulls::Touched};
+use super::{Leader, Purpose, Reply, Standing, Task, epoch::Phase, pulls::Changed};
 use crate::{
     raft::ProposeError,
     shard::command::{Contribution, Outcome},
@@ -32,8 +32,8 @@ impl Leader {
             // This replica leads and has applied everything: what it knows of the session is so.
             (Purpose::Session(conn), Ok(_)) => self.open_confirmed(conn),
             // This leader's picture of the replicated state is wrong: all that it built on that picture must go.
-            (Purpose::CutPart | Purpose::Cut(_), Ok(Outcome::Refused(why))) => {
-                tracing::error!(shard, why, "an image cut was refused");
+            (Purpose::DeltaPart | Purpose::Delta(_), Ok(Outcome::Refused(why))) => {
+                tracing::error!(shard, why, "a state delta was refused");
                 self.restart(group);
             }
             (_, Err(e)) => {
@@ -47,30 +47,30 @@ impl Leader {
     fn applied(&mut self, purpose: Purpose, outcome: Outcome) {
         let touched = match &purpose {
             Purpose::Update { bucket, contributions, .. } => {
-                Touched::Bucket(*bucket, contributions.iter().map(|c| c.worker).collect())
+                Changed::Bucket(*bucket, contributions.iter().map(|c| c.worker).collect())
             }
-            _ => Touched::All,
+            _ => Changed::All,
         };
         let now = self.now.at;
         if let Some(e) = &mut self.epoch {
-            self.shard.read(|m| e.cuts.follow(&m.members));
+            self.shard.read(|m| e.deltas.follow(&m.members));
             match &touched {
-                Touched::Bucket(bucket, _) => e.rounds.touch(*bucket),
+                Changed::Bucket(bucket, _) => e.rounds.touch(*bucket),
                 _ => e.rounds.touch_all(),
             }
         }
         let mut next = Vec::new();
         match (purpose, outcome) {
-            (Purpose::CutPart, _) => {
+            (Purpose::DeltaPart, _) => {
                 if let Some(e) = &mut self.epoch {
-                    e.cuts.part_applied(now);
+                    e.deltas.part_applied(now);
                 }
                 return;
             }
-            (Purpose::Cut(of), _) => {
+            (Purpose::Delta(of), _) => {
                 self.note_replicated(of, None, None);
                 if let Some(e) = &mut self.epoch {
-                    e.cuts.applied();
+                    e.deltas.applied();
                 }
             }
             (Purpose::Configure { conn, job }, Outcome::Done) => self.open_configured(conn, &job),
@@ -137,7 +137,7 @@ impl Leader {
     fn left(&mut self, worker: WorkerId) {
         let back = self.shard.read(|m| m.members.get(worker).is_some());
         if !back {
-            self.counters.lateness.forget(worker);
+            self.counters.staleness.forget(worker);
         }
         let Some(e) = &mut self.epoch else { return };
         e.leases.left(worker, back);
@@ -157,13 +157,13 @@ impl Leader {
             let conn = e.streams.of_session(c.worker, c.session);
             let (late, is_in) = self.shard.read(|m| {
                 let member = m.members.in_session(c.worker, c.session);
-                let late = member.is_some_and(|m| m.is_passed_over(bucket, c.step));
+                let late = member.is_some_and(|m| m.is_dropped(bucket, c.step));
                 (late, applied || member.is_some_and(|m| m.step(bucket) >= Some(c.step)))
             });
             let Some(conn) = conn else { continue };
             if late && !applied {
                 // A round that was on its way before it has passed it over.
-                self.send(conn, Reply::PassedOver { seq: c.seq });
+                self.send(conn, Reply::Dropped { seq: c.seq });
             } else if is_in {
                 self.send(conn, Reply::Ack { seq: c.seq, version });
             } else {

@@ -17,8 +17,8 @@ fn least(clocks: impl Iterator<Item = Step>) -> Step {
 
 /// What may have let a pull go.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Touched {
-    /// Anything: membership, a cut, a new leadership.
+pub enum Changed {
+    /// Anything: membership, a delta, a new leadership.
     All,
     /// An update of one local bucket, with pushes of these workers.
     Bucket(usize, Vec<WorkerId>),
@@ -38,7 +38,7 @@ pub struct Pull {
     /// It asks for the final weights.
     pub last: bool,
     /// A checkpoint is due.
-    pub section: bool,
+    pub checkpoint: bool,
     /// The log is to hold what it gets.
     pub records: bool,
     /// For each local bucket, the version that the worker has; empty where it has none.
@@ -76,7 +76,7 @@ pub struct Pulls {
     /// The slowest of each bucket when all were looked at last.
     slowest: BTreeMap<usize, Step>,
     /// Those that may go, and that the log must hold first.
-    to_record: Vec<Go>,
+    to_record: Vec<Ready>,
 }
 
 /// What decides over pulls, beside the state.
@@ -97,7 +97,7 @@ pub struct View<'a> {
 #[derive(Debug, Default)]
 pub struct Looked {
     /// Those that go.
-    pub go: Vec<Go>,
+    pub go: Vec<Ready>,
     /// One that is its worker's last waits for what is pushed here to be replicated.
     pub last_waits: bool,
     /// How many wait for others from now on.
@@ -109,7 +109,7 @@ impl Pulls {
     pub fn ask(&mut self, pull: Pull, todo: BTreeSet<usize>) {
         let conn = pull.conn;
         self.closed(conn);
-        if pull.section {
+        if pull.checkpoint {
             self.sections.insert(conn);
         }
         self.by_conn.insert(conn, WaitingPull { pull: Arc::new(pull), todo, held: None });
@@ -137,19 +137,19 @@ impl Pulls {
     }
 
     /// One may go once the log holds it.
-    pub fn record(&mut self, go: Go) {
+    pub fn record(&mut self, go: Ready) {
         self.to_record.push(go);
     }
 
     /// Those of which that is so, once.
-    pub fn to_record(&mut self) -> Vec<Go> {
+    pub fn to_record(&mut self) -> Vec<Ready> {
         std::mem::take(&mut self.to_record)
     }
 
     /// The pulls that the consistency rule lets go, bucket by bucket (but at the level `leader`), as soon as the rule holds for
     /// the bucket: the weights of one travel while the others are still pushed. Of those that are ready the first go first; a
     /// forward pass needs them first.
-    pub fn look(&mut self, touched: Touched, m: &Meta, view: &View<'_>) -> Looked {
+    pub fn look(&mut self, touched: Changed, m: &Meta, view: &View<'_>) -> Looked {
         let mut looked = Looked::default();
         let (now, mode) = (view.now, m.in_force.mode);
         let slowest = match view.working {
@@ -157,14 +157,14 @@ impl Pulls {
             None => m.members.slowest(),
         };
         let touched = match touched {
-            Touched::Bucket(..) if view.working.is_some() => Touched::All,
+            Changed::Bucket(..) if view.working.is_some() => Changed::All,
             touched => touched,
         };
         for conn in self.candidates(&touched, |b| m.members.slowest_in(b), view.conn_of) {
             let Some(p) = self.by_conn.get_mut(&conn) else { continue };
             let pull = p.pull.clone();
             let member = m.members.get(pull.worker);
-            if view.working.is_none() && !pull.last && !pull.section {
+            if view.working.is_none() && !pull.last && !pull.checkpoint {
                 let Some(member) = member.filter(|_| m.started) else { continue };
                 let mut held = (view.waits_in_round)(pull.worker, pull.done);
                 let mut ready = |bucket: usize| {
@@ -175,10 +175,10 @@ impl Pulls {
                     may
                 };
                 let buckets: Vec<usize> = match &touched {
-                    Touched::Bucket(b, _) => {
+                    Changed::Bucket(b, _) => {
                         p.todo.get(b).copied().filter(|b| ready(*b)).into_iter().collect()
                     }
-                    Touched::All | Touched::Pull(_) => p.todo.iter().copied().filter(|b| ready(*b)).collect(),
+                    Changed::All | Changed::Pull(_) => p.todo.iter().copied().filter(|b| ready(*b)).collect(),
                 };
                 buckets.iter().for_each(|b| _ = p.todo.remove(b));
                 p.count_if(held, now, &mut looked.waited);
@@ -189,7 +189,7 @@ impl Pulls {
                 if !buckets.is_empty() {
                     let of_part = || least(buckets.iter().map(|b| m.members.slowest_in(*b)));
                     let slowest = if pull.part { of_part() } else { slowest };
-                    looked.go.push(Go { pull, held, buckets, whole, slowest, in_force: m.in_force });
+                    looked.go.push(Ready { pull, held, buckets, whole, slowest, in_force: m.in_force });
                 }
                 continue;
             }
@@ -214,7 +214,7 @@ impl Pulls {
             if may {
                 let (buckets, held) = (std::mem::take(&mut p.todo).into_iter().collect(), p.held);
                 self.closed(conn);
-                looked.go.push(Go { pull, held, buckets, whole: true, slowest, in_force: m.in_force });
+                looked.go.push(Ready { pull, held, buckets, whole: true, slowest, in_force: m.in_force });
             }
         }
         looked
@@ -224,17 +224,17 @@ impl Pulls {
     /// writes; the others only where it was the slowest's.
     fn candidates(
         &mut self,
-        touched: &Touched,
+        touched: &Changed,
         slowest_in: impl Fn(usize) -> Step,
         conn_of: impl Fn(WorkerId) -> Option<ConnId>,
     ) -> Vec<ConnId> {
         match touched {
-            Touched::Pull(conn) => vec![*conn],
-            Touched::All => {
+            Changed::Pull(conn) => vec![*conn],
+            Changed::All => {
                 self.slowest.clear();
                 self.by_conn.keys().copied().collect()
             }
-            Touched::Bucket(bucket, workers) => {
+            Changed::Bucket(bucket, workers) => {
                 let slowest = slowest_in(*bucket);
                 if self.slowest.insert(*bucket, slowest) != Some(slowest) {
                     return self.by_conn.keys().copied().collect();
@@ -248,7 +248,7 @@ impl Pulls {
 
 /// A pull, or a part of one, that goes out now.
 #[derive(Clone, Debug)]
-pub struct Go {
+pub struct Ready {
     /// What was asked for.
     pub pull: Arc<Pull>,
     /// Since when it waited for others.
@@ -278,7 +278,7 @@ mod tests {
         Applied(u32, usize),
         /// It asks: so many steps behind what it has pushed, for a checkpoint or not, some buckets or all.
         Ask(u32, u64, bool, Vec<usize>),
-        Rest(u32),
+        Pause(u32),
         Resume(u32),
         Closed(u32),
     }
@@ -288,7 +288,7 @@ mod tests {
         prop_oneof![
             10 => (0..WORKERS, 0..BUCKETS).prop_map(|(w, b)| Op::Applied(w, b)),
             5 => (0..WORKERS, 0u64..2, prop::bool::weighted(0.2), only).prop_map(|(w, s, c, o)| Op::Ask(w, s, c, o)),
-            1 => (0..WORKERS).prop_map(Op::Rest),
+            1 => (0..WORKERS).prop_map(Op::Pause),
             1 => (0..WORKERS).prop_map(Op::Resume),
             1 => (0..WORKERS).prop_map(Op::Closed),
         ]
@@ -318,9 +318,9 @@ mod tests {
                         let worker = WorkerId(w);
                         let Some(step) = m.members.get(worker).filter(|m| m.is_active()).and_then(|m| m.step(bucket)) else { continue };
                         m.members.pushed(worker, SessionId(1), Seq(1), bucket, step.next());
-                        Touched::Bucket(bucket, vec![worker])
+                        Changed::Bucket(bucket, vec![worker])
                     }
-                    Op::Ask(w, ahead, section, only) => {
+                    Op::Ask(w, ahead, checkpoint, only) => {
                         let (worker, conn) = (WorkerId(w), u64::from(w));
                         let clock = m.members.get(worker).map_or(Step(0), |m| m.clock());
                         let part = !only.is_empty();
@@ -328,17 +328,17 @@ mod tests {
                         owed.insert(conn, todo.clone());
                         for pulls in [&mut some, &mut all] {
                             let done = Step(clock.0 + ahead);
-                            let pull = Pull { conn, worker, done, last: false, section, records: false, have: Vec::new(), part };
+                            let pull = Pull { conn, worker, done, last: false, checkpoint, records: false, have: Vec::new(), part };
                             pulls.ask(pull, todo.clone());
                         }
-                        Touched::Pull(conn)
+                        Changed::Pull(conn)
                     }
-                    Op::Rest(w) => { m.members.rest(WorkerId(w), SessionId(1)); Touched::All }
-                    Op::Resume(w) => { m.members.resume(WorkerId(w), SessionId(1), false); Touched::All }
+                    Op::Pause(w) => { m.members.pause(WorkerId(w), SessionId(1)); Changed::All }
+                    Op::Resume(w) => { m.members.resume(WorkerId(w), SessionId(1), false); Changed::All }
                     Op::Closed(w) => {
                         [&mut some, &mut all].into_iter().for_each(|p| p.closed(u64::from(w)));
                         owed.remove(&u64::from(w));
-                        Touched::All
+                        Changed::All
                     }
                 };
                 let view = View { working: None, level: true, conn_of: &conn_of, waits_in_round: &|_, _| false, now };
@@ -346,7 +346,7 @@ mod tests {
                     looked.go.iter().map(|g| (g.pull.conn, g.buckets.clone(), g.whole, g.slowest)).collect::<Vec<_>>()
                 };
                 let few = some.look(touched, &m, &view);
-                let many = all.look(Touched::All, &m, &view);
+                let many = all.look(Changed::All, &m, &view);
                 prop_assert_eq!(said(&few), said(&many));
                 prop_assert_eq!(some.waiting().count(), all.waiting().count());
                 for go in few.go {

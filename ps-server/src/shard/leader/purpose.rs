@@ -1,6 +1,6 @@
 //! What a leader has asked of its group, and for what: it hears the outcome by a number.
 
-use super::{messages::ConnId, pulls::Go};
+use super::{messages::ConnId, pulls::Ready};
 use crate::shard::command::{Command, Contribution};
 use paraft_common::{Step, WorkerId};
 use paraft_trace::Moment;
@@ -40,15 +40,15 @@ pub enum Purpose {
         asks: Option<ConnId>,
     },
     /// A pull that the log must hold.
-    Pull(Go),
+    Pull(Ready),
     /// The mode is switched.
     SwitchMode,
     /// A worker goes on.
     Resume(ConnId),
-    /// A part of an image cut.
-    CutPart,
+    /// A part of a state delta.
+    DeltaPart,
     /// Its marker.
-    Cut(Proposed),
+    Delta(Proposed),
     /// Nothing that anybody waits for.
     Other,
 }
@@ -59,7 +59,7 @@ pub type Said = (Purpose, Command);
 /// What the span of a proposal says of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Proposed {
-    /// When it was proposed, or its cut was begun.
+    /// When it was proposed, or its delta was begun.
     pub began: Moment,
     /// The latest that it has.
     pub step: Step,

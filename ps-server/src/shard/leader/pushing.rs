@@ -1,18 +1,18 @@
-//! Pushes: admission, BSP's rounds, the global norm over all shards, and the cuts at the level `leader`.
+//! Pushes: admission, BSP's rounds, the global norm over all shards, and the deltas at the level `leader`.
 
 use super::{
     Computed, Computing, ConnId, Leader, MAX_AHEAD, Message, Proposed, Purpose, Reply, Task,
     admission::{Admission, admit},
-    cuts::Next,
+    deltas::Next,
     pending::Push,
-    pulls::Touched,
+    pulls::Changed,
     rounds::Key,
     working::add,
 };
 use crate::shard::{
     bucket::BucketData,
     command::{Command, Contribution, Proposal},
-    cut::CutId,
+    delta::DeltaId,
     members::Member,
     round::{self, Part, Sum},
     state::Configured,
@@ -37,12 +37,12 @@ impl Leader {
         let now = self.now.at;
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         let contribution = Contribution { worker, session, seq, step, pulled, samples };
-        let precedes_weights = !e.cuts.has_answered(worker);
+        let precedes_weights = !e.deltas.has_answered(worker);
         let push = Push { conn, contribution, bucket, sum_of_squares, payload, arrived, precedes_weights };
         let averages = self.shard.read(|m| m.in_force.of_push(step)).averages();
         // A round has room, but a worker's pushes keep their order.
         let has_room = averages && !e.pending.waits_for_room(worker)
-            || !e.pending.any_waits_for_room() && e.cuts.has_room(&conf.job, now);
+            || !e.pending.any_waits_for_room() && e.deltas.has_room(&conf.job, now);
         if has_room {
             return self.next([Task::Take(push)]);
         }
@@ -59,10 +59,10 @@ impl Leader {
     pub(super) fn take_if_room(&mut self, any: bool) {
         let (conf, now) = (self.shard.configured(), self.now.at);
         let (Some(conf), Some(e)) = (conf, self.leading()) else { return };
-        let push = if e.cuts.has_room(&conf.job, now) { e.pending.next_for_room() } else { None };
+        let push = if e.deltas.has_room(&conf.job, now) { e.pending.next_for_room() } else { None };
         match push {
             Some(push) => self.next([Task::Take(push), Task::Room(true)]),
-            None if any => self.next([Task::Pulls(Touched::All)]),
+            None if any => self.next([Task::Pulls(Changed::All)]),
             None => {}
         }
     }
@@ -78,7 +78,7 @@ impl Leader {
         let target = &conf.buckets[bucket];
         let in_flight = Some(c.step).filter(|step| e.pending.is_taken(c.worker, bucket, *step));
         let leader_acks = conf.job.durability.is_leader();
-        let working = leader_acks.then(|| e.cuts.working().data(&conf, bucket));
+        let working = leader_acks.then(|| e.deltas.working().data(&conf, bucket));
         let current = working.as_ref().map_or_else(|| target.version(), |w| w.version);
         let averages = self.shard.read(|m| m.in_force.of_push(c.step)).averages();
         if leader_acks && push.precedes_weights {
@@ -89,7 +89,7 @@ impl Leader {
         let mut lost = 0;
         let decision = self.shard.read(|m| {
             let replicated = m.members.in_session(c.worker, c.session)?;
-            let working = e.cuts.working_mut();
+            let working = e.deltas.working_mut();
             if leader_acks && push.precedes_weights && (1..=MAX_STEP).contains(&c.step.0) {
                 // Steps that an earlier leader acknowledged and took down with it. The worker does not have them any
                 // more; they are counted, and it goes on.
@@ -117,7 +117,7 @@ impl Leader {
                 self.refuse(conn, RefusalKind::UnknownSession { worker: c.worker, session: c.session });
             }
             Some(Admission::Applied) => self.send(conn, Reply::Ack { seq: c.seq, version: current }),
-            Some(Admission::PassedOver) => self.send(conn, Reply::PassedOver { seq: c.seq }),
+            Some(Admission::Dropped) => self.send(conn, Reply::Dropped { seq: c.seq }),
             Some(Admission::InFlight) => {}
             Some(Admission::WrongStep { expected }) => {
                 let kind = RefusalKind::WrongStep { bucket: target.id, expected, got: c.step };
@@ -171,8 +171,8 @@ impl Leader {
 
     /// Whether the round of this step, or of a later one, was closed without some of its pushes and is on its way.
     fn is_closed(&self, conf: &Configured, bucket: usize, step: Step) -> bool {
-        let passes_over = conf.job.round.passes_over();
-        passes_over && self.epoch.as_ref().is_some_and(|e| e.rounds.is_closed(bucket, step))
+        let drops_late = conf.job.round.drops_late();
+        drops_late && self.epoch.as_ref().is_some_and(|e| e.rounds.is_closed(bucket, step))
     }
 
     pub(super) fn report_lost(&self, worker: WorkerId, lost: u64) {
@@ -215,22 +215,22 @@ impl Leader {
         if e.rounds.is_empty() {
             return;
         }
-        let passes_over = conf.job.round.passes_over();
-        if passes_over {
-            let late = self.shard.read(|m| e.rounds.take_passed_over(&m.members));
+        let drops_late = conf.job.round.drops_late();
+        if drops_late {
+            let late = self.shard.read(|m| e.rounds.take_dropped(&m.members));
             let late: Vec<_> = late
                 .into_iter()
                 .filter_map(|((step, bucket), w)| e.pending.leave_round(w, bucket, step))
                 .map(|(part, _)| part.contribution)
                 .filter_map(|c| Some((e.streams.of_session(c.worker, c.session)?, c.seq)))
                 .collect();
-            late.into_iter().for_each(|(conn, seq)| self.send(conn, Reply::PassedOver { seq }));
+            late.into_iter().for_each(|(conn, seq)| self.send(conn, Reply::Dropped { seq }));
         }
         // The mode has been switched: each is an update of its own now, unless a later round is on its way that passes it over.
         let in_force = self.shard.read(|m| m.in_force);
         let Some(e) = &mut self.epoch else { return };
         let over = |(step, bucket): &Key| {
-            !(in_force.of_push(*step).averages() || passes_over && e.rounds.is_closed(*bucket, *step))
+            !(in_force.of_push(*step).averages() || drops_late && e.rounds.is_closed(*bucket, *step))
         };
         let over: Vec<_> = e.rounds.touched().into_iter().filter(over).collect();
         for (step, bucket) in over {
@@ -258,12 +258,12 @@ impl Leader {
         if e.broken {
             return;
         }
-        let passes_over = conf.job.round.passes_over();
-        // A later round that is on its way passes over those who are in this one.
-        if passes_over && e.rounds.is_closed(bucket, step) {
+        let drops_late = conf.job.round.drops_late();
+        // A later round that is on its way drops the pushes of those who are in this one.
+        if drops_late && e.rounds.is_closed(bucket, step) {
             return e.rounds.waits_again(round);
         }
-        let parts = e.pending.close(step, bucket, e.rounds.close(round, passes_over));
+        let parts = e.pending.close(step, bucket, e.rounds.close(round, drops_late));
         if parts.is_empty() {
             return;
         }
@@ -277,8 +277,8 @@ impl Leader {
     pub(super) fn summed(&mut self, (step, bucket): Key, sum: Sum) {
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         if conf.job.clip.norm.is_none() || conf.buckets[bucket].spec.kind != TensorKind::Param {
-            let passes_over = conf.job.round.passes_over();
-            return self.update(&conf, bucket, sum.contributions, sum.factor, passes_over, sum.payload);
+            let drops_late = conf.job.round.drops_late();
+            return self.update(&conf, bucket, sum.contributions, sum.factor, drops_late, sum.payload);
         }
         // All trained buckets of a step are summed: the shard's part of the global norm is known. With one shard that is the
         // norm; with several, the workers add the parts up and send the sum to every shard, so that no server has to know
@@ -297,10 +297,10 @@ impl Leader {
     pub(super) fn norm(&mut self, step: Step, sum_of_squares: f64) {
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         let Some(max) = conf.job.clip.norm else { return };
-        let passes_over = conf.job.round.passes_over();
+        let drops_late = conf.job.round.drops_late();
         for (bucket, sum) in e.norms.take(step) {
             let factor = norm_factor(max, sum_of_squares) * sum.factor;
-            self.update(&conf, bucket, sum.contributions, factor, passes_over, sum.payload);
+            self.update(&conf, bucket, sum.contributions, factor, drops_late, sum.payload);
         }
     }
 
@@ -318,17 +318,17 @@ impl Leader {
             Some((replicated.clone(), m.members.active_count()))
         });
         let Some((replicated, active)) = found else { return };
-        let working = e.cuts.working_mut();
-        let lateness = self.counters.lateness.clone();
+        let working = e.deltas.working_mut();
+        let staleness = self.counters.staleness.clone();
         let data = working.data(conf, bucket);
-        let seen = lateness.before(bucket, Some(c), data.version, &data.weights);
+        let seen = staleness.before(bucket, Some(c), data.version, &data.weights);
         drop(data); // or the update would copy the bucket
         let (mut data, own) = (working.lend(conf, bucket), conf.clone());
         let touched = (conf.buckets[bucket].spec.len * F32_BYTES).max(bytes) as u64;
         let work = move || {
             add(&mut data, &own, bucket, active, &c, Gradient { payload: &payload, encoding, scale });
             if let Some(seen) = seen {
-                lateness.after(seen, &data.weights);
+                staleness.after(seen, &data.weights);
             }
             Computed::Copy(data)
         };
@@ -349,31 +349,31 @@ impl Leader {
     ) {
         let now = self.now.at;
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
-        let version = e.cuts.working_mut().pushed(&conf, replicated, bucket, c, bytes, data, now);
+        let version = e.deltas.working_mut().pushed(&conf, replicated, bucket, c, bytes, data, now);
         e.controller.pushed(version, c.pulled);
         self.send(conn, Reply::Ack { seq: c.seq, version });
     }
 
-    pub(super) fn cut_if_due(&mut self) {
-        let (now, number) = (self.now, self.cuts + 1);
+    pub(super) fn begin_delta_if_due(&mut self) {
+        let (now, number) = (self.now, self.deltas + 1);
         let conf = self.shard.configured();
         let last = self.shard.read(|m| m.last_cut);
         let (Some(conf), Some(e)) = (conf, self.leading()) else { return };
-        let cut = CutId { term: e.term, number };
-        if e.cuts.begin_if_due(&conf, cut, last, now.at, now.moment) {
-            self.cuts = number;
-            self.counters.cuts.fetch_add(1, Relaxed);
+        let delta = DeltaId { term: e.term, number };
+        if e.deltas.begin_if_due(&conf, delta, last, now.at, now.moment) {
+            self.deltas = number;
+            self.counters.deltas.fetch_add(1, Relaxed);
         }
-        while let Some(next) = self.leading().and_then(|e| e.cuts.propose(&conf)) {
+        while let Some(next) = self.leading().and_then(|e| e.deltas.propose(&conf)) {
             match next {
-                Next::Part(part) => self.propose(Purpose::CutPart, part),
+                Next::Part(part) => self.propose(Purpose::DeltaPart, part),
                 Next::Marker(marker, began, behind) => {
                     let bytes = match &marker.command {
-                        Command::Cut { record, .. } => record.bytes,
+                        Command::Delta { record, .. } => record.bytes,
                         _ => 0,
                     };
                     let step = marker.command.latest_step().unwrap_or_default();
-                    self.propose(Purpose::Cut(Proposed { began, step, bytes }), marker);
+                    self.propose(Purpose::Delta(Proposed { began, step, bytes }), marker);
                     behind.into_iter().for_each(|(purpose, proposal)| self.propose(purpose, proposal));
                 }
             }

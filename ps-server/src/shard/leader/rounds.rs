@@ -23,7 +23,7 @@ pub struct Rounds {
     ready: BTreeMap<Key, Instant>,
     /// `ready`, the oldest first.
     oldest: BTreeSet<(Instant, Key)>,
-    /// Those that may close now, or be passed over.
+    /// Those that may close now, or whose missing pushes may be dropped.
     touched: BTreeSet<Key>,
     /// Those that are closed without some of their pushes, and not applied yet, by local bucket.
     closed: BTreeSet<(usize, Step)>,
@@ -55,10 +55,9 @@ impl Rounds {
     }
 
     /// Takes out the members that a later round was applied without, of the rounds that were touched.
-    pub fn take_passed_over(&mut self, members: &Members) -> Vec<(Key, WorkerId)> {
-        let late = |(step, bucket): &Key, w: WorkerId| {
-            members.get(w).is_some_and(|m| m.is_passed_over(*bucket, *step))
-        };
+    pub fn take_dropped(&mut self, members: &Members) -> Vec<(Key, WorkerId)> {
+        let late =
+            |(step, bucket): &Key, w: WorkerId| members.get(w).is_some_and(|m| m.is_dropped(*bucket, *step));
         let round = |key: &Key| Some((*key, self.open.get(key)?));
         let found: Vec<_> = self
             .touched
@@ -149,9 +148,9 @@ impl Rounds {
     }
 
     /// Closes a round: who is in it. Where rounds pass members over, it is known as closed until it is applied.
-    pub fn close(&mut self, key: Key, passes_over: bool) -> BTreeSet<WorkerId> {
+    pub fn close(&mut self, key: Key, drops_late: bool) -> BTreeSet<WorkerId> {
         let workers = self.take(key);
-        if passes_over && !workers.is_empty() {
+        if drops_late && !workers.is_empty() {
             self.closed.insert((key.1, key.0));
         }
         workers
@@ -181,7 +180,7 @@ mod tests {
     enum Op {
         Push(u32, usize),
         Apply(usize),
-        Rest(u32),
+        Pause(u32),
         Resume(u32),
         Leave(u32),
         Join(u32),
@@ -192,7 +191,7 @@ mod tests {
         prop_oneof![
             12 => (0u32..4, 0usize..3).prop_map(|(w, b)| Op::Push(w, b)),
             4 => (0usize..3).prop_map(Op::Apply),
-            1 => (0u32..4).prop_map(Op::Rest),
+            1 => (0u32..4).prop_map(Op::Pause),
             1 => (0u32..4).prop_map(Op::Resume),
             1 => (0u32..4).prop_map(Op::Leave),
             1 => (0u32..4).prop_map(Op::Join),
@@ -235,11 +234,11 @@ mod tests {
                         let Some(at) = closed.iter().position(|((_, b), _)| *b == bucket) else { continue };
                         let ((step, _), workers) = closed.remove(at);
                         workers.into_iter().for_each(|w| members.pushed(w, SessionId(1), Seq(1), bucket, step));
-                        members.pass_over(bucket, step);
+                        members.drop_late(bucket, step);
                         some.touch(bucket);
                         [&mut some, &mut all].into_iter().for_each(|r| r.applied(bucket, step));
                     }
-                    Op::Rest(w) => members.rest(WorkerId(w), SessionId(1)),
+                    Op::Pause(w) => members.pause(WorkerId(w), SessionId(1)),
                     Op::Resume(w) => _ = members.resume(WorkerId(w), SessionId(1), false),
                     Op::Leave(w) if leaving.insert(WorkerId(w)) => {}
                     Op::Leave(w) => {
@@ -253,11 +252,11 @@ mod tests {
                     Op::Join(_) => {}
                     Op::Wait => now += Duration::from_millis(15),
                 }
-                if matches!(op, Op::Rest(_) | Op::Resume(_) | Op::Leave(_) | Op::Join(_)) {
+                if matches!(op, Op::Pause(_) | Op::Resume(_) | Op::Leave(_) | Op::Join(_)) {
                     some.touch_all();
                 }
                 all.touch_all();
-                prop_assert_eq!(some.take_passed_over(&members), all.take_passed_over(&members));
+                prop_assert_eq!(some.take_dropped(&members), all.take_dropped(&members));
                 let keys = some.complete(&members, &leaving, &rule, now);
                 prop_assert_eq!(&keys, &all.complete(&members, &leaving, &rule, now));
                 prop_assert_eq!(some.due(&rule), all.due(&rule));

@@ -29,12 +29,12 @@ pub fn spawn(
     shard: Arc<Shard>,
     group: Arc<dyn Replication>,
     counters: Arc<Counters>,
-    origin: u64,
+    founding: u64,
     draw_session: DrawSession,
 ) -> mpsc::Sender<Event> {
     let (tx, events) = mpsc::channel(EVENT_QUEUE);
     let leadership = group.leadership();
-    let leader = Leader::new(shard, counters, origin, draw_session);
+    let leader = Leader::new(shard, counters, founding, draw_session);
     let task = Task { leader, group, lines: Lines::default(), done: FuturesUnordered::new() };
     tokio::spawn(task.run(events, leadership));
     tx
@@ -49,9 +49,9 @@ impl Lines {
     /// of the shard bounds it.
     pub fn input(&mut self, event: Event) -> Input {
         match event {
-            Event::Open { conn, tx, worker, session, job, life } => {
+            Event::Open { conn, tx, worker, session, job, liveness } => {
                 self.0.insert(conn, tx);
-                Input::Open { conn, worker, session, job, life }
+                Input::Open { conn, worker, session, job, liveness }
             }
             Event::Message(conn, message) | Event::Bulk(conn, message, _) => Input::Message(conn, message),
             Event::Closed(conn) => {

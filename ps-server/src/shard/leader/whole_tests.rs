@@ -66,8 +66,8 @@ impl World {
         };
         let (leader, role) = (Some(ServerId(0)), Role::Leader);
         world.hears(Input::Leadership(Leadership { term: 1, leader, leads: true, role }));
-        let (worker, job, life) = (WorkerId(0), world.job.clone(), Arc::default());
-        world.hears(Input::Open { conn: 1, worker, session: None, job, life });
+        let (worker, job, liveness) = (WorkerId(0), world.job.clone(), Arc::default());
+        world.hears(Input::Open { conn: 1, worker, session: None, job, liveness });
         world.commit();
         assert!(matches!(world.sent(), [(1, Reply::Opened { .. })]));
         world
@@ -118,7 +118,7 @@ impl World {
 
     fn pull(&mut self, done: u64) {
         let (done, have, only) = (Step(done), Vec::new(), Vec::new());
-        let pull = Message::Pull { done, last: false, section: false, have, loss: None, only };
+        let pull = Message::Pull { done, last: false, checkpoint: false, have, loss: None, only };
         self.hears(Input::Message(1, pull));
     }
 
@@ -207,9 +207,9 @@ fn a_leader_begins_again_behind_a_fence_and_gives_up_where_nobody_answers() {
         world.now = world.leader.deadline().expect("it comes back");
         world.hears(Input::Time);
         assert!(matches!(world.log.pop_front(), Some((_, p)) if p.command == Command::Fence));
-        let (worker, session, job, life) =
+        let (worker, session, job, liveness) =
             (WorkerId(0), Some(SessionId(1)), world.job.clone(), Arc::default());
-        world.hears(Input::Open { conn: 2, worker, session, job, life });
+        world.hears(Input::Open { conn: 2, worker, session, job, liveness });
         assert!(matches!(world.sent().last(), Some((2, Reply::Refused(_)))), "it does not serve");
         let until = world.leader.deadline().expect("it does not wait for ever");
         assert!(until - world.now <= Duration::from_secs(5));
@@ -219,7 +219,8 @@ fn a_leader_begins_again_behind_a_fence_and_gives_up_where_nobody_answers() {
     world.now = world.leader.deadline().expect("it comes back");
     world.hears(Input::Time);
     world.commit();
-    let (worker, session, job, life) = (WorkerId(0), Some(SessionId(1)), world.job.clone(), Arc::default());
-    world.hears(Input::Open { conn: 3, worker, session, job, life });
+    let (worker, session, job, liveness) =
+        (WorkerId(0), Some(SessionId(1)), world.job.clone(), Arc::default());
+    world.hears(Input::Open { conn: 3, worker, session, job, liveness });
     assert!(matches!(world.sent().last(), Some((3, Reply::Opened { .. }))));
 }

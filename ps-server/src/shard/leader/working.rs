@@ -2,16 +2,16 @@
 //! Leader-only: may vanish at any moment. What of it has been acknowledged is bounded by the window.
 //!
 //! ```text
-//!  push ─▶ open window ──cut──▶ window under way ──marker committed──▶ replicated
+//!  push ─▶ open window ──delta──▶ window under way ──marker committed──▶ replicated
 //! ```
 //!
-//! One cut is under way at a time: pushes that come meanwhile share the next one. The leader is the only one
-//! that calls, so the copies that `cut` takes between two pushes are consistent with each other and with the record.
+//! One delta is under way at a time: pushes that come meanwhile share the next one. The leader is the only one
+//! that calls, so the copies that `delta` takes between two pushes are consistent with each other and with the record.
 
 use crate::shard::{
     bucket::{BucketData, Incoming, vector_bytes},
     command::{Command, Contribution, Proposal},
-    cut::{CutBucket, CutId, CutMember, CutRecord, VectorOf},
+    delta::{DeltaBucket, DeltaId, DeltaMember, DeltaRecord, VectorOf},
     members::{Member, Members},
     state::Configured,
 };
@@ -29,7 +29,7 @@ pub struct Working {
     buckets: BTreeMap<usize, Arc<BucketData>>,
     /// Members as they are with the pushes applied here.
     members: BTreeMap<WorkerId, Member>,
-    /// What no cut holds yet.
+    /// What no delta holds yet.
     open: Window,
     under_way: Option<UnderWay>,
 }
@@ -37,7 +37,7 @@ pub struct Working {
 #[derive(Debug, Default)]
 struct Window {
     buckets: BTreeSet<usize>,
-    record: CutRecord,
+    record: DeltaRecord,
     /// When the first push came.
     since: Option<Instant>,
 }
@@ -48,11 +48,11 @@ impl Window {
     }
 }
 
-/// A cut that is being proposed, part by part, or waits for its marker to be committed.
+/// A delta that is being proposed, part by part, or waits for its marker to be committed.
 #[derive(Debug)]
 struct UnderWay {
     window: Window,
-    cut: CutId,
+    delta: DeltaId,
     images: BTreeMap<usize, Arc<BucketData>>,
     /// Parts to come: local buckets and vectors.
     parts: VecDeque<Vec<(usize, u32)>>,
@@ -60,7 +60,7 @@ struct UnderWay {
     marker: Option<Command>,
 }
 
-/// What to propose next of a cut.
+/// What to propose next of a delta.
 #[derive(Debug, PartialEq)]
 pub enum Piece {
     /// A part.
@@ -148,7 +148,7 @@ impl Working {
         self.member_mut(worker, replicated).take(bucket, step);
         let pushed = self.open.record.members.entry(worker).or_default();
         if pushed.session != replicated.session {
-            *pushed = CutMember { session: replicated.session, ..Default::default() };
+            *pushed = DeltaMember { session: replicated.session, ..Default::default() };
         }
         pushed.steps.insert(conf.buckets[bucket].id, step);
         self.open.since.get_or_insert(now);
@@ -171,10 +171,16 @@ impl Working {
         });
     }
 
-    /// Closes the open window into a cut: its pieces come from [`Self::next`], its parts hold at most `part_bytes`, or one
-    /// vector. False where there is nothing to cut, or
-    /// a cut is under way.
-    pub fn cut(&mut self, conf: &Configured, cut: CutId, after: Option<CutId>, part_bytes: usize) -> bool {
+    /// Closes the open window into a delta: its pieces come from [`Self::next`], its parts hold at most `part_bytes`, or one
+    /// vector. False where there is nothing to delta, or
+    /// a delta is under way.
+    pub fn delta(
+        &mut self,
+        conf: &Configured,
+        delta: DeltaId,
+        after: Option<DeltaId>,
+        part_bytes: usize,
+    ) -> bool {
         if self.under_way.is_some() || self.open.is_empty() {
             return false;
         }
@@ -184,7 +190,7 @@ impl Working {
         let parts = pack(&images, part_bytes);
         let buckets = images
             .iter()
-            .map(|(b, data)| CutBucket {
+            .map(|(b, data)| DeltaBucket {
                 bucket: conf.buckets[*b].id,
                 base: conf.buckets[*b].version(),
                 version: data.version,
@@ -192,13 +198,14 @@ impl Working {
             })
             .collect();
         let record = std::mem::take(&mut window.record);
-        let marker = Command::Cut { cut, after, parts: parts.len() as u32, buckets, record: record.clone() };
-        window.record = CutRecord { pushes: record.pushes, ..CutRecord::default() };
-        self.under_way = Some(UnderWay { window, cut, images, parts, proposed: 0, marker: Some(marker) });
+        let marker =
+            Command::Delta { delta, after, parts: parts.len() as u32, buckets, record: record.clone() };
+        window.record = DeltaRecord { pushes: record.pushes, ..DeltaRecord::default() };
+        self.under_way = Some(UnderWay { window, delta, images, parts, proposed: 0, marker: Some(marker) });
         true
     }
 
-    /// What to propose next of the cut under way, if anything is left of it.
+    /// What to propose next of the delta under way, if anything is left of it.
     pub fn next(&mut self, conf: &Configured) -> Option<Piece> {
         let u = self.under_way.as_mut()?;
         let Some(part) = u.parts.pop_front() else {
@@ -206,12 +213,12 @@ impl Working {
         };
         let payload = payload(&u.images, &part);
         let vectors: Vec<VectorOf> = part.iter().map(|(b, v)| (conf.buckets[*b].id, *v)).collect();
-        let command = Command::CutPart { cut: u.cut, part: u.proposed, vectors };
+        let command = Command::DeltaPart { delta: u.delta, part: u.proposed, vectors };
         u.proposed += 1;
         Some(Piece::Part(Proposal { command, payload }))
     }
 
-    /// The marker of the cut under way is committed and applied.
+    /// The marker of the delta under way is committed and applied.
     pub fn committed(&mut self) {
         let Some(u) = self.under_way.take() else { return };
         for bucket in u.images.keys().filter(|b| !self.open.buckets.contains(b)) {
@@ -235,12 +242,12 @@ impl Working {
         self.open.since.map(|s| (s, self.open.record.pushes, self.open.record.bytes))
     }
 
-    /// Whether a cut is being proposed or waits for its commit.
+    /// Whether a delta is being proposed or waits for its commit.
     pub fn cutting(&self) -> bool {
         self.under_way.is_some()
     }
 
-    /// Whether a part or the marker of the cut under way is still to be proposed.
+    /// Whether a part or the marker of the delta under way is still to be proposed.
     pub fn proposing(&self) -> bool {
         self.under_way.as_ref().is_some_and(|u| u.marker.is_some())
     }

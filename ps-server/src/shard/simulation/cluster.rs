@@ -29,7 +29,7 @@ use tokio::sync::mpsc;
 /// More inputs than this in one moment: a leader that never comes to rest.
 const RESTLESS: usize = 100_000;
 
-/// Who made a proposal: the node, in which life, and its number there.
+/// Who made a proposal: the node, in which incarnation, and its number there.
 type Source = (usize, u64, u64);
 
 #[derive(Clone)]
@@ -45,8 +45,8 @@ pub struct Node {
     pub shard: Arc<Shard>,
     /// What streams send it.
     pub events: mpsc::Sender<Event>,
-    /// Counts its lives.
-    pub life: u64,
+    /// Counts its incarnations.
+    pub incarnation: u64,
     /// Entries that it has applied.
     pub applied: usize,
     /// The term in which it believes to lead.
@@ -146,7 +146,7 @@ impl Cluster {
         cluster
     }
 
-    fn node(&self, node: usize, life: u64) -> Node {
+    fn node(&self, node: usize, incarnation: u64) -> Node {
         let shard = Arc::new(shard());
         let sessions = self.0.lock().sessions.clone();
         let draw = Box::new(move || SessionId(sessions.fetch_add(1, Relaxed) + 1));
@@ -155,7 +155,7 @@ impl Cluster {
             leader: Leader::new(shard.clone(), Arc::new(Counters::default()), 1, draw),
             shard,
             events,
-            life,
+            incarnation,
             applied: 0,
             believes: None,
             came,
@@ -213,8 +213,8 @@ impl Cluster {
                 .change
                 .map_or(Applied::None, |c| Replicated::apply(&*n.shard, &c).expect("memory has no end"));
             n.applied += 1;
-            let (from, life, number) = entry.source;
-            if (from, life) == (node, n.life) && n.waiting.remove(&number) {
+            let (from, incarnation, number) = entry.source;
+            if (from, incarnation) == (node, n.incarnation) && n.waiting.remove(&number) {
                 n.inputs.push_back(Input::Outcome(number, Ok(of_shard(applied))));
             }
         }
@@ -256,8 +256,8 @@ impl Cluster {
 
     /// A node loses its memory and begins again as a follower.
     pub fn crash(&self, node: usize) {
-        let life = self.0.lock().nodes[node].life + 1;
-        let new = self.node(node, life);
+        let incarnation = self.0.lock().nodes[node].incarnation + 1;
+        let new = self.node(node, incarnation);
         self.0.lock().nodes[node] = new;
         self.hears(node);
     }
@@ -358,7 +358,7 @@ impl Group {
                     n.waiting.insert(number);
                     // Those of a leader that was deposed without its knowing reach nobody.
                     if believes == term {
-                        let (change, source) = (Some(Change::Shard(proposal)), (node, n.life, number));
+                        let (change, source) = (Some(Change::Shard(proposal)), (node, n.incarnation, number));
                         self.open.push_back(Entry { term, change, source });
                     }
                 }

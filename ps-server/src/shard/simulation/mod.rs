@@ -1,6 +1,6 @@
 //! Seeded schedules against the real leaders' work of three replicas: push, retry, drop, duplicate, reorder, crash, partition,
 //! failover, snapshot, leave. Raft is modelled by what it promises ([`cluster`]), the workers have the session that real ones
-//! have ([`worker`]); admission, rounds, cuts, all of [`Leader`](crate::shard::leader::Leader) and the replicated state are the
+//! have ([`worker`]); admission, rounds, deltas, all of [`Leader`](crate::shard::leader::Leader) and the replicated state are the
 //! real ones. There is no runtime and no clock: time passes where the schedule says so, and nothing else is random, so a seed is
 //! a schedule.
 //!
@@ -105,7 +105,7 @@ impl Schedule {
             workers,
             broken: Vec::new(),
             told: SessionId(0),
-            history: History::new(averages, round.passes_over(), lossy, cluster),
+            history: History::new(averages, round.drops_late(), lossy, cluster),
             switches,
             conns: 0,
             cut_off: false,
@@ -483,7 +483,7 @@ fn the_schedules_have_what_they_are_for() {
         s.run();
         let g = s.cluster.0.lock();
         let (pushes, lost, switches, passed) =
-            g.truth.read(|m| (m.pushes, m.workers_lost, m.in_force.number, m.passed_over));
+            g.truth.read(|m| (m.pushes, m.workers_lost, m.in_force.number, m.dropped));
         let conf = g.truth.configured();
         let data = conf.iter().flat_map(|c| c.buckets.iter().map(|b| b.image()));
         let records = data.map(|d| d.kept.len() as u64).sum();

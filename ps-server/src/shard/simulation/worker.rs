@@ -10,7 +10,7 @@ use crate::{
     rpc::convert,
     shard::{
         Shard,
-        leader::{Event, Life, Reply},
+        leader::{Event, Liveness, Reply},
     },
 };
 use bytes::Bytes;
@@ -42,7 +42,7 @@ pub struct Stream {
     shard: Arc<Shard>,
     conn: u64,
     node: usize,
-    life: Arc<Life>,
+    liveness: Arc<Liveness>,
     sent: VecDeque<Sent>,
     /// The node's side says here what it cannot read. Only the owner keeps the stream open.
     refusals: mpsc::WeakSender<Reply>,
@@ -58,7 +58,7 @@ impl Stream {
     pub fn deliver(&mut self, count: usize) -> bool {
         for _ in 0..count {
             let Some(sent) = self.sent.pop_front() else { return false };
-            self.life.heard();
+            self.liveness.heard();
             let event = match sent {
                 Sent::Event(event) => event,
                 Sent::Message(message) => match convert::message(&self.shard, WithBulk::from(message)) {
@@ -80,7 +80,7 @@ impl Stream {
 
     /// A heartbeat.
     pub fn beats(&self) {
-        self.life.heard();
+        self.liveness.heard();
     }
 
     /// The last that was sent does not arrive. In the end the owner hears that the stream has ended.
@@ -186,12 +186,13 @@ impl Worker {
         let (tx, rx) = mpsc::channel(256);
         let refusals = tx.downgrade();
         let session = (open.session > 0).then_some(SessionId(open.session));
-        let life = Arc::new(Life::default());
-        let open = Event::Open { conn, tx, worker: self.id, session, job: open.job, life: life.clone() };
+        let liveness = Arc::new(Liveness::default());
+        let open =
+            Event::Open { conn, tx, worker: self.id, session, job: open.job, liveness: liveness.clone() };
         self.dial = dial;
         self.open = false;
         let sent = VecDeque::from([Sent::Event(open)]);
-        self.stream = Some(Stream { owner, shard, conn, node, life, sent, refusals });
+        self.stream = Some(Stream { owner, shard, conn, node, liveness, sent, refusals });
         self.replies = Some(Replies { from: rx, sent: VecDeque::new() });
     }
 
@@ -405,9 +406,9 @@ impl Worker {
                     history.acknowledged(term, bucket, place, *version);
                 }
             }
-            Reply::PassedOver { seq } => {
+            Reply::Dropped { seq } => {
                 if let Some((_, bucket, place)) = self.pushed.remove(&seq.0) {
-                    history.passed_over(bucket, place);
+                    history.dropped(bucket, place);
                 }
             }
             Reply::Weights(w) => _ = self.modes.insert(w.bucket.0 as usize, w.in_force.mode),

@@ -76,7 +76,7 @@ use std::{
     sync::{Arc, mpsc},
     thread::JoinHandle,
 };
-use writer::{Job, Owed, Shared, What};
+use writer::{Job, Request, Shared, Unanswered};
 
 /// A record's header has at most so many bytes.
 pub const MAX_HEADER_BYTES: usize = 16 << 20;
@@ -215,7 +215,7 @@ impl SharedLog {
     pub fn group(&self, key: u64, each: &mut dyn FnMut(Record)) -> Result<(Log, Recovered), StoreError> {
         if self.inner.groups.known().get(&key).is_some_and(|g| g.open) {
             // The last handle may have gone just now.
-            self.wait(key, What::Append { records: Vec::new(), bytes: 0 }).map_err(self.at("open"))?;
+            self.wait(key, Request::Append { records: Vec::new(), bytes: 0 }).map_err(self.at("open"))?;
         }
         let damage = self.inner.groups.damage(key);
         let purged = {
@@ -300,7 +300,7 @@ impl SharedLog {
     /// Forgets the group `key`, damaged or not, for ever: no group may have this key again, since what a crash or damage leaves
     /// of the two could be taken for one. Durable when it returns. Waits for the disk.
     pub fn remove(&self, key: u64) -> io::Result<()> {
-        self.wait(key, What::Remove)
+        self.wait(key, Request::Remove)
     }
 
     /// Writes what is queued, and frees the folder; whatever comes later fails.
@@ -322,7 +322,7 @@ impl SharedLog {
         StoreError::io(doing, &self.inner.dir)
     }
 
-    fn wait(&self, key: u64, what: What) -> io::Result<()> {
+    fn wait(&self, key: u64, what: Request) -> io::Result<()> {
         if self.inner.on_writer_thread() {
             return Err(io::Error::new(
                 io::ErrorKind::Deadlock,
@@ -331,7 +331,7 @@ impl SharedLog {
         }
         let (reply, outcome) = mpsc::sync_channel(1);
         let done: Done = Box::new(move |done| _ = reply.send(done));
-        self.inner.shared.push(Job { key, what, done: Owed::new(done) });
+        self.inner.shared.push(Job { key, what, done: Unanswered::new(done) });
         outcome.recv().unwrap_or_else(|_| Err(groups::gone()))
     }
 }
@@ -400,14 +400,14 @@ impl Log {
     /// yet seen done.
     pub fn append(&self, records: Vec<Record>, done: Done) {
         let bytes = records.iter().map(Record::bytes).sum();
-        let (what, done) = (What::Append { records, bytes }, Owed::new(done));
+        let (what, done) = (Request::Append { records, bytes }, Unanswered::new(done));
         self.open.of.inner.shared.push(Job { key: self.open.key, what, done });
     }
 
     /// Drops every record after index `last` (`None`: all), once everything queued before is written. Durable
     /// when it returns. Waits for the disk; do not call it from a `done`.
     pub fn truncate_after(&self, last: Option<u64>) -> io::Result<()> {
-        self.open.of.wait(self.open.key, What::Truncate { last })
+        self.open.of.wait(self.open.key, Request::Truncate { last })
     }
 
     /// Forgets the records up to and including `upto`, once everything queued before is written. The purge
@@ -419,14 +419,14 @@ impl Log {
             let what = format!("a purge up to {upto} with a tag of {} bytes", tag.len());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        self.open.of.wait(self.open.key, What::Purge { upto, tag })
+        self.open.of.wait(self.open.key, Request::Purge { upto, tag })
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let done = Owed::new(Box::new(|_| ())); // nobody waits for it
-        self.of.inner.shared.push(Job { key: self.key, what: What::Close, done });
+        let done = Unanswered::new(Box::new(|_| ())); // nobody waits for it
+        self.of.inner.shared.push(Job { key: self.key, what: Request::Close, done });
     }
 }
 

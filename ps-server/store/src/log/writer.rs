@@ -20,11 +20,11 @@ use std::{
 const MAX_BATCH_BYTES: u64 = 32 << 20;
 
 /// The outcome that whoever queued something is owed. It is given even if a panic takes the writer away first.
-pub(super) struct Owed(Option<Done>);
+pub(super) struct Unanswered(Option<Done>);
 
-impl Owed {
-    pub fn new(done: Done) -> Owed {
-        Owed(Some(done))
+impl Unanswered {
+    pub fn new(done: Done) -> Unanswered {
+        Unanswered(Some(done))
     }
 
     fn give(mut self, outcome: io::Result<()>) {
@@ -34,7 +34,7 @@ impl Owed {
     }
 }
 
-impl Drop for Owed {
+impl Drop for Unanswered {
     fn drop(&mut self) {
         if let Some(done) = self.0.take() {
             done(Err(gone()));
@@ -45,11 +45,11 @@ impl Drop for Owed {
 /// What is queued, of which group. Dropped undone, it tells whoever waits that the log is gone.
 pub(super) struct Job {
     pub key: u64,
-    pub what: What,
-    pub done: Owed,
+    pub what: Request,
+    pub done: Unanswered,
 }
 
-pub(super) enum What {
+pub(super) enum Request {
     Append {
         records: Vec<Record>,
         bytes: u64,
@@ -67,17 +67,17 @@ pub(super) enum What {
     Close,
 }
 
-impl What {
+impl Request {
     fn bytes(&self) -> u64 {
         match self {
-            What::Append { bytes, .. } => *bytes,
+            Request::Append { bytes, .. } => *bytes,
             _ => 0,
         }
     }
 
     /// Durable when it is done, also in a log that does not sync its records.
     fn is_always_synced(&self) -> bool {
-        matches!(self, What::Truncate { .. } | What::Purge { .. } | What::Remove)
+        matches!(self, Request::Truncate { .. } | Request::Purge { .. } | Request::Remove)
     }
 }
 
@@ -215,7 +215,7 @@ impl Writer {
         for Job { key, what, done } in batch {
             must_sync |= what.is_always_synced();
             let (new, more) = match &what {
-                What::Append { records, bytes } => (records.len() as u64, *bytes),
+                Request::Append { records, bytes } => (records.len() as u64, *bytes),
                 _ => (0, 0),
             };
             // Each job is right or wrong by itself; the right ones share the sync.
@@ -255,19 +255,19 @@ impl Writer {
     }
 
     /// The inner result is what was wrong with the job, the outer one what the disk said.
-    fn carry_out(&mut self, key: u64, what: What) -> io::Result<io::Result<()>> {
-        let records: &[Record] = if let What::Append { records, .. } = &what { records } else { &[] };
+    fn carry_out(&mut self, key: u64, what: Request) -> io::Result<io::Result<()>> {
+        let records: &[Record] = if let Request::Append { records, .. } = &what { records } else { &[] };
         let checked = match &what {
-            What::Remove | What::Close => Ok(()),
+            Request::Remove | Request::Close => Ok(()),
             _ => self.segments.check(key, records),
         };
         if checked.is_ok() {
             match what {
-                What::Append { records, .. } => self.segments.append(key, &records)?,
-                What::Truncate { last } => self.segments.truncate_after(key, last)?,
-                What::Purge { upto, tag } => self.segments.purge(key, upto, tag)?,
-                What::Remove => self.segments.remove(key)?,
-                What::Close => self.segments.close_group(key),
+                Request::Append { records, .. } => self.segments.append(key, &records)?,
+                Request::Truncate { last } => self.segments.truncate_after(key, last)?,
+                Request::Purge { upto, tag } => self.segments.purge(key, upto, tag)?,
+                Request::Remove => self.segments.remove(key)?,
+                Request::Close => self.segments.close_group(key),
             }
         }
         Ok(checked)

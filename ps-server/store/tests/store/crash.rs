@@ -266,24 +266,27 @@ fn a_segment_on_its_way_to_be_a_spare_does_not_come_back_with_new_contents() {
     let options = LogOptions { segment_bytes: 4096, sync: true };
     let dir = Path::new(DIR);
     let records: Vec<_> = (0..12).map(|i| record(i, 1, 900)).collect();
-    for (first_life, second_life) in (0..8).flat_map(|a| (0..24).map(move |b| (a, b))) {
+    for (first_incarnation, second_incarnation) in (0..8).flat_map(|a| (0..24).map(move |b| (a, b))) {
         let memory = ForgetfulDisk::default();
         let disk = FaultyDisk::new(Arc::new(memory.clone()));
         let (log, _) = open_in(&disk, dir, options).unwrap();
         append(&log, records.clone()).unwrap();
-        disk.dead_after(Some(first_life));
+        disk.dead_after(Some(first_incarnation));
         let _ = log.purge(9, Bytes::new());
         drop(log);
 
-        disk.dead_after(Some(second_life));
+        disk.dead_after(Some(second_incarnation));
         let mut expected = records.clone();
         if let Ok((log, _)) = open_in(&disk, dir, options) {
             let new = (12..20).map(|i| record(i, 2, 900));
             expected.extend(new.take_while(|r| append(&log, vec![r.clone()]).is_ok()));
         }
-        for survivors in [Survivors::Synced, Survivors::Everything, Survivors::Some(first_life ^ second_life)]
-        {
-            let context = format!("{first_life} changes, then {second_life}, {survivors:?}");
+        for survivors in [
+            Survivors::Synced,
+            Survivors::Everything,
+            Survivors::Some(first_incarnation ^ second_incarnation),
+        ] {
+            let context = format!("{first_incarnation} changes, then {second_incarnation}, {survivors:?}");
             let (_, found) = open_in(&memory.crash(survivors), dir, options).expect(&context);
             let first = found.purged.map_or(0, |(upto, _)| upto as usize + 1);
             assert!(found.records.starts_with(&expected[first..]), "{context}");

@@ -1,7 +1,7 @@
 //! Groups: ranks that reduce among themselves and act as one worker.
 //!
 //! ```text
-//!  Seat (who is in the group, from the control plane)
+//!  Rendezvous (who is in the group, from the control plane)
 //!    └─ Group::form ─┬─ watch: a connection to each other rank; who dies is noticed at once, and ends every wait
 //!                    ├─ Ring for gradients and weights (on the CPU; GPUs have NCCL for them)
 //!                    └─ Ring for what is small: statistics of a batch, losses, words of the leader
@@ -10,11 +10,11 @@
 //! A group never changes. When a rank is lost every call of every other rank fails, and they form a new group: smaller, or with
 //! the rank that has come back.
 
-mod meet;
+mod rendezvous;
 mod ring;
 mod watch;
 
-pub use meet::{Listener, Peer, Seat};
+pub use rendezvous::{Listener, Peer, Rendezvous};
 pub use ring::Ring;
 pub use watch::Watch;
 
@@ -56,7 +56,7 @@ pub trait RankSums: Send + Sync + Debug {
 /// This process's part in a group.
 #[derive(Debug)]
 pub struct Group {
-    seat: Seat,
+    rendezvous: Rendezvous,
     watch: Arc<Watch>,
     small: Arc<Mutex<Ring>>,
 }
@@ -65,31 +65,32 @@ impl Group {
     /// Meets the others within the time; an error says who was not there. The second value reduces gradients, on whatever thread
     /// does that.
     pub fn form(
-        seat: Seat,
+        rendezvous: Rendezvous,
         listener: &mut Listener,
         within: Duration,
     ) -> std::result::Result<(Self, Ring), GroupError> {
-        let met = meet::meet(&seat, listener, within)?;
-        let watch = Arc::new(Watch::start(&seat, met.peers, [&met.bulk, &met.small])?);
-        let ring =
-            |pair: Option<meet::Neighbours>| Ring::new(seat.place, seat.ranks.len(), pair, watch.clone());
+        let met = rendezvous::connect(&rendezvous, listener, within)?;
+        let watch = Arc::new(Watch::start(&rendezvous, met.peers, [&met.bulk, &met.small])?);
+        let ring = |pair: Option<rendezvous::Neighbours>| {
+            Ring::new(rendezvous.place, rendezvous.ranks.len(), pair, watch.clone())
+        };
         let (bulk, small) = (ring(met.bulk)?, ring(met.small)?);
-        Ok((Self { small: Arc::new(Mutex::new(small)), seat, watch }, bulk))
+        Ok((Self { small: Arc::new(Mutex::new(small)), rendezvous, watch }, bulk))
     }
 
     /// Who is in it.
-    pub fn seat(&self) -> &Seat {
-        &self.seat
+    pub fn rendezvous(&self) -> &Rendezvous {
+        &self.rendezvous
     }
 
     /// How many there are.
     pub fn size(&self) -> usize {
-        self.seat.ranks.len()
+        self.rendezvous.ranks.len()
     }
 
     /// Whether this rank speaks for the group.
     pub fn leads(&self) -> bool {
-        self.seat.place == 0
+        self.rendezvous.place == 0
     }
 
     /// Who looks after the others.

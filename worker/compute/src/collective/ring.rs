@@ -4,7 +4,7 @@
 //! receives 2n(p-1)/p, whatever p is. Every part is added up in the order of the ring, by one rank, which then hands it on: the
 //! same bits on all ranks, and each time.
 
-use super::{GroupError, Watch, meet::Neighbours};
+use super::{GroupError, Watch, rendezvous::Neighbours};
 use nix::{
     errno::Errno,
     poll::{PollFd, PollFlags, PollTimeout, poll},

@@ -3,7 +3,7 @@
 
 use super::{
     GroupError,
-    meet::{Neighbours, Seat},
+    rendezvous::{Neighbours, Rendezvous},
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::{
@@ -84,7 +84,7 @@ pub struct Watch {
 
 impl Watch {
     pub(super) fn start(
-        seat: &Seat,
+        rendezvous: &Rendezvous,
         peers: BTreeMap<usize, TcpStream>,
         rings: [&Option<Neighbours>; 2],
     ) -> Result<Self, GroupError> {
@@ -101,7 +101,7 @@ impl Watch {
         let mut others = Vec::with_capacity(peers.len());
         for (place, stream) in peers {
             stream.set_nonblocking(true).map_err(cannot)?;
-            let rank = seat.ranks[place].rank;
+            let rank = rendezvous.ranks[place].rank;
             others.push(Other {
                 rank,
                 stream,

@@ -13,8 +13,8 @@ impl History {
     }
 
     /// A worker is told that the push at this place came too late for its round.
-    pub fn passed_over(&mut self, bucket: usize, place: usize) {
-        self.pushed[place].passed_over[bucket] = true;
+    pub fn dropped(&mut self, bucket: usize, place: usize) {
+        self.pushed[place].dropped[bucket] = true;
     }
 
     /// What came too late is never applied.
@@ -22,9 +22,9 @@ impl History {
         let Some(conf) = truth.configured() else { return };
         for bucket in 0..BUCKETS {
             let image = conf.buckets[bucket].image();
-            for (place, push) in self.pushed.iter().enumerate().filter(|(_, p)| p.passed_over[bucket]) {
-                assert!(!push.acked[bucket], "{push:?} was acknowledged, and passed over in bucket {bucket}");
-                assert_eq!(image.weights[place], 0.0, "{push:?} was passed over and is in bucket {bucket}");
+            for (place, push) in self.pushed.iter().enumerate().filter(|(_, p)| p.dropped[bucket]) {
+                assert!(!push.acked[bucket], "{push:?} was acknowledged, and dropped in bucket {bucket}");
+                assert_eq!(image.weights[place], 0.0, "{push:?} was dropped and is in bucket {bucket}");
             }
         }
     }

@@ -28,7 +28,7 @@ pub struct Pushed {
     step: Step,
     acked: [bool; BUCKETS],
     /// Its worker was told that it came too late for its round.
-    passed_over: [bool; BUCKETS],
+    dropped: [bool; BUCKETS],
 }
 
 /// Who answered a pull, and when.
@@ -48,7 +48,7 @@ pub struct History {
     /// Whether pushes may be averaged: in a mode that the job has, or had, or may come to.
     averages: bool,
     /// Rounds may close without a worker's push.
-    passes_over: bool,
+    drops_late: bool,
     /// The level is `leader`: what was acknowledged may go down with a leader, and is counted then.
     lossy: bool,
     cluster: Cluster,
@@ -68,10 +68,10 @@ pub struct History {
 }
 
 impl History {
-    pub fn new(averages: bool, passes_over: bool, lossy: bool, cluster: Cluster) -> Self {
+    pub fn new(averages: bool, drops_late: bool, lossy: bool, cluster: Cluster) -> Self {
         Self {
             averages,
-            passes_over,
+            drops_late,
             lossy,
             cluster,
             pushed: Vec::new(),
@@ -91,7 +91,7 @@ impl History {
             session,
             step,
             acked: [false; BUCKETS],
-            passed_over: [false; BUCKETS],
+            dropped: [false; BUCKETS],
         });
         assert!(self.pushed.len() <= PLACES, "the schedule is too long for its ledger");
         self.pushed.len() - 1

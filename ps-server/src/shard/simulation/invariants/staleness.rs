@@ -20,7 +20,7 @@ impl History {
             "{worker} goes on after {done}; the slowest is at {}",
             answer.slowest
         );
-        if self.passes_over || self.lossy {
+        if self.drops_late || self.lossy {
             return; // then a push of theirs, or of its own, may be out for good
         }
         // Who was away for too long has left, though its process may not know yet: nobody waits for it.

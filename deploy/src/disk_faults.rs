@@ -1,20 +1,20 @@
-//! The server's own door: a disk that gets full, slow or fails, and a clock that is wrong, when the faults file says so.
+//! The server's own fault points: a disk that gets full, slow or fails, and a clock that is wrong, when the faults file says so.
 
 use paraft_fleet::faults::{EIO, Faults, LOOK};
 use paraft_store::{Disk, RealDisk, faulty::FaultyDisk};
 use std::{path::PathBuf, sync::Arc, thread, time::Duration};
 
-/// This machine's disk, behind a door that follows `file` for as long as the process lives. `server` is its place
+/// This machine's disk, with faults that follow `file` for as long as the process lives. `server` is its place
 /// in the list.
 pub fn follow(file: PathBuf, server: u32) -> std::io::Result<Arc<dyn Disk>> {
     let disk = FaultyDisk::new(Arc::new(RealDisk));
-    let door = disk.clone();
+    let faulty = disk.clone();
     let watch = move || {
         let mut last = Faults::default();
         loop {
             match Faults::read(&file) {
                 Ok(now) if now != last => {
-                    apply(&door, &last, &now, server);
+                    apply(&faulty, &last, &now, server);
                     last = now;
                 }
                 Ok(_) => {}
@@ -26,7 +26,7 @@ pub fn follow(file: PathBuf, server: u32) -> std::io::Result<Arc<dyn Disk>> {
         }
     };
     thread::Builder::new().name("faults".into()).spawn(watch)?;
-    tracing::warn!("this server has a door for faults on purpose (--faults)");
+    tracing::warn!("this server has fault points (--faults)");
     Ok(Arc::new(disk))
 }
 

@@ -1,4 +1,4 @@
-//! The leader's side of image cuts, at the level `leader`: when to cut, what waits for a cut, when a push must wait.
+//! The leader's side of state deltas, at the level `leader`: when to delta, what waits for a delta, when a push must wait.
 //!
 //! ```text
 //!           push ──room?──▶ working copy, ack ──due──▶ parts, marker ──committed──▶ replicated
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::shard::{
     command::Proposal,
-    cut::{CutId, MAX_PART_BYTES},
+    delta::{DeltaId, MAX_PART_BYTES},
     members::Members,
     state::Configured,
 };
@@ -28,45 +28,45 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A cut is due after this many bytes of pushes in any case.
-const CUT_BYTES: u64 = 64 << 20;
-/// Parts of a cut that are proposed and not yet committed: as many MiB wait in openraft's queue, which counts entries
+/// A delta is due after this many bytes of pushes in any case.
+const DELTA_BYTES: u64 = 64 << 20;
+/// Parts of a delta that are proposed and not yet committed: as many MiB wait in openraft's queue, which counts entries
 /// and not bytes, and other commands get their turn between them.
 const MAX_PARTS: usize = 16;
-/// A cut of which nothing is committed for this long has no majority behind it. The leader begins again: that sends its
+/// A delta of which nothing is committed for this long has no majority behind it. The leader begins again: that sends its
 /// workers to look for another, which may lead without its knowing.
 const STALLED: Duration = Duration::from_secs(5);
 
-/// What a leader knows of cuts. Dropped with the leadership.
+/// What a leader knows of deltas. Dropped with the leadership.
 #[derive(Default)]
-pub struct Cuts {
+pub struct Deltas {
     working: Working,
     /// Parts proposed and not yet applied.
     parts: usize,
-    /// When the cut under way was begun or a part of it was last applied.
+    /// When the delta under way was begun or a part of it was last applied.
     moved: Option<Instant>,
-    /// When the cut under way was begun.
+    /// When the delta under way was begun.
     begun: Moment,
-    /// Somebody waits for the next cut.
-    cut_now: bool,
-    /// To be proposed behind the next cut.
+    /// Somebody waits for the next delta.
+    now_due: bool,
+    /// To be proposed behind the next delta.
     behind_next: Vec<(Purpose, Proposal)>,
-    /// To be proposed behind the marker of the cut under way.
+    /// To be proposed behind the marker of the delta under way.
     behind_marker: Vec<(Purpose, Proposal)>,
     /// Workers that got weights from this leader. Before, what they push may come from a state that went down with
     /// another leader: from versions that do not exist any more, and after steps that are lost.
     answered: BTreeSet<WorkerId>,
 }
 
-/// What is to be proposed next of a cut.
+/// What is to be proposed next of a delta.
 pub enum Next {
     /// A part.
     Part(Proposal),
-    /// The marker, when its cut was begun, and what waits behind it.
+    /// The marker, when its delta was begun, and what waits behind it.
     Marker(Proposal, Moment, Vec<(Purpose, Proposal)>),
 }
 
-impl Cuts {
+impl Deltas {
     /// The copies that are ahead of the replicated state.
     pub fn working(&self) -> &Working {
         &self.working
@@ -82,9 +82,9 @@ impl Cuts {
         self.working.follow(members);
     }
 
-    /// Somebody waits for the next cut.
+    /// Somebody waits for the next delta.
     pub fn hurry(&mut self) {
-        self.cut_now = true;
+        self.now_due = true;
     }
 
     /// A worker gets weights from this leader.
@@ -116,16 +116,16 @@ impl Cuts {
         None
     }
 
-    /// When the open window must be cut; `None` where there is nothing to cut, or a cut is under way.
+    /// When the open window must be delta; `None` where there is nothing to delta, or a delta is under way.
     fn due(&self, job: &ServerJob) -> Option<Instant> {
         let (since, pushes, bytes) = self.working.open().filter(|_| !self.working.cutting())?;
-        // At half the window, so that pushes go on while the cut is on its way.
+        // At half the window, so that pushes go on while the delta is on its way.
         let (interval, most) = (job.leader_window.age() / 2, (job.leader_window.pushes / 2).max(1));
-        let at_once = self.cut_now || !self.behind_next.is_empty() || pushes >= most || bytes >= CUT_BYTES;
+        let at_once = self.now_due || !self.behind_next.is_empty() || pushes >= most || bytes >= DELTA_BYTES;
         Some(if at_once { since } else { since + interval })
     }
 
-    /// When the cut under way has no majority behind it.
+    /// When the delta under way has no majority behind it.
     pub fn stalled(&self) -> Option<Instant> {
         self.moved.filter(|_| self.working.cutting()).map(|at| at + STALLED)
     }
@@ -135,19 +135,19 @@ impl Cuts {
         self.due(job).into_iter().chain(self.stalled()).min()
     }
 
-    /// Begins a cut, if one is due. `last`: the last that took effect.
+    /// Begins a delta, if one is due. `last`: the last that took effect.
     pub fn begin_if_due(
         &mut self,
         conf: &Configured,
-        cut: CutId,
-        last: Option<CutId>,
+        delta: DeltaId,
+        last: Option<DeltaId>,
         now: Instant,
         moment: Moment,
     ) -> bool {
         let due = self.due(&conf.job).is_some_and(|at| at <= now);
-        let begins = due && self.working.cut(conf, cut, last, MAX_PART_BYTES);
+        let begins = due && self.working.delta(conf, delta, last, MAX_PART_BYTES);
         if begins {
-            self.cut_now = false;
+            self.now_due = false;
             self.moved = Some(now);
             self.begun = moment;
             self.behind_marker.append(&mut self.behind_next);
@@ -155,7 +155,7 @@ impl Cuts {
         begins
     }
 
-    /// What may be proposed of the cut under way.
+    /// What may be proposed of the delta under way.
     pub fn propose(&mut self, conf: &Configured) -> Option<Next> {
         if self.parts >= MAX_PARTS {
             return None;
@@ -202,22 +202,22 @@ mod tests {
         let leader_window = LeaderWindow { ms: 60, pushes: WINDOW };
         let durability = Durability::Leader;
         let shard =
-            shard_of(&ServerJob { durability, leader_window, ..ServerJob::new("cuts", Mode::Asp, 16, 8) });
+            shard_of(&ServerJob { durability, leader_window, ..ServerJob::new("deltas", Mode::Asp, 16, 8) });
         shard.apply(&Command::JoinAs { worker: WorkerId(0), session: SessionId(1) }.into());
         shard
     }
 
-    fn push(cuts: &mut Cuts, shard: &Shard, step: u64, now: Instant) {
+    fn push(deltas: &mut Deltas, shard: &Shard, step: u64, now: Instant) {
         let conf = shard.configured().expect("configured");
         let replicated = shard.read(|m| m.members.get(WorkerId(0)).cloned()).expect("a member");
         let (worker, session, seq) = (WorkerId(0), SessionId(1), Seq(step));
         let pulled = paraft_common::Version(0);
         let c = Contribution { worker, session, seq, step: Step(step), pulled, samples: 1 };
         let payload = Payload::from(vec![0u8; 32]);
-        let mut data = cuts.working_mut().lend(&conf, 0);
+        let mut data = deltas.working_mut().lend(&conf, 0);
         let gradient = Gradient { payload: &payload, encoding: Encoding::F32, scale: 1.0 };
         add(&mut data, &conf, 0, 1, &c, gradient);
-        cuts.working_mut().pushed(&conf, &replicated, 0, &c, 32, data, now);
+        deltas.working_mut().pushed(&conf, &replicated, 0, &c, 32, data, now);
     }
 
     proptest! {
@@ -227,8 +227,8 @@ mod tests {
         fn a_command_is_behind_everything_that_was_pushed_before_it(ops in prop::collection::vec((0u8..9, 0u64..20), 1..150)) {
             let shard = shard();
             let conf = shard.configured().expect("configured");
-            let (mut cuts, mut now, mut number) = (Cuts::default(), Instant::now(), 0);
-            // Pushed so far; those in the cut under way; those that the last proposed marker holds.
+            let (mut deltas, mut now, mut number) = (Deltas::default(), Instant::now(), 0);
+            // Pushed so far; those in the delta under way; those that the last proposed marker holds.
             let (mut pushed, mut in_cut, mut marked) = (0u64, 0u64, 0u64);
             let (mut said, mut heard) = (0u64, 0u64);
             let mut tags: Vec<u64> = Vec::new();
@@ -241,30 +241,30 @@ mod tests {
                 now += Duration::from_millis(passes);
                 match op {
                     0..4 => {
-                        if cuts.has_room(&conf.job, now) {
+                        if deltas.has_room(&conf.job, now) {
                             prop_assert!(pushed - shard.read(|m| m.pushes) < WINDOW);
                             pushed += 1;
-                            push(&mut cuts, &shard, pushed, now);
+                            push(&mut deltas, &shard, pushed, now);
                         }
                     }
                     4 => {
                         tags.push(pushed);
                         said += 1;
                         let command = Command::Fence.into();
-                        if let Some((purpose, _)) = cuts.behind(Purpose::Join(said), command) {
+                        if let Some((purpose, _)) = deltas.behind(Purpose::Join(said), command) {
                             prop_assert_eq!(number_of(&purpose), said);
                             prop_assert_eq!((marked, heard + 1), (pushed, said), "something is not in the log");
                             heard = said;
                         }
                     }
                     5 | 6 => {
-                        let cut = CutId { term: 1, number: number + 1 };
+                        let delta = DeltaId { term: 1, number: number + 1 };
                         let last = shard.read(|m| m.last_cut);
-                        if cuts.begin_if_due(&conf, cut, last, now, Moment(number)) {
+                        if deltas.begin_if_due(&conf, delta, last, now, Moment(number)) {
                             number += 1;
                             in_cut = pushed;
                         }
-                        while let Some(next) = cuts.propose(&conf) {
+                        while let Some(next) = deltas.propose(&conf) {
                             match next {
                                 Next::Part(part) => log.push(part),
                                 Next::Marker(marker, _, behind) => {
@@ -283,19 +283,19 @@ mod tests {
                         for p in std::mem::take(&mut log) {
                             prop_assert_eq!(shard.apply(&p), crate::shard::Outcome::Done);
                             match p.command {
-                                Command::Cut { .. } => cuts.applied(),
-                                _ => cuts.part_applied(now),
+                                Command::Delta { .. } => deltas.applied(),
+                                _ => deltas.part_applied(now),
                             }
                         }
-                        shard.read(|m| cuts.follow(&m.members));
+                        shard.read(|m| deltas.follow(&m.members));
                         prop_assert_eq!(shard.read(|m| m.pushes), marked);
                     }
-                    _ => cuts.hurry(),
+                    _ => deltas.hurry(),
                 }
-                prop_assert_eq!(cuts.working().is_level(), shard.read(|m| m.pushes) == pushed);
-                prop_assert_eq!(cuts.working().unreplicated(), pushed - shard.read(|m| m.pushes));
-                let deadline = cuts.deadline(&conf.job);
-                prop_assert_eq!(deadline.is_none(), cuts.working().is_level());
+                prop_assert_eq!(deltas.working().is_level(), shard.read(|m| m.pushes) == pushed);
+                prop_assert_eq!(deltas.working().unreplicated(), pushed - shard.read(|m| m.pushes));
+                let deadline = deltas.deadline(&conf.job);
+                prop_assert_eq!(deadline.is_none(), deltas.working().is_level());
             }
         }
     }

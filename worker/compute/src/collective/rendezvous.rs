@@ -20,7 +20,7 @@ pub struct Peer {
 
 /// A place in a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct Rendezvous {
     /// Which group of this worker, counted from 1.
     pub generation: u64,
     /// Known to its ranks only.
@@ -31,7 +31,7 @@ pub struct Seat {
     pub ranks: Vec<Peer>,
 }
 
-impl Seat {
+impl Rendezvous {
     /// This process's rank.
     pub fn rank(&self) -> u32 {
         self.ranks[self.place].rank
@@ -83,7 +83,7 @@ pub(super) struct Neighbours {
 }
 
 #[derive(Debug)]
-pub(super) struct Met {
+pub(super) struct Connected {
     /// By place.
     pub peers: BTreeMap<usize, TcpStream>,
     /// None in a group of one.
@@ -96,29 +96,34 @@ const HELLO_BYTES: usize = 8 * 3 + 5;
 /// Who dialled has said its line by then, or is a stranger.
 const HELLO_PATIENCE: Duration = Duration::from_secs(1);
 
-fn hello(seat: &Seat, to: Use) -> [u8; HELLO_BYTES] {
+fn hello(rendezvous: &Rendezvous, to: Use) -> [u8; HELLO_BYTES] {
     let mut line = [0; HELLO_BYTES];
     line[..8].copy_from_slice(&MAGIC.to_le_bytes());
-    line[8..16].copy_from_slice(&seat.secret.to_le_bytes());
-    line[16..24].copy_from_slice(&seat.generation.to_le_bytes());
-    line[24..28].copy_from_slice(&(seat.place as u32).to_le_bytes());
+    line[8..16].copy_from_slice(&rendezvous.secret.to_le_bytes());
+    line[16..24].copy_from_slice(&rendezvous.generation.to_le_bytes());
+    line[24..28].copy_from_slice(&(rendezvous.place as u32).to_le_bytes());
     line[28] = to as u8;
     line
 }
 
 /// Place and use of who says this line; `None` for a stranger.
-fn understood(seat: &Seat, line: &[u8; HELLO_BYTES]) -> Option<(usize, Use)> {
+fn understood(rendezvous: &Rendezvous, line: &[u8; HELLO_BYTES]) -> Option<(usize, Use)> {
     let place = u32::from_le_bytes([line[24], line[25], line[26], line[27]]) as usize;
     let to = [Use::Watch, Use::Bulk, Use::Small].into_iter().find(|u| *u as u8 == line[28])?;
-    let told = Seat { place, ..seat.clone() };
-    (place < seat.ranks.len() && place != seat.place && hello(&told, to) == *line).then_some((place, to))
+    let told = Rendezvous { place, ..rendezvous.clone() };
+    (place < rendezvous.ranks.len() && place != rendezvous.place && hello(&told, to) == *line)
+        .then_some((place, to))
 }
 
 /// Connects to everyone.
-pub(super) fn meet(seat: &Seat, listener: &mut Listener, within: Duration) -> Result<Met, GroupError> {
-    let (n, me) = (seat.ranks.len(), seat.place);
+pub(super) fn connect(
+    rendezvous: &Rendezvous,
+    listener: &mut Listener,
+    within: Duration,
+) -> Result<Connected, GroupError> {
+    let (n, me) = (rendezvous.ranks.len(), rendezvous.place);
     if n <= 1 {
-        return Ok(Met { peers: BTreeMap::new(), bulk: None, small: None });
+        return Ok(Connected { peers: BTreeMap::new(), bulk: None, small: None });
     }
     let deadline = Instant::now() + within;
     let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
@@ -126,13 +131,13 @@ pub(super) fn meet(seat: &Seat, listener: &mut Listener, within: Duration) -> Re
     let mut dialled = BTreeMap::new();
     let watched = (0..me).map(|place| (place, Use::Watch));
     for (place, to) in watched.chain([(next, Use::Bulk), (next, Use::Small)]) {
-        dialled.insert((place, to), dial(seat, place, to, deadline)?);
+        dialled.insert((place, to), dial(rendezvous, place, to, deadline)?);
     }
     let mut expected: Vec<(usize, Use)> = (me + 1..n).map(|place| (place, Use::Watch)).collect();
     expected.extend([(previous, Use::Bulk), (previous, Use::Small)]);
     let mut accepted = BTreeMap::new();
     while accepted.len() < expected.len() {
-        match accept(seat, listener) {
+        match accept(rendezvous, listener) {
             Some((key, stream)) if expected.contains(&key) => {
                 accepted.insert(key, stream);
             }
@@ -140,7 +145,7 @@ pub(super) fn meet(seat: &Seat, listener: &mut Listener, within: Duration) -> Re
             None if Instant::now() > deadline => {
                 let missing = expected.iter().find(|k| !accepted.contains_key(k)).map_or(previous, |k| k.0);
                 let how = format!("it did not come within {within:?}");
-                return Err(GroupError::Lost { rank: seat.ranks[missing].rank, how });
+                return Err(GroupError::Lost { rank: rendezvous.ranks[missing].rank, how });
             }
             None => std::thread::sleep(Duration::from_millis(1)),
         }
@@ -150,20 +155,20 @@ pub(super) fn meet(seat: &Seat, listener: &mut Listener, within: Duration) -> Re
     };
     let (bulk, small) = (pair(Use::Bulk), pair(Use::Small));
     let peers = dialled.into_iter().chain(accepted).map(|((place, _), s)| (place, s)).collect();
-    Ok(Met { peers, bulk, small })
+    Ok(Connected { peers, bulk, small })
 }
 
-fn dial(seat: &Seat, place: usize, to: Use, deadline: Instant) -> Result<TcpStream, GroupError> {
-    let Peer { rank, address } = &seat.ranks[place];
+fn dial(rendezvous: &Rendezvous, place: usize, to: Use, deadline: Instant) -> Result<TcpStream, GroupError> {
+    let Peer { rank, address } = &rendezvous.ranks[place];
     let dial = || {
         let at = address
             .to_socket_addrs()?
             .next()
             .ok_or_else(|| io::Error::new(io::ErrorKind::AddrNotAvailable, "it has no address"))?;
-        let patience = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let mut stream = TcpStream::connect_timeout(&at, patience)?;
+        let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let mut stream = TcpStream::connect_timeout(&at, timeout)?;
         stream.set_nodelay(true)?;
-        stream.write_all(&hello(seat, to))?;
+        stream.write_all(&hello(rendezvous, to))?;
         Ok::<_, io::Error>(stream)
     };
     dial()
@@ -171,7 +176,7 @@ fn dial(seat: &Seat, place: usize, to: Use, deadline: Instant) -> Result<TcpStre
 }
 
 /// The next that dialled, if it is of this group.
-fn accept(seat: &Seat, listener: &mut Listener) -> Option<((usize, Use), TcpStream)> {
+fn accept(rendezvous: &Rendezvous, listener: &mut Listener) -> Option<((usize, Use), TcpStream)> {
     let (mut stream, from) = listener.socket.accept().ok()?;
     let mut line = [0; HELLO_BYTES];
     let heard = stream
@@ -180,7 +185,7 @@ fn accept(seat: &Seat, listener: &mut Listener) -> Option<((usize, Use), TcpStre
         .and_then(|()| stream.read_exact(&mut line))
         .and_then(|()| stream.set_read_timeout(None))
         .and_then(|()| stream.set_nodelay(true));
-    match (heard, understood(seat, &line)) {
+    match (heard, understood(rendezvous, &line)) {
         (Ok(()), Some(key)) => Some((key, stream)),
         _ => {
             // It may have been of an earlier group.

@@ -1,11 +1,11 @@
-//! Properties of image cuts, over random pushes, cuts, crashes and snapshots.
+//! Properties of state deltas, over random pushes, deltas, crashes and snapshots.
 //!
 //! The oracle is the way into the log of the quorum levels: a shard that gets, as update entries, exactly the pushes that the
 //! committed markers cover must come to the same state, bit for bit.
 
 use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
-    cut::{CutId, CutRecord, Staged},
+    delta::{DeltaId, DeltaRecord, Staged},
     leader::working::{Piece, Working, add},
     properties::{a_job, new, over_the_wire, sent},
 };
@@ -25,17 +25,17 @@ enum Op {
     Push { worker: u32, bucket: usize, value: f32 },
     /// Pushes that an earlier leader acknowledged are gone: the next step is so much later.
     Skip { worker: u32, bucket: usize, by: u64 },
-    /// The leader begins a cut, if none is under way.
-    Cut,
-    /// So many pieces of the cut under way reach the log.
+    /// The leader begins a delta, if none is under way.
+    Delta,
+    /// So many pieces of the delta under way reach the log.
     Commit { pieces: usize },
     /// Another leader.
     Crash,
-    /// A worker comes anew, behind a cut.
+    /// A worker comes anew, behind a delta.
     Join { worker: u32 },
-    /// A worker goes, behind a cut.
+    /// A worker goes, behind a delta.
     Leave { worker: u32 },
-    /// An entry that no leader of ours wrote: a piece again, out of order, or of nobody's cut.
+    /// An entry that no leader of ours wrote: a piece again, out of order, or of nobody's delta.
     Stray { part: u32, parts: u32, term: u64 },
     /// A replica starts from a snapshot.
     Snapshot,
@@ -47,7 +47,7 @@ fn an_op() -> impl Strategy<Value = Op> {
     prop_oneof![
         12 => (worker(), bucket(), value).prop_map(|(worker, bucket, value)| Op::Push { worker, bucket, value }),
         1 => (worker(), bucket(), 1u64..4).prop_map(|(worker, bucket, by)| Op::Skip { worker, bucket, by }),
-        4 => Just(Op::Cut),
+        4 => Just(Op::Delta),
         6 => (1usize..4).prop_map(|pieces| Op::Commit { pieces }),
         1 => Just(Op::Crash),
         1 => worker().prop_map(|worker| Op::Join { worker }),
@@ -63,14 +63,14 @@ struct World {
     replicas: Vec<Shard>,
     oracle: Shard,
     working: Working,
-    /// Pushes since the last cut, and those in the cut under way.
+    /// Pushes since the last delta, and those in the delta under way.
     open: Vec<Pushed>,
     under_way: Vec<Pushed>,
     term: u64,
-    cuts: u64,
+    deltas: u64,
     /// There was a stray since the last crash.
     strayed: bool,
-    /// Pushes of cuts that are committed: they stay.
+    /// Pushes of deltas that are committed: they stay.
     replicated: Vec<(usize, WorkerId, SessionId, Step)>,
 }
 
@@ -99,7 +99,7 @@ impl World {
             open: Vec::new(),
             under_way: Vec::new(),
             term: 1,
-            cuts: 0,
+            deltas: 0,
             strayed: false,
             replicated: Vec::new(),
         };
@@ -131,13 +131,13 @@ impl World {
         outcome
     }
 
-    fn cut(&mut self) {
+    fn delta(&mut self) {
         let conf = self.replicas[0].configured().expect("configured");
         let last = self.replicas[0].read(|m| m.last_cut);
-        let cut = CutId { term: self.term, number: self.cuts + 1 };
-        // A bucket of the job has up to 24 bytes a vector: cuts of several parts, with one and with several vectors.
-        if self.working.cut(&conf, cut, last, 60) {
-            self.cuts += 1;
+        let delta = DeltaId { term: self.term, number: self.deltas + 1 };
+        // A bucket of the job has up to 24 bytes a vector: deltas of several parts, with one and with several vectors.
+        if self.working.delta(&conf, delta, last, 60) {
+            self.deltas += 1;
             self.under_way = std::mem::take(&mut self.open);
         }
     }
@@ -149,7 +149,7 @@ impl World {
                 None => return,
                 Some(Piece::Part(p)) if self.log(&p, false) == Outcome::Done => {}
                 Some(Piece::Marker(p)) if self.log(&p, false) == Outcome::Done => self.committed(),
-                Some(_) if self.strayed => return self.crash(), // it has ended this cut; the leader begins again
+                Some(_) if self.strayed => return self.crash(), // it has ended this delta; the leader begins again
                 Some(piece) => panic!("refused: {piece:?}"),
             }
         }
@@ -184,7 +184,7 @@ impl World {
 
     fn behind_a_cut(&mut self, command: Command) {
         while !self.working.is_level() {
-            self.cut();
+            self.delta();
             self.commit(usize::MAX);
         }
         self.log(&command.into(), true);
@@ -235,7 +235,7 @@ impl World {
         match *op {
             Op::Push { worker, bucket, value } => self.push(worker, bucket, value),
             Op::Skip { worker, bucket, by } => self.skip(worker, bucket, by),
-            Op::Cut => self.cut(),
+            Op::Delta => self.delta(),
             Op::Commit { pieces } => self.commit(pieces),
             Op::Crash => self.crash(),
             Op::Join { worker } => self.behind_a_cut(Command::Join { worker: WorkerId(worker) }),
@@ -247,13 +247,13 @@ impl World {
             Op::Stray { part, parts, term } => {
                 self.strayed = true;
                 // Its number is none of ours, so nothing of it may ever take effect.
-                let cut = CutId { term, number: 1_000_000 };
+                let delta = DeltaId { term, number: 1_000_000 };
                 let vectors = vec![(BucketId(0), 0)];
                 let payload = Payload::from(vec![1u8; 24]);
-                self.log(&Proposal { command: Command::CutPart { cut, part, vectors }, payload }, false);
-                let record = CutRecord { pushes: 77, ..CutRecord::default() };
-                let after = Some(CutId { term: 0, number: 5 });
-                let stray = Command::Cut { cut, after, parts, buckets: Vec::new(), record };
+                self.log(&Proposal { command: Command::DeltaPart { delta, part, vectors }, payload }, false);
+                let record = DeltaRecord { pushes: 77, ..DeltaRecord::default() };
+                let after = Some(DeltaId { term: 0, number: 5 });
+                let stray = Command::Delta { delta, after, parts, buckets: Vec::new(), record };
                 let outcome = self.log(&stray.into(), false);
                 assert!(matches!(outcome, Outcome::Refused(_)), "{outcome:?}");
                 let staged: Option<Staged> = self.replicas[0].image().staged;
@@ -304,13 +304,13 @@ proptest! {
     }
 }
 
-/// A world with one cut of several parts, of which `committed` pieces are in the log.
+/// A world with one delta of several parts, of which `committed` pieces are in the log.
 fn half_a_cut(committed: usize) -> World {
     let job = toml::from_str("kind = \"adam\"").expect("defaults");
     let mut world = World::new(super::properties::job(job, 0));
     world.push(0, 0, 1.0);
     world.push(1, 1, 2.0);
-    world.cut();
+    world.delta();
     world.commit(committed);
     world
 }
@@ -333,7 +333,7 @@ fn half_a_cut_dies_with_its_leader() {
         let mut world = half_a_cut(pieces);
         world.crash();
         world.push(0, 0, 3.0);
-        world.cut();
+        world.delta();
         world.commit(usize::MAX);
         world.check();
         assert_eq!(world.replicas[0].read(|m| m.pushes), 1, "only the second leader's push is in");

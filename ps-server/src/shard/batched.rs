@@ -19,7 +19,7 @@ use paraft_common::{
 
 /// Two pushes or more of one bucket.
 #[derive(Clone, Debug)]
-pub struct Several {
+pub struct Batched {
     encoding: Encoding,
     /// Values of the bucket.
     len: usize,
@@ -38,7 +38,7 @@ enum Body {
 
 /// Why a payload is not that of several pushes.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum SeveralError {
+pub enum BatchedError {
     /// It ends before what it says of itself.
     #[error("it ends within the lengths of its {0} pushes")]
     Short(usize),
@@ -57,7 +57,7 @@ pub enum SeveralError {
     Payload(#[from] BadPayload),
 }
 
-impl Several {
+impl Batched {
     /// Pushes of a bucket of `len` values, by rising worker. The error: one of them does not fit the bucket.
     pub fn of(pushes: Vec<Payload>, encoding: Encoding, len: usize) -> Result<Self, BadPayload> {
         pushes.iter().try_for_each(|p| encoding.check(p, len))?;
@@ -76,7 +76,7 @@ impl Several {
         encoding: Encoding,
         pushes: usize,
         len: usize,
-    ) -> Result<Self, SeveralError> {
+    ) -> Result<Self, BatchedError> {
         let sum = len * F32_BYTES;
         if encoding == Encoding::F32 {
             Encoding::F32.check(payload, len)?;
@@ -89,20 +89,20 @@ impl Several {
         let heads = reader.words(pushes, |words: &[[u8; 4]]| {
             pushed.extend(words.iter().map(|w| u32::from_le_bytes(*w) as usize));
         });
-        heads.map_err(|_| SeveralError::Short(pushes))?;
+        heads.map_err(|_| BatchedError::Short(pushes))?;
         let (got, all) = (reader.left(), pushed.iter().sum::<usize>());
         let mut at = payload.len() - got;
         if got == sum && all >= sum {
-            let body = payload.slice(at..payload.len()).map_err(|_| SeveralError::Short(pushes))?;
+            let body = payload.slice(at..payload.len()).map_err(|_| BatchedError::Short(pushes))?;
             Encoding::F32.check(&body, len)?;
             return Ok(Self { encoding, len, pushed, weights: Vec::new(), body: Body::Sum(body) });
         }
         if got != all {
-            return Err(SeveralError::Length { got, pushed: all, sum });
+            return Err(BatchedError::Length { got, pushed: all, sum });
         }
         let mut parts = Vec::with_capacity(pushed.len());
         for bytes in &pushed {
-            let part = payload.slice(at..at + bytes).map_err(|_| SeveralError::Short(pushes))?;
+            let part = payload.slice(at..at + bytes).map_err(|_| BatchedError::Short(pushes))?;
             encoding.check(&part, len)?;
             at += bytes;
             parts.push(part);
@@ -188,24 +188,24 @@ mod tests {
             for n in [2, 3, 4, 5, 40] {
                 let pushes: Vec<Payload> = (0..n).map(|w| push(encoding, w, LEN)).collect();
                 let bytes: usize = pushes.iter().map(Payload::len).sum();
-                let several = Several::of(pushes.clone(), encoding, LEN).expect("they fit");
-                let sum = several.sum();
-                let entry = several.payload(sum.clone());
+                let batched = Batched::of(pushes.clone(), encoding, LEN).expect("they fit");
+                let sum = batched.sum();
+                let entry = batched.payload(sum.clone());
                 let heads = if encoding == Encoding::F32 { 0 } else { 4 * n };
                 assert_eq!(entry.len(), heads + bytes.min(4 * LEN), "{n} in {encoding}");
                 assert!(encoding != Encoding::Sign || n > 5 || bytes == n * 387, "one bit a value");
-                let read = Several::read(&entry, encoding, n, LEN).expect("what was written");
+                let read = Batched::read(&entry, encoding, n, LEN).expect("what was written");
                 assert_eq!(read.sum(), sum, "{n} in {encoding}");
                 assert_eq!(read.pushed(), bytes as u64);
                 // One number of pushes is not another.
-                assert!(encoding == Encoding::F32 || Several::read(&entry, encoding, n + 1, LEN).is_err());
+                assert!(encoding == Encoding::F32 || Batched::read(&entry, encoding, n + 1, LEN).is_err());
                 // Some encodings take as many bytes for one value more.
                 assert!(
                     !Encoding::DENSE.contains(&encoding)
-                        || Several::read(&entry, encoding, n, LEN + 1).is_err()
+                        || Batched::read(&entry, encoding, n, LEN + 1).is_err()
                 );
                 assert!(
-                    Several::read(&entry.slice(1..entry.len()).expect("shorter"), encoding, n, LEN).is_err()
+                    Batched::read(&entry.slice(1..entry.len()).expect("shorter"), encoding, n, LEN).is_err()
                 );
                 // The sum is that of the decoded values, one after the other.
                 let mut direct = vec![0f32; LEN];
@@ -231,7 +231,7 @@ mod tests {
             )
         };
         let read = |p: &Payload, n| {
-            Several::read(p, Encoding::Sign, n, 10).map(|s| s.pushed()).map_err(|e| e.to_string())
+            Batched::read(p, Encoding::Sign, n, 10).map(|s| s.pushed()).map_err(|e| e.to_string())
         };
         assert_eq!(read(&entry(&[6, 6], &[sign.clone(), sign.clone()]), 2), Ok(12));
         for (lengths, parts, why) in [

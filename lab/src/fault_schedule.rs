@@ -1,4 +1,4 @@
-//! Which fault comes next. Pure: the same seed and kinds give the same cards.
+//! Which fault comes next. Pure: the same seed and kinds give the same faults.
 
 use clap::ValueEnum;
 use rand::{RngExt, SeedableRng, seq::SliceRandom};
@@ -54,8 +54,8 @@ impl Kind {
     }
 }
 
-/// Cards to draw: hands of some kills and one of every other kind, each hand shuffled.
-pub struct Deck {
+/// Faults to draw: hands of some kills and one of every other kind, each hand shuffled.
+pub struct FaultSchedule {
     rng: ChaCha8Rng,
     kinds: Vec<Kind>,
     hand: Vec<Kind>,
@@ -64,7 +64,7 @@ pub struct Deck {
 /// Kills in a hand.
 const KILLS: usize = 4;
 
-impl Deck {
+impl FaultSchedule {
     pub fn new(seed: u64, kinds: &[Kind]) -> Self {
         let mut kinds = kinds.to_vec();
         kinds.sort_unstable();
@@ -72,7 +72,7 @@ impl Deck {
         Self { rng: ChaCha8Rng::seed_from_u64(seed), kinds, hand: Vec::new() }
     }
 
-    /// The next card.
+    /// The next fault.
     pub fn draw(&mut self) -> Kind {
         if self.hand.is_empty() {
             let of = |k: &Kind| if *k == Kind::Kill { KILLS } else { 1 };
@@ -108,11 +108,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_the_same_cards_and_every_kind_comes_in_each_hand() {
+    fn a_seed_gives_the_same_faults_and_every_kind_comes_in_each_hand() {
         let kinds = Kind::value_variants();
         let draw = |seed| {
-            let mut deck = Deck::new(seed, kinds);
-            (0..2 * (kinds.len() - 1 + KILLS)).map(|_| deck.draw()).collect::<Vec<_>>()
+            let mut schedule = FaultSchedule::new(seed, kinds);
+            (0..2 * (kinds.len() - 1 + KILLS)).map(|_| schedule.draw()).collect::<Vec<_>>()
         };
         assert_eq!(draw(7), draw(7));
         assert_ne!(draw(7), draw(8));
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn kills_alone_are_kills() {
-        let mut deck = Deck::new(1, &[Kind::Kill, Kind::Kill]);
-        assert!((0..9).all(|_| deck.draw() == Kind::Kill));
+        let mut schedule = FaultSchedule::new(1, &[Kind::Kill, Kind::Kill]);
+        assert!((0..9).all(|_| schedule.draw() == Kind::Kill));
     }
 }

@@ -1,10 +1,10 @@
 //! How late each push is: in versions, in seconds, and in the way that the weights have gone meanwhile.
 //!
 //! ```text
-//!  pull answered ─▶ version, time, a sample of the weights ······ push applied: delay, age, gap
+//!  pull answered ─▶ version, time, a sample of the weights ······ push applied: delay, age, distance
 //! ```
 //!
-//! The gap is the distance between the weights that a worker pulled and those that its push is applied to, in average steps:
+//! The distance is the distance between the weights that a worker pulled and those that its push is applied to, in average steps:
 //! `‖w − w_pulled‖ / mean ‖step‖` (the parameter-space gap of Hakimi et al. 2019, in units of Barkai et al. 2020). Both norms
 //! are taken over a sample of [`SAMPLE`] values of the bucket, the same ones, evenly spread; buckets that are no larger are
 //! measured whole.
@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use tokio::time::Instant;
 
-/// Values of a bucket that a gap is measured on. The root mean square of so many has an error of some percent, and they take
+/// Values of a bucket that a distance is measured on. The root mean square of so many has an error of some percent, and they take
 /// 4 KiB for each worker and bucket.
 pub const SAMPLE: usize = 1024;
 /// Of all samples together. Sixteen workers of a model of 4 GB fit on a shard, of three.
@@ -37,7 +37,7 @@ const REMAINS: f64 = 0.98;
 
 /// Of one replica.
 #[derive(Debug, Default)]
-pub struct Lateness(Mutex<Inner>);
+pub struct Staleness(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -63,7 +63,7 @@ pub struct OfWorker {
     /// Versions between pull and push.
     pub delay: DelayHistogram,
     /// Average steps between the weights that were pulled and those that the push was applied to.
-    pub gap: LogHistogram,
+    pub distance: LogHistogram,
     /// Seconds between the answer of the pull and the push being applied.
     pub age: LogHistogram,
 }
@@ -92,7 +92,7 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(a - b) * f64::from(a - b)).sum::<f64>().sqrt()
 }
 
-impl Lateness {
+impl Staleness {
     /// A worker's pull of a local bucket is answered with these weights.
     pub fn pulled(&self, worker: WorkerId, bucket: usize, version: Version, weights: &[f32]) {
         let pulled = Pulled { version, at: Instant::now(), sample: sample(weights) };
@@ -123,7 +123,7 @@ impl Lateness {
     }
 
     /// The leadership is over: other leaders answer pulls from now on. What was measured stays.
-    pub fn rest(&self) {
+    pub fn clear(&self) {
         let mut inner = self.0.lock();
         (inner.pulled, inner.step, inner.bytes) = Default::default();
     }
@@ -159,7 +159,7 @@ impl Lateness {
         worker.delay.record(version.0.saturating_sub(c.pulled.0));
         worker.age.record(pulled.at.elapsed().as_secs_f64());
         if *mean > 0.0 {
-            worker.gap.record(distance(&old, &pulled.sample) / *mean);
+            worker.distance.record(distance(&old, &pulled.sample) / *mean);
         }
     }
 
@@ -207,57 +207,57 @@ mod tests {
     }
 
     #[test]
-    fn delay_gap_and_age_are_those_between_pull_and_push() {
-        let lateness = Lateness::default();
+    fn delay_distance_and_age_are_those_between_pull_and_push() {
+        let staleness = Staleness::default();
         let at = |w: f32| vec![w; 4];
-        assert!(lateness.before(0, push(0, 0), Version(0), &at(0.0)).is_none(), "nobody has pulled");
-        lateness.pulled(WorkerId(0), 0, Version(0), &at(0.0));
-        lateness.pulled(WorkerId(1), 0, Version(0), &at(0.0));
+        assert!(staleness.before(0, push(0, 0), Version(0), &at(0.0)).is_none(), "nobody has pulled");
+        staleness.pulled(WorkerId(0), 0, Version(0), &at(0.0));
+        staleness.pulled(WorkerId(1), 0, Version(0), &at(0.0));
         // Worker 1 pushes four times, by 1 in each of four values each time; then comes worker 0.
         for v in 0..4u64 {
-            let before = lateness.before(0, push(1, v), Version(v), &at(v as f32)).expect("it watches");
-            lateness.after(before, &at(v as f32 + 1.0));
-            lateness.pulled(WorkerId(1), 0, Version(v + 1), &at(v as f32 + 1.0));
+            let before = staleness.before(0, push(1, v), Version(v), &at(v as f32)).expect("it watches");
+            staleness.after(before, &at(v as f32 + 1.0));
+            staleness.pulled(WorkerId(1), 0, Version(v + 1), &at(v as f32 + 1.0));
         }
-        let before = lateness.before(0, push(0, 0), Version(4), &at(4.0)).expect("it watches");
-        lateness.after(before, &at(5.0));
-        let workers = lateness.workers();
+        let before = staleness.before(0, push(0, 0), Version(4), &at(4.0)).expect("it watches");
+        staleness.after(before, &at(5.0));
+        let workers = staleness.workers();
         let (late, prompt) = (&workers[&WorkerId(0)], &workers[&WorkerId(1)]);
         assert_eq!((late.delay.max(), prompt.delay.max()), (Some(4), Some(0)));
-        assert_eq!((late.gap.mean(), prompt.gap.mean()), (Some(4.0), Some(0.0)));
+        assert_eq!((late.distance.mean(), prompt.distance.mean()), (Some(4.0), Some(0.0)));
         assert_eq!((late.age.total(), prompt.age.total()), (1, 4));
     }
 
     #[test]
     fn what_is_noted_of_pulls_has_a_bound_and_goes_with_its_worker() {
-        let lateness = Lateness::default();
+        let staleness = Staleness::default();
         let weights = vec![0.5; SAMPLE];
         let all = (MOST_BYTES / bytes_of(&weights)) as usize;
         for i in 0..all + 100 {
-            lateness.pulled(WorkerId(i as u32 % 64), i / 64, Version(0), &weights);
+            staleness.pulled(WorkerId(i as u32 % 64), i / 64, Version(0), &weights);
         }
-        let full = lateness.bytes();
+        let full = staleness.bytes();
         assert!(full <= MOST_BYTES && full > MOST_BYTES - 2 * bytes_of(&weights), "{full}");
-        lateness.pulled(WorkerId(3), 0, Version(1), &weights);
-        assert_eq!(lateness.bytes(), full, "a later pull takes the place of the one before");
-        lateness.forget(WorkerId(3));
-        let left = lateness.0.lock().pulled.keys().filter(|(w, _)| *w == WorkerId(3)).count();
-        assert!(left == 0 && lateness.bytes() < full);
-        let counted: u64 = lateness.0.lock().pulled.values().map(|p| bytes_of(&p.sample)).sum();
-        assert_eq!(lateness.bytes(), counted);
-        (0..64).for_each(|w| lateness.forget(WorkerId(w)));
-        assert_eq!(lateness.bytes(), 0);
+        staleness.pulled(WorkerId(3), 0, Version(1), &weights);
+        assert_eq!(staleness.bytes(), full, "a later pull takes the place of the one before");
+        staleness.forget(WorkerId(3));
+        let left = staleness.0.lock().pulled.keys().filter(|(w, _)| *w == WorkerId(3)).count();
+        assert!(left == 0 && staleness.bytes() < full);
+        let counted: u64 = staleness.0.lock().pulled.values().map(|p| bytes_of(&p.sample)).sum();
+        assert_eq!(staleness.bytes(), counted);
+        (0..64).for_each(|w| staleness.forget(WorkerId(w)));
+        assert_eq!(staleness.bytes(), 0);
     }
 
     #[test]
     fn a_push_from_weights_that_others_answered_with_is_not_measured() {
-        let lateness = Lateness::default();
-        lateness.pulled(WorkerId(0), 0, Version(3), &[0.0]);
-        let before = lateness.before(0, push(0, 2), Version(3), &[0.0]).expect("it watches");
-        lateness.after(before, &[1.0]);
-        assert!(lateness.workers().is_empty());
-        lateness.rest();
-        assert!(lateness.before(0, push(0, 3), Version(4), &[1.0]).is_none(), "it does not lead any more");
+        let staleness = Staleness::default();
+        staleness.pulled(WorkerId(0), 0, Version(3), &[0.0]);
+        let before = staleness.before(0, push(0, 2), Version(3), &[0.0]).expect("it watches");
+        staleness.after(before, &[1.0]);
+        assert!(staleness.workers().is_empty());
+        staleness.clear();
+        assert!(staleness.before(0, push(0, 3), Version(4), &[1.0]).is_none(), "it does not lead any more");
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! How late the pushes of each worker were: a table of delay, gap and age, each with its histogram.
+//! How late the pushes of each worker were: a table of delay, distance and age, each with its histogram.
 
 use super::text::{escape, number};
-use crate::{Lateness, RunRecord};
+use crate::{RunRecord, Staleness};
 use paraft_common::{
     WorkerId,
     histogram::{DelayHistogram, LogHistogram},
@@ -21,15 +21,15 @@ const HEIGHT: f64 = 20.0;
 struct Row {
     group: String,
     worker: String,
-    late: Lateness,
+    late: Staleness,
 }
 
-/// A measure of lateness as the table shows it.
+/// A measure of staleness as the table shows it.
 struct Measure {
     name: &'static str,
-    bins: fn(&Lateness) -> Vec<(f64, u64)>,
+    bins: fn(&Staleness) -> Vec<(f64, u64)>,
     /// Median, 99th percentile.
-    quantiles: fn(&Lateness) -> [Option<String>; 2],
+    quantiles: fn(&Staleness) -> [Option<String>; 2],
 }
 
 const MEASURES: [Measure; 3] = [
@@ -49,9 +49,9 @@ const MEASURES: [Measure; 3] = [
         },
     },
     Measure {
-        name: "Gap (average steps)",
-        bins: |l| l.gap.bins(),
-        quantiles: |l| [0.5, 0.99].map(|q| l.gap.quantile(q).map(rough)),
+        name: "Distance (average steps)",
+        bins: |l| l.distance.bins(),
+        quantiles: |l| [0.5, 0.99].map(|q| l.distance.quantile(q).map(rough)),
     },
     Measure {
         name: "Age",
@@ -107,7 +107,7 @@ pub(super) fn section<'a>(groups: impl Iterator<Item = (&'a str, Vec<&'a RunReco
     _ = write!(
         html,
         "</tbody>\n</table>\n</div>\n<p class=\"note\">Delay: updates of a bucket between the pull of its weights and the apply of the \
-         gradient. Gap: how far the weights went meanwhile, in average steps. Age: how long that took. Each push counts once for \
+         gradient. Distance: how far the weights went meanwhile, in average steps. Age: how long that took. Each push counts once for \
          each of its buckets. Bars are shares of a worker's pushes; each place to the right is twice as much, from 0 on the very \
          left, on the same axis in all rows.{more}</p>\n</section>\n"
     );
@@ -116,21 +116,21 @@ pub(super) fn section<'a>(groups: impl Iterator<Item = (&'a str, Vec<&'a RunReco
 
 /// The rows of a group: its workers over all of its runs, or the latest of them.
 fn of_group(name: &str, runs: &[&RunRecord]) -> Vec<Row> {
-    let mut by_worker = BTreeMap::<WorkerId, Lateness>::new();
-    let mut all = Lateness::default();
-    for (worker, late) in runs.iter().flat_map(|r| r.lateness()) {
+    let mut by_worker = BTreeMap::<WorkerId, Staleness>::new();
+    let mut all = Staleness::default();
+    for (worker, late) in runs.iter().flat_map(|r| r.staleness()) {
         by_worker.entry(worker).or_default().add(&late);
         all.add(&late);
     }
-    let is_late = |l: &Lateness| DelayHistogram::from_counts(&l.delay).max() > Some(0);
+    let is_late = |l: &Staleness| DelayHistogram::from_counts(&l.delay).max() > Some(0);
     if !is_late(&all) {
         return Vec::new();
     }
-    let row = |worker: String, late: Lateness| Row { group: name.into(), worker, late };
+    let row = |worker: String, late: Staleness| Row { group: name.into(), worker, late };
     if by_worker.len() <= WORKERS {
         return by_worker.into_iter().map(|(w, l)| row(w.0.to_string(), l)).collect();
     }
-    let mut latest: Vec<(WorkerId, Lateness)> = by_worker.into_iter().collect();
+    let mut latest: Vec<(WorkerId, Staleness)> = by_worker.into_iter().collect();
     latest.sort_by(|a, b| b.1.age.mean().unwrap_or(0.0).total_cmp(&a.1.age.mean().unwrap_or(0.0)));
     let count = latest.len();
     let mut rows = vec![row(format!("all {count}"), all)];
@@ -190,14 +190,14 @@ mod tests {
 
     fn run(workers: u32) -> RunRecord {
         let of = |w: u32| {
-            let (mut gap, mut age) = (LogHistogram::default(), LogHistogram::default());
+            let (mut distance, mut age) = (LogHistogram::default(), LogHistogram::default());
             for i in 0..10u32 {
-                gap.record(f64::from(i * w));
+                distance.record(f64::from(i * w));
                 age.record(0.01 * f64::from(w + 1));
             }
-            Lateness { worker: WorkerId(w), delay: vec![5, 3, u64::from(w)], gap, age }
+            Staleness { worker: WorkerId(w), delay: vec![5, 3, u64::from(w)], distance, age }
         };
-        let shard = event::Shard { lateness: (0..workers).map(of).collect(), ..event::Shard::default() };
+        let shard = event::Shard { staleness: (0..workers).map(of).collect(), ..event::Shard::default() };
         RunRecord::from_events([Event::Run(Run::default()), Event::Shard(shard)]).expect("a run")
     }
 
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn a_run_without_late_pushes_has_no_section() {
         let prompt = event::Shard {
-            lateness: vec![Lateness { delay: vec![7], ..Lateness::default() }],
+            staleness: vec![Staleness { delay: vec![7], ..Staleness::default() }],
             ..event::Shard::default()
         };
         let r = RunRecord::from_events([Event::Run(Run::default()), Event::Shard(prompt)]).expect("a run");

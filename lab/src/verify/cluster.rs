@@ -28,7 +28,7 @@ pub struct Shape {
 }
 
 /// The fleet. It ends with this.
-pub struct Rig {
+pub struct TestCluster {
     shape: Shape,
     fleet: Fleet,
     /// For questions, which come often: to where each server listens itself, without its proxy.
@@ -52,7 +52,7 @@ async fn within<T>(
     }
 }
 
-impl Rig {
+impl TestCluster {
     /// Starts every server; returns when all listen.
     pub fn start(shape: Shape, dir: &Path) -> Result<Self, Failure> {
         let asking = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -67,7 +67,7 @@ impl Rig {
             ("--durability", durability.name().to_string()),
         ]);
         let fleet = Fleet::of_flags(servers, all, founders, dir)?;
-        let mut rig = Self {
+        let mut cluster = Self {
             shape,
             fleet,
             channels: Vec::new(),
@@ -75,8 +75,8 @@ impl Rig {
             faults: Faults::default(),
             asking,
         };
-        (0..servers as usize).try_for_each(|place| rig.connect(place))?;
-        Ok(rig)
+        (0..servers as usize).try_for_each(|place| cluster.connect(place))?;
+        Ok(cluster)
     }
 
     /// Prepares questions to a server that is new where it listens.
@@ -247,7 +247,7 @@ impl Rig {
     }
 }
 
-impl Drop for Rig {
+impl Drop for TestCluster {
     fn drop(&mut self) {
         self.resume(); // a stopped process does not even die of its lifeline
         self.fleet.servers.iter_mut().for_each(Process::kill); // what they hold was for this

@@ -1,4 +1,4 @@
-//! Parity: every replica of a group hashes its state at the same log indices, so that a replica that has diverged
+//! Checks: every replica of a group hashes its state at the same log indices, so that a replica that has diverged
 //! (broken memory, a bug) is found while the others are still right.
 //!
 //! The leader writes a check into the log now and then. Applying it takes an image, between two entries and without
@@ -29,7 +29,7 @@ const MOST: u32 = 20;
 
 /// The checks of one replica. Clones are the same.
 #[derive(Clone, Debug, Default)]
-pub struct Parity {
+pub struct Checks {
     inner: Arc<Mutex<Inner>>,
 }
 
@@ -42,7 +42,7 @@ struct Inner {
     hashing: bool,
 }
 
-impl Parity {
+impl Checks {
     /// A check was applied. Where the one before is still being hashed, this one is left out: the image would
     /// keep the memory of two states.
     pub fn check(&self, index: u64, image: impl FnOnce() -> RawImage) {

@@ -7,25 +7,25 @@ use std::collections::BTreeMap;
 
 /// What the earlier processes of the workers have done. Takes the events of one run in the order of its file.
 #[derive(Clone, Debug, Default)]
-pub struct Lives {
-    workers: BTreeMap<WorkerId, Life>,
+pub struct Incarnations {
+    workers: BTreeMap<WorkerId, Incarnation>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Life {
-    /// Of the lives before this one.
+struct Incarnation {
+    /// Of the incarnations before this one.
     samples: u64,
     wait_seconds: f64,
-    /// How much later than the first life this one began.
+    /// How much later than the first incarnation this one began.
     later: f64,
     /// Unix time at which the first one's training clock stood at zero.
     began: f64,
-    /// The last line of this life, as it was written.
+    /// The last line of this incarnation, as it was written.
     last: (u64, f64),
-    lives: u32,
+    incarnations: u32,
 }
 
-impl Lives {
+impl Incarnations {
     /// The event with the counts of the whole run.
     pub fn follow(&mut self, event: Event) -> Event {
         match event {
@@ -37,32 +37,32 @@ impl Lives {
 
     /// Whether any worker was started again.
     pub fn any(&self) -> bool {
-        self.workers.values().any(|l| l.lives > 1)
+        self.workers.values().any(|l| l.incarnations > 1)
     }
 
     fn train(&mut self, mut t: Train) -> Train {
-        let life = self.workers.entry(t.worker).or_default();
+        let incarnation = self.workers.entry(t.worker).or_default();
         let began = t.wall - t.seconds;
-        if life.lives == 0 {
-            (life.lives, life.began) = (1, began);
-        } else if t.samples < life.last.0 {
-            life.lives += 1;
-            life.samples = count([life.samples, life.last.0]);
-            life.wait_seconds += life.last.1;
-            life.later = (began - life.began).max(life.later);
+        if incarnation.incarnations == 0 {
+            (incarnation.incarnations, incarnation.began) = (1, began);
+        } else if t.samples < incarnation.last.0 {
+            incarnation.incarnations += 1;
+            incarnation.samples = count([incarnation.samples, incarnation.last.0]);
+            incarnation.wait_seconds += incarnation.last.1;
+            incarnation.later = (began - incarnation.began).max(incarnation.later);
         }
-        life.last = (t.samples, t.wait_seconds);
-        t.samples = count([t.samples, life.samples]);
-        t.wait_seconds += life.wait_seconds;
-        t.seconds += life.later;
+        incarnation.last = (t.samples, t.wait_seconds);
+        t.samples = count([t.samples, incarnation.samples]);
+        t.wait_seconds += incarnation.wait_seconds;
+        t.seconds += incarnation.later;
         t
     }
 
     fn worker(&self, mut w: Worker) -> Worker {
-        if let Some(life) = self.workers.get(&w.worker) {
-            w.samples = count([w.samples, life.samples]);
-            w.wait_seconds += life.wait_seconds;
-            w.seconds += life.later;
+        if let Some(incarnation) = self.workers.get(&w.worker) {
+            w.samples = count([w.samples, incarnation.samples]);
+            w.wait_seconds += incarnation.wait_seconds;
+            w.seconds += incarnation.later;
         }
         w
     }
@@ -85,20 +85,24 @@ mod tests {
 
     #[test]
     fn a_worker_that_was_started_again_goes_on_where_it_was() {
-        let mut lives = Lives::default();
+        let mut incarnations = Incarnations::default();
         let seen: Vec<_> =
             [line(101.0, 100, 1.0), line(110.0, 900, 10.0), line(121.0, 50, 1.0), line(130.0, 500, 10.0)]
                 .into_iter()
-                .map(|t| lives.train(t))
+                .map(|t| incarnations.train(t))
                 .map(|t| (t.samples, t.seconds, t.wait_seconds))
                 .collect();
         // It was gone from 110 to 120: its clock went on, as the others' did.
         assert_eq!(seen, [(100, 1.0, 0.1), (900, 10.0, 1.0), (950, 21.0, 1.1), (1400, 30.0, 2.0)]);
-        assert!(lives.any());
-        let total =
-            lives.worker(Worker { worker: WorkerId(3), samples: 520, seconds: 10.5, ..Worker::default() });
+        assert!(incarnations.any());
+        let total = incarnations.worker(Worker {
+            worker: WorkerId(3),
+            samples: 520,
+            seconds: 10.5,
+            ..Worker::default()
+        });
         assert_eq!((total.samples, total.seconds), (1420, 30.5));
         let other = Worker { worker: WorkerId(1), samples: 7, ..Worker::default() };
-        assert_eq!(lives.worker(other.clone()), other);
+        assert_eq!(incarnations.worker(other.clone()), other);
     }
 }

@@ -33,7 +33,7 @@ const MOST_REDIRECTS: usize = 64;
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The images of one step, on their way.
-pub struct Sections {
+pub struct CheckpointParts {
     step: Step,
     layout: Layout,
     shards: u32,
@@ -46,7 +46,7 @@ pub struct Sections {
     /// Early stopping.
     pub stopping: Stopping,
     /// The founding of shard 0, which names the job to the control group.
-    pub origin: u64,
+    pub founding: u64,
 }
 
 /// How far a worker had come on one shard.
@@ -79,7 +79,7 @@ pub struct Piece {
     pub clock: f64,
 }
 
-impl Sections {
+impl CheckpointParts {
     /// Asks every shard that holds buckets for its image of `step`. `job` is the caller's own.
     pub async fn open(
         servers: &[String],
@@ -99,7 +99,7 @@ impl Sections {
             layout,
             clocks: Vec::new(),
             stopping: Stopping::default(),
-            origin: 0,
+            founding: 0,
         };
         let mut channels = BTreeMap::new();
         let mut failed = None;
@@ -167,16 +167,16 @@ impl Sections {
             next += 1;
             let mut leader = String::new();
             match self.ask_one(shard, &address, transport, channels, &mut leader).await {
-                Ok((section, stream)) => {
+                Ok((header, stream)) => {
                     // Another client may have written the same values in another order.
-                    if ServerJob::from_toml(&section.job).ok().as_ref() != Some(job)
-                        || section.buckets as usize != buckets
-                        || section.step != self.step.0
+                    if ServerJob::from_toml(&header.job).ok().as_ref() != Some(job)
+                        || header.buckets as usize != buckets
+                        || header.step != self.step.0
                     {
                         let what = "an image of another job or step".to_string();
                         return Err(ClientError::Protocol { shard, what });
                     }
-                    self.note(shard, &section);
+                    self.note(shard, &header);
                     self.streams.insert(shard, stream);
                     return Ok(());
                 }
@@ -197,7 +197,7 @@ impl Sections {
         transport: Transport,
         channels: &mut BTreeMap<String, tonic::transport::Channel>,
         leader: &mut String,
-    ) -> Result<(paraft_proto::Section, Incoming<CheckpointPart>), String> {
+    ) -> Result<(paraft_proto::PartHeader, Incoming<CheckpointPart>), String> {
         let ask = async {
             let channel = match channels.get(address) {
                 Some(c) => c.clone(),
@@ -208,7 +208,7 @@ impl Sections {
             let reply = services::checkpoint(&channel, request).await;
             let mut stream = reply.map_err(|s| s.message().to_string())?;
             match stream.message().await.map_err(|s| s.message().to_string())?.and_then(|m| m.message.kind) {
-                Some(Kind::Section(section)) => Ok((section, stream)),
+                Some(Kind::Header(header)) => Ok((header, stream)),
                 Some(Kind::Refused(r)) => {
                     *leader = r.leader;
                     Err(r.message)
@@ -222,17 +222,17 @@ impl Sections {
         }
     }
 
-    fn note(&mut self, shard: ShardId, section: &paraft_proto::Section) {
-        self.clocks.extend(section.members.iter().map(|m| ClockOf {
+    fn note(&mut self, shard: ShardId, header: &paraft_proto::PartHeader) {
+        self.clocks.extend(header.members.iter().map(|m| ClockOf {
             shard,
             worker: WorkerId(m.worker),
             step: Step(m.clock),
             finished: m.finished,
         }));
         if shard == ShardId(0) {
-            self.origin = section.origin;
+            self.founding = header.founding;
         }
-        if let Some(s) = section.stopping.filter(|_| shard == ShardId(0)) {
+        if let Some(s) = header.stopping.filter(|_| shard == ShardId(0)) {
             let (epoch, loss_sum, correct, count) = (s.epoch, s.loss_sum, s.correct, s.count);
             let evaluated = s.evaluated.then_some(LastEvaluation { epoch, loss_sum, correct, count });
             self.stopping = Stopping { best_loss: s.best_loss, bad: s.bad, stop: s.stop, evaluated };

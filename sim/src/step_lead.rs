@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// The steps that the workers who train have pushed.
 #[derive(Debug, Default)]
-pub(crate) struct Gap {
+pub(crate) struct StepLead {
     pushed: BTreeMap<WorkerId, Step>,
     /// How many have pushed up to each step.
     count: BTreeMap<Step, usize>,
@@ -13,7 +13,7 @@ pub(crate) struct Gap {
     steps: u64,
 }
 
-impl Gap {
+impl StepLead {
     /// A worker has pushed everything up to a step; also one that has just come.
     pub fn pushed(&mut self, worker: WorkerId, step: Step) {
         self.left(worker);
@@ -58,18 +58,18 @@ mod tests {
 
     #[test]
     fn the_gap_is_to_the_slowest_of_those_who_train() {
-        let mut gap = Gap::default();
+        let mut step_lead = StepLead::default();
         for (w, step) in [(0, 7), (1, 3), (2, 5)] {
-            gap.pushed(WorkerId(w), Step(step));
+            step_lead.pushed(WorkerId(w), Step(step));
         }
-        gap.left(WorkerId(1));
-        gap.goes_on(Step(7));
-        assert_eq!(gap.largest(), 2);
-        gap.pushed(WorkerId(2), Step(6));
-        gap.goes_on(Step(7));
-        assert_eq!(gap.largest(), 2, "the largest stays");
-        gap.pushed(WorkerId(1), Step(1));
-        gap.goes_on(Step(7));
-        assert_eq!(gap.largest(), 6);
+        step_lead.left(WorkerId(1));
+        step_lead.goes_on(Step(7));
+        assert_eq!(step_lead.largest(), 2);
+        step_lead.pushed(WorkerId(2), Step(6));
+        step_lead.goes_on(Step(7));
+        assert_eq!(step_lead.largest(), 2, "the largest stays");
+        step_lead.pushed(WorkerId(1), Step(1));
+        step_lead.goes_on(Step(7));
+        assert_eq!(step_lead.largest(), 6);
     }
 }

@@ -1,4 +1,4 @@
-//! `paraft bench fire`: training while processes are killed: what it costs in useful samples and in accuracy, beside
+//! `paraft bench resilience`: training while processes are killed: what it costs in useful samples and in accuracy, beside
 //! the two things that people do without Paraft.
 //!
 //! The ways, each also without kills:
@@ -31,7 +31,7 @@ use std::{
 };
 
 #[derive(Args)]
-pub struct FireBenchArgs {
+pub struct ResilienceBenchArgs {
     /// The job file, for example examples/mnist-convnet.toml.
     pub job: PathBuf,
     /// Overrides a key of the job file; may be given often.
@@ -49,7 +49,7 @@ pub struct FireBenchArgs {
     /// Runs of each way, interleaved; the median counts.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub repeats: u64,
-    /// A run under fire that is not done after so many times the quiet run's time is ended; what it has reached by then
+    /// A run with kills that is not done after so many times the quiet run's time is ended; what it has reached by then
     /// counts.
     #[arg(long, default_value_t = 4.0)]
     pub give_up: f64,
@@ -69,7 +69,7 @@ pub struct FireBenchArgs {
 
 /// Kills by this seed; and when the run is given up.
 #[derive(Clone, Copy)]
-struct Fire {
+struct Resilience {
     seed: u64,
     most: Duration,
 }
@@ -92,7 +92,7 @@ struct Case {
     kills: Vec<f64>,
 }
 
-pub fn run(args: &FireBenchArgs) -> Result<i32, Failure> {
+pub fn run(args: &ResilienceBenchArgs) -> Result<i32, Failure> {
     if !(0.1..=86_400.0).contains(&args.every) || !(0.0..=86_400.0).contains(&args.restart_after) {
         return Err(Failure::new(exit::USAGE, "--every and --restart-after are seconds, up to a day"));
     }
@@ -108,9 +108,9 @@ pub fn run(args: &FireBenchArgs) -> Result<i32, Failure> {
             for way in ["paraft", "restart", "torchrun"].into_iter().filter(|w| wants(w)) {
                 let dir = scratch.path().join(format!("{way}-{fire}-{repeat}"));
                 fs::create_dir_all(&dir).map_err(|e| super::write(&dir, e))?;
-                let fire: Option<Fire> = fire.then(|| {
+                let fire: Option<Resilience> = fire.then(|| {
                     let most = quiet.get(way).copied().unwrap_or(f64::INFINITY) * args.give_up;
-                    Fire { seed: args.seed + repeat, most: Duration::from_secs_f64(most.min(86_400.0)) }
+                    Resilience { seed: args.seed + repeat, most: Duration::from_secs_f64(most.min(86_400.0)) }
                 });
                 let run = match (way, &args.peers) {
                     ("paraft", _) => paraft(args, &job, &dir, fire, &interrupted)?,
@@ -145,12 +145,12 @@ fn report(cases: &BTreeMap<(&'static str, bool), Case>) -> Vec<Figure> {
     let mut figures = Vec::new();
     for ((way, fire), case) in cases {
         let quiet = cases.get(&(way, false));
-        let name = if *fire { format!("{way}, under fire") } else { format!("{way}, quiet") };
+        let name = if *fire { format!("{way}, with kills") } else { format!("{way}, quiet") };
         let mut add = |what, values: &[f64], of_quiet: Option<&[f64]>, unit| {
             let Some((value, spread)) = median(values) else { return };
             let base = of_quiet.and_then(median).map(|m| m.0);
             figures.push(Figure {
-                bench: "fire",
+                bench: "resilience",
                 case: name.clone(),
                 what,
                 value,
@@ -173,7 +173,7 @@ fn report(cases: &BTreeMap<(&'static str, bool), Case>) -> Vec<Figure> {
 
 /// Kills one of `victims` now and then until it is told to stop; gives how many. `killed` hears of each.
 fn killer(
-    args: &FireBenchArgs,
+    args: &ResilienceBenchArgs,
     seed: u64,
     stop: &AtomicBool,
     mut victims: impl FnMut() -> Vec<(String, u32)>,
@@ -221,10 +221,10 @@ fn useful(record: &RunRecord, job: &Job, parameters: u64) -> f64 {
 }
 
 fn paraft(
-    args: &FireBenchArgs,
+    args: &ResilienceBenchArgs,
     job: &Job,
     dir: &Path,
-    fire: Option<Fire>,
+    fire: Option<Resilience>,
     interrupted: &AtomicI32,
 ) -> Result<Run, Failure> {
     let mut job = job.clone();
@@ -232,7 +232,7 @@ fn paraft(
     let (stop, kills) = (AtomicBool::new(false), AtomicU32::new(0));
     let began = Instant::now();
     let record = thread::scope(|s| {
-        if let Some(Fire { seed, .. }) = fire {
+        if let Some(Resilience { seed, .. }) = fire {
             let (stop, kills, job) = (&stop, &kills, &job);
             s.spawn(move || {
                 let tell = |name: &str| eprintln!("  {:6.1} s  kill {name}", began.elapsed().as_secs_f64());
@@ -254,10 +254,10 @@ fn paraft(
 }
 
 fn restart(
-    args: &FireBenchArgs,
+    args: &ResilienceBenchArgs,
     job: &Job,
     dir: &Path,
-    fire: Option<Fire>,
+    fire: Option<Resilience>,
     interrupted: &AtomicI32,
 ) -> Result<Run, Failure> {
     let mut job = job.clone();
@@ -309,7 +309,7 @@ fn restart(
                 thread::sleep(Duration::from_millis(20));
             }
         });
-        if let Some(Fire { seed, .. }) = fire {
+        if let Some(Resilience { seed, .. }) = fire {
             let (done, kills, now, end) = (&done, &kills, &now, &end);
             s.spawn(move || {
                 let victims = || now.lock().map(|d| process::parts_of(&d)).unwrap_or_default();
@@ -338,11 +338,11 @@ fn restart(
 }
 
 fn torchrun(
-    args: &FireBenchArgs,
+    args: &ResilienceBenchArgs,
     job: &Job,
     peers: &Path,
     dir: &Path,
-    fire: Option<Fire>,
+    fire: Option<Resilience>,
     interrupted: &AtomicI32,
 ) -> Result<Run, Failure> {
     let model = match job.model.as_ref().map_or("convnet", |m| m.name()) {
@@ -376,7 +376,7 @@ fn torchrun(
     let mut child =
         command.spawn().map_err(|e| Failure::new(exit::CONFIG, format!("{}: {e}", args.python)))?;
     let status = thread::scope(|s| {
-        if let Some(Fire { seed, .. }) = fire {
+        if let Some(Resilience { seed, .. }) = fire {
             let (stop, kills) = (&stop, &kills);
             s.spawn(move || {
                 // Each worker writes a file that is named after its process.

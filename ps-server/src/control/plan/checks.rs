@@ -1,6 +1,6 @@
 //! Which replicas have diverged.
 
-use super::{Do, Plan, View};
+use super::{Action, Plan, View};
 use crate::raft::{Digest, Membership, ReplicaId};
 use paraft_common::ShardId;
 use std::collections::BTreeMap;
@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 pub(super) fn compare(
     view: &View,
     shard: ShardId,
-    origin: u64,
+    founding: u64,
     now: &Membership,
     plan: &mut Plan,
 ) -> Option<String> {
     let reports = now.members.keys().filter_map(|n| {
         let r = view.live(n.server())?.replicas.get(&shard)?;
-        (r.node == *n && r.origin == origin && r.trouble.is_empty()).then_some(r)
+        (r.node == *n && r.founding == founding && r.trouble.is_empty()).then_some(r)
     });
     let mut by_index = BTreeMap::<u64, Vec<(ReplicaId, u64)>>::new();
     for (node, d) in reports.flat_map(|r| r.digests.iter().map(|d| (r.node, *d))) {
@@ -35,7 +35,7 @@ pub(super) fn compare(
                     plan.tell(
                         node.server(),
                         shard,
-                        Do::Diverged { node, at: Digest { index, digest }, majority },
+                        Action::Diverged { node, at: Digest { index, digest }, majority },
                     );
                 }
             }

@@ -1,18 +1,18 @@
-//! Image cuts, the way into the log at the level `leader`: what their entries say, and how a replica takes them.
+//! State deltas, the way into the log at the level `leader`: what their entries say, and how a replica takes them.
 //!
 //! A leader at this level applies pushes to working copies (`working.rs`) and now and then writes down what
 //! changed: the images of the changed buckets in parts of at most [`MAX_PART_BYTES`], then one marker with
 //! everything that belongs to them: versions, schedule clocks, who pushed what, the counts.
 //!
 //! ```text
-//!  CutPart 0 ─▶ CutPart 1 ─▶ ... ─▶ Cut (marker)
+//!  DeltaPart 0 ─▶ DeltaPart 1 ─▶ ... ─▶ Delta (marker)
 //!     staged      staged              all parts here? then all of it takes effect at once; else nothing does
 //! ```
 //!
 //! What is staged is part of the replicated state: a snapshot between two parts holds it, and every replica that
-//! applied the same log has the same bytes. A part or marker that does not continue the staged cut drops it, so
-//! the half of a cut whose leader died never takes effect. And a marker takes effect only on the very state that
-//! its leader started from: each bucket at its base version, after the same last cut.
+//! applied the same log has the same bytes. A part or marker that does not continue the staged delta drops it, so
+//! the half of a delta whose leader died never takes effect. And a marker takes effect only on the very state that
+//! its leader started from: each bucket at its base version, after the same last delta.
 
 use super::{
     bucket::BucketData,
@@ -32,22 +32,22 @@ pub enum Form {
     /// Updates.
     #[default]
     Updates,
-    /// Image cuts.
+    /// State deltas.
     Images,
 }
 
-/// Names a cut. Ordered: a later leader's cuts are greater, and so are a leader's later ones.
+/// Names a delta. Ordered: a later leader's deltas are greater, and so are a leader's later ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct CutId {
+pub struct DeltaId {
     /// The Raft term of the leader that made it.
     pub term: u64,
-    /// Counts the cuts of that leader's process.
+    /// Counts the deltas of that leader's process.
     pub number: u64,
 }
 
 /// A changed bucket, as a marker announces it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CutBucket {
+pub struct DeltaBucket {
     /// Which.
     pub bucket: BucketId,
     /// The replicated version that the leader's working copy started from.
@@ -58,9 +58,9 @@ pub struct CutBucket {
     pub clock: f64,
 }
 
-/// What one member has pushed into a cut.
+/// What one member has pushed into a delta.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct CutMember {
+pub struct DeltaMember {
     /// In which session.
     pub session: SessionId,
     /// The highest push.
@@ -70,18 +70,18 @@ pub struct CutMember {
     pub steps: BTreeMap<BucketId, Step>,
 }
 
-/// Everything that a cut adds to the small part of the state.
+/// Everything that a delta adds to the small part of the state.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct CutRecord {
+pub struct DeltaRecord {
     /// By worker.
-    pub members: BTreeMap<WorkerId, CutMember>,
+    pub members: BTreeMap<WorkerId, DeltaMember>,
     /// Delays of the pushes.
     pub delays: DelayHistogram,
     /// Pushes applied.
     pub pushes: u64,
     /// Their payload, in bytes.
     pub bytes: u64,
-    /// Acknowledged pushes that went down with an earlier leader, found since the last cut (only at the level
+    /// Acknowledged pushes that went down with an earlier leader, found since the last delta (only at the level
     /// `leader`).
     pub lost: u64,
 }
@@ -92,11 +92,11 @@ pub type VectorOf = (BucketId, u32);
 /// A vector and its values.
 pub type Vector = (VectorOf, Arc<Vec<f32>>);
 
-/// The parts of a cut whose marker has not come yet.
+/// The parts of a delta whose marker has not come yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Staged {
-    /// Of which cut.
-    pub cut: CutId,
+    /// Of which delta.
+    pub delta: DeltaId,
     /// How many are here.
     pub parts: u32,
     /// What they held, in order.
@@ -106,8 +106,8 @@ pub struct Staged {
 /// [`Staged`] without the bulk, for a snapshot's header: lengths in values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StagedHeader {
-    /// Of which cut.
-    pub cut: CutId,
+    /// Of which delta.
+    pub delta: DeltaId,
     /// How many parts are here.
     pub parts: u32,
     /// The vectors and their lengths.
@@ -118,7 +118,7 @@ impl Staged {
     /// The header that announces the vectors.
     pub fn header(&self) -> StagedHeader {
         let vectors = self.vectors.iter().map(|(of, v)| (*of, v.len() as u64)).collect();
-        StagedHeader { cut: self.cut, parts: self.parts, vectors }
+        StagedHeader { delta: self.delta, parts: self.parts, vectors }
     }
 
     /// Whether every vector is one of the job's buckets, at its length.
@@ -150,23 +150,23 @@ fn read_part(conf: &Configured, vectors: &[VectorOf], payload: &Payload) -> Resu
     Ok(read)
 }
 
-/// Puts the images of a complete cut together, or says what is missing. Changes nothing.
+/// Puts the images of a complete delta together, or says what is missing. Changes nothing.
 fn images(
     conf: &Configured,
     staged: Option<Staged>,
-    cut: CutId,
+    delta: DeltaId,
     parts: u32,
-    buckets: &[CutBucket],
+    buckets: &[DeltaBucket],
 ) -> Result<Vec<(usize, Arc<BucketData>)>, String> {
-    let here = staged.filter(|s| s.cut == cut);
-    let staged = here.unwrap_or(Staged { cut, parts: 0, vectors: Vec::new() });
+    let here = staged.filter(|s| s.delta == delta);
+    let staged = here.unwrap_or(Staged { delta, parts: 0, vectors: Vec::new() });
     if staged.parts != parts {
-        return Err(format!("{} of {parts} parts of the cut are here", staged.parts));
+        return Err(format!("{} of {parts} parts of the delta are here", staged.parts));
     }
     let count = staged.vectors.len();
     let mut by_place: BTreeMap<VectorOf, Arc<Vec<f32>>> = staged.vectors.into_iter().collect();
     if by_place.len() != count {
-        return Err("the cut holds a vector twice".into());
+        return Err("the delta holds a vector twice".into());
     }
     let mut all = Vec::with_capacity(buckets.len());
     for b in buckets {
@@ -174,7 +174,7 @@ fn images(
         let bucket = &conf.buckets[local];
         if bucket.version() != b.base || b.version < b.base {
             let (here, from, to) = (bucket.version(), b.base, b.version);
-            return Err(format!("{} is at {here}, the cut goes from {from} to {to}", b.bucket));
+            return Err(format!("{} is at {here}, the delta goes from {from} to {to}", b.bucket));
         }
         let mut vector = |i: u32| {
             let v =
@@ -184,30 +184,36 @@ fn images(
         let weights = vector(0)?;
         let slots = (1..=conf.slots(bucket.spec.kind) as u32).map(&mut vector).collect::<Result<_, _>>()?;
         let (version, clock) = (b.version, b.clock);
-        let kept = Default::default(); // jobs that keep something have no cuts
+        let kept = Default::default(); // jobs that keep something have no deltas
         let data = BucketData { weights, slots, kept, version, clock, initialised: true };
         all.push((local, Arc::new(data)));
     }
     if by_place.is_empty() {
         Ok(all)
     } else {
-        Err("the cut holds vectors that its marker does not name".into())
+        Err("the delta holds vectors that its marker does not name".into())
     }
 }
 
 impl Shard {
-    /// Stages one part. A part that does not continue the staged cut ends that cut.
-    pub(super) fn cut_part(&self, cut: CutId, part: u32, vectors: &[VectorOf], payload: &Payload) -> Outcome {
+    /// Stages one part. A part that does not continue the staged delta ends that delta.
+    pub(super) fn delta_part(
+        &self,
+        delta: DeltaId,
+        part: u32,
+        vectors: &[VectorOf],
+        payload: &Payload,
+    ) -> Outcome {
         let mut slot = self.staged.write();
         let before = slot.take();
         let Some(conf) = self.configured() else { return Outcome::Refused("no job is configured".into()) };
-        if self.read(|m| m.last_cut >= Some(cut)) {
-            return Outcome::Refused(format!("{cut:?} is in already, or a later one"));
+        if self.read(|m| m.last_cut >= Some(delta)) {
+            return Outcome::Refused(format!("{delta:?} is in already, or a later one"));
         }
         let mut staged = match before {
-            _ if part == 0 => Staged { cut, parts: 0, vectors: Vec::new() },
-            Some(s) if (s.cut, s.parts) == (cut, part) => s,
-            _ => return Outcome::Refused(format!("part {part} of {cut:?} does not follow what is staged")),
+            _ if part == 0 => Staged { delta, parts: 0, vectors: Vec::new() },
+            Some(s) if (s.delta, s.parts) == (delta, part) => s,
+            _ => return Outcome::Refused(format!("part {part} of {delta:?} does not follow what is staged")),
         };
         match read_part(&conf, vectors, payload) {
             Ok(read) => staged.vectors.extend(read),
@@ -218,38 +224,38 @@ impl Shard {
         Outcome::Done
     }
 
-    /// The marker: all of the cut, or nothing. Whatever was staged is gone afterwards.
-    pub(super) fn cut(
+    /// The marker: all of the delta, or nothing. Whatever was staged is gone afterwards.
+    pub(super) fn delta(
         &self,
-        cut: CutId,
-        after: Option<CutId>,
+        delta: DeltaId,
+        after: Option<DeltaId>,
         parts: u32,
-        buckets: &[CutBucket],
-        record: &CutRecord,
+        buckets: &[DeltaBucket],
+        record: &DeltaRecord,
     ) -> Outcome {
         let staged = self.staged.write().take();
         let Some(conf) = self.configured() else { return Outcome::Refused("no job is configured".into()) };
         let mut meta = self.meta_mut();
-        if meta.form != Form::Images || meta.last_cut != after || Some(cut) <= after {
+        if meta.form != Form::Images || meta.last_cut != after || Some(delta) <= after {
             let (form, last) = (meta.form, meta.last_cut);
             return Outcome::Refused(format!(
-                "{cut:?} after {after:?} meets form {form:?}, last cut {last:?}"
+                "{delta:?} after {after:?} meets form {form:?}, last delta {last:?}"
             ));
         }
-        let images = match images(&conf, staged, cut, parts, buckets) {
+        let images = match images(&conf, staged, delta, parts, buckets) {
             Ok(images) => images,
             Err(why) => return Outcome::Refused(why),
         };
         for (local, data) in images {
             conf.buckets[local].install(data);
         }
-        meta.last_cut = Some(cut);
+        meta.last_cut = Some(delta);
         take_record(&mut meta, &conf, record);
         Outcome::Done
     }
 }
 
-fn take_record(meta: &mut Meta, conf: &Configured, record: &CutRecord) {
+fn take_record(meta: &mut Meta, conf: &Configured, record: &DeltaRecord) {
     for (worker, pushed) in &record.members {
         // Of a session that is over there is nothing to remember: nobody can push in it again.
         let (members, session) = (&mut meta.members, pushed.session);
