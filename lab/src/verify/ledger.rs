@@ -11,7 +11,7 @@ use crate::{
     scarce, stranger,
 };
 use clap::Args;
-use paraft_client::ClientError;
+use paraft_client::{ClientError, SessionError};
 use paraft_common::{Durability, Mode, durability};
 use paraft_fleet::{failure::Failure, faults::Faults, launch};
 use paraft_proof::Book;
@@ -270,13 +270,13 @@ impl Storm<'_> {
     fn gave_up(&self, what: &str, why: &ClientError) -> Failure {
         let done = self.counts.leader_kills;
         match why {
-            ClientError::Unreachable { .. }
+            ClientError::Session(SessionError::Unreachable { .. })
             | ClientError::Control { .. }
             | ClientError::Options(_)
             | ClientError::Interrupted => {
                 Failure::new(exit::UNAVAILABLE, format!("after {done} kills {what}"))
             }
-            ClientError::Refused { .. } | ClientError::Protocol { .. } | ClientError::StateLost { .. } => {
+            ClientError::Session(_) => {
                 Failure::new(exit::FAILED, format!("BROKEN after {done} kills: {what}"))
             }
         }
