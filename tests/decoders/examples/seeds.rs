@@ -298,12 +298,15 @@ fn cuts() -> Vec<Proposal> {
         DeltaRecord { members: BTreeMap::from([(worker, member)]), pushes: 1, ..DeltaRecord::default() };
     let bucket = DeltaBucket { bucket: BucketId(0), base: Version(0), version: Version(1), clock: 1.0 };
     let next = DeltaId { term: 1, number: 2 };
-    let part = |cut| Command::DeltaPart { cut, part: 0, vectors: vec![(BucketId(0), 0)] };
+    let part = |cut| Command::DeltaPart { delta: cut, part: 0, vectors: vec![(BucketId(0), 0)] };
     vec![
         proposal(Command::Configure { job: job.to_toml().expect("a job") }, Vec::new()),
         proposal(Command::Join { worker }, Vec::new()),
         proposal(part(cut), vec![1; 16]),
-        proposal(Command::Delta { cut, after: None, parts: 1, buckets: vec![bucket], record }, Vec::new()),
+        proposal(
+            Command::Delta { delta: cut, after: None, parts: 1, buckets: vec![bucket], record },
+            Vec::new(),
+        ),
         proposal(part(next), vec![2; 16]),
     ]
 }
