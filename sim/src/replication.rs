@@ -14,16 +14,20 @@ use crate::{
 use futures::{FutureExt, future::BoxFuture};
 use paraft_common::ServerId;
 use paraft_server::{
-    raft::{Applied, Change, Leadership, ProposeError, Replication, Role, Waits},
-    shard::{Command, Shard, staleness::Staleness},
+    raft::{Leadership, ProposeError, Role},
+    shard::{
+        Command, Outcome, Proposal, Shard,
+        leader::{Replication, Waits},
+        staleness::Staleness,
+    },
 };
 use parking_lot::Mutex;
 use std::{collections::VecDeque, sync::Arc};
 use tokio::sync::{oneshot, watch};
 
 struct Entry {
-    change: Change,
-    told: oneshot::Sender<Result<Applied, ProposeError>>,
+    proposal: Proposal,
+    told: oneshot::Sender<Result<Outcome, ProposeError>>,
 }
 
 /// A shard's log, as far as it is not committed.
@@ -94,7 +98,7 @@ impl Log {
         let kept = log.chance.below(open + 1);
         for (i, entry) in std::mem::take(&mut log.open).into_iter().enumerate() {
             if i < kept {
-                self.apply(&entry.change); // nobody is left who waits for its outcome
+                self.apply(&entry.proposal); // nobody is left who waits for its outcome
             }
         }
         log.last = self.clock.now();
@@ -109,14 +113,8 @@ impl Log {
         nanos(timeout) + self.round_trip(&mut log.chance)
     }
 
-    fn apply(&self, change: &Change) -> Applied {
-        match change {
-            Change::Shard(proposal) => {
-                let apply = || self.state.apply(proposal);
-                Applied::Shard(self.staleness.around(&self.state, proposal, apply))
-            }
-            Change::Control(_) | Change::Check => Applied::None,
-        }
+    fn apply(&self, proposal: &Proposal) -> Outcome {
+        self.staleness.around(&self.state, proposal, || self.state.apply(proposal))
     }
 
     fn commit(&self, term: u64) {
@@ -125,7 +123,7 @@ impl Log {
             return;
         }
         if let Some(entry) = log.open.pop_front() {
-            let _ = entry.told.send(Ok(self.apply(&entry.change))); // who asked may have forgotten it
+            let _ = entry.told.send(Ok(self.apply(&entry.proposal))); // who asked may have forgotten it
         }
     }
 }
@@ -149,16 +147,13 @@ impl Leader {
 }
 
 impl Replication for Leader {
-    fn propose(&self, change: Change) -> BoxFuture<'_, Result<Waits, ProposeError>> {
+    fn propose(&self, proposal: Proposal) -> BoxFuture<'_, Result<Waits, ProposeError>> {
         let proposed = {
             let mut log = self.log.inner.lock();
             if log.term != self.term {
                 Err(ProposeError::new("its server is down"))
             } else {
-                let bytes = match &change {
-                    Change::Shard(p) => p.payload.len() as u64 + HEADER_BYTES,
-                    Change::Control(_) | Change::Check => HEADER_BYTES,
-                };
+                let bytes = proposal.payload.len() as u64 + HEADER_BYTES;
                 let followers = u64::from(self.log.replicas.saturating_sub(1));
                 let out = match followers {
                     0 => self.log.clock.now(),
@@ -168,9 +163,8 @@ impl Replication for Leader {
                 let at = out.saturating_add(trip).max(log.last);
                 log.last = at;
                 let (told, outcome) = oneshot::channel();
-                let weighs = matches!(&change, Change::Shard(p)
-                    if matches!(p.command, Command::Update { .. } | Command::DeltaPart { .. }));
-                log.open.push_back(Entry { change, told });
+                let weighs = matches!(proposal.command, Command::Update { .. } | Command::DeltaPart { .. });
+                log.open.push_back(Entry { proposal, told });
                 if weighs && self.log.follow > 0 {
                     let (cores, follow) = (self.log.cores.clone(), self.log.follow);
                     tokio::spawn(async move { cores.work(follow).await });
@@ -206,9 +200,5 @@ impl Replication for Leader {
 
     fn leader_address(&self) -> Option<String> {
         None
-    }
-
-    fn others(&self) -> usize {
-        self.log.replicas.saturating_sub(1) as usize
     }
 }

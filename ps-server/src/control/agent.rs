@@ -14,8 +14,9 @@ use super::{
     state::{Agreed, Command, Outcome, Shape, UNKNOWN_JOB},
 };
 use crate::{
-    raft::{Applied, Change, Group, ReplicaId},
+    raft::ReplicaId,
     replicas::Replicas,
+    replicated::{Applied, Change, Group},
 };
 pub(super) use leading::Leading;
 use paraft_common::{ServerId, ShardId, checkpoint::KnownCheckpoint};

@@ -8,7 +8,8 @@ use crate::{
         plan::{ControlChange, Directive, Health, LastReport, Plan, Report, View, plan},
         state::{Command, State},
     },
-    raft::{Group, Membership},
+    raft::Membership,
+    replicated::Group,
 };
 use paraft_common::{ServerId, ShardId};
 use std::{

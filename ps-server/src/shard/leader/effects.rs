@@ -4,10 +4,13 @@
 //! is answered by an input later. An effect that cannot be carried out may be dropped where its stream is gone; the loss of an
 //! outcome is an outcome.
 
-use super::messages::{CheckpointImage, ConnId, Liveness, Message, Reply};
+use super::{
+    Replication,
+    messages::{CheckpointImage, ConnId, Liveness, Message, Reply},
+};
 use crate::{
     compute::Panicked,
-    raft::{Leadership, ProposeError, Replication},
+    raft::{Leadership, ProposeError},
     shard::{
         bucket::BucketData,
         command::{Outcome, Proposal},

@@ -22,6 +22,7 @@
 //! - [`pulls`]: who may go on.
 //! - [`deltas`], [`working`]: the copies that are ahead of the log at the level `leader`, and when they are written.
 //! - [`switching`]: the live switch of the mode. [`auto`]: the rule that decides on it.
+//! - `replication`: what it needs of its group.
 //! - [`chunks`]: asks of the leased sampler. [`checkpoint`]: the image that a checkpoint is written from.
 //! - `epoch`, `opening`, `pushing`, `answering`, `outcomes`: what the leader does with them, by what has happened.
 
@@ -42,6 +43,7 @@ pub mod pending;
 pub mod pulls;
 mod purpose;
 mod pushing;
+mod replication;
 pub mod rounds;
 pub mod run;
 pub mod streams;
@@ -51,6 +53,7 @@ pub mod working;
 pub use effects::{Effect, Input, Now, Standing};
 pub use messages::{CheckpointImage, ConnId, Counters, Event, Liveness, Message, Reply, Weights};
 pub use purpose::{Proposed, Purpose, Said};
+pub use replication::{Replication, Waits};
 pub use run::{random_sessions, spawn};
 
 use super::{
