@@ -5,14 +5,13 @@ use paraft_common::{
     Layout, TensorKind, TensorSpec, codec::F32_BYTES, config::ServerJob, layout::LayoutError, optim::Descent,
     placement,
 };
-use paraft_data::DataDigest;
 
 /// What a shard should have, where there are too few buckets for as many as were asked for.
 const SHARD_BYTES: usize = 1 << 20;
 
 impl Job {
     /// As [`Self::server_job`], for this data: workers with other data are refused.
-    pub fn server_job_on(&self, tensors: &[TensorSpec], data: &DataDigest) -> ServerJob {
+    pub fn server_job_on(&self, tensors: &[TensorSpec], data: &dyn std::fmt::Display) -> ServerJob {
         let mut job = self.server_job(tensors);
         job.fingerprint = format!("{}, {data}", job.fingerprint);
         job

@@ -32,7 +32,8 @@ pub fn data(job: &Job) -> Result<Split> {
     Ok(job.data.as_ref().context("the job has no data")?.load(Path::new("."))?)
 }
 
-fn model(job: &Job, data: &Split) -> Result<Box<dyn Model>> {
+/// The job's model, on the CPU.
+pub fn model(job: &Job, data: &Split) -> Result<Box<dyn Model>> {
     let config = job.model.as_ref().context("the job has no model")?;
     Ok(config.build(shape_of(&data.train))?)
 }
@@ -60,17 +61,8 @@ fn run_worker(
 ) -> Result<WorkerReport> {
     let data = data(job)?;
     let mut model = model(job, &data)?;
-    let options = WorkerOptions {
-        rank,
-        servers: job.cluster.addresses.clone(),
-        run_dir: None,
-        weights: None,
-        resume,
-        metrics: None,
-        trace: None,
-        slow: Default::default(),
-        interrupt,
-    };
+    let options =
+        WorkerOptions { resume, interrupt, ..WorkerOptions::new(rank, job.cluster.addresses.clone()) };
     let report: Result<WorkerReport, WorkerError> = paraft_worker::run(job, &options, model.as_mut(), data);
     report.with_context(|| format!("worker {rank}"))
 }

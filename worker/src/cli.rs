@@ -97,8 +97,39 @@ pub fn main(factory: Factory) -> ! {
     std::process::exit(code)
 }
 
+/// `main` of a worker binary with a training loop of its own ([`Run`](crate::Run)): likewise.
+///
+/// ```no_run
+/// # use paraft_worker::{Job, Run, Setup, WorkerError, WorkerOptions, cli};
+/// # fn setup() -> Setup<'static> { unimplemented!() }
+/// fn train(job: &Job, options: &WorkerOptions) -> Result<(), WorkerError> {
+///     let mut run = Run::join(job, options, setup())?;
+///     // while let ... = run.next()? { ... }
+///     run.finish().map(|report| eprintln!("{} steps", report.steps))
+/// }
+/// # fn main() {
+/// cli::main_of_loop(train)
+/// # }
+/// ```
+pub fn main_of_loop(own: impl FnOnce(&Job, &WorkerOptions) -> Result<(), WorkerError>) -> ! {
+    std::process::exit(under_flags(&Cli::parse().args, own))
+}
+
 /// Runs a worker; errors go to standard error as "error: ..." and into the exit code.
 pub fn train(args: &WorkerArgs, factory: Factory) -> i32 {
+    under_flags(args, |job, options| {
+        let mut job = job.clone();
+        let asked = args.device.unwrap_or(job.train.device);
+        let gpu = device::choose_for(asked, job.train.precision, args.rank, job.train.group_size)
+            .map_err(|why| WorkerError::Device { asked: asked.to_string(), why: why.to_string() })?;
+        job.train.device = gpu.map_or(DeviceConfig::Cpu, |g| DeviceConfig::Cuda(Some(g.ordinal)));
+        tracing::info!(device = %job.train.device, "this worker computes on");
+        let (mut model, data) = factory(&job)?;
+        run(&job, options, model.as_mut(), data).map(drop)
+    })
+}
+
+fn under_flags(args: &WorkerArgs, work: impl FnOnce(&Job, &WorkerOptions) -> Result<(), WorkerError>) -> i32 {
     paraft_host::raise_descriptor_limit();
     if let Err(e) = paraft_host::logs::start(args.log_file.as_deref()) {
         eprintln!("error: the log file cannot be opened: {e}");
@@ -109,7 +140,9 @@ pub fn train(args: &WorkerArgs, factory: Factory) -> i32 {
     }
     let (interrupt, signal) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicI32::new(0)));
     watch_signals(interrupt.clone(), signal.clone());
-    match prepare_and_run(args, factory, interrupt) {
+    let failed = |e: WorkerError| (e.to_string(), e.exit_code());
+    let ended = prepare(args, interrupt).and_then(|(job, options)| work(&job, &options).map_err(failed));
+    match ended {
         Ok(()) => exit::OK,
         Err((message, code)) => {
             let signal = signal.load(Relaxed);
@@ -125,14 +158,10 @@ pub fn train(args: &WorkerArgs, factory: Factory) -> i32 {
     }
 }
 
-fn prepare_and_run(
-    args: &WorkerArgs,
-    factory: Factory,
-    interrupt: Arc<AtomicBool>,
-) -> Result<(), (String, i32)> {
+/// The job and the place in it that the flags name; or why not, and the exit code.
+fn prepare(args: &WorkerArgs, interrupt: Arc<AtomicBool>) -> Result<(Job, WorkerOptions), (String, i32)> {
     let set = with_group_size(&args.set, args.group_size);
-    let mut job = Job::load(&args.job, &set).map_err(|e| (e.to_string(), exit::CONFIG))?;
-    let failed = |e: WorkerError| (e.to_string(), e.exit_code());
+    let job = Job::load(&args.job, &set).map_err(|e| (e.to_string(), exit::CONFIG))?;
     let servers = if args.servers.is_empty() { job.cluster.addresses.clone() } else { args.servers.clone() };
     if servers.is_empty() {
         let why = "no servers are named; give --servers host:port,... or cluster.addresses in the job file";
@@ -148,14 +177,8 @@ fn prepare_and_run(
     }
     // A run's folder that is missing is told by its own name, below.
     if args.run_dir.as_deref().is_none_or(std::path::Path::is_dir) {
-        checkpoints::try_out(&job, args.run_dir.as_deref()).map_err(failed)?;
+        checkpoints::try_out(&job, args.run_dir.as_deref()).map_err(|e| (e.to_string(), e.exit_code()))?;
     }
-    let asked = args.device.unwrap_or(job.train.device);
-    let gpu = device::choose_for(asked, job.train.precision, args.rank, job.train.group_size)
-        .map_err(|e| (format!("train.device = \"{asked}\": {e}"), exit::UNAVAILABLE))?;
-    job.train.device = gpu.map_or(DeviceConfig::Cpu, |g| DeviceConfig::Cuda(Some(g.ordinal)));
-    tracing::info!(device = %job.train.device, "this worker computes on");
-    let (mut model, data) = factory(&job).map_err(failed)?;
     let options = WorkerOptions {
         rank: args.rank,
         servers,
@@ -167,8 +190,7 @@ fn prepare_and_run(
         slow: Slowness { factor: args.slow, straggle: args.straggle.filter(Straggle::is_possible) },
         interrupt,
     };
-    run(&job, &options, model.as_mut(), data).map_err(failed)?;
-    Ok(())
+    Ok((job, options))
 }
 
 /// Reads `--slow`.

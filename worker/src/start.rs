@@ -7,7 +7,6 @@ use paraft_common::{
     Layout,
     config::{Start, Stopping},
 };
-use paraft_models::Model;
 use std::path::Path;
 
 /// What a worker brings along for servers that have nothing yet.
@@ -25,12 +24,12 @@ impl Beginning {
     }
 }
 
-/// Prepares the job's beginning. A checkpoint wins over `train.init`: the job that it is of may have begun so.
+/// Prepares the job's beginning; `init` writes the weights of a seed. A checkpoint wins over `train.init`: the job that it is of may have begun so.
 /// Everything that is wrong with a file is said here, before the servers hear of this worker.
 pub fn begin(
     job: &Job,
     resume: Option<&Path>,
-    model: &dyn Model,
+    init: &mut dyn FnMut(u64, &mut [f32]),
     layout: &Layout,
     plan: &Plan,
 ) -> Result<Beginning, WorkerError> {
@@ -43,7 +42,7 @@ pub fn begin(
         return Ok(Beginning { initial: Initial::fresh(weights), start: Some(start) });
     }
     let mut weights = vec![0.0; layout.len()];
-    model.init(job.seed, &mut weights);
+    init(job.seed, &mut weights);
     Ok(Beginning { initial: Initial::fresh(weights), start: None })
 }
 

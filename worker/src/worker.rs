@@ -7,38 +7,38 @@
 //! A worker holds nothing that is worth keeping: weights, optimizer state and clocks are on the servers.
 
 mod clock;
+mod driver;
 mod error;
 mod evaluate;
 mod follower;
+mod join;
+mod own_loop;
 mod plan;
 mod reduce;
 mod training;
 
-pub use error::WorkerError;
+pub use error::{ErrorKind, WorkerError};
+pub use own_loop::{HeldOut, Minibatch, Run, Setup, Turn};
 pub use plan::{Minibatches, Plan};
 
-use self::{clock::Clock, training::Training};
+use self::{
+    clock::Clock,
+    join::{Joined, What, client_options, join},
+    training::Training,
+};
 use crate::{
-    checkpoints::{self, Checkpoints},
     engine::Engine,
     group::Ranks,
     job::{Exchange, Job, TransportConfig},
     metrics::{self, Gauges},
-    recorder::Recorder,
     slow::{Slow, Slowness},
-    start,
 };
-use paraft_client::{
-    Client, ClientError, ClientOptions, Counters, HANDOVER, Transport, groups::MemberOptions,
-};
-use paraft_common::{BucketId, Encoding, WorkerId, local::LocalWeights};
+use paraft_client::{ClientError, Transport, groups::MemberOptions};
+use paraft_common::{BucketId, Encoding};
 use paraft_data::{DataDigest, Dataset, Split};
 use paraft_models::{Evaluation, Model, Part};
-use paraft_trace::Stages;
-use paraft_trainer::Trainer;
 use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
@@ -64,6 +64,23 @@ pub struct WorkerOptions {
     pub slow: Slowness,
     /// Set to end the run at the next step, or where it waits for others.
     pub interrupt: Arc<AtomicBool>,
+}
+
+impl WorkerOptions {
+    /// Of this rank, with these servers: nothing is written, nothing resumed.
+    pub fn new(rank: u32, servers: Vec<String>) -> Self {
+        Self {
+            rank,
+            servers,
+            run_dir: None,
+            weights: None,
+            resume: None,
+            metrics: None,
+            trace: None,
+            slow: Slowness::default(),
+            interrupt: Arc::default(),
+        }
+    }
 }
 
 /// What a worker did.
@@ -173,29 +190,6 @@ fn transport(job: &Job) -> Transport {
     }
 }
 
-/// As which worker the servers know this process, or the group that it leads.
-fn client_options(
-    job: &Job,
-    options: &WorkerOptions,
-    server_job: paraft_common::config::ServerJob,
-    leads: bool,
-) -> ClientOptions {
-    ClientOptions {
-        servers: options.servers.clone(),
-        shards: job.shards(),
-        replicas: job.cluster.replicas,
-        worker: WorkerId(options.rank / job.train.group_size),
-        job: server_job,
-        transport: transport(job),
-        timeout: Duration::from_millis(job.cluster.timeout_ms),
-        handover: match leads {
-            false => HANDOVER,
-            // Who led this group may only have stopped: its lease has to end.
-            true => HANDOVER + Duration::from_millis(job.cluster.grace_ms),
-        },
-    }
-}
-
 /// Trains as a worker of the servers: alone, or for the group that this rank leads.
 fn lead(
     job: &Job,
@@ -205,9 +199,6 @@ fn lead(
     ranks: Option<&mut Ranks>,
 ) -> Result<WorkerReport, WorkerError> {
     let Shared { train, test, digest, plan, gauges } = data;
-    let tensors = model.tensors();
-    let mut server_job = job.server_job_on(&tensors, &digest);
-    let layout = job.layout(tensors).map_err(|e| WorkerError::Job(e.to_string()))?;
     if job.local.is_local() && model.resident().is_some() {
         return Err(WorkerError::Job(format!(
             "local.kind = \"{}\" keeps a worker's weights in the host's memory, and this model is on a device; set train.device \
@@ -215,122 +206,44 @@ fn lead(
             job.local.kind()
         )));
     }
-    let local = LocalWeights::new(&job.local, &job.descent(), layout.params_len(), layout.len());
-    let beginning = start::begin(job, options.resume.as_deref(), model, &layout, &plan)?;
-    let begun = beginning.start.as_ref().map_or(0, |s| s.epochs);
-    server_job.start = beginning.start;
-    server_job.chunks = plan.leased;
-    let client = client_options(job, options, server_job, ranks.is_some());
-    let worker = client.worker;
-    // Before the servers hear of this worker: a folder that cannot be written is no reason to wait for them.
-    let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone())?;
-    let checkpoints = Checkpoints::start(job, options, &plan, layout.tensors(), &client)?;
-    let (mut client, start) = Client::join_from(client, beginning.initial)?;
-    client.encode_by(&layout, job.train.feeds_back());
-    if ranks.is_none() {
-        client.interrupted_by(options.interrupt.clone());
-    }
-    gauges.stages(client.stages().clone());
-    let _flush =
-        options.trace.as_ref().map(|(folder, steps)| begin_trace(&client, folder, *steps)).transpose()?;
+    let what = What {
+        tensors: model.tensors(),
+        data: &digest,
+        samples: train.len() as u64,
+        classifies: job.classifies() && test.classes().is_some(),
+        init: &mut |seed, weights| model.init(seed, weights),
+    };
+    let Joined { mut driver, start, flush: _flush } =
+        join(job, options, what, &plan, gauges, ranks.is_some())?;
+    let (client, len) = (&mut driver.client, driver.layout.len());
     let mut ranks = ranks;
     if let Some(ranks) = ranks.as_deref_mut().filter(|r| start.0 >= plan.total && r.generation() > 1) {
         // Who led before has been silent while the other workers finished.
         tracing::info!("the job is done; nothing is left for this group");
         client.finish();
-        let mut weights = vec![0.0; layout.len()];
+        let mut weights = vec![0.0; len];
         client.pull_final(start, &mut weights)?;
         ranks.over(model);
         return Ok(WorkerReport { weights, ..WorkerReport::default() });
     }
-    if plan.leased.is_none() && start.0 >= plan.total {
-        let refused = format!(
-            "these servers have done this job's {} steps already; to train it again, or for longer, use other servers, or \
-             start these with other data folders (with --resume it goes on from a checkpoint)",
-            plan.total
-        );
-        // It has joined: the job has finished only once this member has too.
-        client.finish();
-        if let Err(e) = client.pull_final(start, &mut vec![0.0; layout.len()]) {
-            tracing::warn!(error = %e, "this worker's session could not be ended in order");
-        }
-        return Err(WorkerError::Job(refused));
-    }
+    driver.has_steps(start)?;
     let part = |(i, b): (u32, &paraft_common::BucketSpec)| Part {
         range: b.range(),
-        encoding: client.device_encoding(BucketId(i)).unwrap_or(Encoding::F32),
+        encoding: driver.client.device_encoding(BucketId(i)).unwrap_or(Encoding::F32),
     };
-    let parts = (0..).zip(client.layout().buckets()).map(part).collect();
+    let parts = (0..).zip(driver.layout.buckets()).map(part).collect();
     // Of a group another rank goes on in the same session.
     let alone = ranks.is_none();
     let engine = Engine::new(model, parts, ranks);
-    let trainer = Trainer::new(
-        paraft_trainer::Options {
-            worker,
-            steps: plan.steps,
-            local: job.local.clone(),
-            layout: layout.clone(),
-            batch: job.train.batch,
-            evaluates: job.eval.every_epoch,
-            due: job.checkpoint.as_ref().map(|c| checkpoints::due(c, &plan)),
-            leased: plan.leased,
-            begun,
-            timeout: Duration::from_millis(job.cluster.timeout_ms),
-        },
-        start,
-    );
-    let mut training = Training {
-        job,
-        options,
-        plan,
-        train,
-        test,
-        engine,
-        local,
-        client,
-        recorder,
-        checkpoints,
-        gauges,
-        worker,
-        layout,
-        clock: Clock::default(),
-        samples: 0,
-        steps: 0,
-        waited_at_start: Duration::ZERO,
-        at_end: Counters::default(),
-        switches: 0,
-        slow: Slow::new(options.slow, job.seed, options.rank),
-        begun,
-        ends: BTreeMap::new(),
-    };
-    match training.run(trainer) {
+    let slow = Slow::new(options.slow, job.seed, options.rank);
+    let mut training = Training { job, options, plan, train, test, engine, driver, slow };
+    match training.run() {
         Err(WorkerError::Interrupted | WorkerError::Client(ClientError::Interrupted)) => {
-            if alone && !training.client.leave(LEAVE_PATIENCE) {
-                tracing::warn!(
-                    "not every shard has answered that this worker leaves; there its lease has to end"
-                );
+            if alone {
+                training.driver.leave();
             }
             Err(WorkerError::Interrupted)
         }
         ended => Ok(training.report(ended?)),
     }
-}
-
-/// A worker that is told to end waits so long for the shards' word that they know. Less than signals wait for the worker.
-const LEAVE_PATIENCE: Duration = Duration::from_millis(800);
-
-/// Brings the trace into its file when the run ends, however it does.
-struct Flush(Arc<Stages>);
-
-impl Drop for Flush {
-    fn drop(&mut self) {
-        self.0.flush();
-    }
-}
-
-fn begin_trace(client: &Client, folder: &Path, steps: u64) -> Result<Flush, WorkerError> {
-    let process = format!("worker-{}", client.worker().0);
-    let cannot = |e| WorkerError::Trace(folder.to_path_buf(), e);
-    client.stages().trace(folder, &process, steps).map_err(cannot)?;
-    Ok(Flush(client.stages().clone()))
 }

@@ -379,7 +379,7 @@ fn bench_train_gives_ratios_within_one_run() {
 #[test]
 fn a_job_stops_when_the_held_out_loss_no_longer_falls() {
     let scratch = tempfile::tempdir().expect("scratch");
-    let rule = "[eval]\nearly_stop = { timeout = 2, min_delta = 100.0 }\n";
+    let rule = "[eval]\nearly_stop = { patience = 2, min_delta = 100.0 }\n";
     for mode in ["bsp", "asp"] {
         let path = job(scratch.path(), &(digits(mode, 1, 1000) + rule));
         let dir = scratch.path().join(mode);

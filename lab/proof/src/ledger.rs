@@ -3,7 +3,12 @@
 //! The model is a vector of zeros, the optimizer SGD with rate 1. A push is 1 at one place of its own and 0
 //! everywhere else, so each weight ends as minus the number of times that its push was applied: 0 is a lost
 //! push, -2 a doubled one. All numbers on the way are small and exact in `f32`.
+//!
+//! A step has one entry, or one in every bucket ([`Ledger::in_every_bucket`]). In a long ledger up to [`MAX_PER_PLACE`] entries share a
+//! place: the n-th of them (from 0) pushes 4^n, so that the place, read in base 4, has a digit for each. An entry that was applied
+//! once, never or twice reads as 1, 0 or 2 in its own digit.
 
+use crate::tally::{Fate, Tally};
 use paraft_client::{Client, ClientError, ClientOptions, Pulled, Transport};
 use paraft_common::{
     BucketId, Durability, LeaderWindow, Mode, Step, WorkerId,
@@ -23,7 +28,12 @@ pub struct At {
     pub replicas: u32,
 }
 
-/// A ledger with one page for each worker and one place for each step.
+/// Digits of base 4 that an `f32` holds exactly.
+pub const MAX_PER_PLACE: u32 = 12;
+/// A longer bucket takes more entries into a place.
+const SHORT: usize = 4096;
+
+/// A ledger with one page for each worker and one entry for each step.
 #[derive(Clone, Copy, Debug)]
 pub struct Ledger {
     /// Workers that start the job.
@@ -36,6 +46,10 @@ pub struct Ledger {
     pub mode: Mode,
     /// Values in a bucket.
     pub bucket_len: usize,
+    /// Entries that share a place; 1: plain unit vectors.
+    pub per_place: u32,
+    /// How often the pages are there: 1, or once in each bucket, which is as long as they are then.
+    pub copies: usize,
     /// Values beyond the pages, which stay 0: bulk for the network.
     pub extra: usize,
     /// A worker whose connection breaks is taken out after this long.
@@ -60,6 +74,8 @@ impl Ledger {
             steps,
             mode,
             bucket_len: 16,
+            per_place: 1,
+            copies: 1,
             extra: 0,
             grace_ms: 500,
             durability: Durability::default(),
@@ -69,19 +85,89 @@ impl Ledger {
         }
     }
 
-    /// Values of the model.
-    pub fn len(&self) -> usize {
-        self.pages as usize * self.steps as usize + self.extra
+    /// Likewise with an entry in each of so many buckets for every step, whatever a push of all of them does to the rate.
+    pub fn in_every_bucket(mode: Mode, workers: u32, steps: u64, buckets: usize) -> Self {
+        let entries = workers as usize * steps as usize;
+        let per_place = (entries.div_ceil(SHORT) as u32).clamp(1, MAX_PER_PLACE);
+        let bucket_len = entries.div_ceil(per_place as usize).max(1);
+        Self { bucket_len, per_place, copies: buckets, whole: true, ..Self::new(mode, workers, steps) }
     }
 
-    /// Never: there is a step at least.
+    /// Values of the pages, once.
+    fn span(&self) -> usize {
+        (self.pages as usize * self.steps as usize).div_ceil(self.per_place as usize).max(1)
+    }
+
+    /// Values of the model.
+    pub fn len(&self) -> usize {
+        self.span() * self.copies + self.extra
+    }
+
+    /// Never: there is a place at least.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The place of a push.
+    /// Where a step is entered in a copy of the pages: the place in the flat vector, and its digit there.
+    fn entry(&self, worker: u32, step: Step, copy: usize) -> (usize, u32) {
+        let entry = u64::from(worker) * self.steps + step.0 - 1;
+        let place = copy * self.span() + (entry / u64::from(self.per_place)) as usize;
+        (place, (entry % u64::from(self.per_place)) as u32)
+    }
+
+    /// The place of a step, where it has one.
     pub fn place(&self, worker: u32, step: Step) -> usize {
-        worker as usize * self.steps as usize + step.0 as usize - 1
+        self.entry(worker, step, 0).0
+    }
+
+    /// Makes `gradient` the push of a worker's step; what it held of the step before goes.
+    pub fn write(&self, worker: u32, step: Step, gradient: &mut [f32]) {
+        for copy in 0..self.copies {
+            if step.0 > 1 {
+                gradient[self.entry(worker, Step(step.0 - 1), copy).0] = 0.0;
+            }
+            let (place, digit) = self.entry(worker, step, copy);
+            gradient[place] = (1u32 << (2 * digit)) as f32;
+        }
+    }
+
+    /// A copy in which a step is not entered: what a worker that has pushed it must never pull.
+    pub fn missing(&self, worker: u32, step: Step, weights: &[f32]) -> Option<usize> {
+        (0..self.copies).find(|copy| {
+            let (place, digit) = self.entry(worker, step, *copy);
+            // (A cast of what is no such sum at all gives some number; the final weights are checked for that.)
+            (-weights[place] as u32 >> (2 * digit)) & 3 == 0
+        })
+    }
+
+    /// Reads the final weights. `fate` tells of worker, step and copy.
+    pub fn read(&self, weights: &[f32], fate: impl Fn(u32, Step, usize) -> Fate) -> Tally {
+        let mut tally = Tally::default();
+        let full = (1u64 << (2 * self.per_place)) as f32;
+        let mut used = vec![0u32; weights.len()];
+        for copy in 0..self.copies {
+            for worker in 0..self.pages {
+                for step in (1..=self.steps).map(Step) {
+                    let (place, digit) = self.entry(worker, step, copy);
+                    used[place] += 1;
+                    let sum = -weights[place];
+                    if !(sum >= 0.0 && sum < full && sum.fract() == 0.0) {
+                        continue; // counted below, once a place
+                    }
+                    let times = (sum as u32 >> (2 * digit)) & 3;
+                    let who = || format!("worker {worker}, {step}, copy {copy}: {times} times");
+                    tally.enter(fate(worker, step, copy), times, who);
+                }
+            }
+        }
+        for (place, sum) in weights.iter().map(|w| -w).enumerate() {
+            let possible = if used[place] == 0 { 1.0 } else { full };
+            if !(sum >= 0.0 && sum < possible && sum.fract() == 0.0) {
+                tally.damaged += 1;
+                tally.note(|| format!("place {place} reads {}", -sum));
+            }
+        }
+        tally
     }
 
     /// The servers' job.
@@ -145,7 +231,7 @@ impl Page {
     pub fn push(&mut self) {
         let step = self.done.next();
         let mut gradient = vec![0.0; self.ledger.len()];
-        gradient[self.ledger.place(self.worker, step)] = 1.0;
+        self.ledger.write(self.worker, step, &mut gradient);
         self.push_gradient(&gradient);
     }
 
@@ -186,5 +272,62 @@ impl Page {
         self.client.finish();
         self.client.pull_final(self.done, &mut self.weights)?;
         Ok(self.weights)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn applied(ledger: &Ledger, pushes: &[(u32, u64)]) -> Vec<f32> {
+        let mut weights = vec![0.0f32; ledger.len()];
+        for (worker, round) in pushes {
+            let mut gradient = vec![0.0; weights.len()];
+            ledger.write(*worker, Step(*round), &mut gradient);
+            weights.iter_mut().zip(&gradient).for_each(|(w, g)| *w -= g);
+        }
+        weights
+    }
+
+    #[test]
+    fn every_push_has_an_entry_of_its_own_and_reads_as_often_as_it_was_applied() {
+        for rounds in [3, 5000, 30_000] {
+            let ledger = Ledger::in_every_bucket(Mode::Asp, 2, rounds, 3);
+            assert_eq!(ledger.per_place > 1, rounds > 3, "{rounds}");
+            // 0: once, acknowledged. 1: once, unknown. The last: twice. The one before: acknowledged and lost.
+            let pushes = [(0, 1), (1, 1), (1, rounds), (1, rounds)];
+            let fate = |w, r: Step, _| match (w, r.0) {
+                (0, 1) => Fate::Acknowledged,
+                (1, r) if r == rounds - 1 => Fate::Acknowledged,
+                (1, _) => Fate::Unknown,
+                _ => Fate::Unmade,
+            };
+            let tally = ledger.read(&applied(&ledger, &pushes), fate);
+            let seen = (tally.acknowledged, tally.lost, tally.doubled, tally.unknown_applied, tally.damaged);
+            assert_eq!(seen, (6, 3, 3, 6, 0), "{rounds}: {tally:?}");
+            // What nobody pushed is wrong, too, once for each bucket.
+            let tally = ledger.read(&applied(&ledger, &[(0, 2)]), |_, _, _| Fate::Unmade);
+            assert_eq!((tally.doubled, tally.lost), (3, 0));
+        }
+    }
+
+    #[test]
+    fn what_is_no_sum_of_entries_is_damage() {
+        let ledger = Ledger::in_every_bucket(Mode::Asp, 1, 4, 1);
+        for bad in [1.0, -0.5, -4.0, f32::NAN] {
+            let mut weights = vec![0.0; ledger.len()];
+            weights[2] = bad;
+            assert_eq!(ledger.read(&weights, |_, _, _| Fate::Unmade).damaged, 1, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_gradient_that_is_written_again_holds_one_round() {
+        let ledger = Ledger::in_every_bucket(Mode::Asp, 1, 9000, 2);
+        let mut gradient = vec![0.0; ledger.len()];
+        for round in 1..=9000 {
+            ledger.write(0, Step(round), &mut gradient);
+        }
+        assert_eq!(gradient.iter().filter(|g| **g != 0.0).count(), 2);
     }
 }

@@ -1,14 +1,13 @@
 //! What the promises are checked against: gradients that tell how often each was applied, and one process that does
 //! what a fleet of n workers must come to. Shared by `paraft verify` and the tests of the whole system.
 //!
-//! - [`Ledger`]: a job with one entry for each step of a worker; what the tests use.
-//! - [`Book`]: one entry for each push, that is each bucket of each step; what `paraft verify ledger` uses.
+//! - [`Ledger`]: a job whose final weights tell of every push; with [`Fate`]s, a [`Tally`] of them.
 //! - [`oracle()`]: plain minibatch training in one thread.
 
-mod book;
 mod ledger;
 mod oracle;
+mod tally;
 
-pub use book::{Book, Fate, Tally};
 pub use ledger::{At, Ledger, Page};
 pub use oracle::{OracleError, Order, distance, oracle};
+pub use tally::{Fate, Tally};

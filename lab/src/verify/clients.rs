@@ -1,8 +1,8 @@
-//! Clients in this process that push by the book, and remember every ack.
+//! Clients in this process that push as a ledger says, and remember every ack.
 
 use paraft_client::{Acked, ClientError};
-use paraft_common::{ServerId, ShardId};
-use paraft_proof::{At, Book, Fate};
+use paraft_common::{ServerId, ShardId, Step};
+use paraft_proof::{At, Fate, Ledger};
 use parking_lot::Mutex;
 use std::{
     collections::BTreeSet,
@@ -17,14 +17,14 @@ use std::{
 
 /// The clients and what they have seen.
 pub struct Clients {
-    book: Book,
+    ledger: Ledger,
     seen: Arc<Seen>,
     workers: Vec<JoinHandle<Result<Vec<f32>, ClientError>>>,
 }
 
 struct Seen {
     stop: AtomicBool,
-    /// Nobody begins a later round than this, so that the book is not full before the last fault.
+    /// Nobody begins a later round than this, so that the ledger is not full before the last fault.
     allowed: AtomicU64,
     /// Rounds that each worker has begun.
     begun: Vec<AtomicU64>,
@@ -61,13 +61,13 @@ pub struct Outcome {
 
 impl Clients {
     /// All join, and push: each begins a round every `pace`, if the one before is done.
-    pub fn start(book: &Book, at: &At, pace: Duration) -> Self {
-        let entries = book.rounds as usize * book.buckets;
+    pub fn start(ledger: &Ledger, at: &At, pace: Duration) -> Self {
+        let entries = ledger.steps as usize * ledger.copies;
         let seen = Arc::new(Seen {
             stop: AtomicBool::new(false),
             allowed: AtomicU64::new(0),
-            begun: (0..book.workers).map(|_| AtomicU64::new(0)).collect(),
-            acked: (0..book.workers)
+            begun: (0..ledger.workers).map(|_| AtomicU64::new(0)).collect(),
+            acked: (0..ledger.workers)
                 .map(|_| (0..entries).map(|_| AtomicBool::new(false)).collect())
                 .collect(),
             acks: AtomicU64::new(0),
@@ -77,16 +77,16 @@ impl Clients {
             failed: Mutex::default(),
         });
         let start = |worker| {
-            let (book, at, seen) = (*book, at.clone(), seen.clone());
+            let (ledger, at, seen) = (*ledger, at.clone(), seen.clone());
             thread::spawn(move || {
-                let done = work(&book, &at, worker, pace, &seen);
+                let done = work(&ledger, &at, worker, pace, &seen);
                 if let Err(e) = &done {
                     seen.failed.lock().get_or_insert_with(|| (worker, e.clone()));
                 }
                 done
             })
         };
-        Self { book: *book, seen: seen.clone(), workers: (0..book.workers).map(start).collect() }
+        Self { ledger: *ledger, seen: seen.clone(), workers: (0..ledger.workers).map(start).collect() }
     }
 
     /// Pushes acknowledged so far.
@@ -99,9 +99,9 @@ impl Clients {
         self.seen.failed.lock().clone()
     }
 
-    /// Lets rounds up to this share of the book begin, 0 to 1.
+    /// Lets rounds up to this share of the ledger begin, 0 to 1.
     pub fn allow(&self, share: f64) {
-        let rounds = (self.book.rounds as f64 * share.clamp(0.0, 1.0)) as u64;
+        let rounds = (self.ledger.steps as f64 * share.clamp(0.0, 1.0)) as u64;
         self.seen.allowed.store(rounds, Relaxed);
     }
 
@@ -109,7 +109,7 @@ impl Clients {
     /// later is a gap.
     pub fn leader_dies(&self, victim: ServerId, shards: &[ShardId]) {
         let since = Instant::now();
-        let waiting: BTreeSet<u32> = (0..self.book.workers).collect();
+        let waiting: BTreeSet<u32> = (0..self.ledger.workers).collect();
         let outage = |shard: &ShardId| Outage { shard: *shard, victim, since, waiting: waiting.clone() };
         let new = shards.iter().map(outage);
         self.seen.outages.lock().extend(new);
@@ -141,7 +141,7 @@ impl Clients {
         }
         let gaps = self.seen.gaps.lock().iter().map(Duration::as_secs_f64).collect();
         let unseen = std::mem::take(&mut *self.seen.unseen.lock());
-        let (seen, buckets) = (self.seen, self.book.buckets);
+        let (seen, buckets) = (self.seen, self.ledger.copies);
         Ok(Outcome { weights, gaps, unseen, seen, buckets })
     }
 }
@@ -161,22 +161,22 @@ impl Outcome {
 }
 
 fn work(
-    book: &Book,
+    ledger: &Ledger,
     at: &At,
     worker: u32,
     pace: Duration,
     seen: &Arc<Seen>,
 ) -> Result<Vec<f32>, ClientError> {
-    let mut page = book.join(at, worker)?;
+    let mut page = ledger.join(at, worker)?;
     let acks = page.client.acks();
     let listener = {
-        let (seen, book, shards) = (seen.clone(), *book, at.shards);
-        thread::spawn(move || listen(&seen, &book, shards, worker, &acks))
+        let (seen, ledger, shards) = (seen.clone(), *ledger, at.shards);
+        thread::spawn(move || listen(&seen, &ledger, shards, worker, &acks))
     };
     page.begin()?;
-    let mut gradient = vec![0.0; book.ledger.len()];
+    let mut gradient = vec![0.0; ledger.len()];
     let mut next = Instant::now();
-    for round in 1..=book.rounds {
+    for round in 1..=ledger.steps {
         while !seen.stop.load(Relaxed) && (Instant::now() < next || round > seen.allowed.load(Relaxed)) {
             thread::sleep(Duration::from_millis(1));
         }
@@ -184,13 +184,13 @@ fn work(
             break;
         }
         next = (next + pace).max(Instant::now());
-        book.write(worker, round, &mut gradient);
+        ledger.write(worker, Step(round), &mut gradient);
         seen.begun[worker as usize].store(round, Relaxed);
         page.push_gradient(&gradient);
         let pulled = page.pull()?;
         // What a session that is over had pushed may not be in, nor what a leader alone had acknowledged.
-        let reads_own = !pulled.rejoined && !book.ledger.durability.is_leader();
-        if let Some(bucket) = book.missing(worker, round, &page.weights).filter(|_| reads_own) {
+        let reads_own = !pulled.rejoined && !ledger.durability.is_leader();
+        if let Some(bucket) = ledger.missing(worker, Step(round), &page.weights).filter(|_| reads_own) {
             let what =
                 format!("worker {worker}, round {round}, bucket {bucket}: pulled without its own push");
             seen.unseen.lock().push(what);
@@ -202,14 +202,14 @@ fn work(
 }
 
 /// Enters acks until the client is gone.
-fn listen(seen: &Seen, book: &Book, shards: u32, worker: u32, acks: &Receiver<Acked>) {
+fn listen(seen: &Seen, ledger: &Ledger, shards: u32, worker: u32, acks: &Receiver<Acked>) {
     let buckets_of =
-        |shard: ShardId| (shard.0 as usize..book.buckets).step_by(shards as usize).count() as u64;
+        |shard: ShardId| (shard.0 as usize..ledger.copies).step_by(shards as usize).count() as u64;
     for ack in acks {
         // A client pushes all buckets of a shard in each round, so its count of pushes tells the round: its steps do
         // not, where a session was lost.
         let round = (ack.seq - 1) / buckets_of(ack.shard).max(1);
-        let entry = round as usize * book.buckets + ack.bucket.0 as usize;
+        let entry = round as usize * ledger.copies + ack.bucket.0 as usize;
         if let Some(acked) = seen.acked[worker as usize].get(entry) {
             acked.store(true, Relaxed);
             seen.acks.fetch_add(1, Relaxed);

@@ -11,10 +11,10 @@ use crate::{
     scarce, stranger,
 };
 use clap::Args;
-use paraft_client::ClientError;
+use paraft_client::{ClientError, SessionError};
 use paraft_common::{Durability, Mode, durability};
 use paraft_fleet::{failure::Failure, faults::Faults, launch};
-use paraft_proof::Book;
+use paraft_proof::Ledger;
 use paraft_worker::exit;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
@@ -69,7 +69,7 @@ pub struct LedgerArgs {
 }
 
 const BUCKETS_PER_SHARD: u32 = 4;
-/// The book has room for so many seconds of pushes for each kill.
+/// The ledger has room for so many seconds of pushes for each kill.
 const SECONDS_PER_KILL: u64 = 4;
 /// A fleet that is not whole again after this long is given up: that is a fault of ours, not of the schedule.
 const CALM: Duration = Duration::from_secs(60);
@@ -78,11 +78,11 @@ pub fn run(args: &LedgerArgs) -> Result<i32, Failure> {
     let shards = args.servers.min(8);
     let buckets = (shards * BUCKETS_PER_SHARD) as usize;
     let rounds = (u64::from(args.kills) * SECONDS_PER_KILL + 10) * args.pace;
-    let mut book = Book::new(args.mode, args.workers, rounds, buckets);
-    book.ledger.durability = args.durability;
+    let mut ledger = Ledger::in_every_bucket(args.mode, args.workers, rounds, buckets);
+    ledger.durability = args.durability;
     // A client that a fault keeps away for a while is no lost worker.
-    book.ledger.grace_ms = 60_000;
-    let window = book.ledger.leader_window;
+    ledger.grace_ms = 60_000;
+    let window = ledger.leader_window;
     durability::check(args.mode, args.durability, window)
         .map_err(|e| Failure::new(exit::USAGE, e).help("see --mode and --durability"))?;
     if args.pushes_floor.is_nan() || args.pushes_floor < 0.0 {
@@ -107,7 +107,7 @@ pub fn run(args: &LedgerArgs) -> Result<i32, Failure> {
         interrupted: launch::interrupts(),
         said: Instant::now(),
     };
-    let verdict = storm.run(&book);
+    let verdict = storm.run(&ledger);
     match &verdict {
         Ok(v) if v.held() => scratch.remove(),
         _ => eprintln!("the servers' logs and data are in {}", scratch.path.display()),
@@ -171,10 +171,10 @@ struct Storm<'a> {
 }
 
 impl Storm<'_> {
-    fn run(&mut self, book: &Book) -> Result<Verdict, Failure> {
+    fn run(&mut self, ledger: &Ledger) -> Result<Verdict, Failure> {
         let first = self.calm(None)?;
         let clients =
-            Clients::start(book, &self.cluster.at(), Duration::from_secs(1) / self.args.pace as u32);
+            Clients::start(ledger, &self.cluster.at(), Duration::from_secs(1) / self.args.pace as u32);
         clients.allow(2.0 / f64::from(self.args.kills + 2));
         let begun = Instant::now();
         while clients.acknowledged() == 0 {
@@ -202,7 +202,7 @@ impl Storm<'_> {
         let replicas = self.replicas_agree();
         let terms = |v: &View| v.terms.iter().sum::<u64>();
         Ok(Verdict {
-            tally: book.read(&first_weights, |w, r, b| outcome.fate(w, r, b)),
+            tally: ledger.read(&first_weights, |worker, step, bucket| outcome.fate(worker, step.0, bucket)),
             clients_agree: same,
             replicas,
             counts: std::mem::take(&mut self.counts),
@@ -216,10 +216,10 @@ impl Storm<'_> {
             seed: self.args.seed,
             servers: self.args.servers,
             workers: self.args.workers,
-            per_place: book.per_place,
+            per_place: ledger.per_place,
             reported_lost: self.cluster.reported_lost(),
             // Terms without a leader are counted too: the bound is not too small.
-            bound: (terms(&last) - terms(&first)) * book.ledger.leader_window.pushes,
+            bound: (terms(&last) - terms(&first)) * ledger.leader_window.pushes,
         })
     }
 
@@ -270,13 +270,13 @@ impl Storm<'_> {
     fn gave_up(&self, what: &str, why: &ClientError) -> Failure {
         let done = self.counts.leader_kills;
         match why {
-            ClientError::Unreachable { .. }
+            ClientError::Session(SessionError::Unreachable { .. })
             | ClientError::Control { .. }
             | ClientError::Options(_)
             | ClientError::Interrupted => {
                 Failure::new(exit::UNAVAILABLE, format!("after {done} kills {what}"))
             }
-            ClientError::Refused { .. } | ClientError::Protocol { .. } | ClientError::StateLost { .. } => {
+            ClientError::Session(_) => {
                 Failure::new(exit::FAILED, format!("BROKEN after {done} kills: {what}"))
             }
         }

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use paraft_checkpoint::{Checkpoint, Folder, compare, tensors::TensorFile, weights};
-use paraft_client::{ClientError, Transport, checkpoint_parts::CheckpointParts};
+use paraft_client::{ClientError, SessionError, Transport, checkpoint_parts::CheckpointParts};
 use paraft_common::{Durability, Mode, Step};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
@@ -271,7 +271,7 @@ fn no_second_image_while_one_is_being_fetched() -> Result<()> {
             Step(step),
         ))
     };
-    let Err(ClientError::Unreachable { causes, .. }) = open(7).map(drop) else {
+    let Err(ClientError::Session(SessionError::Unreachable { causes, .. })) = open(7).map(drop) else {
         anyhow::bail!("there is no image of step 7")
     };
     ensure!(causes[0].1.contains("keeps no image of step 7"), "{causes:?}");

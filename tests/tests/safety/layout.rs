@@ -11,7 +11,7 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 25] = [
+const EDGES: [(&str, &[&str]); 26] = [
     ("common", &[]),
     ("host", &[]),
     ("compute", &[]),
@@ -51,6 +51,7 @@ const EDGES: [(&str, &[&str]); 25] = [
     ("fake-cuda", &[]),
     ("decoders", &["common", "proto", "store", "server", "checkpoint", "data", "record", "worker"]),
     ("example-custom-model", &["worker", "models", "data", "common"]),
+    ("example-own-loop", &["worker", "models", "data", "common"]),
     ("fleet", &["worker", "client", "checkpoint", "record", "trace", "proto", "host", "common"]),
     (
         "lab",

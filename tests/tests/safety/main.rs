@@ -18,6 +18,7 @@ mod local_steps;
 mod membership;
 mod memory;
 mod modes;
+mod own_loop;
 mod pages;
 mod reads;
 mod replicas;

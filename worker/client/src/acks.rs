@@ -1,4 +1,4 @@
-//! What a worker hears of its pushes, for whoever keeps a book of them.
+//! What a worker hears of its pushes, for whoever keeps count of them.
 
 use paraft_common::{BucketId, ServerId, ShardId};
 use std::time::Instant;

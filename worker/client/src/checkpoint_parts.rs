@@ -22,6 +22,7 @@ use paraft_common::{
 use paraft_proto::{
     CheckpointPart, CheckpointRequest, Incoming, PROTOCOL, WithBulk, checkpoint_part::Kind, services,
 };
+use paraft_session::SessionError;
 use std::{
     collections::{BTreeMap, VecDeque},
     time::{Duration, Instant},
@@ -123,7 +124,7 @@ impl CheckpointParts {
     pub async fn next(&mut self) -> Result<Option<Piece>, ClientError> {
         let Some((bucket, part)) = self.todo.pop_front() else { return Ok(None) };
         let shard = placement::shard_of(bucket, self.shards);
-        let broken = |what: String| ClientError::Protocol { shard, what };
+        let broken = |what: String| -> ClientError { SessionError::Protocol { shard, what }.into() };
         let stream = self.streams.get_mut(&shard).ok_or_else(|| broken("no stream".into()))?;
         let (p, bulk) = match stream.message().await {
             Ok(Some(WithBulk { message: CheckpointPart { kind: Some(Kind::Piece(p)) }, bulk })) => (p, bulk),
@@ -174,7 +175,7 @@ impl CheckpointParts {
                         || header.step != self.step.0
                     {
                         let what = "an image of another job or step".to_string();
-                        return Err(ClientError::Protocol { shard, what });
+                        return Err(SessionError::Protocol { shard, what }.into());
                     }
                     self.note(shard, &header);
                     self.streams.insert(shard, stream);
@@ -187,7 +188,7 @@ impl CheckpointParts {
                 known.push(leader);
             }
         }
-        Err(ClientError::Unreachable { shard, waited: began.elapsed(), causes })
+        Err(SessionError::Unreachable { shard, waited: began.elapsed(), causes }.into())
     }
 
     async fn ask_one(
@@ -248,5 +249,5 @@ fn todo(layout: &Layout, slots: usize) -> VecDeque<(BucketId, usize)> {
 
 fn lost(shard: ShardId, step: Step, cause: &str) -> ClientError {
     let what = format!("its image of {step} was lost on the way: {cause}");
-    ClientError::Protocol { shard, what }
+    SessionError::Protocol { shard, what }.into()
 }

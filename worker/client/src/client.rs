@@ -15,7 +15,7 @@ use paraft_common::{
     placement, retry::RetryPolicy,
 };
 use paraft_proto::limits;
-use paraft_session::{Arrived, Encoders, Event, Next, Pull, Pulled, Reported, Session};
+use paraft_session::{Arrived, Encoders, Event, Next, Pull, Pulled, Reported, Session, SessionError};
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
     sync::{Arc, atomic::AtomicBool, mpsc},
@@ -409,7 +409,7 @@ impl Client {
     /// Writes what has come; what the worker has is not sent.
     fn take(&mut self, arrived: &Arrived, weights: &mut [f32]) -> Result<(), ClientError> {
         let (shard, w, payload) = (arrived.shard, &arrived.weights, &arrived.payload);
-        let broken = |what: String| ClientError::Protocol { shard, what };
+        let broken = |what: String| -> ClientError { SessionError::Protocol { shard, what }.into() };
         let (step, bucket, len) = (Step(w.done), BucketId(w.bucket), payload.len());
         self.note(Stage::Pull, (io::moment(arrived.asked), io::moment(arrived.at)), step, bucket, len);
         if w.not_modified {

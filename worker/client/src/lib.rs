@@ -36,4 +36,5 @@ pub use client::{Client, ClientOptions, Counters};
 pub use connect::{Transport, abandon, describe, drain, forget, status, switch_mode};
 pub use error::ClientError;
 pub use initial::Initial;
-pub use paraft_session::{Encoders, HANDOVER, Next, Pull, Pulled, Reported};
+pub use paraft_proto::WireKind;
+pub use paraft_session::{Encoders, HANDOVER, Next, Pull, Pulled, Reported, SessionError};

@@ -1,10 +1,11 @@
-//! Why training ends before its time, and the process's exit code.
+//! Why training ends before its time, what can be done about it, and the process's exit code.
 
 use crate::exit;
 use paraft_checkpoint::CheckpointError;
-use paraft_client::ClientError;
+use paraft_client::{ClientError, SessionError, WireKind};
 use paraft_common::{Step, WorkerId};
 use paraft_data::DataError;
+use paraft_job::JobError;
 use paraft_models::ModelError;
 use paraft_record::RecordError;
 use std::path::PathBuf;
@@ -33,6 +34,17 @@ pub enum WorkerError {
     /// The job does not fit the data or the fleet.
     #[error("{0}")]
     Job(String),
+    /// The device that was asked for is not there, or not fit.
+    #[error("train.device = \"{asked}\": {why}")]
+    Device {
+        /// As the job or the flag names it.
+        asked: String,
+        /// What is in the way.
+        why: String,
+    },
+    /// A training loop of your own called something out of turn: see [`Run`](crate::Run).
+    #[error("{0}")]
+    Misuse(String),
     /// The loss is no number any more.
     #[error(
         "the loss became {loss} at {step} on {worker}: training has diverged (lower the rate, clip, or look at the batch). Servers refuse gradients that are not finite"
@@ -53,26 +65,69 @@ pub enum WorkerError {
     Interrupted,
 }
 
+/// What can be done about a [`WorkerError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// The servers can't be reached or have lost the job's state, or the device is not there: try again later or elsewhere, or resume
+    /// from a checkpoint.
+    Unavailable,
+    /// The job, or the loop that trains it: mend it.
+    Config,
+    /// Data, a model file or a checkpoint is missing, damaged or of another job.
+    Data,
+    /// A file can't be written: make room, or change rights.
+    Io,
+    /// A loss or a gradient is no number: lower the rate, or clip.
+    Diverged,
+    /// The model failed, or a server broke the protocol.
+    Failed,
+    /// What [`WorkerOptions::interrupt`](crate::WorkerOptions::interrupt) was set for.
+    Interrupted,
+}
+
 impl WorkerError {
+    /// What can be done about it.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Client(e) => match e {
+                ClientError::Session(SessionError::Unreachable { .. } | SessionError::StateLost { .. })
+                | ClientError::Control { .. } => ErrorKind::Unavailable,
+                ClientError::Session(SessionError::Refused { kind: WireKind::NotFinite, .. }) => {
+                    ErrorKind::Diverged
+                }
+                ClientError::Session(SessionError::Refused { .. }) | ClientError::Options(_) => {
+                    ErrorKind::Config
+                }
+                ClientError::Session(SessionError::Protocol { .. }) => ErrorKind::Failed,
+                ClientError::Interrupted => ErrorKind::Interrupted,
+            },
+            Self::Data(_) => ErrorKind::Data,
+            Self::Model(_) => ErrorKind::Failed,
+            Self::Record(_) | Self::Trace(..) => ErrorKind::Io,
+            Self::Checkpoint(e) if e.is_io() => ErrorKind::Io,
+            Self::Checkpoint(_) => ErrorKind::Data,
+            Self::Job(_) | Self::Misuse(_) => ErrorKind::Config,
+            Self::NotFinite { .. } => ErrorKind::Diverged,
+            Self::Deposed | Self::Device { .. } => ErrorKind::Unavailable,
+            Self::Interrupted => ErrorKind::Interrupted,
+        }
+    }
+
     /// The process's exit code.
     pub fn exit_code(&self) -> i32 {
-        match self {
-            WorkerError::Client(
-                ClientError::Unreachable { .. } | ClientError::StateLost { .. } | ClientError::Control { .. },
-            ) => exit::UNAVAILABLE,
-            WorkerError::Client(ClientError::Refused { message, .. }) if message.contains("NaN") => {
-                exit::FAILED
-            }
-            WorkerError::Client(ClientError::Refused { .. } | ClientError::Options(_)) => exit::CONFIG,
-            WorkerError::Client(ClientError::Protocol { .. }) => exit::FAILED,
-            WorkerError::Data(_) => exit::DATA,
-            WorkerError::Model(_) | WorkerError::NotFinite { .. } => exit::FAILED,
-            WorkerError::Record(_) | WorkerError::Trace(..) => exit::IO,
-            WorkerError::Checkpoint(e) if e.is_io() => exit::IO,
-            WorkerError::Checkpoint(_) => exit::DATA,
-            WorkerError::Job(_) => exit::CONFIG,
-            WorkerError::Deposed => exit::UNAVAILABLE,
-            WorkerError::Client(ClientError::Interrupted) | WorkerError::Interrupted => exit::INTERRUPTED,
+        match self.kind() {
+            ErrorKind::Unavailable => exit::UNAVAILABLE,
+            ErrorKind::Config => exit::CONFIG,
+            ErrorKind::Data => exit::DATA,
+            ErrorKind::Io => exit::IO,
+            ErrorKind::Diverged | ErrorKind::Failed => exit::FAILED,
+            ErrorKind::Interrupted => exit::INTERRUPTED,
         }
+    }
+}
+
+impl From<JobError> for WorkerError {
+    fn from(e: JobError) -> Self {
+        Self::Job(e.to_string())
     }
 }

@@ -35,8 +35,19 @@ impl Deref for Plan {
 impl Plan {
     /// Counts the steps; the error says why there would be none.
     pub fn new(job: &Job, train: &Dataset) -> Result<Self, WorkerError> {
+        Self::of(job, train.len())
+    }
+
+    /// Likewise, of a training set of so many samples.
+    pub fn of(job: &Job, samples: usize) -> Result<Self, WorkerError> {
+        if samples > u32::MAX as usize {
+            return Err(WorkerError::Job(format!(
+                "{samples} training samples; at most {} can be numbered",
+                u32::MAX
+            )));
+        }
         let t = &job.train;
-        let mut sampler = Sampler::new(train.len(), job.seed);
+        let mut sampler = Sampler::new(samples, job.seed);
         (sampler.shuffle, sampler.drop_last, sampler.drop_last_batch) = (t.shuffle, t.drop_last, t.drop_last);
         let leased = match t.sampler {
             SamplerKind::Static => None,
@@ -44,13 +55,13 @@ impl Plan {
         };
         let minibatches_an_epoch = match leased {
             None => sampler.steps(job.ranks() as usize, t.batch) as u64,
-            Some(_) => (train.len() as u64).div_ceil(u64::from(job.ranks()) * t.batch as u64),
+            Some(_) => (samples as u64).div_ceil(u64::from(job.ranks()) * t.batch as u64),
         };
         let a_step = job.local.rule().minibatches();
         let steps = Steps::new(minibatches_an_epoch, a_step, t.epochs, t.max_steps).ok_or_else(|| {
             WorkerError::Job(format!(
                 "{} training samples give {} workers no whole minibatch of {}; use a smaller train.batch, fewer workers, or train.drop_last = false",
-                train.len(),
+                samples,
                 job.ranks(),
                 t.batch
             ))

@@ -95,7 +95,13 @@ impl<'a> Lead<'a> {
         layout: &'a Layout,
         model: &dyn Model,
     ) -> Result<(Self, (State, Step)), WorkerError> {
-        let begin = start::begin(job, options.resume.as_deref(), model, layout, &data.plan)?;
+        let begin = start::begin(
+            job,
+            options.resume.as_deref(),
+            &mut |seed, w| model.init(seed, w),
+            layout,
+            &data.plan,
+        )?;
         let state = State { weights: begin.initial.weights.clone(), slots: begin.initial.slots.clone() };
         let begun = Step(begin.step());
         let mut server_job = job.server_job_on(tensors, &data.digest);

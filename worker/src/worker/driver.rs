@@ -1,0 +1,498 @@
+//! Does what the [`Trainer`] says with the servers, the record and the checkpoints; what needs a model or data it hands to
+//! its loop as a [`Turn`]. The training loop of [`super::run`] and a user's own ([`crate::Run`]) are both on top of it.
+
+use super::{Plan, WorkerError, WorkerOptions, clock, clock::Clock};
+use crate::{
+    checkpoints::{self, Checkpoints},
+    exchange::PushParts,
+    metrics::Gauges,
+    recorder::{Progress, Recorder, wall},
+};
+use paraft_checkpoint::{MODEL_FILE, weights};
+use paraft_client::{Client, Counters, Pull, Pulled, Reported};
+use paraft_common::{Layout, Step, WorkerId, local::LocalWeights};
+use paraft_models::{Evaluation, ModelError};
+use paraft_record::{Event, event};
+use paraft_trainer::{Action, Seen, Stepped, Trainer};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+/// A worker that is told to end waits so long for the shards' word that they know. Less than signals wait for the worker.
+const LEAVE_TIMEOUT: Duration = Duration::from_millis(800);
+
+/// Where weights are pulled to.
+pub(crate) trait Landing {
+    /// As they are.
+    fn weights(&mut self) -> &[f32];
+    /// For the next pull to write; then [`Self::landed`].
+    fn landing(&mut self) -> Result<&mut [f32], ModelError>;
+    /// A pull has written them.
+    fn landed(&mut self, pulled: &Pulled, layout: &Layout) -> Result<(), WorkerError>;
+}
+
+/// In the memory of this process alone.
+impl Landing for Vec<f32> {
+    fn weights(&mut self) -> &[f32] {
+        self
+    }
+
+    fn landing(&mut self) -> Result<&mut [f32], ModelError> {
+        Ok(self)
+    }
+
+    fn landed(&mut self, _: &Pulled, _: &Layout) -> Result<(), WorkerError> {
+        Ok(())
+    }
+}
+
+/// What a loop does before it asks for the next.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Turn {
+    /// Minibatches come after this step.
+    Begin(Step),
+    /// One minibatch at the pulled weights; its gradient is pushed. Answer: [`Driver::trained`].
+    Gradient {
+        /// Of this step.
+        step: Step,
+        /// Call [`Client::ask_ahead`] before the first push.
+        ask_ahead: bool,
+    },
+    /// One minibatch at the worker's own weights ([`Driver::local`]), which move. Answer: [`Driver::trained`].
+    Local {
+        /// Of this step.
+        step: Step,
+        /// Minibatches before it.
+        clock: u64,
+    },
+    /// Evaluate a share of the held-out data. Answer: [`Driver::evaluated`].
+    Evaluate(u64),
+    /// Get the minibatches of this chunk ready. Answer: [`Driver::prepared`].
+    Chunk {
+        /// From 0.
+        epoch: u64,
+        /// From 0.
+        chunk: u64,
+    },
+    /// The rest of the chunk is another worker's.
+    DropChunk,
+    /// The weights are the final ones. Answer: [`Driver::end`].
+    End {
+        /// The last step.
+        done: Step,
+        /// This worker evaluates them and writes the model.
+        first: bool,
+    },
+}
+
+/// A worker of a job, without its model and its data.
+pub(crate) struct Driver {
+    pub client: Client,
+    /// Where the worker has weights of its own.
+    pub local: Option<LocalWeights>,
+    /// With the model's tensor names.
+    pub layout: Layout,
+    pub clock: Clock,
+    /// Trained on.
+    pub samples: u64,
+    pub steps: u64,
+    pub(super) trainer: Trainer,
+    pub(super) plan: Plan,
+    pub(super) recorder: Recorder,
+    pub(super) checkpoints: Option<Checkpoints>,
+    pub(super) gauges: Arc<Gauges>,
+    pub(super) run_dir: Option<PathBuf>,
+    /// The final weights go here too.
+    pub(super) weights: Option<PathBuf>,
+    pub(super) interrupt: Arc<AtomicBool>,
+    /// What evaluations mean.
+    pub(super) scores: Scores,
+    pub(super) waited_at_start: Duration,
+    /// What was moved and waited for in training: the wait for the others at the end is none of it.
+    pub(super) at_end: Counters,
+    /// Switches of the mode that it has heard of.
+    pub(super) switches: u64,
+    /// Epochs that were done when the job began.
+    pub(super) begun: u64,
+    /// Leased sampler: the steps at which epochs were over.
+    pub(super) ends: BTreeMap<u64, Step>,
+    /// Samples that were trained before the chunk in training.
+    pub(super) before_chunk: u64,
+    /// Everything is trained: an interrupt comes too late.
+    pub(super) over: bool,
+}
+
+/// How many samples an evaluation is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scores {
+    /// Workers of the job.
+    pub workers: u64,
+    /// Samples of the training data.
+    pub samples: u64,
+    /// Correct predictions are counted.
+    pub classifies: bool,
+}
+
+impl Driver {
+    pub(super) fn new(
+        options: &WorkerOptions,
+        (client, trainer): (Client, Trainer),
+        plan: Plan,
+        (recorder, checkpoints, gauges): (Recorder, Option<Checkpoints>, Arc<Gauges>),
+        (layout, local): (Layout, Option<LocalWeights>),
+        scores: Scores,
+        begun: u64,
+    ) -> Self {
+        Self {
+            client,
+            local,
+            layout,
+            clock: Clock::default(),
+            samples: 0,
+            steps: 0,
+            trainer,
+            plan,
+            recorder,
+            checkpoints,
+            gauges,
+            run_dir: options.run_dir.clone(),
+            weights: options.weights.clone(),
+            interrupt: options.interrupt.clone(),
+            scores,
+            waited_at_start: Duration::ZERO,
+            at_end: Counters::default(),
+            switches: 0,
+            begun,
+            ends: BTreeMap::new(),
+            before_chunk: 0,
+            over: false,
+        }
+    }
+
+    /// Who it is.
+    pub fn worker(&self) -> WorkerId {
+        self.client.worker()
+    }
+
+    /// The last step that is done.
+    pub fn done(&self) -> Step {
+        self.trainer.done()
+    }
+
+    /// Whether the servers have done the job's steps already; ends this worker's session then.
+    pub(super) fn has_steps(&mut self, start: Step) -> Result<(), WorkerError> {
+        if self.plan.leased.is_some() || start.0 < self.plan.total {
+            return Ok(());
+        }
+        // It has joined: the job has finished only once this member has too.
+        self.client.finish();
+        if let Err(e) = self.client.pull_final(start, &mut vec![0.0; self.layout.len()]) {
+            tracing::warn!(error = %e, "this worker's session could not be ended in order");
+        }
+        Err(WorkerError::Job(format!(
+            "these servers have done this job's {} steps already; to train it again, or for longer, use other servers, or \
+             start these with other data folders (with --resume it goes on from a checkpoint)",
+            self.plan.total
+        )))
+    }
+
+    /// Ends this worker's session before its time: nobody has to wait for its lease to end.
+    pub(super) fn leave(&mut self) {
+        if !self.client.leave(LEAVE_TIMEOUT) {
+            tracing::warn!(
+                "not every shard has answered that this worker leaves; there its lease has to end"
+            );
+        }
+    }
+
+    /// Goes on until the loop has something to do.
+    pub fn next(&mut self, into: &mut dyn Landing) -> Result<Turn, WorkerError> {
+        loop {
+            if self.interrupt.load(Relaxed) && !self.over {
+                return Err(WorkerError::Interrupted);
+            }
+            let (mode, version) = (self.client.mode().1, self.client.version());
+            match self.trainer.next(&Seen { version, mode, now: clock::now() }) {
+                Action::Pull(pull) => {
+                    let pulled = self.pull(pull, into)?;
+                    self.trainer.pulled(pulled);
+                }
+                Action::Settle => self.trainer.settled(self.client.settle()?),
+                Action::TakeChunk { epoch, done } => self.trainer.chunk(self.client.take_chunk(epoch, done)?),
+                Action::Begin(done) => {
+                    if let Some(local) = &mut self.local {
+                        local.begin(into.weights());
+                    }
+                    if self.steps == 0 {
+                        self.waited_at_start = self.client.counters().waited;
+                    }
+                    self.clock.start();
+                    return Ok(Turn::Begin(done));
+                }
+                Action::Gradient { step, ask_ahead } => {
+                    self.clear_the_way(step);
+                    return Ok(Turn::Gradient { step, ask_ahead });
+                }
+                Action::Local { step, clock } => {
+                    self.clear_the_way(step);
+                    return Ok(Turn::Local { step, clock });
+                }
+                Action::Push { step, samples, ask_ahead } => {
+                    self.push(into.weights(), step, samples, ask_ahead)
+                }
+                Action::PushFragment { step, buckets, samples } => self.push_fragment(step, buckets, samples),
+                Action::Ask(pull) => self.client.ask(pull),
+                Action::TakeOver(buckets) => self.take_over(into.weights(), buckets),
+                Action::Pushed { loss, samples, .. } => {
+                    self.steps += 1;
+                    self.samples += samples;
+                    self.client.note_loss(loss);
+                }
+                Action::Stepped(s) => {
+                    self.note_step(s)?;
+                    self.note_evaluations()?;
+                    self.note_checkpoints(false)?;
+                }
+                Action::Evaluate(epoch) => {
+                    self.clock.stop();
+                    return Ok(Turn::Evaluate(epoch));
+                }
+                Action::Checkpoint(pulled) => {
+                    if let Some(c) = &mut self.checkpoints {
+                        c.pulled(pulled.done, &pulled);
+                    }
+                    self.note_checkpoints(false)?;
+                }
+                Action::Chunk { epoch, chunk } => {
+                    self.before_chunk = self.samples;
+                    return Ok(Turn::Chunk { epoch, chunk });
+                }
+                Action::DropChunk => return Ok(Turn::DropChunk),
+                Action::ChunkDone { epoch, chunk } => {
+                    let (epoch, samples) = (epoch + 1, self.samples - self.before_chunk);
+                    let done = event::Chunk { wall: wall(), worker: self.worker(), epoch, chunk, samples };
+                    self.recorder.write(&Event::Chunk(done))?;
+                }
+                Action::WriteAfter { step, epochs, last } => {
+                    if let Some(c) = &self.checkpoints {
+                        if last {
+                            c.wait();
+                        }
+                        c.epochs(step, epochs);
+                    }
+                }
+                Action::EpochOver { epochs, done } => _ = self.ends.insert(epochs, done),
+                Action::Moved { step, done, rejoined: true } => {
+                    tracing::warn!(%step, %done, "this worker had been taken out; it goes on with the others");
+                }
+                Action::Moved { step, done, rejoined: false } => {
+                    tracing::info!(%step, %done, "rounds were closed without this worker; it goes on with the others");
+                }
+                Action::Wait(time) => thread::sleep(time),
+                Action::ColdStart { updates, of } => {
+                    tracing::warn!(updates, of, "the warm start has come to a halt; going on without it");
+                }
+                Action::Finish(_) => {
+                    if self.steps == 0 && self.plan.leased.is_some() {
+                        tracing::warn!(
+                            "nothing was left to train; to train the job again, use fresh servers"
+                        );
+                    }
+                    self.over = true;
+                    self.clock.stop();
+                    self.at_end = self.client.counters();
+                    self.client.finish();
+                }
+                Action::End { done, first } => return Ok(Turn::End { done, first }),
+            }
+        }
+    }
+
+    /// A minibatch is trained: the sum of its samples' losses, and how many they are. `None`: there was none, the data has come
+    /// to an end.
+    pub fn trained(&mut self, trained: Option<(f64, u64)>) {
+        self.trainer.trained(trained);
+    }
+
+    /// A chunk has so many minibatches.
+    pub fn prepared(&mut self, minibatches: u64) {
+        self.trainer.prepared(minibatches);
+    }
+
+    /// This worker's share of an evaluation: shard 0 adds the shares up.
+    pub fn evaluated(&mut self, epoch: u64, e: &Evaluation) -> Result<(), WorkerError> {
+        self.client.report(epoch, e.loss_sum, e.correct, e.count);
+        self.clock.start();
+        self.note_evaluations()
+    }
+
+    fn clear_the_way(&self, step: Step) {
+        if let Some(c) = &self.checkpoints {
+            c.clear_the_way(step);
+        }
+    }
+
+    fn push(&mut self, center: &[f32], step: Step, samples: usize, ask_ahead: bool) {
+        if ask_ahead {
+            self.client.ask_ahead(step);
+        }
+        let Some(local) = &mut self.local else { return };
+        let values = local.push(center);
+        let mut push = PushParts::new(&mut self.client, step, samples);
+        for (i, bucket) in self.layout.buckets().iter().enumerate().rev() {
+            push.values(i, &values[bucket.range()]);
+        }
+    }
+
+    fn push_fragment(&mut self, step: Step, buckets: Range<usize>, samples: usize) {
+        let Some(local) = &mut self.local else { return };
+        let mut push = PushParts::new(&mut self.client, step, samples);
+        for i in buckets.rev() {
+            push.values(i, local.push_fragment(self.layout.buckets()[i].range()));
+        }
+    }
+
+    fn take_over(&mut self, center: &[f32], buckets: Range<usize>) {
+        let Some(local) = &mut self.local else { return };
+        for bucket in &self.layout.buckets()[buckets] {
+            local.take_over(center, bucket.range());
+        }
+    }
+
+    /// Pulls, to where the model wants its weights.
+    fn pull(&mut self, pull: Pull, into: &mut dyn Landing) -> Result<Pulled, WorkerError> {
+        let whole = pull.only.is_empty();
+        let pulled = self.client.pull_by(pull, into.landing()?)?;
+        into.landed(&pulled, &self.layout)?;
+        if let Some(local) = self.local.as_mut().filter(|_| whole) {
+            local.pulled(into.weights());
+        }
+        self.note_mode(pulled.done)?;
+        Ok(pulled)
+    }
+
+    /// Writes down where the worker stands after a step: now and then, and always where something ends with it.
+    fn note_step(&mut self, s: Stepped) -> Result<(), WorkerError> {
+        let counters = self.client.counters();
+        let progress = Progress {
+            step: s.done,
+            epoch: s.epoch,
+            samples: self.samples,
+            seconds: self.clock.seconds(),
+            wait_seconds: (counters.waited - self.waited_at_start).as_secs_f64(),
+        };
+        self.gauges.bytes_pushed.store(counters.bytes_pushed, Relaxed);
+        self.gauges.bytes_pulled.store(counters.bytes_pulled, Relaxed);
+        Ok(self.recorder.step(progress, s.loss, s.ends)?)
+    }
+
+    /// Writes down what this worker did; `evaluation` is that of the final weights, where it was this worker's to make.
+    pub fn end(
+        &mut self,
+        (done, first): (Step, bool),
+        into: &mut dyn Landing,
+        evaluation: Option<Evaluation>,
+    ) -> Result<Option<Evaluation>, WorkerError> {
+        let counters = self.at_end;
+        self.note_evaluations()?;
+        let own = self.weights.clone();
+        let run = self.run_dir.as_ref().filter(|_| first).map(|d| d.join(MODEL_FILE));
+        for path in own.into_iter().chain(run) {
+            weights::save(&path, &self.layout, into.weights(), done.0)?;
+        }
+        self.note_checkpoints(true)?;
+        if let Some(e) = &evaluation {
+            self.note_final(done, e)?;
+        }
+        let usage = paraft_host::usage();
+        self.recorder.write(&Event::Worker(event::Worker {
+            wall: wall(),
+            worker: self.worker(),
+            steps: self.steps,
+            samples: self.samples,
+            seconds: self.clock.seconds(),
+            wait_seconds: (counters.waited - self.waited_at_start).as_secs_f64(),
+            bytes_pushed: counters.bytes_pushed,
+            bytes_pulled: counters.bytes_pulled,
+            cpu_seconds: self.clock.cpu_seconds(),
+            peak_rss_bytes: usage.peak_rss_bytes,
+        }))?;
+        Ok(evaluation)
+    }
+
+    /// Writes down a switch of the mode.
+    fn note_mode(&mut self, step: Step) -> Result<(), WorkerError> {
+        let (number, mode) = self.client.mode();
+        if number == self.switches {
+            return Ok(());
+        }
+        self.switches = number;
+        tracing::info!(%mode, number, %step, "the mode was switched");
+        Ok(self.recorder.write(&Event::Mode(event::ModeSwitch {
+            wall: wall(),
+            worker: self.worker(),
+            step,
+            samples: self.samples,
+            seconds: self.clock.seconds(),
+            number,
+            mode: mode.to_string(),
+        }))?)
+    }
+
+    fn note_final(&mut self, done: Step, e: &Evaluation) -> Result<(), WorkerError> {
+        let epoch = match self.plan.leased {
+            Some(_) => self.ends.keys().next_back().copied().unwrap_or(self.begun),
+            None => done.0.div_ceil(self.plan.per_epoch),
+        };
+        let all = Reported { epoch, loss_sum: e.loss_sum, correct: e.correct, count: e.count, stop: false };
+        self.write_evaluation(&all, true)
+    }
+
+    fn note_evaluations(&mut self) -> Result<(), WorkerError> {
+        for e in self.client.evaluations() {
+            if let Some(c) = &self.checkpoints {
+                let step = match self.plan.leased {
+                    Some(_) => self.ends.get(&e.epoch).copied(),
+                    None => Some(Step(e.epoch.saturating_mul(self.plan.per_epoch).min(self.plan.total))),
+                };
+                if let Some(step) = step {
+                    c.loss(step, e.loss_sum / e.count.max(1) as f64);
+                }
+            }
+            self.write_evaluation(&e, false)?;
+        }
+        Ok(())
+    }
+
+    /// Writes what the checkpoints' thread has done; `wait`s for it at the end.
+    fn note_checkpoints(&mut self, wait: bool) -> Result<(), WorkerError> {
+        checkpoints::note(&mut self.checkpoints, &mut self.recorder, wait)
+    }
+
+    fn write_evaluation(&mut self, e: &Reported, is_final: bool) -> Result<(), WorkerError> {
+        let n = e.count.max(1) as f64;
+        let Scores { workers, samples, classifies } = self.scores;
+        let event = event::Eval {
+            wall: wall(),
+            epoch: e.epoch,
+            samples: match self.plan.leased {
+                Some(_) => e.epoch.saturating_sub(self.begun) * samples,
+                None => self.samples * workers,
+            },
+            seconds: self.clock.seconds(),
+            loss: e.loss_sum / n,
+            accuracy: classifies.then(|| e.correct as f64 / n),
+            count: e.count,
+            is_final,
+        };
+        Ok(self.recorder.write(&Event::Eval(event))?)
+    }
+}

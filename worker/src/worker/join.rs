@@ -1,0 +1,139 @@
+//! How a worker comes into a job: what it begins with, its place with the servers, its checkpoints and its record.
+
+use super::{
+    Plan, WorkerError, WorkerOptions,
+    driver::{Driver, Scores},
+    transport,
+};
+use crate::{
+    checkpoints::{self, Checkpoints},
+    job::Job,
+    metrics::Gauges,
+    recorder::Recorder,
+    start,
+};
+use paraft_client::{Client, ClientOptions, HANDOVER};
+use paraft_common::{Step, TensorSpec, WorkerId, config::ServerJob, local::LocalWeights};
+use paraft_trace::Stages;
+use paraft_trainer::Trainer;
+use std::{path::Path, sync::Arc, time::Duration};
+
+/// What is trained.
+pub(super) struct What<'a> {
+    /// The model's.
+    pub tensors: Vec<TensorSpec>,
+    /// Names the data.
+    pub data: &'a dyn std::fmt::Display,
+    /// Of the training data.
+    pub samples: u64,
+    /// Evaluations count correct predictions.
+    pub classifies: bool,
+    /// Writes the first weights, from the job's seed.
+    pub init: &'a mut dyn FnMut(u64, &mut [f32]),
+}
+
+/// A worker that has joined.
+pub(super) struct Joined {
+    pub driver: Driver,
+    /// The step to go on from.
+    pub start: Step,
+    /// Brings the trace into its file when the run ends, however it does.
+    pub flush: Option<Flush>,
+}
+
+/// Joins the job on its servers: alone, or for the group that this rank leads.
+pub(super) fn join(
+    job: &Job,
+    options: &WorkerOptions,
+    what: What,
+    plan: &Plan,
+    gauges: Arc<Gauges>,
+    leads: bool,
+) -> Result<Joined, WorkerError> {
+    let mut server_job = job.server_job_on(&what.tensors, what.data);
+    let layout = job.layout(what.tensors).map_err(|e| WorkerError::Job(e.to_string()))?;
+    let local = LocalWeights::new(&job.local, &job.descent(), layout.params_len(), layout.len());
+    let beginning = start::begin(job, options.resume.as_deref(), what.init, &layout, plan)?;
+    let begun = beginning.start.as_ref().map_or(0, |s| s.epochs);
+    server_job.start = beginning.start;
+    server_job.chunks = plan.leased;
+    let client = client_options(job, options, server_job, leads);
+    let worker = client.worker;
+    // Before the servers hear of this worker: a folder that cannot be written is no reason to wait for them.
+    let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone())?;
+    let checkpoints = Checkpoints::start(job, options, plan, layout.tensors(), &client)?;
+    let (mut client, start) = Client::join_from(client, beginning.initial)?;
+    client.encode_by(&layout, job.train.feeds_back());
+    if !leads {
+        client.interrupted_by(options.interrupt.clone());
+    }
+    gauges.stages(client.stages().clone());
+    let flush =
+        options.trace.as_ref().map(|(folder, steps)| begin_trace(&client, folder, *steps)).transpose()?;
+    let trainer = Trainer::new(
+        paraft_trainer::Options {
+            worker,
+            steps: plan.steps,
+            local: job.local.clone(),
+            layout: layout.clone(),
+            batch: job.train.batch,
+            evaluates: job.eval.every_epoch,
+            due: job.checkpoint.as_ref().map(|c| checkpoints::due(c, plan)),
+            leased: plan.leased,
+            begun,
+            timeout: Duration::from_millis(job.cluster.timeout_ms),
+        },
+        start,
+    );
+    let scores =
+        Scores { workers: u64::from(job.train.workers), samples: what.samples, classifies: what.classifies };
+    let driver = Driver::new(
+        options,
+        (client, trainer),
+        plan.clone(),
+        (recorder, checkpoints, gauges),
+        (layout, local),
+        scores,
+        begun,
+    );
+    Ok(Joined { driver, start, flush })
+}
+
+/// As which worker the servers know this process, or the group that it leads.
+pub(super) fn client_options(
+    job: &Job,
+    options: &WorkerOptions,
+    server_job: ServerJob,
+    leads: bool,
+) -> ClientOptions {
+    ClientOptions {
+        servers: options.servers.clone(),
+        shards: job.shards(),
+        replicas: job.cluster.replicas,
+        worker: WorkerId(options.rank / job.train.group_size),
+        job: server_job,
+        transport: transport(job),
+        timeout: Duration::from_millis(job.cluster.timeout_ms),
+        handover: match leads {
+            false => HANDOVER,
+            // Who led this group may only have stopped: its lease has to end.
+            true => HANDOVER + Duration::from_millis(job.cluster.grace_ms),
+        },
+    }
+}
+
+/// Brings the trace into its file when the run ends, however it does.
+pub(super) struct Flush(Arc<Stages>);
+
+impl Drop for Flush {
+    fn drop(&mut self) {
+        self.0.flush();
+    }
+}
+
+fn begin_trace(client: &Client, folder: &Path, steps: u64) -> Result<Flush, WorkerError> {
+    let process = format!("worker-{}", client.worker().0);
+    let cannot = |e| WorkerError::Trace(folder.to_path_buf(), e);
+    client.stages().trace(folder, &process, steps).map_err(cannot)?;
+    Ok(Flush(client.stages().clone()))
+}

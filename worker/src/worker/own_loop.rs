@@ -1,0 +1,452 @@
+//! A training loop of your own: a worker of a job whose model, data and loop are not ours.
+//!
+//! ```no_run
+//! use paraft_worker::{Evaluation, Job, Run, Setup, TensorSpec, Turn, WorkerError, WorkerOptions};
+//! # fn gradient(_: &[f32], _: &[u32]) -> (f32, Vec<f32>) { (0.0, vec![0.0; 4]) }
+//!
+//! # fn main() -> Result<(), WorkerError> {
+//! let job = Job::load("job.toml".as_ref(), &[])?;
+//! let options = WorkerOptions::new(0, vec!["10.0.0.1:7070".into()]);
+//! let setup = Setup::new(vec![TensorSpec::param("w", &[4])], 60_000, |seed, weights| weights.fill(0.1));
+//!
+//! let mut run = Run::join(&job, &options, setup)?;
+//! loop {
+//!     match run.next()? {
+//!         Turn::Train(minibatch) => {
+//!             let (loss, w) = gradient(run.tensor("w").expect("its name"), &minibatch.samples);
+//!             run.ready(0, &w)?; // on its way while the next tensor's gradient is computed
+//!             run.trained(loss)?;
+//!         }
+//!         Turn::Evaluate { share } => {
+//!             let mine: Vec<usize> = share.of(10_000).collect(); // of 10,000 held-out samples
+//!             run.evaluated(Evaluation { loss_sum: 0.0, correct: 0, count: mine.len() as u64 })?;
+//!         }
+//!         Turn::Over => break,
+//!     }
+//! }
+//! let weights = run.finish()?.weights; // the job's final ones
+//! # Ok(()) }
+//! ```
+
+use super::{
+    Minibatches, Plan, WorkerError, WorkerOptions, WorkerReport,
+    driver::{self, Driver},
+    join::{Flush, Joined, What, join},
+    training::finite,
+};
+use crate::{
+    engine::Stepped,
+    job::{Exchange, Job},
+    metrics::Gauges,
+};
+use paraft_common::{BucketId, Step, TensorSpec};
+use paraft_data::chunk_of;
+use paraft_models::{Evaluation, ModelError};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    mem,
+    ops::Range,
+    sync::Arc,
+};
+
+/// Writes the weights of a seed.
+pub type Init<'a> = Box<dyn FnMut(u64, &mut [f32]) + 'a>;
+
+/// What is trained by a loop of your own.
+pub struct Setup<'a> {
+    /// The model's tensors, parameters before buffers, in the order in which their values lie in the flat vector.
+    pub tensors: Vec<TensorSpec>,
+    /// Samples of the training data, the same on every worker: minibatches are lists of numbers below it.
+    pub samples: usize,
+    /// Names the data, for example by its digest: a worker with another name is refused. No comma.
+    pub data: String,
+    /// Evaluations count correct predictions.
+    pub classifies: bool,
+    /// The final weights are evaluated, by the worker that ends the job.
+    pub evaluates: bool,
+    /// Writes the weights that the job begins with, from its seed: the same on every worker.
+    pub init: Init<'a>,
+}
+
+impl<'a> Setup<'a> {
+    /// Of these tensors, for `samples` samples that have no name; `init` writes the first weights.
+    pub fn new(tensors: Vec<TensorSpec>, samples: usize, init: impl FnMut(u64, &mut [f32]) + 'a) -> Self {
+        let data = format!("{samples} samples");
+        Self { tensors, samples, data, classifies: false, evaluates: false, init: Box::new(init) }
+    }
+}
+
+/// What your loop does next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Turn {
+    /// Compute the gradient of a minibatch at [`Run::weights`]; hand it over by [`Run::ready`], then call [`Run::trained`].
+    Train(Minibatch),
+    /// Evaluate [`Run::weights`] on this share of the held-out samples, then call [`Run::evaluated`].
+    Evaluate {
+        /// Which of them.
+        share: HeldOut,
+    },
+    /// The job is done, and [`Run::weights`] are its final ones: call [`Run::finish`].
+    Over,
+}
+
+/// Samples to train on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Minibatch {
+    /// The worker's step that it is part of, from 1.
+    pub step: Step,
+    /// Numbers of the samples, each below [`Setup::samples`], by the job's sampler, seed and batch.
+    pub samples: Vec<u32>,
+}
+
+/// A share of the held-out samples.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeldOut {
+    first: usize,
+    every: usize,
+}
+
+impl HeldOut {
+    /// The numbers of its samples among `len`.
+    pub fn of(self, len: usize) -> impl Iterator<Item = usize> {
+        (self.first..len).step_by(self.every)
+    }
+}
+
+/// What the loop was last told to do.
+enum Asked {
+    Nothing,
+    Gradient { step: Step, samples: u64 },
+    Local { step: Step, clock: u64, samples: u64 },
+    Evaluate(u64),
+    Final(Step, bool),
+    Over,
+}
+
+/// A worker's part in a job, for a training loop of your own. See the [module](self).
+///
+/// Mode, sampler, local steps, checkpoints, resume and the record are the job's, as for our own workers. One process is one
+/// worker: groups of ranks are our own loop's.
+pub struct Run {
+    driver: Driver,
+    weights: Vec<f32>,
+    /// Of the minibatch in training: where a bucket has parts of several tensors, or the worker has weights of its own.
+    gradient: Vec<f32>,
+    /// Tensors by name.
+    names: BTreeMap<String, usize>,
+    /// Whether the gradient of each tensor is here.
+    ready: Vec<bool>,
+    /// Values of each bucket that are missing.
+    missing: Vec<usize>,
+    minibatches: Minibatches,
+    /// The step that the static sampler's minibatches come behind.
+    after: Step,
+    /// Leased sampler: the epoch's order, and the minibatches of the chunk.
+    order: (u64, Vec<u32>),
+    chunk: Option<VecDeque<Vec<u32>>>,
+    job: Job,
+    rank: u32,
+    asked: Asked,
+    evaluation: Option<Evaluation>,
+    evaluates: bool,
+    _flush: Option<Flush>,
+}
+
+impl Run {
+    /// Joins the job on its servers; waits for them up to `cluster.timeout_ms`.
+    ///
+    /// # Errors
+    /// A job that doesn't fit the setup or the fleet, a checkpoint that can't be used, servers that aren't reached or refuse.
+    /// [`WorkerError::kind`] says what can be done about it.
+    pub fn join(job: &Job, options: &WorkerOptions, setup: Setup) -> Result<Self, WorkerError> {
+        let Setup { tensors, samples, data, classifies, evaluates, mut init } = setup;
+        if job.train.group_size > 1 || job.train.exchange == Exchange::AllReduce {
+            let why = "train.group_size and train.exchange = \"all-reduce\" are for Paraft's own training loop; take them out";
+            return Err(WorkerError::Job(why.into()));
+        }
+        if options.rank >= job.train.workers {
+            let (rank, workers) = (options.rank, job.train.workers);
+            return Err(WorkerError::Job(format!(
+                "rank {rank} in a job of {workers} workers (they are 0 to {})",
+                workers - 1
+            )));
+        }
+        for (range, (name, t)) in tensors.iter().enumerate().map(|(i, t)| (i, (&t.name, t))) {
+            if t.is_empty() || tensors[..range].iter().any(|o| o.name == *name) {
+                return Err(WorkerError::Job(format!(
+                    "tensor {range}, `{name}`, has no values or its name is another's too"
+                )));
+            }
+        }
+        if data.contains(',') || data.is_empty() {
+            return Err(WorkerError::Job(format!(
+                "the data's name is `{data}`; give it a name without commas"
+            )));
+        }
+        let names: BTreeMap<_, _> = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
+        let plan = Plan::of(job, samples)?;
+        let what = What { tensors, data: &data, samples: samples as u64, classifies, init: &mut *init };
+        let Joined { mut driver, start, flush } =
+            join(job, options, what, &plan, Arc::new(Gauges::default()), false)?;
+        driver.has_steps(start)?;
+        let layout = &driver.layout;
+        let (len, tensors, buckets) = (layout.len(), layout.tensors().len(), layout.buckets().len());
+        let done = driver.done();
+        Ok(Self {
+            minibatches: plan.minibatches(job, options.rank, done),
+            after: done,
+            order: (u64::MAX, Vec::new()),
+            chunk: plan.leased.map(|_| VecDeque::new()),
+            driver,
+            weights: vec![0.0; len],
+            gradient: vec![0.0; len],
+            names,
+            ready: vec![true; tensors],
+            missing: vec![0; buckets],
+            job: job.clone(),
+            rank: options.rank,
+            asked: Asked::Nothing,
+            evaluation: None,
+            evaluates,
+            _flush: flush,
+        })
+    }
+
+    /// The model's tensors, with where each lies in [`Self::weights`].
+    pub fn tensors(&self) -> impl Iterator<Item = (&TensorSpec, Range<usize>)> {
+        let layout = &self.driver.layout;
+        layout.tensors().iter().enumerate().map(|(i, t)| (t, layout.tensor_range(i)))
+    }
+
+    /// All weights, flat: those to compute the next gradient or evaluation at. With local steps they are the worker's own while
+    /// it trains.
+    pub fn weights(&self) -> &[f32] {
+        match (&self.asked, &self.driver.local) {
+            (Asked::Local { .. }, Some(local)) => local.weights(),
+            _ => &self.weights,
+        }
+    }
+
+    /// The weights of one tensor, row-major; `None`: no tensor has this name.
+    pub fn tensor(&self, name: &str) -> Option<&[f32]> {
+        let i = *self.names.get(name)?;
+        self.weights().get(self.driver.layout.tensor_range(i))
+    }
+
+    /// What to do next. Waits where the job's mode makes this worker wait; pulls weights, writes checkpoints and the record.
+    ///
+    /// # Errors
+    /// The servers can't be reached or refuse, files can't be written, a signal came, or what was asked for before is not done.
+    #[allow(clippy::should_implement_trait)] // it fails, and it lends itself
+    pub fn next(&mut self) -> Result<Turn, WorkerError> {
+        match std::mem::replace(&mut self.asked, Asked::Nothing) {
+            Asked::Nothing => {}
+            Asked::Over => {
+                self.asked = Asked::Over;
+                return Ok(Turn::Over);
+            }
+            Asked::Final(done, first) => {
+                self.driver.end((done, first), &mut self.weights, self.evaluation)?;
+                self.asked = Asked::Over;
+                return Ok(Turn::Over);
+            }
+            waits @ (Asked::Gradient { .. } | Asked::Local { .. }) => {
+                self.asked = waits;
+                return Err(misuse("a minibatch is in training: call trained"));
+            }
+            waits @ Asked::Evaluate(_) => {
+                self.asked = waits;
+                return Err(misuse("an evaluation is asked for: call evaluated"));
+            }
+        }
+        loop {
+            match self.driver.next(&mut self.weights)? {
+                driver::Turn::Begin(done) => {
+                    if self.after != done {
+                        self.minibatches = self.driver.plan.minibatches(&self.job, self.rank, done);
+                        self.after = done;
+                    }
+                }
+                driver::Turn::Gradient { step, ask_ahead } => {
+                    let Some(samples) = self.minibatch() else { continue };
+                    let n = samples.len();
+                    self.expect();
+                    self.driver.client.weigh(n);
+                    if ask_ahead {
+                        self.driver.client.ask_ahead(step);
+                    }
+                    self.asked = Asked::Gradient { step, samples: n as u64 };
+                    return Ok(Turn::Train(Minibatch { step, samples }));
+                }
+                driver::Turn::Local { step, clock } => {
+                    let Some(samples) = self.minibatch() else { continue };
+                    self.expect();
+                    self.asked = Asked::Local { step, clock, samples: samples.len() as u64 };
+                    return Ok(Turn::Train(Minibatch { step, samples }));
+                }
+                driver::Turn::Evaluate(epoch) => {
+                    self.asked = Asked::Evaluate(epoch);
+                    let (first, every) = (self.rank as usize, self.job.train.workers as usize);
+                    return Ok(Turn::Evaluate { share: HeldOut { first, every } });
+                }
+                driver::Turn::Chunk { epoch, chunk } => {
+                    if self.order.0 != epoch {
+                        self.order = (epoch, self.driver.plan.sampler.order(epoch));
+                    }
+                    let t = &self.job.train;
+                    let all: VecDeque<_> = chunk_of(&self.order.1, chunk, t.chunk(), t.batch).collect();
+                    self.driver.prepared(all.len() as u64);
+                    self.chunk = Some(all);
+                }
+                driver::Turn::DropChunk => self.chunk = Some(VecDeque::new()),
+                driver::Turn::End { done, first } => {
+                    self.asked = Asked::Final(done, first);
+                    if first && self.evaluates {
+                        return Ok(Turn::Evaluate { share: HeldOut { first: 0, every: 1 } });
+                    }
+                    return self.next();
+                }
+            }
+        }
+    }
+
+    /// The gradient of a tensor is computed, row-major, as the mean over the minibatch; of a buffer: what the servers are to
+    /// subtract from it. In any order; the last layer first lets pushes go out while the first is computed.
+    ///
+    /// # Errors
+    /// No minibatch is in training, there is no such tensor, it was handed over before, or has another length.
+    pub fn ready(&mut self, tensor: usize, gradient: &[f32]) -> Result<(), WorkerError> {
+        let layout = &self.driver.layout;
+        let Some(spec) = layout.tensors().get(tensor) else {
+            return Err(misuse(format!("tensor {tensor} of a model of {}", layout.tensors().len())));
+        };
+        if !matches!(self.asked, Asked::Gradient { .. } | Asked::Local { .. }) {
+            return Err(misuse(format!(
+                "the gradient of `{}`, and no minibatch is in training: call next",
+                spec.name
+            )));
+        }
+        let range = layout.tensor_range(tensor);
+        if gradient.len() != range.len() {
+            let (name, got, len) = (&spec.name, gradient.len(), range.len());
+            return Err(misuse(format!("a gradient of {got} values for `{name}`, which has {len}")));
+        }
+        if mem::replace(&mut self.ready[tensor], true) {
+            return Err(misuse(format!("the gradient of `{}` was handed over before", spec.name)));
+        }
+        let Asked::Gradient { step, .. } = self.asked else {
+            self.gradient[range].copy_from_slice(gradient);
+            return Ok(());
+        };
+        // The bucket that holds the tensor's first value, and those behind it, last first.
+        let first = layout.buckets().partition_point(|b| b.range().end <= range.start);
+        let last = layout.buckets().partition_point(|b| b.range().start < range.end);
+        for i in (first..last).rev() {
+            let bucket = self.driver.layout.buckets()[i].range();
+            let shared = bucket.start.max(range.start)..bucket.end.min(range.end);
+            let part = &gradient[shared.start - range.start..shared.end - range.start];
+            self.missing[i] -= shared.len();
+            if shared == bucket {
+                self.driver.client.push(BucketId(i as u32), step, part);
+                continue;
+            }
+            self.gradient[shared].copy_from_slice(part);
+            if self.missing[i] == 0 {
+                self.driver.client.push(BucketId(i as u32), step, &self.gradient[bucket]);
+            }
+        }
+        Ok(())
+    }
+
+    /// The minibatch is trained; `loss`: the mean over its samples.
+    ///
+    /// # Errors
+    /// No minibatch is in training, a tensor's gradient is missing, or the loss is no number.
+    pub fn trained(&mut self, loss: f32) -> Result<(), WorkerError> {
+        let (step, samples) = match self.asked {
+            Asked::Gradient { step, samples } | Asked::Local { step, samples, .. } => (step, samples),
+            _ => return Err(misuse("no minibatch is in training: call next")),
+        };
+        let missing: Vec<&str> = (self.driver.layout.tensors().iter().zip(&self.ready))
+            .filter_map(|(t, ready)| (!ready).then_some(t.name.as_str()))
+            .collect();
+        if !missing.is_empty() {
+            return Err(misuse(format!("the gradient of {} is missing: call ready", missing.join(", "))));
+        }
+        let worker = self.driver.worker();
+        finite(Stepped { loss, samples }, step, worker)?;
+        if let (Asked::Local { clock, .. }, Some(local)) = (&self.asked, &mut self.driver.local) {
+            let moved = local.step(*clock, &self.gradient);
+            moved.map_err(|e| ModelError::new(format!("{step} of {worker}: {e}")))?;
+        }
+        self.asked = Asked::Nothing;
+        self.driver.trained(Some((f64::from(loss) * samples as f64, samples)));
+        Ok(())
+    }
+
+    /// The share that was asked for is evaluated: the sum of its losses, correct predictions, and how many samples.
+    ///
+    /// # Errors
+    /// Nothing was asked for.
+    pub fn evaluated(&mut self, evaluation: Evaluation) -> Result<(), WorkerError> {
+        match self.asked {
+            Asked::Evaluate(epoch) => {
+                self.asked = Asked::Nothing;
+                self.driver.evaluated(epoch, &evaluation)
+            }
+            Asked::Final(..) => {
+                self.evaluation = Some(evaluation);
+                Ok(())
+            }
+            _ => Err(misuse("no evaluation is asked for: call next")),
+        }
+    }
+
+    /// The end of a job that is [`Turn::Over`]: what this worker did, and the final weights.
+    ///
+    /// # Errors
+    /// It is not over: there are minibatches left.
+    pub fn finish(self) -> Result<WorkerReport, WorkerError> {
+        match self.asked {
+            Asked::Over => Ok(WorkerReport {
+                steps: self.driver.steps,
+                samples: self.driver.samples,
+                seconds: self.driver.clock.seconds(),
+                weights: self.weights,
+                evaluation: self.evaluation,
+            }),
+            _ => Err(misuse("the job is not over: call next until it says so, or leave")),
+        }
+    }
+
+    /// Ends this worker's part before its time. Others train on at once, instead of when its lease has ended.
+    pub fn leave(mut self) {
+        self.driver.leave();
+    }
+
+    /// Expects the gradients of a minibatch.
+    fn expect(&mut self) {
+        self.ready.fill(false);
+        for (missing, bucket) in self.missing.iter_mut().zip(self.driver.layout.buckets()) {
+            *missing = bucket.len;
+        }
+    }
+
+    /// The samples of the next minibatch; `None`: the chunk has no more, and the trainer knows.
+    fn minibatch(&mut self) -> Option<Vec<u32>> {
+        match &mut self.chunk {
+            None => Some(self.minibatches.next()),
+            Some(chunk) => {
+                let next = chunk.pop_front();
+                if next.is_none() {
+                    self.driver.trained(None);
+                }
+                next
+            }
+        }
+    }
+}
+
+fn misuse(why: impl Into<String>) -> WorkerError {
+    WorkerError::Misuse(why.into())
+}
