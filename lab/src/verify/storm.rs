@@ -3,6 +3,7 @@
 use super::{clients::Clients, ledger::Storm};
 use crate::{fault_schedule::Kind, health::View, scarce, stranger};
 use paraft_fleet::{failure::Failure, faults::Faults};
+use paraft_worker::exit;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use std::{

@@ -152,6 +152,32 @@ fn push() {
 }
 
 fn control_wire() {
+    let rule = proto::AutoRule {
+        min_staleness: 0,
+        max_staleness: 16,
+        asynchronous: true,
+        window: 32,
+        idle: 0.1,
+        delay: 4.0,
+        plateau: 0.01,
+        patience: 4,
+    };
+    let auto = proto::AutoReport {
+        rule: Some(rule),
+        number: 2,
+        mode: "ssp:4".into(),
+        loosest: "asp".into(),
+        members: 2,
+        lasted_us: 1_000_000,
+        pulls: 64,
+        waited_us: 200_000,
+        delay_sum: 70,
+        pushes: 64,
+        loss_sum: 12.5,
+        losses: 64,
+        lead: 3,
+        term: 5,
+    };
     let job = proto::JobReport {
         name: "digits".into(),
         mode: "ssp:4".into(),
@@ -159,6 +185,7 @@ fn control_wire() {
         durability: "quorum-disk".into(),
         shards: 3,
         finished: true,
+        auto: Some(auto),
     };
     let replica = proto::ReplicaReport {
         shard: 1,
@@ -198,6 +225,7 @@ fn control_wire() {
         Kind::Retire(proto::Retire { node: 1, index: 2 }),
         Kind::Voters(proto::Voters { nodes: vec![1, 2] }),
         Kind::Transfer(3),
+        Kind::Switch(proto::AutoSwitch { number: 3, mode: "ssp:8".into(), loosest: "asp".into() }),
         Kind::Diverged(proto::Diverged { node: 1, index: 2, digest: 3, majority: 4 }),
     ];
     let directives =
@@ -315,8 +343,16 @@ fn peer() {
     let entry = fuzzing::header_of(7, Change::Shard(updates(false).swap_remove(3)));
     write("peer", "entry", &Seed::default().byte(1).byte(16).rest(&entry).0);
     write("peer", "check", &Seed::default().byte(0).rest(&fuzzing::header_of(8, Change::Check)).0);
-    let append = fuzzing::append([(); 2].map(|()| Change::Shard(Command::Fence.into())));
-    write("peer", "append", &Seed::default().byte(2).byte(16).byte(3).rest(&append).0);
+    write(
+        "peer",
+        "append",
+        &Seed::default()
+            .byte(2)
+            .byte(16)
+            .byte(3)
+            .rest(&fuzzing::append([(); 2].map(|()| Change::Shard(Command::Fence.into()))))
+            .0,
+    );
     write("peer", "snapshot-head", &Seed::default().byte(0).rest(&fuzzing::snapshot_head(9, &[1, 2])).0);
     write("peer", "log-id", &Seed::default().byte(0).rest(&fuzzing::purge_tag(9)).0);
     let identity = Identity { server: ServerId(1), node: ReplicaId(1 << 32 | 5), fleet: 3 };

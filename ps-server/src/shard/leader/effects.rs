@@ -5,7 +5,7 @@
 //! outcome is an outcome.
 
 use super::{
-    Replication,
+    Replication, Wanted,
     messages::{CheckpointImage, ConnId, Liveness, Message, Reply},
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
         round::Sum,
     },
 };
-use paraft_common::{InForce, ModeChoice, SessionId, Step, WorkerId};
+use paraft_common::{InForce, SessionId, Step, WorkerId};
 use paraft_proto::RefusalKind;
 use paraft_trace::Moment;
 use std::{fmt, sync::Arc, time::Instant};
@@ -112,7 +112,7 @@ pub enum Input {
     /// The stream has ended, or its worker does not read what it is sent.
     Closed(ConnId),
     /// Somebody asks for a switch of the mode: its number (`None`: the next), and what to.
-    SwitchMode(Option<u64>, ModeChoice, Asker<Switched>),
+    SwitchMode(Option<u64>, Wanted, Option<Asker<Switched>>),
     /// Who writes the checkpoint of a step asks for the shard's part.
     Fetch(Step, Asker<Fetched>),
     /// What has become of the proposal or the confirmation with this number.

@@ -58,7 +58,7 @@ impl Lines {
                 self.close(conn);
                 Input::Closed(conn)
             }
-            Event::SwitchMode { number, mode, tx } => Input::SwitchMode(number, mode, tx.into()),
+            Event::SwitchMode { number, wanted, tx } => Input::SwitchMode(number, wanted, tx.map(Into::into)),
             Event::Fetch { step, tx } => Input::Fetch(step, tx.into()),
         }
     }

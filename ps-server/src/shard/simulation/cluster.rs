@@ -52,6 +52,7 @@ pub struct Node {
     /// The term in which it believes to lead.
     pub believes: Option<u64>,
     leader: Leader,
+    pub counters: Arc<Counters>,
     came: mpsc::Receiver<Event>,
     lines: Lines,
     /// What its leader's work hears next: outcomes.
@@ -151,8 +152,10 @@ impl Cluster {
         let sessions = self.0.lock().sessions.clone();
         let draw = Box::new(move || SessionId(sessions.fetch_add(1, Relaxed) + 1));
         let (events, came) = mpsc::channel(EVENT_QUEUE);
+        let counters = Arc::new(Counters::default());
         Node {
-            leader: Leader::new(shard.clone(), Arc::new(Counters::default()), 1, draw),
+            leader: Leader::new(shard.clone(), counters.clone(), 1, draw),
+            counters,
             shard,
             events,
             incarnation,
