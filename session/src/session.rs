@@ -174,6 +174,7 @@ impl Session {
                 norms: Vec::new(),
                 in_flight: 0,
                 untaken: 0,
+                pausing: BTreeSet::new(),
                 dials: 0,
                 draw: options.draw,
             },
@@ -233,7 +234,7 @@ impl Session {
 
     /// When [`Input::Tick`] is due.
     pub fn deadline(&self) -> Option<Duration> {
-        self.links.values().filter_map(Link::deadline).min()
+        self.out.pausing.first().map(|(at, _)| *at)
     }
 
     /// Bytes of weights that have come and that the worker has not taken: I/O that reads on without a bound would hold a large

@@ -122,10 +122,8 @@ impl Session {
                 continue;
             }
             let have = match holds && only.is_empty() && link.holds() {
-                true => (0u32..)
-                    .zip(&self.versions)
-                    .filter(|(b, _)| here(&BucketId(*b)))
-                    .map(|(_, version)| *version)
+                true => placement::ids_of(*shard, self.shards, self.versions.len())
+                    .map(|b| self.versions[b.0 as usize])
                     .collect(),
                 false => Vec::new(),
             };
