@@ -5,8 +5,9 @@
 //!  tight ◀── ssp:0 ── ssp:1 ── ssp:2 ── ssp:4 ── ... ── ssp:max ── asp ──▶ loose
 //! ```
 //!
-//! The leader of shard 0 looks at windows of [`AutoConfig::window`] steps of each worker, and goes at most one switch a window
-//! ([`Watch::decide`]). The first of these that holds decides:
+//! The leader of the control group looks at windows of [`AutoConfig::window`] steps of each worker, made of what the leader of
+//! shard 0 counts ([`steering`]), and goes at most one switch a window ([`Watch::decide`]). The first of these that holds
+//! decides:
 //!
 //! | what it sees | what it does |
 //! |---|---|
@@ -17,12 +18,18 @@
 //! | they waited for more than `idle` of it | twice the bound |
 //! | they waited for less than half of `idle`, and half the bound would have held nobody up | half the bound |
 //!
-//! What a rule has decided is a switch of the mode like any other, in the log; how loose the bound may become again is part of
-//! it, so a new leader knows it. It begins with a window of its own.
+//! What the rule has decided is a switch of the mode like any other, in the log; how loose the bound may become again is part
+//! of it, so whoever decides next knows it.
+
+mod choice;
+pub mod steering;
+
+pub use choice::{ModeChoice, ParseChoiceError};
+pub use steering::{Counted, Report, Steering, Switch};
 
 use crate::consistency::Mode;
 use serde::{Deserialize, Serialize};
-use std::{fmt, str::FromStr};
+use std::fmt;
 
 /// `[auto]` of the job file.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -136,7 +143,7 @@ impl AutoConfig {
     }
 }
 
-/// What a leader has seen in a window.
+/// What was seen in a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Window {
     /// The share of the members' time for which they waited for others.
@@ -234,69 +241,6 @@ impl Watch {
         let enough = |m: &Mode| window.lead.saturating_mul(2) <= bound(*m);
         let tighter = rule.tighter(mode).filter(|m| window.idle < rule.idle / 2.0 && enough(m));
         tighter.map(|mode| Next { mode, loosest, why: SwitchReason::Unneeded })
-    }
-}
-
-/// A text that names neither a mode nor the rule.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no consistency mode; write `bsp`, `ssp:S` with S from 0 to 1000000, `asp`, or `auto`")]
-pub struct ParseChoiceError(String);
-
-/// A mode, or the rule that chooses one: what job files and commands name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ModeChoice {
-    /// This one.
-    Fixed(Mode),
-    /// See the module.
-    Auto,
-}
-
-impl ModeChoice {
-    /// The mode that a job begins with.
-    pub fn first(self, rule: &AutoConfig) -> Mode {
-        match self {
-            Self::Fixed(mode) => mode,
-            Self::Auto => rule.first(),
-        }
-    }
-}
-
-impl From<Mode> for ModeChoice {
-    fn from(mode: Mode) -> Self {
-        Self::Fixed(mode)
-    }
-}
-
-impl fmt::Display for ModeChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fixed(mode) => mode.fmt(f),
-            Self::Auto => f.write_str("auto"),
-        }
-    }
-}
-
-impl FromStr for ModeChoice {
-    type Err = ParseChoiceError;
-
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        if s == "auto" {
-            Ok(Self::Auto)
-        } else {
-            s.parse().map(Self::Fixed).map_err(|_| ParseChoiceError(s.into()))
-        }
-    }
-}
-
-impl Serialize for ModeChoice {
-    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        s.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for ModeChoice {
-    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        String::deserialize(d)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -409,8 +353,5 @@ mod tests {
             assert_eq!(bad.validate().unwrap_err().key, format!("auto.{key}"));
         }
         assert_eq!(RULE.validate(), Ok(()));
-        for s in ["auto", "bsp", "ssp:3", "asp"] {
-            assert_eq!(s.parse::<ModeChoice>().unwrap().to_string(), s);
-        }
     }
 }

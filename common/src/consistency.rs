@@ -63,7 +63,8 @@ pub struct InForce {
     pub before: Mode,
     /// Pushes up to this step are still of the mode before.
     pub after: Step,
-    /// A rule chooses the mode ([`crate::auto`]): the loosest that it may still choose. On shard 0 only, which decides.
+    /// A rule chooses the mode ([`crate::auto`]): the loosest that it may still choose. On shard 0 only. It is reported, and
+    /// decides nothing here: whoever follows the rule next learns with the mode that, and how far, it is in force.
     pub auto: Option<Mode>,
 }
 

@@ -9,6 +9,7 @@
 //!
 //! - `state`: what is agreed on; `jobs`: the part of it that is about jobs and checkpoints.
 //! - `plan`: what should happen next; a pure function.
+//! - `auto`: the rule that chooses a job's staleness bound.
 //! - `groups`: which ranks act as one worker; only the leader knows it.
 //! - `joining`: who is taken into the fleet, and who is let go.
 //! - `reach`: which servers this one reaches, without which nobody votes.
@@ -17,6 +18,9 @@
 
 mod admit;
 mod agent;
+mod auto;
+#[cfg(test)]
+mod auto_tests;
 mod calls;
 mod groups;
 #[cfg(test)]
@@ -34,7 +38,7 @@ mod reach;
 mod replica;
 mod state;
 
-pub use agent::{Agent, AgentOptions, HAND_OVER, Identity};
+pub use agent::{Agent, AgentOptions, HAND_OVER, Identity, report_interval};
 pub use calls::{Calls, Hello, Reported};
 pub use groups::{Advice, Answer, Groups, Heartbeat, JoinRequest, Key, Overview, Refused};
 pub use jobs::{Difference, Job, JobFacts, JobState, Jobs, MAX_PATH_BYTES, Retired, is_in};

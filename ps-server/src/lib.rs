@@ -6,6 +6,7 @@
 //! - [`connections`]: how many connections there may be, and whose go first.
 //! - [`control`]: which servers there are and where each shard is; agreed on by a Raft group of its own.
 //! - [`replicas`]: the replicas of shards on this server.
+//! - [`replicated`]: what the groups of a server replicate.
 //! - [`header`]: small things to bytes and back, for disk and wire.
 //! - [`admission`]: may a job begin? Asked of every server.
 //! - [`room`]: memory that is set aside for replicas before it is allocated.
@@ -23,6 +24,7 @@ pub mod metrics;
 pub mod raft;
 pub mod replay;
 pub mod replicas;
+pub mod replicated;
 pub mod room;
 pub mod rpc;
 pub mod server;

@@ -2,7 +2,9 @@
 
 use crate::{
     raft::{self, Folder, Replayed},
-    replicas, server,
+    replicas,
+    replicated::Hosted,
+    server,
     shard::Shard,
 };
 use paraft_common::ShardId;
@@ -23,7 +25,7 @@ pub struct Replica {
     /// How it went.
     pub replayed: Replayed,
     /// The state at its end.
-    pub shard: Shard,
+    pub shard: Arc<Shard>,
 }
 
 /// The replicas in a server's data folder: the shards and where they are. Empty where none is on disk.
@@ -50,8 +52,8 @@ pub fn replay(disk: Arc<dyn Disk>, id: ShardId, path: &Path, upto: u64) -> Resul
     let folder = Folder::new(disk, path);
     let metadata = replicas::read_metadata(&folder)?
         .ok_or_else(|| format!("{}: it holds no replica (the file `replica` is missing)", path.display()))?;
-    let shard = Shard::new(id, metadata.shards);
-    let replayed = raft::replay(&folder, &shard, upto)?;
+    let shard = Arc::new(Shard::new(id, metadata.shards));
+    let replayed = raft::replay(&folder, &Hosted(shard.clone()), upto)?;
     Ok(Replica {
         path: path.to_path_buf(),
         founding: metadata.founding,

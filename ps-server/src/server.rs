@@ -4,8 +4,9 @@ use crate::{
     connections::{self, Connections},
     control::{Agent, AgentOptions, Agreed, ControlReplica, Identity, Shape, Timeouts},
     header, metrics,
-    raft::{Folder, FolderError, GroupId, GroupOptions, Logs, Peers, ReplicaId},
+    raft::{Folder, FolderError, GroupOptions, Logs, Peers, ReplicaId},
     replicas::{Replicas, ReplicasOptions},
+    replicated::GroupId,
     rpc::{
         control::{ControlService, GrpcCalls, ask_to_join, shape_of},
         exchange::{ShardsService, UNOPENED},
@@ -238,7 +239,7 @@ impl Server {
         let agreed = Arc::new(Agreed::default());
         let logs = Logs::new(options.disk.clone(), &options.data);
         let control = GroupOptions {
-            group: GroupId::Control,
+            group: GroupId::Control.into(),
             me: identity.node,
             folder: Some(Folder::within(&logs, options.data.join("control"))),
             election: options.election * CONTROL_ELECTIONS,

@@ -15,7 +15,9 @@ use crate::{
     world::World,
 };
 use bytes::Bytes;
-use paraft_common::{BucketId, Layout, ServerId, Version, WorkerId, codec::put_f32_le, placement};
+use paraft_common::{
+    BucketId, Layout, ModeChoice, ServerId, Version, WorkerId, codec::put_f32_le, placement,
+};
 use paraft_data::Split;
 use paraft_models::{Evaluation, Model};
 use paraft_record::{Event, event};
@@ -142,6 +144,9 @@ pub fn simulate(
             over: false.into(),
             failures: 0.into(),
         });
+        if world.file.train.mode == ModeChoice::Auto {
+            tokio::spawn(world.servers.clone().steer());
+        }
         let finished = tokio::select! {
             biased;
             finished = all_workers(&world) => finished?,

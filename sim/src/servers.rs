@@ -10,11 +10,18 @@ use crate::{
     setup::Setup,
     stream::{FromServer, Process, Stream},
 };
-use paraft_common::{ServerId, SessionId, ShardId, WorkerId, placement};
-use paraft_server::shard::{
-    Shard,
-    leader::{Counters, Input, Liveness, Message, Reply},
-    staleness::Staleness,
+use paraft_common::{
+    ServerId, SessionId, ShardId, WorkerId,
+    auto::{Steering, Switch},
+    placement,
+};
+use paraft_server::{
+    control::report_interval,
+    shard::{
+        Shard,
+        leader::{Counters, Input, Liveness, Message, Reply, Wanted},
+        staleness::Staleness,
+    },
 };
 use parking_lot::Mutex;
 use std::{
@@ -23,7 +30,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tokio::sync::mpsc;
 
@@ -275,6 +282,25 @@ impl Servers {
             self.up.lock()[server] = true;
             let all: Vec<ShardId> = self.hosts.keys().copied().collect();
             all.into_iter().for_each(|id| self.elect(id));
+        }
+    }
+
+    /// Follows the rule that chooses the mode, as the leader of the control group does: it hears what the leader of shard 0
+    /// reports, and tells that leader what follows. What it remembers outlives servers here.
+    pub async fn steer(self: Arc<Self>) {
+        let Some(host) = self.hosts.get(&ShardId(0)) else { return };
+        let interval = report_interval(Duration::from_millis(self.election_ms));
+        let mut steering = Steering::default();
+        loop {
+            self.clock.sleep(nanos(interval.as_secs_f64())).await;
+            let Some(report) = host.counters.take_auto(&host.state) else { continue };
+            let Some((Switch { number, mode, loosest }, _)) = steering.hear(&report) else { continue };
+            let term = host.lead.lock().as_ref().map(|l| l.term);
+            let wanted = Wanted::Decided { mode, loosest };
+            if let Some(term) = term {
+                // Where it is not taken it is wanted again.
+                self.hears(host.id, term, Input::SwitchMode(Some(number), wanted, None));
+            }
         }
     }
 

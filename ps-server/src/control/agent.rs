@@ -14,8 +14,9 @@ use super::{
     state::{Agreed, Command, Outcome, Shape, UNKNOWN_JOB},
 };
 use crate::{
-    raft::{Applied, Change, Group, ReplicaId},
+    raft::ReplicaId,
     replicas::Replicas,
+    replicated::{Applied, Change, Group},
 };
 pub(super) use leading::Leading;
 use paraft_common::{ServerId, ShardId, checkpoint::KnownCheckpoint};
@@ -91,6 +92,12 @@ pub struct Agent {
 
 /// Servers that may be known and not heard of, at most: more of them are not taken in.
 pub(super) const MAX_NEWCOMERS: usize = 16;
+
+/// How often a server reports in a fleet with this election timeout: often enough that a fleet starts at once, and seldom
+/// enough to cost nothing.
+pub fn report_interval(election: Duration) -> Duration {
+    (election / 4).clamp(Duration::from_millis(20), Duration::from_millis(250))
+}
 
 /// How long a server that is asked to end tries to hand over what it leads.
 pub const HAND_OVER: Duration = Duration::from_secs(2);
@@ -222,9 +229,8 @@ impl Agent {
         (self.options.timeouts.silent / 4).max(self.interval())
     }
 
-    /// Reports come often enough that a fleet starts at once, and seldom enough to cost nothing.
     fn interval(&self) -> Duration {
-        (self.options.election / 4).clamp(Duration::from_millis(20), Duration::from_millis(250))
+        report_interval(self.options.election)
     }
 
     /// Hands everything that this server leads to others, so that nobody has to notice that it has gone. Returns when it

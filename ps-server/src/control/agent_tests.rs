@@ -6,8 +6,9 @@ use crate::{
         joining,
         plan::{ReplicaReport, Report},
     },
-    raft::{Digest, GroupId, GroupOptions, Peers},
+    raft::{Digest, GroupOptions, Peers},
     replicas::ReplicasOptions,
+    replicated::GroupId,
     rpc::control::GrpcCalls,
 };
 use paraft_common::Durability;
@@ -20,7 +21,8 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
     let (server, address, election) = (ServerId(0), "127.0.0.1:1".to_string(), Duration::from_millis(200));
     let (peers, agreed) = (Arc::new(Peers::default()), Arc::new(Agreed::default()));
     let me = ReplicaId::new_incarnation(server);
-    let options = GroupOptions { group: GroupId::Control, me, folder: None, election, check_every: None };
+    let options =
+        GroupOptions { group: GroupId::Control.into(), me, folder: None, election, check_every: None };
     let control = ControlReplica::start(options, agreed.clone(), peers.clone()).await.expect("it starts");
     let data = scratch.path().to_path_buf();
     let logs = crate::raft::Logs::new(Arc::new(RealDisk), &data);

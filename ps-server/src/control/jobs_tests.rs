@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     header,
-    raft::{Change, RawImage, Replicated},
+    raft::{RawImage, Replicated},
 };
 use paraft_common::{
     Durability, Mode, ServerId, ShardId, WorkerId,
@@ -230,15 +230,15 @@ proptest! {
         commands in prop::collection::vec(a_command(), 1..60), at in any::<prop::sample::Index>(),
     ) {
         let (whole, late) = (Agreed::default(), Agreed::default());
-        whole.apply(&Change::Control(found())).expect("applied");
+        whole.apply(&found()).expect("applied");
         let at = at.index(commands.len());
         for (i, c) in commands.into_iter().enumerate() {
             if i == at {
                 late.install(&whole.image()).expect("its own snapshot");
             }
-            let told = whole.apply(&Change::Control(c.clone()));
+            let told = whole.apply(&c);
             if i >= at {
-                prop_assert_eq!(told, late.apply(&Change::Control(c)));
+                prop_assert_eq!(told, late.apply(&c));
             }
             whole.read(|s| {
                 for j in s.jobs.iter() {
@@ -258,7 +258,7 @@ proptest! {
 #[test]
 fn a_snapshot_of_another_build_is_refused_by_name_and_changes_nothing() {
     let agreed = Agreed::default();
-    agreed.apply(&Change::Control(found())).expect("applied");
+    agreed.apply(&found()).expect("applied");
     let before = agreed.get();
     let image = agreed.image();
     let (format, state): (u16, Vec<u8>) = header::decode(&image.head).expect("a header");
@@ -276,7 +276,7 @@ fn a_snapshot_of_another_build_is_refused_by_name_and_changes_nothing() {
 #[test]
 fn a_snapshot_of_the_release_before_is_read() {
     let agreed = Agreed::default();
-    agreed.apply(&Change::Control(found())).expect("applied");
+    agreed.apply(&found()).expect("applied");
     let s = agreed.get();
     // Format 2 was format 3 without its last field.
     let old = (s.fleet, s.generation, s.shape, s.servers.clone(), s.shards.clone(), s.jobs.clone());

@@ -25,7 +25,7 @@ use balance::{Move, spread_leaders, uneven};
 use checks::compare;
 use jobs::note_job;
 use own::control_change;
-use paraft_common::{ServerId, ShardId, placement};
+use paraft_common::{ServerId, ShardId, auto, placement};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a server should do.
@@ -66,6 +66,8 @@ pub enum Action {
     Voters(BTreeSet<ReplicaId>),
     /// Hand the leadership over.
     Transfer(ReplicaId),
+    /// Switch the mode of the job, as the rule wants it.
+    Switch(auto::Switch),
     /// Stop this replica: its state is not that of the others.
     Diverged {
         /// Which.

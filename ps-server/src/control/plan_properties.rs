@@ -446,6 +446,7 @@ impl Fleet {
                     group.membership.voters = new;
                 }
             }
+            Action::Switch(_) => unreachable!("nobody plans it here"),
             Action::Transfer(to) => {
                 let runs = self.runs(shard, to);
                 if let Some(group) =

@@ -805,7 +805,7 @@ fn drained_servers_that_are_gone_do_not_keep_their_votes_in_the_control_group() 
 fn a_job(name: &str, finished: bool) -> JobReport {
     let durability = Durability::QuorumMemory;
     let facts = JobFacts { name: name.into(), mode: Mode::Asp.into(), workers: 2, durability, log: Retired };
-    JobReport { facts, shards: 3, finished }
+    JobReport { facts, shards: 3, finished, auto: None }
 }
 
 /// Agrees on what is planned, and gives it.

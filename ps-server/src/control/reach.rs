@@ -2,7 +2,7 @@
 //! to be a member of the control group by those that it reaches: before its own log says so, it knows no others.
 
 use super::{agent::Agent, calls::Hello, state::State};
-use crate::raft::{Group, ReplicaId};
+use crate::{raft::ReplicaId, replicated::Group};
 use paraft_common::ServerId;
 use parking_lot::Mutex;
 use std::{

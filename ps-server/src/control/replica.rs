@@ -2,7 +2,10 @@
 //! other way round: so it is stopped and started again by itself, from the same folder and under the same name.
 
 use super::state::Agreed;
-use crate::raft::{FolderError, Group, GroupOptions, Peers};
+use crate::{
+    raft::{FolderError, GroupOptions, Peers},
+    replicated::{Group, Hosted},
+};
 use parking_lot::{Mutex, RwLock};
 use std::{
     sync::Arc,
@@ -40,7 +43,7 @@ impl ControlReplica {
     ) -> Result<Self, FolderError> {
         let (began, mut pause) = (Instant::now(), FIRST_PAUSE);
         let group = loop {
-            match Group::start(options.clone(), agreed.clone(), peers.clone()).await {
+            match Group::start(options.clone(), Arc::new(Hosted(agreed.clone())), peers.clone()).await {
                 Ok(group) => break group,
                 Err(e) if e.is_damage() || began.elapsed() > START_TIMEOUT => return Err(e),
                 Err(e) => tracing::warn!(error = %e, "the control group's replica cannot start yet"),
@@ -96,7 +99,13 @@ impl ControlReplica {
             }
             // As when the process starts: what is agreed is learned again from the snapshot and the log.
             self.agreed.reset();
-            match Group::start(self.options.clone(), self.agreed.clone(), self.peers.clone()).await {
+            match Group::start(
+                self.options.clone(),
+                Arc::new(Hosted(self.agreed.clone())),
+                self.peers.clone(),
+            )
+            .await
+            {
                 Ok(group) => {
                     tracing::info!("the control group's replica runs again");
                     *self.current.write() = group;

@@ -6,7 +6,7 @@
 use super::jobs::{Difference, JobFacts, JobState, Jobs};
 use crate::{
     header,
-    raft::{Applied, Change, RawImage, ReplicaId, Replicated, Unable},
+    raft::{RawImage, ReplicaId, Replicated, Unable},
 };
 use paraft_common::{Durability, Payload, ServerId, ShardId};
 use parking_lot::RwLock;
@@ -296,11 +296,15 @@ const FORMAT: u16 = 3;
 const FORMAT_2: u16 = 2;
 
 impl Replicated for Agreed {
-    fn apply(&self, change: &Change) -> Result<Applied, Unable> {
-        Ok(match change {
-            Change::Control(c) => Applied::Control(self.state.write().apply(c)),
-            Change::Shard(_) | Change::Check => Applied::None,
-        })
+    type Change = Command;
+    type Outcome = Outcome;
+
+    fn apply(&self, command: &Command) -> Result<Outcome, Unable> {
+        Ok(self.state.write().apply(command))
+    }
+
+    fn touched(&self, _: &Command) -> u64 {
+        0
     }
 
     fn image(&self) -> RawImage {

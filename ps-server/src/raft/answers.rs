@@ -5,6 +5,7 @@ use super::{
     image::RawImage,
     incoming::Incoming,
     replica::ReplicaId,
+    replicated::Logged,
     types::{Snapshot, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotAnswer, SnapshotPiece, WireError},
 };
@@ -28,7 +29,7 @@ const SENDER_TIMEOUT: Duration = Duration::from_secs(30);
 /// sends more would leave no higher terms to those who come after it.
 pub const MAX_TERM_JUMP: u64 = 1 << 32;
 
-impl Group {
+impl<C: Logged> Group<C> {
     /// Payload bytes of a snapshot that is being received.
     pub async fn incoming_bytes(&self) -> u64 {
         self.incoming.lock().await.as_ref().map_or(0, Incoming::bytes)
@@ -44,7 +45,7 @@ impl Group {
             overtaken || i.last.elapsed() > SENDER_TIMEOUT
         });
         if stale {
-            tracing::info!(group = %self.id, "a snapshot that was half received is dropped");
+            tracing::info!(group = %self.name, "a snapshot that was half received is dropped");
             *slot = None;
         }
     }
@@ -55,7 +56,7 @@ impl Group {
         match vote.leader_id().term {
             theirs if theirs > own.saturating_add(MAX_TERM_JUMP) => Err(WireError::new(format!(
                 "its term is {theirs}, that of {} is {own}: no election leads so far",
-                self.id
+                self.name
             ))),
             _ => Ok(()),
         }
@@ -77,24 +78,24 @@ impl Group {
         let mut wakes = true;
         let answer = match request.call() {
             PeerCall::Append => {
-                let mut rpc: AppendEntriesRequest<Types> = wire::decode(&request.header)?;
+                let mut rpc: AppendEntriesRequest<Types<C>> = wire::decode(&request.header)?;
                 self.bounded(&rpc.vote)?;
                 wire::attach(&mut rpc, bulk)?;
                 wakes = !rpc.entries.is_empty() || rpc.vote != own;
                 reply(self.raft.append_entries(rpc).await)
             }
             PeerCall::Vote => {
-                let rpc: VoteRequest<Types> = wire::decode(&request.header)?;
+                let rpc: VoteRequest<Types<C>> = wire::decode(&request.header)?;
                 self.bounded(&rpc.vote)?;
                 reply(self.raft.vote(rpc).await)
             }
             PeerCall::PreVote => {
-                let rpc: VoteRequest<Types> = wire::decode(&request.header)?;
+                let rpc: VoteRequest<Types<C>> = wire::decode(&request.header)?;
                 self.bounded(&rpc.vote)?;
                 reply(self.raft.pre_vote(rpc).await)
             }
             PeerCall::TransferLeader => {
-                let rpc: TransferLeaderRequest<Types> = wire::decode(&request.header)?;
+                let rpc: TransferLeaderRequest<Types<C>> = wire::decode(&request.header)?;
                 self.bounded(rpc.from_leader())?;
                 reply(self.raft.handle_transfer_leader(rpc).await)
             }
@@ -117,13 +118,13 @@ impl Group {
         self.bounded(&vote)?;
         // Whoever leads no more would fill the memory with what is not installed in the end.
         if self.raft.server_metrics().borrow_watched().vote > vote {
-            return Err(WireError::new(format!("a snapshot of {} from an earlier term", self.id)));
+            return Err(WireError::new(format!("a snapshot of {} from an earlier term", self.name)));
         }
         let payload = bulk.into_iter().next().unwrap_or_default();
         if wire::checksum(&payload) != piece.crc {
             return Err(WireError::new(format!(
                 "piece {} of a snapshot of {} is damaged",
-                piece.index, self.id
+                piece.index, self.name
             )));
         }
         let mut slot = self.incoming.lock().await;
@@ -156,7 +157,8 @@ impl Group {
         let Some(done) = slot.take() else { return Err(WireError::new("no snapshot is under way")) };
         let image = RawImage { head: done.head.into(), parts: done.parts };
         let snapshot = Snapshot { meta: done.meta, snapshot: Arc::new(image) };
-        reply(self.raft.install_full_snapshot(vote, snapshot).await.map(SnapshotAnswer::Done))
+        let installed = self.raft.install_full_snapshot(vote, snapshot).await;
+        reply(installed.map(|response| SnapshotAnswer::Done(response.vote)))
     }
 }
 

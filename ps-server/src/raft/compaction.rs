@@ -4,6 +4,7 @@ use super::{
     leadership::{Leadership, Role, behind},
     log::{LogSize, ReplicaLog},
     machine::{Raft, SNAPSHOT_BYTES, SNAPSHOT_ENTRIES},
+    replicated::Logged,
 };
 use std::{
     sync::{
@@ -15,17 +16,18 @@ use std::{
 use tokio::sync::{Notify, watch};
 
 /// What decides about it.
-pub(super) struct Held {
-    pub log: ReplicaLog,
+pub(super) struct Held<C: Logged> {
+    pub log: ReplicaLog<C>,
     pub state_bytes: Arc<AtomicU64>,
 }
 
 /// A log that somebody still needs is kept while it is shorter than so many times what is enough to compact it. A follower that gets a snapshot needs what came meanwhile; without it, under load, the snapshot would
 /// always be too old, and the follower never done.
 const KEPT: u64 = 3;
-impl Held {
+
+impl<C: Logged> Held<C> {
     /// Whether the log is to be kept a while longer.
-    fn is_needed(&self, raft: &Raft) -> bool {
+    fn is_needed(&self, raft: &Raft<C>) -> bool {
         let LogSize { entries, bytes, in_memory } = self.log.size();
         // Memory that the host lacks is not spent on a follower that can be sent a snapshot.
         if in_memory > SNAPSHOT_BYTES && paraft_host::memory::is_short() {
@@ -40,9 +42,9 @@ impl Held {
 }
 
 /// Takes a snapshot whenever the state machine asks for one, and lets the log before it go.
-pub(super) async fn compact(
-    raft: Raft,
-    held: Held,
+pub(super) async fn compact<C: Logged>(
+    raft: Raft<C>,
+    held: Held<C>,
     wants: Arc<Notify>,
     mut alive: watch::Receiver<Leadership>,
 ) {

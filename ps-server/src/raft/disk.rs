@@ -16,6 +16,7 @@ use super::{
     logs::{Logs, Place},
     records::entry_of,
     replica::ReplicaId,
+    replicated::Logged,
     snapshot::{SnapshotFile, open_snapshot, snapshot_end, snapshot_head},
     storage::FolderError,
     types::{Entry, LogId, Vote},
@@ -105,21 +106,21 @@ impl Folder {
 
     /// Reads and checks everything: the vote, the snapshot, and every entry of the log. Gives the last log index that is there, 0
     /// where there is none. Changes nothing. A vote that is gone or damaged is no hindrance: nothing of what was acknowledged is in it.
-    pub fn check(&self) -> Result<u64, FolderError> {
-        Ok(self.read_all()?.1.map_or(0, |l| l.index))
+    pub fn check<C: Logged>(&self) -> Result<u64, FolderError> {
+        Ok(self.read_all::<C>()?.1.map_or(0, |l| l.index))
     }
 
     /// As [`Self::check`], of a folder that is to be used again. Where its vote is gone, it votes for itself in a term that no
     /// election has come to, so that it cannot vote twice in any that there was. Gives whether it was gone.
-    pub fn check_and_vote(&self, me: ReplicaId) -> Result<bool, FolderError> {
-        let (vote, last) = self.read_all()?;
+    pub fn check_and_vote<C: Logged>(&self, me: ReplicaId) -> Result<bool, FolderError> {
+        let (vote, last) = self.read_all::<C>()?;
         let Some(last) = last.filter(|l| vote.is_none() && l.index > 0) else { return Ok(false) };
         let vote = Vote::new(last.committed_leader_id().term + TERMS_AHEAD, me.0);
         self.write("vote", &wire::encode(&vote).map_err(FolderError::passing)?)?;
         Ok(true)
     }
 
-    fn read_all(&self) -> Result<(Option<Vote>, Option<LogId>), FolderError> {
+    fn read_all<C: Logged>(&self) -> Result<(Option<Vote>, Option<LogId>), FolderError> {
         let vote: Option<Vote> = match self.read("vote") {
             Err(e) if e.is_damage() => None,
             vote => {
@@ -134,12 +135,15 @@ impl Folder {
             last = meta.last_log_id;
             chunks.try_for_each(|c| c.map(drop))?;
         }
-        self.look(&mut |entry| last = last.max(Some(entry.log_id)))?;
+        self.look::<C>(&mut |entry| last = last.max(Some(entry.log_id)))?;
         Ok((vote, last))
     }
 
     /// Opens the log; every entry that it holds goes through `each`, in order. On an error forget what was given.
-    pub(super) fn open_log(&self, each: &mut dyn FnMut(Entry)) -> Result<(Log, Stored), FolderError> {
+    pub(super) fn open_log<C: Logged>(
+        &self,
+        each: &mut dyn FnMut(Entry<C>),
+    ) -> Result<(Log, Stored), FolderError> {
         let path = &self.path;
         // Its checksums fit: what cannot be decoded all the same is for another build to read.
         let unknown = |e: wire::WireError| FolderError::passing(format!("{}: {e}", path.display()));
@@ -306,7 +310,7 @@ impl Folder {
 
     /// The entries of the log that a replica left here, in order, without changing it. What `each` was given counts for
     /// nothing on an error.
-    pub(super) fn look(&self, each: &mut dyn FnMut(Entry)) -> Result<(), FolderError> {
+    pub(super) fn look<C: Logged>(&self, each: &mut dyn FnMut(Entry<C>)) -> Result<(), FolderError> {
         let at = |e: wire::WireError| FolderError::passing(format!("{}: {e}", self.path.display()));
         let (mut unreadable, mut empty) = (None, true);
         let mut record = |r| match entry_of(r) {

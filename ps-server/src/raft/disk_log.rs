@@ -3,6 +3,7 @@
 use super::{
     disk::{BEGUN, Folder},
     records::{entry_of, record_of},
+    replicated::Logged,
     storage::{blocking, invalid},
     types::{Entry, LogId, Vote},
     wire,
@@ -28,9 +29,9 @@ impl DiskLog {
     }
 
     /// Queues entries; `done` is called when they are on disk.
-    pub fn append(
+    pub fn append<C: Logged>(
         &self,
-        entries: &[Entry],
+        entries: &[Entry<C>],
         done: impl FnOnce(io::Result<()>) + Send + 'static,
     ) -> io::Result<()> {
         let records = entries.iter().map(record_of).collect::<Result<_, _>>().map_err(invalid)?;
@@ -47,7 +48,7 @@ impl DiskLog {
     }
 
     /// Reads entries back; see [`Log::read`].
-    pub async fn read(&self, range: Range<u64>, most: u64) -> io::Result<Vec<Entry>> {
+    pub async fn read<C: Logged>(&self, range: Range<u64>, most: u64) -> io::Result<Vec<Entry<C>>> {
         let log = self.log.clone();
         blocking(move || {
             let records = log.read(range, most).map_err(io::Error::other)?;

@@ -2,11 +2,10 @@
 
 use super::{
     records::entry_of,
-    replicated::Change,
-    types::{Entry, LogId, SnapshotMeta, Types, Vote},
+    replicated::Logged,
+    types::{Committed, Entry, LogId, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotAnswer, SnapshotPiece},
 };
-use crate::shard::Command;
 use bytes::Bytes;
 use openraft::{
     EntryPayload,
@@ -14,7 +13,6 @@ use openraft::{
         AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest, VoteRequest,
         VoteResponse,
     },
-    type_config::alias::CommittedLeaderIdOf,
 };
 use paraft_common::Payload;
 use paraft_store::Record;
@@ -25,34 +23,34 @@ use serde::{Serialize, de::DeserializeOwned};
 ///
 /// # Panics
 /// When it is not.
-pub fn read_as_anything(bytes: &[u8], payloads: &[Payload]) {
-    if let Some(mut request) = back::<AppendEntriesRequest<Types>>(bytes) {
+pub fn read_as_anything<C: Logged>(bytes: &[u8], payloads: &[Payload]) {
+    if let Some(mut request) = back::<AppendEntriesRequest<Types<C>>>(bytes) {
         let attached = wire::attach(&mut request, payloads.to_vec());
         assert!(attached.is_err() || wire::payloads(&request.entries) == payloads);
     }
-    back::<AppendEntriesResponse<Types>>(bytes);
-    back::<VoteRequest<Types>>(bytes);
-    back::<VoteResponse<Types>>(bytes);
-    back::<TransferLeaderRequest<Types>>(bytes);
+    back::<AppendEntriesResponse<Types<C>>>(bytes);
+    back::<VoteRequest<Types<C>>>(bytes);
+    back::<VoteResponse<Types<C>>>(bytes);
+    back::<TransferLeaderRequest<Types<C>>>(bytes);
     back::<(Vote, SnapshotPiece)>(bytes);
     back::<SnapshotAnswer>(bytes);
-    back::<SnapshotResponse<Types>>(bytes);
+    back::<SnapshotResponse<Types<C>>>(bytes);
     // A snapshot's first piece, and the head of its file.
     back::<(SnapshotMeta, Vec<u8>, Vec<u32>)>(bytes);
     back::<(SnapshotMeta, Vec<u8>)>(bytes);
     back::<Vote>(bytes);
     back::<LogId>(bytes);
-    if let Some(entry) = back::<Entry>(bytes) {
+    if let Some(entry) = back::<Entry<C>>(bytes) {
         let payload = payloads.first().cloned().unwrap_or_default();
         let header = bytes.to_vec().into();
-        let read = entry_of(Record { index: entry.log_id.index, header, payload });
+        let read = entry_of::<C>(Record { index: entry.log_id.index, header, payload });
         assert!(read.is_ok(), "an entry that was just read");
     }
 }
 
 /// The change that a record of a log with this header holds.
-pub fn change_of(header: &[u8]) -> Option<Change> {
-    match wire::decode::<Entry>(header).ok()?.payload {
+pub fn change_of<C: Logged>(header: &[u8]) -> Option<C> {
+    match wire::decode::<Entry<C>>(header).ok()?.payload {
         EntryPayload::Normal(change) => Some(change),
         EntryPayload::Blank | EntryPayload::Membership(_) => None,
     }
@@ -62,8 +60,8 @@ pub fn change_of(header: &[u8]) -> Option<Change> {
 ///
 /// # Panics
 /// Never: every change can be written.
-pub fn header_of(index: u64, change: Change) -> Bytes {
-    let log_id = LogId::new(CommittedLeaderIdOf::<Types>::new(1), index);
+pub fn header_of<C: Logged>(index: u64, change: C) -> Bytes {
+    let log_id = LogId::new(Committed::new(1), index);
     wire::encode(&Entry { log_id, payload: EntryPayload::Normal(change) }).expect("a change can be written")
 }
 
@@ -72,7 +70,7 @@ pub fn header_of(index: u64, change: Change) -> Bytes {
 /// # Panics
 /// Never, as above.
 pub fn snapshot_head(index: u64, head: &[u8]) -> Bytes {
-    let last_log_id = Some(LogId::new(CommittedLeaderIdOf::<Types>::new(1), index));
+    let last_log_id = Some(LogId::new(Committed::new(1), index));
     wire::encode(&(SnapshotMeta { last_log_id, ..SnapshotMeta::default() }, head)).expect("likewise")
 }
 
@@ -81,19 +79,19 @@ pub fn snapshot_head(index: u64, head: &[u8]) -> Bytes {
 /// # Panics
 /// Never, as above.
 pub fn purge_tag(index: u64) -> Bytes {
-    wire::encode(&LogId::new(CommittedLeaderIdOf::<Types>::new(1), index)).expect("likewise")
+    wire::encode(&LogId::new(Committed::new(1), index)).expect("likewise")
 }
 
-/// An append of two entries.
+/// An append of these changes.
 ///
 /// # Panics
 /// Never, as above.
-pub fn append() -> Bytes {
-    let entry = |index| wire::decode(&header_of(index, Change::Shard(Command::Fence.into())));
-    let entries = [7, 8].map(|i| entry(i).expect("it was just written")).into();
+pub fn append<C: Logged>(changes: impl IntoIterator<Item = C>) -> Bytes {
+    let entry = |(index, change)| wire::decode::<Entry<C>>(&header_of(index, change));
+    let entries = (7..).zip(changes).map(|e| entry(e).expect("it was just written")).collect();
     let vote = Vote::new_committed(3, 1);
-    let prev_log_id = Some(LogId::new(CommittedLeaderIdOf::<Types>::new(1), 6));
-    let request = AppendEntriesRequest::<Types> { vote, prev_log_id, entries, leader_commit: None };
+    let prev_log_id = Some(LogId::new(Committed::new(1), 6));
+    let request = AppendEntriesRequest::<Types<C>> { vote, prev_log_id, entries, leader_commit: None };
     wire::encode(&request).expect("likewise")
 }
 

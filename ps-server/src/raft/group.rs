@@ -11,11 +11,10 @@ use super::{
     log::{LogSize, ReplicaLog},
     machine::{Machine, Raft},
     network::{Addresses, Connection, Network, Peers},
-    replica::{GroupId, ReplicaId},
-    replicated::{Applied, Change, Replicated},
+    replica::{GroupName, ReplicaId},
+    replicated::{Logged, StateOf},
     storage::FolderError,
 };
-use futures::{FutureExt, future::BoxFuture};
 use openraft::{
     BasicNode, Config, ReadPolicy, SnapshotPolicy, async_runtime::WatchReceiver, impls::ProgressResponder,
 };
@@ -52,7 +51,7 @@ fn uncommitted(e: &dyn fmt::Display) -> ProposeError {
 #[derive(Clone)]
 pub struct GroupOptions {
     /// Which group.
-    pub group: GroupId,
+    pub group: GroupName,
     /// This replica.
     pub me: ReplicaId,
     /// Where its log lives; `None`: in memory only.
@@ -66,14 +65,14 @@ pub struct GroupOptions {
 
 /// A handle to one replica. Cheap to clone.
 #[derive(Clone)]
-pub struct Group {
-    pub(super) raft: Raft,
+pub struct Group<C: Logged> {
+    pub(super) raft: Raft<C>,
     pub(super) me: ReplicaId,
-    pub(super) id: GroupId,
+    pub(super) name: GroupName,
     pub(super) election: Duration,
-    pub(super) state: Arc<dyn Replicated>,
+    pub(super) state: Arc<StateOf<C>>,
     pub(super) leadership: watch::Receiver<Leadership>,
-    log: ReplicaLog,
+    log: ReplicaLog<C>,
     installed: Arc<AtomicU64>,
     pub(super) incoming: Arc<Mutex<Option<Incoming>>>,
     checks: Checks,
@@ -86,87 +85,11 @@ pub struct Group {
     trusted: Arc<parking_lot::RwLock<BTreeSet<ReplicaId>>>,
 }
 
-/// What a shard's leader needs of its group, and all that it knows of Raft.
-pub trait Replication: Send + Sync + 'static {
-    /// Proposes; see [`Group::propose`].
-    fn propose(&self, change: Change) -> BoxFuture<'_, Result<Waits, ProposeError>>;
-    /// Returns when this replica leads and has applied everything that was committed before the call.
-    fn barrier(&self) -> BoxFuture<'static, Result<(), ProposeError>>;
-    /// Follows who leads; closes when the replica shuts down.
-    fn leadership(&self) -> watch::Receiver<Leadership>;
-    /// The leader's address, if one is known and it is not this replica.
-    fn leader_address(&self) -> Option<String>;
-    /// Replicas beside this one, learners too.
-    fn others(&self) -> usize;
-    /// Whether this replica sleeps; see [`Group::sleep`].
-    fn is_asleep(&self) -> bool {
-        false
-    }
-    /// See [`Group::has_slept`].
-    fn has_slept(&self) -> bool {
-        false
-    }
-    /// See [`Group::sleep`].
-    fn sleep(&self) -> BoxFuture<'static, bool> {
-        std::future::ready(false).boxed()
-    }
-    /// See [`Group::ensure_awake`].
-    fn ensure_awake(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
-        std::future::ready(Ok(())).boxed()
-    }
-}
-
-/// A proposal's outcome, once it is known.
-pub type Waits = BoxFuture<'static, Result<Applied, ProposeError>>;
-
-impl Replication for Group {
-    fn propose(&self, change: Change) -> BoxFuture<'_, Result<Waits, ProposeError>> {
-        async move { Ok(Group::propose(self, change).await?.boxed()) }.boxed()
-    }
-
-    fn barrier(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
-        let group = self.clone();
-        async move { Group::barrier(&group).await }.boxed()
-    }
-
-    fn leadership(&self) -> watch::Receiver<Leadership> {
-        Group::leadership(self)
-    }
-
-    fn leader_address(&self) -> Option<String> {
-        Group::leader_address(self)
-    }
-
-    fn is_asleep(&self) -> bool {
-        Group::is_asleep(self)
-    }
-
-    fn has_slept(&self) -> bool {
-        Group::has_slept(self)
-    }
-
-    fn sleep(&self) -> BoxFuture<'static, bool> {
-        let group = self.clone();
-        async move { Group::sleep(&group).await }.boxed()
-    }
-
-    fn ensure_awake(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
-        let group = self.clone();
-        async move { Group::ensure_awake(&group).await }.boxed()
-    }
-
-    fn others(&self) -> usize {
-        let metrics = self.raft.server_metrics();
-        let m = metrics.borrow_watched();
-        m.membership_config.nodes().count().saturating_sub(1)
-    }
-}
-
-impl Group {
+impl<C: Logged> Group<C> {
     /// Starts the replica, from what its folder holds.
     pub async fn start(
         options: GroupOptions,
-        state: Arc<dyn Replicated>,
+        state: Arc<StateOf<C>>,
         peers: Arc<Peers>,
     ) -> Result<Self, FolderError> {
         let election = options.election.as_millis() as u64;
@@ -203,16 +126,17 @@ impl Group {
         let installed = machine.installed();
         let held = Held { log: log.clone(), state_bytes: machine.state_bytes() };
         let addresses = Addresses::default();
-        let network = Network { peers, group: options.group, me: options.me, addresses: addresses.clone() };
+        let network =
+            Network { peers, group: options.group.number, me: options.me, addresses: addresses.clone() };
         let held_log = log.clone();
         let raft = Raft::new(options.me.0, config, network.clone(), log, machine).await;
         let raft = raft.map_err(FolderError::passing)?;
-        let leadership = watch_leadership(&raft, options.group);
+        let leadership = watch_leadership(&raft, options.group.clone());
         tokio::spawn(compact(raft.clone(), held, wants_snapshot, leadership.clone()));
         let group = Self {
             raft,
             me: options.me,
-            id: options.group,
+            name: options.group,
             election: options.election,
             state,
             leadership,
@@ -309,8 +233,8 @@ impl Group {
     /// entry is applied here, which is after a majority holds it (on disk, where the log is on disk).
     pub async fn propose(
         &self,
-        change: Change,
-    ) -> Result<impl Future<Output = Result<Applied, ProposeError>> + Send + 'static, ProposeError> {
+        change: C,
+    ) -> Result<impl Future<Output = Result<C::Outcome, ProposeError>> + Send + 'static, ProposeError> {
         self.ensure_awake().await?;
         let (responder, done) = ProgressResponder::complete_only();
         self.raft.client_write_ff(change, Some(responder)).await.map_err(|e| uncommitted(&e))?;
@@ -334,10 +258,17 @@ impl Group {
         }
     }
 
+    /// Members beside this replica, learners too.
+    pub fn others(&self) -> usize {
+        let metrics = self.raft.server_metrics();
+        let m = metrics.borrow_watched();
+        m.membership_config.nodes().count().saturating_sub(1)
+    }
+
     /// The log index that is applied, and a copy of the state at that index.
     pub async fn image(&self) -> Result<(u64, RawImage), ProposeError> {
         // The copy is made at once, between two entries; the future only carries it out.
-        fn read(m: &mut Machine) -> futures::future::BoxFuture<'_, (u64, RawImage)> {
+        fn read<C: Logged>(m: &mut Machine<C>) -> futures::future::BoxFuture<'_, (u64, RawImage)> {
             Box::pin(std::future::ready(m.image()))
         }
         self.raft.with_state_machine(read).await.map_err(|e| ProposeError(e.to_string()))
@@ -377,7 +308,7 @@ impl Group {
             {
                 // It must not fall asleep over this.
                 if self.ensure_awake().await.is_ok() {
-                    let _ = self.raft.client_write_ff(Change::Check, None).await; // the next one will do
+                    let _ = self.raft.client_write_ff(C::check(), None).await; // the next one will do
                 }
             }
         }
@@ -392,7 +323,7 @@ impl Group {
 
     /// Stops the replica because it must not go on; [`Self::trouble`] says `why` from then on.
     pub async fn fail(&self, why: String) {
-        tracing::error!(group = %self.id, replica = %self.me, "this replica is stopped: {why}");
+        tracing::error!(group = %self.name, replica = %self.me, "this replica is stopped: {why}");
         let _ = self.failed.set(why);
         self.shutdown().await;
     }

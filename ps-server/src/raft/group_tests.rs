@@ -8,30 +8,36 @@ use crate::raft::{
 use paraft_proto::{PeerCall, PeerRequest, WithBulk};
 use std::collections::BTreeSet;
 
-use crate::shard::{Command, Proposal, Shard};
+use crate::raft::testing::{Parts, Write, group as name};
 use openraft::raft::{VoteRequest, VoteResponse};
-use paraft_common::{ServerId, ShardId, WorkerId};
+use paraft_common::ServerId;
 
 /// A replica alone, which leads.
-async fn alone() -> (Group, ReplicaId) {
-    let shard = Arc::new(Shard::new(ShardId(0), 1));
+async fn alone() -> (Group<Write>, ReplicaId) {
     let me = ReplicaId::new_incarnation(ServerId(0));
     let options = GroupOptions {
-        group: GroupId::Shard(ShardId(0)),
+        group: name(),
         me,
         folder: None,
         election: Duration::from_millis(100),
         check_every: None,
     };
-    let group = Group::start(options, shard, Arc::default()).await.expect("a replica alone starts");
+    let group = Group::start(options, Arc::new(Parts::default()), Arc::default())
+        .await
+        .expect("a replica alone starts");
     group.found(&BTreeMap::from([(me, "127.0.0.1:1".into())])).await.expect("it is new");
     group.leadership().wait_for(|l| l.leads).await.expect("it leads");
     (group, me)
 }
 
 /// Whether the replica votes for `candidate` in `term`; an error where it does not answer to its name.
-async fn asked(group: &Group, name: ReplicaId, term: u64, candidate: ReplicaId) -> Result<bool, WireError> {
-    let ask = VoteRequest::<Types>::new(Vote::new(term, candidate.0), None);
+async fn asked(
+    group: &Group<Write>,
+    name: ReplicaId,
+    term: u64,
+    candidate: ReplicaId,
+) -> Result<bool, WireError> {
+    let ask = VoteRequest::<Types<Write>>::new(Vote::new(term, candidate.0), None);
     let request = PeerRequest {
         fleet: 0,
         group: 0,
@@ -42,45 +48,21 @@ async fn asked(group: &Group, name: ReplicaId, term: u64, candidate: ReplicaId) 
         payloads: Vec::new(),
     };
     let reply = group.answer(request.into()).await?;
-    Ok(wire::decode::<VoteResponse<Types>>(&reply)?.vote_granted)
+    Ok(wire::decode::<VoteResponse<Types<Write>>>(&reply)?.vote_granted)
 }
 
-async fn votes(group: &Group, term: u64, candidate: ReplicaId) -> bool {
+async fn votes(group: &Group<Write>, term: u64, candidate: ReplicaId) -> bool {
     asked(group, group.me, term, candidate).await.expect("an answer")
-}
-
-/// State that has no room for any snapshot.
-struct Full(Shard);
-
-impl Replicated for Full {
-    fn apply(&self, change: &Change) -> Result<Applied, crate::raft::Unable> {
-        Replicated::apply(&self.0, change)
-    }
-    fn image(&self) -> RawImage {
-        Replicated::image(&self.0)
-    }
-    fn install_parts(
-        &self,
-        _: &[u8],
-        _: &mut dyn Iterator<Item = Result<paraft_common::Payload, String>>,
-    ) -> Result<(), crate::raft::Unable> {
-        panic!("it was received")
-    }
-    fn room_for(&self, _: &[u8]) -> Result<(), crate::raft::Unable> {
-        Err(crate::raft::Unable::NoRoom("needs 96 GiB, 4 free".into()))
-    }
-    fn bytes(&self) -> u64 {
-        0
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_snapshot_that_does_not_fit_is_refused_with_its_first_piece() {
     let me = ReplicaId::new_incarnation(ServerId(0));
-    let (group, folder, election) = (GroupId::Shard(ShardId(0)), None, Duration::from_millis(100));
+    let (group, folder, election) = (name(), None, Duration::from_millis(100));
     let options = GroupOptions { group, me, folder, election, check_every: None };
-    let shard = Arc::new(Full(Shard::new(ShardId(0), 1)));
-    let group = Group::start(options, shard, Arc::default()).await.expect("it starts");
+    let state = Arc::new(Parts::default());
+    state.full.store(true, Relaxed);
+    let group = Group::start(options, state, Arc::default()).await.expect("it starts");
     let leader = ReplicaId::new_incarnation(ServerId(1));
     let (meta, head): (SnapshotMeta, Vec<u8>) = (SnapshotMeta::default(), vec![1, 2, 3]);
     let payload: paraft_common::Payload = wire::encode(&(meta, head, vec![8u32; 2])).expect("encodes").into();
@@ -103,11 +85,10 @@ async fn a_snapshot_that_does_not_fit_is_refused_with_its_first_piece() {
 }
 
 /// Starts a replica; the tasks of one that was shut down may hold its log for a moment yet.
-async fn start_when_free(options: GroupOptions) -> Group {
+async fn start_when_free(options: GroupOptions) -> Group<Write> {
     let began = Instant::now();
     loop {
-        let options = GroupOptions { folder: options.folder.clone(), ..options };
-        match Group::start(options, Arc::new(Shard::new(ShardId(0), 1)), Arc::default()).await {
+        match Group::start(options.clone(), Arc::new(Parts::default()), Arc::default()).await {
             Err(e) if e.to_string().contains("in use") && began.elapsed() < Duration::from_secs(60) => {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -135,7 +116,7 @@ async fn a_replica_that_is_started_again_does_not_vote_twice_in_a_term() {
     let start = || async {
         let folder = Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("replica"));
         let options = GroupOptions {
-            group: GroupId::Shard(ShardId(0)),
+            group: name(),
             me,
             folder: Some(folder),
             election: Duration::from_secs(10),
@@ -171,8 +152,8 @@ async fn a_learner_that_nobody_waits_for_leaves_the_group() {
 async fn the_log_is_cut_after_so_many_entries_and_its_memory_is_bounded() {
     let (group, _) = alone().await;
     for _ in 0..5000u32 {
-        let p = Proposal::from(Command::Join { worker: WorkerId(0) }); // refused: there is no job
-        group.propose(Change::Shard(p)).await.expect("taken").await.expect("committed");
+        let write = Write::new(0, Vec::new());
+        group.propose(write).await.expect("taken").await.expect("committed");
     }
     let mut metrics = group.raft.metrics();
     let cut = async {
@@ -196,7 +177,7 @@ async fn a_leader_that_comes_back_from_disk_is_elected_again_before_it_leads() {
     let me = ReplicaId::new_incarnation(ServerId(0));
     let start = || async {
         let options = GroupOptions {
-            group: GroupId::Shard(ShardId(0)),
+            group: name(),
             me,
             folder: Some(Folder::new(Arc::new(paraft_store::RealDisk), dir.path().join("shard-0"))),
             election: Duration::from_millis(100),
@@ -221,7 +202,7 @@ async fn does_not_start_without(lost: &[&str], why: &str) {
     let me = ReplicaId::new_incarnation(ServerId(0));
     let folder = dir.path().join("shard-0");
     let options = || GroupOptions {
-        group: GroupId::Shard(ShardId(0)),
+        group: name(),
         me,
         folder: Some(Folder::new(Arc::new(paraft_store::RealDisk), &folder)),
         election: Duration::from_millis(100),
@@ -246,7 +227,7 @@ async fn does_not_start_without(lost: &[&str], why: &str) {
     }
     let began = Instant::now();
     let refused = loop {
-        match Group::start(options(), Arc::new(Shard::new(ShardId(0), 1)), Arc::default()).await {
+        match Group::start(options(), Arc::new(Parts::default()), Arc::default()).await {
             Ok(_) => panic!("it starts without {lost:?}, and would vote"),
             Err(e) if e.to_string().contains("in use") && began.elapsed() < Duration::from_secs(60) => {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -258,7 +239,7 @@ async fn does_not_start_without(lost: &[&str], why: &str) {
 }
 
 /// A snapshot, and the log before it gone.
-async fn cut(group: &Group) {
+async fn cut(group: &Group<Write>) {
     let last = || group.raft.metrics().borrow_watched().last_applied.as_ref().map_or(0, |l| l.index);
     let applied = async {
         while last() == 0 {
@@ -304,7 +285,7 @@ async fn no_message_moves_a_term_out_of_reach() {
     for term in [u64::MAX, 1 << 62, own + jump + 1] {
         let refused = asked(&group, me, term, member).await.expect_err("out of reach");
         assert!(refused.to_string().contains("no election leads so far"), "{refused}");
-        for (call, header, bulk) in crate::raft::stranger::forged(term, member) {
+        for (call, header, bulk) in crate::raft::stranger::forged::<Write>(term, member) {
             let message =
                 PeerRequest { from: member.0, to: me.0, call: call as i32, header, ..PeerRequest::default() };
             let refused = group.answer(paraft_proto::WithBulk { message, bulk }).await;

@@ -2,7 +2,8 @@
 
 use super::{
     machine::Raft,
-    replica::{GroupId, ReplicaId},
+    replica::{GroupName, ReplicaId},
+    replicated::Logged,
 };
 use openraft::{ServerState, async_runtime::WatchReceiver, errors::Fatal};
 use paraft_common::ServerId;
@@ -54,7 +55,7 @@ const NEARLY: u64 = 64;
 /// Those who lack more than a few of the entries that are applied here, or anything of what was there when the membership
 /// was last changed (when they were taken in, say); who was never reached lacks it. Nobody, where this replica does not
 /// lead. Both indices are of the same moment: reports of two servers are not, and under load that alone is many entries.
-pub(super) fn behind(raft: &Raft) -> BTreeSet<ReplicaId> {
+pub(super) fn behind<C: Logged>(raft: &Raft<C>) -> BTreeSet<ReplicaId> {
     let metrics = raft.metrics();
     let m = metrics.borrow_watched();
     let applied = m.last_applied.as_ref().map_or(0, |l| l.index);
@@ -65,7 +66,7 @@ pub(super) fn behind(raft: &Raft) -> BTreeSet<ReplicaId> {
     behind.map(|(id, _)| ReplicaId(*id)).collect()
 }
 
-pub(super) fn watch_leadership(raft: &Raft, group: GroupId) -> watch::Receiver<Leadership> {
+pub(super) fn watch_leadership<C: Logged>(raft: &Raft<C>, group: GroupName) -> watch::Receiver<Leadership> {
     let mut metrics = raft.server_metrics();
     let (tx, rx) = watch::channel(Leadership::default());
     let raft = raft.clone();

@@ -16,6 +16,7 @@
 use super::{
     disk::Folder,
     disk_log::DiskLog,
+    replicated::Logged,
     storage::FolderError,
     types::{Entry, LogId, Types, Vote},
 };
@@ -45,10 +46,30 @@ const RECENT_BYTES: usize = 64 << 20;
 /// that it reads them back.
 const UNAPPLIED_BYTES: usize = 256 << 20;
 
-#[derive(Clone, Default)]
-pub struct ReplicaLog {
-    inner: Arc<Mutex<Inner>>,
+pub struct ReplicaLog<C: Logged> {
+    inner: Arc<Mutex<Inner<C>>>,
     disk: Option<Arc<DiskLog>>,
+}
+
+impl<C: Logged> Clone for ReplicaLog<C> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), disk: self.disk.clone() }
+    }
+}
+
+impl<C: Logged> Default for ReplicaLog<C> {
+    fn default() -> Self {
+        let inner = Inner {
+            vote: None,
+            last: None,
+            entries: BTreeMap::new(),
+            bytes: 0,
+            purged: None,
+            durable: 0,
+            applied: 0,
+        };
+        Self { inner: Arc::new(Mutex::new(inner)), disk: None }
+    }
 }
 
 /// What a log holds.
@@ -62,13 +83,12 @@ pub struct LogSize {
     pub in_memory: u64,
 }
 
-#[derive(Default)]
-struct Inner {
+struct Inner<C: Logged> {
     vote: Option<Vote>,
     /// Of the last entry, in memory or not.
     last: Option<LogId>,
     /// The log's end: nothing is missing between its entries, nor after them.
-    entries: BTreeMap<u64, Entry>,
+    entries: BTreeMap<u64, Entry<C>>,
     /// Of `entries`.
     bytes: usize,
     purged: Option<LogId>,
@@ -78,8 +98,8 @@ struct Inner {
     applied: u64,
 }
 
-impl Inner {
-    fn insert(&mut self, entry: Entry) {
+impl<C: Logged> Inner<C> {
+    fn insert(&mut self, entry: Entry<C>) {
         self.last = Some(entry.log_id);
         self.bytes += payload_bytes(&entry);
         if let Some(old) = self.entries.insert(entry.log_id.index, entry) {
@@ -87,12 +107,12 @@ impl Inner {
         }
     }
 
-    fn forget(&mut self, gone: &BTreeMap<u64, Entry>) {
+    fn forget(&mut self, gone: &BTreeMap<u64, Entry<C>>) {
         self.bytes -= gone.values().map(payload_bytes).sum::<usize>();
     }
 
     /// The entries that need not stay in memory.
-    fn evict(&mut self) -> Vec<Entry> {
+    fn evict(&mut self) -> Vec<Entry<C>> {
         let mut gone = Vec::new();
         while let Some(first) = self.entries.first_entry() {
             let (index, on_disk) = (*first.key(), *first.key() < self.durable);
@@ -109,7 +129,7 @@ impl Inner {
 }
 
 /// Lets entries go that are on disk. Megabytes: freed outside the lock.
-fn evict(inner: &Mutex<Inner>, note: impl FnOnce(&mut Inner)) {
+fn evict<C: Logged>(inner: &Mutex<Inner<C>>, note: impl FnOnce(&mut Inner<C>)) {
     let gone = {
         let mut inner = inner.lock();
         note(&mut inner);
@@ -118,10 +138,11 @@ fn evict(inner: &Mutex<Inner>, note: impl FnOnce(&mut Inner)) {
     drop(gone);
 }
 
-impl ReplicaLog {
+impl<C: Logged> ReplicaLog<C> {
     /// The log in `folder`, with what it holds.
     pub fn open(folder: &Folder) -> Result<Self, FolderError> {
-        let mut inner = Inner::default();
+        let this = Self::default();
+        let mut inner = this.inner.lock();
         let (log, found) = folder.open_log(&mut |entry| {
             inner.durable = entry.log_id.index + 1;
             // Nothing is applied, but it will be some time before anything is: it is read back then.
@@ -131,7 +152,8 @@ impl ReplicaLog {
         })?;
         (inner.applied, inner.vote, inner.purged, inner.last) = (0, found.vote, found.purged, found.last);
         let disk = DiskLog::new(log, folder.clone(), found.begun);
-        Ok(Self { inner: Arc::new(Mutex::new(inner)), disk: Some(Arc::new(disk)) })
+        drop(inner);
+        Ok(Self { disk: Some(Arc::new(disk)), ..this })
     }
 
     /// What it holds.
@@ -160,7 +182,7 @@ impl ReplicaLog {
 
     /// Entries of `range`, from its beginning on: up to `most` bytes, or one. Those that are not there (purged, not
     /// written) are left out.
-    async fn get(&self, range: Range<u64>, most: usize) -> Result<Vec<Entry>, io::Error> {
+    async fn get(&self, range: Range<u64>, most: usize) -> Result<Vec<Entry<C>>, io::Error> {
         let mut found = Vec::new();
         let before = {
             let inner = self.inner.lock();
@@ -187,11 +209,11 @@ impl ReplicaLog {
     }
 }
 
-impl Inner {
+impl<C: Logged> Inner<C> {
     /// Entries in memory: up to `most` bytes, or one.
-    fn up_to(&self, range: Range<u64>, most: usize) -> Vec<Entry> {
+    fn up_to(&self, range: Range<u64>, most: usize) -> Vec<Entry<C>> {
         let mut bytes = 0;
-        let within = |e: &&Entry| {
+        let within = |e: &&Entry<C>| {
             let first = bytes == 0;
             bytes += payload_bytes(e);
             first || bytes <= most
@@ -203,7 +225,7 @@ impl Inner {
     }
 }
 
-fn payload_bytes(e: &Entry) -> usize {
+fn payload_bytes<C: Logged>(e: &Entry<C>) -> usize {
     match &e.payload {
         openraft::EntryPayload::Normal(p) => p.payload().len() + 256,
         _ => 256,
@@ -224,8 +246,8 @@ fn half_open(range: &impl RangeBounds<u64>) -> Range<u64> {
     start..end
 }
 
-impl RaftLogReader<Types> for ReplicaLog {
-    async fn try_get_log_entries<RB>(&mut self, range: RB) -> Result<Vec<Entry>, io::Error>
+impl<C: Logged> RaftLogReader<Types<C>> for ReplicaLog<C> {
+    async fn try_get_log_entries<RB>(&mut self, range: RB) -> Result<Vec<Entry<C>>, io::Error>
     where
         RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
     {
@@ -236,7 +258,7 @@ impl RaftLogReader<Types> for ReplicaLog {
     async fn entries_stream<RB>(
         &mut self,
         range: RB,
-    ) -> impl Stream<Item = Result<Entry, io::Error>> + OptionalSend
+    ) -> impl Stream<Item = Result<Entry<C>, io::Error>> + OptionalSend
     where
         RB: RangeBounds<u64> + Clone + Debug + OptionalSend,
     {
@@ -258,7 +280,7 @@ impl RaftLogReader<Types> for ReplicaLog {
         parts.try_flatten().boxed()
     }
 
-    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<Entry>, io::Error> {
+    async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<Entry<C>>, io::Error> {
         self.get(start..end, MAX_APPEND_BYTES).await
     }
 
@@ -267,10 +289,10 @@ impl RaftLogReader<Types> for ReplicaLog {
     }
 }
 
-impl RaftLogStorage<Types> for ReplicaLog {
+impl<C: Logged> RaftLogStorage<Types<C>> for ReplicaLog<C> {
     type LogReader = Self;
 
-    async fn get_log_state(&mut self) -> Result<LogState<Types>, io::Error> {
+    async fn get_log_state(&mut self) -> Result<LogState<Types<C>>, io::Error> {
         let inner = self.inner.lock();
         Ok(LogState { last_purged_log_id: inner.purged, last_log_id: inner.last.max(inner.purged) })
     }
@@ -287,12 +309,12 @@ impl RaftLogStorage<Types> for ReplicaLog {
         Ok(())
     }
 
-    async fn append<I>(&mut self, entries: I, callback: IOFlushed<Types>) -> Result<(), io::Error>
+    async fn append<I>(&mut self, entries: I, callback: IOFlushed<Types<C>>) -> Result<(), io::Error>
     where
-        I: IntoIterator<Item = Entry> + OptionalSend,
+        I: IntoIterator<Item = Entry<C>> + OptionalSend,
         I::IntoIter: OptionalSend,
     {
-        let entries: Vec<Entry> = entries.into_iter().collect();
+        let entries: Vec<Entry<C>> = entries.into_iter().collect();
         {
             let mut inner = self.inner.lock();
             entries.iter().for_each(|e| inner.insert(e.clone()));

@@ -1,23 +1,19 @@
 //! What a log keeps in memory, and what it gives back from the disk.
 
 use super::*;
-use crate::{
-    raft::Change,
-    shard::{Command, Proposal},
-};
-use openraft::{EntryPayload, type_config::alias::CommittedLeaderIdOf};
+use crate::raft::{testing::Write, types::Committed};
+use openraft::EntryPayload;
 use paraft_common::Payload;
 use paraft_store::RealDisk;
 
 const MIB: usize = 1 << 20;
 
 fn id(index: u64) -> LogId {
-    LogId::new(CommittedLeaderIdOf::<Types>::new(1), index)
+    LogId::new(Committed::new(1), index)
 }
 
-fn entry(index: u64, payload: Payload) -> Entry {
-    let change = Proposal { payload, ..Command::Fence.into() };
-    Entry { log_id: id(index), payload: EntryPayload::Normal(Change::Shard(change)) }
+fn entry(index: u64, payload: Payload) -> Entry<Write> {
+    Entry::<Write> { log_id: id(index), payload: EntryPayload::Normal(Write::new(0, payload)) }
 }
 
 /// A payload that tells its index.
@@ -27,7 +23,7 @@ fn of(index: u64, bytes: usize) -> Payload {
     payload.into()
 }
 
-fn indices(entries: &[Entry]) -> Vec<u64> {
+fn indices(entries: &[Entry<Write>]) -> Vec<u64> {
     for e in entries {
         let EntryPayload::Normal(change) = &e.payload else { panic!("a proposal") };
         let payload = change.payload().to_bytes();
@@ -37,7 +33,7 @@ fn indices(entries: &[Entry]) -> Vec<u64> {
     entries.iter().map(|e| e.log_id.index).collect()
 }
 
-async fn append(log: &ReplicaLog, entries: Vec<Entry>) {
+async fn append(log: &ReplicaLog<Write>, entries: Vec<Entry<Write>>) {
     let Some(disk) = &log.disk else { panic!("a log on disk") };
     let (done, durable) = tokio::sync::oneshot::channel();
     let (inner, last) = (log.inner.clone(), entries.last().map_or(0, |e| e.log_id.index));
@@ -56,7 +52,7 @@ async fn append(log: &ReplicaLog, entries: Vec<Entry>) {
 struct OnDisk {
     _dir: tempfile::TempDir,
     folder: Folder,
-    log: ReplicaLog,
+    log: ReplicaLog<Write>,
 }
 
 impl OnDisk {
@@ -78,7 +74,7 @@ impl OnDisk {
 /// openraft bounds an append by entries: sixteen of 16 MiB in one call cost leaders their lease.
 #[tokio::test]
 async fn an_append_is_a_megabyte_or_one_entry() {
-    let mut log = ReplicaLog::default();
+    let mut log = ReplicaLog::<Write>::default();
     let sizes = [400 << 10, 400 << 10, 400 << 10, 3 << 20, 10, 10];
     for (index, size) in (0u64..).zip(sizes) {
         log.inner.lock().insert(entry(index, vec![0; size].into()));
@@ -131,7 +127,8 @@ async fn who_is_behind_is_given_the_same_entries_from_the_disk() {
         next += 1;
     }
     // As applying reads.
-    let all: Vec<Entry> = log.entries_stream(1..101).await.try_collect().await.expect("they are there");
+    let all: Vec<Entry<Write>> =
+        log.entries_stream(1..101).await.try_collect().await.expect("they are there");
     assert_eq!(indices(&all), (1..101).collect::<Vec<_>>());
     // Over the edge, and all at once.
     assert_eq!(

@@ -1,8 +1,13 @@
 //! A replica's log moves between its own folder and the server's log, and is whole wherever a crash leaves it.
 
 use super::*;
-use crate::raft::{disk::Folder, records::record_of, storage::FolderError, types::Entry};
+use crate::{
+    raft::{disk::Folder, records::record_of, storage::FolderError, types},
+    replicated::Change,
+};
 use paraft_store::faulty::{FaultyDisk, ForgetfulDisk, Survivors};
+
+type Entry = types::Entry<Change>;
 
 /// As segments lie on a disk; the fixture has no zeros at its end.
 const SEGMENT_BYTES: usize = 1 << 20;

@@ -4,10 +4,10 @@ use super::{
     checks::Checks,
     image::RawImage,
     log::ReplicaLog,
-    replicated::{Applied, Change, Outdated, Replicated, SnapshotData},
+    replicated::{Logged, Outdated, StateOf},
     snapshot::SnapshotFile,
     storage::FolderError,
-    types::{LogId, Snapshot, SnapshotMeta, StoredMembership, Types},
+    types::{LogId, Snapshot, SnapshotData, SnapshotMeta, StoredMembership, Types},
 };
 use crate::compute;
 use futures::{Stream, StreamExt};
@@ -55,11 +55,11 @@ const OUTDATED_BYTES: u64 = 1 << 30;
 const READERS_PATIENCE: Duration = Duration::from_secs(2);
 
 /// One replica, as openraft runs it.
-pub type Raft = openraft::Raft<Types, Machine>;
+pub type Raft<C> = openraft::Raft<Types<C>, Machine<C>>;
 
-pub struct Machine {
-    state: Arc<dyn Replicated>,
-    log: ReplicaLog,
+pub struct Machine<C: Logged> {
+    state: Arc<StateOf<C>>,
+    log: ReplicaLog<C>,
     applied: Option<LogId>,
     membership: StoredMembership,
     /// Where snapshots are kept, for a log on disk. Without it the log is compacted all the same: a follower
@@ -75,11 +75,11 @@ pub struct Machine {
     impatient: bool,
 }
 
-impl Machine {
+impl<C: Logged> Machine<C> {
     /// A machine whose state is what `file` holds.
     pub async fn open(
-        state: Arc<dyn Replicated>,
-        log: ReplicaLog,
+        state: Arc<StateOf<C>>,
+        log: ReplicaLog<C>,
         file: Option<Arc<SnapshotFile>>,
         wants_snapshot: Arc<Notify>,
         checks: Checks,
@@ -145,7 +145,7 @@ pub struct Builder {
     file: Option<Arc<SnapshotFile>>,
 }
 
-impl RaftSnapshotBuilder<Types> for Builder {
+impl<C: Logged> RaftSnapshotBuilder<Types<C>> for Builder {
     type SnapshotData = SnapshotData;
 
     async fn build_snapshot(&mut self) -> Result<Snapshot, io::Error> {
@@ -163,15 +163,20 @@ impl RaftSnapshotBuilder<Types> for Builder {
 const MAX_RUN: usize = 16;
 
 /// Changes that are applied together, and who waits for what they give.
-#[derive(Default)]
-struct Run {
-    changes: Vec<Change>,
-    waiting: Vec<(LogId, Option<Responder>)>,
+struct Run<C: Logged> {
+    changes: Vec<C>,
+    waiting: Vec<(LogId, Option<Responder<C>>)>,
 }
 
-type Responder = openraft::storage::ApplyResponder<Types>;
+impl<C: Logged> Default for Run<C> {
+    fn default() -> Self {
+        Self { changes: Vec::new(), waiting: Vec::new() }
+    }
+}
 
-impl Machine {
+type Responder<C> = openraft::storage::ApplyResponder<Types<C>>;
+
+impl<C: Logged> Machine<C> {
     /// Returns when another run may replace what somebody still reads.
     async fn room(&mut self) {
         let most = self.outdated_bytes.max(self.state.bytes() / 16);
@@ -195,13 +200,14 @@ impl Machine {
     }
 
     /// On an error the replica ends: openraft stops it, and says why in its metrics.
-    async fn apply_run(&mut self, run: &mut Run) -> Result<(), io::Error> {
+    async fn apply_run(&mut self, run: &mut Run<C>) -> Result<(), io::Error> {
         if run.changes.is_empty() {
             return Ok(());
         }
         let Run { changes, waiting } = std::mem::take(run);
         self.since_snapshot.0 += changes.iter().map(|c| c.payload().len() as u64).sum::<u64>();
-        let (state, touched) = (self.state.clone(), self.state.touched(&changes));
+        let touched = changes.iter().map(|c| self.state.touched(c)).sum();
+        let state = self.state.clone();
         let apply = move || state.apply_run(&changes.iter().collect::<Vec<_>>());
         let applied = compute::run(touched, apply).await??;
         for ((log_id, responder), applied) in waiting.into_iter().zip(applied) {
@@ -210,17 +216,17 @@ impl Machine {
         Ok(())
     }
 
-    fn is_applied(&mut self, log_id: LogId, responder: Option<Responder>, applied: Applied) {
+    fn is_applied(&mut self, log_id: LogId, responder: Option<Responder<C>>, outcome: C::Outcome) {
         self.log.applied(log_id.index);
         self.applied = Some(log_id);
         self.since_snapshot.1 += 1;
         if let Some(r) = responder {
-            r.send(applied);
+            r.send(outcome);
         }
     }
 }
 
-impl RaftStateMachine<Types> for Machine {
+impl<C: Logged> RaftStateMachine<Types<C>> for Machine<C> {
     type SnapshotData = SnapshotData;
     type SnapshotBuilder = Builder;
 
@@ -230,7 +236,7 @@ impl RaftStateMachine<Types> for Machine {
 
     async fn apply<S>(&mut self, entries: S) -> Result<(), io::Error>
     where
-        S: Stream<Item = Result<EntryResponder<Types>, io::Error>> + Unpin + OptionalSend,
+        S: Stream<Item = Result<EntryResponder<Types<C>>, io::Error>> + Unpin + OptionalSend,
     {
         // What is committed and here already is applied together, so that it can use the cores.
         let mut entries = entries.ready_chunks(MAX_RUN);
@@ -242,7 +248,7 @@ impl RaftStateMachine<Types> for Machine {
                 let log_id = entry.log_id();
                 self.state.in_term(log_id.leader_id.term);
                 match entry.payload {
-                    EntryPayload::Normal(Change::Check) => {
+                    EntryPayload::Normal(change) if change.is_check() => {
                         self.apply_run(&mut run).await?;
                         self.checks.check(log_id.index, || self.state.image());
                     }
@@ -257,7 +263,7 @@ impl RaftStateMachine<Types> for Machine {
                         self.membership = StoredMembership::new(Some(log_id), m);
                     }
                 }
-                self.is_applied(log_id, responder, Applied::None);
+                self.is_applied(log_id, responder, C::Outcome::default());
             }
             self.apply_run(&mut run).await?;
         }

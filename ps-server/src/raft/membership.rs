@@ -5,6 +5,7 @@ use super::{
     leadership::{Role, behind},
     network::Addresses,
     replica::ReplicaId,
+    replicated::Logged,
 };
 use openraft::{BasicNode, ChangeMembers, async_runtime::WatchReceiver};
 use std::{
@@ -34,7 +35,7 @@ const ASLEEP_PAUSE: Duration = Duration::from_secs(2);
 /// So many election timeouts are longer than a transfer takes, or an election where it fails.
 const TRANSFER_ELECTIONS: u32 = 4;
 
-impl Group {
+impl<C: Logged> Group<C> {
     /// The effective membership.
     pub fn membership(&self) -> Membership {
         let metrics = self.raft.server_metrics();
@@ -69,7 +70,7 @@ impl Group {
             Some(_) => {}
         }
         // It is a member under another address: the same replica, from the same files, elsewhere.
-        tracing::info!(group = %self.id, %replica, address, "is at another address now");
+        tracing::info!(group = %self.name, %replica, address, "is at another address now");
         let moved = ChangeMembers::SetNodes([(replica.0, node)].into());
         self.raft.change_membership(moved, true).await.map(drop).map_err(|e| e.to_string())
     }
@@ -118,9 +119,9 @@ impl Group {
             };
             // Twice the same: nobody is about to finish it.
             if seen.replace(at) == Some(at) {
-                tracing::info!(group = %self.id, ?voters, "finishing a change of voters that was broken off");
+                tracing::info!(group = %self.name, ?voters, "finishing a change of voters that was broken off");
                 if let Err(e) = self.raft.change_membership(voters, false).await {
-                    tracing::debug!(group = %self.id, error = %e, "not yet");
+                    tracing::debug!(group = %self.name, error = %e, "not yet");
                 }
             }
         }
@@ -180,7 +181,7 @@ impl Group {
             }
             *last = Some(Instant::now());
         }
-        tracing::info!(group = %self.id, %to, "handing the leadership over");
+        tracing::info!(group = %self.name, %to, "handing the leadership over");
         self.raft.trigger().transfer_leader(to.0).await.map_err(|e| e.to_string())
     }
 }

@@ -1,4 +1,4 @@
-//! Raft for shards and for the control group: openraft stops here.
+//! Raft: openraft stops here, and what is replicated is not known here.
 //!
 //! The rest of the server sees a [`Group`]: propose in order, learn the outcome, know who leads, wait until
 //! everything before this term is applied, change who takes part. No other module names an openraft type, and
@@ -49,13 +49,15 @@ mod sleep;
 mod snapshot;
 mod storage;
 pub mod stranger;
+#[cfg(test)]
+mod testing;
 mod types;
 mod unable;
 mod wire;
 
 pub use checks::Digest;
 pub use disk::Folder;
-pub use group::{Group, GroupOptions, ProposeError, Replication, Waits};
+pub use group::{Group, GroupOptions, ProposeError};
 pub use image::RawImage;
 pub use leadership::{Leadership, Role};
 pub use log::LogSize;
@@ -63,7 +65,7 @@ pub use logs::Logs;
 pub use membership::Membership;
 pub use network::{Peers, endpoint};
 pub use replay::{Replayed, replay};
-pub use replica::{GroupId, ReplicaId};
-pub use replicated::{Applied, Change, Outdated, Replicated};
+pub use replica::{GroupName, ReplicaId};
+pub use replicated::{Logged, Outdated, Replicated, StateOf};
 pub use storage::FolderError;
 pub use unable::Unable;

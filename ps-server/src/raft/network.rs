@@ -6,9 +6,9 @@
 
 use super::{
     image::RawImage,
-    replica::{GroupId, ReplicaId},
-    replicated::SnapshotData,
-    types::{Snapshot, SnapshotMeta, Types, Vote},
+    replica::ReplicaId,
+    replicated::Logged,
+    types::{Snapshot, SnapshotData, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotAnswer, SnapshotPiece},
 };
 use crate::raft::wire::WireError;
@@ -114,7 +114,8 @@ impl Addresses {
 #[derive(Clone)]
 pub struct Network {
     pub peers: Arc<Peers>,
-    pub group: GroupId,
+    /// Names it.
+    pub group: u32,
     pub me: ReplicaId,
     pub addresses: Addresses,
 }
@@ -133,7 +134,7 @@ impl Network {
     }
 }
 
-impl RaftNetworkFactory<Types> for Network {
+impl<C: Logged> RaftNetworkFactory<Types<C>> for Network {
     type Network = Connection;
 
     async fn new_client(&mut self, target: u64, node: &BasicNode) -> Connection {
@@ -148,7 +149,7 @@ impl RaftNetworkFactory<Types> for Network {
 /// One group's way to one peer.
 pub struct Connection {
     peers: Arc<Peers>,
-    group: GroupId,
+    group: u32,
     me: ReplicaId,
     target: u64,
     /// Where it was when the connection was made.
@@ -193,7 +194,7 @@ impl Connection {
         let address = now.as_ref().unwrap_or(&self.address);
         let channel = self.peers.channel(address, self.bulk && !voting).map_err(CallError::Setup)?;
         let message = PeerRequest {
-            group: self.group.to_wire(),
+            group: self.group,
             from: self.me.0,
             to: self.target,
             call: kind as i32,
@@ -213,18 +214,18 @@ impl Connection {
     }
 }
 
-fn unreachable(e: CallError) -> RPCError<Types> {
+fn unreachable<C: Logged>(e: CallError) -> RPCError<Types<C>> {
     RPCError::Unreachable(Unreachable::new(&e))
 }
 
-impl RaftNetworkV2<Types> for Connection {
+impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
     type SnapshotData = SnapshotData;
 
     async fn append_entries(
         &mut self,
-        rpc: AppendEntriesRequest<Types>,
+        rpc: AppendEntriesRequest<Types<C>>,
         option: RPCOption,
-    ) -> Result<AppendEntriesResponse<Types>, RPCError<Types>> {
+    ) -> Result<AppendEntriesResponse<Types<C>>, RPCError<Types<C>>> {
         let payloads = wire::payloads(&rpc.entries);
         // A megabyte on a slow link takes longer than a heartbeat's time.
         let ttl = option.hard_ttl().max(Duration::from_secs(5));
@@ -233,17 +234,17 @@ impl RaftNetworkV2<Types> for Connection {
 
     async fn vote(
         &mut self,
-        rpc: VoteRequest<Types>,
+        rpc: VoteRequest<Types<C>>,
         option: RPCOption,
-    ) -> Result<VoteResponse<Types>, RPCError<Types>> {
+    ) -> Result<VoteResponse<Types<C>>, RPCError<Types<C>>> {
         self.call(PeerCall::Vote, &rpc, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
     }
 
     async fn pre_vote(
         &mut self,
-        rpc: VoteRequest<Types>,
+        rpc: VoteRequest<Types<C>>,
         option: RPCOption,
-    ) -> Result<VoteResponse<Types>, RPCError<Types>> {
+    ) -> Result<VoteResponse<Types<C>>, RPCError<Types<C>>> {
         self.call(PeerCall::PreVote, &rpc, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
     }
 
@@ -253,19 +254,22 @@ impl RaftNetworkV2<Types> for Connection {
         snapshot: Snapshot,
         cancel: impl Future<Output = ReplicationClosed> + OptionalSend + 'static,
         option: RPCOption,
-    ) -> Result<SnapshotResponse<Types>, StreamingError<Types>> {
+    ) -> Result<SnapshotResponse<Types<C>>, StreamingError<Types<C>>> {
         let send = self.send_snapshot(vote, snapshot, option.hard_ttl().max(Duration::from_secs(5)));
         tokio::select! {
             closed = cancel => Err(StreamingError::Closed(closed)),
-            sent = send => sent.map_err(|e| StreamingError::Unreachable(Unreachable::new(&e))),
+            sent = send => match sent {
+                Ok(vote) => Ok(SnapshotResponse { vote }),
+                Err(e) => Err(StreamingError::Unreachable(Unreachable::new(&e))),
+            },
         }
     }
 
     async fn transfer_leader(
         &mut self,
-        req: TransferLeaderRequest<Types>,
+        req: TransferLeaderRequest<Types<C>>,
         option: RPCOption,
-    ) -> Result<openraft::raft::TransferLeaderResponse<Types>, RPCError<Types>> {
+    ) -> Result<openraft::raft::TransferLeaderResponse<Types<C>>, RPCError<Types<C>>> {
         self.call(PeerCall::TransferLeader, &req, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
     }
 }
@@ -279,12 +283,7 @@ pub(super) fn snapshot_head(meta: &SnapshotMeta, image: &RawImage) -> Result<Byt
 impl Connection {
     /// Piece by piece, each of at most one bucket: no second copy of the state is made. A piece that does not
     /// arrive is tried again; a transfer that was broken off goes on where it stopped.
-    async fn send_snapshot(
-        &self,
-        vote: Vote,
-        snapshot: Snapshot,
-        ttl: Duration,
-    ) -> Result<SnapshotResponse<Types>, CallError> {
+    async fn send_snapshot(&self, vote: Vote, snapshot: Snapshot, ttl: Duration) -> Result<Vote, CallError> {
         const TRIES: u32 = 5;
         let head = snapshot_head(&snapshot.meta, &snapshot.snapshot)?;
         let image = u64::from(crc32fast::hash(&head)) << 32
@@ -302,7 +301,7 @@ impl Connection {
             };
             let piece = SnapshotPiece { image, index, of, crc: wire::checksum(&payload) };
             match self.call(PeerCall::Snapshot, &(vote, piece), vec![payload], ttl).await {
-                Ok(SnapshotAnswer::Done(response)) => return Ok(response),
+                Ok(SnapshotAnswer::Done(vote)) => return Ok(vote),
                 Ok(SnapshotAnswer::Next(next)) => {
                     failures = 0;
                     index = next;
@@ -315,192 +314,5 @@ impl Connection {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        raft::{Change, Group, GroupOptions, Replicated},
-        shard::{Command, InitPart, Proposal, Shard},
-    };
-    use openraft::type_config::alias::CommittedLeaderIdOf;
-    use paraft_common::{BucketId, Mode, ServerId, ShardId, config::ServerJob};
-    use paraft_proto::{
-        PeerReply,
-        services::{Handler, Route},
-    };
-    use tonic::{Status, body::Body};
-
-    /// What happens to a piece on its way, before it gets through.
-    #[derive(Clone, Copy, Debug, PartialEq)]
-    enum Fault {
-        /// The connection breaks; so often.
-        Broken(u32),
-        /// A byte is another.
-        Flipped,
-    }
-
-    /// A follower behind a bad line.
-    #[derive(Clone)]
-    struct Line {
-        follower: Group,
-        faults: Arc<Mutex<HashMap<u64, Fault>>>,
-        /// Pieces that were tried, and whether they got through.
-        tried: Arc<Mutex<Vec<(u64, bool)>>>,
-    }
-
-    impl Handler for Line {
-        const NAME: &'static str = "paraft.v1.Peers";
-
-        async fn handle(self, request: http::Request<Body>) -> http::Response<Body> {
-            let request = services::only(request, limits::MAX_MESSAGE_BYTES).await.expect("a call");
-            self.call(request).await.map_or_else(services::refuse, services::one)
-        }
-    }
-
-    impl Line {
-        async fn call(&self, mut request: WithBulk<PeerRequest>) -> Result<PeerReply, Status> {
-            let (_, piece): (Vote, SnapshotPiece) = wire::decode(&request.message.header).expect("a piece");
-            let fault = self.faults.lock().remove(&piece.index);
-            match fault {
-                Some(Fault::Broken(times)) => {
-                    if times > 1 {
-                        self.faults.lock().insert(piece.index, Fault::Broken(times - 1));
-                    }
-                    self.tried.lock().push((piece.index, false));
-                    return Err(Status::unavailable("the connection broke"));
-                }
-                Some(Fault::Flipped) => {
-                    let mut bytes = request.bulk[0].to_bytes().to_vec();
-                    let middle = bytes.len() / 2;
-                    bytes[middle] ^= 1;
-                    request.bulk[0] = bytes.into();
-                }
-                None => {}
-            }
-            let answer = self.follower.answer(request).await;
-            self.tried.lock().push((piece.index, answer.is_ok()));
-            let header = answer.map_err(|e| Status::invalid_argument(e.to_string()))?;
-            Ok(PeerReply { header })
-        }
-    }
-
-    /// A shard of eight buckets with weights.
-    fn state() -> Shard {
-        let job = ServerJob { grace_ms: 0, ..ServerJob::new("snapshot", Mode::Asp, 64, 8) };
-        let job = job.to_toml().expect("a job");
-        let shard = Shard::new(ShardId(0), 1);
-        let apply = |p: Proposal| _ = Replicated::apply(&shard, &Change::Shard(p));
-        apply(Command::Configure { job }.into());
-        for bucket in 0..8u32 {
-            let payload = (bucket as f32 + 0.5).to_le_bytes().repeat(8).into();
-            let command = Command::Init { bucket: BucketId(bucket), part: InitPart::FRESH };
-            apply(Proposal { command, payload });
-        }
-        shard
-    }
-
-    struct Transfer {
-        line: Line,
-        follower: Arc<Shard>,
-        leader: Shard,
-        connection: Connection,
-    }
-
-    impl Transfer {
-        async fn new(faults: &[(u64, Fault)]) -> Self {
-            let (follower, leader) = (Arc::new(Shard::new(ShardId(0), 1)), state());
-            let [me, to] = [0, 1].map(|s| ReplicaId::new_incarnation(ServerId(s)));
-            let group = GroupId::Shard(ShardId(0));
-            let options = GroupOptions {
-                group,
-                me: to,
-                folder: None,
-                election: Duration::from_secs(10),
-                check_every: None,
-            };
-            let started = Group::start(options, follower.clone(), Arc::default()).await.expect("it starts");
-            let faults = Arc::new(Mutex::new(faults.iter().copied().collect()));
-            let line = Line { follower: started, faults, tried: Arc::default() };
-            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-            let address = listener.local_addr().expect("an address").to_string();
-            let service = Route(line.clone());
-            let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
-            tokio::spawn(
-                tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming),
-            );
-            let connection = Connection {
-                peers: Arc::default(),
-                group,
-                me,
-                target: to.0,
-                address,
-                addresses: Addresses::default(),
-                bulk: true,
-            };
-            Self { line, follower, leader, connection }
-        }
-
-        async fn send(&self) -> Result<SnapshotResponse<Types>, CallError> {
-            let last_log_id = Some(openraft::LogId::new(CommittedLeaderIdOf::<Types>::new(3), 40));
-            let meta = SnapshotMeta { last_log_id, ..SnapshotMeta::default() };
-            let snapshot = Snapshot { meta, snapshot: Arc::new(Replicated::image(&self.leader)) };
-            let vote = Vote::new_committed(3, self.connection.me.0);
-            self.connection.send_snapshot(vote, snapshot, Duration::from_secs(5)).await
-        }
-
-        fn tried(&self) -> Vec<(u64, bool)> {
-            std::mem::take(&mut *self.line.tried.lock())
-        }
-
-        fn arrived(&self) -> bool {
-            Replicated::image(&*self.follower) == Replicated::image(&self.leader)
-        }
-    }
-
-    fn through(pieces: std::ops::RangeInclusive<u64>) -> Vec<(u64, bool)> {
-        pieces.map(|i| (i, true)).collect()
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_snapshot_goes_on_at_the_piece_that_broke() {
-        let t = Transfer::new(&[(3, Fault::Broken(2))]).await;
-        t.send().await.expect("three tries are enough");
-        let broke = vec![(3, false), (3, false)];
-        assert_eq!(t.tried(), [through(0..=2), broke, through(3..=8)].concat());
-        assert!(t.arrived());
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_snapshot_with_a_flipped_byte_is_refused_and_the_piece_sent_again() {
-        for piece in [0, 5, 8] {
-            let t = Transfer::new(&[(piece, Fault::Flipped)]).await;
-            t.send().await.expect("the second try is right");
-            let before = if piece == 0 { Vec::new() } else { through(0..=piece - 1) };
-            assert_eq!(t.tried(), [before, vec![(piece, false)], through(piece..=8)].concat());
-            assert!(t.arrived(), "what was damaged was not installed");
-        }
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_transfer_that_was_given_up_goes_on_where_it_stopped_when_it_is_sent_again() {
-        let t = Transfer::new(&[(6, Fault::Broken(5))]).await;
-        t.send().await.expect_err("five tries, and no more");
-        assert!(!t.arrived() && t.follower.configured().is_none(), "half a snapshot is none");
-        t.tried();
-        t.send().await.expect("the line works again");
-        // The header says which snapshot it is; the follower says what it has of it.
-        assert_eq!(t.tried(), [through(0..=0), through(6..=8)].concat());
-        assert!(t.arrived());
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn another_snapshot_begins_anew() {
-        let t = Transfer::new(&[(6, Fault::Broken(5))]).await;
-        t.send().await.expect_err("given up");
-        t.tried();
-        let more = Command::Join { worker: paraft_common::WorkerId(0) };
-        Replicated::apply(&t.leader, &Change::Shard(more.into())).expect("applied");
-        t.send().await.expect("sent");
-        assert_eq!(t.tried(), through(0..=8), "no piece of the one is taken for the other's");
-        assert!(t.arrived());
-    }
-}
+#[path = "network_tests.rs"]
+mod tests;

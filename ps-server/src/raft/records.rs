@@ -1,12 +1,12 @@
 //! Entries as records of a log on disk: the payload beside the header.
 
-use super::{types::Entry, wire};
+use super::{replicated::Logged, types::Entry, wire};
 use openraft::EntryPayload;
 use paraft_common::Payload;
 use paraft_store::Record;
 
 /// An entry as it is stored.
-pub(super) fn record_of(entry: &Entry) -> Result<Record, wire::WireError> {
+pub(super) fn record_of<C: Logged>(entry: &Entry<C>) -> Result<Record, wire::WireError> {
     let payload = match &entry.payload {
         EntryPayload::Normal(change) => change.payload().clone(),
         _ => Payload::EMPTY,
@@ -15,8 +15,8 @@ pub(super) fn record_of(entry: &Entry) -> Result<Record, wire::WireError> {
 }
 
 /// And back.
-pub(super) fn entry_of(record: Record) -> Result<Entry, wire::WireError> {
-    let mut entry: Entry = wire::decode(&record.header)?;
+pub(super) fn entry_of<C: Logged>(record: Record) -> Result<Entry<C>, wire::WireError> {
+    let mut entry: Entry<C> = wire::decode(&record.header)?;
     if entry.log_id.index != record.index {
         return Err(wire::WireError::new(format!(
             "entry {} is stored as {}",

@@ -4,7 +4,7 @@
 use super::{
     checks::Digest,
     disk::Folder,
-    replicated::{Change, Replicated},
+    replicated::{Logged, StateOf},
     types::Entry,
 };
 use openraft::{EntryPayload, entry::RaftEntry};
@@ -29,7 +29,7 @@ pub struct Replayed {
 
 /// Rebuilds `state`, which must be new, from what is in `folder`, up to and including the entry `upto`. Changes nothing
 /// on disk. The error names the file and what is wrong.
-pub fn replay(folder: &Folder, state: &dyn Replicated, upto: u64) -> Result<Replayed, String> {
+pub fn replay<C: Logged>(folder: &Folder, state: &StateOf<C>, upto: u64) -> Result<Replayed, String> {
     let at = folder.path().display();
     let mut done = Replayed::default();
     if let Some(last) = folder.snapshot_end()? {
@@ -62,7 +62,7 @@ pub fn replay(folder: &Folder, state: &dyn Replicated, upto: u64) -> Result<Repl
 
 impl Replayed {
     /// Applies the next entry of the log, unless the snapshot has it or it is beyond `upto`.
-    fn take(&mut self, entry: Entry, state: &dyn Replicated, upto: u64) -> Result<(), String> {
+    fn take<C: Logged>(&mut self, entry: Entry<C>, state: &StateOf<C>, upto: u64) -> Result<(), String> {
         let id = entry.log_id();
         if id.index <= self.snapshot && self.snapshot > 0 || id.index > upto {
             return Ok(());
@@ -71,7 +71,7 @@ impl Replayed {
             return Err(format!("entry {} is missing, before entry {}", self.index + 1, id.index));
         }
         match entry.payload {
-            EntryPayload::Normal(Change::Check) => {
+            EntryPayload::Normal(change) if change.is_check() => {
                 let digest = Digest { index: id.index, digest: state.image().into_digest() };
                 self.digests.push((id.committed_leader_id().term, digest));
             }

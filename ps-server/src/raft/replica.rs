@@ -1,8 +1,8 @@
 //! Names: of replicas, and of groups.
 
-use paraft_common::{ServerId, ShardId};
+use paraft_common::ServerId;
 use serde::{Deserialize, Serialize};
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 /// A replica of a group: a server, and its incarnation. A replica that loses its log is dead, whatever its server does
 /// afterwards: with the old name, a server that came back with an empty log could vote for a leader that lacks
@@ -35,35 +35,19 @@ impl fmt::Debug for ReplicaId {
     }
 }
 
-/// A Raft group of the fleet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum GroupId {
-    /// Servers, placement, generation.
-    Control,
-    /// Weights and optimizer state.
-    Shard(ShardId),
+/// A group, as its replicas name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupName {
+    /// To each other: no other group of the fleet has it.
+    pub number: u32,
+    /// To people.
+    pub text: Arc<str>,
+    /// Whether it may sleep: whether who comes for it wakes it.
+    pub may_sleep: bool,
 }
 
-impl GroupId {
-    /// As it travels.
-    pub fn to_wire(self) -> u32 {
-        match self {
-            GroupId::Control => u32::MAX,
-            GroupId::Shard(s) => s.0,
-        }
-    }
-
-    /// As it came.
-    pub fn from_wire(n: u32) -> Self {
-        if n == u32::MAX { GroupId::Control } else { GroupId::Shard(ShardId(n)) }
-    }
-}
-
-impl fmt::Display for GroupId {
+impl fmt::Display for GroupName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            GroupId::Control => f.write_str("the control group"),
-            GroupId::Shard(s) => s.fmt(f),
-        }
+        f.write_str(&self.text)
     }
 }

@@ -1,27 +1,47 @@
-//! What a group replicates: its state, the changes that its log holds, and what applying them gives.
+//! What a group replicates: what its log holds, and the state that this changes. Nothing here knows what it is.
 
 use super::{image::RawImage, unable::Unable};
-use crate::{
-    control,
-    shard::{Outcome, Proposal},
-};
 use paraft_common::Payload;
-use serde::{Deserialize, Serialize};
-use std::{fmt, sync::Arc};
+use serde::{Serialize, de::DeserializeOwned};
+use std::fmt;
+
+/// What the log of a group holds: changes of its state, and checks.
+pub trait Logged:
+    Clone + fmt::Debug + fmt::Display + Serialize + DeserializeOwned + Send + Sync + 'static
+{
+    /// What applying one gives; only the leader that proposed it reads this. The default is said of an entry that changes
+    /// nothing.
+    type Outcome: Default + Serialize + DeserializeOwned + Send + Sync + 'static;
+
+    /// The bulk, which travels and is stored beside the rest: serde leaves it out.
+    fn payload(&self) -> &Payload;
+
+    /// Puts the bulk back.
+    fn attach(&mut self, payload: Payload);
+
+    /// Changes nothing: every replica hashes its state here.
+    fn check() -> Self;
+
+    /// Whether it is one.
+    fn is_check(&self) -> bool;
+}
 
 /// The replicated state of a group. It changes only in `apply`, deterministically.
 pub trait Replicated: Send + Sync + 'static {
+    /// What changes it.
+    type Change;
+    /// What a change gives.
+    type Outcome;
+
     /// Applies one committed change. What it gives is the same on every replica; where this host cannot carry it out, it
     /// says so, and the replica stops: its state must not be used any more.
-    fn apply(&self, change: &Change) -> Result<Applied, Unable>;
+    fn apply(&self, change: &Self::Change) -> Result<Self::Outcome, Unable>;
     /// Applies changes that follow each other, as [`Self::apply`] one by one; it may use several cores.
-    fn apply_run(&self, changes: &[&Change]) -> Result<Vec<Applied>, Unable> {
+    fn apply_run(&self, changes: &[&Self::Change]) -> Result<Vec<Self::Outcome>, Unable> {
         changes.iter().map(|c| self.apply(c)).collect()
     }
-    /// Bytes that applying these changes reads or writes, about: it decides on which thread that is done.
-    fn touched(&self, changes: &[Change]) -> u64 {
-        changes.iter().map(|c| c.payload().len() as u64).sum()
-    }
+    /// Bytes that applying this change reads or writes, about: it decides on which thread that is done.
+    fn touched(&self, change: &Self::Change) -> u64;
     /// What is applied or installed from now on was proposed in this term, or earlier.
     fn in_term(&self, term: u64) {
         let _ = term;
@@ -57,15 +77,8 @@ pub trait Replicated: Send + Sync + 'static {
     }
 }
 
-/// An entry of a log.
-#[derive(Clone, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub enum Change {
-    Shard(Proposal),
-    Control(control::Command),
-    /// Changes nothing: every replica hashes its state here.
-    Check,
-}
+/// A state that is changed by what a log holds.
+pub type StateOf<C> = dyn Replicated<Change = C, Outcome = <C as Logged>::Outcome>;
 
 /// Bulk that is in memory only because somebody reads it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,64 +88,3 @@ pub struct Outdated {
     /// Grows as readers let parts go, outdated or not.
     pub read: u64,
 }
-
-impl Change {
-    /// The bulk, which travels and is stored beside the rest.
-    pub fn payload(&self) -> &Payload {
-        static NONE: Payload = Payload::EMPTY;
-        match self {
-            Change::Shard(p) => &p.payload,
-            Change::Control(_) | Change::Check => &NONE,
-        }
-    }
-
-    /// The proposal, if it is a shard's.
-    pub fn proposal(&self) -> Option<&Proposal> {
-        match self {
-            Change::Shard(p) => Some(p),
-            Change::Control(_) | Change::Check => None,
-        }
-    }
-
-    /// Puts the bulk back where serde skipped it.
-    pub fn attach(&mut self, payload: Payload) {
-        if let Change::Shard(p) = self {
-            p.payload = payload;
-        }
-    }
-}
-
-impl fmt::Debug for Change {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Change::Shard(p) => p.fmt(f),
-            Change::Control(c) => c.fmt(f),
-            Change::Check => f.write_str("Check"),
-        }
-    }
-}
-
-impl fmt::Display for Change {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
-    }
-}
-
-/// What applying a change gave; only the leader that proposed it reads this.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub enum Applied {
-    /// A blank or membership entry, or an entry of another kind of group.
-    None,
-    Shard(Outcome),
-    Control(control::Outcome),
-}
-
-impl fmt::Display for Applied {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
-    }
-}
-
-/// A snapshot shares its bulk with the live state until that changes.
-pub type SnapshotData = Arc<RawImage>;

@@ -11,7 +11,7 @@
 
 use super::{
     group::{Group, ProposeError},
-    replica::GroupId,
+    replicated::Logged,
     types::{LogId, Vote},
     wire::{self, WireError},
 };
@@ -27,7 +27,7 @@ const TIMEOUT: Duration = Duration::from_millis(500);
 /// The state in which all members of a group go to sleep: whose leadership, and the last entry of the log.
 type Level = (Vote, Option<LogId>);
 
-impl Group {
+impl<C: Logged> Group<C> {
     /// Whether this replica sleeps.
     pub fn is_asleep(&self) -> bool {
         self.sleep.asleep.load(SeqCst)
@@ -42,7 +42,7 @@ impl Group {
     pub fn wake(&self) {
         self.sleep.activity.fetch_add(1, SeqCst);
         if self.sleep.asleep.swap(false, SeqCst) {
-            tracing::debug!(group = %self.id, replica = %self.me, "awake");
+            tracing::debug!(group = %self.name, replica = %self.me, "awake");
             self.raft.runtime_config().tick(true);
         }
     }
@@ -95,7 +95,7 @@ impl Group {
         self.raft.runtime_config().tick(false);
         // Whoever woke it between the two has turned the timers on before they were turned off.
         match self.is_asleep() {
-            true => tracing::debug!(group = %self.id, replica = %self.me, "nothing to do: asleep"),
+            true => tracing::debug!(group = %self.name, replica = %self.me, "nothing to do: asleep"),
             false => self.raft.runtime_config().tick(true),
         }
     }
@@ -116,7 +116,7 @@ impl Group {
 
     async fn ask<Q: serde::Serialize>(&self, member: u64, call: PeerCall, question: &Q) -> Option<bool> {
         let answer = self.connection(member)?.ask(call, question, TIMEOUT).await;
-        answer.inspect_err(|e| tracing::debug!(group = %self.id, member, error = %e, "no answer")).ok()
+        answer.inspect_err(|e| tracing::debug!(group = %self.name, member, error = %e, "no answer")).ok()
     }
 
     /// Answers a leader that wants to put its group to sleep.
@@ -126,8 +126,7 @@ impl Group {
         let agrees = {
             let m = metrics.borrow_watched();
             let level = m.last_log_index == last.as_ref().map(|l| l.index) && m.last_applied == last;
-            // Nobody would wake the control group's.
-            m.vote == vote && level && m.current_leader.is_some() && self.id != GroupId::Control
+            m.vote == vote && level && m.current_leader.is_some() && self.name.may_sleep
         };
         if agrees {
             self.fall_asleep();

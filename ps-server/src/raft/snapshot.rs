@@ -72,7 +72,7 @@ impl SnapshotFile {
 
     /// Puts the stored snapshot into `state`, part by part as it is read; gives what it is of. `None` where there is
     /// none.
-    pub fn restore(&self, state: &dyn Replicated) -> Result<Option<SnapshotMeta>, FolderError> {
+    pub fn restore<S: Replicated + ?Sized>(&self, state: &S) -> Result<Option<SnapshotMeta>, FolderError> {
         let Some(mut chunks) = open_snapshot(&*self.disk, &self.path)? else { return Ok(None) };
         let (meta, head) = snapshot_head(&mut chunks, &self.path)?;
         let unreadable = Cell::new(None);

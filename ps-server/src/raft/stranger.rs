@@ -3,25 +3,22 @@
 
 use super::{
     replica::ReplicaId,
-    types::{SnapshotMeta, Types, Vote},
+    replicated::Logged,
+    types::{Committed, LogId, SnapshotMeta, Types, Vote},
     wire::{self, SnapshotPiece},
 };
 use bytes::Bytes;
-use openraft::{
-    LogId,
-    raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest},
-    type_config::alias::CommittedLeaderIdOf,
-};
+use openraft::raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest};
 use paraft_common::Payload;
 use paraft_proto::PeerCall;
 
-/// One of each kind, in this term: the header, and what travels beside it.
-pub fn forged(term: u64, from: ReplicaId) -> Vec<(PeerCall, Bytes, Vec<Payload>)> {
-    let last = Some(LogId::new(CommittedLeaderIdOf::<Types>::new(term), u64::MAX >> 8));
+/// One of each kind, in this term, of a group whose log holds `C`: the header, and what travels beside it.
+pub fn forged<C: Logged>(term: u64, from: ReplicaId) -> Vec<(PeerCall, Bytes, Vec<Payload>)> {
+    let last = Some(LogId::new(Committed::new(term), u64::MAX >> 8));
     let (candidate, leader) = (Vote::new(term, from.0), Vote::new_committed(term, from.0));
     // As if the leader had asked for it: then a lease does not stand in the way.
-    let ask = VoteRequest::<Types> { vote: candidate, last_log_id: last, leadership_transfer: true };
-    let append = AppendEntriesRequest::<Types> {
+    let ask = VoteRequest::<Types<C>> { vote: candidate, last_log_id: last, leadership_transfer: true };
+    let append = AppendEntriesRequest::<Types<C>> {
         vote: leader,
         prev_log_id: None,
         entries: Vec::new(),
@@ -34,7 +31,7 @@ pub fn forged(term: u64, from: ReplicaId) -> Vec<(PeerCall, Bytes, Vec<Payload>)
     ));
     let payload: Payload = head.unwrap_or_default().to_vec().into();
     let piece = SnapshotPiece { image: term, index: 0, of: 1, crc: wire::checksum(&payload) };
-    let transfer = TransferLeaderRequest::<Types>::new(leader, from.0, last);
+    let transfer = TransferLeaderRequest::<Types<C>>::new(leader, from.0, last);
     [
         (PeerCall::Vote, wire::encode(&ask), Vec::new()),
         (PeerCall::PreVote, wire::encode(&ask), Vec::new()),

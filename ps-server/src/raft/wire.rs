@@ -3,7 +3,10 @@
 //! Small things (log ids, votes, commands) are headers; the bulk travels beside them as protobuf `bytes`, so that it is
 //! never copied byte by byte.
 
-use super::types::{Entry, Types};
+use super::{
+    replicated::Logged,
+    types::{Entry, Types, Vote},
+};
 use crate::header;
 use bytes::Bytes;
 use openraft::{EntryPayload, raft::AppendEntriesRequest};
@@ -40,7 +43,7 @@ pub fn checksum(payload: &Payload) -> u32 {
 }
 
 /// The payloads of a request's entries: one for each proposal, empty ones included.
-pub fn payloads(entries: &[Entry]) -> Vec<Payload> {
+pub fn payloads<C: Logged>(entries: &[Entry<C>]) -> Vec<Payload> {
     entries
         .iter()
         .filter_map(
@@ -50,7 +53,10 @@ pub fn payloads(entries: &[Entry]) -> Vec<Payload> {
 }
 
 /// Puts the payloads back where serde skipped them.
-pub fn attach(request: &mut AppendEntriesRequest<Types>, payloads: Vec<Payload>) -> Result<(), WireError> {
+pub fn attach<C: Logged>(
+    request: &mut AppendEntriesRequest<Types<C>>,
+    payloads: Vec<Payload>,
+) -> Result<(), WireError> {
     let mut rest = payloads.into_iter();
     for e in &mut request.entries {
         if let EntryPayload::Normal(p) = &mut e.payload {
@@ -79,58 +85,45 @@ pub struct SnapshotPiece {
 
 /// What the follower says to a piece.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
-#[serde(bound = "")]
 pub enum SnapshotAnswer {
     /// It has everything before this piece.
     Next(u64),
-    /// It has everything and has installed it, or refused the sender's term.
-    Done(openraft::raft::SnapshotResponse<Types>),
+    /// It has everything and has installed it, or refused the sender's term: its vote.
+    Done(Vote),
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        raft::{
-            replicated::Change,
-            types::{SnapshotMeta, Vote},
-        },
-        shard::{Command, InitPart, Proposal, image::ImageHeader},
+    use crate::raft::{
+        testing::Write,
+        types::{Committed, LogId, SnapshotMeta},
     };
     use openraft::raft::{TransferLeaderRequest, VoteRequest};
-    use openraft::vote::{RaftLeaderId, RaftVote};
-    use paraft_common::{BucketId, WorkerId};
     use proptest::prelude::*;
 
     /// Everything that a peer's bytes are ever read as.
     fn read_as_anything(bytes: &[u8]) {
-        let _ = decode::<AppendEntriesRequest<Types>>(bytes);
-        let _ = decode::<VoteRequest<Types>>(bytes);
-        let _ = decode::<TransferLeaderRequest<Types>>(bytes);
+        let _ = decode::<AppendEntriesRequest<Types<Write>>>(bytes);
+        let _ = decode::<VoteRequest<Types<Write>>>(bytes);
+        let _ = decode::<TransferLeaderRequest<Types<Write>>>(bytes);
         let _ = decode::<(Vote, SnapshotPiece)>(bytes);
-        let _ = decode::<(SnapshotMeta, ImageHeader)>(bytes);
-        let _ = decode::<Proposal>(bytes);
+        let _ = decode::<(SnapshotMeta, Vec<u8>, Vec<u32>)>(bytes);
     }
 
-    fn log_id(index: u64) -> openraft::type_config::alias::LogIdOf<Types> {
-        openraft::LogId::new(openraft::type_config::alias::CommittedLeaderIdOf::<Types>::new(3), index)
-    }
-
-    fn append() -> (AppendEntriesRequest<Types>, Vec<Payload>) {
-        let init = Proposal {
-            command: Command::Init { bucket: BucketId(4), part: InitPart::FRESH },
-            payload: b"abcd".to_vec().into(),
-        };
-        let join = Proposal::from(Command::Join { worker: WorkerId(1) });
+    fn append() -> (AppendEntriesRequest<Types<Write>>, Vec<Payload>) {
+        let log_id = |index| LogId::new(Committed::new(3), index);
         let payloads = [
-            EntryPayload::Normal(Change::Shard(init)),
+            EntryPayload::Normal(Write::new(4, b"abcd".to_vec())),
             EntryPayload::Blank,
-            EntryPayload::Normal(Change::Shard(join)),
+            EntryPayload::Normal(Write::new(1, Vec::new())),
         ];
-        let entries: Vec<Entry> =
-            (7u64..).zip(payloads).map(|(i, payload)| Entry { log_id: log_id(i), payload }).collect();
+        let entries: Vec<Entry<Write>> = (7u64..)
+            .zip(payloads)
+            .map(|(i, payload)| Entry::<Write> { log_id: log_id(i), payload })
+            .collect();
         let beside = super::payloads(&entries);
-        let vote = Vote::from_leader_id(openraft::type_config::alias::LeaderIdOf::<Types>::new(3, 1), true);
+        let vote = Vote::new_committed(3, 1);
         (AppendEntriesRequest { vote, prev_log_id: Some(log_id(6)), entries, leader_commit: None }, beside)
     }
 
@@ -139,7 +132,7 @@ mod tests {
         let (request, beside) = append();
         let header = encode(&request).expect("encodes");
         assert!(!header.windows(4).any(|w| w == b"abcd"), "the bulk is not in the header");
-        let mut back: AppendEntriesRequest<Types> = decode(&header).expect("decodes");
+        let mut back: AppendEntriesRequest<Types<Write>> = decode(&header).expect("decodes");
         attach(&mut back, beside.clone()).expect("fits");
         assert_eq!(super::payloads(&back.entries), beside);
         assert_eq!(format!("{back:?}"), format!("{request:?}"));

@@ -14,7 +14,8 @@ pub use stopped::Stopped;
 
 use crate::{
     header,
-    raft::{Folder, FolderError, Group, GroupId, GroupOptions, Logs, Peers, ReplicaId},
+    raft::{Folder, FolderError, GroupOptions, Logs, Peers, ReplicaId},
+    replicated::{Group, GroupId, Hosted},
     room::{Reserved, Room},
     shard::{
         Observed, Shard,
@@ -338,13 +339,13 @@ impl Replicas {
         let (stages, state) = (self.stages.clone(), shard.clone());
         let observed = Observed { shard: state, stages, staleness: staleness.clone(), applied: tell };
         let options = GroupOptions {
-            group: GroupId::Shard(id),
+            group: GroupId::Shard(id).into(),
             me,
             folder: folder.clone(),
             election: self.options.election,
             check_every: self.options.check_every,
         };
-        let started = Group::start(options, Arc::new(observed), self.peers.clone()).await;
+        let started = Group::start(options, Arc::new(Hosted(Arc::new(observed))), self.peers.clone()).await;
         self.needs.learn(id, founding, shard.need());
         let group = started?;
         self.room.log_of(id, group.log_in_memory());

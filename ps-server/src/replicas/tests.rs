@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::{
-    raft::{Change, ReplicaId},
+    raft::ReplicaId,
+    replicated::Change,
     shard::{Command, Proposal, begin::JOB_FORM},
 };
 use paraft_common::{Mode, WorkerId, config::ServerJob};

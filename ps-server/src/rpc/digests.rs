@@ -3,7 +3,8 @@
 
 use crate::{
     compute,
-    raft::{Group, RawImage, ReplicaId},
+    raft::{RawImage, ReplicaId},
+    replicated::Group,
 };
 use paraft_common::ShardId;
 use parking_lot::Mutex;

@@ -13,6 +13,7 @@ pub fn to_report(job: &JobReport) -> paraft_proto::JobReport {
         durability: job.facts.durability.name().into(),
         shards: job.shards,
         finished: job.finished,
+        auto: job.auto.as_ref().map(super::auto::to_report),
     }
 }
 
@@ -28,6 +29,7 @@ pub fn from_report(job: paraft_proto::JobReport) -> Option<JobReport> {
         },
         shards: job.shards,
         finished: job.finished,
+        auto: job.auto.and_then(super::auto::from_report),
     })
 }
 
@@ -97,7 +99,8 @@ mod tests {
         let name = "a".repeat(JobFacts::NAME_CHARS);
         let durability = Durability::Leader;
         let facts = JobFacts { name, mode: Mode::Ssp(3).into(), workers: 2, durability, log: Retired };
-        let job = JobReport { facts, shards: 3, finished: true };
+        let auto = Some(crate::rpc::auto::tests::report());
+        let job = JobReport { facts, shards: 3, finished: true, auto };
         assert_eq!(from_report(to_report(&job)), Some(job));
         assert_eq!(from_report(paraft_proto::JobReport::default()), None, "no mode that this build knows");
     }

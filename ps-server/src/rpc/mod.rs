@@ -1,6 +1,7 @@
 //! The gRPC services. Wire types stop here.
 //!
 //! - `checkpoint`: a shard's part of a checkpoint, to the worker that writes it.
+//! - `auto`: the rule that chooses a job's staleness bound, between servers.
 //! - [`control`]: how servers form a fleet.
 //! - [`jobs`]: jobs and checkpoints of the control group.
 //! - [`digests`]: digests of states, shared by those who ask.
@@ -10,6 +11,7 @@
 //! - [`status`]: what this server knows.
 //! - `convert`: wire to domain and back, with every check that needs no state of the leader.
 
+mod auto;
 mod checkpoint;
 pub mod control;
 pub mod convert;

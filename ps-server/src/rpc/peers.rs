@@ -3,8 +3,9 @@
 use crate::{
     connections::{self, Rank},
     control::ControlReplica,
-    raft::{GroupId, Peers, ReplicaId},
+    raft::{Peers, ReplicaId},
     replicas::Replicas,
+    replicated::GroupId,
 };
 use http::{Request, Response};
 use paraft_proto::{

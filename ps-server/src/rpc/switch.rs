@@ -1,7 +1,10 @@
 //! The live switch of the mode, as it is asked for from outside.
 
 use super::convert::{MAX_SWITCHES, bad_mode};
-use crate::{replicas::Replica, shard::leader::Event};
+use crate::{
+    replicas::Replica,
+    shard::leader::{Event, Wanted},
+};
 use paraft_common::{InForce, ModeChoice, ShardId};
 use paraft_proto::{PROTOCOL, RefusalKind, SwitchModeReply, SwitchModeRequest};
 use tokio::sync::oneshot;
@@ -23,13 +26,12 @@ async fn switch(
     }
     let Replica { leader, shard, .. } = hosted?;
     let mode: ModeChoice = request.mode.parse().map_err(|_| bad_mode(&request.mode))?;
-    // Shard 0 decides; the others hear of it as of any switch.
     if request.number > MAX_SWITCHES {
         let why = format!("a switch of the mode has number {}: they go up to 2^53", request.number);
         return Err(RefusalKind::BadSwitch(why));
     }
     if mode == ModeChoice::Auto && shard.id() != ShardId(0) {
-        return Err(RefusalKind::BadSwitch("shard 0 chooses where the mode is auto: ask it".into()));
+        return Err(RefusalKind::BadSwitch("that the rule chooses the mode is asked of shard 0".into()));
     }
     let running = shard.configured().map(|c| c.job.name.clone());
     match running {
@@ -43,7 +45,8 @@ async fn switch(
     let number = (request.number > 0).then_some(request.number);
     let (tx, rx) = oneshot::channel();
     let stopping = || RefusalKind::Unavailable("the server is shutting down".into());
-    leader.send(Event::SwitchMode { number, mode, tx }).await.map_err(|_| stopping())?;
+    let wanted = Wanted::Choice(mode);
+    leader.send(Event::SwitchMode { number, wanted, tx: Some(tx) }).await.map_err(|_| stopping())?;
     // Without an answer it has stepped down; the switch may have taken effect or not.
     rx.await.unwrap_or_else(|_| {
         Err(RefusalKind::Unavailable("another server leads the shard now; ask again".into()))

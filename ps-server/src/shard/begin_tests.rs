@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     header::{self, HeaderError},
-    raft::{Change, Replicated, Unable},
+    raft::{Replicated, Unable},
     room::Room,
 };
 use paraft_common::{
@@ -53,7 +53,7 @@ fn a_job_that_does_not_fit_stops_the_replica_with_the_numbers_and_changes_nothin
         for word in ["needs 6", "weights 21.3 GiB, slots 42.7 GiB", "4.0 GiB free of 24.0 GiB (the host)"] {
             assert!(unable.text().contains(word), "`{word}` is not in: {unable}");
         }
-        let applied = Replicated::apply(&shard, &Change::Shard(proposal));
+        let applied = Replicated::apply(&shard, &proposal);
         assert_eq!(applied.map_err(|e| e.kind()), Err(io::ErrorKind::OutOfMemory));
     }
     assert!(shard.configured().is_none() && shard.image() == before);

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! - [`command`]: what may be written to the log, and what applying it gives back.
-//! - [`state`]: the replicated state machine; changes only in `apply`.
+//! - [`state`]: the replicated state machine; changes only in `apply`. `updates`: its updates of buckets.
 //! - [`begin`]: how it comes to its job; [`configured`]: what is fixed then.
 //! - [`bucket`]: one bucket's weights and optimizer slots.
 //! - [`kept`]: what an algorithm keeps of each worker in a bucket.
@@ -55,6 +55,7 @@ pub mod round;
 mod simulation;
 pub mod staleness;
 pub mod state;
+mod updates;
 
 pub use command::{Command, Contribution, InitPart, Outcome, Proposal};
 pub use observed::Observed;

@@ -1,7 +1,11 @@
 //! A shard whose applying is seen from outside, timed and told of: what is replicated knows no clock and no reader.
 
-use super::{command::Command, staleness::Staleness, state::Shard};
-use crate::raft::{Applied, Change, Outdated, RawImage, Replicated, Unable};
+use super::{
+    command::{Command, Outcome, Proposal},
+    staleness::Staleness,
+    state::Shard,
+};
+use crate::raft::{Outdated, RawImage, Replicated, Unable};
 use paraft_common::Payload;
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{collections::BTreeSet, sync::Arc};
@@ -20,10 +24,10 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// Changes that were applied together share their time.
-    fn note(&self, begin: Moment, changes: &[&Change]) {
+    /// Proposals that were applied together share their time.
+    fn note(&self, begin: Moment, proposals: &[&Proposal]) {
         let (stage, shard, end) = (Stage::Apply, self.shard.id(), Moment::now());
-        for proposal in changes.iter().filter_map(|c| c.proposal()) {
+        for proposal in proposals {
             let Some(step) = proposal.command.latest_step() else { continue };
             let (bucket, worker) = match &proposal.command {
                 Command::Update { bucket, contributions, .. } => (
@@ -39,47 +43,45 @@ impl Observed {
 }
 
 impl Replicated for Observed {
-    fn apply(&self, change: &Change) -> Result<Applied, Unable> {
-        let seen = change.proposal().and_then(|p| self.staleness.look(&self.shard, p));
+    type Change = Proposal;
+    type Outcome = Outcome;
+
+    fn apply(&self, proposal: &Proposal) -> Result<Outcome, Unable> {
+        let seen = self.staleness.look(&self.shard, proposal);
         let begin = Moment::now();
-        let applied = Replicated::apply(&*self.shard, change)?;
-        self.note(begin, &[change]);
+        let outcome = Replicated::apply(&*self.shard, proposal)?;
+        self.note(begin, &[proposal]);
         self.staleness.look_again(&self.shard, seen);
         self.applied.send_replace(());
-        Ok(applied)
+        Ok(outcome)
     }
 
-    fn apply_run(&self, changes: &[&Change]) -> Result<Vec<Applied>, Unable> {
-        let mut applied = Vec::with_capacity(changes.len());
-        let mut rest = changes;
+    fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, Unable> {
+        let mut outcomes = Vec::with_capacity(proposals.len());
+        let mut rest = proposals;
         while !rest.is_empty() {
             // A bucket is looked at before each of its updates.
             let mut buckets = BTreeSet::new();
-            let again = |c: &&Change| {
-                c.proposal().is_some_and(
-                    |p| matches!(p.command, Command::Update { bucket, .. } if !buckets.insert(bucket)),
-                )
-            };
+            let again = |p: &&Proposal| matches!(p.command, Command::Update { bucket, .. } if !buckets.insert(bucket));
             let run = rest.iter().position(again).unwrap_or(rest.len());
-            let (changes, later) = rest.split_at(run);
-            let look = |c: &&Change| c.proposal().and_then(|p| self.staleness.look(&self.shard, p));
-            let seen: Vec<_> = changes.iter().map(look).collect();
+            let (run, later) = rest.split_at(run);
+            let seen: Vec<_> = run.iter().map(|p| self.staleness.look(&self.shard, p)).collect();
             let begin = Moment::now();
-            applied.extend(Replicated::apply_run(&*self.shard, changes)?);
-            self.note(begin, changes);
+            outcomes.extend(Replicated::apply_run(&*self.shard, run)?);
+            self.note(begin, run);
             seen.into_iter().for_each(|s| self.staleness.look_again(&self.shard, s));
             rest = later;
         }
         self.applied.send_replace(());
-        Ok(applied)
+        Ok(outcomes)
     }
 
     fn in_term(&self, term: u64) {
         self.shard.in_term(term);
     }
 
-    fn touched(&self, changes: &[Change]) -> u64 {
-        self.shard.touched(changes)
+    fn touched(&self, proposal: &Proposal) -> u64 {
+        self.shard.touched(proposal)
     }
 
     fn image(&self) -> RawImage {

@@ -1,35 +1,33 @@
 //! A shard as Raft sees it.
 
-use super::{bucket::Bucket, image::Image, state::Shard};
-use crate::raft::{Applied, Change, Outdated, RawImage, Replicated, Unable};
+use super::{
+    bucket::Bucket,
+    command::{Outcome, Proposal},
+    image::Image,
+    state::Shard,
+};
+use crate::raft::{Outdated, RawImage, Replicated, Unable};
 use paraft_common::Payload;
 use std::sync::atomic::Ordering::Release;
 
 impl Replicated for Shard {
-    fn apply(&self, change: &Change) -> Result<Applied, Unable> {
-        match change {
-            Change::Shard(proposal) => self.noted(self.carry_out(proposal)).map(Applied::Shard),
-            Change::Control(_) | Change::Check => Ok(Applied::None),
-        }
+    type Change = Proposal;
+    type Outcome = Outcome;
+
+    fn apply(&self, proposal: &Proposal) -> Result<Outcome, Unable> {
+        self.noted(self.carry_out(proposal))
     }
 
-    fn apply_run(&self, changes: &[&Change]) -> Result<Vec<Applied>, Unable> {
-        let proposals: Option<Vec<_>> = changes.iter().map(|c| c.proposal()).collect();
-        match proposals {
-            Some(p) => {
-                let outcomes = self.noted(Shard::apply_run(self, &p))?;
-                Ok(outcomes.into_iter().map(Applied::Shard).collect())
-            }
-            None => changes.iter().map(|c| Replicated::apply(self, c)).collect(),
-        }
+    fn apply_run(&self, proposals: &[&Proposal]) -> Result<Vec<Outcome>, Unable> {
+        self.noted(Shard::apply_run(self, proposals))
     }
 
     fn in_term(&self, term: u64) {
         self.term.fetch_max(term, Release);
     }
 
-    fn touched(&self, changes: &[Change]) -> u64 {
-        changes.iter().filter_map(Change::proposal).map(|p| self.bytes_of(p)).sum()
+    fn touched(&self, proposal: &Proposal) -> u64 {
+        self.bytes_of(proposal)
     }
 
     fn image(&self) -> RawImage {

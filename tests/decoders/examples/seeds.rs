@@ -23,7 +23,8 @@ use paraft_record::{Eval, Event, Leave, Run, Server, Shard as ShardLine, Train, 
 use paraft_server::{
     control::{Agreed, Command as Control, Difference, Identity, JobFacts, JobState, Place, Retired, Shape},
     header,
-    raft::{Change, ReplicaId, Replicated, fuzzing},
+    raft::{ReplicaId, Replicated, fuzzing},
+    replicated::Change,
     shard::{
         Command, Contribution, InitPart, Proposal, Shard,
         command::EvalSums,
@@ -151,6 +152,32 @@ fn push() {
 }
 
 fn control_wire() {
+    let rule = proto::AutoRule {
+        min_staleness: 0,
+        max_staleness: 16,
+        asynchronous: true,
+        window: 32,
+        idle: 0.1,
+        delay: 4.0,
+        plateau: 0.01,
+        patience: 4,
+    };
+    let auto = proto::AutoReport {
+        rule: Some(rule),
+        number: 2,
+        mode: "ssp:4".into(),
+        loosest: "asp".into(),
+        members: 2,
+        lasted_us: 1_000_000,
+        pulls: 64,
+        waited_us: 200_000,
+        delay_sum: 70,
+        pushes: 64,
+        loss_sum: 12.5,
+        losses: 64,
+        lead: 3,
+        term: 5,
+    };
     let job = proto::JobReport {
         name: "digits".into(),
         mode: "ssp:4".into(),
@@ -158,6 +185,7 @@ fn control_wire() {
         durability: "quorum-disk".into(),
         shards: 3,
         finished: true,
+        auto: Some(auto),
     };
     let replica = proto::ReplicaReport {
         shard: 1,
@@ -197,6 +225,7 @@ fn control_wire() {
         Kind::Retire(proto::Retire { node: 1, index: 2 }),
         Kind::Voters(proto::Voters { nodes: vec![1, 2] }),
         Kind::Transfer(3),
+        Kind::Switch(proto::AutoSwitch { number: 3, mode: "ssp:8".into(), loosest: "asp".into() }),
         Kind::Diverged(proto::Diverged { node: 1, index: 2, digest: 3, majority: 4 }),
     ];
     let directives =
@@ -292,21 +321,18 @@ fn cuts() -> Vec<Proposal> {
         durability: Durability::Leader,
         ..wire::small_job(Encoding::F32, false)
     };
-    let cut = DeltaId { term: 1, number: 1 };
+    let delta = DeltaId { term: 1, number: 1 };
     let member = DeltaMember { session, last_seq: Seq(1), steps: BTreeMap::from([(BucketId(0), Step(1))]) };
     let record =
         DeltaRecord { members: BTreeMap::from([(worker, member)]), pushes: 1, ..DeltaRecord::default() };
     let bucket = DeltaBucket { bucket: BucketId(0), base: Version(0), version: Version(1), clock: 1.0 };
     let next = DeltaId { term: 1, number: 2 };
-    let part = |cut| Command::DeltaPart { delta: cut, part: 0, vectors: vec![(BucketId(0), 0)] };
+    let part = |delta| Command::DeltaPart { delta, part: 0, vectors: vec![(BucketId(0), 0)] };
     vec![
         proposal(Command::Configure { job: job.to_toml().expect("a job") }, Vec::new()),
         proposal(Command::Join { worker }, Vec::new()),
-        proposal(part(cut), vec![1; 16]),
-        proposal(
-            Command::Delta { delta: cut, after: None, parts: 1, buckets: vec![bucket], record },
-            Vec::new(),
-        ),
+        proposal(part(delta), vec![1; 16]),
+        proposal(Command::Delta { delta, after: None, parts: 1, buckets: vec![bucket], record }, Vec::new()),
         proposal(part(next), vec![2; 16]),
     ]
 }
@@ -317,7 +343,16 @@ fn peer() {
     let entry = fuzzing::header_of(7, Change::Shard(updates(false).swap_remove(3)));
     write("peer", "entry", &Seed::default().byte(1).byte(16).rest(&entry).0);
     write("peer", "check", &Seed::default().byte(0).rest(&fuzzing::header_of(8, Change::Check)).0);
-    write("peer", "append", &Seed::default().byte(2).byte(16).byte(3).rest(&fuzzing::append()).0);
+    write(
+        "peer",
+        "append",
+        &Seed::default()
+            .byte(2)
+            .byte(16)
+            .byte(3)
+            .rest(&fuzzing::append([(); 2].map(|()| Change::Shard(Command::Fence.into()))))
+            .0,
+    );
     write("peer", "snapshot-head", &Seed::default().byte(0).rest(&fuzzing::snapshot_head(9, &[1, 2])).0);
     write("peer", "log-id", &Seed::default().byte(0).rest(&fuzzing::purge_tag(9)).0);
     let identity = Identity { server: ServerId(1), node: ReplicaId(1 << 32 | 5), fleet: 3 };
@@ -365,7 +400,7 @@ fn control_state() {
     let (agreed, mut log) = (Agreed::default(), Seed::default().part(&[]));
     for command in control_commands() {
         log = log.part(&header::encode(&command).expect("small"));
-        agreed.apply(&Change::Control(command)).expect("applied");
+        agreed.apply(&command).expect("applied");
     }
     write("control_state", "commands", &log.0);
     let join = header::encode(&Control::Join { address: "d:1".into() }).expect("small");

@@ -8,8 +8,9 @@ use paraft_common::{Payload, ShardId, config::ServerJob};
 use paraft_server::{
     control::{Agreed, Command, Identity},
     header,
-    raft::{Change, RawImage, Replicated, fuzzing},
+    raft::{RawImage, Replicated, fuzzing},
     replay,
+    replicated::Change,
     shard::{self, Proposal, Shard, image::Image},
 };
 use paraft_store::{Disk, faulty::ForgetfulDisk, write_small};
@@ -21,8 +22,8 @@ pub fn peer(data: &[u8]) {
     let payloads: Vec<Payload> =
         (0..input.byte() % 4).map(|_| usize::from(input.byte())).map(|n| vec![7; n].into()).collect();
     let header = input.rest();
-    fuzzing::read_as_anything(header, &payloads);
-    for_sake_of_format(header, |h| fuzzing::read_as_anything(h, &payloads));
+    fuzzing::read_as_anything::<Change>(header, &payloads);
+    for_sake_of_format(header, |h| fuzzing::read_as_anything::<Change>(h, &payloads));
     let _ = header::decode::<Identity>(header);
 }
 
@@ -45,14 +46,14 @@ pub fn control_state(data: &[u8]) {
     }
     while !input.is_empty() {
         if let Ok(command) = header::decode::<Command>(input.part()) {
-            agreed.apply(&Change::Control(command)).expect("it needs no memory to speak of");
+            agreed.apply(&command).expect("it needs no memory to speak of");
         }
     }
     there_and_back(&agreed, &Agreed::default());
 }
 
 /// Another replica that installs a state's image has the same state.
-fn there_and_back(state: &dyn Replicated, other: &dyn Replicated) {
+fn there_and_back<S: Replicated>(state: &S, other: &S) {
     let image = state.image();
     other.install(&image).expect("its own image");
     assert_eq!(other.image(), image);
@@ -152,7 +153,7 @@ pub fn replica(data: &[u8]) {
     let Ok(whole) = replay::replay(shared.clone(), ShardId(0), folder, u64::MAX) else { return };
     let again = replay::replay(shared, ShardId(0), folder, u64::MAX).expect("as before");
     assert_eq!(again.replayed, whole.replayed, "the same log, the same digests");
-    there_and_back(&whole.shard, &Shard::new(ShardId(0), whole.shards));
+    there_and_back(&*whole.shard, &Shard::new(ShardId(0), whole.shards));
 }
 
 /// A replica's metadata, as `replicas` writes it, for shard 0 of 1: node, founding, shards.

@@ -348,6 +348,31 @@ fn files_of_raft_and_of_the_store_s_log_do_not_need_each_other_in_circles() -> R
     Ok(())
 }
 
+/// `raft/` replicates what it is given: of the rest of the server it uses a thread pool and a codec, and its tests besides what
+/// logs of this server hold.
+#[test]
+fn raft_does_not_know_what_it_replicates() -> Result<()> {
+    let mut seen = 0;
+    for path in sources(&root().join("ps-server/src/raft")) {
+        let test = path.file_stem().is_some_and(|n| n.to_string_lossy().ends_with("_tests"));
+        let lines = code(&path)?;
+        let text = lines.iter().map(|(_, line)| line.as_str()).collect::<Vec<_>>().join("\n");
+        for room in rooms_used(&text, "crate::") {
+            let may = ["raft", "compute", "header"].contains(&room.as_str()) || test && room == "replicated";
+            assert!(may, "{} uses {room}", path.display());
+            seen += 1;
+        }
+        for (line, text) in lines {
+            let names = text.split(|c: char| !c.is_alphanumeric() && c != '_');
+            let knows =
+                |n: &str| ["shard", "control", "Shard", "Control", "ShardId", "BucketId"].contains(&n);
+            assert!(!names.clone().any(knows), "{}:{line}: {text}", path.display());
+        }
+    }
+    anyhow::ensure!(seen > 5, "{seen} uses were looked at");
+    Ok(())
+}
+
 #[test]
 fn commands_launchers_and_experiments_do_not_use_each_other_in_circles() -> Result<()> {
     for name in ["deploy", "fleet", "lab", "job"] {

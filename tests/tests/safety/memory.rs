@@ -4,7 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use paraft_common::{Durability, Mode, ShardId, config::ServerJob, optim::OptimizerConfig};
 use paraft_proto::{Advice, Refused, from_shard, to_shard::Kind};
-use paraft_server::{raft::Change, shard::Command};
+use paraft_server::{replicated::Change, shard::Command};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,

@@ -1,8 +1,8 @@
 //! The live switch of the mode: under load, with a leader that dies, each acknowledged push is applied exactly once.
 
 use anyhow::{Context, Result, anyhow, ensure};
-use paraft_common::{Mode, ShardId};
-use paraft_proto::{PROTOCOL, SwitchModeRequest};
+use paraft_common::{Mode, ModeChoice, ShardId};
+use paraft_proto::{PROTOCOL, ShardStatus, SwitchModeRequest};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,
@@ -11,14 +11,14 @@ use paraft_tests::{
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
     },
     thread,
     time::Duration,
 };
 
 /// Asks the shard's leader, whoever that is by then; gives the switch's number.
-fn switch(fleet: &Fleet, shard: u32, mode: Mode, number: u64) -> Result<u64> {
+fn switch(fleet: &Fleet, shard: u32, mode: ModeChoice, number: u64) -> Result<u64> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut why = String::new();
     for _ in 0..100 {
@@ -63,11 +63,11 @@ fn play(first: Mode, modes: &[Mode], only: Option<u32>, kill: bool) -> Result<()
             fleet.kill(leader);
         }
         match only {
-            Some(shard) => _ = switch(&fleet, shard, *mode, 0)?,
+            Some(shard) => _ = switch(&fleet, shard, (*mode).into(), 0)?,
             None => {
-                let number = switch(&fleet, 0, *mode, 0)?;
+                let number = switch(&fleet, 0, (*mode).into(), 0)?;
                 ensure!(number >= i, "{mode} is switch {number}, after {i} of them");
-                (1..3).try_for_each(|shard| switch(&fleet, shard, *mode, number).map(drop))?;
+                (1..3).try_for_each(|shard| switch(&fleet, shard, (*mode).into(), number).map(drop))?;
             }
         }
         // Those that were not asked hear of it from the workers.
@@ -101,4 +101,47 @@ fn a_leader_that_dies_beside_a_switch_loses_and_doubles_no_push() -> Result<()> 
 #[test]
 fn workers_tell_the_shards_that_nobody_asked() -> Result<()> {
     play(Mode::Asp, &[Mode::Bsp, Mode::Ssp(1)], Some(2), false)
+}
+
+/// One worker is slower than the others, and the loss falls no more: the rule gives way to the one, and tightens for the other.
+/// What it remembers dies with the leader of the control group; the next one goes on.
+#[test]
+fn a_leader_of_the_control_group_that_dies_does_not_end_the_rule() -> Result<()> {
+    const STEPS: u64 = 1200;
+    let mut fleet = Fleet::start(FleetOptions::replicated(1))?;
+    let ledger = Ledger { bucket_len: 4096, ..Ledger::new(Mode::Ssp(1), 3, STEPS) };
+    let hurry = Arc::new(AtomicBool::new(false));
+    let worker = |w: u32| {
+        let (place, hurry) = (fleet.at.clone(), hurry.clone());
+        thread::spawn(move || -> Result<Vec<f32>> {
+            let mut page = ledger.join(&place, w)?;
+            page.begin()?;
+            while page.done.0 < STEPS {
+                if !hurry.load(SeqCst) {
+                    thread::sleep(Duration::from_millis(if w == 0 { 16 } else { 4 }));
+                }
+                page.client.note_loss(1.0);
+                page.step()?;
+            }
+            Ok(page.finish()?)
+        })
+    };
+    let workers: Vec<_> = (0..3).map(worker).collect();
+    let asked = switch(&fleet, 0, ModeChoice::Auto, 0)?;
+    let shard = |fleet: &Fleet| fleet.leader(ShardId(0)).1;
+    let first = wait::until("a switch by the rule", || shard(&fleet), |s| s.mode_number > asked);
+    let leader = fleet.hello(0)?.leader;
+    let leader =
+        fleet.at.addresses.iter().position(|a| *a == leader).context("who leads the control group")?;
+    fleet.kill(leader as u32);
+    // One may have been on its way; the next one is of a leader that has seen all of its windows itself.
+    let next = wait::until("two more", || shard(&fleet), |s| s.mode_number >= first.mode_number + 2);
+    hurry.store(true, SeqCst);
+    ensure!(!next.mode_auto.is_empty() && next.mode.starts_with("ssp:"), "{next:?}");
+    for w in workers {
+        let weights = w.join().map_err(|_| anyhow!("a worker panicked"))?.context("a worker")?;
+        ensure!(weights.iter().all(|w| *w == -1.0), "a push is lost, or in twice");
+    }
+    fleet.replicas_agree()?;
+    Ok(())
 }

@@ -3,12 +3,14 @@
 use super::Agent;
 use crate::{
     control::{
+        auto::Follows,
         groups::Groups,
         joining,
         plan::{ControlChange, Directive, Health, LastReport, Plan, Report, View, plan},
         state::{Command, State},
     },
-    raft::{Group, Membership},
+    raft::Membership,
+    replicated::Group,
 };
 use paraft_common::{ServerId, ShardId};
 use std::{
@@ -30,6 +32,8 @@ pub(in crate::control) struct Leading {
     pub(super) lost_since: BTreeMap<ShardId, Instant>,
     /// Servers that too few of the others reach.
     pub unreached: BTreeMap<ServerId, String>,
+    /// The rule that chooses a job's staleness bound.
+    auto: Follows,
     /// The last plan's directives, and when it was made.
     pub(super) planned: Option<(Instant, BTreeMap<ServerId, Vec<Directive>>)>,
 }
@@ -78,20 +82,24 @@ impl Agent {
         let state = self.agreed.get();
         let group = self.group();
         let (control, control_caught_up) = (group.membership(), group.caught_up());
-        leading.heard.retain(|server, _| !state.forgotten.contains(server));
+        let Leading { heard, lost_since, auto, .. } = &mut *leading;
+        heard.retain(|server, _| !state.forgotten.contains(server));
         let view = View {
             state: &state,
             control: &control,
             control_caught_up: &control_caught_up,
-            lost_since: &leading.lost_since,
-            heard: &leading.heard,
+            lost_since,
+            heard,
             now: Instant::now(),
             since,
             timeouts: self.options.timeouts,
             founding: rand::random::<u64>() | (1 << 63),
             unix_ms: paraft_host::clock::unix_ms(),
         };
-        let plan = plan(&view);
+        let mut plan = plan(&view);
+        if let Some((server, switch)) = auto.steer(&view) {
+            plan.directives.entry(server).or_default().push(switch);
+        }
         let unreached = view.unreached();
         leading.unreached = unreached;
         leading.health = plan.health.clone();

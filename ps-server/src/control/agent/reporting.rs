@@ -6,10 +6,10 @@ use crate::{
         jobs::{JobFacts, Retired},
         plan::{Action, AsideReport, Directive, JobReport, ReplicaReport, Report},
     },
-    replicas::Aside,
-    shard::Shard,
+    replicas::{Aside, Replica},
+    shard::leader::{Event, Wanted},
 };
-use paraft_common::ShardId;
+use paraft_common::{ShardId, auto::Switch};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -42,7 +42,7 @@ impl Agent {
                 trouble,
                 digests: r.group.digests(),
                 caught_up: if lead.leads { r.group.caught_up() } else { BTreeSet::new() },
-                job: lead.leads.then(|| job_of(&r.shard)).flatten(),
+                job: lead.leads.then(|| job_of(&r)).flatten(),
             };
             (id, report)
         });
@@ -186,12 +186,19 @@ impl Agent {
                 Ok(())
             }
             Action::Transfer(to) => group()?.transfer(*to).await,
+            Action::Switch(Switch { number, mode, loosest }) => {
+                let leader = self.replicas.get(d.shard).ok_or("it is not here")?.leader;
+                // What comes of it is reported.
+                let (number, wanted) = (Some(*number), Wanted::Decided { mode: *mode, loosest: *loosest });
+                leader.send(Event::SwitchMode { number, wanted, tx: None }).await.map_err(|e| e.to_string())
+            }
         }
     }
 }
 
-/// What a shard's state says of its job.
-fn job_of(shard: &Shard) -> Option<JobReport> {
+/// What a shard that is led here says of its job.
+fn job_of(replica: &Replica) -> Option<JobReport> {
+    let shard = &replica.shard;
     let configured = shard.configured()?;
     let job = &configured.job;
     let buckets = job.params_len.div_ceil(job.bucket_len) + job.buffers_len.div_ceil(job.bucket_len);
@@ -207,5 +214,6 @@ fn job_of(shard: &Shard) -> Option<JobReport> {
         finished: shard.read(|m| {
             m.started && m.members.iter().next().is_some() && m.members.unfinished().next().is_none()
         }),
+        auto: replica.counters.take_auto(shard),
     })
 }

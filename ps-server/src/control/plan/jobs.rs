@@ -5,11 +5,11 @@ use crate::control::{
     jobs::{JobFacts, JobState},
     state::Command,
 };
-use paraft_common::ShardId;
+use paraft_common::{ShardId, auto};
 use std::collections::BTreeMap;
 
 /// A job, as the leader of a shard knows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct JobReport {
     /// What it is.
     pub facts: JobFacts,
@@ -17,6 +17,8 @@ pub struct JobReport {
     pub shards: u32,
     /// All its workers have been here, and none that is still a member has anything left to do on this shard.
     pub finished: bool,
+    /// On shard 0, where the rule chooses the staleness bound: what it goes by.
+    pub auto: Option<auto::Report>,
 }
 
 /// One command for each change. Only where every shard of the job has a leader that tells the same of it: what is

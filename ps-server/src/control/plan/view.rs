@@ -207,7 +207,11 @@ impl View<'_> {
     }
 
     /// The report of a shard's leader: of those that say they lead, the one of the latest term.
-    pub(super) fn leader(&self, shard: ShardId, founding: u64) -> Option<(ServerId, &ReplicaReport)> {
+    pub(in crate::control) fn leader(
+        &self,
+        shard: ShardId,
+        founding: u64,
+    ) -> Option<(ServerId, &ReplicaReport)> {
         let leads = |s: &ServerId| {
             let r = self.live(*s)?.replicas.get(&shard)?;
             (r.leads && r.founding == founding).then_some((*s, r))

@@ -1,6 +1,6 @@
 //! Reports, directives and settings: wire to domain and back.
 
-use super::super::jobs;
+use super::super::{auto, jobs};
 use crate::{
     control::{Action, AsideReport, Directive, ReplicaReport, Report, Shape},
     raft::{Digest, Membership, ReplicaId},
@@ -121,6 +121,7 @@ pub fn to_directive(d: Directive) -> paraft_proto::Directive {
         Action::Learner(node, address) => Kind::Learner(replica((node, address), false)),
         Action::Voters(nodes) => Kind::Voters(Voters { nodes: nodes.into_iter().map(|n| n.0).collect() }),
         Action::Transfer(to) => Kind::Transfer(to.0),
+        Action::Switch(s) => Kind::Switch(auto::to_switch(s)),
         Action::Diverged { node, at, majority } => {
             Kind::Diverged(Diverged { node: node.0, index: at.index, digest: at.digest, majority })
         }
@@ -141,6 +142,7 @@ pub fn from_directive(d: &paraft_proto::Directive) -> Option<Directive> {
         Kind::Learner(r) => Action::Learner(ReplicaId(r.node), r.address.clone()),
         Kind::Voters(v) => Action::Voters(v.nodes.iter().map(|n| ReplicaId(*n)).collect()),
         Kind::Transfer(to) => Action::Transfer(ReplicaId(*to)),
+        Kind::Switch(s) => Action::Switch(auto::from_switch(s)?),
         Kind::Diverged(d) => Action::Diverged {
             node: ReplicaId(d.node),
             at: Digest { index: d.index, digest: d.digest },

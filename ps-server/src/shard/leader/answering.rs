@@ -54,7 +54,7 @@ impl Leader {
             let Some(e) = &mut self.epoch else { return };
             if go.whole && !go.pull.last {
                 let lead = go.pull.done.0.saturating_sub(go.slowest.0);
-                e.controller.pulled(go.held, lead, now);
+                e.tally.pulled(go.held, lead, now);
                 self.counters.max_step_lead.fetch_max(lead, Relaxed);
             }
             match go.pull.records {

@@ -4,17 +4,20 @@
 //! is answered by an input later. An effect that cannot be carried out may be dropped where its stream is gone; the loss of an
 //! outcome is an outcome.
 
-use super::messages::{CheckpointImage, ConnId, Liveness, Message, Reply};
+use super::{
+    Replication, Wanted,
+    messages::{CheckpointImage, ConnId, Liveness, Message, Reply},
+};
 use crate::{
     compute::Panicked,
-    raft::{Leadership, ProposeError, Replication},
+    raft::{Leadership, ProposeError},
     shard::{
         bucket::BucketData,
         command::{Outcome, Proposal},
         round::Sum,
     },
 };
-use paraft_common::{InForce, ModeChoice, SessionId, Step, WorkerId};
+use paraft_common::{InForce, SessionId, Step, WorkerId};
 use paraft_proto::RefusalKind;
 use paraft_trace::Moment;
 use std::{fmt, sync::Arc, time::Instant};
@@ -109,7 +112,7 @@ pub enum Input {
     /// The stream has ended, or its worker does not read what it is sent.
     Closed(ConnId),
     /// Somebody asks for a switch of the mode: its number (`None`: the next), and what to.
-    SwitchMode(Option<u64>, ModeChoice, Asker<Switched>),
+    SwitchMode(Option<u64>, Wanted, Option<Asker<Switched>>),
     /// Who writes the checkpoint of a step asks for the shard's part.
     Fetch(Step, Asker<Fetched>),
     /// What has become of the proposal or the confirmation with this number.

@@ -1,8 +1,8 @@
 //! Leadership epochs: how one begins, comes to serve workers, begins again and ends; and when its group may sleep.
 
 use super::{
-    Effect, Leader, Purpose, Reply, Said, Standing, Task, auto, checkpoint, chunks, deltas, leases, norms,
-    pending, pulls, rounds, streams, switching,
+    Effect, Leader, Purpose, Reply, Said, Standing, Task, checkpoint, chunks, deltas, leases, norms, pending,
+    pulls, rounds, streams, switching, tally,
 };
 use crate::{
     compute::Panicked,
@@ -43,7 +43,7 @@ pub(super) struct Epoch {
     pub pulls: pulls::Pulls,
     pub deltas: deltas::Deltas,
     pub switching: switching::Switching,
-    pub controller: auto::Controller,
+    pub tally: tally::Tally,
     pub asks: chunks::Asks,
     pub kept: checkpoint::Kept,
 }
@@ -117,7 +117,7 @@ impl Leader {
             pulls: Default::default(),
             deltas: Default::default(),
             switching: Default::default(),
-            controller: Default::default(),
+            tally: Default::default(),
             asks: Default::default(),
             kept: Default::default(),
         });
@@ -130,6 +130,7 @@ impl Leader {
     pub(super) fn step_down(&mut self, group: &dyn Standing) {
         let Some(epoch) = self.epoch.take() else { return };
         self.counters.leases.lock().clear();
+        *self.counters.auto.lock() = None;
         self.counters.staleness.clear();
         self.counters.queued.store(0, Relaxed);
         self.counters.streams.store(0, Relaxed);
@@ -203,7 +204,7 @@ impl Leader {
         if self.epoch.as_ref().is_some_and(|e| e.broken) || self.is_deposed() {
             return self.restart(group);
         }
-        self.steer();
+        self.tell_counts();
         self.propose_switch();
     }
 

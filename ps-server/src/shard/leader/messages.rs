@@ -1,16 +1,17 @@
 //! What goes between a worker's stream and its shard's leader. Converted from and to the wire in `rpc/`.
 
+use super::Wanted;
 use crate::shard::{
     bucket::BucketData,
     chunks::Answer,
     command::{EvalSums, Evaluated, InitPart},
     queued::Room,
     staleness::Staleness,
-    state::{Configured, Meta},
+    state::{Configured, Meta, Shard},
 };
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, InForce, Mode, ModeChoice, Payload, Seq, SessionId, Step, Version, WorkerId, config::Stopping,
+    BucketId, InForce, Mode, Payload, Seq, SessionId, Step, Version, WorkerId, auto, config::Stopping,
 };
 use paraft_proto::{Refusal, RefusalKind};
 use paraft_trace::{Moment, Stages};
@@ -56,10 +57,10 @@ pub enum Event {
     SwitchMode {
         /// The switch's number; `None`: the next.
         number: Option<u64>,
-        /// The mode.
-        mode: ModeChoice,
+        /// The mode, or who chooses it.
+        wanted: Wanted,
         /// Hears what is in force, once the switch has taken effect here.
-        tx: oneshot::Sender<Result<InForce, RefusalKind>>,
+        tx: Option<oneshot::Sender<Result<InForce, RefusalKind>>>,
     },
     /// Who writes a checkpoint asks for the shard's part of it.
     Fetch {
@@ -289,10 +290,25 @@ pub struct Counters {
     pub deltas: AtomicU64,
     /// Bytes of pushes that the leader holds, in open rounds and otherwise; looked at four times a lease.
     pub queued: AtomicU64,
+    /// What the rule goes by that chooses the mode; see [`Self::take_auto`].
+    pub auto: Mutex<Option<auto::Report>>,
     /// What is left of each member's lease, to a quarter of it; empty where this replica does not lead.
     pub leases: Mutex<BTreeMap<WorkerId, Duration>>,
     /// How late the pushes were that were applied while this replica led.
     pub staleness: Arc<Staleness>,
     /// The process's, for all its shards.
     pub stages: Arc<Stages>,
+}
+
+impl Counters {
+    /// What the rule goes by that chooses the mode of `shard`, where one does and this replica leads. The leads in it are told
+    /// once.
+    pub fn take_auto(&self, shard: &Shard) -> Option<auto::Report> {
+        let in_force = shard.read(|m| m.in_force);
+        in_force.auto?;
+        let mut told = self.auto.lock();
+        let report = told.filter(|t| t.number == in_force.number)?;
+        *told = Some(auto::Report { counted: auto::Counted { lead: 0, ..report.counted }, ..report });
+        Some(report)
+    }
 }

@@ -21,13 +21,13 @@
 //! - [`rounds`]: BSP's open rounds. [`norms`]: those that wait for the norm of the whole gradient.
 //! - [`pulls`]: who may go on.
 //! - [`deltas`], [`working`]: the copies that are ahead of the log at the level `leader`, and when they are written.
-//! - [`switching`]: the live switch of the mode. [`auto`]: the rule that decides on it.
+//! - [`switching`]: the live switch of the mode. [`tally`]: what the rule goes by that may ask for one.
+//! - `replication`: what it needs of its group.
 //! - [`chunks`]: asks of the leased sampler. [`checkpoint`]: the image that a checkpoint is written from.
 //! - `epoch`, `opening`, `pushing`, `answering`, `outcomes`: what the leader does with them, by what has happened.
 
 pub mod admission;
 mod answering;
-pub mod auto;
 pub mod checkpoint;
 pub mod chunks;
 pub mod deltas;
@@ -42,16 +42,20 @@ pub mod pending;
 pub mod pulls;
 mod purpose;
 mod pushing;
+mod replication;
 pub mod rounds;
 pub mod run;
 pub mod streams;
 pub mod switching;
+pub mod tally;
 pub mod working;
 
 pub use effects::{Effect, Input, Now, Standing};
 pub use messages::{CheckpointImage, ConnId, Counters, Event, Liveness, Message, Reply, Weights};
 pub use purpose::{Proposed, Purpose, Said};
+pub use replication::{Replication, Waits};
 pub use run::{random_sessions, spawn};
+pub use switching::Wanted;
 
 use super::{
     command::{Command, Contribution, Proposal},
@@ -269,8 +273,8 @@ impl Leader {
             }
             Input::Message(conn, message) => self.message(group, conn, message),
             Input::Closed(conn) => self.closed(conn),
-            Input::SwitchMode(number, choice, asker) => {
-                self.switch_asked(group, number, choice, Some(asker));
+            Input::SwitchMode(number, wanted, asker) => {
+                self.switch_asked(group, number, wanted, asker);
             }
             Input::Fetch(step, asker) => {
                 let fetched = self.fetch_part(group, step);

@@ -1,7 +1,7 @@
 //! Streams of workers: opening and attaching them, what comes on them, losing them.
 
 use super::{
-    ConnId, Effect, Leader, Liveness, Message, Purpose, Reply, Standing, Task,
+    ConnId, Effect, Leader, Liveness, Message, Purpose, Reply, Standing, Task, Wanted,
     effects::{Asker, Switched},
     epoch::Phase,
     pulls::{Changed, Pull},
@@ -10,7 +10,11 @@ use crate::shard::{
     begin::JOB_FORM,
     command::{Command, Proposal},
 };
-use paraft_common::{ModeChoice, SessionId, WorkerId, config::ServerJob};
+use paraft_common::{
+    SessionId, WorkerId,
+    auto::{Counted, Report},
+    config::ServerJob,
+};
 use paraft_proto::RefusalKind;
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -236,7 +240,7 @@ impl Leader {
                 let conf = self.shard.configured();
                 let buckets = conf.as_ref().map_or(0, |c| c.buckets.len());
                 let records = !last && conf.is_some_and(|c| c.job.keeps().pulled);
-                e.controller.loss(loss);
+                e.tally.loss(loss);
                 let part = !only.is_empty();
                 let todo = if part { only.into_iter().collect() } else { (0..buckets).collect() };
                 e.pulls.ask(Pull { conn, worker, done, last, checkpoint, records, have, part }, todo);
@@ -252,7 +256,7 @@ impl Leader {
                 self.propose(Purpose::Member(worker), advance.into());
             }
             Message::SwitchMode { number, mode } => {
-                self.switch_asked(group, Some(number), mode.into(), None);
+                self.switch_asked(group, Some(number), Wanted::Choice(mode.into()), None);
             }
             Message::Acquire { request, epoch, done } => {
                 e.asks.ask(conn, worker, request);
@@ -282,29 +286,31 @@ impl Leader {
         &mut self,
         group: &dyn Standing,
         number: Option<u64>,
-        choice: ModeChoice,
+        wanted: Wanted,
         asker: Option<Asker<Switched>>,
     ) {
         let now = self.shard.read(|m| m.in_force);
         let conf = self.shard.configured();
         let answer = match (self.leading(), conf) {
-            (Some(e), Some(conf)) => e.switching.ask(number, choice, asker, now, &conf.job),
+            (Some(e), Some(conf)) => e.switching.ask(number, wanted, asker, now, &conf.job),
             _ => asker.map(|asker| (asker, Err(self.not_leader(group)))),
         };
         self.out.extend(answer.map(|(asker, switched)| Effect::Switched(asker, switched)));
     }
 
-    /// What the rule that chooses the mode makes of what was seen.
-    pub(super) fn steer(&mut self) {
-        let (now, in_force) = (self.now.at, self.shard.read(|m| m.in_force));
+    /// Where the rule chooses the mode: puts what was counted where this server's reports to the control group take it from.
+    pub(super) fn tell_counts(&mut self) {
+        let in_force = self.shard.read(|m| m.in_force);
         let Some(loosest) = in_force.auto else { return };
         let Some(conf) = self.shard.configured() else { return };
-        let members = self.shard.read(|m| m.members.active_count());
-        let Some(e) = self.leading().filter(|e| !e.switching.is_under_way()) else { return };
-        let of = (in_force.mode, loosest);
-        if let Some(next) = e.controller.decide(&conf.job.auto, of, members, e.pulls.held(), now) {
-            e.switching.decided(in_force.number + 1, &next);
-        }
+        let members = self.shard.read(|m| m.members.active_count()) as u32;
+        let Some(e) = self.leading() else { return };
+        let (term, counted) = (e.term, e.tally.take());
+        let mut told = self.counters.auto.lock();
+        let lead = told.as_ref().map_or(0, |t| t.counted.lead).max(counted.lead);
+        let (rule, counted) = (conf.job.auto, Counted { lead, ..counted });
+        let (number, mode) = (in_force.number, in_force.mode);
+        *told = Some(Report { term, rule, number, mode, loosest, members, counted });
     }
 
     /// Takes the next step of a switch under way.

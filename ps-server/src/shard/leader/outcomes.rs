@@ -93,7 +93,7 @@ impl Leader {
                 self.note_replicated(of, self.shard.configured().map(|c| c.buckets[bucket].id), worker);
                 self.updated(bucket, &contributions, version, applied);
                 if let Some(e) = self.epoch.as_mut().filter(|_| applied) {
-                    contributions.iter().for_each(|c| e.controller.pushed(version, c.pulled));
+                    contributions.iter().for_each(|c| e.tally.pushed(version, c.pulled));
                 }
                 // Decides again over the pushes that waited for it.
                 again = self.epoch.as_mut().map(|e| e.pending.updated(bucket)).unwrap_or_default();
@@ -208,7 +208,7 @@ impl Leader {
         if result.is_ok() {
             let (shard, mode, number) = (self.shard.id().0, in_force.mode, in_force.number);
             tracing::info!(shard, %mode, number, "the mode was switched");
-            e.controller.begin_window(now);
+            e.tally.begin(now);
         }
         let answers = askers.into_iter().map(|asker| super::Effect::Switched(asker, result.clone()));
         self.out.extend(answers);

@@ -162,11 +162,6 @@ impl Pulls {
         self.by_conn.values().map(|p| (&*p.pull, &p.todo))
     }
 
-    /// Since when each waits for others.
-    pub fn held(&self) -> impl Iterator<Item = Option<Instant>> {
-        self.by_conn.values().map(|p| p.held)
-    }
-
     /// One may go once the log holds it.
     pub fn record(&mut self, go: Ready) {
         self.to_record.push(go);

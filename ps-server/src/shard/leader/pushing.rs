@@ -351,7 +351,7 @@ impl Leader {
         let now = self.now.at;
         let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
         let version = e.deltas.working_mut().pushed(&conf, replicated, bucket, c, bytes, data, now);
-        e.controller.pushed(version, c.pulled);
+        e.tally.pushed(version, c.pulled);
         self.send(conn, Reply::Ack { seq: c.seq, version });
     }
 

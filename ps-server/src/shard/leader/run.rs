@@ -1,10 +1,10 @@
 //! The task of one replica's [`Leader`]: waits for what it hears, and carries out what it wants done. The only place here with
 //! a clock, channels and a runtime.
 
-use super::{ConnId, Counters, DrawSession, Effect, Event, Input, Leader, Now, Reply};
+use super::{ConnId, Counters, DrawSession, Effect, Event, Input, Leader, Now, Replication, Reply};
 use crate::{
     compute,
-    raft::{Applied, Change, Leadership, Replication},
+    raft::Leadership,
     shard::{command::Outcome, state::Shard},
 };
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
@@ -61,7 +61,7 @@ impl Lines {
                 self.close(conn);
                 Input::Closed(conn)
             }
-            Event::SwitchMode { number, mode, tx } => Input::SwitchMode(number, mode, tx.into()),
+            Event::SwitchMode { number, wanted, tx } => Input::SwitchMode(number, wanted, tx.map(Into::into)),
             Event::Fetch { step, tx } => Input::Fetch(step, tx.into()),
         }
     }
@@ -146,13 +146,13 @@ impl Task {
             Effect::Send(..) => {} // where it comes out
             Effect::Close(conn) => self.lines.close(conn),
             Effect::Propose(number, proposal) => {
-                let waits = self.group.propose(Change::Shard(proposal)).await;
+                let waits = self.group.propose(proposal).await;
                 let outcome = async move {
                     let outcome = match waits {
                         Ok(outcome) => outcome.await,
                         Err(e) => Err(e),
                     };
-                    Input::Outcome(number, outcome.map(of_shard))
+                    Input::Outcome(number, outcome)
                 };
                 self.done.push(outcome.boxed());
             }
@@ -170,14 +170,6 @@ impl Task {
             Effect::Wake => self.done.push(self.group.ensure_awake().map(|_| Input::SleepOrWake).boxed()),
         }
         None
-    }
-}
-
-/// What a shard says to a change that is applied.
-pub(crate) fn of_shard(applied: Applied) -> Outcome {
-    match applied {
-        Applied::Shard(outcome) => outcome,
-        _ => Outcome::None,
     }
 }
 

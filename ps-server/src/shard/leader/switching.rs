@@ -14,8 +14,22 @@
 //! send that norm in the asynchronous modes only: there the step that is under way is finished in lock-step.
 
 use super::effects::{Asker, Switched};
-use paraft_common::{InForce, Mode, ModeChoice, auto::Next, config::ServerJob};
+use paraft_common::{InForce, Mode, ModeChoice, config::ServerJob};
 use paraft_proto::RefusalKind;
+
+/// What somebody wants.
+#[derive(Clone, Copy, Debug)]
+pub enum Wanted {
+    /// A mode, or that the rule chooses it from now on.
+    Choice(ModeChoice),
+    /// What the rule has decided.
+    Decided {
+        /// The mode.
+        mode: Mode,
+        /// The loosest that may be chosen from now on.
+        loosest: Mode,
+    },
+}
 
 /// A switch that is not applied yet.
 #[derive(Debug)]
@@ -37,15 +51,16 @@ impl Switching {
     pub fn ask(
         &mut self,
         number: Option<u64>,
-        choice: ModeChoice,
+        wanted: Wanted,
         asker: Option<Asker<Switched>>,
         now: InForce,
         job: &ServerJob,
     ) -> Option<(Asker<Switched>, Switched)> {
         let answer = |asker: Option<Asker<Switched>>, switched| Some((asker?, switched));
-        let (mode, auto) = match choice {
-            ModeChoice::Fixed(mode) => (mode, None),
-            ModeChoice::Auto => (job.auto.from_mode(now.mode), Some(job.auto.loosest())),
+        let (mode, auto) = match wanted {
+            Wanted::Choice(ModeChoice::Fixed(mode)) => (mode, None),
+            Wanted::Choice(ModeChoice::Auto) => (job.auto.from_mode(now.mode), Some(job.auto.loosest())),
+            Wanted::Decided { mode, loosest } => (mode, Some(loosest)),
         };
         let asked = number;
         let number = number.unwrap_or(now.number + 1);
@@ -69,12 +84,6 @@ impl Switching {
             }
         }
         None
-    }
-
-    /// The rule has decided.
-    pub fn decided(&mut self, number: u64, next: &Next) {
-        let (mode, auto) = (next.mode, Some(next.loosest));
-        self.0 = Some(Switch { number, mode, auto, proposed: false, askers: Vec::new() });
     }
 
     /// Whether one is under way.
@@ -118,7 +127,7 @@ mod tests {
                     0 | 1 => {
                         let (tx, mut rx) = oneshot::channel();
                         let mode = Mode::Ssp(bound);
-                        let answer = switching.ask(number, mode.into(), Some(tx.into()), now, &job);
+                        let answer = switching.ask(number, Wanted::Choice(mode.into()), Some(tx.into()), now, &job);
                         match answer {
                             Some((asker, switched)) => {
                                 let over = number.is_some_and(|n| n <= now.number);

@@ -4,12 +4,12 @@
 //! It is told when to commit, apply, elect; it decides nothing.
 
 use crate::{
-    raft::{Applied, Change, Leadership, ProposeError, RawImage, Replicated, Role},
+    raft::{Leadership, ProposeError, RawImage, Replicated, Role},
     shard::{
-        Outcome, Shard,
+        Outcome, Proposal, Shard,
         leader::{
             Counters, Effect, Event, Input, Leader, Now, Standing,
-            run::{EVENT_QUEUE, Lines, of_shard},
+            run::{EVENT_QUEUE, Lines},
         },
     },
 };
@@ -36,7 +36,7 @@ type Source = (usize, u64, u64);
 pub struct Entry {
     term: u64,
     /// `None`: the first entry of a term.
-    change: Option<Change>,
+    change: Option<Proposal>,
     source: Source,
 }
 
@@ -52,6 +52,7 @@ pub struct Node {
     /// The term in which it believes to lead.
     pub believes: Option<u64>,
     leader: Leader,
+    pub counters: Arc<Counters>,
     came: mpsc::Receiver<Event>,
     lines: Lines,
     /// What its leader's work hears next: outcomes.
@@ -151,8 +152,10 @@ impl Cluster {
         let sessions = self.0.lock().sessions.clone();
         let draw = Box::new(move || SessionId(sessions.fetch_add(1, Relaxed) + 1));
         let (events, came) = mpsc::channel(EVENT_QUEUE);
+        let counters = Arc::new(Counters::default());
         Node {
-            leader: Leader::new(shard.clone(), Arc::new(Counters::default()), 1, draw),
+            leader: Leader::new(shard.clone(), counters.clone(), 1, draw),
+            counters,
             shard,
             events,
             incarnation,
@@ -211,11 +214,11 @@ impl Cluster {
             n.shard.in_term(entry.term);
             let applied = entry
                 .change
-                .map_or(Applied::None, |c| Replicated::apply(&*n.shard, &c).expect("memory has no end"));
+                .map_or(Outcome::None, |c| Replicated::apply(&*n.shard, &c).expect("memory has no end"));
             n.applied += 1;
             let (from, incarnation, number) = entry.source;
             if (from, incarnation) == (node, n.incarnation) && n.waiting.remove(&number) {
-                n.inputs.push_back(Input::Outcome(number, Ok(of_shard(applied))));
+                n.inputs.push_back(Input::Outcome(number, Ok(applied)));
             }
         }
         g.pass_barriers();
@@ -359,7 +362,7 @@ impl Group {
                     n.waiting.insert(number);
                     // Those of a leader that was deposed without its knowing reach nobody.
                     if believes == term {
-                        let (change, source) = (Some(Change::Shard(proposal)), (node, n.incarnation, number));
+                        let (change, source) = (Some(proposal), (node, n.incarnation, number));
                         self.open.push_back(Entry { term, change, source });
                     }
                 }

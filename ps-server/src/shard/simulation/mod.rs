@@ -10,12 +10,13 @@ mod cluster;
 mod invariants;
 mod worker;
 
-use crate::shard::leader::Event;
+use crate::shard::leader::{Event, Wanted};
 use cluster::Cluster;
 use invariants::History;
 use paraft_common::{
     AutoConfig, Durability, LeaderWindow, Mode, ModeChoice, SessionId,
     algorithm::{AlgorithmConfig, DcAsgdC},
+    auto::{Steering, Switch},
     config::ServerJob,
     round::{Backup, Quorum, RoundConfig, Weight},
 };
@@ -54,6 +55,8 @@ struct Schedule {
     theme: Option<usize>,
     /// The job's mode is switched now and then.
     switches: bool,
+    /// Whoever follows the rule, where somebody asks for it.
+    steering: Steering,
     /// So often the leader lost its proposals' outcomes.
     doubts: u64,
     /// Pushes that were applied while things went wrong, before everything healed.
@@ -107,6 +110,7 @@ impl Schedule {
             told: SessionId(0),
             history: History::new(averages, round.drops_late(), lossy, cluster),
             switches,
+            steering: Steering::default(),
             conns: 0,
             cut_off: false,
             slow: 0,
@@ -136,8 +140,12 @@ impl Schedule {
 
     /// What goes on whether anything fails or not.
     fn goes_on(&mut self) {
-        if self.switches && self.below(60) == 0 {
-            self.switch();
+        if self.switches {
+            match self.below(60) {
+                0 => self.switch(),
+                1..8 => self.steer(),
+                _ => {}
+            }
         }
         let w = self.below(self.workers.len());
         match self.below(10) {
@@ -265,8 +273,29 @@ impl Schedule {
         let node = if self.below(4) > 0 { leader } else { self.below(NODES) };
         self.say(format!("node {node} is asked for {mode}"));
         let events = self.cluster.0.lock().nodes[node].events.clone();
-        let (tx, _) = tokio::sync::oneshot::channel();
-        let _ = events.try_send(Event::SwitchMode { number: None, mode, tx }); // its queue may be full
+        let wanted = Wanted::Choice(mode);
+        let _ = events.try_send(Event::SwitchMode { number: None, wanted, tx: None }); // its queue may be full
+    }
+
+    /// Whoever follows the rule hears what a node has counted, if the rule is in force there, and tells it what follows. Now and
+    /// then it is somebody else from then on.
+    fn steer(&mut self) {
+        let leader = self.cluster.0.lock().leader;
+        let node = if self.below(4) > 0 { leader } else { self.below(NODES) };
+        let (report, events) = {
+            let g = self.cluster.0.lock();
+            (g.nodes[node].counters.take_auto(&g.nodes[node].shard), g.nodes[node].events.clone())
+        };
+        if self.below(20) == 0 {
+            self.steering = Steering::default();
+        }
+        let Some((Switch { number, mode, loosest }, why)) = report.and_then(|r| self.steering.hear(&r))
+        else {
+            return;
+        };
+        self.say(format!("node {node} is to switch to {mode}, as {why}"));
+        let wanted = Wanted::Decided { mode, loosest };
+        let _ = events.try_send(Event::SwitchMode { number: Some(number), wanted, tx: None });
     }
 
     fn elect(&mut self) {

@@ -1,0 +1,266 @@
+//! The rule as it is followed from afar: whoever follows it for a job hears now and then what the leader of shard 0 has
+//! counted, makes windows of that, and says which switch it wants until it hears that this is in force.
+//!
+//! All that is remembered here may be lost at any moment: who follows next begins with a window of its own, and has to see for
+//! itself that the loss falls no more. How loose the bound may become again is reported, so it is not lost.
+
+use super::{AutoConfig, Next, SwitchReason, Watch, Window};
+use crate::consistency::Mode;
+use std::time::Duration;
+
+/// What a leader has counted since it leads, or since the mode was last switched.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counted {
+    /// From the first pull to the last.
+    pub lasted: Duration,
+    /// Pulls that were answered.
+    pub pulls: u64,
+    /// How long they were held up by other workers, together.
+    pub waited: Duration,
+    /// The sum of the pushes' delays, in versions, and how many pushes there were.
+    pub delays: (u64, u64),
+    /// The sum of the training losses that workers said, and how many they said.
+    pub losses: (f64, u64),
+    /// Steps by which a worker was ahead of the slowest, at most, since the report before.
+    pub lead: u64,
+}
+
+/// What the leader of shard 0 tells of a job whose bound the rule chooses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Report {
+    /// Of the leader that has counted.
+    pub term: u64,
+    /// The job's.
+    pub rule: AutoConfig,
+    /// The number of the switch that brought the mode in force.
+    pub number: u64,
+    /// The mode in force.
+    pub mode: Mode,
+    /// The loosest that may still be chosen.
+    pub loosest: Mode,
+    /// Members that train.
+    pub members: u32,
+    /// What was counted.
+    pub counted: Counted,
+}
+
+/// A switch that the rule wants. Where one with its number, or a later one, is in force, it was overtaken or is done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Switch {
+    /// Its number.
+    pub number: u64,
+    /// The mode in which the job goes on.
+    pub mode: Mode,
+    /// The loosest that may be chosen from then on.
+    pub loosest: Mode,
+}
+
+/// What is remembered of a job from report to report.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Steering {
+    watch: Watch,
+    window: Option<Begun>,
+    wanted: Option<(Switch, SwitchReason)>,
+}
+
+/// A window that is not over.
+#[derive(Clone, Copy, Debug)]
+struct Begun {
+    /// Of the leader that counts.
+    term: u64,
+    /// Of the switch since which it counts.
+    number: u64,
+    /// What it had counted.
+    from: Counted,
+    /// The largest lead since, and how many pulls were reported when it was last looked at.
+    lead: u64,
+    heard: u64,
+}
+
+impl Steering {
+    /// Hears a report. Gives the switch that the rule wants, and why: every time, until it is in force.
+    pub fn hear(&mut self, report: &Report) -> Option<(Switch, SwitchReason)> {
+        let Report { term, rule, number, mode, loosest, members, counted } = *report;
+        self.wanted = self.wanted.filter(|(w, _)| w.number > number);
+        if self.wanted.is_some() {
+            return self.wanted;
+        }
+        let same = |w: &Begun| (w.term, w.number) == (term, number) && w.from.pulls <= counted.pulls;
+        let begun = match self.window {
+            Some(window) if same(&window) => window,
+            // It counts anew, and all of it is of this mode.
+            Some(_) => Begun { term, number, from: Counted::default(), lead: 0, heard: 0 },
+            // Over what it had counted by now somebody else may have decided.
+            None => Begun { term, number, from: counted, lead: 0, heard: counted.pulls },
+        };
+        // The same report may be heard again.
+        let lead = if counted.pulls > begun.heard { counted.lead.max(begun.lead) } else { begun.lead };
+        let begun = Begun { lead, heard: counted.pulls, ..begun };
+        self.window = Some(begun);
+        let pulls = counted.pulls - begun.from.pulls;
+        if members == 0 || pulls < u64::from(rule.window) * u64::from(members) {
+            return None;
+        }
+        self.window = Some(Begun { from: counted, lead: 0, ..begun });
+        let window = between(&begun, &counted, members);
+        let Next { mode, loosest, why } = self.watch.decide(&rule, &window, mode, loosest)?;
+        self.wanted = Some((Switch { number: number + 1, mode, loosest }, why));
+        self.wanted
+    }
+}
+
+/// The window from `begun` to `now`.
+fn between(begun: &Begun, now: &Counted, members: u32) -> Window {
+    let Begun { from, lead, .. } = begun;
+    let mean = |sum: f64, n: u64| (n > 0).then(|| sum / n as f64);
+    let all = now.lasted.saturating_sub(from.lasted).as_secs_f64() * f64::from(members);
+    let waited = now.waited.saturating_sub(from.waited).as_secs_f64();
+    let delays = (now.delays.0.saturating_sub(from.delays.0), now.delays.1.saturating_sub(from.delays.1));
+    Window {
+        idle: if all > 0.0 { waited / all } else { 0.0 },
+        delay: mean(delays.0 as f64, delays.1).unwrap_or(0.0),
+        members: members as usize,
+        lead: *lead,
+        loss: mean(now.losses.0 - from.losses.0, now.losses.1.saturating_sub(from.losses.1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Mode::{Asp, Ssp};
+    use proptest::prelude::*;
+
+    /// A leader that counts, as shard 0's does.
+    #[derive(Clone, Copy)]
+    struct Leader(Report);
+
+    impl Leader {
+        fn new(rule: AutoConfig) -> Self {
+            let (mode, loosest) = (rule.first(), rule.loosest());
+            let counted = Counted::default();
+            Self(Report { term: 1, rule, number: 0, mode, loosest, members: 2, counted })
+        }
+
+        /// So many pulls that took 10 ms each, of which they waited for a share, at this loss.
+        fn pulls(&mut self, pulls: u32, idle: f64, loss: f64) {
+            let c = &mut self.0.counted;
+            c.pulls += u64::from(pulls);
+            // Two workers at once.
+            c.lasted += Duration::from_millis(10) * pulls / 2;
+            c.waited += (Duration::from_millis(10) * pulls).mul_f64(idle);
+            c.losses = (c.losses.0 + loss * f64::from(pulls), c.losses.1 + u64::from(pulls));
+        }
+
+        /// A switch is in force.
+        fn takes(&mut self, s: Switch) {
+            let Switch { number, mode, loosest } = s;
+            self.0 = Report { number, mode, loosest, counted: Counted::default(), ..self.0 };
+        }
+
+        /// Another leads, and has counted nothing.
+        fn dies(&mut self) {
+            self.0 = Report { term: self.0.term + 1, counted: Counted::default(), ..self.0 };
+        }
+    }
+
+    fn rule() -> AutoConfig {
+        AutoConfig { window: 4, patience: 2, ..AutoConfig::default() }
+    }
+
+    #[test]
+    fn a_switch_is_wanted_until_it_is_in_force() {
+        let (mut leader, mut steering) = (Leader::new(rule()), Steering::default());
+        assert_eq!(steering.hear(&leader.0), None);
+        leader.pulls(7, 0.9, 1.0);
+        assert_eq!(steering.hear(&leader.0), None, "a pull is missing");
+        leader.pulls(1, 0.9, 1.0);
+        let wanted = steering.hear(&leader.0);
+        let switch = Switch { number: 1, mode: Asp, loosest: Asp };
+        assert_eq!(wanted, Some((switch, SwitchReason::Stragglers)));
+        leader.dies();
+        leader.pulls(100, 0.0, 1.0);
+        assert_eq!(steering.hear(&leader.0), wanted, "also of the next leader");
+        leader.takes(switch);
+        assert_eq!(steering.hear(&leader.0), None);
+        // Somebody's own switch has the number that the rule wanted next.
+        let mut other = leader;
+        leader.pulls(8, 0.0, 1.0);
+        assert!(steering.hear(&leader.0).is_some_and(|(w, _)| w.number == 2));
+        other.takes(Switch { number: 2, mode: Ssp(3), ..switch });
+        assert_eq!(steering.hear(&other.0), None, "it was overtaken");
+    }
+
+    /// Who follows next knows what may still be chosen, and nothing else.
+    #[test]
+    fn who_follows_next_begins_with_a_window_of_its_own() {
+        let (mut leader, mut steering) = (Leader::new(rule()), Steering::default());
+        let mut modes = Vec::new();
+        for _ in 0..8 {
+            leader.pulls(8, 0.9, 1.0);
+            if let Some((wanted, _)) = steering.hear(&leader.0) {
+                modes.push(wanted.mode);
+                leader.takes(wanted);
+            }
+        }
+        assert_eq!(modes, [Asp, Ssp(16), Ssp(8), Ssp(4)], "the loss falls no more");
+        assert_eq!(leader.0.loosest, Ssp(4));
+        leader.pulls(8, 0.9, 1.0);
+        let mut next = Steering::default();
+        assert_eq!(next.hear(&leader.0), None, "whose window that was it does not know");
+        leader.pulls(8, 0.9, 1.0);
+        assert_eq!(next.hear(&leader.0), None, "not looser than what is left");
+        leader.pulls(8, 0.9, 1.0);
+        assert_eq!(next.hear(&leader.0), None, "no lower loss once");
+        leader.pulls(8, 0.9, 1.0);
+        let (wanted, why) = next.hear(&leader.0).expect("twice");
+        assert_eq!((wanted.mode, why), (Ssp(2), SwitchReason::Plateau));
+    }
+
+    proptest! {
+        /// Reports come when they come, leaders and followers of the rule die: it goes at most one switch in a window of pulls,
+        /// each has the next number, and the bound stays within what the rule and the decisions before have left.
+        #[test]
+        fn one_switch_a_window_within_what_is_left(
+            ops in prop::collection::vec((0u8..10, 1u32..40, 0f64..1.0, 0f64..4.0), 1..200),
+        ) {
+            let rule = rule();
+            let (mut leader, mut steering) = (Leader::new(rule), Steering::default());
+            let bound = |m: Mode| m.staleness().unwrap_or(u64::MAX);
+            let (mut pulls, mut on_its_way) = (0u64, None::<Switch>);
+            for (op, n, idle, loss) in ops {
+                match op {
+                    0..4 => {
+                        leader.pulls(n, idle, loss);
+                        leader.0.counted.lead = u64::from(n);
+                        pulls += u64::from(n);
+                    }
+                    4 => leader.dies(),
+                    5 => (steering, on_its_way) = (Steering::default(), None),
+                    6 => {
+                        if let Some(wanted) = on_its_way.take().filter(|w| w.number > leader.0.number) {
+                            leader.takes(wanted);
+                            pulls = 0;
+                        }
+                    }
+                    _ => {
+                        let wanted = steering.hear(&leader.0).map(|(w, _)| w);
+                        if let Some(s) = wanted {
+                            let r = &leader.0;
+                            prop_assert_eq!(s.number, r.number + 1);
+                            prop_assert!(on_its_way.is_none_or(|w| w == s), "it changes its mind");
+                            if on_its_way.is_none() {
+                                prop_assert!(pulls >= 8, "after {} pulls", pulls);
+                            }
+                            prop_assert!(bound(s.mode) <= bound(r.loosest).max(bound(r.mode)));
+                            prop_assert!(bound(s.loosest) <= bound(r.loosest));
+                            prop_assert_ne!(s.mode, r.mode);
+                            prop_assert!(s.mode != Mode::Bsp && rule.from_mode(s.mode) == s.mode);
+                        }
+                        on_its_way = wanted;
+                    }
+                }
+            }
+        }
+    }
+}

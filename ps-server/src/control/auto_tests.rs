@@ -1,0 +1,183 @@
+//! Who is told which switch of the mode, and what a leader of the control group that dies takes with it.
+
+use super::{
+    auto::Follows,
+    jobs::{JobFacts, Retired},
+    plan::{Action, Directive, JobReport, LastReport, ReplicaReport, Report, Timeouts, View},
+    state::{Command, Place, Shape, State},
+};
+use crate::raft::Membership;
+use paraft_common::{
+    AutoConfig, Durability, Mode, ModeChoice, ServerId, ShardId,
+    auto::{self, Counted, Switch},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+const SHARD: ShardId = ShardId(0);
+const FOUNDING: u64 = 7;
+const WORKERS: u32 = 4;
+
+/// Three servers, one shard, a job whose bound the rule chooses: as the shard's leader has it, and as it is reported.
+struct Fleet {
+    state: State,
+    leader: u64,
+    report: auto::Report,
+    /// The rule chooses the mode.
+    on: bool,
+}
+
+impl Fleet {
+    fn new() -> Self {
+        let mut state = State::default();
+        let shape = Shape { shards: 1, replicas: 3, durability: Durability::QuorumMemory };
+        let servers = (0..3).map(|s| (ServerId(s), format!("s{s}:1"))).collect();
+        state.apply(&Command::Found { fleet: 1, shape, servers });
+        let rule = AutoConfig { window: 2, patience: 2, ..AutoConfig::default() };
+        let report = auto::Report {
+            term: 1,
+            rule,
+            number: 0,
+            mode: rule.first(),
+            loosest: rule.loosest(),
+            members: WORKERS,
+            counted: Counted::default(),
+        };
+        let mut fleet = Self { state, leader: 0, report, on: true };
+        fleet.founded(FOUNDING);
+        fleet
+    }
+
+    fn founded(&mut self, founding: u64) {
+        let place = Place { founding, voters: BTreeSet::new(), founded: true };
+        self.state.shards.insert(SHARD, place);
+    }
+
+    /// Each worker makes so many steps in which it waits for half of the time, at a loss that falls no more.
+    fn trains(&mut self, steps: u32) {
+        let c = &mut self.report.counted;
+        let (time, pulls) = (Duration::from_millis(10) * steps, u64::from(steps * WORKERS));
+        c.pulls += pulls;
+        c.lasted += time;
+        c.waited += time * WORKERS / 2;
+        c.losses = (c.losses.0 + pulls as f64, c.losses.1 + pulls);
+    }
+
+    /// The shard is led elsewhere from now on, where nothing is counted yet.
+    fn elects(&mut self, leader: u64) {
+        self.leader = leader;
+        self.report = auto::Report { term: self.report.term + 1, counted: Counted::default(), ..self.report };
+    }
+
+    /// What the leader of the control group has a server do.
+    fn steer(&self, follows: &mut Follows) -> Option<(ServerId, Switch)> {
+        let now = Instant::now();
+        let heard: BTreeMap<_, _> = (0..3)
+            .map(|s| {
+                let facts = JobFacts {
+                    name: "a".into(),
+                    mode: ModeChoice::Auto,
+                    workers: WORKERS,
+                    durability: Durability::QuorumMemory,
+                    log: Retired,
+                };
+                let auto = self.on.then_some(self.report);
+                let leads = s == self.leader;
+                let replica = ReplicaReport {
+                    founding: self.state.shards[&SHARD].founding,
+                    leads,
+                    term: self.report.term,
+                    job: leads.then_some(JobReport { facts, shards: 1, finished: false, auto }),
+                    ..ReplicaReport::default()
+                };
+                let report = Report { replicas: BTreeMap::from([(SHARD, replica)]), ..Report::default() };
+                (ServerId(s), LastReport { report, at: now })
+            })
+            .collect();
+        let (none, control) = (BTreeSet::new(), Membership::default());
+        let second = Duration::from_secs(1);
+        let told = follows.steer(&View {
+            state: &self.state,
+            control: &control,
+            heard: &heard,
+            now,
+            since: now,
+            control_caught_up: &none,
+            lost_since: &BTreeMap::new(),
+            timeouts: Timeouts { silent: second, replace: second, settle: second },
+            founding: 1,
+            unix_ms: 0,
+        });
+        told.map(|(server, Directive { shard, what })| {
+            let Action::Switch(switch) = what else { panic!("{what:?}") };
+            assert_eq!(shard, SHARD);
+            (server, switch)
+        })
+    }
+
+    /// The shard's leader does what it is told, as `Switching` has it: what was overtaken changes nothing.
+    fn takes(&mut self, switch: Switch) {
+        let Switch { number, mode, loosest } = switch;
+        if number > self.report.number {
+            self.report = auto::Report { number, mode, loosest, counted: Counted::default(), ..self.report };
+        }
+    }
+}
+
+#[test]
+fn the_leader_of_the_shard_is_told_until_the_switch_is_in_force() {
+    let (mut fleet, mut follows) = (Fleet::new(), Follows::default());
+    assert_eq!(fleet.steer(&mut follows), None);
+    fleet.trains(2);
+    let (server, switch) = fleet.steer(&mut follows).expect("stragglers dominate");
+    assert_eq!((server, switch), (ServerId(0), Switch { number: 1, mode: Mode::Asp, loosest: Mode::Asp }));
+    fleet.elects(2);
+    assert_eq!(fleet.steer(&mut follows), Some((ServerId(2), switch)), "who leads now may not have heard");
+    fleet.takes(switch);
+    assert_eq!(fleet.steer(&mut follows), None);
+    // Somebody ends the rule: `paraft mode JOB asp`.
+    fleet.trains(20);
+    fleet.on = false;
+    assert_eq!(fleet.steer(&mut follows), None);
+    fleet.on = true;
+    assert_eq!(fleet.steer(&mut follows), None, "it begins with a window of its own");
+}
+
+#[test]
+fn a_shard_that_was_founded_anew_has_another_job() {
+    let (mut fleet, mut follows) = (Fleet::new(), Follows::default());
+    fleet.trains(2);
+    assert_eq!(fleet.steer(&mut follows), None, "whose window that was is not known");
+    fleet.trains(2);
+    assert!(fleet.steer(&mut follows).is_some());
+    fleet.founded(FOUNDING + 1);
+    assert_eq!(fleet.steer(&mut follows), None);
+}
+
+/// The job goes the way that it would have gone, a window or two later, and never looser than what was decided before.
+#[test]
+fn whoever_leads_the_control_group_next_goes_on_with_the_job() {
+    for dies_every in [usize::MAX, 7, 5, 4] {
+        let (mut fleet, mut follows) = (Fleet::new(), Follows::default());
+        let mut modes = Vec::new();
+        for i in 1..120 {
+            fleet.trains(2);
+            let told = fleet.steer(&mut follows);
+            if i % dies_every == 0 {
+                // With it goes what it has decided and not told.
+                follows = Follows::default();
+            } else if let Some((_, switch)) = told {
+                fleet.takes(switch);
+                modes.push(switch.mode);
+            }
+        }
+        let expected = match dies_every {
+            // Nobody leads for long enough to see that the loss falls no more.
+            4 => vec![Mode::Asp],
+            _ => [vec![Mode::Asp], [16, 8, 4, 2, 1, 0].map(Mode::Ssp).to_vec()].concat(),
+        };
+        assert_eq!(modes, expected, "a leader of the control group dies after every {dies_every} windows");
+    }
+}

@@ -1,0 +1,184 @@
+//! A small state for the tests of this module: parts of bytes, each written as a whole.
+
+use super::{GroupName, Logged, Outdated, RawImage, Replicated, Unable, wire};
+use bytes::Bytes;
+use paraft_common::Payload;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::{
+    fmt,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+/// Writes a part, or, without one, is a check.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Write {
+    part: Option<u32>,
+    #[serde(skip)]
+    payload: Payload,
+}
+
+impl Write {
+    /// This is what the part is from now on.
+    pub fn new(part: u32, payload: impl Into<Payload>) -> Self {
+        Self { part: Some(part), payload: payload.into() }
+    }
+}
+
+impl fmt::Display for Write {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl Logged for Write {
+    type Outcome = u64;
+
+    fn payload(&self) -> &Payload {
+        &self.payload
+    }
+
+    fn attach(&mut self, payload: Payload) {
+        self.payload = payload;
+    }
+
+    fn check() -> Self {
+        Self { part: None, payload: Payload::EMPTY }
+    }
+
+    fn is_check(&self) -> bool {
+        self.part.is_none()
+    }
+}
+
+/// A group of its own.
+pub fn group() -> GroupName {
+    GroupName { number: 0, text: "the group".into(), may_sleep: true }
+}
+
+/// The state.
+#[derive(Default)]
+pub struct Parts {
+    inner: Mutex<Inner>,
+    /// Parts of images that were let go.
+    read: Arc<AtomicU64>,
+    /// There is no room for any image.
+    pub full: AtomicBool,
+}
+
+#[derive(Default)]
+struct Inner {
+    writes: u64,
+    /// Each with the number of the write that it is of.
+    parts: Vec<(u64, Arc<Vec<u8>>)>,
+    replaced: Vec<Weak<Vec<u8>>>,
+}
+
+/// A part in somebody's image.
+struct Read(Arc<Vec<u8>>, Arc<AtomicU64>);
+
+impl AsRef<[u8]> for Read {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Read {
+    fn drop(&mut self) {
+        self.1.fetch_add(1, Relaxed);
+    }
+}
+
+impl Parts {
+    /// So many parts of so many zeros.
+    pub fn of(parts: usize, bytes: usize) -> Arc<Self> {
+        let state = Self::default();
+        state.inner.lock().parts = (0..parts).map(|_| (0, Arc::new(vec![0; bytes]))).collect();
+        Arc::new(state)
+    }
+
+    /// Writes that were applied.
+    pub fn writes(&self) -> u64 {
+        self.inner.lock().writes
+    }
+}
+
+impl Replicated for Parts {
+    type Change = Write;
+    type Outcome = u64;
+
+    fn apply(&self, change: &Write) -> Result<u64, Unable> {
+        let mut inner = self.inner.lock();
+        inner.writes += 1;
+        let part = change.part.ok_or("a check is nothing to apply")? as usize;
+        if inner.parts.len() <= part {
+            inner.parts.resize_with(part + 1, Default::default);
+        }
+        let bytes = Arc::new(change.payload.to_bytes().to_vec());
+        let now = (inner.writes, bytes);
+        let (_, old) = std::mem::replace(&mut inner.parts[part], now);
+        inner.replaced.push(Arc::downgrade(&old));
+        Ok(inner.writes)
+    }
+
+    fn touched(&self, change: &Write) -> u64 {
+        change.payload.len() as u64
+    }
+
+    fn image(&self) -> RawImage {
+        let inner = self.inner.lock();
+        let writes: Vec<u64> = inner.parts.iter().map(|(n, _)| *n).collect();
+        let read =
+            |(_, part): &(u64, Arc<Vec<u8>>)| Bytes::from_owner(Read(part.clone(), self.read.clone())).into();
+        RawImage {
+            head: wire::encode(&(inner.writes, writes)).expect("it encodes"),
+            parts: inner.parts.iter().map(read).collect(),
+        }
+    }
+
+    fn install_parts(
+        &self,
+        head: &[u8],
+        parts: &mut dyn Iterator<Item = Result<Payload, String>>,
+    ) -> Result<(), Unable> {
+        self.room_for(head)?;
+        let (writes, of): (u64, Vec<u64>) = wire::decode(head).map_err(|e| e.to_string())?;
+        let copied = parts.map(|p| p.map(|p| Arc::new(p.to_bytes().to_vec())));
+        let copied: Vec<_> = copied.collect::<Result<_, _>>()?;
+        if copied.len() != of.len() {
+            return Err("an image with another number of parts than its head says".into());
+        }
+        let mut inner = self.inner.lock();
+        (inner.writes, inner.parts) = (writes, of.into_iter().zip(copied).collect());
+        Ok(())
+    }
+
+    fn room_for(&self, _: &[u8]) -> Result<(), Unable> {
+        match self.full.load(Relaxed) {
+            true => Err(Unable::NoRoom("needs 96 GiB, 4 free".into())),
+            false => Ok(()),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.inner.lock().parts.iter().map(|(_, p)| p.len() as u64).sum()
+    }
+
+    /// What was written longest ago, the last of those first.
+    fn order(&self) -> Vec<u32> {
+        let inner = self.inner.lock();
+        let mut order: Vec<u32> = (0..inner.parts.len() as u32).rev().collect();
+        order.sort_by_key(|part| inner.parts[*part as usize].0);
+        order
+    }
+
+    fn outdated(&self, _: u64) -> Outdated {
+        let mut inner = self.inner.lock();
+        inner.replaced.retain(|part| part.strong_count() > 0);
+        let bytes = inner.replaced.iter().filter_map(Weak::upgrade).map(|p| p.len() as u64).sum();
+        Outdated { bytes, read: self.read.load(Relaxed) }
+    }
+}

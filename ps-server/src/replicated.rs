@@ -1,0 +1,273 @@
+//! What the Raft groups of a server replicate: shards, and what the fleet agrees on.
+//!
+//! `raft` knows neither, and a state knows only what changes it. Here both meet: one log format for all groups, and one
+//! compiled Raft for both kinds of state.
+
+use crate::{
+    control::{self, Agreed},
+    raft::{self, GroupName, Logged, Outdated, ProposeError, RawImage, Replicated, Unable},
+    shard::{
+        Observed, Outcome, Proposal, Shard,
+        leader::{Replication, Waits},
+    },
+};
+use futures::{FutureExt, future::BoxFuture};
+use paraft_common::{Payload, ShardId};
+use serde::{Deserialize, Serialize};
+use std::{fmt, sync::Arc};
+use tokio::sync::watch;
+
+/// A Raft group of the fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum GroupId {
+    /// Servers, placement, generation.
+    Control,
+    /// Weights and optimizer state.
+    Shard(ShardId),
+}
+
+impl GroupId {
+    /// As it travels.
+    pub fn to_wire(self) -> u32 {
+        match self {
+            GroupId::Control => u32::MAX,
+            GroupId::Shard(s) => s.0,
+        }
+    }
+
+    /// As it came.
+    pub fn from_wire(n: u32) -> Self {
+        if n == u32::MAX { GroupId::Control } else { GroupId::Shard(ShardId(n)) }
+    }
+}
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GroupId::Control => f.write_str("the control group"),
+            GroupId::Shard(s) => s.fmt(f),
+        }
+    }
+}
+
+impl From<GroupId> for GroupName {
+    fn from(id: GroupId) -> Self {
+        // Workers wake a shard; nobody would wake the control group.
+        let may_sleep = id != GroupId::Control;
+        GroupName { number: id.to_wire(), text: id.to_string().into(), may_sleep }
+    }
+}
+
+/// An entry of a log. Its layout is that of logs on disk and of messages between servers.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Change {
+    Shard(Proposal),
+    Control(control::Command),
+    /// Changes nothing: every replica hashes its state here.
+    Check,
+}
+
+impl Logged for Change {
+    type Outcome = Applied;
+
+    fn payload(&self) -> &Payload {
+        static NONE: Payload = Payload::EMPTY;
+        match self {
+            Change::Shard(p) => &p.payload,
+            Change::Control(_) | Change::Check => &NONE,
+        }
+    }
+
+    fn attach(&mut self, payload: Payload) {
+        if let Change::Shard(p) = self {
+            p.payload = payload;
+        }
+    }
+
+    fn check() -> Self {
+        Change::Check
+    }
+
+    fn is_check(&self) -> bool {
+        matches!(self, Change::Check)
+    }
+}
+
+impl fmt::Debug for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Change::Shard(p) => p.fmt(f),
+            Change::Control(c) => c.fmt(f),
+            Change::Check => f.write_str("Check"),
+        }
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// What applying a change gave; only the leader that proposed it reads this.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Applied {
+    /// A blank or membership entry, or an entry of another kind of group.
+    #[default]
+    None,
+    Shard(Outcome),
+    Control(control::Outcome),
+}
+
+/// A state that some kind of group replicates.
+pub trait Kind: Replicated {
+    /// What changes it, if the entry is of this kind of group.
+    fn of(change: &Change) -> Option<&Self::Change>;
+    /// What it says to a change, as any group would.
+    fn applied(outcome: Self::Outcome) -> Applied;
+}
+
+impl Kind for Shard {
+    fn of(change: &Change) -> Option<&Proposal> {
+        match change {
+            Change::Shard(proposal) => Some(proposal),
+            Change::Control(_) | Change::Check => None,
+        }
+    }
+
+    fn applied(outcome: Outcome) -> Applied {
+        Applied::Shard(outcome)
+    }
+}
+
+impl Kind for Observed {
+    fn of(change: &Change) -> Option<&Proposal> {
+        Shard::of(change)
+    }
+
+    fn applied(outcome: Outcome) -> Applied {
+        Shard::applied(outcome)
+    }
+}
+
+impl Kind for Agreed {
+    fn of(change: &Change) -> Option<&control::Command> {
+        match change {
+            Change::Control(command) => Some(command),
+            Change::Shard(_) | Change::Check => None,
+        }
+    }
+
+    fn applied(outcome: control::Outcome) -> Applied {
+        Applied::Control(outcome)
+    }
+}
+
+/// A state as a group of this server hosts it: an entry of another kind of group changes nothing.
+pub struct Hosted<S>(pub Arc<S>);
+
+impl<S: Kind> Replicated for Hosted<S> {
+    type Change = Change;
+    type Outcome = Applied;
+
+    fn apply(&self, change: &Change) -> Result<Applied, Unable> {
+        match S::of(change) {
+            Some(change) => self.0.apply(change).map(S::applied),
+            None => Ok(Applied::None),
+        }
+    }
+
+    fn apply_run(&self, changes: &[&Change]) -> Result<Vec<Applied>, Unable> {
+        let own: Option<Vec<_>> = changes.iter().map(|c| S::of(c)).collect();
+        match own {
+            Some(own) => Ok(self.0.apply_run(&own)?.into_iter().map(S::applied).collect()),
+            None => changes.iter().map(|c| self.apply(c)).collect(),
+        }
+    }
+
+    fn touched(&self, change: &Change) -> u64 {
+        S::of(change).map_or(0, |change| self.0.touched(change))
+    }
+
+    fn in_term(&self, term: u64) {
+        self.0.in_term(term);
+    }
+
+    fn image(&self) -> RawImage {
+        self.0.image()
+    }
+
+    fn install_parts(
+        &self,
+        head: &[u8],
+        parts: &mut dyn Iterator<Item = Result<Payload, String>>,
+    ) -> Result<(), Unable> {
+        self.0.install_parts(head, parts)
+    }
+
+    fn room_for(&self, head: &[u8]) -> Result<(), Unable> {
+        self.0.room_for(head)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
+    fn order(&self) -> Vec<u32> {
+        self.0.order()
+    }
+
+    fn outdated(&self, beyond: u64) -> Outdated {
+        self.0.outdated(beyond)
+    }
+}
+
+/// A replica of one of this server's groups.
+pub type Group = raft::Group<Change>;
+
+impl Replication for Group {
+    fn propose(&self, proposal: Proposal) -> BoxFuture<'_, Result<Waits, ProposeError>> {
+        let outcome = |applied| match applied {
+            Applied::Shard(outcome) => outcome,
+            Applied::None | Applied::Control(_) => Outcome::None,
+        };
+        async move {
+            let waits = Group::propose(self, Change::Shard(proposal)).await?;
+            Ok(waits.map(move |applied| applied.map(outcome)).boxed())
+        }
+        .boxed()
+    }
+
+    fn barrier(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
+        let group = self.clone();
+        async move { Group::barrier(&group).await }.boxed()
+    }
+
+    fn leadership(&self) -> watch::Receiver<raft::Leadership> {
+        Group::leadership(self)
+    }
+
+    fn leader_address(&self) -> Option<String> {
+        Group::leader_address(self)
+    }
+
+    fn is_asleep(&self) -> bool {
+        Group::is_asleep(self)
+    }
+
+    fn has_slept(&self) -> bool {
+        Group::has_slept(self)
+    }
+
+    fn sleep(&self) -> BoxFuture<'static, bool> {
+        let group = self.clone();
+        async move { Group::sleep(&group).await }.boxed()
+    }
+
+    fn ensure_awake(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
+        let group = self.clone();
+        async move { Group::ensure_awake(&group).await }.boxed()
+    }
+}

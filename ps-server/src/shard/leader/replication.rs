@@ -1,0 +1,40 @@
+//! What a leader needs of its group, and all that it knows of Raft.
+
+use crate::{
+    raft::{Leadership, ProposeError},
+    shard::command::{Outcome, Proposal},
+};
+use futures::{FutureExt, future::BoxFuture};
+use tokio::sync::watch;
+
+/// A replica's group.
+pub trait Replication: Send + Sync + 'static {
+    /// Proposes; proposals are applied in the order in which they were made. The inner future gives the outcome once the
+    /// entry is applied here.
+    fn propose(&self, proposal: Proposal) -> BoxFuture<'_, Result<Waits, ProposeError>>;
+    /// Returns when this replica leads and has applied everything that was committed before the call.
+    fn barrier(&self) -> BoxFuture<'static, Result<(), ProposeError>>;
+    /// Follows who leads; closes when the replica shuts down.
+    fn leadership(&self) -> watch::Receiver<Leadership>;
+    /// The leader's address, if one is known and it is not this replica.
+    fn leader_address(&self) -> Option<String>;
+    /// Whether this replica sleeps.
+    fn is_asleep(&self) -> bool {
+        false
+    }
+    /// Whether it has slept since the last call: a leader that has may have been deposed without its knowing.
+    fn has_slept(&self) -> bool {
+        false
+    }
+    /// Puts the group to sleep, if it has nothing to do; says whether it sleeps.
+    fn sleep(&self) -> BoxFuture<'static, bool> {
+        std::future::ready(false).boxed()
+    }
+    /// Returns when this replica may act.
+    fn ensure_awake(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
+        std::future::ready(Ok(())).boxed()
+    }
+}
+
+/// A proposal's outcome, once it is known.
+pub type Waits = BoxFuture<'static, Result<Outcome, ProposeError>>;

@@ -1,0 +1,95 @@
+//! What the rule that chooses the staleness bound goes by ([`paraft_common::auto`]), counted by the leader of shard 0: what its
+//! workers wait for, how late their pushes are and what their loss is. What follows from it the leader of the control group
+//! decides.
+
+use paraft_common::{Version, auto::Counted};
+use std::time::Instant;
+
+/// What was counted since the leadership began, or since the mode was last switched.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// `None`: no pull yet.
+    began: Option<Instant>,
+    counted: Counted,
+}
+
+impl Tally {
+    /// Another mode is in force: what was seen under the one before says nothing of it.
+    pub fn begin(&mut self, now: Instant) {
+        *self = Self { began: Some(now), counted: Counted::default() };
+    }
+
+    /// A worker says its loss.
+    pub fn loss(&mut self, loss: Option<f32>) {
+        if let Some(loss) = loss.filter(|l| l.is_finite()) {
+            self.counted.losses.0 += f64::from(loss);
+            self.counted.losses.1 += 1;
+        }
+    }
+
+    /// A push is applied that was computed from weights of the version `pulled`; `version` is its bucket's after it.
+    pub fn pushed(&mut self, version: Version, pulled: Version) {
+        let (sum, n) = self.counted.delays;
+        self.counted.delays = (sum + version.0.saturating_sub(pulled.0 + 1), n + 1);
+    }
+
+    /// A pull is answered whole. `held`: since when it waited for others; `lead`: steps that its worker is ahead.
+    pub fn pulled(&mut self, held: Option<Instant>, lead: u64, now: Instant) {
+        let began = *self.began.get_or_insert(now);
+        let c = &mut self.counted;
+        c.pulls += 1;
+        c.lasted = now.saturating_duration_since(began);
+        c.lead = c.lead.max(lead);
+        if let Some(held) = held {
+            c.waited += now.saturating_duration_since(held.max(began));
+        }
+    }
+
+    /// What there is; the next leads count from here.
+    pub fn take(&mut self) -> Counted {
+        let counted = self.counted;
+        self.counted.lead = 0;
+        counted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    proptest! {
+        /// Nobody waits for longer than the counting has lasted, each lead is told once, and nothing else goes back.
+        #[test]
+        fn counts_grow_and_waits_are_within_what_has_passed(
+            ops in prop::collection::vec((0u8..6, 0u64..50, 0u64..80), 1..120),
+        ) {
+            let (mut tally, mut now) = (Tally::default(), Instant::now());
+            let (mut seen, mut told, mut lead) = (0u64, Counted::default(), 0);
+            for (op, passes, held) in ops {
+                now += Duration::from_millis(passes);
+                match op {
+                    0..4 => {
+                        tally.pulled(now.checked_sub(Duration::from_millis(held)), held, now);
+                        tally.pushed(Version(9), Version(3));
+                        tally.loss(Some(f32::NAN));
+                        (seen, lead) = (seen + 1, lead.max(held));
+                    }
+                    4 => {
+                        tally.begin(now);
+                        (seen, told, lead) = (0, Counted::default(), 0);
+                    }
+                    _ => {
+                        let counted = tally.take();
+                        prop_assert_eq!((counted.pulls, counted.delays), (seen, (5 * seen, seen)));
+                        prop_assert_eq!((counted.lead, counted.losses), (std::mem::take(&mut lead), (0.0, 0)));
+                        prop_assert!(counted.lasted >= told.lasted && counted.waited >= told.waited);
+                        prop_assert!(counted.waited <= counted.lasted * seen as u32);
+                        told = counted;
+                    }
+                }
+            }
+        }
+    }
+}
