@@ -302,6 +302,7 @@ fn lead(
         slow: Slow::new(options.slow, job.seed, options.rank),
         begun,
         ends: BTreeMap::new(),
+        reported: None,
     };
     match training.run(trainer) {
         Err(WorkerError::Interrupted | WorkerError::Client(ClientError::Interrupted)) => {

@@ -3,7 +3,7 @@
 use super::{
     Plan, WorkerError, WorkerOptions, WorkerReport,
     clock::Clock,
-    evaluate::{Share, evaluate},
+    evaluate::{Share, Watch, evaluate},
 };
 use crate::{
     checkpoints::{self, Checkpoints},
@@ -59,6 +59,8 @@ pub(super) struct Training<'a> {
     pub begun: u64,
     /// Leased sampler: the steps at which epochs were over.
     pub ends: BTreeMap<u64, Step>,
+    /// The last epoch whose evaluation is complete.
+    pub reported: Option<Reported>,
 }
 
 /// Where minibatches come from, filled on a thread of its own.
@@ -171,6 +173,10 @@ impl Training<'_> {
                 Action::ColdStart { updates, of } => {
                     tracing::warn!(updates, of, "the warm start has come to a halt; going on without it");
                 }
+                Action::Trained => {
+                    self.clock.stop();
+                    self.at_end = self.client.counters();
+                }
                 Action::Finish(_) => {
                     if self.steps == 0 && self.plan.leased.is_some() {
                         tracing::warn!(
@@ -178,11 +184,9 @@ impl Training<'_> {
                         );
                     }
                     over = true;
-                    self.clock.stop();
-                    self.at_end = self.client.counters();
                     self.client.finish();
                 }
-                Action::End { done, first } => return self.end(done, first),
+                Action::End { done, first, evaluated } => return self.end(done, first, evaluated),
             }
         }
     }
@@ -315,7 +319,12 @@ impl Training<'_> {
     }
 
     /// The weights are the final ones.
-    fn end(&mut self, done: Step, first: bool) -> Result<Option<Evaluation>, WorkerError> {
+    fn end(
+        &mut self,
+        done: Step,
+        first: bool,
+        evaluated: Option<u64>,
+    ) -> Result<Option<Evaluation>, WorkerError> {
         let counters = self.at_end;
         self.engine.over();
         self.note_evaluations()?;
@@ -325,7 +334,7 @@ impl Training<'_> {
             weights::save(&path, &self.layout, self.engine.weights(), done.0)?;
         }
         self.note_checkpoints(true)?;
-        let evaluation = first.then(|| self.evaluate_all(done)).transpose()?;
+        let evaluation = first.then(|| self.evaluate_final(done, evaluated)).transpose()?;
         let usage = paraft_host::usage();
         self.recorder.write(&Event::Worker(event::Worker {
             wall: wall(),
@@ -374,26 +383,41 @@ impl Training<'_> {
     /// Every worker evaluates a share of the held-out part at the same time, so none waits for another; shard
     /// 0 adds the shares up.
     fn evaluate_share(&mut self, epoch: u64) -> Result<(), WorkerError> {
-        self.clock.stop();
+        let trains = self.clock.stop();
         let share = Share::of(self.job, self.options);
-        let test = self.test.clone();
-        let e = self
-            .engine
-            .evaluate_share(epoch, |engine, place| evaluate(engine, &test, share.part(place, test.len())))?;
+        let Self { engine, test, recorder, options, worker, .. } = self;
+        let mut watch =
+            Watch { interrupt: &options.interrupt, recorder: Some(recorder), worker: *worker, epoch };
+        let e = engine.evaluate_share(epoch, |engine, place| {
+            evaluate(engine, test, share.part(place, test.len()), &mut watch)
+        })?;
         self.client.report(epoch, e.loss_sum, e.correct, e.count);
-        self.clock.start();
+        if trains {
+            self.clock.start();
+        }
         Ok(())
     }
 
-    fn evaluate_all(&mut self, done: Step) -> Result<Evaluation, WorkerError> {
-        let e = evaluate(&mut self.engine, &self.test, 0..self.test.len())?;
+    /// The evaluation of the final weights: what the workers' shares came to, where all were evaluated at these weights; else
+    /// this worker makes it.
+    fn evaluate_final(&mut self, done: Step, evaluated: Option<u64>) -> Result<Evaluation, WorkerError> {
+        let whole = |r: &Reported| Some(r.epoch) == evaluated && r.count == self.test.len() as u64;
+        let shared = self.reported.take().filter(whole);
         let epoch = match self.plan.leased {
             Some(_) => self.ends.keys().next_back().copied().unwrap_or(self.begun),
             None => done.0.div_ceil(self.plan.per_epoch),
         };
-        let all = Reported { epoch, loss_sum: e.loss_sum, correct: e.correct, count: e.count, stop: false };
+        let all = match shared {
+            Some(all) => all,
+            None => {
+                let (interrupt, recorder) = (&self.options.interrupt, Some(&mut self.recorder));
+                let mut watch = Watch { interrupt, recorder, worker: self.worker, epoch };
+                let e = evaluate(&mut self.engine, &self.test, 0..self.test.len(), &mut watch)?;
+                Reported { epoch, loss_sum: e.loss_sum, correct: e.correct, count: e.count, stop: false }
+            }
+        };
         self.write_evaluation(&all, true)?;
-        Ok(e)
+        Ok(Evaluation { loss_sum: all.loss_sum, correct: all.correct, count: all.count })
     }
 
     fn note_evaluations(&mut self) -> Result<(), WorkerError> {
@@ -407,7 +431,10 @@ impl Training<'_> {
                     c.loss(step, e.loss_sum / e.count.max(1) as f64);
                 }
             }
-            self.write_evaluation(&e, false)?;
+            if self.job.eval.every_epoch {
+                self.write_evaluation(&e, false)?;
+            }
+            self.reported = Some(e);
         }
         Ok(())
     }
