@@ -134,7 +134,7 @@ impl Leader {
             let payload = match got {
                 _ if not_modified => Bytes::new(),
                 Some((_, weights)) => value_bytes(Shared(weights)),
-                None if pull.last => vector_bytes(&data, 0),
+                None if pull.last || pull.barrier => vector_bytes(&data, 0),
                 None => pulled_bytes(&conf.job, conf.buckets[bucket].spec.kind, &data),
             };
             drop(data);

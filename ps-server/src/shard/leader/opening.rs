@@ -235,15 +235,16 @@ impl Leader {
                 self.propose(Purpose::Init, Proposal { command, payload });
             }
             Message::Push { .. } => self.push(conn, worker, session, message),
-            Message::Pull { done, last, checkpoint, have, loss, only } => {
+            Message::Pull { done, last, checkpoint, barrier, have, loss, only } => {
                 self.counters.pulls.fetch_add(1, Relaxed);
                 let conf = self.shard.configured();
                 let buckets = conf.as_ref().map_or(0, |c| c.buckets.len());
-                let records = !last && conf.is_some_and(|c| c.job.keeps().pulled);
+                let records = !last && !barrier && conf.is_some_and(|c| c.job.keeps().pulled);
                 e.tally.loss(loss);
                 let part = !only.is_empty();
                 let todo = if part { only.into_iter().collect() } else { (0..buckets).collect() };
-                e.pulls.ask(Pull { conn, worker, done, last, checkpoint, records, have, part }, todo);
+                let pull = Pull { conn, worker, done, last, checkpoint, barrier, records, have, part };
+                e.pulls.ask(pull, todo);
                 self.next([Task::Pulls(Changed::Pull(conn))]);
             }
             Message::Norm { step, sum_of_squares } => self.norm(step, sum_of_squares),

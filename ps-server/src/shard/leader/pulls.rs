@@ -43,6 +43,8 @@ pub struct Pull {
     pub last: bool,
     /// A checkpoint is due.
     pub checkpoint: bool,
+    /// Instead of what the mode says: once every member that has not finished has done the step.
+    pub barrier: bool,
     /// The log is to hold what it gets.
     pub records: bool,
     /// For each local bucket, the version that the worker has; empty where it has none.
@@ -192,6 +194,7 @@ impl Pulls {
         for conn in self.candidates(&changed, m, view.conn_of) {
             let Some(p) = self.by_conn.get_mut(&conn) else { continue };
             let pull = p.pull.clone();
+            let mode = if pull.barrier { Mode::Bsp } else { mode };
             let member = m.members.get(pull.worker);
             if view.working.is_none() && !pull.last && !pull.checkpoint {
                 let Some(member) = member.filter(|_| m.started) else { continue };
@@ -210,7 +213,7 @@ impl Pulls {
                     _ => p.todo.iter().copied().filter(|b| ready(*b)).collect(),
                 };
                 buckets.iter().for_each(|b| _ = p.todo.remove(b));
-                p.count_if(held, now, &mut looked.waited);
+                p.count_if(held && !pull.barrier, now, &mut looked.waited);
                 let (whole, held) = (p.todo.is_empty(), p.held);
                 if whole {
                     self.closed(conn);
@@ -238,7 +241,7 @@ impl Pulls {
                 // Held back by others, not by the replication of its own push: in BSP that is an open
                 // round, since there a push is applied only together with the others'.
                 let held = reads_own && !may || (view.waits_in_round)(pull.worker, pull.done);
-                p.count_if(held, now, &mut looked.waited);
+                p.count_if(held && !pull.barrier, now, &mut looked.waited);
                 reads_own && may
             };
             if may {
@@ -323,8 +326,8 @@ mod tests {
     enum Op {
         /// A worker's push to a bucket is applied.
         Applied(u32, usize),
-        /// It asks: so many steps behind what it has pushed, for a checkpoint or not, some buckets or all.
-        Ask(u32, u64, bool, Vec<usize>),
+        /// It asks: so many steps behind what it has pushed, for a checkpoint or not, at the barrier or not, some buckets or all.
+        Ask(u32, u64, bool, bool, Vec<usize>),
         /// It asks for the final weights.
         Last(u32),
         Pause(u32),
@@ -339,7 +342,8 @@ mod tests {
         let only = prop_oneof![3 => Just(Vec::new()), 1 => prop::sample::subsequence(vec![0, 1, 2], 1..3)];
         prop_oneof![
             10 => (0..WORKERS, 0..BUCKETS).prop_map(|(w, b)| Op::Applied(w, b)),
-            5 => (0..WORKERS, 0u64..2, prop::bool::weighted(0.2), only).prop_map(|(w, s, c, o)| Op::Ask(w, s, c, o)),
+            5 => (0..WORKERS, 0u64..2, prop::bool::weighted(0.2), prop::bool::weighted(0.2), only)
+                .prop_map(|(w, s, c, b, o)| Op::Ask(w, s, c, b && o.is_empty(), o)),
             1 => (0..WORKERS).prop_map(Op::Last),
             1 => (0..WORKERS).prop_map(Op::Pause),
             1 => (0..WORKERS).prop_map(Op::Resume),
@@ -367,6 +371,7 @@ mod tests {
             (0..WORKERS).for_each(|w| m.members.join(WorkerId(w), SessionId(1), BUCKETS, false));
             let (mut some, mut all) = (Pulls::default(), Pulls::default());
             let mut owed: BTreeMap<ConnId, BTreeSet<usize>> = BTreeMap::new();
+            let mut barriers = BTreeSet::new();
             let now = Instant::now();
             for op in ops {
                 let changed = match op {
@@ -376,15 +381,17 @@ mod tests {
                         m.members.pushed(worker, SessionId(1), Seq(1), bucket, step.next());
                         Changed::Bucket(bucket, vec![worker])
                     }
-                    Op::Ask(w, ahead, checkpoint, only) => {
+                    Op::Ask(w, ahead, checkpoint, barrier, only) => {
                         let (worker, conn) = (WorkerId(w), u64::from(w));
                         let clock = m.members.get(worker).map_or(Step(0), |m| m.clock());
                         let part = !only.is_empty();
                         let todo: BTreeSet<usize> = if part { only.into_iter().collect() } else { (0..BUCKETS).collect() };
                         owed.insert(conn, todo.clone());
+                        if barrier { barriers.insert(conn) } else { barriers.remove(&conn) };
                         for pulls in [&mut some, &mut all] {
                             let done = Step(clock.0 + ahead);
-                            let pull = Pull { conn, worker, done, last: false, checkpoint, records: false, have: Vec::new(), part };
+                            let have = Vec::new();
+                            let pull = Pull { conn, worker, done, last: false, checkpoint, barrier, records: false, have, part };
                             pulls.ask(pull, todo.clone());
                         }
                         Changed::Pull(conn)
@@ -395,7 +402,7 @@ mod tests {
                         for pulls in [&mut some, &mut all] {
                             let (done, have) = (Step(0), Vec::new());
                             let pull =
-                                Pull { conn, worker, done, last: true, checkpoint: false, records: false, have, part: false };
+                                Pull { conn, worker, done, last: true, checkpoint: false, barrier: false, records: false, have, part: false };
                             pulls.ask(pull, (0..BUCKETS).collect());
                         }
                         Changed::Pull(conn)
@@ -430,7 +437,8 @@ mod tests {
                         }
                         let own = m.members.get(go.pull.worker).and_then(|m| m.step(*bucket));
                         prop_assert!(own >= Some(go.pull.done));
-                        prop_assert!(mode.may_proceed(m.members.slowest_in(*bucket), go.pull.done));
+                        let rule = if barriers.contains(&go.pull.conn) { Mode::Bsp } else { mode };
+                        prop_assert!(rule.may_proceed(m.members.slowest_in(*bucket), go.pull.done));
                     }
                     prop_assert_eq!(go.whole, todo.is_empty());
                 }
