@@ -20,6 +20,11 @@ pub fn buckets_of(layout: &Layout, shard: ShardId, shards: u32) -> Vec<(BucketId
         .collect()
 }
 
+/// The ids of a shard's buckets among so many, in rising order. The shard is one of `shards`.
+pub fn ids_of(shard: ShardId, shards: u32, buckets: usize) -> impl Iterator<Item = BucketId> {
+    (shard.0..u32::try_from(buckets).unwrap_or(u32::MAX)).step_by(shards.max(1) as usize).map(BucketId)
+}
+
 /// The servers that replicate a shard. The first is its preferred leader; preferred leaders go round the
 /// servers, so that leadership is spread.
 pub fn replicas_of(shard: ShardId, servers: u32, replicas: u32) -> Vec<ServerId> {
@@ -58,6 +63,9 @@ mod tests {
         let layout = Layout::new(vec![TensorSpec::param("w", &[10_000])], 999).expect("valid");
         let mut seen = 0;
         for s in 0..3 {
+            let ids: Vec<BucketId> =
+                buckets_of(&layout, ShardId(s), 3).into_iter().map(|(id, _)| id).collect();
+            assert_eq!(ids_of(ShardId(s), 3, layout.buckets().len()).collect::<Vec<_>>(), ids);
             let mine = buckets_of(&layout, ShardId(s), 3);
             assert!(mine.iter().all(|(id, _)| shard_of(*id, 3) == ShardId(s)));
             seen += mine.len();

@@ -21,6 +21,8 @@ pub struct Progress {
     left: BTreeSet<u32>,
     incarnations: Incarnations,
     accuracy: Option<f64>,
+    /// An evaluation that takes long: its epoch, and of each worker how many samples are done, of how many.
+    evaluating: (u64, BTreeMap<u32, (u64, u64)>),
     said: Instant,
     /// Checkpoints that were not made, by the reason: each reason is said once, and at the end how often.
     unmade: BTreeMap<String, u64>,
@@ -50,6 +52,7 @@ impl Progress {
             left: BTreeSet::new(),
             incarnations: Incarnations::default(),
             accuracy: None,
+            evaluating: (0, BTreeMap::new()),
             said: Instant::now(),
             unmade: BTreeMap::new(),
             leased,
@@ -78,7 +81,18 @@ impl Progress {
                         bar.set_prefix(m.mode.clone());
                     }
                 }
-                Event::Eval(e) => self.accuracy = e.accuracy.or(self.accuracy),
+                Event::Evaluating(e) => {
+                    if self.evaluating.0 != e.epoch {
+                        self.evaluating = (e.epoch, BTreeMap::new());
+                    }
+                    self.evaluating.1.insert(e.worker.0, (e.done, e.of));
+                }
+                Event::Eval(e) => {
+                    self.accuracy = e.accuracy.or(self.accuracy);
+                    if e.epoch >= self.evaluating.0 {
+                        self.evaluating.1.clear();
+                    }
+                }
                 Event::Checkpoint(c) => {
                     if let Some(why) = &c.error {
                         let times = self.unmade.entry(why.clone()).or_default();
@@ -157,7 +171,12 @@ impl Progress {
             n => format!("{:.3}", total(self.losses.values().copied()) / n as f64),
         };
         let accuracy = self.accuracy.map(|a| format!("  acc {:.1}%", a * 100.0)).unwrap_or_default();
-        (done, format!("loss {loss}{accuracy}  {rate:.0} samples/s"))
+        let (evaluated, of) = self.evaluating.1.values().fold((0, 0), |(done, of), e| (done + e.0, of + e.1));
+        let evaluating = match of {
+            0 => String::new(),
+            _ => format!("  evaluating {:.0}%", 100.0 * evaluated as f64 / of as f64),
+        };
+        (done, format!("loss {loss}{accuracy}  {rate:.0} samples/s{evaluating}"))
     }
 }
 
@@ -165,7 +184,7 @@ impl Progress {
 mod tests {
     use super::*;
     use paraft_common::{Step, WorkerId};
-    use paraft_record::{Leave, Train};
+    use paraft_record::{Eval, Evaluating, Leave, Train};
 
     #[test]
     fn a_run_whose_workers_are_all_lost_goes_at_no_negative_rate() {
@@ -177,5 +196,21 @@ mod tests {
         assert_eq!(progress.text(), (50, "loss 0.500  25 samples/s".to_string()));
         progress.update(&[Event::Leave(Leave { worker, ..Leave::default() })]);
         assert_eq!(progress.text(), (50, "loss -  0 samples/s".to_string()));
+    }
+
+    #[test]
+    fn an_evaluation_that_takes_long_is_seen_until_it_is_over() {
+        let mut progress = Progress::new(&Run { samples_budget: 100, ..Run::default() }, false, true);
+        let evaluating = |worker, epoch, done| {
+            let worker = WorkerId(worker);
+            Event::Evaluating(Evaluating { worker, epoch, done, of: 200, ..Evaluating::default() })
+        };
+        progress.update(&[evaluating(0, 1, 100), evaluating(1, 1, 50), evaluating(0, 1, 150)]);
+        assert!(progress.text().1.ends_with("  evaluating 50%"), "{}", progress.text().1);
+        // The next one begins before the line of this one is there.
+        progress.update(&[evaluating(1, 2, 20), Event::Eval(Eval { epoch: 1, ..Eval::default() })]);
+        assert!(progress.text().1.ends_with("  evaluating 10%"), "{}", progress.text().1);
+        progress.update(&[Event::Eval(Eval { epoch: 2, ..Eval::default() })]);
+        assert!(!progress.text().1.contains("evaluating"), "{}", progress.text().1);
     }
 }

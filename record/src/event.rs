@@ -34,6 +34,8 @@ pub enum Event {
     Checkpoint(Checkpoint),
     /// A worker has trained a chunk of the leased sampler.
     Chunk(Chunk),
+    /// An evaluation takes long.
+    Evaluating(Evaluating),
     /// The mode was switched.
     Mode(ModeSwitch),
     /// The loss or a gradient became no number, which ended the training.
@@ -215,6 +217,21 @@ pub struct Eval {
     /// Whether this is the evaluation after the last push of the fleet.
     #[serde(rename = "final", default)]
     pub is_final: bool,
+}
+
+/// How far a worker is with its share of an evaluation that takes longer than a second.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Evaluating {
+    /// Unix time, seconds.
+    pub wall: f64,
+    /// Who.
+    pub worker: WorkerId,
+    /// Finished passes over the data.
+    pub epoch: u64,
+    /// Held-out samples that it has evaluated.
+    pub done: u64,
+    /// Of so many.
+    pub of: u64,
 }
 
 /// A worker's totals.

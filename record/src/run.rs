@@ -64,7 +64,11 @@ impl RunRecord {
                 Event::Train(t) => train.push(t),
                 Event::Eval(e) if evaluated.insert((e.epoch, e.is_final)) => evals.push(e),
                 Event::Mode(m) => switches.push(m),
-                Event::Eval(_) | Event::Summary(_) | Event::Checkpoint(_) | Event::Chunk(_) => {}
+                Event::Eval(_)
+                | Event::Summary(_)
+                | Event::Checkpoint(_)
+                | Event::Chunk(_)
+                | Event::Evaluating(_) => {}
                 Event::Worker(w) => _ = workers.insert(w.worker, w),
                 Event::Shard(s) => _ = shards.insert((s.shard, s.server), s),
                 Event::Leave(l) => leaves.push(l),

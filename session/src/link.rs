@@ -13,7 +13,7 @@ use paraft_proto::{
     Refused, Resume, ToShard, Weights, WireKind, WithBulk, from_shard, to_shard::Kind,
 };
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -136,6 +136,8 @@ pub(crate) struct Outlet {
     pub in_flight: usize,
     /// Payload of weights that arrived and were not taken, in bytes.
     pub untaken: usize,
+    /// Links that dial when their pause is over, by when.
+    pub pausing: BTreeSet<(Duration, ShardId)>,
     pub dials: u64,
     /// Uniform in 0..1.
     pub draw: Box<dyn FnMut() -> f64 + Send>,
@@ -178,7 +180,8 @@ pub(crate) struct Link {
     pub seq: u64,
     /// Pushes without an ack, by seq, with the time at which each came. Bounded by the window, and by one step: a pull is
     /// answered only after them.
-    unacked: BTreeMap<u64, (Push, Duration)>,
+    /// By rising seq.
+    unacked: VecDeque<(Push, Duration)>,
     /// The pull that waits for its answer, and since when.
     asked: Option<(Pull, Duration)>,
     /// The latest pull was answered in full on the stream that is open: the versions that it brought are its leader's.
@@ -219,7 +222,7 @@ impl Link {
             next: first,
             search: Search::default(),
             seq: 0,
-            unacked: BTreeMap::new(),
+            unacked: VecDeque::new(),
             asked: None,
             holds: false,
             asked_chunk: None,
@@ -234,7 +237,7 @@ impl Link {
     }
 
     /// When it has something to do without an input.
-    pub fn deadline(&self) -> Option<Duration> {
+    fn deadline(&self) -> Option<Duration> {
         match self.state {
             State::Pausing(until) => Some(until),
             _ => None,
@@ -256,11 +259,22 @@ impl Link {
         self.term
     }
 
+    /// Keeps what [`Outlet::pausing`] has of it.
+    fn turns(&mut self, to: State, out: &mut Outlet) {
+        if let State::Pausing(until) = self.state {
+            out.pausing.remove(&(until, self.shard));
+        }
+        if let State::Pausing(until) = to {
+            out.pausing.insert((until, self.shard));
+        }
+        self.state = to;
+    }
+
     // ---- streams ----
 
     pub fn dial(&mut self, fixed: &Fixed, out: &mut Outlet) {
         out.dials += 1;
-        self.state = State::Dialling(out.dials);
+        self.turns(State::Dialling(out.dials), out);
         let open = Open {
             protocol: PROTOCOL,
             shard: self.shard.0,
@@ -296,7 +310,7 @@ impl Link {
         match how {
             Break::SessionLost => {
                 self.drop_unacked(out);
-                self.state = State::Lost;
+                self.turns(State::Lost, out);
                 out.heard.push_back(LinkEvent::SessionLost);
                 return;
             }
@@ -315,7 +329,7 @@ impl Link {
         let waited = now.saturating_sub(*since);
         match fixed.retry.delay(*attempt, waited, (out.draw)()) {
             Some(Duration::ZERO) => self.dial(fixed, out),
-            Some(delay) => self.state = State::Pausing(now + delay),
+            Some(delay) => self.turns(State::Pausing(now + delay), out),
             None => {
                 let causes = std::mem::take(&mut self.causes).into_iter().collect();
                 self.fails(SessionError::Unreachable { shard: self.shard, waited, causes }, out);
@@ -324,7 +338,7 @@ impl Link {
     }
 
     fn fails(&mut self, e: SessionError, out: &mut Outlet) {
-        self.state = State::Ended;
+        self.turns(State::Ended, out);
         out.effects.push_back(Effect::HangUp { shard: self.shard, broken: false });
         out.heard.push_back(LinkEvent::Failed(e));
     }
@@ -343,7 +357,7 @@ impl Link {
 
     /// What was pushed in a session that is over will not be acknowledged.
     fn drop_unacked(&mut self, out: &mut Outlet) {
-        out.in_flight -= self.unacked.values().map(|(p, _)| p.payload.len()).sum::<usize>();
+        out.in_flight -= self.unacked.iter().map(|(p, _)| p.payload.len()).sum::<usize>();
         self.unacked.clear();
     }
 
@@ -382,7 +396,7 @@ impl Link {
             return; // nobody would acknowledge it
         }
         out.in_flight += push.payload.len();
-        self.unacked.insert(push.seq, (push.clone(), at));
+        self.unacked.push_back((push.clone(), at));
         self.send(Kind::Push(push), out);
     }
 
@@ -478,7 +492,7 @@ impl Link {
                 None
             }
             Some(from_shard::Kind::Left(_)) => {
-                self.state = State::Ended;
+                self.turns(State::Ended, out);
                 out.effects.push_back(Effect::HangUp { shard: self.shard, broken: false });
                 out.heard.push_back(LinkEvent::Left(self.shard));
                 None
@@ -498,7 +512,7 @@ impl Link {
             let next = self.servers[next].clone();
             return self.breaks(now, Break::Redial(Some(next)), fixed, out);
         }
-        self.state = State::Open(dial);
+        self.turns(State::Open(dial), out);
         self.term = o.term;
         self.founding = o.founding;
         self.holds = false;
@@ -514,7 +528,7 @@ impl Link {
         if let Some((pull, _)) = &mut self.asked {
             pull.have.clear();
         }
-        let kept = self.unacked.values().map(|(p, _)| Kind::Push(p.clone()));
+        let kept = self.unacked.iter().map(|(p, _)| Kind::Push(p.clone()));
         let asked = self.asked.iter().map(|(p, _)| Kind::Pull(p.clone()));
         let take = self.asked_chunk.map(Kind::Acquire);
         let all = kept.chain(asked).chain(self.presence.clone()).chain(take);
@@ -545,7 +559,8 @@ impl Link {
 
     fn ack(&mut self, a: &Ack, out: &mut Outlet) {
         // One that was acknowledged before, and sent again meanwhile, is no news.
-        if let Some((push, pushed)) = self.unacked.remove(&a.seq) {
+        let place = self.unacked.binary_search_by_key(&a.seq, |(push, _)| push.seq);
+        if let Some((push, pushed)) = place.ok().and_then(|place| self.unacked.remove(place)) {
             out.in_flight -= push.payload.len();
             let (opened, leader) = self.opened;
             out.effects.push_back(Effect::Acked(Acked {

@@ -121,6 +121,8 @@ pub struct Session {
     requests: u64,
     /// Of each bucket, the version that the worker has.
     versions: Vec<u64>,
+    /// Whether they are weights as the servers have them: the version does not tell, where the job's algorithm looks ahead.
+    holds_plain: bool,
     /// Pushes of this step that wait for the norm of the whole gradient, with their sums of squares.
     held: Vec<(Push, Duration, f64)>,
     /// That the next pushes are computed from.
@@ -163,6 +165,7 @@ impl Session {
             },
             modes: Modes::new(options.job.first_mode()),
             versions: vec![0; layout.buckets().len()],
+            holds_plain: false,
             job: options.job,
             layout,
             shards: options.shards,
@@ -174,6 +177,7 @@ impl Session {
                 norms: Vec::new(),
                 in_flight: 0,
                 untaken: 0,
+                pausing: BTreeSet::new(),
                 dials: 0,
                 draw: options.draw,
             },
@@ -233,7 +237,7 @@ impl Session {
 
     /// When [`Input::Tick`] is due.
     pub fn deadline(&self) -> Option<Duration> {
-        self.links.values().filter_map(Link::deadline).min()
+        self.out.pausing.first().map(|(at, _)| *at)
     }
 
     /// Bytes of weights that have come and that the worker has not taken: I/O that reads on without a bound would hold a large

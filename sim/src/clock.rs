@@ -36,12 +36,25 @@ const MILLISECOND: u64 = 1_000_000;
 /// Only deadlines of servers for so long, in simulated time, and nothing asked for: nobody will ever go on.
 const SILENCE: Duration = Duration::from_secs(3600);
 
+/// What happens at a moment.
+pub(crate) trait Happens: Send {
+    /// It happens; or, where a moment is given, it has caused nothing yet and happens then.
+    fn happens(self: Box<Self>) -> Option<(Moment, Box<dyn Happens>)>;
+}
+
+impl<F: FnOnce() + Send> Happens for F {
+    fn happens(self: Box<Self>) -> Option<(Moment, Box<dyn Happens>)> {
+        self();
+        None
+    }
+}
+
 /// What is to happen, and when.
 struct Due {
     at: Moment,
     /// In which order it was asked for.
     number: u64,
-    happens: Box<dyn FnOnce() + Send>,
+    happens: Box<dyn Happens>,
 }
 
 impl PartialEq for Due {
@@ -138,11 +151,15 @@ impl Clock {
     }
 
     /// Has something happen at a moment, or now if that is over.
-    pub fn at(&self, at: Moment, happens: impl FnOnce() + Send + 'static) {
-        let now = self.now();
+    pub fn at(&self, at: Moment, happens: impl Happens + 'static) {
+        self.put(at, Box::new(happens));
+    }
+
+    fn put(&self, at: Moment, happens: Box<dyn Happens>) {
+        let paused = self.paused();
         let mut queue = self.0.queue.lock();
         queue.number += 1;
-        let due = Due { at: at.max(now), number: queue.number, happens: Box::new(happens) };
+        let due = Due { at: at.max(queue.now).max(paused), number: queue.number, happens };
         if queue.passing_to.is_some_and(|to| due.at < to) {
             self.0.bell.notify_one();
         }
@@ -175,8 +192,12 @@ impl Clock {
 
     async fn drive(self) {
         let began = *self.0.began.get_or_init(Instant::now);
+        // What has happened may have caused something.
+        let mut caused = true;
         loop {
-            self.0.bell.notified().await;
+            if std::mem::replace(&mut caused, true) {
+                self.0.bell.notified().await;
+            }
             let next = self.0.queue.lock().due.peek().map(|d| d.at);
             let to = next.unwrap_or_else(|| self.now().saturating_add(SILENCE.as_nanos() as u64));
             if to / MILLISECOND > self.paused() / MILLISECOND {
@@ -204,8 +225,9 @@ impl Clock {
                 }
                 due
             };
-            if let Some(due) = due {
-                (due.happens)();
+            if let Some((at, again)) = due.and_then(|due| due.happens.happens()) {
+                self.put(at, again);
+                caused = false;
             }
         }
     }

@@ -17,7 +17,7 @@
 //!
 //! - [`setup`]: what a fleet is like. `run`: everything put together.
 //! - `clock`, `chance`, `cores`, `network`, `stream`: time, random numbers, processors, links, streams.
-//! - `servers`, `replication`: the servers' side. `fleet`, `training`, `client`, `learner`: the workers'.
+//! - `servers`, `leading`, `replication`: the servers' side. `fleet`, `training`, `client`, `learner`: the workers'.
 //! - `recording`, `step_lead`: what is written down. `world`: what all share.
 //! - [`calibrate`]: a setup from a real run, and a simulated run beside a real one.
 
@@ -28,6 +28,7 @@ mod clock;
 mod cores;
 mod error;
 mod fleet;
+mod leading;
 mod learner;
 mod network;
 mod recording;

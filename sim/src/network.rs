@@ -9,7 +9,7 @@
 
 use crate::{
     chance::{Chance, Draws},
-    clock::{Clock, Moment, nanos},
+    clock::{Clock, Happens, Moment, nanos},
     setup::Setup,
     stream::{Process, Stream},
 };
@@ -98,7 +98,7 @@ impl Network {
                 arrives();
             }
         };
-        self.through(at, arrives, bytes, move |n| &n.servers[server]);
+        self.through(at, arrives, bytes, End::Server(server));
     }
 
     /// A server's message, likewise.
@@ -109,7 +109,7 @@ impl Network {
         let latency = self.latency(&mut self.down[worker].lock());
         let at = sent.saturating_add(latency).max(stream.down.load(Relaxed));
         stream.down.store(at, Relaxed);
-        self.through(at, arrives, bytes, move |n| &n.workers[worker]);
+        self.through(at, arrives, bytes, End::Worker(worker));
     }
 
     /// What a server sends its followers goes over its link too: when it is out.
@@ -124,23 +124,44 @@ impl Network {
     }
 
     /// From the moment at which it has come to the receiver's link.
-    fn through(
-        self: &Arc<Self>,
-        at: Moment,
-        arrives: impl FnOnce() + Send + 'static,
-        bytes: u64,
-        ends: impl FnOnce(&Network) -> &Mutex<Ends> + Send + 'static,
-    ) {
+    fn through(self: &Arc<Self>, at: Moment, arrives: impl FnOnce() + Send + 'static, bytes: u64, to: End) {
         if !self.bounded {
             return self.clock.at(at, arrives);
         }
-        let network = self.clone();
-        self.clock.at(at, move || {
-            let through = ends(&network).lock().receives.pass(at, bytes);
-            match through {
-                t if t <= at => arrives(),
-                t => network.clock.at(t, arrives),
+        self.clock.at(at, Passage { network: self.clone(), to, came: Some(at), bytes, arrives });
+    }
+}
+
+/// Whose link.
+#[derive(Clone, Copy)]
+enum End {
+    Worker(usize),
+    Server(usize),
+}
+
+/// A message at its receiver's link, and through it.
+struct Passage<A> {
+    network: Arc<Network>,
+    to: End,
+    /// When it came to the link, until it is on it.
+    came: Option<Moment>,
+    bytes: u64,
+    arrives: A,
+}
+
+impl<A: FnOnce() + Send + 'static> Happens for Passage<A> {
+    fn happens(mut self: Box<Self>) -> Option<(Moment, Box<dyn Happens>)> {
+        if let Some(at) = self.came.take() {
+            let ends = match self.to {
+                End::Worker(worker) => &self.network.workers[worker],
+                End::Server(server) => &self.network.servers[server],
+            };
+            let through = ends.lock().receives.pass(at, self.bytes);
+            if through > at {
+                return Some((through, self));
             }
-        });
+        }
+        (self.arrives)();
+        None
     }
 }

@@ -11,23 +11,18 @@ use crate::{
     cores::Cores,
     network::{HEADER_BYTES, Network},
 };
-use futures::{FutureExt, future::BoxFuture};
-use paraft_common::ServerId;
-use paraft_server::{
-    raft::{Leadership, ProposeError, Role},
-    shard::{
-        Command, Outcome, Proposal, Shard,
-        leader::{Replication, Waits},
-        staleness::Staleness,
-    },
+use paraft_server::shard::{
+    Command, Shard,
+    command::{Outcome, Proposal},
+    staleness::Staleness,
 };
 use parking_lot::Mutex;
 use std::{collections::VecDeque, sync::Arc};
-use tokio::sync::{oneshot, watch};
 
 struct Entry {
     proposal: Proposal,
-    told: oneshot::Sender<Result<Outcome, ProposeError>>,
+    /// By which its leader knows it.
+    number: u64,
 }
 
 /// A shard's log, as far as it is not committed.
@@ -68,11 +63,11 @@ pub(crate) struct Between {
 }
 
 impl Log {
-    pub fn new(between: &Between, state: Arc<Shard>, staleness: Arc<Staleness>, chance: Chance) -> Arc<Self> {
+    pub fn new(between: &Between, state: Arc<Shard>, staleness: Arc<Staleness>, chance: Chance) -> Self {
         let Between { clock, network, cores, replicas, extra, follow } = between.clone();
         let inner = Mutex::new(Inner { open: VecDeque::new(), last: 0, term: 0, chance });
         let (extra, follow) = (nanos(extra), nanos(follow));
-        Arc::new(Self { clock, network, state, staleness, replicas, extra, cores, follow, inner })
+        Self { clock, network, state, staleness, replicas, extra, cores, follow, inner }
     }
 
     /// Round trips to the followers that make a majority with the leader.
@@ -117,88 +112,36 @@ impl Log {
         self.staleness.around(&self.state, proposal, || self.state.apply(proposal))
     }
 
-    fn commit(&self, term: u64) {
+    /// The leader, on this server, proposes what it knows by this number. Gives when it is committed, unless another leads by
+    /// then: [`Self::commit`] is due.
+    pub fn propose(&self, server: usize, number: u64, proposal: Proposal) -> Moment {
         let mut log = self.inner.lock();
-        if log.term != term {
-            return;
-        }
-        if let Some(entry) = log.open.pop_front() {
-            let _ = entry.told.send(Ok(self.apply(&entry.proposal))); // who asked may have forgotten it
-        }
-    }
-}
-
-/// What a leader needs of its group.
-pub(crate) struct Leader {
-    pub log: Arc<Log>,
-    pub server: usize,
-    pub term: u64,
-    pub leadership: watch::Receiver<Leadership>,
-}
-
-impl Leader {
-    /// A leadership, and the end that ends it when it is dropped.
-    pub fn new(log: Arc<Log>, server: usize, term: u64) -> (Self, watch::Sender<Leadership>) {
-        let lead =
-            Leadership { term, leader: Some(ServerId(server as u64)), leads: true, role: Role::Leader };
-        let (sender, leadership) = watch::channel(lead);
-        (Self { log, server, term, leadership }, sender)
-    }
-}
-
-impl Replication for Leader {
-    fn propose(&self, proposal: Proposal) -> BoxFuture<'_, Result<Waits, ProposeError>> {
-        let proposed = {
-            let mut log = self.log.inner.lock();
-            if log.term != self.term {
-                Err(ProposeError::new("its server is down"))
-            } else {
-                let bytes = proposal.payload.len() as u64 + HEADER_BYTES;
-                let followers = u64::from(self.log.replicas.saturating_sub(1));
-                let out = match followers {
-                    0 => self.log.clock.now(),
-                    n => self.log.network.replicates(self.server, bytes * n),
-                };
-                let trip = self.log.round_trip(&mut log.chance);
-                let at = out.saturating_add(trip).max(log.last);
-                log.last = at;
-                let (told, outcome) = oneshot::channel();
-                let weighs = matches!(proposal.command, Command::Update { .. } | Command::DeltaPart { .. });
-                log.open.push_back(Entry { proposal, told });
-                if weighs && self.log.follow > 0 {
-                    let (cores, follow) = (self.log.cores.clone(), self.log.follow);
-                    tokio::spawn(async move { cores.work(follow).await });
-                }
-                Ok((at, outcome))
-            }
+        let bytes = proposal.payload.len() as u64 + HEADER_BYTES;
+        let out = match u64::from(self.replicas.saturating_sub(1)) {
+            0 => self.clock.now(),
+            followers => self.network.replicates(server, bytes * followers),
         };
-        let proposed = proposed.map(|(at, outcome)| {
-            let (log, term) = (self.log.clone(), self.term);
-            self.log.clock.at(at, move || log.commit(term));
-            let lost = || Err(ProposeError::new("the server that leads has failed"));
-            async move { outcome.await.unwrap_or_else(|_| lost()) }.boxed()
-        });
-        async move { proposed }.boxed()
-    }
-
-    fn barrier(&self) -> BoxFuture<'static, Result<(), ProposeError>> {
-        let trip = self.log.round_trip(&mut self.log.inner.lock().chance);
-        let (log, term) = (self.log.clone(), self.term);
-        async move {
-            log.clock.sleep(trip).await;
-            match log.inner.lock().term == term {
-                true => Ok(()),
-                false => Err(ProposeError::new("it does not lead any more")),
-            }
+        let trip = self.round_trip(&mut log.chance);
+        log.last = out.saturating_add(trip).max(log.last);
+        let weighs = matches!(proposal.command, Command::Update { .. } | Command::DeltaPart { .. });
+        log.open.push_back(Entry { proposal, number });
+        if weighs && self.follow > 0 {
+            let (cores, follow) = (self.cores.clone(), self.follow);
+            tokio::spawn(async move { cores.work(follow).await });
         }
-        .boxed()
+        log.last
     }
 
-    fn leadership(&self) -> watch::Receiver<Leadership> {
-        self.leadership.clone()
+    /// The first entry that is open is committed, and applied, where this term's leader proposed it and still leads: its number
+    /// and outcome.
+    pub fn commit(&self, term: u64) -> Option<(u64, Outcome)> {
+        let mut log = self.inner.lock();
+        let entry = if log.term == term { log.open.pop_front()? } else { return None };
+        Some((entry.number, self.apply(&entry.proposal)))
     }
 
-    fn leader_address(&self) -> Option<String> {
-        None
+    /// How long it takes the leader to hear that it leads, in nanoseconds.
+    pub fn confirms(&self) -> u64 {
+        self.round_trip(&mut self.inner.lock().chance)
     }
 }

@@ -16,7 +16,7 @@ use crate::{
 };
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, Layout, ModeChoice, ServerId, ShardId, Version, WorkerId, codec::put_f32_le, placement,
+    BucketId, Layout, ModeChoice, ServerId, Version, WorkerId, codec::put_f32_le, placement,
 };
 use paraft_data::Split;
 use paraft_models::{Evaluation, Model};
@@ -30,7 +30,7 @@ use paraft_worker::{
 };
 use parking_lot::Mutex;
 use std::{
-    collections::BTreeMap,
+    collections::BTreeSet,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -106,16 +106,16 @@ pub fn simulate(
     let job_text = server_job.to_toml().map_err(|e| bad(&e))?;
     let initial = beginning.initial.weights;
     let initial = layout.buckets().iter().map(|b| le(&initial[b.range()])).collect();
-    let mut buckets = BTreeMap::<ShardId, usize>::new();
+    let mut holding = BTreeSet::new();
     for b in 0..layout.buckets().len() as u32 {
-        *buckets.entry(placement::shard_of(BucketId(b), job.shards())).or_default() += 1;
+        holding.insert(placement::shard_of(BucketId(b), job.shards()));
     }
     let placement = Placement {
         servers: job.servers(),
         shards: job.shards(),
         replicas: job.cluster.replicas,
         election_ms: job.cluster.election_ms,
-        buckets,
+        holding,
     };
     let learner = Mutex::new(Learner::new(model, data, layout.clone()));
     let workers = job.train.workers;

@@ -4,8 +4,9 @@ use crate::{
     chance::{Chance, Draws},
     clock::{Clock, nanos},
     cores::Cores,
+    leading::{Lead, deadlines},
     network::Network,
-    replication::{Between, Leader, Log},
+    replication::{Between, Log},
     setup::Setup,
     stream::{FromServer, Process, Stream},
 };
@@ -18,40 +19,27 @@ use paraft_server::{
     control::report_interval,
     shard::{
         Shard,
-        leader::{self, Counters, Event, Liveness, MAX_AHEAD, Message, Reply, Wanted},
+        leader::{Counters, Input, Liveness, Message, Reply, Wanted},
         staleness::Staleness,
     },
 };
 use parking_lot::Mutex;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
-use tokio::sync::{mpsc, watch};
-
-/// Answers that may wait beyond those for each bucket, as in a server (`ps-server/src/rpc/exchange.rs`).
-const REPLY_QUEUE: usize = 64;
-
-/// Who leads a shard.
-struct Lead {
-    server: usize,
-    leader: mpsc::Sender<Event>,
-    /// The leadership ends with it.
-    _term: watch::Sender<paraft_server::raft::Leadership>,
-}
+use tokio::sync::mpsc;
 
 /// A shard.
 pub(crate) struct Host {
     pub id: ShardId,
     pub state: Arc<Shard>,
     pub counters: Arc<Counters>,
-    /// How many buckets it has.
-    pub buckets: usize,
-    log: Arc<Log>,
+    pub(crate) log: Log,
     lead: Mutex<Option<Lead>>,
     /// The server that led it last.
     pub server: AtomicU64,
@@ -66,7 +54,7 @@ type Task = Box<dyn FnOnce() + Send>;
 
 /// All servers.
 pub(crate) struct Servers {
-    clock: Clock,
+    pub(crate) clock: Clock,
     network: Arc<Network>,
     pub hosts: BTreeMap<ShardId, Host>,
     replicas: u32,
@@ -87,8 +75,8 @@ pub(crate) struct Placement {
     pub shards: u32,
     pub replicas: u32,
     pub election_ms: u64,
-    /// Shards that hold buckets, and how many.
-    pub buckets: BTreeMap<ShardId, usize>,
+    /// Those that hold buckets.
+    pub holding: BTreeSet<ShardId>,
 }
 
 impl Servers {
@@ -108,7 +96,7 @@ impl Servers {
             extra: setup.replicate_ms / 1e3,
             follow: setup.follow_ms / 1e3,
         };
-        let host = |(id, buckets): (&ShardId, &usize)| {
+        let host = |id: &ShardId| {
             let state = Arc::new(Shard::new(*id, p.shards));
             let chance = Chance::new(setup.seed, Draws::Replicates(id.0));
             let staleness = Arc::new(Staleness::default());
@@ -118,14 +106,12 @@ impl Servers {
                 id: *id,
                 state,
                 counters: Arc::new(Counters { staleness, ..Counters::default() }),
-                buckets: *buckets,
                 log,
                 lead: Mutex::new(None),
                 server: AtomicU64::new(server),
                 vacant_until: AtomicU64::new(0),
                 sessions: Arc::default(),
             };
-            host.leads(server as usize);
             (*id, host)
         };
         let push = nanos(setup.push_ms / 1e3);
@@ -136,7 +122,7 @@ impl Servers {
         let this = Arc::new(Self {
             clock: clock.clone(),
             network: network.clone(),
-            hosts: p.buckets.iter().map(host).collect(),
+            hosts: p.holding.iter().map(host).collect(),
             replicas: p.replicas,
             election_ms: p.election_ms,
             push,
@@ -145,6 +131,9 @@ impl Servers {
             conns: AtomicU64::new(0),
             failures: AtomicU64::new(0),
         });
+        for host in this.hosts.values() {
+            this.leads(host, host.server.load(Relaxed) as usize);
+        }
         if let Some(mean) = setup.server_mttf_s {
             for server in 0..p.servers {
                 let chance = Chance::new(setup.seed, Draws::ServerFails(server));
@@ -170,7 +159,7 @@ impl Servers {
             process: process.clone(),
             liveness: Arc::new(Liveness::default()),
             heard: heard.clone(),
-            leader: OnceLock::new(),
+            term: OnceLock::new(),
             gone: AtomicBool::new(false),
             up: AtomicU64::new(0),
             down: AtomicU64::new(0),
@@ -182,23 +171,20 @@ impl Servers {
             let Some(host) = this.hosts.get(&opened.shard).filter(|_| !opened.gone.load(Relaxed)) else {
                 return;
             };
-            let leader =
-                host.lead.lock().as_ref().filter(|l| l.server == opened.server).map(|l| l.leader.clone());
-            let Some(leader) = leader else { return this.closed(&opened) };
-            let _ = opened.leader.set(leader);
-            let (tx, replies) = mpsc::channel(REPLY_QUEUE + (MAX_AHEAD as usize + 3) * (host.buckets + 2));
+            let term = host.lead.lock().as_mut().filter(|l| l.server == opened.server).map(|l| {
+                l.opens(&opened);
+                l.term
+            });
+            let Some(term) = term else { return this.closed(&opened) };
+            let _ = opened.term.set(term);
             // A worker that lives sends heartbeats eight times in a lease, so its lease never ends. Said once.
             opened.liveness.waits(true);
-            tokio::spawn(this.clone().answers(opened.clone(), replies));
-            let liveness = opened.liveness.clone();
-            opened.tell(Event::Open {
-                conn: opened.conn,
-                tx,
-                worker,
-                session,
-                job: job.to_string(),
-                liveness,
-            });
+            let (conn, liveness) = (opened.conn, opened.liveness.clone());
+            this.hears(
+                opened.shard,
+                term,
+                Input::Open { conn, worker, session, job: job.to_string(), liveness },
+            );
         });
         Some(stream)
     }
@@ -209,35 +195,65 @@ impl Servers {
         self.network.up(stream, bytes, move || {
             let work = if matches!(message, Message::Push { .. }) { this.push } else { 0 };
             match this.processors.get(to.server) {
-                None => to.deliver(message),
-                Some(processor) => _ = processor.send((work, Box::new(move || to.deliver(message)))),
+                None => this.tells(&to, Input::Message(to.conn, message)),
+                Some(processor) => {
+                    let deliver = {
+                        let this = this.clone();
+                        move || this.tells(&to, Input::Message(to.conn, message))
+                    };
+                    let _ = processor.send((work, Box::new(deliver)));
+                }
             }
         });
+    }
+
+    /// The leader that has taken a stream hears something of it. One that is gone hears nothing.
+    fn tells(self: &Arc<Self>, stream: &Stream, input: Input) {
+        if let Some(term) = stream.term.get() {
+            self.hears(stream.shard, *term, input);
+        }
+    }
+
+    /// The leader of a term hears something, if it still leads.
+    pub(crate) fn hears(self: &Arc<Self>, shard: ShardId, term: u64, input: Input) {
+        let Some(host) = self.hosts.get(&shard) else { return };
+        if let Some(lead) = host.lead.lock().as_mut().filter(|l| l.term == term) {
+            lead.hears(self, host, input);
+        }
+    }
+
+    /// When the leader of a term wants to be told the time; `None`: it does not lead any more.
+    pub(crate) fn deadline(&self, shard: ShardId, term: u64) -> Option<Option<Instant>> {
+        let lead = self.hosts.get(&shard)?.lead.lock();
+        lead.as_ref().filter(|l| l.term == term).map(Lead::deadline)
     }
 
     /// A worker lets a stream go, or dies.
     pub fn hang_up(self: &Arc<Self>, stream: &Arc<Stream>) {
         stream.process.closes(stream.conn);
+        let (this, to) = (self.clone(), stream.clone());
+        self.network.breaks(&stream.process, move || {
+            // The worker's side is gone: no more signs of life, and the leader hears the end.
+            to.liveness.waits(false);
+            to.gone.store(true, Relaxed);
+            this.tells(&to, Input::Closed(to.conn));
+        });
+    }
+
+    /// What a leader answers goes to the worker.
+    pub(crate) fn answers(&self, stream: &Arc<Stream>, reply: Reply) {
+        let bytes = match &reply {
+            Reply::Weights(w) => w.payload.len() as u64,
+            _ => 0,
+        };
         let to = stream.clone();
-        self.network.breaks(&stream.process, move || to.ended());
+        self.network.down(stream, bytes, move || {
+            let _ = to.heard.send(FromServer::Reply(to.shard, to.conn, reply)); // its worker may have died
+        });
     }
 
-    /// What a leader answers goes to the worker, until it lets the stream go.
-    async fn answers(self: Arc<Self>, stream: Arc<Stream>, mut replies: mpsc::Receiver<Reply>) {
-        while let Some(reply) = replies.recv().await {
-            let bytes = match &reply {
-                Reply::Weights(w) => w.payload.len() as u64,
-                _ => 0,
-            };
-            let to = stream.clone();
-            self.network.down(&stream, bytes, move || {
-                let _ = to.heard.send(FromServer::Reply(to.shard, to.conn, reply)); // its worker may have died
-            });
-        }
-        self.closed(&stream);
-    }
-
-    fn closed(self: &Arc<Self>, stream: &Arc<Stream>) {
+    /// The leader's side of a stream is gone.
+    pub(crate) fn closed(&self, stream: &Arc<Stream>) {
         let to = stream.clone();
         self.network.down(stream, 0, move || _ = to.heard.send(FromServer::Closed(to.shard, to.conn)));
     }
@@ -248,10 +264,11 @@ impl Servers {
             self.clock.sleep(chance.exponential(mean)).await;
             self.up.lock()[server] = false;
             self.failures.fetch_add(1, Relaxed);
+            let mut ended = Vec::new();
             for host in self.hosts.values() {
                 let mut lead = host.lead.lock();
-                if lead.as_ref().is_some_and(|l| l.server == server) {
-                    *lead = None;
+                if let Some(lead) = lead.take_if(|l| l.server == server) {
+                    ended.push(lead);
                     host.log.leaderless();
                     let (this, id) = (self.clone(), host.id);
                     let elected = self.clock.now().saturating_add(host.log.election(self.election_ms));
@@ -259,6 +276,8 @@ impl Servers {
                     self.clock.at(elected, move || this.elect(id));
                 }
             }
+            ended.iter().flat_map(Lead::streams).for_each(|stream| self.closed(stream));
+            drop(ended);
             self.clock.sleep(nanos(back_s)).await;
             self.up.lock()[server] = true;
             let all: Vec<ShardId> = self.hosts.keys().copied().collect();
@@ -276,17 +295,17 @@ impl Servers {
             self.clock.sleep(nanos(interval.as_secs_f64())).await;
             let Some(report) = host.counters.take_auto(&host.state) else { continue };
             let Some((Switch { number, mode, loosest }, _)) = steering.hear(&report) else { continue };
-            let leader = host.lead.lock().as_ref().map(|l| l.leader.clone());
+            let term = host.lead.lock().as_ref().map(|l| l.term);
             let wanted = Wanted::Decided { mode, loosest };
-            if let Some(leader) = leader {
+            if let Some(term) = term {
                 // Where it is not taken it is wanted again.
-                let _ = leader.try_send(Event::SwitchMode { number: Some(number), wanted, tx: None });
+                self.hears(host.id, term, Input::SwitchMode(Some(number), wanted, None));
             }
         }
     }
 
     /// Elects a leader for a shard that has none, if a majority of its replicas is up.
-    fn elect(&self, id: ShardId) {
+    fn elect(self: &Arc<Self>, id: ShardId) {
         let Some(host) = self.hosts.get(&id) else { return };
         if host.lead.lock().is_some() || self.clock.now() < host.vacant_until.load(Relaxed) {
             return;
@@ -298,27 +317,19 @@ impl Servers {
             return; // when one is back, it is tried again
         }
         if let Some(server) = alive.first() {
-            host.leads(*server);
+            self.leads(host, *server);
         }
     }
-}
 
-impl Host {
-    /// Its replica on a server leads from now on.
-    fn leads(&self, server: usize) {
-        let term = self.log.elect();
-        let (leader, ends) = Leader::new(self.log.clone(), server, term);
-        let sessions = self.sessions.clone();
-        let leader = leader::spawn(
-            self.state.clone(),
-            Arc::new(leader),
-            self.counters.clone(),
-            1,
-            // Nobody guesses here, and one seed is to give one run.
-            Box::new(move || SessionId(sessions.fetch_add(1, Relaxed) + 1)),
-        );
-        self.server.store(server as u64, Relaxed);
-        *self.lead.lock() = Some(Lead { server, leader, _term: ends });
+    /// The replica of a shard on a server leads from now on.
+    fn leads(self: &Arc<Self>, host: &Host, server: usize) {
+        let (term, sessions) = (host.log.elect(), host.sessions.clone());
+        // Nobody guesses here, and one seed is to give one run.
+        let draw = Box::new(move || SessionId(sessions.fetch_add(1, Relaxed) + 1));
+        let lead = Lead::new(host, server, term, draw);
+        host.server.store(server as u64, Relaxed);
+        tokio::spawn(deadlines(self.clone(), host.id, term, lead.earlier()));
+        host.lead.lock().insert(lead).begins(self, host);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::clock::{Moment, NEVER};
 use paraft_common::{ShardId, WorkerId};
-use paraft_server::shard::leader::{ConnId, Event, Liveness, Message, Reply};
+use paraft_server::shard::leader::{ConnId, Liveness, Reply};
 use parking_lot::Mutex;
 use std::sync::{
     Arc, OnceLock,
@@ -91,32 +91,11 @@ pub(crate) struct Stream {
     pub process: Arc<Process>,
     pub liveness: Arc<Liveness>,
     pub heard: mpsc::UnboundedSender<FromServer>,
-    /// The shard's leader, once the stream is open.
-    pub leader: OnceLock<mpsc::Sender<Event>>,
+    /// The term of the leader that has taken it, once one has.
+    pub term: OnceLock<u64>,
     /// The worker has let it go, and the leader's side knows.
     pub gone: AtomicBool,
     /// When the last message of each direction arrives: later ones do not come before it.
     pub up: AtomicU64,
     pub down: AtomicU64,
-}
-
-impl Stream {
-    /// Gives a message to the leader. One that is gone hears nothing.
-    pub fn deliver(&self, message: Message) {
-        self.tell(Event::Message(self.conn, message));
-    }
-
-    pub fn tell(&self, event: Event) {
-        if let Some(leader) = self.leader.get() {
-            // Nothing else happens before the leader has taken it, so there is room; a leader that is gone has none.
-            let _ = leader.try_send(event);
-        }
-    }
-
-    /// The worker's side is gone: no more signs of life, and the leader hears the end.
-    pub fn ended(&self) {
-        self.liveness.waits(false);
-        self.gone.store(true, Relaxed);
-        self.tell(Event::Closed(self.conn));
-    }
 }

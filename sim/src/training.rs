@@ -88,6 +88,8 @@ struct Training<'a> {
     steps: u64,
     /// The last switch of the mode that it has heard of.
     switches: u64,
+    /// The last evaluation that is complete: its epoch, and the sums of loss, correct predictions and samples.
+    reported: Option<(u64, f64, u64, u64)>,
 }
 
 /// One run of a worker process, up to the end of the job.
@@ -124,6 +126,7 @@ pub(crate) async fn train(
         samples: 0,
         steps: 0,
         switches: 0,
+        reported: None,
     };
     training.run(trainer).await
 }
@@ -151,6 +154,7 @@ impl Training<'_> {
                         local.begin(&self.weights);
                     }
                     minibatches = self.minibatches(done);
+                    self.trained_for = None;
                     if self.began.is_none() {
                         (self.began, self.waited) = (Some(self.world.clock.now()), 0);
                         self.process.begins();
@@ -201,14 +205,14 @@ impl Training<'_> {
                     self.note_evaluations()?;
                 }
                 Action::Wait(time) => self.world.clock.sleep(time.as_nanos() as u64).await,
+                // From here on its training clock stands still.
+                Action::Trained => self.trained_for = Some(self.seconds()),
                 Action::Finish(_) => {
                     self.process.finishes();
                     self.world.step_lead.lock().left(self.worker);
                     self.client.finish();
-                    // From here on its training clock stands still.
-                    self.trained_for = Some(self.seconds());
                 }
-                Action::End { done, first } => return self.end(done, first),
+                Action::End { done, first, evaluated } => return self.end(done, first, evaluated),
                 Action::Moved { .. } | Action::ColdStart { .. } => {}
                 // A job with checkpoints or the leased sampler is none that the simulator takes.
                 Action::TakeChunk { .. }
@@ -304,20 +308,20 @@ impl Training<'_> {
     async fn pull(&mut self, pull: Pull) -> Result<Pulled, SimError> {
         let asked = self.world.clock.now();
         let whole = pull.only.is_empty();
-        let last = pull.last;
+        let trains = !pull.last && !pull.barrier;
         let pulled = self.client.pull(pull, &mut self.weights).await?;
         if let Some(local) = self.local.as_mut().filter(|_| whole) {
             local.pulled(&self.weights);
         }
         // The first pull and the last are none of training.
         let work = self.world.setup.exchange_ms / 1e3;
-        if whole && !last && self.began.is_some() {
+        if whole && trains && self.began.is_some() {
             self.worked += work;
             if work > 0.0 {
                 self.world.cores.work(nanos(work)).await;
             }
         }
-        if !last {
+        if trains {
             self.waited += self.world.clock.now() - asked;
         }
         self.note_mode(pulled.done)?;
@@ -374,7 +378,11 @@ impl Training<'_> {
 
     fn note_evaluations(&mut self) -> Result<(), SimError> {
         for e in self.client.evaluations() {
-            self.write_evaluation((e.epoch, e.loss_sum, e.correct, e.count), false)?;
+            let sums = (e.epoch, e.loss_sum, e.correct, e.count);
+            if self.world.file.eval.every_epoch {
+                self.write_evaluation(sums, false)?;
+            }
+            self.reported = Some(sums);
         }
         Ok(())
     }
@@ -389,19 +397,24 @@ impl Training<'_> {
         self.world.recording.evaluation(evaluated, self.seconds(), is_final)
     }
 
-    fn end(mut self, done: Step, first: bool) -> Result<Finished, SimError> {
+    fn end(mut self, done: Step, first: bool, evaluated: Option<u64>) -> Result<Finished, SimError> {
         self.world.over.store(true, Relaxed);
         self.note_evaluations()?;
         let mut evaluation = None;
         if first {
-            let e = {
-                let mut learner = self.world.learner.lock();
-                let all = 0..learner.held_out();
-                learner.evaluate(&self.weights, all)?
+            let mut learner = self.world.learner.lock();
+            let all = learner.held_out();
+            let shared = self.reported.filter(|(epoch, .., n)| Some(*epoch) == evaluated && *n == all as u64);
+            let (epoch, loss_sum, correct, count) = match shared {
+                Some(sums) => sums,
+                None => {
+                    let e = learner.evaluate(&self.weights, 0..all)?;
+                    (self.world.plan.epoch_of(done), e.loss_sum, e.correct, e.count)
+                }
             };
-            let epoch = self.world.plan.epoch_of(done);
-            self.write_evaluation((epoch, e.loss_sum, e.correct, e.count), true)?;
-            evaluation = Some(e);
+            drop(learner);
+            self.write_evaluation((epoch, loss_sum, correct, count), true)?;
+            evaluation = Some(paraft_models::Evaluation { loss_sum, correct, count });
         }
         self.world.recording.write(&Event::Worker(event::Worker {
             wall: self.world.clock.seconds(),

@@ -174,9 +174,12 @@ impl Trainer {
                 }
                 l.epochs = epochs;
                 self.queue.push_back(Action::EpochOver { epochs, done: self.done });
-                if self.o.evaluates {
+                let last = epochs == l.chunks.epochs;
+                if self.o.evaluates || last {
                     self.queue.push_back(Action::Evaluate(epochs));
                 }
+                // Every push is acknowledged, and nobody has anything to push any more.
+                self.evaluated = last.then_some(epochs);
                 if due {
                     self.queue.push_back(Action::Checkpoint(pulled));
                 }

@@ -6,8 +6,9 @@
 //! train by the same rules.
 //!
 //! ```text
-//!   Pull ─▶ Begin ─▶ ┌─ Gradient ─▶ (its pushes) ─▶ Pushed ─▶ Pull ─▶ Stepped ─▶ [Evaluate] [Checkpoint] ─┐ ─▶ Finish ─▶ End
+//!   Pull ─▶ Begin ─▶ ┌─ Gradient ─▶ (its pushes) ─▶ Pushed ─▶ Pull ─▶ Stepped ─▶ [Evaluate] [Checkpoint] ─┐ ─▶ Trained
 //!                    └──────────────────────────────────────────────────────────────────────────────────┘
+//!   Trained ─▶ [Pull at the barrier ─▶ Evaluate] ─▶ Finish ─▶ Pull ─▶ End
 //! ```
 //!
 //! ```

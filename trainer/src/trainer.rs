@@ -145,7 +145,7 @@ pub enum Action {
     },
     /// Write down where the worker is.
     Stepped(Stepped),
-    /// Evaluate a share of the held-out data, and report it as this epoch's.
+    /// Evaluate a share of the held-out data, and report it as this epoch's. The last of a job is of its final weights.
     Evaluate(u64),
     /// A checkpoint was due at this pull.
     Checkpoint(Pulled),
@@ -199,14 +199,20 @@ pub enum Action {
         /// That were waited for.
         of: u64,
     },
-    /// Everything is trained: say so to the servers.
+    /// Everything is trained: what comes now is no time of training. [`Action::Begin`] may still follow, where the session is
+    /// lost.
+    Trained,
+    /// Say to the servers that everything is trained.
     Finish(Step),
     /// It is over; the weights are the final ones.
     End {
         /// The last step.
         done: Step,
-        /// This worker evaluates the final weights and writes the model.
+        /// This worker writes the model, and the evaluation of the final weights.
         first: bool,
+        /// All workers have evaluated their shares of this epoch at the final weights, so that the sum is theirs, where it is of
+        /// all samples. Without, nobody has.
+        evaluated: Option<u64>,
     },
 }
 
@@ -247,6 +253,8 @@ pub(crate) enum State {
         loss: f32,
     },
     Leased(Leased),
+    /// The weights once every worker has trained everything.
+    Barrier,
     Final,
     Ended,
 }
@@ -261,6 +269,8 @@ pub struct Trainer {
     /// A fragment that was pushed and not taken over.
     pub(crate) under: Option<Under>,
     pub(crate) stop: bool,
+    /// The epoch whose evaluation is that of the final weights, as far as this worker knows.
+    pub(crate) evaluated: Option<u64>,
     /// The first pull, until training begins.
     first: Option<Pulled>,
     /// The last action has an answer that was not given.
@@ -278,6 +288,7 @@ impl Trainer {
             done: start,
             under: None,
             stop: false,
+            evaluated: None,
             first: None,
             unanswered: false,
         }
@@ -316,8 +327,11 @@ impl Trainer {
     }
 
     fn begin_step(&mut self) {
-        if self.done.0 >= self.o.steps.total || self.stop {
-            return self.finish();
+        match (self.done.0 >= self.o.steps.total, self.stop) {
+            (true, false) => return self.finish_together(),
+            // Each worker stops where it hears of it.
+            (_, true) => return self.finish(),
+            (false, false) => {}
         }
         let step = self.done.next();
         if self.o.local.is_local() {
@@ -331,7 +345,35 @@ impl Trainer {
         self.o.leased.is_none() && self.o.due.is_some_and(|d| d.at(step))
     }
 
+    /// Everything is trained. Before the worker says so its share of the final weights is evaluated, where all workers come to
+    /// the same step: once they are there, nothing changes the weights any more.
+    fn finish_together(&mut self) {
+        self.queue.push_back(Action::Trained);
+        self.does(Action::Pull(Pull { barrier: true, ..Pull::of(self.done) }), State::Barrier);
+    }
+
+    fn at_barrier(&mut self, pulled: Pulled) {
+        if pulled.done < self.done {
+            let (step, done) = (self.done, pulled.done);
+            self.done = done;
+            self.queue.push_back(Action::Moved { step, done, rejoined: pulled.rejoined });
+            self.queue.push_back(Action::Begin(done));
+            return self.state = State::Next;
+        }
+        let epoch = self.o.steps.epoch_of(self.done);
+        // A session that was opened anew knows nothing of what the others have waited for.
+        self.evaluated = (!pulled.rejoined).then_some(epoch);
+        self.queue.push_back(Action::Evaluate(epoch));
+        self.say_finished();
+    }
+
+    /// The worker trains nothing more, whatever the others do.
     pub(crate) fn finish(&mut self) {
+        self.queue.push_back(Action::Trained);
+        self.say_finished();
+    }
+
+    fn say_finished(&mut self) {
         self.queue.push_back(Action::Finish(self.done));
         self.does(Action::Pull(Pull { last: true, ..Pull::of(self.done) }), State::Final);
     }
@@ -408,9 +450,12 @@ impl Trainer {
                 self.stepped(Some((step, loss)), pulled);
             }
             State::Leased(leased) => self.pulled_leased(leased, pulled),
+            State::Barrier => self.at_barrier(pulled),
             State::Final => {
                 let first = pulled.finishers.first() == Some(&self.o.worker);
-                self.does(Action::End { done: self.done, first }, State::Ended);
+                let same = pulled.changed.is_empty() && !pulled.rejoined;
+                let evaluated = self.evaluated.filter(|_| same);
+                self.does(Action::End { done: self.done, first, evaluated }, State::Ended);
             }
             _ => panic!("nothing was to be pulled"),
         }
@@ -462,7 +507,7 @@ impl Trainer {
         // The epoch that has just ended is evaluated after the step is cut into a checkpoint: who goes on from there does it
         // now. Where it was done already, the servers know.
         let (done, per_epoch) = (self.done.0, self.o.steps.per_epoch);
-        if done > 0 && done.is_multiple_of(per_epoch) && self.o.evaluates {
+        if done > 0 && done < self.o.steps.total && done.is_multiple_of(per_epoch) && self.o.evaluates {
             self.queue.push_back(Action::Evaluate(done / per_epoch));
         }
         self.state = State::Next;
@@ -479,7 +524,7 @@ impl Trainer {
         if let Some((_, loss)) = pushed {
             self.queue.push_back(Action::Stepped(Stepped { done: self.done, epoch, loss, ends }));
         }
-        if ends && self.o.evaluates {
+        if ends && self.o.evaluates && !self.stop && self.done.0 < self.o.steps.total {
             self.queue.push_back(Action::Evaluate(epoch));
         }
         let (stop, done, rejoined) = (self.stop, self.done, pulled.rejoined);

@@ -30,6 +30,8 @@ struct Told {
     chunks: Vec<(u64, u64)>,
     moved: u64,
     first: bool,
+    /// The epoch whose evaluation is the final one.
+    final_epoch: Option<u64>,
 }
 
 /// How the servers answer: the nth pull.
@@ -39,7 +41,7 @@ type Answer<'a> = dyn FnMut(u64, &paraft_session::Pull) -> Pulled + 'a;
 fn drive(options: Options, mode: Mode, answer: &mut Answer, chunks: &mut dyn FnMut() -> Next) -> Told {
     let mut trainer = Trainer::new(options, Step(0));
     let mut told = Told::default();
-    let (mut pulls, mut finished, mut begun) = (0, false, false);
+    let (mut pulls, mut finished, mut begun, mut trains) = (0, false, false, true);
     // Of the step that is under way: which buckets were pushed.
     let mut open = (Step(0), BTreeSet::new());
     let mut asked = None;
@@ -57,6 +59,7 @@ fn drive(options: Options, mode: Mode, answer: &mut Answer, chunks: &mut dyn FnM
         match trainer.next(&seen) {
             Action::Pull(pull) => {
                 assert_eq!(pull.last, finished, "the last pull comes behind Finish, and no other");
+                assert!(!trains || !pull.barrier, "the clock stands still while it waits for the others");
                 if let Some(asked) = asked.take() {
                     // What is asked for ahead is pulled, or a pull of everything takes its place.
                     assert!(pull == asked || pull.only.is_empty(), "{asked:?} and then {pull:?}");
@@ -65,9 +68,12 @@ fn drive(options: Options, mode: Mode, answer: &mut Answer, chunks: &mut dyn FnM
                 trainer.pulled(answer(pulls, &pull));
             }
             Action::Settle => trainer.settled(None),
-            Action::Begin(_) => begun = true,
+            Action::Begin(_) => {
+                (begun, trains) = (true, true);
+                open.0 = Step(0); // what is pushed now may have been pushed before
+            }
             Action::Gradient { step, .. } => {
-                assert!(begun);
+                assert!(begun && trains);
                 pushes(step, 0..BUCKETS);
                 told.minibatches += 1;
                 trainer.trained(Some((2.0 * BATCH as f64, BATCH)));
@@ -96,9 +102,13 @@ fn drive(options: Options, mode: Mode, answer: &mut Answer, chunks: &mut dyn FnM
             Action::Chunk { .. } => trainer.prepared(3),
             Action::ChunkDone { epoch, chunk } => told.chunks.push((epoch, chunk)),
             Action::Moved { .. } => told.moved += 1,
-            Action::Finish(_) => finished = true,
-            Action::End { first, .. } => {
-                told.first = first;
+            Action::Trained => trains = false,
+            Action::Finish(_) => {
+                assert!(!trains);
+                finished = true;
+            }
+            Action::End { first, evaluated, .. } => {
+                (told.first, told.final_epoch) = (first, evaluated);
                 return told;
             }
             Action::DropChunk | Action::WriteAfter { .. } | Action::EpochOver { .. } | Action::Wait(_) => {}
@@ -156,6 +166,7 @@ proptest! {
         }
         prop_assert_eq!(told.pushed, (1..=steps.total).map(Step).collect::<Vec<_>>());
         prop_assert_eq!(told.evaluated, (1..=epochs).collect::<Vec<_>>());
+        prop_assert_eq!(told.final_epoch, Some(epochs));
         let due = |s: &u64| s.is_multiple_of(3) || *s == steps.total;
         prop_assert_eq!(told.checkpoints, (1..=steps.total).filter(due).map(Step).collect::<Vec<_>>());
         prop_assert!(told.first && told.moved == 0);
@@ -171,18 +182,55 @@ proptest! {
         mode in prop::sample::select(vec![Mode::Bsp, Mode::Asp]),
     ) {
         prop_assume!(rule.rule().validate().is_ok());
+        let (mut stopped, mut rejoined_at_barrier) = (false, false);
         let mut answer = |n: u64, pull: &paraft_session::Pull| {
             let mut pulled = in_order(n, pull);
             if let Some((ahead, rejoined, stop)) = odd.get(&n).filter(|_| !pull.last) {
                 pulled.done = Step(pulled.done.0 + ahead);
                 pulled.rejoined = *rejoined;
                 pulled.stop = *stop && *ahead == 1;
+                stopped |= pulled.stop && !pull.barrier;
+                rejoined_at_barrier |= pulled.rejoined && pull.barrier;
             }
             pulled
         };
         let told = drive(options(rule, an_epoch, 3), mode, &mut answer, &mut no_chunks);
         prop_assert!(told.pushed.is_sorted_by(|a, b| a < b), "{:?}", told.pushed);
         prop_assert!(told.checkpoints.iter().all(|c| told.pushed.contains(c)), "{:?}", told);
+        let last = told.evaluated.last().copied();
+        let want = last.filter(|_| !stopped && !rejoined_at_barrier);
+        prop_assert_eq!(told.final_epoch, want, "{:?}", told);
+    }
+
+    /// Weights that have changed after a worker has evaluated its share, or a worker that trains on, make an evaluation that is
+    /// not the final one; nothing of it is evaluated twice. Without evaluations between epochs there is the final one.
+    #[test]
+    fn an_evaluation_is_the_final_one_only_where_nothing_changed_behind_it(
+        rule in a_rule(), an_epoch in 1u64..8, epochs in 1u64..4, every_epoch in any::<bool>(),
+        changed in any::<bool>(), back in 0u64..3,
+    ) {
+        prop_assume!(rule.rule().validate().is_ok());
+        let options = Options { evaluates: every_epoch, ..options(rule, an_epoch, epochs) };
+        let total = options.steps.total;
+        let mut barriers = 0;
+        let mut answer = |n: u64, pull: &paraft_session::Pull| {
+            let mut pulled = in_order(n, pull);
+            if pull.barrier {
+                barriers += 1;
+                if barriers == 1 {
+                    pulled.done = Step(pulled.done.0 - back.min(total - 1));
+                }
+            }
+            if pull.last && changed {
+                pulled.changed.insert(paraft_common::BucketId(0));
+            }
+            pulled
+        };
+        let told = drive(options, Mode::Asp, &mut answer, &mut no_chunks);
+        prop_assert_eq!(barriers, 1 + u64::from(back.min(total - 1) > 0));
+        prop_assert_eq!(told.evaluated.iter().filter(|e| **e == epochs).count(), 1, "{:?}", told);
+        prop_assert_eq!(told.evaluated.len() > 1, every_epoch && epochs > 1);
+        prop_assert_eq!(told.final_epoch, Some(epochs).filter(|_| !changed));
     }
 
     /// The leased sampler: chunks that are given out are trained and accounted for, but for those that are lost with the

@@ -381,14 +381,14 @@ impl<'a> Engine<'a> {
     pub fn evaluate_share(
         &mut self,
         epoch: u64,
-        own: impl Fn(&mut Self, (usize, usize)) -> Result<Evaluation, WorkerError>,
+        mut own: impl FnMut(&mut Self, (usize, usize)) -> Result<Evaluation, WorkerError>,
     ) -> Result<Evaluation, WorkerError> {
         loop {
             let mut said = Ok(());
             if let Some(ranks) = &self.ranks {
                 said = ranks.say(&ControlMessage::Evaluate(epoch));
             }
-            match said.map_err(Broke::Group).and_then(|()| self.sum_evaluation(&own)) {
+            match said.map_err(Broke::Group).and_then(|()| self.sum_evaluation(&mut own)) {
                 Ok(e) => return Ok(e),
                 Err(e) => self.recover(e)?,
             }
@@ -398,7 +398,7 @@ impl<'a> Engine<'a> {
     /// After [`ControlMessage::Evaluate`], on every rank.
     fn sum_evaluation(
         &mut self,
-        own: &impl Fn(&mut Self, (usize, usize)) -> Result<Evaluation, WorkerError>,
+        own: &mut impl FnMut(&mut Self, (usize, usize)) -> Result<Evaluation, WorkerError>,
     ) -> Result<Evaluation, Broke> {
         let place = self.ranks.as_ref().map_or((0, 1), |r| r.place());
         let e = own(self, place)?;
@@ -432,7 +432,12 @@ pub(crate) trait Follows {
     /// A step was made.
     fn stepped(&mut self, step: Step, stepped: Stepped) -> Result<(), WorkerError>;
     /// A part of the worker's share of the held-out samples: that of `place` among so many.
-    fn evaluate(&self, engine: &mut Engine, place: (usize, usize)) -> Result<Evaluation, WorkerError>;
+    fn evaluate(
+        &self,
+        engine: &mut Engine,
+        epoch: u64,
+        place: (usize, usize),
+    ) -> Result<Evaluation, WorkerError>;
 }
 
 impl Engine<'_> {
@@ -473,8 +478,8 @@ impl Engine<'_> {
                 let stepped = self.make_step(step, batch, None)?;
                 work.stepped(step, stepped)?;
             }
-            ControlMessage::Evaluate(_) => {
-                self.sum_evaluation(&|engine: &mut Self, place| work.evaluate(engine, place))?;
+            ControlMessage::Evaluate(epoch) => {
+                self.sum_evaluation(&mut |engine: &mut Self, place| work.evaluate(engine, epoch, place))?;
             }
             ControlMessage::Reform => return Ok(Some(false)),
             ControlMessage::Over => return Ok(Some(true)),

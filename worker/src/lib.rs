@@ -36,9 +36,7 @@ pub use paraft_common::{TensorKind, TensorSpec};
 pub use paraft_data::{DataError, Dataset, Samples, Split};
 pub use paraft_job::{self as job, Job, JobError};
 pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError};
-pub use worker::{
-    ErrorKind, HeldOut, Minibatch, Run, Setup, Turn, WorkerError, WorkerOptions, WorkerReport, run,
-};
+pub use worker::{ErrorKind, Minibatch, Run, Setup, Turn, WorkerError, WorkerOptions, WorkerReport, run};
 
 /// The vector instructions that kernels use on this machine, for people.
 pub fn instruction_set() -> String {

@@ -18,7 +18,7 @@ mod reduce;
 mod training;
 
 pub use error::{ErrorKind, WorkerError};
-pub use own_loop::{HeldOut, Minibatch, Run, Setup, Turn};
+pub use own_loop::{Init, Minibatch, Run, Setup, Turn};
 pub use plan::{Minibatches, Plan};
 
 use self::{

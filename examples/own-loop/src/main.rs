@@ -20,7 +20,7 @@ fn train(job: &Job, options: &WorkerOptions) -> Result<(), WorkerError> {
         vec![TensorSpec::param("weight", &[CLASSES, INPUTS]), TensorSpec::param("bias", &[CLASSES])];
     let setup = Setup {
         classifies: true,
-        evaluates: true,
+        held_out: HELD_OUT,
         data: format!("clouds {}", job.seed),
         ..Setup::new(tensors, TRAIN, |_, weights| weights.fill(0.0))
     };
@@ -46,9 +46,9 @@ fn train(job: &Job, options: &WorkerOptions) -> Result<(), WorkerError> {
                 run.ready(0, &weight)?;
                 run.trained(loss)?;
             }
-            Turn::Evaluate { share } => {
+            Turn::Evaluate { samples } => {
                 let mut sums = Evaluation::default();
-                for i in share.of(HELD_OUT) {
+                for i in samples {
                     let (x, label) = point(TRAIN + i);
                     let p = probabilities(run.weights(), x);
                     sums.loss_sum -= f64::from(p[label].max(f32::MIN_POSITIVE).ln());

@@ -2,8 +2,11 @@
 
 use super::{leading::PLAN_PAUSE, *};
 use crate::{
-    control::{joining, plan::Report},
-    raft::{GroupOptions, Peers},
+    control::{
+        joining,
+        plan::{ReplicaReport, Report},
+    },
+    raft::{Digest, GroupOptions, Peers},
     replicas::ReplicasOptions,
     replicated::GroupId,
     rpc::control::GrpcCalls,
@@ -45,8 +48,10 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
     }
     let began = Instant::now();
     let (mut plans, mut last) = (0u128, None);
-    for _ in 0..20_000 {
-        let taken = agent.take_report(server, agent.own_report());
+    for i in 0..20_000 {
+        // Each has something new.
+        let report = Report { control_trouble: i.to_string(), ..agent.own_report() };
+        let taken = agent.take_report(server, report);
         assert!(taken.is_ok(), "it leads");
         let at = agent.leading.lock().planned.as_ref().map(|(at, _)| *at);
         plans += u128::from(at != last);
@@ -55,6 +60,28 @@ async fn thousands_of_reports_have_the_leader_plan_a_few_times() {
     // One for the reports and one of its own in each pause, and those at the ends.
     let most = 2 * (began.elapsed().as_millis() / PLAN_PAUSE.as_millis()) + 4;
     assert!(plans <= most, "{plans} plans in {:?}", began.elapsed());
+}
+
+#[test]
+fn what_replicas_have_applied_is_no_reason_to_plan_and_everything_else_is() {
+    let replica = ReplicaReport { applied: 7, bytes: 100, leads: true, ..ReplicaReport::default() };
+    let before = Report { replicas: BTreeMap::from([(ShardId(0), replica.clone())]), ..Report::default() };
+    let now = |replica| Report { replicas: BTreeMap::from([(ShardId(0), replica)]), ..Report::default() };
+    let digests = vec![Digest { index: 8, digest: 1 }];
+    assert!(before.is_like(&before));
+    assert!(now(ReplicaReport { applied: 900, bytes: 200, digests, ..replica.clone() }).is_like(&before));
+    let trouble = || "its disk".to_string();
+    for other in [
+        now(ReplicaReport { leads: false, ..replica.clone() }),
+        now(ReplicaReport { trouble: trouble(), ..replica.clone() }),
+        now(ReplicaReport { caught_up: BTreeSet::from([ReplicaId(1)]), ..replica.clone() }),
+        Report { replicas: BTreeMap::from([(ShardId(1), replica)]), ..Report::default() },
+        Report { control_trouble: trouble(), ..before.clone() },
+        Report { reached: BTreeSet::from([ServerId(1)]), ..before.clone() },
+        Report::default(),
+    ] {
+        assert!(!other.is_like(&before) && !before.is_like(&other), "{other:?}");
+    }
 }
 
 #[test]

@@ -334,7 +334,7 @@ impl Gathering {
 
     /// The group that the process is in, once those who wait are assigned, if it is time.
     fn assigned(&mut self, token: u64, learning: bool, now: Instant) -> Option<Assignment> {
-        self.seat(learning, now);
+        self.assign(learning, now);
         let waits = self.waiting.values().any(|w| w.asks.token == token);
         self.assignment.clone().filter(|s| !waits && s.place(token).is_some())
     }
@@ -383,7 +383,7 @@ impl Gathering {
     }
 
     /// Seats those who wait, if it is time. `learning`: there may be a group that this leader has not heard of.
-    fn seat(&mut self, learning: bool, now: Instant) {
+    fn assign(&mut self, learning: bool, now: Instant) {
         self.forget(now);
         let Some(since) = self.waiting.values().map(|w| w.since).min().filter(|_| !self.is_over(now)) else {
             return;

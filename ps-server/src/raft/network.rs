@@ -90,7 +90,8 @@ pub fn endpoint(address: &str) -> Result<Endpoint, String> {
         // Without it a black-holed connection would hang until the kernel gives up.
         .http2_keep_alive_interval(Duration::from_millis(500))
         .keep_alive_timeout(Duration::from_secs(1))
-        .keep_alive_while_idle(true))
+        // One that nothing is asked on says nothing: a fleet has three for each pair of servers.
+        .keep_alive_while_idle(false))
 }
 
 /// Where the members of a group are, as its membership says now. openraft keeps its streams when a member has moved; what

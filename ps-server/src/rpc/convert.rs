@@ -125,7 +125,7 @@ fn pull(shard: &Shard, m: wire::Pull) -> Result<Message, Refusal> {
         return Err(RefusalKind::BadStep { message: "Pull", got: Step(m.done) }.into());
     }
     versions(shard, "have", &m.have)?;
-    for (beside, set) in [("final", m.r#final), ("checkpoint", m.checkpoint)] {
+    for (beside, set) in [("final", m.r#final), ("checkpoint", m.checkpoint), ("barrier", m.barrier)] {
         if set && !m.only.is_empty() {
             return Err(RefusalKind::OnlyOfWhole { beside }.into());
         }
@@ -135,6 +135,7 @@ fn pull(shard: &Shard, m: wire::Pull) -> Result<Message, Refusal> {
         done: Step(m.done),
         last: m.r#final,
         checkpoint: m.checkpoint,
+        barrier: m.barrier,
         have: m.have.into_iter().map(Version).collect(),
         loss: m.loss,
     })
@@ -313,14 +314,21 @@ mod tests {
                 }),
             (
                 n(),
-                any::<bool>(),
-                any::<bool>(),
+                (any::<bool>(), any::<bool>(), any::<bool>()),
                 prop::collection::vec(n(), 0..4),
                 any::<Option<f32>>(),
                 prop::collection::vec(prop_oneof![0u32..5, any::<u32>()], 0..4)
             )
-                .prop_map(|(done, last, checkpoint, have, loss, only)| {
-                    Some(Kind::Pull(wire::Pull { done, r#final: last, checkpoint, have, loss, only }))
+                .prop_map(|(done, (last, checkpoint, barrier), have, loss, only)| {
+                    Some(Kind::Pull(wire::Pull {
+                        done,
+                        r#final: last,
+                        checkpoint,
+                        have,
+                        loss,
+                        only,
+                        barrier,
+                    }))
                 }),
             (n(), any::<f64>())
                 .prop_map(|(step, sum_of_squares)| Some(Kind::Norm(wire::Norm { step, sum_of_squares }))),

@@ -22,7 +22,7 @@ use paraft_common::{
     histogram::{DelayHistogram, LogHistogram},
 };
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 use tokio::time::Instant;
 
 /// Values of a bucket that a distance is measured on. The root mean square of so many has an error of some percent, and they take
@@ -43,8 +43,10 @@ pub struct Staleness(Mutex<Inner>);
 struct Inner {
     /// By worker and local bucket.
     pulled: BTreeMap<(WorkerId, usize), Pulled>,
-    /// Of their samples.
+    /// Of their samples, as if none were shared.
     bytes: u64,
+    /// The last sample of each local bucket, until an update: who pulls the same version shares it.
+    latest: BTreeMap<usize, (Version, Sample)>,
     /// The mean length of a step, by local bucket.
     step: BTreeMap<usize, f64>,
     workers: BTreeMap<WorkerId, OfWorker>,
@@ -54,7 +56,7 @@ struct Inner {
 struct Pulled {
     version: Version,
     at: Instant,
-    sample: Vec<f32>,
+    sample: Sample,
 }
 
 /// What was measured of one worker's pushes, bucket by bucket.
@@ -74,13 +76,20 @@ pub struct Before {
     bucket: usize,
     of: Option<Contribution>,
     version: Version,
-    sample: Vec<f32>,
+    sample: Sample,
+}
+
+/// Values of a bucket.
+type Sample = Arc<[f32]>;
+
+/// Those of a bucket with more than [`SAMPLE`] that are looked at; of others it is all.
+fn spread(weights: &[f32]) -> impl Iterator<Item = &f32> {
+    (0..SAMPLE).map(|i| &weights[i * weights.len() / SAMPLE])
 }
 
 /// The values of a bucket that are looked at.
-fn sample(weights: &[f32]) -> Vec<f32> {
-    let n = weights.len().min(SAMPLE);
-    (0..n).map(|i| weights[i * weights.len() / n]).collect()
+fn sample(weights: &[f32]) -> Sample {
+    if weights.len() <= SAMPLE { weights.into() } else { spread(weights).copied().collect() }
 }
 
 /// Bytes of a sample, and of what lies around it.
@@ -88,23 +97,33 @@ fn bytes_of(sample: &[f32]) -> u64 {
     (size_of_val(sample) + size_of::<((WorkerId, usize), Pulled)>()) as u64
 }
 
-fn distance(a: &[f32], b: &[f32]) -> f64 {
+fn distance<'a>(a: &[f32], b: impl IntoIterator<Item = &'a f32>) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(a - b) * f64::from(a - b)).sum::<f64>().sqrt()
+}
+
+impl Inner {
+    fn known(&self, bucket: usize, version: Version) -> Option<Sample> {
+        self.latest.get(&bucket).filter(|(v, _)| *v == version).map(|(_, sample)| sample.clone())
+    }
 }
 
 impl Staleness {
     /// A worker's pull of a local bucket is answered with these weights.
     pub fn pulled(&self, worker: WorkerId, bucket: usize, version: Version, weights: &[f32]) {
-        let pulled = Pulled { version, at: Instant::now(), sample: sample(weights) };
-        let inner = &mut *self.0.lock();
-        let bytes = bytes_of(&pulled.sample);
-        if let Some(old) = inner.pulled.remove(&(worker, bucket)) {
+        let mut inner = self.0.lock();
+        let sample = inner.known(bucket, version).unwrap_or_else(|| sample(weights));
+        let bytes = bytes_of(&sample);
+        let pulled = Pulled { version, at: Instant::now(), sample: sample.clone() };
+        if let Some(place) = inner.pulled.get_mut(&(worker, bucket)) {
+            let old = std::mem::replace(place, pulled);
             inner.bytes -= bytes_of(&old.sample);
-        }
-        if inner.bytes + bytes <= MOST_BYTES {
-            inner.bytes += bytes;
+        } else if inner.bytes + bytes <= MOST_BYTES {
             inner.pulled.insert((worker, bucket), pulled);
+        } else {
+            return;
         }
+        inner.bytes += bytes;
+        inner.latest.insert(bucket, (version, sample));
     }
 
     /// The worker is gone. What was measured of it stays.
@@ -125,7 +144,7 @@ impl Staleness {
     /// The leadership is over: other leaders answer pulls from now on. What was measured stays.
     pub fn clear(&self) {
         let mut inner = self.0.lock();
-        (inner.pulled, inner.step, inner.bytes) = Default::default();
+        (inner.pulled, inner.latest, inner.step, inner.bytes) = Default::default();
     }
 
     /// Looks at a local bucket before an update; `of` is the push, where it is one alone.
@@ -137,15 +156,26 @@ impl Staleness {
         weights: &[f32],
     ) -> Option<Before> {
         // Nobody pulls from a replica that does not lead.
-        let watches = !self.0.lock().pulled.is_empty();
-        watches.then(|| Before { bucket, of, version, sample: sample(weights) })
+        let known = {
+            let inner = self.0.lock();
+            if inner.pulled.is_empty() {
+                return None;
+            }
+            inner.known(bucket, version)
+        };
+        let sample = known.unwrap_or_else(|| sample(weights));
+        Some(Before { bucket, of, version, sample })
     }
 
     /// Looks at it again, after the update.
     pub fn after(&self, before: Before, weights: &[f32]) {
         let Before { bucket, of, version, sample: old } = before;
-        let moved = distance(&old, &sample(weights));
+        let moved = match weights.len() > SAMPLE {
+            true => distance(&old, spread(weights)),
+            false => distance(&old, weights),
+        };
         let inner = &mut *self.0.lock();
+        inner.latest.remove(&bucket);
         let mean = inner.step.entry(bucket).or_insert(moved);
         *mean = REMAINS * *mean + (1.0 - REMAINS) * moved;
         let Some(c) = of else { return };
@@ -159,7 +189,7 @@ impl Staleness {
         worker.delay.record(version.0.saturating_sub(c.pulled.0));
         worker.age.record(pulled.at.elapsed().as_secs_f64());
         if *mean > 0.0 {
-            worker.distance.record(distance(&old, &pulled.sample) / *mean);
+            worker.distance.record(distance(&old, &*pulled.sample) / *mean);
         }
     }
 

@@ -16,7 +16,10 @@ pub struct Pull {
     /// A checkpoint is due at `done`: every shard keeps an image of it before anyone goes on. Every worker of the job must ask
     /// for the same steps.
     pub checkpoint: bool,
-    /// Of these buckets only, by rising id; none: of all. Neither `last` nor `checkpoint` then.
+    /// Instead of what the consistency rule says: once every member that has not finished is at `done`. The weights are the
+    /// servers' own, also where the job's algorithm looks ahead.
+    pub barrier: bool,
+    /// Of these buckets only, by rising id; none: of all. Neither `last` nor `checkpoint` nor `barrier` then.
     pub only: Vec<BucketId>,
 }
 
@@ -24,6 +27,11 @@ impl Pull {
     /// The weights after a step.
     pub fn of(done: Step) -> Self {
         Self { done, ..Self::default() }
+    }
+
+    /// Whether it brings the weights as they are, whatever the job's algorithm gives those that train.
+    fn is_plain(&self) -> bool {
+        self.last || self.barrier
     }
 }
 
@@ -114,6 +122,8 @@ impl Session {
 
     fn ask(&mut self, now: Duration, pull: Pull, holds: bool) {
         let said = self.loss.take();
+        let looks_ahead = self.job.algorithm.algorithm().looks_ahead();
+        let holds = holds && (!looks_ahead || self.holds_plain == pull.is_plain());
         let mut waiting = BTreeSet::new();
         for (shard, link) in &mut self.links {
             let here = |b: &BucketId| placement::shard_of(*b, self.shards) == *shard;
@@ -122,10 +132,8 @@ impl Session {
                 continue;
             }
             let have = match holds && only.is_empty() && link.holds() {
-                true => (0u32..)
-                    .zip(&self.versions)
-                    .filter(|(b, _)| here(&BucketId(*b)))
-                    .map(|(_, version)| *version)
+                true => placement::ids_of(*shard, self.shards, self.versions.len())
+                    .map(|b| self.versions[b.0 as usize])
                     .collect(),
                 false => Vec::new(),
             };
@@ -133,6 +141,7 @@ impl Session {
                 done: pull.done.0,
                 r#final: pull.last,
                 checkpoint: pull.checkpoint,
+                barrier: pull.barrier,
                 have,
                 loss: said.filter(|_| *shard == ShardId(0)),
                 only,
@@ -183,6 +192,9 @@ impl Session {
     pub(super) fn pulled(&mut self) -> Option<Pulled> {
         let Pulling { asked, clock, mut pulled, .. } = self.pulling.take()?;
         self.tell_mode();
+        if asked.only.is_empty() {
+            self.holds_plain = asked.is_plain();
+        }
         if self.job.round.drops_late() && !asked.last && clock < Step(u64::MAX) {
             // Rounds were closed without this worker: it goes on where all its shards are.
             pulled.done = pulled.done.max(clock);

@@ -135,6 +135,7 @@ fn push() {
                 done: 3,
                 r#final: false,
                 checkpoint: true,
+                barrier: false,
                 have: vec![1, 300],
                 loss: Some(0.5),
                 only: Vec::new(),

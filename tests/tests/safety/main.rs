@@ -7,6 +7,7 @@ mod durability_leader;
 mod elastic;
 mod encodings;
 mod equality;
+mod evaluations;
 mod exactly_once;
 mod groups;
 mod history;

@@ -37,7 +37,7 @@ fn own(job: &Job, rank: u32, first_layer_first: bool) -> Result<(WorkerReport, S
     let init = model_init(job)?;
     let setup = Setup {
         classifies: true,
-        evaluates: true,
+        held_out: split.test.len(),
         ..Setup::new(model.tensors(), split.train.len(), |_, w: &mut [f32]| w.copy_from_slice(&init))
     };
     let mut run = Run::join(job, &options, setup)?;
@@ -58,8 +58,8 @@ fn own(job: &Job, rank: u32, first_layer_first: bool) -> Result<(WorkerReport, S
                 }
                 run.trained(loss)?;
             }
-            Turn::Evaluate { share } => {
-                let mine: Vec<u32> = share.of(split.test.len()).map(|i| i as u32).collect();
+            Turn::Evaluate { samples } => {
+                let mine: Vec<u32> = samples.iter().map(|i| *i as u32).collect();
                 fill(&split.test, &mine, &mut batch)?;
                 run.evaluated(model.evaluate(run.weights(), &batch)?)?;
                 seen.evaluated += mine.len() as u64;

@@ -24,11 +24,12 @@ impl Clock {
         self.running.get_or_insert_with(|| (Instant::now(), paraft_host::usage().cpu_seconds));
     }
 
-    pub fn stop(&mut self) {
-        if let Some((since, cpu)) = self.running.take() {
-            self.before += since.elapsed();
-            self.cpu_before += paraft_host::usage().cpu_seconds - cpu;
-        }
+    /// Whether it was running.
+    pub fn stop(&mut self) -> bool {
+        let Some((since, cpu)) = self.running.take() else { return false };
+        self.before += since.elapsed();
+        self.cpu_before += paraft_host::usage().cpu_seconds - cpu;
+        true
     }
 
     pub fn seconds(&self) -> f64 {

@@ -84,13 +84,19 @@ pub(crate) enum Turn {
     },
     /// The rest of the chunk is another worker's.
     DropChunk,
-    /// The weights are the final ones. Answer: [`Driver::end`].
-    End {
-        /// The last step.
-        done: Step,
-        /// This worker evaluates them and writes the model.
-        first: bool,
-    },
+    /// The weights are the final ones: [`Driver::save`] them, then [`Driver::end`].
+    End(End),
+}
+
+/// The end of a job.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct End {
+    /// The last step.
+    pub done: Step,
+    /// This worker writes the model, and the evaluation of the final weights.
+    pub first: bool,
+    /// All workers have evaluated their shares of this epoch at the final weights.
+    pub evaluated: Option<u64>,
 }
 
 /// A worker of a job, without its model and its data.
@@ -128,6 +134,10 @@ pub(crate) struct Driver {
     pub(super) before_chunk: u64,
     /// Everything is trained: an interrupt comes too late.
     pub(super) over: bool,
+    /// The clock goes on when the evaluation is done.
+    trains: bool,
+    /// The last epoch whose evaluation is complete.
+    reported: Option<Reported>,
 }
 
 /// How many samples an evaluation is about.
@@ -139,6 +149,8 @@ pub(crate) struct Scores {
     pub samples: u64,
     /// Correct predictions are counted.
     pub classifies: bool,
+    /// Those of every epoch are written down, not of the final weights alone.
+    pub every_epoch: bool,
 }
 
 impl Driver {
@@ -174,6 +186,8 @@ impl Driver {
             ends: BTreeMap::new(),
             before_chunk: 0,
             over: false,
+            trains: false,
+            reported: None,
         }
     }
 
@@ -262,7 +276,7 @@ impl Driver {
                     self.note_checkpoints(false)?;
                 }
                 Action::Evaluate(epoch) => {
-                    self.clock.stop();
+                    self.trains = self.clock.stop();
                     return Ok(Turn::Evaluate(epoch));
                 }
                 Action::Checkpoint(pulled) => {
@@ -300,6 +314,10 @@ impl Driver {
                 Action::ColdStart { updates, of } => {
                     tracing::warn!(updates, of, "the warm start has come to a halt; going on without it");
                 }
+                Action::Trained => {
+                    self.clock.stop();
+                    self.at_end = self.client.counters();
+                }
                 Action::Finish(_) => {
                     if self.steps == 0 && self.plan.leased.is_some() {
                         tracing::warn!(
@@ -307,11 +325,11 @@ impl Driver {
                         );
                     }
                     self.over = true;
-                    self.clock.stop();
-                    self.at_end = self.client.counters();
                     self.client.finish();
                 }
-                Action::End { done, first } => return Ok(Turn::End { done, first }),
+                Action::End { done, first, evaluated } => {
+                    return Ok(Turn::End(End { done, first, evaluated }));
+                }
             }
         }
     }
@@ -330,7 +348,9 @@ impl Driver {
     /// This worker's share of an evaluation: shard 0 adds the shares up.
     pub fn evaluated(&mut self, epoch: u64, e: &Evaluation) -> Result<(), WorkerError> {
         self.client.report(epoch, e.loss_sum, e.correct, e.count);
-        self.clock.start();
+        if self.trains {
+            self.clock.start();
+        }
         self.note_evaluations()
     }
 
@@ -394,26 +414,32 @@ impl Driver {
         Ok(self.recorder.step(progress, s.loss, s.ends)?)
     }
 
-    /// Writes down what this worker did; `evaluation` is that of the final weights, where it was this worker's to make.
-    pub fn end(
-        &mut self,
-        (done, first): (Step, bool),
-        into: &mut dyn Landing,
-        evaluation: Option<Evaluation>,
-    ) -> Result<Option<Evaluation>, WorkerError> {
-        let counters = self.at_end;
+    /// Writes the final weights to where they go, and what is left of the checkpoints.
+    pub fn save(&mut self, end: End, into: &mut dyn Landing) -> Result<(), WorkerError> {
         self.note_evaluations()?;
         let own = self.weights.clone();
-        let run = self.run_dir.as_ref().filter(|_| first).map(|d| d.join(MODEL_FILE));
+        let run = self.run_dir.as_ref().filter(|_| end.first).map(|d| d.join(MODEL_FILE));
         for path in own.into_iter().chain(run) {
-            weights::save(&path, &self.layout, into.weights(), done.0)?;
+            weights::save(&path, &self.layout, into.weights(), end.done.0)?;
         }
-        self.note_checkpoints(true)?;
-        if let Some(e) = &evaluation {
-            self.note_final(done, e)?;
+        self.note_checkpoints(true)
+    }
+
+    /// The evaluation of the final weights, where all workers' shares of these `samples` held-out ones came to it. Without, the
+    /// first worker makes it.
+    pub fn shared(&self, end: End, samples: u64) -> Option<Evaluation> {
+        let r = self.reported.as_ref().filter(|r| Some(r.epoch) == end.evaluated && r.count == samples)?;
+        Some(Evaluation { loss_sum: r.loss_sum, correct: r.correct, count: r.count })
+    }
+
+    /// Writes down what this worker did; `evaluation`: that of the final weights, where it was this worker's to write.
+    pub fn end(&mut self, end: End, evaluation: Option<&Evaluation>) -> Result<(), WorkerError> {
+        let counters = self.at_end;
+        if let Some(e) = evaluation {
+            self.note_final(end.done, e)?;
         }
         let usage = paraft_host::usage();
-        self.recorder.write(&Event::Worker(event::Worker {
+        Ok(self.recorder.write(&Event::Worker(event::Worker {
             wall: wall(),
             worker: self.worker(),
             steps: self.steps,
@@ -424,8 +450,7 @@ impl Driver {
             bytes_pulled: counters.bytes_pulled,
             cpu_seconds: self.clock.cpu_seconds(),
             peak_rss_bytes: usage.peak_rss_bytes,
-        }))?;
-        Ok(evaluation)
+        }))?)
     }
 
     /// Writes down a switch of the mode.
@@ -447,11 +472,16 @@ impl Driver {
         }))?)
     }
 
-    fn note_final(&mut self, done: Step, e: &Evaluation) -> Result<(), WorkerError> {
-        let epoch = match self.plan.leased {
+    /// The epoch that the job has ended with.
+    pub(super) fn epoch_of(&self, done: Step) -> u64 {
+        match self.plan.leased {
             Some(_) => self.ends.keys().next_back().copied().unwrap_or(self.begun),
             None => done.0.div_ceil(self.plan.per_epoch),
-        };
+        }
+    }
+
+    fn note_final(&mut self, done: Step, e: &Evaluation) -> Result<(), WorkerError> {
+        let epoch = self.epoch_of(done);
         let all = Reported { epoch, loss_sum: e.loss_sum, correct: e.correct, count: e.count, stop: false };
         self.write_evaluation(&all, true)
     }
@@ -467,7 +497,10 @@ impl Driver {
                     c.loss(step, e.loss_sum / e.count.max(1) as f64);
                 }
             }
-            self.write_evaluation(&e, false)?;
+            if self.scores.every_epoch {
+                self.write_evaluation(&e, false)?;
+            }
+            self.reported = Some(e);
         }
         Ok(())
     }
@@ -479,7 +512,7 @@ impl Driver {
 
     fn write_evaluation(&mut self, e: &Reported, is_final: bool) -> Result<(), WorkerError> {
         let n = e.count.max(1) as f64;
-        let Scores { workers, samples, classifies } = self.scores;
+        let Scores { workers, samples, classifies, .. } = self.scores;
         let event = event::Eval {
             wall: wall(),
             epoch: e.epoch,

@@ -1,10 +1,20 @@
-//! Who evaluates which of the held-out samples.
+//! Who evaluates which of the held-out samples, and how it is seen that somebody does.
 
 use super::{WorkerError, WorkerOptions};
-use crate::{engine::Engine, job::Job, samples::fill};
+use crate::{
+    engine::Engine,
+    job::Job,
+    recorder::{Recorder, wall},
+    samples::fill,
+};
 use paraft_common::WorkerId;
 use paraft_data::Dataset;
 use paraft_models::{Batch, Evaluation};
+use paraft_record::{Event, event};
+use std::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
 
 /// A worker's share of the held-out samples: every so many.
 #[derive(Clone, Copy)]
@@ -30,17 +40,56 @@ impl Share {
     }
 }
 
+/// An evaluation that takes longer than this says how far it is, each time it has passed again.
+const SAYS_EVERY: Duration = Duration::from_secs(1);
+/// In a worker's own log no more often than this.
+const LOGS_EVERY: Duration = Duration::from_secs(10);
+
+/// Who looks on while a worker evaluates.
+pub(super) struct Watch<'a> {
+    /// Ends it.
+    pub interrupt: &'a AtomicBool,
+    /// Where it says how far it is. Of a group only the leader does.
+    pub recorder: Option<&'a mut Recorder>,
+    pub worker: WorkerId,
+    pub epoch: u64,
+}
+
+impl Watch<'_> {
+    fn says(&mut self, done: usize, of: usize, logs: bool) -> Result<(), WorkerError> {
+        if logs {
+            tracing::info!(epoch = self.epoch, done, of, "evaluating");
+        }
+        let Some(recorder) = &mut self.recorder else { return Ok(()) };
+        let (worker, epoch, done, of) = (self.worker, self.epoch, done as u64, of as u64);
+        Ok(recorder.write(&Event::Evaluating(event::Evaluating { wall: wall(), worker, epoch, done, of }))?)
+    }
+}
+
 /// Loss and correct predictions over these held-out samples, with the weights that the engine has.
 pub(super) fn evaluate(
     engine: &mut Engine,
     test: &Dataset,
     samples: impl Iterator<Item = usize>,
+    watch: &mut Watch<'_>,
 ) -> Result<Evaluation, WorkerError> {
     const CHUNK: usize = 256;
     let indices: Vec<u32> = samples.map(|i| i as u32).collect();
     let mut sum = Evaluation::default();
     let mut batch = Batch::default();
-    for chunk in indices.chunks(CHUNK) {
+    let (mut said, mut logged) = (Instant::now(), Instant::now());
+    for (done, chunk) in (0..).step_by(CHUNK).zip(indices.chunks(CHUNK)) {
+        if watch.interrupt.load(Relaxed) {
+            return Err(WorkerError::Interrupted);
+        }
+        if said.elapsed() >= SAYS_EVERY {
+            let logs = logged.elapsed() >= LOGS_EVERY;
+            watch.says(done, indices.len(), logs)?;
+            said = Instant::now();
+            if logs {
+                logged = said;
+            }
+        }
         fill(test, chunk, &mut batch)?;
         let e = engine.evaluate(&batch)?;
         sum.loss_sum += e.loss_sum;

@@ -2,7 +2,7 @@
 
 use super::{
     Shared, WorkerError, WorkerOptions, WorkerReport,
-    evaluate::{Share, evaluate},
+    evaluate::{Share, Watch, evaluate},
     training::finite,
 };
 use crate::{
@@ -85,8 +85,16 @@ impl Follows for Following<'_> {
         Ok(())
     }
 
-    fn evaluate(&self, engine: &mut Engine, place: (usize, usize)) -> Result<Evaluation, WorkerError> {
-        evaluate(engine, &self.data.test, self.share.part(place, self.data.test.len()))
+    fn evaluate(
+        &self,
+        engine: &mut Engine,
+        epoch: u64,
+        place: (usize, usize),
+    ) -> Result<Evaluation, WorkerError> {
+        let test = &self.data.test;
+        let worker = self.share.worker();
+        let mut watch = Watch { interrupt: &self.options.interrupt, recorder: None, worker, epoch };
+        evaluate(engine, test, self.share.part(place, test.len()), &mut watch)
     }
 }
 

@@ -85,8 +85,12 @@ pub(super) fn join(
         },
         start,
     );
-    let scores =
-        Scores { workers: u64::from(job.train.workers), samples: what.samples, classifies: what.classifies };
+    let scores = Scores {
+        workers: u64::from(job.train.workers),
+        samples: what.samples,
+        classifies: what.classifies,
+        every_epoch: job.eval.every_epoch,
+    };
     let driver = Driver::new(
         options,
         (client, trainer),

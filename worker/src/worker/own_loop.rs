@@ -17,9 +17,8 @@
 //!             run.ready(0, &w)?; // on its way while the next tensor's gradient is computed
 //!             run.trained(loss)?;
 //!         }
-//!         Turn::Evaluate { share } => {
-//!             let mine: Vec<usize> = share.of(10_000).collect(); // of 10,000 held-out samples
-//!             run.evaluated(Evaluation { loss_sum: 0.0, correct: 0, count: mine.len() as u64 })?;
+//!         Turn::Evaluate { samples } => {
+//!             run.evaluated(Evaluation { loss_sum: 0.0, correct: 0, count: samples.len() as u64 })?;
 //!         }
 //!         Turn::Over => break,
 //!     }
@@ -30,7 +29,7 @@
 
 use super::{
     Minibatches, Plan, WorkerError, WorkerOptions, WorkerReport,
-    driver::{self, Driver},
+    driver::{self, Driver, End},
     join::{Flush, Joined, What, join},
     training::finite,
 };
@@ -62,8 +61,8 @@ pub struct Setup<'a> {
     pub data: String,
     /// Evaluations count correct predictions.
     pub classifies: bool,
-    /// The final weights are evaluated, by the worker that ends the job.
-    pub evaluates: bool,
+    /// Held-out samples, the same on every worker; 0: nothing is evaluated.
+    pub held_out: usize,
     /// Writes the weights that the job begins with, from its seed: the same on every worker.
     pub init: Init<'a>,
 }
@@ -72,7 +71,7 @@ impl<'a> Setup<'a> {
     /// Of these tensors, for `samples` samples that have no name; `init` writes the first weights.
     pub fn new(tensors: Vec<TensorSpec>, samples: usize, init: impl FnMut(u64, &mut [f32]) + 'a) -> Self {
         let data = format!("{samples} samples");
-        Self { tensors, samples, data, classifies: false, evaluates: false, init: Box::new(init) }
+        Self { tensors, samples, data, classifies: false, held_out: 0, init: Box::new(init) }
     }
 }
 
@@ -81,10 +80,10 @@ impl<'a> Setup<'a> {
 pub enum Turn {
     /// Compute the gradient of a minibatch at [`Run::weights`]; hand it over by [`Run::ready`], then call [`Run::trained`].
     Train(Minibatch),
-    /// Evaluate [`Run::weights`] on this share of the held-out samples, then call [`Run::evaluated`].
+    /// Evaluate [`Run::weights`] on this worker's share of the held-out samples, then call [`Run::evaluated`].
     Evaluate {
-        /// Which of them.
-        share: HeldOut,
+        /// Their numbers, each below [`Setup::held_out`].
+        samples: Vec<usize>,
     },
     /// The job is done, and [`Run::weights`] are its final ones: call [`Run::finish`].
     Over,
@@ -99,27 +98,13 @@ pub struct Minibatch {
     pub samples: Vec<u32>,
 }
 
-/// A share of the held-out samples.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HeldOut {
-    first: usize,
-    every: usize,
-}
-
-impl HeldOut {
-    /// The numbers of its samples among `len`.
-    pub fn of(self, len: usize) -> impl Iterator<Item = usize> {
-        (self.first..len).step_by(self.every)
-    }
-}
-
 /// What the loop was last told to do.
 enum Asked {
     Nothing,
     Gradient { step: Step, samples: u64 },
     Local { step: Step, clock: u64, samples: u64 },
     Evaluate(u64),
-    Final(Step, bool),
+    Final(End),
     Over,
 }
 
@@ -148,7 +133,7 @@ pub struct Run {
     rank: u32,
     asked: Asked,
     evaluation: Option<Evaluation>,
-    evaluates: bool,
+    held_out: usize,
     _flush: Option<Flush>,
 }
 
@@ -159,7 +144,7 @@ impl Run {
     /// A job that doesn't fit the setup or the fleet, a checkpoint that can't be used, servers that aren't reached or refuse.
     /// [`WorkerError::kind`] says what can be done about it.
     pub fn join(job: &Job, options: &WorkerOptions, setup: Setup) -> Result<Self, WorkerError> {
-        let Setup { tensors, samples, data, classifies, evaluates, mut init } = setup;
+        let Setup { tensors, samples, data, classifies, held_out, mut init } = setup;
         if job.train.group_size > 1 || job.train.exchange == Exchange::AllReduce {
             let why = "train.group_size and train.exchange = \"all-reduce\" are for Paraft's own training loop; take them out";
             return Err(WorkerError::Job(why.into()));
@@ -207,7 +192,7 @@ impl Run {
             rank: options.rank,
             asked: Asked::Nothing,
             evaluation: None,
-            evaluates,
+            held_out,
             _flush: flush,
         })
     }
@@ -245,16 +230,11 @@ impl Run {
                 self.asked = Asked::Over;
                 return Ok(Turn::Over);
             }
-            Asked::Final(done, first) => {
-                self.driver.end((done, first), &mut self.weights, self.evaluation)?;
-                self.asked = Asked::Over;
-                return Ok(Turn::Over);
-            }
             waits @ (Asked::Gradient { .. } | Asked::Local { .. }) => {
                 self.asked = waits;
                 return Err(misuse("a minibatch is in training: call trained"));
             }
-            waits @ Asked::Evaluate(_) => {
+            waits @ (Asked::Evaluate(_) | Asked::Final(_)) => {
                 self.asked = waits;
                 return Err(misuse("an evaluation is asked for: call evaluated"));
             }
@@ -284,10 +264,13 @@ impl Run {
                     self.asked = Asked::Local { step, clock, samples: samples.len() as u64 };
                     return Ok(Turn::Train(Minibatch { step, samples }));
                 }
+                driver::Turn::Evaluate(epoch) if self.held_out == 0 => {
+                    self.driver.evaluated(epoch, &Evaluation::default())?;
+                }
                 driver::Turn::Evaluate(epoch) => {
                     self.asked = Asked::Evaluate(epoch);
                     let (first, every) = (self.rank as usize, self.job.train.workers as usize);
-                    return Ok(Turn::Evaluate { share: HeldOut { first, every } });
+                    return Ok(Turn::Evaluate { samples: (first..self.held_out).step_by(every).collect() });
                 }
                 driver::Turn::Chunk { epoch, chunk } => {
                     if self.order.0 != epoch {
@@ -299,15 +282,25 @@ impl Run {
                     self.chunk = Some(all);
                 }
                 driver::Turn::DropChunk => self.chunk = Some(VecDeque::new()),
-                driver::Turn::End { done, first } => {
-                    self.asked = Asked::Final(done, first);
-                    if first && self.evaluates {
-                        return Ok(Turn::Evaluate { share: HeldOut { first: 0, every: 1 } });
+                driver::Turn::End(end) => {
+                    self.driver.save(end, &mut self.weights)?;
+                    if end.first && self.held_out > 0 {
+                        self.evaluation = self.driver.shared(end, self.held_out as u64);
+                        if self.evaluation.is_none() {
+                            self.asked = Asked::Final(end);
+                            return Ok(Turn::Evaluate { samples: (0..self.held_out).collect() });
+                        }
                     }
-                    return self.next();
+                    return self.over(end);
                 }
             }
         }
+    }
+
+    fn over(&mut self, end: End) -> Result<Turn, WorkerError> {
+        self.driver.end(end, self.evaluation.as_ref())?;
+        self.asked = Asked::Over;
+        Ok(Turn::Over)
     }
 
     /// The gradient of a tensor is computed, row-major, as the mean over the minibatch; of a buffer: what the servers are to
@@ -394,9 +387,9 @@ impl Run {
                 self.asked = Asked::Nothing;
                 self.driver.evaluated(epoch, &evaluation)
             }
-            Asked::Final(..) => {
+            Asked::Final(end) => {
                 self.evaluation = Some(evaluation);
-                Ok(())
+                self.over(end).map(drop)
             }
             _ => Err(misuse("no evaluation is asked for: call next")),
         }

@@ -12,7 +12,7 @@
 
 use super::{
     Clock, Shared, WorkerError, WorkerOptions, WorkerReport, client_options,
-    evaluate::{Share, evaluate},
+    evaluate::{Share, Watch, evaluate},
     follower::Following,
     training::finite,
 };
@@ -187,7 +187,8 @@ impl<'a> Lead<'a> {
             if let Some(c) = self.checkpoints.as_mut().filter(|c| c.due(step)) {
                 c.own(step, self.client.founding(), || engine.state())?;
             }
-            if epoch_ends && self.job.eval.every_epoch {
+            // The last is that of the final weights, at the end.
+            if epoch_ends && self.job.eval.every_epoch && done.0 < plan.total {
                 self.evaluate(engine, done, false)?;
             }
             self.note_checkpoints(false)?;
@@ -217,8 +218,11 @@ impl<'a> Lead<'a> {
         self.clock.stop();
         let epoch = done.0.div_ceil(self.data.plan.per_epoch);
         let (share, test) = (Share::of(self.job, self.options), &self.data.test);
-        let e = engine
-            .evaluate_share(epoch, |engine, place| evaluate(engine, test, share.part(place, test.len())))?;
+        let (worker, recorder) = (self.client.worker(), Some(&mut self.recorder));
+        let mut watch = Watch { interrupt: &self.options.interrupt, recorder, worker, epoch };
+        let e = engine.evaluate_share(epoch, |engine, place| {
+            evaluate(engine, test, share.part(place, test.len()), &mut watch)
+        })?;
         let n = e.count.max(1) as f64;
         let event = event::Eval {
             wall: wall(),

@@ -2,8 +2,8 @@
 
 use super::{
     Plan, WorkerError, WorkerOptions, WorkerReport,
-    driver::{Driver, Landing, Turn},
-    evaluate::{Share, evaluate},
+    driver::{Driver, End, Landing, Turn},
+    evaluate::{Share, Watch, evaluate},
 };
 use crate::{
     engine::{Engine, Stepped},
@@ -73,10 +73,13 @@ impl Training<'_> {
                     self.driver.trained(trained);
                 }
                 Turn::Evaluate(epoch) => {
-                    let (share, test) = (Share::of(self.job, self.options), self.test.clone());
-                    let part =
-                        |engine: &mut Engine, place| evaluate(engine, &test, share.part(place, test.len()));
-                    let e = self.engine.evaluate_share(epoch, part)?;
+                    let share = Share::of(self.job, self.options);
+                    let Self { engine, test, driver, options, .. } = self;
+                    let (worker, recorder) = (driver.worker(), Some(&mut driver.recorder));
+                    let mut watch = Watch { interrupt: &options.interrupt, recorder, worker, epoch };
+                    let e = engine.evaluate_share(epoch, |engine, place| {
+                        evaluate(engine, test, share.part(place, test.len()), &mut watch)
+                    })?;
                     self.driver.evaluated(epoch, &e)?;
                 }
                 Turn::Chunk { epoch, chunk } => {
@@ -87,14 +90,26 @@ impl Training<'_> {
                     self.driver.prepared(minibatches);
                 }
                 Turn::DropChunk => feed = self.feed(self.driver.done())?, // what is left in it is another's now
-                Turn::End { done, first } => {
+                Turn::End(end) => {
                     self.engine.over();
-                    let test = self.test.clone();
-                    let evaluation = first.then(|| evaluate(&mut self.engine, &test, 0..test.len()));
-                    return self.driver.end((done, first), &mut self.engine, evaluation.transpose()?);
+                    self.driver.save(end, &mut self.engine)?;
+                    let evaluation = end.first.then(|| self.evaluate_final(end)).transpose()?;
+                    self.driver.end(end, evaluation.as_ref())?;
+                    return Ok(evaluation);
                 }
             }
         }
+    }
+
+    /// What the workers' shares came to, where all were evaluated at the final weights; else this worker evaluates them.
+    fn evaluate_final(&mut self, end: End) -> Result<Evaluation, WorkerError> {
+        if let Some(shared) = self.driver.shared(end, self.test.len() as u64) {
+            return Ok(shared);
+        }
+        let (worker, epoch) = (self.driver.worker(), self.driver.epoch_of(end.done));
+        let recorder = Some(&mut self.driver.recorder);
+        let mut watch = Watch { interrupt: &self.options.interrupt, recorder, worker, epoch };
+        evaluate(&mut self.engine, &self.test, 0..self.test.len(), &mut watch)
     }
 
     /// The minibatches after step `done`; those of chunks as they are given out.

@@ -58,11 +58,19 @@ impl Agent {
                  died a moment ago"
             )));
         }
+        let like = heard.is_some_and(|h| report.is_like(&h.report));
         leading.heard.insert(server, LastReport { report, at: Instant::now() });
-        self.news.notify_one();
-        if let Some((_, planned)) = leading.planned.as_ref().filter(|(at, _)| at.elapsed() < PLAN_PAUSE) {
-            return Ok(planned.get(&server).cloned().unwrap_or_default());
+        // Time, too, asks for plans: this server makes one at its own pace.
+        if let Some((at, planned)) = &leading.planned
+            && (at.elapsed() < PLAN_PAUSE || like && planned.values().all(Vec::is_empty))
+        {
+            let directives = planned.get(&server).cloned().unwrap_or_default();
+            if !like {
+                self.news.notify_one();
+            }
+            return Ok(directives);
         }
+        self.news.notify_one();
         drop(leading);
         let mut plan = self.plan().ok_or(None)?;
         Ok(plan.directives.remove(&server).unwrap_or_default())

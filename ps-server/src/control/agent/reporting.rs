@@ -84,7 +84,8 @@ impl Agent {
             self.belong(fleet, fleets)?;
         }
         let report = self.own_report();
-        let same = self.reported.lock().replace(report.clone()).as_ref() == Some(&report);
+        let before = self.reported.lock().replace(report.clone());
+        let same = before.is_some_and(|before| report.is_like(&before));
         if self.group().leadership().borrow().leads {
             let Ok(directives) = self.take_report(self.options.server, report) else { return Ok(true) };
             let quiet = same && directives.is_empty();

@@ -66,6 +66,21 @@ pub struct ReplicaReport {
     pub job: Option<JobReport>,
 }
 
+impl Report {
+    /// Whether nothing could be planned by this that could not by the one before: only what replicas have applied, and what
+    /// that hashes to, has moved on, as it does with every push.
+    pub fn is_like(&self, before: &Self) -> bool {
+        let like = |(a, b): (&ReplicaReport, &ReplicaReport)| {
+            let (applied, bytes, digests) = (b.applied, b.bytes, b.digests.clone());
+            ReplicaReport { applied, bytes, digests, ..a.clone() } == *b
+        };
+        let replicas = self.replicas.keys().eq(before.replicas.keys())
+            && self.replicas.values().zip(before.replicas.values()).all(like);
+        let of_server = |r: &Self| Self { replicas: BTreeMap::new(), ..r.clone() };
+        replicas && of_server(self) == of_server(before)
+    }
+}
+
 /// A report and when it came.
 #[derive(Clone, Debug)]
 pub struct LastReport {

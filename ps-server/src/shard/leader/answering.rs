@@ -18,12 +18,12 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 impl Leader {
     /// Answers every pull that may go.
-    pub(super) fn answer_pulls(&mut self, touched: Changed) {
+    pub(super) fn answer_pulls(&mut self, changed: Changed) {
         let now = self.now.at;
-        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
-        if e.pulls.is_empty() || !conf.is_initialised() {
+        if self.epoch.as_ref().is_none_or(|e| e.pulls.is_empty()) {
             return;
         }
+        let Some(conf) = self.shard.configured().filter(|c| c.is_initialised()) else { return };
         self.count_lost_steps(&conf);
         let Some(e) = &mut self.epoch else { return };
         let view = View {
@@ -38,7 +38,7 @@ impl Leader {
             if !now.is_some_and(|now| Arc::ptr_eq(now, &conf)) || e.term < self.shard.term() {
                 return Default::default();
             }
-            e.pulls.look(touched, m, &view)
+            e.pulls.look(changed, m, &view)
         });
         if looked.last_waits {
             e.deltas.hurry();
@@ -67,8 +67,12 @@ impl Leader {
 
     /// Proposes the pulls that the log must hold. They are answered once they are applied.
     pub(super) fn record_pulls(&mut self) {
-        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
-        for go in e.pulls.to_record() {
+        let to_record = self.epoch.as_mut().map(|e| e.pulls.to_record()).unwrap_or_default();
+        if to_record.is_empty() {
+            return;
+        }
+        let Some(conf) = self.shard.configured() else { return };
+        for go in to_record {
             let worker = go.pull.worker;
             let stream = self.epoch.as_ref().and_then(|e| e.streams.get(go.pull.conn));
             let Some(session) = stream.and_then(|s| s.session) else { continue };
@@ -130,7 +134,7 @@ impl Leader {
             let payload = match got {
                 _ if not_modified => Bytes::new(),
                 Some((_, weights)) => value_bytes(Shared(weights)),
-                None if pull.last => vector_bytes(&data, 0),
+                None if pull.last || pull.barrier => vector_bytes(&data, 0),
                 None => pulled_bytes(&conf.job, conf.buckets[bucket].spec.kind, &data),
             };
             drop(data);

@@ -141,8 +141,8 @@ impl Leader {
         }
         let refusal = self.not_leader(group);
         for conn in epoch.streams.all() {
-            self.out.push(Effect::Send(conn, Reply::Refused(refusal.clone().into())));
-            self.out.push(Effect::Close(conn));
+            self.out.push_back(Effect::Send(conn, Reply::Refused(refusal.clone().into())));
+            self.out.push_back(Effect::Close(conn));
         }
     }
 
@@ -240,7 +240,7 @@ impl Leader {
         e.quiet = Some(now);
         if !group.is_asleep() {
             self.under_way += 1;
-            self.out.push(Effect::Sleep);
+            self.out.push_back(Effect::Sleep);
         }
     }
 }

@@ -95,6 +95,8 @@ pub enum Message {
         done: Step,
         last: bool,
         checkpoint: bool,
+        /// Whatever the mode, once every member has done the step.
+        barrier: bool,
         have: Vec<Version>,
         /// The mean training loss of the step, where the worker has said it.
         loss: Option<f32>,

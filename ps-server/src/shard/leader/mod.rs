@@ -97,16 +97,19 @@ pub struct Leader {
     asked: u64,
     /// Effects that an input will answer, of earlier leaderships too.
     under_way: usize,
+    /// Inputs that came while something was computed.
+    inputs: VecDeque<Input>,
     agenda: VecDeque<Task>,
+    /// What is done next when nothing is left on the agenda.
+    after: Option<After>,
     /// What is computed now. Nothing else is done before.
     computing: Option<Computing>,
     now: Now,
-    out: Vec<Effect>,
+    out: VecDeque<Effect>,
 }
 
 /// What is done one after the other. What one brings with it is done before what comes after it.
 enum Task {
-    Input(Input),
     /// Decide over a push.
     Take(Push),
     /// Look which rounds close.
@@ -117,10 +120,18 @@ enum Task {
     Pulls(pulls::Changed),
     /// Look which asks for chunks have an answer.
     Asks,
-    /// After every input: whatever has become possible. It may have to begin again; the mode is switched.
+    /// Take pushes that wait for room, after one was.
+    Room,
+}
+
+/// After every input, one after the other: whatever has become possible. It is done for each push, so what has nothing to do
+/// finds that out without the state's lock.
+#[derive(Clone, Copy)]
+enum After {
+    /// It may have to begin again; the mode is switched.
     GoOn,
-    /// Take pushes that wait for room; whether any was.
-    Room(bool),
+    /// Take pushes that wait for room.
+    Room,
     /// Propose what workers have said behind pushes.
     Said,
     /// Write a state delta, if it is time.
@@ -158,31 +169,44 @@ impl Leader {
             deltas: 0,
             asked: 0,
             under_way: 0,
+            inputs: VecDeque::new(),
             agenda: VecDeque::new(),
+            after: None,
             computing: None,
             now: Now { at: Instant::now(), moment: Moment::default() },
-            out: Vec::new(),
+            out: VecDeque::new(),
         }
     }
 
-    /// Takes one input in, and gives what is to be done now, in this order.
-    pub fn handle(&mut self, now: Now, group: &dyn Standing, input: Input) -> Vec<Effect> {
+    /// Takes one input in. What is to be done now is in [`Self::next_effect`], and must be done before the next input.
+    pub fn handle(&mut self, now: Now, group: &dyn Standing, input: Input) {
         self.now = now;
         match input {
             Input::Computed(result) => self.computed(result),
-            input => {
-                let tail =
-                    [Task::GoOn, Task::Room(false), Task::Said, Task::Delta, Task::Record, Task::Quiet];
-                self.agenda.push_back(Task::Input(input));
-                self.agenda.extend(tail);
+            input if self.computing.is_some() => self.inputs.push_back(input),
+            input => self.begins_with(group, input),
+        }
+        while self.computing.is_none() {
+            if let Some(task) = self.agenda.pop_front() {
+                self.does(task);
+            } else if let Some(after) = self.after.take() {
+                self.does_after(group, after);
+            } else if let Some(input) = self.inputs.pop_front() {
+                self.begins_with(group, input);
+            } else {
+                return;
             }
         }
-        while self.computing.is_none()
-            && let Some(task) = self.agenda.pop_front()
-        {
-            self.does(group, task);
-        }
-        std::mem::take(&mut self.out)
+    }
+
+    /// What is to be done next, in order; `None`: nothing.
+    pub fn next_effect(&mut self) -> Option<Effect> {
+        self.out.pop_front()
+    }
+
+    fn begins_with(&mut self, group: &dyn Standing, input: Input) {
+        self.after = Some(After::GoOn);
+        self.input(group, input);
     }
 
     /// When to come with [`Input::Time`], though nothing else happens.
@@ -194,31 +218,45 @@ impl Leader {
             Phase::CatchesUp => return None,
             Phase::Leads => {}
         }
-        let conf = self.shard.configured();
-        let job = conf.as_ref().map(|c| &c.job);
+        let of_job = || {
+            let conf = self.shard.configured()?;
+            e.deltas.deadline(&conf.job).into_iter().chain(e.rounds.due(&conf.job.round)).min()
+        };
         let own = [
             e.leases.deadline(e.streams.any_attached()),
-            job.and_then(|job| e.deltas.deadline(job)),
-            job.and_then(|job| e.rounds.due(&job.round)),
+            if e.deltas.working().is_level() && !e.rounds.any_ready() { None } else { of_job() },
             e.quiet.map(|since| since + QUIET),
         ];
         own.into_iter().flatten().min()
     }
 
-    fn does(&mut self, group: &dyn Standing, task: Task) {
+    fn does(&mut self, task: Task) {
         match task {
-            Task::Input(input) => self.input(group, input),
             Task::Take(push) => self.take_push(push),
             Task::Rounds => self.close_rounds(),
             Task::Close(round) => self.close_round(round),
-            Task::Pulls(touched) => self.answer_pulls(touched),
+            Task::Pulls(changed) => self.answer_pulls(changed),
             Task::Asks => self.answer_asks(),
-            Task::GoOn => self.go_on(group),
-            Task::Room(any) => self.take_if_room(any),
-            Task::Said => self.propose_what_was_said(),
-            Task::Delta => self.begin_delta_if_due(),
-            Task::Record => self.record_pulls(),
-            Task::Quiet => self.look_for_quiet(),
+            Task::Room => self.take_if_room(true),
+        }
+    }
+
+    fn does_after(&mut self, group: &dyn Standing, after: After) {
+        self.after = match after {
+            After::GoOn => Some(After::Room),
+            After::Room => Some(After::Said),
+            After::Said => Some(After::Delta),
+            After::Delta => Some(After::Record),
+            After::Record => Some(After::Quiet),
+            After::Quiet => None,
+        };
+        match after {
+            After::GoOn => self.go_on(group),
+            After::Room => self.take_if_room(false),
+            After::Said => self.propose_what_was_said(),
+            After::Delta => self.begin_delta_if_due(),
+            After::Record => self.record_pulls(),
+            After::Quiet => self.look_for_quiet(),
         }
     }
 
@@ -240,7 +278,7 @@ impl Leader {
             }
             Input::Fetch(step, asker) => {
                 let fetched = self.fetch_part(group, step);
-                self.out.push(Effect::Fetched(asker, fetched));
+                self.out.push_back(Effect::Fetched(asker, fetched));
             }
             Input::Outcome(number, result) => {
                 self.under_way -= 1;
@@ -265,12 +303,12 @@ impl Leader {
     fn propose(&mut self, purpose: Purpose, proposal: Proposal) {
         let Some(number) = self.number(purpose) else { return };
         self.counters.bytes_logged.fetch_add(proposal.payload.len() as u64, Relaxed);
-        self.out.push(Effect::Propose(number, proposal));
+        self.out.push_back(Effect::Propose(number, proposal));
     }
 
     fn confirm(&mut self, purpose: Purpose) {
         let Some(number) = self.number(purpose) else { return };
-        self.out.push(Effect::Confirm(number));
+        self.out.push_back(Effect::Confirm(number));
     }
 
     /// Proposes a command that must find everything in the log that was pushed before it.
@@ -300,7 +338,7 @@ impl Leader {
 
     fn compute(&mut self, bytes: u64, of: Computing, work: Work) {
         self.computing = Some(of);
-        self.out.push(Effect::Compute(bytes, work));
+        self.out.push_back(Effect::Compute(bytes, work));
     }
 
     fn computed(&mut self, result: Result<Computed, Panicked>) {
@@ -322,7 +360,7 @@ impl Leader {
 
     fn send(&mut self, conn: ConnId, reply: Reply) {
         if !self.is_deposed() {
-            self.out.push(Effect::Send(conn, reply));
+            self.out.push_back(Effect::Send(conn, reply));
         }
     }
 
@@ -339,7 +377,7 @@ impl Leader {
     /// Ends a stream.
     fn closes(&mut self, conn: ConnId) {
         self.closed(conn);
-        self.out.push(Effect::Close(conn));
+        self.out.push_back(Effect::Close(conn));
     }
 
     // ---- spans ----

@@ -53,7 +53,7 @@ impl Leader {
         let slept = group.has_slept();
         if group.is_asleep() {
             self.under_way += 1;
-            self.out.push(Effect::Wake);
+            self.out.push_back(Effect::Wake);
         }
         if !slept {
             return false;
@@ -133,7 +133,7 @@ impl Leader {
             e.leases.closed(old);
             e.pulls.closed(old);
             e.asks.closed(old);
-            self.out.push(Effect::Close(old));
+            self.out.push_back(Effect::Close(old));
         }
         e.leases.here(worker);
         let (term, founding) = (e.term, self.founding);
@@ -232,18 +232,19 @@ impl Leader {
         match message {
             Message::Init { bucket, part, payload } => {
                 let command = Command::Init { bucket, part };
-                self.propose(Purpose::Other, Proposal { command, payload });
+                self.propose(Purpose::Init, Proposal { command, payload });
             }
             Message::Push { .. } => self.push(conn, worker, session, message),
-            Message::Pull { done, last, checkpoint, have, loss, only } => {
+            Message::Pull { done, last, checkpoint, barrier, have, loss, only } => {
                 self.counters.pulls.fetch_add(1, Relaxed);
                 let conf = self.shard.configured();
                 let buckets = conf.as_ref().map_or(0, |c| c.buckets.len());
-                let records = !last && conf.is_some_and(|c| c.job.keeps().pulled);
+                let records = !last && !barrier && conf.is_some_and(|c| c.job.keeps().pulled);
                 e.tally.loss(loss);
                 let part = !only.is_empty();
                 let todo = if part { only.into_iter().collect() } else { (0..buckets).collect() };
-                e.pulls.ask(Pull { conn, worker, done, last, checkpoint, records, have, part }, todo);
+                let pull = Pull { conn, worker, done, last, checkpoint, barrier, records, have, part };
+                e.pulls.ask(pull, todo);
                 self.next([Task::Pulls(Changed::Pull(conn))]);
             }
             Message::Norm { step, sum_of_squares } => self.norm(step, sum_of_squares),
@@ -252,7 +253,8 @@ impl Leader {
                 self.propose(Purpose::Other, command.into());
             }
             Message::Advance { step } => {
-                self.propose(Purpose::Other, Command::Advance { worker, session, step }.into());
+                let advance = Command::Advance { worker, session, step };
+                self.propose(Purpose::Member(worker), advance.into());
             }
             Message::SwitchMode { number, mode } => {
                 self.switch_asked(group, Some(number), Wanted::Choice(mode.into()), None);
@@ -264,7 +266,8 @@ impl Leader {
             }
             Message::Pause => {
                 // In the log too a worker trains, then rests.
-                self.propose_behind_own(worker, Purpose::Other, Command::Pause { worker, session });
+                let pause = Command::Pause { worker, session };
+                self.propose_behind_own(worker, Purpose::Member(worker), pause);
             }
             Message::Resume { level } => {
                 // Behind what the others have pushed: where they are decides where it begins.
@@ -272,7 +275,8 @@ impl Leader {
                 self.propose_behind_own(worker, Purpose::Resume(conn), resume);
             }
             Message::Finish => {
-                self.propose_behind_own(worker, Purpose::Other, Command::Finish { worker, session });
+                let finish = Command::Finish { worker, session };
+                self.propose_behind_own(worker, Purpose::Member(worker), finish);
             }
             Message::Leave => self.take_out(worker, session, Some(conn)),
         }
@@ -311,6 +315,9 @@ impl Leader {
 
     /// Takes the next step of a switch under way.
     pub(super) fn propose_switch(&mut self) {
+        if self.epoch.as_ref().is_none_or(|e| !e.switching.is_under_way()) {
+            return;
+        }
         let Some(conf) = self.shard.configured() else { return };
         let Some(e) = self.epoch.as_mut().filter(|e| e.phase == Phase::Leads) else { return };
         let Some((number, mode, auto)) = e.switching.propose() else { return };

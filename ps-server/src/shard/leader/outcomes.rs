@@ -45,21 +45,28 @@ impl Leader {
     }
 
     fn applied(&mut self, purpose: Purpose, outcome: Outcome) {
-        let touched = match &purpose {
-            Purpose::Update { bucket, contributions, .. } => {
-                Changed::Bucket(*bucket, contributions.iter().map(|c| c.worker).collect())
+        let changed = match (&purpose, &outcome) {
+            (Purpose::Update { bucket, contributions, .. }, _) => {
+                Some(Changed::Bucket(*bucket, contributions.iter().map(|c| c.worker).collect()))
             }
-            _ => Changed::All,
+            (Purpose::Init, _) => Some(Changed::Initial),
+            (Purpose::Member(worker) | Purpose::Leave { worker, .. }, _)
+            | (Purpose::Join(_), Outcome::Joined { worker, .. }) => Some(Changed::Member(*worker)),
+            (Purpose::Pull(_) | Purpose::Other, _) => None,
+            _ => Some(Changed::All),
         };
         let now = self.now.at;
         if let Some(e) = &mut self.epoch {
-            self.shard.read(|m| e.deltas.follow(&m.members));
-            match &touched {
-                Changed::Bucket(bucket, _) => e.rounds.touch(*bucket),
-                _ => e.rounds.touch_all(),
+            if e.deltas.working().has_members() {
+                self.shard.read(|m| e.deltas.follow(&m.members));
+            }
+            match &changed {
+                None | Some(Changed::Initial) => {}
+                Some(Changed::Bucket(bucket, _)) => e.rounds.touch(*bucket),
+                Some(_) => e.rounds.touch_all(),
             }
         }
-        let mut next = Vec::new();
+        let mut again = Vec::new();
         match (purpose, outcome) {
             (Purpose::DeltaPart, _) => {
                 if let Some(e) = &mut self.epoch {
@@ -89,8 +96,7 @@ impl Leader {
                     contributions.iter().for_each(|c| e.tally.pushed(version, c.pulled));
                 }
                 // Decides again over the pushes that waited for it.
-                let waited = self.epoch.as_mut().map(|e| e.pending.updated(bucket)).unwrap_or_default();
-                next.extend(waited.into_iter().map(Task::Take));
+                again = self.epoch.as_mut().map(|e| e.pending.updated(bucket)).unwrap_or_default();
             }
             (Purpose::Leave { worker, asks }, outcome) => {
                 self.left(worker);
@@ -112,8 +118,10 @@ impl Leader {
             (_, Outcome::Refused(why)) => tracing::error!(shard = self.shard.id().0, why, "refused by apply"),
             (_, outcome) => self.evaluated(outcome),
         }
-        next.extend([Task::Rounds, Task::Pulls(touched), Task::Asks]);
-        self.next(next);
+        self.next([Task::Asks]);
+        self.next(changed.map(Task::Pulls));
+        self.next([Task::Rounds]);
+        self.next(again.into_iter().map(Task::Take));
     }
 
     /// A worker's session has begun.
@@ -154,14 +162,16 @@ impl Leader {
         for c in contributions {
             let Some(e) = &mut self.epoch else { return };
             e.pending.outcome(bucket, c);
-            let conn = e.streams.of_session(c.worker, c.session);
-            let (late, is_in) = self.shard.read(|m| {
-                let member = m.members.in_session(c.worker, c.session);
-                let late = member.is_some_and(|m| m.is_dropped(bucket, c.step));
-                (late, applied || member.is_some_and(|m| m.step(bucket) >= Some(c.step)))
-            });
-            let Some(conn) = conn else { continue };
-            if late && !applied {
+            let Some(conn) = e.streams.of_session(c.worker, c.session) else { continue };
+            let (late, is_in) = match applied {
+                true => (false, true),
+                false => self.shard.read(|m| {
+                    let member = m.members.in_session(c.worker, c.session);
+                    let late = member.is_some_and(|m| m.is_dropped(bucket, c.step));
+                    (late, member.is_some_and(|m| m.step(bucket) >= Some(c.step)))
+                }),
+            };
+            if late {
                 // A round that was on its way before it has passed it over.
                 self.send(conn, Reply::Dropped { seq: c.seq });
             } else if is_in {

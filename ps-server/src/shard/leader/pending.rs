@@ -44,9 +44,9 @@ pub struct Push {
 #[derive(Debug)]
 enum Pending {
     /// Room in the loss window, behind those that came before it: its place among them.
-    Room(u64, Push),
+    Room(u64, Box<Push>),
     /// An update of its bucket, which decides over it again.
-    Update(Push),
+    Update(Box<Push>),
     /// The others of its round.
     Round { part: Part, arrived: Moment },
     /// The sum of its round, which is closed, or the norm of its step. Its payload is in the round's.
@@ -87,10 +87,14 @@ impl Pending {
 /// A worker, a local bucket and a step.
 type Key = (WorkerId, usize, Step);
 
+/// The pushes of a bucket.
+type OfBucket = BTreeMap<(WorkerId, Step), Pending>;
+
 /// All of them.
 #[derive(Debug)]
 pub struct Pushes<C> {
-    all: BTreeMap<Key, Pending>,
+    /// By local bucket.
+    all: Vec<OfBucket>,
     /// Those that wait for room, in the order in which they came.
     room: BTreeMap<u64, Key>,
     /// Numbers those that have waited for room.
@@ -112,7 +116,7 @@ pub struct Pushes<C> {
 impl<C> Default for Pushes<C> {
     fn default() -> Self {
         Self {
-            all: BTreeMap::new(),
+            all: Vec::new(),
             room: BTreeMap::new(),
             came: 0,
             rooms: BTreeMap::new(),
@@ -157,12 +161,15 @@ impl<C> Pushes<C> {
             more(&mut self.held, worker);
         }
         self.bytes += pending.bytes();
-        self.all.insert(key, pending);
+        if self.all.len() <= bucket {
+            self.all.resize_with(bucket + 1, OfBucket::new);
+        }
+        self.all[bucket].insert((worker, step), pending);
     }
 
     fn take(&mut self, key: Key) -> Option<Pending> {
-        let pending = self.all.remove(&key)?;
         let (worker, bucket, step) = key;
+        let pending = self.all.get_mut(bucket)?.remove(&(worker, step))?;
         match &pending {
             Pending::Room(place, _) => {
                 self.room.remove(place);
@@ -180,15 +187,24 @@ impl<C> Pushes<C> {
     }
 
     fn of(&self, worker: WorkerId, bucket: usize) -> impl DoubleEndedIterator<Item = (Step, &Pending)> {
-        let all = (worker, bucket, Step(0))..=(worker, bucket, Step(u64::MAX));
-        self.all.range(all).map(|((.., step), pending)| (*step, pending))
+        let all = (worker, Step(0))..=(worker, Step(u64::MAX));
+        let of_bucket = self.all.get(bucket).into_iter();
+        of_bucket.flat_map(move |of| of.range(all.clone()).map(|((_, step), pending)| (*step, pending)))
+    }
+
+    fn get(&self, (worker, bucket, step): Key) -> Option<&Pending> {
+        self.all.get(bucket)?.get(&(worker, step))
+    }
+
+    fn get_mut(&mut self, (worker, bucket, step): Key) -> Option<&mut Pending> {
+        self.all.get_mut(bucket)?.get_mut(&(worker, step))
     }
 
     // ---- what waits ----
 
     /// Whether a push of this step is admitted and not known to be applied.
     pub fn is_taken(&self, worker: WorkerId, bucket: usize, step: Step) -> bool {
-        self.all.get(&(worker, bucket, step)).is_some_and(Pending::is_taken)
+        self.get((worker, bucket, step)).is_some_and(Pending::is_taken)
     }
 
     /// The last step of which that is so.
@@ -226,7 +242,7 @@ impl<C> Pushes<C> {
 
     /// The last step that is proposed, of any worker and bucket.
     pub fn last_proposed(&self) -> Option<Step> {
-        self.all.iter().filter(|(_, p)| p.is_proposed()).map(|((.., step), _)| *step).max()
+        self.all.iter().flatten().filter(|(_, p)| p.is_proposed()).map(|((_, step), _)| *step).max()
     }
 
     /// Payload of those that are not proposed.
@@ -242,7 +258,7 @@ impl<C> Pushes<C> {
         let (worker, step) = (push.contribution.worker, push.contribution.step);
         let key = (worker, push.bucket, step);
         // One that comes again has the place that it had.
-        let before = match self.all.get(&key) {
+        let before = match self.get(key) {
             Some(Pending::Room(place, _)) => Some(*place),
             _ => None,
         };
@@ -251,7 +267,7 @@ impl<C> Pushes<C> {
         }
         self.came += 1;
         let place = before.unwrap_or(self.came);
-        self.put(key, Pending::Room(place, push));
+        self.put(key, Pending::Room(place, Box::new(push)));
         true
     }
 
@@ -259,7 +275,7 @@ impl<C> Pushes<C> {
     pub fn next_for_room(&mut self) -> Option<Push> {
         let (_, key) = self.room.first_key_value()?;
         match self.take(*key)? {
-            Pending::Room(_, push) => Some(push),
+            Pending::Room(_, push) => Some(*push),
             _ => None,
         }
     }
@@ -267,7 +283,7 @@ impl<C> Pushes<C> {
     /// Lets a push wait until the next update of its bucket is applied.
     pub fn wait_for_update(&mut self, push: Push) {
         let c = push.contribution;
-        self.put((c.worker, push.bucket, c.step), Pending::Update(push));
+        self.put((c.worker, push.bucket, c.step), Pending::Update(Box::new(push)));
     }
 
     /// An update of the bucket is applied: those that waited for it, a worker's in the order of their steps.
@@ -275,7 +291,7 @@ impl<C> Pushes<C> {
         let all = (bucket, WorkerId(0), Step(0))..=(bucket, WorkerId(u32::MAX), Step(u64::MAX));
         let keys: Vec<_> = self.updates.range(all).map(|(b, w, s)| (*w, *b, *s)).collect();
         let push = |pending| match pending {
-            Pending::Update(push) => Some(push),
+            Pending::Update(push) => Some(*push),
             _ => None,
         };
         keys.into_iter().filter_map(|key| self.take(key).and_then(push)).collect()
@@ -291,12 +307,15 @@ impl<C> Pushes<C> {
     pub fn close(&mut self, step: Step, bucket: usize, workers: BTreeSet<WorkerId>) -> Vec<Part> {
         let mut parts = Vec::with_capacity(workers.len());
         for worker in workers {
-            let key = (worker, bucket, step);
-            if let Some(Pending::Round { part, arrived }) = self.take(key) {
-                let (session, bytes) = (part.contribution.session, part.payload.len() as u64);
-                self.put(key, Pending::Norm { session, arrived, bytes });
+            let Some(pending) = self.get_mut((worker, bucket, step)) else { continue };
+            let Pending::Round { part, arrived } = pending else { continue };
+            let (session, bytes) = (part.contribution.session, part.payload.len() as u64);
+            let next = Pending::Norm { session, arrived: *arrived, bytes };
+            // In its place: it is held as before, with as many bytes.
+            if let Pending::Round { part, .. } = std::mem::replace(pending, next) {
                 parts.push(part);
             }
+            less(&mut self.rounds, (worker, step));
         }
         parts
     }
@@ -311,20 +330,24 @@ impl<C> Pushes<C> {
 
     /// An update with this push is proposed. Gives when it came, and its bytes, where it has waited for its round.
     pub fn proposed(&mut self, bucket: usize, c: &Contribution) -> Option<(Moment, u64)> {
-        let key = (c.worker, bucket, c.step);
-        let waited = match self.take(key) {
-            Some(Pending::Norm { arrived, bytes, .. }) => Some((arrived, bytes)),
-            _ => None,
-        };
-        self.put(key, Pending::Outcome { session: c.session });
-        waited
+        let (key, proposed) = ((c.worker, bucket, c.step), Pending::Outcome { session: c.session });
+        if let Some(pending) = self.get_mut(key)
+            && let Pending::Norm { arrived, bytes, .. } = *pending
+        {
+            *pending = proposed;
+            less(&mut self.held, c.worker);
+            self.bytes -= bytes;
+            return Some((arrived, bytes));
+        }
+        self.put(key, proposed);
+        None
     }
 
     /// The outcome of that is here. The shard may show the update before this is heard, and the worker's next push be on its
     /// way already: that one stays.
     pub fn outcome(&mut self, bucket: usize, c: &Contribution) {
         let key = (c.worker, bucket, c.step);
-        if self.all.get(&key).is_some_and(|p| p.is_proposed() && p.session() == c.session) {
+        if self.get(key).is_some_and(|p| p.is_proposed() && p.session() == c.session) {
             self.take(key);
         }
     }
@@ -347,8 +370,9 @@ impl<C> Pushes<C> {
     }
 
     fn forget(&mut self, worker: WorkerId, drops: impl Fn(&Pending) -> bool) {
-        let all = (worker, 0, Step(0))..=(worker, usize::MAX, Step(u64::MAX));
-        let keys: Vec<Key> = self.all.range(all).filter(|(_, p)| drops(p)).map(|(key, _)| *key).collect();
+        let buckets = 0..self.all.len();
+        let all = buckets.flat_map(|b| self.of(worker, b).map(move |(step, p)| ((worker, b, step), p)));
+        let keys: Vec<Key> = all.filter(|(_, p)| drops(p)).map(|(key, _)| key).collect();
         keys.into_iter().for_each(|key| _ = self.take(key));
     }
 

@@ -3,7 +3,7 @@
 
 use super::{messages::ConnId, working::Working};
 use crate::shard::state::Meta;
-use paraft_common::{InForce, Step, Version, WorkerId};
+use paraft_common::{InForce, Mode, Step, Version, WorkerId};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -18,8 +18,12 @@ fn least(clocks: impl Iterator<Item = Step>) -> Step {
 /// What may have let a pull go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Changed {
-    /// Anything: membership, a delta, a new leadership.
+    /// Anything: the mode, a delta, a new leadership.
     All,
+    /// The initial state of a bucket is here: something, where it was the last.
+    Initial,
+    /// What the log knows of one member.
+    Member(WorkerId),
     /// An update of one local bucket, with pushes of these workers.
     Bucket(usize, Vec<WorkerId>),
     /// It has only come now.
@@ -39,6 +43,8 @@ pub struct Pull {
     pub last: bool,
     /// A checkpoint is due.
     pub checkpoint: bool,
+    /// Instead of what the mode says: once every member that has not finished has done the step.
+    pub barrier: bool,
     /// The log is to hold what it gets.
     pub records: bool,
     /// For each local bucket, the version that the worker has; empty where it has none.
@@ -75,8 +81,35 @@ pub struct Pulls {
     sections: BTreeSet<ConnId>,
     /// The slowest of each bucket when all were looked at last.
     slowest: BTreeMap<usize, Step>,
+    /// What decided when all were looked at last, if nothing of it has changed since, as far as is known.
+    decided: Option<Decisive>,
+    /// They were looked at since the shard has its initial state.
+    begun: bool,
     /// Those that may go, and that the log must hold first.
     to_record: Vec<Ready>,
+}
+
+/// What of the state decides over every pull: where it is the same, what one member has done lets nobody else go.
+#[derive(Debug, PartialEq)]
+struct Decisive {
+    started: bool,
+    mode: Mode,
+    all_finished: bool,
+    slowest: Step,
+    slowest_in: Vec<Step>,
+}
+
+impl Decisive {
+    fn of(m: &Meta) -> Self {
+        let buckets = m.members.iter().next().map_or(0, |(_, first)| first.steps().len());
+        Self {
+            started: m.started,
+            mode: m.in_force.mode,
+            all_finished: m.members.unfinished().next().is_none(),
+            slowest: m.members.slowest(),
+            slowest_in: (0..buckets).map(|b| m.members.slowest_in(b)).collect(),
+        }
+    }
 }
 
 /// What decides over pulls, beside the state.
@@ -144,20 +177,24 @@ impl Pulls {
     /// The pulls that the consistency rule lets go, bucket by bucket (but at the level `leader`), as soon as the rule holds for
     /// the bucket: the weights of one travel while the others are still pushed. Of those that are ready the first go first; a
     /// forward pass needs them first.
-    pub fn look(&mut self, touched: Changed, m: &Meta, view: &View<'_>) -> Looked {
+    pub fn look(&mut self, changed: Changed, m: &Meta, view: &View<'_>) -> Looked {
         let mut looked = Looked::default();
         let (now, mode) = (view.now, m.in_force.mode);
         let slowest = match view.working {
             Some(working) => least(m.members.active().map(|(w, m)| working.member(w, m).clock())),
             None => m.members.slowest(),
         };
-        let touched = match touched {
-            Changed::Bucket(..) if view.working.is_some() => Changed::All,
-            touched => touched,
+        let changed = match changed {
+            Changed::Bucket(..) | Changed::Member(_) if view.working.is_some() => Changed::All,
+            Changed::Initial if !self.begun => Changed::All,
+            changed => changed,
         };
-        for conn in self.candidates(&touched, |b| m.members.slowest_in(b), view.conn_of) {
+        self.begun = true;
+        let mut all_finished = None;
+        for conn in self.candidates(&changed, m, view.conn_of) {
             let Some(p) = self.by_conn.get_mut(&conn) else { continue };
             let pull = p.pull.clone();
+            let mode = if pull.barrier { Mode::Bsp } else { mode };
             let member = m.members.get(pull.worker);
             if view.working.is_none() && !pull.last && !pull.checkpoint {
                 let Some(member) = member.filter(|_| m.started) else { continue };
@@ -169,14 +206,14 @@ impl Pulls {
                     held |= own && !may;
                     may
                 };
-                let buckets: Vec<usize> = match &touched {
+                let buckets: Vec<usize> = match &changed {
                     Changed::Bucket(b, _) => {
                         p.todo.get(b).copied().filter(|b| ready(*b)).into_iter().collect()
                     }
-                    Changed::All | Changed::Pull(_) => p.todo.iter().copied().filter(|b| ready(*b)).collect(),
+                    _ => p.todo.iter().copied().filter(|b| ready(*b)).collect(),
                 };
                 buckets.iter().for_each(|b| _ = p.todo.remove(b));
-                p.count_if(held, now, &mut looked.waited);
+                p.count_if(held && !pull.barrier, now, &mut looked.waited);
                 let (whole, held) = (p.todo.is_empty(), p.held);
                 if whole {
                     self.closed(conn);
@@ -196,14 +233,15 @@ impl Pulls {
             let may = if pull.last {
                 // The final weights are the same for everyone, whoever leads when the last one asks.
                 looked.last_waits |= !view.level;
-                view.level && m.members.unfinished().next().is_none()
+                let finished = || m.members.unfinished().next().is_none();
+                view.level && *all_finished.get_or_insert_with(finished)
             } else {
                 let reads_own = m.started && own.is_some_and(|own| own >= pull.done);
                 let may = mode.may_proceed(slowest, pull.done);
                 // Held back by others, not by the replication of its own push: in BSP that is an open
                 // round, since there a push is applied only together with the others'.
                 let held = reads_own && !may || (view.waits_in_round)(pull.worker, pull.done);
-                p.count_if(held, now, &mut looked.waited);
+                p.count_if(held && !pull.barrier, now, &mut looked.waited);
                 reads_own && may
             };
             if may {
@@ -215,29 +253,46 @@ impl Pulls {
         looked
     }
 
-    /// Those that may go now, if something of `touched` is what they wait for. An update lets its own workers read their
-    /// writes; the others only where it was the slowest's.
+    /// Those that may go now, if what has changed is what they wait for. An update lets its own workers read their writes; the
+    /// others only where it was the slowest's. So does what else is said of a member: of a thousand that join, finish or leave
+    /// one after the other, each would have a thousand pulls looked at.
     fn candidates(
         &mut self,
-        touched: &Changed,
-        slowest_in: impl Fn(usize) -> Step,
+        changed: &Changed,
+        m: &Meta,
         conn_of: impl Fn(WorkerId) -> Option<ConnId>,
     ) -> Vec<ConnId> {
-        match touched {
+        match changed {
             Changed::Pull(conn) => vec![*conn],
-            Changed::All => {
-                self.slowest.clear();
-                self.by_conn.keys().copied().collect()
+            Changed::Initial => Vec::new(),
+            Changed::All => self.all(Decisive::of(m)),
+            Changed::Member(worker) => {
+                let now = Decisive::of(m);
+                match self.decided.as_ref() == Some(&now) {
+                    true => conn_of(*worker).into_iter().collect(),
+                    false => self.all(now),
+                }
             }
             Changed::Bucket(bucket, workers) => {
-                let slowest = slowest_in(*bucket);
+                let slowest = m.members.slowest_in(*bucket);
                 if self.slowest.insert(*bucket, slowest) != Some(slowest) {
+                    self.decided = None;
                     return self.by_conn.keys().copied().collect();
+                }
+                if let (true, [only]) = (self.sections.is_empty(), workers.as_slice()) {
+                    return conn_of(*only).into_iter().collect();
                 }
                 let own = workers.iter().filter_map(|w| conn_of(*w));
                 self.sections.iter().copied().chain(own).collect::<BTreeSet<_>>().into_iter().collect()
             }
         }
+    }
+
+    /// All are looked at, with the state as it is.
+    fn all(&mut self, decides: Decisive) -> Vec<ConnId> {
+        self.decided = Some(decides);
+        self.slowest.clear();
+        self.by_conn.keys().copied().collect()
     }
 }
 
@@ -261,7 +316,7 @@ pub struct Ready {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use paraft_common::{Mode, Seq, SessionId};
+    use paraft_common::{Seq, SessionId};
     use proptest::prelude::*;
 
     const BUCKETS: usize = 3;
@@ -271,10 +326,15 @@ mod tests {
     enum Op {
         /// A worker's push to a bucket is applied.
         Applied(u32, usize),
-        /// It asks: so many steps behind what it has pushed, for a checkpoint or not, some buckets or all.
-        Ask(u32, u64, bool, Vec<usize>),
+        /// It asks: so many steps behind what it has pushed, for a checkpoint or not, at the barrier or not, some buckets or all.
+        Ask(u32, u64, bool, bool, Vec<usize>),
+        /// It asks for the final weights.
+        Last(u32),
         Pause(u32),
         Resume(u32),
+        Finish(u32),
+        Leave(u32),
+        Join(u32),
         Closed(u32),
     }
 
@@ -282,9 +342,14 @@ mod tests {
         let only = prop_oneof![3 => Just(Vec::new()), 1 => prop::sample::subsequence(vec![0, 1, 2], 1..3)];
         prop_oneof![
             10 => (0..WORKERS, 0..BUCKETS).prop_map(|(w, b)| Op::Applied(w, b)),
-            5 => (0..WORKERS, 0u64..2, prop::bool::weighted(0.2), only).prop_map(|(w, s, c, o)| Op::Ask(w, s, c, o)),
+            5 => (0..WORKERS, 0u64..2, prop::bool::weighted(0.2), prop::bool::weighted(0.2), only)
+                .prop_map(|(w, s, c, b, o)| Op::Ask(w, s, c, b && o.is_empty(), o)),
+            1 => (0..WORKERS).prop_map(Op::Last),
             1 => (0..WORKERS).prop_map(Op::Pause),
             1 => (0..WORKERS).prop_map(Op::Resume),
+            1 => (0..WORKERS).prop_map(Op::Finish),
+            1 => (0..WORKERS).prop_map(Op::Leave),
+            2 => (0..WORKERS).prop_map(Op::Join),
             1 => (0..WORKERS).prop_map(Op::Closed),
         ]
     }
@@ -306,41 +371,59 @@ mod tests {
             (0..WORKERS).for_each(|w| m.members.join(WorkerId(w), SessionId(1), BUCKETS, false));
             let (mut some, mut all) = (Pulls::default(), Pulls::default());
             let mut owed: BTreeMap<ConnId, BTreeSet<usize>> = BTreeMap::new();
+            let mut barriers = BTreeSet::new();
             let now = Instant::now();
             for op in ops {
-                let touched = match op {
+                let changed = match op {
                     Op::Applied(w, bucket) => {
                         let worker = WorkerId(w);
                         let Some(step) = m.members.get(worker).filter(|m| m.is_active()).and_then(|m| m.step(bucket)) else { continue };
                         m.members.pushed(worker, SessionId(1), Seq(1), bucket, step.next());
                         Changed::Bucket(bucket, vec![worker])
                     }
-                    Op::Ask(w, ahead, checkpoint, only) => {
+                    Op::Ask(w, ahead, checkpoint, barrier, only) => {
                         let (worker, conn) = (WorkerId(w), u64::from(w));
                         let clock = m.members.get(worker).map_or(Step(0), |m| m.clock());
                         let part = !only.is_empty();
                         let todo: BTreeSet<usize> = if part { only.into_iter().collect() } else { (0..BUCKETS).collect() };
                         owed.insert(conn, todo.clone());
+                        if barrier { barriers.insert(conn) } else { barriers.remove(&conn) };
                         for pulls in [&mut some, &mut all] {
                             let done = Step(clock.0 + ahead);
-                            let pull = Pull { conn, worker, done, last: false, checkpoint, records: false, have: Vec::new(), part };
+                            let have = Vec::new();
+                            let pull = Pull { conn, worker, done, last: false, checkpoint, barrier, records: false, have, part };
                             pulls.ask(pull, todo.clone());
                         }
                         Changed::Pull(conn)
                     }
-                    Op::Pause(w) => { m.members.pause(WorkerId(w), SessionId(1)); Changed::All }
-                    Op::Resume(w) => { m.members.resume(WorkerId(w), SessionId(1), false); Changed::All }
+                    Op::Last(w) => {
+                        let (worker, conn) = (WorkerId(w), u64::from(w));
+                        owed.insert(conn, (0..BUCKETS).collect());
+                        for pulls in [&mut some, &mut all] {
+                            let (done, have) = (Step(0), Vec::new());
+                            let pull =
+                                Pull { conn, worker, done, last: true, checkpoint: false, barrier: false, records: false, have, part: false };
+                            pulls.ask(pull, (0..BUCKETS).collect());
+                        }
+                        Changed::Pull(conn)
+                    }
+                    Op::Pause(w) => { m.members.pause(WorkerId(w), SessionId(1)); Changed::Member(WorkerId(w)) }
+                    Op::Resume(w) => { m.members.resume(WorkerId(w), SessionId(1), false); Changed::Member(WorkerId(w)) }
+                    Op::Finish(w) => { m.members.finish(WorkerId(w), SessionId(1)); Changed::Member(WorkerId(w)) }
+                    Op::Leave(w) => { m.members.leave(WorkerId(w), SessionId(1)); Changed::Member(WorkerId(w)) }
+                    Op::Join(w) if m.members.get(WorkerId(w)).is_some() => continue,
+                    Op::Join(w) => { m.members.join(WorkerId(w), SessionId(1), BUCKETS, false); Changed::Member(WorkerId(w)) }
                     Op::Closed(w) => {
                         [&mut some, &mut all].into_iter().for_each(|p| p.closed(u64::from(w)));
                         owed.remove(&u64::from(w));
-                        Changed::All
+                        Changed::Initial
                     }
                 };
                 let view = View { working: None, level: true, conn_of: &conn_of, waits_in_round: &|_, _| false, now };
                 let said = |looked: &Looked| {
                     looked.go.iter().map(|g| (g.pull.conn, g.buckets.clone(), g.whole, g.slowest)).collect::<Vec<_>>()
                 };
-                let few = some.look(touched, &m, &view);
+                let few = some.look(changed, &m, &view);
                 let many = all.look(Changed::All, &m, &view);
                 prop_assert_eq!(said(&few), said(&many));
                 prop_assert_eq!(some.waiting().count(), all.waiting().count());
@@ -348,9 +431,14 @@ mod tests {
                     let todo = owed.get_mut(&go.pull.conn).expect("it is owed something");
                     for bucket in &go.buckets {
                         prop_assert!(todo.remove(bucket), "{bucket} goes twice");
+                        if go.pull.last {
+                            prop_assert!(m.members.iter().all(|(_, m)| m.finished));
+                            continue;
+                        }
                         let own = m.members.get(go.pull.worker).and_then(|m| m.step(*bucket));
                         prop_assert!(own >= Some(go.pull.done));
-                        prop_assert!(mode.may_proceed(m.members.slowest_in(*bucket), go.pull.done));
+                        let rule = if barriers.contains(&go.pull.conn) { Mode::Bsp } else { mode };
+                        prop_assert!(rule.may_proceed(m.members.slowest_in(*bucket), go.pull.done));
                     }
                     prop_assert_eq!(go.whole, todo.is_empty());
                 }

@@ -49,7 +49,11 @@ pub enum Purpose {
     DeltaPart,
     /// Its marker.
     Delta(Proposed),
-    /// Nothing that anybody waits for.
+    /// A bucket's initial state.
+    Init,
+    /// A member says how far it is: it advances, pauses or finishes.
+    Member(WorkerId),
+    /// Nothing that a round or a pull waits for.
     Other,
 }
 

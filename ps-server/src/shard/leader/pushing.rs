@@ -44,7 +44,7 @@ impl Leader {
         let has_room = averages && !e.pending.waits_for_room(worker)
             || !e.pending.any_waits_for_room() && e.deltas.has_room(&conf.job, now);
         if has_room {
-            return self.next([Task::Take(push)]);
+            return self.take_push(push);
         }
         // All that a worker keeps may come again at once, and the step that it is in.
         let most = (MAX_AHEAD as usize + 2) * conf.buckets.len() + 1;
@@ -57,11 +57,15 @@ impl Leader {
 
     /// Takes the pushes that wait for room, as long as there is some.
     pub(super) fn take_if_room(&mut self, any: bool) {
-        let (conf, now) = (self.shard.configured(), self.now.at);
+        let now = self.now.at;
+        if !any && !self.leading().is_some_and(|e| e.pending.any_waits_for_room()) {
+            return;
+        }
+        let conf = self.shard.configured();
         let (Some(conf), Some(e)) = (conf, self.leading()) else { return };
         let push = if e.deltas.has_room(&conf.job, now) { e.pending.next_for_room() } else { None };
         match push {
-            Some(push) => self.next([Task::Take(push), Task::Room(true)]),
+            Some(push) => self.next([Task::Take(push), Task::Room]),
             None if any => self.next([Task::Pulls(Changed::All)]),
             None => {}
         }
@@ -211,10 +215,8 @@ impl Leader {
     /// member that left.
     pub(super) fn close_rounds(&mut self) {
         let now = self.now.at;
-        let (Some(conf), Some(e)) = (self.shard.configured(), &mut self.epoch) else { return };
-        if e.rounds.is_empty() {
-            return;
-        }
+        let Some(e) = self.epoch.as_mut().filter(|e| !e.rounds.is_empty()) else { return };
+        let Some(conf) = self.shard.configured() else { return };
         let drops_late = conf.job.round.drops_late();
         if drops_late {
             let late = self.shard.read(|m| e.rounds.take_dropped(&m.members));
@@ -229,10 +231,9 @@ impl Leader {
         // The mode has been switched: each is an update of its own now, unless a later round is on its way that passes it over.
         let in_force = self.shard.read(|m| m.in_force);
         let Some(e) = &mut self.epoch else { return };
-        let over = |(step, bucket): &Key| {
-            !(in_force.of_push(*step).averages() || drops_late && e.rounds.is_closed(*bucket, *step))
-        };
-        let over: Vec<_> = e.rounds.touched().into_iter().filter(over).collect();
+        let mut over: Vec<Key> =
+            e.rounds.touched().filter(|(step, _)| !in_force.of_push(*step).averages()).collect();
+        over.retain(|(step, bucket)| !(drops_late && e.rounds.is_closed(*bucket, *step)));
         for (step, bucket) in over {
             let workers = self.epoch.as_mut().map(|e| e.rounds.take((step, bucket))).unwrap_or_default();
             for worker in workers {
@@ -249,7 +250,7 @@ impl Leader {
             true => e.rounds.complete(&m.members, e.leases.leaving(), &conf.job.round, now),
             false => Vec::new(),
         });
-        self.next(complete.into_iter().map(Task::Close).collect::<Vec<_>>());
+        self.next(complete.into_iter().map(Task::Close));
     }
 
     pub(super) fn close_round(&mut self, round: Key) {
@@ -356,6 +357,9 @@ impl Leader {
 
     pub(super) fn begin_delta_if_due(&mut self) {
         let (now, number) = (self.now, self.deltas + 1);
+        if self.leading().is_none_or(|e| e.deltas.working().is_level()) {
+            return;
+        }
         let conf = self.shard.configured();
         let last = self.shard.read(|m| m.last_cut);
         let (Some(conf), Some(e)) = (conf, self.leading()) else { return };

@@ -16,15 +16,14 @@ pub type Key = (Step, usize);
 /// All rounds of a shard that are not applied.
 #[derive(Clone, Debug, Default)]
 pub struct Rounds {
-    open: BTreeMap<Key, BTreeSet<WorkerId>>,
-    /// Those that are open, by local bucket.
-    by_bucket: BTreeSet<(usize, Step)>,
+    /// Who is in those that are open, by local bucket and step.
+    open: BTreeMap<(usize, Step), BTreeSet<WorkerId>>,
     /// Since when each that is open has had as many as it needs.
     ready: BTreeMap<Key, Instant>,
     /// `ready`, the oldest first.
     oldest: BTreeSet<(Instant, Key)>,
-    /// Those that may close now, or whose missing pushes may be dropped.
-    touched: BTreeSet<Key>,
+    /// Those that may close now, or whose missing pushes may be dropped; some of them twice, or closed by now.
+    touched: Vec<Key>,
     /// Those that are closed without some of their pushes, and not applied yet, by local bucket.
     closed: BTreeSet<(usize, Step)>,
 }
@@ -32,25 +31,25 @@ pub struct Rounds {
 impl Rounds {
     /// A worker's push comes to its round.
     pub fn add(&mut self, step: Step, bucket: usize, worker: WorkerId) {
-        self.by_bucket.insert((bucket, step));
-        self.touched.insert((step, bucket));
-        self.open.entry((step, bucket)).or_default().insert(worker);
+        self.touched.push((step, bucket));
+        self.open.entry((bucket, step)).or_default().insert(worker);
     }
 
     /// Something has changed that decides over the rounds of a bucket: an update of it is applied.
     pub fn touch(&mut self, bucket: usize) {
-        let rounds = self.by_bucket.range((bucket, Step(0))..=(bucket, Step(u64::MAX)));
-        self.touched.extend(rounds.map(|(b, s)| (*s, *b)));
+        let rounds = self.open.range((bucket, Step(0))..=(bucket, Step(u64::MAX)));
+        self.touched.extend(rounds.map(|((b, s), _)| (*s, *b)));
     }
 
     /// Something has changed that decides over every round: who takes part, or the mode.
     pub fn touch_all(&mut self) {
-        self.touched.extend(self.open.keys());
+        self.touched.extend(self.open.keys().map(|(b, s)| (*s, *b)));
     }
 
     /// Drops what a worker that left has pushed into open rounds.
     pub fn forget(&mut self, worker: WorkerId) {
-        let own: Vec<Key> = self.open.iter().filter(|(_, r)| r.contains(&worker)).map(|(k, _)| *k).collect();
+        let own = self.open.iter().filter(|(_, r)| r.contains(&worker)).map(|((b, s), _)| (*s, *b));
+        let own: Vec<Key> = own.collect();
         own.into_iter().for_each(|key| self.remove(key, worker));
     }
 
@@ -58,11 +57,11 @@ impl Rounds {
     pub fn take_dropped(&mut self, members: &Members) -> Vec<(Key, WorkerId)> {
         let late =
             |(step, bucket): &Key, w: WorkerId| members.get(w).is_some_and(|m| m.is_dropped(*bucket, *step));
-        let round = |key: &Key| Some((*key, self.open.get(key)?));
+        self.sort_touched();
         let found: Vec<_> = self
             .touched
             .iter()
-            .filter_map(round)
+            .filter_map(|key| Some((*key, self.round(*key)?)))
             .flat_map(|(key, r)| r.iter().filter(move |w| late(&key, **w)).map(move |w| (key, *w)))
             .collect();
         found.iter().for_each(|(key, w)| self.remove(*key, *w));
@@ -71,7 +70,7 @@ impl Rounds {
 
     /// Takes one worker out of a round, and the round, where that was its last.
     fn remove(&mut self, key: Key, worker: WorkerId) {
-        let Some(round) = self.open.get_mut(&key) else { return };
+        let Some(round) = self.open.get_mut(&(key.1, key.0)) else { return };
         round.remove(&worker);
         if round.is_empty() {
             self.take(key);
@@ -83,18 +82,30 @@ impl Rounds {
         self.open.is_empty()
     }
 
-    /// Those that were touched, by step and local bucket.
-    pub fn touched(&self) -> Vec<Key> {
-        self.touched.iter().copied().collect()
+    fn round(&self, (step, bucket): Key) -> Option<&BTreeSet<WorkerId>> {
+        self.open.get(&(bucket, step))
+    }
+
+    fn sort_touched(&mut self) {
+        self.touched.sort_unstable();
+        self.touched.dedup();
+    }
+
+    /// Those that were touched and are open, by step and local bucket.
+    pub fn touched(&mut self) -> impl Iterator<Item = Key> {
+        self.sort_touched();
+        self.touched.iter().copied().filter(|key| self.round(*key).is_some())
+    }
+
+    /// Whether any has as many pushes as it needs and waits for more.
+    pub fn any_ready(&self) -> bool {
+        !self.oldest.is_empty()
     }
 
     /// Takes an open round out: who is in it.
     pub fn take(&mut self, key: Key) -> BTreeSet<WorkerId> {
-        let (step, bucket) = key;
         self.waits_again(key);
-        self.touched.remove(&key);
-        self.by_bucket.remove(&(bucket, step));
-        self.open.remove(&key).unwrap_or_default()
+        self.open.remove(&(key.1, key.0)).unwrap_or_default()
     }
 
     /// The rounds that close now, of those that were touched and those that have waited long enough: those for which every
@@ -109,11 +120,12 @@ impl Rounds {
     ) -> Vec<Key> {
         let mut closing = Vec::new();
         let due = self.oldest.iter().take_while(|(since, _)| *since + rule.rule().grace() <= now);
+        self.touched.extend(due.map(|(_, key)| *key));
+        self.sort_touched();
         let mut look = std::mem::take(&mut self.touched);
-        look.extend(due.map(|(_, key)| *key));
-        for key in look {
+        for key in look.drain(..) {
             let (step, bucket) = key;
-            let Some(round) = self.open.get(&key) else { continue };
+            let Some(round) = self.round(key) else { continue };
             let is_behind = |m: &Member| m.is_active() && m.step(bucket).is_some_and(|s| s < step);
             let expects = |w: &WorkerId| members.get(*w).is_some_and(is_behind) && !leaving.contains(w);
             let left = leaving.iter().filter(|w| members.get(**w).is_some_and(is_behind)).count();
@@ -131,6 +143,7 @@ impl Rounds {
                 closing.push(key);
             }
         }
+        self.touched = look; // as long as it was: a push would need another otherwise
         closing
     }
 

@@ -19,6 +19,9 @@ use tokio::{
 /// Messages that may wait for the leader; streams wait (and so do their workers) when it is full.
 pub const EVENT_QUEUE: usize = 1024;
 
+/// Messages that are taken at once where they are there, before outcomes and deadlines are looked at again.
+const AT_ONCE: usize = 32;
+
 /// Random numbers of sessions.
 pub fn random_sessions() -> DrawSession {
     Box::new(|| SessionId(rand::random_range(1..=u64::MAX)))
@@ -112,15 +115,27 @@ impl Task {
                 }
             };
             self.handle(input).await;
+            // To wait for all that may come costs as much as many an input.
+            for _ in 0..AT_ONCE {
+                let Ok(event) = events.try_recv() else { break };
+                let input = self.lines.input(event);
+                self.handle(input).await;
+            }
         }
     }
 
     /// One input, and those that follow from it at once.
     async fn handle(&mut self, input: Input) {
-        let mut inputs = vec![input];
-        while let Some(input) = inputs.pop() {
-            for effect in self.leader.handle(now(), &self.group, input) {
-                inputs.extend(self.carry_out(effect).await);
+        let (mut next, mut inputs) = (Some(input), Vec::new());
+        while let Some(input) = next.take().or_else(|| inputs.pop()) {
+            self.leader.handle(now(), &self.group, input);
+            while let Some(effect) = self.leader.next_effect() {
+                inputs.extend(match effect {
+                    Effect::Send(conn, reply) => {
+                        (!self.lines.send(conn, reply)).then_some(Input::Closed(conn))
+                    }
+                    effect => self.carry_out(effect).await,
+                });
             }
         }
     }
@@ -128,9 +143,7 @@ impl Task {
     /// Gives what the leader must hear of it before anything else.
     async fn carry_out(&mut self, effect: Effect) -> Option<Input> {
         match effect {
-            Effect::Send(conn, reply) => {
-                return (!self.lines.send(conn, reply)).then_some(Input::Closed(conn));
-            }
+            Effect::Send(..) => {} // where it comes out
             Effect::Close(conn) => self.lines.close(conn),
             Effect::Propose(number, proposal) => {
                 let waits = self.group.propose(proposal).await;

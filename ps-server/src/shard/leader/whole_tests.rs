@@ -77,7 +77,8 @@ impl World {
         let mut inputs = vec![input];
         while let Some(input) = inputs.pop() {
             let now = Now { at: self.now, moment: Moment::default() };
-            for effect in self.leader.handle(now, &Alone, input) {
+            self.leader.handle(now, &Alone, input);
+            while let Some(effect) = self.leader.next_effect() {
                 match effect {
                     Effect::Propose(number, proposal) => self.log.push_back((number, proposal)),
                     Effect::Confirm(number) => inputs.push(Input::Outcome(number, Ok(Outcome::Done))),
@@ -118,7 +119,8 @@ impl World {
 
     fn pull(&mut self, done: u64) {
         let (done, have, only) = (Step(done), Vec::new(), Vec::new());
-        let pull = Message::Pull { done, last: false, checkpoint: false, have, loss: None, only };
+        let pull =
+            Message::Pull { done, last: false, checkpoint: false, barrier: false, have, loss: None, only };
         self.hears(Input::Message(1, pull));
     }
 

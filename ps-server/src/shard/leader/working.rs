@@ -252,6 +252,11 @@ impl Working {
         self.under_way.as_ref().is_some_and(|u| u.marker.is_some())
     }
 
+    /// Whether it knows any member otherwise than the log does.
+    pub fn has_members(&self) -> bool {
+        !self.members.is_empty()
+    }
+
     /// Whether the replicated state holds everything.
     pub fn is_level(&self) -> bool {
         self.open.is_empty() && self.under_way.is_none()

@@ -340,7 +340,8 @@ impl Group {
         let any = !inputs.is_empty();
         while let Some(input) = inputs.pop() {
             let n = &mut self.nodes[node];
-            for effect in n.leader.handle(now, &n.standing, input) {
+            n.leader.handle(now, &n.standing, input);
+            while let Some(effect) = self.nodes[node].leader.next_effect() {
                 inputs.extend(self.carry_out(node, effect));
             }
         }

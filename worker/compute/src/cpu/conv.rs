@@ -82,7 +82,7 @@ pub fn forward_block(cpu: Cpu, weights: &ConvWeights, x: &Planes, y: &mut Planes
     assert_eq!(from.channels, s.inputs, "conv: channels of the input");
     assert!(from.pad >= s.pad, "conv: the input's border {} is less than the padding {}", from.pad, s.pad);
     assert_eq!(s.output(from, to.pad), to, "conv: shape of the output");
-    cpu.run_live(live_lanes(n, b), Forward { weights, x: x.block(b), from, y: y.block_mut(b), to });
+    cpu.run_tiles(live_lanes(n, b), Forward { weights, x: x.block(b), from, y: y.block_mut(b), to });
 }
 
 struct Forward<'a> {
@@ -93,9 +93,9 @@ struct Forward<'a> {
     to: Geometry,
 }
 
-impl Kernel for Forward<'_> {
+impl Kernel for &mut Forward<'_> {
     #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
+    fn run<S: Simd>(self, s: S) {
         let mut o = 0;
         while o < self.weights.shape.outputs {
             for y in 0..self.to.height {

@@ -41,7 +41,7 @@ impl ConvGradient {
         assert_eq!(from.channels, s.inputs, "conv gradient: channels of the input");
         assert!(from.pad >= s.pad, "conv gradient: the input's border is less than the padding");
         assert_eq!(s.output(from, to.pad), to, "conv gradient: shape of the output's gradient");
-        cpu.run_live(
+        cpu.run_tiles(
             live_lanes(n, b),
             WeightGrad { shape: s, sums: &mut self.sums, x: x.block(b), from, dy: dy.block(b), to },
         );
@@ -78,9 +78,9 @@ struct WeightGrad<'a> {
     to: Geometry,
 }
 
-impl Kernel for WeightGrad<'_> {
+impl Kernel for &mut WeightGrad<'_> {
     #[inline(always)]
-    fn run<S: Simd>(mut self, s: S) {
+    fn run<S: Simd>(self, s: S) {
         let k = self.shape.kernel;
         let mut top = 0;
         while top < self.to.height {

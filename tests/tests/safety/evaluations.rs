@@ -1,0 +1,193 @@
+//! Held-out evaluations: each sample once an epoch, the final weights once, seen while they last, and over at once.
+
+use anyhow::{Context, Result, ensure};
+use paraft_models::{Batch, Evaluation, Model, ModelError};
+use paraft_record::{Event, METRICS_FILE, read_events};
+use paraft_tests::{
+    fleet::{Fleet, FleetOptions},
+    train::{data, job},
+};
+use paraft_worker::{
+    Job, WorkerOptions, WorkerReport, exit,
+    samples::{fill, shape_of},
+    worker::WorkerError,
+};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
+
+const MLP: &str = "[model]\nkind = \"mlp\"\nhidden = [24]\n[optimizer]\nkind = \"sgd\"\nlr = 0.1\n";
+/// Held-out samples of the digits.
+const HELD_OUT: u64 = 360;
+
+/// The job's model, which counts the samples that it evaluates.
+struct Counting {
+    model: Box<dyn Model>,
+    evaluated: Arc<AtomicU64>,
+    /// Set when it has evaluated once.
+    interrupt: Option<Arc<AtomicBool>>,
+    takes: Duration,
+}
+
+impl Model for Counting {
+    fn tensors(&self) -> Vec<paraft_common::TensorSpec> {
+        self.model.tensors()
+    }
+
+    fn init(&self, seed: u64, params: &mut [f32]) {
+        self.model.init(seed, params);
+    }
+
+    fn step(
+        &mut self,
+        params: &[f32],
+        grads: &mut [f32],
+        batch: &Batch,
+        ready: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<f32, ModelError> {
+        self.model.step(params, grads, batch, ready)
+    }
+
+    fn evaluate(&mut self, params: &[f32], batch: &Batch) -> Result<Evaluation, ModelError> {
+        self.evaluated.fetch_add(batch.n as u64, SeqCst);
+        thread::sleep(self.takes);
+        if let Some(interrupt) = &self.interrupt {
+            interrupt.store(true, SeqCst);
+        }
+        self.model.evaluate(params, batch)
+    }
+}
+
+fn built(job: &Job) -> Result<Box<dyn Model>> {
+    Ok(job.model.as_ref().context("a model")?.build(shape_of(&data(job)?.train))?)
+}
+
+struct Run {
+    evaluated: Arc<AtomicU64>,
+    interrupt: Option<Arc<AtomicBool>>,
+    takes: Duration,
+    dir: Option<PathBuf>,
+}
+
+impl Run {
+    fn new() -> Self {
+        Self { evaluated: Arc::default(), interrupt: None, takes: Duration::ZERO, dir: None }
+    }
+
+    fn worker(&self, job: &Job, rank: u32) -> Result<Result<WorkerReport, WorkerError>> {
+        let mut model = Counting {
+            model: built(job)?,
+            evaluated: self.evaluated.clone(),
+            interrupt: self.interrupt.clone(),
+            takes: self.takes,
+        };
+        let options = WorkerOptions {
+            rank,
+            servers: job.cluster.addresses.clone(),
+            run_dir: self.dir.clone(),
+            weights: None,
+            resume: None,
+            metrics: None,
+            trace: None,
+            slow: Default::default(),
+            interrupt: self.interrupt.clone().unwrap_or_default(),
+        };
+        Ok(paraft_worker::run(job, &options, &mut model, data(job)?))
+    }
+
+    fn all(&self, job: &Job) -> Result<Vec<WorkerReport>> {
+        thread::scope(|s| {
+            let all: Vec<_> = (0..job.ranks()).map(|rank| s.spawn(move || self.worker(job, rank))).collect();
+            let joined =
+                all.into_iter().map(|t| t.join().map_err(|_| anyhow::anyhow!("a worker panicked"))?);
+            joined.map(|r| Ok(r??)).collect()
+        })
+    }
+}
+
+/// Trains two workers: how many samples were evaluated. The reported evaluation is that of the final weights.
+fn evaluated(set: &[&str]) -> Result<u64> {
+    let fleet = Fleet::start(FleetOptions { shards: 2, ..FleetOptions::default() })?;
+    let all = [&["train.batch=35", "train.epochs=3", "cluster.bucket_bytes=1024"], set].concat();
+    let job = job(&fleet.at, MLP, &all)?;
+    let run = Run::new();
+    let reports = run.all(&job)?;
+    let mut made = reports.iter().filter_map(|r| r.evaluation);
+    let (e, test) = (made.next().context("nobody reports it")?, data(&job)?.test);
+    ensure!(made.next().is_none(), "two workers report it");
+    let bits = |r: &WorkerReport| r.weights.iter().map(|w| w.to_bits()).collect::<Vec<_>>();
+    ensure!(reports.iter().all(|r| bits(r) == bits(&reports[0])), "{set:?}: other final weights");
+    let mut batch = Batch::default();
+    fill(&test, &(0..test.len() as u32).collect::<Vec<_>>(), &mut batch)?;
+    let want = built(&job)?.evaluate(&reports[0].weights, &batch)?;
+    ensure!((e.correct, e.count) == (want.correct, want.count), "{set:?}: {e:?}, not {want:?}");
+    ensure!((e.loss_sum / want.loss_sum - 1.0).abs() < 1e-5, "{set:?}: {e:?}, not {want:?}");
+    Ok(run.evaluated.load(SeqCst))
+}
+
+#[test]
+fn the_final_weights_are_evaluated_once() -> Result<()> {
+    for set in [
+        &["train.mode=bsp"][..],
+        &["train.mode=ssp:2"],
+        &["train.mode=asp"],
+        &["train.mode=asp", "train.max_steps=50"],
+        &["train.mode=asp", "local.kind=downpour"],
+        &["train.mode=bsp", "local.kind=diloco", "local.steps=8"],
+        &["train.mode=asp", "train.sampler=leased"],
+        // Its pulls bring other weights than the servers'.
+        &["train.mode=asp", "algorithm.kind=dana-zero", "optimizer.kind=nesterov", "optimizer.lr=0.01"],
+    ] {
+        let once = evaluated(set)?;
+        ensure!(once == HELD_OUT, "{set:?}: {once} samples for the final evaluation");
+        let each = evaluated(&[set, &["eval.every_epoch=true"]].concat())?;
+        ensure!(each == 3 * HELD_OUT, "{set:?}: {each} samples for three epochs");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_job_that_stops_early_evaluates_the_weights_that_it_stopped_at_once() -> Result<()> {
+    let stops = "eval.early_stop={patience=1,min_delta=100.0}";
+    for mode in ["train.mode=bsp", "train.mode=asp"] {
+        let n = evaluated(&[mode, "eval.every_epoch=true", "train.epochs=30", stops])?;
+        ensure!(n < 6 * HELD_OUT && n.is_multiple_of(HELD_OUT), "{mode}: {n} samples");
+    }
+    Ok(())
+}
+
+#[test]
+fn an_evaluation_that_is_interrupted_ends_at_once() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::default())?;
+    let job = job(&fleet.at, MLP, &["train.workers=1", "train.epochs=2", "eval.every_epoch=true"])?;
+    let run = Run { interrupt: Some(Arc::default()), ..Run::new() };
+    let ended = run.worker(&job, 0)?;
+    let code = ended.as_ref().err().map(WorkerError::exit_code);
+    ensure!(code == Some(exit::INTERRUPTED), "{ended:?}");
+    // What a worker evaluates between two looks.
+    ensure!(run.evaluated.load(SeqCst) == 256, "{} samples", run.evaluated.load(SeqCst));
+    Ok(())
+}
+
+#[test]
+fn an_evaluation_that_takes_long_says_how_far_it_is() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::default())?;
+    let job = job(&fleet.at, MLP, &["train.workers=1", "train.epochs=1"])?;
+    let folder = tempfile::tempdir()?;
+    let run =
+        Run { takes: Duration::from_millis(1100), dir: Some(folder.path().to_path_buf()), ..Run::new() };
+    run.all(&job)?;
+    let events = read_events(folder.path().join(METRICS_FILE))?;
+    let far = events.iter().filter_map(|e| match e {
+        Event::Evaluating(e) => Some((e.worker.0, e.epoch, e.done, e.of)),
+        _ => None,
+    });
+    ensure!(far.collect::<Vec<_>>() == [(0, 1, 256, HELD_OUT)], "{events:?}");
+    Ok(())
+}

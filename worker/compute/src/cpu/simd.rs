@@ -1,0 +1,342 @@
+//! Sixteen `f32` lanes in vectors of any width, and the one place that chooses the machine's instructions.
+//!
+//! A kernel is written once, generic over [`Simd`], and compiled for each level: AVX-512, AVX2 with FMA, and what every
+//! machine of the target has (SSE2 on x86-64, NEON on aarch64). The instructions are those of the crate `fearless_simd`,
+//! whose tokens prove that the machine has them, so nothing here is unsafe.
+//!
+//! ```text
+//!  operator --Kernel--> Cpu::run ----------> all sixteen lanes at once
+//!                       Cpu::run_tiles ----> as many lanes at a time as a register holds, one part after the other
+//! ```
+//!
+//! `run_tiles` is for kernels that keep a tile of accumulators in registers: AVX2 and the baseline have half and a quarter of
+//! AVX-512's lanes in a register, and half as many registers, so a tile of whole [`Lane`]s would live on the stack. It also
+//! leaves out parts in which no lane holds a sample.
+//!
+//! Results differ between levels in the last bits (fused or separate rounding); on one level the same inputs give the same
+//! bits.
+
+use fearless_simd::{Level, Simd as Token, dispatch, f32x8, f32x16, prelude::*};
+use std::marker::PhantomData;
+
+/// Number of `f32` lanes of a [`Lane`].
+pub const LANES: usize = 16;
+
+/// Sixteen samples' value at one place of a plane: the innermost, vectorised axis of the blocked layout.
+///
+/// Aligned to a cache line, so that no load of the hot loops crosses one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C, align(64))]
+pub struct Lane(pub [f32; LANES]);
+
+impl Lane {
+    /// All lanes zero.
+    pub const ZERO: Self = Self([0.0; LANES]);
+}
+
+impl Default for Lane {
+    fn default() -> Self {
+        Self::ZERO
+    }
+}
+
+/// The operations that kernels are made of, on all lanes of a [`Lane`] or on a part of them.
+pub(crate) trait Simd: Copy {
+    /// The lanes in registers.
+    type V: Copy;
+    /// One truth value a lane.
+    type M: Copy;
+
+    fn splat(self, x: f32) -> Self::V;
+    fn load(self, p: &Lane) -> Self::V;
+    fn store(self, p: &mut Lane, v: Self::V);
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, fused where the machine can.
+    fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// `a > b`, false for NaN.
+    fn gt(self, a: Self::V, b: Self::V) -> Self::M;
+    /// `a == b`, false for NaN.
+    fn eq(self, a: Self::V, b: Self::V) -> Self::M;
+    /// `t` where `m` holds, else `f`.
+    fn select(self, m: Self::M, t: Self::V, f: Self::V) -> Self::V;
+    /// The sum of the lanes. The upper half is added to the lower one until one value is left: the same bits at every level.
+    fn sum(self, v: Self::V) -> f32;
+}
+
+/// The lanes of vectors `V` from the `at`-th on; `at` is a multiple of their number.
+#[derive(Clone, Copy)]
+pub(crate) struct Lanes<S, V> {
+    token: S,
+    at: usize,
+    vectors: PhantomData<V>,
+}
+
+type Whole<S> = Lanes<S, f32x16<S>>;
+type Half<S> = Lanes<S, f32x8<S>>;
+
+impl<S: Token, V: SimdBase<S>> Lanes<S, V> {
+    #[inline(always)]
+    fn from(token: S, at: usize) -> Self {
+        Self { token, at, vectors: PhantomData }
+    }
+
+    /// So that the compiler sees that they are inside a [`Lane`].
+    #[inline(always)]
+    fn place(self) -> std::ops::Range<usize> {
+        let at = self.at & (LANES - V::LEN);
+        at..at + V::LEN
+    }
+}
+
+impl<S: Token, V: SimdFloat<S, Element = f32>> Simd for Lanes<S, V> {
+    type V = V;
+    type M = V::Mask;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> V {
+        V::splat(self.token, x)
+    }
+    #[inline(always)]
+    fn load(self, p: &Lane) -> V {
+        V::from_slice(self.token, &p.0[self.place()])
+    }
+    #[inline(always)]
+    fn store(self, p: &mut Lane, v: V) {
+        v.store_slice(&mut p.0[self.place()]);
+    }
+    #[inline(always)]
+    fn add(self, a: V, b: V) -> V {
+        a + b
+    }
+    #[inline(always)]
+    fn sub(self, a: V, b: V) -> V {
+        a - b
+    }
+    #[inline(always)]
+    fn mul(self, a: V, b: V) -> V {
+        a * b
+    }
+    #[inline(always)]
+    fn fma(self, a: V, b: V, c: V) -> V {
+        a.mul_add(b, c)
+    }
+    #[inline(always)]
+    fn gt(self, a: V, b: V) -> V::Mask {
+        a.simd_gt(b)
+    }
+    #[inline(always)]
+    fn eq(self, a: V, b: V) -> V::Mask {
+        a.simd_eq(b)
+    }
+    #[inline(always)]
+    fn select(self, m: V::Mask, t: V, f: V) -> V {
+        m.select(t, f)
+    }
+    #[inline(always)]
+    fn sum(self, v: V) -> f32 {
+        let mut sums = [0.0f32; LANES];
+        sums[..V::LEN].copy_from_slice(v.as_slice());
+        let mut n = V::LEN;
+        while n > 1 {
+            n /= 2;
+            for i in 0..n {
+                sums[i] += sums[i + n];
+            }
+        }
+        sums[0]
+    }
+}
+
+/// Work to be run with the machine's best instructions.
+///
+/// `run` must be `#[inline(always)]`, and so must all that it calls, or the instructions of the caller do not
+/// reach it.
+pub(crate) trait Kernel {
+    fn run<S: Simd>(self, s: S);
+}
+
+/// A set of vector instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// What every machine of the target has: SSE2 on x86-64, NEON on aarch64.
+    Baseline,
+    /// AVX2 and FMA (x86-64-v3).
+    Avx2,
+    /// AVX-512 as Intel has it since Ice Lake and AMD since Zen 4. Older processors with AVX-512 get [`Isa::Avx2`].
+    Avx512,
+}
+
+/// The instructions that the operators use: a set known to be present.
+///
+/// ```
+/// let cpu = paraft_compute::Cpu::detect();
+/// assert!(paraft_compute::Cpu::with(cpu.isa()).is_some());
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Cpu {
+    level: Level,
+}
+
+impl Cpu {
+    /// The best set that this machine has.
+    pub fn detect() -> Self {
+        Self { level: Level::new() }
+    }
+
+    /// A certain set, or `None` where the machine lacks it. For comparisons.
+    pub fn with(isa: Isa) -> Option<Self> {
+        let level = match isa {
+            Isa::Baseline => Level::baseline(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Level::Avx2(Level::new().as_avx2()?),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Level::Avx512(Level::new().as_avx512()?),
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 | Isa::Avx512 => return None,
+        };
+        Some(Self { level })
+    }
+
+    /// The set in use.
+    pub fn isa(self) -> Isa {
+        match self.level {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(_) => Isa::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2(_) => Isa::Avx2,
+            _ => Isa::Baseline,
+        }
+    }
+
+    /// On all sixteen lanes at once.
+    #[inline]
+    pub(crate) fn run<K: Kernel>(self, kernel: K) {
+        dispatch!(self.level, s => kernel.run(Whole::from(s, 0)));
+    }
+
+    /// For a block of which only the first `live` lanes hold samples. Where eight lanes are enough, only the first eight of each
+    /// [`Lane`] are read and written: the last block of a batch then costs half (a batch of 100 has four samples in it).
+    #[inline]
+    pub(crate) fn run_live<K: Kernel>(self, live: usize, kernel: K) {
+        match live <= LANES / 2 {
+            true => dispatch!(self.level, s => kernel.run(Half::from(s, 0))),
+            false => self.run(kernel),
+        }
+    }
+
+    /// Likewise, for a kernel with a tile in registers and nothing that goes across lanes: as many lanes at a time as a register
+    /// has.
+    #[inline]
+    pub(crate) fn run_tiles<K>(self, live: usize, mut kernel: K)
+    where
+        for<'a> &'a mut K: Kernel,
+    {
+        dispatch!(self.level, s => tiles(s, live, &mut kernel));
+    }
+}
+
+#[inline(always)]
+fn tiles<S: Token, K>(s: S, live: usize, kernel: &mut K)
+where
+    for<'a> &'a mut K: Kernel,
+{
+    let width = S::f32s::LEN;
+    if width > LANES / 2 && live <= LANES / 2 {
+        return kernel.run(Half::from(s, 0));
+    }
+    for at in (0..live).step_by(width) {
+        kernel.run(Lanes::<S, S::f32s>::from(s, at));
+    }
+}
+
+impl Default for Cpu {
+    fn default() -> Self {
+        Self::detect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cpus() -> impl Iterator<Item = Cpu> {
+        [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter_map(Cpu::with)
+    }
+
+    fn noise(seed: u32) -> Lane {
+        Lane(std::array::from_fn(|i| {
+            let bits = (seed + i as u32).wrapping_mul(2_654_435_761);
+            (bits >> 8) as f32 / (1 << 23) as f32 - 1.0
+        }))
+    }
+
+    /// Everything that a tile does, and one value that depends on all of it.
+    struct Tile<'a>(&'a [Lane], &'a mut [Lane]);
+
+    impl Kernel for &mut Tile<'_> {
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            for (x, y) in self.0.windows(3).zip(self.1.iter_mut()) {
+                let (a, b, c) = (s.load(&x[0]), s.load(&x[1]), s.load(&x[2]));
+                let more = s.select(s.gt(a, b), s.sub(a, b), s.mul(a, c));
+                let v = s.select(s.eq(a, c), s.splat(0.5), s.fma(a, b, more));
+                s.store(y, s.add(v, s.load(y)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_tile_in_parts_has_the_bits_of_a_whole_one_and_leaves_dead_parts_alone() {
+        let mut x: Vec<Lane> = (0..20).map(|i| noise(97 * i)).collect();
+        x[7] = x[5];
+        x[11].0[3] = f32::NAN;
+        for cpu in cpus() {
+            let mut whole: Vec<Lane> = (0..18).map(|i| noise(31 * i)).collect();
+            let before = whole.clone();
+            cpu.run(&mut Tile(&x, &mut whole));
+            for live in 1..=LANES {
+                let mut parts = before.clone();
+                cpu.run_tiles(live, Tile(&x, &mut parts));
+                for (i, part) in parts.iter().enumerate() {
+                    let bits = |lane: &Lane| lane.0.map(f32::to_bits);
+                    assert_eq!(bits(part)[..live], bits(&whole[i])[..live], "{:?}, {live} live", cpu.isa());
+                    let dead = live.next_multiple_of(LANES / 2);
+                    assert_eq!(bits(part)[dead..], bits(&before[i])[dead..], "{:?}, {live} live", cpu.isa());
+                }
+            }
+        }
+    }
+
+    struct Sum<'a>(&'a Lane, &'a mut f32);
+
+    impl Kernel for Sum<'_> {
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) {
+            *self.1 = s.sum(s.load(self.0));
+        }
+    }
+
+    #[test]
+    fn a_sum_of_lanes_is_by_halves_at_every_level() {
+        let x = Lane(std::array::from_fn(|i| noise(5).0[i] * 3.7f32.powi(i as i32 % 5)));
+        let by_halves = |n: usize| {
+            let mut v = x.0;
+            let mut n = n / 2;
+            while n > 0 {
+                (0..n).for_each(|i| v[i] += v[i + n]);
+                n /= 2;
+            }
+            v[0].to_bits()
+        };
+        for cpu in cpus() {
+            let mut sum = 0.0;
+            cpu.run(Sum(&x, &mut sum));
+            assert_eq!(sum.to_bits(), by_halves(16), "{:?}", cpu.isa());
+            cpu.run_live(7, Sum(&x, &mut sum));
+            assert_eq!(sum.to_bits(), by_halves(8), "{:?}", cpu.isa());
+        }
+        assert_ne!(by_halves(16), x.0.iter().sum::<f32>().to_bits(), "the order makes no difference here");
+    }
+}
