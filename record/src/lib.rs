@@ -28,7 +28,8 @@ pub mod tensorboard;
 pub use comparison::{Cell, Comparison, Conditions, LeftOut};
 pub use error::RecordError;
 pub use event::{
-    Diverged, Eval, Event, Leave, ModeSwitch, Run, Server, Shard, Staleness, Summary, Train, Worker,
+    Diverged, Eval, Evaluating, Event, Leave, ModeSwitch, Run, Server, Shard, Staleness, Summary, Train,
+    Worker,
 };
 pub use incarnations::Incarnations;
 pub use metrics_file::{METRICS_FILE, MetricsWriter, Tail, read_events};

@@ -183,7 +183,7 @@ fn an_evaluation_that_takes_long_says_how_far_it_is() -> Result<()> {
     let run =
         Run { takes: Duration::from_millis(1100), dir: Some(folder.path().to_path_buf()), ..Run::new() };
     run.all(&job)?;
-    let events = read_events(&folder.path().join(METRICS_FILE))?;
+    let events = read_events(folder.path().join(METRICS_FILE))?;
     let far = events.iter().filter_map(|e| match e {
         Event::Evaluating(e) => Some((e.worker.0, e.epoch, e.done, e.of)),
         _ => None,

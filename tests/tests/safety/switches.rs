@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, anyhow, ensure};
 use paraft_common::{Mode, ModeChoice, ShardId};
-use paraft_proto::{PROTOCOL, ShardStatus, SwitchModeRequest};
+use paraft_proto::{PROTOCOL, SwitchModeRequest};
 use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::Ledger,

@@ -402,7 +402,7 @@ mod tests {
                         for pulls in [&mut some, &mut all] {
                             let (done, have) = (Step(0), Vec::new());
                             let pull =
-                                Pull { conn, worker, done, last: true, checkpoint: false, records: false, have, part: false };
+                                Pull { conn, worker, done, last: true, checkpoint: false, barrier: false, records: false, have, part: false };
                             pulls.ask(pull, (0..BUCKETS).collect());
                         }
                         Changed::Pull(conn)
