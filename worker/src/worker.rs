@@ -14,12 +14,15 @@ mod follower;
 mod join;
 mod own_loop;
 mod plan;
+mod records;
 mod reduce;
+mod setup;
 mod training;
 
 pub use error::{ErrorKind, WorkerError};
-pub use own_loop::{Init, Minibatch, Run, Setup, Turn};
+pub use own_loop::Run;
 pub use plan::{Minibatches, Plan};
+pub use setup::{Init, Minibatch, Setup, Turn};
 
 use self::{
     clock::Clock,

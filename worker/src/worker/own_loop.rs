@@ -28,7 +28,7 @@
 //! ```
 
 use super::{
-    Minibatches, Plan, WorkerError, WorkerOptions, WorkerReport,
+    Minibatch, Minibatches, Plan, Setup, Turn, WorkerError, WorkerOptions, WorkerReport,
     driver::{self, Driver, End},
     join::{Flush, Joined, What, join},
     training::finite,
@@ -47,56 +47,6 @@ use std::{
     ops::Range,
     sync::Arc,
 };
-
-/// Writes the weights of a seed.
-pub type Init<'a> = Box<dyn FnMut(u64, &mut [f32]) + 'a>;
-
-/// What is trained by a loop of your own.
-pub struct Setup<'a> {
-    /// The model's tensors, parameters before buffers, in the order in which their values lie in the flat vector.
-    pub tensors: Vec<TensorSpec>,
-    /// Samples of the training data, the same on every worker: minibatches are lists of numbers below it.
-    pub samples: usize,
-    /// Names the data, for example by its digest: a worker with another name is refused. No comma.
-    pub data: String,
-    /// Evaluations count correct predictions.
-    pub classifies: bool,
-    /// Held-out samples, the same on every worker; 0: nothing is evaluated.
-    pub held_out: usize,
-    /// Writes the weights that the job begins with, from its seed: the same on every worker.
-    pub init: Init<'a>,
-}
-
-impl<'a> Setup<'a> {
-    /// Of these tensors, for `samples` samples that have no name; `init` writes the first weights.
-    pub fn new(tensors: Vec<TensorSpec>, samples: usize, init: impl FnMut(u64, &mut [f32]) + 'a) -> Self {
-        let data = format!("{samples} samples");
-        Self { tensors, samples, data, classifies: false, held_out: 0, init: Box::new(init) }
-    }
-}
-
-/// What your loop does next.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Turn {
-    /// Compute the gradient of a minibatch at [`Run::weights`]; hand it over by [`Run::ready`], then call [`Run::trained`].
-    Train(Minibatch),
-    /// Evaluate [`Run::weights`] on this worker's share of the held-out samples, then call [`Run::evaluated`].
-    Evaluate {
-        /// Their numbers, each below [`Setup::held_out`].
-        samples: Vec<usize>,
-    },
-    /// The job is done, and [`Run::weights`] are its final ones: call [`Run::finish`].
-    Over,
-}
-
-/// Samples to train on.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Minibatch {
-    /// The worker's step that it is part of, from 1.
-    pub step: Step,
-    /// Numbers of the samples, each below [`Setup::samples`], by the job's sampler, seed and batch.
-    pub samples: Vec<u32>,
-}
 
 /// What the loop was last told to do.
 enum Asked {
@@ -264,9 +214,7 @@ impl Run {
                     self.asked = Asked::Local { step, clock, samples: samples.len() as u64 };
                     return Ok(Turn::Train(Minibatch { step, samples }));
                 }
-                driver::Turn::Evaluate(epoch) if self.held_out == 0 => {
-                    self.driver.evaluated(epoch, &Evaluation::default())?;
-                }
+                driver::Turn::Evaluate(_) if self.held_out == 0 => self.driver.not_evaluated(),
                 driver::Turn::Evaluate(epoch) => {
                     self.asked = Asked::Evaluate(epoch);
                     let (first, every) = (self.rank as usize, self.job.train.workers as usize);

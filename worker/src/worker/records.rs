@@ -1,0 +1,135 @@
+//! What a driver writes down: steps, evaluations, switches of the mode, the end.
+
+use super::driver::{Driver, End, Scores};
+use crate::{
+    checkpoints,
+    recorder::{Progress, wall},
+    worker::WorkerError,
+};
+use paraft_client::Reported;
+use paraft_common::Step;
+use paraft_models::Evaluation;
+use paraft_record::{Event, event};
+use paraft_trainer::Stepped;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Driver {
+    /// Writes down where the worker stands after a step: now and then, and always where something ends with it.
+    pub(super) fn note_step(&mut self, s: Stepped) -> Result<(), WorkerError> {
+        let counters = self.client.counters();
+        let progress = Progress {
+            step: s.done,
+            epoch: s.epoch,
+            samples: self.samples,
+            seconds: self.clock.seconds(),
+            wait_seconds: (counters.waited - self.waited_at_start).as_secs_f64(),
+        };
+        self.gauges.bytes_pushed.store(counters.bytes_pushed, Relaxed);
+        self.gauges.bytes_pulled.store(counters.bytes_pulled, Relaxed);
+        Ok(self.recorder.step(progress, s.loss, s.ends)?)
+    }
+
+    /// The evaluation of the final weights, where all workers' shares of these `samples` held-out ones came to it. Without, the
+    /// first worker makes it.
+    pub fn shared(&self, end: End, samples: u64) -> Option<Evaluation> {
+        let r = self.reported.as_ref().filter(|r| Some(r.epoch) == end.evaluated && r.count == samples)?;
+        Some(Evaluation { loss_sum: r.loss_sum, correct: r.correct, count: r.count })
+    }
+
+    /// Writes down what this worker did; `evaluation`: that of the final weights, where it was this worker's to write.
+    pub fn end(&mut self, end: End, evaluation: Option<&Evaluation>) -> Result<(), WorkerError> {
+        let counters = self.at_end;
+        if let Some(e) = evaluation {
+            self.note_final(end.done, e)?;
+        }
+        let usage = paraft_host::usage();
+        Ok(self.recorder.write(&Event::Worker(event::Worker {
+            wall: wall(),
+            worker: self.worker(),
+            steps: self.steps,
+            samples: self.samples,
+            seconds: self.clock.seconds(),
+            wait_seconds: (counters.waited - self.waited_at_start).as_secs_f64(),
+            bytes_pushed: counters.bytes_pushed,
+            bytes_pulled: counters.bytes_pulled,
+            cpu_seconds: self.clock.cpu_seconds(),
+            peak_rss_bytes: usage.peak_rss_bytes,
+        }))?)
+    }
+
+    /// Writes down a switch of the mode.
+    pub(super) fn note_mode(&mut self, step: Step) -> Result<(), WorkerError> {
+        let (number, mode) = self.client.mode();
+        if number == self.switches {
+            return Ok(());
+        }
+        self.switches = number;
+        tracing::info!(%mode, number, %step, "the mode was switched");
+        Ok(self.recorder.write(&Event::Mode(event::ModeSwitch {
+            wall: wall(),
+            worker: self.worker(),
+            step,
+            samples: self.samples,
+            seconds: self.clock.seconds(),
+            number,
+            mode: mode.to_string(),
+        }))?)
+    }
+
+    /// The epoch that the job has ended with.
+    pub(super) fn epoch_of(&self, done: Step) -> u64 {
+        match self.plan.leased {
+            Some(_) => self.ends.keys().next_back().copied().unwrap_or(self.begun),
+            None => done.0.div_ceil(self.plan.per_epoch),
+        }
+    }
+
+    fn note_final(&mut self, done: Step, e: &Evaluation) -> Result<(), WorkerError> {
+        let epoch = self.epoch_of(done);
+        let all = Reported { epoch, loss_sum: e.loss_sum, correct: e.correct, count: e.count, stop: false };
+        self.write_evaluation(&all, true)
+    }
+
+    pub(super) fn note_evaluations(&mut self) -> Result<(), WorkerError> {
+        for e in self.client.evaluations() {
+            if let Some(c) = &self.checkpoints {
+                let step = match self.plan.leased {
+                    Some(_) => self.ends.get(&e.epoch).copied(),
+                    None => Some(Step(e.epoch.saturating_mul(self.plan.per_epoch).min(self.plan.total))),
+                };
+                if let Some(step) = step {
+                    c.loss(step, e.loss_sum / e.count.max(1) as f64);
+                }
+            }
+            if self.scores.every_epoch {
+                self.write_evaluation(&e, false)?;
+            }
+            self.reported = Some(e);
+        }
+        Ok(())
+    }
+
+    /// Writes what the checkpoints' thread has done; `wait`s for it at the end.
+    pub(super) fn note_checkpoints(&mut self, wait: bool) -> Result<(), WorkerError> {
+        checkpoints::note(&mut self.checkpoints, &mut self.recorder, wait)
+    }
+
+    fn write_evaluation(&mut self, e: &Reported, is_final: bool) -> Result<(), WorkerError> {
+        let n = e.count.max(1) as f64;
+        let Scores { workers, samples, classifies, .. } = self.scores;
+        let event = event::Eval {
+            wall: wall(),
+            epoch: e.epoch,
+            samples: match self.plan.leased {
+                Some(_) => e.epoch.saturating_sub(self.begun) * samples,
+                None => self.samples * workers,
+            },
+            seconds: self.clock.seconds(),
+            loss: e.loss_sum / n,
+            accuracy: classifies.then(|| e.correct as f64 / n),
+            count: e.count,
+            is_final,
+        };
+        Ok(self.recorder.write(&Event::Eval(event))?)
+    }
+}
