@@ -1,7 +1,7 @@
 //! Which keys a job has, asked of the types that read them, so that no second list has to be kept; and which of them may
 //! have been meant.
 
-use crate::refused::{Refused, job_of};
+use crate::refused::{Refused, is_old, job_of};
 use paraft_common::kind::KIND;
 use strsim::levenshtein;
 use toml::{Table, Value};
@@ -34,7 +34,7 @@ fn known(path: &[String]) -> Vec<String> {
     };
     for refused in said.into_iter().flatten() {
         let Refused::Key { key, takes } = refused else { continue };
-        for field in takes.iter().filter(|_| key == PROBE) {
+        for field in takes.iter().filter(|f| key == PROBE && !is_old(f)) {
             if !keys.contains(&whole(field)) {
                 keys.push(whole(field));
                 let path = [path, &[field.to_string()]].concat();
@@ -59,8 +59,10 @@ pub(crate) fn meant(wrong: &str, parent: &str, there: &[&str]) -> Option<String>
     let here = there.iter().map(|w| (levenshtein(wrong, w), w)).min().filter(|(d, _)| *d <= 3);
     // Elsewhere only what is hardly another word; the same table first.
     let near = |d: usize| 3 * d <= wrong.len();
-    let anywhere =
-        all.iter().map(|k| (levenshtein(wrong, &last(k)), elsewhere(k), k)).filter(|(d, ..)| near(*d));
+    let anywhere = all
+        .iter()
+        .map(|k| (levenshtein(wrong, &last(k)), elsewhere(k), k))
+        .filter(|(d, elsewhere, _)| near(*d) && (*d > 0 || *elsewhere));
     match here {
         Some((_, w)) if parent.is_empty() => Some(format!("`{w}`")),
         Some((_, w)) => Some(format!("`{parent}.{w}`")),
