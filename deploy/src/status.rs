@@ -182,10 +182,10 @@ fn print(r: &StatusReply, digest: bool) {
         let waiting = if s.started || s.members.is_empty() {
             String::new()
         } else {
-            format!(
-                " (waiting for {} workers)",
-                s.expected_workers as usize - s.members.len().min(s.expected_workers as usize)
-            )
+            match (s.expected_workers as usize).saturating_sub(s.members.len()) {
+                1 => " (waiting for 1 worker)".to_string(),
+                n => format!(" (waiting for {n} workers)"),
+            }
         };
         let mut row = vec![
             s.shard.to_string(),

@@ -21,6 +21,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
     },
     thread,
     time::Duration,
@@ -28,6 +29,9 @@ use std::{
 
 /// A worker that is told to end waits so long for the shards' word that they know. Less than signals wait for the worker.
 const LEAVE_TIMEOUT: Duration = Duration::from_millis(800);
+
+/// A worker that has waited for the first weights for so long says that it does.
+const SAYS_THAT_IT_WAITS: Duration = Duration::from_secs(5);
 
 /// Where weights are pulled to.
 pub(crate) trait Landing {
@@ -395,7 +399,9 @@ impl Driver {
     /// Pulls, to where the model wants its weights.
     fn pull(&mut self, pull: Pull, into: &mut dyn Landing) -> Result<Pulled, WorkerError> {
         let whole = pull.only.is_empty();
+        let waits = (self.steps == 0).then(|| says_that_it_waits(self.scores.workers));
         let pulled = self.client.pull_by(pull, into.landing()?)?;
+        drop(waits);
         into.landed(&pulled, &self.layout)?;
         if let Some(local) = self.local.as_mut().filter(|_| whole) {
             local.pulled(into.weights());
@@ -414,4 +420,17 @@ impl Driver {
         }
         self.note_checkpoints(true)
     }
+}
+
+/// Until this is dropped, a worker waits for the first weights: it says so, once.
+fn says_that_it_waits(workers: u64) -> mpsc::Sender<()> {
+    let (waits, over) = mpsc::channel::<()>();
+    thread::spawn(move || {
+        if over.recv_timeout(SAYS_THAT_IT_WAITS) == Err(mpsc::RecvTimeoutError::Timeout) {
+            tracing::warn!(
+                "training begins once all {workers} workers of the job have joined; this one waits for them"
+            );
+        }
+    });
+    waits
 }
