@@ -1,31 +1,4 @@
 //! A training loop of your own: a worker of a job whose model, data and loop are not ours.
-//!
-//! ```no_run
-//! use paraft_worker::{Evaluation, Job, Run, Setup, TensorSpec, Turn, WorkerError, WorkerOptions};
-//! # fn gradient(_: &[f32], _: &[u32]) -> (f32, Vec<f32>) { (0.0, vec![0.0; 4]) }
-//!
-//! # fn main() -> Result<(), WorkerError> {
-//! let job = Job::load("job.toml".as_ref(), &[])?;
-//! let options = WorkerOptions::new(0, vec!["10.0.0.1:7070".into()]);
-//! let setup = Setup::new(vec![TensorSpec::param("w", &[4])], 60_000, |seed, weights| weights.fill(0.1));
-//!
-//! let mut run = Run::join(&job, &options, setup)?;
-//! loop {
-//!     match run.next()? {
-//!         Turn::Train(minibatch) => {
-//!             let (loss, w) = gradient(run.tensor("w").expect("its name"), &minibatch.samples);
-//!             run.ready(0, &w)?; // on its way while the next tensor's gradient is computed
-//!             run.trained(loss)?;
-//!         }
-//!         Turn::Evaluate { samples } => {
-//!             run.evaluated(Evaluation { loss_sum: 0.0, correct: 0, count: samples.len() as u64 })?;
-//!         }
-//!         Turn::Over => break,
-//!     }
-//! }
-//! let weights = run.finish()?.weights; // the job's final ones
-//! # Ok(()) }
-//! ```
 
 use super::{
     Minibatch, Minibatches, Plan, Setup, Turn, WorkerError, WorkerOptions, WorkerReport,
@@ -58,7 +31,34 @@ enum Asked {
     Over,
 }
 
-/// A worker's part in a job, for a training loop of your own. See the [module](self).
+/// A worker's part in a job, for a training loop of your own.
+///
+/// ```no_run
+/// use paraft_worker::{Evaluation, Job, Run, Setup, TensorSpec, Turn, WorkerError, WorkerOptions};
+/// # fn gradient(_: &[f32], _: &[u32]) -> (f32, Vec<f32>) { (0.0, vec![0.0; 4]) }
+///
+/// # fn main() -> Result<(), WorkerError> {
+/// let job = Job::load("job.toml".as_ref(), &[])?;
+/// let options = WorkerOptions::new(0, vec!["10.0.0.1:7070".into()]);
+/// let setup = Setup::new(vec![TensorSpec::param("w", &[4])], 60_000, |seed, weights| weights.fill(0.1));
+///
+/// let mut run = Run::join(&job, &options, setup)?;
+/// loop {
+///     match run.next()? {
+///         Turn::Train(minibatch) => {
+///             let (loss, w) = gradient(run.tensor("w").expect("its name"), &minibatch.samples);
+///             run.ready(0, &w)?; // on its way while the next tensor's gradient is computed
+///             run.trained(loss)?;
+///         }
+///         Turn::Evaluate { samples } => {
+///             run.evaluated(Evaluation { loss_sum: 0.0, correct: 0, count: samples.len() as u64 })?;
+///         }
+///         Turn::Over => break,
+///     }
+/// }
+/// let weights = run.finish()?.weights; // the job's final ones
+/// # Ok(()) }
+/// ```
 ///
 /// Mode, sampler, local steps, checkpoints, resume and the record are the job's, as for our own workers. One process is one
 /// worker: groups of ranks are our own loop's.
