@@ -8,7 +8,7 @@
 //! | weights | 4 for each value |
 //! | slots | as many for each state vector of the optimizer and the algorithm |
 //! | kept | what the algorithm keeps of each worker: a copy of the weights, or the optimizer's state, for each |
-//! | staged | a job with state deltas: the working copies of a leader, or the parts of a cut, both at most the state again |
+//! | staged | a job with state deltas: the working copies of a leader, or the parts of a delta, both at most the state again |
 //! | log | as much as the state, from 32 MiB to 256 MiB (on disk to 64 MiB: the rest is read back) |
 //! | copies | what is replaced while somebody reads it: 1 GiB or a sixteenth of the state, and not more than the state |
 //! | queued | pushes that the leader holds: a worker's window, or its share of the shard where that is less, for each |

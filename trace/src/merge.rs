@@ -47,7 +47,7 @@ pub struct Merged {
     pub missing: u64,
 }
 
-/// A incarnation of a process, with times since the first host's monotonic zero.
+/// An incarnation of a process, with times since the first host's monotonic zero.
 #[derive(Clone, Debug)]
 pub(crate) struct Incarnation {
     pub process: Process,
@@ -121,7 +121,7 @@ fn read(path: &Path) -> Result<Vec<Incarnation>, TraceError> {
             }
             (Ok(Line::Missing(n)), Some(incarnation)) => incarnation.missing = n,
             (Ok(_), None) => return Err(malformed("it does not begin with its process".into())),
-            // The last line of a incarnation that was killed may be cut off.
+            // The last line of an incarnation that was killed may be cut off.
             (Err(e), Some(_)) if torn.is_none() => torn = Some(malformed(e.to_string())),
             (Err(e), _) => return Err(malformed(e.to_string())),
         }

@@ -21,10 +21,10 @@ pub enum Stage {
     /// Worker: from the payload's being there until the ack. The wait for room in the push window is in it, and what is
     /// sent again after a break.
     Push,
-    /// Leader: from a push's having arrived whole until the owner proposes its update or applies it to its working copy.
+    /// Leader: from a push's having arrived whole until the coordinator proposes its update or applies it to its working copy.
     /// In BSP that is when everyone's is in and added up; with clipping by norm, when the norm is known.
     Queue,
-    /// Leader: from the proposal until the owner has its outcome: committed and applied here. Of a state delta: from the
+    /// Leader: from the proposal until the coordinator has its outcome: committed and applied here. Of a state delta: from the
     /// cut's begin until its marker's outcome.
     Replicate,
     /// Every replica: the state machine applies the entry. Entries that are applied together begin and end together.

@@ -101,7 +101,8 @@ pub fn main(factory: Factory) -> ! {
 ///
 /// ```no_run
 /// # use paraft_worker::{Job, Run, Setup, WorkerError, WorkerOptions, cli};
-/// # fn setup() -> Setup<'static> { unimplemented!() }
+/// # use paraft_worker::TensorSpec;
+/// # fn setup() -> Setup<'static> { Setup::new(vec![TensorSpec::param("w", &[4])], 100, |_, w| w.fill(0.0)) }
 /// fn train(job: &Job, options: &WorkerOptions) -> Result<(), WorkerError> {
 ///     let mut run = Run::join(job, options, setup())?;
 ///     // while let ... = run.next()? { ... }

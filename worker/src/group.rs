@@ -87,7 +87,7 @@ impl Ranks {
         Ok(Self { member: Member::new(options)?, listener, stop, lost: Vec::new(), bound: None })
     }
 
-    /// Leaves the group, if there is one, and waits for a rendezvous in the next. False: the job is done.
+    /// Leaves the group, if there is one, and waits for an assignment in the next. False: the job is done.
     pub fn form(&mut self, model: &mut dyn Model) -> Result<bool, WorkerError> {
         loop {
             if let Some(GroupError::Lost { rank, .. }) = self.broken() {
@@ -210,12 +210,12 @@ impl Ranks {
     }
 
     /// The leader speaks.
-    pub fn say(&self, word: &ControlMessage) -> Together {
+    pub fn say(&self, message: &ControlMessage) -> Together {
         let Bound { group, heartbeats, .. } = self.bound()?;
-        if let (ControlMessage::Step(step), Some(heartbeats)) = (word, heartbeats) {
+        if let (ControlMessage::Step(step), Some(heartbeats)) = (message, heartbeats) {
             heartbeats.step(step.0);
         }
-        let mut head = match word {
+        let mut head = match message {
             ControlMessage::Weights(ranges) => [WEIGHTS, ranges.len() as u64],
             ControlMessage::State(done) => [STATE, done.0],
             ControlMessage::Step(step) => [STEP, step.0],
@@ -224,7 +224,7 @@ impl Ranks {
             ControlMessage::Over => [OVER, 0],
         };
         group.words(&mut head)?;
-        if let ControlMessage::Weights(ranges) = word {
+        if let ControlMessage::Weights(ranges) = message {
             let mut ends: Vec<u64> = ranges.iter().flat_map(|r| [r.start as u64, r.end as u64]).collect();
             group.words(&mut ends)?;
         }

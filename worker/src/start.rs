@@ -24,7 +24,8 @@ impl Beginning {
     }
 }
 
-/// Prepares the job's beginning; `init` writes the weights of a seed. A checkpoint wins over `train.init`: the job that it is of may have begun so.
+/// Prepares the job's beginning; `init` writes the weights of a seed. A checkpoint wins over `train.init`: the job that it is of
+/// may have begun so.
 /// Everything that is wrong with a file is said here, before the servers hear of this worker.
 pub fn begin(
     job: &Job,

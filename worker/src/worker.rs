@@ -26,7 +26,7 @@ pub use setup::{Init, Minibatch, Setup, Turn};
 
 use self::{
     clock::Clock,
-    join::{Joined, What, client_options, join},
+    join::{Joined, client_options, join},
     training::Training,
 };
 use crate::{
@@ -209,15 +209,16 @@ fn lead(
             job.local.kind()
         )));
     }
-    let what = What {
+    let setup = Setup {
         tensors: model.tensors(),
-        data: &digest,
-        samples: train.len() as u64,
+        samples: train.len(),
+        data: digest.to_string(),
         classifies: job.classifies() && test.classes().is_some(),
-        init: &mut |seed, weights| model.init(seed, weights),
+        held_out: test.len(),
+        init: Box::new(|seed, weights| model.init(seed, weights)),
     };
     let Joined { mut driver, start, flush: _flush } =
-        join(job, options, what, &plan, gauges, ranks.is_some())?;
+        join(job, options, setup, &plan, gauges, ranks.is_some())?;
     let (client, len) = (&mut driver.client, driver.layout.len());
     let mut ranks = ranks;
     if let Some(ranks) = ranks.as_deref_mut().filter(|r| start.0 >= plan.total && r.generation() > 1) {

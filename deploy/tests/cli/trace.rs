@@ -123,7 +123,7 @@ fn a_trace_has_every_stage_and_each_pushed_bucket_goes_through_them_in_order() {
             ("the round is closed", queue.end),
             ("the leader begins to apply it", apply.begin),
             ("it is applied", apply.end),
-            ("the owner knows", replicate.end),
+            ("the coordinator knows", replicate.end),
             ("the ack is there", push.end),
         ];
         for w in order.windows(2) {

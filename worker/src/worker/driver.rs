@@ -428,7 +428,7 @@ fn says_that_it_waits(workers: u64) -> mpsc::Sender<()> {
     thread::spawn(move || {
         if over.recv_timeout(SAYS_THAT_IT_WAITS) == Err(mpsc::RecvTimeoutError::Timeout) {
             tracing::warn!(
-                "training begins once all {workers} workers of the job have joined; this one waits for them"
+                "no first weights yet: training begins once all {workers} workers of the job have joined"
             );
         }
     });

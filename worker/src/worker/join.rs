@@ -1,7 +1,7 @@
 //! How a worker comes into a job: what it begins with, its place with the servers, its checkpoints and its record.
 
 use super::{
-    Plan, WorkerError, WorkerOptions,
+    Plan, Setup, WorkerError, WorkerOptions,
     driver::{Driver, Scores},
     transport,
 };
@@ -13,24 +13,10 @@ use crate::{
     start,
 };
 use paraft_client::{Client, ClientOptions, HANDOVER};
-use paraft_common::{Step, TensorSpec, WorkerId, config::ServerJob, local::LocalWeights};
+use paraft_common::{Step, WorkerId, config::ServerJob, local::LocalWeights};
 use paraft_trace::Stages;
 use paraft_trainer::Trainer;
 use std::{path::Path, sync::Arc, time::Duration};
-
-/// What is trained.
-pub(super) struct What<'a> {
-    /// The model's.
-    pub tensors: Vec<TensorSpec>,
-    /// Names the data.
-    pub data: &'a dyn std::fmt::Display,
-    /// Of the training data.
-    pub samples: u64,
-    /// Evaluations count correct predictions.
-    pub classifies: bool,
-    /// Writes the first weights, from the job's seed.
-    pub init: &'a mut dyn FnMut(u64, &mut [f32]),
-}
 
 /// A worker that has joined.
 pub(super) struct Joined {
@@ -45,15 +31,16 @@ pub(super) struct Joined {
 pub(super) fn join(
     job: &Job,
     options: &WorkerOptions,
-    what: What,
+    setup: Setup,
     plan: &Plan,
     gauges: Arc<Gauges>,
     leads: bool,
 ) -> Result<Joined, WorkerError> {
-    let mut server_job = job.server_job_on(&what.tensors, what.data);
-    let layout = job.layout(what.tensors).map_err(|e| WorkerError::Job(e.to_string()))?;
+    let Setup { tensors, samples, data, classifies, mut init, .. } = setup;
+    let mut server_job = job.server_job_on(&tensors, &data);
+    let layout = job.layout(tensors).map_err(|e| WorkerError::Job(e.to_string()))?;
     let local = LocalWeights::new(&job.local, &job.descent(), layout.params_len(), layout.len());
-    let beginning = start::begin(job, options.resume.as_deref(), what.init, &layout, plan)?;
+    let beginning = start::begin(job, options.resume.as_deref(), &mut *init, &layout, plan)?;
     let begun = beginning.start.as_ref().map_or(0, |s| s.epochs);
     server_job.start = beginning.start;
     server_job.chunks = plan.leased;
@@ -87,8 +74,8 @@ pub(super) fn join(
     );
     let scores = Scores {
         workers: u64::from(job.train.workers),
-        samples: what.samples,
-        classifies: what.classifies,
+        samples: samples as u64,
+        classifies,
         every_epoch: job.eval.every_epoch,
     };
     let driver = Driver::new(

@@ -3,7 +3,7 @@
 use super::{
     Minibatch, Minibatches, Plan, Setup, Turn, WorkerError, WorkerOptions, WorkerReport,
     driver::{self, Driver, End},
-    join::{Flush, Joined, What, join},
+    join::{Flush, Joined, join},
     training::finite,
 };
 use crate::{
@@ -94,7 +94,8 @@ impl Run {
     /// A job that doesn't fit the setup or the fleet, a checkpoint that can't be used, servers that aren't reached or refuse.
     /// [`WorkerError::kind`] says what can be done about it.
     pub fn join(job: &Job, options: &WorkerOptions, setup: Setup) -> Result<Self, WorkerError> {
-        let Setup { tensors, samples, data, classifies, held_out, mut init } = setup;
+        let Setup { tensors, data, held_out, .. } = &setup;
+        let held_out = *held_out;
         if job.train.group_size > 1 || job.train.exchange == Exchange::AllReduce {
             let why = "train.group_size and train.exchange = \"all-reduce\" are for Paraft's own training loop; take them out";
             return Err(WorkerError::Job(why.into()));
@@ -106,10 +107,11 @@ impl Run {
                 workers - 1
             )));
         }
-        for (range, (name, t)) in tensors.iter().enumerate().map(|(i, t)| (i, (&t.name, t))) {
-            if t.is_empty() || tensors[..range].iter().any(|o| o.name == *name) {
+        for (i, t) in tensors.iter().enumerate() {
+            if t.is_empty() || tensors[..i].iter().any(|other| other.name == t.name) {
+                let name = &t.name;
                 return Err(WorkerError::Job(format!(
-                    "tensor {range}, `{name}`, has no values or its name is another's too"
+                    "tensor {i}, `{name}`, has no values, or another has its name"
                 )));
             }
         }
@@ -119,10 +121,9 @@ impl Run {
             )));
         }
         let names: BTreeMap<_, _> = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
-        let plan = Plan::of(job, samples)?;
-        let what = What { tensors, data: &data, samples: samples as u64, classifies, init: &mut *init };
+        let plan = Plan::of(job, setup.samples)?;
         let Joined { mut driver, start, flush } =
-            join(job, options, what, &plan, Arc::new(Gauges::default()), false)?;
+            join(job, options, setup, &plan, Arc::new(Gauges::default()), false)?;
         driver.has_steps(start)?;
         let layout = &driver.layout;
         let (len, tensors, buckets) = (layout.len(), layout.tensors().len(), layout.buckets().len());

@@ -1,4 +1,4 @@
-//! The leader's side of state deltas, at the level `leader`: when to delta, what waits for a delta, when a push must wait.
+//! The leader's side of state deltas, at the level `leader`: when to write one, what waits for a delta, when a push must wait.
 //!
 //! ```text
 //!           push ──room?──▶ working copy, ack ──due──▶ parts, marker ──committed──▶ replicated
@@ -116,7 +116,7 @@ impl Deltas {
         None
     }
 
-    /// When the open window must be delta; `None` where there is nothing to delta, or a delta is under way.
+    /// When the open window must be written as a delta; `None` where nothing is to be written, or a delta is under way.
     fn due(&self, job: &ServerJob) -> Option<Instant> {
         let (since, pushes, bytes) = self.working.open().filter(|_| !self.working.cutting())?;
         // At half the window, so that pushes go on while the delta is on its way.

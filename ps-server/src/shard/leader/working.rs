@@ -2,7 +2,7 @@
 //! Leader-only: may vanish at any moment. What of it has been acknowledged is bounded by the window.
 //!
 //! ```text
-//!  push ─▶ open window ──delta──▶ window under way ──marker committed──▶ replicated
+//!  push ─▶ open window ──becomes a delta──▶ window under way ──marker committed──▶ replicated
 //! ```
 //!
 //! One delta is under way at a time: pushes that come meanwhile share the next one. The leader is the only one
@@ -172,7 +172,7 @@ impl Working {
     }
 
     /// Closes the open window into a delta: its pieces come from [`Self::next`], its parts hold at most `part_bytes`, or one
-    /// vector. False where there is nothing to delta, or
+    /// vector. False where there is nothing to write, or
     /// a delta is under way.
     pub fn delta(
         &mut self,
