@@ -59,6 +59,10 @@ fn every_link_of_the_pages_leads_somewhere() -> Result<()> {
                 };
                 let at = format!("{}: `{link}`", page.display());
                 ensure!(to.exists(), "{at}: no such file");
+                // The site is made of docs/ alone.
+                let site = root().join("docs").canonicalize()?;
+                let leaves = page.starts_with(root().join("docs")) && !to.canonicalize()?.starts_with(&site);
+                ensure!(!leaves, "{at}: leaves the site of docs/: name the file, link nothing");
                 ensure!(anchor.is_empty() || anchors(&to)?.contains(anchor), "{at}: no such heading");
                 seen += 1;
             }
