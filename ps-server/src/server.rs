@@ -8,6 +8,7 @@ use crate::{
     replicas::{Replicas, ReplicasOptions},
     replicated::GroupId,
     rpc::{
+        self,
         control::{ControlService, GrpcCalls, ask_to_join, shape_of},
         exchange::{ShardsService, UNOPENED},
         peers::PeersService,
@@ -358,14 +359,23 @@ impl Server {
                 connections::BoundedListener { listener: l, connections: self.connections.clone() };
             tokio::spawn(metrics::serve(listener, self.status.clone(), until(stopped.clone())));
         }
+        let lanes = {
+            let (shards, stopped) = (self.shards.clone(), stopped.clone());
+            move |lane| {
+                let (shards, end) = (shards.clone(), until(stopped.clone()));
+                tokio::spawn(async move {
+                    tokio::select! { () = rpc::lane(shards, lane) => {}, () = end => {} }
+                });
+            }
+        };
         if let Some(path) = &self.options.socket {
             let _ = std::fs::remove_file(path); // left by a process that was killed
             let l = UnixListener::bind(path).map_err(|e| ServerError::Io(path.display().to_string(), e))?;
-            let incoming = connections::incoming(l, self.connections.clone());
+            let incoming = connections::incoming(l, self.connections.clone(), lanes.clone());
             let serve = self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone()));
             tokio::spawn(serve);
         }
-        let incoming = connections::incoming(listener, self.connections.clone());
+        let incoming = connections::incoming(listener, self.connections.clone(), lanes);
         let served = self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone()));
         let mut misfit = Ok(());
         tokio::select! {

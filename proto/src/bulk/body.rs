@@ -2,12 +2,11 @@
 
 use super::{Bulk, WithBulk, decode::Inbox, encode::Outbox};
 use bytes::Bytes;
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, stream::BoxStream};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};
 use http_body::{Body as _, Frame};
 use std::{
     future::poll_fn,
-    marker::PhantomData,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -142,16 +141,24 @@ where
 
 /// Messages as they arrive. Dropping a future of [`Self::message`] loses nothing.
 pub struct Incoming<M> {
-    body: Body,
-    inbox: Inbox,
+    from: From<M>,
     over: bool,
-    messages: PhantomData<fn() -> M>,
+}
+
+enum From<M> {
+    Body(Body, Inbox),
+    Other(BoxStream<'static, Result<WithBulk<M>, Status>>),
 }
 
 impl<M: Bulk> Incoming<M> {
     /// The messages of a body, each of at most `limit` bytes.
     pub fn new(body: Body, limit: usize) -> Self {
-        Self { body, inbox: Inbox::new(limit), over: false, messages: PhantomData }
+        Self { from: From::Body(body, Inbox::new(limit)), over: false }
+    }
+
+    /// Messages that came by another way.
+    pub fn of(messages: impl Stream<Item = Result<WithBulk<M>, Status>> + Send + 'static) -> Self {
+        Self { from: From::Other(messages.boxed()), over: false }
     }
 
     /// The next message; `None` at the end.
@@ -178,7 +185,15 @@ impl<M: Bulk> Incoming<M> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<WithBulk<M>, Status>>> {
         let refused = |e: super::decode::BulkError| Some(Err(Status::invalid_argument(e.to_string())));
         while !self.over {
-            match self.inbox.message() {
+            let (body, inbox) = match &mut self.from {
+                From::Body(body, inbox) => (body, inbox),
+                From::Other(messages) => {
+                    let next = ready!(messages.poll_next_unpin(cx));
+                    self.over = !matches!(next, Some(Ok(_)));
+                    return Poll::Ready(next);
+                }
+            };
+            match inbox.message() {
                 Ok(Some(m)) => return Poll::Ready(Some(Ok(m))),
                 Ok(None) => {}
                 Err(e) => {
@@ -186,9 +201,9 @@ impl<M: Bulk> Incoming<M> {
                     return Poll::Ready(refused(e));
                 }
             }
-            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+            match ready!(Pin::new(body).poll_frame(cx)) {
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => self.inbox.put(data),
+                    Ok(data) => inbox.put(data),
                     Err(frame) => {
                         let status = frame.trailers_ref().and_then(Status::from_header_map);
                         if let Some(status) = status.filter(|s| s.code() != Code::Ok) {
@@ -203,7 +218,7 @@ impl<M: Bulk> Incoming<M> {
                 }
                 None => {
                     self.over = true;
-                    if !self.inbox.is_empty() {
+                    if !inbox.is_empty() {
                         return Poll::Ready(refused(super::decode::BulkError::CutShort));
                     }
                 }

@@ -1,15 +1,17 @@
 //! The listeners. No error of `accept` ends one: tonic would ask again at once, which with no descriptor left takes a
 //! whole core and brings nothing.
 
-use super::{Connections, Guarded, Origin};
-use futures::{Stream, stream};
+use super::{Connections, Guarded, Lane, Origin, lanes::Halves};
+use futures::Stream;
 use paraft_host::is_shortage;
 use paraft_proto::limits;
 use std::{future::Future, io, sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    sync::mpsc,
 };
+use tokio_stream::wrappers::ReceiverStream;
 
 /// Between two tries of a listener that failed.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -17,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// What connections come from.
 pub trait Listen: Send + 'static {
     /// A connection.
-    type Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    type Socket: AsyncRead + AsyncWrite + Halves + Unpin + Send + 'static;
     /// The next connection, and where it comes from. Dropping the future loses none.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Socket, Origin)>> + Send;
 }
@@ -69,15 +71,35 @@ impl Connections {
     }
 }
 
-/// The connections of a listener, for tonic. It does not end, and there is no error among them.
+/// Connections whose first bytes have come, and that tonic has not taken yet.
+const BEGUN: usize = 64;
+
+/// The connections of a listener, for tonic; those that ask for lanes go to `lanes`. It does not end, and there is no error
+/// among them.
 pub fn incoming<L: Listen + Sync>(
     listener: L,
     connections: Arc<Connections>,
+    lanes: impl Fn(Lane) + Clone + Send + 'static,
 ) -> impl Stream<Item = io::Result<Guarded<L::Socket>>> {
-    stream::unfold((listener, connections), |(listener, connections)| async move {
-        let next = connections.accept(&listener).await;
-        Some((Ok(next), (listener, connections)))
-    })
+    let (tx, rx) = mpsc::channel(BEGUN);
+    tokio::spawn(async move {
+        loop {
+            let socket = tokio::select! {
+                () = tx.closed() => return,
+                socket = connections.accept(&listener) => socket,
+            };
+            let (tx, lanes) = (tx.clone(), lanes.clone());
+            // What it speaks is waited for on the side: one that is slow to say it holds up no other.
+            tokio::spawn(async move {
+                match socket.begins().await {
+                    Some(Ok(socket)) => drop(tx.send(Ok(socket)).await),
+                    Some(Err(lane)) => lanes(lane),
+                    None => {}
+                }
+            });
+        }
+    });
+    ReceiverStream::new(rx)
 }
 
 /// The same for axum. What comes by it stays unknown: `/metrics` is for whoever reads it, and gives way first.

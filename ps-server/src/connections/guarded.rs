@@ -1,15 +1,16 @@
 //! A socket that is counted, that must begin to speak in time, and that can be closed from elsewhere.
 
-use super::Visitor;
+use super::{Lane, Visitor, lanes::Halves};
+use paraft_lanes::Purpose;
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
     io::{self, ErrorKind, IoSlice},
     pin::Pin,
     sync::atomic::Ordering::Relaxed,
     task::{Context, Poll, ready},
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
     time::Sleep,
 };
 use tonic::transport::server::Connected;
@@ -20,25 +21,47 @@ const PREFACE_BYTES: usize = 24;
 /// A connection of the table; it leaves the table when it is dropped.
 pub struct Guarded<S> {
     socket: S,
-    visitor: Visitor,
+    place: Place,
     /// Until it has begun to speak: the bytes that are missing, and until when they may come.
     silent: Option<(usize, Pin<Box<Sleep>>)>,
+    /// What was read to see what it speaks, and how much of it was read again.
+    begun: ([u8; PREFACE_BYTES], usize),
+}
+
+/// A connection's place in the table.
+pub(super) struct Place(pub Visitor);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.connections.closed(self.0.held.id);
+    }
+}
+
+impl Place {
+    /// An error where it must go. Whoever polls it is woken when that becomes so.
+    fn stays(&self, cx: &Context<'_>) -> io::Result<()> {
+        self.0.held.waker.register(cx.waker());
+        match self.0.is_shed() {
+            true => Err(io::Error::new(ErrorKind::ConnectionAborted, "closed to make room for another")),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns when it must go.
+    pub async fn must_go(&self) {
+        poll_fn(|cx| if self.stays(cx).is_err() { Poll::Ready(()) } else { Poll::Pending }).await;
+    }
 }
 
 impl<S> Guarded<S> {
     pub(super) fn new(socket: S, visitor: Visitor) -> Self {
         let limit = visitor.connections.preface;
         let silent = Some((PREFACE_BYTES, Box::pin(tokio::time::sleep(limit))));
-        Self { socket, visitor, silent }
+        Self { socket, place: Place(visitor), silent, begun: ([0; PREFACE_BYTES], PREFACE_BYTES) }
     }
 
-    /// An error where it must go. Whoever polls it is woken when that becomes so.
     fn stays(&self, cx: &Context<'_>) -> io::Result<()> {
-        self.visitor.held.waker.register(cx.waker());
-        match self.visitor.is_shed() {
-            true => Err(io::Error::new(ErrorKind::ConnectionAborted, "closed to make room for another")),
-            false => Ok(()),
-        }
+        self.place.stays(cx)
     }
 
     fn speaks(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
@@ -46,7 +69,7 @@ impl<S> Guarded<S> {
         if limit.as_mut().poll(cx).is_pending() {
             return Ok(());
         }
-        self.visitor.connections.silent.fetch_add(1, Relaxed);
+        self.place.0.connections.silent.fetch_add(1, Relaxed);
         Err(io::Error::new(ErrorKind::TimedOut, "it did not begin to speak in time"))
     }
 
@@ -59,9 +82,20 @@ impl<S> Guarded<S> {
     }
 }
 
-impl<S> Drop for Guarded<S> {
-    fn drop(&mut self) {
-        self.visitor.connections.closed(self.visitor.held.id);
+impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
+    /// Waits for its first bytes. `Err`: it asks for a lane; `None`: it has ended, or must.
+    pub(super) async fn begins(mut self) -> Option<Result<Self, Lane>>
+    where
+        S: Halves,
+    {
+        let mut first = [0; PREFACE_BYTES];
+        self.read_exact(&mut first).await.ok()?;
+        let Some(purpose) = Purpose::of(&first) else {
+            self.begun = (first, 0);
+            return Some(Ok(self));
+        };
+        let (read, write) = self.socket.halves();
+        Some(Err(Lane { purpose, read, write, place: self.place }))
     }
 }
 
@@ -69,7 +103,7 @@ impl<S> Connected for Guarded<S> {
     type ConnectInfo = Visitor;
 
     fn connect_info(&self) -> Visitor {
-        self.visitor.clone()
+        self.place.0.clone()
     }
 }
 
@@ -80,6 +114,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
+        let (begun, again) = &mut this.begun;
+        if let rest @ [_, ..] = &begun[*again..] {
+            let n = rest.len().min(buf.remaining());
+            buf.put_slice(&rest[..n]);
+            *again += n;
+            return Poll::Ready(Ok(()));
+        }
         this.stays(cx)?;
         let before = buf.filled().len();
         if let Poll::Ready(read) = Pin::new(&mut this.socket).poll_read(cx, buf) {

@@ -8,15 +8,18 @@
 //! - `table`: who is admitted and who goes, decided in pure functions.
 //! - `guarded`: the stream around the socket.
 //! - `accept`: the listeners, which no error ends.
+//! - `lanes`: connections whose first bytes ask for a lane instead of HTTP/2.
 //!
 //! Who may speak at all is not decided here.
 
 mod accept;
 mod guarded;
+mod lanes;
 mod table;
 
 pub use accept::{BoundedListener, Listen, incoming};
 pub use guarded::Guarded;
+pub use lanes::Lane;
 pub use table::{Bounds, Origin, Rank};
 
 use futures::task::AtomicWaker;

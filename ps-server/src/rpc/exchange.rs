@@ -156,7 +156,7 @@ impl Reader {
 pub(super) type Replies = Pin<Box<dyn Stream<Item = Result<WithBulk<FromShard>, Status>> + Send>>;
 
 impl ShardsService {
-    fn exchange(&self, mut inbound: Incoming<ToShard>, visitor: Option<Visitor>) -> Replies {
+    pub(super) fn exchange(&self, mut inbound: Incoming<ToShard>, visitor: Option<Visitor>) -> Replies {
         let conn = self.streams.fetch_add(1, Relaxed) + 1;
         let service = self.clone();
         // Nothing is awaited before the response goes out: the worker sends Open only once it has the stream.

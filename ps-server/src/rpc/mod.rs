@@ -5,7 +5,7 @@
 //! - [`control`]: how servers form a fleet.
 //! - [`jobs`]: jobs and checkpoints of the control group.
 //! - [`digests`]: digests of states, shared by those who ask.
-//! - [`exchange`]: a worker's stream to a shard.
+//! - [`exchange`]: a worker's stream to a shard; `lane`: the same over a lane.
 //! - [`peers`]: Raft messages of the other servers.
 //! - `reads`: weights for readers, from a replica that need not lead.
 //! - [`status`]: what this server knows.
@@ -19,8 +19,11 @@ pub mod digests;
 pub mod exchange;
 pub mod groups;
 pub mod jobs;
+mod lane;
 pub mod memory;
 pub mod peers;
 mod reads;
 pub mod status;
 mod switch;
+
+pub(crate) use lane::lane;

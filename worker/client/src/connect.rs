@@ -3,16 +3,22 @@
 use hyper_util::rt::TokioIo;
 use paraft_common::{ServerId, ShardId};
 use paraft_host::socket_path;
+use paraft_lanes::{LaneError, Purpose};
 use paraft_proto::{
     AbandonRequest, DescribeReply, DescribeRequest, DrainRequest, ForgetRequest, Refused, StatusReply,
     StatusRequest, SwitchModeRequest, control_client::ControlClient, limits, shards_client::ShardsClient,
 };
 use std::{
     collections::BTreeMap,
+    path::Path,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
-use tokio::{net::UnixStream, sync::OnceCell};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
+    sync::OnceCell,
+};
 use tonic::transport::{Channel, Endpoint, Uri};
 
 /// How to reach a server.
@@ -41,6 +47,11 @@ impl Channels {
         Self { transport, open: Mutex::default() }
     }
 
+    /// How servers are reached.
+    pub fn transport(&self) -> Transport {
+        self.transport
+    }
+
     /// The connection to a server, made if there is none; and what to give back to [`Self::broken`].
     pub async fn get(&self, address: &str) -> Result<(Channel, Shared), String> {
         let shared = self.lock().entry(address.to_string()).or_default().clone();
@@ -66,6 +77,37 @@ impl Channels {
     }
 }
 
+/// A connection that speaks lanes, in two halves.
+pub(crate) type LaneHalves = (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>);
+
+/// Opens a lane to one server. Its answer shows that the process lives: the kernel accepts connections also for one that hangs.
+pub(crate) async fn lane(address: &str, transport: Transport) -> Result<LaneHalves, LaneError> {
+    async fn begin<S: AsyncRead + AsyncWrite + Unpin>(mut socket: S) -> Result<S, LaneError> {
+        let begins = tokio::time::timeout(CONNECT_TIMEOUT, paraft_lanes::dial(&mut socket, Purpose::Exchange));
+        begins.await.map_err(|_| LaneError::Silent(CONNECT_TIMEOUT))??;
+        Ok(socket)
+    }
+    let path = socket_path(address).filter(|p| transport == Transport::Auto && p.exists());
+    if let Some(path) = path
+        && let Ok(socket) = unix(&path).await
+    {
+        let (read, write) = begin(socket).await?.into_split();
+        return Ok((Box::new(read), Box::new(write)));
+    }
+    let connects = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address));
+    let socket = connects.await.map_err(|_| LaneError::Silent(CONNECT_TIMEOUT))??;
+    socket.set_nodelay(true)?;
+    let (read, write) = begin(socket).await?.into_split();
+    Ok((Box::new(read), Box::new(write)))
+}
+
+async fn unix(path: &Path) -> std::io::Result<UnixStream> {
+    let stream = UnixStream::connect(path).await?;
+    // The default of 208 KiB makes a bucket take five wake-ups of the other side.
+    let _ = socket2::SockRef::from(&stream).set_send_buffer_size(limits::SOCKET_BUFFER_BYTES);
+    Ok(stream)
+}
+
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Connects to one server. The error names the cause in words.
@@ -84,12 +126,7 @@ pub async fn channel(address: &str, transport: Transport) -> Result<Channel, Str
     if let Some(path) = socket {
         let connector = tower::service_fn(move |_: Uri| {
             let path = path.clone();
-            async move {
-                let stream = UnixStream::connect(path).await?;
-                // The default of 208 KiB makes a bucket take five wake-ups of the other side.
-                let _ = socket2::SockRef::from(&stream).set_send_buffer_size(limits::SOCKET_BUFFER_BYTES);
-                Ok::<_, std::io::Error>(TokioIo::new(stream))
-            }
+            async move { Ok::<_, std::io::Error>(TokioIo::new(unix(&path).await?)) }
         });
         // A socket left by a process that was killed refuses; TCP then tells what is the matter.
         if let Ok(channel) = endpoint.connect_with_connector(connector).await {

@@ -10,9 +10,12 @@ use crate::{
     error::ClientError,
     initial::{Initial, Messages},
 };
-use futures::{FutureExt, Stream, StreamExt, stream};
+use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
 use paraft_common::{BucketId, BucketSpec, ShardId, Step, WorkerId};
-use paraft_proto::{FromShard, Heartbeat, Incoming, ToShard, WithBulk, services, to_shard::Kind};
+use paraft_lanes::{LaneError, Receiver};
+use paraft_proto::{
+    FromShard, Heartbeat, Incoming, ToShard, WithBulk, limits, services, to_shard::Kind,
+};
 use paraft_session::{Effect, Event, Input, Session};
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
@@ -456,9 +459,21 @@ impl Reader {
         rx: mpsc::UnboundedReceiver<Sent>,
         connection: Arc<OnceLock<(String, connect::Shared)>>,
     ) {
-        let cause = match self.dial(rx, &connection).await {
-            Ok(inbound) => self.read(inbound).await,
-            Err(cause) => cause,
+        let cause = match connect::lane(&self.address, self.io.channels.transport()).await {
+            Ok((read, write)) => {
+                let inbound = Receiver::<_, FromShard>::new(read, limits::MAX_MESSAGE_BYTES);
+                let read = self.read(inbound.map_err(|e| e.to_string()));
+                let sends = paraft_lanes::send(write, outgoing(rx));
+                tokio::select! {
+                    cause = read => cause,
+                    Err(e) = sends => e.to_string(),
+                }
+            }
+            Err(LaneError::NoLanes) => match self.dial(rx, &connection).await {
+                Ok(inbound) => self.read(inbound.map_err(|s| s.message().to_string())).await,
+                Err(cause) => cause,
+            },
+            Err(e) => e.to_string(),
         };
         self.io.handle(Input::Broken { shard: self.shard, dial: self.dial, cause });
     }
@@ -478,7 +493,10 @@ impl Reader {
     }
 
     /// Reads until the stream ends; says why it did.
-    async fn read(&self, mut inbound: Incoming<FromShard>) -> String {
+    async fn read(
+        &self,
+        mut inbound: impl Stream<Item = Result<WithBulk<FromShard>, String>> + Unpin,
+    ) -> String {
         let mut open = false;
         let mut heartbeat = tokio::time::interval(self.io.heartbeat);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -494,7 +512,7 @@ impl Reader {
                         open = true; // the first is Opened, or a refusal that ends the stream
                         self.io.handle(Input::Message { shard: self.shard, dial: self.dial, message });
                     }
-                    Some(Err(s)) => return s.message().to_string(),
+                    Some(Err(cause)) => return cause,
                     None => return "the server closed the stream".into(),
                 },
             }

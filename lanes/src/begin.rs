@@ -1,0 +1,52 @@
+//! How a lane begins: what it is for, said by who dials, and said back by who answers.
+
+use crate::LaneError;
+use std::io::ErrorKind;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// What a lane is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A worker's stream to a shard, as `Shards.Exchange`.
+    Exchange,
+}
+
+impl Purpose {
+    /// All of them.
+    pub const ALL: [Self; 1] = [Self::Exchange];
+
+    /// The first bytes of a lane; as many as HTTP/2's preface has, so that whoever accepts connections reads as many of any.
+    pub const fn preface(self) -> &'static [u8; 24] {
+        match self {
+            Self::Exchange => b"PARAFT-LANE/1 exchange\r\n",
+        }
+    }
+
+    /// What these first bytes ask for; `None`: something else.
+    pub fn of(preface: &[u8; 24]) -> Option<Self> {
+        Self::ALL.into_iter().find(|p| p.preface() == preface)
+    }
+}
+
+/// Begins a lane on a connection that was just made.
+///
+/// # Errors
+/// [`LaneError::NoLanes`] where the other side answers with anything else, or goes.
+pub async fn dial(socket: &mut (impl AsyncRead + AsyncWrite + Unpin), purpose: Purpose) -> Result<(), LaneError> {
+    socket.write_all(purpose.preface()).await?;
+    let mut answer = [0; 24];
+    match socket.read_exact(&mut answer).await {
+        Ok(_) if answer == *purpose.preface() => Ok(()),
+        Ok(_) => Err(LaneError::NoLanes),
+        Err(e) if matches!(e.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => Err(LaneError::NoLanes),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Answers one whose first bytes were read.
+///
+/// # Errors
+/// The socket's.
+pub async fn answer(socket: &mut (impl AsyncWrite + Unpin), purpose: Purpose) -> Result<(), LaneError> {
+    Ok(socket.write_all(purpose.preface()).await?)
+}

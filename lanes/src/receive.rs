@@ -1,0 +1,83 @@
+//! Frames off a socket.
+
+use crate::{ALIVE_EVERY, LaneError, SILENT_TICKS, frame::{FrameError, Inbox}};
+use futures::Stream;
+use paraft_proto::{WithBulk, bulk::Bulk};
+use std::{
+    future::Future,
+    marker::PhantomData,
+    pin::{Pin, pin},
+    task::{Context, Poll},
+};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    time::{Interval, MissedTickBehavior, interval},
+};
+
+/// The messages of a lane as they arrive, until its end. Silence counts only while somebody waits for a message: who does not
+/// read on does not know what has come.
+pub struct Receiver<R, M> {
+    socket: R,
+    inbox: Inbox,
+    alive: Interval,
+    /// Ticks in a row in which nothing came.
+    silent: u32,
+    over: bool,
+    messages: PhantomData<fn() -> M>,
+}
+
+impl<R, M> Receiver<R, M> {
+    /// Messages of at most `limit` bytes.
+    pub fn new(socket: R, limit: usize) -> Self {
+        let mut alive = interval(ALIVE_EVERY);
+        alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { socket, inbox: Inbox::new(limit), alive, silent: 0, over: false, messages: PhantomData }
+    }
+}
+
+impl<R: AsyncRead + Unpin, M: Bulk> Receiver<R, M> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<WithBulk<M>>, LaneError>> {
+        loop {
+            if let Some(message) = self.inbox.message()? {
+                return Poll::Ready(Ok(Some(message)));
+            }
+            let wanted = self.inbox.wanted();
+            let read = {
+                let mut socket = (&mut self.socket).take(wanted as u64);
+                pin!(socket.read_buf(self.inbox.space())).poll(cx)?
+            };
+            match read {
+                Poll::Ready(0) if self.inbox.is_between() => return Poll::Ready(Ok(None)),
+                Poll::Ready(0) => return Poll::Ready(Err(FrameError::CutShort.into())),
+                Poll::Ready(n) => {
+                    self.inbox.filled(n);
+                    self.silent = 0;
+                }
+                Poll::Pending => {
+                    while self.alive.poll_tick(cx).is_ready() {
+                        self.silent += 1;
+                        if self.silent > SILENT_TICKS {
+                            return Poll::Ready(Err(LaneError::Silent(ALIVE_EVERY * SILENT_TICKS)));
+                        }
+                    }
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+}
+
+impl<R: AsyncRead + Unpin, M: Bulk> Stream for Receiver<R, M> {
+    type Item = Result<WithBulk<M>, LaneError>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        if this.over {
+            return Poll::Ready(None);
+        }
+        this.poll(cx).map(|m| {
+            this.over = !matches!(m, Ok(Some(_)));
+            m.transpose()
+        })
+    }
+}

@@ -1,0 +1,77 @@
+//! Lanes over real sockets.
+
+use crate::*;
+use futures::{StreamExt, stream};
+use paraft_proto::{Push, ToShard, WithBulk, limits, to_shard::Kind};
+use std::time::Duration;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::UnixStream,
+    time::Instant,
+};
+
+fn push(seq: u64, len: usize) -> WithBulk<ToShard> {
+    ToShard { kind: Some(Kind::Push(Push { seq, payload: vec![seq as u8; len].into(), ..Push::default() })) }.into()
+}
+
+fn receiver(socket: UnixStream) -> Receiver<UnixStream, ToShard> {
+    Receiver::new(socket, limits::MAX_MESSAGE_BYTES)
+}
+
+#[tokio::test]
+async fn what_is_sent_comes_in_order_and_then_the_end() {
+    let (a, b) = UnixStream::pair().expect("a pair");
+    let all: Vec<_> = (0..200).map(|i| push(i, [0, 10, 5_000, 1 << 20][i as usize % 4])).collect();
+    let sends = tokio::spawn(send(a, stream::iter(all.clone())));
+    let mut receiver = receiver(b);
+    for m in all {
+        assert_eq!(receiver.next().await.expect("a message").expect("whole"), m);
+    }
+    assert!(receiver.next().await.is_none());
+    sends.await.expect("no panic").expect("sent");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_has_nothing_to_say_says_that_it_lives() {
+    let (a, b) = UnixStream::pair().expect("a pair");
+    let sends = tokio::spawn(send(a, stream::pending::<WithBulk<ToShard>>().boxed()));
+    let mut receiver = receiver(b);
+    let waits = tokio::time::timeout(Duration::from_secs(60), receiver.next()).await;
+    assert!(waits.is_err(), "it has said something or was given up: {waits:?}");
+    sends.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_ends_a_lane_but_only_while_somebody_listens() {
+    let (_a, b) = UnixStream::pair().expect("a pair");
+    let mut receiver = receiver(b);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let began = Instant::now();
+    let end = receiver.next().await;
+    assert!(matches!(end, Some(Err(LaneError::Silent(_)))), "{end:?}");
+    assert!((2..=4).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    assert!(receiver.next().await.is_none());
+}
+
+#[tokio::test]
+async fn a_lane_begins_where_both_sides_speak_it() {
+    let (mut a, mut b) = UnixStream::pair().expect("a pair");
+    let answers = tokio::spawn(async move {
+        let mut first = [0; 24];
+        b.read_exact(&mut first).await.expect("read");
+        let purpose = Purpose::of(&first).expect("known");
+        answer(&mut b, purpose).await.expect("answered");
+        b
+    });
+    dial(&mut a, Purpose::Exchange).await.expect("a lane");
+    drop(answers.await);
+    assert_eq!(Purpose::of(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), None);
+    // HTTP/2 answers with its settings, or closes.
+    for says in [&[0u8; 24][..], b"short", b""] {
+        let (mut a, mut b) = UnixStream::pair().expect("a pair");
+        b.write_all(says).await.expect("written");
+        drop(b);
+        let dialled = dial(&mut a, Purpose::Exchange).await;
+        assert!(matches!(dialled, Err(LaneError::NoLanes | LaneError::Io(_))), "{dialled:?}");
+    }
+}
