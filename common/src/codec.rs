@@ -20,6 +20,20 @@ pub fn put_f32_le(values: &[f32], out: &mut Vec<u8>) {
     }
 }
 
+/// Writes `values` to `out` as little-endian bytes.
+///
+/// # Panics
+/// When `out` has not four bytes for each.
+pub fn copy_f32_le(values: &[f32], out: &mut [u8]) {
+    if cfg!(target_endian = "little") {
+        out.copy_from_slice(bytemuck::cast_slice(values));
+    } else {
+        assert_eq!(out.len(), values.len() * F32_BYTES);
+        let (places, _) = out.as_chunks_mut();
+        places.iter_mut().zip(values).for_each(|(place, v)| *place = v.to_le_bytes());
+    }
+}
+
 /// The values as the little-endian bytes that travel. On a little-endian host nothing is copied: the bytes share
 /// what holds the values.
 #[cfg(target_endian = "little")]

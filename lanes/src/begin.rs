@@ -32,13 +32,23 @@ impl Purpose {
 ///
 /// # Errors
 /// [`LaneError::NoLanes`] where the other side answers with anything else, or goes.
-pub async fn dial(socket: &mut (impl AsyncRead + AsyncWrite + Unpin), purpose: Purpose) -> Result<(), LaneError> {
+pub async fn dial(
+    socket: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    purpose: Purpose,
+) -> Result<(), LaneError> {
     socket.write_all(purpose.preface()).await?;
     let mut answer = [0; 24];
     match socket.read_exact(&mut answer).await {
         Ok(_) if answer == *purpose.preface() => Ok(()),
         Ok(_) => Err(LaneError::NoLanes),
-        Err(e) if matches!(e.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => Err(LaneError::NoLanes),
+        Err(e)
+            if matches!(
+                e.kind(),
+                ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe
+            ) =>
+        {
+            Err(LaneError::NoLanes)
+        }
         Err(e) => Err(e.into()),
     }
 }

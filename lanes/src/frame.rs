@@ -1,6 +1,7 @@
 //! Frames: a message's header and its bulk, one behind the other. What arrives may come from anyone: what cannot be read is an
 //! error, and nothing is allocated for a length beyond the bounds.
 
+use crate::shared::Shared;
 use bytes::{BufMut, Bytes, BytesMut};
 use paraft_common::Payload;
 use paraft_proto::{
@@ -8,10 +9,18 @@ use paraft_proto::{
     bulk::{Bulk, Place},
     limits,
 };
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 /// The two numbers that each frame begins with.
 pub(crate) const HEAD: usize = 8;
+/// Of each payload: its length, and where it lies.
+const ENTRY: usize = 12;
+/// It comes with the frame.
+const HERE: u64 = u64::MAX;
+/// Instead of a header's length: the sender's memory comes with these bytes, as a descriptor.
+const MEMORY: u32 = u32::MAX;
+/// Instead of a header's length: places of so many payloads follow, which the sender has read.
+const RETURNED: u32 = u32::MAX - 1;
 
 /// Of a frame's header: a job's text, and some.
 pub const MAX_HEADER_BYTES: usize = limits::MAX_JOB_BYTES + (64 << 10);
@@ -41,6 +50,12 @@ pub enum FrameError {
     /// The header is no such message.
     #[error("a message cannot be read: {0}")]
     Malformed(String),
+    /// Bulk that lies where there is no shared memory.
+    #[error("a payload lies outside of what was shared")]
+    NotShared,
+    /// The memory that came cannot be read.
+    #[error("shared memory cannot be used: {0}")]
+    Memory(String),
     /// Bulk where the message has none, or the reverse.
     #[error("a message came with {got} payloads; it has {expected}")]
     Bulks {
@@ -61,17 +76,37 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Appends a message.
-    pub fn put<M: Bulk>(&mut self, m: &WithBulk<M>) {
+    /// Appends a message. Bulk that the other side has mapped stays where it is.
+    pub fn put<M: Bulk>(&mut self, m: &WithBulk<M>, shared: Option<&Shared>) {
         let header = m.message.encoded_len();
-        self.open.reserve(HEAD + 4 * m.bulk.len() + header);
+        self.open.reserve(HEAD + ENTRY * m.bulk.len() + header);
         let before = self.open.len();
         self.open.put_u32_le(header as u32);
         self.open.put_u32_le(m.bulk.len() as u32);
-        m.bulk.iter().for_each(|p| self.open.put_u32_le(p.len() as u32));
+        let places = m.bulk.iter().map(|p| match p.pieces() {
+            [only] => shared.and_then(|s| s.place_of(only)).unwrap_or(HERE),
+            _ => HERE,
+        });
+        let places: Vec<u64> = places.collect();
+        for (p, place) in m.bulk.iter().zip(&places) {
+            self.open.put_u32_le(p.len() as u32);
+            self.open.put_u64_le(*place);
+        }
         m.message.encode_raw(&mut self.open);
         self.bytes += self.open.len() - before;
-        m.bulk.iter().for_each(|p| self.payload(p));
+        for (p, _) in m.bulk.iter().zip(&places).filter(|(_, place)| **place == HERE) {
+            self.payload(p);
+        }
+    }
+
+    /// Appends places that were read.
+    pub fn put_returned(&mut self, places: &[u64]) {
+        for some in places.chunks(MAX_BULKS) {
+            self.open.put_u32_le(RETURNED);
+            self.open.put_u32_le(some.len() as u32);
+            some.iter().for_each(|at| self.open.put_u64_le(*at));
+            self.bytes += HEAD + 8 * some.len();
+        }
     }
 
     /// Appends a sign of life.
@@ -124,6 +159,13 @@ impl Outbox {
     }
 }
 
+/// A frame that says that the sender's memory comes with it.
+pub(crate) fn memory_comes() -> [u8; HEAD] {
+    let mut frame = [0; HEAD];
+    frame[..4].copy_from_slice(&MEMORY.to_le_bytes());
+    frame
+}
+
 /// Frames on their way in.
 #[derive(Debug)]
 pub struct Inbox {
@@ -132,15 +174,28 @@ pub struct Inbox {
     state: State,
     /// Of one message, without what frames it.
     limit: usize,
+    /// Where bulk may lie that does not come.
+    shared: Option<Arc<Shared>>,
 }
 
 /// The next part of a frame.
 #[derive(Debug)]
 enum State {
     Head,
-    /// Lengths of the bulk, and the header.
-    Header { header: usize, bulks: usize },
-    Bulk { header: Bytes, lengths: Bytes, done: Vec<Payload>, now: BytesMut, missing: usize },
+    /// Lengths and places of the bulk, and the header.
+    Header {
+        header: usize,
+        bulks: usize,
+    },
+    Bulk {
+        header: Bytes,
+        entries: Bytes,
+        done: Vec<Payload>,
+        now: BytesMut,
+        missing: usize,
+    },
+    /// So many places that the other side has read.
+    Returned(usize),
 }
 
 /// So much is read ahead of a frame, at most: of bulk it is what is copied once more.
@@ -148,15 +203,15 @@ const READ_AHEAD: usize = 16 << 10;
 
 impl Inbox {
     /// Takes messages of up to `limit` bytes.
-    pub fn new(limit: usize) -> Self {
-        Self { buffer: BytesMut::new(), state: State::Head, limit }
+    pub fn new(limit: usize, shared: Option<Arc<Shared>>) -> Self {
+        Self { buffer: BytesMut::new(), state: State::Head, limit, shared }
     }
 
     /// Where the next bytes are to be read, behind what it has: bulk into its own buffer. Never full.
     pub fn space(&mut self) -> &mut BytesMut {
         match &mut self.state {
             State::Bulk { now, .. } => now,
-            State::Head | State::Header { .. } => {
+            State::Head | State::Header { .. } | State::Returned(_) => {
                 self.buffer.reserve(READ_AHEAD);
                 &mut self.buffer
             }
@@ -167,7 +222,7 @@ impl Inbox {
     pub fn wanted(&self) -> usize {
         match &self.state {
             State::Bulk { missing, .. } => *missing,
-            State::Head | State::Header { .. } => READ_AHEAD,
+            State::Head | State::Header { .. } | State::Returned(_) => READ_AHEAD,
         }
     }
 
@@ -190,37 +245,58 @@ impl Inbox {
                 State::Head => {
                     let Some((head, _)) = self.buffer.split_first_chunk::<HEAD>() else { return Ok(None) };
                     let [a, b, c, d, e, f, g, h] = *head;
-                    let header = u32::from_le_bytes([a, b, c, d]) as usize;
+                    let header = u32::from_le_bytes([a, b, c, d]);
                     let bulks = u32::from_le_bytes([e, f, g, h]) as usize;
-                    within("a header", header, MAX_HEADER_BYTES)?;
                     within("a number of payloads", bulks, MAX_BULKS)?;
+                    self.state = match header {
+                        MEMORY => {
+                            let shared = self.shared.as_ref().ok_or(FrameError::NotShared)?;
+                            shared.map().map_err(|e| FrameError::Memory(e.to_string()))?;
+                            State::Head
+                        }
+                        RETURNED => State::Returned(bulks),
+                        0 if bulks == 0 => State::Head,
+                        header => {
+                            within("a header", header as usize, MAX_HEADER_BYTES)?;
+                            State::Header { header: header as usize, bulks }
+                        }
+                    };
                     let _ = self.buffer.split_to(HEAD);
-                    if header > 0 || bulks > 0 {
-                        self.state = State::Header { header, bulks };
+                }
+                State::Returned(places) => {
+                    let len = *places * 8;
+                    if self.buffer.len() < len {
+                        return Ok(None);
                     }
+                    let shared = self.shared.as_ref().ok_or(FrameError::NotShared)?;
+                    for at in self.buffer.split_to(len).as_chunks().0 {
+                        shared.returned(u64::from_le_bytes(*at));
+                    }
+                    self.state = State::Head;
                 }
                 State::Header { header, bulks } => {
-                    let (header, lengths) = (*header, *bulks * 4);
-                    if self.buffer.len() < lengths + header {
+                    let (header, entries) = (*header, *bulks * ENTRY);
+                    if self.buffer.len() < entries + header {
                         return Ok(None);
                     }
                     // Copied: views of the buffer would keep it alive, and it could not be used again.
-                    let lengths = Bytes::copy_from_slice(&self.buffer.split_to(lengths));
+                    let entries = Bytes::copy_from_slice(&self.buffer.split_to(entries));
                     let header = Bytes::copy_from_slice(&self.buffer.split_to(header));
-                    let whole = all(&lengths).sum::<usize>() + header.len();
+                    let whole = all(&entries).map(|(len, _)| len).sum::<usize>() + header.len();
                     within("a message", whole, self.limit)?;
-                    let (done, now) = (Vec::with_capacity(lengths.len() / 4), BytesMut::new());
-                    self.state = State::Bulk { header, lengths, done, now, missing: 0 };
-                    self.next_bulk();
+                    let (done, now) = (Vec::with_capacity(entries.len() / ENTRY), BytesMut::new());
+                    self.state = State::Bulk { header, entries, done, now, missing: 0 };
+                    self.next_bulk()?;
                 }
                 State::Bulk { missing, .. } if *missing > 0 => return Ok(None),
-                State::Bulk { done, now, lengths, .. } => {
-                    if done.len() < lengths.len() / 4 {
+                State::Bulk { done, now, entries, .. } => {
+                    if done.len() < entries.len() / ENTRY {
                         done.push(std::mem::take(now).freeze().into());
-                        self.next_bulk();
+                        self.next_bulk()?;
                         continue;
                     }
-                    let State::Bulk { header, done, .. } = std::mem::replace(&mut self.state, State::Head) else {
+                    let State::Bulk { header, done, .. } = std::mem::replace(&mut self.state, State::Head)
+                    else {
                         return Ok(None);
                     };
                     let mut message = M::decode(header).map_err(|e| FrameError::Malformed(e.to_string()))?;
@@ -235,19 +311,30 @@ impl Inbox {
         }
     }
 
-    /// Begins the next payload with what was read of it already.
-    fn next_bulk(&mut self) {
-        let State::Bulk { lengths, done, now, missing, .. } = &mut self.state else { return };
-        let Some(len) = all(lengths).nth(done.len()) else { return };
-        *now = BytesMut::with_capacity(len);
-        let here = self.buffer.split_to(len.min(self.buffer.len()));
-        now.extend_from_slice(&here);
-        *missing = len - here.len();
+    /// Begins the next payload that comes, with what was read of it already; those before it that do not come are found where
+    /// they lie.
+    fn next_bulk(&mut self) -> Result<(), FrameError> {
+        let State::Bulk { entries, done, now, missing, .. } = &mut self.state else { return Ok(()) };
+        while let Some((len, place)) = all(entries).nth(done.len()) {
+            if place == HERE {
+                *now = BytesMut::with_capacity(len);
+                let here = self.buffer.split_to(len.min(self.buffer.len()));
+                now.extend_from_slice(&here);
+                *missing = len - here.len();
+                return Ok(());
+            }
+            let shared = self.shared.as_ref().ok_or(FrameError::NotShared)?;
+            done.push(shared.bulk(place, len)?.into());
+        }
+        Ok(())
     }
 }
 
-fn all(lengths: &[u8]) -> impl Iterator<Item = usize> {
-    lengths.as_chunks().0.iter().map(|l| u32::from_le_bytes(*l) as usize)
+/// Lengths and places.
+fn all(entries: &[u8]) -> impl Iterator<Item = (usize, u64)> {
+    entries.as_chunks::<ENTRY>().0.iter().map(|[a, b, c, d, place @ ..]| {
+        (u32::from_le_bytes([*a, *b, *c, *d]) as usize, u64::from_le_bytes(*place))
+    })
 }
 
 fn within(what: &'static str, got: usize, most: usize) -> Result<(), FrameError> {

@@ -15,7 +15,7 @@ fn heartbeat() -> WithBulk<ToShard> {
 /// As they lie on the wire.
 fn bytes_of<M: Bulk>(messages: &[WithBulk<M>]) -> Vec<u8> {
     let mut out = Outbox::default();
-    messages.iter().for_each(|m| out.put(m));
+    messages.iter().for_each(|m| out.put(m, None));
     let said = out.bytes();
     let wire = out.pieces().iter().flatten().copied().collect::<Vec<u8>>();
     assert_eq!(wire.len(), said);
@@ -24,7 +24,7 @@ fn bytes_of<M: Bulk>(messages: &[WithBulk<M>]) -> Vec<u8> {
 
 /// What is read of bytes that come in pieces of at most so many.
 fn read<M: Bulk>(wire: &[u8], most: usize) -> Result<Vec<WithBulk<M>>, FrameError> {
-    let mut inbox = Inbox::new(limits::MAX_MESSAGE_BYTES);
+    let mut inbox = Inbox::new(limits::MAX_MESSAGE_BYTES, None);
     let (mut rest, mut read) = (wire, Vec::new());
     loop {
         while let Some(m) = inbox.message()? {
@@ -69,7 +69,7 @@ proptest! {
     ) {
         let wire = bytes_of(&messages);
         let mut out = Outbox::default();
-        messages.iter().for_each(|m| out.put(m));
+        messages.iter().for_each(|m| out.put(m, None));
         let (mut sent, mut parts) = (Vec::new(), parts.into_iter().cycle());
         while out.bytes() > 0 {
             let all = out.pieces().iter().flatten().copied().collect::<Vec<u8>>();
@@ -91,11 +91,14 @@ proptest! {
 fn lengths_beyond_the_bounds_are_refused_before_anything_is_made_for_them() {
     let frame = |header: u32, bulks: &[u32]| {
         let mut wire = [header, bulks.len() as u32].map(u32::to_le_bytes).concat();
-        bulks.iter().for_each(|b| wire.extend_from_slice(&b.to_le_bytes()));
+        for b in bulks {
+            wire.extend_from_slice(&b.to_le_bytes());
+            wire.extend_from_slice(&HERE.to_le_bytes());
+        }
         wire
     };
     for (what, wire) in [
-        ("a header", frame(u32::MAX, &[])),
+        ("a header", frame(u32::MAX - 2, &[])),
         ("a number of payloads", [0u32, u32::MAX].map(u32::to_le_bytes).concat()),
         ("a message", frame(0, &[u32::MAX])),
         ("a message", frame(0, &[1 << 20, 1 << 20])),
@@ -114,7 +117,10 @@ fn a_message_has_as_many_payloads_as_its_kind() {
     let mut none = push(1, vec![1]);
     none.bulk.clear();
     for (m, expected, got) in [(more, 1, 2), (beside, 0, 1), (none, 1, 0)] {
-        assert_eq!(read(&bytes_of(&[m]), 1000), Err::<Vec<WithBulk<ToShard>>, _>(FrameError::Bulks { expected, got }));
+        assert_eq!(
+            read(&bytes_of(&[m]), 1000),
+            Err::<Vec<WithBulk<ToShard>>, _>(FrameError::Bulks { expected, got })
+        );
     }
     // A repeated field has as many as there are.
     for n in [0, 1, 5] {
@@ -128,7 +134,7 @@ fn a_message_has_as_many_payloads_as_its_kind() {
 fn a_sign_of_life_is_no_message() {
     let mut out = Outbox::default();
     out.put_alive();
-    out.put(&heartbeat());
+    out.put(&heartbeat(), None);
     out.put_alive();
     let wire = out.pieces().iter().flatten().copied().collect::<Vec<u8>>();
     assert_eq!(read(&wire, 3), Ok(vec![heartbeat()]));

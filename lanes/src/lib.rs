@@ -4,7 +4,7 @@
 //! preface has as many. The server answers with the same. From then on frames go both ways:
 //!
 //! ```text
-//!  ├ header_len: u32 ┼ bulks: u32 ┼ length of each: u32 ┼ ... ┼ header: protobuf ┼ bulk ┼ bulk ...┤
+//!  ├ header_len: u32 ┼ bulks: u32 ┼ of each: length: u32, place: u64 ┼ ... ┼ header: protobuf ┼ bulk ┼ bulk ...┤
 //!  an empty frame (eight zero bytes) says that its sender lives
 //! ```
 //!
@@ -17,11 +17,13 @@
 //! - [`frame`]: frames to messages and back. Pure.
 //! - [`receive`], [`send`]: over sockets; silence on either side ends a lane.
 //! - [`dial`], [`answer`]: its beginning.
+//! - [`shared`]: bulk between two processes of one host, which does not travel at all.
 
-pub mod frame;
 mod begin;
+pub mod frame;
 mod receive;
 mod send;
+pub mod shared;
 
 pub use begin::{Purpose, answer, dial};
 pub use receive::Receiver;

@@ -1,6 +1,10 @@
 //! Frames off a socket.
 
-use crate::{ALIVE_EVERY, LaneError, SILENT_TICKS, frame::{FrameError, Inbox}};
+use crate::{
+    ALIVE_EVERY, LaneError, SILENT_TICKS,
+    frame::{FrameError, Inbox},
+    shared::ReadHalf,
+};
 use futures::Stream;
 use paraft_proto::{WithBulk, bulk::Bulk};
 use std::{
@@ -10,14 +14,14 @@ use std::{
     task::{Context, Poll},
 };
 use tokio::{
-    io::{AsyncRead, AsyncReadExt},
+    io::AsyncReadExt,
     time::{Interval, MissedTickBehavior, interval},
 };
 
 /// The messages of a lane as they arrive, until its end. Silence counts only while somebody waits for a message: who does not
 /// read on does not know what has come.
-pub struct Receiver<R, M> {
-    socket: R,
+pub struct Receiver<M> {
+    socket: ReadHalf,
     inbox: Inbox,
     alive: Interval,
     /// Ticks in a row in which nothing came.
@@ -26,16 +30,17 @@ pub struct Receiver<R, M> {
     messages: PhantomData<fn() -> M>,
 }
 
-impl<R, M> Receiver<R, M> {
+impl<M> Receiver<M> {
     /// Messages of at most `limit` bytes.
-    pub fn new(socket: R, limit: usize) -> Self {
+    pub fn new(socket: ReadHalf, limit: usize) -> Self {
         let mut alive = interval(ALIVE_EVERY);
         alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Self { socket, inbox: Inbox::new(limit), alive, silent: 0, over: false, messages: PhantomData }
+        let inbox = Inbox::new(limit, socket.shared().cloned());
+        Self { socket, inbox, alive, silent: 0, over: false, messages: PhantomData }
     }
 }
 
-impl<R: AsyncRead + Unpin, M: Bulk> Receiver<R, M> {
+impl<M: Bulk> Receiver<M> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<WithBulk<M>>, LaneError>> {
         loop {
             if let Some(message) = self.inbox.message()? {
@@ -67,7 +72,7 @@ impl<R: AsyncRead + Unpin, M: Bulk> Receiver<R, M> {
     }
 }
 
-impl<R: AsyncRead + Unpin, M: Bulk> Stream for Receiver<R, M> {
+impl<M: Bulk> Stream for Receiver<M> {
     type Item = Result<WithBulk<M>, LaneError>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

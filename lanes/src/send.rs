@@ -1,11 +1,15 @@
 //! Frames into a socket.
 
-use crate::{ALIVE_EVERY, LaneError, frame::Outbox};
+use crate::{
+    ALIVE_EVERY, LaneError,
+    frame::{Outbox, memory_comes},
+    shared::{Shared, WriteHalf},
+};
 use futures::{FutureExt, Stream, StreamExt};
 use paraft_proto::{WithBulk, bulk::Bulk};
-use std::io::IoSlice;
+use std::{future::pending, io::IoSlice, sync::Arc};
 use tokio::{
-    io::{AsyncWrite, AsyncWriteExt},
+    io::AsyncWriteExt,
     time::{MissedTickBehavior, interval},
 };
 
@@ -14,11 +18,19 @@ const TOGETHER: usize = 1 << 20;
 /// Pieces of one call of the kernel.
 const SLICES: usize = 64;
 
+/// What bulk may be left in: what the other side has been shown.
+fn usable(shared: Option<&Shared>, shown: bool) -> Option<&Shared> {
+    shared.filter(|_| shown)
+}
+
 /// Sends these messages until there are no more, and says that it lives where there are none. Dropping it may cut one off.
 pub async fn send<M: Bulk>(
-    mut socket: impl AsyncWrite + Unpin,
+    mut socket: WriteHalf,
+    shared: Option<Arc<Shared>>,
     mut messages: impl Stream<Item = WithBulk<M>> + Unpin,
 ) -> Result<(), LaneError> {
+    let shared = shared.as_deref();
+    let mut shown = false;
     let mut out = Outbox::default();
     let mut alive = interval(ALIVE_EVERY);
     alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -28,9 +40,10 @@ pub async fn send<M: Bulk>(
         tokio::select! {
             biased;
             next = messages.next() => match next {
-                Some(message) => out.put(&message),
+                Some(message) => out.put(&message, usable(shared, shown)),
                 None => over = true,
             },
+            () = async { match shared { Some(s) => s.news.notified().await, None => pending().await } } => {}
             _ = alive.tick() => {
                 if std::mem::replace(&mut quiet, true) {
                     out.put_alive();
@@ -39,10 +52,13 @@ pub async fn send<M: Bulk>(
         }
         while !over && out.bytes() < TOGETHER {
             match messages.next().now_or_never() {
-                Some(Some(message)) => out.put(&message),
+                Some(Some(message)) => out.put(&message, usable(shared, shown)),
                 Some(None) => over = true,
                 None => break,
             }
+        }
+        if let Some(shared) = shared {
+            out.put_returned(&shared.to_return());
         }
         while out.bytes() > 0 {
             quiet = false;
@@ -57,6 +73,15 @@ pub async fn send<M: Bulk>(
                 return Err(std::io::Error::from(std::io::ErrorKind::WriteZero).into());
             }
             out.sent(sent);
+        }
+        // Between two frames; what comes from now on may lie there.
+        if let Some(ours) = shared.and_then(Shared::ours).filter(|_| !shown) {
+            shown = true;
+            let frame = memory_comes();
+            let mut sent = socket.send_with(&frame, ours.fd()).await?;
+            while sent < frame.len() {
+                sent += socket.write(&frame[sent..]).await?;
+            }
         }
     }
     Ok(socket.shutdown().await?)

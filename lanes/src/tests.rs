@@ -1,9 +1,10 @@
 //! Lanes over real sockets.
 
+use crate::shared::{ReadHalf, Shared, Trust, WriteHalf, over_unix};
 use crate::*;
 use futures::{StreamExt, stream};
 use paraft_proto::{Push, ToShard, WithBulk, limits, to_shard::Kind};
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
@@ -11,18 +12,25 @@ use tokio::{
 };
 
 fn push(seq: u64, len: usize) -> WithBulk<ToShard> {
-    ToShard { kind: Some(Kind::Push(Push { seq, payload: vec![seq as u8; len].into(), ..Push::default() })) }.into()
+    ToShard { kind: Some(Kind::Push(Push { seq, payload: vec![seq as u8; len].into(), ..Push::default() })) }
+        .into()
 }
 
-fn receiver(socket: UnixStream) -> Receiver<UnixStream, ToShard> {
-    Receiver::new(socket, limits::MAX_MESSAGE_BYTES)
+fn halves(socket: UnixStream, trust: Trust) -> (ReadHalf, WriteHalf, Arc<Shared>) {
+    let shared = Shared::new(trust);
+    let (read, write) = over_unix(socket, shared.clone());
+    (read, write, shared)
+}
+
+fn receiver(socket: UnixStream) -> Receiver<ToShard> {
+    Receiver::new(halves(socket, Trust::Copies).0, limits::MAX_MESSAGE_BYTES)
 }
 
 #[tokio::test]
 async fn what_is_sent_comes_in_order_and_then_the_end() {
     let (a, b) = UnixStream::pair().expect("a pair");
     let all: Vec<_> = (0..200).map(|i| push(i, [0, 10, 5_000, 1 << 20][i as usize % 4])).collect();
-    let sends = tokio::spawn(send(a, stream::iter(all.clone())));
+    let sends = tokio::spawn(send(halves(a, Trust::Reads).1, None, stream::iter(all.clone())));
     let mut receiver = receiver(b);
     for m in all {
         assert_eq!(receiver.next().await.expect("a message").expect("whole"), m);
@@ -34,7 +42,8 @@ async fn what_is_sent_comes_in_order_and_then_the_end() {
 #[tokio::test(start_paused = true)]
 async fn who_has_nothing_to_say_says_that_it_lives() {
     let (a, b) = UnixStream::pair().expect("a pair");
-    let sends = tokio::spawn(send(a, stream::pending::<WithBulk<ToShard>>().boxed()));
+    let sends =
+        tokio::spawn(send(halves(a, Trust::Reads).1, None, stream::pending::<WithBulk<ToShard>>().boxed()));
     let mut receiver = receiver(b);
     let waits = tokio::time::timeout(Duration::from_secs(60), receiver.next()).await;
     assert!(waits.is_err(), "it has said something or was given up: {waits:?}");

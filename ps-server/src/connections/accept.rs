@@ -1,7 +1,7 @@
 //! The listeners. No error of `accept` ends one: tonic would ask again at once, which with no descriptor left takes a
 //! whole core and brings nothing.
 
-use super::{Connections, Guarded, Lane, Origin, lanes::Halves};
+use super::{Connections, Guarded, Lane, Origin, lanes::Carries};
 use futures::Stream;
 use paraft_host::is_shortage;
 use paraft_proto::limits;
@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// What connections come from.
 pub trait Listen: Send + 'static {
     /// A connection.
-    type Socket: AsyncRead + AsyncWrite + Halves + Unpin + Send + 'static;
+    type Socket: AsyncRead + AsyncWrite + Carries + Unpin + Send + 'static;
     /// The next connection, and where it comes from. Dropping the future loses none.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Socket, Origin)>> + Send;
 }

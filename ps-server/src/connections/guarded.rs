@@ -1,6 +1,6 @@
 //! A socket that is counted, that must begin to speak in time, and that can be closed from elsewhere.
 
-use super::{Lane, Visitor, lanes::Halves};
+use super::{Lane, Visitor, lanes::Carries};
 use paraft_lanes::Purpose;
 use std::{
     future::{Future, poll_fn},
@@ -86,7 +86,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
     /// Waits for its first bytes. `Err`: it asks for a lane; `None`: it has ended, or must.
     pub(super) async fn begins(mut self) -> Option<Result<Self, Lane>>
     where
-        S: Halves,
+        S: Carries,
     {
         let mut first = [0; PREFACE_BYTES];
         self.read_exact(&mut first).await.ok()?;
@@ -94,8 +94,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
             self.begun = (first, 0);
             return Some(Ok(self));
         };
-        let (read, write) = self.socket.halves();
-        Some(Err(Lane { purpose, read, write, place: self.place }))
+        Some(Err(Lane { purpose, halves: self.socket.halves(), place: self.place }))
     }
 }
 

@@ -1,34 +1,34 @@
 //! Connections that turn out to be lanes.
 
 use super::{Visitor, guarded::Place};
-use paraft_lanes::Purpose;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpStream, UnixStream},
+use paraft_lanes::{
+    Purpose,
+    shared::{ReadHalf, Shared, Trust, WriteHalf, over_tcp, over_unix},
 };
+use std::sync::Arc;
+use tokio::net::{TcpStream, UnixStream};
 
-/// The half of a socket that is read.
-pub type ReadHalf = Box<dyn AsyncRead + Send + Unpin>;
-/// The half that is written.
-pub type WriteHalf = Box<dyn AsyncWrite + Send + Unpin>;
+/// What a lane's socket is made of, and what its ends share: a server copies what lies in a worker's memory.
+pub type Halves = (ReadHalf, WriteHalf, Option<Arc<Shared>>);
 
-/// A socket that can be read and written at the same time.
-pub trait Halves {
-    /// Both.
-    fn halves(self) -> (ReadHalf, WriteHalf);
+/// A socket that a lane may go over.
+pub trait Carries {
+    /// Both halves of it.
+    fn halves(self) -> Halves;
 }
 
-impl Halves for TcpStream {
-    fn halves(self) -> (ReadHalf, WriteHalf) {
-        let (read, write) = self.into_split();
-        (Box::new(read), Box::new(write))
+impl Carries for TcpStream {
+    fn halves(self) -> Halves {
+        let (read, write) = over_tcp(self);
+        (read, write, None)
     }
 }
 
-impl Halves for UnixStream {
-    fn halves(self) -> (ReadHalf, WriteHalf) {
-        let (read, write) = self.into_split();
-        (Box::new(read), Box::new(write))
+impl Carries for UnixStream {
+    fn halves(self) -> Halves {
+        let shared = Shared::new(Trust::Copies);
+        let (read, write) = over_unix(self, shared.clone());
+        (read, write, Some(shared))
     }
 }
 
@@ -36,10 +36,7 @@ impl Halves for UnixStream {
 pub struct Lane {
     /// What for.
     pub purpose: Purpose,
-    /// Its frames are read here.
-    pub read: ReadHalf,
-    /// And written here.
-    pub write: WriteHalf,
+    pub(super) halves: Halves,
     pub(super) place: Place,
 }
 
@@ -50,8 +47,8 @@ impl Lane {
     }
 
     /// Takes it apart; it must be closed when the future is over, and leaves the table then.
-    pub fn parts(self) -> (ReadHalf, WriteHalf, impl Future<Output = ()> + Send) {
+    pub fn parts(self) -> (Halves, impl Future<Output = ()> + Send) {
         let place = self.place;
-        (self.read, self.write, async move { place.must_go().await })
+        (self.halves, async move { place.must_go().await })
     }
 }

@@ -8,6 +8,7 @@ use crate::{
     shard::{
         kept::FLEET,
         leader::{Event, Liveness, MAX_AHEAD, Message, Reply},
+        state::Shard,
     },
 };
 use futures::{Stream, StreamExt};
@@ -15,6 +16,7 @@ use paraft_common::{
     SessionId, ShardId, WorkerId,
     config::{ServerJob, ServerJobError},
 };
+use paraft_lanes::shared::Shared;
 use paraft_proto::{
     CheckpointRequest, FromShard, Incoming, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest,
     SwitchModeReply, SwitchModeRequest, ToShard, WithBulk, bulk, limits,
@@ -95,7 +97,7 @@ impl Handler for ShardsService {
         match request.uri().path() {
             services::EXCHANGE => {
                 let inbound = Incoming::new(request.into_body(), limits::MAX_MESSAGE_BYTES);
-                bulk::respond(self.exchange(inbound, visitor))
+                bulk::respond(self.exchange(inbound, visitor, None))
             }
             services::READ => match self.only(request).await {
                 Ok(request) => bulk::respond(self.read(request, visitor)),
@@ -133,9 +135,18 @@ pub(super) struct Reader {
     pub shard: ShardId,
     pub worker: WorkerId,
     pub stages: Arc<Stages>,
+    /// The shard's state.
+    pub state: Arc<Shard>,
 }
 
 impl Reader {
+    /// What a worker of this host pulls from now on it reads where it lies.
+    fn shares(&self, with: &Shared) {
+        if let Some(memory) = self.state.configured().as_ref().and_then(|conf| conf.share()) {
+            with.offer(memory);
+        }
+    }
+
     /// A reply is taken to be sent.
     pub fn takes(&self, reply: &Reply) {
         let Reply::Weights(w) = reply else { return };
@@ -156,7 +167,13 @@ impl Reader {
 pub(super) type Replies = Pin<Box<dyn Stream<Item = Result<WithBulk<FromShard>, Status>> + Send>>;
 
 impl ShardsService {
-    pub(super) fn exchange(&self, mut inbound: Incoming<ToShard>, visitor: Option<Visitor>) -> Replies {
+    /// `shared`: what the worker reads where it lies, once the shard has a job.
+    pub(super) fn exchange(
+        &self,
+        mut inbound: Incoming<ToShard>,
+        visitor: Option<Visitor>,
+        shared: Option<Arc<Shared>>,
+    ) -> Replies {
         let conn = self.streams.fetch_add(1, Relaxed) + 1;
         let service = self.clone();
         // Nothing is awaited before the response goes out: the worker sends Open only once it has the stream.
@@ -172,9 +189,15 @@ impl ShardsService {
         let replies = ReceiverStream::new(rx).take(1).flat_map(move |source| -> Replies {
             match source {
                 Source::One(m) => Box::pin(futures::stream::iter([Ok((*m).into())])),
-                Source::Many(rx, reader) => Box::pin(ReceiverStream::new(rx).map(move |r| {
-                    reader.takes(&r);
-                    Ok(convert::reply(server, r).into())
+                Source::Many(rx, reader) => Box::pin(ReceiverStream::new(rx).map({
+                    let shared = shared.clone();
+                    move |r| {
+                        reader.takes(&r);
+                        if let (Reply::Weights(_), Some(shared)) = (&r, &shared) {
+                            reader.shares(shared);
+                        }
+                        Ok(convert::reply(server, r).into())
+                    }
                 })),
             }
         });
@@ -284,7 +307,8 @@ impl ShardsService {
         let buckets = (job.params_len + job.buffers_len).div_ceil(job.bucket_len) + 2;
         let (tx, rx) = mpsc::channel(REPLY_QUEUE + (MAX_AHEAD as usize + 3) * buckets);
         let worker = WorkerId(open.worker);
-        let reader = Reader { shard, worker, stages: self.replicas.stages().clone() };
+        let (stages, state) = (self.replicas.stages().clone(), hosted.shard.clone());
+        let reader = Reader { shard, worker, stages, state };
         let _ = out.send(Source::Many(rx, reader)).await;
         // Only the leader keeps the stream open.
         let weak = tx.downgrade();

@@ -15,20 +15,20 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Answers a lane until it ends.
 pub async fn lane(service: ShardsService, lane: Lane) {
     let (purpose, visitor) = (lane.purpose, lane.visitor());
-    let (read, mut write, must_go) = lane.parts();
+    let ((read, mut write, shared), must_go) = lane.parts();
     let serves = async {
         answer(&mut write, purpose).await?;
         match purpose {
             Purpose::Exchange => {
                 let (over, ended) = oneshot::channel::<()>();
-                let messages = Receiver::<_, ToShard>::new(read, limits::MAX_MESSAGE_BYTES);
+                let messages = Receiver::<ToShard>::new(read, limits::MAX_MESSAGE_BYTES);
                 // Who lets the stream go lets `over` go with it.
                 let messages = messages.map(move |m| {
                     let _ = &over;
                     m.map_err(|e| Status::unavailable(e.to_string()))
                 });
-                let replies = service.exchange(Incoming::of(messages), Some(visitor));
-                let sends = send(write, replies.filter_map(|r| ready(r.ok())));
+                let replies = service.exchange(Incoming::of(messages), Some(visitor), shared.clone());
+                let sends = send(write, shared, replies.filter_map(|r| ready(r.ok())));
                 let ended = async {
                     let _ = ended.await;
                     tokio::time::sleep(LAST_WORDS).await;

@@ -4,6 +4,7 @@ use super::{
     command::{Contribution, InitPart},
     configured::Configured,
     kept::{FLEET, Kept, OfWorker},
+    weights::Weights,
 };
 use crate::{raft::Unable, room::Room};
 use bytes::Bytes;
@@ -14,6 +15,7 @@ use paraft_common::{
     need,
     optim::{Gradient, Hyper, apply_buffer},
 };
+use paraft_lanes::shared::Memory;
 use parking_lot::RwLock;
 use std::{collections::TryReserveError, sync::Arc};
 
@@ -21,7 +23,7 @@ use std::{collections::TryReserveError, sync::Arc};
 #[derive(Clone, Debug, PartialEq)]
 pub struct BucketData {
     /// `spec.len` values.
-    pub weights: Vec<f32>,
+    pub weights: Weights,
     /// The state vectors of the optimizer and the algorithm, each as long as `weights`.
     pub slots: Vec<Vec<f32>>,
     /// What the algorithm keeps of each worker.
@@ -74,7 +76,7 @@ impl BucketData {
             TensorKind::Param => job.new_slots(spec.len),
             TensorKind::Buffer => Vec::new(),
         };
-        let (weights, kept) = (vec![0.0; spec.len], Kept::new());
+        let (weights, kept) = (vec![0.0; spec.len].into(), Kept::new());
         Self { weights, slots, kept, version: Version(0), clock: 0.0, initialised: false }
     }
 
@@ -86,7 +88,8 @@ impl BucketData {
             own.extend_from_slice(v);
             Ok::<_, TryReserveError>(own)
         };
-        let (weights, slots) = (copy(&self.weights)?, self.slots.iter().map(copy).collect::<Result<_, _>>()?);
+        let (weights, slots) =
+            (self.weights.try_clone()?, self.slots.iter().map(copy).collect::<Result<_, _>>()?);
         Ok(Self { weights, slots, kept: self.kept.clone(), ..*self })
     }
 
@@ -167,7 +170,7 @@ impl BucketData {
         let same = |k: &OfWorker| k.pulled.clone().filter(|(v, _)| *v == version);
         // Who pulls the same version shares the copy.
         let copy = self.kept.values().find_map(same);
-        let copy = copy.unwrap_or_else(|| (version, Arc::new(self.weights.clone())));
+        let copy = copy.unwrap_or_else(|| (version, Arc::new(self.weights.to_vec())));
         self.kept.entry(worker).or_default().pulled = Some(copy);
     }
 
@@ -247,6 +250,19 @@ impl Bucket {
     /// Whether the initial weights are in.
     pub fn initialised(&self) -> bool {
         self.data.read().initialised
+    }
+
+    /// Brings the weights into memory that workers of this host read, unless they are there, somebody reads them where they
+    /// are, or there is no room.
+    pub(super) fn share(&self, memory: &Arc<Memory>) {
+        if self.data.read().weights.is_shared() {
+            return;
+        }
+        if let Some(data) = Arc::get_mut(&mut self.data.write())
+            && let Some(shared) = data.weights.to_shared(memory)
+        {
+            data.weights = shared;
+        }
     }
 
     /// Gives the bucket data of its own, as large as its state will be, unless it has been given its initial state.

@@ -6,10 +6,16 @@ use super::{
 };
 use crate::room::Reserved;
 use paraft_common::{BucketId, BucketSpec, Encoding, TensorKind, codec::F32_BYTES, config::ServerJob};
+use paraft_lanes::shared::Memory;
 use std::sync::{
-    Arc,
+    Arc, OnceLock,
     atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
+
+/// Of weights as they were, twice, at most.
+const COPIES: usize = 128 << 20;
+/// What a bucket's three copies may take beyond its weights.
+const PAGES: usize = 3 * 4096;
 
 /// What is fixed once the job is known.
 #[derive(Debug)]
@@ -26,6 +32,8 @@ pub struct Configured {
     pub(super) replaced: Replaced,
     /// The room in this server's memory that it has.
     aside: Reserved,
+    /// Where weights are that workers of this host pull, once one has; `None` within: there is no such memory.
+    memory: OnceLock<Option<Arc<Memory>>>,
     /// The initial weights of every bucket were found to be in: they stay.
     initialised: AtomicBool,
 }
@@ -39,6 +47,7 @@ impl Configured {
             kept: AtomicU64::new(0),
             replaced: Replaced::default(),
             aside,
+            memory: OnceLock::new(),
             initialised: AtomicBool::new(false),
         };
         let of = |b: &Bucket| (b.spec.len * F32_BYTES * (1 + conf.slots(b.spec.kind))) as u64;
@@ -64,6 +73,25 @@ impl Configured {
     pub fn held(&self) -> u64 {
         let of = |d: &BucketData| ((1 + d.slots.len()) * d.weights.len() * F32_BYTES) as u64 + d.kept_bytes();
         self.buckets.iter().map(|b| b.peek(|d| if d.initialised { of(d) } else { 0 })).sum()
+    }
+
+    /// A worker of this host pulls: from now on weights are brought, as they are pulled, where it can read them.
+    pub fn share(&self) -> Option<&Arc<Memory>> {
+        let make = || {
+            let weights: usize = self.buckets.iter().map(|b| b.spec.len * F32_BYTES).sum();
+            // The weights, and those that updates replace while somebody reads them: beyond that copies are made elsewhere,
+            // and travel. A bucket takes whole pages.
+            let bytes = weights + weights.min(COPIES) * 2 + self.buckets.len() * PAGES;
+            Memory::new(bytes)
+                .inspect_err(|error| tracing::info!(%error, "no shared memory: weights travel"))
+                .ok()
+        };
+        self.memory.get_or_init(make).as_ref()
+    }
+
+    /// Where weights are that workers of this host pull, if any does.
+    pub fn shared(&self) -> Option<&Arc<Memory>> {
+        self.memory.get()?.as_ref()
     }
 
     /// Whether the initial weights of every bucket are in.

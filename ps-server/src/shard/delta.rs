@@ -185,7 +185,7 @@ fn images(
         let slots = (1..=conf.slots(bucket.spec.kind) as u32).map(&mut vector).collect::<Result<_, _>>()?;
         let (version, clock) = (b.version, b.clock);
         let kept = Default::default(); // jobs that keep something have no deltas
-        let data = BucketData { weights, slots, kept, version, clock, initialised: true };
+        let data = BucketData { weights: weights.into(), slots, kept, version, clock, initialised: true };
         all.push((local, Arc::new(data)));
     }
     if by_place.is_empty() {

@@ -83,7 +83,7 @@ impl Image {
             .iter()
             .flat_map(|b| {
                 let kept = b.kept.values().flat_map(OfWorker::vectors).map(|v| v.as_slice());
-                std::iter::once(b.weights.as_slice()).chain(b.slots.iter().map(Vec::as_slice)).chain(kept)
+                std::iter::once(&*b.weights).chain(b.slots.iter().map(Vec::as_slice)).chain(kept)
             })
             .chain(staged)
     }
@@ -114,7 +114,7 @@ impl Image {
             let weights = next(len)?;
             let slots = (0..slots).map(|_| next(len)).collect::<Result<_, _>>()?;
             let kept = kept.into_iter().map(|k| k.assemble(|| next(len))).collect::<Result<_, _>>()?;
-            let data = BucketData { weights, slots, kept, version, clock, initialised };
+            let data = BucketData { weights: weights.into(), slots, kept, version, clock, initialised };
             // Those that nothing has come for share their data, as before the snapshot.
             let same = blanks.iter().find(|b| !initialised && ***b == data).cloned();
             let new = same.is_none();

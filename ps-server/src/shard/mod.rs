@@ -56,6 +56,7 @@ mod simulation;
 pub mod staleness;
 pub mod state;
 mod updates;
+mod weights;
 
 pub use command::{Command, Contribution, InitPart, Outcome, Proposal};
 pub use observed::Observed;

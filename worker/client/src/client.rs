@@ -11,9 +11,13 @@ use crate::{
 };
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, Encoding, Layout, Mode, ShardId, Step, Version, WorkerId, codec::F32_BYTES, config::ServerJob,
-    placement, retry::RetryPolicy,
+    BucketId, Encoding, Layout, Mode, ShardId, Step, Version, WorkerId,
+    codec::{F32_BYTES, copy_f32_le},
+    config::ServerJob,
+    placement,
+    retry::RetryPolicy,
 };
+use paraft_lanes::shared::{Memory, SHARED_BYTES};
 use paraft_proto::limits;
 use paraft_session::{Arrived, Encoders, Event, Next, Pull, Pulled, Reported, Session, SessionError};
 use paraft_trace::{Moment, Span, Stage, Stages};
@@ -53,6 +57,8 @@ pub struct Client {
     layout: Layout,
     io: Io,
     pool: Arc<Pool>,
+    /// Where a server of this host may read pushes.
+    memory: Option<Arc<Memory>>,
     encoders: Encoders,
     /// The buffer that the last pull filled: where it is, and its length.
     holds: Option<(usize, usize)>,
@@ -75,6 +81,17 @@ pub struct Counters {
     pub rejoins: u64,
     /// Pushes that came too late for their rounds, and were dropped.
     pub dropped: u64,
+}
+
+/// Memory for what may be pushed and not acknowledged; `None`: payloads travel.
+fn push_memory(layout: &Layout, transport: Transport) -> Option<Arc<Memory>> {
+    let bytes = layout.len() * F32_BYTES;
+    if transport != Transport::Auto || bytes < SHARED_BYTES {
+        return None;
+    }
+    // Two steps of a small model may be on their way; of a bucket a page may be left over.
+    let bytes = (2 * bytes).min(limits::PUSH_WINDOW_BYTES) + 2 * layout.buckets().len().min(1024) * 4096;
+    Memory::new(bytes).inspect_err(|error| tracing::debug!(%error, "no shared memory: pushes travel")).ok()
 }
 
 impl Client {
@@ -126,6 +143,7 @@ impl Client {
         // A model that is asked for ahead is not taken before it is pulled; of a larger one this thread waits for each bucket.
         let ahead = layout.len() * F32_BYTES <= limits::PULL_AHEAD_BYTES;
         let stages = Arc::new(Stages::default());
+        let memory = push_memory(&layout, options.transport);
         let io = Io::start(
             session,
             IoOptions {
@@ -135,10 +153,12 @@ impl Client {
                 initial,
                 untaken: if ahead { usize::MAX } else { limits::PULL_AHEAD_BYTES },
                 stages: stages.clone(),
+                memory: memory.clone(),
             },
         );
         let mut client = Self {
             pool: Pool::new(POOLED),
+            memory,
             encoders: Encoders::new(&options.job, &layout, options.worker, options.job.encoding.feeds_back()),
             io: io.map_err(|e| bad(format!("no I/O thread: {e}")))?,
             options,
@@ -217,10 +237,17 @@ impl Client {
         // First: the room that it waits for comes with a buffer that is free again.
         self.counters.waited += self.io.room(len);
         let begin = Moment::now();
-        let encoders = &mut self.encoders;
-        let payload = self.pool.bytes(len, |out| {
-            encoders.encode((bucket, spec.kind), step, gradient, encoding, out);
-        });
+        let plain = encoding == Encoding::F32 && !self.encoders.keeps(bucket, spec.kind);
+        let slot = self.memory.as_ref().filter(|_| plain).and_then(|m| m.slot(len));
+        let payload = match slot {
+            Some(mut slot) => {
+                copy_f32_le(gradient, slot.as_mut());
+                slot.freeze()
+            }
+            None => self.pool.bytes(len, |out| {
+                self.encoders.encode((bucket, spec.kind), step, gradient, encoding, out);
+            }),
+        };
         let stage = if encoding == Encoding::F32 { Stage::Copy } else { Stage::Encode };
         let there = Moment::now();
         self.note(stage, (begin, there), step, bucket, len);

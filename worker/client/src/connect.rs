@@ -3,7 +3,10 @@
 use hyper_util::rt::TokioIo;
 use paraft_common::{ServerId, ShardId};
 use paraft_host::socket_path;
-use paraft_lanes::{LaneError, Purpose};
+use paraft_lanes::{
+    LaneError, Purpose,
+    shared::{self as lanes, ReadHalf, Trust, WriteHalf},
+};
 use paraft_proto::{
     AbandonRequest, DescribeReply, DescribeRequest, DrainRequest, ForgetRequest, Refused, StatusReply,
     StatusRequest, SwitchModeRequest, control_client::ControlClient, limits, shards_client::ShardsClient,
@@ -77,28 +80,31 @@ impl Channels {
     }
 }
 
-/// A connection that speaks lanes, in two halves.
-pub(crate) type LaneHalves = (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>);
+/// A connection that speaks lanes, and, with a server on this host, what the two share.
+pub(crate) type Lane = (ReadHalf, WriteHalf, Option<Arc<lanes::Shared>>);
 
 /// Opens a lane to one server. Its answer shows that the process lives: the kernel accepts connections also for one that hangs.
-pub(crate) async fn lane(address: &str, transport: Transport) -> Result<LaneHalves, LaneError> {
+pub(crate) async fn lane(address: &str, transport: Transport) -> Result<Lane, LaneError> {
     async fn begin<S: AsyncRead + AsyncWrite + Unpin>(mut socket: S) -> Result<S, LaneError> {
-        let begins = tokio::time::timeout(CONNECT_TIMEOUT, paraft_lanes::dial(&mut socket, Purpose::Exchange));
+        let begins =
+            tokio::time::timeout(CONNECT_TIMEOUT, paraft_lanes::dial(&mut socket, Purpose::Exchange));
         begins.await.map_err(|_| LaneError::Silent(CONNECT_TIMEOUT))??;
         Ok(socket)
     }
     let path = socket_path(address).filter(|p| transport == Transport::Auto && p.exists());
+    // A socket left by a process that was killed refuses; TCP then tells what is the matter.
     if let Some(path) = path
         && let Ok(socket) = unix(&path).await
     {
-        let (read, write) = begin(socket).await?.into_split();
-        return Ok((Box::new(read), Box::new(write)));
+        let shared = lanes::Shared::new(Trust::Reads);
+        let (read, write) = lanes::over_unix(begin(socket).await?, shared.clone());
+        return Ok((read, write, Some(shared)));
     }
     let connects = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address));
     let socket = connects.await.map_err(|_| LaneError::Silent(CONNECT_TIMEOUT))??;
     socket.set_nodelay(true)?;
-    let (read, write) = begin(socket).await?.into_split();
-    Ok((Box::new(read), Box::new(write)))
+    let (read, write) = lanes::over_tcp(begin(socket).await?);
+    Ok((read, write, None))
 }
 
 async fn unix(path: &Path) -> std::io::Result<UnixStream> {

@@ -12,10 +12,8 @@ use crate::{
 };
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
 use paraft_common::{BucketId, BucketSpec, ShardId, Step, WorkerId};
-use paraft_lanes::{LaneError, Receiver};
-use paraft_proto::{
-    FromShard, Heartbeat, Incoming, ToShard, WithBulk, limits, services, to_shard::Kind,
-};
+use paraft_lanes::{LaneError, Receiver, shared::Memory};
+use paraft_proto::{FromShard, Heartbeat, Incoming, ToShard, WithBulk, limits, services, to_shard::Kind};
 use paraft_session::{Effect, Event, Input, Session};
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
@@ -67,6 +65,8 @@ pub(crate) struct IoOptions {
     pub untaken: usize,
     /// Where spans are noted.
     pub stages: Arc<Stages>,
+    /// Where pushes lie that servers of this host may read there.
+    pub memory: Option<Arc<Memory>>,
 }
 
 /// A session and its I/O, which ends with this.
@@ -83,6 +83,7 @@ struct Shared {
     heartbeat: Duration,
     untaken: usize,
     stages: Arc<Stages>,
+    memory: Option<Arc<Memory>>,
     runtime: Handle,
     state: Mutex<State>,
     /// There is something for the training thread.
@@ -207,6 +208,7 @@ impl Io {
             heartbeat: options.heartbeat,
             untaken: options.untaken,
             stages: options.stages,
+            memory: options.memory,
             runtime: runtime.handle().clone(),
             state: Mutex::new(State {
                 session,
@@ -460,10 +462,13 @@ impl Reader {
         connection: Arc<OnceLock<(String, connect::Shared)>>,
     ) {
         let cause = match connect::lane(&self.address, self.io.channels.transport()).await {
-            Ok((read, write)) => {
-                let inbound = Receiver::<_, FromShard>::new(read, limits::MAX_MESSAGE_BYTES);
+            Ok((read, write, shared)) => {
+                if let Some((shared, memory)) = shared.as_ref().zip(self.io.memory.as_ref()) {
+                    shared.offer(memory);
+                }
+                let inbound = Receiver::<FromShard>::new(read, limits::MAX_MESSAGE_BYTES);
                 let read = self.read(inbound.map_err(|e| e.to_string()));
-                let sends = paraft_lanes::send(write, outgoing(rx));
+                let sends = paraft_lanes::send(write, shared, outgoing(rx));
                 tokio::select! {
                     cause = read => cause,
                     Err(e) = sends => e.to_string(),

@@ -122,11 +122,14 @@ impl Leader {
         let (count, since) = (buckets.len(), self.now.moment);
         for (i, bucket) in (1..).zip(buckets) {
             let Some(e) = &self.epoch else { return };
+            if let Some(memory) = conf.shared() {
+                conf.buckets[bucket].share(memory);
+            }
             let data = e.deltas.working().data(conf, bucket);
             let got = data.kept.get(&pull.worker).and_then(|k| k.pulled.clone()).filter(|_| recorded);
             let version = got.as_ref().map_or(data.version, |(version, _)| *version);
             if !pull.last {
-                let weights = got.as_ref().map_or(&data.weights, |(_, weights)| weights);
+                let weights = got.as_ref().map_or(&*data.weights, |(_, weights)| weights.as_slice());
                 self.counters.staleness.pulled(pull.worker, bucket, version, weights);
             }
             // What the worker has already is not sent again.
