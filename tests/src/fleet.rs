@@ -2,7 +2,7 @@
 
 use crate::wait;
 use anyhow::{Context, Result, bail, ensure};
-use paraft_client::status;
+use paraft_client::{Transport, status};
 use paraft_common::{Durability, ServerId, ShardId};
 use paraft_proto::{
     DescribeReply, HelloReply, HelloRequest, ShardStatus, StatusReply, control_client::ControlClient,
@@ -78,6 +78,15 @@ impl FleetOptions {
     }
 }
 
+/// How the workers of these tests reach servers: over TCP, or, where `PARAFT_TEST_LANE` is `shared`, as on one host.
+pub fn transport() -> Transport {
+    match std::env::var("PARAFT_TEST_LANE").as_deref() {
+        Ok("shared") => Transport::Auto,
+        Ok("tcp") | Err(_) => Transport::Tcp,
+        Ok(other) => panic!("PARAFT_TEST_LANE is `{other}`: tcp or shared"),
+    }
+}
+
 impl Fleet {
     /// Starts every server.
     pub fn start(options: FleetOptions) -> Result<Self> {
@@ -97,7 +106,7 @@ impl Fleet {
         let addresses =
             listeners.iter().map(|l| Ok(l.local_addr()?.to_string())).collect::<std::io::Result<_>>()?;
         Ok(Self {
-            at: At { addresses, shards: options.shards, replicas: options.replicas },
+            at: At { addresses, shards: options.shards, replicas: options.replicas, transport: transport() },
             slots: listeners.into_iter().map(Slot::Bound).collect(),
             durability: options.durability,
             data: tempfile::tempdir()?,
@@ -174,7 +183,7 @@ impl Fleet {
             election: ELECTION,
             timeouts: Timeouts::new(ELECTION, REPLACE),
             check_every: Some(CHECK_EVERY),
-            socket: None,
+            socket: paraft_host::socket_path(&self.at.addresses[id as usize]),
         };
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let (server, listener) = runtime.block_on(async {
@@ -336,6 +345,10 @@ impl Drop for Fleet {
     fn drop(&mut self) {
         for id in 0..self.slots.len() {
             self.kill(id as u32);
+        }
+        // A server that is killed leaves its socket.
+        for path in self.at.addresses.iter().filter_map(|a| paraft_host::socket_path(a)) {
+            let _ = std::fs::remove_file(path);
         }
     }
 }

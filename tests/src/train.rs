@@ -3,6 +3,7 @@
 
 use crate::fleet::At;
 use anyhow::{Context, Result};
+use paraft_client::Transport;
 use paraft_data::Split;
 use paraft_models::Model;
 pub use paraft_proof::distance;
@@ -23,7 +24,10 @@ pub fn job(fleet: &At, text: &str, set: &[&str]) -> Result<Job> {
     job.cluster.addresses = fleet.addresses.clone();
     job.cluster.shards = Some(fleet.shards);
     job.cluster.replicas = fleet.replicas;
-    job.cluster.transport = TransportConfig::Tcp;
+    job.cluster.transport = match fleet.transport {
+        Transport::Tcp => TransportConfig::Tcp,
+        Transport::Auto => TransportConfig::Auto,
+    };
     Ok(job)
 }
 

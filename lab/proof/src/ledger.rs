@@ -26,6 +26,8 @@ pub struct At {
     pub shards: u32,
     /// Replicas of each.
     pub replicas: u32,
+    /// How workers reach them.
+    pub transport: Transport,
 }
 
 /// Digits of base 4 that an `f32` holds exactly.
@@ -198,7 +200,7 @@ impl Ledger {
             replicas: fleet.replicas,
             worker: WorkerId(worker),
             job: self.job(),
-            transport: Transport::Tcp,
+            transport: fleet.transport,
             timeout: Duration::from_secs(30),
             handover: paraft_client::HANDOVER,
         };

@@ -2,6 +2,7 @@
 
 use crate::health::{self, View};
 use nix::sys::signal::Signal;
+use paraft_client::Transport;
 use paraft_common::{Durability, ServerId};
 use paraft_fleet::{failure::Failure, faults::Faults, fleet::Fleet, process::Process};
 use paraft_proof::At;
@@ -96,7 +97,8 @@ impl TestCluster {
     /// The fleet as workers see it.
     pub fn at(&self) -> At {
         let addresses = self.fleet.addresses.clone();
-        At { addresses, shards: self.shape.shards, replicas: self.shape.replicas }
+        // A Unix socket would lead past the proxies.
+        At { addresses, shards: self.shape.shards, replicas: self.shape.replicas, transport: Transport::Tcp }
     }
 
     /// Servers that were started.

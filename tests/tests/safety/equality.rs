@@ -1,6 +1,7 @@
 //! One process is the oracle for the cluster.
 
 use anyhow::Result;
+use paraft_client::Transport;
 use paraft_tests::{
     fleet::{At, Fleet, FleetOptions},
     train::{distance, job, oracle, train},
@@ -39,14 +40,16 @@ fn run(fleet: FleetOptions, text: &str, set: &[&str]) -> Result<(Vec<f32>, Vec<f
 }
 
 fn initial(model: &str) -> Result<Vec<f32>> {
-    let nowhere = At { addresses: vec!["127.0.0.1:1".into()], shards: 1, replicas: 1 };
+    let nowhere =
+        At { addresses: vec!["127.0.0.1:1".into()], shards: 1, replicas: 1, transport: Transport::Tcp };
     oracle(&job(&nowhere, model, &["train.max_steps=1", "optimizer.kind=sgd", "optimizer.lr=0"])?)
 }
 
 /// The oracle must be able to fail: an error in one worker's share has to show.
 #[test]
 fn a_worker_that_saw_other_samples_would_be_noticed() -> Result<()> {
-    let nowhere = At { addresses: vec!["127.0.0.1:1".into()], shards: 1, replicas: 1 };
+    let nowhere =
+        At { addresses: vec!["127.0.0.1:1".into()], shards: 1, replicas: 1, transport: Transport::Tcp };
     let set = |batch: &'static str| ["train.max_steps=50", "train.workers=2", "train.epochs=9", batch];
     let right = oracle(&job(&nowhere, LOGISTIC, &set("train.batch=16"))?)?;
     let wrong = oracle(&job(&nowhere, LOGISTIC, &set("train.batch=15"))?)?;

@@ -13,6 +13,7 @@ mod groups;
 mod history;
 mod hostile;
 mod idle;
+mod lanes;
 mod layout;
 mod leases;
 mod local_steps;

@@ -1,0 +1,363 @@
+//! The ways between workers and servers: the same bits over each, and workers that misuse what they share.
+
+use anyhow::{Context, Result, bail, ensure};
+use paraft_client::Transport;
+use paraft_common::{Mode, ShardId, Step, config::ServerJob};
+use paraft_proto::{FromShard, Init, Open, PROTOCOL, Push, ToShard, from_shard, to_shard};
+use paraft_tests::{
+    fleet::{Fleet, FleetOptions},
+    ledger::{At, Ledger},
+    train::{job, train},
+};
+use prost::Message;
+use rustix::{
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
+    io::pwrite,
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
+};
+use std::{
+    io::{BufRead, BufReader, IoSlice, Read, Write},
+    mem::MaybeUninit,
+    net::{TcpListener, TcpStream},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    thread,
+    time::Duration,
+};
+
+/// Passes bytes on to `to`, but closes what begins as a lane: what lies between is a proxy that only knows HTTP/2. Gives its
+/// address, and counts what it has closed.
+fn only_http(to: String) -> Result<(String, Arc<AtomicU64>)> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let (address, closed) = (listener.local_addr()?.to_string(), Arc::new(AtomicU64::new(0)));
+    let count = closed.clone();
+    thread::spawn(move || {
+        for mut socket in listener.incoming().flatten() {
+            let (to, count) = (to.clone(), count.clone());
+            thread::spawn(move || -> std::io::Result<()> {
+                let mut first = [0; 24];
+                socket.read_exact(&mut first)?;
+                if first.starts_with(b"PARAFT") {
+                    count.fetch_add(1, SeqCst);
+                    return Ok(());
+                }
+                let mut server = TcpStream::connect(to)?;
+                server.write_all(&first)?;
+                let (mut back, mut socket_back) = (server.try_clone()?, socket.try_clone()?);
+                thread::spawn(move || std::io::copy(&mut back, &mut socket_back));
+                std::io::copy(&mut socket, &mut server)?;
+                Ok(())
+            });
+        }
+    });
+    Ok((address, closed))
+}
+
+#[test]
+fn the_way_to_the_servers_changes_no_bit_of_what_is_learned() -> Result<()> {
+    // Buckets of 16 KiB and more are shared with a server of this host.
+    let text = "[model]\nkind = \"mlp\"\nhidden = [256]\n[optimizer]\nkind = \"adam\"\nlr = 0.01";
+    let set = ["train.max_steps=40", "train.batch=16", "train.epochs=9", "train.mode=bsp", "train.workers=2"];
+    let learn = |change: &dyn Fn(&mut At) -> Result<()>| -> Result<Vec<u32>> {
+        let fleet = Fleet::start(FleetOptions { shards: 2, ..FleetOptions::default() })?;
+        let mut at = fleet.at.clone();
+        change(&mut at)?;
+        Ok(train(&job(&at, text, &set)?)?.iter().map(|w| w.to_bits()).collect())
+    };
+    let over = |transport| {
+        learn(&move |at| {
+            at.transport = transport;
+            Ok(())
+        })
+    };
+    let tcp = over(Transport::Tcp)?;
+    ensure!(tcp == over(Transport::Auto)?, "shared memory makes other weights than TCP");
+    let closed = Arc::new(AtomicU64::new(0));
+    let http = learn(&|at| {
+        at.transport = Transport::Tcp;
+        let (address, count) = only_http(at.addresses[0].clone())?;
+        at.addresses[0] = address;
+        let closed = closed.clone();
+        thread::spawn(move || {
+            loop {
+                closed.store(count.load(SeqCst), SeqCst);
+                thread::sleep(Duration::from_millis(5));
+            }
+        });
+        Ok(())
+    })?;
+    ensure!(tcp == http, "HTTP/2 makes other weights than a lane");
+    ensure!(closed.load(SeqCst) >= 2, "lanes went through the proxy that knows none");
+    Ok(())
+}
+
+/// A worker's lane by hand, over shared memory that it goes on writing to.
+struct ByHand {
+    socket: UnixStream,
+    memory: OwnedFd,
+    read: Vec<u8>,
+}
+
+const VALUES: usize = 1 << 16;
+
+impl ByHand {
+    fn open(address: &str, job: &ServerJob) -> Result<Self> {
+        let path = paraft_host::socket_path(address).context("no socket")?;
+        let mut socket = UnixStream::connect(path)?;
+        socket.set_read_timeout(Some(Duration::from_secs(30)))?;
+        let preface = b"PARAFT-LANE/1 exchange\r\n";
+        socket.write_all(preface)?;
+        let mut answer = [0; 24];
+        socket.read_exact(&mut answer)?;
+        ensure!(answer == *preface, "no lane");
+        let memory = memfd_create("hostile", MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&memory, VALUES as u64 * 4)?;
+        fcntl_add_seals(&memory, SealFlags::SHRINK)?;
+        let hand = Self { socket, memory, read: Vec::new() };
+        let open = Open { protocol: PROTOCOL, job: job.to_toml()?, ..Open::default() };
+        hand.send(to_shard::Kind::Open(open), None)?;
+        hand.show(hand.memory.as_fd())?;
+        Ok(hand)
+    }
+
+    /// A frame that says that memory comes, with a descriptor.
+    fn show(&self, fd: std::os::fd::BorrowedFd<'_>) -> Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        let fds = [fd];
+        ensure!(beside.push(SendAncillaryMessage::ScmRights(&fds)), "no room");
+        let frame = [u32::MAX.to_le_bytes(), [0; 4]].concat();
+        sendmsg(&self.socket, &[IoSlice::new(&frame)], &mut beside, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    /// A message whose payload, if it has one, lies in its memory.
+    fn send(&self, kind: to_shard::Kind, payload: Option<(u32, u64)>) -> Result<()> {
+        let header = ToShard { kind: Some(kind) }.encode_to_vec();
+        let mut frame = [header.len() as u32, u32::from(payload.is_some())].map(u32::to_le_bytes).concat();
+        if let Some((len, place)) = payload {
+            frame.extend_from_slice(&len.to_le_bytes());
+            frame.extend_from_slice(&place.to_le_bytes());
+        }
+        frame.extend_from_slice(&header);
+        Ok((&self.socket).write_all(&frame)?)
+    }
+
+    /// The next message; `None`: the lane has ended.
+    fn receive(&mut self) -> Result<Option<from_shard::Kind>> {
+        let number = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+        loop {
+            if let [head @ .., _, _, _, _] = self.read.get(..8).unwrap_or_default()
+                && let (header, bulks) = (number(head), number(&self.read[4..]))
+                && self.read.len() >= 8 + bulks as usize * 12 + header as usize
+            {
+                ensure!(bulks == 0, "no weights were asked for");
+                let rest = self.read.split_off(8 + header as usize);
+                let frame = std::mem::replace(&mut self.read, rest);
+                if header > 0 {
+                    return Ok(FromShard::decode(&frame[8..])?.kind);
+                }
+                continue;
+            }
+            let mut some = [0; 4096];
+            match self.socket.read(&mut some) {
+                Ok(0) => return Ok(None),
+                Ok(n) => self.read.extend_from_slice(&some[..n]),
+                Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => return Ok(None),
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Opens a session and gives the shard its weights.
+    fn begin(address: &str, job: &ServerJob) -> Result<Self> {
+        for _ in 0..500 {
+            let mut hand = Self::open(address, job)?;
+            match hand.receive()? {
+                Some(from_shard::Kind::Opened(o)) => {
+                    if !o.initialised {
+                        hand.send(to_shard::Kind::Init(Init::default()), Some((VALUES as u32 * 4, 0)))?;
+                    }
+                    return Ok(hand);
+                }
+                // Right after its start a server has no leader yet.
+                Some(from_shard::Kind::Refused(_)) => thread::sleep(Duration::from_millis(20)),
+                other => bail!("Open was answered by {other:?}"),
+            }
+        }
+        bail!("no server opens a session")
+    }
+}
+
+fn one_bucket(workers: u32) -> ServerJob {
+    ServerJob {
+        grace_ms: 60_000,
+        ..Ledger { bucket_len: VALUES, extra: VALUES - 8, ..Ledger::new(Mode::Asp, workers, 8) }.job()
+    }
+}
+
+#[test]
+fn a_worker_that_writes_after_handing_over_makes_no_two_replicas_differ() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::replicated(1))?;
+    let job = one_bucket(1);
+    let (leader, _) = fleet.leader(ShardId(0));
+    let mut hand = ByHand::begin(&fleet.at.addresses[leader as usize], &job)?;
+    // The initial weights are in before it begins to write.
+    hand.send(
+        to_shard::Kind::Push(Push { seq: 1, step: 1, ..Push::default() }),
+        Some((VALUES as u32 * 4, 0)),
+    )?;
+    let first = hand.receive()?;
+    ensure!(matches!(&first, Some(from_shard::Kind::Ack(_))), "{first:?}");
+    let (memory, stop) = (hand.memory.try_clone()?, Arc::new(AtomicBool::new(false)));
+    let stopped = stop.clone();
+    let writes = thread::spawn(move || -> Result<u64> {
+        let mut times = 0;
+        while !stopped.load(SeqCst) {
+            // Finite most of the time: a push that is seen while it is NaN is refused, and that is all.
+            let value = if times % 7 == 0 { f32::NAN } else { times as f32 };
+            for at in (0..VALUES).step_by(1024) {
+                pwrite(&memory, &value.to_le_bytes().repeat(1024), at as u64 * 4)?;
+            }
+            times += 1;
+        }
+        Ok(times)
+    });
+    let (mut taken, mut refused, mut seq) = (1, 0, 1);
+    while taken < 100 || refused < 3 {
+        ensure!(seq < 20_000, "{taken} taken and {refused} refused of {seq}");
+        seq += 1;
+        let push = Push { seq, step: taken + 1, ..Push::default() };
+        hand.send(to_shard::Kind::Push(push), Some((VALUES as u32 * 4, 0)))?;
+        match hand.receive()? {
+            Some(from_shard::Kind::Ack(a)) if a.seq == seq => taken += 1,
+            Some(from_shard::Kind::Refused(r)) if r.seq == seq => {
+                ensure!(r.message.contains("NaN") || r.message.contains("finite"), "{r:?}");
+                refused += 1;
+            }
+            other => bail!("a push was answered by {other:?}"),
+        }
+    }
+    stop.store(true, SeqCst);
+    let times = writes.join().map_err(|_| anyhow::anyhow!("it panicked"))??;
+    ensure!(times > 10, "it wrote {times} times");
+    fleet.replicas_agree()?;
+    Ok(())
+}
+
+#[test]
+fn a_place_that_is_not_there_ends_the_lane_and_nothing_else() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::default())?;
+    let job = one_bucket(2);
+    let bytes = VALUES as u32 * 4;
+    for (len, place) in [(bytes, 4096), (bytes, 1 << 40), (bytes, u64::MAX - 4095), (100, 1)] {
+        let mut hand = ByHand::begin(&fleet.at.addresses[0], &job)?;
+        hand.send(to_shard::Kind::Push(Push { seq: 1, step: 1, ..Push::default() }), Some((len, place)))?;
+        match hand.receive()? {
+            None | Some(from_shard::Kind::Refused(_)) => {}
+            other => bail!("{len} bytes at {place} were answered by {other:?}"),
+        }
+    }
+    // Memory that may shrink, and a file.
+    let shrinks = memfd_create("shrinks", MemfdFlags::ALLOW_SEALING)?;
+    ftruncate(&shrinks, u64::from(bytes))?;
+    for fd in [shrinks, tempfile::tempfile()?.into()] {
+        let mut hand = ByHand::begin(&fleet.at.addresses[0], &job)?;
+        hand.show(fd.as_fd())?;
+        let _ = hand.send(to_shard::Kind::Heartbeat(Default::default()), None);
+        let end = hand.receive();
+        ensure!(matches!(end, Ok(None | Some(from_shard::Kind::Refused(_))) | Err(_)), "{end:?}");
+    }
+    let mut hand = ByHand::begin(&fleet.at.addresses[0], &job)?;
+    hand.send(to_shard::Kind::Push(Push { seq: 1, step: 1, ..Push::default() }), Some((bytes, 0)))?;
+    let answer = hand.receive()?;
+    ensure!(matches!(&answer, Some(from_shard::Kind::Ack(_))), "{answer:?}");
+    Ok(())
+}
+
+const CHILD: &str = "PARAFT_LANE_CHILD";
+const STEPS: u64 = 400;
+/// Each of two workers is killed so often, and another takes its place.
+const KILLS: u32 = 12;
+
+/// Four buckets of 64 KiB; a page for every worker that comes, and one for who looks at them in the end.
+fn wide() -> Ledger {
+    let pages = 2 * (KILLS + 1) + 1;
+    Ledger { pages, bucket_len: 1 << 14, extra: 3 << 14, ..Ledger::new(Mode::Asp, 2, STEPS) }
+}
+
+/// Not a test by itself: what a worker's process does that is killed.
+#[test]
+fn a_worker_of_the_ledger() -> Result<()> {
+    let Ok(addresses) = std::env::var(CHILD) else { return Ok(()) };
+    let (worker, addresses) = addresses.split_once(' ').context("worker and addresses")?;
+    let addresses = addresses.split(' ').map(str::to_string).collect();
+    let at = At { addresses, shards: 1, replicas: 3, transport: Transport::Auto };
+    let mut page = wide().join(&at, worker.parse()?)?;
+    page.begin()?;
+    while page.done.0 < STEPS {
+        page.step()?;
+        println!("\nstep {}", page.done.0);
+    }
+    page.finish()?;
+    Ok(())
+}
+
+#[test]
+fn workers_that_are_killed_while_they_write_lose_no_acknowledged_push_and_double_none() -> Result<()> {
+    let fleet = Fleet::start(FleetOptions::replicated(1))?;
+    let addresses = fleet.at.addresses.join(" ");
+    // A worker's process; gives the steps whose pushes were acknowledged, since their pulls were answered.
+    let run = |worker: u32, kill_after: Option<usize>| -> Result<Vec<u64>> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["--exact", "lanes::a_worker_of_the_ledger", "--nocapture"])
+            .env(CHILD, format!("{worker} {addresses}"))
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut acknowledged = Vec::new();
+        let out = BufReader::new(child.stdout.take().context("no output")?);
+        for line in out.lines() {
+            acknowledged.extend(line?.strip_prefix("step ").and_then(|s| s.parse::<u64>().ok()));
+            if kill_after.is_some_and(|n| acknowledged.len() >= n) {
+                child.kill()?;
+            }
+        }
+        let ended = child.wait()?;
+        ensure!(kill_after.is_some() || ended.success(), "worker {worker} ended with {ended}");
+        Ok(acknowledged)
+    };
+    let place = |w: u32| (0..=KILLS).map(move |i| (2 * i + w, (i < KILLS).then_some(7 + 3 * i as usize)));
+    let all = |w| place(w).map(|(worker, kill)| Ok((worker, run(worker, kill)?))).collect::<Result<Vec<_>>>();
+    let pages = thread::scope(|s| {
+        let both = [0, 1].map(|w| s.spawn(move || all(w)));
+        both.map(|t| t.join().map_err(|_| anyhow::anyhow!("it panicked"))?)
+            .into_iter()
+            .collect::<Result<Vec<_>>>()
+    })?;
+    let ledger = wide();
+    let at = At { transport: Transport::Tcp, ..fleet.at.clone() };
+    let weights = ledger.join(&at, ledger.pages - 1)?.finish()?;
+    let mut seen = 0;
+    for (worker, acknowledged) in pages.into_iter().flatten() {
+        ensure!(!acknowledged.is_empty(), "worker {worker} did nothing");
+        for step in 1..=STEPS {
+            let entry = weights[ledger.place(worker, Step(step))];
+            let is_in = acknowledged.contains(&step);
+            ensure!(
+                entry == -1.0 || entry == 0.0 && !is_in,
+                "worker {worker}, step {step}: {entry}, {is_in}"
+            );
+            seen += u64::from(is_in);
+        }
+    }
+    ensure!(seen > 500, "{seen}");
+    fleet.replicas_agree()?;
+    Ok(())
+}
