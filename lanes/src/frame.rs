@@ -1,7 +1,10 @@
 //! Frames: a message's header and its bulk, one behind the other. What arrives may come from anyone: what cannot be read is an
 //! error, and nothing is allocated for a length beyond the bounds.
 
-use crate::shared::Shared;
+use crate::{
+    pool::{Buffer, Pool},
+    shared::Shared,
+};
 use bytes::{BufMut, Bytes, BytesMut};
 use paraft_common::Payload;
 use paraft_proto::{
@@ -171,11 +174,14 @@ pub(crate) fn memory_comes() -> [u8; HEAD] {
 pub struct Inbox {
     /// Read, and not looked at yet.
     buffer: BytesMut,
+    /// What is no bulk is read here.
+    ahead: Box<[u8]>,
     state: State,
     /// Of one message, without what frames it.
     limit: usize,
     /// Where bulk may lie that does not come.
     shared: Option<Arc<Shared>>,
+    pool: Arc<Pool>,
 }
 
 /// The next part of a frame.
@@ -191,7 +197,7 @@ enum State {
         header: Bytes,
         entries: Bytes,
         done: Vec<Payload>,
-        now: BytesMut,
+        now: Buffer,
         missing: usize,
     },
     /// So many places that the other side has read.
@@ -202,34 +208,31 @@ enum State {
 const READ_AHEAD: usize = 16 << 10;
 
 impl Inbox {
-    /// Takes messages of up to `limit` bytes.
-    pub fn new(limit: usize, shared: Option<Arc<Shared>>) -> Self {
-        Self { buffer: BytesMut::new(), state: State::Head, limit, shared }
+    /// Takes messages of up to `limit` bytes, whose bulk lands in buffers of this pool.
+    pub fn new(limit: usize, shared: Option<Arc<Shared>>, pool: Arc<Pool>) -> Self {
+        let ahead = vec![0; READ_AHEAD].into();
+        Self { buffer: BytesMut::new(), ahead, state: State::Head, limit, shared, pool }
     }
 
-    /// Where the next bytes are to be read, behind what it has: bulk into its own buffer. Never full.
-    pub fn space(&mut self) -> &mut BytesMut {
+    /// Where the next bytes are to be read: bulk into its own buffer. Never empty.
+    pub fn space(&mut self) -> &mut [u8] {
         match &mut self.state {
-            State::Bulk { now, .. } => now,
-            State::Head | State::Header { .. } | State::Returned(_) => {
-                self.buffer.reserve(READ_AHEAD);
-                &mut self.buffer
+            State::Bulk { now, missing, .. } => {
+                let bytes = now.as_mut();
+                let from = bytes.len() - *missing;
+                &mut bytes[from..]
             }
-        }
-    }
-
-    /// How many bytes may be read there.
-    pub fn wanted(&self) -> usize {
-        match &self.state {
-            State::Bulk { missing, .. } => *missing,
-            State::Head | State::Header { .. } | State::Returned(_) => READ_AHEAD,
+            State::Head | State::Header { .. } | State::Returned(_) => &mut self.ahead,
         }
     }
 
     /// So many bytes were read there.
     pub fn filled(&mut self, n: usize) {
-        if let State::Bulk { missing, .. } = &mut self.state {
-            *missing -= n;
+        match &mut self.state {
+            State::Bulk { missing, .. } => *missing -= n,
+            State::Head | State::Header { .. } | State::Returned(_) => {
+                self.buffer.extend_from_slice(&self.ahead[..n]);
+            }
         }
     }
 
@@ -284,14 +287,14 @@ impl Inbox {
                     let header = Bytes::copy_from_slice(&self.buffer.split_to(header));
                     let whole = all(&entries).map(|(len, _)| len).sum::<usize>() + header.len();
                     within("a message", whole, self.limit)?;
-                    let (done, now) = (Vec::with_capacity(entries.len() / ENTRY), BytesMut::new());
+                    let (done, now) = (Vec::with_capacity(entries.len() / ENTRY), self.pool.take(0));
                     self.state = State::Bulk { header, entries, done, now, missing: 0 };
                     self.next_bulk()?;
                 }
                 State::Bulk { missing, .. } if *missing > 0 => return Ok(None),
                 State::Bulk { done, now, entries, .. } => {
                     if done.len() < entries.len() / ENTRY {
-                        done.push(std::mem::take(now).freeze().into());
+                        done.push(std::mem::replace(now, self.pool.take(0)).freeze().into());
                         self.next_bulk()?;
                         continue;
                     }
@@ -317,14 +320,14 @@ impl Inbox {
         let State::Bulk { entries, done, now, missing, .. } = &mut self.state else { return Ok(()) };
         while let Some((len, place)) = all(entries).nth(done.len()) {
             if place == HERE {
-                *now = BytesMut::with_capacity(len);
+                *now = self.pool.take(len);
                 let here = self.buffer.split_to(len.min(self.buffer.len()));
-                now.extend_from_slice(&here);
+                now.as_mut()[..here.len()].copy_from_slice(&here);
                 *missing = len - here.len();
                 return Ok(());
             }
             let shared = self.shared.as_ref().ok_or(FrameError::NotShared)?;
-            done.push(shared.bulk(place, len)?.into());
+            done.push(shared.bulk(place, len, &self.pool)?.into());
         }
         Ok(())
     }

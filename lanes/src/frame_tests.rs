@@ -24,7 +24,7 @@ fn bytes_of<M: Bulk>(messages: &[WithBulk<M>]) -> Vec<u8> {
 
 /// What is read of bytes that come in pieces of at most so many.
 fn read<M: Bulk>(wire: &[u8], most: usize) -> Result<Vec<WithBulk<M>>, FrameError> {
-    let mut inbox = Inbox::new(limits::MAX_MESSAGE_BYTES, None);
+    let mut inbox = Inbox::new(limits::MAX_MESSAGE_BYTES, None, Pool::new(1 << 20));
     let (mut rest, mut read) = (wire, Vec::new());
     loop {
         while let Some(m) = inbox.message()? {
@@ -33,8 +33,9 @@ fn read<M: Bulk>(wire: &[u8], most: usize) -> Result<Vec<WithBulk<M>>, FrameErro
         if rest.is_empty() {
             return if inbox.is_between() { Ok(read) } else { Err(FrameError::CutShort) };
         }
-        let n = inbox.wanted().min(most).min(rest.len());
-        inbox.space().extend_from_slice(&rest[..n]);
+        let space = inbox.space();
+        let n = space.len().min(most).min(rest.len());
+        space[..n].copy_from_slice(&rest[..n]);
         inbox.filled(n);
         rest = &rest[n..];
     }

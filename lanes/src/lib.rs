@@ -21,11 +21,13 @@
 
 mod begin;
 pub mod frame;
+mod pool;
 mod receive;
 mod send;
 pub mod shared;
 
 pub use begin::{Purpose, answer, dial};
+pub use pool::Pool;
 pub use receive::Receiver;
 pub use send::send;
 

@@ -3,18 +3,19 @@
 use crate::{
     ALIVE_EVERY, LaneError, SILENT_TICKS,
     frame::{FrameError, Inbox},
+    pool::Pool,
     shared::ReadHalf,
 };
 use futures::Stream;
 use paraft_proto::{WithBulk, bulk::Bulk};
 use std::{
-    future::Future,
     marker::PhantomData,
-    pin::{Pin, pin},
+    pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 use tokio::{
-    io::AsyncReadExt,
+    io::{AsyncRead, ReadBuf},
     time::{Interval, MissedTickBehavior, interval},
 };
 
@@ -31,11 +32,11 @@ pub struct Receiver<M> {
 }
 
 impl<M> Receiver<M> {
-    /// Messages of at most `limit` bytes.
-    pub fn new(socket: ReadHalf, limit: usize) -> Self {
+    /// Messages of at most `limit` bytes, whose bulk lands in buffers of this pool.
+    pub fn new(socket: ReadHalf, limit: usize, pool: Arc<Pool>) -> Self {
         let mut alive = interval(ALIVE_EVERY);
         alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let inbox = Inbox::new(limit, socket.shared().cloned());
+        let inbox = Inbox::new(limit, socket.shared().cloned(), pool);
         Self { socket, inbox, alive, silent: 0, over: false, messages: PhantomData }
     }
 }
@@ -46,11 +47,8 @@ impl<M: Bulk> Receiver<M> {
             if let Some(message) = self.inbox.message()? {
                 return Poll::Ready(Ok(Some(message)));
             }
-            let wanted = self.inbox.wanted();
-            let read = {
-                let mut socket = (&mut self.socket).take(wanted as u64);
-                pin!(socket.read_buf(self.inbox.space())).poll(cx)?
-            };
+            let mut space = ReadBuf::new(self.inbox.space());
+            let read = Pin::new(&mut self.socket).poll_read(cx, &mut space)?.map(|()| space.filled().len());
             match read {
                 Poll::Ready(0) if self.inbox.is_between() => return Poll::Ready(Ok(None)),
                 Poll::Ready(0) => return Poll::Ready(Err(FrameError::CutShort.into())),

@@ -23,7 +23,7 @@ fn halves(socket: UnixStream, trust: Trust) -> (ReadHalf, WriteHalf, Arc<Shared>
 }
 
 fn receiver(socket: UnixStream) -> Receiver<ToShard> {
-    Receiver::new(halves(socket, Trust::Copies).0, limits::MAX_MESSAGE_BYTES)
+    Receiver::new(halves(socket, Trust::Copies).0, limits::MAX_MESSAGE_BYTES, Pool::new(1 << 20))
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@ use crate::{
     settings,
 };
 use paraft_common::ServerId;
+use paraft_lanes::Pool;
 use paraft_proto::{control_server::ControlServer, limits, services::Route};
 use paraft_store::Disk;
 use paraft_trace::Stages;
@@ -309,6 +310,7 @@ impl Server {
                 agent: agent.clone(),
                 status: status.clone(),
                 streams: Arc::default(),
+                pool: Pool::new(if paraft_host::memory::memory().is_scarce() { 0 } else { RECEIVED_BYTES }),
                 unopened: Arc::new(tokio::sync::Semaphore::new(UNOPENED)),
             },
             peers: PeersService { replicas: replicas.clone(), control, peers },
@@ -413,6 +415,9 @@ impl Server {
         self.status.clone()
     }
 }
+
+/// Buffers for pushes that are kept for the next ones: as much as the log in memory of one shard keeps.
+const RECEIVED_BYTES: usize = 32 << 20;
 
 /// A new server that no fleet answers gives up after this long.
 const JOIN_PATIENCE: Duration = Duration::from_secs(30);

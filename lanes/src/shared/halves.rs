@@ -18,8 +18,6 @@ use tokio::{
     net::{TcpStream, UnixStream, tcp, unix},
 };
 
-/// Of one read over a Unix socket: its buffer must be initialised.
-const READ_BYTES: usize = 128 << 10;
 /// Descriptors that may have come and not been used: each side has one memory to show.
 const DESCRIPTORS: usize = 2;
 
@@ -69,7 +67,7 @@ impl AsyncRead for ReadHalf {
             Self::Tcp(half) => return Pin::new(half).poll_read(cx, buf),
             Self::Unix(half, shared) => (AsRef::<UnixStream>::as_ref(&*half), shared),
         };
-        let most = buf.remaining().min(READ_BYTES);
+        let most = buf.remaining();
         loop {
             ready!(socket.poll_read_ready(cx))?;
             let into = buf.initialize_unfilled_to(most);

@@ -3,7 +3,8 @@
 //! Who makes it writes; the other maps it for reading only. It is sealed: it can neither shrink, so that no read faults, nor be
 //! mapped for writing by anyone who is handed its descriptor. It has no more pages than were written.
 
-use bytes::{Bytes, BytesMut};
+use crate::pool::Buffer;
+use bytes::Bytes;
 use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create},
     mm::{MapFlags, ProtFlags, mmap, munmap},
@@ -228,29 +229,18 @@ impl Theirs {
         at.is_multiple_of(UNIT) && at.checked_add(len).is_some_and(|end| end <= self.0.len)
     }
 
-    /// A copy of these bytes as they are, each eight of them read once; empty where it has not as many. Where the other side
-    /// writes meanwhile, it is a mixture; what is made of the copy is made of these bytes alone.
-    pub fn copy(&self, at: usize, len: usize) -> Bytes {
-        if !self.has(at, len) {
-            return Bytes::new();
+    /// Copies these bytes as they are, each eight of them read once. Where the other side writes meanwhile, it is a mixture; what
+    /// is made of the copy is made of these bytes alone. Copies nothing where it has not as many.
+    pub(crate) fn copy(&self, at: usize, into: &mut Buffer) {
+        if !self.has(at, into.as_ref().len()) {
+            return;
         }
-        const BLOCK: usize = 64;
-        let mut copy = BytesMut::with_capacity(len.next_multiple_of(8));
-        let words = len.div_ceil(8);
-        let mut block = [0u64; BLOCK];
-        for first in (0..words).step_by(BLOCK) {
-            let n = BLOCK.min(words - first);
-            for (i, word) in block[..n].iter_mut().enumerate() {
-                // SAFETY: inside the mapping: `at` and the mapping's length are multiples of a page, so the last word is whole
-                // too. It is aligned, and read atomically, since the other process may write to it.
-                let place =
-                    unsafe { AtomicU64::from_ptr(self.0.base.as_ptr().add(at + 8 * (first + i)).cast()) };
-                *word = place.load(Relaxed);
-            }
-            copy.extend_from_slice(bytemuck::cast_slice(&block[..n]));
+        for (i, word) in into.words().iter_mut().enumerate() {
+            // SAFETY: inside the mapping: `at` and the mapping's length are multiples of a page, so the last word is whole too.
+            // It is aligned, and read atomically, since the other process may write to it.
+            let place = unsafe { AtomicU64::from_ptr(self.0.base.as_ptr().add(at + 8 * i).cast()) };
+            *word = place.load(Relaxed);
         }
-        copy.truncate(len);
-        copy.freeze()
     }
 
     /// The bytes where they lie. To be read only while the other side has promised not to write there.

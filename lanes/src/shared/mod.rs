@@ -17,7 +17,7 @@ mod memory;
 pub use halves::{ReadHalf, WriteHalf, over_tcp, over_unix};
 pub use memory::{Memory, Slot, Theirs};
 
-use crate::frame::FrameError;
+use crate::{frame::FrameError, pool::Pool};
 use bytes::Bytes;
 use std::{
     collections::{HashMap, VecDeque},
@@ -126,12 +126,16 @@ impl Shared {
     }
 
     /// The bulk that the other side refers to.
-    pub(crate) fn bulk(self: &Arc<Self>, at: u64, len: usize) -> Result<Bytes, FrameError> {
+    pub(crate) fn bulk(self: &Arc<Self>, at: u64, len: usize, pool: &Arc<Pool>) -> Result<Bytes, FrameError> {
         let theirs = self.theirs.get();
         let place = usize::try_from(at).ok().zip(theirs).filter(|(place, theirs)| theirs.has(*place, len));
         let (place, theirs) = place.ok_or(FrameError::NotShared)?;
         Ok(match self.trust {
-            Trust::Copies => theirs.copy(place, len),
+            Trust::Copies => {
+                let mut copy = pool.take(len);
+                theirs.copy(place, &mut copy);
+                copy.freeze()
+            }
             Trust::Reads => {
                 Bytes::from_owner(Borrowed { theirs: theirs.clone(), shared: self.clone(), at, len })
             }

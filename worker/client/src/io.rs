@@ -12,7 +12,7 @@ use crate::{
 };
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
 use paraft_common::{BucketId, BucketSpec, ShardId, Step, WorkerId};
-use paraft_lanes::{LaneError, Receiver, shared::Memory};
+use paraft_lanes::{LaneError, Pool, Receiver, shared::Memory};
 use paraft_proto::{FromShard, Heartbeat, Incoming, ToShard, WithBulk, limits, services, to_shard::Kind};
 use paraft_session::{Effect, Event, Input, Session};
 use paraft_trace::{Moment, Span, Stage, Stages};
@@ -38,6 +38,9 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 const INTERRUPT_LOOK: Duration = Duration::from_millis(50);
 /// A server answers a new stream at once, whatever it then says on it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Buffers for weights that come, kept for the next: as much as is on its way between a socket and its reader.
+const RECEIVED_BYTES: usize = 16 << 20;
 
 /// The time that a session is told: that of the host's monotonic clock.
 pub(crate) fn now() -> Duration {
@@ -84,6 +87,7 @@ struct Shared {
     untaken: usize,
     stages: Arc<Stages>,
     memory: Option<Arc<Memory>>,
+    pool: Arc<Pool>,
     runtime: Handle,
     state: Mutex<State>,
     /// There is something for the training thread.
@@ -209,6 +213,7 @@ impl Io {
             untaken: options.untaken,
             stages: options.stages,
             memory: options.memory,
+            pool: Pool::new(RECEIVED_BYTES),
             runtime: runtime.handle().clone(),
             state: Mutex::new(State {
                 session,
@@ -466,7 +471,7 @@ impl Reader {
                 if let Some((shared, memory)) = shared.as_ref().zip(self.io.memory.as_ref()) {
                     shared.offer(memory);
                 }
-                let inbound = Receiver::<FromShard>::new(read, limits::MAX_MESSAGE_BYTES);
+                let inbound = Receiver::<FromShard>::new(read, limits::MAX_MESSAGE_BYTES, self.io.pool.clone());
                 let read = self.read(inbound.map_err(|e| e.to_string()));
                 let sends = paraft_lanes::send(write, shared, outgoing(rx));
                 tokio::select! {

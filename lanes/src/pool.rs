@@ -1,0 +1,153 @@
+//! Buffers for bulk that comes, used again. Fresh memory is cleared by the kernel first, which costs about as much as the bytes
+//! that are then read into it.
+
+use bytes::Bytes;
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+/// Shorter payloads are as cheap in memory of their own.
+const POOLED_BYTES: usize = 64 << 10;
+
+/// Buffers that nobody has at present, the one that was used last at the end: the caches may still hold it.
+pub struct Pool {
+    free: Mutex<Free>,
+    /// Bytes that are kept.
+    most: usize,
+}
+
+#[derive(Default)]
+struct Free {
+    buffers: Vec<Vec<u64>>,
+    bytes: usize,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} bytes kept", self.lock().bytes, self.most)
+    }
+}
+
+impl Pool {
+    /// Keeps up to `most` bytes.
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { free: Mutex::default(), most })
+    }
+
+    /// A buffer of `len` bytes, with anything in it.
+    pub(crate) fn take(self: &Arc<Self>, len: usize) -> Buffer {
+        let words = len.div_ceil(8);
+        let used = if len >= POOLED_BYTES { self.used(words) } else { None };
+        Buffer { words: used.unwrap_or_else(|| vec![0; words]), len, pool: self.clone() }
+    }
+
+    /// One that has room, and little more: what is kept of it must be as much as it is counted for.
+    fn used(&self, words: usize) -> Option<Vec<u64>> {
+        let mut free = self.lock();
+        let fits = |b: &Vec<u64>| (words..=words + words / 8).contains(&b.len());
+        let at = free.buffers.iter().rposition(fits)?;
+        let buffer = free.buffers.remove(at);
+        free.bytes -= buffer.len() * 8;
+        Some(buffer)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Free> {
+        self.free.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// A buffer, given back with this.
+pub(crate) struct Buffer {
+    words: Vec<u64>,
+    len: usize,
+    pool: Arc<Pool>,
+}
+
+impl Buffer {
+    /// In words of eight bytes, the last of which may be used in part.
+    pub fn words(&mut self) -> &mut [u64] {
+        let words = self.len.div_ceil(8);
+        &mut self.words[..words]
+    }
+
+    pub fn freeze(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.len)
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.len]
+    }
+}
+
+impl AsMut<[u8]> for Buffer {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.len]
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let buffer = std::mem::take(&mut self.words);
+        let bytes = buffer.len() * 8;
+        if bytes < POOLED_BYTES {
+            return;
+        }
+        let mut free = self.pool.lock();
+        // Of other sizes than now come some go: those that nobody took for longest.
+        while free.bytes + bytes > self.pool.most && !free.buffers.is_empty() {
+            let oldest = free.buffers.remove(0);
+            free.bytes -= oldest.len() * 8;
+        }
+        if free.bytes + bytes <= self.pool.most {
+            free.bytes += bytes;
+            free.buffers.push(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_used_again_when_the_last_view_of_it_is_gone() {
+        let pool = Pool::new(1 << 20);
+        let mut first = pool.take(100_000);
+        first.as_mut().fill(7);
+        let first = first.freeze();
+        let (at, view) = (first.as_ptr(), first.slice(10..20));
+        drop(first);
+        assert_ne!(pool.take(100_000).as_ref().as_ptr(), at, "somebody reads it");
+        assert_eq!(view[..], [7; 10]);
+        drop(view);
+        assert_eq!(pool.take(99_999).as_ref().as_ptr(), at);
+        assert_eq!(pool.take(99_999).as_ref().len(), 99_999);
+    }
+
+    #[test]
+    fn it_keeps_no_more_than_it_may_and_lends_nothing_that_is_much_too_large() {
+        let pool = Pool::new(1 << 20);
+        drop((0..20).map(|_| pool.take(100_000)).collect::<Vec<_>>());
+        assert!(pool.lock().bytes <= 1 << 20);
+        let before = pool.lock().buffers.len();
+        assert_eq!(pool.take(70_000).words.len(), 8750, "a new one");
+        assert_eq!(pool.lock().buffers.len(), before);
+        drop(pool.take(100));
+        assert_eq!(pool.lock().buffers.len(), before, "small ones are not kept");
+        drop(pool.take(2 << 20));
+        assert!(pool.lock().bytes <= 1 << 20, "nor those beyond all bounds");
+        for _ in 0..20 {
+            drop((pool.take(300_000), pool.take(300_000)));
+        }
+        assert!(pool.lock().buffers.iter().any(|b| b.len() == 37_500), "other sizes make way");
+    }
+}
