@@ -11,7 +11,7 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 26] = [
+const EDGES: [(&str, &[&str]); 27] = [
     ("common", &[]),
     ("host", &[]),
     ("compute", &[]),
@@ -22,12 +22,13 @@ const EDGES: [(&str, &[&str]); 26] = [
     ("checkpoint", &["common"]),
     ("models", &["compute", "common"]),
     ("job", &["models", "data", "common"]),
+    ("lanes", &["proto", "common"]),
     ("session", &["proto", "common"]),
     ("trainer", &["session", "common"]),
-    ("client", &["session", "proto", "trace", "host", "common"]),
+    ("client", &["session", "lanes", "proto", "trace", "host", "common"]),
     ("proof", &["worker", "client", "models", "data", "common"]),
     ("store", &["common"]),
-    ("server", &["store", "proto", "trace", "host", "common"]),
+    ("server", &["store", "lanes", "proto", "trace", "host", "common"]),
     (
         "worker",
         &[
@@ -113,8 +114,8 @@ const EDGES: [(&str, &[&str]); 26] = [
     ),
 ];
 
-/// CPU operators, one call of the allocator, and the Fakes of the CUDA libraries.
-const MAY_BE_UNSAFE: [&str; 3] = ["host", "compute", "fake-cuda"];
+/// CPU operators, one call of the allocator, memory that two processes share, and the Fakes of the CUDA libraries.
+const MAY_BE_UNSAFE: [&str; 4] = ["host", "compute", "lanes", "fake-cuda"];
 
 struct Package {
     dir: PathBuf,
