@@ -142,10 +142,16 @@ async fn places_outside_of_what_was_shared_end_the_lane_and_returns_of_nothing_d
     {
         let theirs = Memory::new(LEN).expect("memory");
         let shared = Shared::new(Trust::Copies);
-        assert!(matches!(shared.bulk(place, len, &Pool::new(0)), Err(FrameError::NotShared)), "nothing is shared yet");
+        assert!(
+            matches!(shared.bulk(place, len, &Pool::new(0)), Err(FrameError::NotShared)),
+            "nothing is shared yet"
+        );
         lock(&shared.fds).push_back(theirs.fd().try_clone_to_owned().expect("a descriptor"));
         shared.map().expect("mapped");
-        assert!(matches!(shared.bulk(place, len, &Pool::new(0)), Err(FrameError::NotShared)), "{place} {len}");
+        assert!(
+            matches!(shared.bulk(place, len, &Pool::new(0)), Err(FrameError::NotShared)),
+            "{place} {len}"
+        );
         shared.returned(place);
     }
 }

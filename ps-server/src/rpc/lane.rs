@@ -21,7 +21,8 @@ pub async fn lane(service: ShardsService, lane: Lane) {
         match purpose {
             Purpose::Exchange => {
                 let (over, ended) = oneshot::channel::<()>();
-                let messages = Receiver::<ToShard>::new(read, limits::MAX_MESSAGE_BYTES, service.pool.clone());
+                let messages =
+                    Receiver::<ToShard>::new(read, limits::MAX_MESSAGE_BYTES, service.pool.clone());
                 // Who lets the stream go lets `over` go with it.
                 let messages = messages.map(move |m| {
                     let _ = &over;

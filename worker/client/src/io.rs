@@ -471,7 +471,8 @@ impl Reader {
                 if let Some((shared, memory)) = shared.as_ref().zip(self.io.memory.as_ref()) {
                     shared.offer(memory);
                 }
-                let inbound = Receiver::<FromShard>::new(read, limits::MAX_MESSAGE_BYTES, self.io.pool.clone());
+                let inbound =
+                    Receiver::<FromShard>::new(read, limits::MAX_MESSAGE_BYTES, self.io.pool.clone());
                 let read = self.read(inbound.map_err(|e| e.to_string()));
                 let sends = paraft_lanes::send(write, shared, outgoing(rx));
                 tokio::select! {
