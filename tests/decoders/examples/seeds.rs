@@ -52,6 +52,7 @@ fn named(encoding: Encoding) -> String {
 
 fn main() {
     bulk();
+    lane();
     push();
     control_wire();
     encodings();
@@ -117,6 +118,29 @@ fn bulk() {
     }
     let reply = proto::PeerReply { header: vec![1; 9].into() };
     write("bulk", "peer-reply", &seed(12).rest(&reply.encode_to_vec()).0);
+}
+
+fn lane() {
+    use paraft_lanes::frame::Outbox;
+    let frames = |messages: &[proto::ToShard]| {
+        let mut out = Outbox::default();
+        messages.iter().for_each(|m| out.put(&m.clone().into(), None));
+        out.put_alive();
+        out.pieces().iter().flatten().copied().collect::<Vec<u8>>()
+    };
+    let seed = |how: u8, most: u16| Seed::default().byte(how).word(most);
+    write("lane", "to-shard", &seed(0, 100).rest(&frames(&[a_push(40), an_init(16, 1)])).0);
+    write("lane", "to-shard-cut", &seed(0, 3).rest(&frames(&[a_push(400)])[..300]).0);
+    let weights = proto::Weights { bucket: 9, payload: vec![1; 60].into(), ..proto::Weights::default() };
+    let mut out = Outbox::default();
+    let weights = proto::FromShard { kind: Some(from_shard::Kind::Weights(weights)) };
+    out.put(&weights.into(), None);
+    out.put_returned(&[4096, 0]);
+    write(
+        "lane",
+        "from-shard",
+        &seed(1, 7).rest(&out.pieces().iter().flatten().copied().collect::<Vec<u8>>()).0,
+    );
 }
 
 fn push() {

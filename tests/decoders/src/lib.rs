@@ -28,7 +28,7 @@ pub mod wire;
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its binary and of its folder in `fuzz/corpus/`.
-pub const TARGETS: [(&str, Target); 19] = [
+pub const TARGETS: [(&str, Target); 20] = [
     ("bulk", wire::bulk),
     ("control_state", state::control_state),
     ("control_wire", wire::control_wire),
@@ -36,6 +36,7 @@ pub const TARGETS: [(&str, Target); 19] = [
     ("encodings", wire::encodings),
     ("idx", files::idx),
     ("job_file", text::job_file),
+    ("lane", wire::lane),
     ("log", store::log),
     ("manifest", files::manifest),
     ("metrics", text::metrics),

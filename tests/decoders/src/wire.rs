@@ -8,6 +8,7 @@ use paraft_common::{
     optim::OptimizerConfig,
 };
 use paraft_common::{SessionId, ShardId};
+use paraft_lanes::{Pool, frame};
 use paraft_proto::{
     CheckpointPart, CheckpointRequest, DescribeReply, FromShard, NoteCheckpointsRequest, PeerReply,
     PeerRequest, ReportReply, ReportRequest, ToShard, WithBulk,
@@ -26,7 +27,7 @@ use prost::{
     Message as _,
     encoding::{WireType, encode_key, encode_varint},
 };
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 /// A stream of messages in pieces. Bits: the type of message (3), whether the rest is one message that is to be framed,
 /// whether that is to be made long: longer ones are taken apart by code of ours, shorter ones by prost.
@@ -102,6 +103,47 @@ fn there_and_back<M: Bulk>(m: &WithBulk<M>) {
     let back = inbox.message::<M>().expect("what was sent can be read").expect("and is whole");
     assert_eq!(plain(Some(&back)), plain(Some(m)));
     assert!(inbox.is_empty());
+}
+
+/// Frames of a lane, read in parts. Bits: the type of message (1).
+pub fn lane(data: &[u8]) {
+    let mut input = Input(data);
+    let (how, most) = (input.byte(), usize::from(input.word()).max(1));
+    match how & 1 {
+        0 => frames::<ToShard>(input.rest(), most),
+        _ => frames::<FromShard>(input.rest(), most),
+    }
+}
+
+fn frames<M: Bulk>(bytes: &[u8], most: usize) {
+    static POOL: LazyLock<Arc<Pool>> = LazyLock::new(|| Pool::new(1 << 20));
+    let read = |mut rest: &[u8], most: usize| {
+        let (mut inbox, mut read) = (frame::Inbox::new(MAX_MESSAGE_BYTES, None, POOL.clone()), Vec::new());
+        loop {
+            match inbox.message::<M>() {
+                Ok(Some(m)) => read.push(m),
+                Ok(None) if rest.is_empty() => return (read, inbox.is_between()),
+                Ok(None) => {
+                    let space = inbox.space();
+                    let n = space.len().min(most).min(rest.len());
+                    space[..n].copy_from_slice(&rest[..n]);
+                    inbox.filled(n);
+                    rest = &rest[n..];
+                }
+                Err(_) => return (read, false),
+            }
+        }
+    };
+    let (messages, _) = read(bytes, most);
+    let mut out = frame::Outbox::default();
+    messages.iter().for_each(|m| out.put(m, None));
+    let written: Vec<u8> = out.pieces().iter().flatten().copied().collect();
+    let (back, whole) = read(&written, usize::MAX);
+    assert!(whole, "what was sent can be read");
+    let plain = |all: &[WithBulk<M>]| all.iter().map(|m| plain(Some(m))).collect::<Vec<_>>();
+    // A message without a field is a sign of life.
+    let some: Vec<_> = messages.into_iter().filter(|m| m.message.encoded_len() + m.bulk.len() > 0).collect();
+    assert_eq!(plain(&back), plain(&some));
 }
 
 /// The job of a shard that a target writes to.

@@ -50,7 +50,7 @@ const EDGES: [(&str, &[&str]); 27] = [
         &["server", "proto", "worker", "session", "trainer", "models", "data", "record", "trace", "common"],
     ),
     ("fake-cuda", &[]),
-    ("decoders", &["common", "proto", "store", "server", "checkpoint", "data", "record", "worker"]),
+    ("decoders", &["common", "proto", "lanes", "store", "server", "checkpoint", "data", "record", "worker"]),
     ("example-custom-model", &["worker", "models", "data", "common"]),
     ("example-own-loop", &["worker", "models", "data", "common"]),
     ("fleet", &["worker", "client", "checkpoint", "record", "trace", "proto", "host", "common"]),
