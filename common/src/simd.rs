@@ -1,10 +1,10 @@
 //! The widest vector unit of the host, for loops in plain Rust.
 //!
 //! [`wide`] compiles its closure once for each level (SSE2, SSE4.2, AVX2, AVX-512 on x86-64; NEON on aarch64), lets the
-//! compiler vectorise each, and picks the level when the process runs. What may be written in such a closure is said in
+//! compiler vectorise each, and takes the level that `paraft-simd` has chosen for the process. What may be written in such a closure is said in
 //! [`crate::optim`]: then no level changes a bit.
 
-pub(crate) use fearless_simd::Level;
+pub(crate) use paraft_simd::Level;
 
 /// Runs `work` with the host's vector unit. `work` and what it calls must be `#[inline(always)]`: what is not inlined is
 /// compiled for the baseline.
@@ -16,7 +16,7 @@ pub(crate) fn wide<R>(work: impl FnOnce() -> R) -> R {
 #[cfg(not(test))]
 #[inline(always)]
 fn level() -> Level {
-    Level::new()
+    paraft_simd::level()
 }
 
 #[cfg(test)]
@@ -32,7 +32,7 @@ mod forced {
     }
 
     pub(crate) fn level() -> Level {
-        FORCED.get().unwrap_or_else(Level::new)
+        FORCED.get().unwrap_or_else(paraft_simd::level)
     }
 
     /// Runs `work` at this level, in this thread.

@@ -562,14 +562,15 @@ pub fn operators<D: Bench>(device: &mut D, precision: Option<Precision>, seed: u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Cpu;
 
     #[test]
-    fn the_cpu_meets_every_case() {
-        for seed in [1, 2] {
-            let cases = operators(&mut CpuDevice::default(), None, seed).expect("the CPU can do everything");
+    fn the_cpu_meets_every_case_with_every_instruction_set() {
+        for (cpu, seed) in Cpu::every().flat_map(|cpu| [(cpu, 1), (cpu, 2)]) {
+            let cases = operators(&mut CpuDevice::on(cpu), None, seed).expect("the CPU can do everything");
             assert!(cases.len() > 150, "{} cases", cases.len());
             let wrong: Vec<&Case> = cases.iter().filter(|c| !c.holds()).collect();
-            assert!(wrong.is_empty(), "{wrong:#?}");
+            assert!(wrong.is_empty(), "{:?}: {wrong:#?}", cpu.isa());
         }
     }
 }

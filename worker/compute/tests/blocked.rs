@@ -14,11 +14,7 @@ use paraft_compute::cpu::norm::{ChannelNorm, ChannelStats, norm_relu_pool};
 use paraft_compute::cpu::norm_grad::{NormSums, apply_block};
 use paraft_compute::reference::{self as plain, Images};
 use paraft_compute::shape::ConvShape;
-use paraft_compute::{Cpu, Isa, Lane};
-
-fn cpus() -> Vec<Cpu> {
-    [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter_map(Cpu::with).collect()
-}
+use paraft_compute::{Cpu, Lane};
 
 fn packed(g: Geometry, values: &[f32], n: usize) -> Planes {
     let mut p = Planes::new(g);
@@ -37,8 +33,16 @@ fn convolution_and_its_gradients_are_the_plain_ones() {
         (5, 2, 4, 1, 6, 7, 3),
         (2, 4, 7, 3, 7, 14, 5),
         (1, 1, 3, 2, 4, 3, 1),
+        (1, 1, 1, 0, 3, 1, 20),
+        (3, 16, 3, 1, 5, 6, 24),
+        (16, 17, 3, 1, 4, 5, 9),
+        (17, 3, 5, 2, 6, 10, 25),
+        (16, 16, 5, 2, 7, 4, 31),
+        (2, 3, 6, 2, 8, 8, 4),
     ];
-    for (inputs, outputs, kernel, pad, height, width, n) in cases {
+    // Every width of a tile, and every rest beside it.
+    let widths = (1..=16).map(|width| (2, 6, 3, 1, 2, width, 19));
+    for (inputs, outputs, kernel, pad, height, width, n) in cases.into_iter().chain(widths) {
         let s = ConvShape { inputs, outputs, kernel, pad };
         let sizes = Images { n, channels: inputs, height, width };
         let (x, w, b) = (noise(1, sizes.len()), noise(2, s.weight_len()), noise(3, outputs));
@@ -46,24 +50,28 @@ fn convolution_and_its_gradients_are_the_plain_ones() {
         let dy = noise(4, out.len());
         let want = plain::conv_forward(s, sizes, &wide(&x), &wide(&w), &wide(&b));
         let (dx_want, dw_want, _) = plain::conv_backward(s, sizes, &wide(&x), &wide(&w), &wide(&dy));
-        for cpu in cpus() {
+        for cpu in Cpu::every() {
             let what = format!("{s:?} {height}x{width} n={n} {:?}", cpu.isa());
-            let from = Geometry::new(inputs, height, width, pad + 1);
-            let xs = packed(from, &x, n);
             let mut weights = ConvWeights::new(s);
             weights.set(&w, &b);
-            let mut y = Planes::new(s.output(from, 2));
-            y.reserve(n);
-            (0..blocks(n)).for_each(|i| forward_block(cpu, &weights, &xs, &mut y, (i, n)));
-            close(&format!("{what}: y"), &y.unpack(n), &want);
+            // The same weights for inputs with another border.
+            let bordered = |border| packed(Geometry::new(inputs, height, width, border), &x, n);
+            for xs in [pad, pad + 1].map(bordered) {
+                let from = xs.geometry();
+                let mut y = Planes::new(s.output(from, 2));
+                y.reserve(n);
+                (0..blocks(n)).for_each(|i| forward_block(cpu, &mut weights, &xs, &mut y, (i, n)));
+                close(&format!("{what}: y"), &y.unpack(n), &want);
+            }
 
+            let xs = bordered(pad + 1);
             let turned = s.transposed();
             let dys = packed(Geometry::new(outputs, out.height, out.width, turned.pad), &dy, n);
             let mut weights = ConvWeights::new(turned);
             weights.set_transposed(&w);
             let mut dx = Planes::new(Geometry::new(inputs, height, width, 0));
             dx.reserve(n);
-            (0..blocks(n)).for_each(|i| forward_block(cpu, &weights, &dys, &mut dx, (i, n)));
+            (0..blocks(n)).for_each(|i| forward_block(cpu, &mut weights, &dys, &mut dx, (i, n)));
             close(&format!("{what}: dx"), &dx.unpack(n), &dx_want);
 
             let (mut grad, mut dw) = (ConvGradient::new(s), vec![f32::NAN; w.len()]);
@@ -96,7 +104,7 @@ fn norm_relu_and_pool_are_the_plain_ones_and_the_first_of_equals_wins() {
         let (p_want, places) = plain::relu_pool(sizes, &z);
         let dz = plain::relu_pool_backward(z.len(), &p_want, &places, &wide(&dp));
         let (dx_want, dgamma_want, dbeta_want) = plain::norm_backward(sizes, &xd, &gd, &dz);
-        for cpu in cpus() {
+        for cpu in Cpu::every() {
             let what = format!("n={n} coarse={coarse} {:?}", cpu.isa());
             let mut y = packed(Geometry::new(channels, height, width, 1), &x, n);
             let pooled = |pad| Geometry::new(channels, height / 2, width / 2, pad);
@@ -151,7 +159,7 @@ fn the_head_is_a_linear_layer() {
             (noise(7, n * f), noise(8, outputs * f), noise(9, outputs), noise(10, n * outputs));
         let want = plain::linear_forward(n, &wide(&x), &wide(&w), &wide(&b));
         let (dx_want, dw_want, db_want) = plain::linear_backward(n, &wide(&x), &wide(&w), &wide(&dy));
-        for cpu in cpus() {
+        for cpu in Cpu::every() {
             let what = format!("n={n} outputs={outputs} {:?}", cpu.isa());
             let xs = packed(g, &x, n);
             let mut lanes = vec![Lane::ZERO; blocks(n) * outputs];

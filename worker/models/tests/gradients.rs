@@ -2,7 +2,7 @@
 
 mod support;
 
-use paraft_compute::{Cpu, CpuDevice, Isa};
+use paraft_compute::{Cpu, CpuDevice};
 use paraft_models::{Autoencoder, Classifier, ConvNet, Model, OnCpu};
 use support::{batch, close, convnet, dense, layout, params, step, wide};
 
@@ -144,7 +144,7 @@ fn the_convnet_has_the_plain_gradient_at_every_batch_size() {
 
 #[test]
 fn the_convnet_has_the_plain_gradient_with_every_instruction_set() {
-    for cpu in [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter_map(Cpu::with) {
+    for cpu in Cpu::every() {
         convnet_case(cpu, 8, 21);
         convnet_case(cpu, 12, 5);
     }

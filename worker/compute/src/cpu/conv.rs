@@ -1,15 +1,23 @@
 //! Convolution in the blocked layout: forward, and the gradient of the input.
 //!
 //! Both are the same direct convolution; for the gradient the kernel is turned by 180 degrees and its channel
-//! axes are swapped. A tile of up to 4 output channels x 7 columns stays in registers while all taps of all
-//! input channels pass: per tap 7 loads and 4 broadcasts feed 28 multiply-adds.
+//! axes are swapped. A tile of some output channels and columns stays in registers while all taps of all
+//! input channels pass:
+//!
+//! | vector registers | tile | per tap |
+//! |---|---|---|
+//! | 32 (AVX-512, NEON) | 4 channels x 7 columns | 7 loads and 4 broadcasts feed 28 multiply-adds |
+//! | 16 (AVX2, SSE2) | 2 x 6 | 6 and 2 feed 12 |
+//!
+//! What a tile reads is in the first-level cache when the next channels and the next part of the lanes come, so
+//! both go inside the loop over columns.
 
 use crate::cpu::blocked::{Geometry, Planes, live_lanes};
 use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
 use crate::shape::ConvShape;
 
-/// Output channels that share a register tile.
-pub(crate) const CHANNEL_TILE: usize = 4;
+/// Output channels whose weights lie together; a tile has as many, or half.
+const CHANNEL_TILE: usize = 4;
 
 impl ConvShape {
     /// Shape of the output for an input of this shape, with a border of `pad` zeros.
@@ -25,6 +33,9 @@ pub struct ConvWeights {
     shape: ConvShape,
     packed: Vec<[f32; CHANNEL_TILE]>,
     bias: Vec<f32>,
+    /// Where the taps' inputs lie in a block of this shape, counted from the first tap's.
+    places: Vec<u32>,
+    from: Geometry,
 }
 
 impl ConvWeights {
@@ -33,7 +44,13 @@ impl ConvWeights {
         assert!(shape.pad < shape.kernel, "a convolution's padding must be less than its kernel");
         let tiles = shape.outputs.div_ceil(CHANNEL_TILE);
         let taps = shape.inputs * shape.kernel * shape.kernel;
-        Self { shape, packed: vec![[0.0; CHANNEL_TILE]; tiles * taps], bias: vec![0.0; tiles * CHANNEL_TILE] }
+        Self {
+            shape,
+            packed: vec![[0.0; CHANNEL_TILE]; tiles * taps],
+            bias: vec![0.0; tiles * CHANNEL_TILE],
+            places: vec![0; taps],
+            from: Geometry::new(0, 0, 0, 0),
+        }
     }
 
     /// The shape.
@@ -71,85 +88,121 @@ impl ConvWeights {
             }
         }
     }
+
+    /// Inputs have this shape from now on.
+    fn lay(&mut self, from: Geometry) {
+        if from == self.from {
+            return;
+        }
+        let k = self.shape.kernel;
+        for (t, place) in self.places.iter_mut().enumerate() {
+            let (c, y, x) = (t / (k * k), t / k % k, t % k);
+            *place = (c * from.plane() + y * from.row() + x) as u32;
+        }
+        self.from = from;
+    }
 }
 
 /// Block `b` of `y = conv(x) + bias` for a batch of `n`.
 ///
 /// `x` must have a border of at least the convolution's padding; `y` any border. Dead lanes of `y` hold
 /// no meaning.
-pub fn forward_block(cpu: Cpu, weights: &ConvWeights, x: &Planes, y: &mut Planes, (b, n): (usize, usize)) {
+pub fn forward_block(
+    cpu: Cpu,
+    weights: &mut ConvWeights,
+    x: &Planes,
+    y: &mut Planes,
+    (b, n): (usize, usize),
+) {
     let (s, from, to) = (weights.shape, x.geometry(), y.geometry());
     assert_eq!(from.channels, s.inputs, "conv: channels of the input");
     assert!(from.pad >= s.pad, "conv: the input's border {} is less than the padding {}", from.pad, s.pad);
     assert_eq!(s.output(from, to.pad), to, "conv: shape of the output");
-    cpu.run_tiles(live_lanes(n, b), Forward { weights, x: x.block(b), from, y: y.block_mut(b), to });
+    weights.lay(from);
+    cpu.run_tiles(live_lanes(n, b), Forward { weights, x: x.block(b), y: y.block_mut(b), to });
 }
 
 struct Forward<'a> {
     weights: &'a ConvWeights,
     x: &'a [Lane],
-    from: Geometry,
     y: &'a mut [Lane],
     to: Geometry,
 }
 
-impl Kernel for &mut Forward<'_> {
+impl Kernel for Forward<'_> {
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let mut o = 0;
-        while o < self.weights.shape.outputs {
-            for y in 0..self.to.height {
-                let mut x = 0;
-                while x < self.to.width {
-                    let left = self.to.width - x;
-                    x += match left {
-                        _ if left.is_multiple_of(7) => self.tile::<S, 7>(s, o, y, x),
-                        4.. => self.tile::<S, 4>(s, o, y, x),
-                        2.. => self.tile::<S, 2>(s, o, y, x),
-                        _ => self.tile::<S, 1>(s, o, y, x),
-                    };
-                }
+    fn run<S: Simd>(mut self, s: S) {
+        for y in 0..self.to.height {
+            let mut x = 0;
+            while x < self.to.width {
+                x += match (S::REGISTERS, self.to.width - x) {
+                    (32.., left) if left.is_multiple_of(7) => self.columns::<S, 4, 7>(s, y, x),
+                    (32.., 4..) => self.columns::<S, 4, 4>(s, y, x),
+                    (..32, 6..) => self.columns::<S, 2, 6>(s, y, x),
+                    (..32, 4..) => self.columns::<S, 2, 4>(s, y, x),
+                    (_, 2..) => self.columns::<S, 4, 2>(s, y, x),
+                    _ => self.columns::<S, 4, 1>(s, y, x),
+                };
             }
-            o += CHANNEL_TILE;
         }
     }
 }
 
 impl Forward<'_> {
-    /// `CHANNEL_TILE` channels from `o`, `X` columns from `x0`, of row `y`. Returns `X`.
+    /// `X` columns from `x` of row `y`, `C` channels at a time. Returns `X`.
     #[inline(always)]
-    fn tile<S: Simd, const X: usize>(&mut self, s: S, o: usize, y: usize, x0: usize) -> usize {
-        let shape = self.weights.shape;
-        let (k, from, to) = (shape.kernel, self.from, self.to);
-        let mut acc = [[s.splat(0.0); X]; CHANNEL_TILE];
-        for i in 0..CHANNEL_TILE {
-            acc[i] = [s.splat(self.weights.bias[o + i]); X];
+    fn columns<S: Simd, const C: usize, const X: usize>(&mut self, s: S, y: usize, x: usize) -> usize {
+        for o in (0..self.weights.shape.outputs).step_by(C) {
+            for s in s.parts() {
+                self.tile::<S, C, X>(s, o, y, x);
+            }
         }
-        let taps = shape.inputs * k * k;
-        let mut w = &self.weights.packed[o / CHANNEL_TILE * taps..][..taps];
-        let corner = (y + from.pad - shape.pad) * from.row() + from.pad - shape.pad + x0;
-        for c in 0..shape.inputs {
-            for ky in 0..k {
-                let row = &self.x[corner + c * from.plane() + ky * from.row()..][..X + k - 1];
-                let (now, later) = w.split_at(k);
-                w = later;
-                for kx in 0..k {
-                    let (window, tap) = (&row[kx..kx + X], &now[kx]);
-                    for x in 0..X {
-                        let v = s.load(&window[x]);
-                        for i in 0..CHANNEL_TILE {
-                            acc[i][x] = s.fma(s.splat(tap[i]), v, acc[i][x]);
-                        }
+        X
+    }
+
+    /// `C` channels from `o`, `X` columns from `x0`, of row `y`.
+    #[inline(always)]
+    fn tile<S: Simd, const C: usize, const X: usize>(&mut self, s: S, o: usize, y: usize, x0: usize) {
+        let (weights, to) = (self.weights, self.to);
+        let (shape, from) = (weights.shape, weights.from);
+        let mut acc = [[s.splat(0.0); X]; C];
+        for i in 0..C {
+            acc[i] = [s.splat(weights.bias[o + i]); X];
+        }
+        let taps = weights.places.len();
+        let packed = &weights.packed[o / CHANNEL_TILE * taps..][..taps];
+        // So that the compiler sees that they are inside.
+        let first = o % CHANNEL_TILE & (CHANNEL_TILE - C);
+        let pixels = &self.x[(y + from.pad - shape.pad) * from.row() + from.pad - shape.pad + x0..];
+        for (tap, &place) in packed.iter().zip(&weights.places) {
+            let (tap, place) = (&tap[first..first + C], place as usize);
+            let window = &pixels[place..place + X];
+            // What there is less of stays in registers, the other passes through one.
+            if C < X {
+                for x in 0..X {
+                    let v = s.load(&window[x]);
+                    for i in 0..C {
+                        acc[i][x] = s.fma(s.splat(tap[i]), v, acc[i][x]);
                     }
+                }
+                continue;
+            }
+            let mut v = [s.splat(0.0); X];
+            for x in 0..X {
+                v[x] = s.load(&window[x]);
+            }
+            for i in 0..C {
+                let weight = s.splat(tap[i]);
+                for x in 0..X {
+                    acc[i][x] = s.fma(weight, v[x], acc[i][x]);
                 }
             }
         }
-        for i in 0..CHANNEL_TILE.min(shape.outputs - o) {
+        for i in 0..C.min(shape.outputs - o) {
             let row = &mut self.y[to.at(o + i, y) + x0..][..X];
             for x in 0..X {
                 s.store(&mut row[x], acc[i][x]);
             }
         }
-        X
     }
 }

@@ -86,7 +86,7 @@ impl ConvBlock {
         self.weights.set(&params[self.weight()], &params[self.channel_tensor(0)]);
         self.stats.clear();
         for b in 0..blocks(n) {
-            forward_block(cpu, &self.weights, x, &mut self.y, (b, n));
+            forward_block(cpu, &mut self.weights, x, &mut self.y, (b, n));
             if train {
                 self.stats.add_block(cpu, &self.y, b, n);
             }

@@ -2,12 +2,12 @@
 //!
 //! `dw[o][i][ky][kx]` is a sum over samples and pixels of `dy[o] * x[i]`, shifted by the tap. Samples are
 //! lanes, so each weight has a vector of sixteen partial sums; they are added up at the end of the step. A
-//! tile of 4 output channels x up to 5 taps of one kernel row stays in registers while a strip of rows passes.
+//! tile of output channels x taps of one kernel row stays in registers while a strip of rows passes: 4 x 5
+//! where there are 32 vector registers, else 2 x 5 or, for small kernels, 4 x 3.
 //! The strip is chosen such that the gradient rows (4 channels) and the input rows (1 channel) stay in the
-//! first-level cache for all kernel rows.
+//! first-level cache for all kernel rows and all parts of the lanes.
 
 use crate::cpu::blocked::{Geometry, Planes, live_lanes};
-use crate::cpu::conv::CHANNEL_TILE;
 use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
 use crate::shape::ConvShape;
 
@@ -24,9 +24,7 @@ pub struct ConvGradient {
 impl ConvGradient {
     /// Zero sums for weights of this shape.
     pub fn new(shape: ConvShape) -> Self {
-        let padded = shape.outputs.next_multiple_of(CHANNEL_TILE);
-        let len = padded * shape.inputs * shape.kernel * shape.kernel;
-        Self { shape, sums: vec![Lane::ZERO; len] }
+        Self { shape, sums: vec![Lane::ZERO; shape.weight_len()] }
     }
 
     /// Forgets all sums.
@@ -50,7 +48,7 @@ impl ConvGradient {
     /// Writes the gradient, `[outputs, inputs, kernel, kernel]`.
     pub fn write(&self, cpu: Cpu, dw: &mut [f32]) {
         assert_eq!(dw.len(), self.shape.weight_len(), "conv gradient: weight of {:?}", self.shape);
-        cpu.run(LaneSums { sums: &self.sums[..dw.len()], out: dw });
+        cpu.run(LaneSums { sums: &self.sums, out: dw });
     }
 }
 
@@ -78,32 +76,13 @@ struct WeightGrad<'a> {
     to: Geometry,
 }
 
-impl Kernel for &mut WeightGrad<'_> {
+impl Kernel for WeightGrad<'_> {
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let k = self.shape.kernel;
-        let mut top = 0;
-        while top < self.to.height {
-            let rows = STRIP.min(self.to.height - top);
-            let mut o = 0;
-            while o < self.shape.outputs {
-                let channels = CHANNEL_TILE.min(self.shape.outputs - o);
-                for i in 0..self.shape.inputs {
-                    for ky in 0..k {
-                        let mut kx = 0;
-                        while kx < k {
-                            let at = Place { o, channels, i, ky, kx, top, rows };
-                            kx += match k - kx {
-                                5.. => self.tile::<S, 5>(s, at),
-                                3.. => self.tile::<S, 3>(s, at),
-                                _ => self.tile::<S, 1>(s, at),
-                            };
-                        }
-                    }
-                }
-                o += CHANNEL_TILE;
-            }
-            top += rows;
+    fn run<S: Simd>(mut self, s: S) {
+        match self.shape.kernel {
+            _ if S::REGISTERS >= 32 => self.strips::<S, 4>(s),
+            ..=3 => self.strips::<S, 4>(s),
+            _ => self.strips::<S, 2>(s),
         }
     }
 }
@@ -112,7 +91,6 @@ impl Kernel for &mut WeightGrad<'_> {
 #[derive(Clone, Copy)]
 struct Place {
     o: usize,
-    channels: usize,
     i: usize,
     ky: usize,
     kx: usize,
@@ -121,35 +99,82 @@ struct Place {
 }
 
 impl WeightGrad<'_> {
-    /// `T` taps from `at.kx` for the channels from `at.o`. Returns `T`.
+    /// Everything, `C` channels at a time.
     #[inline(always)]
-    fn tile<S: Simd, const T: usize>(&mut self, s: S, at: Place) -> usize {
-        let (shape, from, to) = (self.shape, self.from, self.to);
-        let width = to.width;
-        let mut acc = [[s.splat(0.0); T]; CHANNEL_TILE];
-        for y in at.top..at.top + at.rows {
-            // Channels past the last one repeat it; their sums are not kept.
-            let dy = |c: usize| &self.dy[to.at(at.o + c.min(at.channels - 1), y)..][..width];
-            let dy: [&[Lane]; CHANNEL_TILE] = [dy(0), dy(1), dy(2), dy(3)];
-            let first = at.i * from.plane() + (y + at.ky + from.pad - shape.pad) * from.row() + from.pad
-                - shape.pad
-                + at.kx;
-            let row = &self.x[first..][..width + T - 1];
-            for x in 0..width {
-                let window = &row[x..x + T];
-                let mut g = [s.splat(0.0); CHANNEL_TILE];
-                for c in 0..CHANNEL_TILE {
-                    g[c] = s.load(&dy[c][x]);
-                }
-                for t in 0..T {
-                    let v = s.load(&window[t]);
-                    for c in 0..CHANNEL_TILE {
-                        acc[c][t] = s.fma(g[c], v, acc[c][t]);
+    fn strips<S: Simd, const C: usize>(&mut self, s: S) {
+        let k = self.shape.kernel;
+        for top in (0..self.to.height).step_by(STRIP) {
+            let rows = STRIP.min(self.to.height - top);
+            for o in (0..self.shape.outputs).step_by(C) {
+                for i in 0..self.shape.inputs {
+                    for ky in 0..k {
+                        let mut kx = 0;
+                        while kx < k {
+                            let at = Place { o, i, ky, kx, top, rows };
+                            kx += match k - kx {
+                                5.. if C == 2 || S::REGISTERS >= 32 => self.taps::<S, C, 5>(s, at),
+                                3.. => self.taps::<S, C, 3>(s, at),
+                                2 => self.taps::<S, C, 2>(s, at),
+                                _ => self.taps::<S, C, 1>(s, at),
+                            };
+                        }
                     }
                 }
             }
         }
-        for c in 0..at.channels {
+    }
+
+    /// `T` taps from `at.kx` for the `C` channels from `at.o`. Returns `T`.
+    #[inline(always)]
+    fn taps<S: Simd, const C: usize, const T: usize>(&mut self, s: S, at: Place) -> usize {
+        for s in s.parts() {
+            self.tile::<S, C, T>(s, at);
+        }
+        T
+    }
+
+    #[inline(always)]
+    fn tile<S: Simd, const C: usize, const T: usize>(&mut self, s: S, at: Place) {
+        let (shape, from, to) = (self.shape, self.from, self.to);
+        let width = to.width;
+        let channels = C.min(shape.outputs - at.o);
+        let mut acc = [[s.splat(0.0); T]; C];
+        for y in at.top..at.top + at.rows {
+            // Channels past the last one repeat it; their sums are not kept.
+            let dy: [&[Lane]; C] =
+                std::array::from_fn(|c| &self.dy[to.at(at.o + c.min(channels - 1), y)..][..width]);
+            let first = at.i * from.plane() + (y + at.ky + from.pad - shape.pad) * from.row() + from.pad
+                - shape.pad
+                + at.kx;
+            let row = &self.x[first..][..width + T - 1];
+            for (x, window) in row.windows(T).enumerate().take(width) {
+                // What there is less of stays in registers, the other passes through one.
+                if C < T {
+                    let mut g = [s.splat(0.0); C];
+                    for c in 0..C {
+                        g[c] = s.load(&dy[c][x]);
+                    }
+                    for t in 0..T {
+                        let v = s.load(&window[t]);
+                        for c in 0..C {
+                            acc[c][t] = s.fma(g[c], v, acc[c][t]);
+                        }
+                    }
+                    continue;
+                }
+                let mut v = [s.splat(0.0); T];
+                for t in 0..T {
+                    v[t] = s.load(&window[t]);
+                }
+                for c in 0..C {
+                    let g = s.load(&dy[c][x]);
+                    for t in 0..T {
+                        acc[c][t] = s.fma(g, v[t], acc[c][t]);
+                    }
+                }
+            }
+        }
+        for c in 0..channels {
             let from = (((at.o + c) * shape.inputs + at.i) * shape.kernel + at.ky) * shape.kernel + at.kx;
             let sums = &mut self.sums[from..from + T];
             for t in 0..T {
@@ -157,6 +182,5 @@ impl WeightGrad<'_> {
                 s.store(&mut sums[t], v);
             }
         }
-        T
     }
 }

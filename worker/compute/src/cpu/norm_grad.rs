@@ -5,7 +5,7 @@
 
 use crate::cpu::blocked::{Geometry, Planes, live_lanes, live_mask};
 use crate::cpu::norm::{ChannelNorm, check_pool};
-use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
+use crate::cpu::simd::{Cpu, Kernel, LANES, Lane, Simd};
 use crate::{collective::RankSums, error::Result};
 
 /// Sums that the backward pass needs of the whole batch before it can change any value, for each channel.
@@ -120,7 +120,7 @@ pub fn apply_block(
     assert_eq!(half.pad, 0, "norm gradient: the pooled planes have no border");
     let mask = live_mask(live_lanes(n, b));
     let (pick, dp) = (pick.block(b), dp.block(b));
-    cpu.run(Apply { norms, mask, count, sums, pick, dp, half, y: y.block_mut(b), g });
+    cpu.run_tiles(LANES, Apply { norms, mask, count, sums, pick, dp, half, y: y.block_mut(b), g });
 }
 
 struct Apply<'a> {
@@ -139,39 +139,42 @@ impl Kernel for Apply<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Self { norms, mask, count, sums, pick, dp, half, y, g } = self;
-        let zero = s.splat(0.0);
-        let live = s.gt(s.load(&mask), zero);
         for (c, norm) in norms.iter().enumerate() {
-            let (scale, shift, mean) = (s.splat(norm.scale), s.splat(norm.shift), s.splat(norm.mean));
             // dy = scale * (g - Σg/count - (y - mean) * inv_std² * Σg(y - mean)/count)
             let inv = f64::from(norm.inv_std);
-            let constant = s.splat((-f64::from(norm.scale) * sums.g[c] / count) as f32);
-            let slope = s.splat((-f64::from(norm.scale) * inv * inv * sums.gy[c] / count) as f32);
+            let constant = (-f64::from(norm.scale) * sums.g[c] / count) as f32;
+            let slope = (-f64::from(norm.scale) * inv * inv * sums.gy[c] / count) as f32;
             let mut total = 0.0;
             for r in 0..half.height {
                 let pick = &pick[half.at(c, r)..][..half.width];
                 let dp = &dp[half.at(c, r)..][..half.width];
                 let (above, below) = y[g.at(c, 2 * r)..][..g.row() + g.width].split_at_mut(g.row());
-                let mut sum = zero;
-                for x in 0..half.width {
-                    let best = s.load(&pick[x]);
-                    let passes = s.gt(s.fma(scale, best, shift), zero);
-                    let mut rest = s.select(passes, s.load(&dp[x]), zero);
-                    let (a, b) = (&mut above[2 * x..2 * x + 2], &mut below[2 * x..2 * x + 2]);
-                    let [a0, a1] = a else { return };
-                    let [b0, b1] = b else { return };
-                    for lane in [a0, a1, b0, b1] {
-                        let v = s.load(lane);
-                        let here = s.eq(v, best);
-                        let grad = s.select(here, rest, zero);
-                        rest = s.select(here, zero, rest);
-                        let d = s.fma(scale, grad, s.fma(slope, s.sub(v, mean), constant));
-                        let d = s.select(live, d, zero);
-                        sum = s.add(sum, d);
-                        s.store(lane, d);
+                for s in s.parts() {
+                    let zero = s.splat(0.0);
+                    let live = s.gt(s.load(&mask), zero);
+                    let (scale, shift, mean) = (s.splat(norm.scale), s.splat(norm.shift), s.splat(norm.mean));
+                    let (constant, slope) = (s.splat(constant), s.splat(slope));
+                    let mut sum = zero;
+                    for x in 0..half.width {
+                        let best = s.load(&pick[x]);
+                        let passes = s.gt(s.fma(scale, best, shift), zero);
+                        let mut rest = s.select(passes, s.load(&dp[x]), zero);
+                        let (a, b) = (&mut above[2 * x..2 * x + 2], &mut below[2 * x..2 * x + 2]);
+                        let [a0, a1] = a else { return };
+                        let [b0, b1] = b else { return };
+                        for lane in [a0, a1, b0, b1] {
+                            let v = s.load(lane);
+                            let here = s.eq(v, best);
+                            let grad = s.select(here, rest, zero);
+                            rest = s.select(here, zero, rest);
+                            let d = s.fma(scale, grad, s.fma(slope, s.sub(v, mean), constant));
+                            let d = s.select(live, d, zero);
+                            sum = s.add(sum, d);
+                            s.store(lane, d);
+                        }
                     }
+                    total += f64::from(s.sum(sum));
                 }
-                total += f64::from(s.sum(sum));
             }
             sums.dy[c] += total;
         }

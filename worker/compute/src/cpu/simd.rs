@@ -1,4 +1,4 @@
-//! Sixteen `f32` lanes in vectors of any width, and the one place that chooses the machine's instructions.
+//! Sixteen `f32` lanes in vectors of any width, and the kernels' way to the process's instructions.
 //!
 //! A kernel is written once, generic over [`Simd`], and compiled for each level: AVX-512, AVX2 with FMA, and what every
 //! machine of the target has (SSE2 on x86-64, NEON on aarch64). The instructions are those of the crate `fearless_simd`,
@@ -9,14 +9,15 @@
 //!                       Cpu::run_tiles ----> as many lanes at a time as a register holds, one part after the other
 //! ```
 //!
-//! `run_tiles` is for kernels that keep a tile of accumulators in registers: AVX2 and the baseline have half and a quarter of
-//! AVX-512's lanes in a register, and half as many registers, so a tile of whole [`Lane`]s would live on the stack. It also
-//! leaves out parts in which no lane holds a sample.
+//! `run_tiles` is for kernels that keep a tile of accumulators in registers: AVX2 and the portable set have half and a quarter of
+//! AVX-512's lanes in a register, and on x86-64 half as many registers ([`Simd::REGISTERS`], by which a kernel chooses its tile), so
+//! a tile of whole [`Lane`]s would live on the stack. It also leaves out parts in which no lane holds a sample.
 //!
 //! Results differ between levels in the last bits (fused or separate rounding); on one level the same inputs give the same
 //! bits.
 
 use fearless_simd::{Level, Simd as Token, dispatch, f32x8, f32x16, prelude::*};
+pub use paraft_simd::Isa;
 use std::marker::PhantomData;
 
 /// Number of `f32` lanes of a [`Lane`].
@@ -42,11 +43,16 @@ impl Default for Lane {
 
 /// The operations that kernels are made of, on all lanes of a [`Lane`] or on a part of them.
 pub(crate) trait Simd: Copy {
+    /// How many vectors the processor has room for. A tile that needs all of them is spilled as the compiler sees fit: leave one.
+    const REGISTERS: usize;
+
     /// The lanes in registers.
     type V: Copy;
     /// One truth value a lane.
     type M: Copy;
 
+    /// As many lanes at a time as a register has, one part of the [`Lane`] after the other. Only [`Cpu::run_tiles`] has several.
+    fn parts(self) -> impl Iterator<Item = Self>;
     fn splat(self, x: f32) -> Self::V;
     fn load(self, p: &Lane) -> Self::V;
     fn store(self, p: &mut Lane, v: Self::V);
@@ -65,11 +71,12 @@ pub(crate) trait Simd: Copy {
     fn sum(self, v: Self::V) -> f32;
 }
 
-/// The lanes of vectors `V` from the `at`-th on; `at` is a multiple of their number.
+/// The lanes of vectors `V` from the `at`-th on, and up to the `end`-th the further parts; `at` is a multiple of their number.
 #[derive(Clone, Copy)]
 pub(crate) struct Lanes<S, V> {
     token: S,
     at: usize,
+    end: usize,
     vectors: PhantomData<V>,
 }
 
@@ -78,8 +85,8 @@ type Half<S> = Lanes<S, f32x8<S>>;
 
 impl<S: Token, V: SimdBase<S>> Lanes<S, V> {
     #[inline(always)]
-    fn from(token: S, at: usize) -> Self {
-        Self { token, at, vectors: PhantomData }
+    fn new(token: S, end: usize) -> Self {
+        Self { token, at: 0, end, vectors: PhantomData }
     }
 
     /// So that the compiler sees that they are inside a [`Lane`].
@@ -91,9 +98,19 @@ impl<S: Token, V: SimdBase<S>> Lanes<S, V> {
 }
 
 impl<S: Token, V: SimdFloat<S, Element = f32>> Simd for Lanes<S, V> {
+    const REGISTERS: usize = match S::f32s::LEN {
+        LANES => 32,
+        _ if cfg!(target_arch = "aarch64") => 32,
+        _ => 16,
+    };
+
     type V = V;
     type M = V::Mask;
 
+    #[inline(always)]
+    fn parts(self) -> impl Iterator<Item = Self> {
+        (self.at..self.end).step_by(V::LEN).map(move |at| Self { at, ..self })
+    }
     #[inline(always)]
     fn splat(self, x: f32) -> V {
         V::splat(self.token, x)
@@ -157,17 +174,6 @@ pub(crate) trait Kernel {
     fn run<S: Simd>(self, s: S);
 }
 
-/// A set of vector instructions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Isa {
-    /// What every machine of the target has: SSE2 on x86-64, NEON on aarch64.
-    Baseline,
-    /// AVX2 and FMA (x86-64-v3).
-    Avx2,
-    /// AVX-512 as Intel has it since Ice Lake and AMD since Zen 4. Older processors with AVX-512 get [`Isa::Avx2`].
-    Avx512,
-}
-
 /// The instructions that the operators use: a set known to be present.
 ///
 /// ```
@@ -180,40 +186,30 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// The best set that this machine has.
+    /// The set that is chosen for this process: the machine's best, or what `PARAFT_SIMD` says.
     pub fn detect() -> Self {
-        Self { level: Level::new() }
+        Self { level: paraft_simd::level() }
     }
 
     /// A certain set, or `None` where the machine lacks it. For comparisons.
     pub fn with(isa: Isa) -> Option<Self> {
-        let level = match isa {
-            Isa::Baseline => Level::baseline(),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => Level::Avx2(Level::new().as_avx2()?),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => Level::Avx512(Level::new().as_avx512()?),
-            #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512 => return None,
-        };
-        Some(Self { level })
+        Some(Self { level: isa.level()? })
+    }
+
+    /// Every set of this machine, the least first.
+    pub fn every() -> impl Iterator<Item = Self> {
+        Isa::ALL.into_iter().filter_map(Self::with)
     }
 
     /// The set in use.
     pub fn isa(self) -> Isa {
-        match self.level {
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512(_) => Isa::Avx512,
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2(_) => Isa::Avx2,
-            _ => Isa::Baseline,
-        }
+        Isa::of(self.level)
     }
 
     /// On all sixteen lanes at once.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) {
-        dispatch!(self.level, s => kernel.run(Whole::from(s, 0)));
+        dispatch!(self.level, s => kernel.run(Whole::new(s, LANES)));
     }
 
     /// For a block of which only the first `live` lanes hold samples. Where eight lanes are enough, only the first eight of each
@@ -221,34 +217,24 @@ impl Cpu {
     #[inline]
     pub(crate) fn run_live<K: Kernel>(self, live: usize, kernel: K) {
         match live <= LANES / 2 {
-            true => dispatch!(self.level, s => kernel.run(Half::from(s, 0))),
+            true => dispatch!(self.level, s => kernel.run(Half::new(s, LANES / 2))),
             false => self.run(kernel),
         }
     }
 
-    /// Likewise, for a kernel with a tile in registers and nothing that goes across lanes: as many lanes at a time as a register
-    /// has.
+    /// Likewise, for a kernel with a tile in registers, which goes over the [`parts`](Simd::parts) of its lanes.
     #[inline]
-    pub(crate) fn run_tiles<K>(self, live: usize, mut kernel: K)
-    where
-        for<'a> &'a mut K: Kernel,
-    {
-        dispatch!(self.level, s => tiles(s, live, &mut kernel));
+    pub(crate) fn run_tiles<K: Kernel>(self, live: usize, kernel: K) {
+        dispatch!(self.level, s => tiles(s, live, kernel));
     }
 }
 
 #[inline(always)]
-fn tiles<S: Token, K>(s: S, live: usize, kernel: &mut K)
-where
-    for<'a> &'a mut K: Kernel,
-{
-    let width = S::f32s::LEN;
-    if width > LANES / 2 && live <= LANES / 2 {
-        return kernel.run(Half::from(s, 0));
+fn tiles<S: Token, K: Kernel>(s: S, live: usize, kernel: K) {
+    if S::f32s::LEN > LANES / 2 && live <= LANES / 2 {
+        return kernel.run(Half::new(s, LANES / 2));
     }
-    for at in (0..live).step_by(width) {
-        kernel.run(Lanes::<S, S::f32s>::from(s, at));
-    }
+    kernel.run(Lanes::<S, S::f32s>::new(s, live));
 }
 
 impl Default for Cpu {
@@ -261,10 +247,6 @@ impl Default for Cpu {
 mod tests {
     use super::*;
 
-    fn cpus() -> impl Iterator<Item = Cpu> {
-        [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter_map(Cpu::with)
-    }
-
     fn noise(seed: u32) -> Lane {
         Lane(std::array::from_fn(|i| {
             let bits = (seed + i as u32).wrapping_mul(2_654_435_761);
@@ -275,14 +257,16 @@ mod tests {
     /// Everything that a tile does, and one value that depends on all of it.
     struct Tile<'a>(&'a [Lane], &'a mut [Lane]);
 
-    impl Kernel for &mut Tile<'_> {
+    impl Kernel for Tile<'_> {
         #[inline(always)]
         fn run<S: Simd>(self, s: S) {
             for (x, y) in self.0.windows(3).zip(self.1.iter_mut()) {
-                let (a, b, c) = (s.load(&x[0]), s.load(&x[1]), s.load(&x[2]));
-                let more = s.select(s.gt(a, b), s.sub(a, b), s.mul(a, c));
-                let v = s.select(s.eq(a, c), s.splat(0.5), s.fma(a, b, more));
-                s.store(y, s.add(v, s.load(y)));
+                for s in s.parts() {
+                    let (a, b, c) = (s.load(&x[0]), s.load(&x[1]), s.load(&x[2]));
+                    let more = s.select(s.gt(a, b), s.sub(a, b), s.mul(a, c));
+                    let v = s.select(s.eq(a, c), s.splat(0.5), s.fma(a, b, more));
+                    s.store(y, s.add(v, s.load(y)));
+                }
             }
         }
     }
@@ -292,10 +276,10 @@ mod tests {
         let mut x: Vec<Lane> = (0..20).map(|i| noise(97 * i)).collect();
         x[7] = x[5];
         x[11].0[3] = f32::NAN;
-        for cpu in cpus() {
+        for cpu in Cpu::every() {
             let mut whole: Vec<Lane> = (0..18).map(|i| noise(31 * i)).collect();
             let before = whole.clone();
-            cpu.run(&mut Tile(&x, &mut whole));
+            cpu.run(Tile(&x, &mut whole));
             for live in 1..=LANES {
                 let mut parts = before.clone();
                 cpu.run_tiles(live, Tile(&x, &mut parts));
@@ -332,7 +316,7 @@ mod tests {
             }
             v[0].to_bits()
         };
-        for cpu in cpus() {
+        for cpu in Cpu::every() {
             let mut sum = 0.0;
             cpu.run(Sum(&x, &mut sum));
             assert_eq!(sum.to_bits(), by_halves(16), "{:?}", cpu.isa());

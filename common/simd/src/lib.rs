@@ -1,0 +1,168 @@
+//! Which vector instructions this process uses: the machine's best, or those that `PARAFT_SIMD` names.
+//!
+//! It is asked once, for the whole process: loops over parameters (`paraft-common`) and the operators of models
+//! (`paraft-compute`) take what [`level`] says. A program asks [`choice`] as it starts and says what is wrong; [`level`] is for
+//! those that run after that.
+
+use std::{ffi::OsStr, fmt, sync::OnceLock};
+
+pub use fearless_simd::Level;
+
+/// The environment variable that forces a set.
+pub const VARIABLE: &str = "PARAFT_SIMD";
+
+/// A set of vector instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Isa {
+    /// What every machine of the target has: SSE2 on x86-64, NEON on aarch64.
+    Portable,
+    /// AVX2 and FMA (x86-64-v3).
+    Avx2,
+    /// AVX-512 as Intel has it since Ice Lake and AMD since Zen 4. Older processors with AVX-512 get [`Isa::Avx2`].
+    Avx512,
+}
+
+impl Isa {
+    /// The least first.
+    pub const ALL: [Self; 3] = [Self::Portable, Self::Avx2, Self::Avx512];
+
+    /// As `PARAFT_SIMD` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+
+    /// The set of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|isa| isa.name() == name)
+    }
+
+    /// What a level is called. SSE4.2, which the machine may have beyond SSE2, brings floats nothing.
+    pub fn of(level: Level) -> Self {
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512(_) => Self::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2(_) => Self::Avx2,
+            _ => Self::Portable,
+        }
+    }
+
+    /// The proof that this machine has it, where it has.
+    pub fn level(self) -> Option<Level> {
+        match self {
+            Self::Portable => Some(Level::baseline()),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => Level::new().as_avx2().map(Level::Avx2),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => Level::new().as_avx512().map(Level::Avx512),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx2 | Self::Avx512 => None,
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why what `PARAFT_SIMD` says can't be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// No set has this name.
+    #[error("PARAFT_SIMD={0}: not a set of vector instructions (avx512, avx2 or portable)")]
+    Unknown(String),
+    /// The machine has less.
+    #[error("PARAFT_SIMD={0}: this machine doesn't have it, its best is {best}", best = Isa::of(Level::new()))]
+    Missing(Isa),
+}
+
+/// What this process uses.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice {
+    /// For kernels.
+    pub level: Level,
+    /// Whether `PARAFT_SIMD` said so.
+    pub forced: bool,
+}
+
+impl Choice {
+    /// The name of the set.
+    pub fn isa(self) -> Isa {
+        Isa::of(self.level)
+    }
+
+    fn by(value: Option<&OsStr>) -> Result<Self, Refused> {
+        let Some(value) = value.filter(|v| !v.is_empty()) else {
+            return Ok(Self { level: Level::new(), forced: false });
+        };
+        let value = value.to_string_lossy();
+        let isa = Isa::named(&value).ok_or_else(|| Refused::Unknown(value.to_string()))?;
+        let level = isa.level().ok_or(Refused::Missing(isa))?;
+        Ok(Self { level, forced: true })
+    }
+}
+
+/// What this process uses from its first to its last instruction, or what is wrong with `PARAFT_SIMD`.
+pub fn choice() -> Result<Choice, Refused> {
+    static CHOICE: OnceLock<Result<Choice, Refused>> = OnceLock::new();
+    CHOICE.get_or_init(|| Choice::by(std::env::var_os(VARIABLE).as_deref())).clone()
+}
+
+/// What this process uses.
+///
+/// # Panics
+/// Where `PARAFT_SIMD` can't be had and the program hasn't asked [`choice`] as it started: with less, or more, than was asked for a
+/// test or a measurement would say something untrue.
+#[inline]
+pub fn level() -> Level {
+    static LEVEL: OnceLock<Level> = OnceLock::new();
+    *LEVEL.get_or_init(|| match choice() {
+        Ok(choice) => choice.level,
+        Err(refused) => panic!("{refused}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn by(value: &str) -> Result<Choice, Refused> {
+        Choice::by(Some(OsStr::new(value)))
+    }
+
+    #[test]
+    fn without_a_word_the_machines_best_is_used_and_nothing_is_forced() {
+        for value in [None, Some(OsStr::new(""))] {
+            let choice = Choice::by(value).expect("every machine has something");
+            assert_eq!((choice.isa(), choice.forced), (Isa::of(Level::new()), false));
+        }
+    }
+
+    #[test]
+    fn every_set_is_forced_by_its_name_or_refused_where_the_machine_lacks_it() {
+        let best = Isa::of(Level::new());
+        for isa in Isa::ALL {
+            match by(isa.name()) {
+                Ok(choice) => assert_eq!((choice.isa(), choice.forced, isa <= best), (isa, true, true)),
+                Err(refused) => assert_eq!((refused, isa > best), (Refused::Missing(isa), true)),
+            }
+        }
+        assert!(by("portable").is_ok(), "every machine of the target has it");
+    }
+
+    #[test]
+    fn a_word_that_is_no_set_is_refused_with_those_that_are() {
+        for word in ["AVX2", "sse2", "avx2 ", "0"] {
+            let refused = by(word).expect_err("not a set");
+            assert_eq!(refused, Refused::Unknown(word.into()));
+            let text = refused.to_string();
+            assert!(Isa::ALL.iter().all(|isa| text.contains(isa.name())), "{text}");
+        }
+    }
+}
