@@ -8,6 +8,7 @@ use paraft_common::{Durability, ServerId};
 use paraft_fleet::{ask, failure::Failure, out};
 use paraft_host::socket_path;
 use paraft_server::{Server, ServerOptions, Shape, Timeouts, server::Place};
+use paraft_simd::Isa;
 use paraft_store::RealDisk;
 use paraft_worker::exit;
 use serde_json::json;
@@ -102,9 +103,15 @@ fn memory() -> Row {
 }
 
 fn simd() -> Row {
-    let isa = paraft_worker::instruction_set();
-    let verdict = if isa.to_lowercase().contains("base") { Verdict::Warn } else { Verdict::Ok };
-    row("vector unit", verdict, isa, if verdict == Verdict::Ok { "" } else { "convolutions will be slow" })
+    let what = "vector unit";
+    match paraft_simd::choice() {
+        Err(refused) => row(what, Verdict::Fail, refused, "no kernel runs"),
+        Ok(c) if c.forced => row(what, Verdict::Ok, c.isa(), format!("forced by {}", paraft_simd::VARIABLE)),
+        Ok(c) if c.isa() == Isa::Portable && cfg!(target_arch = "x86_64") => {
+            row(what, Verdict::Warn, c.isa(), "no AVX2: models take twice the time or more")
+        }
+        Ok(c) => row(what, Verdict::Ok, c.isa(), ""),
+    }
 }
 
 fn files() -> Row {
@@ -218,7 +225,7 @@ pub fn env(args: &EnvArgs) -> Result<i32, Failure> {
                 "{}, {} cores, {}",
                 cpu.unwrap_or_default(),
                 std::thread::available_parallelism().map_or(1, usize::from),
-                paraft_worker::instruction_set()
+                paraft_simd::choice().map_or_else(|refused| refused.to_string(), |c| c.isa().to_string())
             ),
         ),
         ("devices", gpu::devices()),

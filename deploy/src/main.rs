@@ -9,7 +9,7 @@
 //! and nothing else.
 
 use clap::{CommandFactory, Parser, Subcommand};
-use paraft_fleet::failure;
+use paraft_fleet::failure::{self, Failure};
 use paraft_lab::{bench, chaos, compare, simulate, verify};
 use paraft_worker::exit;
 use std::io::Write;
@@ -92,7 +92,12 @@ enum Command {
 
 fn main() {
     paraft_host::allocator::set_up(paraft_host::memory::memory().is_scarce());
-    let code = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if let Err(refused) = paraft_simd::choice() {
+        let failure = Failure::new(exit::USAGE, refused).help("without it the machine's best is used");
+        std::process::exit(failure::report(Err(failure)));
+    }
+    let code = match command {
         Command::Demo(a) => failure::report(demo::run(&a)),
         Command::Train(a) => failure::report(train::run(&a)),
         Command::Compare(a) => failure::report(compare::run(&a)),

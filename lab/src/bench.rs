@@ -10,6 +10,7 @@ mod fanout;
 mod far;
 mod figure;
 mod gpu;
+mod kernels;
 mod large;
 mod latency;
 mod load;
@@ -54,6 +55,9 @@ enum Which {
     Failover(failover::FailoverBenchArgs),
     /// On a GPU: a training step alone, beside PyTorch's where one is named; and the kernels that only move bytes, beside a copy.
     Gpu(gpu::GpuBenchArgs),
+    /// On the CPU, one thread: a training step alone with each set of vector instructions, beside PyTorch's with the same where one is
+    /// named.
+    Kernels(kernels::KernelsBenchArgs),
     /// A group's sums over sockets, against as many bytes over plain ones.
     Ring(ring::RingBenchArgs),
     /// How soon the control group's calls are answered while servers take over snapshots and hash their states.
@@ -61,6 +65,9 @@ enum Which {
     /// A model that fills the memory: loaded, trained, written as a snapshot, its only server killed; what each takes, and
     /// the peak memory of both processes.
     Large(large::LargeBenchArgs),
+    /// The steps of one process; started by `kernels`.
+    #[command(hide = true)]
+    KernelSteps(kernels::StepsArgs),
     /// The far side of raw sockets; started by the others.
     #[command(hide = true)]
     RawPeer(far::FarArgs),
@@ -105,6 +112,8 @@ pub fn run(args: &BenchArgs) -> Result<i32, Failure> {
         Which::Responsive(a) => responsive::run(a),
         Which::Large(a) => large::run(a),
         Which::Gpu(a) => gpu::run(a),
+        Which::Kernels(a) => kernels::run(a),
+        Which::KernelSteps(a) => kernels::steps(a),
         Which::RawPeer(a) => raw::serve(a),
         Which::EchoPeer(a) => echo::serve(a),
     }

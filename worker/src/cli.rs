@@ -131,6 +131,10 @@ pub fn train(args: &WorkerArgs, factory: Factory) -> i32 {
 }
 
 fn under_flags(args: &WorkerArgs, work: impl FnOnce(&Job, &WorkerOptions) -> Result<(), WorkerError>) -> i32 {
+    if let Err(refused) = paraft_simd::choice() {
+        eprintln!("error: {refused}");
+        return exit::USAGE;
+    }
     paraft_host::raise_descriptor_limit();
     if let Err(e) = paraft_host::logs::start(args.log_file.as_deref()) {
         eprintln!("error: the log file cannot be opened: {e}");

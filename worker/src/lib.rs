@@ -37,8 +37,3 @@ pub use paraft_data::{DataError, Dataset, Samples, Split};
 pub use paraft_job::{self as job, Job, JobError};
 pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError};
 pub use worker::{ErrorKind, Minibatch, Run, Setup, Turn, WorkerError, WorkerOptions, WorkerReport, run};
-
-/// The vector instructions that kernels use on this machine, for people.
-pub fn instruction_set() -> String {
-    format!("{:?}", paraft_compute::Cpu::detect().isa())
-}

@@ -348,6 +348,28 @@ fn doctor_env_and_completions_answer() {
 }
 
 #[test]
+fn vector_instructions_are_forced_shown_and_refused_where_they_are_not() {
+    let doctor = |set: &str| paraft().args(["doctor", "--json"]).env("PARAFT_SIMD", set).output();
+    for isa in paraft_simd::Isa::ALL {
+        let out = doctor(isa.name()).expect("paraft starts");
+        if isa.level().is_none() {
+            assert_eq!(out.status.code(), Some(2));
+            assert!(text(&out.stderr).contains("this machine doesn't have it"), "{}", text(&out.stderr));
+            continue;
+        }
+        let rows = text(&out.stdout);
+        let row = rows.lines().find(|l| l.contains("vector unit")).expect("a row");
+        let row: Value = serde_json::from_str(row).expect("json");
+        assert_eq!((&row["found"], &row["verdict"]), (&isa.name().into(), &"OK".into()));
+        assert_eq!(row["means"], "forced by PARAFT_SIMD");
+    }
+    let out = doctor("sse9").expect("paraft starts");
+    assert_eq!((out.status.code(), text(&out.stdout).as_str()), (Some(2), ""));
+    let said = text(&out.stderr);
+    assert!(said.contains("PARAFT_SIMD=sse9") && said.contains("avx512, avx2 or portable"), "{said}");
+}
+
+#[test]
 fn compare_runs_the_modes_it_is_given() {
     let scratch = tempfile::tempdir().expect("scratch");
     let path = job(scratch.path(), &digits("bsp", 1, 3));

@@ -22,7 +22,10 @@ use std::{
     time::Instant,
 };
 
-const SCRIPT: &str = include_str!("../../../tools/bench/torch_step.py");
+const SCRIPT: &str = concat!(
+    include_str!("../../../tools/bench/torch_models.py"),
+    include_str!("../../../tools/bench/torch_step.py")
+);
 /// Steps before the first that counts.
 const WARM_UP: usize = 10;
 
@@ -105,20 +108,18 @@ impl Which {
     }
 }
 
-impl Case {
-    fn batch(&self) -> Batch {
-        let n = self.batch;
-        let ids = |len: usize, below: usize| (0..len).map(|i| (i * 7919 % below) as u32).collect();
-        match self.data.sample {
-            Sample::Values(len) => Batch {
-                inputs: (0..n * len).map(|i| (i % 251) as f32 / 251.0).collect(),
-                labels: ids(n, 10),
-                n,
-                ..Batch::default()
-            },
-            Sample::Tokens { time, vocab } => {
-                Batch { tokens: ids(n * time, vocab), labels: ids(n * time, vocab), n, ..Batch::default() }
-            }
+/// `n` samples for this shape, always the same.
+pub(super) fn samples(data: DataShape, n: usize) -> Batch {
+    let ids = |len: usize, below: usize| (0..len).map(|i| (i * 7919 % below) as u32).collect();
+    match data.sample {
+        Sample::Values(len) => Batch {
+            inputs: (0..n * len).map(|i| (i % 251) as f32 / 251.0).collect(),
+            labels: ids(n, 10),
+            n,
+            ..Batch::default()
+        },
+        Sample::Tokens { time, vocab } => {
+            Batch { tokens: ids(n * time, vocab), labels: ids(n * time, vocab), n, ..Batch::default() }
         }
     }
 }
@@ -170,7 +171,7 @@ fn steps(args: &GpuBenchArgs, case: &Case) -> Result<Vec<Figure>, Failure> {
     let mut model = case.config.build_on(options, case.data).map_err(failed)?;
     let mut weights = vec![0.0; model.tensors().iter().map(|t| t.len()).sum()];
     model.init(1, &mut weights);
-    let batch = case.batch();
+    let batch = samples(case.data, case.batch);
     let (mut ours, mut eager, mut compiled) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..args.repeats {
         ours.push(own(model.as_mut(), &weights, &batch, args.steps as usize).map_err(failed)?);

@@ -11,10 +11,11 @@ use std::{
 
 /// Our crates, and of our crates those that each may use. Whoever is not here is a new crate: add it here and
 /// to ARCHITECTURE.md.
-const EDGES: [(&str, &[&str]); 27] = [
-    ("common", &[]),
+const EDGES: [(&str, &[&str]); 28] = [
+    ("simd", &[]),
+    ("common", &["simd"]),
     ("host", &[]),
-    ("compute", &[]),
+    ("compute", &["simd"]),
     ("data", &["common"]),
     ("proto", &["common"]),
     ("record", &["common"]),
@@ -43,6 +44,7 @@ const EDGES: [(&str, &[&str]); 27] = [
             "trace",
             "host",
             "common",
+            "simd",
         ],
     ),
     (
@@ -71,6 +73,7 @@ const EDGES: [(&str, &[&str]); 27] = [
             "proto",
             "host",
             "common",
+            "simd",
         ],
     ),
     (
@@ -90,6 +93,7 @@ const EDGES: [(&str, &[&str]); 27] = [
             "proto",
             "host",
             "common",
+            "simd",
         ],
     ),
     (

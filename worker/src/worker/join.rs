@@ -36,6 +36,8 @@ pub(super) fn join(
     gauges: Arc<Gauges>,
     leads: bool,
 ) -> Result<Joined, WorkerError> {
+    // For programs that have no [`cli`](crate::cli).
+    paraft_simd::choice().map_err(|e| WorkerError::Job(e.to_string()))?;
     let Setup { tensors, samples, data, classifies, mut init, .. } = setup;
     let mut server_job = job.server_job_on(&tensors, &data);
     let layout = job.layout(tensors).map_err(|e| WorkerError::Job(e.to_string()))?;
