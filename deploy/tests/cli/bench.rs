@@ -47,6 +47,17 @@ fn wire_compares_each_way_with_raw_sockets() {
 }
 
 #[test]
+fn kernels_measures_a_step_with_each_set_that_is_asked_for() {
+    let few = ["kernels", "--models", "mlp,transformer", "--levels", "portable", "--millis", "1", "--repeats", "1"];
+    let figures = figures(&few);
+    assert_eq!(figures.len(), 2);
+    for case in ["mlp, batch 64, portable", "transformer, batch 8, portable"] {
+        value(&figures, "kernels step", case, "-");
+    }
+    assert_eq!(run(&["bench", "kernels", "--levels", "avx"]).status.code(), Some(2));
+}
+
+#[test]
 fn apply_counts_the_bytes_that_an_optimizer_must_touch() {
     let args = ["apply", "--sizes", "4M", "--threads", "1,2", "--millis", "1", "--repeats", "1"];
     let figures = figures(&args);
