@@ -48,7 +48,8 @@ fn wire_compares_each_way_with_raw_sockets() {
 
 #[test]
 fn kernels_measures_a_step_with_each_set_that_is_asked_for() {
-    let few = ["kernels", "--models", "mlp,transformer", "--levels", "portable", "--millis", "1", "--repeats", "1"];
+    let few =
+        ["kernels", "--models", "mlp,transformer", "--levels", "portable", "--millis", "1", "--repeats", "1"];
     let figures = figures(&few);
     assert_eq!(figures.len(), 2);
     for case in ["mlp, batch 64, portable", "transformer, batch 8, portable"] {

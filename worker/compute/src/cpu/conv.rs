@@ -172,7 +172,7 @@ impl Forward<'_> {
         let taps = weights.places.len();
         let packed = &weights.packed[o / CHANNEL_TILE * taps..][..taps];
         // So that the compiler sees that they are inside.
-        let first = o % CHANNEL_TILE & (CHANNEL_TILE - C);
+        let first = (o % CHANNEL_TILE) & (CHANNEL_TILE - C);
         let pixels = &self.x[(y + from.pad - shape.pad) * from.row() + from.pad - shape.pad + x0..];
         for (tap, &place) in packed.iter().zip(&weights.places) {
             let (tap, place) = (&tap[first..first + C], place as usize);
