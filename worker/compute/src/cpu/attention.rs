@@ -1,6 +1,12 @@
 //! Causal self-attention, one head of one sequence at a time, with its whole matrix of weights in memory.
 
-use crate::{cpu::matrix::product, shape::AttentionShape};
+use crate::{
+    cpu::{
+        matrix::{Matrix, Onto, product},
+        threads::Threads,
+    },
+    shape::AttentionShape,
+};
 
 /// Room for the matrices of one head.
 #[derive(Clone, Debug, Default)]
@@ -17,11 +23,12 @@ impl AttentionRoom {
     }
 
     /// `q · kᵀ` for a head, the part that is later than the place left as it is.
-    fn scores(&mut self, s: AttentionShape, qkv: &[f32]) {
+    fn scores(&mut self, threads: &Threads, s: AttentionShape, qkv: &[f32]) {
         let row = 3 * s.width();
         let (q, k) = (qkv, &qkv[s.width()..]);
         let (t, d) = (s.time, s.head);
-        product([t, d, t], (q, [row, 1]), (k, [1, row]), (&mut self.weights, [t, 1]), 0.0);
+        let (q, k) = (Matrix::rows(q, row), Matrix::columns(k, row));
+        product(threads, [t, d, t], q, k, (&mut self.weights, t), Onto::Zero);
     }
 }
 
@@ -37,12 +44,19 @@ fn heads(s: AttentionShape) -> impl Iterator<Item = (usize, usize, usize)> {
 
 /// `softmax(q · kᵀ · scale) · v` over the places up to each one. `lse`, `[batch, heads, time]`, gets the logarithm of the sum
 /// of exponentials. See [`crate::device::Attentions::attention`] for the shapes.
-pub fn forward(s: AttentionShape, room: &mut AttentionRoom, qkv: &[f32], out: &mut [f32], lse: &mut [f32]) {
+pub fn forward(
+    threads: &Threads,
+    s: AttentionShape,
+    room: &mut AttentionRoom,
+    qkv: &[f32],
+    out: &mut [f32],
+    lse: &mut [f32],
+) {
     room.reserve(s);
     let (t, d, w) = (s.time, s.head, s.width());
     for (at, to, stat) in heads(s) {
         let qkv = &qkv[at..];
-        room.scores(s, qkv);
+        room.scores(threads, s, qkv);
         for (i, row) in room.weights.chunks_exact_mut(t).enumerate() {
             let (past, future) = row.split_at_mut(i + 1);
             future.fill(0.0);
@@ -55,18 +69,14 @@ pub fn forward(s: AttentionShape, room: &mut AttentionRoom, qkv: &[f32], out: &m
             past.iter_mut().for_each(|p| *p /= sum);
             lse[stat + i] = sum.ln() + largest * s.scale();
         }
-        product(
-            [t, t, d],
-            (&room.weights, [t, 1]),
-            (&qkv[2 * w..], [3 * w, 1]),
-            (&mut out[to..], [w, 1]),
-            0.0,
-        );
+        let (weights, v) = (Matrix::rows(&room.weights, t), Matrix::rows(&qkv[2 * w..], 3 * w));
+        product(threads, [t, t, d], weights, v, (&mut out[to..], w), Onto::Zero);
     }
 }
 
 /// The gradient of `qkv`, over what is there.
 pub fn backward(
+    threads: &Threads,
     s: AttentionShape,
     room: &mut AttentionRoom,
     (qkv, out, lse): (&[f32], &[f32], &[f32]),
@@ -75,19 +85,26 @@ pub fn backward(
 ) {
     room.reserve(s);
     let (t, d, w) = (s.time, s.head, s.width());
-    let wide = [3 * w, 1];
+    let wide = 3 * w;
     for (at, to, stat) in heads(s) {
         let (q, k, v) = (&qkv[at..], &qkv[at + w..], &qkv[at + 2 * w..]);
         let (out, dout) = (&out[to..], &dout[to..]);
-        room.scores(s, q);
+        room.scores(threads, s, q);
         for (i, row) in room.weights.chunks_exact_mut(t).enumerate() {
             let (past, future) = row.split_at_mut(i + 1);
             future.fill(0.0);
             past.iter_mut().for_each(|p| *p = (*p * s.scale() - lse[stat + i]).exp());
         }
         let (p, dp) = (&room.weights, &mut room.dweights);
-        product([t, t, d], (p, [1, t]), (dout, [w, 1]), (&mut dqkv[at + 2 * w..], wide), 0.0);
-        product([t, d, t], (dout, [w, 1]), (v, [1, 3 * w]), (dp, [t, 1]), 0.0);
+        product(
+            threads,
+            [t, t, d],
+            Matrix::columns(p, t),
+            Matrix::rows(dout, w),
+            (&mut dqkv[at + 2 * w..], wide),
+            Onto::Zero,
+        );
+        product(threads, [t, d, t], Matrix::rows(dout, w), Matrix::columns(v, wide), (dp, t), Onto::Zero);
         for (i, (dp, p)) in dp.chunks_exact_mut(t).zip(p.chunks_exact(t)).enumerate() {
             let row = |x: &[f32]| -> f32 { (0..d).map(|c| x[i * w + c] * dout[i * w + c]).sum() };
             let delta = row(out);
@@ -96,7 +113,21 @@ pub fn backward(
                 *dp = p * (*dp - delta) * s.scale();
             }
         }
-        product([t, t, d], (dp, [t, 1]), (k, wide), (&mut dqkv[at..], wide), 0.0);
-        product([t, t, d], (dp, [1, t]), (q, wide), (&mut dqkv[at + w..], wide), 0.0);
+        product(
+            threads,
+            [t, t, d],
+            Matrix::rows(dp, t),
+            Matrix::rows(k, wide),
+            (&mut dqkv[at..], wide),
+            Onto::Zero,
+        );
+        product(
+            threads,
+            [t, t, d],
+            Matrix::columns(dp, t),
+            Matrix::rows(q, wide),
+            (&mut dqkv[at + w..], wide),
+            Onto::Zero,
+        );
     }
 }

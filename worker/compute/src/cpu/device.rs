@@ -9,6 +9,7 @@ use crate::{
         conv_block::ConvBlock,
         embedding, head, linear, loss, row_norm,
         simd::{Cpu, Lane},
+        threads::Threads,
     },
     device::{Attentions, Buffers, Convolutions, Embeddings, Linears, Losses, RowNorms, Sums},
     error::Result,
@@ -19,11 +20,11 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// One thread of this machine. Computes in f32; every operator is done when it returns. None fails, but for
+/// Threads of this machine. Computes in f32; every operator is done when it returns. None fails, but for
 /// those that share statistics with a group.
 #[derive(Debug)]
 pub struct CpuDevice {
-    cpu: Cpu,
+    threads: Threads,
     loss: f32,
     sums: Sums,
     attention: AttentionRoom,
@@ -42,8 +43,13 @@ impl Default for CpuDevice {
 impl CpuDevice {
     /// With certain instructions; for comparisons.
     pub fn on(cpu: Cpu) -> Self {
+        Self::with(Threads::one(cpu))
+    }
+
+    /// On these threads.
+    pub fn with(threads: Threads) -> Self {
         Self {
-            cpu,
+            threads,
             loss: 0.0,
             sums: Sums::default(),
             attention: AttentionRoom::default(),
@@ -123,12 +129,12 @@ impl Linears for CpuDevice {
         let len = shape.n * shape.outputs;
         match before {
             Some(before) if activation == Activation::Gelu => {
-                linear::forward(shape, x, weight, bias, activation, sized(before, len));
+                linear::forward(&self.threads, shape, x, weight, bias, activation, sized(before, len));
                 activation::gelu(before, sized(y, len));
             }
             _ => {
                 assert!(activation != Activation::Gelu, "a GELU needs room for its argument");
-                linear::forward(shape, x, weight, bias, activation, sized(y, len));
+                linear::forward(&self.threads, shape, x, weight, bias, activation, sized(y, len));
             }
         }
         Ok(())
@@ -143,7 +149,7 @@ impl Linears for CpuDevice {
         grads: &mut [f32],
     ) -> Result {
         let (dweight, dbias) = of_mut(grads, shape, at);
-        linear::backward_weight(shape, x, dy, dweight, dbias);
+        linear::backward_weight(&self.threads, shape, x, dy, dweight, dbias);
         Ok(())
     }
 
@@ -155,7 +161,13 @@ impl Linears for CpuDevice {
         at: LinearAt,
         dx: &mut Vec<f32>,
     ) -> Result {
-        linear::backward_input(shape, of(params, shape, at).0, dy, sized(dx, shape.n * shape.inputs));
+        linear::backward_input(
+            &self.threads,
+            shape,
+            of(params, shape, at).0,
+            dy,
+            sized(dx, shape.n * shape.inputs),
+        );
         Ok(())
     }
 
@@ -285,7 +297,7 @@ impl Attentions for CpuDevice {
         stats: &mut Vec<f32>,
     ) -> Result {
         let (out, stats) = (sized(out, s.rows() * s.width()), sized(stats, s.rows() * s.heads));
-        attention::forward(s, &mut self.attention, qkv, out, stats);
+        attention::forward(&self.threads, s, &mut self.attention, qkv, out, stats);
         Ok(())
     }
 
@@ -299,7 +311,7 @@ impl Attentions for CpuDevice {
         dqkv: &mut Vec<f32>,
     ) -> Result {
         let dqkv = sized(dqkv, s.rows() * s.width() * 3);
-        attention::backward(s, &mut self.attention, (qkv, out, stats), dout, dqkv);
+        attention::backward(&self.threads, s, &mut self.attention, (qkv, out, stats), dout, dqkv);
         Ok(())
     }
 }
@@ -361,7 +373,7 @@ impl Convolutions for CpuDevice {
         params: &[f32],
         train: bool,
     ) -> Result {
-        block.forward(self.cpu, x, n, params, (train, self.ranks.as_deref()))
+        block.forward(self.threads.cpu(), x, n, params, (train, self.ranks.as_deref()))
     }
 
     fn conv_block_buffers(&mut self, block: &ConvBlock, params: &[f32], grads: &mut [f32]) -> Result {
@@ -376,7 +388,7 @@ impl Convolutions for CpuDevice {
         _params: &[f32],
         grads: &mut [f32],
     ) -> Result {
-        block.backward_norm(self.cpu, n, grads, self.ranks.as_deref())
+        block.backward_norm(self.threads.cpu(), n, grads, self.ranks.as_deref())
     }
 
     fn conv_block_backward_weight(
@@ -387,7 +399,7 @@ impl Convolutions for CpuDevice {
         _params: &[f32],
         grads: &mut [f32],
     ) -> Result {
-        block.backward_weight(self.cpu, x, n, grads);
+        block.backward_weight(self.threads.cpu(), x, n, grads);
         Ok(())
     }
 
@@ -398,7 +410,7 @@ impl Convolutions for CpuDevice {
         params: &[f32],
         before: &mut ConvBlock,
     ) -> Result {
-        block.backward_input(self.cpu, n, params, &mut before.dpooled);
+        block.backward_input(self.threads.cpu(), n, params, &mut before.dpooled);
         Ok(())
     }
 
@@ -413,7 +425,7 @@ impl Convolutions for CpuDevice {
         let (weight, bias) = of(params, shape, at);
         self.lanes.resize(blocks(shape.n) * shape.outputs, Lane::ZERO);
         for (b, lanes) in self.lanes.chunks_exact_mut(shape.outputs).enumerate() {
-            head::forward_block(self.cpu, &x.pooled, b, weight, bias, lanes);
+            head::forward_block(self.threads.cpu(), &x.pooled, b, weight, bias, lanes);
         }
         head::unpack(&self.lanes, shape.outputs, sized(y, shape.n * shape.outputs));
         Ok(())
@@ -430,7 +442,7 @@ impl Convolutions for CpuDevice {
         let (dweight, dbias) = of_mut(grads, shape, at);
         self.lanes.resize(blocks(shape.n) * shape.outputs, Lane::ZERO);
         head::pack(dy, shape.outputs, &mut self.lanes);
-        head::backward_weight(self.cpu, shape.n, &x.pooled, &self.lanes, dweight, dbias);
+        head::backward_weight(self.threads.cpu(), shape.n, &x.pooled, &self.lanes, dweight, dbias);
         Ok(())
     }
 
@@ -446,7 +458,7 @@ impl Convolutions for CpuDevice {
         self.lanes.resize(blocks(shape.n) * shape.outputs, Lane::ZERO);
         head::pack(dy, shape.outputs, &mut self.lanes);
         for (b, lanes) in self.lanes.chunks_exact(shape.outputs).enumerate() {
-            head::backward_block(self.cpu, lanes, weight, &mut x.dpooled, b);
+            head::backward_block(self.threads.cpu(), lanes, weight, &mut x.dpooled, b);
         }
         Ok(())
     }
