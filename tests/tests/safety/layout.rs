@@ -15,7 +15,7 @@ const EDGES: [(&str, &[&str]); 27] = [
     ("common", &[]),
     ("host", &[]),
     ("compute", &[]),
-    ("data", &["common"]),
+    ("data", &["host", "common"]),
     ("proto", &["common"]),
     ("record", &["common"]),
     ("trace", &["common"]),
@@ -114,7 +114,7 @@ const EDGES: [(&str, &[&str]); 27] = [
     ),
 ];
 
-/// CPU operators, one call of the allocator, memory that two processes share, and the Fakes of the CUDA libraries.
+/// CUDA, one call of the allocator and one that maps a file, memory that two processes share, and the Fakes of the CUDA libraries.
 const MAY_BE_UNSAFE: [&str; 4] = ["host", "compute", "lanes", "fake-cuda"];
 
 struct Package {
