@@ -3,8 +3,7 @@
 use crate::{
     collective::RankSums,
     cpu::{
-        activation,
-        attention::{self, AttentionRoom},
+        activation, attention,
         blocked::{Geometry, Planes, blocks},
         conv_block::ConvBlock,
         embedding, head, linear, loss, row_norm,
@@ -27,7 +26,9 @@ pub struct CpuDevice {
     threads: Threads,
     loss: f32,
     sums: Sums,
-    attention: AttentionRoom,
+    /// Losses, and gradients of norms, of blocks of rows.
+    losses: Vec<f64>,
+    norms: Vec<f32>,
     /// `[block][class]` vectors of a linear layer over images.
     lanes: Vec<Lane>,
     /// The group that statistics of a batch are shared with.
@@ -52,7 +53,8 @@ impl CpuDevice {
             threads,
             loss: 0.0,
             sums: Sums::default(),
-            attention: AttentionRoom::default(),
+            losses: Vec::new(),
+            norms: Vec::new(),
             lanes: Vec::new(),
             ranks: None,
         }
@@ -130,7 +132,7 @@ impl Linears for CpuDevice {
         match before {
             Some(before) if activation == Activation::Gelu => {
                 linear::forward(&self.threads, shape, x, weight, bias, activation, sized(before, len));
-                activation::gelu(before, sized(y, len));
+                activation::gelu(&self.threads, before, sized(y, len));
             }
             _ => {
                 assert!(activation != Activation::Gelu, "a GELU needs room for its argument");
@@ -174,8 +176,8 @@ impl Linears for CpuDevice {
     fn activation_backward(&mut self, activation: Activation, saved: &Vec<f32>, dy: &mut Vec<f32>) -> Result {
         match activation {
             Activation::None => {}
-            Activation::Relu => activation::relu_backward(saved, dy),
-            Activation::Gelu => activation::gelu_backward(saved, dy),
+            Activation::Relu => activation::relu_backward(&self.threads, saved, dy),
+            Activation::Gelu => activation::gelu_backward(&self.threads, saved, dy),
         }
         Ok(())
     }
@@ -198,12 +200,12 @@ impl Losses for CpuDevice {
         labels: &Vec<u32>,
     ) -> Result {
         assert_eq!((logits.len(), labels.len()), (rows * classes, rows), "cross entropy: sizes");
-        self.loss = loss::softmax_cross_entropy(logits, labels, classes);
+        self.loss = loss::softmax_cross_entropy(&self.threads, logits, labels, classes, &mut self.losses);
         Ok(())
     }
 
     fn mse(&mut self, y: &Vec<f32>, target: &Vec<f32>, dy: &mut Vec<f32>) -> Result {
-        self.loss = loss::mse(y, target, sized(dy, y.len()));
+        self.loss = loss::mse(&self.threads, y, target, sized(dy, y.len()), &mut self.losses);
         Ok(())
     }
 
@@ -255,7 +257,7 @@ impl RowNorms for CpuDevice {
         let gamma = &params[at.gamma()..][..shape.cols];
         let beta = at.beta().map_or(&[][..], |b| &params[b..][..shape.cols]);
         let stats = sized(stats, shape.rows * row_norm::STATS);
-        row_norm::forward(shape, x, gamma, beta, sized(y, shape.rows * shape.cols), stats);
+        row_norm::forward(&self.threads, shape, x, gamma, beta, sized(y, shape.rows * shape.cols), stats);
         Ok(())
     }
 
@@ -277,13 +279,10 @@ impl RowNorms for CpuDevice {
         let place = LinearAt { weight: at.gamma(), bias };
         let as_linear = LinearShape { n: shape.rows, inputs: 1, outputs: shape.cols };
         let (dgamma, dbeta) = of_mut(grads, as_linear, place);
-        dgamma.fill(0.0);
-        dbeta.fill(0.0);
+        let add = add.map_or(&[][..], |v| v);
         let dx = sized(dx, shape.rows * shape.cols);
-        row_norm::backward(shape, dy, x, stats, gamma, dx, dgamma, dbeta);
-        for (d, v) in dx.iter_mut().zip(add.map_or(&[][..], |v| v)) {
-            *d += v;
-        }
+        let sums = &mut self.norms;
+        row_norm::backward(&self.threads, shape, dy, x, stats, gamma, add, dx, dgamma, dbeta, sums);
         Ok(())
     }
 }
@@ -297,7 +296,7 @@ impl Attentions for CpuDevice {
         stats: &mut Vec<f32>,
     ) -> Result {
         let (out, stats) = (sized(out, s.rows() * s.width()), sized(stats, s.rows() * s.heads));
-        attention::forward(&self.threads, s, &mut self.attention, qkv, out, stats);
+        attention::forward(&self.threads, s, qkv, out, stats);
         Ok(())
     }
 
@@ -311,7 +310,7 @@ impl Attentions for CpuDevice {
         dqkv: &mut Vec<f32>,
     ) -> Result {
         let dqkv = sized(dqkv, s.rows() * s.width() * 3);
-        attention::backward(&self.threads, s, &mut self.attention, (qkv, out, stats), dout, dqkv);
+        attention::backward(&self.threads, s, (qkv, out, stats), dout, dqkv);
         Ok(())
     }
 }

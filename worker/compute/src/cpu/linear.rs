@@ -8,9 +8,11 @@ use crate::{
     cpu::{
         matrix::{Matrix, Onto, product},
         threads::Threads,
+        vector::{load, places, store},
     },
     shape::{Activation, LinearShape},
 };
+use fearless_simd::{Simd as Token, dispatch, prelude::*};
 
 /// `y = x · weightᵀ + bias`, with a ReLU before it is stored; `bias` may be empty. (A GELU needs its argument kept: see
 /// [`gelu`](crate::cpu::activation::gelu).)
@@ -54,12 +56,24 @@ pub fn backward_weight(
     if dbias.is_empty() {
         return;
     }
-    dbias.fill(0.0);
-    for row in dy.chunks_exact(outputs) {
-        for (d, v) in dbias.iter_mut().zip(row) {
-            *d += v;
-        }
-    }
+    dispatch!(threads.cpu().level(), s => sums(s, dy, outputs, dbias));
+}
+
+/// The sum of each column, its rows in their order.
+#[inline(always)]
+fn sums<S: Token>(s: S, dy: &[f32], outputs: usize, to: &mut [f32]) {
+    places(
+        s,
+        outputs,
+        #[inline(always)]
+        |p| {
+            let mut sum = S::f32s::splat(s, 0.0);
+            for row in dy.chunks_exact(outputs) {
+                sum = sum + load(s, row, p, 0.0);
+            }
+            store(s, sum, to, p);
+        },
+    );
 }
 
 /// `dx = dy · weight`. Overwrites `dx`, `[n, inputs]`.

@@ -24,6 +24,9 @@ use tile::{Panel, Tile};
 /// Rows of `b` that a panel has at most: with two vectors of AVX-512 it has 128 KiB then, and with what it is multiplied by it
 /// stays in the second cache.
 const KC: usize = 1024;
+/// Likewise where the columns of `a` are contiguous: a tile takes a part of a line of each, and the next tile the rest of it, which is
+/// in the first cache still.
+const KC_COLUMNS: usize = 256;
 /// Values of `a` that a panel is used for before the next is packed: half of a second cache of 1 MiB.
 const BLOCK: usize = 1 << 17;
 /// Multiplications from which on a product is worth waking other threads for: some 20 us of one.
@@ -145,8 +148,9 @@ fn blocks<S: Token>(
     room: &mut Room,
 ) {
     let len = S::f32s::LEN;
-    for k0 in (0..k).step_by(KC) {
-        let kc = KC.min(k - k0);
+    let most = if a.col == 1 { KC } else { KC_COLUMNS };
+    for k0 in (0..k).step_by(most) {
+        let kc = most.min(k - k0);
         let (start, relu) = onto.part(k0 == 0, k0 + kc == k);
         let rows = BLOCK / kc;
         for i0 in (0..m).step_by(rows) {

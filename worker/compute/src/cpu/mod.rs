@@ -25,6 +25,7 @@ pub mod norm_grad;
 pub mod row_norm;
 mod simd;
 mod threads;
+mod vector;
 
 pub use device::CpuDevice;
 pub use simd::{Cpu, Isa, LANES, Lane};
