@@ -88,6 +88,7 @@ impl Tile<'_> {
                 }
             }
         }
+        let onto = matches!(self.start, Onto::Sum);
         if a.col == 1 {
             let rows: [&[f32]; R] = std::array::from_fn(|r| &a.values[r * a.row..][..self.kc]);
             match panel {
@@ -119,9 +120,17 @@ impl Tile<'_> {
                 }
             }
         }
+        if self.relu && !onto {
+            let zero = S::f32s::splat(s, 0.0);
+            for r in 0..R {
+                for v in 0..V {
+                    // Not `max`: a NaN must stay one, or a diverged run would look healthy.
+                    acc[r][v] = acc[r][v].simd_lt(zero).select(zero, acc[r][v]);
+                }
+            }
+        }
         // The accumulators are only stored, in loops so small that the compiler unrolls them: an index into them that it can't
         // resolve would keep them in memory.
-        let onto = matches!(self.start, Onto::Sum);
         if self.cols == width && !onto {
             for r in 0..R {
                 let row = &mut c[r * self.stride..][..width];
@@ -138,15 +147,9 @@ impl Tile<'_> {
             }
             for (r, sums) in sums.iter().enumerate() {
                 for (to, sum) in c[r * self.stride..][..self.cols].iter_mut().zip(sums) {
-                    *to = if onto { *to + sum } else { *sum };
+                    let y = if onto { *to + sum } else { *sum };
+                    *to = if self.relu && y < 0.0 { 0.0 } else { y };
                 }
-            }
-        }
-        if self.relu {
-            for r in 0..R {
-                // Not `max`: a NaN must stay one, or a diverged run would look healthy.
-                let row = c[r * self.stride..][..self.cols].iter_mut();
-                row.for_each(|y| *y = if *y < 0.0 { 0.0 } else { *y });
             }
         }
     }
