@@ -152,7 +152,7 @@ fn softmax_in<S: Token>(s: S, first: usize, scores: &mut [f32], scale: f32, lse:
             #[inline(always)]
             |p| {
                 let e = exp(s, load(s, past, p, f32::NEG_INFINITY).mul_add(scales, shift));
-                sums = sums + e;
+                sums += e;
                 store(s, e, past, p);
             },
         );

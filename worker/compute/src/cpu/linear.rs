@@ -69,7 +69,7 @@ fn sums<S: Token>(s: S, dy: &[f32], outputs: usize, to: &mut [f32]) {
         |p| {
             let mut sum = S::f32s::splat(s, 0.0);
             for row in dy.chunks_exact(outputs) {
-                sum = sum + load(s, row, p, 0.0);
+                sum += load(s, row, p, 0.0);
             }
             store(s, sum, to, p);
         },

@@ -55,7 +55,7 @@ fn cross_entropy<S: Token>(
             #[inline(always)]
             |p| {
                 let e = exp(s, load(s, row, p, f32::NEG_INFINITY) - tops);
-                sums = sums + e;
+                sums += e;
                 store(s, e, row, p);
             },
         );

@@ -54,7 +54,7 @@ fn forward_in<S: Token>(
                 s,
                 cols,
                 #[inline(always)]
-                |p| sums = sums + load(s, x, p, 0.0),
+                |p| sums += load(s, x, p, 0.0),
             );
         }
         let mean = sums.reduce_sum() / n;
@@ -149,7 +149,7 @@ impl Rows<'_> {
                 |p| {
                     let (dy, hat) = (load(s, dy, p, 0.0), (load(s, x, p, 0.0) - means) * inverses);
                     let scaled = dy * load(s, self.gamma, p, 0.0);
-                    of_dy = of_dy + scaled;
+                    of_dy += scaled;
                     of_both = scaled.mul_add(hat, of_both);
                     store(s, dy.mul_add(hat, load(s, dgamma, p, 0.0)), dgamma, p);
                     store(s, dy + load(s, dbeta, p, 0.0), dbeta, p);
@@ -168,7 +168,7 @@ impl Rows<'_> {
                     let scaled = load(s, dy, p, 0.0) * load(s, self.gamma, p, 0.0);
                     let mut d = inverses * (scaled - of_dy - hat * of_both);
                     if !self.add.is_empty() {
-                        d = d + load(s, &self.add[i * cols..][..cols], p, 0.0);
+                        d += load(s, &self.add[i * cols..][..cols], p, 0.0);
                     }
                     store(s, d, dx, p);
                 },

@@ -81,8 +81,7 @@ pub(crate) fn exp<S: Token>(s: S, x: S::f32s) -> S::f32s {
     const ROUND: f32 = 12_582_912.0;
     /// `ln 2` in two parts, of which the first has few bits: its products with whole numbers are exact.
     const LN2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-    const SERIES: [f32; 6] =
-        [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1];
+    const SERIES: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
     let (least, most) = (S::f32s::splat(s, LEAST), S::f32s::splat(s, MOST));
     let within = x.max(least).min(most);
     let shifted = within.mul_add(S::f32s::splat(s, LOG2_E), S::f32s::splat(s, ROUND));
