@@ -3,6 +3,7 @@
 //! ([`crate::Encoding`]).
 
 use crate::payload::{Reader, Short};
+use crate::simd::wide;
 use bytes::Bytes;
 
 /// Bytes of one value on the wire.
@@ -68,6 +69,22 @@ pub fn get_f32_le(le: &[u8], out: &mut [f32]) {
     }
 }
 
+/// Bytes as values: each divided by `divisor`, into `out`, which has as many. The same bits with every vector unit.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn put_quotients(bytes: &[u8], divisor: f32, out: &mut [f32]) {
+    assert_eq!(bytes.len(), out.len(), "bytes and values differ in number");
+    wide(
+        #[inline(always)]
+        || {
+            for (o, b) in out.iter_mut().zip(bytes) {
+                *o = f32::from(*b) / divisor;
+            }
+        },
+    )
+}
+
 impl Reader<'_> {
     /// Fills `out` with the next little-endian values. On an error nothing was read.
     pub fn values(&mut self, out: &mut [f32]) -> Result<(), Short> {
@@ -109,6 +126,20 @@ mod tests {
         assert!(v.iter().zip(&back).all(|(a, b)| 2.0 * a == *b));
         let short = Short { wanted: 4004, left: 4000 };
         assert_eq!(payload.reader().values(&mut [1.0; 1001]), Err(short));
+    }
+
+    #[test]
+    fn quotients_are_those_of_plain_division_with_every_vector_unit() {
+        let bytes: Vec<u8> = (0..=255).chain(0..7).collect();
+        for level in crate::simd::levels() {
+            for divisor in [255.0f32, 1.0, 0.3, 4.0] {
+                let mut out = vec![f32::NAN; bytes.len()];
+                crate::simd::at(level, || put_quotients(&bytes, divisor, &mut out));
+                assert!(
+                    out.iter().zip(&bytes).all(|(o, b)| o.to_bits() == (f32::from(*b) / divisor).to_bits())
+                );
+            }
+        }
     }
 
     proptest! {

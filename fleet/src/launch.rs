@@ -87,6 +87,10 @@ pub fn launch_with(
             run.shards
         );
     }
+    let processors = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+    if let Some(note) = resolved.oversubscribes(processors) {
+        eprintln!("{note}");
+    }
     let job_file = dir.join(JOB_FILE);
     fs::write(&job_file, resolved.to_toml()).map_err(|e| Failure::write(&job_file, e))?;
     let metrics = dir.join(METRICS_FILE);

@@ -1,15 +1,17 @@
 //! What a process needs of its host: what it has used, how many files it may have open, where its sockets lie, its log,
-//! its end, its allocator.
+//! its end, its allocator, files that it maps.
 
 pub mod allocator;
 pub mod clock;
 mod descriptors;
 pub mod lifeline;
 pub mod logs;
+mod mapped;
 pub mod memory;
 mod socket;
 mod usage;
 
 pub use descriptors::{descriptor_limit, is_shortage, open_descriptors, raise_descriptor_limit};
+pub use mapped::Mapped;
 pub use socket::{socket_path, sweep_sockets};
 pub use usage::{Usage, cpu_seconds_of, usage};

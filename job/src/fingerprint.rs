@@ -4,7 +4,7 @@
 //! long goes in as a hash under a name. A job file that was cut off and still parses has defaults where it had keys: every key that
 //! changes what is trained is in here, or in the servers' job itself.
 
-use crate::{Exchange, Job};
+use crate::{Exchange, Job, TrainConfig};
 use paraft_common::TensorSpec;
 use serde::Serialize;
 use toml::Value;
@@ -17,6 +17,7 @@ pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
     };
     let shapes: Vec<String> =
         tensors.iter().map(|t| format!("{}{:?}{:?}", t.name, t.shape, t.kind)).collect();
+    let one_thread = TrainConfig { threads: 1, ..job.train.clone() };
     let facts = [
         format!("group_size {}", job.train.group_size),
         format!("exchange {exchange}"),
@@ -28,8 +29,8 @@ pub(crate) fn of(job: &Job, tensors: &[TensorSpec]) -> String {
         format!("tensors {} {:016x}", tensors.len(), hash(&shapes.join(","))),
         // What a kernel recomputes changes nothing, and may differ with the memory of hosts.
         format!("[model] {}", table(job.model.as_ref(), &["checkpoint_activations"])),
-        // Of `init` its content counts, not where it lies; it and the encoding are in the servers' job. Hardware may be mixed.
-        format!("[train] {}", table(Some(&job.train), &["init", "encoding", "device", "precision"])),
+        // Threads change no bit. Of `init` its content counts, not where it lies; it and the encoding are in the servers' job. Hardware may be mixed.
+        format!("[train] {}", table(Some(&one_thread), &["init", "encoding", "device", "precision"])),
         format!("[local] {:016x}", hash(&local(job))),
         match &job.checkpoint {
             Some(c) => format!("checkpoint every {:?} steps {:?} epochs", c.every_steps, c.epochs()),
@@ -148,6 +149,7 @@ weight_decay = 0.125
         for (from, to) in [
             ("path = \"a.csv\"", "path = \"/elsewhere/a.csv\""),
             ("epochs = 12\n", "epochs = 12\ndevice = \"cpu\"\n"),
+            ("epochs = 12\n", "epochs = 12\nthreads = 3\n"),
             ("grace_ms = 2500", "grace_ms = 2500\ntimeout_ms = 77000"),
             ("every_epoch = false", "every_epoch = false\ntarget_accuracy = 0.5"),
         ] {

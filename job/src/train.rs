@@ -10,6 +10,9 @@ use paraft_models::Precision;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
+/// More than a product of matrices can be cut into with use.
+const MAX_THREADS: usize = 256;
+
 /// `[train]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -48,7 +51,8 @@ pub struct TrainConfig {
     /// What an encoding leaves out of a push goes with a later one. Default: where it leaves most of a gradient out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_feedback: Option<bool>,
-    /// Threads of each worker's kernels; 1 in this version.
+    /// Threads on which each worker, or each rank of its group, computes where it does so on the CPU, 1 to 256. They change no bit of
+    /// what is trained, and need not be as many on all.
     pub threads: usize,
     /// On what workers compute: `auto` (a GPU where there is one), `cpu`, `cuda` or `cuda:N`. Need not be the same on all.
     #[serde(skip_serializing_if = "is_default")]
@@ -131,8 +135,8 @@ impl TrainConfig {
         if self.max_steps == Some(0) {
             return bad("train.max_steps", "no steps", "use 1 or more, or leave it out");
         }
-        if self.threads != 1 {
-            let remedy = "a worker computes on one thread; use more workers";
+        if self.threads == 0 || self.threads > MAX_THREADS {
+            let remedy = "use 1 to 256, best no more than the processors that a worker has for itself";
             return bad("train.threads", format!("{} threads", self.threads), remedy);
         }
         if self.group_size == 0 || self.group_size > MAX_RANKS || job.ranks() > 65_536 {
@@ -195,6 +199,51 @@ impl TrainConfig {
     }
 }
 
+impl Job {
+    /// What to say of workers on one host that ask for more threads than that has processors. One thread each is nobody's wish.
+    pub fn oversubscribes(&self, processors: usize) -> Option<String> {
+        let (ranks, threads) = (self.ranks() as usize, self.train.threads);
+        (threads > 1 && ranks * threads > processors).then(|| {
+            format!(
+                "train.threads = {threads}: on the CPU {ranks} workers compute on {} threads, and this host has {processors} \
+                 processors for them and the servers",
+                ranks * threads
+            )
+        })
+    }
+}
+
 fn is_one(n: &u32) -> bool {
     *n == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn job(threads: i64) -> Result<Job, String> {
+        let text = format!("[train]\nworkers = 3\nthreads = {threads}\n");
+        Job::parse(&text, Path::new("job.toml"), &[]).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn threads_that_are_none_or_absurdly_many_are_refused_with_key_and_remedy() {
+        for threads in [0, 257, 1_000_000] {
+            let said = job(threads).expect_err("refused");
+            for part in ["train.threads", &format!("{threads} threads"), "use 1 to 256", "3"] {
+                assert!(said.contains(part), "{part}: {said}");
+            }
+        }
+        assert!(job(-1).is_err() && job(256).is_ok());
+    }
+
+    #[test]
+    fn threads_that_are_more_than_the_processors_are_said_and_one_each_never() {
+        let oversubscribes = |threads, processors| job(threads).expect("a job").oversubscribes(processors);
+        assert_eq!(oversubscribes(1, 2), None, "the default");
+        assert_eq!(oversubscribes(2, 6), None);
+        let said = oversubscribes(2, 5).expect("six threads on five");
+        assert!(said.contains("train.threads = 2: on the CPU 3 workers compute on 6 threads"), "{said}");
+    }
 }

@@ -220,10 +220,10 @@ fn resume(args: &WorkerArgs, job: &Job) -> Result<Option<PathBuf>, (String, i32)
     checkpoints::folder(job, args.run_dir.as_deref()).map(Some).ok_or((why.into(), exit::USAGE))
 }
 
-/// The job's built-in model and data, on the CPU whatever the job says: to look at it, or to compare with.
+/// The job's built-in model and data, on one thread of the CPU whatever the job says: to look at it, or to compare with.
 pub fn built_in(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
     let mut job = job.clone();
-    job.train.device = DeviceConfig::Cpu;
+    (job.train.device, job.train.threads) = (DeviceConfig::Cpu, 1);
     on_device(&job)
 }
 
@@ -240,7 +240,7 @@ pub fn on_device(job: &Job) -> Result<(Box<dyn Model>, Split), WorkerError> {
         .map_err(|e| WorkerError::Job(format!("train.device = \"{}\": {e}", job.train.device)))?;
     let shape = shape_of(&data.train);
     let model = match gpu {
-        None => config.build(shape),
+        None => config.build_with(job.train.threads, shape),
         Some(options) => config.build_on(options, shape),
     };
     let model = model.map_err(|e| WorkerError::Job(format!("[model] {}: {e}", config.name())))?;

@@ -16,7 +16,7 @@ const EDGES: [(&str, &[&str]); 28] = [
     ("common", &["simd"]),
     ("host", &[]),
     ("compute", &["simd"]),
-    ("data", &["common"]),
+    ("data", &["host", "common"]),
     ("proto", &["common"]),
     ("record", &["common"]),
     ("trace", &["common"]),
@@ -118,7 +118,7 @@ const EDGES: [(&str, &[&str]); 28] = [
     ),
 ];
 
-/// CPU operators, one call of the allocator, memory that two processes share, and the Fakes of the CUDA libraries.
+/// CUDA, one call of the allocator and one that maps a file, memory that two processes share, and the Fakes of the CUDA libraries.
 const MAY_BE_UNSAFE: [&str; 4] = ["host", "compute", "lanes", "fake-cuda"];
 
 struct Package {

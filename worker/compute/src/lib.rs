@@ -25,6 +25,6 @@ pub mod parity;
 pub mod reference;
 pub mod shape;
 
-pub use cpu::{Cpu, CpuDevice, Isa, LANES, Lane};
+pub use cpu::{Cpu, CpuDevice, Isa, LANES, Lane, Threads};
 pub use device::{Device, Sums};
 pub use error::DeviceError;

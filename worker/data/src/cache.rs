@@ -1,5 +1,5 @@
 //! Data that must be unpacked or parsed is so once a host: the first process that loads it leaves the values in a file of the
-//! user's cache, and all read them from there ([`crate::values`]).
+//! user's cache, and all map it ([`crate::values`]).
 //!
 //! ```text
 //!  PARAFT_CACHE, or $XDG_CACHE_HOME/paraft, or ~/.cache/paraft
@@ -15,17 +15,18 @@
 //! (`PARAFT_CACHE=` switches it off): the job is the same, each process only holds a copy.
 
 use crate::dataset::Samples;
-use crate::values::{FileValues, Of};
+use crate::values::{FileValues, Of, Source};
 use crate::{DataError, Dataset, Split};
+use paraft_host::Mapped;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, BufWriter, ErrorKind, Read, Write};
+use std::io::{self, BufWriter, ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Sources below this are read by every process for itself.
 const SMALL: u64 = 1 << 20;
@@ -219,19 +220,15 @@ impl Part {
     }
 
     /// The part that begins at `at`, which is moved behind it.
-    fn open(self, file: &Arc<File>, path: &Arc<Path>, at: &mut u64) -> io::Result<Dataset> {
+    fn open(self, file: &Arc<Mapped>, path: &Arc<Path>, at: &mut u64) -> io::Result<Dataset> {
         let end = |at: u64, n: usize, width: usize| {
             (n as u64).checked_mul(width as u64).and_then(|n| n.checked_add(at)).ok_or(ErrorKind::InvalidData)
         };
         let mut labels = None;
         if let Some(n) = self.labels {
             let after = end(*at, n, 4)?;
-            if after > file.metadata()?.len() {
-                return Err(ErrorKind::UnexpectedEof.into());
-            }
-            let mut bytes = vec![0; n * 4];
-            file.read_exact_at(&mut bytes, *at)?;
-            labels = Some((crate::values::words(&bytes).collect(), self.classes.unwrap_or(0)));
+            let bytes = file.get(*at as usize..after as usize).ok_or(ErrorKind::UnexpectedEof)?;
+            labels = Some((crate::values::words(bytes).collect(), self.classes.unwrap_or(0)));
             *at = after;
         }
         let of = match self.kind {
@@ -240,7 +237,7 @@ impl Part {
             Kind::Tokens { context: 0, .. } => return Err(ErrorKind::InvalidData.into()),
             Kind::Tokens { context, vocab } => Of::Tokens { context, vocab },
         };
-        let values = FileValues::new(file.clone(), path.clone(), *at, self.values, of)?;
+        let values = FileValues::new(Source::Mapped(file.clone()), path.clone(), *at, self.values, of)?;
         *at = end(*at, self.values, of.width())?;
         Dataset::new(Samples::File(values), self.shape, labels).map_err(io::Error::other)
     }
@@ -248,36 +245,26 @@ impl Part {
 
 /// The data of a file that is whole.
 fn open(path: &Path) -> io::Result<Split> {
-    let mut file = File::open(path)?;
-    let whole = file.metadata()?.len();
-    let hashed = whole.checked_sub(8).ok_or(ErrorKind::UnexpectedEof)?;
-    let (mut hash, mut left, mut piece) = (Xxh3::new(), hashed, vec![0; 1 << 20]);
-    while left > 0 {
-        let n = left.min(piece.len() as u64) as usize;
-        file.read_exact(&mut piece[..n])?;
-        hash.update(&piece[..n]);
-        left -= n as u64;
-    }
-    let mut word = [0; 8];
-    file.read_exact(&mut word)?;
-    if u64::from_le_bytes(word) != hash.digest() {
+    let file = File::open(path)?;
+    let mapped = Mapped::whole(&file)?;
+    let (content, hash) = mapped.split_last_chunk().ok_or(ErrorKind::UnexpectedEof)?;
+    if u64::from_le_bytes(*hash) != xxh3_64(content) {
         return Err(ErrorKind::InvalidData.into());
     }
-    let mut head = [0; 16];
-    file.read_exact_at(&mut head, 0)?;
-    let (magic, length) = head.split_at(8);
-    let length = u64::from_le_bytes(length.try_into().map_err(io::Error::other)?);
+    let (magic, behind) = content.split_first_chunk::<8>().ok_or(ErrorKind::InvalidData)?;
+    let (length, behind) = behind.split_first_chunk().ok_or(ErrorKind::InvalidData)?;
+    let length = u64::from_le_bytes(*length);
     if magic != MAGIC || length > MAX_DESCRIPTION {
         return Err(ErrorKind::InvalidData.into());
     }
-    let mut description = vec![0; length as usize];
-    file.read_exact_at(&mut description, 16)?;
-    let [train, test]: [Part; 2] = serde_json::from_slice(&description)?;
+    let description = behind.get(..length as usize).ok_or(ErrorKind::InvalidData)?;
+    let [train, test]: [Part; 2] = serde_json::from_slice(description)?;
+    let end = content.len() as u64;
     // When it was used last; another user's cache that one may read is theirs to keep.
     let _ = file.set_modified(SystemTime::now());
-    let (file, path, mut at) = (Arc::new(file), Arc::from(path), 16 + length);
-    let (train, test) = (train.open(&file, &path, &mut at)?, test.open(&file, &path, &mut at)?);
-    if at != hashed {
+    let (mapped, path, mut at) = (Arc::new(mapped), Arc::from(path), 16 + length);
+    let (train, test) = (train.open(&mapped, &path, &mut at)?, test.open(&mapped, &path, &mut at)?);
+    if at != end {
         return Err(ErrorKind::InvalidData.into());
     }
     Ok(Split { train, test })
@@ -444,14 +431,16 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_short_under_a_reader_is_an_error_of_the_read() {
-        let [made, ..] = splits();
+    fn a_file_that_is_removed_or_made_again_under_a_reader_is_read_on() {
+        let [made, other, _] = splits();
         let dir = tempfile::tempdir().expect("temp dir");
         let (source, folder) = (source(dir.path()), dir.path().join("cache"));
-        let split = Cache::at(&folder).split(&[&source], "how", || Ok(made.clone())).expect("made");
+        let cache = Cache::at(&folder);
+        let split = cache.split(&[&source], "how", || Ok(made.clone())).expect("made");
         let path = files(&folder).pop().expect("a file");
-        File::options().write(true).open(&path).expect("opens").set_len(50).expect("cuts");
-        let error = split.train.fill(&[99], &mut Vec::new(), &mut Vec::new(), &mut Vec::new());
-        assert!(matches!(error, Err(DataError::Read { .. })), "{error:?}");
+        write(&path, &other).expect("another in its place");
+        same(&made, &split);
+        fs::remove_file(&path).expect("removes");
+        same(&made, &split);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::values::{FileValues, Of, words};
 use crate::{DataError, text::TextCorpus};
+use paraft_common::codec::{get_f32_le, put_quotients};
 
 /// Samples of one shape, with class labels or without.
 #[derive(Clone, Debug, PartialEq)]
@@ -193,36 +194,29 @@ impl Dataset {
         tokens: &mut Vec<u32>,
         labels: &mut Vec<u32>,
     ) -> Result<(), DataError> {
-        let mut bytes = Vec::new();
-        inputs.clear();
+        // What is in `inputs` is written over, so its length is all that has to be right.
+        let values = if self.vocab().is_none() { indices.len() * self.input_len } else { 0 };
+        inputs.resize(values, 0.0);
         tokens.clear();
         labels.clear();
-        if self.vocab().is_none() {
-            inputs.reserve(indices.len() * self.input_len);
-        }
+        let (mut room, mut rows) = (Vec::new(), inputs.chunks_exact_mut(self.input_len));
         for &i in indices {
             let i = i as usize;
             let range = i * self.input_len..(i + 1) * self.input_len;
+            // A text has none, and asks for none.
+            let mut row = || rows.next().unwrap_or_default();
             match &self.samples {
-                Samples::Bytes { values, divisor } => {
-                    inputs.extend(values[range].iter().map(|&v| f32::from(v) / divisor));
-                }
-                Samples::Floats(values) => inputs.extend_from_slice(&values[range]),
+                Samples::Bytes { values, divisor } => put_quotients(&values[range], *divisor, row()),
+                Samples::Floats(values) => row().copy_from_slice(&values[range]),
                 Samples::Tokens { tokens: all, .. } => {
                     tokens.extend_from_slice(&all[range.clone()]);
                     labels.extend_from_slice(&all[range.start + 1..range.end + 1]);
                 }
                 Samples::File(values) => match values.of() {
-                    Of::Bytes { divisor } => {
-                        values.read(range, &mut bytes)?;
-                        inputs.extend(bytes.iter().map(|&v| f32::from(v) / divisor));
-                    }
-                    Of::Floats => {
-                        values.read(range, &mut bytes)?;
-                        inputs.extend(words(&bytes).map(f32::from_bits));
-                    }
+                    Of::Bytes { divisor } => put_quotients(values.bytes(range, &mut room)?, divisor, row()),
+                    Of::Floats => get_f32_le(values.bytes(range, &mut room)?, row()),
                     Of::Tokens { .. } => {
-                        values.read(range.start..range.end + 1, &mut bytes)?;
+                        let bytes = values.bytes(range.start..range.end + 1, &mut room)?;
                         tokens.extend(words(&bytes[..bytes.len() - 4]));
                         labels.extend(words(&bytes[4..]));
                     }

@@ -7,7 +7,7 @@
 //! ```
 
 use crate::input::{self, Input, MAX_BYTES};
-use crate::values::{FileValues, Of};
+use crate::values::{FileValues, Of, Source};
 use crate::{DataError, Dataset, Place, Samples, Split};
 use std::cmp::Ordering;
 use std::fs::File;
@@ -117,7 +117,8 @@ fn read_pixels(path: &Path) -> Result<(Vec<u32>, Samples), DataError> {
     let there = file.metadata().map_err(read)?.len().saturating_sub(at);
     check_length(&input, &dims, claimed, there)?;
     let of = Of::Bytes { divisor: WHITE };
-    let values = FileValues::new(Arc::new(file), Arc::from(path), at, claimed as usize, of).map_err(read)?;
+    let values = FileValues::new(Source::Read(Arc::new(file)), Arc::from(path), at, claimed as usize, of)
+        .map_err(read)?;
     Ok((dims, Samples::File(values)))
 }
 

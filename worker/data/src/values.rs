@@ -1,10 +1,12 @@
 //! Values that stay in a file and are read a sample at a time.
 //!
-//! The page cache is the one copy that all processes of a host share; what a process reads is decoded into its batch and
-//! forgotten. A file is checked when it is opened. It must stay as it is while a job runs: one that was cut short since is an
-//! error of the read, one whose bytes were changed is other data.
+//! The page cache is the one copy that all processes of a host share; a batch is decoded from there and what was read is
+//! forgotten. A file of our cache is mapped, so that a sample costs no call; one of the user's is read, since somebody may cut it
+//! short, which is an error of a read and the end of a process that has it mapped. Either is checked when it is opened, and must
+//! stay as it is while a job runs: one whose bytes were changed is other data.
 
 use crate::DataError;
+use paraft_host::Mapped;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -33,10 +35,28 @@ impl Of {
     }
 }
 
+/// A file whose values are read.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// Of our cache.
+    Mapped(Arc<Mapped>),
+    /// Of the user's.
+    Read(Arc<File>),
+}
+
+impl Source {
+    fn len(&self) -> io::Result<u64> {
+        match self {
+            Self::Mapped(mapped) => Ok(mapped.len() as u64),
+            Self::Read(file) => Ok(file.metadata()?.len()),
+        }
+    }
+}
+
 /// Values in a file.
 #[derive(Clone, Debug)]
 pub struct FileValues {
-    file: Arc<File>,
+    source: Source,
     path: Arc<Path>,
     at: u64,
     len: usize,
@@ -52,12 +72,13 @@ impl PartialEq for FileValues {
 
 impl FileValues {
     /// `len` values from byte `at` on; they must be there.
-    pub(crate) fn new(file: Arc<File>, path: Arc<Path>, at: u64, len: usize, of: Of) -> io::Result<Self> {
+    pub(crate) fn new(source: Source, path: Arc<Path>, at: u64, len: usize, of: Of) -> io::Result<Self> {
         let end = (len as u64).checked_mul(of.width() as u64).and_then(|n| n.checked_add(at));
-        if end.is_none_or(|end| file.metadata().is_ok_and(|m| m.len() < end)) {
+        let there = source.len()?;
+        if end.is_none_or(|end| there < end) {
             return Err(io::Error::new(ErrorKind::UnexpectedEof, "the file is too short"));
         }
-        Ok(Self { file, path, at, len, of })
+        Ok(Self { source, path, at, len, of })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -68,26 +89,37 @@ impl FileValues {
         self.of
     }
 
-    /// Replaces what is in `bytes` by the bytes of these values.
+    /// The bytes of these values, where they lie or in `room`, whose content they replace.
     ///
     /// # Panics
     /// When the range ends behind the last value.
-    pub(crate) fn read(&self, range: Range<usize>, bytes: &mut Vec<u8>) -> Result<(), DataError> {
+    pub(crate) fn bytes<'a>(
+        &'a self,
+        range: Range<usize>,
+        room: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], DataError> {
         assert!(range.end <= self.len, "values {range:?} of {}", self.len);
         let width = self.of.width();
-        bytes.resize(range.len() * width, 0);
-        self.file
-            .read_exact_at(bytes, self.at + (range.start * width) as u64)
-            .map_err(|source| DataError::Read { path: self.path.to_path_buf(), source })
+        let (at, len) = (self.at + (range.start * width) as u64, range.len() * width);
+        match &self.source {
+            // It fits, or the file would have been refused; and a file that is mapped fits a usize.
+            Source::Mapped(mapped) => Ok(&mapped[at as usize..][..len]),
+            Source::Read(file) => {
+                room.resize(len, 0);
+                file.read_exact_at(room, at)
+                    .map_err(|source| DataError::Read { path: self.path.to_path_buf(), source })?;
+                Ok(room)
+            }
+        }
     }
 
     /// The bytes of all values, in pieces of a multiple of eight, but for the last.
     pub(crate) fn pieces(&self, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> Result<(), DataError> {
         const VALUES: usize = 1 << 18;
-        let mut bytes = Vec::new();
+        let mut room = Vec::new();
         for from in (0..self.len).step_by(VALUES) {
-            self.read(from..(from + VALUES).min(self.len), &mut bytes)?;
-            each(&bytes).map_err(|source| DataError::Read { path: self.path.to_path_buf(), source })?;
+            let bytes = self.bytes(from..(from + VALUES).min(self.len), &mut room)?;
+            each(bytes).map_err(|source| DataError::Read { path: self.path.to_path_buf(), source })?;
         }
         Ok(())
     }

@@ -68,6 +68,20 @@ fn idx_is_read_plain_and_packed_whatever_the_name_says() {
 }
 
 #[test]
+fn a_large_file_of_the_users_that_is_cut_short_under_a_reader_is_an_error_of_the_read() {
+    let f = Folder::new();
+    let d = f.pair(&idx(2051, &[1100, 32, 32], &vec![9; 1100 << 10]), &idx(2049, &[1100], &[3; 1100]));
+    let d = d.expect("reads");
+    let fill = |i| d.fill(&[i], &mut Vec::new(), &mut Vec::new(), &mut Vec::new());
+    fill(1099).expect("there");
+    let file = std::fs::File::options().write(true).open(f.0.path().join("images")).expect("opens");
+    file.set_len(16 + 500 * 1024).expect("cuts");
+    fill(0).expect("before the cut");
+    let error = fill(1099);
+    assert!(matches!(error, Err(paraft_data::DataError::Read { .. })), "{error:?}");
+}
+
+#[test]
 fn a_folder_is_read_by_its_usual_names_and_a_missing_file_is_named() {
     let f = Folder::new();
     f.put("train-images-idx3-ubyte.gz", &gzip(&images()));

@@ -1,10 +1,13 @@
-//! Training samples per second of each built-in model, one thread, for comparison with other engines.
+//! Training samples per second of each built-in model, for comparison with other engines and of numbers of threads.
 //!
-//! `cargo run --release -p paraft-models --example step_speed [seconds a model] [model]`
+//! `cargo run --release -p paraft-models --example step_speed [seconds a model] [threads, 1] [model]`
 
 use paraft_common::layout::Layout;
-use paraft_models::{Batch, DataShape, Model, ModelConfig, Sample};
+use paraft_models::{Batch, DataShape, Model, ModelConfig, NormKind, Sample};
 use std::time::{Duration, Instant};
+
+/// Tokens of a sample of text.
+const TIME: usize = 128;
 
 /// Numbers that look random, in 0..1, with four of five of them zero as in a scanned digit.
 fn pixels(count: usize) -> Vec<f32> {
@@ -45,23 +48,36 @@ fn measure(
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let seconds: f64 = args.next().map_or(Ok(2.0), |a| a.parse())?;
+    let threads: usize = args.next().map_or(Ok(1), |a| a.parse())?;
     let only = args.next();
+    let transformer = ModelConfig::Transformer {
+        layers: 4,
+        heads: 4,
+        width: 128,
+        norm: NormKind::Layer,
+        checkpoint_activations: false,
+    };
     let cases = [
         (ModelConfig::LogisticRegression, 64),
         (ModelConfig::Mlp { hidden: vec![256, 128] }, 64),
         (ModelConfig::Autoencoder { hidden: vec![128, 128, 128] }, 128),
         (ModelConfig::Convnet, 100),
+        (transformer, 8),
     ];
-    println!("instructions: {:?}", paraft_compute::Cpu::detect().isa());
+    println!("instructions: {:?}, threads: {threads}", paraft_compute::Cpu::detect().isa());
     for (config, n) in cases {
         if only.as_deref().is_some_and(|o| o != config.name()) {
             continue;
         }
-        let mut model = config
-            .build(DataShape { sample: Sample::Values(784), classes: Some(10) })
-            .map_err(|e| e.to_string())?;
-        let labels = (0..n as u32).map(|i| i % 10).collect();
-        let batch = Batch { inputs: pixels(n * 784), labels, n, ..Batch::default() };
+        let text = config.name() == "transformer";
+        let sample = if text { Sample::Tokens { time: TIME, vocab: 256 } } else { Sample::Values(784) };
+        let mut model =
+            config.build_with(threads, DataShape { sample, classes: Some(10) }).map_err(|e| e.to_string())?;
+        let ids = |count: usize, below: u32| (0..count as u32).map(|i| i * 7 % below).collect();
+        let batch = match text {
+            true => Batch { tokens: ids(n * TIME, 256), labels: ids(n * TIME, 251), n, ..Batch::default() },
+            false => Batch { inputs: pixels(n * 784), labels: ids(n, 10), n, ..Batch::default() },
+        };
         let (median, best) = measure(model.as_mut(), &batch, Duration::from_secs_f64(seconds))?;
         let rate = |t: Duration| n as f64 / t.as_secs_f64();
         println!(

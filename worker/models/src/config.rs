@@ -5,7 +5,7 @@ use crate::{
     TransformerShape,
 };
 use paraft_common::kind::NoOptions;
-use paraft_compute::{CpuDevice, Device, cuda::CudaOptions};
+use paraft_compute::{Cpu, CpuDevice, Device, Threads, cuda::CudaOptions};
 use serde::{Deserialize, Serialize};
 
 /// Which model, and what of its shape the data does not decide.
@@ -111,9 +111,14 @@ impl ModelConfig {
         }
     }
 
-    /// The model for this data, on the CPU. An error says what of the data or of the configuration does not fit.
+    /// The model for this data, on one thread of the CPU. An error says what of the data or of the configuration does not fit.
     pub fn build(&self, data: DataShape) -> Result<Box<dyn Model>, ModelError> {
-        let device = CpuDevice::default();
+        self.build_with(1, data)
+    }
+
+    /// The same on several threads, which are started. An error may also say that they can't be.
+    pub fn build_with(&self, threads: usize, data: DataShape) -> Result<Box<dyn Model>, ModelError> {
+        let device = CpuDevice::with(Threads::new(Cpu::detect(), threads)?);
         let net = self.net(&device, data)?;
         Ok(Box::new(OnCpu::on(net, device)))
     }

@@ -67,6 +67,37 @@ fn the_same_inputs_give_the_same_bits_whatever_came_before() {
 }
 
 #[test]
+fn the_number_of_threads_changes_no_bit() {
+    let transformer = ModelConfig::Transformer {
+        layers: 2,
+        heads: 2,
+        width: 64,
+        norm: NormKind::Layer,
+        checkpoint_activations: false,
+    };
+    let images = DataShape { sample: Sample::Values(784), classes: Some(10) };
+    let text = DataShape { sample: Sample::Tokens { time: 70, vocab: 50 }, classes: Some(50) };
+    let tokens = |seed: u32| (0..5 * 70u32).map(|i| (i * seed + i / 7) % 50).collect();
+    let of_text = Batch { tokens: tokens(11), labels: tokens(13), n: 5, ..Batch::default() };
+    let cases = [
+        (ModelConfig::LogisticRegression, images, batch(1, 150, 784, Some(10))),
+        (ModelConfig::Mlp { hidden: vec![256, 100] }, images, batch(1, 150, 784, Some(10))),
+        (ModelConfig::Autoencoder { hidden: vec![128] }, images, batch(1, 150, 784, None)),
+        (ModelConfig::Convnet, images, batch(1, 37, 784, Some(10))),
+        (transformer, text, of_text),
+    ];
+    for (config, shape, batch) in cases {
+        let mut one = config.build(shape).expect("valid");
+        let p = params(one.as_ref(), 2);
+        let want = step(one.as_mut(), &p, &batch);
+        for threads in [2, 5] {
+            let mut several = config.build_with(threads, shape).expect("starts");
+            assert_eq!(step(several.as_mut(), &p, &batch), want, "{} on {threads} threads", config.name());
+        }
+    }
+}
+
+#[test]
 fn initial_weights_depend_on_the_seed_only_and_buffers_come_last() {
     for (config, model) in all() {
         assert_eq!(params(model.as_ref(), 1), params(model.as_ref(), 1), "{}", config.name());

@@ -1,102 +1,227 @@
-//! Causal self-attention, one head of one sequence at a time, with its whole matrix of weights in memory.
+//! Causal self-attention, one head of one sequence at a time, a block of its rows after another: the weights of a block are a
+//! matrix in memory, of the columns that are not later than its last row.
 
-use crate::{cpu::matrix::product, shape::AttentionShape};
+use crate::{
+    cpu::{
+        matrix::{Matrix, Onto, product},
+        simd::Cpu,
+        threads::Threads,
+        vector::{exp, largest, load, places, store},
+    },
+    shape::AttentionShape,
+};
+use fearless_simd::{Simd as Token, dispatch, prelude::*};
+use std::{cell::RefCell, ops::Range};
 
-/// Room for the matrices of one head.
-#[derive(Clone, Debug, Default)]
-pub struct AttentionRoom {
-    /// `[time, time]`: weights, and their gradient.
-    weights: Vec<f32>,
-    dweights: Vec<f32>,
-}
+/// Rows of a block. More compute more that is later than a row, and thrown away; fewer pack keys and values more often.
+const ROWS: usize = 64;
 
-impl AttentionRoom {
-    fn reserve(&mut self, s: AttentionShape) {
-        self.weights.resize(s.time * s.time, 0.0);
-        self.dweights.resize(s.time * s.time, 0.0);
-    }
-
-    /// `q · kᵀ` for a head, the part that is later than the place left as it is.
-    fn scores(&mut self, s: AttentionShape, qkv: &[f32]) {
-        let row = 3 * s.width();
-        let (q, k) = (qkv, &qkv[s.width()..]);
-        let (t, d) = (s.time, s.head);
-        product([t, d, t], (q, [row, 1]), (k, [1, row]), (&mut self.weights, [t, 1]), 0.0);
-    }
-}
-
-/// The heads: offset of their queries in `qkv`, of their result in `out`, and of their rows in the statistics.
-fn heads(s: AttentionShape) -> impl Iterator<Item = (usize, usize, usize)> {
-    (0..s.batch).flat_map(move |b| {
-        (0..s.heads).map(move |h| {
-            let place = b * s.time;
-            (place * 3 * s.width() + h * s.head, place * s.width() + h * s.head, (b * s.heads + h) * s.time)
-        })
+/// Room for a block's weights and for their gradient, `[ROWS, time]` each, of this thread.
+fn with_room<R>(s: AttentionShape, work: impl FnOnce(&mut [f32], &mut [f32]) -> R) -> R {
+    thread_local!(static ROOM: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) });
+    ROOM.with_borrow_mut(|room| {
+        let each = ROWS.min(s.time) * s.time;
+        room.resize(2 * each, 0.0);
+        let (weights, dweights) = room.split_at_mut(each);
+        work(weights, dweights)
     })
+}
+
+/// The blocks of a sequence's rows.
+fn blocks(time: usize) -> impl DoubleEndedIterator<Item = Range<usize>> {
+    (0..time.div_ceil(ROWS)).map(move |i| i * ROWS..time.min((i + 1) * ROWS))
 }
 
 /// `softmax(q · kᵀ · scale) · v` over the places up to each one. `lse`, `[batch, heads, time]`, gets the logarithm of the sum
 /// of exponentials. See [`crate::device::Attentions::attention`] for the shapes.
-pub fn forward(s: AttentionShape, room: &mut AttentionRoom, qkv: &[f32], out: &mut [f32], lse: &mut [f32]) {
-    room.reserve(s);
-    let (t, d, w) = (s.time, s.head, s.width());
-    for (at, to, stat) in heads(s) {
-        let qkv = &qkv[at..];
-        room.scores(s, qkv);
-        for (i, row) in room.weights.chunks_exact_mut(t).enumerate() {
-            let (past, future) = row.split_at_mut(i + 1);
-            future.fill(0.0);
-            let largest = past.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let mut sum = 0.0;
-            for p in past.iter_mut() {
-                *p = ((*p - largest) * s.scale()).exp();
-                sum += *p;
-            }
-            past.iter_mut().for_each(|p| *p /= sum);
-            lse[stat + i] = sum.ln() + largest * s.scale();
+pub fn forward(threads: &Threads, s: AttentionShape, qkv: &[f32], out: &mut [f32], lse: &mut [f32]) {
+    let (t, w) = (s.time, s.width());
+    let sequences =
+        qkv.chunks_exact(3 * w * t).zip(out.chunks_exact_mut(w * t)).zip(lse.chunks_exact_mut(s.heads * t));
+    threads.each(sequences.take(s.batch), |((qkv, out), lse)| {
+        let one = Threads::one(threads.cpu());
+        for (h, lse) in lse.chunks_exact_mut(t).enumerate() {
+            let head = Head::of(s, &one, qkv, h);
+            with_room(s, |weights, _| {
+                for rows in blocks(t) {
+                    let lse = &mut lse[rows.clone()];
+                    head.scores(&rows, weights);
+                    softmax(one.cpu(), rows.start, weights, s.scale(), lse);
+                    let (p, v) = (Matrix::rows(weights, rows.end), Matrix::rows(head.v, 3 * w));
+                    let out = &mut out[rows.start * w + h * s.head..];
+                    product(&one, [rows.len(), rows.end, s.head], p, v, (out, w), Onto::Zero);
+                }
+            });
         }
-        product(
-            [t, t, d],
-            (&room.weights, [t, 1]),
-            (&qkv[2 * w..], [3 * w, 1]),
-            (&mut out[to..], [w, 1]),
-            0.0,
-        );
-    }
+    });
 }
 
 /// The gradient of `qkv`, over what is there.
 pub fn backward(
+    threads: &Threads,
     s: AttentionShape,
-    room: &mut AttentionRoom,
     (qkv, out, lse): (&[f32], &[f32], &[f32]),
     dout: &[f32],
     dqkv: &mut [f32],
 ) {
-    room.reserve(s);
     let (t, d, w) = (s.time, s.head, s.width());
-    let wide = [3 * w, 1];
-    for (at, to, stat) in heads(s) {
-        let (q, k, v) = (&qkv[at..], &qkv[at + w..], &qkv[at + 2 * w..]);
-        let (out, dout) = (&out[to..], &dout[to..]);
-        room.scores(s, q);
-        for (i, row) in room.weights.chunks_exact_mut(t).enumerate() {
-            let (past, future) = row.split_at_mut(i + 1);
-            future.fill(0.0);
-            past.iter_mut().for_each(|p| *p = (*p * s.scale() - lse[stat + i]).exp());
+    let wide = 3 * w;
+    let sequences = qkv
+        .chunks_exact(wide * t)
+        .zip(out.chunks_exact(w * t))
+        .zip(dout.chunks_exact(w * t))
+        .zip(lse.chunks_exact(s.heads * t))
+        .zip(dqkv.chunks_exact_mut(wide * t));
+    threads.each(sequences.take(s.batch), |((((qkv, out), dout), lse), dqkv)| {
+        let one = Threads::one(threads.cpu());
+        for (h, lse) in lse.chunks_exact(t).enumerate() {
+            let head = Head::of(s, &one, qkv, h);
+            let (out, dout) = (&out[h * d..], &dout[h * d..]);
+            with_room(s, |p, dp| {
+                // From the last block on, since its products reach all keys and values: the others are added to them.
+                for rows in blocks(t).rev() {
+                    let (m, n) = (rows.len(), rows.end);
+                    let onto = if n == t { Onto::Zero } else { Onto::Sum };
+                    let dout = &dout[rows.start * w..];
+                    head.scores(&rows, p);
+                    weights(one.cpu(), rows.start, p, s.scale(), &lse[rows.clone()]);
+                    let (pt, right) = (Matrix::columns(p, n), Matrix::rows(dout, w));
+                    product(&one, [n, m, d], pt, right, (&mut dqkv[2 * w + h * d..], wide), onto);
+                    let (left, v) = (Matrix::rows(dout, w), Matrix::columns(head.v, wide));
+                    product(&one, [m, d, n], left, v, (&mut *dp, n), Onto::Zero);
+                    let outs = (&out[rows.start * w..], dout);
+                    dscores(one.cpu(), [m, n, d, w], s.scale(), p, dp, outs);
+                    let (left, k) = (Matrix::rows(dp, n), Matrix::rows(head.k, wide));
+                    product(
+                        &one,
+                        [m, n, d],
+                        left,
+                        k,
+                        (&mut dqkv[rows.start * wide + h * d..], wide),
+                        Onto::Zero,
+                    );
+                    let (left, q) =
+                        (Matrix::columns(dp, n), Matrix::rows(&head.q[rows.start * wide..], wide));
+                    product(&one, [n, m, d], left, q, (&mut dqkv[w + h * d..], wide), onto);
+                }
+            });
         }
-        let (p, dp) = (&room.weights, &mut room.dweights);
-        product([t, t, d], (p, [1, t]), (dout, [w, 1]), (&mut dqkv[at + 2 * w..], wide), 0.0);
-        product([t, d, t], (dout, [w, 1]), (v, [1, 3 * w]), (dp, [t, 1]), 0.0);
-        for (i, (dp, p)) in dp.chunks_exact_mut(t).zip(p.chunks_exact(t)).enumerate() {
-            let row = |x: &[f32]| -> f32 { (0..d).map(|c| x[i * w + c] * dout[i * w + c]).sum() };
-            let delta = row(out);
-            for (dp, p) in dp.iter_mut().zip(p) {
+    });
+}
+
+/// A head's queries, keys and values, whose rows are three widths apart.
+struct Head<'a> {
+    shape: AttentionShape,
+    threads: &'a Threads,
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+}
+
+impl<'a> Head<'a> {
+    fn of(shape: AttentionShape, threads: &'a Threads, qkv: &'a [f32], head: usize) -> Self {
+        let (w, at) = (shape.width(), head * shape.head);
+        Self { shape, threads, q: &qkv[at..], k: &qkv[w + at..], v: &qkv[2 * w + at..] }
+    }
+
+    /// `q · kᵀ` for some rows and the places that are not later than the last of them.
+    fn scores(&self, rows: &Range<usize>, scores: &mut [f32]) {
+        let wide = 3 * self.shape.width();
+        let (q, k) = (Matrix::rows(&self.q[rows.start * wide..], wide), Matrix::columns(self.k, wide));
+        product(self.threads, [rows.len(), self.shape.head, rows.end], q, k, (scores, rows.end), Onto::Zero);
+    }
+}
+
+/// Turns each row's scores into weights; what is later than the row becomes 0. Row `i` is place `first + i`.
+fn softmax(cpu: Cpu, first: usize, scores: &mut [f32], scale: f32, lse: &mut [f32]) {
+    dispatch!(cpu.level(), s => softmax_in(s, first, scores, scale, lse));
+}
+
+#[inline(always)]
+fn softmax_in<S: Token>(s: S, first: usize, scores: &mut [f32], scale: f32, lse: &mut [f32]) {
+    let n = first + lse.len();
+    for (i, (row, lse)) in scores.chunks_exact_mut(n).zip(lse).enumerate() {
+        let (past, later) = row.split_at_mut(first + i + 1);
+        later.fill(0.0);
+        let top = largest(s, past);
+        let (scales, shift) = (S::f32s::splat(s, scale), S::f32s::splat(s, -top * scale));
+        let mut sums = S::f32s::splat(s, 0.0);
+        places(
+            s,
+            past.len(),
+            #[inline(always)]
+            |p| {
+                let e = exp(s, load(s, past, p, f32::NEG_INFINITY).mul_add(scales, shift));
+                sums += e;
+                store(s, e, past, p);
+            },
+        );
+        let sum = sums.reduce_sum();
+        let inverse = S::f32s::splat(s, 1.0 / sum);
+        places(
+            s,
+            past.len(),
+            #[inline(always)]
+            |p| store(s, load(s, past, p, 0.0) * inverse, past, p),
+        );
+        *lse = sum.ln() + top * scale;
+    }
+}
+
+/// The same weights again, from the logarithms of the sums.
+fn weights(cpu: Cpu, first: usize, scores: &mut [f32], scale: f32, lse: &[f32]) {
+    dispatch!(cpu.level(), s => weights_in(s, first, scores, scale, lse));
+}
+
+#[inline(always)]
+fn weights_in<S: Token>(s: S, first: usize, scores: &mut [f32], scale: f32, lse: &[f32]) {
+    let n = first + lse.len();
+    for (i, (row, lse)) in scores.chunks_exact_mut(n).zip(lse).enumerate() {
+        let (past, later) = row.split_at_mut(first + i + 1);
+        later.fill(0.0);
+        let (scales, shift) = (S::f32s::splat(s, scale), S::f32s::splat(s, -lse));
+        places(
+            s,
+            past.len(),
+            #[inline(always)]
+            |p| store(s, exp(s, load(s, past, p, 0.0).mul_add(scales, shift)), past, p),
+        );
+    }
+}
+
+/// Turns the gradient of the weights `p` into that of the scores. `outs` are the rows' outputs and their gradients, `w` apart.
+fn dscores(cpu: Cpu, dims: [usize; 4], scale: f32, p: &[f32], dp: &mut [f32], outs: (&[f32], &[f32])) {
+    dispatch!(cpu.level(), s => dscores_in(s, dims, scale, p, dp, outs));
+}
+
+#[inline(always)]
+fn dscores_in<S: Token>(
+    s: S,
+    [m, n, d, w]: [usize; 4],
+    scale: f32,
+    p: &[f32],
+    dp: &mut [f32],
+    (out, dout): (&[f32], &[f32]),
+) {
+    for (i, (dp, p)) in dp.chunks_exact_mut(n).zip(p.chunks_exact(n)).enumerate().take(m) {
+        let (out, dout) = (&out[i * w..][..d], &dout[i * w..][..d]);
+        let mut delta = S::f32s::splat(s, 0.0);
+        places(
+            s,
+            d,
+            #[inline(always)]
+            |p| delta = load(s, out, p, 0.0).mul_add(load(s, dout, p, 0.0), delta),
+        );
+        let (delta, scales) = (S::f32s::splat(s, delta.reduce_sum()), S::f32s::splat(s, scale));
+        places(
+            s,
+            n,
+            #[inline(always)]
+            |at| {
                 // Zero where the place is later, since `p` is.
-                *dp = p * (*dp - delta) * s.scale();
-            }
-        }
-        product([t, t, d], (dp, [t, 1]), (k, wide), (&mut dqkv[at..], wide), 0.0);
-        product([t, t, d], (dp, [1, t]), (q, wide), (&mut dqkv[at + w..], wide), 0.0);
+                let d = load(s, p, at, 0.0) * (load(s, dp, at, 0.0) - delta) * scales;
+                store(s, d, dp, at);
+            },
+        );
     }
 }

@@ -3,12 +3,12 @@
 use crate::{
     collective::RankSums,
     cpu::{
-        activation,
-        attention::{self, AttentionRoom},
+        activation, attention,
         blocked::{Geometry, Planes, blocks},
         conv_block::ConvBlock,
         embedding, head, linear, loss, row_norm,
         simd::{Cpu, Lane},
+        threads::Threads,
     },
     device::{Attentions, Buffers, Convolutions, Embeddings, Linears, Losses, RowNorms, Sums},
     error::Result,
@@ -19,14 +19,16 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// One thread of this machine. Computes in f32; every operator is done when it returns. None fails, but for
+/// Threads of this machine. Computes in f32; every operator is done when it returns. None fails, but for
 /// those that share statistics with a group.
 #[derive(Debug)]
 pub struct CpuDevice {
-    cpu: Cpu,
+    threads: Threads,
     loss: f32,
     sums: Sums,
-    attention: AttentionRoom,
+    /// Losses, and gradients of norms, of blocks of rows.
+    losses: Vec<f64>,
+    norms: Vec<f32>,
     /// `[block][class]` vectors of a linear layer over images.
     lanes: Vec<Lane>,
     /// The group that statistics of a batch are shared with.
@@ -42,11 +44,17 @@ impl Default for CpuDevice {
 impl CpuDevice {
     /// With certain instructions; for comparisons.
     pub fn on(cpu: Cpu) -> Self {
+        Self::with(Threads::one(cpu))
+    }
+
+    /// On these threads.
+    pub fn with(threads: Threads) -> Self {
         Self {
-            cpu,
+            threads,
             loss: 0.0,
             sums: Sums::default(),
-            attention: AttentionRoom::default(),
+            losses: Vec::new(),
+            norms: Vec::new(),
             lanes: Vec::new(),
             ranks: None,
         }
@@ -123,12 +131,12 @@ impl Linears for CpuDevice {
         let len = shape.n * shape.outputs;
         match before {
             Some(before) if activation == Activation::Gelu => {
-                linear::forward(shape, x, weight, bias, activation, sized(before, len));
-                activation::gelu(before, sized(y, len));
+                linear::forward(&self.threads, shape, x, weight, bias, activation, sized(before, len));
+                activation::gelu(&self.threads, before, sized(y, len));
             }
             _ => {
                 assert!(activation != Activation::Gelu, "a GELU needs room for its argument");
-                linear::forward(shape, x, weight, bias, activation, sized(y, len));
+                linear::forward(&self.threads, shape, x, weight, bias, activation, sized(y, len));
             }
         }
         Ok(())
@@ -143,7 +151,7 @@ impl Linears for CpuDevice {
         grads: &mut [f32],
     ) -> Result {
         let (dweight, dbias) = of_mut(grads, shape, at);
-        linear::backward_weight(shape, x, dy, dweight, dbias);
+        linear::backward_weight(&self.threads, shape, x, dy, dweight, dbias);
         Ok(())
     }
 
@@ -155,15 +163,21 @@ impl Linears for CpuDevice {
         at: LinearAt,
         dx: &mut Vec<f32>,
     ) -> Result {
-        linear::backward_input(shape, of(params, shape, at).0, dy, sized(dx, shape.n * shape.inputs));
+        linear::backward_input(
+            &self.threads,
+            shape,
+            of(params, shape, at).0,
+            dy,
+            sized(dx, shape.n * shape.inputs),
+        );
         Ok(())
     }
 
     fn activation_backward(&mut self, activation: Activation, saved: &Vec<f32>, dy: &mut Vec<f32>) -> Result {
         match activation {
             Activation::None => {}
-            Activation::Relu => activation::relu_backward(saved, dy),
-            Activation::Gelu => activation::gelu_backward(saved, dy),
+            Activation::Relu => activation::relu_backward(&self.threads, saved, dy),
+            Activation::Gelu => activation::gelu_backward(&self.threads, saved, dy),
         }
         Ok(())
     }
@@ -186,12 +200,12 @@ impl Losses for CpuDevice {
         labels: &Vec<u32>,
     ) -> Result {
         assert_eq!((logits.len(), labels.len()), (rows * classes, rows), "cross entropy: sizes");
-        self.loss = loss::softmax_cross_entropy(logits, labels, classes);
+        self.loss = loss::softmax_cross_entropy(&self.threads, logits, labels, classes, &mut self.losses);
         Ok(())
     }
 
     fn mse(&mut self, y: &Vec<f32>, target: &Vec<f32>, dy: &mut Vec<f32>) -> Result {
-        self.loss = loss::mse(y, target, sized(dy, y.len()));
+        self.loss = loss::mse(&self.threads, y, target, sized(dy, y.len()), &mut self.losses);
         Ok(())
     }
 
@@ -243,7 +257,7 @@ impl RowNorms for CpuDevice {
         let gamma = &params[at.gamma()..][..shape.cols];
         let beta = at.beta().map_or(&[][..], |b| &params[b..][..shape.cols]);
         let stats = sized(stats, shape.rows * row_norm::STATS);
-        row_norm::forward(shape, x, gamma, beta, sized(y, shape.rows * shape.cols), stats);
+        row_norm::forward(&self.threads, shape, x, gamma, beta, sized(y, shape.rows * shape.cols), stats);
         Ok(())
     }
 
@@ -265,13 +279,10 @@ impl RowNorms for CpuDevice {
         let place = LinearAt { weight: at.gamma(), bias };
         let as_linear = LinearShape { n: shape.rows, inputs: 1, outputs: shape.cols };
         let (dgamma, dbeta) = of_mut(grads, as_linear, place);
-        dgamma.fill(0.0);
-        dbeta.fill(0.0);
+        let add = add.map_or(&[][..], |v| v);
         let dx = sized(dx, shape.rows * shape.cols);
-        row_norm::backward(shape, dy, x, stats, gamma, dx, dgamma, dbeta);
-        for (d, v) in dx.iter_mut().zip(add.map_or(&[][..], |v| v)) {
-            *d += v;
-        }
+        let sums = &mut self.norms;
+        row_norm::backward(&self.threads, shape, dy, x, stats, gamma, add, dx, dgamma, dbeta, sums);
         Ok(())
     }
 }
@@ -285,7 +296,7 @@ impl Attentions for CpuDevice {
         stats: &mut Vec<f32>,
     ) -> Result {
         let (out, stats) = (sized(out, s.rows() * s.width()), sized(stats, s.rows() * s.heads));
-        attention::forward(s, &mut self.attention, qkv, out, stats);
+        attention::forward(&self.threads, s, qkv, out, stats);
         Ok(())
     }
 
@@ -299,7 +310,7 @@ impl Attentions for CpuDevice {
         dqkv: &mut Vec<f32>,
     ) -> Result {
         let dqkv = sized(dqkv, s.rows() * s.width() * 3);
-        attention::backward(s, &mut self.attention, (qkv, out, stats), dout, dqkv);
+        attention::backward(&self.threads, s, (qkv, out, stats), dout, dqkv);
         Ok(())
     }
 }
@@ -361,7 +372,7 @@ impl Convolutions for CpuDevice {
         params: &[f32],
         train: bool,
     ) -> Result {
-        block.forward(self.cpu, x, n, params, (train, self.ranks.as_deref()))
+        block.forward(self.threads.cpu(), x, n, params, (train, self.ranks.as_deref()))
     }
 
     fn conv_block_buffers(&mut self, block: &ConvBlock, params: &[f32], grads: &mut [f32]) -> Result {
@@ -376,7 +387,7 @@ impl Convolutions for CpuDevice {
         _params: &[f32],
         grads: &mut [f32],
     ) -> Result {
-        block.backward_norm(self.cpu, n, grads, self.ranks.as_deref())
+        block.backward_norm(self.threads.cpu(), n, grads, self.ranks.as_deref())
     }
 
     fn conv_block_backward_weight(
@@ -387,7 +398,7 @@ impl Convolutions for CpuDevice {
         _params: &[f32],
         grads: &mut [f32],
     ) -> Result {
-        block.backward_weight(self.cpu, x, n, grads);
+        block.backward_weight(self.threads.cpu(), x, n, grads);
         Ok(())
     }
 
@@ -398,7 +409,7 @@ impl Convolutions for CpuDevice {
         params: &[f32],
         before: &mut ConvBlock,
     ) -> Result {
-        block.backward_input(self.cpu, n, params, &mut before.dpooled);
+        block.backward_input(self.threads.cpu(), n, params, &mut before.dpooled);
         Ok(())
     }
 
@@ -413,7 +424,7 @@ impl Convolutions for CpuDevice {
         let (weight, bias) = of(params, shape, at);
         self.lanes.resize(blocks(shape.n) * shape.outputs, Lane::ZERO);
         for (b, lanes) in self.lanes.chunks_exact_mut(shape.outputs).enumerate() {
-            head::forward_block(self.cpu, &x.pooled, b, weight, bias, lanes);
+            head::forward_block(self.threads.cpu(), &x.pooled, b, weight, bias, lanes);
         }
         head::unpack(&self.lanes, shape.outputs, sized(y, shape.n * shape.outputs));
         Ok(())
@@ -430,7 +441,7 @@ impl Convolutions for CpuDevice {
         let (dweight, dbias) = of_mut(grads, shape, at);
         self.lanes.resize(blocks(shape.n) * shape.outputs, Lane::ZERO);
         head::pack(dy, shape.outputs, &mut self.lanes);
-        head::backward_weight(self.cpu, shape.n, &x.pooled, &self.lanes, dweight, dbias);
+        head::backward_weight(self.threads.cpu(), shape.n, &x.pooled, &self.lanes, dweight, dbias);
         Ok(())
     }
 
@@ -446,7 +457,7 @@ impl Convolutions for CpuDevice {
         self.lanes.resize(blocks(shape.n) * shape.outputs, Lane::ZERO);
         head::pack(dy, shape.outputs, &mut self.lanes);
         for (b, lanes) in self.lanes.chunks_exact(shape.outputs).enumerate() {
-            head::backward_block(self.cpu, lanes, weight, &mut x.dpooled, b);
+            head::backward_block(self.threads.cpu(), lanes, weight, &mut x.dpooled, b);
         }
         Ok(())
     }

@@ -5,13 +5,19 @@
 //! transposed by copying.
 
 use crate::{
-    cpu::matrix::product,
+    cpu::{
+        matrix::{Matrix, Onto, product},
+        threads::Threads,
+        vector::{load, places, store},
+    },
     shape::{Activation, LinearShape},
 };
+use fearless_simd::{Simd as Token, dispatch, prelude::*};
 
-/// `y = x · weightᵀ + bias`, with a ReLU in the same pass as the bias; `bias` may be empty. (A GELU needs its argument kept: see
+/// `y = x · weightᵀ + bias`, with a ReLU before it is stored; `bias` may be empty. (A GELU needs its argument kept: see
 /// [`gelu`](crate::cpu::activation::gelu).)
 pub fn forward(
+    threads: &Threads,
     shape: LinearShape,
     x: &[f32],
     weight: &[f32],
@@ -21,44 +27,58 @@ pub fn forward(
 ) {
     let LinearShape { n, inputs, outputs } = shape;
     assert!(bias.is_empty() || bias.len() == outputs, "linear: bias");
-    product([n, inputs, outputs], (x, [inputs, 1]), (weight, [1, inputs]), (y, [outputs, 1]), 0.0);
-    // Not `max`: a NaN must stay one, or a diverged run would look healthy.
-    let relu = |z: f32| if z < 0.0 { 0.0 } else { z };
-    let rectified = activation == Activation::Relu;
-    if bias.is_empty() {
-        if rectified {
-            y.iter_mut().for_each(|v| *v = relu(*v));
-        }
-        return;
-    }
-    for row in y.chunks_exact_mut(outputs) {
-        let both = row.iter_mut().zip(bias);
-        if rectified {
-            both.for_each(|(v, b)| *v = relu(*v + b));
-        } else {
-            both.for_each(|(v, b)| *v += b);
-        }
+    let relu = activation == Activation::Relu;
+    let onto = match bias.is_empty() {
+        true => Onto::Zero,
+        false if relu => Onto::BiasRelu(bias),
+        false => Onto::Bias(bias),
+    };
+    let (x, weight) = (Matrix::rows(x, inputs), Matrix::columns(weight, inputs));
+    product(threads, [n, inputs, outputs], x, weight, (y, outputs), onto);
+    if relu && bias.is_empty() {
+        y.iter_mut().for_each(|v| *v = if *v < 0.0 { 0.0 } else { *v });
     }
 }
 
 /// `dweight = dyᵀ · x` and `dbias = Σ dy` over the samples. Both are overwritten; without a bias, `dbias` is empty.
-pub fn backward_weight(shape: LinearShape, x: &[f32], dy: &[f32], dweight: &mut [f32], dbias: &mut [f32]) {
+pub fn backward_weight(
+    threads: &Threads,
+    shape: LinearShape,
+    x: &[f32],
+    dy: &[f32],
+    dweight: &mut [f32],
+    dbias: &mut [f32],
+) {
     let LinearShape { n, inputs, outputs } = shape;
     assert!(dbias.is_empty() || dbias.len() == outputs, "linear: dbias");
-    product([outputs, n, inputs], (dy, [1, outputs]), (x, [inputs, 1]), (dweight, [inputs, 1]), 0.0);
+    let (left, right) = (Matrix::columns(dy, outputs), Matrix::rows(x, inputs));
+    product(threads, [outputs, n, inputs], left, right, (dweight, inputs), Onto::Zero);
     if dbias.is_empty() {
         return;
     }
-    dbias.fill(0.0);
-    for row in dy.chunks_exact(outputs) {
-        for (d, v) in dbias.iter_mut().zip(row) {
-            *d += v;
-        }
-    }
+    dispatch!(threads.cpu().level(), s => sums(s, dy, outputs, dbias));
+}
+
+/// The sum of each column, its rows in their order.
+#[inline(always)]
+fn sums<S: Token>(s: S, dy: &[f32], outputs: usize, to: &mut [f32]) {
+    places(
+        s,
+        outputs,
+        #[inline(always)]
+        |p| {
+            let mut sum = S::f32s::splat(s, 0.0);
+            for row in dy.chunks_exact(outputs) {
+                sum += load(s, row, p, 0.0);
+            }
+            store(s, sum, to, p);
+        },
+    );
 }
 
 /// `dx = dy · weight`. Overwrites `dx`, `[n, inputs]`.
-pub fn backward_input(shape: LinearShape, weight: &[f32], dy: &[f32], dx: &mut [f32]) {
+pub fn backward_input(threads: &Threads, shape: LinearShape, weight: &[f32], dy: &[f32], dx: &mut [f32]) {
     let LinearShape { n, inputs, outputs } = shape;
-    product([n, outputs, inputs], (dy, [outputs, 1]), (weight, [inputs, 1]), (dx, [inputs, 1]), 0.0);
+    let (dy, weight) = (Matrix::rows(dy, outputs), Matrix::rows(weight, inputs));
+    product(threads, [n, outputs, inputs], dy, weight, (dx, inputs), Onto::Zero);
 }

@@ -1,29 +1,75 @@
 //! Losses over row-major slices: value, and gradient with respect to the model's output.
 
+use crate::cpu::{
+    threads::Threads,
+    vector::{exp, largest, load, places, store},
+};
+use fearless_simd::{Simd as Token, dispatch, prelude::*};
+
+/// Rows whose losses are added up before those of others are, whatever the number of threads.
+const ROWS: usize = 64;
+
+/// Values that are added up in single precision; the sums of all in double.
+const VALUES: usize = 1 << 14;
+
 /// Softmax and cross-entropy, mean over the batch: `torch.nn.functional.cross_entropy`. The logits become the gradient.
 ///
 /// `logits` is `[n, classes]`, `labels` is `[n]` with values below `classes`. The largest logit of a row is subtracted before
-/// the exponential, so any finite logits are fine.
-pub fn softmax_cross_entropy(logits: &mut [f32], labels: &[u32], classes: usize) -> f32 {
+/// the exponential, so any finite logits are fine. `room` is for sums.
+pub fn softmax_cross_entropy(
+    threads: &Threads,
+    logits: &mut [f32],
+    labels: &[u32],
+    classes: usize,
+    room: &mut Vec<f64>,
+) -> f32 {
     assert_eq!(logits.len(), labels.len() * classes, "cross entropy: logits");
-    let scale = 1.0 / labels.len() as f32;
-    let mut loss = 0.0f64;
+    let (level, scale) = (threads.cpu().level(), 1.0 / labels.len() as f32);
+    room.clear();
+    room.resize(labels.len().div_ceil(ROWS), 0.0);
+    let blocks = logits.chunks_mut(ROWS * classes).zip(labels.chunks(ROWS)).zip(room.iter_mut());
+    threads.each(blocks, |((logits, labels), loss)| {
+        dispatch!(level, s => cross_entropy(s, logits, labels, classes, scale, loss));
+    });
+    (room.iter().sum::<f64>() / labels.len() as f64) as f32
+}
+
+#[inline(always)]
+fn cross_entropy<S: Token>(
+    s: S,
+    logits: &mut [f32],
+    labels: &[u32],
+    classes: usize,
+    scale: f32,
+    loss: &mut f64,
+) {
     for (row, &label) in logits.chunks_exact_mut(classes).zip(labels) {
         let label = label as usize;
-        let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let at_label = row[label] - max;
-        let mut sum = 0.0;
-        for v in row.iter_mut() {
-            *v = (*v - max).exp();
-            sum += *v;
-        }
-        for v in row.iter_mut() {
-            *v *= scale / sum;
-        }
+        let top = largest(s, row);
+        let at_label = row[label] - top;
+        let tops = S::f32s::splat(s, top);
+        let mut sums = S::f32s::splat(s, 0.0);
+        places(
+            s,
+            classes,
+            #[inline(always)]
+            |p| {
+                let e = exp(s, load(s, row, p, f32::NEG_INFINITY) - tops);
+                sums += e;
+                store(s, e, row, p);
+            },
+        );
+        let sum = sums.reduce_sum();
+        let share = S::f32s::splat(s, scale / sum);
+        places(
+            s,
+            classes,
+            #[inline(always)]
+            |p| store(s, load(s, row, p, 0.0) * share, row, p),
+        );
         row[label] -= scale;
-        loss += f64::from(sum.ln() - at_label);
+        *loss += f64::from(sum.ln() - at_label);
     }
-    (loss / labels.len() as f64) as f32
 }
 
 /// Sum of the cross-entropy over the rows, and how many rows have their largest logit at the label.
@@ -46,15 +92,41 @@ pub fn cross_entropy_sum(logits: &[f32], labels: &[u32], classes: usize) -> (f64
 }
 
 /// Mean of the squared difference over all values: `torch.nn.functional.mse_loss`. `dy` is its gradient with
-/// respect to `y`; all three have one length.
-pub fn mse(y: &[f32], target: &[f32], dy: &mut [f32]) -> f32 {
+/// respect to `y`; all three have one length. `room` is for sums.
+pub fn mse(threads: &Threads, y: &[f32], target: &[f32], dy: &mut [f32], room: &mut Vec<f64>) -> f32 {
     assert_eq!(y.len(), target.len(), "mse: target");
     assert_eq!(y.len(), dy.len(), "mse: dy");
-    let scale = 2.0 / y.len() as f32;
-    for ((d, a), b) in dy.iter_mut().zip(y).zip(target) {
-        *d = (a - b) * scale;
+    let (level, scale) = (threads.cpu().level(), 2.0 / y.len() as f32);
+    room.clear();
+    room.resize(y.len().div_ceil(VALUES), 0.0);
+    let blocks = y.chunks(VALUES).zip(target.chunks(VALUES)).zip(dy.chunks_mut(VALUES)).zip(room.iter_mut());
+    threads.each(blocks, |(((y, target), dy), sum)| {
+        dispatch!(level, s => *sum = squares(s, y, target, scale, dy));
+    });
+    (room.iter().sum::<f64>() / y.len() as f64) as f32
+}
+
+/// The sum of squared differences, and each difference times `scale` into `dy`.
+#[inline(always)]
+fn squares<S: Token>(s: S, y: &[f32], target: &[f32], scale: f32, dy: &mut [f32]) -> f64 {
+    let scales = S::f32s::splat(s, scale);
+    let mut total = 0.0;
+    // Parts short enough for sums in single precision.
+    for ((y, target), dy) in y.chunks(1024).zip(target.chunks(1024)).zip(dy.chunks_mut(1024)) {
+        let mut sums = S::f32s::splat(s, 0.0);
+        places(
+            s,
+            y.len(),
+            #[inline(always)]
+            |p| {
+                let d = load(s, y, p, 0.0) - load(s, target, p, 0.0);
+                sums = d.mul_add(d, sums);
+                store(s, d * scales, dy, p);
+            },
+        );
+        total += f64::from(sums.reduce_sum());
     }
-    (squared_difference(y, target) / y.len() as f64) as f32
+    total
 }
 
 /// Sum of the squared difference over all values.

@@ -24,6 +24,9 @@ pub mod norm;
 pub mod norm_grad;
 pub mod row_norm;
 mod simd;
+mod threads;
+mod vector;
 
 pub use device::CpuDevice;
 pub use simd::{Cpu, Isa, LANES, Lane};
+pub use threads::Threads;

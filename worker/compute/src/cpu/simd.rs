@@ -206,6 +206,11 @@ impl Cpu {
         Isa::of(self.level)
     }
 
+    /// For `dispatch!`, where vectors are not lanes of samples.
+    pub(crate) fn level(self) -> Level {
+        self.level
+    }
+
     /// On all sixteen lanes at once.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) {

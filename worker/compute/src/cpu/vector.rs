@@ -1,0 +1,187 @@
+//! Loops over slices of any length in vectors of the machine's width, and the functions that they need: `exp` and the logistic
+//! function.
+//!
+//! Sums are taken lane by lane and then over the lanes: they differ between levels in the last bits, not from one call to the
+//! next. A NaN stays one, or a diverged run would look healthy.
+
+use crate::cpu::simd::LANES;
+use fearless_simd::{Simd as Token, prelude::*};
+use std::f32::consts::LOG2_E;
+
+/// A vector's place in a slice: where it begins, and how many of its values there are.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    at: usize,
+    len: usize,
+}
+
+/// Calls `f` for each vector of a slice; the last may have fewer values than lanes.
+#[inline(always)]
+pub(crate) fn places<S: Token>(_: S, len: usize, mut f: impl FnMut(Place)) {
+    let width = S::f32s::LEN;
+    let whole = len / width * width;
+    for at in (0..whole).step_by(width) {
+        f(Place { at, len: width });
+    }
+    if whole < len {
+        f(Place { at: whole, len: len - whole });
+    }
+}
+
+/// The values at a place; lanes beyond the slice have `fill`.
+#[inline(always)]
+pub(crate) fn load<S: Token>(s: S, x: &[f32], p: Place, fill: f32) -> S::f32s {
+    let x = &x[p.at..][..p.len];
+    if p.len == S::f32s::LEN {
+        return S::f32s::from_slice(s, x);
+    }
+    let mut all = [fill; LANES];
+    all[..p.len].copy_from_slice(x);
+    S::f32s::from_slice(s, &all[..S::f32s::LEN])
+}
+
+/// Writes the values of a place.
+#[inline(always)]
+pub(crate) fn store<S: Token>(_: S, v: S::f32s, x: &mut [f32], p: Place) {
+    let x = &mut x[p.at..][..p.len];
+    if p.len == S::f32s::LEN {
+        return v.store_slice(x);
+    }
+    let mut all = [0.0; LANES];
+    v.store_slice(&mut all[..S::f32s::LEN]);
+    x.copy_from_slice(&all[..p.len]);
+}
+
+/// The largest value; of those that are numbers, or NaN.
+#[inline(always)]
+pub(crate) fn largest<S: Token>(s: S, x: &[f32]) -> f32 {
+    let mut all = S::f32s::splat(s, f32::NEG_INFINITY);
+    places(
+        s,
+        x.len(),
+        #[inline(always)]
+        |p| all = load(s, x, p, f32::NEG_INFINITY).max(all),
+    );
+    all.reduce_max()
+}
+
+/// Below this `exp` is 0, where exactly it would be less than the smallest normal number.
+const LEAST: f32 = -87.3;
+/// Above it `exp` is infinite, where exactly it would be more than two thirds of the largest number: 2^128 is none.
+const MOST: f32 = 88.3;
+
+/// `e` to the power of each value: to 2 units in the last place (the test is by its relative error); 0 below [`LEAST`] and
+/// infinity above [`MOST`].
+///
+/// `x = n ln 2 + r` with a whole `n`; `e^r` is a polynomial, whose coefficients are those of Cephes' `expf`, and `2^n` is made of
+/// `n`'s bits.
+#[inline(always)]
+pub(crate) fn exp<S: Token>(s: S, x: S::f32s) -> S::f32s {
+    /// Adding it leaves the whole part in the low bits.
+    const ROUND: f32 = 12_582_912.0;
+    /// `ln 2` in two parts, of which the first has few bits: its products with whole numbers are exact.
+    const LN2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
+    const SERIES: [f32; 6] = [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+    let (least, most) = (S::f32s::splat(s, LEAST), S::f32s::splat(s, MOST));
+    let within = x.max(least).min(most);
+    let shifted = within.mul_add(S::f32s::splat(s, LOG2_E), S::f32s::splat(s, ROUND));
+    let n = shifted - S::f32s::splat(s, ROUND);
+    let r = n.mul_add(S::f32s::splat(s, -LN2[0]), within);
+    let r = n.mul_add(S::f32s::splat(s, -LN2[1]), r);
+    let mut sum = S::f32s::splat(s, SERIES[0]);
+    for c in &SERIES[1..] {
+        sum = sum.mul_add(r, S::f32s::splat(s, *c));
+    }
+    let fraction = sum.mul_add(r * r, r) + S::f32s::splat(s, 1.0);
+    let bits: S::u32s = shifted.bitcast();
+    let power: S::f32s = ((bits << 23u32) + S::u32s::splat(s, 1.0f32.to_bits())).bitcast();
+    let y = fraction * power;
+    let y = x.simd_lt(least).select(S::f32s::splat(s, 0.0), y);
+    let y = most.simd_lt(x).select(S::f32s::splat(s, f32::INFINITY), y);
+    x.simd_eq(x).select(y, x)
+}
+
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+pub(crate) fn logistic<S: Token>(s: S, x: S::f32s) -> S::f32s {
+    let one = S::f32s::splat(s, 1.0);
+    one / (one + exp(s, S::f32s::splat(s, 0.0) - x))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::simd::{Cpu, Isa};
+    use fearless_simd::dispatch;
+
+    /// `exp` and the logistic function of all values, with every instruction set.
+    fn each(x: &[f32], check: impl Fn(Isa, f32, f32, f32)) {
+        for cpu in [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter_map(Cpu::with) {
+            let (mut powers, mut shares) = (x.to_vec(), x.to_vec());
+            dispatch!(cpu.level(), s => both(s, &mut powers, &mut shares));
+            for i in 0..x.len() {
+                check(cpu.isa(), x[i], powers[i], shares[i]);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn both<S: Token>(s: S, powers: &mut [f32], shares: &mut [f32]) {
+        places(
+            s,
+            powers.len(),
+            #[inline(always)]
+            |p| {
+                store(s, exp(s, load(s, powers, p, 0.0)), powers, p);
+                store(s, logistic(s, load(s, shares, p, 0.0)), shares, p);
+            },
+        );
+    }
+
+    #[test]
+    fn exp_and_the_logistic_function_are_right_to_a_few_units_in_the_last_place() {
+        let x: Vec<f32> = (-87_300..=88_300).map(|i| i as f32 * 1e-3).collect();
+        each(&x, |isa, x, power, share| {
+            let (p, l) = (f64::from(x).exp(), 1.0 / (1.0 + (-f64::from(x)).exp()));
+            let apart = |got: f32, want: f64| (f64::from(got) - want).abs() / want;
+            assert!(apart(power, p) < 2.4e-7, "{isa:?}: e^{x} is {power}, not {p:e}");
+            assert!(apart(share, l) < 3e-7, "{isa:?}: the logistic function at {x} is {share}, not {l:e}");
+        });
+    }
+
+    #[test]
+    fn beyond_its_limits_there_are_zero_and_infinity_and_a_nan_stays() {
+        each(&[-87.4, -1e30, f32::NEG_INFINITY], |_, x, power, share| {
+            assert_eq!((power, share), (0.0, if x > -88.0 { share } else { 0.0 }), "{x}");
+        });
+        each(&[88.4, 1e30, f32::INFINITY], |_, x, power, share| {
+            assert_eq!((power, share), (f32::INFINITY, 1.0), "{x}")
+        });
+        each(&[0.0; 3], |_, _, power, share| assert_eq!((power, share), (1.0, 0.5)));
+        each(&[f32::NAN; 19], |_, _, power, share| assert!(power.is_nan() && share.is_nan()));
+    }
+
+    #[test]
+    fn every_value_of_a_slice_has_its_place_and_nothing_beyond_is_written() {
+        for len in 0..40 {
+            let x: Vec<f32> = (0..len).map(|i| i as f32).collect();
+            for cpu in [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter_map(Cpu::with) {
+                let (mut y, mut top) = (vec![0.0; len], 0.0);
+                dispatch!(cpu.level(), s => copy(s, &x, &mut y, &mut top));
+                assert_eq!(y, x, "{:?}", cpu.isa());
+                assert_eq!(top, len as f32 - 1.0 + if len == 0 { f32::NEG_INFINITY } else { 0.0 });
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn copy<S: Token>(s: S, x: &[f32], y: &mut [f32], top: &mut f32) {
+        *top = largest(s, x);
+        places(
+            s,
+            x.len(),
+            #[inline(always)]
+            |p| store(s, load(s, x, p, 9e9), y, p),
+        );
+    }
+}
