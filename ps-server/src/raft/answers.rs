@@ -65,10 +65,12 @@ impl<C: Logged> Group<C> {
     /// Answers a peer's call with the bytes of the reply.
     pub async fn answer(&self, request: WithBulk<PeerRequest>) -> Result<Bytes, WireError> {
         let WithBulk { message: request, bulk } = request;
-        if request.to != self.me.0 {
+        let to = ReplicaId(request.to);
+        // Whether an earlier incarnation of this server has ended is answered in its place.
+        let in_place = request.call() == PeerCall::Ended && to.server() == self.me.server();
+        if to != self.me && !in_place {
             return Err(WireError::new(format!(
-                "{} is not here any more ({} is): it has lost its log",
-                ReplicaId(request.to),
+                "{to} is not here any more ({} is): it has lost its log",
                 self.me
             )));
         }
@@ -105,6 +107,10 @@ impl<C: Logged> Group<C> {
                 self.answer_sleep(&request.header)
             }
             PeerCall::Wake => self.answer_wake(),
+            PeerCall::Ended => {
+                wakes = false; // unless it has
+                self.answer_ended(to, &request.header).await
+            }
             PeerCall::Unspecified => Err(WireError::new("a call of no kind")),
         };
         if wakes && self.is_asleep() {

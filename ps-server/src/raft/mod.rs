@@ -17,18 +17,20 @@
 //! - `replay`: the state of a replica that does not run, from its folder.
 //! - `network`: sends them to peers.
 //! - `leadership`: who leads, and who is behind. `compaction`: when a log is shortened. `incoming`: a snapshot that is being
-//!   received. `asleep`: whether a replica sleeps.
+//!   received. `asleep`: whether a replica sleeps. `belief`: which evidence of a leader's end it has believed.
 //! - `group`: one replica of one group: propose, follow who leads. `membership`: who belongs to it. `answers`: what it
-//!   answers its peers. `sleep`: when it sleeps, and what wakes it.
+//!   answers its peers. `sleep`: when it sleeps, and what wakes it. `evidence`: a leader whose process has ended.
 //!
 //! No file here needs one that needs it (a test holds that): types lie below those who use them.
 
 mod answers;
 mod asleep;
+mod belief;
 mod checks;
 mod compaction;
 mod disk;
 mod disk_log;
+mod evidence;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;

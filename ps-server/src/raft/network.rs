@@ -22,19 +22,21 @@ use openraft::{
         VoteResponse,
     },
 };
-use paraft_common::Payload;
+use paraft_common::{Payload, ServerId};
 use paraft_proto::{PeerCall, PeerRequest, WithBulk, limits, services};
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     collections::HashMap,
     future::Future,
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
+use tokio::sync::broadcast;
 use tonic::transport::{Channel, Endpoint};
 
 /// Pause before an error is given back. openraft backs off by itself from appends that fail one by one, as ours do; a
@@ -43,10 +45,48 @@ use tonic::transport::{Channel, Endpoint};
 const ERROR_PAUSE: Duration = Duration::from_millis(50);
 
 /// Connections to the other servers. One for the whole process.
-#[derive(Default)]
 pub struct Peers {
     channels: Mutex<HashMap<(String, bool), Channel>>,
     fleet: AtomicU64,
+    /// Servers of which a connection to this one has closed.
+    closings: broadcast::Sender<ServerId>,
+}
+
+impl Default for Peers {
+    fn default() -> Self {
+        let closings = broadcast::channel(CLOSINGS).0;
+        Self { channels: Mutex::default(), fleet: AtomicU64::default(), closings }
+    }
+}
+
+/// Connections that may close at once; of a group that has not heard of each, the leader is looked after in any case.
+const CLOSINGS: usize = 64;
+
+/// A dial that nobody refuses in this time says nothing. Longer than a host takes that is busy or far.
+const DIAL_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// What a dial says of the process at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialled {
+    /// Its host is there, and says that nobody listens.
+    Refused,
+    /// Somebody listens.
+    Taken,
+    /// Neither: no answer, or no way to there.
+    Unknown,
+}
+
+async fn dial(address: &str) -> Dialled {
+    let Ok(places) = tokio::net::lookup_host(address).await else { return Dialled::Unknown };
+    let mut said = Dialled::Unknown;
+    for place in places {
+        match tokio::net::TcpStream::connect(place).await {
+            Ok(_) => return Dialled::Taken,
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => said = Dialled::Refused,
+            Err(_) => return Dialled::Unknown,
+        }
+    }
+    said
 }
 
 /// Channels kept open: two for each server of a large fleet, and those that have left.
@@ -61,6 +101,16 @@ impl Peers {
     /// The fleet, or 0.
     pub fn fleet(&self) -> u64 {
         self.fleet.load(Relaxed)
+    }
+
+    /// A connection from this server to here has closed.
+    pub fn closed(&self, server: ServerId) {
+        let _ = self.closings.send(server); // nobody may listen
+    }
+
+    /// Of which servers connections close from now on.
+    pub(super) fn closings(&self) -> broadcast::Receiver<ServerId> {
+        self.closings.subscribe()
     }
 
     fn channel(&self, address: &str, bulk: bool) -> Result<Channel, String> {
@@ -172,7 +222,18 @@ enum CallError {
 }
 
 impl Connection {
-    /// A question of ours beside openraft's messages.
+    /// Where the other is now.
+    fn address(&self) -> String {
+        self.addresses.of(self.target).unwrap_or_else(|| self.address.clone())
+    }
+
+    /// Whether anybody listens there, by a connection of its own that is closed at once.
+    pub(super) async fn dial(&self) -> Dialled {
+        let dialled = tokio::time::timeout(DIAL_TIMEOUT, dial(&self.address())).await;
+        dialled.unwrap_or(Dialled::Unknown)
+    }
+
+    /// A question of ours beside openraft's messages; an error comes at once.
     pub(super) async fn ask<Q: Serialize, A: DeserializeOwned>(
         &self,
         kind: PeerCall,
@@ -180,6 +241,21 @@ impl Connection {
         ttl: Duration,
     ) -> Result<A, String> {
         self.call(kind, question, Vec::new(), ttl).await.map_err(|e| e.to_string())
+    }
+
+    /// A message of openraft's, which may try again at once.
+    async fn paced<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        kind: PeerCall,
+        header: &Q,
+        bulk: Vec<Payload>,
+        ttl: Duration,
+    ) -> Result<A, CallError> {
+        let answer = self.call(kind, header, bulk, ttl).await;
+        if let Err(CallError::Status(_)) = &answer {
+            tokio::time::sleep(ERROR_PAUSE).await;
+        }
+        answer
     }
 
     async fn call<Q: Serialize, A: DeserializeOwned>(
@@ -190,9 +266,8 @@ impl Connection {
         ttl: Duration,
     ) -> Result<A, CallError> {
         let voting = matches!(kind, PeerCall::Vote | PeerCall::PreVote);
-        let now = self.addresses.of(self.target);
-        let address = now.as_ref().unwrap_or(&self.address);
-        let channel = self.peers.channel(address, self.bulk && !voting).map_err(CallError::Setup)?;
+        let channel =
+            self.peers.channel(&self.address(), self.bulk && !voting).map_err(CallError::Setup)?;
         let message = PeerRequest {
             group: self.group,
             from: self.me.0,
@@ -205,10 +280,7 @@ impl Connection {
         let request = WithBulk { message, bulk };
         match tokio::time::timeout(ttl, services::peer_call(&channel, request)).await {
             Ok(Ok(reply)) => Ok(wire::decode(&reply.header)?),
-            Ok(Err(status)) => {
-                tokio::time::sleep(ERROR_PAUSE).await;
-                Err(CallError::Status(status))
-            }
+            Ok(Err(status)) => Err(CallError::Status(status)),
             Err(_) => Err(CallError::Timeout(ttl)),
         }
     }
@@ -229,7 +301,7 @@ impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
         let payloads = wire::payloads(&rpc.entries);
         // A megabyte on a slow link takes longer than a heartbeat's time.
         let ttl = option.hard_ttl().max(Duration::from_secs(5));
-        self.call(PeerCall::Append, &rpc, payloads, ttl).await.map_err(unreachable)
+        self.paced(PeerCall::Append, &rpc, payloads, ttl).await.map_err(unreachable)
     }
 
     async fn vote(
@@ -237,7 +309,7 @@ impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
         rpc: VoteRequest<Types<C>>,
         option: RPCOption,
     ) -> Result<VoteResponse<Types<C>>, RPCError<Types<C>>> {
-        self.call(PeerCall::Vote, &rpc, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
+        self.paced(PeerCall::Vote, &rpc, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
     }
 
     async fn pre_vote(
@@ -245,7 +317,7 @@ impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
         rpc: VoteRequest<Types<C>>,
         option: RPCOption,
     ) -> Result<VoteResponse<Types<C>>, RPCError<Types<C>>> {
-        self.call(PeerCall::PreVote, &rpc, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
+        self.paced(PeerCall::PreVote, &rpc, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
     }
 
     async fn full_snapshot(
@@ -270,7 +342,7 @@ impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
         req: TransferLeaderRequest<Types<C>>,
         option: RPCOption,
     ) -> Result<openraft::raft::TransferLeaderResponse<Types<C>>, RPCError<Types<C>>> {
-        self.call(PeerCall::TransferLeader, &req, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
+        self.paced(PeerCall::TransferLeader, &req, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
     }
 }
 
@@ -300,7 +372,7 @@ impl Connection {
                 })?,
             };
             let piece = SnapshotPiece { image, index, of, crc: wire::checksum(&payload) };
-            match self.call(PeerCall::Snapshot, &(vote, piece), vec![payload], ttl).await {
+            match self.paced(PeerCall::Snapshot, &(vote, piece), vec![payload], ttl).await {
                 Ok(SnapshotAnswer::Done(vote)) => return Ok(vote),
                 Ok(SnapshotAnswer::Next(next)) => {
                     failures = 0;

@@ -41,15 +41,20 @@ impl Handler for PeersService {
         }
         let visitor = connections::of(request.extensions());
         let read = tokio::time::timeout(TIMEOUT, services::only(request, MAX_MESSAGE_BYTES)).await;
-        let request = match read {
+        let request: WithBulk<PeerRequest> = match read {
             Ok(Ok(request)) => request,
             Ok(Err(refused)) => return refused,
             Err(_) => return services::refuse(Status::deadline_exceeded("its message did not come whole")),
         };
+        let from = ReplicaId(request.message.from).server();
         match self.call(request).await {
             Ok(reply) => {
                 // Only what a replica has answered shows that a member of its group asks.
-                visitor.inspect(|v| v.is(Rank::Server));
+                if let Some(visitor) = visitor {
+                    visitor.is(Rank::Server);
+                    let peers = self.peers.clone();
+                    visitor.when_closed(move || peers.closed(from));
+                }
                 services::one(reply)
             }
             Err(status) => services::refuse(status),
