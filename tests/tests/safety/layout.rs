@@ -104,6 +104,7 @@ const EDGES: [(&str, &[&str]); 27] = [
             "trace",
             "models",
             "client",
+            "fleet",
             "server",
             "store",
             "worker",
