@@ -12,7 +12,7 @@ use super::{
 use bytes::Bytes;
 use openraft::{
     async_runtime::WatchReceiver,
-    raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest},
+    raft::{TransferLeaderRequest, VoteRequest},
 };
 use paraft_common::Payload;
 use paraft_proto::{PeerCall, PeerRequest, WithBulk};
@@ -51,7 +51,7 @@ impl<C: Logged> Group<C> {
     }
 
     /// Refuses a message that would move the term out of reach.
-    fn bounded(&self, vote: &Vote) -> Result<(), WireError> {
+    pub(super) fn bounded(&self, vote: &Vote) -> Result<(), WireError> {
         let own = self.raft.server_metrics().borrow_watched().vote.leader_id().term;
         match vote.leader_id().term {
             theirs if theirs > own.saturating_add(MAX_TERM_JUMP) => Err(WireError::new(format!(
@@ -74,16 +74,13 @@ impl<C: Logged> Group<C> {
                 self.me
             )));
         }
-        // A heartbeat of the leader under which it sleeps is no reason to wake; everything else is, once it is answered: what
+        // Most messages are a reason to wake, once it is answered: what
         // it says of the leader counts before the timer does.
-        let own = self.raft.server_metrics().borrow_watched().vote;
         let mut wakes = true;
         let answer = match request.call() {
             PeerCall::Append => {
-                let mut rpc: AppendEntriesRequest<Types<C>> = wire::decode(&request.header)?;
-                self.bounded(&rpc.vote)?;
-                wire::attach(&mut rpc, bulk)?;
-                wakes = !rpc.entries.is_empty() || rpc.vote != own;
+                let rpc;
+                (rpc, wakes) = self.append_of(WithBulk { message: request, bulk })?;
                 reply(self.raft.append_entries(rpc).await)
             }
             PeerCall::Vote => {

@@ -41,7 +41,10 @@ mod tests {
         assert!(belief.is_open(now) && !belief.holds(&a, now));
         belief.begins(a, now);
         assert!(belief.holds(&a, now));
-        assert!(!belief.holds(&b, now), "the same replica leads again, elected anew: that is another leadership");
+        assert!(
+            !belief.holds(&b, now),
+            "the same replica leads again, elected anew: that is another leadership"
+        );
         assert!(!belief.is_open(now + ONCE_IN - Duration::from_millis(1)));
         assert!(!belief.holds(&a, now + LASTS), "it is looked at again");
         assert!(belief.is_open(now + ONCE_IN));

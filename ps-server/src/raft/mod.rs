@@ -15,7 +15,7 @@
 //! - `wire`: openraft's messages to bytes and back, payloads beside the header.
 //! - `stranger`: messages of somebody who is no member, for tests.
 //! - `replay`: the state of a replica that does not run, from its folder.
-//! - `network`: sends them to peers.
+//! - `network`: sends them to peers. `appends`: several under way to a follower. `received`: how it takes them.
 //! - `leadership`: who leads, and who is behind. `compaction`: when a log is shortened. `incoming`: a snapshot that is being
 //!   received. `asleep`: whether a replica sleeps. `belief`: which evidence of a leader's end it has believed.
 //! - `group`: one replica of one group: propose, follow who leads. `membership`: who belongs to it. `answers`: what it
@@ -24,6 +24,7 @@
 //! No file here needs one that needs it (a test holds that): types lie below those who use them.
 
 mod answers;
+mod appends;
 mod asleep;
 mod belief;
 mod checks;
@@ -43,6 +44,7 @@ mod logs;
 mod machine;
 mod membership;
 mod network;
+mod received;
 mod records;
 mod replay;
 mod replica;
@@ -71,3 +73,4 @@ pub use replica::{GroupName, ReplicaId};
 pub use replicated::{Logged, Outdated, Replicated, StateOf};
 pub use storage::FolderError;
 pub use unable::Unable;
+pub use wire::WireError;

@@ -5,6 +5,7 @@
 //! name, and does not answer for the old one.
 
 use super::{
+    appends::{self, Answered},
     image::RawImage,
     replica::ReplicaId,
     replicated::Logged,
@@ -13,17 +14,22 @@ use super::{
 };
 use crate::raft::wire::WireError;
 use bytes::Bytes;
+use futures::{
+    Stream, StreamExt,
+    future::{BoxFuture, ready},
+    stream::{self, BoxStream},
+};
 use openraft::{
     BasicNode, OptionalSend, RaftNetworkFactory,
     error::{RPCError, ReplicationClosed, StreamingError, Unreachable},
-    network::{RPCOption, v2::RaftNetworkV2},
+    network::{RPCOption, stream_append_sequential, v2::RaftNetworkV2},
     raft::{
-        AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest, VoteRequest,
-        VoteResponse,
+        AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendResult,
+        TransferLeaderRequest, VoteRequest, VoteResponse,
     },
 };
 use paraft_common::{Payload, ServerId};
-use paraft_proto::{PeerCall, PeerRequest, WithBulk, limits, services};
+use paraft_proto::{Incoming, PeerCall, PeerReply, PeerRequest, WithBulk, limits, services};
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -180,6 +186,7 @@ impl Network {
             address: node.addr.clone(),
             addresses: self.addresses.clone(),
             bulk,
+            one_by_one: false,
         }
     }
 }
@@ -206,7 +213,21 @@ pub struct Connection {
     address: String,
     addresses: Addresses,
     bulk: bool,
+    /// The other is of a release that takes appends one by one.
+    one_by_one: bool,
 }
+
+/// The answers to a stream of appends.
+type Answers<'s, C> = BoxStream<'s, Result<StreamAppendResult<Types<C>>, RPCError<Types<C>>>>;
+type Opened<'s, C> = Result<Answers<'s, C>, RPCError<Types<C>>>;
+
+/// A follower that has something to answer, and answers nothing for so long, is not there. A megabyte on a slow link takes
+/// longer than a heartbeat's time.
+const APPEND_TIMEOUT: Duration = Duration::from_secs(5);
+/// A stream of appends that has had nothing to carry for so long ends: an idle server keeps none open.
+const APPEND_IDLE: Duration = Duration::from_secs(2);
+/// Between two looks at both.
+const APPEND_LOOK: Duration = Duration::from_secs(1);
 
 /// Why a call to a peer failed; always worth a back-off, so always "unreachable" to openraft.
 #[derive(Debug, thiserror::Error)]
@@ -222,6 +243,19 @@ enum CallError {
 }
 
 impl Connection {
+    /// A message without its header; payloads go beside it.
+    fn head(&self, kind: PeerCall) -> PeerRequest {
+        PeerRequest {
+            group: self.group,
+            from: self.me.0,
+            to: self.target,
+            call: kind as i32,
+            header: Bytes::new(),
+            fleet: self.peers.fleet(),
+            payloads: Vec::new(),
+        }
+    }
+
     /// Where the other is now.
     fn address(&self) -> String {
         self.addresses.of(self.target).unwrap_or_else(|| self.address.clone())
@@ -258,6 +292,39 @@ impl Connection {
         answer
     }
 
+    /// Opens a stream of appends.
+    async fn appends<C: Logged>(
+        &mut self,
+        requests: impl Stream<Item = AppendEntriesRequest<Types<C>>> + Send + Unpin + 'static,
+    ) -> Result<Answers<'static, C>, CallError> {
+        let channel = self.peers.channel(&self.address(), true).map_err(CallError::Setup)?;
+        let (outgoing, answered) = appends::pipeline(requests, self.head(PeerCall::Append));
+        let opened = tokio::time::timeout(APPEND_TIMEOUT, services::peer_appends(&channel, outgoing)).await;
+        let replies = match opened {
+            Ok(Ok(replies)) => replies,
+            Ok(Err(status)) => {
+                self.one_by_one = status.code() == tonic::Code::Unimplemented;
+                tokio::time::sleep(ERROR_PAUSE).await;
+                return Err(CallError::Status(status));
+            }
+            Err(_) => return Err(CallError::Timeout(APPEND_TIMEOUT)),
+        };
+        let answers = stream::unfold(Some((replies, answered)), |open| async move {
+            let (mut replies, answered) = open?;
+            match next_answer(&mut replies, &answered).await {
+                Ok(None) => None,
+                // A refusal is the last answer: what was sent behind it is void.
+                Ok(Some(refusal @ Err(_))) => Some((Ok(refusal), None)),
+                Ok(Some(answer)) => Some((Ok(answer), Some((replies, answered)))),
+                Err(e) => {
+                    tokio::time::sleep(ERROR_PAUSE).await;
+                    Some((Err(unreachable(e)), None))
+                }
+            }
+        });
+        Ok(answers.boxed())
+    }
+
     async fn call<Q: Serialize, A: DeserializeOwned>(
         &self,
         kind: PeerCall,
@@ -266,23 +333,40 @@ impl Connection {
         ttl: Duration,
     ) -> Result<A, CallError> {
         let voting = matches!(kind, PeerCall::Vote | PeerCall::PreVote);
-        let channel =
-            self.peers.channel(&self.address(), self.bulk && !voting).map_err(CallError::Setup)?;
-        let message = PeerRequest {
-            group: self.group,
-            from: self.me.0,
-            to: self.target,
-            call: kind as i32,
-            header: wire::encode(header)?,
-            fleet: self.peers.fleet(),
-            payloads: Vec::new(), // beside it
-        };
+        let channel = self.peers.channel(&self.address(), self.bulk && !voting).map_err(CallError::Setup)?;
+        let message = PeerRequest { header: wire::encode(header)?, ..self.head(kind) };
         let request = WithBulk { message, bulk };
         match tokio::time::timeout(ttl, services::peer_call(&channel, request)).await {
             Ok(Ok(reply)) => Ok(wire::decode(&reply.header)?),
             Ok(Err(status)) => Err(CallError::Status(status)),
             Err(_) => Err(CallError::Timeout(ttl)),
         }
+    }
+}
+
+/// The next answer of a follower; `None`: the stream has ended, with everything answered.
+async fn next_answer<C: Logged, S>(
+    replies: &mut Incoming<PeerReply>,
+    answered: &Answered<S>,
+) -> Result<Option<StreamAppendResult<Types<C>>>, CallError> {
+    let reply = loop {
+        if let Ok(reply) = tokio::time::timeout(APPEND_LOOK, replies.message()).await {
+            break reply.map_err(CallError::Status)?;
+        }
+        match answered.since() {
+            (true, since) if since > APPEND_TIMEOUT => return Err(CallError::Timeout(APPEND_TIMEOUT)),
+            (false, since) if since > APPEND_IDLE => answered.close(),
+            _ => {}
+        }
+    };
+    let unasked = || CallError::Setup("an answer to nothing".into());
+    match reply {
+        Some(reply) => {
+            let answer = wire::decode(&reply.message.header)?;
+            answered.answer(answer).ok_or_else(unasked).map(Some)
+        }
+        None if answered.is_complete() => Ok(None),
+        None => Err(CallError::Setup("the stream ended before its answers".into())),
     }
 }
 
@@ -299,9 +383,22 @@ impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<Types<C>>, RPCError<Types<C>>> {
         let payloads = wire::payloads(&rpc.entries);
-        // A megabyte on a slow link takes longer than a heartbeat's time.
-        let ttl = option.hard_ttl().max(Duration::from_secs(5));
+        let ttl = option.hard_ttl().max(APPEND_TIMEOUT);
         self.paced(PeerCall::Append, &rpc, payloads, ttl).await.map_err(unreachable)
+    }
+
+    fn stream_append<'s, S>(&'s mut self, mut input: S, option: RPCOption) -> BoxFuture<'s, Opened<'s, C>>
+    where
+        S: Stream<Item = AppendEntriesRequest<Types<C>>> + OptionalSend + Unpin + 'static,
+    {
+        if self.one_by_one {
+            return stream_append_sequential(self, input, option);
+        }
+        Box::pin(async move {
+            // Before anything is dialled: openraft backs off before it gives a request.
+            let Some(first) = input.next().await else { return Ok(stream::empty().boxed()) };
+            self.appends(stream::once(ready(first)).chain(input)).await.map_err(unreachable)
+        })
     }
 
     async fn vote(

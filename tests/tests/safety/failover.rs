@@ -64,7 +64,8 @@ impl Work {
         let ends = self.workers.into_iter().map(|w| w.join().map_err(|_| anyhow!("a worker panicked"))?);
         let ends: Vec<(u64, Vec<f32>)> = ends.collect::<Result<_>>()?;
         let (_, weights) = ends.first().context("no worker")?;
-        let made = |worker: u32, step: Step| ends.get(worker as usize).is_some_and(|(made, _)| step.0 <= *made);
+        let made =
+            |worker: u32, step: Step| ends.get(worker as usize).is_some_and(|(made, _)| step.0 <= *made);
         let tally = self.ledger.read(weights, |worker, step, _| match made(worker, step) {
             true => Fate::Acknowledged,
             false => Fate::Unmade,
