@@ -163,3 +163,7 @@ impl<S> Drop for Answered<S> {
         self.close();
     }
 }
+
+#[cfg(test)]
+#[path = "appends_tests.rs"]
+mod tests;

@@ -3,8 +3,8 @@
 use super::types::Vote;
 use std::time::{Duration, Instant};
 
-/// A replica believes evidence once in so long: where it is false (a host that refuses connections for a process that lives),
-/// less than one election a second comes of it. A leader that dies sooner after another is left to the timer.
+/// A replica believes evidence once in so long, unless it can tell that the last was true: where it is false (a host that refuses
+/// connections for a process that lives), less than one election a second comes of it.
 pub(super) const ONCE_IN: Duration = Duration::from_millis(1500);
 /// What is believed is looked at anew after this long: the leader may have been there all the time.
 const LASTS: Duration = Duration::from_millis(500);
@@ -19,7 +19,12 @@ impl Belief {
         self.0.is_some_and(|(of, at)| of == *vote && now.saturating_duration_since(at) < LASTS)
     }
 
-    /// Whether new evidence may be believed.
+    /// Of whom it was believed last, and for how long that is past.
+    pub fn last(&self, now: Instant) -> Option<(Vote, Duration)> {
+        self.0.map(|(of, at)| (of, now.saturating_duration_since(at)))
+    }
+
+    /// Whether new evidence may be believed, whatever became of the last.
     pub fn is_open(&self, now: Instant) -> bool {
         self.0.is_none_or(|(_, at)| now.saturating_duration_since(at) >= ONCE_IN)
     }

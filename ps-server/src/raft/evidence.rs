@@ -11,14 +11,15 @@
 //! little later, if need be. A host that has gone refuses nothing: that takes the timer.
 //!
 //! Evidence costs no safety, true or false: it only says when to stand. Votes are openraft's, on the disk before they are sent,
-//! one for each term. It is of one leadership (its vote): what was seen before does not count against the next. And it is
-//! believed once in [`ONCE_IN`](super::belief::ONCE_IN), so that false evidence costs few elections.
+//! one for each term. It is of one leadership (its vote): what was seen before does not count against the next. And whoever
+//! finds that the last accused lives believes no more evidence for [a time](super::belief::ONCE_IN), so that false evidence costs
+//! few elections.
 
 use super::{
     belief::Belief,
     group::Group,
     leadership::Role,
-    network::Dialled,
+    network::{Connection, Dialled},
     replica::ReplicaId,
     replicated::Logged,
     types::{LogId, Vote},
@@ -48,7 +49,8 @@ const ROUNDS: u32 = 3;
 /// What a replica knows of its leader's end.
 #[derive(Default)]
 pub(super) struct Evidence {
-    belief: Mutex<Belief>,
+    /// And the way to whom it was believed of last.
+    belief: Mutex<(Belief, Option<Connection>)>,
     /// It is looking for the next leader.
     succeeding: AtomicBool,
 }
@@ -60,6 +62,8 @@ pub(super) struct Seen {
     pub ended: bool,
     /// How far the log of who answers goes.
     pub last: Option<LogId>,
+    /// For how long the process that answers has run.
+    pub runs: Duration,
 }
 
 impl<C: Logged> Group<C> {
@@ -114,17 +118,22 @@ impl<C: Logged> Group<C> {
 
     /// Whether the process of the leader with this vote has ended, as far as this replica sees. If so, its lease is dropped.
     async fn sees_end(&self, vote: &Vote) -> bool {
-        let mut belief = self.evidence.belief.lock().await;
+        let mut known = self.evidence.belief.lock().await;
         if self.followed() != Some(*vote) {
             return false;
         }
+        let (belief, accused) = &mut *known;
         let now = Instant::now();
         if belief.holds(vote, now) {
             return true;
         }
-        if !belief.is_open(now) || !self.has_ended(vote).await {
+        let Some(leader) = self.connection(vote.leader_id().voted_for) else { return false };
+        if !(belief.is_open(now) || self.was_so(belief, accused).await)
+            || !self.has_ended(&leader, vote).await
+        {
             return false;
         }
+        *accused = Some(leader);
         let leader = vote.leader_id().voted_for;
         tracing::info!(group = %self.name, replica = %self.me, leader = %ReplicaId(leader), "the leader's process has ended");
         belief.begins(*vote, Instant::now());
@@ -133,17 +142,30 @@ impl<C: Logged> Group<C> {
         self.raft.handle_transfer_leader(dropped).await.is_ok()
     }
 
+    /// Whether what was believed last was so: nobody is there, or a process that began since.
+    async fn was_so(&self, belief: &Belief, accused: &Option<Connection>) -> bool {
+        let Some((accused, (vote, past))) = accused.as_ref().zip(belief.last(Instant::now())) else {
+            return false;
+        };
+        match accused.dial().await {
+            Dialled::Refused => true,
+            Dialled::Unknown => false,
+            Dialled::Taken => {
+                let seen = accused.ask::<_, Seen>(PeerCall::Ended, &vote, ANSWER).await;
+                seen.is_ok_and(|seen| seen.runs < past)
+            }
+        }
+    }
+
     /// Dials the leader, and asks whoever takes it.
-    async fn has_ended(&self, vote: &Vote) -> bool {
-        let leader = vote.leader_id().voted_for;
-        let Some(connection) = self.connection(leader) else { return false };
+    async fn has_ended(&self, leader: &Connection, vote: &Vote) -> bool {
         for _ in 0..LOOKS {
-            match connection.dial().await {
+            match leader.dial().await {
                 Dialled::Refused => return true,
                 Dialled::Unknown => return false,
                 Dialled::Taken => {}
             }
-            match connection.ask::<_, Seen>(PeerCall::Ended, vote, ANSWER).await {
+            match leader.ask::<_, Seen>(PeerCall::Ended, vote, ANSWER).await {
                 Ok(seen) => return seen.ended,
                 Err(e) => tracing::debug!(group = %self.name, error = %e, "the leader does not answer"),
             }
@@ -192,7 +214,7 @@ impl<C: Logged> Group<C> {
             }
             ended
         };
-        wire::encode(&Seen { ended, last: self.last() })
+        wire::encode(&Seen { ended, last: self.last(), runs: self.network.peers.runs() })
     }
 
     fn leads_with(&self, vote: &Vote) -> bool {

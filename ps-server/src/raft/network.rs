@@ -40,7 +40,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::sync::broadcast;
 use tonic::transport::{Channel, Endpoint};
@@ -54,6 +54,7 @@ const ERROR_PAUSE: Duration = Duration::from_millis(50);
 pub struct Peers {
     channels: Mutex<HashMap<(String, bool), Channel>>,
     fleet: AtomicU64,
+    began: Instant,
     /// Servers of which a connection to this one has closed.
     closings: broadcast::Sender<ServerId>,
 }
@@ -61,7 +62,7 @@ pub struct Peers {
 impl Default for Peers {
     fn default() -> Self {
         let closings = broadcast::channel(CLOSINGS).0;
-        Self { channels: Mutex::default(), fleet: AtomicU64::default(), closings }
+        Self { channels: Mutex::default(), fleet: AtomicU64::default(), began: Instant::now(), closings }
     }
 }
 
@@ -107,6 +108,11 @@ impl Peers {
     /// The fleet, or 0.
     pub fn fleet(&self) -> u64 {
         self.fleet.load(Relaxed)
+    }
+
+    /// For how long this process has run.
+    pub(super) fn runs(&self) -> Duration {
+        self.began.elapsed()
     }
 
     /// A connection from this server to here has closed.

@@ -40,10 +40,13 @@ impl<C: Logged> Group<C> {
     }
 
     /// Answers a stream of appends. The first request that is none ends it, behind the answers to those before.
-    pub fn answer_appends(
+    pub fn answer_appends<S>(
         &self,
-        requests: impl Stream<Item = Result<WithBulk<PeerRequest>, WireError>> + Send + 'static,
-    ) -> impl Stream<Item = Result<Bytes, WireError>> + Send + 'static {
+        requests: S,
+    ) -> impl Stream<Item = Result<Bytes, WireError>> + Send + use<C, S>
+    where
+        S: Stream<Item = Result<WithBulk<PeerRequest>, WireError>> + Send + 'static,
+    {
         let shared = Arc::new(Mutex::new(Shared::default()));
         let (this, taken, given) = (self.clone(), shared.clone(), shared.clone());
         let requests = requests.map(move |request| this.append_of(request?));
@@ -61,7 +64,7 @@ impl<C: Logged> Group<C> {
             })
         });
         let this = self.clone();
-        let answers = self.raft.stream_append(requests).map(move |answer| {
+        let answers = self.raft.stream_append(requests).boxed().map(move |answer| {
             let answer = AppendEntriesResponse::<Types<C>>::from(answer.map_err(WireError::new)?);
             if given.lock().wakes.pop_front() == Some(true) && this.is_asleep() {
                 this.wake();
