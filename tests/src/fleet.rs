@@ -4,7 +4,7 @@ use crate::wait;
 use anyhow::{Context, Result, bail, ensure};
 use paraft_client::{Transport, status};
 use paraft_common::{Durability, ServerId, ShardId};
-use paraft_fleet::faults::{Faults, proxy::Proxies};
+use paraft_fleet::faults::{Faults, link::Links, proxy::Proxies};
 use paraft_proto::{
     DescribeReply, HelloReply, HelloRequest, ShardStatus, StatusReply, control_client::ControlClient,
 };
@@ -123,7 +123,7 @@ impl Fleet {
             listeners.iter().map(|l| Ok(l.local_addr()?.to_string())).collect::<std::io::Result<_>>()?;
         let data = tempfile::tempdir()?;
         let proxies = match options.proxies {
-            true => Some(Proxies::start(options.servers, data.path(), None)?),
+            true => Some(Proxies::start(options.servers, data.path(), Links::default())?),
             false => None,
         };
         let addresses = proxies.as_ref().map_or(listens.clone(), |p| p.addresses().to_vec());

@@ -1,4 +1,4 @@
-//! A link that is longer and narrower than loopback, between a worker and a server. It is in a proxy of this process, so it
+//! A link that is longer and narrower than loopback, between a worker and a server, or between two servers. It is in a proxy of this process, so it
 //! needs neither root nor another machine. Its clock has a granularity of a millisecond.
 
 use std::time::Duration;
@@ -9,7 +9,16 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// What each connection of a worker is like, each way.
+/// What the connections to the servers are like; none: as they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Links {
+    /// Those of workers.
+    pub workers: Option<Link>,
+    /// Those of other servers.
+    pub servers: Option<Link>,
+}
+
+/// What each connection is like, each way.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Link {
     /// How long a byte is under way beyond what loopback takes.

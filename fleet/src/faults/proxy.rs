@@ -8,7 +8,7 @@
 
 use super::{
     Faults,
-    link::{self, Link},
+    link::{self, Links},
     process,
 };
 use parking_lot::Mutex;
@@ -43,8 +43,7 @@ struct Shared {
     targets: watch::Sender<Vec<Option<SocketAddr>>>,
     fronts: Vec<Front>,
     faults: watch::Sender<Faults>,
-    /// What workers' connections are like; those of servers are as they are.
-    link: Option<Link>,
+    links: Links,
     run_dir: PathBuf,
     /// Each server's process, as last seen: to look through all processes of the machine costs milliseconds.
     pids: Mutex<Vec<(u32, u32)>>,
@@ -96,14 +95,14 @@ fn bound(address: SocketAddr) -> io::Result<Socket> {
 
 impl Proxies {
     /// `count` proxies on free ports of loopback, for servers whose data folders are in `run_dir`.
-    pub fn start(count: u32, run_dir: &Path, link: Option<Link>) -> io::Result<Self> {
+    pub fn start(count: u32, run_dir: &Path, links: Links) -> io::Result<Self> {
         let runtime =
             Builder::new_multi_thread().worker_threads(2).thread_name("paraft-proxy").enable_all().build()?;
         let shared = Arc::new(Shared {
             targets: watch::Sender::new(vec![None; count as usize]),
             fronts: (0..count).map(|_| Front::new()).collect::<io::Result<_>>()?,
             faults: watch::Sender::new(Faults::default()),
-            link,
+            links,
             run_dir: run_dir.to_path_buf(),
             pids: Mutex::default(),
         });
@@ -276,10 +275,12 @@ impl Connection {
         mut write: WriteHalf<'_>,
         mut faults: watch::Receiver<Faults>,
     ) {
-        if let Some(link) = self.shared.link
-            && self.from().await.is_none()
-        {
-            return link::carry(link, read, write).await;
+        let Links { workers, servers } = self.shared.links;
+        if workers.is_some() || servers.is_some() {
+            let link = if self.from().await.is_none() { workers } else { servers };
+            if let Some(link) = link {
+                return link::carry(link, read, write).await;
+            }
         }
         let mut buffer = vec![0; 64 << 10];
         loop {

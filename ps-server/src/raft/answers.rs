@@ -74,8 +74,7 @@ impl<C: Logged> Group<C> {
                 self.me
             )));
         }
-        // Most messages are a reason to wake, once it is answered: what
-        // it says of the leader counts before the timer does.
+        // Most messages are a reason to wake, once they are answered: what they say of the leader counts before the timer does.
         let mut wakes = true;
         let answer = match request.call() {
             PeerCall::Append => {
