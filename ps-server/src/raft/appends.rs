@@ -6,14 +6,15 @@
 //! asks the follower where its log ends, and sends from there.
 
 use super::{
+    network::{Answers, CallError, Connection, ERROR_PAUSE, unreachable},
     replicated::Logged,
     types::{LogId, Types},
     wire,
 };
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, stream};
 use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, StreamAppendResult};
 use paraft_common::Payload;
-use paraft_proto::{PeerRequest, WithBulk};
+use paraft_proto::{Incoming, PeerCall, PeerReply, PeerRequest, WithBulk, services};
 use parking_lot::Mutex;
 use std::{
     collections::VecDeque,
@@ -29,6 +30,14 @@ const MESSAGES: usize = 16;
 /// Bytes of payload under way: what 40 ms are long at 400 MB/s. A follower may have as much of each group in its memory before
 /// its log takes it.
 const BYTES: usize = 16 << 20;
+
+/// A follower that has something to answer, and answers nothing for so long, is not there. A megabyte on a slow link takes
+/// longer than a heartbeat's time.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// A stream of appends that has had nothing to carry for so long ends: an idle server keeps none open.
+const IDLE: Duration = Duration::from_secs(2);
+/// Between two looks at both.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What is under way to a follower.
 struct UnderWay<S> {
@@ -161,6 +170,67 @@ impl<S> Answered<S> {
 impl<S> Drop for Answered<S> {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+impl Connection {
+    /// Opens a stream of appends.
+    pub(super) async fn appends<C: Logged>(
+        &mut self,
+        requests: impl Stream<Item = AppendEntriesRequest<Types<C>>> + Send + Unpin + 'static,
+    ) -> Result<Answers<'static, C>, CallError> {
+        let channel = self.peers.channel(&self.address(), true).map_err(CallError::Setup)?;
+        let (outgoing, answered) = pipeline(requests, self.head(PeerCall::Append));
+        let opened = tokio::time::timeout(TIMEOUT, services::peer_appends(&channel, outgoing)).await;
+        let replies = match opened {
+            Ok(Ok(replies)) => replies,
+            Ok(Err(status)) => {
+                self.one_by_one = status.code() == tonic::Code::Unimplemented;
+                tokio::time::sleep(ERROR_PAUSE).await;
+                return Err(CallError::Status(status));
+            }
+            Err(_) => return Err(CallError::Timeout(TIMEOUT)),
+        };
+        let answers = stream::unfold(Some((replies, answered)), |open| async move {
+            let (mut replies, answered) = open?;
+            match next_answer(&mut replies, &answered).await {
+                Ok(None) => None,
+                // A refusal is the last answer: what was sent behind it is void.
+                Ok(Some(refusal @ Err(_))) => Some((Ok(refusal), None)),
+                Ok(Some(answer)) => Some((Ok(answer), Some((replies, answered)))),
+                Err(e) => {
+                    tokio::time::sleep(ERROR_PAUSE).await;
+                    Some((Err(unreachable(e)), None))
+                }
+            }
+        });
+        Ok(answers.boxed())
+    }
+}
+
+/// The next answer of a follower; `None`: the stream has ended, with everything answered.
+async fn next_answer<C: Logged, S>(
+    replies: &mut Incoming<PeerReply>,
+    answered: &Answered<S>,
+) -> Result<Option<StreamAppendResult<Types<C>>>, CallError> {
+    let reply = loop {
+        if let Ok(reply) = tokio::time::timeout(LOOK, replies.message()).await {
+            break reply.map_err(CallError::Status)?;
+        }
+        match answered.since() {
+            (true, since) if since > TIMEOUT => return Err(CallError::Timeout(TIMEOUT)),
+            (false, since) if since > IDLE => answered.close(),
+            _ => {}
+        }
+    };
+    let unasked = || CallError::Setup("an answer to nothing".into());
+    match reply {
+        Some(reply) => {
+            let answer = wire::decode(&reply.message.header)?;
+            answered.answer(answer).ok_or_else(unasked).map(Some)
+        }
+        None if answered.is_complete() => Ok(None),
+        None => Err(CallError::Setup("the stream ended before its answers".into())),
     }
 }
 

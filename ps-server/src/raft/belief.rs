@@ -1,7 +1,20 @@
-//! Which evidence of a leader's end a replica has believed. No clock, no network.
+//! Which evidence of a leader's end a replica has believed.
 
-use super::types::Vote;
-use std::time::{Duration, Instant};
+use super::{network::Connection, types::Vote};
+use std::{
+    sync::atomic::AtomicBool,
+    time::{Duration, Instant},
+};
+use tokio::sync::Mutex;
+
+/// What a replica knows of its leader's end.
+#[derive(Default)]
+pub(super) struct Evidence {
+    /// And the way to whom it was believed of last.
+    pub belief: Mutex<(Belief, Option<Connection>)>,
+    /// It is looking for the next leader.
+    pub succeeding: AtomicBool,
+}
 
 /// A replica believes evidence once in so long, unless it can tell that the last was true: where it is false (a host that refuses
 /// connections for a process that lives), less than one election a second comes of it.
@@ -9,7 +22,7 @@ pub(super) const ONCE_IN: Duration = Duration::from_millis(1500);
 /// What is believed is looked at anew after this long: the leader may have been there all the time.
 const LASTS: Duration = Duration::from_millis(500);
 
-/// Of which leader a replica has believed last that its process has ended, and when.
+/// Of which leader a replica has believed last that its process has ended, and when. It has no clock.
 #[derive(Debug, Default)]
 pub(super) struct Belief(Option<(Vote, Instant)>);
 

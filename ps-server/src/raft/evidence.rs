@@ -19,7 +19,7 @@ use super::{
     belief::Belief,
     group::Group,
     leadership::Role,
-    network::{Connection, Dialled},
+    network::{Connection, Dialled, Peers},
     replica::ReplicaId,
     replicated::Logged,
     types::{LogId, Vote},
@@ -30,10 +30,10 @@ use futures::future::join_all;
 use openraft::{async_runtime::WatchReceiver, raft::TransferLeaderRequest};
 use paraft_proto::PeerCall;
 use std::{
-    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    sync::atomic::Ordering::SeqCst,
     time::{Duration, Instant},
 };
-use tokio::sync::{Mutex, broadcast::error::RecvError};
+use tokio::sync::broadcast::error::RecvError;
 
 /// Who is asked answers this soon, or counts as not there.
 const ANSWER: Duration = Duration::from_millis(100);
@@ -46,15 +46,6 @@ const LATER: Duration = Duration::from_millis(50);
 /// After so many times the timer takes over: without the lease it is soon over.
 const ROUNDS: u32 = 3;
 
-/// What a replica knows of its leader's end.
-#[derive(Default)]
-pub(super) struct Evidence {
-    /// And the way to whom it was believed of last.
-    belief: Mutex<(Belief, Option<Connection>)>,
-    /// It is looking for the next leader.
-    succeeding: AtomicBool,
-}
-
 /// What a voter answers who is asked whether it sees the same.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub(super) struct Seen {
@@ -64,6 +55,11 @@ pub(super) struct Seen {
     pub last: Option<LogId>,
     /// For how long the process that answers has run.
     pub runs: Duration,
+}
+
+/// The answer of a server that hosts no replica of the group at present: none of its own leads it.
+pub fn ended_here(peers: &Peers) -> Result<Bytes, WireError> {
+    wire::encode(&Seen { ended: true, last: None, runs: peers.runs() })
 }
 
 impl<C: Logged> Group<C> {

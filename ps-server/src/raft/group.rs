@@ -2,10 +2,10 @@
 
 use super::{
     asleep::Sleep,
+    belief::Evidence,
     checks::{Checks, Digest},
     compaction::{Held, compact},
     disk::Folder,
-    evidence::Evidence,
     image::RawImage,
     incoming::Incoming,
     leadership::{Leadership, Role, watch_leadership},

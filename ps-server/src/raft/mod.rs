@@ -61,6 +61,7 @@ mod wire;
 
 pub use checks::Digest;
 pub use disk::Folder;
+pub use evidence::ended_here;
 pub use group::{Group, GroupOptions, ProposeError};
 pub use image::RawImage;
 pub use leadership::{Leadership, Role};

@@ -5,7 +5,6 @@
 //! name, and does not answer for the old one.
 
 use super::{
-    appends::{self, Answered},
     image::RawImage,
     replica::ReplicaId,
     replicated::Logged,
@@ -29,7 +28,7 @@ use openraft::{
     },
 };
 use paraft_common::{Payload, ServerId};
-use paraft_proto::{Incoming, PeerCall, PeerReply, PeerRequest, WithBulk, limits, services};
+use paraft_proto::{PeerCall, PeerRequest, WithBulk, limits, services};
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
@@ -48,7 +47,7 @@ use tonic::transport::{Channel, Endpoint};
 /// Pause before an error is given back. openraft backs off by itself from appends that fail one by one, as ours do; a
 /// `stream_append` of our own that failed before it took a request would make its leader spin at a whole core while one
 /// follower is down (deploy/tests/cli/hazards.rs). Votes and pieces of snapshots are tried again at once.
-const ERROR_PAUSE: Duration = Duration::from_millis(50);
+pub(super) const ERROR_PAUSE: Duration = Duration::from_millis(50);
 
 /// Connections to the other servers. One for the whole process.
 pub struct Peers {
@@ -125,7 +124,7 @@ impl Peers {
         self.closings.subscribe()
     }
 
-    fn channel(&self, address: &str, bulk: bool) -> Result<Channel, String> {
+    pub(super) fn channel(&self, address: &str, bulk: bool) -> Result<Channel, String> {
         let key = (address.to_string(), bulk);
         let mut channels = self.channels.lock();
         if let Some(c) = channels.get(&key) {
@@ -211,7 +210,7 @@ impl<C: Logged> RaftNetworkFactory<Types<C>> for Network {
 
 /// One group's way to one peer.
 pub struct Connection {
-    peers: Arc<Peers>,
+    pub(super) peers: Arc<Peers>,
     group: u32,
     me: ReplicaId,
     target: u64,
@@ -220,24 +219,16 @@ pub struct Connection {
     addresses: Addresses,
     bulk: bool,
     /// The other is of a release that takes appends one by one.
-    one_by_one: bool,
+    pub(super) one_by_one: bool,
 }
 
 /// The answers to a stream of appends.
-type Answers<'s, C> = BoxStream<'s, Result<StreamAppendResult<Types<C>>, RPCError<Types<C>>>>;
+pub(super) type Answers<'s, C> = BoxStream<'s, Result<StreamAppendResult<Types<C>>, RPCError<Types<C>>>>;
 type Opened<'s, C> = Result<Answers<'s, C>, RPCError<Types<C>>>;
-
-/// A follower that has something to answer, and answers nothing for so long, is not there. A megabyte on a slow link takes
-/// longer than a heartbeat's time.
-const APPEND_TIMEOUT: Duration = Duration::from_secs(5);
-/// A stream of appends that has had nothing to carry for so long ends: an idle server keeps none open.
-const APPEND_IDLE: Duration = Duration::from_secs(2);
-/// Between two looks at both.
-const APPEND_LOOK: Duration = Duration::from_secs(1);
 
 /// Why a call to a peer failed; always worth a back-off, so always "unreachable" to openraft.
 #[derive(Debug, thiserror::Error)]
-enum CallError {
+pub(super) enum CallError {
     #[error("{0}")]
     Setup(String),
     #[error(transparent)]
@@ -250,7 +241,7 @@ enum CallError {
 
 impl Connection {
     /// A message without its header; payloads go beside it.
-    fn head(&self, kind: PeerCall) -> PeerRequest {
+    pub(super) fn head(&self, kind: PeerCall) -> PeerRequest {
         PeerRequest {
             group: self.group,
             from: self.me.0,
@@ -263,7 +254,7 @@ impl Connection {
     }
 
     /// Where the other is now.
-    fn address(&self) -> String {
+    pub(super) fn address(&self) -> String {
         self.addresses.of(self.target).unwrap_or_else(|| self.address.clone())
     }
 
@@ -298,39 +289,6 @@ impl Connection {
         answer
     }
 
-    /// Opens a stream of appends.
-    async fn appends<C: Logged>(
-        &mut self,
-        requests: impl Stream<Item = AppendEntriesRequest<Types<C>>> + Send + Unpin + 'static,
-    ) -> Result<Answers<'static, C>, CallError> {
-        let channel = self.peers.channel(&self.address(), true).map_err(CallError::Setup)?;
-        let (outgoing, answered) = appends::pipeline(requests, self.head(PeerCall::Append));
-        let opened = tokio::time::timeout(APPEND_TIMEOUT, services::peer_appends(&channel, outgoing)).await;
-        let replies = match opened {
-            Ok(Ok(replies)) => replies,
-            Ok(Err(status)) => {
-                self.one_by_one = status.code() == tonic::Code::Unimplemented;
-                tokio::time::sleep(ERROR_PAUSE).await;
-                return Err(CallError::Status(status));
-            }
-            Err(_) => return Err(CallError::Timeout(APPEND_TIMEOUT)),
-        };
-        let answers = stream::unfold(Some((replies, answered)), |open| async move {
-            let (mut replies, answered) = open?;
-            match next_answer(&mut replies, &answered).await {
-                Ok(None) => None,
-                // A refusal is the last answer: what was sent behind it is void.
-                Ok(Some(refusal @ Err(_))) => Some((Ok(refusal), None)),
-                Ok(Some(answer)) => Some((Ok(answer), Some((replies, answered)))),
-                Err(e) => {
-                    tokio::time::sleep(ERROR_PAUSE).await;
-                    Some((Err(unreachable(e)), None))
-                }
-            }
-        });
-        Ok(answers.boxed())
-    }
-
     async fn call<Q: Serialize, A: DeserializeOwned>(
         &self,
         kind: PeerCall,
@@ -350,33 +308,7 @@ impl Connection {
     }
 }
 
-/// The next answer of a follower; `None`: the stream has ended, with everything answered.
-async fn next_answer<C: Logged, S>(
-    replies: &mut Incoming<PeerReply>,
-    answered: &Answered<S>,
-) -> Result<Option<StreamAppendResult<Types<C>>>, CallError> {
-    let reply = loop {
-        if let Ok(reply) = tokio::time::timeout(APPEND_LOOK, replies.message()).await {
-            break reply.map_err(CallError::Status)?;
-        }
-        match answered.since() {
-            (true, since) if since > APPEND_TIMEOUT => return Err(CallError::Timeout(APPEND_TIMEOUT)),
-            (false, since) if since > APPEND_IDLE => answered.close(),
-            _ => {}
-        }
-    };
-    let unasked = || CallError::Setup("an answer to nothing".into());
-    match reply {
-        Some(reply) => {
-            let answer = wire::decode(&reply.message.header)?;
-            answered.answer(answer).ok_or_else(unasked).map(Some)
-        }
-        None if answered.is_complete() => Ok(None),
-        None => Err(CallError::Setup("the stream ended before its answers".into())),
-    }
-}
-
-fn unreachable<C: Logged>(e: CallError) -> RPCError<Types<C>> {
+pub(super) fn unreachable<C: Logged>(e: CallError) -> RPCError<Types<C>> {
     RPCError::Unreachable(Unreachable::new(&e))
 }
 
@@ -389,7 +321,8 @@ impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
         option: RPCOption,
     ) -> Result<AppendEntriesResponse<Types<C>>, RPCError<Types<C>>> {
         let payloads = wire::payloads(&rpc.entries);
-        let ttl = option.hard_ttl().max(APPEND_TIMEOUT);
+        // A megabyte on a slow link takes longer than a heartbeat's time.
+        let ttl = option.hard_ttl().max(Duration::from_secs(5));
         self.paced(PeerCall::Append, &rpc, payloads, ttl).await.map_err(unreachable)
     }
 

@@ -3,7 +3,7 @@
 use crate::{
     connections::{self, Rank, Visitor},
     control::ControlReplica,
-    raft::{Peers, ReplicaId, WireError},
+    raft::{Peers, ReplicaId, WireError, ended_here},
     replicas::Replicas,
     replicated::{Group, GroupId},
 };
@@ -11,11 +11,11 @@ use futures::{FutureExt, Stream, StreamExt, TryStreamExt, future::ready, stream}
 use http::{Request, Response};
 use paraft_common::ServerId;
 use paraft_proto::{
-    Incoming, PeerReply, PeerRequest, WithBulk, bulk, limits,
+    Incoming, PeerCall, PeerReply, PeerRequest, WithBulk, bulk, limits,
     services::{self, Handler},
 };
 use std::{sync::Arc, time::Duration};
-use tonic::{Status, body::Body};
+use tonic::{Code, Status, body::Body};
 
 /// The service for servers.
 #[derive(Clone)]
@@ -105,9 +105,21 @@ impl PeersService {
     }
 
     async fn call(&self, request: WithBulk<PeerRequest>) -> Result<PeerReply, Status> {
-        let group = self.group(&request.message)?;
-        let header = group.answer(request).await.map_err(|e| Status::invalid_argument(e.to_string()))?;
+        let refused = |e: WireError| Status::invalid_argument(e.to_string());
+        let group = match self.group(&request.message) {
+            // Also of a server that was started again and has not been given a replica yet.
+            Err(e) if e.code() == Code::NotFound && self.is_asked_for_its_end(&request.message) => {
+                return Ok(PeerReply { header: ended_here(&self.peers).map_err(refused)? });
+            }
+            group => group?,
+        };
+        let header = group.answer(request).await.map_err(refused)?;
         Ok(PeerReply { header })
+    }
+
+    fn is_asked_for_its_end(&self, message: &PeerRequest) -> bool {
+        let server = self.control.get().me().server();
+        message.call() == PeerCall::Ended && ReplicaId(message.to).server() == server
     }
 
     /// The replica here of the group that a message is for, which must be one of this fleet and from a member.
