@@ -3,7 +3,11 @@
 
 use crate::{
     failure::Failure,
-    faults::{FAULTS_FILE, Faults, link::Link, proxy::Proxies},
+    faults::{
+        FAULTS_FILE, Faults,
+        link::{Link, Links},
+        proxy::Proxies,
+    },
     process::{self, Process},
 };
 use paraft_trace::TRACE_FOLDER;
@@ -58,6 +62,8 @@ pub struct Extras {
     pub straggle: Option<Straggle>,
     /// What the workers' connections to the servers are like; needs `cluster.transport = "tcp"`.
     pub link: Option<Link>,
+    /// What the servers' connections to each other are like.
+    pub between: Option<Link>,
 }
 
 /// Proxies before the servers: for faults on purpose, or for a link of another kind.
@@ -308,14 +314,15 @@ impl Fleet {
 impl FaultPoints {
     /// Where something needs them.
     fn open(servers: u32, run_dir: &Path, extras: &Extras) -> Result<Option<Self>, Failure> {
-        if !extras.faults && extras.link.is_none() {
+        let links = Links { workers: extras.link, servers: extras.between };
+        if !extras.faults && links == Links::default() {
             return Ok(None);
         }
         let file = extras.faults.then(|| run_dir.join(FAULTS_FILE));
         if let Some(file) = &file {
             Faults::default().write(file).map_err(|e| Failure::write(file, e))?;
         }
-        let proxies = Proxies::start(servers, run_dir, extras.link);
+        let proxies = Proxies::start(servers, run_dir, links);
         let proxies = proxies.map_err(|e| Failure::new(exit::IO, format!("no proxies: {e}")))?;
         Ok(Some(Self { proxies, file }))
     }

@@ -23,6 +23,8 @@ pub const READ: &str = "/paraft.v1.Shards/Read";
 pub const CHECKPOINT: &str = "/paraft.v1.Shards/Checkpoint";
 /// `Peers.Call`.
 pub const CALL: &str = "/paraft.v1.Peers/Call";
+/// `Peers.Append`.
+pub const APPEND: &str = "/paraft.v1.Peers/Append";
 
 /// `Shards.Exchange`: a worker's stream to a shard.
 pub async fn exchange(
@@ -51,6 +53,14 @@ pub async fn checkpoint(
 pub async fn peer_call(channel: &Channel, request: WithBulk<PeerRequest>) -> Result<PeerReply, Status> {
     let answer = bulk::call(channel, CALL, stream::iter([request]), limits::MAX_MESSAGE_BYTES).await?;
     Ok(answer.only().await?.message)
+}
+
+/// `Peers.Append`: a leader's appends to a follower, and its answers.
+pub async fn peer_appends(
+    channel: &Channel,
+    requests: impl Stream<Item = WithBulk<PeerRequest>> + Send + Unpin + 'static,
+) -> Result<Incoming<PeerReply>, Status> {
+    bulk::call(channel, APPEND, requests, limits::MAX_MESSAGE_BYTES).await
 }
 
 /// What answers the requests to one gRPC service.

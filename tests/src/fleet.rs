@@ -4,6 +4,7 @@ use crate::wait;
 use anyhow::{Context, Result, bail, ensure};
 use paraft_client::{Transport, status};
 use paraft_common::{Durability, ServerId, ShardId};
+use paraft_fleet::faults::{Faults, link::Links, proxy::Proxies};
 use paraft_proto::{
     DescribeReply, HelloReply, HelloRequest, ShardStatus, StatusReply, control_client::ControlClient,
 };
@@ -27,7 +28,7 @@ use tonic::transport::Endpoint;
 pub use paraft_proof::At;
 
 /// Short, so that a failover takes a fraction of a second; long enough for two busy cores.
-const ELECTION: Duration = Duration::from_millis(200);
+pub const ELECTION: Duration = Duration::from_millis(200);
 /// A silent server's replicas go elsewhere after this long, where there is an elsewhere.
 const REPLACE: Duration = Duration::from_secs(3);
 /// Replicas are compared this often.
@@ -39,7 +40,11 @@ pub struct Fleet {
     /// What a worker needs to know of it.
     pub at: At,
     slots: Vec<Slot>,
+    /// Where the servers listen; their addresses are those of the proxies before them, if there are any.
+    listens: Vec<String>,
+    proxies: Option<Proxies>,
     durability: Durability,
+    election: Duration,
     data: TempDir,
     asking: Runtime,
 }
@@ -63,11 +68,22 @@ pub struct FleetOptions {
     pub replicas: u32,
     /// What an acknowledged push survives.
     pub durability: Durability,
+    /// The election timeout.
+    pub election: Duration,
+    /// Each server is behind a proxy, for [`Fleet::put`].
+    pub proxies: bool,
 }
 
 impl Default for FleetOptions {
     fn default() -> Self {
-        Self { servers: 1, shards: 1, replicas: 1, durability: Durability::default() }
+        Self {
+            servers: 1,
+            shards: 1,
+            replicas: 1,
+            durability: Durability::default(),
+            election: ELECTION,
+            proxies: false,
+        }
     }
 }
 
@@ -103,13 +119,22 @@ impl Fleet {
         let listeners = (0..options.servers)
             .map(|_| TcpListener::bind("127.0.0.1:0"))
             .collect::<std::io::Result<Vec<_>>>()?;
-        let addresses =
+        let listens: Vec<String> =
             listeners.iter().map(|l| Ok(l.local_addr()?.to_string())).collect::<std::io::Result<_>>()?;
+        let data = tempfile::tempdir()?;
+        let proxies = match options.proxies {
+            true => Some(Proxies::start(options.servers, data.path(), Links::default())?),
+            false => None,
+        };
+        let addresses = proxies.as_ref().map_or(listens.clone(), |p| p.addresses().to_vec());
         Ok(Self {
             at: At { addresses, shards: options.shards, replicas: options.replicas, transport: transport() },
             slots: listeners.into_iter().map(Slot::Bound).collect(),
+            listens,
+            proxies,
             durability: options.durability,
-            data: tempfile::tempdir()?,
+            election: options.election,
+            data,
             asking: Builder::new_current_thread().enable_all().build()?,
         })
     }
@@ -123,7 +148,7 @@ impl Fleet {
 
     /// Starts a killed server again at its address: a new process, which knows what its folder holds.
     pub fn restart_server(&mut self, id: u32) -> Result<()> {
-        let address = &self.at.addresses[id as usize];
+        let address = &self.listens[id as usize];
         let bind = || TcpListener::bind(address);
         let listener = wait::until("the dead server's port", bind, |l| l.is_ok())?;
         self.run(id, listener)
@@ -134,6 +159,7 @@ impl Fleet {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let (id, known) = (self.slots.len() as u32, self.at.addresses.clone());
         self.at.addresses.push(listener.local_addr()?.to_string());
+        self.listens.push(listener.local_addr()?.to_string());
         self.slots.push(Slot::Dead);
         self.run_at(id, listener, Place::Joins(known))?;
         Ok(id)
@@ -145,6 +171,7 @@ impl Fleet {
         let (deaf, listener) = (TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?);
         let (id, known) = (self.slots.len() as u32, self.at.addresses.clone());
         self.at.addresses.push(deaf.local_addr()?.to_string());
+        self.listens.push(listener.local_addr()?.to_string());
         self.slots.push(Slot::Dead);
         self.run_at(id, listener, Place::Joins(known))?;
         Ok((id, deaf))
@@ -180,8 +207,8 @@ impl Fleet {
             shape: Shape { shards: self.at.shards, replicas: self.at.replicas, durability: self.durability },
             data: self.data(id),
             disk: Arc::new(RealDisk),
-            election: ELECTION,
-            timeouts: Timeouts::new(ELECTION, REPLACE),
+            election: self.election,
+            timeouts: Timeouts::new(self.election.min(ELECTION), REPLACE),
             check_every: Some(CHECK_EVERY),
             socket: paraft_host::socket_path(&self.at.addresses[id as usize]),
         };
@@ -202,8 +229,18 @@ impl Fleet {
         })?;
         let replicas = server.replicas();
         runtime.spawn(server.run(listener, None, std::future::pending()));
+        if let Some(proxies) = &self.proxies {
+            proxies.point(id, self.listens[id as usize].parse()?);
+        }
         self.slots[id as usize] = Slot::Running(runtime, replicas);
         Ok(())
+    }
+
+    /// Puts these faults, and no others, on the way to the servers.
+    pub fn put(&self, faults: &Faults) {
+        if let Some(proxies) = &self.proxies {
+            proxies.set(faults);
+        }
     }
 
     /// Ends a server as a crash does: no task runs on, no goodbye, its memory is gone.

@@ -1,4 +1,4 @@
-//! A link that is longer and narrower than loopback, between a worker and a server. It is in a proxy of this process, so it
+//! A link that is longer and narrower than loopback, between a worker and a server, or between two servers. It is in a proxy of this process, so it
 //! needs neither root nor another machine. Its clock has a granularity of a millisecond.
 
 use std::time::Duration;
@@ -9,7 +9,16 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// What each connection of a worker is like, each way.
+/// What the connections to the servers are like; none: as they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Links {
+    /// Those of workers.
+    pub workers: Option<Link>,
+    /// Those of other servers.
+    pub servers: Option<Link>,
+}
+
+/// What each connection is like, each way.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Link {
     /// How long a byte is under way beyond what loopback takes.
@@ -21,6 +30,8 @@ pub struct Link {
 /// Pieces that may be under way at once, of up to [`PIECE`] bytes.
 const UNDER_WAY: usize = 1024;
 const PIECE: usize = 64 << 10;
+/// A pause is as exact as this.
+const EXACT: Duration = Duration::from_millis(2);
 
 /// When a link takes what.
 struct Schedule {
@@ -49,8 +60,11 @@ pub async fn carry(link: Link, mut read: ReadHalf<'_>, mut write: WriteHalf<'_>)
             if send.send((due, buffer[..n].to_vec())).await.is_err() {
                 return;
             }
-            // What does not fit waits at its sender, as before a slow link.
-            sleep_until(free).await;
+            // What does not fit waits at its sender, as before a slow link. What is less than the clock is exact waits for nothing: the
+            // schedule keeps count of it.
+            if free > Instant::now() + EXACT {
+                sleep_until(free).await;
+            }
         }
     };
     let writer = async move {

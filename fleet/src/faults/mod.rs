@@ -34,6 +34,8 @@ pub struct Faults {
     pub slow_link_ms: BTreeMap<u32, u64>,
     /// Counts: when a server's grows, all connections to it are reset.
     pub resets: BTreeMap<u32, u64>,
+    /// Servers whose addresses refuse new connections, as if nobody listened there.
+    pub refused: BTreeSet<u32>,
     /// Servers whose files cannot grow.
     pub full_disk: BTreeSet<u32>,
     /// Every fsync of such a server takes so many milliseconds longer.
@@ -117,6 +119,7 @@ mod tests {
             cut: BTreeSet::from([(0, 2)]),
             slow_link_ms: BTreeMap::from([(0, 20)]),
             resets: BTreeMap::from([(2, 7)]),
+            refused: BTreeSet::from([1]),
             full_disk: BTreeSet::from([0]),
             slow_disk_ms: BTreeMap::from([(1, 5)]),
             failing_reads: BTreeSet::from([1]),

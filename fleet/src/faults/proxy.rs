@@ -1,27 +1,29 @@
 //! A TCP proxy before each server. Servers and workers know only the proxies, so that what passes between any two of
 //! them can be held up, slowed down or cut, without root and without a change to either.
 //!
+//! A server that is dead is refused here too, as by the kernel of its host: nobody listens at its address until it is back.
 //! A blocked connection is a black hole, as behind a dead switch: nothing is refused, nothing passes, and what was
 //! sent goes on when it is healed, if its sender has not given up. Who connects is found out from the kernel's table
 //! of sockets: a connection on loopback belongs to a process, and a server's command line has its place in the fleet.
 
 use super::{
     Faults,
-    link::{self, Link},
+    link::{self, Links},
     process,
 };
 use parking_lot::Mutex;
+use socket2::{Domain, SockRef, Socket, Type};
 use std::{
     io,
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
-        TcpStream,
+        TcpListener, TcpStream,
         tcp::{ReadHalf, WriteHalf},
     },
     runtime::{Builder, Runtime},
@@ -38,43 +40,75 @@ pub struct Proxies {
 
 struct Shared {
     /// Where each server listens, once it does.
-    targets: Mutex<Vec<Option<SocketAddr>>>,
+    targets: watch::Sender<Vec<Option<SocketAddr>>>,
+    fronts: Vec<Front>,
     faults: watch::Sender<Faults>,
-    /// What workers' connections are like; those of servers are as they are.
-    link: Option<Link>,
+    links: Links,
     run_dir: PathBuf,
     /// Each server's process, as last seen: to look through all processes of the machine costs milliseconds.
     pids: Mutex<Vec<(u32, u32)>>,
 }
 
+/// What is before one server: its address, at which somebody listens or nobody.
+struct Front {
+    address: SocketAddr,
+    /// Holds the port while nobody listens there, so that it refuses connections and nobody else takes it.
+    _holder: Socket,
+    /// The server has ended.
+    dead: watch::Sender<bool>,
+    listens: watch::Sender<bool>,
+}
+
+/// Whether a server that has ended is back is looked at this often.
+const LOOK: Duration = Duration::from_millis(5);
+/// A server that is there is reached through its proxy after this long.
+const OPENS: Duration = Duration::from_secs(2);
+
+impl Front {
+    fn new() -> io::Result<Self> {
+        let holder = bound(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+        let address = holder.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let (dead, listens) = (watch::Sender::new(false), watch::Sender::new(false));
+        Ok(Self { address, _holder: holder, dead, listens })
+    }
+
+    fn listen(&self) -> io::Result<TcpListener> {
+        let socket = bound(self.address)?;
+        socket.listen(1024)?;
+        socket.set_nonblocking(true)?;
+        TcpListener::from_std(socket.into())
+    }
+
+    /// Returns when connections are refused.
+    async fn dies(&self) {
+        self.dead.send_replace(true);
+        let _ = self.listens.subscribe().wait_for(|l| !l).await;
+    }
+}
+
+fn bound(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    Ok(socket)
+}
+
 impl Proxies {
     /// `count` proxies on free ports of loopback, for servers whose data folders are in `run_dir`.
-    pub fn start(count: u32, run_dir: &Path, link: Option<Link>) -> io::Result<Self> {
+    pub fn start(count: u32, run_dir: &Path, links: Links) -> io::Result<Self> {
         let runtime =
             Builder::new_multi_thread().worker_threads(2).thread_name("paraft-proxy").enable_all().build()?;
         let shared = Arc::new(Shared {
-            targets: Mutex::new(vec![None; count as usize]),
+            targets: watch::Sender::new(vec![None; count as usize]),
+            fronts: (0..count).map(|_| Front::new()).collect::<io::Result<_>>()?,
             faults: watch::Sender::new(Faults::default()),
-            link,
+            links,
             run_dir: run_dir.to_path_buf(),
             pids: Mutex::default(),
         });
-        let mut addresses = Vec::new();
+        let addresses = shared.fronts.iter().map(|f| f.address.to_string()).collect();
         for to in 0..count {
-            let listener = TcpListener::bind("127.0.0.1:0")?;
-            addresses.push(listener.local_addr()?.to_string());
-            listener.set_nonblocking(true)?;
-            let shared = shared.clone();
-            runtime.spawn(async move {
-                let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
-                loop {
-                    match listener.accept().await {
-                        Ok((client, peer)) => drop(tokio::spawn(carry(shared.clone(), client, peer, to))),
-                        // Too many open files, say: they will be fewer.
-                        Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
-                    }
-                }
-            });
+            runtime.spawn(serve(shared.clone(), to));
         }
         Ok(Self { addresses, shared, _runtime: runtime })
     }
@@ -84,10 +118,13 @@ impl Proxies {
         &self.addresses
     }
 
-    /// Says where a server listens.
+    /// Says where a server listens; returns when it is reached through its proxy.
     pub fn point(&self, server: u32, target: SocketAddr) {
-        if let Some(t) = self.shared.targets.lock().get_mut(server as usize) {
-            *t = Some(target);
+        let Some(front) = self.shared.fronts.get(server as usize) else { return };
+        self.shared.targets.send_modify(|all| all[server as usize] = Some(target));
+        let began = Instant::now();
+        while !*front.listens.borrow() && began.elapsed() < OPENS {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -104,10 +141,32 @@ impl Proxies {
 }
 
 impl Shared {
+    fn target(&self, server: u32) -> Option<SocketAddr> {
+        self.targets.borrow().get(server as usize).copied().flatten()
+    }
+
+    /// Returns when the server listens, and its address does not refuse connections.
+    async fn opens(&self, server: u32) {
+        let (mut targets, mut faults) = (self.targets.subscribe(), self.faults.subscribe());
+        loop {
+            let refused = faults.borrow_and_update().refused.contains(&server);
+            targets.mark_unchanged();
+            let lives = async { TcpStream::connect(self.target(server)?).await.ok() };
+            if !refused && lives.await.is_some() {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(LOOK) => {}
+                _ = targets.changed() => {}
+                _ = faults.changed() => {}
+            }
+        }
+    }
+
     /// The server whose connection has this local port.
     fn server_behind(&self, port: u16) -> Option<u32> {
         let known = self.pids.lock().clone();
-        let count = self.targets.lock().iter().flatten().count();
+        let count = self.targets.borrow().iter().flatten().count();
         let current = known.len() == count && known.iter().all(|(_, pid)| process::lives(*pid));
         let pids = match current {
             true => known,
@@ -118,6 +177,35 @@ impl Shared {
             }
         };
         process::owner_of(&pids, port)
+    }
+}
+
+/// Takes the connections to one server, while it lives and its address is not told to refuse them.
+async fn serve(shared: Arc<Shared>, to: u32) {
+    let front = &shared.fronts[to as usize];
+    let (mut faults, mut dead) = (shared.faults.subscribe(), front.dead.subscribe());
+    loop {
+        shared.opens(to).await;
+        let Ok(listener) = front.listen() else {
+            tokio::time::sleep(LOOK).await;
+            continue;
+        };
+        front.dead.send_replace(false);
+        front.listens.send_replace(true);
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                _ = faults.wait_for(|f| f.refused.contains(&to)) => break,
+                _ = dead.wait_for(|d| *d) => break,
+            };
+            match accepted {
+                Ok((client, peer)) => drop(tokio::spawn(carry(shared.clone(), client, peer, to))),
+                // Too many open files, say: they will be fewer.
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+        drop(listener);
+        front.listens.send_replace(false);
     }
 }
 
@@ -187,10 +275,12 @@ impl Connection {
         mut write: WriteHalf<'_>,
         mut faults: watch::Receiver<Faults>,
     ) {
-        if let Some(link) = self.shared.link
-            && self.from().await.is_none()
-        {
-            return link::carry(link, read, write).await;
+        let Links { workers, servers } = self.shared.links;
+        if workers.is_some() || servers.is_some() {
+            let link = if self.from().await.is_none() { workers } else { servers };
+            if let Some(link) = link {
+                return link::carry(link, read, write).await;
+            }
         }
         let mut buffer = vec![0; 64 << 10];
         loop {
@@ -211,15 +301,15 @@ impl Connection {
 /// One connection, from its beginning to its end.
 async fn carry(shared: Arc<Shared>, mut client: TcpStream, peer: SocketAddr, to: u32) {
     let mut faults = shared.faults.subscribe();
-    let target = shared.targets.lock().get(to as usize).copied().flatten();
-    let connection = Connection { shared, to, port: peer.port(), from: Default::default() };
+    let target = shared.target(to);
+    let connection = Connection { shared: shared.clone(), to, port: peer.port(), from: Default::default() };
     connection.passable(&mut faults).await;
-    let server = match target {
-        Some(target) => TcpStream::connect(target).await.ok(),
-        None => None,
+    let Some(target) = target else { return reset(&client) };
+    let server = TcpStream::connect(target).await.ok();
+    let Some(mut server) = server else {
+        shared.fronts[to as usize].dies().await;
+        return reset(&client);
     };
-    // A server that is dead refuses connections; this is as near as a proxy comes to that.
-    let Some(mut server) = server else { return reset(&client) };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     {
         let (cr, cw) = client.split();
@@ -231,11 +321,15 @@ async fn carry(shared: Arc<Shared>, mut client: TcpStream, peer: SocketAddr, to:
             () = connection.reset(&mut watched) => {}
         }
     }
+    // Whoever sees that the connection has ended, and dials again, finds nobody where the server has ended too.
+    if shared.target(to) == Some(target) && TcpStream::connect(target).await.is_err() {
+        shared.fronts[to as usize].dies().await;
+    }
     reset(&client);
     reset(&server);
 }
 
 /// Closing then sends a reset, at once.
 fn reset(stream: &TcpStream) {
-    let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
+    let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }

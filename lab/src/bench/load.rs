@@ -6,6 +6,7 @@ use paraft_common::{
 };
 use paraft_fleet::{
     failure::Failure,
+    faults::link::Link,
     fleet::{Extras, Fleet},
 };
 use paraft_worker::{Job, WorkerError, exit};
@@ -63,6 +64,8 @@ pub struct Shape<'a> {
     pub optimizer: &'a str,
     pub grace_ms: u64,
     pub set: &'a [String],
+    /// What the servers' connections to each other are like.
+    pub between: Option<Link>,
 }
 
 impl Default for Shape<'_> {
@@ -78,6 +81,7 @@ impl Default for Shape<'_> {
             optimizer: "sgd",
             grace_ms: 1000,
             set: &[],
+            between: None,
         }
     }
 }
@@ -112,7 +116,7 @@ impl BenchFleet {
         }
         let file = dir.join("job.toml");
         std::fs::write(&file, job.to_toml()).map_err(|e| super::write(&file, e))?;
-        let fleet = Fleet::servers(&job, dir, Extras::default())?;
+        let fleet = Fleet::servers(&job, dir, Extras { between: shape.between, ..Extras::default() })?;
         let server_job = job.server_job(&[TensorSpec::param("values", &[shape.values])]);
         Ok(Self { job, server_job, fleet })
     }

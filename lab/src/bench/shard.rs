@@ -8,6 +8,9 @@
 //! What the goodput of three replicas is compared with is the raw cost of moving the same bytes three times: three plain TCP
 //! transfers at once, each to a process of its own, until the last has ended. At once is the fair one, since a leader sends
 //! to both followers while it takes the next push. One after the other is given beside it.
+//!
+//! With `--delay-ms` the servers are that far from each other, each way, over links of `--mbit`, and so are the raw transfers: a
+//! byte that is sent waits in a proxy of this process. The worker stays beside them.
 
 use super::{
     far::FarSide,
@@ -19,7 +22,14 @@ use super::{
 use crate::statistics::{median, quantile};
 use clap::Args;
 use paraft_common::{Durability, codec::F32_BYTES};
-use paraft_fleet::{failure::Failure, launch};
+use paraft_fleet::{
+    failure::Failure,
+    faults::{
+        link::{Link, Links},
+        proxy::Proxies,
+    },
+    launch,
+};
 use paraft_worker::exit;
 use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicI32, thread, time::Duration};
 
@@ -46,6 +56,12 @@ pub struct ShardBenchArgs {
     /// Runs of each case, interleaved; the median counts.
     #[arg(long, default_value_t = 3, value_parser = super::repeats)]
     pub repeats: usize,
+    /// Milliseconds that a byte is under way between two servers.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub delay_ms: Option<u64>,
+    /// With --delay-ms: Mbit/s that a link carries.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub mbit: u32,
     /// Overrides a key of the job; may be given often.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -76,9 +92,11 @@ pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
         return Err(Failure::new(exit::USAGE, "--small times --small-buckets is more than 2^28 values"));
     }
     let most = args.replicas.iter().copied().max().unwrap_or(1) as usize;
-    let far: Vec<FarSide> = (0..most)
+    let mut far: Vec<FarSide> = (0..most)
         .map(|i| FarSide::start(raw::COMMAND, &format!("raw-{i}"), scratch.path()))
         .collect::<Result<_, _>>()?;
+    let link = args.link();
+    let _proxies = link.map(|link| behind(&mut far, link, scratch.path())).transpose()?;
     let mut raws: BTreeMap<(Durability, u32), Case> = BTreeMap::new();
     let mut cases: BTreeMap<(Durability, u32), Case> = BTreeMap::new();
     for repeat in 0..args.repeats {
@@ -102,13 +120,37 @@ pub fn run(args: &ShardBenchArgs) -> Result<i32, Failure> {
     Ok(exit::OK)
 }
 
+impl ShardBenchArgs {
+    fn link(&self) -> Option<Link> {
+        let delay = Duration::from_millis(self.delay_ms?);
+        Some(Link { delay, bits_per_s: Some(f64::from(self.mbit) * 1e6) })
+    }
+}
+
+/// Puts the far sides of the raw transfers behind such links.
+fn behind(far: &mut [FarSide], link: Link, dir: &Path) -> Result<Proxies, Failure> {
+    let links = Links { workers: Some(link), servers: Some(link) };
+    let proxies = Proxies::start(far.len() as u32, dir, links);
+    let proxies = proxies.map_err(|e| Failure::new(exit::IO, format!("no proxies: {e}")))?;
+    for (place, (side, proxy)) in (0..).zip(far.iter_mut().zip(proxies.addresses())) {
+        let target = side.address.parse().map_err(|e| Failure::new(exit::FAILED, e))?;
+        proxies.point(place, target);
+        side.address = proxy.clone();
+    }
+    Ok(proxies)
+}
+
+/// A raw transfer over a link is as long as this: its answer is under way for a small part of the time.
+const LINK_BYTES: usize = 128 << 20;
+
 /// Goodput in MB/s of so many raw transfers, each byte counted once: at once, and one after the other.
 fn transfers(
     args: &ShardBenchArgs,
     to: &[FarSide],
     interrupted: &AtomicI32,
 ) -> Result<[(&'static str, f64); 2], Failure> {
-    let payload = vec![1; args.values as usize * F32_BYTES];
+    let least = args.link().map_or(0, |_| LINK_BYTES);
+    let payload = vec![1; (args.values as usize * F32_BYTES).max(least)];
     let mut raws: Vec<Raw> = to.iter().map(|f| Raw::connect(f, Via::Tcp)).collect::<Result<_, _>>()?;
     let meter = Meter::new([]);
     let time = Duration::from_millis(args.millis) / 4;
@@ -138,7 +180,7 @@ fn one(
     let time = Duration::from_millis(args.millis);
     let values = args.values as usize;
     let timed = Shape::timed(durability);
-    let shape = Shape { values, replicas, set: &args.set, ..timed };
+    let shape = Shape { values, replicas, set: &args.set, between: args.link(), ..timed };
     let mut figures = Vec::new();
 
     let fleet = BenchFleet::start(shape, &dir.join("large"))?;

@@ -94,7 +94,11 @@ struct Held {
     /// Seconds since the process's first connection could come, at its last message.
     used: AtomicU64,
     rank: Mutex<Rank>,
+    /// Is called when it is closed.
+    tells: Mutex<Option<Tells>>,
 }
+
+type Tells = Box<dyn FnOnce() + Send>;
 
 /// How many connections there are, and what has become of others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -181,6 +185,7 @@ impl Connections {
             waker: AtomicWaker::new(),
             used: AtomicU64::new(now),
             rank: Mutex::new(Rank::Unknown),
+            tells: Mutex::default(),
         });
         state.open.insert(id, held.clone());
         self.let_go(&state, &shed);
@@ -205,8 +210,12 @@ impl Connections {
 
     fn closed(&self, id: u64) {
         let mut state = self.state.lock();
-        state.open.remove(&id);
+        let held = state.open.remove(&id);
         state.table.closed(id);
+        drop(state);
+        if let Some(tell) = held.and_then(|held| held.tells.lock().take()) {
+            tell();
+        }
     }
 
     /// Returns when those that were told to go are few enough for their descriptors to fit into the reserve.
@@ -241,6 +250,11 @@ impl Visitor {
         let mut state = self.connections.state.lock();
         let shed = state.table.rank(self.held.id, rank, bounds);
         self.connections.let_go(&state, shed.as_slice());
+    }
+
+    /// When the connection closes, `tell` is called, unless something else was to be called already.
+    pub fn when_closed(&self, tell: impl FnOnce() + Send + 'static) {
+        self.held.tells.lock().get_or_insert_with(|| Box::new(tell));
     }
 
     /// A message came: it is not idle.

@@ -12,7 +12,7 @@ use super::{
 use bytes::Bytes;
 use openraft::{
     async_runtime::WatchReceiver,
-    raft::{AppendEntriesRequest, TransferLeaderRequest, VoteRequest},
+    raft::{TransferLeaderRequest, VoteRequest},
 };
 use paraft_common::Payload;
 use paraft_proto::{PeerCall, PeerRequest, WithBulk};
@@ -51,7 +51,7 @@ impl<C: Logged> Group<C> {
     }
 
     /// Refuses a message that would move the term out of reach.
-    fn bounded(&self, vote: &Vote) -> Result<(), WireError> {
+    pub(super) fn bounded(&self, vote: &Vote) -> Result<(), WireError> {
         let own = self.raft.server_metrics().borrow_watched().vote.leader_id().term;
         match vote.leader_id().term {
             theirs if theirs > own.saturating_add(MAX_TERM_JUMP) => Err(WireError::new(format!(
@@ -65,23 +65,21 @@ impl<C: Logged> Group<C> {
     /// Answers a peer's call with the bytes of the reply.
     pub async fn answer(&self, request: WithBulk<PeerRequest>) -> Result<Bytes, WireError> {
         let WithBulk { message: request, bulk } = request;
-        if request.to != self.me.0 {
+        let to = ReplicaId(request.to);
+        // Whether an earlier incarnation of this server has ended is answered in its place.
+        let in_place = request.call() == PeerCall::Ended && to.server() == self.me.server();
+        if to != self.me && !in_place {
             return Err(WireError::new(format!(
-                "{} is not here any more ({} is): it has lost its log",
-                ReplicaId(request.to),
+                "{to} is not here any more ({} is): it has lost its log",
                 self.me
             )));
         }
-        // A heartbeat of the leader under which it sleeps is no reason to wake; everything else is, once it is answered: what
-        // it says of the leader counts before the timer does.
-        let own = self.raft.server_metrics().borrow_watched().vote;
+        // Most messages are a reason to wake, once they are answered: what they say of the leader counts before the timer does.
         let mut wakes = true;
         let answer = match request.call() {
             PeerCall::Append => {
-                let mut rpc: AppendEntriesRequest<Types<C>> = wire::decode(&request.header)?;
-                self.bounded(&rpc.vote)?;
-                wire::attach(&mut rpc, bulk)?;
-                wakes = !rpc.entries.is_empty() || rpc.vote != own;
+                let rpc;
+                (rpc, wakes) = self.append_of(WithBulk { message: request, bulk })?;
                 reply(self.raft.append_entries(rpc).await)
             }
             PeerCall::Vote => {
@@ -105,6 +103,10 @@ impl<C: Logged> Group<C> {
                 self.answer_sleep(&request.header)
             }
             PeerCall::Wake => self.answer_wake(),
+            PeerCall::Ended => {
+                wakes = false; // unless it has
+                self.answer_ended(to, &request.header).await
+            }
             PeerCall::Unspecified => Err(WireError::new("a call of no kind")),
         };
         if wakes && self.is_asleep() {

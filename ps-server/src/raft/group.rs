@@ -2,6 +2,7 @@
 
 use super::{
     asleep::Sleep,
+    belief::Evidence,
     checks::{Checks, Digest},
     compaction::{Held, compact},
     disk::Folder,
@@ -18,6 +19,8 @@ use super::{
 use openraft::{
     BasicNode, Config, ReadPolicy, SnapshotPolicy, async_runtime::WatchReceiver, impls::ProgressResponder,
 };
+use paraft_proto::PeerCall;
+use serde::{Serialize, de::DeserializeOwned};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -56,7 +59,8 @@ pub struct GroupOptions {
     pub me: ReplicaId,
     /// Where its log lives; `None`: in memory only.
     pub folder: Option<Folder>,
-    /// A follower that hears nothing for three to four times this long stands for election.
+    /// A follower that hears nothing for three to four times this long stands for election; one whose leader's process has
+    /// ended does not wait for that.
     pub election: Duration,
     /// While this replica leads and there is something new, it has the replicas hash their states this often (or
     /// less often, so that hashing stays below a twentieth of the time); `None`: never.
@@ -77,7 +81,8 @@ pub struct Group<C: Logged> {
     pub(super) incoming: Arc<Mutex<Option<Incoming>>>,
     checks: Checks,
     pub(super) sleep: Arc<Sleep>,
-    network: Network,
+    pub(super) evidence: Arc<Evidence>,
+    pub(super) network: Network,
     /// Why it was stopped from outside.
     failed: Arc<OnceLock<String>>,
     pub(super) handed_over: Arc<Mutex<Option<Instant>>>,
@@ -145,12 +150,14 @@ impl<C: Logged> Group<C> {
             incoming: Arc::default(),
             checks,
             sleep: Arc::default(),
+            evidence: Arc::default(),
             network,
             failed: Arc::default(),
             handed_over: Arc::default(),
             trusted: Arc::default(),
         };
         tokio::spawn(group.clone().look_after(addresses));
+        tokio::spawn(group.clone().watch_leader());
         if let Some(every) = options.check_every {
             tokio::spawn(group.clone().check_consistency(every));
         }
@@ -319,6 +326,18 @@ impl<C: Logged> Group<C> {
         let metrics = self.raft.server_metrics();
         let m = metrics.borrow_watched();
         Some(self.network.connection(member, m.membership_config.get_node(&member)?, false))
+    }
+
+    /// Asks another member what is not openraft's; `None`: no answer.
+    pub(super) async fn ask<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        member: u64,
+        call: PeerCall,
+        question: &Q,
+        ttl: Duration,
+    ) -> Option<A> {
+        let answer = self.connection(member)?.ask(call, question, ttl).await;
+        answer.inspect_err(|e| tracing::debug!(group = %self.name, member, error = %e, "no answer")).ok()
     }
 
     /// Stops the replica because it must not go on; [`Self::trouble`] says `why` from then on.

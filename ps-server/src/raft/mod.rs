@@ -15,20 +15,23 @@
 //! - `wire`: openraft's messages to bytes and back, payloads beside the header.
 //! - `stranger`: messages of somebody who is no member, for tests.
 //! - `replay`: the state of a replica that does not run, from its folder.
-//! - `network`: sends them to peers.
+//! - `network`: sends them to peers. `appends`: several under way to a follower. `received`: how it takes them.
 //! - `leadership`: who leads, and who is behind. `compaction`: when a log is shortened. `incoming`: a snapshot that is being
-//!   received. `asleep`: whether a replica sleeps.
+//!   received. `asleep`: whether a replica sleeps. `belief`: which evidence of a leader's end it has believed.
 //! - `group`: one replica of one group: propose, follow who leads. `membership`: who belongs to it. `answers`: what it
-//!   answers its peers. `sleep`: when it sleeps, and what wakes it.
+//!   answers its peers. `sleep`: when it sleeps, and what wakes it. `evidence`: a leader whose process has ended.
 //!
 //! No file here needs one that needs it (a test holds that): types lie below those who use them.
 
 mod answers;
+mod appends;
 mod asleep;
+mod belief;
 mod checks;
 mod compaction;
 mod disk;
 mod disk_log;
+mod evidence;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -41,6 +44,7 @@ mod logs;
 mod machine;
 mod membership;
 mod network;
+mod received;
 mod records;
 mod replay;
 mod replica;
@@ -57,6 +61,7 @@ mod wire;
 
 pub use checks::Digest;
 pub use disk::Folder;
+pub use evidence::ended_here;
 pub use group::{Group, GroupOptions, ProposeError};
 pub use image::RawImage;
 pub use leadership::{Leadership, Role};
@@ -69,3 +74,4 @@ pub use replica::{GroupName, ReplicaId};
 pub use replicated::{Logged, Outdated, Replicated, StateOf};
 pub use storage::FolderError;
 pub use unable::Unable;
+pub use wire::WireError;

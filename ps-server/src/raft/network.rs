@@ -13,40 +13,86 @@ use super::{
 };
 use crate::raft::wire::WireError;
 use bytes::Bytes;
+use futures::{
+    Stream, StreamExt,
+    future::{BoxFuture, ready},
+    stream::{self, BoxStream},
+};
 use openraft::{
     BasicNode, OptionalSend, RaftNetworkFactory,
     error::{RPCError, ReplicationClosed, StreamingError, Unreachable},
-    network::{RPCOption, v2::RaftNetworkV2},
+    network::{RPCOption, stream_append_sequential, v2::RaftNetworkV2},
     raft::{
-        AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, TransferLeaderRequest, VoteRequest,
-        VoteResponse,
+        AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendResult,
+        TransferLeaderRequest, VoteRequest, VoteResponse,
     },
 };
-use paraft_common::Payload;
+use paraft_common::{Payload, ServerId};
 use paraft_proto::{PeerCall, PeerRequest, WithBulk, limits, services};
 use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     collections::HashMap,
     future::Future,
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
+use tokio::sync::broadcast;
 use tonic::transport::{Channel, Endpoint};
 
 /// Pause before an error is given back. openraft backs off by itself from appends that fail one by one, as ours do; a
 /// `stream_append` of our own that failed before it took a request would make its leader spin at a whole core while one
 /// follower is down (deploy/tests/cli/hazards.rs). Votes and pieces of snapshots are tried again at once.
-const ERROR_PAUSE: Duration = Duration::from_millis(50);
+pub(super) const ERROR_PAUSE: Duration = Duration::from_millis(50);
 
 /// Connections to the other servers. One for the whole process.
-#[derive(Default)]
 pub struct Peers {
     channels: Mutex<HashMap<(String, bool), Channel>>,
     fleet: AtomicU64,
+    began: Instant,
+    /// Servers of which a connection to this one has closed.
+    closings: broadcast::Sender<ServerId>,
+}
+
+impl Default for Peers {
+    fn default() -> Self {
+        let closings = broadcast::channel(CLOSINGS).0;
+        Self { channels: Mutex::default(), fleet: AtomicU64::default(), began: Instant::now(), closings }
+    }
+}
+
+/// Connections that may close at once; of a group that has not heard of each, the leader is looked after in any case.
+const CLOSINGS: usize = 64;
+
+/// A dial that nobody refuses in this time says nothing. Longer than a host takes that is busy or far.
+const DIAL_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// What a dial says of the process at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialled {
+    /// Its host is there, and says that nobody listens.
+    Refused,
+    /// Somebody listens.
+    Taken,
+    /// Neither: no answer, or no way to there.
+    Unknown,
+}
+
+async fn dial(address: &str) -> Dialled {
+    let Ok(places) = tokio::net::lookup_host(address).await else { return Dialled::Unknown };
+    let mut said = Dialled::Unknown;
+    for place in places {
+        match tokio::net::TcpStream::connect(place).await {
+            Ok(_) => return Dialled::Taken,
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => said = Dialled::Refused,
+            Err(_) => return Dialled::Unknown,
+        }
+    }
+    said
 }
 
 /// Channels kept open: two for each server of a large fleet, and those that have left.
@@ -63,7 +109,22 @@ impl Peers {
         self.fleet.load(Relaxed)
     }
 
-    fn channel(&self, address: &str, bulk: bool) -> Result<Channel, String> {
+    /// For how long this process has run.
+    pub(super) fn runs(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// A connection from this server to here has closed.
+    pub fn closed(&self, server: ServerId) {
+        let _ = self.closings.send(server); // nobody may listen
+    }
+
+    /// Of which servers connections close from now on.
+    pub(super) fn closings(&self) -> broadcast::Receiver<ServerId> {
+        self.closings.subscribe()
+    }
+
+    pub(super) fn channel(&self, address: &str, bulk: bool) -> Result<Channel, String> {
         let key = (address.to_string(), bulk);
         let mut channels = self.channels.lock();
         if let Some(c) = channels.get(&key) {
@@ -130,6 +191,7 @@ impl Network {
             address: node.addr.clone(),
             addresses: self.addresses.clone(),
             bulk,
+            one_by_one: false,
         }
     }
 }
@@ -148,7 +210,7 @@ impl<C: Logged> RaftNetworkFactory<Types<C>> for Network {
 
 /// One group's way to one peer.
 pub struct Connection {
-    peers: Arc<Peers>,
+    pub(super) peers: Arc<Peers>,
     group: u32,
     me: ReplicaId,
     target: u64,
@@ -156,11 +218,17 @@ pub struct Connection {
     address: String,
     addresses: Addresses,
     bulk: bool,
+    /// The other is of a release that takes appends one by one.
+    pub(super) one_by_one: bool,
 }
+
+/// The answers to a stream of appends.
+pub(super) type Answers<'s, C> = BoxStream<'s, Result<StreamAppendResult<Types<C>>, RPCError<Types<C>>>>;
+type Opened<'s, C> = Result<Answers<'s, C>, RPCError<Types<C>>>;
 
 /// Why a call to a peer failed; always worth a back-off, so always "unreachable" to openraft.
 #[derive(Debug, thiserror::Error)]
-enum CallError {
+pub(super) enum CallError {
     #[error("{0}")]
     Setup(String),
     #[error(transparent)]
@@ -172,7 +240,31 @@ enum CallError {
 }
 
 impl Connection {
-    /// A question of ours beside openraft's messages.
+    /// A message without its header; payloads go beside it.
+    pub(super) fn head(&self, kind: PeerCall) -> PeerRequest {
+        PeerRequest {
+            group: self.group,
+            from: self.me.0,
+            to: self.target,
+            call: kind as i32,
+            header: Bytes::new(),
+            fleet: self.peers.fleet(),
+            payloads: Vec::new(),
+        }
+    }
+
+    /// Where the other is now.
+    pub(super) fn address(&self) -> String {
+        self.addresses.of(self.target).unwrap_or_else(|| self.address.clone())
+    }
+
+    /// Whether anybody listens there, by a connection of its own that is closed at once.
+    pub(super) async fn dial(&self) -> Dialled {
+        let dialled = tokio::time::timeout(DIAL_TIMEOUT, dial(&self.address())).await;
+        dialled.unwrap_or(Dialled::Unknown)
+    }
+
+    /// A question of ours beside openraft's messages; an error comes at once.
     pub(super) async fn ask<Q: Serialize, A: DeserializeOwned>(
         &self,
         kind: PeerCall,
@@ -180,6 +272,21 @@ impl Connection {
         ttl: Duration,
     ) -> Result<A, String> {
         self.call(kind, question, Vec::new(), ttl).await.map_err(|e| e.to_string())
+    }
+
+    /// A message of openraft's, which may try again at once.
+    async fn paced<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        kind: PeerCall,
+        header: &Q,
+        bulk: Vec<Payload>,
+        ttl: Duration,
+    ) -> Result<A, CallError> {
+        let answer = self.call(kind, header, bulk, ttl).await;
+        if let Err(CallError::Status(_)) = &answer {
+            tokio::time::sleep(ERROR_PAUSE).await;
+        }
+        answer
     }
 
     async fn call<Q: Serialize, A: DeserializeOwned>(
@@ -190,31 +297,18 @@ impl Connection {
         ttl: Duration,
     ) -> Result<A, CallError> {
         let voting = matches!(kind, PeerCall::Vote | PeerCall::PreVote);
-        let now = self.addresses.of(self.target);
-        let address = now.as_ref().unwrap_or(&self.address);
-        let channel = self.peers.channel(address, self.bulk && !voting).map_err(CallError::Setup)?;
-        let message = PeerRequest {
-            group: self.group,
-            from: self.me.0,
-            to: self.target,
-            call: kind as i32,
-            header: wire::encode(header)?,
-            fleet: self.peers.fleet(),
-            payloads: Vec::new(), // beside it
-        };
+        let channel = self.peers.channel(&self.address(), self.bulk && !voting).map_err(CallError::Setup)?;
+        let message = PeerRequest { header: wire::encode(header)?, ..self.head(kind) };
         let request = WithBulk { message, bulk };
         match tokio::time::timeout(ttl, services::peer_call(&channel, request)).await {
             Ok(Ok(reply)) => Ok(wire::decode(&reply.header)?),
-            Ok(Err(status)) => {
-                tokio::time::sleep(ERROR_PAUSE).await;
-                Err(CallError::Status(status))
-            }
+            Ok(Err(status)) => Err(CallError::Status(status)),
             Err(_) => Err(CallError::Timeout(ttl)),
         }
     }
 }
 
-fn unreachable<C: Logged>(e: CallError) -> RPCError<Types<C>> {
+pub(super) fn unreachable<C: Logged>(e: CallError) -> RPCError<Types<C>> {
     RPCError::Unreachable(Unreachable::new(&e))
 }
 
@@ -229,7 +323,21 @@ impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
         let payloads = wire::payloads(&rpc.entries);
         // A megabyte on a slow link takes longer than a heartbeat's time.
         let ttl = option.hard_ttl().max(Duration::from_secs(5));
-        self.call(PeerCall::Append, &rpc, payloads, ttl).await.map_err(unreachable)
+        self.paced(PeerCall::Append, &rpc, payloads, ttl).await.map_err(unreachable)
+    }
+
+    fn stream_append<'s, S>(&'s mut self, mut input: S, option: RPCOption) -> BoxFuture<'s, Opened<'s, C>>
+    where
+        S: Stream<Item = AppendEntriesRequest<Types<C>>> + OptionalSend + Unpin + 'static,
+    {
+        if self.one_by_one {
+            return stream_append_sequential(self, input, option);
+        }
+        Box::pin(async move {
+            // Before anything is dialled: openraft backs off before it gives a request.
+            let Some(first) = input.next().await else { return Ok(stream::empty().boxed()) };
+            self.appends(stream::once(ready(first)).chain(input)).await.map_err(unreachable)
+        })
     }
 
     async fn vote(
@@ -237,7 +345,7 @@ impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
         rpc: VoteRequest<Types<C>>,
         option: RPCOption,
     ) -> Result<VoteResponse<Types<C>>, RPCError<Types<C>>> {
-        self.call(PeerCall::Vote, &rpc, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
+        self.paced(PeerCall::Vote, &rpc, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
     }
 
     async fn pre_vote(
@@ -245,7 +353,7 @@ impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
         rpc: VoteRequest<Types<C>>,
         option: RPCOption,
     ) -> Result<VoteResponse<Types<C>>, RPCError<Types<C>>> {
-        self.call(PeerCall::PreVote, &rpc, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
+        self.paced(PeerCall::PreVote, &rpc, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
     }
 
     async fn full_snapshot(
@@ -270,7 +378,7 @@ impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
         req: TransferLeaderRequest<Types<C>>,
         option: RPCOption,
     ) -> Result<openraft::raft::TransferLeaderResponse<Types<C>>, RPCError<Types<C>>> {
-        self.call(PeerCall::TransferLeader, &req, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
+        self.paced(PeerCall::TransferLeader, &req, Vec::new(), option.hard_ttl()).await.map_err(unreachable)
     }
 }
 
@@ -300,7 +408,7 @@ impl Connection {
                 })?,
             };
             let piece = SnapshotPiece { image, index, of, crc: wire::checksum(&payload) };
-            match self.call(PeerCall::Snapshot, &(vote, piece), vec![payload], ttl).await {
+            match self.paced(PeerCall::Snapshot, &(vote, piece), vec![payload], ttl).await {
                 Ok(SnapshotAnswer::Done(vote)) => return Ok(vote),
                 Ok(SnapshotAnswer::Next(next)) => {
                     failures = 0;

@@ -111,6 +111,7 @@ impl Transfer {
             address,
             addresses: Addresses::default(),
             bulk: true,
+            one_by_one: false,
         };
         Self { line, follower, leader, connection }
     }

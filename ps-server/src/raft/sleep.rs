@@ -63,11 +63,13 @@ impl<C: Logged> Group<C> {
         }
         let leader = self.raft.server_metrics().borrow_watched().current_leader;
         let told = match leader {
-            Some(leader) => self.ask(leader, PeerCall::Wake, &()).await.unwrap_or(false),
+            Some(leader) => self.ask(leader, PeerCall::Wake, &(), TIMEOUT).await.unwrap_or(false),
             None => false,
         };
         if !told {
             self.wake();
+            let this = self.clone();
+            tokio::spawn(async move { this.succeed().await });
         }
         Ok(())
     }
@@ -77,8 +79,8 @@ impl<C: Logged> Group<C> {
     pub async fn sleep(&self) -> bool {
         let before = self.sleep.activity.load(SeqCst);
         let Some((level, others)) = self.level() else { return false };
-        let asked = others.into_iter().map(|id| self.ask(id, PeerCall::Sleep, &level));
-        if join_all(asked).await.into_iter().any(|agreed| agreed != Some(true)) {
+        let asked = others.into_iter().map(|id| self.ask(id, PeerCall::Sleep, &level, TIMEOUT));
+        if join_all(asked).await.into_iter().any(|agreed: Option<bool>| agreed != Some(true)) {
             return false;
         }
         self.fall_asleep();
@@ -112,11 +114,6 @@ impl<C: Logged> Group<C> {
             m.membership_config.nodes().map(|(id, _)| *id).filter(|id| *id != m.id).collect();
         let have = others.iter().all(|id| replicated.get(id).and_then(|at| at.as_ref()) == Some(&last));
         (m.current_leader == Some(m.id) && applied && !joint && have).then(|| ((m.vote, Some(last)), others))
-    }
-
-    async fn ask<Q: serde::Serialize>(&self, member: u64, call: PeerCall, question: &Q) -> Option<bool> {
-        let answer = self.connection(member)?.ask(call, question, TIMEOUT).await;
-        answer.inspect_err(|e| tracing::debug!(group = %self.name, member, error = %e, "no answer")).ok()
     }
 
     /// Answers a leader that wants to put its group to sleep.

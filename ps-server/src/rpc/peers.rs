@@ -1,19 +1,21 @@
 //! Raft messages of the other servers, handed to the right group.
 
 use crate::{
-    connections::{self, Rank},
+    connections::{self, Rank, Visitor},
     control::ControlReplica,
-    raft::{Peers, ReplicaId},
+    raft::{Peers, ReplicaId, WireError, ended_here},
     replicas::Replicas,
-    replicated::GroupId,
+    replicated::{Group, GroupId},
 };
+use futures::{FutureExt, Stream, StreamExt, TryStreamExt, future::ready, stream};
 use http::{Request, Response};
+use paraft_common::ServerId;
 use paraft_proto::{
-    PeerReply, PeerRequest, WithBulk, limits,
+    Incoming, PeerCall, PeerReply, PeerRequest, WithBulk, bulk, limits,
     services::{self, Handler},
 };
 use std::{sync::Arc, time::Duration};
-use tonic::{Status, body::Body};
+use tonic::{Code, Status, body::Body};
 
 /// The service for servers.
 #[derive(Clone)]
@@ -36,20 +38,25 @@ impl Handler for PeersService {
     const NAME: &'static str = "paraft.v1.Peers";
 
     async fn handle(self, request: Request<Body>) -> Response<Body> {
-        if request.uri().path() != services::CALL {
-            return services::refuse(Status::unimplemented("no such method"));
-        }
         let visitor = connections::of(request.extensions());
+        match request.uri().path() {
+            services::CALL => {}
+            services::APPEND => {
+                let requests = Incoming::new(request.into_body(), MAX_MESSAGE_BYTES);
+                return bulk::respond(Box::pin(self.appends(requests, visitor)));
+            }
+            _ => return services::refuse(Status::unimplemented("no such method")),
+        }
         let read = tokio::time::timeout(TIMEOUT, services::only(request, MAX_MESSAGE_BYTES)).await;
-        let request = match read {
+        let request: WithBulk<PeerRequest> = match read {
             Ok(Ok(request)) => request,
             Ok(Err(refused)) => return refused,
             Err(_) => return services::refuse(Status::deadline_exceeded("its message did not come whole")),
         };
+        let from = ReplicaId(request.message.from).server();
         match self.call(request).await {
             Ok(reply) => {
-                // Only what a replica has answered shows that a member of its group asks.
-                visitor.inspect(|v| v.is(Rank::Server));
+                self.answered(visitor.as_ref(), from);
                 services::one(reply)
             }
             Err(status) => services::refuse(status),
@@ -58,9 +65,67 @@ impl Handler for PeersService {
 }
 
 impl PeersService {
+    /// Only what a replica has answered shows that a member of its group asks.
+    fn answered(&self, visitor: Option<&Visitor>, from: ServerId) {
+        let Some(visitor) = visitor else { return };
+        visitor.is(Rank::Server);
+        let peers = self.peers.clone();
+        visitor.when_closed(move || peers.closed(from));
+    }
+
+    /// Answers a leader's stream of appends.
+    fn appends(
+        self,
+        mut requests: Incoming<PeerRequest>,
+        visitor: Option<Visitor>,
+    ) -> impl Stream<Item = Result<WithBulk<PeerReply>, Status>> + Send {
+        let answers = async move {
+            let first = tokio::time::timeout(TIMEOUT, requests.message()).await;
+            let late = |_| Status::deadline_exceeded("its first message did not come whole");
+            let Some(first) = first.map_err(late)?? else { return Ok(stream::empty().boxed()) };
+            let group = self.group(&first.message)?;
+            let PeerRequest { group: id, from, to, fleet, .. } = first.message;
+            if ReplicaId(to) != group.me() {
+                return Err(Status::invalid_argument(format!("{} is not here any more", ReplicaId(to))));
+            }
+            let same = move |r: &PeerRequest| (r.group, r.from, r.to, r.fleet) == (id, from, to, fleet);
+            let other = || WireError::new("an append of another group or replica");
+            let requests = stream::once(ready(Ok(first))).chain(requests).map(move |request| {
+                let request = request.map_err(WireError::new)?;
+                if same(&request.message) { Ok(request) } else { Err(other()) }
+            });
+            let answers = group.answer_appends(requests).map(move |answer| {
+                let header = answer.map_err(|e| Status::invalid_argument(e.to_string()))?;
+                self.answered(visitor.as_ref(), ReplicaId(from).server());
+                Ok(WithBulk::from(PeerReply { header }))
+            });
+            Ok(answers.boxed())
+        };
+        answers.into_stream().try_flatten()
+    }
+
     async fn call(&self, request: WithBulk<PeerRequest>) -> Result<PeerReply, Status> {
-        let id = GroupId::from_wire(request.message.group);
-        let (own, theirs) = (self.peers.fleet(), request.message.fleet);
+        let refused = |e: WireError| Status::invalid_argument(e.to_string());
+        let group = match self.group(&request.message) {
+            // Also of a server that was started again and has not been given a replica yet.
+            Err(e) if e.code() == Code::NotFound && self.is_asked_for_its_end(&request.message) => {
+                return Ok(PeerReply { header: ended_here(&self.peers).map_err(refused)? });
+            }
+            group => group?,
+        };
+        let header = group.answer(request).await.map_err(refused)?;
+        Ok(PeerReply { header })
+    }
+
+    fn is_asked_for_its_end(&self, message: &PeerRequest) -> bool {
+        let server = self.control.get().me().server();
+        message.call() == PeerCall::Ended && ReplicaId(message.to).server() == server
+    }
+
+    /// The replica here of the group that a message is for, which must be one of this fleet and from a member.
+    fn group(&self, message: &PeerRequest) -> Result<Group, Status> {
+        let id = GroupId::from_wire(message.group);
+        let (own, theirs) = (self.peers.fleet(), message.fleet);
         // Before the founding nobody has a fleet, and only the control group talks.
         let founding = id == GroupId::Control && (own == 0 || theirs == 0);
         if own != theirs && !founding {
@@ -75,13 +140,12 @@ impl PeersService {
                 replica.ok_or_else(|| Status::not_found(format!("{shard} is not on this server")))?.group
             }
         };
-        let from = ReplicaId(request.message.from);
+        let from = ReplicaId(message.from);
         if !group.knows(from) {
             return Err(Status::permission_denied(format!(
                 "{from} is no member of {id}, as far as is known here"
             )));
         }
-        let header = group.answer(request).await.map_err(|e| Status::invalid_argument(e.to_string()))?;
-        Ok(PeerReply { header })
+        Ok(group)
     }
 }

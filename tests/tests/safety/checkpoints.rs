@@ -5,7 +5,7 @@ use paraft_checkpoint::{Checkpoint, Folder, compare, tensors::TensorFile, weight
 use paraft_client::{ClientError, SessionError, Transport, checkpoint_parts::CheckpointParts};
 use paraft_common::{Durability, Mode, Step};
 use paraft_tests::{
-    fleet::{Fleet, FleetOptions},
+    fleet::{ELECTION, Fleet, FleetOptions},
     ledger::Ledger,
     train::{job, train, train_from, worker, worker_from, worker_until},
     wait,
@@ -26,10 +26,22 @@ const CONVNET: &str = "[model]\nkind = \"convnet\"";
 /// Everything with a memory: two slots, a clock, a warm-up, the global norm.
 const STATEFUL: &str = "[optimizer]\nkind = \"adam\"\nlr = 0.004\n[schedule]\nkind = \"cosine\"\nsteps = 60\nwarmup = 9\n[clip]\nnorm = 0.4";
 
-const ONE: FleetOptions =
-    FleetOptions { servers: 1, shards: 1, replicas: 1, durability: Durability::QuorumMemory };
-const THREE_SHARDS: FleetOptions =
-    FleetOptions { servers: 1, shards: 3, replicas: 1, durability: Durability::QuorumMemory };
+const ONE: FleetOptions = FleetOptions {
+    servers: 1,
+    shards: 1,
+    replicas: 1,
+    durability: Durability::QuorumMemory,
+    election: ELECTION,
+    proxies: false,
+};
+const THREE_SHARDS: FleetOptions = FleetOptions {
+    servers: 1,
+    shards: 3,
+    replicas: 1,
+    durability: Durability::QuorumMemory,
+    election: ELECTION,
+    proxies: false,
+};
 
 /// A job with checkpoints in `dir`, by default every ten steps (but none while another is being written: only the
 /// first and the last are sure), on a fleet of its own; the fleet ends with the guard.

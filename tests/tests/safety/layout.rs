@@ -108,6 +108,7 @@ const EDGES: [(&str, &[&str]); 28] = [
             "trace",
             "models",
             "client",
+            "fleet",
             "server",
             "store",
             "worker",

@@ -9,6 +9,7 @@ mod encodings;
 mod equality;
 mod evaluations;
 mod exactly_once;
+mod failover;
 mod groups;
 mod history;
 mod hostile;

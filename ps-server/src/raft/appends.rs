@@ -1,0 +1,239 @@
+//! Appends to a follower, several under way at once: what a link carries does not depend on how long it is.
+//!
+//! One stream for each follower of a group; answers come in the order of requests. What is under way has a bound in messages
+//! and in bytes, and a follower reads all of it without being asked to, so no group's appends wait behind another's on
+//! the connection that they share. Where the follower refuses one, or the stream ends, everything behind it is void: openraft
+//! asks the follower where its log ends, and sends from there.
+
+use super::{
+    network::{Answers, CallError, Connection, ERROR_PAUSE, unreachable},
+    replicated::Logged,
+    types::{LogId, Types},
+    wire,
+};
+use futures::{Stream, StreamExt, stream};
+use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, StreamAppendResult};
+use paraft_common::Payload;
+use paraft_proto::{Incoming, PeerCall, PeerReply, PeerRequest, WithBulk, services};
+use parking_lot::Mutex;
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+/// Messages under way. Each takes what has been proposed meanwhile, up to 1 MiB: small entries travel together also where many
+/// messages could.
+const MESSAGES: usize = 16;
+/// Bytes of payload under way: what 40 ms are long at 400 MB/s. A follower may have as much of each group in its memory before
+/// its log takes it.
+const BYTES: usize = 16 << 20;
+
+/// A follower that has something to answer, and answers nothing for so long, is not there. A megabyte on a slow link takes
+/// longer than a heartbeat's time.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// A stream of appends that has had nothing to carry for so long ends: an idle server keeps none open.
+const IDLE: Duration = Duration::from_secs(2);
+/// Between two looks at both.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What is under way to a follower.
+struct UnderWay<S> {
+    /// Where requests come from; `None`: no more.
+    requests: Option<S>,
+    sent: VecDeque<Sent>,
+    bytes: usize,
+    /// When an answer came last, or the first of these requests was sent.
+    progress: Instant,
+    waker: Option<Waker>,
+}
+
+struct Sent {
+    prev: Option<LogId>,
+    last: Option<LogId>,
+    bytes: usize,
+}
+
+/// The requests, as messages; polled by the connection that sends them.
+pub(super) struct Outgoing<S> {
+    under_way: Arc<Mutex<UnderWay<S>>>,
+    /// Without header and payloads.
+    head: PeerRequest,
+}
+
+/// The answers are counted here. Dropping it ends the requests.
+pub(super) struct Answered<S> {
+    under_way: Arc<Mutex<UnderWay<S>>>,
+}
+
+/// Requests as they are sent, with this head, and what counts their answers.
+pub(super) fn pipeline<S>(requests: S, head: PeerRequest) -> (Outgoing<S>, Answered<S>) {
+    let under_way = Arc::new(Mutex::new(UnderWay {
+        requests: Some(requests),
+        sent: VecDeque::new(),
+        bytes: 0,
+        progress: Instant::now(),
+        waker: None,
+    }));
+    (Outgoing { under_way: under_way.clone(), head }, Answered { under_way })
+}
+
+impl<C, S> Stream for Outgoing<S>
+where
+    C: Logged,
+    S: Stream<Item = AppendEntriesRequest<Types<C>>> + Unpin,
+{
+    type Item = WithBulk<PeerRequest>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        let mut u = this.under_way.lock();
+        u.waker = Some(cx.waker().clone());
+        let full = u.sent.len() >= MESSAGES || u.bytes >= BYTES;
+        let Some(requests) = &mut u.requests else { return Poll::Ready(None) };
+        if full {
+            return Poll::Pending;
+        }
+        let Some(request) = std::task::ready!(requests.poll_next_unpin(cx)) else {
+            u.requests = None;
+            return Poll::Ready(None);
+        };
+        let bulk = wire::payloads(&request.entries);
+        let header = match wire::encode(&request) {
+            Ok(header) => header,
+            Err(e) => {
+                tracing::error!(error = %e, "an append cannot be sent");
+                u.requests = None;
+                return Poll::Ready(None);
+            }
+        };
+        let bytes = bulk.iter().map(Payload::len).sum();
+        let prev = request.prev_log_id;
+        let last = request.entries.last().map(|e| e.log_id).or(prev);
+        if u.sent.is_empty() {
+            u.progress = Instant::now();
+        }
+        u.sent.push_back(Sent { prev, last, bytes });
+        u.bytes += bytes;
+        Poll::Ready(Some(WithBulk { message: PeerRequest { header, ..this.head.clone() }, bulk }))
+    }
+}
+
+impl<S> Answered<S> {
+    /// What the answer to the oldest request means; `None`: there is none that it could answer.
+    pub fn answer<C: Logged>(
+        &self,
+        answer: AppendEntriesResponse<Types<C>>,
+    ) -> Option<StreamAppendResult<Types<C>>> {
+        let mut u = self.under_way.lock();
+        let sent = u.sent.pop_front()?;
+        u.bytes -= sent.bytes;
+        u.progress = Instant::now();
+        let waker = u.waker.take();
+        drop(u);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        // Without anything before it nothing is in conflict: whoever says so does not speak of this request.
+        if answer.is_conflict() && sent.prev.is_none() {
+            return None;
+        }
+        Some(answer.into_stream_result(sent.prev, sent.last))
+    }
+
+    /// Whether every request has its answer.
+    pub fn is_complete(&self) -> bool {
+        self.under_way.lock().sent.is_empty()
+    }
+
+    /// Whether anything is under way, and since when nothing has come.
+    pub fn since(&self) -> (bool, Duration) {
+        let u = self.under_way.lock();
+        (!u.sent.is_empty(), u.progress.elapsed())
+    }
+
+    /// No more requests; those under way are answered. At once: what openraft does next must not meet a stream that still takes
+    /// its requests.
+    pub fn close(&self) {
+        let mut u = self.under_way.lock();
+        let (requests, waker) = (u.requests.take(), u.waker.take());
+        drop(u);
+        drop(requests);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl<S> Drop for Answered<S> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Connection {
+    /// Opens a stream of appends.
+    pub(super) async fn appends<C: Logged>(
+        &mut self,
+        requests: impl Stream<Item = AppendEntriesRequest<Types<C>>> + Send + Unpin + 'static,
+    ) -> Result<Answers<'static, C>, CallError> {
+        let channel = self.peers.channel(&self.address(), true).map_err(CallError::Setup)?;
+        let (outgoing, answered) = pipeline(requests, self.head(PeerCall::Append));
+        let opened = tokio::time::timeout(TIMEOUT, services::peer_appends(&channel, outgoing)).await;
+        let replies = match opened {
+            Ok(Ok(replies)) => replies,
+            Ok(Err(status)) => {
+                self.one_by_one = status.code() == tonic::Code::Unimplemented;
+                tokio::time::sleep(ERROR_PAUSE).await;
+                return Err(CallError::Status(status));
+            }
+            Err(_) => return Err(CallError::Timeout(TIMEOUT)),
+        };
+        let answers = stream::unfold(Some((replies, answered)), |open| async move {
+            let (mut replies, answered) = open?;
+            match next_answer(&mut replies, &answered).await {
+                Ok(None) => None,
+                // A refusal is the last answer: what was sent behind it is void.
+                Ok(Some(refusal @ Err(_))) => Some((Ok(refusal), None)),
+                Ok(Some(answer)) => Some((Ok(answer), Some((replies, answered)))),
+                Err(e) => {
+                    tokio::time::sleep(ERROR_PAUSE).await;
+                    Some((Err(unreachable(e)), None))
+                }
+            }
+        });
+        Ok(answers.boxed())
+    }
+}
+
+/// The next answer of a follower; `None`: the stream has ended, with everything answered.
+async fn next_answer<C: Logged, S>(
+    replies: &mut Incoming<PeerReply>,
+    answered: &Answered<S>,
+) -> Result<Option<StreamAppendResult<Types<C>>>, CallError> {
+    let reply = loop {
+        if let Ok(reply) = tokio::time::timeout(LOOK, replies.message()).await {
+            break reply.map_err(CallError::Status)?;
+        }
+        match answered.since() {
+            (true, since) if since > TIMEOUT => return Err(CallError::Timeout(TIMEOUT)),
+            (false, since) if since > IDLE => answered.close(),
+            _ => {}
+        }
+    };
+    let unasked = || CallError::Setup("an answer to nothing".into());
+    match reply {
+        Some(reply) => {
+            let answer = wire::decode(&reply.message.header)?;
+            answered.answer(answer).ok_or_else(unasked).map(Some)
+        }
+        None if answered.is_complete() => Ok(None),
+        None => Err(CallError::Setup("the stream ended before its answers".into())),
+    }
+}
+
+#[cfg(test)]
+#[path = "appends_tests.rs"]
+mod tests;

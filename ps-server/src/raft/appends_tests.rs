@@ -1,0 +1,192 @@
+//! A leader and a follower, with a line between them that holds answers back and breaks.
+
+use super::*;
+use crate::raft::{
+    Group, GroupOptions, Peers, ReplicaId, Replicated,
+    testing::{Parts, Write, group as name},
+    wire::WireError,
+};
+use paraft_common::ServerId;
+use paraft_proto::{
+    Incoming, PeerReply, bulk, limits,
+    services::{self, Handler, Route},
+};
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicUsize, Ordering::SeqCst},
+};
+use tokio::sync::watch;
+use tonic::{Status, body::Body};
+
+/// What the line does with appends to the follower.
+#[derive(Default)]
+struct Line {
+    /// Requests that have come.
+    came: watch::Sender<usize>,
+    /// Answers wait until so many have.
+    until: AtomicUsize,
+    answered: AtomicUsize,
+    /// The most that was under way.
+    most: AtomicUsize,
+    /// Each stream breaks after so many answers; 0: none does.
+    breaks_after: AtomicUsize,
+    streams: AtomicUsize,
+}
+
+#[derive(Clone)]
+struct Host {
+    group: Group<Write>,
+    line: Arc<Line>,
+}
+
+impl Handler for Host {
+    const NAME: &'static str = "paraft.v1.Peers";
+
+    async fn handle(self, request: http::Request<Body>) -> http::Response<Body> {
+        if request.uri().path() == services::APPEND {
+            let requests = Incoming::<PeerRequest>::new(request.into_body(), 4 * limits::MAX_MESSAGE_BYTES);
+            return bulk::respond(Box::pin(self.appends(requests)));
+        }
+        let request = services::only(request, 4 * limits::MAX_MESSAGE_BYTES).await.expect("a call");
+        match self.group.answer(request).await {
+            Ok(header) => services::one(PeerReply { header }),
+            Err(e) => services::refuse(Status::invalid_argument(e.to_string())),
+        }
+    }
+}
+
+impl Host {
+    fn appends(
+        self,
+        requests: Incoming<PeerRequest>,
+    ) -> impl Stream<Item = Result<WithBulk<PeerReply>, Status>> + Send {
+        self.line.streams.fetch_add(1, SeqCst);
+        let (line, comes) = (self.line.clone(), self.line.clone());
+        let requests = requests.map(move |request| {
+            comes.came.send_modify(|n| *n += 1);
+            let under_way = *comes.came.borrow() - comes.answered.load(SeqCst);
+            comes.most.fetch_max(under_way, SeqCst);
+            request.map_err(WireError::new)
+        });
+        let mut given = 0;
+        self.group.answer_appends(requests).then(move |answer| {
+            let line = line.clone();
+            given += 1;
+            let breaks = line.breaks_after.load(SeqCst);
+            async move {
+                let until = line.until.load(SeqCst);
+                line.came.subscribe().wait_for(|n| *n >= until).await.expect("the line stays");
+                line.answered.fetch_add(1, SeqCst);
+                if breaks > 0 && given > breaks {
+                    return Err(Status::unavailable("the connection broke"));
+                }
+                let header = answer.map_err(|e| Status::invalid_argument(e.to_string()))?;
+                Ok(WithBulk::from(PeerReply { header }))
+            }
+        })
+    }
+}
+
+struct Pair {
+    leader: Group<Write>,
+    states: [Arc<Parts>; 2],
+    line: Arc<Line>,
+}
+
+impl Pair {
+    async fn new() -> Self {
+        let line = Arc::new(Line::default());
+        let (mut groups, mut members) = (Vec::new(), BTreeMap::new());
+        let states = [Arc::new(Parts::default()), Arc::new(Parts::default())];
+        for (server, state) in (0..).zip(&states) {
+            let me = ReplicaId::new_incarnation(ServerId(server));
+            let election = Duration::from_secs(10);
+            let options = GroupOptions { group: name(), me, folder: None, election, check_every: None };
+            let peers = Arc::new(Peers::default());
+            let group = Group::start(options, state.clone(), peers).await.expect("it starts");
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            members.insert(me, listener.local_addr().expect("an address").to_string());
+            let service = Route(Host { group: group.clone(), line: line.clone() });
+            let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+            let router = tonic::transport::Server::builder()
+                .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
+                .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
+                .max_frame_size(limits::FRAME_BYTES);
+            tokio::spawn(router.clone().add_service(service).serve_with_incoming(incoming));
+            groups.push(group);
+        }
+        let leader = groups.swap_remove(0);
+        leader.found(&members).await.expect("it is new");
+        leader.leadership().wait_for(|l| l.leads).await.expect("it leads");
+        leader.barrier().await.expect("the follower says so");
+        let pair = Self { leader, states, line };
+        pair.write(1).await;
+        pair
+    }
+
+    /// Writes so many parts of 1 MiB, all at once, and waits for all.
+    async fn write(&self, parts: u32) {
+        let mut outcomes = Vec::new();
+        for part in 0..parts {
+            let change = Write::new(part, vec![part as u8; 1 << 20]);
+            outcomes.push(self.leader.propose(change).await.expect("it leads"));
+        }
+        for outcome in outcomes {
+            outcome.await.expect("a majority has it");
+        }
+    }
+
+    /// The follower has applied the same.
+    async fn is_level(&self) {
+        let [leader, follower] = &self.states;
+        let began = Instant::now();
+        while follower.writes() < leader.writes() {
+            assert!(began.elapsed() < Duration::from_secs(60), "{} writes", follower.writes());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let bytes = |state: &Parts| {
+            let image = state.image();
+            let parts: Vec<_> = image.parts.iter().map(|p| p.to_bytes()).collect();
+            (image.head, parts)
+        };
+        assert!(bytes(leader) == bytes(follower), "the same writes in the same order");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_appends_are_under_way_and_never_more_than_the_bound() {
+    let pair = Pair::new().await;
+    // Nothing is answered before so many have come: who sends them one by one waits for ever.
+    pair.line.until.store(*pair.line.came.borrow() + MESSAGES / 2, SeqCst);
+    tokio::time::timeout(Duration::from_secs(60), pair.write(48)).await.expect("they travel side by side");
+    pair.is_level().await;
+    let most = pair.line.most.load(SeqCst);
+    assert!((MESSAGES / 2..=MESSAGES).contains(&most), "{most} were under way");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_under_way_when_the_stream_broke_is_sent_again() {
+    let pair = Pair::new().await;
+    let streams = pair.line.streams.load(SeqCst);
+    pair.line.breaks_after.store(3, SeqCst);
+    tokio::time::timeout(Duration::from_secs(60), pair.write(24)).await.expect("they come through");
+    pair.line.breaks_after.store(0, SeqCst);
+    pair.is_level().await;
+    assert!(pair.line.streams.load(SeqCst) > streams + 2, "it broke several times");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_follower_lacks_is_sent_from_where_its_log_ends() {
+    let pair = Pair::new().await;
+    // An answer to nothing, or a refusal, ends a stream, and its requests with it.
+    let requests = futures::stream::pending::<AppendEntriesRequest<Types<Write>>>();
+    let (mut outgoing, answered) = pipeline(requests, PeerRequest::default());
+    assert!(answered.answer::<Write>(AppendEntriesResponse::Success).is_none(), "nothing was asked");
+    assert!(answered.is_complete());
+    let next = tokio::spawn(async move { outgoing.next().await.is_none() });
+    tokio::task::yield_now().await;
+    drop(answered);
+    assert!(next.await.expect("it ends"), "the requests end with their answers");
+    pair.write(2).await;
+    pair.is_level().await;
+}

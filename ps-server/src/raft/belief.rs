@@ -1,0 +1,70 @@
+//! Which evidence of a leader's end a replica has believed.
+
+use super::{network::Connection, types::Vote};
+use std::{
+    sync::atomic::AtomicBool,
+    time::{Duration, Instant},
+};
+use tokio::sync::Mutex;
+
+/// What a replica knows of its leader's end.
+#[derive(Default)]
+pub(super) struct Evidence {
+    /// And the way to whom it was believed of last.
+    pub belief: Mutex<(Belief, Option<Connection>)>,
+    /// It is looking for the next leader.
+    pub succeeding: AtomicBool,
+}
+
+/// A replica believes evidence once in so long, unless it can tell that the last was true: where it is false (a host that refuses
+/// connections for a process that lives), less than one election a second comes of it.
+pub(super) const ONCE_IN: Duration = Duration::from_millis(1500);
+/// What is believed is looked at anew after this long: the leader may have been there all the time.
+const LASTS: Duration = Duration::from_millis(500);
+
+/// Of which leader a replica has believed last that its process has ended, and when. It has no clock.
+#[derive(Debug, Default)]
+pub(super) struct Belief(Option<(Vote, Instant)>);
+
+impl Belief {
+    /// Whether it is believed now of the leader with this vote.
+    pub fn holds(&self, vote: &Vote, now: Instant) -> bool {
+        self.0.is_some_and(|(of, at)| of == *vote && now.saturating_duration_since(at) < LASTS)
+    }
+
+    /// Of whom it was believed last, and for how long that is past.
+    pub fn last(&self, now: Instant) -> Option<(Vote, Duration)> {
+        self.0.map(|(of, at)| (of, now.saturating_duration_since(at)))
+    }
+
+    /// Whether new evidence may be believed, whatever became of the last.
+    pub fn is_open(&self, now: Instant) -> bool {
+        self.0.is_none_or(|(_, at)| now.saturating_duration_since(at) >= ONCE_IN)
+    }
+
+    /// Of the leader with this vote it is believed from now on.
+    pub fn begins(&mut self, vote: Vote, now: Instant) {
+        self.0 = Some((vote, now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn evidence_counts_against_one_leadership_and_not_again_at_once() {
+        let (a, b) = (Vote::new_committed(3, 1), Vote::new_committed(4, 1));
+        let (mut belief, now) = (Belief::default(), Instant::now());
+        assert!(belief.is_open(now) && !belief.holds(&a, now));
+        belief.begins(a, now);
+        assert!(belief.holds(&a, now));
+        assert!(
+            !belief.holds(&b, now),
+            "the same replica leads again, elected anew: that is another leadership"
+        );
+        assert!(!belief.is_open(now + ONCE_IN - Duration::from_millis(1)));
+        assert!(!belief.holds(&a, now + LASTS), "it is looked at again");
+        assert!(belief.is_open(now + ONCE_IN));
+    }
+}
