@@ -7,12 +7,11 @@ use common::{close, noise, wide};
 use paraft_compute::cpu::{activation, linear, loss};
 use paraft_compute::reference as plain;
 use paraft_compute::shape::{Activation, LinearShape};
-use paraft_compute::{Cpu, Isa, Threads};
+use paraft_compute::{Cpu, Threads};
 
 /// On one thread and on three.
 fn all() -> impl Iterator<Item = Threads> {
-    let cpus = [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter_map(Cpu::with);
-    cpus.flat_map(|cpu| [1, 3].map(|count| Threads::new(cpu, count).expect("starts")))
+    Cpu::every().flat_map(|cpu| [1, 3].map(|count| Threads::new(cpu, count).expect("starts")))
 }
 
 #[test]
@@ -71,7 +70,7 @@ fn products_have_the_same_bits_on_any_number_of_threads() {
     let (n, inputs, outputs) = (128, 300, 70);
     let shape = LinearShape { n, inputs, outputs };
     let (x, w, dy) = (noise(1, n * inputs), noise(2, inputs * outputs), noise(3, n * outputs));
-    for cpu in [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter_map(Cpu::with) {
+    for cpu in Cpu::every() {
         let results = |count| {
             let on = Threads::new(cpu, count).expect("starts");
             assert_eq!(on.count(), count);
