@@ -127,7 +127,7 @@ fn a_message_has_as_many_payloads_as_its_kind() {
     for n in [0, 1, 5] {
         let message = PeerRequest { group: 7, ..PeerRequest::default() };
         let m = WithBulk { message, bulk: vec![vec![3; 5000].into(); n] };
-        assert_eq!(read(&bytes_of(&[m.clone()]), 1000), Ok(vec![m]));
+        assert_eq!(read(&bytes_of(std::slice::from_ref(&m)), 1000), Ok(vec![m]));
     }
 }
 
@@ -144,7 +144,7 @@ fn a_sign_of_life_is_no_message() {
 #[test]
 fn bulk_lands_in_a_buffer_of_its_own_size() {
     let sent = push(1, (0..100_000u32).map(|i| i as u8).collect());
-    let got = read::<ToShard>(&bytes_of(&[sent.clone()]), usize::MAX).expect("whole");
+    let got = read::<ToShard>(&bytes_of(std::slice::from_ref(&sent)), usize::MAX).expect("whole");
     assert_eq!(got[0], sent);
     assert_eq!(got[0].bulk[0].pieces().len(), 1);
 }

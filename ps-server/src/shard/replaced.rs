@@ -70,7 +70,7 @@ mod tests {
     fn data(values: usize) -> Arc<BucketData> {
         let (weights, slots) = (vec![0.0; values], vec![vec![0.0; values]; 2]);
         Arc::new(BucketData {
-            weights,
+            weights: weights.into(),
             slots,
             kept: Default::default(),
             version: Version(0),
