@@ -11,7 +11,7 @@ use paraft_compute::{Cpu, Isa, Threads};
 
 /// On one thread and on three.
 fn all() -> impl Iterator<Item = Threads> {
-    let cpus = [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter_map(Cpu::with);
+    let cpus = Isa::ALL.into_iter().filter_map(Cpu::with);
     cpus.flat_map(|cpu| [1, 3].map(|count| Threads::new(cpu, count).expect("starts")))
 }
 
@@ -71,7 +71,7 @@ fn products_have_the_same_bits_on_any_number_of_threads() {
     let (n, inputs, outputs) = (128, 300, 70);
     let shape = LinearShape { n, inputs, outputs };
     let (x, w, dy) = (noise(1, n * inputs), noise(2, inputs * outputs), noise(3, n * outputs));
-    for cpu in [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter_map(Cpu::with) {
+    for cpu in Isa::ALL.into_iter().filter_map(Cpu::with) {
         let results = |count| {
             let on = Threads::new(cpu, count).expect("starts");
             assert_eq!(on.count(), count);

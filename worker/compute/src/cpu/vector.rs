@@ -116,7 +116,7 @@ mod tests {
 
     /// `exp` and the logistic function of all values, with every instruction set.
     fn each(x: &[f32], check: impl Fn(Isa, f32, f32, f32)) {
-        for cpu in [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter_map(Cpu::with) {
+        for cpu in Isa::ALL.into_iter().filter_map(Cpu::with) {
             let (mut powers, mut shares) = (x.to_vec(), x.to_vec());
             dispatch!(cpu.level(), s => both(s, &mut powers, &mut shares));
             for i in 0..x.len() {
@@ -165,7 +165,7 @@ mod tests {
     fn every_value_of_a_slice_has_its_place_and_nothing_beyond_is_written() {
         for len in 0..40 {
             let x: Vec<f32> = (0..len).map(|i| i as f32).collect();
-            for cpu in [Isa::Baseline, Isa::Avx2, Isa::Avx512].into_iter().filter_map(Cpu::with) {
+            for cpu in Isa::ALL.into_iter().filter_map(Cpu::with) {
                 let (mut y, mut top) = (vec![0.0; len], 0.0);
                 dispatch!(cpu.level(), s => copy(s, &x, &mut y, &mut top));
                 assert_eq!(y, x, "{:?}", cpu.isa());
