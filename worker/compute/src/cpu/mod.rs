@@ -1,4 +1,5 @@
-//! The CPU's operators, one thread, no allocation in the step, and [`CpuDevice`], which offers them to models.
+//! The CPU's operators, no allocation of tensors in the step, and [`CpuDevice`], which offers them to models. Those of the first family
+//! compute on several threads ([`Threads`]), the others on one.
 //!
 //! Two families:
 //!
