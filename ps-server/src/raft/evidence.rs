@@ -43,8 +43,8 @@ const LOOKS: u32 = 3;
 const LOOK_PAUSE: Duration = Duration::from_millis(10);
 /// Whoever is not the best stands this much later, if nobody has been elected. Longer than an election takes.
 const LATER: Duration = Duration::from_millis(50);
-/// After so many times the timer takes over: without the lease it is soon over.
-const ROUNDS: u32 = 3;
+/// After so many times, each with twice the pause, the timer takes over: without the lease it is soon over.
+const ROUNDS: u32 = 6;
 
 /// What a voter answers who is asked whether it sees the same.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
@@ -90,7 +90,7 @@ impl<C: Logged> Group<C> {
         if !self.sees_end(&vote).await || self.evidence.succeeding.swap(true, SeqCst) {
             return;
         }
-        for _ in 0..ROUNDS {
+        for round in 0..ROUNDS {
             let best = self.is_best(&vote).await;
             if self.followed() != Some(vote) {
                 break;
@@ -99,7 +99,10 @@ impl<C: Logged> Group<C> {
                 // With a pre-vote: whoever has seen nothing still refuses.
                 let _ = self.raft.trigger().elect(true).await;
             }
-            tokio::time::sleep(LATER).await;
+            tokio::time::sleep(LATER * (1 << round)).await;
+            if !self.sees_end(&vote).await {
+                break;
+            }
         }
         self.evidence.succeeding.store(false, SeqCst);
     }
@@ -170,7 +173,8 @@ impl<C: Logged> Group<C> {
         false
     }
 
-    /// Whether no other voter who sees the same has more of the log, or as much and the better id.
+    /// Whether a majority sees the same, and nobody of it has more of the log, or as much and the better id. (With fewer two could
+    /// find themselves the best, and split the votes.)
     async fn is_best(&self, vote: &Vote) -> bool {
         let others: Vec<u64> = {
             let metrics = self.raft.server_metrics();
@@ -178,15 +182,16 @@ impl<C: Logged> Group<C> {
             let others = m.membership_config.voter_ids();
             others.filter(|id| *id != m.id && *id != vote.leader_id().voted_for).collect()
         };
+        let majority = (others.len() + 2) / 2 + 1; // of these, this one and the leader
         let asked = others.into_iter().map(|id| async move {
             let seen: Option<Seen> = self.ask(id, PeerCall::Ended, vote, ANSWER).await;
             seen.map(|seen| (id, seen))
         });
         // Ties go to the lower id in one group and to the higher one in the next, so that one server does not get them all.
         let rank = |id: u64| if self.name.number.is_multiple_of(2) { u64::MAX - id } else { id };
-        let seen = join_all(asked).await;
+        let seen: Vec<_> = join_all(asked).await.into_iter().flatten().filter(|(_, s)| s.ended).collect();
         let own = (self.last(), rank(self.me.0));
-        seen.into_iter().flatten().filter(|(_, s)| s.ended).all(|(id, s)| (s.last, rank(id)) < own)
+        seen.len() + 1 >= majority && seen.iter().all(|(id, s)| (s.last, rank(*id)) < own)
     }
 
     fn last(&self) -> Option<LogId> {
