@@ -21,12 +21,15 @@ use std::{
 /// A follower that waits for silence stands after three to four times this long: longer than any test waits.
 const NEVER: Duration = Duration::from_secs(25);
 
+/// A worker that trains: what it did, and its last weights.
+type Training = JoinHandle<Result<(u64, Vec<f32>)>>;
+
 /// Two workers with more steps than they will make; they stop when they are told to.
 struct Work {
     ledger: Ledger,
     furthest: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
-    workers: Vec<JoinHandle<Result<(u64, Vec<f32>)>>>,
+    workers: Vec<Training>,
 }
 
 impl Work {
