@@ -542,7 +542,7 @@ pub fn operators<D: Bench>(device: &mut D, precision: Option<Precision>, seed: u
     for (rows, classes) in [(1, 2), (6, 5), (33, 10), (3, 1025), (2, 9001)] {
         s.losses(rows, classes)?;
     }
-    for (rows, cols) in [(1, 2), (3, 5), (270, 40), (9, 1025)] {
+    for (rows, cols) in [(1, 2), (3, 5), (70, 64), (9, 1025)] {
         s.norms(rows, cols)?;
     }
     for (batch, time, heads, head) in
@@ -556,6 +556,9 @@ pub fn operators<D: Bench>(device: &mut D, precision: Option<Precision>, seed: u
     for (n, side, channels) in [(2, 8, [3, 5]), (9, 12, [16, 32]), (33, 4, [2, 3])] {
         s.convolutions(n, side, channels)?;
     }
+    // More rows than are summed at a time. Last: other values for the convolutions could lie on an edge of ReLU or of pooling, which
+    // narrow precisions see on its other side.
+    s.norms(270, 40)?;
     Ok(s.cases)
 }
 
