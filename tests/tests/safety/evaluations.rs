@@ -157,7 +157,9 @@ fn a_job_that_stops_early_evaluates_the_weights_that_it_stopped_at_once() -> Res
     let stops = "eval.early_stop={patience=1,min_delta=100.0}";
     for mode in ["train.mode=bsp", "train.mode=asp"] {
         let n = evaluated(&[mode, "eval.every_epoch=true", "train.epochs=30", stops])?;
-        ensure!(n < 6 * HELD_OUT && n.is_multiple_of(HELD_OUT), "{mode}: {n} samples");
+        // In asp a worker may hear of the end before its share of an epoch that the other has evaluated.
+        let share = if mode.ends_with("asp") { HELD_OUT / 2 } else { HELD_OUT };
+        ensure!(n < 6 * HELD_OUT && n.is_multiple_of(share), "{mode}: {n} samples");
     }
     Ok(())
 }
