@@ -128,16 +128,6 @@ impl Memory {
         (at.checked_add(bytes.len())? <= self.map.len).then_some(at)
     }
 
-    /// How many bytes it has room for.
-    pub fn len(&self) -> usize {
-        self.map.len
-    }
-
-    /// Never.
-    pub fn is_empty(&self) -> bool {
-        false
-    }
-
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

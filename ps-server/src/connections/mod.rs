@@ -40,7 +40,7 @@ use table::Table;
 pub const PREFACE: Duration = Duration::from_secs(5);
 
 /// Connections of one server in any case, whatever the descriptors allow: each takes some 40 KiB of buffers while it is
-/// idle, so these take 640 MiB. A worker has one to each server, a server three to each other one.
+/// idle, so these take 640 MiB. A worker has one to each shard that it trains, a server three to each other one.
 pub const MOST: usize = 16_384;
 /// Whatever the descriptors allow: with fewer no fleet can be formed.
 const LEAST: usize = 16;

@@ -50,11 +50,7 @@ impl From<Vec<f32>> for Weights {
 
 impl Clone for Weights {
     fn clone(&self) -> Self {
-        let copy = match &self.0 {
-            Place::Own(_) => None,
-            Place::Shared(slot) => self.to_shared(slot.memory()),
-        };
-        copy.unwrap_or_else(|| self.to_vec().into())
+        self.try_clone().unwrap_or_else(|_| self.to_vec().into())
     }
 }
 

@@ -27,15 +27,14 @@ use tonic::transport::{Channel, Endpoint, Uri};
 /// How to reach a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
-    /// The Unix socket where the server is on this host and has one, else TCP.
+    /// The Unix socket, and shared memory, where the server is on this host and has a socket; else TCP.
     #[default]
     Auto,
     /// Always TCP.
     Tcp,
 }
 
-/// One connection to each server, shared by the links of a client: what several shards say at the same time travels
-/// together, and each worker costs a server one connection, however many shards there are.
+/// For servers that lanes do not reach: one connection to each, over HTTP/2, shared by the links of a client.
 #[derive(Debug)]
 pub(crate) struct Channels {
     transport: Transport,
