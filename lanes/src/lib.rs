@@ -15,7 +15,7 @@
 //! A connection carries one stream, so what holds one stream up holds up no other, and the kernel's windows are the flow control.
 //!
 //! - [`frame`]: frames to messages and back. Pure.
-//! - [`Receiver`], [`send`](fn@send): over sockets; silence on either side ends a lane.
+//! - [`Receiver`], [`send`](fn@send), [`Sender`]: over sockets; silence on either side ends a lane.
 //! - [`dial`], [`answer`]: its beginning.
 //! - [`shared`]: bulk between two processes of one host, which does not travel at all.
 
@@ -25,11 +25,12 @@ mod pool;
 mod receive;
 mod send;
 pub mod shared;
+mod write;
 
 pub use begin::{Purpose, answer, dial};
 pub use pool::Pool;
 pub use receive::Receiver;
-pub use send::send;
+pub use send::{Sender, send};
 
 use std::time::Duration;
 

@@ -1,88 +1,164 @@
-//! Frames into a socket.
+//! Messages into a lane: from a stream, or from any thread.
 
 use crate::{
     ALIVE_EVERY, LaneError,
-    frame::{Outbox, memory_comes},
     shared::{Shared, WriteHalf},
+    write::Writer,
 };
-use futures::{FutureExt, Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt, future::poll_fn};
 use paraft_proto::{WithBulk, bulk::Bulk};
-use std::{future::pending, io::IoSlice, sync::Arc};
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    future::pending,
+    sync::{Arc, Mutex, MutexGuard, TryLockError},
+    task::{Context, Poll, ready},
+};
 use tokio::{
     io::AsyncWriteExt,
-    time::{MissedTickBehavior, interval},
+    sync::Notify,
+    time::{Interval, MissedTickBehavior, interval},
 };
 
-/// Messages that are there at the same time go out together, up to so many bytes.
-const TOGETHER: usize = 1 << 20;
-/// Pieces of one call of the kernel.
-const SLICES: usize = 64;
+/// Up to so many bytes are written by whoever has them to send: to wake another thread for it, and perhaps another core, takes
+/// longer.
+const AT_ONCE: usize = 64 << 10;
 
-/// What bulk may be left in: what the other side has been shown.
-fn usable(shared: Option<&Shared>, shown: bool) -> Option<&Shared> {
-    shared.filter(|_| shown)
+fn signs_of_life() -> Interval {
+    let mut alive = interval(ALIVE_EVERY);
+    alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    alive
+}
+
+/// Something is to be given back.
+async fn news(shared: Option<&Shared>) {
+    match shared {
+        Some(shared) => shared.news.notified().await,
+        None => pending().await,
+    }
 }
 
 /// Sends these messages until there are no more, and says that it lives where there are none. Dropping it may cut one off.
+///
+/// # Errors
+/// The socket's.
 pub async fn send<M: Bulk>(
-    mut socket: WriteHalf,
+    socket: WriteHalf,
     shared: Option<Arc<Shared>>,
     mut messages: impl Stream<Item = WithBulk<M>> + Unpin,
 ) -> Result<(), LaneError> {
-    let shared = shared.as_deref();
-    let mut shown = false;
-    let mut out = Outbox::default();
-    let mut alive = interval(ALIVE_EVERY);
-    alive.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut quiet = false;
+    let mut writer = Writer::new(socket, shared.clone());
+    let mut alive = signs_of_life();
     let mut over = false;
     while !over {
         tokio::select! {
             biased;
             next = messages.next() => match next {
-                Some(message) => out.put(&message, usable(shared, shown)),
+                Some(message) => writer.put(&message),
                 None => over = true,
             },
-            () = async { match shared { Some(s) => s.news.notified().await, None => pending().await } } => {}
-            _ = alive.tick() => {
-                if std::mem::replace(&mut quiet, true) {
-                    out.put_alive();
-                }
-            }
+            () = news(shared.as_deref()) => writer.give_back(),
+            _ = alive.tick() => writer.tick(),
         }
-        while !over && out.bytes() < TOGETHER {
+        while !over && writer.has_room() {
             match messages.next().now_or_never() {
-                Some(Some(message)) => out.put(&message, usable(shared, shown)),
+                Some(Some(message)) => writer.put(&message),
                 Some(None) => over = true,
                 None => break,
             }
         }
-        if let Some(shared) = shared {
-            out.put_returned(&shared.to_return());
+        poll_fn(|cx| writer.poll_flush(cx)).await?;
+    }
+    Ok(writer.into_socket().shutdown().await?)
+}
+
+/// Sends what any thread puts into it. What is put at once gives its messages one by one, when their turn comes.
+pub struct Sender<I> {
+    writer: Mutex<Writer>,
+    shared: Option<Arc<Shared>>,
+    queue: Mutex<VecDeque<I>>,
+    /// Something was left in the queue, or of what was written.
+    left: Notify,
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+impl<I, M> Sender<I>
+where
+    I: Iterator<Item = WithBulk<M>>,
+    M: Bulk,
+{
+    /// Of one lane.
+    pub fn new(socket: WriteHalf, shared: Option<Arc<Shared>>) -> Self {
+        let writer = Mutex::new(Writer::new(socket, shared.clone()));
+        Self { writer, shared, queue: Mutex::default(), left: Notify::new() }
+    }
+
+    /// Sends these after everything that was put before. Waits for nothing: what is small goes out at once, the rest by
+    /// [`Self::run`].
+    pub fn put(&self, messages: I) {
+        lock(&self.queue).push_back(messages);
+        let written = match self.writer.try_lock() {
+            Ok(mut writer) => self.write_at_once(&mut writer),
+            Err(TryLockError::Poisoned(e)) => self.write_at_once(&mut e.into_inner()),
+            // Whoever has it may have seen the queue without these.
+            Err(TryLockError::WouldBlock) => false,
+        };
+        if !written {
+            self.left.notify_one();
         }
-        while out.bytes() > 0 {
-            quiet = false;
-            let sent = {
-                let mut slices = [IoSlice::new(&[]); SLICES];
-                let pieces = out.pieces();
-                slices.iter_mut().zip(pieces).for_each(|(slice, piece)| *slice = IoSlice::new(piece));
-                let n = pieces.len().min(SLICES);
-                socket.write_vectored(&slices[..n]).await?
-            };
-            if sent == 0 {
-                return Err(std::io::Error::from(std::io::ErrorKind::WriteZero).into());
+    }
+
+    /// False: something is left.
+    fn write_at_once(&self, writer: &mut Writer) -> bool {
+        if writer.waiting() > 0 {
+            return false; // for room
+        }
+        let all = self.take(writer, AT_ONCE);
+        // An error comes once more where somebody can be told.
+        all && writer.waiting() <= AT_ONCE && writer.try_flush().unwrap_or(false)
+    }
+
+    /// Takes from the queue until so many bytes wait; true: there is nothing left.
+    fn take(&self, writer: &mut Writer, most: usize) -> bool {
+        let mut queue = lock(&self.queue);
+        while writer.has_room() && writer.waiting() <= most {
+            let Some(first) = queue.front_mut() else { return true };
+            match first.next() {
+                Some(message) => writer.put(&message),
+                None => drop(queue.pop_front()),
             }
-            out.sent(sent);
         }
-        // Between two frames; what comes from now on may lie there.
-        if let Some(ours) = shared.and_then(Shared::ours).filter(|_| !shown) {
-            shown = true;
-            let frame = memory_comes();
-            let mut sent = socket.send_with(&frame, ours.fd()).await?;
-            while sent < frame.len() {
-                sent += socket.write(&frame[sent..]).await?;
+        queue.is_empty()
+    }
+
+    fn poll_drain(&self, cx: &mut Context<'_>) -> Poll<Result<(), LaneError>> {
+        let mut writer = lock(&self.writer);
+        loop {
+            let all = self.take(&mut writer, usize::MAX);
+            ready!(writer.poll_flush(cx))?;
+            if all {
+                return Poll::Ready(Ok(()));
             }
         }
     }
-    Ok(socket.shutdown().await?)
+
+    /// Writes what others leave, and says that it lives where there is nothing. Dropping it may cut a message off.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub async fn run(&self) -> Result<Infallible, LaneError> {
+        let mut alive = signs_of_life();
+        loop {
+            poll_fn(|cx| self.poll_drain(cx)).await?;
+            tokio::select! {
+                biased;
+                () = self.left.notified() => {}
+                () = news(self.shared.as_deref()) => lock(&self.writer).give_back(),
+                _ = alive.tick() => lock(&self.writer).tick(),
+            }
+        }
+    }
 }

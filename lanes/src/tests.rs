@@ -4,7 +4,13 @@ use crate::shared::{ReadHalf, Shared, Trust, WriteHalf, over_unix};
 use crate::*;
 use futures::{StreamExt, stream};
 use paraft_proto::{Push, ToShard, WithBulk, limits, to_shard::Kind};
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
@@ -18,7 +24,7 @@ fn push(seq: u64, len: usize) -> WithBulk<ToShard> {
 
 fn halves(socket: UnixStream, trust: Trust) -> (ReadHalf, WriteHalf, Arc<Shared>) {
     let shared = Shared::new(trust);
-    let (read, write) = over_unix(socket, shared.clone());
+    let (read, write) = over_unix(socket, shared.clone()).expect("halves");
     (read, write, shared)
 }
 
@@ -37,6 +43,81 @@ async fn what_is_sent_comes_in_order_and_then_the_end() {
     }
     assert!(receiver.next().await.is_none());
     sends.await.expect("no panic").expect("sent");
+}
+
+fn some(seq: u64, len: usize) -> std::vec::IntoIter<WithBulk<ToShard>> {
+    vec![push(seq, len)].into_iter()
+}
+
+#[tokio::test]
+async fn what_threads_put_comes_in_their_order_and_whole() {
+    let (a, b) = UnixStream::pair().expect("a pair");
+    let (_read, write, _) = halves(a, Trust::Reads);
+    let sender = Arc::new(Sender::new(write, None));
+    let runs = tokio::spawn({
+        let sender = sender.clone();
+        async move { sender.run().await }
+    });
+    // Some are written at once, others are left, and what comes behind those must wait for them.
+    let threads: Vec<_> = (0..3u64)
+        .map(|t| {
+            let sender = sender.clone();
+            std::thread::spawn(move || {
+                (0..300u64)
+                    .for_each(|i| sender.put(some(t << 32 | i, [0, 10, 5_000, 1 << 18][i as usize % 4])));
+            })
+        })
+        .collect();
+    let (mut receiver, mut next) = (receiver(b), [0u64; 3]);
+    while next != [300; 3] {
+        let m = receiver.next().await.expect("a message").expect("whole");
+        let Some(Kind::Push(Push { seq, .. })) = m.message.kind else { panic!("no push") };
+        let (t, i) = ((seq >> 32) as usize, seq & 0xffff_ffff);
+        assert_eq!(i, next[t], "of thread {t}");
+        assert_eq!(m, push(seq, [0, 10, 5_000, 1 << 18][i as usize % 4]));
+        next[t] += 1;
+    }
+    threads.into_iter().for_each(|t| t.join().expect("no panic"));
+    runs.abort();
+}
+
+#[tokio::test]
+async fn what_is_small_needs_no_other_thread_and_nobody_waits_for_a_reader() {
+    let (a, b) = UnixStream::pair().expect("a pair");
+    let (_read, write, _) = halves(a, Trust::Reads);
+    let sender = Sender::new(write, None);
+    sender.put(some(1, 100));
+    // Nobody runs the sender.
+    let mut receiver = receiver(b);
+    assert_eq!(receiver.next().await.expect("a message").expect("whole"), push(1, 100));
+    // More than the socket takes, while nobody reads.
+    (2..100).for_each(|seq| sender.put(some(seq, 1 << 16)));
+    let reads = async {
+        for seq in 2..100 {
+            assert_eq!(receiver.next().await.expect("a message").expect("whole"), push(seq, 1 << 16));
+        }
+    };
+    tokio::select! {
+        ended = sender.run() => panic!("{ended:?}"),
+        read = tokio::time::timeout(Duration::from_secs(30), reads) => read.expect("all of them"),
+    }
+}
+
+#[tokio::test]
+async fn what_gives_its_messages_one_by_one_is_asked_when_its_turn_comes() {
+    let (a, _b) = UnixStream::pair().expect("a pair");
+    let (_read, write, _) = halves(a, Trust::Reads);
+    let sender = Sender::new(write, None);
+    let made = Arc::new(AtomicUsize::new(0));
+    let count = made.clone();
+    sender.put((0..1000u64).map(move |seq| {
+        count.fetch_add(1, Relaxed);
+        push(seq, 1 << 20)
+    }));
+    // Nobody reads.
+    let runs = tokio::time::timeout(Duration::from_millis(50), sender.run()).await;
+    assert!(runs.is_err(), "it waits for room");
+    assert!((1..10).contains(&made.load(Relaxed)), "{made:?} of them are in memory");
 }
 
 #[tokio::test(start_paused = true)]

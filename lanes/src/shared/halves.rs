@@ -3,19 +3,20 @@
 use super::{Shared, lock};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
 };
 use std::{
+    borrow::Borrow,
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::BorrowedFd,
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
-    net::{TcpStream, UnixStream, tcp, unix},
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf, unix::AsyncFd},
+    net::{TcpStream, UnixStream, tcp},
 };
 
 /// Descriptors that may have come and not been used: each side has one memory to show.
@@ -26,8 +27,9 @@ const DESCRIPTORS: usize = 2;
 pub enum ReadHalf {
     /// Of a connection over TCP.
     Tcp(tcp::OwnedReadHalf),
-    /// Of one over a Unix socket, and where descriptors go.
-    Unix(unix::OwnedReadHalf, Arc<Shared>),
+    /// Of one over a Unix socket, and where descriptors go. Nobody is woken here because there is room to write: the kernel says
+    /// so whenever the other side has read anything.
+    Unix(AsyncFd<Arc<OwnedFd>>, Arc<Shared>),
 }
 
 /// The half that is written.
@@ -35,8 +37,8 @@ pub enum ReadHalf {
 pub enum WriteHalf {
     /// Of a connection over TCP.
     Tcp(tcp::OwnedWriteHalf),
-    /// Of one over a Unix socket.
-    Unix(unix::OwnedWriteHalf),
+    /// Of one over a Unix socket, and what waits for room in it, while there is none.
+    Unix(Arc<OwnedFd>, Option<AsyncFd<OwnedFd>>),
 }
 
 /// Both halves of a connection over TCP.
@@ -46,9 +48,18 @@ pub fn over_tcp(socket: TcpStream) -> (ReadHalf, WriteHalf) {
 }
 
 /// Both halves of a connection over a Unix socket, whose ends share this.
-pub fn over_unix(socket: UnixStream, shared: Arc<Shared>) -> (ReadHalf, WriteHalf) {
-    let (read, write) = socket.into_split();
-    (ReadHalf::Unix(read, shared), WriteHalf::Unix(write))
+///
+/// # Errors
+/// The runtime cannot wait for it.
+pub fn over_unix(socket: UnixStream, shared: Arc<Shared>) -> io::Result<(ReadHalf, WriteHalf)> {
+    let socket = Arc::new(OwnedFd::from(socket.into_std()?));
+    let read = wait_for(socket.clone(), Interest::READABLE)?;
+    Ok((ReadHalf::Unix(read, shared), WriteHalf::Unix(socket, None)))
+}
+
+fn wait_for<T: AsRawFd + Borrow<OwnedFd>>(socket: T, what: Interest) -> io::Result<AsyncFd<T>> {
+    // SAFETY: an owner of a descriptor keeps it open, and the same, for as long as the runtime waits for it.
+    Ok(unsafe { AsyncFd::register_with_interest(socket, what)? })
 }
 
 impl ReadHalf {
@@ -65,26 +76,25 @@ impl AsyncRead for ReadHalf {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let (socket, shared) = match self.get_mut() {
             Self::Tcp(half) => return Pin::new(half).poll_read(cx, buf),
-            Self::Unix(half, shared) => (AsRef::<UnixStream>::as_ref(&*half), shared),
+            Self::Unix(socket, shared) => (socket, shared),
         };
         let most = buf.remaining();
         loop {
-            ready!(socket.poll_read_ready(cx))?;
+            let mut there = ready!(socket.poll_read_ready(cx))?;
             let into = buf.initialize_unfilled_to(most);
-            match socket.try_io(Interest::READABLE, || receive(socket, into, shared)) {
-                Ok(n) => {
-                    buf.advance(n);
+            match there.try_io(|socket| receive(socket.get_ref(), into, shared)) {
+                Ok(read) => {
+                    buf.advance(read?);
                     return Poll::Ready(Ok(()));
                 }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return Poll::Ready(Err(e)),
+                Err(_would_block) => {}
             }
         }
     }
 }
 
 /// Reads bytes, and keeps the descriptors that came with them; those that nobody expects are closed.
-fn receive(socket: &UnixStream, into: &mut [u8], shared: &Shared) -> io::Result<usize> {
+fn receive(socket: &OwnedFd, into: &mut [u8], shared: &Shared) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut beside = RecvAncillaryBuffer::new(&mut space);
     let got = recvmsg(socket, &mut [IoSliceMut::new(into)], &mut beside, RecvFlags::CMSG_CLOEXEC)?;
@@ -99,54 +109,79 @@ fn receive(socket: &UnixStream, into: &mut [u8], shared: &Shared) -> io::Result<
 }
 
 impl WriteHalf {
-    /// Sends bytes with a descriptor.
-    pub(crate) async fn send_with(&self, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<usize> {
-        let Self::Unix(half) = self else { return Err(io::ErrorKind::Unsupported.into()) };
-        let send = || {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut beside = SendAncillaryBuffer::new(&mut space);
-            let fds = [fd];
-            beside.push(SendAncillaryMessage::ScmRights(&fds));
-            Ok(sendmsg(half.as_ref(), &[IoSlice::new(bytes)], &mut beside, SendFlags::NOSIGNAL)?)
-        };
-        half.as_ref().async_io(Interest::WRITABLE, send).await
+    /// Writes what there is room for, on any thread, and waits for nothing.
+    pub(crate) fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(half) => half.try_write_vectored(bufs),
+            Self::Unix(socket, _) => {
+                Ok(sendmsg(socket, bufs, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?)
+            }
+        }
+    }
+
+    /// As [`Self::try_write`], with a descriptor.
+    pub(crate) fn try_write_with(&self, bytes: &[u8], fd: BorrowedFd<'_>) -> io::Result<usize> {
+        let Self::Unix(socket, _) = self else { return Err(io::ErrorKind::Unsupported.into()) };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut beside = SendAncillaryBuffer::new(&mut space);
+        let fds = [fd];
+        beside.push(SendAncillaryMessage::ScmRights(&fds));
+        Ok(sendmsg(socket, &[IoSlice::new(bytes)], &mut beside, SendFlags::NOSIGNAL)?)
+    }
+
+    /// Carries out something that writes once there is room.
+    pub(crate) fn poll_io<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut write: impl FnMut(&Self) -> io::Result<T>,
+    ) -> Poll<io::Result<T>> {
+        loop {
+            let done = match self {
+                Self::Tcp(half) => {
+                    let socket: &TcpStream = AsRef::as_ref(&*half);
+                    ready!(socket.poll_write_ready(cx))?;
+                    write(self)
+                }
+                Self::Unix(_, None) => write(self),
+                Self::Unix(_, Some(waits)) => {
+                    ready!(waits.poll_write_ready(cx))?.clear_ready();
+                    write(self)
+                }
+            };
+            match done {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.wait()?,
+                done => {
+                    if let Self::Unix(_, waits) = self {
+                        *waits = None;
+                    }
+                    return Poll::Ready(done);
+                }
+            }
+        }
+    }
+
+    /// From now on somebody is woken when there is room.
+    fn wait(&mut self) -> io::Result<()> {
+        if let Self::Unix(socket, waits @ None) = self {
+            *waits = Some(wait_for(socket.try_clone()?, Interest::WRITABLE)?);
+        }
+        Ok(())
     }
 }
 
 impl AsyncWrite for WriteHalf {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tcp(half) => Pin::new(half).poll_write(cx, buf),
-            Self::Unix(half) => Pin::new(half).poll_write(cx, buf),
-        }
+        self.get_mut().poll_io(cx, |half| half.try_write(&[IoSlice::new(buf)]))
     }
 
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tcp(half) => Pin::new(half).poll_write_vectored(cx, bufs),
-            Self::Unix(half) => Pin::new(half).poll_write_vectored(cx, bufs),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(half) => Pin::new(half).poll_flush(cx),
-            Self::Unix(half) => Pin::new(half).poll_flush(cx),
-        }
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Tcp(half) => Pin::new(half).poll_shutdown(cx),
-            Self::Unix(half) => Pin::new(half).poll_shutdown(cx),
+            Self::Unix(socket, _) => Poll::Ready(Ok(shutdown(&*socket, Shutdown::Write)?)),
         }
     }
 }

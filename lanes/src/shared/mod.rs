@@ -42,6 +42,10 @@ pub enum Trust {
     Reads,
 }
 
+/// So much is given back at once. Less goes with the next message, or when a sign of life is due: a server that has to change what
+/// it has lent copies it, which takes no longer than to wake the threads that a message of its own would.
+const COPY_BYTES: usize = 256 << 10;
+
 /// What both halves of a lane know of the memory that its ends share.
 #[derive(Debug)]
 pub struct Shared {
@@ -51,9 +55,18 @@ pub struct Shared {
     /// Descriptors that came, and whose message has not been read yet.
     pub(crate) fds: Mutex<VecDeque<OwnedFd>>,
     lent: Mutex<Lent>,
-    given_back: Mutex<Vec<u64>>,
-    /// Something is to be given back.
+    given_back: Mutex<GivenBack>,
+    /// Much is to be given back.
     pub(crate) news: Notify,
+}
+
+/// Places that are to be given back, and the bytes there.
+#[derive(Debug, Default)]
+struct GivenBack {
+    places: Vec<u64>,
+    bytes: usize,
+    /// Somebody was told.
+    told: bool,
 }
 
 /// By place: the bytes, and how often.
@@ -144,7 +157,7 @@ impl Shared {
 
     /// What is to be given back.
     pub(crate) fn to_return(&self) -> Vec<u64> {
-        std::mem::take(&mut *lock(&self.given_back))
+        std::mem::take(&mut *lock(&self.given_back)).places
     }
 }
 
@@ -165,8 +178,10 @@ impl AsRef<[u8]> for Borrowed {
 impl Drop for Borrowed {
     fn drop(&mut self) {
         let mut back = lock(&self.shared.given_back);
-        back.push(self.at);
-        if back.len() == 1 {
+        back.places.push(self.at);
+        back.bytes += self.len;
+        if back.bytes >= COPY_BYTES && !back.told {
+            back.told = true;
             self.shared.news.notify_one();
         }
     }

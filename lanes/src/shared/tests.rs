@@ -1,10 +1,10 @@
 //! Two ends of a lane in one process: what is shared, what is copied, what is given back.
 
 use super::*;
-use crate::{LaneError, Receiver, send};
+use crate::{LaneError, Receiver, Sender, send};
 use futures::{Stream, StreamExt};
 use paraft_proto::{FromShard, Push, ToShard, Weights, WithBulk, from_shard, limits, to_shard::Kind};
-use std::time::Duration;
+use std::{convert::Infallible, option, time::Duration};
 use tokio::{net::UnixStream, sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
@@ -29,16 +29,18 @@ fn filled(memory: &Arc<Memory>, with: u8) -> Bytes {
 struct Ends {
     worker: Arc<Shared>,
     server: Arc<Shared>,
-    pushes: mpsc::UnboundedSender<WithBulk<ToShard>>,
+    pushes: Arc<Sender<option::IntoIter<WithBulk<ToShard>>>>,
     pulls: mpsc::UnboundedSender<WithBulk<FromShard>>,
     at_server: Receiver<ToShard>,
     at_worker: Receiver<FromShard>,
-    tasks: [JoinHandle<Result<(), LaneError>>; 2],
+    sends: JoinHandle<Result<Infallible, LaneError>>,
+    answers: JoinHandle<Result<(), LaneError>>,
 }
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
+        self.sends.abort();
+        self.answers.abort();
     }
 }
 
@@ -50,20 +52,21 @@ fn messages<M: Send + 'static>() -> (mpsc::UnboundedSender<M>, impl Stream<Item 
 fn ends() -> Ends {
     let (a, b) = UnixStream::pair().expect("a pair");
     let (worker, server) = (Shared::new(Trust::Reads), Shared::new(Trust::Copies));
-    let (read, write) = over_unix(a, worker.clone());
-    let (pushes, out) = messages();
-    let sends = tokio::spawn(send(write, Some(worker.clone()), out));
+    let (read, write) = over_unix(a, worker.clone()).expect("halves");
+    let pushes = Arc::new(Sender::new(write, Some(worker.clone())));
+    let runs = pushes.clone();
+    let sends = tokio::spawn(async move { runs.run().await });
     let at_worker = Receiver::new(read, limits::MAX_MESSAGE_BYTES, Pool::new(1 << 20));
-    let (read, write) = over_unix(b, server.clone());
+    let (read, write) = over_unix(b, server.clone()).expect("halves");
     let (pulls, out) = messages();
     let answers = tokio::spawn(send(write, Some(server.clone()), out));
     let at_server = Receiver::new(read, limits::MAX_MESSAGE_BYTES, Pool::new(1 << 20));
-    Ends { worker, server, pushes, pulls, at_server, at_worker, tasks: [sends, answers] }
+    Ends { worker, server, pushes, pulls, at_server, at_worker, sends, answers }
 }
 
 impl Ends {
     async fn pushed(&mut self, m: WithBulk<ToShard>) -> Bytes {
-        self.pushes.send(m).expect("sent");
+        self.pushes.put(Some(m).into_iter());
         let got = self.at_server.next().await.expect("a message").expect("whole");
         got.bulk[0].to_bytes()
     }
@@ -96,6 +99,19 @@ async fn a_push_is_read_where_it_lies_and_changes_no_more_once_it_was() {
     // What lies elsewhere travels, as does what is small.
     assert_eq!(ends.pushed(push(3, vec![3; LEN].into())).await, vec![3; LEN]);
     assert_eq!(ends.pushed(push(4, again.slice(..100))).await, vec![9; 100]);
+}
+
+#[tokio::test]
+async fn a_little_is_given_back_with_the_next_push_and_before_it() {
+    let mut ends = ends();
+    let memory = Memory::new(4 * LEN).expect("memory");
+    ends.server.offer(&memory);
+    drop(ends.pulled(weights(1, filled(&memory, 1))).await);
+    let little = memory.slot(SHARED_BYTES).expect("room").freeze();
+    drop(ends.pulled(weights(2, little)).await);
+    assert_eq!(lock(&ends.server.lent).bytes, SHARED_BYTES);
+    ends.pushed(push(1, Bytes::new())).await;
+    assert_eq!(lock(&ends.server.lent).bytes, 0);
 }
 
 #[tokio::test]

@@ -94,7 +94,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Guarded<S> {
             self.begun = (first, 0);
             return Some(Ok(self));
         };
-        Some(Err(Lane { purpose, halves: self.socket.halves(), place: self.place }))
+        Some(Err(Lane { purpose, halves: self.socket.halves().ok()?, place: self.place }))
     }
 }
 

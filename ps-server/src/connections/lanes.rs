@@ -5,7 +5,7 @@ use paraft_lanes::{
     Purpose,
     shared::{ReadHalf, Shared, Trust, WriteHalf, over_tcp, over_unix},
 };
-use std::sync::Arc;
+use std::{io, sync::Arc};
 use tokio::net::{TcpStream, UnixStream};
 
 /// What a lane's socket is made of, and what its ends share: a server copies what lies in a worker's memory.
@@ -14,21 +14,24 @@ pub type Halves = (ReadHalf, WriteHalf, Option<Arc<Shared>>);
 /// A socket that a lane may go over.
 pub trait Carries {
     /// Both halves of it.
-    fn halves(self) -> Halves;
+    ///
+    /// # Errors
+    /// The runtime cannot wait for it.
+    fn halves(self) -> io::Result<Halves>;
 }
 
 impl Carries for TcpStream {
-    fn halves(self) -> Halves {
+    fn halves(self) -> io::Result<Halves> {
         let (read, write) = over_tcp(self);
-        (read, write, None)
+        Ok((read, write, None))
     }
 }
 
 impl Carries for UnixStream {
-    fn halves(self) -> Halves {
+    fn halves(self) -> io::Result<Halves> {
         let shared = Shared::new(Trust::Copies);
-        let (read, write) = over_unix(self, shared.clone());
-        (read, write, Some(shared))
+        let (read, write) = over_unix(self, shared.clone())?;
+        Ok((read, write, Some(shared)))
     }
 }
 

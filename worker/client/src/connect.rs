@@ -96,7 +96,7 @@ pub(crate) async fn lane(address: &str, transport: Transport) -> Result<Lane, La
         && let Ok(socket) = unix(&path).await
     {
         let shared = lanes::Shared::new(Trust::Reads);
-        let (read, write) = lanes::over_unix(begin(socket).await?, shared.clone());
+        let (read, write) = lanes::over_unix(begin(socket).await?, shared.clone())?;
         return Ok((read, write, Some(shared)));
     }
     let connects = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address));

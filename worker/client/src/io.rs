@@ -8,11 +8,12 @@ use crate::{
     acks::Acked,
     connect::{self, Channels},
     error::ClientError,
-    initial::{Initial, Messages},
+    initial::Initial,
+    out::{Out, Sent},
 };
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
 use paraft_common::{BucketId, BucketSpec, ShardId, Step, WorkerId};
-use paraft_lanes::{LaneError, Pool, Receiver, shared::Memory};
+use paraft_lanes::{LaneError, Pool, Receiver, Sender, shared::Memory};
 use paraft_proto::{FromShard, Heartbeat, Incoming, ToShard, WithBulk, limits, services, to_shard::Kind};
 use paraft_session::{Effect, Event, Input, Session};
 use paraft_trace::{Moment, Span, Stage, Stages};
@@ -21,14 +22,14 @@ use std::{
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
-        mpsc::Sender,
+        mpsc,
     },
     thread,
     time::{Duration, Instant},
 };
 use tokio::{
     runtime::Handle,
-    sync::{Notify, mpsc, oneshot},
+    sync::{Notify, oneshot},
     task::AbortHandle,
     time::MissedTickBehavior,
 };
@@ -105,7 +106,7 @@ struct State {
     streams: BTreeMap<ShardId, Open>,
     initial: Initials,
     /// Is told of every ack.
-    watcher: Option<Sender<Acked>>,
+    watcher: Option<mpsc::Sender<Acked>>,
     /// The deadline that the I/O thread waits for.
     armed: Option<Duration>,
     /// What the training thread waits for: it is woken for nothing else, since acks alone would wake it for every push.
@@ -134,7 +135,7 @@ impl State {
 
 /// A stream, or one that is dialled.
 struct Open {
-    out: mpsc::UnboundedSender<Sent>,
+    out: Arc<Out>,
     task: AbortHandle,
     /// The connection that it is on, and its server's address.
     connection: Arc<OnceLock<(String, connect::Shared)>>,
@@ -144,33 +145,6 @@ impl Drop for Open {
     fn drop(&mut self) {
         self.task.abort();
     }
-}
-
-/// What waits to go out. Initial states are made when their turn comes: those of a large model would fill the memory.
-enum Sent {
-    One(Option<ToShard>),
-    Initial(Messages),
-}
-
-impl Iterator for Sent {
-    type Item = ToShard;
-
-    fn next(&mut self) -> Option<ToShard> {
-        match self {
-            Sent::One(m) => m.take(),
-            Sent::Initial(all) => all.next().map(|m| ToShard { kind: Some(Kind::Init(m)) }),
-        }
-    }
-}
-
-impl From<ToShard> for Sent {
-    fn from(m: ToShard) -> Self {
-        Sent::One(Some(m))
-    }
-}
-
-fn outgoing(rx: mpsc::UnboundedReceiver<Sent>) -> impl Stream<Item = WithBulk<ToShard>> + Send + Unpin {
-    UnboundedReceiverStream::new(rx).flat_map(stream::iter).map(WithBulk::from)
 }
 
 /// The session, for the training thread. What it is told is carried out when this is let go.
@@ -248,7 +222,7 @@ impl Io {
     }
 
     /// Every ack from now on goes there too.
-    pub fn watch(&self, watcher: Sender<Acked>) {
+    pub fn watch(&self, watcher: mpsc::Sender<Acked>) {
         self.shared.lock().watcher = Some(watcher);
     }
 
@@ -380,13 +354,13 @@ impl Shared {
             match effect {
                 Effect::Send(shard, message) => {
                     if let Some(stream) = state.streams.get(&shard) {
-                        let _ = stream.out.send(message.into());
+                        stream.out.send(message.into());
                     }
                 }
                 Effect::SendInitial(shard) => {
                     let (stream, initial) = (state.streams.get(&shard), state.initial.get(&shard));
                     if let Some((stream, (initial, buckets))) = stream.zip(initial) {
-                        let _ = stream.out.send(Sent::Initial(initial.clone().messages(buckets.clone())));
+                        stream.out.send(Sent::Initial(initial.clone().messages(buckets.clone())));
                     }
                 }
                 Effect::InitialKnown(shard) => drop(state.initial.remove(&shard)),
@@ -397,11 +371,10 @@ impl Shared {
                     }
                 }
                 Effect::Dial { shard, dial, address, open } => {
-                    let (out, rx) = mpsc::unbounded_channel();
-                    let _ = out.send(ToShard { kind: Some(Kind::Open(*open)) }.into());
+                    let out = Out::new(ToShard { kind: Some(Kind::Open(*open)) }.into());
                     let connection = Arc::new(OnceLock::new());
                     let reader = Reader { io: self.clone(), shard, dial, address, out: out.clone() };
-                    let task = self.runtime.spawn(reader.run(rx, connection.clone())).abort_handle();
+                    let task = self.runtime.spawn(reader.run(connection.clone())).abort_handle();
                     state.streams.insert(shard, Open { out, task, connection });
                 }
                 Effect::Acked(a) => self.acked(state, &a),
@@ -457,15 +430,11 @@ struct Reader {
     dial: u64,
     address: String,
     /// Of the stream, for signs of life.
-    out: mpsc::UnboundedSender<Sent>,
+    out: Arc<Out>,
 }
 
 impl Reader {
-    async fn run(
-        self,
-        rx: mpsc::UnboundedReceiver<Sent>,
-        connection: Arc<OnceLock<(String, connect::Shared)>>,
-    ) {
+    async fn run(self, connection: Arc<OnceLock<(String, connect::Shared)>>) {
         let cause = match connect::lane(&self.address, self.io.channels.transport()).await {
             Ok((read, write, shared)) => {
                 if let Some((shared, memory)) = shared.as_ref().zip(self.io.memory.as_ref()) {
@@ -474,13 +443,14 @@ impl Reader {
                 let inbound =
                     Receiver::<FromShard>::new(read, limits::MAX_MESSAGE_BYTES, self.io.pool.clone());
                 let read = self.read(inbound.map_err(|e| e.to_string()));
-                let sends = paraft_lanes::send(write, shared, outgoing(rx));
+                let sender = Arc::new(Sender::new(write, shared));
+                self.out.lane(sender.clone());
                 tokio::select! {
                     cause = read => cause,
-                    Err(e) = sends => e.to_string(),
+                    Err(e) = sender.run() => e.to_string(),
                 }
             }
-            Err(LaneError::NoLanes) => match self.dial(rx, &connection).await {
+            Err(LaneError::NoLanes) => match self.dial(&connection).await {
                 Ok(inbound) => self.read(inbound.map_err(|s| s.message().to_string())).await,
                 Err(cause) => cause,
             },
@@ -491,13 +461,13 @@ impl Reader {
 
     async fn dial(
         &self,
-        rx: mpsc::UnboundedReceiver<Sent>,
         connection: &OnceLock<(String, connect::Shared)>,
     ) -> Result<Incoming<FromShard>, String> {
         let (channel, shared) = self.io.channels.get(&self.address).await?;
         let _ = connection.set((self.address.clone(), shared));
         // The kernel accepts connections for a process that hangs, so only an answer tells that it lives.
-        let exchange = services::exchange(&channel, outgoing(rx));
+        let sent = UnboundedReceiverStream::new(self.out.http()).flat_map(stream::iter);
+        let exchange = services::exchange(&channel, sent);
         let stream = tokio::time::timeout(ANSWER_TIMEOUT, exchange).await;
         let stream = stream.map_err(|_| format!("no answer within {ANSWER_TIMEOUT:?}"))?;
         stream.map_err(|s| s.message().to_string())
@@ -516,7 +486,7 @@ impl Reader {
                 biased;
                 // First: a stream of weights that keeps this loop busy must not look like silence on the other side.
                 _ = heartbeat.tick(), if open => {
-                    let _ = self.out.send(ToShard { kind: Some(Kind::Heartbeat(Heartbeat {})) }.into());
+                    self.out.send(ToShard { kind: Some(Kind::Heartbeat(Heartbeat {})) }.into());
                 }
                 message = self.io.room().then(|()| inbound.next()) => match message {
                     Some(Ok(message)) => {

@@ -29,6 +29,7 @@ pub mod error;
 pub mod groups;
 mod initial;
 mod io;
+mod out;
 mod pool;
 
 pub use acks::Acked;

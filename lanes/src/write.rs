@@ -1,0 +1,121 @@
+//! The end of a lane that is written, with what has not gone out yet.
+
+use crate::{
+    LaneError,
+    frame::{Outbox, memory_comes},
+    shared::{Shared, WriteHalf},
+};
+use paraft_proto::{WithBulk, bulk::Bulk};
+use std::{
+    io::{self, ErrorKind, IoSlice},
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+/// Messages that are there at the same time go out together, up to so many bytes.
+const TOGETHER: usize = 1 << 20;
+/// Pieces of one call of the kernel.
+const SLICES: usize = 64;
+
+pub(crate) struct Writer {
+    socket: WriteHalf,
+    shared: Option<Arc<Shared>>,
+    out: Outbox,
+    /// The other side has our memory, so bulk may be left in it.
+    shown: bool,
+    /// Bytes of the frame that shows it that have gone out.
+    showing: usize,
+    /// Nothing has gone out since this was last set.
+    quiet: bool,
+}
+
+impl Writer {
+    pub fn new(socket: WriteHalf, shared: Option<Arc<Shared>>) -> Self {
+        Self { socket, shared, out: Outbox::default(), shown: false, showing: 0, quiet: false }
+    }
+
+    /// What waits to go out.
+    pub fn waiting(&self) -> usize {
+        self.out.bytes()
+    }
+
+    /// Whether a message is to go out with those that wait.
+    pub fn has_room(&self) -> bool {
+        self.out.bytes() < TOGETHER
+    }
+
+    /// Appends a message, behind what is to be given back: what it changes need not be copied for us any more.
+    pub fn put<M: Bulk>(&mut self, message: &WithBulk<M>) {
+        self.give_back();
+        self.out.put(message, self.shared.as_deref().filter(|_| self.shown));
+    }
+
+    /// Appends what is to be given back.
+    pub fn give_back(&mut self) {
+        if let Some(shared) = &self.shared {
+            self.out.put_returned(&shared.to_return());
+        }
+    }
+
+    /// To be called once in a while: appends a sign of life if nothing else has gone out since the last time.
+    pub fn tick(&mut self) {
+        self.give_back();
+        if std::mem::replace(&mut self.quiet, true) && self.out.bytes() == 0 {
+            self.out.put_alive();
+        }
+    }
+
+    /// Writes everything.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LaneError>> {
+        while self.out.bytes() > 0 {
+            let out = &mut self.out;
+            let sent = ready!(self.socket.poll_io(cx, |socket| write(socket, out)))?;
+            self.sent(sent)?;
+        }
+        // Between two frames; what comes from now on may lie there.
+        while let Some(ours) = self.shared.as_deref().and_then(Shared::ours).filter(|_| !self.shown) {
+            let frame = memory_comes();
+            let rest = &frame[self.showing..];
+            let sent = ready!(self.socket.poll_io(cx, |socket| match rest.len() == frame.len() {
+                true => socket.try_write_with(rest, ours.fd()),
+                false => socket.try_write(&[IoSlice::new(rest)]),
+            }))?;
+            self.showing += sent;
+            self.shown = self.showing == frame.len();
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Writes what there is room for, on any thread. False: something is left, for [`Self::poll_flush`].
+    pub fn try_flush(&mut self) -> Result<bool, LaneError> {
+        while self.out.bytes() > 0 {
+            match write(&self.socket, &mut self.out) {
+                Ok(sent) => self.sent(sent)?,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(self.shown || self.shared.as_deref().and_then(Shared::ours).is_none())
+    }
+
+    fn sent(&mut self, bytes: usize) -> Result<(), LaneError> {
+        if bytes == 0 {
+            return Err(io::Error::from(ErrorKind::WriteZero).into());
+        }
+        self.quiet = false;
+        self.out.sent(bytes);
+        Ok(())
+    }
+
+    pub fn into_socket(self) -> WriteHalf {
+        self.socket
+    }
+}
+
+fn write(socket: &WriteHalf, out: &mut Outbox) -> io::Result<usize> {
+    let mut slices = [IoSlice::new(&[]); SLICES];
+    let pieces = out.pieces();
+    slices.iter_mut().zip(pieces).for_each(|(slice, piece)| *slice = IoSlice::new(piece));
+    let n = pieces.len().min(SLICES);
+    socket.try_write(&slices[..n])
+}
