@@ -6,8 +6,8 @@
 //!
 //! The distance is the distance between the weights that a worker pulled and those that its push is applied to, in average steps:
 //! `‖w − w_pulled‖ / mean ‖step‖` (the parameter-space gap of Hakimi et al. 2019, in units of Barkai et al. 2020). Both norms
-//! are taken over a sample of [`SAMPLE`] values of the bucket, the same ones, evenly spread; buckets that are no larger are
-//! measured whole.
+//! are taken over a sample of [`SAMPLE`] values of the bucket, the same ones, in short runs that are evenly spread; buckets that are
+//! no larger are measured whole.
 //!
 //! Measured where a replica leads, beside the state: nothing here is replicated, and all of it may vanish. It takes at most
 //! [`MOST_BYTES`]: with more workers and buckets than fit, the pulls of some are not measured. A push in
@@ -28,6 +28,8 @@ use tokio::time::Instant;
 /// Values of a bucket that a distance is measured on. The root mean square of so many has an error of some percent, and they take
 /// 4 KiB for each worker and bucket.
 pub const SAMPLE: usize = 1024;
+/// Values in a row: what a line of the caches brings.
+const RUN: usize = 16;
 /// Of all samples together. Sixteen workers of a model of 4 GB fit on a shard, of three.
 pub const MOST_BYTES: u64 = 64 << 20;
 /// Workers of whom something is measured, at most: who they are is each one's own word.
@@ -84,7 +86,8 @@ type Sample = Arc<[f32]>;
 
 /// Those of a bucket with more than [`SAMPLE`] that are looked at; of others it is all.
 fn spread(weights: &[f32]) -> impl Iterator<Item = &f32> {
-    (0..SAMPLE).map(|i| &weights[i * weights.len() / SAMPLE])
+    let begins = |run| run * (weights.len() - RUN) / (SAMPLE / RUN - 1);
+    (0..SAMPLE / RUN).flat_map(move |run| &weights[begins(run)..][..RUN])
 }
 
 /// The values of a bucket that are looked at.

@@ -38,11 +38,11 @@ pub enum Transport {
 #[derive(Debug)]
 pub(crate) struct Channels {
     transport: Transport,
-    open: Mutex<BTreeMap<String, Shared>>,
+    open: Mutex<BTreeMap<String, Connecting>>,
 }
 
 /// A connection that is there, or that somebody is making.
-pub(crate) type Shared = Arc<OnceCell<Channel>>;
+pub(crate) type Connecting = Arc<OnceCell<Channel>>;
 
 impl Channels {
     pub fn new(transport: Transport) -> Self {
@@ -55,26 +55,26 @@ impl Channels {
     }
 
     /// The connection to a server, made if there is none; and what to give back to [`Self::broken`].
-    pub async fn get(&self, address: &str) -> Result<(Channel, Shared), String> {
-        let shared = self.lock().entry(address.to_string()).or_default().clone();
-        match shared.get_or_try_init(|| channel(address, self.transport)).await {
-            Ok(c) => Ok((c.clone(), shared)),
+    pub async fn get(&self, address: &str) -> Result<(Channel, Connecting), String> {
+        let connecting = self.lock().entry(address.to_string()).or_default().clone();
+        match connecting.get_or_try_init(|| channel(address, self.transport)).await {
+            Ok(c) => Ok((c.clone(), connecting)),
             Err(e) => {
-                self.broken(address, &shared);
+                self.broken(address, &connecting);
                 Err(e)
             }
         }
     }
 
     /// It carries nothing any more: the next who asks gets another.
-    pub fn broken(&self, address: &str, shared: &Shared) {
+    pub fn broken(&self, address: &str, connecting: &Connecting) {
         let mut open = self.lock();
-        if open.get(address).is_some_and(|now| Arc::ptr_eq(now, shared)) {
+        if open.get(address).is_some_and(|now| Arc::ptr_eq(now, connecting)) {
             open.remove(address);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Shared>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Connecting>> {
         self.open.lock().unwrap_or_else(|e| e.into_inner())
     }
 }

@@ -75,13 +75,13 @@ pub(crate) struct IoOptions {
 
 /// A session and its I/O, which ends with this.
 pub(crate) struct Io {
-    shared: Arc<Shared>,
+    inner: Arc<Inner>,
     /// Ends the I/O thread, even while it dials.
     end: Option<oneshot::Sender<()>>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
-struct Shared {
+struct Inner {
     worker: WorkerId,
     channels: Channels,
     heartbeat: Duration,
@@ -138,7 +138,7 @@ struct Open {
     out: Arc<Out>,
     task: AbortHandle,
     /// The connection that it is on, and its server's address.
-    connection: Arc<OnceLock<(String, connect::Shared)>>,
+    connection: Arc<OnceLock<(String, connect::Connecting)>>,
 }
 
 impl Drop for Open {
@@ -149,7 +149,7 @@ impl Drop for Open {
 
 /// The session, for the training thread. What it is told is carried out when this is let go.
 pub(crate) struct Guard<'a> {
-    shared: &'a Arc<Shared>,
+    inner: &'a Arc<Inner>,
     state: MutexGuard<'a, State>,
 }
 
@@ -169,7 +169,7 @@ impl std::ops::DerefMut for Guard<'_> {
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
-        self.shared.carry_out(&mut self.state);
+        self.inner.carry_out(&mut self.state);
     }
 }
 
@@ -180,7 +180,7 @@ impl Io {
     /// There is no thread or runtime to be had.
     pub fn start(session: Session, options: IoOptions) -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let shared = Arc::new(Shared {
+        let inner = Arc::new(Inner {
             worker: options.worker,
             channels: options.channels,
             heartbeat: options.heartbeat,
@@ -204,7 +204,7 @@ impl Io {
             epoch: (Instant::now(), now()),
         });
         let (end, ended) = oneshot::channel::<()>();
-        let ticks = shared.clone();
+        let ticks = inner.clone();
         let thread = thread::Builder::new().name("paraft-io".into()).spawn(move || {
             let says = Ended(ticks.clone());
             runtime.block_on(async move {
@@ -213,17 +213,17 @@ impl Io {
             drop(runtime); // and with it all streams
             drop(says);
         })?;
-        Ok(Self { shared, end: Some(end), thread: Some(thread) })
+        Ok(Self { inner, end: Some(end), thread: Some(thread) })
     }
 
     /// The session, to ask and to tell.
     pub fn session(&self) -> Guard<'_> {
-        Guard { shared: &self.shared, state: self.shared.lock() }
+        Guard { inner: &self.inner, state: self.inner.lock() }
     }
 
     /// Every ack from now on goes there too.
     pub fn watch(&self, watcher: mpsc::Sender<Acked>) {
-        self.shared.lock().watcher = Some(watcher);
+        self.inner.lock().watcher = Some(watcher);
     }
 
     /// What comes next of what the session waits for. Ends early where `interrupt` is set, and with `None` after `until`.
@@ -242,14 +242,14 @@ impl Io {
             Err(e) => Err(e.into()),
         })?;
         if let Some(Event::Weights(_)) = &found {
-            self.shared.taken.notify_waiters();
+            self.inner.taken.notify_waiters();
         }
         Ok(found)
     }
 
     /// Waits until there is room for a push of `len` bytes; gives the time that it took.
     pub fn room(&self, len: usize) -> Duration {
-        if self.shared.lock().session.has_room(len) {
+        if self.inner.lock().session.has_room(len) {
             return Duration::ZERO;
         }
         let began = Instant::now();
@@ -265,11 +265,11 @@ impl Io {
         until: Option<Instant>,
         mut is_over: impl FnMut(&mut Session) -> Result<bool, ClientError>,
     ) -> Result<(), ClientError> {
-        let shared = &self.shared;
-        let mut state = shared.lock();
+        let inner = &self.inner;
+        let mut state = inner.lock();
         loop {
             let over = is_over(&mut state.session);
-            shared.carry_out(&mut state);
+            inner.carry_out(&mut state);
             if over? {
                 return Ok(());
             }
@@ -283,9 +283,9 @@ impl Io {
             state.waits = Some(what);
             let look = interrupt.map(|_| INTERRUPT_LOOK);
             state = match left.into_iter().chain(look).min() {
-                None => shared.changed.wait(state).unwrap_or_else(|e| e.into_inner()),
+                None => inner.changed.wait(state).unwrap_or_else(|e| e.into_inner()),
                 Some(most) => {
-                    let waited = shared.changed.wait_timeout(state, most);
+                    let waited = inner.changed.wait_timeout(state, most);
                     let (state, late) = waited.unwrap_or_else(|e| e.into_inner());
                     if late.timed_out() && interrupt.is_some_and(|i| i.load(Relaxed)) {
                         return Err(ClientError::Interrupted);
@@ -308,7 +308,7 @@ impl Drop for Io {
 }
 
 /// The I/O thread ends, however it does: nobody may wait for it.
-struct Ended(Arc<Shared>);
+struct Ended(Arc<Inner>);
 
 impl Drop for Ended {
     fn drop(&mut self) {
@@ -317,7 +317,7 @@ impl Drop for Ended {
     }
 }
 
-impl Shared {
+impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -366,8 +366,8 @@ impl Shared {
                 Effect::InitialKnown(shard) => drop(state.initial.remove(&shard)),
                 Effect::HangUp { shard, broken } => {
                     let connection = state.streams.remove(&shard).and_then(|s| s.connection.get().cloned());
-                    if let Some((address, shared)) = connection.filter(|_| broken) {
-                        self.channels.broken(&address, &shared);
+                    if let Some((address, connecting)) = connection.filter(|_| broken) {
+                        self.channels.broken(&address, &connecting);
                     }
                 }
                 Effect::Dial { shard, dial, address, open } => {
@@ -425,7 +425,7 @@ impl Shared {
 
 /// The reader of a stream.
 struct Reader {
-    io: Arc<Shared>,
+    io: Arc<Inner>,
     shard: ShardId,
     dial: u64,
     address: String,
@@ -434,7 +434,7 @@ struct Reader {
 }
 
 impl Reader {
-    async fn run(self, connection: Arc<OnceLock<(String, connect::Shared)>>) {
+    async fn run(self, connection: Arc<OnceLock<(String, connect::Connecting)>>) {
         let cause = match connect::lane(&self.address, self.io.channels.transport()).await {
             Ok((read, write, shared)) => {
                 if let Some((shared, memory)) = shared.as_ref().zip(self.io.memory.as_ref()) {
@@ -461,10 +461,10 @@ impl Reader {
 
     async fn dial(
         &self,
-        connection: &OnceLock<(String, connect::Shared)>,
+        connection: &OnceLock<(String, connect::Connecting)>,
     ) -> Result<Incoming<FromShard>, String> {
-        let (channel, shared) = self.io.channels.get(&self.address).await?;
-        let _ = connection.set((self.address.clone(), shared));
+        let (channel, connecting) = self.io.channels.get(&self.address).await?;
+        let _ = connection.set((self.address.clone(), connecting));
         // The kernel accepts connections for a process that hangs, so only an answer tells that it lives.
         let sent = UnboundedReceiverStream::new(self.out.http()).flat_map(stream::iter);
         let exchange = services::exchange(&channel, sent);

@@ -10,15 +10,15 @@ use paraft_compute::cpu::blocked::{Geometry, Planes, blocks};
 use paraft_compute::cpu::conv::{ConvWeights, forward_block};
 use paraft_compute::cpu::conv_grad::ConvGradient;
 use paraft_compute::cpu::head;
-use paraft_compute::cpu::norm::{ChannelNorm, ChannelStats, norm_relu_pool};
-use paraft_compute::cpu::norm_grad::{NormSums, apply_block};
+use paraft_compute::cpu::norm::{BlockStats, ChannelNorm, ChannelStats, block_stats, norm_relu_pool};
+use paraft_compute::cpu::norm_grad::NormSums;
 use paraft_compute::reference::{self as plain, Images};
 use paraft_compute::shape::ConvShape;
-use paraft_compute::{Cpu, Lane};
+use paraft_compute::{Cpu, Lane, Threads};
 
 fn packed(g: Geometry, values: &[f32], n: usize) -> Planes {
     let mut p = Planes::new(g);
-    p.pack(values, n);
+    p.pack(&Threads::one(Cpu::detect()), values, n);
     p
 }
 
@@ -60,7 +60,8 @@ fn convolution_and_its_gradients_are_the_plain_ones() {
                 let from = xs.geometry();
                 let mut y = Planes::new(s.output(from, 2));
                 y.reserve(n);
-                (0..blocks(n)).for_each(|i| forward_block(cpu, &mut weights, &xs, &mut y, (i, n)));
+                weights.lay(from);
+                y.blocks_mut(n).for_each(|mut y| forward_block(cpu, &weights, &xs, &mut y, n));
                 close(&format!("{what}: y"), &y.unpack(n), &want);
             }
 
@@ -71,11 +72,12 @@ fn convolution_and_its_gradients_are_the_plain_ones() {
             weights.set_transposed(&w);
             let mut dx = Planes::new(Geometry::new(inputs, height, width, 0));
             dx.reserve(n);
-            (0..blocks(n)).for_each(|i| forward_block(cpu, &mut weights, &dys, &mut dx, (i, n)));
+            weights.lay(dys.geometry());
+            dx.blocks_mut(n).for_each(|mut dx| forward_block(cpu, &weights, &dys, &mut dx, n));
             close(&format!("{what}: dx"), &dx.unpack(n), &dx_want);
 
             let (mut grad, mut dw) = (ConvGradient::new(s), vec![f32::NAN; w.len()]);
-            (0..blocks(n)).for_each(|i| grad.add_block(cpu, &xs, &dys, (i, n)));
+            grad.add(&Threads::one(cpu), &xs, &dys, 0..blocks(n), n);
             grad.write(cpu, &mut dw);
             close(&format!("{what}: dw"), &dw, &dw_want);
         }
@@ -112,27 +114,31 @@ fn norm_relu_and_pool_are_the_plain_ones_and_the_first_of_equals_wins() {
             p.reserve(n);
             pick.reserve(n);
             let mut stats = ChannelStats::new(channels);
-            (0..blocks(n)).for_each(|b| stats.add_block(cpu, &y, b, n));
+            let mut of_block = vec![BlockStats::default(); channels];
+            y.blocks_mut(n).for_each(|y| {
+                block_stats(cpu, &y, n, &mut of_block);
+                stats.add(&of_block);
+            });
             let (mean, var): (Vec<f32>, Vec<f32>) =
                 (0..channels).map(|c| (stats.mean(c), stats.variance(c))).unzip();
             close(&format!("{what}: mean"), &mean, &stats_want.iter().map(|s| s.0).collect::<Vec<_>>());
             close(&format!("{what}: variance"), &var, &stats_want.iter().map(|s| s.1).collect::<Vec<_>>());
             let norms: Vec<ChannelNorm> =
                 (0..channels).map(|c| ChannelNorm::new(mean[c], var[c], gamma[c], beta[c])).collect();
-            (0..blocks(n)).for_each(|b| norm_relu_pool(cpu, &norms, &y, &mut p, &mut pick, (b, n)));
+            p.blocks_mut(n).zip(pick.blocks_mut(n)).for_each(|(mut p, mut pick)| {
+                norm_relu_pool(cpu, &norms, &y, (&mut p, &mut pick), n);
+            });
             close(&format!("{what}: p"), &p.unpack(n), &p_want);
 
             let dps = packed(pooled(0), &dp, n);
             let mut sums = NormSums::new(channels);
-            (0..blocks(n)).for_each(|b| sums.add_block(cpu, &norms, &pick, &dps, (b, n)));
+            let one = Threads::one(cpu);
+            sums.add(&one, &norms, (&pick, &dps), n);
             let (mut dgamma, mut dbeta) = (vec![f32::NAN; channels], vec![f32::NAN; channels]);
             sums.write(&norms, &mut dgamma, &mut dbeta);
             close(&format!("{what}: dgamma"), &dgamma, &dgamma_want);
             close(&format!("{what}: dbeta"), &dbeta, &dbeta_want);
-            for b in 0..blocks(n) {
-                let count = stats.count();
-                apply_block(cpu, &norms, (&mut sums, count), (&pick, &dps), &mut y, (b, n));
-            }
+            sums.apply(&one, &norms, stats.count(), (&pick, &dps), &mut y, (0..blocks(n), n));
             close(&format!("{what}: dy"), &y.unpack(n), &dx_want);
             let mut dbias = vec![f32::NAN; channels];
             sums.write_bias(&mut dbias);
@@ -173,8 +179,8 @@ fn the_head_is_a_linear_layer() {
             head::pack(&dy, outputs, &mut lanes);
             let mut dx = Planes::new(g);
             dx.reserve(n);
-            for (i, block) in lanes.chunks_exact(outputs).enumerate() {
-                head::backward_block(cpu, block, &w, &mut dx, i);
+            for (block, mut dx) in lanes.chunks_exact(outputs).zip(dx.blocks_mut(n)) {
+                head::backward_block(cpu, block, &w, &mut dx);
             }
             close(&format!("{what}: dx"), &dx.unpack(n), &dx_want);
             let (mut dw, mut db) = (vec![f32::NAN; w.len()], vec![f32::NAN; outputs]);

@@ -14,7 +14,10 @@
 //! left from another batch, and no operator lets it out. Where eight or more are dead, the costly operators
 //! leave that half out.
 
-use crate::cpu::simd::{LANES, Lane};
+use crate::cpu::{
+    simd::{LANES, Lane},
+    threads::Threads,
+};
 
 /// Shape of one block of planes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +85,38 @@ pub(crate) fn live_mask(live: usize) -> Lane {
     m
 }
 
+/// A block of planes, to be written. The border must stay zero.
+#[derive(Debug)]
+pub struct Block<'a> {
+    /// Which one it is.
+    pub number: usize,
+    /// Its shape.
+    pub geometry: Geometry,
+    /// `[channel][row][column]`, with borders.
+    pub lanes: &'a mut [Lane],
+}
+
+impl Block<'_> {
+    fn pack(&mut self, inputs: &[f32], n: usize) {
+        let (g, live) = (self.geometry, live_lanes(n, self.number));
+        let len = g.sample_len();
+        let inputs = &inputs[self.number * LANES * len..][..live * len];
+        for c in 0..g.channels {
+            for y in 0..g.height {
+                let row = &mut self.lanes[g.at(c, y)..][..g.width];
+                let from = (c * g.height + y) * g.width;
+                for (x, lane) in row.iter_mut().enumerate() {
+                    let mut v = [0.0; LANES];
+                    for s in 0..live {
+                        v[s] = inputs[s * len + from + x];
+                    }
+                    lane.0 = v;
+                }
+            }
+        }
+    }
+}
+
 /// A batch of images in the blocked layout.
 #[derive(Clone, Debug)]
 pub struct Planes {
@@ -114,10 +149,11 @@ impl Planes {
         &self.data[b * len..(b + 1) * len]
     }
 
-    /// Block `b`, to be written. The border must stay zero.
-    pub fn block_mut(&mut self, b: usize) -> &mut [Lane] {
-        let len = self.geometry.block();
-        &mut self.data[b * len..(b + 1) * len]
+    /// The blocks of a batch of `n`, to be written. Panics when there is no room reserved for them.
+    pub fn blocks_mut(&mut self, n: usize) -> impl Iterator<Item = Block<'_>> {
+        let (geometry, len) = (self.geometry, self.geometry.block());
+        let all = self.data[..blocks(n) * len].chunks_exact_mut(len).enumerate();
+        all.map(move |(number, lanes)| Block { number, geometry, lanes })
     }
 
     /// All blocks that there is room for, one after another.
@@ -125,34 +161,12 @@ impl Planes {
         &self.data
     }
 
-    /// Takes the samples of block `b` out of `inputs` (`[n, channels, height, width]`); dead lanes become zero.
-    pub fn pack_block(&mut self, b: usize, inputs: &[f32], n: usize) {
-        let g = self.geometry;
-        let (len, live) = (g.sample_len(), live_lanes(n, b));
-        assert_eq!(inputs.len(), n * len, "pack_block: inputs must be [n, {len}]");
-        let inputs = &inputs[b * LANES * len..][..live * len];
-        let block = self.block_mut(b);
-        for c in 0..g.channels {
-            for y in 0..g.height {
-                let row = &mut block[g.at(c, y)..][..g.width];
-                let from = (c * g.height + y) * g.width;
-                for (x, lane) in row.iter_mut().enumerate() {
-                    let mut v = [0.0; LANES];
-                    for s in 0..live {
-                        v[s] = inputs[s * len + from + x];
-                    }
-                    lane.0 = v;
-                }
-            }
-        }
-    }
-
-    /// All samples of `inputs`, making room where needed.
-    pub fn pack(&mut self, inputs: &[f32], n: usize) {
+    /// All samples of `inputs` (`[n, channels, height, width]`), making room where needed; dead lanes become zero.
+    pub fn pack(&mut self, threads: &Threads, inputs: &[f32], n: usize) {
+        let len = self.geometry.sample_len();
+        assert_eq!(inputs.len(), n * len, "pack: inputs must be [n, {len}]");
         self.reserve(n);
-        for b in 0..blocks(n) {
-            self.pack_block(b, inputs, n);
-        }
+        threads.each(self.blocks_mut(n), |mut block| block.pack(inputs, n));
     }
 
     /// The first `n` samples, as `[n, channels, height, width]`. Allocates: for tests.
@@ -174,6 +188,7 @@ impl Planes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::simd::Cpu;
 
     #[test]
     fn packing_and_unpacking_returns_the_samples_and_keeps_the_border_zero() {
@@ -181,7 +196,7 @@ mod tests {
         for n in [1, 15, 16, 17, 40] {
             let inputs: Vec<f32> = (0..n * g.sample_len()).map(|i| i as f32 + 1.0).collect();
             let mut p = Planes::new(g);
-            p.pack(&inputs, n);
+            p.pack(&Threads::one(Cpu::detect()), &inputs, n);
             assert_eq!(p.unpack(n), inputs);
             let total: f64 = p.lanes().iter().flat_map(|l| l.0).map(f64::from).sum();
             assert_eq!(total, inputs.iter().copied().map(f64::from).sum::<f64>(), "stray values at n={n}");

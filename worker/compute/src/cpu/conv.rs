@@ -12,7 +12,7 @@
 //! What a tile reads is in the first-level cache when the next channels and the next part of the lanes come, so
 //! both go inside the loop over columns.
 
-use crate::cpu::blocked::{Geometry, Planes, live_lanes};
+use crate::cpu::blocked::{Block, Geometry, Planes, live_lanes};
 use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
 use crate::shape::ConvShape;
 
@@ -90,7 +90,7 @@ impl ConvWeights {
     }
 
     /// Inputs have this shape from now on.
-    fn lay(&mut self, from: Geometry) {
+    pub fn lay(&mut self, from: Geometry) {
         if from == self.from {
             return;
         }
@@ -103,23 +103,17 @@ impl ConvWeights {
     }
 }
 
-/// Block `b` of `y = conv(x) + bias` for a batch of `n`.
+/// A block of `y = conv(x) + bias` for a batch of `n`.
 ///
-/// `x` must have a border of at least the convolution's padding; `y` any border. Dead lanes of `y` hold
-/// no meaning.
-pub fn forward_block(
-    cpu: Cpu,
-    weights: &mut ConvWeights,
-    x: &Planes,
-    y: &mut Planes,
-    (b, n): (usize, usize),
-) {
-    let (s, from, to) = (weights.shape, x.geometry(), y.geometry());
+/// `x` must have the shape that the weights were [laid out](ConvWeights::lay) for, with a border of at least the convolution's
+/// padding; `y` any border. Dead lanes of `y` hold no meaning.
+pub fn forward_block(cpu: Cpu, weights: &ConvWeights, x: &Planes, y: &mut Block, n: usize) {
+    let (s, from, to) = (weights.shape, x.geometry(), y.geometry);
+    assert_eq!(from, weights.from, "conv: the shape that the weights are laid out for");
     assert_eq!(from.channels, s.inputs, "conv: channels of the input");
     assert!(from.pad >= s.pad, "conv: the input's border {} is less than the padding {}", from.pad, s.pad);
     assert_eq!(s.output(from, to.pad), to, "conv: shape of the output");
-    weights.lay(from);
-    cpu.run_tiles(live_lanes(n, b), Forward { weights, x: x.block(b), y: y.block_mut(b), to });
+    cpu.run_tiles(live_lanes(n, y.number), Forward { weights, x: x.block(y.number), y: y.lanes, to });
 }
 
 struct Forward<'a> {

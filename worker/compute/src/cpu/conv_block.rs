@@ -6,9 +6,9 @@ use crate::{
         blocked::{Geometry, Planes, blocks},
         conv::{ConvWeights, forward_block},
         conv_grad::ConvGradient,
-        norm::{ChannelNorm, ChannelStats, MOMENTUM, norm_relu_pool},
-        norm_grad::{NormSums, apply_block},
-        simd::Cpu,
+        norm::{BlockStats, ChannelNorm, ChannelStats, MOMENTUM, block_stats, norm_relu_pool},
+        norm_grad::NormSums,
+        threads::Threads,
     },
     error::Result,
     shape::{ConvBlockAt, ConvBlockShape},
@@ -24,6 +24,7 @@ pub struct ConvBlock {
     /// From the output's gradient to the input's.
     back: Option<ConvWeights>,
     stats: ChannelStats,
+    of_blocks: Vec<BlockStats>,
     norms: Vec<ChannelNorm>,
     sums: NormSums,
     dweights: ConvGradient,
@@ -50,6 +51,7 @@ impl ConvBlock {
             weights: ConvWeights::new(conv),
             back,
             stats: ChannelStats::new(c),
+            of_blocks: Vec::new(),
             norms: vec![ChannelNorm::default(); c],
             sums: NormSums::new(c),
             dweights: ConvGradient::new(conv),
@@ -74,7 +76,7 @@ impl ConvBlock {
     /// In training, with the statistics of the batches of all `ranks`, where there are any.
     pub(super) fn forward(
         &mut self,
-        cpu: Cpu,
+        threads: &Threads,
         x: &Planes,
         n: usize,
         params: &[f32],
@@ -84,20 +86,28 @@ impl ConvBlock {
             planes.reserve(n);
         }
         self.weights.set(&params[self.weight()], &params[self.channel_tensor(0)]);
+        self.weights.lay(x.geometry());
         self.stats.clear();
-        for b in 0..blocks(n) {
-            forward_block(cpu, &mut self.weights, x, &mut self.y, (b, n));
+        let (cpu, weights, channels) = (threads.cpu(), &self.weights, self.norms.len());
+        self.of_blocks.resize(blocks(n) * channels, BlockStats::default());
+        let of_blocks = self.of_blocks.chunks_exact_mut(channels);
+        threads.each(self.y.blocks_mut(n).zip(of_blocks), |(mut y, stats)| {
+            forward_block(cpu, weights, x, &mut y, n);
             if train {
-                self.stats.add_block(cpu, &self.y, b, n);
+                block_stats(cpu, &y, n, stats);
             }
+        });
+        if train {
+            self.of_blocks.chunks_exact(channels).for_each(|stats| self.stats.add(stats));
         }
         if let Some(ranks) = ranks.filter(|_| train) {
             self.stats.join(ranks)?;
         }
         self.set_norms(params, train);
-        for b in 0..blocks(n) {
-            norm_relu_pool(cpu, &self.norms, &self.y, &mut self.pooled, &mut self.pick, (b, n));
-        }
+        let (norms, y) = (&self.norms, &self.y);
+        threads.each(self.pooled.blocks_mut(n).zip(self.pick.blocks_mut(n)), |(mut p, mut pick)| {
+            norm_relu_pool(cpu, norms, y, (&mut p, &mut pick), n);
+        });
         Ok(())
     }
 
@@ -124,40 +134,42 @@ impl ConvBlock {
 
     pub(super) fn backward_norm(
         &mut self,
-        cpu: Cpu,
+        threads: &Threads,
         n: usize,
         grads: &mut [f32],
         ranks: Option<&dyn RankSums>,
     ) -> Result {
         self.sums.clear();
-        for b in 0..blocks(n) {
-            self.sums.add_block(cpu, &self.norms, &self.pick, &self.dpooled, (b, n));
-        }
+        self.sums.add(threads, &self.norms, (&self.pick, &self.dpooled), n);
         let (gamma, beta) = (self.channel_tensor(1), self.channel_tensor(2));
         let (dgamma, dbeta) = grads[gamma.start..beta.end].split_at_mut(gamma.len());
         self.sums.write(&self.norms, dgamma, dbeta);
         ranks.map_or(Ok(()), |ranks| self.sums.join(ranks))
     }
 
-    pub(super) fn backward_weight(&mut self, cpu: Cpu, x: &Planes, n: usize, grads: &mut [f32]) {
+    pub(super) fn backward_weight(&mut self, threads: &Threads, x: &Planes, n: usize, grads: &mut [f32]) {
         self.dweights.clear();
-        for b in 0..blocks(n) {
-            let sums = (&mut self.sums, self.stats.count());
-            apply_block(cpu, &self.norms, sums, (&self.pick, &self.dpooled), &mut self.y, (b, n));
-            self.dweights.add_block(cpu, x, &self.y, (b, n));
+        let (all, count) = (blocks(n), self.stats.count());
+        // On one thread block by block: what was written is still in the caches.
+        let together = if threads.count() == 1 { 1 } else { all };
+        for from in (0..all).step_by(together.max(1)) {
+            let some = from..(from + together).min(all);
+            let picked = (&self.pick, &self.dpooled);
+            self.sums.apply(threads, &self.norms, count, picked, &mut self.y, (some.clone(), n));
+            self.dweights.add(threads, x, &self.y, some, n);
         }
-        self.dweights.write(cpu, &mut grads[self.weight()]);
+        self.dweights.write(threads.cpu(), &mut grads[self.weight()]);
         self.sums.write_bias(&mut grads[self.channel_tensor(0)]);
     }
 
-    pub(super) fn backward_input(&mut self, cpu: Cpu, n: usize, params: &[f32], dx: &mut Planes) {
+    pub(super) fn backward_input(&mut self, threads: &Threads, n: usize, params: &[f32], dx: &mut Planes) {
         let weight = self.weight();
         let Some(back) = &mut self.back else {
             panic!("a convolution block without input_gradient was asked for one");
         };
         back.set_transposed(&params[weight]);
-        for b in 0..blocks(n) {
-            forward_block(cpu, back, &self.y, dx, (b, n));
-        }
+        back.lay(self.y.geometry());
+        let (back, dy) = (&*back, &self.y);
+        threads.each(dx.blocks_mut(n), |mut dx| forward_block(threads.cpu(), back, dy, &mut dx, n));
     }
 }

@@ -9,8 +9,12 @@
 
 use crate::cpu::blocked::{Geometry, Planes, live_lanes};
 use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
+use crate::cpu::threads::Threads;
 use crate::shape::ConvShape;
+use std::ops::Range;
 
+/// Channels of the largest tile.
+const CHANNELS: usize = 4;
 /// Rows of the gradient that are worked on together.
 const STRIP: usize = 5;
 
@@ -32,17 +36,22 @@ impl ConvGradient {
         self.sums.fill(Lane::ZERO);
     }
 
-    /// Adds block `b` of a batch of `n`. `x` is the convolution's input and `dy` the gradient of its output; where `dy`'s dead
-    /// lanes are zero, they add nothing.
-    pub fn add_block(&mut self, cpu: Cpu, x: &Planes, dy: &Planes, (b, n): (usize, usize)) {
+    /// Adds some blocks of a batch of `n`, each thread for some output channels. `x` is the convolution's input and `dy` the
+    /// gradient of its output; where `dy`'s dead lanes are zero, they add nothing.
+    pub fn add(&mut self, threads: &Threads, x: &Planes, dy: &Planes, some: Range<usize>, n: usize) {
         let (s, from, to) = (self.shape, x.geometry(), dy.geometry());
         assert_eq!(from.channels, s.inputs, "conv gradient: channels of the input");
         assert!(from.pad >= s.pad, "conv gradient: the input's border is less than the padding");
         assert_eq!(s.output(from, to.pad), to, "conv gradient: shape of the output's gradient");
-        cpu.run_tiles(
-            live_lanes(n, b),
-            WeightGrad { shape: s, sums: &mut self.sums, x: x.block(b), from, dy: dy.block(b), to },
-        );
+        let channels = s.outputs.div_ceil(CHANNELS).div_ceil(threads.count()) * CHANNELS;
+        let parts = self.sums.chunks_mut(channels * s.inputs * s.kernel * s.kernel).enumerate();
+        threads.each(parts, |(i, sums)| {
+            for b in some.clone() {
+                let first = i * channels;
+                let part = WeightGrad { shape: s, first, sums, x: x.block(b), from, dy: dy.block(b), to };
+                threads.cpu().run_tiles(live_lanes(n, b), part);
+            }
+        });
     }
 
     /// Writes the gradient, `[outputs, inputs, kernel, kernel]`.
@@ -69,6 +78,8 @@ impl Kernel for LaneSums<'_> {
 
 struct WeightGrad<'a> {
     shape: ConvShape,
+    /// The first of the output channels that `sums` are of.
+    first: usize,
     sums: &'a mut [Lane],
     x: &'a [Lane],
     from: Geometry,
@@ -99,13 +110,18 @@ struct Place {
 }
 
 impl WeightGrad<'_> {
+    /// The channel behind the last.
+    fn end(&self) -> usize {
+        self.first + self.sums.len() / (self.shape.inputs * self.shape.kernel * self.shape.kernel)
+    }
+
     /// Everything, `C` channels at a time.
     #[inline(always)]
     fn strips<S: Simd, const C: usize>(&mut self, s: S) {
         let k = self.shape.kernel;
         for top in (0..self.to.height).step_by(STRIP) {
             let rows = STRIP.min(self.to.height - top);
-            for o in (0..self.shape.outputs).step_by(C) {
+            for o in (self.first..self.end()).step_by(C) {
                 for i in 0..self.shape.inputs {
                     for ky in 0..k {
                         let mut kx = 0;
@@ -137,7 +153,7 @@ impl WeightGrad<'_> {
     fn tile<S: Simd, const C: usize, const T: usize>(&mut self, s: S, at: Place) {
         let (shape, from, to) = (self.shape, self.from, self.to);
         let width = to.width;
-        let channels = C.min(shape.outputs - at.o);
+        let channels = C.min(self.end() - at.o);
         let mut acc = [[s.splat(0.0); T]; C];
         for y in at.top..at.top + at.rows {
             // Channels past the last one repeat it; their sums are not kept.
@@ -175,7 +191,9 @@ impl WeightGrad<'_> {
             }
         }
         for c in 0..channels {
-            let from = (((at.o + c) * shape.inputs + at.i) * shape.kernel + at.ky) * shape.kernel + at.kx;
+            let from = (((at.o - self.first + c) * shape.inputs + at.i) * shape.kernel + at.ky)
+                * shape.kernel
+                + at.kx;
             let sums = &mut self.sums[from..from + T];
             for t in 0..T {
                 let v = s.add(s.load(&sums[t]), acc[c][t]);

@@ -352,7 +352,7 @@ impl Convolutions for CpuDevice {
     }
 
     fn load_images(&mut self, from: &[f32], n: usize, to: &mut Planes) -> Result {
-        to.pack(from, n);
+        to.pack(&self.threads, from, n);
         Ok(())
     }
 
@@ -372,7 +372,7 @@ impl Convolutions for CpuDevice {
         params: &[f32],
         train: bool,
     ) -> Result {
-        block.forward(self.threads.cpu(), x, n, params, (train, self.ranks.as_deref()))
+        block.forward(&self.threads, x, n, params, (train, self.ranks.as_deref()))
     }
 
     fn conv_block_buffers(&mut self, block: &ConvBlock, params: &[f32], grads: &mut [f32]) -> Result {
@@ -387,7 +387,7 @@ impl Convolutions for CpuDevice {
         _params: &[f32],
         grads: &mut [f32],
     ) -> Result {
-        block.backward_norm(self.threads.cpu(), n, grads, self.ranks.as_deref())
+        block.backward_norm(&self.threads, n, grads, self.ranks.as_deref())
     }
 
     fn conv_block_backward_weight(
@@ -398,7 +398,7 @@ impl Convolutions for CpuDevice {
         _params: &[f32],
         grads: &mut [f32],
     ) -> Result {
-        block.backward_weight(self.threads.cpu(), x, n, grads);
+        block.backward_weight(&self.threads, x, n, grads);
         Ok(())
     }
 
@@ -409,7 +409,7 @@ impl Convolutions for CpuDevice {
         params: &[f32],
         before: &mut ConvBlock,
     ) -> Result {
-        block.backward_input(self.threads.cpu(), n, params, &mut before.dpooled);
+        block.backward_input(&self.threads, n, params, &mut before.dpooled);
         Ok(())
     }
 
@@ -423,9 +423,10 @@ impl Convolutions for CpuDevice {
     ) -> Result {
         let (weight, bias) = of(params, shape, at);
         self.lanes.resize(blocks(shape.n) * shape.outputs, Lane::ZERO);
-        for (b, lanes) in self.lanes.chunks_exact_mut(shape.outputs).enumerate() {
-            head::forward_block(self.threads.cpu(), &x.pooled, b, weight, bias, lanes);
-        }
+        let threads = &self.threads;
+        threads.each(self.lanes.chunks_exact_mut(shape.outputs).enumerate(), |(b, lanes)| {
+            head::forward_block(threads.cpu(), &x.pooled, b, weight, bias, lanes);
+        });
         head::unpack(&self.lanes, shape.outputs, sized(y, shape.n * shape.outputs));
         Ok(())
     }
@@ -456,9 +457,11 @@ impl Convolutions for CpuDevice {
         let weight = of(params, shape, at).0;
         self.lanes.resize(blocks(shape.n) * shape.outputs, Lane::ZERO);
         head::pack(dy, shape.outputs, &mut self.lanes);
-        for (b, lanes) in self.lanes.chunks_exact(shape.outputs).enumerate() {
-            head::backward_block(self.threads.cpu(), lanes, weight, &mut x.dpooled, b);
-        }
+        let threads = &self.threads;
+        let features = x.dpooled.blocks_mut(shape.n);
+        threads.each(self.lanes.chunks_exact(shape.outputs).zip(features), |(lanes, mut dx)| {
+            head::backward_block(threads.cpu(), lanes, weight, &mut dx);
+        });
         Ok(())
     }
 }

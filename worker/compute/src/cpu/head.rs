@@ -4,27 +4,27 @@
 //! needs no change of layout: each weight is broadcast. Feature `f` is PyTorch's `Flatten` order,
 //! `(channel * height + row) * width + column`. Outputs and their gradients are `[block][output]` vectors.
 
-use crate::cpu::blocked::{Planes, blocks};
+use crate::cpu::blocked::{Block, Geometry, Planes, blocks};
 use crate::cpu::conv_grad::LaneSums;
 use crate::cpu::simd::{Cpu, Kernel, LANES, Lane, Simd};
 
 /// Block `b` of the outputs, `[outputs]` vectors: `weight` is `[outputs, features]`, `bias` is `[outputs]`.
 pub fn forward_block(cpu: Cpu, x: &Planes, b: usize, weight: &[f32], bias: &[f32], y: &mut [Lane]) {
-    check(x, weight, bias.len());
+    check(x.geometry(), weight, bias.len());
     assert_eq!(y.len(), bias.len(), "head: outputs");
     cpu.run(Forward { x: x.block(b), weight, bias, y });
 }
 
-/// Block `b` of the features' gradient from `dy`, `[outputs]` vectors.
-pub fn backward_block(cpu: Cpu, dy: &[Lane], weight: &[f32], dx: &mut Planes, b: usize) {
-    check(dx, weight, dy.len());
-    cpu.run(Backward { dy, weight, dx: dx.block_mut(b) });
+/// A block of the features' gradient from `dy`, `[outputs]` vectors.
+pub fn backward_block(cpu: Cpu, dy: &[Lane], weight: &[f32], dx: &mut Block) {
+    check(dx.geometry, weight, dy.len());
+    cpu.run(Backward { dy, weight, dx: dx.lanes });
 }
 
 /// The gradients of weight and bias over a batch of `n`: `dy` is `[blocks(n)][outputs]` with zeros in dead
 /// lanes. Both are overwritten.
 pub fn backward_weight(cpu: Cpu, n: usize, x: &Planes, dy: &[Lane], dweight: &mut [f32], dbias: &mut [f32]) {
-    check(x, dweight, dbias.len());
+    check(x.geometry(), dweight, dbias.len());
     assert_eq!(dy.len(), blocks(n) * dbias.len(), "head: gradient of the outputs");
     let x = &x.lanes()[..blocks(n) * x.geometry().block()];
     cpu.run(WeightGrad { x, dy, outputs: dbias.len(), dweight });
@@ -59,8 +59,7 @@ pub fn pack(rows: &[f32], outputs: usize, y: &mut [Lane]) {
     }
 }
 
-fn check(x: &Planes, weight: &[f32], outputs: usize) {
-    let g = x.geometry();
+fn check(g: Geometry, weight: &[f32], outputs: usize) {
     assert_eq!(g.pad, 0, "head: features have no border");
     assert_eq!(weight.len(), outputs * g.block(), "head: weight");
 }

@@ -1,5 +1,5 @@
-//! The CPU's operators, no allocation of tensors in the step, and [`CpuDevice`], which offers them to models. Those of the first family
-//! compute on several threads ([`Threads`]), the others on one.
+//! The CPU's operators, no allocation of tensors in the step, and [`CpuDevice`], which offers them to models. What costs time they compute
+//! on several threads ([`Threads`]).
 //!
 //! Two families:
 //!

@@ -1,7 +1,7 @@
 //! BatchNorm, ReLU and 2x2 max pooling as one operator in the blocked layout.
 //!
 //! ```text
-//!  forward    y --stats--> mean, var      (one block at a time, right after the convolution wrote it)
+//!  forward    y --block_stats--> mean, var    (of each block, right after the convolution wrote it)
 //!             y --norm_relu_pool--> p = pool(relu(a*y + b)), pick = the y that each maximum came from
 //!  backward   dp, pick --reduce--> Σg, Σg(pick - mean)   = gradients of beta and gamma
 //!             dp, pick, y --apply--> dy, over y's memory
@@ -12,7 +12,7 @@
 //! the backward pass find the maximum again by equality; the first of equal values wins, as in PyTorch.
 //! The backward pass is in [`crate::cpu::norm_grad`]. Dead lanes add nothing to the statistics, and their `p` and `dy` are zero.
 
-use crate::cpu::blocked::{Geometry, Planes, live_lanes, live_mask};
+use crate::cpu::blocked::{Block, Geometry, Planes, live_lanes, live_mask};
 use crate::cpu::simd::{Cpu, Kernel, Lane, Simd};
 use crate::{collective::RankSums, error::Result};
 
@@ -43,20 +43,17 @@ impl ChannelStats {
         self.count = 0.0;
     }
 
-    /// Adds block `b` of a batch of `n`.
-    ///
-    /// Two passes over the block, mean first, then combined with the blocks before (Chan et al.): a plain sum
-    /// of squares loses the variance of a channel whose mean is large.
-    pub fn add_block(&mut self, cpu: Cpu, y: &Planes, b: usize, n: usize) {
-        let g = y.geometry();
-        assert_eq!(g.channels, self.mean.len(), "statistics: channels");
-        let live = live_lanes(n, b);
-        if live == 0 {
-            return;
+    /// Adds what [`block_stats`] says of a block (Chan et al.); blocks are added in their order.
+    pub fn add(&mut self, of: &[BlockStats]) {
+        assert_eq!(of.len(), self.mean.len(), "statistics: channels");
+        let Some(count) = of.first().map(|s| s.count) else { return };
+        let (before, all) = (self.count, self.count + count);
+        for (c, s) in of.iter().enumerate() {
+            let apart = s.mean - self.mean[c];
+            self.spread[c] += s.spread + apart * apart * before * count / all;
+            self.mean[c] += apart * count / all;
         }
-        let count = (live * g.height * g.width) as f64;
-        cpu.run_live(live, Stats { y: y.block(b), g, mask: live_mask(live), count, stats: self });
-        self.count += count;
+        self.count = all;
     }
 
     /// Makes them those of the batches of all ranks together (SyncBatchNorm).
@@ -97,12 +94,32 @@ impl ChannelStats {
     }
 }
 
+/// Of one channel of one block.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BlockStats {
+    mean: f64,
+    /// Sum of squared distances from it.
+    spread: f64,
+    /// Values.
+    count: f64,
+}
+
+/// The statistics of a block of a batch of `n`, for each channel.
+///
+/// Two passes over it, mean first: a plain sum of squares loses the variance of a channel whose mean is large.
+pub fn block_stats(cpu: Cpu, y: &Block, n: usize, stats: &mut [BlockStats]) {
+    let (g, live) = (y.geometry, live_lanes(n, y.number));
+    assert_eq!(g.channels, stats.len(), "statistics: channels");
+    let count = (live * g.height * g.width) as f64;
+    cpu.run_live(live, Stats { y: &*y.lanes, g, mask: live_mask(live), count, stats });
+}
+
 struct Stats<'a> {
     y: &'a [Lane],
     g: Geometry,
     mask: Lane,
     count: f64,
-    stats: &'a mut ChannelStats,
+    stats: &'a mut [BlockStats],
 }
 
 impl Kernel for Stats<'_> {
@@ -131,10 +148,7 @@ impl Kernel for Stats<'_> {
                 }
                 spread += f64::from(s.sum(sum));
             }
-            let (before, all) = (stats.count, stats.count + count);
-            let apart = mean - stats.mean[c];
-            stats.spread[c] += spread + apart * apart * before * count / all;
-            stats.mean[c] += apart * count / all;
+            stats[c] = BlockStats { mean, spread, count };
         }
     }
 }
@@ -157,22 +171,22 @@ impl ChannelNorm {
     }
 }
 
-/// Block `b` of `p = max_pool2x2(relu(norm(y)))`, and `pick`, the values of `y` at the maxima.
+/// A block of `p = max_pool2x2(relu(norm(y)))`, and `pick`, the values of `y` at the maxima.
 ///
 /// `y`'s sides must be even; `p` and `pick` have half of them. `p` may have a border, `pick` has none.
 pub fn norm_relu_pool(
     cpu: Cpu,
     norms: &[ChannelNorm],
     y: &Planes,
-    p: &mut Planes,
-    pick: &mut Planes,
-    (b, n): (usize, usize),
+    (p, pick): (&mut Block, &mut Block),
+    n: usize,
 ) {
-    let (from, to, to_pick) = (y.geometry(), p.geometry(), pick.geometry());
+    let (b, from, to, to_pick) = (p.number, y.geometry(), p.geometry, pick.geometry);
+    assert_eq!(b, pick.number, "pooling: one block");
     check_pool(norms, from, to);
     check_pool(norms, from, to_pick);
     let mask = live_mask(live_lanes(n, b));
-    let (p, pick) = (p.block_mut(b), pick.block_mut(b));
+    let (p, pick) = (&mut *p.lanes, &mut *pick.lanes);
     cpu.run(Pool { norms, mask, y: y.block(b), from, p, to, pick, to_pick });
 }
 

@@ -1,12 +1,14 @@
 //! The backward pass of [`crate::cpu::norm`]: the gradients of BatchNorm, ReLU and 2x2 max pooling as one operator.
 //!
 //! It goes over the batch twice: a norm's gradient depends on two sums over all samples ([`NormSums`], from the
-//! pooled planes alone), and only then can [`apply_block`] turn each convolution output into its gradient.
+//! pooled planes alone), and only then can [`NormSums::apply`] turn each convolution output into its gradient.
 
-use crate::cpu::blocked::{Geometry, Planes, live_lanes, live_mask};
+use crate::cpu::blocked::{Geometry, Planes, blocks, live_lanes, live_mask};
 use crate::cpu::norm::{ChannelNorm, check_pool};
-use crate::cpu::simd::{Cpu, Kernel, LANES, Lane, Simd};
+use crate::cpu::simd::{Kernel, LANES, Lane, Simd};
+use crate::cpu::threads::Threads;
 use crate::{collective::RankSums, error::Result};
+use std::ops::Range;
 
 /// Sums that the backward pass needs of the whole batch before it can change any value, for each channel.
 #[derive(Clone, Debug)]
@@ -17,12 +19,26 @@ pub struct NormSums {
     gy: Vec<f64>,
     /// Σ dy, the gradient of the convolution's bias before the norm.
     dy: Vec<f64>,
+    /// Two sums of each channel, block by block, until they are added up in their order.
+    parts: Vec<[f64; 2]>,
+}
+
+/// Room for the sums of so many blocks.
+fn parts(
+    of: &mut Vec<[f64; 2]>,
+    blocks: usize,
+    channels: usize,
+) -> impl Iterator<Item = &mut [[f64; 2]]> + Send {
+    of.clear();
+    of.resize(blocks * channels, [0.0; 2]);
+    of.chunks_exact_mut(channels)
 }
 
 impl NormSums {
     /// All zero.
     pub fn new(channels: usize) -> Self {
-        Self { g: vec![0.0; channels], gy: vec![0.0; channels], dy: vec![0.0; channels] }
+        let zeros = vec![0.0; channels];
+        Self { g: zeros.clone(), gy: zeros.clone(), dy: zeros, parts: Vec::new() }
     }
 
     /// All zero again.
@@ -32,22 +48,59 @@ impl NormSums {
         }
     }
 
-    /// Adds block `b` of a batch of `n`: `dp` is the gradient of the pooled result, zero in the dead lanes, without border.
-    pub fn add_block(
+    /// Adds a batch of `n`: `dp` is the gradient of the pooled result, zero in the dead lanes, without border.
+    pub fn add(
         &mut self,
-        cpu: Cpu,
+        threads: &Threads,
         norms: &[ChannelNorm],
-        pick: &Planes,
-        dp: &Planes,
-        (b, n): (usize, usize),
+        (pick, dp): (&Planes, &Planes),
+        n: usize,
     ) {
         assert_eq!(pick.geometry(), dp.geometry(), "norm gradient: shapes");
         assert_eq!(norms.len(), self.g.len(), "norm gradient: channels");
         let g = pick.geometry();
-        cpu.run_live(live_lanes(n, b), Reduce { norms, pick: pick.block(b), dp: dp.block(b), g, sums: self });
+        let parts = parts(&mut self.parts, blocks(n), norms.len());
+        threads.each(parts.enumerate(), |(b, sums)| {
+            let part = Reduce { norms, pick: pick.block(b), dp: dp.block(b), g, sums };
+            threads.cpu().run_live(live_lanes(n, b), part);
+        });
+        for block in self.parts.chunks_exact(norms.len()) {
+            for (c, [g, gy]) in block.iter().enumerate() {
+                self.g[c] += g;
+                self.gy[c] += gy;
+            }
+        }
     }
 
-    /// Makes those that [`apply_block`] needs the sums over all ranks' batches (SyncBatchNorm). What [`Self::write`] writes is the
+    /// Some blocks of the gradient of `y`, of a batch of `n`, written over `y`, after all of the batch was added here; `count` is the
+    /// number of values a channel ([`count`](crate::cpu::norm::ChannelStats::count)).
+    pub fn apply(
+        &mut self,
+        threads: &Threads,
+        norms: &[ChannelNorm],
+        count: f64,
+        (pick, dp): (&Planes, &Planes),
+        y: &mut Planes,
+        (some, n): (Range<usize>, usize),
+    ) {
+        let (g, half) = (y.geometry(), pick.geometry());
+        check_pool(norms, g, half);
+        assert_eq!(half, dp.geometry(), "norm gradient: shapes");
+        assert_eq!(half.pad, 0, "norm gradient: the pooled planes have no border");
+        let sums = (&self.g[..], &self.gy[..]);
+        let parts = parts(&mut self.parts, some.len(), norms.len());
+        threads.each(y.blocks_mut(n).skip(some.start).zip(parts), |(y, totals)| {
+            let mask = live_mask(live_lanes(n, y.number));
+            let (pick, dp) = (pick.block(y.number), dp.block(y.number));
+            let part = Apply { norms, mask, count, sums, totals, pick, dp, half, y: y.lanes, g };
+            threads.cpu().run_tiles(LANES, part);
+        });
+        for block in self.parts.chunks_exact(norms.len()) {
+            block.iter().zip(&mut self.dy).for_each(|([total, _], dy)| *dy += total);
+        }
+    }
+
+    /// Makes those that [`NormSums::apply`] needs the sums over all ranks' batches (SyncBatchNorm). What [`Self::write`] writes is the
     /// rank's own, since gradients are averaged over the ranks: call it before.
     pub fn join(&mut self, ranks: &dyn RankSums) -> Result {
         let mut sums = [self.g.as_slice(), self.gy.as_slice()].concat();
@@ -66,7 +119,7 @@ impl NormSums {
         }
     }
 
-    /// Writes the gradient of the bias of the convolution before the norm; valid after [`apply_block`] on all
+    /// Writes the gradient of the bias of the convolution before the norm; valid after [`NormSums::apply`] on all
     /// blocks. (In exact arithmetic it is zero, since the norm takes the mean away.)
     pub fn write_bias(&self, dbias: &mut [f32]) {
         for (d, v) in dbias.iter_mut().zip(&self.dy) {
@@ -80,7 +133,8 @@ struct Reduce<'a> {
     pick: &'a [Lane],
     dp: &'a [Lane],
     g: Geometry,
-    sums: &'a mut NormSums,
+    /// Σ g and Σ g (y - mean) of each channel.
+    sums: &'a mut [[f64; 2]],
 }
 
 impl Kernel for Reduce<'_> {
@@ -98,36 +152,19 @@ impl Kernel for Reduce<'_> {
                 sum = s.add(sum, grad);
                 sum_y = s.fma(grad, s.sub(y, mean), sum_y);
             }
-            sums.g[c] += f64::from(s.sum(sum));
-            sums.gy[c] += f64::from(s.sum(sum_y));
+            sums[c] = [f64::from(s.sum(sum)), f64::from(s.sum(sum_y))];
         }
     }
-}
-
-/// Block `b` of the gradient of `y`, written over `y`. `sums` must hold all blocks; `count` is the number of
-/// values a channel ([`count`](crate::cpu::norm::ChannelStats::count)).
-pub fn apply_block(
-    cpu: Cpu,
-    norms: &[ChannelNorm],
-    (sums, count): (&mut NormSums, f64),
-    (pick, dp): (&Planes, &Planes),
-    y: &mut Planes,
-    (b, n): (usize, usize),
-) {
-    let (g, half) = (y.geometry(), pick.geometry());
-    check_pool(norms, g, half);
-    assert_eq!(half, dp.geometry(), "norm gradient: shapes");
-    assert_eq!(half.pad, 0, "norm gradient: the pooled planes have no border");
-    let mask = live_mask(live_lanes(n, b));
-    let (pick, dp) = (pick.block(b), dp.block(b));
-    cpu.run_tiles(LANES, Apply { norms, mask, count, sums, pick, dp, half, y: y.block_mut(b), g });
 }
 
 struct Apply<'a> {
     norms: &'a [ChannelNorm],
     mask: Lane,
     count: f64,
-    sums: &'a mut NormSums,
+    /// Σ g and Σ g (y - mean).
+    sums: (&'a [f64], &'a [f64]),
+    /// Of this block, Σ dy comes first.
+    totals: &'a mut [[f64; 2]],
     pick: &'a [Lane],
     dp: &'a [Lane],
     half: Geometry,
@@ -138,12 +175,12 @@ struct Apply<'a> {
 impl Kernel for Apply<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { norms, mask, count, sums, pick, dp, half, y, g } = self;
+        let Self { norms, mask, count, sums: (sum_g, sum_gy), totals, pick, dp, half, y, g } = self;
         for (c, norm) in norms.iter().enumerate() {
             // dy = scale * (g - Σg/count - (y - mean) * inv_std² * Σg(y - mean)/count)
             let inv = f64::from(norm.inv_std);
-            let constant = (-f64::from(norm.scale) * sums.g[c] / count) as f32;
-            let slope = (-f64::from(norm.scale) * inv * inv * sums.gy[c] / count) as f32;
+            let constant = (-f64::from(norm.scale) * sum_g[c] / count) as f32;
+            let slope = (-f64::from(norm.scale) * inv * inv * sum_gy[c] / count) as f32;
             let mut total = 0.0;
             for r in 0..half.height {
                 let pick = &pick[half.at(c, r)..][..half.width];
@@ -176,7 +213,7 @@ impl Kernel for Apply<'_> {
                     total += f64::from(s.sum(sum));
                 }
             }
-            sums.dy[c] += total;
+            totals[c][0] = total;
         }
     }
 }
