@@ -10,7 +10,6 @@ use paraft_proto::{WithBulk, bulk::Bulk};
 use std::{
     collections::VecDeque,
     convert::Infallible,
-    future::pending,
     sync::{Arc, Mutex, MutexGuard, TryLockError},
     task::{Context, Poll, ready},
 };
@@ -30,14 +29,6 @@ fn signs_of_life() -> Interval {
     alive
 }
 
-/// Something is to be given back.
-async fn news(shared: Option<&Shared>) {
-    match shared {
-        Some(shared) => shared.news.notified().await,
-        None => pending().await,
-    }
-}
-
 /// Sends these messages until there are no more, and says that it lives where there are none. Dropping it may cut one off.
 ///
 /// # Errors
@@ -47,7 +38,7 @@ pub async fn send<M: Bulk>(
     shared: Option<Arc<Shared>>,
     mut messages: impl Stream<Item = WithBulk<M>> + Unpin,
 ) -> Result<(), LaneError> {
-    let mut writer = Writer::new(socket, shared.clone());
+    let mut writer = Writer::new(socket, shared);
     let mut alive = signs_of_life();
     let mut over = false;
     while !over {
@@ -57,7 +48,6 @@ pub async fn send<M: Bulk>(
                 Some(message) => writer.put(&message),
                 None => over = true,
             },
-            () = news(shared.as_deref()) => writer.give_back(),
             _ = alive.tick() => writer.tick(),
         }
         while !over && writer.has_room() {
@@ -100,6 +90,10 @@ where
     /// [`Self::run`].
     pub fn put(&self, messages: I) {
         lock(&self.queue).push_back(messages);
+        self.write();
+    }
+
+    fn write(&self) {
         let written = match self.writer.try_lock() {
             Ok(mut writer) => self.write_at_once(&mut writer),
             Err(TryLockError::Poisoned(e)) => self.write_at_once(&mut e.into_inner()),
@@ -116,6 +110,7 @@ where
         if writer.waiting() > 0 {
             return false; // for room
         }
+        writer.give_back();
         let all = self.take(writer, AT_ONCE);
         // An error comes once more where somebody can be told.
         all && writer.waiting() <= AT_ONCE && writer.try_flush().unwrap_or(false)
@@ -134,8 +129,16 @@ where
         queue.is_empty()
     }
 
+    /// Gives back what was lent to this side and is not needed any more, if it is worth a message of its own.
+    pub fn give_back(&self) {
+        if self.shared.as_deref().is_some_and(Shared::has_much_to_return) {
+            self.write();
+        }
+    }
+
     fn poll_drain(&self, cx: &mut Context<'_>) -> Poll<Result<(), LaneError>> {
         let mut writer = lock(&self.writer);
+        writer.give_back();
         loop {
             let all = self.take(&mut writer, usize::MAX);
             ready!(writer.poll_flush(cx))?;
@@ -156,7 +159,6 @@ where
             tokio::select! {
                 biased;
                 () = self.left.notified() => {}
-                () = news(self.shared.as_deref()) => lock(&self.writer).give_back(),
                 _ = alive.tick() => lock(&self.writer).tick(),
             }
         }

@@ -25,7 +25,6 @@ use std::{
     os::fd::OwnedFd,
     sync::{Arc, Mutex, MutexGuard, OnceLock},
 };
-use tokio::sync::Notify;
 
 /// Bulk from so many bytes on is left where it lies: below it, its copy through the socket costs less than its place.
 pub const SHARED_BYTES: usize = 16 << 10;
@@ -42,8 +41,8 @@ pub enum Trust {
     Reads,
 }
 
-/// So much is given back at once. Less goes with the next message, or when a sign of life is due: a server that has to change what
-/// it has lent copies it, which takes no longer than to wake the threads that a message of its own would.
+/// So much is worth a message of its own. Less goes with the next one, or when a sign of life is due: a server that has to change
+/// what it has lent copies it, which takes no longer than to wake the threads that such a message would.
 const COPY_BYTES: usize = 256 << 10;
 
 /// What both halves of a lane know of the memory that its ends share.
@@ -56,8 +55,6 @@ pub struct Shared {
     pub(crate) fds: Mutex<VecDeque<OwnedFd>>,
     lent: Mutex<Lent>,
     given_back: Mutex<GivenBack>,
-    /// Much is to be given back.
-    pub(crate) news: Notify,
 }
 
 /// Places that are to be given back, and the bytes there.
@@ -65,8 +62,6 @@ pub struct Shared {
 struct GivenBack {
     places: Vec<u64>,
     bytes: usize,
-    /// Somebody was told.
-    told: bool,
 }
 
 /// By place: the bytes, and how often.
@@ -90,7 +85,6 @@ impl Shared {
             fds: Mutex::default(),
             lent: Mutex::default(),
             given_back: Mutex::default(),
-            news: Notify::new(),
         })
     }
 
@@ -155,6 +149,11 @@ impl Shared {
         })
     }
 
+    /// Whether enough is to be given back for a message of its own.
+    pub(crate) fn has_much_to_return(&self) -> bool {
+        lock(&self.given_back).bytes >= COPY_BYTES
+    }
+
     /// What is to be given back.
     pub(crate) fn to_return(&self) -> Vec<u64> {
         std::mem::take(&mut *lock(&self.given_back)).places
@@ -180,10 +179,6 @@ impl Drop for Borrowed {
         let mut back = lock(&self.shared.given_back);
         back.places.push(self.at);
         back.bytes += self.len;
-        if back.bytes >= COPY_BYTES && !back.told {
-            back.told = true;
-            self.shared.news.notify_one();
-        }
     }
 }
 

@@ -125,7 +125,7 @@ async fn weights_are_lent_until_they_are_given_back() {
     assert_eq!(got, lent);
     assert_eq!(lock(&ends.server.lent).bytes, LEN);
     drop((got, lent));
-    // The message that brings them back comes by itself.
+    ends.pushes.give_back();
     let back = async {
         while lock(&ends.server.lent).bytes > 0 {
             let _ = tokio::time::timeout(Duration::from_millis(5), ends.at_server.next()).await;

@@ -6,6 +6,7 @@ use super::{
     machine::{Raft, SNAPSHOT_BYTES, SNAPSHOT_ENTRIES},
     replicated::Logged,
 };
+use openraft::async_runtime::WatchReceiver;
 use std::{
     sync::{
         Arc,
@@ -24,6 +25,11 @@ pub(super) struct Held<C: Logged> {
 /// A log that somebody still needs is kept while it is shorter than so many times what is enough to compact it. A follower that gets a snapshot needs what came meanwhile; without it, under load, the snapshot would
 /// always be too old, and the follower never done.
 const KEPT: u64 = 3;
+
+/// Whether there is no other replica.
+fn is_alone<C: Logged>(raft: &Raft<C>) -> bool {
+    raft.server_metrics().borrow_watched().membership_config.nodes().count() <= 1
+}
 
 impl<C: Logged> Held<C> {
     /// Whether the log is to be kept a while longer.
@@ -53,6 +59,11 @@ pub(super) async fn compact<C: Logged>(
             () = wants.notified() => {
                 while held.is_needed(&raft) && alive.borrow().role != Role::Stopped {
                     tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                // The last of a snapshot are left for followers that are a little behind it. Of a log that nobody else reads they go
+                // with the next: buffers that come back soon are in the caches still.
+                if is_alone(&raft) && raft.trigger().purge_log(u64::MAX).await.is_err() {
+                    return;
                 }
                 if let Err(e) = raft.trigger().snapshot().await {
                     tracing::warn!(error = %e, "no snapshot");

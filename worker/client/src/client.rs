@@ -409,7 +409,12 @@ impl Client {
         let before = self.holds.take(); // until it is filled
         let pulled = loop {
             match self.next()? {
-                Event::Weights(arrived) => self.take(&arrived, weights)?,
+                Event::Weights(arrived) => {
+                    self.take(&arrived, weights)?;
+                    let shard = arrived.shard;
+                    drop(arrived);
+                    self.io.give_back(shard);
+                }
                 Event::Pulled(pulled) => break pulled,
                 _ => {}
             }

@@ -247,6 +247,13 @@ impl Io {
         Ok(found)
     }
 
+    /// Weights that came from this shard were written, and let go.
+    pub fn give_back(&self, shard: ShardId) {
+        if let Some(stream) = self.inner.lock().streams.get(&shard) {
+            stream.out.give_back();
+        }
+    }
+
     /// Waits until there is room for a push of `len` bytes; gives the time that it took.
     pub fn room(&self, len: usize) -> Duration {
         if self.inner.lock().session.has_room(len) {

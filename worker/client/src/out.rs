@@ -55,6 +55,13 @@ impl Out {
         }
     }
 
+    /// Weights that came were taken.
+    pub fn give_back(&self) {
+        if let Way::Lane(lane) = &*self.lock() {
+            lane.give_back();
+        }
+    }
+
     /// There is a lane.
     pub fn lane(&self, lane: Arc<Sender<Sent>>) {
         let mut way = self.lock();
