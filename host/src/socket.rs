@@ -25,7 +25,11 @@ fn ip_of(address: &str) -> Option<(IpAddr, u16)> {
     Some((ip, port.parse().ok()?))
 }
 
-/// The socket for an address of this host; `None` for any other, or off Linux.
+/// What the kernel takes as the path of a socket, with a zero behind it.
+const SUN_LEN: usize = 108;
+
+/// The socket for an address of this host; `None` for any other, off Linux, and where the temporary folder's path is too long
+/// for a socket.
 ///
 /// It lies in a directory of the user's own, and its name holds the network namespace: two namespaces may both
 /// have a 127.0.0.1:7070 over one file system.
@@ -37,7 +41,8 @@ pub fn socket_path(address: &str) -> Option<PathBuf> {
         IpAddr::V4(v4) => v4.to_string(),
         IpAddr::V6(v6) => v6.to_string().replace(':', "_"),
     };
-    Some(socket_dir()?.join(format!("{namespace}-{ip}-{port}.sock")))
+    let path = socket_dir()?.join(format!("{namespace}-{ip}-{port}.sock"));
+    (path.as_os_str().len() < SUN_LEN).then_some(path)
 }
 
 /// Removes the sockets of servers that were killed and had no time to do so: those which nobody answers, unless they are so
@@ -45,7 +50,7 @@ pub fn socket_path(address: &str) -> Option<PathBuf> {
 #[cfg(unix)]
 pub fn sweep_sockets() {
     if let Some(dir) = socket_dir() {
-        sweep(&dir, Duration::from_secs(60));
+        sweep(&dir, Duration::from_secs(10));
     }
 }
 

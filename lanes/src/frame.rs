@@ -12,7 +12,7 @@ use paraft_proto::{
     bulk::{Bulk, Place},
     limits,
 };
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, io::ErrorKind, sync::Arc};
 
 /// The two numbers that each frame begins with.
 pub(crate) const HEAD: usize = 8;
@@ -22,6 +22,9 @@ const ENTRY: usize = 12;
 const HERE: u64 = u64::MAX;
 /// Instead of a header's length: the sender's memory comes with these bytes, as a descriptor.
 const MEMORY: u32 = u32::MAX;
+/// Instead of a header's length: the sender has mapped the other's memory. Before that every payload comes with its frame: who has
+/// no descriptor or address space left for it goes on without.
+const MAPPED: u32 = u32::MAX - 2;
 /// Instead of a header's length: places of so many payloads follow, which the sender has read.
 const RETURNED: u32 = u32::MAX - 1;
 
@@ -110,6 +113,13 @@ impl Outbox {
             some.iter().for_each(|at| self.open.put_u64_le(*at));
             self.bytes += HEAD + 8 * some.len();
         }
+    }
+
+    /// Appends that the other side's memory is mapped.
+    pub fn put_mapped(&mut self) {
+        self.open.put_u32_le(MAPPED);
+        self.open.put_u32_le(0);
+        self.bytes += HEAD;
     }
 
     /// Appends a sign of life.
@@ -254,7 +264,17 @@ impl Inbox {
                     self.state = match header {
                         MEMORY => {
                             let shared = self.shared.as_ref().ok_or(FrameError::NotShared)?;
-                            shared.map().map_err(|e| FrameError::Memory(e.to_string()))?;
+                            match shared.map() {
+                                Err(e) if e.kind() == ErrorKind::InvalidInput => {
+                                    return Err(FrameError::Memory(e.to_string()));
+                                }
+                                Err(error) => tracing::warn!(%error, "memory is not shared: payloads travel"),
+                                Ok(()) => {}
+                            }
+                            State::Head
+                        }
+                        MAPPED => {
+                            self.shared.as_ref().ok_or(FrameError::NotShared)?.is_mapped();
                             State::Head
                         }
                         RETURNED => State::Returned(bulks),

@@ -21,7 +21,7 @@ pub(crate) struct Writer {
     socket: WriteHalf,
     shared: Option<Arc<Shared>>,
     out: Outbox,
-    /// The other side has our memory, so bulk may be left in it.
+    /// The other side was shown our memory.
     shown: bool,
     /// Bytes of the frame that shows it that have gone out.
     showing: usize,
@@ -47,14 +47,16 @@ impl Writer {
     /// Appends a message, behind what is to be given back: what it changes need not be copied for us any more.
     pub fn put<M: Bulk>(&mut self, message: &WithBulk<M>) {
         self.give_back();
-        self.out.put(message, self.shared.as_deref().filter(|_| self.shown));
+        self.out.put(message, self.shared.as_deref().filter(|shared| shared.may_lie()));
     }
 
     /// Appends what is to be given back.
     pub fn give_back(&mut self) {
-        if let Some(shared) = &self.shared {
-            self.out.put_returned(&shared.to_return());
+        let Some(shared) = &self.shared else { return };
+        if shared.tells() {
+            self.out.put_mapped();
         }
+        self.out.put_returned(&shared.to_return());
     }
 
     /// To be called once in a while: appends a sign of life if nothing else has gone out since the last time.
@@ -72,7 +74,7 @@ impl Writer {
             let sent = ready!(self.socket.poll_io(cx, |socket| write(socket, out)))?;
             self.sent(sent)?;
         }
-        // Between two frames; what comes from now on may lie there.
+        // Between two frames.
         while let Some(ours) = self.shared.as_deref().and_then(Shared::ours).filter(|_| !self.shown) {
             let frame = memory_comes();
             let rest = &frame[self.showing..];

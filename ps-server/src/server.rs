@@ -372,10 +372,16 @@ impl Server {
         };
         if let Some(path) = &self.options.socket {
             let _ = std::fs::remove_file(path); // left by a process that was killed
-            let l = UnixListener::bind(path).map_err(|e| ServerError::Io(path.display().to_string(), e))?;
-            let incoming = connections::incoming(l, self.connections.clone(), lanes.clone());
-            let serve = self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone()));
-            tokio::spawn(serve);
+            match UnixListener::bind(path) {
+                Ok(l) => {
+                    let incoming = connections::incoming(l, self.connections.clone(), lanes.clone());
+                    let serve = self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone()));
+                    tokio::spawn(serve);
+                }
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), %error, "no Unix socket: workers of this host come over TCP");
+                }
+            }
         }
         let incoming = connections::incoming(listener, self.connections.clone(), lanes);
         let served = self.router().serve_with_incoming_shutdown(incoming, until(stopped.clone()));
@@ -392,7 +398,8 @@ impl Server {
         self.agent.control.shutdown().await;
         self.replicas.shutdown().await;
         let logs = self.logs.clone();
-        let _ = tokio::task::spawn_blocking(move || logs.close()).await; // without its mark it opens as after a crash
+        // Without its mark it opens as after a crash. On this thread: there may be no room for another.
+        logs.close();
         misfit
     }
 

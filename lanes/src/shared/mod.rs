@@ -7,7 +7,7 @@
 //!         ── given back ──▶                          an update that comes before copies them first
 //! ```
 //!
-//! The descriptor comes over the Unix socket, with the first message that needs it. What the other process may do to its own
+//! The descriptor comes over the Unix socket, behind the first message; who has mapped it says so, and from then on places do. What the other process may do to its own
 //! memory at any moment is the reason for the copy: replicas, log and checks see bytes that nobody changes. A push's slot is
 //! free again with its ack; when a process dies its mappings and descriptors go, and nothing of it is left.
 
@@ -23,7 +23,10 @@ use std::{
     collections::{HashMap, VecDeque},
     io,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 /// Bulk from so many bytes on is left where it lies: below it, its copy through the socket costs less than its place.
@@ -51,6 +54,10 @@ pub struct Shared {
     trust: Trust,
     ours: OnceLock<Arc<Memory>>,
     theirs: OnceLock<Arc<Theirs>>,
+    /// The other side has mapped ours.
+    mapped: AtomicBool,
+    /// The other side is to be told that theirs is mapped.
+    tells: AtomicBool,
     /// Descriptors that came, and whose message has not been read yet.
     pub(crate) fds: Mutex<VecDeque<OwnedFd>>,
     lent: Mutex<Lent>,
@@ -82,6 +89,8 @@ impl Shared {
             trust,
             ours: OnceLock::new(),
             theirs: OnceLock::new(),
+            mapped: AtomicBool::new(false),
+            tells: AtomicBool::new(false),
             fds: Mutex::default(),
             lent: Mutex::default(),
             given_back: Mutex::default(),
@@ -128,8 +137,25 @@ impl Shared {
         let fd = lock(&self.fds).pop_front().ok_or_else(|| {
             io::Error::new(io::ErrorKind::InvalidData, "shared memory without a descriptor")
         })?;
-        let _ = self.theirs.set(Arc::new(Theirs::new(&fd)?));
+        if self.theirs.set(Arc::new(Theirs::new(&fd)?)).is_ok() {
+            self.tells.store(true, Relaxed);
+        }
         Ok(())
+    }
+
+    /// The other side has mapped ours.
+    pub(crate) fn is_mapped(&self) {
+        self.mapped.store(true, Relaxed);
+    }
+
+    /// Whether bulk may be left in our memory.
+    pub(crate) fn may_lie(&self) -> bool {
+        self.mapped.load(Relaxed)
+    }
+
+    /// Whether the other side is to be told, now, that theirs is mapped.
+    pub(crate) fn tells(&self) -> bool {
+        self.tells.load(Relaxed) && self.tells.swap(false, Relaxed)
     }
 
     /// The bulk that the other side refers to.

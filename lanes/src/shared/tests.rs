@@ -71,6 +71,14 @@ impl Ends {
         got.bulk[0].to_bytes()
     }
 
+    /// Both sides read on, and say that what they were shown is mapped.
+    async fn answers(&mut self) {
+        for _ in 0..2 {
+            self.pushed(push(0, Bytes::new())).await;
+            self.pulled(weights(0, Bytes::new())).await;
+        }
+    }
+
     async fn pulled(&mut self, m: WithBulk<FromShard>) -> Bytes {
         self.pulls.send(m).expect("sent");
         let got = self.at_worker.next().await.expect("a message").expect("whole");
@@ -85,6 +93,8 @@ async fn a_push_is_read_where_it_lies_and_changes_no_more_once_it_was() {
     ends.worker.offer(&memory);
     // The first shows the memory.
     assert_eq!(ends.pushed(push(1, filled(&memory, 1))).await, vec![1; LEN]);
+    ends.answers().await;
+    assert!(ends.worker.may_lie());
     let mut slot = memory.slot(LEN).expect("room");
     slot.as_mut().fill(2);
     let payload = slot.freeze();
@@ -107,6 +117,7 @@ async fn a_little_is_given_back_with_the_next_push_and_before_it() {
     let memory = Memory::new(4 * LEN).expect("memory");
     ends.server.offer(&memory);
     drop(ends.pulled(weights(1, filled(&memory, 1))).await);
+    ends.answers().await;
     let little = memory.slot(SHARED_BYTES).expect("room").freeze();
     drop(ends.pulled(weights(2, little)).await);
     assert_eq!(lock(&ends.server.lent).bytes, SHARED_BYTES);
@@ -120,6 +131,7 @@ async fn weights_are_lent_until_they_are_given_back() {
     let memory = Memory::new(8 * LEN).expect("memory");
     ends.server.offer(&memory);
     drop(ends.pulled(weights(1, filled(&memory, 1))).await);
+    ends.answers().await;
     let lent = filled(&memory, 2);
     let got = ends.pulled(weights(2, lent.clone())).await;
     assert_eq!(got, lent);
@@ -146,9 +158,29 @@ async fn who_gives_nothing_back_gets_the_rest_through_the_socket() {
     let mut kept = Vec::new();
     for version in 0..100 {
         kept.push(ends.pulled(weights(version, one.clone())).await);
+        ends.answers().await;
     }
     assert!(kept.iter().all(|k| *k == one));
     assert!(lock(&ends.server.lent).bytes <= LENT_BYTES);
+}
+
+#[tokio::test]
+async fn who_cannot_map_what_it_is_shown_is_sent_everything() {
+    use tokio::io::AsyncWriteExt;
+    let (mut a, b) = UnixStream::pair().expect("a pair");
+    let shared = Shared::new(Trust::Copies);
+    let (read, _write) = over_unix(b, shared.clone()).expect("halves");
+    let mut receiver = Receiver::<ToShard>::new(read, limits::MAX_MESSAGE_BYTES, Pool::new(1 << 20));
+    // Where no descriptor is left the kernel brings the bytes alone.
+    a.write_all(&crate::frame::memory_comes()).await.expect("written");
+    let mut out = crate::frame::Outbox::default();
+    out.put(&push(1, vec![5; LEN].into()), None);
+    let bytes = out.pieces().iter().flat_map(|p| p.to_vec()).collect::<Vec<_>>();
+    let sends = tokio::spawn(async move { a.write_all(&bytes).await.map(|()| a) });
+    let got = receiver.next().await.expect("a message").expect("whole");
+    assert_eq!(got.bulk[0].to_bytes(), vec![5; LEN]);
+    assert!(!shared.tells(), "nobody is told that it is mapped");
+    sends.await.expect("no panic").expect("written");
 }
 
 #[tokio::test]

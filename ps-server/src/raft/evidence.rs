@@ -134,7 +134,7 @@ impl<C: Logged> Group<C> {
         }
         *accused = Some(leader);
         let leader = vote.leader_id().voted_for;
-        tracing::info!(group = %self.name, replica = %self.me, leader = %ReplicaId(leader), "the leader's process has ended");
+        tracing::info!(group = %self.name, replica = %self.me, leader = %ReplicaId(leader), "the leader's address refuses connections: its process has ended");
         belief.begins(*vote, Instant::now());
         // A transfer to somebody else drops the lease and does no more; where another leads by now, not even that.
         let dropped = TransferLeaderRequest::new(*vote, leader, None);

@@ -39,6 +39,8 @@ pub enum Transport {
 pub(crate) struct Channels {
     transport: Transport,
     open: Mutex<BTreeMap<String, Connecting>>,
+    /// Addresses that took a connection and answered no lane, each time since they last answered one.
+    silent: Mutex<BTreeMap<String, u32>>,
 }
 
 /// A connection that is there, or that somebody is making.
@@ -46,12 +48,7 @@ pub(crate) type Connecting = Arc<OnceCell<Channel>>;
 
 impl Channels {
     pub fn new(transport: Transport) -> Self {
-        Self { transport, open: Mutex::default() }
-    }
-
-    /// How servers are reached.
-    pub fn transport(&self) -> Transport {
-        self.transport
+        Self { transport, open: Mutex::default(), silent: Mutex::default() }
     }
 
     /// The connection to a server, made if there is none; and what to give back to [`Self::broken`].
@@ -62,6 +59,24 @@ impl Channels {
             Err(e) => {
                 self.broken(address, &connecting);
                 Err(e)
+            }
+        }
+    }
+
+    /// Opens a lane to one server; [`LaneError::NoLanes`] also where none was answered several times in a row: what lies between may
+    /// swallow what it does not know.
+    pub async fn lane(&self, address: &str) -> Result<Lane, LaneError> {
+        let opened = lane(address, self.transport).await;
+        let mut silent = self.silent.lock().unwrap_or_else(|e| e.into_inner());
+        match opened {
+            Err(LaneError::Silent(after)) => {
+                let times = silent.entry(address.to_string()).or_default();
+                *times += 1;
+                Err(if *times % SILENT_LANES == 0 { LaneError::NoLanes } else { LaneError::Silent(after) })
+            }
+            opened => {
+                silent.remove(address);
+                opened
             }
         }
     }
@@ -79,11 +94,14 @@ impl Channels {
     }
 }
 
+/// After so many lanes without an answer HTTP/2 is tried. A server that hangs answers neither, and is left for another sooner.
+const SILENT_LANES: u32 = 2;
+
 /// A connection that speaks lanes, and, with a server on this host, what the two share.
 pub(crate) type Lane = (ReadHalf, WriteHalf, Option<Arc<lanes::Shared>>);
 
 /// Opens a lane to one server. Its answer shows that the process lives: the kernel accepts connections also for one that hangs.
-pub(crate) async fn lane(address: &str, transport: Transport) -> Result<Lane, LaneError> {
+async fn lane(address: &str, transport: Transport) -> Result<Lane, LaneError> {
     async fn begin<S: AsyncRead + AsyncWrite + Unpin>(mut socket: S) -> Result<S, LaneError> {
         let begins =
             tokio::time::timeout(CONNECT_TIMEOUT, paraft_lanes::dial(&mut socket, Purpose::Exchange));

@@ -442,8 +442,9 @@ struct Reader {
 
 impl Reader {
     async fn run(self, connection: Arc<OnceLock<(String, connect::Connecting)>>) {
-        let cause = match connect::lane(&self.address, self.io.channels.transport()).await {
+        let cause = match self.io.channels.lane(&self.address).await {
             Ok((read, write, shared)) => {
+                self.goes(if shared.is_some() { "a Unix socket, bulk in shared memory" } else { "TCP" });
                 if let Some((shared, memory)) = shared.as_ref().zip(self.io.memory.as_ref()) {
                     shared.offer(memory);
                 }
@@ -457,13 +458,19 @@ impl Reader {
                     Err(e) = sender.run() => e.to_string(),
                 }
             }
-            Err(LaneError::NoLanes) => match self.dial(&connection).await {
+            Err(LaneError::NoLanes) => match self.dial(&connection).await.inspect(|_| self.goes("HTTP/2")) {
                 Ok(inbound) => self.read(inbound.map_err(|s| s.message().to_string())).await,
                 Err(cause) => cause,
             },
             Err(e) => e.to_string(),
         };
         self.io.handle(Input::Broken { shard: self.shard, dial: self.dial, cause });
+    }
+
+    /// Says by which way the shard is reached.
+    fn goes(&self, over: &str) {
+        let (worker, shard, address) = (self.io.worker, self.shard, &self.address);
+        tracing::info!(%worker, %shard, %address, over, "connected");
     }
 
     async fn dial(

@@ -19,13 +19,14 @@ use crate::values::{FileValues, Of, Source};
 use crate::{DataError, Dataset, Split};
 use paraft_host::Mapped;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Sources below this are read by every process for itself.
@@ -135,12 +136,31 @@ fn name_of(sources: &[&Path], how: &str) -> io::Result<(String, u64)> {
     Ok((format!("{:032x}", hash.digest128()), bytes))
 }
 
+/// Another process that takes longer to make a file is not waited for: the data is read without one.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// After so long the user is told what is waited for.
+const WORD: Duration = Duration::from_secs(3);
+
 /// Waits until no other process makes a file; until what is returned is dropped none does.
 fn lock(folder: &Path) -> io::Result<File> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let lock = File::options().create(true).truncate(false).write(true).open(folder.join("lock"))?;
-    lock.lock()?;
-    Ok(lock)
+    let began = Instant::now();
+    let mut said = false;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(lock),
+            Err(TryLockError::Error(e)) => return Err(e),
+            Err(TryLockError::WouldBlock) if began.elapsed() >= PATIENCE => {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            Err(TryLockError::WouldBlock) => {}
+        }
+        if began.elapsed() >= WORD && !std::mem::replace(&mut said, true) {
+            tracing::warn!(folder = %folder.display(), "waiting for another process that reads data into the cache");
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Removes what has not been used for long, and what a process that was killed has left behind.
@@ -245,6 +265,9 @@ impl Part {
 
 /// The data of a file that is whole.
 fn open(path: &Path) -> io::Result<Split> {
+    if !fs::metadata(path)?.is_file() {
+        return Err(ErrorKind::InvalidData.into()); // a pipe would be waited for
+    }
     let file = File::open(path)?;
     let mapped = Mapped::whole(&file)?;
     let (content, hash) = mapped.split_last_chunk().ok_or(ErrorKind::UnexpectedEof)?;
