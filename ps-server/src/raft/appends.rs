@@ -151,6 +151,18 @@ impl<S> Answered<S> {
         self.under_way.lock().sent.is_empty()
     }
 
+    /// Tells whether no more requests come, and every one has its answer.
+    fn is_over(&self) -> impl Fn() -> bool + Send + use<S>
+    where
+        S: Send + 'static,
+    {
+        let under_way = self.under_way.clone();
+        move || {
+            let u = under_way.lock();
+            u.requests.is_none() && u.sent.is_empty()
+        }
+    }
+
     /// Whether anything is under way, and since when nothing has come.
     pub fn since(&self) -> (bool, Duration) {
         let u = self.under_way.lock();
@@ -186,7 +198,7 @@ impl Connection {
         let lane = self.lane(&address).await?;
         let (outgoing, answered) = pipeline(requests, self.head(PeerCall::Append));
         let replies = match lane {
-            Some(socket) => lane::carry(socket, outgoing),
+            Some(socket) => lane::carry(socket, outgoing, answered.is_over()),
             None => self.over_http(&address, outgoing).await?,
         };
         let answers = stream::unfold(Some((replies, answered)), |open| async move {
