@@ -9,16 +9,19 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 pub enum Purpose {
     /// A worker's stream to a shard, as `Shards.Exchange`.
     Exchange,
+    /// A leader's appends to a follower, as `Peers.Append`.
+    Append,
 }
 
 impl Purpose {
     /// All of them.
-    pub const ALL: [Self; 1] = [Self::Exchange];
+    pub const ALL: [Self; 2] = [Self::Exchange, Self::Append];
 
     /// The first bytes of a lane; as many as HTTP/2's preface has, so that whoever accepts connections reads as many of any.
     pub const fn preface(self) -> &'static [u8; 24] {
         match self {
             Self::Exchange => b"PARAFT-LANE/1 exchange\r\n",
+            Self::Append => b"PARAFT-LANE/1 append  \r\n",
         }
     }
 

@@ -10,7 +10,6 @@ use paraft_common::Payload;
 use paraft_proto::{
     WithBulk,
     bulk::{Bulk, Place},
-    limits,
 };
 use std::{collections::VecDeque, io::ErrorKind, sync::Arc};
 
@@ -27,9 +26,6 @@ const MEMORY: u32 = u32::MAX;
 const MAPPED: u32 = u32::MAX - 2;
 /// Instead of a header's length: places of so many payloads follow, which the sender has read.
 const RETURNED: u32 = u32::MAX - 1;
-
-/// Of a frame's header: a job's text, and some.
-pub const MAX_HEADER_BYTES: usize = limits::MAX_JOB_BYTES + (64 << 10);
 
 /// Bulk in a frame: Raft sends the payloads of several entries at once, of a megabyte together.
 pub const MAX_BULKS: usize = 4096;
@@ -280,7 +276,7 @@ impl Inbox {
                         RETURNED => State::Returned(bulks),
                         0 if bulks == 0 => State::Head,
                         header => {
-                            within("a header", header as usize, MAX_HEADER_BYTES)?;
+                            within("a header", header as usize, self.limit)?;
                             State::Header { header: header as usize, bulks }
                         }
                     };
@@ -305,7 +301,8 @@ impl Inbox {
                     // Copied: views of the buffer would keep it alive, and it could not be used again.
                     let entries = Bytes::copy_from_slice(&self.buffer.split_to(entries));
                     let header = Bytes::copy_from_slice(&self.buffer.split_to(header));
-                    let whole = all(&entries).map(|(len, _)| len).sum::<usize>() + header.len();
+                    let bulk: usize = entries.as_chunks().0.iter().map(|e| entry(e).0).sum();
+                    let whole = bulk + header.len();
                     within("a message", whole, self.limit)?;
                     let (done, now) = (Vec::with_capacity(entries.len() / ENTRY), self.pool.take(0));
                     self.state = State::Bulk { header, entries, done, now, missing: 0 };
@@ -338,7 +335,7 @@ impl Inbox {
     /// they lie.
     fn next_bulk(&mut self) -> Result<(), FrameError> {
         let State::Bulk { entries, done, now, missing, .. } = &mut self.state else { return Ok(()) };
-        while let Some((len, place)) = all(entries).nth(done.len()) {
+        while let Some((len, place)) = entries.as_chunks().0.get(done.len()).map(entry) {
             if place == HERE {
                 *now = self.pool.take(len);
                 let here = self.buffer.split_to(len.min(self.buffer.len()));
@@ -353,11 +350,9 @@ impl Inbox {
     }
 }
 
-/// Lengths and places.
-fn all(entries: &[u8]) -> impl Iterator<Item = (usize, u64)> {
-    entries.as_chunks::<ENTRY>().0.iter().map(|[a, b, c, d, place @ ..]| {
-        (u32::from_le_bytes([*a, *b, *c, *d]) as usize, u64::from_le_bytes(*place))
-    })
+/// Length and place.
+fn entry([a, b, c, d, place @ ..]: &[u8; ENTRY]) -> (usize, u64) {
+    (u32::from_le_bytes([*a, *b, *c, *d]) as usize, u64::from_le_bytes(*place))
 }
 
 fn within(what: &'static str, got: usize, most: usize) -> Result<(), FrameError> {

@@ -1,7 +1,7 @@
 //! Frames, cut anywhere; and what is none.
 
 use super::*;
-use paraft_proto::{Heartbeat, PeerRequest, Push, ToShard, to_shard::Kind};
+use paraft_proto::{Heartbeat, PeerRequest, Push, ToShard, limits, to_shard::Kind};
 use proptest::prelude::*;
 
 fn push(seq: u64, payload: Vec<u8>) -> WithBulk<ToShard> {

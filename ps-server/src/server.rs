@@ -8,7 +8,7 @@ use crate::{
     replicas::{Replicas, ReplicasOptions},
     replicated::GroupId,
     rpc::{
-        self,
+        Lanes,
         control::{ControlService, GrpcCalls, ask_to_join, shape_of},
         exchange::{ShardsService, UNOPENED},
         peers::PeersService,
@@ -310,7 +310,6 @@ impl Server {
                 agent: agent.clone(),
                 status: status.clone(),
                 streams: Arc::default(),
-                pool: Pool::new(if paraft_host::memory::memory().is_scarce() { 0 } else { RECEIVED_BYTES }),
                 unopened: Arc::new(tokio::sync::Semaphore::new(UNOPENED)),
             },
             peers: PeersService { replicas: replicas.clone(), control, peers },
@@ -362,11 +361,13 @@ impl Server {
             tokio::spawn(metrics::serve(listener, self.status.clone(), until(stopped.clone())));
         }
         let lanes = {
-            let (shards, stopped) = (self.shards.clone(), stopped.clone());
+            let pool = Pool::new(if paraft_host::memory::memory().is_scarce() { 0 } else { RECEIVED_BYTES });
+            let lanes = Lanes { shards: self.shards.clone(), peers: self.peers.clone(), pool };
+            let stopped = stopped.clone();
             move |lane| {
-                let (shards, end) = (shards.clone(), until(stopped.clone()));
+                let (lanes, end) = (lanes.clone(), until(stopped.clone()));
                 tokio::spawn(async move {
-                    tokio::select! { () = rpc::lane(shards, lane) => {}, () = end => {} }
+                    tokio::select! { () = lanes.serve(lane) => {}, () = end => {} }
                 });
             }
         };
@@ -423,7 +424,7 @@ impl Server {
     }
 }
 
-/// Buffers for pushes that are kept for the next ones: as much as the log in memory of one shard keeps.
+/// Buffers for pushes and appends that are kept for the next ones: as much as the log in memory of one shard keeps.
 const RECEIVED_BYTES: usize = 32 << 20;
 
 /// A new server that no fleet answers gives up after this long.

@@ -40,7 +40,8 @@ use table::Table;
 pub const PREFACE: Duration = Duration::from_secs(5);
 
 /// Connections of one server in any case, whatever the descriptors allow: each takes some 40 KiB of buffers while it is
-/// idle, so these take 640 MiB. A worker has one to each shard that it trains, a server three to each other one.
+/// idle, so these take 640 MiB. A worker has one to each shard that it trains; a server three to each other one, and, while
+/// anything is pushed, one to each follower of a shard that it leads.
 pub const MOST: usize = 16_384;
 /// Whatever the descriptors allow: with fewer no fleet can be formed.
 const LEAST: usize = 16;
@@ -49,8 +50,8 @@ const LEAST: usize = 16;
 /// trace (2), the control group's log and snapshot (8), small files and folders that are written (4), and some that are
 /// asked for by libraries (name resolution, /proc).
 const OWN: u64 = 32;
-/// Of each replica that is hosted: its log's lock, the segment that is written, the next one, one that is read back, a
-/// segment or a folder that is synced; a snapshot that is written and one that is read; one to spare.
+/// Of each replica that is hosted: a snapshot that is written and one that is read, a folder that is synced; where it leads, a
+/// lane to each of up to four followers; one to spare. (The log is the server's, and among its own.)
 const A_REPLICA: u64 = 8;
 /// To each other server: a channel for bulk, one for votes and heartbeats, one for reports, and one that is made again
 /// while the old one is not closed yet.

@@ -1,11 +1,12 @@
 //! Appends to a follower, several under way at once: what a link carries does not depend on how long it is.
 //!
-//! One stream for each follower of a group; answers come in the order of requests. What is under way has a bound in messages
+//! One stream for each follower of a group, over a lane; answers come in the order of requests. What is under way has a bound in messages
 //! and in bytes, and a follower reads all of it without being asked to, so no group's appends wait behind another's on
 //! the connection that they share. Where the follower refuses one, or the stream ends, everything behind it is void: openraft
 //! asks the follower where its log ends, and sends from there.
 
 use super::{
+    lane,
     network::{Answers, CallError, Connection, ERROR_PAUSE, unreachable},
     replicated::Logged,
     types::{LogId, Types},
@@ -14,6 +15,7 @@ use super::{
 use futures::{Stream, StreamExt, stream};
 use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, StreamAppendResult};
 use paraft_common::Payload;
+use paraft_lanes::LaneError;
 use paraft_proto::{Incoming, PeerCall, PeerReply, PeerRequest, WithBulk, services};
 use parking_lot::Mutex;
 use std::{
@@ -23,6 +25,7 @@ use std::{
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
+use tokio::net::TcpStream;
 
 /// Messages under way. Each takes what has been proposed meanwhile, up to 1 MiB: small entries travel together also where many
 /// messages could.
@@ -148,6 +151,18 @@ impl<S> Answered<S> {
         self.under_way.lock().sent.is_empty()
     }
 
+    /// Tells whether no more requests come, and every one has its answer.
+    fn is_over(&self) -> impl Fn() -> bool + Send + use<S>
+    where
+        S: Send + 'static,
+    {
+        let under_way = self.under_way.clone();
+        move || {
+            let u = under_way.lock();
+            u.requests.is_none() && u.sent.is_empty()
+        }
+    }
+
     /// Whether anything is under way, and since when nothing has come.
     pub fn since(&self) -> (bool, Duration) {
         let u = self.under_way.lock();
@@ -179,17 +194,12 @@ impl Connection {
         &mut self,
         requests: impl Stream<Item = AppendEntriesRequest<Types<C>>> + Send + Unpin + 'static,
     ) -> Result<Answers<'static, C>, CallError> {
-        let channel = self.peers.channel(&self.address(), true).map_err(CallError::Setup)?;
+        let address = self.address();
+        let lane = self.lane(&address).await?;
         let (outgoing, answered) = pipeline(requests, self.head(PeerCall::Append));
-        let opened = tokio::time::timeout(TIMEOUT, services::peer_appends(&channel, outgoing)).await;
-        let replies = match opened {
-            Ok(Ok(replies)) => replies,
-            Ok(Err(status)) => {
-                self.one_by_one = status.code() == tonic::Code::Unimplemented;
-                tokio::time::sleep(ERROR_PAUSE).await;
-                return Err(CallError::Status(status));
-            }
-            Err(_) => return Err(CallError::Timeout(TIMEOUT)),
+        let replies = match lane {
+            Some(socket) => lane::carry(socket, outgoing, answered.is_over()),
+            None => self.over_http(&address, outgoing).await?,
         };
         let answers = stream::unfold(Some((replies, answered)), |open| async move {
             let (mut replies, answered) = open?;
@@ -205,6 +215,42 @@ impl Connection {
             }
         });
         Ok(answers.boxed())
+    }
+
+    /// A lane to the follower; `None`: it speaks none.
+    async fn lane(&self, address: &str) -> Result<Option<TcpStream>, CallError> {
+        if !self.peers.speaks_lanes(address) {
+            return Ok(None);
+        }
+        match lane::dial(address).await {
+            Ok(socket) => Ok(Some(socket)),
+            Err(LaneError::NoLanes) => Ok(None),
+            Err(e) => {
+                tokio::time::sleep(ERROR_PAUSE).await;
+                Err(CallError::Setup(e.to_string()))
+            }
+        }
+    }
+
+    /// The same over HTTP/2, to a server of a release without lanes, or through something that knows nothing else.
+    async fn over_http(
+        &mut self,
+        address: &str,
+        requests: impl Stream<Item = WithBulk<PeerRequest>> + Send + Unpin + 'static,
+    ) -> Result<Incoming<PeerReply>, CallError> {
+        let channel = self.peers.channel(address, true).map_err(CallError::Setup)?;
+        match tokio::time::timeout(TIMEOUT, services::peer_appends(&channel, requests)).await {
+            Ok(Ok(replies)) => {
+                self.peers.speaks_http_alone(address);
+                Ok(replies)
+            }
+            Ok(Err(status)) => {
+                self.one_by_one = status.code() == tonic::Code::Unimplemented;
+                tokio::time::sleep(ERROR_PAUSE).await;
+                Err(CallError::Status(status))
+            }
+            Err(_) => Err(CallError::Timeout(TIMEOUT)),
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! A leader and a follower, with a line between them that holds answers back and breaks.
+//! A leader and a follower, with a line between them that holds answers back and breaks, and that knows lanes or does not.
 
 use super::*;
 use crate::raft::{
@@ -6,7 +6,9 @@ use crate::raft::{
     testing::{Parts, Write, group as name},
     wire::WireError,
 };
+use futures::future::ready;
 use paraft_common::ServerId;
+use paraft_lanes::{Pool, Purpose, Receiver, send, shared::over_tcp};
 use paraft_proto::{
     Incoming, PeerReply, bulk, limits,
     services::{self, Handler, Route},
@@ -15,7 +17,12 @@ use std::{
     collections::BTreeMap,
     sync::atomic::{AtomicUsize, Ordering::SeqCst},
 };
-use tokio::sync::watch;
+use tokio::{
+    io::AsyncReadExt,
+    net::TcpListener,
+    sync::{mpsc, watch},
+};
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, body::Body};
 
 /// What the line does with appends to the follower.
@@ -31,6 +38,9 @@ struct Line {
     /// Each stream breaks after so many answers; 0: none does.
     breaks_after: AtomicUsize,
     streams: AtomicUsize,
+    /// Lanes that were asked for; without `lanes` the connection is closed instead.
+    asked: AtomicUsize,
+    lanes: bool,
 }
 
 #[derive(Clone)]
@@ -49,13 +59,58 @@ impl Handler for Host {
         }
         let request = services::only(request, 4 * limits::MAX_MESSAGE_BYTES).await.expect("a call");
         match self.group.answer(request).await {
-            Ok(header) => services::one(PeerReply { header }),
+            Ok(header) => services::one(PeerReply { header, ..PeerReply::default() }),
             Err(e) => services::refuse(Status::invalid_argument(e.to_string())),
         }
     }
 }
 
+/// A server's port: what asks for a lane gets one, or is closed, and everything else is HTTP/2.
+async fn listen(host: Host) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address").to_string();
+    let (http, connections) = mpsc::channel::<std::io::Result<TcpStream>>(16);
+    let router = tonic::transport::Server::builder()
+        .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
+        .max_frame_size(limits::FRAME_BYTES)
+        .add_service(Route(host.clone()));
+    tokio::spawn(router.serve_with_incoming(ReceiverStream::new(connections)));
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let mut first = [0; 24];
+            while socket.peek(&mut first).await.is_ok_and(|n| (1..24).contains(&n)) {
+                tokio::task::yield_now().await;
+            }
+            match Purpose::of(&first) {
+                None => drop(http.send(Ok(socket)).await),
+                Some(_) => {
+                    host.line.asked.fetch_add(1, SeqCst);
+                    if host.line.lanes {
+                        tokio::spawn(host.clone().lane(socket));
+                    }
+                }
+            }
+        }
+    });
+    address
+}
+
 impl Host {
+    async fn lane(self, mut socket: TcpStream) {
+        let mut first = [0; 24];
+        socket.read_exact(&mut first).await.expect("peeked at");
+        let (read, mut write) = over_tcp(socket);
+        paraft_lanes::answer(&mut write, Purpose::Append).await.expect("answered");
+        let limit = 4 * limits::MAX_MESSAGE_BYTES;
+        let requests = Receiver::<PeerRequest>::new(read, limit, Pool::new(1 << 20));
+        let requests = requests.map(|r| r.map_err(|e| Status::unavailable(e.to_string())));
+        let answers = self.appends(Incoming::of(requests)).boxed();
+        // What breaks ends without a word.
+        let answers = answers.scan((), |(), answer| ready(answer.ok()));
+        let _ = send(write, None, answers).await;
+    }
+
     fn appends(
         self,
         requests: Incoming<PeerRequest>,
@@ -81,7 +136,7 @@ impl Host {
                     return Err(Status::unavailable("the connection broke"));
                 }
                 let header = answer.map_err(|e| Status::invalid_argument(e.to_string()))?;
-                Ok(WithBulk::from(PeerReply { header }))
+                Ok(PeerReply { header, ..PeerReply::default() }.into())
             }
         })
     }
@@ -94,8 +149,8 @@ struct Pair {
 }
 
 impl Pair {
-    async fn new() -> Self {
-        let line = Arc::new(Line::default());
+    async fn new(lanes: bool) -> Self {
+        let line = Arc::new(Line { lanes, ..Line::default() });
         let (mut groups, mut members) = (Vec::new(), BTreeMap::new());
         let states = [Arc::new(Parts::default()), Arc::new(Parts::default())];
         for (server, state) in (0..).zip(&states) {
@@ -104,15 +159,7 @@ impl Pair {
             let options = GroupOptions { group: name(), me, folder: None, election, check_every: None };
             let peers = Arc::new(Peers::default());
             let group = Group::start(options, state.clone(), peers).await.expect("it starts");
-            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
-            members.insert(me, listener.local_addr().expect("an address").to_string());
-            let service = Route(Host { group: group.clone(), line: line.clone() });
-            let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
-            let router = tonic::transport::Server::builder()
-                .initial_stream_window_size(limits::STREAM_WINDOW_BYTES)
-                .initial_connection_window_size(limits::CONNECTION_WINDOW_BYTES)
-                .max_frame_size(limits::FRAME_BYTES);
-            tokio::spawn(router.clone().add_service(service).serve_with_incoming(incoming));
+            members.insert(me, listen(Host { group: group.clone(), line: line.clone() }).await);
             groups.push(group);
         }
         let leader = groups.swap_remove(0);
@@ -155,29 +202,42 @@ impl Pair {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_appends_are_under_way_and_never_more_than_the_bound() {
-    let pair = Pair::new().await;
-    // Nothing is answered before so many have come: who sends them one by one waits for ever.
-    pair.line.until.store(*pair.line.came.borrow() + MESSAGES / 2, SeqCst);
-    tokio::time::timeout(Duration::from_secs(60), pair.write(48)).await.expect("they travel side by side");
-    pair.is_level().await;
-    let most = pair.line.most.load(SeqCst);
-    assert!((MESSAGES / 2..=MESSAGES).contains(&most), "{most} were under way");
+    for lanes in [true, false] {
+        let pair = Pair::new(lanes).await;
+        // Nothing is answered before so many have come: who sends them one by one waits for ever.
+        pair.line.until.store(*pair.line.came.borrow() + MESSAGES / 2, SeqCst);
+        tokio::time::timeout(Duration::from_secs(60), pair.write(48))
+            .await
+            .expect("they travel side by side");
+        pair.is_level().await;
+        let most = pair.line.most.load(SeqCst);
+        assert!((MESSAGES / 2..=MESSAGES).contains(&most), "{most} were under way");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_under_way_when_the_stream_broke_is_sent_again() {
-    let pair = Pair::new().await;
-    let streams = pair.line.streams.load(SeqCst);
-    pair.line.breaks_after.store(3, SeqCst);
-    tokio::time::timeout(Duration::from_secs(60), pair.write(24)).await.expect("they come through");
-    pair.line.breaks_after.store(0, SeqCst);
-    pair.is_level().await;
-    assert!(pair.line.streams.load(SeqCst) > streams + 2, "it broke several times");
+    for lanes in [true, false] {
+        let pair = Pair::new(lanes).await;
+        let so_far = || (pair.line.streams.load(SeqCst), pair.line.asked.load(SeqCst));
+        let before = so_far();
+        assert!(before.1 > 0, "a lane is tried first");
+        pair.line.breaks_after.store(3, SeqCst);
+        tokio::time::timeout(Duration::from_secs(60), pair.write(24)).await.expect("they come through");
+        pair.line.breaks_after.store(0, SeqCst);
+        pair.is_level().await;
+        let (streams, asked) = (so_far().0 - before.0, so_far().1 - before.1);
+        assert!(streams > 2, "it broke several times");
+        match lanes {
+            true => assert!(asked >= streams, "{asked} lanes for {streams} streams"),
+            false => assert_eq!(asked, 0, "who speaks no lanes is not asked each time"),
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_follower_lacks_is_sent_from_where_its_log_ends() {
-    let pair = Pair::new().await;
+    let pair = Pair::new(true).await;
     // An answer to nothing, or a refusal, ends a stream, and its requests with it.
     let requests = futures::stream::pending::<AppendEntriesRequest<Types<Write>>>();
     let (mut outgoing, answered) = pipeline(requests, PeerRequest::default());

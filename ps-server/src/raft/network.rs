@@ -1,7 +1,7 @@
 //! Sends Raft messages to the other servers.
 //!
-//! Two channels to each peer: bulk (entries, snapshots) and control (votes, heartbeats), so that a heartbeat
-//! never waits behind megabytes. Every message names the replica that is meant: one that lost its log has a new
+//! Two channels to each peer: bulk (snapshots, and entries where a peer speaks no lanes) and control (votes, heartbeats), so that a
+//! heartbeat never waits behind megabytes. Entries go over lanes, one for each follower of a group. Every message names the replica that is meant: one that lost its log has a new
 //! name, and does not answer for the old one.
 
 use super::{
@@ -52,6 +52,8 @@ pub(super) const ERROR_PAUSE: Duration = Duration::from_millis(50);
 /// Connections to the other servers. One for the whole process.
 pub struct Peers {
     channels: Mutex<HashMap<(String, bool), Channel>>,
+    /// Addresses where gRPC is spoken and lanes are not, and since when that is known.
+    http_alone: Mutex<HashMap<String, Instant>>,
     fleet: AtomicU64,
     began: Instant,
     /// Servers of which a connection to this one has closed.
@@ -61,7 +63,13 @@ pub struct Peers {
 impl Default for Peers {
     fn default() -> Self {
         let closings = broadcast::channel(CLOSINGS).0;
-        Self { channels: Mutex::default(), fleet: AtomicU64::default(), began: Instant::now(), closings }
+        Self {
+            channels: Mutex::default(),
+            http_alone: Mutex::default(),
+            fleet: AtomicU64::default(),
+            began: Instant::now(),
+            closings,
+        }
     }
 }
 
@@ -98,6 +106,9 @@ async fn dial(address: &str) -> Dialled {
 /// Channels kept open: two for each server of a large fleet, and those that have left.
 const MAX_CHANNELS: usize = 1024;
 
+/// Who spoke no lanes is tried again after so long, with the next stream: it may be of another release by now.
+const LANES_AGAIN: Duration = Duration::from_secs(60);
+
 impl Peers {
     /// This server belongs to a fleet now: every message says so from here on.
     pub fn belong(&self, fleet: u64) {
@@ -122,6 +133,22 @@ impl Peers {
     /// Of which servers connections close from now on.
     pub(super) fn closings(&self) -> broadcast::Receiver<ServerId> {
         self.closings.subscribe()
+    }
+
+    /// Whether lanes may be tried at an address.
+    pub(super) fn speaks_lanes(&self, address: &str) -> bool {
+        self.http_alone.lock().get(address).is_none_or(|since| since.elapsed() >= LANES_AGAIN)
+    }
+
+    /// At this address gRPC was answered, and a lane was not, if one was tried.
+    pub(super) fn speaks_http_alone(&self, address: &str) {
+        if self.speaks_lanes(address) {
+            let mut known = self.http_alone.lock();
+            if known.len() >= MAX_CHANNELS {
+                known.clear();
+            }
+            known.insert(address.to_string(), Instant::now());
+        }
     }
 
     pub(super) fn channel(&self, address: &str, bulk: bool) -> Result<Channel, String> {

@@ -63,7 +63,7 @@ impl Line {
         let answer = self.follower.answer(request).await;
         self.tried.lock().push((piece.index, answer.is_ok()));
         let header = answer.map_err(|e| Status::invalid_argument(e.to_string()))?;
-        Ok(PeerReply { header })
+        Ok(PeerReply { header, ..PeerReply::default() })
     }
 }
 

@@ -16,7 +16,7 @@ use paraft_common::{
     SessionId, ShardId, WorkerId,
     config::{ServerJob, ServerJobError},
 };
-use paraft_lanes::{Pool, shared::Shared};
+use paraft_lanes::shared::Shared;
 use paraft_proto::{
     CheckpointRequest, FromShard, Incoming, PROTOCOL, Refusal, RefusalKind, StatusReply, StatusRequest,
     SwitchModeReply, SwitchModeRequest, ToShard, WithBulk, bulk, limits,
@@ -66,8 +66,6 @@ pub struct ShardsService {
     pub status: StatusService,
     /// Numbers the streams.
     pub streams: Arc<AtomicU64>,
-    /// Buffers for what workers push.
-    pub pool: Arc<Pool>,
     /// Room for those that have not said what they want: [`UNOPENED`].
     pub unopened: Arc<Semaphore>,
 }

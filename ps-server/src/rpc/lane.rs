@@ -1,47 +1,86 @@
-//! A worker's stream to a shard over a lane: the same messages as over gRPC, and the same service.
+//! Streams over lanes: the same messages as over gRPC, and the same services.
 
-use super::exchange::ShardsService;
-use crate::connections::Lane;
-use futures::StreamExt;
-use paraft_lanes::{Purpose, Receiver, answer, send};
-use paraft_proto::{Incoming, ToShard, limits};
-use std::{future::ready, time::Duration};
+use super::{
+    exchange::ShardsService,
+    peers::{self, PeersService},
+};
+use crate::connections::{Lane, Visitor};
+use futures::{Stream, StreamExt};
+use paraft_lanes::{
+    LaneError, Pool, Purpose, Receiver, answer, send,
+    shared::{ReadHalf, Shared, WriteHalf},
+};
+use paraft_proto::{Incoming, PeerRequest, ToShard, WithBulk, bulk::Bulk, limits};
+use std::{future::ready, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 use tonic::Status;
 
 /// What was said last may still be on its way when the other side has gone silent, or has said its last.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Answers a lane until it ends.
-pub async fn lane(service: ShardsService, lane: Lane) {
-    let (purpose, visitor) = (lane.purpose, lane.visitor());
-    let ((read, mut write, shared), must_go) = lane.parts();
-    let serves = async {
-        answer(&mut write, purpose).await?;
-        match purpose {
-            Purpose::Exchange => {
-                let (over, ended) = oneshot::channel::<()>();
-                let messages =
-                    Receiver::<ToShard>::new(read, limits::MAX_MESSAGE_BYTES, service.pool.clone());
-                // Who lets the stream go lets `over` go with it.
-                let messages = messages.map(move |m| {
-                    let _ = &over;
-                    m.map_err(|e| Status::unavailable(e.to_string()))
-                });
-                let replies = service.exchange(Incoming::of(messages), Some(visitor), shared.clone());
-                let sends = send(write, shared, replies.filter_map(|r| ready(r.ok())));
-                let ended = async {
-                    let _ = ended.await;
-                    tokio::time::sleep(LAST_WORDS).await;
-                };
-                tokio::select! { sent = sends => sent, () = ended => Ok(()) }
+/// What is served over lanes.
+#[derive(Clone)]
+pub struct Lanes {
+    /// Workers.
+    pub shards: ShardsService,
+    /// Leaders of groups with a replica here.
+    pub peers: PeersService,
+    /// Buffers for what they send.
+    pub pool: Arc<Pool>,
+}
+
+impl Lanes {
+    /// Answers a lane until it ends.
+    pub async fn serve(self, lane: Lane) {
+        let (purpose, visitor) = (lane.purpose, lane.visitor());
+        let ((read, mut write, shared), must_go) = lane.parts();
+        let serves = async {
+            answer(&mut write, purpose).await?;
+            match purpose {
+                Purpose::Exchange => self.exchange(read, write, shared, visitor).await,
+                Purpose::Append => {
+                    let requests = self.messages::<PeerRequest>(read, peers::MAX_MESSAGE_BYTES);
+                    let replies = self.peers.clone().appends_on_lane(Incoming::of(requests), visitor);
+                    send(write, shared, Box::pin(replies)).await
+                }
             }
+        };
+        tokio::select! {
+            served = serves => if let Err(error) = served {
+                tracing::debug!(%error, "a lane ended");
+            },
+            () = must_go => {}
         }
-    };
-    tokio::select! {
-        served = serves => if let Err(error) = served {
-            tracing::debug!(%error, "a lane ended");
-        },
-        () = must_go => {}
+    }
+
+    /// A worker's stream to a shard.
+    async fn exchange(
+        &self,
+        read: ReadHalf,
+        write: WriteHalf,
+        shared: Option<Arc<Shared>>,
+        visitor: Visitor,
+    ) -> Result<(), LaneError> {
+        let (over, ended) = oneshot::channel::<()>();
+        // Who lets the stream go lets `over` go with it.
+        let messages = self.messages::<ToShard>(read, limits::MAX_MESSAGE_BYTES).inspect(move |_| {
+            let _ = &over;
+        });
+        let replies = self.shards.exchange(Incoming::of(messages), Some(visitor), shared.clone());
+        let sends = send(write, shared, replies.filter_map(|r| ready(r.ok())));
+        let ended = async {
+            let _ = ended.await;
+            tokio::time::sleep(LAST_WORDS).await;
+        };
+        tokio::select! { sent = sends => sent, () = ended => Ok(()) }
+    }
+
+    fn messages<M: Bulk>(
+        &self,
+        read: ReadHalf,
+        limit: usize,
+    ) -> impl Stream<Item = Result<WithBulk<M>, Status>> + Send + use<M> {
+        let messages = Receiver::new(read, limit, self.pool.clone());
+        messages.map(|m| m.map_err(|e| Status::unavailable(e.to_string())))
     }
 }

@@ -5,7 +5,7 @@
 //! - [`control`]: how servers form a fleet.
 //! - [`jobs`]: jobs and checkpoints of the control group.
 //! - [`digests`]: digests of states, shared by those who ask.
-//! - [`exchange`]: a worker's stream to a shard; `lane`: the same over a lane.
+//! - [`exchange`]: a worker's stream to a shard; `lane`: this and the peers' appends over lanes.
 //! - [`peers`]: Raft messages of the other servers.
 //! - `reads`: weights for readers, from a replica that need not lead.
 //! - [`status`]: what this server knows.
@@ -26,4 +26,4 @@ mod reads;
 pub mod status;
 mod switch;
 
-pub(crate) use lane::lane;
+pub use lane::Lanes;

@@ -29,7 +29,7 @@ pub struct PeersService {
 }
 
 /// A peer's message holds up to 1 MiB of entries, or one larger entry, and their headers.
-const MAX_MESSAGE_BYTES: usize = 4 * limits::MAX_MESSAGE_BYTES;
+pub(super) const MAX_MESSAGE_BYTES: usize = 4 * limits::MAX_MESSAGE_BYTES;
 
 /// A message must be here whole within this time; who sent it has given up before.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -73,6 +73,28 @@ impl PeersService {
         visitor.when_closed(move || peers.closed(from));
     }
 
+    /// Answers a leader's stream of appends over a lane, whose end has no status.
+    pub(super) fn appends_on_lane(
+        self,
+        requests: Incoming<PeerRequest>,
+        visitor: Visitor,
+    ) -> impl Stream<Item = WithBulk<PeerReply>> + Send {
+        // Its end says nothing of the process: a lane without work ends. Heartbeats keep a connection of their own.
+        visitor.when_closed(|| ());
+        let answers = self.appends(requests, Some(visitor));
+        answers.scan(false, |over, answer| {
+            let next = (!*over).then(|| match answer {
+                Ok(answer) => answer,
+                Err(status) => {
+                    *over = true;
+                    PeerReply { refused: format!("refused: {}", status.message()), ..PeerReply::default() }
+                        .into()
+                }
+            });
+            ready(next)
+        })
+    }
+
     /// Answers a leader's stream of appends.
     fn appends(
         self,
@@ -97,7 +119,7 @@ impl PeersService {
             let answers = group.answer_appends(requests).map(move |answer| {
                 let header = answer.map_err(|e| Status::invalid_argument(e.to_string()))?;
                 self.answered(visitor.as_ref(), ReplicaId(from).server());
-                Ok(WithBulk::from(PeerReply { header }))
+                Ok(PeerReply { header, ..PeerReply::default() }.into())
             });
             Ok(answers.boxed())
         };
@@ -109,12 +131,15 @@ impl PeersService {
         let group = match self.group(&request.message) {
             // Also of a server that was started again and has not been given a replica yet.
             Err(e) if e.code() == Code::NotFound && self.is_asked_for_its_end(&request.message) => {
-                return Ok(PeerReply { header: ended_here(&self.peers).map_err(refused)? });
+                return Ok(PeerReply {
+                    header: ended_here(&self.peers).map_err(refused)?,
+                    ..PeerReply::default()
+                });
             }
             group => group?,
         };
         let header = group.answer(request).await.map_err(refused)?;
-        Ok(PeerReply { header })
+        Ok(PeerReply { header, ..PeerReply::default() })
     }
 
     fn is_asked_for_its_end(&self, message: &PeerRequest) -> bool {

@@ -116,7 +116,7 @@ fn bulk() {
         write("bulk", &format!("peer-request-{name}"), &seed(how | 2).rest(&call.encode_to_vec()).0);
         write("bulk", &format!("checkpoint-part-{name}"), &seed(how | 3).rest(&piece.encode_to_vec()).0);
     }
-    let reply = proto::PeerReply { header: vec![1; 9].into() };
+    let reply = proto::PeerReply { header: vec![1; 9].into(), ..Default::default() };
     write("bulk", "peer-reply", &seed(12).rest(&reply.encode_to_vec()).0);
 }
 

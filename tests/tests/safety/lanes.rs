@@ -8,6 +8,7 @@ use paraft_tests::{
     fleet::{Fleet, FleetOptions},
     ledger::{At, Ledger},
     train::{job, train},
+    wait,
 };
 use prost::Message;
 use rustix::{
@@ -16,9 +17,10 @@ use rustix::{
     net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
 };
 use std::{
+    cell::Cell,
     io::{BufRead, BufReader, IoSlice, Read, Write},
     mem::MaybeUninit,
-    net::{TcpListener, TcpStream},
+    net::{Shutdown, TcpListener, TcpStream},
     os::{
         fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
@@ -32,32 +34,57 @@ use std::{
     time::Duration,
 };
 
-/// Passes bytes on to `to`, but closes what begins as a lane: what lies between is a proxy that only knows HTTP/2. Gives its
-/// address, and counts what it has closed.
-fn only_http(to: String) -> Result<(String, Arc<AtomicU64>)> {
+/// What was asked for through a proxy.
+#[derive(Default)]
+struct Asked {
+    exchanges: AtomicU64,
+    appends: AtomicU64,
+    /// Lanes of appends that have ended.
+    ended: AtomicU64,
+    /// Connections that said nothing: somebody looked whether anyone listens.
+    dials: AtomicU64,
+}
+
+/// Passes bytes on to `to`. Without `lanes` it closes what begins as one: a proxy that only knows HTTP/2. Gives its address, and
+/// counts lanes.
+fn between(to: String, lanes: bool) -> Result<(String, Arc<Asked>)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    let (address, closed) = (listener.local_addr()?.to_string(), Arc::new(AtomicU64::new(0)));
-    let count = closed.clone();
+    let (address, asked) = (listener.local_addr()?.to_string(), Arc::new(Asked::default()));
+    let count = asked.clone();
     thread::spawn(move || {
         for mut socket in listener.incoming().flatten() {
             let (to, count) = (to.clone(), count.clone());
             thread::spawn(move || -> std::io::Result<()> {
                 let mut first = [0; 24];
-                socket.read_exact(&mut first)?;
+                if let Err(e) = socket.read_exact(&mut first) {
+                    count.dials.fetch_add(1, SeqCst);
+                    return Err(e);
+                }
+                socket.set_nodelay(true)?;
+                let append = first.ends_with(b"append  \r\n");
                 if first.starts_with(b"PARAFT") {
-                    count.fetch_add(1, SeqCst);
-                    return Ok(());
+                    let of = if append { &count.appends } else { &count.exchanges };
+                    of.fetch_add(1, SeqCst);
+                    if !lanes {
+                        return Ok(());
+                    }
                 }
                 let mut server = TcpStream::connect(to)?;
+                server.set_nodelay(true)?;
                 server.write_all(&first)?;
                 let (mut back, mut socket_back) = (server.try_clone()?, socket.try_clone()?);
-                thread::spawn(move || std::io::copy(&mut back, &mut socket_back));
-                std::io::copy(&mut socket, &mut server)?;
-                Ok(())
+                thread::spawn(move || {
+                    let _ = std::io::copy(&mut back, &mut socket_back);
+                    socket_back.shutdown(Shutdown::Write)
+                });
+                let passed = std::io::copy(&mut socket, &mut server);
+                count.ended.fetch_add(u64::from(append), SeqCst);
+                passed?;
+                server.shutdown(Shutdown::Write)
             });
         }
     });
-    Ok((address, closed))
+    Ok((address, asked))
 }
 
 #[test]
@@ -79,22 +106,75 @@ fn the_way_to_the_servers_changes_no_bit_of_what_is_learned() -> Result<()> {
     };
     let tcp = over(Transport::Tcp)?;
     ensure!(tcp == over(Transport::Auto)?, "shared memory makes other weights than TCP");
-    let closed = Arc::new(AtomicU64::new(0));
+    let closed = Cell::new(None);
     let http = learn(&|at| {
         at.transport = Transport::Tcp;
-        let (address, count) = only_http(at.addresses[0].clone())?;
+        let (address, asked) = between(at.addresses[0].clone(), false)?;
         at.addresses[0] = address;
-        let closed = closed.clone();
-        thread::spawn(move || {
-            loop {
-                closed.store(count.load(SeqCst), SeqCst);
-                thread::sleep(Duration::from_millis(5));
-            }
-        });
+        closed.set(Some(asked));
         Ok(())
     })?;
     ensure!(tcp == http, "HTTP/2 makes other weights than a lane");
-    ensure!(closed.load(SeqCst) >= 2, "lanes went through the proxy that knows none");
+    let closed = closed.take().context("no proxy")?.exchanges.load(SeqCst);
+    ensure!(closed >= 2, "lanes went through the proxy that knows none: {closed}");
+    Ok(())
+}
+
+/// Three servers, each behind a proxy.
+fn behind(shards: u32, lanes: bool) -> Result<(Fleet, Vec<Arc<Asked>>)> {
+    let mut fleet = Fleet::bind(FleetOptions::replicated(shards))?;
+    let mut asked = Vec::new();
+    for address in &mut fleet.at.addresses {
+        let (way, count) = between(address.clone(), lanes)?;
+        *address = way;
+        asked.push(count);
+    }
+    (0..3).try_for_each(|id| fleet.start_server(id))?;
+    fleet.whole()?;
+    Ok((fleet, asked))
+}
+
+fn sum(asked: &[Arc<Asked>], of: fn(&Asked) -> &AtomicU64) -> u64 {
+    asked.iter().map(|a| of(a).load(SeqCst)).sum()
+}
+
+#[test]
+fn a_lane_that_ends_because_nothing_is_pushed_makes_nobody_look_after_the_leader() -> Result<()> {
+    let (fleet, asked) = behind(1, true)?;
+    // The worker stays, so that its shard does not sleep.
+    let mut page = Ledger::new(Mode::Asp, 1, 8).join(&fleet.at, 0)?;
+    page.begin()?;
+    page.step()?;
+    let (ended, dials) = (sum(&asked, |a| &a.ended), sum(&asked, |a| &a.dials));
+    page.step()?;
+    wait::until("the lanes to both followers to end", || sum(&asked, |a| &a.ended), |n| *n >= ended + 2);
+    // Who looks does so at once.
+    thread::sleep(Duration::from_millis(300));
+    let dials = sum(&asked, |a| &a.dials) - dials;
+    ensure!(dials == 0, "leaders were looked after {dials} times");
+    page.run()?;
+    fleet.replicas_agree()?;
+    Ok(())
+}
+
+#[test]
+fn appends_go_over_lanes_and_over_http_where_nothing_else_comes_through() -> Result<()> {
+    const SHARDS: u32 = 2;
+    let text = "[model]\nkind = \"mlp\"\nhidden = [64]\n[optimizer]\nkind = \"adam\"\nlr = 0.01";
+    let set = ["train.max_steps=40", "train.batch=16", "train.epochs=9", "train.mode=bsp", "train.workers=2"];
+    let learn = |lanes: bool| -> Result<(Vec<u32>, u64)> {
+        let (fleet, asked) = behind(SHARDS, lanes)?;
+        let weights = train(&job(&fleet.at, text, &set)?)?;
+        fleet.replicas_agree()?;
+        Ok((weights.iter().map(|w| w.to_bits()).collect(), sum(&asked, |a| &a.appends)))
+    };
+    let (lanes, asked) = learn(true)?;
+    let groups = u64::from(SHARDS) + 1;
+    ensure!(asked >= 2 * groups, "{asked} lanes for {groups} groups with two followers each");
+    let (http, asked) = learn(false)?;
+    ensure!(lanes == http, "HTTP/2 makes other weights than lanes");
+    // Each of three servers finds it out of each other one, and it may do so for all groups at once.
+    ensure!((1..=6 * groups).contains(&asked), "{asked} lanes were tried in vain");
     Ok(())
 }
 
