@@ -348,6 +348,30 @@ fn doctor_env_and_completions_answer() {
 }
 
 #[test]
+fn a_temporary_folder_whose_path_is_too_long_for_a_socket_costs_the_socket_and_nothing_else() {
+    let scratch = tempfile::tempdir().expect("scratch");
+    let long = scratch.path().join("y".repeat(80));
+    fs::create_dir(&long).expect("a folder");
+    let file = job(scratch.path(), &digits("bsp", 3, 1));
+    let mut trains = paraft();
+    trains.arg("train").arg(file).args(["--run-dir"]).arg(scratch.path().join("run")).env("TMPDIR", &long);
+    let out = trains.output().expect("paraft starts");
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let out = paraft().args(["doctor", "--json"]).env("TMPDIR", &long).output().expect("paraft starts");
+    let rows = text(&out.stdout);
+    let row = rows.lines().find(|l| l.contains("Unix sockets")).expect("a row");
+    assert!(row.contains("\"warn\"") || row.contains("WARN"), "{row}");
+    assert_eq!(
+        fs::read_dir(&long)
+            .expect("read")
+            .filter(|e| { e.as_ref().is_ok_and(|e| e.file_name().to_string_lossy().starts_with(".tmp")) })
+            .count(),
+        0,
+        "doctor leaves nothing"
+    );
+}
+
+#[test]
 fn vector_instructions_are_forced_shown_and_refused_where_they_are_not() {
     let doctor = |set: &str| paraft().args(["doctor", "--json"]).env("PARAFT_SIMD", set).output();
     for isa in paraft_simd::Isa::ALL {

@@ -218,13 +218,18 @@ impl Connection {
     }
 
     /// A lane to the follower; `None`: it speaks none.
-    async fn lane(&self, address: &str) -> Result<Option<TcpStream>, CallError> {
+    async fn lane(&mut self, address: &str) -> Result<Option<TcpStream>, CallError> {
         if !self.peers.speaks_lanes(address) {
             return Ok(None);
         }
         match lane::dial(address).await {
-            Ok(socket) => Ok(Some(socket)),
+            Ok(socket) => {
+                self.silent = false;
+                Ok(Some(socket))
+            }
             Err(LaneError::NoLanes) => Ok(None),
+            // What lies between may swallow what it does not know.
+            Err(LaneError::Silent(_)) if std::mem::replace(&mut self.silent, true) => Ok(None),
             Err(e) => {
                 tokio::time::sleep(ERROR_PAUSE).await;
                 Err(CallError::Setup(e.to_string()))

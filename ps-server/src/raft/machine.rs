@@ -34,7 +34,7 @@ pub const SNAPSHOT_BYTES: u64 = 32 << 20;
 const MEMORY_BYTES: u64 = 256 << 20;
 /// A log in memory that no other replica reads: what is in it is of no use once it is applied, and buffers that come back
 /// soon are in the caches still, where those of a long log would be fresh pages of the kernel's.
-const LONE_BYTES: u64 = 2 << 20;
+const LONE_BYTES: u64 = 4 << 20;
 
 /// Payload bytes after which a log is compacted. A snapshot on disk writes the whole state: not more often than the log has
 /// grown by as much. A log in memory costs memory, and its compaction nothing; but a follower that is farther behind gets

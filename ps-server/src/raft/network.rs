@@ -219,6 +219,7 @@ impl Network {
             addresses: self.addresses.clone(),
             bulk,
             one_by_one: false,
+            silent: false,
         }
     }
 }
@@ -247,6 +248,8 @@ pub struct Connection {
     bulk: bool,
     /// The other is of a release that takes appends one by one.
     pub(super) one_by_one: bool,
+    /// The last lane that was tried was not answered.
+    pub(super) silent: bool,
 }
 
 /// The answers to a stream of appends.

@@ -112,6 +112,7 @@ impl Transfer {
             addresses: Addresses::default(),
             bulk: true,
             one_by_one: false,
+            silent: false,
         };
         Self { line, follower, leader, connection }
     }

@@ -45,9 +45,18 @@ struct Asked {
     dials: AtomicU64,
 }
 
-/// Passes bytes on to `to`. Without `lanes` it closes what begins as one: a proxy that only knows HTTP/2. Gives its address, and
-/// counts lanes.
-fn between(to: String, lanes: bool) -> Result<(String, Arc<Asked>)> {
+/// What lies between does with what begins as a lane.
+#[derive(Clone, Copy, PartialEq)]
+enum Lanes {
+    Passes,
+    /// As a proxy that only knows HTTP/2.
+    Closes,
+    /// It keeps the connection, and says nothing.
+    Swallows,
+}
+
+/// Passes bytes on to `to`. Gives its address, and counts lanes.
+fn between(to: String, lanes: Lanes) -> Result<(String, Arc<Asked>)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let (address, asked) = (listener.local_addr()?.to_string(), Arc::new(Asked::default()));
     let count = asked.clone();
@@ -65,7 +74,10 @@ fn between(to: String, lanes: bool) -> Result<(String, Arc<Asked>)> {
                 if first.starts_with(b"PARAFT") {
                     let of = if append { &count.appends } else { &count.exchanges };
                     of.fetch_add(1, SeqCst);
-                    if !lanes {
+                    if lanes == Lanes::Swallows {
+                        socket.read_to_end(&mut Vec::new())?;
+                    }
+                    if lanes != Lanes::Passes {
                         return Ok(());
                     }
                 }
@@ -106,22 +118,24 @@ fn the_way_to_the_servers_changes_no_bit_of_what_is_learned() -> Result<()> {
     };
     let tcp = over(Transport::Tcp)?;
     ensure!(tcp == over(Transport::Auto)?, "shared memory makes other weights than TCP");
-    let closed = Cell::new(None);
-    let http = learn(&|at| {
-        at.transport = Transport::Tcp;
-        let (address, asked) = between(at.addresses[0].clone(), false)?;
-        at.addresses[0] = address;
-        closed.set(Some(asked));
-        Ok(())
-    })?;
-    ensure!(tcp == http, "HTTP/2 makes other weights than a lane");
-    let closed = closed.take().context("no proxy")?.exchanges.load(SeqCst);
-    ensure!(closed >= 2, "lanes went through the proxy that knows none: {closed}");
+    for lanes in [Lanes::Closes, Lanes::Swallows] {
+        let counted = Cell::new(None);
+        let http = learn(&|at| {
+            at.transport = Transport::Tcp;
+            let (address, asked) = between(at.addresses[0].clone(), lanes)?;
+            at.addresses[0] = address;
+            counted.set(Some(asked));
+            Ok(())
+        })?;
+        ensure!(tcp == http, "HTTP/2 makes other weights than a lane");
+        let asked = counted.take().context("no proxy")?.exchanges.load(SeqCst);
+        ensure!(asked >= 2, "lanes went through the proxy that knows none: {asked}");
+    }
     Ok(())
 }
 
 /// Three servers, each behind a proxy.
-fn behind(shards: u32, lanes: bool) -> Result<(Fleet, Vec<Arc<Asked>>)> {
+fn behind(shards: u32, lanes: Lanes) -> Result<(Fleet, Vec<Arc<Asked>>)> {
     let mut fleet = Fleet::bind(FleetOptions::replicated(shards))?;
     let mut asked = Vec::new();
     for address in &mut fleet.at.addresses {
@@ -140,7 +154,7 @@ fn sum(asked: &[Arc<Asked>], of: fn(&Asked) -> &AtomicU64) -> u64 {
 
 #[test]
 fn a_lane_that_ends_because_nothing_is_pushed_makes_nobody_look_after_the_leader() -> Result<()> {
-    let (fleet, asked) = behind(1, true)?;
+    let (fleet, asked) = behind(1, Lanes::Passes)?;
     // The worker stays, so that its shard does not sleep.
     let mut page = Ledger::new(Mode::Asp, 1, 8).join(&fleet.at, 0)?;
     page.begin()?;
@@ -162,19 +176,20 @@ fn appends_go_over_lanes_and_over_http_where_nothing_else_comes_through() -> Res
     const SHARDS: u32 = 2;
     let text = "[model]\nkind = \"mlp\"\nhidden = [64]\n[optimizer]\nkind = \"adam\"\nlr = 0.01";
     let set = ["train.max_steps=40", "train.batch=16", "train.epochs=9", "train.mode=bsp", "train.workers=2"];
-    let learn = |lanes: bool| -> Result<(Vec<u32>, u64)> {
+    let learn = |lanes: Lanes| -> Result<(Vec<u32>, u64)> {
         let (fleet, asked) = behind(SHARDS, lanes)?;
         let weights = train(&job(&fleet.at, text, &set)?)?;
         fleet.replicas_agree()?;
         Ok((weights.iter().map(|w| w.to_bits()).collect(), sum(&asked, |a| &a.appends)))
     };
-    let (lanes, asked) = learn(true)?;
+    let (lanes, asked) = learn(Lanes::Passes)?;
     let groups = u64::from(SHARDS) + 1;
     ensure!(asked >= 2 * groups, "{asked} lanes for {groups} groups with two followers each");
-    let (http, asked) = learn(false)?;
+    let (http, asked) = learn(Lanes::Closes)?;
     ensure!(lanes == http, "HTTP/2 makes other weights than lanes");
     // Each of three servers finds it out of each other one, and it may do so for all groups at once.
     ensure!((1..=6 * groups).contains(&asked), "{asked} lanes were tried in vain");
+    ensure!(lanes == learn(Lanes::Swallows)?.0, "nor where they are swallowed");
     Ok(())
 }
 

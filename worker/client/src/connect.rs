@@ -72,7 +72,11 @@ impl Channels {
             Err(LaneError::Silent(after)) => {
                 let times = silent.entry(address.to_string()).or_default();
                 *times += 1;
-                Err(if *times % SILENT_LANES == 0 { LaneError::NoLanes } else { LaneError::Silent(after) })
+                Err(if times.is_multiple_of(SILENT_LANES) {
+                    LaneError::NoLanes
+                } else {
+                    LaneError::Silent(after)
+                })
             }
             opened => {
                 silent.remove(address);

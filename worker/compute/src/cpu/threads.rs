@@ -8,7 +8,7 @@ use crate::{
     error::{DeviceError, Result},
 };
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// The instructions and the threads.
 #[derive(Clone, Debug)]
@@ -47,15 +47,25 @@ impl Threads {
         self.others.as_ref().map_or(1, |p| p.current_num_threads() + 1)
     }
 
-    /// Calls `work` with every part, on all threads, and returns when all calls have. The first part is the calling thread's.
-    pub(crate) fn each<T: Send>(&self, parts: impl IntoIterator<Item = T>, work: impl Fn(T) + Sync) {
-        let mut parts = parts.into_iter();
+    /// Calls `work` with every part, on all threads, and returns when all calls have. Who is done with one takes the next.
+    pub(crate) fn each<T: Send>(
+        &self,
+        parts: impl IntoIterator<Item = T, IntoIter: Send>,
+        work: impl Fn(T) + Sync,
+    ) {
+        let parts = parts.into_iter();
         let Some(pool) = &self.others else { return parts.for_each(work) };
-        let Some(first) = parts.next() else { return };
-        let work = &work;
+        let most = parts.size_hint().1.unwrap_or(usize::MAX);
+        let parts = Mutex::new(parts);
+        let takes = || {
+            let next = || parts.lock().unwrap_or_else(|e| e.into_inner()).next();
+            while let Some(part) = next() {
+                work(part);
+            }
+        };
         pool.in_place_scope(|scope| {
-            parts.for_each(|part| scope.spawn(move |_| work(part)));
-            work(first);
+            (1..self.count().min(most)).for_each(|_| scope.spawn(|_| takes()));
+            takes();
         });
     }
 }
