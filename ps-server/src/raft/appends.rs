@@ -12,7 +12,7 @@ use super::{
     types::{LogId, Types},
     wire,
 };
-use futures::{Stream, StreamExt, stream};
+use futures::{Stream, StreamExt, future::ready, stream};
 use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, StreamAppendResult};
 use paraft_common::Payload;
 use paraft_lanes::LaneError;
@@ -39,6 +39,9 @@ const BYTES: usize = 16 << 20;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// A stream of appends that has had nothing to carry for so long ends: an idle server keeps none open.
 const IDLE: Duration = Duration::from_secs(2);
+/// A stream that begins with so many bytes of payload goes over a lane. A connection of its own for less would cost more than it
+/// spares: streams begin and end with every leader and every change of members.
+const LANE_BYTES: usize = 16 << 10;
 /// Between two looks at both.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -48,6 +51,8 @@ struct UnderWay<S> {
     requests: Option<S>,
     sent: VecDeque<Sent>,
     bytes: usize,
+    /// Of the largest request so far.
+    largest: usize,
     /// When an answer came last, or the first of these requests was sent.
     progress: Instant,
     waker: Option<Waker>,
@@ -77,6 +82,7 @@ pub(super) fn pipeline<S>(requests: S, head: PeerRequest) -> (Outgoing<S>, Answe
         requests: Some(requests),
         sent: VecDeque::new(),
         bytes: 0,
+        largest: 0,
         progress: Instant::now(),
         waker: None,
     }));
@@ -120,6 +126,7 @@ where
         }
         u.sent.push_back(Sent { prev, last, bytes });
         u.bytes += bytes;
+        u.largest = u.largest.max(bytes);
         Poll::Ready(Some(WithBulk { message: PeerRequest { header, ..this.head.clone() }, bulk }))
     }
 }
@@ -149,6 +156,11 @@ impl<S> Answered<S> {
     /// Whether every request has its answer.
     pub fn is_complete(&self) -> bool {
         self.under_way.lock().sent.is_empty()
+    }
+
+    /// Whether what it carries belongs on a lane.
+    fn has_bulk(&self) -> bool {
+        self.under_way.lock().largest >= LANE_BYTES
     }
 
     /// Tells whether no more requests come, and every one has its answer.
@@ -189,20 +201,28 @@ impl<S> Drop for Answered<S> {
 }
 
 impl Connection {
-    /// Opens a stream of appends.
+    /// Opens a stream of appends: over a lane where the first has bulk, else over HTTP/2, which ends when bulk has come.
     pub(super) async fn appends<C: Logged>(
         &mut self,
-        requests: impl Stream<Item = AppendEntriesRequest<Types<C>>> + Send + Unpin + 'static,
+        first: AppendEntriesRequest<Types<C>>,
+        behind: impl Stream<Item = AppendEntriesRequest<Types<C>>> + Send + Unpin + 'static,
     ) -> Result<Answers<'static, C>, CallError> {
         let address = self.address();
-        let lane = self.lane(&address).await?;
+        let bulk: usize = wire::payloads(&first.entries).iter().map(Payload::len).sum();
+        let tries = bulk >= LANE_BYTES && self.peers.speaks_lanes(&address);
+        let lane = if tries { self.lane(&address).await? } else { None };
+        let requests = stream::once(ready(first)).chain(behind);
         let (outgoing, answered) = pipeline(requests, self.head(PeerCall::Append));
         let replies = match lane {
             Some(socket) => lane::carry(socket, outgoing, answered.is_over()),
-            None => self.over_http(&address, outgoing).await?,
+            None => self.over_http(&address, outgoing, tries).await?,
         };
-        let answers = stream::unfold(Some((replies, answered)), |open| async move {
+        let moves = !tries && self.peers.speaks_lanes(&address);
+        let answers = stream::unfold(Some((replies, answered)), move |open| async move {
             let (mut replies, answered) = open?;
+            if moves && answered.has_bulk() {
+                answered.close();
+            }
             match next_answer(&mut replies, &answered).await {
                 Ok(None) => None,
                 // A refusal is the last answer: what was sent behind it is void.
@@ -219,9 +239,6 @@ impl Connection {
 
     /// A lane to the follower; `None`: it speaks none.
     async fn lane(&mut self, address: &str) -> Result<Option<TcpStream>, CallError> {
-        if !self.peers.speaks_lanes(address) {
-            return Ok(None);
-        }
         match lane::dial(address).await {
             Ok(socket) => {
                 self.silent = false;
@@ -237,16 +254,20 @@ impl Connection {
         }
     }
 
-    /// The same over HTTP/2, to a server of a release without lanes, or through something that knows nothing else.
+    /// The same over HTTP/2; `tried`: no lane was to be had, so that it is a server of a release without lanes, or behind something
+    /// that knows nothing else.
     async fn over_http(
         &mut self,
         address: &str,
         requests: impl Stream<Item = WithBulk<PeerRequest>> + Send + Unpin + 'static,
+        tried: bool,
     ) -> Result<Incoming<PeerReply>, CallError> {
         let channel = self.peers.channel(address, true).map_err(CallError::Setup)?;
         match tokio::time::timeout(TIMEOUT, services::peer_appends(&channel, requests)).await {
             Ok(Ok(replies)) => {
-                self.peers.speaks_http_alone(address);
+                if tried {
+                    self.peers.speaks_http_alone(address);
+                }
                 Ok(replies)
             }
             Ok(Err(status)) => {

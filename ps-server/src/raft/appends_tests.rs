@@ -172,6 +172,17 @@ impl Pair {
     }
 
     /// Writes so many parts of 1 MiB, all at once, and waits for all.
+    /// Bulk has come, and goes by the way that is for it.
+    async fn warm(lanes: bool) -> Self {
+        let pair = Self::new(lanes).await;
+        assert_eq!(pair.line.asked.load(SeqCst), 0, "a stream without bulk needs no connection of its own");
+        while pair.line.asked.load(SeqCst) == 0 {
+            pair.write(2).await;
+            pair.is_level().await;
+        }
+        pair
+    }
+
     async fn write(&self, parts: u32) {
         let mut outcomes = Vec::new();
         for part in 0..parts {
@@ -203,7 +214,7 @@ impl Pair {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_appends_are_under_way_and_never_more_than_the_bound() {
     for lanes in [true, false] {
-        let pair = Pair::new(lanes).await;
+        let pair = Pair::warm(lanes).await;
         // Nothing is answered before so many have come: who sends them one by one waits for ever.
         pair.line.until.store(*pair.line.came.borrow() + MESSAGES / 2, SeqCst);
         tokio::time::timeout(Duration::from_secs(60), pair.write(48))
@@ -218,7 +229,7 @@ async fn several_appends_are_under_way_and_never_more_than_the_bound() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_under_way_when_the_stream_broke_is_sent_again() {
     for lanes in [true, false] {
-        let pair = Pair::new(lanes).await;
+        let pair = Pair::warm(lanes).await;
         let so_far = || (pair.line.streams.load(SeqCst), pair.line.asked.load(SeqCst));
         let before = so_far();
         assert!(before.1 > 0, "a lane is tried first");
@@ -229,7 +240,8 @@ async fn what_was_under_way_when_the_stream_broke_is_sent_again() {
         let (streams, asked) = (so_far().0 - before.0, so_far().1 - before.1);
         assert!(streams > 2, "it broke several times");
         match lanes {
-            true => assert!(asked >= streams, "{asked} lanes for {streams} streams"),
+            // One that asks where the follower stands has no bulk.
+            true => assert!(asked >= streams / 3, "{asked} lanes for {streams} streams"),
             false => assert_eq!(asked, 0, "who speaks no lanes is not asked each time"),
         }
     }

@@ -15,7 +15,7 @@ use crate::raft::wire::WireError;
 use bytes::Bytes;
 use futures::{
     Stream, StreamExt,
-    future::{BoxFuture, ready},
+    future::BoxFuture,
     stream::{self, BoxStream},
 };
 use openraft::{
@@ -366,7 +366,7 @@ impl<C: Logged> RaftNetworkV2<Types<C>> for Connection {
         Box::pin(async move {
             // Before anything is dialled: openraft backs off before it gives a request.
             let Some(first) = input.next().await else { return Ok(stream::empty().boxed()) };
-            self.appends(stream::once(ready(first)).chain(input)).await.map_err(unreachable)
+            self.appends(first, input).await.map_err(unreachable)
         })
     }
 
