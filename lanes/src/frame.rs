@@ -10,6 +10,7 @@ use paraft_common::Payload;
 use paraft_proto::{
     WithBulk,
     bulk::{Bulk, Place},
+    limits,
 };
 use std::{collections::VecDeque, io::ErrorKind, sync::Arc};
 
@@ -26,6 +27,10 @@ const MEMORY: u32 = u32::MAX;
 const MAPPED: u32 = u32::MAX - 2;
 /// Instead of a header's length: places of so many payloads follow, which the sender has read.
 const RETURNED: u32 = u32::MAX - 1;
+
+/// Of a frame's header: a job's text, and some. Of a message with a payload for each of its parts the header has as many parts, and
+/// the bound of the message is its own.
+const MAX_HEADER_BYTES: usize = limits::MAX_JOB_BYTES + (64 << 10);
 
 /// Bulk in a frame: Raft sends the payloads of several entries at once, of a megabyte together.
 pub const MAX_BULKS: usize = 4096;
@@ -187,6 +192,8 @@ pub struct Inbox {
     limit: usize,
     /// Where bulk may lie that does not come.
     shared: Option<Arc<Shared>>,
+    /// Memory was shown that cannot be mapped.
+    goes_without: bool,
     pool: Arc<Pool>,
 }
 
@@ -217,7 +224,7 @@ impl Inbox {
     /// Takes messages of up to `limit` bytes, whose bulk lands in buffers of this pool.
     pub fn new(limit: usize, shared: Option<Arc<Shared>>, pool: Arc<Pool>) -> Self {
         let ahead = vec![0; READ_AHEAD].into();
-        Self { buffer: BytesMut::new(), ahead, state: State::Head, limit, shared, pool }
+        Self { buffer: BytesMut::new(), ahead, state: State::Head, limit, shared, goes_without: false, pool }
     }
 
     /// Where the next bytes are to be read: bulk into its own buffer. Never empty.
@@ -264,19 +271,26 @@ impl Inbox {
                                 Err(e) if e.kind() == ErrorKind::InvalidInput => {
                                     return Err(FrameError::Memory(e.to_string()));
                                 }
-                                Err(error) => tracing::warn!(%error, "memory is not shared: payloads travel"),
-                                Ok(()) => {}
+                                // Once: it may be shown as often as its owner likes.
+                                Err(error) if !std::mem::replace(&mut self.goes_without, true) => {
+                                    tracing::warn!(%error, "memory is not shared: payloads travel");
+                                }
+                                Err(_) | Ok(()) => {}
                             }
                             State::Head
                         }
                         MAPPED => {
-                            self.shared.as_ref().ok_or(FrameError::NotShared)?.is_mapped();
+                            self.shared.as_ref().ok_or(FrameError::NotShared)?.note_mapped();
                             State::Head
                         }
                         RETURNED => State::Returned(bulks),
                         0 if bulks == 0 => State::Head,
                         header => {
-                            within("a header", header as usize, self.limit)?;
+                            let most = match M::PLACE {
+                                Place::Own(_) => self.limit,
+                                Place::Kinds(_) | Place::Nowhere => MAX_HEADER_BYTES.min(self.limit),
+                            };
+                            within("a header", header as usize, most)?;
                             State::Header { header: header as usize, bulks }
                         }
                     };

@@ -107,6 +107,11 @@ fn lengths_beyond_the_bounds_are_refused_before_anything_is_made_for_them() {
         let got = read::<PeerRequest>(&wire, 100);
         assert!(matches!(got, Err(FrameError::TooLong { what: w, .. }) if w == what), "{what}: {got:?}");
     }
+    // Of many entries the header is long; a worker's is not.
+    let long = frame(MAX_HEADER_BYTES as u32 + 1, &[]);
+    let refused = read::<ToShard>(&long, 100);
+    assert!(matches!(refused, Err(FrameError::TooLong { what: "a header", .. })), "{refused:?}");
+    assert!(matches!(read::<PeerRequest>(&long, 100), Err(FrameError::CutShort)));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::{
     ALIVE_EVERY, LaneError,
-    shared::{Shared, WriteHalf},
+    shared::{Shared, WriteHalf, lock},
     write::Writer,
 };
 use futures::{FutureExt, Stream, StreamExt, future::poll_fn};
@@ -10,7 +10,7 @@ use paraft_proto::{WithBulk, bulk::Bulk};
 use std::{
     collections::VecDeque,
     convert::Infallible,
-    sync::{Arc, Mutex, MutexGuard, TryLockError},
+    sync::{Arc, Mutex, TryLockError},
     task::{Context, Poll, ready},
 };
 use tokio::{
@@ -19,8 +19,7 @@ use tokio::{
     time::{Interval, MissedTickBehavior, interval},
 };
 
-/// Up to so many bytes are written by whoever has them to send: to wake another thread for it, and perhaps another core, takes
-/// longer.
+/// Up to so many bytes are written by the thread that has them: to wake another one, perhaps on another core, takes longer.
 const AT_ONCE: usize = 64 << 10;
 
 fn signs_of_life() -> Interval {
@@ -62,17 +61,13 @@ pub async fn send<M: Bulk>(
     Ok(writer.into_socket().shutdown().await?)
 }
 
-/// Sends what any thread puts into it. What is put at once gives its messages one by one, when their turn comes.
+/// Sends what any thread puts into it: iterators, each of which is asked for its messages when their turn comes.
 pub struct Sender<I> {
     writer: Mutex<Writer>,
     shared: Option<Arc<Shared>>,
     queue: Mutex<VecDeque<I>>,
     /// Something was left in the queue, or of what was written.
     left: Notify,
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 impl<I, M> Sender<I>

@@ -17,6 +17,7 @@ const TOGETHER: usize = 1 << 20;
 /// Pieces of one call of the kernel.
 const SLICES: usize = 64;
 
+/// A lane's socket, and what waits for room in it.
 pub(crate) struct Writer {
     socket: WriteHalf,
     shared: Option<Arc<Shared>>,
@@ -53,7 +54,7 @@ impl Writer {
     /// Appends what is to be given back.
     pub fn give_back(&mut self) {
         let Some(shared) = &self.shared else { return };
-        if shared.tells() {
+        if shared.take_mapped() {
             self.out.put_mapped();
         }
         self.out.put_returned(&shared.to_return());

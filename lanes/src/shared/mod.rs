@@ -78,7 +78,7 @@ struct Lent {
     bytes: usize,
 }
 
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(|e| e.into_inner())
 }
 
@@ -144,7 +144,7 @@ impl Shared {
     }
 
     /// The other side has mapped ours.
-    pub(crate) fn is_mapped(&self) {
+    pub(crate) fn note_mapped(&self) {
         self.mapped.store(true, Relaxed);
     }
 
@@ -153,8 +153,8 @@ impl Shared {
         self.mapped.load(Relaxed)
     }
 
-    /// Whether the other side is to be told, now, that theirs is mapped.
-    pub(crate) fn tells(&self) -> bool {
+    /// Whether the other side is to be told that theirs is mapped; once.
+    pub(crate) fn take_mapped(&self) -> bool {
         self.tells.load(Relaxed) && self.tells.swap(false, Relaxed)
     }
 

@@ -179,7 +179,7 @@ async fn who_cannot_map_what_it_is_shown_is_sent_everything() {
     let sends = tokio::spawn(async move { a.write_all(&bytes).await.map(|()| a) });
     let got = receiver.next().await.expect("a message").expect("whole");
     assert_eq!(got.bulk[0].to_bytes(), vec![5; LEN]);
-    assert!(!shared.tells(), "nobody is told that it is mapped");
+    assert!(!shared.take_mapped(), "nobody is told that it is mapped");
     sends.await.expect("no panic").expect("written");
 }
 

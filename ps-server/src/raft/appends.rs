@@ -1,8 +1,8 @@
 //! Appends to a follower, several under way at once: what a link carries does not depend on how long it is.
 //!
-//! One stream for each follower of a group, over a lane; answers come in the order of requests. What is under way has a bound in messages
-//! and in bytes, and a follower reads all of it without being asked to, so no group's appends wait behind another's on
-//! the connection that they share. Where the follower refuses one, or the stream ends, everything behind it is void: openraft
+//! One stream for each follower of a group, over a lane if it has bulk, else over HTTP/2; answers come in the order of requests. What is
+//! under way has a bound in messages and in bytes, and a follower reads all of it without being asked to, so no group's appends
+//! wait behind another's on a connection that they share. Where the follower refuses one, or the stream ends, everything behind it is void: openraft
 //! asks the follower where its log ends, and sends from there.
 
 use super::{

@@ -60,8 +60,8 @@ pub(super) async fn compact<C: Logged>(
                 while held.is_needed(&raft) && alive.borrow().role != Role::Stopped {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
-                // The last of a snapshot are left for followers that are a little behind it. Of a log that nobody else reads they go
-                // with the next: buffers that come back soon are in the caches still.
+                // openraft leaves a snapshot's last entries for followers that are a little behind. Where there are none they go when the
+                // next snapshot is due: buffers that come back soon are still in the caches.
                 if is_alone(&raft) && raft.trigger().purge_log(u64::MAX).await.is_err() {
                     return;
                 }

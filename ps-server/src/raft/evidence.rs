@@ -5,8 +5,8 @@
 //!                                                     └──taken──▶ the process there is asked: does it lead with this vote?
 //! ```
 //!
-//! Those that heartbeats go over: lanes of appends end whenever nothing is pushed. A broken connection alone says nothing. A refused dial does: the host is there, and nobody listens. Whoever has seen that
-//! drops the leader's lease and asks the other voters, who look for themselves before they answer; with the answers comes how
+//! The connection is that of heartbeats: lanes end whenever nothing is pushed. That it is broken says nothing by itself. A refused dial
+//! does: the host is there, and nobody listens. Whoever has seen that drops the leader's lease and asks the other voters, who look for themselves before they answer; with the answers comes how
 //! far each one's log goes. The best of those who have seen it stands at once (the longest log, then the id), the others a
 //! little later, if need be. A host that has gone refuses nothing: that takes the timer.
 //!

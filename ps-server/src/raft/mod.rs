@@ -15,7 +15,8 @@
 //! - `wire`: openraft's messages to bytes and back, payloads beside the header.
 //! - `stranger`: messages of somebody who is no member, for tests.
 //! - `replay`: the state of a replica that does not run, from its folder.
-//! - `network`: sends them to peers. `appends`: several under way to a follower; `lane`: over a connection of their own. `received`: how it takes them.
+//! - `network`: sends them to peers. `appends`: several under way to a follower; `lane`: over a connection of their own.
+//!   `received`: how it takes them.
 //! - `leadership`: who leads, and who is behind. `compaction`: when a log is shortened. `incoming`: a snapshot that is being
 //!   received. `asleep`: whether a replica sleeps. `belief`: which evidence of a leader's end it has believed.
 //! - `group`: one replica of one group: propose, follow who leads. `membership`: who belongs to it. `answers`: what it

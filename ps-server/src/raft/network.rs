@@ -1,7 +1,7 @@
 //! Sends Raft messages to the other servers.
 //!
-//! Two channels to each peer: bulk (snapshots, and entries where a peer speaks no lanes) and control (votes, heartbeats), so that a
-//! heartbeat never waits behind megabytes. Entries go over lanes, one for each follower of a group. Every message names the replica that is meant: one that lost its log has a new
+//! Two channels to each peer: bulk (snapshots, and entries that go over no lane) and control (votes, heartbeats), so that a
+//! heartbeat never waits behind megabytes. Every message names the replica that is meant: one that lost its log has a new
 //! name, and does not answer for the old one.
 
 use super::{

@@ -39,7 +39,7 @@ pub enum Transport {
 pub(crate) struct Channels {
     transport: Transport,
     open: Mutex<BTreeMap<String, Connecting>>,
-    /// Addresses that took a connection and answered no lane, each time since they last answered one.
+    /// How many times in a row an address was asked for a lane and stayed silent.
     silent: Mutex<BTreeMap<String, u32>>,
 }
 
