@@ -32,8 +32,7 @@ struct Line {
     came: watch::Sender<usize>,
     /// Answers wait until so many have.
     until: AtomicUsize,
-    answered: AtomicUsize,
-    /// The most that was under way.
+    /// The most that was under way in a stream.
     most: AtomicUsize,
     /// Each stream breaks after so many answers; 0: none does.
     breaks_after: AtomicUsize,
@@ -117,21 +116,23 @@ impl Host {
     ) -> impl Stream<Item = Result<WithBulk<PeerReply>, Status>> + Send {
         self.line.streams.fetch_add(1, SeqCst);
         let (line, comes) = (self.line.clone(), self.line.clone());
+        let answered = Arc::new(AtomicUsize::new(0));
+        let (answers, mut requested) = (answered.clone(), 0);
         let requests = requests.map(move |request| {
             comes.came.send_modify(|n| *n += 1);
-            let under_way = *comes.came.borrow() - comes.answered.load(SeqCst);
-            comes.most.fetch_max(under_way, SeqCst);
+            requested += 1;
+            comes.most.fetch_max(requested - answered.load(SeqCst), SeqCst);
             request.map_err(WireError::new)
         });
         let mut given = 0;
         self.group.answer_appends(requests).then(move |answer| {
-            let line = line.clone();
+            let (line, answers) = (line.clone(), answers.clone());
             given += 1;
             let breaks = line.breaks_after.load(SeqCst);
             async move {
                 let until = line.until.load(SeqCst);
                 line.came.subscribe().wait_for(|n| *n >= until).await.expect("the line stays");
-                line.answered.fetch_add(1, SeqCst);
+                answers.fetch_add(1, SeqCst);
                 if breaks > 0 && given > breaks {
                     return Err(Status::unavailable("the connection broke"));
                 }
@@ -167,15 +168,14 @@ impl Pair {
         leader.leadership().wait_for(|l| l.leads).await.expect("it leads");
         leader.barrier().await.expect("the follower says so");
         let pair = Self { leader, states, line };
+        assert_eq!(pair.line.asked.load(SeqCst), 0, "a stream without bulk needs no connection of its own");
         pair.write(1).await;
         pair
     }
 
-    /// Writes so many parts of 1 MiB, all at once, and waits for all.
     /// Bulk has come, and goes by the way that is for it.
     async fn warm(lanes: bool) -> Self {
         let pair = Self::new(lanes).await;
-        assert_eq!(pair.line.asked.load(SeqCst), 0, "a stream without bulk needs no connection of its own");
         while pair.line.asked.load(SeqCst) == 0 {
             pair.write(2).await;
             pair.is_level().await;
@@ -183,6 +183,7 @@ impl Pair {
         pair
     }
 
+    /// Writes so many parts of 1 MiB, all at once, and waits for all.
     async fn write(&self, parts: u32) {
         let mut outcomes = Vec::new();
         for part in 0..parts {
