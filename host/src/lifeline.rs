@@ -11,11 +11,15 @@ pub const ORPHANED: i32 = 143;
 
 /// Ends this process when standard input does. Call it once, after the first line was read.
 pub fn end_with_launcher() {
-    let watch = || {
+    end_with(std::io::stdin());
+}
+
+/// Ends this process when this does.
+pub fn end_with(mut pipe: impl Read + Send + 'static) {
+    let watch = move || {
         let mut sink = [0u8; 256];
-        let mut stdin = std::io::stdin().lock();
         loop {
-            match stdin.read(&mut sink) {
+            match pipe.read(&mut sink) {
                 Ok(0) => break,
                 Ok(_) => {}
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}

@@ -10,7 +10,10 @@
 //! is left ([`Ranks::form`]), and the leader begins again what was broken off.
 
 use crate::worker::WorkerError;
-use paraft_client::groups::{Heartbeats, Joined, Member, MemberOptions};
+use paraft_client::{
+    Interrupt,
+    groups::{Heartbeats, Joined, Member, MemberOptions},
+};
 use paraft_common::{
     Step,
     group::{Assigned, Assignment},
@@ -19,7 +22,7 @@ use paraft_compute::collective::{Group, GroupError, Listener, Peer, Rendezvous, 
 use paraft_models::{Model, ModelError, Nccl, UniqueId};
 use std::{
     ops::Range,
-    sync::{Arc, atomic::AtomicBool, mpsc},
+    sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
@@ -67,7 +70,7 @@ struct Bound {
 pub(crate) struct Ranks {
     member: Member,
     listener: Listener,
-    stop: Arc<AtomicBool>,
+    stop: Arc<dyn Interrupt>,
     /// Of the last group.
     lost: Vec<u32>,
     bound: Option<Bound>,
@@ -78,7 +81,7 @@ pub(crate) type Together<T = ()> = Result<T, GroupError>;
 
 impl Ranks {
     /// Asks nobody yet.
-    pub fn new(mut options: MemberOptions, stop: Arc<AtomicBool>) -> Result<Self, WorkerError> {
+    pub fn new(mut options: MemberOptions, stop: Arc<dyn Interrupt>) -> Result<Self, WorkerError> {
         let server = options.servers.first().cloned().unwrap_or_default();
         let listener = Listener::towards(&server).map_err(|e| {
             WorkerError::Job(format!("the other ranks of the group cannot reach this one: {server}: {e}"))
@@ -94,7 +97,7 @@ impl Ranks {
                 self.lost = vec![rank];
             }
             self.leave(model);
-            let (assignment, place) = match self.member.join(&self.lost, &self.stop)? {
+            let (assignment, place) = match self.member.join(&self.lost, &*self.stop)? {
                 Joined::Assigned(assignment, place) => (assignment, place),
                 Joined::Over => {
                     tracing::warn!("the job is done: nothing is left for this rank, and it writes nothing");

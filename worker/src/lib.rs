@@ -32,8 +32,13 @@ pub mod start;
 pub mod worker;
 
 pub use paraft_client::Transport;
+pub use paraft_client::{Counters, Interrupt, Pulled};
+pub use paraft_common::Layout;
 pub use paraft_common::{TensorKind, TensorSpec};
 pub use paraft_data::{DataError, Dataset, Samples, Split};
 pub use paraft_job::{self as job, Job, JobError};
 pub use paraft_models::{Batch, Evaluation, Model, ModelConfig, ModelError};
-pub use worker::{ErrorKind, Minibatch, Run, Setup, Turn, WorkerError, WorkerOptions, WorkerReport, run};
+pub use worker::{
+    ErrorKind, Landing, Minibatch, OpenRun, Run, Setup, Turn, Went, WorkerError, WorkerOptions, WorkerReport,
+    run,
+};

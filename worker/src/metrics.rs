@@ -1,5 +1,6 @@
 //! What Prometheus reads of a worker.
 
+use crate::worker::WorkerError;
 use axum::{Router, extract::State, http::header, response::IntoResponse, routing::get};
 use paraft_trace::Stages;
 use prometheus_client::{
@@ -12,7 +13,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use std::{
-    net::TcpListener,
+    net::{SocketAddr, TcpListener},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -78,8 +79,19 @@ impl Gauges {
     }
 }
 
+/// Serves `/metrics` where the options say so.
+pub fn serve_at(at: Option<SocketAddr>, gauges: &Arc<Gauges>) -> Result<(), WorkerError> {
+    let Some(at) = at else { return Ok(()) };
+    let cannot = |e: std::io::Error| format!("--metrics {at}: {e}");
+    let listener = TcpListener::bind(at)
+        .map_err(|e| WorkerError::Job(format!("{}; choose another port or 0", cannot(e))))?;
+    let bound = listener.local_addr().map_or(at, |a| a);
+    tracing::info!(at = %bound, "serving /metrics");
+    serve(listener, gauges.clone()).map_err(|e| WorkerError::Job(cannot(e)))
+}
+
 /// Serves `/metrics` on a thread of its own until the process ends.
-pub fn serve(listener: TcpListener, gauges: Arc<Gauges>) -> std::io::Result<()> {
+fn serve(listener: TcpListener, gauges: Arc<Gauges>) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let page = |State(g): State<Arc<Gauges>>| async move {

@@ -9,6 +9,9 @@ use paraft_common::{
 };
 use std::path::Path;
 
+/// Writes the weights of a seed.
+pub type Init<'a> = dyn FnMut(u64, &mut [f32]) + 'a;
+
 /// What a worker brings along for servers that have nothing yet.
 pub struct Beginning {
     /// The bulk.
@@ -24,13 +27,13 @@ impl Beginning {
     }
 }
 
-/// Prepares the job's beginning; `init` writes the weights of a seed. A checkpoint wins over `train.init`: the job that it is of
+/// Prepares the job's beginning; `init` writes the weights of a seed, and without it another worker brings them. A checkpoint wins over `train.init`: the job that it is of
 /// may have begun so.
 /// Everything that is wrong with a file is said here, before the servers hear of this worker.
 pub fn begin(
     job: &Job,
     resume: Option<&Path>,
-    init: &mut dyn FnMut(u64, &mut [f32]),
+    init: Option<&mut Init<'_>>,
     layout: &Layout,
     plan: &Plan,
 ) -> Result<Beginning, WorkerError> {
@@ -42,6 +45,7 @@ pub fn begin(
         let start = Start { from, step: 0, epochs: 0, stopping: Stopping::default() };
         return Ok(Beginning { initial: Initial::fresh(weights), start: Some(start) });
     }
+    let Some(init) = init else { return Ok(Beginning { initial: Initial::default(), start: None }) };
     let mut weights = vec![0.0; layout.len()];
     init(job.seed, &mut weights);
     Ok(Beginning { initial: Initial::fresh(weights), start: None })

@@ -12,17 +12,21 @@ mod error;
 mod evaluate;
 mod follower;
 mod join;
+mod open_run;
 mod own_loop;
 mod plan;
+mod pushes;
 mod records;
 mod reduce;
 mod setup;
 mod training;
 
+pub use driver::Landing;
 pub use error::{ErrorKind, WorkerError};
+pub use open_run::{OpenRun, Went};
 pub use own_loop::Run;
 pub use plan::{Minibatches, Plan};
-pub use setup::{Init, Minibatch, Setup, Turn};
+pub use setup::{Minibatch, Setup, Turn};
 
 use self::{
     clock::Clock,
@@ -36,7 +40,7 @@ use crate::{
     metrics::{self, Gauges},
     slow::{Slow, Slowness},
 };
-use paraft_client::{ClientError, Transport, groups::MemberOptions};
+use paraft_client::{ClientError, Interrupt, Transport, groups::MemberOptions};
 use paraft_common::{BucketId, Encoding};
 use paraft_data::{DataDigest, Dataset, Split};
 use paraft_models::{Evaluation, Model, Part};
@@ -66,7 +70,7 @@ pub struct WorkerOptions {
     /// A straggler, for comparisons.
     pub slow: Slowness,
     /// Set to end the run at the next step, or where it waits for others.
-    pub interrupt: Arc<AtomicBool>,
+    pub interrupt: Arc<dyn Interrupt>,
 }
 
 impl WorkerOptions {
@@ -81,7 +85,7 @@ impl WorkerOptions {
             metrics: None,
             trace: None,
             slow: Slowness::default(),
-            interrupt: Arc::default(),
+            interrupt: Arc::new(AtomicBool::new(false)),
         }
     }
 }
@@ -122,14 +126,7 @@ pub fn run(
     }
     let plan = Plan::new(job, &data.train)?;
     let gauges = Arc::new(Gauges::default());
-    if let Some(at) = options.metrics {
-        let listener = std::net::TcpListener::bind(at)
-            .map_err(|e| WorkerError::Job(format!("--metrics {at}: {e}; choose another port or 0")))?;
-        let at = listener.local_addr().map_or(at, |a| a);
-        tracing::info!(%at, "serving /metrics");
-        metrics::serve(listener, gauges.clone())
-            .map_err(|e| WorkerError::Job(format!("--metrics {at}: {e}")))?;
-    }
+    metrics::serve_at(options.metrics, &gauges)?;
     let digest = data.digest()?;
     let data = Shared { train: Arc::new(data.train), test: Arc::new(data.test), digest, plan, gauges };
     let reduces = job.train.exchange == Exchange::AllReduce;
@@ -215,7 +212,7 @@ fn lead(
         data: digest.to_string(),
         classifies: job.classifies() && test.classes().is_some(),
         held_out: test.len(),
-        init: Box::new(|seed, weights| model.init(seed, weights)),
+        init: Some(Box::new(|seed, weights| model.init(seed, weights))),
     };
     let Joined { mut driver, start, flush: _flush } =
         join(job, options, setup, &plan, gauges, ranks.is_some())?;

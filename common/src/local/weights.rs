@@ -44,7 +44,7 @@ impl LocalWeights {
             t: 0,
             push: vec![0.0; len],
             pushed: true,
-            gradient: vec![0; len * F32_BYTES],
+            gradient: Vec::new(),
             center: if config.rule().fragments().stream() { vec![0.0; len] } else { Vec::new() },
         })
     }
@@ -103,6 +103,7 @@ impl LocalWeights {
     /// When the gradient is not as long as the weights.
     pub fn step(&mut self, clock: u64, gradient: &[f32]) -> Result<(), NotFinite> {
         assert_eq!(gradient.len(), self.weights.len(), "a gradient of another model");
+        self.gradient.resize(gradient.len() * F32_BYTES, 0); // where somebody else moves them there is none
         let bytes = self.gradient.as_chunks_mut::<F32_BYTES>().0;
         bytes.iter_mut().zip(gradient).for_each(|(bytes, v)| *bytes = v.to_le_bytes());
         let bytes = Bytes::from(std::mem::take(&mut self.gradient));
@@ -121,6 +122,14 @@ impl LocalWeights {
         self.t += 1;
         self.pushed = false;
         Ok(())
+    }
+
+    /// Somebody else has moved these of the weights.
+    ///
+    /// # Panics
+    /// When there are not as many.
+    pub fn moved(&mut self, range: Range<usize>, weights: &[f32]) {
+        self.weights[range].copy_from_slice(weights);
     }
 
     /// What is pushed for the gradients since the last push, as long as the weights; `center` is what was pulled last.

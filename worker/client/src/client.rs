@@ -6,6 +6,7 @@ use crate::{
     connect::{Channels, Transport},
     error::ClientError,
     initial::Initial,
+    interrupt::Interrupt,
     io::{self, Io, IoOptions},
     pool::Pool,
 };
@@ -22,7 +23,7 @@ use paraft_proto::limits;
 use paraft_session::{Arrived, Encoders, Event, Next, Pull, Pulled, Reported, Session, SessionError};
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
-    sync::{Arc, atomic::AtomicBool, mpsc},
+    sync::{Arc, mpsc},
     time::{Duration, Instant},
 };
 
@@ -65,7 +66,7 @@ pub struct Client {
     stages: Arc<Stages>,
     counters: Counters,
     /// Set to end what waits.
-    interrupt: Option<Arc<AtomicBool>>,
+    interrupt: Option<Arc<dyn Interrupt>>,
 }
 
 /// Bytes of payload, both ways, and time spent waiting.
@@ -105,12 +106,23 @@ impl Client {
     ///
     /// Waits up to `timeout` for leaders; errors name each address and its cause.
     pub fn join_from(options: ClientOptions, initial: Initial) -> Result<(Self, Step), ClientError> {
+        Self::join_until(options, initial, None)
+    }
+
+    /// As [`Self::join_from`], given up with [`ClientError::Interrupted`] once `interrupt` is set, as is everything that waits
+    /// later. `initial` may be empty where another worker brings the weights.
+    pub fn join_until(
+        options: ClientOptions,
+        initial: Initial,
+        interrupt: Option<Arc<dyn Interrupt>>,
+    ) -> Result<(Self, Step), ClientError> {
         let bad = |m: String| ClientError::Options(m);
         if options.servers.is_empty() {
             return Err(bad("the list of servers is empty".into()));
         }
         let layout = options.job.layout();
-        if initial.weights.len() != layout.len() {
+        let brings = initial != Initial::default();
+        if brings && initial.weights.len() != layout.len() {
             let (given, len) = (initial.weights.len(), layout.len());
             return Err(bad(format!("{given} initial weights for a model of {len}")));
         }
@@ -139,7 +151,8 @@ impl Client {
         let initial = Arc::new(initial);
         let shards = session.shards();
         let buckets = |shard| placement::buckets_of(&layout, shard, options.shards).into();
-        let initial = shards.map(|shard| (shard, (initial.clone(), buckets(shard)))).collect();
+        let initial =
+            shards.filter(|_| brings).map(|shard| (shard, (initial.clone(), buckets(shard)))).collect();
         // A model that is asked for ahead is not taken before it is pulled; of a larger one this thread waits for each bucket.
         let ahead = layout.len() * F32_BYTES <= limits::PULL_AHEAD_BYTES;
         let stages = Arc::new(Stages::default());
@@ -166,7 +179,7 @@ impl Client {
             holds: None,
             stages,
             counters: Counters::default(),
-            interrupt: None,
+            interrupt,
         };
         client.io.session().join();
         loop {
@@ -235,7 +248,7 @@ impl Client {
         let encoder = self.encoders.of(bucket);
         let len = encoder.map_or_else(|| encoding.encoded_len(gradient.len()), |e| e.encoded_len());
         // First: the room that it waits for comes with a buffer that is free again.
-        self.counters.waited += self.io.room(len);
+        self.counters.waited += self.io.room(len, self.interrupt.as_deref());
         let begin = Moment::now();
         let plain = encoding == Encoding::F32 && !self.encoders.keeps(bucket, spec.kind);
         let slot = self.memory.as_ref().filter(|_| plain).and_then(|m| m.slot(len));
@@ -287,7 +300,7 @@ impl Client {
         let spec = self.layout.buckets()[bucket.0 as usize];
         let len = self.encoding(bucket).encoded_len(spec.len);
         assert_eq!(payload.len(), len, "the gradient of {bucket} has the wrong length");
-        self.counters.waited += self.io.room(len);
+        self.counters.waited += self.io.room(len, self.interrupt.as_deref());
         self.send(bucket, step, payload, Moment::now());
     }
 
@@ -477,7 +490,7 @@ impl Client {
     }
 
     /// From now on what waits (for weights, for acks, for a chunk) ends with [`ClientError::Interrupted`] once this is set.
-    pub fn interrupted_by(&mut self, interrupt: Arc<AtomicBool>) {
+    pub fn interrupted_by(&mut self, interrupt: Arc<dyn Interrupt>) {
         self.interrupt = Some(interrupt);
     }
 

@@ -4,13 +4,14 @@ use crate::{
     connect::Transport,
     control::{ControlReply, ask},
     error::ClientError,
+    interrupt::Interrupt,
 };
 use paraft_common::group::Assignment;
 use paraft_proto::{GroupHeartbeatRequest, JoinGroupReply, JoinGroupRequest};
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
         mpsc::{self, RecvTimeoutError},
     },
     thread,
@@ -77,7 +78,7 @@ impl Member {
 
     /// Waits for an assignment in the next group: until all ranks of the last one are here or `lost`, or their time is up; or until
     /// `stop` is set.
-    pub fn join(&mut self, lost: &[u32], stop: &AtomicBool) -> Result<Joined, ClientError> {
+    pub fn join(&mut self, lost: &[u32], stop: &dyn Interrupt) -> Result<Joined, ClientError> {
         let o = &self.options;
         let request = JoinGroupRequest {
             job: o.job.clone(),
@@ -94,7 +95,7 @@ impl Member {
         let began = Instant::now();
         let (mut answered, mut said) = (began, began);
         let mut in_the_way: Option<Instant> = None;
-        while !stop.load(Relaxed) {
+        while !stop.is_set() {
             let asked = ask(&o.servers, o.transport, |mut client| {
                 let request = request.clone();
                 async move {

@@ -9,6 +9,7 @@ use crate::{
     connect::{self, Channels},
     error::ClientError,
     initial::Initial,
+    interrupt::Interrupt,
     out::{Out, Sent},
 };
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
@@ -19,11 +20,7 @@ use paraft_session::{Effect, Event, Input, Session};
 use paraft_trace::{Moment, Span, Stage, Stages};
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock,
-        atomic::{AtomicBool, Ordering::Relaxed},
-        mpsc,
-    },
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -36,7 +33,7 @@ use tokio::{
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 /// Who waits looks so often whether it is interrupted.
-const INTERRUPT_LOOK: Duration = Duration::from_millis(50);
+const INTERRUPT_LOOK: Duration = Duration::from_millis(20);
 /// A server answers a new stream at once, whatever it then says on it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -229,7 +226,7 @@ impl Io {
     /// What comes next of what the session waits for. Ends early where `interrupt` is set, and with `None` after `until`.
     pub fn next(
         &self,
-        interrupt: Option<&AtomicBool>,
+        interrupt: Option<&dyn Interrupt>,
         until: Option<Instant>,
     ) -> Result<Option<Event>, ClientError> {
         let mut found = None;
@@ -254,21 +251,21 @@ impl Io {
         }
     }
 
-    /// Waits until there is room for a push of `len` bytes; gives the time that it took.
-    pub fn room(&self, len: usize) -> Duration {
+    /// Waits until there is room for a push of `len` bytes, or `interrupt` is set; gives the time that it took.
+    pub fn room(&self, len: usize, interrupt: Option<&dyn Interrupt>) -> Duration {
         if self.inner.lock().session.has_room(len) {
             return Duration::ZERO;
         }
         let began = Instant::now();
-        // Nothing interrupts it: who has failed or ended has room.
-        let _ = self.wait(Waits::Room(len), None, None, |session| Ok(session.has_room(len)));
+        // Who has failed or ended has room, and who is interrupted pushes this and nothing more.
+        let _ = self.wait(Waits::Room(len), interrupt, None, |session| Ok(session.has_room(len)));
         began.elapsed()
     }
 
     fn wait(
         &self,
         what: Waits,
-        interrupt: Option<&AtomicBool>,
+        interrupt: Option<&dyn Interrupt>,
         until: Option<Instant>,
         mut is_over: impl FnMut(&mut Session) -> Result<bool, ClientError>,
     ) -> Result<(), ClientError> {
@@ -294,10 +291,17 @@ impl Io {
                 Some(most) => {
                     let waited = inner.changed.wait_timeout(state, most);
                     let (state, late) = waited.unwrap_or_else(|e| e.into_inner());
-                    if late.timed_out() && interrupt.is_some_and(|i| i.load(Relaxed)) {
-                        return Err(ClientError::Interrupted);
+                    match interrupt.filter(|_| late.timed_out()) {
+                        None => state,
+                        Some(interrupt) => {
+                            // Who is asked may take a while, and the I/O goes on meanwhile.
+                            drop(state);
+                            if interrupt.is_set() {
+                                return Err(ClientError::Interrupted);
+                            }
+                            inner.lock()
+                        }
                     }
-                    state
                 }
             };
             state.waits = None;

@@ -9,7 +9,7 @@ use crate::{
     recorder::{Recorder, wall},
 };
 use paraft_checkpoint::{MODEL_FILE, weights};
-use paraft_client::{Client, Counters, Pull, Pulled, Reported};
+use paraft_client::{Client, ClientError, Counters, Interrupt, Pull, Pulled, Reported};
 use paraft_common::{Layout, Step, WorkerId, local::LocalWeights};
 use paraft_models::{Evaluation, ModelError};
 use paraft_record::{Event, event};
@@ -18,11 +18,7 @@ use std::{
     collections::BTreeMap,
     ops::Range,
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-        mpsc,
-    },
+    sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
@@ -33,13 +29,19 @@ const LEAVE_TIMEOUT: Duration = Duration::from_millis(800);
 /// A worker that has waited for the first weights for so long says that it does.
 const SAYS_THAT_IT_WAITS: Duration = Duration::from_secs(5);
 
-/// Where weights are pulled to.
-pub(crate) trait Landing {
+/// Where weights are pulled to, or, with local steps of your own, where yours are.
+pub trait Landing {
     /// As they are.
     fn weights(&mut self) -> &[f32];
     /// For the next pull to write; then [`Self::landed`].
+    ///
+    /// # Errors
+    /// There is no such memory.
     fn landing(&mut self) -> Result<&mut [f32], ModelError>;
     /// A pull has written them.
+    ///
+    /// # Errors
+    /// They can't be brought to where they are used.
     fn landed(&mut self, pulled: &Pulled, layout: &Layout) -> Result<(), WorkerError>;
 }
 
@@ -108,6 +110,10 @@ pub(crate) struct Driver {
     pub client: Client,
     /// Where the worker has weights of its own.
     pub local: Option<LocalWeights>,
+    /// The same, where a loop of the user's moves them: `local` follows before what leaves it, and they follow it after what comes.
+    pub theirs: Option<Box<dyn Landing + Send>>,
+    /// A wait that was interrupted, and goes on with the next call.
+    again: Option<Action>,
     /// With the model's tensor names.
     pub layout: Layout,
     pub clock: Clock,
@@ -122,7 +128,7 @@ pub(crate) struct Driver {
     pub(super) run_dir: Option<PathBuf>,
     /// The final weights go here too.
     pub(super) weights: Option<PathBuf>,
-    pub(super) interrupt: Arc<AtomicBool>,
+    pub(super) interrupt: Arc<dyn Interrupt>,
     /// What evaluations mean.
     pub(super) scores: Scores,
     pub(super) waited_at_start: Duration,
@@ -170,6 +176,8 @@ impl Driver {
         Self {
             client,
             local,
+            theirs: None,
+            again: None,
             layout,
             clock: Clock::default(),
             samples: 0,
@@ -198,6 +206,11 @@ impl Driver {
     /// Who it is.
     pub fn worker(&self) -> WorkerId {
         self.client.worker()
+    }
+
+    /// The order of the samples in an epoch, from 0.
+    pub(super) fn order(&self, epoch: u64) -> Vec<u32> {
+        self.plan.sampler.order(epoch)
     }
 
     /// The last step that is done.
@@ -234,21 +247,28 @@ impl Driver {
     /// Goes on until the loop has something to do.
     pub fn next(&mut self, into: &mut dyn Landing) -> Result<Turn, WorkerError> {
         loop {
-            if self.interrupt.load(Relaxed) && !self.over {
+            if self.interrupt.is_set() && !self.over {
                 return Err(WorkerError::Interrupted);
             }
             let (mode, version) = (self.client.mode().1, self.client.version());
-            match self.trainer.next(&Seen { version, mode, now: clock::now() }) {
+            let next = self.again.take();
+            match next.unwrap_or_else(|| self.trainer.next(&Seen { version, mode, now: clock::now() })) {
                 Action::Pull(pull) => {
-                    let pulled = self.pull(pull, into)?;
+                    let pulled =
+                        self.pull(pull.clone(), into).inspect_err(|e| self.goes_on(Action::Pull(pull), e))?;
                     self.trainer.pulled(pulled);
                 }
-                Action::Settle => self.trainer.settled(self.client.settle()?),
+                Action::Settle => {
+                    let settled = self.client.settle().map_err(WorkerError::from);
+                    let settled = settled.inspect_err(|e| self.goes_on(Action::Settle, e))?;
+                    self.trainer.settled(settled);
+                }
                 Action::TakeChunk { epoch, done } => self.trainer.chunk(self.client.take_chunk(epoch, done)?),
                 Action::Begin(done) => {
                     if let Some(local) = &mut self.local {
                         local.begin(into.weights());
                     }
+                    self.they_follow(0..self.layout.len())?;
                     if self.steps == 0 {
                         self.waited_at_start = self.client.counters().waited;
                     }
@@ -264,15 +284,25 @@ impl Driver {
                     return Ok(Turn::Local { step, clock });
                 }
                 Action::Push { step, samples, ask_ahead } => {
+                    self.follow_them(0..self.layout.len());
                     self.push(into.weights(), step, samples, ask_ahead)
                 }
-                Action::PushFragment { step, buckets, samples } => self.push_fragment(step, buckets, samples),
+                Action::PushFragment { step, buckets, samples } => {
+                    self.follow_them(self.values(&buckets));
+                    self.push_fragment(step, buckets, samples);
+                }
                 Action::Ask(pull) => self.client.ask(pull),
-                Action::TakeOver(buckets) => self.take_over(into.weights(), buckets),
+                Action::TakeOver(buckets) => {
+                    self.follow_them(self.values(&buckets));
+                    self.take_over(into.weights(), buckets.clone());
+                    self.they_follow(self.values(&buckets))?;
+                }
                 Action::Pushed { loss, samples, .. } => {
                     self.steps += 1;
                     self.samples += samples;
-                    self.client.note_loss(loss);
+                    if loss.is_finite() {
+                        self.client.note_loss(loss);
+                    }
                 }
                 Action::Stepped(s) => {
                     self.note_step(s)?;
@@ -363,6 +393,34 @@ impl Driver {
         }
     }
 
+    /// What was interrupted is waited for again by the next call.
+    fn goes_on(&mut self, action: Action, e: &WorkerError) {
+        if matches!(e, WorkerError::Client(ClientError::Interrupted)) {
+            self.again = Some(action);
+        }
+    }
+
+    /// The values of these buckets.
+    fn values(&self, buckets: &Range<usize>) -> Range<usize> {
+        let of = &self.layout.buckets()[buckets.clone()];
+        of.first().map_or(0, |b| b.offset)..of.last().map_or(0, |b| b.range().end)
+    }
+
+    /// Their weights, to the worker's.
+    fn follow_them(&mut self, range: Range<usize>) {
+        if let (Some(theirs), Some(local)) = (&mut self.theirs, &mut self.local) {
+            local.moved(range.clone(), &theirs.weights()[range]);
+        }
+    }
+
+    /// The worker's own weights, to theirs.
+    fn they_follow(&mut self, range: Range<usize>) -> Result<(), WorkerError> {
+        if let (Some(theirs), Some(local)) = (&mut self.theirs, &self.local) {
+            theirs.landing()?[range.clone()].copy_from_slice(&local.weights()[range]);
+        }
+        Ok(())
+    }
+
     fn clear_the_way(&self, step: Step) {
         if let Some(c) = &self.checkpoints {
             c.clear_the_way(step);
@@ -405,6 +463,7 @@ impl Driver {
         into.landed(&pulled, &self.layout)?;
         if let Some(local) = self.local.as_mut().filter(|_| whole) {
             local.pulled(into.weights());
+            self.they_follow(0..self.layout.len())?;
         }
         self.note_mode(pulled.done)?;
         Ok(pulled)

@@ -7,14 +7,12 @@ use crate::{
     recorder::{Recorder, wall},
     samples::fill,
 };
+use paraft_client::Interrupt;
 use paraft_common::WorkerId;
 use paraft_data::Dataset;
 use paraft_models::{Batch, Evaluation};
 use paraft_record::{Event, event};
-use std::{
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 /// A worker's share of the held-out samples: every so many.
 #[derive(Clone, Copy)]
@@ -48,7 +46,7 @@ const LOGS_EVERY: Duration = Duration::from_secs(10);
 /// Who looks on while a worker evaluates.
 pub(super) struct Watch<'a> {
     /// Ends it.
-    pub interrupt: &'a AtomicBool,
+    pub interrupt: &'a dyn Interrupt,
     /// Where it says how far it is. Of a group only the leader does.
     pub recorder: Option<&'a mut Recorder>,
     pub worker: WorkerId,
@@ -79,7 +77,7 @@ pub(super) fn evaluate(
     let mut batch = Batch::default();
     let (mut said, mut logged) = (Instant::now(), Instant::now());
     for (done, chunk) in (0..).step_by(CHUNK).zip(indices.chunks(CHUNK)) {
-        if watch.interrupt.load(Relaxed) {
+        if watch.interrupt.is_set() {
             return Err(WorkerError::Interrupted);
         }
         if said.elapsed() >= SAYS_EVERY {

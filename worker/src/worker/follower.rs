@@ -57,7 +57,7 @@ impl<'a> Following<'a> {
 
 impl Follows for Following<'_> {
     fn batch(&mut self, step: Step) -> Result<&Batch, WorkerError> {
-        if self.options.interrupt.load(Relaxed) {
+        if self.options.interrupt.is_set() {
             return Err(WorkerError::Interrupted);
         }
         let (next, mut batches) = match self.batches.take() {
@@ -93,7 +93,7 @@ impl Follows for Following<'_> {
     ) -> Result<Evaluation, WorkerError> {
         let test = &self.data.test;
         let worker = self.share.worker();
-        let mut watch = Watch { interrupt: &self.options.interrupt, recorder: None, worker, epoch };
+        let mut watch = Watch { interrupt: &*self.options.interrupt, recorder: None, worker, epoch };
         evaluate(engine, test, self.share.part(place, test.len()), &mut watch)
     }
 }

@@ -42,7 +42,7 @@ pub(super) fn join(
     let mut server_job = job.server_job_on(&tensors, &data);
     let layout = job.layout(tensors).map_err(|e| WorkerError::Job(e.to_string()))?;
     let local = LocalWeights::new(&job.local, &job.descent(), layout.params_len(), layout.len());
-    let beginning = start::begin(job, options.resume.as_deref(), &mut *init, &layout, plan)?;
+    let beginning = start::begin(job, options.resume.as_deref(), init.as_deref_mut(), &layout, plan)?;
     let begun = beginning.start.as_ref().map_or(0, |s| s.epochs);
     server_job.start = beginning.start;
     server_job.chunks = plan.leased;
@@ -51,11 +51,10 @@ pub(super) fn join(
     // Before the servers hear of this worker: a folder that cannot be written is no reason to wait for them.
     let recorder = Recorder::new(worker, options.run_dir.as_deref(), gauges.clone())?;
     let checkpoints = Checkpoints::start(job, options, plan, layout.tensors(), &client)?;
-    let (mut client, start) = Client::join_from(client, beginning.initial)?;
+    // Who leads a group is told by its ranks when to end.
+    let interrupt = (!leads).then(|| options.interrupt.clone());
+    let (mut client, start) = Client::join_until(client, beginning.initial, interrupt)?;
     client.encode_by(&layout, job.train.feeds_back());
-    if !leads {
-        client.interrupted_by(options.interrupt.clone());
-    }
     gauges.stages(client.stages().clone());
     let flush =
         options.trace.as_ref().map(|(folder, steps)| begin_trace(&client, folder, *steps)).transpose()?;

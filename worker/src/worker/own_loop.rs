@@ -4,19 +4,15 @@ use super::{
     Minibatch, Minibatches, Plan, Setup, Turn, WorkerError, WorkerOptions, WorkerReport,
     driver::{self, Driver, End},
     join::{Flush, Joined, join},
+    pushes::{Pushes, misuse},
     training::finite,
 };
-use crate::{
-    engine::Stepped,
-    job::{Exchange, Job},
-    metrics::Gauges,
-};
-use paraft_common::{BucketId, Step, TensorSpec};
+use crate::{engine::Stepped, job::Job, metrics::Gauges};
+use paraft_common::{Step, TensorSpec};
 use paraft_data::chunk_of;
 use paraft_models::{Evaluation, ModelError};
 use std::{
     collections::{BTreeMap, VecDeque},
-    mem,
     ops::Range,
     sync::Arc,
 };
@@ -65,14 +61,9 @@ enum Asked {
 pub struct Run {
     driver: Driver,
     weights: Vec<f32>,
-    /// Of the minibatch in training: where a bucket has parts of several tensors, or the worker has weights of its own.
-    gradient: Vec<f32>,
     /// Tensors by name.
     names: BTreeMap<String, usize>,
-    /// Whether the gradient of each tensor is here.
-    ready: Vec<bool>,
-    /// Values of each bucket that are missing.
-    missing: Vec<usize>,
+    pushes: Pushes,
     minibatches: Minibatches,
     /// The step that the static sampler's minibatches come behind.
     after: Step,
@@ -94,39 +85,14 @@ impl Run {
     /// A job that doesn't fit the setup or the fleet, a checkpoint that can't be used, servers that aren't reached or refuse.
     /// [`WorkerError::kind`] says what can be done about it.
     pub fn join(job: &Job, options: &WorkerOptions, setup: Setup) -> Result<Self, WorkerError> {
-        let Setup { tensors, data, held_out, .. } = &setup;
-        let held_out = *held_out;
-        if job.train.group_size > 1 || job.train.exchange == Exchange::AllReduce {
-            let why = "train.group_size and train.exchange = \"all-reduce\" are for Paraft's own training loop; take them out";
-            return Err(WorkerError::Job(why.into()));
-        }
-        if options.rank >= job.train.workers {
-            let (rank, workers) = (options.rank, job.train.workers);
-            return Err(WorkerError::Job(format!(
-                "rank {rank} in a job of {workers} workers (they are 0 to {})",
-                workers - 1
-            )));
-        }
-        for (i, t) in tensors.iter().enumerate() {
-            if t.is_empty() || tensors[..i].iter().any(|other| other.name == t.name) {
-                let name = &t.name;
-                return Err(WorkerError::Job(format!(
-                    "tensor {i}, `{name}`, has no values, or another has its name"
-                )));
-            }
-        }
-        if data.contains(',') || data.is_empty() {
-            return Err(WorkerError::Job(format!(
-                "the data's name is `{data}`; give it a name without commas"
-            )));
-        }
+        let (held_out, tensors) = (setup.held_out, &setup.tensors);
+        setup.check(job, options)?;
         let names: BTreeMap<_, _> = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
         let plan = Plan::of(job, setup.samples)?;
         let Joined { mut driver, start, flush } =
             join(job, options, setup, &plan, Arc::new(Gauges::default()), false)?;
         driver.has_steps(start)?;
-        let layout = &driver.layout;
-        let (len, tensors, buckets) = (layout.len(), layout.tensors().len(), layout.buckets().len());
+        let (len, pushes) = (driver.layout.len(), Pushes::new(&driver.layout));
         let done = driver.done();
         Ok(Self {
             minibatches: plan.minibatches(job, options.rank, done),
@@ -135,10 +101,8 @@ impl Run {
             chunk: plan.leased.map(|_| VecDeque::new()),
             driver,
             weights: vec![0.0; len],
-            gradient: vec![0.0; len],
             names,
-            ready: vec![true; tensors],
-            missing: vec![0; buckets],
+            pushes,
             job: job.clone(),
             rank: options.rank,
             asked: Asked::Nothing,
@@ -201,7 +165,7 @@ impl Run {
                 driver::Turn::Gradient { step, ask_ahead } => {
                     let Some(samples) = self.minibatch() else { continue };
                     let n = samples.len();
-                    self.expect();
+                    self.pushes.expect(&self.driver.layout);
                     self.driver.client.weigh(n);
                     if ask_ahead {
                         self.driver.client.ask_ahead(step);
@@ -211,7 +175,7 @@ impl Run {
                 }
                 driver::Turn::Local { step, clock } => {
                     let Some(samples) = self.minibatch() else { continue };
-                    self.expect();
+                    self.pushes.expect(&self.driver.layout);
                     self.asked = Asked::Local { step, clock, samples: samples.len() as u64 };
                     return Ok(Turn::Train(Minibatch { step, samples }));
                 }
@@ -258,46 +222,16 @@ impl Run {
     /// # Errors
     /// No minibatch is in training, there is no such tensor, it was handed over before, or has another length.
     pub fn ready(&mut self, tensor: usize, gradient: &[f32]) -> Result<(), WorkerError> {
-        let layout = &self.driver.layout;
-        let Some(spec) = layout.tensors().get(tensor) else {
-            return Err(misuse(format!("tensor {tensor} of a model of {}", layout.tensors().len())));
-        };
         if !matches!(self.asked, Asked::Gradient { .. } | Asked::Local { .. }) {
             return Err(misuse(format!(
-                "the gradient of `{}`, and no minibatch is in training: call next",
-                spec.name
+                "the gradient of tensor {tensor}, and no minibatch is in training: call next"
             )));
         }
-        let range = layout.tensor_range(tensor);
-        if gradient.len() != range.len() {
-            let (name, got, len) = (&spec.name, gradient.len(), range.len());
-            return Err(misuse(format!("a gradient of {got} values for `{name}`, which has {len}")));
-        }
-        if mem::replace(&mut self.ready[tensor], true) {
-            return Err(misuse(format!("the gradient of `{}` was handed over before", spec.name)));
-        }
-        let Asked::Gradient { step, .. } = self.asked else {
-            self.gradient[range].copy_from_slice(gradient);
-            return Ok(());
+        let step = match self.asked {
+            Asked::Gradient { step, .. } => Some(step),
+            _ => None,
         };
-        // The bucket that holds the tensor's first value, and those behind it, last first.
-        let first = layout.buckets().partition_point(|b| b.range().end <= range.start);
-        let last = layout.buckets().partition_point(|b| b.range().start < range.end);
-        for i in (first..last).rev() {
-            let bucket = self.driver.layout.buckets()[i].range();
-            let shared = bucket.start.max(range.start)..bucket.end.min(range.end);
-            let part = &gradient[shared.start - range.start..shared.end - range.start];
-            self.missing[i] -= shared.len();
-            if shared == bucket {
-                self.driver.client.push(BucketId(i as u32), step, part);
-                continue;
-            }
-            self.gradient[shared].copy_from_slice(part);
-            if self.missing[i] == 0 {
-                self.driver.client.push(BucketId(i as u32), step, &self.gradient[bucket]);
-            }
-        }
-        Ok(())
+        self.pushes.take(&mut self.driver, step, tensor, gradient)
     }
 
     /// The minibatch is trained; `loss`: the mean over its samples.
@@ -309,16 +243,11 @@ impl Run {
             Asked::Gradient { step, samples } | Asked::Local { step, samples, .. } => (step, samples),
             _ => return Err(misuse("no minibatch is in training: call next")),
         };
-        let missing: Vec<&str> = (self.driver.layout.tensors().iter().zip(&self.ready))
-            .filter_map(|(t, ready)| (!ready).then_some(t.name.as_str()))
-            .collect();
-        if !missing.is_empty() {
-            return Err(misuse(format!("the gradient of {} is missing: call ready", missing.join(", "))));
-        }
+        self.pushes.are_complete(&self.driver.layout)?;
         let worker = self.driver.worker();
         finite(Stepped { loss, samples }, step, worker)?;
         if let (Asked::Local { clock, .. }, Some(local)) = (&self.asked, &mut self.driver.local) {
-            let moved = local.step(*clock, &self.gradient);
+            let moved = local.step(*clock, self.pushes.gradient());
             moved.map_err(|e| ModelError::new(format!("{step} of {worker}: {e}")))?;
         }
         self.asked = Asked::Nothing;
@@ -366,14 +295,6 @@ impl Run {
         self.driver.leave();
     }
 
-    /// Expects the gradients of a minibatch.
-    fn expect(&mut self) {
-        self.ready.fill(false);
-        for (missing, bucket) in self.missing.iter_mut().zip(self.driver.layout.buckets()) {
-            *missing = bucket.len;
-        }
-    }
-
     /// The samples of the next minibatch; `None`: the chunk has no more, and the trainer knows.
     fn minibatch(&mut self) -> Option<Vec<u32>> {
         match &mut self.chunk {
@@ -387,8 +308,4 @@ impl Run {
             }
         }
     }
-}
-
-fn misuse(why: impl Into<String>) -> WorkerError {
-    WorkerError::Misuse(why.into())
 }

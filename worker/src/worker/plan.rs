@@ -69,6 +69,14 @@ impl Plan {
         Ok(Self { sampler, steps, leased })
     }
 
+    /// Of a job that ends when its loops do: no epochs, and steps without number.
+    pub fn open(job: &Job) -> Result<Self, WorkerError> {
+        let (endless, a_step) = (1 << 62, job.local.rule().minibatches());
+        let steps = Steps::new(endless, a_step, 1, job.train.max_steps)
+            .ok_or_else(|| WorkerError::Job("a step of no minibatches".into()))?;
+        Ok(Self { sampler: Sampler::new(1, job.seed), steps, leased: None })
+    }
+
     /// Samples that are left to train for a job that begins so.
     pub fn budget(&self, job: &Job, start: Option<&Start>) -> u64 {
         let done = |of: fn(&Start) -> u64| start.map_or(0, of);

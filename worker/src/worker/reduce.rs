@@ -30,7 +30,6 @@ use paraft_client::Client;
 use paraft_common::{BucketSpec, Layout, Step, TensorSpec};
 use paraft_models::{Evaluation, Model, Part};
 use paraft_record::{Event, event};
-use std::sync::atomic::Ordering::Relaxed;
 
 /// Trains as a rank of the group that the job is, whether it leads or not.
 pub(super) fn run(
@@ -98,7 +97,7 @@ impl<'a> Lead<'a> {
         let begin = start::begin(
             job,
             options.resume.as_deref(),
-            &mut |seed, w| model.init(seed, w),
+            Some(&mut |seed, w| model.init(seed, w)),
             layout,
             &data.plan,
         )?;
@@ -169,7 +168,7 @@ impl<'a> Lead<'a> {
         let mut batches = plan.prefetch(self.job, &self.data.train, self.options.rank, done)?;
         self.clock.start();
         while done.0 < plan.total {
-            if self.options.interrupt.load(Relaxed) {
+            if self.options.interrupt.is_set() {
                 return Err(WorkerError::Interrupted);
             }
             let Some(batch) = batches.next() else { break };
@@ -219,7 +218,7 @@ impl<'a> Lead<'a> {
         let epoch = done.0.div_ceil(self.data.plan.per_epoch);
         let (share, test) = (Share::of(self.job, self.options), &self.data.test);
         let (worker, recorder) = (self.client.worker(), Some(&mut self.recorder));
-        let mut watch = Watch { interrupt: &self.options.interrupt, recorder, worker, epoch };
+        let mut watch = Watch { interrupt: &*self.options.interrupt, recorder, worker, epoch };
         let e = engine.evaluate_share(epoch, |engine, place| {
             evaluate(engine, test, share.part(place, test.len()), &mut watch)
         })?;

@@ -1,9 +1,11 @@
 //! What a training loop of your own brings to a job, and what it is told.
 
+use super::{WorkerError, WorkerOptions};
+use crate::{
+    job::{Exchange, Job},
+    start::Init,
+};
 use paraft_common::{Step, TensorSpec};
-
-/// Writes the weights of a seed.
-pub type Init<'a> = Box<dyn FnMut(u64, &mut [f32]) + 'a>;
 
 /// What is trained by a loop of your own.
 pub struct Setup<'a> {
@@ -17,15 +19,48 @@ pub struct Setup<'a> {
     pub classifies: bool,
     /// Held-out samples, the same on every worker; 0: nothing is evaluated.
     pub held_out: usize,
-    /// Writes the weights that the job begins with, from its seed: the same on every worker.
-    pub init: Init<'a>,
+    /// Writes the weights that the job begins with, from its seed: the same on every worker. `None`: another worker brings them, and
+    /// this one waits for it.
+    pub init: Option<Box<Init<'a>>>,
 }
 
 impl<'a> Setup<'a> {
     /// Of these tensors, for `samples` samples that have no name; `init` writes the first weights.
     pub fn new(tensors: Vec<TensorSpec>, samples: usize, init: impl FnMut(u64, &mut [f32]) + 'a) -> Self {
         let data = format!("{samples} samples");
-        Self { tensors, samples, data, classifies: false, held_out: 0, init: Box::new(init) }
+        Self { tensors, samples, data, classifies: false, held_out: 0, init: Some(Box::new(init)) }
+    }
+}
+
+impl Setup<'_> {
+    /// Whether a loop of one's own can train it in this job.
+    pub(super) fn check(&self, job: &Job, options: &WorkerOptions) -> Result<(), WorkerError> {
+        let Self { tensors, data, .. } = self;
+        if job.train.group_size > 1 || job.train.exchange == Exchange::AllReduce {
+            let why = "train.group_size and train.exchange = \"all-reduce\" are for Paraft's own training loop; take them out";
+            return Err(WorkerError::Job(why.into()));
+        }
+        if options.rank >= job.train.workers {
+            let (rank, workers) = (options.rank, job.train.workers);
+            return Err(WorkerError::Job(format!(
+                "rank {rank} in a job of {workers} workers (they are 0 to {})",
+                workers - 1
+            )));
+        }
+        for (i, t) in tensors.iter().enumerate() {
+            if t.is_empty() || tensors[..i].iter().any(|other| other.name == t.name) {
+                let name = &t.name;
+                return Err(WorkerError::Job(format!(
+                    "tensor {i}, `{name}`, has no values, or another has its name"
+                )));
+            }
+        }
+        if data.contains(',') || data.is_empty() {
+            return Err(WorkerError::Job(format!(
+                "the data's name is `{data}`; give it a name without commas"
+            )));
+        }
+        Ok(())
     }
 }
 

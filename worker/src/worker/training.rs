@@ -76,7 +76,7 @@ impl Training<'_> {
                     let share = Share::of(self.job, self.options);
                     let Self { engine, test, driver, options, .. } = self;
                     let (worker, recorder) = (driver.worker(), Some(&mut driver.recorder));
-                    let mut watch = Watch { interrupt: &options.interrupt, recorder, worker, epoch };
+                    let mut watch = Watch { interrupt: &*options.interrupt, recorder, worker, epoch };
                     let e = engine.evaluate_share(epoch, |engine, place| {
                         evaluate(engine, test, share.part(place, test.len()), &mut watch)
                     })?;
@@ -108,7 +108,7 @@ impl Training<'_> {
         }
         let (worker, epoch) = (self.driver.worker(), self.driver.epoch_of(end.done));
         let recorder = Some(&mut self.driver.recorder);
-        let mut watch = Watch { interrupt: &self.options.interrupt, recorder, worker, epoch };
+        let mut watch = Watch { interrupt: &*self.options.interrupt, recorder, worker, epoch };
         evaluate(&mut self.engine, &self.test, 0..self.test.len(), &mut watch)
     }
 

@@ -1,0 +1,60 @@
+//! Memory of the interpreter's: a tensor's, by its address.
+
+use paraft_worker::{Landing, Layout, Pulled, WorkerError};
+use pyo3::{Py, PyAny};
+
+/// So many values of `f32`, of which somebody in Python keeps hold.
+pub struct Memory {
+    at: *mut f32,
+    len: usize,
+    /// Keeps them where they are.
+    _owner: Py<PyAny>,
+}
+
+// SAFETY: the memory belongs to `_owner`, which may be let go by any thread; whoever reads or writes it has the `Memory` alone.
+#[allow(unsafe_code)]
+unsafe impl Send for Memory {}
+
+impl Memory {
+    /// The values at this address, as long as `owner` lives. The front end says so of a contiguous CPU tensor of `float32` whose
+    /// storage nobody resizes.
+    pub fn new(address: usize, len: usize, owner: Py<PyAny>) -> Option<Self> {
+        let at = address as *mut f32;
+        (!at.is_null() && at.is_aligned()).then_some(Self { at, len, _owner: owner })
+    }
+
+    fn values(&mut self) -> &mut [f32] {
+        // SAFETY: `new`'s caller says that so many values lie there as long as `_owner` lives. Python may look at them at the same
+        // time only from another thread during a call of ours, which the documentation forbids as it does for every optimizer.
+        #[allow(unsafe_code)]
+        unsafe {
+            std::slice::from_raw_parts_mut(self.at, self.len)
+        }
+    }
+}
+
+impl Landing for Memory {
+    fn weights(&mut self) -> &[f32] {
+        self.values()
+    }
+
+    fn landing(&mut self) -> Result<&mut [f32], paraft_worker::ModelError> {
+        Ok(self.values())
+    }
+
+    fn landed(&mut self, _: &Pulled, _: &Layout) -> Result<(), WorkerError> {
+        Ok(())
+    }
+}
+
+/// Reads the `len` values at an address: a gradient that its caller keeps hold of during the call.
+pub fn with<T>(address: usize, len: usize, read: impl FnOnce(&[f32]) -> T) -> Option<T> {
+    let at = address as *const f32;
+    if at.is_null() || !at.is_aligned() {
+        return None;
+    }
+    // SAFETY: the front end gives the address of a contiguous CPU tensor of `float32` that has `len` values, which it checked, and keeps
+    // it until the call is over.
+    #[allow(unsafe_code)]
+    Some(read(unsafe { std::slice::from_raw_parts(at, len) }))
+}

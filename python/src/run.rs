@@ -1,0 +1,263 @@
+//! The class that `paraft.Run` is on top of.
+
+use crate::{
+    errors, logs,
+    memory::{self, Memory},
+    signals::Signals,
+};
+use paraft_worker::{
+    Evaluation, Interrupt, Job, Landing, OpenRun, Setup, TensorSpec, Went, WorkerError, WorkerOptions,
+};
+use parking_lot::Mutex;
+use pyo3::{prelude::*, types::PyDict};
+use std::{
+    path::{Path, PathBuf},
+    process,
+    sync::Arc,
+};
+
+/// A worker's part in a job.
+///
+/// Every method may be called by any thread of the process that made it, one at a time, and by no process that was forked off it. The
+/// interpreter runs other threads while one waits.
+#[pyclass(module = "paraft._paraft", name = "Run")]
+pub struct Run {
+    inner: Mutex<Inner>,
+    signals: Arc<Signals>,
+    process: u32,
+    /// Of the tensors, in order.
+    lengths: Vec<usize>,
+}
+
+struct Inner {
+    /// None: left, or failed to join.
+    run: Option<OpenRun>,
+    /// For gradients that nobody has computed.
+    zeros: Vec<f32>,
+    /// A step was interrupted in its wait.
+    waits: bool,
+}
+
+/// Where a worker stands after a step: its last step, whether it goes on from elsewhere, whether nothing is left to train.
+type Stands = (u64, bool, bool);
+
+#[pymethods]
+impl Run {
+    /// Joins a job, and waits for its first weights.
+    ///
+    /// `job`: a job file, or None; `set`: assignments over it, as of `--set`. `tensors`: name, shape and whether it is trained, in
+    /// the order in which they lie in the `values` float32 at `address`, which `owner` keeps. `brings`: these are the weights that a
+    /// new job begins with. `samples`: of the training data, for leased chunks.
+    #[new]
+    #[pyo3(signature = (*, job, set, rank, servers, tensors, samples, data, brings, address, values, owner, run_dir=None, resume=None, metrics=None, log_file=None, trace=None))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        job: Option<PathBuf>,
+        set: Vec<String>,
+        rank: u32,
+        servers: Vec<String>,
+        tensors: Vec<(String, Vec<usize>, bool)>,
+        samples: usize,
+        data: String,
+        brings: bool,
+        address: usize,
+        values: usize,
+        owner: Py<PyAny>,
+        run_dir: Option<PathBuf>,
+        resume: Option<PathBuf>,
+        metrics: Option<String>,
+        log_file: Option<PathBuf>,
+        trace: Option<(PathBuf, u64)>,
+    ) -> PyResult<Self> {
+        let job = match job {
+            Some(path) => Job::load(&path, &set),
+            None => Job::parse("", Path::new("paraft.init"), &set),
+        };
+        let job = job.map_err(|e| errors::config(py, &e.to_string()))?;
+        if servers.len() as u32 != job.servers() {
+            let (named, has) = (servers.len(), job.servers());
+            let why = format!(
+                "{named} servers are named, and the job has {has}; the list must be the servers' own"
+            );
+            return Err(errors::config(py, &why));
+        }
+        let metrics = metrics.map(|m| m.parse()).transpose();
+        let metrics = metrics.map_err(|e| errors::config(py, &format!("metrics address: {e}")))?;
+        logs::start(log_file.as_deref())?;
+        paraft_host::raise_descriptor_limit();
+        let signals = Arc::new(Signals::new());
+        let options = WorkerOptions {
+            run_dir,
+            resume,
+            metrics,
+            trace,
+            interrupt: signals.clone() as Arc<dyn Interrupt>,
+            ..WorkerOptions::new(rank, servers)
+        };
+        let specs: Vec<TensorSpec> = (tensors.iter())
+            .map(|(name, shape, trained)| match trained {
+                true => TensorSpec::param(name, shape),
+                false => TensorSpec::buffer(name, shape),
+            })
+            .collect();
+        let lengths: Vec<usize> = specs.iter().map(TensorSpec::len).collect();
+        if lengths.iter().sum::<usize>() != values {
+            return Err(errors::misuse(py, &format!("{values} values for tensors of another length")));
+        }
+        let Some(mut memory) = Memory::new(address, values, owner) else {
+            return Err(errors::misuse(py, "no memory for the weights"));
+        };
+        let joined = py.detach(|| {
+            let first = brings.then(|| memory.weights().to_vec());
+            let init = first.map(|w| Box::new(move |_, into: &mut [f32]| into.copy_from_slice(&w)) as Box<_>);
+            let setup = Setup { init, data, ..Setup::new(specs, samples, |_, _| {}) };
+            OpenRun::join(&job, &options, setup, Box::new(memory))
+        });
+        let this = Self {
+            inner: Mutex::new(Inner { run: None, zeros: Vec::new(), waits: false }),
+            signals,
+            process: process::id(),
+            lengths,
+        };
+        let run = joined.map_err(|e| this.raised(py, &e))?;
+        this.inner.lock().run = Some(run);
+        logs::hand_over(py)?;
+        Ok(this)
+    }
+
+    /// The gradient of a tensor lies at this address, contiguous float32 of the tensor's length; whole buckets are pushed. 0: zeros.
+    fn ready(&self, py: Python<'_>, tensor: usize, address: usize) -> PyResult<()> {
+        self.on(py, |inner, lengths| inner.ready(lengths, tensor, address))
+    }
+
+    /// A minibatch is trained. `gradients`: tensors whose gradients are not pushed yet, with their addresses, as of `ready`. Waits as
+    /// the job's mode says, then the next weights are there. `loss`: NaN where it is not known.
+    fn step(
+        &self,
+        py: Python<'_>,
+        gradients: Vec<(usize, usize)>,
+        loss: f32,
+        samples: u64,
+    ) -> PyResult<Stands> {
+        self.on(py, |inner, lengths| {
+            if std::mem::take(&mut inner.waits) {
+                return inner.wait(OpenRun::go_on);
+            }
+            for (tensor, address) in gradients {
+                inner.ready(lengths, tensor, address)?;
+            }
+            inner.wait(|run| run.step(loss, samples))
+        })
+    }
+
+    /// The samples of the chunk that is to be trained.
+    fn chunk(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        self.on(py, |inner, _| Ok(inner.run()?.chunk().to_vec()))
+    }
+
+    /// The minibatches of the chunk begin.
+    fn prepared(&self, py: Python<'_>) -> PyResult<()> {
+        self.on(py, |inner, _| inner.run()?.prepared())
+    }
+
+    /// This worker's share of a held-out evaluation.
+    fn report(&self, py: Python<'_>, epoch: u64, loss_sum: f64, correct: u64, count: u64) -> PyResult<()> {
+        self.on(py, |inner, _| inner.run()?.report(epoch, &Evaluation { loss_sum, correct, count }))
+    }
+
+    /// The loop has ended: waits for the others, then the final weights are there.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        self.on(py, |inner, _| inner.run()?.finish())
+    }
+
+    /// Ends this worker's part: at once where it has not finished.
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        if process::id() != self.process {
+            return Ok(());
+        }
+        let left = py.detach(|| self.inner.lock().run.take().map(OpenRun::leave));
+        left.map_or(Ok(()), |()| logs::hand_over(py))
+    }
+
+    /// Its last step, its mode, whether nothing is left to train, and what was moved and waited for.
+    fn stands<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (done, mode, over, c) = self.on(py, |inner, _| {
+            let run = inner.run()?;
+            Ok((run.done().0, run.mode().1.to_string(), run.is_over(), run.counters()))
+        })?;
+        let d = PyDict::new(py);
+        d.set_item("step", done)?;
+        d.set_item("mode", mode)?;
+        d.set_item("over", over)?;
+        d.set_item("bytes_pushed", c.bytes_pushed)?;
+        d.set_item("bytes_pulled", c.bytes_pulled)?;
+        d.set_item("wait_seconds", c.waited.as_secs_f64())?;
+        d.set_item("rejoins", c.rejoins)?;
+        d.set_item("dropped", c.dropped)?;
+        Ok(d)
+    }
+}
+
+impl Inner {
+    fn run(&mut self) -> Result<&mut OpenRun, WorkerError> {
+        self.run.as_mut().ok_or_else(|| WorkerError::Misuse("this run is over: it was left".into()))
+    }
+
+    fn ready(&mut self, lengths: &[usize], tensor: usize, address: usize) -> Result<(), WorkerError> {
+        let len = *lengths
+            .get(tensor)
+            .ok_or_else(|| WorkerError::Misuse(format!("there is no tensor {tensor}")))?;
+        let Some(run) = self.run.as_mut() else { return self.run().map(drop) };
+        if address == 0 {
+            self.zeros.resize(self.zeros.len().max(len), 0.0);
+            return run.ready(tensor, &self.zeros[..len]);
+        }
+        memory::with(address, len, |gradient| run.ready(tensor, gradient))
+            .unwrap_or_else(|| Err(WorkerError::Misuse(format!("no gradient lies at {address:#x}"))))
+    }
+
+    fn wait(
+        &mut self,
+        wait: impl FnOnce(&mut OpenRun) -> Result<Went, WorkerError>,
+    ) -> Result<Stands, WorkerError> {
+        let went = wait(self.run()?)
+            .inspect_err(|e| self.waits = e.kind() == paraft_worker::ErrorKind::Interrupted)?;
+        Ok((went.done.0, went.moved, went.over))
+    }
+}
+
+impl Run {
+    /// Does it without the interpreter.
+    fn on<T: Send>(
+        &self,
+        py: Python<'_>,
+        act: impl FnOnce(&mut Inner, &[usize]) -> Result<T, WorkerError> + Send,
+    ) -> PyResult<T> {
+        if process::id() != self.process {
+            let why = "this run belongs to the process that made it, and this one was forked off it: only that one may train. A \
+                       DataLoader's workers need no run; a worker of its own calls paraft.init()";
+            return Err(errors::misuse(py, why));
+        }
+        let done = py.detach(|| act(&mut self.inner.lock(), &self.lengths));
+        logs::hand_over(py)?;
+        done.map_err(|e| self.raised(py, &e))
+    }
+
+    fn raised(&self, py: Python<'_>, e: &WorkerError) -> PyErr {
+        // What the handler of a signal raised goes to whoever waited.
+        self.signals.take().unwrap_or_else(|| errors::raised(py, e))
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let run = self.inner.get_mut().run.take();
+        if process::id() != self.process {
+            // Its threads are in the other process, and nothing here may wait for them.
+            std::mem::forget(run);
+        } else if let Some(run) = run {
+            Python::attach(|py| py.detach(|| run.leave()));
+        }
+    }
+}

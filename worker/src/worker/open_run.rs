@@ -1,0 +1,311 @@
+//! A worker whose loop decides itself what is trained, and when it ends: that of a PyTorch script, for one.
+
+use super::{
+    Plan, Setup, WorkerError, WorkerOptions,
+    driver::{Driver, End, Landing, Turn},
+    join::{Flush, Joined, join},
+    pushes::{Pushes, misuse},
+};
+use crate::{
+    job::{Job, SamplerKind},
+    metrics::{self, Gauges},
+};
+use paraft_client::Counters;
+use paraft_common::{Layout, Mode, Step};
+use paraft_data::chunk_of;
+use paraft_models::Evaluation;
+use std::{ops::Range, sync::Arc};
+
+/// What the loop does next.
+enum Asked {
+    /// A gradient at the pulled weights; whether the weights behind it were asked for.
+    Gradient { step: Step, ask_ahead: bool },
+    /// A minibatch at weights of its own.
+    Local,
+    /// The minibatches of a chunk.
+    Chunk,
+    /// Nothing: the job is over for this worker.
+    Over,
+}
+
+/// Where a worker stands after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Went {
+    /// Its last step.
+    pub done: Step,
+    /// It goes on from elsewhere: it had been taken out, or rounds were closed without it.
+    pub moved: bool,
+    /// There is nothing more to train: the job has stopped early, or all chunks are trained.
+    pub over: bool,
+}
+
+/// A worker's part in a job whose end is where the loops of its workers end.
+///
+/// ```no_run
+/// use paraft_worker::{Job, OpenRun, Setup, TensorSpec, WorkerError, WorkerOptions};
+/// # fn gradient(_: &[f32]) -> (f32, Vec<f32>) { (0.0, vec![0.0; 4]) }
+///
+/// # fn main() -> Result<(), WorkerError> {
+/// let job = Job::load("job.toml".as_ref(), &[])?;
+/// let options = WorkerOptions::new(0, vec!["10.0.0.1:7070".into()]);
+/// let setup = Setup::new(vec![TensorSpec::param("w", &[4])], 0, |_, weights| weights.fill(0.1));
+///
+/// let mut run = OpenRun::join(&job, &options, setup, Box::new(vec![0.0; 4]))?;
+/// for _ in 0..1_000 {
+///     let (loss, w) = gradient(run.weights());
+///     run.ready(0, &w)?;
+///     run.step(loss, 64)?;
+/// }
+/// run.finish()?;
+/// # Ok(()) }
+/// ```
+pub struct OpenRun {
+    driver: Driver,
+    /// Where the next gradient is computed; with local steps, the servers' weights.
+    into: Box<dyn Landing + Send>,
+    pushes: Pushes,
+    asked: Asked,
+    job: Job,
+    /// Of the leased sampler: the epoch's order.
+    order: (u64, Vec<u32>),
+    /// The samples of the chunk that is to be trained.
+    chunk: Vec<u32>,
+    moved: bool,
+    saved: Option<End>,
+    _flush: Option<Flush>,
+}
+
+impl OpenRun {
+    /// Joins the job on its servers, and waits for its first weights, which are there once all workers of the job have joined.
+    /// `weights` is as long as the setup's tensors together: weights land there; with local steps they are the worker's own, and the
+    /// loop moves them. [`Setup::samples`] counts where the job leases chunks, and there alone.
+    ///
+    /// # Errors
+    /// As of [`super::Run::join`].
+    pub fn join(
+        job: &Job,
+        options: &WorkerOptions,
+        setup: Setup,
+        mut weights: Box<dyn Landing + Send>,
+    ) -> Result<Self, WorkerError> {
+        setup.check(job, options)?;
+        let plan = match job.train.sampler {
+            SamplerKind::Static => Plan::open(job)?,
+            SamplerKind::Leased => Plan::of(job, setup.samples)?,
+        };
+        let gauges = Arc::new(Gauges::default());
+        metrics::serve_at(options.metrics, &gauges)?;
+        let Joined { mut driver, flush, .. } = join(job, options, setup, &plan, gauges, false)?;
+        let (len, has) = (driver.layout.len(), weights.weights().len());
+        if has != len {
+            return Err(misuse(format!("{has} values for the weights of a model of {len}")));
+        }
+        if driver.local.is_some() {
+            driver.theirs = Some(weights);
+            weights = Box::new(vec![0.0; len]);
+        }
+        let mut run = Self {
+            into: weights,
+            pushes: Pushes::new(&driver.layout),
+            driver,
+            asked: Asked::Over,
+            job: job.clone(),
+            order: (u64::MAX, Vec::new()),
+            chunk: Vec::new(),
+            moved: false,
+            saved: None,
+            _flush: flush,
+        };
+        run.next()?;
+        Ok(run)
+    }
+
+    /// The model's tensors and buckets, and where they lie.
+    pub fn layout(&self) -> &Layout {
+        &self.driver.layout
+    }
+
+    /// This worker's last step.
+    pub fn done(&self) -> Step {
+        self.driver.done()
+    }
+
+    /// Whether there is nothing more to train.
+    pub fn is_over(&self) -> bool {
+        matches!(self.asked, Asked::Over)
+    }
+
+    /// The mode in force, and how often it was switched.
+    pub fn mode(&self) -> (u64, Mode) {
+        self.driver.client.mode()
+    }
+
+    /// What was moved and waited for so far.
+    pub fn counters(&self) -> Counters {
+        self.driver.client.counters()
+    }
+
+    /// Where the next gradient is computed; with local steps the servers' weights, as they were pulled last.
+    pub fn weights(&mut self) -> &[f32] {
+        self.into.weights()
+    }
+
+    /// The samples of the chunk that is to be trained, in their order, each below [`Setup::samples`]; empty without the leased
+    /// sampler, and once all are trained. [`Self::prepared`] says that its minibatches begin.
+    pub fn chunk(&self) -> &[u32] {
+        &self.chunk
+    }
+
+    /// The next gradients are of the minibatches of [`Self::chunk`], which the job's batch cuts it into.
+    ///
+    /// # Errors
+    /// There is no chunk to begin, or nothing in it.
+    pub fn prepared(&mut self) -> Result<(), WorkerError> {
+        if !matches!(self.asked, Asked::Chunk) {
+            return Err(misuse("no chunk is to be begun"));
+        }
+        self.driver.prepared(self.chunk.len().div_ceil(self.job.train.batch) as u64);
+        self.next()
+    }
+
+    /// The gradient of a tensor is computed, row-major, as the mean over the minibatch; of a buffer: what the servers are to
+    /// subtract from it. In any order; the last layer first lets pushes go out while the first is computed.
+    ///
+    /// # Errors
+    /// There is no such tensor, it was handed over before, has another length, or the job has local steps.
+    pub fn ready(&mut self, tensor: usize, gradient: &[f32]) -> Result<(), WorkerError> {
+        let step = self.pushing()?;
+        self.pushes.take(&mut self.driver, Some(step), tensor, gradient)
+    }
+
+    /// The step whose gradients come; asks for the weights behind it once.
+    fn pushing(&mut self) -> Result<Step, WorkerError> {
+        match &mut self.asked {
+            Asked::Gradient { step, ask_ahead } => {
+                if std::mem::take(ask_ahead) {
+                    self.driver.client.ask_ahead(*step);
+                }
+                Ok(*step)
+            }
+            Asked::Local => Err(misuse("with local steps no gradient is pushed: move the weights")),
+            Asked::Chunk => Err(misuse("a chunk is to be begun: call prepared")),
+            Asked::Over => Err(misuse("the job is over: nothing is trained any more")),
+        }
+    }
+
+    /// The minibatch is trained: every tensor's gradient is handed over, or, with local steps, the weights are moved. Waits where the
+    /// job's mode makes this worker wait, and pulls. `loss`: the mean over its samples, NaN where it is not known.
+    ///
+    /// # Errors
+    /// A gradient is missing, the servers can't be reached or refuse, files can't be written, or the wait was interrupted: then the
+    /// next call of [`Self::go_on`] waits on.
+    pub fn step(&mut self, loss: f32, samples: u64) -> Result<Went, WorkerError> {
+        match self.asked {
+            Asked::Gradient { .. } => self.pushes.are_complete(&self.driver.layout)?,
+            Asked::Local => {}
+            Asked::Chunk => return Err(misuse("a chunk is to be begun: call prepared")),
+            Asked::Over => return Err(misuse("the job is over: nothing is trained any more")),
+        }
+        self.driver.trained(Some((f64::from(loss) * samples.max(1) as f64, samples.max(1))));
+        self.go_on()
+    }
+
+    /// Waits on, after an interrupt.
+    ///
+    /// # Errors
+    /// As of [`Self::step`].
+    pub fn go_on(&mut self) -> Result<Went, WorkerError> {
+        self.asked = Asked::Over;
+        self.next()?;
+        Ok(Went { done: self.done(), moved: std::mem::take(&mut self.moved), over: self.is_over() })
+    }
+
+    /// Sets what the loop does next.
+    fn next(&mut self) -> Result<(), WorkerError> {
+        let before = self.driver.done();
+        let mut begun = false;
+        loop {
+            match self.driver.next(&mut *self.into)? {
+                Turn::Begin(done) => {
+                    self.moved |= begun || before != Step(0) && done != before;
+                    begun = true;
+                }
+                Turn::Gradient { step, ask_ahead } => {
+                    self.pushes.expect(&self.driver.layout);
+                    self.asked = Asked::Gradient { step, ask_ahead };
+                    return Ok(());
+                }
+                Turn::Local { .. } => {
+                    self.asked = Asked::Local;
+                    return Ok(());
+                }
+                Turn::Evaluate(_) => self.driver.not_evaluated(),
+                Turn::Chunk { epoch, chunk } => {
+                    if self.order.0 != epoch {
+                        self.order = (epoch, self.driver.order(epoch));
+                    }
+                    let t = &self.job.train;
+                    self.chunk = chunk_of(&self.order.1, chunk, t.chunk(), t.batch).flatten().collect();
+                    self.asked = Asked::Chunk;
+                    return Ok(());
+                }
+                Turn::DropChunk => {
+                    self.chunk.clear();
+                    self.moved = true;
+                }
+                Turn::End(end) => {
+                    self.chunk.clear();
+                    self.driver.save(end, &mut *self.into)?;
+                    self.driver.end(end, None)?;
+                    self.saved = Some(end);
+                    self.asked = Asked::Over;
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// This worker's share of a held-out evaluation, as sums over its samples: shard 0 adds the shares of all workers up, and the
+    /// record has the mean. `epoch` from 1.
+    ///
+    /// # Errors
+    /// The record can't be written.
+    pub fn report(&mut self, epoch: u64, evaluation: &Evaluation) -> Result<(), WorkerError> {
+        self.driver.evaluated(epoch, evaluation)
+    }
+
+    /// The loop has ended: waits until those of all workers have, and brings the final weights.
+    ///
+    /// # Errors
+    /// As of [`Self::step`].
+    pub fn finish(&mut self) -> Result<(), WorkerError> {
+        match std::mem::replace(&mut self.asked, Asked::Over) {
+            Asked::Gradient { .. } | Asked::Local => self.driver.trained(None),
+            Asked::Chunk => {
+                self.driver.prepared(1);
+                self.next()?;
+                return self.finish();
+            }
+            Asked::Over => {}
+        }
+        while self.saved.is_none() {
+            self.next()?;
+        }
+        if let Some(theirs) = &mut self.driver.theirs {
+            theirs.landing()?.copy_from_slice(self.into.weights());
+        }
+        Ok(())
+    }
+
+    /// Ends this worker's part before its time. Others train on at once, instead of when its lease has ended.
+    pub fn leave(mut self) {
+        if self.saved.is_none() {
+            self.driver.leave();
+        }
+    }
+
+    /// Where tensor `i` lies in the weights.
+    pub fn range(&self, i: usize) -> Range<usize> {
+        self.driver.layout.tensor_range(i)
+    }
+}
