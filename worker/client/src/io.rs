@@ -108,6 +108,8 @@ struct State {
     armed: Option<Duration>,
     /// What the training thread waits for: it is woken for nothing else, since acks alone would wake it for every push.
     waits: Option<Waits>,
+    /// By which way each shard was reached last.
+    said: BTreeMap<ShardId, String>,
     /// The I/O thread has ended.
     ended: bool,
 }
@@ -193,6 +195,7 @@ impl Io {
                 watcher: None,
                 armed: None,
                 waits: None,
+                said: BTreeMap::new(),
                 ended: false,
             }),
             changed: Condvar::new(),
@@ -471,10 +474,13 @@ impl Reader {
         self.io.handle(Input::Broken { shard: self.shard, dial: self.dial, cause });
     }
 
-    /// Says by which way the shard is reached.
+    /// Says by which way the shard is reached; once, where a server is asked again and again whether it leads by now.
     fn goes(&self, over: &str) {
         let (worker, shard, address) = (self.io.worker, self.shard, &self.address);
-        tracing::info!(%worker, %shard, %address, over, "connected");
+        let way = format!("{address} {over}");
+        if self.io.lock().said.insert(shard, way.clone()) != Some(way) {
+            tracing::info!(%worker, %shard, %address, over, "connected");
+        }
     }
 
     async fn dial(

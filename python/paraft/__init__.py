@@ -1,0 +1,44 @@
+"""Train models on machines that fail.
+
+Weights and optimizer state live on servers that replicate them; a script's workers push gradients and pull weights::
+
+    import paraft.torch
+
+    run = paraft.init()                                   # under `paraft launch`, or with a fleet of `paraft.local()`
+    model, optimizer = run.prepare(model, optimizer)
+    for x, y in loader:
+        loss_fn(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    run.finish()
+"""
+
+from __future__ import annotations
+
+from ._fleet import Fleet, local
+from ._paraft import __version__
+from ._run import Run, init
+from .errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    MisuseError,
+    ParaftError,
+    RecordError,
+    UnavailableError,
+)
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "DivergedError",
+    "Fleet",
+    "MisuseError",
+    "ParaftError",
+    "RecordError",
+    "Run",
+    "UnavailableError",
+    "__version__",
+    "init",
+    "local",
+]

@@ -1,0 +1,35 @@
+from typing import Any, Optional
+
+__version__: str
+
+def end_with(descriptor: int) -> None: ...
+
+class Run:
+    def __new__(
+        cls,
+        *,
+        job: Optional[str],
+        set: list[str],
+        rank: int,
+        servers: list[str],
+        tensors: list[tuple[str, list[int], bool]],
+        samples: int,
+        data: str,
+        brings: bool,
+        address: int,
+        values: int,
+        owner: Any,
+        run_dir: Optional[str] = None,
+        resume: Optional[str] = None,
+        metrics: Optional[str] = None,
+        log_file: Optional[str] = None,
+        trace: Optional[tuple[str, int]] = None,
+    ) -> Run: ...
+    def ready(self, tensor: int, address: int) -> None: ...
+    def step(self, gradients: list[tuple[int, int]], loss: float, samples: int) -> tuple[int, bool, bool]: ...
+    def chunk(self) -> list[int]: ...
+    def prepared(self) -> None: ...
+    def report(self, epoch: int, loss_sum: float, correct: int, count: int) -> None: ...
+    def finish(self) -> None: ...
+    def leave(self) -> None: ...
+    def stands(self) -> dict[str, Any]: ...

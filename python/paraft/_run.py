@@ -1,0 +1,342 @@
+"""A worker's part in a job: where it stands, and its end. What it trains is a front end's: :mod:`paraft.torch`, :mod:`paraft.numpy`."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import math
+import os
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+from . import _paraft
+from ._fleet import Fleet
+from .errors import ConfigError, MisuseError, ParaftError
+
+if TYPE_CHECKING:
+    import torch
+
+#: A tensor of the model: its name, its shape, and whether it is trained.
+Tensor = tuple[str, list[int], bool]
+
+
+def toml(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {toml(v)}" for key, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(toml(v) for v in value) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    return json.dumps(value)
+
+
+def _first(*names: str) -> Optional[str]:
+    return next((os.environ[n] for n in names if os.environ.get(n)), None)
+
+
+def _number(name: str, given: Optional[int], *variables: str) -> Optional[int]:
+    text = _first(*variables)
+    if given is not None or text is None:
+        return given
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name} is {text!r} in the environment; it is a whole number") from None
+
+
+class Run:
+    """A worker's part in a job. :func:`paraft.init` makes it; :meth:`prepare` joins the job.
+
+    Attributes:
+        rank: this worker's place, from 0.
+        workers: how many the job has.
+        servers: the addresses of its servers.
+    """
+
+    def __init__(
+        self,
+        *,
+        servers: Sequence[str],
+        rank: int,
+        workers: int,
+        job: Optional[str],
+        settings: list[str],
+        fleet: Optional[Fleet],
+        run_dir: Optional[str],
+        resume: Optional[str],
+    ) -> None:
+        self.servers = list(servers)
+        self.rank = rank
+        self.workers = workers
+        self._job = job
+        self._settings = settings
+        self._fleet = fleet
+        self._run_dir = run_dir
+        self._resume = resume
+        self._session: Optional[_paraft.Run] = None
+        self._front: Any = None
+        self._step = 0
+        self._over = False
+        self._finished = False
+        self._quiet = 0
+        self._loss = math.nan
+        self._samples = 0
+        self._owner = os.getpid()
+        _RUNS.add(self)
+
+    # ---- the front ends ----
+
+    def prepare(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any
+    ) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        """Joins the job with a PyTorch model and its optimizer, and gives them back, ready to train: see
+        :func:`paraft.torch.prepare`, which has the options."""
+        from . import torch as front
+
+        return front.prepare(self, model, optimizer, **options)
+
+    def _join(
+        self,
+        tensors: list[Tensor],
+        address: int,
+        values: int,
+        owner: Any,
+        *,
+        settings: Sequence[str] = (),
+        samples: int = 0,
+        data: str = "python",
+    ) -> _paraft.Run:
+        if self._session is not None:
+            raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
+        trace = os.environ.get("PARAFT_TRACE")
+        self._session = _paraft.Run(
+            job=self._job,
+            set=[*self._settings, *settings],
+            rank=self.rank,
+            servers=self.servers,
+            tensors=tensors,
+            samples=samples,
+            data=data,
+            # One worker's weights, as DDP has it: those of several would be mixed.
+            brings=self.rank == 0,
+            address=address,
+            values=values,
+            owner=owner,
+            run_dir=self._run_dir,
+            resume=self._resume,
+            metrics=os.environ.get("PARAFT_METRICS"),
+            log_file=os.environ.get("PARAFT_LOG_FILE"),
+            trace=(trace, int(os.environ.get("PARAFT_TRACE_STEPS", "50"))) if trace else None,
+        )
+        self._stands()
+        return self._session
+
+    def _joined(self) -> _paraft.Run:
+        if self._session is None:
+            raise MisuseError("this run has no model yet: call run.prepare(model, optimizer) first")
+        return self._session
+
+    def _went(self, stands: tuple[int, bool, bool]) -> bool:
+        self._step, moved, self._over = stands
+        self._loss, self._samples = math.nan, 0
+        return moved
+
+    # ---- what a loop asks and says ----
+
+    @property
+    def step(self) -> int:
+        """This worker's last step: after a resume, or for a worker that comes back, where it goes on."""
+        return self._step
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to train: the job was stopped early, or all chunks are trained."""
+        return self._over
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is worker 0, which writes what is written once."""
+        return self.rank == 0
+
+    @property
+    def mode(self) -> str:
+        """The mode in force: ``bsp``, ``ssp:S`` or ``asp``. It may be switched while the job trains (``paraft mode``)."""
+        return str(self._stands()["mode"])
+
+    def stats(self) -> dict[str, Any]:
+        """``step``, ``mode``, ``over``, ``bytes_pushed``, ``bytes_pulled``, ``wait_seconds``, ``rejoins``, ``dropped``, for a
+        progress bar or a logger of your own."""
+        return self._stands()
+
+    def _stands(self) -> dict[str, Any]:
+        stands = self._joined().stands()
+        self._step, self._over = stands["step"], stands["over"]
+        return stands
+
+    def log(self, loss: Union[float, torch.Tensor], samples: int = 0) -> None:
+        """Tells the record the mean loss of the step in training, and of how many samples it is; before ``optimizer.step()``.
+
+        Without it the run's report has no loss. (It reads the loss from its device, as ``loss.item()`` does.)
+        """
+        self._loss = float(loss)
+        self._samples = samples
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in this block push nothing: their gradients are added to those of the next outside of it, as with DDP."""
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
+
+    def report(self, epoch: int, loss_sum: float, correct: int = 0, count: int = 0) -> None:
+        """This worker's share of a held-out evaluation, as sums over ``count`` samples; the record has the mean over all workers.
+        ``epoch`` from 1."""
+        self._joined().report(epoch, loss_sum, correct, count)
+
+    # ---- the end ----
+
+    def finish(self) -> None:
+        """The loop has ended: waits until those of all workers have, and brings the final weights, the same on each.
+
+        Raises:
+            UnavailableError: the servers cannot be reached.
+        """
+        if not self._finished:
+            self._joined().finish()
+            self._finished = self._over = True
+            if self._front is not None:
+                self._front.pulled()
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the job, where it is not finished: the others go on without this worker. A fleet that this run was made with ends
+        with the fleet's own :meth:`Fleet.close`."""
+        session, self._session = self._session, None
+        if session is not None and os.getpid() == self._owner:
+            session.leave()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], e: Optional[BaseException], at: Optional[TracebackType]
+    ) -> None:
+        if kind is None:
+            self.finish()
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a paraft run cannot be pickled: it belongs to its process. Make one in each process with paraft.init()"
+        )
+
+    def __repr__(self) -> str:
+        return f"<paraft.Run: worker {self.rank} of {self.workers}, step {self._step}>"
+
+
+#: Left in order at the interpreter's end: threads of theirs would outlive it.
+_RUNS: weakref.WeakSet[Run] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    for run in list(_RUNS):
+        with contextlib.suppress(Exception):
+            run.close()
+
+
+def _exit_code(kind: type[BaseException], e: BaseException, at: Optional[TracebackType]) -> None:
+    _say(kind, e, at)
+    if isinstance(e, ParaftError):
+        _leave()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(e.exit_code)
+
+
+_say = sys.excepthook
+
+
+def init(
+    fleet: Optional[Fleet] = None,
+    *,
+    servers: Union[str, Sequence[str], None] = None,
+    rank: Optional[int] = None,
+    workers: Optional[int] = None,
+    mode: Optional[str] = None,
+    name: Optional[str] = None,
+    job: Optional[str] = None,
+    run_dir: Optional[str] = None,
+    resume: Optional[str] = None,
+    settings: Optional[Mapping[str, Any]] = None,
+) -> Run:
+    """This process's part in a job. Under ``paraft launch`` nothing need be said.
+
+    Args:
+        fleet: servers of :func:`paraft.local`; this process is then the job's only worker, unless ``workers`` says more.
+        servers: ``host:port`` of all servers, a list or with commas between. Default: ``PARAFT_SERVERS``.
+        rank: this worker, from 0. Default: ``PARAFT_RANK``, ``RANK`` (torchrun), ``SLURM_PROCID``, else 0.
+        workers: of the job. Default: ``PARAFT_WORKERS``, ``WORLD_SIZE``, ``SLURM_NTASKS``, else 1.
+        mode: ``bsp`` (lock-step), ``ssp:S`` (bounded staleness), ``asp`` (asynchronous) or ``auto``.
+        name: of the job; workers with another are refused.
+        job: a job file (docs/configuration.md). Default: ``PARAFT_JOB``.
+        run_dir: where the record and checkpoints go. Default: ``PARAFT_RUN_DIR``, else nothing is written.
+        resume: a checkpoint to begin with, or a folder of them. Default: ``PARAFT_RESUME``.
+        settings: any key of a job file, ``{"cluster.grace_ms": 5_000}``.
+
+    Raises:
+        ConfigError: no servers are named, or a setting cannot be.
+    """
+    own = os.environ.get("PARAFT_JOB") is not None
+    lifeline = os.environ.get("PARAFT_LIFELINE_FD")
+    if lifeline and fleet is None:
+        _paraft.end_with(int(lifeline))
+        del os.environ["PARAFT_LIFELINE_FD"]  # once, and not for children
+    job = job or os.environ.get("PARAFT_JOB")
+    lines: list[str] = []
+    if fleet is not None:
+        listed: Sequence[str] = fleet.servers
+        lines += fleet.settings()
+        rank, workers = rank or 0, workers or 1
+    else:
+        servers = servers or os.environ.get("PARAFT_SERVERS") or ""
+        listed = [s.strip() for s in servers.split(",") if s.strip()] if isinstance(servers, str) else list(servers)
+        if not listed:
+            raise ConfigError(
+                "no servers are named: start the script with `paraft launch`, or make a fleet on this machine: "
+                "paraft.init(paraft.local())"
+            )
+        if job is None:
+            lines += [f"cluster.servers={len(listed)}", f"cluster.replicas={min(3, len(listed) - 1 + len(listed) % 2) or 1}"]
+        rank = _number("the rank", rank, "PARAFT_RANK", "RANK", "SLURM_PROCID") or 0
+        workers = _number("the number of workers", workers, "PARAFT_WORKERS", "WORLD_SIZE", "SLURM_NTASKS") or 1
+    if job is None or not own:
+        lines.append(f"train.workers={workers}")
+    if job is None:
+        lines.append(f"name={toml(name or 'paraft')}")
+    elif name:
+        lines.append(f"name={toml(name)}")
+    if mode:
+        lines.append(f"train.mode={toml(mode)}")
+    for key, value in (settings or {}).items():
+        lines.append(f"{key}={toml(value)}")
+    if sys.excepthook is not _exit_code and own:
+        global _say
+        _say, sys.excepthook = sys.excepthook, _exit_code
+    return Run(
+        servers=listed,
+        rank=rank,
+        workers=workers,
+        job=job,
+        settings=lines,
+        fleet=fleet,
+        run_dir=run_dir or os.environ.get("PARAFT_RUN_DIR"),
+        resume=resume or os.environ.get("PARAFT_RESUME"),
+    )

@@ -1,0 +1,47 @@
+"""What can go wrong, in classes that say what to do."""
+
+from __future__ import annotations
+
+
+class ParaftError(Exception):
+    """Training cannot go on. The subclasses say what can be done about it.
+
+    ``exit_code`` is the process's exit code that launchers and schedulers know (docs/configuration.md): a script that lets the error
+    end it exits with it under ``paraft launch``.
+    """
+
+    exit_code: int = 1
+
+
+class UnavailableError(ParaftError, ConnectionError):
+    """The servers cannot be reached, or a majority of them has lost the job's state: try later, or resume from a checkpoint."""
+
+    exit_code = 69
+
+
+class ConfigError(ParaftError, ValueError):
+    """The settings, the optimizer or the model do not fit the job or the servers: mend what the message names."""
+
+    exit_code = 78
+
+
+class MisuseError(ParaftError, RuntimeError):
+    """A call that cannot be answered now: the message says what to call instead. The run goes on."""
+
+    exit_code = 78
+
+
+class DataError(ParaftError, ValueError):
+    """A model file or a checkpoint is missing, damaged, or of another job."""
+
+    exit_code = 65
+
+
+class RecordError(ParaftError, OSError):
+    """A file of the run cannot be written: make room, or change rights."""
+
+    exit_code = 74
+
+
+class DivergedError(ParaftError, ArithmeticError):
+    """A gradient or a loss is not a finite number: lower the rate, clip (``clip_norm=``), or use a ``GradScaler``."""

@@ -1,0 +1,158 @@
+"""PyTorch models in a job: see :func:`prepare`, which ``run.prepare(model, optimizer)`` calls."""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+from typing import Any, Optional, Union
+
+import torch
+
+from .._run import Run, toml
+from ..errors import ConfigError
+from . import _optim
+from ._steps import OnServers, OnWorker, on_servers
+
+__all__ = ["DiLoCo", "LocalSGD", "prepare"]
+
+_LOG = logging.getLogger("paraft")
+
+
+def prepare(
+    run: Run,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    apply: str = "auto",
+    clip_norm: Optional[float] = None,
+    clip_value: Optional[float] = None,
+    overlap: Optional[bool] = None,
+    encoding: str = "f32",
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Joins the job with this model; waits until all its workers have. Gives back the same two objects, ready to train.
+
+    Worker 0's weights are the job's first ones, as with DDP. Afterwards ``optimizer.step()`` pushes gradients, waits as the job's mode
+    says, and pulls.
+
+    Args:
+        apply: who runs the optimizer. ``"servers"``: they do, as ``optimizer`` would (SGD, Adagrad, RMSprop, Adadelta, Adam, AdamW,
+            Adamax, NAdam, RAdam), and keep its state. ``"worker"``: ``optimizer`` itself does, whatever it is, and the servers average
+            how far the workers' weights went. ``"auto"``: the servers if they can, else the worker, which is said in the log.
+        clip_norm: clips gradients by their norm, as ``clip_grad_norm_`` would under DDP: that of the mean where workers go in lock-step.
+        clip_value: clips each value of a gradient to at most this size.
+        overlap: push gradients during the backward pass. Default: for models from 4 MiB. ``False``: ``step()`` pushes what is there then.
+        encoding: how gradients travel: ``f32``, ``bf16``, ``fp16``, ``int8``, ... (docs/compression.md).
+
+    Raises:
+        ConfigError: the servers cannot run this optimizer, or the model cannot be trained so.
+        UnavailableError: the servers cannot be reached.
+    """
+    if apply not in ("auto", "servers", "worker"):
+        raise ConfigError(f"apply is {apply!r}; it is \"servers\", \"worker\" or \"auto\"")
+    if apply != "worker":
+        try:
+            table = _optim.table(optimizer)
+        except _optim.Unmapped as why:
+            if apply == "servers":
+                raise ConfigError(f"{why}; or prepare(..., apply=\"worker\")") from None
+            _LOG.warning("%s: it runs on each worker, and the servers average how far the weights went (apply=\"worker\")", why)
+        else:
+            settings = [f"optimizer={toml(table)}", f"train.encoding={toml(encoding)}"]
+            settings += [f"clip.norm={clip_norm}"] if clip_norm is not None else []
+            settings += [f"clip.value={clip_value}"] if clip_value is not None else []
+            front = OnServers(run, model, optimizer, overlap=overlap, settings=settings)
+            on_servers(run, optimizer, front)
+            return model, optimizer
+    if clip_norm is not None or clip_value is not None:
+        raise ConfigError("clip_norm and clip_value are the servers'; with apply=\"worker\" the script clips, before optimizer.step()")
+    local(run, model, optimizer, every=1, outer={"kind": "sgd", "lr": 1.0}, encoding=encoding)
+    return model, optimizer
+
+
+def local(
+    run: Run,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    every: int,
+    outer: dict[str, Any],
+    encoding: str = "f32",
+    fragments: int = 1,
+    overlap: int = 0,
+    mix: float = 0.0,
+) -> OnWorker:
+    """Joins the job with an optimizer that moves this worker's own weights, and pushes how far they went after every so many steps."""
+    rule = {"kind": "diloco", "steps": every, "fragments": fragments, "overlap": overlap, "mix": mix, "outer": outer}
+    return OnWorker(run, model, optimizer, settings=[f"local={toml(rule)}", f"train.encoding={toml(encoding)}"])
+
+
+class DiLoCo:
+    """Local steps with an outer optimizer: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023;
+    with ``fragments`` *Streaming DiLoCo*, Douillard et al. 2025::
+
+        with paraft.torch.DiLoCo(run, model, optimizer, every=50):
+            for x, y in loader:
+                loss_fn(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    Any torch optimizer is the inner one; its state is this worker's own, and is lost with it. What hangs on ``optimizer.step()`` counts
+    the steps.
+
+    Args:
+        run: of :func:`paraft.init`, not prepared.
+        model: the model.
+        optimizer: the inner optimizer.
+        every: steps between two pushes, 1 to 1,000,000.
+        outer: the servers' optimizer, as a ``[optimizer]`` table. Default: Nesterov's at rate 0.7 with momentum 0.9.
+        fragments: parts in which the model goes and comes, each in its turn.
+        overlap: steps between the push of a fragment and its pull.
+        mix: the share of its own weights that a worker keeps when it takes over the servers'.
+        encoding: how what is pushed travels.
+
+    Raises:
+        ConfigError: the options do not go together.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        every: int = 50,
+        outer: Optional[dict[str, Any]] = None,
+        fragments: int = 1,
+        overlap: int = 0,
+        mix: float = 0.0,
+        encoding: str = "f32",
+    ) -> None:
+        self.run = run
+        outer = outer or {"kind": "nesterov", "lr": 0.7, "momentum": 0.9}
+        self._front = local(
+            run, model, optimizer, every=every, outer=outer, fragments=fragments, overlap=overlap, mix=mix, encoding=encoding
+        )
+
+    def __enter__(self) -> DiLoCo:
+        return self
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], e: Optional[BaseException], at: Optional[TracebackType]
+    ) -> None:
+        self.run.__exit__(kind, e, at)
+
+
+class LocalSGD(DiLoCo):
+    """Local steps whose results are averaged: Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019. As :class:`DiLoCo`,
+    and the servers' weights become the mean of the workers'."""
+
+    def __init__(
+        self,
+        run: Run,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        every: int = 8,
+        encoding: str = "f32",
+    ) -> None:
+        super().__init__(run, model, optimizer, every=every, outer={"kind": "sgd", "lr": 1.0}, encoding=encoding)

@@ -1,0 +1,125 @@
+"""A model as one flat vector: what the servers hold, and where its parameters lie in it.
+
+A parameter of float32 on the CPU, contiguous, *is* a view of the vector: what is pulled is where the model computes, and nothing is
+converted on a step's path. Any other (half precision, channels-last, on a GPU) keeps memory of its own and is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+
+from .._run import Tensor
+from ..errors import ConfigError, MisuseError
+
+
+class Flat:
+    """The trained parameters of a model in the order of an optimizer's groups, then its running statistics.
+
+    Attributes:
+        values: the vector, on the CPU.
+        params: the parameters, in order.
+        names: theirs and the statistics'.
+        group_values: how many values each of the optimizer's groups has.
+        buffers: the running statistics: persistent buffers of floating numbers.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        names = {id(p): name for name, p in model.named_parameters()}
+        order = {id(p): i for i, p in enumerate(model.parameters())}
+        self.params: list[torch.nn.Parameter] = []
+        self.names: list[str] = []
+        self.group_values: list[int] = []
+        for i, group in enumerate(optimizer.param_groups):
+            trained = [p for p in group["params"] if p.requires_grad]
+            for p in trained:
+                if id(p) not in names:
+                    raise ConfigError(
+                        f"parameter group {i} of the optimizer has a parameter of shape {list(p.shape)} that is not the model's"
+                    )
+                if not p.is_floating_point():
+                    raise ConfigError(f"`{names[id(p)]}` is {p.dtype}: what is trained is of floating numbers; split complex ones")
+            trained.sort(key=lambda p: order[id(p)])
+            self.params += trained
+            self.names += [names[id(p)] for p in trained]
+            self.group_values.append(sum(p.numel() for p in trained))
+        if not self.params:
+            raise ConfigError("the optimizer has no parameter that requires a gradient")
+        kept = set(model.state_dict(keep_vars=True))
+        self.buffers: list[torch.Tensor] = []
+        for name, b in model.named_buffers():
+            if name in kept and b.is_floating_point() and b.numel():
+                self.buffers.append(b)
+                self.names.append(name)
+        tensors = [*self.params, *self.buffers]
+        if any(t.numel() == 0 for t in tensors):
+            empty = self.names[next(i for i, t in enumerate(tensors) if t.numel() == 0)]
+            raise ConfigError(f"`{empty}` has no values (a lazy module: run one batch through the model before prepare())")
+        on_gpu = any(t.is_cuda for t in tensors)
+        self.values = torch.empty(sum(t.numel() for t in tensors), dtype=torch.float32, pin_memory=on_gpu)
+        self.views = [v.view(t.shape) for v, t in zip(self.values.split([t.numel() for t in tensors]), tensors)]
+        self._copied: list[int] = []
+        with torch.no_grad():
+            for view, tensor in zip(self.views, tensors):
+                view.copy_(tensor)
+        self.tensors: list[Tensor] = [
+            (name, list(t.shape), i < len(self.params)) for i, (name, t) in enumerate(zip(self.names, tensors))
+        ]
+
+    def attach(self, *, buffers: bool) -> None:
+        """Makes the parameters views of the vector where they can be; ``buffers``: the running statistics too."""
+        tensors = [*self.params, *self.buffers]
+        for i, (view, t) in enumerate(zip(self.views, tensors)):
+            is_param = i < len(self.params)
+            direct = t.dtype == torch.float32 and t.is_cpu and t.is_contiguous()
+            if direct and (is_param or buffers):
+                t.data = view
+            elif is_param or buffers:
+                self._copied.append(i)
+        self._tensors = tensors
+        self._at = [(i, view.data_ptr()) for i, view in enumerate(self.views) if i not in self._copied and (i < len(self.params) or buffers)]
+
+    @property
+    def copied(self) -> Sequence[int]:
+        """Tensors with memory of their own, which the vector is copied to."""
+        return self._copied
+
+    def check(self) -> None:
+        """Whether the parameters are still where they were put.
+
+        Raises:
+            MisuseError: one was moved.
+        """
+        for i, at in self._at:
+            if self._tensors[i].data_ptr() != at:
+                raise MisuseError(
+                    f"`{self.names[i]}` was given other memory after run.prepare() (model.to(), .half(), load_state_dict(assign=True)): "
+                    "do that before"
+                )
+
+    @torch.no_grad()
+    def spread(self) -> None:
+        """Copies the vector to the tensors that have memory of their own."""
+        if self._copied:
+            torch._foreach_copy_([self._tensors[i].data for i in self._copied], [self.views[i] for i in self._copied], True)
+            self._synchronize()
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """The other way, for workers that move their weights themselves."""
+        if self._copied:
+            torch._foreach_copy_([self.views[i] for i in self._copied], [self._tensors[i].data for i in self._copied])
+
+    def _synchronize(self) -> None:
+        device = next((self._tensors[i].device for i in self._copied if self._tensors[i].is_cuda), None)
+        if device is not None:
+            torch.cuda.current_stream(device).synchronize()  # the vector is the next pull's
+
+
+def staged(gradient: torch.Tensor, stage: Optional[torch.Tensor]) -> torch.Tensor:
+    """A gradient as the servers take it: contiguous float32 on the CPU. ``stage``: memory for it, kept from step to step."""
+    if stage is None:
+        stage = torch.empty(gradient.shape, dtype=torch.float32, pin_memory=gradient.is_cuda)
+    return stage.copy_(gradient)

@@ -1,0 +1,141 @@
+"""A torch optimizer as the servers' own: the same formulas (docs/optimizers.md), so that a script's rates and decays mean the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError
+
+#: What parameter groups may have of their own; everything else must be the same in all.
+OF_GROUP = ("lr", "weight_decay")
+#: Options that change the speed of torch's kernels and nothing else.
+_SPEED = {"foreach", "fused", "capturable", "differentiable"}
+
+
+class Unmapped(Exception):
+    """Why the servers cannot run an optimizer."""
+
+
+def _sgd(g: dict[str, Any]) -> dict[str, Any]:
+    if g["momentum"] == 0:
+        return {"kind": "sgd"}
+    if g["nesterov"]:
+        return {"kind": "nesterov", "momentum": g["momentum"]}
+    return {"kind": "momentum", "momentum": g["momentum"], "dampening": g["dampening"]}
+
+
+def _betas(kind: str, *options: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    def table(g: dict[str, Any]) -> dict[str, Any]:
+        if g.get("amsgrad"):
+            raise Unmapped("amsgrad=True: the servers have Adam without it")
+        beta1, beta2 = g["betas"]
+        own = {name: g[name] for name in options}
+        return {"kind": kind, "beta1": float(beta1), "beta2": float(beta2), "eps": g["eps"], **own}
+
+    return table
+
+
+def _adam(g: dict[str, Any]) -> dict[str, Any]:
+    return _betas("adamw" if g.get("decoupled_weight_decay") else "adam")(g)
+
+
+def _adagrad(g: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "kind": "adagrad",
+        "eps": g["eps"],
+        "lr_decay": g["lr_decay"],
+        "initial_accumulator": g["initial_accumulator_value"],
+    }
+
+
+def _rmsprop(g: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "rmsprop", **{name: g[name] for name in ("alpha", "eps", "momentum", "centered")}}
+
+
+def _adadelta(g: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "adadelta", "rho": g["rho"], "eps": g["eps"]}
+
+
+_KINDS: dict[type[torch.optim.Optimizer], Callable[[dict[str, Any]], dict[str, Any]]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.RMSprop: _rmsprop,
+    torch.optim.Adadelta: _adadelta,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _betas("adamw"),
+    torch.optim.Adamax: _betas("adamax"),
+    torch.optim.NAdam: _betas("nadam", "momentum_decay", "decoupled_weight_decay"),
+    torch.optim.RAdam: _betas("radam", "decoupled_weight_decay"),
+}
+
+
+def table(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The ``[optimizer]`` table of a job whose servers do what this optimizer does, at the rate and decay of its first group.
+
+    Raises:
+        Unmapped: the servers cannot; the text says what is in the way.
+    """
+    kind = type(optimizer)
+    make = _KINDS.get(kind)
+    if make is None:
+        known = ", ".join(k.__name__ for k in _KINDS)
+        raise Unmapped(f"{kind.__name__} is none of the servers' optimizers: {known}")
+    if any(g.get("maximize") for g in optimizer.param_groups):
+        raise Unmapped("maximize=True: the servers descend; minimize the negative loss")
+    tables = [make(g) for g in optimizer.param_groups]
+    for i, other in enumerate(tables[1:], 1):
+        for key, value in tables[0].items():
+            if other.get(key) != value:
+                raise Unmapped(
+                    f"parameter group {i} has {key} {other.get(key)!r} and group 0 {value!r}; groups have "
+                    f"{' and '.join(OF_GROUP)} of their own, and nothing else"
+                )
+    first = optimizer.param_groups[0]
+    return {**tables[0], "lr": float(first["lr"]), "weight_decay": float(first["weight_decay"])}
+
+
+def groups(optimizer: torch.optim.Optimizer, values: list[int]) -> list[tuple[int, float, float]]:
+    """Values, rate and decay of each group, where they have different ones; else nothing."""
+    all_ = [(float(g["lr"]), float(g["weight_decay"])) for g in optimizer.param_groups]
+    if len(set(all_)) == 1:
+        return []
+    return [(n, lr, decay) for n, (lr, decay) in zip(values, all_) if n]
+
+
+class Watch:
+    """What a script may change in an optimizer's groups while it trains: the rates, which schedulers set. Anything else the servers
+    would not hear of."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups = optimizer.param_groups
+        self._fixed = [self._of(g) for g in self._groups]
+        self._first = self.rates()
+
+    @staticmethod
+    def _of(group: dict[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in group.items() if k not in _SPEED and k not in ("params", "lr", "initial_lr", "param_names")}
+
+    def rates(self) -> list[float]:
+        """The rate of each group, now."""
+        return [float(g["lr"]) for g in self._groups]
+
+    def changed(self) -> list[float]:
+        """The rates of all groups, where a scheduler has set any; else nothing.
+
+        Raises:
+            ConfigError: something else than a rate was changed.
+        """
+        if len(self._groups) != len(self._fixed):
+            raise ConfigError("a parameter group was added after run.prepare(): add it before")
+        for i, (group, fixed) in enumerate(zip(self._groups, self._fixed)):
+            for key, value in fixed.items():
+                if group.get(key) != value:
+                    raise ConfigError(
+                        f"{key} of parameter group {i} was changed from {value!r} to {group.get(key)!r}: on the servers only lr "
+                        "changes while a job trains (OneCycleLR: cycle_momentum=False); or prepare(..., apply=\"worker\")"
+                    )
+        rates = self.rates()
+        return rates if rates != self._first else []

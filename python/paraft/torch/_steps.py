@@ -1,0 +1,232 @@
+"""What ``optimizer.step()`` does in a job: the servers' optimizer, or the script's own."""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any, Optional
+
+import torch
+
+from .. import _paraft
+from .._run import Run, toml
+from ..errors import ConfigError, MisuseError
+from . import _optim
+from ._flat import Flat, staged
+
+_LOG = logging.getLogger("paraft")
+
+#: From so many bytes on, pushes that go out during the backward pass are worth a hook for each parameter.
+OVERLAP_BYTES = 4 << 20
+
+
+class OnServers:
+    """The servers run the optimizer: gradients go there, weights come back."""
+
+    def __init__(
+        self, run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, overlap: Optional[bool], settings: list[str]
+    ) -> None:
+        flat = Flat(model, optimizer)
+        self.run = run
+        self.flat = flat
+        self._watch = _optim.Watch(optimizer)
+        self._params = list(enumerate(flat.params))
+        self._stages: dict[int, torch.Tensor] = {}
+        self._pushed: dict[int, tuple[torch.Tensor, int]] = {}
+        self._session = run._join(
+            flat.tensors, flat.values.data_ptr(), flat.values.numel(), flat.values, settings=settings
+        )
+        run._front = self
+        flat.attach(buffers=False)
+        # What a worker's own forward passes have done to the running statistics since the pull is what it pushes of them.
+        self._moved = torch.zeros(sum(b.numel() for b in flat.buffers))
+        self._moves = [v.view(b.shape) for v, b in zip(self._moved.split([b.numel() for b in flat.buffers]), flat.buffers)]
+        self.pulled()
+        large = flat.values.numel() * 4 >= OVERLAP_BYTES
+        self._overlaps = large if overlap is None else overlap
+        self._decides = overlap is None
+        # The first step of a script whose gradients may be changed before step() is pushed by step(), and looked at.
+        self._probes = overlap is not False
+        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in self._params] if self._probes else []
+
+    def _hook(self, i: int) -> Callable[[torch.Tensor], None]:
+        me = weakref.ref(self)
+
+        def ready(p: torch.Tensor) -> None:
+            front = me()
+            if front is not None and not front.run._quiet and p.grad is not None:
+                front._ready(i, p.grad)
+
+        return ready
+
+    def _ready(self, i: int, gradient: torch.Tensor) -> None:
+        if i in self._pushed and not self._probes:
+            raise MisuseError(
+                f"the gradient of `{self.flat.names[i]}` was computed a second time before optimizer.step(), and the first is pushed: "
+                "put all backward passes but the last into `with run.no_sync():`, or prepare(..., overlap=False)"
+            )
+        if self._overlaps and not self._probes:
+            self._session.ready(i, self._address(i, gradient))
+        self._pushed[i] = (gradient, gradient._version)
+
+    def _address(self, i: int, gradient: torch.Tensor) -> int:
+        if gradient.layout is not torch.strided:
+            raise MisuseError(
+                f"the gradient of `{self.flat.names[i]}` is sparse, and the servers hold dense weights: make the layer with sparse=False"
+            )
+        if gradient.dtype is not torch.float32 or not gradient.is_contiguous() or not gradient.is_cpu:
+            gradient = self._stages[i] = staged(gradient, self._stages.get(i))
+        return gradient.data_ptr()
+
+    def step(self, found_inf: Optional[torch.Tensor], scale: Optional[torch.Tensor]) -> None:
+        """Pushes what is not pushed, waits as the mode says, and pulls."""
+        self.flat.check()
+        scaled = found_inf is not None
+        if self._pushed:
+            self._look(scaled)
+        if scaled and (self._overlaps or self._probes):
+            self._push_at_step("a GradScaler scales the gradients")
+        if scale is not None and not self._skips(found_inf):
+            inverse = 1.0 / float(scale)
+            torch._foreach_mul_([p.grad for _, p in self._params if p.grad is not None], inverse)
+        rates = self._watch.changed()
+        if rates:
+            self._session.rates(rates)
+        gradients = [] if self._skips(found_inf) else self._gradients()
+        if self._skips(found_inf):
+            self._session.skip()
+        self._pushed.clear()
+        if self._probes:
+            self._probed()
+        self.run._went(self._session.step(gradients, self.run._loss, self.run._samples))
+        self.pulled()
+
+    @staticmethod
+    def _skips(found_inf: Optional[torch.Tensor]) -> bool:
+        return found_inf is not None and float(found_inf) != 0.0
+
+    def _gradients(self) -> list[tuple[int, int]]:
+        pushed = self._pushed if self._overlaps and not self._probes else {}
+        flat = self.flat
+        gradients = [
+            (i, 0 if p.grad is None else self._address(i, p.grad)) for i, p in reversed(self._params) if i not in pushed
+        ]
+        if flat.buffers:
+            n = len(flat.params)
+            with torch.no_grad():
+                torch._foreach_copy_(self._moves, flat.views[n:])
+                torch._foreach_sub_(self._moves, [b if b.is_cpu else b.cpu() for b in flat.buffers])
+            gradients += [(n + i, move.data_ptr()) for i, move in enumerate(self._moves)]
+        return gradients
+
+    def _look(self, scaled: bool) -> None:
+        """Whether gradients are as they were pushed, or, at the first step, as the backward pass has left them."""
+        for i, (gradient, version) in self._pushed.items():
+            now = self.flat.params[i].grad
+            if now is None or (now is gradient and now._version == version):
+                continue
+            if scaled:
+                return
+            name = self.flat.names[i]
+            raise MisuseError(
+                f"the gradient of `{name}` was changed between its computation and optimizer.step(), as clip_grad_norm_ does. The "
+                "servers average gradients first, so that clipping is theirs: prepare(..., clip_norm=1.0) (or clip_value=). Push what "
+                "is there at step() with prepare(..., overlap=False)"
+            )
+
+    def _probed(self) -> None:
+        self._probes = False
+        if not self._overlaps:
+            self._unhook()
+
+    def _push_at_step(self, why: str) -> None:
+        if self._overlaps and not self._probes:
+            raise MisuseError(f"{why}, and some are pushed already: prepare(..., overlap=False)")
+        if self._overlaps and self._decides:
+            _LOG.info("%s: gradients are pushed by optimizer.step(), not during the backward pass", why)
+        elif self._overlaps:
+            raise MisuseError(f"{why}: prepare(..., overlap=False)")
+        self._overlaps = self._probes = False
+        self._unhook()
+
+    def _unhook(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    @torch.no_grad()
+    def pulled(self) -> None:
+        """The vector has new values."""
+        flat = self.flat
+        flat.spread()
+        if flat.buffers:
+            torch._foreach_copy_([b.data for b in flat.buffers], flat.views[len(flat.params) :])
+
+
+class OnWorker:
+    """The script's optimizer moves this worker's weights; the servers average how far they went."""
+
+    def __init__(self, run: Run, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, settings: list[str]) -> None:
+        self.run = run
+        self.flat = Flat(model, optimizer)
+        values = self.flat.values
+        self._session = run._join(self.flat.tensors, values.data_ptr(), values.numel(), values, settings=settings)
+        run._front = self
+        self.flat.attach(buffers=True)
+        self.flat.spread()
+        me = weakref.ref(self)
+
+        def stepped(*_: Any) -> None:
+            front = me()
+            if front is not None:
+                front.step()
+
+        self._hook = optimizer.register_step_post_hook(stepped)
+
+    def step(self) -> None:
+        """The optimizer has made a step."""
+        self.flat.check()
+        self.flat.gather()
+        self.run._went(self._session.step([], self.run._loss, self.run._samples))
+        self.flat.spread()
+
+    def pulled(self) -> None:
+        """The vector has new values."""
+        self.flat.spread()
+
+
+def on_servers(run: Run, optimizer: torch.optim.Optimizer, front: OnServers) -> None:
+    """Makes ``optimizer.step()`` the servers'. The object stays the one that schedulers and scalers know."""
+    kind = type(optimizer)
+
+    def step(self: torch.optim.Optimizer, closure: Optional[Callable[[], Any]] = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        front.step(getattr(self, "found_inf", None), getattr(self, "grad_scale", None))
+        return loss
+
+    def state_dict(self: torch.optim.Optimizer) -> dict[str, Any]:
+        state: dict[str, Any] = kind.state_dict(self)
+        return state
+
+    by_scheduler = optimizer.__dict__.pop("step", None)
+    optimizer.__class__ = type(kind.__name__, (kind,), {"step": step, "state_dict": state_dict, "__module__": kind.__module__})
+    optimizer._patch_step_function()
+    # A GradScaler then hands over what it found, rather than deciding alone that nothing happens.
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    if by_scheduler is not None:
+        # A scheduler that was made before looks whether the optimizer stepped.
+        owner = weakref.ref(optimizer)
+
+        def tracked(*args: Any, **kwargs: Any) -> Any:
+            own = owner()
+            assert own is not None
+            own._opt_called = True  # type: ignore[attr-defined]
+            return type(own).step(own, *args, **kwargs)
+
+        tracked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        optimizer.step = tracked  # type: ignore[method-assign]
