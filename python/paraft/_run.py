@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -79,11 +79,14 @@ class Run:
         self._run_dir = run_dir
         self._resume = resume
         self._session: Optional[_paraft.Run] = None
-        self._front: Any = None
+        #: Whoever trains: what holds the optimizer holds it, and it holds this.
+        self._front: Callable[[], Any] = lambda: None
         self._step = 0
         self._over = False
         self._finished = False
         self._quiet = 0
+        self._moves = 0
+        self._leased: dict[str, Any] = {}
         self._loss = math.nan
         self._samples = 0
         self._owner = os.getpid()
@@ -108,19 +111,16 @@ class Run:
         owner: Any,
         *,
         settings: Sequence[str] = (),
-        samples: int = 0,
         data: str = "python",
     ) -> _paraft.Run:
-        if self._session is not None:
-            raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
         trace = os.environ.get("PARAFT_TRACE")
         self._session = _paraft.Run(
             job=self._job,
-            set=[*self._settings, *settings],
+            set=[*self._settings, *settings, *self._leased.get("settings", ())],
             rank=self.rank,
             servers=self.servers,
             tensors=tensors,
-            samples=samples,
+            samples=self._leased.get("samples", 0),
             data=data,
             # One worker's weights, as DDP has it: those of several would be mixed.
             brings=self.rank == 0,
@@ -143,6 +143,7 @@ class Run:
 
     def _went(self, stands: tuple[int, bool, bool]) -> bool:
         self._step, moved, self._over = stands
+        self._moves += moved
         self._loss, self._samples = math.nan, 0
         return moved
 
@@ -211,8 +212,9 @@ class Run:
         if not self._finished:
             self._joined().finish()
             self._finished = self._over = True
-            if self._front is not None:
-                self._front.pulled()
+            front = self._front()
+            if front is not None:
+                front.pulled()
         self.close()
 
     def close(self) -> None:

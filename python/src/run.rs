@@ -151,9 +151,9 @@ impl Run {
         })
     }
 
-    /// The samples of the chunk that is to be trained.
-    fn chunk(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        self.on(py, |inner, _| Ok(inner.run()?.chunk().to_vec()))
+    /// The epoch, from 0, and the samples of the chunk that is to be trained; None: none is to be begun.
+    fn chunk(&self, py: Python<'_>) -> PyResult<Option<(u64, Vec<u32>)>> {
+        self.on(py, |inner, _| Ok(inner.run()?.chunk().map(|(epoch, samples)| (epoch, samples.to_vec()))))
     }
 
     /// The minibatches of the chunk begin.

@@ -9,11 +9,12 @@ from typing import Any, Optional, Union
 import torch
 
 from .._run import Run, toml
-from ..errors import ConfigError
+from ..errors import ConfigError, MisuseError
 from . import _optim
+from ._leased import LeasedLoader, LeasedSampler
 from ._steps import OnServers, OnWorker, on_servers
 
-__all__ = ["DiLoCo", "LocalSGD", "prepare"]
+__all__ = ["DiLoCo", "LeasedLoader", "LeasedSampler", "LocalSGD", "prepare"]
 
 _LOG = logging.getLogger("paraft")
 
@@ -47,6 +48,7 @@ def prepare(
         ConfigError: the servers cannot run this optimizer, or the model cannot be trained so.
         UnavailableError: the servers cannot be reached.
     """
+    _new(run, optimizer)
     if apply not in ("auto", "servers", "worker"):
         raise ConfigError(f"apply is {apply!r}; it is \"servers\", \"worker\" or \"auto\"")
     if apply != "worker":
@@ -61,12 +63,19 @@ def prepare(
             settings += [f"clip.norm={clip_norm}"] if clip_norm is not None else []
             settings += [f"clip.value={clip_value}"] if clip_value is not None else []
             front = OnServers(run, model, optimizer, overlap=overlap, settings=settings)
-            on_servers(run, optimizer, front)
+            on_servers(optimizer, front)
             return model, optimizer
     if clip_norm is not None or clip_value is not None:
         raise ConfigError("clip_norm and clip_value are the servers'; with apply=\"worker\" the script clips, before optimizer.step()")
     local(run, model, optimizer, every=1, outer={"kind": "sgd", "lr": 1.0}, encoding=encoding)
     return model, optimizer
+
+
+def _new(run: Run, optimizer: torch.optim.Optimizer) -> None:
+    if run._session is not None:
+        raise MisuseError("this run has its model already: a run trains one model; make another with paraft.init()")
+    if hasattr(optimizer, "_paraft"):
+        raise MisuseError("this optimizer is another run's: make one for each")
 
 
 def local(
@@ -82,6 +91,7 @@ def local(
     mix: float = 0.0,
 ) -> OnWorker:
     """Joins the job with an optimizer that moves this worker's own weights, and pushes how far they went after every so many steps."""
+    _new(run, optimizer)
     rule = {"kind": "diloco", "steps": every, "fragments": fragments, "overlap": overlap, "mix": mix, "outer": outer}
     return OnWorker(run, model, optimizer, settings=[f"local={toml(rule)}", f"train.encoding={toml(encoding)}"])
 

@@ -6,8 +6,9 @@ converted on a step's path. Any other (half precision, channels-last, on a GPU) 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
@@ -59,7 +60,7 @@ class Flat:
             raise ConfigError(f"`{empty}` has no values (a lazy module: run one batch through the model before prepare())")
         on_gpu = any(t.is_cuda for t in tensors)
         self.values = torch.empty(sum(t.numel() for t in tensors), dtype=torch.float32, pin_memory=on_gpu)
-        self.views = [v.view(t.shape) for v, t in zip(self.values.split([t.numel() for t in tensors]), tensors)]
+        self.views = apart(self.values, [t.shape for t in tensors])
         self._copied: list[int] = []
         with torch.no_grad():
             for view, tensor in zip(self.views, tensors):
@@ -116,6 +117,20 @@ class Flat:
         device = next((self._tensors[i].device for i in self._copied if self._tensors[i].is_cuda), None)
         if device is not None:
             torch.cuda.current_stream(device).synchronize()  # the vector is the next pull's
+
+
+def apart(values: torch.Tensor, shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
+    """The parts of a vector as tensors that know nothing of each other: to pickle or save one writes its own values, where that of
+    an ordinary view would write the whole vector."""
+    kind: Any = type("Values", (ctypes.c_float * values.numel(),), {})
+    memory = kind.from_address(values.data_ptr())
+    memory.values = values  # kept as long as any part is
+    parts, at = [], 0
+    for shape in shapes:
+        part = torch.frombuffer(memory, dtype=torch.float32, count=shape.numel(), offset=at)
+        parts.append(part.view(shape))
+        at += 4 * shape.numel()
+    return parts
 
 
 def staged(gradient: torch.Tensor, stage: Optional[torch.Tensor]) -> torch.Tensor:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-import math
 import weakref
 from collections.abc import Callable
 from typing import Any, Optional
 
 import torch
 
-from .. import _paraft
-from .._run import Run, toml
-from ..errors import ConfigError, MisuseError
+from .._run import Run
+from ..errors import MisuseError
 from . import _optim
 from ._flat import Flat, staged
 
@@ -38,18 +37,19 @@ class OnServers:
         self._session = run._join(
             flat.tensors, flat.values.data_ptr(), flat.values.numel(), flat.values, settings=settings
         )
-        run._front = self
+        run._front = weakref.ref(self)
         flat.attach(buffers=False)
         # What a worker's own forward passes have done to the running statistics since the pull is what it pushes of them.
-        self._moved = torch.zeros(sum(b.numel() for b in flat.buffers))
-        self._moves = [v.view(b.shape) for v, b in zip(self._moved.split([b.numel() for b in flat.buffers]), flat.buffers)]
+        self._moved: torch.Tensor = torch.zeros(sum(b.numel() for b in flat.buffers))
+        self._moves = [v.view(b.shape) for v, b in zip(torch.split(self._moved, [b.numel() for b in flat.buffers]), flat.buffers)]
         self.pulled()
         large = flat.values.numel() * 4 >= OVERLAP_BYTES
         self._overlaps = large if overlap is None else overlap
         self._decides = overlap is None
         # The first step of a script whose gradients may be changed before step() is pushed by step(), and looked at.
         self._probes = overlap is not False
-        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in self._params] if self._probes else []
+        params: list[tuple[int, Any]] = list(self._params) if self._probes else []
+        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in params]
 
     def _hook(self, i: int) -> Callable[[torch.Tensor], None]:
         me = weakref.ref(self)
@@ -173,7 +173,7 @@ class OnWorker:
         self.flat = Flat(model, optimizer)
         values = self.flat.values
         self._session = run._join(self.flat.tensors, values.data_ptr(), values.numel(), values, settings=settings)
-        run._front = self
+        run._front = weakref.ref(self)
         self.flat.attach(buffers=True)
         self.flat.spread()
         me = weakref.ref(self)
@@ -183,7 +183,8 @@ class OnWorker:
             if front is not None:
                 front.step()
 
-        self._hook = optimizer.register_step_post_hook(stepped)
+        optimizer.register_step_post_hook(stepped)
+        optimizer._paraft = self  # type: ignore[attr-defined]
 
     def step(self) -> None:
         """The optimizer has made a step."""
@@ -197,36 +198,37 @@ class OnWorker:
         self.flat.spread()
 
 
-def on_servers(run: Run, optimizer: torch.optim.Optimizer, front: OnServers) -> None:
-    """Makes ``optimizer.step()`` the servers'. The object stays the one that schedulers and scalers know."""
-    kind = type(optimizer)
+@functools.lru_cache(maxsize=None)
+def _servers(kind: Any) -> type[torch.optim.Optimizer]:
+    """The class of an optimizer that the servers run."""
 
-    def step(self: torch.optim.Optimizer, closure: Optional[Callable[[], Any]] = None) -> Any:
+    def step(self: Any, closure: Optional[Callable[[], Any]] = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        front.step(getattr(self, "found_inf", None), getattr(self, "grad_scale", None))
+        self._paraft.step(getattr(self, "found_inf", None), getattr(self, "grad_scale", None))
         return loss
 
-    def state_dict(self: torch.optim.Optimizer) -> dict[str, Any]:
-        state: dict[str, Any] = kind.state_dict(self)
-        return state
+    return type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__, "__doc__": kind.__doc__})
 
+
+def on_servers(optimizer: Any, front: OnServers) -> None:
+    """Makes ``optimizer.step()`` the servers'. The object stays the one that schedulers and scalers know."""
     by_scheduler = optimizer.__dict__.pop("step", None)
-    optimizer.__class__ = type(kind.__name__, (kind,), {"step": step, "state_dict": state_dict, "__module__": kind.__module__})
+    optimizer.__class__ = _servers(type(optimizer))  # type: ignore[arg-type]
     optimizer._patch_step_function()
+    optimizer._paraft = front
     # A GradScaler then hands over what it found, rather than deciding alone that nothing happens.
-    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    optimizer._step_supports_amp_scaling = True
     if by_scheduler is not None:
         # A scheduler that was made before looks whether the optimizer stepped.
-        owner = weakref.ref(optimizer)
+        owner: Callable[[], Any] = weakref.ref(optimizer)
 
         def tracked(*args: Any, **kwargs: Any) -> Any:
             own = owner()
-            assert own is not None
-            own._opt_called = True  # type: ignore[attr-defined]
+            own._opt_called = True
             return type(own).step(own, *args, **kwargs)
 
         tracked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        optimizer.step = tracked  # type: ignore[method-assign]
+        optimizer.step = tracked

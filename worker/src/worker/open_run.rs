@@ -150,10 +150,10 @@ impl OpenRun {
         self.into.weights()
     }
 
-    /// The samples of the chunk that is to be trained, in their order, each below [`Setup::samples`]; empty without the leased
-    /// sampler, and once all are trained. [`Self::prepared`] says that its minibatches begin.
-    pub fn chunk(&self) -> &[u32] {
-        &self.chunk
+    /// The epoch (from 0) and the samples of the chunk that is to be trained, in their order, each below [`Setup::samples`]; none
+    /// without the leased sampler, and once all are trained. [`Self::prepared`] says that its minibatches begin.
+    pub fn chunk(&self) -> Option<(u64, &[u32])> {
+        matches!(self.asked, Asked::Chunk).then_some((self.order.0, &self.chunk))
     }
 
     /// The next gradients are of the minibatches of [`Self::chunk`], which the job's batch cuts it into.
