@@ -1,0 +1,196 @@
+"""What the tests share: fleets of this machine, and workers as processes with a time limit."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+PACKAGE = TESTS.parent
+
+# Before torch is imported, here and in the workers: many workers share few cores.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+# Nothing is fetched by a test.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# An extension that was built into the source tree goes before an installed wheel, and with it the program of the same build.
+if any((PACKAGE / "paraft").glob("_paraft*.so")):
+    sys.path.insert(0, str(PACKAGE))
+    _built = PACKAGE.parent / "target" / "debug" / "paraft"
+    if _built.exists():
+        os.environ.setdefault("PARAFT_PROGRAM", str(_built))
+
+import paraft  # noqa: E402
+
+
+class Worker:
+    """A worker of a job, as a process. What it says goes to files, so that nobody need read it for it to go on."""
+
+    def __init__(self, command: Sequence[str], rank: int, env: Mapping[str, str], folder: Path) -> None:
+        self.rank = rank
+        self._out = folder / f"worker-{rank}.out"
+        self._err = folder / f"worker-{rank}.err"
+        with open(self._out, "wb") as out, open(self._err, "wb") as err:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=dict(env), cwd=folder)
+
+    @property
+    def out(self) -> str:
+        """Its standard output until now."""
+        return self._out.read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        """Its standard error until now."""
+        return self._err.read_text(errors="replace")
+
+    @property
+    def value(self) -> Any:
+        """What its function returned: its last line, as JSON."""
+        lines = self.out.splitlines()
+        if not lines:
+            pytest.fail(f"worker {self.rank} said nothing\n{self.said()}")
+        return json.loads(lines[-1])
+
+    def said(self) -> str:
+        """Both outputs' ends, for a failure's text."""
+        return f"--- worker {self.rank}, exit code {self.process.poll()}\n{self.out[-2000:]}\n{self.err[-4000:]}"
+
+    def wait_for(self, text: str, timeout: float = 30.0) -> None:
+        """Until it has said this on its standard output."""
+        until = time.monotonic() + timeout
+        while text not in self.out:
+            if self.process.poll() is not None or time.monotonic() > until:
+                pytest.fail(f"worker {self.rank} did not say {text!r} in {timeout:g} s\n{self.said()}")
+            time.sleep(0.02)
+
+    def wait(self, timeout: float = 60.0) -> int:
+        """Its exit code; it fails the test if it does not end in time."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            pytest.fail(f"worker {self.rank} did not end in {timeout:g} s\n{self.said()}")
+
+    def kill(self) -> None:
+        """Ends it as a crash would."""
+        self.process.kill()
+        self.process.wait()
+
+
+class Workers(list[Worker]):
+    """The workers of a job, by rank."""
+
+    def wait(self, timeout: float = 60.0) -> Workers:
+        """Until all have ended well, all within ``timeout`` seconds."""
+        until = time.monotonic() + timeout
+        while any(w.process.poll() is None for w in self):
+            failed = any(w.process.poll() for w in self)
+            if failed or time.monotonic() > until:
+                why = "a worker failed" if failed else f"the workers did not end in {timeout:g} s"
+                said = "\n".join(w.said() for w in self)
+                self.kill()
+                pytest.fail(f"{why}\n{said}")
+            time.sleep(0.02)
+        bad = [w for w in self if w.process.returncode]
+        if bad:
+            pytest.fail("\n".join(w.said() for w in bad))
+        return self
+
+    def kill(self) -> None:
+        """Ends those that still run."""
+        for worker in self:
+            worker.kill()
+
+    @property
+    def values(self) -> list[Any]:
+        """What each one's function returned."""
+        return [w.value for w in self]
+
+
+#: Started as ``python -c``: a function of a test file, with arguments as JSON, what it returns as the last line of the output.
+_CALL = "import sys, json, importlib as i; m, f, a = sys.argv[1:]; v = getattr(i.import_module(m), f)(*json.loads(a)); print('\\n' + json.dumps(v))"
+
+
+def start(
+    fleet: Optional[paraft.Fleet],
+    work: Union[Path, Callable[..., Any]],
+    workers: int,
+    *args: Any,
+    folder: Path,
+    env: Optional[Mapping[str, str]] = None,
+) -> Workers:
+    """Starts workers as ``paraft launch`` does: see the fixture ``start_workers``."""
+    here = os.pathsep.join([str(TESTS), str(PACKAGE), os.environ.get("PYTHONPATH", "")])
+    if isinstance(work, Path):
+        command = [sys.executable, str(work), *map(str, args)]
+    else:
+        module = Path(inspect.getfile(work)).stem
+        command = [sys.executable, "-c", _CALL, module, work.__name__, json.dumps(args)]
+    started = Workers()
+    for rank in range(workers):
+        place = {"PARAFT_SERVERS": ",".join(fleet.servers)} if fleet is not None else {}
+        place |= {"PARAFT_RANK": str(rank), "PARAFT_WORKERS": str(workers), "PARAFT_LOCAL_RANK": str(rank)}
+        place |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers), "LOCAL_WORLD_SIZE": str(workers)}
+        whole = {**os.environ, "PYTHONPATH": here, "PYTHONUNBUFFERED": "1", **place, **(env or {})}
+        started.append(Worker(command, rank, whole, folder))
+    return started
+
+
+@pytest.fixture
+def start_fleet() -> Iterator[Callable[..., paraft.Fleet]]:
+    """``start_fleet(servers=3)``: as :func:`paraft.local`, ended with the test."""
+    fleets: list[paraft.Fleet] = []
+
+    def begin(servers: int = 1, **options: Any) -> paraft.Fleet:
+        fleets.append(paraft.local(servers, **options))
+        return fleets[-1]
+
+    yield begin
+    for fleet in fleets:
+        fleet.close()
+
+
+@pytest.fixture
+def fleet(start_fleet: Callable[..., paraft.Fleet]) -> paraft.Fleet:
+    """One server, for one job."""
+    return start_fleet(1)
+
+
+@pytest.fixture
+def start_workers(tmp_path: Path) -> Iterator[Callable[..., Workers]]:
+    """``start_workers(fleet, work, n, *args, env={})``: n workers of a job on this fleet, which may be killed, waited for and read.
+
+    ``work`` is a script's path, whose arguments are ``args``, or a function at the top of a test file: it is called in each process
+    with ``args``, which must be JSON's as what it returns (``workers.values``). Those that still run at the test's end are killed.
+    """
+    started: list[Workers] = []
+
+    def begin(fleet: Optional[paraft.Fleet], work: Union[Path, Callable[..., Any]], workers: int, *args: Any, **options: Any) -> Workers:
+        folder = tmp_path / f"job-{len(started)}"
+        folder.mkdir()
+        started.append(start(fleet, work, workers, *args, folder=folder, **options))
+        return started[-1]
+
+    yield begin
+    for workers in started:
+        workers.kill()
+
+
+@pytest.fixture
+def run_workers(start_workers: Callable[..., Workers]) -> Callable[..., Workers]:
+    """``run_workers(fleet, work, n, *args, timeout=60)``: ``start_workers``, and waits until all have ended well."""
+
+    def begin(*args: Any, timeout: float = 60.0, **options: Any) -> Workers:
+        return start_workers(*args, **options).wait(timeout)
+
+    return begin

@@ -1,0 +1,302 @@
+"""What happens to a training process: signals, forks, lost servers and workers, misuse, its end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import models  # noqa: E402
+import paraft  # noqa: E402
+import paraft.torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+
+def new(fleet: paraft.Fleet, name: str = "a", **options: Any) -> tuple[paraft.Run, nn.Module, torch.optim.Optimizer]:
+    """The only worker of a job."""
+    run = paraft.init(fleet, name=name)
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    run.prepare(m, o, **options)
+    return run, m, o
+
+
+def one_step(m: nn.Module, o: torch.optim.Optimizer) -> None:
+    models.loss(m, next(models.batches("mlp", 0, 1))).backward()
+    o.step()
+    o.zero_grad()
+
+
+def ctrl_c(after: float) -> threading.Thread:
+    thread = threading.Thread(target=lambda: (time.sleep(after), os.kill(os.getpid(), signal.SIGINT)))
+    thread.start()
+    return thread
+
+
+def test_ctrl_c_ends_the_wait_for_workers_that_do_not_come(start_fleet: Any) -> None:
+    # What torch imports when it is first used is imported.
+    run, m, o = new(start_fleet(1))
+    one_step(m, o)
+    run.finish()
+    waits = paraft.init(start_fleet(1), workers=2)
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    thread = ctrl_c(1.0)
+    with pytest.raises(KeyboardInterrupt):
+        waits.prepare(m, o)
+    thread.join()
+
+
+def interrupted(out: str) -> int:
+    """Worker 0 of two is interrupted while it waits for worker 1, and goes on."""
+    run = paraft.init()
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    run.prepare(m, o)
+    caught = 0
+    for i, batch in enumerate(models.batches("mlp", run.rank, 6)):
+        models.loss(m, batch).backward()
+        if i == 3 and run.rank == 1:
+            time.sleep(2)
+        thread = ctrl_c(0.5) if i == 3 and run.rank == 0 else None
+        try:
+            o.step()
+        except KeyboardInterrupt:
+            caught += 1
+            o.step()  # what was pushed stays pushed
+        if thread:
+            thread.join()
+        o.zero_grad()
+    assert run.step == 6
+    run.finish()
+    torch.save(m.state_dict(), f"{out}/{run.rank}.pt")
+    return caught
+
+
+def test_a_step_that_was_interrupted_is_waited_for_again(fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    assert run_workers(fleet, interrupted, 2, str(tmp_path), timeout=180).values == [1, 0]
+    a, b = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_a_forked_process_is_refused_and_harms_nobody(fleet: Any) -> None:
+    run, m, o = new(fleet)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            one_step(m, o)
+        except paraft.MisuseError as e:
+            code = 7 if "forked" in str(e) else 2
+        del run, m, o
+        gc.collect()
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    one_step(m, o)
+    assert run.step == 1
+    run.finish()
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_a_loader_come_beside_the_run(context: str, fleet: Any) -> None:
+    run, m, o = new(fleet)
+    data = torch.utils.data.TensorDataset(torch.randn(64, 20), torch.zeros(64, dtype=torch.long))
+    for batch in torch.utils.data.DataLoader(data, 16, num_workers=2, multiprocessing_context=context):
+        models.loss(m, batch).backward()
+        o.step()
+        o.zero_grad()
+    assert run.step == 4
+    run.finish()
+
+
+def test_a_run_is_not_pickled_and_its_model_is(fleet: Any) -> None:
+    run, m, o = new(fleet)
+    with pytest.raises(TypeError, match="paraft.init"):
+        pickle.dumps(run)
+    copy = pickle.loads(pickle.dumps(m))
+    assert all(torch.equal(a, b) for a, b in zip(copy.parameters(), m.parameters()))
+    assert len(pickle.dumps(m)) < 20_000
+    run.finish()
+
+
+def tasks() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_nothing_is_left_of_a_run(start_fleet: Any) -> None:
+    files = None
+    for i in range(20):
+        fleet = start_fleet(1)
+        run, m, o = new(fleet)
+        before = tasks()
+        one_step(m, o)
+        if i % 2:
+            run.finish()
+        del run, m, o
+        assert tasks() < before, "its thread has ended with it"
+        fleet.close()
+        now = len(os.listdir("/proc/self/fd"))
+        files = files or now
+        assert now <= files, "its sockets are closed"
+
+
+def test_a_loop_goes_on_when_a_server_is_killed(start_fleet: Any) -> None:
+    fleet = start_fleet(3)
+    run, m, o = new(fleet)
+    plain = models.model("mlp")
+    po = models.optimizer("sgd", plain)
+    for i, batch in enumerate(models.batches("mlp", 0, 60)):
+        if i == 20:
+            fleet._processes[0].kill()
+        for one, its in ((m, o), (plain, po)):
+            models.loss(one, batch).backward()
+            its.step()
+            its.zero_grad()
+    assert run.step == 60
+    run.finish()
+    # Exactly once: what was lost or applied twice would show.
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(m.parameters(), plain.parameters()))
+
+
+def test_a_fleet_without_its_majority_is_unavailable(start_fleet: Any) -> None:
+    fleet = start_fleet(3)
+    run = paraft.init(fleet, settings={"cluster.timeout_ms": 1_500})
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    run.prepare(m, o)
+    one_step(m, o)
+    for process in fleet._processes[:2]:
+        process.kill()
+    with pytest.raises(paraft.UnavailableError, match="no leader") as e:
+        for _ in range(3):
+            one_step(m, o)
+    assert e.value.exit_code == 69 and isinstance(e.value, ConnectionError)
+
+
+def comes_back(rank: int, steps: int) -> int:
+    """Trains on, from where the servers say that it is."""
+    run = paraft.init(mode="asp")
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    run.prepare(m, o)
+    first = run.step
+    print("joined", flush=True)
+    for batch in models.batches("mlp", rank, steps - first):
+        models.loss(m, batch).backward()
+        o.step()
+        o.zero_grad()
+        time.sleep(0.02)
+    run.finish()
+    return first
+
+
+def test_a_killed_worker_comes_back_where_it_was(fleet: Any, start_workers: Any) -> None:
+    workers = start_workers(fleet, comes_back, 2, 0, 150)
+    for w in workers:
+        w.wait_for("joined", 120)
+    time.sleep(1)
+    workers[1].kill()
+    # In its place, the same rank once more.
+    env = {"PARAFT_RANK": "1", "PARAFT_WORKERS": "2"}
+    again = start_workers(fleet, comes_back, 1, 1, 150, env=env)
+    assert again[0].wait(180) == 0, again[0].said()
+    assert workers[0].wait(60) == 0, workers[0].said()
+    assert 0 < again[0].value < 150 and workers[0].value == 0
+
+
+def test_misuse_is_said_with_its_remedy_and_training_goes_on(start_fleet: Any) -> None:
+    fleet = start_fleet(1)
+    run, m, o = new(fleet)
+    batch = next(models.batches("mlp", 0, 1))
+
+    def said(kind: type[paraft.ParaftError], *words: str) -> Any:
+        return pytest.raises(kind, match=".*".join(words))
+
+    models.loss(m, batch).backward()
+    nn.utils.clip_grad_norm_(m.parameters(), 0.01)
+    with said(paraft.MisuseError, "changed", "clip_norm"):
+        o.step()
+    o.zero_grad()
+    one_step(m, o)
+    assert run.step == 1
+    with said(paraft.MisuseError, "has its model"):
+        run.prepare(m, o)
+    o.param_groups[0]["momentum"] = 0.5
+    with said(paraft.ConfigError, "momentum", "apply="):
+        one_step(m, o)
+    o.param_groups[0]["momentum"] = 0
+    o.zero_grad()
+    one_step(m, o)
+    m[0].weight.data = m[0].weight.data.clone()
+    with said(paraft.MisuseError, "0.weight", "other memory"):
+        one_step(m, o)
+    run.close()
+    with said(paraft.MisuseError, "prepare"):
+        run.report(1, 0.0)
+
+    with said(paraft.ConfigError, "paraft launch"):
+        paraft.init()
+    run = paraft.init(fleet)
+    with said(paraft.MisuseError, "prepare"):
+        run.stats()
+    net = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Flatten(0), nn.Linear(4, 1))
+    with said(paraft.ConfigError, "LBFGS", "worker"):
+        run.prepare(net, torch.optim.LBFGS(net.parameters()), apply="servers")
+    with said(paraft.ConfigError, "amsgrad"):
+        run.prepare(net, torch.optim.Adam(net.parameters(), amsgrad=True), apply="servers")
+    with said(paraft.ConfigError, "not the model"):
+        run.prepare(net, torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1))
+    with said(paraft.ConfigError, "apply"):
+        run.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), apply="elsewhere")
+    with said(paraft.ConfigError, "train.mode"):
+        paraft.init(fleet, mode="sideways").prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+def test_gradients_of_two_backward_passes_name_no_sync(fleet: Any) -> None:
+    run, m, o = new(fleet, overlap=True)
+    one_step(m, o)
+    batch = next(models.batches("mlp", 0, 1))
+    models.loss(m, batch).backward()
+    with pytest.raises(paraft.MisuseError, match="no_sync"):
+        models.loss(m, batch).backward()
+    run.close()
+
+
+def test_sparse_gradients_are_refused(fleet: Any) -> None:
+    run = paraft.init(fleet)
+    net = nn.Embedding(10, 4, sparse=True)
+    o = torch.optim.SGD(net.parameters(), lr=0.1)
+    run.prepare(net, o)
+    net(torch.tensor([1])).sum().backward()
+    with pytest.raises(paraft.MisuseError, match="sparse=False"):
+        o.step()
+    run.close()
+
+
+def test_log_lines_come_through_logging(start_fleet: Any, caplog: Any) -> None:
+    caplog.set_level("INFO", logger="paraft")
+    run, m, o = new(start_fleet(1))
+    one_step(m, o)
+    run.finish()
+    assert any("connected" in r.getMessage() for r in caplog.records)
+
+
+def test_another_job_on_the_same_servers_is_refused_with_the_difference(fleet: Any) -> None:
+    run, m, o = new(fleet)
+    one_step(m, o)
+    other = paraft.init(fleet)
+    net = nn.Linear(3, 3)
+    with pytest.raises(paraft.ConfigError, match="tensors"):
+        other.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    one_step(m, o)
+    assert run.step == 2
+    run.finish()

@@ -1,0 +1,288 @@
+"""Training PyTorch models: what comes out, beside DDP's and one process's."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import models  # noqa: E402
+import paraft  # noqa: E402
+import paraft.torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+STEPS = 50
+#: Such that the small models have several.
+SMALL_BUCKETS = {"settings": {"cluster.bucket_bytes": 1024}}
+
+
+#: What is trained in lock-step, beside DDP: its name, model and optimizer, options of ``prepare`` and of ``init``, the norm at which
+#: DDP's loop clips, how many servers, and how far apart the weights may be, of the largest one.
+CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], float, int, float]] = {
+    **{name: ("mlp", name, {"apply": "servers"}, {}, 0.0, 1, within) for name, (_, within) in models.OPTIMIZERS.items()},
+    "three servers": ("mlp", "sgd", {}, {}, 0.0, 3, 2e-7),
+    "conv": ("conv", "momentum", {}, {}, 0.0, 1, 2e-6),
+    # What divides by the root of a gradient's square makes much of one that is nothing but rounding, as that of the keys' bias.
+    "transformer": ("transformer", "adamw", {}, {}, 0.0, 1, 2e-3),
+    "at step()": ("mlp", "momentum", {"overlap": False}, SMALL_BUCKETS, 0.0, 1, 1e-6),
+    "during backward": ("mlp", "momentum", {"overlap": True}, SMALL_BUCKETS, 0.0, 1, 1e-6),
+    # clip_grad_norm_ divides by the norm plus 1e-6.
+    "clipped": ("mlp", "sgd", {"clip_norm": 0.1}, {}, 0.1, 1, 1e-5),
+}
+
+
+def trained(out: str, fleets: dict[str, list[str]], more: dict[str, Any]) -> dict[str, float]:
+    """A worker that trains all cases, each on servers of its own; the largest move of a weight in each."""
+    moved = {}
+    for case, servers in fleets.items():
+        kind, optimizer, options, env, *_ = CASES[case]
+        run = paraft.init(servers=servers, **env, **more)
+        m = models.model(kind, seed=run.rank)  # worker 0's count
+        first = [p.detach().clone() for p in models.model(kind).parameters()]
+        m, o = run.prepare(m, models.optimizer(optimizer, m), **options)
+        for batch in models.batches(kind, run.rank, STEPS):
+            models.loss(m, batch).backward()
+            o.step()
+            o.zero_grad()
+        run.finish()
+        torch.save(m.state_dict(), f"{out}/{case} {run.rank}.pt")
+        moved[case] = max(float((a - b).detach().abs().max()) for a, b in zip(first, m.parameters()))
+    return moved
+
+
+def trained_by_ddp(out: str) -> None:
+    """The same loops under DistributedDataParallel."""
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    for case, (kind, optimizer, _, _, clip, *_) in CASES.items():
+        m = models.model(kind, seed=rank)
+        ddp = nn.parallel.DistributedDataParallel(m, broadcast_buffers=False)
+        o = models.optimizer(optimizer, m)
+        for batch in models.batches(kind, rank, STEPS):
+            models.loss(ddp, batch).backward()
+            if clip:
+                nn.utils.clip_grad_norm_(m.parameters(), clip)
+            o.step()
+            o.zero_grad()
+        torch.save(m.state_dict(), f"{out}/{case} ddp-{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def apart(a: dict[str, Any], b: dict[str, Any]) -> float:
+    """The largest difference, of the largest weight."""
+    assert a.keys() == b.keys()
+    floats = [k for k in a if a[k].is_floating_point() and "running" not in k]
+    largest = max(float(b[k].abs().max()) for k in floats)
+    return max(float((a[k] - b[k]).abs().max()) for k in floats) / largest
+
+
+def test_lock_step_gives_the_weights_of_ddp(start_fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    out = str(tmp_path)
+    fleets = {case: start_fleet(servers).servers for case, (*_, servers, _) in CASES.items()}
+    moved = run_workers(None, trained, 2, out, fleets, {}, timeout=300).values
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    run_workers(None, trained_by_ddp, 2, out, env=env, timeout=300)
+    ends = {}
+    for case, (*_, within) in CASES.items():
+        ours, other, theirs, another = [torch.load(f"{out}/{case} {who}.pt") for who in ("0", "1", "ddp-0", "ddp-1")]
+        ends[case] = ours
+        assert all(torch.equal(ours[k], other[k]) for k in ours if "num_batches" not in k), f"{case}: both end with the same"
+        assert min(m[case] for m in moved) > 0.01, f"{case}: it trains"
+        assert apart(ours, theirs) <= within, case
+        for key in ours:
+            if "running" in key:
+                assert torch.allclose(ours[key], (theirs[key] + another[key]) / 2, atol=1e-5), "the mean of the workers'"
+    early, late = ends["during backward"], ends["at step()"]
+    assert all(torch.equal(early[k], late[k]) for k in early), "pushed early or late: the same bits"
+
+
+def test_other_modes_train(start_fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    for mode in ("ssp:2", "asp"):
+        fleets = {"adam": start_fleet(1).servers}
+        moved = run_workers(None, trained, 2, str(tmp_path), fleets, {"mode": mode}, timeout=120).values
+        assert min(m["adam"] for m in moved) > 0.01
+        ours = [torch.load(tmp_path / f"adam {rank}.pt") for rank in range(2)]
+        assert all(torch.equal(ours[0][k], ours[1][k]) for k in ours[0]), "final weights are the same"
+
+
+def alone(fleet: Any, optimizer: Any, prepare: Callable[..., Any], steps: int = 40, **env: Any) -> tuple[nn.Module, nn.Module]:
+    """The only worker of a job, and a plain loop beside it: both models."""
+    run = paraft.init(fleet, **env)
+    m, plain = models.model("mlp"), models.model("mlp")
+    o, po = optimizer(m.parameters()), optimizer(plain.parameters())
+    held = prepare(run, m, o)
+    for batch in models.batches("mlp", 0, steps):
+        for one, its in ((m, o), (plain, po)):
+            models.loss(one, batch).backward()
+            its.step()
+            its.zero_grad()
+    run.finish()
+    del held
+    return m, plain
+
+
+def same(m: nn.Module, plain: nn.Module, within: float) -> None:
+    assert apart(m.state_dict(), plain.state_dict()) <= within
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.Adadelta, torch.optim.Rprop, torch.optim.ASGD])
+def test_any_optimizer_runs_on_a_worker(kind: Any, fleet: Any) -> None:
+    m, plain = alone(fleet, kind, lambda run, m, o: run.prepare(m, o, apply="worker"))
+    same(m, plain, 1e-5)
+
+
+def test_local_steps_are_those_of_the_inner_optimizer_until_they_are_pushed(fleet: Any) -> None:
+    m, plain = alone(fleet, lambda p: torch.optim.NAdam(p, lr=0.01), lambda run, m, o: paraft.torch.LocalSGD(run, m, o, every=10))
+    same(m, plain, 1e-5)
+
+
+def outer(x: nn.Module, steps: int, every: int, lr: float, momentum: float) -> None:
+    """DiLoCo with one worker, by its formulas: Nesterov's step along what the inner steps went."""
+    inner = torch.optim.AdamW(x.parameters(), lr=1e-3)
+    center = [p.detach().clone() for p in x.parameters()]
+    velocity = [torch.zeros_like(p) for p in center]
+    for i, batch in enumerate(models.batches("mlp", 0, steps), 1):
+        models.loss(x, batch).backward()
+        inner.step()
+        inner.zero_grad()
+        if i % every:
+            continue
+        with torch.no_grad():
+            for c, v, p in zip(center, velocity, x.parameters()):
+                d = c - p
+                v.mul_(momentum).add_(d)
+                c.sub_(lr * (d + momentum * v))
+                p.copy_(c)
+
+
+def test_diloco_is_its_formulas(fleet: Any) -> None:
+    plain = models.model("mlp")
+    outer(plain, 40, 10, 0.7, 0.9)
+    m, _ = alone(fleet, lambda p: torch.optim.AdamW(p, lr=1e-3), lambda run, m, o: paraft.torch.DiLoCo(run, m, o, every=10))
+    same(m, plain, 1e-5)
+
+
+def test_accumulated_gradients_are_pushed_once(start_fleet: Any) -> None:
+    for overlap in (False, True):
+        run = paraft.init(start_fleet(1))
+        m, plain = models.model("mlp"), models.model("mlp")
+        o, po = models.optimizer("sgd", m), models.optimizer("sgd", plain)
+        run.prepare(m, o, overlap=overlap)
+        for i, batch in enumerate(models.batches("mlp", 0, 20)):
+            (models.loss(plain, batch) / 2).backward()
+            if i % 2 == 0:
+                with run.no_sync():
+                    (models.loss(m, batch) / 2).backward()
+                continue
+            (models.loss(m, batch) / 2).backward()
+            for one in (o, po):
+                one.step()
+                one.zero_grad()
+        assert run.step == 10
+        same(m, plain, 2e-7)
+        run.finish()
+
+
+def test_frozen_unused_tied_and_strided_parameters(fleet: Any) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(20, 20)
+            self.frozen = nn.Linear(20, 20)
+            self.unused = nn.Linear(20, 20)
+            self.tied = nn.Linear(20, 20)
+            self.tied.weight = self.a.weight
+            self.conv = nn.Conv2d(1, 4, 3).to(memory_format=torch.channels_last)
+            self.low = nn.Parameter(torch.ones(20, dtype=torch.bfloat16))
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x: Any) -> Any:
+            x = self.tied(torch.relu(self.frozen(self.a(x)))) * self.low.float()
+            return x[:, :10] + self.conv(x[:, None, :9].unflatten(2, (3, 3))).mean((1, 2, 3))[:, None]
+
+    run = paraft.init(fleet)
+    torch.manual_seed(0)
+    m = Net()
+    torch.manual_seed(0)
+    plain = Net()
+    o, po = (torch.optim.SGD([p for p in x.parameters() if p.requires_grad], lr=0.05) for x in (m, plain))
+    before = m.frozen.weight.clone()
+    run.prepare(m, o)
+    for batch in models.batches("mlp", 0, 20):
+        for one, its in ((m, o), (plain, po)):
+            models.loss(one, batch).backward()
+            its.step()
+            its.zero_grad()
+    assert torch.equal(m.frozen.weight, before) and m.tied.weight is m.a.weight
+    assert m.conv.weight.is_contiguous(memory_format=torch.channels_last)
+    run.finish()
+    # The servers keep float32 of what is bfloat16 here.
+    for name, p in plain.named_parameters():
+        within = 2e-2 if name == "low" else 5e-3
+        assert torch.allclose(m.get_parameter(name), p, atol=within), name
+
+
+def leased(out: str, workers: int, wait_at: int) -> None:
+    """A worker that trains leased chunks, and writes down which samples; at its batch ``wait_at`` it waits to be killed."""
+    run = paraft.init(mode="asp")
+    m = models.model("mlp")
+    o = models.optimizer("sgd", m)
+    data = torch.utils.data.TensorDataset(torch.arange(600), torch.randn(600, 20), torch.zeros(600, dtype=torch.long))
+    sampler = paraft.torch.LeasedSampler(run, data, batch_size=10, epochs=2, chunk=30)
+    loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
+    run.prepare(m, o)
+    n = 0
+    with open(f"{out}/{run.rank}.txt", "a") as seen:
+        for epoch in range(2):
+            for i, x, y in loader:
+                models.loss(m, (x, y)).backward()
+                o.step()
+                o.zero_grad()
+                n += 1
+                print(*(f"{epoch}:{k}" for k in i.tolist()), file=seen, flush=True)
+                if run.rank == 1 and n == wait_at:
+                    print("waits", flush=True)
+                    import time
+
+                    time.sleep(600)
+    run.finish()
+
+
+def seen(out: Path, ranks: int) -> Counter[str]:
+    return Counter(k for r in range(ranks) for k in (out / f"{r}.txt").read_text().split())
+
+
+def test_leased_samples_are_trained_exactly_once(fleet: Any, run_workers: Any, tmp_path: Path) -> None:
+    run_workers(fleet, leased, 2, str(tmp_path), 2, -1)
+    assert seen(tmp_path, 2) == Counter({f"{e}:{i}": 1 for e in range(2) for i in range(600)})
+
+
+def test_what_a_killed_worker_held_is_trained_by_another(fleet: Any, start_workers: Any, tmp_path: Path) -> None:
+    workers = start_workers(fleet, leased, 2, str(tmp_path), 2, 5)
+    workers[1].wait_for("waits")
+    workers[1].kill()
+    assert workers[0].wait(90) == 0, workers[0].said()
+    counted = seen(tmp_path, 2)
+    assert set(counted) == {f"{e}:{i}" for e in range(2) for i in range(600)}, "at least once"
+    assert sum(counted.values()) - len(counted) <= 50, "again: what was trained of a chunk that nobody accounted for"
+
+
+def test_a_view_is_pickled_without_the_rest(fleet: Any) -> None:
+    import io
+
+    run = paraft.init(fleet)
+    m = models.model("mlp")
+    run.prepare(m, models.optimizer("sgd", m))
+    out = io.BytesIO()
+    torch.save(m[2].bias, out)
+    assert len(out.getvalue()) < 3_000
+    run.finish()
