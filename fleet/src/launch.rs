@@ -4,6 +4,7 @@ use crate::{
     ask::ask_all,
     failure::Failure,
     fleet::{Extras, Fleet, JOB_FILE, server_data},
+    process,
     progress::Progress,
     script, table,
     watch::Watch,
@@ -39,14 +40,18 @@ pub fn show(summaries: &[Summary], json: bool, report: &Path) -> Result<(), Fail
     Ok(())
 }
 
-/// Set to the signal's number when the user wants the end. Who finds that it was not for it may set it back.
+/// Set to the signal's number when the user wants the end. Who finds that it was not for it may set it back. A second signal
+/// while the first one stands is for those that take their time.
 pub fn interrupts() -> Arc<AtomicI32> {
     let flag = Arc::new(AtomicI32::new(0));
     let set = flag.clone();
     let watch = move || {
         if let Ok(rt) = tokio::runtime::Builder::new_current_thread().enable_all().build() {
             loop {
-                set.store(rt.block_on(paraft_host::lifeline::terminated()), Relaxed);
+                let number = rt.block_on(paraft_host::lifeline::terminated());
+                if set.swap(number, Relaxed) != 0 {
+                    process::hurry();
+                }
             }
         }
     };

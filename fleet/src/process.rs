@@ -24,8 +24,17 @@ use std::{
     os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::{Duration, Instant},
 };
+
+/// The user has asked for the end twice.
+static HURRY: AtomicBool = AtomicBool::new(false);
+
+/// From now on no process is given time to end by itself.
+pub fn hurry() {
+    HURRY.store(true, Relaxed);
+}
 
 /// How long a process may take to end by itself.
 const END_PATIENCE: Duration = Duration::from_secs(3);
@@ -57,6 +66,11 @@ impl Process {
             .spawn()
             .map_err(|e| Failure::new(exit::CONFIG, format!("{name}: `{program}` does not start: {e}")))?;
         Ok(Self { name, child, said, ended: None, script: None })
+    }
+
+    /// The file of what it says.
+    pub fn said(&self) -> &Path {
+        &self.said
     }
 
     /// Its process id.
@@ -132,11 +146,10 @@ impl Process {
 
     /// The last thing it said before it ended.
     pub fn last_words(&self) -> String {
-        let text = std::fs::read(&self.said).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text);
-        if self.script.is_some() {
-            return script::last_lines(&text);
+        if let Some(script) = &self.script {
+            return script.last_words(&self.said);
         }
+        let text = std::fs::read_to_string(&self.said).unwrap_or_default();
         let from = text.rfind("error: ").map_or(text.len().saturating_sub(400), |at| at + "error: ".len());
         text.get(from..).unwrap_or("").trim().to_string()
     }
@@ -185,7 +198,8 @@ pub(crate) fn end(processes: &mut [Process], scripts: Signal) {
     }
     let patience = processes.iter().any(|p| p.script.is_some()).then_some(script::END_PATIENCE);
     let deadline = Instant::now() + patience.unwrap_or(END_PATIENCE);
-    while processes.iter_mut().any(|p| p.ended().is_none()) && Instant::now() < deadline {
+    let goes_on = |p: &mut [Process]| p.iter_mut().any(|p| p.ended().is_none()) && !HURRY.load(Relaxed);
+    while goes_on(processes) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
     processes.iter_mut().for_each(Process::kill);

@@ -194,5 +194,6 @@ fn script_failed(workers: &mut [Process], rank: usize) -> Failure {
         true => Failure::new(code, how),
         false => Failure::new(code, format!("{how}:\n{words}")),
     };
-    failure.because(words).help(format!("all that it said is {}.out in the run's folder", workers[rank].name))
+    let file = workers[rank].said().display().to_string();
+    failure.because(words).help(format!("all that it said is in {file}"))
 }

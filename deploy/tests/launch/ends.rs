@@ -1,6 +1,6 @@
 //! How a run of scripts ends: its exit code, what is said, and that nobody is left.
 
-use crate::{Place, common::*, ended, run_out};
+use crate::{Place, common::*, ended, python, run_out};
 
 #[test]
 fn a_scripts_exit_code_is_the_launchers_and_its_last_words_are_shown() {
@@ -15,6 +15,9 @@ fn a_scripts_exit_code_is_the_launchers_and_its_last_words_are_shown() {
 
 #[test]
 fn a_traceback_of_all_scripts_is_shown_once() {
+    if !python() {
+        return;
+    }
     for late in ["0", "1"] {
         let place = Place::new();
         let text =
@@ -52,6 +55,9 @@ except KeyboardInterrupt:
 
 #[test]
 fn ctrl_c_ends_scripts_kindly_and_then_not() {
+    if !python() {
+        return;
+    }
     let place = Place::new();
     place.script("child.sh", "#!/bin/sh\ntrap '' INT TERM\nwhile :; do sleep 1; done\n");
     place.script("kind.py", KIND);
@@ -68,6 +74,27 @@ fn ctrl_c_ends_scripts_kindly_and_then_not() {
     assert!(out.contains("heard") && err.contains("interrupted; the fleet has ended"), "{out}{err}");
     // Those who heed nothing, and what they have started, too.
     place.is_empty();
+}
+
+#[test]
+fn who_asks_twice_does_not_wait() {
+    let place = Place::new();
+    // Within the time that it would be given.
+    let text = "#!/bin/sh\ntrap 'echo heard; sleep 8; echo saved; exit' INT\necho there\nwhile :; do sleep 0.1; done\n";
+    place.script("train.sh", text);
+    let child = place.launch(&["./train.sh"]).spawn().expect("paraft starts");
+    let launcher = Pid::from_raw(child.id() as i32);
+    for words in ["there", "heard"] {
+        (0..2).for_each(|rank| place.says(&format!("worker-{rank}.out"), words));
+        kill(launcher, Signal::SIGINT).expect("SIGINT");
+    }
+    let (code, _, err) = ended(child);
+    assert_eq!(code, Some(130), "{err}");
+    place.is_empty();
+    for rank in 0..2 {
+        let said = place.read(&format!("worker-{rank}.out"));
+        assert!(!said.contains("saved"), "it was given its time: {said}");
+    }
 }
 
 #[test]
@@ -96,6 +123,9 @@ assert os.read(int(os.environ["PARAFT_LIFELINE_FD"]), 1) == b""
 
 #[test]
 fn nobody_outlives_a_killed_launcher_who_watches_the_lifeline() {
+    if !python() {
+        return;
+    }
     let place = Place::new();
     place.script("train.py", WATCHES);
     let child =

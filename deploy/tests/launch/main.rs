@@ -75,3 +75,12 @@ fn ended(child: Child) -> (Option<i32>, String, String) {
 fn run_out(mut command: Command) -> (Option<i32>, String, String) {
     ended(command.spawn().expect("paraft starts"))
 }
+
+/// Whether there is a Python to run scripts; the others are of sh.
+fn python() -> bool {
+    let there = Command::new("python3").args(["-c", ""]).status().is_ok_and(|s| s.success());
+    if !there {
+        eprintln!("SKIPPED: there is no python3");
+    }
+    there
+}

@@ -1,6 +1,6 @@
 //! What a script knows of its place, and where what it says goes.
 
-use crate::{Place, common::*, run_out};
+use crate::{Place, common::*, python, run_out};
 
 /// Writes down how it was started.
 const TELLS: &str = r#"
@@ -24,6 +24,9 @@ fn told(place: &Place, rank: u32) -> Vec<Value> {
 
 #[test]
 fn a_script_knows_its_place_and_its_arguments_are_its_own() {
+    if !python() {
+        return;
+    }
     let place = Place::new();
     place.script("train.py", TELLS);
     let own = ["--workers", "9", "--json", "-x", "--", "a b", "\"quoted\\\""];
@@ -93,6 +96,9 @@ fn a_script_knows_its_place_and_its_arguments_are_its_own() {
 
 #[test]
 fn a_module_is_run_by_the_python_that_is_named_and_threads_that_are_set_stay() {
+    if !python() {
+        return;
+    }
     let place = Place::new();
     fs::create_dir(place.scratch.path().join("pkg")).expect("folder");
     place.script("pkg/train.py", TELLS);
@@ -112,6 +118,9 @@ fn a_module_is_run_by_the_python_that_is_named_and_threads_that_are_set_stay() {
 
 #[test]
 fn a_script_of_a_job_file_lies_beside_it_and_is_quiet_where_json_is_asked_for() {
+    if !python() {
+        return;
+    }
     let place = Place::new();
     fs::create_dir(place.scratch.path().join("jobs")).expect("folder");
     place.script("jobs/train.py", TELLS);
@@ -143,6 +152,9 @@ if not os.path.exists(here):
 
 #[test]
 fn a_script_that_is_killed_is_started_again_with_the_same_variables() {
+    if !python() {
+        return;
+    }
     let place = Place::new();
     place.script("train.py", &format!("{TELLS}{DIES_ONCE}"));
     let set = ["--set", "cluster.max_restarts=1", "--set", "cluster.restart_ms=50", "train.py"];
@@ -200,6 +212,9 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 #[test]
 fn one_script_on_a_terminal_reads_from_it_and_has_its_ctrl_c() {
+    if !python() {
+        return;
+    }
     let place = Place::new();
     place.script("train.py", ASKS);
     let mut command = Command::new("python3");

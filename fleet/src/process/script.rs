@@ -13,7 +13,7 @@ use paraft_worker::exit;
 use rustix::io::{FdFlags, fcntl_setfd};
 use std::{
     fs::File,
-    io::{self, PipeWriter, Read, Write},
+    io::{self, PipeWriter, Read, Seek, SeekFrom, Write},
     os::{
         fd::AsRawFd,
         unix::process::{CommandExt, ExitStatusExt},
@@ -35,7 +35,7 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Of a script that failed so much is shown, if its last words are no traceback.
 const LINES: usize = 20;
-const BYTES: usize = 8 << 10;
+const BYTES: u64 = 8 << 10;
 
 /// Who looks on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +55,8 @@ pub(super) struct Script {
     _lifeline: PipeWriter,
     /// What pass on what it says.
     passing: Vec<JoinHandle<()>>,
+    /// Where in its file begins what this process says: the file may have what one before it said.
+    from: u64,
 }
 
 impl Script {
@@ -64,6 +66,19 @@ impl Script {
         while self.passing.iter().any(|p| !p.is_finished()) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
+    }
+
+    /// The end of what it has said, as far as it can be read.
+    pub(super) fn last_words(&self, said: &Path) -> String {
+        let read = || {
+            let mut file = File::open(said)?;
+            let from = file.metadata()?.len().saturating_sub(BYTES).max(self.from);
+            let mut end = Vec::new();
+            file.seek(SeekFrom::Start(from))?;
+            file.take(BYTES).read_to_end(&mut end)?;
+            Ok::<_, io::Error>(end)
+        };
+        last_lines(&String::from_utf8_lossy(&read().unwrap_or_default()))
     }
 }
 
@@ -81,6 +96,7 @@ impl Process {
         let program = command.get_program().to_string_lossy().into_owned();
         let fails =
             |e: io::Error| Failure::new(exit::CONFIG, format!("{name}: `{program}` does not start: {e}"));
+        let from = keep()?.metadata().map_or(0, |m| m.len());
         let (held, lifeline) = io::pipe().map_err(fails)?;
         // Inherited by whatever is started before it is closed here. That end tells nobody anything; the other, which must
         // close with this process, nobody inherits.
@@ -102,7 +118,7 @@ impl Process {
         if let Some(err) = child.stderr.take() {
             passing.extend(pass_on(err, io::stderr(), keep()?));
         }
-        let script = Script { audience, _lifeline: lifeline, passing };
+        let script = Script { audience, _lifeline: lifeline, passing, from };
         Ok(Self { name, child, said, ended: None, script: Some(script) })
     }
 
@@ -161,14 +177,12 @@ fn pass_on(
     std::thread::Builder::new().name("script".into()).spawn(copy).ok()
 }
 
-/// The end of what a script has said: its last traceback, or its last lines.
-pub(super) fn last_lines(text: &str) -> String {
+/// A traceback, or the last lines.
+fn last_lines(text: &str) -> String {
     let text = text.trim_end();
-    let from = (text.len().saturating_sub(BYTES)..).find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-    let end = &text[from..];
-    if let Some(at) = end.rfind("Traceback (most recent call last)") {
-        return end[at..].to_string();
+    if let Some(at) = text.rfind("Traceback (most recent call last)") {
+        return text[at..].to_string();
     }
-    let lines: Vec<&str> = end.lines().collect();
+    let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(LINES)..].join("\n")
 }
