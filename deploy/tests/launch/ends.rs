@@ -41,6 +41,23 @@ fn one_that_is_killed_before_training_ends_the_run_with_the_shells_code() {
     }
 }
 
+#[test]
+fn a_shell_whose_program_was_killed_comes_back_and_its_last_words_are_its_own() {
+    let place = Place::new();
+    let text = "#!/bin/sh\n[ \"$RANK\" = 1 ] || exec sleep 60\n[ -e second ] && exit 3\n\
+                touch second; echo old words; sh -c 'kill -9 $$'; exit $?\n";
+    place.script("train.sh", text);
+    let set = ["--set", "cluster.max_restarts=1", "--set", "cluster.restart_ms=50", "./train.sh"];
+    let (code, _, err) = run_out(place.launch(&set));
+    assert_eq!(code, Some(3), "{err}");
+    contains(
+        &err,
+        &["worker-1 ended with exit code 137; started again", "error: worker-1 ended with exit code 3\n"],
+    );
+    assert!(!err.contains("old words"), "{err}");
+    place.is_empty();
+}
+
 /// Says that it is there, and on Ctrl-C that it has heard.
 const KIND: &str = r#"
 import os, time

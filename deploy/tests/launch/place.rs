@@ -188,7 +188,8 @@ print("then", sys.stdin.readline().strip(), flush=True)
 
 /// Runs a command on a terminal of its own: answers what is asked, then presses Ctrl-C.
 const TERMINAL: &str = r#"
-import os, pty, sys, time
+import os, pty, signal, sys, time
+signal.alarm(90)
 pid, master = pty.fork()
 if pid == 0:
     os.execv(sys.argv[1], sys.argv[1:])
