@@ -20,8 +20,7 @@ fn a_traceback_of_all_scripts_is_shown_once() {
     }
     for late in ["0", "1"] {
         let place = Place::new();
-        let text =
-            "import os, time\nif os.environ['RANK'] == 'LATE': time.sleep(0.3)\nraise ValueError('broken')\n";
+        let text = "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nif os.environ['RANK'] == 'LATE': time.sleep(0.3)\nraise ValueError('broken')\n";
         place.script("train.py", &text.replace("LATE", late));
         let (code, _, err) = run_out(place.launch(&["train.py"]));
         assert_eq!(code, Some(1), "{err}");
@@ -117,7 +116,8 @@ fn who_asks_twice_does_not_wait() {
 #[test]
 fn sigterm_is_passed_on_as_it_is() {
     let place = Place::new();
-    let text = "#!/bin/sh\ntrap 'echo saved; exit 0' TERM\necho there\nwhile :; do sleep 0.1; done\n";
+    let text = "#!/bin/sh\n(trap 'echo a child too' TERM; while :; do sleep 0.1; done) &\n\
+                trap 'sleep 0.5; echo saved; kill -9 $!; exit 0' TERM\necho there\nwhile :; do sleep 0.1; done\n";
     place.script("train.sh", text);
     let child = place.launch(&["./train.sh"]).spawn().expect("paraft starts");
     place.says("worker-0.out", "there");
@@ -126,7 +126,8 @@ fn sigterm_is_passed_on_as_it_is() {
     let (code, _, err) = ended(child);
     assert_eq!(code, Some(143), "{err}");
     for rank in 0..2 {
-        assert!(place.read(&format!("worker-{rank}.out")).contains("saved"));
+        let said = place.read(&format!("worker-{rank}.out"));
+        assert!(said.contains("saved") && !said.contains("a child too"), "{said}");
     }
     place.is_empty();
 }
