@@ -7,7 +7,7 @@ use crate::{
     process,
     progress::Progress,
     script, table,
-    watch::Watch,
+    watch::{Watch, wall},
 };
 use nix::sys::signal::Signal;
 use paraft_checkpoint::Checkpoint;
@@ -21,7 +21,7 @@ use std::{
         Arc,
         atomic::{AtomicI32, Ordering::Relaxed},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 /// Prints summaries and where the report is; of a run on which nothing was trained there is nothing to print as a table.
@@ -221,10 +221,6 @@ fn staleness(of: &paraft_proto::WorkerStaleness) -> event::Staleness {
 /// The line that says why a run ended before its time.
 pub fn diverged(wall: f64, why: &Failure) -> Event {
     Event::Diverged(event::Diverged { wall, reason: why.message().to_string() })
-}
-
-pub(crate) fn wall() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
 }
 
 /// The resolved job lies in the run's folder; its paths must not depend on that.

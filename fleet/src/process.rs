@@ -3,7 +3,7 @@
 //! Every child ends with this process, however that ends: each holds a pipe on its standard input whose other
 //! end is here (see `paraft_host::lifeline`). They run in process groups of their own, so that Ctrl-C reaches
 //! only the launcher, which then ends them in order. A user's script is such a process with another lifeline and
-//! with output for the user ([`script`]).
+//! with output for the user (`script`).
 
 mod script;
 
