@@ -1,6 +1,6 @@
 //! `paraft`, one binary: servers, workers, launcher, comparison, benchmark, help for the user.
 //!
-//! - [`train`], [`demo`]: what a user starts. [`serve`], worker: what a fleet consists of, also by hand. [`disk_faults`]: a server's own
+//! - [`train`], [`launch`], [`demo`]: what a user starts. [`serve`], worker: what a fleet consists of, also by hand. [`disk_faults`]: a server's own
 //!   fault points.
 //! - [`status`] ([`whole`]: how the fleet is by every server's own answer; [`control`], [`jobs`], [`memory`]: parts of what it shows),
 //!   [`drain`], [`mode`], [`mod@data`], [`checkpoint`], [`mod@replay`], [`mod@trace`], [`doctor`]: what a user asks.
@@ -22,6 +22,7 @@ mod disk_faults;
 mod doctor;
 mod drain;
 mod jobs;
+mod launch;
 mod memory;
 mod mode;
 mod replay;
@@ -49,6 +50,8 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Launch a fleet on this machine and train a job.
     Train(train::TrainArgs),
+    /// Launch a fleet on this machine whose workers are a script of yours: paraft launch train.py
+    Launch(launch::LaunchArgs),
     /// Train one job in several modes and show the difference.
     Compare(compare::CompareArgs),
     /// Train a job on a fleet that does not exist, in simulated time: what would 256 workers do?
@@ -100,6 +103,7 @@ fn main() {
     let code = match command {
         Command::Demo(a) => failure::report(demo::run(&a)),
         Command::Train(a) => failure::report(train::run(&a)),
+        Command::Launch(a) => failure::report(launch::run(&a)),
         Command::Compare(a) => failure::report(compare::run(&a)),
         Command::Simulate(a) => failure::report(simulate::run(&a)),
         Command::Server(a) => failure::report(serve::run(&a)),

@@ -247,7 +247,7 @@ fn named(args: &ReplayArgs) -> Result<Option<Layout>, Failure> {
         args.data.iter().flat_map(|d| [d.join(JOB_FILE), d.with_file_name(JOB_FILE)]).find(|p| p.exists());
     let Some(path) = args.job.clone().or(beside) else { return Ok(None) };
     let job = Job::load(&path, &[])?;
-    if !job.cluster.worker_command.is_empty() {
+    if job.cluster.own_program() {
         return Ok(None); // only its own binary knows the model
     }
     let (model, _) = cli::built_in(&job)?;

@@ -33,6 +33,13 @@ pub struct TrainArgs {
     /// path, the latest of checkpoint.dir, of --run-dir, or of this job's newest run in runs/ that has a whole one.
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
     pub resume: Option<PathBuf>,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+/// How a run is watched, and where its files go.
+#[derive(Args)]
+pub struct RunArgs {
     /// Where the run's files go. Default: runs/NAME-N, the first N that is free.
     #[arg(long)]
     pub run_dir: Option<PathBuf>,
@@ -64,11 +71,16 @@ pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
         choose_for(asked, job.train.precision, 0, job.train.group_size)
             .map_err(|e| Failure::new(exit::UNAVAILABLE, format!("train.device = \"{asked}\": {e}")))?;
     }
+    train(&mut job, args.resume.as_deref(), &args.run)?;
+    Ok(exit::OK)
+}
+
+/// Trains a job on a fleet of its own, and tells; the run's folder.
+pub fn train(job: &mut Job, resume: Option<&Path>, args: &RunArgs) -> Result<PathBuf, Failure> {
     if args.faults {
         job.cluster.transport = TransportConfig::Tcp; // a Unix socket would lead past the proxies
     }
-    let resume =
-        args.resume.as_deref().map(|p| find_checkpoint(p, &job, args.run_dir.as_deref())).transpose()?;
+    let resume = resume.map(|p| find_checkpoint(p, job, args.run_dir.as_deref())).transpose()?;
     let dir = match args.run_dir.as_deref().filter(|_| resume.is_some()) {
         Some(dir) => RunDir::again(dir)?,
         None => RunDir::new(args.run_dir.as_deref(), &job.name)?,
@@ -76,7 +88,7 @@ pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
     let interrupted = launch::interrupts();
     let extras =
         Extras { faults: args.faults, trace: args.trace.then_some(args.trace_steps), ..Extras::default() };
-    let launched = launch::launch_with(&job, &dir, resume.as_deref(), args.json, &interrupted, extras);
+    let launched = launch::launch_with(job, &dir, resume.as_deref(), args.json, &interrupted, extras);
     // Also of a run that has failed: it may show why.
     let trace = args.trace.then(|| paraft_trace::merge(&dir, None));
     let told = trace.map(|t| t.map_or_else(|e| format!("none: {e}"), |t| crate::trace::told(&t)));
@@ -91,7 +103,7 @@ pub fn run(args: &TrainArgs) -> Result<i32, Failure> {
     if let Some(told) = told.filter(|_| !args.json) {
         out!("trace   {told}");
     }
-    Ok(exit::OK)
+    Ok(dir.to_path_buf())
 }
 
 /// The checkpoint to go on from, whole.

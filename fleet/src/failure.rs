@@ -9,17 +9,25 @@ pub struct Failure {
     code: i32,
     message: String,
     help: Option<String>,
+    /// What a process said that was ended by it, where the user has seen it and the message need not repeat it.
+    cause: String,
 }
 
 impl Failure {
     /// What went wrong, and the exit code that says so (`paraft_worker::exit`).
     pub fn new(code: i32, message: impl Display) -> Self {
-        Self { code, message: message.to_string(), help: None }
+        Self { code, message: message.to_string(), help: None, cause: String::new() }
     }
 
     /// With what to do about it.
     pub fn help(mut self, help: impl Display) -> Self {
         self.help = Some(help.to_string());
+        self
+    }
+
+    /// With what a process said, which is not printed.
+    pub fn because(mut self, cause: String) -> Self {
+        self.cause = cause;
         self
     }
 
@@ -32,7 +40,7 @@ impl Failure {
     /// code is for schedulers, who need not know why.
     pub fn diverged(&self) -> bool {
         let words = ["training has diverged", "holds a NaN or an infinity"];
-        self.code == exit::FAILED && words.iter().any(|w| self.message.contains(w))
+        self.code == exit::FAILED && words.iter().any(|w| self.message.contains(w) || self.cause.contains(w))
     }
 
     /// A file or folder that cannot be written.

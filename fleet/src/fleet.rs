@@ -8,12 +8,16 @@ use crate::{
         link::{Link, Links},
         proxy::Proxies,
     },
-    process::{self, Process},
+    process::{self, Audience, Process},
+    script::{self, Rendezvous},
 };
+use nix::sys::signal::Signal;
 use paraft_trace::TRACE_FOLDER;
 use paraft_worker::{Job, exit, slow::Straggle};
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
+    io::IsTerminal,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -39,6 +43,10 @@ pub struct Fleet {
     slow: BTreeMap<u32, f64>,
     straggle: Option<Straggle>,
     fault_points: Option<FaultPoints>,
+    /// What all workers are told alike, where they are scripts.
+    rendezvous: Option<Rendezvous>,
+    /// What scripts say is kept and not passed on.
+    quiet: bool,
 }
 
 /// From what servers take what they must agree on.
@@ -113,6 +121,8 @@ impl Fleet {
             slow: BTreeMap::new(),
             straggle: None,
             fault_points,
+            rendezvous: None,
+            quiet: false,
         })
     }
 
@@ -246,9 +256,16 @@ impl Fleet {
         Ok(())
     }
 
-    /// Starts the job's workers, from a checkpoint where there is one.
-    pub fn start_workers(&mut self, job: &Job, resume: Option<&Path>) -> Result<(), Failure> {
+    /// Starts the job's workers, from a checkpoint where there is one. Of scripts the first one's output is for the user,
+    /// unless it is `quiet`.
+    pub fn start_workers(&mut self, job: &Job, resume: Option<&Path>, quiet: bool) -> Result<(), Failure> {
         self.resume = resume.map(Path::to_path_buf);
+        self.quiet = quiet;
+        if !job.cluster.script.is_empty() {
+            let free = Rendezvous::new(job.ranks());
+            self.rendezvous =
+                Some(free.map_err(|e| Failure::new(exit::UNAVAILABLE, format!("no port: {e}")))?);
+        }
         for rank in 0..job.ranks() {
             let worker = self.worker(job, rank)?;
             self.workers.push(worker);
@@ -257,6 +274,9 @@ impl Fleet {
     }
 
     fn worker(&self, job: &Job, rank: u32) -> Result<Process, Failure> {
+        if let Some(at) = self.rendezvous {
+            return self.script(job, rank, at);
+        }
         let mut command = match job.cluster.worker_command.as_slice() {
             [] => {
                 let mut c = Command::new(&self.program);
@@ -294,6 +314,31 @@ impl Fleet {
         Process::start(name, command, dir)
     }
 
+    /// A worker that is a user's script.
+    fn script(&self, job: &Job, rank: u32, at: Rendezvous) -> Result<Process, Failure> {
+        let (dir, name) = (&self.run_dir, format!("worker-{rank}"));
+        let mut own: Vec<(_, OsString)> = vec![
+            ("PARAFT_JOB", dir.join(JOB_FILE).into()),
+            ("PARAFT_SERVERS", self.addresses.join(",").into()),
+            ("PARAFT_RUN_DIR", dir.into()),
+            ("PARAFT_LOG_FILE", dir.join(format!("{name}.log")).into()),
+        ];
+        own.extend(self.resume.iter().map(|r| ("PARAFT_RESUME", r.into())));
+        own.extend(self.slow.get(&rank).map(|f| ("PARAFT_SLOW", f.to_string().into())));
+        own.extend(self.straggle.map(|s| ("PARAFT_STRAGGLE", s.to_string().into())));
+        if let Some(steps) = self.trace {
+            own.push(("PARAFT_TRACE", dir.join(TRACE_FOLDER).into()));
+            own.push(("PARAFT_TRACE_STEPS", steps.to_string().into()));
+        }
+        let audience = match (rank, job.ranks()) {
+            _ if self.quiet => Audience::Nobody,
+            (0, 1) if std::io::stdin().is_terminal() => Audience::Terminal,
+            (0, _) => Audience::User,
+            _ => Audience::Nobody,
+        };
+        Process::script(name, script::command(job, rank, at, own), dir, audience)
+    }
+
     /// Does to the links what the faults file says; nothing in a fleet without fault points.
     pub fn follow_faults(&self) {
         if let Some(fault_points) = &self.fault_points
@@ -306,8 +351,13 @@ impl Fleet {
 
     /// Ends everything that still runs: first kindly, workers before servers, then not.
     pub fn stop(&mut self) {
-        process::end(&mut self.workers);
-        process::end(&mut self.servers);
+        self.stop_as(Signal::SIGTERM);
+    }
+
+    /// As [`Self::stop`]; scripts get the signal that the user has sent.
+    pub fn stop_as(&mut self, scripts: Signal) {
+        process::end(&mut self.workers, scripts);
+        process::end(&mut self.servers, scripts);
     }
 }
 

@@ -2,7 +2,9 @@
 //! the binary share.
 //!
 //! - [`process`]: a process that ends with this one. [`fleet`]: a job's servers and workers as such processes.
-//! - [`launch`]: a job on a fleet of its own, from its start to its record. [`run_dir`]: the folder of a run.
+//!   [`script`]: a worker that is a user's script.
+//! - [`launch`]: a job on a fleet of its own, from its start to its record; `watch`: what happens when a process of it ends.
+//!   [`run_dir`]: the folder of a run.
 //! - [`ask`]: what servers say of themselves, and the control group of all.
 //! - [`faults`]: the fault points, of a fleet that was started with them.
 //! - [`failure`]: how a command ends. [`progress`], [`table`]: what a user sees of a run.
@@ -27,4 +29,6 @@ pub mod launch;
 pub mod process;
 pub mod progress;
 pub mod run_dir;
+pub mod script;
 pub mod table;
+mod watch;

@@ -2,22 +2,39 @@
 //!
 //! Every child ends with this process, however that ends: each holds a pipe on its standard input whose other
 //! end is here (see `paraft_host::lifeline`). They run in process groups of their own, so that Ctrl-C reaches
-//! only the launcher, which then ends them in order.
+//! only the launcher, which then ends them in order. A user's script is such a process with another lifeline and
+//! with output for the user (`script`).
+
+mod script;
 
 use crate::failure::Failure;
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::{
+        signal::{Signal, kill, killpg},
+        wait::{Id, WaitPidFlag, WaitStatus, waitid},
+    },
     unistd::Pid,
 };
 use paraft_worker::exit;
+pub use script::Audience;
+use script::Script;
 use std::{
     fs::File,
     io::{BufRead, BufReader, Write},
     os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::{Duration, Instant},
 };
+
+/// The user has asked for the end twice.
+static HURRY: AtomicBool = AtomicBool::new(false);
+
+/// From now on no process is given time to end by itself.
+pub fn hurry() {
+    HURRY.store(true, Relaxed);
+}
 
 /// How long a process may take to end by itself.
 const END_PATIENCE: Duration = Duration::from_secs(3);
@@ -27,16 +44,19 @@ pub struct Process {
     /// For messages and file names: `server-0`, `worker-1`.
     pub name: String,
     child: Child,
-    stderr: PathBuf,
+    /// What it says where nobody looks on, in a file.
+    said: PathBuf,
     ended: Option<ExitStatus>,
+    /// What a user's script has beside that.
+    script: Option<Script>,
 }
 
 impl Process {
     /// Starts it; what it says on standard error is added to a file in `run_dir`.
     pub fn start(name: String, mut command: Command, run_dir: &Path) -> Result<Self, Failure> {
-        let stderr = run_dir.join(format!("{name}.stderr"));
-        let file = File::options().create(true).append(true).open(&stderr);
-        let file = file.map_err(|e| Failure::write(&stderr, e))?;
+        let said = run_dir.join(format!("{name}.stderr"));
+        let file = File::options().create(true).append(true).open(&said);
+        let file = file.map_err(|e| Failure::write(&said, e))?;
         let program = command.get_program().to_string_lossy().into_owned();
         let child = command
             .stdin(Stdio::piped())
@@ -45,7 +65,12 @@ impl Process {
             .process_group(0)
             .spawn()
             .map_err(|e| Failure::new(exit::CONFIG, format!("{name}: `{program}` does not start: {e}")))?;
-        Ok(Self { name, child, stderr, ended: None })
+        Ok(Self { name, child, said, ended: None, script: None })
+    }
+
+    /// The file of what it says.
+    pub fn said(&self) -> &Path {
+        &self.said
     }
 
     /// Its process id.
@@ -56,9 +81,21 @@ impl Process {
     /// The exit status, once there is one.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
+            // What one leaves behind that was killed (a script's loaders) goes with it, while the number is still its own.
+            let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+            if let Ok(WaitStatus::Signaled(..)) = waitid(Id::Pid(self.pid()), flags) {
+                self.signal_all(Signal::SIGKILL);
+            }
             self.ended = self.child.try_wait().ok().flatten();
+            if let Some(script) = self.script.as_mut().filter(|_| self.ended.is_some()) {
+                script.heard();
+            }
         }
         self.ended
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32)
     }
 
     /// The first line that a supervised server says: where it listens.
@@ -87,6 +124,7 @@ impl Process {
     /// Ends it as a crash does, and waits until it is gone.
     pub fn kill(&mut self) {
         if self.ended().is_none() {
+            self.signal_all(Signal::SIGKILL);
             let _ = self.child.kill();
             self.ended = self.child.wait().ok();
         }
@@ -95,13 +133,23 @@ impl Process {
     /// Sends it a signal, if it lives.
     pub fn signal(&self, signal: Signal) {
         if self.ended.is_none() {
-            let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
+            let _ = kill(self.pid(), signal);
+        }
+    }
+
+    /// Sends a signal to it and to what it has started, where these are a group of their own.
+    fn signal_all(&self, signal: Signal) {
+        if !self.has_terminal() {
+            let _ = killpg(self.pid(), signal);
         }
     }
 
     /// The last thing it said before it ended.
     pub fn last_words(&self) -> String {
-        let text = std::fs::read_to_string(&self.stderr).unwrap_or_default();
+        if let Some(script) = &self.script {
+            return script.last_words(&self.said);
+        }
+        let text = std::fs::read_to_string(&self.said).unwrap_or_default();
         let from = text.rfind("error: ").map_or(text.len().saturating_sub(400), |at| at + "error: ".len());
         text.get(from..).unwrap_or("").trim().to_string()
     }
@@ -114,7 +162,7 @@ impl Process {
 
     /// Whether a signal ended it.
     pub fn was_killed(&mut self) -> bool {
-        self.ended().is_some_and(|s| s.signal().is_some())
+        self.killed_by().is_some()
     }
 
     /// How it ended, in words.
@@ -135,21 +183,23 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        if self.ended().is_none() {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
+        self.kill();
     }
 }
 
-/// Ends all of these that still run: first kindly, then not.
-pub(crate) fn end(processes: &mut [Process]) {
+/// Ends all of these that still run: first kindly, scripts as the user ends the launcher, then not.
+pub(crate) fn end(processes: &mut [Process], scripts: Signal) {
     for p in processes.iter_mut() {
         p.ended();
-        p.signal(Signal::SIGTERM);
+        match &p.script {
+            Some(_) => p.ask_to_end(scripts),
+            None => p.signal(Signal::SIGTERM),
+        }
     }
-    let deadline = Instant::now() + END_PATIENCE;
-    while processes.iter_mut().any(|p| p.ended().is_none()) && Instant::now() < deadline {
+    let patience = processes.iter().any(|p| p.script.is_some()).then_some(script::END_PATIENCE);
+    let deadline = Instant::now() + patience.unwrap_or(END_PATIENCE);
+    let goes_on = |p: &mut [Process]| p.iter_mut().any(|p| p.ended().is_none()) && !HURRY.load(Relaxed);
+    while goes_on(processes) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
     processes.iter_mut().for_each(Process::kill);

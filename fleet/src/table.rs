@@ -3,41 +3,45 @@
 use comfy_table::{CellAlignment, Table, presets};
 use paraft_record::{Comparison, Summary, comparison::Spread};
 
-/// Renders summaries as a table.
+/// Renders summaries as a table; where no accuracy was measured it has no columns for one.
 pub fn modes(summaries: &[Summary]) -> String {
     let target = summaries.iter().find_map(|s| s.target_accuracy);
     let time_to = target.map_or("to target".into(), |t| format!("to {:.0}%", t * 100.0));
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(vec![
-        "mode".to_string(),
-        time_to,
-        "final loss".into(),
-        "accuracy".into(),
-        "samples/s".into(),
-        "delay p50/p99".into(),
-        "waited".into(),
-        "pushed".into(),
-        "pulled".into(),
-        "lost".into(),
-    ]);
+    let measured = summaries.iter().any(|s| s.final_accuracy.or(s.target_accuracy).is_some());
+    let accuracy = |shown: String| measured.then_some(shown);
+    let header = [
+        Some("mode".to_string()),
+        accuracy(time_to),
+        Some("final loss".into()),
+        accuracy("accuracy".into()),
+        Some("samples/s".into()),
+        Some("delay p50/p99".into()),
+        Some("waited".into()),
+        Some("pushed".into()),
+        Some("pulled".into()),
+        Some("lost".into()),
+    ];
+    table.set_header(header.into_iter().flatten());
     for s in summaries {
         let delay = match (s.delay_p50, s.delay_p99) {
             (Some(a), Some(b)) => format!("{a} / {b}"),
             _ => "-".into(),
         };
-        table.add_row(vec![
-            s.switched_to.as_ref().map_or_else(|| s.mode.clone(), |to| format!("{} → {to}", s.mode)),
-            s.seconds_to_target.map_or("-".into(), |t| format!("{t:.2} s")),
-            s.final_loss.map_or("-".into(), |l| format!("{l:.4}")),
-            s.final_accuracy.map_or("-".into(), |a| format!("{:.2}%", a * 100.0)),
-            format!("{:.0}", s.samples_per_s),
-            delay,
-            format!("{:.2} s", s.wait_seconds),
-            bytes(s.bytes_pushed),
-            bytes(s.bytes_pulled),
-            lost(s),
-        ]);
+        let row = [
+            Some(s.switched_to.as_ref().map_or_else(|| s.mode.clone(), |to| format!("{} → {to}", s.mode))),
+            accuracy(s.seconds_to_target.map_or("-".into(), |t| format!("{t:.2} s"))),
+            Some(s.final_loss.map_or("-".into(), |l| format!("{l:.4}"))),
+            accuracy(s.final_accuracy.map_or("-".into(), |a| format!("{:.2}%", a * 100.0))),
+            Some(format!("{:.0}", s.samples_per_s)),
+            Some(delay),
+            Some(format!("{:.2} s", s.wait_seconds)),
+            Some(bytes(s.bytes_pushed)),
+            Some(bytes(s.bytes_pulled)),
+            Some(lost(s)),
+        ];
+        table.add_row(row.into_iter().flatten());
     }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);

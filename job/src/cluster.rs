@@ -1,7 +1,7 @@
 //! `[cluster]`: servers, replicas, what an acknowledgement means, how long is waited.
 
 use crate::{
-    Job,
+    Exchange, Job,
     check::{Check, bad},
 };
 use paraft_common::{Durability, LeaderWindow, config::MAX_GRACE_MS, durability};
@@ -54,6 +54,10 @@ pub struct ClusterConfig {
     /// The worker's command instead of `paraft worker`, for a binary with a model of its own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub worker_command: Vec<String>,
+    /// A script and its arguments, started instead of `paraft worker`. It gets no flags: environment variables say which
+    /// worker it is, so that its own arguments stay its own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub script: Vec<String>,
 }
 
 /// How workers reach servers.
@@ -87,6 +91,7 @@ impl Default for ClusterConfig {
             leader_window_pushes: None,
             transport: TransportConfig::Auto,
             worker_command: Vec::new(),
+            script: Vec::new(),
         }
     }
 }
@@ -101,7 +106,13 @@ impl ClusterConfig {
         }
     }
 
+    /// Whether its workers are a program of the user's, which alone knows model and data.
+    pub fn own_program(&self) -> bool {
+        !self.worker_command.is_empty() || !self.script.is_empty()
+    }
+
     pub(crate) fn check(&self, job: &Job) -> Check {
+        self.check_script(job)?;
         if self.grace_ms > MAX_GRACE_MS {
             let remedy = "use at most 86400000: the others wait so long for a worker that is gone";
             return bad("cluster.grace_ms", format!("{} ms is more than a day", self.grace_ms), remedy);
@@ -119,6 +130,27 @@ impl ClusterConfig {
         }
         self.check_times()?;
         self.check_durability(job)
+    }
+
+    fn check_script(&self, job: &Job) -> Check {
+        let Some(program) = self.script.first() else { return Ok(()) };
+        if program.is_empty() || self.script.iter().any(|word| word.contains('\0')) {
+            let remedy = "write the words of a command: [\"python3\", \"train.py\"]";
+            return bad("cluster.script", "it names no program", remedy);
+        }
+        if !self.worker_command.is_empty() {
+            let why = "a worker is either a script or a program that takes the flags of `paraft worker`";
+            return bad("cluster.script", why, "take cluster.script or cluster.worker_command out");
+        }
+        if job.train.group_size > 1 {
+            let why = "a script makes groups of its processes itself (torch.distributed)";
+            return bad("train.group_size", why, "set train.group_size = 1");
+        }
+        if job.train.exchange == Exchange::AllReduce {
+            let why = "the ranks of an all-reduce job are `paraft worker`s";
+            return bad("train.exchange", why, "take train.exchange or cluster.script out");
+        }
+        Ok(())
     }
 
     fn check_servers(&self, job: &Job) -> Check {
@@ -186,5 +218,33 @@ impl ClusterConfig {
             };
             bad(key, e.message, e.remedy)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn a_script_goes_with_no_other_program_and_no_groups() {
+        let job = |text: &str| {
+            let text = format!("[cluster]\nscript = [\"python3\", \"train.py\"]\n{text}");
+            Job::parse(&text, Path::new("job.toml"), &[]).map_err(|e| e.to_string())
+        };
+        let whole = job("").expect("it needs neither model nor data");
+        assert!(whole.cluster.own_program());
+        let again = Job::parse(&whole.to_toml(), Path::new("job.toml"), &[]).expect("as it was written");
+        assert_eq!(again.cluster.script, ["python3", "train.py"]);
+        for (text, words) in [
+            ("worker_command = [\"./own\"]", "cluster.worker_command out"),
+            ("[train]\ngroup_size = 2", "train.group_size = 1"),
+            ("[train]\nworkers = 1\nexchange = \"all-reduce\"", "train.exchange"),
+        ] {
+            let said = job(text).expect_err(text);
+            assert!(said.contains(words) && said.contains("help"), "{said}");
+        }
+        let none = Job::parse("[cluster]\nscript = [\"\"]", Path::new("job.toml"), &[]);
+        assert!(none.expect_err("no program").to_string().contains("names no program"));
     }
 }

@@ -88,6 +88,9 @@ pub struct ModeSwitch {
     pub mode: String,
 }
 
+/// Stands where a user's script decides: the launcher knows neither its data nor its optimizer.
+pub const SCRIPT: &str = "script";
+
 /// What was run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Run {
@@ -109,15 +112,15 @@ pub struct Run {
     pub shards: u32,
     /// Replicas of each shard.
     pub replicas: u32,
-    /// Samples in a worker's step.
+    /// Samples in a worker's step; 0 where a script decides.
     pub batch: u64,
     /// Seed of weights and sample order.
     pub seed: u64,
-    /// Passes over the training data.
+    /// Passes over the training data; 0 where a script decides.
     pub epochs: u64,
-    /// Trainable numbers in the model.
+    /// Trainable numbers in the model; 0 where only a program of the user's knows.
     pub parameters: u64,
-    /// Samples the whole fleet is to train on.
+    /// Samples the whole fleet is to train on; likewise.
     pub samples_budget: u64,
     /// Optimizer name.
     pub optimizer: String,
@@ -141,6 +144,21 @@ pub struct Run {
     /// Nothing ran but a simulation (`paraft simulate`): all times are simulated, and `wall` counts from its begin.
     #[serde(default, skip_serializing_if = "is_false")]
     pub simulated: bool,
+}
+
+impl Run {
+    /// Whether a user's script decides what is trained, on what and how.
+    pub fn of_script(&self) -> bool {
+        self.data == SCRIPT
+    }
+
+    /// The model, and on what it is trained.
+    pub fn what(&self) -> String {
+        match self.of_script() {
+            true => self.model.clone(),
+            false => format!("{} on {}", self.model, self.data),
+        }
+    }
 }
 
 fn is_false(b: &bool) -> bool {

@@ -110,16 +110,12 @@ impl<'a> Entry<'a> {
 fn title(entries: &[Entry<'_>]) -> String {
     match entries {
         [] => "No runs".into(),
-        [one] => format!(
-            "{}: {} on {}, {}",
-            one.record.run.name, one.record.run.model, one.record.run.data, one.label
-        ),
+        [one] => format!("{}: {}, {}", one.record.run.name, one.record.run.what(), one.label),
         [first, ..] => {
             let run = &first.record.run;
-            let same =
-                entries.iter().all(|e| (&e.record.run.model, &e.record.run.data) == (&run.model, &run.data));
+            let same = entries.iter().all(|e| e.record.run.what() == run.what());
             let labels: Vec<_> = entries.iter().map(|e| e.label.as_str()).collect();
-            let what = if same { format!("{} on {}: ", run.model, run.data) } else { String::new() };
+            let what = if same { format!("{}: ", run.what()) } else { String::new() };
             format!("{what}{}", labels.join(", "))
         }
     }

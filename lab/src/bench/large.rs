@@ -140,7 +140,7 @@ struct Bench {
 impl Bench {
     fn run(&mut self, args: &LargeBenchArgs, job: &Job, params: f64) -> Result<Vec<Figure>, Failure> {
         let began = Instant::now();
-        self.fleet.start_workers(job, None)?;
+        self.fleet.start_workers(job, None, true)?;
         self.until("the first pull", |_, s| s.bytes_pulled as f64 >= 4.0 * params)?;
         let loaded = began.elapsed().as_secs_f64();
         let mut figures = Vec::new();

@@ -287,7 +287,7 @@ impl Budget<'_> {
         if size(job) == size(self.base) || job.train.sampler == SamplerKind::Leased {
             return Ok(());
         }
-        if !job.cluster.worker_command.is_empty() {
+        if job.cluster.own_program() {
             return Err(
                 "its workers' own program decides how many samples there are: leave --workers out".into()
             );

@@ -47,7 +47,7 @@ const TABLE_NOTE: &str = "Mean ± standard deviation over the seeds of a group, 
 fn title(c: &Comparison) -> String {
     match c.cells.first() {
         None => "No runs".into(),
-        Some(cell) => format!("{}: {} on {}", c.job, cell.record.run.model, cell.record.run.data),
+        Some(cell) => format!("{}: {}", c.job, cell.record.run.what()),
     }
 }
 
@@ -188,7 +188,8 @@ fn facts(c: &Comparison) -> String {
     fact("Runs", &c.cells.len().to_string());
     fact("Seeds", &seeds.iter().map(u64::to_string).collect::<Vec<_>>().join(", "));
     for (name, of) in FACTS.into_iter().filter(|(name, _)| !["Run", "Started", "Seed"].contains(name)) {
-        let values: BTreeSet<String> = c.cells.iter().map(|c| of(&c.record.run)).collect();
+        let values: BTreeSet<String> =
+            c.cells.iter().map(|c| of(&c.record.run)).filter(|v| !v.is_empty()).collect();
         if (1..=4).contains(&values.len()) {
             fact(name, &list(values));
         }

@@ -17,27 +17,37 @@ pub(super) type Fact = (&'static str, fn(&Run) -> String);
 
 pub(super) const FACTS: [Fact; 15] = [
     ("Model", |r| r.model.clone()),
-    ("Parameters", |r| count(r.parameters)),
-    ("Data", |r| r.data.clone()),
+    ("Parameters", |r| known(r.parameters)),
+    ("Data", |r| unless_script(r, r.data.clone())),
     ("Workers", |r| r.workers.to_string()),
     ("Servers", |r| r.servers.to_string()),
     ("Shards", |r| r.shards.to_string()),
     ("Replicas of a shard", |r| r.replicas.to_string()),
-    ("Batch of a worker", |r| format!("{} samples", count(r.batch))),
-    ("Optimizer", |r| r.optimizer.clone()),
-    ("Learning rate", |r| number(r.lr)),
-    ("Epochs", |r| count(r.epochs)),
-    ("Samples to train on", |r| count(r.samples_budget)),
+    ("Batch of a worker", |r| unless_script(r, format!("{} samples", count(r.batch)))),
+    ("Optimizer", |r| unless_script(r, r.optimizer.clone())),
+    ("Learning rate", |r| unless_script(r, number(r.lr))),
+    ("Epochs", |r| unless_script(r, count(r.epochs))),
+    ("Samples to train on", |r| known(r.samples_budget)),
     ("Seed", |r| r.seed.to_string()),
     ("Run", |r| r.name.clone()),
     ("Started", |r| if r.simulated { "never: simulated".into() } else { moment(r.wall) }),
 ];
 
+/// Only a program of the user's knows it, if it is none; then it is no fact of the run.
+fn known(n: u64) -> String {
+    if n == 0 { String::new() } else { count(n) }
+}
+
+/// What a script decides is no fact of the run either.
+fn unless_script(run: &Run, value: String) -> String {
+    if run.of_script() { String::new() } else { value }
+}
+
 /// What all runs have in common, as the items of a `dl`. What they do not is in the table.
 pub(super) fn facts(entries: &[Entry<'_>]) -> String {
     let mut html = String::new();
     for (name, fact) in FACTS {
-        if let Some(value) = common(entries, fact) {
+        if let Some(value) = common(entries, fact).filter(|v| !v.is_empty()) {
             _ = writeln!(html, "<div><dt>{name}</dt><dd>{}</dd></div>", escape(&value));
         }
     }

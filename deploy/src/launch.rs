@@ -1,0 +1,130 @@
+//! `paraft launch`: a script of the user's as the workers of a fleet on this machine.
+//!
+//! What it is not: a way of training of its own. It makes a job of its flags, whose `cluster.script` is the script, and does
+//! what `paraft train` does with it.
+
+use crate::train::{RunArgs, train};
+use clap::Args;
+use paraft_common::ModeChoice;
+use paraft_fleet::{failure::Failure, out, script};
+use paraft_worker::{Job, exit};
+use serde::Serialize;
+use std::path::{self, Path, PathBuf};
+
+#[derive(Args)]
+#[command(
+    after_help = "What stands behind SCRIPT, or behind the module of -m, is the script's own, whatever it looks like: flags of \
+                        `paraft launch` stand before it."
+)]
+pub struct LaunchArgs {
+    /// Processes of the script. Default: 2, or train.workers of the job file.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub workers: Option<u32>,
+    /// Servers. Default: 3, or cluster.servers of the job file.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub servers: Option<u32>,
+    /// Replicas of each part of the model, an odd number. Default: 3, or 1 where there are fewer than 3 servers.
+    #[arg(long, value_name = "N")]
+    pub replicas: Option<u32>,
+    /// bsp (in lock-step), ssp:S, asp or auto. Default: bsp, or train.mode of the job file.
+    #[arg(long)]
+    pub mode: Option<ModeChoice>,
+    /// A job file, for whatever has no flag here.
+    #[arg(long, value_name = "FILE")]
+    pub job: Option<PathBuf>,
+    /// Sets a key of the job file, for example checkpoint.every_steps=500; may be given often.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Names the run. Default: the job file's name, or the script's.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Go on from a checkpoint, as in `paraft train`; write --resume=PATH.
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, default_missing_value = "latest")]
+    pub resume: Option<PathBuf>,
+    /// What runs Python files and modules.
+    #[arg(long, value_name = "PROGRAM", env = "PARAFT_PYTHON_EXECUTABLE", default_value = "python3")]
+    pub python: String,
+    #[command(flatten)]
+    pub run: RunArgs,
+    /// Run a Python module, as `python -m` does, with everything behind it as its arguments.
+    #[arg(short = 'm', value_names = ["MODULE", "ARGS"], num_args = 1.., allow_hyphen_values = true)]
+    pub module: Vec<String>,
+    /// What to run, and its arguments: a Python file, or a program.
+    #[arg(value_names = ["SCRIPT", "ARGS"], trailing_var_arg = true, allow_hyphen_values = true,
+        required_unless_present = "module", conflicts_with = "module")]
+    pub script: Vec<String>,
+}
+
+pub fn run(args: &LaunchArgs) -> Result<i32, Failure> {
+    let mut job = job(args)?;
+    let dir = train(&mut job, args.resume.as_deref(), &args.run)?;
+    if !args.run.json {
+        out!("run     {}", dir.display());
+    }
+    Ok(exit::OK)
+}
+
+/// The job that the flags describe, over the job file where there is one.
+fn job(args: &LaunchArgs) -> Result<Job, Failure> {
+    let words = words(args)?;
+    script::check(&words)?;
+    let mut set = vec![assignment("cluster.script", &words)?];
+    let mut flag = |key: &str, value: Option<String>| set.extend(value.map(|v| format!("{key}={v}")));
+    flag("train.workers", args.workers.map(|n| n.to_string()));
+    flag("train.mode", args.mode.map(|m| m.to_string()));
+    flag("cluster.servers", args.servers.map(|n| n.to_string()));
+    // What one server holds nobody else can.
+    let one = args.servers.filter(|n| *n < 3).map(|_| 1);
+    flag("cluster.replicas", args.replicas.or(one).map(|n| n.to_string()));
+    let called = script::name(&words);
+    let called = called.trim_end_matches(".py").trim_end_matches(".sh");
+    if let Some(name) = args.name.as_deref().or(args.job.is_none().then_some(called)) {
+        set.push(assignment("name", name)?);
+    }
+    set.extend(args.set.iter().cloned());
+    Ok(match &args.job {
+        Some(file) => Job::load(file, &set)?,
+        None => Job::parse("", Path::new("paraft launch"), &set)?,
+    })
+}
+
+/// The words of the command that is a worker.
+fn words(args: &LaunchArgs) -> Result<Vec<String>, Failure> {
+    let whole = |script: &str| {
+        let whole =
+            path::absolute(script).map_err(|e| Failure::new(exit::USAGE, format!("`{script}`: {e}")))?;
+        Ok::<_, Failure>(whole.to_string_lossy().into_owned())
+    };
+    // A path from here: the job file may lie elsewhere.
+    let program = |program: &str| match program.contains('/') {
+        true => whole(program),
+        false => Ok(program.to_string()),
+    };
+    if !args.module.is_empty() {
+        let python = [program(&args.python)?, "-m".into()];
+        return Ok(python.into_iter().chain(args.module.iter().cloned()).collect());
+    }
+    let [script, rest @ ..] = args.script.as_slice() else {
+        return Err(Failure::new(exit::USAGE, "there is no script to launch"));
+    };
+    if script.starts_with('-') {
+        return Err(Failure::new(
+            exit::USAGE,
+            format!("`{script}` is no flag of `paraft launch`, nor a script"),
+        )
+        .help("`paraft launch --help` lists its flags; those of the script stand behind it"));
+    }
+    let mut words = match script.ends_with(".py") {
+        true => vec![program(&args.python)?, whole(script)?],
+        false => vec![program(script)?],
+    };
+    words.extend(rest.iter().cloned());
+    Ok(words)
+}
+
+/// `key=["word", ...]` or `key="word"`, as `--set` reads it.
+fn assignment(key: &str, value: impl Serialize) -> Result<String, Failure> {
+    let value = serde_json::to_string(&value).map_err(|e| Failure::new(exit::USAGE, e))?;
+    // JSON's strings are TOML's, but for this character.
+    Ok(format!("{key}={}", value.replace('\u{7f}', "\\u007f")))
+}

@@ -1,0 +1,194 @@
+//! A user's script as a worker: what is started, what is wrong with it before it is, and the variables by which it knows its
+//! place.
+//!
+//! The variables are torchrun's, for whatever the script does with other packages, and Paraft's own (docs/launch.md lists
+//! both), so that the script's arguments stay its own. What it has as a process is [`crate::process`]'s.
+
+use crate::failure::Failure;
+use paraft_worker::{Job, exit};
+use std::{
+    ffi::OsString,
+    fs, io,
+    net::TcpListener,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// What says the same to all workers of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Rendezvous {
+    /// A port that was free, for what the script's processes open among themselves.
+    port: u16,
+    /// Threads for each, where the user has not said how many.
+    threads: usize,
+}
+
+impl Rendezvous {
+    /// For a run with so many workers on this machine.
+    pub fn new(workers: u32) -> io::Result<Self> {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Self { port, threads: (processors / workers.max(1) as usize).max(1) })
+    }
+}
+
+/// Names of variables that say something only in some runs: one of an outer run must not be taken for this one's.
+const ONLY_SOMETIMES: [&str; 7] = [
+    "PARAFT_RESUME",
+    "PARAFT_TRACE",
+    "PARAFT_TRACE_STEPS",
+    "PARAFT_SLOW",
+    "PARAFT_STRAGGLE",
+    // The job file has what this process was told.
+    "PARAFT_DEVICE",
+    "PARAFT_GROUP_SIZE",
+];
+
+/// The script as a process, with the place of this rank; `own` are Paraft's variables that not every run has.
+pub fn command(
+    job: &Job,
+    rank: u32,
+    at: Rendezvous,
+    own: impl IntoIterator<Item = (&'static str, OsString)>,
+) -> Command {
+    let mut words = job.cluster.script.iter();
+    let mut command = Command::new(words.next().map_or("", String::as_str));
+    command.args(words);
+    ONLY_SOMETIMES.iter().for_each(|name| _ = command.env_remove(name));
+    let (rank, workers, port) = (rank.to_string(), job.ranks().to_string(), at.port.to_string());
+    for (name, value) in [
+        ("PARAFT_RANK", &*rank),
+        ("PARAFT_WORKERS", &workers),
+        ("PARAFT_METRICS", "127.0.0.1:0"),
+        ("RANK", &rank),
+        ("LOCAL_RANK", &rank),
+        ("ROLE_RANK", &rank),
+        ("WORLD_SIZE", &workers),
+        ("LOCAL_WORLD_SIZE", &workers),
+        ("ROLE_WORLD_SIZE", &workers),
+        ("GROUP_RANK", "0"),
+        ("GROUP_WORLD_SIZE", "1"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", &port),
+        ("TORCHELASTIC_RUN_ID", &job.name),
+        // What it says is passed on as it says it.
+        ("PYTHONUNBUFFERED", "1"),
+    ] {
+        command.env(name, value);
+    }
+    if std::env::var_os("OMP_NUM_THREADS").is_none() {
+        command.env("OMP_NUM_THREADS", at.threads.to_string());
+    }
+    command.envs(own);
+    command
+}
+
+/// What people call it: the script's file, the module, or the program.
+pub fn name(words: &[String]) -> String {
+    let file = |word: &String| Path::new(word).file_name().map(|f| f.to_string_lossy().into_owned());
+    let [program, rest @ ..] = words else { return "script".into() };
+    // `python3 train.py` is train.py; `./run.sh config.toml` is run.sh.
+    let runs_another = !program.contains('/') || file(program).is_some_and(|f| f.starts_with("python"));
+    let named = match rest {
+        [flag, module, ..] if runs_another && flag == "-m" => Some(module.clone()),
+        [script, ..] if runs_another && !script.starts_with('-') => file(script),
+        _ => None,
+    };
+    named.or_else(|| file(program)).unwrap_or_else(|| program.clone())
+}
+
+/// Makes its paths whole: a program with a slash and a second word that is a file are from the job file's folder.
+pub fn absolute(words: &mut [String], base: &Path) {
+    let whole = |word: &mut String| *word = base.join(&*word).to_string_lossy().into_owned();
+    if let Some(program) = words.first_mut().filter(|p| p.contains('/')) {
+        whole(program);
+    }
+    if let Some(file) = words.get_mut(1).filter(|f| base.join(&**f).is_file()) {
+        whole(file);
+    }
+}
+
+/// What is wrong with it, as far as that can be known before anything starts.
+pub fn check(words: &[String]) -> Result<(), Failure> {
+    let wrong = |why: String| Failure::new(exit::CONFIG, why);
+    let [program, rest @ ..] = words else { return Ok(()) };
+    let found = match program.contains('/') {
+        true => Some(PathBuf::from(program)),
+        false => on_path(program),
+    };
+    let Some(found) = found else {
+        let help = match Path::new(program).is_file() {
+            true => format!("it is in this folder: write ./{program}"),
+            false => "say which Python with --python, or install it".into(),
+        };
+        return Err(wrong(format!("there is no `{program}` on the PATH")).help(help));
+    };
+    match fs::metadata(&found) {
+        Err(e) => return Err(wrong(format!("`{}` cannot be started: {e}", found.display()))),
+        Ok(m) if m.is_dir() => return Err(wrong(format!("`{}` is a folder", found.display()))),
+        Ok(m) if m.permissions().mode() & 0o111 == 0 => {
+            return Err(wrong(format!("`{}` is not executable", found.display()))
+                .help("make it so (chmod +x), or name the program that runs it before it"));
+        }
+        Ok(_) => {}
+    }
+    match rest.first() {
+        Some(script) if script.ends_with(".py") => match fs::File::open(script) {
+            Ok(_) => Ok(()),
+            Err(e) => Err(wrong(format!("`{script}` cannot be read: {e}"))),
+        },
+        _ => Ok(()),
+    }
+}
+
+/// Where the PATH has a program of this name that can be started.
+fn on_path(program: &str) -> Option<PathBuf> {
+    let starts = |p: &PathBuf| p.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(program)).find(starts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_string).collect()
+    }
+
+    #[test]
+    fn it_is_called_as_people_call_it() {
+        for (line, called) in [
+            ("python3 /a/train.py --lr 0.1", "train.py"),
+            ("/venv/bin/python3.12 train.py", "train.py"),
+            ("python3 -m pkg.train --lr 0.1", "pkg.train"),
+            ("/a/run.sh config.toml", "run.sh"),
+            ("sh run.sh", "run.sh"),
+            ("python3 -u", "python3"),
+        ] {
+            assert_eq!(name(&words(line)), called, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_started_is_said_with_why() {
+        let scratch = tempfile::tempdir().expect("scratch");
+        let path = |name: &str| scratch.path().join(name).to_string_lossy().into_owned();
+        fs::write(path("plain.sh"), "").expect("a file");
+        for (line, why) in [
+            (vec!["no-such-program".to_string()], "on the PATH"),
+            (vec![path("none.sh")], "cannot be started"),
+            (vec![path("plain.sh")], "not executable"),
+            (vec![path("")], "is a folder"),
+            (vec!["sh".into(), path("none.py")], "cannot be read"),
+        ] {
+            let said = check(&line).expect_err(why);
+            assert!(said.message().contains(why), "{line:?}: {}", said.message());
+        }
+        assert!(check(&words("sh -c exit")).is_ok());
+        let mut relative = words("./plain.sh plain.sh other");
+        absolute(&mut relative, scratch.path());
+        assert!(Path::new(&relative[0]).is_file() && Path::new(&relative[1]).is_absolute(), "{relative:?}");
+        assert_eq!(relative[2], "other");
+    }
+}

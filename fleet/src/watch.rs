@@ -1,0 +1,204 @@
+//! What happens when a process of a running job ends: it is started again, the others go on, or the run is over.
+
+use crate::{failure::Failure, fleet::Fleet, process::Process, progress::Progress};
+use paraft_record::{Event, MetricsWriter, event};
+use paraft_worker::{Job, exit};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// One of the fleet's processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Which {
+    Server(usize),
+    Worker(usize),
+}
+
+/// What the launcher has seen of its processes.
+pub(crate) struct Watch<'a> {
+    job: &'a Job,
+    /// Some worker has trained.
+    started: bool,
+    /// How often each was started again.
+    restarts: BTreeMap<Which, u32>,
+    /// Workers that are groups, and when the first of their ranks ended well: the others have nothing to do.
+    over: BTreeMap<usize, Instant>,
+    /// Those that ended before their time, and when they are started again, if they are.
+    pending: Vec<(Which, Option<Instant>)>,
+}
+
+/// A rank of a group whose job is done has this long to end.
+const HUNG: Duration = Duration::from_secs(15);
+
+impl<'a> Watch<'a> {
+    /// Over the processes of a job that has just been started.
+    pub(crate) fn new(job: &'a Job) -> Self {
+        Self { job, started: false, restarts: BTreeMap::new(), over: BTreeMap::new(), pending: Vec::new() }
+    }
+
+    /// Takes in what workers have written.
+    pub(crate) fn follow(&mut self, events: &[Event]) {
+        self.started |= events.iter().any(|e| matches!(e, Event::Train(_)));
+    }
+
+    /// True when all workers have ended. A process that was killed is started again while `cluster.max_restarts`
+    /// allows it, else it is lost and the others go on. A worker that ended with an error ends the run, since the same
+    /// would happen to the others.
+    pub(crate) fn look(
+        &mut self,
+        fleet: &mut Fleet,
+        writer: &mut MetricsWriter,
+        progress: &Progress,
+    ) -> Result<bool, Failure> {
+        for (i, server) in fleet.servers.iter_mut().enumerate() {
+            if server.ended().is_some() && !self.is_down(Which::Server(i)) {
+                let (name, end) = (server.name.clone(), server.end());
+                // The first server of the list founds the fleet.
+                let then = match i == 0 && !self.started {
+                    true => "the others go on if it had founded the fleet, and wait for it if not",
+                    false => "the others go on as long as they are a majority",
+                };
+                let then = self.down(Which::Server(i), then);
+                progress.note(&format!("warning: {name} {end}; {then}"));
+            }
+        }
+        let mut running = 0;
+        let size = self.job.train.group_size as usize;
+        for (i, worker) in fleet.workers.iter_mut().enumerate() {
+            let over = self.over.get(&(i / size)).copied().filter(|_| size > 1);
+            let Some(status) = worker.ended() else {
+                if over.is_some_and(|o| o.elapsed() > HUNG) {
+                    progress.note(&format!(
+                        "warning: {} hangs, and its group is done; it is killed",
+                        worker.name
+                    ));
+                    worker.signal(nix::sys::signal::Signal::SIGKILL);
+                }
+                running += 1;
+                continue;
+            };
+            if status.success() {
+                self.over.entry(i / size).or_insert_with(Instant::now);
+            } else if over.is_some() {
+                continue;
+            }
+            if status.success() || self.is_down(Which::Worker(i)) {
+                continue;
+            }
+            let how = worker.obituary();
+            let tried = self.restarts.get(&Which::Worker(i)).copied().unwrap_or(0);
+            let comes_back = tried < self.job.cluster.max_restarts;
+            let killed = worker.killed_by();
+            // Before training has begun the others wait for it.
+            if killed.is_none() || !(self.started || comes_back) {
+                if !self.job.cluster.script.is_empty() {
+                    return Err(script_failed(&mut fleet.workers, i));
+                }
+                // Let the servers' view of the others settle no further: this run has failed.
+                let code = status.code().unwrap_or(exit::FAILED);
+                let words = Some(worker.last_words()).filter(|w| !w.is_empty());
+                let words = words.map(|w| format!(": {w}")).unwrap_or_default();
+                let first = format!("{} {how} before the others{words}", worker.name);
+                return Err(Failure::new(code, first)
+                    .help(format!("its log is {}.log in the run's folder", worker.name)));
+            }
+            let (name, size) = (worker.name.clone(), size as u32);
+            let then = self.down(Which::Worker(i), "the others go on");
+            progress.note(&format!("warning: {name} {how}; {then}"));
+            writer.write(&Event::Leave(event::Leave {
+                wall: wall(),
+                worker: paraft_common::WorkerId(i as u32 / size),
+                rank: (size > 1).then_some(i as u32 % size),
+                reason: how,
+            }))?;
+        }
+        let lost = |(process, again): &&(Which, Option<Instant>)| {
+            matches!(process, Which::Worker(_)) && again.is_none()
+        };
+        if self.pending.iter().filter(lost).count() == fleet.workers.len() {
+            let last = fleet.workers.iter_mut().find_map(Process::killed_by);
+            let code = last.filter(|_| !self.job.cluster.script.is_empty()).map_or(exit::FAILED, |n| 128 + n);
+            return Err(Failure::new(code, "all workers are lost"));
+        }
+        // One that comes back when all others have finished has nothing to do.
+        let finished = fleet.workers.iter_mut().any(|w| w.ended().is_some_and(|s| s.success()));
+        let comes_back =
+            self.pending.iter().any(|(p, again)| matches!(p, Which::Worker(_)) && again.is_some());
+        if running == 0 && (finished || !comes_back) {
+            return Ok(true);
+        }
+        self.start_again(fleet, progress);
+        Ok(false)
+    }
+
+    fn is_down(&self, process: Which) -> bool {
+        self.pending.iter().any(|(p, _)| *p == process)
+    }
+
+    /// Says what happens now that it is down.
+    fn down(&mut self, process: Which, without: &str) -> String {
+        let tried = self.restarts.get(&process).copied().unwrap_or(0);
+        let pause = Duration::from_millis(self.job.cluster.restart_ms);
+        let again = tried < self.job.cluster.max_restarts;
+        self.pending.push((process, again.then(|| Instant::now() + pause)));
+        match again {
+            true => format!("started again in {:.1} s", pause.as_secs_f64()),
+            false => without.to_string(),
+        }
+    }
+
+    /// Starts what is due.
+    fn start_again(&mut self, fleet: &mut Fleet, progress: &Progress) {
+        let now = Instant::now();
+        let (due, wait) =
+            std::mem::take(&mut self.pending).into_iter().partition(|(_, at)| at.is_some_and(|at| at <= now));
+        self.pending = wait;
+        for (process, _) in due {
+            *self.restarts.entry(process).or_default() += 1;
+            let started = match process {
+                Which::Server(i) => fleet.restart_server(i),
+                Which::Worker(i) => fleet.restart_worker(self.job, i),
+            };
+            if let Err(e) = started {
+                let then = self.down(process, "it stays down");
+                progress.note(&format!("warning: {}; {then}", e.message()));
+            }
+        }
+    }
+}
+
+/// What is wrong in a script is wrong in all of them: the first one, which the user watches, has so long to say it too.
+const ALIKE: Duration = Duration::from_secs(1);
+
+/// Why a run has ended whose script has failed as this rank. A traceback that the user has seen is not shown again.
+fn script_failed(workers: &mut [Process], rank: usize) -> Failure {
+    let said = |w: &Process| w.last_words();
+    let last = |words: &str| words.lines().next_back().unwrap_or_default().to_string();
+    let words = said(&workers[rank]);
+    let began = Instant::now();
+    if rank > 0 && workers[0].is_seen() {
+        while workers[0].ended().is_none() && began.elapsed() < ALIKE {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    let seen = workers.iter().any(|w| w.is_seen() && last(&said(w)) == last(&words));
+    let worker = &mut workers[rank];
+    let code = match (worker.killed_by(), worker.ended().and_then(|s| s.code())) {
+        (Some(signal), _) => 128 + signal,
+        (None, code) => code.unwrap_or(exit::FAILED),
+    };
+    let how = worker.obituary();
+    let how = format!("{} {how}", worker.name);
+    let failure = match seen || words.is_empty() {
+        true => Failure::new(code, how),
+        false => Failure::new(code, format!("{how}:\n{words}")),
+    };
+    let file = workers[rank].said().display().to_string();
+    failure.because(words).help(format!("all that it said is in {file}"))
+}
+
+/// Unix time, as lines of the record have it.
+pub(crate) fn wall() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}
