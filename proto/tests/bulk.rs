@@ -63,6 +63,7 @@ fn push(len: usize) -> ToShard {
         sum_of_squares: 0.5,
         payload: payload(len).into(),
         samples: 64,
+        rate: Some(0.25),
     };
     ToShard { kind: Some(to_shard::Kind::Push(push)) }
 }

@@ -127,6 +127,8 @@ pub struct Session {
     held: Vec<(Push, Duration, f64)>,
     /// That the next pushes are computed from.
     samples: u32,
+    /// At which the next pushes are to be applied; none: at the job's own.
+    rates: Vec<f64>,
     modes: Modes,
     /// Of the step that the next pull comes behind.
     loss: Option<f32>,
@@ -189,6 +191,7 @@ impl Session {
             requests: 0,
             held: Vec::new(),
             samples: 1,
+            rates: Vec::new(),
             loss: None,
             evaluations: Vec::new(),
             evaluated: BTreeSet::new(),
@@ -309,6 +312,16 @@ impl Session {
         self.samples = u32::try_from(samples).unwrap_or(u32::MAX);
     }
 
+    /// The rate at which the next pushes are to be applied, in the place of the optimizer's times the schedule's factor. None:
+    /// at the job's own.
+    ///
+    /// # Panics
+    /// When there is more than one.
+    pub fn rates(&mut self, rates: Vec<f64>) {
+        assert!(rates.len() < 2, "{} rates for one optimizer", rates.len());
+        self.rates = rates;
+    }
+
     /// Pushes one bucket's gradient for `step`, in the encoding that the job has for it. It is kept until its ack, and sent
     /// again after a break.
     pub fn push(&mut self, now: Duration, bucket: BucketId, step: Step, payload: Bytes) {
@@ -316,6 +329,8 @@ impl Session {
         // Applied on arrival and clipped by the norm of the worker's whole gradient: nothing can go out before the last
         // bucket is known. (BSP clips the mean; there the servers exchange the norm.)
         let waits = self.job.clip.norm.is_some() && self.any_asynchronous();
+        let spec = self.layout.buckets()[bucket.0 as usize];
+        let rate = self.rates.first().filter(|_| spec.kind == TensorKind::Param).copied();
         let Some(link) = self.links.get_mut(&shard) else { return };
         link.seq += 1;
         let push = Push {
@@ -326,6 +341,7 @@ impl Session {
             sum_of_squares: 0.0,
             payload,
             samples: self.samples,
+            rate,
         };
         if waits {
             let squares = self.squares(&push);

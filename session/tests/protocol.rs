@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use paraft_common::{BucketId, Mode, ShardId, Step, WorkerId, config::ServerJob, retry::RetryPolicy};
 use paraft_proto::{
-    Ack, Advice, FromShard, Opened, Refused, ToShard, Weights, from_shard, limits, to_shard::Kind,
+    Ack, Advice, FromShard, Opened, PUSH_FORM, Refused, ToShard, Weights, from_shard, limits, to_shard::Kind,
 };
 use paraft_session::{Effect, Event, HANDOVER, Input, Options, Pull, Session, SessionError};
 use proptest::prelude::*;
@@ -75,7 +75,14 @@ impl Servers {
     }
 
     fn opens(&mut self, session: &mut Session, shard: ShardId, of: u64, clock: u64) {
-        let opened = Opened { session: of, clock, initialised: true, term: 1, ..Opened::default() };
+        let opened = Opened {
+            session: of,
+            clock,
+            initialised: true,
+            term: 1,
+            push_form: PUSH_FORM,
+            ..Opened::default()
+        };
         self.says(session, shard, from_shard::Kind::Opened(opened));
     }
 
@@ -126,6 +133,60 @@ fn shards_that_are_behind_are_brought_to_the_latest_clock() {
     assert_eq!(joined(&mut session, &mut servers, &[3, 5]), Step(5));
     assert!(matches!(servers.came[&ShardId(0)].back(), Some(Kind::Advance(a)) if a.step == 5));
     assert!(servers.came[&ShardId(1)].is_empty());
+}
+
+#[test]
+fn pushes_say_the_rate_that_the_worker_has_set_last() {
+    let job = ServerJob { buffers_len: LEN, ..job(Mode::Asp) };
+    let (mut session, mut servers) = (session(job, 1), Servers::default());
+    joined(&mut session, &mut servers, &[0]);
+    let rate = |servers: &Servers| match servers.came[&ShardId(0)].back() {
+        Some(Kind::Push(p)) => p.rate,
+        other => panic!("{other:?}"),
+    };
+    let mut seen = Vec::new();
+    for rates in [vec![], vec![0.5], vec![0.25], vec![]] {
+        session.rates(rates);
+        push(&mut session, &mut servers, 0, 1);
+        seen.push(rate(&servers));
+    }
+    assert_eq!(seen, [None, Some(0.5), Some(0.25), None]);
+    session.rates(vec![0.5]);
+    push(&mut session, &mut servers, BUCKETS as u32, 1);
+    assert_eq!(rate(&servers), None, "running statistics have none");
+}
+
+#[test]
+fn a_leader_that_would_not_read_a_push_s_rate_ends_the_session_and_is_sent_none() {
+    let of_before = |servers: &mut Servers, session: &mut Session| {
+        let opened = Opened { session: 7, initialised: true, term: 1, ..Opened::default() };
+        servers.says(session, ShardId(0), from_shard::Kind::Opened(opened));
+    };
+    for breaks in [false, true] {
+        let (mut session, mut servers) = (session(job(Mode::Asp), 1), Servers::default());
+        servers.carry_out(&mut session);
+        of_before(&mut servers, &mut session);
+        push(&mut session, &mut servers, 0, 1);
+        assert!(session.poll(servers.now).is_ok(), "what it reads is pushed as ever");
+        if breaks {
+            servers.breaks(&mut session, ShardId(0));
+        }
+        session.rates(vec![0.5]);
+        push(&mut session, &mut servers, 1, 1);
+        if breaks {
+            servers.passes(&mut session, Duration::from_secs(1));
+            of_before(&mut servers, &mut session);
+        }
+        let said = loop {
+            match session.poll(servers.now) {
+                Err(e) => break e.to_string(),
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("it goes on"),
+            }
+        };
+        assert!(said.contains("update all servers"), "{said}");
+        assert!(!servers.pushes(ShardId(0)).contains(&2));
+    }
 }
 
 #[test]

@@ -46,6 +46,8 @@ pub struct Incoming<'a> {
     pub gradient: Gradient<'a>,
     /// Whose.
     pub contributions: &'a [Contribution],
+    /// In the place of the job's own.
+    pub rate: Option<f64>,
     /// Members that train.
     pub members: usize,
     /// Those of whom something is kept, and who train no more.
@@ -115,9 +117,12 @@ impl BucketData {
     }
 
     fn train(&mut self, update: Incoming<'_>) {
-        let Incoming { job, gradient, contributions, gone, .. } = update;
+        let Incoming { job, gradient, contributions, rate, gone, .. } = update;
         gone.iter().for_each(|w| self.forget(job, *w));
-        let rate = job.optimizer.lr() * job.schedule.factor(self.clock, contributions.len());
+        let rate = match rate {
+            Some(rate) => rate * job.schedule.scale.factor(contributions.len()),
+            None => job.optimizer.lr() * job.schedule.factor(self.clock, contributions.len()),
+        };
         let (keeps, t) = (job.keeps(), self.version.0 + 1);
         // A round of several has no delay, and no worker of its own.
         let (whose, from) = match contributions {

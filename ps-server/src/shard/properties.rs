@@ -4,7 +4,7 @@ use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
     batched::Batched,
     bucket::Incoming,
-    command::EvalSums,
+    command::{EvalSums, PushEntry},
     image::{Image, ImageHeader},
 };
 use crate::header;
@@ -14,7 +14,7 @@ use paraft_common::{
     algorithm::AlgorithmConfig,
     codec::put_f32_le,
     config::{EarlyStop, ServerJob},
-    optim::{ClipConfig, Gradient, OptimizerConfig, ScheduleConfig},
+    optim::{ClipConfig, Gradient, LrScale, OptimizerConfig, ScheduleConfig, Shape},
     round::{Backup, RoundConfig},
 };
 use proptest::prelude::*;
@@ -37,7 +37,20 @@ pub(super) fn job(optimizer: OptimizerConfig, buffers_len: usize) -> ServerJob {
 }
 
 pub(super) fn a_job() -> impl Strategy<Value = ServerJob> {
-    let kinds = ["sgd", "momentum", "nesterov", "delayed-nesterov", "adagrad", "rmsprop", "adam", "adamw"];
+    let kinds = [
+        "sgd",
+        "momentum",
+        "nesterov",
+        "delayed-nesterov",
+        "adagrad",
+        "rmsprop",
+        "adam",
+        "adamw",
+        "adadelta",
+        "adamax",
+        "nadam",
+        "radam",
+    ];
     (prop::sample::select(kinds.to_vec()), 0usize..10).prop_map(|(kind, buffers)| {
         let optimizer = toml::from_str(&format!("kind = \"{kind}\"")).expect("every kind has defaults");
         job(optimizer, buffers)
@@ -183,9 +196,10 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
                     batched.payload(batched.sum())
                 }
             };
-            let command =
-                Command::Update { bucket: BucketId(bucket), contributions, encoding, factor, closes: false };
-            Proposal { command, payload }
+            let rate = (value > 0.5).then_some(f64::from(value) * 0.01);
+            let (bucket, contributions, closes) = (BucketId(bucket), contributions.as_slice(), false);
+            let entry = PushEntry { bucket, contributions, encoding, factor, closes, rate };
+            Proposal { command: Command::of_pushes(entry), payload }
         }
         Op::Pull { worker, stale } => {
             let session =
@@ -312,12 +326,12 @@ proptest! {
             for again in [false, true] {
                 let before: Vec<_> = shard.image().buckets;
                 let outcome = shard.apply(&p);
-                let Command::Update { bucket, contributions, .. } = &p.command else { break };
+                let Some(PushEntry { bucket, contributions, .. }) = p.command.pushes() else { break };
                 if let Outcome::Updated { applied: true, .. } = outcome {
                     prop_assert!(!again, "applied twice: {:?}", p);
                     for c in contributions {
                         let member = shard.read(|m| m.members.in_session(c.worker, c.session).is_some());
-                        let first = applied.insert((*bucket, c.worker, c.session, c.step));
+                        let first = applied.insert((bucket, c.worker, c.session, c.step));
                         prop_assert!(first || !member, "{:?} is in already", c);
                     }
                 } else {
@@ -393,7 +407,7 @@ fn without_the_record_of_who_pushed_what_the_ledger_would_show_minus_two() {
     let conf = shard.configured().expect("configured");
     let gradient = Gradient { payload: &push.payload, encoding: Encoding::F32, scale: 1.0 };
     let Command::Update { contributions, .. } = &push.command else { panic!("a push is an update") };
-    let update = Incoming { job: &conf.job, gradient, contributions, members: 1, gone: &[] };
+    let update = Incoming { job: &conf.job, gradient, contributions, rate: None, members: 1, gone: &[] };
     conf.buckets[0].update(update, &conf);
     assert_eq!(weight(&shard), -2.0);
 }
@@ -636,6 +650,48 @@ fn a_round_as_its_pushes_came_gives_the_bits_of_their_sum() {
         assert_eq!(a.buckets, b.buckets, "{encoding}");
         assert_eq!(a.meta.members, b.meta.members);
         assert_eq!((a.meta.pushes, a.meta.bytes_pushed), (9, pushed), "{encoding}");
+    }
+}
+
+/// A rate that workers say is in the place of the optimizer's times the schedule's; what multiplies rates by the number of
+/// pushes stays.
+#[test]
+fn an_update_at_a_rate_is_that_of_a_job_with_that_rate() {
+    for kind in ["sgd", "adagrad", "adamw", "nadam"] {
+        for scale in [LrScale::None, LrScale::Linear] {
+            let optimizer = |lr: f64| {
+                toml::from_str::<OptimizerConfig>(&format!("kind = \"{kind}\"\nlr = {lr:?}")).expect("a kind")
+            };
+            let shape = Shape::Step { every: 1, gamma: 0.5 };
+            let falls = ScheduleConfig { shape, warmup: 5, scale };
+            let constant = ScheduleConfig { scale, ..ScheduleConfig::default() };
+            let [said, own] = [(0.9, falls), (0.125, constant)].map(|(lr, schedule)| {
+                let (shard, _) = configured(&ServerJob { schedule, ..job(optimizer(lr), 0) });
+                (0..2).for_each(|w| _ = shard.apply(&Command::Join { worker: WorkerId(w) }.into()));
+                shard
+            });
+            for step in 1..=4u64 {
+                let contribution = |w: u32| Contribution {
+                    worker: WorkerId(w),
+                    session: SessionId(u64::from(w) + 1),
+                    seq: Seq(step),
+                    step: Step(step),
+                    pulled: Version(step - 1),
+                    samples: 1,
+                };
+                let contributions = [contribution(0), contribution(1)];
+                for (shard, rate) in [(&said, Some(0.125)), (&own, None)] {
+                    let (bucket, encoding, factor, closes) = (BucketId(0), Encoding::F32, 0.5, false);
+                    let entry =
+                        PushEntry { bucket, contributions: &contributions, encoding, factor, closes, rate };
+                    let payload = (step as f32).to_le_bytes().repeat(6).into();
+                    let outcome = shard.apply(&Proposal { command: Command::of_pushes(entry), payload });
+                    assert_eq!(outcome, Outcome::Updated { version: Version(step), applied: true });
+                }
+                let [a, b] = [&said, &own].map(|shard| shard.image().buckets[0].clone());
+                assert_eq!(a, b, "{kind} {scale:?}");
+            }
+        }
     }
 }
 

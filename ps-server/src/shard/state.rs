@@ -253,7 +253,7 @@ impl Shard {
                 }
                 Outcome::Evaluated(close_evaluations(state))
             }
-            Command::Update { .. } => self.update(proposal)?,
+            Command::Update { .. } | Command::UpdateAt { .. } => self.update(proposal)?,
             Command::Pull { worker, session, buckets } => self.pull(*worker, *session, buckets),
             Command::SwitchMode { number, mode, after, auto } => {
                 self.switch_mode(*number, *mode, *after, *auto)

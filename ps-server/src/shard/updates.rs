@@ -3,7 +3,7 @@
 use super::{
     batched::Batched,
     bucket::Incoming,
-    command::{Command, Contribution, Outcome, Proposal},
+    command::{Command, Contribution, Outcome, Proposal, PushEntry},
     configured::Configured,
     members::Member,
     round::weights,
@@ -29,6 +29,7 @@ struct Update<'a> {
     closes: bool,
     encoding: Encoding,
     factor: f32,
+    rate: Option<f64>,
     /// Members that train.
     members: usize,
     /// Those of whom something is kept, and who train no more.
@@ -53,8 +54,8 @@ impl Update<'_> {
             Pushes::Batched(batched) => (batched.sum(), Encoding::F32),
         };
         let gradient = Gradient { payload: &payload, encoding, scale: self.factor };
-        let (members, gone) = (self.members, self.gone.as_slice());
-        let update = Incoming { job: &conf.job, gradient, contributions, members, gone };
+        let (members, gone, rate) = (self.members, self.gone.as_slice(), self.rate);
+        let update = Incoming { job: &conf.job, gradient, contributions, rate, members, gone };
         bucket.update(update, conf)
     }
 
@@ -83,7 +84,7 @@ impl Shard {
         let mut rest = proposals;
         while let [first, ..] = rest {
             let mut buckets = BTreeSet::new();
-            let apart = |p: &&&Proposal| matches!(p.command, Command::Update { bucket, .. } if buckets.insert(bucket));
+            let apart = |p: &&&Proposal| p.command.pushes().is_some_and(|e| buckets.insert(e.bucket));
             let run = rest.iter().take_while(apart).count();
             if run < 2 || !self.is_large(&rest[..run]) {
                 outcomes.push(self.carry_out(first)?);
@@ -122,11 +123,11 @@ impl Shard {
             Command::Configure { .. } | Command::Admit { .. } | Command::Delta { .. } => {
                 return compute::SMALL_BYTES;
             }
-            Command::Update { bucket, .. } => self
-                .configured()
-                .and_then(|c| Some(c.buckets[c.local(*bucket)?].spec.len * F32_BYTES))
+            command => command
+                .pushes()
+                .zip(self.configured())
+                .and_then(|(e, c)| Some(c.buckets[c.local(e.bucket)?].spec.len * F32_BYTES))
                 .unwrap_or_default(),
-            _ => 0,
         };
         touched.max(proposal.payload.len()) as u64
     }
@@ -149,13 +150,12 @@ impl Shard {
     }
 
     fn decide_update<'a>(&self, proposal: &'a Proposal) -> Result<Update<'a>, Outcome> {
-        let Command::Update { bucket: id, contributions, encoding, factor, closes } = &proposal.command
-        else {
+        let Some(entry) = proposal.command.pushes() else {
             return Err(Outcome::Refused("no update".into()));
         };
-        let (encoding, factor, closes) = (*encoding, *factor, *closes);
+        let PushEntry { bucket: id, contributions, encoding, factor, closes, rate } = entry;
         let (conf, b, pushes) =
-            self.pushes(*id, &proposal.payload, encoding, contributions).map_err(Outcome::Refused)?;
+            self.pushes(id, &proposal.payload, encoding, contributions).map_err(Outcome::Refused)?;
         let bucket = &conf.buckets[b];
         let (members, gone) = {
             let mut meta = self.meta_mut();
@@ -176,7 +176,7 @@ impl Shard {
             (meta.members.active_count(), gone)
         };
         let before = bucket.version();
-        Ok(Update { conf, b, contributions, pushes, encoding, factor, closes, members, gone, before })
+        Ok(Update { conf, b, contributions, pushes, encoding, factor, rate, closes, members, gone, before })
     }
 
     /// Records an update whose weights are in.

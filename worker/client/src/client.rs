@@ -235,6 +235,15 @@ impl Client {
         self.io.session().weigh(samples);
     }
 
+    /// The rates at which the next pushes are to be applied, one for each group of parameters (one where the job has none), in the
+    /// place of the optimizer's times the schedule's factor. None: at the job's own. A round takes the mean of its pushes'.
+    ///
+    /// # Panics
+    /// When they are not as many as the groups.
+    pub fn rates(&mut self, rates: Vec<f64>) {
+        self.io.session().rates(rates);
+    }
+
     /// Pushes one bucket's gradient for `step`. Returns at once unless more than
     /// [`PUSH_WINDOW_BYTES`](limits::PUSH_WINDOW_BYTES) wait for their acks. The payload is copied once, into the
     /// bytes that go to the network, in the encoding that the job has for the bucket.

@@ -88,6 +88,8 @@ pub enum Message {
         samples: u32,
         sum_of_squares: f64,
         payload: Payload,
+        /// At which it is to be applied, in the place of the job's own rate.
+        rate: Option<f64>,
         /// When it had arrived whole.
         arrived: Moment,
     },

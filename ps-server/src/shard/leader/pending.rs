@@ -34,6 +34,8 @@ pub struct Push {
     pub sum_of_squares: f64,
     /// In the encoding that the job has for the bucket.
     pub payload: Payload,
+    /// At which it is to be applied, in the place of the job's own rate.
+    pub rate: Option<f64>,
     /// When it had arrived whole.
     pub arrived: Moment,
     /// It came before its worker got weights from this leader.
@@ -410,7 +412,16 @@ mod tests {
             Contribution { worker: WorkerId(worker), session, seq, step: Step(step), pulled, samples: 1 };
         let payload = Payload::from(vec![0u8; bytes]);
         let (conn, arrived, sum_of_squares) = (1, Moment(step), 0.0);
-        Push { conn, contribution, bucket, sum_of_squares, payload, arrived, precedes_weights: false }
+        Push {
+            conn,
+            contribution,
+            bucket,
+            sum_of_squares,
+            payload,
+            rate: None,
+            arrived,
+            precedes_weights: false,
+        }
     }
 
     #[derive(Clone, Copy, Debug, PartialEq)]
@@ -496,7 +507,7 @@ mod tests {
                             What::Room => prop_assert!(pushes.wait_for_room(p, 99)),
                             What::Update => pushes.wait_for_update(p),
                             _ => {
-                                let part = Part { contribution: p.contribution, payload: p.payload };
+                                let part = Part { contribution: p.contribution, payload: p.payload, rate: p.rate };
                                 pushes.wait_for_round(b, part, p.arrived);
                             }
                         }

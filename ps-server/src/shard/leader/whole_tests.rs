@@ -110,10 +110,15 @@ impl World {
     }
 
     fn push(&mut self, step: u64) {
+        self.push_at(step, None);
+    }
+
+    fn push_at(&mut self, step: u64, rate: Option<f64>) {
         let payload = Payload::from(vec![0u8; 32]);
         let (seq, step, bucket, pulled) = (Seq(step), Step(step), 0, Version(0));
         let (samples, sum_of_squares, arrived) = (1, 1.0, Moment::default());
-        let push = Message::Push { seq, step, bucket, pulled, samples, sum_of_squares, payload, arrived };
+        let push =
+            Message::Push { seq, step, bucket, pulled, samples, sum_of_squares, payload, rate, arrived };
         self.hears(Input::Message(1, push));
     }
 
@@ -170,6 +175,19 @@ fn pushes_that_come_again_all_at_once_are_taken_one_after_the_other() {
     world.commit();
     assert_eq!(world.acks(), [1, 2, 3, 4]);
     assert_eq!(world.updates(), [1, 2, 3, 4].map(Step));
+}
+
+#[test]
+fn the_rate_that_a_worker_says_is_in_the_log() {
+    for mode in [Mode::Asp, Mode::Bsp] {
+        let mut world = World::new(mode);
+        for (step, rate) in [(1, None), (2, Some(0.25))] {
+            world.push_at(step, rate);
+            world.commit();
+        }
+        let rates: Vec<_> = world.committed.iter().filter_map(|c| Some(c.pushes()?.rate)).collect();
+        assert_eq!(rates, [None, Some(0.25)], "{mode}");
+    }
 }
 
 #[test]

@@ -270,10 +270,11 @@ pub fn add(
     bucket: usize,
     active: usize,
     c: &Contribution,
+    rate: Option<f64>,
     gradient: Gradient<'_>,
 ) {
     let contributions = std::slice::from_ref(c);
-    let update = Incoming { job: &conf.job, gradient, contributions, members: active, gone: &[] };
+    let update = Incoming { job: &conf.job, gradient, contributions, rate, members: active, gone: &[] };
     Arc::make_mut(data).update(conf.buckets[bucket].spec.kind, update);
 }
 
