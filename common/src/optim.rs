@@ -201,6 +201,33 @@ impl OptimizerConfig {
         )
     }
 
+    /// The same with this base rate and weight decay.
+    pub fn with(&self, lr: f64, weight_decay: f64) -> Self {
+        let mut with = self.clone();
+        macro_rules! set {
+            ($($kind:ident),*) => {
+                match &mut with {
+                    $(Self::$kind(c) => (c.lr, c.weight_decay) = (lr, weight_decay),)*
+                }
+            };
+        }
+        set!(
+            Sgd,
+            Momentum,
+            Nesterov,
+            DelayedNesterov,
+            Adagrad,
+            RmsProp,
+            Adam,
+            AdamW,
+            Adadelta,
+            Adamax,
+            NAdam,
+            RAdam
+        );
+        with
+    }
+
     /// Checks every option; the error names the key and its range.
     pub fn validate(&self) -> Result<(), OptimError> {
         match self {

@@ -312,13 +312,14 @@ impl Session {
         self.samples = u32::try_from(samples).unwrap_or(u32::MAX);
     }
 
-    /// The rate at which the next pushes are to be applied, in the place of the optimizer's times the schedule's factor. None:
-    /// at the job's own.
+    /// The rates at which the next pushes are to be applied, one for each group of parameters (one where the job has none), in
+    /// the place of the optimizer's times the schedule's factor. None: at the job's own.
     ///
     /// # Panics
-    /// When there is more than one.
+    /// When they are not as many as the groups.
     pub fn rates(&mut self, rates: Vec<f64>) {
-        assert!(rates.len() < 2, "{} rates for one optimizer", rates.len());
+        let groups = self.job.groups.len().max(1);
+        assert!(rates.is_empty() || rates.len() == groups, "{} rates for {groups} groups", rates.len());
         self.rates = rates;
     }
 
@@ -330,7 +331,8 @@ impl Session {
         // bucket is known. (BSP clips the mean; there the servers exchange the norm.)
         let waits = self.job.clip.norm.is_some() && self.any_asynchronous();
         let spec = self.layout.buckets()[bucket.0 as usize];
-        let rate = self.rates.first().filter(|_| spec.kind == TensorKind::Param).copied();
+        let of_group = self.rates.get(usize::from(spec.group));
+        let rate = of_group.filter(|_| spec.kind == TensorKind::Param).copied();
         let Some(link) = self.links.get_mut(&shard) else { return };
         link.seq += 1;
         let push = Push {

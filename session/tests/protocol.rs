@@ -1,7 +1,9 @@
 //! A session against servers that answer as they like: what it keeps, sends again, waits for and lets go.
 
 use bytes::Bytes;
-use paraft_common::{BucketId, Mode, ShardId, Step, WorkerId, config::ServerJob, retry::RetryPolicy};
+use paraft_common::{
+    BucketId, Mode, ParamGroup, ShardId, Step, WorkerId, config::ServerJob, retry::RetryPolicy,
+};
 use paraft_proto::{
     Ack, Advice, FromShard, Opened, PUSH_FORM, Refused, ToShard, Weights, from_shard, limits, to_shard::Kind,
 };
@@ -154,6 +156,19 @@ fn pushes_say_the_rate_that_the_worker_has_set_last() {
     session.rates(vec![0.5]);
     push(&mut session, &mut servers, BUCKETS as u32, 1);
     assert_eq!(rate(&servers), None, "running statistics have none");
+}
+
+#[test]
+fn each_group_of_parameters_has_its_rate() {
+    let group = |values| ParamGroup { values, lr: 0.1, weight_decay: 0.0 };
+    let job = ServerJob { groups: vec![group(2 * LEN), group(LEN), group(LEN)], ..job(Mode::Asp) };
+    let (mut session, mut servers) = (session(job, 1), Servers::default());
+    joined(&mut session, &mut servers, &[0]);
+    session.rates(vec![0.5, 0.25, 0.125]);
+    (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
+    let rate = |kind: &Kind| if let Kind::Push(p) = kind { p.rate } else { None };
+    let said: Vec<_> = servers.came[&ShardId(0)].iter().filter_map(rate).collect();
+    assert_eq!(said, [0.5, 0.5, 0.25, 0.125]);
 }
 
 #[test]

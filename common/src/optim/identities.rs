@@ -154,6 +154,18 @@ fn weight_decay_on_sgd_shrinks_the_weights() {
 }
 
 #[test]
+fn every_kind_takes_another_rate_and_decay() {
+    for config in all_kinds() {
+        let other = config.with(0.125, 0.25);
+        let table = |c| toml::Table::try_from(c).expect("a table");
+        let (mut a, b) = (table(&config), table(&other));
+        a.insert("lr".into(), 0.125.into());
+        a.insert("weight_decay".into(), 0.25.into());
+        assert_eq!((a, other.lr()), (b, 0.125), "and nothing else");
+    }
+}
+
+#[test]
 fn a_buffer_is_plain_subtraction() {
     let start = numbers(33, 4);
     let push = numbers(33, 5);

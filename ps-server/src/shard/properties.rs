@@ -10,7 +10,7 @@ use super::{
 use crate::header;
 use bytes::Bytes;
 use paraft_common::{
-    BucketId, Encoding, Mode, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId,
+    BucketId, Encoding, Mode, ParamGroup, Payload, Seq, SessionId, ShardId, Step, Version, WorkerId,
     algorithm::AlgorithmConfig,
     codec::put_f32_le,
     config::{EarlyStop, ServerJob},
@@ -692,6 +692,42 @@ fn an_update_at_a_rate_is_that_of_a_job_with_that_rate() {
                 assert_eq!(a, b, "{kind} {scale:?}");
             }
         }
+    }
+}
+
+/// A bucket of a group is updated as in a job whose optimizer has the group's rate and decay; what the job's has is nobody's.
+#[test]
+fn each_group_of_parameters_has_its_rate_and_its_decay() {
+    for kind in ["sgd", "adamw", "radam"] {
+        let optimizer: OptimizerConfig = toml::from_str(&format!("kind = \"{kind}\"")).expect("a kind");
+        let of = |lr, weight_decay| ParamGroup { values: 0, lr, weight_decay };
+        let [a, b] = [of(0.5, 0.25), of(0.125, 0.0)];
+        let groups = vec![ParamGroup { values: 12, ..a }, ParamGroup { values: 28, ..b }];
+        let jobs = [
+            ServerJob { groups, ..job(optimizer.clone(), 9) },
+            job(optimizer.with(a.lr, a.weight_decay), 9),
+            job(optimizer.with(b.lr, b.weight_decay), 9),
+        ];
+        let [both, first, second] = jobs.map(|job| {
+            let (shard, _) = configured(&job);
+            let join = shard.apply(&Command::Join { worker: WorkerId(0) }.into());
+            let Outcome::Joined { session, worker } = join else { panic!("{join:?}") };
+            let conf = shard.configured().expect("configured");
+            for (step, bucket) in (1..=3u64).flat_map(|step| conf.buckets.iter().map(move |b| (step, b))) {
+                let (seq, step, pulled) = (Seq(step), Step(step), Version(step - 1));
+                let contributions = vec![Contribution { worker, session, seq, step, pulled, samples: 1 }];
+                let (encoding, bucket, len) = (Encoding::F32, bucket.id, bucket.spec.len);
+                let command = Command::Update { bucket, contributions, encoding, factor: 1.0, closes: false };
+                let payload = (step.0 as f32).to_le_bytes().repeat(len).into();
+                let outcome = shard.apply(&Proposal { command, payload });
+                assert!(matches!(outcome, Outcome::Updated { applied: true, .. }), "{outcome:?}");
+            }
+            shard.image().buckets
+        });
+        // This shard's buckets are 0, 2, 4, 6 and statistics: 0 is of the first group.
+        assert_eq!(both[0], first[0], "{kind}");
+        assert_eq!(both[1..], second[1..], "{kind}");
+        assert_ne!(both[0], second[0], "{kind}");
     }
 }
 

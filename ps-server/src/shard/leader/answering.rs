@@ -138,7 +138,7 @@ impl Leader {
                 _ if not_modified => Bytes::new(),
                 Some((_, weights)) => value_bytes(Shared(weights)),
                 None if pull.last || pull.barrier => vector_bytes(&data, 0),
-                None => pulled_bytes(&conf.job, conf.buckets[bucket].spec.kind, &data),
+                None => pulled_bytes(&conf.job, conf.buckets[bucket].spec, &data),
             };
             drop(data);
             self.counters.bytes_pulled.fetch_add(payload.len() as u64, Relaxed);

@@ -275,7 +275,7 @@ pub fn add(
 ) {
     let contributions = std::slice::from_ref(c);
     let update = Incoming { job: &conf.job, gradient, contributions, rate, members: active, gone: &[] };
-    Arc::make_mut(data).update(conf.buckets[bucket].spec.kind, update);
+    Arc::make_mut(data).update(conf.buckets[bucket].spec, update);
 }
 
 /// Vectors into parts: large ones alone, small ones together, which saves entries.
