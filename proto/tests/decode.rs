@@ -10,7 +10,17 @@ fn a_push() -> impl Strategy<Value = ToShard> {
     (numbers, prop::collection::vec(any::<u8>(), 0..64)).prop_map(
         |((seq, step, bucket, version, sum_of_squares, rate), payload)| {
             let payload = payload.into();
-            let push = Push { seq, step, bucket, version, sum_of_squares, payload, samples: 3, rate };
+            let push = Push {
+                seq,
+                step,
+                bucket,
+                version,
+                sum_of_squares,
+                payload,
+                samples: 3,
+                rate,
+                ..Push::default()
+            };
             ToShard { kind: Some(to_shard::Kind::Push(push)) }
         },
     )

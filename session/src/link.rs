@@ -408,12 +408,19 @@ impl Link {
 
     /// Whether the leader of the open stream reads all that a push says.
     fn is_read(&self, push: &Push) -> bool {
-        !matches!(self.state, State::Open(_)) || self.push_form >= PUSH_FORM || push.rate.is_none()
+        !matches!(self.state, State::Open(_))
+            || self.push_form >= PUSH_FORM
+            || push.rate.is_none() && !push.skip
     }
 
     fn too_old(&self) -> SessionError {
-        let message = "pushes say their rate, which this server, of a release before, does not read: update all servers";
+        let message = "pushes say their rate or skip a step, which this server, of a release before, does not read: update all servers";
         SessionError::Refused { shard: self.shard, kind: WireKind::Protocol, message: message.into() }
+    }
+
+    /// Whether a push of this step waits for its ack.
+    pub fn has_pushed(&self, step: u64) -> bool {
+        self.unacked.iter().any(|(push, _)| push.step == step)
     }
 
     pub fn pull(&mut self, mut pull: Pull, at: Duration, out: &mut Outlet) {

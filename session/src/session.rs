@@ -139,6 +139,8 @@ pub struct Session {
     failed: Option<SessionError>,
     rejoins: u64,
     dropped: u64,
+    /// Of this session's steps, as each shard has said, those that were skipped; and of the sessions that were lost.
+    skipped: (BTreeMap<ShardId, u64>, u64),
 }
 
 impl Session {
@@ -198,6 +200,7 @@ impl Session {
             failed: None,
             rejoins: 0,
             dropped: 0,
+            skipped: (BTreeMap::new(), 0),
         }
     }
 
@@ -286,6 +289,12 @@ impl Session {
         self.dropped
     }
 
+    /// Steps of this worker that were skipped: by itself or, where they were rounds, by anybody. Of those up to the last pull.
+    pub fn skipped(&self) -> u64 {
+        let (by_shard, before) = &self.skipped;
+        before + by_shard.values().copied().max().unwrap_or_default()
+    }
+
     /// Joins the job on every shard: [`Event::Joined`].
     pub fn join(&mut self) {
         self.wait = Wait::Join;
@@ -344,6 +353,7 @@ impl Session {
             payload,
             samples: self.samples,
             rate,
+            skip: false,
         };
         if waits {
             let squares = self.squares(&push);
@@ -352,6 +362,29 @@ impl Session {
                 self.release();
             }
         } else {
+            link.push(push, now, &mut self.out);
+        }
+    }
+
+    /// Says that the worker has nothing for `step`, in the place of its pushes: of every bucket, kept and sent as they are. A
+    /// round in which anybody skips changes nothing, and where pushes are applied one by one this worker's does.
+    ///
+    /// # Panics
+    /// When something was pushed for this step.
+    pub fn skip(&mut self, now: Duration, step: Step) {
+        assert!(
+            !self.links.values().any(|l| l.has_pushed(step.0)),
+            "{step} was pushed, and cannot be skipped"
+        );
+        // What waits for the rest of its step was sent to nobody.
+        self.held.clear();
+        for (bucket, version) in (0u32..).zip(&self.versions) {
+            let Some(link) = self.links.get_mut(&placement::shard_of(BucketId(bucket), self.shards)) else {
+                continue;
+            };
+            link.seq += 1;
+            let (seq, step, version) = (link.seq, step.0, *version);
+            let push = Push { seq, step, bucket, version, skip: true, ..Push::default() };
             link.push(push, now, &mut self.out);
         }
     }
@@ -546,6 +579,7 @@ impl Session {
         }
         if self.joining.is_none() {
             self.rejoins += 1;
+            self.skipped = (BTreeMap::new(), self.skipped());
         }
         self.joining = Some(BTreeMap::new());
         self.held.clear();

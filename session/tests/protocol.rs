@@ -172,6 +172,63 @@ fn each_group_of_parameters_has_its_rate() {
 }
 
 #[test]
+fn a_skipped_step_is_a_mark_for_every_bucket_kept_as_pushes_are_and_counted_as_the_shards_say() {
+    let (mut session, mut servers) = (session(job(Mode::Bsp), 2), Servers::default());
+    joined(&mut session, &mut servers, &[0, 0]);
+    session.rates(vec![0.5]);
+    (0..BUCKETS as u32).for_each(|bucket| push(&mut session, &mut servers, bucket, 1));
+    session.skip(servers.now, Step(2));
+    servers.carry_out(&mut session);
+    servers.breaks(&mut session, ShardId(1));
+    servers.passes(&mut session, Duration::from_secs(1));
+    servers.opens(&mut session, ShardId(1), 7, 0);
+    for shard in [ShardId(0), ShardId(1)] {
+        let came = servers.came[&shard].iter();
+        let marks: Vec<_> = came
+            .filter_map(|k| match k {
+                Kind::Push(p) => Some((p.seq, p.step, p.bucket % 2, p.skip, p.payload.len(), p.rate)),
+                _ => None,
+            })
+            .collect();
+        let (of, len, rate) = (shard.0, LEN * 4, Some(0.5));
+        assert_eq!(marks[..2], [(1, 1, of, false, len, rate), (2, 1, of, false, len, rate)]);
+        assert_eq!(marks[2..], [(3, 2, of, true, 0, None), (4, 2, of, true, 0, None)]);
+    }
+    session.pull(servers.now, Pull::of(Step(2)), false);
+    servers.carry_out(&mut session);
+    assert_eq!(session.skipped(), 0);
+    for shard in [ShardId(0), ShardId(1)] {
+        for (bucket, last) in [(shard.0, false), (shard.0 + 2, true)] {
+            let skipped = u64::from(last);
+            let weights =
+                Weights { bucket, done: 2, last, skipped, mode: "bsp".into(), ..Weights::default() };
+            servers.says(&mut session, shard, from_shard::Kind::Weights(weights));
+        }
+    }
+    let pulled = loop {
+        match session.poll(servers.now).expect("it goes on") {
+            Some(Event::Pulled(pulled)) => break pulled,
+            Some(_) => {}
+            None => panic!("the pull is answered"),
+        }
+    };
+    assert_eq!((pulled.done, session.skipped()), (Step(2), 1));
+}
+
+#[test]
+fn what_waits_for_the_norm_of_a_step_that_is_skipped_is_sent_to_nobody() {
+    let clip = paraft_common::optim::ClipConfig { norm: Some(1.0), value: None };
+    let (mut session, mut servers) = (session(ServerJob { clip, ..job(Mode::Asp) }, 1), Servers::default());
+    joined(&mut session, &mut servers, &[0]);
+    push(&mut session, &mut servers, 0, 1);
+    session.skip(servers.now, Step(1));
+    servers.carry_out(&mut session);
+    let skips = |k: &Kind| if let Kind::Push(p) = k { Some((p.bucket, p.skip)) } else { None };
+    let came: Vec<_> = servers.came[&ShardId(0)].iter().filter_map(skips).collect();
+    assert_eq!(came, [(0, true), (1, true), (2, true), (3, true)]);
+}
+
+#[test]
 fn a_leader_that_would_not_read_a_push_s_rate_ends_the_session_and_is_sent_none() {
     let of_before = |servers: &mut Servers, session: &mut Session| {
         let opened = Opened { session: 7, initialised: true, term: 1, ..Opened::default() };

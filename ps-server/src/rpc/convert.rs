@@ -52,7 +52,11 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
         Kind::Push(m) => {
             let (step, arrived) = (Step(m.step), Moment::now());
             let refuse = |r: Refusal| Refusal { seq: m.seq, ..r };
-            let bucket = check(shard, BucketId(m.bucket), &payload, Some(step)).map_err(refuse)?;
+            let bucket = match m.skip {
+                true => nothing(shard, BucketId(m.bucket), &payload),
+                false => check(shard, BucketId(m.bucket), &payload, Some(step)),
+            };
+            let bucket = bucket.map_err(refuse)?;
             if m.seq == 0 {
                 return Err(RefusalKind::BadSeq { bucket: BucketId(m.bucket) }.into());
             }
@@ -69,7 +73,8 @@ fn of_kind(shard: &Shard, kind: to_shard::Kind, payload: Payload) -> Result<Mess
                 samples: m.samples.max(1),
                 sum_of_squares: m.sum_of_squares.max(0.0),
                 payload,
-                rate,
+                rate: rate.filter(|_| !m.skip),
+                skip: m.skip,
                 arrived,
             })
         }
@@ -217,6 +222,15 @@ fn check(shard: &Shard, id: BucketId, payload: &Payload, step: Option<Step>) -> 
     }
 }
 
+/// The place of the bucket of a push that skips it.
+fn nothing(shard: &Shard, id: BucketId, payload: &Payload) -> Result<usize, Refusal> {
+    if !payload.is_empty() {
+        let why = format!("it is skipped, and has {} bytes", payload.len());
+        return Err(RefusalKind::BadPayload { bucket: id, why }.into());
+    }
+    local(shard, id)
+}
+
 /// To the wire.
 pub fn reply(server: u64, reply: Reply) -> FromShard {
     use from_shard::Kind;
@@ -251,6 +265,7 @@ pub fn reply(server: u64, reply: Reply) -> FromShard {
             mode_number: w.in_force.number,
             clock: w.clock.0,
             checkpoint: w.checkpoint,
+            skipped: if w.last { w.skipped } else { 0 },
         }),
         Reply::RoundNorm { step, sum_of_squares } => {
             Kind::RoundNorm(wire::RoundNorm { step: step.0, sum_of_squares })
@@ -323,10 +338,10 @@ mod tests {
             ),
             (
                 (n(), n(), prop_oneof![0u32..5, any::<u32>()], n(), any::<f64>(), a_payload(), any::<u32>()),
-                prop::option::of(prop_oneof![any::<f64>(), 0f64..1.0]),
+                (prop::option::of(prop_oneof![any::<f64>(), 0f64..1.0]), prop::bool::weighted(0.2)),
             )
                 .prop_map(
-                    |((seq, step, bucket, version, sum_of_squares, payload, samples), rate)| {
+                    |((seq, step, bucket, version, sum_of_squares, payload, samples), (rate, skip))| {
                         Some(Kind::Push(wire::Push {
                             seq,
                             step,
@@ -336,6 +351,7 @@ mod tests {
                             payload,
                             samples,
                             rate,
+                            skip,
                         }))
                     }
                 ),
@@ -422,6 +438,9 @@ mod tests {
             let shard = shard(encoding);
             let conf = shard.configured().expect("configured");
             match message(&shard, m.clone().into()) {
+                Ok(Some(Message::Push { payload, rate, skip: true, .. })) => {
+                    prop_assert!(payload.is_empty() && rate.is_none());
+                }
                 Ok(Some(Message::Push { bucket, payload, sum_of_squares, rate, .. })) => {
                     prop_assert!(rate.is_none_or(|r| r >= 0.0 && (r as f32).is_finite()), "{:?}", rate);
                     let mut values = vec![0.0; conf.buckets[bucket].spec.len];

@@ -196,6 +196,7 @@ fn commands_keep_the_numbers_that_logs_have_of_them() {
             closes: false,
             rate: 0.5,
         },
+        Command::Skip { bucket, contributions: Vec::new(), closes: false },
     ];
     for (number, command) in (0u8..).zip(&all) {
         let bytes = header::encode(command).expect("encodes");

@@ -111,9 +111,14 @@ impl BucketData {
             TensorKind::Buffer => apply_buffer(&mut self.weights, gradient),
             TensorKind::Param => self.train(spec.group, update),
         }
-        self.clock += contributions.len() as f64 / members.max(1) as f64;
+        self.pass(contributions.len(), members);
         self.version.0 += 1;
         self.version
+    }
+
+    /// So many pushes are in, or skipped: the schedule's clock goes on.
+    pub(super) fn pass(&mut self, pushes: usize, members: usize) {
+        self.clock += pushes as f64 / members.max(1) as f64;
     }
 
     fn train(&mut self, group: u16, update: Incoming<'_>) {
@@ -334,6 +339,17 @@ impl Bucket {
             conf.keeps(before, data.kept_bytes());
         }
         version
+    }
+
+    /// So many pushes are skipped; gives the version that was there and stays.
+    pub(super) fn pass(&self, pushes: usize, members: usize, conf: &Configured) -> Version {
+        let mut data = self.data.write();
+        if Arc::strong_count(&data) > 1 {
+            conf.replaced.add(&data);
+        }
+        let data = Arc::make_mut(&mut data);
+        data.pass(pushes, members);
+        data.version
     }
 
     /// Notes that a worker gets the weights as they are; later updates do not change what it got.

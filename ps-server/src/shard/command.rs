@@ -191,9 +191,19 @@ pub enum Command {
         /// leader.
         rate: f64,
     },
+    /// Pushes of which one or more bring nothing, so that none is applied: of a worker alone, or of a round. They count as
+    /// pushed, and the schedule's clock goes on; weights, state and version stay.
+    Skip {
+        /// Which bucket.
+        bucket: BucketId,
+        /// Whose, by rising worker.
+        contributions: Vec<Contribution>,
+        /// As in [`Command::Update`].
+        closes: bool,
+    },
 }
 
-/// An entry of pushes, whatever its kind.
+/// An entry of pushes that are applied, whatever its kind.
 #[derive(Clone, Copy, Debug)]
 pub struct PushEntry<'a> {
     /// Which bucket.
@@ -322,7 +332,7 @@ impl Command {
         }
     }
 
-    /// Likewise, read; `None`: it holds none, or a delta of them.
+    /// Likewise, read; `None`: it holds none, a delta of them, or such as are not applied.
     pub fn pushes(&self) -> Option<PushEntry<'_>> {
         let (bucket, contributions, encoding, factor, closes, rate) = match self {
             Command::Update { bucket, contributions, encoding, factor, closes } => {
@@ -340,9 +350,9 @@ impl Command {
     /// The latest step of the pushes that it holds; `None` where it holds none, or does not say.
     pub fn latest_step(&self) -> Option<Step> {
         match self {
-            Command::Update { contributions, .. } | Command::UpdateAt { contributions, .. } => {
-                contributions.iter().map(|c| c.step).max()
-            }
+            Command::Update { contributions, .. }
+            | Command::UpdateAt { contributions, .. }
+            | Command::Skip { contributions, .. } => contributions.iter().map(|c| c.step).max(),
             Command::Delta { record, .. } => {
                 record.members.values().flat_map(|m| &m.steps).map(|(_, step)| *step).max()
             }

@@ -3,9 +3,9 @@
 use super::{
     Command, Contribution, InitPart, Outcome, Proposal, Shard,
     batched::Batched,
-    bucket::Incoming,
+    bucket::{BucketData, Incoming},
     command::{EvalSums, PushEntry},
-    image::{Image, ImageHeader},
+    image::Image,
 };
 use crate::header;
 use bytes::Bytes;
@@ -18,7 +18,7 @@ use paraft_common::{
     round::{Backup, RoundConfig},
 };
 use proptest::prelude::*;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) const SHARDS: u32 = 2;
 pub(super) const WORKERS: u32 = 3;
@@ -198,6 +198,9 @@ fn proposal(shard: &Shard, job: &ServerJob, op: &Op) -> Proposal {
             };
             let rate = (value > 0.5).then_some(f64::from(value) * 0.01);
             let (bucket, contributions, closes) = (BucketId(bucket), contributions.as_slice(), false);
+            if value < -500.0 {
+                return Command::Skip { bucket, contributions: contributions.to_vec(), closes }.into();
+            }
             let entry = PushEntry { bucket, contributions, encoding, factor, closes, rate };
             Proposal { command: Command::of_pushes(entry), payload }
         }
@@ -225,8 +228,7 @@ pub(super) fn over_the_wire(p: &Proposal) -> Proposal {
 
 /// As a follower gets a snapshot: header and vectors as bytes.
 pub(super) fn sent(image: &Image) -> Image {
-    let header = header::encode(&image.header()).expect("encodes");
-    let header: ImageHeader = header::decode(&header).expect("decodes");
+    let header = Image::header_of(&image.to_raw().head).expect("decodes");
     let vectors: Vec<Payload> = image
         .vectors()
         .map(|v| {
@@ -729,6 +731,61 @@ fn each_group_of_parameters_has_its_rate_and_its_decay() {
         assert_eq!(both[1..], second[1..], "{kind}");
         assert_ne!(both[0], second[0], "{kind}");
     }
+}
+
+/// What is skipped is in, once: the schedule's clock goes on, and nothing else.
+#[test]
+fn a_skip_counts_as_pushed_and_changes_no_weight() {
+    let job = ServerJob { mode: Mode::Bsp.into(), ..job(OptimizerConfig::adam(0.1), 0) };
+    let (shard, _) = configured(&job);
+    let join = |w: u32| match shard.apply(&Command::Join { worker: WorkerId(w) }.into()) {
+        Outcome::Joined { session, .. } => session,
+        other => panic!("{other:?}"),
+    };
+    let sessions = [join(0), join(1)];
+    let round = |step: u64, skip: bool| {
+        let part = |(w, session): (u32, &SessionId)| Contribution {
+            worker: WorkerId(w),
+            session: *session,
+            seq: Seq(step),
+            step: Step(step),
+            pulled: Version(0),
+            samples: 1,
+        };
+        let (bucket, contributions) = (BucketId(0), (0..).zip(&sessions).map(part).collect());
+        let (encoding, factor, closes) = (Encoding::F32, 0.5, false);
+        let (command, payload) = match skip {
+            true => (Command::Skip { bucket, contributions, closes }, Payload::EMPTY),
+            false => (
+                Command::Update { bucket, contributions, encoding, factor, closes },
+                1f32.to_le_bytes().repeat(6).into(),
+            ),
+        };
+        shard.apply(&Proposal { command, payload })
+    };
+    let data = || (*shard.image().buckets[0]).clone();
+    let members = || shard.read(|m| (m.members.slowest_in(0), m.skipped.clone(), m.duplicates, m.pushes));
+    let at = |version, applied| Outcome::Updated { version: Version(version), applied };
+    assert_eq!(round(1, false), at(1, true));
+    let before = data();
+    assert_eq!(members(), (Step(1), Default::default(), 0, 2));
+    assert_eq!(round(2, true), at(1, true));
+    assert_eq!(data(), BucketData { clock: before.clock + 1.0, ..before.clone() });
+    let skipped = BTreeMap::from([(WorkerId(0), 1), (WorkerId(1), 1)]);
+    assert_eq!(members(), (Step(2), skipped.clone(), 0, 2));
+    assert_eq!((round(2, true), round(2, false)), (at(1, false), at(1, false)), "it is in");
+    assert_eq!(members(), (Step(2), skipped.clone(), 2, 2));
+    // It is in snapshots, and those without it are as they were before there was any.
+    assert_eq!(sent(&shard.image()), shard.image());
+    let mut image = shard.image();
+    image.meta.skipped.clear();
+    let head = image.to_raw().head;
+    assert_eq!(header::encode(&image.header()).as_deref(), Ok(&head[..]));
+    assert_ne!(head, shard.image().to_raw().head);
+    assert_eq!(Image::header_of(&head).expect("decodes").meta.skipped, BTreeMap::new());
+    // A new session begins to count.
+    join(1);
+    assert_eq!(shard.read(|m| m.skipped.clone()), BTreeMap::from([(WorkerId(0), 1)]));
 }
 
 /// Logs of before there were other encodings have these numbers.

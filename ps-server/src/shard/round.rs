@@ -15,6 +15,8 @@ pub struct Part {
     pub payload: Payload,
     /// At which it is to be applied, in the place of the job's own rate.
     pub rate: Option<f64>,
+    /// It brings nothing: its round changes nothing.
+    pub skip: bool,
 }
 
 /// What each push of a round is multiplied by before they are added (empty: nothing), and what their sum is divided by for the
@@ -55,6 +57,8 @@ pub struct Sum {
     pub mean_sum_of_squares: f64,
     /// The mean of those that its pushes say.
     pub rate: Option<f64>,
+    /// One of its pushes brings nothing: none is applied.
+    pub skip: bool,
 }
 
 /// Bytes that are read for the sum of so many pushes of `len` values.
@@ -66,6 +70,12 @@ pub fn bytes(parts: usize, len: usize) -> u64 {
 /// addition is not associative, so their order must not be that in which they came.
 pub fn sum(job: &ServerJob, parts: Vec<Part>, encoding: Encoding, len: usize) -> Sum {
     const CHECKED: &str = "the parts of a bucket have its length: it was checked where they came in";
+    if parts.iter().any(|p| p.skip) {
+        let contributions = parts.into_iter().map(|p| p.contribution).collect();
+        let (payload, rate) = (Payload::EMPTY, None);
+        // It waits for the norm of its step like any other, and adds nothing to it.
+        return Sum { contributions, payload, factor: 1.0, mean_sum_of_squares: 0.0, rate, skip: true };
+    }
     let rates: Vec<_> = parts.iter().map(|p| p.rate).collect();
     let (contributions, mut payloads): (Vec<_>, Vec<_>) =
         parts.into_iter().map(|p| (p.contribution, p.payload)).unzip();
@@ -86,7 +96,7 @@ pub fn sum(job: &ServerJob, parts: Vec<Part>, encoding: Encoding, len: usize) ->
         }
     };
     let (mean_sum_of_squares, factor) = (squares / (total * total), 1.0 / total as f32);
-    Sum { contributions, mean_sum_of_squares, factor, payload, rate }
+    Sum { contributions, mean_sum_of_squares, factor, payload, rate, skip: false }
 }
 
 #[cfg(test)]
@@ -103,7 +113,19 @@ mod tests {
             contribution: Contribution { worker, session, seq, step, pulled, samples: 1 },
             payload,
             rate: None,
+            skip: false,
         }
+    }
+
+    #[test]
+    fn a_round_in_which_anybody_skips_has_nothing_but_its_workers() {
+        let job = ServerJob::new("rounds", Mode::Bsp, 2, 2);
+        let values = || part(1, 1f32.to_le_bytes().repeat(2).into());
+        let skips = Part { skip: true, ..part(2, Payload::EMPTY) };
+        let sum = sum(&job, vec![values(), skips.clone()], Encoding::F32, 2);
+        assert!(sum.skip && sum.payload.is_empty() && sum.mean_sum_of_squares == 0.0);
+        assert_eq!(sum.contributions, [values().contribution, skips.contribution]);
+        assert!(!super::sum(&job, vec![values(); 2], Encoding::F32, 2).skip);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::{
     configured::Configured,
     members::Member,
     round::weights,
-    state::Shard,
+    state::{Meta, Shard},
 };
 use crate::{compute, raft::Unable};
 use paraft_common::{
@@ -70,6 +70,19 @@ impl Update<'_> {
             }
             Pushes::Batched(batched) => batched.pushed(),
         }
+    }
+}
+
+/// Records pushes of a local bucket, after the weights have changed: who sees the step sees the weights.
+fn are_in(meta: &mut Meta, conf: &Configured, b: usize, contributions: &[Contribution], closes: bool) {
+    for c in contributions {
+        meta.members.pushed(c.worker, c.session, c.seq, b, c.step);
+    }
+    if let Some(last) = contributions.iter().map(|c| c.step).max()
+        && conf.job.round.drops_late()
+        && closes
+    {
+        meta.dropped += meta.members.drop_late(b, last);
     }
 }
 
@@ -156,27 +169,62 @@ impl Shard {
         let PushEntry { bucket: id, contributions, encoding, factor, closes, rate } = entry;
         let (conf, b, pushes) =
             self.pushes(id, &proposal.payload, encoding, contributions).map_err(Outcome::Refused)?;
-        let bucket = &conf.buckets[b];
-        let (members, gone) = {
-            let mut meta = self.meta_mut();
-            // The last line of defence for exactly-once: whatever the leader proposed, an update that holds a
-            // push which is in already changes nothing.
-            let member = |c: &Contribution| meta.members.in_session(c.worker, c.session);
-            let late = |c: &Contribution| member(c).is_some_and(|m| m.is_dropped(b, c.step));
-            let is_in = |c: &Contribution| member(c).is_some_and(|m| m.step(b) >= Some(c.step)) && !late(c);
-            let duplicate = contributions.iter().any(is_in);
-            let orphan = contributions.iter().all(|c| member(c).is_none());
-            if duplicate || orphan || contributions.iter().any(late) {
-                meta.duplicates += u64::from(duplicate);
-                return Err(Outcome::Updated { version: bucket.version(), applied: false });
-            }
-            let keeps = conf.job.keeps().of_workers() && bucket.spec.kind == TensorKind::Param;
-            let active = |w| meta.members.get(w).is_some_and(Member::is_active);
-            let gone = if keeps { bucket.gone(active) } else { Vec::new() };
-            (meta.members.active_count(), gone)
-        };
-        let before = bucket.version();
+        let (members, gone) = self.admit_pushes(&conf, b, contributions)?;
+        let before = conf.buckets[b].version();
         Ok(Update { conf, b, contributions, pushes, encoding, factor, rate, closes, members, gone, before })
+    }
+
+    /// Whether pushes of a local bucket are new, and none too late. Gives how many members train, and those of whom something
+    /// is kept and who train no more; or the outcome, where they change nothing.
+    fn admit_pushes(
+        &self,
+        conf: &Configured,
+        b: usize,
+        contributions: &[Contribution],
+    ) -> Result<(usize, Vec<WorkerId>), Outcome> {
+        let bucket = &conf.buckets[b];
+        let mut meta = self.meta_mut();
+        // The last line of defence for exactly-once: whatever the leader proposed, an update that holds a
+        // push which is in already changes nothing.
+        let member = |c: &Contribution| meta.members.in_session(c.worker, c.session);
+        let late = |c: &Contribution| member(c).is_some_and(|m| m.is_dropped(b, c.step));
+        let is_in = |c: &Contribution| member(c).is_some_and(|m| m.step(b) >= Some(c.step)) && !late(c);
+        let duplicate = contributions.iter().any(is_in);
+        let orphan = contributions.iter().all(|c| member(c).is_none());
+        if duplicate || orphan || contributions.iter().any(late) {
+            meta.duplicates += u64::from(duplicate);
+            return Err(Outcome::Updated { version: bucket.version(), applied: false });
+        }
+        let keeps = conf.job.keeps().of_workers() && bucket.spec.kind == TensorKind::Param;
+        let active = |w| meta.members.get(w).is_some_and(Member::is_active);
+        let gone = if keeps { bucket.gone(active) } else { Vec::new() };
+        Ok((meta.members.active_count(), gone))
+    }
+
+    /// Takes pushes in that are not applied.
+    pub(super) fn skip(
+        &self,
+        id: BucketId,
+        contributions: &[Contribution],
+        closes: bool,
+    ) -> Result<Outcome, Unable> {
+        let refused = |why: &str| Ok(Outcome::Refused(why.into()));
+        let Some(conf) = self.configured() else { return refused("no job is configured") };
+        let Some(b) = conf.local(id) else { return refused("the bucket is not on this shard") };
+        let members = match self.admit_pushes(&conf, b, contributions) {
+            Ok((members, _)) => members,
+            Err(outcome) => return Ok(outcome),
+        };
+        conf.buckets[b].allocate(&self.room)?;
+        let version = conf.buckets[b].pass(contributions.len(), members, &conf);
+        let mut meta = self.meta_mut();
+        for c in contributions {
+            if b == 0 && meta.members.in_session(c.worker, c.session).is_some() {
+                *meta.skipped.entry(c.worker).or_default() += 1;
+            }
+        }
+        are_in(&mut meta, &conf, b, contributions, closes);
+        Ok(Outcome::Updated { version, applied: true })
     }
 
     /// Records an update whose weights are in.
@@ -189,15 +237,8 @@ impl Shard {
             // Each of them is in the weights, also that of a worker that has left since its round was closed.
             meta.delays.record(before.0.saturating_sub(c.pulled.0));
             meta.pushes += 1;
-            // Recorded after the weights have changed: who sees the step sees the weights.
-            meta.members.pushed(c.worker, c.session, c.seq, b, c.step);
         }
-        if let Some(last) = contributions.iter().map(|c| c.step).max()
-            && update.conf.job.round.drops_late()
-            && update.closes
-        {
-            meta.dropped += meta.members.drop_late(b, last);
-        }
+        are_in(&mut meta, &update.conf, b, contributions, update.closes);
         Outcome::Updated { version, applied: true }
     }
 

@@ -90,6 +90,8 @@ pub enum Message {
         payload: Payload,
         /// At which it is to be applied, in the place of the job's own rate.
         rate: Option<f64>,
+        /// There is nothing for this step: no payload.
+        skip: bool,
         /// When it had arrived whole.
         arrived: Moment,
     },
@@ -224,6 +226,8 @@ pub struct Weights {
     pub clock: Step,
     pub finishers: Vec<WorkerId>,
     pub checkpoint: bool,
+    /// Of the session's steps, those that were skipped here.
+    pub skipped: u64,
     /// Since when it may go.
     pub since: Moment,
 }
